@@ -1,0 +1,29 @@
+#include "tessera/base/env.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cstdlib>
+
+#include "tessera/base/error.h"
+
+namespace tessera {
+
+std::optional<std::string> env(const char* name) {
+  const char* value = std::getenv(name);
+  if (value == nullptr || *value == '\0') return std::nullopt;
+  return value;
+}
+
+std::optional<int64_t> env_int(const char* name, int64_t low, int64_t high) {
+  const auto text = env(name);
+  if (!text) return std::nullopt;
+  int64_t value = 0;
+  const auto [end, failure] = std::from_chars(text->data(), text->data() + text->size(), value);
+  if (failure != std::errc{} || end != text->data() + text->size() || value < low || value > high) {
+    throw ConfigError(fmt::format("environment variable {}='{}' is not a whole number from {} to {}", name, *text, low, high));
+  }
+  return value;
+}
+
+}  // namespace tessera

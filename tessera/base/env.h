@@ -1,0 +1,16 @@
+// Environment variables, read with errors that name them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace tessera {
+
+/// The value, or nothing if the variable is unset or empty.
+std::optional<std::string> env(const char* name);
+
+/// The value as a whole number in [low, high]; throws ConfigError naming the variable otherwise.
+std::optional<int64_t> env_int(const char* name, int64_t low, int64_t high);
+
+}  // namespace tessera

@@ -1,0 +1,49 @@
+// The errors of the library. One root, few children: callers catch by what they can do about it.
+#pragma once
+
+#include <exception>
+#include <string>
+#include <string_view>
+
+namespace tessera {
+
+/// Root of all errors that Tessera throws. The message names the thing that failed and the way out.
+class Error : public std::exception {
+ public:
+  explicit Error(std::string message) : message_(std::move(message)) {}
+
+  const char* what() const noexcept override { return message_.c_str(); }
+
+  /// Puts where it happened ("rank 2: ") before the message, for errors that pass through several hands.
+  void add_context(std::string_view where) { message_.insert(0, where); }
+
+ private:
+  std::string message_;
+};
+
+/// The program calls the library in a way that can't work. The same on every rank that hears of it.
+class UsageError : public Error {
+  using Error::Error;
+};
+
+/// A setting, an environment variable or a command-line flag is missing or wrong.
+class ConfigError : public Error {
+  using Error::Error;
+};
+
+/// A file or another resource of the operating system could not be used.
+class IoError : public Error {
+  using Error::Error;
+};
+
+/// Ranks could not work together: they disagree, or one of them is gone.
+class CommError : public Error {
+  using Error::Error;
+};
+
+/// A rank waited as long as it was allowed to.
+class TimeoutError : public CommError {
+  using CommError::CommError;
+};
+
+}  // namespace tessera

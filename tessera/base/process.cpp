@@ -1,0 +1,125 @@
+#include "tessera/base/process.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <thread>
+
+#include "tessera/base/error.h"
+#include "tessera/base/fd.h"
+
+namespace tessera {
+namespace {
+
+std::vector<char*> pointers(std::vector<std::string>& strings) {
+  std::vector<char*> result;
+  for (auto& text : strings) result.push_back(text.data());
+  result.push_back(nullptr);
+  return result;
+}
+
+std::vector<std::string> merged_environment(const std::map<std::string, std::string>& changes) {
+  std::vector<std::string> result;
+  for (char** entry = environ; *entry != nullptr; entry++) {
+    const std::string text = *entry;
+    if (!changes.contains(text.substr(0, text.find('=')))) result.push_back(text);
+  }
+  for (const auto& [name, value] : changes) result.push_back(name + "=" + value);
+  return result;
+}
+
+struct Pipe {
+  Fd read, write;
+  Pipe() {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0) throw IoError(fmt::format("no pipe for a child process: {}", std::strerror(errno)));
+    read = Fd(ends[0]);
+    write = Fd(ends[1]);
+  }
+};
+
+}  // namespace
+
+Process::Process(std::vector<std::string> command, const std::map<std::string, std::string>& environment, Output output) {
+  auto variables = merged_environment(environment);
+  // All that allocates happens before the fork: afterwards only async-signal-safe calls are allowed.
+  const auto argv = pointers(command);
+  const auto envp = pointers(variables);
+  std::optional<Pipe> captured;
+  if (output == Output::Capture) captured.emplace();
+  Pipe failure;  // closes on a successful exec, carries errno otherwise
+
+  const pid_t parent = ::getpid();
+  pid_ = ::fork();
+  if (pid_ < 0) throw IoError(fmt::format("can't start '{}': {}", command.front(), std::strerror(errno)));
+  if (pid_ == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != parent) ::_exit(127);  // the parent died before the line above
+    if (captured) {
+      ::dup2(captured->write.get(), STDOUT_FILENO);
+      ::dup2(captured->write.get(), STDERR_FILENO);
+    }
+    ::execvpe(argv[0], argv.data(), envp.data());
+    const int reason = errno;
+    [[maybe_unused]] auto written = ::write(failure.write.get(), &reason, sizeof reason);
+    ::_exit(127);
+  }
+  failure.write = Fd();
+  int reason = 0;
+  if (::read(failure.read.get(), &reason, sizeof reason) == sizeof reason) {
+    wait(std::chrono::seconds(5));
+    throw IoError(fmt::format("can't start '{}': {}", command.front(), std::strerror(reason)));
+  }
+  if (captured) output_ = ::fcntl(captured->read.get(), F_DUPFD_CLOEXEC, 0);
+}
+
+Process::~Process() {
+  if (output_ >= 0) ::close(output_);
+  if (pid_ < 0 || status_) return;
+  ::kill(pid_, SIGKILL);
+  ::waitpid(pid_, nullptr, 0);
+}
+
+void Process::kill(int signal) const {
+  if (!status_) ::kill(pid_, signal);
+}
+
+std::optional<int> Process::wait(std::chrono::milliseconds limit) {
+  const auto end = std::chrono::steady_clock::now() + limit;
+  while (!status_) {
+    int raw = 0;
+    const pid_t reaped = ::waitpid(pid_, &raw, WNOHANG);
+    if (reaped == pid_) {
+      status_ = WIFSIGNALED(raw) ? 128 + WTERMSIG(raw) : WEXITSTATUS(raw);
+    } else if (reaped < 0 && errno != EINTR) {
+      throw IoError(fmt::format("can't wait for process {}: {}", pid_, std::strerror(errno)));
+    } else if (std::chrono::steady_clock::now() >= end) {
+      return std::nullopt;
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
+  return status_;
+}
+
+std::string Process::read_output() {
+  std::string result;
+  char buffer[4096];
+  for (;;) {
+    const auto count = ::read(output_, buffer, sizeof buffer);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return result;
+    result.append(buffer, static_cast<size_t>(count));
+  }
+}
+
+std::string this_program() { return std::filesystem::read_symlink("/proc/self/exe"); }
+
+}  // namespace tessera

@@ -1,0 +1,13 @@
+// The commands of the `tessera` program: each adds itself to the command line.
+#pragma once
+
+namespace CLI {
+class App;
+}
+
+namespace tessera::cli {
+
+/// `tessera test`: shows on this machine that the transports keep their promises.
+void add_test_command(CLI::App& app);
+
+}  // namespace tessera::cli

@@ -1,0 +1,61 @@
+#include "tessera/comm/communicator.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include "tessera/base/error.h"
+
+namespace tessera {
+
+Communicator::Communicator(std::shared_ptr<Transport> transport, std::chrono::milliseconds limit)
+    : transport_(std::move(transport)), limit_(limit) {
+  if (limit_ <= std::chrono::milliseconds::zero()) {
+    throw UsageError(fmt::format("a time limit of {} ms leaves no time for any operation; give a positive one", limit_.count()));
+  }
+}
+
+int Communicator::rank() const {
+  const auto& ranks = local_ranks();
+  if (ranks.size() != 1) {
+    throw UsageError(fmt::format("this process stands for {} ranks of '{}'; ask for local_ranks()", ranks.size(), traits().name));
+  }
+  return ranks.front();
+}
+
+Work Communicator::all_gather(std::span<const Piece> pieces, Subject subject, std::span<at::Tensor> companions) const {
+  return transport_->all_gather(pieces, companions, {.subject = subject, .limit = limit_});
+}
+
+Work Communicator::reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, Subject subject) const {
+  return transport_->reduce_scatter(pieces, reduction, {.subject = subject, .limit = limit_});
+}
+
+Work Communicator::all_reduce(at::Tensor tensor, const Reduction& reduction, Subject subject) const {
+  return transport_->all_reduce(std::move(tensor), reduction, {.subject = subject, .limit = limit_});
+}
+
+Work Communicator::broadcast(at::Tensor tensor, int root, Subject subject) const {
+  return transport_->broadcast(std::move(tensor), root, {.subject = subject, .limit = limit_});
+}
+
+void Communicator::barrier(Subject subject) const { transport_->barrier({.subject = subject, .limit = limit_}).wait(); }
+
+Communicator Communicator::split(std::span<const int> colors) const {
+  return Communicator(transport_->split(colors, {.subject = {}, .limit = limit_}), limit_);
+}
+
+at::Tensor Communicator::own_chunk(const at::Tensor& flat) const {
+  if (flat.dim() != 1) throw UsageError(fmt::format("own_chunk cuts flat tensors; this one has {} dimensions", flat.dim()));
+  const int64_t chunk = (flat.numel() + size() - 1) / size();
+  std::vector<at::Tensor> parts;
+  for (const int rank : local_ranks()) {
+    const int64_t begin = std::min(rank * chunk, flat.numel());
+    const int64_t end = std::min(begin + chunk, flat.numel());
+    auto part = at::zeros({chunk}, flat.options());
+    part.narrow(0, 0, end - begin).copy_(flat.narrow(0, begin, end - begin));
+    parts.push_back(std::move(part));
+  }
+  return from_replicas(parts);
+}
+
+}  // namespace tessera

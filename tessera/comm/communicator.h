@@ -1,0 +1,61 @@
+// Collectives among the ranks of a group. Every rank calls the same operations in the same order; one that does not is told so by name.
+#pragma once
+
+#include "tessera/comm/transport.h"
+
+namespace tessera {
+
+inline constexpr std::chrono::milliseconds kStartLimit = std::chrono::minutes(5);
+inline constexpr std::chrono::milliseconds kOperationLimit = std::chrono::minutes(10);
+
+/// A rank's membership in a group: a value, cheap to copy; the copies share one queue, in which operations run in the order of their
+/// calls. When ranks disagree about an operation, all of them get the same CommError and may go on. When a rank is late or gone,
+/// all get an error that names it, and the group is done for: every later call repeats that error.
+class Communicator {
+ public:
+  explicit Communicator(std::shared_ptr<Transport> transport, std::chrono::milliseconds limit = kOperationLimit);
+
+  /// The rank of this process. Throws UsageError where one process stands for several (see local_ranks).
+  int rank() const;
+  int size() const { return transport_->traits().size; }
+  const std::vector<int>& local_ranks() const { return transport_->traits().local_ranks; }
+  /// Name of the transport, its device, its favourite layout, and whether it only records.
+  const Transport::Traits& traits() const { return transport_->traits(); }
+
+  /// How long an operation may wait for other ranks. The copy that with_limit returns speaks for the same group.
+  std::chrono::milliseconds limit() const { return limit_; }
+  Communicator with_limit(std::chrono::milliseconds limit) const { return Communicator(transport_, limit); }
+
+  /// Each whole becomes the own parts of all ranks, in rank order. Any dtype; whole.numel() == size() * own.numel().
+  Work all_gather(std::span<const Piece> pieces, Subject subject = {}, std::span<at::Tensor> companions = {}) const;
+  /// Each own part becomes that part of the wholes of all ranks, reduced in rank order. The wholes are left as they are.
+  Work reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction = {}, Subject subject = {}) const;
+  /// In place.
+  Work all_reduce(at::Tensor tensor, const Reduction& reduction = {}, Subject subject = {}) const;
+  /// The tensor of rank `root` goes to all others.
+  Work broadcast(at::Tensor tensor, int root = 0, Subject subject = {}) const;
+  /// Returns when every rank has come to it.
+  void barrier(Subject subject = {}) const;
+
+  /// Ranks with equal colors form a group of their own, in today's order. One color per rank, the same list on every rank.
+  Communicator split(std::span<const int> colors) const;
+
+  /// The part of a flat tensor, known whole to every rank, that belongs here: chunk r of size() equal ones, the last filled with zeros.
+  at::Tensor own_chunk(const at::Tensor& flat) const;
+  /// The value that each of local_ranks() sees, and back.
+  std::vector<at::Tensor> replicas(const at::Tensor& tensor) const { return transport_->replicas(tensor); }
+  at::Tensor from_replicas(std::span<const at::Tensor> tensors) const { return transport_->from_replicas(tensors); }
+
+  void step_done() const { transport_->step_done(); }
+  /// Wakes all ranks of the group with an error that gives this reason. For a rank that can't go on.
+  void abort(std::string_view reason) const noexcept { transport_->abort(reason); }
+
+  Traffic traffic(Operation operation) const { return transport_->traffic(operation); }
+  void reset_traffic() const { transport_->reset_traffic(); }
+
+ private:
+  std::shared_ptr<Transport> transport_;
+  std::chrono::milliseconds limit_;
+};
+
+}  // namespace tessera

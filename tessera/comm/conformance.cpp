@@ -1,0 +1,201 @@
+#include "tessera/comm/conformance.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <array>
+#include <numeric>
+
+#include "tessera/base/error.h"
+
+namespace tessera {
+namespace {
+
+// Nothing, one, odd, and more than any transport moves in one go.
+constexpr std::array<int64_t, 4> kSizes = {0, 1, 13, 300'007};
+constexpr std::array kFloats = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16};
+constexpr std::array kOthers = {at::kLong, at::kByte, at::kBool};
+
+/// Whose values rank `rank` stands for: on paper every peer is this rank's mirror image.
+int voice(const Communicator& world, int rank) { return world.traits().name == "fake" ? world.rank() : rank; }
+
+/// What rank `rank` has: small whole numbers, so that sums are exact in every dtype and order.
+at::Tensor values(const Communicator& world, int rank, int64_t numel, at::ScalarType dtype) {
+  const auto numbers = at::arange(numel, at::kLong).mul_(7).add_(voice(world, rank) * 3).remainder_(5);
+  return dtype == at::kBool ? numbers.eq(1) : numbers.to(dtype);
+}
+
+at::Tensor values(const Communicator& world, int64_t numel, at::ScalarType dtype) { return values(world, world.rank(), numel, dtype); }
+
+void expect_equal(const at::Tensor& actual, const at::Tensor& expected) {
+  if (actual.sizes() == expected.sizes() && actual.scalar_type() == expected.scalar_type() && at::equal(actual, expected)) return;
+  const auto wrong = actual.sizes() == expected.sizes() ? actual.ne(expected).sum().item<int64_t>() : int64_t{-1};
+  throw Error(fmt::format("{} of {} values are wrong", wrong, expected.numel()));
+}
+
+/// The values of all ranks as one, by the definition: added in rank order, in `sum`.
+at::Tensor reduced(const Communicator& world, int64_t numel, at::ScalarType dtype, Reduce op, at::ScalarType sum) {
+  auto result = values(world, 0, numel, dtype).to(sum);
+  for (int r = 1; r < world.size(); r++) {
+    const auto next = values(world, r, numel, dtype).to(sum);
+    result = op == Reduce::Min ? at::minimum(result, next) : op == Reduce::Max ? at::maximum(result, next) : result + next;
+  }
+  if (op == Reduce::Mean) result = result / world.size();
+  return result.to(dtype);
+}
+
+at::ScalarType default_sum(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype; }
+
+template <class E>
+void expect_error(const std::function<void()>& act, std::string_view words) {
+  try {
+    act();
+  } catch (const E& error) {
+    if (std::string_view(error.what()).find(words) != std::string_view::npos) return;
+    throw Error(fmt::format("the error does not say '{}': {}", words, error.what()));
+  }
+  throw Error("an error was due, but none came");
+}
+
+void check_all_gather(const Communicator& world, int64_t numel, at::ScalarType dtype) {
+  const int size = world.size();
+  std::vector<at::Tensor> parts;
+  for (int r = 0; r < size; r++) parts.push_back(values(world, r, numel, dtype));
+  const auto expected = at::cat(parts);
+  // Once from a part that lies apart, once from one that lies inside.
+  const Piece apart{.whole = at::zeros({size * numel}, dtype), .own = values(world, numel, dtype)};
+  Piece inside{.whole = at::zeros({size * numel}, dtype), .own = {}};
+  inside.own = inside.whole.narrow(0, world.rank() * numel, numel);
+  inside.own.copy_(apart.own);
+  world.all_gather(std::array{apart, inside}, {.unit = "conformance", .version = 3}).wait();
+  expect_equal(apart.whole, expected);
+  expect_equal(inside.whole, expected);
+}
+
+void check_reduce_scatter(const Communicator& world, int64_t numel, at::ScalarType dtype, const Reduction& reduction) {
+  const auto whole = values(world, numel * world.size(), dtype);
+  const auto before = whole.clone();
+  const Piece piece{.whole = whole, .own = at::zeros({numel}, dtype)};
+  world.reduce_scatter(std::array{piece}, reduction, {.unit = "conformance"}).wait();
+  const auto sum = reduction.sum_dtype.value_or(default_sum(dtype));
+  expect_equal(piece.own, reduced(world, numel * world.size(), dtype, reduction.op, sum).narrow(0, numel * world.rank(), numel));
+  expect_equal(whole, before);
+}
+
+void check_all_reduce(const Communicator& world, int64_t numel, at::ScalarType dtype, Reduce op) {
+  const auto tensor = values(world, numel, dtype);
+  world.all_reduce(tensor, {.op = op}).wait();
+  expect_equal(tensor, reduced(world, numel, dtype, op, default_sum(dtype)));
+}
+
+void check_broadcast(const Communicator& world, int64_t numel, at::ScalarType dtype) {
+  const int root = world.size() - 1;
+  const auto tensor = values(world, numel, dtype);
+  world.broadcast(tensor, root).wait();
+  expect_equal(tensor, values(world, root, numel, dtype));
+}
+
+void check_split(const Communicator& world) {
+  std::vector<int> colors;
+  for (int r = 0; r < world.size(); r++) colors.push_back(r % 2);
+  const auto half = world.split(colors);
+  if (half.rank() != world.rank() / 2) throw Error(fmt::format("rank {} became {} among every second", world.rank(), half.rank()));
+  const auto sum = at::full({1}, static_cast<int64_t>(voice(world, world.rank())), at::kLong);
+  half.all_reduce(sum).wait();
+  int64_t expected = 0;
+  for (int r = world.rank() % 2; r < world.size(); r += 2) expected += voice(world, r);
+  expect_equal(sum, at::full({1}, expected, at::kLong));
+  // A part of a part, while all three groups are in use.
+  std::iota(colors.begin(), colors.end(), 0);
+  const auto alone = half.split(std::span(colors).first(static_cast<size_t>(half.size())));
+  alone.barrier();
+  half.barrier();
+  world.barrier();
+}
+
+void check_order(const Communicator& world) {
+  // Started together, waited for backwards: each still gets its own values.
+  std::vector<at::Tensor> tensors;
+  std::vector<Work> works;
+  for (int64_t i = 0; i < 8; i++) {
+    tensors.push_back(at::full({1000 + i}, i + 1, at::kLong));
+    works.push_back(world.all_reduce(tensors.back(), {}, {.unit = "in order", .version = static_cast<uint64_t>(i)}));
+  }
+  for (int64_t i = 7; i >= 0; i--) {
+    works[i].wait();
+    if (!works[i].done()) throw Error("an operation that was waited for is not done");
+    expect_equal(tensors[i], at::full({1000 + i}, (i + 1) * world.size(), at::kLong));
+  }
+}
+
+/// The last rank does something else than the others. All must hear the same, and go on afterwards.
+void check_disagreement(const Communicator& world) {
+  const bool odd_one = world.rank() == world.size() - 1;
+  const auto named = fmt::format("rank {} at operation", world.size() - 1);
+  const auto tensor = at::ones({odd_one ? 6 : 5});
+  expect_error<CommError>([&] { world.all_reduce(tensor).wait(); }, named);
+  const auto other_type = at::ones({5}, odd_one ? at::kDouble : at::kFloat);
+  expect_error<CommError>([&] { world.broadcast(other_type).wait(); }, named);
+  const Piece piece{.whole = at::zeros({3 * world.size()}), .own = at::zeros({3})};
+  const Subject subject{.unit = odd_one ? "layers.1" : "layers.0"};
+  expect_error<CommError>([&] { world.all_gather(std::array{piece}, subject).wait(); }, "'layers.1'");
+  expect_error<CommError>([&] { odd_one ? world.barrier() : world.broadcast(at::ones({1})).wait(); }, named);
+  world.barrier();
+}
+
+/// The last rank can't take part at all.
+void check_refusal(const Communicator& world) {
+  const bool odd_one = world.rank() == world.size() - 1;
+  const Piece piece{.whole = at::zeros({3 * world.size() + (odd_one ? 1 : 0)}), .own = at::zeros({3})};
+  const auto named = fmt::format("rank {} can't take part in reduce_scatter of 'layers.0'", world.size() - 1);
+  expect_error<UsageError>([&] { world.reduce_scatter(std::array{piece}, {}, {.unit = "layers.0"}).wait(); }, named);
+  expect_error<UsageError>([&] { world.all_reduce(odd_one ? at::ones({4, 4}).t()[0] : at::ones({4})).wait(); }, "not contiguous");
+  expect_error<UsageError>([&] { world.all_reduce(at::ones({2}, at::kLong), {.op = Reduce::Mean}).wait(); }, "mean");
+  expect_error<UsageError>([&] { world.broadcast(at::ones({2}), world.size()).wait(); }, "does not exist");
+  expect_error<UsageError>([&] { (void)world.split(std::array{1, 2, 3, 4, 5, 6, 7, 8, 9}); }, "colors");
+  world.barrier();
+}
+
+}  // namespace
+
+std::vector<ConformanceCheck> conformance_checks(const Communicator& world) {
+  const bool on_paper = world.traits().name == "fake";
+  std::vector<ConformanceCheck> checks;
+  const auto add = [&](std::string_view operation, std::string what, std::function<void(const Communicator&)> run) {
+    checks.push_back({.operation = std::string(operation), .what = std::move(what), .run = std::move(run)});
+  };
+  const auto label = [](int64_t numel, at::ScalarType dtype, std::string_view more) {
+    return fmt::format("{} x {}{}", numel, c10::toString(dtype), more);
+  };
+  for (const int64_t numel : kSizes) {
+    for (const auto& dtypes : {std::span<const at::ScalarType>(kFloats), std::span<const at::ScalarType>(kOthers)}) {
+      for (const auto dtype : dtypes) {
+        add("all_gather", label(numel, dtype, ""), [=](const auto& c) { check_all_gather(c, numel, dtype); });
+        add("broadcast", label(numel, dtype, ""), [=](const auto& c) { check_broadcast(c, numel, dtype); });
+      }
+    }
+    for (const auto dtype : kFloats) {
+      for (const auto op : {Reduce::Sum, Reduce::Mean}) {
+        const auto more = fmt::format(", {}", name(op));
+        add("reduce_scatter", label(numel, dtype, more), [=](const auto& c) { check_reduce_scatter(c, numel, dtype, {.op = op}); });
+      }
+      for (const auto op : {Reduce::Sum, Reduce::Mean, Reduce::Min, Reduce::Max}) {
+        if (on_paper && numel * world.size() > 1000) continue;  // a big reduction on paper has stand-ins for values
+        add("all_reduce", label(numel, dtype, fmt::format(", {}", name(op))), [=](const auto& c) { check_all_reduce(c, numel, dtype, op); });
+      }
+    }
+    const Reduction narrow{.op = Reduce::Mean, .wire_dtype = at::kBFloat16, .sum_dtype = at::kDouble};
+    add("reduce_scatter", label(numel, at::kFloat, ", sent as bfloat16, added in double"),
+        [=](const auto& c) { check_reduce_scatter(c, numel, at::kFloat, narrow); });
+  }
+  add("barrier", "", [](const auto& c) { c.barrier(); });
+  add("split", "every second rank, and one by one", check_split);
+  if (!on_paper) add("order", "eight operations at once", check_order);
+  if (!on_paper && world.size() > 1) {
+    add("errors", "ranks that disagree", check_disagreement);
+    add("errors", "a rank that can't take part", check_refusal);
+  }
+  return checks;
+}
+
+}  // namespace tessera

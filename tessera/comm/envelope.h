@@ -1,0 +1,49 @@
+// What a rank is about to do, small enough to travel ahead of every operation. Ranks compare envelopes before any data moves.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "tessera/comm/transport.h"
+
+namespace tessera {
+
+/// Plain bytes without padding: equal operations have equal bytes.
+struct Envelope {
+  uint64_t sequence = 0;  // how many operations of the group came before
+  uint64_t version = 0;
+  uint64_t layout = 0;  // hash over the sizes of all pieces, or over the colors of a split
+  int64_t numel = 0;    // in all pieces
+  int32_t pieces = 0;
+  int32_t root = 0;
+  Operation operation = Operation::Barrier;
+  uint8_t reduce = 0;
+  int8_t dtype = 0;
+  int8_t wire_dtype = 0;
+  int8_t sum_dtype = 0;
+  bool refused = false;  // this rank can't take part; `words` says why
+  std::array<char, 2> unused = {};
+  std::array<char, 80> unit = {};    // the end of its name, if it is longer
+  std::array<char, 192> words = {};  // only with `refused`
+
+  void set_unit(std::string_view name);
+  void refuse(std::string_view why);
+
+  /// "all_gather of 'layers.3' version 7: 2 pieces, 4096 x BFloat16"
+  std::string describe() const;
+};
+static_assert(std::has_unique_object_representations_v<Envelope>);
+
+/// Throws if a rank refuses (UsageError, with the reasons of all that do) or if not all are about to do the same (CommError, with who
+/// does what). As every rank passes the same envelopes, every rank throws the same.
+void expect_agreement(std::span<const Envelope> envelopes);
+
+/// "rank 2", "ranks 0, 1 and 3"
+std::string name_ranks(std::span<const int> ranks);
+
+}  // namespace tessera

@@ -1,0 +1,1 @@
+#include <gloo/stand_in.h>

@@ -1,0 +1,50 @@
+// Moves bytes among ranks in host memory: all that threads, shm, gloo and fake have to do themselves. HostTransport does the rest once.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+
+using Bytes = std::span<std::byte>;
+using ConstBytes = std::span<const std::byte>;
+using Clock = std::chrono::steady_clock;
+
+/// Why bytes did not arrive. HostTransport turns it into an error that says what they were for.
+struct LinkFailure {
+  enum class Kind { Late, Gone, Aborted };
+  Kind kind;
+  std::vector<int> ranks;  // the late or the gone
+  std::string reason;      // what an aborting rank said, or how it is known that a rank is gone
+};
+
+/// Calls come from one thread at a time, and in the same order with the same sizes on every rank: the caller has made sure of that.
+/// Only abort() may come from another thread. Every call throws LinkFailure, and after that only abort() and destruction are allowed.
+class Link {
+ public:
+  virtual ~Link() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  /// Every rank gets what every other has: from[r] receives the `own` of rank r. from[rank()] may be `own` itself.
+  virtual void gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) = 0;
+  /// Every rank has something else for each: from[r] receives what rank r had in its to[rank()].
+  virtual void transpose(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) = 0;
+
+  /// A link among `members`, which are ranks of this one in ascending order, this rank among them. All ranks call it at once.
+  virtual std::unique_ptr<Link> split(std::span<const int> members, Clock::time_point deadline) = 0;
+
+  /// Lets all others know that nothing more will come, and why. The first reason stays.
+  virtual void abort(std::string_view reason) noexcept = 0;
+};
+
+/// What a rank has for itself needs no link.
+void copy_own(ConstBytes own, Bytes target);
+
+}  // namespace tessera

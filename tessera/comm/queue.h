@@ -1,0 +1,38 @@
+// Runs tasks one after the other in a thread of its own, in the order in which they came.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "tessera/comm/work.h"
+
+namespace tessera {
+
+class Queue {
+ public:
+  Queue() = default;
+  Queue(const Queue&) = delete;
+  Queue& operator=(const Queue&) = delete;
+  ~Queue();  // finishes what was given to it
+
+  /// An exception of the task comes out of the Work's wait().
+  Work run(std::function<void()> task);
+  bool idle() const;
+
+ private:
+  struct Task;
+  void serve();
+
+  mutable std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::deque<std::shared_ptr<Task>> tasks_;
+  bool busy_ = false;
+  bool closing_ = false;
+  std::thread thread_;  // started by the first task
+};
+
+}  // namespace tessera

@@ -1,0 +1,33 @@
+#include "tessera/comm/self/mirror_link.h"
+
+#include <algorithm>
+
+namespace tessera {
+
+void MirrorLink::gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point /*deadline*/) {
+  expect_running();
+  for (const auto& target : from) copy_own(own.first(std::min(own.size(), target.size())), target);
+}
+
+void MirrorLink::transpose(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point /*deadline*/) {
+  expect_running();
+  for (const auto& target : from) copy_own(to[rank_].first(std::min(to[rank_].size(), target.size())), target);
+}
+
+std::unique_ptr<Link> MirrorLink::split(std::span<const int> members, Clock::time_point /*deadline*/) {
+  expect_running();
+  const auto position = std::ranges::find(members, rank_) - members.begin();
+  return std::make_unique<MirrorLink>(static_cast<int>(position), static_cast<int>(members.size()));
+}
+
+void MirrorLink::abort(std::string_view reason) noexcept {
+  std::lock_guard lock(mutex_);
+  if (aborted_.empty()) aborted_ = reason;
+}
+
+void MirrorLink::expect_running() {
+  std::lock_guard lock(mutex_);
+  if (!aborted_.empty()) throw LinkFailure{.kind = LinkFailure::Kind::Aborted, .ranks = {}, .reason = aborted_};
+}
+
+}  // namespace tessera

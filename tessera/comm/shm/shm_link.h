@@ -1,0 +1,21 @@
+// Shared memory among processes of one host: handed round by way of the store.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "tessera/comm/link.h"
+#include "tessera/comm/rendezvous.h"
+
+namespace tessera {
+
+/// A link on every rank, or on none, with the reason.
+struct ShmAttempt {
+  std::unique_ptr<Link> link;
+  std::string why_not;
+};
+
+ShmAttempt shm_link(c10d::Store& store, const Identity& identity, std::chrono::milliseconds limit);
+
+}  // namespace tessera

@@ -1,0 +1,11 @@
+// All of Tessera's public headers.
+#pragma once
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/comm/fake/fake.h"
+#include "tessera/comm/init.h"
+#include "tessera/comm/mesh.h"
+#include "tessera/comm/self/self.h"
+#include "tessera/comm/threads/run_ranks.h"
