@@ -53,6 +53,13 @@ if(_candidate)
 endif()
 set(Libtorch_ROOT "${_candidate}")
 
+if(NOT "${Libtorch_ROOT}" STREQUAL "${Libtorch_LAST_ROOT}")
+  # Another torch than last time: forget what was found in that one.
+  foreach(_variable Libtorch_CPU_LIBRARY Libtorch_C10_LIBRARY Libtorch_CUDA_LIBRARY Libtorch_PYTHON TESSERA_LIBTORCH_WORKS)
+    unset(${_variable} CACHE)
+  endforeach()
+  set(Libtorch_LAST_ROOT "${Libtorch_ROOT}" CACHE INTERNAL "")
+endif()
 find_library(Libtorch_CPU_LIBRARY torch_cpu PATHS "${Libtorch_ROOT}/lib" NO_DEFAULT_PATH)
 find_library(Libtorch_C10_LIBRARY c10 PATHS "${Libtorch_ROOT}/lib" NO_DEFAULT_PATH)
 find_library(Libtorch_CUDA_LIBRARY torch_cuda PATHS "${Libtorch_ROOT}/lib" NO_DEFAULT_PATH)

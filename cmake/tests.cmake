@@ -1,0 +1,75 @@
+# One test program for each *_test.cpp, known to ctest by its path: "comm/mesh". Every test ends within 20 s, or belongs under --long.
+find_package(GTest REQUIRED)
+
+option(TESSERA_LONG_TESTS "Also run the tests that are too slow for every run" OFF)
+set(_environment "OMP_NUM_THREADS=1")
+if(TESSERA_SANITIZE STREQUAL "thread")
+  list(APPEND _environment "TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/cmake/tsan.supp halt_on_error=1 second_deadlock_stack=1")
+elseif(TESSERA_SANITIZE STREQUAL "address")
+  list(APPEND _environment "ASAN_OPTIONS=detect_stack_use_after_return=1" "LSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/cmake/lsan.supp")
+endif()
+set(_limit 20)
+if(TESSERA_SANITIZE)
+  set(_limit 200)
+endif()
+
+file(GLOB_RECURSE _testing CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tessera/testing/*.cpp")
+add_library(tessera_testing STATIC ${_testing})
+target_link_libraries(tessera_testing PUBLIC tessera GTest::gtest GTest::gmock)
+target_precompile_headers(tessera_testing PUBLIC <ATen/ATen.h> <gmock/gmock.h> <gtest/gtest.h> <functional> <map> <string> <vector>)
+# Only the comparison with c10d's own groups includes these beside the library itself.
+set_source_files_properties(tessera/comm/join_test.cpp PROPERTIES
+  INCLUDE_DIRECTORIES "${PROJECT_SOURCE_DIR}/tessera/comm/gloo/opaque")
+
+foreach(_source IN LISTS _tests)
+  file(RELATIVE_PATH _name "${PROJECT_SOURCE_DIR}/tessera" "${_source}")
+  string(REGEX REPLACE "_test\\.cpp$" "" _name "${_name}")
+  string(REPLACE "/" "_" _target "test_${_name}")
+  add_executable(${_target} ${_source})
+  set_target_properties(${_target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
+  target_link_libraries(${_target} PRIVATE tessera_testing GTest::gtest_main)
+  target_precompile_headers(${_target} REUSE_FROM tessera_testing)
+  add_test(NAME ${_name} COMMAND ${_target} --gtest_brief=1)
+  set_tests_properties(${_name} PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_limit})
+endforeach()
+
+# other_test(NAME [PASS regular expression of the output] [FAILS] [ENVIRONMENT name=value...] COMMAND ...): anything that is no gtest
+function(other_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "FAILS" "PASS" "ENVIRONMENT;COMMAND")
+  add_test(NAME ${name} COMMAND ${arg_COMMAND})
+  set_tests_properties(${name} PROPERTIES ENVIRONMENT "${_environment};${arg_ENVIRONMENT}" TIMEOUT ${_limit})
+  if(arg_PASS)
+    set_tests_properties(${name} PROPERTIES PASS_REGULAR_EXPRESSION "${arg_PASS}")
+  endif()
+  set_property(TEST ${name} PROPERTY WILL_FAIL ${arg_FAILS})
+endfunction()
+
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+other_test(house/rooms COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/check_rooms.py" "${PROJECT_SOURCE_DIR}")
+
+set(_sanitizer_flag "")
+if(TESSERA_SANITIZE)
+  set(_sanitizer_flag "-fsanitize=${TESSERA_SANITIZE}")
+endif()
+other_test(install/consumer PASS "sum over 3 ranks: 6.*${PROJECT_VERSION}" COMMAND ${CMAKE_COMMAND}
+  "-DBUILD=${PROJECT_BINARY_DIR}" "-DSOURCE=${PROJECT_SOURCE_DIR}/tests/consumer" "-DFOLDER=${PROJECT_BINARY_DIR}/consumer"
+  "-DFLAGS=${_sanitizer_flag}" -P "${PROJECT_SOURCE_DIR}/tests/consumer/run.cmake")
+
+other_test(cli/test COMMAND tessera_cli test)
+other_test(cli/help PASS "--transport.*--ranks" COMMAND tessera_cli test --help)
+other_test(cli/unknown_transport PASS "pigeon" COMMAND tessera_cli test --transport pigeon)
+other_test(cli/no_command FAILS COMMAND tessera_cli)
+other_test(cli/missing_ranks PASS "ranks 1 and 2 of 3 still missing" ENVIRONMENT RANK=0 WORLD_SIZE=3 MASTER_PORT=29611
+  COMMAND tessera_cli test --limit 0.5)
+
+# Launchers that others wrote.
+find_program(MPIRUN mpirun)
+if(MPIRUN)
+  other_test(launchers/mpirun PASS "shm: 3 ranks.*errors +ok"
+    ENVIRONMENT OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 MASTER_PORT=29612
+    COMMAND ${MPIRUN} --oversubscribe -n 3 $<TARGET_FILE:tessera_cli> test)
+endif()
+if(Libtorch_PYTHON)
+  other_test(launchers/torchrun PASS "shm: 3 ranks.*errors +ok"
+    COMMAND ${Libtorch_PYTHON} -m torch.distributed.run --no-python --nproc-per-node 3 --master-port 29613 $<TARGET_FILE:tessera_cli> test)
+endif()

@@ -23,8 +23,8 @@ using NodePtr = decltype(torch::autograd::Edge::function);
 template <class T, class... Args>
 auto make_node(Args&&... args) {
   if constexpr (std::is_same_v<NodePtr, std::shared_ptr<torch::autograd::Node>>) {
-    // The deleter of old versions unwinds long graphs without recursion.
-    return std::shared_ptr<T>(new T(std::forward<Args>(args)...), [](torch::autograd::Node* node) { torch::autograd::deleteNode(node); });
+    // torch::autograd::deleteNode, found by its argument: newer versions lack it. It unwinds long graphs without recursion.
+    return std::shared_ptr<T>(new T(std::forward<Args>(args)...), [](auto* node) { deleteNode(node); });
   } else {
     return c10::make_intrusive<T>(std::forward<Args>(args)...);
   }

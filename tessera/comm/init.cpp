@@ -33,8 +33,12 @@ TransportKind chosen_transport(TransportKind wanted) {
   return static_cast<TransportKind>(found - kNames.begin());
 }
 
+/// A world whose ranks have all heard from each other: nobody needs the store any more to get in.
 Communicator wrap(std::string name, std::unique_ptr<Link> link, const InitOptions& options) {
-  return Communicator(host_transport(std::move(name), std::move(link)), options.operation_limit);
+  const Communicator world(host_transport(std::move(name), std::move(link)), options.operation_limit);
+  world.with_limit(options.start_limit).barrier({.unit = "start"});
+  world.reset_traffic();
+  return world;
 }
 
 /// With more than one host, an address that only this host can reach is a trap.

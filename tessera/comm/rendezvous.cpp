@@ -11,6 +11,7 @@
 #include <fstream>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -25,6 +26,7 @@ namespace tessera {
 namespace {
 
 constexpr int kDefaultPort = 29500;
+constexpr auto kPoll = std::chrono::milliseconds(5);
 
 struct Names {
   const char* rank;
@@ -36,26 +38,7 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 
 int master_port() { return static_cast<int>(env_int("MASTER_PORT", 1, 65535).value_or(kDefaultPort)); }
 
-}  // namespace
-
-std::optional<Identity> identity_from_environment() {
-  constexpr int64_t kMost = std::numeric_limits<int>::max();
-  for (const auto& names : kLaunchers) {
-    const auto rank = env_int(names.rank, 0, kMost);
-    const auto size = env_int(names.world_size, 1, kMost);
-    if (!rank && !size) continue;
-    if (!rank || !size) {
-      const char* missing = rank ? names.world_size : names.rank;
-      throw ConfigError(fmt::format("{} is set but {} is not; set both, or neither for a lone process", rank ? names.rank : names.world_size,
-                                    missing));
-    }
-    if (*rank >= *size) throw ConfigError(fmt::format("{}={} does not exist in a world of {}={}", names.rank, *rank, names.world_size, *size));
-    return Identity{.rank = static_cast<int>(*rank), .world_size = static_cast<int>(*size)};
-  }
-  return std::nullopt;
-}
-
-StorePtr store_from_environment(const Identity& identity, std::chrono::milliseconds limit) {
+StorePtr open_store(const Identity& identity, std::chrono::milliseconds limit) {
   const auto where = env("TESSERA_STORE");
   if (where) {
     constexpr std::string_view kFile = "file:";
@@ -89,6 +72,33 @@ StorePtr store_from_environment(const Identity& identity, std::chrono::milliseco
   }
 }
 
+}  // namespace
+
+std::optional<Identity> identity_from_environment() {
+  constexpr int64_t kMost = std::numeric_limits<int>::max();
+  for (const auto& names : kLaunchers) {
+    const auto rank = env_int(names.rank, 0, kMost);
+    const auto size = env_int(names.world_size, 1, kMost);
+    if (!rank && !size) continue;
+    if (!rank || !size) {
+      const char* missing = rank ? names.world_size : names.rank;
+      throw ConfigError(fmt::format("{} is set but {} is not; set both, or neither for a lone process", rank ? names.rank : names.world_size,
+                                    missing));
+    }
+    if (*rank >= *size) throw ConfigError(fmt::format("{}={} does not exist in a world of {}={}", names.rank, *rank, names.world_size, *size));
+    return Identity{.rank = static_cast<int>(*rank), .world_size = static_cast<int>(*size)};
+  }
+  return std::nullopt;
+}
+
+StorePtr store_from_environment(const Identity& identity, std::chrono::milliseconds limit) {
+  static std::mutex mutex;
+  static StorePtr store;
+  std::lock_guard lock(mutex);
+  if (!store) store = open_store(identity, limit);
+  return store;
+}
+
 std::string host_id() {
   if (const auto given = env("TESSERA_HOST_ID")) return *given;
   std::array<char, HOST_NAME_MAX + 1> name{};
@@ -99,7 +109,7 @@ std::string host_id() {
 }
 
 std::vector<std::string> exchange(c10d::Store& store, const Identity& identity, const std::string& topic, const std::string& own,
-                                  std::chrono::milliseconds limit) {
+                                  std::chrono::milliseconds limit) try {
   const auto key = [&](int rank) { return fmt::format("{}/{}", topic, rank); };
   if (store.add(key(identity.rank) + "/seen", 1) != 1) {
     throw CommError(fmt::format("rank {} is there already. Either two processes have RANK={}, or the store is left over from an earlier "
@@ -126,9 +136,20 @@ std::vector<std::string> exchange(c10d::Store& store, const Identity& identity, 
                                      identity.rank, std::chrono::duration<double>(limit).count(), name_ranks(missing),
                                      identity.world_size));
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    std::this_thread::sleep_for(kPoll);
+  }
+  // Rank 0 may keep the store: it must not go on, and perhaps end with an error, before the others have read.
+  const auto have_read = topic + "/read";
+  store.add(have_read, 1);
+  while (identity.rank == 0 && store.add(have_read, 0) < identity.world_size && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(kPoll);
   }
   return values;
+} catch (const Error&) {
+  throw;
+} catch (const std::exception& error) {
+  throw CommError(fmt::format("start of rank {}: the store is gone ({}); rank 0 keeps it and has probably ended: see what it said",
+                              identity.rank, first_line(error.what())));
 }
 
 std::string address_towards_master() {

@@ -20,7 +20,8 @@ struct Identity {
 };
 std::optional<Identity> identity_from_environment();
 
-/// The store that TESSERA_STORE names, else one served by rank 0 at MASTER_ADDR:MASTER_PORT.
+/// The store that TESSERA_STORE names, else one served by rank 0 at MASTER_ADDR:MASTER_PORT. The same one until the process ends: ranks
+/// that are still on their way in, or want to know why the group failed, must find it.
 StorePtr store_from_environment(const Identity& identity, std::chrono::milliseconds limit);
 
 /// The same for ranks of one host, different for others. TESSERA_HOST_ID overrides it.

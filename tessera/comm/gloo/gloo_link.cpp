@@ -2,11 +2,10 @@
 
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
+#include <signal.h>
 
 #include <algorithm>
-#include <map>
 #include <mutex>
-#include <optional>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
@@ -20,6 +19,29 @@ namespace {
 constexpr int32_t kFirstTag = 0x54000000;
 constexpr auto kVerdictLimit = std::chrono::seconds(2);
 
+/// Keeps SIGPIPE from this thread, and from threads that it starts. gloo writes to sockets whose other end may be dead, and counts on
+/// Python, which ignores that signal; in a C++ program it would end the process without a word.
+class NoSigpipe {
+ public:
+  NoSigpipe() {
+    ::sigemptyset(&only_);
+    ::sigaddset(&only_, SIGPIPE);
+    ::pthread_sigmask(SIG_BLOCK, &only_, &before_);
+  }
+  NoSigpipe(const NoSigpipe&) = delete;
+  NoSigpipe& operator=(const NoSigpipe&) = delete;
+  ~NoSigpipe() {
+    if (::sigismember(&before_, SIGPIPE) == 0) {
+      const timespec now{};
+      ::sigtimedwait(&only_, nullptr, &now);  // one that came meanwhile
+    }
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+
+ private:
+  sigset_t only_, before_;
+};
+
 /// Why the group failed, in the words of the rank that noticed first. The others see only that connections close.
 class Verdict {
  public:
@@ -28,13 +50,25 @@ class Verdict {
     if (store_) store_->setTimeout(kVerdictLimit);
   }
 
-  /// Puts `reason` on record unless there is one already; returns the one that counts, or nothing if the store can't be reached.
-  std::optional<std::string> settle(const std::string& reason) noexcept {
+  /// Puts `reason` on record, unless there is one already.
+  void settle(const std::string& reason) noexcept {
     try {
-      if (store_) return store_->compareSet(kKey, "", reason);
-    } catch (const std::exception&) {
+      if (store_) store_->compareSet(kKey, "", reason);
+    } catch (const std::exception&) {  // then the others know only what their connections tell them
     }
-    return std::nullopt;
+  }
+
+  struct Found {
+    bool store_answers = true;
+    std::string reason = {};
+  };
+  Found look() noexcept {
+    try {
+      if (store_ && store_->check({kKey})) return {.reason = store_->get_to_str(kKey)};
+      return {};
+    } catch (const std::exception&) {
+      return {.store_answers = false};
+    }
   }
 
  private:
@@ -112,6 +146,7 @@ class BackendLink final : public Link {
 
   template <class Outgoing>
   void exchange(Outgoing to, std::span<const Bytes> from, Clock::time_point deadline) {
+    const NoSigpipe no_sigpipe;
     std::vector<std::pair<int, WorkPtr>> sending;
     int peer = -1;  // the one that the call under way is about
     try {
@@ -153,17 +188,12 @@ class BackendLink final : public Link {
 
   LinkFailure failure(int peer, const std::string& how, Clock::time_point deadline) {
     const bool late = Clock::now() >= deadline;
-    const auto first_line = how.substr(0, how.find('\n'));
-    LinkFailure result{.kind = late ? LinkFailure::Kind::Late : LinkFailure::Kind::Gone, .ranks = {peer}, .reason = {}};
-    result.reason = fmt::format("has closed its connection or died ({})", first_line);
-    const auto mine = late ? fmt::format("rank {} gave up waiting for rank {}", rank_, peer)
-                           : fmt::format("rank {} found that rank {} {}", rank_, peer, result.reason);
-    const auto verdict = verdict_.settle(mine);
-    if (verdict && *verdict != mine) return {.kind = LinkFailure::Kind::Aborted, .ranks = {}, .reason = *verdict};
-    if (!verdict && store_ && !late && peer != 0) {
-      result.reason += "; the store can't be reached either: if rank 0 keeps it, rank 0 is gone";
-    }
-    return result;
+    const auto verdict = verdict_.look();
+    if (!verdict.reason.empty()) return {.kind = LinkFailure::Kind::Aborted, .ranks = {}, .reason = verdict.reason};
+    if (late) return {.kind = LinkFailure::Kind::Late, .ranks = {peer}, .reason = {}};
+    auto reason = fmt::format("has closed its connection or died ({})", how.substr(0, how.find('\n')));
+    if (!verdict.store_answers && peer != 0) reason += "; the store can't be reached either: if rank 0 keeps it, rank 0 is gone";
+    return {.kind = LinkFailure::Kind::Gone, .ranks = {peer}, .reason = std::move(reason)};
   }
 
   std::mutex mutex_;
@@ -187,6 +217,7 @@ std::unique_ptr<Link> whole_link(const c10::intrusive_ptr<c10d::Backend>& backen
 }  // namespace
 
 std::unique_ptr<Link> gloo_link(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const GlooOptions& options) {
+  const NoSigpipe no_sigpipe;
   const auto settings = c10d::ProcessGroupGloo::Options::create(options.start_limit);
   settings->threads = 1;  // point-to-point messages need none of them
   if (const auto interface = env("GLOO_SOCKET_IFNAME")) {

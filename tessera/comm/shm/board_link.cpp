@@ -38,7 +38,7 @@ void take(Bytes bytes, const std::byte* slot) {
 struct alignas(64) BoardLink::Header {
   enum State : uint32_t { Running, Aborting, Aborted };
   std::atomic<uint32_t> state = Running;
-  std::array<char, 1020> reason = {};
+  std::array<char, 1020> reason = {};  // ends with a zero
 };
 
 struct alignas(64) BoardLink::Seat {
@@ -70,6 +70,7 @@ std::byte* BoardLink::slot(int rank) const {
 }
 
 void BoardLink::gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) {
+  expect_running();
   copy_own(own, from[rank_]);
   const size_t longest = std::ranges::max(from, {}, &Bytes::size).size();
   for (size_t begin = 0; begin < longest; begin += kSlot) {
@@ -83,6 +84,7 @@ void BoardLink::gather(ConstBytes own, std::span<const Bytes> from, Clock::time_
 }
 
 void BoardLink::transpose(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) {
+  expect_running();
   copy_own(to[rank_], from[rank_]);
   // A slot has a compartment for each rank. What goes to a rank is as long as what it has for itself.
   const size_t room = kSlot / static_cast<size_t>(ranks_) / 64 * 64;
@@ -121,7 +123,7 @@ std::unique_ptr<Link> BoardLink::split(std::span<const int> members, Clock::time
 void BoardLink::abort(std::string_view reason) noexcept {
   uint32_t running = Header::Running;
   if (header().state.compare_exchange_strong(running, Header::Aborting)) {
-    const auto kept = reason.substr(0, header().reason.size());
+    const auto kept = reason.substr(0, header().reason.size() - 1);
     std::copy(kept.begin(), kept.end(), header().reason.begin());
     header().state = Header::Aborted;
   }
@@ -133,6 +135,11 @@ void BoardLink::wait_for_all(Clock::time_point deadline) {
   own.turn = turn_;
   if (own.sleepers > 0) futex_wake_all(own.turn);
   for (int r = 0; r < ranks_; r++) wait_for(r, deadline);
+}
+
+void BoardLink::expect_running() const {
+  if (header().state != Header::Aborted) return;
+  throw LinkFailure{.kind = LinkFailure::Kind::Aborted, .ranks = {}, .reason = header().reason.data()};
 }
 
 bool BoardLink::has_come(int rank) const {
@@ -147,9 +154,7 @@ void BoardLink::wait_for(int rank, Clock::time_point deadline) {
   for (;;) {
     const uint32_t seen = other.turn;
     if (has_come(rank)) return;
-    if (header().state == Header::Aborted) {
-      throw LinkFailure{.kind = LinkFailure::Kind::Aborted, .ranks = {}, .reason = header().reason.data()};
-    }
+    expect_running();
     if (const auto how = gone(rank); how && !has_come(rank)) {
       throw LinkFailure{.kind = LinkFailure::Kind::Gone, .ranks = {rank}, .reason = *how};
     }

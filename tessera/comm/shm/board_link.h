@@ -37,6 +37,7 @@ class BoardLink final : public Link {
   std::byte* slot(int rank) const;  // of the turn under way
   void wait_for_all(Clock::time_point deadline);
   void wait_for(int rank, Clock::time_point deadline);
+  void expect_running() const;  // throws if somebody has aborted
   bool has_come(int rank) const;
   std::optional<std::string> gone(int rank);
 

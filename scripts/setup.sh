@@ -1,0 +1,117 @@
+# What ./quickstart and ./check need before they can build: system packages, libtorch, a configured build folder. Sourced by both.
+# After one success nothing is looked at again until this file or the settings below change.
+#
+#   TESSERA_TORCH        folder of a libtorch to use (so does Torch_DIR)
+#   TESSERA_TORCH_INDEX  package index with the torch to install, if the default one will not do
+
+torch_version=2.13.0
+
+fail() {
+  printf '%s\n' "$@" >&2
+  exit 1
+}
+
+say() { printf -- '-- %s\n' "$*"; }
+
+# has_header NAME: whether the C++ compiler finds it
+has_header() { printf '#include <%s>\n' "$1" | g++ -std=c++20 -x c++ -E - >/dev/null 2>&1; }
+
+at_least() { [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }
+
+missing_packages() {
+  command -v g++ >/dev/null && at_least 12 "$(g++ -dumpversion)" || echo g++
+  command -v cmake >/dev/null && at_least 3.25 "$(cmake --version | sed -n '1s/.* //p')" || echo cmake
+  command -v ninja >/dev/null || echo ninja-build
+  command -v ccache >/dev/null || echo ccache
+  python3 -c 'import venv, ensurepip' 2>/dev/null || echo python3-venv
+  has_header fmt/format.h || echo libfmt-dev
+  has_header CLI/CLI.hpp || echo libcli11-dev
+  if [ "$1" = tests ]; then
+    has_header gtest/gtest.h || echo libgtest-dev
+    has_header gmock/gmock.h || echo libgmock-dev
+    command -v mpirun >/dev/null || echo openmpi-bin
+  fi
+}
+
+install_packages() {
+  local missing line
+  missing=$(missing_packages "$1" | tr '\n' ' ')
+  [ -n "$missing" ] || return 0
+  line="apt-get install -y --no-install-recommends $missing"
+  command -v apt-get >/dev/null || fail "These are missing, and there is no apt-get to install them (names as in Debian 12): $missing"
+  if [ "$(id -u)" = 0 ]; then
+    say "installing $missing"
+    apt-get update -qq || true
+    DEBIAN_FRONTEND=noninteractive $line >build/apt.log 2>&1 || { tail -n 20 build/apt.log >&2; fail "This did not work: $line"; }
+  elif command -v sudo >/dev/null && { sudo -n true 2>/dev/null || [ -t 0 ]; }; then
+    say "installing $missing (with sudo)"
+    sudo apt-get update -qq || true
+    sudo DEBIAN_FRONTEND=noninteractive $line >build/apt.log 2>&1 || { tail -n 20 build/apt.log >&2; fail "This did not work: sudo $line"; }
+  else
+    fail "Some packages are missing, and this user may not install them. Please run:" "  sudo $line"
+  fi
+  missing=$(missing_packages "$1" | tr '\n' ' ')
+  [ -z "$missing" ] || fail "Still missing after the installation, or too old: $missing"
+}
+
+# Prints an interpreter whose installed torch fits; quick, because it does not import torch.
+python_with_torch() {
+  local python
+  for python in "$PWD/build/python/bin/python" python3; do
+    if "$python" - <<'PYTHON' 2>/dev/null
+import importlib.metadata, importlib.util, re, sys
+version = tuple(int(n) for n in re.match(r"(\d+)\.(\d+)", importlib.metadata.version("torch")).groups())
+sys.exit(0 if importlib.util.find_spec("torch") and (2, 11) <= version <= (2, 14) else 1)
+PYTHON
+    then
+      command -v "$python"
+      return 0
+    fi
+  done
+  return 1
+}
+
+install_torch() {
+  local pip="build/python/bin/python -m pip --quiet --disable-pip-version-check install" index=()
+  [ -z "${TESSERA_TORCH_INDEX:-}" ] || index=(--index-url "$TESSERA_TORCH_INDEX")
+  say "installing torch $torch_version into build/python"
+  python3 -m venv build/python
+  # Without its dependencies: on an index that has no CPU build they are gigabytes of CUDA that nothing here uses.
+  $pip --no-deps "${index[@]}" "torch==$torch_version" ||
+    fail "torch $torch_version can't be installed by pip. Set TESSERA_TORCH to the folder of a libtorch 2.11 to 2.14 that you have," \
+      "or TESSERA_TORCH_INDEX to the address of a package index that offers it."
+  # What `import torch` needs of pure Python, for the tests that compare with PyTorch.
+  $pip filelock typing-extensions setuptools sympy networkx jinja2 fsspec || fail "The Python packages that torch imports can't be installed by pip."
+  if ls build/python/lib/python3*/site-packages/torch/lib/libtorch_cuda.so >/dev/null 2>&1; then
+    # A build with CUDA: its CPU part loads with these two alone.
+    $pip --no-deps nvidia-cuda-runtime nvidia-cuda-cupti || fail "The CUDA run-time libraries that this torch loads can't be installed by pip."
+  fi
+}
+
+# setup PRESET PURPOSE: everything up to a configured build folder. PURPOSE is `tests` or `run`.
+setup() {
+  local preset=$1 purpose=$2 folder=build settings stamp arguments=()
+  [ "$preset" = release ] || folder=build/$preset
+  stamp=$folder/.setup-$purpose
+  settings="$(cksum <scripts/setup.sh) $(pwd) torch=${TESSERA_TORCH:-} dir=${Torch_DIR:-} index=${TESSERA_TORCH_INDEX:-} long=${TESSERA_LONG_TESTS:-OFF}"
+  mkdir -p "$folder"
+  if [ -f "$folder/build.ninja" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$settings" ]; then return 0; fi
+
+  install_packages "$purpose"
+  if [ -z "${TESSERA_TORCH:-}${Torch_DIR:-}" ]; then
+    python_with_torch >/dev/null || install_torch
+    arguments+=("-DTESSERA_PYTHON=$(python_with_torch)") || fail "torch was installed, but no Python finds it."
+  fi
+  arguments+=("-DTESSERA_TORCH=${TESSERA_TORCH:-}" "-DTorch_DIR=${Torch_DIR:-}")
+  # Tests are part of the same build folder, but need packages that a first run can do without.
+  if [ "$purpose" = tests ]; then arguments+=(-DTESSERA_TESTS=ON); elif [ ! -f "$folder/.setup-tests" ]; then arguments+=(-DTESSERA_TESTS=OFF); fi
+  cmake --preset "$preset" "${arguments[@]}" "-DTESSERA_LONG_TESTS=${TESSERA_LONG_TESTS:-OFF}" >"$folder/configure.log" 2>&1 ||
+    { cat "$folder/configure.log" >&2; exit 1; }
+  sed -n '/^-- Tessera/,/^-- Configuring/p' "$folder/configure.log" | sed '$d'
+  printf '%s' "$settings" >"$stamp"
+}
+
+build() {
+  say "building"
+  cmake --build "$@"
+}

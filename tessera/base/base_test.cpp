@@ -1,0 +1,80 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "tessera/base/compat.h"
+#include "tessera/base/env.h"
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+
+#include <ATen/ATen.h>
+
+namespace tessera {
+namespace {
+
+TEST(Error, KeepsItsKindWhenContextIsAdded) {
+  try {
+    try {
+      throw TimeoutError("it took too long");
+    } catch (Error& error) {
+      error.add_context("rank 2: ");
+      throw;
+    }
+  } catch (const CommError& error) {
+    EXPECT_STREQ(error.what(), "rank 2: it took too long");
+  }
+}
+
+TEST(Log, GoesToTheSinkOfTheHostProgram) {
+  std::vector<std::string> lines;
+  auto before = set_log_sink([&](const LogRecord& record) { lines.emplace_back(record.text); });
+  const auto level = set_log_level(LogLevel::Info);
+  log(LogLevel::Debug, "too quiet");
+  log(LogLevel::Info, "heard");
+  set_log_level(level);
+  log(LogLevel::Info, "too quiet by now");
+  set_log_sink(std::move(before));
+  EXPECT_THAT(lines, ::testing::ElementsAre("heard"));
+}
+
+TEST(Environment, IsReadWithErrorsThatNameTheVariable) {
+  ::setenv("TESSERA_TEST_NUMBER", "17", 1);
+  EXPECT_EQ(env_int("TESSERA_TEST_NUMBER", 0, 20), 17);
+  EXPECT_THROW(env_int("TESSERA_TEST_NUMBER", 0, 10), ConfigError);
+  ::setenv("TESSERA_TEST_NUMBER", "17x", 1);
+  EXPECT_THROW(env_int("TESSERA_TEST_NUMBER", 0, 20), ConfigError);
+  ::setenv("TESSERA_TEST_NUMBER", "", 1);
+  EXPECT_EQ(env("TESSERA_TEST_NUMBER"), std::nullopt);
+  ::unsetenv("TESSERA_TEST_NUMBER");
+  EXPECT_EQ(env_int("TESSERA_TEST_NUMBER", 0, 20), std::nullopt);
+}
+
+TEST(Compat, GuardsAStorageAndLiftsTheGuard) {
+  const auto tensor = at::ones({4});
+  auto& storage = *tensor.storage().unsafeGetStorageImpl();
+  compat::guard_storage(storage, "these parameters are elsewhere");
+  try {
+    (void)tensor.data_ptr<float>();
+    ADD_FAILURE() << "the guard lets everybody pass";
+  } catch (const std::exception& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("these parameters are elsewhere"));
+  }
+  EXPECT_ANY_THROW((void)tensor.mutable_data_ptr<float>());
+  compat::unguard_storage(storage);
+  EXPECT_NO_THROW((void)tensor.data_ptr<float>());
+  EXPECT_NO_THROW((void)tensor.mutable_data_ptr<float>());
+}
+
+struct DoublingNode : torch::autograd::Node {
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override { return {gradients[0] * 2}; }
+};
+
+TEST(Compat, MakesNodesThatTheEngineCanHold) {
+  const compat::NodePtr node = compat::make_node<DoublingNode>();
+  const torch::autograd::Edge edge(node, 0);
+  EXPECT_TRUE(edge.is_valid());
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,59 @@
+// Joining what a program has already: a store, or a process group of c10d.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/conformance.h"
+#include "tessera/comm/init.h"
+#include "tessera/comm/threads/run_ranks.h"
+#include "tessera/testing/transports.h"
+
+namespace tessera::testing {
+namespace {
+
+c10::intrusive_ptr<c10d::Backend> gloo_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size) {
+  const auto options = c10d::ProcessGroupGloo::Options::create(kTestLimit);
+  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
+}
+
+TEST(Init, JoinsAProcessGroup) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  run_ranks(3, [&](const Communicator& outer) {
+    const auto backend = gloo_backend(store, outer.rank(), outer.size());
+    const auto group = c10::make_intrusive<c10d::ProcessGroup>(store, outer.rank(), outer.size());
+    group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO, backend);
+    const auto world = init(group, {.operation_limit = kTestLimit});
+    EXPECT_EQ(world.rank(), outer.rank());
+    for (const auto& check : conformance_checks(world)) check.run(world);
+    // The program's own use of the group goes on beside ours.
+    std::vector<at::Tensor> tensors = {at::full({3}, static_cast<float>(outer.rank()))};
+    const auto theirs = backend->allreduce(tensors);
+    world.barrier();
+    theirs->wait();
+    EXPECT_EQ(tensors[0][0].item<float>(), 3);
+  });
+}
+
+TEST(Init, RefusesAGroupWithoutABackendForHostMemory) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto group = c10::make_intrusive<c10d::ProcessGroup>(store, 0, 1);
+  EXPECT_THAT(message_of<UsageError>([&] { init(group); }), ::testing::HasSubstr("no backend that moves host memory"));
+  const c10::intrusive_ptr<c10d::ProcessGroup> none;
+  EXPECT_THAT(message_of<UsageError>([&] { init(none); }), ::testing::HasSubstr("null"));
+}
+
+TEST(Init, NoticesTwoProcessesOfTheSameRank) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  store->add("world1/host/0/seen", 1);
+  EXPECT_THAT(message_of<CommError>([&] { init(store, 0, 2, {.start_limit = kTestLimit}); }), ::testing::HasSubstr("rank 0 is there already"));
+  EXPECT_THAT(message_of<UsageError>([&] { init(store, 2, 2); }), ::testing::HasSubstr("no rank 2 in a world of 2"));
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,212 @@
+// Ranks as real processes: they meet as a launcher makes them meet, die by kill -9, and leave nothing behind.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <netinet/in.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <thread>
+
+#include "tessera/base/env.h"
+#include "tessera/base/error.h"
+#include "tessera/base/fd.h"
+#include "tessera/base/process.h"
+#include "tessera/comm/init.h"
+#include "tessera/testing/transports.h"
+
+namespace tessera::testing {
+
+/// What a child process of these tests does, chosen by TESSERA_TEST_CHILD. It ends with 0 if all is as it should be.
+int child(const std::string& task) {
+  const InitOptions options{.start_limit = task == "wait in vain" ? std::chrono::milliseconds(500) : kTestLimit, .operation_limit = kTestLimit};
+  try {
+    const auto world = init(options);
+    std::printf("rank %d talks over %s\n", world.rank(), world.traits().name.c_str());
+    const auto sum = at::full({1000}, static_cast<float>(world.rank()));
+    world.all_reduce(sum, {}, {.unit = "hello"}).wait();
+    const auto expected = static_cast<float>(world.size() * (world.size() - 1) / 2);
+    if (sum[999].item<float>() != expected) return 2;
+    if (task == "meet twice") {
+      const auto again = init(options);
+      again.barrier();
+      world.barrier();
+    }
+    if (task == "die" && world.rank() == world.size() - 1) ::raise(SIGKILL);
+    if (task == "die first" && world.rank() == 0) ::raise(SIGKILL);
+    if (task == "throw" && world.rank() == world.size() - 1) throw Error("this rank is out of luck");
+    for (int i = 0; i < 2; i++) world.all_reduce(sum, {}, {.unit = "after"}).wait();
+    return 0;
+  } catch (const Error& error) {
+    std::printf("%s\n", error.what());
+    return 3;
+  }
+}
+
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Environment = std::map<std::string, std::string>;
+
+int free_port() {
+  const Fd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  EXPECT_EQ(::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), length), 0);
+  EXPECT_EQ(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &length), 0);
+  return ntohs(address.sin_port);
+}
+
+struct Ended {
+  int status;
+  std::string output;
+};
+
+struct Job {
+  int ranks = 2;
+  std::string task = "meet";
+  std::string transport = "auto";
+  Environment more = {};
+};
+
+std::vector<Ended> run_job(const Job& job, const std::function<Environment(int rank)>& extra = {}) {
+  const auto port = std::to_string(free_port());
+  std::vector<Process> processes;
+  for (int rank = 0; rank < job.ranks; rank++) {
+    Environment environment = job.more;
+    environment.insert({{"RANK", std::to_string(rank)},
+                        {"WORLD_SIZE", std::to_string(job.ranks)},
+                        {"MASTER_ADDR", "127.0.0.1"},
+                        {"MASTER_PORT", port},
+                        {"OMP_NUM_THREADS", "1"},
+                        {"TESSERA_TRANSPORT", job.transport},
+                        {"TESSERA_TEST_CHILD", job.task}});
+    if (extra) environment.merge(extra(rank));
+    processes.emplace_back(std::vector<std::string>{this_program()}, environment, Process::Output::Capture);
+  }
+  std::vector<Ended> ended;
+  for (auto& process : processes) {
+    const auto output = process.read_output();
+    ended.push_back({.status = process.wait(std::chrono::seconds(20)).value_or(-1), .output = output});
+  }
+  return ended;
+}
+
+std::set<std::string> shared_memory_files() {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) names.insert(entry.path());
+  return names;
+}
+
+class OverTransport : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(OverTransport, RanksMeetAndTalk) {
+  for (const int ranks : {1, 3}) {
+    for (const auto& ended : run_job({.ranks = ranks, .task = "meet twice", .transport = GetParam()})) {
+      EXPECT_EQ(ended.status, 0) << ended.output;
+      EXPECT_THAT(ended.output, HasSubstr("talks over " + GetParam()));
+    }
+  }
+}
+
+TEST_P(OverTransport, AKilledRankIsNamedWithinTheLimit) {
+  const auto before = shared_memory_files();
+  const auto ended = run_job({.ranks = 3, .task = "die", .transport = GetParam()});
+  EXPECT_EQ(ended[2].status, 128 + SIGKILL);
+  for (const int rank : {0, 1}) {
+    EXPECT_EQ(ended[rank].status, 3);
+    EXPECT_THAT(ended[rank].output, AllOf(HasSubstr("rank 2"), HasSubstr("all_reduce of 'after'"))) << rank;
+  }
+  EXPECT_EQ(shared_memory_files(), before);
+}
+
+// Rank 0 keeps the store.
+TEST_P(OverTransport, TheDeathOfRankZeroIsNamedToo) {
+  const auto ended = run_job({.ranks = 3, .task = "die first", .transport = GetParam()});
+  EXPECT_EQ(ended[0].status, 128 + SIGKILL);
+  for (const int rank : {1, 2}) {
+    EXPECT_EQ(ended[rank].status, 3);
+    EXPECT_THAT(ended[rank].output, HasSubstr("rank 0")) << rank;
+  }
+}
+
+TEST_P(OverTransport, ARankThatEndsWithAnErrorIsNamed) {
+  const auto ended = run_job({.ranks = 3, .task = "throw", .transport = GetParam()});
+  EXPECT_THAT(ended[2].output, HasSubstr("out of luck"));
+  for (const int rank : {0, 1}) {
+    EXPECT_EQ(ended[rank].status, 3);
+    EXPECT_THAT(ended[rank].output, HasSubstr("rank 2"));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, OverTransport, ::testing::Values("shm", "gloo"));
+
+TEST(Init, TakesSharedMemoryOnOneHostAndGlooBetweenHosts) {
+  for (const auto& ended : run_job({.ranks = 2})) EXPECT_THAT(ended.output, HasSubstr("talks over shm"));
+  const auto two_hosts = [](int rank) { return Environment{{"TESSERA_HOST_ID", "host" + std::to_string(rank / 2)}}; };
+  for (const auto& ended : run_job({.ranks = 3}, two_hosts)) {
+    EXPECT_EQ(ended.status, 0) << ended.output;
+    EXPECT_THAT(ended.output, HasSubstr("talks over gloo"));
+  }
+  for (const auto& ended : run_job({.ranks = 3, .transport = "shm"}, two_hosts)) EXPECT_THAT(ended.output, HasSubstr("on several; use gloo"));
+}
+
+TEST(Init, MeetsInAFile) {
+  const auto path = std::filesystem::temp_directory_path() / ("tessera-store-" + std::to_string(::getpid()));
+  const Environment store = {{"TESSERA_STORE", "file:" + path.string()}};
+  for (const auto& ended : run_job({.ranks = 3, .transport = "gloo", .more = store})) EXPECT_EQ(ended.status, 0) << ended.output;
+  std::filesystem::remove(path);
+}
+
+TEST(Init, NamesTheRanksThatDoNotStart) {
+  const auto port = std::to_string(free_port());
+  Process lonely({this_program()},
+                 {{"RANK", "0"}, {"WORLD_SIZE", "3"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}, {"TESSERA_TEST_CHILD", "wait in vain"}},
+                 Process::Output::Capture);
+  EXPECT_THAT(lonely.read_output(), HasSubstr("ranks 1 and 2 of 3 still missing"));
+  EXPECT_EQ(lonely.wait(std::chrono::seconds(1)), 3);
+}
+
+TEST(Init, RefusesADescriptionThatDoesNotAddUp) {
+  const auto said = [](const Environment& environment) {
+    auto all = environment;
+    all["TESSERA_TEST_CHILD"] = "meet";
+    return Process({this_program()}, all, Process::Output::Capture).read_output();
+  };
+  EXPECT_THAT(said({{"RANK", "1"}}), HasSubstr("RANK is set but WORLD_SIZE is not"));
+  EXPECT_THAT(said({{"RANK", "two"}, {"WORLD_SIZE", "2"}}), HasSubstr("RANK='two' is not a whole number"));
+  EXPECT_THAT(said({{"RANK", "2"}, {"WORLD_SIZE", "2"}}), HasSubstr("RANK=2 does not exist"));
+  EXPECT_THAT(said({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_PORT", "99999"}}), HasSubstr("MASTER_PORT='99999'"));
+  EXPECT_THAT(said({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"TESSERA_STORE", "/tmp/x"}}), HasSubstr("write file:"));
+  EXPECT_THAT(said({{"TESSERA_TRANSPORT", "pigeon"}}), HasSubstr("choose one of auto, self, shm, gloo"));
+  EXPECT_THAT(said({{"TESSERA_TRANSPORT", "gloo"}}), HasSubstr("needs ranks"));
+}
+
+TEST(Init, IsAWorldOfOneByItself) { EXPECT_EQ(init().size(), 1); }
+
+TEST(Process, NeverOutlivesItsOwner) {
+  pid_t pid = 0;
+  {
+    const Process sleeper({"sleep", "100"}, {});
+    pid = sleeper.pid();
+    EXPECT_EQ(::kill(pid, 0), 0);
+  }
+  EXPECT_EQ(::kill(pid, 0), -1);
+  EXPECT_THAT(message_of<IoError>([] { Process({"/no/such/program"}, {}); }), HasSubstr("/no/such/program"));
+}
+
+}  // namespace
+}  // namespace tessera::testing
+
+int main(int argc, char** argv) {
+  if (const auto task = tessera::env("TESSERA_TEST_CHILD")) return tessera::testing::child(*task);
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
