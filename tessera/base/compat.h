@@ -67,6 +67,8 @@ inline void guard_storage(c10::StorageImpl& storage, std::string message) {
   storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(message));
 }
 
-inline void unguard_storage(c10::StorageImpl& storage) { detail::lift_guard(storage); }
+inline void unguard_storage(c10::StorageImpl& storage) {
+  detail::lift_guard(storage);
+}
 
 }  // namespace tessera::compat

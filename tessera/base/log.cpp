@@ -52,9 +52,13 @@ LogSink set_log_sink(LogSink sink) {
   return std::exchange(logger().sink, std::move(sink));
 }
 
-LogLevel set_log_level(LogLevel level) { return logger().level.exchange(level); }
+LogLevel set_log_level(LogLevel level) {
+  return logger().level.exchange(level);
+}
 
-void set_log_rank(int rank) { logger().rank = rank; }
+void set_log_rank(int rank) {
+  logger().rank = rank;
+}
 
 void log(LogLevel level, std::string_view text) {
   auto& self = logger();

@@ -120,6 +120,8 @@ std::string Process::read_output() {
   }
 }
 
-std::string this_program() { return std::filesystem::read_symlink("/proc/self/exe"); }
+std::string this_program() {
+  return std::filesystem::read_symlink("/proc/self/exe");
+}
 
 }  // namespace tessera

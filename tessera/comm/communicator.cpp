@@ -38,7 +38,9 @@ Work Communicator::broadcast(at::Tensor tensor, int root, Subject subject) const
   return transport_->broadcast(std::move(tensor), root, {.subject = subject, .limit = limit_});
 }
 
-void Communicator::barrier(Subject subject) const { transport_->barrier({.subject = subject, .limit = limit_}).wait(); }
+void Communicator::barrier(Subject subject) const {
+  transport_->barrier({.subject = subject, .limit = limit_}).wait();
+}
 
 Communicator Communicator::split(std::span<const int> colors) const {
   return Communicator(transport_->split(colors, {.subject = {}, .limit = limit_}), limit_);

@@ -18,7 +18,9 @@ constexpr std::array kFloats = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat1
 constexpr std::array kOthers = {at::kLong, at::kByte, at::kBool};
 
 /// Whose values rank `rank` stands for: on paper every peer is this rank's mirror image.
-int voice(const Communicator& world, int rank) { return world.traits().name == "fake" ? world.rank() : rank; }
+int voice(const Communicator& world, int rank) {
+  return world.traits().name == "fake" ? world.rank() : rank;
+}
 
 /// What rank `rank` has: small whole numbers, so that sums are exact in every dtype and order.
 at::Tensor values(const Communicator& world, int rank, int64_t numel, at::ScalarType dtype) {
@@ -26,7 +28,9 @@ at::Tensor values(const Communicator& world, int rank, int64_t numel, at::Scalar
   return dtype == at::kBool ? numbers.eq(1) : numbers.to(dtype);
 }
 
-at::Tensor values(const Communicator& world, int64_t numel, at::ScalarType dtype) { return values(world, world.rank(), numel, dtype); }
+at::Tensor values(const Communicator& world, int64_t numel, at::ScalarType dtype) {
+  return values(world, world.rank(), numel, dtype);
+}
 
 void expect_equal(const at::Tensor& actual, const at::Tensor& expected) {
   if (actual.sizes() == expected.sizes() && actual.scalar_type() == expected.scalar_type() && at::equal(actual, expected)) return;
@@ -45,7 +49,9 @@ at::Tensor reduced(const Communicator& world, int64_t numel, at::ScalarType dtyp
   return result.to(dtype);
 }
 
-at::ScalarType default_sum(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype; }
+at::ScalarType default_sum(at::ScalarType dtype) {
+  return dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;
+}
 
 template <class E>
 void expect_error(const std::function<void()>& act, std::string_view words) {
@@ -158,7 +164,9 @@ void check_refusal(const Communicator& world) {
 }
 
 /// Large buffers differ from small ones in how they are cut, which no dtype changes: a wide and a narrow one suffice.
-bool worth_it(int64_t numel, at::ScalarType dtype) { return numel < kLarge || dtype == at::kFloat || dtype == at::kBFloat16; }
+bool worth_it(int64_t numel, at::ScalarType dtype) {
+  return numel < kLarge || dtype == at::kFloat || dtype == at::kBFloat16;
+}
 
 }  // namespace
 
@@ -187,7 +195,8 @@ std::vector<ConformanceCheck> conformance_checks(const Communicator& world) {
       }
       for (const auto op : {Reduce::Sum, Reduce::Mean, Reduce::Min, Reduce::Max}) {
         if (on_paper && numel * world.size() > 1000) continue;  // a big reduction on paper has stand-ins for values
-        add("all_reduce", label(numel, dtype, fmt::format(", {}", name(op))), [=](const auto& c) { check_all_reduce(c, numel, dtype, op); });
+        add("all_reduce", label(numel, dtype, fmt::format(", {}", name(op))),
+            [=](const auto& c) { check_all_reduce(c, numel, dtype, op); });
       }
     }
     const Reduction narrow{.op = Reduce::Mean, .wire_dtype = at::kBFloat16, .sum_dtype = at::kDouble};

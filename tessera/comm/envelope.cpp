@@ -16,7 +16,9 @@ std::string_view text(const std::array<char, kSize>& field) {
   return {field.data(), strnlen(field.data(), kSize)};
 }
 
-std::string_view dtype_name(int8_t dtype) { return c10::toString(static_cast<c10::ScalarType>(dtype)); }
+std::string_view dtype_name(int8_t dtype) {
+  return c10::toString(static_cast<c10::ScalarType>(dtype));
+}
 
 }  // namespace
 

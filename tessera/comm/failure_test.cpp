@@ -12,9 +12,9 @@
 namespace tessera::testing {
 namespace {
 
-using ::testing::HasSubstr;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using ::testing::HasSubstr;
 
 class TalkingWorld : public ::testing::TestWithParam<World> {
  protected:

@@ -18,11 +18,17 @@ namespace {
 // Below this, an all_reduce sends everything to everybody: one exchange instead of two.
 constexpr int64_t kSmallReduction = 32 * 1024;
 
-Bytes bytes_of(const at::Tensor& tensor) { return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()}; }
+Bytes bytes_of(const at::Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
+}
 
-Bytes part(const Bytes& all, size_t index, size_t parts) { return all.subspan(index * (all.size() / parts), all.size() / parts); }
+Bytes part(const Bytes& all, size_t index, size_t parts) {
+  return all.subspan(index * (all.size() / parts), all.size() / parts);
+}
 
-void mix(uint64_t& hash, uint64_t value) { hash = (hash ^ value) * 0x100000001b3ULL + 0x9e3779b97f4a7c15ULL; }
+void mix(uint64_t& hash, uint64_t value) {
+  hash = (hash ^ value) * 0x100000001b3ULL + 0x9e3779b97f4a7c15ULL;
+}
 
 /// The dtype to add in when the caller does not say: nothing narrower than float32.
 at::ScalarType default_sum_dtype(at::ScalarType dtype) {
@@ -279,7 +285,9 @@ std::unique_ptr<Transport> HostTransport::split(std::span<const int> colors, con
   return std::make_unique<HostTransport>(traits().name, std::move(part));
 }
 
-void HostTransport::abort(std::string_view reason) noexcept { link_->abort(reason); }
+void HostTransport::abort(std::string_view reason) noexcept {
+  link_->abort(reason);
+}
 
 Work HostTransport::start(Envelope envelope, std::chrono::milliseconds limit, Move move) {
   return queue_.run([this, envelope, limit, move = std::move(move)]() mutable {
@@ -302,7 +310,8 @@ void HostTransport::run_agreed(const Envelope& envelope, Clock::time_point deadl
     last_ = envelope;
   } catch (const std::exception& error) {
     // The others count on this rank by now.
-    const auto message = fmt::format("operation {} of rank {}, {}, failed: {}", envelope.sequence, rank(), envelope.describe(), error.what());
+    const auto message =
+        fmt::format("operation {} of rank {}, {}, failed: {}", envelope.sequence, rank(), envelope.describe(), error.what());
     broken_ = std::make_exception_ptr(CommError(message));
     link_->abort(message);
     std::rethrow_exception(broken_);

@@ -43,10 +43,10 @@ class HostTransport final : public Transport {
 
   std::unique_ptr<Link> link_;
   uint64_t sequence_ = 0;
-  std::optional<Envelope> last_;        // what this rank finished before
-  std::exception_ptr broken_;           // what every later call gets
-  std::vector<Envelope> envelopes_;     // of all ranks, reused
-  Queue queue_;                         // last: its thread ends before what it uses
+  std::optional<Envelope> last_;     // what this rank finished before
+  std::exception_ptr broken_;        // what every later call gets
+  std::vector<Envelope> envelopes_;  // of all ranks, reused
+  Queue queue_;                      // last: its thread ends before what it uses
 };
 
 /// The usual way to a group: a link, wrapped.

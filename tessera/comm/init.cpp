@@ -54,8 +54,9 @@ void warn_of_loopback(const std::string& address, const std::vector<std::string>
 Communicator lone_world(const InitOptions& options) {
   const auto kind = chosen_transport(options.transport);
   if (kind != TransportKind::Auto && kind != TransportKind::Self) {
-    throw ConfigError(fmt::format("transport {} needs ranks, but RANK and WORLD_SIZE are not set; start the program with torchrun or mpirun",
-                                  kNames[static_cast<size_t>(kind)]));
+    throw ConfigError(
+        fmt::format("transport {} needs ranks, but RANK and WORLD_SIZE are not set; start the program with torchrun or mpirun",
+                    kNames[static_cast<size_t>(kind)]));
   }
   set_log_rank(0);
   return self_world().with_limit(options.operation_limit);

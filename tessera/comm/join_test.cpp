@@ -51,7 +51,8 @@ TEST(Init, RefusesAGroupWithoutABackendForHostMemory) {
 TEST(Init, NoticesTwoProcessesOfTheSameRank) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   store->add("world1/host/0/seen", 1);
-  EXPECT_THAT(message_of<CommError>([&] { init(store, 0, 2, {.start_limit = kTestLimit}); }), ::testing::HasSubstr("rank 0 is there already"));
+  EXPECT_THAT(message_of<CommError>([&] { init(store, 0, 2, {.start_limit = kTestLimit}); }),
+              ::testing::HasSubstr("rank 0 is there already"));
   EXPECT_THAT(message_of<UsageError>([&] { init(store, 2, 2); }), ::testing::HasSubstr("no rank 2 in a world of 2"));
 }
 

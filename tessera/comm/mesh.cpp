@@ -16,8 +16,8 @@ std::vector<int> colors(int size, auto color_of) {
 
 MeshShape checked(const Communicator& world, MeshShape shape) {
   if (shape.replicate < 1 || shape.shard < 1 || shape.replicate * shape.shard != world.size()) {
-    throw UsageError(fmt::format("a mesh of {} x {} (replicate x shard) does not fit a world of {} ranks", shape.replicate, shape.shard,
-                                 world.size()));
+    throw UsageError(
+        fmt::format("a mesh of {} x {} (replicate x shard) does not fit a world of {} ranks", shape.replicate, shape.shard, world.size()));
   }
   return shape;
 }

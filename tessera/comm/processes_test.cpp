@@ -2,9 +2,9 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
-#include <netinet/in.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -23,7 +23,8 @@ namespace tessera::testing {
 
 /// What a child process of these tests does, chosen by TESSERA_TEST_CHILD. It ends with 0 if all is as it should be.
 int child(const std::string& task) {
-  const InitOptions options{.start_limit = task == "wait in vain" ? std::chrono::milliseconds(500) : kTestLimit, .operation_limit = kTestLimit};
+  const InitOptions options{.start_limit = task == "wait in vain" ? std::chrono::milliseconds(500) : kTestLimit,
+                            .operation_limit = kTestLimit};
   try {
     const auto world = init(options);
     std::printf("rank %d talks over %s\n", world.rank(), world.traits().name.c_str());
@@ -155,7 +156,8 @@ TEST(Init, TakesSharedMemoryOnOneHostAndGlooBetweenHosts) {
     EXPECT_EQ(ended.status, 0) << ended.output;
     EXPECT_THAT(ended.output, HasSubstr("talks over gloo"));
   }
-  for (const auto& ended : run_job({.ranks = 3, .transport = "shm"}, two_hosts)) EXPECT_THAT(ended.output, HasSubstr("on several; use gloo"));
+  for (const auto& ended : run_job({.ranks = 3, .transport = "shm"}, two_hosts))
+    EXPECT_THAT(ended.output, HasSubstr("on several; use gloo"));
 }
 
 TEST(Init, MeetsInAFile) {
@@ -167,9 +169,10 @@ TEST(Init, MeetsInAFile) {
 
 TEST(Init, NamesTheRanksThatDoNotStart) {
   const auto port = std::to_string(free_port());
-  Process lonely({this_program()},
-                 {{"RANK", "0"}, {"WORLD_SIZE", "3"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}, {"TESSERA_TEST_CHILD", "wait in vain"}},
-                 Process::Output::Capture);
+  Process lonely(
+      {this_program()},
+      {{"RANK", "0"}, {"WORLD_SIZE", "3"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}, {"TESSERA_TEST_CHILD", "wait in vain"}},
+      Process::Output::Capture);
   EXPECT_THAT(lonely.read_output(), HasSubstr("ranks 1 and 2 of 3 still missing"));
   EXPECT_EQ(lonely.wait(std::chrono::seconds(1)), 3);
 }
@@ -189,7 +192,9 @@ TEST(Init, RefusesADescriptionThatDoesNotAddUp) {
   EXPECT_THAT(said({{"TESSERA_TRANSPORT", "gloo"}}), HasSubstr("needs ranks"));
 }
 
-TEST(Init, IsAWorldOfOneByItself) { EXPECT_EQ(init().size(), 1); }
+TEST(Init, IsAWorldOfOneByItself) {
+  EXPECT_EQ(init().size(), 1);
+}
 
 TEST(Process, NeverOutlivesItsOwner) {
   pid_t pid = 0;

@@ -34,9 +34,13 @@ struct Names {
 };
 constexpr std::array<Names, 2> kLaunchers = {{{"RANK", "WORLD_SIZE"}, {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}}};
 
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+std::string first_line(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
 
-int master_port() { return static_cast<int>(env_int("MASTER_PORT", 1, 65535).value_or(kDefaultPort)); }
+int master_port() {
+  return static_cast<int>(env_int("MASTER_PORT", 1, 65535).value_or(kDefaultPort));
+}
 
 StorePtr open_store(const Identity& identity, std::chrono::milliseconds limit) {
   const auto where = env("TESSERA_STORE");
@@ -65,10 +69,10 @@ StorePtr open_store(const Identity& identity, std::chrono::milliseconds limit) {
       throw CommError(fmt::format("rank 0 can't serve the store at {}:{}: {}. Is the port taken? MASTER_PORT names another", host,
                                   options.port, first_line(error.what())));
     }
-    throw TimeoutError(fmt::format("rank {} found no store at {}:{} within {} s: {}. Rank 0 keeps it: has it started, and do MASTER_ADDR "
-                                   "and MASTER_PORT name it?",
-                                   identity.rank, host, options.port, std::chrono::duration<double>(limit).count(),
-                                   first_line(error.what())));
+    throw TimeoutError(
+        fmt::format("rank {} found no store at {}:{} within {} s: {}. Rank 0 keeps it: has it started, and do MASTER_ADDR "
+                    "and MASTER_PORT name it?",
+                    identity.rank, host, options.port, std::chrono::duration<double>(limit).count(), first_line(error.what())));
   }
 }
 
@@ -82,10 +86,11 @@ std::optional<Identity> identity_from_environment() {
     if (!rank && !size) continue;
     if (!rank || !size) {
       const char* missing = rank ? names.world_size : names.rank;
-      throw ConfigError(fmt::format("{} is set but {} is not; set both, or neither for a lone process", rank ? names.rank : names.world_size,
-                                    missing));
+      throw ConfigError(
+          fmt::format("{} is set but {} is not; set both, or neither for a lone process", rank ? names.rank : names.world_size, missing));
     }
-    if (*rank >= *size) throw ConfigError(fmt::format("{}={} does not exist in a world of {}={}", names.rank, *rank, names.world_size, *size));
+    if (*rank >= *size)
+      throw ConfigError(fmt::format("{}={} does not exist in a world of {}={}", names.rank, *rank, names.world_size, *size));
     return Identity{.rank = static_cast<int>(*rank), .world_size = static_cast<int>(*size)};
   }
   return std::nullopt;
@@ -112,9 +117,10 @@ std::vector<std::string> exchange(c10d::Store& store, const Identity& identity, 
                                   std::chrono::milliseconds limit) try {
   const auto key = [&](int rank) { return fmt::format("{}/{}", topic, rank); };
   if (store.add(key(identity.rank) + "/seen", 1) != 1) {
-    throw CommError(fmt::format("rank {} is there already. Either two processes have RANK={}, or the store is left over from an earlier "
-                                "run: give every run a fresh MASTER_PORT or file",
-                                identity.rank, identity.rank));
+    throw CommError(
+        fmt::format("rank {} is there already. Either two processes have RANK={}, or the store is left over from an earlier "
+                    "run: give every run a fresh MASTER_PORT or file",
+                    identity.rank, identity.rank));
   }
   store.set(key(identity.rank), own);
   const auto end = std::chrono::steady_clock::now() + limit;
@@ -131,10 +137,10 @@ std::vector<std::string> exchange(c10d::Store& store, const Identity& identity, 
         if (!store.check({key(other)})) missing.push_back(other);
       }
       if (missing.empty()) continue;
-      throw TimeoutError(fmt::format("start of rank {}: after {} s, {} of {} still missing; are all processes of the job running, with "
-                                     "the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT?",
-                                     identity.rank, std::chrono::duration<double>(limit).count(), name_ranks(missing),
-                                     identity.world_size));
+      throw TimeoutError(
+          fmt::format("start of rank {}: after {} s, {} of {} still missing; are all processes of the job running, with "
+                      "the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT?",
+                      identity.rank, std::chrono::duration<double>(limit).count(), name_ranks(missing), identity.world_size));
     }
     std::this_thread::sleep_for(kPoll);
   }

@@ -19,18 +19,18 @@ void run_over_store(const World& world, TransportKind kind, const std::function<
                     std::chrono::milliseconds limit) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   // The harness of the threads transport brings the threads and carries failures from one to the others.
-  run_ranks(
-      world.ranks,
-      [&](const Communicator& outer) {
-        const auto inner = init(store, outer.rank(), world.ranks, {.transport = kind, .start_limit = limit, .operation_limit = limit});
-        try {
-          program(inner);
-        } catch (const std::exception& error) {
-          inner.abort(error.what());
-          throw;
-        }
-      },
-      {.limit = limit});
+  run_ranks(world.ranks,
+            [&](const Communicator& outer) {
+              const auto inner =
+                  init(store, outer.rank(), world.ranks, {.transport = kind, .start_limit = limit, .operation_limit = limit});
+              try {
+                program(inner);
+              } catch (const std::exception& error) {
+                inner.abort(error.what());
+                throw;
+              }
+            },
+            {.limit = limit});
 }
 
 }  // namespace

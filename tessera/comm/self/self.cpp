@@ -5,6 +5,8 @@
 
 namespace tessera {
 
-Communicator self_world() { return Communicator(host_transport("self", std::make_unique<MirrorLink>(0, 1))); }
+Communicator self_world() {
+  return Communicator(host_transport("self", std::make_unique<MirrorLink>(0, 1)));
+}
 
 }  // namespace tessera

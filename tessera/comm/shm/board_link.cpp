@@ -48,7 +48,9 @@ struct alignas(64) BoardLink::Seat {
   std::atomic<int32_t> pid = 0;
 };
 
-size_t BoardLink::block_size(int ranks) { return sizeof(Header) + static_cast<size_t>(ranks) * (sizeof(Seat) + 2 * kSlot); }
+size_t BoardLink::block_size(int ranks) {
+  return sizeof(Header) + static_cast<size_t>(ranks) * (sizeof(Seat) + 2 * kSlot);
+}
 
 BoardLink::BoardLink(SharedBlock block, int rank, int ranks)
     : block_(std::move(block)), rank_(rank), ranks_(ranks), peers_(static_cast<size_t>(ranks)) {
@@ -60,9 +62,13 @@ BoardLink::~BoardLink() {
   futex_wake_all(seat(rank_).turn);
 }
 
-BoardLink::Header& BoardLink::header() const { return *reinterpret_cast<Header*>(block_.data()); }
+BoardLink::Header& BoardLink::header() const {
+  return *reinterpret_cast<Header*>(block_.data());
+}
 
-BoardLink::Seat& BoardLink::seat(int rank) const { return reinterpret_cast<Seat*>(block_.data() + sizeof(Header))[rank]; }
+BoardLink::Seat& BoardLink::seat(int rank) const {
+  return reinterpret_cast<Seat*>(block_.data() + sizeof(Header))[rank];
+}
 
 std::byte* BoardLink::slot(int rank) const {
   auto* slots = block_.data() + sizeof(Header) + static_cast<size_t>(ranks_) * sizeof(Seat);

@@ -24,7 +24,9 @@ uint64_t fresh_nonce() {
 
 }  // namespace
 
-SharedBlock SharedBlock::make(Source source, size_t size) { return source == Source::Heap ? on_heap(size) : on_memfd(size); }
+SharedBlock SharedBlock::make(Source source, size_t size) {
+  return source == Source::Heap ? on_heap(size) : on_memfd(size);
+}
 
 SharedBlock SharedBlock::on_heap(size_t size) {
   SharedBlock block;

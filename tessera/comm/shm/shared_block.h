@@ -20,7 +20,7 @@ class SharedBlock {
     int32_t fd = -1;
     int64_t pid = 0;
     uint64_t size = 0;
-    uint64_t nonce = 0;                            // lies behind the data, too: proves that the right memory was opened
+    uint64_t nonce = 0;                                // lies behind the data, too: proves that the right memory was opened
     const std::shared_ptr<std::byte>* data = nullptr;  // Heap only
   };
 

@@ -11,7 +11,9 @@
 namespace tessera {
 namespace {
 
-std::string pack(const SharedBlock::Ticket& ticket) { return {reinterpret_cast<const char*>(&ticket), sizeof ticket}; }
+std::string pack(const SharedBlock::Ticket& ticket) {
+  return {reinterpret_cast<const char*>(&ticket), sizeof ticket};
+}
 
 SharedBlock::Ticket unpack(const std::string& bytes) {
   SharedBlock::Ticket ticket;
