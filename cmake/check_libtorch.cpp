@@ -7,6 +7,6 @@
 int main() {
   const c10::Error error({__func__, __FILE__, __LINE__}, "strings cross the border");
   const bool has_gloo = at::show_config().find("USE_GLOO=0") == std::string::npos;
-  std::cout << (error.msg() == "strings cross the border" ? "fits this compiler" : "differs from this compiler's")
-            << (has_gloo ? ", gloo" : "") << '\n';
+  if (error.msg() != "strings cross the border") return 1;
+  std::cout << "fits this compiler" << (has_gloo ? ", gloo" : "") << '\n';
 }

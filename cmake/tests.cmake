@@ -4,9 +4,9 @@ find_package(GTest REQUIRED)
 option(TESSERA_LONG_TESTS "Also run the tests that are too slow for every run" OFF)
 set(_environment "OMP_NUM_THREADS=1")
 if(TESSERA_SANITIZE STREQUAL "thread")
-  list(APPEND _environment "TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/cmake/tsan.supp halt_on_error=1 second_deadlock_stack=1")
+  list(APPEND _environment "TSAN_OPTIONS=suppressions='${PROJECT_SOURCE_DIR}/cmake/tsan.supp' halt_on_error=1")
 elseif(TESSERA_SANITIZE STREQUAL "address")
-  list(APPEND _environment "ASAN_OPTIONS=detect_stack_use_after_return=1" "LSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/cmake/lsan.supp")
+  list(APPEND _environment "ASAN_OPTIONS=detect_stack_use_after_return=1" "LSAN_OPTIONS=suppressions='${PROJECT_SOURCE_DIR}/cmake/lsan.supp'")
 endif()
 set(_limit 20)
 if(TESSERA_SANITIZE)
@@ -21,6 +21,9 @@ target_precompile_headers(tessera_testing PUBLIC <ATen/ATen.h> <gmock/gmock.h> <
 set_source_files_properties(tessera/comm/join_test.cpp PROPERTIES
   INCLUDE_DIRECTORIES "${PROJECT_SOURCE_DIR}/tessera/comm/gloo/opaque")
 
+if(NOT TESSERA_LONG_TESTS)
+  list(FILTER _tests EXCLUDE REGEX "_long_test\\.cpp$")
+endif()
 foreach(_source IN LISTS _tests)
   file(RELATIVE_PATH _name "${PROJECT_SOURCE_DIR}/tessera" "${_source}")
   string(REGEX REPLACE "_test\\.cpp$" "" _name "${_name}")
@@ -30,18 +33,20 @@ foreach(_source IN LISTS _tests)
   target_link_libraries(${_target} PRIVATE tessera_testing GTest::gtest_main)
   target_precompile_headers(${_target} REUSE_FROM tessera_testing)
   add_test(NAME ${_name} COMMAND ${_target} --gtest_brief=1)
-  set_tests_properties(${_name} PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_limit})
+  set(_own_limit ${_limit})
+  if(_name MATCHES "_long$")
+    set(_own_limit 1800)
+  endif()
+  set_tests_properties(${_name} PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_own_limit})
 endforeach()
 
-# other_test(NAME [PASS regular expression of the output] [FAILS] [ENVIRONMENT name=value...] COMMAND ...): anything that is no gtest
+# other_test(NAME [STATUS s] [SAYS regular expression] [ENVIRONMENT name=value...] COMMAND ...): anything that is no gtest. The command must
+# end with the status (0 unless given) and its output must match.
 function(other_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "FAILS" "PASS" "ENVIRONMENT;COMMAND")
-  add_test(NAME ${name} COMMAND ${arg_COMMAND})
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "STATUS;SAYS" "ENVIRONMENT;COMMAND")
+  add_test(NAME ${name} COMMAND ${CMAKE_COMMAND} "-DSTATUS=${arg_STATUS}" "-DSAYS=${arg_SAYS}" -P "${PROJECT_SOURCE_DIR}/tests/expect.cmake"
+    -- ${arg_COMMAND})
   set_tests_properties(${name} PROPERTIES ENVIRONMENT "${_environment};${arg_ENVIRONMENT}" TIMEOUT ${_limit})
-  if(arg_PASS)
-    set_tests_properties(${name} PROPERTIES PASS_REGULAR_EXPRESSION "${arg_PASS}")
-  endif()
-  set_property(TEST ${name} PROPERTY WILL_FAIL ${arg_FAILS})
 endfunction()
 
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
@@ -51,25 +56,28 @@ set(_sanitizer_flag "")
 if(TESSERA_SANITIZE)
   set(_sanitizer_flag "-fsanitize=${TESSERA_SANITIZE}")
 endif()
-other_test(install/consumer PASS "sum over 3 ranks: 6.*${PROJECT_VERSION}" COMMAND ${CMAKE_COMMAND}
+other_test(install/consumer SAYS "sum over 3 ranks: 6.*${PROJECT_VERSION}" COMMAND ${CMAKE_COMMAND}
   "-DBUILD=${PROJECT_BINARY_DIR}" "-DSOURCE=${PROJECT_SOURCE_DIR}/tests/consumer" "-DFOLDER=${PROJECT_BINARY_DIR}/consumer"
   "-DFLAGS=${_sanitizer_flag}" -P "${PROJECT_SOURCE_DIR}/tests/consumer/run.cmake")
 
-other_test(cli/test COMMAND tessera_cli test)
-other_test(cli/help PASS "--transport.*--ranks" COMMAND tessera_cli test --help)
-other_test(cli/unknown_transport PASS "pigeon" COMMAND tessera_cli test --transport pigeon)
-other_test(cli/no_command FAILS COMMAND tessera_cli)
-other_test(cli/missing_ranks PASS "ranks 1 and 2 of 3 still missing" ENVIRONMENT RANK=0 WORLD_SIZE=3 MASTER_PORT=29611
-  COMMAND tessera_cli test --limit 0.5)
+other_test(cli/test SAYS "all transports keep their promises" COMMAND $<TARGET_FILE:tessera_cli> test)
+other_test(cli/nine_ranks SAYS "threads: 9 ranks.*all transports keep" COMMAND $<TARGET_FILE:tessera_cli> test --transport threads --ranks 9)
+other_test(cli/help SAYS "--transport.*--ranks" COMMAND $<TARGET_FILE:tessera_cli> test --help)
+other_test(cli/unknown_transport STATUS 105 SAYS "pigeon" COMMAND $<TARGET_FILE:tessera_cli> test --transport pigeon)
+other_test(cli/no_command STATUS 106 SAYS "subcommand is required" COMMAND $<TARGET_FILE:tessera_cli>)
+set(_store "TESSERA_STORE=file:${PROJECT_BINARY_DIR}/tests")
+other_test(cli/missing_ranks STATUS 1 SAYS "ranks 1 and 2 of 3 still missing" ENVIRONMENT RANK=0 WORLD_SIZE=3 ${_store}/missing_ranks
+  COMMAND $<TARGET_FILE:tessera_cli> test --limit 0.5)
+other_test(cli/two_masters STATUS 1 SAYS "leave --ranks" ENVIRONMENT RANK=0 WORLD_SIZE=1 COMMAND $<TARGET_FILE:tessera_cli> test --ranks 3)
 
 # Launchers that others wrote.
 find_program(MPIRUN mpirun)
 if(MPIRUN)
-  other_test(launchers/mpirun PASS "shm: 3 ranks.*errors +ok"
-    ENVIRONMENT OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 MASTER_PORT=29612
+  other_test(launchers/mpirun SAYS "shm: 3 ranks.*errors +ok"
+    ENVIRONMENT OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 ${_store}/mpirun
     COMMAND ${MPIRUN} --oversubscribe -n 3 $<TARGET_FILE:tessera_cli> test)
 endif()
 if(Libtorch_PYTHON)
-  other_test(launchers/torchrun PASS "shm: 3 ranks.*errors +ok"
-    COMMAND ${Libtorch_PYTHON} -m torch.distributed.run --no-python --nproc-per-node 3 --master-port 29613 $<TARGET_FILE:tessera_cli> test)
+  other_test(launchers/torchrun SAYS "shm: 3 ranks.*errors +ok"
+    COMMAND ${Libtorch_PYTHON} -m torch.distributed.run --standalone --no-python --nproc-per-node 3 $<TARGET_FILE:tessera_cli> test)
 endif()

@@ -37,7 +37,7 @@ install_packages() {
   local missing line
   missing=$(missing_packages "$1" | tr '\n' ' ')
   [ -n "$missing" ] || return 0
-  line="apt-get install -y --no-install-recommends $missing"
+  line="apt-get install -y --no-install-recommends ${missing% }"
   command -v apt-get >/dev/null || fail "These are missing, and there is no apt-get to install them (names as in Debian 12): $missing"
   if [ "$(id -u)" = 0 ]; then
     say "installing $missing"
@@ -46,22 +46,26 @@ install_packages() {
   elif command -v sudo >/dev/null && { sudo -n true 2>/dev/null || [ -t 0 ]; }; then
     say "installing $missing (with sudo)"
     sudo apt-get update -qq || true
-    sudo DEBIAN_FRONTEND=noninteractive $line >build/apt.log 2>&1 || { tail -n 20 build/apt.log >&2; fail "This did not work: sudo $line"; }
+    sudo env DEBIAN_FRONTEND=noninteractive $line >build/apt.log 2>&1 || { tail -n 20 build/apt.log >&2; fail "This did not work: sudo $line"; }
   else
-    fail "Some packages are missing, and this user may not install them. Please run:" "  sudo $line"
+    fail "Some packages are missing, and this user may not install them. Please run:" "  sudo apt-get update && sudo $line"
   fi
   missing=$(missing_packages "$1" | tr '\n' ' ')
   [ -z "$missing" ] || fail "Still missing after the installation, or too old: $missing"
 }
 
-# Prints an interpreter whose installed torch fits; quick, because it does not import torch.
+# Prints an interpreter whose torch fits. The system's must be able to import it; of the one that this script installs the C++ libraries
+# suffice (a build with CUDA can't be imported without gigabytes that they do not need).
 python_with_torch() {
   local python
   for python in "$PWD/build/python/bin/python" python3; do
     if "$python" - <<'PYTHON' 2>/dev/null
 import importlib.metadata, importlib.util, re, sys
 version = tuple(int(n) for n in re.match(r"(\d+)\.(\d+)", importlib.metadata.version("torch")).groups())
-sys.exit(0 if importlib.util.find_spec("torch") and (2, 11) <= version <= (2, 14) else 1)
+if not (2, 11) <= version <= (2, 14) or not importlib.util.find_spec("torch"):
+    sys.exit(1)
+if "build/python" not in sys.executable:
+    import torch
 PYTHON
     then
       command -v "$python"
@@ -72,19 +76,21 @@ PYTHON
 }
 
 install_torch() {
-  local pip="build/python/bin/python -m pip --quiet --disable-pip-version-check install" index=()
+  local pip="build/python/bin/python -m pip --quiet --disable-pip-version-check install" index=() cuda
   [ -z "${TESSERA_TORCH_INDEX:-}" ] || index=(--index-url "$TESSERA_TORCH_INDEX")
   say "installing torch $torch_version into build/python"
   python3 -m venv build/python
   # Without its dependencies: on an index that has no CPU build they are gigabytes of CUDA that nothing here uses.
-  $pip --no-deps "${index[@]}" "torch==$torch_version" ||
+  # A build for CPUs where the index has one.
+  $pip --no-deps "${index[@]}" "torch==$torch_version+cpu" 2>/dev/null || $pip --no-deps "${index[@]}" "torch==$torch_version" ||
     fail "torch $torch_version can't be installed by pip. Set TESSERA_TORCH to the folder of a libtorch 2.11 to 2.14 that you have," \
       "or TESSERA_TORCH_INDEX to the address of a package index that offers it."
   # What `import torch` needs of pure Python, for the tests that compare with PyTorch.
   $pip filelock typing-extensions setuptools sympy networkx jinja2 fsspec || fail "The Python packages that torch imports can't be installed by pip."
   if ls build/python/lib/python3*/site-packages/torch/lib/libtorch_cuda.so >/dev/null 2>&1; then
     # A build with CUDA: its CPU part loads with these two alone.
-    $pip --no-deps nvidia-cuda-runtime nvidia-cuda-cupti || fail "The CUDA run-time libraries that this torch loads can't be installed by pip."
+    cuda=$(build/python/bin/python -c "import importlib.metadata as m, re; print(re.search(r'cuda-toolkit.*?==(\d+)', ' '.join(m.requires('torch'))).group(1))")
+    $pip --no-deps "nvidia-cuda-runtime==$cuda.*" "nvidia-cuda-cupti==$cuda.*" || fail "The CUDA run-time libraries that this torch loads can't be installed by pip."
   fi
 }
 
@@ -92,10 +98,15 @@ install_torch() {
 setup() {
   local preset=$1 purpose=$2 folder=build settings stamp arguments=()
   [ "$preset" = release ] || folder=build/$preset
-  stamp=$folder/.setup-$purpose
-  settings="$(cksum <scripts/setup.sh) $(pwd) torch=${TESSERA_TORCH:-} dir=${Torch_DIR:-} index=${TESSERA_TORCH_INDEX:-} long=${TESSERA_LONG_TESTS:-OFF}"
+  # One stamp a folder: what it was configured with last. A folder that is ready for tests is ready for a run, too.
+  stamp=$folder/.setup
+  settings="$(cksum <scripts/setup.sh) $(pwd) torch=${TESSERA_TORCH:-} dir=${Torch_DIR:-} index=${TESSERA_TORCH_INDEX:-}"
   mkdir -p "$folder"
-  if [ -f "$folder/build.ninja" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$settings" ]; then return 0; fi
+  if [ -f "$folder/build.ninja" ] && [ -f "$stamp" ]; then
+    case "$purpose $(cat "$stamp")" in
+      "run $settings for "* | "tests $settings for tests long=${TESSERA_LONG_TESTS:-OFF}") return 0 ;;
+    esac
+  fi
 
   install_packages "$purpose"
   if [ -z "${TESSERA_TORCH:-}${Torch_DIR:-}" ]; then
@@ -103,12 +114,11 @@ setup() {
     arguments+=("-DTESSERA_PYTHON=$(python_with_torch)") || fail "torch was installed, but no Python finds it."
   fi
   arguments+=("-DTESSERA_TORCH=${TESSERA_TORCH:-}" "-DTorch_DIR=${Torch_DIR:-}")
-  # Tests are part of the same build folder, but need packages that a first run can do without.
-  if [ "$purpose" = tests ]; then arguments+=(-DTESSERA_TESTS=ON); elif [ ! -f "$folder/.setup-tests" ]; then arguments+=(-DTESSERA_TESTS=OFF); fi
+  if [ "$purpose" = tests ]; then arguments+=(-DTESSERA_TESTS=ON); else arguments+=(-DTESSERA_TESTS=OFF); fi
   cmake --preset "$preset" "${arguments[@]}" "-DTESSERA_LONG_TESTS=${TESSERA_LONG_TESTS:-OFF}" >"$folder/configure.log" 2>&1 ||
     { cat "$folder/configure.log" >&2; exit 1; }
   sed -n '/^-- Tessera/,/^-- Configuring/p' "$folder/configure.log" | sed '$d'
-  printf '%s' "$settings" >"$stamp"
+  printf '%s for %s long=%s' "$settings" "$purpose" "${TESSERA_LONG_TESTS:-OFF}" >"$stamp"
 }
 
 build() {

@@ -1,6 +1,6 @@
 """Reads every #include of the sources and fails if a room of the house looks into one that it may not know.
 
-The table is the one in docs/design.md: a room may use itself and the rooms named beside it.
+It states in full what docs/design.md says in its order of rooms and its last column: a room may use itself and the rooms named beside it.
 """
 import pathlib
 import re
@@ -22,7 +22,7 @@ ROOMS = {
 }
 # Which transport a program talks over is for comm to know: the rooms below it see the interface.
 HIDDEN = re.compile(r"tessera/comm/(host_transport|link|queue|envelope|gloo|shm|self/mirror_link)")
-INCLUDE = re.compile(r'#include\s+["<](tessera/(\w+)/[^">]+|tessera/tessera\.h)[">]')
+INCLUDE = re.compile(r'#include\s+["<](tessera/(\w+)/[^">]+|tessera/tessera\.h|\.[^">]*)[">]')
 
 
 def complaints(root):
@@ -44,7 +44,7 @@ def complaints(root):
             used = found.group(2)
             where = f"{path.relative_to(root)}:{number}"
             if used is None:
-                yield f"{where}: the umbrella header is for programs, not for the library"
+                yield f"{where}: includes start with tessera/ and name a room (the umbrella header is for programs)"
             elif used != room and used not in ROOMS[room]:
                 yield f"{where}: {room} may not know {used}"
             elif room != "comm" and HIDDEN.match(found.group(1)):

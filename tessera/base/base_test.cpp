@@ -17,11 +17,10 @@ TEST(Error, KeepsItsKindWhenContextIsAdded) {
   try {
     try {
       throw TimeoutError("it took too long");
-    } catch (Error& error) {
-      error.add_context("rank 2: ");
-      throw;
+    } catch (...) {
+      std::rethrow_exception(with_context("rank 2: "));
     }
-  } catch (const CommError& error) {
+  } catch (const TimeoutError& error) {
     EXPECT_STREQ(error.what(), "rank 2: it took too long");
   }
 }

@@ -14,9 +14,6 @@ class Error : public std::exception {
 
   const char* what() const noexcept override { return message_.c_str(); }
 
-  /// Puts where it happened ("rank 2: ") before the message, for errors that pass through several hands.
-  void add_context(std::string_view where) { message_.insert(0, where); }
-
  private:
   std::string message_;
 };
@@ -45,5 +42,12 @@ class CommError : public Error {
 class TimeoutError : public CommError {
   using CommError::CommError;
 };
+
+/// For a handler: the exception that it handles, as a new one of the same kind with words before its message ("rank 2: "). What other
+/// libraries throw becomes an Error.
+std::exception_ptr with_context(std::string_view where);
+
+/// The message of an exception that is at hand as a pointer.
+std::string message_of(const std::exception_ptr& error);
 
 }  // namespace tessera

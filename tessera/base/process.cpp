@@ -73,7 +73,10 @@ Process::Process(std::vector<std::string> command, const std::map<std::string, s
   }
   failure.write = Fd();
   int reason = 0;
-  if (::read(failure.read.get(), &reason, sizeof reason) == sizeof reason) {
+  ssize_t told = 0;
+  do told = ::read(failure.read.get(), &reason, sizeof reason);
+  while (told < 0 && errno == EINTR);
+  if (told == sizeof reason) {
     wait(std::chrono::seconds(5));
     throw IoError(fmt::format("can't start '{}': {}", command.front(), std::strerror(reason)));
   }
@@ -87,11 +90,8 @@ Process::~Process() {
   ::waitpid(pid_, nullptr, 0);
 }
 
-void Process::kill(int signal) const {
-  if (!status_) ::kill(pid_, signal);
-}
-
 std::optional<int> Process::wait(std::chrono::milliseconds limit) {
+  if (pid_ < 0) throw UsageError("this Process was moved from; wait for the one that it moved to");
   const auto end = std::chrono::steady_clock::now() + limit;
   while (!status_) {
     int raw = 0;

@@ -24,7 +24,6 @@ class Process {
   ~Process();  // kills and reaps what still runs
 
   pid_t pid() const { return pid_; }
-  void kill(int signal) const;
 
   /// Exit status as a shell gives it (128 + n after signal n), or nothing if the child still runs after the limit.
   std::optional<int> wait(std::chrono::milliseconds limit);

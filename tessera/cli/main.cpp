@@ -2,7 +2,6 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
-#include "tessera/base/error.h"
 #include "tessera/cli/commands.h"
 
 int main(int argc, char** argv) {

@@ -1,4 +1,5 @@
 // `tessera test`: runs the conformance checks over each transport and prints a verdict for every operation.
+#include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
@@ -9,7 +10,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <map>
-#include <mutex>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
@@ -26,6 +26,9 @@ namespace {
 
 const std::vector<std::string> kTransports = {"self", "threads", "shm", "gloo", "fake"};
 
+// Set for the processes that the command starts itself: it has printed their heading.
+constexpr const char* kStartedByTest = "TESSERA_STARTED_BY_TEST";
+
 struct TestFlags {
   std::string transport = "all";
   int ranks = 2;
@@ -35,47 +38,60 @@ struct TestFlags {
 };
 
 struct Verdict {
+  std::string operation;
   int checks = 0;
-  std::vector<std::string> failures;
+  int failures = 0;  // on all ranks
   std::chrono::duration<double> time{};
 };
 
-/// All checks on this rank, by operation, in the order in which they first came. A broken group ends them: nothing after is of use.
-std::vector<std::pair<std::string, Verdict>> run_checks(const Communicator& world) {
-  std::vector<std::pair<std::string, Verdict>> verdicts;
-  for (const auto& check : conformance_checks(world)) {
-    auto found = std::ranges::find(verdicts, check.operation, [](const auto& entry) { return entry.first; });
-    if (found == verdicts.end()) found = verdicts.insert(found, {check.operation, Verdict()});
-    auto& verdict = found->second;
-    verdict.checks++;
-    const auto start = std::chrono::steady_clock::now();
+void print(const Verdict& verdict) {
+  fmt::print("  {:<16}{:<8}{:>4} checks{:>9.1f} ms\n", verdict.operation, verdict.failures == 0 ? "ok" : "FAILED", verdict.checks,
+             verdict.time.count() * 1e3);
+  std::fflush(stdout);
+}
+
+/// Runs one operation's checks on this rank. What fails is printed by the rank on which it failed.
+Verdict run_checks(const Communicator& world, const std::string& operation, std::span<const ConformanceCheck> checks) {
+  Verdict verdict{.operation = operation, .checks = static_cast<int>(checks.size())};
+  const auto start = std::chrono::steady_clock::now();
+  for (const auto& check : checks) {
     try {
       check.run(world);
     } catch (const CommError&) {
-      throw;
+      throw;  // the group is done for: nothing after this is of use
     } catch (const std::exception& error) {
-      verdict.failures.push_back(fmt::format("rank {}: {} {}: {}", world.rank(), check.operation, check.what, error.what()));
+      verdict.failures++;
+      fmt::print("  rank {}: {} {}: {}\n", world.rank(), check.operation, check.what, error.what());
     }
-    verdict.time += std::chrono::steady_clock::now() - start;
   }
-  return verdicts;
+  verdict.time = std::chrono::steady_clock::now() - start;
+  const auto failures = at::full({1}, int64_t{verdict.failures});
+  world.all_reduce(failures).wait();
+  verdict.failures = failures.item<int>();
+  return verdict;
 }
 
-/// Runs the checks and prints, on rank 0, one line for each operation. Returns whether all of them held on this rank.
+/// Runs all checks, operation by operation, and prints a line for each on rank 0. Returns whether all of them held on all ranks.
 bool report(const Communicator& world) {
-  static std::mutex printing;
-  const auto verdicts = run_checks(world);
-  bool good = true;
-  std::lock_guard lock(printing);
-  for (const auto& [operation, verdict] : verdicts) {
-    good &= verdict.failures.empty();
-    if (world.rank() == 0) {
-      fmt::print("  {:<16}{:<8}{:>4} checks{:>9.1f} ms\n", operation, verdict.failures.empty() ? "ok" : "FAILED", verdict.checks,
-                 verdict.time.count() * 1e3);
-    }
-    for (const auto& failure : verdict.failures) fmt::print("    {}\n", failure);
+  const auto checks = conformance_checks(world);
+  std::vector<std::string> operations;
+  for (const auto& check : checks) {
+    if (std::ranges::find(operations, check.operation) == operations.end()) operations.push_back(check.operation);
   }
-  std::fflush(stdout);
+  bool good = true;
+  for (const auto& operation : operations) {
+    std::vector<ConformanceCheck> some;
+    std::ranges::copy_if(checks, std::back_inserter(some), [&](const auto& check) { return check.operation == operation; });
+    try {
+      const auto verdict = run_checks(world, operation, some);
+      good &= verdict.failures == 0;
+      if (world.rank() == 0) print(verdict);
+    } catch (const CommError& error) {
+      fmt::print("  {:<16}FAILED  on rank {}: {}\n", operation, world.rank(), error.what());
+      std::fflush(stdout);
+      return false;
+    }
+  }
   return good;
 }
 
@@ -103,7 +119,8 @@ bool test_processes(const std::string& transport, const TestFlags& flags) {
                                                           {"WORLD_SIZE", std::to_string(flags.ranks)},
                                                           {"MASTER_ADDR", "127.0.0.1"},
                                                           {"TESSERA_STORE", "file:" + (place.folder / "store").string()},
-                                                          {"TESSERA_TRANSPORT", transport}});
+                                                          {"TESSERA_TRANSPORT", transport},
+                                                          {kStartedByTest, "1"}});
   }
   bool good = true;
   for (int rank = 0; rank < flags.ranks; rank++) {
@@ -117,7 +134,11 @@ bool test_processes(const std::string& transport, const TestFlags& flags) {
 
 bool test_threads(const TestFlags& flags) {
   std::atomic<bool> good = true;
-  run_ranks(flags.ranks, [&](const Communicator& world) { good = report(world) && good; }, {.limit = flags.limit()});
+  run_ranks(flags.ranks,
+            [&](const Communicator& world) {
+              if (!report(world)) good = false;
+            },
+            {.limit = flags.limit()});
   return good;
 }
 
@@ -143,13 +164,19 @@ bool test_transport(const std::string& transport, const TestFlags& flags) {
 /// One rank of a group that somebody else started: torchrun, mpirun, or test_processes above.
 bool test_as_rank(const TestFlags& flags) {
   const auto world = init({.start_limit = flags.limit(), .operation_limit = flags.limit()});
-  const bool announced = env("TESSERA_STORE").has_value();  // the one that started us has printed the heading
-  if (world.rank() == 0 && !announced) fmt::print("{}: {} ranks\n", world.traits().name, world.size());
+  if (world.rank() == 0 && !env(kStartedByTest)) fmt::print("{}: {} ranks\n", world.traits().name, world.size());
   return report(world);
 }
 
-int run(const TestFlags& flags) {
-  if (env("RANK") || env("OMPI_COMM_WORLD_RANK")) return test_as_rank(flags) ? 0 : 1;
+int run(const TestFlags& flags, bool chosen) {
+  if (env("RANK") || env("OMPI_COMM_WORLD_RANK")) {
+    if (chosen) {
+      throw UsageError(
+          "the launcher that set RANK decides how many ranks there are, and TESSERA_TRANSPORT what they talk over: leave --ranks "
+          "and --transport out, or start the command by itself");
+    }
+    return test_as_rank(flags) ? 0 : 1;
+  }
   bool good = true;
   for (const auto& transport : kTransports) {
     if (flags.transport == "all" || flags.transport == transport) good &= test_transport(transport, flags);
@@ -165,8 +192,10 @@ void add_test_command(CLI::App& app) {
   const auto flags = std::make_shared<TestFlags>();
   auto names = kTransports;
   names.insert(names.begin(), "all");
-  command->add_option("--transport", flags->transport, "What the ranks talk over")->check(CLI::IsMember(names))->capture_default_str();
-  command->add_option("--ranks", flags->ranks, "How many ranks (self has one)")->check(CLI::Range(1, 64))->capture_default_str();
+  auto* transport =
+      command->add_option("--transport", flags->transport, "What the ranks talk over")->check(CLI::IsMember(names))->capture_default_str();
+  auto* ranks =
+      command->add_option("--ranks", flags->ranks, "How many ranks (self always has one)")->check(CLI::Range(1, 64))->capture_default_str();
   command->add_option("--limit", flags->limit_s, "Seconds that an operation may wait for other ranks")
       ->check(CLI::Range(0.1, 3600.0))
       ->capture_default_str();
@@ -174,8 +203,9 @@ void add_test_command(CLI::App& app) {
       "Started by torchrun or mpirun it is one rank of their job:\n"
       "  mpirun -n 4 tessera test\n"
       "  torchrun --no-python --nproc-per-node 4 tessera test");
-  command->callback([flags] {
-    if (const int status = run(*flags); status != 0) throw CLI::RuntimeError(status);
+  command->callback([flags, transport, ranks] {
+    const bool chosen = transport->count() + ranks->count() > 0;
+    if (const int status = run(*flags, chosen); status != 0) throw CLI::RuntimeError(status);
   });
 }
 

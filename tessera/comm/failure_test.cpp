@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <filesystem>
+#include <fstream>
 #include <thread>
 
+#include "tessera/base/compat.h"
 #include "tessera/base/error.h"
 #include "tessera/testing/transports.h"
 
@@ -87,6 +90,23 @@ TEST_P(TalkingWorld, EndsWhatIsUnderWayWhenAborted) {
   });
 }
 
+TEST_P(TalkingWorld, CarriesAnExceptionIntoTheGroupsThatWereSplitOff) {
+  if (GetParam().ranks < 3) return;
+  const auto message = message_of<Error>([&] {
+    run_world(GetParam(), [&](const Communicator& world) {
+      // All but rank 0 form a group, and wait in it for the last.
+      std::vector<int> colors(static_cast<size_t>(world.size()), 1);
+      colors[0] = 0;
+      const auto group = world.split(colors);
+      group.barrier();
+      if (world.rank() == last()) throw UsageError("the disk is full");
+      if (world.rank() == 0) return;
+      EXPECT_THAT(message_of<CommError>([&] { group.barrier(); }), ::testing::AnyOf(HasSubstr("the disk is full"), HasSubstr("left")));
+    });
+  });
+  EXPECT_THAT(message, HasSubstr("the disk is full"));
+}
+
 INSTANTIATE_TEST_SUITE_P(Worlds, TalkingWorld, ::testing::ValuesIn(talking_worlds()), ::testing::PrintToStringParamName());
 
 TEST(Limits, MustBePositive) {
@@ -95,6 +115,67 @@ TEST(Limits, MustBePositive) {
     EXPECT_EQ(world.with_limit(seconds(2)).limit(), seconds(2));
     EXPECT_EQ(world.limit(), kTestLimit);
   });
+}
+
+TEST(Work, MayBeDoneOnTensorsOfInferenceMode) {
+  run_world({.transport = "threads", .ranks = 2}, [](const Communicator& world) {
+    const c10::InferenceMode mode;
+    const auto tensor = at::ones({4});
+    world.all_reduce(tensor).wait();
+    EXPECT_EQ(tensor[3].item<float>(), 2);
+  });
+}
+
+TEST(Ranks, RefuseALimitThatLeavesNoTime) {
+  EXPECT_THAT(message_of<UsageError>([] {
+                run_world(
+                    {.transport = "threads", .ranks = 2}, [](const Communicator&) {}, milliseconds(0));
+              }),
+              HasSubstr("0 ms"));
+}
+
+TEST(Refusals, ReachAllRanksWhateverIsWrong) {
+  run_world({.transport = "threads", .ranks = 2}, [](const Communicator& world) {
+    // Memory that is not there: a storage whose guard throws.
+    auto tensor = at::ones({4});
+    if (world.rank() == 1) compat::guard_storage(*tensor.storage().unsafeGetStorageImpl(), "unit 'layers.0' is elsewhere");
+    EXPECT_THAT(message_of<UsageError>([&] { world.all_reduce(tensor).wait(); }), HasSubstr("rank 1 can't take part"));
+    const Piece piece{.whole = at::ones({4}), .own = at::ones({2}, world.rank() == 1 ? at::kLong : at::kFloat)};
+    EXPECT_THAT(message_of<UsageError>([&] { world.reduce_scatter(std::array{piece}).wait(); }), HasSubstr("own is Long"));
+    // A unit without parameters has no pieces, and that is all right.
+    world.all_gather({}).wait();
+    world.reduce_scatter({}, {.op = Reduce::Mean, .wire_dtype = at::kBFloat16}).wait();
+  });
+}
+
+/// What this process holds of the system: threads, file descriptors, shared memory.
+std::array<size_t, 3> holdings() {
+  const auto count = [](const char* folder) {
+    return static_cast<size_t>(std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator()));
+  };
+  std::ifstream maps("/proc/self/maps");
+  size_t shared = 0;
+  for (std::string line; std::getline(maps, line);) shared += line.find("memfd:tessera") != std::string::npos ? 1 : 0;
+  return {count("/proc/self/task"), count("/proc/self/fd"), shared};
+}
+
+TEST(Groups, LeaveNothingBehind) {
+  const auto use_and_break = [] {
+    for (const auto* transport : {"threads", "shm", "gloo"}) {
+      const auto program = [](const Communicator& world) {
+        world.split(std::array{0, 1, 0}).barrier();
+        if (world.rank() == 2) throw Error("over");
+        world.barrier();
+      };
+      EXPECT_THROW(run_world({.transport = transport, .ranks = 3}, program), Error);
+    }
+  };
+  use_and_break();  // libraries make what they keep for ever
+  const auto before = holdings();
+  for (int i = 0; i < 3; i++) use_and_break();
+  // Connections close in a thread of gloo's, so the end may come a moment later.
+  for (int i = 0; i < 100 && holdings() > before; i++) std::this_thread::sleep_for(milliseconds(20));
+  EXPECT_LE(holdings(), before);
 }
 
 TEST(Work, ThatIsDroppedStillKeepsItsBuffers) {

@@ -1,7 +1,7 @@
 #include "tessera/comm/host_transport.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,9 +17,16 @@ namespace {
 
 // Below this, an all_reduce sends everything to everybody: one exchange instead of two.
 constexpr int64_t kSmallReduction = 32 * 1024;
+// How long a rank that leaves waits for operations that it started and dropped.
+constexpr auto kFarewell = std::chrono::seconds(10);
 
 Bytes bytes_of(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
+}
+
+/// c10's errors go on with a stack trace.
+std::string_view first_line(std::string_view text) {
+  return text.substr(0, text.find('\n'));
 }
 
 Bytes part(const Bytes& all, size_t index, size_t parts) {
@@ -42,6 +49,7 @@ std::string complaint(const at::Tensor& tensor, std::string_view what, std::stri
     return fmt::format("{} is on {}; transport {} moves host memory, pass a CPU tensor", what, tensor.device().str(), transport);
   }
   if (tensor.layout() != at::kStrided || !tensor.is_contiguous()) return fmt::format("{} is not contiguous; pass .contiguous()", what);
+  bytes_of(tensor);  // throws where the memory is out of reach
   return {};
 }
 
@@ -64,16 +72,22 @@ std::string complaint(const Piece& piece, int rank, int size, std::string_view t
 
 /// The arithmetic of one reduction: chosen once, the same on every link.
 struct HostTransport::Reducer {
-  Reduce op;
-  at::ScalarType wire;
-  at::ScalarType sum;
+  Reduce op = Reduce::Sum;
+  at::ScalarType wire = at::kFloat;
+  at::ScalarType sum = at::kFloat;
 
+  Reducer() = default;
   Reducer(const Reduction& reduction, at::ScalarType dtype)
       : op(reduction.op),
         wire(reduction.wire_dtype.value_or(dtype)),
         sum(reduction.sum_dtype.value_or(default_sum_dtype(wire == dtype ? dtype : at::promoteTypes(dtype, default_sum_dtype(wire))))) {}
 
-  std::string complaint(at::ScalarType dtype) const {
+  std::string complaint(at::ScalarType dtype, std::span<const Piece> pieces = {}) const {
+    for (const auto& piece : pieces) {
+      if (at::isFloatingType(piece.own.scalar_type()) != at::isFloatingType(dtype)) {
+        return fmt::format("own is {}, whole is {}", c10::toString(piece.own.scalar_type()), c10::toString(dtype));
+      }
+    }
     const bool floating = at::isFloatingType(dtype) && at::isFloatingType(wire) && at::isFloatingType(sum);
     const bool integral = at::isIntegralType(dtype, /*includeBool=*/false) && wire == dtype && sum == dtype;
     if (!floating && !integral) {
@@ -109,63 +123,103 @@ struct HostTransport::Reducer {
 
 namespace {
 
-Envelope envelope_for(Operation operation, const Call& call) {
+/// What this rank is about to do. `fill` adds the buffers; whatever is wrong with them becomes this rank's refusal, so that the others
+/// hear of it instead of waiting.
+Envelope envelope_for(Operation operation, const Call& call, const std::function<void(Envelope&)>& fill = {}) {
   Envelope envelope;
   envelope.operation = operation;
   envelope.version = call.subject.version;
   envelope.set_unit(call.subject.unit);
-  return envelope;
-}
-
-Envelope envelope_for(Operation operation, const Call& call, const at::Tensor& tensor, std::string_view transport) {
-  auto envelope = envelope_for(operation, call);
-  if (tensor.defined()) {
-    envelope.pieces = 1;
-    envelope.numel = tensor.numel();
-    envelope.dtype = envelope.wire_dtype = envelope.sum_dtype = static_cast<int8_t>(tensor.scalar_type());
+  try {
+    if (fill) fill(envelope);
+  } catch (const std::exception& error) {
+    envelope.refuse(first_line(error.what()));
   }
-  if (auto why = complaint(tensor, "the tensor", transport); !why.empty()) envelope.refuse(why);
   return envelope;
 }
 
-Envelope envelope_for(Operation operation, const Call& call, std::span<const Piece> pieces, int rank, const Transport::Traits& traits) {
-  auto envelope = envelope_for(operation, call);
+void require(std::string complaint) {
+  if (!complaint.empty()) throw UsageError(std::move(complaint));
+}
+
+void describe(Envelope& envelope, const at::Tensor& tensor, std::string_view transport) {
+  require(complaint(tensor, "the tensor", transport));
+  envelope.pieces = 1;
+  envelope.numel = tensor.numel();
+  envelope.dtype = envelope.wire_dtype = envelope.sum_dtype = static_cast<int8_t>(tensor.scalar_type());
+}
+
+void describe(Envelope& envelope, std::span<const Piece> pieces, int rank, const Transport::Traits& traits) {
   envelope.pieces = static_cast<int32_t>(pieces.size());
   for (size_t i = 0; i < pieces.size(); i++) {
-    const auto& whole = pieces[i].whole;
     auto why = complaint(pieces[i], rank, traits.size, traits.name);
-    if (whole.defined()) {
-      const auto dtype = static_cast<int8_t>(whole.scalar_type());
-      if (i == 0) envelope.dtype = envelope.wire_dtype = envelope.sum_dtype = dtype;
-      if (why.empty() && dtype != envelope.dtype) why = "pieces of one call must have one dtype";
-      envelope.numel += whole.numel();
-      mix(envelope.layout, static_cast<uint64_t>(whole.numel()));
-    }
-    if (!why.empty()) {
-      envelope.refuse(fmt::format("piece {}: {}", i, why));
-      break;
-    }
+    if (!why.empty()) throw UsageError(fmt::format("piece {}: {}", i, why));
+    const auto& whole = pieces[i].whole;
+    const auto dtype = static_cast<int8_t>(whole.scalar_type());
+    if (i == 0) envelope.dtype = envelope.wire_dtype = envelope.sum_dtype = dtype;
+    if (dtype != envelope.dtype) throw UsageError(fmt::format("piece {}: pieces of one call must have one dtype", i));
+    envelope.numel += whole.numel();
+    mix(envelope.layout, static_cast<uint64_t>(whole.numel()));
   }
-  return envelope;
 }
 
 }  // namespace
 
-HostTransport::HostTransport(std::string name, std::unique_ptr<Link> link)
-    : Transport({.name = std::move(name), .size = link->size(), .local_ranks = {link->rank()}}),
+/// Knows every link of the family that still exists.
+struct HostTransport::Family {
+  void add(const std::shared_ptr<Link>& link) {
+    std::lock_guard lock(mutex);
+    std::erase_if(links, [](const auto& known) { return known.expired(); });
+    links.push_back(link);
+  }
+
+  std::vector<std::shared_ptr<Link>> alive() {
+    std::lock_guard lock(mutex);
+    std::vector<std::shared_ptr<Link>> result;
+    for (const auto& known : links) {
+      if (auto link = known.lock()) result.push_back(std::move(link));
+    }
+    return result;
+  }
+
+  std::mutex mutex;
+  std::vector<std::weak_ptr<Link>> links;
+};
+
+namespace {
+
+Transport::Traits with_place(Transport::Traits traits, const Link& link) {
+  traits.size = link.size();
+  traits.local_ranks = {link.rank()};
+  return traits;
+}
+
+}  // namespace
+
+HostTransport::HostTransport(Traits traits, std::unique_ptr<Link> link)
+    : HostTransport(std::move(traits), std::shared_ptr<Link>(std::move(link)), std::make_shared<Family>()) {}
+
+HostTransport::HostTransport(Traits traits, std::shared_ptr<Link> link, std::shared_ptr<Family> family)
+    : Transport(with_place(std::move(traits), *link)),
       link_(std::move(link)),
-      envelopes_(static_cast<size_t>(link_->size())) {}
+      family_(std::move(family)),
+      envelopes_(static_cast<size_t>(link_->size())) {
+  family_->add(link_);
+}
 
 HostTransport::~HostTransport() {
-  // Operations under way finish first. When an exception ends this rank's part they never would, so the others are told.
-  if (std::uncaught_exceptions() > 0 && !queue_.idle()) abort("an exception ended its work in the middle of an operation");
+  // What was started and dropped may still come to its end, unless an exception is ending this rank's part in it.
+  if (std::uncaught_exceptions() == 0 && queue_.wait_until_idle(kFarewell)) return;
+  if (!queue_.wait_until_idle(std::chrono::milliseconds(0))) link_->abort(fmt::format("rank {} left with operations under way", rank()));
 }
 
 Work HostTransport::all_gather(std::span<const Piece> pieces, std::span<at::Tensor> /*companions*/, const Call& call) {
-  auto envelope = envelope_for(Operation::AllGather, call, pieces, rank(), traits());
-  for (const auto& piece : pieces) {
-    if (!envelope.refused && piece.own.scalar_type() != piece.whole.scalar_type()) envelope.refuse("own and whole differ in dtype");
-  }
+  const auto envelope = envelope_for(Operation::AllGather, call, [&](Envelope& filled) {
+    describe(filled, pieces, rank(), traits());
+    for (const auto& piece : pieces) {
+      if (piece.own.scalar_type() != piece.whole.scalar_type()) throw UsageError("own and whole differ in dtype");
+    }
+  });
   return start(envelope, call.limit, [this, pieces = std::vector(pieces.begin(), pieces.end())](auto deadline) {
     uint64_t sent = 0;
     std::vector<Bytes> from(static_cast<size_t>(size()));
@@ -178,11 +232,15 @@ Work HostTransport::all_gather(std::span<const Piece> pieces, std::span<at::Tens
 }
 
 Work HostTransport::reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Call& call) {
-  auto envelope = envelope_for(Operation::ReduceScatter, call, pieces, rank(), traits());
-  const auto dtype = static_cast<at::ScalarType>(envelope.dtype);
-  const Reducer reducer(reduction, dtype);
-  reducer.describe(envelope);
-  if (auto why = reducer.complaint(dtype); !why.empty() && !envelope.refused) envelope.refuse(why);
+  Reducer reducer;
+  const auto envelope = envelope_for(Operation::ReduceScatter, call, [&](Envelope& filled) {
+    describe(filled, pieces, rank(), traits());
+    if (pieces.empty()) return;
+    const auto dtype = pieces.front().whole.scalar_type();
+    reducer = Reducer(reduction, dtype);
+    reducer.describe(filled);
+    require(reducer.complaint(dtype, pieces));
+  });
   return start(envelope, call.limit, [this, reducer, pieces = std::vector(pieces.begin(), pieces.end())](auto deadline) {
     uint64_t sent = 0;
     const auto ranks = static_cast<size_t>(size());
@@ -207,11 +265,13 @@ Work HostTransport::reduce_scatter(std::span<const Piece> pieces, const Reductio
 }
 
 Work HostTransport::all_reduce(at::Tensor tensor, const Reduction& reduction, const Call& call) {
-  auto envelope = envelope_for(Operation::AllReduce, call, tensor, traits().name);
-  const auto dtype = static_cast<at::ScalarType>(envelope.dtype);
-  const Reducer reducer(reduction, dtype);
-  reducer.describe(envelope);
-  if (auto why = reducer.complaint(dtype); !why.empty() && !envelope.refused) envelope.refuse(why);
+  Reducer reducer;
+  const auto envelope = envelope_for(Operation::AllReduce, call, [&](Envelope& filled) {
+    describe(filled, tensor, traits().name);
+    reducer = Reducer(reduction, tensor.scalar_type());
+    reducer.describe(filled);
+    require(reducer.complaint(tensor.scalar_type()));
+  });
   return start(envelope, call.limit, [this, reducer, tensor](auto deadline) {
     const auto ranks = static_cast<size_t>(size());
     const auto outgoing = tensor.to(reducer.wire).view({-1});
@@ -252,9 +312,11 @@ Work HostTransport::all_reduce(at::Tensor tensor, const Reduction& reduction, co
 }
 
 Work HostTransport::broadcast(at::Tensor tensor, int root, const Call& call) {
-  auto envelope = envelope_for(Operation::Broadcast, call, tensor, traits().name);
-  envelope.root = root;
-  if (root < 0 || root >= size()) envelope.refuse(fmt::format("rank {} does not exist in a group of {}", root, size()));
+  const auto envelope = envelope_for(Operation::Broadcast, call, [&](Envelope& filled) {
+    describe(filled, tensor, traits().name);
+    filled.root = root;
+    if (root < 0 || root >= size()) throw UsageError(fmt::format("rank {} does not exist in a group of {}", root, size()));
+  });
   return start(envelope, call.limit, [this, tensor, root](auto deadline) {
     const auto all = bytes_of(tensor);
     std::vector<Bytes> from(static_cast<size_t>(size()), Bytes());
@@ -268,12 +330,13 @@ Work HostTransport::barrier(const Call& call) {
 }
 
 std::unique_ptr<Transport> HostTransport::split(std::span<const int> colors, const Call& call) {
-  auto envelope = envelope_for(Operation::Split, call);
-  for (const int color : colors) mix(envelope.layout, static_cast<uint64_t>(color));
-  if (static_cast<int>(colors.size()) != size()) {
-    envelope.refuse(fmt::format("{} colors for {} ranks; give one for each", colors.size(), size()));
-  }
-  std::unique_ptr<Link> part;
+  const auto envelope = envelope_for(Operation::Split, call, [&](Envelope& filled) {
+    for (const int color : colors) mix(filled.layout, static_cast<uint64_t>(color));
+    if (static_cast<int>(colors.size()) != size()) {
+      throw UsageError(fmt::format("{} colors for {} ranks; give one for each", colors.size(), size()));
+    }
+  });
+  std::shared_ptr<Link> part;
   start(envelope, call.limit, [this, &part, colors](auto deadline) {
     std::vector<int> members;
     for (int r = 0; r < size(); r++) {
@@ -282,16 +345,18 @@ std::unique_ptr<Transport> HostTransport::split(std::span<const int> colors, con
     part = link_->split(members, deadline);
     return uint64_t{0};
   }).wait();
-  return std::make_unique<HostTransport>(traits().name, std::move(part));
+  // Not make_unique: the constructor that takes a family is private.
+  return std::unique_ptr<Transport>(new HostTransport(traits(), std::move(part), family_));
 }
 
 void HostTransport::abort(std::string_view reason) noexcept {
-  link_->abort(reason);
+  for (const auto& link : family_->alive()) link->abort(reason);
 }
 
 Work HostTransport::start(Envelope envelope, std::chrono::milliseconds limit, Move move) {
   return queue_.run([this, envelope, limit, move = std::move(move)]() mutable {
-    const c10::AutoGradMode no_grad(false);
+    // Neither gradients nor version counters are meant, and buffers may have been made in this mode.
+    const c10::InferenceMode inference;
     if (broken_) std::rethrow_exception(broken_);
     envelope.sequence = sequence_++;
     const auto deadline = Clock::now() + limit;
@@ -311,7 +376,7 @@ void HostTransport::run_agreed(const Envelope& envelope, Clock::time_point deadl
   } catch (const std::exception& error) {
     // The others count on this rank by now.
     const auto message =
-        fmt::format("operation {} of rank {}, {}, failed: {}", envelope.sequence, rank(), envelope.describe(), error.what());
+        fmt::format("operation {} of rank {}, {}, failed: {}", envelope.sequence, rank(), envelope.describe(), first_line(error.what()));
     broken_ = std::make_exception_ptr(CommError(message));
     link_->abort(message);
     std::rethrow_exception(broken_);
@@ -337,9 +402,11 @@ uint64_t HostTransport::transpose(std::span<const ConstBytes> to, std::span<cons
 }
 
 void HostTransport::fail(const LinkFailure& failure, const Envelope& envelope, std::chrono::milliseconds limit) {
-  const auto before = last_ ? fmt::format("the last that all ranks did together was operation {}, {}", last_->sequence, last_->describe())
-                            : std::string("no operation of this group came before");
   const auto what = fmt::format("operation {} of rank {}, {}", envelope.sequence, rank(), envelope.describe());
+  // Every operation begins with all ranks, so whoever is missing now was there at the last that this rank finished.
+  const auto before =
+      last_ ? fmt::format("the last that {} came to was operation {}, {}", name_ranks(failure.ranks), last_->sequence, last_->describe())
+            : fmt::format("it is the first of this group");
   switch (failure.kind) {
     case LinkFailure::Kind::Late: {
       const auto message = fmt::format("{}, waited {} s for {} and gave up; {}", what, std::chrono::duration<double>(limit).count(),
@@ -361,8 +428,8 @@ void HostTransport::fail(const LinkFailure& failure, const Envelope& envelope, s
   std::rethrow_exception(broken_);
 }
 
-std::shared_ptr<Transport> host_transport(std::string name, std::unique_ptr<Link> link) {
-  return std::make_shared<HostTransport>(std::move(name), std::move(link));
+std::shared_ptr<Transport> host_transport(Transport::Traits traits, std::unique_ptr<Link> link) {
+  return std::make_shared<HostTransport>(std::move(traits), std::move(link));
 }
 
 }  // namespace tessera

@@ -14,7 +14,8 @@ namespace tessera {
 
 class HostTransport final : public Transport {
  public:
-  HostTransport(std::string name, std::unique_ptr<Link> link);
+  /// Size and rank come from the link.
+  HostTransport(Traits traits, std::unique_ptr<Link> link);
   ~HostTransport() override;
 
   Work all_gather(std::span<const Piece> pieces, std::span<at::Tensor> companions, const Call& call) override;
@@ -27,6 +28,9 @@ class HostTransport final : public Transport {
 
  private:
   struct Reducer;
+  struct Family;  // all links that were split from one another: aborted together
+
+  HostTransport(Traits traits, std::shared_ptr<Link> link, std::shared_ptr<Family> family);
 
   int rank() const { return link_->rank(); }
   int size() const { return link_->size(); }
@@ -41,7 +45,8 @@ class HostTransport final : public Transport {
   /// Throws what `failure` means for the operation, after telling the other ranks.
   [[noreturn]] void fail(const LinkFailure& failure, const Envelope& envelope, std::chrono::milliseconds limit);
 
-  std::unique_ptr<Link> link_;
+  std::shared_ptr<Link> link_;
+  std::shared_ptr<Family> family_;
   uint64_t sequence_ = 0;
   std::optional<Envelope> last_;     // what this rank finished before
   std::exception_ptr broken_;        // what every later call gets
@@ -50,6 +55,6 @@ class HostTransport final : public Transport {
 };
 
 /// The usual way to a group: a link, wrapped.
-std::shared_ptr<Transport> host_transport(std::string name, std::unique_ptr<Link> link);
+std::shared_ptr<Transport> host_transport(Transport::Traits traits, std::unique_ptr<Link> link);
 
 }  // namespace tessera

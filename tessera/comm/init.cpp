@@ -5,7 +5,8 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
+#include <map>
+#include <mutex>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -34,21 +35,55 @@ TransportKind chosen_transport(TransportKind wanted) {
 }
 
 /// A world whose ranks have all heard from each other: nobody needs the store any more to get in.
+/// A world whose ranks have all heard from each other: nobody needs the store any more to get in.
 Communicator wrap(std::string name, std::unique_ptr<Link> link, const InitOptions& options) {
-  const Communicator world(host_transport(std::move(name), std::move(link)), options.operation_limit);
+  const Communicator world(host_transport({.name = std::move(name)}, std::move(link)), options.operation_limit);
   world.with_limit(options.start_limit).barrier({.unit = "start"});
   world.reset_traffic();
   return world;
 }
 
-/// With more than one host, an address that only this host can reach is a trap.
-void warn_of_loopback(const std::string& address, const std::vector<std::string>& hosts) {
-  const bool several = std::ranges::any_of(hosts, [&](const auto& host) { return host != hosts.front(); });
-  if (several && !env("GLOO_SOCKET_IFNAME") && (address.starts_with("127.") || address == "::1")) {
-    log(LogLevel::Warning, fmt::format("gloo listens at {}, which other hosts can't reach; if the ranks do not connect, name the network "
-                                       "interface in GLOO_SOCKET_IFNAME, or this host's real address in MASTER_ADDR",
-                                       address));
+/// How many worlds this process has joined as this rank through this store: each gets keys of its own. Counted here and not in the
+/// store, where a second process of the same rank, or a file left by an earlier run, would shift the count instead of being noticed.
+int next_round(const c10::intrusive_ptr<c10d::Store>& store, int rank) {
+  struct Seen {
+    c10::weak_intrusive_ptr<c10d::Store> store;  // keeps the address from being used again
+    int rounds = 0;
+  };
+  static std::mutex mutex;
+  static std::map<std::pair<c10d::Store*, int>, Seen> seen;
+  std::lock_guard lock(mutex);
+  return seen.try_emplace({store.get(), rank}, Seen{.store = c10::weak_intrusive_ptr<c10d::Store>(store)}).first->second.rounds++;
+}
+
+/// What each rank says about itself at the start: its host, and the transport that it wants.
+struct Introduction {
+  std::string host;
+  std::string transport;
+};
+
+std::vector<Introduction> introduce(const StorePtr& store, const Identity& identity, TransportKind kind, Clock::time_point end) {
+  const auto own = fmt::format("{}\n{}", kNames[static_cast<size_t>(kind)], host_id());
+  std::vector<Introduction> ranks;
+  for (const auto& text : exchange(store, identity, "introduction", own, end)) {
+    const auto line = text.find('\n');
+    ranks.push_back({.host = text.substr(line + 1), .transport = text.substr(0, line)});
   }
+  for (size_t rank = 0; rank < ranks.size(); rank++) {
+    if (ranks[rank].transport != ranks.front().transport) {
+      throw ConfigError(fmt::format("rank 0 wants transport {}, but rank {} wants {}; set TESSERA_TRANSPORT alike on all",
+                                    ranks.front().transport, rank, ranks[rank].transport));
+    }
+  }
+  return ranks;
+}
+
+/// Between hosts, an address that only this host can reach is a trap.
+void warn_of_loopback(const std::string& address) {
+  if (env("GLOO_SOCKET_IFNAME") || !(address.starts_with("127.") || address == "::1")) return;
+  log(LogLevel::Warning, fmt::format("gloo listens at {}, which other hosts can't reach; if the ranks do not connect, name the network "
+                                     "interface in GLOO_SOCKET_IFNAME, or this host's real address in MASTER_ADDR",
+                                     address));
 }
 
 Communicator lone_world(const InitOptions& options) {
@@ -67,7 +102,8 @@ Communicator lone_world(const InitOptions& options) {
 Communicator init(const InitOptions& options) {
   const auto identity = identity_from_environment();
   if (!identity) return lone_world(options);
-  return init(store_from_environment(*identity, options.start_limit), identity->rank, identity->world_size, options);
+  const auto store = store_from_environment(*identity, Clock::now() + options.start_limit);
+  return init(store, identity->rank, identity->world_size, options);
 }
 
 Communicator init(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, const InitOptions& options) {
@@ -75,15 +111,14 @@ Communicator init(const c10::intrusive_ptr<c10d::Store>& store, int rank, int wo
   if (world_size < 1 || rank < 0 || rank >= world_size) {
     throw UsageError(fmt::format("there is no rank {} in a world of {}", rank, world_size));
   }
+  const auto end = Clock::now() + options.start_limit;
   const Identity identity{.rank = rank, .world_size = world_size};
   set_log_rank(rank);
-  // Each world of a program that has several gets keys of its own.
-  const auto round = store->add(fmt::format("world/{}", rank), 1);
-  const StorePtr own_store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("world{}", round), store);
-  const auto hosts = exchange(*own_store, identity, "host", host_id(), options.start_limit);
-  const bool one_host = std::ranges::all_of(hosts, [&](const auto& host) { return host == hosts.front(); });
+  const auto kind = chosen_transport(options.transport);
+  const StorePtr own_store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("world{}", next_round(store, rank)), store);
+  const auto ranks = introduce(own_store, identity, kind, end);
+  const bool one_host = std::ranges::all_of(ranks, [&](const auto& other) { return other.host == ranks.front().host; });
 
-  auto kind = chosen_transport(options.transport);
   if (kind == TransportKind::Self && world_size > 1) {
     throw ConfigError(fmt::format("transport self is for a lone process; this world has {} ranks", world_size));
   }
@@ -92,13 +127,13 @@ Communicator init(const c10::intrusive_ptr<c10d::Store>& store, int rank, int wo
   }
   if (world_size == 1 && kind != TransportKind::Gloo && kind != TransportKind::Shm) return self_world().with_limit(options.operation_limit);
   if (one_host && kind != TransportKind::Gloo) {
-    auto attempt = shm_link(*own_store, identity, options.start_limit);
+    auto attempt = shm_link(own_store, identity, end);
     if (attempt.link) return wrap("shm", std::move(attempt.link), options);
     if (kind == TransportKind::Shm) throw CommError(attempt.why_not);
     log(rank == 0 ? LogLevel::Warning : LogLevel::Debug, attempt.why_not + "; talking over gloo instead");
   }
   const auto address = address_towards_master();
-  warn_of_loopback(address, hosts);
+  if (!one_host) warn_of_loopback(address);
   return wrap("gloo", gloo_link(own_store, rank, world_size, {.address = address, .start_limit = options.start_limit}), options);
 }
 
@@ -111,7 +146,14 @@ Communicator init(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Ini
     throw UsageError(fmt::format("the process group has no backend that moves host memory: {}", error.what()));
   }
   set_log_rank(backend->getRank());
-  return wrap(backend->getBackendName(), backend_link(backend, group->getStore()), options);
+  return wrap(backend->getBackendName(), backend_link(backend, group->getStore(), options.start_limit), options);
+}
+
+int local_rank() {
+  if (const auto known = local_rank_from_environment()) return *known;
+  const auto identity = identity_from_environment();
+  if (!identity || identity->world_size == 1) return 0;
+  throw ConfigError("LOCAL_RANK is not set: the launcher has to say which number this rank has on its host");
 }
 
 }  // namespace tessera

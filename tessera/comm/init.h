@@ -30,6 +30,9 @@ struct InitOptions {
 /// instead of at MASTER_ADDR. Blocks until all ranks have come, and throws an error that names those that have not.
 Communicator init(const InitOptions& options = {});
 
+/// This rank's number among those of its host, for choosing a device: LOCAL_RANK, or what mpirun says. 0 for a lone process.
+int local_rank();
+
 /// Joins by a store that the program has already.
 Communicator init(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, const InitOptions& options = {});
 

@@ -87,8 +87,8 @@ std::vector<Ended> run_job(const Job& job, const std::function<Environment(int r
                         {"MASTER_ADDR", "127.0.0.1"},
                         {"MASTER_PORT", port},
                         {"OMP_NUM_THREADS", "1"},
-                        {"TESSERA_TRANSPORT", job.transport},
                         {"TESSERA_TEST_CHILD", job.task}});
+    if (!job.transport.empty()) environment["TESSERA_TRANSPORT"] = job.transport;
     if (extra) environment.merge(extra(rank));
     processes.emplace_back(std::vector<std::string>{this_program()}, environment, Process::Output::Capture);
   }
@@ -165,6 +165,26 @@ TEST(Init, MeetsInAFile) {
   const Environment store = {{"TESSERA_STORE", "file:" + path.string()}};
   for (const auto& ended : run_job({.ranks = 3, .transport = "gloo", .more = store})) EXPECT_EQ(ended.status, 0) << ended.output;
   std::filesystem::remove(path);
+}
+
+TEST(Init, NoticesAStoreThatWasUsedBefore) {
+  const auto path = std::filesystem::temp_directory_path() / ("tessera-used-store-" + std::to_string(::getpid()));
+  std::filesystem::remove(path);
+  const auto run = [&](const std::string& rank) {
+    const Environment environment = {
+        {"RANK", rank}, {"WORLD_SIZE", "2"}, {"TESSERA_STORE", "file:" + path.string()}, {"TESSERA_TEST_CHILD", "wait in vain"}};
+    return Process({this_program()}, environment, Process::Output::Capture).read_output();
+  };
+  EXPECT_THAT(run("0"), HasSubstr("rank 1 of 2 still missing"));
+  EXPECT_THAT(run("0"), HasSubstr("rank 0 is there already"));
+  std::filesystem::remove(path);
+}
+
+TEST(Init, RanksMustWantTheSameTransport) {
+  const auto differing = [](int rank) { return Environment{{"TESSERA_TRANSPORT", rank == 0 ? "shm" : "gloo"}}; };
+  for (const auto& ended : run_job({.ranks = 2, .transport = ""}, differing)) {
+    EXPECT_THAT(ended.output, HasSubstr("rank 0 wants transport shm, but rank 1 wants gloo"));
+  }
 }
 
 TEST(Init, NamesTheRanksThatDoNotStart) {

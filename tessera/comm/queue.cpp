@@ -2,13 +2,21 @@
 
 #include <exception>
 
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+
 namespace tessera {
 
 struct Queue::Task : Work::State {
   explicit Task(std::function<void()> body) : body(std::move(body)) {}
 
+  ~Task() override {
+    if (error && !seen) log(LogLevel::Warning, "an operation that nobody waited for has failed: " + message_of(error));
+  }
+
   void wait() override {
     std::unique_lock lock(mutex);
+    seen = true;
     finished.wait(lock, [&] { return is_done; });
     if (error) std::rethrow_exception(error);
   }
@@ -37,6 +45,7 @@ struct Queue::Task : Work::State {
   std::condition_variable finished;
   std::exception_ptr error;
   bool is_done = false;
+  bool seen = false;  // somebody has waited
 };
 
 Queue::~Queue() {
@@ -59,9 +68,9 @@ Work Queue::run(std::function<void()> task) {
   return Work(std::move(entry));
 }
 
-bool Queue::idle() const {
-  std::lock_guard lock(mutex_);
-  return tasks_.empty() && !busy_;
+bool Queue::wait_until_idle(std::chrono::milliseconds limit) {
+  std::unique_lock lock(mutex_);
+  return finished_.wait_for(lock, limit, [&] { return tasks_.empty() && !busy_; });
 }
 
 void Queue::serve() {
@@ -77,6 +86,7 @@ void Queue::serve() {
     task.reset();
     lock.lock();
     busy_ = false;
+    finished_.notify_all();
   }
 }
 

@@ -1,6 +1,7 @@
 // Runs tasks one after the other in a thread of its own, in the order in which they came.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -21,14 +22,15 @@ class Queue {
 
   /// An exception of the task comes out of the Work's wait().
   Work run(std::function<void()> task);
-  bool idle() const;
+  /// Whether all tasks ended within the limit.
+  bool wait_until_idle(std::chrono::milliseconds limit);
 
  private:
   struct Task;
   void serve();
 
   mutable std::mutex mutex_;
-  std::condition_variable arrived_;
+  std::condition_variable arrived_, finished_;
   std::deque<std::shared_ptr<Task>> tasks_;
   bool busy_ = false;
   bool closing_ = false;

@@ -20,6 +20,7 @@
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/base/fd.h"
+#include "tessera/comm/bounded.h"
 #include "tessera/comm/envelope.h"
 
 namespace tessera {
@@ -27,12 +28,15 @@ namespace {
 
 constexpr int kDefaultPort = 29500;
 constexpr auto kPoll = std::chrono::milliseconds(5);
+constexpr auto kGrace = std::chrono::seconds(2);
 
 struct Names {
   const char* rank;
   const char* world_size;
+  const char* local_rank;
 };
-constexpr std::array<Names, 2> kLaunchers = {{{"RANK", "WORLD_SIZE"}, {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}}};
+constexpr std::array<Names, 2> kLaunchers = {
+    {{"RANK", "WORLD_SIZE", "LOCAL_RANK"}, {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"}}};
 
 std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
@@ -42,7 +46,7 @@ int master_port() {
   return static_cast<int>(env_int("MASTER_PORT", 1, 65535).value_or(kDefaultPort));
 }
 
-StorePtr open_store(const Identity& identity, std::chrono::milliseconds limit) {
+StorePtr open_store(const Identity& identity, Clock::time_point end) {
   const auto where = env("TESSERA_STORE");
   if (where) {
     constexpr std::string_view kFile = "file:";
@@ -51,6 +55,7 @@ StorePtr open_store(const Identity& identity, std::chrono::milliseconds limit) {
     }
     return c10::make_intrusive<c10d::FileStore>(where->substr(kFile.size()), identity.world_size);
   }
+  const auto limit = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
   const auto host = env("MASTER_ADDR").value_or("127.0.0.1");
   // torchrun keeps a store of its own at that address; then every rank is a guest.
   const bool agent_serves = env("TORCHELASTIC_USE_AGENT_STORE") == "True";
@@ -76,6 +81,50 @@ StorePtr open_store(const Identity& identity, std::chrono::milliseconds limit) {
   }
 }
 
+std::vector<std::string> exchange_now(c10d::Store& store, const Identity& identity, const std::string& topic, const std::string& own,
+                                      Clock::time_point end) try {
+  const auto key = [&](int rank) { return fmt::format("{}/{}", topic, rank); };
+  if (store.add(key(identity.rank) + "/seen", 1) != 1) {
+    throw CommError(
+        fmt::format("rank {} is there already. Either two processes have RANK={}, or the store is left over from an earlier "
+                    "run: give every run a fresh MASTER_PORT or file",
+                    identity.rank, identity.rank));
+  }
+  store.set(key(identity.rank), own);
+  std::vector<std::string> values;
+  for (int rank = 0; rank < identity.world_size;) {
+    if (store.check({key(rank)})) {
+      values.push_back(store.get_to_str(key(rank)));
+      rank++;
+      continue;
+    }
+    if (Clock::now() >= end) {
+      std::vector<int> missing;
+      for (int other = rank; other < identity.world_size; other++) {
+        if (!store.check({key(other)})) missing.push_back(other);
+      }
+      if (missing.empty()) continue;
+      throw TimeoutError(
+          fmt::format("start of rank {}: time is up, and {} of {} still missing; are all processes of the job running, with "
+                      "the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT?",
+                      identity.rank, name_ranks(missing), identity.world_size));
+    }
+    std::this_thread::sleep_for(kPoll);
+  }
+  // Rank 0 may keep the store: it must not go on, and perhaps end with an error, before the others have read.
+  const auto have_read = topic + "/read";
+  store.add(have_read, 1);
+  while (identity.rank == 0 && store.add(have_read, 0) < identity.world_size && Clock::now() < end) {
+    std::this_thread::sleep_for(kPoll);
+  }
+  return values;
+} catch (const Error&) {
+  throw;
+} catch (const std::exception& error) {
+  throw CommError(fmt::format("start of rank {}: the store is gone ({}); rank 0 keeps it and has probably ended: see what it said",
+                              identity.rank, first_line(error.what())));
+}
+
 }  // namespace
 
 std::optional<Identity> identity_from_environment() {
@@ -96,11 +145,18 @@ std::optional<Identity> identity_from_environment() {
   return std::nullopt;
 }
 
-StorePtr store_from_environment(const Identity& identity, std::chrono::milliseconds limit) {
+std::optional<int> local_rank_from_environment() {
+  for (const auto& names : kLaunchers) {
+    if (const auto rank = env_int(names.local_rank, 0, std::numeric_limits<int>::max())) return static_cast<int>(*rank);
+  }
+  return std::nullopt;
+}
+
+StorePtr store_from_environment(const Identity& identity, Clock::time_point end) {
   static std::mutex mutex;
   static StorePtr store;
   std::lock_guard lock(mutex);
-  if (!store) store = open_store(identity, limit);
+  if (!store) store = open_store(identity, end);
   return store;
 }
 
@@ -113,49 +169,15 @@ std::string host_id() {
   return fmt::format("{}/{}", name.data(), boot);
 }
 
-std::vector<std::string> exchange(c10d::Store& store, const Identity& identity, const std::string& topic, const std::string& own,
-                                  std::chrono::milliseconds limit) try {
-  const auto key = [&](int rank) { return fmt::format("{}/{}", topic, rank); };
-  if (store.add(key(identity.rank) + "/seen", 1) != 1) {
-    throw CommError(
-        fmt::format("rank {} is there already. Either two processes have RANK={}, or the store is left over from an earlier "
-                    "run: give every run a fresh MASTER_PORT or file",
-                    identity.rank, identity.rank));
+std::vector<std::string> exchange(const StorePtr& store, const Identity& identity, const std::string& topic, const std::string& own,
+                                  Clock::time_point end) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
+  auto values = bounded(left + kGrace, [=] { return exchange_now(*store, identity, topic, own, end); });
+  if (!values) {
+    throw TimeoutError(
+        fmt::format("start of rank {}: the store does not answer; rank 0 keeps it: is its host up and reachable?", identity.rank));
   }
-  store.set(key(identity.rank), own);
-  const auto end = std::chrono::steady_clock::now() + limit;
-  std::vector<std::string> values;
-  for (int rank = 0; rank < identity.world_size;) {
-    if (store.check({key(rank)})) {
-      values.push_back(store.get_to_str(key(rank)));
-      rank++;
-      continue;
-    }
-    if (std::chrono::steady_clock::now() >= end) {
-      std::vector<int> missing;
-      for (int other = rank; other < identity.world_size; other++) {
-        if (!store.check({key(other)})) missing.push_back(other);
-      }
-      if (missing.empty()) continue;
-      throw TimeoutError(
-          fmt::format("start of rank {}: after {} s, {} of {} still missing; are all processes of the job running, with "
-                      "the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT?",
-                      identity.rank, std::chrono::duration<double>(limit).count(), name_ranks(missing), identity.world_size));
-    }
-    std::this_thread::sleep_for(kPoll);
-  }
-  // Rank 0 may keep the store: it must not go on, and perhaps end with an error, before the others have read.
-  const auto have_read = topic + "/read";
-  store.add(have_read, 1);
-  while (identity.rank == 0 && store.add(have_read, 0) < identity.world_size && std::chrono::steady_clock::now() < end) {
-    std::this_thread::sleep_for(kPoll);
-  }
-  return values;
-} catch (const Error&) {
-  throw;
-} catch (const std::exception& error) {
-  throw CommError(fmt::format("start of rank {}: the store is gone ({}); rank 0 keeps it and has probably ended: see what it said",
-                              identity.rank, first_line(error.what())));
+  return std::move(*values);
 }
 
 std::string address_towards_master() {

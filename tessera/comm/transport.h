@@ -64,6 +64,7 @@ class Transport {
  public:
   struct Traits {
     std::string name;
+    bool on_paper = false;  // the other ranks do not exist
     int size = 1;
     std::vector<int> local_ranks = {0};  // the ranks that this process's tensors stand for; a tracing engine has them all
     at::Device device = at::kCPU;        // where tensors must be
@@ -95,7 +96,8 @@ class Transport {
   /// A training step is over: where a tracing engine cuts its program.
   virtual void step_done() {}
 
-  /// Gives up on behalf of the whole group: all ranks that wait, or will wait, get an error with this reason.
+  /// Gives up for good: all ranks of the group, of the group that it was split from and of all that were split from either, get an
+  /// error with this reason where they wait or will wait. (As far as they share a group with this rank.)
   virtual void abort(std::string_view reason) noexcept = 0;
 
   const Traits& traits() const { return traits_; }

@@ -5,12 +5,19 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <map>
 #include <mutex>
+#include <numeric>
+#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
+#include "tessera/comm/bounded.h"
+#include "tessera/comm/envelope.h"
 
 namespace tessera {
 namespace {
@@ -18,6 +25,7 @@ namespace {
 // Tags of messages that others send over the same backend are small.
 constexpr int32_t kFirstTag = 0x54000000;
 constexpr auto kVerdictLimit = std::chrono::seconds(2);
+constexpr auto kWatchInterval = std::chrono::milliseconds(500);
 
 /// Keeps SIGPIPE from this thread, and from threads that it starts. gloo writes to sockets whose other end may be dead, and counts on
 /// Python, which ignores that signal; in a C++ program it would end the process without a word.
@@ -42,39 +50,7 @@ class NoSigpipe {
   sigset_t only_, before_;
 };
 
-/// Why the group failed, in the words of the rank that noticed first. The others see only that connections close.
-class Verdict {
- public:
-  explicit Verdict(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {
-    if (store_) store_ = store_->clone();  // a connection of its own: another thread may be waiting in the store
-    if (store_) store_->setTimeout(kVerdictLimit);
-  }
-
-  /// Puts `reason` on record, unless there is one already.
-  void settle(const std::string& reason) noexcept {
-    try {
-      if (store_) store_->compareSet(kKey, "", reason);
-    } catch (const std::exception&) {  // then the others know only what their connections tell them
-    }
-  }
-
-  struct Found {
-    bool store_answers = true;
-    std::string reason = {};
-  };
-  Found look() noexcept {
-    try {
-      if (store_ && store_->check({kKey})) return {.reason = store_->get_to_str(kKey)};
-      return {};
-    } catch (const std::exception&) {
-      return {.store_answers = false};
-    }
-  }
-
- private:
-  static constexpr const char* kKey = "verdict";
-  c10::intrusive_ptr<c10d::Store> store_;
-};
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 /// The first line of what c10d or gloo says: the rest is a stack trace. (A function of its own, so that the thread sanitizer can be told
 /// about it: the text may come from gloo's thread, ordered by a lock that the sanitizer does not see.)
@@ -87,19 +63,131 @@ at::Tensor as_tensor(ConstBytes bytes) {
   return at::from_blob(const_cast<std::byte*>(bytes.data()), {static_cast<int64_t>(bytes.size())}, at::kByte);
 }
 
+/// All that the links over one backend have in common: when one of them fails, all do, because gloo then closes every connection.
+class Hub {
+ public:
+  Hub(c10::intrusive_ptr<c10d::Backend> backend, c10::intrusive_ptr<c10d::Store> store, std::string key)
+      : rank_(backend->getRank()), backend_(std::move(backend)), store_(std::move(store)), key_(std::move(key)) {
+    if (store_) store_ = store_->clone();  // a connection of its own: other threads may be waiting over that one
+  }
+
+  int rank() const { return rank_; }
+
+  WorkPtr receive(Bytes bytes, int peer, int32_t tag) {
+    std::lock_guard lock(mutex_);
+    expect_running();
+    std::vector<at::Tensor> target = {as_tensor(bytes)};
+    auto work = backend_->recv(target, peer, tag);
+    receiving_.push_back(work);
+    return work;
+  }
+
+  WorkPtr send(ConstBytes bytes, int peer, int32_t tag) {
+    std::lock_guard lock(mutex_);
+    expect_running();
+    std::vector<at::Tensor> source = {as_tensor(bytes)};
+    return backend_->send(source, peer, tag);
+  }
+
+  void forget(std::span<const std::pair<int, WorkPtr>> works) {
+    std::lock_guard lock(mutex_);
+    for (const auto& entry : works) std::erase(receiving_, entry.second);
+  }
+
+  /// The first reason of all ranks goes on record in the store *before* anything is closed, so that the others, who see only closing
+  /// connections, can tell why.
+  void abort(const std::string& reason) noexcept try {
+    publish(reason);
+    end(reason);
+  } catch (const std::exception&) {  // out of memory: the limit ends the others' waiting
+  }
+
+  /// Why the group failed, if a rank has said so.
+  struct Verdict {
+    bool store_answers = true;
+    std::string reason = {};
+  };
+  Verdict verdict() {
+    {
+      std::lock_guard lock(mutex_);
+      if (!reason_.empty()) return {.reason = reason_};
+    }
+    if (!store_) return {};
+    try {
+      const auto found = bounded(kVerdictLimit, [store = store_, key = key_] { return store->check({key}) ? store->get_to_str(key) : ""; });
+      return {.store_answers = found.has_value(), .reason = found.value_or("")};
+    } catch (const std::exception&) {
+      return {.store_answers = false};
+    }
+  }
+
+  /// A number that none of these ranks has used with another of them.
+  int32_t next_tag() const { return next_tag_; }
+  void use_tag(int32_t tag) { next_tag_ = std::max<int32_t>(next_tag_, tag + 1); }
+
+  /// For a backend that somebody else holds: closing our hold on it tells nobody anything, so the store is watched for a verdict.
+  void watch() {
+    if (!store_ || watcher_.joinable()) return;
+    watcher_ = std::jthread([this](const std::stop_token& stop) {
+      std::unique_lock lock(watching_);
+      while (!wake_.wait_for(lock, stop, kWatchInterval, [] { return false; }) && !stop.stop_requested()) {
+        const auto found = verdict();
+        if (!found.reason.empty()) return end(found.reason);
+      }
+    });
+  }
+
+ private:
+  void expect_running() const {
+    if (!reason_.empty()) throw std::runtime_error(reason_);
+  }
+
+  void publish(const std::string& reason) {
+    {
+      std::lock_guard lock(mutex_);
+      if (!reason_.empty() || !store_) return;
+    }
+    try {
+      bounded(kVerdictLimit, [store = store_, key = key_, reason] { return store->compareSet(key, "", reason); });
+    } catch (const std::exception&) {  // then the others know only what their connections tell them
+    }
+  }
+
+  void end(const std::string& reason) {
+    std::lock_guard lock(mutex_);
+    if (!reason_.empty()) return;
+    reason_ = reason;
+    for (const auto& work : receiving_) {
+      try {
+        work->abort();
+      } catch (const std::exception&) {  // then that wait ends with its limit
+      }
+    }
+    backend_.reset();  // closes the connections, if nobody else holds them
+  }
+
+  const int rank_;
+  std::mutex mutex_;
+  c10::intrusive_ptr<c10d::Backend> backend_;
+  std::vector<WorkPtr> receiving_;
+  std::string reason_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  const std::string key_;
+  std::atomic<int32_t> next_tag_ = kFirstTag;
+  std::mutex watching_;
+  std::condition_variable_any wake_;
+  std::jthread watcher_;  // last: it uses the rest
+};
+
 class BackendLink final : public Link {
  public:
   /// `global[r]` is the rank in the backend of rank r in this link.
-  BackendLink(c10::intrusive_ptr<c10d::Backend> backend, c10::intrusive_ptr<c10d::Store> store, std::vector<int> global, int rank,
-              std::shared_ptr<int32_t> next_tag)
-      : backend_(std::move(backend)),
-        store_(std::move(store)),
-        verdict_(store_),
+  BackendLink(std::shared_ptr<Hub> hub, std::vector<int> global, int32_t tag)
+      : hub_(std::move(hub)),
         global_(std::move(global)),
-        rank_(rank),
-        tag_(*next_tag),
-        next_tag_(std::move(next_tag)) {
-    ++*next_tag_;
+        rank_(static_cast<int>(std::ranges::find(global_, hub_->rank()) - global_.begin())),
+        tag_(tag) {
+    hub_->use_tag(tag);
   }
 
   int rank() const override { return rank_; }
@@ -116,127 +204,106 @@ class BackendLink final : public Link {
   }
 
   std::unique_ptr<Link> split(std::span<const int> members, Clock::time_point deadline) override {
-    // A tag that none of these ranks has used with another of them.
+    const auto tag = agree_on_tag(deadline);
+    std::vector<int> global;
+    for (const int member : members) global.push_back(global_[member]);
+    return std::make_unique<BackendLink>(hub_, std::move(global), tag);
+  }
+
+  void abort(std::string_view reason) noexcept override { hub_->abort(std::string(reason)); }
+
+  int32_t agree_on_tag(Clock::time_point deadline) {
+    const auto own = hub_->next_tag();
     std::vector<int32_t> tags(global_.size());
     std::vector<Bytes> from;
     for (auto& tag : tags) from.push_back(std::as_writable_bytes(std::span(&tag, 1)));
-    gather(std::as_bytes(std::span(next_tag_.get(), 1)), from, deadline);
-    *next_tag_ = *std::ranges::max_element(tags);
-
-    std::vector<int> global;
-    std::string name;
-    for (const int member : members) {
-      global.push_back(global_[member]);
-      name += fmt::format("{}.", global_[member]);
-    }
-    const auto position = static_cast<int>(std::ranges::find(members, rank_) - members.begin());
-    auto store = store_;
-    if (store) store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("split{}/{}", *next_tag_ - kFirstTag, name), store);
-    return std::make_unique<BackendLink>(backend_, std::move(store), std::move(global), position, next_tag_);
-  }
-
-  void abort(std::string_view reason) noexcept override {
-    verdict_.settle(std::string(reason));
-    std::lock_guard lock(mutex_);
-    aborted_ = true;
-    for (const auto& [peer, work] : receiving_) {
-      try {
-        work->abort();
-      } catch (const std::exception&) {  // then this rank's own wait ends with its limit
-      }
-    }
-    backend_.reset();  // closes the connections, if nobody else holds them: the others wake up and read the verdict
+    gather(std::as_bytes(std::span(&own, 1)), from, deadline);
+    return *std::ranges::max_element(tags);
   }
 
  private:
-  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-
   template <class Outgoing>
   void exchange(Outgoing to, std::span<const Bytes> from, Clock::time_point deadline) {
     const NoSigpipe no_sigpipe;
-    std::vector<std::pair<int, WorkPtr>> sending;
-    int peer = -1;  // the one that the call under way is about
+    std::vector<std::pair<int, WorkPtr>> receiving, sending;
+    int peer = rank_;  // the one that the call under way is about
     try {
-      {
-        std::lock_guard lock(mutex_);
-        if (aborted_) throw std::runtime_error("aborted");
-        for (int r = 0; r < size(); r++) {
-          peer = r;
-          if (r == rank_) continue;
-          if (!from[r].empty()) {
-            std::vector<at::Tensor> target = {as_tensor(from[r])};
-            receiving_.emplace_back(r, backend_->recv(target, global_[r], tag_));
-          }
-          if (const ConstBytes bytes = to(r); !bytes.empty()) {
-            std::vector<at::Tensor> source = {as_tensor(bytes)};
-            sending.emplace_back(r, backend_->send(source, global_[r], tag_));
-          }
-        }
+      for (int r = 0; r < size(); r++) {
+        peer = r;
+        if (r == rank_) continue;
+        if (!from[r].empty()) receiving.emplace_back(r, hub_->receive(from[r], global_[r], tag_));
+        if (const ConstBytes bytes = to(r); !bytes.empty()) sending.emplace_back(r, hub_->send(bytes, global_[r], tag_));
       }
-      // Only exchange() changes the list, so reading it needs no lock.
-      for (const auto* works : {&receiving_, &sending}) {
+      for (const auto* works : {&receiving, &sending}) {
         for (const auto& [r, work] : *works) {
           peer = r;
-          const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
+          const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
           if (!work->wait(std::max(left, std::chrono::milliseconds(1)))) throw std::runtime_error("aborted");
         }
       }
     } catch (const std::exception& error) {
-      forget_receiving();
+      hub_->forget(receiving);
       throw failure(peer, words_of_gloo(error), deadline);
     }
-    forget_receiving();
-  }
-
-  void forget_receiving() {
-    std::lock_guard lock(mutex_);
-    receiving_.clear();
+    hub_->forget(receiving);
   }
 
   LinkFailure failure(int peer, const std::string& how, Clock::time_point deadline) {
     const bool late = Clock::now() >= deadline;
-    const auto verdict = verdict_.look();
+    const auto verdict = hub_->verdict();
     if (!verdict.reason.empty()) return {.kind = LinkFailure::Kind::Aborted, .ranks = {}, .reason = verdict.reason};
     if (late) return {.kind = LinkFailure::Kind::Late, .ranks = {peer}, .reason = {}};
     auto reason = fmt::format("has closed its connection or died ({})", how);
-    if (!verdict.store_answers && peer != 0) reason += "; the store can't be reached either: if rank 0 keeps it, rank 0 is gone";
+    if (!verdict.store_answers && global_[peer] != 0) {
+      reason += "; the store can't be reached either: if rank 0 of the world keeps it, that rank is gone";
+    }
     return {.kind = LinkFailure::Kind::Gone, .ranks = {peer}, .reason = std::move(reason)};
   }
 
-  std::mutex mutex_;
-  c10::intrusive_ptr<c10d::Backend> backend_;
-  std::vector<std::pair<int, WorkPtr>> receiving_;
-  bool aborted_ = false;
-  c10::intrusive_ptr<c10d::Store> store_;
-  Verdict verdict_;
+  std::shared_ptr<Hub> hub_;
   const std::vector<int> global_;
   const int rank_;
   const int32_t tag_;
-  std::shared_ptr<int32_t> next_tag_;  // of all links over this backend
 };
 
-std::unique_ptr<Link> whole_link(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store) {
-  std::vector<int> ranks(static_cast<size_t>(backend->getSize()));
-  for (size_t r = 0; r < ranks.size(); r++) ranks[r] = static_cast<int>(r);
-  return std::make_unique<BackendLink>(backend, store, std::move(ranks), backend->getRank(), std::make_shared<int32_t>(kFirstTag));
+std::vector<int> all_ranks(const c10d::Backend& backend) {
+  std::vector<int> ranks(static_cast<size_t>(backend.getSize()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+/// The hub of a backend that belongs to the program: one, however often the program joins it, for as long as links over it exist.
+std::shared_ptr<Hub> shared_hub(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store) {
+  static std::mutex mutex;
+  static std::map<c10d::Backend*, std::pair<std::weak_ptr<Hub>, int>> hubs;
+  std::lock_guard lock(mutex);
+  auto& [known, joined] = hubs[backend.get()];
+  auto hub = known.lock();
+  if (!hub) {
+    hub = std::make_shared<Hub>(backend, store, fmt::format("tessera/verdict/{}", joined++));
+    known = hub;
+    hub->watch();
+  }
+  return hub;
 }
 
 }  // namespace
 
 std::unique_ptr<Link> gloo_link(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const GlooOptions& options) {
   const NoSigpipe no_sigpipe;
-  const auto settings = c10d::ProcessGroupGloo::Options::create(options.start_limit);
-  settings->threads = 1;  // point-to-point messages need none of them
-  if (const auto interface = env("GLOO_SOCKET_IFNAME")) {
-    settings->devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(*interface));
-  } else if (!options.address.empty()) {
-    settings->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(options.address));
-  } else {
-    settings->devices.push_back(c10d::ProcessGroupGloo::createDefaultDevice());
-  }
   try {
+    const auto settings = c10d::ProcessGroupGloo::Options::create(options.start_limit);
+    settings->threads = 1;  // point-to-point messages need none of them
+    if (const auto interface = env("GLOO_SOCKET_IFNAME")) {
+      settings->devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(*interface));
+    } else if (!options.address.empty()) {
+      settings->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(options.address));
+    } else {
+      settings->devices.push_back(c10d::ProcessGroupGloo::createDefaultDevice());
+    }
     const auto connections = c10::make_intrusive<c10d::PrefixStore>("gloo", store);
-    return whole_link(c10::make_intrusive<c10d::ProcessGroupGloo>(connections, rank, size, settings), store);
+    const auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(connections, rank, size, settings);
+    return std::make_unique<BackendLink>(std::make_shared<Hub>(backend, store, "verdict"), all_ranks(*backend), kFirstTag);
   } catch (const std::exception& error) {
     throw CommError(
         fmt::format("rank {}: gloo can't connect the {} ranks within {} s: {}. Can the hosts reach each other? "
@@ -245,8 +312,18 @@ std::unique_ptr<Link> gloo_link(const c10::intrusive_ptr<c10d::Store>& store, in
   }
 }
 
-std::unique_ptr<Link> backend_link(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store) {
-  return whole_link(backend, store);
+std::unique_ptr<Link> backend_link(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store,
+                                   std::chrono::milliseconds start_limit) {
+  const auto hub = shared_hub(backend, store);
+  // Messages of the first tag are for agreeing on another one, which no other world over this backend uses.
+  BackendLink meeting(hub, all_ranks(*backend), kFirstTag);
+  try {
+    return std::make_unique<BackendLink>(hub, all_ranks(*backend), meeting.agree_on_tag(Clock::now() + start_limit));
+  } catch (const LinkFailure& failure) {
+    throw CommError(fmt::format("rank {} can't join the process group: {} {}", backend->getRank(),
+                                failure.ranks.empty() ? std::string("it was broken off:") : name_ranks(failure.ranks),
+                                failure.kind == LinkFailure::Kind::Late ? "did not join too" : failure.reason));
+  }
 }
 
 }  // namespace tessera

@@ -26,6 +26,7 @@ struct GlooOptions {
 std::unique_ptr<Link> gloo_link(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const GlooOptions& options = {});
 
 /// Uses a backend that exists already. The store, if there is one, lets ranks tell each other why they gave up; it may be null.
-std::unique_ptr<Link> backend_link(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store);
+std::unique_ptr<Link> backend_link(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store,
+                                   std::chrono::milliseconds start_limit);
 
 }  // namespace tessera

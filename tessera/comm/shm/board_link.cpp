@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -111,7 +112,7 @@ std::unique_ptr<Link> BoardLink::split(std::span<const int> members, Clock::time
   const auto size = static_cast<int>(members.size());
   const bool leads = members.front() == rank_;
   std::optional<SharedBlock> block;
-  if (leads) block = SharedBlock::make(block_.ticket().source, block_size(size));
+  if (leads) block = split_block_ = SharedBlock::make(block_.ticket().source, block_size(size));
 
   SharedBlock::Ticket own = leads ? block->ticket() : SharedBlock::Ticket();
   std::vector<SharedBlock::Ticket> tickets(static_cast<size_t>(ranks_));
@@ -119,7 +120,6 @@ std::unique_ptr<Link> BoardLink::split(std::span<const int> members, Clock::time
   for (auto& ticket : tickets) from.push_back(std::as_writable_bytes(std::span(&ticket, 1)));
   gather(std::as_bytes(std::span(&own, 1)), from, deadline);
   if (!leads) block = SharedBlock::open(tickets[members.front()]);
-  // A leader that went on to drop its link must not take the memory away from those who have not opened it yet.
   turn_++;
   wait_for_all(deadline);
   const auto position = static_cast<int>(std::ranges::find(members, rank_) - members.begin());
@@ -161,8 +161,9 @@ void BoardLink::wait_for(int rank, Clock::time_point deadline) {
     const uint32_t seen = other.turn;
     if (has_come(rank)) return;
     expect_running();
-    if (const auto how = gone(rank); how && !has_come(rank)) {
-      throw LinkFailure{.kind = LinkFailure::Kind::Gone, .ranks = {rank}, .reason = *how};
+    for (int r = rank; r < ranks_; r++) {
+      if (has_come(r)) continue;
+      if (const auto how = gone(r); how && !has_come(r)) throw LinkFailure{.kind = LinkFailure::Kind::Gone, .ranks = {r}, .reason = *how};
     }
     const auto left = deadline - Clock::now();
     if (left <= Clock::duration::zero()) {
@@ -186,7 +187,8 @@ std::optional<std::string> BoardLink::gone(int rank) {
   auto& peer = peers_[rank];
   if (!peer) peer = Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   pollfd watched{.fd = peer.get(), .events = POLLIN, .revents = 0};
-  const bool dead = peer ? ::poll(&watched, 1, 0) > 0 : errno == ESRCH;
+  // Where there are no pid descriptors (an old kernel, a sandbox), asking for the pid must do.
+  const bool dead = peer ? ::poll(&watched, 1, 0) > 0 : ::kill(pid, 0) != 0 && errno == ESRCH;
   if (dead) return fmt::format("(process {}) has died", pid);
   return std::nullopt;
 }

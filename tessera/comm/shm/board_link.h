@@ -42,6 +42,7 @@ class BoardLink final : public Link {
   std::optional<std::string> gone(int rank);
 
   SharedBlock block_;
+  std::optional<SharedBlock> split_block_;  // kept for those who open it later than this rank drops what it made of it
   int rank_;
   int ranks_;
   uint32_t turn_ = 0;

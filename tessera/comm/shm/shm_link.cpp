@@ -23,7 +23,7 @@ SharedBlock::Ticket unpack(const std::string& bytes) {
 
 }  // namespace
 
-ShmAttempt shm_link(c10d::Store& store, const Identity& identity, std::chrono::milliseconds limit) {
+ShmAttempt shm_link(const StorePtr& store, const Identity& identity, Clock::time_point end) {
   // Every rank says what became of its part, so that all take the same way.
   std::optional<SharedBlock> block;
   std::string trouble;
@@ -36,7 +36,7 @@ ShmAttempt shm_link(c10d::Store& store, const Identity& identity, std::chrono::m
       trouble = error.what();
     }
   }
-  const auto tickets = exchange(store, identity, "shm/ticket", ticket, limit);
+  const auto tickets = exchange(store, identity, "shm/ticket", ticket, end);
   if (identity.rank != 0 && !tickets.front().empty()) {
     try {
       block = SharedBlock::open(unpack(tickets.front()));
@@ -44,7 +44,7 @@ ShmAttempt shm_link(c10d::Store& store, const Identity& identity, std::chrono::m
       trouble = error.what();
     }
   }
-  const auto troubles = exchange(store, identity, "shm/opened", trouble, limit);
+  const auto troubles = exchange(store, identity, "shm/opened", trouble, end);
   for (size_t rank = 0; rank < troubles.size(); rank++) {
     if (!troubles[rank].empty()) return {.link = nullptr, .why_not = fmt::format("rank {} {}", rank, troubles[rank])};
   }

@@ -1,7 +1,6 @@
 // Shared memory among processes of one host: handed round by way of the store.
 #pragma once
 
-#include <chrono>
 #include <memory>
 #include <string>
 
@@ -16,6 +15,6 @@ struct ShmAttempt {
   std::string why_not;
 };
 
-ShmAttempt shm_link(c10d::Store& store, const Identity& identity, std::chrono::milliseconds limit);
+ShmAttempt shm_link(const StorePtr& store, const Identity& identity, Clock::time_point end);
 
 }  // namespace tessera

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <exception>
 #include <mutex>
 #include <thread>
 
@@ -13,25 +12,39 @@
 namespace tessera {
 namespace {
 
-/// The exception being handled, with its rank before the message; those of other libraries become an Error.
-std::exception_ptr with_rank(int rank) {
-  try {
-    throw;
-  } catch (Error& error) {
-    error.add_context(fmt::format("rank {}: ", rank));
-    return std::current_exception();
-  } catch (const std::exception& error) {
-    return std::make_exception_ptr(Error(fmt::format("rank {}: {}", rank, error.what())));
-  } catch (...) {
-    return std::make_exception_ptr(Error(fmt::format("rank {}: an exception that is no std::exception", rank)));
+/// The failure that a run is remembered by: the first, but one that only tells of another rank's end gives way to that end itself.
+class FirstFailure {
+ public:
+  void record(const std::exception_ptr& error, bool is_echo) {
+    std::lock_guard lock(mutex_);
+    if (error_ && (is_echo || !is_echo_)) return;
+    error_ = error;
+    is_echo_ = is_echo;
   }
-}
 
-std::string message_of(const std::exception_ptr& error) {
+  void rethrow() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::exception_ptr error_;
+  bool is_echo_ = false;
+};
+
+void run_rank(const Communicator& world, const std::function<void(Communicator)>& program, FirstFailure& first) {
+  const auto where = fmt::format("rank {}: ", world.rank());
+  const auto end = [&](bool is_echo) {
+    const auto error = with_context(where);
+    first.record(error, is_echo);
+    world.abort(message_of(error));
+  };
   try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& known) {
-    return known.what();
+    program(world);
+  } catch (const CommError&) {
+    end(/*is_echo=*/true);
+  } catch (...) {
+    end(/*is_echo=*/false);
   }
 }
 
@@ -40,26 +53,21 @@ std::string message_of(const std::exception_ptr& error) {
 void run_ranks(int size, const std::function<void(Communicator world)>& program, const ThreadOptions& options) {
   if (size < 1) throw UsageError(fmt::format("a world of {} ranks is none; give at least one", size));
   const auto block = SharedBlock::make(SharedBlock::Source::Heap, BoardLink::block_size(size));
-  std::mutex mutex;
-  std::exception_ptr first;
-  std::vector<std::thread> threads;
+  std::vector<Communicator> worlds;
   for (int rank = 0; rank < size; rank++) {
-    threads.emplace_back([&, rank] {
-      const Communicator world(host_transport("threads", std::make_unique<BoardLink>(block, rank, size)), options.limit);
-      try {
-        program(world);
-      } catch (...) {
-        const auto error = with_rank(rank);
-        {
-          std::lock_guard lock(mutex);
-          if (!first) first = error;
-        }
-        world.abort(message_of(error));
-      }
-    });
+    worlds.emplace_back(host_transport({.name = "threads"}, std::make_unique<BoardLink>(block, rank, size)), options.limit);
   }
-  for (auto& thread : threads) thread.join();
-  if (first) std::rethrow_exception(first);
+  FirstFailure first;
+  {
+    std::vector<std::jthread> threads;
+    // Each thread owns its world, so that the others notice when it leaves.
+    for (auto& world : worlds)
+      threads.emplace_back([&, world = std::move(world)]() mutable {
+        const Communicator own = std::move(world);
+        run_rank(own, program, first);
+      });
+  }
+  first.rethrow();
 }
 
 }  // namespace tessera
