@@ -1,0 +1,162 @@
+#include "tessera/shard/fully_shard.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/parameterdict.h>
+#include <torch/nn/modules/container/parameterlist.h>
+
+#include <map>
+#include <mutex>
+
+#include "tessera/base/error.h"
+#include "tessera/shard/marker.h"
+#include "tessera/shard/paging.h"
+#include "tessera/shard/schedule.h"
+#include "tessera/shard/unit.h"
+
+namespace tessera {
+namespace {
+
+using torch::nn::Module;
+
+/// A way into the table that `parameters()` reads: a protected member of every module.
+struct Tables : Module {
+  static auto parameters() { return &Tables::parameters_; }
+};
+
+torch::OrderedDict<std::string, at::Tensor>& table_of(Module& module) { return module.*Tables::parameters(); }
+
+/// Containers that hold nothing but the table: their users read the whole parameter from it, so it has to stay there.
+bool reads_table_in_forward(const Module& module) {
+  return dynamic_cast<const torch::nn::ParameterListImpl*>(&module) != nullptr || dynamic_cast<const torch::nn::ParameterDictImpl*>(&module) != nullptr;
+}
+
+std::string join(const std::string& prefix, const std::string& name) { return prefix.empty() ? name : prefix + "." + name; }
+
+/// Which module each unit was made for, to name it and to refuse a second time. Weak on both sides: it owns nothing.
+struct Registry {
+  std::mutex mutex;
+  std::map<const Module*, std::weak_ptr<Unit>> units;
+};
+
+Registry& registry() {
+  static Registry instance;
+  return instance;
+}
+
+void remember(const Module& module, const std::shared_ptr<Unit>& unit) {
+  std::lock_guard lock(registry().mutex);
+  std::erase_if(registry().units, [](const auto& entry) { return entry.second.expired(); });
+  registry().units[&module] = unit;
+}
+
+std::shared_ptr<Unit> unit_of(const Module& module) {
+  std::lock_guard lock(registry().mutex);
+  const auto found = registry().units.find(&module);
+  return found == registry().units.end() ? nullptr : found->second.lock();
+}
+
+/// Where a parameter is registered.
+struct Place {
+  Module* module;
+  std::string key;
+};
+
+struct Found {
+  std::vector<Candidate> candidates;
+  std::vector<std::vector<Place>> places;  // of each candidate: tied weights have several
+};
+
+void collect(Module& module, const std::string& prefix, Found& found, std::map<c10::TensorImpl*, size_t>& known) {
+  for (auto& entry : table_of(module)) {
+    const auto& tensor = entry.value();
+    const auto name = join(prefix, entry.key());
+    if (!tensor.defined()) continue;
+    if (const auto* marker = is_paged(tensor) ? marker_of(tensor) : nullptr) {
+      const auto unit = marker->unit.lock();
+      if (marker->role == Role::Full && unit && !reads_table_in_forward(module)) {
+        throw UsageError(fmt::format("parameter '{}' is tied to one of unit '{}', but lies outside of it; shard the two in one call, or shard a "
+                                     "module that contains both",
+                                     name, unit->name()));
+      }
+      continue;
+    }
+    const auto [position, is_new] = known.try_emplace(tensor.unsafeGetTensorImpl(), found.candidates.size());
+    if (is_new) {
+      found.candidates.push_back({.name = name, .tensor = tensor, .index = found.candidates.size()});
+      found.places.emplace_back();
+    }
+    found.places[position->second].push_back({.module = &module, .key = entry.key()});
+  }
+  for (const auto& child : module.named_children()) collect(*child.value(), join(prefix, child.key()), found, known);
+}
+
+/// "Linear" of torch::nn::LinearImpl.
+std::string class_name(const Module& module) {
+  auto name = module.name();
+  if (const auto colon = name.rfind(':'); colon != std::string::npos) name.erase(0, colon + 1);
+  if (name.ends_with("Impl")) name.erase(name.size() - 4);
+  return name;
+}
+
+/// All units below the module move to the schedule of the whole model, and learn their place in it.
+void adopt(Module& module, const std::string& path, const std::shared_ptr<Schedule>& schedule) {
+  for (auto& entry : table_of(module)) {
+    const auto* marker = is_paged(entry.value()) ? marker_of(entry.value()) : nullptr;
+    const auto unit = marker != nullptr ? marker->unit.lock() : nullptr;
+    if (!unit || unit->schedule() == schedule) continue;
+    unit->schedule()->free_all();
+    unit->join(schedule);
+  }
+  for (const auto& child : module.named_children()) {
+    const auto below = join(path, child.key());
+    if (const auto unit = unit_of(*child.value())) unit->rename(below);
+    adopt(*child.value(), below, schedule);
+  }
+}
+
+/// Puts the shards where `parameters()` finds them. The modules' own members keep the whole parameters.
+void register_shards(Unit& unit, const std::vector<std::vector<Place>>& places) {
+  for (const auto& group : unit.groups()) {
+    for (const auto& parameter : group.parameters) {
+      for (const auto& [module, key] : places[parameter.index]) {
+        if (!reads_table_in_forward(*module)) table_of(*module)[key] = parameter.shard;
+      }
+    }
+  }
+}
+
+void shard(std::span<Module* const> modules, const ShardOptions& options) {
+  install_paging();
+  Found found;
+  std::map<c10::TensorImpl*, size_t> known;
+  std::vector<std::string> names;
+  for (size_t i = 0; i < modules.size(); i++) {
+    if (unit_of(*modules[i])) throw UsageError(fmt::format("module {} is sharded already", class_name(*modules[i])));
+    collect(*modules[i], modules.size() == 1 ? "" : std::to_string(i), found, known);
+    names.push_back(class_name(*modules[i]));
+  }
+  const auto schedule = std::make_shared<Schedule>(options.max_live_units);
+  if (!found.candidates.empty()) {
+    const auto unit = Unit::make(fmt::format("{}", fmt::join(names, "+")), std::move(found.candidates), options, schedule);
+    register_shards(*unit, found.places);
+    for (auto* module : modules) remember(*module, unit);
+  }
+  for (auto* module : modules) adopt(*module, "", schedule);
+}
+
+}  // namespace
+
+void fully_shard(Module& module, const ShardOptions& options) {
+  Module* const modules[] = {&module};
+  shard(modules, options);
+}
+
+void fully_shard(std::span<const std::shared_ptr<Module>> modules, const ShardOptions& options) {
+  std::vector<Module*> pointers;
+  for (const auto& module : modules) pointers.push_back(module.get());
+  shard(pointers, options);
+}
+
+}  // namespace tessera

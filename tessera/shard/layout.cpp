@@ -1,0 +1,24 @@
+#include "tessera/shard/layout.h"
+
+#include <algorithm>
+
+namespace tessera {
+
+FlatLayout::FlatLayout(std::span<const int64_t> numels, int rank, int ranks) {
+  int64_t total = 0;
+  for (const int64_t numel : numels) {
+    spans.push_back({.offset = total, .numel = numel});
+    total += numel;
+  }
+  chunk = (total + ranks - 1) / ranks;
+  const int64_t begin = rank * chunk;
+  for (auto& span : spans) {
+    const int64_t first = std::clamp(span.offset, begin, begin + chunk);
+    const int64_t last = std::clamp(span.offset + span.numel, begin, begin + chunk);
+    span.shard_offset = first - begin;
+    span.shard_numel = last - first;
+    span.shard_begin = span.shard_numel > 0 ? first - span.offset : 0;
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,48 @@
+// How an operator's operand is known to belong to a unit: a marker in its storage, found without a lock or a map.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+
+namespace tessera {
+
+class Unit;
+
+/// The dispatch key that parameters, their shards and the shards' gradients carry. It lies above autograd, and libtorch leaves it alone.
+inline constexpr auto kPagingKey = c10::DispatchKey::DeferredInit;
+
+enum class Role {
+  Full,      // a whole parameter: its memory comes and goes
+  Shard,     // this rank's part of it
+  Gradient,  // the gradient of that
+};
+
+/// Owned by the storage that it marks. Full parameters keep their unit alive; its own memory must not, or nothing would ever die.
+struct Marker {
+  Role role;
+  std::weak_ptr<Unit> unit;
+  std::shared_ptr<Unit> owner;  // Role::Full only
+  at::DataPtr memory;
+};
+
+/// Nothing if the tensor's storage belongs to no unit.
+Marker* marker_of(const at::Tensor& tensor);
+
+inline bool is_paged(const at::Tensor& tensor) { return tensor.defined() && tensor.key_set().has(kPagingKey); }
+
+/// A marked storage of `bytes` on the device; `Allocate::Later` leaves it without memory, and guarded.
+enum class Allocate { Now, Later };
+c10::Storage marked_storage(Role role, const std::shared_ptr<Unit>& unit, size_t bytes, c10::Device device, Allocate when);
+
+/// Gives a marked storage memory, or takes it away; whoever asks for freed memory gets an exception with `message`.
+void fill(c10::StorageImpl& storage);
+void drain(c10::StorageImpl& storage, const std::string& message);
+
+/// A flat tensor over all of a storage, with a version counter of its own and without the key: for work below the surface.
+at::Tensor flat_view(const c10::Storage& storage, at::ScalarType dtype);
+
+/// A tensor with the key over a part of a storage.
+at::Tensor paged_view(const c10::Storage& storage, at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset);
+
+}  // namespace tessera

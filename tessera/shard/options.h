@@ -1,0 +1,25 @@
+// What a caller can choose about a unit.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <optional>
+
+#include "tessera/comm/mesh.h"
+
+namespace tessera {
+
+/// Shards stay in the dtype of the model's parameters; these are for the time when a unit is whole.
+struct MixedPrecision {
+  std::optional<at::ScalarType> param_dtype = {};   // in which parameters are gathered and used
+  std::optional<at::ScalarType> reduce_dtype = {};  // in which gradients are reduced; unset: float32 if param_dtype is narrower
+};
+
+struct ShardOptions {
+  Mesh mesh;
+  MixedPrecision mixed_precision = {};
+  /// How many units may be whole at once as long as their order of use is not known yet.
+  int max_live_units = 2;
+};
+
+}  // namespace tessera

@@ -1,0 +1,227 @@
+#include "tessera/shard/paging.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <fmt/format.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+
+#include "tessera/base/error.h"
+#include "tessera/shard/marker.h"
+#include "tessera/shard/schedule.h"
+#include "tessera/shard/unit.h"
+
+namespace tessera {
+namespace {
+
+using Stack = torch::jit::Stack;
+
+// One number out of many values: of a shard it would be this rank's alone, and pass for the whole parameter's.
+constexpr std::array<std::string_view, 24> kReductions = {
+    "aten::norm",   "aten::linalg_norm", "aten::linalg_vector_norm", "aten::linalg_matrix_norm", "aten::_foreach_norm", "aten::frobenius_norm",
+    "aten::sum",    "aten::nansum",      "aten::mean",               "aten::nanmean",            "aten::prod",          "aten::max",
+    "aten::min",    "aten::amax",        "aten::amin",               "aten::aminmax",            "aten::std",           "aten::var",
+    "aten::std_mean", "aten::var_mean",  "aten::dot",                "aten::vdot",               "aten::cat",           "aten::_foreach_max"};
+
+bool is_reduction(const std::string& name) { return std::ranges::find(kReductions, name) != kReductions.end(); }
+
+/// The operands of one operator that are ours.
+struct Operands {
+  c10::SmallVector<Unit*, 4> units;           // whose whole parameters it uses
+  c10::SmallVector<Unit*, 2> written_shards;  // whose shards it changes
+  std::vector<std::shared_ptr<Unit>> alive;   // of shards, which do not keep their unit alive
+};
+
+template <class Visit>
+void for_each_tensor(const c10::IValue& value, Visit&& visit) {
+  if (value.isTensor()) {
+    visit(value.toTensor());
+  } else if (value.isTensorList() || value.isOptionalTensorList()) {
+    for (const auto& element : value.toListRef()) {
+      if (element.isTensor()) visit(element.toTensor());
+    }
+  }
+}
+
+std::string name_of(Unit& unit, const at::Tensor& tensor) {
+  for (const auto& group : unit.groups()) {
+    for (const auto& parameter : group.parameters) {
+      const bool same = parameter.full.lock() == tensor.getIntrusivePtr() || parameter.shard.is_same(tensor);
+      if (same) return fmt::format("'{}' of unit '{}'", parameter.name, unit.name());
+    }
+  }
+  return fmt::format("a parameter of unit '{}'", unit.name());
+}
+
+void note(Operands& operands, const at::Tensor& tensor, bool writes, const std::string& op) {
+  if (!is_paged(tensor)) return;
+  auto* marker = marker_of(tensor);
+  if (marker == nullptr) {
+    throw UsageError(fmt::format("{}: a sharded parameter was given other memory (by set_data, to() or torch::load?), so it belongs to no unit any "
+                                 "more; change parameters through their shards, or inside tessera::full_params",
+                                 op));
+  }
+  const auto unit = marker->unit.lock();
+  if (!unit) return;  // its model is gone; what is left of it is an ordinary tensor
+  if (marker->role == Role::Full) {
+    if (writes && unit->writers == 0) {
+      throw UsageError(fmt::format("{} would write {} while it is whole for a moment, and the change would be lost; write inside "
+                                   "tessera::full_params(module, Access::Write), or write the shards",
+                                   op, name_of(*unit, tensor)));
+    }
+    if (std::ranges::find(operands.units, unit.get()) == operands.units.end()) operands.units.push_back(unit.get());
+    return;
+  }
+  if (is_reduction(op)) {
+    throw UsageError(fmt::format("{} over the shard of {} would be the result of this rank alone. For norms and clipping there is "
+                                 "tessera::clip_grad_norm; optimizers that need sums over all parameters, like LBFGS, can't work on shards",
+                                 op, name_of(*unit, tensor)));
+  }
+  if (writes && marker->role == Role::Shard) operands.written_shards.push_back(unit.get());
+  operands.alive.push_back(unit);
+}
+
+// How set_data announces itself. It compares kinds of tensors and reads no values.
+constexpr std::string_view kCompatible = "aten::_has_compatible_shallow_copy_type";
+
+/// Operators that would put other memory under a parameter.
+void refuse_rebinding(const std::string& op, const c10::FunctionSchema& schema, const Stack& stack) {
+  if (op == "aten::set_" || op == "aten::resize_") {
+    throw UsageError(fmt::format("{} on a sharded parameter or shard would cut it off from its unit; torch::load into a sharded model is not "
+                                 "possible, load before fully_shard",
+                                 op));
+  }
+  if (op != kCompatible) return;
+  const auto& self = stack[stack.size() - schema.arguments().size()].toTensor();
+  const auto& other = stack[stack.size() - schema.arguments().size() + 1].toTensor();
+  if (!is_paged(self) || (other.has_storage() && other.storage().is_alias_of(self.storage()))) return;
+  throw UsageError("set_data on a sharded parameter or shard (to(dtype), to(device), clone() and vector_to_parameters use it) would cut it off "
+                   "from its unit; convert the model before fully_shard");
+}
+
+/// A view of its first argument looks at no values: it needs no memory, and the operators inside a composite one fault by themselves.
+bool is_view(const c10::FunctionSchema& schema) {
+  if (schema.arguments().empty()) return false;
+  const auto* alias = schema.arguments().front().alias_info();
+  return alias != nullptr && !alias->isWrite();
+}
+
+/// Operators that state in their schema that they only read what they in fact update.
+bool updates_statistics(const std::string& op) {
+  return op == "aten::batch_norm" || op == "aten::instance_norm" || op == "aten::native_batch_norm" || op == "aten::_native_batch_norm_legit";
+}
+
+/// Brings floating operands to the dtype in which the unit's parameters are, where that is not float32 by nature.
+void cast_operands(const std::string& op, const c10::FunctionSchema& schema, Stack& stack, Unit& unit) {
+  const auto dtype = unit.options().mixed_precision.param_dtype;
+  // Backward operators got their operands from forward ones and need them as they are.
+  if (!dtype || op.ends_with("_backward")) return;
+  const auto& arguments = schema.arguments();
+  const size_t base = stack.size() - arguments.size();
+  const bool lift_parameters = updates_statistics(op);
+  const auto cast = [&](const at::Tensor& tensor) -> at::Tensor {
+    if (!tensor.defined() || !at::isFloatingType(tensor.scalar_type())) return tensor;
+    if (lift_parameters) return is_paged(tensor) ? tensor.to(at::kFloat) : tensor;
+    return is_paged(tensor) || tensor.scalar_type() == *dtype ? tensor : tensor.to(*dtype);
+  };
+  for (size_t i = 0; i < arguments.size(); i++) {
+    const auto* alias = arguments[i].alias_info();
+    if (alias != nullptr && alias->isWrite()) continue;
+    auto& value = stack[base + i];
+    if (value.isTensor()) {
+      value = cast(value.toTensor());
+    } else if (value.isTensorList()) {
+      auto tensors = value.toTensorVector();
+      for (auto& tensor : tensors) tensor = cast(tensor);
+      value = std::move(tensors);
+    }
+  }
+}
+
+/// Keeps units whole while an operator runs. Units of one operator may belong to several models.
+class Pins {
+ public:
+  Pins(std::span<Unit* const> units, const Fault& fault) {
+    for (auto* unit : units) {
+      const auto schedule = unit->schedule();
+      auto known = std::ranges::find(used_, schedule, &Use::schedule);
+      if (known == used_.end()) known = used_.insert(used_.end(), Use{.schedule = schedule, .units = {}, .pinned = false});
+      known->units.push_back(unit);
+    }
+    try {
+      for (auto& use : used_) {
+        use.schedule->use(use.units, fault);
+        use.pinned = true;
+      }
+    } catch (...) {
+      release();
+      throw;
+    }
+  }
+  Pins(const Pins&) = delete;
+  Pins& operator=(const Pins&) = delete;
+  ~Pins() { release(); }
+
+ private:
+  struct Use {
+    std::shared_ptr<Schedule> schedule;
+    c10::SmallVector<Unit*, 4> units;
+    bool pinned;
+  };
+
+  void release() {
+    for (auto& use : used_) {
+      if (use.pinned) use.schedule->release(use.units);
+    }
+  }
+
+  c10::SmallVector<Use, 1> used_;
+};
+
+void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
+  const auto& schema = handle.schema();
+  const auto& op = schema.name();
+  const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kPagingKey);
+  refuse_rebinding(op, schema, *stack);
+  if (is_view(schema) || op == kCompatible) {
+    handle.redispatchBoxed(below, stack);
+    return;
+  }
+  Operands operands;
+  const auto& arguments = schema.arguments();
+  const size_t base = stack->size() - arguments.size();
+  for (size_t i = 0; i < arguments.size(); i++) {
+    const auto* alias = arguments[i].alias_info();
+    const bool writes = alias != nullptr && alias->isWrite();
+    for_each_tensor((*stack)[base + i], [&](const at::Tensor& tensor) { note(operands, tensor, writes, op); });
+  }
+  for (auto* unit : operands.written_shards) unit->schedule()->about_to_write(*unit);
+  const Pins pins(operands.units, {});
+  if (!operands.units.empty()) cast_operands(op, schema, *stack, *operands.units.front());
+  const c10::impl::ExcludeDispatchKeyGuard excluded(kPagingKey);
+  handle.redispatchBoxed(below, stack);
+}
+
+}  // namespace
+
+void install_paging() {
+  // Lives as long as the process: parameters outlive every model that is destroyed at the end of main.
+  static const auto library = [] {
+    try {
+      auto made = std::make_unique<torch::Library>(torch::Library::IMPL, "_", kPagingKey, __FILE__, __LINE__);
+      made->fallback(torch::CppFunction::makeFromBoxedFunction<&page>());
+      return made.release();
+    } catch (const std::exception& error) {
+      const std::string_view why = error.what();
+      throw UsageError(fmt::format("another library has taken libtorch's DeferredInit key, which Tessera needs for sharded parameters "
+                                   "(torchdistx does so): {}",
+                                   why.substr(0, why.find('\n'))));
+    }
+  }();
+  (void)library;
+}
+
+}  // namespace tessera

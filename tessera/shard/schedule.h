@@ -1,0 +1,71 @@
+// When the units of a model are whole: bounded before their order of use is known, and freed after the last use once it is.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+namespace tessera {
+
+class Unit;
+struct Fault;
+
+/// What the units of a model cost together since the last reset.
+struct ScheduleCounters {
+  uint64_t live_bytes = 0;  // of whole units, now
+  uint64_t peak_bytes = 0;
+  uint64_t misses = 0;  // uses that the recorded order did not foresee
+};
+
+/// One per model. The order of uses is recorded while units are read; the pass after a complete one is predicted from it. A wrong
+/// prediction costs a gather, never a wrong number.
+class Schedule : public std::enable_shared_from_this<Schedule> {
+ public:
+  explicit Schedule(int max_live_units) : max_live_units_(max_live_units) {}
+
+  [[nodiscard]] std::unique_lock<std::recursive_mutex> lock() { return std::unique_lock(mutex_); }
+
+  /// The units of one operator are about to be used: makes them whole, pins them, and frees what is not needed any more.
+  void use(std::span<Unit* const> units, const Fault& fault);
+  void release(std::span<Unit* const> units);
+  /// The unit's gradients have been reduced: its part in this backward pass is over.
+  void reduced(Unit& unit);
+  /// A shard of the unit is about to be written.
+  void about_to_write(Unit& unit);
+  /// Frees all that is not pinned.
+  void free_all();
+  /// A unit died.
+  void forget(const Unit& unit);
+
+  const ScheduleCounters& counters() const { return counters_; }
+  void reset_counters();
+
+ private:
+  enum class Pass { None, Training, Evaluation, Backward };
+  /// The order in which units were used in one kind of pass: what the last complete one did, and what this one has done so far.
+  struct Order {
+    std::vector<const Unit*> recorded;
+    std::vector<const Unit*> current;
+    bool trusted = false;  // a complete pass is recorded, and this one has followed it so far
+  };
+
+  Pass pass_now() const;
+  Order& order(Pass pass) { return orders_[static_cast<size_t>(pass)]; }
+  void enter(Pass pass);
+  void end_backward();
+  void record(Unit& unit);
+  bool used_later(const Unit& unit) const;
+  void make_room(std::span<Unit* const> wanted);
+  void give_back(Unit& unit);
+
+  std::recursive_mutex mutex_;
+  const int max_live_units_;
+  std::vector<Unit*> live_;  // whole units, the least recently used first
+  Pass pass_ = Pass::None;
+  Order orders_[4];
+  ScheduleCounters counters_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,162 @@
+#include "tessera/shard/unit.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <map>
+
+#include "tessera/base/compat.h"
+#include "tessera/base/error.h"
+#include "tessera/shard/marker.h"
+#include "tessera/shard/schedule.h"
+#include "tessera/shard/unit_node.h"
+
+namespace tessera {
+namespace {
+
+/// All values of a dense tensor in the order in which they lie in memory.
+at::Tensor in_memory_order(const at::Tensor& tensor) { return tensor.as_strided({tensor.numel()}, {1}, tensor.storage_offset()); }
+
+/// As many dimensions as the parameter, so that `dim() >= 2` still tells matrices from biases.
+std::vector<int64_t> shard_sizes(int64_t numel, int64_t dim) {
+  std::vector<int64_t> sizes(static_cast<size_t>(std::max<int64_t>(dim, 1)), 1);
+  sizes.front() = numel;
+  return sizes;
+}
+
+void expect_shardable(const Candidate& candidate) {
+  const auto& tensor = candidate.tensor;
+  if (tensor.layout() != at::kStrided) {
+    throw UsageError(fmt::format("parameter '{}' is sparse or otherwise not strided; only strided parameters can be sharded", candidate.name));
+  }
+  if (!tensor.is_non_overlapping_and_dense()) {
+    throw UsageError(fmt::format("parameter '{}' overlaps itself or has gaps (it is expanded, or a slice); pass a copy of its own", candidate.name));
+  }
+  if (!tensor.is_leaf()) {
+    throw UsageError(fmt::format("parameter '{}' is the result of an operation, not a leaf; register a detached copy", candidate.name));
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candidates, const ShardOptions& options,
+                                 std::shared_ptr<Schedule> schedule) {
+  for (const auto& candidate : candidates) expect_shardable(candidate);
+  const std::shared_ptr<Unit> unit(new Unit(std::move(name), options));
+  unit->residence_ = gathered_residence(options.mesh.shard());
+  unit->schedule_ = std::move(schedule);
+  // Ordered by dtype and then by whether they train, so that buffers of one dtype travel together.
+  std::map<std::pair<at::ScalarType, bool>, std::vector<Candidate>> kinds;
+  for (auto& candidate : candidates) {
+    const auto kind = std::make_pair(candidate.tensor.scalar_type(), candidate.tensor.requires_grad());
+    kinds[kind].push_back(std::move(candidate));
+  }
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  for (auto& [kind, members] : kinds) unit->add_group(std::move(members));
+  attach_unit_node(unit);
+  return unit;
+}
+
+Unit::~Unit() { schedule_->forget(*this); }
+
+void Unit::add_group(std::vector<Candidate> candidates) {
+  const auto& shard = options_.mesh.shard();
+  const auto& first = candidates.front().tensor;
+  Group group{.trains = first.requires_grad(), .dtype = first.scalar_type(), .full_dtype = first.scalar_type()};
+  if (options_.mixed_precision.param_dtype && at::isFloatingType(group.dtype)) group.full_dtype = *options_.mixed_precision.param_dtype;
+  const auto device = first.device();
+
+  std::vector<int64_t> numels;
+  for (const auto& candidate : candidates) numels.push_back(candidate.tensor.numel());
+  const FlatLayout layout(numels, shard.rank(), shard.size());
+  group.chunk = layout.chunk;
+
+  const auto own_storage = marked_storage(Role::Shard, shared_from_this(),
+                                          static_cast<size_t>(layout.chunk) * c10::elementSize(group.dtype), device, Allocate::Now);
+  group.own = flat_view(own_storage, group.dtype).zero_();
+  const auto full_bytes = static_cast<size_t>(layout.chunk * shard.size()) * c10::elementSize(group.full_dtype);
+  const auto full_storage = marked_storage(Role::Full, shared_from_this(), full_bytes, device, Allocate::Later);
+  drain(*full_storage.unsafeGetStorageImpl(), fmt::format("the parameters of unit '{}' are sharded", name_));
+  group.full = c10::weak_intrusive_ptr<c10::StorageImpl>(full_storage.getWeakStorageImpl());
+
+  for (size_t i = 0; i < candidates.size(); i++) {
+    auto& tensor = candidates[i].tensor;
+    const auto& span = layout.spans[i];
+    group.own.narrow(0, span.shard_offset, span.shard_numel).copy_(in_memory_order(tensor).narrow(0, span.shard_begin, span.shard_numel));
+    const auto sizes = shard_sizes(span.shard_numel, tensor.dim());
+    std::vector<int64_t> strides(sizes.size(), 1);
+    auto part = paged_view(own_storage, group.dtype, sizes, strides, span.shard_offset);
+    part.set_requires_grad(tensor.requires_grad());
+
+    // The tensor that the model holds becomes a window on the full storage: same object, same sizes, other memory.
+    const auto window = paged_view(full_storage, group.full_dtype, tensor.sizes(), tensor.strides(), span.offset);
+    group.parameters.push_back({.name = candidates[i].name,
+                                .index = candidates[i].index,
+                                .shard = std::move(part),
+                                .sizes = tensor.sizes().vec(),
+                                .strides = tensor.strides().vec(),
+                                .span = span,
+                                .full = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr())});
+    if (group.full_dtype == group.dtype) {
+      tensor.set_data(window);
+    } else {
+      tensor.unsafeGetTensorImpl()->shallow_copy_from(window.getIntrusivePtr());
+    }
+    tensor = at::Tensor();
+  }
+  groups_.push_back(std::move(group));
+}
+
+std::shared_ptr<Schedule> Unit::schedule() const {
+  std::lock_guard lock(schedule_mutex_);
+  return schedule_;
+}
+
+void Unit::join(std::shared_ptr<Schedule> schedule) {
+  std::lock_guard lock(schedule_mutex_);
+  schedule_ = std::move(schedule);
+}
+
+std::vector<Buffer> Unit::buffers() const {
+  std::vector<Buffer> result;
+  for (const auto& group : groups_) {
+    if (auto full = group.full.lock()) result.push_back({.full = std::move(full), .full_dtype = group.full_dtype, .own = group.own});
+  }
+  return result;
+}
+
+void Unit::read(const Fault& fault) {
+  if (whole_) return;
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const auto all = buffers();
+  residence_->read(all, {.unit = name_, .version = version_}, fault);
+  whole_ = true;
+  counters_.gathers++;
+  const auto ranks = static_cast<uint64_t>(options_.mesh.shard().size());
+  counters_.gathered_bytes += residence_->whole_bytes(all) / ranks * (ranks - 1);
+}
+
+void Unit::give_back() {
+  if (!whole_) return;
+  residence_->give_back(buffers(), name_);
+  whole_ = false;
+}
+
+void Unit::about_to_write() {
+  version_++;
+  residence_->write();
+  for (auto& group : groups_) {
+    for (auto& parameter : group.parameters) {
+      if (const auto full = parameter.full.lock()) full->bump_version();
+    }
+  }
+}
+
+uint64_t Unit::whole_bytes() const { return residence_->whole_bytes(buffers()); }
+
+}  // namespace tessera

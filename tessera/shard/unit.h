@@ -1,0 +1,106 @@
+// The parameters that are gathered, freed and reduced together.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "tessera/shard/layout.h"
+#include "tessera/shard/options.h"
+#include "tessera/shard/residence.h"
+
+namespace tessera {
+
+class Schedule;
+
+/// A parameter that is about to become part of a unit.
+struct Candidate {
+  std::string name;
+  at::Tensor tensor;
+  size_t index = 0;  // the caller's number for it
+};
+
+/// What one unit cost this rank since the last reset.
+struct UnitCounters {
+  uint64_t gathers = 0;
+  uint64_t reductions = 0;
+  uint64_t gathered_bytes = 0;  // received
+};
+
+class Unit : public std::enable_shared_from_this<Unit> {
+ public:
+  struct Parameter {
+    std::string name;
+    size_t index = 0;  // of the candidate that it was
+    at::Tensor shard;  // a leaf, with as many dimensions as the parameter
+    std::vector<int64_t> sizes, strides;
+    Span span;
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> full;
+  };
+
+  /// Parameters of one dtype that all train, or all do not: one flat buffer.
+  struct Group {
+    bool trains = false;
+    at::ScalarType dtype = at::kFloat, full_dtype = at::kFloat;
+    int64_t chunk = 0;
+    at::Tensor own = {};  // this rank's chunk
+    c10::weak_intrusive_ptr<c10::StorageImpl> full{c10::intrusive_ptr<c10::StorageImpl>()};
+    std::vector<Parameter> parameters = {};
+  };
+
+  /// Moves the candidates into the unit, in place: their tensors stay the same objects, their full memory is freed.
+  static std::shared_ptr<Unit> make(std::string name, std::vector<Candidate> candidates, const ShardOptions& options,
+                                    std::shared_ptr<Schedule> schedule);
+
+  Unit(const Unit&) = delete;
+  Unit& operator=(const Unit&) = delete;
+  ~Unit();
+
+  /// Its place in the model, as far as that is known: an outer fully_shard call knows more of it.
+  const std::string& name() const { return name_; }
+  void rename(std::string name) { name_ = std::move(name); }
+  const Mesh& mesh() const { return options_.mesh; }
+  const ShardOptions& options() const { return options_; }
+  std::vector<Group>& groups() { return groups_; }
+  const UnitCounters& counters() const { return counters_; }
+  void reset_counters() { counters_ = {}; }
+  std::shared_ptr<Schedule> schedule() const;
+  /// Several units may become parts of a larger model.
+  void join(std::shared_ptr<Schedule> schedule);
+
+  // Everything below is called with the schedule's lock held.
+  bool whole() const { return whole_; }
+  bool pinned() const { return pins_ > 0; }
+  void pin() { pins_++; }
+  void unpin() { pins_--; }
+  void read(const Fault& fault);
+  void give_back();
+  /// A shard is about to change: what is whole is stale from now on, and so is every graph that has saved it.
+  void about_to_write();
+  uint64_t whole_bytes() const;
+  void count_reduction() { counters_.reductions++; }
+
+  /// While positive, operators may write whole parameters (inside full_params).
+  int writers = 0;
+
+ private:
+  Unit(std::string name, const ShardOptions& options) : name_(std::move(name)), options_(options) {}
+  void add_group(std::vector<Candidate> candidates);
+  std::vector<Buffer> buffers() const;
+
+  std::string name_;
+  const ShardOptions options_;
+  std::vector<Group> groups_;
+  std::unique_ptr<Residence> residence_;
+  mutable std::mutex schedule_mutex_;
+  std::shared_ptr<Schedule> schedule_;
+  UnitCounters counters_;
+  uint64_t version_ = 0;  // of the parameters: how often they were written
+  bool whole_ = false;
+  int pins_ = 0;
+};
+
+}  // namespace tessera
