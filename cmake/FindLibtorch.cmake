@@ -49,7 +49,11 @@ if(_candidate)
     endif()
   endforeach()
   if(NOT Libtorch_VERSION)
-    message(FATAL_ERROR "No libtorch in ${_candidate}: it has no include/torch/headeronly/version.h. "
+    set(_named "TESSERA_TORCH=${TESSERA_TORCH}")
+    if(NOT TESSERA_TORCH)
+      set(_named "Torch_DIR=${_torch_dir} (which must end in share/cmake/Torch)")
+    endif()
+    message(FATAL_ERROR "${_named}: no libtorch in ${_candidate}, it has no include/torch/headeronly/version.h. "
                         "Set TESSERA_TORCH to the folder that holds include/ and lib/ of libtorch.")
   endif()
   string(REGEX MATCH "^[0-9]+\\.[0-9]+" _minor "${Libtorch_VERSION}")

@@ -1,4 +1,5 @@
-# One test program for each *_test.cpp, known to ctest by its path: "comm/mesh". Every test ends within 20 s, or belongs under --long.
+# One test program for each *_test.cpp, known to ctest by its path: "comm/mesh". Every test ends within 20 s on two idle
+# cores, or belongs under --long.
 find_package(GTest REQUIRED)
 
 option(TESSERA_LONG_TESTS "Also run the tests that are too slow for every run" OFF)
@@ -8,7 +9,7 @@ if(TESSERA_SANITIZE STREQUAL "thread")
 elseif(TESSERA_SANITIZE STREQUAL "address")
   list(APPEND _environment "ASAN_OPTIONS=detect_stack_use_after_return=1")
 endif()
-set(_limit 20)
+set(_limit 60)  # three times what a test may take on an idle machine
 if(TESSERA_SANITIZE)
   set(_limit 200)
 endif()

@@ -1,7 +1,7 @@
 # What ./quickstart and ./check need before they can build: system packages, libtorch, a configured build folder. Sourced by both.
 # After one success nothing is looked at again until this file or the settings below change.
 #
-#   TESSERA_TORCH        folder of a libtorch to use (so does Torch_DIR)
+#   TESSERA_TORCH        folder of a libtorch to use (Torch_DIR, its share/cmake/Torch, does too)
 #   TESSERA_TORCH_INDEX  package index with the torch to install, if the default one will not do
 
 torch_version=2.13.0
@@ -86,7 +86,7 @@ install_torch() {
     fail "torch $torch_version can't be installed by pip. Set TESSERA_TORCH to the folder of a libtorch 2.11 to 2.14 that you have," \
       "or TESSERA_TORCH_INDEX to the address of a package index that offers it."
   # What `import torch` needs of pure Python, for the tests that compare with PyTorch.
-  $pip filelock typing-extensions setuptools sympy networkx jinja2 fsspec || fail "The Python packages that torch imports can't be installed by pip."
+  $pip --upgrade filelock typing-extensions "setuptools>=77" sympy networkx jinja2 fsspec || fail "The Python packages that torch imports can't be installed by pip."
   if ls build/python/lib/python3*/site-packages/torch/lib/libtorch_cuda.so >/dev/null 2>&1; then
     # A build with CUDA: its CPU part loads with these two alone.
     cuda=$(build/python/bin/python -c "import importlib.metadata as m, re; print(re.search(r'cuda-toolkit.*?==(\d+)', ' '.join(m.requires('torch'))).group(1))")

@@ -2,17 +2,17 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <array>
 #include <chrono>
-#include <cstdlib>
-#include <filesystem>
 #include <map>
+#include <optional>
+#include <thread>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
+#include "tessera/base/port.h"
 #include "tessera/base/process.h"
 #include "tessera/cli/commands.h"
 #include "tessera/comm/conformance.h"
@@ -95,41 +95,41 @@ bool report(const Communicator& world) {
   return good;
 }
 
-/// A file for the ranks to meet in, gone afterwards.
-struct MeetingPlace {
-  std::filesystem::path folder;
-  MeetingPlace() {
-    auto pattern = (std::filesystem::temp_directory_path() / "tessera-test-XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) throw IoError(fmt::format("can't make a folder like {}; is TMPDIR writable?", pattern));
-    folder = pattern;
-  }
-  ~MeetingPlace() {
-    std::error_code ignored;
-    std::filesystem::remove_all(folder, ignored);
-  }
-};
-
-/// Starts this program once for each rank; rank 0 prints.
+/// Starts this program once for each rank; rank 0 prints. When one ends badly, the others get a moment to say what they saw of it.
 bool test_processes(const std::string& transport, const TestFlags& flags) {
-  const MeetingPlace place;
+  const auto port = std::to_string(free_port());
   std::vector<Process> ranks;
   for (int rank = 0; rank < flags.ranks; rank++) {
     ranks.emplace_back(std::vector<std::string>{this_program(), "test", "--limit", fmt::format("{}", flags.limit_s)},
                        std::map<std::string, std::string>{{"RANK", std::to_string(rank)},
                                                           {"WORLD_SIZE", std::to_string(flags.ranks)},
                                                           {"MASTER_ADDR", "127.0.0.1"},
-                                                          {"TESSERA_STORE", "file:" + (place.folder / "store").string()},
+                                                          {"MASTER_PORT", port},
+                                                          {"TESSERA_STORE", ""},
                                                           {"TESSERA_TRANSPORT", transport},
                                                           {kStartedByTest, "1"}});
   }
+  constexpr auto kLook = std::chrono::milliseconds(20);
+  constexpr auto kLastWords = std::chrono::seconds(3);
+  auto end = std::chrono::steady_clock::now() + flags.limit() * 10;
+  std::vector<std::optional<int>> status(ranks.size());
+  const auto still_runs = [](const auto& one) { return !one.has_value(); };
   bool good = true;
-  for (int rank = 0; rank < flags.ranks; rank++) {
-    const auto status = ranks[rank].wait(flags.limit() * 10);
-    if (status == 0) continue;
-    good = false;
-    fmt::print("  rank {} {}\n", rank, status ? fmt::format("ended with status {}", *status) : "did not end");
+  while (std::ranges::any_of(status, still_runs) && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(kLook);
+    for (size_t rank = 0; rank < ranks.size(); rank++) {
+      if (status[rank]) continue;
+      status[rank] = ranks[rank].wait(std::chrono::milliseconds(0));
+      if (!status[rank] || *status[rank] == 0) continue;
+      fmt::print("  rank {} ended with status {}\n", rank, *status[rank]);
+      if (good) end = std::chrono::steady_clock::now() + kLastWords;
+      good = false;
+    }
   }
-  return good;
+  for (size_t rank = 0; rank < ranks.size(); rank++) {
+    if (!status[rank]) fmt::print("  rank {} did not end and is stopped\n", rank);
+  }
+  return good && std::ranges::none_of(status, still_runs);
 }
 
 bool test_threads(const TestFlags& flags) {
@@ -155,7 +155,7 @@ bool test_transport(const std::string& transport, const TestFlags& flags) {
     if (transport == "fake") return report(fake_world(0, flags.ranks).with_limit(flags.limit()));
     if (transport == "threads") return test_threads(flags);
     return test_processes(transport, flags);
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     fmt::print("  FAILED  {}\n", error.what());
     return false;
   }
@@ -164,7 +164,8 @@ bool test_transport(const std::string& transport, const TestFlags& flags) {
 /// One rank of a group that somebody else started: torchrun, mpirun, or test_processes above.
 bool test_as_rank(const TestFlags& flags) {
   const auto world = init({.start_limit = flags.limit(), .operation_limit = flags.limit()});
-  if (world.rank() == 0 && !env(kStartedByTest)) fmt::print("{}: {} ranks\n", world.traits().name, world.size());
+  if (world.rank() == 0 && !env(kStartedByTest))
+    fmt::print("{}: {} rank{}\n", world.traits().name, world.size(), world.size() == 1 ? "" : "s");
   return report(world);
 }
 
@@ -176,6 +177,9 @@ int run(const TestFlags& flags, bool chosen) {
           "and --transport out, or start the command by itself");
     }
     return test_as_rank(flags) ? 0 : 1;
+  }
+  if (const auto given = env("TESSERA_TRANSPORT")) {
+    throw ConfigError(fmt::format("TESSERA_TRANSPORT='{}' is set, but this command goes by --transport; unset it", *given));
   }
   bool good = true;
   for (const auto& transport : kTransports) {

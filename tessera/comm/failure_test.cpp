@@ -85,7 +85,7 @@ TEST_P(TalkingWorld, EndsWhatIsUnderWayWhenAborted) {
     } else {
       std::this_thread::sleep_for(milliseconds(50));
       world.abort("enough of this");
-      EXPECT_THAT(message_of<CommError>([&] { world.barrier(); }), HasSubstr("enough of this"));
+      EXPECT_THAT(message_of<CommError>([&] { world.barrier(); }), HasSubstr(last_rank() + ": enough of this"));
     }
   });
 }

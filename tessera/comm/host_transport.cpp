@@ -350,7 +350,11 @@ std::unique_ptr<Transport> HostTransport::split(std::span<const int> colors, con
 }
 
 void HostTransport::abort(std::string_view reason) noexcept {
-  for (const auto& link : family_->alive()) link->abort(reason);
+  try {
+    const auto words = fmt::format("rank {}: {}", rank(), reason);
+    for (const auto& link : family_->alive()) link->abort(words);
+  } catch (const std::exception&) {  // out of memory: the limit ends the others' waiting
+  }
 }
 
 Work HostTransport::start(Envelope envelope, std::chrono::milliseconds limit, Move move) {

@@ -2,9 +2,7 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -14,7 +12,7 @@
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
-#include "tessera/base/fd.h"
+#include "tessera/base/port.h"
 #include "tessera/base/process.h"
 #include "tessera/comm/init.h"
 #include "tessera/testing/transports.h"
@@ -53,17 +51,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Environment = std::map<std::string, std::string>;
-
-int free_port() {
-  const Fd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  EXPECT_EQ(::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), length), 0);
-  EXPECT_EQ(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &length), 0);
-  return ntohs(address.sin_port);
-}
 
 struct Ended {
   int status;
@@ -208,6 +195,9 @@ TEST(Init, RefusesADescriptionThatDoesNotAddUp) {
   EXPECT_THAT(said({{"RANK", "2"}, {"WORLD_SIZE", "2"}}), HasSubstr("RANK=2 does not exist"));
   EXPECT_THAT(said({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_PORT", "99999"}}), HasSubstr("MASTER_PORT='99999'"));
   EXPECT_THAT(said({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"TESSERA_STORE", "/tmp/x"}}), HasSubstr("write file:"));
+  EXPECT_THAT(said({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TESSERA_STORE", "file:/no/such/folder/store"}}), HasSubstr("No such file"));
+  EXPECT_THAT(said({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"TESSERA_TRANSPORT", "gloo"}, {"GLOO_SOCKET_IFNAME", "nope0"}}),
+              HasSubstr("nope0"));
   EXPECT_THAT(said({{"TESSERA_TRANSPORT", "pigeon"}}), HasSubstr("choose one of auto, self, shm, gloo"));
   EXPECT_THAT(said({{"TESSERA_TRANSPORT", "gloo"}}), HasSubstr("needs ranks"));
 }

@@ -1,13 +1,16 @@
 #include "tessera/comm/rendezvous.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <netdb.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <climits>
+#include <cstring>
 #include <fstream>
 #include <limits>
 #include <memory>
@@ -38,8 +41,11 @@ struct Names {
 constexpr std::array<Names, 2> kLaunchers = {
     {{"RANK", "WORLD_SIZE", "LOCAL_RANK"}, {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"}}};
 
+/// Without the stack trace that c10's errors go on with, and without the full stop, which ours bring.
 std::string first_line(const std::string& text) {
-  return text.substr(0, text.find('\n'));
+  auto line = text.substr(0, text.find('\n'));
+  if (line.ends_with('.')) line.pop_back();
+  return line;
 }
 
 int master_port() {
@@ -53,7 +59,14 @@ StorePtr open_store(const Identity& identity, Clock::time_point end) {
     if (!where->starts_with(kFile)) {
       throw ConfigError(fmt::format("TESSERA_STORE='{}' names no store; write file:/path/that/all/ranks/see", *where));
     }
-    return c10::make_intrusive<c10d::FileStore>(where->substr(kFile.size()), identity.world_size);
+    const auto path = where->substr(kFile.size());
+    // c10d would try to open it for ever.
+    const Fd probe(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+    if (!probe) {
+      throw ConfigError(
+          fmt::format("TESSERA_STORE={}: {}; the file must lie where every rank can create and write it", *where, std::strerror(errno)));
+    }
+    return c10::make_intrusive<c10d::FileStore>(path, identity.world_size);
   }
   const auto limit = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
   const auto host = env("MASTER_ADDR").value_or("127.0.0.1");

@@ -25,14 +25,19 @@ struct Tables : Module {
   static auto parameters() { return &Tables::parameters_; }
 };
 
-torch::OrderedDict<std::string, at::Tensor>& table_of(Module& module) { return module.*Tables::parameters(); }
+torch::OrderedDict<std::string, at::Tensor>& table_of(Module& module) {
+  return module.*Tables::parameters();
+}
 
 /// Containers that hold nothing but the table: their users read the whole parameter from it, so it has to stay there.
 bool reads_table_in_forward(const Module& module) {
-  return dynamic_cast<const torch::nn::ParameterListImpl*>(&module) != nullptr || dynamic_cast<const torch::nn::ParameterDictImpl*>(&module) != nullptr;
+  return dynamic_cast<const torch::nn::ParameterListImpl*>(&module) != nullptr ||
+         dynamic_cast<const torch::nn::ParameterDictImpl*>(&module) != nullptr;
 }
 
-std::string join(const std::string& prefix, const std::string& name) { return prefix.empty() ? name : prefix + "." + name; }
+std::string join(const std::string& prefix, const std::string& name) {
+  return prefix.empty() ? name : prefix + "." + name;
+}
 
 /// Which module each unit was made for, to name it and to refuse a second time. Weak on both sides: it owns nothing.
 struct Registry {
@@ -76,9 +81,10 @@ void collect(Module& module, const std::string& prefix, Found& found, std::map<c
     if (const auto* marker = is_paged(tensor) ? marker_of(tensor) : nullptr) {
       const auto unit = marker->unit.lock();
       if (marker->role == Role::Full && unit && !reads_table_in_forward(module)) {
-        throw UsageError(fmt::format("parameter '{}' is tied to one of unit '{}', but lies outside of it; shard the two in one call, or shard a "
-                                     "module that contains both",
-                                     name, unit->name()));
+        throw UsageError(
+            fmt::format("parameter '{}' is tied to one of unit '{}', but lies outside of it; shard the two in one call, or shard a "
+                        "module that contains both",
+                        name, unit->name()));
       }
       continue;
     }

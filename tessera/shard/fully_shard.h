@@ -22,7 +22,9 @@ void fully_shard(std::span<const std::shared_ptr<torch::nn::Module>> modules, co
 
 /// For module holders (`Linear`, `auto model = Llama(config)`) and shared pointers.
 template <class Holder>
-  requires requires(Holder holder) { holder->parameters(); }
+requires requires(Holder holder) {
+  holder->parameters();
+}
 void fully_shard(Holder holder, const ShardOptions& options) {
   fully_shard(static_cast<torch::nn::Module&>(*holder), options);
 }

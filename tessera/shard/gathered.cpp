@@ -31,9 +31,10 @@ class Gathered final : public Residence {
 
   void give_back(std::span<const Buffer> buffers, const std::string& unit) override {
     for (const auto& buffer : buffers) {
-      drain(*buffer.full, fmt::format("the parameters of unit '{}' are sharded and not in memory now; operators bring them in by themselves, "
-                                      "raw pointers need tessera::full_params(module)",
-                                      unit));
+      drain(*buffer.full,
+            fmt::format("the parameters of unit '{}' are sharded and not in memory now; operators bring them in by themselves, "
+                        "raw pointers need tessera::full_params(module)",
+                        unit));
     }
   }
 

@@ -8,7 +8,9 @@
 namespace tessera {
 namespace {
 
-void delete_marker(void* context) { delete static_cast<Marker*>(context); }
+void delete_marker(void* context) {
+  delete static_cast<Marker*>(context);
+}
 
 Marker* marker_of(c10::StorageImpl& storage) {
   const auto& data = storage._mutable_data_ptr_no_checks();
@@ -58,7 +60,8 @@ at::Tensor flat_view(const c10::Storage& storage, at::ScalarType dtype) {
 
 at::Tensor paged_view(const c10::Storage& storage, at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset) {
   const auto plain = at::empty({0}, at::TensorOptions().dtype(dtype).device(storage.device()));
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), plain.key_set().add(kPagingKey), c10::scalarTypeToTypeMeta(dtype));
+  auto tensor =
+      at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), plain.key_set().add(kPagingKey), c10::scalarTypeToTypeMeta(dtype));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
   return tensor;
 }

@@ -29,7 +29,9 @@ struct Marker {
 /// Nothing if the tensor's storage belongs to no unit.
 Marker* marker_of(const at::Tensor& tensor);
 
-inline bool is_paged(const at::Tensor& tensor) { return tensor.defined() && tensor.key_set().has(kPagingKey); }
+inline bool is_paged(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.key_set().has(kPagingKey);
+}
 
 /// A marked storage of `bytes` on the device; `Allocate::Later` leaves it without memory, and guarded.
 enum class Allocate { Now, Later };

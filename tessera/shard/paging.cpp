@@ -20,13 +20,34 @@ namespace {
 using Stack = torch::jit::Stack;
 
 // One number out of many values: of a shard it would be this rank's alone, and pass for the whole parameter's.
-constexpr std::array<std::string_view, 24> kReductions = {
-    "aten::norm",   "aten::linalg_norm", "aten::linalg_vector_norm", "aten::linalg_matrix_norm", "aten::_foreach_norm", "aten::frobenius_norm",
-    "aten::sum",    "aten::nansum",      "aten::mean",               "aten::nanmean",            "aten::prod",          "aten::max",
-    "aten::min",    "aten::amax",        "aten::amin",               "aten::aminmax",            "aten::std",           "aten::var",
-    "aten::std_mean", "aten::var_mean",  "aten::dot",                "aten::vdot",               "aten::cat",           "aten::_foreach_max"};
+constexpr std::array<std::string_view, 24> kReductions = {"aten::norm",
+                                                          "aten::linalg_norm",
+                                                          "aten::linalg_vector_norm",
+                                                          "aten::linalg_matrix_norm",
+                                                          "aten::_foreach_norm",
+                                                          "aten::frobenius_norm",
+                                                          "aten::sum",
+                                                          "aten::nansum",
+                                                          "aten::mean",
+                                                          "aten::nanmean",
+                                                          "aten::prod",
+                                                          "aten::max",
+                                                          "aten::min",
+                                                          "aten::amax",
+                                                          "aten::amin",
+                                                          "aten::aminmax",
+                                                          "aten::std",
+                                                          "aten::var",
+                                                          "aten::std_mean",
+                                                          "aten::var_mean",
+                                                          "aten::dot",
+                                                          "aten::vdot",
+                                                          "aten::cat",
+                                                          "aten::_foreach_max"};
 
-bool is_reduction(const std::string& name) { return std::ranges::find(kReductions, name) != kReductions.end(); }
+bool is_reduction(const std::string& name) {
+  return std::ranges::find(kReductions, name) != kReductions.end();
+}
 
 /// The operands of one operator that are ours.
 struct Operands {
@@ -60,25 +81,28 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const std::
   if (!is_paged(tensor)) return;
   auto* marker = marker_of(tensor);
   if (marker == nullptr) {
-    throw UsageError(fmt::format("{}: a sharded parameter was given other memory (by set_data, to() or torch::load?), so it belongs to no unit any "
-                                 "more; change parameters through their shards, or inside tessera::full_params",
-                                 op));
+    throw UsageError(
+        fmt::format("{}: a sharded parameter was given other memory (by set_data, to() or torch::load?), so it belongs to no unit any "
+                    "more; change parameters through their shards, or inside tessera::full_params",
+                    op));
   }
   const auto unit = marker->unit.lock();
   if (!unit) return;  // its model is gone; what is left of it is an ordinary tensor
   if (marker->role == Role::Full) {
     if (writes && unit->writers == 0) {
-      throw UsageError(fmt::format("{} would write {} while it is whole for a moment, and the change would be lost; write inside "
-                                   "tessera::full_params(module, Access::Write), or write the shards",
-                                   op, name_of(*unit, tensor)));
+      throw UsageError(
+          fmt::format("{} would write {} while it is whole for a moment, and the change would be lost; write inside "
+                      "tessera::full_params(module, Access::Write), or write the shards",
+                      op, name_of(*unit, tensor)));
     }
     if (std::ranges::find(operands.units, unit.get()) == operands.units.end()) operands.units.push_back(unit.get());
     return;
   }
   if (is_reduction(op)) {
-    throw UsageError(fmt::format("{} over the shard of {} would be the result of this rank alone. For norms and clipping there is "
-                                 "tessera::clip_grad_norm; optimizers that need sums over all parameters, like LBFGS, can't work on shards",
-                                 op, name_of(*unit, tensor)));
+    throw UsageError(
+        fmt::format("{} over the shard of {} would be the result of this rank alone. For norms and clipping there is "
+                    "tessera::clip_grad_norm; optimizers that need sums over all parameters, like LBFGS, can't work on shards",
+                    op, name_of(*unit, tensor)));
   }
   if (writes && marker->role == Role::Shard) operands.written_shards.push_back(unit.get());
   operands.alive.push_back(unit);
@@ -90,16 +114,18 @@ constexpr std::string_view kCompatible = "aten::_has_compatible_shallow_copy_typ
 /// Operators that would put other memory under a parameter.
 void refuse_rebinding(const std::string& op, const c10::FunctionSchema& schema, const Stack& stack) {
   if (op == "aten::set_" || op == "aten::resize_") {
-    throw UsageError(fmt::format("{} on a sharded parameter or shard would cut it off from its unit; torch::load into a sharded model is not "
-                                 "possible, load before fully_shard",
-                                 op));
+    throw UsageError(
+        fmt::format("{} on a sharded parameter or shard would cut it off from its unit; torch::load into a sharded model is not "
+                    "possible, load before fully_shard",
+                    op));
   }
   if (op != kCompatible) return;
   const auto& self = stack[stack.size() - schema.arguments().size()].toTensor();
   const auto& other = stack[stack.size() - schema.arguments().size() + 1].toTensor();
   if (!is_paged(self) || (other.has_storage() && other.storage().is_alias_of(self.storage()))) return;
-  throw UsageError("set_data on a sharded parameter or shard (to(dtype), to(device), clone() and vector_to_parameters use it) would cut it off "
-                   "from its unit; convert the model before fully_shard");
+  throw UsageError(
+      "set_data on a sharded parameter or shard (to(dtype), to(device), clone() and vector_to_parameters use it) would cut it off "
+      "from its unit; convert the model before fully_shard");
 }
 
 /// A view of its first argument looks at no values: it needs no memory, and the operators inside a composite one fault by themselves.
@@ -111,7 +137,8 @@ bool is_view(const c10::FunctionSchema& schema) {
 
 /// Operators that state in their schema that they only read what they in fact update.
 bool updates_statistics(const std::string& op) {
-  return op == "aten::batch_norm" || op == "aten::instance_norm" || op == "aten::native_batch_norm" || op == "aten::_native_batch_norm_legit";
+  return op == "aten::batch_norm" || op == "aten::instance_norm" || op == "aten::native_batch_norm" ||
+         op == "aten::_native_batch_norm_legit";
 }
 
 /// Brings floating operands to the dtype in which the unit's parameters are, where that is not float32 by nature.
@@ -216,9 +243,10 @@ void install_paging() {
       return made.release();
     } catch (const std::exception& error) {
       const std::string_view why = error.what();
-      throw UsageError(fmt::format("another library has taken libtorch's DeferredInit key, which Tessera needs for sharded parameters "
-                                   "(torchdistx does so): {}",
-                                   why.substr(0, why.find('\n'))));
+      throw UsageError(
+          fmt::format("another library has taken libtorch's DeferredInit key, which Tessera needs for sharded parameters "
+                      "(torchdistx does so): {}",
+                      why.substr(0, why.find('\n'))));
     }
   }();
   (void)library;

@@ -18,7 +18,9 @@ namespace tessera {
 namespace {
 
 /// All values of a dense tensor in the order in which they lie in memory.
-at::Tensor in_memory_order(const at::Tensor& tensor) { return tensor.as_strided({tensor.numel()}, {1}, tensor.storage_offset()); }
+at::Tensor in_memory_order(const at::Tensor& tensor) {
+  return tensor.as_strided({tensor.numel()}, {1}, tensor.storage_offset());
+}
 
 /// As many dimensions as the parameter, so that `dim() >= 2` still tells matrices from biases.
 std::vector<int64_t> shard_sizes(int64_t numel, int64_t dim) {
@@ -30,10 +32,12 @@ std::vector<int64_t> shard_sizes(int64_t numel, int64_t dim) {
 void expect_shardable(const Candidate& candidate) {
   const auto& tensor = candidate.tensor;
   if (tensor.layout() != at::kStrided) {
-    throw UsageError(fmt::format("parameter '{}' is sparse or otherwise not strided; only strided parameters can be sharded", candidate.name));
+    throw UsageError(
+        fmt::format("parameter '{}' is sparse or otherwise not strided; only strided parameters can be sharded", candidate.name));
   }
   if (!tensor.is_non_overlapping_and_dense()) {
-    throw UsageError(fmt::format("parameter '{}' overlaps itself or has gaps (it is expanded, or a slice); pass a copy of its own", candidate.name));
+    throw UsageError(
+        fmt::format("parameter '{}' overlaps itself or has gaps (it is expanded, or a slice); pass a copy of its own", candidate.name));
   }
   if (!tensor.is_leaf()) {
     throw UsageError(fmt::format("parameter '{}' is the result of an operation, not a leaf; register a detached copy", candidate.name));
@@ -61,7 +65,9 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candid
   return unit;
 }
 
-Unit::~Unit() { schedule_->forget(*this); }
+Unit::~Unit() {
+  schedule_->forget(*this);
+}
 
 void Unit::add_group(std::vector<Candidate> candidates) {
   const auto& shard = options_.mesh.shard();
@@ -157,6 +163,18 @@ void Unit::about_to_write() {
   }
 }
 
-uint64_t Unit::whole_bytes() const { return residence_->whole_bytes(buffers()); }
+void Unit::keep_own_part() {
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const auto rank = options_.mesh.shard().rank();
+  for (auto& group : groups_) {
+    const auto full = group.full.lock();
+    if (full) group.own.copy_(flat_view(c10::Storage(full), group.full_dtype).narrow(0, rank * group.chunk, group.chunk));
+  }
+}
+
+uint64_t Unit::whole_bytes() const {
+  return residence_->whole_bytes(buffers());
+}
 
 }  // namespace tessera

@@ -80,6 +80,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void give_back();
   /// A shard is about to change: what is whole is stale from now on, and so is every graph that has saved it.
   void about_to_write();
+  /// While whole: takes this rank's part of it into the shards.
+  void keep_own_part();
   uint64_t whole_bytes() const;
   void count_reduction() { counters_.reductions++; }
 

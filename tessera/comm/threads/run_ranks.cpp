@@ -35,9 +35,8 @@ class FirstFailure {
 void run_rank(const Communicator& world, const std::function<void(Communicator)>& program, FirstFailure& first) {
   const auto where = fmt::format("rank {}: ", world.rank());
   const auto end = [&](bool is_echo) {
-    const auto error = with_context(where);
-    first.record(error, is_echo);
-    world.abort(message_of(error));
+    first.record(with_context(where), is_echo);
+    world.abort(message_of(std::current_exception()));
   };
   try {
     program(world);

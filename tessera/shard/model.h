@@ -1,0 +1,55 @@
+// Looking at a sharded model: its parameters, what they are parts of, what the units cost.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace tessera {
+
+class Unit;
+
+/// This rank's shards and the parameters that are not sharded: what `module.parameters()` returns, without repetition, and also where the
+/// module keeps whole parameters in its table (ParameterList, ParameterDict).
+std::vector<at::Tensor> parameters(const torch::nn::Module& module);
+
+/// What a shard is a part of.
+struct ShardInfo {
+  std::string unit;
+  std::string name;            // in the unit
+  std::vector<int64_t> shape;  // of the whole parameter
+  int64_t begin = 0;           // the first of its values in the shard, in the order in which they lie in memory
+  int64_t numel = 0;           // of the shard
+};
+/// Nothing if the tensor is no shard.
+std::optional<ShardInfo> shard_info(const at::Tensor& shard);
+
+/// The units of a model, in the order of its modules.
+std::vector<std::shared_ptr<Unit>> units(const torch::nn::Module& module);
+
+/// What a model cost this rank since the last reset.
+struct ModelCounters {
+  uint64_t gathers = 0;
+  uint64_t reductions = 0;
+  uint64_t gathered_bytes = 0;  // received
+  uint64_t peak_whole_bytes = 0;
+  uint64_t misses = 0;  // uses that the learnt order did not foresee
+};
+ModelCounters counters(const torch::nn::Module& module);
+void reset_counters(const torch::nn::Module& module);
+
+/// The tree of units with their sizes and counters, for people.
+std::string describe(const torch::nn::Module& module);
+
+/// Freezes or thaws all parameters of a module from its next forward pass on. Also the way for parameters that are sharded.
+enum class Training { Frozen, Trained };
+void set_requires_grad(const torch::nn::Module& module, Training training);
+
+}  // namespace tessera

@@ -1,0 +1,78 @@
+#include "tessera/shard/norms.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+
+#include <cmath>
+#include <map>
+
+#include "tessera/base/error.h"
+#include "tessera/shard/marker.h"
+#include "tessera/shard/unit.h"
+
+namespace tessera {
+namespace {
+
+/// Sum of |g|^p over some gradients, or their largest, in at least float32.
+at::Tensor partial_norm(const at::Tensor& gradient, double p) {
+  const auto dtype = at::promoteTypes(gradient.scalar_type(), at::kFloat);
+  if (gradient.numel() == 0) return at::zeros({}, gradient.options().dtype(dtype));
+  const auto norm = at::linalg_vector_norm(gradient, p, std::nullopt, /*keepdim=*/false, dtype);
+  return std::isinf(p) ? norm : norm.pow(p);
+}
+
+at::Tensor combine(const at::Tensor& a, const at::Tensor& b, double p) {
+  if (!a.defined()) return b;
+  return std::isinf(p) ? at::maximum(a, b) : a + b;
+}
+
+}  // namespace
+
+at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& options) {
+  const auto p = options.p;
+  if (!(p > 0)) throw UsageError(fmt::format("a norm with p = {} is none; p must be positive, or infinity", p));
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  // Shards add up over the ranks of their mesh; whole parameters are the same on all and count once.
+  at::Tensor sharded, whole;
+  std::shared_ptr<Unit> any;
+  for (const auto& parameter : parameters) {
+    if (is_paged(parameter)) {
+      const auto* marker = marker_of(parameter);
+      auto unit = marker != nullptr ? marker->unit.lock() : nullptr;
+      if (marker != nullptr && marker->role == Role::Full) {
+        throw UsageError(
+            "clip_grad_norm was given a whole parameter of a sharded model (from a ParameterList?); pass tessera::parameters(model)");
+      }
+      if (unit && !any) any = unit;
+    }
+    const auto& gradient = parameter.grad();
+    if (!gradient.defined()) continue;
+    auto& sum = is_paged(parameter) ? sharded : whole;
+    sum = combine(sum, partial_norm(gradient, p), p);
+  }
+  if (any) {
+    if (!sharded.defined()) sharded = at::zeros({}, at::kFloat);
+    auto total = sharded.contiguous();
+    any->mesh().shard().all_reduce(total, {.op = std::isinf(p) ? Reduce::Max : Reduce::Sum}, {.unit = "gradient norm"}).wait();
+    sharded = total;
+  }
+  auto all = whole.defined() ? combine(sharded, whole, p) : sharded;
+  if (!all.defined()) return at::zeros({}, at::kFloat);
+  return std::isinf(p) ? all : all.pow(1 / p);
+}
+
+at::Tensor clip_grad_norm(std::span<const at::Tensor> parameters, double max_norm, const NormOptions& options) {
+  const auto norm = grad_norm(parameters, options);
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const auto scale = at::clamp_max(max_norm / (norm + 1e-6), 1.0);
+  for (const auto& parameter : parameters) {
+    auto gradient = parameter.grad();
+    if (gradient.defined()) gradient.mul_(scale.to(gradient.scalar_type()));
+  }
+  return norm;
+}
+
+}  // namespace tessera
