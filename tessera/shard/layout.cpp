@@ -4,13 +4,14 @@
 
 namespace tessera {
 
-FlatLayout::FlatLayout(std::span<const int64_t> numels, int rank, int ranks) {
+FlatLayout::FlatLayout(std::span<const int64_t> numels, int64_t alignment, int rank, int ranks) {
+  const auto aligned = [&](int64_t count) { return (count + alignment - 1) / alignment * alignment; };
   int64_t total = 0;
   for (const int64_t numel : numels) {
     spans.push_back({.offset = total, .numel = numel});
-    total += numel;
+    total = aligned(total + numel);
   }
-  chunk = (total + ranks - 1) / ranks;
+  chunk = aligned((total + ranks - 1) / ranks);
   const int64_t begin = rank * chunk;
   for (auto& span : spans) {
     const int64_t first = std::clamp(span.offset, begin, begin + chunk);

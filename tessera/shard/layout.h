@@ -23,7 +23,9 @@ struct FlatLayout {
   int64_t chunk = 0;
   std::vector<Span> spans;
 
-  FlatLayout(std::span<const int64_t> numels, int rank, int ranks);
+  /// Every parameter starts at a multiple of `alignment` values, as it would in memory of its own: kernels are faster, and some choose the
+  /// order of their sums by it.
+  FlatLayout(std::span<const int64_t> numels, int64_t alignment, int rank, int ranks);
 };
 
 }  // namespace tessera

@@ -92,7 +92,8 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const std::
     if (writes && unit->writers == 0) {
       throw UsageError(
           fmt::format("{} would write {} while it is whole for a moment, and the change would be lost; write inside "
-                      "tessera::full_params(module, Access::Write), or write the shards",
+                      "tessera::full_params(module, Access::Write), or write the shards. An optimizer that was made before fully_shard has to "
+                      "be moved with tessera::rebind(optimizer, model)",
                       op, name_of(*unit, tensor)));
     }
     if (std::ranges::find(operands.units, unit.get()) == operands.units.end()) operands.units.push_back(unit.get());

@@ -17,6 +17,8 @@
 namespace tessera {
 namespace {
 
+constexpr int64_t kAlignment = 64;  // bytes: what libtorch's allocator gives every tensor
+
 /// All values of a dense tensor in the order in which they lie in memory.
 at::Tensor in_memory_order(const at::Tensor& tensor) {
   return tensor.as_strided({tensor.numel()}, {1}, tensor.storage_offset());
@@ -62,6 +64,7 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candid
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   for (auto& [kind, members] : kinds) unit->add_group(std::move(members));
   attach_unit_node(unit);
+  unit->bait_old_optimizers();
   return unit;
 }
 
@@ -78,7 +81,8 @@ void Unit::add_group(std::vector<Candidate> candidates) {
 
   std::vector<int64_t> numels;
   for (const auto& candidate : candidates) numels.push_back(candidate.tensor.numel());
-  const FlatLayout layout(numels, shard.rank(), shard.size());
+  const auto alignment = kAlignment / static_cast<int64_t>(c10::elementSize(group.full_dtype));
+  const FlatLayout layout(numels, alignment, shard.rank(), shard.size());
   group.chunk = layout.chunk;
 
   const auto own_storage = marked_storage(Role::Shard, shared_from_this(),
@@ -159,6 +163,16 @@ void Unit::about_to_write() {
   for (auto& group : groups_) {
     for (auto& parameter : group.parameters) {
       if (const auto full = parameter.full.lock()) full->bump_version();
+    }
+  }
+}
+
+void Unit::bait_old_optimizers() {
+  const c10::AutoGradMode no_grad(false);
+  for (auto& group : groups_) {
+    for (auto& parameter : group.parameters) {
+      const at::Tensor full(parameter.full.lock());
+      if (full.defined() && parameter.shard.requires_grad()) full.unsafeGetTensorImpl()->mutable_grad() = full.detach();
     }
   }
 }

@@ -85,6 +85,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   uint64_t whole_bytes() const;
   void count_reduction() { counters_.reductions++; }
 
+  /// Gives the whole parameters gradients that no optimizer can apply: one that was made before sharding, and would otherwise find no
+  /// gradients and silently do nothing, is refused when it writes.
+  void bait_old_optimizers();
+
   /// While positive, operators may write whole parameters (inside full_params).
   int writers = 0;
 

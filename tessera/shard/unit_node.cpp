@@ -56,6 +56,7 @@ class UnitNode final : public ag::Node {
     }
     gradients.clear();
     unit_->count_reduction();
+    unit_->bait_old_optimizers();
     schedule->reduced(*unit_);
     return results;
   }

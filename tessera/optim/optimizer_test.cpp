@@ -1,0 +1,85 @@
+// Our optimizers take the steps of torch's, on shards as on whole parameters.
+#include "tessera/optim/optimizer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/base/error.h"
+#include "tessera/shard/fully_shard.h"
+#include "tessera/shard/model.h"
+#include "tessera/testing/transports.h"
+
+namespace tessera::testing {
+namespace {
+
+/// Largest difference after ten steps on the same gradients.
+template <class Make, class Reference>
+double difference(const Make& make, const Reference& reference) {
+  torch::manual_seed(3);
+  std::vector<at::Tensor> ours, theirs;
+  for (const auto numel : {7, 1, 30}) {
+    ours.push_back(torch::randn({numel, 2}).set_requires_grad(true));
+    theirs.push_back(ours.back().detach().clone().set_requires_grad(true));
+  }
+  const auto own = make(ours);
+  const auto other = reference(theirs);
+  for (int step = 0; step < 10; step++) {
+    for (size_t i = 0; i < ours.size(); i++) {
+      if (i == 1 && step < 3) continue;  // a parameter without a gradient at first
+      ours[i].mutable_grad() = torch::randn_like(ours[i]);
+      theirs[i].mutable_grad() = ours[i].grad().clone();
+    }
+    own->step();
+    other->step();
+  }
+  double most = 0;
+  for (size_t i = 0; i < ours.size(); i++) most = std::max(most, (ours[i] - theirs[i]).abs().max().item<double>());
+  return most;
+}
+
+TEST(Optimizers, TakeTheStepsOfTorch) {
+  using torch::optim::AdamOptions, torch::optim::SGDOptions;
+  EXPECT_LT(difference([](auto p) { return std::make_unique<optim::SGD>(p, optim::SgdOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01}); },
+                       [](auto p) { return std::make_unique<torch::optim::SGD>(p, SGDOptions(0.1).momentum(0.9).weight_decay(0.01)); }),
+            1e-6);
+  EXPECT_LT(difference([](auto p) { return std::make_unique<optim::SGD>(p, optim::SgdOptions{.lr = 0.1}); },
+                       [](auto p) { return std::make_unique<torch::optim::SGD>(p, SGDOptions(0.1)); }),
+            1e-6);
+  EXPECT_LT(difference([](auto p) { return std::make_unique<optim::SGD>(p, optim::SgdOptions{.lr = 0.1, .momentum = 0.8, .nesterov = true}); },
+                       [](auto p) { return std::make_unique<torch::optim::SGD>(p, SGDOptions(0.1).momentum(0.8).nesterov(true)); }),
+            1e-6);
+  EXPECT_LT(difference([](auto p) { return std::make_unique<optim::Adam>(p, optim::AdamOptions{.lr = 0.01, .weight_decay = 0.1}); },
+                       [](auto p) { return std::make_unique<torch::optim::Adam>(p, AdamOptions(0.01).weight_decay(0.1)); }),
+            1e-6);
+  EXPECT_LT(difference([](auto p) { return std::make_unique<optim::AdamW>(p, optim::AdamWOptions{.lr = 0.01}); },
+                       [](auto p) { return std::make_unique<torch::optim::AdamW>(p, torch::optim::AdamWOptions(0.01)); }),
+            1e-6);
+}
+
+TEST(Optimizers, MayHaveGroupsThatCutThroughUnits) {
+  run_world({.transport = "threads", .ranks = 2}, [](const Communicator& world) {
+    torch::nn::Linear layer(4, 4);
+    fully_shard(layer, {.mesh = world});
+    std::vector<at::Tensor> matrices, others;
+    for (const auto& parameter : parameters(*layer)) (parameter.dim() >= 2 ? matrices : others).push_back(parameter);
+    ASSERT_EQ(matrices.size(), 1);
+    optim::AdamW optimizer({{.parameters = matrices}, {.parameters = others, .lr = 0.5, .weight_decay = 0}}, {.lr = 0.25});
+    layer->forward(at::ones({2, 4})).sum().backward();
+    optimizer.step();
+    optimizer.set_lr(0.125);
+    EXPECT_EQ(optimizer.lr(), 0.125);
+    optimizer.zero_grad();
+    EXPECT_FALSE(matrices.front().grad().defined());
+  });
+}
+
+TEST(Optimizers, RefuseWhatIsNoParameter) {
+  const auto leaf = torch::randn({3}).set_requires_grad(true);
+  EXPECT_THAT(message_of<UsageError>([&] { optim::SGD({leaf * 2}, {}); }), ::testing::HasSubstr("no parameter of its own"));
+  EXPECT_THAT(message_of<UsageError>([&] { optim::SGD({leaf, leaf}, {}); }), ::testing::HasSubstr("twice"));
+  EXPECT_THAT(message_of<UsageError>([&] { optim::SGD(std::vector<at::Tensor>(), {}); }), ::testing::HasSubstr("no parameters"));
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,435 @@
+// What could go wrong with parameters that come and go: right, or refused by name.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <limits>
+
+#include "tessera/base/error.h"
+#include "tessera/shard/full_params.h"
+#include "tessera/shard/fully_shard.h"
+#include "tessera/shard/model.h"
+#include "tessera/shard/norms.h"
+#include "tessera/shard/rebind.h"
+#include "tessera/shard/unit.h"
+#include "tessera/testing/parity.h"
+#include "tessera/testing/transports.h"
+
+namespace tessera::testing {
+namespace {
+
+namespace nn = torch::nn;
+using ::testing::HasSubstr;
+
+struct NetImpl : nn::Module {
+  nn::Linear a{nullptr}, b{nullptr}, c{nullptr};
+  NetImpl() {
+    a = register_module("a", nn::Linear(6, 10));
+    b = register_module("b", nn::Linear(10, 10));
+    c = register_module("c", nn::Linear(10, 4));
+  }
+  at::Tensor forward(const at::Tensor& x) { return c(torch::tanh(b(torch::tanh(a(x))))); }
+};
+TORCH_MODULE(Net);
+
+Net seeded_net() {
+  static std::mutex generator;
+  std::lock_guard lock(generator);
+  torch::manual_seed(5);
+  return Net();
+}
+
+Net sharded_net(const Communicator& world) {
+  auto net = seeded_net();
+  for (const auto& child : net->children()) fully_shard(child, {.mesh = world});
+  return net;
+}
+
+void with_ranks(int ranks, const std::function<void(const Communicator&)>& program) {
+  run_world({.transport = "threads", .ranks = ranks}, program);
+}
+
+at::Tensor input() { return at::arange(18, at::kFloat).view({3, 6}).div(10); }
+
+// Gathers, reductions, memory ------------------------------------------------------------------------------------------------------------
+
+TEST(Cost, OfAStepIsTheFormula) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    fully_shard(net, {.mesh = world});
+    for (int step = 0; step < 4; step++) {
+      reset_counters(*net);
+      net(input()).sum().backward();
+      if (step == 0) continue;  // the order of use is not known yet
+      for (const auto& unit : units(*net)) {
+        EXPECT_EQ(unit->counters().reductions, 1) << unit->name();
+        // One in forward; one more in backward if it was freed and its weight is needed. The first layer's weight is not: its input
+        // needs no gradient. The last one is still whole when backward begins.
+        EXPECT_EQ(unit->counters().gathers, unit->name() == "b" ? 2 : 1) << unit->name() << " step " << step;
+      }
+      EXPECT_EQ(counters(*net).misses, 0);
+    }
+    EXPECT_THAT(describe(*net), ::testing::AllOf(HasSubstr("\na "), HasSubstr("\nb "), HasSubstr("peak of whole units")));
+  });
+}
+
+TEST(Memory, OfWholeUnitsIsBoundedAlsoWithoutGradients) {
+  with_ranks(2, [](const Communicator& world) {
+    nn::Sequential layers;
+    for (int i = 0; i < 8; i++) {
+      nn::Linear layer(16, 16);
+      for (auto& parameter : layer->parameters()) parameter.set_requires_grad(i % 2 == 0);  // every second one is frozen
+      fully_shard(layer, {.mesh = world});
+      layers->push_back(layer);
+    }
+    fully_shard(layers, {.mesh = world});
+    const auto one = units(*layers).front()->whole_bytes();
+    for (int step = 0; step < 3; step++) layers->forward(at::ones({2, 16})).sum().backward();
+    EXPECT_LE(counters(*layers).peak_whole_bytes, 3 * one);
+    const torch::NoGradGuard no_grad;
+    for (int pass = 0; pass < 3; pass++) layers->forward(at::ones({2, 16}));
+    EXPECT_LE(counters(*layers).peak_whole_bytes, 3 * one);
+    for (const auto& unit : units(*layers)) EXPECT_LE(unit->counters().gathers, 12) << unit->name();
+  });
+}
+
+TEST(Memory, OfAModuleIsFreedBeforeFullyShardReturns) {
+  with_ranks(2, [](const Communicator& world) {
+    nn::Linear layer(64, 64);
+    const c10::weak_intrusive_ptr<c10::StorageImpl> before(layer->weight.storage().getWeakStorageImpl());
+    fully_shard(layer, {.mesh = world});
+    EXPECT_TRUE(before.expired());
+    // And nothing of it outlives the module.
+    const std::weak_ptr<Unit> unit = units(*layer).front();
+    layer(at::ones({1, 64})).sum().backward();
+    layer = nullptr;
+    EXPECT_TRUE(unit.expired());
+  });
+}
+
+// Things that must come out right ---------------------------------------------------------------------------------------------------------
+
+TEST(Gradients, AreThoseThatUsersOfShardsExpect) {
+  with_ranks(3, [](const Communicator& world) {
+    auto whole = seeded_net();
+    auto net = sharded_net(world);
+    const auto shards = parameters(*net);
+    const auto originals = whole->parameters();
+    const auto expect_same = [&](double factor) {
+      for (size_t i = 0; i < shards.size(); i++) {
+        EXPECT_TRUE(at::allclose(full_grad(shards[i]), originals[i].grad() * factor, 1e-5, 1e-6)) << i;
+      }
+    };
+    whole->forward(input()).pow(2).sum().backward();
+    // Accumulation over several passes, two forwards before one backward, a graph used twice.
+    net(input()).pow(2).sum().backward();
+    expect_same(1);
+    net(input()).pow(2).sum().backward();
+    expect_same(2);
+    net->zero_grad();
+    (net(input()).pow(2).sum() + net(input()).pow(2).sum()).backward();
+    expect_same(2);
+    net->zero_grad();
+    const auto loss = net(input()).pow(2).sum();
+    loss.backward({}, /*retain_graph=*/true);
+    loss.backward();
+    expect_same(2);
+    net->zero_grad();
+
+    const auto gradients = torch::autograd::grad({net(input()).pow(2).sum()}, shards);
+    ASSERT_EQ(gradients.size(), shards.size());
+    EXPECT_EQ(gradients[0].sizes(), shards[0].sizes());
+    EXPECT_FALSE(shards[0].grad().defined());
+
+    int calls = 0;
+    auto hooked = shards[0];
+    hooked.register_hook([&calls](const at::Tensor& gradient) {
+      calls++;
+      return gradient * 2;
+    });
+    net(input()).pow(2).sum().backward();
+    EXPECT_EQ(calls, 1);
+    EXPECT_TRUE(at::allclose(full_grad(shards[0]), originals[0].grad() * 2, 1e-5, 1e-6));
+    EXPECT_TRUE(at::allclose(full_grad(shards[1]), originals[1].grad(), 1e-5, 1e-6));
+  });
+}
+
+TEST(Gradients, OfInputsMayBeDifferentiatedAgain) {
+  with_ranks(2, [](const Communicator& world) {
+    const auto penalty = [](Net& net) {
+      auto x = input().set_requires_grad(true);
+      const auto energy = net(x).pow(2).sum();
+      const auto forces = torch::autograd::grad({energy}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+      return forces.pow(2).sum() + energy;
+    };
+    auto whole = seeded_net();
+    penalty(whole).backward();
+    auto net = sharded_net(world);
+    penalty(net).backward();
+    const auto shards = parameters(*net);
+    for (size_t i = 0; i < shards.size(); i++) {
+      EXPECT_TRUE(at::allclose(full_grad(shards[i]), whole->parameters()[i].grad(), 1e-4, 1e-5)) << i;
+    }
+    EXPECT_THAT(message_of<UsageError>([&] { net(input()).pow(2).sum().backward({}, true, /*create_graph=*/true); }), HasSubstr("create_graph"));
+  });
+}
+
+TEST(Passes, WithoutGradientsGiveTheSameNumbers) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    const auto expected = seeded_net()->forward(input());
+    {
+      const torch::NoGradGuard no_grad;
+      EXPECT_TRUE(at::equal(net(input()), expected));
+    }
+    {
+      const c10::InferenceMode inference;
+      EXPECT_TRUE(at::equal(net(input()), expected));
+    }
+    net->eval();
+    EXPECT_TRUE(at::equal(net(input()), expected));
+  });
+}
+
+TEST(Passes, OfTwoModelsMayInterleave) {
+  with_ranks(2, [](const Communicator& world) {
+    auto first = sharded_net(world), second = sharded_net(world);
+    auto whole = seeded_net();
+    const auto mixed = [&](Net& a, Net& b) { return (a(input()) * b->c(torch::tanh(a->b(torch::tanh(b->a(input())))))).sum(); };
+    auto reference = seeded_net();
+    mixed(whole, reference).backward();
+    mixed(first, second).backward();
+    EXPECT_TRUE(at::allclose(full_grad(parameters(*first)[2]), whole->b->weight.grad(), 1e-5, 1e-6));
+    EXPECT_TRUE(at::allclose(full_grad(parameters(*second)[4]), reference->c->weight.grad(), 1e-5, 1e-6));
+  });
+}
+
+TEST(Passes, GoOnAfterAnException) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    const auto expected = net(input()).detach();
+    EXPECT_ANY_THROW(net(at::ones({3, 5})));  // a shape that does not fit
+    auto x = input().set_requires_grad(true);
+    x.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("in the middle of backward"); });
+    EXPECT_ANY_THROW(net(x).sum().backward());
+    net->zero_grad();
+    EXPECT_TRUE(at::equal(net(input()), expected));
+    net(input()).sum().backward();
+  });
+}
+
+TEST(Freezing, ActsBetweenSteps) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    set_requires_grad(*net->b, Training::Frozen);
+    net(input()).sum().backward();
+    EXPECT_FALSE(parameters(*net)[2].grad().defined());
+    EXPECT_TRUE(parameters(*net)[0].grad().defined());
+    set_requires_grad(*net->b, Training::Trained);
+    net(input()).sum().backward();
+    EXPECT_TRUE(parameters(*net)[2].grad().defined());
+  });
+}
+
+// Whole parameters ------------------------------------------------------------------------------------------------------------------------
+
+TEST(FullParams, CanBeReadAndWritten) {
+  with_ranks(3, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    const auto original = seeded_net();
+    {
+      const auto guard = full_params(*net);
+      EXPECT_EQ(net->a->weight.data_ptr<float>()[3], original->a->weight.data_ptr<float>()[3]);
+    }
+    {
+      const auto guard = full_params(*net, Access::Write);
+      const torch::NoGradGuard no_grad;
+      net->a->weight.fill_(0.5);
+    }
+    EXPECT_TRUE(at::equal(full_parameter(parameters(*net)[0]), at::full({10, 6}, 0.5)));
+    EXPECT_TRUE(at::equal(full_parameter(parameters(*net)[1]), original->a->bias));
+    const torch::NoGradGuard no_grad;
+    EXPECT_TRUE(at::equal(net->a(at::ones({1, 6})), at::linear(at::ones({1, 6}), at::full({10, 6}, 0.5), original->a->bias)));
+  });
+}
+
+TEST(Shards, KnowWhatTheyAreAPartOf) {
+  with_ranks(3, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    fully_shard(net, {.mesh = world});
+    const auto shards = parameters(*net);
+    const auto info = shard_info(shards[0]);
+    ASSERT_TRUE(info);
+    EXPECT_EQ(info->unit, "a");
+    EXPECT_EQ(info->name, "weight");
+    EXPECT_EQ(info->shape, (std::vector<int64_t>{10, 6}));
+    EXPECT_EQ(info->numel, shards[0].numel());
+    EXPECT_EQ(shards[0].dim(), 2);
+    EXPECT_EQ(net->named_parameters().size(), 6);
+    auto total = at::full({1}, shards[0].numel(), at::kLong);
+    world.all_reduce(total).wait();
+    EXPECT_EQ(total.item<int64_t>(), 60);
+    EXPECT_FALSE(shard_info(at::ones({2})));
+  });
+}
+
+TEST(Norm, IsThatOfAllRanks) {
+  for (const int ranks : {1, 2, 7}) {
+    with_ranks(ranks, [](const Communicator& world) {
+      auto net = sharded_net(world);
+      auto whole = seeded_net();
+      net(input()).pow(2).sum().backward();
+      whole(input()).pow(2).sum().backward();
+      for (const double p : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
+        const auto expected = torch::nn::utils::clip_grad_norm_(whole->parameters(), 1e9, p);
+        EXPECT_NEAR(grad_norm(parameters(*net), {.p = p}).item<double>(), expected, 1e-4 * expected) << p;
+      }
+      clip_grad_norm(parameters(*net), 0.5);
+      torch::nn::utils::clip_grad_norm_(whole->parameters(), 0.5);
+      EXPECT_TRUE(at::allclose(full_grad(parameters(*net)[2]), whole->b->weight.grad(), 1e-4, 1e-6));
+    });
+  }
+}
+
+// Things that are refused, in words ---------------------------------------------------------------------------------------------------------
+
+TEST(Refused, AreWritesToWholeParameters) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    const torch::NoGradGuard no_grad;
+    const auto said = message_of<UsageError>([&] { net->a->weight.mul_(2); });
+    EXPECT_THAT(said, ::testing::AllOf(HasSubstr("aten::mul_"), HasSubstr("'weight' of unit 'Linear'"), HasSubstr("full_params")));
+    EXPECT_THAT(message_of<UsageError>([&] { torch::nn::init::normal_(net->b->weight); }), HasSubstr("would write"));
+    EXPECT_THAT(message_of<UsageError>([&] { net->b->reset_parameters(); }), HasSubstr("would write"));
+  });
+}
+
+TEST(Refused, IsMemoryThatIsNotThere) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    EXPECT_THAT(message_of<c10::Error>([&] { (void)net->a->weight.data_ptr<float>(); }), HasSubstr("are sharded"));
+  });
+}
+
+TEST(Refused, AreNormsAndSumsOverShards) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    net(input()).sum().backward();
+    EXPECT_THAT(message_of<UsageError>([&] { torch::nn::utils::clip_grad_norm_(net->parameters(), 1.0); }), HasSubstr("tessera::clip_grad_norm"));
+    EXPECT_THAT(message_of<UsageError>([&] { (void)net->parameters()[0].sum(); }), HasSubstr("this rank alone"));
+    EXPECT_THAT(message_of<UsageError>([&] {
+                  torch::optim::LBFGS optimizer(net->parameters());
+                  optimizer.step([&] {
+                    const auto loss = net(input()).sum();
+                    loss.backward();
+                    return loss;
+                  });
+                }),
+                HasSubstr("LBFGS"));
+  });
+}
+
+TEST(Refused, IsOtherMemoryUnderAParameter) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    EXPECT_THAT(message_of<UsageError>([&] { net->to(at::kDouble); }), HasSubstr("before fully_shard"));
+    net->to(at::kFloat);  // nothing to do, so nothing is wrong
+    net(input()).sum().backward();
+    EXPECT_THAT(message_of<UsageError>([&] { net->a->weight.set_(at::ones({10, 6})); }), HasSubstr("aten::set_"));
+  });
+}
+
+TEST(Refused, IsShardingTwice) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    EXPECT_THAT(message_of<UsageError>([&] { fully_shard(net->a, {.mesh = world}); }), HasSubstr("sharded already"));
+  });
+}
+
+TEST(Refused, AreTiedParametersInTwoUnits) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = seeded_net();
+    net->register_parameter("tied", net->a->weight);
+    fully_shard(net->a, {.mesh = world});
+    EXPECT_THAT(message_of<UsageError>([&] { fully_shard(net, {.mesh = world}); }), HasSubstr("'tied' is tied to one of unit 'Linear'"));
+  });
+}
+
+TEST(Refused, AreParametersThatOverlapThemselves) {
+  with_ranks(1, [](const Communicator& world) {
+    nn::Linear layer(4, 4);
+    layer->register_parameter("expanded", at::ones({1, 4}).expand({3, 4}));
+    EXPECT_THAT(message_of<UsageError>([&] { fully_shard(layer, {.mesh = world}); }), HasSubstr("'expanded' overlaps itself"));
+  });
+}
+
+TEST(Refused, IsAGraphWhoseParametersWereWrittenMeanwhile) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    net(input()).sum().backward();
+    const auto loss = net(input()).pow(2).sum();
+    optimizer.step();
+    EXPECT_THAT(message_of<c10::Error>([&] { loss.backward(); }), HasSubstr("modified by an inplace operation"));
+  });
+}
+
+// Optimizers from before ----------------------------------------------------------------------------------------------------------------------
+
+TEST(OldOptimizers, AreFoundOrMoved) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = seeded_net();
+    torch::optim::SGD forgotten(net->parameters(), 0.1), moved(net->parameters(), 0.1);
+    for (const auto& child : net->children()) fully_shard(child, {.mesh = world});
+    rebind(moved, *net);
+    auto whole = seeded_net();
+    torch::optim::SGD reference(whole->parameters(), 0.1);
+    for (int step = 0; step < 3; step++) {
+      net(input()).pow(2).sum().backward();
+      whole(input()).pow(2).sum().backward();
+      EXPECT_THAT(message_of<UsageError>([&] { forgotten.step(); }), HasSubstr("tessera::rebind"));
+      moved.step();
+      reference.step();
+      net->zero_grad();
+      reference.zero_grad();
+    }
+    EXPECT_TRUE(at::allclose(full_parameter(parameters(*net)[0]), whole->a->weight, 1e-5, 1e-6));
+    EXPECT_THAT(message_of<UsageError>([&] { rebind(reference, *net); }), HasSubstr("holds no parameter"));
+  });
+}
+
+// Mixed precision -----------------------------------------------------------------------------------------------------------------------------
+
+TEST(MixedPrecision, UsesNarrowParametersAndKeepsWideShards) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = seeded_net();
+    for (const auto& child : net->children()) fully_shard(child, {.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16}});
+    auto narrow = seeded_net();
+    narrow->to(at::kBFloat16);
+    const auto y = net(input());
+    EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+    EXPECT_TRUE(at::equal(y, narrow->forward(input().to(at::kBFloat16))));
+    y.pow(2).sum().backward();
+    narrow->forward(input().to(at::kBFloat16)).pow(2).sum().backward();
+    const auto shards = parameters(*net);
+    EXPECT_EQ(shards[0].scalar_type(), at::kFloat);
+    EXPECT_EQ(shards[0].grad().scalar_type(), at::kFloat);
+    EXPECT_TRUE(at::equal(full_grad(shards[2]), narrow->b->weight.grad().to(at::kFloat)));
+  });
+}
+
+TEST(MixedPrecision, LeavesTheStatisticsOfBatchNormAlone) {
+  with_ranks(2, [](const Communicator& world) {
+    nn::BatchNorm1d norm(4);
+    nn::BatchNorm1d reference(4);
+    fully_shard(norm, {.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16}});
+    const auto x = at::arange(20, at::kFloat).view({5, 4});
+    norm(x);
+    reference(x);
+    EXPECT_TRUE(at::equal(norm->running_mean, reference->running_mean));
+    EXPECT_TRUE(at::equal(norm->running_var, reference->running_var));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,80 @@
+#include "tessera/testing/parity.h"
+
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "tessera/shard/full_params.h"
+#include "tessera/shard/model.h"
+#include "tessera/testing/transports.h"
+
+namespace tessera::testing {
+namespace {
+
+/// A parameter may be registered more than once.
+std::vector<at::Tensor> distinct(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> result;
+  for (const auto& tensor : tensors) {
+    if (std::ranges::none_of(result, [&](const auto& known) { return known.is_same(tensor); })) result.push_back(tensor);
+  }
+  return result;
+}
+
+void average_gradients(const torch::nn::Module& module, const Communicator& world) {
+  for (const auto& parameter : distinct(module.parameters())) {
+    if (!parameter.grad().defined()) continue;
+    auto gradient = parameter.grad().is_sparse() ? parameter.grad().to_dense() : parameter.grad().clone(at::MemoryFormat::Contiguous);
+    world.all_reduce(gradient, {.op = Reduce::Mean}).wait();
+    parameter.mutable_grad() = gradient;
+  }
+}
+
+}  // namespace
+
+void as_one_unit(const std::shared_ptr<TrainedModel>& model, const Communicator& world) { fully_shard(model, {.mesh = world}); }
+
+void nested(const std::shared_ptr<TrainedModel>& model, const Communicator& world) {
+  for (const auto& child : model->children()) fully_shard(child, {.mesh = world});
+  fully_shard(model, {.mesh = world});
+}
+
+std::shared_ptr<TrainedModel> seeded(const MakeModel& make) {
+  static std::mutex generator;
+  std::lock_guard lock(generator);
+  torch::manual_seed(1);
+  return make();
+}
+
+Trained train(const Communicator& world, const MakeModel& make, const MakeOptimizer& optimizer, int steps, const Shard& shard) {
+  auto model = seeded(make);
+  if (shard) shard(model, world);
+  const auto own = shard ? parameters(*model) : distinct(model->parameters());
+  const auto steps_with = optimizer(own);
+  auto batches = at::detail::createCPUGenerator(static_cast<uint64_t>(world.rank()) + 17);
+  Trained result;
+  for (int step = 0; step < steps; step++) {
+    const auto loss = model->loss(batches);
+    loss.backward();
+    if (!shard) average_gradients(*model, world);
+    steps_with->step();
+    steps_with->zero_grad();
+    result.losses.push_back(loss.item<double>());
+  }
+  const torch::NoGradGuard no_grad;
+  for (const auto& parameter : own) result.parameters.push_back(shard ? full_parameter(parameter) : parameter.detach().clone());
+  return result;
+}
+
+void expect_parity(int ranks, const MakeModel& make, const MakeOptimizer& optimizer, int steps, const Shard& shard) {
+  run_world({.transport = "threads", .ranks = ranks}, [&](const Communicator& world) {
+    const auto expected = train(world, make, optimizer, steps);
+    const auto actual = train(world, make, optimizer, steps, shard);
+    ASSERT_EQ(actual.losses, expected.losses) << "rank " << world.rank() << " of " << ranks;
+    ASSERT_EQ(actual.parameters.size(), expected.parameters.size());
+    for (size_t i = 0; i < actual.parameters.size(); i++) {
+      EXPECT_TRUE(at::equal(actual.parameters[i], expected.parameters[i])) << "parameter " << i << ", rank " << world.rank() << " of " << ranks;
+    }
+  });
+}
+
+}  // namespace tessera::testing
