@@ -106,7 +106,13 @@ void attach_unit_node(const std::shared_ptr<Unit>& unit) {
   for (auto& group : unit->groups()) {
     for (auto& parameter : group.parameters) {
       const at::Tensor full(parameter.full.lock());
-      ag::impl::set_gradient_edge(full, parameter.shard.requires_grad() ? ag::Edge(node, input++) : ag::Edge());
+      if (parameter.shard.requires_grad()) {
+        ag::impl::set_gradient_edge(full, ag::Edge(node, input++));
+      } else {
+        ag::impl::set_gradient_edge(full, ag::Edge());
+        full.set_requires_grad(false);
+        full.unsafeGetTensorImpl()->mutable_grad() = at::Tensor();
+      }
     }
   }
 }
