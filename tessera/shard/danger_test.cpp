@@ -79,7 +79,7 @@ TEST(Memory, OfWholeUnitsIsBoundedAlsoWithoutGradients) {
     for (int i = 0; i < 8; i++) {
       nn::Linear layer(16, 16);
       for (auto& parameter : layer->parameters()) parameter.set_requires_grad(i % 2 == 0);  // every second one is frozen
-      fully_shard(layer, {.mesh = world});
+      fully_shard(layer, {.mesh = world, .start = Start::FromRank0});
       layers->push_back(layer);
     }
     fully_shard(layers, {.mesh = world});
@@ -97,7 +97,7 @@ TEST(Memory, OfAModuleIsFreedBeforeFullyShardReturns) {
   with_ranks(2, [](const Communicator& world) {
     nn::Linear layer(64, 64);
     const c10::weak_intrusive_ptr<c10::StorageImpl> before(layer->weight.storage().getWeakStorageImpl());
-    fully_shard(layer, {.mesh = world});
+    fully_shard(layer, {.mesh = world, .start = Start::FromRank0});
     EXPECT_TRUE(before.expired());
     // And nothing of it outlives the module.
     const std::weak_ptr<Unit> unit = units(*layer).front();
@@ -371,6 +371,33 @@ TEST(Refused, IsAGraphWhoseParametersWereWrittenMeanwhile) {
     const auto loss = net(input()).pow(2).sum();
     optimizer.step();
     EXPECT_THAT(message_of<c10::Error>([&] { loss.backward(); }), HasSubstr("modified by an inplace operation"));
+  });
+}
+
+TEST(Refused, AreRanksThatStartFromDifferentWeights) {
+  with_ranks(3, [](const Communicator& world) {
+    const auto layer_of = [&] {
+      nn::Linear layer(4, 4);
+      const torch::NoGradGuard no_grad;
+      layer->weight.fill_(1 + world.rank() / 2);  // the last rank differs
+      layer->bias.zero_();
+      return layer;
+    };
+    auto layer = layer_of();
+    fully_shard(layer, {.mesh = world});
+    EXPECT_THAT(message_of<UsageError>([&] { layer(at::ones({1, 4})); }), HasSubstr("brought different parameters for unit 'Linear'"));
+    auto sent = layer_of();
+    fully_shard(sent, {.mesh = world, .start = Start::FromRank0});
+    const torch::NoGradGuard no_grad;
+    EXPECT_EQ(sent(at::ones({1, 4}))[0][0].item<float>(), 4);
+  });
+}
+
+TEST(Refused, AreTrainableParametersInNoUnit) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = seeded_net();
+    fully_shard(net->a, {.mesh = world});
+    EXPECT_THAT(message_of<UsageError>([&] { (void)parameters(*net); }), HasSubstr("'b.weight' is trainable, but in no unit"));
   });
 }
 

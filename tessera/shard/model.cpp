@@ -7,6 +7,7 @@
 
 #include <set>
 
+#include "tessera/base/error.h"
 #include "tessera/shard/marker.h"
 #include "tessera/shard/schedule.h"
 #include "tessera/shard/unit.h"
@@ -46,10 +47,20 @@ std::string size_text(uint64_t bytes) {
 std::vector<at::Tensor> parameters(const torch::nn::Module& module) {
   std::vector<at::Tensor> result;
   std::set<c10::TensorImpl*> seen;
-  for (const auto& entry : module.parameters()) {
+  bool any_sharded = false;
+  std::string outside;
+  for (const auto& item : module.named_parameters()) {
+    const auto& entry = item.value();
     const auto found = locate(entry);
     const auto& tensor = found.parameter != nullptr ? found.parameter->shard : entry;
+    any_sharded |= found.parameter != nullptr;
+    if (found.parameter == nullptr && entry.requires_grad() && outside.empty()) outside = item.key();
     if (seen.insert(tensor.unsafeGetTensorImpl()).second) result.push_back(tensor);
+  }
+  if (any_sharded && !outside.empty()) {
+    throw UsageError(fmt::format("parameter '{}' is trainable, but in no unit, so its gradients would not be averaged over the ranks; shard the whole "
+                                 "module last, or freeze the parameter",
+                                 outside));
   }
   return result;
 }

@@ -16,8 +16,9 @@ namespace tessera {
 
 class Unit;
 
-/// This rank's shards and the parameters that are not sharded: what `module.parameters()` returns, without repetition, and also where the
-/// module keeps whole parameters in its table (ParameterList, ParameterDict).
+/// This rank's shards: what `module.parameters()` returns, without repetition, and also where the
+/// module keeps whole parameters in its table (ParameterList, ParameterDict). Throws UsageError if some of a module's trainable parameters
+/// are sharded and others are not: the gradients of those would never be averaged.
 std::vector<at::Tensor> parameters(const torch::nn::Module& module);
 
 /// What a shard is a part of.

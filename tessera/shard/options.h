@@ -15,9 +15,16 @@ struct MixedPrecision {
   std::optional<at::ScalarType> reduce_dtype = {};  // in which gradients are reduced; unset: float32 if param_dtype is narrower
 };
 
+/// How it comes about that all ranks begin with the same parameters.
+enum class Start {
+  Equal,      // they do already (same seed, same file); compared at the first use, and refused by name if not
+  FromRank0,  // rank 0's are sent to the others
+};
+
 struct ShardOptions {
   Mesh mesh;
   MixedPrecision mixed_precision = {};
+  Start start = Start::Equal;
   /// How many units may be whole at once as long as their order of use is not known yet.
   int max_live_units = 2;
 };

@@ -24,6 +24,20 @@ at::Tensor in_memory_order(const at::Tensor& tensor) {
   return tensor.as_strided({tensor.numel()}, {1}, tensor.storage_offset());
 }
 
+/// A number that differs when any bit does, almost surely. By tensor operations, so that it works on any device.
+int64_t fingerprint(const at::Tensor& values) {
+  constexpr int64_t kStretch = int64_t{1} << 20;  // bounds the memory that this takes
+  const auto width = c10::elementSize(values.scalar_type());
+  const auto bits = values.view(width == 8 ? at::kLong : width == 4 ? at::kInt : width == 2 ? at::kShort : at::kChar);
+  int64_t result = values.numel();
+  for (int64_t begin = 0; begin < bits.numel(); begin += kStretch) {
+    const auto some = bits.narrow(0, begin, std::min(kStretch, bits.numel() - begin)).to(at::kLong);
+    const auto weights = at::arange(begin + 1, begin + 1 + some.numel(), some.options()).mul_(2).add_(1);
+    result = result * 31 + some.mul(weights).sum().item<int64_t>();
+  }
+  return result;
+}
+
 /// As many dimensions as the parameter, so that `dim() >= 2` still tells matrices from biases.
 std::vector<int64_t> shard_sizes(int64_t numel, int64_t dim) {
   std::vector<int64_t> sizes(static_cast<size_t>(std::max<int64_t>(dim, 1)), 1);
@@ -96,6 +110,8 @@ void Unit::add_group(std::vector<Candidate> candidates) {
   for (size_t i = 0; i < candidates.size(); i++) {
     auto& tensor = candidates[i].tensor;
     const auto& span = layout.spans[i];
+    if (options_.start == Start::FromRank0) options_.mesh.world().broadcast(in_memory_order(tensor), 0, {.unit = name_}).wait();
+    group.fingerprint = group.fingerprint * 31 + fingerprint(in_memory_order(tensor));
     group.own.narrow(0, span.shard_offset, span.shard_numel).copy_(in_memory_order(tensor).narrow(0, span.shard_begin, span.shard_numel));
     const auto sizes = shard_sizes(span.shard_numel, tensor.dim());
     std::vector<int64_t> strides(sizes.size(), 1);
@@ -144,11 +160,26 @@ void Unit::read(const Fault& fault) {
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   const auto all = buffers();
+  if (!start_checked_) expect_equal_start();
   residence_->read(all, {.unit = name_, .version = version_}, fault);
   whole_ = true;
   counters_.gathers++;
   const auto ranks = static_cast<uint64_t>(options_.mesh.shard().size());
   counters_.gathered_bytes += residence_->whole_bytes(all) / ranks * (ranks - 1);
+}
+
+void Unit::expect_equal_start() {
+  int64_t own = 0;
+  for (const auto& group : groups_) own = own * 31 + group.fingerprint;
+  own >>= 1;  // so that its negative exists
+  const auto extremes = at::stack({at::full({}, own, at::kLong), at::full({}, -own, at::kLong)});
+  options_.mesh.world().all_reduce(extremes, {.op = Reduce::Max}, {.unit = name_}).wait();
+  if (extremes[0].item<int64_t>() != -extremes[1].item<int64_t>()) {
+    throw UsageError(fmt::format("the ranks brought different parameters for unit '{}'; give them the same seed or file before they make the model, "
+                                 "or shard with {{.start = tessera::Start::FromRank0}}",
+                                 name_));
+  }
+  start_checked_ = true;
 }
 
 void Unit::give_back() {

@@ -49,6 +49,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
     at::Tensor own = {};  // this rank's chunk
     c10::weak_intrusive_ptr<c10::StorageImpl> full{c10::intrusive_ptr<c10::StorageImpl>()};
     std::vector<Parameter> parameters = {};
+    int64_t fingerprint = 0;  // of the whole parameters that this rank brought
   };
 
   /// Moves the candidates into the unit, in place: their tensors stay the same objects, their full memory is freed.
@@ -96,6 +97,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   Unit(std::string name, const ShardOptions& options) : name_(std::move(name)), options_(options) {}
   void add_group(std::vector<Candidate> candidates);
   std::vector<Buffer> buffers() const;
+  void expect_equal_start();
 
   std::string name_;
   const ShardOptions options_;
@@ -105,6 +107,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::shared_ptr<Schedule> schedule_;
   UnitCounters counters_;
   uint64_t version_ = 0;  // of the parameters: how often they were written
+  bool start_checked_ = false;
   bool whole_ = false;
   int pins_ = 0;
 };

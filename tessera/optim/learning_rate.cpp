@@ -1,0 +1,59 @@
+#include "tessera/optim/learning_rate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <sstream>
+
+#include "tessera/base/error.h"
+
+namespace tessera::optim {
+namespace {
+
+constexpr const char* kFormat = "learning-rate-1";
+
+void expect_sense(const LearningRate& rate) {
+  if (rate.base < 0 || rate.last < 0) throw UsageError(fmt::format("a learning rate of {} (last {}) is negative", rate.base, rate.last));
+  if (rate.warmup < 0 || rate.every < 1) throw UsageError(fmt::format("a warm-up of {} and a change every {} steps", rate.warmup, rate.every));
+  if (rate.shape == LearningRate::Shape::Cosine && rate.steps <= rate.warmup) {
+    throw UsageError(fmt::format("a cosine over {} steps leaves nothing after a warm-up of {}", rate.steps, rate.warmup));
+  }
+}
+
+}  // namespace
+
+double LearningRate::at(int64_t step) const {
+  expect_sense(*this);
+  if (step < warmup) return base * static_cast<double>(step + 1) / static_cast<double>(warmup);
+  switch (shape) {
+    case Shape::Constant:
+      break;
+    case Shape::Steps:
+      return base * std::pow(factor, static_cast<double>((step - warmup) / every));
+    case Shape::Cosine: {
+      const double way = std::min(1.0, static_cast<double>(step - warmup) / static_cast<double>(steps - warmup));
+      return last + (base - last) * 0.5 * (1 + std::cos(std::numbers::pi * way));
+    }
+  }
+  return base;
+}
+
+std::string LearningRate::save() const {
+  return fmt::format("{} {} {} {} {} {} {} {}", kFormat, base, static_cast<int>(shape), warmup, factor, every, steps, last);
+}
+
+LearningRate LearningRate::load(const std::string& text) {
+  std::istringstream in(text);
+  std::string format;
+  LearningRate rate;
+  int shape = 0;
+  in >> format >> rate.base >> shape >> rate.warmup >> rate.factor >> rate.every >> rate.steps >> rate.last;
+  if (!in || format != kFormat || shape < 0 || shape > 2) throw UsageError(fmt::format("'{}' describes no learning rate", text));
+  rate.shape = static_cast<Shape>(shape);
+  expect_sense(rate);
+  return rate;
+}
+
+}  // namespace tessera::optim

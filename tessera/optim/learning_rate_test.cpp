@@ -1,0 +1,42 @@
+#include "tessera/optim/learning_rate.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tessera/base/error.h"
+#include "tessera/testing/transports.h"
+
+namespace tessera::optim {
+namespace {
+
+using Shape = LearningRate::Shape;
+
+TEST(LearningRate, FollowsItsShape) {
+  const LearningRate constant{.base = 0.5, .warmup = 4};
+  EXPECT_DOUBLE_EQ(constant.at(0), 0.125);
+  EXPECT_DOUBLE_EQ(constant.at(3), 0.5);
+  EXPECT_DOUBLE_EQ(constant.at(1000), 0.5);
+  const LearningRate steps{.base = 1, .shape = Shape::Steps, .factor = 0.5, .every = 10};
+  EXPECT_DOUBLE_EQ(steps.at(9), 1);
+  EXPECT_DOUBLE_EQ(steps.at(10), 0.5);
+  EXPECT_DOUBLE_EQ(steps.at(29), 0.25);
+  const LearningRate cosine{.base = 1, .shape = Shape::Cosine, .warmup = 10, .steps = 110, .last = 0.2};
+  EXPECT_DOUBLE_EQ(cosine.at(10), 1);
+  EXPECT_NEAR(cosine.at(60), 0.6, 1e-12);
+  EXPECT_DOUBLE_EQ(cosine.at(110), 0.2);
+  EXPECT_DOUBLE_EQ(cosine.at(5000), 0.2);
+}
+
+TEST(LearningRate, SurvivesBeingSaved) {
+  const LearningRate cosine{.base = 1.0 / 3, .shape = Shape::Cosine, .warmup = 10, .steps = 110, .last = 1e-9};
+  EXPECT_EQ(LearningRate::load(cosine.save()), cosine);
+  EXPECT_THAT(testing::message_of<UsageError>([] { LearningRate::load("learning-rate-1 0.1"); }), ::testing::HasSubstr("no learning rate"));
+}
+
+TEST(LearningRate, RefusesNonsense) {
+  EXPECT_THROW((void)(LearningRate{.base = -1}.at(0)), UsageError);
+  EXPECT_THROW((void)(LearningRate{.shape = Shape::Cosine, .warmup = 5, .steps = 5}.at(7)), UsageError);
+}
+
+}  // namespace
+}  // namespace tessera::optim
