@@ -16,7 +16,8 @@ constexpr const char* kFormat = "learning-rate-1";
 
 void expect_sense(const LearningRate& rate) {
   if (rate.base < 0 || rate.last < 0) throw UsageError(fmt::format("a learning rate of {} (last {}) is negative", rate.base, rate.last));
-  if (rate.warmup < 0 || rate.every < 1) throw UsageError(fmt::format("a warm-up of {} and a change every {} steps", rate.warmup, rate.every));
+  if (rate.warmup < 0 || rate.every < 1)
+    throw UsageError(fmt::format("a warm-up of {} and a change every {} steps", rate.warmup, rate.every));
   if (rate.shape == LearningRate::Shape::Cosine && rate.steps <= rate.warmup) {
     throw UsageError(fmt::format("a cosine over {} steps leaves nothing after a warm-up of {}", rate.steps, rate.warmup));
   }

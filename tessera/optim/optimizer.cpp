@@ -13,8 +13,9 @@ namespace {
 
 void expect_leaf(const at::Tensor& parameter) {
   if (!parameter.defined() || !parameter.is_leaf()) {
-    throw UsageError("an optimizer was given something that is no parameter of its own (undefined, the result of an operation, or a whole "
-                     "parameter of a sharded model); pass tessera::parameters(model)");
+    throw UsageError(
+        "an optimizer was given something that is no parameter of its own (undefined, the result of an operation, or a whole "
+        "parameter of a sharded model); pass tessera::parameters(model)");
   }
 }
 

@@ -40,15 +40,17 @@ double difference(const Make& make, const Reference& reference) {
 
 TEST(Optimizers, TakeTheStepsOfTorch) {
   using torch::optim::AdamOptions, torch::optim::SGDOptions;
-  EXPECT_LT(difference([](auto p) { return std::make_unique<optim::SGD>(p, optim::SgdOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01}); },
-                       [](auto p) { return std::make_unique<torch::optim::SGD>(p, SGDOptions(0.1).momentum(0.9).weight_decay(0.01)); }),
+  EXPECT_LT(difference(
+                [](auto p) { return std::make_unique<optim::SGD>(p, optim::SgdOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01}); },
+                [](auto p) { return std::make_unique<torch::optim::SGD>(p, SGDOptions(0.1).momentum(0.9).weight_decay(0.01)); }),
             1e-6);
   EXPECT_LT(difference([](auto p) { return std::make_unique<optim::SGD>(p, optim::SgdOptions{.lr = 0.1}); },
                        [](auto p) { return std::make_unique<torch::optim::SGD>(p, SGDOptions(0.1)); }),
             1e-6);
-  EXPECT_LT(difference([](auto p) { return std::make_unique<optim::SGD>(p, optim::SgdOptions{.lr = 0.1, .momentum = 0.8, .nesterov = true}); },
-                       [](auto p) { return std::make_unique<torch::optim::SGD>(p, SGDOptions(0.1).momentum(0.8).nesterov(true)); }),
-            1e-6);
+  EXPECT_LT(
+      difference([](auto p) { return std::make_unique<optim::SGD>(p, optim::SgdOptions{.lr = 0.1, .momentum = 0.8, .nesterov = true}); },
+                 [](auto p) { return std::make_unique<torch::optim::SGD>(p, SGDOptions(0.1).momentum(0.8).nesterov(true)); }),
+      1e-6);
   EXPECT_LT(difference([](auto p) { return std::make_unique<optim::Adam>(p, optim::AdamOptions{.lr = 0.01, .weight_decay = 0.1}); },
                        [](auto p) { return std::make_unique<torch::optim::Adam>(p, AdamOptions(0.01).weight_decay(0.1)); }),
             1e-6);
@@ -60,7 +62,7 @@ TEST(Optimizers, TakeTheStepsOfTorch) {
 TEST(Optimizers, MayHaveGroupsThatCutThroughUnits) {
   run_world({.transport = "threads", .ranks = 2}, [](const Communicator& world) {
     torch::nn::Linear layer(4, 4);
-    fully_shard(layer, {.mesh = world});
+    fully_shard(layer, {.mesh = world, .start = Start::FromRank0});
     std::vector<at::Tensor> matrices, others;
     for (const auto& parameter : parameters(*layer)) (parameter.dim() >= 2 ? matrices : others).push_back(parameter);
     ASSERT_EQ(matrices.size(), 1);

@@ -49,7 +49,9 @@ void with_ranks(int ranks, const std::function<void(const Communicator&)>& progr
   run_world({.transport = "threads", .ranks = ranks}, program);
 }
 
-at::Tensor input() { return at::arange(18, at::kFloat).view({3, 6}).div(10); }
+at::Tensor input() {
+  return at::arange(18, at::kFloat).view({3, 6}).div(10);
+}
 
 // Gathers, reductions, memory ------------------------------------------------------------------------------------------------------------
 
@@ -170,7 +172,8 @@ TEST(Gradients, OfInputsMayBeDifferentiatedAgain) {
     for (size_t i = 0; i < shards.size(); i++) {
       EXPECT_TRUE(at::allclose(full_grad(shards[i]), whole->parameters()[i].grad(), 1e-4, 1e-5)) << i;
     }
-    EXPECT_THAT(message_of<UsageError>([&] { net(input()).pow(2).sum().backward({}, true, /*create_graph=*/true); }), HasSubstr("create_graph"));
+    EXPECT_THAT(message_of<UsageError>([&] { net(input()).pow(2).sum().backward({}, true, /*create_graph=*/true); }),
+                HasSubstr("create_graph"));
   });
 }
 
@@ -291,7 +294,8 @@ TEST(Norm, IsThatOfAllRanks) {
   }
 }
 
-// Things that are refused, in words ---------------------------------------------------------------------------------------------------------
+// Things that are refused, in words
+// ---------------------------------------------------------------------------------------------------------
 
 TEST(Refused, AreWritesToWholeParameters) {
   with_ranks(2, [](const Communicator& world) {
@@ -315,7 +319,8 @@ TEST(Refused, AreNormsAndSumsOverShards) {
   with_ranks(2, [](const Communicator& world) {
     auto net = sharded_net(world);
     net(input()).sum().backward();
-    EXPECT_THAT(message_of<UsageError>([&] { torch::nn::utils::clip_grad_norm_(net->parameters(), 1.0); }), HasSubstr("tessera::clip_grad_norm"));
+    EXPECT_THAT(message_of<UsageError>([&] { torch::nn::utils::clip_grad_norm_(net->parameters(), 1.0); }),
+                HasSubstr("tessera::clip_grad_norm"));
     EXPECT_THAT(message_of<UsageError>([&] { (void)net->parameters()[0].sum(); }), HasSubstr("this rank alone"));
     EXPECT_THAT(message_of<UsageError>([&] {
                   torch::optim::LBFGS optimizer(net->parameters());
@@ -401,7 +406,8 @@ TEST(Refused, AreTrainableParametersInNoUnit) {
   });
 }
 
-// Optimizers from before ----------------------------------------------------------------------------------------------------------------------
+// Optimizers from before
+// ----------------------------------------------------------------------------------------------------------------------
 
 TEST(OldOptimizers, AreFoundOrMoved) {
   with_ranks(2, [](const Communicator& world) {
@@ -425,7 +431,8 @@ TEST(OldOptimizers, AreFoundOrMoved) {
   });
 }
 
-// Mixed precision -----------------------------------------------------------------------------------------------------------------------------
+// Mixed precision
+// -----------------------------------------------------------------------------------------------------------------------------
 
 TEST(MixedPrecision, UsesNarrowParametersAndKeepsWideShards) {
   with_ranks(2, [](const Communicator& world) {

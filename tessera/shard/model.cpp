@@ -58,9 +58,10 @@ std::vector<at::Tensor> parameters(const torch::nn::Module& module) {
     if (seen.insert(tensor.unsafeGetTensorImpl()).second) result.push_back(tensor);
   }
   if (any_sharded && !outside.empty()) {
-    throw UsageError(fmt::format("parameter '{}' is trainable, but in no unit, so its gradients would not be averaged over the ranks; shard the whole "
-                                 "module last, or freeze the parameter",
-                                 outside));
+    throw UsageError(
+        fmt::format("parameter '{}' is trainable, but in no unit, so its gradients would not be averaged over the ranks; shard the whole "
+                    "module last, or freeze the parameter",
+                    outside));
   }
   return result;
 }

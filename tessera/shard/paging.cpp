@@ -86,19 +86,20 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const std::
                     "more; change parameters through their shards, or inside tessera::full_params",
                     op));
   }
-  const auto unit = marker->unit.lock();
-  if (!unit) return;  // its model is gone; what is left of it is an ordinary tensor
   if (marker->role == Role::Full) {
+    auto* unit = marker->owner.get();
     if (writes && unit->writers == 0) {
-      throw UsageError(
-          fmt::format("{} would write {} while it is whole for a moment, and the change would be lost; write inside "
-                      "tessera::full_params(module, Access::Write), or write the shards. An optimizer that was made before fully_shard has to "
-                      "be moved with tessera::rebind(optimizer, model)",
-                      op, name_of(*unit, tensor)));
+      throw UsageError(fmt::format(
+          "{} would write {} while it is whole for a moment, and the change would be lost; write inside "
+          "tessera::full_params(module, Access::Write), or write the shards. An optimizer that was made before fully_shard has to "
+          "be moved with tessera::rebind(optimizer, model)",
+          op, name_of(*unit, tensor)));
     }
-    if (std::ranges::find(operands.units, unit.get()) == operands.units.end()) operands.units.push_back(unit.get());
+    if (std::ranges::find(operands.units, unit) == operands.units.end()) operands.units.push_back(unit);
     return;
   }
+  const auto unit = marker->unit.lock();
+  if (!unit) return;  // its model is gone; what is left of it is an ordinary tensor
   if (is_reduction(op)) {
     throw UsageError(
         fmt::format("{} over the shard of {} would be the result of this rank alone. For norms and clipping there is "
@@ -169,14 +170,17 @@ void cast_operands(const std::string& op, const c10::FunctionSchema& schema, Sta
   }
 }
 
-/// Keeps units whole while an operator runs. Units of one operator may belong to several models.
+/// Keeps units whole while an operator runs. Nearly always they are one, or of one model.
 class Pins {
  public:
   Pins(std::span<Unit* const> units, const Fault& fault) {
     for (auto* unit : units) {
-      const auto schedule = unit->schedule();
+      auto* schedule = unit->schedule().get();
       auto known = std::ranges::find(used_, schedule, &Use::schedule);
-      if (known == used_.end()) known = used_.insert(used_.end(), Use{.schedule = schedule, .units = {}, .pinned = false});
+      if (known == used_.end()) {
+        used_.push_back({.schedule = schedule, .units = {}, .pinned = false});
+        known = used_.end() - 1;
+      }
       known->units.push_back(unit);
     }
     try {
@@ -195,7 +199,7 @@ class Pins {
 
  private:
   struct Use {
-    std::shared_ptr<Schedule> schedule;
+    Schedule* schedule;  // the units keep it
     c10::SmallVector<Unit*, 4> units;
     bool pinned;
   };
@@ -206,7 +210,7 @@ class Pins {
     }
   }
 
-  c10::SmallVector<Use, 1> used_;
+  c10::SmallVector<Use, 2> used_;
 };
 
 void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {

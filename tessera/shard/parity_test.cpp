@@ -72,9 +72,8 @@ struct Attention {
   nn::Bilinear bilinear;
   explicit Attention(nn::Module& m)
       : attention(m.register_module("attention", nn::MultiheadAttention(8, 2))),
-        encoder(m.register_module(
-            "encoder", nn::TransformerEncoder(
-                           nn::TransformerEncoderOptions(nn::TransformerEncoderLayerOptions(8, 2).dropout(0).dim_feedforward(11), 2)))),
+        encoder(m.register_module("encoder", nn::TransformerEncoder(nn::TransformerEncoderOptions(
+                                                 nn::TransformerEncoderLayerOptions(8, 2).dropout(0).dim_feedforward(11), 2)))),
         bilinear(m.register_module("bilinear", nn::Bilinear(8, 8, 3))) {}
   at::Tensor loss(at::Generator& g) {
     const auto x = at::randn({4, 3, 8}, g);
@@ -186,7 +185,9 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Model,
                                            of<PartlyFrozen>("PartlyFrozen"), of<SparseWords>("SparseWords")),
                          ::testing::PrintToStringParamName());
 
-TEST(Training, StaysTheSameOverFiftySteps) { expect_parity(2, of<Mlp>("").make, &adamw, 50, &nested); }
+TEST(Training, StaysTheSameOverFiftySteps) {
+  expect_parity(2, of<Mlp>("").make, &adamw, 50, &nested);
+}
 
 }  // namespace
 }  // namespace tessera::testing

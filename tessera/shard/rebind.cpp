@@ -26,8 +26,9 @@ void rebind(torch::optim::Optimizer& optimizer, const torch::nn::Module& module)
       const auto found = shards.find(parameter.unsafeGetTensorImpl());
       if (found == shards.end()) continue;
       if (optimizer.state().count(parameter.unsafeGetTensorImpl()) > 0) {
-        throw UsageError("rebind: the optimizer has made steps already, and its state is as large as the whole parameters; make it, or rebind "
-                         "it, before the first step");
+        throw UsageError(
+            "rebind: the optimizer has made steps already, and its state is as large as the whole parameters; make it, or rebind "
+            "it, before the first step");
       }
       parameter = found->second;
       moved++;

@@ -137,13 +137,7 @@ void Unit::add_group(std::vector<Candidate> candidates) {
   groups_.push_back(std::move(group));
 }
 
-std::shared_ptr<Schedule> Unit::schedule() const {
-  std::lock_guard lock(schedule_mutex_);
-  return schedule_;
-}
-
 void Unit::join(std::shared_ptr<Schedule> schedule) {
-  std::lock_guard lock(schedule_mutex_);
   schedule_ = std::move(schedule);
 }
 
@@ -175,9 +169,10 @@ void Unit::expect_equal_start() {
   const auto extremes = at::stack({at::full({}, own, at::kLong), at::full({}, -own, at::kLong)});
   options_.mesh.world().all_reduce(extremes, {.op = Reduce::Max}, {.unit = name_}).wait();
   if (extremes[0].item<int64_t>() != -extremes[1].item<int64_t>()) {
-    throw UsageError(fmt::format("the ranks brought different parameters for unit '{}'; give them the same seed or file before they make the model, "
-                                 "or shard with {{.start = tessera::Start::FromRank0}}",
-                                 name_));
+    throw UsageError(
+        fmt::format("the ranks brought different parameters for unit '{}'; give them the same seed or file before they make the model, "
+                    "or shard with {{.start = tessera::Start::FromRank0}}",
+                    name_));
   }
   start_checked_ = true;
 }

@@ -3,8 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -68,8 +68,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::vector<Group>& groups() { return groups_; }
   const UnitCounters& counters() const { return counters_; }
   void reset_counters() { counters_ = {}; }
-  std::shared_ptr<Schedule> schedule() const;
-  /// Several units may become parts of a larger model.
+  const std::shared_ptr<Schedule>& schedule() const { return schedule_; }
+  /// Several units may become parts of a larger model. Not while the model is in use.
   void join(std::shared_ptr<Schedule> schedule);
 
   // Everything below is called with the schedule's lock held.
@@ -103,13 +103,12 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const ShardOptions options_;
   std::vector<Group> groups_;
   std::unique_ptr<Residence> residence_;
-  mutable std::mutex schedule_mutex_;
   std::shared_ptr<Schedule> schedule_;
   UnitCounters counters_;
   uint64_t version_ = 0;  // of the parameters: how often they were written
   bool start_checked_ = false;
   bool whole_ = false;
-  int pins_ = 0;
+  std::atomic<int> pins_ = 0;  // taken with the lock held, given back without
 };
 
 }  // namespace tessera

@@ -31,7 +31,9 @@ void average_gradients(const torch::nn::Module& module, const Communicator& worl
 
 }  // namespace
 
-void as_one_unit(const std::shared_ptr<TrainedModel>& model, const Communicator& world) { fully_shard(model, {.mesh = world}); }
+void as_one_unit(const std::shared_ptr<TrainedModel>& model, const Communicator& world) {
+  fully_shard(model, {.mesh = world});
+}
 
 void nested(const std::shared_ptr<TrainedModel>& model, const Communicator& world) {
   for (const auto& child : model->children()) fully_shard(child, {.mesh = world});
@@ -72,7 +74,8 @@ void expect_parity(int ranks, const MakeModel& make, const MakeOptimizer& optimi
     ASSERT_EQ(actual.losses, expected.losses) << "rank " << world.rank() << " of " << ranks;
     ASSERT_EQ(actual.parameters.size(), expected.parameters.size());
     for (size_t i = 0; i < actual.parameters.size(); i++) {
-      EXPECT_TRUE(at::equal(actual.parameters[i], expected.parameters[i])) << "parameter " << i << ", rank " << world.rank() << " of " << ranks;
+      EXPECT_TRUE(at::equal(actual.parameters[i], expected.parameters[i]))
+          << "parameter " << i << ", rank " << world.rank() << " of " << ranks;
     }
   });
 }
