@@ -11,6 +11,7 @@
 #include "tessera/comm/threads/run_ranks.h"
 #include "tessera/optim/learning_rate.h"
 #include "tessera/optim/optimizer.h"
+#include "tessera/shard/buffers.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/model.h"

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "tessera/base/error.h"
+#include "tessera/shard/buffers.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/model.h"
@@ -53,7 +54,7 @@ at::Tensor input() {
   return at::arange(18, at::kFloat).view({3, 6}).div(10);
 }
 
-// Gathers, reductions, memory ------------------------------------------------------------------------------------------------------------
+// --- Gathers, reductions, memory ---
 
 TEST(Cost, OfAStepIsTheFormula) {
   with_ranks(2, [](const Communicator& world) {
@@ -109,7 +110,7 @@ TEST(Memory, OfAModuleIsFreedBeforeFullyShardReturns) {
   });
 }
 
-// Things that must come out right ---------------------------------------------------------------------------------------------------------
+// --- Things that must come out right ---
 
 TEST(Gradients, AreThoseThatUsersOfShardsExpect) {
   with_ranks(3, [](const Communicator& world) {
@@ -234,7 +235,7 @@ TEST(Freezing, ActsBetweenSteps) {
   });
 }
 
-// Whole parameters ------------------------------------------------------------------------------------------------------------------------
+// --- Whole parameters ---
 
 TEST(FullParams, CanBeReadAndWritten) {
   with_ranks(3, [](const Communicator& world) {
@@ -294,8 +295,7 @@ TEST(Norm, IsThatOfAllRanks) {
   }
 }
 
-// Things that are refused, in words
-// ---------------------------------------------------------------------------------------------------------
+// --- Things that are refused, in words ---
 
 TEST(Refused, AreWritesToWholeParameters) {
   with_ranks(2, [](const Communicator& world) {
@@ -406,8 +406,7 @@ TEST(Refused, AreTrainableParametersInNoUnit) {
   });
 }
 
-// Optimizers from before
-// ----------------------------------------------------------------------------------------------------------------------
+// --- Optimizers from before ---
 
 TEST(OldOptimizers, AreFoundOrMoved) {
   with_ranks(2, [](const Communicator& world) {
@@ -431,8 +430,72 @@ TEST(OldOptimizers, AreFoundOrMoved) {
   });
 }
 
-// Mixed precision
-// -----------------------------------------------------------------------------------------------------------------------------
+// --- Units and buffers ---
+
+TEST(Units, NestToAnyDepthAndMayBeLists) {
+  with_ranks(2, [](const Communicator& world) {
+    struct Inner : nn::Module {
+      nn::Linear first{nullptr}, second{nullptr};
+      Inner() {
+        first = register_module("first", nn::Linear(6, 6));
+        second = register_module("second", nn::Linear(6, 6));
+      }
+      at::Tensor forward(const at::Tensor& x) { return second(torch::tanh(first(x))); }
+    };
+    struct Outer : nn::Module {
+      std::shared_ptr<Inner> inner;
+      nn::Linear head{nullptr}, tail{nullptr};
+      at::Tensor scale;
+      Outer() {
+        inner = register_module("inner", std::make_shared<Inner>());
+        head = register_module("head", nn::Linear(6, 6));
+        tail = register_module("tail", nn::Linear(6, 6));
+        scale = register_parameter("scale", torch::ones({6}));
+      }
+      at::Tensor forward(const at::Tensor& x) { return tail(head(inner->forward(x))) * scale; }
+    };
+    const auto make = [] {
+      static std::mutex generator;
+      std::lock_guard lock(generator);
+      torch::manual_seed(3);
+      return std::make_shared<Outer>();
+    };
+    auto whole = make(), sharded = make();
+    const std::vector<std::shared_ptr<nn::Module>> ends = {sharded->head.ptr(), sharded->tail.ptr()};
+    fully_shard(sharded->inner->first, {.mesh = world});  // depth 3
+    fully_shard(sharded->inner, {.mesh = world});         // depth 2: takes `second`
+    fully_shard(ends, {.mesh = world});                   // a list is one unit
+    fully_shard(sharded, {.mesh = world});                // depth 1: takes `scale`
+    ASSERT_EQ(units(*sharded).size(), 4);
+    for (int step = 0; step < 3; step++) {
+      whole->zero_grad();
+      sharded->zero_grad();
+      whole->forward(input()).pow(2).sum().backward();
+      sharded->forward(input()).pow(2).sum().backward();
+      const auto shards = sharded->named_parameters();
+      for (const auto& item : whole->named_parameters()) {
+        EXPECT_TRUE(at::allclose(full_grad(shards[item.key()]), item.value().grad(), 1e-5, 1e-6)) << item.key();
+      }
+    }
+    EXPECT_EQ(shard_info(sharded->inner->named_parameters()["first.weight"])->unit, "inner.first");
+  });
+}
+
+TEST(Buffers, AreMadeAlike) {
+  with_ranks(3, [](const Communicator& world) {
+    nn::BatchNorm1d norm(2);
+    const auto mean_of = [&](BufferSync sync) {
+      norm->running_mean.fill_(world.rank());
+      sync_buffers(*norm, world, sync);
+      return norm->running_mean[1].item<float>();
+    };
+    EXPECT_EQ(mean_of(BufferSync::Rank0), 0);
+    EXPECT_EQ(mean_of(BufferSync::Mean), 1);
+    EXPECT_EQ(mean_of(BufferSync::None), world.rank());
+  });
+}
+
+// --- Mixed precision ---
 
 TEST(MixedPrecision, UsesNarrowParametersAndKeepsWideShards) {
   with_ranks(2, [](const Communicator& world) {

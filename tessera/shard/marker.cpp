@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <c10/core/Allocator.h>
 
+#include <cstring>
+
 #include "tessera/base/compat.h"
 
 namespace tessera {
@@ -48,6 +50,11 @@ void fill(c10::StorageImpl& storage) {
 }
 
 void drain(c10::StorageImpl& storage, const std::string& message) {
+#ifdef TESSERA_POISON
+  // Whoever still reads through a raw pointer sees NaN before the memory belongs to somebody else.
+  if (storage.device_type() == c10::kCPU && marker_of(storage)->memory)
+    std::memset(marker_of(storage)->memory.get(), 0xFF, storage.nbytes());
+#endif
   marker_of(storage)->memory.clear();
   show_memory(storage);
   compat::guard_storage(storage, message);
