@@ -21,7 +21,7 @@ ROOMS = {
     "testing": None,  # tests stand outside the house
 }
 # Which transport a program talks over is for comm to know: the rooms below it see the interface.
-HIDDEN = re.compile(r"tessera/comm/(host_transport|link|queue|envelope|gloo|shm|self/mirror_link)")
+HIDDEN = re.compile(r"tessera/comm/(host_transport|link|queue|envelope|reducer|gloo|shm|self/mirror_link)")
 INCLUDE = re.compile(r'#include\s+["<](tessera/(\w+)/[^">]+|tessera/tessera\.h|\.[^">]*)[">]')
 
 

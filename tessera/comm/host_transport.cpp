@@ -10,7 +10,7 @@
 #include <numeric>
 
 #include "tessera/base/error.h"
-#include "tessera/base/log.h"
+#include "tessera/comm/reducer.h"
 
 namespace tessera {
 namespace {
@@ -35,11 +35,6 @@ Bytes part(const Bytes& all, size_t index, size_t parts) {
 
 void mix(uint64_t& hash, uint64_t value) {
   hash = (hash ^ value) * 0x100000001b3ULL + 0x9e3779b97f4a7c15ULL;
-}
-
-/// The dtype to add in when the caller does not say: nothing narrower than float32.
-at::ScalarType default_sum_dtype(at::ScalarType dtype) {
-  return at::isFloatingType(dtype) && c10::elementSize(dtype) < 4 ? at::kFloat : dtype;
 }
 
 /// Why a buffer can't be moved, or nothing.
@@ -69,57 +64,6 @@ std::string complaint(const Piece& piece, int rank, int size, std::string_view t
 }
 
 }  // namespace
-
-/// The arithmetic of one reduction: chosen once, the same on every link.
-struct HostTransport::Reducer {
-  Reduce op = Reduce::Sum;
-  at::ScalarType wire = at::kFloat;
-  at::ScalarType sum = at::kFloat;
-
-  Reducer() = default;
-  Reducer(const Reduction& reduction, at::ScalarType dtype)
-      : op(reduction.op),
-        wire(reduction.wire_dtype.value_or(dtype)),
-        sum(reduction.sum_dtype.value_or(default_sum_dtype(wire == dtype ? dtype : at::promoteTypes(dtype, default_sum_dtype(wire))))) {}
-
-  std::string complaint(at::ScalarType dtype, std::span<const Piece> pieces = {}) const {
-    for (const auto& piece : pieces) {
-      if (at::isFloatingType(piece.own.scalar_type()) != at::isFloatingType(dtype)) {
-        return fmt::format("own is {}, whole is {}", c10::toString(piece.own.scalar_type()), c10::toString(dtype));
-      }
-    }
-    const bool floating = at::isFloatingType(dtype) && at::isFloatingType(wire) && at::isFloatingType(sum);
-    const bool integral = at::isIntegralType(dtype, /*includeBool=*/false) && wire == dtype && sum == dtype;
-    if (!floating && !integral) {
-      return fmt::format("can't reduce {} sent as {} and added in {}", c10::toString(dtype), c10::toString(wire), c10::toString(sum));
-    }
-    if (integral && op == Reduce::Mean) return fmt::format("the mean of {} is not a whole number; use sum", c10::toString(dtype));
-    return {};
-  }
-
-  /// One value from the contributions of all ranks, in rank order.
-  at::Tensor reduce(std::span<const at::Tensor> contributions) const {
-    auto result = contributions.front().to(sum, /*non_blocking=*/false, /*copy=*/true);
-    for (const auto& next : contributions.subspan(1)) {
-      const auto value = next.to(sum);
-      if (op == Reduce::Min) {
-        at::minimum_out(result, result, value);
-      } else if (op == Reduce::Max) {
-        at::maximum_out(result, result, value);
-      } else {
-        result.add_(value);
-      }
-    }
-    if (op == Reduce::Mean) result.div_(static_cast<int64_t>(contributions.size()));
-    return result;
-  }
-
-  void describe(Envelope& envelope) const {
-    envelope.reduce = static_cast<uint8_t>(op);
-    envelope.wire_dtype = static_cast<int8_t>(wire);
-    envelope.sum_dtype = static_cast<int8_t>(sum);
-  }
-};
 
 namespace {
 
@@ -246,7 +190,7 @@ Work HostTransport::reduce_scatter(std::span<const Piece> pieces, const Reductio
     const auto ranks = static_cast<size_t>(size());
     const auto self = static_cast<size_t>(rank());
     for (const auto& piece : pieces) {
-      const auto outgoing = piece.whole.to(reducer.wire).view({size(), piece.own.numel()});
+      const auto outgoing = piece.whole.to(reducer.wire()).view({size(), piece.own.numel()});
       // Room for what the others send; this rank's own part is read where it lies.
       const auto room = at::empty({size() - 1, piece.own.numel()}, outgoing.options());
       std::vector<at::Tensor> contributions(ranks);
@@ -274,7 +218,7 @@ Work HostTransport::all_reduce(at::Tensor tensor, const Reduction& reduction, co
   });
   return start(envelope, call.limit, [this, reducer, tensor](auto deadline) {
     const auto ranks = static_cast<size_t>(size());
-    const auto outgoing = tensor.to(reducer.wire).view({-1});
+    const auto outgoing = tensor.to(reducer.wire()).view({-1});
     const int64_t numel = tensor.numel();
     std::vector<at::Tensor> contributions(ranks);
     std::vector<Bytes> from(ranks);

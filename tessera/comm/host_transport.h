@@ -27,7 +27,6 @@ class HostTransport final : public Transport {
   void abort(std::string_view reason) noexcept override;
 
  private:
-  struct Reducer;
   struct Family;  // all links that were split from one another: aborted together
 
   HostTransport(Traits traits, std::shared_ptr<Link> link, std::shared_ptr<Family> family);

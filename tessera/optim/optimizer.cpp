@@ -114,27 +114,31 @@ void SGD::update(const Group& group, std::vector<at::Tensor>& parameters, std::v
 Adam::Adam(std::vector<at::Tensor> parameters, AdamOptions options)
     : Adam(std::vector<ParameterGroup>{{.parameters = std::move(parameters)}}, options) {}
 
-Adam::Adam(std::vector<ParameterGroup> groups, AdamOptions options)
-    : Optimizer(std::move(groups), options.lr, options.weight_decay), options_(options) {}
+Adam::Adam(std::vector<ParameterGroup> groups, AdamOptions options) : Adam(std::move(groups), options, Decay::ByGradient) {}
+
+Adam::Adam(std::vector<ParameterGroup> groups, AdamOptions options, Decay decay)
+    : Optimizer(std::move(groups), options.lr, options.weight_decay), options_(options), decay_(decay) {}
 
 void Adam::update(const Group& group, std::vector<at::Tensor>& parameters, std::vector<at::Tensor>& gradients) {
   Moments moments;
   for (const auto& parameter : parameters) moments.add(state_of(parameter), parameter);
-  at::_fused_adam_(parameters, gradients, moments.first, moments.second, moments.unused, moments.steps, group.lr, options_.beta1,
-                   options_.beta2, group.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false);
+  const auto fused = [&](const auto& kernel) {
+    kernel(parameters, gradients, moments.first, moments.second, moments.unused, moments.steps, group.lr, options_.beta1, options_.beta2,
+           group.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false, std::nullopt, std::nullopt);
+  };
+  if (decay_ == Decay::Direct) {
+    fused([](auto&&... arguments) { at::_fused_adamw_(arguments...); });
+  } else {
+    fused([](auto&&... arguments) { at::_fused_adam_(arguments...); });
+  }
 }
 
 AdamW::AdamW(std::vector<at::Tensor> parameters, AdamWOptions options)
     : AdamW(std::vector<ParameterGroup>{{.parameters = std::move(parameters)}}, options) {}
 
 AdamW::AdamW(std::vector<ParameterGroup> groups, AdamWOptions options)
-    : Optimizer(std::move(groups), options.lr, options.weight_decay), options_(options) {}
-
-void AdamW::update(const Group& group, std::vector<at::Tensor>& parameters, std::vector<at::Tensor>& gradients) {
-  Moments moments;
-  for (const auto& parameter : parameters) moments.add(state_of(parameter), parameter);
-  at::_fused_adamw_(parameters, gradients, moments.first, moments.second, moments.unused, moments.steps, group.lr, options_.beta1,
-                    options_.beta2, group.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false);
-}
+    : Adam(std::move(groups),
+           {.lr = options.lr, .beta1 = options.beta1, .beta2 = options.beta2, .eps = options.eps, .weight_decay = options.weight_decay},
+           Decay::Direct) {}
 
 }  // namespace tessera::optim

@@ -79,14 +79,20 @@ struct AdamOptions {
 };
 
 /// Weight decay is added to the gradient (L2).
-class Adam final : public Optimizer {
+class Adam : public Optimizer {
  public:
   Adam(std::vector<at::Tensor> parameters, AdamOptions options);
   Adam(std::vector<ParameterGroup> groups, AdamOptions options);
 
+ protected:
+  /// How weight decay acts: through the gradient, or on the parameters directly.
+  enum class Decay { ByGradient, Direct };
+  Adam(std::vector<ParameterGroup> groups, AdamOptions options, Decay decay);
+
  private:
   void update(const Group& group, std::vector<at::Tensor>& parameters, std::vector<at::Tensor>& gradients) override;
   AdamOptions options_;
+  Decay decay_;
 };
 
 struct AdamWOptions {
@@ -97,15 +103,11 @@ struct AdamWOptions {
   double weight_decay = 1e-2;
 };
 
-/// Weight decay shrinks the parameters directly.
-class AdamW final : public Optimizer {
+/// Adam whose weight decay shrinks the parameters directly.
+class AdamW final : public Adam {
  public:
   AdamW(std::vector<at::Tensor> parameters, AdamWOptions options);
   AdamW(std::vector<ParameterGroup> groups, AdamWOptions options);
-
- private:
-  void update(const Group& group, std::vector<at::Tensor>& parameters, std::vector<at::Tensor>& gradients) override;
-  AdamWOptions options_;
 };
 
 }  // namespace tessera::optim

@@ -1,0 +1,59 @@
+#include "tessera/comm/reducer.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+namespace tessera {
+namespace {
+
+/// The dtype to add in when the caller does not say: nothing narrower than float32.
+at::ScalarType default_sum_dtype(at::ScalarType dtype) {
+  return at::isFloatingType(dtype) && c10::elementSize(dtype) < 4 ? at::kFloat : dtype;
+}
+
+}  // namespace
+
+Reducer::Reducer(const Reduction& reduction, at::ScalarType dtype)
+    : op_(reduction.op),
+      wire_(reduction.wire_dtype.value_or(dtype)),
+      sum_(reduction.sum_dtype.value_or(default_sum_dtype(wire_ == dtype ? dtype : at::promoteTypes(dtype, default_sum_dtype(wire_))))) {}
+
+std::string Reducer::complaint(at::ScalarType dtype, std::span<const Piece> pieces) const {
+  for (const auto& piece : pieces) {
+    if (at::isFloatingType(piece.own.scalar_type()) != at::isFloatingType(dtype)) {
+      return fmt::format("own is {}, whole is {}", c10::toString(piece.own.scalar_type()), c10::toString(dtype));
+    }
+  }
+  const bool floating = at::isFloatingType(dtype) && at::isFloatingType(wire_) && at::isFloatingType(sum_);
+  const bool integral = at::isIntegralType(dtype, /*includeBool=*/false) && wire_ == dtype && sum_ == dtype;
+  if (!floating && !integral) {
+    return fmt::format("can't reduce {} sent as {} and added in {}; all three must be floating, or one and the same integer type",
+                       c10::toString(dtype), c10::toString(wire_), c10::toString(sum_));
+  }
+  if (integral && op_ == Reduce::Mean) return fmt::format("the mean of {} is not a whole number; use sum", c10::toString(dtype));
+  return {};
+}
+
+at::Tensor Reducer::reduce(std::span<const at::Tensor> contributions) const {
+  auto result = contributions.front().to(sum_, /*non_blocking=*/false, /*copy=*/true);
+  for (const auto& next : contributions.subspan(1)) {
+    const auto value = next.to(sum_);
+    if (op_ == Reduce::Min) {
+      at::minimum_out(result, result, value);
+    } else if (op_ == Reduce::Max) {
+      at::maximum_out(result, result, value);
+    } else {
+      result.add_(value);
+    }
+  }
+  if (op_ == Reduce::Mean) result.div_(static_cast<int64_t>(contributions.size()));
+  return result;
+}
+
+void Reducer::describe(Envelope& envelope) const {
+  envelope.reduce = static_cast<uint8_t>(op_);
+  envelope.wire_dtype = static_cast<int8_t>(wire_);
+  envelope.sum_dtype = static_cast<int8_t>(sum_);
+}
+
+}  // namespace tessera

@@ -1,0 +1,31 @@
+// The arithmetic of one reduction: chosen once, the same on every link.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "tessera/comm/envelope.h"
+#include "tessera/comm/transport.h"
+
+namespace tessera {
+
+class Reducer {
+ public:
+  Reducer() = default;
+  Reducer(const Reduction& reduction, at::ScalarType dtype);
+
+  /// In what the numbers travel.
+  at::ScalarType wire() const { return wire_; }
+  /// Why numbers of this dtype can't be reduced like this, or nothing.
+  std::string complaint(at::ScalarType dtype, std::span<const Piece> pieces = {}) const;
+  /// One value from the contributions of all ranks, in rank order, in the dtype of the sum.
+  at::Tensor reduce(std::span<const at::Tensor> contributions) const;
+  void describe(Envelope& envelope) const;
+
+ private:
+  Reduce op_ = Reduce::Sum;
+  at::ScalarType wire_ = at::kFloat;
+  at::ScalarType sum_ = at::kFloat;
+};
+
+}  // namespace tessera

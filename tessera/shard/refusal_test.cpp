@@ -1,0 +1,156 @@
+// What would go wrong with parameters that come and go, and is refused: by name, with the way out.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/base/error.h"
+#include "tessera/shard/full_params.h"
+#include "tessera/shard/fully_shard.h"
+#include "tessera/shard/model.h"
+#include "tessera/shard/norms.h"
+#include "tessera/shard/rebind.h"
+#include "tessera/testing/net.h"
+
+namespace tessera::testing {
+namespace {
+
+namespace nn = torch::nn;
+using ::testing::HasSubstr;
+
+// --- Things that are refused, in words ---
+
+TEST(Refused, AreWritesToWholeParameters) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    const torch::NoGradGuard no_grad;
+    const auto said = message_of<UsageError>([&] { net->a->weight.mul_(2); });
+    EXPECT_THAT(said, ::testing::AllOf(HasSubstr("aten::mul_"), HasSubstr("'weight' of unit 'Linear'"), HasSubstr("full_params")));
+    EXPECT_THAT(message_of<UsageError>([&] { torch::nn::init::normal_(net->b->weight); }), HasSubstr("would write"));
+    EXPECT_THAT(message_of<UsageError>([&] { net->b->reset_parameters(); }), HasSubstr("would write"));
+  });
+}
+
+TEST(Refused, IsMemoryThatIsNotThere) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    EXPECT_THAT(message_of<c10::Error>([&] { (void)net->a->weight.data_ptr<float>(); }), HasSubstr("are sharded"));
+  });
+}
+
+TEST(Refused, AreNormsAndSumsOverShards) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    net(input()).sum().backward();
+    EXPECT_THAT(message_of<UsageError>([&] { torch::nn::utils::clip_grad_norm_(net->parameters(), 1.0); }),
+                HasSubstr("tessera::clip_grad_norm"));
+    EXPECT_THAT(message_of<UsageError>([&] { (void)net->parameters()[0].sum(); }), HasSubstr("this rank alone"));
+    EXPECT_THAT(message_of<UsageError>([&] {
+                  torch::optim::LBFGS optimizer(net->parameters());
+                  optimizer.step([&] {
+                    const auto loss = net(input()).sum();
+                    loss.backward();
+                    return loss;
+                  });
+                }),
+                HasSubstr("LBFGS"));
+  });
+}
+
+TEST(Refused, IsOtherMemoryUnderAParameter) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    EXPECT_THAT(message_of<UsageError>([&] { net->to(at::kDouble); }), HasSubstr("before fully_shard"));
+    net->to(at::kFloat);  // nothing to do, so nothing is wrong
+    net(input()).sum().backward();
+    EXPECT_THAT(message_of<UsageError>([&] { net->a->weight.set_(at::ones({10, 6})); }), HasSubstr("aten::set_"));
+  });
+}
+
+TEST(Refused, IsShardingTwice) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    EXPECT_THAT(message_of<UsageError>([&] { fully_shard(net->a, {.mesh = world}); }), HasSubstr("sharded already"));
+  });
+}
+
+TEST(Refused, AreTiedParametersInTwoUnits) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = seeded_net();
+    net->register_parameter("tied", net->a->weight);
+    fully_shard(net->a, {.mesh = world});
+    EXPECT_THAT(message_of<UsageError>([&] { fully_shard(net, {.mesh = world}); }), HasSubstr("'tied' is tied to one of unit 'Linear'"));
+  });
+}
+
+TEST(Refused, AreParametersThatOverlapThemselves) {
+  with_ranks(1, [](const Communicator& world) {
+    nn::Linear layer(4, 4);
+    layer->register_parameter("expanded", at::ones({1, 4}).expand({3, 4}));
+    EXPECT_THAT(message_of<UsageError>([&] { fully_shard(layer, {.mesh = world}); }), HasSubstr("'expanded' overlaps itself"));
+  });
+}
+
+TEST(Refused, IsAGraphWhoseParametersWereWrittenMeanwhile) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    net(input()).sum().backward();
+    const auto loss = net(input()).pow(2).sum();
+    optimizer.step();
+    EXPECT_THAT(message_of<c10::Error>([&] { loss.backward(); }), HasSubstr("modified by an inplace operation"));
+  });
+}
+
+TEST(Refused, AreRanksThatStartFromDifferentWeights) {
+  with_ranks(3, [](const Communicator& world) {
+    const auto layer_of = [&] {
+      nn::Linear layer(4, 4);
+      const torch::NoGradGuard no_grad;
+      layer->weight.fill_(1 + world.rank() / 2);  // the last rank differs
+      layer->bias.zero_();
+      return layer;
+    };
+    auto layer = layer_of();
+    fully_shard(layer, {.mesh = world});
+    EXPECT_THAT(message_of<UsageError>([&] { layer(at::ones({1, 4})); }), HasSubstr("brought different parameters for unit 'Linear'"));
+    auto sent = layer_of();
+    fully_shard(sent, {.mesh = world, .start = Start::FromRank0});
+    const torch::NoGradGuard no_grad;
+    EXPECT_EQ(sent(at::ones({1, 4}))[0][0].item<float>(), 4);
+  });
+}
+
+TEST(Refused, AreTrainableParametersInNoUnit) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = seeded_net();
+    fully_shard(net->a, {.mesh = world});
+    EXPECT_THAT(message_of<UsageError>([&] { (void)parameters(*net); }), HasSubstr("'b.weight' is trainable, but in no unit"));
+  });
+}
+
+// --- Optimizers from before ---
+
+TEST(OldOptimizers, AreFoundOrMoved) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = seeded_net();
+    torch::optim::SGD forgotten(net->parameters(), 0.1), moved(net->parameters(), 0.1);
+    for (const auto& child : net->children()) fully_shard(child, {.mesh = world});
+    rebind(moved, *net);
+    auto whole = seeded_net();
+    torch::optim::SGD reference(whole->parameters(), 0.1);
+    for (int step = 0; step < 3; step++) {
+      net(input()).pow(2).sum().backward();
+      whole(input()).pow(2).sum().backward();
+      EXPECT_THAT(message_of<UsageError>([&] { forgotten.step(); }), HasSubstr("tessera::rebind"));
+      moved.step();
+      reference.step();
+      net->zero_grad();
+      reference.zero_grad();
+    }
+    EXPECT_TRUE(at::allclose(full_parameter(parameters(*net)[0]), whole->a->weight, 1e-5, 1e-6));
+    EXPECT_THAT(message_of<UsageError>([&] { rebind(reference, *net); }), HasSubstr("holds no parameter"));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing

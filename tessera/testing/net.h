@@ -1,0 +1,43 @@
+// A small model for tests that need just any, and its sharded twin.
+#pragma once
+
+#include <torch/torch.h>
+
+#include "tessera/shard/fully_shard.h"
+#include "tessera/testing/transports.h"
+
+namespace tessera::testing {
+
+struct NetImpl : torch::nn::Module {
+  torch::nn::Linear a{nullptr}, b{nullptr}, c{nullptr};
+  NetImpl() {
+    a = register_module("a", torch::nn::Linear(6, 10));
+    b = register_module("b", torch::nn::Linear(10, 10));
+    c = register_module("c", torch::nn::Linear(10, 4));
+  }
+  at::Tensor forward(const at::Tensor& x) { return c(torch::tanh(b(torch::tanh(a(x))))); }
+};
+TORCH_MODULE(Net);
+
+inline Net seeded_net() {
+  static std::mutex generator;
+  std::lock_guard lock(generator);
+  torch::manual_seed(5);
+  return Net();
+}
+
+inline Net sharded_net(const Communicator& world) {
+  auto net = seeded_net();
+  for (const auto& child : net->children()) fully_shard(child, {.mesh = world});
+  return net;
+}
+
+inline void with_ranks(int ranks, const std::function<void(const Communicator&)>& program) {
+  run_world({.transport = "threads", .ranks = ranks}, program);
+}
+
+inline at::Tensor input() {
+  return at::arange(18, at::kFloat).view({3, 6}).div(10);
+}
+
+}  // namespace tessera::testing
