@@ -41,6 +41,13 @@ foreach(_source IN LISTS _tests)
   set_tests_properties(${_name} PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_own_limit})
 endforeach()
 
+# As many drawn models as fit into a quarter of a minute; ten minutes of them where there is time.
+set_property(TEST shard/property APPEND PROPERTY ENVIRONMENT TESSERA_PROPERTY_SECONDS=15)
+if(TESSERA_LONG_TESTS)
+  add_test(NAME shard/property_long COMMAND test_shard_property --gtest_brief=1)
+  set_tests_properties(shard/property_long PROPERTIES ENVIRONMENT "${_environment};TESSERA_PROPERTY_SECONDS=600" TIMEOUT 1800)
+endif()
+
 # other_test(NAME [STATUS s] [SAYS regular expression] [ENVIRONMENT name=value...] COMMAND ...): anything that is no gtest. The command must
 # end with the status (0 unless given) and its output must match.
 function(other_test name)

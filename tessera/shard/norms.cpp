@@ -4,8 +4,9 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
-#include <map>
+#include <vector>
 
 #include "tessera/base/error.h"
 #include "tessera/shard/marker.h"
@@ -27,6 +28,26 @@ at::Tensor combine(const at::Tensor& a, const at::Tensor& b, double p) {
   return std::isinf(p) ? at::maximum(a, b) : a + b;
 }
 
+/// What the shards of one mesh come to on this rank.
+struct MeshSum {
+  std::shared_ptr<Unit> unit;  // any one on that mesh
+  at::Tensor sum;
+};
+
+at::Tensor& sum_over_mesh(std::vector<MeshSum>& sums, const at::Tensor& shard) {
+  const auto* marker = marker_of(shard);
+  const auto unit = marker != nullptr ? marker->unit.lock() : nullptr;
+  if (!unit || marker->role != Role::Shard) {
+    throw UsageError(
+        "clip_grad_norm was given a whole parameter of a sharded model (from a ParameterList?), or a shard of a model that is gone; "
+        "pass tessera::parameters(model)");
+  }
+  const auto same_mesh = [&](const MeshSum& known) { return &known.unit->mesh().shard().traits() == &unit->mesh().shard().traits(); };
+  auto found = std::ranges::find_if(sums, same_mesh);
+  if (found == sums.end()) found = sums.insert(found, MeshSum{.unit = unit, .sum = {}});
+  return found->sum;
+}
+
 }  // namespace
 
 at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& options) {
@@ -34,31 +55,20 @@ at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& 
   if (!(p > 0)) throw UsageError(fmt::format("a norm with p = {} is none; p must be positive, or infinity", p));
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  // Shards add up over the ranks of their mesh; whole parameters are the same on all and count once.
-  at::Tensor sharded, whole;
-  std::shared_ptr<Unit> any;
+  // Shards add up over the ranks of their mesh, nearly always one for the whole model; whole parameters are the same on all and count once.
+  at::Tensor whole;
+  std::vector<MeshSum> sums;
   for (const auto& parameter : parameters) {
-    if (is_paged(parameter)) {
-      const auto* marker = marker_of(parameter);
-      auto unit = marker != nullptr ? marker->unit.lock() : nullptr;
-      if (marker != nullptr && marker->role == Role::Full) {
-        throw UsageError(
-            "clip_grad_norm was given a whole parameter of a sharded model (from a ParameterList?); pass tessera::parameters(model)");
-      }
-      if (unit && !any) any = unit;
-    }
+    auto& sum = is_paged(parameter) ? sum_over_mesh(sums, parameter) : whole;
     const auto& gradient = parameter.grad();
-    if (!gradient.defined()) continue;
-    auto& sum = is_paged(parameter) ? sharded : whole;
-    sum = combine(sum, partial_norm(gradient, p), p);
+    if (gradient.defined()) sum = combine(sum, partial_norm(gradient, p), p);
   }
-  if (any) {
-    if (!sharded.defined()) sharded = at::zeros({}, at::kFloat);
-    auto total = sharded.contiguous();
-    any->mesh().shard().all_reduce(total, {.op = std::isinf(p) ? Reduce::Max : Reduce::Sum}, {.unit = "gradient norm"}).wait();
-    sharded = total;
+  auto all = whole;
+  for (auto& [unit, sum] : sums) {
+    auto total = sum.defined() ? sum.contiguous() : at::zeros({}, at::kFloat);
+    unit->mesh().shard().all_reduce(total, {.op = std::isinf(p) ? Reduce::Max : Reduce::Sum}, {.unit = "gradient norm"}).wait();
+    all = combine(all, total, p);
   }
-  auto all = whole.defined() ? combine(sharded, whole, p) : sharded;
   if (!all.defined()) return at::zeros({}, at::kFloat);
   return std::isinf(p) ? all : all.pow(1 / p);
 }
