@@ -14,27 +14,17 @@
 namespace tessera {
 namespace {
 
-struct Found {
-  std::shared_ptr<Unit> unit;
-  const Unit::Group* group;
-  const Unit::Parameter* parameter;
-};
-
-Found find(const at::Tensor& shard) {
-  const auto* marker = is_paged(shard) ? marker_of(shard) : nullptr;
-  const auto unit = marker != nullptr ? marker->unit.lock() : nullptr;
-  if (unit) {
-    for (const auto& group : unit->groups()) {
-      for (const auto& parameter : group.parameters) {
-        if (parameter.shard.is_same(shard)) return {unit, &group, &parameter};
-      }
-    }
+/// Where a shard belongs; only shards will do.
+Located located_shard(const at::Tensor& shard) {
+  auto found = locate(shard);
+  if (found.parameter == nullptr || !found.parameter->shard.is_same(shard)) {
+    throw UsageError("this tensor is no shard; pass one of tessera::parameters(model)");
   }
-  throw UsageError("this tensor is no shard; pass one of tessera::parameters(model)");
+  return found;
 }
 
 /// The whole of something that is cut like the parameters of the group.
-at::Tensor whole_of(const Found& found, const at::Tensor& own_flat) {
+at::Tensor whole_of(const Located& found, const at::Tensor& own_flat) {
   const auto& shard = found.unit->mesh().shard();
   const auto whole = at::empty({found.group->chunk * shard.size()}, own_flat.options());
   const Piece piece{.whole = whole, .own = own_flat};
@@ -78,7 +68,7 @@ FullParams::~FullParams() {
 }
 
 at::Tensor full_grad(const at::Tensor& shard) {
-  const auto found = find(shard);
+  const auto found = located_shard(shard);
   const auto& gradient = shard.grad();
   if (!gradient.defined()) return {};
   const c10::AutoGradMode no_grad(false);
@@ -90,7 +80,7 @@ at::Tensor full_grad(const at::Tensor& shard) {
 }
 
 at::Tensor full_parameter(const at::Tensor& shard) {
-  const auto found = find(shard);
+  const auto found = located_shard(shard);
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   return whole_of(found, found.group->own);

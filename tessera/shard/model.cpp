@@ -16,26 +16,6 @@
 namespace tessera {
 namespace {
 
-/// The unit's own record of the parameter that a paged tensor is (whole or as a shard).
-struct Located {
-  std::shared_ptr<Unit> unit;
-  Unit::Group* group = nullptr;
-  Unit::Parameter* parameter = nullptr;
-};
-
-Located locate(const at::Tensor& tensor) {
-  if (!is_paged(tensor)) return {};
-  const auto* marker = marker_of(tensor);
-  auto unit = marker != nullptr ? marker->unit.lock() : nullptr;
-  if (!unit) return {};
-  for (auto& group : unit->groups()) {
-    for (auto& parameter : group.parameters) {
-      if (parameter.shard.is_same(tensor) || parameter.full.lock() == tensor.getIntrusivePtr()) return {unit, &group, &parameter};
-    }
-  }
-  return {};
-}
-
 std::string size_text(uint64_t bytes) {
   if (bytes < 10'000) return fmt::format("{} B", bytes);
   if (bytes < 10'000'000) return fmt::format("{:.1f} kB", static_cast<double>(bytes) / 1e3);

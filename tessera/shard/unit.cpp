@@ -89,7 +89,7 @@ Unit::~Unit() {
 void Unit::add_group(std::vector<Candidate> candidates) {
   const auto& shard = options_.mesh.shard();
   const auto& first = candidates.front().tensor;
-  Group group{.trains = first.requires_grad(), .dtype = first.scalar_type(), .full_dtype = first.scalar_type()};
+  Group group{.dtype = first.scalar_type(), .full_dtype = first.scalar_type()};
   if (options_.mixed_precision.param_dtype && at::isFloatingType(group.dtype)) group.full_dtype = *options_.mixed_precision.param_dtype;
   const auto device = first.device();
 
@@ -215,6 +215,19 @@ void Unit::keep_own_part() {
 
 uint64_t Unit::whole_bytes() const {
   return residence_->whole_bytes(buffers());
+}
+
+Located locate(const at::Tensor& tensor) {
+  if (!is_paged(tensor)) return {};
+  const auto* marker = marker_of(tensor);
+  auto unit = marker != nullptr ? marker->unit.lock() : nullptr;
+  if (!unit) return {};
+  for (auto& group : unit->groups()) {
+    for (auto& parameter : group.parameters) {
+      if (parameter.shard.is_same(tensor) || parameter.full.lock() == tensor.getIntrusivePtr()) return {unit, &group, &parameter};
+    }
+  }
+  return {};
 }
 
 }  // namespace tessera

@@ -43,7 +43,6 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   /// Parameters of one dtype that all train, or all do not: one flat buffer.
   struct Group {
-    bool trains = false;
     at::ScalarType dtype = at::kFloat, full_dtype = at::kFloat;
     int64_t chunk = 0;
     at::Tensor own = {};  // this rank's chunk
@@ -110,5 +109,13 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool whole_ = false;
   std::atomic<int> pins_ = 0;  // taken with the lock held, given back without
 };
+
+/// The unit's own record of the parameter that a tensor is, whole or as a shard. All empty if it is neither.
+struct Located {
+  std::shared_ptr<Unit> unit;
+  Unit::Group* group = nullptr;
+  Unit::Parameter* parameter = nullptr;
+};
+Located locate(const at::Tensor& tensor);
 
 }  // namespace tessera
