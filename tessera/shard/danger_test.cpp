@@ -231,7 +231,7 @@ TEST(Shards, KnowWhatTheyAreAPartOf) {
     const auto info = shard_info(shards[0]);
     ASSERT_TRUE(info);
     EXPECT_EQ(info->unit, "a");
-    EXPECT_EQ(info->name, "weight");
+    EXPECT_EQ(info->name, "a.weight");
     EXPECT_EQ(info->shape, (std::vector<int64_t>{10, 6}));
     EXPECT_EQ(info->numel, shards[0].numel());
     EXPECT_EQ(shards[0].dim(), 2);

@@ -8,6 +8,7 @@
 
 #include <map>
 #include <mutex>
+#include <set>
 
 #include "tessera/base/error.h"
 #include "tessera/shard/marker.h"
@@ -106,21 +107,31 @@ std::string class_name(const Module& module) {
   return name;
 }
 
-/// All units below the module move to the schedule of the whole model, and learn their place in it.
-void adopt(Module& module, const std::string& path, const std::shared_ptr<Schedule>& schedule) {
-  for (auto& entry : table_of(module)) {
-    const auto* marker = is_paged(entry.value()) ? marker_of(entry.value()) : nullptr;
-    const auto unit = marker != nullptr ? marker->unit.lock() : nullptr;
-    if (!unit || unit->schedule() == schedule) continue;
-    unit->schedule()->free_all();
-    unit->join(schedule);
+/// The units below a module become parts of one model, and learn their places in it.
+class Adoption {
+ public:
+  explicit Adoption(std::shared_ptr<Schedule> schedule) : schedule_(std::move(schedule)) {}
+
+  void adopt(Module& module, const std::string& path) {
+    for (auto& entry : table_of(module)) {
+      const auto [unit, group, parameter] = locate(entry.value());
+      if (parameter == nullptr) continue;
+      if (named_.insert(parameter).second) parameter->name = join(path, entry.key());  // of a tied one, the first name
+      if (unit->schedule() == schedule_) continue;
+      unit->schedule()->free_all();
+      unit->join(schedule_);
+    }
+    for (const auto& child : module.named_children()) {
+      const auto below = join(path, child.key());
+      if (const auto unit = unit_of(*child.value())) unit->rename(named_.insert(unit.get()).second ? below : unit->name() + "+" + below);
+      adopt(*child.value(), below);
+    }
   }
-  for (const auto& child : module.named_children()) {
-    const auto below = join(path, child.key());
-    if (const auto unit = unit_of(*child.value())) unit->rename(below);
-    adopt(*child.value(), below, schedule);
-  }
-}
+
+ private:
+  std::shared_ptr<Schedule> schedule_;
+  std::set<const void*> named_;  // units and parameters
+};
 
 /// Puts the shards where `parameters()` finds them. The modules' own members keep the whole parameters.
 void register_shards(Unit& unit, const std::vector<std::vector<Place>>& places) {
@@ -138,9 +149,10 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   Found found;
   std::map<c10::TensorImpl*, size_t> known;
   std::vector<std::string> names;
+  const auto prefix = [&](size_t i) { return modules.size() == 1 ? "" : std::to_string(i); };
   for (size_t i = 0; i < modules.size(); i++) {
     if (unit_of(*modules[i])) throw UsageError(fmt::format("module {} is sharded already", class_name(*modules[i])));
-    collect(*modules[i], modules.size() == 1 ? "" : std::to_string(i), found, known);
+    collect(*modules[i], prefix(i), found, known);
     names.push_back(class_name(*modules[i]));
   }
   const auto schedule = std::make_shared<Schedule>(options.max_live_units);
@@ -149,7 +161,8 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
     register_shards(*unit, found.places);
     for (auto* module : modules) remember(*module, unit);
   }
-  for (auto* module : modules) adopt(*module, "", schedule);
+  Adoption adoption(schedule);
+  for (size_t i = 0; i < modules.size(); i++) adoption.adopt(*modules[i], prefix(i));
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ struct UnitCounters {
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
   struct Parameter {
-    std::string name;
+    std::string name;  // in the largest module that fully_shard has seen so far
     size_t index = 0;  // of the candidate that it was
     at::Tensor shard;  // a leaf, with as many dimensions as the parameter
     std::vector<int64_t> sizes, strides;
