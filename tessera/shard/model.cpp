@@ -24,8 +24,8 @@ std::string size_text(uint64_t bytes) {
 
 }  // namespace
 
-std::vector<at::Tensor> parameters(const torch::nn::Module& module) {
-  std::vector<at::Tensor> result;
+std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::nn::Module& module) {
+  std::vector<std::pair<std::string, at::Tensor>> result;
   std::set<c10::TensorImpl*> seen;
   bool any_sharded = false;
   std::string outside;
@@ -35,7 +35,7 @@ std::vector<at::Tensor> parameters(const torch::nn::Module& module) {
     const auto& tensor = found.parameter != nullptr ? found.parameter->shard : entry;
     any_sharded |= found.parameter != nullptr;
     if (found.parameter == nullptr && entry.requires_grad() && outside.empty()) outside = item.key();
-    if (seen.insert(tensor.unsafeGetTensorImpl()).second) result.push_back(tensor);
+    if (seen.insert(tensor.unsafeGetTensorImpl()).second) result.emplace_back(item.key(), tensor);
   }
   if (any_sharded && !outside.empty()) {
     throw UsageError(
@@ -43,6 +43,12 @@ std::vector<at::Tensor> parameters(const torch::nn::Module& module) {
                     "module last, or freeze the parameter",
                     outside));
   }
+  return result;
+}
+
+std::vector<at::Tensor> parameters(const torch::nn::Module& module) {
+  std::vector<at::Tensor> result;
+  for (auto& [name, parameter] : named_parameters(module)) result.push_back(std::move(parameter));
   return result;
 }
 

@@ -20,6 +20,8 @@ class Unit;
 /// module keeps whole parameters in its table (ParameterList, ParameterDict). Throws UsageError if some of a module's trainable parameters
 /// are sharded and others are not: the gradients of those would never be averaged.
 std::vector<at::Tensor> parameters(const torch::nn::Module& module);
+/// The same with their full names; a tied parameter has its first.
+std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::nn::Module& module);
 
 /// What a shard is a part of.
 struct ShardInfo {

@@ -106,7 +106,8 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const std::
                     "tessera::clip_grad_norm; optimizers that need sums over all parameters, like LBFGS, can't work on shards",
                     op, name_of(*unit, tensor)));
   }
-  if (writes && marker->role == Role::Shard) operands.written_shards.push_back(unit.get());
+  auto& written = operands.written_shards;
+  if (writes && marker->role == Role::Shard && std::ranges::find(written, unit.get()) == written.end()) written.push_back(unit.get());
   operands.alive.push_back(unit);
 }
 
