@@ -42,6 +42,32 @@ TEST(Cost, OfAStepIsTheFormula) {
   });
 }
 
+TEST(Cost, IsHiddenByBringingInTheNextUnitEarly) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    fully_shard(net, {.mesh = world});
+    const torch::NoGradGuard no_grad;
+    for (int pass = 0; pass < 2; pass++) net(input());
+    const auto gathers = [&](size_t unit) { return units(*net)[unit]->counters().gathers; };
+    net->a(input());
+    EXPECT_EQ(gathers(1), 3);  // the next one of the learnt order comes along
+    net->b(at::ones({1, 10}));
+    EXPECT_EQ(gathers(1), 3);
+    EXPECT_EQ(gathers(2), 3);
+    net->a(input());  // but something else is used: right all the same
+    EXPECT_EQ(counters(*net).misses, 1);
+    EXPECT_TRUE(at::equal(net(input()), seeded_net()->forward(input())));
+  });
+  // A model may die, and its world with it, while a unit is on its way.
+  run_world({.transport = "threads", .ranks = 2}, [](Communicator world) {
+    auto net = sharded_net(world);
+    fully_shard(net, {.mesh = world});
+    const torch::NoGradGuard no_grad;
+    for (int pass = 0; pass < 2; pass++) net(input());
+    net->a(input());
+  });
+}
+
 TEST(Memory, OfWholeUnitsIsBoundedAlsoWithoutGradients) {
   with_ranks(2, [](const Communicator& world) {
     nn::Sequential layers;
@@ -343,6 +369,26 @@ TEST(MixedPrecision, UsesNarrowParametersAndKeepsWideShards) {
     EXPECT_EQ(shards[0].scalar_type(), at::kFloat);
     EXPECT_EQ(shards[0].grad().scalar_type(), at::kFloat);
     EXPECT_TRUE(at::equal(full_grad(shards[2]), narrow->b->weight.grad().to(at::kFloat)));
+  });
+}
+
+TEST(MixedPrecision, CastsAnInputOncePerUnitAndVisit) {
+  with_ranks(1, [](const Communicator& world) {
+    nn::ModuleList heads(nn::Linear(8, 8), nn::Linear(8, 8), nn::Linear(8, 8));
+    fully_shard(heads, {.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16}});
+    auto x = at::ones({4, 8}).set_requires_grad(true);
+    const auto cast_of = [&](size_t head) {
+      // addmm(bias, x, w.t()): the second edge leads to where its x came from.
+      return heads[head]->as<nn::Linear>()->forward(x).grad_fn()->next_edge(1).function;
+    };
+    const auto first = cast_of(0);
+    EXPECT_EQ(first->name(), "ToCopyBackward0");
+    EXPECT_EQ(cast_of(1), first);
+    {
+      const torch::NoGradGuard no_grad;
+      x.add_(1);
+    }
+    EXPECT_NE(cast_of(2), first);  // another value by now
   });
 }
 

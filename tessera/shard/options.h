@@ -25,7 +25,7 @@ struct ShardOptions {
   Mesh mesh;
   MixedPrecision mixed_precision = {};
   Start start = Start::Equal;
-  /// How many units may be whole at once as long as their order of use is not known yet.
+  /// How many units may be whole at once as long as their order of use is not known yet. With 1, none is brought in early later on.
   int max_live_units = 2;
 };
 

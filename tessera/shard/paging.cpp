@@ -155,7 +155,9 @@ void cast_operands(const std::string& op, const c10::FunctionSchema& schema, Sta
   const auto cast = [&](const at::Tensor& tensor) -> at::Tensor {
     if (!tensor.defined() || !at::isFloatingType(tensor.scalar_type())) return tensor;
     if (lift_parameters) return is_paged(tensor) ? tensor.to(at::kFloat) : tensor;
-    return is_paged(tensor) || tensor.scalar_type() == *dtype ? tensor : tensor.to(*dtype);
+    if (is_paged(tensor) || tensor.scalar_type() == *dtype) return tensor;
+    const auto lock = unit.schedule()->lock();
+    return unit.cast(tensor, *dtype);
   };
   for (size_t i = 0; i < arguments.size(); i++) {
     const auto* alias = arguments[i].alias_info();
