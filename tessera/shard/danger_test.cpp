@@ -249,6 +249,20 @@ TEST(FullParams, CanBeReadAndWritten) {
   });
 }
 
+TEST(FullState, IsThatOfTheUnshardedModel) {
+  with_ranks(3, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    const auto original = seeded_net();
+    const auto state = full_state(*net);
+    EXPECT_EQ(state.size(), 6);
+    for (const auto& item : original->named_parameters()) EXPECT_TRUE(at::equal(state.at(item.key()), item.value())) << item.key();
+    EXPECT_EQ(full_state(*net, Ranks::First).size(), world.rank() == 0 ? 6 : 0);
+    EXPECT_TRUE(at::equal(full_state(*net, "b.bias"), original->b->bias));
+    EXPECT_EQ(full_state(*net, "b.bias", Ranks::First).defined(), world.rank() == 0);
+    EXPECT_THAT(message_of<UsageError>([&] { (void)full_state(*net, "b.bais"); }), HasSubstr("'b.bais'"));
+  });
+}
+
 TEST(Shards, KnowWhatTheyAreAPartOf) {
   with_ranks(3, [](const Communicator& world) {
     auto net = sharded_net(world);

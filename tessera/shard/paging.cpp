@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -114,13 +115,41 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const std::
 // How set_data announces itself. It compares kinds of tensors and reads no values.
 constexpr std::string_view kCompatible = "aten::_has_compatible_shallow_copy_type";
 
+/// torch::load gives each parameter the memory that it has read. A shard keeps its own and takes the values: so what torch::save wrote of
+/// a sharded model on each rank can be read again there.
+bool loads_shard(const c10::OperatorHandle& handle, Stack& stack) {
+  if (handle.schema().name() != "aten::set_" || handle.schema().overload_name() != "source_Tensor") return false;
+  const auto source = stack[stack.size() - 1].toTensor();
+  auto self = stack[stack.size() - 2].toTensor();
+  const auto found = locate(self);
+  if (found.parameter == nullptr || !found.parameter->shard.is_same(self)) return false;
+  if (source.sizes() != self.sizes()) {
+    throw UsageError(
+        fmt::format("the shard of '{}' has the shape [{}] here, but [{}] was to be loaded into it. What torch::save wrote of a sharded "
+                    "model can be read on the same rank of as many ranks; whole weights have to be loaded before fully_shard",
+                    found.parameter->name, fmt::join(self.sizes(), ", "), fmt::join(source.sizes(), ", ")));
+  }
+  self.copy_(source);
+  stack.pop_back();
+  return true;
+}
+
+/// Module::clone() copies each registered parameter as it is, without a graph.
+void refuse_cloning(const std::string& op, const c10::FunctionSchema& schema, const Stack& stack) {
+  if (op != "aten::clone" || c10::GradMode::is_enabled()) return;
+  const auto& self = stack[stack.size() - schema.arguments().size()].toTensor();
+  if (const auto found = locate(self); found.parameter != nullptr) {
+    throw UsageError(
+        fmt::format("a clone of a sharded module would hold only this rank's part of '{}'; clone it before fully_shard, and for a copy "
+                    "of a shard's values write shard.detach().clone()",
+                    found.parameter->name));
+  }
+}
+
 /// Operators that would put other memory under a parameter.
 void refuse_rebinding(const std::string& op, const c10::FunctionSchema& schema, const Stack& stack) {
   if (op == "aten::set_" || op == "aten::resize_") {
-    throw UsageError(
-        fmt::format("{} on a sharded parameter or shard would cut it off from its unit; torch::load into a sharded model is not "
-                    "possible, load before fully_shard",
-                    op));
+    throw UsageError(fmt::format("{} on a sharded parameter would cut it off from its unit; load and convert before fully_shard", op));
   }
   if (op != kCompatible) return;
   const auto& self = stack[stack.size() - schema.arguments().size()].toTensor();
@@ -220,7 +249,9 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
   const auto& schema = handle.schema();
   const auto& op = schema.name();
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kPagingKey);
+  if (loads_shard(handle, *stack)) return;
   refuse_rebinding(op, schema, *stack);
+  refuse_cloning(op, schema, *stack);
   if (is_view(schema) || op == kCompatible) {
     handle.redispatchBoxed(below, stack);
     return;
