@@ -30,6 +30,13 @@ std::exception_ptr with_context(std::string_view where) {
   }
 }
 
+std::string first_line(const std::exception& error) {
+  const std::string text = error.what();
+  auto line = text.substr(0, text.find('\n'));
+  if (line.ends_with('.')) line.pop_back();
+  return line;
+}
+
 std::string message_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);

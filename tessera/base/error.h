@@ -47,6 +47,9 @@ class TimeoutError : public CommError {
 /// libraries throw becomes an Error.
 std::exception_ptr with_context(std::string_view where);
 
+/// What an exception of libtorch says, without the stack trace that its message goes on with and without a full stop at the end.
+std::string first_line(const std::exception& error);
+
 /// The message of an exception that is at hand as a pointer.
 std::string message_of(const std::exception_ptr& error);
 

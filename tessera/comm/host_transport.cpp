@@ -24,11 +24,6 @@ Bytes bytes_of(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
 }
 
-/// c10's errors go on with a stack trace.
-std::string_view first_line(std::string_view text) {
-  return text.substr(0, text.find('\n'));
-}
-
 Bytes part(const Bytes& all, size_t index, size_t parts) {
   return all.subspan(index * (all.size() / parts), all.size() / parts);
 }
@@ -77,7 +72,7 @@ Envelope envelope_for(Operation operation, const Call& call, const std::function
   try {
     if (fill) fill(envelope);
   } catch (const std::exception& error) {
-    envelope.refuse(first_line(error.what()));
+    envelope.refuse(first_line(error));
   }
   return envelope;
 }
@@ -324,7 +319,7 @@ void HostTransport::run_agreed(const Envelope& envelope, Clock::time_point deadl
   } catch (const std::exception& error) {
     // The others count on this rank by now.
     const auto message =
-        fmt::format("operation {} of rank {}, {}, failed: {}", envelope.sequence, rank(), envelope.describe(), first_line(error.what()));
+        fmt::format("operation {} of rank {}, {}, failed: {}", envelope.sequence, rank(), envelope.describe(), first_line(error));
     broken_ = std::make_exception_ptr(CommError(message));
     link_->abort(message);
     std::rethrow_exception(broken_);

@@ -41,13 +41,6 @@ struct Names {
 constexpr std::array<Names, 2> kLaunchers = {
     {{"RANK", "WORLD_SIZE", "LOCAL_RANK"}, {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"}}};
 
-/// Without the stack trace that c10's errors go on with, and without the full stop, which ours bring.
-std::string first_line(const std::string& text) {
-  auto line = text.substr(0, text.find('\n'));
-  if (line.ends_with('.')) line.pop_back();
-  return line;
-}
-
 int master_port() {
   return static_cast<int>(env_int("MASTER_PORT", 1, 65535).value_or(kDefaultPort));
 }
@@ -85,12 +78,12 @@ StorePtr open_store(const Identity& identity, Clock::time_point end) {
   } catch (const std::exception& error) {
     if (options.isServer) {
       throw CommError(fmt::format("rank 0 can't serve the store at {}:{}: {}. Is the port taken? MASTER_PORT names another", host,
-                                  options.port, first_line(error.what())));
+                                  options.port, first_line(error)));
     }
     throw TimeoutError(
         fmt::format("rank {} found no store at {}:{} within {} s: {}. Rank 0 keeps it: has it started, and do MASTER_ADDR "
                     "and MASTER_PORT name it?",
-                    identity.rank, host, options.port, std::chrono::duration<double>(limit).count(), first_line(error.what())));
+                    identity.rank, host, options.port, std::chrono::duration<double>(limit).count(), first_line(error)));
   }
 }
 
@@ -135,7 +128,7 @@ std::vector<std::string> exchange_now(c10d::Store& store, const Identity& identi
   throw;
 } catch (const std::exception& error) {
   throw CommError(fmt::format("start of rank {}: the store is gone ({}); rank 0 keeps it and has probably ended: see what it said",
-                              identity.rank, first_line(error.what())));
+                              identity.rank, first_line(error)));
 }
 
 }  // namespace

@@ -281,11 +281,10 @@ void install_paging() {
       made->fallback(torch::CppFunction::makeFromBoxedFunction<&page>());
       return made.release();
     } catch (const std::exception& error) {
-      const std::string_view why = error.what();
       throw UsageError(
           fmt::format("another library has taken libtorch's DeferredInit key, which Tessera needs for sharded parameters "
                       "(torchdistx does so): {}",
-                      why.substr(0, why.find('\n'))));
+                      first_line(error)));
     }
   }();
   (void)library;

@@ -55,8 +55,7 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 /// The first line of what c10d or gloo says: the rest is a stack trace. (A function of its own, so that the thread sanitizer can be told
 /// about it: the text may come from gloo's thread, ordered by a lock that the sanitizer does not see.)
 [[gnu::noinline]] std::string words_of_gloo(const std::exception& error) {
-  const std::string text = error.what();
-  return text.substr(0, text.find('\n'));
+  return first_line(error);
 }
 
 at::Tensor as_tensor(ConstBytes bytes) {
