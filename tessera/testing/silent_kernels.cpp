@@ -97,13 +97,6 @@ IValue operand(const IValue& value, int index, bool written) {
   return value;
 }
 
-/// An operator that gave its output another size did so to the CPU tensor in its place.
-void follow(const at::Tensor& target, const at::Tensor& written, int index) {
-  if (!is_silent(target) || target.sizes() == written.sizes()) return;
-  target.resize_(written.sizes());
-  replica(target, index).copy_(written);
-}
-
 /// One result on the device from those of all replicas.
 IValue merged(const std::vector<IValue>& values) {
   const auto& first = values.front();
@@ -130,6 +123,13 @@ bool writes(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
+/// An operator that gave its output another size did so to the CPU tensors in its place.
+void follow(const at::Tensor& target, const std::vector<Stack>& own, size_t argument) {
+  if (!is_silent(target) || target.sizes() == own[0][argument].toTensor().sizes()) return;
+  target.resize_(own[0][argument].toTensor().sizes());
+  for (int r = 0; r < kReplicas; r++) replica(target, r).copy_(own[r][argument].toTensor());
+}
+
 void run_on_replicas(const c10::OperatorHandle& op, Stack* stack) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const auto& schema = op.schema();
@@ -138,16 +138,16 @@ void run_on_replicas(const c10::OperatorHandle& op, Stack* stack) {
     TORCH_CHECK(!view, "the silent device has no kernel for the view ", op.operator_name(), "; a copy would lose later writes");
   }
   const auto operands = torch::jit::pop(*stack, schema.arguments().size());
+  std::vector<Stack> own(kReplicas);
   std::vector<std::vector<IValue>> results(schema.returns().size());
   for (int r = 0; r < kReplicas; r++) {
-    Stack own;
-    for (size_t i = 0; i < operands.size(); i++) own.push_back(operand(operands[i], r, writes(schema.arguments()[i])));
-    const auto before = own;
-    op.callBoxed(&own);
-    for (size_t i = 0; i < operands.size(); i++) {
-      if (writes(schema.arguments()[i]) && before[i].isTensor()) follow(operands[i].toTensor(), before[i].toTensor(), r);
-    }
-    for (size_t i = 0; i < results.size(); i++) results[i].push_back(own[i]);
+    for (size_t i = 0; i < operands.size(); i++) own[r].push_back(operand(operands[i], r, writes(schema.arguments()[i])));
+    auto stack_of_one = own[r];
+    op.callBoxed(&stack_of_one);
+    for (size_t i = 0; i < results.size(); i++) results[i].push_back(stack_of_one[i]);
+  }
+  for (size_t i = 0; i < operands.size(); i++) {
+    if (writes(schema.arguments()[i]) && operands[i].isTensor()) follow(operands[i].toTensor(), own, i);
   }
   for (size_t i = 0; i < results.size(); i++) {
     const auto* written = schema.returns()[i].alias_info();
