@@ -37,8 +37,9 @@ class TracingTransport final : public Transport {
   Work all_gather(std::span<const Piece> pieces, std::span<at::Tensor> companions, const Call& call) override {
     auto& step = record(Operation::AllGather, call, pieces.size());
     for (auto& companion : companions) {
-      step.companions.push_back(companion.sizes().vec());
-      companion = companion.clone();  // an equal value, as a barrier's result is
+      companion = companion.clone();  // as a barrier's result is
+      step.companions.push_back(
+          {.sizes = companion.sizes().vec(), .in_its_place = decltype(Trace::Companion::in_its_place)(companion.getIntrusivePtr())});
     }
     for (const auto& piece : pieces) {
       for (const auto& group : groups_) {

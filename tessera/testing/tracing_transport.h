@@ -12,11 +12,15 @@
 namespace tessera::testing {
 
 struct Trace {
+  struct Companion {
+    std::vector<int64_t> sizes;
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> in_its_place;  // an equal value
+  };
   struct Step {
     Operation operation;
     std::string unit;
     size_t pieces = 0;
-    std::vector<std::vector<int64_t>> companions = {};  // their sizes
+    std::vector<Companion> companions = {};
     std::thread::id thread = std::this_thread::get_id();
   };
   std::vector<Step> calls;
