@@ -50,43 +50,45 @@ struct Queue::Task : Work::State {
 
 Queue::~Queue() {
   {
-    std::lock_guard lock(mutex_);
-    closing_ = true;
+    std::lock_guard lock(shared_->mutex);
+    shared_->closing = true;
   }
-  arrived_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  shared_->arrived.notify_all();
+  if (!thread_.joinable()) return;
+  // A task may hold the last reference to what owns this queue, and let go of it here.
+  thread_.get_id() == std::this_thread::get_id() ? thread_.detach() : thread_.join();
 }
 
 Work Queue::run(std::function<void()> task) {
   auto entry = std::make_shared<Task>(std::move(task));
   {
-    std::lock_guard lock(mutex_);
-    tasks_.push_back(entry);
-    if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
+    std::lock_guard lock(shared_->mutex);
+    shared_->tasks.push_back(entry);
+    if (!thread_.joinable()) thread_ = std::thread([shared = shared_] { serve(shared); });
   }
-  arrived_.notify_one();
+  shared_->arrived.notify_one();
   return Work(std::move(entry));
 }
 
 bool Queue::wait_until_idle(std::chrono::milliseconds limit) {
-  std::unique_lock lock(mutex_);
-  return finished_.wait_for(lock, limit, [&] { return tasks_.empty() && !busy_; });
+  std::unique_lock lock(shared_->mutex);
+  return shared_->finished.wait_for(lock, limit, [&] { return shared_->tasks.empty() && !shared_->busy; });
 }
 
-void Queue::serve() {
-  std::unique_lock lock(mutex_);
+void Queue::serve(const std::shared_ptr<Shared>& shared) {
+  std::unique_lock lock(shared->mutex);
   for (;;) {
-    arrived_.wait(lock, [&] { return closing_ || !tasks_.empty(); });
-    if (tasks_.empty()) return;
-    auto task = std::move(tasks_.front());
-    tasks_.pop_front();
-    busy_ = true;
+    shared->arrived.wait(lock, [&] { return shared->closing || !shared->tasks.empty(); });
+    if (shared->tasks.empty()) return;
+    auto task = std::move(shared->tasks.front());
+    shared->tasks.pop_front();
+    shared->busy = true;
     lock.unlock();
     task->execute();
     task.reset();
     lock.lock();
-    busy_ = false;
-    finished_.notify_all();
+    shared->busy = false;
+    shared->finished.notify_all();
   }
 }
 

@@ -27,13 +27,17 @@ class Queue {
 
  private:
   struct Task;
-  void serve();
+  /// Outlives the queue where its last owner is a task of its own.
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable arrived, finished;
+    std::deque<std::shared_ptr<Task>> tasks;
+    bool busy = false;
+    bool closing = false;
+  };
+  static void serve(const std::shared_ptr<Shared>& shared);
 
-  mutable std::mutex mutex_;
-  std::condition_variable arrived_, finished_;
-  std::deque<std::shared_ptr<Task>> tasks_;
-  bool busy_ = false;
-  bool closing_ = false;
+  std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
   std::thread thread_;  // started by the first task
 };
 

@@ -4,12 +4,17 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <set>
 
 #include "tessera/base/error.h"
+#include "tessera/shard/model.h"
+#include "tessera/shard/unit.h"
 
 namespace tessera::optim {
 namespace {
+
+constexpr auto kSteps = "steps";
 
 void expect_leaf(const at::Tensor& parameter) {
   if (!parameter.defined() || !parameter.is_leaf()) {
@@ -19,29 +24,10 @@ void expect_leaf(const at::Tensor& parameter) {
   }
 }
 
-at::Tensor& made(std::map<std::string, at::Tensor>& state, const char* name, const at::Tensor& like) {
-  auto& tensor = state[name];
-  if (!tensor.defined()) tensor = at::zeros(like.sizes(), like.options());
-  return tensor;
-}
-
-/// The state that Adam keeps, as the lists that its fused kernels take.
-struct Moments {
-  std::vector<at::Tensor> first, second, unused, steps;
-
-  void add(std::map<std::string, at::Tensor>& state, const at::Tensor& parameter) {
-    first.push_back(made(state, "first", parameter));
-    second.push_back(made(state, "second", parameter));
-    auto& count = state["steps"];
-    if (!count.defined()) count = at::zeros({}, parameter.options().dtype(at::kFloat));
-    count.add_(1);
-    steps.push_back(count);
-  }
-};
-
 }  // namespace
 
-Optimizer::Optimizer(std::vector<ParameterGroup> groups, double lr, double weight_decay) {
+Optimizer::Optimizer(std::vector<ParameterGroup> groups, Settings settings, std::vector<std::string> state_names)
+    : state_names_(std::move(state_names)) {
   std::set<c10::TensorImpl*> seen;
   for (auto& group : groups) {
     for (const auto& parameter : group.parameters) {
@@ -49,96 +35,180 @@ Optimizer::Optimizer(std::vector<ParameterGroup> groups, double lr, double weigh
       if (!seen.insert(parameter.unsafeGetTensorImpl()).second) {
         throw UsageError("an optimizer was given the same parameter twice; each belongs to one group, once");
       }
+      if (const auto found = locate(parameter); found.unit) {
+        const auto& world = found.unit->mesh().world();
+        const auto same = [&](const Communicator& known) { return &known.traits() == &world.traits(); };
+        if (std::ranges::none_of(worlds_, same)) worlds_.push_back(world);
+      }
     }
-    groups_.push_back({.parameters = std::move(group.parameters),
-                       .lr = group.lr.value_or(lr),
-                       .weight_decay = group.weight_decay.value_or(weight_decay)});
+    groups_.push_back(
+        {.settings = {.lr = group.lr.value_or(settings.lr), .weight_decay = group.weight_decay.value_or(settings.weight_decay)},
+         .runs = runs_of(std::move(group.parameters))});
   }
   if (seen.empty()) throw UsageError("an optimizer was given no parameters");
 }
 
+std::vector<Optimizer::Run> Optimizer::runs_of(std::vector<at::Tensor> parameters) {
+  std::vector<Run> runs;
+  const Unit::Parameter* last = nullptr;
+  for (auto& parameter : parameters) {
+    const auto found = locate(parameter);
+    const bool adjacent = last != nullptr && found.parameter == last + 1 && found.parameter != &found.group->parameters.front();
+    last = found.parameter;
+    const auto offset = parameter.storage_offset();
+    if (adjacent) {
+      auto& run = runs.back();
+      const auto begin = run.members.front().parameter.storage_offset();
+      run.members.push_back({.parameter = parameter, .offset = offset - begin});
+      run.flat = run.members.front().parameter.detach().as_strided({offset + parameter.numel() - begin}, {1}, begin);
+    } else {
+      runs.push_back({.members = {{.parameter = parameter}}, .flat = parameter});
+    }
+  }
+  return runs;
+}
+
+at::Tensor Optimizer::part(const Run& run, const at::Tensor& flat, const Member& member) {
+  if (run.members.size() == 1) return flat;
+  return flat.narrow(0, member.offset, member.parameter.numel()).view(member.parameter.sizes());
+}
+
+/// The gradients of a run as one tensor, if they lie as its parameters do.
+at::Tensor Optimizer::flat_gradient(const Run& run) {
+  const auto& first = run.members.front().parameter.grad();
+  if (!first.defined()) return {};
+  for (const auto& member : run.members) {
+    const auto& gradient = member.parameter.grad();
+    const bool fits = gradient.defined() && member.steps == run.members.front().steps && gradient.is_contiguous() &&
+                      gradient.scalar_type() == first.scalar_type() && gradient.storage().is_alias_of(first.storage()) &&
+                      gradient.storage_offset() == first.storage_offset() + member.offset;
+    if (!fits) return {};
+  }
+  return first.as_strided(run.flat.sizes(), run.flat.strides(), first.storage_offset());
+}
+
+void Optimizer::make_state(Run& run) {
+  for (const auto& name : state_names_) {
+    auto& tensor = run.state[name];
+    // Without the parameter's key: state is nobody's shard.
+    if (!tensor.defined()) tensor = at::empty_strided(run.flat.sizes(), run.flat.strides(), run.flat.options()).zero_();
+  }
+}
+
+void Optimizer::collect(Run& run, std::map<int64_t, Update>& updates) {
+  const auto add = [&](int64_t step, const at::Tensor& parameter, const at::Tensor& gradient, const auto& state_of) {
+    auto& update = updates[step];
+    update.parameters.push_back(parameter);
+    // The kernels go through memory in order and look at no strides.
+    const bool alike = gradient.strides() == parameter.strides();
+    update.gradients.push_back(alike ? gradient : at::empty_like(parameter).copy_(gradient));
+    for (const auto& name : state_names_) update.state[name].push_back(state_of(run.state.at(name)));
+  };
+  make_state(run);
+  if (run.members.size() > 1) {
+    if (const auto gradient = flat_gradient(run); gradient.defined()) {
+      for (auto& member : run.members) member.steps++;
+      add(run.members.front().steps, run.flat, gradient, [](const at::Tensor& flat) { return flat; });
+      return;
+    }
+  }
+  for (auto& member : run.members) {
+    const auto& gradient = member.parameter.grad();
+    if (!gradient.defined()) continue;
+    member.steps++;
+    add(member.steps, member.parameter, gradient, [&](const at::Tensor& flat) { return part(run, flat, member); });
+  }
+}
+
 void Optimizer::step() {
   const c10::AutoGradMode no_grad(false);
-  for (const auto& group : groups_) {
-    std::vector<at::Tensor> parameters, gradients;
-    for (const auto& parameter : group.parameters) {
-      if (!parameter.grad().defined()) continue;
-      parameters.push_back(parameter);
-      gradients.push_back(parameter.grad());
-    }
-    if (!parameters.empty()) update(group, parameters, gradients);
+  for (auto& group : groups_) {
+    // Parameters that took as many steps go together: nearly always all.
+    std::map<int64_t, Update> updates;
+    for (auto& run : group.runs) collect(run, updates);
+    for (auto& [step, update] : updates) apply(group.settings, step, update);
   }
+  for (const auto& world : worlds_) world.step_done();
 }
 
 void Optimizer::zero_grad() {
   for (const auto& group : groups_) {
-    for (const auto& parameter : group.parameters) parameter.mutable_grad() = at::Tensor();
+    for (const auto& run : group.runs) {
+      for (const auto& member : run.members) member.parameter.mutable_grad() = at::Tensor();
+    }
   }
 }
 
 void Optimizer::set_lr(double lr) {
-  const double before = groups_.front().lr;
-  for (auto& group : groups_) group.lr = before == 0 ? lr : group.lr * (lr / before);
+  const double before = this->lr();
+  for (auto& group : groups_) group.settings.lr = before == 0 ? lr : group.settings.lr * (lr / before);
 }
 
-SGD::SGD(std::vector<at::Tensor> parameters, SgdOptions options)
-    : SGD(std::vector<ParameterGroup>{{.parameters = std::move(parameters)}}, options) {}
-
-SGD::SGD(std::vector<ParameterGroup> groups, SgdOptions options)
-    : Optimizer(std::move(groups), options.lr, options.weight_decay), options_(options) {
-  if (options.nesterov && (options.momentum <= 0 || options.dampening != 0)) {
-    throw UsageError("SGD: Nesterov's rule needs a momentum and no dampening");
+Optimizer::Member* Optimizer::find(const at::Tensor& parameter, Run*& run) {
+  for (auto& group : groups_) {
+    for (auto& candidate : group.runs) {
+      for (auto& member : candidate.members) {
+        if (!member.parameter.is_same(parameter)) continue;
+        run = &candidate;
+        return &member;
+      }
+    }
   }
+  return nullptr;
 }
 
-void SGD::update(const Group& group, std::vector<at::Tensor>& parameters, std::vector<at::Tensor>& gradients) {
-  struct Part {
-    std::vector<at::Tensor> parameters, gradients, momenta;
-  };
-  // The first step of a parameter starts its momentum with the gradient itself, so new and old ones are separate calls.
-  Part fresh, known;
-  for (size_t i = 0; i < parameters.size(); i++) {
-    auto& state = state_of(parameters[i]);
-    auto& part = state.contains("momentum") ? known : fresh;
-    part.parameters.push_back(parameters[i]);
-    part.gradients.push_back(gradients[i]);
-    if (options_.momentum != 0) part.momenta.push_back(made(state, "momentum", parameters[i]));
+std::map<std::string, ParameterState> Optimizer::state(const torch::nn::Module& model) const {
+  std::map<c10::TensorImpl*, std::string> names;
+  for (const auto& [name, parameter] : named_parameters(model)) names[parameter.unsafeGetTensorImpl()] = name;
+  std::map<std::string, ParameterState> result;
+  for (const auto& group : groups_) {
+    for (const auto& run : group.runs) {
+      for (const auto& member : run.members) {
+        if (member.steps == 0) continue;
+        const auto name = names.find(member.parameter.unsafeGetTensorImpl());
+        if (name == names.end())
+          throw UsageError("the optimizer has a parameter that the model has not; pass the model that it was made for");
+        auto& own = result[name->second];
+        for (const auto& [key, flat] : run.state) own[key] = part(run, flat, member);
+        own[kSteps] = at::scalar_tensor(member.steps, at::kLong);
+      }
+    }
   }
-  for (auto* part : {&fresh, &known}) {
-    if (part->parameters.empty()) continue;
-    at::_fused_sgd_(part->parameters, part->gradients, part->momenta, group.weight_decay, options_.momentum, group.lr, options_.dampening,
-                    options_.nesterov, /*maximize=*/false, /*is_first_step=*/part == &fresh);
-  }
+  return result;
 }
 
-Adam::Adam(std::vector<at::Tensor> parameters, AdamOptions options)
-    : Adam(std::vector<ParameterGroup>{{.parameters = std::move(parameters)}}, options) {}
-
-Adam::Adam(std::vector<ParameterGroup> groups, AdamOptions options) : Adam(std::move(groups), options, Decay::ByGradient) {}
-
-Adam::Adam(std::vector<ParameterGroup> groups, AdamOptions options, Decay decay)
-    : Optimizer(std::move(groups), options.lr, options.weight_decay), options_(options), decay_(decay) {}
-
-void Adam::update(const Group& group, std::vector<at::Tensor>& parameters, std::vector<at::Tensor>& gradients) {
-  Moments moments;
-  for (const auto& parameter : parameters) moments.add(state_of(parameter), parameter);
-  const auto fused = [&](const auto& kernel) {
-    kernel(parameters, gradients, moments.first, moments.second, moments.unused, moments.steps, group.lr, options_.beta1, options_.beta2,
-           group.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false, std::nullopt, std::nullopt);
-  };
-  if (decay_ == Decay::Direct) {
-    fused([](auto&&... arguments) { at::_fused_adamw_(arguments...); });
-  } else {
-    fused([](auto&&... arguments) { at::_fused_adam_(arguments...); });
+void Optimizer::load_state(const torch::nn::Module& model, const std::map<std::string, ParameterState>& state) {
+  std::map<std::string, at::Tensor> parameters;
+  for (const auto& [name, parameter] : named_parameters(model)) parameters[name] = parameter;
+  for (const auto& [name, saved] : state) {
+    Run* run = nullptr;
+    const auto known = parameters.find(name);
+    if (known == parameters.end() || find(known->second, run) == nullptr) {
+      throw UsageError(fmt::format("the state is of a parameter '{}', which this optimizer has not", name));
+    }
+    for (const auto& key : state_names_) {
+      const auto tensor = saved.find(key);
+      if (tensor == saved.end()) throw UsageError(fmt::format("the state of '{}' has no '{}'; it is another optimizer's", name, key));
+      if (tensor->second.sizes() != known->second.sizes()) {
+        throw UsageError(fmt::format("the state '{}' of '{}' has {} values, its shard here has {}; it was saved by another number of ranks",
+                                     key, name, tensor->second.numel(), known->second.numel()));
+      }
+    }
+    if (!saved.contains(kSteps)) throw UsageError(fmt::format("the state of '{}' has no '{}'", name, kSteps));
+  }
+  for (auto& group : groups_) {
+    for (auto& run : group.runs) {
+      run.state.clear();
+      for (auto& member : run.members) member.steps = 0;
+    }
+  }
+  for (const auto& [name, saved] : state) {
+    Run* run = nullptr;
+    auto* member = find(parameters[name], run);
+    make_state(*run);
+    for (const auto& key : state_names_) part(*run, run->state.at(key), *member).copy_(saved.at(key));
+    member->steps = saved.at(kSteps).item<int64_t>();
   }
 }
-
-AdamW::AdamW(std::vector<at::Tensor> parameters, AdamWOptions options)
-    : AdamW(std::vector<ParameterGroup>{{.parameters = std::move(parameters)}}, options) {}
-
-AdamW::AdamW(std::vector<ParameterGroup> groups, AdamWOptions options)
-    : Adam(std::move(groups),
-           {.lr = options.lr, .beta1 = options.beta1, .beta2 = options.beta2, .eps = options.eps, .weight_decay = options.weight_decay},
-           Decay::Direct) {}
 
 }  // namespace tessera::optim

@@ -1,4 +1,4 @@
-// Optimizers over shards: each step updates all parameters of a group in one call of libtorch's fused kernels.
+// What all optimizers over shards share. The shards of a unit lie one after the other, so a step updates each unit as one flat tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,16 +8,24 @@
 #include <string>
 #include <vector>
 
+#include "tessera/comm/communicator.h"
+
+namespace torch::nn {
+class Module;
+}
+
 namespace tessera::optim {
 
-/// Parameters that share their settings. Unset values are those of the optimizer.
+/// Parameters that share their settings. Unset values are those of the optimizer. Groups may cut through units.
 struct ParameterGroup {
   std::vector<at::Tensor> parameters;
   std::optional<double> lr = {};
   std::optional<double> weight_decay = {};
 };
 
-/// What all optimizers share: groups, learning rates, gradients.
+/// What an optimizer keeps for one parameter: tensors like its shard, and how many "steps" it took.
+using ParameterState = std::map<std::string, at::Tensor>;
+
 class Optimizer {
  public:
   Optimizer(const Optimizer&) = delete;
@@ -29,85 +37,58 @@ class Optimizer {
   void zero_grad();
 
   /// The rate of the first group; setting one keeps the ratios of the groups to each other.
-  double lr() const { return groups_.front().lr; }
+  double lr() const { return groups_.front().settings.lr; }
   void set_lr(double lr);
 
+  /// The state of every parameter that has taken a step, under its name in the model. The tensors are the optimizer's own, not copies.
+  std::map<std::string, ParameterState> state(const torch::nn::Module& model) const;
+  /// Copies such a state in; parameters that it does not name start anew. Throws UsageError, and changes nothing, if it does not fit.
+  void load_state(const torch::nn::Module& model, const std::map<std::string, ParameterState>& state);
+
  protected:
-  struct Group {
-    std::vector<at::Tensor> parameters;
+  struct Settings {
     double lr;
     double weight_decay;
   };
-  /// One tensor of state for each parameter, made when it is first needed: "momentum", "first", "second", "steps".
-  using State = std::map<std::string, at::Tensor>;
+  /// What one call of a kernel updates: lists in the same order.
+  struct Update {
+    std::vector<at::Tensor> parameters, gradients;
+    std::map<std::string, std::vector<at::Tensor>> state;
+  };
 
-  Optimizer(std::vector<ParameterGroup> groups, double lr, double weight_decay);
+  /// `state_names`: the tensors to keep for each parameter, zeros at first.
+  Optimizer(std::vector<ParameterGroup> groups, Settings settings, std::vector<std::string> state_names);
 
-  /// The parameters of a group that have gradients, with these.
-  virtual void update(const Group& group, std::vector<at::Tensor>& parameters, std::vector<at::Tensor>& gradients) = 0;
-  State& state_of(const at::Tensor& parameter) { return state_[parameter.unsafeGetTensorImpl()]; }
+  /// Takes step number `step`, counted from 1, of all that is in the update.
+  virtual void apply(const Settings& settings, int64_t step, Update& update) = 0;
 
  private:
+  struct Member {
+    at::Tensor parameter;
+    int64_t offset = 0;  // in the run
+    int64_t steps = 0;
+  };
+  /// Parameters next to each other in one unit, or a single one.
+  struct Run {
+    std::vector<Member> members;
+    at::Tensor flat;  // over all of them; a single one as it is
+    std::map<std::string, at::Tensor> state = {};
+  };
+  struct Group {
+    Settings settings;
+    std::vector<Run> runs;
+  };
+
+  static std::vector<Run> runs_of(std::vector<at::Tensor> parameters);
+  static at::Tensor part(const Run& run, const at::Tensor& flat, const Member& member);
+  static at::Tensor flat_gradient(const Run& run);
+  void make_state(Run& run);
+  void collect(Run& run, std::map<int64_t, Update>& updates);
+  Member* find(const at::Tensor& parameter, Run*& run);
+
   std::vector<Group> groups_;
-  std::map<c10::TensorImpl*, State> state_;
-};
-
-struct SgdOptions {
-  double lr = 1e-3;
-  double momentum = 0;
-  double dampening = 0;
-  double weight_decay = 0;
-  bool nesterov = false;
-};
-
-class SGD final : public Optimizer {
- public:
-  SGD(std::vector<at::Tensor> parameters, SgdOptions options);
-  SGD(std::vector<ParameterGroup> groups, SgdOptions options);
-
- private:
-  void update(const Group& group, std::vector<at::Tensor>& parameters, std::vector<at::Tensor>& gradients) override;
-  SgdOptions options_;
-};
-
-struct AdamOptions {
-  double lr = 1e-3;
-  double beta1 = 0.9;
-  double beta2 = 0.999;
-  double eps = 1e-8;
-  double weight_decay = 0;
-};
-
-/// Weight decay is added to the gradient (L2).
-class Adam : public Optimizer {
- public:
-  Adam(std::vector<at::Tensor> parameters, AdamOptions options);
-  Adam(std::vector<ParameterGroup> groups, AdamOptions options);
-
- protected:
-  /// How weight decay acts: through the gradient, or on the parameters directly.
-  enum class Decay { ByGradient, Direct };
-  Adam(std::vector<ParameterGroup> groups, AdamOptions options, Decay decay);
-
- private:
-  void update(const Group& group, std::vector<at::Tensor>& parameters, std::vector<at::Tensor>& gradients) override;
-  AdamOptions options_;
-  Decay decay_;
-};
-
-struct AdamWOptions {
-  double lr = 1e-3;
-  double beta1 = 0.9;
-  double beta2 = 0.999;
-  double eps = 1e-8;
-  double weight_decay = 1e-2;
-};
-
-/// Adam whose weight decay shrinks the parameters directly.
-class AdamW final : public Adam {
- public:
-  AdamW(std::vector<at::Tensor> parameters, AdamWOptions options);
-  AdamW(std::vector<ParameterGroup> groups, AdamWOptions options);
+  const std::vector<std::string> state_names_;
+  std::vector<Communicator> worlds_;  // of the sharded parameters; nearly always one
 };
 
 }  // namespace tessera::optim

@@ -1,14 +1,15 @@
 // Our optimizers take the steps of torch's, on shards as on whole parameters.
-#include "tessera/optim/optimizer.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "tessera/base/error.h"
+#include "tessera/optim/adam.h"
+#include "tessera/optim/sgd.h"
+#include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/model.h"
-#include "tessera/testing/transports.h"
+#include "tessera/testing/net.h"
 
 namespace tessera::testing {
 namespace {
@@ -73,6 +74,68 @@ TEST(Optimizers, MayHaveGroupsThatCutThroughUnits) {
     EXPECT_EQ(optimizer.lr(), 0.125);
     optimizer.zero_grad();
     EXPECT_FALSE(matrices.front().grad().defined());
+  });
+}
+
+/// A step of a model of which a part gets no gradient every now and then.
+template <class Optimizer>
+void train(Net& net, Optimizer& optimizer, int step) {
+  const auto x = input() + step;
+  (step % 3 == 1 ? net->a(x) : net(x)).pow(2).mean().backward();
+  optimizer.step();
+  optimizer.zero_grad();
+}
+
+TEST(Optimizers, UpdateUnitsAsTheyDoSingleParameters) {
+  for (const int ranks : {1, 2, 3}) {
+    run_world({.transport = "threads", .ranks = ranks}, [](const Communicator& world) {
+      auto whole = seeded_net(), sharded = seeded_net();
+      fully_shard(sharded, {.mesh = world});
+      torch::optim::AdamW theirs(whole->parameters(), torch::optim::AdamWOptions(0.01));
+      optim::AdamW ours(sharded->parameters(), {.lr = 0.01});
+      for (int step = 0; step < 8; step++) {
+        train(whole, theirs, step);
+        train(sharded, ours, step);
+      }
+      for (size_t i = 0; i < 6; i++) {
+        EXPECT_TRUE(at::allclose(full_parameter(sharded->parameters()[i]), whole->parameters()[i], 1e-5, 1e-6)) << i;
+      }
+    });
+  }
+}
+
+TEST(Optimizers, GoOnFromTheirState) {
+  run_world({.transport = "threads", .ranks = 3}, [](const Communicator& world) {
+    auto net = sharded_net(world), twin = sharded_net(world);
+    fully_shard(net, {.mesh = world});
+    fully_shard(twin, {.mesh = world});
+    optim::SGD optimizer(net->parameters(), {.lr = 0.1, .momentum = 0.9, .dampening = 0.5});
+    for (int step = 0; step < 4; step++) train(net, optimizer, step);
+    optim::SGD second(twin->parameters(), {.lr = 0.1, .momentum = 0.9, .dampening = 0.5});
+    const auto state = optimizer.state(*net);
+    ASSERT_EQ(state.size(), 6);
+    EXPECT_EQ(state.at("b.weight").at("momentum").sizes(), twin->named_parameters()["b.weight"].sizes());
+    EXPECT_EQ(state.at("a.weight").at("steps").item<int64_t>(), 4);
+    EXPECT_EQ(state.at("b.weight").at("steps").item<int64_t>(), 3);
+    second.load_state(*twin, state);
+    {
+      const torch::NoGradGuard no_grad;
+      for (size_t i = 0; i < 6; i++) twin->parameters()[i].copy_(net->parameters()[i]);
+    }
+    for (int step = 4; step < 8; step++) {
+      train(net, optimizer, step);
+      train(twin, second, step);
+    }
+    for (size_t i = 0; i < 6; i++) EXPECT_TRUE(at::equal(net->parameters()[i], twin->parameters()[i])) << i;
+
+    auto other = state;
+    other["strange"] = {};
+    EXPECT_THAT(message_of<UsageError>([&] { second.load_state(*twin, other); }), ::testing::HasSubstr("'strange'"));
+    other = state;
+    other["b.weight"]["momentum"] = at::zeros({100, 1});
+    EXPECT_THAT(message_of<UsageError>([&] { second.load_state(*twin, other); }), ::testing::HasSubstr("another number of ranks"));
+    optim::Adam adam(twin->parameters(), {});
+    EXPECT_THAT(message_of<UsageError>([&] { adam.load_state(*twin, state); }), ::testing::HasSubstr("has no 'first'"));
   });
 }
 

@@ -42,6 +42,32 @@ TEST(Cost, OfAStepIsTheFormula) {
   });
 }
 
+TEST(Cost, IsHiddenByBringingInTheNextUnitEarly) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    fully_shard(net, {.mesh = world});
+    const torch::NoGradGuard no_grad;
+    for (int pass = 0; pass < 2; pass++) net(input());
+    const auto gathers = [&](size_t unit) { return units(*net)[unit]->counters().gathers; };
+    net->a(input());
+    EXPECT_EQ(gathers(1), 3);  // the next one of the learnt order comes along
+    net->b(at::ones({1, 10}));
+    EXPECT_EQ(gathers(1), 3);
+    EXPECT_EQ(gathers(2), 3);
+    net->a(input());  // but something else is used: right all the same
+    EXPECT_EQ(counters(*net).misses, 1);
+    EXPECT_TRUE(at::equal(net(input()), seeded_net()->forward(input())));
+  });
+  // A model may die, and its world with it, while a unit is on its way.
+  run_world({.transport = "threads", .ranks = 2}, [](Communicator world) {
+    auto net = sharded_net(world);
+    fully_shard(net, {.mesh = world});
+    const torch::NoGradGuard no_grad;
+    for (int pass = 0; pass < 2; pass++) net(input());
+    net->a(input());
+  });
+}
+
 TEST(Memory, OfWholeUnitsIsBoundedAlsoWithoutGradients) {
   with_ranks(2, [](const Communicator& world) {
     nn::Sequential layers;
@@ -223,6 +249,20 @@ TEST(FullParams, CanBeReadAndWritten) {
   });
 }
 
+TEST(FullState, IsThatOfTheUnshardedModel) {
+  with_ranks(3, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    const auto original = seeded_net();
+    const auto state = full_state(*net);
+    EXPECT_EQ(state.size(), 6);
+    for (const auto& item : original->named_parameters()) EXPECT_TRUE(at::equal(state.at(item.key()), item.value())) << item.key();
+    EXPECT_EQ(full_state(*net, Ranks::First).size(), world.rank() == 0 ? 6 : 0);
+    EXPECT_TRUE(at::equal(full_state(*net, "b.bias"), original->b->bias));
+    EXPECT_EQ(full_state(*net, "b.bias", Ranks::First).defined(), world.rank() == 0);
+    EXPECT_THAT(message_of<UsageError>([&] { (void)full_state(*net, "b.bais"); }), HasSubstr("'b.bais'"));
+  });
+}
+
 TEST(Shards, KnowWhatTheyAreAPartOf) {
   with_ranks(3, [](const Communicator& world) {
     auto net = sharded_net(world);
@@ -231,7 +271,7 @@ TEST(Shards, KnowWhatTheyAreAPartOf) {
     const auto info = shard_info(shards[0]);
     ASSERT_TRUE(info);
     EXPECT_EQ(info->unit, "a");
-    EXPECT_EQ(info->name, "weight");
+    EXPECT_EQ(info->name, "a.weight");
     EXPECT_EQ(info->shape, (std::vector<int64_t>{10, 6}));
     EXPECT_EQ(info->numel, shards[0].numel());
     EXPECT_EQ(shards[0].dim(), 2);
@@ -343,6 +383,26 @@ TEST(MixedPrecision, UsesNarrowParametersAndKeepsWideShards) {
     EXPECT_EQ(shards[0].scalar_type(), at::kFloat);
     EXPECT_EQ(shards[0].grad().scalar_type(), at::kFloat);
     EXPECT_TRUE(at::equal(full_grad(shards[2]), narrow->b->weight.grad().to(at::kFloat)));
+  });
+}
+
+TEST(MixedPrecision, CastsAnInputOncePerUnitAndVisit) {
+  with_ranks(1, [](const Communicator& world) {
+    nn::ModuleList heads(nn::Linear(8, 8), nn::Linear(8, 8), nn::Linear(8, 8));
+    fully_shard(heads, {.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16}});
+    auto x = at::ones({4, 8}).set_requires_grad(true);
+    const auto cast_of = [&](size_t head) {
+      // addmm(bias, x, w.t()): the second edge leads to where its x came from.
+      return heads[head]->as<nn::Linear>()->forward(x).grad_fn()->next_edge(1).function;
+    };
+    const auto first = cast_of(0);
+    EXPECT_EQ(first->name(), "ToCopyBackward0");
+    EXPECT_EQ(cast_of(1), first);
+    {
+      const torch::NoGradGuard no_grad;
+      x.add_(1);
+    }
+    EXPECT_NE(cast_of(2), first);  // another value by now
   });
 }
 

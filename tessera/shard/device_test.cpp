@@ -5,7 +5,9 @@
 #include <torch/torch.h>
 
 #include "tessera/base/error.h"
-#include "tessera/optim/optimizer.h"
+#include "tessera/optim/adam.h"
+#include "tessera/optim/sgd.h"
+#include "tessera/shard/buffers.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/model.h"
@@ -280,6 +282,21 @@ TEST_F(Device, WritesOfWholeParametersReachTheShardsOfAllRanks) {
   EXPECT_TRUE(at::equal(full_parameter(shard).cpu(), at::arange(10).to(at::kFloat)));
 }
 
+TEST_F(Device, GivesItsWholeStateToTheFirstRank) {
+  auto net = net_on_device(world_);
+  auto expected = seeded_net()->named_parameters();
+  const auto state = full_state(*net, Ranks::First);
+  EXPECT_EQ(state.size(), expected.size());
+  for (const auto& [name, value] : state) EXPECT_TRUE(at::equal(value.cpu(), expected[name])) << name;
+}
+
+TEST_F(Device, SynchronizesBuffers) {
+  torch::nn::Module module;
+  const auto buffer = module.register_buffer("buffer", upload(batches()));
+  sync_buffers(module, world_, BufferSync::Mean);
+  EXPECT_TRUE(at::allclose(download(buffer)[3], at::stack(batches()).mean(0)));
+}
+
 // --- Demand 6: also without gradients units are freed ---
 
 TEST_F(Device, UnitsAreFreedInEvaluation) {
@@ -292,15 +309,20 @@ TEST_F(Device, UnitsAreFreedInEvaluation) {
   EXPECT_EQ(host_reads(), reads);
   EXPECT_LT(counters(*net).peak_whole_bytes, all);
   int whole = 0;
-  for (const auto& unit : units(*net)) whole += unit->whole() ? 1 : 0;
+  for (const auto& unit : units(*net)) whole += unit->in_memory() ? 1 : 0;
   EXPECT_LE(whole, ShardOptions{.mesh = world_}.max_live_units);
 }
 
 // --- Demand 7 ---
 
 TEST_F(Device, HearsOfTheEndOfAStep) {
-  world_.step_done();
-  EXPECT_EQ(trace_.steps_done, 1);
+  auto net = net_on_device(world_);
+  optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+  for (int step = 1; step <= 2; step++) {
+    net(batch_).sum().backward();
+    optimizer.step();
+    EXPECT_EQ(trace_.steps_done, step);
+  }
 }
 
 // --- Demand 8 ---

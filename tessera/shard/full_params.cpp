@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
+#include <torch/nn/module.h>
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
@@ -24,13 +25,20 @@ Located located_shard(const at::Tensor& shard) {
 }
 
 /// The whole of something that is cut like the parameters of the group.
-at::Tensor whole_of(const Located& found, const at::Tensor& own_flat) {
-  const auto& shard = found.unit->mesh().shard();
-  const auto whole = at::empty({found.group->chunk * shard.size()}, own_flat.options());
+at::Tensor gathered(const Unit& unit, const Unit::Group& group, const at::Tensor& own_flat) {
+  const auto& shard = unit.mesh().shard();
+  const auto whole = at::empty({group.chunk * shard.size()}, own_flat.options());
   const Piece piece{.whole = whole, .own = own_flat};
-  shard.all_gather(std::span(&piece, 1), {.unit = found.unit->name()}).wait();
-  const auto& parameter = *found.parameter;
+  shard.all_gather(std::span(&piece, 1), {.unit = unit.name()}).wait();
+  return whole;
+}
+
+at::Tensor part_of(const at::Tensor& whole, const Unit::Parameter& parameter) {
   return whole.as_strided(parameter.sizes, parameter.strides, parameter.span.offset).clone();
+}
+
+bool wanted_here(const Mesh& mesh, Ranks ranks) {
+  return ranks == Ranks::All || mesh.world().local_ranks().front() == 0;
 }
 
 }  // namespace
@@ -76,14 +84,55 @@ at::Tensor full_grad(const at::Tensor& shard) {
   const auto own = at::zeros({found.group->chunk}, gradient.options());
   const auto& span = found.parameter->span;
   own.narrow(0, span.shard_offset, span.shard_numel).copy_(gradient.view({-1}));
-  return whole_of(found, own);
+  return part_of(gathered(*found.unit, *found.group, own), *found.parameter);
 }
 
 at::Tensor full_parameter(const at::Tensor& shard) {
   const auto found = located_shard(shard);
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  return whole_of(found, found.group->own);
+  return part_of(gathered(*found.unit, *found.group, found.group->own), *found.parameter);
+}
+
+std::map<std::string, at::Tensor> full_state(const torch::nn::Module& module, Ranks ranks) {
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  std::map<const Unit::Parameter*, at::Tensor> copies;
+  bool wanted = true;  // of a module that is not sharded every rank has all
+  for (const auto& unit : units(module)) {
+    wanted = wanted_here(unit->mesh(), ranks);
+    for (const auto& group : unit->groups()) {
+      const auto whole = gathered(*unit, group, group.own);
+      for (const auto& parameter : group.parameters) {
+        if (wanted) copies[&parameter] = part_of(whole, parameter);
+      }
+    }
+  }
+  std::map<std::string, at::Tensor> result;
+  if (!wanted) return result;
+  for (const auto& item : module.named_parameters()) {
+    const auto* parameter = locate(item.value()).parameter;
+    result[item.key()] = parameter != nullptr ? copies[parameter] : item.value().detach().clone();
+  }
+  for (const auto& item : module.named_buffers()) {
+    if (item.value().defined()) result[item.key()] = item.value().clone();
+  }
+  return result;
+}
+
+at::Tensor full_state(const torch::nn::Module& module, const std::string& name, Ranks ranks) {
+  const c10::AutoGradMode no_grad(false);
+  for (const auto& item : module.named_parameters()) {
+    if (item.key() != name) continue;
+    const auto found = locate(item.value());
+    if (found.parameter == nullptr) return item.value().detach().clone();
+    auto whole = full_parameter(found.parameter->shard);
+    return wanted_here(found.unit->mesh(), ranks) ? whole : at::Tensor();
+  }
+  for (const auto& item : module.named_buffers()) {
+    if (item.key() == name) return item.value().clone();
+  }
+  throw UsageError(fmt::format("the module has no parameter and no buffer '{}'; names are as named_parameters() gives them", name));
 }
 
 }  // namespace tessera

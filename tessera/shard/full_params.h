@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -41,5 +42,14 @@ at::Tensor full_grad(const at::Tensor& shard);
 
 /// A copy of the whole parameter. Collective.
 at::Tensor full_parameter(const at::Tensor& shard);
+
+/// Where a collective leaves its result.
+enum class Ranks { All, First };
+
+/// Copies of all whole parameters and buffers of the module under their names; with Ranks::First, nothing on the other ranks. One unit is
+/// gathered at a time. Collective.
+std::map<std::string, at::Tensor> full_state(const torch::nn::Module& module, Ranks ranks = Ranks::All);
+/// Of one of them. Throws UsageError if the module has none of that name.
+at::Tensor full_state(const torch::nn::Module& module, const std::string& name, Ranks ranks = Ranks::All);
 
 }  // namespace tessera

@@ -8,8 +8,10 @@
 
 #include <map>
 #include <mutex>
+#include <set>
 
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
 #include "tessera/shard/marker.h"
 #include "tessera/shard/paging.h"
 #include "tessera/shard/schedule.h"
@@ -68,16 +70,18 @@ struct Place {
   std::string key;
 };
 
+/// The parameters of modules that are in no unit yet.
 struct Found {
   std::vector<Candidate> candidates;
   std::vector<std::vector<Place>> places;  // of each candidate: tied weights have several
+  std::map<c10::TensorImpl*, size_t> known;
 };
 
-void collect(Module& module, const std::string& prefix, Found& found, std::map<c10::TensorImpl*, size_t>& known) {
+void collect(Module& module, const std::string& prefix, std::span<const at::Tensor> ignored, Found& found) {
   for (auto& entry : table_of(module)) {
     const auto& tensor = entry.value();
     const auto name = join(prefix, entry.key());
-    if (!tensor.defined()) continue;
+    if (!tensor.defined() || std::ranges::any_of(ignored, [&](const at::Tensor& other) { return other.is_same(tensor); })) continue;
     if (const auto* marker = is_paged(tensor) ? marker_of(tensor) : nullptr) {
       const auto unit = marker->unit.lock();
       if (marker->role == Role::Full && unit && !reads_table_in_forward(module)) {
@@ -88,14 +92,14 @@ void collect(Module& module, const std::string& prefix, Found& found, std::map<c
       }
       continue;
     }
-    const auto [position, is_new] = known.try_emplace(tensor.unsafeGetTensorImpl(), found.candidates.size());
+    const auto [position, is_new] = found.known.try_emplace(tensor.unsafeGetTensorImpl(), found.candidates.size());
     if (is_new) {
       found.candidates.push_back({.name = name, .tensor = tensor, .index = found.candidates.size()});
       found.places.emplace_back();
     }
     found.places[position->second].push_back({.module = &module, .key = entry.key()});
   }
-  for (const auto& child : module.named_children()) collect(*child.value(), join(prefix, child.key()), found, known);
+  for (const auto& child : module.named_children()) collect(*child.value(), join(prefix, child.key()), ignored, found);
 }
 
 /// "Linear" of torch::nn::LinearImpl.
@@ -106,21 +110,49 @@ std::string class_name(const Module& module) {
   return name;
 }
 
-/// All units below the module move to the schedule of the whole model, and learn their place in it.
-void adopt(Module& module, const std::string& path, const std::shared_ptr<Schedule>& schedule) {
-  for (auto& entry : table_of(module)) {
-    const auto* marker = is_paged(entry.value()) ? marker_of(entry.value()) : nullptr;
-    const auto unit = marker != nullptr ? marker->unit.lock() : nullptr;
-    if (!unit || unit->schedule() == schedule) continue;
-    unit->schedule()->free_all();
-    unit->join(schedule);
-  }
-  for (const auto& child : module.named_children()) {
-    const auto below = join(path, child.key());
-    if (const auto unit = unit_of(*child.value())) unit->rename(below);
-    adopt(*child.value(), below, schedule);
+/// Whoever else holds a parameter keeps the whole one after sharding, and its values from before if it is a view.
+void warn_of_other_holders(const Found& found) {
+  for (const auto& candidate : found.candidates) {
+    size_t expected = 1;  // the candidate itself
+    for (const auto& [module, key] : found.places[candidate.index]) {
+      const auto kind = class_name(*module);
+      const bool recurrent = kind == "LSTM" || kind == "GRU" || kind == "RNN";  // they keep a list of all their weights
+      expected += reads_table_in_forward(*module) ? 1 : recurrent ? 3 : 2;      // the table's and the member
+    }
+    if (candidate.tensor.use_count() <= expected && candidate.tensor.storage().use_count() == 1) continue;
+    log(LogLevel::Warning,
+        fmt::format("fully_shard: parameter '{}' is also held outside of its module. An optimizer that was made before has to be moved "
+                    "with tessera::rebind(optimizer, model); views keep the values from before",
+                    candidate.name));
+    return;
   }
 }
+
+/// The units below a module become parts of one model, and learn their places in it.
+class Adoption {
+ public:
+  explicit Adoption(std::shared_ptr<Schedule> schedule) : schedule_(std::move(schedule)) {}
+
+  void adopt(Module& module, const std::string& path) {
+    for (auto& entry : table_of(module)) {
+      const auto [unit, group, parameter] = locate(entry.value());
+      if (parameter == nullptr) continue;
+      if (named_.insert(parameter).second) parameter->name = join(path, entry.key());  // of a tied one, the first name
+      if (unit->schedule() == schedule_) continue;
+      unit->schedule()->free_all();
+      unit->join(schedule_);
+    }
+    for (const auto& child : module.named_children()) {
+      const auto below = join(path, child.key());
+      if (const auto unit = unit_of(*child.value())) unit->rename(named_.insert(unit.get()).second ? below : unit->name() + "+" + below);
+      adopt(*child.value(), below);
+    }
+  }
+
+ private:
+  std::shared_ptr<Schedule> schedule_;
+  std::set<const void*> named_;  // units and parameters
+};
 
 /// Puts the shards where `parameters()` finds them. The modules' own members keep the whole parameters.
 void register_shards(Unit& unit, const std::vector<std::vector<Place>>& places) {
@@ -136,23 +168,31 @@ void register_shards(Unit& unit, const std::vector<std::vector<Place>>& places) 
 void shard(std::span<Module* const> modules, const ShardOptions& options) {
   install_paging();
   Found found;
-  std::map<c10::TensorImpl*, size_t> known;
   std::vector<std::string> names;
+  const auto prefix = [&](size_t i) { return modules.size() == 1 ? "" : std::to_string(i); };
   for (size_t i = 0; i < modules.size(); i++) {
     if (unit_of(*modules[i])) throw UsageError(fmt::format("module {} is sharded already", class_name(*modules[i])));
-    collect(*modules[i], modules.size() == 1 ? "" : std::to_string(i), found, known);
+    collect(*modules[i], prefix(i), options.ignored, found);
     names.push_back(class_name(*modules[i]));
   }
   const auto schedule = std::make_shared<Schedule>(options.max_live_units);
   if (!found.candidates.empty()) {
+    warn_of_other_holders(found);
     const auto unit = Unit::make(fmt::format("{}", fmt::join(names, "+")), std::move(found.candidates), options, schedule);
     register_shards(*unit, found.places);
     for (auto* module : modules) remember(*module, unit);
   }
-  for (auto* module : modules) adopt(*module, "", schedule);
+  Adoption adoption(schedule);
+  for (size_t i = 0; i < modules.size(); i++) adoption.adopt(*modules[i], prefix(i));
 }
 
 }  // namespace
+
+void fully_shard(const torch::jit::Module&, const ShardOptions&) {
+  throw UsageError(
+      "a TorchScript module can't be sharded: its interpreter holds the parameters itself; shard a torch::nn module, and load its weights "
+      "from the script's file before");
+}
 
 void fully_shard(Module& module, const ShardOptions& options) {
   Module* const modules[] = {&module};

@@ -8,9 +8,14 @@
 
 #include "tessera/shard/options.h"
 
-namespace torch::nn {
+namespace torch {
+namespace jit {
+struct Module;
+}
+namespace nn {
 class Module;
 }
+}  // namespace torch
 
 namespace tessera {
 
@@ -19,6 +24,9 @@ namespace tessera {
 /// A module without parameters of its own gets no unit, and no collective. Every rank calls it with the same module and options.
 void fully_shard(torch::nn::Module& module, const ShardOptions& options);
 void fully_shard(std::span<const std::shared_ptr<torch::nn::Module>> modules, const ShardOptions& options);
+
+/// Always throws UsageError: scripts keep their parameters to themselves.
+[[noreturn]] void fully_shard(const torch::jit::Module& script, const ShardOptions& options);
 
 /// For module holders (`Linear`, `auto model = Llama(config)`) and shared pointers.
 template <class Holder>

@@ -12,7 +12,7 @@ class Gathered final : public Residence {
  public:
   explicit Gathered(Communicator shard) : shard_(std::move(shard)) {}
 
-  void read(std::span<const Buffer> buffers, Subject subject, const Fault& fault) override {
+  std::vector<Work> read(std::span<const Buffer> buffers, Subject subject, const Fault& fault) override {
     // One call for all buffers of a dtype: a tracing engine ties them together, an eager one saves an exchange.
     std::vector<Work> works;
     for (size_t first = 0; first < buffers.size();) {
@@ -26,7 +26,7 @@ class Gathered final : public Residence {
       works.push_back(shard_.all_gather(pieces, subject, fault.companions));
       first = next;
     }
-    for (const auto& work : works) work.wait();
+    return works;
   }
 
   void give_back(std::span<const Buffer> buffers, const std::string& unit) override {

@@ -24,25 +24,35 @@ std::string size_text(uint64_t bytes) {
 
 }  // namespace
 
-std::vector<at::Tensor> parameters(const torch::nn::Module& module) {
-  std::vector<at::Tensor> result;
+std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::nn::Module& module) {
+  std::vector<std::pair<std::string, at::Tensor>> result;
   std::set<c10::TensorImpl*> seen;
-  bool any_sharded = false;
+  const auto all_units = units(module);
+  const auto ignored = [&](const at::Tensor& parameter) {
+    return std::ranges::any_of(all_units, [&](const auto& unit) {
+      return std::ranges::any_of(unit->options().ignored, [&](const at::Tensor& known) { return known.is_same(parameter); });
+    });
+  };
   std::string outside;
   for (const auto& item : module.named_parameters()) {
     const auto& entry = item.value();
     const auto found = locate(entry);
     const auto& tensor = found.parameter != nullptr ? found.parameter->shard : entry;
-    any_sharded |= found.parameter != nullptr;
-    if (found.parameter == nullptr && entry.requires_grad() && outside.empty()) outside = item.key();
-    if (seen.insert(tensor.unsafeGetTensorImpl()).second) result.push_back(tensor);
+    if (found.parameter == nullptr && entry.requires_grad() && outside.empty() && !ignored(entry)) outside = item.key();
+    if (seen.insert(tensor.unsafeGetTensorImpl()).second) result.emplace_back(item.key(), tensor);
   }
-  if (any_sharded && !outside.empty()) {
+  if (!all_units.empty() && !outside.empty()) {
     throw UsageError(
         fmt::format("parameter '{}' is trainable, but in no unit, so its gradients would not be averaged over the ranks; shard the whole "
-                    "module last, or freeze the parameter",
+                    "module last, freeze the parameter, or name it in ShardOptions::ignored",
                     outside));
   }
+  return result;
+}
+
+std::vector<at::Tensor> parameters(const torch::nn::Module& module) {
+  std::vector<at::Tensor> result;
+  for (auto& [name, parameter] : named_parameters(module)) result.push_back(std::move(parameter));
   return result;
 }
 

@@ -20,11 +20,13 @@ class Unit;
 /// module keeps whole parameters in its table (ParameterList, ParameterDict). Throws UsageError if some of a module's trainable parameters
 /// are sharded and others are not: the gradients of those would never be averaged.
 std::vector<at::Tensor> parameters(const torch::nn::Module& module);
+/// The same with their full names; a tied parameter has its first.
+std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::nn::Module& module);
 
 /// What a shard is a part of.
 struct ShardInfo {
   std::string unit;
-  std::string name;            // in the unit
+  std::string name;            // full, as named_parameters() of the model has it
   std::vector<int64_t> shape;  // of the whole parameter
   int64_t begin = 0;           // the first of its values in the shard, in the order in which they lie in memory
   int64_t numel = 0;           // of the shard

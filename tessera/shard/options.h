@@ -1,9 +1,10 @@
 // What a caller can choose about a unit.
 #pragma once
 
-#include <c10/core/ScalarType.h>
+#include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <vector>
 
 #include "tessera/comm/mesh.h"
 
@@ -25,7 +26,9 @@ struct ShardOptions {
   Mesh mesh;
   MixedPrecision mixed_precision = {};
   Start start = Start::Equal;
-  /// How many units may be whole at once as long as their order of use is not known yet.
+  /// Parameters to leave as they are, whole on every rank. Who trains them averages their gradients.
+  std::vector<at::Tensor> ignored = {};
+  /// How many units may be whole at once as long as their order of use is not known yet. With 1, none is brought in early later on.
   int max_live_units = 2;
 };
 

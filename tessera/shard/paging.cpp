@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
@@ -107,20 +108,49 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const std::
                     "tessera::clip_grad_norm; optimizers that need sums over all parameters, like LBFGS, can't work on shards",
                     op, name_of(*unit, tensor)));
   }
-  if (writes && marker->role == Role::Shard) operands.written_shards.push_back(unit.get());
+  auto& written = operands.written_shards;
+  if (writes && marker->role == Role::Shard && std::ranges::find(written, unit.get()) == written.end()) written.push_back(unit.get());
   operands.alive.push_back(unit);
 }
 
 // How set_data announces itself. It compares kinds of tensors and reads no values.
 constexpr std::string_view kCompatible = "aten::_has_compatible_shallow_copy_type";
 
+/// torch::load gives each parameter the memory that it has read. A shard keeps its own and takes the values: so what torch::save wrote of
+/// a sharded model on each rank can be read again there.
+bool loads_shard(const c10::OperatorHandle& handle, Stack& stack) {
+  if (handle.schema().name() != "aten::set_" || handle.schema().overload_name() != "source_Tensor") return false;
+  const auto source = stack[stack.size() - 1].toTensor();
+  auto self = stack[stack.size() - 2].toTensor();
+  const auto found = locate(self);
+  if (found.parameter == nullptr || !found.parameter->shard.is_same(self)) return false;
+  if (source.sizes() != self.sizes()) {
+    throw UsageError(
+        fmt::format("the shard of '{}' has the shape [{}] here, but [{}] was to be loaded into it. What torch::save wrote of a sharded "
+                    "model can be read on the same rank of as many ranks; whole weights have to be loaded before fully_shard",
+                    found.parameter->name, fmt::join(self.sizes(), ", "), fmt::join(source.sizes(), ", ")));
+  }
+  self.copy_(source);
+  stack.pop_back();
+  return true;
+}
+
+/// Module::clone() copies each registered parameter as it is, without a graph.
+void refuse_cloning(const std::string& op, const c10::FunctionSchema& schema, const Stack& stack) {
+  if (op != "aten::clone" || c10::GradMode::is_enabled()) return;
+  const auto& self = stack[stack.size() - schema.arguments().size()].toTensor();
+  if (const auto found = locate(self); found.parameter != nullptr) {
+    throw UsageError(
+        fmt::format("a clone of a sharded module would hold only this rank's part of '{}'; clone it before fully_shard, and for a copy "
+                    "of a shard's values write shard.detach().clone()",
+                    found.parameter->name));
+  }
+}
+
 /// Operators that would put other memory under a parameter.
 void refuse_rebinding(const std::string& op, const c10::FunctionSchema& schema, const Stack& stack) {
   if (op == "aten::set_" || op == "aten::resize_") {
-    throw UsageError(
-        fmt::format("{} on a sharded parameter or shard would cut it off from its unit; torch::load into a sharded model is not "
-                    "possible, load before fully_shard",
-                    op));
+    throw UsageError(fmt::format("{} on a sharded parameter would cut it off from its unit; load and convert before fully_shard", op));
   }
   if (op != kCompatible) return;
   const auto& self = stack[stack.size() - schema.arguments().size()].toTensor();
@@ -155,7 +185,9 @@ void cast_operands(const std::string& op, const c10::FunctionSchema& schema, Sta
   const auto cast = [&](const at::Tensor& tensor) -> at::Tensor {
     if (!tensor.defined() || !at::isFloatingType(tensor.scalar_type())) return tensor;
     if (lift_parameters) return is_paged(tensor) ? tensor.to(at::kFloat) : tensor;
-    return is_paged(tensor) || tensor.scalar_type() == *dtype ? tensor : tensor.to(*dtype);
+    if (is_paged(tensor) || tensor.scalar_type() == *dtype) return tensor;
+    const auto lock = unit.schedule()->lock();
+    return unit.cast(tensor, *dtype);
   };
   for (size_t i = 0; i < arguments.size(); i++) {
     const auto* alias = arguments[i].alias_info();
@@ -256,7 +288,9 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
   const auto& schema = handle.schema();
   const auto& op = schema.name();
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kPagingKey);
+  if (loads_shard(handle, *stack)) return;
   refuse_rebinding(op, schema, *stack);
+  refuse_cloning(op, schema, *stack);
   if (is_view(schema) || op == kCompatible) {
     handle.redispatchBoxed(below, stack);
     return;

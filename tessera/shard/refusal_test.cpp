@@ -4,6 +4,8 @@
 #include <torch/torch.h>
 
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/comm/self/self.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/model.h"
@@ -66,6 +68,37 @@ TEST(Refused, IsOtherMemoryUnderAParameter) {
   });
 }
 
+TEST(Refused, IsWhatOtherRanksSaved) {
+  with_ranks(3, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    const auto expected = net(input()).detach();
+    std::stringstream file;
+    torch::save(net, file);
+    for (auto& shard : net->parameters()) shard.data().zero_();
+    torch::load(net, file);  // on the same rank of as many ranks it comes out right
+    EXPECT_TRUE(at::equal(net(input()), expected));
+    net(input()).sum().backward();
+    EXPECT_TRUE(net->parameters()[0].grad().defined());
+
+    std::stringstream whole;
+    torch::save(seeded_net(), whole);
+    EXPECT_THAT(message_of<UsageError>([&] { torch::load(net, whole); }),
+                ::testing::AllOf(HasSubstr("shard of 'weight'"), HasSubstr("[10, 6]"), HasSubstr("before fully_shard")));
+  });
+}
+
+TEST(Refused, IsAClone) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    EXPECT_THAT(message_of<UsageError>([&] { (void)net->a->clone(); }), HasSubstr("only this rank's part of 'weight'"));
+    EXPECT_EQ(net->a->parameters()[0].detach().clone().sizes(), net->a->parameters()[0].sizes());
+  });
+}
+
+TEST(Refused, AreScripts) {
+  EXPECT_THAT(message_of<UsageError>([] { fully_shard(torch::jit::Module("Script"), {.mesh = self_world()}); }), HasSubstr("TorchScript"));
+}
+
 TEST(Refused, IsShardingTwice) {
   with_ranks(2, [](const Communicator& world) {
     auto net = sharded_net(world);
@@ -125,10 +158,37 @@ TEST(Refused, AreTrainableParametersInNoUnit) {
     auto net = seeded_net();
     fully_shard(net->a, {.mesh = world});
     EXPECT_THAT(message_of<UsageError>([&] { (void)parameters(*net); }), HasSubstr("'b.weight' is trainable, but in no unit"));
+    for (const auto& child : {net->b, net->c}) fully_shard(child, {.mesh = world, .ignored = {child->weight}});
+    EXPECT_EQ(parameters(*net).size(), 6);
+    EXPECT_FALSE(shard_info(net->b->weight));
+    EXPECT_TRUE(shard_info(net->b->parameters()[1]));
+    // Whole parameters count once.
+    net(input()).pow(2).sum().backward();
+    auto whole = seeded_net();
+    whole(input()).pow(2).sum().backward();
+    EXPECT_NEAR(grad_norm(parameters(*net)).item<double>(), nn::utils::clip_grad_norm_(whole->parameters(), 1e9), 1e-4);
   });
 }
 
 // --- Optimizers from before ---
+
+TEST(OldOptimizers, AreWarnedOf) {
+  std::vector<std::string> lines;
+  auto before = set_log_sink([&](const LogRecord& record) { lines.emplace_back(record.text); });
+  with_ranks(1, [&](const Communicator& world) {
+    auto net = seeded_net();
+    fully_shard(net->a, {.mesh = world});
+    fully_shard(nn::LSTM(3, 3), {.mesh = world});
+    EXPECT_TRUE(lines.empty()) << lines.front();
+    const torch::optim::SGD optimizer(net->parameters(), 0.1);
+    fully_shard(net->b, {.mesh = world});
+    const auto view = net->c->weight.detach();
+    fully_shard(net->c, {.mesh = world});
+  });
+  set_log_sink(std::move(before));
+  ASSERT_EQ(lines.size(), 2);
+  EXPECT_THAT(lines.front(), ::testing::AllOf(HasSubstr("'weight' is also held outside"), HasSubstr("tessera::rebind")));
+}
 
 TEST(OldOptimizers, AreFoundOrMoved) {
   with_ranks(2, [](const Communicator& world) {

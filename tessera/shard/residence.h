@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "tessera/comm/communicator.h"
 
@@ -31,7 +32,8 @@ class Residence {
  public:
   virtual ~Residence() = default;
 
-  virtual void read(std::span<const Buffer> buffers, Subject subject, const Fault& fault) = 0;
+  /// Begins to make the unit whole; it is when all the work is done.
+  virtual std::vector<Work> read(std::span<const Buffer> buffers, Subject subject, const Fault& fault) = 0;
   virtual void give_back(std::span<const Buffer> buffers, const std::string& unit) = 0;
   /// Somebody is about to change the own parts.
   virtual void write() = 0;

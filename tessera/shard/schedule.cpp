@@ -5,12 +5,15 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <set>
 
 #include "tessera/shard/residence.h"
 #include "tessera/shard/unit.h"
 
 namespace tessera {
 namespace {
+
+constexpr size_t kLongestPass = 1 << 14;  // uses; of longer ones the order is not learnt
 
 /// A function of its own, so that the thread sanitizer can be told about the engine's lock inside, half of which it does not see.
 [[gnu::noinline]] void call_when_backward_ends(std::function<void()> call) {
@@ -33,6 +36,7 @@ void Schedule::enter(Pass pass) {
   auto& begins = order(pass);
   begins.current.clear();
   begins.trusted = !begins.recorded.empty();
+  begins.next = 0;
   pass_ = pass;
   if (pass == Pass::Backward) {
     // What no UnitNode frees (frozen units, gradients of inputs only) is freed when the engine is through.
@@ -49,38 +53,63 @@ void Schedule::end_backward() {
 }
 
 void Schedule::record(Unit& unit) {
+  if (visited_ != nullptr && visited_ != &unit) visited_->end_visit();
+  visited_ = &unit;
   auto& now = order(pass_);
   if (!now.current.empty() && now.current.back() == &unit) return;
   // A forward pass that begins as the recorded one did, where that one ended, is the next of several (evaluation, accumulation).
-  if (now.trusted && now.current.size() == now.recorded.size() && now.recorded.front() == &unit) now.current.clear();
-  const auto position = now.current.size();
+  if (now.trusted && now.next == now.recorded.size() && now.recorded.front() == &unit) {
+    now.current.clear();
+    now.next = 0;
+  }
   now.current.push_back(&unit);
-  if (!now.trusted) return;
-  if (position >= now.recorded.size() || now.recorded[position] != &unit) {
+  if (now.current.size() > kLongestPass) now.current.erase(now.current.begin(), now.current.begin() + kLongestPass / 2);
+  if (!now.trusted) {
+    // Nothing marks the end of a pass that no backward pass follows.
+    if (pass_ == Pass::Evaluation) now.trusted = now.learn_from_repetition();
+  } else if (now.next < now.recorded.size() && now.recorded[now.next] == &unit) {
+    now.next++;
+  } else {
     now.trusted = false;
     counters_.misses++;
   }
 }
 
-bool Schedule::used_later(const Unit& unit) const {
-  const auto& now = orders_[static_cast<size_t>(pass_)];
-  const auto rest = std::span(now.recorded).subspan(std::min(now.current.size(), now.recorded.size()));
-  return std::ranges::find(rest, &unit) != rest.end();
+bool Schedule::Order::learn_from_repetition() {
+  const auto all = std::span(current);
+  const std::set<Unit*> distinct(all.begin(), all.end());
+  for (size_t length = 1; 2 * length <= all.size(); length++) {
+    const auto last = all.last(length);
+    // A repetition inside of a pass leaves out some of the units.
+    const bool repeated = all[all.size() - 1 - length] == all.back() && std::ranges::equal(last, all.last(2 * length).first(length)) &&
+                          std::set<Unit*>(last.begin(), last.end()) == distinct;
+    if (!repeated) continue;
+    recorded.assign(last.begin(), last.end());
+    next = length;
+    return true;
+  }
+  return false;
 }
 
 void Schedule::make_room(std::span<Unit* const> wanted) {
-  const auto is_wanted = [&](const Unit* unit) { return std::ranges::find(wanted, unit) != wanted.end(); };
-  const bool trusted = order(pass_).trusted;
-  const auto missing = static_cast<size_t>(std::ranges::count_if(wanted, [](const Unit* unit) { return !unit->whole(); }));
-  auto old = live_;
-  size_t live = old.size();
-  for (auto* unit : old) {
-    if (unit->pinned() || is_wanted(unit)) continue;
-    const bool over = live + missing > static_cast<size_t>(max_live_units_);
-    if (trusted ? !used_later(*unit) : over) {
-      give_back(*unit);
-      live--;
+  std::vector<Unit*> idle;
+  std::ranges::copy_if(live_, std::back_inserter(idle),
+                       [&](Unit* unit) { return !unit->pinned() && std::ranges::find(wanted, unit) == wanted.end(); });
+  const auto& now = order(pass_);
+  const auto to_come = now.to_come();
+  const auto next_use = [&](Unit* unit) { return std::ranges::find(to_come, unit) - to_come.begin(); };
+  // In the middle of a known pass a unit is freed when, and only when, it has had its last use.
+  if (now.trusted && now.next > 1) {
+    for (auto* unit : idle) {
+      if (next_use(unit) == std::ssize(to_come)) give_back(*unit);
     }
+    return;
+  }
+  // Otherwise, and with what the pass before has left, the bound decides: who is needed last, or was used longest ago, goes first.
+  std::ranges::stable_sort(idle, std::ranges::greater(), next_use);
+  const auto to_bring = std::ranges::count_if(wanted, [](const Unit* unit) { return !unit->in_memory(); }) + (next_to_bring() != nullptr);
+  for (auto* unit : idle) {
+    if (std::ssize(live_) + to_bring > max_live_units_) give_back(*unit);
   }
 }
 
@@ -89,23 +118,48 @@ void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
   enter(pass_now());
   // By far the most frequent case: one operator after the other of a unit that is whole.
   const auto& uses = order(pass_).current;
-  if (units.size() == 1 && units.front()->whole() && !uses.empty() && uses.back() == units.front()) {
+  if (units.size() == 1 && units.front() == visited_ && visited_->in_memory() && !uses.empty() && uses.back() == visited_) {
     units.front()->pin();
     return;
   }
   for (auto* unit : units) record(*unit);
   make_room(units);
-  for (auto* unit : units) {
-    if (!unit->whole()) {
-      unit->read(fault);
-      counters_.live_bytes += unit->whole_bytes();
-      counters_.peak_bytes = std::max(counters_.peak_bytes, counters_.live_bytes);
-    } else {
-      std::erase(live_, unit);
+  for (auto* unit : units) bring(*unit, fault);
+  prefetch();
+  for (size_t i = 0; i < units.size(); i++) {
+    try {
+      units[i]->finish_read();
+    } catch (...) {
+      for (size_t failed = i; failed < units.size(); failed++) {
+        if (!units[failed]->pinned()) give_back(*units[failed]);
+      }
+      release(units.first(i));
+      throw;
     }
-    live_.push_back(unit);
-    unit->pin();
+    units[i]->pin();
   }
+}
+
+void Schedule::bring(Unit& unit, const Fault& fault) {
+  if (unit.in_memory()) {
+    std::erase(live_, &unit);
+  } else {
+    unit.start_read(fault);
+    counters_.live_bytes += unit.whole_bytes();
+    counters_.peak_bytes = std::max(counters_.peak_bytes, counters_.live_bytes);
+  }
+  live_.push_back(&unit);
+}
+
+void Schedule::prefetch() {
+  if (auto* next = next_to_bring()) bring(*next, {});
+}
+
+Unit* Schedule::next_to_bring() {
+  const auto to_come = order(pass_).to_come();
+  if (to_come.empty() || max_live_units_ < 2 || to_come.front()->in_memory()) return nullptr;
+  // A tracing engine has no later to bring it in before.
+  return to_come.front()->mesh().shard().traits().traces ? nullptr : to_come.front();
 }
 
 void Schedule::release(std::span<Unit* const> units) {
@@ -113,12 +167,12 @@ void Schedule::release(std::span<Unit* const> units) {
 }
 
 void Schedule::reduced(Unit& unit) {
-  if (unit.whole() && !unit.pinned()) give_back(unit);
+  if (!unit.pinned()) give_back(unit);
 }
 
 void Schedule::about_to_write(Unit& unit) {
   const auto held = lock();
-  if (unit.whole() && !unit.pinned()) give_back(unit);
+  if (!unit.pinned()) give_back(unit);
   unit.about_to_write();
 }
 
@@ -134,9 +188,11 @@ void Schedule::forget(const Unit& unit) {
   const auto held = lock();
   std::erase_if(live_, [&](const Unit* known) { return known == &unit; });
   for (auto& order : orders_) order = {};
+  if (visited_ == &unit) visited_ = nullptr;
 }
 
 void Schedule::give_back(Unit& unit) {
+  if (std::ranges::find(live_, &unit) == live_.end()) return;
   counters_.live_bytes -= unit.whole_bytes();
   unit.give_back();
   std::erase(live_, &unit);

@@ -28,7 +28,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
 
   [[nodiscard]] std::unique_lock<std::recursive_mutex> lock() { return std::unique_lock(mutex_); }
 
-  /// The units of one operator are about to be used: makes them whole, pins them, and frees what is not needed any more.
+  /// The units of one operator are about to be used: makes them whole, pins them, frees what is not needed any more, and begins to
+  /// bring in what comes next.
   void use(std::span<Unit* const> units, const Fault& fault);
   void release(std::span<Unit* const> units);
   /// The unit's gradients have been reduced: its part in this backward pass is over.
@@ -47,9 +48,14 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   enum class Pass { None, Training, Evaluation, Backward };
   /// The order in which units were used in one kind of pass: what the last complete one did, and what this one has done so far.
   struct Order {
-    std::vector<const Unit*> recorded;
-    std::vector<const Unit*> current;
+    std::vector<Unit*> recorded;
+    std::vector<Unit*> current;
     bool trusted = false;  // a complete pass is recorded, and this one has followed it so far
+    size_t next = 0;       // as long as it is: the place in `recorded`
+
+    std::span<Unit* const> to_come() const { return trusted ? std::span(recorded).subspan(next) : std::span<Unit* const>(); }
+    /// Whether the uses so far end with the same pass twice; it becomes the record.
+    bool learn_from_repetition();
   };
 
   Pass pass_now() const;
@@ -57,13 +63,16 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void enter(Pass pass);
   void end_backward();
   void record(Unit& unit);
-  bool used_later(const Unit& unit) const;
   void make_room(std::span<Unit* const> wanted);
+  void bring(Unit& unit, const Fault& fault);
+  void prefetch();
+  Unit* next_to_bring();
   void give_back(Unit& unit);
 
   std::recursive_mutex mutex_;
   const int max_live_units_;
-  std::vector<Unit*> live_;  // whole units, the least recently used first
+  std::vector<Unit*> live_;  // units in memory, the least recently used first
+  Unit* visited_ = nullptr;  // the last one used
   Pass pass_ = Pass::None;
   Order orders_[4];
   ScheduleCounters counters_;

@@ -155,17 +155,33 @@ std::vector<Buffer> Unit::buffers() const {
   return result;
 }
 
-void Unit::read(const Fault& fault) {
-  if (whole_) return;
+void Unit::start_read(const Fault& fault) {
+  if (in_memory()) return;
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   const auto all = buffers();
   if (!start_checked_ && !options_.mesh.world().traits().traces) expect_equal_start();  // one trace serves all replicas alike
-  residence_->read(all, {.unit = name_, .version = version_}, fault);
-  whole_ = true;
+  state_ = State::Coming;
+  try {
+    coming_ = residence_->read(all, {.unit = name_, .version = version_}, fault);
+  } catch (...) {
+    give_back();
+    throw;
+  }
   counters_.gathers++;
   const auto ranks = static_cast<uint64_t>(options_.mesh.shard().size());
   counters_.gathered_bytes += residence_->whole_bytes(all) / ranks * (ranks - 1);
+}
+
+void Unit::finish_read() {
+  try {
+    for (const auto& work : coming_) work.wait();
+  } catch (...) {
+    give_back();
+    throw;
+  }
+  coming_.clear();
+  state_ = State::Whole;
 }
 
 void Unit::expect_equal_start() {
@@ -184,9 +200,31 @@ void Unit::expect_equal_start() {
 }
 
 void Unit::give_back() {
-  if (!whole_) return;
+  if (!in_memory()) return;
+  for (const auto& work : std::exchange(coming_, {})) {
+    try {
+      work.wait();
+    } catch (const std::exception&) {
+      // Whoever needs the unit hears of it; who gives it back does not care.
+    }
+  }
+  end_visit();
   residence_->give_back(buffers(), name_);
-  whole_ = false;
+  state_ = State::Cut;
+}
+
+at::Tensor Unit::cast(const at::Tensor& operand, at::ScalarType dtype) {
+  if (operand.is_inference()) return operand.to(dtype);  // has no version that would tell of changes
+  const bool with_gradient = c10::GradMode::is_enabled();
+  for (const auto& known : casts_) {
+    const bool same = known.operand.lock() == operand.getIntrusivePtr() && known.version == operand._version();
+    if (same && known.with_gradient == with_gradient && known.result.scalar_type() == dtype) return known.result;
+  }
+  casts_.push_back({.operand = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(operand.getIntrusivePtr()),
+                    .version = static_cast<uint32_t>(operand._version()),
+                    .with_gradient = with_gradient,
+                    .result = operand.to(dtype)});
+  return casts_.back().result;
 }
 
 void Unit::about_to_write() {

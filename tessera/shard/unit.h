@@ -33,7 +33,7 @@ struct UnitCounters {
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
   struct Parameter {
-    std::string name;
+    std::string name;  // in the largest module that fully_shard has seen so far
     size_t index = 0;  // of the candidate that it was
     at::Tensor shard;  // a leaf, with as many dimensions as the parameter
     std::vector<int64_t> sizes, strides;
@@ -72,12 +72,18 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void join(std::shared_ptr<Schedule> schedule);
 
   // Everything below is called with the schedule's lock held.
-  bool whole() const { return whole_; }
+  bool in_memory() const { return state_ != State::Cut; }  // whole, or about to be
   bool pinned() const { return pins_ > 0; }
   void pin() { pins_++; }
   void unpin() { pins_--; }
-  void read(const Fault& fault);
+  /// Begins to make it whole, and waits until it is.
+  void start_read(const Fault& fault);
+  void finish_read();
   void give_back();
+  /// The operand in the dtype that the unit computes in; the same one twice in a visit is cast once.
+  at::Tensor cast(const at::Tensor& operand, at::ScalarType dtype);
+  /// Another unit's turn.
+  void end_visit() { casts_.clear(); }
   /// A shard is about to change: what is whole is stale from now on, and so is every graph that has saved it.
   void about_to_write();
   /// While whole: takes this rank's part of it into the shards.
@@ -93,6 +99,14 @@ class Unit : public std::enable_shared_from_this<Unit> {
   int writers = 0;
 
  private:
+  /// An operand that was cast in this visit.
+  struct Cast {
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> operand;
+    uint32_t version;
+    bool with_gradient;
+    at::Tensor result;
+  };
+
   Unit(std::string name, const ShardOptions& options) : name_(std::move(name)), options_(options) {}
   void add_group(std::vector<Candidate> candidates);
   std::vector<Buffer> buffers() const;
@@ -106,7 +120,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   UnitCounters counters_;
   uint64_t version_ = 0;  // of the parameters: how often they were written
   bool start_checked_ = false;
-  bool whole_ = false;
+  enum class State { Cut, Coming, Whole } state_ = State::Cut;
+  std::vector<Work> coming_;
+  std::vector<Cast> casts_;
   std::atomic<int> pins_ = 0;  // taken with the lock held, given back without
 };
 

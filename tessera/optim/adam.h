@@ -1,0 +1,48 @@
+// Adam and AdamW, as torch::optim does them.
+#pragma once
+
+#include "tessera/optim/optimizer.h"
+
+namespace tessera::optim {
+
+struct AdamOptions {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0;
+};
+
+/// Weight decay is added to the gradient (L2).
+class Adam : public Optimizer {
+ public:
+  Adam(std::vector<at::Tensor> parameters, AdamOptions options);
+  Adam(std::vector<ParameterGroup> groups, AdamOptions options);
+
+ protected:
+  /// How weight decay acts: through the gradient, or on the parameters directly.
+  enum class Decay { ByGradient, Direct };
+  Adam(std::vector<ParameterGroup> groups, AdamOptions options, Decay decay);
+
+ private:
+  void apply(const Settings& settings, int64_t step, Update& update) override;
+  AdamOptions options_;
+  Decay decay_;
+};
+
+struct AdamWOptions {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 1e-2;
+};
+
+/// Adam whose weight decay shrinks the parameters directly.
+class AdamW final : public Adam {
+ public:
+  AdamW(std::vector<at::Tensor> parameters, AdamWOptions options);
+  AdamW(std::vector<ParameterGroup> groups, AdamWOptions options);
+};
+
+}  // namespace tessera::optim

@@ -1,0 +1,26 @@
+// Gradient descent with momentum, as torch::optim::SGD does it.
+#pragma once
+
+#include "tessera/optim/optimizer.h"
+
+namespace tessera::optim {
+
+struct SgdOptions {
+  double lr = 1e-3;
+  double momentum = 0;
+  double dampening = 0;
+  double weight_decay = 0;
+  bool nesterov = false;
+};
+
+class SGD final : public Optimizer {
+ public:
+  SGD(std::vector<at::Tensor> parameters, SgdOptions options);
+  SGD(std::vector<ParameterGroup> groups, SgdOptions options);
+
+ private:
+  void apply(const Settings& settings, int64_t step, Update& update) override;
+  SgdOptions options_;
+};
+
+}  // namespace tessera::optim
