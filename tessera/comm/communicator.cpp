@@ -16,8 +16,8 @@ Communicator::Communicator(std::shared_ptr<Transport> transport, std::chrono::mi
 
 int Communicator::rank() const {
   const auto& ranks = local_ranks();
-  if (ranks.size() != 1) {
-    throw UsageError(fmt::format("this process stands for {} ranks of '{}'; ask for local_ranks()", ranks.size(), traits().name));
+  if (ranks.size() != 1 || traits().traces) {
+    throw UsageError(fmt::format("this process stands for all {} ranks of '{}'; ask for local_ranks()", ranks.size(), traits().name));
   }
   return ranks.front();
 }

@@ -15,7 +15,7 @@ class Communicator {
  public:
   explicit Communicator(std::shared_ptr<Transport> transport, std::chrono::milliseconds limit = kOperationLimit);
 
-  /// The rank of this process. Throws UsageError where one process stands for several (see local_ranks).
+  /// The rank of this process. Throws UsageError where one process stands for several or records a program for all (see local_ranks).
   int rank() const;
   int size() const { return transport_->traits().size; }
   const std::vector<int>& local_ranks() const { return transport_->traits().local_ranks; }

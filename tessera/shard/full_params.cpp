@@ -38,7 +38,7 @@ at::Tensor part_of(const at::Tensor& whole, const Unit::Parameter& parameter) {
 }
 
 bool wanted_here(const Mesh& mesh, Ranks ranks) {
-  return ranks == Ranks::All || mesh.world().rank() == 0;
+  return ranks == Ranks::All || mesh.world().local_ranks().front() == 0;
 }
 
 }  // namespace

@@ -22,4 +22,8 @@ FlatLayout::FlatLayout(std::span<const int64_t> numels, int64_t alignment, int r
   }
 }
 
+FlatLayout::FlatLayout(int64_t numel, int ranks) : chunk((numel + ranks - 1) / ranks) {
+  spans.push_back({.numel = numel, .shard_numel = chunk});
+}
+
 }  // namespace tessera

@@ -26,6 +26,10 @@ struct FlatLayout {
   /// Every parameter starts at a multiple of `alignment` values, as it would in memory of its own: kernels are faster, and some choose the
   /// order of their sums by it.
   FlatLayout(std::span<const int64_t> numels, int64_t alignment, int rank, int ranks);
+
+  /// One parameter in a buffer of its own, cut like Communicator::own_chunk does. The same on every rank: a shard is the whole chunk, with
+  /// the padding that ends the last one.
+  FlatLayout(int64_t numel, int ranks);
 };
 
 }  // namespace tessera

@@ -65,7 +65,7 @@ at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& 
   }
   auto all = whole;
   for (auto& [unit, sum] : sums) {
-    auto total = sum.defined() ? sum.contiguous() : at::zeros({}, at::kFloat);
+    auto total = sum.defined() ? sum.contiguous() : at::zeros({}, unit->groups().front().own.options().dtype(at::kFloat));
     unit->mesh().shard().all_reduce(total, {.op = std::isinf(p) ? Reduce::Max : Reduce::Sum}, {.unit = "gradient norm"}).wait();
     all = combine(all, total, p);
   }

@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -245,6 +246,44 @@ class Pins {
   c10::SmallVector<Use, 2> used_;
 };
 
+/// The operator's other tensors, on loan to an engine that traces, which ties the gather to them and may put equal values in their place.
+class Companions {
+ public:
+  Companions(const c10::FunctionSchema& schema, Stack& stack, std::span<Unit* const> units) : stack_(stack) {
+    const auto traces = [](const Unit* unit) { return unit->mesh().shard().traits().traces; };
+    if (std::ranges::none_of(units, traces)) return;
+    const auto& arguments = schema.arguments();
+    for (size_t i = 0; i < arguments.size(); i++) {
+      const auto* alias = arguments[i].alias_info();
+      const auto place = stack.size() - arguments.size() + i;
+      if ((alias != nullptr && alias->isWrite()) || !stack[place].isTensor()) continue;
+      const auto& tensor = stack[place].toTensor();
+      if (!tensor.defined() || is_paged(tensor) || tensor.device() != units.front()->mesh().shard().traits().device) continue;
+      places_.push_back(place);
+      lent_.push_back(tensor);
+    }
+  }
+
+  Fault fault() { return {.companions = lent_}; }
+
+  void put_back() {
+    for (size_t i = 0; i < lent_.size(); i++) {
+      const auto& before = stack_[places_[i]].toTensor();
+      if (lent_[i].is_same(before)) continue;
+      // The value takes the place of the original in the graph too.
+      if (c10::GradMode::is_enabled() && before.requires_grad()) {
+        torch::autograd::impl::set_gradient_edge(lent_[i], torch::autograd::impl::gradient_edge(before));
+      }
+      stack_[places_[i]] = lent_[i];
+    }
+  }
+
+ private:
+  Stack& stack_;
+  std::vector<size_t> places_;
+  std::vector<at::Tensor> lent_;
+};
+
 void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
   const auto& schema = handle.schema();
   const auto& op = schema.name();
@@ -265,7 +304,9 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
     for_each_tensor((*stack)[base + i], [&](const at::Tensor& tensor) { note(operands, tensor, writes, op); });
   }
   for (auto* unit : operands.written_shards) unit->schedule()->about_to_write(*unit);
-  const Pins pins(operands.units, {});
+  Companions companions(schema, *stack, operands.units);
+  const Pins pins(operands.units, companions.fault());
+  companions.put_back();
   if (!operands.units.empty()) cast_operands(op, schema, *stack, *operands.units.front());
   const c10::impl::ExcludeDispatchKeyGuard excluded(kPagingKey);
   handle.redispatchBoxed(below, stack);

@@ -76,7 +76,13 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candid
   }
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  for (auto& [kind, members] : kinds) unit->add_group(std::move(members));
+  for (auto& [kind, members] : kinds) {
+    if (options.mesh.shard().traits().packing == Packing::OneBuffer) {
+      unit->add_group(std::move(members));
+    } else {
+      for (auto& member : members) unit->add_group({std::move(member)});
+    }
+  }
   attach_unit_node(unit);
   unit->bait_old_optimizers();
   return unit;
@@ -96,7 +102,8 @@ void Unit::add_group(std::vector<Candidate> candidates) {
   std::vector<int64_t> numels;
   for (const auto& candidate : candidates) numels.push_back(candidate.tensor.numel());
   const auto alignment = kAlignment / static_cast<int64_t>(c10::elementSize(group.full_dtype));
-  const FlatLayout layout(numels, alignment, shard.rank(), shard.size());
+  const bool together = shard.traits().packing == Packing::OneBuffer;
+  const auto layout = together ? FlatLayout(numels, alignment, shard.rank(), shard.size()) : FlatLayout(numels.front(), shard.size());
   group.chunk = layout.chunk;
 
   const auto own_storage = marked_storage(Role::Shard, shared_from_this(),
@@ -111,8 +118,10 @@ void Unit::add_group(std::vector<Candidate> candidates) {
     auto& tensor = candidates[i].tensor;
     const auto& span = layout.spans[i];
     if (options_.start == Start::FromRank0) options_.mesh.world().broadcast(in_memory_order(tensor), 0, {.unit = name_}).wait();
-    group.fingerprint = group.fingerprint * 31 + fingerprint(in_memory_order(tensor));
-    group.own.narrow(0, span.shard_offset, span.shard_numel).copy_(in_memory_order(tensor).narrow(0, span.shard_begin, span.shard_numel));
+    const auto values = in_memory_order(tensor);
+    if (!shard.traits().traces) group.fingerprint = group.fingerprint * 31 + fingerprint(values);
+    group.own.narrow(0, span.shard_offset, span.shard_numel)
+        .copy_(together ? values.narrow(0, span.shard_begin, span.shard_numel) : shard.own_chunk(values));
     const auto sizes = shard_sizes(span.shard_numel, tensor.dim());
     std::vector<int64_t> strides(sizes.size(), 1);
     auto part = paged_view(own_storage, group.dtype, sizes, strides, span.shard_offset);
@@ -127,11 +136,8 @@ void Unit::add_group(std::vector<Candidate> candidates) {
                                 .strides = tensor.strides().vec(),
                                 .span = span,
                                 .full = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr())});
-    if (group.full_dtype == group.dtype) {
-      tensor.set_data(window);
-    } else {
-      tensor.unsafeGetTensorImpl()->shallow_copy_from(window.getIntrusivePtr());
-    }
+    // Not by set_data, which takes another dtype or a device that libtorch does not know for another kind of tensor.
+    tensor.unsafeGetTensorImpl()->shallow_copy_from(window.getIntrusivePtr());
     tensor = at::Tensor();
   }
   groups_.push_back(std::move(group));
@@ -154,7 +160,7 @@ void Unit::start_read(const Fault& fault) {
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   const auto all = buffers();
-  if (!start_checked_) expect_equal_start();
+  if (!start_checked_ && !options_.mesh.world().traits().traces) expect_equal_start();  // one trace serves all replicas alike
   state_ = State::Coming;
   try {
     coming_ = residence_->read(all, {.unit = name_, .version = version_}, fault);
@@ -244,10 +250,9 @@ void Unit::bait_old_optimizers() {
 void Unit::keep_own_part() {
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  const auto rank = options_.mesh.shard().rank();
   for (auto& group : groups_) {
     const auto full = group.full.lock();
-    if (full) group.own.copy_(flat_view(c10::Storage(full), group.full_dtype).narrow(0, rank * group.chunk, group.chunk));
+    if (full) group.own.copy_(options_.mesh.shard().own_chunk(flat_view(c10::Storage(full), group.full_dtype)));
   }
 }
 

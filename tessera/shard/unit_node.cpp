@@ -48,12 +48,13 @@ class UnitNode final : public ag::Node {
     const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
     const auto schedule = unit_->schedule();
     const auto lock = schedule->lock();
-    ag::variable_list results;
-    size_t input = 0;
-    for (auto& [group, parameters] : inputs_) {
-      reduce(*group, parameters, std::span(gradients).subspan(input, parameters.size()), results);
-      input += parameters.size();
+    std::vector<Cut> cuts;
+    for (size_t i = 0, input = 0; i < inputs_.size(); input += inputs_[i++].second.size()) {
+      cuts.push_back(pack(*inputs_[i].first, inputs_[i].second, std::span(gradients).subspan(input)));
     }
+    reduce(cuts);
+    ag::variable_list results;
+    for (size_t i = 0; i < inputs_.size(); i++) hand_on(cuts[i], inputs_[i].second, gradients, results);
     gradients.clear();
     unit_->count_reduction();
     unit_->bait_old_optimizers();
@@ -62,35 +63,48 @@ class UnitNode final : public ag::Node {
   }
 
  private:
-  void reduce(Unit::Group& group, std::span<Unit::Parameter* const> parameters, std::span<at::Tensor> gradients,
-              ag::variable_list& results) {
-    const auto& mesh = unit_->mesh();
+  /// The gradients of a group, whole, and the memory that this rank's part of them goes to.
+  struct Cut {
+    c10::Storage storage;
+    Piece piece;
+  };
+
+  Cut pack(const Unit::Group& group, std::span<Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients) {
     const auto dtype = reduce_dtype(group, unit_->options().mixed_precision);
-    const auto options = group.own.options().dtype(dtype);
-    const auto whole = at::zeros({group.chunk * mesh.shard().size()}, options);
-    for (size_t i = 0; i < gradients.size(); i++) {
-      auto& gradient = gradients[i];
+    const auto whole = at::zeros({group.chunk * unit_->mesh().shard().size()}, group.own.options().dtype(dtype));
+    for (size_t i = 0; i < parameters.size(); i++) {
+      const auto& gradient = gradients[i];
       if (!gradient.defined()) continue;
       const auto& parameter = *parameters[i];
       whole.as_strided(parameter.sizes, parameter.strides, parameter.span.offset)
           .copy_(gradient.is_sparse() ? gradient.to_dense() : gradient);
     }
-    const auto storage = marked_storage(Role::Gradient, unit_, static_cast<size_t>(group.chunk) * c10::elementSize(group.dtype),
-                                        group.own.device(), Allocate::Now);
-    const auto own = flat_view(storage, group.dtype);
-    const Piece piece{.whole = whole, .own = own};
-    mesh.shard().reduce_scatter(std::span(&piece, 1), {.op = Reduce::Mean}, {.unit = unit_->name()}).wait();
-    if (mesh.replicate().size() > 1) mesh.replicate().all_reduce(own, {.op = Reduce::Mean}, {.unit = unit_->name()}).wait();
+    auto storage = marked_storage(Role::Gradient, unit_, static_cast<size_t>(group.chunk) * c10::elementSize(group.dtype),
+                                  group.own.device(), Allocate::Now);
+    return {.storage = storage, .piece = {.whole = whole, .own = flat_view(storage, group.dtype)}};
+  }
 
-    for (size_t i = 0; i < gradients.size(); i++) {
-      const auto& parameter = *parameters[i];
+  /// One call for all buffers of a dtype, as for gathers.
+  void reduce(std::span<const Cut> cuts) {
+    const auto& mesh = unit_->mesh();
+    for (size_t next = 0; next < cuts.size();) {
+      const auto dtype = cuts[next].piece.whole.scalar_type();
+      std::vector<Piece> pieces;
+      for (; next < cuts.size() && cuts[next].piece.whole.scalar_type() == dtype; next++) pieces.push_back(cuts[next].piece);
+      mesh.shard().reduce_scatter(pieces, {.op = Reduce::Mean}, {.unit = unit_->name()}).wait();
+    }
+    if (mesh.replicate().size() == 1) return;
+    for (const auto& cut : cuts) mesh.replicate().all_reduce(cut.piece.own, {.op = Reduce::Mean}, {.unit = unit_->name()}).wait();
+  }
+
+  void hand_on(const Cut& cut, std::span<Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients,
+               ag::variable_list& results) {
+    for (const auto* parameter : parameters) {
+      const auto& shard = parameter->shard;
       // A parameter that the step did not use keeps its lack of a gradient; one that was frozen meanwhile gets none.
-      if (!gradients[i].defined() || !parameter.shard.requires_grad()) {
-        results.emplace_back();
-      } else {
-        results.push_back(
-            paged_view(storage, group.dtype, parameter.shard.sizes(), parameter.shard.strides(), parameter.span.shard_offset));
-      }
+      const bool wanted = gradients[results.size()].defined() && shard.requires_grad();
+      results.push_back(wanted ? paged_view(cut.storage, shard.scalar_type(), shard.sizes(), shard.strides(), parameter->span.shard_offset)
+                               : at::Tensor());
     }
   }
 

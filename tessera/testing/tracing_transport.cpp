@@ -1,0 +1,160 @@
+#include "tessera/testing/tracing_transport.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/reducer.h"
+#include "tessera/testing/silent_device.h"
+
+namespace tessera::testing {
+namespace {
+
+/// The replicas in groups of one size; a collective acts in each.
+using Groups = std::vector<std::vector<int>>;
+
+Transport::Traits traits_of(const Groups& groups) {
+  const auto size = static_cast<int>(groups.front().size());
+  std::vector<int> ranks(groups.front().size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return {.name = "tracing",
+          .size = size,
+          .local_ranks = std::move(ranks),
+          .device = silent_device(),
+          .packing = Packing::BufferPerParameter,
+          .traces = true};
+}
+
+class TracingTransport final : public Transport {
+ public:
+  TracingTransport(Groups groups, std::shared_ptr<Trace> trace)
+      : Transport(traits_of(groups)), groups_(std::move(groups)), trace_(std::move(trace)) {}
+
+  Work all_gather(std::span<const Piece> pieces, std::span<at::Tensor> companions, const Call& call) override {
+    auto& step = record(Operation::AllGather, call, pieces.size());
+    for (auto& companion : companions) {
+      companion = companion.clone();  // as a barrier's result is
+      step.companions.push_back(
+          {.sizes = companion.sizes().vec(), .in_its_place = decltype(Trace::Companion::in_its_place)(companion.getIntrusivePtr())});
+    }
+    for (const auto& piece : pieces) {
+      for (const auto& group : groups_) {
+        const auto all = at::cat(on(group, piece.own));
+        for (const int r : group) replica(piece.whole, r).copy_(all);
+      }
+    }
+    return {};
+  }
+
+  Work reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Call& call) override {
+    record(Operation::ReduceScatter, call, pieces.size());
+    for (const auto& piece : pieces) {
+      for (const auto& group : groups_) {
+        const auto parts = reduced(on(group, piece.whole), reduction).chunk(size());
+        for (size_t i = 0; i < group.size(); i++) replica(piece.own, group[i]).copy_(parts[i]);
+      }
+    }
+    return {};
+  }
+
+  Work all_reduce(at::Tensor tensor, const Reduction& reduction, const Call& call) override {
+    record(Operation::AllReduce, call, 1);
+    for (const auto& group : groups_) {
+      const auto result = reduced(on(group, tensor), reduction);
+      for (const int r : group) replica(tensor, r).copy_(result);
+    }
+    return {};
+  }
+
+  Work broadcast(at::Tensor tensor, int root, const Call& call) override {
+    record(Operation::Broadcast, call, 1);
+    for (const auto& group : groups_) {
+      for (const int r : group) replica(tensor, r).copy_(replica(tensor, group.at(static_cast<size_t>(root))));
+    }
+    return {};
+  }
+
+  Work barrier(const Call& call) override {
+    record(Operation::Barrier, call, 0);
+    return {};
+  }
+
+  std::unique_ptr<Transport> split(std::span<const int> colors, const Call& call) override {
+    record(Operation::Split, call, 0);
+    Groups parts;
+    for (const auto& group : groups_) {
+      std::map<int, std::vector<int>> by_color;
+      for (size_t i = 0; i < group.size(); i++) by_color[colors[i]].push_back(group[i]);
+      for (auto& [color, members] : by_color) parts.push_back(std::move(members));
+    }
+    const auto differs = [&](const auto& part) { return part.size() != parts.front().size(); };
+    if (std::ranges::any_of(parts, differs)) throw UsageError("one program serves all groups of a split, so they need one size");
+    return std::make_unique<TracingTransport>(std::move(parts), trace_);
+  }
+
+  /// Where there are several groups, those of the first.
+  std::vector<at::Tensor> replicas(const at::Tensor& tensor) override {
+    const auto all = download(tensor);
+    std::vector<at::Tensor> result;
+    for (const int r : groups_.front()) result.push_back(all[static_cast<size_t>(r)]);
+    return result;
+  }
+
+  at::Tensor from_replicas(std::span<const at::Tensor> tensors) override {
+    std::vector<at::Tensor> values(kReplicas);
+    for (const auto& group : groups_) {
+      for (size_t i = 0; i < group.size(); i++) {
+        const auto r = static_cast<size_t>(group[i]);
+        values[r] = tensors[i].is_cpu() ? tensors[i] : replica(tensors[i], group[i]);
+      }
+    }
+    return upload(values);
+  }
+
+  void step_done() override { trace_->steps_done++; }
+  void abort(std::string_view /*reason*/) noexcept override {}  // nobody waits
+
+ private:
+  int size() const { return traits().size; }
+
+  Trace::Step& record(Operation operation, const Call& call, size_t pieces) {
+    count(operation, 0);
+    return trace_->calls.emplace_back(Trace::Step{.operation = operation, .unit = std::string(call.subject.unit), .pieces = pieces});
+  }
+
+  static std::vector<at::Tensor> on(const std::vector<int>& group, const at::Tensor& tensor) {
+    std::vector<at::Tensor> values;
+    for (const int r : group) values.push_back(replica(tensor, r));
+    return values;
+  }
+
+  static at::Tensor reduced(std::vector<at::Tensor> values, const Reduction& reduction) {
+    const Reducer reducer(reduction, values.front().scalar_type());
+    for (auto& value : values) value = value.to(reducer.wire());
+    return reducer.reduce(values);
+  }
+
+  const Groups groups_;
+  const std::shared_ptr<Trace> trace_;
+};
+
+}  // namespace
+
+std::vector<Trace::Step> Trace::of(Operation operation) const {
+  std::vector<Step> result;
+  std::ranges::copy_if(calls, std::back_inserter(result), [&](const Step& step) { return step.operation == operation; });
+  return result;
+}
+
+TracingWorld tracing_world() {
+  std::vector<int> all(kReplicas);
+  std::iota(all.begin(), all.end(), 0);
+  const auto trace = std::make_shared<Trace>();
+  return {.world = Communicator(std::make_shared<TracingTransport>(Groups{all}, trace)), .trace = trace};
+}
+
+}  // namespace tessera::testing
