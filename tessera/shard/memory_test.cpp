@@ -14,7 +14,7 @@ namespace {
 constexpr int kRanks = 8, kBlocks = 10;
 constexpr int64_t kWidth = 4096;
 constexpr double kBlock = 4.0 * kWidth * kWidth / 1e6;  // MB; so large that it goes back to the kernel at once
-constexpr double kMargin = 50;                          // what comparing the ranks' values takes for a while, and the allocator
+constexpr double kMargin = 30;                          // for the allocator
 
 /// MB, from /proc/self/status: "VmRSS" now, "VmHWM" the peak.
 double resident(const std::string& which) {

@@ -26,7 +26,7 @@ at::Tensor in_memory_order(const at::Tensor& tensor) {
 
 /// A number that differs when any bit does, almost surely. By tensor operations, so that it works on any device.
 int64_t fingerprint(const at::Tensor& values) {
-  constexpr int64_t kStretch = int64_t{1} << 20;  // bounds the memory that this takes
+  constexpr int64_t kStretch = int64_t{1} << 16;  // keeps what this takes in the cache, and out of large blocks of the heap
   const auto width = c10::elementSize(values.scalar_type());
   const auto bits = values.view(width == 8 ? at::kLong : width == 4 ? at::kInt : width == 2 ? at::kShort : at::kChar);
   int64_t result = values.numel();
