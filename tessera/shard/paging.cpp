@@ -124,7 +124,8 @@ void refuse_rebinding(const std::string& op, const c10::FunctionSchema& schema, 
   if (op != kCompatible) return;
   const auto& self = stack[stack.size() - schema.arguments().size()].toTensor();
   const auto& other = stack[stack.size() - schema.arguments().size() + 1].toTensor();
-  if (!is_paged(self) || (other.has_storage() && other.storage().is_alias_of(self.storage()))) return;
+  const auto storage_of = [](const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); };
+  if (!is_paged(self) || (other.has_storage() && storage_of(other) == storage_of(self))) return;
   throw UsageError(
       "set_data on a sharded parameter or shard (to(dtype), to(device), clone() and vector_to_parameters use it) would cut it off "
       "from its unit; convert the model before fully_shard");

@@ -92,6 +92,7 @@ TEST(PyTorch, TrainsTheSame) {
 }
 
 TEST(PyTorch, TrainsTheSameInMixedPrecision) {
+  at::set_num_threads(1);  // as there: in bfloat16 the order of sums shows
   with_ranks(2, [expected = pytorch().at("bfloat16")](const Communicator& world) {
     const auto actual = train(world, {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat});
     expect_near(actual, expected, 1e-4);
