@@ -49,6 +49,11 @@ bool is_reduction(const std::string& name) {
   return std::ranges::find(kReductions, name) != kReductions.end();
 }
 
+// to() of a recurrent module takes its weights anew from parameters(), which returns shards, and lets go of the whole ones.
+bool is_recurrent(const std::string& name) {
+  return name == "aten::lstm" || name == "aten::gru" || name == "aten::rnn_tanh" || name == "aten::rnn_relu";
+}
+
 /// The operands of one operator that are ours.
 struct Operands {
   c10::SmallVector<Unit*, 4> units;           // whose whole parameters it uses
@@ -97,6 +102,12 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const std::
     }
     if (std::ranges::find(operands.units, unit) == operands.units.end()) operands.units.push_back(unit);
     return;
+  }
+  if (is_recurrent(op)) {
+    throw UsageError(
+        fmt::format("{} was given shards in place of whole weights, because to() of a recurrent module was called after fully_shard; "
+                    "call it before",
+                    op));
   }
   const auto unit = marker->unit.lock();
   if (!unit) return;  // its model is gone; what is left of it is an ordinary tensor
