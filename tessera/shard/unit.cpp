@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "tessera/base/compat.h"
 #include "tessera/base/error.h"
@@ -155,6 +156,8 @@ void Unit::read(const Fault& fault) {
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   const auto all = buffers();
   if (!start_checked_) expect_equal_start();
+  // Once for all writes since the last read: how many operators an optimizer takes may depend on the rank's part.
+  if (std::exchange(written_, false)) version_++;
   residence_->read(all, {.unit = name_, .version = version_}, fault);
   whole_ = true;
   counters_.gathers++;
@@ -184,7 +187,7 @@ void Unit::give_back() {
 }
 
 void Unit::about_to_write() {
-  version_++;
+  written_ = true;
   residence_->write();
   for (auto& group : groups_) {
     for (auto& parameter : group.parameters) {
