@@ -25,6 +25,9 @@ set_source_files_properties(tessera/comm/join_test.cpp PROPERTIES
 if(NOT TESSERA_LONG_TESTS)
   list(FILTER _tests EXCLUDE REGEX "_long_test\\.cpp$")
 endif()
+if(NOT Libtorch_PYTHON)
+  list(FILTER _tests EXCLUDE REGEX "/pytorch_test\\.cpp$")
+endif()
 foreach(_source IN LISTS _tests)
   file(RELATIVE_PATH _name "${PROJECT_SOURCE_DIR}/tessera" "${_source}")
   string(REGEX REPLACE "_test\\.cpp$" "" _name "${_name}")
@@ -40,6 +43,11 @@ foreach(_source IN LISTS _tests)
   endif()
   set_tests_properties(${_name} PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_own_limit})
 endforeach()
+
+if(Libtorch_PYTHON)
+  target_compile_definitions(test_shard_pytorch PRIVATE
+    TESSERA_TEST_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_SCRIPT="${PROJECT_SOURCE_DIR}/tests/pytorch/fsdp2.py")
+endif()
 
 # As many drawn models as fit into a quarter of a minute; ten minutes of them where there is time.
 set_property(TEST shard/property APPEND PROPERTY ENVIRONMENT TESSERA_PROPERTY_SECONDS=15)

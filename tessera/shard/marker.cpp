@@ -4,48 +4,54 @@
 #include <c10/core/Allocator.h>
 
 #include <cstring>
+#include <typeinfo>
+#include <utility>
 
 #include "tessera/base/compat.h"
 
 namespace tessera {
 namespace {
 
-void delete_marker(void* context) {
-  delete static_cast<Marker*>(context);
-}
+/// The marker lies beside the pointer to the memory, not in it: others may ask whose storage this is while the memory comes or goes.
+struct MarkedStorage final : c10::StorageImpl {
+  MarkedStorage(Marker content, size_t bytes, c10::Device device)
+      : StorageImpl(use_byte_size_t(), bytes, at::DataPtr(nullptr, device), /*allocator=*/nullptr, /*resizable=*/false),
+        marker(std::move(content)) {}
+
+  // The last tensor is gone. Weak references may remain, the unit's own among them.
+  void release_resources() override {
+    StorageImpl::release_resources();
+    marker = {};
+  }
+
+  Marker marker;
+};
 
 Marker* marker_of(c10::StorageImpl& storage) {
-  const auto& data = storage._mutable_data_ptr_no_checks();
-  return data.get_deleter() == &delete_marker ? static_cast<Marker*>(data.get_context()) : nullptr;
+  return typeid(storage) == typeid(MarkedStorage) ? &static_cast<MarkedStorage&>(storage).marker : nullptr;
 }
 
 /// Puts the marker's memory, or its lack, in front of the storage.
 void show_memory(c10::StorageImpl& storage) {
-  auto& data = storage._mutable_data_ptr_no_checks();
-  auto* marker = static_cast<Marker*>(data.release_context());
-  storage.set_data_ptr_noswap(at::DataPtr(marker->memory.get(), marker, &delete_marker, data.device()));
+  storage.set_data_ptr_noswap(at::DataPtr(marker_of(storage)->memory.get(), storage.device()));
 }
 
 }  // namespace
 
 Marker* marker_of(const at::Tensor& tensor) {
-  if (!tensor.has_storage()) return nullptr;
-  return marker_of(*tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+  return tensor.has_storage() ? marker_of(*tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()) : nullptr;
 }
 
 c10::Storage marked_storage(Role role, const std::shared_ptr<Unit>& unit, size_t bytes, c10::Device device, Allocate when) {
-  auto marker = std::make_unique<Marker>(Marker{.role = role, .unit = unit, .owner = role == Role::Full ? unit : nullptr, .memory = {}});
-  at::DataPtr data(nullptr, marker.release(), &delete_marker, device);
-  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(data),
-                                                             /*allocator=*/nullptr, /*resizable=*/false));
+  Marker marker{.role = role, .unit = unit, .owner = role == Role::Full ? unit : nullptr, .memory = {}};
+  c10::Storage storage(c10::make_intrusive<MarkedStorage>(std::move(marker), bytes, device));
   if (when == Allocate::Now) fill(*storage.unsafeGetStorageImpl());
   return storage;
 }
 
 void fill(c10::StorageImpl& storage) {
-  auto* marker = marker_of(storage);
   compat::unguard_storage(storage);
-  marker->memory = c10::GetAllocator(storage.device_type())->allocate(storage.nbytes());
+  marker_of(storage)->memory = c10::GetAllocator(storage.device_type())->allocate(storage.nbytes());
   show_memory(storage);
 }
 

@@ -20,7 +20,7 @@ enum class Role {
 
 /// Owned by the storage that it marks. Full parameters keep their unit alive; its own memory must not, or nothing would ever die.
 struct Marker {
-  Role role;
+  Role role = Role::Full;
   std::weak_ptr<Unit> unit;
   std::shared_ptr<Unit> owner;  // Role::Full only
   at::DataPtr memory;

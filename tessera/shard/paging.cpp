@@ -51,6 +51,11 @@ bool is_reduction(const std::string& name) {
   return std::ranges::find(kReductions, name) != kReductions.end();
 }
 
+// to() of a recurrent module takes its weights anew from parameters(), which returns shards, and lets go of the whole ones.
+bool is_recurrent(const std::string& name) {
+  return name == "aten::lstm" || name == "aten::gru" || name == "aten::rnn_tanh" || name == "aten::rnn_relu";
+}
+
 /// The operands of one operator that are ours.
 struct Operands {
   c10::SmallVector<Unit*, 4> units;           // whose whole parameters it uses
@@ -99,6 +104,12 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const std::
     }
     if (std::ranges::find(operands.units, unit) == operands.units.end()) operands.units.push_back(unit);
     return;
+  }
+  if (is_recurrent(op)) {
+    throw UsageError(
+        fmt::format("{} was given shards in place of whole weights, because to() of a recurrent module was called after fully_shard; "
+                    "call it before",
+                    op));
   }
   const auto unit = marker->unit.lock();
   if (!unit) return;  // its model is gone; what is left of it is an ordinary tensor
@@ -155,7 +166,8 @@ void refuse_rebinding(const std::string& op, const c10::FunctionSchema& schema, 
   if (op != kCompatible) return;
   const auto& self = stack[stack.size() - schema.arguments().size()].toTensor();
   const auto& other = stack[stack.size() - schema.arguments().size() + 1].toTensor();
-  if (!is_paged(self) || (other.has_storage() && other.storage().is_alias_of(self.storage()))) return;
+  const auto storage_of = [](const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); };
+  if (!is_paged(self) || (other.has_storage() && storage_of(other) == storage_of(self))) return;
   throw UsageError(
       "set_data on a sharded parameter or shard (to(dtype), to(device), clone() and vector_to_parameters use it) would cut it off "
       "from its unit; convert the model before fully_shard");

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "tessera/shard/residence.h"
 #include "tessera/shard/unit.h"
@@ -19,6 +20,22 @@ constexpr size_t kLongestPass = 1 << 14;  // uses; of longer ones the order is n
 [[gnu::noinline]] void call_when_backward_ends(std::function<void()> call) {
   torch::autograd::Engine::get_default_engine().queue_callback(std::move(call));
 }
+
+/// Ends the backward pass of a schedule, once. The engine keeps it until it is through, or gives up.
+class EndOfBackward {
+ public:
+  explicit EndOfBackward(std::function<void()> end) : end_(std::move(end)) {}
+  EndOfBackward(const EndOfBackward&) = delete;
+  EndOfBackward& operator=(const EndOfBackward&) = delete;
+  ~EndOfBackward() { now(); }
+
+  void now() {
+    if (const auto end = std::exchange(end_, nullptr)) end();
+  }
+
+ private:
+  std::function<void()> end_;
+};
 
 }  // namespace
 
@@ -39,10 +56,12 @@ void Schedule::enter(Pass pass) {
   begins.next = 0;
   pass_ = pass;
   if (pass == Pass::Backward) {
-    // What no UnitNode frees (frozen units, gradients of inputs only) is freed when the engine is through.
-    call_when_backward_ends([weak = weak_from_this()] {
+    // What no UnitNode frees (frozen units, gradients of inputs only) is freed when the engine is through. Where an exception stops it,
+    // it drops its callbacks without a call.
+    const auto end = std::make_shared<EndOfBackward>([weak = weak_from_this()] {
       if (const auto schedule = weak.lock()) schedule->end_backward();
     });
+    call_when_backward_ends([end] { end->now(); });
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "tessera/base/compat.h"
 #include "tessera/base/error.h"
@@ -26,7 +27,7 @@ at::Tensor in_memory_order(const at::Tensor& tensor) {
 
 /// A number that differs when any bit does, almost surely. By tensor operations, so that it works on any device.
 int64_t fingerprint(const at::Tensor& values) {
-  constexpr int64_t kStretch = int64_t{1} << 20;  // bounds the memory that this takes
+  constexpr int64_t kStretch = int64_t{1} << 16;  // keeps what this takes in the cache, and out of large blocks of the heap
   const auto width = c10::elementSize(values.scalar_type());
   const auto bits = values.view(width == 8 ? at::kLong : width == 4 ? at::kInt : width == 2 ? at::kShort : at::kChar);
   int64_t result = values.numel();
@@ -161,6 +162,8 @@ void Unit::start_read(const Fault& fault) {
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   const auto all = buffers();
   if (!start_checked_ && !options_.mesh.world().traits().traces) expect_equal_start();  // one trace serves all replicas alike
+  // Once for all writes since the last read: how many operators an optimizer takes may depend on the rank's part.
+  if (std::exchange(written_, false)) version_++;
   state_ = State::Coming;
   try {
     coming_ = residence_->read(all, {.unit = name_, .version = version_}, fault);
@@ -228,7 +231,7 @@ at::Tensor Unit::cast(const at::Tensor& operand, at::ScalarType dtype) {
 }
 
 void Unit::about_to_write() {
-  version_++;
+  written_ = true;
   residence_->write();
   for (auto& group : groups_) {
     for (auto& parameter : group.parameters) {

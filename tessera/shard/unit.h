@@ -118,7 +118,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::unique_ptr<Residence> residence_;
   std::shared_ptr<Schedule> schedule_;
   UnitCounters counters_;
-  uint64_t version_ = 0;  // of the parameters: how often they were written
+  uint64_t version_ = 0;  // of the parameters: how often they were read after a write
+  bool written_ = false;  // since they were read last
   bool start_checked_ = false;
   enum class State { Cut, Coming, Whole } state_ = State::Cut;
   std::vector<Work> coming_;

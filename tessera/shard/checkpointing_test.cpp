@@ -1,0 +1,166 @@
+// Activation checkpointing is a backward pass inside another one: gradients of every way to do it are those of the plain model.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/testing/blocks.h"
+#include "tessera/testing/net.h"
+
+namespace tessera::testing {
+namespace {
+
+namespace nn = torch::nn;
+namespace ag = torch::autograd;
+
+using Run = std::function<at::Tensor(const at::Tensor&)>;
+
+struct Segment : torch::CustomClassHolder {
+  Run run;
+};
+
+/// Forgets the activations of a segment, and runs it again in backward. `anchor` requires a gradient, so that there is a node even if x
+/// does not.
+struct Checkpoint : ag::Function<Checkpoint> {
+  static at::Tensor forward(ag::AutogradContext* context, const at::Tensor& x, const at::Tensor& /*anchor*/, const Run& run) {
+    auto segment = c10::make_intrusive<Segment>();
+    segment->run = run;
+    context->saved_data["segment"] = c10::IValue::make_capsule(std::move(segment));
+    context->saved_data["needs"] = x.requires_grad();
+    context->save_for_backward({x});
+    return run(x);
+  }
+  static ag::variable_list backward(ag::AutogradContext* context, ag::variable_list gradients) {
+    const bool needs = context->saved_data["needs"].toBool();
+    const auto x = context->get_saved_variables()[0].detach().set_requires_grad(needs);
+    const auto segment = c10::static_intrusive_pointer_cast<Segment>(context->saved_data["segment"].toCapsule());
+    const at::AutoGradMode grad(true);
+    segment->run(x).backward(gradients[0]);
+    return {x.grad(), at::Tensor(), at::Tensor()};
+  }
+};
+
+at::Tensor checkpoint(const Run& run, const at::Tensor& x) {
+  return Checkpoint::apply(x, at::zeros({1}).set_requires_grad(true), run);
+}
+at::Tensor plainly(const Run& run, const at::Tensor& x) {
+  return run(x);
+}
+
+struct Plan {
+  using Around = at::Tensor (*)(const Run& run, const at::Tensor& x);
+  std::string name;
+  std::vector<std::vector<int>> units;
+  at::Tensor (*value)(Blocks& m, at::Tensor x, Around around);
+  std::vector<uint64_t> reductions;  // of each unit in a step: one for each graph that a part of it is in
+  friend std::ostream& operator<<(std::ostream& out, const Plan& self) { return out << self.name; }
+};
+
+Run part(Blocks& m, size_t first, size_t last) {
+  return [&m, first, last](at::Tensor x) {
+    for (size_t i = first; i <= last; i++) x = m.block[i]->forward(x);
+    return x;
+  };
+}
+
+class Checkpointing : public ::testing::TestWithParam<Plan> {};
+
+TEST_P(Checkpointing, GivesTheGradientsOfThePlainModel) {
+  const auto& plan = GetParam();
+  with_ranks(2, [&](const Communicator& world) {
+    for (const bool needs : {false, true}) {
+      Blocks whole, sharded;
+      for (const auto& members : plan.units) {
+        std::vector<std::shared_ptr<nn::Module>> modules;
+        for (const int i : members) modules.push_back(sharded.block[static_cast<size_t>(i)]);
+        fully_shard(modules, {.mesh = world});
+      }
+      fully_shard(sharded, {.mesh = world});
+      for (int step = 0; step < 3; step++) {
+        whole.zero_grad();
+        sharded.zero_grad();
+        reset_counters(sharded);
+        const auto x = numbers({5, 8}, step).set_requires_grad(needs), y = x.detach().clone().set_requires_grad(needs);
+        plan.value(whole, x, &plainly).pow(2).mean().backward();
+        plan.value(sharded, y, &checkpoint).pow(2).mean().backward();
+        expect_same_gradients(sharded, whole);
+        if (needs) {
+          EXPECT_TRUE(at::allclose(y.grad(), x.grad(), 1e-5, 1e-6));
+        }
+        expect_all_freed(sharded);
+        std::vector<uint64_t> reductions;
+        for (const auto& unit : units(sharded)) reductions.push_back(unit->counters().reductions);
+        EXPECT_EQ(reductions, plan.reductions);
+      }
+    }
+  });
+}
+
+const std::vector<std::vector<int>> kEach = {{0}, {1}, {2}, {3}}, kPairs = {{0, 1}, {2, 3}};
+
+INSTANTIATE_TEST_SUITE_P(
+    Plans, Checkpointing,
+    ::testing::Values(Plan{"EachBlock",
+                           kEach,
+                           [](Blocks& m, at::Tensor x, Plan::Around around) {
+                             for (size_t i = 0; i < 4; i++) x = around(part(m, i, i), x);
+                             return x;
+                           },
+                           {1, 1, 1, 1}},
+                      Plan{"TwoBlocksInAUnit",
+                           kPairs,
+                           [](Blocks& m, at::Tensor x, Plan::Around around) {
+                             for (size_t i = 0; i < 4; i++) x = around(part(m, i, i), x);
+                             return x;
+                           },
+                           {2, 2}},
+                      Plan{"AroundTwoUnits",
+                           kEach,
+                           [](Blocks& m, at::Tensor x, Plan::Around around) { return around(part(m, 2, 3), around(part(m, 0, 1), x)); },
+                           {1, 1, 1, 1}},
+                      Plan{"Nested",
+                           kEach,
+                           [](Blocks& m, at::Tensor x, Plan::Around around) {
+                             const auto inner = [&m, around](const at::Tensor& t) {
+                               return around(part(m, 2, 2), around(part(m, 1, 1), around(part(m, 0, 0), t)));
+                             };
+                             return around(inner, m.block[3]->forward(x));
+                           },
+                           {1, 1, 1, 1}},
+                      Plan{"HalfOfAUnit",
+                           kPairs,
+                           [](Blocks& m, at::Tensor x, Plan::Around around) {
+                             x = m.block[1]->forward(around(part(m, 0, 0), x));
+                             return around(part(m, 3, 3), m.block[2]->forward(x));
+                           },
+                           {2, 2}},
+                      Plan{"BlocksUsedTwice",
+                           kEach,
+                           [](Blocks& m, at::Tensor x, Plan::Around around) {
+                             for (int i = 0; i < 2; i++) x = around(part(m, 2, 3), around(part(m, 0, 1), x));
+                             return x;
+                           },
+                           {2, 2, 2, 2}},
+                      Plan{"OncePlainlyOnceNot",
+                           kEach,
+                           [](Blocks& m, at::Tensor x, Plan::Around around) { return m.forward(around(part(m, 0, 3), x)); },
+                           {2, 2, 2, 2}}),
+    ::testing::PrintToStringParamName());
+
+/// So deep that the engine goes on in another thread.
+at::Tensor nested_checkpoints(const Run& innermost, int depth, const at::Tensor& x) {
+  if (depth == 0) return innermost(x);
+  return checkpoint([=](const at::Tensor& t) { return nested_checkpoints(innermost, depth - 1, t); }, x);
+}
+
+TEST(Backward, MayNestDeeperThanTheEngineKeepsInOneThread) {
+  with_ranks(2, [](const Communicator& world) {
+    Blocks whole;
+    const auto sharded = sharded_blocks(world);
+    whole.forward(numbers({2, 8})).sum().backward();
+    const auto run = [&](const at::Tensor& x) { return sharded->forward(x); };
+    nested_checkpoints(run, 80, numbers({2, 8}).set_requires_grad(true)).sum().backward();
+    expect_same_gradients(*sharded, whole);
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,110 @@
+// What a step costs is a formula, at every size of world: gathers, reductions, bytes received and bytes sent.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/shard/fully_shard.h"
+#include "tessera/shard/model.h"
+#include "tessera/shard/unit.h"
+#include "tessera/testing/blocks.h"
+#include "tessera/testing/net.h"
+
+namespace tessera::testing {
+namespace {
+
+namespace nn = torch::nn;
+
+/// Four blocks, each a unit, and a unit of what is left: used at both ends of a pass.
+struct Model : nn::Module {
+  nn::Linear embed{nullptr}, head{nullptr};
+  std::shared_ptr<Blocks> blocks;
+  Model() {
+    embed = register_module("embed", nn::Linear(5, 8));
+    blocks = register_module("blocks", std::make_shared<Blocks>());
+    head = register_module("head", nn::Linear(8, 3));
+    fill_with_numbers(*this);
+  }
+  at::Tensor forward(const at::Tensor& x) { return head(blocks->forward(embed(x))); }
+};
+
+uint64_t up(uint64_t count, uint64_t multiple) {
+  return (count + multiple - 1) / multiple * multiple;
+}
+
+/// Bytes of one rank's chunk: every parameter begins at a multiple of 64 bytes, and so does every chunk.
+uint64_t chunk_values(const std::vector<uint64_t>& parameters, uint64_t ranks, uint64_t value_bytes) {
+  uint64_t total = 0;
+  for (const auto numel : parameters) total += up(numel, 64 / value_bytes);
+  return up((total + ranks - 1) / ranks, 64 / value_bytes);
+}
+
+const std::vector<uint64_t> kBlock = {8 * 16, 16, 16 * 8, 8}, kRoot = {5 * 8, 8, 8 * 3, 3};
+
+struct Numbers {
+  std::string name;
+  MixedPrecision precision;
+  uint64_t gathered = 4, reduced = 4;  // bytes of a value on its way
+  friend std::ostream& operator<<(std::ostream& out, const Numbers& self) { return out << self.name; }
+};
+
+class Formula : public ::testing::TestWithParam<Numbers> {};
+
+TEST_P(Formula, HoldsForGathersReductionsAndBytes) {
+  const auto& numbers_are = GetParam();
+  for (const int ranks : {1, 2, 3, 4, 7}) {
+    SCOPED_TRACE(std::to_string(ranks) + " ranks");
+    with_ranks(ranks, [&](const Communicator& world) {
+      Model model;
+      const ShardOptions options{.mesh = world, .mixed_precision = numbers_are.precision};
+      for (const auto& block : model.blocks->block) fully_shard(block, options);
+      fully_shard(model, options);
+      const auto count = static_cast<uint64_t>(ranks), others = count - 1;
+      const auto block = chunk_values(kBlock, count, numbers_are.gathered), root = chunk_values(kRoot, count, numbers_are.gathered);
+
+      for (int step = 0; step < 4; step++) {
+        reset_counters(model);
+        world.reset_traffic();
+        model.forward(numbers({6, 5}, step)).pow(2).mean().backward();
+        if (step == 0) continue;  // the order of use is not known yet
+        for (const auto& unit : units(model)) {
+          // One gather in forward, one in backward if the unit was freed between. The root is used last, and so is whole still.
+          EXPECT_EQ(unit->counters().gathers, unit->name() == "Model" ? 1 : 2) << unit->name() << ", step " << step;
+          EXPECT_EQ(unit->counters().reductions, 1) << unit->name();
+        }
+        const auto gathered = others * numbers_are.gathered * (4 * 2 * block + root);
+        const auto reduced = others * numbers_are.reduced * (4 * block + root);
+        EXPECT_EQ(counters(model).gathers, 9);
+        EXPECT_EQ(counters(model).reductions, 5);
+        EXPECT_EQ(counters(model).misses, 0);
+        EXPECT_EQ(counters(model).gathered_bytes, gathered);
+        EXPECT_EQ(world.traffic(Operation::AllGather).calls, 9);
+        EXPECT_EQ(world.traffic(Operation::AllGather).bytes, gathered);
+        EXPECT_EQ(world.traffic(Operation::ReduceScatter).calls, 5);
+        EXPECT_EQ(world.traffic(Operation::ReduceScatter).bytes, reduced);
+        EXPECT_EQ(world.traffic(Operation::AllReduce).calls, 0);
+      }
+
+      const torch::NoGradGuard no_grad;
+      for (int pass = 0; pass < 3; pass++) {
+        reset_counters(model);
+        world.reset_traffic();
+        model.forward(numbers({6, 5}, pass));
+        EXPECT_LE(counters(model).gathers, 6) << "one for each unit, and the root's head when nothing is known of its embedding";
+        EXPECT_EQ(world.traffic(Operation::AllGather).bytes, counters(model).gathered_bytes);
+        EXPECT_EQ(world.traffic(Operation::ReduceScatter).calls, 0);
+      }
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, Formula,
+                         ::testing::Values(Numbers{.name = "Float32", .precision = {}},
+                                           Numbers{.name = "Bfloat16", .precision = {.param_dtype = at::kBFloat16}, .gathered = 2},
+                                           Numbers{.name = "Bfloat16BothWays",
+                                                   .precision = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kBFloat16},
+                                                   .gathered = 2,
+                                                   .reduced = 2}),
+                         ::testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace tessera::testing

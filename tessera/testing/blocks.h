@@ -1,0 +1,58 @@
+// A row of residual blocks, each a unit or whatever a test makes of them, and what its gradients are compared with.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include "tessera/shard/full_params.h"
+#include "tessera/shard/fully_shard.h"
+#include "tessera/shard/model.h"
+#include "tessera/shard/unit.h"
+#include "tessera/testing/numbers.h"
+#include "tessera/testing/transports.h"
+
+namespace tessera::testing {
+
+struct Block : torch::nn::Module {
+  torch::nn::Linear a{nullptr}, b{nullptr};
+  Block() {
+    a = register_module("a", torch::nn::Linear(8, 16));
+    b = register_module("b", torch::nn::Linear(16, 8));
+  }
+  at::Tensor forward(const at::Tensor& x) { return x + b(torch::tanh(a(x))); }
+};
+
+struct Blocks : torch::nn::Module {
+  std::vector<std::shared_ptr<Block>> block;
+  explicit Blocks(int count = 4) {
+    for (int i = 0; i < count; i++) block.push_back(register_module("block" + std::to_string(i), std::make_shared<Block>()));
+    fill_with_numbers(*this);
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (const auto& each : block) x = each->forward(x);
+    return x;
+  }
+};
+
+/// Every block a unit.
+inline std::shared_ptr<Blocks> sharded_blocks(const Communicator& world, int max_live_units = 2) {
+  const auto model = std::make_shared<Blocks>();
+  for (const auto& each : model->block) fully_shard(each, {.mesh = world});
+  fully_shard(model, {.mesh = world, .max_live_units = max_live_units});
+  return model;
+}
+
+inline void expect_same_gradients(const torch::nn::Module& sharded, const torch::nn::Module& whole, double factor = 1) {
+  const auto shards = parameters(sharded);
+  const auto originals = whole.parameters();
+  ASSERT_EQ(shards.size(), originals.size());
+  for (size_t i = 0; i < shards.size(); i++) {
+    ASSERT_TRUE(shards[i].grad().defined()) << "parameter " << i;
+    EXPECT_TRUE(at::allclose(full_grad(shards[i]), originals[i].grad() * factor, 1e-5, 1e-6)) << "parameter " << i;
+  }
+}
+
+inline void expect_all_freed(const torch::nn::Module& model) {
+  for (const auto& unit : units(model)) EXPECT_FALSE(unit->whole()) << unit->name();
+}
+
+}  // namespace tessera::testing
