@@ -2,6 +2,8 @@
 
 Weights and batches come from a formula, so that tessera/shard/pytorch_test.cpp can train the same. Started by torchrun.
 """
+import os
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -53,4 +55,5 @@ dist.init_process_group("gloo")
 world = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
 train(world, "float32", MixedPrecisionPolicy())
 train(world, "bfloat16", MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
-dist.destroy_process_group()
+dist.barrier()
+os._exit(0)  # gloo's threads now and then abort an orderly end
