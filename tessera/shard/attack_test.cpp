@@ -30,7 +30,7 @@ struct Form {
 struct Bag : nn::Module {
   Tensors own;
   explicit Bag(const std::vector<std::vector<int64_t>>& shapes) {
-    for (const auto& sizes : shapes) own.push_back(register_parameter("p" + std::to_string(own.size()), numbers(sizes)));
+    for (const auto& sizes : shapes) own.push_back(register_parameter(std::string(own.size() + 1, 'p'), numbers(sizes)));
   }
 };
 

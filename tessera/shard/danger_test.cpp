@@ -102,6 +102,18 @@ TEST(Memory, OfAModuleIsFreedBeforeFullyShardReturns) {
   });
 }
 
+TEST(Memory, OfADeadModuleMayBeTakenByAnother) {
+  with_ranks(1, [](const Communicator& world) {
+    std::vector<at::Tensor> graphs;  // keep the units
+    for (int i = 0; i < 20; i++) {
+      nn::Linear layer(4, 4);
+      fully_shard(layer, {.mesh = world});
+      graphs.push_back(layer(at::ones({2, 4})).sum());
+    }
+    for (auto& graph : graphs) graph.backward();
+  });
+}
+
 // --- Things that must come out right ---
 
 TEST(Gradients, AreThoseThatUsersOfShardsExpect) {

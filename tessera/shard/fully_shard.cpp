@@ -58,10 +58,16 @@ void remember(const Module& module, const std::shared_ptr<Unit>& unit) {
   registry().units[&module] = unit;
 }
 
-std::shared_ptr<Unit> unit_of(const Module& module) {
-  std::lock_guard lock(registry().mutex);
-  const auto found = registry().units.find(&module);
-  return found == registry().units.end() ? nullptr : found->second.lock();
+/// Nothing for a module that lies where an older one did, whose unit a graph still keeps: it has none of the unit's parameters.
+std::shared_ptr<Unit> unit_of(Module& module) {
+  std::shared_ptr<Unit> unit;
+  {
+    std::lock_guard lock(registry().mutex);
+    const auto found = registry().units.find(&module);
+    if (found != registry().units.end()) unit = found->second.lock();
+  }
+  const auto of_unit = [&](const at::Tensor& parameter) { return locate(parameter).unit == unit; };
+  return unit && std::ranges::any_of(module.parameters(), of_unit) ? unit : nullptr;
 }
 
 /// Where a parameter is registered.

@@ -150,7 +150,7 @@ bool loads_shard(const c10::OperatorHandle& handle, Stack& stack) {
 void refuse_cloning(const std::string& op, const c10::FunctionSchema& schema, const Stack& stack) {
   if (op != "aten::clone" || c10::GradMode::is_enabled()) return;
   const auto& self = stack[stack.size() - schema.arguments().size()].toTensor();
-  if (const auto found = locate(self); found.parameter != nullptr) {
+  if (const auto found = locate(self); found.parameter != nullptr && found.parameter->shard.is_same(self)) {
     throw UsageError(
         fmt::format("a clone of a sharded module would hold only this rank's part of '{}'; clone it before fully_shard, and for a copy "
                     "of a shard's values write shard.detach().clone()",

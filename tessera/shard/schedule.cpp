@@ -205,7 +205,7 @@ void Schedule::free_all() {
 
 void Schedule::forget(const Unit& unit) {
   const auto held = lock();
-  std::erase_if(live_, [&](const Unit* known) { return known == &unit; });
+  if (std::erase(live_, &unit) > 0) counters_.live_bytes -= unit.whole_bytes();
   for (auto& order : orders_) order = {};
   if (visited_ == &unit) visited_ = nullptr;
 }

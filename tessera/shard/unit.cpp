@@ -84,6 +84,7 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candid
       for (auto& member : members) unit->add_group({std::move(member)});
     }
   }
+  unit->whole_bytes_ = unit->residence_->whole_bytes(unit->buffers());
   attach_unit_node(unit);
   unit->bait_old_optimizers();
   return unit;
@@ -173,7 +174,7 @@ void Unit::start_read(const Fault& fault) {
   }
   counters_.gathers++;
   const auto ranks = static_cast<uint64_t>(options_.mesh.shard().size());
-  counters_.gathered_bytes += residence_->whole_bytes(all) / ranks * (ranks - 1);
+  counters_.gathered_bytes += whole_bytes_ / ranks * (ranks - 1);
 }
 
 void Unit::finish_read() {
@@ -257,10 +258,6 @@ void Unit::keep_own_part() {
     const auto full = group.full.lock();
     if (full) group.own.copy_(options_.mesh.shard().own_chunk(flat_view(c10::Storage(full), group.full_dtype)));
   }
-}
-
-uint64_t Unit::whole_bytes() const {
-  return residence_->whole_bytes(buffers());
 }
 
 Located locate(const at::Tensor& tensor) {

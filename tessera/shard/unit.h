@@ -88,7 +88,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void about_to_write();
   /// While whole: takes this rank's part of it into the shards.
   void keep_own_part();
-  uint64_t whole_bytes() const;
+  /// What it takes on this rank while whole.
+  uint64_t whole_bytes() const { return whole_bytes_; }
   void count_reduction() { counters_.reductions++; }
 
   /// Gives the whole parameters gradients that no optimizer can apply: one that was made before sharding, and would otherwise find no
@@ -118,6 +119,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::unique_ptr<Residence> residence_;
   std::shared_ptr<Schedule> schedule_;
   UnitCounters counters_;
+  uint64_t whole_bytes_ = 0;
   uint64_t version_ = 0;  // of the parameters: how often they were read after a write
   bool written_ = false;  // since they were read last
   bool start_checked_ = false;

@@ -38,11 +38,11 @@ INSTANTIATE_TEST_SUITE_P(
                               t.slice(0, 0, half).mul_(2);
                               for (auto i = half; i < t.size(0); i++) t[i].mul_(2);
                             }},
-                      Write{"copy", [](at::Tensor t) { t.copy_(t.clone() * 2); }},
-                      Write{"out", [](at::Tensor t) { at::mul_out(t, t.clone(), at::full({}, 2.f)); }},
-                      Write{"masked", [](at::Tensor t) { t.masked_scatter_(at::ones_like(t, at::kBool), t.clone() * 2); }},
+                      Write{"copy", [](at::Tensor t) { t.copy_(t.detach().clone() * 2); }},
+                      Write{"out", [](at::Tensor t) { at::mul_out(t, t.detach().clone(), at::full({}, 2.f)); }},
+                      Write{"masked", [](at::Tensor t) { t.masked_scatter_(at::ones_like(t, at::kBool), t.detach().clone() * 2); }},
                       Write{"foreach", [](at::Tensor t) { at::_foreach_mul_({t}, 2); }},
-                      Write{"foreach_copy", [](at::Tensor t) { at::_foreach_copy_({t}, {t.clone() * 2}); }}),
+                      Write{"foreach_copy", [](at::Tensor t) { at::_foreach_copy_({t}, {t.detach().clone() * 2}); }}),
     ::testing::PrintToStringParamName());
 
 TEST_P(Writes, ToWholeParametersAreRefused) {

@@ -52,7 +52,7 @@ inline void expect_same_gradients(const torch::nn::Module& sharded, const torch:
 }
 
 inline void expect_all_freed(const torch::nn::Module& model) {
-  for (const auto& unit : units(model)) EXPECT_FALSE(unit->whole()) << unit->name();
+  for (const auto& unit : units(model)) EXPECT_FALSE(unit->in_memory()) << unit->name();
 }
 
 }  // namespace tessera::testing
