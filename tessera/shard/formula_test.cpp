@@ -89,6 +89,7 @@ TEST_P(Formula, HoldsForGathersReductionsAndBytes) {
         reset_counters(model);
         world.reset_traffic();
         model.forward(numbers({6, 5}, pass));
+        world.barrier();  // what was begun for the next pass has arrived
         EXPECT_LE(counters(model).gathers, 6) << "one for each unit, and the root's head when nothing is known of its embedding";
         EXPECT_EQ(world.traffic(Operation::AllGather).bytes, counters(model).gathered_bytes);
         EXPECT_EQ(world.traffic(Operation::ReduceScatter).calls, 0);
