@@ -41,6 +41,8 @@ foreach(_source IN LISTS _tests)
   set_tests_properties(${_name} PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_own_limit})
 endforeach()
 
+target_link_libraries(test_data_idx PRIVATE ZLIB::ZLIB)  # to pack what is read
+
 # As many drawn models as fit into a quarter of a minute; ten minutes of them where there is time.
 set_property(TEST shard/property APPEND PROPERTY ENVIRONMENT TESSERA_PROPERTY_SECONDS=15)
 if(TESSERA_LONG_TESTS)

@@ -24,10 +24,10 @@ constexpr auto kGrace = std::chrono::seconds(10);     // after a signal that was
 
 std::string prefix(int rank, int target) {
   const auto text = fmt::format("[rank {}] ", rank);
-  if (::isatty(target) == 0) return text;
+  if (::isatty(target) == 0 || env("TERM").value_or("dumb") == "dumb") return text;
   // Rank 0 may be drawing a progress bar on this terminal, which it will draw again: the line takes its place.
   const std::string clear = "\r\033[K";
-  if (env("NO_COLOR") || env("TERM").value_or("dumb") == "dumb") return clear + text;
+  if (env("NO_COLOR")) return clear + text;
   constexpr std::array kColours = {36, 33, 35, 32, 34, 31};
   return clear + fmt::format("\033[{}m{}\033[0m", kColours[static_cast<size_t>(rank) % kColours.size()], text);
 }
