@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -171,7 +172,7 @@ TEST(Launch, NamesTheRankThatFailsAndStopsTheOthers) {
 }
 
 TEST(Launch, LetsTheOthersSayWhatTheySawOfAFailure) {
-  const auto ended = run("2", shell("[ $RANK = 0 ] || exit 3; sleep 0.3; echo 'rank 1 is gone' >&2; exit 4"));
+  const auto ended = run("2", shell("[ $RANK = 0 ] || exit 3; sleep 0.1; echo 'rank 1 is gone' >&2; exit 4"));
   EXPECT_EQ(ended.status, 3);
   EXPECT_THAT(ended.err, AllOf(HasSubstr("[rank 0] rank 1 is gone"), HasSubstr("launch: rank 1 ended with status 3 and said nothing")));
 }
@@ -259,11 +260,12 @@ struct OnTerminal {
     ::unlockpt(master.get());
     return master;
   }
-  void wait_for(const std::string& text) {
+  void wait_for(const std::vector<std::string>& texts) const {
     std::string seen;
-    for (char letter = 0; seen.find(text) == std::string::npos && ::read(keyboard.get(), &letter, 1) == 1;) seen += letter;
+    const auto is_seen = [&](const std::string& text) { return seen.find(text) != std::string::npos; };
+    for (char letter = 0; !std::ranges::all_of(texts, is_seen) && ::read(keyboard.get(), &letter, 1) == 1;) seen += letter;
   }
-  std::string screen() { return read_all(keyboard.get()); }
+  std::string screen() const { return read_all(keyboard.get()); }
 };
 
 TEST(Launch, GivesTheTerminalToRankZeroAndColoursTheOthers) {
@@ -275,9 +277,9 @@ TEST(Launch, GivesTheTerminalToRankZeroAndColoursTheOthers) {
 }
 
 TEST(Launch, PassesControlCOnOnce) {
-  OnTerminal job(launch("2", shell("trap 'echo \"caught by $RANK\"; n=$((n+1))' INT; [ $RANK = 0 ] && sleep 0.2 && echo ready; "
+  OnTerminal job(launch("2", shell("trap 'echo \"caught by $RANK\"; n=$((n+1))' INT; echo \"ready $RANK\"; "
                                    "until [ \"$n\" ]; do sleep 0.1; done; sleep 0.3; exit $((n-1))")));
-  job.wait_for("ready");
+  job.wait_for({"ready 0", "ready 1"});
   EXPECT_EQ(::write(job.keyboard.get(), "\x03", 1), 1);
   EXPECT_THAT(job.screen(), AllOf(HasSubstr("caught by 0"), HasSubstr("caught by 1")));
   EXPECT_EQ(job.process.wait(20s), 0);

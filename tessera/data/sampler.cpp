@@ -36,6 +36,7 @@ Sampler::Sampler(const SamplerOptions& options) : options_(options) {
     throw UsageError(fmt::format("sampler: {} samples do not fill one global batch of {}; take a smaller one, or Tail::Fill", options.size,
                                  options.global_batch));
   }
+  order_.resize(static_cast<size_t>(options.size));
 }
 
 Part Sampler::part(const Position& position) {
@@ -54,7 +55,6 @@ Part Sampler::part(const Position& position) {
 }
 
 void Sampler::arrange(int64_t epoch) {
-  order_.resize(static_cast<size_t>(options_.size));
   std::iota(order_.begin(), order_.end(), 0);
   epoch_ = epoch;
   if (options_.order == Order::AsStored) return;
