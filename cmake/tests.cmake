@@ -44,10 +44,14 @@ foreach(_source IN LISTS _tests)
   set_tests_properties(${_name} PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_own_limit})
 endforeach()
 
+<<<<<<< HEAD
 if(Libtorch_PYTHON)
   target_compile_definitions(test_shard_pytorch PRIVATE
     TESSERA_TEST_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_SCRIPT="${PROJECT_SOURCE_DIR}/tests/pytorch/fsdp2.py")
 endif()
+=======
+target_link_libraries(test_data_idx PRIVATE ZLIB::ZLIB)  # to pack what is read
+>>>>>>> ranks
 
 # As many drawn models as fit into a quarter of a minute; ten minutes of them where there is time.
 set_property(TEST shard/property APPEND PROPERTY ENVIRONMENT TESSERA_PROPERTY_SECONDS=15)
@@ -76,6 +80,9 @@ other_test(install/consumer SAYS "sum over 3 ranks: 6.*step 99 loss.*step 99 los
   "-DBUILD=${PROJECT_BINARY_DIR}" "-DSOURCE=${PROJECT_SOURCE_DIR}/tests/consumer" "-DFOLDER=${PROJECT_BINARY_DIR}/consumer"
   "-DFLAGS=${_sanitizer_flag}" -P "${PROJECT_SOURCE_DIR}/tests/consumer/run.cmake")
 
+add_dependencies(test_cli_launch tessera_cli)
+other_test(cli/launch_test SAYS "launch: 3 ranks.*.rank 0. shm: 3 ranks.*.rank 0.   errors +ok"
+  COMMAND $<TARGET_FILE:tessera_cli> launch --nproc-per-node 3 $<TARGET_FILE:tessera_cli> test)
 other_test(cli/test SAYS "all transports keep their promises" COMMAND $<TARGET_FILE:tessera_cli> test)
 other_test(cli/nine_ranks SAYS "threads: 9 ranks.*all transports keep" COMMAND $<TARGET_FILE:tessera_cli> test --transport threads --ranks 9)
 other_test(cli/help SAYS "--transport.*--ranks" COMMAND $<TARGET_FILE:tessera_cli> test --help)

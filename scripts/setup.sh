@@ -26,6 +26,7 @@ missing_packages() {
   python3 -c 'import venv, ensurepip' 2>/dev/null || echo python3-venv
   has_header fmt/format.h || echo libfmt-dev
   has_header CLI/CLI.hpp || echo libcli11-dev
+  has_header zlib.h || echo zlib1g-dev
   if [ "$1" = tests ]; then
     has_header gtest/gtest.h || echo libgtest-dev
     has_header gmock/gmock.h || echo libgmock-dev

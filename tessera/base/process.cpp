@@ -13,7 +13,6 @@
 #include <thread>
 
 #include "tessera/base/error.h"
-#include "tessera/base/fd.h"
 
 namespace tessera {
 namespace {
@@ -35,19 +34,17 @@ std::vector<std::string> merged_environment(const std::map<std::string, std::str
   return result;
 }
 
-struct Pipe {
-  Fd read, write;
-  Pipe() {
-    int ends[2];
-    if (::pipe2(ends, O_CLOEXEC) != 0) throw IoError(fmt::format("no pipe for a child process: {}", std::strerror(errno)));
-    read = Fd(ends[0]);
-    write = Fd(ends[1]);
-  }
-};
-
 }  // namespace
 
-Process::Process(std::vector<std::string> command, const std::map<std::string, std::string>& environment, Output output) {
+Pipe::Pipe() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw IoError(fmt::format("no pipe for a child process: {}", std::strerror(errno)));
+  read = Fd(ends[0]);
+  write = Fd(ends[1]);
+}
+
+Process::Process(std::vector<std::string> command, const std::map<std::string, std::string>& environment, Output output,
+                 const std::function<void()>& prepare) {
   auto variables = merged_environment(environment);
   // All that allocates happens before the fork: afterwards only async-signal-safe calls are allowed.
   const auto argv = pointers(command);
@@ -66,6 +63,7 @@ Process::Process(std::vector<std::string> command, const std::map<std::string, s
       ::dup2(captured->write.get(), STDOUT_FILENO);
       ::dup2(captured->write.get(), STDERR_FILENO);
     }
+    if (prepare) prepare();
     ::execvpe(argv[0], argv.data(), envp.data());
     const int reason = errno;
     [[maybe_unused]] auto written = ::write(failure.write.get(), &reason, sizeof reason);

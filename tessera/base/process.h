@@ -4,20 +4,31 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tessera/base/fd.h"
+
 namespace tessera {
+
+/// Both ends of a pipe; they close when a program is executed.
+struct Pipe {
+  Fd read, write;
+  Pipe();
+};
 
 class Process {
  public:
   /// Starts a program with this process's environment, changed by `environment`. With `capture`, its output goes to a pipe.
-  /// The kernel kills the child when the thread that started it ends, also when that happens by kill -9.
+  /// The kernel kills the child when the thread that started it ends, also when that happens by kill -9. The child calls `prepare` just
+  /// before it becomes the program: async-signal-safe calls only.
   enum class Output { Inherit, Capture };
-  Process(std::vector<std::string> command, const std::map<std::string, std::string>& environment, Output output = Output::Inherit);
+  Process(std::vector<std::string> command, const std::map<std::string, std::string>& environment, Output output = Output::Inherit,
+          const std::function<void()>& prepare = {});
   Process(Process&& other) noexcept
       : pid_(std::exchange(other.pid_, -1)), output_(std::exchange(other.output_, -1)), status_(std::exchange(other.status_, {})) {}
   Process& operator=(Process&&) = delete;

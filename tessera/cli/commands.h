@@ -10,4 +10,7 @@ namespace tessera::cli {
 /// `tessera test`: shows on this machine that the transports keep their promises.
 void add_test_command(CLI::App& app);
 
+/// `tessera launch`: starts a program as several ranks on this host.
+void add_launch_command(CLI::App& app);
+
 }  // namespace tessera::cli

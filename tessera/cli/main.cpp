@@ -8,6 +8,7 @@ int main(int argc, char** argv) {
   CLI::App app("Tessera shards the training of libtorch models. Each command explains itself with --help.", "tessera");
   app.require_subcommand(1);
   app.set_version_flag("--version", TESSERA_VERSION);
+  tessera::cli::add_launch_command(app);
   tessera::cli::add_test_command(app);
   try {
     app.parse(argc, argv);

@@ -1,0 +1,311 @@
+// `tessera launch` as a user meets it: what it prints, how it ends, and that nothing outlives it.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <sstream>
+#include <thread>
+
+#include "tessera/base/process.h"
+
+namespace tessera::cli {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
+using ::testing::Not;
+using ::testing::UnorderedElementsAre;
+using Command = std::vector<std::string>;
+using Environment = std::map<std::string, std::string>;
+
+Command launch(const std::string& ranks, const Command& program) {
+  const auto tessera = std::filesystem::path(this_program()).parent_path().parent_path() / "bin/tessera";
+  Command command = {tessera, "launch", "--nproc-per-node", ranks};
+  command.insert(command.end(), program.begin(), program.end());
+  return command;
+}
+
+Command shell(const std::string& script) {
+  return {"sh", "-c", script};
+}
+
+std::string read_all(int fd) {
+  std::string text;
+  char buffer[4096];
+  for (;;) {
+    const auto count = ::read(fd, buffer, sizeof buffer);
+    if (count <= 0) return text;  // a terminal ends with an error
+    text.append(buffer, static_cast<size_t>(count));
+  }
+}
+
+std::vector<std::string> lines(const std::string& text) {
+  std::vector<std::string> result;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) result.push_back(line);
+  return result;
+}
+
+/// A launcher that runs, with standard output and standard error in pipes.
+class Launched {
+ public:
+  explicit Launched(const Command& command, const Environment& environment = {})
+      : process_(command, environment, {}, [this] {
+          ::dup2(out_.write.get(), STDOUT_FILENO);
+          ::dup2(err_.write.get(), STDERR_FILENO);
+        }) {
+    out_.write = Fd();
+    err_.write = Fd();
+  }
+
+  pid_t pid() const { return process_.pid(); }
+
+  std::string read_line() {
+    std::string line;
+    for (char letter = 0; ::read(out_.read.get(), &letter, 1) == 1 && letter != '\n';) line += letter;
+    return line;
+  }
+
+  struct Ended {
+    int status;
+    std::string out, err;
+  };
+  Ended end() {
+    auto err = std::async(std::launch::async, [this] { return read_all(err_.read.get()); });
+    auto out = read_all(out_.read.get());
+    return {.status = process_.wait(20s).value_or(-1), .out = std::move(out), .err = err.get()};
+  }
+
+ private:
+  Pipe out_, err_;
+  Process process_;
+};
+
+Launched::Ended run(const std::string& ranks, const Command& program, const Environment& environment = {}) {
+  return Launched(launch(ranks, program), environment).end();
+}
+
+/// State of a process as ps shows it: 'T' for stopped; 'Z', or nothing at all, once it has ended.
+char state(const std::string& pid) {
+  std::ifstream stat("/proc/" + pid + "/stat");
+  std::string text;
+  std::getline(stat, text);
+  const auto name_end = text.rfind(')');
+  return name_end == std::string::npos ? 'Z' : text[name_end + 2];
+}
+
+bool comes_true(const std::function<bool()>& condition) {
+  for (int i = 0; i < 1000; i++) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(10ms);
+  }
+  return false;
+}
+
+bool ends(const std::string& pid) {
+  return comes_true([&] { return state(pid) == 'Z'; });
+}
+
+/// "[rank 1] 12 34" -> {"12", "34"}
+Command numbers_in(const std::string& line) {
+  std::istringstream words(line.substr(line.find(']') + 1));
+  return {std::istream_iterator<std::string>(words), {}};
+}
+
+TEST(Launch, PutsTheRankBeforeEachLineAndKeepsTheStreamsApart) {
+  const auto ended = run("2", shell("echo \"out of $RANK\"; echo \"err of $RANK\" >&2; printf unfinished"));
+  EXPECT_EQ(ended.status, 0);
+  EXPECT_THAT(lines(ended.out),
+              UnorderedElementsAre("[rank 0] out of 0", "[rank 0] unfinished", "[rank 1] out of 1", "[rank 1] unfinished"));
+  EXPECT_THAT(lines(ended.err), UnorderedElementsAre(HasSubstr("launch: 2 ranks"), "[rank 0] err of 0", "[rank 1] err of 1"));
+}
+
+TEST(Launch, TearsNoLine) {
+  const auto ended = run("3", shell("for i in $(seq 100); do printf %03000d $RANK; printf %03000d $RANK; echo; done"));
+  const auto printed = lines(ended.out);
+  EXPECT_EQ(printed.size(), 300);
+  for (const auto& line : printed) {
+    const auto zeros = std::string(2999, '0');
+    const auto part = zeros + line[6];
+    ASSERT_EQ(line, std::string("[rank ") + line[6] + "] " + part + part);
+  }
+}
+
+TEST(Launch, ShowsALineThatWasOverwrittenAsItLookedLast) {
+  EXPECT_EQ(run("1", shell("printf '10%%\\r20%%\\r\\nplain\\r\\n'")).out, "[rank 0] 20%\n[rank 0] plain\n");
+}
+
+TEST(Launch, DescribesTheWorldToEachRank) {
+  const auto script = shell("echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR ${MASTER_PORT:+port}${TESSERA_STORE}");
+  const auto ended = run("2", script, {{"TESSERA_STORE", "file:/left/over"}});
+  EXPECT_THAT(lines(ended.out), UnorderedElementsAre("[rank 0] 0 0 2 2 127.0.0.1 port", "[rank 1] 1 1 2 2 127.0.0.1 port"));
+}
+
+TEST(Launch, SaysHowManyThreadsARankHas) {
+  const auto script = shell("echo $OMP_NUM_THREADS");
+  auto unset = launch("64", script);
+  unset.insert(unset.begin(), {"env", "-u", "OMP_NUM_THREADS"});
+  const auto chosen = Launched(unset).end();
+  EXPECT_THAT(chosen.err, MatchesRegex("launch: 64 ranks on [0-9]+ cores?, [0-9]+ threads? each \\(OMP_NUM_THREADS\\), port [0-9]+\n"));
+  const auto printed = lines(chosen.out);
+  EXPECT_EQ(printed.size(), 64);
+  for (const auto& line : printed) EXPECT_THAT(chosen.err, HasSubstr(", " + numbers_in(line).at(0) + " thread"));
+  const auto given = run("2", script, {{"OMP_NUM_THREADS", "7"}});
+  EXPECT_THAT(given.err, HasSubstr("7 threads each (OMP_NUM_THREADS as it was)"));
+  EXPECT_THAT(lines(given.out), UnorderedElementsAre("[rank 0] 7", "[rank 1] 7"));
+}
+
+TEST(Launch, NamesTheRankThatFailsAndStopsTheOthers) {
+  const auto ended = run("3", shell("[ $RANK = 1 ] || exec sleep 100; for i in 1 2 3 4 5 6; do echo word $i >&2; done; exit 3"));
+  EXPECT_EQ(ended.status, 3);
+  EXPECT_THAT(ended.err, ::testing::EndsWith("launch: rank 1 ended with status 3; stopped ranks 0, 2; its last words:\n"
+                                             "  word 2\n  word 3\n  word 4\n  word 5\n  word 6\n"));
+}
+
+TEST(Launch, LetsTheOthersSayWhatTheySawOfAFailure) {
+  const auto ended = run("2", shell("[ $RANK = 0 ] || exit 3; sleep 0.1; echo 'rank 1 is gone' >&2; exit 4"));
+  EXPECT_EQ(ended.status, 3);
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("[rank 0] rank 1 is gone"), HasSubstr("launch: rank 1 ended with status 3 and said nothing")));
+}
+
+TEST(Launch, NamesTheSignalThatKilledARank) {
+  const auto ended = run("2", shell("[ $RANK = 0 ] && kill -9 $$; exit 0"));
+  EXPECT_EQ(ended.status, 128 + SIGKILL);
+  EXPECT_THAT(ended.err, HasSubstr("launch: rank 0 was killed by signal 9 (SIGKILL)"));
+}
+
+TEST(Launch, KillsARankThatDoesNotListen) {
+  const auto ended = run("2", shell("[ $RANK = 1 ] && exit 3; trap '' TERM; echo $$; while :; do sleep 0.1; done"));
+  EXPECT_EQ(ended.status, 3);
+  EXPECT_TRUE(ends(numbers_in(ended.out).at(0)));
+}
+
+TEST(Launch, LeavesNothingBehindThatARankStarted) {
+  const auto ended = run("1", shell("sleep 100 & echo $!"));
+  EXPECT_EQ(ended.status, 0);
+  EXPECT_TRUE(ends(numbers_in(ended.out).at(0)));
+}
+
+TEST(Launch, LeavesNothingBehindWhenItIsKilled) {
+  Launched job(launch("2", shell("sleep 100 & echo $$ $!; wait")));
+  auto pids = numbers_in(job.read_line());
+  for (const auto& pid : numbers_in(job.read_line())) pids.push_back(pid);
+  ASSERT_EQ(pids.size(), 4);
+  for (const auto& pid : pids) EXPECT_NE(state(pid), 'Z');
+  ::kill(job.pid(), SIGKILL);
+  for (const auto& pid : pids) EXPECT_TRUE(ends(pid));
+  EXPECT_EQ(job.end().status, 128 + SIGKILL);
+}
+
+TEST(Launch, PassesSignalsOnAndGivesRanksTimeToAnswer) {
+  Launched job(launch("1", shell("trap 'echo saving; exit 0' TERM; echo ready; while :; do sleep 0.1; done")));
+  EXPECT_EQ(job.read_line(), "[rank 0] ready");
+  ::kill(job.pid(), SIGTERM);
+  const auto ended = job.end();
+  EXPECT_EQ(ended.status, 0);
+  EXPECT_EQ(ended.out, "[rank 0] saving\n");
+}
+
+TEST(Launch, KillsAtTheSecondSignal) {
+  Launched job(launch("1", shell("trap 'echo no' INT; echo ready; while :; do sleep 0.1; done")));
+  EXPECT_EQ(job.read_line(), "[rank 0] ready");
+  ::kill(job.pid(), SIGINT);
+  EXPECT_EQ(job.read_line(), "[rank 0] no");
+  ::kill(job.pid(), SIGINT);
+  const auto ended = job.end();
+  EXPECT_EQ(ended.status, 128 + SIGINT);
+  EXPECT_THAT(ended.err, Not(HasSubstr("launch: rank")));  // nobody failed
+}
+
+TEST(Launch, StopsAndContinuesWithItsRanks) {
+  Launched job(launch("1", {"sh", "-c", "echo $$; exec sleep 100"}));
+  const auto pid = numbers_in(job.read_line()).at(0);
+  ::kill(job.pid(), SIGTSTP);
+  EXPECT_TRUE(comes_true([&] { return state(pid) == 'T' && state(std::to_string(job.pid())) == 'T'; }));
+  ::kill(job.pid(), SIGCONT);
+  EXPECT_TRUE(comes_true([&] { return state(pid) == 'S'; }));
+  ::kill(job.pid(), SIGTERM);
+  EXPECT_EQ(job.end().status, 128 + SIGTERM);
+}
+
+TEST(Launch, GivesStandardInputToRankZero) {
+  const auto ended = run("2", {"sh", "-c", "echo $(readlink /proc/self/fd/0)"});
+  EXPECT_THAT(lines(ended.out), ::testing::Contains("[rank 1] /dev/null"));
+}
+
+/// The same on a terminal of its own, on which somebody types.
+struct OnTerminal {
+  Fd keyboard;
+  Process process;
+
+  explicit OnTerminal(const Command& command, const Environment& environment = {})
+      : keyboard(opened()), process(command, environment, {}, [name = std::string(::ptsname(keyboard.get()))] {
+          ::setsid();
+          const int terminal = ::open(name.c_str(), O_RDWR);  // and so the terminal of this session
+          for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) ::dup2(terminal, stream);
+        }) {}
+
+  static Fd opened() {
+    Fd master(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+    ::grantpt(master.get());
+    ::unlockpt(master.get());
+    return master;
+  }
+  void wait_for(const std::vector<std::string>& texts) const {
+    std::string seen;
+    const auto is_seen = [&](const std::string& text) { return seen.find(text) != std::string::npos; };
+    for (char letter = 0; !std::ranges::all_of(texts, is_seen) && ::read(keyboard.get(), &letter, 1) == 1;) seen += letter;
+  }
+  std::string screen() const { return read_all(keyboard.get()); }
+};
+
+TEST(Launch, GivesTheTerminalToRankZeroAndColoursTheOthers) {
+  const auto script = shell("[ -t 1 ] && echo \"rank $RANK has a terminal\"; echo \"line of $RANK\"");
+  EXPECT_THAT(OnTerminal(launch("2", script), {{"TERM", "xterm"}, {"NO_COLOR", ""}}).screen(),
+              AllOf(HasSubstr("rank 0 has a terminal"), Not(HasSubstr("rank 1 has")), HasSubstr("\nline of 0"),
+                    HasSubstr("\033[33m[rank 1] \033[0mline of 1")));
+  EXPECT_THAT(OnTerminal(launch("2", script), {{"TERM", "xterm"}, {"NO_COLOR", "1"}}).screen(), HasSubstr("\033[K[rank 1] line of 1"));
+}
+
+TEST(Launch, PassesControlCOnOnce) {
+  OnTerminal job(launch("2", shell("trap 'echo \"caught by $RANK\"; n=$((n+1))' INT; echo \"ready $RANK\"; "
+                                   "until [ \"$n\" ]; do sleep 0.1; done; sleep 0.3; exit $((n-1))")));
+  job.wait_for({"ready 0", "ready 1"});
+  EXPECT_EQ(::write(job.keyboard.get(), "\x03", 1), 1);
+  EXPECT_THAT(job.screen(), AllOf(HasSubstr("caught by 0"), HasSubstr("caught by 1")));
+  EXPECT_EQ(job.process.wait(20s), 0);
+}
+
+TEST(Launch, RefusesWhatCanNotWork) {
+  const auto refusal = [](const std::string& ranks, const Command& program, const Environment& environment = {}) {
+    const auto ended = run(ranks, program, environment);
+    EXPECT_NE(ended.status, 0);
+    return ended.err;
+  };
+  EXPECT_THAT(refusal("2", {"/no/such/program"}), HasSubstr("can't start '/no/such/program': No such file"));
+  EXPECT_THAT(refusal("2", {"/etc/passwd"}), HasSubstr("can't start '/etc/passwd': Permission denied"));
+  EXPECT_THAT(refusal("0", {"true"}), HasSubstr("--nproc-per-node 0 makes no sense"));
+  EXPECT_THAT(refusal("-1", {"true"}), HasSubstr("--nproc-per-node -1 makes no sense"));
+  EXPECT_THAT(refusal("100000", {"true"}), HasSubstr("--nproc-per-node 100000 makes no sense"));
+  EXPECT_THAT(refusal("two", {"true"}), HasSubstr("two"));
+  EXPECT_THAT(refusal("2", {}), HasSubstr("needs a program"));
+  EXPECT_THAT(refusal("2", {"--nodes", "2", "true"}), HasSubstr("no option --nodes"));
+  EXPECT_THAT(refusal("2", {"true"}, {{"WORLD_SIZE", "2"}}), HasSubstr("WORLD_SIZE=2"));
+}
+
+TEST(Launch, LeavesTheProgramsOwnOptionsAlone) {
+  EXPECT_EQ(run("1", {"echo", "test", "--nproc-per-node", "7", "-n", "--", "--help"}).out,
+            "[rank 0] test --nproc-per-node 7 -n -- --help\n");
+}
+
+}  // namespace
+}  // namespace tessera::cli

@@ -1,0 +1,123 @@
+#include "tessera/data/idx.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <zlib.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/base/error.h"
+
+namespace tessera::data {
+namespace {
+
+constexpr size_t kMagic = 4;      // two zeroes, the type, the number of dimensions
+constexpr char kBytes = 0x08;     // the type of all data sets that this format is known for
+constexpr size_t kDimension = 4;  // big endian
+constexpr size_t kBlock = 1 << 20;
+
+/// The unpacked file. zlib passes one that is not packed through as it is.
+std::string contents(const std::filesystem::path& file) {
+  errno = 0;
+  const std::unique_ptr<gzFile_s, decltype(&::gzclose)> opened(::gzopen(file.c_str(), "rb"), &::gzclose);
+  if (!opened) throw IoError(fmt::format("can't open {}: {}", file.string(), std::strerror(errno)));
+  std::string result;
+  for (;;) {
+    const auto before = result.size();
+    result.resize(before + kBlock);
+    const int count = ::gzread(opened.get(), result.data() + before, kBlock);
+    result.resize(before + static_cast<size_t>(std::max(count, 0)));
+    // A packed file that stops too early only shows at its end.
+    int code = Z_OK;
+    const std::string reason = ::gzerror(opened.get(), &code);
+    if (count < 0 || code != Z_OK) {
+      throw IoError(fmt::format("{} can't be read beyond byte {} of its contents: {}", file.string(), result.size(),
+                                code == Z_ERRNO ? std::strerror(errno) : reason));
+    }
+    if (count == 0) return result;
+  }
+}
+
+std::vector<int64_t> sizes_in(const std::string& header, size_t dimensions) {
+  std::vector<int64_t> sizes;
+  for (size_t i = 0; i < dimensions; i++) {
+    int64_t size = 0;
+    for (size_t byte = 0; byte < kDimension; byte++) size = size << 8 | static_cast<uint8_t>(header[kMagic + i * kDimension + byte]);
+    sizes.push_back(size);
+  }
+  return sizes;
+}
+
+/// The file that has one of the usual names.
+std::filesystem::path find(const std::filesystem::path& folder, const std::string& part, int dimensions) {
+  std::vector<std::string> names;
+  for (const auto* separator : {"-", "."}) {
+    for (const auto* ending : {"", ".gz"}) names.push_back(fmt::format("{}{}idx{}-ubyte{}", part, separator, dimensions, ending));
+  }
+  std::error_code ignored;  // a folder that may not be read has no such file for us
+  for (const auto& name : names) {
+    if (std::filesystem::exists(folder / name, ignored)) return folder / name;
+  }
+  throw IoError(fmt::format("the folder {} {}; looked for {}", folder.string(),
+                            std::filesystem::is_directory(folder, ignored) ? fmt::format("has no {}", part) : "does not exist",
+                            fmt::join(names, ", ")));
+}
+
+at::Tensor read_part(const std::filesystem::path& file, int64_t dimensions) {
+  auto tensor = read_idx(file);
+  if (tensor.dim() != dimensions) {
+    throw IoError(
+        fmt::format("{} has {} dimensions ({}) instead of {}", file.string(), tensor.dim(), fmt::join(tensor.sizes(), " x "), dimensions));
+  }
+  return tensor;
+}
+
+}  // namespace
+
+at::Tensor read_idx(const std::filesystem::path& file) {
+  const auto data = std::make_shared<std::string>(contents(file));
+  const auto dimensions = data->size() < kMagic ? 0 : static_cast<size_t>(static_cast<uint8_t>((*data)[3]));
+  if (dimensions == 0 || (*data)[0] != 0 || (*data)[1] != 0 || (*data)[2] != kBytes) {
+    const auto start = data->substr(0, kMagic);
+    throw IoError(fmt::format("{} is no IDX file of bytes: it begins with [{:02x}] instead of [00, 00, 08, number of dimensions]",
+                              file.string(), fmt::join(std::span(reinterpret_cast<const uint8_t*>(start.data()), start.size()), ", ")));
+  }
+  const auto header = kMagic + dimensions * kDimension;
+  if (data->size() < header)
+    throw IoError(fmt::format("{} ends within its header, after {} of {} bytes", file.string(), data->size(), header));
+  const auto sizes = sizes_in(*data, dimensions);
+  const auto present = static_cast<int64_t>(data->size() - header);
+  int64_t promised = 1;
+  for (const auto size : sizes) {
+    if (__builtin_mul_overflow(promised, size, &promised)) promised = -1;
+    if (promised < 0) break;
+  }
+  if (promised != present) {
+    throw IoError(fmt::format("{} promises {}{} bytes, but has {}", file.string(), fmt::join(sizes, " x "),
+                              promised < 0 ? "" : fmt::format(" = {}", promised), present));
+  }
+  // The tensor keeps what was read; nothing is copied.
+  return at::from_blob(
+      data->data() + header, sizes, [data](void*) {}, at::kByte);
+}
+
+Samples read_idx_folder(const std::filesystem::path& folder, Split split) {
+  const std::string name = split == Split::Train ? "train" : "t10k";
+  const auto image_file = find(folder, name + "-images", 3);
+  const auto label_file = find(folder, name + "-labels", 1);
+  Samples samples{.inputs = read_part(image_file, 3), .targets = read_part(label_file, 1)};
+  if (samples.inputs.size(0) != samples.targets.size(0)) {
+    throw IoError(fmt::format("{} has {} images, but {} has {} labels", image_file.string(), samples.inputs.size(0), label_file.string(),
+                              samples.targets.size(0)));
+  }
+  return samples;
+}
+
+}  // namespace tessera::data

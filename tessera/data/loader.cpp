@@ -1,0 +1,89 @@
+#include "tessera/data/loader.h"
+
+#include <c10/core/GradMode.h>
+#include <c10/util/ParallelGuard.h>
+#include <fmt/format.h>
+
+#include "tessera/base/error.h"
+
+namespace tessera::data {
+
+Loader::Loader(Sampler sampler, Fetch fetch, const LoaderOptions& options)
+    : sampler_(std::move(sampler)), fetch_(std::move(fetch)), options_(options), position_(options.start), to_fetch_(options.start) {
+  if (!fetch_) throw UsageError("loader: there is no function that fetches a batch");
+  if (options.workers < 0 || options.ahead < 1) {
+    throw UsageError(
+        fmt::format("loader: {} workers and {} batches ahead make no sense; from 0 workers, from 1 batch", options.workers, options.ahead));
+  }
+  if (position_.epoch < 0 || position_.batch < 0 || position_.batch > batches()) {
+    throw UsageError(
+        fmt::format("loader: can't start at batch {} of epoch {}, where an epoch has {}; was the position saved with another "
+                    "data set or global batch?",
+                    position_.batch, position_.epoch, batches()));
+  }
+  for (int i = 0; i < options.workers; i++) workers_.emplace_back([this] { work(); });
+}
+
+Loader::~Loader() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  news_.notify_all();
+  for (auto& worker : workers_) worker.join();
+}
+
+std::optional<Samples> Loader::next() {
+  if (position_.batch == batches()) {
+    position_ = {.epoch = position_.epoch + 1};
+    return std::nullopt;
+  }
+  auto result = options_.workers == 0 ? make(position_, sampler_.part(position_)) : take_result();
+  if (result.error) std::rethrow_exception(result.error);
+  position_.batch++;
+  return std::move(result.batch);
+}
+
+Loader::Result Loader::take_result() {
+  std::unique_lock lock(mutex_);
+  news_.wait(lock, [this] { return ready_.contains(delivered_); });
+  auto& result = ready_.at(delivered_);
+  if (result.error) return result;  // and stays there
+  auto taken = std::move(result);
+  ready_.erase(delivered_++);
+  lock.unlock();
+  news_.notify_all();
+  return taken;
+}
+
+Loader::Result Loader::make(const Position& position, const Part& part) const {
+  const c10::NoGradGuard no_grad;
+  try {
+    auto batch = fetch_(part.numbers);
+    batch.repeats = part.repeats;
+    return {.batch = std::move(batch), .error = nullptr};
+  } catch (...) {
+    return {.batch = {}, .error = with_context(fmt::format("batch {} of epoch {}: ", position.batch, position.epoch))};
+  }
+}
+
+void Loader::work() {
+  const c10::ParallelGuard alone(true);  // operators in here must not start threads of their own beside those that compute
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    news_.wait(lock, [this] { return stopping_ || begun_ < delivered_ + options_.ahead; });
+    if (stopping_) return;
+    if (to_fetch_.batch == batches()) to_fetch_ = {.epoch = to_fetch_.epoch + 1};
+    const auto position = to_fetch_;
+    const auto number = begun_++;
+    to_fetch_.batch++;
+    const auto part = sampler_.part(position);
+    lock.unlock();
+    auto result = make(position, part);
+    lock.lock();
+    ready_.emplace(number, std::move(result));
+    news_.notify_all();
+  }
+}
+
+}  // namespace tessera::data

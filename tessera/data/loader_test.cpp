@@ -1,0 +1,183 @@
+#include "tessera/data/loader.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <set>
+
+#include "tessera/base/error.h"
+#include "tessera/testing/transports.h"
+
+namespace tessera::data {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::message_of;
+using Numbers = std::vector<int64_t>;
+
+const SamplerOptions kSamples = {.size = 103, .global_batch = 10, .seed = 1};
+
+Samples as_tensor(std::span<const int64_t> numbers) {
+  const auto tensor = at::empty({static_cast<int64_t>(numbers.size())}, at::kLong);
+  std::ranges::copy(numbers, tensor.data_ptr<int64_t>());
+  return {.inputs = tensor, .targets = tensor};
+}
+
+Numbers numbers_in(const Samples& samples) {
+  const auto* const start = samples.inputs.const_data_ptr<int64_t>();
+  return {start, start + samples.size()};
+}
+
+/// Takes its time for every third batch, so that workers overtake each other.
+Samples unevenly(std::span<const int64_t> numbers) {
+  if (numbers.front() % 3 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  return as_tensor(numbers);
+}
+
+std::vector<Numbers> epoch_of(Loader& loader) {
+  std::vector<Numbers> batches;
+  while (const auto batch = loader.next()) batches.push_back(numbers_in(*batch));
+  return batches;
+}
+
+std::vector<Numbers> by_sampler(int64_t epoch) {
+  Sampler sampler(kSamples);
+  std::vector<Numbers> batches;
+  for (int64_t batch = 0; batch < sampler.batches(); batch++) batches.push_back(sampler.part({.epoch = epoch, .batch = batch}).numbers);
+  return batches;
+}
+
+class WithWorkers : public ::testing::TestWithParam<int> {};
+
+TEST_P(WithWorkers, DeliversInTheSamplersOrder) {
+  Loader loader{Sampler(kSamples), unevenly, {.workers = GetParam()}};
+  EXPECT_EQ(loader.batches(), 10);
+  for (const int64_t epoch : {0, 1, 2}) {
+    EXPECT_EQ(loader.position(), (Position{.epoch = epoch}));
+    EXPECT_EQ(epoch_of(loader), by_sampler(epoch));
+  }
+}
+
+TEST_P(WithWorkers, GoesOnWhereAnotherLeftOff) {
+  for (const int64_t taken : {0, 4, 9, 10}) {
+    Loader first{Sampler(kSamples), unevenly, {.workers = GetParam(), .start = {.epoch = 1}}};
+    for (int64_t i = 0; i < taken; i++) first.next();
+    Loader second{Sampler(kSamples), unevenly, {.workers = GetParam(), .start = first.position()}};
+    EXPECT_EQ(second.position(), (Position{.epoch = 1, .batch = taken}));
+    const auto whole = by_sampler(1);
+    EXPECT_EQ(epoch_of(second), std::vector<Numbers>(whole.begin() + taken, whole.end()));
+    EXPECT_EQ(epoch_of(second), by_sampler(2));
+  }
+}
+
+TEST_P(WithWorkers, IteratesOverAnEpoch) {
+  Loader loader{Sampler(kSamples), as_tensor, {.workers = GetParam()}};
+  std::vector<Numbers> batches;
+  for (auto& batch : loader) batches.push_back(numbers_in(batch));
+  EXPECT_EQ(batches, by_sampler(0));
+  EXPECT_EQ(loader.position(), Position{.epoch = 1});
+}
+
+TEST_P(WithWorkers, ThrowsWhatFetchThrowsAtTheBatchThatItBelongsTo) {
+  const auto bad = by_sampler(0)[3].front();
+  const auto fetch = [bad](std::span<const int64_t> numbers) {
+    if (numbers.front() == bad) throw IoError("image 17 is torn");
+    return as_tensor(numbers);
+  };
+  Loader loader{Sampler(kSamples), fetch, {.workers = GetParam()}};
+  for (int i = 0; i < 3; i++) EXPECT_TRUE(loader.next().has_value());
+  for (int i = 0; i < 2; i++) {
+    EXPECT_EQ(message_of<IoError>([&] { loader.next(); }), "batch 3 of epoch 0: image 17 is torn");
+    EXPECT_EQ(loader.position(), (Position{.batch = 3}));
+  }
+}
+
+TEST_P(WithWorkers, SaysWhatOnlyFillsABatch) {
+  auto samples = kSamples;
+  samples.tail = Tail::Fill;
+  Loader loader{Sampler(samples), as_tensor, {.workers = GetParam()}};
+  int64_t counted = 0;
+  for (auto& batch : loader) counted += batch.size() - batch.repeats;
+  EXPECT_EQ(counted, samples.size);
+}
+
+TEST_P(WithWorkers, FetchesWithoutGradients) {
+  std::atomic<int> recording = 0;
+  const auto fetch = [&](std::span<const int64_t> numbers) {
+    if (c10::GradMode::is_enabled()) recording++;
+    return as_tensor(numbers);
+  };
+  {
+    Loader loader{Sampler(kSamples), fetch, {.workers = GetParam()}};
+    loader.next();
+  }
+  EXPECT_EQ(recording, 0);
+  EXPECT_TRUE(c10::GradMode::is_enabled());
+}
+
+INSTANTIATE_TEST_SUITE_P(Workers, WithWorkers, ::testing::Values(0, 1, 3));
+
+TEST(Loader, FetchesAheadButNotFurtherThanAsked) {
+  std::atomic<int> fetched = 0;
+  const auto fetch = [&](std::span<const int64_t> numbers) {
+    fetched++;
+    fetched.notify_all();
+    return as_tensor(numbers);
+  };
+  Loader loader{Sampler(kSamples), fetch, {.workers = 3, .ahead = 5}};
+  for (int now = fetched; now < 5; now = fetched) fetched.wait(now);  // without being asked for
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(fetched, 5);
+}
+
+TEST(Loader, EndsWhileWorkersAreBusy) {
+  std::atomic<int> busy = 0;
+  for (int i = 0; i < 20; i++) {
+    const auto fetch = [&](std::span<const int64_t> numbers) {
+      busy++;
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      busy--;
+      return as_tensor(numbers);
+    };
+    Loader loader{Sampler(kSamples), fetch, {.workers = 3}};
+    for (int taken = 0; taken < i % 5; taken++) loader.next();
+  }
+  EXPECT_EQ(busy, 0);
+}
+
+TEST(Loader, FetchesInSeveralThreads) {
+  std::mutex mutex;
+  std::set<std::thread::id> threads;
+  std::atomic<int> inside = 0;
+  // Each waits for the other: one worker alone would never get on.
+  const auto fetch = [&](std::span<const int64_t> numbers) {
+    inside++;
+    inside.notify_all();
+    for (int now = inside; now < 2; now = inside) inside.wait(now);
+    std::lock_guard lock(mutex);
+    threads.insert(std::this_thread::get_id());
+    return as_tensor(numbers);
+  };
+  Loader loader{Sampler(kSamples), fetch, {.workers = 2}};
+  loader.next();
+  loader.next();
+  std::lock_guard lock(mutex);
+  EXPECT_EQ(threads.size(), 2);
+}
+
+TEST(Loader, RefusesWhatCanNotWork) {
+  const auto refusal = [](const Fetch& fetch, const LoaderOptions& options) {
+    return message_of<UsageError>([&] { Loader(Sampler(kSamples), fetch, options); });
+  };
+  EXPECT_THAT(refusal({}, {}), HasSubstr("no function that fetches"));
+  EXPECT_THAT(refusal(as_tensor, {.workers = -1}), HasSubstr("-1 workers"));
+  EXPECT_THAT(refusal(as_tensor, {.ahead = 0}), HasSubstr("0 batches ahead"));
+  EXPECT_THAT(refusal(as_tensor, {.start = {.epoch = 2, .batch = 11}}),
+              HasSubstr("can't start at batch 11 of epoch 2, where an epoch has 10"));
+}
+
+}  // namespace
+}  // namespace tessera::data

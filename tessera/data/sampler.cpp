@@ -1,0 +1,69 @@
+#include "tessera/data/sampler.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <numeric>
+#include <random>
+
+#include "tessera/base/error.h"
+
+namespace tessera::data {
+namespace {
+
+/// From 0 to below `limit`, all alike. The standard's distributions differ between libraries.
+uint64_t draw(std::mt19937_64& source, uint64_t limit) {
+  const uint64_t unfair = (UINT64_MAX % limit + 1) % limit;  // so many of the highest values would favour the lowest results
+  uint64_t value = source();
+  while (value > UINT64_MAX - unfair) value = source();
+  return value % limit;
+}
+
+}  // namespace
+
+Sampler::Sampler(const SamplerOptions& options) : options_(options) {
+  if (options.ranks < 1 || options.rank < 0 || options.rank >= options.ranks) {
+    throw UsageError(fmt::format("sampler: there is no rank {} of {}", options.rank, options.ranks));
+  }
+  if (options.global_batch < 1 || options.global_batch % options.ranks != 0) {
+    throw UsageError(fmt::format("sampler: a global batch of {} can't be divided among {} ranks; make it a multiple of {}",
+                                 options.global_batch, options.ranks, options.ranks));
+  }
+  if (options.size < 1) throw UsageError("sampler: the data set is empty");
+  const auto whole = options.size / options.global_batch;
+  batches_ = options.tail == Tail::Drop ? whole : whole + (options.size % options.global_batch != 0 ? 1 : 0);
+  if (batches_ == 0) {
+    throw UsageError(fmt::format("sampler: {} samples do not fill one global batch of {}; take a smaller one, or Tail::Fill", options.size,
+                                 options.global_batch));
+  }
+  order_.resize(static_cast<size_t>(options.size));
+}
+
+Part Sampler::part(const Position& position) {
+  if (position.epoch < 0 || position.batch < 0 || position.batch >= batches_) {
+    throw UsageError(fmt::format("sampler: there is no batch {} in epoch {}; an epoch has {}", position.batch, position.epoch, batches_));
+  }
+  if (position.epoch != epoch_) arrange(position.epoch);
+  const auto count = options_.global_batch / options_.ranks;
+  const auto first = position.batch * options_.global_batch + options_.rank * count;
+  Part part;
+  for (int64_t place = first; place < first + count; place++) {
+    part.numbers.push_back(order_[static_cast<size_t>(place % options_.size)]);
+    if (place >= options_.size) part.repeats++;
+  }
+  return part;
+}
+
+void Sampler::arrange(int64_t epoch) {
+  std::iota(order_.begin(), order_.end(), 0);
+  epoch_ = epoch;
+  if (options_.order == Order::AsStored) return;
+  const auto low = [](uint64_t value) { return static_cast<uint32_t>(value); };
+  const auto number = static_cast<uint64_t>(epoch);
+  // A sum of seed and epoch would give the second epoch of one seed the order of the first epoch of the next.
+  std::seed_seq seed{low(options_.seed), low(options_.seed >> 32), low(number), low(number >> 32)};
+  std::mt19937_64 source(seed);
+  for (size_t left = order_.size(); left > 1; left--) std::swap(order_[left - 1], order_[draw(source, left)]);
+}
+
+}  // namespace tessera::data

@@ -1,0 +1,31 @@
+#include "tessera/data/samples.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <fmt/format.h>
+
+#include "tessera/base/error.h"
+
+namespace tessera::data {
+
+Samples pick(const Samples& all, std::span<const int64_t> numbers) {
+  // Only read, but a tensor knows no const memory.
+  const auto index = at::from_blob(const_cast<int64_t*>(numbers.data()), {static_cast<int64_t>(numbers.size())}, at::kLong);
+  return {.inputs = all.inputs.index_select(0, index), .targets = all.targets.index_select(0, index)};
+}
+
+Samples fake_images(const FakeImages& options) {
+  if (options.count < 0 || options.height < 1 || options.width < 1 || options.classes < 1 || options.classes > 256) {
+    throw UsageError(fmt::format("fake images: {} images of {} x {} in {} classes can't be made; classes are bytes, so 1 to 256",
+                                 options.count, options.height, options.width, options.classes));
+  }
+  // Whole numbers only: they are the same on every machine.
+  auto of_patterns = at::detail::createCPUGenerator(options.seed);
+  auto of_split = at::detail::createCPUGenerator(options.seed * 2 + (options.split == Split::Train ? 1 : 2));
+  const auto patterns = at::randint(0, 192, {options.classes, options.height, options.width}, of_patterns, at::kByte);
+  const auto targets = at::randint(0, options.classes, {options.count}, of_split, at::kByte);
+  const auto noise = at::randint(0, 64, {options.count, options.height, options.width}, of_split, at::kByte);
+  return {.inputs = patterns.index_select(0, targets.to(at::kLong)) + noise, .targets = targets};
+}
+
+}  // namespace tessera::data
