@@ -44,14 +44,11 @@ foreach(_source IN LISTS _tests)
   set_tests_properties(${_name} PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_own_limit})
 endforeach()
 
-<<<<<<< HEAD
 if(Libtorch_PYTHON)
   target_compile_definitions(test_shard_pytorch PRIVATE
     TESSERA_TEST_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_SCRIPT="${PROJECT_SOURCE_DIR}/tests/pytorch/fsdp2.py")
 endif()
-=======
 target_link_libraries(test_data_idx PRIVATE ZLIB::ZLIB)  # to pack what is read
->>>>>>> ranks
 
 # As many drawn models as fit into a quarter of a minute; ten minutes of them where there is time.
 set_property(TEST shard/property APPEND PROPERTY ENVIRONMENT TESSERA_PROPERTY_SECONDS=15)
