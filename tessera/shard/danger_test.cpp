@@ -275,6 +275,39 @@ TEST(FullState, IsThatOfTheUnshardedModel) {
   });
 }
 
+TEST(FlatListing, ShowsAVectorOfWhatTrainsAndOneOfWhatDoesNot) {
+  with_ranks(3, [](const Communicator& world) {
+    auto net = seeded_net();
+    net->b->bias.set_requires_grad(false);
+    fully_shard(net->b, {.mesh = world, .listing = Listing::Flat});
+    fully_shard(net, {.mesh = world, .listing = Listing::Flat});
+    const auto shards = net->named_parameters();
+    ASSERT_EQ(shards.keys(), (std::vector<std::string>{"flat_param_0", "b.flat_param_0", "b.flat_param_1"}));
+    EXPECT_TRUE(shards["b.flat_param_0"].requires_grad());
+    EXPECT_FALSE(shards["b.flat_param_1"].requires_grad());
+    const auto info = shard_info(shards["b.flat_param_0"]);
+    EXPECT_EQ(info->name, "b.flat_param_0");
+    EXPECT_EQ(info->numel * 3, info->shape[0]);
+    EXPECT_EQ(info->begin, info->numel * world.rank());
+
+    auto original = seeded_net();
+    for (const auto& [name, whole] : full_state(*net)) EXPECT_TRUE(at::equal(whole, original->named_parameters()[name])) << name;
+    EXPECT_TRUE(at::equal(full_state(*net, "b.bias"), original->b->bias));
+
+    original->b->bias.set_requires_grad(false);
+    original(input()).pow(2).sum().backward();
+    net(input()).pow(2).sum().backward();
+    EXPECT_NEAR(grad_norm(parameters(*net)).item<double>(), nn::utils::clip_grad_norm_(original->parameters(), 1e9), 1e-4);
+    EXPECT_EQ(full_grad(shards["flat_param_0"]).numel(), shards["flat_param_0"].numel() * 3);
+    EXPECT_THAT(message_of<UsageError>([&] {
+                  nn::Linear one(2, 2), two(2, 2);
+                  const std::vector<std::shared_ptr<nn::Module>> list = {one.ptr(), two.ptr()};
+                  fully_shard(list, {.mesh = world, .listing = Listing::Flat});
+                }),
+                HasSubstr("one by one"));
+  });
+}
+
 TEST(Shards, KnowWhatTheyAreAPartOf) {
   with_ranks(3, [](const Communicator& world) {
     auto net = sharded_net(world);

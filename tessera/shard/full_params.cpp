@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
+
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/shard/marker.h"
@@ -35,6 +37,32 @@ at::Tensor gathered(const Unit& unit, const Unit::Group& group, const at::Tensor
 
 at::Tensor part_of(const at::Tensor& whole, const Unit::Parameter& parameter) {
   return whole.as_strided(parameter.sizes, parameter.strides, parameter.span.offset).clone();
+}
+
+/// A parameter or buffer of a module under its own name, also where a flat vector is listed in its place.
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
+  Located sharded;  // if it is
+};
+
+std::vector<NamedTensor> named_tensors(const torch::nn::Module& module) {
+  std::vector<NamedTensor> result;
+  for (const auto& item : module.named_parameters()) {
+    const auto found = locate(item.value());
+    if (found.parameter == nullptr || !found.group->flat || found.parameter != &*found.group->flat) {
+      result.push_back({.name = item.key(), .tensor = item.value(), .sharded = found});
+      continue;
+    }
+    const auto prefix = item.key().substr(0, item.key().size() - found.parameter->local_name.size());
+    for (auto& parameter : found.group->parameters) {
+      result.push_back({.name = prefix + parameter.local_name, .tensor = {}, .sharded = {found.unit, found.group, &parameter}});
+    }
+  }
+  for (const auto& item : module.named_buffers()) {
+    if (item.value().defined()) result.push_back({.name = item.key(), .tensor = item.value(), .sharded = {}});
+  }
+  return result;
 }
 
 bool wanted_here(const Mesh& mesh, Ranks ranks) {
@@ -110,29 +138,24 @@ std::map<std::string, at::Tensor> full_state(const torch::nn::Module& module, Ra
   }
   std::map<std::string, at::Tensor> result;
   if (!wanted) return result;
-  for (const auto& item : module.named_parameters()) {
-    const auto* parameter = locate(item.value()).parameter;
-    result[item.key()] = parameter != nullptr ? copies[parameter] : item.value().detach().clone();
-  }
-  for (const auto& item : module.named_buffers()) {
-    if (item.value().defined()) result[item.key()] = item.value().clone();
+  for (const auto& [name, tensor, found] : named_tensors(module)) {
+    result[name] = found.parameter != nullptr ? copies[found.parameter] : tensor.detach().clone();
   }
   return result;
 }
 
 at::Tensor full_state(const torch::nn::Module& module, const std::string& name, Ranks ranks) {
   const c10::AutoGradMode no_grad(false);
-  for (const auto& item : module.named_parameters()) {
-    if (item.key() != name) continue;
-    const auto found = locate(item.value());
-    if (found.parameter == nullptr) return item.value().detach().clone();
-    auto whole = full_parameter(found.parameter->shard);
-    return wanted_here(found.unit->mesh(), ranks) ? whole : at::Tensor();
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const auto all = named_tensors(module);
+  const auto found = std::ranges::find(all, name, &NamedTensor::name);
+  if (found == all.end()) {
+    throw UsageError(fmt::format("the module has no parameter and no buffer '{}'; names are as in the model before it was sharded", name));
   }
-  for (const auto& item : module.named_buffers()) {
-    if (item.key() == name) return item.value().clone();
-  }
-  throw UsageError(fmt::format("the module has no parameter and no buffer '{}'; names are as named_parameters() gives them", name));
+  const auto& [unit, group, parameter] = found->sharded;
+  if (parameter == nullptr) return found->tensor.detach().clone();
+  auto whole = part_of(gathered(*unit, *group, group->own), *parameter);
+  return wanted_here(unit->mesh(), ranks) ? whole : at::Tensor();
 }
 
 }  // namespace tessera

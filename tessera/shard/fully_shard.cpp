@@ -161,8 +161,17 @@ class Adoption {
 };
 
 /// Puts the shards where `parameters()` finds them. The modules' own members keep the whole parameters.
-void register_shards(Unit& unit, const std::vector<std::vector<Place>>& places) {
+void register_shards(Unit& unit, const std::vector<std::vector<Place>>& places, Module& top) {
   for (const auto& group : unit.groups()) {
+    if (group.flat) {
+      for (const auto& parameter : group.parameters) {
+        for (const auto& [module, key] : places[parameter.index]) {
+          if (!reads_table_in_forward(*module)) table_of(*module).erase(key);
+        }
+      }
+      table_of(top).insert(group.flat->name, group.flat->shard);
+      continue;
+    }
     for (const auto& parameter : group.parameters) {
       for (const auto& [module, key] : places[parameter.index]) {
         if (!reads_table_in_forward(*module)) table_of(*module)[key] = parameter.shard;
@@ -181,11 +190,14 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
     collect(*modules[i], prefix(i), options.ignored, found);
     names.push_back(class_name(*modules[i]));
   }
+  if (options.listing == Listing::Flat && modules.size() > 1) {
+    throw UsageError("a unit of several modules can't be listed flat, because no module would own the vector; shard them one by one");
+  }
   const auto schedule = std::make_shared<Schedule>(options.max_live_units);
   if (!found.candidates.empty()) {
     warn_of_other_holders(found);
     const auto unit = Unit::make(fmt::format("{}", fmt::join(names, "+")), std::move(found.candidates), options, schedule);
-    register_shards(*unit, found.places);
+    register_shards(*unit, found.places, *modules.front());
     for (auto* module : modules) remember(*module, unit);
   }
   Adoption adoption(schedule);

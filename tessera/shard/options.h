@@ -22,10 +22,17 @@ enum class Start {
   FromRank0,  // rank 0's are sent to the others
 };
 
+/// What `parameters()` lists of a sharded module.
+enum class Listing {
+  ByName,  // a shard for each parameter, under its name
+  Flat,    // one vector of all that trains and one of all that does not: flat_param_0 and flat_param_1 (more with several dtypes)
+};
+
 struct ShardOptions {
   Mesh mesh;
   MixedPrecision mixed_precision = {};
   Start start = Start::Equal;
+  Listing listing = Listing::ByName;
   /// Parameters to leave as they are, whole on every rank. Who trains them averages their gradients.
   std::vector<at::Tensor> ignored = {};
   /// How many units may be whole at once as long as their order of use is not known yet. With 1, none is brought in early later on.

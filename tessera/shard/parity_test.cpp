@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tessera/testing/transports.h"
+
 namespace tessera::testing {
 namespace {
 
@@ -184,6 +186,21 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Model,
                                            of<FusedSlices>("FusedSlices"), of<TiedTwiceUnused>("TiedTwiceUnused", false),
                                            of<PartlyFrozen>("PartlyFrozen"), of<SparseWords>("SparseWords")),
                          ::testing::PrintToStringParamName());
+
+/// As nested, but every unit lists one vector.
+void listed_flat(const std::shared_ptr<TrainedModel>& model, const Communicator& world) {
+  for (const auto& child : model->children()) fully_shard(child, {.mesh = world, .listing = Listing::Flat});
+  fully_shard(model, {.mesh = world, .listing = Listing::Flat});
+}
+
+TEST_P(Model, TrainsListedFlatLikeAReplicatedOne) {
+  if (!GetParam().children_apart) return;
+  for (const int ranks : {1, 3}) {
+    run_world({.transport = "threads", .ranks = ranks}, [&](const Communicator& world) {
+      EXPECT_EQ(train(world, GetParam().make, &sgd, 6, &listed_flat).losses, train(world, GetParam().make, &sgd, 6).losses);
+    });
+  }
+}
 
 TEST(Training, StaysTheSameOverFiftySteps) {
   expect_parity(2, of<Mlp>("").make, &adamw, 50, &nested);

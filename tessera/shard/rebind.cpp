@@ -22,17 +22,24 @@ void rebind(torch::optim::Optimizer& optimizer, const torch::nn::Module& module)
   }
   size_t moved = 0;
   for (auto& group : optimizer.param_groups()) {
-    for (auto& parameter : group.params()) {
+    std::vector<at::Tensor> now;
+    for (const auto& parameter : group.params()) {
       const auto found = shards.find(parameter.unsafeGetTensorImpl());
-      if (found == shards.end()) continue;
+      if (found == shards.end()) {
+        now.push_back(parameter);
+        continue;
+      }
       if (optimizer.state().count(parameter.unsafeGetTensorImpl()) > 0) {
         throw UsageError(
             "rebind: the optimizer has made steps already, and its state is as large as the whole parameters; make it, or rebind "
             "it, before the first step");
       }
-      parameter = found->second;
+      // Parameters that are listed as one vector have one shard.
+      const bool is_new = std::ranges::none_of(now, [&](const at::Tensor& other) { return other.is_same(found->second); });
+      if (is_new) now.push_back(found->second);
       moved++;
     }
+    group.params() = std::move(now);
   }
   if (moved == 0) throw UsageError("rebind: the optimizer holds no parameter of this model that fully_shard has sharded");
 }

@@ -69,10 +69,10 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candid
   const std::shared_ptr<Unit> unit(new Unit(std::move(name), options));
   unit->residence_ = gathered_residence(options.mesh.shard());
   unit->schedule_ = std::move(schedule);
-  // Ordered by dtype and then by whether they train, so that buffers of one dtype travel together.
+  // Ordered by dtype and then by whether they are frozen, so that buffers of one dtype travel together.
   std::map<std::pair<at::ScalarType, bool>, std::vector<Candidate>> kinds;
   for (auto& candidate : candidates) {
-    const auto kind = std::make_pair(candidate.tensor.scalar_type(), candidate.tensor.requires_grad());
+    const auto kind = std::make_pair(candidate.tensor.scalar_type(), !candidate.tensor.requires_grad());
     kinds[kind].push_back(std::move(candidate));
   }
   const c10::AutoGradMode no_grad(false);
@@ -116,6 +116,25 @@ void Unit::add_group(std::vector<Candidate> candidates) {
   drain(*full_storage.unsafeGetStorageImpl(), fmt::format("the parameters of unit '{}' are sharded", name_));
   group.full = c10::weak_intrusive_ptr<c10::StorageImpl>(full_storage.getWeakStorageImpl());
 
+  const auto listed = [&](int64_t numel, int64_t dim, int64_t offset, bool trained) {
+    const auto sizes = shard_sizes(numel, dim);
+    auto shard = paged_view(own_storage, group.dtype, sizes, std::vector<int64_t>(sizes.size(), 1), offset);
+    shard.set_requires_grad(trained);
+    return shard;
+  };
+  if (options_.listing == Listing::Flat) {
+    const auto numel = layout.chunk * shard.size();
+    const auto name = fmt::format("flat_param_{}", groups_.size());
+    group.flat = Parameter{.name = name,
+                           .local_name = name,
+                           .shard = listed(layout.chunk, 1, 0, first.requires_grad()),
+                           .sizes = {numel},
+                           .strides = {1},
+                           .span = {.numel = numel, .shard_numel = layout.chunk, .shard_begin = together ? shard.rank() * layout.chunk : 0},
+                           .full = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(
+                               c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>())};
+  }
+
   for (size_t i = 0; i < candidates.size(); i++) {
     auto& tensor = candidates[i].tensor;
     const auto& span = layout.spans[i];
@@ -124,25 +143,32 @@ void Unit::add_group(std::vector<Candidate> candidates) {
     if (!shard.traits().traces) group.fingerprint = group.fingerprint * 31 + fingerprint(values);
     group.own.narrow(0, span.shard_offset, span.shard_numel)
         .copy_(together ? values.narrow(0, span.shard_begin, span.shard_numel) : shard.own_chunk(values));
-    const auto sizes = shard_sizes(span.shard_numel, tensor.dim());
-    std::vector<int64_t> strides(sizes.size(), 1);
-    auto part = paged_view(own_storage, group.dtype, sizes, strides, span.shard_offset);
-    part.set_requires_grad(tensor.requires_grad());
 
     // The tensor that the model holds becomes a window on the full storage: same object, same sizes, other memory.
     const auto window = paged_view(full_storage, group.full_dtype, tensor.sizes(), tensor.strides(), span.offset);
-    group.parameters.push_back({.name = candidates[i].name,
-                                .index = candidates[i].index,
-                                .shard = std::move(part),
-                                .sizes = tensor.sizes().vec(),
-                                .strides = tensor.strides().vec(),
-                                .span = span,
-                                .full = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr())});
+    group.parameters.push_back(
+        {.name = candidates[i].name,
+         .local_name = candidates[i].name,
+         .index = candidates[i].index,
+         .shard = group.flat ? group.flat->shard : listed(span.shard_numel, tensor.dim(), span.shard_offset, tensor.requires_grad()),
+         .sizes = tensor.sizes().vec(),
+         .strides = tensor.strides().vec(),
+         .span = span,
+         .full = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr())});
     // Not by set_data, which takes another dtype or a device that libtorch does not know for another kind of tensor.
     tensor.unsafeGetTensorImpl()->shallow_copy_from(window.getIntrusivePtr());
     tensor = at::Tensor();
   }
   groups_.push_back(std::move(group));
+}
+
+void Unit::rename(const std::string& name) {
+  name_ = name;
+  for (auto& group : groups_) {
+    // No table lists them, so they learn their names here.
+    if (!group.flat) continue;
+    for (auto& parameter : group.parameters) parameter.name = name + "." + parameter.local_name;
+  }
 }
 
 void Unit::join(std::shared_ptr<Schedule> schedule) {
@@ -266,6 +292,7 @@ Located locate(const at::Tensor& tensor) {
   auto unit = marker != nullptr ? marker->unit.lock() : nullptr;
   if (!unit) return {};
   for (auto& group : unit->groups()) {
+    if (group.flat && group.flat->shard.is_same(tensor)) return {unit, &group, &*group.flat};
     for (auto& parameter : group.parameters) {
       if (parameter.shard.is_same(tensor) || parameter.full.lock() == tensor.getIntrusivePtr()) return {unit, &group, &parameter};
     }

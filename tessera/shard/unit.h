@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,9 +34,10 @@ struct UnitCounters {
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
   struct Parameter {
-    std::string name;  // in the largest module that fully_shard has seen so far
-    size_t index = 0;  // of the candidate that it was
-    at::Tensor shard;  // a leaf, with as many dimensions as the parameter
+    std::string name;        // in the largest module that fully_shard has seen so far
+    std::string local_name;  // in the module that the unit was made of
+    size_t index = 0;        // of the candidate that it was
+    at::Tensor shard;        // a leaf, with as many dimensions as the parameter
     std::vector<int64_t> sizes, strides;
     Span span;
     c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> full;
@@ -48,7 +50,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
     at::Tensor own = {};  // this rank's chunk
     c10::weak_intrusive_ptr<c10::StorageImpl> full{c10::intrusive_ptr<c10::StorageImpl>()};
     std::vector<Parameter> parameters = {};
-    int64_t fingerprint = 0;  // of the whole parameters that this rank brought
+    std::optional<Parameter> flat = {};  // Listing::Flat: the one that is listed in their place; its shard is the shard of each
+    int64_t fingerprint = 0;             // of the whole parameters that this rank brought
   };
 
   /// Moves the candidates into the unit, in place: their tensors stay the same objects, their full memory is freed.
@@ -61,7 +64,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   /// Its place in the model, as far as that is known: an outer fully_shard call knows more of it.
   const std::string& name() const { return name_; }
-  void rename(std::string name) { name_ = std::move(name); }
+  void rename(const std::string& name);
   const Mesh& mesh() const { return options_.mesh; }
   const ShardOptions& options() const { return options_; }
   std::vector<Group>& groups() { return groups_; }

@@ -99,11 +99,14 @@ class UnitNode final : public ag::Node {
 
   void hand_on(const Cut& cut, std::span<Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients,
                ag::variable_list& results) {
+    const at::Tensor* last = nullptr;
     for (const auto* parameter : parameters) {
       const auto& shard = parameter->shard;
-      // A parameter that the step did not use keeps its lack of a gradient; one that was frozen meanwhile gets none.
-      const bool wanted = gradients[results.size()].defined() && shard.requires_grad();
-      results.push_back(wanted ? paged_view(cut.storage, shard.scalar_type(), shard.sizes(), shard.strides(), parameter->span.shard_offset)
+      // A parameter that the step did not use keeps its lack of a gradient; one that was frozen meanwhile gets none. Where all have one
+      // shard, it gets its gradient once.
+      const bool wanted = gradients[results.size()].defined() && shard.requires_grad() && (last == nullptr || !last->is_same(shard));
+      if (wanted) last = &shard;
+      results.push_back(wanted ? paged_view(cut.storage, shard.scalar_type(), shard.sizes(), shard.strides(), shard.storage_offset())
                                : at::Tensor());
     }
   }
