@@ -3,7 +3,7 @@
 find_package(GTest REQUIRED)
 
 option(TESSERA_LONG_TESTS "Also run the tests that are too slow for every run" OFF)
-set(_environment "OMP_NUM_THREADS=1")
+set(_environment OMP_NUM_THREADS=1 TESSERA_POISON=1)
 if(TESSERA_SANITIZE STREQUAL "thread")
   list(APPEND _environment "TSAN_OPTIONS=suppressions='${PROJECT_SOURCE_DIR}/cmake/tsan.supp' halt_on_error=1")
 elseif(TESSERA_SANITIZE STREQUAL "address")

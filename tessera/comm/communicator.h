@@ -50,6 +50,9 @@ class Communicator {
   /// Wakes all ranks of the group with an error that gives this reason. For a rank that can't go on.
   void abort(std::string_view reason) const noexcept { transport_->abort(reason); }
 
+  /// 1, 2, 3...: names for what all ranks make in the same order.
+  uint64_t next_number() const { return transport_->next_number(); }
+
   Traffic traffic(Operation operation) const { return transport_->traffic(operation); }
   void reset_traffic() const { transport_->reset_traffic(); }
 

@@ -104,6 +104,9 @@ class Transport {
   Traffic traffic(Operation operation) const;
   void reset_traffic();
 
+  /// 1, 2, 3...: names for what all ranks make in the same order.
+  uint64_t next_number() { return ++last_number_; }
+
  protected:
   void count(Operation operation, uint64_t bytes);
 
@@ -115,6 +118,7 @@ class Transport {
 
   const Traits traits_;
   std::array<Counter, kOperations> counters_;
+  std::atomic<uint64_t> last_number_ = 0;
 };
 
 }  // namespace tessera

@@ -436,9 +436,11 @@ TEST(MixedPrecision, CastsAnInputOncePerUnitAndVisit) {
     nn::ModuleList heads(nn::Linear(8, 8), nn::Linear(8, 8), nn::Linear(8, 8));
     fully_shard(heads, {.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16}});
     auto x = at::ones({4, 8}).set_requires_grad(true);
+    std::vector<at::Tensor> results;  // which keep what they were computed from
     const auto cast_of = [&](size_t head) {
       // addmm(bias, x, w.t()): the second edge leads to where its x came from.
-      return heads[head]->as<nn::Linear>()->forward(x).grad_fn()->next_edge(1).function;
+      results.push_back(heads[head]->as<nn::Linear>()->forward(x));
+      return results.back().grad_fn()->next_edge(1).function;
     };
     const auto first = cast_of(0);
     EXPECT_EQ(first->name(), "ToCopyBackward0");

@@ -99,7 +99,7 @@ FullParams::~FullParams() {
     }
     Unit* const used[] = {unit.get()};
     schedule->release(used);
-    if (access_ == Access::Write) schedule->about_to_write(*unit);
+    if (access_ == Access::Write) unit->pinned() ? unit->about_to_write() : schedule->about_to_write(*unit);
   }
 }
 

@@ -13,6 +13,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/shard/marker.h"
+#include "tessera/shard/model.h"
 #include "tessera/shard/paging.h"
 #include "tessera/shard/schedule.h"
 #include "tessera/shard/unit.h"
@@ -68,6 +69,19 @@ std::shared_ptr<Unit> unit_of(Module& module) {
   }
   const auto of_unit = [&](const at::Tensor& parameter) { return locate(parameter).unit == unit; };
   return unit && std::ranges::any_of(module.parameters(), of_unit) ? unit : nullptr;
+}
+
+/// Where units wait to become parts of a model: one schedule for all that were made on the same world, so that the bound on whole units
+/// holds also for those that are never taken up.
+std::shared_ptr<Schedule> lobby(const ShardOptions& options) {
+  static std::mutex mutex;
+  static std::map<const void*, std::weak_ptr<Schedule>> lobbies;  // while it has units, their world lives, and keeps its address
+  std::lock_guard lock(mutex);
+  std::erase_if(lobbies, [](const auto& entry) { return entry.second.expired(); });
+  auto& known = lobbies[&options.mesh.world().traits()];
+  auto schedule = known.lock();
+  if (!schedule) known = schedule = std::make_shared<Schedule>(options.max_live_units);
+  return schedule;
 }
 
 /// Where a parameter is registered.
@@ -145,7 +159,7 @@ class Adoption {
       if (parameter == nullptr) continue;
       if (named_.insert(parameter).second) parameter->name = join(path, entry.key());  // of a tied one, the first name
       if (unit->schedule() == schedule_) continue;
-      unit->schedule()->free_all();
+      unit->schedule()->hand_over(*unit);
       unit->join(schedule_);
     }
     for (const auto& child : module.named_children()) {
@@ -193,7 +207,9 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   if (options.listing == Listing::Flat && modules.size() > 1) {
     throw UsageError("a unit of several modules can't be listed flat, because no module would own the vector; shard them one by one");
   }
-  const auto schedule = std::make_shared<Schedule>(options.max_live_units);
+  // What contains units is a model, and has a schedule of its own.
+  const bool is_model = std::ranges::any_of(modules, [](const Module* module) { return !units(*module).empty(); });
+  const auto schedule = is_model ? std::make_shared<Schedule>(options.max_live_units) : lobby(options);
   if (!found.candidates.empty()) {
     warn_of_other_holders(found);
     const auto unit = Unit::make(fmt::format("{}", fmt::join(names, "+")), std::move(found.candidates), options, schedule);

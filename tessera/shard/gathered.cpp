@@ -15,12 +15,12 @@ class Gathered final : public Residence {
   std::vector<Work> read(std::span<const Buffer> buffers, Subject subject, const Fault& fault) override {
     // One call for all buffers of a dtype: a tracing engine ties them together, an eager one saves an exchange.
     std::vector<Work> works;
+    for (const auto& buffer : buffers) fill(*buffer.full);  // all of it, before anything is under way that can't be called back
     for (size_t first = 0; first < buffers.size();) {
       std::vector<Piece> pieces;
       size_t next = first;
       for (; next < buffers.size() && buffers[next].full_dtype == buffers[first].full_dtype; next++) {
         const auto& buffer = buffers[next];
-        fill(*buffer.full);
         pieces.push_back({.whole = flat_view(c10::Storage(buffer.full), buffer.full_dtype), .own = buffer.own.to(buffer.full_dtype)});
       }
       works.push_back(shard_.all_gather(pieces, subject, fault.companions));

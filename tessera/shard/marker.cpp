@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tessera/base/compat.h"
+#include "tessera/base/env.h"
 
 namespace tessera {
 namespace {
@@ -56,11 +57,11 @@ void fill(c10::StorageImpl& storage) {
 }
 
 void drain(c10::StorageImpl& storage, const std::string& message) {
-#ifdef TESSERA_POISON
   // Whoever still reads through a raw pointer sees NaN before the memory belongs to somebody else.
-  if (storage.device_type() == c10::kCPU && marker_of(storage)->memory)
+  static const bool poison = env_int("TESSERA_POISON", 0, 1).value_or(0) == 1;
+  if (poison && storage.device_type() == c10::kCPU && marker_of(storage)->memory) {
     std::memset(marker_of(storage)->memory.get(), 0xFF, storage.nbytes());
-#endif
+  }
   marker_of(storage)->memory.clear();
   show_memory(storage);
   compat::guard_storage(storage, message);

@@ -8,8 +8,8 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <array>
 #include <memory>
+#include <unordered_set>
 
 #include "tessera/base/error.h"
 #include "tessera/shard/marker.h"
@@ -21,34 +21,64 @@ namespace {
 
 using Stack = torch::jit::Stack;
 
-// One number out of many values: of a shard it would be this rank's alone, and pass for the whole parameter's.
-constexpr std::array<std::string_view, 24> kReductions = {"aten::norm",
-                                                          "aten::linalg_norm",
-                                                          "aten::linalg_vector_norm",
-                                                          "aten::linalg_matrix_norm",
-                                                          "aten::_foreach_norm",
-                                                          "aten::frobenius_norm",
-                                                          "aten::sum",
-                                                          "aten::nansum",
-                                                          "aten::mean",
-                                                          "aten::nanmean",
-                                                          "aten::prod",
-                                                          "aten::max",
-                                                          "aten::min",
-                                                          "aten::amax",
-                                                          "aten::amin",
-                                                          "aten::aminmax",
-                                                          "aten::std",
-                                                          "aten::var",
-                                                          "aten::std_mean",
-                                                          "aten::var_mean",
-                                                          "aten::dot",
-                                                          "aten::vdot",
-                                                          "aten::cat",
-                                                          "aten::_foreach_max"};
+// What mixes values of a parameter: from a shard it would be this rank's result alone, and pass for the whole parameter's. Norms, sums,
+// orders, products of matrices.
+const std::unordered_set<std::string_view> kMixing = {"aten::norm",
+                                                      "aten::linalg_norm",
+                                                      "aten::linalg_vector_norm",
+                                                      "aten::linalg_matrix_norm",
+                                                      "aten::_foreach_norm",
+                                                      "aten::sum",
+                                                      "aten::nansum",
+                                                      "aten::frobenius_norm",
+                                                      "aten::nanmean",
+                                                      "aten::mean",
+                                                      "aten::prod",
+                                                      "aten::max",
+                                                      "aten::min",
+                                                      "aten::amax",
+                                                      "aten::amin",
+                                                      "aten::aminmax",
+                                                      "aten::std",
+                                                      "aten::var",
+                                                      "aten::std_mean",
+                                                      "aten::var_mean",
+                                                      "aten::dot",
+                                                      "aten::vdot",
+                                                      "aten::cat",
+                                                      "aten::_foreach_max",
+                                                      "aten::median",
+                                                      "aten::nanmedian",
+                                                      "aten::quantile",
+                                                      "aten::logsumexp",
+                                                      "aten::softmax",
+                                                      "aten::log_softmax",
+                                                      "aten::cumsum",
+                                                      "aten::cumprod",
+                                                      "aten::sort",
+                                                      "aten::topk",
+                                                      "aten::argmax",
+                                                      "aten::argmin",
+                                                      "aten::kthvalue",
+                                                      "aten::stack",
+                                                      "aten::mm",
+                                                      "aten::matmul",
+                                                      "aten::addmm",
+                                                      "aten::bmm",
+                                                      "aten::baddbmm",
+                                                      "aten::mv",
+                                                      "aten::einsum",
+                                                      "aten::linear",
+                                                      "aten::linalg_qr",
+                                                      "aten::linalg_svd",
+                                                      "aten::linalg_eigh",
+                                                      "aten::linalg_inv",
+                                                      "aten::count_nonzero"};
+// Where a loss is computed these are a penalty on the weights, of which each rank would see its part.
+const std::unordered_set<std::string_view> kPenalties = {"aten::pow", "aten::square", "aten::mul", "aten::abs", "aten::sub", "aten::add"};
 
-bool is_reduction(const std::string& name) {
-  return std::ranges::find(kReductions, name) != kReductions.end();
+bool mixes_values(const std::string& op, const at::Tensor& shard) {
+  return kMixing.contains(op) || (c10::GradMode::is_enabled() && shard.requires_grad() && kPenalties.contains(op));
 }
 
 // to() of a recurrent module takes its weights anew from parameters(), which returns shards, and lets go of the whole ones.
@@ -75,13 +105,9 @@ void for_each_tensor(const c10::IValue& value, Visit&& visit) {
 }
 
 std::string name_of(Unit& unit, const at::Tensor& tensor) {
-  for (const auto& group : unit.groups()) {
-    for (const auto& parameter : group.parameters) {
-      const bool same = parameter.full.lock() == tensor.getIntrusivePtr() || parameter.shard.is_same(tensor);
-      if (same) return fmt::format("'{}' of unit '{}'", parameter.name, unit.name());
-    }
-  }
-  return fmt::format("a parameter of unit '{}'", unit.name());
+  const auto found = locate(tensor);
+  return found.parameter == nullptr ? fmt::format("a parameter of unit '{}'", unit.name())
+                                    : fmt::format("'{}' of unit '{}'", found.parameter->name, unit.name());
 }
 
 void note(Operands& operands, const at::Tensor& tensor, bool writes, const std::string& op) {
@@ -113,11 +139,12 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const std::
   }
   const auto unit = marker->unit.lock();
   if (!unit) return;  // its model is gone; what is left of it is an ordinary tensor
-  if (is_reduction(op)) {
-    throw UsageError(
-        fmt::format("{} over the shard of {} would be the result of this rank alone. For norms and clipping there is "
-                    "tessera::clip_grad_norm; optimizers that need sums over all parameters, like LBFGS, can't work on shards",
-                    op, name_of(*unit, tensor)));
+  if (mixes_values(op, tensor)) {
+    throw UsageError(fmt::format(
+        "{} over the shard of {} would be the result of this rank alone. For norms and clipping there is "
+        "tessera::clip_grad_norm; a penalty on weights is computed from the modules' own members, and optimizers that look at whole "
+        "parameters, like LBFGS or Muon, can't work on shards",
+        op, name_of(*unit, tensor)));
   }
   auto& written = operands.written_shards;
   if (writes && marker->role == Role::Shard && std::ranges::find(written, unit.get()) == written.end()) written.push_back(unit.get());
@@ -212,6 +239,15 @@ void cast_operands(const std::string& op, const c10::FunctionSchema& schema, Sta
       for (auto& tensor : tensors) tensor = cast(tensor);
       value = std::move(tensors);
     }
+  }
+}
+
+void expect_one_dtype(const std::string& op, std::span<Unit* const> units) {
+  for (const auto* unit : units) {
+    if (unit->options().mixed_precision.param_dtype == units.front()->options().mixed_precision.param_dtype) continue;
+    throw UsageError(
+        fmt::format("{} uses parameters of units '{}' and '{}', which compute in different dtypes; shard them with the same param_dtype",
+                    op, units.front()->name(), unit->name()));
   }
 }
 
@@ -319,7 +355,10 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
   Companions companions(schema, *stack, operands.units);
   const Pins pins(operands.units, companions.fault());
   companions.put_back();
-  if (!operands.units.empty()) cast_operands(op, schema, *stack, *operands.units.front());
+  if (!operands.units.empty()) {
+    expect_one_dtype(op, operands.units);
+    cast_operands(op, schema, *stack, *operands.units.front());
+  }
   const c10::impl::ExcludeDispatchKeyGuard excluded(kPagingKey);
   handle.redispatchBoxed(below, stack);
 }

@@ -87,6 +87,38 @@ TEST(Refused, IsWhatOtherRanksSaved) {
   });
 }
 
+TEST(Refused, AreWritesToShardsOfAUnitThatIsInUse) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    net(input()).sum().backward();
+    {
+      const auto guard = full_params(*net);
+      EXPECT_THAT(message_of<UsageError>([&] { optimizer.step(); }), HasSubstr("inside tessera::full_params"));
+    }
+    optimizer.step();
+    EXPECT_TRUE(at::equal(full_parameter(net->parameters()[0]), full_state(*net, "a.weight")));
+  });
+}
+
+TEST(Refused, AreRanksThatUseDifferentParametersOfAUnit) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = seeded_net();
+    fully_shard(net, {.mesh = world});
+    EXPECT_THAT(message_of<CommError>([&] { (world.rank() == 0 ? net->a(input()) : net(input())).sum().backward(); }),
+                HasSubstr("'Net without b.weight, b.bias, c.weight, c.bias'"));
+  });
+}
+
+TEST(Refused, AreUnitsInDifferentOrders) {
+  with_ranks(2, [](const Communicator& world) {
+    nn::Linear first(4, 4), second(4, 4);  // of one size and one name, and parts of no larger model
+    fully_shard(first, {.mesh = world, .start = Start::FromRank0});
+    fully_shard(second, {.mesh = world, .start = Start::FromRank0});
+    EXPECT_THAT(message_of<CommError>([&] { (world.rank() == 0 ? first : second)(at::ones({1, 4})); }), HasSubstr("version"));
+  });
+}
+
 TEST(Refused, IsAClone) {
   with_ranks(2, [](const Communicator& world) {
     auto net = sharded_net(world);

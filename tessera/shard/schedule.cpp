@@ -1,6 +1,7 @@
 #include "tessera/shard/schedule.h"
 
 #include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -8,13 +9,14 @@
 #include <set>
 #include <utility>
 
+#include "tessera/base/error.h"
 #include "tessera/shard/residence.h"
 #include "tessera/shard/unit.h"
 
 namespace tessera {
 namespace {
 
-constexpr size_t kLongestPass = 1 << 14;  // uses; of longer ones the order is not learnt
+constexpr size_t kLongestPass = 1 << 12;  // uses; of longer ones the order is not learnt
 
 /// A function of its own, so that the thread sanitizer can be told about the engine's lock inside, half of which it does not see.
 [[gnu::noinline]] void call_when_backward_ends(std::function<void()> call) {
@@ -41,7 +43,8 @@ class EndOfBackward {
 
 Schedule::Pass Schedule::pass_now() const {
   if (torch::autograd::get_current_graph_task_id() != -1) return Pass::Backward;
-  return c10::GradMode::is_enabled() ? Pass::Training : Pass::Evaluation;
+  // An autograd::Function runs its forward without gradients, in the middle of a pass that trains.
+  return c10::GradMode::is_enabled() || pass_ == Pass::Training ? Pass::Training : Pass::Evaluation;
 }
 
 void Schedule::enter(Pass pass) {
@@ -96,13 +99,13 @@ void Schedule::record(Unit& unit) {
 
 bool Schedule::Order::learn_from_repetition() {
   const auto all = std::span(current);
-  const std::set<Unit*> distinct(all.begin(), all.end());
   for (size_t length = 1; 2 * length <= all.size(); length++) {
     const auto last = all.last(length);
-    // A repetition inside of a pass leaves out some of the units.
-    const bool repeated = all[all.size() - 1 - length] == all.back() && std::ranges::equal(last, all.last(2 * length).first(length)) &&
-                          std::set<Unit*>(last.begin(), last.end()) == distinct;
-    if (!repeated) continue;
+    if (all[all.size() - 1 - length] != all.back() || !std::ranges::equal(last, all.last(2 * length).first(length))) continue;
+    // A repetition inside of a pass leaves out units that were used not long ago.
+    const auto lately = all.last(std::min(all.size(), 4 * length));
+    const std::set<Unit*> repeated(last.begin(), last.end());
+    if (std::ranges::any_of(lately, [&](Unit* unit) { return !repeated.contains(unit); })) continue;
     recorded.assign(last.begin(), last.end());
     next = length;
     return true;
@@ -117,18 +120,21 @@ void Schedule::make_room(std::span<Unit* const> wanted) {
   const auto& now = order(pass_);
   const auto to_come = now.to_come();
   const auto next_use = [&](Unit* unit) { return std::ranges::find(to_come, unit) - to_come.begin(); };
-  // In the middle of a known pass a unit is freed when, and only when, it has had its last use.
-  if (now.trusted && now.next > 1) {
+  // In the middle of a known pass a unit is freed when it has had its last use, and one more may be kept for later: the root, most often,
+  // which is used at both ends.
+  const bool known = now.trusted && now.next > 1;
+  if (known) {
     for (auto* unit : idle) {
       if (next_use(unit) == std::ssize(to_come)) give_back(*unit);
     }
-    return;
+    std::erase_if(idle, [](Unit* unit) { return !unit->in_memory(); });
   }
-  // Otherwise, and with what the pass before has left, the bound decides: who is needed last, or was used longest ago, goes first.
+  // Apart from that the bound decides: who is needed last, or was used longest ago, goes first.
   std::ranges::stable_sort(idle, std::ranges::greater(), next_use);
+  const auto most = max_live_units_ + (known ? 1 : 0);
   const auto to_bring = std::ranges::count_if(wanted, [](const Unit* unit) { return !unit->in_memory(); }) + (next_to_bring() != nullptr);
   for (auto* unit : idle) {
-    if (std::ssize(live_) + to_bring > max_live_units_) give_back(*unit);
+    if (std::ssize(live_) + to_bring > most) give_back(*unit);
   }
 }
 
@@ -137,7 +143,7 @@ void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
   enter(pass_now());
   // By far the most frequent case: one operator after the other of a unit that is whole.
   const auto& uses = order(pass_).current;
-  if (units.size() == 1 && units.front() == visited_ && visited_->in_memory() && !uses.empty() && uses.back() == visited_) {
+  if (units.size() == 1 && units.front() == visited_ && visited_->whole() && !uses.empty() && uses.back() == visited_) {
     units.front()->pin();
     return;
   }
@@ -171,7 +177,13 @@ void Schedule::bring(Unit& unit, const Fault& fault) {
 }
 
 void Schedule::prefetch() {
-  if (auto* next = next_to_bring()) bring(*next, {});
+  auto* next = next_to_bring();
+  if (next == nullptr) return;
+  try {
+    bring(*next, {});
+  } catch (const std::exception&) {
+    // It is not needed yet. Whoever needs it tries again, and hears of it.
+  }
 }
 
 Unit* Schedule::next_to_bring() {
@@ -191,7 +203,13 @@ void Schedule::reduced(Unit& unit) {
 
 void Schedule::about_to_write(Unit& unit) {
   const auto held = lock();
-  if (!unit.pinned()) give_back(unit);
+  if (unit.pinned()) {
+    throw UsageError(
+        fmt::format("a shard of unit '{}' would be written while the unit is in use as a whole (inside tessera::full_params, or by another "
+                    "thread); what is whole would be stale. End that first",
+                    unit.name()));
+  }
+  give_back(unit);
   unit.about_to_write();
 }
 
@@ -201,6 +219,13 @@ void Schedule::free_all() {
   for (auto* unit : old) {
     if (!unit->pinned()) give_back(*unit);
   }
+}
+
+void Schedule::hand_over(Unit& unit) {
+  const auto held = lock();
+  if (unit.pinned()) throw UsageError(fmt::format("unit '{}' can't become part of a larger one while it is in use", unit.name()));
+  give_back(unit);
+  forget(unit);
 }
 
 void Schedule::forget(const Unit& unit) {

@@ -38,6 +38,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void about_to_write(Unit& unit);
   /// Frees all that is not pinned.
   void free_all();
+  /// The unit goes to another schedule.
+  void hand_over(Unit& unit);
   /// A unit died.
   void forget(const Unit& unit);
 

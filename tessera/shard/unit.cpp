@@ -26,15 +26,15 @@ at::Tensor in_memory_order(const at::Tensor& tensor) {
 }
 
 /// A number that differs when any bit does, almost surely. By tensor operations, so that it works on any device.
-int64_t fingerprint(const at::Tensor& values) {
+uint64_t fingerprint(const at::Tensor& values) {
   constexpr int64_t kStretch = int64_t{1} << 16;  // keeps what this takes in the cache, and out of large blocks of the heap
   const auto width = c10::elementSize(values.scalar_type());
   const auto bits = values.view(width == 8 ? at::kLong : width == 4 ? at::kInt : width == 2 ? at::kShort : at::kChar);
-  int64_t result = values.numel();
+  auto result = static_cast<uint64_t>(values.numel());
   for (int64_t begin = 0; begin < bits.numel(); begin += kStretch) {
     const auto some = bits.narrow(0, begin, std::min(kStretch, bits.numel() - begin)).to(at::kLong);
     const auto weights = at::arange(begin + 1, begin + 1 + some.numel(), some.options()).mul_(2).add_(1);
-    result = result * 31 + some.mul(weights).sum().item<int64_t>();
+    result = result * 31 + static_cast<uint64_t>(some.mul(weights).sum().item<int64_t>());
   }
   return result;
 }
@@ -62,6 +62,9 @@ void expect_shardable(const Candidate& candidate) {
 }
 
 }  // namespace
+
+Unit::Unit(std::string name, const ShardOptions& options)
+    : name_(std::move(name)), options_(options), number_(options.mesh.world().next_number()) {}
 
 std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candidates, const ShardOptions& options,
                                  std::shared_ptr<Schedule> schedule) {
@@ -193,7 +196,7 @@ void Unit::start_read(const Fault& fault) {
   if (std::exchange(written_, false)) version_++;
   state_ = State::Coming;
   try {
-    coming_ = residence_->read(all, {.unit = name_, .version = version_}, fault);
+    coming_ = residence_->read(all, {.unit = name_, .version = number_ << 32 | version_}, fault);
   } catch (...) {
     give_back();
     throw;
@@ -215,9 +218,9 @@ void Unit::finish_read() {
 }
 
 void Unit::expect_equal_start() {
-  int64_t own = 0;
-  for (const auto& group : groups_) own = own * 31 + group.fingerprint;
-  own >>= 1;  // so that its negative exists
+  uint64_t all = 0;
+  for (const auto& group : groups_) all = all * 31 + group.fingerprint;
+  const auto own = static_cast<int64_t>(all >> 2);  // so that its negative exists
   const auto extremes = at::stack({at::full({}, own, at::kLong), at::full({}, -own, at::kLong)});
   options_.mesh.world().all_reduce(extremes, {.op = Reduce::Max}, {.unit = name_}).wait();
   if (extremes[0].item<int64_t>() != -extremes[1].item<int64_t>()) {
@@ -245,16 +248,21 @@ void Unit::give_back() {
 
 at::Tensor Unit::cast(const at::Tensor& operand, at::ScalarType dtype) {
   if (operand.is_inference()) return operand.to(dtype);  // has no version that would tell of changes
-  const bool with_gradient = c10::GradMode::is_enabled();
+  using Weak = decltype(Cast::operand);
+  std::erase_if(casts_, [](const Cast& known) { return known.operand.expired(); });
+  const auto version = static_cast<uint32_t>(operand._version());
+  const bool in_graph = c10::GradMode::is_enabled() && operand.requires_grad();
   for (const auto& known : casts_) {
-    const bool same = known.operand.lock() == operand.getIntrusivePtr() && known.version == operand._version();
-    if (same && known.with_gradient == with_gradient && known.result.scalar_type() == dtype) return known.result;
+    if (known.operand.lock() != operand.getIntrusivePtr() || known.version != version || known.result.defined() == in_graph) continue;
+    const auto result = in_graph ? at::Tensor(known.result_in_graph.lock()) : known.result;
+    if (result.defined() && result.scalar_type() == dtype) return result;
   }
-  casts_.push_back({.operand = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(operand.getIntrusivePtr()),
-                    .version = static_cast<uint32_t>(operand._version()),
-                    .with_gradient = with_gradient,
-                    .result = operand.to(dtype)});
-  return casts_.back().result;
+  auto result = operand.to(dtype);
+  casts_.push_back({.operand = Weak(operand.getIntrusivePtr()),
+                    .version = version,
+                    .result = in_graph ? at::Tensor() : result,
+                    .result_in_graph = Weak(result.getIntrusivePtr())});
+  return result;
 }
 
 void Unit::about_to_write() {

@@ -51,7 +51,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
     c10::weak_intrusive_ptr<c10::StorageImpl> full{c10::intrusive_ptr<c10::StorageImpl>()};
     std::vector<Parameter> parameters = {};
     std::optional<Parameter> flat = {};  // Listing::Flat: the one that is listed in their place; its shard is the shard of each
-    int64_t fingerprint = 0;             // of the whole parameters that this rank brought
+    uint64_t fingerprint = 0;            // of the whole parameters that this rank brought
   };
 
   /// Moves the candidates into the unit, in place: their tensors stay the same objects, their full memory is freed.
@@ -65,6 +65,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Its place in the model, as far as that is known: an outer fully_shard call knows more of it.
   const std::string& name() const { return name_; }
   void rename(const std::string& name);
+  /// Tells it from others of its name, the same on all ranks.
+  uint64_t number() const { return number_; }
   const Mesh& mesh() const { return options_.mesh; }
   const ShardOptions& options() const { return options_; }
   std::vector<Group>& groups() { return groups_; }
@@ -74,8 +76,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Several units may become parts of a larger model. Not while the model is in use.
   void join(std::shared_ptr<Schedule> schedule);
 
-  // Everything below is called with the schedule's lock held.
+  // Everything below is called with the schedule's lock held, except for unpin().
   bool in_memory() const { return state_ != State::Cut; }  // whole, or about to be
+  bool whole() const { return state_ == State::Whole; }
   bool pinned() const { return pins_ > 0; }
   void pin() { pins_++; }
   void unpin() { pins_--; }
@@ -107,17 +110,18 @@ class Unit : public std::enable_shared_from_this<Unit> {
   struct Cast {
     c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> operand;
     uint32_t version;
-    bool with_gradient;
-    at::Tensor result;
+    at::Tensor result;                                                                   // without a graph: then nobody else keeps it
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> result_in_graph;  // which may lead back to this unit
   };
 
-  Unit(std::string name, const ShardOptions& options) : name_(std::move(name)), options_(options) {}
+  Unit(std::string name, const ShardOptions& options);
   void add_group(std::vector<Candidate> candidates);
   std::vector<Buffer> buffers() const;
   void expect_equal_start();
 
   std::string name_;
   const ShardOptions options_;
+  const uint64_t number_;
   std::vector<Group> groups_;
   std::unique_ptr<Residence> residence_;
   std::shared_ptr<Schedule> schedule_;

@@ -20,6 +20,11 @@ at::ScalarType reduce_dtype(const Unit::Group& group, const MixedPrecision& prec
   return at::isFloatingType(group.dtype) ? at::promoteTypes(group.full_dtype, at::kFloat) : group.dtype;
 }
 
+/// A module that was taken out of the model has let go of its parameters.
+bool trains(const Unit::Parameter& parameter) {
+  return parameter.shard.requires_grad() && !parameter.full.expired();
+}
+
 class UnitNode final : public ag::Node {
  public:
   // The highest sequence number: a ready node runs before all others, so a unit is reduced as soon as its gradients are complete.
@@ -27,7 +32,7 @@ class UnitNode final : public ag::Node {
     for (auto& group : unit_->groups()) {
       std::vector<Unit::Parameter*> trained;
       for (auto& parameter : group.parameters) {
-        if (!parameter.shard.requires_grad()) continue;
+        if (!trains(parameter)) continue;
         add_input_metadata(at::Tensor(parameter.full.lock()));
         add_next_edge(ag::impl::gradient_edge(parameter.shard));
         trained.push_back(&parameter);
@@ -52,7 +57,7 @@ class UnitNode final : public ag::Node {
     for (size_t i = 0, input = 0; i < inputs_.size(); input += inputs_[i++].second.size()) {
       cuts.push_back(pack(*inputs_[i].first, inputs_[i].second, std::span(gradients).subspan(input)));
     }
-    reduce(cuts);
+    reduce(cuts, subject(gradients));
     ag::variable_list results;
     for (size_t i = 0; i < inputs_.size(); i++) hand_on(cuts[i], inputs_[i].second, gradients, results);
     gradients.clear();
@@ -84,17 +89,31 @@ class UnitNode final : public ag::Node {
     return {.storage = storage, .piece = {.whole = whole, .own = flat_view(storage, group.dtype)}};
   }
 
+  /// The unit, and what of it this step did not use: ranks that used different parts would update a parameter in part. They get an error.
+  std::string subject(std::span<const at::Tensor> gradients) {
+    auto text = unit_->name();
+    size_t input = 0;
+    for (const auto& [group, parameters] : inputs_) {
+      for (const auto* parameter : parameters) {
+        if (!gradients[input++].defined()) text += (text.size() == unit_->name().size() ? " without " : ", ") + parameter->name;
+      }
+    }
+    return text;
+  }
+
   /// One call for all buffers of a dtype, as for gathers.
-  void reduce(std::span<const Cut> cuts) {
+  void reduce(std::span<const Cut> cuts, const std::string& subject) {
     const auto& mesh = unit_->mesh();
     for (size_t next = 0; next < cuts.size();) {
       const auto dtype = cuts[next].piece.whole.scalar_type();
       std::vector<Piece> pieces;
       for (; next < cuts.size() && cuts[next].piece.whole.scalar_type() == dtype; next++) pieces.push_back(cuts[next].piece);
-      mesh.shard().reduce_scatter(pieces, {.op = Reduce::Mean}, {.unit = unit_->name()}).wait();
+      mesh.shard().reduce_scatter(pieces, {.op = Reduce::Mean}, {.unit = subject, .version = unit_->number()}).wait();
     }
     if (mesh.replicate().size() == 1) return;
-    for (const auto& cut : cuts) mesh.replicate().all_reduce(cut.piece.own, {.op = Reduce::Mean}, {.unit = unit_->name()}).wait();
+    for (const auto& cut : cuts) {
+      mesh.replicate().all_reduce(cut.piece.own, {.op = Reduce::Mean}, {.unit = subject, .version = unit_->number()}).wait();
+    }
   }
 
   void hand_on(const Cut& cut, std::span<Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients,
@@ -123,7 +142,8 @@ void attach_unit_node(const std::shared_ptr<Unit>& unit) {
   for (auto& group : unit->groups()) {
     for (auto& parameter : group.parameters) {
       const at::Tensor full(parameter.full.lock());
-      if (parameter.shard.requires_grad()) {
+      if (!full.defined()) continue;
+      if (trains(parameter)) {
         ag::impl::set_gradient_edge(full, ag::Edge(node, input++));
       } else {
         ag::impl::set_gradient_edge(full, ag::Edge());

@@ -1,0 +1,265 @@
+// Trains the network of PyTorch/XLA's MNIST example on sharded ranks, saves what each rank has, puts it together into one file, and shows
+// that a plain, unsharded model can use it.
+#include <fmt/format.h>
+#include <tessera/models/mnist.h>
+#include <tessera/tessera.h>
+#include <torch/torch.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+
+#include "arguments.h"
+
+namespace {
+
+using namespace tessera;
+using models::MnistNet;
+namespace fs = std::filesystem;
+
+constexpr int kBelowTarget = 21;  // exit status
+constexpr double kMean = 0.1307, kDeviation = 0.3081;
+
+struct Flags {
+  fs::path datadir = "/usr/share/datasets/fashion-mnist";
+  bool fake_data = false, drop_last = false, nested = false, replicated = false, flatten = false, no_consolidation = false, resume = false;
+  int64_t batch_size = 16, epochs = 2, log_steps = 20;
+  int workers = 1;
+  double lr = 0.02, momentum = 0.5, target = 0;
+  uint64_t seed = 42;
+  std::string ckpt_prefix, metrics, compute_dtype = "float32";
+};
+
+void declare(CLI::App& app, Flags& flags) {
+  app.add_option("--datadir", flags.datadir, "Folder with the four IDX files of MNIST or a set like it, plain or .gz")->capture_default_str();
+  app.add_flag("--fake-data", flags.fake_data, "Generated images instead of files");
+  app.add_option("--batch-size", flags.batch_size, "Samples per rank and step")->capture_default_str()->check(CLI::PositiveNumber);
+  app.add_option("--num-epochs", flags.epochs)->capture_default_str()->check(CLI::NonNegativeNumber);
+  app.add_option("--lr", flags.lr, "Learning rate")->capture_default_str();
+  app.add_option("--momentum", flags.momentum)->capture_default_str();
+  app.add_option("--seed", flags.seed, "Of the weights and of the order of samples")->capture_default_str();
+  app.add_flag("--drop-last", flags.drop_last, "Leave out the samples that fill no batch, instead of filling it with others");
+  app.add_option("--num-workers", flags.workers, "Threads that prepare batches; 0 for none")->capture_default_str()->check(CLI::NonNegativeNumber);
+  app.add_flag("--use-nested-fsdp", flags.nested, "Shard each convolution and linear layer as a unit of its own");
+  app.add_flag("--run-without-fsdp", flags.replicated, "Whole parameters on every rank, gradients averaged");
+  app.add_flag("--flatten-parameters", flags.flatten, "One vector per unit in place of a shard per parameter");
+  app.add_option("--compute-dtype", flags.compute_dtype)->capture_default_str()->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
+  app.add_option("--ckpt-prefix", flags.ckpt_prefix, "Save after every epoch, as PREFIX-step-N");
+  app.add_flag("--no-ckpt-consolidation", flags.no_consolidation, "Do not put the last checkpoint together and evaluate it at the end");
+  app.add_flag("--resume", flags.resume, "Go on from the newest checkpoint under the prefix, if there is one")->needs("--ckpt-prefix");
+  app.add_option("--target-accuracy", flags.target, "In percent; below it the program ends with status 21")->check(CLI::Range(0, 100));
+  app.add_option("--log-steps", flags.log_steps, "Steps between two reports")->capture_default_str()->check(CLI::PositiveNumber);
+  app.add_option("--metrics", flags.metrics, "File for one line of JSON per report");
+}
+
+// --- Model and data ---
+
+MnistNet make_model(const Flags& flags, const Communicator& world) {
+  torch::manual_seed(flags.seed);  // the same weights on every rank
+  MnistNet model;
+  if (flags.replicated) return model;
+  ShardOptions options{.mesh = world, .listing = flags.flatten ? Listing::Flat : Listing::ByName};
+  if (flags.compute_dtype == "bfloat16") options.mixed_precision.param_dtype = torch::kBFloat16;
+  if (flags.compute_dtype == "float16") options.mixed_precision.param_dtype = torch::kHalf;
+  if (flags.nested) {
+    fully_shard(model->conv1, options);
+    fully_shard(model->conv2, options);
+    fully_shard(model->fc1, options);
+    fully_shard(model->fc2, options);
+  }
+  fully_shard(model, options);
+  return model;
+}
+
+data::Samples read(const Flags& flags, data::Split split) {
+  if (flags.fake_data) return data::fake_images({.count = split == data::Split::Train ? 6000 : 1000, .split = split});
+  return data::read_idx_folder(flags.datadir, split);
+}
+
+/// The images of a batch as the network wants them.
+data::Fetch fetch_from(data::Samples all) {
+  return [all = std::move(all)](std::span<const int64_t> numbers) {
+    auto batch = data::pick(all, numbers);
+    batch.inputs = batch.inputs.to(torch::kFloat).div_(255).sub_(kMean).div_(kDeviation).unsqueeze_(1);
+    batch.targets = batch.targets.to(torch::kLong);
+    return batch;
+  };
+}
+
+double evaluate(MnistNet& model, const data::Samples& test, const Communicator& world) {
+  const torch::NoGradGuard no_grad;
+  model->eval();
+  data::Loader loader(data::Sampler({.size = test.size(),
+                                     .global_batch = int64_t{250} * world.size(),
+                                     .rank = world.rank(),
+                                     .ranks = world.size(),
+                                     .order = data::Order::AsStored,
+                                     .tail = data::Tail::Fill}),
+                      fetch_from(test), {.workers = 0});
+  auto right = torch::zeros({1}, torch::kDouble);
+  for (const auto& batch : loader) {
+    const auto hits = model(batch.inputs).argmax(1).eq(batch.targets);
+    right += hits.narrow(0, 0, batch.size() - batch.repeats).sum();
+  }
+  world.all_reduce(right, {}, {.unit = "accuracy"}).wait();
+  model->train();
+  return 100 * right.item<double>() / static_cast<double>(test.size());
+}
+
+// --- Training ---
+
+/// One run, from its flags to what it has learnt.
+class Training {
+ public:
+  Training(const Flags& flags, const Communicator& world)
+      : flags_(flags),
+        world_(world),
+        train_(read(flags, data::Split::Train)),
+        test_(read(flags, data::Split::Test)),
+        model_(make_model(flags, world)),
+        optimizer_(model_->parameters(), {.lr = flags.lr, .momentum = flags.momentum}) {}
+
+  int run() {
+    if (flags_.resume) resume();
+    if (!flags_.metrics.empty()) metrics_.emplace(flags_.metrics, train::MetricsOptions{.first_step = step_ + 1, .rank = world_.rank()});
+    data::Loader loader(data::Sampler({.size = train_.size(),
+                                       .global_batch = flags_.batch_size * world_.size(),
+                                       .rank = world_.rank(),
+                                       .ranks = world_.size(),
+                                       .tail = flags_.drop_last ? data::Tail::Drop : data::Tail::Fill,
+                                       .seed = flags_.seed}),
+                        fetch_from(train_), {.workers = flags_.workers, .start = position_});
+    while (position_.epoch < flags_.epochs) {
+      train_epoch(loader);
+      position_ = {.epoch = position_.epoch + 1, .batch = 0};
+      sync_buffers(*model_, world_);
+      if (!flags_.ckpt_prefix.empty()) save();
+      say("epoch {}/{}: accuracy {:.2f} %", position_.epoch, flags_.epochs, evaluate(model_, test_, world_));
+    }
+    return finish();
+  }
+
+ private:
+  void train_epoch(data::Loader& loader) {
+    train::Progress progress({.title = fmt::format("epoch {}/{}", position_.epoch + 1, flags_.epochs),
+                              .steps = loader.batches(),
+                              .samples_per_step = flags_.batch_size * world_.size(),
+                              .line_every = 10 * flags_.log_steps,
+                              .rank = world_.rank()});
+    int64_t batches = 0;
+    for (const auto& batch : loader) {
+      const auto scores = model_(batch.inputs).to(torch::kFloat);
+      const auto loss = torch::nll_loss(scores, batch.targets);
+      loss.backward();
+      if (flags_.replicated) average_gradients();
+      step_++;
+      const bool due = step_ % flags_.log_steps == 0;
+      const auto norm = due ? grad_norm(model_->parameters()) : torch::Tensor();
+      optimizer_.step();
+      optimizer_.zero_grad();
+      batches++;
+      if (due) report(loss.detach(), train::accuracy(scores.detach(), batch.targets), norm, progress, batches);
+    }
+    progress.update(batches, shown_);
+  }
+
+  void average_gradients() {
+    for (const auto& parameter : model_->parameters()) world_.all_reduce(parameter.grad(), {.op = Reduce::Mean}, {.unit = "gradient"}).wait();
+  }
+
+  void report(const torch::Tensor& loss, const torch::Tensor& accuracy, const torch::Tensor& norm, train::Progress& progress, int64_t batches) {
+    const auto means = torch::stack({loss.to(torch::kDouble), accuracy.to(torch::kDouble)});
+    world_.all_reduce(means, {.op = Reduce::Mean}, {.unit = "loss"}).wait();
+    shown_ = {{"loss", means[0].item<double>()}, {"accuracy", means[1].item<double>()}};
+    progress.update(batches, shown_);
+    if (metrics_) metrics_->write(step_, {shown_[0], {"lr", optimizer_.lr()}, {"grad_norm", norm.item<double>()}});
+  }
+
+  // What must be the same for a run to go on: the samples would come in another order.
+  std::string course() const { return fmt::format("seed {}, {} samples a step", flags_.seed, flags_.batch_size * world_.size()); }
+
+  void save() {
+    const auto folder = checkpoint::step_folder(flags_.ckpt_prefix, step_);
+    checkpoint::save(folder,
+                     {.model = model_.get(),
+                      .optimizer = &optimizer_,
+                      .notes = {{"step", std::to_string(step_)}, {"epoch", std::to_string(position_.epoch)}, {"course", course()}}},
+                     world_);
+    say("saved {}", folder.string());
+  }
+
+  void resume() {
+    const auto folder = checkpoint::latest(flags_.ckpt_prefix);
+    if (!folder) return say("no checkpoint {}-step-N yet, starting anew", flags_.ckpt_prefix);
+    checkpoint::Contents contents{.model = model_.get(), .optimizer = &optimizer_};
+    checkpoint::load(*folder, contents, world_);
+    if (contents.notes.at("course") != course()) {
+      throw ConfigError(fmt::format("{} is of a run with {}, this one has {}; give the same flags, or another --ckpt-prefix", folder->string(),
+                                    contents.notes.at("course"), course()));
+    }
+    step_ = std::stoll(contents.notes.at("step"));
+    position_.epoch = std::stoll(contents.notes.at("epoch"));
+    say("going on from {}", folder->string());
+  }
+
+  /// The accuracy as trained, and that of a plain model with the consolidated file.
+  int finish() {
+    const double sharded = evaluate(model_, test_, world_);
+    const auto folder = flags_.ckpt_prefix.empty() ? std::nullopt : checkpoint::latest(flags_.ckpt_prefix);
+    auto text = fmt::format("accuracy {:.2f} % {}", sharded, flags_.replicated ? "replicated" : "sharded");
+    train::Values values = {{"accuracy", sharded}};
+    if (folder && !flags_.no_consolidation) {
+      const fs::path file = flags_.ckpt_prefix + "-consolidated.safetensors";
+      if (world_.rank() == 0) checkpoint::consolidate(*folder, file);
+      world_.barrier({.unit = "consolidation"});
+      MnistNet plain;
+      checkpoint::load_weights(*plain, file);
+      const double consolidated = evaluate(plain, test_, world_);
+      text += fmt::format(", {:.2f} % consolidated in {}", consolidated, file.string());
+      values.push_back({"consolidated_accuracy", consolidated});
+    }
+    if (metrics_) metrics_->write(step_, values);
+    say("{}", text);
+    if (sharded >= flags_.target) return 0;
+    say("that is below the target of {} %", flags_.target);
+    return kBelowTarget;
+  }
+
+  template <class... Args>
+  void say(fmt::format_string<Args...> text, Args&&... args) const {
+    if (world_.rank() != 0) return;
+    fmt::print("{}\n", fmt::format(text, std::forward<Args>(args)...));
+    std::fflush(stdout);
+  }
+
+  const Flags flags_;
+  const Communicator world_;
+  const data::Samples train_, test_;
+  MnistNet model_;
+  optim::SGD optimizer_;
+  std::optional<train::MetricsFile> metrics_;
+  data::Position position_;
+  int64_t step_ = 0;
+  train::Values shown_;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Trains the MNIST network of the PyTorch/XLA example. Start it on several ranks with: tessera launch --nproc-per-node 2 mnist ...",
+               "mnist");
+  Flags flags;
+  declare(app, flags);
+  try {
+    app.parse(with_dashes(argc, argv));
+    if (flags.replicated && (flags.nested || flags.flatten || flags.compute_dtype != "float32")) {
+      throw ConfigError("--run-without-fsdp shards nothing, so --use-nested-fsdp, --flatten-parameters and --compute-dtype mean nothing to it");
+    }
+    return Training(flags, init()).run();
+  } catch (const CLI::ParseError& end) {
+    return app.exit(end);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "mnist: {}\n", error.what());
+    return 1;
+  }
+}
