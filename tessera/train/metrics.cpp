@@ -47,7 +47,7 @@ void keep_before(const std::filesystem::path& path, int64_t step) {
   std::filesystem::resize_file(path, kept);
 }
 
-std::string quoted(std::string_view text) {
+std::string json_text(std::string_view text) {
   std::string result = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') result += '\\';
@@ -90,7 +90,7 @@ void MetricsFile::write(int64_t step, const Values& values) {
   }
   step_ = step;
   auto line = fmt::format("{}{}", kBegin, step);
-  for (const auto& [name, value] : values) line += fmt::format(",{}:{}", quoted(name), number_text(value));
+  for (const auto& [name, value] : values) line += fmt::format(",{}:{}", json_text(name), number_text(value));
   line += "}\n";
   for (std::string_view rest = line; !rest.empty();) {
     const auto count = ::write(file_.get(), rest.data(), rest.size());

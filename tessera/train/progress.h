@@ -12,7 +12,7 @@
 namespace tessera::train {
 
 struct ProgressOptions {
-  std::string title;             // "epoch 1/2"
+  std::string title = {};        // "epoch 1/2"
   int64_t steps = 0;             // of the whole, for the share and the time that is left; 0 if nobody knows
   int64_t start = 0;             // already done by an earlier run
   int64_t samples_per_step = 0;  // of all ranks together; 0 shows steps per second

@@ -13,14 +13,14 @@
 namespace tessera::train {
 
 struct ProgressState {
-  std::string title;
+  std::string title = {};
   int64_t step = 0;
   int64_t steps = 0;  // 0 where nobody knows
-  Values values;
-  std::optional<double> rate;       // units per second
+  Values values = {};
+  std::optional<double> rate = {};  // units per second
   std::string_view unit = "steps";  // of the rate
-  std::optional<double> left;       // seconds
-  std::optional<double> took;       // seconds; once it is over
+  std::optional<double> left = {};  // seconds
+  std::optional<double> took = {};  // seconds; once it is over
 };
 
 /// "epoch 1/2  42% ▕███▎    ▏ 788/1875  loss 0.412  9.8k samples/s  0:14 left", in at most so many columns: the bar shrinks first, then
