@@ -110,7 +110,10 @@ std::string render_bar(const ProgressState& state, int columns, Glyphs glyphs) {
   bool fits = true;
   // 100% are all of them, never nearly all.
   if (state.steps > 0) fits = add(begin, fmt::format("{:3}%", static_cast<int>(share(state) * 100)), begin.empty() ? "" : " ");
-  fits = fits && add(end, count(state), state.steps > 0 ? " " : "  ");
+  // As wide as it will ever be, so that the bar keeps its length.
+  const auto counted = count(state);
+  const auto widest = state.steps > 0 ? 2 * std::to_string(state.steps).size() + 1 : 0;
+  fits = fits && add(end, fmt::format("{:>{}}", counted, widest), state.steps > 0 ? " " : "  ");
   for (const auto& detail : details(state)) fits = fits && add(end, detail, "  ");
   if (state.steps > 0 && fits && room > kShortestBar) begin += " " + bar(share(state), std::min(room - 1, kLongestBar), glyphs);
   return begin + end;
