@@ -39,9 +39,9 @@ TEST(Bar, TakesTheRoomThatIsThere) {
   EXPECT_EQ(render_bar(kState, 80, kBlocks), "epoch 1/2  42%  788/1875  loss 0.412  accuracy 0.853  9.8k samples/s  0:14 left");
   EXPECT_EQ(render_bar(kState, 90, kBlocks), "epoch 1/2  42% ▕███▎    ▏  788/1875  loss 0.412  accuracy 0.853  9.8k samples/s  0:14 left");
   EXPECT_EQ(render_bar(kState, 90, Glyphs::Ascii),
-            "epoch 1/2  42% [###    ]  788/1875  loss 0.412  accuracy 0.853  9.8k samples/s  0:14 left");
+            "epoch 1/2  42% [###     ]  788/1875  loss 0.412  accuracy 0.853  9.8k samples/s  0:14 left");
   // A bar across a wide screen would be far from its numbers.
-  EXPECT_EQ(render_bar(kState, 200, Glyphs::Ascii).size(), 119U);
+  EXPECT_EQ(render_bar(kState, 200, Glyphs::Ascii).size(), 120U);
 }
 
 TEST(Bar, NeverLongerThanTheScreenAndNeverCutsANumber) {
