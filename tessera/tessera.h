@@ -22,3 +22,6 @@
 #include "tessera/shard/model.h"
 #include "tessera/shard/norms.h"
 #include "tessera/shard/rebind.h"
+#include "tessera/train/meters.h"
+#include "tessera/train/metrics.h"
+#include "tessera/train/progress.h"

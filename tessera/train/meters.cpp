@@ -1,0 +1,38 @@
+#include "tessera/train/meters.h"
+
+#include <ATen/ATen.h>
+
+#include <limits>
+
+namespace tessera::train {
+namespace {
+
+double ratio(double sum, double samples) {
+  return samples > 0 ? sum / samples : std::numeric_limits<double>::quiet_NaN();
+}
+
+}  // namespace
+
+void Mean::add(const at::Tensor& mean, int64_t samples) {
+  if (samples == 0) return;  // the mean of nothing is NaN
+  const auto part = mean.detach().to(at::kDouble) * samples;
+  sum_ = sum_.defined() ? sum_ + part : part;
+  samples_ += samples;
+}
+
+double Mean::value() const {
+  return ratio(sum_.defined() ? sum_.item<double>() : 0, static_cast<double>(samples_));
+}
+
+double Mean::value(const Communicator& world) const {
+  const auto own = sum_.defined() ? sum_.item<double>() : 0;
+  auto total = at::tensor({own, static_cast<double>(samples_)}, at::TensorOptions(at::kDouble).device(world.traits().device));
+  world.all_reduce(total, {}, {.unit = "a mean over samples"}).wait();
+  return ratio(total[0].item<double>(), total[1].item<double>());
+}
+
+at::Tensor accuracy(const at::Tensor& scores, const at::Tensor& targets) {
+  return scores.detach().argmax(1).eq(targets).to(at::kDouble).mean();
+}
+
+}  // namespace tessera::train

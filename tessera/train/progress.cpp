@@ -1,0 +1,87 @@
+#include "tessera/train/progress.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "tessera/base/error.h"
+
+namespace tessera::train {
+namespace {
+
+constexpr std::chrono::milliseconds kRedraw(100);
+constexpr std::string_view kStartOfLine = "\r\x1b[K";  // and clears it
+
+double seconds(Display::Clock::duration time) {
+  return std::chrono::duration<double>(time).count();
+}
+
+}  // namespace
+
+Progress::Progress(ProgressOptions options, Display display)
+    : options_(std::move(options)), display_(std::move(display)), begun_(display_.now()), drawn_(begun_), step_(options_.start) {
+  if (options_.rank != 0) return;
+  rate_.add(begun_, step_);
+  if (display_.columns()) draw("");
+}
+
+Progress::~Progress() {
+  try {
+    finish();
+  } catch (const std::exception&) {  // of a display that the program brought; the program's own exception matters more
+  }
+}
+
+void Progress::update(int64_t step, Values values) {
+  if (phase_ == Phase::Finished) {
+    throw UsageError(fmt::format("the progress of '{}' was finished; make a new one for what follows", options_.title));
+  }
+  phase_ = Phase::Running;
+  if (options_.rank != 0) return;
+  const auto now = display_.now();
+  const auto before = std::exchange(step_, step);
+  values_ = std::move(values);
+  rate_.add(now, step);
+  if (display_.columns()) {
+    if (now - drawn_ >= kRedraw) draw("");
+  } else if (const auto every = options_.line_every; every > 0 && step / every != before / every && step != options_.steps) {
+    draw("\n");  // the last step's line is finish()'s
+  }
+}
+
+void Progress::finish() {
+  const auto phase = std::exchange(phase_, Phase::Finished);
+  if (phase == Phase::Finished || options_.rank != 0) return;
+  // A bar has begun a line that must end; where there is none, nothing is said about nothing.
+  if (phase == Phase::Running || display_.columns()) draw("\n");
+}
+
+void Progress::draw(std::string_view end) {
+  drawn_ = display_.now();
+  const auto columns = display_.columns();
+  // A terminal's last column stays free: text in it makes some of them begin the next row.
+  const auto text = columns ? std::string(kStartOfLine) + render_bar(state(), *columns - 1, display_.glyphs) : render_line(state());
+  display_.write(text + std::string(end));
+}
+
+ProgressState Progress::state() const {
+  ProgressState result{.title = options_.title, .step = step_, .steps = options_.steps, .values = values_};
+  auto rate = rate_.per_second();
+  if (phase_ == Phase::Finished) {
+    result.took = seconds(drawn_ - begun_);
+    rate = *result.took > 0 && step_ > options_.start ? std::optional(static_cast<double>(step_ - options_.start) / *result.took)
+                                                      : std::nullopt;
+  } else if (rate && options_.steps > 0) {
+    result.left = static_cast<double>(std::max<int64_t>(options_.steps - step_, 0)) / *rate;
+  }
+  if (rate) {
+    const bool samples = options_.samples_per_step > 0;
+    result.rate = *rate * static_cast<double>(samples ? options_.samples_per_step : 1);
+    result.unit = samples ? "samples" : "steps";
+  }
+  return result;
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,149 @@
+#include "tessera/train/progress_line.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <vector>
+
+namespace tessera::train {
+namespace {
+
+constexpr int kShortestBar = 6, kLongestBar = 40;  // columns, edges included
+constexpr int kEighths = 8;
+constexpr std::array<std::string_view, kEighths> kBlocks = {" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
+
+/// The next character of UTF-8 text, and its columns. East Asian ones take two; nearly: nothing else than a title can have them.
+struct Character {
+  std::string_view text;
+  int columns;
+
+  static Character first_of(std::string_view text) {
+    const auto lead = static_cast<unsigned char>(text.front());
+    const size_t bytes = lead < 0xc0 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+    return {.text = text.substr(0, bytes), .columns = lead >= 0xe1 && lead != 0xe2 ? 2 : 1};
+  }
+};
+
+int columns_of(std::string_view text) {
+  int result = 0;
+  while (!text.empty()) {
+    const auto next = Character::first_of(text);
+    result += next.columns;
+    text.remove_prefix(next.text.size());
+  }
+  return result;
+}
+
+/// The beginning that fits, without characters that move the cursor.
+std::string cut(std::string_view text, int columns) {
+  std::string result;
+  while (!text.empty()) {
+    const auto next = Character::first_of(text);
+    columns -= next.columns;
+    if (columns < 0) break;
+    const auto lead = static_cast<unsigned char>(next.text.front());
+    result += lead < ' ' || lead == 0x7f ? " " : next.text;
+    text.remove_prefix(next.text.size());
+  }
+  return result;
+}
+
+double share(const ProgressState& state) {
+  return std::clamp(static_cast<double>(state.step) / static_cast<double>(state.steps), 0.0, 1.0);
+}
+
+std::string bar(double share, int columns, Glyphs glyphs) {
+  const int inside = columns - 2;
+  std::string result = glyphs == Glyphs::Blocks ? "▕" : "[";
+  if (glyphs == Glyphs::Blocks) {
+    const int eighths = static_cast<int>(share * inside * kEighths);
+    for (int i = 0; i < inside; i++) {
+      const int here = eighths - i * kEighths;
+      result += here >= kEighths ? "█" : kBlocks[static_cast<size_t>(std::max(here, 0))];
+    }
+    return result + "▏";
+  }
+  const auto full = static_cast<size_t>(share * inside);
+  return result + std::string(full, '#') + std::string(static_cast<size_t>(inside) - full, ' ') + "]";
+}
+
+std::string value_text(double value) {
+  const double size = std::abs(value);
+  if (size != 0 && (size < 0.01 || size >= 1e7)) return fmt::format("{:.3g}", value);
+  return size < 1000 ? fmt::format("{:.3f}", value) : fmt::format("{:.0f}", value);
+}
+
+std::string count(const ProgressState& state) {
+  return state.steps > 0 ? fmt::format("{}/{}", state.step, state.steps) : std::to_string(state.step);
+}
+
+/// What follows the count, most telling first.
+std::vector<std::string> details(const ProgressState& state) {
+  std::vector<std::string> result;
+  for (const auto& [name, value] : state.values) result.push_back(name + " " + value_text(value));
+  if (state.rate) result.push_back(fmt::format("{} {}/s", short_number(*state.rate), state.unit));
+  if (state.took) {
+    result.push_back("in " + short_time(*state.took));
+  } else if (state.left) {
+    result.push_back(short_time(*state.left) + " left");
+  }
+  return result;
+}
+
+}  // namespace
+
+std::string render_bar(const ProgressState& state, int columns, Glyphs glyphs) {
+  auto begin = cut(state.title, columns);
+  std::string end;
+  int room = columns - columns_of(begin);
+  const auto add = [&](std::string& to, const std::string& item, std::string_view gap) {
+    const int needed = columns_of(item) + (room < columns ? static_cast<int>(gap.size()) : 0);
+    if (needed > room) return false;
+    if (room < columns) to += gap;
+    to += item;
+    room -= needed;
+    return true;
+  };
+
+  bool fits = true;
+  // 100% are all of them, never nearly all.
+  if (state.steps > 0) fits = add(begin, fmt::format("{:3}%", static_cast<int>(share(state) * 100)), begin.empty() ? "" : " ");
+  // As wide as it will ever be, so that the bar keeps its length.
+  const auto counted = count(state);
+  const auto widest = state.steps > 0 ? 2 * std::to_string(state.steps).size() + 1 : 0;
+  fits = fits && add(end, fmt::format("{:>{}}", counted, widest), state.steps > 0 ? " " : "  ");
+  for (const auto& detail : details(state)) fits = fits && add(end, detail, "  ");
+  if (state.steps > 0 && fits && room > kShortestBar) begin += " " + bar(share(state), std::min(room - 1, kLongestBar), glyphs);
+  return begin + end;
+}
+
+std::string render_line(const ProgressState& state) {
+  auto result = cut(state.title, columns_of(state.title));
+  result += (result.empty() ? "step " : " step ") + count(state);
+  for (const auto& detail : details(state)) result += " " + detail;
+  return result;
+}
+
+std::string short_number(double number) {
+  constexpr std::array<std::string_view, 5> kUnits = {"", "k", "M", "G", "T"};
+  size_t unit = 0;
+  // The limits are those of what the next line rounds to.
+  while (number >= 999.5 && unit + 1 < kUnits.size()) {
+    number /= 1000;
+    unit++;
+  }
+  if (unit == 0 && number < 0.0995) return fmt::format("{:.1g}", number);
+  return fmt::format("{:.{}f}{}", number, number < 0.995 ? 2 : number < 9.95 ? 1 : 0, kUnits[unit]);
+}
+
+std::string short_time(double seconds) {
+  constexpr double kTooLong = 1e6 * 3600;
+  if (!(seconds < kTooLong)) return "ages";
+  const auto whole = static_cast<int64_t>(std::max(seconds, 0.0) + 0.5);
+  if (whole < 3600) return fmt::format("{}:{:02}", whole / 60, whole % 60);
+  return fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
+}
+
+}  // namespace tessera::train

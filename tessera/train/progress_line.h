@@ -1,0 +1,39 @@
+// The text that progress is shown as. Pure: the same state gives the same text.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "tessera/train/display.h"
+#include "tessera/train/value.h"
+
+namespace tessera::train {
+
+struct ProgressState {
+  std::string title = {};
+  int64_t step = 0;
+  int64_t steps = 0;  // 0 where nobody knows
+  Values values = {};
+  std::optional<double> rate = {};  // units per second
+  std::string_view unit = "steps";  // of the rate
+  std::optional<double> left = {};  // seconds
+  std::optional<double> took = {};  // seconds; once it is over
+};
+
+/// "epoch 1/2  42% ▕███▎    ▏ 788/1875  loss 0.412  9.8k samples/s  0:14 left", in at most so many columns: the bar shrinks first, then
+/// whole items go from the end, since half a number would be another number.
+std::string render_bar(const ProgressState& state, int columns, Glyphs glyphs);
+
+/// "epoch 1/2 step 800/1875 loss 0.412 9.8k samples/s 0:14 left"
+std::string render_line(const ProgressState& state);
+
+/// 9.8k, 123, 0.05
+std::string short_number(double number);
+
+/// 0:14, 1:02:03
+std::string short_time(double seconds);
+
+}  // namespace tessera::train
