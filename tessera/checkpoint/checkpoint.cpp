@@ -165,7 +165,7 @@ void expect_same_tensor(const SafetensorsFile& file, const std::string& name, co
   }
 }
 
-void expect_same_part(const RankFile& file, const Part& part) {
+void expect_same_parameter(const RankFile& file, const Part& part) {
   const auto& there = file.record.parts.at(part.name);
   const auto where = file.tensors.path().string();
   if (there.sizes != part.sizes) {
@@ -177,6 +177,11 @@ void expect_same_part(const RankFile& file, const Part& part) {
         "'{}' lies in memory with the strides [{}] in {}, but [{}] in the model; give it the same memory format before it is sharded",
         part.name, fmt::join(there.strides, ", "), where, fmt::join(part.strides, ", ")));
   }
+}
+
+void expect_same_part(const RankFile& file, const Part& part) {
+  const auto& there = file.record.parts.at(part.name);
+  const auto where = file.tensors.path().string();
   if (there.begin != part.begin || there.numel != part.values.numel()) {
     throw UsageError(fmt::format(
         "of '{}' {} has {} values from {} on, this rank of the model {} from {} on; shard the model as it was when it was saved", part.name,
@@ -210,6 +215,8 @@ Saved open(const fs::path& folder, const Contents& contents, const ModelParts& m
   expect_same_names(folder, "sharded parameter", names_of(own.record.parts), names_of(parts));
   expect_same_names(folder, "unsharded parameter", saved.first.record.whole, names_of(model.whole));
   expect_same_names(folder, "buffer", own.record.buffers, names_of(model.buffers));
+  // Parameters of other shapes also move the parts of all others: they are the news.
+  for (const auto& part : model.parts) expect_same_parameter(own, part);
   for (const auto& part : model.parts) expect_same_part(own, part);
   for (const auto& [name, tensor] : model.whole) expect_same_tensor(saved.first.tensors, name, tensor);
   for (const auto& [name, tensor] : model.buffers) expect_same_tensor(own.tensors, name, tensor);

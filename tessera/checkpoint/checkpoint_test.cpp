@@ -88,8 +88,7 @@ TEST(Checkpoint, LetsModelsGoOnWhoseRowsReplicate) {
 
 TEST(Checkpoint, LetsModelsGoOnThatAreShardedInPart) {
   expect_resumption(3, [](const auto& model, const Communicator& world) {
-    // Every rank trains this one on its own; that all have the same values is for the test to see to.
-    fully_shard(model, {.mesh = world, .ignored = {model->frozen->weight}});
+    fully_shard(model, {.mesh = world, .ignored = {model->head->bias, model->frozen->weight}});
   });
 }
 
@@ -161,6 +160,9 @@ TEST(Checkpoint, OfAnotherModelIsRefusedAndChangesNothing) {
     const auto halves = std::make_shared<Picture>();
     halves->to(at::kDouble);
     EXPECT_THAT(refusal(halves), AllOf(HasSubstr("Float of"), HasSubstr("but Double of")));
+    const auto thawed = std::make_shared<Picture>();
+    thawed->frozen->bias.set_requires_grad(true);
+    EXPECT_THAT(refusal(thawed), HasSubstr("shard the model as it was when it was saved"));
     const auto unsharded = std::make_shared<Picture>();
     Contents into{.model = unsharded.get()};
     EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load(folder / "a", into, world); }),

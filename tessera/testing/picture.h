@@ -40,16 +40,16 @@ inline void shard_nested(const std::shared_ptr<Picture>& model, const Communicat
   fully_shard(model, {.mesh = world});
 }
 
-/// Every rank has batches of its own.
+/// Every rank has batches of its own; gradients of what is not sharded are averaged by hand.
 struct PictureRun {
   Communicator world;
   std::shared_ptr<Picture> model;
+  std::vector<at::Tensor> trained;
   std::unique_ptr<optim::Optimizer> optimizer;
 
   explicit PictureRun(const Communicator& ranks, const ShardPicture& shard = shard_nested, double scale = 0.5)
       : world(ranks), model(std::make_shared<Picture>(scale)) {
     shard(model, world);
-    std::vector<at::Tensor> trained;
     for (const auto& parameter : parameters(*model)) {
       if (parameter.requires_grad()) trained.push_back(parameter);
     }
@@ -62,6 +62,12 @@ struct PictureRun {
     for (int step = first; step < last; step++) {
       const auto loss = model->forward(numbers({4, 3, 4, 4}, 100 * step + world.rank())).pow(2).mean();
       loss.backward();
+      for (const auto& parameter : trained) {
+        if (shard_info(parameter)) continue;
+        const auto mean = parameter.grad().clone(at::MemoryFormat::Contiguous);
+        world.all_reduce(mean, {.op = Reduce::Mean}).wait();
+        parameter.grad().copy_(mean);
+      }
       optimizer->step();
       optimizer->zero_grad();
       losses.push_back(loss.item<double>());

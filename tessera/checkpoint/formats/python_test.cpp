@@ -32,6 +32,7 @@ TEST(Safetensors, AreThoseOfPython) {
 
   const checkpoint::SafetensorsFile theirs(folder / "theirs");
   EXPECT_EQ(theirs.metadata().at("written by"), "python");
+  tensors.erase("größe.BFloat16");
   ASSERT_EQ(theirs.names().size(), tensors.size());
   for (const auto& [name, tensor] : tensors) {
     EXPECT_EQ(theirs.info(name).dtype, tensor.scalar_type()) << name;
