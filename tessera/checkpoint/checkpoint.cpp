@@ -39,7 +39,11 @@ void together(const Communicator& world, const std::function<void()>& act, std::
     own = with_context("");
   }
   const auto failed = at::full({1}, own ? world.rank() : world.size(), at::TensorOptions(world.traits().device).dtype(at::kLong));
-  world.all_reduce(failed, {.op = Reduce::Min}, {.unit = "checkpoint"}).wait();
+  try {
+    world.all_reduce(failed, {.op = Reduce::Min}, {.unit = "checkpoint"}).wait();
+  } catch (...) {
+    if (!own) throw;
+  }
   if (own) std::rethrow_exception(own);
   if (const auto rank = failed.item<int64_t>(); rank < world.size()) throw IoError(fmt::format("rank {} {}", rank, others));
 }
@@ -67,6 +71,10 @@ void expect_model(const Contents& contents) {
 // --- saving ------------------------------------------------------------------------------------------------------------------------------
 
 void write_rank_file(const fs::path& folder, const Contents& contents, const Communicator& world) {
+  if (!fs::is_directory(folder)) {
+    throw IoError(fmt::format("the folder {} that rank 0 has made is not there for rank {}; save where all ranks see the same files",
+                              folder.string(), world.rank()));
+  }
   const auto model = parts_of(*contents.model);
   RankRecord record{.rank = world.rank(),
                     .ranks = world.size(),

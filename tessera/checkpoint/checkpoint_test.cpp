@@ -122,6 +122,12 @@ TEST(Checkpoint, OfWeightsAloneNeedsNoOptimizer) {
     Contents into{.model = run.model.get(), .optimizer = &other};
     EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load(folder / "all", into, world); }),
                 HasSubstr("is of a tessera::optim::AdamW, but is loaded into a tessera::optim::SGD"));
+    const PictureRun second(world, shard_nested, 0.25);
+    const auto before = full_state(*second.model);
+    optim::AdamW smaller(second.model->conv->parameters(), {.lr = 1});
+    into = {.model = second.model.get(), .optimizer = &smaller};
+    EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load(folder / "all", into, world); }), HasSubstr("which this optimizer has not"));
+    expect_same(full_state(*second.model), before);
     EXPECT_THAT(message_of<UsageError>([&] { checkpoint::save(folder / "none", {}, world); }), HasSubstr("Contents::model"));
   });
 }
