@@ -27,6 +27,7 @@ missing_packages() {
   has_header fmt/format.h || echo libfmt-dev
   has_header CLI/CLI.hpp || echo libcli11-dev
   has_header zlib.h || echo zlib1g-dev
+  has_header nlohmann/json.hpp || echo nlohmann-json3-dev
   if [ "$1" = tests ]; then
     has_header gtest/gtest.h || echo libgtest-dev
     has_header gmock/gmock.h || echo libgmock-dev
@@ -95,6 +96,14 @@ install_torch() {
   fi
 }
 
+# What the tests read our files with.
+install_test_packages() {
+  [ -x build/python/bin/python ] || python3 -m venv build/python
+  build/python/bin/python -c 'import safetensors, numpy' 2>/dev/null && return 0
+  build/python/bin/python -m pip --quiet --disable-pip-version-check install safetensors numpy ||
+    fail "The Python packages safetensors and numpy, which the tests use, can't be installed by pip."
+}
+
 # setup PRESET PURPOSE: everything up to a configured build folder. PURPOSE is `tests` or `run`.
 setup() {
   local preset=$1 purpose=$2 folder=build settings stamp arguments=()
@@ -114,6 +123,7 @@ setup() {
     python_with_torch >/dev/null || install_torch
     arguments+=("-DTESSERA_PYTHON=$(python_with_torch)") || fail "torch was installed, but no Python finds it."
   fi
+  [ "$purpose" != tests ] || install_test_packages
   arguments+=("-DTESSERA_TORCH=${TESSERA_TORCH:-}" "-DTorch_DIR=${Torch_DIR:-}")
   if [ "$purpose" = tests ]; then arguments+=(-DTESSERA_TESTS=ON); else arguments+=(-DTESSERA_TESTS=OFF); fi
   cmake --preset "$preset" "${arguments[@]}" "-DTESSERA_LONG_TESTS=${TESSERA_LONG_TESTS:-OFF}" >"$folder/configure.log" 2>&1 ||

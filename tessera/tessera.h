@@ -3,6 +3,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/fake/fake.h"
 #include "tessera/comm/init.h"

@@ -13,4 +13,7 @@ void add_test_command(CLI::App& app);
 /// `tessera launch`: starts a program as several ranks on this host.
 void add_launch_command(CLI::App& app);
 
+/// `tessera ckpt`: what can be done with checkpoints outside of a training run.
+void add_ckpt_command(CLI::App& app);
+
 }  // namespace tessera::cli

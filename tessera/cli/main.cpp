@@ -9,6 +9,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.set_version_flag("--version", TESSERA_VERSION);
   tessera::cli::add_launch_command(app);
+  tessera::cli::add_ckpt_command(app);
   tessera::cli::add_test_command(app);
   try {
     app.parse(argc, argv);

@@ -1,0 +1,281 @@
+// A run that goes on from a checkpoint does what it would have done; a save that fails leaves no trace.
+#include "tessera/checkpoint/checkpoint.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/base/error.h"
+#include "tessera/optim/sgd.h"
+#include "tessera/shard/full_params.h"
+#include "tessera/testing/folder.h"
+#include "tessera/testing/net.h"
+#include "tessera/testing/picture.h"
+
+namespace tessera::testing {
+namespace {
+
+using checkpoint::Contents;
+using checkpoint::latest;
+using checkpoint::step_folder;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+Contents contents(const PictureRun& run, std::map<std::string, std::string> notes = {}) {
+  return {.model = run.model.get(), .optimizer = run.optimizer.get(), .notes = std::move(notes)};
+}
+
+void save(const std::filesystem::path& folder, const PictureRun& run, std::map<std::string, std::string> notes = {}) {
+  checkpoint::save(folder, contents(run, std::move(notes)), run.world);
+}
+
+std::map<std::string, std::string> load(const std::filesystem::path& folder, const PictureRun& run) {
+  auto into = contents(run);
+  checkpoint::load(folder, into, run.world);
+  return into.notes;
+}
+
+void expect_same(const std::map<std::string, at::Tensor>& actual, const std::map<std::string, at::Tensor>& expected) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (const auto& [name, tensor] : expected) EXPECT_TRUE(at::equal(actual.at(name), tensor)) << name;
+}
+
+/// A run that is saved after three steps goes on like one that was made anew and loaded, to the bit.
+void expect_resumption(int ranks, const ShardPicture& shard) {
+  const Folder folder;
+  with_ranks(ranks, [&](const Communicator& world) {
+    const PictureRun run(world, shard);
+    run.train(0, 3);
+    save(folder / "run-step-3", run, {{"rank", std::to_string(world.rank())}, {"text", "größe\n\""}});
+    const auto state = full_state(*run.model);
+    const auto expected = run.train(3, 6);
+
+    const PictureRun fresh(world, shard, 0.25);
+    const auto notes = load(folder / "run-step-3", fresh);
+    EXPECT_EQ(notes, (std::map<std::string, std::string>{{"rank", std::to_string(world.rank())}, {"text", "größe\n\""}}));
+    expect_same(full_state(*fresh.model), state);
+    EXPECT_EQ(fresh.train(3, 6), expected) << "rank " << world.rank() << " of " << ranks;
+    expect_same(full_state(*fresh.model), full_state(*run.model));
+  });
+}
+
+TEST(Checkpoint, LetsARunGoOn) {
+  for (const int ranks : {1, 2, 3, 7}) expect_resumption(ranks, shard_nested);
+}
+
+TEST(Checkpoint, LetsARunGoOnThatHasUsedItsModelBefore) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun run(world);
+    run.train(0, 3);
+    save(folder / "a", run);
+    const auto expected = run.train(3, 6);
+    load(folder / "a", run);  // back in time
+    EXPECT_EQ(run.train(3, 6), expected);
+  });
+}
+
+TEST(Checkpoint, LetsModelsGoOnThatAreNotSharded) {
+  for (const int ranks : {1, 2}) expect_resumption(ranks, [](const auto&, const auto&) {});
+}
+
+TEST(Checkpoint, LetsModelsGoOnWhoseRowsReplicate) {
+  expect_resumption(4, [](const auto& model, const Communicator& world) {
+    fully_shard(model->conv, {.mesh = world});
+    fully_shard(model, {.mesh = Mesh(world, {.replicate = 2, .shard = 2})});
+  });
+}
+
+TEST(Checkpoint, LetsModelsGoOnThatAreShardedInPart) {
+  expect_resumption(3, [](const auto& model, const Communicator& world) {
+    fully_shard(model, {.mesh = world, .ignored = {model->head->bias, model->frozen->weight}});
+  });
+}
+
+TEST(Checkpoint, KeepsTheGeneratorOfRandomNumbers) {
+  const Folder folder;
+  with_ranks(1, [&](const Communicator& world) {
+    const PictureRun run(world);
+    save(folder / "a", run);
+    const auto drawn = torch::rand({3});
+    load(folder / "a", run);
+    EXPECT_TRUE(at::equal(torch::rand({3}), drawn));
+  });
+}
+
+TEST(Checkpoint, OfWeightsAloneNeedsNoOptimizer) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun run(world);
+    run.train(0, 1);
+    save(folder / "all", run);
+    checkpoint::save(folder / "weights", {.model = run.model.get()}, world);
+    for (const auto* name : {"all", "weights"}) {
+      const PictureRun fresh(world, shard_nested, 0.25);
+      Contents into{.model = fresh.model.get()};
+      checkpoint::load(folder / name, into, world);
+      expect_same(full_state(*fresh.model), full_state(*run.model));
+    }
+    EXPECT_THAT(message_of<UsageError>([&] { load(folder / "weights", run); }),
+                HasSubstr("has no optimizer, but is loaded into a tessera::optim::AdamW"));
+    optim::SGD other(run.model->conv->parameters(), {.lr = 1});
+    Contents into{.model = run.model.get(), .optimizer = &other};
+    EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load(folder / "all", into, world); }),
+                HasSubstr("is of a tessera::optim::AdamW, but is loaded into a tessera::optim::SGD"));
+    const PictureRun second(world, shard_nested, 0.25);
+    const auto before = full_state(*second.model);
+    optim::AdamW smaller(second.model->conv->parameters(), {.lr = 1});
+    into = {.model = second.model.get(), .optimizer = &smaller};
+    EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load(folder / "all", into, world); }), HasSubstr("which this optimizer has not"));
+    expect_same(full_state(*second.model), before);
+    EXPECT_THAT(message_of<UsageError>([&] { checkpoint::save(folder / "none", {}, world); }), HasSubstr("Contents::model"));
+  });
+}
+
+TEST(Checkpoint, OfAnotherNumberOfRanksIsRefused) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) { save(folder / "a", PictureRun(world)); });
+  with_ranks(3, [&](const Communicator& world) {
+    EXPECT_THAT(
+        message_of<UsageError>([&] { load(folder / "a", PictureRun(world)); }),
+        HasSubstr("was saved by 2 ranks, here are 3; start 2 ranks, or make one file of it: tessera ckpt consolidate --ckpt-prefix"));
+  });
+}
+
+TEST(Checkpoint, OfAnotherModelIsRefusedAndChangesNothing) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    save(folder / "a", PictureRun(world));
+    const auto refusal = [&](const std::shared_ptr<torch::nn::Module>& model) {
+      fully_shard(model, {.mesh = world});
+      const auto before = full_state(*model);
+      Contents into{.model = model.get()};
+      const auto words = message_of<UsageError>([&] { checkpoint::load(folder / "a", into, world); });
+      expect_same(full_state(*model), before);
+      return words;
+    };
+    EXPECT_THAT(refusal(seeded_net().ptr()),
+                AllOf(HasSubstr("it has no sharded parameter 'a.bias', 'a.weight', 'b.bias', 'b.weight', 'c.bias' and 1 more"),
+                      HasSubstr("the model has no sharded parameter 'conv.bias', 'conv.weight', 'frozen.bias'")));
+    const auto wide = std::make_shared<Picture>();
+    wide->frozen = wide->replace_module("frozen", torch::nn::Linear(5, 4));
+    EXPECT_THAT(refusal(wide), AllOf(HasSubstr("'frozen."), HasSubstr("has the shape ["), HasSubstr("in the model")));
+    const auto contiguous = std::make_shared<Picture>();
+    contiguous->conv->weight.set_data(contiguous->conv->weight.contiguous());
+    EXPECT_THAT(refusal(contiguous), AllOf(HasSubstr("'conv.weight'"), HasSubstr("memory format")));
+    const auto halves = std::make_shared<Picture>();
+    halves->to(at::kDouble);
+    EXPECT_THAT(refusal(halves), AllOf(HasSubstr("Float of"), HasSubstr("but Double of")));
+    const auto thawed = std::make_shared<Picture>();
+    thawed->frozen->bias.set_requires_grad(true);
+    EXPECT_THAT(refusal(thawed), HasSubstr("shard the model as it was when it was saved"));
+    const auto unsharded = std::make_shared<Picture>();
+    Contents into{.model = unsharded.get()};
+    EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load(folder / "a", into, world); }),
+                HasSubstr("the model has no sharded parameter 'conv.bias'"));
+  });
+}
+
+TEST(Checkpoint, ThatIsDamagedIsRefusedOnAllRanks) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun run(world);
+    save(folder / "a", run);
+    const auto file = folder / "a" / "rank-1-of-2.safetensors";
+    if (world.rank() == 0) write_file(file, read_file(file).substr(0, 5000));
+    world.barrier();
+    EXPECT_THAT(message_of<IoError>([&] { load(folder / "a", run); }),
+                world.rank() == 0 ? HasSubstr("rank 1 can't load") : HasSubstr("rank-1-of-2.safetensors is damaged"));
+    world.barrier();
+    if (world.rank() == 0)
+      std::filesystem::copy_file(folder / "a/rank-0-of-2.safetensors", file, std::filesystem::copy_options::overwrite_existing);
+    world.barrier();
+    EXPECT_THAT(message_of<IoError>([&] { load(folder / "a", run); }),
+                world.rank() == 0 ? HasSubstr("rank 1 can't load") : HasSubstr("it was written by rank 0 of 2"));
+    world.barrier();
+    if (world.rank() == 0) std::filesystem::remove(file);
+    world.barrier();
+    EXPECT_THAT(message_of<IoError>([&] { load(folder / "a", run); }), HasSubstr("is incomplete: 'rank-1-of-2.safetensors' missing"));
+    EXPECT_THAT(message_of<IoError>([&] { load(folder / "b", run); }), HasSubstr("No such file or directory"));
+    EXPECT_THAT(message_of<IoError>([&] { load(folder.path(), run); }), HasSubstr("is no checkpoint"));
+  });
+}
+
+TEST(Checkpoint, IsNeverWrittenOverAnother) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun run(world);
+    save(folder / "a", run);
+    const auto before = full_state(*run.model);
+    run.train(0, 1);
+    EXPECT_THAT(message_of<IoError>([&] { save(folder / "a", run); }),
+                world.rank() == 0 ? HasSubstr("already; save under another name") : HasSubstr("rank 0 could not save"));
+    load(folder / "a", run);
+    expect_same(full_state(*run.model), before);
+  });
+}
+
+TEST(Checkpoint, ThatFailsLeavesNothingAndTheOneBeforeIsGood) {
+  const Folder folder;
+  const auto prefix = folder / "run";
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun run(world);
+    run.train(0, 3);
+    save(step_folder(prefix, 3), run);
+  });
+  std::vector<double> expected[2];
+  {
+    const FullDisk full(100'000);  // more than rank 0 writes
+    with_ranks(2, [&](const Communicator& world) {
+      const PictureRun run(world);
+      load(step_folder(prefix, 3), run);
+      run.train(3, 4);
+      const auto notes = std::string(world.rank() == 1 ? 200'000 : 0, 'x');
+      EXPECT_THAT(message_of<IoError>([&] {
+                    save(step_folder(prefix, 4), run, {{"long", notes}});
+                  }),
+                  world.rank() == 1 ? HasSubstr("File too large") : HasSubstr("rank 1 could not save"));
+      expected[world.rank()] = run.train(4, 6);  // a run may go on without
+    });
+  }
+  EXPECT_FALSE(std::filesystem::exists(step_folder(prefix, 4)));
+  EXPECT_FALSE(std::filesystem::exists(step_folder(prefix, 4).string() + ".part"));
+  ASSERT_EQ(latest(prefix), step_folder(prefix, 3));
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun fresh(world, shard_nested, 0.25);
+    load(*latest(prefix), fresh);
+    fresh.train(3, 4);
+    EXPECT_EQ(fresh.train(4, 6), expected[world.rank()]);
+  });
+}
+
+TEST(Checkpoint, ClearsWhatACrashHasLeft) {
+  const Folder folder;
+  std::filesystem::create_directories(folder / "a.part");
+  write_file(folder / "a.part/rank-0-of-5.safetensors", "torn");
+  with_ranks(2, [&](const Communicator& world) { save(folder / "a", PictureRun(world)); });
+  EXPECT_TRUE(checkpoint::is_complete(folder / "a"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "a.part"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "a/rank-0-of-5.safetensors"));
+}
+
+TEST(Checkpoint, TheLatestIsTheCompleteOneOfTheMostSteps) {
+  const Folder folder;
+  const auto prefix = folder / "new/run";
+  EXPECT_EQ(latest(prefix), std::nullopt);
+  EXPECT_EQ(step_folder("a/b", 500), "a/b-step-000500");
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun run(world);
+    for (const int64_t step : {2, 1'000'000, 999'999}) save(step_folder(prefix, step), run);
+    save(step_folder(folder / "new/runner", 2'000'000), run);
+  });
+  std::filesystem::create_directories(step_folder(prefix, 3'000'000).string() + ".part");
+  std::filesystem::create_directories(folder / "new/run-step-final");
+  std::filesystem::create_directories(folder / "new/run-step-99999999999999999999");
+  EXPECT_EQ(latest(prefix), step_folder(prefix, 1'000'000));
+  std::filesystem::remove(step_folder(prefix, 1'000'000) / "rank-0-of-2.safetensors");
+  EXPECT_EQ(latest(prefix), step_folder(prefix, 999'999));
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,111 @@
+// The one file has what full_state() of the running model has.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/shard/full_params.h"
+#include "tessera/testing/folder.h"
+#include "tessera/testing/net.h"
+#include "tessera/testing/picture.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+void expect_all_of(const std::map<std::string, at::Tensor>& state, const std::filesystem::path& path) {
+  const checkpoint::SafetensorsFile file(path);
+  auto names = file.metadata();
+  EXPECT_EQ(names.at("format"), "pt");
+  names.erase("format");
+  EXPECT_EQ(file.names().size() + names.size(), state.size());
+  for (const auto& [name, tensor] : state) {
+    const auto saved = file.read(names.contains(name) ? names.at(name) : name);
+    EXPECT_EQ(saved.sizes(), tensor.sizes()) << name;
+    EXPECT_TRUE(at::equal(saved, tensor)) << name;
+  }
+}
+
+void expect_whole(int ranks, const ShardPicture& shard) {
+  const Folder folder;
+  std::map<std::string, at::Tensor> state;
+  with_ranks(ranks, [&](const Communicator& world) {
+    const PictureRun run(world, shard);
+    run.train(0, 2);
+    checkpoint::save(folder / "a", {.model = run.model.get(), .optimizer = run.optimizer.get()}, world);
+    auto whole = full_state(*run.model);
+    if (world.rank() == 0) state = std::move(whole);
+  });
+  const auto done = checkpoint::consolidate(folder / "a", folder / "whole.safetensors");
+  expect_all_of(state, folder / "whole.safetensors");
+  EXPECT_EQ(done.tensors, 11);
+  EXPECT_EQ(done.parameters, 5 * 27 + 5 + 5 + 5 + 25 + 5 + 15 + 3);
+  EXPECT_EQ(done.bytes, (done.parameters + 5 + 5) * 4 + 8);
+}
+
+TEST(Consolidate, MakesOneFileOfARunOfAnyNumberOfRanks) {
+  for (const int ranks : {1, 2, 3, 7}) expect_whole(ranks, shard_nested);
+}
+
+TEST(Consolidate, MakesOneFileOfModelsThatAreNotSharded) {
+  for (const int ranks : {1, 2}) expect_whole(ranks, [](const auto&, const auto&) {});
+}
+
+TEST(Consolidate, TakesReplicatedPartsOnce) {
+  expect_whole(4, [](const auto& model, const Communicator& world) {
+    fully_shard(model->conv, {.mesh = world});
+    fully_shard(model, {.mesh = Mesh(world, {.replicate = 2, .shard = 2})});
+  });
+}
+
+TEST(Consolidate, CallsParametersAsTheModelDoes) {
+  const Folder folder;
+  std::map<std::string, at::Tensor> state;
+  with_ranks(2, [&](const Communicator& world) {
+    const auto net = sharded_net(world);  // whose units know of no more than a layer each
+    checkpoint::save(folder / "a", {.model = net.ptr().get()}, world);
+    auto whole = full_state(*net);
+    if (world.rank() == 0) state = std::move(whole);
+  });
+  checkpoint::consolidate(folder / "a", folder / "whole.safetensors");
+  expect_all_of(state, folder / "whole.safetensors");
+}
+
+TEST(Consolidate, RefusesFilesThatDoNotBelongTogether) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun run(world);
+    checkpoint::save(folder / "a", {.model = run.model.get()}, world);
+    const auto wide = std::make_shared<Picture>();
+    wide->frozen = wide->replace_module("frozen", torch::nn::Linear(5, 4));
+    shard_nested(wide, world);
+    checkpoint::save(folder / "b", {.model = wide.get()}, world);
+    const auto net = sharded_net(world);
+    checkpoint::save(folder / "c", {.model = net.ptr().get()}, world);
+  });
+  const auto replace = [&](const char* other) {
+    std::filesystem::copy_file(folder / other / "rank-1-of-2.safetensors", folder / "a/rank-1-of-2.safetensors",
+                               std::filesystem::copy_options::overwrite_existing);
+    return message_of<IoError>([&] { checkpoint::consolidate(folder / "a", folder / "whole.safetensors"); });
+  };
+  EXPECT_THAT(replace("b"), HasSubstr("disagree about the shape or the dtype of 'frozen."));
+  EXPECT_THAT(replace("c"), HasSubstr("values of '"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "whole.safetensors"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "whole.safetensors.part"));
+}
+
+TEST(Consolidate, KeepsNothingWhenTheDiskIsFull) {
+  const Folder folder;
+  with_ranks(1, [&](const Communicator& world) { checkpoint::save(folder / "a", {.model = PictureRun(world).model.get()}, world); });
+  const FullDisk full(1'500);
+  EXPECT_THAT(message_of<IoError>([&] { checkpoint::consolidate(folder / "a", folder / "whole.safetensors"); }),
+              HasSubstr("File too large"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "whole.safetensors"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "whole.safetensors.part"));
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,44 @@
+// Python's own package reads what we write, and we read what it writes.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/base/process.h"
+#include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/testing/folder.h"
+
+namespace tessera::testing {
+namespace {
+
+TEST(Safetensors, AreThoseOfPython) {
+  const Folder folder;
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto dtype :
+       {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kShort, at::kChar, at::kByte, at::kBool}) {
+    tensors[std::string("größe.") + c10::toString(dtype)] = at::arange(6).to(dtype).view({2, 3});
+  }
+  tensors["scalar"] = at::scalar_tensor(5, at::kFloat);
+  tensors["empty"] = at::empty({4, 0});
+  std::vector<checkpoint::SafetensorsEntry> entries;
+  for (const auto& [name, tensor] : tensors)
+    entries.push_back({.name = name, .dtype = tensor.scalar_type(), .sizes = tensor.sizes().vec()});
+  checkpoint::SafetensorsWriter writer(folder / "ours", entries, {{"format", "pt"}});
+  for (const auto& [name, tensor] : tensors) writer.write(tensor);
+  writer.close();
+
+  // Checks the values of ours, and writes the same in its own way.
+  Process python({TESSERA_TEST_PYTHON, TESSERA_TEST_SCRIPT, folder / "ours", folder / "theirs"}, {}, Process::Output::Capture);
+  const auto output = python.read_output();
+  ASSERT_EQ(python.wait(std::chrono::seconds(15)), 0) << output;
+
+  const checkpoint::SafetensorsFile theirs(folder / "theirs");
+  EXPECT_EQ(theirs.metadata().at("written by"), "python");
+  tensors.erase("größe.BFloat16");
+  ASSERT_EQ(theirs.names().size(), tensors.size());
+  for (const auto& [name, tensor] : tensors) {
+    EXPECT_EQ(theirs.info(name).dtype, tensor.scalar_type()) << name;
+    EXPECT_TRUE(at::equal(theirs.read(name), tensor)) << name;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing

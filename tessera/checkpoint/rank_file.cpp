@@ -1,0 +1,107 @@
+#include "tessera/checkpoint/rank_file.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <set>
+
+#include "tessera/base/error.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+constexpr auto kKey = "tessera";
+constexpr int kFormat = 1;
+constexpr size_t kMostNames = 5;
+
+nlohmann::json to_json(const RankRecord& record) {
+  auto parts = nlohmann::json::object();
+  for (const auto& [name, part] : record.parts) {
+    parts[name] = {{"shape", part.sizes}, {"strides", part.strides}, {"begin", part.begin}, {"numel", part.numel}};
+  }
+  return {{"format", kFormat},     {"rank", record.rank},       {"ranks", record.ranks},     {"parts", parts},
+          {"whole", record.whole}, {"buffers", record.buffers}, {"aliases", record.aliases}, {"optimizer", record.optimizer},
+          {"notes", record.notes}};
+}
+
+RankRecord from_json(const nlohmann::json& json) {
+  if (const auto format = json.at("format").get<int>(); format != kFormat) {
+    throw IoError(fmt::format("its format is {}, this version of Tessera reads format {}", format, kFormat));
+  }
+  RankRecord record{.rank = json.at("rank"), .ranks = json.at("ranks")};
+  for (const auto& [name, part] : json.at("parts").items()) {
+    record.parts[name] = {.sizes = part.at("shape"), .strides = part.at("strides"), .begin = part.at("begin"), .numel = part.at("numel")};
+  }
+  record.whole = json.at("whole").get<std::vector<std::string>>();
+  record.buffers = json.at("buffers").get<std::vector<std::string>>();
+  record.aliases = json.at("aliases").get<std::map<std::string, std::string>>();
+  record.optimizer = json.at("optimizer").get<std::string>();
+  record.notes = json.at("notes").get<std::map<std::string, std::string>>();
+  return record;
+}
+
+}  // namespace
+
+std::map<std::string, std::string> to_metadata(const RankRecord& record) {
+  return {{"format", "pt"}, {kKey, to_json(record).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)}};
+}
+
+std::filesystem::path rank_file(const std::filesystem::path& folder, int rank, int ranks) {
+  return folder / fmt::format("rank-{}-of-{}.safetensors", rank, ranks);
+}
+
+RankFile open_rank_file(const std::filesystem::path& folder, int rank, int ranks) {
+  SafetensorsFile file(rank_file(folder, rank, ranks));
+  const auto text = file.metadata().find(kKey);
+  if (text == file.metadata().end()) throw IoError(fmt::format("{} is no part of a checkpoint of Tessera", file.path().string()));
+  try {
+    auto record = from_json(nlohmann::json::parse(text->second));
+    if (record.rank != rank || record.ranks != ranks) {
+      throw IoError(fmt::format("it was written by rank {} of {}; somebody has renamed it", record.rank, record.ranks));
+    }
+    for (const auto& [name, part] : record.parts) {
+      if (!file.contains(name) || file.info(name).sizes != std::vector{part.numel}) {
+        throw IoError(fmt::format("it has not the {} values of '{}' that it promises", part.numel, name));
+      }
+    }
+    for (const auto* names : {&record.whole, &record.buffers}) {
+      for (const auto& name : *names) file.info(name);
+    }
+    return {std::move(file), std::move(record)};
+  } catch (const std::exception& error) {
+    throw IoError(fmt::format("{} can't be used: {}", file.path().string(), error.what()));
+  }
+}
+
+int saved_ranks(const std::filesystem::path& folder) {
+  static const std::regex pattern("rank-([0-9]{1,6})-of-([0-9]{1,6})\\.safetensors");
+  std::error_code error;
+  std::map<int, std::set<int>> found;  // ranks that are there, by how many there should be
+  for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    std::smatch match;
+    const auto name = entry->path().filename().string();
+    if (std::regex_match(name, match, pattern)) found[std::stoi(match[2])].insert(std::stoi(match[1]));
+  }
+  if (error) throw IoError(fmt::format("can't read the checkpoint {}: {}", folder.string(), error.message()));
+  if (found.empty()) throw IoError(fmt::format("{} is no checkpoint: it has no file rank-0-of-N.safetensors", folder.string()));
+  if (found.size() > 1)
+    throw IoError(fmt::format("{} has files of several checkpoints: of {} ranks and of {}", folder.string(), found.begin()->first,
+                              found.rbegin()->first));
+  const auto& [ranks, there] = *found.begin();
+  std::vector<std::string> missing;
+  for (int rank = 0; rank < ranks; rank++) {
+    if (!there.contains(rank)) missing.push_back(rank_file({}, rank, ranks).string());
+  }
+  if (!missing.empty()) throw IoError(fmt::format("the checkpoint {} is incomplete: {} missing", folder.string(), some_of(missing)));
+  return ranks;
+}
+
+std::string some_of(const std::vector<std::string>& names) {
+  const auto shown = std::min(names.size(), kMostNames);
+  const auto text = fmt::format("'{}'", fmt::join(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(shown), "', '"));
+  return shown == names.size() ? text : fmt::format("{} and {} more", text, names.size() - shown);
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,70 @@
+// `tessera ckpt` as a user meets it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/base/process.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/testing/folder.h"
+#include "tessera/testing/net.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+struct Ended {
+  int status;
+  std::string output;
+};
+
+Ended consolidate(const std::vector<std::string>& arguments) {
+  std::string command = std::filesystem::path(this_program()).parent_path().parent_path() / "bin/tessera";
+  command += " ckpt consolidate";
+  for (const auto& argument : arguments) command += " '" + argument + "'";
+  Process process({"sh", "-c", command + " 2>&1"}, {}, Process::Output::Capture);
+  auto output = process.read_output();
+  return {.status = process.wait(std::chrono::seconds(10)).value_or(-1), .output = std::move(output)};
+}
+
+struct Ckpt : ::testing::Test {
+  Folder folder;
+  std::string prefix = folder / "net";
+  void SetUp() override {
+    with_ranks(2, [&](const Communicator& world) {
+      const auto net = sharded_net(world);
+      for (const int64_t step : {5, 20}) checkpoint::save(checkpoint::step_folder(prefix, step), {.model = net.ptr().get()}, world);
+    });
+  }
+};
+
+TEST_F(Ckpt, ConsolidatesTheNewestOfAPrefix) {
+  const auto ended = consolidate({"--ckpt-prefix", prefix});
+  EXPECT_EQ(ended.status, 0);
+  EXPECT_EQ(ended.output, prefix + "-step-000020 -> " + prefix + "-consolidated.safetensors: 224 parameters in 6 tensors, 896 bytes\n");
+  EXPECT_EQ(checkpoint::SafetensorsFile(prefix + "-consolidated.safetensors").names().size(), 6);
+}
+
+TEST_F(Ckpt, ConsolidatesTheFolderThatIsNamed) {
+  const auto ended = consolidate({"--ckpt_prefix", prefix + "-step-000005/", "--save_path", folder / "out"});
+  EXPECT_EQ(ended.status, 0);
+  EXPECT_THAT(ended.output, HasSubstr("net-step-000005 -> "));
+  EXPECT_TRUE(std::filesystem::exists(folder / "out"));
+  EXPECT_EQ(consolidate({"--ckpt-prefix", prefix + "-step-000005/"}).status, 0);
+  EXPECT_TRUE(std::filesystem::exists(prefix + "-step-000005-consolidated.safetensors"));
+}
+
+TEST_F(Ckpt, SaysWhatIsThereInstead) {
+  const auto ended = consolidate({"--ckpt-prefix", folder / "nett"});
+  EXPECT_EQ(ended.status, 1);
+  EXPECT_THAT(ended.output,
+              AllOf(HasSubstr("none called nett-step-N"), HasSubstr(folder.path().string() + " has net-step-000005, net-step-000020")));
+  EXPECT_THAT(consolidate({"--ckpt-prefix", folder / "a/b"}).output, HasSubstr("No such file or directory"));
+  EXPECT_EQ(consolidate({}).status, 106);
+  EXPECT_THAT(consolidate({"--ckpt-prefix", prefix, "--save-path", folder / "none/out"}).output, HasSubstr("can't create"));
+}
+
+}  // namespace
+}  // namespace tessera::testing
