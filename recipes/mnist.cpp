@@ -31,7 +31,8 @@ struct Flags {
 };
 
 void declare(CLI::App& app, Flags& flags) {
-  app.add_option("--datadir", flags.datadir, "Folder with the four IDX files of MNIST or a set like it, plain or .gz")->capture_default_str();
+  app.add_option("--datadir", flags.datadir, "Folder with the four IDX files of MNIST or a set like it, plain or .gz")
+      ->capture_default_str();
   app.add_flag("--fake-data", flags.fake_data, "Generated images instead of files");
   app.add_option("--batch-size", flags.batch_size, "Samples per rank and step")->capture_default_str()->check(CLI::PositiveNumber);
   app.add_option("--num-epochs", flags.epochs)->capture_default_str()->check(CLI::NonNegativeNumber);
@@ -39,7 +40,9 @@ void declare(CLI::App& app, Flags& flags) {
   app.add_option("--momentum", flags.momentum)->capture_default_str();
   app.add_option("--seed", flags.seed, "Of the weights and of the order of samples")->capture_default_str();
   app.add_flag("--drop-last", flags.drop_last, "Leave out the samples that fill no batch, instead of filling it with others");
-  app.add_option("--num-workers", flags.workers, "Threads that prepare batches; 0 for none")->capture_default_str()->check(CLI::NonNegativeNumber);
+  app.add_option("--num-workers", flags.workers, "Threads that prepare batches; 0 for none")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
   app.add_flag("--use-nested-fsdp", flags.nested, "Shard each convolution and linear layer as a unit of its own");
   app.add_flag("--run-without-fsdp", flags.replicated, "Whole parameters on every rank, gradients averaged");
   app.add_flag("--flatten-parameters", flags.flatten, "One vector per unit in place of a shard per parameter");
@@ -164,10 +167,12 @@ class Training {
   }
 
   void average_gradients() {
-    for (const auto& parameter : model_->parameters()) world_.all_reduce(parameter.grad(), {.op = Reduce::Mean}, {.unit = "gradient"}).wait();
+    for (const auto& parameter : model_->parameters())
+      world_.all_reduce(parameter.grad(), {.op = Reduce::Mean}, {.unit = "gradient"}).wait();
   }
 
-  void report(const torch::Tensor& loss, const torch::Tensor& accuracy, const torch::Tensor& norm, train::Progress& progress, int64_t batches) {
+  void report(const torch::Tensor& loss, const torch::Tensor& accuracy, const torch::Tensor& norm, train::Progress& progress,
+              int64_t batches) {
     const auto means = torch::stack({loss.to(torch::kDouble), accuracy.to(torch::kDouble)});
     world_.all_reduce(means, {.op = Reduce::Mean}, {.unit = "loss"}).wait();
     shown_ = {{"loss", means[0].item<double>()}, {"accuracy", means[1].item<double>()}};
@@ -194,8 +199,8 @@ class Training {
     checkpoint::Contents contents{.model = model_.get(), .optimizer = &optimizer_};
     checkpoint::load(*folder, contents, world_);
     if (contents.notes.at("course") != course()) {
-      throw ConfigError(fmt::format("{} is of a run with {}, this one has {}; give the same flags, or another --ckpt-prefix", folder->string(),
-                                    contents.notes.at("course"), course()));
+      throw ConfigError(fmt::format("{} is of a run with {}, this one has {}; give the same flags, or another --ckpt-prefix",
+                                    folder->string(), contents.notes.at("course"), course()));
     }
     step_ = std::stoll(contents.notes.at("step"));
     position_.epoch = std::stoll(contents.notes.at("epoch"));
@@ -246,14 +251,16 @@ class Training {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Trains the MNIST network of the PyTorch/XLA example. Start it on several ranks with: tessera launch --nproc-per-node 2 mnist ...",
-               "mnist");
+  CLI::App app(
+      "Trains the MNIST network of the PyTorch/XLA example. Start it on several ranks with: tessera launch --nproc-per-node 2 mnist ...",
+      "mnist");
   Flags flags;
   declare(app, flags);
   try {
     app.parse(with_dashes(argc, argv));
     if (flags.replicated && (flags.nested || flags.flatten || flags.compute_dtype != "float32")) {
-      throw ConfigError("--run-without-fsdp shards nothing, so --use-nested-fsdp, --flatten-parameters and --compute-dtype mean nothing to it");
+      throw ConfigError(
+          "--run-without-fsdp shards nothing, so --use-nested-fsdp, --flatten-parameters and --compute-dtype mean nothing to it");
     }
     return Training(flags, init()).run();
   } catch (const CLI::ParseError& end) {

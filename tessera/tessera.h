@@ -5,6 +5,7 @@
 #include "tessera/base/log.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/checkpoint/weights.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/fake/fake.h"
 #include "tessera/comm/init.h"

@@ -9,6 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/shard/full_params.h"
+#include "tessera/shard/model.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -22,13 +23,13 @@ std::string some(const std::vector<std::string>& names) {
 
 void expect_fit(const std::vector<NamedTensor>& own, const SafetensorsFile& file) {
   std::vector<std::string> missing, unknown = file.names();
-  for (const auto& tensor : own) {
-    std::erase(unknown, tensor.name);
-    if (!file.contains(tensor.name)) {
-      missing.push_back(tensor.name);
-    } else if (file.info(tensor.name).sizes != tensor.sizes()) {
-      throw IoError(fmt::format("{}: '{}' has the shape [{}], in the model it has [{}]", file.path().string(), tensor.name,
-                                fmt::join(file.info(tensor.name).sizes, ", "), fmt::join(tensor.sizes(), ", ")));
+  for (const auto& entry : own) {
+    std::erase(unknown, entry.name);
+    if (!file.contains(entry.name)) {
+      missing.push_back(entry.name);
+    } else if (file.info(entry.name).sizes != entry.tensor.sizes()) {
+      throw IoError(fmt::format("{}: '{}' has the shape [{}], in the model it has [{}]", file.path().string(), entry.name,
+                                fmt::join(file.info(entry.name).sizes, ", "), fmt::join(entry.tensor.sizes(), ", ")));
     }
   }
   if (missing.empty() && unknown.empty()) return;
@@ -44,7 +45,7 @@ void load_weights(torch::nn::Module& module, const std::filesystem::path& path) 
   expect_fit(own, file);
   const auto whole = full_params(module, Access::Write);
   const c10::AutoGradMode no_grad(false);
-  for (const auto& tensor : own) tensor.whole().copy_(file.read(tensor.name));
+  for (const auto& entry : own) entry.tensor.copy_(file.read(entry.name));
 }
 
 }  // namespace tessera::checkpoint

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "tessera/base/error.h"
@@ -29,9 +30,12 @@ void expect_leaf(const at::Tensor& parameter) {
 Optimizer::Optimizer(std::vector<ParameterGroup> groups, Settings settings, std::vector<std::string> state_names)
     : state_names_(std::move(state_names)) {
   std::set<c10::TensorImpl*> seen;
+  std::vector<at::Tensor> all;
+  for (const auto& group : groups) all.insert(all.end(), group.parameters.begin(), group.parameters.end());
+  for (const auto& parameter : all) expect_leaf(parameter);
+  expect_averaged(all);
   for (auto& group : groups) {
     for (const auto& parameter : group.parameters) {
-      expect_leaf(parameter);
       if (!seen.insert(parameter.unsafeGetTensorImpl()).second) {
         throw UsageError("an optimizer was given the same parameter twice; each belongs to one group, once");
       }
@@ -41,9 +45,11 @@ Optimizer::Optimizer(std::vector<ParameterGroup> groups, Settings settings, std:
         if (std::ranges::none_of(worlds_, same)) worlds_.push_back(world);
       }
     }
-    groups_.push_back(
-        {.settings = {.lr = group.lr.value_or(settings.lr), .weight_decay = group.weight_decay.value_or(settings.weight_decay)},
-         .runs = runs_of(std::move(group.parameters))});
+    const double rate = group.lr.value_or(settings.lr);
+    const double first = groups_.empty() ? rate : lr();
+    groups_.push_back({.settings = {.lr = rate, .weight_decay = group.weight_decay.value_or(settings.weight_decay)},
+                       .ratio = rate == first ? 1 : rate / first,
+                       .runs = runs_of(std::move(group.parameters))});
   }
   if (seen.empty()) throw UsageError("an optimizer was given no parameters");
 }
@@ -97,6 +103,7 @@ void Optimizer::make_state(Run& run) {
 
 void Optimizer::collect(Run& run, std::map<int64_t, Update>& updates) {
   const auto add = [&](int64_t step, const at::Tensor& parameter, const at::Tensor& gradient, const auto& state_of) {
+    make_state(run);  // only now: what is frozen never has any
     auto& update = updates[step];
     update.parameters.push_back(parameter);
     // The kernels go through memory in order and look at no strides.
@@ -104,7 +111,6 @@ void Optimizer::collect(Run& run, std::map<int64_t, Update>& updates) {
     update.gradients.push_back(alike ? gradient : at::empty_like(parameter).copy_(gradient));
     for (const auto& name : state_names_) update.state[name].push_back(state_of(run.state.at(name)));
   };
-  make_state(run);
   if (run.members.size() > 1) {
     if (const auto gradient = flat_gradient(run); gradient.defined()) {
       for (auto& member : run.members) member.steps++;
@@ -140,8 +146,12 @@ void Optimizer::zero_grad() {
 }
 
 void Optimizer::set_lr(double lr) {
-  const double before = this->lr();
-  for (auto& group : groups_) group.settings.lr = before == 0 ? lr : group.settings.lr * (lr / before);
+  if (std::ranges::any_of(groups_, [](const Group& group) { return std::isinf(group.ratio); })) {
+    throw UsageError(
+        "set_lr: the first group began with a rate of 0 and another with more, so there is no ratio to keep; begin with a group that has a "
+        "rate");
+  }
+  for (auto& group : groups_) group.settings.lr = lr * group.ratio;
 }
 
 Optimizer::Member* Optimizer::find(const at::Tensor& parameter, Run*& run) {

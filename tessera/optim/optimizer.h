@@ -36,7 +36,8 @@ class Optimizer {
   void step();
   void zero_grad();
 
-  /// The rate of the first group; setting one keeps the ratios of the groups to each other.
+  /// The rate of the first group; setting one keeps the ratios that the groups had to it at first, also through 0. Throws UsageError where
+  /// there are none: the first group began with 0 and another did not.
   double lr() const { return groups_.front().settings.lr; }
   void set_lr(double lr);
 
@@ -76,6 +77,7 @@ class Optimizer {
   };
   struct Group {
     Settings settings;
+    double ratio;  // of its rate to the first group's
     std::vector<Run> runs;
   };
 

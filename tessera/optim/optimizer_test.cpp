@@ -139,6 +139,76 @@ TEST(Optimizers, GoOnFromTheirState) {
   });
 }
 
+TEST(Rates, KeepTheirRatiosAlsoThroughZero) {
+  const auto group = [](double lr) { return optim::ParameterGroup{.parameters = {at::zeros({1}).set_requires_grad(true)}, .lr = lr}; };
+  const auto steps = [&](std::vector<double> rates, std::vector<double> settings) {
+    std::vector<optim::ParameterGroup> groups;
+    std::vector<at::Tensor> all;
+    for (const double rate : rates) groups.push_back(group(rate));
+    for (const auto& each : groups) all.push_back(each.parameters.front());
+    optim::SGD optimizer(groups, {});
+    for (const double lr : settings) optimizer.set_lr(lr);
+    for (auto& parameter : all) parameter.mutable_grad() = at::full({1}, -1.0);
+    optimizer.step();
+    std::vector<double> result;
+    for (const auto& parameter : all) result.push_back(parameter.item<double>());
+    return result;
+  };
+  EXPECT_EQ(steps({1, 0.5, 0}, {}), (std::vector<double>{1, 0.5, 0}));
+  EXPECT_EQ(steps({1, 0.5, 0}, {0.25, 0, 2}), (std::vector<double>{2, 1, 0}));
+  EXPECT_EQ(steps({0, 0}, {2}), (std::vector<double>{2, 2}));
+  EXPECT_EQ(steps({0, 0.5}, {}), (std::vector<double>{0, 0.5}));
+  EXPECT_THAT(message_of<UsageError>([&] { steps({0, 0.5}, {2}); }), ::testing::HasSubstr("no ratio to keep"));
+}
+
+/// Counts what is taken from the allocator on this thread.
+class Allocations final : public c10::MemoryReportingInfoBase {
+ public:
+  int64_t bytes = 0;
+  bool memoryProfilingEnabled() const override { return true; }
+  void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override { bytes += std::max<int64_t>(size, 0); }
+};
+
+TEST(State, IsMadeForWhatHasGradientsOnly) {
+  torch::nn::Sequential model(torch::nn::Linear(64, 64), torch::nn::Linear(8, 8));
+  for (auto& parameter : model[0]->parameters()) parameter.set_requires_grad(false);
+  const auto bytes_of_a_step = [](torch::nn::Sequential& net) {
+    optim::Adam optimizer(net->parameters(), {});
+    for (const auto& parameter : net[1]->parameters()) parameter.mutable_grad() = at::empty_like(parameter.detach()).zero_();
+    const auto allocations = std::make_shared<Allocations>();
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, allocations);
+    optimizer.step();
+    EXPECT_EQ(optimizer.state(*net).size(), 2);
+    return allocations->bytes;
+  };
+  const int64_t trained = 8 * 8 * 4, frozen = 64 * 64 * 4;
+  const auto whole = bytes_of_a_step(model);
+  EXPECT_GE(whole, 2 * trained);
+  EXPECT_LT(whole, frozen);
+  with_ranks(1, [&](const Communicator& world) {
+    fully_shard(model, {.mesh = world});
+    const auto sharded = bytes_of_a_step(model);
+    EXPECT_GE(sharded, 2 * trained);
+    EXPECT_LT(sharded, frozen);
+  });
+}
+
+TEST(Optimizers, RefuseWhatWouldNeverBeAveraged) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = seeded_net();
+    optim::SGD before(net->parameters(), {.lr = 0.1});
+    fully_shard(net->a, {.mesh = world});
+    EXPECT_THAT(message_of<UsageError>([&] { optim::SGD(net->parameters(), {}); }),
+                ::testing::HasSubstr("of shape [10, 10], given together with shards, is trainable, but in no unit"));
+    optim::SGD(net->b->parameters(), {});  // no shard among them
+    fully_shard(net->b, {.mesh = world, .ignored = {net->b->weight}});
+    set_requires_grad(*net->c, Training::Frozen);
+    optim::SGD(net->parameters(), {});
+    // One from before holds whole parameters.
+    EXPECT_THAT(message_of<UsageError>([&] { before.step(); }), ::testing::HasSubstr("made before fully_shard"));
+  });
+}
+
 TEST(Optimizers, RefuseWhatIsNoParameter) {
   const auto leaf = torch::randn({3}).set_requires_grad(true);
   EXPECT_THAT(message_of<UsageError>([&] { optim::SGD({leaf * 2}, {}); }), ::testing::HasSubstr("no parameter of its own"));

@@ -6,20 +6,23 @@
 
 namespace tessera {
 
+at::Tensor synced(const std::string& name, const at::Tensor& buffer, const Communicator& world, BufferSync sync) {
+  const c10::AutoGradMode no_grad(false);
+  auto copy = buffer.detach().clone(at::MemoryFormat::Contiguous);
+  if (sync == BufferSync::Mean && at::isFloatingType(copy.scalar_type())) {
+    world.all_reduce(copy, {.op = Reduce::Mean}, {.unit = name}).wait();
+  } else if (sync != BufferSync::None) {
+    world.broadcast(copy, 0, {.unit = name}).wait();
+  }
+  return copy;
+}
+
 void sync_buffers(const torch::nn::Module& module, const Communicator& world, BufferSync sync) {
   if (sync == BufferSync::None) return;
   const c10::AutoGradMode no_grad(false);
   for (const auto& item : module.named_buffers()) {
     auto buffer = item.value();
-    if (!buffer.defined()) continue;
-    // Through a copy where it does not lie in one piece.
-    const auto whole = buffer.contiguous();
-    if (sync == BufferSync::Mean && at::isFloatingType(buffer.scalar_type())) {
-      world.all_reduce(whole, {.op = Reduce::Mean}, {.unit = item.key()}).wait();
-    } else {
-      world.broadcast(whole, 0, {.unit = item.key()}).wait();
-    }
-    if (!whole.is_same(buffer)) buffer.copy_(whole);
+    if (buffer.defined()) buffer.copy_(synced(item.key(), buffer, world, sync));
   }
 }
 

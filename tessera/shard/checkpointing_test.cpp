@@ -151,7 +151,7 @@ at::Tensor nested_checkpoints(const Run& innermost, int depth, const at::Tensor&
   return checkpoint([=](const at::Tensor& t) { return nested_checkpoints(innermost, depth - 1, t); }, x);
 }
 
-TEST(Backward, MayNestDeeperThanTheEngineKeepsInOneThread) {
+TEST(CheckpointedBackward, MayNestDeeperThanTheEngineKeepsInOneThread) {
   with_ranks(2, [](const Communicator& world) {
     Blocks whole;
     const auto sharded = sharded_blocks(world);

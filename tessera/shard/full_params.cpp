@@ -27,11 +27,13 @@ Located located_shard(const at::Tensor& shard) {
 }
 
 /// The whole of something that is cut like the parameters of the group.
-at::Tensor gathered(const Unit& unit, const Unit::Group& group, const at::Tensor& own_flat) {
+at::Tensor gathered(Unit& unit, const Unit::Group& group, const at::Tensor& own_flat) {
+  const auto lock = unit.schedule()->lock();
+  unit.expect_equal_start();
   const auto& shard = unit.mesh().shard();
   const auto whole = at::empty({group.chunk * shard.size()}, own_flat.options());
   const Piece piece{.whole = whole, .own = own_flat};
-  shard.all_gather(std::span(&piece, 1), {.unit = unit.name()}).wait();
+  shard.all_gather(std::span(&piece, 1), {.unit = unit.name(), .version = unit.number()}).wait();
   return whole;
 }
 
@@ -39,30 +41,10 @@ at::Tensor part_of(const at::Tensor& whole, const Unit::Parameter& parameter) {
   return whole.as_strided(parameter.sizes, parameter.strides, parameter.span.offset).clone();
 }
 
-/// A parameter or buffer of a module under its own name, also where a flat vector is listed in its place.
-struct NamedTensor {
-  std::string name;
-  at::Tensor tensor;
-  Located sharded;  // if it is
-};
-
-std::vector<NamedTensor> named_tensors(const torch::nn::Module& module) {
-  std::vector<NamedTensor> result;
-  for (const auto& item : module.named_parameters()) {
-    const auto found = locate(item.value());
-    if (found.parameter == nullptr || !found.group->flat || found.parameter != &*found.group->flat) {
-      result.push_back({.name = item.key(), .tensor = item.value(), .sharded = found});
-      continue;
-    }
-    const auto prefix = item.key().substr(0, item.key().size() - found.parameter->local_name.size());
-    for (auto& parameter : found.group->parameters) {
-      result.push_back({.name = prefix + parameter.local_name, .tensor = {}, .sharded = {found.unit, found.group, &parameter}});
-    }
-  }
-  for (const auto& item : module.named_buffers()) {
-    if (item.value().defined()) result.push_back({.name = item.key(), .tensor = item.value(), .sharded = {}});
-  }
-  return result;
+/// Of what is whole on every rank.
+at::Tensor copy_of(const NamedTensor& entry, std::span<const std::shared_ptr<Unit>> all_units, BufferSync buffers) {
+  if (entry.kind == NamedTensor::Kind::Parameter || all_units.empty()) return entry.tensor.detach().clone();
+  return synced(entry.name, entry.tensor, all_units.front()->mesh().world(), buffers);
 }
 
 bool wanted_here(const Mesh& mesh, Ranks ranks) {
@@ -103,7 +85,7 @@ FullParams::~FullParams() {
   }
 }
 
-at::Tensor full_grad(const at::Tensor& shard) {
+at::Tensor full_grad(const at::Tensor& shard, Ranks ranks) {
   const auto found = located_shard(shard);
   const auto& gradient = shard.grad();
   if (!gradient.defined()) return {};
@@ -112,23 +94,25 @@ at::Tensor full_grad(const at::Tensor& shard) {
   const auto own = at::zeros({found.group->chunk}, gradient.options());
   const auto& span = found.parameter->span;
   own.narrow(0, span.shard_offset, span.shard_numel).copy_(gradient.view({-1}));
-  return part_of(gathered(*found.unit, *found.group, own), *found.parameter);
+  const auto whole = gathered(*found.unit, *found.group, own);
+  return wanted_here(found.unit->mesh(), ranks) ? part_of(whole, *found.parameter) : at::Tensor();
 }
 
-at::Tensor full_parameter(const at::Tensor& shard) {
+at::Tensor full_parameter(const at::Tensor& shard, Ranks ranks) {
   const auto found = located_shard(shard);
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  return part_of(gathered(*found.unit, *found.group, found.group->own), *found.parameter);
+  const auto whole = gathered(*found.unit, *found.group, found.group->own);
+  return wanted_here(found.unit->mesh(), ranks) ? part_of(whole, *found.parameter) : at::Tensor();
 }
 
-std::map<std::string, at::Tensor> full_state(const torch::nn::Module& module, Ranks ranks) {
+std::map<std::string, at::Tensor> full_state(const torch::nn::Module& module, Ranks ranks, BufferSync buffers) {
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const auto all_units = units(module);
+  const bool wanted = all_units.empty() || wanted_here(all_units.front()->mesh(), ranks);
   std::map<const Unit::Parameter*, at::Tensor> copies;
-  bool wanted = true;  // of a module that is not sharded every rank has all
-  for (const auto& unit : units(module)) {
-    wanted = wanted_here(unit->mesh(), ranks);
+  for (const auto& unit : all_units) {
     for (const auto& group : unit->groups()) {
       const auto whole = gathered(*unit, group, group.own);
       for (const auto& parameter : group.parameters) {
@@ -137,14 +121,15 @@ std::map<std::string, at::Tensor> full_state(const torch::nn::Module& module, Ra
     }
   }
   std::map<std::string, at::Tensor> result;
-  if (!wanted) return result;
-  for (const auto& [name, tensor, found] : named_tensors(module)) {
-    result[name] = found.parameter != nullptr ? copies[found.parameter] : tensor.detach().clone();
+  for (const auto& entry : named_tensors(module)) {
+    const auto* parameter = locate(entry.tensor).parameter;
+    const auto copy = parameter != nullptr ? copies[parameter] : copy_of(entry, all_units, buffers);
+    if (wanted) result[entry.name] = copy;
   }
   return result;
 }
 
-at::Tensor full_state(const torch::nn::Module& module, const std::string& name, Ranks ranks) {
+at::Tensor full_state(const torch::nn::Module& module, const std::string& name, Ranks ranks, BufferSync buffers) {
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   const auto all = named_tensors(module);
@@ -152,10 +137,13 @@ at::Tensor full_state(const torch::nn::Module& module, const std::string& name, 
   if (found == all.end()) {
     throw UsageError(fmt::format("the module has no parameter and no buffer '{}'; names are as in the model before it was sharded", name));
   }
-  const auto& [unit, group, parameter] = found->sharded;
-  if (parameter == nullptr) return found->tensor.detach().clone();
-  auto whole = part_of(gathered(*unit, *group, group->own), *parameter);
-  return wanted_here(unit->mesh(), ranks) ? whole : at::Tensor();
+  if (const auto [unit, group, parameter] = locate(found->tensor); parameter != nullptr) {
+    auto whole = part_of(gathered(*unit, *group, group->own), *parameter);
+    return wanted_here(unit->mesh(), ranks) ? whole : at::Tensor();
+  }
+  const auto all_units = units(module);
+  auto copy = copy_of(*found, all_units, buffers);
+  return all_units.empty() || wanted_here(all_units.front()->mesh(), ranks) ? copy : at::Tensor();
 }
 
 }  // namespace tessera

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "tessera/shard/buffers.h"
+
 namespace torch::nn {
 class Module;
 }
@@ -37,19 +39,23 @@ class [[nodiscard]] FullParams {
 
 FullParams full_params(const torch::nn::Module& module, Access access = Access::Read);
 
-/// The whole gradient that a shard's gradient is a part of, in the shape of the parameter. Undefined if there is none. Collective.
-at::Tensor full_grad(const at::Tensor& shard);
-
-/// A copy of the whole parameter. Collective.
-at::Tensor full_parameter(const at::Tensor& shard);
-
 /// Where a collective leaves its result.
 enum class Ranks { All, First };
 
-/// Copies of all whole parameters and buffers of the module under their names; with Ranks::First, nothing on the other ranks. One unit is
-/// gathered at a time. Collective.
-std::map<std::string, at::Tensor> full_state(const torch::nn::Module& module, Ranks ranks = Ranks::All);
+/// The whole gradient that a shard's gradient is a part of, in the shape of the parameter. Undefined if there is none, and with
+/// Ranks::First on the other ranks. Collective.
+at::Tensor full_grad(const at::Tensor& shard, Ranks ranks = Ranks::All);
+
+/// A copy of the whole parameter; with Ranks::First, undefined on the other ranks. Collective.
+at::Tensor full_parameter(const at::Tensor& shard, Ranks ranks = Ranks::All);
+
+/// Copies of all whole parameters and buffers of the module under their names; with Ranks::First, nothing on the other ranks. Each rank of
+/// a sharded module has buffers of its own: `buffers` says what is made of them in the copies; the module's stay as they are. One unit is
+/// gathered at a time. Collective; without a unit, nothing is communicated.
+std::map<std::string, at::Tensor> full_state(const torch::nn::Module& module, Ranks ranks = Ranks::All,
+                                             BufferSync buffers = BufferSync::Rank0);
 /// Of one of them. Throws UsageError if the module has none of that name.
-at::Tensor full_state(const torch::nn::Module& module, const std::string& name, Ranks ranks = Ranks::All);
+at::Tensor full_state(const torch::nn::Module& module, const std::string& name, Ranks ranks = Ranks::All,
+                      BufferSync buffers = BufferSync::Rank0);
 
 }  // namespace tessera

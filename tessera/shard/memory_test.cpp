@@ -1,4 +1,5 @@
-// What the kernel says about memory: a model that is built and sharded block by block never takes more than one block and its shards.
+// What is whole, and what the kernel says about it: a model that is built and sharded block by block never takes more than one block and
+// its shards.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -7,6 +8,8 @@
 #include "tessera/comm/fake/fake.h"
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/model.h"
+#include "tessera/shard/unit.h"
+#include "tessera/testing/net.h"
 
 namespace tessera::testing {
 namespace {
@@ -56,6 +59,68 @@ TEST(ResidentMemory, IsOneBlockAndTheShards) {
   for (int pass = 0; pass < 2; pass++) model->forward(at::ones({1, kWidth}));
   EXPECT_LT(resident("VmHWM") - before, 2 * kBlock + shards + kMargin) << "more than max_live_units were whole in an evaluation";
   EXPECT_GT(resident("VmHWM") - before, kBlock + shards) << "a block of this test is smaller than it says";
+}
+
+namespace nn = torch::nn;
+
+TEST(WholeUnits, AreBoundedAlsoWithoutGradients) {
+  with_ranks(2, [](const Communicator& world) {
+    nn::Sequential layers;
+    for (int i = 0; i < 8; i++) {
+      nn::Linear layer(16, 16);
+      for (auto& parameter : layer->parameters()) parameter.set_requires_grad(i % 2 == 0);  // every second one is frozen
+      fully_shard(layer, {.mesh = world, .start = Start::FromRank0});
+      layers->push_back(layer);
+    }
+    fully_shard(layers, {.mesh = world});
+    const auto one = units(*layers).front()->whole_bytes();
+    const auto run = [&](bool training) {
+      reset_counters(*layers);
+      const auto y = layers->forward(at::ones({2, 16})).sum();
+      if (training) y.backward();
+      EXPECT_LE(counters(*layers).peak_whole_bytes, 3 * one);
+    };
+    for (int step = 0; step < 4; step++) {
+      run(true);
+      if (step == 0) continue;  // the order of use is not known yet
+      // Once in each direction; but the first weight is not needed in backward, and the last unit is still whole when that begins.
+      for (const auto& unit : units(*layers)) {
+        EXPECT_EQ(unit->counters().gathers, unit->name() == "0" || unit->name() == "7" ? 1 : 2) << unit->name() << " step " << step;
+      }
+    }
+    const torch::NoGradGuard no_grad;
+    for (int pass = 0; pass < 4; pass++) {
+      run(false);
+      if (pass == 0) continue;
+      for (const auto& unit : units(*layers)) EXPECT_EQ(unit->counters().gathers, 1) << unit->name() << " pass " << pass;
+    }
+  });
+}
+
+TEST(WholeUnits, AreFreedBeforeFullyShardReturns) {
+  with_ranks(2, [](const Communicator& world) {
+    nn::Linear layer(64, 64);
+    const c10::weak_intrusive_ptr<c10::StorageImpl> before(layer->weight.storage().getWeakStorageImpl());
+    fully_shard(layer, {.mesh = world, .start = Start::FromRank0});
+    EXPECT_TRUE(before.expired());
+    // And nothing of it outlives the module.
+    const std::weak_ptr<Unit> unit = units(*layer).front();
+    layer(at::ones({1, 64})).sum().backward();
+    layer = nullptr;
+    EXPECT_TRUE(unit.expired());
+  });
+}
+
+TEST(WholeUnits, MayLieWhereADeadModuleDid) {
+  with_ranks(1, [](const Communicator& world) {
+    std::vector<at::Tensor> graphs;  // keep the units
+    for (int i = 0; i < 20; i++) {
+      nn::Linear layer(4, 4);
+      fully_shard(layer, {.mesh = world});
+      graphs.push_back(layer(at::ones({2, 4})).sum());
+    }
+    for (auto& graph : graphs) graph.backward();
+  });
 }
 
 }  // namespace

@@ -16,10 +16,79 @@
 namespace tessera {
 namespace {
 
+bool ignored(std::span<const std::shared_ptr<Unit>> all_units, const at::Tensor& parameter) {
+  return std::ranges::any_of(all_units, [&](const auto& unit) {
+    return std::ranges::any_of(unit->options().ignored, [&](const at::Tensor& known) { return known.is_same(parameter); });
+  });
+}
+
+[[noreturn]] void refuse_outsider(const std::string& which) {
+  throw UsageError(fmt::format(
+      "parameter {} is trainable, but in no unit, so its gradients would not be averaged over the ranks; shard the whole module "
+      "last, freeze the parameter, or name it in ShardOptions::ignored",
+      which));
+}
+
 std::string size_text(uint64_t bytes) {
   if (bytes < 10'000) return fmt::format("{} B", bytes);
   if (bytes < 10'000'000) return fmt::format("{:.1f} kB", static_cast<double>(bytes) / 1e3);
   return fmt::format("{:.1f} MB", static_cast<double>(bytes) / 1e6);
+}
+
+/// A row of the table of units.
+struct Line {
+  std::string name;
+  int64_t numel = 0;
+  uint64_t whole_bytes = 0, shard_bytes = 0;
+  std::string dtypes = {};
+  UnitCounters counters = {};
+};
+
+/// Indented, and so short that a unit of many modules does not push the numbers off the screen.
+std::string shown_name(const std::string& name, size_t depth) {
+  constexpr size_t kMost = 40, kEnd = 18;
+  const auto shown = name.size() <= kMost ? name : name.substr(0, kMost - kEnd - 3) + "..." + name.substr(name.size() - kEnd);
+  return std::string(2 * depth, ' ') + shown;
+}
+
+Line line_of(Unit& unit, size_t depth) {
+  const auto lock = unit.schedule()->lock();
+  Line line{.name = shown_name(unit.name(), depth), .whole_bytes = unit.whole_bytes(), .counters = unit.counters()};
+  std::set<std::string> dtypes;
+  for (const auto& group : unit.groups()) {
+    for (const auto& parameter : group.parameters) line.numel += parameter.span.numel;
+    line.shard_bytes += group.own.nbytes();
+    dtypes.insert(c10::toString(group.full_dtype));
+  }
+  line.dtypes = fmt::format("{}", fmt::join(dtypes, "+"));
+  return line;
+}
+
+/// The unit of the whole model bears the name of its class; all others that of their place in it, with which their parameters begin.
+bool is_whole_model(Unit& unit) {
+  const auto place = unit.name().substr(0, unit.name().find('+'));  // the first of a unit of several modules
+  return !unit.groups().front().parameters.front().name.starts_with(place + ".");
+}
+
+struct InTree {
+  std::shared_ptr<Unit> unit;
+  size_t depth = 0;
+};
+
+/// Every unit behind the one whose module contains its own. A name ends where a place below it goes on with a dot.
+std::vector<InTree> in_tree_order(const std::vector<std::shared_ptr<Unit>>& all) {
+  const auto contains = [](const std::shared_ptr<Unit>& outer, const std::shared_ptr<Unit>& inner) {
+    if (outer == inner || outer->schedule() != inner->schedule()) return false;
+    return is_whole_model(*outer) ? !is_whole_model(*inner) : inner->name().starts_with(outer->name() + ".");
+  };
+  std::vector<InTree> result;
+  for (const auto& unit : all) {
+    const auto depth = std::ranges::count_if(all, [&](const auto& other) { return contains(other, unit); });
+    // An outer unit may come late, since its own parameters may: then it goes before the first that it contains.
+    const auto at = std::ranges::find_if(result, [&](const InTree& known) { return contains(unit, known.unit); });
+    result.insert(at, {.unit = unit, .depth = static_cast<size_t>(depth)});
+  }
+  return result;
 }
 
 }  // namespace
@@ -28,31 +97,59 @@ std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::nn
   std::vector<std::pair<std::string, at::Tensor>> result;
   std::set<c10::TensorImpl*> seen;
   const auto all_units = units(module);
-  const auto ignored = [&](const at::Tensor& parameter) {
-    return std::ranges::any_of(all_units, [&](const auto& unit) {
-      return std::ranges::any_of(unit->options().ignored, [&](const at::Tensor& known) { return known.is_same(parameter); });
-    });
-  };
   std::string outside;
   for (const auto& item : module.named_parameters()) {
     const auto& entry = item.value();
     const auto found = locate(entry);
     const auto& tensor = found.parameter != nullptr ? found.parameter->shard : entry;
-    if (found.parameter == nullptr && entry.requires_grad() && outside.empty() && !ignored(entry)) outside = item.key();
+    if (found.parameter == nullptr && entry.requires_grad() && outside.empty() && !ignored(all_units, entry)) outside = item.key();
     if (seen.insert(tensor.unsafeGetTensorImpl()).second) result.emplace_back(item.key(), tensor);
   }
-  if (!all_units.empty() && !outside.empty()) {
-    throw UsageError(
-        fmt::format("parameter '{}' is trainable, but in no unit, so its gradients would not be averaged over the ranks; shard the whole "
-                    "module last, freeze the parameter, or name it in ShardOptions::ignored",
-                    outside));
-  }
+  if (!all_units.empty() && !outside.empty()) refuse_outsider(fmt::format("'{}'", outside));
   return result;
 }
 
 std::vector<at::Tensor> parameters(const torch::nn::Module& module) {
   std::vector<at::Tensor> result;
   for (auto& [name, parameter] : named_parameters(module)) result.push_back(std::move(parameter));
+  return result;
+}
+
+void expect_averaged(std::span<const at::Tensor> parameters) {
+  std::vector<std::shared_ptr<Unit>> owners;
+  for (const auto& parameter : parameters) {
+    auto unit = locate(parameter).unit;
+    if (unit && (owners.empty() || owners.back() != unit)) owners.push_back(std::move(unit));
+  }
+  if (owners.empty()) return;
+  for (const auto& parameter : parameters) {
+    if (!parameter.defined() || is_paged(parameter) || !parameter.requires_grad() || ignored(owners, parameter)) continue;
+    refuse_outsider(fmt::format("of shape [{}], given together with shards,", fmt::join(parameter.sizes(), ", ")));
+  }
+}
+
+std::vector<NamedTensor> named_tensors(const torch::nn::Module& module) {
+  std::vector<NamedTensor> result;
+  const auto add = [&](std::string name, const at::Tensor& tensor, NamedTensor::Kind kind) {
+    result.push_back({.name = std::move(name), .tensor = tensor, .kind = kind});
+  };
+  for (const auto& item : module.named_parameters()) {
+    const auto found = locate(item.value());
+    if (found.parameter == nullptr) {
+      add(item.key(), item.value(), NamedTensor::Kind::Parameter);
+    } else if (!found.group->flat || found.parameter != &*found.group->flat) {
+      add(item.key(), at::Tensor(found.parameter->full.lock()), NamedTensor::Kind::Parameter);
+    } else {
+      // A vector is listed in the place of these.
+      const auto prefix = item.key().substr(0, item.key().size() - found.parameter->local_name.size());
+      for (const auto& parameter : found.group->parameters) {
+        add(prefix + parameter.local_name, at::Tensor(parameter.full.lock()), NamedTensor::Kind::Parameter);
+      }
+    }
+  }
+  for (const auto& item : module.named_buffers()) {
+    if (item.value().defined()) add(item.key(), item.value(), NamedTensor::Kind::Buffer);
+  }
   return result;
 }
 
@@ -78,6 +175,7 @@ std::vector<std::shared_ptr<Unit>> units(const torch::nn::Module& module) {
 
 ModelCounters counters(const torch::nn::Module& module) {
   ModelCounters total;
+  std::set<const Schedule*> seen;  // one, unless the whole module is not sharded
   for (const auto& unit : units(module)) {
     const auto schedule = unit->schedule();
     const auto lock = schedule->lock();
@@ -86,7 +184,7 @@ ModelCounters counters(const torch::nn::Module& module) {
     total.reductions += own.reductions;
     total.gathered_bytes += own.gathered_bytes;
     total.peak_whole_bytes = std::max(total.peak_whole_bytes, schedule->counters().peak_bytes);
-    total.misses = schedule->counters().misses;
+    if (seen.insert(schedule.get()).second) total.misses += schedule->counters().misses;
   }
   return total;
 }
@@ -101,27 +199,19 @@ void reset_counters(const torch::nn::Module& module) {
 }
 
 std::string describe(const torch::nn::Module& module) {
-  std::string text =
-      fmt::format("{:<28}{:>12}{:>12}{:>12}  {:<9}{:>9}{:>9}\n", "unit", "parameters", "whole", "shard", "dtype", "gathers", "reduced");
-  uint64_t peak = 0, misses = 0;
-  for (const auto& unit : units(module)) {
-    const auto schedule = unit->schedule();
-    const auto lock = schedule->lock();
-    int64_t numel = 0;
-    uint64_t shard_bytes = 0;
-    std::set<std::string> dtypes;
-    for (const auto& group : unit->groups()) {
-      for (const auto& parameter : group.parameters) numel += parameter.span.numel;
-      shard_bytes += group.own.nbytes();
-      dtypes.insert(c10::toString(group.full_dtype));
-    }
-    text += fmt::format("{:<28}{:>12}{:>12}{:>12}  {:<9}{:>9}{:>9}\n", unit->name(), numel, size_text(unit->whole_bytes()),
-                        size_text(shard_bytes), fmt::format("{}", fmt::join(dtypes, "+")), unit->counters().gathers,
-                        unit->counters().reductions);
-    peak = std::max(peak, schedule->counters().peak_bytes);
-    misses = schedule->counters().misses;
+  std::vector<Line> lines;
+  for (const auto& unit : in_tree_order(units(module))) lines.push_back(line_of(*unit.unit, unit.depth));
+  size_t width = 4;
+  for (const auto& line : lines) width = std::max(width, line.name.size());
+  auto text = fmt::format("{:<{}}{:>12}{:>11}{:>11}  {:<8}{:>9}{:>11}{:>9}\n", "unit", width, "parameters", "whole", "shard", "dtype",
+                          "gathers", "gathered", "reduced");
+  for (const auto& line : lines) {
+    text += fmt::format("{:<{}}{:>12}{:>11}{:>11}  {:<8}{:>9}{:>11}{:>9}\n", line.name, width, line.numel, size_text(line.whole_bytes),
+                        size_text(line.shard_bytes), line.dtypes, line.counters.gathers, size_text(line.counters.gathered_bytes),
+                        line.counters.reductions);
   }
-  return text + fmt::format("peak of whole units {}, uses not foreseen {}\n", size_text(peak), misses);
+  const auto total = counters(module);
+  return text + fmt::format("peak of whole units {}, uses not foreseen {}\n", size_text(total.peak_whole_bytes), total.misses);
 }
 
 void set_requires_grad(const torch::nn::Module& module, Training training) {
@@ -133,9 +223,13 @@ void set_requires_grad(const torch::nn::Module& module, Training training) {
       own.set_requires_grad(trained);
       continue;
     }
+    const auto lock = found.unit->schedule()->lock();
     found.parameter->shard.set_requires_grad(trained);
   }
-  for (const auto& unit : units(module)) attach_unit_node(unit);
+  for (const auto& unit : units(module)) {
+    const auto lock = unit->schedule()->lock();
+    attach_unit_node(unit);
+  }
 }
 
 }  // namespace tessera

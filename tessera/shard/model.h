@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,20 @@ class Unit;
 std::vector<at::Tensor> parameters(const torch::nn::Module& module);
 /// The same with their full names; a tied parameter has its first.
 std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::nn::Module& module);
+
+/// What an optimizer or a norm is given: throws UsageError if it has shards, and besides them trainable parameters that are in no unit and
+/// that no unit of those shards names in ShardOptions::ignored. Without any shard all is well.
+void expect_averaged(std::span<const at::Tensor> parameters);
+
+/// A parameter or buffer of a module under the name that it has before sharding. A sharded parameter is here as the whole one, which
+/// operators gather.
+struct NamedTensor {
+  enum class Kind { Parameter, Buffer };
+  std::string name;
+  at::Tensor tensor;
+  Kind kind = Kind::Parameter;
+};
+std::vector<NamedTensor> named_tensors(const torch::nn::Module& module);
 
 /// What a shard is a part of.
 struct ShardInfo {
@@ -48,7 +63,7 @@ struct ModelCounters {
 ModelCounters counters(const torch::nn::Module& module);
 void reset_counters(const torch::nn::Module& module);
 
-/// The tree of units with their sizes and counters, for people.
+/// The units, indented by how their modules nest, with their sizes and counters, for people.
 std::string describe(const torch::nn::Module& module);
 
 /// Freezes or thaws all parameters of a module from its next forward pass on. Also the way for parameters that are sharded.

@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/shard/marker.h"
+#include "tessera/shard/model.h"
 #include "tessera/shard/unit.h"
 
 namespace tessera {
@@ -55,6 +56,7 @@ at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& 
   if (!(p > 0)) throw UsageError(fmt::format("a norm with p = {} is none; p must be positive, or infinity", p));
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  expect_averaged(parameters);
   // Shards add up over the ranks of their mesh, nearly always one for the whole model; whole parameters are the same on all and count once.
   at::Tensor whole;
   std::vector<MeshSum> sums;

@@ -20,13 +20,14 @@ void rebind(torch::optim::Optimizer& optimizer, const torch::nn::Module& module)
       }
     }
   }
-  size_t moved = 0;
-  for (auto& group : optimizer.param_groups()) {
-    std::vector<at::Tensor> now;
+  bool any = false;
+  std::vector<std::vector<at::Tensor>> now;  // of each group; the optimizer stays as it is if any of them can't be moved
+  for (const auto& group : optimizer.param_groups()) {
+    auto& list = now.emplace_back();
     for (const auto& parameter : group.params()) {
       const auto found = shards.find(parameter.unsafeGetTensorImpl());
       if (found == shards.end()) {
-        now.push_back(parameter);
+        list.push_back(parameter);
         continue;
       }
       if (optimizer.state().count(parameter.unsafeGetTensorImpl()) > 0) {
@@ -35,13 +36,13 @@ void rebind(torch::optim::Optimizer& optimizer, const torch::nn::Module& module)
             "it, before the first step");
       }
       // Parameters that are listed as one vector have one shard.
-      const bool is_new = std::ranges::none_of(now, [&](const at::Tensor& other) { return other.is_same(found->second); });
-      if (is_new) now.push_back(found->second);
-      moved++;
+      const bool is_new = std::ranges::none_of(list, [&](const at::Tensor& other) { return other.is_same(found->second); });
+      if (is_new) list.push_back(found->second);
+      any = true;
     }
-    group.params() = std::move(now);
   }
-  if (moved == 0) throw UsageError("rebind: the optimizer holds no parameter of this model that fully_shard has sharded");
+  if (!any) throw UsageError("rebind: the optimizer holds no parameter of this model that fully_shard has sharded");
+  for (size_t i = 0; i < now.size(); i++) optimizer.param_groups()[i].params() = std::move(now[i]);
 }
 
 }  // namespace tessera

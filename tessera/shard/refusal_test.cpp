@@ -190,6 +190,9 @@ TEST(Refused, AreTrainableParametersInNoUnit) {
     auto net = seeded_net();
     fully_shard(net->a, {.mesh = world});
     EXPECT_THAT(message_of<UsageError>([&] { (void)parameters(*net); }), HasSubstr("'b.weight' is trainable, but in no unit"));
+    EXPECT_THAT(message_of<UsageError>([&] { (void)grad_norm(net->parameters()); }),
+                HasSubstr("of shape [10, 10], given together with shards, is trainable, but in no unit"));
+    (void)grad_norm(net->b->parameters());  // no shard among them
     for (const auto& child : {net->b, net->c}) fully_shard(child, {.mesh = world, .ignored = {child->weight}});
     EXPECT_EQ(parameters(*net).size(), 6);
     EXPECT_FALSE(shard_info(net->b->weight));
@@ -241,6 +244,19 @@ TEST(OldOptimizers, AreFoundOrMoved) {
     }
     EXPECT_TRUE(at::allclose(full_parameter(parameters(*net)[0]), whole->a->weight, 1e-5, 1e-6));
     EXPECT_THAT(message_of<UsageError>([&] { rebind(reference, *net); }), HasSubstr("holds no parameter"));
+  });
+}
+
+TEST(OldOptimizers, AreMovedAsAWholeOrNotAtAll) {
+  with_ranks(1, [](const Communicator& world) {
+    auto net = seeded_net();
+    const auto first = net->a->parameters(), second = net->b->parameters();
+    torch::optim::SGD optimizer(std::vector<torch::optim::OptimizerParamGroup>{first, second}, torch::optim::SGDOptions(0.1).momentum(0.9));
+    net->b->weight.mutable_grad() = at::ones({10, 10});
+    optimizer.step();
+    fully_shard(net, {.mesh = world});
+    EXPECT_THAT(message_of<UsageError>([&] { rebind(optimizer, *net); }), HasSubstr("made steps already"));
+    EXPECT_TRUE(optimizer.param_groups()[0].params()[0].is_same(first[0]));
   });
 }
 

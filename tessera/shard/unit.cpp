@@ -191,7 +191,7 @@ void Unit::start_read(const Fault& fault) {
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   const auto all = buffers();
-  if (!start_checked_ && !options_.mesh.world().traits().traces) expect_equal_start();  // one trace serves all replicas alike
+  expect_equal_start();
   // Once for all writes since the last read: how many operators an optimizer takes may depend on the rank's part.
   if (std::exchange(written_, false)) version_++;
   state_ = State::Coming;
@@ -218,6 +218,7 @@ void Unit::finish_read() {
 }
 
 void Unit::expect_equal_start() {
+  if (start_checked_ || options_.mesh.world().traits().traces) return;  // one trace serves all replicas alike
   uint64_t all = 0;
   for (const auto& group : groups_) all = all * 31 + group.fingerprint;
   const auto own = static_cast<int64_t>(all >> 2);  // so that its negative exists

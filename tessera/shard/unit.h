@@ -82,6 +82,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool pinned() const { return pins_ > 0; }
   void pin() { pins_++; }
   void unpin() { pins_--; }
+  /// At the first use: throws UsageError if the ranks did not begin with the same parameters. Collective over the world.
+  void expect_equal_start();
   /// Begins to make it whole, and waits until it is.
   void start_read(const Fault& fault);
   void finish_read();
@@ -117,7 +119,6 @@ class Unit : public std::enable_shared_from_this<Unit> {
   Unit(std::string name, const ShardOptions& options);
   void add_group(std::vector<Candidate> candidates);
   std::vector<Buffer> buffers() const;
-  void expect_equal_start();
 
   std::string name_;
   const ShardOptions options_;

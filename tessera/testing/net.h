@@ -36,8 +36,9 @@ inline void with_ranks(int ranks, const std::function<void(const Communicator&)>
   run_world({.transport = "threads", .ranks = ranks}, program);
 }
 
-inline at::Tensor input() {
-  return at::arange(18, at::kFloat).view({3, 6}).div(10);
+/// Shifted by the rank, each rank has its own, so that a rank's gradient can't pass for the mean.
+inline at::Tensor input(int shift = 0) {
+  return at::arange(18, at::kFloat).view({3, 6}).div(10) + 0.25 * shift;
 }
 
 }  // namespace tessera::testing

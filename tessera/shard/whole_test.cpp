@@ -1,0 +1,143 @@
+// What belongs to a shard: the whole parameter, its gradient, the state of the whole model.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/base/error.h"
+#include "tessera/shard/buffers.h"
+#include "tessera/shard/full_params.h"
+#include "tessera/shard/fully_shard.h"
+#include "tessera/shard/model.h"
+#include "tessera/shard/norms.h"
+#include "tessera/testing/net.h"
+
+namespace tessera::testing {
+namespace {
+
+namespace nn = torch::nn;
+using ::testing::HasSubstr;
+
+TEST(FullParams, CanBeReadAndWritten) {
+  with_ranks(3, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    const auto original = seeded_net();
+    {
+      const auto guard = full_params(*net);
+      EXPECT_EQ(net->a->weight.data_ptr<float>()[3], original->a->weight.data_ptr<float>()[3]);
+    }
+    {
+      const auto guard = full_params(*net, Access::Write);
+      const torch::NoGradGuard no_grad;
+      net->a->weight.fill_(0.5);
+    }
+    EXPECT_TRUE(at::equal(full_parameter(parameters(*net)[0]), at::full({10, 6}, 0.5)));
+    EXPECT_TRUE(at::equal(full_parameter(parameters(*net)[1]), original->a->bias));
+    const torch::NoGradGuard no_grad;
+    EXPECT_TRUE(at::equal(net->a(at::ones({1, 6})), at::linear(at::ones({1, 6}), at::full({10, 6}, 0.5), original->a->bias)));
+  });
+}
+
+TEST(FullState, IsThatOfTheUnshardedModel) {
+  with_ranks(3, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    const auto original = seeded_net();
+    const auto state = full_state(*net);
+    EXPECT_EQ(state.size(), 6);
+    for (const auto& item : original->named_parameters()) EXPECT_TRUE(at::equal(state.at(item.key()), item.value())) << item.key();
+    EXPECT_EQ(full_state(*net, Ranks::First).size(), world.rank() == 0 ? 6 : 0);
+    EXPECT_TRUE(at::equal(full_state(*net, "b.bias"), original->b->bias));
+    EXPECT_EQ(full_state(*net, "b.bias", Ranks::First).defined(), world.rank() == 0);
+    EXPECT_THAT(message_of<UsageError>([&] { (void)full_state(*net, "b.bais"); }), HasSubstr("'b.bais'"));
+    EXPECT_EQ(full_parameter(parameters(*net)[0], Ranks::First).defined(), world.rank() == 0);
+    net(input()).sum().backward();
+    EXPECT_EQ(full_grad(parameters(*net)[0], Ranks::First).defined(), world.rank() == 0);
+  });
+}
+
+TEST(FullState, IsNoMixtureOfWhatTheRanksBrought) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = seeded_net();
+    {
+      const torch::NoGradGuard no_grad;
+      net->b->weight.add_(world.rank());
+    }
+    for (const auto& child : net->children()) fully_shard(child, {.mesh = world});
+    fully_shard(net, {.mesh = world});
+    const auto refusal = HasSubstr("different parameters for unit 'b'");
+    EXPECT_THAT(message_of<UsageError>([&] { (void)full_state(*net); }), refusal);
+    EXPECT_THAT(message_of<UsageError>([&] { (void)full_state(*net, "b.bias"); }), refusal);
+    EXPECT_THAT(message_of<UsageError>([&] { (void)full_parameter(parameters(*net)[2]); }), refusal);
+    EXPECT_TRUE(full_state(*net, "a.bias").defined());
+  });
+}
+
+TEST(FullState, HasTheBuffersOfRankZeroUnlessAskedOtherwise) {
+  with_ranks(3, [](const Communicator& world) {
+    nn::Sequential model(nn::Linear(2, 2), nn::BatchNorm1d(2));
+    const auto mean_with = [&](auto... more) { return full_state(*model, more...).at("1.running_mean")[1].template item<float>(); };
+    model[1]->as<nn::BatchNorm1d>()->running_mean.fill_(world.rank());
+    EXPECT_EQ(mean_with(), world.rank());  // not sharded: nobody else is asked
+    fully_shard(model, {.mesh = world, .start = Start::FromRank0});
+    EXPECT_EQ(mean_with(), 0);
+    EXPECT_EQ(mean_with(Ranks::All, BufferSync::Mean), 1);
+    EXPECT_EQ(mean_with(Ranks::All, BufferSync::None), world.rank());
+    EXPECT_EQ(full_state(*model, "1.running_mean")[0].item<float>(), 0);
+    EXPECT_EQ(model[1]->as<nn::BatchNorm1d>()->running_mean[0].item<float>(), world.rank());  // its own stays
+  });
+}
+
+TEST(FlatListing, ShowsAVectorOfWhatTrainsAndOneOfWhatDoesNot) {
+  with_ranks(3, [](const Communicator& world) {
+    auto net = seeded_net();
+    net->b->bias.set_requires_grad(false);
+    fully_shard(net->b, {.mesh = world, .listing = Listing::Flat});
+    fully_shard(net, {.mesh = world, .listing = Listing::Flat});
+    const auto shards = net->named_parameters();
+    ASSERT_EQ(shards.keys(), (std::vector<std::string>{"flat_param_0", "b.flat_param_0", "b.flat_param_1"}));
+    EXPECT_TRUE(shards["b.flat_param_0"].requires_grad());
+    EXPECT_FALSE(shards["b.flat_param_1"].requires_grad());
+    const auto info = shard_info(shards["b.flat_param_0"]);
+    EXPECT_EQ(info->name, "b.flat_param_0");
+    EXPECT_EQ(info->numel * 3, info->shape[0]);
+    EXPECT_EQ(info->begin, info->numel * world.rank());
+
+    auto original = seeded_net();
+    for (const auto& [name, whole] : full_state(*net)) EXPECT_TRUE(at::equal(whole, original->named_parameters()[name])) << name;
+    EXPECT_TRUE(at::equal(full_state(*net, "b.bias"), original->b->bias));
+
+    original->b->bias.set_requires_grad(false);
+    original(input()).pow(2).sum().backward();
+    net(input()).pow(2).sum().backward();
+    EXPECT_NEAR(grad_norm(parameters(*net)).item<double>(), nn::utils::clip_grad_norm_(original->parameters(), 1e9), 1e-4);
+    EXPECT_EQ(full_grad(shards["flat_param_0"]).numel(), shards["flat_param_0"].numel() * 3);
+    EXPECT_THAT(message_of<UsageError>([&] {
+                  nn::Linear one(2, 2), two(2, 2);
+                  const std::vector<std::shared_ptr<nn::Module>> list = {one.ptr(), two.ptr()};
+                  fully_shard(list, {.mesh = world, .listing = Listing::Flat});
+                }),
+                HasSubstr("one by one"));
+  });
+}
+
+TEST(ShardInfos, KnowWhatTheyAreAPartOf) {
+  with_ranks(3, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    fully_shard(net, {.mesh = world});
+    const auto shards = parameters(*net);
+    const auto info = shard_info(shards[0]);
+    ASSERT_TRUE(info);
+    EXPECT_EQ(info->unit, "a");
+    EXPECT_EQ(info->name, "a.weight");
+    EXPECT_EQ(info->shape, (std::vector<int64_t>{10, 6}));
+    EXPECT_EQ(info->numel, shards[0].numel());
+    EXPECT_EQ(shards[0].dim(), 2);
+    EXPECT_EQ(net->named_parameters().size(), 6);
+    auto total = at::full({1}, shards[0].numel(), at::kLong);
+    world.all_reduce(total).wait();
+    EXPECT_EQ(total.item<int64_t>(), 60);
+    EXPECT_FALSE(shard_info(at::ones({2})));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing
