@@ -289,6 +289,20 @@ TEST(NestedUnits, GoToAnyDepthAndMayBeLists) {
   });
 }
 
+TEST(NestedUnits, OfManyModulesKeepTheirLineShort) {
+  with_ranks(1, [](const Communicator& world) {
+    nn::ModuleList layers;
+    std::vector<std::shared_ptr<nn::Module>> list;
+    for (int i = 0; i < 40; i++) {
+      list.push_back(nn::Linear(1, 1).ptr());
+      layers->push_back(list.back());
+    }
+    fully_shard(list, {.mesh = world});
+    fully_shard(layers, {.mesh = world});
+    EXPECT_THAT(describe(*layers), ::testing::AllOf(HasSubstr("\n0+1+2+"), HasSubstr("..."), HasSubstr("+38+39 ")));
+  });
+}
+
 TEST(Buffers, AreMadeAlike) {
   with_ranks(3, [](const Communicator& world) {
     nn::BatchNorm1d norm(2);
