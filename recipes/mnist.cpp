@@ -112,9 +112,9 @@ double evaluate(MnistNet& model, const data::Samples& test, const Communicator& 
 // --- Training ---
 
 /// One run, from its flags to what it has learnt.
-class Training {
+class MnistRun {
  public:
-  Training(const Flags& flags, const Communicator& world)
+  MnistRun(const Flags& flags, const Communicator& world)
       : flags_(flags),
         world_(world),
         train_(read(flags, data::Split::Train)),
@@ -262,7 +262,7 @@ int main(int argc, char** argv) {
       throw ConfigError(
           "--run-without-fsdp shards nothing, so --use-nested-fsdp, --flatten-parameters and --compute-dtype mean nothing to it");
     }
-    return Training(flags, init()).run();
+    return MnistRun(flags, init()).run();
   } catch (const CLI::ParseError& end) {
     return app.exit(end);
   } catch (const std::exception& error) {

@@ -141,8 +141,8 @@ void warn_of_other_holders(const Found& found) {
     }
     if (candidate.tensor.use_count() <= expected && candidate.tensor.storage().use_count() == 1) continue;
     log(LogLevel::Warning,
-        fmt::format("fully_shard: parameter '{}' is also held outside of its module. An optimizer that was made before has to be moved "
-                    "with tessera::rebind(optimizer, model); views keep the values from before",
+        fmt::format("fully_shard: parameter '{}' is also held outside of its module. An optimizer that was made before has to be made "
+                    "after it (one of torch::optim can be moved with tessera::rebind(optimizer, model)); views keep the values from before",
                     candidate.name));
     return;
   }

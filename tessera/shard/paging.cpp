@@ -125,7 +125,7 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const std::
       throw UsageError(fmt::format(
           "{} would write {} while it is whole for a moment, and the change would be lost; write inside "
           "tessera::full_params(module, Access::Write), or write the shards. An optimizer that was made before fully_shard has to "
-          "be moved with tessera::rebind(optimizer, model)",
+          "be made after it; one of torch::optim can be moved instead, with tessera::rebind(optimizer, model)",
           op, name_of(*unit, tensor)));
     }
     if (std::ranges::find(operands.units, unit) == operands.units.end()) operands.units.push_back(unit);
