@@ -109,6 +109,12 @@ other_test(cli/missing_ranks STATUS 1 SAYS "ranks 1 and 2 of 3 still missing" EN
   COMMAND $<TARGET_FILE:tessera_cli> test --limit 0.5)
 other_test(cli/two_masters STATUS 1 SAYS "leave --ranks" ENVIRONMENT RANK=0 WORLD_SIZE=1 COMMAND $<TARGET_FILE:tessera_cli> test --ranks 3)
 
+# The recipe as a person runs it.
+foreach(_part IN ITEMS Training Trouble)
+  other_test(recipes/mnist_${_part} COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/recipes/mnist.py"
+    $<TARGET_FILE:tessera_cli> $<TARGET_FILE:mnist> ${_part})
+endforeach()
+
 # Launchers that others wrote.
 find_program(MPIRUN mpirun)
 if(MPIRUN)

@@ -156,11 +156,11 @@ class MnistRun {
       loss.backward();
       if (flags_.replicated) average_gradients();
       step_++;
-      const bool due = step_ % flags_.log_steps == 0;
+      batches++;
+      const bool due = batches % flags_.log_steps == 0;
       const auto norm = due ? grad_norm(model_->parameters()) : torch::Tensor();
       optimizer_.step();
       optimizer_.zero_grad();
-      batches++;
       if (due) report(loss.detach(), train::accuracy(scores.detach(), batch.targets), norm, progress, batches);
     }
     progress.update(batches, shown_);

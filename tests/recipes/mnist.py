@@ -1,0 +1,127 @@
+"""Runs the MNIST recipe as a person would, with generated images, and looks at what it says, saves and leaves behind."""
+import gzip
+import json
+import os
+import pathlib
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+LAUNCHER, MNIST = sys.argv[1], sys.argv[2]
+FASHION = pathlib.Path("/usr/share/datasets/fashion-mnist")
+
+
+class Recipe:
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def command(self, *flags, ranks=2, fake=True):
+        data = ["--fake-data"] if fake else []
+        return [LAUNCHER, "launch", "--nproc-per-node", str(ranks), MNIST, *data, *map(str, flags)]
+
+    def run_recipe(self, *flags, status=0, ranks=2, fake=True, **more):
+        done = subprocess.run(self.command(*flags, ranks=ranks, fake=fake), capture_output=True, text=True, **more)
+        self.assertEqual(done.returncode, status, done.stdout + done.stderr)
+        return done.stdout + done.stderr
+
+    def metrics(self, *flags, name="metrics", **more):
+        file = self.folder / f"{name}.jsonl"
+        self.run_recipe("--metrics", file, "--log-steps", 1, *flags, **more)
+        return [json.loads(line) for line in file.read_text().splitlines()]
+
+    def losses(self, *flags, **more):
+        return [row["loss"] for row in self.metrics(*flags, **more) if "loss" in row]
+
+
+class Training(Recipe, unittest.TestCase):
+    def test_sharded_is_replicated(self):
+        flags = ["--num-epochs", 1, "--batch-size", 50]
+        expected = self.losses("--run-without-fsdp", *flags)
+        self.assertEqual(len(expected), 60)
+        self.assertLess(expected[-1], expected[0] / 4)
+        for sharding in ([], ["--use-nested-fsdp"], ["--use_nested_fsdp", "--flatten_parameters"]):
+            for ours, theirs in zip(self.losses(*sharding, *flags), expected, strict=True):
+                self.assertAlmostEqual(ours, theirs, delta=1e-5)
+
+    def test_lower_precision_learns(self):
+        for dtype in ("bfloat16", "float16"):
+            losses = self.losses("--compute-dtype", dtype, "--use-nested-fsdp", "--num-epochs", 1, "--batch-size", 50)
+            self.assertLess(losses[-1], losses[0] / 4, dtype)
+
+    def test_resumed_run_has_the_losses_of_one_that_went_through(self):
+        flags = ["--batch-size", 100, "--use-nested-fsdp"]
+        through = self.metrics("--num-epochs", 3, *flags, name="through")
+        prefix = ["--ckpt-prefix", self.folder / "net"]
+        self.run_recipe("--num-epochs", 1, "--metrics", self.folder / "parts.jsonl", "--log-steps", 1, *flags, *prefix)
+        said = self.run_recipe("--resume", "--num-epochs", 2, *flags, *prefix, "--no-ckpt-consolidation")
+        self.assertIn("net-step-000030", said)
+        shutil.rmtree(self.folder / "net-step-000060")  # the one before is the last good one
+        parts = self.metrics("--resume", "--num-epochs", 3, *flags, *prefix, name="parts")
+        self.assertEqual([row for row in parts if "loss" in row], [row for row in through if "loss" in row])
+        self.assertEqual(parts[-1]["accuracy"], parts[-1]["consolidated_accuracy"])
+        said = self.run_recipe("--resume", "--num-epochs", 3, "--seed", 1, *flags, *prefix, status=1)
+        self.assertIn("seed 42", said)
+
+
+class Trouble(Recipe, unittest.TestCase):
+    def test_target_decides_the_status(self):
+        self.assertIn("below the target", self.run_recipe("--num-epochs", 0, "--target-accuracy", 99, status=21))
+        self.run_recipe("--num-epochs", 1, "--target-accuracy", 90, ranks=1)
+
+    def test_wrong_data_is_named(self):
+        said = self.run_recipe("--datadir", self.folder / "nowhere", status=1, fake=False)
+        self.assertIn("nowhere", said)
+        for file in FASHION.iterdir():
+            shutil.copy(file, self.folder)
+        whole = gzip.decompress((self.folder / "train-images-idx3-ubyte.gz").read_bytes())
+        (self.folder / "train-images-idx3-ubyte.gz").unlink()
+        (self.folder / "train-images-idx3-ubyte").write_bytes(whole[:-1000])
+        said = self.run_recipe("--datadir", self.folder, status=1, fake=False)
+        self.assertIn("train-images-idx3-ubyte", said)
+        self.assertIn("47040000 bytes, but has 47039000", said)
+
+    def test_flags_that_contradict_each_other_are_refused(self):
+        self.assertIn("--use-nested-fsdp", self.run_recipe("--run-without-fsdp", "--use-nested-fsdp", status=1))
+        self.assertIn("--ckpt-prefix", self.run_recipe("--resume", status=107))
+
+    def test_full_disk_keeps_the_checkpoint_before(self):
+        flags = ["--batch-size", 100, "--ckpt-prefix", self.folder / "net"]
+        self.run_recipe("--num-epochs", 1, *flags)
+        full = lambda: (resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)), signal.signal(signal.SIGXFSZ, signal.SIG_IGN))
+        said = self.run_recipe("--resume", "--num-epochs", 2, *flags, status=1, preexec_fn=full)
+        self.assertIn("File too large", said)
+        self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["net-consolidated.safetensors", "net-step-000030"])
+        self.run_recipe("--resume", "--num-epochs", 2, *flags)
+
+    def test_killed_rank_is_named_and_nobody_is_left(self):
+        command = self.command("--num-epochs", 100, "--ckpt-prefix", self.folder / "net")
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launcher:
+            while not list(self.folder.glob("net-step-*[0-9]")):
+                time.sleep(0.05)
+            ranks = [pid for pid in self.children(launcher.pid) if "mnist" in self.name(pid)]
+            self.assertEqual(len(ranks), 2)
+            os.kill(ranks[1], signal.SIGKILL)
+            said = launcher.communicate(timeout=30)[0]
+        self.assertEqual(launcher.returncode, 137, said)
+        self.assertIn("launch: rank 1 was killed by signal 9", said)
+        self.assertFalse([pid for pid in ranks if pathlib.Path(f"/proc/{pid}").exists()])
+        self.assertIn("going on from", self.run_recipe("--resume", "--num-epochs", 1, "--ckpt-prefix", self.folder / "net"))
+
+    @staticmethod
+    def children(parent):
+        return sorted(int(pid) for task in pathlib.Path(f"/proc/{parent}/task").iterdir() for pid in (task / "children").read_text().split())
+
+    @staticmethod
+    def name(pid):
+        return pathlib.Path(f"/proc/{pid}/comm").read_text()
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])
