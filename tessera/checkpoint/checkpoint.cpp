@@ -243,6 +243,7 @@ void copy_values(const Saved& saved, const ModelParts& model) {
     const auto schedule = unit->schedule();
     const auto lock = schedule->lock();
     schedule->about_to_write(*unit);
+    unit->trust_start();
   }
   for (const auto& part : model.parts) part.values.copy_(saved.own.tensors.read(part.name));
   for (const auto& [name, tensor] : model.whole) tensor.copy_(saved.first.tensors.read(name));

@@ -142,12 +142,24 @@ TEST(Checkpoint, OfAnotherNumberOfRanksIsRefused) {
   });
 }
 
+TEST(Checkpoint, TakesThePlaceOfDifferentBeginnings) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun saved(world);
+    save(folder / "a", saved);
+    PictureRun other(world, shard_nested, 0.1 * (1 + world.rank()));
+    Contents into{.model = other.model.get()};
+    checkpoint::load(folder / "a", into, world);
+    expect_same(full_state(*other.model), full_state(*saved.model));
+  });
+}
+
 TEST(Checkpoint, OfAnotherModelIsRefusedAndChangesNothing) {
   const Folder folder;
   with_ranks(2, [&](const Communicator& world) {
     save(folder / "a", PictureRun(world));
     const auto refusal = [&](const std::shared_ptr<torch::nn::Module>& model) {
-      fully_shard(model, {.mesh = world});
+      fully_shard(model, {.mesh = world, .start = Start::FromRank0});
       const auto before = full_state(*model);
       Contents into{.model = model.get()};
       const auto words = message_of<UsageError>([&] { checkpoint::load(folder / "a", into, world); });

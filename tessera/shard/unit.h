@@ -84,6 +84,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void unpin() { pins_--; }
   /// At the first use: throws UsageError if the ranks did not begin with the same parameters. Collective over the world.
   void expect_equal_start();
+  /// All values have come from elsewhere, the same to all ranks: there is nothing to compare.
+  void trust_start() { start_checked_ = true; }
   /// Begins to make it whole, and waits until it is.
   void start_read(const Fault& fault);
   void finish_read();
