@@ -68,11 +68,18 @@ if(TESSERA_SAFETENSORS_PYTHON)
 endif()
 target_link_libraries(test_data_idx PRIVATE ZLIB::ZLIB)  # to pack what is read
 
-# As many drawn models as fit into a quarter of a minute; ten minutes of them where there is time.
+# As many drawn models as fit into a minute, in four tests; ten minutes of others where there is time.
 set_property(TEST shard/property APPEND PROPERTY ENVIRONMENT TESSERA_PROPERTY_SECONDS=15)
+function(more_models name first seconds)
+  add_test(NAME shard/property_${name} COMMAND test_shard_property --gtest_brief=1)
+  set_tests_properties(shard/property_${name} PROPERTIES TIMEOUT 1800
+    ENVIRONMENT "${_environment};TESSERA_PROPERTY_FIRST=${first};TESSERA_PROPERTY_SECONDS=${seconds}")
+endfunction()
+more_models(second 1000000 15)
+more_models(third 2000000 15)
+more_models(fourth 3000000 15)
 if(TESSERA_LONG_TESTS)
-  add_test(NAME shard/property_long COMMAND test_shard_property --gtest_brief=1)
-  set_tests_properties(shard/property_long PROPERTIES ENVIRONMENT "${_environment};TESSERA_PROPERTY_SECONDS=600" TIMEOUT 1800)
+  more_models(long 4000000 600)
 endif()
 
 # other_test(NAME [STATUS s] [SAYS regular expression] [ENVIRONMENT name=value...] COMMAND ...): anything that is no gtest. The command must
