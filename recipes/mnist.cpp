@@ -5,11 +5,10 @@
 #include <tessera/tessera.h>
 #include <torch/torch.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>
 
-#include "arguments.h"
+#include "mnist_flags.h"
 
 namespace {
 
@@ -19,41 +18,6 @@ namespace fs = std::filesystem;
 
 constexpr int kBelowTarget = 21;  // exit status
 constexpr double kMean = 0.1307, kDeviation = 0.3081;
-
-struct Flags {
-  fs::path datadir = "/usr/share/datasets/fashion-mnist";
-  bool fake_data = false, drop_last = false, nested = false, replicated = false, flatten = false, no_consolidation = false, resume = false;
-  int64_t batch_size = 16, epochs = 2, log_steps = 20;
-  int workers = 1;
-  double lr = 0.02, momentum = 0.5, target = 0;
-  uint64_t seed = 42;
-  std::string ckpt_prefix, metrics, compute_dtype = "float32";
-};
-
-void declare(CLI::App& app, Flags& flags) {
-  app.add_option("--datadir", flags.datadir, "Folder with the four IDX files of MNIST or a set like it, plain or .gz")
-      ->capture_default_str();
-  app.add_flag("--fake-data", flags.fake_data, "Generated images instead of files");
-  app.add_option("--batch-size", flags.batch_size, "Samples per rank and step")->capture_default_str()->check(CLI::PositiveNumber);
-  app.add_option("--num-epochs", flags.epochs)->capture_default_str()->check(CLI::NonNegativeNumber);
-  app.add_option("--lr", flags.lr, "Learning rate")->capture_default_str();
-  app.add_option("--momentum", flags.momentum)->capture_default_str();
-  app.add_option("--seed", flags.seed, "Of the weights and of the order of samples")->capture_default_str();
-  app.add_flag("--drop-last", flags.drop_last, "Leave out the samples that fill no batch, instead of filling it with others");
-  app.add_option("--num-workers", flags.workers, "Threads that prepare batches; 0 for none")
-      ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
-  app.add_flag("--use-nested-fsdp", flags.nested, "Shard each convolution and linear layer as a unit of its own");
-  app.add_flag("--run-without-fsdp", flags.replicated, "Whole parameters on every rank, gradients averaged");
-  app.add_flag("--flatten-parameters", flags.flatten, "One vector per unit in place of a shard per parameter");
-  app.add_option("--compute-dtype", flags.compute_dtype)->capture_default_str()->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
-  app.add_option("--ckpt-prefix", flags.ckpt_prefix, "Save after every epoch, as PREFIX-step-N");
-  app.add_flag("--no-ckpt-consolidation", flags.no_consolidation, "Do not put the last checkpoint together and evaluate it at the end");
-  app.add_flag("--resume", flags.resume, "Go on from the newest checkpoint under the prefix, if there is one")->needs("--ckpt-prefix");
-  app.add_option("--target-accuracy", flags.target, "In percent; below it the program ends with status 21")->check(CLI::Range(0, 100));
-  app.add_option("--log-steps", flags.log_steps, "Steps between two reports")->capture_default_str()->check(CLI::PositiveNumber);
-  app.add_option("--metrics", flags.metrics, "File for one line of JSON per report");
-}
 
 // --- Model and data ---
 
@@ -123,7 +87,11 @@ class MnistRun {
         optimizer_(model_->parameters(), {.lr = flags.lr, .momentum = flags.momentum}) {}
 
   int run() {
-    if (flags_.resume) resume();
+    if (flags_.resume) {
+      resume();
+    } else if (const auto other = flags_.ckpt_prefix.empty() ? std::nullopt : checkpoint::latest(flags_.ckpt_prefix)) {
+      throw ConfigError(fmt::format("there is a {} already; go on from it with --resume, or give another --ckpt-prefix", other->string()));
+    }
     if (!flags_.metrics.empty()) metrics_.emplace(flags_.metrics, train::MetricsOptions{.first_step = step_ + 1, .rank = world_.rank()});
     data::Loader loader(data::Sampler({.size = train_.size(),
                                        .global_batch = flags_.batch_size * world_.size(),
@@ -181,16 +149,19 @@ class MnistRun {
   }
 
   // What must be the same for a run to go on: the samples would come in another order.
-  std::string course() const { return fmt::format("seed {}, {} samples a step", flags_.seed, flags_.batch_size * world_.size()); }
+  std::string course() const {
+    return fmt::format("seed {}, {} samples a step of {}{}", flags_.seed, flags_.batch_size * world_.size(), train_.size(),
+                       flags_.drop_last ? ", dropping the last" : "");
+  }
 
   void save() {
-    const auto folder = checkpoint::step_folder(flags_.ckpt_prefix, step_);
-    checkpoint::save(folder,
+    last_ = checkpoint::step_folder(flags_.ckpt_prefix, step_);
+    checkpoint::save(*last_,
                      {.model = model_.get(),
                       .optimizer = &optimizer_,
                       .notes = {{"step", std::to_string(step_)}, {"epoch", std::to_string(position_.epoch)}, {"course", course()}}},
                      world_);
-    say("saved {}", folder.string());
+    say("saved {}", last_->string());
   }
 
   void resume() {
@@ -204,18 +175,18 @@ class MnistRun {
     }
     step_ = std::stoll(contents.notes.at("step"));
     position_.epoch = std::stoll(contents.notes.at("epoch"));
+    last_ = folder;
     say("going on from {}", folder->string());
   }
 
   /// The accuracy as trained, and that of a plain model with the consolidated file.
   int finish() {
     const double sharded = evaluate(model_, test_, world_);
-    const auto folder = flags_.ckpt_prefix.empty() ? std::nullopt : checkpoint::latest(flags_.ckpt_prefix);
     auto text = fmt::format("accuracy {:.2f} % {}", sharded, flags_.replicated ? "replicated" : "sharded");
     train::Values values = {{"accuracy", sharded}};
-    if (folder && !flags_.no_consolidation) {
+    if (last_ && !flags_.no_consolidation) {
       const fs::path file = flags_.ckpt_prefix + "-consolidated.safetensors";
-      if (world_.rank() == 0) checkpoint::consolidate(*folder, file);
+      if (world_.rank() == 0) checkpoint::consolidate(*last_, file);
       world_.barrier({.unit = "consolidation"});
       MnistNet plain;
       checkpoint::load_weights(*plain, file);
@@ -243,6 +214,7 @@ class MnistRun {
   MnistNet model_;
   optim::SGD optimizer_;
   std::optional<train::MetricsFile> metrics_;
+  std::optional<fs::path> last_;  // checkpoint that was saved or loaded
   data::Position position_;
   int64_t step_ = 0;
   train::Values shown_;

@@ -64,6 +64,9 @@ at::Tensor whole(const Source& source, const RankFile& first) {
 }  // namespace
 
 Consolidated consolidate(const std::filesystem::path& folder, const std::filesystem::path& save_path) {
+  if (std::filesystem::weakly_canonical(save_path).parent_path() == std::filesystem::weakly_canonical(folder)) {
+    throw UsageError(fmt::format("{} lies in the checkpoint itself, whose files it could replace; save it elsewhere", save_path.string()));
+  }
   const int ranks = saved_ranks(folder);
   std::vector<RankFile> files;
   for (int rank = 0; rank < ranks; rank++) files.push_back(open_rank_file(folder, rank, ranks));

@@ -61,6 +61,15 @@ TEST(Consolidate, TakesReplicatedPartsOnce) {
   });
 }
 
+TEST(Consolidate, ReplacesNoFileOfTheCheckpoint) {
+  const Folder folder;
+  with_ranks(1, [&](const Communicator& world) {
+    checkpoint::save(folder / "a", {.model = sharded_net(world).get()}, world);
+    EXPECT_THAT(message_of<UsageError>([&] { (void)checkpoint::consolidate(folder / "a", folder / "a" / "rank-0-of-1.safetensors"); }),
+                HasSubstr("lies in the checkpoint itself"));
+  });
+}
+
 TEST(Consolidate, CallsParametersAsTheModelDoes) {
   const Folder folder;
   std::map<std::string, at::Tensor> state;

@@ -6,46 +6,88 @@
 #include <fmt/ranges.h>
 #include <torch/nn/module.h>
 
+#include <set>
+
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/formats/safetensors.h"
-#include "tessera/shard/full_params.h"
-#include "tessera/shard/model.h"
+#include "tessera/checkpoint/parts.h"
+#include "tessera/checkpoint/rank_file.h"
+#include "tessera/shard/schedule.h"
+#include "tessera/shard/unit.h"
 
 namespace tessera::checkpoint {
 namespace {
 
-/// A few names of many.
-std::string some(const std::vector<std::string>& names) {
-  constexpr size_t kMost = 5;
-  const std::vector<std::string> first(names.begin(), names.begin() + static_cast<int64_t>(std::min(names.size(), kMost)));
-  return fmt::format("{}{}", fmt::join(first, ", "), names.size() > kMost ? fmt::format(" and {} more", names.size() - kMost) : "");
-}
+/// Where the values of each of a model's tensors are in a file.
+class Plan {
+ public:
+  explicit Plan(const SafetensorsFile& file) : file_(file), unknown_(file.names().begin(), file.names().end()) {}
 
-void expect_fit(const std::vector<NamedTensor>& own, const SafetensorsFile& file) {
-  std::vector<std::string> missing, unknown = file.names();
-  for (const auto& entry : own) {
-    std::erase(unknown, entry.name);
-    if (!file.contains(entry.name)) {
-      missing.push_back(entry.name);
-    } else if (file.info(entry.name).sizes != entry.tensor.sizes()) {
-      throw IoError(fmt::format("{}: '{}' has the shape [{}], in the model it has [{}]", file.path().string(), entry.name,
-                                fmt::join(file.info(entry.name).sizes, ", "), fmt::join(entry.tensor.sizes(), ", ")));
+  /// `name` and the other names of the same parameter: any of them will do.
+  void add(const std::string& name, const std::vector<std::string>& aliases, at::IntArrayRef sizes) {
+    auto candidates = aliases;
+    candidates.insert(candidates.begin(), name);
+    // A file may have a tied parameter once, and say in its metadata under which name.
+    for (const auto& candidate : std::vector(candidates)) {
+      if (const auto first = file_.metadata().find(candidate); first != file_.metadata().end()) candidates.push_back(first->second);
     }
+    for (const auto& candidate : candidates) {
+      if (!file_.contains(candidate)) continue;
+      unknown_.erase(candidate);
+      if (file_.info(candidate).sizes != sizes) {
+        throw IoError(fmt::format("{}: '{}' has the shape [{}], in the model it has [{}]", file_.path().string(), candidate,
+                                  fmt::join(file_.info(candidate).sizes, ", "), fmt::join(sizes, ", ")));
+      }
+      found_.try_emplace(name, candidate);
+    }
+    if (!found_.contains(name)) missing_.push_back(name);
   }
-  if (missing.empty() && unknown.empty()) return;
-  throw IoError(fmt::format("{} is of another model:{}{}", file.path().string(), missing.empty() ? "" : " it lacks " + some(missing),
-                            unknown.empty() ? "" : (missing.empty() ? " " : "; ") + std::string("the model has no ") + some(unknown)));
+
+  void expect_all() const {
+    std::vector<std::string> faults;
+    if (!missing_.empty()) faults.push_back("it has no " + some_of(missing_));
+    if (!unknown_.empty()) faults.push_back("the model has no " + some_of({unknown_.begin(), unknown_.end()}));
+    if (!faults.empty()) throw IoError(fmt::format("{} is of another model: {}", file_.path().string(), fmt::join(faults, "; ")));
+  }
+
+  at::Tensor read(const std::string& name) const { return file_.read(found_.at(name)); }
+
+ private:
+  const SafetensorsFile& file_;
+  std::set<std::string> unknown_;
+  std::vector<std::string> missing_;
+  std::map<std::string, std::string> found_;
+};
+
+/// This rank's part, in the order in which the whole parameter lies in memory.
+void copy_part(const Part& part, const at::Tensor& whole) {
+  const auto laid_out = at::empty_strided(part.sizes, part.strides, whole.options()).copy_(whole);
+  part.values.copy_(laid_out.as_strided({laid_out.numel()}, {1}).narrow(0, part.begin, part.values.numel()));
 }
 
 }  // namespace
 
 void load_weights(torch::nn::Module& module, const std::filesystem::path& path) {
   const SafetensorsFile file(path);
-  const auto own = named_tensors(module);
-  expect_fit(own, file);
-  const auto whole = full_params(module, Access::Write);
+  const auto model = parts_of(module);
+  std::map<std::string, std::vector<std::string>> aliases;
+  for (const auto& [alias, first] : model.aliases) aliases[first].push_back(alias);
+  Plan plan(file);
+  for (const auto& part : model.parts) plan.add(part.name, aliases[part.name], part.sizes);
+  for (const auto& [name, tensor] : model.whole) plan.add(name, aliases[name], tensor.sizes());
+  for (const auto& [name, tensor] : model.buffers) plan.add(name, {}, tensor.sizes());
+  plan.expect_all();
+
   const c10::AutoGradMode no_grad(false);
-  for (const auto& entry : own) entry.tensor.copy_(file.read(entry.name));
+  for (const auto& unit : model.units) {
+    const auto schedule = unit->schedule();
+    const auto lock = schedule->lock();
+    schedule->about_to_write(*unit);
+    unit->trust_start();
+  }
+  for (const auto& part : model.parts) copy_part(part, plan.read(part.name));
+  for (const auto& [name, tensor] : model.whole) tensor.copy_(plan.read(name));
+  for (const auto& [name, tensor] : model.buffers) tensor.copy_(plan.read(name));
 }
 
 }  // namespace tessera::checkpoint

@@ -1,6 +1,7 @@
 #include "tessera/cli/line_relay.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <array>
@@ -59,6 +60,10 @@ void LineRelay::flush() {
   while (!rest.empty()) {
     const auto count = ::write(target_, rest.data(), rest.size());
     if (count < 0 && errno != EINTR && errno != EAGAIN) break;  // nobody reads any more: the ranks must not wait for that
+    if (count < 0) {
+      pollfd target{.fd = target_, .events = POLLOUT, .revents = 0};
+      ::poll(&target, 1, 1000);
+    }
     if (count > 0) rest.remove_prefix(static_cast<size_t>(count));
   }
   ready_.clear();

@@ -37,7 +37,11 @@ std::string prefix(int rank, int target) {
 LocalJob::HeldSignals::HeldSignals() {
   sigset_t set;
   ::sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCHLD}) ::sigaddset(&set, signal);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCHLD}) {
+    struct sigaction now {};
+    // Whoever started launch so that it ignores a signal (nohup) means the ranks, too.
+    if (::sigaction(signal, nullptr, &now) == 0 && now.sa_handler != SIG_IGN) ::sigaddset(&set, signal);
+  }
   incoming = Fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!incoming) throw IoError(fmt::format("no signalfd: {}", std::strerror(errno)));
   ::pthread_sigmask(SIG_BLOCK, &set, &before);
@@ -49,6 +53,7 @@ LocalJob::HeldSignals::~HeldSignals() {
 
 LocalJob::LocalJob(const std::vector<std::string>& command, int ranks, const std::map<std::string, std::string>& environment)
     : watchdog_(ranks) {
+  ::signal(SIGPIPE, SIG_IGN);  // who reads our output may leave; the ranks go on
   for (int rank = 0; rank < ranks; rank++) start(command, environment);
 }
 
@@ -61,6 +66,7 @@ void LocalJob::start(const std::vector<std::string>& command, std::map<std::stri
   const auto prepare = [&] {
     ::setpgid(0, 0);
     // Not being the terminal's foreground group must not stop a rank that uses the terminal.
+    ::signal(SIGPIPE, SIG_DFL);
     ::signal(SIGTTIN, SIG_IGN);
     ::signal(SIGTTOU, SIG_IGN);
     ::pthread_sigmask(SIG_SETMASK, &signals_.before, nullptr);

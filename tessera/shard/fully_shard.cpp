@@ -174,6 +174,22 @@ class Adoption {
   std::set<const void*> named_;  // units and parameters
 };
 
+void collect_units_made_of(Module& module, std::set<const Unit*>& units) {
+  if (const auto unit = unit_of(module)) units.insert(unit.get());
+  for (const auto& child : module.named_children()) collect_units_made_of(*child.value(), units);
+}
+
+/// Units that hold parameters of a module, but were made of what contains it.
+void expect_outer_is_last(Module& module) {
+  std::set<const Unit*> inside;
+  collect_units_made_of(module, inside);
+  for (const auto& unit : units(module)) {
+    if (inside.contains(unit.get())) continue;
+    throw UsageError(fmt::format("module {} is sharded already, as a part of unit '{}'; shard inner modules first, what contains them last",
+                                 class_name(module), unit->name()));
+  }
+}
+
 /// Puts the shards where `parameters()` finds them. The modules' own members keep the whole parameters.
 void register_shards(Unit& unit, const std::vector<std::vector<Place>>& places, Module& top) {
   for (const auto& group : unit.groups()) {
@@ -204,6 +220,7 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
     collect(*modules[i], prefix(i), options.ignored, found);
     names.push_back(class_name(*modules[i]));
   }
+  for (auto* module : modules) expect_outer_is_last(*module);
   if (options.listing == Listing::Flat && modules.size() > 1) {
     throw UsageError("a unit of several modules can't be listed flat, because no module would own the vector; shard them one by one");
   }

@@ -21,7 +21,7 @@ class Gathered final : public Residence {
       size_t next = first;
       for (; next < buffers.size() && buffers[next].full_dtype == buffers[first].full_dtype; next++) {
         const auto& buffer = buffers[next];
-        pieces.push_back({.whole = flat_view(c10::Storage(buffer.full), buffer.full_dtype), .own = buffer.own.to(buffer.full_dtype)});
+        pieces.push_back({.whole = memory_view(*buffer.full, buffer.full_dtype), .own = buffer.own.to(buffer.full_dtype)});
       }
       works.push_back(shard_.all_gather(pieces, subject, fault.companions));
       first = next;

@@ -34,7 +34,8 @@ Marker* marker_of(c10::StorageImpl& storage) {
 
 /// Puts the marker's memory, or its lack, in front of the storage.
 void show_memory(c10::StorageImpl& storage) {
-  storage.set_data_ptr_noswap(at::DataPtr(marker_of(storage)->memory.get(), storage.device()));
+  const auto& memory = marker_of(storage)->memory;
+  storage.set_data_ptr_noswap(at::DataPtr(memory ? memory->get() : nullptr, storage.device()));
 }
 
 }  // namespace
@@ -52,7 +53,7 @@ c10::Storage marked_storage(Role role, const std::shared_ptr<Unit>& unit, size_t
 
 void fill(c10::StorageImpl& storage) {
   compat::unguard_storage(storage);
-  marker_of(storage)->memory = c10::GetAllocator(storage.device_type())->allocate(storage.nbytes());
+  marker_of(storage)->memory = std::make_shared<at::DataPtr>(c10::GetAllocator(storage.device_type())->allocate(storage.nbytes()));
   show_memory(storage);
 }
 
@@ -60,11 +61,22 @@ void drain(c10::StorageImpl& storage, const std::string& message) {
   // Whoever still reads through a raw pointer sees NaN before the memory belongs to somebody else.
   static const bool poison = env_int("TESSERA_POISON", 0, 1).value_or(0) == 1;
   if (poison && storage.device_type() == c10::kCPU && marker_of(storage)->memory) {
-    std::memset(marker_of(storage)->memory.get(), 0xFF, storage.nbytes());
+    std::memset(marker_of(storage)->memory->get(), 0xFF, storage.nbytes());
   }
-  marker_of(storage)->memory.clear();
+  marker_of(storage)->memory.reset();
   show_memory(storage);
   compat::guard_storage(storage, message);
+}
+
+at::Tensor memory_view(const c10::StorageImpl& storage, at::ScalarType dtype) {
+  auto keeper = std::make_unique<std::shared_ptr<at::DataPtr>>(marker_of(const_cast<c10::StorageImpl&>(storage))->memory);
+  auto* const memory = (*keeper)->get();
+  at::DataPtr data(
+      memory, keeper.release(), [](void* kept) { delete static_cast<std::shared_ptr<at::DataPtr>*>(kept); }, storage.device());
+  return flat_view(
+      c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), storage.nbytes(), std::move(data),
+                                                         /*allocator=*/nullptr, /*resizable=*/false)),
+      dtype);
 }
 
 at::Tensor flat_view(const c10::Storage& storage, at::ScalarType dtype) {

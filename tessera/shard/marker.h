@@ -22,8 +22,8 @@ enum class Role {
 struct Marker {
   Role role = Role::Full;
   std::weak_ptr<Unit> unit;
-  std::shared_ptr<Unit> owner;  // Role::Full only
-  at::DataPtr memory;
+  std::shared_ptr<Unit> owner;          // Role::Full only
+  std::shared_ptr<at::DataPtr> memory;  // none while freed
 };
 
 /// Nothing if the tensor's storage belongs to no unit.
@@ -43,6 +43,9 @@ void drain(c10::StorageImpl& storage, const std::string& message);
 
 /// A flat tensor over all of a storage, with a version counter of its own and without the key: for work below the surface.
 at::Tensor flat_view(const c10::Storage& storage, at::ScalarType dtype);
+
+/// The same over the memory alone: keeps that, while it moves, but neither the storage nor its unit.
+at::Tensor memory_view(const c10::StorageImpl& storage, at::ScalarType dtype);
 
 /// A tensor with the key over a part of a storage.
 at::Tensor paged_view(const c10::Storage& storage, at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset);

@@ -36,6 +36,7 @@ struct ShardOptions {
   /// Parameters to leave as they are, whole on every rank. Who trains them averages their gradients.
   std::vector<at::Tensor> ignored = {};
   /// How many units may be whole at once as long as their order of use is not known yet. With 1, none is brought in early later on.
+  /// Of a model it is what the outermost fully_shard call says.
   int max_live_units = 2;
 };
 

@@ -213,6 +213,19 @@ bool updates_statistics(const std::string& op) {
          op == "aten::_native_batch_norm_legit";
 }
 
+/// Which values of the unit an operator uses: where the first of its parameters lies.
+uint64_t first_parameter(const c10::FunctionSchema& schema, const Stack& stack) {
+  std::optional<uint64_t> place;
+  for (size_t i = stack.size() - schema.arguments().size(); i < stack.size(); i++) {
+    for_each_tensor(stack[i], [&](const at::Tensor& tensor) {
+      if (!place && is_paged(tensor)) {
+        place = reinterpret_cast<uintptr_t>(tensor.storage().unsafeGetStorageImpl()) + static_cast<uint64_t>(tensor.storage_offset());
+      }
+    });
+  }
+  return place.value_or(0);
+}
+
 /// Brings floating operands to the dtype in which the unit's parameters are, where that is not float32 by nature.
 void cast_operands(const std::string& op, const c10::FunctionSchema& schema, Stack& stack, Unit& unit) {
   const auto dtype = unit.options().mixed_precision.param_dtype;
@@ -221,12 +234,13 @@ void cast_operands(const std::string& op, const c10::FunctionSchema& schema, Sta
   const auto& arguments = schema.arguments();
   const size_t base = stack.size() - arguments.size();
   const bool lift_parameters = updates_statistics(op);
+  const auto user = first_parameter(schema, stack);
   const auto cast = [&](const at::Tensor& tensor) -> at::Tensor {
     if (!tensor.defined() || !at::isFloatingType(tensor.scalar_type())) return tensor;
     if (lift_parameters) return is_paged(tensor) ? tensor.to(at::kFloat) : tensor;
     if (is_paged(tensor) || tensor.scalar_type() == *dtype) return tensor;
     const auto lock = unit.schedule()->lock();
-    return unit.cast(tensor, *dtype);
+    return unit.cast(tensor, *dtype, user);
   };
   for (size_t i = 0; i < arguments.size(); i++) {
     const auto* alias = arguments[i].alias_info();

@@ -135,6 +135,9 @@ TEST(Refused, IsShardingTwice) {
   with_ranks(2, [](const Communicator& world) {
     auto net = sharded_net(world);
     EXPECT_THAT(message_of<UsageError>([&] { fully_shard(net->a, {.mesh = world}); }), HasSubstr("sharded already"));
+    auto outer_first = seeded_net();
+    fully_shard(outer_first, {.mesh = world});
+    EXPECT_THAT(message_of<UsageError>([&] { fully_shard(outer_first->b, {.mesh = world}); }), HasSubstr("as a part of unit 'Net'"));
   });
 }
 

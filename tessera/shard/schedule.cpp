@@ -85,6 +85,8 @@ void Schedule::record(Unit& unit) {
     now.next = 0;
   }
   now.current.push_back(&unit);
+  // Of passes in a row whose first unit is their last, too, what repeats begins with the second.
+  if (now.trusted && now.next == 0 && now.recorded.front() != &unit && now.recorded.back() == &unit) return;
   if (now.current.size() > kLongestPass) now.current.erase(now.current.begin(), now.current.begin() + kLongestPass / 2);
   if (!now.trusted) {
     // Nothing marks the end of a pass that no backward pass follows.

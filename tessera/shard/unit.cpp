@@ -247,20 +247,28 @@ void Unit::give_back() {
   state_ = State::Cut;
 }
 
-at::Tensor Unit::cast(const at::Tensor& operand, at::ScalarType dtype) {
+at::Tensor Unit::cast(const at::Tensor& operand, at::ScalarType dtype, uint64_t user) {
   if (operand.is_inference()) return operand.to(dtype);  // has no version that would tell of changes
   using Weak = decltype(Cast::operand);
   std::erase_if(casts_, [](const Cast& known) { return known.operand.expired(); });
   const auto version = static_cast<uint32_t>(operand._version());
   const bool in_graph = c10::GradMode::is_enabled() && operand.requires_grad();
-  for (const auto& known : casts_) {
+  for (auto& known : casts_) {
     if (known.operand.lock() != operand.getIntrusivePtr() || known.version != version || known.result.defined() == in_graph) continue;
     const auto result = in_graph ? at::Tensor(known.result_in_graph.lock()) : known.result;
-    if (result.defined() && result.scalar_type() == dtype) return result;
+    if (!result.defined() || result.scalar_type() != dtype) continue;
+    // The same user again is another pass, and memory that was filled by hand meanwhile shows in no version.
+    if (std::ranges::find(known.users, user) != known.users.end()) {
+      casts_.clear();
+      break;
+    }
+    known.users.push_back(user);
+    return result;
   }
   auto result = operand.to(dtype);
   casts_.push_back({.operand = Weak(operand.getIntrusivePtr()),
                     .version = version,
+                    .users = {user},
                     .result = in_graph ? at::Tensor() : result,
                     .result_in_graph = Weak(result.getIntrusivePtr())});
   return result;
@@ -291,7 +299,11 @@ void Unit::keep_own_part() {
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   for (auto& group : groups_) {
     const auto full = group.full.lock();
-    if (full) group.own.copy_(options_.mesh.shard().own_chunk(flat_view(c10::Storage(full), group.full_dtype)));
+    if (!full) continue;
+    const auto now = options_.mesh.shard().own_chunk(flat_view(c10::Storage(full), group.full_dtype));
+    // Where the whole is narrower than the shards, only what was changed goes back: the rest would lose its last digits.
+    group.own.copy_(group.full_dtype == group.dtype ? now
+                                                    : at::where(now.eq(group.own.to(group.full_dtype)), group.own, now.to(group.dtype)));
   }
 }
 

@@ -91,7 +91,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void finish_read();
   void give_back();
   /// The operand in the dtype that the unit computes in; the same one twice in a visit is cast once.
-  at::Tensor cast(const at::Tensor& operand, at::ScalarType dtype);
+  /// `user` tells the operators of a pass apart.
+  at::Tensor cast(const at::Tensor& operand, at::ScalarType dtype, uint64_t user);
   /// Another unit's turn.
   void end_visit() { casts_.clear(); }
   /// A shard is about to change: what is whole is stale from now on, and so is every graph that has saved it.
@@ -114,6 +115,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   struct Cast {
     c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> operand;
     uint32_t version;
+    std::vector<uint64_t> users;
     at::Tensor result;                                                                   // without a graph: then nobody else keeps it
     c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> result_in_graph;  // which may lead back to this unit
   };

@@ -80,6 +80,8 @@ MetricsFile::MetricsFile(std::filesystem::path path, const MetricsOptions& optio
   const int fresh = step_ > 0 ? 0 : O_TRUNC;
   file_ = Fd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | fresh, 0666));
   if (!file_) throw IoError(fmt::format("can't open the metrics file {}: {}", path_.string(), std::strerror(errno)));
+  // An earlier run's last step may get a closing line.
+  step_ = std::max<int64_t>(0, step_ - 1);
 }
 
 void MetricsFile::write(int64_t step, const Values& values) {

@@ -1,0 +1,64 @@
+// Whole weights come back into any model of their shape.
+#include "tessera/checkpoint/weights.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/shard/full_params.h"
+#include "tessera/testing/folder.h"
+#include "tessera/testing/net.h"
+#include "tessera/testing/picture.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+void expect_same_state(const torch::nn::Module& a, const torch::nn::Module& b) {
+  const auto left = full_state(a), right = full_state(b);
+  ASSERT_EQ(left.size(), right.size());
+  for (const auto& [name, tensor] : left) EXPECT_TRUE(at::equal(tensor, right.at(name))) << name;
+}
+
+TEST(Weights, GoIntoPlainAndShardedModels) {
+  const Folder folder;
+  with_ranks(3, [&](const Communicator& world) {
+    PictureRun run(world);
+    checkpoint::save(folder / "a", {.model = run.model.get()}, world);
+    if (world.rank() == 0) checkpoint::consolidate(folder / "a", folder / "a.safetensors");
+    world.barrier();
+    // Channels-last, tied, with buffers; and the ranks' own beginnings do not matter.
+    const auto plain = std::make_shared<Picture>(0.1);
+    checkpoint::load_weights(*plain, folder / "a.safetensors");
+    expect_same_state(*plain, *run.model);
+    PictureRun other(world, shard_nested, 0.1 * (1 + world.rank()));
+    checkpoint::load_weights(*other.model, folder / "a.safetensors");
+    expect_same_state(*other.model, *run.model);
+    // The shards stay as exact as the file, also where the model computes in a narrower dtype.
+    const auto narrow = std::make_shared<Picture>(0.1);
+    fully_shard(narrow, {.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16}});
+    checkpoint::load_weights(*narrow, folder / "a.safetensors");
+    expect_same_state(*narrow, *run.model);
+  });
+}
+
+TEST(Weights, OfAnotherModelAreRefused) {
+  const Folder folder;
+  with_ranks(1, [&](const Communicator& world) {
+    checkpoint::save(folder / "a", {.model = seeded_net().get()}, world);
+    checkpoint::consolidate(folder / "a", folder / "a.safetensors");
+    Picture picture;
+    EXPECT_THAT(message_of<IoError>([&] { checkpoint::load_weights(picture, folder / "a.safetensors"); }),
+                AllOf(HasSubstr("is of another model: it has no 'conv.bias'"), HasSubstr("the model has no 'a.bias'")));
+    auto wide = seeded_net();
+    wide->c = wide->replace_module("c", torch::nn::Linear(10, 5));
+    EXPECT_THAT(message_of<IoError>([&] { checkpoint::load_weights(*wide, folder / "a.safetensors"); }),
+                AllOf(HasSubstr("'c."), HasSubstr("in the model it has [5")));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing
