@@ -18,8 +18,6 @@
 #include "tessera/checkpoint/rank_file.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/shard/marker.h"
-#include "tessera/shard/schedule.h"
-#include "tessera/shard/unit.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -239,12 +237,7 @@ Saved open(const fs::path& folder, const Contents& contents, const ModelParts& m
 }
 
 void copy_values(const Saved& saved, const ModelParts& model) {
-  for (const auto& unit : model.units) {
-    const auto schedule = unit->schedule();
-    const auto lock = schedule->lock();
-    schedule->about_to_write(*unit);
-    unit->trust_start();
-  }
+  about_to_replace(model);
   for (const auto& part : model.parts) part.values.copy_(saved.own.tensors.read(part.name));
   for (const auto& [name, tensor] : model.whole) tensor.copy_(saved.first.tensors.read(name));
   for (const auto& [name, tensor] : model.buffers) tensor.copy_(saved.own.tensors.read(name));

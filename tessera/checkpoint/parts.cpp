@@ -7,6 +7,7 @@
 
 #include "tessera/shard/marker.h"
 #include "tessera/shard/model.h"
+#include "tessera/shard/schedule.h"
 #include "tessera/shard/unit.h"
 
 namespace tessera::checkpoint {
@@ -51,6 +52,15 @@ ModelParts parts_of(const torch::nn::Module& model) {
     if (item.value().defined()) result.buffers[item.key()] = item.value();
   }
   return result;
+}
+
+void about_to_replace(const ModelParts& model) {
+  for (const auto& unit : model.units) {
+    const auto schedule = unit->schedule();
+    const auto lock = schedule->lock();
+    schedule->about_to_write(*unit);
+    unit->trust_start();
+  }
 }
 
 }  // namespace tessera::checkpoint

@@ -12,8 +12,6 @@
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/parts.h"
 #include "tessera/checkpoint/rank_file.h"
-#include "tessera/shard/schedule.h"
-#include "tessera/shard/unit.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -79,12 +77,7 @@ void load_weights(torch::nn::Module& module, const std::filesystem::path& path) 
   plan.expect_all();
 
   const c10::AutoGradMode no_grad(false);
-  for (const auto& unit : model.units) {
-    const auto schedule = unit->schedule();
-    const auto lock = schedule->lock();
-    schedule->about_to_write(*unit);
-    unit->trust_start();
-  }
+  about_to_replace(model);
   for (const auto& part : model.parts) copy_part(part, plan.read(part.name));
   for (const auto& [name, tensor] : model.whole) tensor.copy_(plan.read(name));
   for (const auto& [name, tensor] : model.buffers) tensor.copy_(plan.read(name));

@@ -51,6 +51,12 @@ bool wanted_here(const Mesh& mesh, Ranks ranks) {
   return ranks == Ranks::All || mesh.world().local_ranks().front() == 0;
 }
 
+/// The whole parameter, or what is cut like it, on the ranks that want it.
+at::Tensor whole_of(const Located& found, const at::Tensor& own_flat, Ranks ranks) {
+  const auto whole = gathered(*found.unit, *found.group, own_flat);
+  return wanted_here(found.unit->mesh(), ranks) ? part_of(whole, *found.parameter) : at::Tensor();
+}
+
 }  // namespace
 
 FullParams full_params(const torch::nn::Module& module, Access access) {
@@ -94,16 +100,14 @@ at::Tensor full_grad(const at::Tensor& shard, Ranks ranks) {
   const auto own = at::zeros({found.group->chunk}, gradient.options());
   const auto& span = found.parameter->span;
   own.narrow(0, span.shard_offset, span.shard_numel).copy_(gradient.view({-1}));
-  const auto whole = gathered(*found.unit, *found.group, own);
-  return wanted_here(found.unit->mesh(), ranks) ? part_of(whole, *found.parameter) : at::Tensor();
+  return whole_of(found, own, ranks);
 }
 
 at::Tensor full_parameter(const at::Tensor& shard, Ranks ranks) {
   const auto found = located_shard(shard);
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  const auto whole = gathered(*found.unit, *found.group, found.group->own);
-  return wanted_here(found.unit->mesh(), ranks) ? part_of(whole, *found.parameter) : at::Tensor();
+  return whole_of(found, found.group->own, ranks);
 }
 
 std::map<std::string, at::Tensor> full_state(const torch::nn::Module& module, Ranks ranks, BufferSync buffers) {
@@ -137,10 +141,7 @@ at::Tensor full_state(const torch::nn::Module& module, const std::string& name, 
   if (found == all.end()) {
     throw UsageError(fmt::format("the module has no parameter and no buffer '{}'; names are as in the model before it was sharded", name));
   }
-  if (const auto [unit, group, parameter] = locate(found->tensor); parameter != nullptr) {
-    auto whole = part_of(gathered(*unit, *group, group->own), *parameter);
-    return wanted_here(unit->mesh(), ranks) ? whole : at::Tensor();
-  }
+  if (const auto sharded = locate(found->tensor); sharded.parameter != nullptr) return whole_of(sharded, sharded.group->own, ranks);
   const auto all_units = units(module);
   auto copy = copy_of(*found, all_units, buffers);
   return all_units.empty() || wanted_here(all_units.front()->mesh(), ranks) ? copy : at::Tensor();
