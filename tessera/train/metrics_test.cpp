@@ -111,7 +111,7 @@ TEST_F(Metrics, OtherFilesAreNotCut) {
 
 TEST_F(Metrics, StepsComeInOrder) {
   MetricsFile file(path_, {.first_step = 3});
-  EXPECT_THAT(message_of<UsageError>([&] { file.write(2, {}); }), HasSubstr("step 2 comes after step 3"));
+  EXPECT_THAT(message_of<UsageError>([&] { file.write(1, {}); }), HasSubstr("step 1 comes after step 2"));
   file.write(3, {});
   file.write(3, {{"test_loss", 1}});
   EXPECT_EQ(text(), "{\"step\":3}\n{\"step\":3,\"test_loss\":1}\n");
