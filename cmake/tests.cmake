@@ -112,6 +112,7 @@ other_test(cli/test SAYS "all transports keep their promises" COMMAND $<TARGET_F
 other_test(cli/nine_ranks SAYS "threads: 9 ranks.*all transports keep" COMMAND $<TARGET_FILE:tessera_cli> test --transport threads --ranks 9)
 other_test(cli/help SAYS "--transport.*--ranks" COMMAND $<TARGET_FILE:tessera_cli> test --help)
 other_test(cli/unknown_transport STATUS 105 SAYS "pigeon" COMMAND $<TARGET_FILE:tessera_cli> test --transport pigeon)
+other_test(cli/unknown_command STATUS 1 SAYS "no command 'lunch'; choose one of launch, ckpt, test" COMMAND $<TARGET_FILE:tessera_cli> lunch)
 other_test(cli/no_command STATUS 106 SAYS "subcommand is required" COMMAND $<TARGET_FILE:tessera_cli>)
 set(_store "TESSERA_STORE=file:${PROJECT_BINARY_DIR}/tests")
 other_test(cli/missing_ranks STATUS 1 SAYS "ranks 1 and 2 of 3 still missing" ENVIRONMENT RANK=0 WORLD_SIZE=3 ${_store}/missing_ranks

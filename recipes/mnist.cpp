@@ -87,6 +87,7 @@ class MnistRun {
         optimizer_(model_->parameters(), {.lr = flags.lr, .momentum = flags.momentum}) {}
 
   int run() {
+    if (!flags_.ckpt_prefix.empty() && world_.rank() == 0) checkpoint::expect_usable(flags_.ckpt_prefix);
     if (flags_.resume) {
       resume();
     } else if (const auto other = flags_.ckpt_prefix.empty() ? std::nullopt : checkpoint::latest(flags_.ckpt_prefix)) {
@@ -224,7 +225,8 @@ class MnistRun {
 
 int main(int argc, char** argv) {
   CLI::App app(
-      "Trains the MNIST network of the PyTorch/XLA example. Start it on several ranks with: tessera launch --nproc-per-node 2 mnist ...",
+      "Trains the MNIST network of the PyTorch/XLA example. Start it on several ranks with: tessera launch --nproc-per-node 2 "
+      "PATH/TO/mnist ...",
       "mnist");
   Flags flags;
   declare(app, flags);

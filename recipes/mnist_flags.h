@@ -20,15 +20,15 @@ inline void declare(CLI::App& app, Flags& flags) {
   app.add_option("--datadir", flags.datadir, "Folder with the four IDX files of MNIST or a set like it, plain or .gz")
       ->capture_default_str();
   app.add_flag("--fake-data", flags.fake_data, "Generated images instead of files");
-  app.add_option("--batch-size", flags.batch_size, "Samples per rank and step")->capture_default_str()->check(CLI::PositiveNumber);
-  app.add_option("--num-epochs", flags.epochs)->capture_default_str()->check(CLI::NonNegativeNumber);
+  app.add_option("--batch-size", flags.batch_size, "Samples per rank and step")->capture_default_str()->check(CLI::Range(1, 1'000'000));
+  app.add_option("--num-epochs", flags.epochs)->capture_default_str()->check(CLI::Range(0, 1'000'000));
   app.add_option("--lr", flags.lr, "Learning rate")->capture_default_str()->check(CLI::Range(0.0, 1000.0));
   app.add_option("--momentum", flags.momentum)->capture_default_str();
   app.add_option("--seed", flags.seed, "Of the weights and of the order of samples")->capture_default_str();
   app.add_flag("--drop-last", flags.drop_last, "Leave out the samples that fill no batch, instead of filling it with others");
   app.add_option("--num-workers", flags.workers, "Threads that prepare batches; 0 for none")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(0, 1000));
   app.add_flag("--use-nested-fsdp", flags.nested, "Shard each convolution and linear layer as a unit of its own");
   app.add_flag("--run-without-fsdp", flags.replicated, "Whole parameters on every rank, gradients averaged");
   app.add_flag("--flatten-parameters", flags.flatten, "One vector per unit in place of a shard per parameter");
@@ -37,7 +37,7 @@ inline void declare(CLI::App& app, Flags& flags) {
   app.add_flag("--no-ckpt-consolidation", flags.no_consolidation, "Do not put the last checkpoint together and evaluate it at the end");
   app.add_flag("--resume", flags.resume, "Go on from the newest checkpoint under the prefix, if there is one")->needs("--ckpt-prefix");
   app.add_option("--target-accuracy", flags.target, "In percent; below it the program ends with status 21")->check(CLI::Range(0.0, 100.0));
-  app.add_option("--log-steps", flags.log_steps, "Steps between two reports")->capture_default_str()->check(CLI::PositiveNumber);
+  app.add_option("--log-steps", flags.log_steps, "Steps between two reports")->capture_default_str()->check(CLI::Range(1, 1'000'000));
   app.add_option("--metrics", flags.metrics, "File for one line of JSON per report");
 }
 

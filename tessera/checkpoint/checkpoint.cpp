@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <charconv>
 #include <functional>
+#include <random>
 #include <typeinfo>
 
 #include "tessera/base/error.h"
@@ -68,7 +69,14 @@ void expect_model(const Contents& contents) {
 
 // --- saving ------------------------------------------------------------------------------------------------------------------------------
 
-void write_rank_file(const fs::path& folder, const Contents& contents, const Communicator& world) {
+uint64_t draw_save(const Communicator& world) {
+  std::random_device source;
+  const auto number = at::full({1}, static_cast<int64_t>(source()), at::TensorOptions(world.traits().device).dtype(at::kLong));
+  world.broadcast(number, 0, {.unit = "checkpoint"}).wait();
+  return static_cast<uint64_t>(number.item<int64_t>());
+}
+
+void write_rank_file(const fs::path& folder, uint64_t save, const Contents& contents, const Communicator& world) {
   if (!fs::is_directory(folder)) {
     throw IoError(fmt::format("the folder {} that rank 0 has made is not there for rank {}; save where all ranks see the same files",
                               folder.string(), world.rank()));
@@ -76,6 +84,7 @@ void write_rank_file(const fs::path& folder, const Contents& contents, const Com
   const auto model = parts_of(*contents.model);
   RankRecord record{.rank = world.rank(),
                     .ranks = world.size(),
+                    .save = save,
                     .aliases = model.aliases,
                     .optimizer = kind_of(contents.optimizer),
                     .notes = contents.notes};
@@ -216,6 +225,7 @@ Saved open(const fs::path& folder, const Contents& contents, const ModelParts& m
   }
   Saved saved{.own = open_rank_file(folder, world.rank(), world.size()), .first = open_rank_file(folder, 0, world.size())};
   const auto& own = saved.own;
+  expect_same_save(saved.first, own);
   std::map<std::string, const Part*> parts;
   for (const auto& part : model.parts) parts[part.name] = &part;
   expect_same_names(folder, "sharded parameter", names_of(own.record.parts), names_of(parts));
@@ -250,6 +260,7 @@ void save(const fs::path& folder, const Contents& contents, const Communicator& 
   const fs::path part = folder.string() + ".part";
   const auto others = fmt::format("could not save {}; nothing of it was kept", folder.string());
   const c10::AutoGradMode no_grad(false);
+  const auto number = draw_save(world);
   try {
     together(
         world,
@@ -258,7 +269,7 @@ void save(const fs::path& folder, const Contents& contents, const Communicator& 
         },
         others);
     together(
-        world, [&] { write_rank_file(part, contents, world); }, others);
+        world, [&] { write_rank_file(part, number, contents, world); }, others);
     together(
         world,
         [&] {
@@ -288,6 +299,15 @@ void load(const fs::path& folder, Contents& contents, const Communicator& world)
   contents.notes = saved->own.record.notes;
 }
 
+void expect_usable(const fs::path& prefix) {
+  if (!prefix.has_filename()) {
+    throw UsageError(fmt::format("the prefix {} is a folder; add what the names of checkpoints in it shall begin with", prefix.string()));
+  }
+  const fs::path trial = prefix.string() + "-trial.part";
+  make_empty(trial, trial);
+  fs::remove(trial);
+}
+
 fs::path step_folder(const fs::path& prefix, int64_t step) {
   return fmt::format("{}-step-{:06}", prefix.string(), step);
 }
@@ -312,10 +332,12 @@ std::optional<fs::path> latest(const fs::path& prefix) {
     int64_t step = -1;
     const auto* const last = name.data() + name.size();
     const auto [stop, wrong] = std::from_chars(name.data() + start.size(), last, step);
-    if (wrong != std::errc() || stop != last || step <= newest_step || !is_complete(entry->path())) continue;
+    if (wrong != std::errc() || stop != last || step <= newest_step) continue;
     newest = prefix.parent_path() / name;
     newest_step = step;
   }
+  // What lacks files is not passed over in silence: a run would go on from an older one, and meet this one's name again.
+  if (newest) saved_ranks(*newest);
   return newest;
 }
 

@@ -33,7 +33,9 @@ void save(const std::filesystem::path& folder, const Contents& contents, const C
 /// Collective. Into a model of the same shape on as many ranks; fills contents.notes. Nothing is changed if anything does not fit.
 void load(const std::filesystem::path& folder, Contents& contents, const Communicator& world);
 
-/// The newest complete checkpoint `PREFIX-step-N`, by N; nothing if there is none.
+/// Throws if no checkpoint could be made under that prefix: better known before a training run than after it.
+void expect_usable(const std::filesystem::path& prefix);
+/// The newest checkpoint `PREFIX-step-N`, by N; nothing if there is none. Throws IoError if it is incomplete.
 std::optional<std::filesystem::path> latest(const std::filesystem::path& prefix);
 /// PREFIX-step-000500
 std::filesystem::path step_folder(const std::filesystem::path& prefix, int64_t step);

@@ -271,7 +271,7 @@ TEST(Checkpoint, ClearsWhatACrashHasLeft) {
   EXPECT_FALSE(std::filesystem::exists(folder / "a/rank-0-of-5.safetensors"));
 }
 
-TEST(Checkpoint, TheLatestIsTheCompleteOneOfTheMostSteps) {
+TEST(Checkpoint, TheLatestIsTheOneOfTheMostSteps) {
   const Folder folder;
   const auto prefix = folder / "new/run";
   EXPECT_EQ(latest(prefix), std::nullopt);
@@ -286,7 +286,26 @@ TEST(Checkpoint, TheLatestIsTheCompleteOneOfTheMostSteps) {
   std::filesystem::create_directories(folder / "new/run-step-99999999999999999999");
   EXPECT_EQ(latest(prefix), step_folder(prefix, 1'000'000));
   std::filesystem::remove(step_folder(prefix, 1'000'000) / "rank-0-of-2.safetensors");
-  EXPECT_EQ(latest(prefix), step_folder(prefix, 999'999));
+  EXPECT_THAT(message_of<IoError>([&] { latest(prefix); }), AllOf(HasSubstr("run-step-1000000"), HasSubstr("'rank-0-of-2.safetensors'")));
+}
+
+TEST(Checkpoint, FilesOfTwoSavesDoNotGoTogether) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun run(world);
+    save(folder / "a", run);
+    save(folder / "b", run);
+    world.barrier();
+    if (world.rank() == 1) {
+      std::filesystem::copy_file(folder / "a/rank-1-of-2.safetensors", folder / "b/rank-1-of-2.safetensors",
+                                 std::filesystem::copy_options::overwrite_existing);
+    }
+    world.barrier();
+    EXPECT_THAT(message_of<IoError>([&] { load(folder / "b", run); }),
+                world.rank() == 1 ? HasSubstr("come from different saves") : HasSubstr("rank 1 can't load"));
+  });
+  EXPECT_THAT(message_of<IoError>([&] { checkpoint::consolidate(folder / "b", folder / "whole"); }),
+              HasSubstr("come from different saves"));
 }
 
 }  // namespace

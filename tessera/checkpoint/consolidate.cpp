@@ -70,6 +70,7 @@ Consolidated consolidate(const std::filesystem::path& folder, const std::filesys
   const int ranks = saved_ranks(folder);
   std::vector<RankFile> files;
   for (int rank = 0; rank < ranks; rank++) files.push_back(open_rank_file(folder, rank, ranks));
+  for (const auto& file : files) expect_same_save(files.front(), file);
   const auto& first = files.front();
 
   std::map<std::string, Source> sources;

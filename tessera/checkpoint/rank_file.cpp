@@ -21,8 +21,15 @@ nlohmann::json to_json(const RankRecord& record) {
   for (const auto& [name, part] : record.parts) {
     parts[name] = {{"shape", part.sizes}, {"strides", part.strides}, {"begin", part.begin}, {"numel", part.numel}};
   }
-  return {{"format", kFormat},     {"rank", record.rank},       {"ranks", record.ranks},     {"parts", parts},
-          {"whole", record.whole}, {"buffers", record.buffers}, {"aliases", record.aliases}, {"optimizer", record.optimizer},
+  return {{"format", kFormat},
+          {"rank", record.rank},
+          {"ranks", record.ranks},
+          {"save", record.save},
+          {"parts", parts},
+          {"whole", record.whole},
+          {"buffers", record.buffers},
+          {"aliases", record.aliases},
+          {"optimizer", record.optimizer},
           {"notes", record.notes}};
 }
 
@@ -30,7 +37,7 @@ RankRecord from_json(const nlohmann::json& json) {
   if (const auto format = json.at("format").get<int>(); format != kFormat) {
     throw IoError(fmt::format("its format is {}, this version of Tessera reads format {}", format, kFormat));
   }
-  RankRecord record{.rank = json.at("rank"), .ranks = json.at("ranks")};
+  RankRecord record{.rank = json.at("rank"), .ranks = json.at("ranks"), .save = json.at("save")};
   for (const auto& [name, part] : json.at("parts").items()) {
     record.parts[name] = {.sizes = part.at("shape"), .strides = part.at("strides"), .begin = part.at("begin"), .numel = part.at("numel")};
   }
@@ -73,6 +80,12 @@ RankFile open_rank_file(const std::filesystem::path& folder, int rank, int ranks
   } catch (const std::exception& error) {
     throw IoError(fmt::format("{} can't be used: {}", file.path().string(), error.what()));
   }
+}
+
+void expect_same_save(const RankFile& one, const RankFile& other) {
+  if (one.record.save == other.record.save) return;
+  throw IoError(fmt::format("{} and {} come from different saves; somebody has mixed the files of two checkpoints",
+                            one.tensors.path().string(), other.tensors.path().string()));
 }
 
 int saved_ranks(const std::filesystem::path& folder) {

@@ -1,6 +1,7 @@
 // One rank's file in a checkpoint: how it is called, and what its header says beyond the tensors.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -18,6 +19,7 @@ struct PartRecord {
 
 struct RankRecord {
   int rank = 0, ranks = 1;
+  uint64_t save = 0;  // drawn anew each time: files of two saves do not go together
   std::map<std::string, PartRecord> parts = {};
   std::vector<std::string> whole = {};    // parameters in no unit; only rank 0 writes them
   std::vector<std::string> buffers = {};  // each rank's own
@@ -37,6 +39,9 @@ struct RankFile {
 std::filesystem::path rank_file(const std::filesystem::path& folder, int rank, int ranks);
 /// Throws IoError if there is none, or a damaged one, or another rank's.
 RankFile open_rank_file(const std::filesystem::path& folder, int rank, int ranks);
+
+/// Throws IoError if the files come from different saves.
+void expect_same_save(const RankFile& one, const RankFile& other);
 
 /// By how many ranks a checkpoint was saved. Throws IoError if the folder is none, or files are missing.
 int saved_ranks(const std::filesystem::path& folder);

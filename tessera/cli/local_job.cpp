@@ -158,7 +158,10 @@ void LocalJob::reap() {
     if (!rank.status) continue;
     ::kill(-rank.process.pid(), SIGKILL);  // what it has started and left behind
     watchdog_.watch(static_cast<int>(i), 0);
-    if (*rank.status == 0 || ending_.failed_rank || interrupted_) continue;
+    if (*rank.status == 0 || interrupted_) continue;
+    // Who was killed failed first, even if one that only noticed was faster to end.
+    const bool killed = *rank.status > 128 && ending_.status <= 128 && ending_.stopped.empty();
+    if (ending_.failed_rank && !killed) continue;
     ending_.failed_rank = static_cast<int>(i);
     ending_.status = *rank.status;
     const auto now = Clock::now();

@@ -1,8 +1,24 @@
 // The `tessera` program: a thin command line over the library.
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
+#include "tessera/base/error.h"
 #include "tessera/cli/commands.h"
+
+namespace {
+
+/// CLI11 would only say that there is a command missing.
+void expect_command(const CLI::App& app, int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-' || app.get_subcommand_no_throw(argv[1]) != nullptr) return;
+  std::string names;
+  for (const auto* command : app.get_subcommands([](const CLI::App*) { return true; }))
+    names += (names.empty() ? "" : ", ") + command->get_name();
+  throw tessera::ConfigError(fmt::format("there is no command '{}'; choose one of {}", argv[1], names));
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app("Tessera shards the training of libtorch models. Each command explains itself with --help.", "tessera");
@@ -12,6 +28,7 @@ int main(int argc, char** argv) {
   tessera::cli::add_ckpt_command(app);
   tessera::cli::add_test_command(app);
   try {
+    expect_command(app, argc, argv);
     app.parse(argc, argv);
     return 0;
   } catch (const CLI::ParseError& end) {

@@ -38,6 +38,7 @@ void Envelope::refuse(std::string_view why) {
 std::string Envelope::describe() const {
   std::string result{name(operation)};
   if (!text(unit).empty()) result += fmt::format(" of '{}'", text(unit));
+  if (number != 0) result += fmt::format(" (unit {})", number);
   if (version != 0) result += fmt::format(" version {}", version);
   if (operation == Operation::Barrier) return result;
   if (operation == Operation::Split) return result + fmt::format(" by colors #{:08x}", layout & 0xffffffff);

@@ -16,7 +16,9 @@ namespace tessera {
 /// Plain bytes without padding: equal operations have equal bytes.
 struct Envelope {
   uint64_t sequence = 0;  // how many operations of the group came before
+  uint64_t number = 0;
   uint64_t version = 0;
+  uint64_t members = 0;
   uint64_t layout = 0;  // hash over the sizes of all pieces, or over the colors of a split
   int64_t numel = 0;    // in all pieces
   int32_t pieces = 0;

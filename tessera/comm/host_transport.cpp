@@ -67,7 +67,9 @@ namespace {
 Envelope envelope_for(Operation operation, const Call& call, const std::function<void(Envelope&)>& fill = {}) {
   Envelope envelope;
   envelope.operation = operation;
+  envelope.number = call.subject.number;
   envelope.version = call.subject.version;
+  envelope.members = call.subject.members;
   envelope.set_unit(call.subject.unit);
   try {
     if (fill) fill(envelope);

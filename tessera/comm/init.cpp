@@ -1,5 +1,6 @@
 #include "tessera/comm/init.h"
 
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -7,6 +8,7 @@
 #include <array>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -34,7 +36,6 @@ TransportKind chosen_transport(TransportKind wanted) {
   return static_cast<TransportKind>(found - kNames.begin());
 }
 
-/// A world whose ranks have all heard from each other: nobody needs the store any more to get in.
 /// A world whose ranks have all heard from each other: nobody needs the store any more to get in.
 Communicator wrap(std::string name, std::unique_ptr<Link> link, const InitOptions& options) {
   const Communicator world(host_transport({.name = std::move(name)}, std::move(link)), options.operation_limit);
@@ -86,6 +87,14 @@ void warn_of_loopback(const std::string& address) {
                                      address));
 }
 
+/// Launchers share the cores out; ranks that were started otherwise would each take them all.
+void warn_of_threads(int rank, int ranks_here) {
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  if (rank != 0 || ranks_here == 1 || env("OMP_NUM_THREADS") || at::get_num_threads() * ranks_here <= cores) return;
+  log(LogLevel::Warning, fmt::format("each of the {} ranks here computes with {} threads, on {} cores; OMP_NUM_THREADS={} would be faster",
+                                     ranks_here, at::get_num_threads(), cores, std::max(1, cores / ranks_here)));
+}
+
 Communicator lone_world(const InitOptions& options) {
   const auto kind = chosen_transport(options.transport);
   if (kind != TransportKind::Auto && kind != TransportKind::Self) {
@@ -119,6 +128,8 @@ Communicator init(const c10::intrusive_ptr<c10d::Store>& store, int rank, int wo
   const auto ranks = introduce(own_store, identity, kind, end);
   const bool one_host = std::ranges::all_of(ranks, [&](const auto& other) { return other.host == ranks.front().host; });
 
+  const auto here = std::ranges::count_if(ranks, [&](const auto& other) { return other.host == ranks[rank].host; });
+  warn_of_threads(rank, static_cast<int>(here));
   if (kind == TransportKind::Self && world_size > 1) {
     throw ConfigError(fmt::format("transport self is for a lone process; this world has {} ranks", world_size));
   }

@@ -23,7 +23,9 @@ enum class Reduce { Sum, Mean, Min, Max };
 /// What an operation is about. It travels with the data, so that ranks which disagree get an error instead of each other's weights.
 struct Subject {
   std::string_view unit = {};  // "layers.3", or what the caller calls itself
+  uint64_t number = 0;         // tells it from others of that name
   uint64_t version = 0;        // of the parameters that move
+  uint64_t members = 0;        // a hash over which of its parameters move
 };
 
 /// One buffer of a unit, whole, and the part of it that belongs to this rank. The part may lie at its own place inside the whole.

@@ -33,7 +33,7 @@ at::Tensor gathered(Unit& unit, const Unit::Group& group, const at::Tensor& own_
   const auto& shard = unit.mesh().shard();
   const auto whole = at::empty({group.chunk * shard.size()}, own_flat.options());
   const Piece piece{.whole = whole, .own = own_flat};
-  shard.all_gather(std::span(&piece, 1), {.unit = unit.name(), .version = unit.number()}).wait();
+  shard.all_gather(std::span(&piece, 1), {.unit = unit.name(), .number = unit.number()}).wait();
   return whole;
 }
 

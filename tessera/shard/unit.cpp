@@ -196,7 +196,7 @@ void Unit::start_read(const Fault& fault) {
   if (std::exchange(written_, false)) version_++;
   state_ = State::Coming;
   try {
-    coming_ = residence_->read(all, {.unit = name_, .version = number_ << 32 | version_}, fault);
+    coming_ = residence_->read(all, {.unit = name_, .number = number_, .version = version_}, fault);
   } catch (...) {
     give_back();
     throw;
@@ -223,7 +223,7 @@ void Unit::expect_equal_start() {
   for (const auto& group : groups_) all = all * 31 + group.fingerprint;
   const auto own = static_cast<int64_t>(all >> 2);  // so that its negative exists
   const auto extremes = at::stack({at::full({}, own, at::kLong), at::full({}, -own, at::kLong)});
-  options_.mesh.world().all_reduce(extremes, {.op = Reduce::Max}, {.unit = name_, .version = number_}).wait();
+  options_.mesh.world().all_reduce(extremes, {.op = Reduce::Max}, {.unit = name_, .number = number_}).wait();
   if (extremes[0].item<int64_t>() != -extremes[1].item<int64_t>()) {
     throw UsageError(
         fmt::format("the ranks brought different parameters for unit '{}'; give them the same seed or file before they make the model, "

@@ -57,7 +57,7 @@ class UnitNode final : public ag::Node {
     for (size_t i = 0, input = 0; i < inputs_.size(); input += inputs_[i++].second.size()) {
       cuts.push_back(pack(*inputs_[i].first, inputs_[i].second, std::span(gradients).subspan(input)));
     }
-    reduce(cuts, subject(gradients), unit_->number() << 32 | used(gradients));
+    reduce(cuts, subject(gradients), used(gradients));
     ag::variable_list results;
     for (size_t i = 0; i < inputs_.size(); i++) hand_on(cuts[i], inputs_[i].second, gradients, results);
     gradients.clear();
@@ -101,25 +101,26 @@ class UnitNode final : public ag::Node {
     return text;
   }
 
-  /// The same in 32 bits, since a text on its way may be cut short.
+  /// The same as a number, since a text on its way may be cut short.
   static uint64_t used(std::span<const at::Tensor> gradients) {
-    uint32_t hash = 0;
+    uint64_t hash = 0;
     for (const auto& gradient : gradients) hash = hash * 31 + (gradient.defined() ? 1 : 2);
     return hash;
   }
 
   /// One call for all buffers of a dtype, as for gathers.
-  void reduce(std::span<const Cut> cuts, const std::string& subject, uint64_t version) {
+  void reduce(std::span<const Cut> cuts, const std::string& name, uint64_t members) {
     const auto& mesh = unit_->mesh();
+    const Subject subject{.unit = name, .number = unit_->number(), .members = members};
     for (size_t next = 0; next < cuts.size();) {
       const auto dtype = cuts[next].piece.whole.scalar_type();
       std::vector<Piece> pieces;
       for (; next < cuts.size() && cuts[next].piece.whole.scalar_type() == dtype; next++) pieces.push_back(cuts[next].piece);
-      mesh.shard().reduce_scatter(pieces, {.op = Reduce::Mean}, {.unit = subject, .version = version}).wait();
+      mesh.shard().reduce_scatter(pieces, {.op = Reduce::Mean}, subject).wait();
     }
     if (mesh.replicate().size() == 1) return;
     for (const auto& cut : cuts) {
-      mesh.replicate().all_reduce(cut.piece.own, {.op = Reduce::Mean}, {.unit = subject, .version = version}).wait();
+      mesh.replicate().all_reduce(cut.piece.own, {.op = Reduce::Mean}, subject).wait();
     }
   }
 

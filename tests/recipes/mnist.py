@@ -65,6 +65,8 @@ class Training(Recipe, unittest.TestCase):
         self.run_recipe("--num-epochs", 1, "--metrics", self.folder / "parts.jsonl", "--log-steps", 1, *flags, *prefix)
         said = self.run_recipe("--resume", "--num-epochs", 2, *flags, *prefix, "--no-ckpt-consolidation")
         self.assertIn("net-step-000030", said)
+        (self.folder / "net-step-000060/rank-1-of-2.safetensors").unlink()
+        self.assertIn("'rank-1-of-2.safetensors' missing", self.run_recipe("--resume", *flags, *prefix, status=1))
         shutil.rmtree(self.folder / "net-step-000060")  # the one before is the last good one
         parts = self.metrics("--resume", "--num-epochs", 3, *flags, *prefix, name="parts")
         self.assertEqual([row for row in parts if "loss" in row], [row for row in through if "loss" in row])
@@ -85,6 +87,13 @@ class Trouble(Recipe, unittest.TestCase):
         self.run_recipe("--resume", *flags)  # nothing is left to train
         rows = [json.loads(line) for line in (self.folder / "net.jsonl").read_text().splitlines()]
         self.assertEqual(rows[-1]["step"], 8)
+
+    def test_what_could_not_be_saved_is_known_at_once(self):
+        (self.folder / "file").write_text("")
+        for prefix, words in (("file/net", "can't create the folder"), ("", "add what the names")):
+            said = self.run_recipe("--ckpt-prefix", f"{self.folder}/{prefix}", status=1, ranks=1)
+            self.assertIn(words, said)
+            self.assertNotIn("epoch", said)
 
     def test_wrong_data_is_named(self):
         said = self.run_recipe("--datadir", self.folder / "nowhere", status=1, fake=False)
