@@ -1,7 +1,9 @@
 // The `tessera` program: a thin command line over the library.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 
 #include "tessera/base/error.h"
@@ -11,11 +13,11 @@ namespace {
 
 /// CLI11 would only say that there is a command missing.
 void expect_command(const CLI::App& app, int argc, char** argv) {
-  if (argc < 2 || argv[1][0] == '-' || app.get_subcommand_no_throw(argv[1]) != nullptr) return;
-  std::string names;
-  for (const auto* command : app.get_subcommands([](const CLI::App*) { return true; }))
-    names += (names.empty() ? "" : ", ") + command->get_name();
-  throw tessera::ConfigError(fmt::format("there is no command '{}'; choose one of {}", argv[1], names));
+  if (argc < 2 || argv[1][0] == '-') return;
+  std::vector<std::string> names;
+  for (const auto* command : app.get_subcommands([](const CLI::App*) { return true; })) names.push_back(command->get_name());
+  if (std::ranges::find(names, argv[1]) != names.end()) return;
+  throw tessera::ConfigError(fmt::format("there is no command '{}'; choose one of {}", argv[1], fmt::join(names, ", ")));
 }
 
 }  // namespace
