@@ -100,8 +100,7 @@ TEST(Consolidate, RefusesFilesThatDoNotBelongTogether) {
                                std::filesystem::copy_options::overwrite_existing);
     return message_of<IoError>([&] { checkpoint::consolidate(folder / "a", folder / "whole.safetensors"); });
   };
-  EXPECT_THAT(replace("b"), HasSubstr("disagree about the shape or the dtype of 'frozen."));
-  EXPECT_THAT(replace("c"), HasSubstr("values of '"));
+  for (const auto* other : {"b", "c"}) EXPECT_THAT(replace(other), HasSubstr("come from different saves"));
   EXPECT_FALSE(std::filesystem::exists(folder / "whole.safetensors"));
   EXPECT_FALSE(std::filesystem::exists(folder / "whole.safetensors.part"));
 }

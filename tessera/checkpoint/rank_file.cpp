@@ -3,8 +3,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <charconv>
 #include <nlohmann/json.hpp>
-#include <regex>
+#include <optional>
 #include <set>
 
 #include "tessera/base/error.h"
@@ -49,6 +50,25 @@ RankRecord from_json(const nlohmann::json& json) {
   return record;
 }
 
+/// Takes `before` and a number behind it from the front of the text.
+std::optional<int> take_number(std::string_view& text, std::string_view before) {
+  if (!text.starts_with(before)) return std::nullopt;
+  text.remove_prefix(before.size());
+  int number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || number < 0) return std::nullopt;
+  text.remove_prefix(static_cast<size_t>(end - text.data()));
+  return number;
+}
+
+/// The rank, and of how many, whose file has this name.
+std::optional<std::pair<int, int>> rank_of_file(std::string_view name) {
+  const auto rank = take_number(name, "rank-");
+  const auto ranks = rank ? take_number(name, "-of-") : std::nullopt;
+  if (!ranks || name != ".safetensors") return std::nullopt;
+  return std::pair(*rank, *ranks);
+}
+
 }  // namespace
 
 std::map<std::string, std::string> to_metadata(const RankRecord& record) {
@@ -89,13 +109,10 @@ void expect_same_save(const RankFile& one, const RankFile& other) {
 }
 
 int saved_ranks(const std::filesystem::path& folder) {
-  static const std::regex pattern("rank-([0-9]{1,6})-of-([0-9]{1,6})\\.safetensors");
   std::error_code error;
   std::map<int, std::set<int>> found;  // ranks that are there, by how many there should be
   for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
-    std::smatch match;
-    const auto name = entry->path().filename().string();
-    if (std::regex_match(name, match, pattern)) found[std::stoi(match[2])].insert(std::stoi(match[1]));
+    if (const auto file = rank_of_file(entry->path().filename().string())) found[file->second].insert(file->first);
   }
   if (error) throw IoError(fmt::format("can't read the checkpoint {}: {}", folder.string(), error.message()));
   if (found.empty()) throw IoError(fmt::format("{} is no checkpoint: it has no file rank-0-of-N.safetensors", folder.string()));
