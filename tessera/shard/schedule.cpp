@@ -18,11 +18,6 @@ namespace {
 
 constexpr size_t kLongestPass = 1 << 12;  // uses; of longer ones the order is not learnt
 
-/// A function of its own, so that the thread sanitizer can be told about the engine's lock inside, half of which it does not see.
-[[gnu::noinline]] void call_when_backward_ends(std::function<void()> call) {
-  torch::autograd::Engine::get_default_engine().queue_callback(std::move(call));
-}
-
 /// Ends the backward pass of a schedule, once. The engine keeps it until it is through, or gives up.
 class EndOfBackward {
  public:
@@ -64,7 +59,7 @@ void Schedule::enter(Pass pass) {
     const auto end = std::make_shared<EndOfBackward>([weak = weak_from_this()] {
       if (const auto schedule = weak.lock()) schedule->end_backward();
     });
-    call_when_backward_ends([end] { end->now(); });
+    torch::autograd::Engine::get_default_engine().queue_callback([end] { end->now(); });
   }
 }
 
