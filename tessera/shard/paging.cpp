@@ -381,7 +381,7 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
 
 void install_paging() {
   // Lives as long as the process: parameters outlive every model that is destroyed at the end of main.
-  static const auto library = [] {
+  [[gnu::used]] static torch::Library* const library = [] {
     try {
       auto made = std::make_unique<torch::Library>(torch::Library::IMPL, "_", kPagingKey, __FILE__, __LINE__);
       made->fallback(torch::CppFunction::makeFromBoxedFunction<&page>());
@@ -393,7 +393,6 @@ void install_paging() {
                       first_line(error)));
     }
   }();
-  (void)library;
 }
 
 }  // namespace tessera
