@@ -46,6 +46,10 @@ Communicator Communicator::split(std::span<const int> colors) const {
   return Communicator(transport_->split(colors, {.subject = {}, .limit = limit_}), limit_);
 }
 
+SharedAttempt Communicator::share(const AreaShape& shape, Subject subject) const {
+  return transport_->share(shape, {.subject = subject, .limit = limit_});
+}
+
 at::Tensor Communicator::own_chunk(const at::Tensor& flat) const {
   if (flat.dim() != 1) throw UsageError(fmt::format("own_chunk cuts flat tensors; this one has {} dimensions", flat.dim()));
   const int64_t chunk = (flat.numel() + size() - 1) / size();

@@ -40,6 +40,9 @@ class Communicator {
   /// Ranks with equal colors form a group of their own, in today's order. One color per rank, the same list on every rank.
   Communicator split(std::span<const int> colors) const;
 
+  /// Memory that all ranks of the group see, or why there is none. All call it at once, with the same shape.
+  SharedAttempt share(const AreaShape& shape, Subject subject = {}) const;
+
   /// The part of a flat tensor, known whole to every rank, that belongs here: chunk r of size() equal ones, the last filled with zeros.
   at::Tensor own_chunk(const at::Tensor& flat) const;
   /// The value that each of local_ranks() sees, and back.

@@ -42,6 +42,7 @@ std::string Envelope::describe() const {
   if (version != 0) result += fmt::format(" version {}", version);
   if (operation == Operation::Barrier) return result;
   if (operation == Operation::Split) return result + fmt::format(" by colors #{:08x}", layout & 0xffffffff);
+  if (operation == Operation::Share) return result + fmt::format(": {} bytes for each rank", numel);
   result += ":";
   if (pieces != 1) result += fmt::format(" {} pieces,", pieces);
   result += fmt::format(" {} x {}", numel, dtype_name(dtype));

@@ -11,6 +11,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/reducer.h"
+#include "tessera/comm/shared_area.h"
 
 namespace tessera {
 namespace {
@@ -123,6 +124,14 @@ struct HostTransport::Family {
     return result;
   }
 
+  void abort(int rank, std::string_view reason) noexcept {
+    try {
+      const auto words = fmt::format("rank {}: {}", rank, reason);
+      for (const auto& link : alive()) link->abort(words);
+    } catch (const std::exception&) {  // out of memory: the limit ends the others' waiting
+    }
+  }
+
   std::mutex mutex;
   std::vector<std::weak_ptr<Link>> links;
 };
@@ -199,7 +208,7 @@ Work HostTransport::reduce_scatter(std::span<const Piece> pieces, const Reductio
         from[r] = bytes_of(contributions[r]);
       }
       sent += transpose(to, from, deadline);
-      piece.own.copy_(reducer.reduce(contributions).view_as(piece.own));
+      reducer.reduce(contributions, piece.own);
     }
     return sent;
   });
@@ -226,7 +235,7 @@ Work HostTransport::all_reduce(at::Tensor tensor, const Reduction& reduction, co
         from[r] = bytes_of(contributions[r]);
       }
       const auto sent = gather(bytes_of(outgoing), from, deadline);
-      tensor.copy_(reducer.reduce(contributions).view_as(tensor));
+      reducer.reduce(contributions, tensor);
       return sent;
     }
     // Each rank reduces a chunk, then all gather the results. The sums are the same to the bit.
@@ -245,7 +254,7 @@ Work HostTransport::all_reduce(at::Tensor tensor, const Reduction& reduction, co
     }
     auto sent = transpose(to, from, deadline);
     const auto flat = tensor.view({-1});
-    part_of(flat, rank()).copy_(reducer.reduce(contributions));
+    reducer.reduce(contributions, part_of(flat, rank()));
     for (size_t r = 0; r < ranks; r++) from[r] = bytes_of(part_of(flat, r));
     sent += gather(from[rank()], from, deadline);
     return sent;
@@ -290,12 +299,25 @@ std::unique_ptr<Transport> HostTransport::split(std::span<const int> colors, con
   return std::unique_ptr<Transport>(new HostTransport(traits(), std::move(part), family_));
 }
 
-void HostTransport::abort(std::string_view reason) noexcept {
-  try {
-    const auto words = fmt::format("rank {}: {}", rank(), reason);
-    for (const auto& link : family_->alive()) link->abort(words);
-  } catch (const std::exception&) {  // out of memory: the limit ends the others' waiting
+SharedAttempt HostTransport::share(const AreaShape& shape, const Call& call) {
+  auto envelope = envelope_for(Operation::Share, call);
+  envelope.numel = static_cast<int64_t>(shape.bytes_per_rank);
+  envelope.pieces = shape.counters;
+  SharedAttempt attempt;
+  start(envelope, call.limit, [this, &attempt, shape](auto deadline) {
+    attempt = link_->share(shape, deadline);
+    return uint64_t{0};
+  }).wait();
+  if (attempt.area) {
+    attempt.area->when_broken([family = family_, own = rank()](std::string_view reason) { family->abort(own, reason); });
+  } else {
+    attempt.why_not = fmt::format("transport {}: {}", traits().name, attempt.why_not);
   }
+  return attempt;
+}
+
+void HostTransport::abort(std::string_view reason) noexcept {
+  family_->abort(rank(), reason);
 }
 
 Work HostTransport::start(Envelope envelope, std::chrono::milliseconds limit, Move move) {

@@ -24,6 +24,7 @@ class HostTransport final : public Transport {
   Work broadcast(at::Tensor tensor, int root, const Call& call) override;
   Work barrier(const Call& call) override;
   std::unique_ptr<Transport> split(std::span<const int> colors, const Call& call) override;
+  SharedAttempt share(const AreaShape& shape, const Call& call) override;
   void abort(std::string_view reason) noexcept override;
 
  private:

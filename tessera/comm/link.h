@@ -23,6 +23,20 @@ struct LinkFailure {
   std::string reason;      // what an aborting rank said, or how it is known that a rank is gone
 };
 
+class SharedArea;
+
+/// Memory to be shared: so much for each rank, and so many counters.
+struct AreaShape {
+  size_t bytes_per_rank = 0;
+  int counters = 0;
+};
+
+/// An area on every rank, or on none, with the reason.
+struct SharedAttempt {
+  std::shared_ptr<SharedArea> area;
+  std::string why_not;
+};
+
 /// Calls come from one thread at a time, and in the same order with the same sizes on every rank: the caller has made sure of that.
 /// Only abort() may come from another thread. Every call throws LinkFailure, and after that only abort() and destruction are allowed.
 class Link {
@@ -39,6 +53,9 @@ class Link {
 
   /// A link among `members`, which are ranks of this one in ascending order, this rank among them. All ranks call it at once.
   virtual std::unique_ptr<Link> split(std::span<const int> members, Clock::time_point deadline) = 0;
+
+  /// Memory that all ranks see, where they can see any together.
+  virtual SharedAttempt share(const AreaShape& shape, Clock::time_point deadline);
 
   /// Lets all others know that nothing more will come, and why. The first reason stays.
   virtual void abort(std::string_view reason) noexcept = 0;

@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include "tessera/comm/add_rows.h"
+
 namespace tessera {
 namespace {
 
@@ -34,7 +36,12 @@ std::string Reducer::complaint(at::ScalarType dtype, std::span<const Piece> piec
   return {};
 }
 
-at::Tensor Reducer::reduce(std::span<const at::Tensor> contributions) const {
+void Reducer::reduce(std::span<const at::Tensor> contributions, const at::Tensor& target) const {
+  const bool adds = op_ == Reduce::Sum || op_ == Reduce::Mean;
+  if (adds && sum_ == at::kFloat && target.scalar_type() == at::kFloat &&
+      add_rows(contributions, target, op_ == Reduce::Mean ? static_cast<float>(contributions.size()) : 1)) {
+    return;
+  }
   auto result = contributions.front().to(sum_, /*non_blocking=*/false, /*copy=*/true);
   for (const auto& next : contributions.subspan(1)) {
     const auto value = next.to(sum_);
@@ -47,7 +54,7 @@ at::Tensor Reducer::reduce(std::span<const at::Tensor> contributions) const {
     }
   }
   if (op_ == Reduce::Mean) result.div_(static_cast<int64_t>(contributions.size()));
-  return result;
+  target.copy_(result.view_as(target));
 }
 
 void Reducer::describe(Envelope& envelope) const {

@@ -18,8 +18,8 @@ class Reducer {
   at::ScalarType wire() const { return wire_; }
   /// Why numbers of this dtype can't be reduced like this, or nothing.
   std::string complaint(at::ScalarType dtype, std::span<const Piece> pieces = {}) const;
-  /// One value from the contributions of all ranks, in rank order, in the dtype of the sum.
-  at::Tensor reduce(std::span<const at::Tensor> contributions) const;
+  /// One value from the contributions of all ranks, which are flat, in rank order. May be the memory of one of them.
+  void reduce(std::span<const at::Tensor> contributions, const at::Tensor& result) const;
   void describe(Envelope& envelope) const;
 
  private:

@@ -3,13 +3,17 @@
 namespace tessera {
 
 std::string_view name(Operation operation) {
-  static constexpr std::string_view kNames[] = {"all_gather", "reduce_scatter", "all_reduce", "broadcast", "barrier", "split"};
+  static constexpr std::string_view kNames[] = {"all_gather", "reduce_scatter", "all_reduce", "broadcast", "barrier", "split", "share"};
   return kNames[static_cast<size_t>(operation)];
 }
 
 std::string_view name(Reduce op) {
   static constexpr std::string_view kNames[] = {"sum", "mean", "min", "max"};
   return kNames[static_cast<size_t>(op)];
+}
+
+SharedAttempt Transport::share(const AreaShape& /*shape*/, const Call& /*call*/) {
+  return {.area = nullptr, .why_not = "transport " + traits_.name + " shares no memory"};
 }
 
 Traffic Transport::traffic(Operation operation) const {

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/comm/link.h"
 #include "tessera/comm/work.h"
 
 namespace tessera {
@@ -44,8 +45,8 @@ struct Reduction {
 /// How an engine likes the parameters of a unit to lie.
 enum class Packing { OneBuffer, BufferPerParameter };
 
-enum class Operation : uint8_t { AllGather, ReduceScatter, AllReduce, Broadcast, Barrier, Split };
-inline constexpr size_t kOperations = 6;
+enum class Operation : uint8_t { AllGather, ReduceScatter, AllReduce, Broadcast, Barrier, Split, Share };
+inline constexpr size_t kOperations = 7;
 std::string_view name(Operation operation);
 std::string_view name(Reduce op);
 
@@ -90,6 +91,9 @@ class Transport {
 
   /// Ranks with equal numbers in `colors` (one per rank, the same list everywhere) form a group of their own, in today's order.
   virtual std::unique_ptr<Transport> split(std::span<const int> colors, const Call& call) = 0;
+
+  /// Memory that all ranks of the group see, or why there is none. All ranks call it at once, with the same shape.
+  virtual SharedAttempt share(const AreaShape& shape, const Call& call);
 
   /// The value that each local rank sees, and back. One value on engines with one rank per process.
   virtual std::vector<at::Tensor> replicas(const at::Tensor& tensor) { return {tensor}; }

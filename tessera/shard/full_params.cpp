@@ -67,7 +67,10 @@ FullParams full_params(const torch::nn::Module& module, Access access) {
     const auto lock = schedule->lock();
     Unit* const wanted[] = {unit.get()};
     schedule->use(wanted, {});
-    if (access == Access::Write) unit->writers++;
+    if (access == Access::Write) {
+      unit->make_private();
+      unit->writers++;
+    }
     guard.units_.push_back(std::move(unit));
   }
   return guard;
@@ -80,6 +83,7 @@ FullParams::~FullParams() {
     try {
       if (access_ == Access::Write) {
         unit->writers--;
+        unit->about_to_write();
         unit->keep_own_part();
       }
     } catch (const std::exception& error) {
@@ -87,7 +91,7 @@ FullParams::~FullParams() {
     }
     Unit* const used[] = {unit.get()};
     schedule->release(used);
-    if (access_ == Access::Write) unit->pinned() ? unit->about_to_write() : schedule->about_to_write(*unit);
+    if (access_ == Access::Write && !unit->pinned()) schedule->about_to_write(*unit);
   }
 }
 

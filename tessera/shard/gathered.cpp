@@ -1,5 +1,6 @@
 // The residence that works everywhere: across machines, on any device.
 #include <ATen/ATen.h>
+#include <c10/core/Allocator.h>
 #include <fmt/format.h>
 
 #include "tessera/shard/marker.h"
@@ -8,42 +9,71 @@
 namespace tessera {
 namespace {
 
+/// Calls `act` with each stretch of neighbours that are alike by `key`: one call for all buffers of a dtype, since a tracing engine ties
+/// them together, and an eager one saves an exchange.
+template <class Item, class Key, class Act>
+void for_each_run(std::span<const Item> items, const Key& key, const Act& act) {
+  for (size_t first = 0; first < items.size();) {
+    size_t next = first + 1;
+    while (next < items.size() && key(items[next]) == key(items[first])) next++;
+    act(items.subspan(first, next - first));
+    first = next;
+  }
+}
+
 class Gathered final : public Residence {
  public:
   explicit Gathered(Communicator shard) : shard_(std::move(shard)) {}
 
-  std::vector<Work> read(std::span<const Buffer> buffers, Subject subject, const Fault& fault) override {
-    // One call for all buffers of a dtype: a tracing engine ties them together, an eager one saves an exchange.
-    std::vector<Work> works;
-    for (const auto& buffer : buffers) fill(*buffer.full);  // all of it, before anything is under way that can't be called back
-    for (size_t first = 0; first < buffers.size();) {
-      std::vector<Piece> pieces;
-      size_t next = first;
-      for (; next < buffers.size() && buffers[next].full_dtype == buffers[first].full_dtype; next++) {
-        const auto& buffer = buffers[next];
-        pieces.push_back({.whole = memory_view(*buffer.full, buffer.full_dtype), .own = buffer.own.to(buffer.full_dtype)});
-      }
-      works.push_back(shard_.all_gather(pieces, subject, fault.companions));
-      first = next;
-    }
-    return works;
-  }
+  std::string_view name() const override { return "gathered"; }
 
-  void give_back(std::span<const Buffer> buffers, const std::string& unit) override {
-    for (const auto& buffer : buffers) {
-      drain(*buffer.full,
-            fmt::format("the parameters of unit '{}' are sharded and not in memory now; operators bring them in by themselves, "
-                        "raw pointers need tessera::full_params(module)",
-                        unit));
-    }
+  std::shared_ptr<at::DataPtr> add(const BufferPlan& plan) override {
+    const auto bytes = static_cast<size_t>(plan.chunk) * c10::elementSize(plan.dtype);
+    return std::make_shared<at::DataPtr>(c10::GetAllocator(plan.device.type())->allocate(bytes));
   }
-
-  void write() override {}
 
   uint64_t whole_bytes(std::span<const Buffer> buffers) const override {
     uint64_t bytes = 0;
     for (const auto& buffer : buffers) bytes += buffer.full->nbytes();
     return bytes;
+  }
+
+  std::vector<Work> read(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) override {
+    std::vector<Work> works;
+    for (const auto& buffer : buffers) fill(*buffer.full);  // all of it, before anything is under way that can't be called back
+    for_each_run(
+        buffers, [](const Buffer& buffer) { return buffer.full_dtype; },
+        [&](std::span<const Buffer> run) {
+          std::vector<Piece> pieces;
+          for (const auto& buffer : run) {
+            pieces.push_back({.whole = memory_view(*buffer.full, buffer.full_dtype), .own = buffer.own.to(buffer.full_dtype)});
+          }
+          works.push_back(shard_.all_gather(pieces, subject, fault.companions));
+        });
+    return works;
+  }
+
+  void give_back(std::span<const Buffer> buffers, const std::string& unit) override {
+    for (const auto& buffer : buffers) drain(*buffer.full, freed_message(unit));
+  }
+
+  void make_private(std::span<const Buffer> /*buffers*/) override {}
+  void done_reading(const Subject& /*subject*/) override {}
+  void write(const Subject& /*subject*/) override {}
+  void publish(std::span<const Buffer> /*buffers*/, const Subject& /*subject*/) override {}
+
+  std::vector<at::Tensor> gradient_room(std::span<const GradientPlan> plans) override {
+    std::vector<at::Tensor> rooms;
+    for (const auto& plan : plans) rooms.push_back(at::empty({plan.numel}, at::TensorOptions().dtype(plan.dtype).device(plan.device)));
+    return rooms;
+  }
+
+  std::vector<Work> reduce(std::span<const Piece> pieces, const Subject& subject) override {
+    std::vector<Work> works;
+    for_each_run(
+        pieces, [](const Piece& piece) { return piece.whole.scalar_type(); },
+        [&](std::span<const Piece> run) { works.push_back(shard_.reduce_scatter(run, {.op = Reduce::Mean}, subject)); });
+    return works;
   }
 
  private:

@@ -44,26 +44,36 @@ Marker* marker_of(const at::Tensor& tensor) {
   return tensor.has_storage() ? marker_of(*tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()) : nullptr;
 }
 
-c10::Storage marked_storage(Role role, const std::shared_ptr<Unit>& unit, size_t bytes, c10::Device device, Allocate when) {
+c10::Storage marked_storage(Role role, const std::shared_ptr<Unit>& unit, size_t bytes, c10::Device device) {
   Marker marker{.role = role, .unit = unit, .owner = role == Role::Full ? unit : nullptr, .memory = {}};
-  c10::Storage storage(c10::make_intrusive<MarkedStorage>(std::move(marker), bytes, device));
-  if (when == Allocate::Now) fill(*storage.unsafeGetStorageImpl());
-  return storage;
+  return c10::Storage(c10::make_intrusive<MarkedStorage>(std::move(marker), bytes, device));
 }
 
 void fill(c10::StorageImpl& storage) {
+  lend(storage, std::make_shared<at::DataPtr>(c10::GetAllocator(storage.device_type())->allocate(storage.nbytes())));
+  marker_of(storage)->lent = false;
+}
+
+void lend(c10::StorageImpl& storage, std::shared_ptr<at::DataPtr> memory) {
   compat::unguard_storage(storage);
-  marker_of(storage)->memory = std::make_shared<at::DataPtr>(c10::GetAllocator(storage.device_type())->allocate(storage.nbytes()));
+  auto& marker = *marker_of(storage);
+  marker.memory = std::move(memory);
+  marker.lent = true;
   show_memory(storage);
+}
+
+bool is_lent(const c10::StorageImpl& storage) {
+  return marker_of(const_cast<c10::StorageImpl&>(storage))->lent;
 }
 
 void drain(c10::StorageImpl& storage, const std::string& message) {
   // Whoever still reads through a raw pointer sees NaN before the memory belongs to somebody else.
   static const bool poison = env_int("TESSERA_POISON", 0, 1).value_or(0) == 1;
-  if (poison && storage.device_type() == c10::kCPU && marker_of(storage)->memory) {
-    std::memset(marker_of(storage)->memory->get(), 0xFF, storage.nbytes());
+  auto& marker = *marker_of(storage);
+  if (poison && storage.device_type() == c10::kCPU && marker.memory && !marker.lent) {
+    std::memset(marker.memory->get(), 0xFF, storage.nbytes());
   }
-  marker_of(storage)->memory.reset();
+  marker.memory.reset();
   show_memory(storage);
   compat::guard_storage(storage, message);
 }

@@ -24,6 +24,7 @@ struct Marker {
   std::weak_ptr<Unit> unit;
   std::shared_ptr<Unit> owner;          // Role::Full only
   std::shared_ptr<at::DataPtr> memory;  // none while freed
+  bool lent = false;                    // it is also somebody else's
 };
 
 /// Nothing if the tensor's storage belongs to no unit.
@@ -33,12 +34,14 @@ inline bool is_paged(const at::Tensor& tensor) {
   return tensor.defined() && tensor.key_set().has(kPagingKey);
 }
 
-/// A marked storage of `bytes` on the device; `Allocate::Later` leaves it without memory, and guarded.
-enum class Allocate { Now, Later };
-c10::Storage marked_storage(Role role, const std::shared_ptr<Unit>& unit, size_t bytes, c10::Device device, Allocate when);
+/// A marked storage of `bytes` on the device, without memory yet.
+c10::Storage marked_storage(Role role, const std::shared_ptr<Unit>& unit, size_t bytes, c10::Device device);
 
-/// Gives a marked storage memory, or takes it away; whoever asks for freed memory gets an exception with `message`.
+/// Gives a marked storage memory of its own, or what belongs to others, too; or takes it away: then whoever asks for it gets an exception
+/// with `message`.
 void fill(c10::StorageImpl& storage);
+void lend(c10::StorageImpl& storage, std::shared_ptr<at::DataPtr> memory);
+bool is_lent(const c10::StorageImpl& storage);
 void drain(c10::StorageImpl& storage, const std::string& message);
 
 /// A flat tensor over all of a storage, with a version counter of its own and without the key: for work below the surface.

@@ -90,6 +90,7 @@ bool is_recurrent(const std::string& name) {
 struct Operands {
   c10::SmallVector<Unit*, 4> units;           // whose whole parameters it uses
   c10::SmallVector<Unit*, 2> written_shards;  // whose shards it changes
+  c10::SmallVector<Unit*, 2> reduced;         // whose gradients it uses, while they are on their way
   std::vector<std::shared_ptr<Unit>> alive;   // of shards, which do not keep their unit alive
 };
 
@@ -148,6 +149,7 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const std::
   }
   auto& written = operands.written_shards;
   if (writes && marker->role == Role::Shard && std::ranges::find(written, unit.get()) == written.end()) written.push_back(unit.get());
+  if (marker->role == Role::Gradient && unit->reduces()) operands.reduced.push_back(unit.get());
   operands.alive.push_back(unit);
 }
 
@@ -365,6 +367,7 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
     const bool writes = alias != nullptr && alias->isWrite();
     for_each_tensor((*stack)[base + i], [&](const at::Tensor& tensor) { note(operands, tensor, writes, op); });
   }
+  for (auto* unit : operands.reduced) unit->schedule()->finish_reductions();
   for (auto* unit : operands.written_shards) unit->schedule()->about_to_write(*unit);
   Companions companions(schema, *stack, operands.units);
   const Pins pins(operands.units, companions.fault());

@@ -6,13 +6,14 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/comm/communicator.h"
 
 namespace tessera {
 
-class Unit;
+struct ShardOptions;
 
 /// What a read is about, for engines that record instead of running.
 struct Fault {
@@ -21,27 +22,69 @@ struct Fault {
 
 /// One flat buffer of a unit as its residence sees it.
 struct Buffer {
+  size_t number = 0;                          // in the order in which they were added
   c10::intrusive_ptr<c10::StorageImpl> full;  // every parameter is a view of it
   at::ScalarType full_dtype;
   at::Tensor own;  // this rank's chunk, flat, in the dtype that optimizers work in
 };
 
-///      cut  --read(fault)-->  whole  --give_back()-->  cut
-///      cut  --write()-->      own parts may change
+/// A buffer that is about to be made.
+struct BufferPlan {
+  int64_t chunk = 0;
+  at::ScalarType dtype, full_dtype;
+  at::Device device;
+  bool trained = true;
+};
+
+/// Gradients of one buffer on their way to the sum.
+struct GradientPlan {
+  int64_t numel = 0;
+  at::ScalarType dtype;  // in which they travel
+  at::Device device;
+};
+
+///      cut  --read(version)-->  whole  --give_back()-->  cut
+///      cut  --write(version)-->  own parts may change, which the next read or publish() shows to the others as the next version
 class Residence {
  public:
   virtual ~Residence() = default;
 
-  /// Begins to make the unit whole; it is when all the work is done.
-  virtual std::vector<Work> read(std::span<const Buffer> buffers, Subject subject, const Fault& fault) = 0;
-  virtual void give_back(std::span<const Buffer> buffers, const std::string& unit) = 0;
-  /// Somebody is about to change the own parts.
-  virtual void write() = 0;
-  /// Bytes that a whole unit takes on this rank.
+  virtual std::string_view name() const = 0;
+  /// The memory of this rank's chunk. Collective.
+  virtual std::shared_ptr<at::DataPtr> add(const BufferPlan& plan) = 0;
+  /// Bytes that the unit takes on this rank because it is whole.
   virtual uint64_t whole_bytes(std::span<const Buffer> buffers) const = 0;
+
+  /// Begins to make the unit whole; it is when all the work is done.
+  virtual std::vector<Work> read(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) = 0;
+  virtual void give_back(std::span<const Buffer> buffers, const std::string& unit) = 0;
+  /// While whole: from now on in memory that nobody else sees, so that this rank may write there.
+  virtual void make_private(std::span<const Buffer> buffers) = 0;
+
+  /// This rank will not read this version again.
+  virtual void done_reading(const Subject& subject) = 0;
+  /// Somebody is about to change the own parts: waits until nobody needs this version any more.
+  virtual void write(const Subject& subject) = 0;
+  /// The own parts have this version.
+  virtual void publish(std::span<const Buffer> buffers, const Subject& subject) = 0;
+
+  /// Room for gradients, whole, with whatever is there; and their mean over all ranks, of which the own part goes to `own`. There is room
+  /// for one reduction at a time; it may be finished later than the next begins.
+  virtual std::vector<at::Tensor> gradient_room(std::span<const GradientPlan> plans) = 0;
+  virtual std::vector<Work> reduce(std::span<const Piece> pieces, const Subject& subject) = 0;
 };
 
-/// An all-gather fills memory of the device; giving back frees it.
+/// An all-gather fills memory of the device; giving back frees it. Works everywhere.
 std::unique_ptr<Residence> gathered_residence(Communicator shard);
+
+/// Ranks of one host keep their chunks in one memory, in gathered order, so that a unit is whole without a copy. Nothing, and the reason in
+/// `why_not`, where they can't. Collective.
+std::unique_ptr<Residence> node_shared_residence(Communicator shard, std::string& why_not);
+
+/// What whoever asks for the memory of a unit that is not whole gets to read.
+std::string freed_message(const std::string& unit);
+
+/// As the options say. Collective.
+std::unique_ptr<Residence> make_residence(const ShardOptions& options, at::Device device);
 
 }  // namespace tessera

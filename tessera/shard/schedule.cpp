@@ -24,7 +24,13 @@ class EndOfBackward {
   explicit EndOfBackward(std::function<void()> end) : end_(std::move(end)) {}
   EndOfBackward(const EndOfBackward&) = delete;
   EndOfBackward& operator=(const EndOfBackward&) = delete;
-  ~EndOfBackward() { now(); }
+  ~EndOfBackward() {
+    try {
+      now();
+    } catch (const std::exception&) {
+      // The pass has failed already; whoever needs what has failed here hears of it.
+    }
+  }
 
   void now() {
     if (const auto end = std::exchange(end_, nullptr)) end();
@@ -67,6 +73,7 @@ void Schedule::end_backward() {
   const auto held = lock();
   enter(Pass::None);
   free_all();
+  finish_reductions();
 }
 
 void Schedule::record(Unit& unit) {
@@ -170,7 +177,7 @@ void Schedule::bring(Unit& unit, const Fault& fault) {
     counters_.live_bytes += unit.whole_bytes();
     counters_.peak_bytes = std::max(counters_.peak_bytes, counters_.live_bytes);
   }
-  live_.push_back(&unit);
+  if (unit.whole_bytes() > 0) live_.push_back(&unit);
 }
 
 void Schedule::prefetch() {
@@ -194,8 +201,23 @@ void Schedule::release(std::span<Unit* const> units) {
   for (auto* unit : units) unit->unpin();
 }
 
-void Schedule::reduced(Unit& unit) {
-  if (!unit.pinned()) give_back(unit);
+void Schedule::reduces(Unit& unit) {
+  enter(pass_now());  // so that the end of the pass is heard of
+  if (reducing_ != &unit) finish_reductions();
+  reducing_ = &unit;
+  if (unit.whole_bytes() > 0 && !unit.pinned()) give_back(unit);
+}
+
+void Schedule::finish_reductions() {
+  const auto held = lock();
+  if (auto* unit = std::exchange(reducing_, nullptr)) unit->finish_reduction();
+}
+
+void Schedule::done_reading(Unit& unit) {
+  const auto held = lock();
+  if (unit.pinned()) return;
+  give_back(unit);
+  unit.done_reading();
 }
 
 void Schedule::about_to_write(Unit& unit) {
@@ -221,6 +243,7 @@ void Schedule::free_all() {
 void Schedule::hand_over(Unit& unit) {
   const auto held = lock();
   if (unit.pinned()) throw UsageError(fmt::format("unit '{}' can't become part of a larger one while it is in use", unit.name()));
+  unit.finish_reduction();
   give_back(unit);
   forget(unit);
 }
@@ -228,12 +251,13 @@ void Schedule::hand_over(Unit& unit) {
 void Schedule::forget(const Unit& unit) {
   const auto held = lock();
   if (std::erase(live_, &unit) > 0) counters_.live_bytes -= unit.whole_bytes();
+  if (reducing_ == &unit) reducing_ = nullptr;
   for (auto& order : orders_) order = {};
   if (visited_ == &unit) visited_ = nullptr;
 }
 
 void Schedule::give_back(Unit& unit) {
-  if (std::ranges::find(live_, &unit) == live_.end()) return;
+  if (!unit.in_memory()) return;
   counters_.live_bytes -= unit.whole_bytes();
   unit.give_back();
   std::erase(live_, &unit);

@@ -32,10 +32,14 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// bring in what comes next.
   void use(std::span<Unit* const> units, const Fault& fault);
   void release(std::span<Unit* const> units);
-  /// The unit's gradients have been reduced: its part in this backward pass is over.
-  void reduced(Unit& unit);
+  /// The unit's gradients are complete and on their way: its part in this backward pass is over. The way of the unit before ends here.
+  void reduces(Unit& unit);
+  /// Waits for gradients that are on their way.
+  void finish_reductions();
   /// A shard of the unit is about to be written.
   void about_to_write(Unit& unit);
+  /// This rank will write the shards of the unit before it reads it again.
+  void done_reading(Unit& unit);
   /// Frees all that is not pinned.
   void free_all();
   /// The unit goes to another schedule.
@@ -73,8 +77,9 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
 
   std::recursive_mutex mutex_;
   const int max_live_units_;
-  std::vector<Unit*> live_;  // units in memory, the least recently used first
-  Unit* visited_ = nullptr;  // the last one used
+  std::vector<Unit*> live_;   // units whose being whole takes memory, the least recently used first
+  Unit* reducing_ = nullptr;  // whose gradients are on their way
+  Unit* visited_ = nullptr;   // the last one used
   Pass pass_ = Pass::None;
   Order orders_[4];
   ScheduleCounters counters_;

@@ -70,8 +70,8 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candid
                                  std::shared_ptr<Schedule> schedule) {
   for (const auto& candidate : candidates) expect_shardable(candidate);
   const std::shared_ptr<Unit> unit(new Unit(std::move(name), options));
-  unit->residence_ = gathered_residence(options.mesh.shard());
   unit->schedule_ = std::move(schedule);
+  unit->residence_ = make_residence(options, candidates.front().tensor.device());
   // Ordered by dtype and then by whether they are frozen, so that buffers of one dtype travel together.
   std::map<std::pair<at::ScalarType, bool>, std::vector<Candidate>> kinds;
   for (auto& candidate : candidates) {
@@ -111,12 +111,17 @@ void Unit::add_group(std::vector<Candidate> candidates) {
   const auto layout = together ? FlatLayout(numels, alignment, shard.rank(), shard.size()) : FlatLayout(numels.front(), shard.size());
   group.chunk = layout.chunk;
 
-  const auto own_storage = marked_storage(Role::Shard, shared_from_this(),
-                                          static_cast<size_t>(layout.chunk) * c10::elementSize(group.dtype), device, Allocate::Now);
+  const auto own_storage =
+      marked_storage(Role::Shard, shared_from_this(), static_cast<size_t>(layout.chunk) * c10::elementSize(group.dtype), device);
+  lend(*own_storage.unsafeGetStorageImpl(), residence_->add({.chunk = layout.chunk,
+                                                             .dtype = group.dtype,
+                                                             .full_dtype = group.full_dtype,
+                                                             .device = device,
+                                                             .trained = first.requires_grad()}));
   group.own = flat_view(own_storage, group.dtype).zero_();
   const auto full_bytes = static_cast<size_t>(layout.chunk * shard.size()) * c10::elementSize(group.full_dtype);
-  const auto full_storage = marked_storage(Role::Full, shared_from_this(), full_bytes, device, Allocate::Later);
-  drain(*full_storage.unsafeGetStorageImpl(), fmt::format("the parameters of unit '{}' are sharded", name_));
+  const auto full_storage = marked_storage(Role::Full, shared_from_this(), full_bytes, device);
+  drain(*full_storage.unsafeGetStorageImpl(), freed_message(name_));
   group.full = c10::weak_intrusive_ptr<c10::StorageImpl>(full_storage.getWeakStorageImpl());
 
   const auto listed = [&](int64_t numel, int64_t dim, int64_t offset, bool trained) {
@@ -180,8 +185,11 @@ void Unit::join(std::shared_ptr<Schedule> schedule) {
 
 std::vector<Buffer> Unit::buffers() const {
   std::vector<Buffer> result;
-  for (const auto& group : groups_) {
-    if (auto full = group.full.lock()) result.push_back({.full = std::move(full), .full_dtype = group.full_dtype, .own = group.own});
+  for (size_t i = 0; i < groups_.size(); i++) {
+    const auto& group = groups_[i];
+    if (auto full = group.full.lock()) {
+      result.push_back({.number = i, .full = std::move(full), .full_dtype = group.full_dtype, .own = group.own});
+    }
   }
   return result;
 }
@@ -196,7 +204,7 @@ void Unit::start_read(const Fault& fault) {
   if (std::exchange(written_, false)) version_++;
   state_ = State::Coming;
   try {
-    coming_ = residence_->read(all, {.unit = name_, .number = number_, .version = version_}, fault);
+    coming_ = residence_->read(all, subject(), fault);
   } catch (...) {
     give_back();
     throw;
@@ -274,14 +282,44 @@ at::Tensor Unit::cast(const at::Tensor& operand, at::ScalarType dtype, uint64_t 
   return result;
 }
 
+void Unit::make_private() {
+  residence_->make_private(buffers());
+}
+
 void Unit::about_to_write() {
+  if (!written_) residence_->write(subject());
   written_ = true;
-  residence_->write();
   for (auto& group : groups_) {
     for (auto& parameter : group.parameters) {
       if (const auto full = parameter.full.lock()) full->bump_version();
     }
   }
+}
+
+void Unit::publish() {
+  if (!std::exchange(written_, false)) return;
+  version_++;
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  residence_->publish(buffers(), subject());
+}
+
+void Unit::start_reduction(std::vector<Piece> pieces, const std::string& name, uint64_t members) {
+  reducing_ = residence_->reduce(pieces, {.unit = name, .number = number_, .members = members});
+  reduced_ = std::move(pieces);
+  reduces_ = true;
+  counters_.reductions++;
+}
+
+void Unit::finish_reduction() {
+  if (!reduces_) return;
+  reduces_ = false;
+  const auto works = std::exchange(reducing_, {});
+  const auto pieces = std::exchange(reduced_, {});
+  for (const auto& work : works) work.wait();
+  const auto& replicas = options_.mesh.replicate();
+  if (replicas.size() == 1) return;
+  for (const auto& piece : pieces) replicas.all_reduce(piece.own, {.op = Reduce::Mean}, {.unit = name_, .number = number_}).wait();
 }
 
 void Unit::bait_old_optimizers() {

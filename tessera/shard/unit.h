@@ -90,18 +90,31 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void start_read(const Fault& fault);
   void finish_read();
   void give_back();
+  /// While whole: what is written there is nobody else's.
+  void make_private();
   /// The operand in the dtype that the unit computes in; the same one twice in a visit is cast once.
   /// `user` tells the operators of a pass apart.
   at::Tensor cast(const at::Tensor& operand, at::ScalarType dtype, uint64_t user);
   /// Another unit's turn.
   void end_visit() { casts_.clear(); }
+  /// This rank will not read the unit again before its shards change.
+  void done_reading() { residence_->done_reading(subject()); }
   /// A shard is about to change: what is whole is stale from now on, and so is every graph that has saved it.
   void about_to_write();
+  /// All changes are made: others may have them before this rank reads the unit.
+  void publish();
   /// While whole: takes this rank's part of it into the shards.
   void keep_own_part();
   /// What it takes on this rank while whole.
   uint64_t whole_bytes() const { return whole_bytes_; }
-  void count_reduction() { counters_.reductions++; }
+  std::string_view residence() const { return residence_->name(); }
+
+  /// Gradients go their way to the sum over all ranks, of which this rank's part lies in the pieces when it is finished.
+  std::vector<at::Tensor> gradient_room(std::span<const GradientPlan> plans) { return residence_->gradient_room(plans); }
+  void start_reduction(std::vector<Piece> pieces, const std::string& name, uint64_t members);
+  void finish_reduction();
+  /// Whether gradients are not there yet. Without the lock.
+  bool reduces() const { return reduces_; }
 
   /// Gives the whole parameters gradients that no optimizer can apply: one that was made before sharding, and would otherwise find no
   /// gradients and silently do nothing, is refused when it writes.
@@ -123,6 +136,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   Unit(std::string name, const ShardOptions& options);
   void add_group(std::vector<Candidate> candidates);
   std::vector<Buffer> buffers() const;
+  Subject subject() const { return {.unit = name_, .number = number_, .version = version_}; }
 
   std::string name_;
   const ShardOptions options_;
@@ -137,6 +151,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool start_checked_ = false;
   enum class State { Cut, Coming, Whole } state_ = State::Cut;
   std::vector<Work> coming_;
+  std::vector<Work> reducing_;
+  std::vector<Piece> reduced_;  // by that
+  std::atomic<bool> reduces_ = false;
   std::vector<Cast> casts_;
   std::atomic<int> pins_ = 0;  // taken with the lock held, given back without
 };

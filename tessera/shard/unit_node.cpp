@@ -15,9 +15,10 @@ namespace {
 
 namespace ag = torch::autograd;
 
-at::ScalarType reduce_dtype(const Unit::Group& group, const MixedPrecision& precision) {
-  if (precision.reduce_dtype) return *precision.reduce_dtype;
-  return at::isFloatingType(group.dtype) ? at::promoteTypes(group.full_dtype, at::kFloat) : group.dtype;
+/// Gradients come in the dtype of the whole parameters, and are added in at least float32: what is narrower needs no widening on its way.
+at::ScalarType wire_dtype(const Unit::Group& group, const MixedPrecision& precision) {
+  const auto wanted = precision.reduce_dtype.value_or(group.full_dtype);
+  return c10::elementSize(wanted) < c10::elementSize(group.full_dtype) ? wanted : group.full_dtype;
 }
 
 /// A module that was taken out of the model has let go of its parameters.
@@ -53,44 +54,63 @@ class UnitNode final : public ag::Node {
     const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
     const auto schedule = unit_->schedule();
     const auto lock = schedule->lock();
-    std::vector<Cut> cuts;
+    unit_->finish_reduction();  // of another graph
+    const auto wholes = unit_->gradient_room(plans());
+    std::vector<c10::Storage> storages;
+    std::vector<Piece> pieces;
     for (size_t i = 0, input = 0; i < inputs_.size(); input += inputs_[i++].second.size()) {
-      cuts.push_back(pack(*inputs_[i].first, inputs_[i].second, std::span(gradients).subspan(input)));
+      const auto& [group, parameters] = inputs_[i];
+      pack(wholes[i], parameters, std::span(gradients).subspan(input));
+      storages.push_back(gradient_storage(*group));
+      pieces.push_back({.whole = wholes[i], .own = flat_view(storages.back(), group->dtype)});
     }
-    reduce(cuts, subject(gradients), used(gradients));
+    unit_->start_reduction(std::move(pieces), name_of_used(gradients), used(gradients));
     ag::variable_list results;
-    for (size_t i = 0; i < inputs_.size(); i++) hand_on(cuts[i], inputs_[i].second, gradients, results);
+    for (size_t i = 0; i < inputs_.size(); i++) hand_on(storages[i], inputs_[i].second, gradients, results);
     gradients.clear();
-    unit_->count_reduction();
     unit_->bait_old_optimizers();
-    schedule->reduced(*unit_);
+    schedule->reduces(*unit_);
     return results;
   }
 
  private:
-  /// The gradients of a group, whole, and the memory that this rank's part of them goes to.
-  struct Cut {
-    c10::Storage storage;
-    Piece piece;
-  };
+  std::vector<GradientPlan> plans() const {
+    std::vector<GradientPlan> result;
+    for (const auto& [group, parameters] : inputs_) {
+      result.push_back({.numel = group->chunk * unit_->mesh().shard().size(),
+                        .dtype = wire_dtype(*group, unit_->options().mixed_precision),
+                        .device = group->own.device()});
+    }
+    return result;
+  }
 
-  Cut pack(const Unit::Group& group, std::span<Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients) {
-    const auto dtype = reduce_dtype(group, unit_->options().mixed_precision);
-    const auto whole = at::zeros({group.chunk * unit_->mesh().shard().size()}, group.own.options().dtype(dtype));
+  /// The gradients of a group, and zeros where it has none.
+  static void pack(const at::Tensor& whole, std::span<Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients) {
+    int64_t end = 0;
+    const auto fill_gap = [&](int64_t begin) {
+      if (begin > end) whole.narrow(0, end, begin - end).zero_();
+    };
     for (size_t i = 0; i < parameters.size(); i++) {
       const auto& gradient = gradients[i];
       if (!gradient.defined()) continue;
       const auto& parameter = *parameters[i];
+      fill_gap(parameter.span.offset);
       whole.as_strided(parameter.sizes, parameter.strides, parameter.span.offset)
           .copy_(gradient.is_sparse() ? gradient.to_dense() : gradient);
+      end = parameter.span.offset + parameter.span.numel;
     }
-    auto storage = marked_storage(Role::Gradient, unit_, static_cast<size_t>(group.chunk) * c10::elementSize(group.dtype),
-                                  group.own.device(), Allocate::Now);
-    return {.storage = storage, .piece = {.whole = whole, .own = flat_view(storage, group.dtype)}};
+    fill_gap(whole.numel());
+  }
+
+  c10::Storage gradient_storage(const Unit::Group& group) const {
+    auto storage =
+        marked_storage(Role::Gradient, unit_, static_cast<size_t>(group.chunk) * c10::elementSize(group.dtype), group.own.device());
+    fill(*storage.unsafeGetStorageImpl());
+    return storage;
   }
 
   /// The unit, and what of it this step did not use: ranks that used different parts would update a parameter in part. They get an error.
-  std::string subject(std::span<const at::Tensor> gradients) {
+  std::string name_of_used(std::span<const at::Tensor> gradients) {
     auto text = unit_->name();
     size_t input = 0;
     for (const auto& [group, parameters] : inputs_) {
@@ -108,23 +128,7 @@ class UnitNode final : public ag::Node {
     return hash;
   }
 
-  /// One call for all buffers of a dtype, as for gathers.
-  void reduce(std::span<const Cut> cuts, const std::string& name, uint64_t members) {
-    const auto& mesh = unit_->mesh();
-    const Subject subject{.unit = name, .number = unit_->number(), .members = members};
-    for (size_t next = 0; next < cuts.size();) {
-      const auto dtype = cuts[next].piece.whole.scalar_type();
-      std::vector<Piece> pieces;
-      for (; next < cuts.size() && cuts[next].piece.whole.scalar_type() == dtype; next++) pieces.push_back(cuts[next].piece);
-      mesh.shard().reduce_scatter(pieces, {.op = Reduce::Mean}, subject).wait();
-    }
-    if (mesh.replicate().size() == 1) return;
-    for (const auto& cut : cuts) {
-      mesh.replicate().all_reduce(cut.piece.own, {.op = Reduce::Mean}, subject).wait();
-    }
-  }
-
-  void hand_on(const Cut& cut, std::span<Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients,
+  void hand_on(const c10::Storage& storage, std::span<Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients,
                ag::variable_list& results) {
     const at::Tensor* last = nullptr;
     for (const auto* parameter : parameters) {
@@ -133,7 +137,7 @@ class UnitNode final : public ag::Node {
       // shard, it gets its gradient once.
       const bool wanted = gradients[results.size()].defined() && shard.requires_grad() && (last == nullptr || !last->is_same(shard));
       if (wanted) last = &shard;
-      results.push_back(wanted ? paged_view(cut.storage, shard.scalar_type(), shard.sizes(), shard.strides(), shard.storage_offset())
+      results.push_back(wanted ? paged_view(storage, shard.scalar_type(), shard.sizes(), shard.strides(), shard.storage_offset())
                                : at::Tensor());
     }
   }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tessera/comm/shared_area.h"
+
 namespace tessera {
 
 void MirrorLink::gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point /*deadline*/) {
@@ -18,6 +20,14 @@ std::unique_ptr<Link> MirrorLink::split(std::span<const int> members, Clock::tim
   expect_running();
   const auto position = std::ranges::find(members, rank_) - members.begin();
   return std::make_unique<MirrorLink>(static_cast<int>(position), static_cast<int>(members.size()));
+}
+
+SharedAttempt MirrorLink::share(const AreaShape& shape, Clock::time_point deadline) {
+  if (size_ > 1) return Link::share(shape, deadline);
+  const auto company = std::make_shared<Company>(SharedBlock::make(SharedBlock::Source::Heap, Company::room(1)), 0, 1);
+  return {
+      .area = std::make_shared<SharedArea>(SharedBlock::make(SharedBlock::Source::Heap, SharedArea::block_size(shape, 1)), shape, company),
+      .why_not = {}};
 }
 
 void MirrorLink::abort(std::string_view reason) noexcept {

@@ -17,6 +17,7 @@ class MirrorLink final : public Link {
   void gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) override;
   void transpose(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) override;
   std::unique_ptr<Link> split(std::span<const int> members, Clock::time_point deadline) override;
+  SharedAttempt share(const AreaShape& shape, Clock::time_point deadline) override;
   void abort(std::string_view reason) noexcept override;
 
  private:

@@ -24,8 +24,8 @@ uint64_t fresh_nonce() {
 
 }  // namespace
 
-SharedBlock SharedBlock::make(Source source, size_t size) {
-  return source == Source::Heap ? on_heap(size) : on_memfd(size);
+SharedBlock SharedBlock::make(Source source, size_t size, Commit commit) {
+  return source == Source::Heap ? on_heap(size) : on_memfd(size, commit);
 }
 
 SharedBlock SharedBlock::on_heap(size_t size) {
@@ -39,19 +39,26 @@ SharedBlock SharedBlock::on_heap(size_t size) {
   return block;
 }
 
-SharedBlock SharedBlock::on_memfd(size_t size) {
+SharedBlock SharedBlock::on_memfd(size_t size, Commit commit) {
   SharedBlock block;
   auto fd = std::make_shared<Fd>(::memfd_create("tessera", MFD_CLOEXEC));
   if (!*fd) throw IoError(fmt::format("no shared memory: memfd_create: {}", std::strerror(errno)));
-  // posix_fallocate rather than ftruncate: memory that is not there is an error here, not a bus error later.
-  if (const int failure = ::posix_fallocate(fd->get(), 0, static_cast<off_t>(size + sizeof(uint64_t))); failure != 0) {
+  if (::ftruncate(fd->get(), static_cast<off_t>(size + sizeof(uint64_t))) != 0) {
+    throw IoError(fmt::format("no {} bytes of shared memory: {}", size, std::strerror(errno)));
+  }
+  block.ticket_ = {.source = Source::Memfd, .fd = fd->get(), .pid = ::getpid(), .size = size, .nonce = fresh_nonce()};
+  block.fd_ = std::move(fd);
+  block.commit(commit == Commit::Now ? 0 : size, commit == Commit::Now ? size + sizeof(uint64_t) : sizeof(uint64_t));
+  block.data_ = map(block.fd_->get(), size);
+  std::memcpy(block.data_.get() + size, &block.ticket_.nonce, sizeof(uint64_t));
+  return block;
+}
+
+void SharedBlock::commit(size_t begin, size_t size) const {
+  if (!fd_ || size == 0) return;
+  if (const int failure = ::posix_fallocate(fd_->get(), static_cast<off_t>(begin), static_cast<off_t>(size)); failure != 0) {
     throw IoError(fmt::format("no {} bytes of shared memory: {}", size, std::strerror(failure)));
   }
-  block.data_ = map(fd->get(), size);
-  block.ticket_ = {.source = Source::Memfd, .fd = fd->get(), .pid = ::getpid(), .size = size, .nonce = fresh_nonce()};
-  std::memcpy(block.data_.get() + size, &block.ticket_.nonce, sizeof(uint64_t));
-  block.fd_ = std::move(fd);
-  return block;
 }
 
 SharedBlock SharedBlock::open(const Ticket& ticket) {
@@ -63,7 +70,8 @@ SharedBlock SharedBlock::open(const Ticket& ticket) {
     return block;
   }
   const auto path = fmt::format("/proc/{}/fd/{}", ticket.pid, ticket.fd);
-  const Fd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  block.fd_ = std::make_shared<Fd>(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  const auto& fd = *block.fd_;
   if (!fd) throw IoError(fmt::format("can't open the shared memory of process {}: {}: {}", ticket.pid, path, std::strerror(errno)));
   // The number may belong to another process here, when ranks live in different containers.
   struct stat status {};
@@ -78,6 +86,7 @@ std::shared_ptr<std::byte> SharedBlock::map(int fd, size_t size) {
   const size_t length = size + sizeof(uint64_t);
   void* memory = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (memory == MAP_FAILED) throw IoError(fmt::format("can't map {} bytes of shared memory: {}", size, std::strerror(errno)));
+  ::madvise(memory, length, MADV_HUGEPAGE);  // where the system allows them
   return {static_cast<std::byte*>(memory), [length](std::byte* pointer) { ::munmap(pointer, length); }};
 }
 

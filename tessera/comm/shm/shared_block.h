@@ -8,6 +8,8 @@
 #include <memory>
 #include <span>
 
+#include "tessera/base/fd.h"
+
 namespace tessera {
 
 class SharedBlock {
@@ -25,11 +27,19 @@ class SharedBlock {
   };
 
   /// Zeroed memory: on the heap for ranks that are threads, or anonymous (no file system is involved) for other processes to map.
-  static SharedBlock make(Source source, size_t size);
+  enum class Commit { Now, Later };
+  static SharedBlock make(Source source, size_t size, Commit commit = Commit::Now);
   /// While the block that gave the ticket still exists. Throws IoError with the reason where processes can't share memory, for example
   /// because they run in separate containers.
   static SharedBlock open(const Ticket& ticket);
 
+  /// Makes sure that the memory of a stretch is there: what is not is an error here, not a bus error later. Throws IoError.
+  void commit(size_t begin, size_t size) const;
+
+  /// All who shall have opened it: it needs no file descriptor any more.
+  void seal() { fd_.reset(); }
+
+  const std::shared_ptr<std::byte>& memory() const { return data_; }
   std::byte* data() const { return data_.get(); }
   size_t size() const { return ticket_.size; }
   const Ticket& ticket() const { return ticket_; }
@@ -37,13 +47,13 @@ class SharedBlock {
  private:
   SharedBlock() = default;
   static SharedBlock on_heap(size_t size);
-  static SharedBlock on_memfd(size_t size);
+  static SharedBlock on_memfd(size_t size, Commit commit);
   static std::shared_ptr<std::byte> map(int fd, size_t size);
 
   // Behind a pointer of its own, so that a ticket stays good when the block moves.
   std::shared_ptr<const std::shared_ptr<std::byte>> keeper_;
   std::shared_ptr<std::byte> data_;
-  std::shared_ptr<void> fd_;  // the maker's
+  std::shared_ptr<Fd> fd_;
   Ticket ticket_;
 };
 

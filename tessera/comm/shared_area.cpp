@@ -1,0 +1,63 @@
+#include "tessera/comm/shared_area.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/envelope.h"
+
+namespace tessera {
+namespace {
+
+/// The counters lie behind the data, on pages of their own.
+size_t data_size(const AreaShape& shape, int ranks) {
+  constexpr size_t kPage = 4096;
+  return (shape.bytes_per_rank * static_cast<size_t>(ranks) + kPage - 1) / kPage * kPage;
+}
+
+}  // namespace
+
+size_t SharedArea::block_size(const AreaShape& shape, int ranks) {
+  return data_size(shape, ranks) + static_cast<size_t>(shape.counters * ranks) * sizeof(Counter);
+}
+
+void SharedArea::commit(const SharedBlock& block, const AreaShape& shape, int rank, int ranks) {
+  block.commit(static_cast<size_t>(rank) * shape.bytes_per_rank, shape.bytes_per_rank);
+  if (rank == 0) block.commit(data_size(shape, ranks), block.size() - data_size(shape, ranks));
+}
+
+SharedArea::SharedArea(SharedBlock block, const AreaShape& shape, std::shared_ptr<Company> company)
+    : block_(std::move(block)), shape_(shape), company_(std::move(company)) {}
+
+std::span<Counter> SharedArea::counters(int which) const {
+  auto* const first = reinterpret_cast<Counter*>(block_.data() + data_size(shape_, size()));
+  return std::span(first, static_cast<size_t>(shape_.counters * size()))
+      .subspan(static_cast<size_t>(which * size()), static_cast<size_t>(size()));
+}
+
+bool SharedArea::reached_by_all(int counter, uint32_t value) const {
+  return std::ranges::all_of(counters(counter), [&](const Counter& one) { return Company::has_come(one, value); });
+}
+
+void SharedArea::wait(int counter, uint32_t value, std::chrono::milliseconds limit, const std::function<std::string()>& what) const {
+  try {
+    company_->wait(counters(counter), value, Clock::now() + limit);
+  } catch (const LinkFailure& failure) {
+    if (failure.kind == LinkFailure::Kind::Aborted) throw CommError(fmt::format("{}, was broken off: {}", what(), failure.reason));
+    std::string stand;
+    for (const int rank : failure.ranks) {
+      const auto come = counters(counter)[static_cast<size_t>(rank)].value.load();
+      stand += fmt::format("; rank {} is {} behind", rank, value - come);
+    }
+    const bool late = failure.kind == LinkFailure::Kind::Late;
+    const auto message = late ? fmt::format("{}, waited {} s for {} and gave up{}", what(), std::chrono::duration<double>(limit).count(),
+                                            name_ranks(failure.ranks), stand)
+                              : fmt::format("{}, can't go on: {} {}{}", what(), name_ranks(failure.ranks), failure.reason, stand);
+    if (tell_) tell_(message);
+    if (late) throw TimeoutError(message);
+    throw CommError(message);
+  }
+}
+
+}  // namespace tessera

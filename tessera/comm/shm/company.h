@@ -1,0 +1,68 @@
+// The ranks that share memory: who is there, who has died, whether one has given up, and how they wait for each other. They may be threads
+// or processes: the protocol is the same, so what the thread sanitizer says about threads holds for processes.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/base/fd.h"
+#include "tessera/comm/link.h"
+#include "tessera/comm/shm/shared_block.h"
+
+namespace tessera {
+
+/// How far one rank has come with something: written by that rank, waited for by the others. Lies in shared memory; begins as zeros.
+struct alignas(64) Counter {
+  std::atomic<uint32_t> value;     // may wrap
+  std::atomic<uint32_t> sleepers;  // ranks asleep until it changes
+};
+
+class Company {
+ public:
+  /// What it takes at the beginning of the block; `rest()` is for its owner.
+  static size_t room(int ranks);
+
+  Company(SharedBlock block, int rank, int ranks);
+  Company(const Company&) = delete;
+  Company& operator=(const Company&) = delete;
+  ~Company();
+
+  int rank() const { return rank_; }
+  int size() const { return ranks_; }
+  const SharedBlock& block() const { return block_; }
+  std::byte* rest() const { return block_.data() + room(ranks_); }
+
+  /// This rank has come to `value`; all that it wrote before is seen by those who wait for that.
+  void raise(Counter& own, uint32_t value) const;
+  /// Waits until all have come to `value`, each with a counter of its own. Any thread may call it. Throws LinkFailure.
+  void wait(std::span<Counter> counters, uint32_t value, Clock::time_point deadline);
+  static bool has_come(const Counter& counter, uint32_t value) {
+    return static_cast<int32_t>(counter.value.load(std::memory_order_acquire) - value) >= 0;
+  }
+
+  void abort(std::string_view reason) noexcept;
+  void expect_running() const;  // throws LinkFailure if somebody has aborted
+
+ private:
+  struct Header;
+  struct Seat;
+
+  Header& header() const;
+  Seat& seat(int rank) const;
+  void look_around(std::span<Counter> counters, uint32_t value, Clock::time_point deadline);
+  std::optional<std::string> gone(int rank);
+
+  SharedBlock block_;
+  int rank_;
+  int ranks_;
+  std::mutex mutex_;
+  std::vector<Fd> peers_;  // pid descriptors of ranks in other processes, for noticing their death
+};
+
+}  // namespace tessera

@@ -1,0 +1,146 @@
+#include "tessera/shard/gradient_slots.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <exception>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/envelope.h"
+#include "tessera/comm/reducer.h"
+#include "tessera/shard/per_group.h"
+
+namespace tessera {
+namespace {
+
+constexpr size_t kAlignment = 64;
+enum Counters { kPacked, kAdded, kCounters };
+
+size_t aligned(size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+/// What lies in front of a slot: ranks that add up different things get an error.
+constexpr size_t kHead = (sizeof(Envelope) + kAlignment - 1) / kAlignment * kAlignment;
+
+at::Tensor view(std::byte* memory, int64_t numel, at::ScalarType dtype) {
+  return at::from_blob(memory, {numel}, at::TensorOptions().dtype(dtype));
+}
+
+}  // namespace
+
+/// Work that is done by whoever waits for it.
+struct GradientSlots::Turn final : Work::State {
+  void wait() override {
+    {
+      const std::lock_guard lock(slots->mutex_);
+      slots->finish_through(number);
+    }
+    if (error) std::rethrow_exception(error);
+  }
+  bool done() const override { return is_done; }
+
+  std::shared_ptr<GradientSlots> slots;
+  uint32_t number = 0;
+  std::vector<Piece> pieces;
+  std::exception_ptr error;
+  bool is_done = false;
+};
+
+std::shared_ptr<GradientSlots> GradientSlots::of(const Communicator& shard) {
+  return one_per_group<GradientSlots>(shard, [&] { return std::make_shared<GradientSlots>(shard); });
+}
+
+void GradientSlots::expect(size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  expected_ = std::max(expected_, bytes);
+}
+
+std::byte* GradientSlots::slot(int rank, uint32_t turn) const {
+  return area_->part(rank) + (turn % 2) * size_;
+}
+
+void GradientSlots::make_area(size_t bytes) {
+  finish_through(turn_);
+  area_.reset();
+  expected_ = size_ = std::max(expected_, bytes);
+  auto attempt = shard_.share({.bytes_per_rank = 2 * size_, .counters = kCounters}, {.unit = "gradients"});
+  if (!attempt.area) throw IoError(fmt::format("no room for gradients of {} bytes: {}", size_, attempt.why_not));
+  area_ = std::move(attempt.area);
+  turn_ = 0;
+}
+
+std::vector<at::Tensor> GradientSlots::room(std::span<const GradientPlan> plans) {
+  const std::lock_guard lock(mutex_);
+  size_t bytes = kHead;
+  for (const auto& plan : plans) bytes += aligned(static_cast<size_t>(plan.numel) * c10::elementSize(plan.dtype));
+  if (!area_ || bytes > size_) make_area(bytes);
+  const auto turn = turn_ + 1;
+  finish_through(turn - 2);
+  area_->wait(kAdded, turn - 2, shard_.limit(), [&] { return std::string("making room for gradients"); });
+  std::vector<at::Tensor> rooms;
+  auto* place = slot(area_->rank(), turn) + kHead;
+  for (const auto& plan : plans) {
+    rooms.push_back(view(place, plan.numel, plan.dtype));
+    place += aligned(rooms.back().nbytes());
+  }
+  return rooms;
+}
+
+Work GradientSlots::reduce(std::span<const Piece> pieces, const Subject& subject) {
+  const std::lock_guard lock(mutex_);
+  auto turn = std::make_shared<Turn>();
+  turn->slots = shared_from_this();
+  turn->number = turn_ + 1;
+  turn->pieces.assign(pieces.begin(), pieces.end());
+  auto& envelope = *new (slot(area_->rank(), turn->number)) Envelope;
+  envelope.operation = Operation::ReduceScatter;
+  envelope.reduce = static_cast<uint8_t>(Reduce::Mean);
+  envelope.set_unit(subject.unit);
+  envelope.number = subject.number;
+  envelope.members = subject.members;
+  envelope.pieces = static_cast<int32_t>(pieces.size());
+  for (const auto& piece : pieces) envelope.numel += piece.whole.numel();
+  turn_++;
+  area_->reach(kPacked, turn_);
+  open_.push_back(turn);
+  return Work(std::move(turn));
+}
+
+void GradientSlots::finish_through(uint32_t turn) {
+  while (!open_.empty() && static_cast<int32_t>(turn - open_.front()->number) >= 0) {
+    const auto next = std::move(open_.front());
+    open_.pop_front();
+    try {
+      add_up(*next);
+    } catch (...) {
+      next->error = std::current_exception();
+    }
+    area_->reach(kAdded, next->number);
+    next->pieces.clear();
+    next->is_done = true;
+  }
+}
+
+void GradientSlots::add_up(const Turn& turn) {
+  const auto own_rank = area_->rank();
+  const auto& own_envelope = *reinterpret_cast<const Envelope*>(slot(own_rank, turn.number));
+  area_->wait(kPacked, turn.number, shard_.limit(), [&] { return own_envelope.describe(); });
+  std::vector<Envelope> envelopes;
+  for (int rank = 0; rank < area_->size(); rank++) envelopes.push_back(*reinterpret_cast<const Envelope*>(slot(rank, turn.number)));
+  expect_agreement(envelopes);
+  const c10::InferenceMode inference;
+  for (const auto& piece : turn.pieces) {
+    const auto dtype = piece.whole.scalar_type();
+    const auto chunk = piece.own.numel();
+    const auto offset = static_cast<std::byte*>(piece.whole.data_ptr()) - slot(own_rank, turn.number) +
+                        own_rank * chunk * static_cast<int64_t>(c10::elementSize(dtype));
+    std::vector<at::Tensor> contributions;
+    for (int rank = 0; rank < area_->size(); rank++) contributions.push_back(view(slot(rank, turn.number) + offset, chunk, dtype));
+    Reducer({.op = Reduce::Mean}, dtype).reduce(contributions, piece.own);
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,147 @@
+// The residence of ranks on one host: their chunks lie in one memory, in gathered order, so the unit is whole where it lies.
+//
+// No rank may write what another still reads, or read what another has not written yet. Each says of every unit which version it has
+// published, and which it is done reading; it waits for what the others say. That a rank has stopped reading says nothing, since it may
+// read again (in backward, or for a second batch): it is done with a version when it enters its own step.
+#include <ATen/ATen.h>
+#include <c10/core/Allocator.h>
+#include <fmt/format.h>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/shared_area.h"
+#include "tessera/shard/gradient_slots.h"
+#include "tessera/shard/marker.h"
+#include "tessera/shard/residence.h"
+
+namespace tessera {
+namespace {
+
+enum Counters { kPublished, kDone, kCounters };
+
+/// Memory of an area for a storage, which keeps the area.
+std::shared_ptr<at::DataPtr> memory_of(const SharedArea& area, std::byte* begin) {
+  auto keeper = std::make_unique<std::shared_ptr<std::byte>>(area.data());
+  return std::make_shared<at::DataPtr>(
+      begin, keeper.release(), [](void* kept) { delete static_cast<std::shared_ptr<std::byte>*>(kept); }, at::kCPU);
+}
+
+/// Until all ranks have published a version.
+struct Publication final : Work::State {
+  Publication(std::shared_ptr<SharedArea> control, uint32_t value, std::chrono::milliseconds limit, const Subject& subject)
+      : control(std::move(control)), value(value), limit(limit), unit(subject.unit), version(subject.version) {}
+
+  void wait() override {
+    control->wait(kPublished, value, limit, [&] { return fmt::format("reading version {} of unit '{}'", version, unit); });
+  }
+  bool done() const override { return control->reached_by_all(kPublished, value); }
+
+  std::shared_ptr<SharedArea> control;
+  uint32_t value;
+  std::chrono::milliseconds limit;
+  std::string unit;
+  uint64_t version;
+};
+
+class NodeShared final : public Residence {
+ public:
+  NodeShared(Communicator shard, std::shared_ptr<SharedArea> control)
+      : shard_(std::move(shard)), control_(std::move(control)), slots_(GradientSlots::of(shard_)) {}
+
+  std::string_view name() const override { return "node-shared"; }
+
+  std::shared_ptr<at::DataPtr> add(const BufferPlan& plan) override {
+    const auto bytes = static_cast<size_t>(plan.chunk) * c10::elementSize(plan.full_dtype);
+    const auto attempt = shard_.share({.bytes_per_rank = bytes}, {.unit = "parameters"});
+    if (!attempt.area) {
+      throw IoError(fmt::format("no shared memory for a unit of {} bytes: {}; shard with .residence = tessera::Residency::Gathered",
+                                bytes * static_cast<size_t>(shard_.size()), attempt.why_not));
+    }
+    const auto& area = *attempt.area;
+    const bool narrow = plan.dtype != plan.full_dtype;
+    places_.push_back({.area = attempt.area, .whole = memory_of(area, area.part(0)), .narrow = narrow});
+    if (plan.trained) slots_->expect(bytes * static_cast<size_t>(shard_.size()) + 1024);
+    if (!narrow) return memory_of(area, area.part(area.rank()));
+    return std::make_shared<at::DataPtr>(
+        c10::GetAllocator(at::kCPU)->allocate(static_cast<size_t>(plan.chunk) * c10::elementSize(plan.dtype)));
+  }
+
+  // The memory is there whether it is read or not.
+  uint64_t whole_bytes(std::span<const Buffer> /*buffers*/) const override { return 0; }
+
+  std::vector<Work> read(std::span<const Buffer> buffers, const Subject& subject, const Fault& /*fault*/) override {
+    publish(buffers, subject);
+    for (const auto& buffer : buffers) lend(*buffer.full, places_[buffer.number].whole);
+    const auto value = after(subject);
+    if (control_->reached_by_all(kPublished, value)) return {};
+    return {Work(std::make_shared<Publication>(control_, value, shard_.limit(), subject))};
+  }
+
+  void give_back(std::span<const Buffer> buffers, const std::string& unit) override {
+    for (const auto& buffer : buffers) drain(*buffer.full, freed_message(unit));
+  }
+
+  void make_private(std::span<const Buffer> buffers) override {
+    for (const auto& buffer : buffers) {
+      if (!is_lent(*buffer.full)) continue;
+      const auto shared = memory_view(*buffer.full, buffer.full_dtype);
+      fill(*buffer.full);
+      memory_view(*buffer.full, buffer.full_dtype).copy_(shared);
+    }
+  }
+
+  void done_reading(const Subject& subject) override { control_->reach(kDone, after(subject)); }
+
+  void write(const Subject& subject) override {
+    done_reading(subject);
+    control_->wait(kDone, after(subject), shard_.limit(), [&] {
+      return fmt::format(
+          "writing shards of unit '{}', which ranks may still read in version {} until they take their own step or call "
+          "tessera::skip_step",
+          subject.unit, subject.version);
+    });
+  }
+
+  void publish(std::span<const Buffer> buffers, const Subject& subject) override {
+    const auto value = after(subject);
+    if (value == published_) return;
+    for (const auto& buffer : buffers) {
+      const auto& place = places_[buffer.number];
+      if (!place.narrow) continue;
+      at::from_blob(place.area->part(place.area->rank()), {buffer.own.numel()}, at::TensorOptions().dtype(buffer.full_dtype))
+          .copy_(buffer.own);
+    }
+    control_->reach(kPublished, value);
+    published_ = value;
+  }
+
+  std::vector<at::Tensor> gradient_room(std::span<const GradientPlan> plans) override { return slots_->room(plans); }
+
+  std::vector<Work> reduce(std::span<const Piece> pieces, const Subject& subject) override { return {slots_->reduce(pieces, subject)}; }
+
+ private:
+  struct Place {
+    std::shared_ptr<SharedArea> area;
+    std::shared_ptr<at::DataPtr> whole;
+    bool narrow;  // the own part lies elsewhere, in another dtype; the area has what is read of it
+  };
+
+  /// Counters begin with 0, versions too.
+  static uint32_t after(const Subject& subject) { return static_cast<uint32_t>(subject.version) + 1; }
+
+  Communicator shard_;
+  std::shared_ptr<SharedArea> control_;
+  std::shared_ptr<GradientSlots> slots_;
+  std::vector<Place> places_;
+  uint32_t published_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Residence> node_shared_residence(Communicator shard, std::string& why_not) {
+  auto attempt = shard.share({.bytes_per_rank = 0, .counters = kCounters}, {.unit = "leases"});
+  why_not = attempt.why_not;
+  if (!attempt.area) return nullptr;
+  return std::make_unique<NodeShared>(std::move(shard), std::move(attempt.area));
+}
+
+}  // namespace tessera

@@ -1,0 +1,53 @@
+#include "tessera/shard/residence.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "tessera/base/env.h"
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/shard/options.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::array<std::string_view, 3> kNames = {"auto", "gathered", "node-shared"};
+
+Residency wanted(Residency option) {
+  const auto given = env("TESSERA_RESIDENCE");
+  if (!given || option != Residency::Auto) return option;
+  const auto found = std::ranges::find(kNames, *given);
+  if (found == kNames.end()) {
+    throw ConfigError(fmt::format("TESSERA_RESIDENCE='{}' names no residence; choose auto, gathered or node-shared", *given));
+  }
+  return static_cast<Residency>(found - kNames.begin());
+}
+
+}  // namespace
+
+std::string freed_message(const std::string& unit) {
+  return fmt::format(
+      "the parameters of unit '{}' are sharded and not in memory now; operators bring them in by themselves, "
+      "raw pointers need tessera::full_params(module)",
+      unit);
+}
+
+std::unique_ptr<Residence> make_residence(const ShardOptions& options, at::Device device) {
+  const auto& shard = options.mesh.shard();
+  const auto residency = wanted(options.residence);
+  if (residency == Residency::Gathered) return gathered_residence(shard);
+  std::string why_not;
+  if (!device.is_cpu()) {
+    why_not = fmt::format("the parameters are on {}, not in host memory", device.str());
+  } else if (auto shared = node_shared_residence(shard, why_not)) {
+    return shared;
+  }
+  if (residency == Residency::NodeShared)
+    throw ConfigError(fmt::format("parameters can't be shared by the ranks of this host: {}", why_not));
+  log(LogLevel::Info, fmt::format("parameters are gathered, not shared by the ranks of this host: {}", why_not));
+  return gathered_residence(shard);
+}
+
+}  // namespace tessera
