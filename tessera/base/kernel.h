@@ -3,7 +3,7 @@
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 // The sanitizers are not ready yet when the choice is made.
-#define TESSERA_KERNEL [[gnu::target_clones("avx512f", "avx2", "default")]] [[gnu::optimize("O3")]]
+#define TESSERA_KERNEL [[gnu::target_clones("avx512f", "avx2", "default")]]
 #else
 #define TESSERA_KERNEL
 #endif

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "tessera/comm/shared_area.h"
+
 namespace tessera {
 
 SharedAttempt Link::share(const AreaShape& /*shape*/, Clock::time_point /*deadline*/) {

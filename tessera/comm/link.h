@@ -23,19 +23,8 @@ struct LinkFailure {
   std::string reason;      // what an aborting rank said, or how it is known that a rank is gone
 };
 
-class SharedArea;
-
-/// Memory to be shared: so much for each rank, and so many counters.
-struct AreaShape {
-  size_t bytes_per_rank = 0;
-  int counters = 0;
-};
-
-/// An area on every rank, or on none, with the reason.
-struct SharedAttempt {
-  std::shared_ptr<SharedArea> area;
-  std::string why_not;
-};
+struct AreaShape;
+struct SharedAttempt;
 
 /// Calls come from one thread at a time, and in the same order with the same sizes on every rank: the caller has made sure of that.
 /// Only abort() may come from another thread. Every call throws LinkFailure, and after that only abort() and destruction are allowed.

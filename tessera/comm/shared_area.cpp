@@ -6,6 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/envelope.h"
+#include "tessera/comm/shm/company.h"
 
 namespace tessera {
 namespace {
@@ -27,11 +28,23 @@ void SharedArea::commit(const SharedBlock& block, const AreaShape& shape, int ra
   if (rank == 0) block.commit(data_size(shape, ranks), block.size() - data_size(shape, ranks));
 }
 
-SharedArea::SharedArea(SharedBlock block, const AreaShape& shape, std::shared_ptr<Company> company)
-    : block_(std::move(block)), shape_(shape), company_(std::move(company)) {}
+SharedArea::SharedArea(const SharedBlock& block, const AreaShape& shape, std::shared_ptr<Company> company)
+    : data_(block.memory()), shape_(shape), company_(std::move(company)) {}
+
+int SharedArea::rank() const {
+  return company_->rank();
+}
+
+int SharedArea::size() const {
+  return company_->size();
+}
+
+void SharedArea::reach(int counter, uint32_t value) const {
+  company_->raise(counters(counter)[static_cast<size_t>(rank())], value);
+}
 
 std::span<Counter> SharedArea::counters(int which) const {
-  auto* const first = reinterpret_cast<Counter*>(block_.data() + data_size(shape_, size()));
+  auto* const first = reinterpret_cast<Counter*>(data_.get() + data_size(shape_, size()));
   return std::span(first, static_cast<size_t>(shape_.counters * size()))
       .subspan(static_cast<size_t>(which * size()), static_cast<size_t>(size()));
 }

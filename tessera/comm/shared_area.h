@@ -2,32 +2,43 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
+#include <string>
 #include <string_view>
-
-#include "tessera/comm/shm/company.h"
 
 namespace tessera {
 
-/// A part for each rank, one after the other in rank order. Zeros at first; each rank's own processor core is the first to touch its part.
+class Company;
+class SharedBlock;
+struct Counter;
+
+/// So much for each rank, and so many counters.
+struct AreaShape {
+  size_t bytes_per_rank = 0;
+  int counters = 0;
+};
+
+/// A part for each rank, one after the other in rank order. Zeros at first; each rank itself is the first to touch its part.
 class SharedArea {
  public:
   static size_t block_size(const AreaShape& shape, int ranks);
   /// Makes sure that the memory of this rank's part is there. Throws IoError where there is not enough.
   static void commit(const SharedBlock& block, const AreaShape& shape, int rank, int ranks);
 
-  SharedArea(SharedBlock block, const AreaShape& shape, std::shared_ptr<Company> company);
+  SharedArea(const SharedBlock& block, const AreaShape& shape, std::shared_ptr<Company> company);
 
-  int rank() const { return company_->rank(); }
-  int size() const { return company_->size(); }
-  std::byte* part(int rank) const { return block_.data() + static_cast<size_t>(rank) * shape_.bytes_per_rank; }
+  int rank() const;
+  int size() const;
+  std::byte* part(int rank) const { return data_.get() + static_cast<size_t>(rank) * shape_.bytes_per_rank; }
   /// All parts. Whoever keeps the pointer keeps the memory.
-  std::shared_ptr<std::byte> data() const { return block_.memory(); }
-  size_t bytes() const { return shape_.bytes_per_rank * static_cast<size_t>(size()); }
+  const std::shared_ptr<std::byte>& data() const { return data_; }
 
   /// This rank has come to `value` of a counter, and all that it wrote before is there for those who wait for that. Values wrap.
-  void reach(int counter, uint32_t value) const { company_->raise(counters(counter)[static_cast<size_t>(rank())], value); }
+  void reach(int counter, uint32_t value) const;
   bool reached_by_all(int counter, uint32_t value) const;
   /// Until all ranks have come to it. From any thread. `what` says in the error what for. An error here ends the whole group.
   void wait(int counter, uint32_t value, std::chrono::milliseconds limit, const std::function<std::string()>& what) const;
@@ -38,10 +49,16 @@ class SharedArea {
  private:
   std::span<Counter> counters(int which) const;
 
-  SharedBlock block_;
+  std::shared_ptr<std::byte> data_;
   AreaShape shape_;
   std::shared_ptr<Company> company_;
   std::function<void(std::string_view)> tell_;
+};
+
+/// An area on every rank, or on none, with the reason.
+struct SharedAttempt {
+  std::shared_ptr<SharedArea> area;
+  std::string why_not;
 };
 
 }  // namespace tessera

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/comm/link.h"
+#include "tessera/comm/shared_area.h"
 #include "tessera/comm/work.h"
 
 namespace tessera {

@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/shard/model.h"
+#include "tessera/shard/schedule.h"
 #include "tessera/shard/unit.h"
 
 namespace tessera::optim {
@@ -68,7 +69,7 @@ std::vector<Optimizer::Run> Optimizer::runs_of(std::vector<at::Tensor> parameter
       run.members.push_back({.parameter = parameter, .offset = offset - begin});
       run.flat = run.members.front().parameter.detach().as_strided({offset + parameter.numel() - begin}, {1}, begin);
     } else {
-      runs.push_back({.members = {{.parameter = parameter}}, .flat = parameter});
+      runs.push_back({.members = {{.parameter = parameter}}, .unit = found.unit, .flat = parameter});
     }
   }
   return runs;
@@ -126,14 +127,33 @@ void Optimizer::collect(Run& run, std::map<int64_t, Update>& updates) {
   }
 }
 
+bool Optimizer::has_gradient(const Run& run) {
+  return std::ranges::any_of(run.members, [](const Member& member) { return member.parameter.grad().defined(); });
+}
+
+std::vector<std::shared_ptr<Unit>> Optimizer::units_to_update() const {
+  std::vector<std::shared_ptr<Unit>> result;
+  for (const auto& group : groups_) {
+    for (const auto& run : group.runs) {
+      auto unit = run.unit.lock();
+      if (unit && has_gradient(run) && std::ranges::find(result, unit) == result.end()) result.push_back(std::move(unit));
+    }
+  }
+  return result;
+}
+
 void Optimizer::step() {
   const c10::AutoGradMode no_grad(false);
+  // Before the first write, which may have to wait until all ranks have said so of that unit.
+  const auto units = units_to_update();
+  for (const auto& unit : units) unit->schedule()->done_reading(*unit);
   for (auto& group : groups_) {
     // Parameters that took as many steps go together: nearly always all.
     std::map<int64_t, Update> updates;
     for (auto& run : group.runs) collect(run, updates);
     for (auto& [step, update] : updates) apply(group.settings, step, update);
   }
+  for (const auto& unit : units) unit->schedule()->publish(*unit);
   for (const auto& world : worlds_) world.step_done();
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,6 +13,10 @@
 
 namespace torch::nn {
 class Module;
+}
+
+namespace tessera {
+class Unit;
 }
 
 namespace tessera::optim {
@@ -72,7 +77,8 @@ class Optimizer {
   /// Parameters next to each other in one unit, or a single one.
   struct Run {
     std::vector<Member> members;
-    at::Tensor flat;  // over all of them; a single one as it is
+    std::weak_ptr<Unit> unit;  // none for whole parameters
+    at::Tensor flat;           // over all of them; a single one as it is
     std::map<std::string, at::Tensor> state = {};
   };
   struct Group {
@@ -86,6 +92,8 @@ class Optimizer {
   static at::Tensor flat_gradient(const Run& run);
   void make_state(Run& run);
   void collect(Run& run, std::map<int64_t, Update>& updates);
+  static bool has_gradient(const Run& run);
+  std::vector<std::shared_ptr<Unit>> units_to_update() const;
   Member* find(const at::Tensor& parameter, Run*& run);
 
   std::vector<Group> groups_;

@@ -12,10 +12,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/comm/per_group.h"
 #include "tessera/shard/marker.h"
 #include "tessera/shard/model.h"
 #include "tessera/shard/paging.h"
-#include "tessera/shard/per_group.h"
 #include "tessera/shard/schedule.h"
 #include "tessera/shard/unit.h"
 

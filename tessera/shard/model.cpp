@@ -40,7 +40,7 @@ struct Line {
   std::string name;
   int64_t numel = 0;
   uint64_t whole_bytes = 0, shard_bytes = 0;
-  std::string dtypes = {};
+  std::string dtypes = {}, residence = {};
   UnitCounters counters = {};
 };
 
@@ -60,6 +60,7 @@ Line line_of(Unit& unit, size_t depth) {
     line.shard_bytes += group.own.nbytes();
     dtypes.insert(c10::toString(group.full_dtype));
   }
+  line.residence = unit.residence();
   line.dtypes = fmt::format("{}", fmt::join(dtypes, "+"));
   return line;
 }
@@ -198,17 +199,24 @@ void reset_counters(const torch::nn::Module& module) {
   }
 }
 
+void skip_step(const torch::nn::Module& module) {
+  for (const auto& unit : units(module)) {
+    unit->schedule()->about_to_write(*unit);
+    unit->schedule()->publish(*unit);
+  }
+}
+
 std::string describe(const torch::nn::Module& module) {
   std::vector<Line> lines;
   for (const auto& unit : in_tree_order(units(module))) lines.push_back(line_of(*unit.unit, unit.depth));
   size_t width = 4;
   for (const auto& line : lines) width = std::max(width, line.name.size());
-  auto text = fmt::format("{:<{}}{:>12}{:>11}{:>11}  {:<8}{:>9}{:>11}{:>9}\n", "unit", width, "parameters", "whole", "shard", "dtype",
-                          "gathers", "gathered", "reduced");
+  auto text = fmt::format("{:<{}}{:>12}{:>11}{:>11}  {:<8}{:<11}{:>9}{:>11}{:>9}\n", "unit", width, "parameters", "whole", "shard", "dtype",
+                          "residence", "gathers", "gathered", "reduced");
   for (const auto& line : lines) {
-    text += fmt::format("{:<{}}{:>12}{:>11}{:>11}  {:<8}{:>9}{:>11}{:>9}\n", line.name, width, line.numel, size_text(line.whole_bytes),
-                        size_text(line.shard_bytes), line.dtypes, line.counters.gathers, size_text(line.counters.gathered_bytes),
-                        line.counters.reductions);
+    text += fmt::format("{:<{}}{:>12}{:>11}{:>11}  {:<8}{:<11}{:>9}{:>11}{:>9}\n", line.name, width, line.numel,
+                        size_text(line.whole_bytes), size_text(line.shard_bytes), line.dtypes, line.residence, line.counters.gathers,
+                        size_text(line.counters.gathered_bytes), line.counters.reductions);
   }
   const auto total = counters(module);
   return text + fmt::format("peak of whole units {}, uses not foreseen {}\n", size_text(total.peak_whole_bytes), total.misses);

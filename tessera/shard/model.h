@@ -63,6 +63,9 @@ struct ModelCounters {
 ModelCounters counters(const torch::nn::Module& module);
 void reset_counters(const torch::nn::Module& module);
 
+/// Says that this rank takes no step this time, while others do: they need not wait for it to be done with the parameters as they are.
+void skip_step(const torch::nn::Module& module);
+
 /// The units, indented by how their modules nest, with their sizes and counters, for people.
 std::string describe(const torch::nn::Module& module);
 

@@ -9,7 +9,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/shared_area.h"
-#include "tessera/shard/gradient_slots.h"
 #include "tessera/shard/marker.h"
 #include "tessera/shard/residence.h"
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/gradient_slots.h"
 
 namespace tessera {
 
@@ -34,13 +35,6 @@ struct BufferPlan {
   at::ScalarType dtype, full_dtype;
   at::Device device;
   bool trained = true;
-};
-
-/// Gradients of one buffer on their way to the sum.
-struct GradientPlan {
-  int64_t numel = 0;
-  at::ScalarType dtype;  // in which they travel
-  at::Device device;
 };
 
 ///      cut  --read(version)-->  whole  --give_back()-->  cut

@@ -232,6 +232,11 @@ void Schedule::about_to_write(Unit& unit) {
   unit.about_to_write();
 }
 
+void Schedule::publish(Unit& unit) {
+  const auto held = lock();
+  if (!unit.pinned()) unit.publish();
+}
+
 void Schedule::free_all() {
   const auto held = lock();
   const auto old = live_;

@@ -40,6 +40,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void about_to_write(Unit& unit);
   /// This rank will write the shards of the unit before it reads it again.
   void done_reading(Unit& unit);
+  /// And it has written all that it will.
+  void publish(Unit& unit);
   /// Frees all that is not pinned.
   void free_all();
   /// The unit goes to another schedule.

@@ -135,7 +135,11 @@ class TracingTransport final : public Transport {
   static at::Tensor reduced(std::vector<at::Tensor> values, const Reduction& reduction) {
     const Reducer reducer(reduction, values.front().scalar_type());
     for (auto& value : values) value = value.to(reducer.wire());
-    return reducer.reduce(values);
+    const auto dtype = values.front().scalar_type();
+    const auto sum_dtype = at::isFloatingType(dtype) ? at::promoteTypes(dtype, at::kFloat) : dtype;
+    const auto result = at::empty(values.front().sizes(), values.front().options().dtype(sum_dtype));
+    reducer.reduce(values, result);
+    return result;
   }
 
   const Groups groups_;

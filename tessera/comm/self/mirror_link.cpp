@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tessera/comm/shared_area.h"
+#include "tessera/comm/shm/company.h"
 
 namespace tessera {
 

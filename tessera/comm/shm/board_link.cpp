@@ -128,7 +128,7 @@ SharedAttempt BoardLink::share(const AreaShape& shape, Clock::time_point deadlin
     if (troubles[r][0] != '\0') return {.area = nullptr, .why_not = "rank " + std::to_string(r) + ": " + troubles[r].data()};
   }
   block->seal();
-  return {.area = std::make_shared<SharedArea>(std::move(*block), shape, company_), .why_not = {}};
+  return {.area = std::make_shared<SharedArea>(*block, shape, company_), .why_not = {}};
 }
 
 }  // namespace tessera

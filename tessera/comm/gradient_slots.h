@@ -9,9 +9,15 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/shared_area.h"
-#include "tessera/shard/residence.h"
 
 namespace tessera {
+
+/// Gradients of one buffer on their way to the sum.
+struct GradientPlan {
+  int64_t numel = 0;
+  at::ScalarType dtype;  // in which they travel
+  at::Device device;
+};
 
 /// Each rank has two slots. In turn k it packs gradients into its slot k % 2 and says so; some time later it adds up its own part of what
 /// all have packed, in rank order, and says that, too. In turn k + 2 a slot is packed again, when all have added up turn k. So the sum of

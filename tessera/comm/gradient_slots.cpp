@@ -1,4 +1,4 @@
-#include "tessera/shard/gradient_slots.h"
+#include "tessera/comm/gradient_slots.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
@@ -9,8 +9,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/envelope.h"
+#include "tessera/comm/per_group.h"
 #include "tessera/comm/reducer.h"
-#include "tessera/shard/per_group.h"
 
 namespace tessera {
 namespace {
