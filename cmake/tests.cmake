@@ -8,7 +8,8 @@ if(TESSERA_SANITIZE STREQUAL "thread")
   # libtorch and gloo lock with code that the sanitizer can't see and unlock with inlined code that it sees, which looks like misuse of a mutex.
   list(APPEND _environment "TSAN_OPTIONS=suppressions='${PROJECT_SOURCE_DIR}/cmake/tsan.supp' halt_on_error=1 report_mutex_bugs=0")
 elseif(TESSERA_SANITIZE STREQUAL "address")
-  list(APPEND _environment "ASAN_OPTIONS=detect_stack_use_after_return=1")
+  list(APPEND _environment "ASAN_OPTIONS=detect_stack_use_after_return=1"
+    "LSAN_OPTIONS=suppressions='${PROJECT_SOURCE_DIR}/cmake/lsan.supp' print_suppressions=0")
 endif()
 set(_limit 60)  # three times what a test may take on an idle machine
 if(TESSERA_SANITIZE)
@@ -69,8 +70,17 @@ if(TESSERA_SAFETENSORS_PYTHON)
 endif()
 target_link_libraries(test_data_idx PRIVATE ZLIB::ZLIB)  # to pack what is read
 
+# Where both are possible, parameters lie in memory that ranks share; what can be seen of them must be the same where they are gathered.
+foreach(_name IN ITEMS attack checkpointing danger engine formula memory parity precision property pytorch refusal whole write)
+  if(NOT TARGET test_shard_${_name})
+    continue()
+  endif()
+  add_test(NAME shard/${_name}_gathered COMMAND test_shard_${_name} --gtest_brief=1)
+  set_tests_properties(shard/${_name}_gathered PROPERTIES ENVIRONMENT "${_environment};TESSERA_RESIDENCE=gathered" TIMEOUT ${_limit})
+endforeach()
+
 # As many drawn models as fit into a minute, in four tests; ten minutes of others where there is time.
-set_property(TEST shard/property APPEND PROPERTY ENVIRONMENT TESSERA_PROPERTY_SECONDS=15)
+set_property(TEST shard/property shard/property_gathered APPEND PROPERTY ENVIRONMENT TESSERA_PROPERTY_SECONDS=15)
 function(more_models name first seconds)
   add_test(NAME shard/property_${name} COMMAND test_shard_property --gtest_brief=1)
   set_tests_properties(shard/property_${name} PROPERTIES TIMEOUT 1800

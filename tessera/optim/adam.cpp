@@ -2,7 +2,31 @@
 
 #include <ATen/ATen.h>
 
+#include <cmath>
+
+#include "tessera/base/error.h"
+#include "tessera/optim/stretches.h"
+
 namespace tessera::optim {
+namespace {
+
+AdamRule rule_of(double lr, double decay, const AdamOptions& options, int64_t step, bool direct_decay, const at::Tensor& factor) {
+  const auto n = static_cast<double>(step);
+  return {.common = {.factor = value_of(factor),
+                     .l2 = direct_decay ? 0 : static_cast<float>(decay),
+                     .keep = direct_decay ? static_cast<float>(1 - lr * decay) : 1},
+          .step = static_cast<float>(lr / (1 - std::pow(options.beta1, n))),
+          .beta1 = static_cast<float>(options.beta1),
+          .beta2 = static_cast<float>(options.beta2),
+          .correction = static_cast<float>(std::sqrt(1 - std::pow(options.beta2, n))),
+          .eps = static_cast<float>(options.eps)};
+}
+
+AdamOptions as_adam(const AdamWOptions& options) {
+  return {.lr = options.lr, .beta1 = options.beta1, .beta2 = options.beta2, .eps = options.eps, .weight_decay = options.weight_decay};
+}
+
+}  // namespace
 
 Adam::Adam(std::vector<at::Tensor> parameters, AdamOptions options)
     : Adam(std::vector<ParameterGroup>{{.parameters = std::move(parameters)}}, options) {}
@@ -10,19 +34,23 @@ Adam::Adam(std::vector<at::Tensor> parameters, AdamOptions options)
 Adam::Adam(std::vector<ParameterGroup> groups, AdamOptions options) : Adam(std::move(groups), options, Decay::ByGradient) {}
 
 Adam::Adam(std::vector<ParameterGroup> groups, AdamOptions options, Decay decay)
-    : Optimizer(std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay}, {"first", "second"}),
+    : Optimizer(std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay}, {{.name = "first"}, {.name = "second"}}),
       options_(options),
       decay_(decay) {}
 
-void Adam::apply(const Settings& settings, int64_t step, Update& update) {
-  const auto number = at::full({}, step, update.parameters.front().options().dtype(at::kFloat));
-  const std::vector<at::Tensor> steps(update.parameters.size(), number);
+void Adam::apply(const Settings& settings, int64_t step, const Item& item) {
+  const bool direct = decay_ == Decay::Direct;
+  if (has_loops(item.parameter, item.gradient, item.state)) {
+    return update_in_parallel(rule_of(settings.lr, settings.weight_decay, options_, step, direct, item.factor),
+                              stretch_of(item.parameter, item.gradient, item.state, item.narrow));
+  }
+  const std::vector<at::Tensor> parameters = {item.parameter}, gradients = {scaled(item.gradient, item.factor)}, first = {item.state[0]},
+                                second = {item.state[1]}, steps = {at::full({}, step, item.parameter.options().dtype(at::kFloat))};
   const auto fused = [&](const auto& kernel) {
-    kernel(update.parameters, update.gradients, update.state["first"], update.state["second"], std::vector<at::Tensor>(), steps,
-           settings.lr, options_.beta1, options_.beta2, settings.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false,
-           std::nullopt, std::nullopt);
+    kernel(parameters, gradients, first, second, std::vector<at::Tensor>(), steps, settings.lr, options_.beta1, options_.beta2,
+           settings.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false, std::nullopt, std::nullopt);
   };
-  if (decay_ == Decay::Direct) {
+  if (direct) {
     fused([](auto&&... arguments) { at::_fused_adamw_(arguments...); });
   } else {
     fused([](auto&&... arguments) { at::_fused_adam_(arguments...); });
@@ -32,9 +60,34 @@ void Adam::apply(const Settings& settings, int64_t step, Update& update) {
 AdamW::AdamW(std::vector<at::Tensor> parameters, AdamWOptions options)
     : AdamW(std::vector<ParameterGroup>{{.parameters = std::move(parameters)}}, options) {}
 
-AdamW::AdamW(std::vector<ParameterGroup> groups, AdamWOptions options)
-    : Adam(std::move(groups),
-           {.lr = options.lr, .beta1 = options.beta1, .beta2 = options.beta2, .eps = options.eps, .weight_decay = options.weight_decay},
-           Decay::Direct) {}
+AdamW::AdamW(std::vector<ParameterGroup> groups, AdamWOptions options) : Adam(std::move(groups), as_adam(options), Decay::Direct) {}
+
+SmallAdamW::SmallAdamW(std::vector<at::Tensor> parameters, AdamWOptions options)
+    : SmallAdamW(std::vector<ParameterGroup>{{.parameters = std::move(parameters)}}, options) {}
+
+SmallAdamW::SmallAdamW(std::vector<ParameterGroup> groups, AdamWOptions options)
+    : Optimizer(std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay},
+                {{.name = "first", .dtype = at::kChar},
+                 {.name = "second", .dtype = at::kByte},
+                 {.name = "first_scales", .dtype = at::kFloat, .block = kBlock},
+                 {.name = "second_scales", .dtype = at::kFloat, .block = kBlock}}),
+      options_(options) {}
+
+void SmallAdamW::apply(const Settings& settings, int64_t step, const Item& item) {
+  if (!has_loops(item.parameter, item.gradient, {})) {
+    throw UsageError("SmallAdamW works on dense float32 parameters in host memory; use AdamW for others");
+  }
+  const auto rule = rule_of(settings.lr, settings.weight_decay, as_adam(options_), step, true, item.factor);
+  const auto all = stretch_of(item.parameter, item.gradient, {}, item.narrow);
+  const auto blocks = (all.count + kBlock - 1) / kBlock;
+  at::parallel_for(0, blocks, 256, [&](int64_t begin, int64_t end) {
+    const auto first = begin * kBlock;
+    update(rule, part_of(all, first, std::min(end * kBlock, all.count) - first),
+           {.first = item.state[0].data_ptr<int8_t>() + first,
+            .second = item.state[1].data_ptr<uint8_t>() + first,
+            .first_scales = item.state[2].data_ptr<float>() + begin,
+            .second_scales = item.state[3].data_ptr<float>() + begin});
+  });
+}
 
 }  // namespace tessera::optim

@@ -1,4 +1,4 @@
-// Adam and AdamW, as torch::optim does them.
+// Adam and AdamW, as torch::optim does them, and AdamW with small moments.
 #pragma once
 
 #include "tessera/optim/optimizer.h"
@@ -25,7 +25,7 @@ class Adam : public Optimizer {
   Adam(std::vector<ParameterGroup> groups, AdamOptions options, Decay decay);
 
  private:
-  void apply(const Settings& settings, int64_t step, Update& update) override;
+  void apply(const Settings& settings, int64_t step, const Item& item) override;
   AdamOptions options_;
   Decay decay_;
 };
@@ -43,6 +43,17 @@ class AdamW final : public Adam {
  public:
   AdamW(std::vector<at::Tensor> parameters, AdamWOptions options);
   AdamW(std::vector<ParameterGroup> groups, AdamWOptions options);
+};
+
+/// AdamW whose moments take two bytes for each parameter instead of eight: in blocks of 256 with a scale each.
+class SmallAdamW final : public Optimizer {
+ public:
+  SmallAdamW(std::vector<at::Tensor> parameters, AdamWOptions options);
+  SmallAdamW(std::vector<ParameterGroup> groups, AdamWOptions options);
+
+ private:
+  void apply(const Settings& settings, int64_t step, const Item& item) override;
+  AdamWOptions options_;
 };
 
 }  // namespace tessera::optim

@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/shard/model.h"
+#include "tessera/shard/norms.h"
 #include "tessera/shard/schedule.h"
 #include "tessera/shard/unit.h"
 
@@ -28,8 +29,8 @@ void expect_leaf(const at::Tensor& parameter) {
 
 }  // namespace
 
-Optimizer::Optimizer(std::vector<ParameterGroup> groups, Settings settings, std::vector<std::string> state_names)
-    : state_names_(std::move(state_names)) {
+Optimizer::Optimizer(std::vector<ParameterGroup> groups, Settings settings, std::vector<StateKind> state_kinds)
+    : state_kinds_(std::move(state_kinds)) {
   std::set<c10::TensorImpl*> seen;
   std::vector<at::Tensor> all;
   for (const auto& group : groups) all.insert(all.end(), group.parameters.begin(), group.parameters.end());
@@ -55,12 +56,14 @@ Optimizer::Optimizer(std::vector<ParameterGroup> groups, Settings settings, std:
   if (seen.empty()) throw UsageError("an optimizer was given no parameters");
 }
 
-std::vector<Optimizer::Run> Optimizer::runs_of(std::vector<at::Tensor> parameters) {
+std::vector<Optimizer::Run> Optimizer::runs_of(std::vector<at::Tensor> parameters) const {
+  // State in blocks can't be cut at any place.
+  const bool joins = std::ranges::all_of(state_kinds_, [](const StateKind& kind) { return kind.block == 1; });
   std::vector<Run> runs;
   const Unit::Parameter* last = nullptr;
   for (auto& parameter : parameters) {
     const auto found = locate(parameter);
-    const bool adjacent = last != nullptr && found.parameter == last + 1 && found.parameter != &found.group->parameters.front();
+    const bool adjacent = joins && last != nullptr && found.parameter == last + 1 && found.parameter != &found.group->parameters.front();
     last = found.parameter;
     const auto offset = parameter.storage_offset();
     if (adjacent) {
@@ -94,36 +97,49 @@ at::Tensor Optimizer::flat_gradient(const Run& run) {
   return first.as_strided(run.flat.sizes(), run.flat.strides(), first.storage_offset());
 }
 
-void Optimizer::make_state(Run& run) {
-  for (const auto& name : state_names_) {
-    auto& tensor = run.state[name];
-    // Without the parameter's key: state is nobody's shard.
-    if (!tensor.defined()) tensor = at::empty_strided(run.flat.sizes(), run.flat.strides(), run.flat.options()).zero_();
+/// What the other ranks read of a run, if they read something narrower.
+at::Tensor Optimizer::narrow_of(const Run& run) {
+  const auto unit = run.unit.lock();
+  const auto narrow = unit ? unit->narrow_part(run.flat) : at::Tensor();
+  return narrow.defined() && narrow.scalar_type() == at::kBFloat16 ? narrow : at::Tensor();
+}
+
+void Optimizer::make_state(Run& run) const {
+  if (!run.state.empty()) return;
+  // Without the parameter's key: state is nobody's shard.
+  for (const auto& kind : state_kinds_) {
+    const auto like = run.flat.options().dtype(kind.dtype.value_or(run.flat.scalar_type()));
+    run.state.push_back(kind.block == 1 ? at::empty_strided(run.flat.sizes(), run.flat.strides(), like).zero_()
+                                        : at::zeros({(run.flat.numel() + kind.block - 1) / kind.block}, like));
   }
 }
 
-void Optimizer::collect(Run& run, std::map<int64_t, Update>& updates) {
-  const auto add = [&](int64_t step, const at::Tensor& parameter, const at::Tensor& gradient, const auto& state_of) {
-    make_state(run);  // only now: what is frozen never has any
-    auto& update = updates[step];
-    update.parameters.push_back(parameter);
+void Optimizer::step_run(const Settings& settings, Run& run) {
+  if (!has_gradient(run)) return;
+  make_state(run);  // only now: what is frozen never has any
+  const auto update_part = [&](const at::Tensor& parameter, const at::Tensor& gradient, std::span<const at::Tensor> state,
+                               std::span<Member> members, const at::Tensor& narrow) {
+    for (auto& member : members) member.steps++;
     // The kernels go through memory in order and look at no strides.
     const bool alike = gradient.strides() == parameter.strides();
-    update.gradients.push_back(alike ? gradient : at::empty_like(parameter).copy_(gradient));
-    for (const auto& name : state_names_) update.state[name].push_back(state_of(run.state.at(name)));
+    apply(settings, members.front().steps,
+          {.parameter = parameter,
+           .gradient = alike ? gradient : at::empty_like(parameter).copy_(gradient),
+           .state = state,
+           .narrow = narrow,
+           .members = members,
+           .factor = factor_,
+           .unit = run.unit.lock()});
   };
-  if (run.members.size() > 1) {
-    if (const auto gradient = flat_gradient(run); gradient.defined()) {
-      for (auto& member : run.members) member.steps++;
-      add(run.members.front().steps, run.flat, gradient, [](const at::Tensor& flat) { return flat; });
-      return;
-    }
-  }
+  const auto narrow = narrow_of(run);
+  const auto gradient = run.members.size() == 1 ? run.members.front().parameter.grad() : flat_gradient(run);
+  if (gradient.defined()) return update_part(run.flat, gradient, run.state, run.members, narrow);
   for (auto& member : run.members) {
-    const auto& gradient = member.parameter.grad();
-    if (!gradient.defined()) continue;
-    member.steps++;
-    add(member.steps, member.parameter, gradient, [&](const at::Tensor& flat) { return part(run, flat, member); });
+    if (!member.parameter.grad().defined()) continue;
+    std::vector<at::Tensor> state;
+    for (const auto& flat : run.state) state.push_back(part(run, flat, member));
+    update_part(member.parameter, member.parameter.grad(), state, std::span(&member, 1),
+                narrow.defined() ? narrow.narrow(0, member.offset, member.parameter.numel()) : narrow);
   }
 }
 
@@ -147,14 +163,31 @@ void Optimizer::step() {
   // Before the first write, which may have to wait until all ranks have said so of that unit.
   const auto units = units_to_update();
   for (const auto& unit : units) unit->schedule()->done_reading(*unit);
+  for (const auto& unit : units) unit->schedule()->about_to_update(*unit);
   for (auto& group : groups_) {
-    // Parameters that took as many steps go together: nearly always all.
-    std::map<int64_t, Update> updates;
-    for (auto& run : group.runs) collect(run, updates);
-    for (auto& [step, update] : updates) apply(group.settings, step, update);
+    for (auto& run : group.runs) step_run(group.settings, run);
   }
+  finish();
+  factor_ = at::Tensor();
   for (const auto& unit : units) unit->schedule()->publish(*unit);
   for (const auto& world : worlds_) world.step_done();
+}
+
+void Optimizer::scale_gradients(const at::Tensor& factor) {
+  factor_ = factor_.defined() ? factor_ * factor : factor;
+}
+
+at::Tensor Optimizer::clip_grad_norm(double max_norm, double p) {
+  std::vector<at::Tensor> all;
+  for (const auto& group : groups_) {
+    for (const auto& run : group.runs) {
+      for (const auto& member : run.members) all.push_back(member.parameter);
+    }
+  }
+  auto norm = grad_norm(all, {.p = p});
+  if (factor_.defined()) norm = norm * factor_.abs();
+  scale_gradients(clip_factor(norm, max_norm));
+  return norm;
 }
 
 void Optimizer::zero_grad() {
@@ -199,7 +232,7 @@ std::map<std::string, ParameterState> Optimizer::state(const torch::nn::Module& 
         if (name == names.end())
           throw UsageError("the optimizer has a parameter that the model has not; pass the model that it was made for");
         auto& own = result[name->second];
-        for (const auto& [key, flat] : run.state) own[key] = part(run, flat, member);
+        for (size_t i = 0; i < state_kinds_.size(); i++) own[state_kinds_[i].name] = part(run, run.state[i], member);
         own[kSteps] = at::scalar_tensor(member.steps, at::kLong);
       }
     }
@@ -216,12 +249,13 @@ void Optimizer::load_state(const torch::nn::Module& model, const std::map<std::s
     if (known == parameters.end() || find(known->second, run) == nullptr) {
       throw UsageError(fmt::format("the state is of a parameter '{}', which this optimizer has not", name));
     }
-    for (const auto& key : state_names_) {
-      const auto tensor = saved.find(key);
-      if (tensor == saved.end()) throw UsageError(fmt::format("the state of '{}' has no '{}'; it is another optimizer's", name, key));
-      if (tensor->second.sizes() != known->second.sizes()) {
+    for (const auto& kind : state_kinds_) {
+      const auto tensor = saved.find(kind.name);
+      if (tensor == saved.end()) throw UsageError(fmt::format("the state of '{}' has no '{}'; it is another optimizer's", name, kind.name));
+      const auto expected = (known->second.numel() + kind.block - 1) / kind.block;
+      if (tensor->second.numel() != expected || (kind.block == 1 && tensor->second.sizes() != known->second.sizes())) {
         throw UsageError(fmt::format("the state '{}' of '{}' has {} values, its shard here has {}; it was saved by another number of ranks",
-                                     key, name, tensor->second.numel(), known->second.numel()));
+                                     kind.name, name, tensor->second.numel(), expected));
       }
     }
     if (!saved.contains(kSteps)) throw UsageError(fmt::format("the state of '{}' has no '{}'", name, kSteps));
@@ -236,7 +270,7 @@ void Optimizer::load_state(const torch::nn::Module& model, const std::map<std::s
     Run* run = nullptr;
     auto* member = find(parameters[name], run);
     make_state(*run);
-    for (const auto& key : state_names_) part(*run, run->state.at(key), *member).copy_(saved.at(key));
+    for (size_t i = 0; i < state_kinds_.size(); i++) part(*run, run->state[i], *member).copy_(saved.at(state_kinds_[i].name));
     member->steps = saved.at(kSteps).item<int64_t>();
   }
 }

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,10 @@ class Optimizer {
 
   /// Updates every parameter that has a gradient.
   void step();
+  /// The next step sees gradients times this factor (a scalar; several multiply): costs no pass over memory of its own.
+  void scale_gradients(const at::Tensor& factor);
+  /// As tessera::clip_grad_norm over all parameters, but the next step does the scaling. Gives the norm before it.
+  at::Tensor clip_grad_norm(double max_norm, double p = 2);
   void zero_grad();
 
   /// The rate of the first group; setting one keeps the ratios that the groups had to it at first, also through 0. Throws UsageError where
@@ -56,30 +61,41 @@ class Optimizer {
     double lr;
     double weight_decay;
   };
-  /// What one call of a kernel updates: lists in the same order.
-  struct Update {
-    std::vector<at::Tensor> parameters, gradients;
-    std::map<std::string, std::vector<at::Tensor>> state;
-  };
-
-  /// `state_names`: the tensors to keep for each parameter, zeros at first.
-  Optimizer(std::vector<ParameterGroup> groups, Settings settings, std::vector<std::string> state_names);
-
-  /// Takes step number `step`, counted from 1, of all that is in the update.
-  virtual void apply(const Settings& settings, int64_t step, Update& update) = 0;
-
- private:
   struct Member {
     at::Tensor parameter;
     int64_t offset = 0;  // in the run
     int64_t steps = 0;
   };
-  /// Parameters next to each other in one unit, or a single one.
+  /// A tensor to keep for each parameter, zeros at first: like the parameter unless it has a dtype of its own, and then with one value for
+  /// each `block` of the parameter's.
+  struct StateKind {
+    std::string name;
+    std::optional<at::ScalarType> dtype = {};
+    int64_t block = 1;
+  };
+  /// What is updated at once: parameters next to each other in one unit, or a single one.
+  struct Item {
+    at::Tensor parameter, gradient;
+    std::span<const at::Tensor> state;  // in the order of the kinds
+    at::Tensor narrow;                  // the parameter as other ranks read it, in bfloat16; undefined where nobody does
+    std::span<const Member> members;
+    at::Tensor factor;           // of the gradient; undefined for 1
+    std::shared_ptr<Unit> unit;  // none for whole parameters
+  };
+
+  Optimizer(std::vector<ParameterGroup> groups, Settings settings, std::vector<StateKind> state_kinds);
+
+  /// Takes step number `step`, counted from 1, of parameters that have taken as many.
+  virtual void apply(const Settings& settings, int64_t step, const Item& item) = 0;
+  /// All items of a step have been applied: for rules that need to know of all before they can end one.
+  virtual void finish() {}
+
+ private:
   struct Run {
     std::vector<Member> members;
     std::weak_ptr<Unit> unit;  // none for whole parameters
-    at::Tensor flat;           // over all of them; a single one as it is
-    std::map<std::string, at::Tensor> state = {};
+    at::Tensor flat;           // over all members; a single one as it is
+    std::vector<at::Tensor> state = {};
   };
   struct Group {
     Settings settings;
@@ -87,17 +103,19 @@ class Optimizer {
     std::vector<Run> runs;
   };
 
-  static std::vector<Run> runs_of(std::vector<at::Tensor> parameters);
+  std::vector<Run> runs_of(std::vector<at::Tensor> parameters) const;
   static at::Tensor part(const Run& run, const at::Tensor& flat, const Member& member);
   static at::Tensor flat_gradient(const Run& run);
-  void make_state(Run& run);
-  void collect(Run& run, std::map<int64_t, Update>& updates);
+  static at::Tensor narrow_of(const Run& run);
+  void make_state(Run& run) const;
+  void step_run(const Settings& settings, Run& run);
   static bool has_gradient(const Run& run);
   std::vector<std::shared_ptr<Unit>> units_to_update() const;
   Member* find(const at::Tensor& parameter, Run*& run);
 
   std::vector<Group> groups_;
-  const std::vector<std::string> state_names_;
+  const std::vector<StateKind> state_kinds_;
+  at::Tensor factor_;                 // of the next step's gradients
   std::vector<Communicator> worlds_;  // of the sharded parameters; nearly always one
 };
 

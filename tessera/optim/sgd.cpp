@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "tessera/base/error.h"
+#include "tessera/optim/stretches.h"
 
 namespace tessera::optim {
 
@@ -11,16 +12,26 @@ SGD::SGD(std::vector<at::Tensor> parameters, SgdOptions options)
 
 SGD::SGD(std::vector<ParameterGroup> groups, SgdOptions options)
     : Optimizer(std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay},
-                options.momentum != 0 ? std::vector<std::string>{"momentum"} : std::vector<std::string>{}),
+                options.momentum != 0 ? std::vector<StateKind>{{.name = "momentum"}} : std::vector<StateKind>{}),
       options_(options) {
   if (options.nesterov && (options.momentum <= 0 || options.dampening != 0)) {
     throw UsageError("SGD: Nesterov's rule needs a momentum and no dampening");
   }
 }
 
-void SGD::apply(const Settings& settings, int64_t step, Update& update) {
-  at::_fused_sgd_(update.parameters, update.gradients, update.state["momentum"], settings.weight_decay, options_.momentum, settings.lr,
-                  options_.dampening, options_.nesterov, /*maximize=*/false, /*is_first_step=*/step == 1);
+void SGD::apply(const Settings& settings, int64_t step, const Item& item) {
+  if (has_loops(item.parameter, item.gradient, item.state)) {
+    const SgdRule rule{.common = {.factor = value_of(item.factor), .l2 = static_cast<float>(settings.weight_decay)},
+                       .lr = static_cast<float>(settings.lr),
+                       .momentum = static_cast<float>(options_.momentum),
+                       .share = step == 1 ? 1 : static_cast<float>(1 - options_.dampening),
+                       .nesterov = options_.nesterov};
+    return update_in_parallel(rule, stretch_of(item.parameter, item.gradient, item.state, item.narrow));
+  }
+  const std::vector<at::Tensor> parameters = {item.parameter}, gradients = {scaled(item.gradient, item.factor)},
+                                momentum(item.state.begin(), item.state.end());
+  at::_fused_sgd_(parameters, gradients, momentum, settings.weight_decay, options_.momentum, settings.lr, options_.dampening,
+                  options_.nesterov, /*maximize=*/false, /*is_first_step=*/step == 1);
 }
 
 }  // namespace tessera::optim

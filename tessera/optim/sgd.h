@@ -19,7 +19,7 @@ class SGD final : public Optimizer {
   SGD(std::vector<ParameterGroup> groups, SgdOptions options);
 
  private:
-  void apply(const Settings& settings, int64_t step, Update& update) override;
+  void apply(const Settings& settings, int64_t step, const Item& item) override;
   SgdOptions options_;
 };
 

@@ -60,7 +60,8 @@ class Gathered final : public Residence {
   void make_private(std::span<const Buffer> /*buffers*/) override {}
   void done_reading(const Subject& /*subject*/) override {}
   void write(const Subject& /*subject*/) override {}
-  void publish(std::span<const Buffer> /*buffers*/, const Subject& /*subject*/) override {}
+  void publish(std::span<const Buffer> /*buffers*/, const Subject& /*subject*/, bool /*stale*/) override {}
+  at::Tensor narrow(size_t /*buffer*/) const override { return {}; }
 
   std::vector<at::Tensor> gradient_room(std::span<const GradientPlan> plans) override {
     std::vector<at::Tensor> rooms;

@@ -57,7 +57,10 @@ class NodeShared final : public Residence {
     }
     const auto& area = *attempt.area;
     const bool narrow = plan.dtype != plan.full_dtype;
-    places_.push_back({.area = attempt.area, .whole = memory_of(area, area.part(0)), .narrow = narrow});
+    const auto own = at::TensorOptions().dtype(plan.full_dtype);
+    places_.push_back({.area = attempt.area,
+                       .whole = memory_of(area, area.part(0)),
+                       .narrow = narrow ? at::from_blob(area.part(area.rank()), {plan.chunk}, own) : at::Tensor()});
     if (plan.trained) slots_->expect(bytes * static_cast<size_t>(shard_.size()) + 1024);
     if (!narrow) return memory_of(area, area.part(area.rank()));
     return std::make_shared<at::DataPtr>(
@@ -68,7 +71,6 @@ class NodeShared final : public Residence {
   uint64_t whole_bytes(std::span<const Buffer> /*buffers*/) const override { return 0; }
 
   std::vector<Work> read(std::span<const Buffer> buffers, const Subject& subject, const Fault& /*fault*/) override {
-    publish(buffers, subject);
     for (const auto& buffer : buffers) lend(*buffer.full, places_[buffer.number].whole);
     const auto value = after(subject);
     if (control_->reached_by_all(kPublished, value)) return {};
@@ -100,17 +102,19 @@ class NodeShared final : public Residence {
     });
   }
 
-  void publish(std::span<const Buffer> buffers, const Subject& subject) override {
+  void publish(std::span<const Buffer> buffers, const Subject& subject, bool stale) override {
     const auto value = after(subject);
     if (value == published_) return;
     for (const auto& buffer : buffers) {
-      const auto& place = places_[buffer.number];
-      if (!place.narrow) continue;
-      at::from_blob(place.area->part(place.area->rank()), {buffer.own.numel()}, at::TensorOptions().dtype(buffer.full_dtype))
-          .copy_(buffer.own);
+      if (const auto copy = narrow(buffer.number); stale && copy.defined()) copy.copy_(buffer.own);
     }
     control_->reach(kPublished, value);
     published_ = value;
+  }
+
+  at::Tensor narrow(size_t buffer) const override {
+    const auto& place = places_[buffer];
+    return place.narrow;
   }
 
   std::vector<at::Tensor> gradient_room(std::span<const GradientPlan> plans) override { return slots_->room(plans); }
@@ -121,7 +125,7 @@ class NodeShared final : public Residence {
   struct Place {
     std::shared_ptr<SharedArea> area;
     std::shared_ptr<at::DataPtr> whole;
-    bool narrow;  // the own part lies elsewhere, in another dtype; the area has what is read of it
+    at::Tensor narrow;  // where the own part lies elsewhere, in another dtype: what is read of it
   };
 
   /// Counters begin with 0, versions too.

@@ -75,11 +75,15 @@ at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& 
   return std::isinf(p) ? all : all.pow(1 / p);
 }
 
+at::Tensor clip_factor(const at::Tensor& norm, double max_norm) {
+  return at::clamp_max(max_norm / (norm + 1e-6), 1.0);
+}
+
 at::Tensor clip_grad_norm(std::span<const at::Tensor> parameters, double max_norm, const NormOptions& options) {
   const auto norm = grad_norm(parameters, options);
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  const auto scale = at::clamp_max(max_norm / (norm + 1e-6), 1.0);
+  const auto scale = clip_factor(norm, max_norm);
   for (const auto& parameter : parameters) {
     auto gradient = parameter.grad();
     if (gradient.defined()) gradient.mul_(scale.to(gradient.scalar_type()));

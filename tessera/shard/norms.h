@@ -17,4 +17,7 @@ struct NormOptions {
 at::Tensor clip_grad_norm(std::span<const at::Tensor> parameters, double max_norm, const NormOptions& options = {});
 at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& options = {});
 
+/// What clipping multiplies gradients of that norm with.
+at::Tensor clip_factor(const at::Tensor& norm, double max_norm);
+
 }  // namespace tessera

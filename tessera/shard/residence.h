@@ -59,8 +59,10 @@ class Residence {
   virtual void done_reading(const Subject& subject) = 0;
   /// Somebody is about to change the own parts: waits until nobody needs this version any more.
   virtual void write(const Subject& subject) = 0;
-  /// The own parts have this version.
-  virtual void publish(std::span<const Buffer> buffers, const Subject& subject) = 0;
+  /// The own parts have this version. `stale`: narrow() has not been written along with them.
+  virtual void publish(std::span<const Buffer> buffers, const Subject& subject, bool stale) = 0;
+  /// What others read of a buffer's own part, if that is something else.
+  virtual at::Tensor narrow(size_t buffer) const = 0;
 
   /// Room for gradients, whole, with whatever is there; and their mean over all ranks, of which the own part goes to `own`. There is room
   /// for one reduction at a time; it may be finished later than the next begins.

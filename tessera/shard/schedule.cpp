@@ -177,7 +177,7 @@ void Schedule::bring(Unit& unit, const Fault& fault) {
     counters_.live_bytes += unit.whole_bytes();
     counters_.peak_bytes = std::max(counters_.peak_bytes, counters_.live_bytes);
   }
-  if (unit.whole_bytes() > 0) live_.push_back(&unit);
+  live_.push_back(&unit);
 }
 
 void Schedule::prefetch() {
@@ -205,7 +205,7 @@ void Schedule::reduces(Unit& unit) {
   enter(pass_now());  // so that the end of the pass is heard of
   if (reducing_ != &unit) finish_reductions();
   reducing_ = &unit;
-  if (unit.whole_bytes() > 0 && !unit.pinned()) give_back(unit);
+  if (!unit.pinned()) give_back(unit);
 }
 
 void Schedule::finish_reductions() {
@@ -220,16 +220,26 @@ void Schedule::done_reading(Unit& unit) {
   unit.done_reading();
 }
 
+void Schedule::expect_writable(Unit& unit) const {
+  if (!unit.pinned()) return;
+  throw UsageError(
+      fmt::format("a shard of unit '{}' would be written while the unit is in use as a whole (inside tessera::full_params, or by another "
+                  "thread); what is whole would be stale. End that first",
+                  unit.name()));
+}
+
 void Schedule::about_to_write(Unit& unit) {
   const auto held = lock();
-  if (unit.pinned()) {
-    throw UsageError(
-        fmt::format("a shard of unit '{}' would be written while the unit is in use as a whole (inside tessera::full_params, or by another "
-                    "thread); what is whole would be stale. End that first",
-                    unit.name()));
-  }
+  expect_writable(unit);
   give_back(unit);
   unit.about_to_write();
+}
+
+void Schedule::about_to_update(Unit& unit) {
+  const auto held = lock();
+  expect_writable(unit);
+  give_back(unit);
+  unit.about_to_update();
 }
 
 void Schedule::publish(Unit& unit) {

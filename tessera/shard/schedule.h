@@ -40,6 +40,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void about_to_write(Unit& unit);
   /// This rank will write the shards of the unit before it reads it again.
   void done_reading(Unit& unit);
+  /// And does so now, with all that others read of them (see Unit::narrow_part).
+  void about_to_update(Unit& unit);
   /// And it has written all that it will.
   void publish(Unit& unit);
   /// Frees all that is not pinned.
@@ -71,6 +73,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void enter(Pass pass);
   void end_backward();
   void record(Unit& unit);
+  void expect_writable(Unit& unit) const;
   void make_room(std::span<Unit* const> wanted);
   void bring(Unit& unit, const Fault& fault);
   void prefetch();
@@ -79,7 +82,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
 
   std::recursive_mutex mutex_;
   const int max_live_units_;
-  std::vector<Unit*> live_;   // units whose being whole takes memory, the least recently used first
+  std::vector<Unit*> live_;   // units in memory, the least recently used first
   Unit* reducing_ = nullptr;  // whose gradients are on their way
   Unit* visited_ = nullptr;   // the last one used
   Pass pass_ = Pass::None;

@@ -204,6 +204,7 @@ void Unit::start_read(const Fault& fault) {
   if (std::exchange(written_, false)) version_++;
   state_ = State::Coming;
   try {
+    residence_->publish(all, subject(), std::exchange(stale_, false));
     coming_ = residence_->read(all, subject(), fault);
   } catch (...) {
     give_back();
@@ -287,6 +288,21 @@ void Unit::make_private() {
 }
 
 void Unit::about_to_write() {
+  about_to_update();
+  stale_ = true;
+}
+
+at::Tensor Unit::narrow_part(const at::Tensor& flat) const {
+  for (size_t i = 0; i < groups_.size(); i++) {
+    const auto& own = groups_[i].own;
+    if (!own.is_alias_of(flat)) continue;
+    const auto narrow = residence_->narrow(i);
+    return narrow.defined() ? narrow.narrow(0, flat.storage_offset(), flat.numel()) : narrow;
+  }
+  return {};
+}
+
+void Unit::about_to_update() {
   if (!written_) residence_->write(subject());
   written_ = true;
   for (auto& group : groups_) {
@@ -301,7 +317,7 @@ void Unit::publish() {
   version_++;
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  residence_->publish(buffers(), subject());
+  residence_->publish(buffers(), subject(), std::exchange(stale_, false));
 }
 
 void Unit::start_reduction(std::vector<Piece> pieces, const std::string& name, uint64_t members) {

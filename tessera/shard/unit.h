@@ -101,6 +101,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void done_reading() { residence_->done_reading(subject()); }
   /// A shard is about to change: what is whole is stale from now on, and so is every graph that has saved it.
   void about_to_write();
+  /// The same, by an optimizer that writes what others read along with the shards.
+  void about_to_update();
+  /// What other ranks read of a part of the shards (a flat tensor over it), if it is not that itself but narrower; else undefined.
+  at::Tensor narrow_part(const at::Tensor& flat) const;
   /// All changes are made: others may have them before this rank reads the unit.
   void publish();
   /// While whole: takes this rank's part of it into the shards.
@@ -148,6 +152,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   uint64_t whole_bytes_ = 0;
   uint64_t version_ = 0;  // of the parameters: how often they were read after a write
   bool written_ = false;  // since they were read last
+  bool stale_ = true;     // what others read of them, where that is something else
   bool start_checked_ = false;
   enum class State { Cut, Coming, Whole } state_ = State::Cut;
   std::vector<Work> coming_;

@@ -1,0 +1,34 @@
+#include "tessera/models/gpt.h"
+
+#include <ATen/ATen.h>
+
+namespace tessera::models {
+
+GptBlockImpl::GptBlockImpl(int64_t width, int64_t heads)
+    : norm1(register_module("norm1", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})))),
+      norm2(register_module("norm2", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})))),
+      attention(register_module("attention", nn::SelfAttention(nn::SelfAttentionOptions{.width = width, .heads = heads}))),
+      up(register_module("up", torch::nn::Linear(width, 4 * width))),
+      down(register_module("down", torch::nn::Linear(4 * width, width))) {}
+
+at::Tensor GptBlockImpl::forward(const at::Tensor& x) {
+  const auto attended = x + attention(norm1(x));
+  return attended + down(at::gelu(up(norm2(attended))));
+}
+
+GptImpl::GptImpl(const GptOptions& options)
+    : tokens(register_module("tokens", torch::nn::Embedding(options.vocabulary, options.width))),
+      positions(register_module("positions", torch::nn::Embedding(options.longest, options.width))),
+      norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.width})))),
+      head(register_module("head", torch::nn::Linear(torch::nn::LinearOptions(options.width, options.vocabulary).bias(false)))) {
+  for (int64_t i = 0; i < options.layers; i++) blocks->push_back(GptBlock(options.width, options.heads));
+  register_module("blocks", blocks);
+}
+
+at::Tensor GptImpl::forward(const at::Tensor& ids) {
+  auto x = tokens(ids) + positions(at::arange(ids.size(1), ids.options()));
+  for (const auto& block : *blocks) x = block->as<GptBlock>()->forward(x);
+  return head(norm(x));
+}
+
+}  // namespace tessera::models

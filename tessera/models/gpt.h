@@ -1,0 +1,46 @@
+// A decoder of the GPT-2 kind: learnt positions, norms in front, no weights tied.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/nn/pimpl.h>
+
+#include "tessera/nn/attention.h"
+
+namespace tessera::models {
+
+struct GptOptions {
+  int64_t vocabulary = 8192;
+  int64_t width = 512;
+  int64_t layers = 8;
+  int64_t heads = 8;
+  int64_t longest = 256;  // tokens
+};
+
+struct GptBlockImpl : torch::nn::Module {
+  GptBlockImpl(int64_t width, int64_t heads);
+  at::Tensor forward(const at::Tensor& x);
+
+  torch::nn::LayerNorm norm1{nullptr}, norm2{nullptr};
+  nn::SelfAttention attention{nullptr};
+  torch::nn::Linear up{nullptr}, down{nullptr};
+};
+TORCH_MODULE(GptBlock);
+
+struct GptImpl : torch::nn::Module {
+  explicit GptImpl(const GptOptions& options = {});
+
+  /// Tokens of {batch, length}; gives scores of {batch, length, vocabulary}.
+  at::Tensor forward(const at::Tensor& tokens);
+
+  torch::nn::Embedding tokens{nullptr}, positions{nullptr};
+  torch::nn::ModuleList blocks;
+  torch::nn::LayerNorm norm{nullptr};
+  torch::nn::Linear head{nullptr};
+};
+TORCH_MODULE(Gpt);
+
+}  // namespace tessera::models

@@ -1,0 +1,28 @@
+// Wide linear layers in a row: nothing but parameters, the hardest case for whoever moves them.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+
+namespace tessera::models {
+
+struct MlpOptions {
+  int64_t width = 2048;
+  int64_t layers = 8;
+  int64_t classes = 16;
+};
+
+struct MlpImpl : torch::nn::Module {
+  explicit MlpImpl(const MlpOptions& options = {});
+
+  /// {batch, width} to scores of {batch, classes}.
+  at::Tensor forward(at::Tensor x);
+
+  torch::nn::ModuleList blocks;
+  torch::nn::Linear head{nullptr};
+};
+TORCH_MODULE(Mlp);
+
+}  // namespace tessera::models

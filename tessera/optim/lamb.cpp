@@ -1,0 +1,94 @@
+#include "tessera/optim/lamb.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+
+#include "tessera/base/error.h"
+#include "tessera/optim/stretches.h"
+#include "tessera/shard/unit.h"
+
+namespace tessera::optim {
+namespace {
+
+constexpr int64_t kGrain = 1 << 16;
+
+Squares look_ahead_in_parallel(const LambRule& rule, const Stretch& all) {
+  Squares sum;
+  std::mutex mutex;
+  at::parallel_for(0, all.count, kGrain, [&](int64_t begin, int64_t end) {
+    const auto part = look_ahead(rule, part_of(all, begin, end - begin));
+    const std::lock_guard lock(mutex);
+    sum.parameters += part.parameters;
+    sum.way += part.way;
+  });
+  return sum;
+}
+
+}  // namespace
+
+Lamb::Lamb(std::vector<at::Tensor> parameters, LambOptions options)
+    : Lamb(std::vector<ParameterGroup>{{.parameters = std::move(parameters)}}, options) {}
+
+Lamb::Lamb(std::vector<ParameterGroup> groups, LambOptions options)
+    : Optimizer(std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay}, {{.name = "first"}, {.name = "second"}}),
+      options_(options) {}
+
+void Lamb::apply(const Settings& settings, int64_t step, const Item& item) {
+  if (!has_loops(item.parameter, item.gradient, item.state)) {
+    throw UsageError("Lamb works on dense float32 parameters in host memory");
+  }
+  const auto n = static_cast<double>(step);
+  const LambRule rule{.adam = {.common = {.factor = value_of(item.factor)},
+                               .beta1 = static_cast<float>(options_.beta1),
+                               .beta2 = static_cast<float>(options_.beta2),
+                               .correction = static_cast<float>(std::sqrt(1 - std::pow(options_.beta2, n))),
+                               .eps = static_cast<float>(options_.eps)},
+                      .first_correction = static_cast<float>(1 - std::pow(options_.beta1, n)),
+                      .decay = static_cast<float>(settings.weight_decay)};
+  const auto all = stretch_of(item.parameter, item.gradient, item.state, item.narrow);
+  for (const auto& member : item.members) {
+    const auto stretch = item.members.size() == 1 ? all : part_of(all, member.offset, member.parameter.numel());
+    ahead_.push_back(
+        {.rule = rule, .lr = settings.lr, .stretch = stretch, .squares = look_ahead_in_parallel(rule, stretch), .unit = item.unit});
+  }
+}
+
+void Lamb::finish() {
+  // Parts of one parameter lie on the ranks of its mesh; nearly always there is one mesh.
+  std::vector<std::vector<Ahead*>> meshes;
+  for (auto& each : ahead_) {
+    if (!each.unit) continue;
+    const auto same = [&](const auto& known) {
+      return &known.front()->unit->mesh().shard().traits() == &each.unit->mesh().shard().traits();
+    };
+    auto found = std::ranges::find_if(meshes, same);
+    if (found == meshes.end()) found = meshes.emplace(found);
+    found->push_back(&each);
+  }
+  for (const auto& all : meshes) {
+    const auto sums = at::empty({std::ssize(all), 2}, at::kDouble);
+    auto* values = sums.data_ptr<double>();
+    for (const auto* each : all) {
+      *values++ = each->squares.parameters;
+      *values++ = each->squares.way;
+    }
+    all.front()->unit->mesh().shard().all_reduce(sums, {}, {.unit = "LAMB"}).wait();
+    values = sums.data_ptr<double>();
+    for (auto* each : all) {
+      each->squares.parameters = *values++;
+      each->squares.way = *values++;
+    }
+  }
+  for (const auto& each : ahead_) {
+    const auto length = std::sqrt(each.squares.parameters), way = std::sqrt(each.squares.way);
+    const auto step = static_cast<float>(each.lr * (length > 0 && way > 0 ? length / way : 1));
+    at::parallel_for(0, each.stretch.count, kGrain,
+                     [&](int64_t begin, int64_t end) { go(each.rule, step, part_of(each.stretch, begin, end - begin)); });
+  }
+  ahead_.clear();
+}
+
+}  // namespace tessera::optim

@@ -1,0 +1,31 @@
+#include "tessera/optim/lion.h"
+
+#include <ATen/ATen.h>
+
+#include "tessera/optim/stretches.h"
+
+namespace tessera::optim {
+
+Lion::Lion(std::vector<at::Tensor> parameters, LionOptions options)
+    : Lion(std::vector<ParameterGroup>{{.parameters = std::move(parameters)}}, options) {}
+
+Lion::Lion(std::vector<ParameterGroup> groups, LionOptions options)
+    : Optimizer(std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay}, {{.name = "momentum"}}), options_(options) {}
+
+void Lion::apply(const Settings& settings, int64_t /*step*/, const Item& item) {
+  const double keep = 1 - settings.lr * settings.weight_decay;
+  if (has_loops(item.parameter, item.gradient, item.state)) {
+    const LionRule rule{.common = {.factor = value_of(item.factor), .keep = static_cast<float>(keep)},
+                        .lr = static_cast<float>(settings.lr),
+                        .beta1 = static_cast<float>(options_.beta1),
+                        .beta2 = static_cast<float>(options_.beta2)};
+    return update_in_parallel(rule, stretch_of(item.parameter, item.gradient, item.state, item.narrow));
+  }
+  auto parameter = item.parameter;
+  const auto gradient = scaled(item.gradient, item.factor);
+  auto momentum = item.state[0];
+  parameter.mul_(keep).sub_(momentum.lerp(gradient, 1 - options_.beta1).sign_(), settings.lr);
+  momentum.lerp_(gradient, 1 - options_.beta2);
+}
+
+}  // namespace tessera::optim

@@ -1,0 +1,179 @@
+#include "tessera/optim/update_kernels.h"
+
+#include <bit>
+#include <cmath>
+
+#include "tessera/base/kernel.h"
+
+namespace tessera::optim {
+namespace {
+
+/// Rounds to the nearest, to even where two are as near. What is not a number stays so.
+[[gnu::always_inline]] inline uint16_t to_bfloat(float number) {
+  const auto bits = std::bit_cast<uint32_t>(number);
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return static_cast<uint16_t>(number == number ? rounded : 0x7fc0);
+}
+
+/// Calls `rule(p, g, first, second)` for each value, with whatever state there is, and stores what it has changed.
+template <bool kFirst, bool kSecond, bool kNarrow, class Rule>
+[[gnu::always_inline]] inline void go_through(const Stretch& s, const Common& common, const Rule& rule) {
+  auto* const parameters = s.parameters;
+  const auto* const gradients = s.gradients;
+  auto* const firsts = s.first;
+  auto* const seconds = s.second;
+  auto* const narrow = s.narrow;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < s.count; i++) {
+    float p = parameters[i], first = 0, second = 0;
+    const float g = common.factor * gradients[i] + common.l2 * p;
+    p *= common.keep;
+    if constexpr (kFirst) first = firsts[i];
+    if constexpr (kSecond) second = seconds[i];
+    rule(p, g, first, second);
+    parameters[i] = p;
+    if constexpr (kFirst) firsts[i] = first;
+    if constexpr (kSecond) seconds[i] = second;
+    if constexpr (kNarrow) narrow[i] = to_bfloat(p);
+  }
+}
+
+template <bool kFirst, bool kSecond, class Rule>
+[[gnu::always_inline]] inline void go_through(const Stretch& s, const Common& common, const Rule& rule) {
+  if (s.narrow != nullptr) return go_through<kFirst, kSecond, true>(s, common, rule);
+  go_through<kFirst, kSecond, false>(s, common, rule);
+}
+
+[[gnu::always_inline]] inline float adam_way(const AdamRule& r, float g, float& first, float& second) {
+  first += (1 - r.beta1) * (g - first);
+  second = r.beta2 * second + (1 - r.beta2) * g * g;
+  return first / (std::sqrt(second) / r.correction + r.eps);
+}
+
+}  // namespace
+
+TESSERA_KERNEL void update(const SgdRule& r, const Stretch& s) {
+  const SgdRule rule = r;
+  if (s.first == nullptr) {
+    return go_through<false, false>(
+        s, rule.common, [&](float& p, float g, float&, float&) __attribute__((always_inline)) { p -= rule.lr * g; });
+  }
+  const float of_gradient = rule.nesterov ? 1 : 0, of_momentum = rule.nesterov ? rule.momentum : 1;
+  go_through<true, false>(
+      s, rule.common, [&](float& p, float g, float& momentum, float&) __attribute__((always_inline)) {
+        momentum = rule.momentum * momentum + rule.share * g;
+        p -= rule.lr * (of_gradient * g + of_momentum * momentum);
+      });
+}
+
+TESSERA_KERNEL void update(const AdamRule& r, const Stretch& s) {
+  const AdamRule rule = r;
+  go_through<true, true>(
+      s, rule.common, [&](float& p, float g, float& first, float& second) __attribute__((always_inline)) {
+        p -= rule.step * adam_way(rule, g, first, second);
+      });
+}
+
+TESSERA_KERNEL void update(const AdagradRule& r, const Stretch& s) {
+  const AdagradRule rule = r;
+  go_through<true, false>(
+      s, rule.common, [&](float& p, float g, float& sum, float&) __attribute__((always_inline)) {
+        sum += g * g;
+        p -= rule.lr * g / (std::sqrt(sum) + rule.eps);
+      });
+}
+
+TESSERA_KERNEL void update(const LionRule& r, const Stretch& s) {
+  const LionRule rule = r;
+  go_through<true, false>(
+      s, rule.common, [&](float& p, float g, float& momentum, float&) __attribute__((always_inline)) {
+        const float way = rule.beta1 * momentum + (1 - rule.beta1) * g;
+        p -= rule.lr * static_cast<float>((way > 0) - (way < 0));
+        momentum = rule.beta2 * momentum + (1 - rule.beta2) * g;
+      });
+}
+
+TESSERA_KERNEL Squares look_ahead(const LambRule& r, const Stretch& s) {
+  const LambRule rule = r;
+  constexpr int64_t kPart = 1024;  // values whose squares are added in float32
+  Squares all;
+  for (int64_t begin = 0; begin < s.count; begin += kPart) {
+    const int64_t end = begin + kPart < s.count ? begin + kPart : s.count;
+    float parameters = 0, way = 0;
+#pragma GCC ivdep
+    for (int64_t i = begin; i < end; i++) {
+      const float p = s.parameters[i];
+      float first = s.first[i], second = s.second[i];
+      const float step =
+          adam_way(rule.adam, rule.adam.common.factor * s.gradients[i], first, second) / rule.first_correction + rule.decay * p;
+      s.first[i] = first;
+      s.second[i] = second;
+      parameters += p * p;
+      way += step * step;
+    }
+    all.parameters += parameters;
+    all.way += way;
+  }
+  return all;
+}
+
+TESSERA_KERNEL void go(const LambRule& r, float step, const Stretch& s) {
+  const LambRule rule = r;
+  go_through<true, true>(
+      s, {}, [&](float& p, float, float& first, float& second) __attribute__((always_inline)) {
+        p -= step * (first / (std::sqrt(second) / rule.adam.correction + rule.adam.eps) / rule.first_correction + rule.decay * p);
+      });
+}
+
+namespace {
+
+[[gnu::always_inline]] inline float largest(const float* values, int64_t count) {
+  float most = 0;
+  for (int64_t i = 0; i < count; i++) {
+    const float size = std::fabs(values[i]);
+    most = size > most ? size : most;
+  }
+  return most;
+}
+
+}  // namespace
+
+TESSERA_KERNEL void update(const AdamRule& r, const Stretch& s, const SmallMoments& m) {
+  const AdamRule rule = r;
+  float first[kBlock], second[kBlock];
+  for (int64_t block = 0; block * kBlock < s.count; block++) {
+    const int64_t begin = block * kBlock;
+    const int64_t count = s.count - begin < kBlock ? s.count - begin : kBlock;
+    auto* const small_first = m.first + begin;
+    auto* const small_second = m.second + begin;
+    const float first_scale = m.first_scales[block], second_scale = m.second_scales[block];
+    for (int64_t i = 0; i < count; i++) {
+      const float root = static_cast<float>(small_first[i]) / 127, fourth = static_cast<float>(small_second[i]) / 255;
+      first[i] = first_scale * root * std::fabs(root);
+      second[i] = second_scale * fourth * fourth * fourth * fourth;
+    }
+    const Stretch part{.parameters = s.parameters + begin,
+                       .gradients = s.gradients + begin,
+                       .first = first,
+                       .second = second,
+                       .narrow = s.narrow == nullptr ? nullptr : s.narrow + begin,
+                       .count = count};
+    go_through<true, true>(
+        part, rule.common, [&](float& p, float g, float& one, float& two) __attribute__((always_inline)) {
+          p -= rule.step * adam_way(rule, g, one, two);
+        });
+    const float first_most = largest(first, count), second_most = largest(second, count);
+    m.first_scales[block] = first_most;
+    m.second_scales[block] = second_most;
+    const float first_unit = first_most > 0 ? 1 / first_most : 0, second_unit = second_most > 0 ? 1 / second_most : 0;
+    for (int64_t i = 0; i < count; i++) {
+      const float root = std::sqrt(std::fabs(first[i]) * first_unit) * 127 + 0.5F;
+      small_first[i] = static_cast<int8_t>(static_cast<int>(first[i] < 0 ? -root : root));
+      // Rounded up: a second moment that vanished would let the parameter jump.
+      const float fourth = std::sqrt(std::sqrt(second[i] * second_unit)) * 255 + 0.999F;
+      small_second[i] = static_cast<uint8_t>(static_cast<int>(fourth < 255 ? fourth : 255));
+    }
+  }
+}
+
+}  // namespace tessera::optim

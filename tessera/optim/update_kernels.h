@@ -1,0 +1,87 @@
+// One pass over memory for each stretch of values: the gradient's factor, weight decay, the rule, and the narrow copy that other ranks
+// read.
+#pragma once
+
+#include <cstdint>
+
+namespace tessera::optim {
+
+/// Values that lie one after the other, with what belongs to each of them.
+struct Stretch {
+  float* parameters = nullptr;
+  const float* gradients = nullptr;
+  float* first = nullptr;  // state, as far as the rule has any
+  float* second = nullptr;
+  uint16_t* narrow = nullptr;  // the parameters in bfloat16, if somebody wants them
+  int64_t count = 0;
+};
+
+/// What all rules do first: g = factor * gradient + l2 * p, and p *= keep.
+struct Common {
+  float factor = 1;
+  float l2 = 0;
+  float keep = 1;
+};
+
+struct SgdRule {
+  Common common;
+  float lr = 0;
+  float momentum = 0;
+  float share = 1;  // of the gradient in the momentum
+  bool nesterov = false;
+};
+/// first: the momentum; none if there is no state.
+void update(const SgdRule& rule, const Stretch& stretch);
+
+struct AdamRule {
+  Common common;
+  float step = 0;  // the rate over the first moment's correction
+  float beta1 = 0, beta2 = 0;
+  float correction = 1;  // square root of the second moment's
+  float eps = 0;
+};
+/// first, second: moments.
+void update(const AdamRule& rule, const Stretch& stretch);
+
+struct AdagradRule {
+  Common common;
+  float lr = 0;
+  float eps = 0;
+};
+/// first: sum of squares.
+void update(const AdagradRule& rule, const Stretch& stretch);
+
+struct LionRule {
+  Common common;
+  float lr = 0;
+  float beta1 = 0, beta2 = 0;
+};
+/// first: the momentum.
+void update(const LionRule& rule, const Stretch& stretch);
+
+/// LAMB knows how far to go only when it knows how long the way is, for each parameter over all ranks: so it takes two passes.
+struct LambRule {
+  AdamRule adam;               // its step is not used
+  float first_correction = 1;  // of the first moment
+  float decay = 0;             // part of the way
+};
+struct Squares {
+  double parameters = 0, way = 0;
+};
+/// Moves the moments on; gives the sums of squares of the parameters and of the way that they are to go.
+Squares look_ahead(const LambRule& rule, const Stretch& stretch);
+/// Goes that way, times `step`.
+void go(const LambRule& rule, float step, const Stretch& stretch);
+
+/// Moments in eight bits, in blocks that have a scale each: the first as sign and square root, the second as fourth root, so that small
+/// values keep their size.
+inline constexpr int64_t kBlock = 256;
+struct SmallMoments {
+  int8_t* first = nullptr;
+  uint8_t* second = nullptr;
+  float* first_scales = nullptr;
+  float* second_scales = nullptr;
+};
+void update(const AdamRule& rule, const Stretch& stretch, const SmallMoments& moments);
+
+}  // namespace tessera::optim
