@@ -102,7 +102,12 @@ Work GradientSlots::reduce(std::span<const Piece> pieces, const Subject& subject
   envelope.number = subject.number;
   envelope.members = subject.members;
   envelope.pieces = static_cast<int32_t>(pieces.size());
-  for (const auto& piece : pieces) envelope.numel += piece.whole.numel();
+  uint64_t bytes = 0;  // that others read
+  for (const auto& piece : pieces) {
+    envelope.numel += piece.whole.numel();
+    bytes += piece.whole.nbytes() - piece.whole.nbytes() / static_cast<size_t>(shard_.size());
+  }
+  shard_.count(Operation::ReduceScatter, bytes);
   turn_++;
   area_->reach(kPacked, turn_);
   open_.push_back(turn);

@@ -107,14 +107,12 @@ class Transport {
   virtual void abort(std::string_view reason) noexcept = 0;
 
   const Traits& traits() const { return traits_; }
+  void count(Operation operation, uint64_t bytes);
   Traffic traffic(Operation operation) const;
   void reset_traffic();
 
   /// 1, 2, 3...: names for what all ranks make in the same order.
   uint64_t next_number() { return ++last_number_; }
-
- protected:
-  void count(Operation operation, uint64_t bytes);
 
  private:
   struct Counter {

@@ -169,9 +169,9 @@ TESSERA_KERNEL void update(const AdamRule& r, const Stretch& s, const SmallMomen
     for (int64_t i = 0; i < count; i++) {
       const float root = std::sqrt(std::fabs(first[i]) * first_unit) * 127 + 0.5F;
       small_first[i] = static_cast<int8_t>(static_cast<int>(first[i] < 0 ? -root : root));
-      // Rounded up: a second moment that vanished would let the parameter jump.
-      const float fourth = std::sqrt(std::sqrt(second[i] * second_unit)) * 255 + 0.999F;
-      small_second[i] = static_cast<uint8_t>(static_cast<int>(fourth < 255 ? fourth : 255));
+      // Never rounded down to nothing: a second moment that vanished would let the parameter jump.
+      const float fourth = std::sqrt(std::sqrt(second[i] * second_unit)) * 255 + 0.5F;
+      small_second[i] = static_cast<uint8_t>(static_cast<int>(fourth > 1 || second[i] <= 0 ? fourth : 1.0F));
     }
   }
 }

@@ -47,15 +47,16 @@ struct Numbers {
   friend std::ostream& operator<<(std::ostream& out, const Numbers& self) { return out << self.name; }
 };
 
-class Formula : public ::testing::TestWithParam<Numbers> {};
+class Formula : public ::testing::TestWithParam<std::tuple<Numbers, Residency>> {};
 
 TEST_P(Formula, HoldsForGathersReductionsAndBytes) {
-  const auto& numbers_are = GetParam();
+  const auto& [numbers_are, residence] = GetParam();
+  const bool shared = residence == Residency::NodeShared;  // then nothing is gathered in truth
   for (const int ranks : {1, 2, 3, 4, 7}) {
     SCOPED_TRACE(std::to_string(ranks) + " ranks");
-    with_ranks(ranks, [&](const Communicator& world) {
+    with_ranks(ranks, [&, &numbers_are = numbers_are, &residence = residence](const Communicator& world) {
       Model model;
-      const ShardOptions options{.mesh = world, .mixed_precision = numbers_are.precision};
+      const ShardOptions options{.mesh = world, .mixed_precision = numbers_are.precision, .residence = residence};
       for (const auto& block : model.blocks->block) fully_shard(block, options);
       fully_shard(model, options);
       const auto count = static_cast<uint64_t>(ranks), others = count - 1;
@@ -71,13 +72,13 @@ TEST_P(Formula, HoldsForGathersReductionsAndBytes) {
           EXPECT_EQ(unit->counters().gathers, unit->name() == "Model" ? 1 : 2) << unit->name() << ", step " << step;
           EXPECT_EQ(unit->counters().reductions, 1) << unit->name();
         }
-        const auto gathered = others * numbers_are.gathered * (4 * 2 * block + root);
+        const auto gathered = shared ? 0 : others * numbers_are.gathered * (4 * 2 * block + root);
         const auto reduced = others * numbers_are.reduced * (4 * block + root);
         EXPECT_EQ(counters(model).gathers, 9);
         EXPECT_EQ(counters(model).reductions, 5);
         EXPECT_EQ(counters(model).misses, 0);
         EXPECT_EQ(counters(model).gathered_bytes, gathered);
-        EXPECT_EQ(world.traffic(Operation::AllGather).calls, 9);
+        EXPECT_EQ(world.traffic(Operation::AllGather).calls, shared ? 0 : 9);
         EXPECT_EQ(world.traffic(Operation::AllGather).bytes, gathered);
         EXPECT_EQ(world.traffic(Operation::ReduceScatter).calls, 5);
         EXPECT_EQ(world.traffic(Operation::ReduceScatter).bytes, reduced);
@@ -98,14 +99,19 @@ TEST_P(Formula, HoldsForGathersReductionsAndBytes) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Dtypes, Formula,
-                         ::testing::Values(Numbers{.name = "Float32", .precision = {}},
-                                           Numbers{.name = "Bfloat16", .precision = {.param_dtype = at::kBFloat16}, .gathered = 2},
-                                           Numbers{.name = "Bfloat16BothWays",
-                                                   .precision = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kBFloat16},
-                                                   .gathered = 2,
-                                                   .reduced = 2}),
-                         ::testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(
+    Dtypes, Formula,
+    ::testing::Combine(::testing::Values(Numbers{.name = "Float32", .precision = {}},
+                                         Numbers{
+                                             .name = "Bfloat16", .precision = {.param_dtype = at::kBFloat16}, .gathered = 2, .reduced = 2},
+                                         Numbers{.name = "Bfloat16BothWays",
+                                                 .precision = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kBFloat16},
+                                                 .gathered = 2,
+                                                 .reduced = 2}),
+                       ::testing::Values(Residency::Gathered, Residency::NodeShared)),
+    [](const auto& info) {
+      return std::get<0>(info.param).name + (std::get<1>(info.param) == Residency::Gathered ? "_Gathered" : "_NodeShared");
+    });
 
 }  // namespace
 }  // namespace tessera::testing

@@ -1,0 +1,216 @@
+// The rules of our own optimizers, against torch's or against the rule written with tensors; whole and sharded, in every kind of memory.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/base/error.h"
+#include "tessera/optim/adagrad.h"
+#include "tessera/optim/adam.h"
+#include "tessera/optim/lamb.h"
+#include "tessera/optim/lion.h"
+#include "tessera/optim/sgd.h"
+#include "tessera/shard/full_params.h"
+#include "tessera/shard/fully_shard.h"
+#include "tessera/shard/model.h"
+#include "tessera/shard/norms.h"
+#include "tessera/testing/net.h"
+
+namespace tessera::testing {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+/// Takes a step of all parameters with their gradients; the number counts from 1.
+using Rule = std::function<void(at::Tensor& parameter, const at::Tensor& gradient, std::map<std::string, at::Tensor>& state, int step)>;
+using Make = std::function<std::unique_ptr<optim::Optimizer>(Tensors)>;
+
+struct Case {
+  std::string name;
+  Make make;
+  Rule rule;
+  friend std::ostream& operator<<(std::ostream& out, const Case& self) { return out << self.name; }
+};
+
+at::Tensor& moment(std::map<std::string, at::Tensor>& state, const std::string& name, const at::Tensor& like) {
+  auto& tensor = state[name];
+  if (!tensor.defined()) tensor = at::zeros_like(like);
+  return tensor;
+}
+
+/// The way that Adam would go, without a rate.
+at::Tensor adam_way(const at::Tensor& g, std::map<std::string, at::Tensor>& state, int step, double beta2, double eps) {
+  auto& first = moment(state, "first", g).mul_(0.9).add_(g, 0.1);
+  auto& second = moment(state, "second", g).mul_(beta2).add_(g * g, 1 - beta2);
+  return first / (1 - std::pow(0.9, step)) / ((second / (1 - std::pow(beta2, step))).sqrt() + eps);
+}
+
+const Case kCases[] = {
+    {"Sgd", [](Tensors p) { return std::make_unique<optim::SGD>(p, optim::SgdOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1}); },
+     [](at::Tensor& p, const at::Tensor& g, auto& state, int) {
+       auto& momentum = moment(state, "momentum", g).mul_(0.9).add_(g + 0.1 * p);
+       p.sub_(momentum, 0.1);
+     }},
+    {"AdamW", [](Tensors p) { return std::make_unique<optim::AdamW>(p, optim::AdamWOptions{.lr = 0.01}); },
+     [](at::Tensor& p, const at::Tensor& g, auto& state, int step) {
+       p.mul_(1 - 0.01 * 0.01).sub_(adam_way(g, state, step, 0.999, 1e-8), 0.01);
+     }},
+    {"Adagrad",
+     [](Tensors p) { return std::make_unique<optim::Adagrad>(p, optim::AdagradOptions{.lr = 0.1, .lr_decay = 0.1, .weight_decay = 0.01}); },
+     [](at::Tensor& p, const at::Tensor& gradient, auto& state, int step) {
+       const auto g = gradient + 0.01 * p;
+       auto& sum = moment(state, "sum", g).add_(g * g);
+       p.sub_(g / (sum.sqrt() + 1e-10), 0.1 / (1 + 0.1 * (step - 1)));
+     }},
+    {"Lion", [](Tensors p) { return std::make_unique<optim::Lion>(p, optim::LionOptions{.lr = 0.01, .weight_decay = 0.1}); },
+     [](at::Tensor& p, const at::Tensor& g, auto& state, int) {
+       auto& momentum = moment(state, "momentum", g);
+       p.mul_(1 - 0.01 * 0.1).sub_((0.9 * momentum + 0.1 * g).sign(), 0.01);
+       momentum.mul_(0.99).add_(g, 0.01);
+     }},
+    {"Lamb", [](Tensors p) { return std::make_unique<optim::Lamb>(p, optim::LambOptions{.lr = 0.1, .weight_decay = 0.1}); },
+     [](at::Tensor& p, const at::Tensor& g, auto& state, int step) {
+       const auto way = adam_way(g, state, step, 0.999, 1e-6) + 0.1 * p;
+       p.sub_(way * (p.norm() / way.norm()), 0.1);
+     }},
+};
+
+class Rules : public ::testing::TestWithParam<Case> {};
+
+TEST_P(Rules, AreWhatTheySay) {
+  torch::manual_seed(3);
+  Tensors ours, theirs;
+  for (const int64_t numel : {7, 1, 30, 5000}) {
+    ours.push_back(torch::randn({numel, 2}));
+    theirs.push_back(ours.back().clone());
+    ours.back().set_requires_grad(true);
+  }
+  const auto optimizer = GetParam().make(ours);
+  std::vector<std::map<std::string, at::Tensor>> state(ours.size());
+  for (int step = 1; step <= 8; step++) {
+    for (size_t i = 0; i < ours.size(); i++) {
+      ours[i].mutable_grad() = torch::randn_like(ours[i]);
+      GetParam().rule(theirs[i], ours[i].grad() * 0.5, state[i], step);
+    }
+    optimizer->scale_gradients(at::full({}, 0.25));
+    optimizer->scale_gradients(at::full({}, 2.0));
+    optimizer->step();
+  }
+  for (size_t i = 0; i < ours.size(); i++) EXPECT_TRUE(at::allclose(ours[i], theirs[i], 1e-5, 1e-5)) << i;
+}
+
+/// What a model of three layers has learnt after some steps: whole parameters.
+Tensors learnt(const Communicator& world, const Make& make, const ShardOptions* options) {
+  auto net = seeded_net();
+  if (options != nullptr) {
+    for (const auto& child : net->children()) fully_shard(child, *options);
+  }
+  const auto optimizer = make(options != nullptr ? parameters(*net) : net->parameters());
+  for (int step = 0; step < 6; step++) {
+    net(input() + step).pow(2).mean().backward();
+    EXPECT_GT(optimizer->clip_grad_norm(0.05).item<double>(), 0.05);
+    optimizer->step();
+    optimizer->zero_grad();
+    world.barrier();
+  }
+  Tensors result;
+  if (options == nullptr) {
+    for (const auto& parameter : net->parameters()) result.push_back(parameter.detach());
+  } else {
+    for (const auto& parameter : parameters(*net)) result.push_back(full_parameter(parameter));
+  }
+  return result;
+}
+
+TEST_P(Rules, AreTheSameForShards) {
+  for (const int ranks : {1, 2, 3}) {
+    with_ranks(ranks, [&](const Communicator& world) {
+      const auto expected = learnt(world, GetParam().make, nullptr);
+      for (const auto residence : {Residency::Gathered, Residency::NodeShared}) {
+        const ShardOptions options{.mesh = world, .residence = residence};
+        const auto actual = learnt(world, GetParam().make, &options);
+        for (size_t i = 0; i < expected.size(); i++) EXPECT_TRUE(at::allclose(actual[i], expected[i], 1e-5, 1e-6)) << ranks << " " << i;
+      }
+    });
+  }
+}
+
+TEST_P(Rules, WriteTheNarrowCopyAlong) {
+  with_ranks(2, [&](const Communicator& world) {
+    const ShardOptions gathered{.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16}, .residence = Residency::Gathered};
+    auto shared = gathered;
+    shared.residence = Residency::NodeShared;
+    const auto expected = learnt(world, GetParam().make, &gathered), actual = learnt(world, GetParam().make, &shared);
+    for (size_t i = 0; i < expected.size(); i++) EXPECT_TRUE(at::equal(actual[i], expected[i])) << i;
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(, Rules, ::testing::ValuesIn(kCases), ::testing::PrintToStringParamName());
+
+TEST(OtherMemory, GoesThroughOperators) {
+  for (const auto& test : kCases) {
+    if (test.name == "Lamb") continue;
+    torch::manual_seed(4);
+    const auto begin = torch::randn({40, 3}), gradient = torch::randn({40, 3});
+    auto narrow = begin.clone().set_requires_grad(true), wide = begin.to(at::kDouble).set_requires_grad(true);
+    const auto one = test.make({narrow}), other = test.make({wide});
+    for (int step = 0; step < 4; step++) {
+      narrow.mutable_grad() = gradient / (step + 1);
+      wide.mutable_grad() = gradient.to(at::kDouble) / (step + 1);
+      for (const auto* optimizer : {&one, &other}) {
+        (*optimizer)->scale_gradients(at::full({}, 0.5));
+        (*optimizer)->step();
+      }
+    }
+    EXPECT_TRUE(at::allclose(narrow.to(at::kDouble), wide, 1e-5, 1e-5)) << test.name;
+  }
+}
+
+TEST(Lamb, SaysWhatItCanNotDo) {
+  auto wide = at::ones({3}, at::kDouble).set_requires_grad(true);
+  wide.mutable_grad() = at::ones({3}, at::kDouble);
+  EXPECT_THAT(message_of<UsageError>([&] { optim::Lamb({wide}, {}).step(); }), ::testing::HasSubstr("float32"));
+  EXPECT_THAT(message_of<UsageError>([&] { optim::SmallAdamW({wide}, {}).step(); }), ::testing::HasSubstr("float32"));
+}
+
+/// The loss of a regression after some hundred steps.
+double loss_with(const Make& make) {
+  torch::manual_seed(1);
+  torch::nn::Sequential net(torch::nn::Linear(10, 64), torch::nn::Tanh(), torch::nn::Linear(64, 1));
+  const auto inputs = torch::randn({256, 10}), targets = (inputs.sum(1, true) * 0.7).sin();
+  const auto optimizer = make(net->parameters());
+  double loss = 0;
+  for (int step = 0; step < 300; step++) {
+    const auto error = (net->forward(inputs) - targets).pow(2).mean();
+    error.backward();
+    optimizer->step();
+    optimizer->zero_grad();
+    loss = error.item<double>();
+  }
+  return loss;
+}
+
+TEST(SmallMoments, LearnAsWellAsLargeOnes) {
+  const auto large = loss_with([](Tensors p) { return std::make_unique<optim::AdamW>(p, optim::AdamWOptions{.lr = 3e-3}); });
+  const auto small = loss_with([](Tensors p) { return std::make_unique<optim::SmallAdamW>(p, optim::AdamWOptions{.lr = 3e-3}); });
+  EXPECT_LT(large, 0.002);  // of 0.5 at the beginning
+  EXPECT_LT(small, 0.002);
+}
+
+TEST(SmallMoments, TakeTwoBytesForEachParameter) {
+  torch::nn::Linear layer(64, 256);
+  optim::SmallAdamW optimizer(layer->parameters(), {});
+  layer(torch::ones({2, 64})).sum().backward();
+  optimizer.step();
+  int64_t bytes = 0, values = 0;
+  for (const auto& [name, state] : optimizer.state(*layer)) {
+    for (const auto& [kind, tensor] : state) bytes += kind == "steps" ? 0 : static_cast<int64_t>(tensor.nbytes());
+  }
+  for (const auto& parameter : layer->parameters()) values += parameter.numel();
+  EXPECT_LT(bytes, values * 21 / 10);
+  // And they can be taken up again.
+  optim::SmallAdamW other(layer->parameters(), {});
+  other.load_state(*layer, optimizer.state(*layer));
+  EXPECT_TRUE(at::equal(other.state(*layer).at("weight").at("second"), optimizer.state(*layer).at("weight").at("second")));
+}
+
+}  // namespace
+}  // namespace tessera::testing
