@@ -1,0 +1,20 @@
+"""What all peers have in common: flags, and the row that they print."""
+import argparse
+import json
+import statistics
+
+
+def flags(systems):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--system", choices=systems, default=systems[0])
+    parser.add_argument("--model", choices=["gpt", "mlp", "cnn", "resnet50"], default="mlp")
+    parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
+    for name, default in (("steps", 12), ("warmup", 4), ("batch", 0), ("width", 0), ("layers", 0)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    return parser.parse_args()
+
+
+def row(options, world, times, megabytes, loss):
+    print(json.dumps({"system": options.system, "model": options.model, "dtype": options.dtype, "world": world,
+                      "median_ms": 1e3 * statistics.median(times), "min_ms": 1e3 * min(times), "pss_mb": megabytes, "loss": loss}),
+          flush=True)

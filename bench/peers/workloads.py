@@ -1,0 +1,148 @@
+"""The benchmarks' models in PyTorch: the same layers, sizes and batches as in bench/train.cpp."""
+import os
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        x = x + self.attention(self.norm1(x))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Gpt(nn.Module):
+    vocabulary, longest = 8192, 256
+
+    def __init__(self, width=0, layers=0):
+        super().__init__()
+        width, layers = width or 512, layers or 8
+        self.tokens, self.positions = nn.Embedding(self.vocabulary, width), nn.Embedding(self.longest, width)
+        self.units = nn.ModuleList(Block(width, 8) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, self.vocabulary, bias=False)
+
+    def forward(self, ids):
+        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
+        for unit in self.units:
+            x = unit(x)
+        return self.head(self.norm(x))
+
+    def batch(self, count, generator):
+        ids = torch.randint(0, self.vocabulary, (count, self.longest + 1), generator=generator)
+        return ids[:, :-1], ids[:, 1:]
+
+
+class Mlp(nn.Module):
+    def __init__(self, width=0, layers=0):
+        super().__init__()
+        self.width = width or 2048
+        self.units = nn.ModuleList(nn.Sequential(nn.Linear(self.width, self.width), nn.ReLU()) for _ in range(layers or 8))
+        self.head = nn.Linear(self.width, 16)
+
+    def forward(self, x):
+        for unit in self.units:
+            x = unit(x)
+        return self.head(x)
+
+    def batch(self, count, generator):
+        return torch.randn(count, self.width, generator=generator), torch.randint(0, 16, (count,), generator=generator)
+
+
+class Cnn(nn.Module):
+    def __init__(self, width=0, layers=0):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(1, 10, 5), nn.BatchNorm2d(10)
+        self.conv2, self.bn2 = nn.Conv2d(10, 20, 5), nn.BatchNorm2d(20)
+        self.fc1, self.fc2 = nn.Linear(320, 50), nn.Linear(50, 10)
+
+    @property
+    def units(self):
+        return [self.conv1, self.conv2, self.fc1]
+
+    def forward(self, x):
+        x = self.bn1(F.relu(F.max_pool2d(self.conv1(x), 2)))
+        x = self.bn2(F.relu(F.max_pool2d(self.conv2(x), 2)))
+        return F.log_softmax(self.fc2(F.relu(self.fc1(x.flatten(1)))), 1)
+
+    def batch(self, count, generator):
+        return torch.randn(count, 1, 28, 28, generator=generator), torch.randint(0, 10, (count,), generator=generator)
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, inside, width, stride):
+        super().__init__()
+        def convolution(a, b, size, step=1):
+            return nn.Conv2d(a, b, size, step, size // 2, bias=False)
+        self.conv1, self.bn1 = convolution(inside, width, 1), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = convolution(width, width, 3, stride), nn.BatchNorm2d(width)
+        self.conv3, self.bn3 = convolution(width, 4 * width, 1), nn.BatchNorm2d(4 * width)
+        same = stride == 1 and inside == 4 * width
+        self.shortcut = nn.Identity() if same else nn.Sequential(convolution(inside, 4 * width, 1, stride), nn.BatchNorm2d(4 * width))
+
+    def forward(self, x):
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = self.bn3(self.conv3(F.relu(self.bn2(self.conv2(y)))))
+        return F.relu(y + self.shortcut(x))
+
+
+class ResNet50(nn.Module):
+    def __init__(self, width=0, layers=0):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)
+        blocks, inside, width = [], 64, 64
+        for count in (3, 4, 6, 3):
+            for i in range(count):
+                blocks.append(Bottleneck(inside, width, 2 if i == 0 and width > 64 else 1))
+                inside = 4 * width
+            width *= 2
+        self.units = nn.ModuleList(blocks)
+        self.fc = nn.Linear(inside, 1000)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 3, 2, 1)
+        for unit in self.units:
+            x = unit(x)
+        return self.fc(x.mean((2, 3)))
+
+    def batch(self, count, generator):
+        return torch.randn(count, 3, 96, 96, generator=generator), torch.randint(0, 1000, (count,), generator=generator)
+
+
+MODELS = {"gpt": Gpt, "mlp": Mlp, "cnn": Cnn, "resnet50": ResNet50}
+BATCH = {"gpt": 4, "mlp": 32, "cnn": 128, "resnet50": 8}
+
+
+def loss_of(scores, targets):
+    return F.cross_entropy(scores.float().reshape(-1, scores.shape[-1]), targets.reshape(-1))
+
+
+def own_megabytes():
+    """What this process takes of memory, its part of what it shares with others counted."""
+    for line in open("/proc/self/smaps_rollup"):
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def rank_and_world():
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
