@@ -1,0 +1,82 @@
+// How fast ranks move and add bytes: one line of JSON for each operation and size. bench/collectives runs it over each transport.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <tessera/comm/gradient_slots.h>
+#include <tessera/tessera.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+namespace {
+
+using namespace tessera;
+using Clock = std::chrono::steady_clock;
+
+/// Seconds that the slowest rank takes for `act`, the median of several rounds.
+double seconds(const Communicator& world, const std::function<void()>& act) {
+  constexpr int kRounds = 9;
+  std::vector<double> times;
+  for (int round = 0; round < kRounds + 2; round++) {
+    world.barrier();
+    const auto begin = Clock::now();
+    act();
+    const auto own = at::full({1}, std::chrono::duration<double>(Clock::now() - begin).count(), at::kDouble);
+    world.all_reduce(own, {.op = Reduce::Max}).wait();
+    if (round >= 2) times.push_back(own.item<double>());
+  }
+  std::ranges::nth_element(times, times.begin() + kRounds / 2);
+  return times[kRounds / 2];
+}
+
+void report(const Communicator& world, const std::string& system, const std::string& operation, int64_t bytes, double took) {
+  // What must be read and written at least: a copy reads and writes each byte, a sum reads what all ranks have and writes its part.
+  const auto ranks = static_cast<double>(world.size()), size = static_cast<double>(bytes);
+  const double moved = operation == "reduce_scatter" ? size + size / ranks : 2 * size;
+  if (world.rank() != 0) return;
+  const nlohmann::json row = {{"system", system}, {"operation", operation}, {"world", world.size()},
+                              {"bytes", bytes},   {"ms", 1e3 * took},       {"gb_per_s", ranks * moved / took / 1e9}};
+  fmt::print("{}\n", row.dump());
+}
+
+int run() {
+  const auto world = init();
+  const auto name = "tessera " + world.traits().name;
+  for (const int64_t megabytes : {1, 16, 64}) {
+    const int64_t bytes = megabytes << 20;
+    const auto numel = bytes / 4 / world.size() * world.size();
+    const auto whole = at::ones({numel}), other = at::zeros({numel});
+    const auto own = at::ones({numel / world.size()});
+    report(world, "memcpy", "copy", bytes, seconds(world, [&] { std::memcpy(other.data_ptr(), whole.data_ptr(), whole.nbytes()); }));
+    const Piece piece{.whole = whole, .own = own};
+    report(world, name, "all_gather", bytes, seconds(world, [&] { world.all_gather(std::span(&piece, 1)).wait(); }));
+    report(world, name, "reduce_scatter", bytes, seconds(world, [&] { world.reduce_scatter(std::span(&piece, 1)).wait(); }));
+    report(world, name, "all_reduce", bytes, seconds(world, [&] { world.all_reduce(other).wait(); }));
+    if (world.traits().name != "shm") continue;
+    // The way of gradients that share memory: the caller has packed them, the sum is all that is left.
+    const auto slots = GradientSlots::of(world);
+    const GradientPlan plan{.numel = numel, .dtype = at::kFloat, .device = at::kCPU};
+    report(world, "tessera slots", "reduce_scatter", bytes, seconds(world, [&] {
+             const auto room = slots->room(std::span(&plan, 1));
+             const Piece packed{.whole = room.front(), .own = own};
+             slots->reduce(std::span(&packed, 1), {.unit = "bench"}).wait();
+           }));
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Times collectives over the transport that TESSERA_TRANSPORT names, on ranks that tessera launch has started.",
+               "bench_collectives_ranks");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    return run();
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "bench_collectives_ranks: {}\n", error.what());
+    return 1;
+  }
+}
