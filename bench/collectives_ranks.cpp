@@ -56,12 +56,12 @@ int run() {
     report(world, name, "all_reduce", bytes, seconds(world, [&] { world.all_reduce(other).wait(); }));
     if (world.traits().name != "shm") continue;
     // The way of gradients that share memory: the caller has packed them, the sum is all that is left.
-    const auto slots = GradientSlots::of(world);
+    auto& slots = world.gradient_slots();
     const GradientPlan plan{.numel = numel, .dtype = at::kFloat, .device = at::kCPU};
     report(world, "tessera slots", "reduce_scatter", bytes, seconds(world, [&] {
-             const auto room = slots->room(std::span(&plan, 1));
-             const Piece packed{.whole = room.front(), .own = own};
-             slots->reduce(std::span(&packed, 1), {.unit = "bench"}).wait();
+             const auto room = slots.room(std::span(&plan, 1), world.limit());
+             const Piece packed{.whole = room.wholes.front(), .own = own};
+             slots.reduce(std::span(&packed, 1), {.unit = "bench"}, world.limit()).wait();
            }));
   }
   return 0;

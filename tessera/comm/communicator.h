@@ -56,6 +56,7 @@ class Communicator {
   /// 1, 2, 3...: names for what all ranks make in the same order.
   uint64_t next_number() const { return transport_->next_number(); }
 
+  GradientSlots& gradient_slots() const { return transport_->gradient_slots(); }
   /// An operation took another way than through this group: it counts all the same.
   void count(Operation operation, uint64_t bytes) const { transport_->count(operation, bytes); }
   Traffic traffic(Operation operation) const { return transport_->traffic(operation); }

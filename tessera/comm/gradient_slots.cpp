@@ -5,12 +5,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/envelope.h"
-#include "tessera/comm/per_group.h"
 #include "tessera/comm/reducer.h"
+#include "tessera/comm/shared_area.h"
 
 namespace tessera {
 namespace {
@@ -23,6 +24,7 @@ size_t aligned(size_t bytes) {
 }
 
 /// What lies in front of a slot: ranks that add up different things get an error.
+constexpr size_t kRoomForGaps = 1024;  // between buffers
 constexpr size_t kHead = (sizeof(Envelope) + kAlignment - 1) / kAlignment * kAlignment;
 
 at::Tensor view(std::byte* memory, int64_t numel, at::ScalarType dtype) {
@@ -31,10 +33,9 @@ at::Tensor view(std::byte* memory, int64_t numel, at::ScalarType dtype) {
 
 }  // namespace
 
-/// Work that is done by whoever waits for it.
 struct GradientSlots::Turn final : Work::State {
   void wait() override {
-    {
+    if (!is_done) {
       const std::lock_guard lock(slots->mutex_);
       slots->finish_through(number);
     }
@@ -42,57 +43,61 @@ struct GradientSlots::Turn final : Work::State {
   }
   bool done() const override { return is_done; }
 
-  std::shared_ptr<GradientSlots> slots;
+  GradientSlots* slots = nullptr;  // whoever has the work has the group
   uint32_t number = 0;
+  std::chrono::milliseconds limit{};
   std::vector<Piece> pieces;
   std::exception_ptr error;
-  bool is_done = false;
+  std::atomic<bool> is_done = false;
 };
-
-std::shared_ptr<GradientSlots> GradientSlots::of(const Communicator& shard) {
-  return one_per_group<GradientSlots>(shard, [&] { return std::make_shared<GradientSlots>(shard); });
-}
 
 void GradientSlots::expect(size_t bytes) {
   const std::lock_guard lock(mutex_);
-  expected_ = std::max(expected_, bytes);
+  expected_ = std::max(expected_, kHead + bytes + kRoomForGaps);
 }
 
 std::byte* GradientSlots::slot(int rank, uint32_t turn) const {
   return area_->part(rank) + (turn % 2) * size_;
 }
 
-void GradientSlots::make_area(size_t bytes) {
+void GradientSlots::make_area(std::chrono::milliseconds limit) {
   finish_through(turn_);
   area_.reset();
-  expected_ = size_ = std::max(expected_, bytes);
-  auto attempt = shard_.share({.bytes_per_rank = 2 * size_, .counters = kCounters}, {.unit = "gradients"});
-  if (!attempt.area) throw IoError(fmt::format("no room for gradients of {} bytes: {}", size_, attempt.why_not));
+  size_ = expected_;
+  auto attempt = transport_.share({.bytes_per_rank = 2 * size_, .counters = kCounters}, {.subject = {.unit = "gradients"}, .limit = limit});
+  if (!attempt.area) {
+    throw IoError(
+        fmt::format("no shared memory for gradients, {} bytes a rank: {}; shard smaller units, or with .residence = "
+                    "tessera::Residency::Gathered",
+                    2 * size_, attempt.why_not));
+  }
   area_ = std::move(attempt.area);
   turn_ = 0;
 }
 
-std::vector<at::Tensor> GradientSlots::room(std::span<const GradientPlan> plans) {
+GradientRoom GradientSlots::room(std::span<const GradientPlan> plans, std::chrono::milliseconds limit) {
+  GradientRoom room{.wholes = {}, .reservation = std::unique_lock(packing_)};
   const std::lock_guard lock(mutex_);
   size_t bytes = kHead;
   for (const auto& plan : plans) bytes += aligned(static_cast<size_t>(plan.numel) * c10::elementSize(plan.dtype));
-  if (!area_ || bytes > size_) make_area(bytes);
+  expected_ = std::max(expected_, bytes);  // what was frozen when it was made may train now
+  if (expected_ > size_) make_area(limit);
   const auto turn = turn_ + 1;
   finish_through(turn - 2);
-  area_->wait(kAdded, turn - 2, shard_.limit(), [&] { return std::string("making room for gradients"); });
-  std::vector<at::Tensor> rooms;
+  area_->wait(kAdded, turn - 2, limit, [&] { return std::string("making room for gradients"); });
   auto* place = slot(area_->rank(), turn) + kHead;
   for (const auto& plan : plans) {
-    rooms.push_back(view(place, plan.numel, plan.dtype));
-    place += aligned(rooms.back().nbytes());
+    room.wholes.push_back(view(place, plan.numel, plan.dtype));
+    place += aligned(room.wholes.back().nbytes());
   }
-  return rooms;
+  return room;
 }
 
-Work GradientSlots::reduce(std::span<const Piece> pieces, const Subject& subject) {
+Work GradientSlots::reduce(std::span<const Piece> pieces, const Subject& subject, std::chrono::milliseconds limit) {
   const std::lock_guard lock(mutex_);
   auto turn = std::make_shared<Turn>();
-  turn->slots = shared_from_this();
+  turn->slots = this;
+  turn->limit = limit;
   turn->number = turn_ + 1;
   turn->pieces.assign(pieces.begin(), pieces.end());
   auto& envelope = *new (slot(area_->rank(), turn->number)) Envelope;
@@ -100,14 +105,15 @@ Work GradientSlots::reduce(std::span<const Piece> pieces, const Subject& subject
   envelope.reduce = static_cast<uint8_t>(Reduce::Mean);
   envelope.set_unit(subject.unit);
   envelope.number = subject.number;
+  envelope.version = subject.version;
   envelope.members = subject.members;
   envelope.pieces = static_cast<int32_t>(pieces.size());
   uint64_t bytes = 0;  // that others read
   for (const auto& piece : pieces) {
     envelope.numel += piece.whole.numel();
-    bytes += piece.whole.nbytes() - piece.whole.nbytes() / static_cast<size_t>(shard_.size());
+    bytes += piece.whole.nbytes() - piece.whole.nbytes() / static_cast<size_t>(area_->size());
   }
-  shard_.count(Operation::ReduceScatter, bytes);
+  transport_.count(Operation::ReduceScatter, bytes);
   turn_++;
   area_->reach(kPacked, turn_);
   open_.push_back(turn);
@@ -132,7 +138,7 @@ void GradientSlots::finish_through(uint32_t turn) {
 void GradientSlots::add_up(const Turn& turn) {
   const auto own_rank = area_->rank();
   const auto& own_envelope = *reinterpret_cast<const Envelope*>(slot(own_rank, turn.number));
-  area_->wait(kPacked, turn.number, shard_.limit(), [&] { return own_envelope.describe(); });
+  area_->wait(kPacked, turn.number, turn.limit, [&] { return own_envelope.describe(); });
   std::vector<Envelope> envelopes;
   for (int rank = 0; rank < area_->size(); rank++) envelopes.push_back(*reinterpret_cast<const Envelope*>(slot(rank, turn.number)));
   expect_agreement(envelopes);

@@ -1,14 +1,16 @@
 // Where the ranks of one host lay their gradients for each other, unit after unit.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
 #include <deque>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <vector>
 
-#include "tessera/comm/communicator.h"
-#include "tessera/comm/shared_area.h"
+#include "tessera/comm/transport.h"
 
 namespace tessera {
 
@@ -19,29 +21,35 @@ struct GradientPlan {
   at::Device device;
 };
 
+/// Memory to pack gradients into. Whoever has it is the only one that packs.
+struct GradientRoom {
+  std::vector<at::Tensor> wholes;  // one for each plan
+  std::unique_lock<std::mutex> reservation;
+};
+
 /// Each rank has two slots. In turn k it packs gradients into its slot k % 2 and says so; some time later it adds up its own part of what
 /// all have packed, in rank order, and says that, too. In turn k + 2 a slot is packed again, when all have added up turn k. So the sum of
 /// one unit may wait until the next is packed, and rarely finds that another rank is not there yet.
-class GradientSlots : public std::enable_shared_from_this<GradientSlots> {
+class GradientSlots {
  public:
-  /// The one of the group.
-  static std::shared_ptr<GradientSlots> of(const Communicator& shard);
-  explicit GradientSlots(Communicator shard) : shard_(std::move(shard)) {}
+  /// Belongs to the transport.
+  explicit GradientSlots(Transport& transport) : transport_(transport) {}
 
-  /// Units of that many bytes will come.
+  /// Units of that many bytes will come. All ranks say so in the same order.
   void expect(size_t bytes);
-  std::vector<at::Tensor> room(std::span<const GradientPlan> plans);
-  /// Pieces whose wholes are the rooms handed out last.
-  Work reduce(std::span<const Piece> pieces, const Subject& subject);
+  GradientRoom room(std::span<const GradientPlan> plans, std::chrono::milliseconds limit);
+  /// Pieces whose wholes are the room that was handed out last. The work is done by whoever waits for it.
+  Work reduce(std::span<const Piece> pieces, const Subject& subject, std::chrono::milliseconds limit);
 
  private:
   struct Turn;
   std::byte* slot(int rank, uint32_t turn) const;
-  void make_area(size_t bytes);
+  void make_area(std::chrono::milliseconds limit);
   void finish_through(uint32_t turn);
   void add_up(const Turn& turn);
 
-  Communicator shard_;
+  Transport& transport_;
+  std::mutex packing_;
   std::mutex mutex_;
   size_t expected_ = 0;  // bytes of a slot
   size_t size_ = 0;

@@ -193,22 +193,11 @@ Work HostTransport::reduce_scatter(std::span<const Piece> pieces, const Reductio
   });
   return start(envelope, call.limit, [this, reducer, pieces = std::vector(pieces.begin(), pieces.end())](auto deadline) {
     uint64_t sent = 0;
-    const auto ranks = static_cast<size_t>(size());
-    const auto self = static_cast<size_t>(rank());
     for (const auto& piece : pieces) {
       const auto outgoing = piece.whole.to(reducer.wire()).view({size(), piece.own.numel()});
-      // Room for what the others send; this rank's own part is read where it lies.
-      const auto room = at::empty({size() - 1, piece.own.numel()}, outgoing.options());
-      std::vector<at::Tensor> contributions(ranks);
-      std::vector<ConstBytes> to(ranks);
-      std::vector<Bytes> from(ranks);
-      for (size_t r = 0; r < ranks; r++) {
-        contributions[r] = r == self ? outgoing[self] : room[r < self ? r : r - 1];
-        to[r] = bytes_of(outgoing[r]);
-        from[r] = bytes_of(contributions[r]);
-      }
-      sent += transpose(to, from, deadline);
-      reducer.reduce(contributions, piece.own);
+      std::vector<ConstBytes> to;
+      for (int64_t r = 0; r < size(); r++) to.push_back(bytes_of(outgoing[r]));
+      sent += reduce(reducer, to, piece.own.view({-1}), deadline);
     }
     return sent;
   });
@@ -244,17 +233,10 @@ Work HostTransport::all_reduce(at::Tensor tensor, const Reduction& reduction, co
       const int64_t begin = std::min(static_cast<int64_t>(r) * chunk, numel);
       return flat.narrow(0, begin, std::min(chunk, numel - begin));
     };
-    const auto own = part_of(outgoing, rank());
-    const auto room = at::empty({size(), own.numel()}, outgoing.options());
-    std::vector<ConstBytes> to(ranks);
-    for (size_t r = 0; r < ranks; r++) {
-      contributions[r] = room[r];
-      to[r] = bytes_of(part_of(outgoing, r));
-      from[r] = bytes_of(contributions[r]);
-    }
-    auto sent = transpose(to, from, deadline);
+    std::vector<ConstBytes> to;
+    for (size_t r = 0; r < ranks; r++) to.push_back(bytes_of(part_of(outgoing, r)));
     const auto flat = tensor.view({-1});
-    reducer.reduce(contributions, part_of(flat, rank()));
+    auto sent = reduce(reducer, to, part_of(flat, rank()), deadline);
     for (size_t r = 0; r < ranks; r++) from[r] = bytes_of(part_of(flat, r));
     sent += gather(from[rank()], from, deadline);
     return sent;
@@ -357,15 +339,31 @@ void HostTransport::agree(const Envelope& envelope, Clock::time_point deadline) 
   expect_agreement(envelopes_);
 }
 
+uint64_t HostTransport::reduce(const Reducer& reducer, std::span<const ConstBytes> to, const at::Tensor& own, Clock::time_point deadline) {
+  const auto width = c10::elementSize(reducer.wire());
+  std::vector<at::Tensor> contributions(to.size());
+  link_->inspect(
+      to,
+      [&](size_t begin, std::span<const ConstBytes> rows) {
+        const auto count = static_cast<int64_t>(rows.front().size() / width);
+        if (count == 0) return;  // the others have more
+        for (size_t r = 0; r < rows.size(); r++) {
+          contributions[r] = at::from_blob(const_cast<std::byte*>(rows[r].data()), {count}, at::TensorOptions().dtype(reducer.wire()));
+        }
+        reducer.reduce(contributions, own.narrow(0, static_cast<int64_t>(begin / width), count));
+      },
+      deadline);
+  return sent_to_others(to);
+}
+
 uint64_t HostTransport::gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) {
   link_->gather(own, from, deadline);
   return own.size() * (from.size() - 1);
 }
 
-uint64_t HostTransport::transpose(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) {
-  link_->transpose(to, from, deadline);
+uint64_t HostTransport::sent_to_others(std::span<const ConstBytes> to) const {
   const auto all = std::accumulate(to.begin(), to.end(), uint64_t{0}, [](uint64_t sum, ConstBytes part) { return sum + part.size(); });
-  return all - to[rank()].size();
+  return all - to[static_cast<size_t>(rank())].size();
 }
 
 void HostTransport::fail(const LinkFailure& failure, const Envelope& envelope, std::chrono::milliseconds limit) {

@@ -8,6 +8,7 @@
 #include "tessera/comm/envelope.h"
 #include "tessera/comm/link.h"
 #include "tessera/comm/queue.h"
+#include "tessera/comm/reducer.h"
 #include "tessera/comm/transport.h"
 
 namespace tessera {
@@ -41,7 +42,9 @@ class HostTransport final : public Transport {
   void agree(const Envelope& envelope, Clock::time_point deadline);
   void run_agreed(const Envelope& envelope, Clock::time_point deadline, const Move& move);
   uint64_t gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline);
-  uint64_t transpose(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline);
+  /// What all ranks have for this one, as one value.
+  uint64_t reduce(const Reducer& reducer, std::span<const ConstBytes> to, const at::Tensor& own, Clock::time_point deadline);
+  uint64_t sent_to_others(std::span<const ConstBytes> to) const;
   /// Throws what `failure` means for the operation, after telling the other ranks.
   [[noreturn]] void fail(const LinkFailure& failure, const Envelope& envelope, std::chrono::milliseconds limit);
 

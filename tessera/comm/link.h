@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -39,6 +40,11 @@ class Link {
   virtual void gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) = 0;
   /// Every rank has something else for each: from[r] receives what rank r had in its to[rank()].
   virtual void transpose(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) = 0;
+
+  /// The same, but what has come is looked at where it lies, piece by piece: `look(begin, rows)` gets a stretch of what each rank has for
+  /// this one, itself included, that begins at so many bytes.
+  using Look = std::function<void(size_t begin, std::span<const ConstBytes> rows)>;
+  virtual void inspect(std::span<const ConstBytes> to, const Look& look, Clock::time_point deadline);
 
   /// A link among `members`, which are ranks of this one in ascending order, this rank among them. All ranks call it at once.
   virtual std::unique_ptr<Link> split(std::span<const int> members, Clock::time_point deadline) = 0;

@@ -1,5 +1,7 @@
 #include "tessera/comm/transport.h"
 
+#include "tessera/comm/gradient_slots.h"
+
 namespace tessera {
 
 std::string_view name(Operation operation) {
@@ -11,6 +13,10 @@ std::string_view name(Reduce op) {
   static constexpr std::string_view kNames[] = {"sum", "mean", "min", "max"};
   return kNames[static_cast<size_t>(op)];
 }
+
+Transport::Transport(Traits traits) : traits_(std::move(traits)), slots_(std::make_unique<GradientSlots>(*this)) {}
+
+Transport::~Transport() = default;
 
 SharedAttempt Transport::share(const AreaShape& /*shape*/, const Call& /*call*/) {
   return {.area = nullptr, .why_not = "transport " + traits_.name + " shares no memory"};

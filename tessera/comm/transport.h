@@ -19,6 +19,8 @@
 
 namespace tessera {
 
+class GradientSlots;
+
 enum class Reduce { Sum, Mean, Min, Max };
 
 /// What an operation is about. It travels with the data, so that ranks which disagree get an error instead of each other's weights.
@@ -75,10 +77,10 @@ class Transport {
     bool traces = false;  // operations are recorded, not run: prefetching means nothing
   };
 
-  explicit Transport(Traits traits) : traits_(std::move(traits)) {}
+  explicit Transport(Traits traits);
   Transport(const Transport&) = delete;
   Transport& operator=(const Transport&) = delete;
-  virtual ~Transport() = default;
+  virtual ~Transport();
 
   /// `companions`: the other operands of the operator that needs the unit. Only a tracing engine uses them: it ties the gather to
   /// them, and may put equal values in their place.
@@ -107,6 +109,9 @@ class Transport {
   virtual void abort(std::string_view reason) noexcept = 0;
 
   const Traits& traits() const { return traits_; }
+  /// Of the group, for as long as it lives.
+  GradientSlots& gradient_slots() { return *slots_; }
+
   void count(Operation operation, uint64_t bytes);
   Traffic traffic(Operation operation) const;
   void reset_traffic();
@@ -123,6 +128,7 @@ class Transport {
   const Traits traits_;
   std::array<Counter, kOperations> counters_;
   std::atomic<uint64_t> last_number_ = 0;
+  const std::unique_ptr<GradientSlots> slots_;
 };
 
 }  // namespace tessera

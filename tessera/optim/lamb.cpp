@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <mutex>
 
 #include "tessera/base/error.h"
 #include "tessera/optim/stretches.h"
@@ -16,14 +15,19 @@ namespace {
 constexpr int64_t kGrain = 1 << 16;
 
 Squares look_ahead_in_parallel(const LambRule& rule, const Stretch& all) {
+  // One after the other in the sum, whichever thread was first.
+  std::vector<Squares> parts(static_cast<size_t>((all.count + kGrain - 1) / kGrain));
+  at::parallel_for(0, std::ssize(parts), 1, [&](int64_t begin, int64_t end) {
+    for (; begin < end; begin++) {
+      const auto first = begin * kGrain;
+      parts[static_cast<size_t>(begin)] = look_ahead(rule, part_of(all, first, std::min(kGrain, all.count - first)));
+    }
+  });
   Squares sum;
-  std::mutex mutex;
-  at::parallel_for(0, all.count, kGrain, [&](int64_t begin, int64_t end) {
-    const auto part = look_ahead(rule, part_of(all, begin, end - begin));
-    const std::lock_guard lock(mutex);
+  for (const auto& part : parts) {
     sum.parameters += part.parameters;
     sum.way += part.way;
-  });
+  }
   return sum;
 }
 
@@ -39,6 +43,9 @@ Lamb::Lamb(std::vector<ParameterGroup> groups, LambOptions options)
 void Lamb::apply(const Settings& settings, int64_t step, const Item& item) {
   if (!has_loops(item.parameter, item.gradient, item.state)) {
     throw UsageError("Lamb works on dense float32 parameters in host memory");
+  }
+  if (const auto found = locate(item.members.front().parameter); found.group != nullptr && found.group->flat) {
+    throw UsageError("Lamb takes steps as long as each parameter is, so it has to know them; shard with tessera::Listing::ByName");
   }
   const auto n = static_cast<double>(step);
   const LambRule rule{.adam = {.common = {.factor = value_of(item.factor)},
@@ -56,7 +63,7 @@ void Lamb::apply(const Settings& settings, int64_t step, const Item& item) {
   }
 }
 
-void Lamb::finish() {
+void Lamb::end_step() {
   // Parts of one parameter lie on the ranks of its mesh; nearly always there is one mesh.
   std::vector<std::vector<Ahead*>> meshes;
   for (auto& each : ahead_) {
@@ -88,7 +95,6 @@ void Lamb::finish() {
     at::parallel_for(0, each.stretch.count, kGrain,
                      [&](int64_t begin, int64_t end) { go(each.rule, step, part_of(each.stretch, begin, end - begin)); });
   }
-  ahead_.clear();
 }
 
 }  // namespace tessera::optim

@@ -31,7 +31,8 @@ class Lamb final : public Optimizer {
     std::shared_ptr<Unit> unit;
   };
   void apply(const Settings& settings, int64_t step, const Item& item) override;
-  void finish() override;
+  void begin_step() override { ahead_.clear(); }
+  void end_step() override;
 
   LambOptions options_;
   std::vector<Ahead> ahead_;

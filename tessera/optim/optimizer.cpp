@@ -97,11 +97,10 @@ at::Tensor Optimizer::flat_gradient(const Run& run) {
   return first.as_strided(run.flat.sizes(), run.flat.strides(), first.storage_offset());
 }
 
-/// What the other ranks read of a run, if they read something narrower.
+/// What the other ranks read of a run, if that is to be written along.
 at::Tensor Optimizer::narrow_of(const Run& run) {
   const auto unit = run.unit.lock();
-  const auto narrow = unit ? unit->narrow_part(run.flat) : at::Tensor();
-  return narrow.defined() && narrow.scalar_type() == at::kBFloat16 ? narrow : at::Tensor();
+  return unit ? unit->narrow_part(run.flat) : at::Tensor();
 }
 
 void Optimizer::make_state(Run& run) const {
@@ -158,18 +157,44 @@ std::vector<std::shared_ptr<Unit>> Optimizer::units_to_update() const {
   return result;
 }
 
+/// The units that are about to change, and no other thread reads meanwhile.
+class Optimizer::Writing {
+ public:
+  explicit Writing(std::vector<std::shared_ptr<Unit>> units) : units_(std::move(units)) {
+    std::set<Schedule*> schedules;  // locked in one order by all
+    for (const auto& unit : units_) schedules.insert(unit->schedule().get());
+    for (auto* schedule : schedules) locks_.push_back(schedule->lock());
+    for (const auto& unit : units_) unit->schedule()->expect_writable(*unit);
+    // Said of all before the first write, which may have to wait until all ranks have said so of that unit.
+    for (const auto& unit : units_) unit->schedule()->done_reading(*unit);
+    for (const auto& unit : units_) unit->schedule()->about_to_update(*unit);
+  }
+
+  void publish() {
+    for (const auto& unit : units_) unit->schedule()->publish(*unit);
+  }
+
+ private:
+  std::vector<std::shared_ptr<Unit>> units_;
+  std::vector<std::unique_lock<std::recursive_mutex>> locks_;
+};
+
 void Optimizer::step() {
   const c10::AutoGradMode no_grad(false);
-  // Before the first write, which may have to wait until all ranks have said so of that unit.
-  const auto units = units_to_update();
-  for (const auto& unit : units) unit->schedule()->done_reading(*unit);
-  for (const auto& unit : units) unit->schedule()->about_to_update(*unit);
+  Writing writing(units_to_update());
+  begin_step();
   for (auto& group : groups_) {
     for (auto& run : group.runs) step_run(group.settings, run);
   }
-  finish();
+  end_step();
   factor_ = at::Tensor();
-  for (const auto& unit : units) unit->schedule()->publish(*unit);
+  writing.publish();
+  for (const auto& world : worlds_) world.step_done();
+}
+
+void Optimizer::skip_step() {
+  Writing(units_to_update()).publish();
+  factor_ = at::Tensor();
   for (const auto& world : worlds_) world.step_done();
 }
 
@@ -191,6 +216,7 @@ at::Tensor Optimizer::clip_grad_norm(double max_norm, double p) {
 }
 
 void Optimizer::zero_grad() {
+  factor_ = at::Tensor();
   for (const auto& group : groups_) {
     for (const auto& run : group.runs) {
       for (const auto& member : run.members) member.parameter.mutable_grad() = at::Tensor();

@@ -40,7 +40,10 @@ class Optimizer {
 
   /// Updates every parameter that has a gradient.
   void step();
-  /// The next step sees gradients times this factor (a scalar; several multiply): costs no pass over memory of its own.
+  /// Says that this rank leaves out a step that others take. Its parameters stay as they are. Waits as a step would.
+  void skip_step();
+  /// The next step sees gradients times this factor (a scalar; several multiply): costs no pass over memory of its own. Forgotten by
+  /// zero_grad() and skip_step().
   void scale_gradients(const at::Tensor& factor);
   /// As tessera::clip_grad_norm over all parameters, but the next step does the scaling. Gives the norm before it.
   at::Tensor clip_grad_norm(double max_norm, double p = 2);
@@ -87,8 +90,9 @@ class Optimizer {
 
   /// Takes step number `step`, counted from 1, of parameters that have taken as many.
   virtual void apply(const Settings& settings, int64_t step, const Item& item) = 0;
-  /// All items of a step have been applied: for rules that need to know of all before they can end one.
-  virtual void finish() {}
+  /// Before the first and after the last item of a step: for rules that need to know of all before they can end one.
+  virtual void begin_step() {}
+  virtual void end_step() {}
 
  private:
   struct Run {
@@ -97,6 +101,7 @@ class Optimizer {
     at::Tensor flat;           // over all members; a single one as it is
     std::vector<at::Tensor> state = {};
   };
+  class Writing;
   struct Group {
     Settings settings;
     double ratio;  // of its rate to the first group's

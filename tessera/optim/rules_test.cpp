@@ -134,16 +134,33 @@ TEST_P(Rules, AreTheSameForShards) {
 }
 
 TEST_P(Rules, WriteTheNarrowCopyAlong) {
-  with_ranks(2, [&](const Communicator& world) {
-    const ShardOptions gathered{.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16}, .residence = Residency::Gathered};
-    auto shared = gathered;
-    shared.residence = Residency::NodeShared;
-    const auto expected = learnt(world, GetParam().make, &gathered), actual = learnt(world, GetParam().make, &shared);
-    for (size_t i = 0; i < expected.size(); i++) EXPECT_TRUE(at::equal(actual[i], expected[i])) << i;
-  });
+  for (const auto dtype : {at::kBFloat16, at::kHalf, at::kDouble}) {
+    with_ranks(2, [&](const Communicator& world) {
+      const ShardOptions gathered{.mesh = world, .mixed_precision = {.param_dtype = dtype}, .residence = Residency::Gathered};
+      auto shared = gathered;
+      shared.residence = Residency::NodeShared;
+      const auto expected = learnt(world, GetParam().make, &gathered), actual = learnt(world, GetParam().make, &shared);
+      for (size_t i = 0; i < expected.size(); i++) EXPECT_TRUE(at::equal(actual[i], expected[i])) << i << " " << dtype;
+    });
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(, Rules, ::testing::ValuesIn(kCases), ::testing::PrintToStringParamName());
+
+TEST(Factors, AreForgottenWithTheStepThatTheyWereFor) {
+  auto weight = at::ones({4}).set_requires_grad(true);
+  optim::SGD optimizer({weight}, {.lr = 1});
+  for (const bool skips : {true, false}) {
+    weight.mutable_grad() = at::full({4}, std::numeric_limits<float>::infinity());
+    EXPECT_TRUE(std::isinf(optimizer.clip_grad_norm(1).item<double>()));
+    if (skips) optimizer.skip_step();
+    optimizer.zero_grad();
+    weight.mutable_grad() = at::full({4}, 2.0);
+    EXPECT_FLOAT_EQ(optimizer.clip_grad_norm(1).item<float>(), 4);
+    optimizer.step();
+  }
+  EXPECT_TRUE(at::allclose(weight, at::zeros({4}), 0, 1e-5));  // two steps of a half each
+}
 
 TEST(OtherMemory, GoesThroughOperators) {
   for (const auto& test : kCases) {

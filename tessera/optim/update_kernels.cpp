@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cmath>
+#include <limits>
 
 #include "tessera/base/kernel.h"
 
@@ -127,13 +128,14 @@ TESSERA_KERNEL void go(const LambRule& r, float step, const Stretch& s) {
 
 namespace {
 
-[[gnu::always_inline]] inline float largest(const float* values, int64_t count) {
+/// Nothing if all are so small that one over them would be too large.
+[[gnu::always_inline]] inline float largest_normal(const float* values, int64_t count) {
   float most = 0;
   for (int64_t i = 0; i < count; i++) {
     const float size = std::fabs(values[i]);
     most = size > most ? size : most;
   }
-  return most;
+  return most < std::numeric_limits<float>::min() ? 0 : most;
 }
 
 }  // namespace
@@ -162,7 +164,7 @@ TESSERA_KERNEL void update(const AdamRule& r, const Stretch& s, const SmallMomen
         part, rule.common, [&](float& p, float g, float& one, float& two) __attribute__((always_inline)) {
           p -= rule.step * adam_way(rule, g, one, two);
         });
-    const float first_most = largest(first, count), second_most = largest(second, count);
+    const float first_most = largest_normal(first, count), second_most = largest_normal(second, count);
     m.first_scales[block] = first_most;
     m.second_scales[block] = second_most;
     const float first_unit = first_most > 0 ? 1 / first_most : 0, second_unit = second_most > 0 ? 1 / second_most : 0;
@@ -171,7 +173,7 @@ TESSERA_KERNEL void update(const AdamRule& r, const Stretch& s, const SmallMomen
       small_first[i] = static_cast<int8_t>(static_cast<int>(first[i] < 0 ? -root : root));
       // Never rounded down to nothing: a second moment that vanished would let the parameter jump.
       const float fourth = std::sqrt(std::sqrt(second[i] * second_unit)) * 255 + 0.5F;
-      small_second[i] = static_cast<uint8_t>(static_cast<int>(fourth > 1 || second[i] <= 0 ? fourth : 1.0F));
+      small_second[i] = static_cast<uint8_t>(static_cast<int>(fourth > 1 || second[i] * second_unit <= 0 ? fourth : 1.0F));
     }
   }
 }

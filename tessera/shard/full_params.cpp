@@ -67,10 +67,13 @@ FullParams full_params(const torch::nn::Module& module, Access access) {
     const auto lock = schedule->lock();
     Unit* const wanted[] = {unit.get()};
     schedule->use(wanted, {});
-    if (access == Access::Write) {
-      unit->make_private();
-      unit->writers++;
+    try {
+      if (access == Access::Write) unit->make_private();
+    } catch (...) {
+      schedule->release(wanted);
+      throw;
     }
+    if (access == Access::Write) unit->writers++;
     guard.units_.push_back(std::move(unit));
   }
   return guard;
@@ -80,18 +83,21 @@ FullParams::~FullParams() {
   for (const auto& unit : units_) {
     const auto schedule = unit->schedule();
     const auto lock = schedule->lock();
+    Unit* const used[] = {unit.get()};
+    if (access_ == Access::Read) {
+      schedule->release(used);
+      continue;
+    }
+    unit->writers--;
     try {
-      if (access_ == Access::Write) {
-        unit->writers--;
-        unit->about_to_write();
-        unit->keep_own_part();
-      }
+      unit->about_to_write();
+      unit->keep_own_part();
+      schedule->release(used);
+      if (!unit->pinned()) schedule->about_to_write(*unit);
     } catch (const std::exception& error) {
+      schedule->release(used);
       log(LogLevel::Error, fmt::format("changes of the parameters of unit '{}' are lost: {}", unit->name(), error.what()));
     }
-    Unit* const used[] = {unit.get()};
-    schedule->release(used);
-    if (access_ == Access::Write && !unit->pinned()) schedule->about_to_write(*unit);
   }
 }
 
@@ -99,6 +105,7 @@ at::Tensor full_grad(const at::Tensor& shard, Ranks ranks) {
   const auto found = located_shard(shard);
   const auto& gradient = shard.grad();
   if (!gradient.defined()) return {};
+  found.unit->schedule()->finish_reductions();
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   const auto own = at::zeros({found.group->chunk}, gradient.options());

@@ -12,7 +12,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/comm/per_group.h"
 #include "tessera/shard/marker.h"
 #include "tessera/shard/model.h"
 #include "tessera/shard/paging.h"
@@ -75,7 +74,14 @@ std::shared_ptr<Unit> unit_of(Module& module) {
 /// Where units wait to become parts of a model: one schedule for all that were made on the same world, so that the bound on whole units
 /// holds also for those that are never taken up.
 std::shared_ptr<Schedule> lobby(const ShardOptions& options) {
-  return one_per_group<Schedule>(options.mesh.world(), [&] { return std::make_shared<Schedule>(options.max_live_units); });
+  static std::mutex mutex;
+  static std::map<const void*, std::weak_ptr<Schedule>> lobbies;  // while it has units, their world lives, and keeps its address
+  std::lock_guard lock(mutex);
+  std::erase_if(lobbies, [](const auto& entry) { return entry.second.expired(); });
+  auto& known = lobbies[&options.mesh.world().traits()];
+  auto schedule = known.lock();
+  if (!schedule) known = schedule = std::make_shared<Schedule>(options.max_live_units);
+  return schedule;
 }
 
 /// Where a parameter is registered.

@@ -53,7 +53,14 @@ class Gathered final : public Residence {
     return works;
   }
 
-  void give_back(std::span<const Buffer> buffers, const std::string& unit) override {
+  void give_back(std::span<const Buffer> buffers, const std::string& unit, std::vector<Work> coming) override {
+    for (const auto& work : coming) {
+      try {
+        work.wait();
+      } catch (const std::exception&) {
+        // Whoever needs the unit hears of it; who gives it back does not care.
+      }
+    }
     for (const auto& buffer : buffers) drain(*buffer.full, freed_message(unit));
   }
 
@@ -63,10 +70,12 @@ class Gathered final : public Residence {
   void publish(std::span<const Buffer> /*buffers*/, const Subject& /*subject*/, bool /*stale*/) override {}
   at::Tensor narrow(size_t /*buffer*/) const override { return {}; }
 
-  std::vector<at::Tensor> gradient_room(std::span<const GradientPlan> plans) override {
-    std::vector<at::Tensor> rooms;
-    for (const auto& plan : plans) rooms.push_back(at::empty({plan.numel}, at::TensorOptions().dtype(plan.dtype).device(plan.device)));
-    return rooms;
+  GradientRoom gradient_room(std::span<const GradientPlan> plans) override {
+    GradientRoom room;
+    for (const auto& plan : plans) {
+      room.wholes.push_back(at::empty({plan.numel}, at::TensorOptions().dtype(plan.dtype).device(plan.device)));
+    }
+    return room;
   }
 
   std::vector<Work> reduce(std::span<const Piece> pieces, const Subject& subject) override {

@@ -200,7 +200,11 @@ void reset_counters(const torch::nn::Module& module) {
 }
 
 void skip_step(const torch::nn::Module& module) {
+  const auto has_gradient = [](const Unit::Group& group) {
+    return std::ranges::any_of(group.parameters, [](const Unit::Parameter& parameter) { return parameter.shard.grad().defined(); });
+  };
   for (const auto& unit : units(module)) {
+    if (std::ranges::none_of(unit->groups(), has_gradient)) continue;
     unit->schedule()->about_to_write(*unit);
     unit->schedule()->publish(*unit);
   }

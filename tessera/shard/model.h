@@ -63,7 +63,8 @@ struct ModelCounters {
 ModelCounters counters(const torch::nn::Module& module);
 void reset_counters(const torch::nn::Module& module);
 
-/// Says that this rank takes no step this time, while others do: they need not wait for it to be done with the parameters as they are.
+/// Says that this rank leaves out a step that others take with an optimizer of torch::optim over the parameters of the module that have
+/// gradients. (Ours have a skip_step() of their own.) Waits as a step would.
 void skip_step(const torch::nn::Module& module);
 
 /// The units, indented by how their modules nest, with their sizes and counters, for people.

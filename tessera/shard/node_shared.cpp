@@ -44,7 +44,7 @@ struct Publication final : Work::State {
 class NodeShared final : public Residence {
  public:
   NodeShared(Communicator shard, std::shared_ptr<SharedArea> control)
-      : shard_(std::move(shard)), control_(std::move(control)), slots_(GradientSlots::of(shard_)) {}
+      : shard_(std::move(shard)), control_(std::move(control)), slots_(shard_.gradient_slots()) {}
 
   std::string_view name() const override { return "node-shared"; }
 
@@ -61,7 +61,8 @@ class NodeShared final : public Residence {
     places_.push_back({.area = attempt.area,
                        .whole = memory_of(area, area.part(0)),
                        .narrow = narrow ? at::from_blob(area.part(area.rank()), {plan.chunk}, own) : at::Tensor()});
-    if (plan.trained) slots_->expect(bytes * static_cast<size_t>(shard_.size()) + 1024);
+    if (plan.trained) trained_bytes_ += bytes * static_cast<size_t>(shard_.size());
+    slots_.expect(trained_bytes_);
     if (!narrow) return memory_of(area, area.part(area.rank()));
     return std::make_shared<at::DataPtr>(
         c10::GetAllocator(at::kCPU)->allocate(static_cast<size_t>(plan.chunk) * c10::elementSize(plan.dtype)));
@@ -77,7 +78,8 @@ class NodeShared final : public Residence {
     return {Work(std::make_shared<Publication>(control_, value, shard_.limit(), subject))};
   }
 
-  void give_back(std::span<const Buffer> buffers, const std::string& unit) override {
+  // Nothing is under way that would have to arrive before the memory goes.
+  void give_back(std::span<const Buffer> buffers, const std::string& unit, std::vector<Work> /*coming*/) override {
     for (const auto& buffer : buffers) drain(*buffer.full, freed_message(unit));
   }
 
@@ -117,9 +119,11 @@ class NodeShared final : public Residence {
     return place.narrow;
   }
 
-  std::vector<at::Tensor> gradient_room(std::span<const GradientPlan> plans) override { return slots_->room(plans); }
+  GradientRoom gradient_room(std::span<const GradientPlan> plans) override { return slots_.room(plans, shard_.limit()); }
 
-  std::vector<Work> reduce(std::span<const Piece> pieces, const Subject& subject) override { return {slots_->reduce(pieces, subject)}; }
+  std::vector<Work> reduce(std::span<const Piece> pieces, const Subject& subject) override {
+    return {slots_.reduce(pieces, subject, shard_.limit())};
+  }
 
  private:
   struct Place {
@@ -133,7 +137,8 @@ class NodeShared final : public Residence {
 
   Communicator shard_;
   std::shared_ptr<SharedArea> control_;
-  std::shared_ptr<GradientSlots> slots_;
+  GradientSlots& slots_;
+  size_t trained_bytes_ = 0;
   std::vector<Place> places_;
   uint32_t published_ = 0;
 };

@@ -11,6 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/shard/marker.h"
 #include "tessera/shard/model.h"
+#include "tessera/shard/schedule.h"
 #include "tessera/shard/unit.h"
 
 namespace tessera {
@@ -43,6 +44,7 @@ at::Tensor& sum_over_mesh(std::vector<MeshSum>& sums, const at::Tensor& shard) {
         "clip_grad_norm was given a whole parameter of a sharded model (from a ParameterList?), or a shard of a model that is gone; "
         "pass tessera::parameters(model)");
   }
+  unit->schedule()->finish_reductions();  // a hook may ask in the middle of backward
   const auto same_mesh = [&](const MeshSum& known) { return &known.unit->mesh().shard().traits() == &unit->mesh().shard().traits(); };
   auto found = std::ranges::find_if(sums, same_mesh);
   if (found == sums.end()) found = sums.insert(found, MeshSum{.unit = unit, .sum = {}});

@@ -13,7 +13,7 @@ namespace tessera {
 /// Shards stay in the dtype of the model's parameters; these are for the time when a unit is whole.
 struct MixedPrecision {
   std::optional<at::ScalarType> param_dtype = {};   // in which parameters are gathered and used
-  std::optional<at::ScalarType> reduce_dtype = {};  // in which gradients are reduced; unset: float32 if param_dtype is narrower
+  std::optional<at::ScalarType> reduce_dtype = {};  // in which gradients travel, if narrower than they are; added in at least float32
 };
 
 /// How it comes about that all ranks begin with the same parameters.

@@ -51,7 +51,8 @@ class Residence {
 
   /// Begins to make the unit whole; it is when all the work is done.
   virtual std::vector<Work> read(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) = 0;
-  virtual void give_back(std::span<const Buffer> buffers, const std::string& unit) = 0;
+  /// `coming`: of a read that nobody has waited for.
+  virtual void give_back(std::span<const Buffer> buffers, const std::string& unit, std::vector<Work> coming) = 0;
   /// While whole: from now on in memory that nobody else sees, so that this rank may write there.
   virtual void make_private(std::span<const Buffer> buffers) = 0;
 
@@ -64,9 +65,9 @@ class Residence {
   /// What others read of a buffer's own part, if that is something else.
   virtual at::Tensor narrow(size_t buffer) const = 0;
 
-  /// Room for gradients, whole, with whatever is there; and their mean over all ranks, of which the own part goes to `own`. There is room
-  /// for one reduction at a time; it may be finished later than the next begins.
-  virtual std::vector<at::Tensor> gradient_room(std::span<const GradientPlan> plans) = 0;
+  /// Room for gradients, whole, with whatever is there; and their mean over all ranks, of which the own part goes to `own`. The room is to
+  /// be kept until that has begun.
+  virtual GradientRoom gradient_room(std::span<const GradientPlan> plans) = 0;
   virtual std::vector<Work> reduce(std::span<const Piece> pieces, const Subject& subject) = 0;
 };
 

@@ -52,7 +52,7 @@ void Schedule::enter(Pass pass) {
   if (pass == pass_) return;
   // A pass that was complete becomes the record of its kind. Backward passes end by themselves, forward ones by what follows.
   auto& ended = order(pass_);
-  if (!ended.current.empty()) ended.recorded = std::move(ended.current);
+  if (!ended.current.empty()) std::swap(ended.recorded, ended.current);  // and not a move: both keep their memory
   ended.current.clear();
   auto& begins = order(pass);
   begins.current.clear();
@@ -151,6 +151,8 @@ void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
     units.front()->pin();
     return;
   }
+  // Whoever reads has written all that it will, in this unit and in others, for which other ranks may wait.
+  while (!written_.empty()) publish(*written_.back());
   for (auto* unit : units) record(*unit);
   make_room(units);
   for (auto* unit : units) bring(*unit, fault);
@@ -203,7 +205,6 @@ void Schedule::release(std::span<Unit* const> units) {
 
 void Schedule::reduces(Unit& unit) {
   enter(pass_now());  // so that the end of the pass is heard of
-  if (reducing_ != &unit) finish_reductions();
   reducing_ = &unit;
   if (!unit.pinned()) give_back(unit);
 }
@@ -215,12 +216,13 @@ void Schedule::finish_reductions() {
 
 void Schedule::done_reading(Unit& unit) {
   const auto held = lock();
-  if (unit.pinned()) return;
+  expect_writable(unit);
+  finish_reductions();
   give_back(unit);
   unit.done_reading();
 }
 
-void Schedule::expect_writable(Unit& unit) const {
+void Schedule::expect_writable(const Unit& unit) const {
   if (!unit.pinned()) return;
   throw UsageError(
       fmt::format("a shard of unit '{}' would be written while the unit is in use as a whole (inside tessera::full_params, or by another "
@@ -233,6 +235,7 @@ void Schedule::about_to_write(Unit& unit) {
   expect_writable(unit);
   give_back(unit);
   unit.about_to_write();
+  if (std::ranges::find(written_, &unit) == written_.end()) written_.push_back(&unit);
 }
 
 void Schedule::about_to_update(Unit& unit) {
@@ -245,6 +248,7 @@ void Schedule::about_to_update(Unit& unit) {
 void Schedule::publish(Unit& unit) {
   const auto held = lock();
   if (!unit.pinned()) unit.publish();
+  std::erase(written_, &unit);
 }
 
 void Schedule::free_all() {
@@ -267,6 +271,7 @@ void Schedule::forget(const Unit& unit) {
   const auto held = lock();
   if (std::erase(live_, &unit) > 0) counters_.live_bytes -= unit.whole_bytes();
   if (reducing_ == &unit) reducing_ = nullptr;
+  std::erase(written_, &unit);
   for (auto& order : orders_) order = {};
   if (visited_ == &unit) visited_ = nullptr;
 }

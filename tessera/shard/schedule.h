@@ -32,7 +32,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// bring in what comes next.
   void use(std::span<Unit* const> units, const Fault& fault);
   void release(std::span<Unit* const> units);
-  /// The unit's gradients are complete and on their way: its part in this backward pass is over. The way of the unit before ends here.
+  /// The unit's gradients are complete and on their way: its part in this backward pass is over.
   void reduces(Unit& unit);
   /// Waits for gradients that are on their way.
   void finish_reductions();
@@ -42,6 +42,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void done_reading(Unit& unit);
   /// And does so now, with all that others read of them (see Unit::narrow_part).
   void about_to_update(Unit& unit);
+  /// Throws UsageError if the unit is in use as a whole.
+  void expect_writable(const Unit& unit) const;
   /// And it has written all that it will.
   void publish(Unit& unit);
   /// Frees all that is not pinned.
@@ -73,7 +75,6 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void enter(Pass pass);
   void end_backward();
   void record(Unit& unit);
-  void expect_writable(Unit& unit) const;
   void make_room(std::span<Unit* const> wanted);
   void bring(Unit& unit, const Fault& fault);
   void prefetch();
@@ -82,9 +83,10 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
 
   std::recursive_mutex mutex_;
   const int max_live_units_;
-  std::vector<Unit*> live_;   // units in memory, the least recently used first
-  Unit* reducing_ = nullptr;  // whose gradients are on their way
-  Unit* visited_ = nullptr;   // the last one used
+  std::vector<Unit*> live_;     // units in memory, the least recently used first
+  Unit* reducing_ = nullptr;    // whose gradients are on their way
+  std::vector<Unit*> written_;  // not published yet
+  Unit* visited_ = nullptr;     // the last one used
   Pass pass_ = Pass::None;
   Order orders_[4];
   ScheduleCounters counters_;

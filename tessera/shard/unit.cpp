@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <utility>
 
@@ -61,6 +62,15 @@ void expect_shardable(const Candidate& candidate) {
   }
 }
 
+/// Gradients come in the dtype of the whole parameters, and sums are at least float32: nothing else can be asked for.
+void expect_reducible(at::ScalarType whole, const MixedPrecision& precision) {
+  if (!precision.reduce_dtype || !at::isFloatingType(whole)) return;
+  const auto wanted = *precision.reduce_dtype;
+  if (wanted == whole || c10::elementSize(wanted) < c10::elementSize(whole) || wanted == at::promoteTypes(whole, at::kFloat)) return;
+  throw UsageError(fmt::format("gradients of {} can't be reduced in {}; leave reduce_dtype unset to add them in {}", c10::toString(whole),
+                               c10::toString(wanted), c10::toString(at::promoteTypes(whole, at::kFloat))));
+}
+
 }  // namespace
 
 Unit::Unit(std::string name, const ShardOptions& options)
@@ -70,6 +80,7 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candid
                                  std::shared_ptr<Schedule> schedule) {
   for (const auto& candidate : candidates) expect_shardable(candidate);
   const std::shared_ptr<Unit> unit(new Unit(std::move(name), options));
+  for (const auto& candidate : candidates) expect_reducible(unit->full_dtype(candidate.tensor.scalar_type()), options.mixed_precision);
   unit->schedule_ = std::move(schedule);
   unit->residence_ = make_residence(options, candidates.front().tensor.device());
   // Ordered by dtype and then by whether they are frozen, so that buffers of one dtype travel together.
@@ -80,13 +91,18 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candid
   }
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  std::vector<std::vector<Candidate>> groups;
   for (auto& [kind, members] : kinds) {
     if (options.mesh.shard().traits().packing == Packing::OneBuffer) {
-      unit->add_group(std::move(members));
+      groups.push_back(std::move(members));
     } else {
-      for (auto& member : members) unit->add_group({std::move(member)});
+      for (auto& member : members) groups.push_back({std::move(member)});
     }
   }
+  // All memory before the first parameter changes: where there is not enough, the model is as it was.
+  std::vector<std::shared_ptr<at::DataPtr>> memory;
+  for (const auto& group : groups) memory.push_back(unit->residence_->add(unit->plan(group)));
+  for (size_t i = 0; i < groups.size(); i++) unit->add_group(std::move(groups[i]), std::move(memory[i]));
   unit->whole_bytes_ = unit->residence_->whole_bytes(unit->buffers());
   attach_unit_node(unit);
   unit->bait_old_optimizers();
@@ -97,27 +113,39 @@ Unit::~Unit() {
   schedule_->forget(*this);
 }
 
-void Unit::add_group(std::vector<Candidate> candidates) {
-  const auto& shard = options_.mesh.shard();
-  const auto& first = candidates.front().tensor;
-  Group group{.dtype = first.scalar_type(), .full_dtype = first.scalar_type()};
-  if (options_.mixed_precision.param_dtype && at::isFloatingType(group.dtype)) group.full_dtype = *options_.mixed_precision.param_dtype;
-  const auto device = first.device();
+at::ScalarType Unit::full_dtype(at::ScalarType dtype) const {
+  return at::isFloatingType(dtype) ? options_.mixed_precision.param_dtype.value_or(dtype) : dtype;
+}
 
+FlatLayout Unit::layout(std::span<const Candidate> candidates) const {
+  const auto& shard = options_.mesh.shard();
   std::vector<int64_t> numels;
   for (const auto& candidate : candidates) numels.push_back(candidate.tensor.numel());
-  const auto alignment = kAlignment / static_cast<int64_t>(c10::elementSize(group.full_dtype));
+  if (shard.traits().packing != Packing::OneBuffer) return FlatLayout(numels.front(), shard.size());
+  const auto alignment = kAlignment / static_cast<int64_t>(c10::elementSize(full_dtype(candidates.front().tensor.scalar_type())));
+  return FlatLayout(numels, alignment, shard.rank(), shard.size());
+}
+
+BufferPlan Unit::plan(std::span<const Candidate> candidates) const {
+  const auto& first = candidates.front().tensor;
+  return {.chunk = layout(candidates).chunk,
+          .dtype = first.scalar_type(),
+          .full_dtype = full_dtype(first.scalar_type()),
+          .device = first.device(),
+          .trained = first.requires_grad()};
+}
+
+void Unit::add_group(std::vector<Candidate> candidates, std::shared_ptr<at::DataPtr> memory) {
+  const auto& shard = options_.mesh.shard();
+  const auto& first = candidates.front().tensor;
+  const auto layout = this->layout(candidates);
+  Group group{.dtype = first.scalar_type(), .full_dtype = full_dtype(first.scalar_type()), .chunk = layout.chunk};
+  const auto device = first.device();
   const bool together = shard.traits().packing == Packing::OneBuffer;
-  const auto layout = together ? FlatLayout(numels, alignment, shard.rank(), shard.size()) : FlatLayout(numels.front(), shard.size());
-  group.chunk = layout.chunk;
 
   const auto own_storage =
       marked_storage(Role::Shard, shared_from_this(), static_cast<size_t>(layout.chunk) * c10::elementSize(group.dtype), device);
-  lend(*own_storage.unsafeGetStorageImpl(), residence_->add({.chunk = layout.chunk,
-                                                             .dtype = group.dtype,
-                                                             .full_dtype = group.full_dtype,
-                                                             .device = device,
-                                                             .trained = first.requires_grad()}));
+  lend(*own_storage.unsafeGetStorageImpl(), std::move(memory));
   group.own = flat_view(own_storage, group.dtype).zero_();
   const auto full_bytes = static_cast<size_t>(layout.chunk * shard.size()) * c10::elementSize(group.full_dtype);
   const auto full_storage = marked_storage(Role::Full, shared_from_this(), full_bytes, device);
@@ -244,15 +272,8 @@ void Unit::expect_equal_start() {
 
 void Unit::give_back() {
   if (!in_memory()) return;
-  for (const auto& work : std::exchange(coming_, {})) {
-    try {
-      work.wait();
-    } catch (const std::exception&) {
-      // Whoever needs the unit hears of it; who gives it back does not care.
-    }
-  }
   end_visit();
-  residence_->give_back(buffers(), name_);
+  residence_->give_back(buffers(), name_, std::exchange(coming_, {}));
   state_ = State::Cut;
 }
 
@@ -294,9 +315,9 @@ void Unit::about_to_write() {
 
 at::Tensor Unit::narrow_part(const at::Tensor& flat) const {
   for (size_t i = 0; i < groups_.size(); i++) {
-    const auto& own = groups_[i].own;
-    if (!own.is_alias_of(flat)) continue;
-    const auto narrow = residence_->narrow(i);
+    const auto& group = groups_[i];
+    if (!group.own.is_alias_of(flat)) continue;
+    const auto narrow = group.optimizers_narrow() ? residence_->narrow(i) : at::Tensor();
     return narrow.defined() ? narrow.narrow(0, flat.storage_offset(), flat.numel()) : narrow;
   }
   return {};
@@ -305,6 +326,7 @@ at::Tensor Unit::narrow_part(const at::Tensor& flat) const {
 void Unit::about_to_update() {
   if (!written_) residence_->write(subject());
   written_ = true;
+  stale_ = stale_ || std::ranges::any_of(groups_, [](const Group& group) { return group.narrows() && !group.optimizers_narrow(); });
   for (auto& group : groups_) {
     for (auto& parameter : group.parameters) {
       if (const auto full = parameter.full.lock()) full->bump_version();
@@ -321,7 +343,7 @@ void Unit::publish() {
 }
 
 void Unit::start_reduction(std::vector<Piece> pieces, const std::string& name, uint64_t members) {
-  reducing_ = residence_->reduce(pieces, {.unit = name, .number = number_, .members = members});
+  reducing_ = residence_->reduce(pieces, {.unit = name, .number = number_, .version = version_, .members = members});
   reduced_ = std::move(pieces);
   reduces_ = true;
   counters_.reductions++;
@@ -329,13 +351,21 @@ void Unit::start_reduction(std::vector<Piece> pieces, const std::string& name, u
 
 void Unit::finish_reduction() {
   if (!reduces_) return;
-  reduces_ = false;
   const auto works = std::exchange(reducing_, {});
   const auto pieces = std::exchange(reduced_, {});
-  for (const auto& work : works) work.wait();
-  const auto& replicas = options_.mesh.replicate();
-  if (replicas.size() == 1) return;
-  for (const auto& piece : pieces) replicas.all_reduce(piece.own, {.op = Reduce::Mean}, {.unit = name_, .number = number_}).wait();
+  try {
+    for (const auto& work : works) work.wait();
+    const auto& replicas = options_.mesh.replicate();
+    for (const auto& piece : pieces) {
+      if (replicas.size() > 1) replicas.all_reduce(piece.own, {.op = Reduce::Mean}, {.unit = name_, .number = number_}).wait();
+    }
+  } catch (...) {
+    // The gradients have been handed on already: nobody shall take what is there for one.
+    for (const auto& piece : pieces) piece.own.fill_(std::numeric_limits<double>::quiet_NaN());
+    reduces_ = false;
+    throw;
+  }
+  reduces_ = false;  // only now: other threads ask without the lock
 }
 
 void Unit::bait_old_optimizers() {

@@ -47,11 +47,16 @@ class Unit : public std::enable_shared_from_this<Unit> {
   struct Group {
     at::ScalarType dtype = at::kFloat, full_dtype = at::kFloat;
     int64_t chunk = 0;
-    at::Tensor own = {};  // this rank's chunk
+    at::Tensor own = {};                         // this rank's chunk
+    std::shared_ptr<at::DataPtr> gradient = {};  // memory of its gradient, kept for the next one
     c10::weak_intrusive_ptr<c10::StorageImpl> full{c10::intrusive_ptr<c10::StorageImpl>()};
     std::vector<Parameter> parameters = {};
     std::optional<Parameter> flat = {};  // Listing::Flat: the one that is listed in their place; its shard is the shard of each
     uint64_t fingerprint = 0;            // of the whole parameters that this rank brought
+
+    bool narrows() const { return full_dtype != dtype; }
+    /// Optimizers have loops that write this narrow copy along with the shards.
+    bool optimizers_narrow() const { return dtype == at::kFloat && full_dtype == at::kBFloat16; }
   };
 
   /// Moves the candidates into the unit, in place: their tensors stay the same objects, their full memory is freed.
@@ -103,7 +108,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void about_to_write();
   /// The same, by an optimizer that writes what others read along with the shards.
   void about_to_update();
-  /// What other ranks read of a part of the shards (a flat tensor over it), if it is not that itself but narrower; else undefined.
+  /// What other ranks read of a part of the shards (a flat tensor over it), if it is a narrower copy that optimizers write; else undefined.
   at::Tensor narrow_part(const at::Tensor& flat) const;
   /// All changes are made: others may have them before this rank reads the unit.
   void publish();
@@ -114,7 +119,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::string_view residence() const { return residence_->name(); }
 
   /// Gradients go their way to the sum over all ranks, of which this rank's part lies in the pieces when it is finished.
-  std::vector<at::Tensor> gradient_room(std::span<const GradientPlan> plans) { return residence_->gradient_room(plans); }
+  GradientRoom gradient_room(std::span<const GradientPlan> plans) { return residence_->gradient_room(plans); }
   void start_reduction(std::vector<Piece> pieces, const std::string& name, uint64_t members);
   void finish_reduction();
   /// Whether gradients are not there yet. Without the lock.
@@ -138,7 +143,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   };
 
   Unit(std::string name, const ShardOptions& options);
-  void add_group(std::vector<Candidate> candidates);
+  at::ScalarType full_dtype(at::ScalarType dtype) const;
+  FlatLayout layout(std::span<const Candidate> candidates) const;
+  BufferPlan plan(std::span<const Candidate> candidates) const;
+  void add_group(std::vector<Candidate> candidates, std::shared_ptr<at::DataPtr> memory);
   std::vector<Buffer> buffers() const;
   Subject subject() const { return {.unit = name_, .number = number_, .version = version_}; }
 

@@ -1,6 +1,7 @@
 #include "tessera/shard/unit_node.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/Allocator.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -54,8 +55,8 @@ class UnitNode final : public ag::Node {
     const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
     const auto schedule = unit_->schedule();
     const auto lock = schedule->lock();
-    unit_->finish_reduction();  // of another graph
-    const auto wholes = unit_->gradient_room(plans());
+    const auto room = unit_->gradient_room(plans());
+    const auto& wholes = room.wholes;
     std::vector<c10::Storage> storages;
     std::vector<Piece> pieces;
     for (size_t i = 0, input = 0; i < inputs_.size(); input += inputs_[i++].second.size()) {
@@ -64,6 +65,7 @@ class UnitNode final : public ag::Node {
       storages.push_back(gradient_storage(*group));
       pieces.push_back({.whole = wholes[i], .own = flat_view(storages.back(), group->dtype)});
     }
+    schedule->finish_reductions();  // of the unit before: what it had to be told is agreed on before this one says anything
     unit_->start_reduction(std::move(pieces), name_of_used(gradients), used(gradients));
     ag::variable_list results;
     for (size_t i = 0; i < inputs_.size(); i++) hand_on(storages[i], inputs_[i].second, gradients, results);
@@ -102,10 +104,14 @@ class UnitNode final : public ag::Node {
     fill_gap(whole.numel());
   }
 
-  c10::Storage gradient_storage(const Unit::Group& group) const {
-    auto storage =
-        marked_storage(Role::Gradient, unit_, static_cast<size_t>(group.chunk) * c10::elementSize(group.dtype), group.own.device());
-    fill(*storage.unsafeGetStorageImpl());
+  /// In the memory of the gradient before, if nobody has that any more: fresh pages cost more than the sum.
+  c10::Storage gradient_storage(Unit::Group& group) const {
+    const auto bytes = static_cast<size_t>(group.chunk) * c10::elementSize(group.dtype);
+    if (group.gradient.use_count() != 1) {
+      group.gradient = std::make_shared<at::DataPtr>(c10::GetAllocator(group.own.device().type())->allocate(bytes));
+    }
+    auto storage = marked_storage(Role::Gradient, unit_, bytes, group.own.device());
+    lend(*storage.unsafeGetStorageImpl(), group.gradient);
     return storage;
   }
 

@@ -53,6 +53,13 @@ class Training(Recipe, unittest.TestCase):
                 self.assertAlmostEqual(own["grad_norm"], other["grad_norm"], delta=1e-4)
             self.assertAlmostEqual(own_accuracy["accuracy"], accuracy["accuracy"], delta=0.1)
 
+    def test_shared_parameters_give_the_losses_of_gathered_ones(self):
+        flags = ["--num-epochs", 1, "--batch-size", 100, "--use-nested-fsdp"]
+        for dtype in ("float32", "bfloat16"):
+            shared, gathered = (self.metrics("--compute-dtype", dtype, *flags, env=dict(os.environ, TESSERA_RESIDENCE=residence))
+                                for residence in ("node-shared", "gathered"))
+            self.assertEqual(shared, gathered)
+
     def test_lower_precision_learns(self):
         for dtype in ("bfloat16", "float16"):
             losses = self.losses("--compute-dtype", dtype, "--use-nested-fsdp", "--num-epochs", 1, "--batch-size", 50)

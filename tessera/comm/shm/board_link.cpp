@@ -58,20 +58,32 @@ void BoardLink::gather(ConstBytes own, std::span<const Bytes> from, Clock::time_
 }
 
 void BoardLink::transpose(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) {
+  inspect(
+      to,
+      [&](size_t begin, std::span<const ConstBytes> rows) {
+        for (size_t r = 0; r < from.size(); r++) take(stretch(from[r], begin, rows[r].size()), rows[r].data());
+      },
+      deadline);
+}
+
+void BoardLink::inspect(std::span<const ConstBytes> to, const Look& look, Clock::time_point deadline) {
   company_->expect_running();
-  copy_own(to[rank()], from[rank()]);
+  const auto self = static_cast<size_t>(rank());
   // A slot has a compartment for each rank. What goes to a rank is as long as what it has for itself.
-  const size_t room = kSlot / static_cast<size_t>(size()) / 64 * 64;
+  const size_t room = kSlot / to.size() / 64 * 64;
   const size_t longest = std::ranges::max(to, {}, &ConstBytes::size).size();
+  std::vector<ConstBytes> rows(to.size());
   for (size_t begin = 0; begin < longest; begin += room) {
     turn_++;
-    for (int r = 0; r < size(); r++) {
-      if (r != rank()) put(slot(rank()) + static_cast<size_t>(r) * room, stretch(to[r], begin, room));
+    for (size_t r = 0; r < to.size(); r++) {
+      if (r != self) put(slot(rank()) + r * room, stretch(to[r], begin, room));
     }
     next_turn(deadline);
-    for (int r = 0; r < size(); r++) {
-      if (r != rank()) take(stretch(from[r], begin, room), slot(r) + static_cast<size_t>(rank()) * room);
+    const auto own = stretch(to[self], begin, room);
+    for (size_t r = 0; r < to.size(); r++) {
+      rows[r] = r == self ? own : ConstBytes(slot(static_cast<int>(r)) + self * room, own.size());
     }
+    look(begin, rows);
   }
 }
 
@@ -98,6 +110,8 @@ std::unique_ptr<Link> BoardLink::split(std::span<const int> members, Clock::time
   auto block = open_from(members.front(), leads ? &*made_ : nullptr, deadline);
   turn_++;
   next_turn(deadline);
+  block.seal();
+  if (made_) made_->seal();
   const auto position = static_cast<int>(std::ranges::find(members, rank()) - members.begin());
   return std::make_unique<BoardLink>(std::move(block), position, ranks);
 }
@@ -116,8 +130,8 @@ SharedAttempt BoardLink::share(const AreaShape& shape, Clock::time_point deadlin
   };
   const auto source = company_->block().ticket().source;
   if (rank() == 0) attempt([&] { block = SharedBlock::make(source, SharedArea::block_size(shape, size()), SharedBlock::Commit::Later); });
-  const auto own = block;
-  attempt([&] { block = open_from(0, own ? &*own : nullptr, deadline); });
+  made_ = block;
+  attempt([&] { block = open_from(0, made_ ? &*made_ : nullptr, deadline); });
   if (block) attempt([&] { SharedArea::commit(*block, shape, rank(), size()); });
 
   std::vector<std::array<char, 256>> troubles(static_cast<size_t>(size()));
@@ -128,6 +142,7 @@ SharedAttempt BoardLink::share(const AreaShape& shape, Clock::time_point deadlin
     if (troubles[r][0] != '\0') return {.area = nullptr, .why_not = "rank " + std::to_string(r) + ": " + troubles[r].data()};
   }
   block->seal();
+  if (made_) made_->seal();
   return {.area = std::make_shared<SharedArea>(*block, shape, company_), .why_not = {}};
 }
 

@@ -16,7 +16,16 @@ namespace tessera {
 namespace {
 
 constexpr auto kLookAround = std::chrono::milliseconds(50);  // how often a waiting rank checks that the others are alive
-constexpr int kSpins = 200;
+constexpr int kSpins = 2000;                                 // some ten microseconds: about what falling asleep and waking up would take
+
+/// Lets the other thread of the core work.
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
 
 }  // namespace
 
@@ -59,8 +68,7 @@ void Company::raise(Counter& own, uint32_t value) const {
 
 void Company::wait(std::span<Counter> counters, uint32_t value, Clock::time_point deadline) {
   for (auto& counter : counters) {
-    for (int spin = 0; spin < kSpins && !has_come(counter, value); spin++) {
-    }
+    for (int spin = 0; spin < kSpins && !has_come(counter, value); spin++) pause();
     while (!has_come(counter, value)) {
       look_around(counters, value, deadline);
       const uint32_t seen = counter.value;

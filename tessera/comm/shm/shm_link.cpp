@@ -48,6 +48,7 @@ ShmAttempt shm_link(const StorePtr& store, const Identity& identity, Clock::time
   for (size_t rank = 0; rank < troubles.size(); rank++) {
     if (!troubles[rank].empty()) return {.link = nullptr, .why_not = fmt::format("rank {} {}", rank, troubles[rank])};
   }
+  block->seal();
   return {.link = std::make_unique<BoardLink>(std::move(*block), identity.rank, identity.world_size), .why_not = {}};
 }
 
