@@ -70,6 +70,14 @@ void step(torch::optim::Optimizer* other, optim::Optimizer* own) {
   }
 }
 
+void skip(Net& net, optim::Optimizer* own) {
+  if (own != nullptr) {
+    own->skip_step();
+  } else {
+    skip_step(*net);
+  }
+}
+
 void zero(torch::optim::Optimizer* other, optim::Optimizer* own) {
   if (own != nullptr) {
     own->zero_grad();
@@ -143,10 +151,8 @@ const Script kScripts[] = {
        learn(net, haste, rank, round, seen);
        if (rank != round % 2) {
          step(other, own);
-       } else if (own != nullptr) {
-         own->skip_step();
        } else {
-         skip_step(*net);
+         skip(net, own);
        }
        zero(other, own);
      }},
@@ -156,10 +162,8 @@ const Script kScripts[] = {
        learn(net, haste, rank, round, seen);
        if (rank != round % 2) {
          step(other, own);
-       } else if (own != nullptr) {
-         own->skip_step();
        } else {
-         skip_step(*net);
+         skip(net, own);
        }
        zero(other, own);
      }},
