@@ -23,8 +23,8 @@ size_t aligned(size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-/// What lies in front of a slot: ranks that add up different things get an error.
 constexpr size_t kRoomForGaps = 1024;  // between buffers
+/// What lies in front of a slot: ranks that add up different things get an error.
 constexpr size_t kHead = (sizeof(Envelope) + kAlignment - 1) / kAlignment * kAlignment;
 
 at::Tensor view(std::byte* memory, int64_t numel, at::ScalarType dtype) {
@@ -33,6 +33,7 @@ at::Tensor view(std::byte* memory, int64_t numel, at::ScalarType dtype) {
 
 }  // namespace
 
+/// Work that is done by whoever waits for it.
 struct GradientSlots::Turn final : Work::State {
   void wait() override {
     if (!is_done) {
@@ -63,15 +64,17 @@ std::byte* GradientSlots::slot(int rank, uint32_t turn) const {
 void GradientSlots::make_area(std::chrono::milliseconds limit) {
   finish_through(turn_);
   area_.reset();
-  size_ = expected_;
-  auto attempt = transport_.share({.bytes_per_rank = 2 * size_, .counters = kCounters}, {.subject = {.unit = "gradients"}, .limit = limit});
+  size_ = 0;
+  auto attempt =
+      transport_.share({.bytes_per_rank = 2 * expected_, .counters = kCounters}, {.subject = {.unit = "gradients"}, .limit = limit});
   if (!attempt.area) {
     throw IoError(
         fmt::format("no shared memory for gradients, {} bytes a rank: {}; shard smaller units, or with .residence = "
                     "tessera::Residency::Gathered",
-                    2 * size_, attempt.why_not));
+                    2 * expected_, attempt.why_not));
   }
   area_ = std::move(attempt.area);
+  size_ = expected_;
   turn_ = 0;
 }
 

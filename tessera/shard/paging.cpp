@@ -242,7 +242,7 @@ void cast_operands(const std::string& op, const c10::FunctionSchema& schema, Sta
     if (lift_parameters) return is_paged(tensor) ? tensor.to(at::kFloat) : tensor;
     if (is_paged(tensor) || tensor.scalar_type() == *dtype) return tensor;
     const auto lock = unit.schedule()->lock();
-    return unit.cast(tensor, *dtype, user);
+    return unit.casts().cast(tensor, *dtype, user);
   };
   for (size_t i = 0; i < arguments.size(); i++) {
     const auto* alias = arguments[i].alias_info();

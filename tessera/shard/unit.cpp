@@ -1,7 +1,6 @@
 #include "tessera/shard/unit.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -275,33 +274,6 @@ void Unit::give_back() {
   end_visit();
   residence_->give_back(buffers(), name_, std::exchange(coming_, {}));
   state_ = State::Cut;
-}
-
-at::Tensor Unit::cast(const at::Tensor& operand, at::ScalarType dtype, uint64_t user) {
-  if (operand.is_inference()) return operand.to(dtype);  // has no version that would tell of changes
-  using Weak = decltype(Cast::operand);
-  std::erase_if(casts_, [](const Cast& known) { return known.operand.expired(); });
-  const auto version = static_cast<uint32_t>(operand._version());
-  const bool in_graph = c10::GradMode::is_enabled() && operand.requires_grad();
-  for (auto& known : casts_) {
-    if (known.operand.lock() != operand.getIntrusivePtr() || known.version != version || known.result.defined() == in_graph) continue;
-    const auto result = in_graph ? at::Tensor(known.result_in_graph.lock()) : known.result;
-    if (!result.defined() || result.scalar_type() != dtype) continue;
-    // The same user again is another pass, and memory that was filled by hand meanwhile shows in no version.
-    if (std::ranges::find(known.users, user) != known.users.end()) {
-      casts_.clear();
-      break;
-    }
-    known.users.push_back(user);
-    return result;
-  }
-  auto result = operand.to(dtype);
-  casts_.push_back({.operand = Weak(operand.getIntrusivePtr()),
-                    .version = version,
-                    .users = {user},
-                    .result = in_graph ? at::Tensor() : result,
-                    .result_in_graph = Weak(result.getIntrusivePtr())});
-  return result;
 }
 
 void Unit::make_private() {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/shard/casts.h"
 #include "tessera/shard/layout.h"
 #include "tessera/shard/options.h"
 #include "tessera/shard/residence.h"
@@ -97,9 +98,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void give_back();
   /// While whole: what is written there is nobody else's.
   void make_private();
-  /// The operand in the dtype that the unit computes in; the same one twice in a visit is cast once.
-  /// `user` tells the operators of a pass apart.
-  at::Tensor cast(const at::Tensor& operand, at::ScalarType dtype, uint64_t user);
+  /// Operands in the dtype that the unit computes in.
+  Casts& casts() { return casts_; }
   /// Another unit's turn.
   void end_visit() { casts_.clear(); }
   /// This rank will not read the unit again before its shards change.
@@ -133,15 +133,6 @@ class Unit : public std::enable_shared_from_this<Unit> {
   int writers = 0;
 
  private:
-  /// An operand that was cast in this visit.
-  struct Cast {
-    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> operand;
-    uint32_t version;
-    std::vector<uint64_t> users;
-    at::Tensor result;                                                                   // without a graph: then nobody else keeps it
-    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> result_in_graph;  // which may lead back to this unit
-  };
-
   Unit(std::string name, const ShardOptions& options);
   at::ScalarType full_dtype(at::ScalarType dtype) const;
   FlatLayout layout(std::span<const Candidate> candidates) const;
@@ -167,7 +158,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::vector<Work> reducing_;
   std::vector<Piece> reduced_;  // by that
   std::atomic<bool> reduces_ = false;
-  std::vector<Cast> casts_;
+  Casts casts_;
   std::atomic<int> pins_ = 0;  // taken with the lock held, given back without
 };
 
