@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "tessera/nn/linear.h"
+
 namespace tessera::models {
 
 GptBlockImpl::GptBlockImpl(int64_t width, int64_t heads)
@@ -13,7 +15,7 @@ GptBlockImpl::GptBlockImpl(int64_t width, int64_t heads)
 
 at::Tensor GptBlockImpl::forward(const at::Tensor& x) {
   const auto attended = x + attention(norm1(x));
-  return attended + down(at::gelu(up(norm2(attended))));
+  return attended + nn::linear(down, at::gelu(nn::linear(up, norm2(attended))));
 }
 
 GptImpl::GptImpl(const GptOptions& options)
@@ -28,7 +30,7 @@ GptImpl::GptImpl(const GptOptions& options)
 at::Tensor GptImpl::forward(const at::Tensor& ids) {
   auto x = tokens(ids) + positions(at::arange(ids.size(1), ids.options()));
   for (const auto& block : *blocks) x = block->as<GptBlock>()->forward(x);
-  return head(norm(x));
+  return nn::linear(head, norm(x));
 }
 
 }  // namespace tessera::models

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "tessera/base/error.h"
+#include "tessera/nn/linear.h"
 
 namespace tessera::nn {
 
@@ -17,9 +18,10 @@ SelfAttentionImpl::SelfAttentionImpl(const SelfAttentionOptions& options) : opti
 
 at::Tensor SelfAttentionImpl::forward(const at::Tensor& x) {
   const auto batch = x.size(0), length = x.size(1);
-  const auto parts = qkv(x).view({batch, length, 3, options.heads, options.width / options.heads}).permute({2, 0, 3, 1, 4}).unbind();
+  const auto parts =
+      linear(qkv, x).view({batch, length, 3, options.heads, options.width / options.heads}).permute({2, 0, 3, 1, 4}).unbind();
   const auto mixed = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, /*dropout_p=*/0.0, options.causal);
-  return out(mixed.transpose(1, 2).reshape({batch, length, options.width}));
+  return linear(out, mixed.transpose(1, 2).reshape({batch, length, options.width}));
 }
 
 }  // namespace tessera::nn
