@@ -288,11 +288,11 @@ TEST(NodeShared, IsRefusedWhereRanksHaveNoMemoryInCommon) {
 
 TEST(NodeShared, NamesTheRankThatTakesNoStep) {
   with_ranks(3, [](const Communicator& world) {
-    auto net = net_in(Residency::NodeShared, world.with_limit(std::chrono::milliseconds(300)));
+    auto net = net_in(Residency::NodeShared, world.with_limit(std::chrono::milliseconds(1000)));
     optim::SGD optimizer(parameters(*net), {.lr = 0.1});
     loss_of(net, world.rank(), 0).backward();
     if (world.rank() == 1) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(600));
+      std::this_thread::sleep_for(std::chrono::milliseconds(1500));
     } else {
       EXPECT_THAT(message_of<CommError>([&] { optimizer.step(); }), AllOf(HasSubstr("of unit 'Linear'"), HasSubstr("rank 1")));
     }
@@ -301,12 +301,12 @@ TEST(NodeShared, NamesTheRankThatTakesNoStep) {
 
 TEST(NodeShared, NamesTheRankThatReadsNothingNew) {
   with_ranks(2, [](const Communicator& world) {
-    auto net = net_in(Residency::NodeShared, world.with_limit(std::chrono::milliseconds(300)));
+    auto net = net_in(Residency::NodeShared, world.with_limit(std::chrono::milliseconds(1000)));
     torch::optim::SGD optimizer(parameters(*net), torch::optim::SGDOptions(0.1));
     loss_of(net, world.rank(), 0).backward();
     optimizer.step();
     if (world.rank() == 1) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(600));
+      std::this_thread::sleep_for(std::chrono::milliseconds(1500));
     } else {
       EXPECT_THAT(message_of<TimeoutError>([&] { loss_of(net, 0, 1); }), AllOf(HasSubstr("reading version 1"), HasSubstr("rank 1")));
     }
