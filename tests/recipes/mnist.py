@@ -54,7 +54,7 @@ class Training(Recipe, unittest.TestCase):
             self.assertAlmostEqual(own_accuracy["accuracy"], accuracy["accuracy"], delta=0.1)
 
     def test_shared_parameters_give_the_losses_of_gathered_ones(self):
-        flags = ["--num-epochs", 1, "--batch-size", 100, "--use-nested-fsdp"]
+        flags = ["--num-epochs", 1, "--batch-size", 300, "--use-nested-fsdp"]
         for dtype in ("float32", "bfloat16"):
             shared, gathered = (self.metrics("--compute-dtype", dtype, *flags, env=dict(os.environ, TESSERA_RESIDENCE=residence))
                                 for residence in ("node-shared", "gathered"))
