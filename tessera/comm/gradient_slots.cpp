@@ -19,13 +19,13 @@ namespace {
 constexpr size_t kAlignment = 64;
 enum Counters { kPacked, kAdded, kCounters };
 
-size_t aligned(size_t bytes) {
+constexpr size_t aligned(size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
 constexpr size_t kRoomForGaps = 1024;  // between buffers
 /// What lies in front of a slot: ranks that add up different things get an error.
-constexpr size_t kHead = (sizeof(Envelope) + kAlignment - 1) / kAlignment * kAlignment;
+constexpr size_t kHead = aligned(sizeof(Envelope));
 
 at::Tensor view(std::byte* memory, int64_t numel, at::ScalarType dtype) {
   return at::from_blob(memory, {numel}, at::TensorOptions().dtype(dtype));

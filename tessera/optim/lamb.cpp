@@ -12,8 +12,6 @@
 namespace tessera::optim {
 namespace {
 
-constexpr int64_t kGrain = 1 << 16;
-
 Squares look_ahead_in_parallel(const LambRule& rule, const Stretch& all) {
   // One after the other in the sum, whichever thread was first.
   std::vector<Squares> parts(static_cast<size_t>((all.count + kGrain - 1) / kGrain));

@@ -46,10 +46,11 @@ inline Stretch part_of(const Stretch& all, int64_t begin, int64_t count) {
           .count = count};
 }
 
+inline constexpr int64_t kGrain = 1 << 16;  // values: fewer are not worth a thread
+
 /// On all threads that the program gives to operators.
 template <class Rule>
 void update_in_parallel(const Rule& rule, const Stretch& all) {
-  constexpr int64_t kGrain = 1 << 16;
   at::parallel_for(0, all.count, kGrain, [&](int64_t begin, int64_t end) { update(rule, part_of(all, begin, end - begin)); });
 }
 

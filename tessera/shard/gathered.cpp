@@ -1,6 +1,5 @@
 // The residence that works everywhere: across machines, on any device.
 #include <ATen/ATen.h>
-#include <c10/core/Allocator.h>
 #include <fmt/format.h>
 
 #include "tessera/shard/marker.h"
@@ -28,8 +27,7 @@ class Gathered final : public Residence {
   std::string_view name() const override { return "gathered"; }
 
   std::shared_ptr<at::DataPtr> add(const BufferPlan& plan) override {
-    const auto bytes = static_cast<size_t>(plan.chunk) * c10::elementSize(plan.dtype);
-    return std::make_shared<at::DataPtr>(c10::GetAllocator(plan.device.type())->allocate(bytes));
+    return allocate(static_cast<size_t>(plan.chunk) * c10::elementSize(plan.dtype), plan.device);
   }
 
   uint64_t whole_bytes(std::span<const Buffer> buffers) const override {

@@ -49,8 +49,12 @@ c10::Storage marked_storage(Role role, const std::shared_ptr<Unit>& unit, size_t
   return c10::Storage(c10::make_intrusive<MarkedStorage>(std::move(marker), bytes, device));
 }
 
+std::shared_ptr<at::DataPtr> allocate(size_t bytes, c10::Device device) {
+  return std::make_shared<at::DataPtr>(c10::GetAllocator(device.type())->allocate(bytes));
+}
+
 void fill(c10::StorageImpl& storage) {
-  lend(storage, std::make_shared<at::DataPtr>(c10::GetAllocator(storage.device_type())->allocate(storage.nbytes())));
+  lend(storage, allocate(storage.nbytes(), storage.device()));
   marker_of(storage)->lent = false;
 }
 

@@ -37,6 +37,9 @@ inline bool is_paged(const at::Tensor& tensor) {
 /// A marked storage of `bytes` on the device, without memory yet.
 c10::Storage marked_storage(Role role, const std::shared_ptr<Unit>& unit, size_t bytes, c10::Device device);
 
+/// Memory of the device, for one storage or for several in turn.
+std::shared_ptr<at::DataPtr> allocate(size_t bytes, c10::Device device);
+
 /// Gives a marked storage memory of its own, or what belongs to others, too; or takes it away: then whoever asks for it gets an exception
 /// with `message`.
 void fill(c10::StorageImpl& storage);

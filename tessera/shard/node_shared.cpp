@@ -4,7 +4,6 @@
 // published, and which it is done reading; it waits for what the others say. That a rank has stopped reading says nothing, since it may
 // read again (in backward, or for a second batch): it is done with a version when it enters its own step.
 #include <ATen/ATen.h>
-#include <c10/core/Allocator.h>
 #include <fmt/format.h>
 
 #include "tessera/base/error.h"
@@ -64,8 +63,7 @@ class NodeShared final : public Residence {
     if (plan.trained) trained_bytes_ += bytes * static_cast<size_t>(shard_.size());
     slots_.expect(trained_bytes_);
     if (!narrow) return memory_of(area, area.part(area.rank()));
-    return std::make_shared<at::DataPtr>(
-        c10::GetAllocator(at::kCPU)->allocate(static_cast<size_t>(plan.chunk) * c10::elementSize(plan.dtype)));
+    return allocate(static_cast<size_t>(plan.chunk) * c10::elementSize(plan.dtype), plan.device);
   }
 
   // The memory is there whether it is read or not.
@@ -114,10 +112,7 @@ class NodeShared final : public Residence {
     published_ = value;
   }
 
-  at::Tensor narrow(size_t buffer) const override {
-    const auto& place = places_[buffer];
-    return place.narrow;
-  }
+  at::Tensor narrow(size_t buffer) const override { return places_[buffer].narrow; }
 
   GradientRoom gradient_room(std::span<const GradientPlan> plans) override { return slots_.room(plans, shard_.limit()); }
 

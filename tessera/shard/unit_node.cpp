@@ -1,7 +1,6 @@
 #include "tessera/shard/unit_node.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/Allocator.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -107,9 +106,7 @@ class UnitNode final : public ag::Node {
   /// In the memory of the gradient before, if nobody has that any more: fresh pages cost more than the sum.
   c10::Storage gradient_storage(Unit::Group& group) const {
     const auto bytes = static_cast<size_t>(group.chunk) * c10::elementSize(group.dtype);
-    if (group.gradient.use_count() != 1) {
-      group.gradient = std::make_shared<at::DataPtr>(c10::GetAllocator(group.own.device().type())->allocate(bytes));
-    }
+    if (group.gradient.use_count() != 1) group.gradient = allocate(bytes, group.own.device());
     auto storage = marked_storage(Role::Gradient, unit_, bytes, group.own.device());
     lend(*storage.unsafeGetStorageImpl(), group.gradient);
     return storage;
