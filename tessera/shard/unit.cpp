@@ -227,11 +227,9 @@ void Unit::start_read(const Fault& fault) {
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   const auto all = buffers();
   expect_equal_start();
-  // Once for all writes since the last read: how many operators an optimizer takes may depend on the rank's part.
-  if (std::exchange(written_, false)) version_++;
   state_ = State::Coming;
   try {
-    residence_->publish(all, subject(), std::exchange(stale_, false));
+    publish(all);
     coming_ = residence_->read(all, subject(), fault);
   } catch (...) {
     give_back();
@@ -307,11 +305,16 @@ void Unit::about_to_update() {
 }
 
 void Unit::publish() {
-  if (!std::exchange(written_, false)) return;
-  version_++;
+  if (!written_) return;
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  residence_->publish(buffers(), subject(), std::exchange(stale_, false));
+  publish(buffers());
+}
+
+void Unit::publish(std::span<const Buffer> buffers) {
+  // Once for all writes since the last time: how many operators an optimizer takes may depend on the rank's part.
+  if (std::exchange(written_, false)) version_++;
+  residence_->publish(buffers, subject(), std::exchange(stale_, false));
 }
 
 void Unit::start_reduction(std::vector<Piece> pieces, const std::string& name, uint64_t members) {

@@ -139,6 +139,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   BufferPlan plan(std::span<const Candidate> candidates) const;
   void add_group(std::vector<Candidate> candidates, std::shared_ptr<at::DataPtr> memory);
   std::vector<Buffer> buffers() const;
+  void publish(std::span<const Buffer> buffers);
   Subject subject() const { return {.unit = name_, .number = number_, .version = version_}; }
 
   std::string name_;
