@@ -9,10 +9,10 @@
 
 #include <algorithm>
 #include <memory>
-#include <unordered_set>
 
 #include "tessera/base/error.h"
 #include "tessera/shard/marker.h"
+#include "tessera/shard/operators.h"
 #include "tessera/shard/schedule.h"
 #include "tessera/shard/unit.h"
 
@@ -21,77 +21,16 @@ namespace {
 
 using Stack = torch::jit::Stack;
 
-// What mixes values of a parameter: from a shard it would be this rank's result alone, and pass for the whole parameter's. Norms, sums,
-// orders, products of matrices.
-const std::unordered_set<std::string_view> kMixing = {"aten::norm",
-                                                      "aten::linalg_norm",
-                                                      "aten::linalg_vector_norm",
-                                                      "aten::linalg_matrix_norm",
-                                                      "aten::_foreach_norm",
-                                                      "aten::sum",
-                                                      "aten::nansum",
-                                                      "aten::frobenius_norm",
-                                                      "aten::nanmean",
-                                                      "aten::mean",
-                                                      "aten::prod",
-                                                      "aten::max",
-                                                      "aten::min",
-                                                      "aten::amax",
-                                                      "aten::amin",
-                                                      "aten::aminmax",
-                                                      "aten::std",
-                                                      "aten::var",
-                                                      "aten::std_mean",
-                                                      "aten::var_mean",
-                                                      "aten::dot",
-                                                      "aten::vdot",
-                                                      "aten::cat",
-                                                      "aten::_foreach_max",
-                                                      "aten::median",
-                                                      "aten::nanmedian",
-                                                      "aten::quantile",
-                                                      "aten::logsumexp",
-                                                      "aten::softmax",
-                                                      "aten::log_softmax",
-                                                      "aten::cumsum",
-                                                      "aten::cumprod",
-                                                      "aten::sort",
-                                                      "aten::topk",
-                                                      "aten::argmax",
-                                                      "aten::argmin",
-                                                      "aten::kthvalue",
-                                                      "aten::stack",
-                                                      "aten::mm",
-                                                      "aten::matmul",
-                                                      "aten::addmm",
-                                                      "aten::bmm",
-                                                      "aten::baddbmm",
-                                                      "aten::mv",
-                                                      "aten::einsum",
-                                                      "aten::linear",
-                                                      "aten::linalg_qr",
-                                                      "aten::linalg_svd",
-                                                      "aten::linalg_eigh",
-                                                      "aten::linalg_inv",
-                                                      "aten::count_nonzero"};
-// Where a loss is computed these are a penalty on the weights, of which each rank would see its part.
-const std::unordered_set<std::string_view> kPenalties = {"aten::pow", "aten::square", "aten::mul", "aten::abs", "aten::sub", "aten::add"};
-
-bool mixes_values(const std::string& op, const at::Tensor& shard) {
-  return kMixing.contains(op) || (c10::GradMode::is_enabled() && shard.requires_grad() && kPenalties.contains(op));
-}
-
-// to() of a recurrent module takes its weights anew from parameters(), which returns shards, and lets go of the whole ones.
-bool is_recurrent(const std::string& name) {
-  return name == "aten::lstm" || name == "aten::gru" || name == "aten::rnn_tanh" || name == "aten::rnn_relu";
+bool mixes_values(const OperatorFacts& op, const at::Tensor& shard) {
+  return op.mixes || (op.penalizes && c10::GradMode::is_enabled() && shard.requires_grad());
 }
 
 /// The operands of one operator that are ours.
 struct Operands {
-  c10::SmallVector<Unit*, 4> units;           // whose whole parameters it uses
-  c10::SmallVector<Unit*, 2> written_shards;  // whose shards it changes
-  c10::SmallVector<Unit*, 2> reduced;         // whose gradients it uses, while they are on their way
-  std::vector<std::shared_ptr<Unit>> alive;   // of shards, which do not keep their unit alive
+  c10::SmallVector<Unit*, 4> units;                  // whose whole parameters it uses
+  c10::SmallVector<Unit*, 2> written_shards;         // whose shards it changes
+  c10::SmallVector<Unit*, 2> reduced;                // whose gradients it uses, while they are on their way
+  c10::SmallVector<std::shared_ptr<Unit>, 2> alive;  // of shards, which do not keep their unit alive
 };
 
 template <class Visit>
@@ -111,14 +50,14 @@ std::string name_of(Unit& unit, const at::Tensor& tensor) {
                                     : fmt::format("'{}' of unit '{}'", found.parameter->name, unit.name());
 }
 
-void note(Operands& operands, const at::Tensor& tensor, bool writes, const std::string& op) {
+void note(Operands& operands, const at::Tensor& tensor, bool writes, const OperatorFacts& op) {
   if (!is_paged(tensor)) return;
   auto* marker = marker_of(tensor);
   if (marker == nullptr) {
     throw UsageError(
         fmt::format("{}: a sharded parameter was given other memory (by set_data, to() or torch::load?), so it belongs to no unit any "
                     "more; change parameters through their shards, or inside tessera::full_params",
-                    op));
+                    op.name()));
   }
   if (marker->role == Role::Full) {
     auto* unit = marker->owner.get();
@@ -127,16 +66,17 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const std::
           "{} would write {} while it is whole for a moment, and the change would be lost; write inside "
           "tessera::full_params(module, Access::Write), or write the shards. An optimizer that was made before fully_shard has to "
           "be made after it; one of torch::optim can be moved instead, with tessera::rebind(optimizer, model)",
-          op, name_of(*unit, tensor)));
+          op.name(), name_of(*unit, tensor)));
     }
     if (std::ranges::find(operands.units, unit) == operands.units.end()) operands.units.push_back(unit);
     return;
   }
-  if (is_recurrent(op)) {
+  // to() of a recurrent module takes its weights anew from parameters(), which returns shards, and lets go of the whole ones.
+  if (op.recurrent) {
     throw UsageError(
         fmt::format("{} was given shards in place of whole weights, because to() of a recurrent module was called after fully_shard; "
                     "call it before",
-                    op));
+                    op.name()));
   }
   const auto unit = marker->unit.lock();
   if (!unit) return;  // its model is gone; what is left of it is an ordinary tensor
@@ -145,7 +85,7 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const std::
         "{} over the shard of {} would be the result of this rank alone. For norms and clipping there is "
         "tessera::clip_grad_norm; a penalty on weights is computed from the modules' own members, and optimizers that look at whole "
         "parameters, like LBFGS or Muon, can't work on shards",
-        op, name_of(*unit, tensor)));
+        op.name(), name_of(*unit, tensor)));
   }
   auto& written = operands.written_shards;
   if (writes && marker->role == Role::Shard && std::ranges::find(written, unit.get()) == written.end()) written.push_back(unit.get());
@@ -153,13 +93,9 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const std::
   operands.alive.push_back(unit);
 }
 
-// How set_data announces itself. It compares kinds of tensors and reads no values.
-constexpr std::string_view kCompatible = "aten::_has_compatible_shallow_copy_type";
-
 /// torch::load gives each parameter the memory that it has read. A shard keeps its own and takes the values: so what torch::save wrote of
 /// a sharded model on each rank can be read again there.
-bool loads_shard(const c10::OperatorHandle& handle, Stack& stack) {
-  if (handle.schema().name() != "aten::set_" || handle.schema().overload_name() != "source_Tensor") return false;
+bool loads_shard(Stack& stack) {
   const auto source = stack[stack.size() - 1].toTensor();
   auto self = stack[stack.size() - 2].toTensor();
   const auto found = locate(self);
@@ -176,9 +112,9 @@ bool loads_shard(const c10::OperatorHandle& handle, Stack& stack) {
 }
 
 /// Module::clone() copies each registered parameter as it is, without a graph.
-void refuse_cloning(const std::string& op, const c10::FunctionSchema& schema, const Stack& stack) {
-  if (op != "aten::clone" || c10::GradMode::is_enabled()) return;
-  const auto& self = stack[stack.size() - schema.arguments().size()].toTensor();
+void refuse_cloning(const OperatorFacts& op, const Stack& stack) {
+  if (c10::GradMode::is_enabled()) return;
+  const auto& self = stack[stack.size() - op.arguments].toTensor();
   if (const auto found = locate(self); found.parameter != nullptr && found.parameter->shard.is_same(self)) {
     throw UsageError(
         fmt::format("a clone of a sharded module would hold only this rank's part of '{}'; clone it before fully_shard, and for a copy "
@@ -188,13 +124,14 @@ void refuse_cloning(const std::string& op, const c10::FunctionSchema& schema, co
 }
 
 /// Operators that would put other memory under a parameter.
-void refuse_rebinding(const std::string& op, const c10::FunctionSchema& schema, const Stack& stack) {
-  if (op == "aten::set_" || op == "aten::resize_") {
-    throw UsageError(fmt::format("{} on a sharded parameter would cut it off from its unit; load and convert before fully_shard", op));
-  }
-  if (op != kCompatible) return;
-  const auto& self = stack[stack.size() - schema.arguments().size()].toTensor();
-  const auto& other = stack[stack.size() - schema.arguments().size() + 1].toTensor();
+[[noreturn]] void refuse_rebinding(const OperatorFacts& op) {
+  throw UsageError(fmt::format("{} on a sharded parameter would cut it off from its unit; load and convert before fully_shard", op.name()));
+}
+
+/// How set_data begins.
+void refuse_other_memory(const OperatorFacts& op, const Stack& stack) {
+  const auto& self = stack[stack.size() - op.arguments].toTensor();
+  const auto& other = stack[stack.size() - op.arguments + 1].toTensor();
   const auto storage_of = [](const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); };
   if (!is_paged(self) || (other.has_storage() && storage_of(other) == storage_of(self))) return;
   throw UsageError(
@@ -202,23 +139,10 @@ void refuse_rebinding(const std::string& op, const c10::FunctionSchema& schema, 
       "from its unit; convert the model before fully_shard");
 }
 
-/// A view of its first argument looks at no values: it needs no memory, and the operators inside a composite one fault by themselves.
-bool is_view(const c10::FunctionSchema& schema) {
-  if (schema.arguments().empty()) return false;
-  const auto* alias = schema.arguments().front().alias_info();
-  return alias != nullptr && !alias->isWrite();
-}
-
-/// Operators that state in their schema that they only read what they in fact update.
-bool updates_statistics(const std::string& op) {
-  return op == "aten::batch_norm" || op == "aten::instance_norm" || op == "aten::native_batch_norm" ||
-         op == "aten::_native_batch_norm_legit";
-}
-
 /// Which values of the unit an operator uses: where the first of its parameters lies.
-uint64_t first_parameter(const c10::FunctionSchema& schema, const Stack& stack) {
+uint64_t first_parameter(const OperatorFacts& op, const Stack& stack) {
   std::optional<uint64_t> place;
-  for (size_t i = stack.size() - schema.arguments().size(); i < stack.size(); i++) {
+  for (size_t i = stack.size() - op.arguments; i < stack.size(); i++) {
     for_each_tensor(stack[i], [&](const at::Tensor& tensor) {
       if (!place && is_paged(tensor)) {
         place = reinterpret_cast<uintptr_t>(tensor.storage().unsafeGetStorageImpl()) + static_cast<uint64_t>(tensor.storage_offset());
@@ -229,24 +153,21 @@ uint64_t first_parameter(const c10::FunctionSchema& schema, const Stack& stack) 
 }
 
 /// Brings floating operands to the dtype in which the unit's parameters are, where that is not float32 by nature.
-void cast_operands(const std::string& op, const c10::FunctionSchema& schema, Stack& stack, Unit& unit) {
+void cast_operands(const OperatorFacts& op, Stack& stack, Unit& unit) {
   const auto dtype = unit.options().mixed_precision.param_dtype;
   // Backward operators got their operands from forward ones and need them as they are.
-  if (!dtype || op.ends_with("_backward")) return;
-  const auto& arguments = schema.arguments();
-  const size_t base = stack.size() - arguments.size();
-  const bool lift_parameters = updates_statistics(op);
-  const auto user = first_parameter(schema, stack);
+  if (!dtype || op.backward) return;
+  const size_t base = stack.size() - op.arguments;
+  const auto user = first_parameter(op, stack);
   const auto cast = [&](const at::Tensor& tensor) -> at::Tensor {
     if (!tensor.defined() || !at::isFloatingType(tensor.scalar_type())) return tensor;
-    if (lift_parameters) return is_paged(tensor) ? tensor.to(at::kFloat) : tensor;
+    if (op.updates_statistics) return is_paged(tensor) ? tensor.to(at::kFloat) : tensor;
     if (is_paged(tensor) || tensor.scalar_type() == *dtype) return tensor;
     const auto lock = unit.schedule()->lock();
     return unit.casts().cast(tensor, *dtype, user);
   };
-  for (size_t i = 0; i < arguments.size(); i++) {
-    const auto* alias = arguments[i].alias_info();
-    if (alias != nullptr && alias->isWrite()) continue;
+  for (size_t i = 0; i < op.arguments; i++) {
+    if (op.writes[i]) continue;
     auto& value = stack[base + i];
     if (value.isTensor()) {
       value = cast(value.toTensor());
@@ -258,12 +179,12 @@ void cast_operands(const std::string& op, const c10::FunctionSchema& schema, Sta
   }
 }
 
-void expect_one_dtype(const std::string& op, std::span<Unit* const> units) {
+void expect_one_dtype(const OperatorFacts& op, std::span<Unit* const> units) {
   for (const auto* unit : units) {
     if (unit->options().mixed_precision.param_dtype == units.front()->options().mixed_precision.param_dtype) continue;
     throw UsageError(
         fmt::format("{} uses parameters of units '{}' and '{}', which compute in different dtypes; shard them with the same param_dtype",
-                    op, units.front()->name(), unit->name()));
+                    op.name(), units.front()->name(), unit->name()));
   }
 }
 
@@ -313,14 +234,12 @@ class Pins {
 /// The operator's other tensors, on loan to an engine that traces, which ties the gather to them and may put equal values in their place.
 class Companions {
  public:
-  Companions(const c10::FunctionSchema& schema, Stack& stack, std::span<Unit* const> units) : stack_(stack) {
+  Companions(const OperatorFacts& op, Stack& stack, std::span<Unit* const> units) : stack_(stack) {
     const auto traces = [](const Unit* unit) { return unit->mesh().shard().traits().traces; };
     if (std::ranges::none_of(units, traces)) return;
-    const auto& arguments = schema.arguments();
-    for (size_t i = 0; i < arguments.size(); i++) {
-      const auto* alias = arguments[i].alias_info();
-      const auto place = stack.size() - arguments.size() + i;
-      if ((alias != nullptr && alias->isWrite()) || !stack[place].isTensor()) continue;
+    for (size_t i = 0; i < op.arguments; i++) {
+      const auto place = stack.size() - op.arguments + i;
+      if (op.writes[i] || !stack[place].isTensor()) continue;
       const auto& tensor = stack[place].toTensor();
       if (!tensor.defined() || is_paged(tensor) || tensor.device() != units.front()->mesh().shard().traits().device) continue;
       places_.push_back(place);
@@ -349,32 +268,30 @@ class Companions {
 };
 
 void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
-  const auto& schema = handle.schema();
-  const auto& op = schema.name();
+  const auto& op = facts_of(handle);
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kPagingKey);
-  if (loads_shard(handle, *stack)) return;
-  refuse_rebinding(op, schema, *stack);
-  refuse_cloning(op, schema, *stack);
-  if (is_view(schema) || op == kCompatible) {
+  if (op.sets_storage && loads_shard(*stack)) return;
+  if (op.rebinds) refuse_rebinding(op);
+  if (op.compares_kinds) refuse_other_memory(op, *stack);
+  if (op.clones) refuse_cloning(op, *stack);
+  // A view needs no memory, and the operators inside a composite one fault by themselves.
+  if (op.views || op.compares_kinds) {
     handle.redispatchBoxed(below, stack);
     return;
   }
   Operands operands;
-  const auto& arguments = schema.arguments();
-  const size_t base = stack->size() - arguments.size();
-  for (size_t i = 0; i < arguments.size(); i++) {
-    const auto* alias = arguments[i].alias_info();
-    const bool writes = alias != nullptr && alias->isWrite();
-    for_each_tensor((*stack)[base + i], [&](const at::Tensor& tensor) { note(operands, tensor, writes, op); });
+  const size_t base = stack->size() - op.arguments;
+  for (size_t i = 0; i < op.arguments; i++) {
+    for_each_tensor((*stack)[base + i], [&](const at::Tensor& tensor) { note(operands, tensor, op.writes[i], op); });
   }
   for (auto* unit : operands.reduced) unit->schedule()->finish_reductions();
   for (auto* unit : operands.written_shards) unit->schedule()->about_to_write(*unit);
-  Companions companions(schema, *stack, operands.units);
+  Companions companions(op, *stack, operands.units);
   const Pins pins(operands.units, companions.fault());
   companions.put_back();
   if (!operands.units.empty()) {
     expect_one_dtype(op, operands.units);
-    cast_operands(op, schema, *stack, *operands.units.front());
+    cast_operands(op, *stack, *operands.units.front());
   }
   const c10::impl::ExcludeDispatchKeyGuard excluded(kPagingKey);
   handle.redispatchBoxed(below, stack);
