@@ -46,19 +46,10 @@ struct WriteGuard {
   friend Member member(WriteGuard);
 };
 
-// 2.11 can set the guard below but offers no call to lift it. An explicit instantiation may name private members.
+// What libtorch offers for the guard below can't be lifted (2.11), or forgets the message with it. An explicit instantiation may name
+// private members.
 template struct Expose<ReadGuard, &c10::StorageImpl::throw_on_immutable_data_ptr_>;
 template struct Expose<WriteGuard, &c10::StorageImpl::has_mutable_data_ptr_check_>;
-
-template <class Storage>
-void lift_guard(Storage& storage) {
-  if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) {
-    storage.clear_data_ptr_access_error_msg_();
-  } else {
-    storage.*member(ReadGuard{}) = false;
-    storage.*member(WriteGuard{}) = false;
-  }
-}
 
 }  // namespace detail
 
@@ -67,8 +58,40 @@ inline void guard_storage(c10::StorageImpl& storage, std::string message) {
   storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(message));
 }
 
+/// Again, with the message that it had.
+inline void guard_storage(c10::StorageImpl& storage) {
+  storage.*member(detail::ReadGuard{}) = true;
+  storage.*member(detail::WriteGuard{}) = true;
+}
+
 inline void unguard_storage(c10::StorageImpl& storage) {
-  detail::lift_guard(storage);
+  storage.*member(detail::ReadGuard{}) = false;
+  storage.*member(detail::WriteGuard{}) = false;
+}
+
+namespace detail {
+
+template <class Storage>
+constexpr bool kTellsOfWrites = requires(Storage& storage, void (*told)(c10::StorageImpl*)) {
+  storage.set_materializer(told);
+};
+
+template <class Storage>
+void tell_of_write(Storage& storage, void (*told)(c10::StorageImpl*)) {
+  if constexpr (kTellsOfWrites<Storage>) {
+    if (storage.has_materializer()) storage.clear_materializer();
+    storage.set_materializer(told);
+  }
+}
+
+}  // namespace detail
+
+/// Whether a storage can say that somebody asks for its memory to write there (since 2.13): by an operator or for a raw pointer.
+inline constexpr bool kTellsOfWrites = detail::kTellsOfWrites<c10::StorageImpl>;
+
+/// Calls `told` the next time that somebody does.
+inline void tell_of_write(c10::StorageImpl& storage, void (*told)(c10::StorageImpl*)) {
+  detail::tell_of_write(storage, told);
 }
 
 }  // namespace tessera::compat

@@ -9,7 +9,6 @@
 #include <exception>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/envelope.h"
 #include "tessera/comm/reducer.h"
 #include "tessera/comm/shared_area.h"
 
@@ -47,10 +46,14 @@ struct GradientSlots::Turn final : Work::State {
   GradientSlots* slots = nullptr;  // whoever has the work has the group
   uint32_t number = 0;
   std::chrono::milliseconds limit{};
-  std::vector<Piece> pieces;
+  c10::SmallVector<Piece, 2> pieces;
   std::exception_ptr error;
   std::atomic<bool> is_done = false;
 };
+
+std::shared_ptr<GradientSlots::Turn> GradientSlots::make_turn() {
+  return std::make_shared<Turn>();
+}
 
 void GradientSlots::expect(size_t bytes) {
   const std::lock_guard lock(mutex_);
@@ -96,12 +99,14 @@ GradientRoom GradientSlots::room(std::span<const GradientPlan> plans, std::chron
   return room;
 }
 
-Work GradientSlots::reduce(std::span<const Piece> pieces, const Subject& subject, std::chrono::milliseconds limit) {
+Work GradientSlots::reduce(std::shared_ptr<Turn> turn, std::span<const Piece> pieces, const Subject& subject,
+                           std::chrono::milliseconds limit) {
   const std::lock_guard lock(mutex_);
-  auto turn = std::make_shared<Turn>();
   turn->slots = this;
   turn->limit = limit;
   turn->number = turn_ + 1;
+  turn->error = nullptr;
+  turn->is_done = false;
   turn->pieces.assign(pieces.begin(), pieces.end());
   auto& envelope = *new (slot(area_->rank(), turn->number)) Envelope;
   envelope.operation = Operation::ReduceScatter;
@@ -126,7 +131,7 @@ Work GradientSlots::reduce(std::span<const Piece> pieces, const Subject& subject
 void GradientSlots::finish_through(uint32_t turn) {
   while (!open_.empty() && static_cast<int32_t>(turn - open_.front()->number) >= 0) {
     const auto next = std::move(open_.front());
-    open_.pop_front();
+    open_.erase(open_.begin());
     try {
       add_up(*next);
     } catch (...) {
@@ -138,22 +143,23 @@ void GradientSlots::finish_through(uint32_t turn) {
   }
 }
 
-void GradientSlots::add_up(const Turn& turn) {
+void GradientSlots::add_up(Turn& turn) {
   const auto own_rank = area_->rank();
   const auto& own_envelope = *reinterpret_cast<const Envelope*>(slot(own_rank, turn.number));
   area_->wait(kPacked, turn.number, turn.limit, [&] { return own_envelope.describe(); });
-  std::vector<Envelope> envelopes;
-  for (int rank = 0; rank < area_->size(); rank++) envelopes.push_back(*reinterpret_cast<const Envelope*>(slot(rank, turn.number)));
-  expect_agreement(envelopes);
+  envelopes_.clear();
+  for (int rank = 0; rank < area_->size(); rank++) envelopes_.push_back(*reinterpret_cast<const Envelope*>(slot(rank, turn.number)));
+  expect_agreement(envelopes_);
   const c10::InferenceMode inference;
-  for (const auto& piece : turn.pieces) {
+  for (auto& piece : turn.pieces) {
     const auto dtype = piece.whole.scalar_type();
     const auto chunk = piece.own.numel();
     const auto offset = static_cast<std::byte*>(piece.whole.data_ptr()) - slot(own_rank, turn.number) +
                         own_rank * chunk * static_cast<int64_t>(c10::elementSize(dtype));
-    std::vector<at::Tensor> contributions;
-    for (int rank = 0; rank < area_->size(); rank++) contributions.push_back(view(slot(rank, turn.number) + offset, chunk, dtype));
-    Reducer({.op = Reduce::Mean}, dtype).reduce(contributions, piece.own);
+    contributions_.clear();
+    for (int rank = 0; rank < area_->size(); rank++) contributions_.push_back(view(slot(rank, turn.number) + offset, chunk, dtype));
+    if (piece.squares) *piece.squares = 0;
+    Reducer({.op = Reduce::Mean}, dtype).reduce(contributions_, piece.own, piece.squares.get());
   }
 }
 

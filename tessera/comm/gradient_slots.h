@@ -3,13 +3,15 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <c10/util/SmallVector.h>
+
 #include <chrono>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <vector>
 
+#include "tessera/comm/envelope.h"
 #include "tessera/comm/transport.h"
 
 namespace tessera {
@@ -23,7 +25,7 @@ struct GradientPlan {
 
 /// Memory to pack gradients into. Whoever has it is the only one that packs.
 struct GradientRoom {
-  std::vector<at::Tensor> wholes;  // one for each plan
+  c10::SmallVector<at::Tensor, 2> wholes;  // one for each plan
   std::unique_lock<std::mutex> reservation;
 };
 
@@ -38,15 +40,17 @@ class GradientSlots {
   /// Units of that many bytes will come. All ranks say so in the same order.
   void expect(size_t bytes);
   GradientRoom room(std::span<const GradientPlan> plans, std::chrono::milliseconds limit);
+  /// What a reduction keeps of itself. Whoever reduces again and again uses it again, when the work is done.
+  struct Turn;
+  static std::shared_ptr<Turn> make_turn();
   /// Pieces whose wholes are the room that was handed out last. The work is done by whoever waits for it.
-  Work reduce(std::span<const Piece> pieces, const Subject& subject, std::chrono::milliseconds limit);
+  Work reduce(std::shared_ptr<Turn> turn, std::span<const Piece> pieces, const Subject& subject, std::chrono::milliseconds limit);
 
  private:
-  struct Turn;
   std::byte* slot(int rank, uint32_t turn) const;
   void make_area(std::chrono::milliseconds limit);
   void finish_through(uint32_t turn);
-  void add_up(const Turn& turn);
+  void add_up(Turn& turn);
 
   Transport& transport_;
   std::mutex packing_;
@@ -55,7 +59,9 @@ class GradientSlots {
   size_t size_ = 0;
   std::shared_ptr<SharedArea> area_;
   uint32_t turn_ = 0;
-  std::deque<std::shared_ptr<Turn>> open_;  // packed, but not added up
+  c10::SmallVector<std::shared_ptr<Turn>, 2> open_;  // packed, but not added up
+  std::vector<Envelope> envelopes_;                  // of all ranks, of one turn
+  std::vector<at::Tensor> contributions_;            // of all ranks, to one buffer
 };
 
 }  // namespace tessera

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/util/FunctionRef.h>
+#include <c10/util/SmallVector.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -63,9 +65,13 @@ std::string complaint(const Piece& piece, int rank, int size, std::string_view t
 
 namespace {
 
+/// Something for each rank.
+template <class T>
+using Ranks = c10::SmallVector<T, 8>;
+
 /// What this rank is about to do. `fill` adds the buffers; whatever is wrong with them becomes this rank's refusal, so that the others
 /// hear of it instead of waiting.
-Envelope envelope_for(Operation operation, const Call& call, const std::function<void(Envelope&)>& fill = {}) {
+Envelope envelope_for(Operation operation, const Call& call, c10::function_ref<void(Envelope&)> fill = {}) {
   Envelope envelope;
   envelope.operation = operation;
   envelope.number = call.subject.number;
@@ -155,6 +161,7 @@ HostTransport::HostTransport(Traits traits, std::shared_ptr<Link> link, std::sha
       family_(std::move(family)),
       envelopes_(static_cast<size_t>(link_->size())) {
   family_->add(link_);
+  for (auto& envelope : envelopes_) envelope_bytes_.push_back(std::as_writable_bytes(std::span(&envelope, 1)));
 }
 
 HostTransport::~HostTransport() {
@@ -170,9 +177,9 @@ Work HostTransport::all_gather(std::span<const Piece> pieces, std::span<at::Tens
       if (piece.own.scalar_type() != piece.whole.scalar_type()) throw UsageError("own and whole differ in dtype");
     }
   });
-  return start(envelope, call.limit, [this, pieces = std::vector(pieces.begin(), pieces.end())](auto deadline) {
+  return start(envelope, call.limit, [this, pieces = c10::SmallVector<Piece, 2>(pieces.begin(), pieces.end())](auto deadline) {
     uint64_t sent = 0;
-    std::vector<Bytes> from(static_cast<size_t>(size()));
+    Ranks<Bytes> from(static_cast<size_t>(size()));
     for (const auto& piece : pieces) {
       for (size_t r = 0; r < from.size(); r++) from[r] = part(bytes_of(piece.whole), r, from.size());
       sent += gather(bytes_of(piece.own), from, deadline);
@@ -191,13 +198,14 @@ Work HostTransport::reduce_scatter(std::span<const Piece> pieces, const Reductio
     reducer.describe(filled);
     require(reducer.complaint(dtype, pieces));
   });
-  return start(envelope, call.limit, [this, reducer, pieces = std::vector(pieces.begin(), pieces.end())](auto deadline) {
+  return start(envelope, call.limit, [this, reducer, pieces = c10::SmallVector<Piece, 2>(pieces.begin(), pieces.end())](auto deadline) {
     uint64_t sent = 0;
     for (const auto& piece : pieces) {
       const auto outgoing = piece.whole.to(reducer.wire()).view({size(), piece.own.numel()});
-      std::vector<ConstBytes> to;
+      Ranks<ConstBytes> to;
       for (int64_t r = 0; r < size(); r++) to.push_back(bytes_of(outgoing[r]));
-      sent += reduce(reducer, to, piece.own.view({-1}), deadline);
+      if (piece.squares) *piece.squares = 0;
+      sent += reduce(reducer, to, piece.own.view({-1}), deadline, piece.squares.get());
     }
     return sent;
   });
@@ -333,15 +341,14 @@ void HostTransport::run_agreed(const Envelope& envelope, Clock::time_point deadl
 }
 
 void HostTransport::agree(const Envelope& envelope, Clock::time_point deadline) {
-  std::vector<Bytes> from(envelopes_.size());
-  for (size_t r = 0; r < from.size(); r++) from[r] = std::as_writable_bytes(std::span(&envelopes_[r], 1));
-  link_->gather(std::as_bytes(std::span(&envelope, 1)), from, deadline);
+  link_->gather(std::as_bytes(std::span(&envelope, 1)), envelope_bytes_, deadline);
   expect_agreement(envelopes_);
 }
 
-uint64_t HostTransport::reduce(const Reducer& reducer, std::span<const ConstBytes> to, const at::Tensor& own, Clock::time_point deadline) {
+uint64_t HostTransport::reduce(const Reducer& reducer, std::span<const ConstBytes> to, const at::Tensor& own, Clock::time_point deadline,
+                               double* squares) {
   const auto width = c10::elementSize(reducer.wire());
-  std::vector<at::Tensor> contributions(to.size());
+  Ranks<at::Tensor> contributions(to.size());
   link_->inspect(
       to,
       [&](size_t begin, std::span<const ConstBytes> rows) {
@@ -350,7 +357,7 @@ uint64_t HostTransport::reduce(const Reducer& reducer, std::span<const ConstByte
         for (size_t r = 0; r < rows.size(); r++) {
           contributions[r] = at::from_blob(const_cast<std::byte*>(rows[r].data()), {count}, at::TensorOptions().dtype(reducer.wire()));
         }
-        reducer.reduce(contributions, own.narrow(0, static_cast<int64_t>(begin / width), count));
+        reducer.reduce(contributions, own.narrow(0, static_cast<int64_t>(begin / width), count), squares);
       },
       deadline);
   return sent_to_others(to);

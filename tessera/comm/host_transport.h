@@ -42,8 +42,9 @@ class HostTransport final : public Transport {
   void agree(const Envelope& envelope, Clock::time_point deadline);
   void run_agreed(const Envelope& envelope, Clock::time_point deadline, const Move& move);
   uint64_t gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline);
-  /// What all ranks have for this one, as one value.
-  uint64_t reduce(const Reducer& reducer, std::span<const ConstBytes> to, const at::Tensor& own, Clock::time_point deadline);
+  /// What all ranks have for this one, as one value; its squares are added to `squares`, if given.
+  uint64_t reduce(const Reducer& reducer, std::span<const ConstBytes> to, const at::Tensor& own, Clock::time_point deadline,
+                  double* squares = nullptr);
   uint64_t sent_to_others(std::span<const ConstBytes> to) const;
   /// Throws what `failure` means for the operation, after telling the other ranks.
   [[noreturn]] void fail(const LinkFailure& failure, const Envelope& envelope, std::chrono::milliseconds limit);
@@ -54,7 +55,8 @@ class HostTransport final : public Transport {
   std::optional<Envelope> last_;     // what this rank finished before
   std::exception_ptr broken_;        // what every later call gets
   std::vector<Envelope> envelopes_;  // of all ranks, reused
-  Queue queue_;                      // last: its thread ends before what it uses
+  std::vector<Bytes> envelope_bytes_;
+  Queue queue_;  // last: its thread ends before what it uses
 };
 
 /// The usual way to a group: a link, wrapped.

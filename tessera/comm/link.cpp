@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-void Link::inspect(std::span<const ConstBytes> to, const Look& look, Clock::time_point deadline) {
+void Link::inspect(std::span<const ConstBytes> to, Look look, Clock::time_point deadline) {
   const auto own = to[static_cast<size_t>(rank())];
   std::vector<std::byte> room(own.size() * to.size());
   std::vector<Bytes> from;

@@ -1,9 +1,10 @@
 // Moves bytes among ranks in host memory: all that threads, shm, gloo and fake have to do themselves. HostTransport does the rest once.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+
 #include <chrono>
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -43,8 +44,8 @@ class Link {
 
   /// The same, but what has come is looked at where it lies, piece by piece: `look(begin, rows)` gets a stretch of what each rank has for
   /// this one, itself included, that begins at so many bytes.
-  using Look = std::function<void(size_t begin, std::span<const ConstBytes> rows)>;
-  virtual void inspect(std::span<const ConstBytes> to, const Look& look, Clock::time_point deadline);
+  using Look = c10::function_ref<void(size_t begin, std::span<const ConstBytes> rows)>;
+  virtual void inspect(std::span<const ConstBytes> to, Look look, Clock::time_point deadline);
 
   /// A link among `members`, which are ranks of this one in ascending order, this rank among them. All ranks call it at once.
   virtual std::unique_ptr<Link> split(std::span<const int> members, Clock::time_point deadline) = 0;

@@ -81,7 +81,7 @@ void Queue::serve(const std::shared_ptr<Shared>& shared) {
     shared->arrived.wait(lock, [&] { return shared->closing || !shared->tasks.empty(); });
     if (shared->tasks.empty()) return;
     auto task = std::move(shared->tasks.front());
-    shared->tasks.pop_front();
+    shared->tasks.erase(shared->tasks.begin());
     shared->busy = true;
     lock.unlock();
     task->execute();

@@ -3,11 +3,11 @@
 
 #include <chrono>
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "tessera/comm/work.h"
 
@@ -31,7 +31,7 @@ class Queue {
   struct Shared {
     std::mutex mutex;
     std::condition_variable arrived, finished;
-    std::deque<std::shared_ptr<Task>> tasks;
+    std::vector<std::shared_ptr<Task>> tasks;  // few
     bool busy = false;
     bool closing = false;
   };

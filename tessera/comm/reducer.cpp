@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <limits>
+
 #include "tessera/comm/add_rows.h"
 
 namespace tessera {
@@ -36,11 +38,10 @@ std::string Reducer::complaint(at::ScalarType dtype, std::span<const Piece> piec
   return {};
 }
 
-void Reducer::reduce(std::span<const at::Tensor> contributions, const at::Tensor& target) const {
+void Reducer::reduce(std::span<const at::Tensor> contributions, const at::Tensor& target, double* squares) const {
   const bool adds = op_ == Reduce::Sum || op_ == Reduce::Mean;
-  if (adds && sum_ == at::kFloat && target.scalar_type() == at::kFloat &&
-      add_rows(contributions, target, op_ == Reduce::Mean ? static_cast<float>(contributions.size()) : 1)) {
-    return;
+  if (adds && sum_ == at::kFloat && target.scalar_type() == at::kFloat) {
+    if (add_rows(contributions, target, op_ == Reduce::Mean ? static_cast<float>(contributions.size()) : 1, squares)) return;
   }
   auto result = contributions.front().to(sum_, /*non_blocking=*/false, /*copy=*/true);
   for (const auto& next : contributions.subspan(1)) {
@@ -55,6 +56,7 @@ void Reducer::reduce(std::span<const at::Tensor> contributions, const at::Tensor
   }
   if (op_ == Reduce::Mean) result.div_(static_cast<int64_t>(contributions.size()));
   target.copy_(result.view_as(target));
+  if (squares != nullptr) *squares = std::numeric_limits<double>::quiet_NaN();
 }
 
 void Reducer::describe(Envelope& envelope) const {

@@ -53,7 +53,7 @@ bool SharedArea::reached_by_all(int counter, uint32_t value) const {
   return std::ranges::all_of(counters(counter), [&](const Counter& one) { return Company::has_come(one, value); });
 }
 
-void SharedArea::wait(int counter, uint32_t value, std::chrono::milliseconds limit, const std::function<std::string()>& what) const {
+void SharedArea::wait(int counter, uint32_t value, std::chrono::milliseconds limit, c10::function_ref<std::string()> what) const {
   try {
     company_->wait(counters(counter), value, Clock::now() + limit);
   } catch (const LinkFailure& failure) {

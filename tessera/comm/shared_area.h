@@ -1,6 +1,8 @@
 // Memory that all ranks of a group see, and counters by which they tell each other how far they are with it.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -41,7 +43,7 @@ class SharedArea {
   void reach(int counter, uint32_t value) const;
   bool reached_by_all(int counter, uint32_t value) const;
   /// Until all ranks have come to it. From any thread. `what` says in the error what for. An error here ends the whole group.
-  void wait(int counter, uint32_t value, std::chrono::milliseconds limit, const std::function<std::string()>& what) const;
+  void wait(int counter, uint32_t value, std::chrono::milliseconds limit, c10::function_ref<std::string()> what) const;
 
   /// Who else has to hear of such an error.
   void when_broken(std::function<void(std::string_view)> tell) { tell_ = std::move(tell); }

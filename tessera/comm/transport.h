@@ -35,6 +35,9 @@ struct Subject {
 struct Piece {
   at::Tensor whole;
   at::Tensor own;
+  /// Where a reduction shall put the sum of the squares of what it writes to `own`, for those who would have to read it all again: NaN
+  /// where that does not come about by the way.
+  std::shared_ptr<double> squares = {};
 };
 
 /// How numbers of several ranks become one. Unset dtypes: travel as they are, add in at least float32.

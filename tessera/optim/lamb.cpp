@@ -66,9 +66,7 @@ void Lamb::end_step() {
   std::vector<std::vector<Ahead*>> meshes;
   for (auto& each : ahead_) {
     if (!each.unit) continue;
-    const auto same = [&](const auto& known) {
-      return &known.front()->unit->mesh().shard().traits() == &each.unit->mesh().shard().traits();
-    };
+    const auto same = [&](const auto& known) { return known.front()->unit->mesh().shard().same_group(each.unit->mesh().shard()); };
     auto found = std::ranges::find_if(meshes, same);
     if (found == meshes.end()) found = meshes.emplace(found);
     found->push_back(&each);

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/SmallVector.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -32,10 +33,9 @@ void expect_leaf(const at::Tensor& parameter) {
 Optimizer::Optimizer(std::vector<ParameterGroup> groups, Settings settings, std::vector<StateKind> state_kinds)
     : state_kinds_(std::move(state_kinds)) {
   std::set<c10::TensorImpl*> seen;
-  std::vector<at::Tensor> all;
-  for (const auto& group : groups) all.insert(all.end(), group.parameters.begin(), group.parameters.end());
-  for (const auto& parameter : all) expect_leaf(parameter);
-  expect_averaged(all);
+  for (const auto& group : groups) parameters_.insert(parameters_.end(), group.parameters.begin(), group.parameters.end());
+  for (const auto& parameter : parameters_) expect_leaf(parameter);
+  expect_averaged(parameters_);
   for (auto& group : groups) {
     for (const auto& parameter : group.parameters) {
       if (!seen.insert(parameter.unsafeGetTensorImpl()).second) {
@@ -43,8 +43,7 @@ Optimizer::Optimizer(std::vector<ParameterGroup> groups, Settings settings, std:
       }
       if (const auto found = locate(parameter); found.unit) {
         const auto& world = found.unit->mesh().world();
-        const auto same = [&](const Communicator& known) { return &known.traits() == &world.traits(); };
-        if (std::ranges::none_of(worlds_, same)) worlds_.push_back(world);
+        if (std::ranges::none_of(worlds_, [&](const Communicator& known) { return known.same_group(world); })) worlds_.push_back(world);
       }
     }
     const double rate = group.lr.value_or(settings.lr);
@@ -135,7 +134,7 @@ void Optimizer::step_run(const Settings& settings, Run& run) {
   if (gradient.defined()) return update_part(run.flat, gradient, run.state, run.members, narrow);
   for (auto& member : run.members) {
     if (!member.parameter.grad().defined()) continue;
-    std::vector<at::Tensor> state;
+    c10::SmallVector<at::Tensor, 2> state;
     for (const auto& flat : run.state) state.push_back(part(run, flat, member));
     update_part(member.parameter, member.parameter.grad(), state, std::span(&member, 1),
                 narrow.defined() ? narrow.narrow(0, member.offset, member.parameter.numel()) : narrow);
@@ -146,28 +145,32 @@ bool Optimizer::has_gradient(const Run& run) {
   return std::ranges::any_of(run.members, [](const Member& member) { return member.parameter.grad().defined(); });
 }
 
-std::vector<std::shared_ptr<Unit>> Optimizer::units_to_update() const {
-  std::vector<std::shared_ptr<Unit>> result;
-  for (const auto& group : groups_) {
-    for (const auto& run : group.runs) {
-      auto unit = run.unit.lock();
-      if (unit && has_gradient(run) && std::ranges::find(result, unit) == result.end()) result.push_back(std::move(unit));
-    }
-  }
-  return result;
-}
-
 /// The units that are about to change, and no other thread reads meanwhile.
 class Optimizer::Writing {
  public:
-  explicit Writing(std::vector<std::shared_ptr<Unit>> units) : units_(std::move(units)) {
-    std::set<Schedule*> schedules;  // locked in one order by all
-    for (const auto& unit : units_) schedules.insert(unit->schedule().get());
+  explicit Writing(Optimizer& optimizer) : units_(optimizer.writing_) {
+    for (const auto& group : optimizer.groups_) {
+      for (const auto& run : group.runs) {
+        auto unit = run.unit.lock();
+        if (unit && has_gradient(run) && std::ranges::find(units_, unit) == units_.end()) units_.push_back(std::move(unit));
+      }
+    }
+    c10::SmallVector<Schedule*, 4> schedules;
+    for (const auto& unit : units_) {
+      if (std::ranges::find(schedules, unit->schedule().get()) == schedules.end()) schedules.push_back(unit->schedule().get());
+    }
+    std::ranges::sort(schedules);  // locked in one order by all
     for (auto* schedule : schedules) locks_.push_back(schedule->lock());
     for (const auto& unit : units_) unit->schedule()->expect_writable(*unit);
     // Said of all before the first write, which may have to wait until all ranks have said so of that unit.
     for (const auto& unit : units_) unit->schedule()->done_reading(*unit);
     for (const auto& unit : units_) unit->schedule()->about_to_update(*unit);
+  }
+  Writing(const Writing&) = delete;
+  Writing& operator=(const Writing&) = delete;
+  ~Writing() {
+    locks_.clear();
+    units_.clear();
   }
 
   void publish() {
@@ -175,13 +178,13 @@ class Optimizer::Writing {
   }
 
  private:
-  std::vector<std::shared_ptr<Unit>> units_;
-  std::vector<std::unique_lock<std::recursive_mutex>> locks_;
+  std::vector<std::shared_ptr<Unit>>& units_;
+  c10::SmallVector<std::unique_lock<std::recursive_mutex>, 4> locks_;
 };
 
 void Optimizer::step() {
   const c10::AutoGradMode no_grad(false);
-  Writing writing(units_to_update());
+  Writing writing(*this);
   begin_step();
   for (auto& group : groups_) {
     for (auto& run : group.runs) step_run(group.settings, run);
@@ -193,7 +196,7 @@ void Optimizer::step() {
 }
 
 void Optimizer::skip_step() {
-  Writing(units_to_update()).publish();
+  Writing(*this).publish();
   factor_ = at::Tensor();
   for (const auto& world : worlds_) world.step_done();
 }
@@ -203,13 +206,7 @@ void Optimizer::scale_gradients(const at::Tensor& factor) {
 }
 
 at::Tensor Optimizer::clip_grad_norm(double max_norm, double p) {
-  std::vector<at::Tensor> all;
-  for (const auto& group : groups_) {
-    for (const auto& run : group.runs) {
-      for (const auto& member : run.members) all.push_back(member.parameter);
-    }
-  }
-  auto norm = grad_norm(all, {.p = p});
+  auto norm = checked_grad_norm(parameters_, p);
   if (factor_.defined()) norm = norm * factor_.abs();
   scale_gradients(clip_factor(norm, max_norm));
   return norm;

@@ -115,13 +115,14 @@ class Optimizer {
   void make_state(Run& run) const;
   void step_run(const Settings& settings, Run& run);
   static bool has_gradient(const Run& run);
-  std::vector<std::shared_ptr<Unit>> units_to_update() const;
   Member* find(const at::Tensor& parameter, Run*& run);
 
   std::vector<Group> groups_;
   const std::vector<StateKind> state_kinds_;
-  at::Tensor factor_;                 // of the next step's gradients
-  std::vector<Communicator> worlds_;  // of the sharded parameters; nearly always one
+  at::Tensor factor_;                           // of the next step's gradients
+  std::vector<Communicator> worlds_;            // of the sharded parameters; nearly always one
+  std::vector<at::Tensor> parameters_;          // of all groups
+  std::vector<std::shared_ptr<Unit>> writing_;  // kept for its memory: empty between steps
 };
 
 }  // namespace tessera::optim

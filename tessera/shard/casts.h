@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <c10/util/SmallVector.h>
+
 #include <cstdint>
 #include <vector>
 
@@ -19,7 +21,7 @@ class Casts {
   struct Cast {
     Weak operand;
     uint32_t version;
-    std::vector<uint64_t> users;
+    c10::SmallVector<uint64_t, 4> users;
     at::Tensor result;     // without a graph: then nobody else keeps it
     Weak result_in_graph;  // which may lead back to the unit
   };

@@ -36,13 +36,13 @@ class Gathered final : public Residence {
     return bytes;
   }
 
-  std::vector<Work> read(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) override {
-    std::vector<Work> works;
+  Works read(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) override {
+    Works works;
     for (const auto& buffer : buffers) fill(*buffer.full);  // all of it, before anything is under way that can't be called back
     for_each_run(
         buffers, [](const Buffer& buffer) { return buffer.full_dtype; },
         [&](std::span<const Buffer> run) {
-          std::vector<Piece> pieces;
+          c10::SmallVector<Piece, 2> pieces;
           for (const auto& buffer : run) {
             pieces.push_back({.whole = memory_view(*buffer.full, buffer.full_dtype), .own = buffer.own.to(buffer.full_dtype)});
           }
@@ -51,7 +51,7 @@ class Gathered final : public Residence {
     return works;
   }
 
-  void give_back(std::span<const Buffer> buffers, const std::string& unit, std::vector<Work> coming) override {
+  void give_back(std::span<const Buffer> buffers, Works coming) override {
     for (const auto& work : coming) {
       try {
         work.wait();
@@ -59,7 +59,7 @@ class Gathered final : public Residence {
         // Whoever needs the unit hears of it; who gives it back does not care.
       }
     }
-    for (const auto& buffer : buffers) drain(*buffer.full, freed_message(unit));
+    for (const auto& buffer : buffers) drain(*buffer.full);
   }
 
   void make_private(std::span<const Buffer> /*buffers*/) override {}
@@ -76,8 +76,8 @@ class Gathered final : public Residence {
     return room;
   }
 
-  std::vector<Work> reduce(std::span<const Piece> pieces, const Subject& subject) override {
-    std::vector<Work> works;
+  Works reduce(std::span<const Piece> pieces, const Subject& subject) override {
+    Works works;
     for_each_run(
         pieces, [](const Piece& piece) { return piece.whole.scalar_type(); },
         [&](std::span<const Piece> run) { works.push_back(shard_.reduce_scatter(run, {.op = Reduce::Mean}, subject)); });

@@ -28,10 +28,6 @@ struct MarkedStorage final : c10::StorageImpl {
   Marker marker;
 };
 
-Marker* marker_of(c10::StorageImpl& storage) {
-  return typeid(storage) == typeid(MarkedStorage) ? &static_cast<MarkedStorage&>(storage).marker : nullptr;
-}
-
 /// Puts the marker's memory, or its lack, in front of the storage.
 void show_memory(c10::StorageImpl& storage) {
   const auto& memory = marker_of(storage)->memory;
@@ -39,6 +35,10 @@ void show_memory(c10::StorageImpl& storage) {
 }
 
 }  // namespace
+
+Marker* marker_of(c10::StorageImpl& storage) {
+  return typeid(storage) == typeid(MarkedStorage) ? &static_cast<MarkedStorage&>(storage).marker : nullptr;
+}
 
 Marker* marker_of(const at::Tensor& tensor) {
   return tensor.has_storage() ? marker_of(*tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()) : nullptr;
@@ -70,7 +70,7 @@ bool is_lent(const c10::StorageImpl& storage) {
   return marker_of(const_cast<c10::StorageImpl&>(storage))->lent;
 }
 
-void drain(c10::StorageImpl& storage, const std::string& message) {
+void drain(c10::StorageImpl& storage) {
   // Whoever still reads through a raw pointer sees NaN before the memory belongs to somebody else.
   static const bool poison = env_int("TESSERA_POISON", 0, 1).value_or(0) == 1;
   auto& marker = *marker_of(storage);
@@ -79,7 +79,26 @@ void drain(c10::StorageImpl& storage, const std::string& message) {
   }
   marker.memory.reset();
   show_memory(storage);
-  compat::guard_storage(storage, message);
+  compat::guard_storage(storage);
+}
+
+void explain(c10::StorageImpl& storage, std::string why_no_memory) {
+  compat::guard_storage(storage, std::move(why_no_memory));
+  if (marker_of(storage)->memory) compat::unguard_storage(storage);
+}
+
+void close(c10::StorageImpl& storage) {
+  compat::guard_storage(storage);
+}
+
+void open(c10::StorageImpl& storage) {
+  compat::unguard_storage(storage);
+}
+
+void remember_squares(c10::StorageImpl& gradient, double squares) {
+  if (!compat::kTellsOfWrites) return;
+  marker_of(gradient)->squares = squares;
+  compat::tell_of_write(gradient, [](c10::StorageImpl* written) { marker_of(*written)->squares.reset(); });
 }
 
 at::Tensor memory_view(const c10::StorageImpl& storage, at::ScalarType dtype) {

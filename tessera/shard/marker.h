@@ -4,6 +4,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
+#include <string>
 
 namespace tessera {
 
@@ -25,10 +27,14 @@ struct Marker {
   std::shared_ptr<Unit> owner;          // Role::Full only
   std::shared_ptr<at::DataPtr> memory;  // none while freed
   bool lent = false;                    // it is also somebody else's
+  // Role::Gradient only: the sum of the squares of all values, as long as nobody changes one, and how many of them belong to gradients.
+  std::optional<double> squares = {};
+  int64_t values = 0;
 };
 
 /// Nothing if the tensor's storage belongs to no unit.
 Marker* marker_of(const at::Tensor& tensor);
+Marker* marker_of(c10::StorageImpl& storage);
 
 inline bool is_paged(const at::Tensor& tensor) {
   return tensor.defined() && tensor.key_set().has(kPagingKey);
@@ -40,12 +46,20 @@ c10::Storage marked_storage(Role role, const std::shared_ptr<Unit>& unit, size_t
 /// Memory of the device, for one storage or for several in turn.
 std::shared_ptr<at::DataPtr> allocate(size_t bytes, c10::Device device);
 
-/// Gives a marked storage memory of its own, or what belongs to others, too; or takes it away: then whoever asks for it gets an exception
-/// with `message`.
+/// Gives a marked storage memory of its own, or what belongs to others, too; or takes it away: then whoever asks for it gets an exception,
+/// with the words that explain() has given to the storage.
 void fill(c10::StorageImpl& storage);
 void lend(c10::StorageImpl& storage, std::shared_ptr<at::DataPtr> memory);
 bool is_lent(const c10::StorageImpl& storage);
-void drain(c10::StorageImpl& storage, const std::string& message);
+void drain(c10::StorageImpl& storage);
+void explain(c10::StorageImpl& storage, std::string why_no_memory);
+
+/// The memory stays where it is, but whoever asks for it gets the exception as well; and no more.
+void close(c10::StorageImpl& storage);
+void open(c10::StorageImpl& storage);
+
+/// The squares of a gradient's values, until somebody asks for its memory to write there. Nothing where libtorch does not tell of that.
+void remember_squares(c10::StorageImpl& gradient, double squares);
 
 /// A flat tensor over all of a storage, with a version counter of its own and without the key: for work below the surface.
 at::Tensor flat_view(const c10::Storage& storage, at::ScalarType dtype);

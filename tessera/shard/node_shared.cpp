@@ -23,27 +23,35 @@ std::shared_ptr<at::DataPtr> memory_of(const SharedArea& area, std::byte* begin)
       begin, keeper.release(), [](void* kept) { delete static_cast<std::shared_ptr<std::byte>*>(kept); }, at::kCPU);
 }
 
-/// Until all ranks have published a version.
+/// Until all ranks have published a version. A unit waits for one at a time.
 struct Publication final : Work::State {
-  Publication(std::shared_ptr<SharedArea> control, uint32_t value, std::chrono::milliseconds limit, const Subject& subject)
-      : control(std::move(control)), value(value), limit(limit), unit(subject.unit), version(subject.version) {}
+  Publication(std::shared_ptr<SharedArea> control, std::chrono::milliseconds limit) : control(std::move(control)), limit(limit) {}
+
+  void await(uint32_t wanted, const Subject& subject) {
+    value = wanted;
+    unit = subject.unit;
+    version = subject.version;
+  }
 
   void wait() override {
     control->wait(kPublished, value, limit, [&] { return fmt::format("reading version {} of unit '{}'", version, unit); });
   }
   bool done() const override { return control->reached_by_all(kPublished, value); }
 
-  std::shared_ptr<SharedArea> control;
-  uint32_t value;
-  std::chrono::milliseconds limit;
+  const std::shared_ptr<SharedArea> control;
+  const std::chrono::milliseconds limit;
+  uint32_t value = 0;
   std::string unit;
-  uint64_t version;
+  uint64_t version = 0;
 };
 
 class NodeShared final : public Residence {
  public:
   NodeShared(Communicator shard, std::shared_ptr<SharedArea> control)
-      : shard_(std::move(shard)), control_(std::move(control)), slots_(shard_.gradient_slots()) {}
+      : shard_(std::move(shard)),
+        control_(std::move(control)),
+        publication_(std::make_shared<Publication>(control_, shard_.limit())),
+        slots_(shard_.gradient_slots()) {}
 
   std::string_view name() const override { return "node-shared"; }
 
@@ -69,16 +77,17 @@ class NodeShared final : public Residence {
   // The memory is there whether it is read or not.
   uint64_t whole_bytes(std::span<const Buffer> /*buffers*/) const override { return 0; }
 
-  std::vector<Work> read(std::span<const Buffer> buffers, const Subject& subject, const Fault& /*fault*/) override {
+  Works read(std::span<const Buffer> buffers, const Subject& subject, const Fault& /*fault*/) override {
     for (const auto& buffer : buffers) lend(*buffer.full, places_[buffer.number].whole);
     const auto value = after(subject);
     if (control_->reached_by_all(kPublished, value)) return {};
-    return {Work(std::make_shared<Publication>(control_, value, shard_.limit(), subject))};
+    publication_->await(value, subject);
+    return {Work(publication_)};
   }
 
   // Nothing is under way that would have to arrive before the memory goes.
-  void give_back(std::span<const Buffer> buffers, const std::string& unit, std::vector<Work> /*coming*/) override {
-    for (const auto& buffer : buffers) drain(*buffer.full, freed_message(unit));
+  void give_back(std::span<const Buffer> buffers, Works /*coming*/) override {
+    for (const auto& buffer : buffers) drain(*buffer.full);
   }
 
   void make_private(std::span<const Buffer> buffers) override {
@@ -116,8 +125,8 @@ class NodeShared final : public Residence {
 
   GradientRoom gradient_room(std::span<const GradientPlan> plans) override { return slots_.room(plans, shard_.limit()); }
 
-  std::vector<Work> reduce(std::span<const Piece> pieces, const Subject& subject) override {
-    return {slots_.reduce(pieces, subject, shard_.limit())};
+  Works reduce(std::span<const Piece> pieces, const Subject& subject) override {
+    return {slots_.reduce(turn_, pieces, subject, shard_.limit())};
   }
 
  private:
@@ -132,7 +141,9 @@ class NodeShared final : public Residence {
 
   Communicator shard_;
   std::shared_ptr<SharedArea> control_;
+  std::shared_ptr<Publication> publication_;
   GradientSlots& slots_;
+  const std::shared_ptr<GradientSlots::Turn> turn_ = GradientSlots::make_turn();  // a unit has one reduction at a time
   size_t trained_bytes_ = 0;
   std::vector<Place> places_;
   uint32_t published_ = 0;

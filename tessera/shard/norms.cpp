@@ -2,10 +2,12 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/SmallVector.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "tessera/base/error.h"
@@ -33,10 +35,12 @@ at::Tensor combine(const at::Tensor& a, const at::Tensor& b, double p) {
 /// What the shards of one mesh come to on this rank.
 struct MeshSum {
   std::shared_ptr<Unit> unit;  // any one on that mesh
-  at::Tensor sum;
+  at::Tensor sum = {};
+  double squares = 0;
 };
+using MeshSums = c10::SmallVector<MeshSum, 2>;
 
-at::Tensor& sum_over_mesh(std::vector<MeshSum>& sums, const at::Tensor& shard) {
+std::shared_ptr<Unit> unit_of_shard(const at::Tensor& shard) {
   const auto* marker = marker_of(shard);
   const auto unit = marker != nullptr ? marker->unit.lock() : nullptr;
   if (!unit || marker->role != Role::Shard) {
@@ -44,32 +48,85 @@ at::Tensor& sum_over_mesh(std::vector<MeshSum>& sums, const at::Tensor& shard) {
         "clip_grad_norm was given a whole parameter of a sharded model (from a ParameterList?), or a shard of a model that is gone; "
         "pass tessera::parameters(model)");
   }
-  unit->schedule()->finish_reductions();  // a hook may ask in the middle of backward
-  const auto same_mesh = [&](const MeshSum& known) { return &known.unit->mesh().shard().traits() == &unit->mesh().shard().traits(); };
-  auto found = std::ranges::find_if(sums, same_mesh);
-  if (found == sums.end()) found = sums.insert(found, MeshSum{.unit = unit, .sum = {}});
-  return found->sum;
+  return unit;
 }
+
+MeshSum& sum_over_mesh(MeshSums& sums, const at::Tensor& shard) {
+  const auto unit = unit_of_shard(shard);
+  const auto same_mesh = [&](const MeshSum& known) { return known.unit->mesh().shard().same_group(unit->mesh().shard()); };
+  const auto found = std::ranges::find_if(sums, same_mesh);
+  if (found != sums.end()) return *found;
+  sums.push_back({.unit = unit});
+  return sums.back();
+}
+
+/// Gradients whose squares are known from the reduction: those of a unit that nobody has changed, if all of them are asked for.
+class KnownSquares {
+ public:
+  explicit KnownSquares(std::span<const at::Tensor> parameters) {
+    for (const auto& parameter : parameters) {
+      const auto* marker = marker_of_known(parameter.grad());
+      if (marker == nullptr) continue;
+      auto known = std::ranges::find(found_, marker, &Found::marker);
+      if (known == found_.end()) known = found_.insert(known, {.marker = marker});
+      known->values += parameter.grad().numel();
+    }
+    std::erase_if(found_, [](const Found& found) { return found.values != found.marker->values; });
+  }
+
+  /// Whether this gradient is one of them; with the first of a unit the squares of all are added.
+  bool add(const at::Tensor& gradient, double& sum) {
+    const auto known = std::ranges::find(found_, marker_of_known(gradient), &Found::marker);
+    if (known == found_.end()) return false;
+    if (!std::exchange(known->added, true)) sum += *known->marker->squares;
+    return true;
+  }
+
+ private:
+  struct Found {
+    const Marker* marker = nullptr;
+    int64_t values = 0;
+    bool added = false;
+  };
+
+  static const Marker* marker_of_known(const at::Tensor& gradient) {
+    const auto* marker = is_paged(gradient) ? marker_of(gradient) : nullptr;
+    return marker != nullptr && marker->role == Role::Gradient && marker->squares ? marker : nullptr;
+  }
+
+  std::vector<Found> found_;
+};
 
 }  // namespace
 
 at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& options) {
-  const auto p = options.p;
+  expect_averaged(parameters);
+  return checked_grad_norm(parameters, options.p);
+}
+
+at::Tensor checked_grad_norm(std::span<const at::Tensor> parameters, double p) {
   if (!(p > 0)) throw UsageError(fmt::format("a norm with p = {} is none; p must be positive, or infinity", p));
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  expect_averaged(parameters);
   // Shards add up over the ranks of their mesh, nearly always one for the whole model; whole parameters are the same on all and count once.
-  at::Tensor whole;
-  std::vector<MeshSum> sums;
+  MeshSum whole;
+  MeshSums sums;
   for (const auto& parameter : parameters) {
-    auto& sum = is_paged(parameter) ? sum_over_mesh(sums, parameter) : whole;
-    const auto& gradient = parameter.grad();
-    if (gradient.defined()) sum = combine(sum, partial_norm(gradient, p), p);
+    if (!is_paged(parameter)) continue;
+    const auto unit = unit_of_shard(parameter);
+    unit->schedule()->finish_reductions();  // a hook may ask in the middle of backward
+    if (p == 2) unit->expect_norms();
   }
-  auto all = whole;
-  for (auto& [unit, sum] : sums) {
+  KnownSquares known(p == 2 ? parameters : std::span<const at::Tensor>());
+  for (const auto& parameter : parameters) {
+    auto& [unit, sum, squares] = is_paged(parameter) ? sum_over_mesh(sums, parameter) : whole;
+    const auto& gradient = parameter.grad();
+    if (gradient.defined() && !known.add(gradient, squares)) sum = combine(sum, partial_norm(gradient, p), p);
+  }
+  auto all = whole.sum;
+  for (auto& [unit, sum, squares] : sums) {
     auto total = sum.defined() ? sum.contiguous() : at::zeros({}, unit->groups().front().own.options().dtype(at::kFloat));
+    if (squares > 0) total.add_(squares);
     unit->mesh().shard().all_reduce(total, {.op = std::isinf(p) ? Reduce::Max : Reduce::Sum}, {.unit = "gradient norm"}).wait();
     all = combine(all, total, p);
   }

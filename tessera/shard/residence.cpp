@@ -27,13 +27,6 @@ Residency wanted(Residency option) {
 
 }  // namespace
 
-std::string freed_message(const std::string& unit) {
-  return fmt::format(
-      "the parameters of unit '{}' are sharded and not in memory now; operators bring them in by themselves, "
-      "raw pointers need tessera::full_params(module)",
-      unit);
-}
-
 std::unique_ptr<Residence> make_residence(const ShardOptions& options, at::Device device) {
   const auto& shard = options.mesh.shard();
   const auto residency = wanted(options.residence);

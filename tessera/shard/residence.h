@@ -3,11 +3,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <c10/util/SmallVector.h>
+
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/gradient_slots.h"
@@ -20,6 +21,9 @@ struct ShardOptions;
 struct Fault {
   std::span<at::Tensor> companions = {};  // the other operands of the operator that touched the unit
 };
+
+/// Nearly always one or two: of a step, nothing is worth an allocation.
+using Works = c10::SmallVector<Work, 2>;
 
 /// One flat buffer of a unit as its residence sees it.
 struct Buffer {
@@ -50,9 +54,9 @@ class Residence {
   virtual uint64_t whole_bytes(std::span<const Buffer> buffers) const = 0;
 
   /// Begins to make the unit whole; it is when all the work is done.
-  virtual std::vector<Work> read(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) = 0;
+  virtual Works read(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) = 0;
   /// `coming`: of a read that nobody has waited for.
-  virtual void give_back(std::span<const Buffer> buffers, const std::string& unit, std::vector<Work> coming) = 0;
+  virtual void give_back(std::span<const Buffer> buffers, Works coming) = 0;
   /// While whole: from now on in memory that nobody else sees, so that this rank may write there.
   virtual void make_private(std::span<const Buffer> buffers) = 0;
 
@@ -68,7 +72,7 @@ class Residence {
   /// Room for gradients, whole, with whatever is there; and their mean over all ranks, of which the own part goes to `own`. The room is to
   /// be kept until that has begun.
   virtual GradientRoom gradient_room(std::span<const GradientPlan> plans) = 0;
-  virtual std::vector<Work> reduce(std::span<const Piece> pieces, const Subject& subject) = 0;
+  virtual Works reduce(std::span<const Piece> pieces, const Subject& subject) = 0;
 };
 
 /// An all-gather fills memory of the device; giving back frees it. Works everywhere.
@@ -77,9 +81,6 @@ std::unique_ptr<Residence> gathered_residence(Communicator shard);
 /// Ranks of one host keep their chunks in one memory, in gathered order, so that a unit is whole without a copy. Nothing, and the reason in
 /// `why_not`, where they can't. Collective.
 std::unique_ptr<Residence> node_shared_residence(Communicator shard, std::string& why_not);
-
-/// What whoever asks for the memory of a unit that is not whole gets to read.
-std::string freed_message(const std::string& unit);
 
 /// As the options say. Collective.
 std::unique_ptr<Residence> make_residence(const ShardOptions& options, at::Device device);

@@ -21,7 +21,7 @@ constexpr size_t kLongestPass = 1 << 12;  // uses; of longer ones the order is n
 /// Ends the backward pass of a schedule, once. The engine keeps it until it is through, or gives up.
 class EndOfBackward {
  public:
-  explicit EndOfBackward(std::function<void()> end) : end_(std::move(end)) {}
+  explicit EndOfBackward(std::weak_ptr<Schedule> schedule) : schedule_(std::move(schedule)) {}
   EndOfBackward(const EndOfBackward&) = delete;
   EndOfBackward& operator=(const EndOfBackward&) = delete;
   ~EndOfBackward() {
@@ -33,11 +33,11 @@ class EndOfBackward {
   }
 
   void now() {
-    if (const auto end = std::exchange(end_, nullptr)) end();
+    if (const auto schedule = std::exchange(schedule_, {}).lock()) schedule->end_backward();
   }
 
  private:
-  std::function<void()> end_;
+  std::weak_ptr<Schedule> schedule_;
 };
 
 }  // namespace
@@ -62,9 +62,7 @@ void Schedule::enter(Pass pass) {
   if (pass == Pass::Backward) {
     // What no UnitNode frees (frozen units, gradients of inputs only) is freed when the engine is through. Where an exception stops it,
     // it drops its callbacks without a call.
-    const auto end = std::make_shared<EndOfBackward>([weak = weak_from_this()] {
-      if (const auto schedule = weak.lock()) schedule->end_backward();
-    });
+    const auto end = std::make_shared<EndOfBackward>(weak_from_this());
     torch::autograd::Engine::get_default_engine().queue_callback([end] { end->now(); });
   }
 }
@@ -118,7 +116,8 @@ bool Schedule::Order::learn_from_repetition() {
 }
 
 void Schedule::make_room(std::span<Unit* const> wanted) {
-  std::vector<Unit*> idle;
+  auto& idle = idle_;
+  idle.clear();
   std::ranges::copy_if(live_, std::back_inserter(idle),
                        [&](Unit* unit) { return !unit->pinned() && std::ranges::find(wanted, unit) == wanted.end(); });
   const auto& now = order(pass_);
@@ -134,11 +133,12 @@ void Schedule::make_room(std::span<Unit* const> wanted) {
     std::erase_if(idle, [](Unit* unit) { return !unit->in_memory(); });
   }
   // Apart from that the bound decides: who is needed last, or was used longest ago, goes first.
-  std::ranges::stable_sort(idle, std::ranges::greater(), next_use);
   const auto most = max_live_units_ + (known ? 1 : 0);
   const auto to_bring = std::ranges::count_if(wanted, [](const Unit* unit) { return !unit->in_memory(); }) + (next_to_bring() != nullptr);
-  for (auto* unit : idle) {
-    if (std::ssize(live_) + to_bring > most) give_back(*unit);
+  while (!idle.empty() && std::ssize(live_) + to_bring > most) {
+    const auto last = std::ranges::max_element(idle, {}, next_use);
+    give_back(**last);
+    idle.erase(last);
   }
 }
 
@@ -253,9 +253,9 @@ void Schedule::publish(Unit& unit) {
 
 void Schedule::free_all() {
   const auto held = lock();
-  const auto old = live_;
-  for (auto* unit : old) {
-    if (!unit->pinned()) give_back(*unit);
+  // give_back takes them out of the list.
+  for (size_t i = live_.size(); i-- > 0;) {
+    if (!live_[i]->pinned()) give_back(*live_[i]);
   }
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -46,6 +45,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void expect_writable(const Unit& unit) const;
   /// And it has written all that it will.
   void publish(Unit& unit);
+  /// The engine is through with a backward pass, or has given up.
+  void end_backward();
   /// Frees all that is not pinned.
   void free_all();
   /// The unit goes to another schedule.
@@ -73,7 +74,6 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   Pass pass_now() const;
   Order& order(Pass pass) { return orders_[static_cast<size_t>(pass)]; }
   void enter(Pass pass);
-  void end_backward();
   void record(Unit& unit);
   void make_room(std::span<Unit* const> wanted);
   void bring(Unit& unit, const Fault& fault);
@@ -84,6 +84,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   std::recursive_mutex mutex_;
   const int max_live_units_;
   std::vector<Unit*> live_;     // units in memory, the least recently used first
+  std::vector<Unit*> idle_;     // those of them that make_room() may give back; kept for its memory
   Unit* reducing_ = nullptr;    // whose gradients are on their way
   std::vector<Unit*> written_;  // not published yet
   Unit* visited_ = nullptr;     // the last one used

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <utility>
@@ -68,6 +69,13 @@ void expect_reducible(at::ScalarType whole, const MixedPrecision& precision) {
   if (wanted == whole || c10::elementSize(wanted) < c10::elementSize(whole) || wanted == at::promoteTypes(whole, at::kFloat)) return;
   throw UsageError(fmt::format("gradients of {} can't be reduced in {}; leave reduce_dtype unset to add them in {}", c10::toString(whole),
                                c10::toString(wanted), c10::toString(at::promoteTypes(whole, at::kFloat))));
+}
+
+std::string freed_message(const std::string& unit) {
+  return fmt::format(
+      "the parameters of unit '{}' are sharded and not in memory now; operators bring them in by themselves, "
+      "raw pointers need tessera::full_params(module)",
+      unit);
 }
 
 }  // namespace
@@ -148,7 +156,7 @@ void Unit::add_group(std::vector<Candidate> candidates, std::shared_ptr<at::Data
   group.own = flat_view(own_storage, group.dtype).zero_();
   const auto full_bytes = static_cast<size_t>(layout.chunk * shard.size()) * c10::elementSize(group.full_dtype);
   const auto full_storage = marked_storage(Role::Full, shared_from_this(), full_bytes, device);
-  drain(*full_storage.unsafeGetStorageImpl(), freed_message(name_));
+  explain(*full_storage.unsafeGetStorageImpl(), freed_message(name_));
   group.full = c10::weak_intrusive_ptr<c10::StorageImpl>(full_storage.getWeakStorageImpl());
 
   const auto listed = [&](int64_t numel, int64_t dim, int64_t offset, bool trained) {
@@ -200,6 +208,8 @@ void Unit::add_group(std::vector<Candidate> candidates, std::shared_ptr<at::Data
 void Unit::rename(const std::string& name) {
   name_ = name;
   for (auto& group : groups_) {
+    if (const auto full = group.full.lock()) explain(*full, freed_message(name_));
+    group.gradient = {};  // says the old name, too
     // No table lists them, so they learn their names here.
     if (!group.flat) continue;
     for (auto& parameter : group.parameters) parameter.name = name + "." + parameter.local_name;
@@ -210,8 +220,8 @@ void Unit::join(std::shared_ptr<Schedule> schedule) {
   schedule_ = std::move(schedule);
 }
 
-std::vector<Buffer> Unit::buffers() const {
-  std::vector<Buffer> result;
+Unit::Buffers Unit::buffers() const {
+  Buffers result;
   for (size_t i = 0; i < groups_.size(); i++) {
     const auto& group = groups_[i];
     if (auto full = group.full.lock()) {
@@ -270,7 +280,7 @@ void Unit::expect_equal_start() {
 void Unit::give_back() {
   if (!in_memory()) return;
   end_visit();
-  residence_->give_back(buffers(), name_, std::exchange(coming_, {}));
+  residence_->give_back(buffers(), std::exchange(coming_, {}));
   state_ = State::Cut;
 }
 
@@ -317,9 +327,33 @@ void Unit::publish(std::span<const Buffer> buffers) {
   residence_->publish(buffers, subject(), std::exchange(stale_, false));
 }
 
-void Unit::start_reduction(std::vector<Piece> pieces, const std::string& name, uint64_t members) {
+const GradientMemory& Unit::gradient_memory(Group& group) {
+  auto& memory = group.gradient;
+  // That of the gradient before, if nobody has it any more: fresh pages cost more than the sum.
+  if (memory && memory.storage.use_count() == 1) return memory;
+  const auto bytes = static_cast<size_t>(group.chunk) * c10::elementSize(group.dtype);
+  memory.storage = marked_storage(Role::Gradient, shared_from_this(), bytes, group.own.device());
+  auto& storage = *memory.storage.unsafeGetStorageImpl();
+  fill(storage);
+  explain(storage,
+          fmt::format("the gradients of unit '{}' are on their way to the sum over all ranks; operators wait for that by themselves, "
+                      "raw pointers can be had when backward() has returned",
+                      name_));
+  memory.values = memory_view(storage, group.dtype);
+  return memory;
+}
+
+void Unit::start_reduction(std::span<Group* const> groups, std::span<const at::Tensor> wholes, std::string_view name, uint64_t members) {
+  c10::SmallVector<Piece, 2> pieces;
+  for (size_t i = 0; i < groups.size(); i++) {
+    auto& memory = groups[i]->gradient;
+    if (wants_squares_ && !memory.squares) memory.squares = std::make_shared<double>();
+    if (memory.squares) *memory.squares = std::numeric_limits<double>::quiet_NaN();
+    pieces.push_back({.whole = wholes[i], .own = memory.values, .squares = memory.squares});
+    reduced_.push_back(memory);
+  }
   reducing_ = residence_->reduce(pieces, {.unit = name, .number = number_, .version = version_, .members = members});
-  reduced_ = std::move(pieces);
+  for (const auto& memory : reduced_) close(*memory.storage.unsafeGetStorageImpl());
   reduces_ = true;
   counters_.reductions++;
 }
@@ -327,18 +361,26 @@ void Unit::start_reduction(std::vector<Piece> pieces, const std::string& name, u
 void Unit::finish_reduction() {
   if (!reduces_) return;
   const auto works = std::exchange(reducing_, {});
-  const auto pieces = std::exchange(reduced_, {});
+  const auto reduced = std::exchange(reduced_, {});
+  const auto& replicas = options_.mesh.replicate();
   try {
     for (const auto& work : works) work.wait();
-    const auto& replicas = options_.mesh.replicate();
-    for (const auto& piece : pieces) {
-      if (replicas.size() > 1) replicas.all_reduce(piece.own, {.op = Reduce::Mean}, {.unit = name_, .number = number_}).wait();
+    for (const auto& memory : reduced) {
+      if (replicas.size() > 1) replicas.all_reduce(memory.values, {.op = Reduce::Mean}, {.unit = name_, .number = number_}).wait();
     }
   } catch (...) {
     // The gradients have been handed on already: nobody shall take what is there for one.
-    for (const auto& piece : pieces) piece.own.fill_(std::numeric_limits<double>::quiet_NaN());
+    for (const auto& memory : reduced) {
+      memory.values.fill_(std::numeric_limits<double>::quiet_NaN());
+      open(*memory.storage.unsafeGetStorageImpl());
+    }
     reduces_ = false;
     throw;
+  }
+  for (const auto& memory : reduced) {
+    auto& storage = *memory.storage.unsafeGetStorageImpl();
+    open(storage);
+    if (replicas.size() == 1 && memory.squares && !std::isnan(*memory.squares)) remember_squares(storage, *memory.squares);
   }
   reduces_ = false;  // only now: other threads ask without the lock
 }

@@ -32,6 +32,15 @@ struct UnitCounters {
   uint64_t gathered_bytes = 0;  // received
 };
 
+/// Where a gradient lies: the shards' gradients are views of the storage, and the sum over all ranks is written to `values`.
+struct GradientMemory {
+  c10::Storage storage;
+  at::Tensor values;
+  std::shared_ptr<double> squares;  // of those, by the reduction, where somebody wants to know
+
+  explicit operator bool() const { return values.defined(); }
+};
+
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
   struct Parameter {
@@ -48,8 +57,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   struct Group {
     at::ScalarType dtype = at::kFloat, full_dtype = at::kFloat;
     int64_t chunk = 0;
-    at::Tensor own = {};                         // this rank's chunk
-    std::shared_ptr<at::DataPtr> gradient = {};  // memory of its gradient, kept for the next one
+    at::Tensor own = {};           // this rank's chunk
+    GradientMemory gradient = {};  // kept for the next one
     c10::weak_intrusive_ptr<c10::StorageImpl> full{c10::intrusive_ptr<c10::StorageImpl>()};
     std::vector<Parameter> parameters = {};
     std::optional<Parameter> flat = {};  // Listing::Flat: the one that is listed in their place; its shard is the shard of each
@@ -120,7 +129,12 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   /// Gradients go their way to the sum over all ranks, of which this rank's part lies in the pieces when it is finished.
   GradientRoom gradient_room(std::span<const GradientPlan> plans) { return residence_->gradient_room(plans); }
-  void start_reduction(std::vector<Piece> pieces, const std::string& name, uint64_t members);
+  /// Somebody asks for norms: from now on reductions find out the squares of what they add up.
+  void expect_norms() { wants_squares_ = true; }
+  /// Memory for the gradient of a group, which nobody has.
+  const GradientMemory& gradient_memory(Group& group);
+  /// Of the groups whose wholes these are, in order. `name` is what errors call the unit.
+  void start_reduction(std::span<Group* const> groups, std::span<const at::Tensor> wholes, std::string_view name, uint64_t members);
   void finish_reduction();
   /// Whether gradients are not there yet. Without the lock.
   bool reduces() const { return reduces_; }
@@ -138,7 +152,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   FlatLayout layout(std::span<const Candidate> candidates) const;
   BufferPlan plan(std::span<const Candidate> candidates) const;
   void add_group(std::vector<Candidate> candidates, std::shared_ptr<at::DataPtr> memory);
-  std::vector<Buffer> buffers() const;
+  using Buffers = c10::SmallVector<Buffer, 2>;
+  Buffers buffers() const;
   void publish(std::span<const Buffer> buffers);
   Subject subject() const { return {.unit = name_, .number = number_, .version = version_}; }
 
@@ -154,10 +169,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool written_ = false;  // since they were read last
   bool stale_ = true;     // what others read of them, where that is something else
   bool start_checked_ = false;
+  bool wants_squares_ = false;
   enum class State { Cut, Coming, Whole } state_ = State::Cut;
-  std::vector<Work> coming_;
-  std::vector<Work> reducing_;
-  std::vector<Piece> reduced_;  // by that
+  Works coming_;
+  Works reducing_;
+  c10::SmallVector<GradientMemory, 2> reduced_;  // by that
   std::atomic<bool> reduces_ = false;
   Casts casts_;
   std::atomic<int> pins_ = 0;  // taken with the lock held, given back without

@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
+
 #include "tessera/base/compat.h"
 #include "tessera/base/error.h"
 #include "tessera/shard/marker.h"
@@ -52,22 +54,24 @@ class UnitNode final : public ag::Node {
                       unit_->name()));
     }
     const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-    const auto schedule = unit_->schedule();
+    const auto& schedule = unit_->schedule();
     const auto lock = schedule->lock();
+    if (unit_->reduces()) schedule->finish_reductions();  // of a pass that has not ended yet
     const auto room = unit_->gradient_room(plans());
-    const auto& wholes = room.wholes;
-    std::vector<c10::Storage> storages;
-    std::vector<Piece> pieces;
+    c10::SmallVector<Unit::Group*, 2> groups;
     for (size_t i = 0, input = 0; i < inputs_.size(); input += inputs_[i++].second.size()) {
       const auto& [group, parameters] = inputs_[i];
-      pack(wholes[i], parameters, std::span(gradients).subspan(input));
-      storages.push_back(gradient_storage(*group));
-      pieces.push_back({.whole = wholes[i], .own = flat_view(storages.back(), group->dtype)});
+      pack(room.wholes[i], parameters, std::span(gradients).subspan(input));
+      unit_->gradient_memory(*group);
+      groups.push_back(group);
     }
     schedule->finish_reductions();  // of the unit before: what it had to be told is agreed on before this one says anything
-    unit_->start_reduction(std::move(pieces), name_of_used(gradients), used(gradients));
+    const bool all = std::ranges::all_of(gradients, [](const at::Tensor& gradient) { return gradient.defined(); });
+    const auto partial = all ? std::string() : name_of_used(gradients);
+    unit_->start_reduction(groups, room.wholes, all ? std::string_view(unit_->name()) : partial, used(gradients));
     ag::variable_list results;
-    for (size_t i = 0; i < inputs_.size(); i++) hand_on(storages[i], inputs_[i].second, gradients, results);
+    results.reserve(gradients.size());
+    for (const auto& [group, parameters] : inputs_) hand_on(group->gradient.storage, parameters, gradients, results);
     gradients.clear();
     unit_->bait_old_optimizers();
     schedule->reduces(*unit_);
@@ -75,8 +79,8 @@ class UnitNode final : public ag::Node {
   }
 
  private:
-  std::vector<GradientPlan> plans() const {
-    std::vector<GradientPlan> result;
+  c10::SmallVector<GradientPlan, 2> plans() const {
+    c10::SmallVector<GradientPlan, 2> result;
     for (const auto& [group, parameters] : inputs_) {
       result.push_back({.numel = group->chunk * unit_->mesh().shard().size(),
                         .dtype = wire_dtype(*group, unit_->options().mixed_precision),
@@ -103,15 +107,6 @@ class UnitNode final : public ag::Node {
     fill_gap(whole.numel());
   }
 
-  /// In the memory of the gradient before, if nobody has that any more: fresh pages cost more than the sum.
-  c10::Storage gradient_storage(Unit::Group& group) const {
-    const auto bytes = static_cast<size_t>(group.chunk) * c10::elementSize(group.dtype);
-    if (group.gradient.use_count() != 1) group.gradient = allocate(bytes, group.own.device());
-    auto storage = marked_storage(Role::Gradient, unit_, bytes, group.own.device());
-    lend(*storage.unsafeGetStorageImpl(), group.gradient);
-    return storage;
-  }
-
   /// The unit, and what of it this step did not use: ranks that used different parts would update a parameter in part. They get an error.
   std::string name_of_used(std::span<const at::Tensor> gradients) {
     auto text = unit_->name();
@@ -134,15 +129,24 @@ class UnitNode final : public ag::Node {
   void hand_on(const c10::Storage& storage, std::span<Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients,
                ag::variable_list& results) {
     const at::Tensor* last = nullptr;
+    auto& marker = *marker_of(*storage.unsafeGetStorageImpl());
+    marker.squares.reset();
+    marker.values = 0;
+    bool counts = true;  // what is summed up is what is handed on
     for (const auto* parameter : parameters) {
       const auto& shard = parameter->shard;
       // A parameter that the step did not use keeps its lack of a gradient; one that was frozen meanwhile gets none. Where all have one
       // shard, it gets its gradient once.
       const bool wanted = gradients[results.size()].defined() && shard.requires_grad() && (last == nullptr || !last->is_same(shard));
-      if (wanted) last = &shard;
+      if (wanted) {
+        last = &shard;
+        marker.values += shard.numel();
+      }
+      counts = counts && (wanted || !gradients[results.size()].defined() || shard.requires_grad());
       results.push_back(wanted ? paged_view(storage, shard.scalar_type(), shard.sizes(), shard.strides(), shard.storage_offset())
                                : at::Tensor());
     }
+    if (!counts) marker.values = -1;
   }
 
   std::shared_ptr<Unit> unit_;

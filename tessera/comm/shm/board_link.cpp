@@ -1,16 +1,20 @@
 #include "tessera/comm/shm/board_link.h"
 
+#include <c10/util/SmallVector.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/shared_area.h"
+#include "tessera/comm/shm/stream.h"
 
 namespace tessera {
 namespace {
 
-constexpr size_t kSlot = size_t{1} << 20;
+constexpr size_t kSlot = size_t{1} << 18;   // stays in the second cache of the rank that fills it
+constexpr size_t kLarge = size_t{1} << 22;  // results of this size would push all else out of the caches
 
 template <class Span>
 Span stretch(Span bytes, size_t begin, size_t most) {
@@ -24,6 +28,10 @@ void put(std::byte* slot, ConstBytes bytes) {
 
 void take(Bytes bytes, const std::byte* slot) {
   if (!bytes.empty()) std::memcpy(bytes.data(), slot, bytes.size());
+}
+
+void take_past_caches(Bytes bytes, const std::byte* slot) {
+  stream(bytes.data(), slot, bytes.size());
 }
 
 }  // namespace
@@ -45,14 +53,17 @@ std::byte* BoardLink::slot(int rank) const {
 
 void BoardLink::gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) {
   company_->expect_running();
-  copy_own(own, from[rank()]);
   const size_t longest = std::ranges::max(from, {}, &Bytes::size).size();
+  const auto move = longest * from.size() < kLarge ? take : take_past_caches;
+  const bool in_place = own.data() == from[rank()].data();
   for (size_t begin = 0; begin < longest; begin += kSlot) {
     turn_++;
-    put(slot(rank()), stretch(own, begin, kSlot));
+    const auto part = stretch(own, begin, kSlot);
+    put(slot(rank()), part);
+    if (!in_place) move(stretch(from[rank()], begin, part.size()), part.data());  // which is in the cache now
     next_turn(deadline);
     for (int r = 0; r < size(); r++) {
-      if (r != rank()) take(stretch(from[r], begin, kSlot), slot(r));
+      if (r != rank()) move(stretch(from[r], begin, kSlot), slot(r));
     }
   }
 }
@@ -66,13 +77,13 @@ void BoardLink::transpose(std::span<const ConstBytes> to, std::span<const Bytes>
       deadline);
 }
 
-void BoardLink::inspect(std::span<const ConstBytes> to, const Look& look, Clock::time_point deadline) {
+void BoardLink::inspect(std::span<const ConstBytes> to, Look look, Clock::time_point deadline) {
   company_->expect_running();
   const auto self = static_cast<size_t>(rank());
   // A slot has a compartment for each rank. What goes to a rank is as long as what it has for itself.
   const size_t room = kSlot / to.size() / 64 * 64;
   const size_t longest = std::ranges::max(to, {}, &ConstBytes::size).size();
-  std::vector<ConstBytes> rows(to.size());
+  c10::SmallVector<ConstBytes, 8> rows(to.size());
   for (size_t begin = 0; begin < longest; begin += room) {
     turn_++;
     for (size_t r = 0; r < to.size(); r++) {

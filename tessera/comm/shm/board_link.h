@@ -21,7 +21,7 @@ class BoardLink final : public Link {
   int size() const override { return company_->size(); }
   void gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) override;
   void transpose(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) override;
-  void inspect(std::span<const ConstBytes> to, const Look& look, Clock::time_point deadline) override;
+  void inspect(std::span<const ConstBytes> to, Look look, Clock::time_point deadline) override;
   std::unique_ptr<Link> split(std::span<const int> members, Clock::time_point deadline) override;
   SharedAttempt share(const AreaShape& shape, Clock::time_point deadline) override;
   void abort(std::string_view reason) noexcept override { company_->abort(reason); }

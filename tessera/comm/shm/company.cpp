@@ -83,15 +83,16 @@ void Company::wait(std::span<Counter> counters, uint32_t value, Clock::time_poin
 
 void Company::look_around(std::span<Counter> counters, uint32_t value, Clock::time_point deadline) {
   expect_running();
+  const bool late = Clock::now() >= deadline;
   std::vector<int> missing;
   for (int r = 0; r < ranks_; r++) {
     if (has_come(counters[r], value)) continue;
     if (const auto how = gone(r); how && !has_come(counters[r], value)) {
       throw LinkFailure{.kind = LinkFailure::Kind::Gone, .ranks = {r}, .reason = *how};
     }
-    missing.push_back(r);
+    if (late) missing.push_back(r);
   }
-  if (!missing.empty() && Clock::now() >= deadline) {
+  if (!missing.empty()) {
     throw LinkFailure{.kind = LinkFailure::Kind::Late, .ranks = std::move(missing), .reason = {}};
   }
 }

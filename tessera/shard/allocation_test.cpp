@@ -1,0 +1,163 @@
+// In the steady state a training step takes no memory of ours: what it needs was there in the step before. Every allocation of the process
+// is seen here; one counts as ours if the first code on the way to it that is neither the C++ library's nor fmt's is Tessera's.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <unwind.h>
+
+#include <atomic>
+#include <barrier>
+#include <cstdlib>
+#include <map>
+#include <new>
+
+#include "tessera/optim/adam.h"
+#include "tessera/shard/fully_shard.h"
+#include "tessera/shard/model.h"
+#include "tessera/testing/blocks.h"
+#include "tessera/testing/net.h"
+
+namespace {
+
+std::atomic<bool> watched = false;
+thread_local bool looking = false;
+
+bool is_of(const char* text, std::string_view what) {
+  return text != nullptr && std::string_view(text).find(what) != std::string_view::npos;
+}
+
+/// Frames from the innermost outwards; the first two are this hook's.
+_Unwind_Reason_Code look_at(_Unwind_Context* context, void* result) {
+  auto* const address = reinterpret_cast<void*>(_Unwind_GetIP(context) - 1);
+  Dl_info info = {};
+  if (dladdr(address, &info) == 0) return _URC_END_OF_STACK;
+  const bool of_hook = is_of(info.dli_fname, "test_shard_allocation");
+  const bool of_library = is_of(info.dli_fname, "libstdc++") ||
+                          (info.dli_sname != nullptr &&
+                           (std::string_view(info.dli_sname).starts_with("_ZNSt") || std::string_view(info.dli_sname).starts_with("_ZSt") ||
+                            std::string_view(info.dli_sname).starts_with("_ZN3fmt")));
+  if (of_hook || of_library) return _URC_NO_REASON;
+  if (is_of(info.dli_fname, "libtessera")) *static_cast<void**>(result) = address;
+  return _URC_END_OF_STACK;
+}
+
+std::atomic<size_t> count = 0;
+std::array<std::atomic<void*>, 4096> sites = {};
+
+void* take(size_t bytes, size_t alignment) {
+  if (watched && !looking) {
+    looking = true;
+    void* site = nullptr;
+    _Unwind_Backtrace(&look_at, &site);
+    if (site != nullptr) sites[count++ % sites.size()] = site;
+    looking = false;
+  }
+  void* const memory = alignment == 0 ? std::malloc(bytes) : std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+}  // namespace
+
+void* operator new(size_t bytes) {
+  return take(bytes, 0);
+}
+void* operator new[](size_t bytes) {
+  return take(bytes, 0);
+}
+void* operator new(size_t bytes, std::align_val_t alignment) {
+  return take(bytes, static_cast<size_t>(alignment));
+}
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete[](void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, size_t) noexcept {
+  std::free(memory);
+}
+void operator delete[](void* memory, size_t) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::align_val_t) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, size_t, std::align_val_t) noexcept {
+  std::free(memory);
+}
+
+namespace tessera::testing {
+namespace {
+
+/// Where in our code memory was taken, and how often.
+std::string places() {
+  std::map<std::string, size_t> found;
+  for (size_t i = 0; i < std::min<size_t>(count, sites.size()); i++) {
+    Dl_info info = {};
+    dladdr(sites[i], &info);
+    const auto offset = static_cast<char*>(sites[i].load()) - static_cast<char*>(info.dli_fbase);
+    found["libtessera.so+" + std::to_string(offset) + " " + (info.dli_sname == nullptr ? "" : info.dli_sname)]++;
+  }
+  std::string result;
+  for (const auto& [place, times] : found) result += std::to_string(times) + " x " + place + "\n";
+  return result;
+}
+
+struct Case {
+  std::string name;
+  Residency residence;
+  MixedPrecision precision = {};
+  size_t per_gather = 0, per_reduction = 0;  // what the operations of a transport take in its queue
+  friend std::ostream& operator<<(std::ostream& out, const Case& self) { return out << self.name; }
+};
+
+class Allocation : public ::testing::TestWithParam<Case> {};
+
+TEST_P(Allocation, IsWhatLibtorchTakesOver) {
+  constexpr size_t kRanks = 2, kUnits = 6, kWarm = 6, kCounted = 2;
+  const auto& param = GetParam();
+  std::barrier together(kRanks);
+  std::atomic<size_t> handles = 0, gathers = 0, reductions = 0;
+  with_ranks(kRanks, [&](const Communicator& world) {
+    Blocks model(kUnits);
+    const ShardOptions options{.mesh = world, .mixed_precision = param.precision, .residence = param.residence};
+    for (const auto& block : model.block) fully_shard(block, options);
+    fully_shard(model, options);
+    optim::AdamW optimizer(parameters(model), {.lr = 1e-3});
+    const auto x = numbers({6, 8}, 1);
+    for (size_t step = 0; step < kWarm + kCounted; step++) {
+      if (step == kWarm) {
+        reset_counters(model);
+        together.arrive_and_wait();
+        if (world.rank() == 0) count = 0;
+        watched = true;
+        together.arrive_and_wait();
+      }
+      model.forward(x).pow(2).mean().backward();
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    together.arrive_and_wait();
+    watched = false;
+    handles += parameters(model).size() * kCounted;
+    for (const auto& unit : units(model)) {
+      gathers += unit->counters().gathers;
+      reductions += unit->counters().reductions;
+    }
+  });
+  // The autograd engine takes over a handle for each gradient, a list of them from each unit, and whom to tell of the end of a pass.
+  const size_t passes = kRanks * kCounted, lists = passes * kUnits, ends = 2 * passes;
+  const bool shared = param.residence == Residency::NodeShared;
+  EXPECT_EQ(count, handles + lists + ends + (shared ? 0 : param.per_gather * gathers + param.per_reduction * reductions)) << places();
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Steps, Allocation,
+    ::testing::Values(Case{.name = "NodeShared", .residence = Residency::NodeShared},
+                      Case{.name = "NodeSharedBfloat16", .residence = Residency::NodeShared, .precision = {.param_dtype = at::kBFloat16}},
+                      Case{.name = "Gathered", .residence = Residency::Gathered, .per_gather = 6, .per_reduction = 3}),
+    ::testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace tessera::testing

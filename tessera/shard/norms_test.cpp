@@ -1,0 +1,175 @@
+// Norms of gradients: those that come with the reduction are those that a look at the gradients would give, and are forgotten as soon as
+// anybody may have changed one.
+#include "tessera/shard/norms.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/base/compat.h"
+#include "tessera/base/error.h"
+#include "tessera/shard/marker.h"
+#include "tessera/testing/blocks.h"
+#include "tessera/testing/net.h"
+
+namespace tessera::testing {
+namespace {
+
+/// Of what every rank can read of all gradients.
+double norm_of_whole(const torch::nn::Module& model, double p = 2) {
+  std::vector<at::Tensor> all;
+  for (const auto& shard : parameters(model)) {
+    if (shard.grad().defined()) all.push_back(full_grad(shard).flatten().to(at::kDouble));
+  }
+  return at::cat(all).norm(p).item<double>();
+}
+
+/// Units whose squares came with the reduction.
+int known(const torch::nn::Module& model) {
+  int units = 0;
+  const Marker* last = nullptr;
+  for (const auto& shard : parameters(model)) {
+    const auto* marker = shard.grad().defined() ? marker_of(shard.grad()) : nullptr;
+    if (marker != nullptr && marker != last && marker->squares) units++;
+    last = marker;
+  }
+  return units;
+}
+
+class Norms : public ::testing::TestWithParam<std::tuple<Residency, int>> {
+ protected:
+  static constexpr int kUnits = 3;
+
+  /// On each rank, after a backward pass whose reduction knew that norms are wanted.
+  static void each_rank(const std::function<void(Blocks& model)>& look, MixedPrecision precision = {}) {
+    const auto [residence, ranks] = GetParam();
+    with_ranks(ranks, [&, residence = residence](const Communicator& world) {
+      Blocks model(kUnits);
+      const ShardOptions options{.mesh = world, .mixed_precision = precision, .residence = residence};
+      for (const auto& block : model.block) fully_shard(block, options);
+      fully_shard(model, options);
+      for (int pass = 0; pass < 2; pass++) {
+        for (auto& shard : parameters(model)) shard.mutable_grad() = at::Tensor();
+        model.forward(numbers({5, 8}, world.rank())).pow(2).mean().backward();
+        EXPECT_EQ(known(model), pass > 0 && compat::kTellsOfWrites ? kUnits : 0);
+        EXPECT_NEAR(grad_norm(parameters(model)).item<double>(), norm_of_whole(model), 1e-5 * norm_of_whole(model));
+      }
+      look(model);
+    });
+  }
+
+  static void expect_right(const Blocks& model, int known_units, double p = 2) {
+    EXPECT_EQ(known(model), compat::kTellsOfWrites ? known_units : 0);
+    const auto expected = norm_of_whole(model, p);
+    EXPECT_NEAR(grad_norm(parameters(model), {.p = p}).item<double>(), expected, 1e-5 * expected);
+  }
+};
+
+TEST_P(Norms, ComeWithTheReduction) {
+  each_rank([](Blocks& model) {
+    expect_right(model, kUnits);
+    expect_right(model, kUnits, 1);
+    expect_right(model, kUnits, std::numeric_limits<double>::infinity());
+  });
+}
+
+TEST_P(Norms, ComeWithTheReductionOfNarrowGradients) {
+  each_rank([](Blocks& model) { expect_right(model, kUnits); }, {.param_dtype = at::kBFloat16});
+}
+
+TEST_P(Norms, AreForgottenWhenAnOperatorWrites) {
+  each_rank([](Blocks& model) {
+    parameters(model).front().grad().mul_(3);
+    expect_right(model, kUnits - 1);
+    clip_grad_norm(parameters(model), 1e-3);
+    expect_right(model, 0);
+    EXPECT_NEAR(grad_norm(parameters(model)).item<double>(), 1e-3, 1e-5);
+  });
+}
+
+TEST_P(Norms, AreForgottenWhenARawPointerMayWrite) {
+  each_rank([](Blocks& model) {
+    for (const auto& shard : parameters(*model.block[1])) {
+      auto gradient = shard.grad();
+      auto* const values = gradient.data_ptr<float>();
+      for (int64_t i = 0; i < gradient.numel(); i++) values[i] += 2;
+    }
+    expect_right(model, kUnits - 1);
+  });
+}
+
+TEST_P(Norms, StayWhenSomebodyOnlyLooks) {
+  each_rank([](Blocks& model) {
+    for (const auto& shard : parameters(model)) {
+      (void)shard.grad().const_data_ptr<float>();
+      (void)(shard.grad() + 1);
+    }
+    expect_right(model, kUnits);
+  });
+}
+
+TEST_P(Norms, AreForgottenWhenGradientsAddUp) {
+  each_rank([](Blocks& model) {
+    model.forward(numbers({5, 8}, 7)).pow(2).mean().backward();
+    expect_right(model, 0);
+  });
+}
+
+TEST_P(Norms, OfSomeParametersAreThoseOfSome) {
+  each_rank([](Blocks& model) {
+    const auto all = parameters(model);
+    const std::vector<at::Tensor> some(all.begin() + 1, all.end());
+    for (const auto& shard : all) shard.grad();
+    const auto first = full_grad(all.front()).to(at::kDouble).norm().item<double>(), whole = norm_of_whole(model);
+    EXPECT_NEAR(grad_norm(some).item<double>(), std::sqrt(whole * whole - first * first), 1e-5 * whole);
+    // A gradient that somebody put there has nothing to do with the others of its unit.
+    auto shard = all.back();
+    shard.mutable_grad() = at::ones_like(shard.grad());
+    const auto expected = norm_of_whole(model);
+    EXPECT_NEAR(grad_norm(all).item<double>(), expected, 1e-5 * expected);
+  });
+}
+
+TEST_P(Norms, LeaveOutWhatIsNotTrainedAnyMore) {
+  each_rank([](Blocks& model) {
+    for (auto& shard : parameters(model)) shard.mutable_grad() = at::Tensor();
+    const auto loss = model.forward(numbers({5, 8}, 2)).pow(2).mean();
+    parameters(model).front().requires_grad_(false);  // after forward: its gradient is summed up, but nobody gets it
+    loss.backward();
+    EXPECT_FALSE(parameters(model).front().grad().defined());
+    const auto expected = norm_of_whole(model);
+    EXPECT_NEAR(grad_norm(parameters(model)).item<double>(), expected, 1e-5 * expected);
+  });
+}
+
+TEST_P(Norms, OfInfiniteGradientsAreNotFinite) {
+  each_rank([](Blocks& model) {
+    for (auto& shard : parameters(model)) shard.mutable_grad() = at::Tensor();
+    (model.forward(numbers({5, 8}, 2)) * std::numeric_limits<float>::infinity()).sum().backward();
+    EXPECT_FALSE(std::isfinite(grad_norm(parameters(model)).item<double>()));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Everywhere, Norms,
+                         ::testing::Combine(::testing::Values(Residency::NodeShared, Residency::Gathered), ::testing::Values(1, 2, 3)));
+
+/// A hook inside of the backward pass may look by operators, which wait; a raw pointer would see what is not there yet.
+TEST(GradientsOnTheirWay, AreGuarded) {
+  with_ranks(2, [](const Communicator& world) {
+    auto model = std::make_shared<Blocks>(3);
+    for (const auto& block : model->block) fully_shard(block, {.mesh = world});
+    fully_shard(model, {.mesh = world});
+    std::string error;
+    auto shard = parameters(*model->block[2]).front();
+    shard.register_hook([&](const at::Tensor& gradient) {
+      error = message_of<c10::Error>([&] { (void)gradient.const_data_ptr<float>(); });
+      EXPECT_TRUE(at::isfinite(gradient + 0).all().item<bool>());
+      EXPECT_NO_THROW((void)gradient.const_data_ptr<float>());
+    });
+    model->forward(numbers({5, 8}, world.rank())).pow(2).mean().backward();
+    EXPECT_THAT(error, ::testing::HasSubstr("gradients of unit 'block2' are on their way"));
+    EXPECT_NO_THROW((void)shard.grad().data_ptr<float>());
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing
