@@ -57,11 +57,12 @@ int run() {
     if (world.traits().name != "shm") continue;
     // The way of gradients that share memory: the caller has packed them, the sum is all that is left.
     auto& slots = world.gradient_slots();
+    const auto turn = GradientSlots::make_turn();
     const GradientPlan plan{.numel = numel, .dtype = at::kFloat, .device = at::kCPU};
     report(world, "tessera slots", "reduce_scatter", bytes, seconds(world, [&] {
              const auto room = slots.room(std::span(&plan, 1), world.limit());
              const Piece packed{.whole = room.wholes.front(), .own = own};
-             slots.reduce(std::span(&packed, 1), {.unit = "bench"}, world.limit()).wait();
+             slots.reduce(turn, std::span(&packed, 1), {.unit = "bench"}, world.limit()).wait();
            }));
   }
   return 0;
