@@ -13,8 +13,10 @@
 namespace tessera {
 namespace {
 
-constexpr size_t kSlot = size_t{1} << 18;   // stays in the second cache of the rank that fills it
-constexpr size_t kLarge = size_t{1} << 22;  // results of this size would push all else out of the caches
+constexpr size_t kSlot = size_t{1} << 20;
+// What is larger goes past the caches: a slot that another core has to fetch from this one's cache is slow where they do not share one, and
+// results would push all else out.
+constexpr size_t kLarge = size_t{1} << 22;
 
 template <class Span>
 Span stretch(Span bytes, size_t begin, size_t most) {
@@ -22,16 +24,13 @@ Span stretch(Span bytes, size_t begin, size_t most) {
   return rest.first(std::min(most, rest.size()));
 }
 
-void put(std::byte* slot, ConstBytes bytes) {
-  if (!bytes.empty()) std::memcpy(slot, bytes.data(), bytes.size());
-}
+using Copy = void (*)(std::byte* target, const std::byte* source, size_t bytes);
 
-void take(Bytes bytes, const std::byte* slot) {
-  if (!bytes.empty()) std::memcpy(bytes.data(), slot, bytes.size());
-}
-
-void take_past_caches(Bytes bytes, const std::byte* slot) {
-  stream(bytes.data(), slot, bytes.size());
+Copy copy_of(size_t all) {
+  if (all >= kLarge) return stream;
+  return [](std::byte* target, const std::byte* source, size_t bytes) {
+    if (bytes > 0) std::memcpy(target, source, bytes);
+  };
 }
 
 }  // namespace
@@ -54,16 +53,17 @@ std::byte* BoardLink::slot(int rank) const {
 void BoardLink::gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) {
   company_->expect_running();
   const size_t longest = std::ranges::max(from, {}, &Bytes::size).size();
-  const auto move = longest * from.size() < kLarge ? take : take_past_caches;
+  const auto copy = copy_of(longest * from.size());
   const bool in_place = own.data() == from[rank()].data();
   for (size_t begin = 0; begin < longest; begin += kSlot) {
     turn_++;
     const auto part = stretch(own, begin, kSlot);
-    put(slot(rank()), part);
-    if (!in_place) move(stretch(from[rank()], begin, part.size()), part.data());  // which is in the cache now
+    copy(slot(rank()), part.data(), part.size());
+    if (!in_place) copy(stretch(from[rank()], begin, kSlot).data(), part.data(), part.size());  // while the cache has it
     next_turn(deadline);
     for (int r = 0; r < size(); r++) {
-      if (r != rank()) move(stretch(from[r], begin, kSlot), slot(r));
+      const auto target = stretch(from[r], begin, kSlot);
+      if (r != rank()) copy(target.data(), slot(r), target.size());
     }
   }
 }
@@ -72,7 +72,10 @@ void BoardLink::transpose(std::span<const ConstBytes> to, std::span<const Bytes>
   inspect(
       to,
       [&](size_t begin, std::span<const ConstBytes> rows) {
-        for (size_t r = 0; r < from.size(); r++) take(stretch(from[r], begin, rows[r].size()), rows[r].data());
+        for (size_t r = 0; r < from.size(); r++) {
+          const auto target = stretch(from[r], begin, rows[r].size());
+          if (!target.empty()) std::memcpy(target.data(), rows[r].data(), target.size());
+        }
       },
       deadline);
 }
@@ -83,11 +86,13 @@ void BoardLink::inspect(std::span<const ConstBytes> to, Look look, Clock::time_p
   // A slot has a compartment for each rank. What goes to a rank is as long as what it has for itself.
   const size_t room = kSlot / to.size() / 64 * 64;
   const size_t longest = std::ranges::max(to, {}, &ConstBytes::size).size();
+  const auto copy = copy_of(longest * to.size());
   c10::SmallVector<ConstBytes, 8> rows(to.size());
   for (size_t begin = 0; begin < longest; begin += room) {
     turn_++;
     for (size_t r = 0; r < to.size(); r++) {
-      if (r != self) put(slot(rank()) + r * room, stretch(to[r], begin, room));
+      const auto part = stretch(to[r], begin, room);
+      if (r != self) copy(slot(rank()) + r * room, part.data(), part.size());
     }
     next_turn(deadline);
     const auto own = stretch(to[self], begin, room);
