@@ -223,8 +223,8 @@ Work HostTransport::all_reduce(at::Tensor tensor, const Reduction& reduction, co
     const auto ranks = static_cast<size_t>(size());
     const auto outgoing = tensor.to(reducer.wire()).view({-1});
     const int64_t numel = tensor.numel();
-    std::vector<at::Tensor> contributions(ranks);
-    std::vector<Bytes> from(ranks);
+    Ranks<at::Tensor> contributions(ranks);
+    Ranks<Bytes> from(ranks);
     if (numel * size() <= kSmallReduction) {
       const auto room = at::empty({size(), numel}, outgoing.options());
       for (size_t r = 0; r < ranks; r++) {
@@ -241,7 +241,7 @@ Work HostTransport::all_reduce(at::Tensor tensor, const Reduction& reduction, co
       const int64_t begin = std::min(static_cast<int64_t>(r) * chunk, numel);
       return flat.narrow(0, begin, std::min(chunk, numel - begin));
     };
-    std::vector<ConstBytes> to;
+    Ranks<ConstBytes> to;
     for (size_t r = 0; r < ranks; r++) to.push_back(bytes_of(part_of(outgoing, r)));
     const auto flat = tensor.view({-1});
     auto sent = reduce(reducer, to, part_of(flat, rank()), deadline);

@@ -29,6 +29,7 @@ class Queue {
   struct Task;
   /// Outlives the queue where its last owner is a task of its own.
   struct Shared {
+    Shared() { tasks.reserve(64); }
     std::mutex mutex;
     std::condition_variable arrived, finished;
     std::vector<std::shared_ptr<Task>> tasks;  // few

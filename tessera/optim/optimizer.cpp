@@ -148,7 +148,7 @@ bool Optimizer::has_gradient(const Run& run) {
 /// The units that are about to change, and no other thread reads meanwhile.
 class Optimizer::Writing {
  public:
-  explicit Writing(Optimizer& optimizer) : units_(optimizer.writing_) {
+  explicit Writing(Optimizer& optimizer) : units_(optimizer.writing_), emptied_{units_} {
     for (const auto& group : optimizer.groups_) {
       for (const auto& run : group.runs) {
         auto unit = run.unit.lock();
@@ -168,17 +168,20 @@ class Optimizer::Writing {
   }
   Writing(const Writing&) = delete;
   Writing& operator=(const Writing&) = delete;
-  ~Writing() {
-    locks_.clear();
-    units_.clear();
-  }
+  ~Writing() = default;
 
   void publish() {
     for (const auto& unit : units_) unit->schedule()->publish(*unit);
   }
 
  private:
+  /// Also where the constructor throws.
+  struct Emptied {
+    std::vector<std::shared_ptr<Unit>>& units;
+    ~Emptied() { units.clear(); }
+  };
   std::vector<std::shared_ptr<Unit>>& units_;
+  const Emptied emptied_;  // after the locks, which the units keep alive
   c10::SmallVector<std::unique_lock<std::recursive_mutex>, 4> locks_;
 };
 
@@ -206,7 +209,7 @@ void Optimizer::scale_gradients(const at::Tensor& factor) {
 }
 
 at::Tensor Optimizer::clip_grad_norm(double max_norm, double p) {
-  auto norm = checked_grad_norm(parameters_, p);
+  auto norm = grad_norm(parameters_, {.p = p});
   if (factor_.defined()) norm = norm * factor_.abs();
   scale_gradients(clip_factor(norm, max_norm));
   return norm;

@@ -209,6 +209,39 @@ TEST(Optimizers, RefuseWhatWouldNeverBeAveraged) {
   });
 }
 
+TEST(Optimizers, LookAgainBeforeTheyClip) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = seeded_net();
+    fully_shard(net->a, {.mesh = world});
+    set_requires_grad(*net->b, Training::Frozen);
+    set_requires_grad(*net->c, Training::Frozen);
+    optim::SGD optimizer(net->parameters(), {.lr = 0.1});
+    net(input()).sum().backward();
+    EXPECT_NO_THROW(optimizer.clip_grad_norm(1));
+    set_requires_grad(*net->c, Training::Trained);  // now its gradient would be this rank's alone
+    EXPECT_THAT(message_of<UsageError>([&] { optimizer.clip_grad_norm(1); }), ::testing::HasSubstr("in no unit"));
+  });
+}
+
+TEST(Optimizers, ForgetAStepThatWasRefused) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+    net(input()).sum().backward();
+    {
+      const auto whole = full_params(*net);
+      EXPECT_THAT(message_of<UsageError>([&] { optimizer.step(); }), ::testing::HasSubstr("in use as a whole"));
+    }
+    // The next step is of one unit. Nobody announces the others, and nobody waits for them.
+    optimizer.zero_grad();
+    const auto before = at::Tensor(parameters(*net)[2].clone());
+    net->a(input()).sum().backward();
+    optimizer.step();
+    EXPECT_TRUE(at::equal(parameters(*net)[2], before));
+    EXPECT_TRUE(at::isfinite(net(input())).all().item<bool>());
+  });
+}
+
 TEST(Optimizers, RefuseWhatIsNoParameter) {
   const auto leaf = torch::randn({3}).set_requires_grad(true);
   EXPECT_THAT(message_of<UsageError>([&] { optim::SGD({leaf * 2}, {}); }), ::testing::HasSubstr("no parameter of its own"));

@@ -1,5 +1,6 @@
-// In the steady state a training step takes no memory of ours: what it needs was there in the step before. Every allocation of the process
-// is seen here; one counts as ours if the first code on the way to it that is neither the C++ library's nor fmt's is Tessera's.
+// In the steady state a training step takes no memory of ours: what it needs was there in the step before. `new` is watched, by anybody in
+// the process, and counts as ours if the first code on the way to it that is neither the C++ library's nor fmt's is Tessera's; so is
+// libtorch's allocator for the memory of tensors, of which a sharded step must ask for no more than the same step of a whole model.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -104,20 +105,56 @@ std::string places() {
   return result;
 }
 
+/// libtorch's own, counted.
+struct CountedMemory final : c10::Allocator {
+  c10::Allocator* const next = c10::GetAllocator(c10::kCPU);
+  std::atomic<size_t> calls = 0;
+
+  CountedMemory() { c10::SetAllocator(c10::kCPU, this, /*priority=*/255); }
+  c10::DataPtr allocate(size_t bytes) override {
+    calls += watched ? 1 : 0;
+    return next->allocate(bytes);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return next->raw_deleter(); }
+  void copy_data(void* target, const void* source, size_t bytes) const override { next->copy_data(target, source, bytes); }
+};
+
+/// In place of libtorch's for the rest of the process.
+CountedMemory& tensor_memory() {
+  static auto* const counted = new CountedMemory;
+  return *counted;
+}
+
+constexpr size_t kRanks = 2, kUnits = 6, kWarm = 6, kCounted = 2;
+
+/// Steps of a rank, of which the last are watched. `together` is where ranks meet before and after that.
+void train(Blocks& model, optim::Optimizer& optimizer, double max_norm, const std::function<void(bool on)>& together) {
+  const auto x = numbers({6, 8}, 1);
+  for (size_t step = 0; step < kWarm + kCounted; step++) {
+    if (step == kWarm) together(true);
+    model.forward(x).pow(2).mean().backward();
+    if (max_norm > 0) optimizer.clip_grad_norm(max_norm);
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  together(false);
+}
+
 struct Case {
   std::string name;
   Residency residence;
   MixedPrecision precision = {};
-  size_t per_gather = 0, per_reduction = 0;  // what the operations of a transport take in its queue
+  double max_norm = 0;
+  size_t per_gather = 0, per_reduction = 0, per_norm = 0;  // what the operations of a transport take in its queue
   friend std::ostream& operator<<(std::ostream& out, const Case& self) { return out << self.name; }
 };
 
 class Allocation : public ::testing::TestWithParam<Case> {};
 
 TEST_P(Allocation, IsWhatLibtorchTakesOver) {
-  constexpr size_t kRanks = 2, kUnits = 6, kWarm = 6, kCounted = 2;
   const auto& param = GetParam();
-  std::barrier together(kRanks);
+  auto& memory = tensor_memory();
+  std::barrier meeting(kRanks);
   std::atomic<size_t> handles = 0, gathers = 0, reductions = 0;
   with_ranks(kRanks, [&](const Communicator& world) {
     Blocks model(kUnits);
@@ -125,21 +162,16 @@ TEST_P(Allocation, IsWhatLibtorchTakesOver) {
     for (const auto& block : model.block) fully_shard(block, options);
     fully_shard(model, options);
     optim::AdamW optimizer(parameters(model), {.lr = 1e-3});
-    const auto x = numbers({6, 8}, 1);
-    for (size_t step = 0; step < kWarm + kCounted; step++) {
-      if (step == kWarm) {
+    train(model, optimizer, param.max_norm, [&](bool on) {
+      meeting.arrive_and_wait();
+      if (on) {
+        count = memory.calls = 0;
         reset_counters(model);
-        together.arrive_and_wait();
-        if (world.rank() == 0) count = 0;
-        watched = true;
-        together.arrive_and_wait();
+        meeting.arrive_and_wait();
       }
-      model.forward(x).pow(2).mean().backward();
-      optimizer.step();
-      optimizer.zero_grad();
-    }
-    together.arrive_and_wait();
-    watched = false;
+      watched = on;
+      meeting.arrive_and_wait();
+    });
     handles += parameters(model).size() * kCounted;
     for (const auto& unit : units(model)) {
       gathers += unit->counters().gathers;
@@ -148,14 +180,27 @@ TEST_P(Allocation, IsWhatLibtorchTakesOver) {
   });
   // The autograd engine takes over a handle for each gradient, a list of them from each unit, and whom to tell of the end of a pass.
   const size_t passes = kRanks * kCounted, lists = passes * kUnits, ends = 2 * passes;
-  const bool shared = param.residence == Residency::NodeShared;
-  EXPECT_EQ(count, handles + lists + ends + (shared ? 0 : param.per_gather * gathers + param.per_reduction * reductions)) << places();
+  EXPECT_EQ(count, handles + lists + ends + param.per_gather * gathers + param.per_reduction * reductions + param.per_norm * passes)
+      << places();
+
+  // Where all gradients are shared, and nothing is cast: the tensors of a step are those of the whole model's.
+  if (param.residence != Residency::NodeShared || param.precision.param_dtype || param.max_norm > 0) return;
+  const size_t sharded = memory.calls;
+  Blocks whole(kUnits);
+  optim::AdamW optimizer(whole.parameters(), {.lr = 1e-3});
+  train(whole, optimizer, 0, [&](bool on) {
+    if (on) memory.calls = 0;
+    watched = on;
+  });
+  EXPECT_GT(sharded, 0U);
+  EXPECT_LE(sharded, kRanks * memory.calls);
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Steps, Allocation,
     ::testing::Values(Case{.name = "NodeShared", .residence = Residency::NodeShared},
                       Case{.name = "NodeSharedBfloat16", .residence = Residency::NodeShared, .precision = {.param_dtype = at::kBFloat16}},
+                      Case{.name = "NodeSharedClipped", .residence = Residency::NodeShared, .max_norm = 0.1, .per_norm = 3},
                       Case{.name = "Gathered", .residence = Residency::Gathered, .per_gather = 6, .per_reduction = 3}),
     ::testing::PrintToStringParamName());
 

@@ -125,4 +125,10 @@ at::Tensor paged_view(const c10::Storage& storage, at::ScalarType dtype, at::Int
   return tensor;
 }
 
+at::Tensor paged_view(const c10::Storage& storage, const at::Tensor& like) {
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), like.key_set(), like.dtype());
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
+  return tensor;
+}
+
 }  // namespace tessera

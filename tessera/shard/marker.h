@@ -27,9 +27,10 @@ struct Marker {
   std::shared_ptr<Unit> owner;          // Role::Full only
   std::shared_ptr<at::DataPtr> memory;  // none while freed
   bool lent = false;                    // it is also somebody else's
-  // Role::Gradient only: the sum of the squares of all values, as long as nobody changes one, and how many of them belong to gradients.
+  // Role::Gradient only: the sum of the squares of all values, as long as nobody changes one, and which gradients they are of: the sum of
+  // their place_hash.
   std::optional<double> squares = {};
-  int64_t values = 0;
+  uint64_t members = 0;
 };
 
 /// Nothing if the tensor's storage belongs to no unit.
@@ -38,6 +39,12 @@ Marker* marker_of(c10::StorageImpl& storage);
 
 inline bool is_paged(const at::Tensor& tensor) {
   return tensor.defined() && tensor.key_set().has(kPagingKey);
+}
+
+/// Tells the views of a storage apart.
+inline uint64_t place_hash(const at::Tensor& view) {
+  const auto place = static_cast<uint64_t>(view.storage_offset()) << 20 ^ static_cast<uint64_t>(view.numel());
+  return (place + 1) * 0x9e3779b97f4a7c15ULL ^ place >> 7;
 }
 
 /// A marked storage of `bytes` on the device, without memory yet.
@@ -69,5 +76,7 @@ at::Tensor memory_view(const c10::StorageImpl& storage, at::ScalarType dtype);
 
 /// A tensor with the key over a part of a storage.
 at::Tensor paged_view(const c10::Storage& storage, at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset);
+/// At the place that another has in a storage of the same device.
+at::Tensor paged_view(const c10::Storage& storage, const at::Tensor& like);
 
 }  // namespace tessera

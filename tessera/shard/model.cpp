@@ -117,6 +117,8 @@ std::vector<at::Tensor> parameters(const torch::nn::Module& module) {
 }
 
 void expect_averaged(std::span<const at::Tensor> parameters) {
+  const auto whole = [](const at::Tensor& parameter) { return parameter.defined() && !is_paged(parameter) && parameter.requires_grad(); };
+  if (std::ranges::none_of(parameters, whole)) return;  // nearly always
   std::vector<std::shared_ptr<Unit>> owners;
   for (const auto& parameter : parameters) {
     auto unit = locate(parameter).unit;
@@ -124,7 +126,7 @@ void expect_averaged(std::span<const at::Tensor> parameters) {
   }
   if (owners.empty()) return;
   for (const auto& parameter : parameters) {
-    if (!parameter.defined() || is_paged(parameter) || !parameter.requires_grad() || ignored(owners, parameter)) continue;
+    if (!whole(parameter) || ignored(owners, parameter)) continue;
     refuse_outsider(fmt::format("of shape [{}], given together with shards,", fmt::join(parameter.sizes(), ", ")));
   }
 }

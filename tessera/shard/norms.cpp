@@ -7,8 +7,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
-#include <vector>
 
 #include "tessera/base/error.h"
 #include "tessera/shard/marker.h"
@@ -60,68 +58,52 @@ MeshSum& sum_over_mesh(MeshSums& sums, const at::Tensor& shard) {
   return sums.back();
 }
 
-/// Gradients whose squares are known from the reduction: those of a unit that nobody has changed, if all of them are asked for.
-class KnownSquares {
- public:
-  explicit KnownSquares(std::span<const at::Tensor> parameters) {
-    for (const auto& parameter : parameters) {
-      const auto* marker = marker_of_known(parameter.grad());
-      if (marker == nullptr) continue;
-      auto known = std::ranges::find(found_, marker, &Found::marker);
-      if (known == found_.end()) known = found_.insert(known, {.marker = marker});
-      known->values += parameter.grad().numel();
-    }
-    std::erase_if(found_, [](const Found& found) { return found.values != found.marker->values; });
+/// Whose squares may have come with the reduction.
+const Marker* marker_of_gradient(const at::Tensor& gradient) {
+  const auto* marker = is_paged(gradient) ? marker_of(gradient) : nullptr;
+  return marker != nullptr && marker->role == Role::Gradient && marker->squares ? marker : nullptr;
+}
+
+/// How many parameters, from the first on, have the gradients of one unit that nobody has changed, all of them; 0 if others come between.
+size_t with_known_squares(std::span<const at::Tensor> parameters) {
+  const auto* const marker = marker_of_gradient(parameters.front().grad());
+  if (marker == nullptr) return 0;
+  uint64_t members = 0;
+  for (size_t i = 0; i < parameters.size(); i++) {
+    const auto& gradient = parameters[i].grad();
+    if (gradient.defined() && marker_of_gradient(gradient) != marker) break;
+    if (gradient.defined()) members += place_hash(gradient);
+    if (members == marker->members) return i + 1;
   }
-
-  /// Whether this gradient is one of them; with the first of a unit the squares of all are added.
-  bool add(const at::Tensor& gradient, double& sum) {
-    const auto known = std::ranges::find(found_, marker_of_known(gradient), &Found::marker);
-    if (known == found_.end()) return false;
-    if (!std::exchange(known->added, true)) sum += *known->marker->squares;
-    return true;
-  }
-
- private:
-  struct Found {
-    const Marker* marker = nullptr;
-    int64_t values = 0;
-    bool added = false;
-  };
-
-  static const Marker* marker_of_known(const at::Tensor& gradient) {
-    const auto* marker = is_paged(gradient) ? marker_of(gradient) : nullptr;
-    return marker != nullptr && marker->role == Role::Gradient && marker->squares ? marker : nullptr;
-  }
-
-  std::vector<Found> found_;
-};
+  return 0;
+}
 
 }  // namespace
 
 at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& options) {
-  expect_averaged(parameters);
-  return checked_grad_norm(parameters, options.p);
-}
-
-at::Tensor checked_grad_norm(std::span<const at::Tensor> parameters, double p) {
+  const auto p = options.p;
   if (!(p > 0)) throw UsageError(fmt::format("a norm with p = {} is none; p must be positive, or infinity", p));
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  // Shards add up over the ranks of their mesh, nearly always one for the whole model; whole parameters are the same on all and count once.
-  MeshSum whole;
-  MeshSums sums;
+  expect_averaged(parameters);
   for (const auto& parameter : parameters) {
     if (!is_paged(parameter)) continue;
     const auto unit = unit_of_shard(parameter);
     unit->schedule()->finish_reductions();  // a hook may ask in the middle of backward
     if (p == 2) unit->expect_norms();
   }
-  KnownSquares known(p == 2 ? parameters : std::span<const at::Tensor>());
-  for (const auto& parameter : parameters) {
-    auto& [unit, sum, squares] = is_paged(parameter) ? sum_over_mesh(sums, parameter) : whole;
-    const auto& gradient = parameter.grad();
-    if (gradient.defined() && !known.add(gradient, squares)) sum = combine(sum, partial_norm(gradient, p), p);
+  // Shards add up over the ranks of their mesh, nearly always one for the whole model; whole parameters are the same on all and count once.
+  MeshSum whole;
+  MeshSums sums;
+  for (size_t i = 0; i < parameters.size(); i++) {
+    const auto& gradient = parameters[i].grad();
+    auto& [unit, sum, squares] = is_paged(parameters[i]) ? sum_over_mesh(sums, parameters[i]) : whole;
+    if (const auto known = p == 2 ? with_known_squares(parameters.subspan(i)) : 0; known > 0) {
+      squares += *marker_of(gradient)->squares;
+      i += known - 1;
+    } else if (gradient.defined()) {
+      sum = combine(sum, partial_norm(gradient, p), p);
+    }
   }
   auto all = whole.sum;
   for (auto& [unit, sum, squares] : sums) {

@@ -17,9 +17,6 @@ struct NormOptions {
 at::Tensor clip_grad_norm(std::span<const at::Tensor> parameters, double max_norm, const NormOptions& options = {});
 at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& options = {});
 
-/// For those who know that the parameters belong together.
-at::Tensor checked_grad_norm(std::span<const at::Tensor> parameters, double p);
-
 /// What clipping multiplies gradients of that norm with.
 at::Tensor clip_factor(const at::Tensor& norm, double max_norm);
 

@@ -118,9 +118,9 @@ TEST_P(Norms, OfSomeParametersAreThoseOfSome) {
   each_rank([](Blocks& model) {
     const auto all = parameters(model);
     const std::vector<at::Tensor> some(all.begin() + 1, all.end());
-    for (const auto& shard : all) shard.grad();
     const auto first = full_grad(all.front()).to(at::kDouble).norm().item<double>(), whole = norm_of_whole(model);
     EXPECT_NEAR(grad_norm(some).item<double>(), std::sqrt(whole * whole - first * first), 1e-5 * whole);
+    EXPECT_NEAR(grad_norm(std::vector<at::Tensor>{all.front(), all.front()}).item<double>(), std::sqrt(2.0) * first, 1e-5 * first);
     // A gradient that somebody put there has nothing to do with the others of its unit.
     auto shard = all.back();
     shard.mutable_grad() = at::ones_like(shard.grad());
@@ -151,6 +151,64 @@ TEST_P(Norms, OfInfiniteGradientsAreNotFinite) {
 
 INSTANTIATE_TEST_SUITE_P(Everywhere, Norms,
                          ::testing::Combine(::testing::Values(Residency::NodeShared, Residency::Gathered), ::testing::Values(1, 2, 3)));
+
+/// What a model is made of, in the ways that units may be cut.
+double norm_after_two_passes(const Blocks& model, const at::Tensor& x) {
+  at::Tensor norm;
+  for (int pass = 0; pass < 2; pass++) {
+    for (auto& shard : parameters(model)) shard.mutable_grad() = at::Tensor();
+    const_cast<Blocks&>(model).forward(x).pow(2).mean().backward();
+    norm = grad_norm(parameters(model));
+  }
+  return norm.item<double>();
+}
+
+TEST(NormsOfAnyUnit, AreThoseOfTheWholeModel) {
+  for (const auto residence : {Residency::NodeShared, Residency::Gathered}) {
+    with_ranks(4, [&](const Communicator& world) {
+      // The ranks of a row see the same, and so do the rows' means: the gradient is that of both inputs.
+      const auto x = numbers({5, 8}, world.rank() / 2);
+      Blocks whole(2);
+      ((whole.forward(numbers({5, 8}, 0)).pow(2).mean() + whole.forward(numbers({5, 8}, 1)).pow(2).mean()) / 2).backward();
+      std::vector<at::Tensor> gradients;
+      for (const auto& parameter : whole.parameters()) gradients.push_back(parameter.grad().flatten());
+      const auto expected = at::cat(gradients).norm().item<double>();
+      for (const auto& options : {ShardOptions{.mesh = Mesh(world, {.replicate = 2, .shard = 2}), .residence = residence},
+                                  ShardOptions{.mesh = world, .residence = residence},
+                                  ShardOptions{.mesh = world, .listing = Listing::Flat, .residence = residence}}) {
+        Blocks model(2);
+        for (const auto& block : model.block) fully_shard(block, options);
+        fully_shard(model, options);
+        EXPECT_NEAR(norm_after_two_passes(model, x), expected, 1e-5 * expected);
+      }
+    });
+  }
+}
+
+TEST(NormsOfAnyUnit, LeaveOutWhatAPassDidNotUseAndAddUpDtypes) {
+  with_ranks(3, [](const Communicator& world) {
+    Blocks model(2), whole(2);
+    for (auto* each : {&model, &whole}) each->block[1]->b->to(at::kDouble);
+    fully_shard(model.block[0], {.mesh = world});
+    fully_shard(model.block[1], {.mesh = world});
+    fully_shard(model, {.mesh = world});
+    const auto loss = [](Blocks& blocks) {
+      const auto x = numbers({5, 8}, 1);
+      return blocks.block[0]->a->forward(x).pow(2).mean() +  // block0.b is left out
+             blocks.block[1]->b->forward(at::tanh(blocks.block[1]->a->forward(x)).to(at::kDouble)).pow(2).mean();
+    };
+    loss(whole).backward();
+    double expected = 0;
+    for (const auto& parameter : whole.parameters()) {
+      if (parameter.grad().defined()) expected += parameter.grad().to(at::kDouble).square().sum().item<double>();
+    }
+    for (int pass = 0; pass < 2; pass++) {
+      for (auto& shard : parameters(model)) shard.mutable_grad() = at::Tensor();
+      loss(model).backward();
+      EXPECT_NEAR(grad_norm(parameters(model)).item<double>(), std::sqrt(expected), 1e-5 * std::sqrt(expected)) << pass;
+    }
+  });
+}
 
 /// A hook inside of the backward pass may look by operators, which wait; a raw pointer would see what is not there yet.
 TEST(GradientsOnTheirWay, AreGuarded) {

@@ -345,14 +345,16 @@ const GradientMemory& Unit::gradient_memory(Group& group) {
 
 void Unit::start_reduction(std::span<Group* const> groups, std::span<const at::Tensor> wholes, std::string_view name, uint64_t members) {
   c10::SmallVector<Piece, 2> pieces;
+  c10::SmallVector<GradientMemory, 2> reduced;
   for (size_t i = 0; i < groups.size(); i++) {
     auto& memory = groups[i]->gradient;
     if (wants_squares_ && !memory.squares) memory.squares = std::make_shared<double>();
     if (memory.squares) *memory.squares = std::numeric_limits<double>::quiet_NaN();
     pieces.push_back({.whole = wholes[i], .own = memory.values, .squares = memory.squares});
-    reduced_.push_back(memory);
+    reduced.push_back(memory);
   }
   reducing_ = residence_->reduce(pieces, {.unit = name, .number = number_, .version = version_, .members = members});
+  reduced_ = std::move(reduced);
   for (const auto& memory : reduced_) close(*memory.storage.unsafeGetStorageImpl());
   reduces_ = true;
   counters_.reductions++;

@@ -127,9 +127,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   uint64_t whole_bytes() const { return whole_bytes_; }
   std::string_view residence() const { return residence_->name(); }
 
-  /// Gradients go their way to the sum over all ranks, of which this rank's part lies in the pieces when it is finished.
+  /// Gradients go their way to the sum over all ranks, of which this rank's part lies in their groups' memory when it is finished.
   GradientRoom gradient_room(std::span<const GradientPlan> plans) { return residence_->gradient_room(plans); }
-  /// Somebody asks for norms: from now on reductions find out the squares of what they add up.
+  /// Somebody asks for norms: from now on reductions find out the squares of what they add up. Without the lock.
   void expect_norms() { wants_squares_ = true; }
   /// Memory for the gradient of a group, which nobody has.
   const GradientMemory& gradient_memory(Group& group);
@@ -169,7 +169,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool written_ = false;  // since they were read last
   bool stale_ = true;     // what others read of them, where that is something else
   bool start_checked_ = false;
-  bool wants_squares_ = false;
+  std::atomic<bool> wants_squares_ = false;
   enum class State { Cut, Coming, Whole } state_ = State::Cut;
   Works coming_;
   Works reducing_;

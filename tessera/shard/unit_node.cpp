@@ -56,7 +56,7 @@ class UnitNode final : public ag::Node {
     const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
     const auto& schedule = unit_->schedule();
     const auto lock = schedule->lock();
-    if (unit_->reduces()) schedule->finish_reductions();  // of a pass that has not ended yet
+    unit_->finish_reduction();  // of a pass that has not ended yet
     const auto room = unit_->gradient_room(plans());
     c10::SmallVector<Unit::Group*, 2> groups;
     for (size_t i = 0, input = 0; i < inputs_.size(); input += inputs_[i++].second.size()) {
@@ -69,12 +69,12 @@ class UnitNode final : public ag::Node {
     const bool all = std::ranges::all_of(gradients, [](const at::Tensor& gradient) { return gradient.defined(); });
     const auto partial = all ? std::string() : name_of_used(gradients);
     unit_->start_reduction(groups, room.wholes, all ? std::string_view(unit_->name()) : partial, used(gradients));
+    schedule->reduces(*unit_);
     ag::variable_list results;
     results.reserve(gradients.size());
     for (const auto& [group, parameters] : inputs_) hand_on(group->gradient.storage, parameters, gradients, results);
     gradients.clear();
     unit_->bait_old_optimizers();
-    schedule->reduces(*unit_);
     return results;
   }
 
@@ -131,22 +131,22 @@ class UnitNode final : public ag::Node {
     const at::Tensor* last = nullptr;
     auto& marker = *marker_of(*storage.unsafeGetStorageImpl());
     marker.squares.reset();
-    marker.values = 0;
-    bool counts = true;  // what is summed up is what is handed on
+    marker.members = 0;
     for (const auto* parameter : parameters) {
       const auto& shard = parameter->shard;
       // A parameter that the step did not use keeps its lack of a gradient; one that was frozen meanwhile gets none. Where all have one
       // shard, it gets its gradient once.
       const bool wanted = gradients[results.size()].defined() && shard.requires_grad() && (last == nullptr || !last->is_same(shard));
+      if (wanted) last = &shard;
       if (wanted) {
-        last = &shard;
-        marker.values += shard.numel();
+        results.push_back(paged_view(storage, shard));
+        marker.members += place_hash(results.back());
+      } else {
+        // What is added up, but handed to nobody, is in nobody's norm.
+        if (gradients[results.size()].defined() && !shard.requires_grad()) marker.members++;
+        results.emplace_back();
       }
-      counts = counts && (wanted || !gradients[results.size()].defined() || shard.requires_grad());
-      results.push_back(wanted ? paged_view(storage, shard.scalar_type(), shard.sizes(), shard.strides(), shard.storage_offset())
-                               : at::Tensor());
     }
-    if (!counts) marker.values = -1;
   }
 
   std::shared_ptr<Unit> unit_;
