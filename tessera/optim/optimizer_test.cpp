@@ -230,9 +230,11 @@ TEST(Optimizers, ForgetAStepThatWasRefused) {
     net(input()).sum().backward();
     {
       const auto whole = full_params(*net);
-      EXPECT_THAT(message_of<UsageError>([&] { optimizer.step(); }), ::testing::HasSubstr("in use as a whole"));
+      if (world.rank() == 0) {
+        EXPECT_THAT(message_of<UsageError>([&] { optimizer.step(); }), ::testing::HasSubstr("in use as a whole"));
+      }
     }
-    // The next step is of one unit. Nobody announces the others, and nobody waits for them.
+    // The next step is of one unit. No rank waits for others to be done with the units of the step that was refused.
     optimizer.zero_grad();
     const auto before = at::Tensor(parameters(*net)[2].clone());
     net->a(input()).sum().backward();
