@@ -1,7 +1,9 @@
 #include "tessera/base/env.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 
@@ -24,6 +26,16 @@ std::optional<int64_t> env_int(const char* name, int64_t low, int64_t high) {
     throw ConfigError(fmt::format("environment variable {}='{}' is not a whole number from {} to {}", name, *text, low, high));
   }
   return value;
+}
+
+std::optional<size_t> env_choice(const char* name, std::span<const std::string_view> choices) {
+  const auto text = env(name);
+  if (!text) return std::nullopt;
+  const auto found = std::ranges::find(choices, *text);
+  if (found == choices.end()) {
+    throw ConfigError(fmt::format("environment variable {}='{}' is unknown; choose one of {}", name, *text, fmt::join(choices, ", ")));
+  }
+  return static_cast<size_t>(found - choices.begin());
 }
 
 }  // namespace tessera

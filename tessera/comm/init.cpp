@@ -2,7 +2,6 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -27,13 +26,8 @@ namespace {
 constexpr std::array<std::string_view, 4> kNames = {"auto", "self", "shm", "gloo"};
 
 TransportKind chosen_transport(TransportKind wanted) {
-  const auto given = env("TESSERA_TRANSPORT");
-  if (!given) return wanted;
-  const auto found = std::ranges::find(kNames, *given);
-  if (found == kNames.end()) {
-    throw ConfigError(fmt::format("TESSERA_TRANSPORT='{}' names no transport; choose one of {}", *given, fmt::join(kNames, ", ")));
-  }
-  return static_cast<TransportKind>(found - kNames.begin());
+  const auto given = env_choice("TESSERA_TRANSPORT", kNames);
+  return given ? static_cast<TransportKind>(*given) : wanted;
 }
 
 /// A world whose ranks have all heard from each other: nobody needs the store any more to get in.

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -18,6 +19,15 @@
 #include "tessera/testing/transports.h"
 
 namespace tessera::testing {
+
+/// No more address space than that, from now on.
+void leave_room_for(size_t bytes) {
+  size_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  const rlim_t most = pages * static_cast<size_t>(::sysconf(_SC_PAGESIZE)) + bytes;
+  const rlimit limit{.rlim_cur = most, .rlim_max = most};
+  ::setrlimit(RLIMIT_AS, &limit);
+}
 
 /// What a child process of these tests does, chosen by TESSERA_TEST_CHILD. It ends with 0 if all is as it should be.
 int child(const std::string& task) {
@@ -37,6 +47,18 @@ int child(const std::string& task) {
     }
     if (task == "die" && world.rank() == world.size() - 1) ::raise(SIGKILL);
     if (task == "die first" && world.rank() == 0) ::raise(SIGKILL);
+    if (task == "die with a lease") {
+      const auto area = world.share({.bytes_per_rank = 64, .counters = 1}, {.unit = "leases"}).area;
+      if (!area) return 2;
+      if (world.rank() == world.size() - 1) ::raise(SIGKILL);
+      area->reach(0, 1);
+      area->wait(0, 1, kTestLimit, [] { return std::string("reading version 1 of unit 'a'"); });
+    }
+    if (task == "share too much") {
+      if (world.rank() == 1) leave_room_for(64U << 20);
+      const auto attempt = world.share({.bytes_per_rank = 128U << 20}, {.unit = "parameters"});
+      std::printf("%s\n", attempt.area ? "shared" : attempt.why_not.c_str());
+    }
     if (task == "throw" && world.rank() == world.size() - 1) throw Error("this rank is out of luck");
     for (int i = 0; i < 2; i++) world.all_reduce(sum, {}, {.unit = "after"}).wait();
     return 0;
@@ -113,6 +135,22 @@ TEST_P(OverTransport, AKilledRankIsNamedWithinTheLimit) {
     EXPECT_THAT(ended[rank].output, AllOf(HasSubstr("rank 2"), HasSubstr("all_reduce of 'after'"))) << rank;
   }
   EXPECT_EQ(shared_memory_files(), before);
+}
+
+TEST(SharedMemory, IsNoPlaceToWaitForTheDead) {
+  const auto ended = run_job({.ranks = 3, .task = "die with a lease", .transport = "shm"});
+  for (const int rank : {0, 1}) {
+    EXPECT_EQ(ended[rank].status, 3);
+    EXPECT_THAT(ended[rank].output, AllOf(HasSubstr("reading version 1 of unit 'a'"), HasSubstr("rank 2"))) << rank;
+  }
+}
+
+// What one rank can't have, none has, and all may go on.
+TEST(SharedMemory, IsRefusedToAllWhereOneRankHasNoRoom) {
+  for (const auto& ended : run_job({.ranks = 3, .task = "share too much", .transport = "shm"})) {
+    EXPECT_EQ(ended.status, 0) << ended.output;
+    EXPECT_THAT(ended.output, HasSubstr("rank 1: can't map 402653184 bytes of shared memory: Cannot allocate memory"));
+  }
 }
 
 // Rank 0 keeps the store.

@@ -4,9 +4,11 @@
 // published, and which it is done reading; it waits for what the others say. That a rank has stopped reading says nothing, since it may
 // read again (in backward, or for a second batch): it is done with a version when it enters its own step.
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 
 #include "tessera/base/error.h"
+#include "tessera/base/stream.h"
 #include "tessera/comm/shared_area.h"
 #include "tessera/shard/marker.h"
 #include "tessera/shard/residence.h"
@@ -124,6 +126,20 @@ class NodeShared final : public Residence {
   at::Tensor narrow(size_t buffer) const override { return places_[buffer].narrow; }
 
   GradientRoom gradient_room(std::span<const GradientPlan> plans) override { return slots_.room(plans, shard_.limit()); }
+
+  // Past the caches, as the rank that reads it may have others.
+  void pack(const at::Tensor& room, const at::Tensor& gradient) const override {
+    constexpr int64_t kLarge = int64_t{1} << 20, kGrain = int64_t{1} << 18;  // bytes
+    const auto bytes = static_cast<int64_t>(room.nbytes());
+    if (bytes < kLarge || gradient.scalar_type() != room.scalar_type() || gradient.strides() != room.strides()) {
+      room.copy_(gradient);
+      return;
+    }
+    auto* const target = static_cast<std::byte*>(room.data_ptr());
+    const auto* const source = static_cast<const std::byte*>(gradient.const_data_ptr());
+    at::parallel_for(0, bytes, kGrain,
+                     [&](int64_t begin, int64_t end) { stream(target + begin, source + begin, static_cast<size_t>(end - begin)); });
+  }
 
   Works reduce(std::span<const Piece> pieces, const Subject& subject) override {
     return {slots_.reduce(turn_, pieces, subject, shard_.limit())};

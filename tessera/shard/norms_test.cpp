@@ -210,6 +210,32 @@ TEST(NormsOfAnyUnit, LeaveOutWhatAPassDidNotUseAndAddUpDtypes) {
   });
 }
 
+/// What is large is packed and added up past the caches, in pieces.
+TEST(LargeGradients, AreThoseOfTheWholeModel) {
+  for (const auto residence : {Residency::NodeShared, Residency::Gathered}) {
+    with_ranks(2, [&](const Communicator& world) {
+      torch::nn::Linear layer(703, 611);  // of 1.7 MB
+      fill_with_numbers(*layer);
+      const auto columns = layer->weight.detach().t().contiguous().t();  // other strides than its gradient has
+      for (const bool transposed : {false, true}) {
+        torch::nn::Linear whole(703, 611), sharded(703, 611);
+        for (auto& each : {whole, sharded}) {
+          each->weight.set_data(transposed ? columns.clone() : layer->weight.detach().clone());
+          each->bias.set_data(layer->bias.detach().clone());
+        }
+        fully_shard(sharded, {.mesh = world, .residence = residence});
+        const auto x = numbers({3, 703}, 1);
+        for (auto& each : {whole, sharded}) torch::nn::Linear(each)->forward(x).pow(2).mean().backward();
+        for (size_t i = 0; i < 2; i++) {
+          EXPECT_TRUE(at::equal(full_grad(parameters(*sharded)[i]), whole->parameters()[i].grad())) << i;
+        }
+        const auto expected = norm_of_whole(*sharded);
+        EXPECT_NEAR(grad_norm(parameters(*sharded)).item<double>(), expected, 1e-5 * expected);
+      }
+    });
+  }
+}
+
 /// A hook inside of the backward pass may look by operators, which wait; a raw pointer would see what is not there yet.
 TEST(GradientsOnTheirWay, AreGuarded) {
   with_ranks(2, [](const Communicator& world) {

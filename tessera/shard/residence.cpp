@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
 
 #include "tessera/base/env.h"
@@ -16,13 +15,8 @@ namespace {
 constexpr std::array<std::string_view, 3> kNames = {"auto", "gathered", "node-shared"};
 
 Residency wanted(Residency option) {
-  const auto given = env("TESSERA_RESIDENCE");
-  if (!given || option != Residency::Auto) return option;
-  const auto found = std::ranges::find(kNames, *given);
-  if (found == kNames.end()) {
-    throw ConfigError(fmt::format("TESSERA_RESIDENCE='{}' names no residence; choose auto, gathered or node-shared", *given));
-  }
-  return static_cast<Residency>(found - kNames.begin());
+  const auto given = env_choice("TESSERA_RESIDENCE", kNames);
+  return given && option == Residency::Auto ? static_cast<Residency>(*given) : option;
 }
 
 }  // namespace

@@ -72,6 +72,8 @@ class Residence {
   /// Room for gradients, whole, with whatever is there; and their mean over all ranks, of which the own part goes to `own`. The room is to
   /// be kept until that has begun.
   virtual GradientRoom gradient_room(std::span<const GradientPlan> plans) = 0;
+  /// Copies a gradient to its place in the room.
+  virtual void pack(const at::Tensor& room, const at::Tensor& gradient) const { room.copy_(gradient); }
   virtual Works reduce(std::span<const Piece> pieces, const Subject& subject) = 0;
 };
 

@@ -129,6 +129,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   /// Gradients go their way to the sum over all ranks, of which this rank's part lies in their groups' memory when it is finished.
   GradientRoom gradient_room(std::span<const GradientPlan> plans) { return residence_->gradient_room(plans); }
+  void pack(const at::Tensor& room, const at::Tensor& gradient) const { residence_->pack(room, gradient); }
   /// Somebody asks for norms: from now on reductions find out the squares of what they add up. Without the lock.
   void expect_norms() { wants_squares_ = true; }
   /// Memory for the gradient of a group, which nobody has.

@@ -90,7 +90,7 @@ class UnitNode final : public ag::Node {
   }
 
   /// The gradients of a group, and zeros where it has none.
-  static void pack(const at::Tensor& whole, std::span<Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients) {
+  void pack(const at::Tensor& whole, std::span<Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients) const {
     int64_t end = 0;
     const auto fill_gap = [&](int64_t begin) {
       if (begin > end) whole.narrow(0, end, begin - end).zero_();
@@ -100,8 +100,8 @@ class UnitNode final : public ag::Node {
       if (!gradient.defined()) continue;
       const auto& parameter = *parameters[i];
       fill_gap(parameter.span.offset);
-      whole.as_strided(parameter.sizes, parameter.strides, parameter.span.offset)
-          .copy_(gradient.is_sparse() ? gradient.to_dense() : gradient);
+      unit_->pack(whole.as_strided(parameter.sizes, parameter.strides, parameter.span.offset),
+                  gradient.is_sparse() ? gradient.to_dense() : gradient);
       end = parameter.span.offset + parameter.span.numel;
     }
     fill_gap(whole.numel());

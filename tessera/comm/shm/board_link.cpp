@@ -7,8 +7,8 @@
 #include <cstring>
 
 #include "tessera/base/error.h"
+#include "tessera/base/stream.h"
 #include "tessera/comm/shared_area.h"
-#include "tessera/comm/shm/stream.h"
 
 namespace tessera {
 namespace {
