@@ -27,6 +27,10 @@ set_source_files_properties(tessera/comm/join_test.cpp PROPERTIES
 if(NOT TESSERA_LONG_TESTS)
   list(FILTER _tests EXCLUDE REGEX "_long_test\\.cpp$")
 endif()
+# It watches `new` in a way that is a sanitizer's own.
+if(TESSERA_SANITIZE)
+  list(FILTER _tests EXCLUDE REGEX "/allocation_test\\.cpp$")
+endif()
 if(NOT Libtorch_PYTHON)
   list(FILTER _tests EXCLUDE REGEX "/pytorch_test\\.cpp$")
 endif()

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <mutex>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
@@ -33,7 +34,9 @@ std::unique_ptr<Residence> make_residence(const ShardOptions& options, at::Devic
   }
   if (residency == Residency::NodeShared)
     throw ConfigError(fmt::format("parameters can't be shared by the ranks of this host: {}", why_not));
-  log(LogLevel::Info, fmt::format("parameters are gathered, not shared by the ranks of this host: {}", why_not));
+  static std::once_flag said;  // and not for every unit
+  std::call_once(said,
+                 [&] { log(LogLevel::Info, fmt::format("parameters are gathered, not shared by the ranks of this host: {}", why_not)); });
   return gathered_residence(shard);
 }
 
