@@ -54,8 +54,8 @@ void check(const std::vector<std::string>& command, int ranks) {
 std::string how_it_ended(int status) {
   if (status <= 128 || ::sigabbrev_np(status - 128) == nullptr) return fmt::format("ended with status {}", status);
   const int signal = status - 128;
-  const auto* const hint = signal == SIGKILL ? ": if nobody did that by hand, memory ran out" : "";
-  return fmt::format("was killed by signal {} (SIG{}){}", signal, ::sigabbrev_np(signal), hint);
+  const auto* const hint = signal == SIGKILL ? "; if nobody did that by hand, memory ran out" : "";
+  return fmt::format("was killed by signal {} (SIG{}{})", signal, ::sigabbrev_np(signal), hint);
 }
 
 void report(const Ending& ending) {
@@ -63,8 +63,9 @@ void report(const Ending& ending) {
   const auto others = ending.stopped.empty()
                           ? ""
                           : fmt::format("; stopped {} {}", ending.stopped.size() == 1 ? "rank" : "ranks", fmt::join(ending.stopped, ", "));
-  const auto* const words = ending.last_words.empty() ? " and said nothing on standard error" : "; its last words:";
-  fmt::print(stderr, "launch: rank {} {}{}{}\n", *ending.failed_rank, how_it_ended(ending.status), others, words);
+  const bool silent = ending.last_words.empty();
+  fmt::print(stderr, "launch: rank {} {}{}{}{}\n", *ending.failed_rank, how_it_ended(ending.status),
+             silent ? " and said nothing on standard error" : "", others, silent ? "" : "; its last words:");
   for (const auto& line : ending.last_words) fmt::print(stderr, "  {}\n", line);
 }
 

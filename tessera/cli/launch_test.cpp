@@ -177,10 +177,34 @@ TEST(Launch, LetsTheOthersSayWhatTheySawOfAFailure) {
   EXPECT_THAT(ended.err, AllOf(HasSubstr("[rank 0] rank 1 is gone"), HasSubstr("launch: rank 1 ended with status 3 and said nothing")));
 }
 
+TEST(Launch, NamesTheRankThatTheOthersSpeakOf) {
+  const auto noticed = [](const std::string& words) {
+    return run("3",
+               shell("[ $RANK = 2 ] && { sleep 0.3; echo 'no such file: data.bin' >&2; exit 5; }; echo \"" + words + "\" >&2; exit 4"));
+  };
+  for (const std::string words :
+       {"operation 7, was broken off: rank 2: this rank is out of luck", "operation 7, can't finish: rank 2 has left the group",
+        "reading version 1, can't go on: rank 2 (process 17) has died"}) {
+    const auto ended = noticed(words);
+    EXPECT_EQ(ended.status, 5);
+    EXPECT_THAT(ended.err, HasSubstr("launch: rank 2 ended with status 5; its last words:\n  no such file: data.bin"));
+  }
+  // One that there is not, or that ended well, is no answer.
+  EXPECT_EQ(noticed("was broken off: rank 17: what").status, 4);
+  EXPECT_EQ(run("2", shell("[ $RANK = 0 ] && exit 0; echo 'was broken off: rank 0: what' >&2; exit 4")).status, 4);
+}
+
+TEST(Launch, LeavesCallsOutOfLastWords) {
+  const auto ended =
+      run("1", shell("echo 'the shards are not here' >&2; for i in 1 2 3 4 5 6; do echo \"frame #$i: f()\" >&2; done; exit 3"));
+  EXPECT_THAT(ended.err, ::testing::EndsWith("its last words:\n  the shards are not here\n"));
+  EXPECT_THAT(ended.err, HasSubstr("frame #6"));
+}
+
 TEST(Launch, NamesTheSignalThatKilledARank) {
   const auto ended = run("2", shell("[ $RANK = 0 ] && kill -9 $$; exit 0"));
   EXPECT_EQ(ended.status, 128 + SIGKILL);
-  EXPECT_THAT(ended.err, HasSubstr("launch: rank 0 was killed by signal 9 (SIGKILL)"));
+  EXPECT_THAT(ended.err, HasSubstr("launch: rank 0 was killed by signal 9 (SIGKILL; if nobody did that by hand, memory ran out)"));
 }
 
 TEST(Launch, KillsARankThatDoesNotListen) {

@@ -50,7 +50,8 @@ void LineRelay::take(std::string_view text) {
 void LineRelay::end_line() {
   while (line_.ends_with('\r')) line_.pop_back();
   ready_ += prefix_ + line_ + '\n';
-  last_lines_.push_back(std::move(line_));
+  // Of an error of libtorch's, its own words count, not the calls that led to it.
+  if (!line_.starts_with("frame #") && !line_.starts_with("Exception raised from ")) last_lines_.push_back(std::move(line_));
   if (last_lines_.size() > kLastLines) last_lines_.pop_front();
   line_.clear();
 }

@@ -10,7 +10,9 @@
 #include <array>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <regex>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
@@ -92,12 +94,31 @@ Ending LocalJob::run() {
   while (pump()) {
   }
   if (ending_.failed_rank) {
-    const auto& words = ranks_[static_cast<size_t>(*ending_.failed_rank)].output.back().last_lines();
-    ending_.last_words.assign(words.begin(), words.end());
+    ending_.failed_rank = blamed(*ending_.failed_rank);
+    const auto& failed = ranks_[static_cast<size_t>(*ending_.failed_rank)];
+    ending_.status = *failed.status;
+    ending_.last_words.assign(failed.output.back().last_lines().begin(), failed.output.back().last_lines().end());
   } else if (interrupted_ && std::ranges::any_of(ranks_, [](const auto& rank) { return *rank.status != 0; })) {
     ending_.status = 128 + *interrupted_;
   }
   return ending_;
+}
+
+/// Ranks that an error on another rank ends may end before that one does. Their last words say which it was.
+int LocalJob::blamed(int rank) const {
+  static const std::regex others("was broken off: rank ([0-9]+):|can't finish: rank ([0-9]+) |can't go on: rank ([0-9]+) ");
+  const auto& lines = ranks_[static_cast<size_t>(rank)].output.back().last_lines();
+  for (const auto& line : lines) {
+    std::smatch found;
+    if (!std::regex_search(line, found, others)) continue;
+    const auto number = std::string(found[1]) + std::string(found[2]) + std::string(found[3]);
+    const auto other = static_cast<size_t>(std::atoll(number.substr(0, 6).c_str()));
+    // One that we have stopped, or that ended well, is no answer.
+    const bool failed = other < ranks_.size() && *ranks_[other].status != 0 &&
+                        std::ranges::find(ending_.stopped, static_cast<int>(other)) == ending_.stopped.end();
+    return failed ? static_cast<int>(other) : rank;
+  }
+  return rank;
 }
 
 bool LocalJob::runs() const {

@@ -58,6 +58,7 @@ class LocalJob {
   void take_signals();
   void take_signal(int signal);
   bool pump();
+  int blamed(int rank) const;
   void reap();
   void act();
   void send(int signal);

@@ -95,6 +95,12 @@ void expect_agreement(std::span<const Envelope> envelopes) {
     const auto& envelope = envelopes[group.front()];
     message += fmt::format(" {} at operation {}: {};", name_ranks(group), envelope.sequence, envelope.describe());
   }
+  const auto older = [&](const Envelope& other) {
+    return other.number == envelopes.front().number && other.version != envelopes.front().version;
+  };
+  if (std::ranges::any_of(envelopes, older)) {
+    message += " a rank that leaves out a step of its optimizer says so, with tessera::skip_step or the optimizer's own;";
+  }
   throw CommError(message + " every rank must call the same operations, with the same sizes, in the same order");
 }
 

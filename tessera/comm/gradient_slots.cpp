@@ -110,12 +110,13 @@ Work GradientSlots::reduce(std::shared_ptr<Turn> turn, std::span<const Piece> pi
   turn->pieces.assign(pieces.begin(), pieces.end());
   auto& envelope = *new (slot(area_->rank(), turn->number)) Envelope;
   envelope.operation = Operation::ReduceScatter;
-  envelope.reduce = static_cast<uint8_t>(Reduce::Mean);
   envelope.set_unit(subject.unit);
   envelope.number = subject.number;
   envelope.version = subject.version;
   envelope.members = subject.members;
   envelope.pieces = static_cast<int32_t>(pieces.size());
+  if (!pieces.empty()) Reducer({.op = Reduce::Mean}, pieces.front().whole.scalar_type()).describe(envelope);
+  envelope.dtype = envelope.wire_dtype;
   uint64_t bytes = 0;  // that others read
   for (const auto& piece : pieces) {
     envelope.numel += piece.whole.numel();

@@ -47,6 +47,14 @@ int child(const std::string& task) {
     }
     if (task == "die" && world.rank() == world.size() - 1) ::raise(SIGKILL);
     if (task == "die first" && world.rank() == 0) ::raise(SIGKILL);
+    if (task == "die in waiting" && world.rank() == 0) {
+      std::thread([] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        ::raise(SIGKILL);
+      }).detach();
+    }
+    // Longer than a rank takes to notice the dead, shorter than the limit.
+    if (task == "die in waiting" && world.rank() == 2) std::this_thread::sleep_for(std::chrono::seconds(3));
     if (task == "die with a lease") {
       const auto area = world.share({.bytes_per_rank = 64, .counters = 1}, {.unit = "leases"}).area;
       if (!area) return 2;
@@ -143,6 +151,15 @@ TEST(SharedMemory, IsNoPlaceToWaitForTheDead) {
     EXPECT_EQ(ended[rank].status, 3);
     EXPECT_THAT(ended[rank].output, AllOf(HasSubstr("reading version 1 of unit 'a'"), HasSubstr("rank 2"))) << rank;
   }
+}
+
+// Rank 0 dies while it waits for rank 2, which is only late: rank 1 hears of it before the limit.
+TEST(SharedMemory, TellsOfTheDeadWhileOthersAreLate) {
+  const auto ended = run_job({.ranks = 3, .task = "die in waiting", .transport = "shm"});
+  EXPECT_EQ(ended[0].status, 128 + SIGKILL);
+  EXPECT_EQ(ended[1].status, 3);
+  EXPECT_THAT(ended[1].output, AllOf(HasSubstr("can't finish: rank 0 (process"), HasSubstr("has died")));
+  EXPECT_EQ(ended[2].status, 3);
 }
 
 // What one rank can't have, none has, and all may go on.

@@ -16,8 +16,8 @@ AdamRule rule_of(double lr, double decay, const AdamOptions& options, int64_t st
                      .l2 = direct_decay ? 0 : static_cast<float>(decay),
                      .keep = direct_decay ? static_cast<float>(1 - lr * decay) : 1},
           .step = static_cast<float>(lr / (1 - std::pow(options.beta1, n))),
-          .beta1 = static_cast<float>(options.beta1),
-          .beta2 = static_cast<float>(options.beta2),
+          .first = Share(options.beta1),
+          .second = Share(options.beta2),
           .correction = static_cast<float>(std::sqrt(1 - std::pow(options.beta2, n))),
           .eps = static_cast<float>(options.eps)};
 }

@@ -47,8 +47,8 @@ void Lamb::apply(const Settings& settings, int64_t step, const Item& item) {
   }
   const auto n = static_cast<double>(step);
   const LambRule rule{.adam = {.common = {.factor = value_of(item.factor)},
-                               .beta1 = static_cast<float>(options_.beta1),
-                               .beta2 = static_cast<float>(options_.beta2),
+                               .first = Share(options_.beta1),
+                               .second = Share(options_.beta2),
                                .correction = static_cast<float>(std::sqrt(1 - std::pow(options_.beta2, n))),
                                .eps = static_cast<float>(options_.eps)},
                       .first_correction = static_cast<float>(1 - std::pow(options_.beta1, n)),

@@ -17,8 +17,8 @@ void Lion::apply(const Settings& settings, int64_t /*step*/, const Item& item) {
   if (has_loops(item.parameter, item.gradient, item.state)) {
     const LionRule rule{.common = {.factor = value_of(item.factor), .keep = static_cast<float>(keep)},
                         .lr = static_cast<float>(settings.lr),
-                        .beta1 = static_cast<float>(options_.beta1),
-                        .beta2 = static_cast<float>(options_.beta2)};
+                        .way = Share(options_.beta1),
+                        .momentum = Share(options_.beta2)};
     return update_in_parallel(rule, stretch_of(item.parameter, item.gradient, item.state, item.narrow));
   }
   auto parameter = item.parameter;

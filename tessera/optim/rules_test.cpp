@@ -147,6 +147,35 @@ TEST_P(Rules, WriteTheNarrowCopyAlong) {
 
 INSTANTIATE_TEST_SUITE_P(, Rules, ::testing::ValuesIn(kCases), ::testing::PrintToStringParamName());
 
+/// Against the same rule in double: what is rounded differs by chance, and adds up to nothing.
+template <class Reference, class ReferenceOptions>
+void expect_no_bias(const std::function<std::unique_ptr<optim::Optimizer>(std::vector<at::Tensor>)>& make,
+                    const ReferenceOptions& options) {
+  torch::manual_seed(4);
+  auto ours = torch::randn({4096}).set_requires_grad(true);
+  auto reference = ours.detach().to(at::kDouble).set_requires_grad(true);
+  const auto optimizer = make({ours});
+  Reference other({reference}, options);
+  const auto before = reference.detach().clone();
+  for (int step = 0; step < 3; step++) {
+    ours.mutable_grad() = torch::randn({4096});
+    reference.mutable_grad() = ours.grad().to(at::kDouble);
+    optimizer->step();
+    other.step();
+  }
+  const auto way = reference.detach() - before;
+  const auto off = ((ours.detach().to(at::kDouble) - reference.detach()) * way.sign()).mean() / way.abs().mean();
+  EXPECT_LT(std::abs(off.item<double>()), 5e-7);
+}
+
+TEST(Rounding, GivesNoStepThatIsTooLong) {
+  using torch::optim::AdamOptions, torch::optim::AdamWOptions;
+  expect_no_bias<torch::optim::AdamW>([](auto p) { return std::make_unique<optim::AdamW>(p, optim::AdamWOptions{.lr = 0.01}); },
+                                      AdamWOptions(0.01));
+  expect_no_bias<torch::optim::Adam>([](auto p) { return std::make_unique<optim::Adam>(p, optim::AdamOptions{.lr = 0.01}); },
+                                     AdamOptions(0.01));
+}
+
 TEST(Factors, AreForgottenWithTheStepThatTheyWereFor) {
   auto weight = at::ones({4}).set_requires_grad(true);
   optim::SGD optimizer({weight}, {.lr = 1});

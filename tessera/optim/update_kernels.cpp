@@ -46,8 +46,8 @@ template <bool kFirst, bool kSecond, class Rule>
 }
 
 [[gnu::always_inline]] inline float adam_way(const AdamRule& r, float g, float& first, float& second) {
-  first += (1 - r.beta1) * (g - first);
-  second = r.beta2 * second + (1 - r.beta2) * g * g;
+  first += r.first.comes * (g - first);
+  second = r.second.stays * second + r.second.comes * g * g;
   return first / (std::sqrt(second) / r.correction + r.eps);
 }
 
@@ -88,9 +88,9 @@ TESSERA_KERNEL void update(const LionRule& r, const Stretch& s) {
   const LionRule rule = r;
   go_through<true, false>(
       s, rule.common, [&](float& p, float g, float& momentum, float&) __attribute__((always_inline)) {
-        const float way = rule.beta1 * momentum + (1 - rule.beta1) * g;
+        const float way = rule.way.stays * momentum + rule.way.comes * g;
         p -= rule.lr * static_cast<float>((way > 0) - (way < 0));
-        momentum = rule.beta2 * momentum + (1 - rule.beta2) * g;
+        momentum = rule.momentum.stays * momentum + rule.momentum.comes * g;
       });
 }
 

@@ -45,7 +45,16 @@ void for_each_tensor(const c10::IValue& value, Visit&& visit) {
 }
 
 std::string name_of(Unit& unit, const at::Tensor& tensor) {
-  const auto found = locate(tensor);
+  auto found = locate(tensor);
+  // A view of one, perhaps: it begins inside of it.
+  for (auto& group : unit.groups()) {
+    if (found.parameter != nullptr || group.full.lock().get() != tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl())
+      continue;
+    for (auto& parameter : group.parameters) {
+      const auto from = tensor.storage_offset() - parameter.span.offset;
+      if (from >= 0 && from < parameter.span.numel) found.parameter = &parameter;
+    }
+  }
   return found.parameter == nullptr ? fmt::format("a parameter of unit '{}'", unit.name())
                                     : fmt::format("'{}' of unit '{}'", found.parameter->name, unit.name());
 }

@@ -33,7 +33,10 @@ std::unique_ptr<Residence> make_residence(const ShardOptions& options, at::Devic
     return shared;
   }
   if (residency == Residency::NodeShared)
-    throw ConfigError(fmt::format("parameters can't be shared by the ranks of this host: {}", why_not));
+    throw ConfigError(
+        fmt::format("parameters can't be shared by the ranks of this host: {}; leave ShardOptions::residence and TESSERA_RESIDENCE "
+                    "at auto, or choose gathered",
+                    why_not));
   static std::once_flag said;  // and not for every unit
   std::call_once(said,
                  [&] { log(LogLevel::Info, fmt::format("parameters are gathered, not shared by the ranks of this host: {}", why_not)); });

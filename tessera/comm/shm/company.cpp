@@ -86,11 +86,12 @@ void Company::look_around(std::span<Counter> counters, uint32_t value, Clock::ti
   const bool late = Clock::now() >= deadline;
   std::vector<int> missing;
   for (int r = 0; r < ranks_; r++) {
-    if (has_come(counters[r], value)) continue;
-    if (const auto how = gone(r); how && !has_come(counters[r], value)) {
+    const bool come = has_come(counters[r], value);
+    // It may have come and left since.
+    if (auto how = gone(r, come); how && (come || (how = gone(r, has_come(counters[r], value))))) {
       throw LinkFailure{.kind = LinkFailure::Kind::Gone, .ranks = {r}, .reason = *how};
     }
-    if (late) missing.push_back(r);
+    if (late && !come) missing.push_back(r);
   }
   if (!missing.empty()) {
     throw LinkFailure{.kind = LinkFailure::Kind::Late, .ranks = std::move(missing), .reason = {}};
@@ -110,8 +111,8 @@ void Company::expect_running() const {
   throw LinkFailure{.kind = LinkFailure::Kind::Aborted, .ranks = {}, .reason = header().reason.data()};
 }
 
-std::optional<std::string> Company::gone(int rank) {
-  if (seat(rank).left != 0) return "has left the group";
+std::optional<std::string> Company::gone(int rank, bool has_come) {
+  if (seat(rank).left != 0) return has_come ? std::nullopt : std::optional<std::string>("has left the group");
   const pid_t pid = seat(rank).pid;
   if (pid == 0 || pid == ::getpid()) return std::nullopt;
   const std::lock_guard lock(mutex_);

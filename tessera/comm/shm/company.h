@@ -56,7 +56,8 @@ class Company {
   Header& header() const;
   Seat& seat(int rank) const;
   void look_around(std::span<Counter> counters, uint32_t value, Clock::time_point deadline);
-  std::optional<std::string> gone(int rank);
+  /// How, if it is. A rank that has come may leave, but it must not die.
+  std::optional<std::string> gone(int rank, bool has_come);
 
   SharedBlock block_;
   int rank_;
