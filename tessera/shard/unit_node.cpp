@@ -137,8 +137,8 @@ class UnitNode final : public ag::Node {
       // A parameter that the step did not use keeps its lack of a gradient; one that was frozen meanwhile gets none. Where all have one
       // shard, it gets its gradient once.
       const bool wanted = gradients[results.size()].defined() && shard.requires_grad() && (last == nullptr || !last->is_same(shard));
-      if (wanted) last = &shard;
       if (wanted) {
+        last = &shard;
         results.push_back(paged_view(storage, shard));
         marker.members += place_hash(results.back());
       } else {
