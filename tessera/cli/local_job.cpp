@@ -106,13 +106,12 @@ Ending LocalJob::run() {
 
 /// Ranks that an error on another rank ends may end before that one does. Their last words say which it was.
 int LocalJob::blamed(int rank) const {
-  static const std::regex others("was broken off: rank ([0-9]+):|can't finish: rank ([0-9]+) |can't go on: rank ([0-9]+) ");
+  static const std::regex others("(?:was broken off: rank (?=[0-9]+:)|can't (?:finish|go on): rank (?=[0-9]+ ))([0-9]+)");
   const auto& lines = ranks_[static_cast<size_t>(rank)].output.back().last_lines();
   for (const auto& line : lines) {
     std::smatch found;
     if (!std::regex_search(line, found, others)) continue;
-    const auto number = std::string(found[1]) + std::string(found[2]) + std::string(found[3]);
-    const auto other = static_cast<size_t>(std::atoll(number.substr(0, 6).c_str()));
+    const auto other = static_cast<size_t>(std::atoll(found.str(1).substr(0, 6).c_str()));
     // One that we have stopped, or that ended well, is no answer.
     const bool failed = other < ranks_.size() && *ranks_[other].status != 0 &&
                         std::ranges::find(ending_.stopped, static_cast<int>(other)) == ending_.stopped.end();

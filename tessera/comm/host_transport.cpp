@@ -61,10 +61,6 @@ std::string complaint(const Piece& piece, int rank, int size, std::string_view t
   return {};
 }
 
-}  // namespace
-
-namespace {
-
 /// Something for each rank.
 template <class T>
 using Ranks = c10::SmallVector<T, 8>;
@@ -111,6 +107,12 @@ void describe(Envelope& envelope, std::span<const Piece> pieces, int rank, const
   }
 }
 
+Transport::Traits with_place(Transport::Traits traits, const Link& link) {
+  traits.size = link.size();
+  traits.local_ranks = {link.rank()};
+  return traits;
+}
+
 }  // namespace
 
 /// Knows every link of the family that still exists.
@@ -141,16 +143,6 @@ struct HostTransport::Family {
   std::mutex mutex;
   std::vector<std::weak_ptr<Link>> links;
 };
-
-namespace {
-
-Transport::Traits with_place(Transport::Traits traits, const Link& link) {
-  traits.size = link.size();
-  traits.local_ranks = {link.rank()};
-  return traits;
-}
-
-}  // namespace
 
 HostTransport::HostTransport(Traits traits, std::unique_ptr<Link> link)
     : HostTransport(std::move(traits), std::shared_ptr<Link>(std::move(link)), std::make_shared<Family>()) {}

@@ -34,6 +34,13 @@ void show_memory(c10::StorageImpl& storage) {
   storage.set_data_ptr_noswap(at::DataPtr(memory ? memory->get() : nullptr, storage.device()));
 }
 
+at::Tensor view_of(const c10::Storage& storage, c10::DispatchKeySet keys, caffe2::TypeMeta dtype, at::IntArrayRef sizes,
+                   at::IntArrayRef strides, int64_t offset) {
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), keys, dtype);
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
+  return tensor;
+}
+
 }  // namespace
 
 Marker* marker_of(c10::StorageImpl& storage) {
@@ -119,16 +126,11 @@ at::Tensor flat_view(const c10::Storage& storage, at::ScalarType dtype) {
 
 at::Tensor paged_view(const c10::Storage& storage, at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset) {
   const auto plain = at::empty({0}, at::TensorOptions().dtype(dtype).device(storage.device()));
-  auto tensor =
-      at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), plain.key_set().add(kPagingKey), c10::scalarTypeToTypeMeta(dtype));
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
-  return tensor;
+  return view_of(storage, plain.key_set().add(kPagingKey), plain.dtype(), sizes, strides, offset);
 }
 
 at::Tensor paged_view(const c10::Storage& storage, const at::Tensor& like) {
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), like.key_set(), like.dtype());
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
-  return tensor;
+  return view_of(storage, like.key_set(), like.dtype(), like.sizes(), like.strides(), like.storage_offset());
 }
 
 }  // namespace tessera

@@ -73,7 +73,6 @@ bool is_view(const c10::FunctionSchema& schema) {
 }
 
 struct Entry {
-  const c10::FunctionSchema* schema;
   const c10::Argument* arguments;  // so that an operator of a library that was unloaded is not taken for one that came to its place
   OperatorFacts facts;
   Entry* next;
@@ -87,9 +86,9 @@ class Table {
     auto& head = heads_[(reinterpret_cast<uintptr_t>(&schema) >> 6) % heads_.size()];
     auto* const first = head.load(std::memory_order_acquire);
     for (const auto* entry = first; entry != nullptr; entry = entry->next) {
-      if (entry->schema == &schema && entry->arguments == schema.arguments().data()) return entry->facts;
+      if (entry->facts.schema == &schema && entry->arguments == schema.arguments().data()) return entry->facts;
     }
-    auto* const made = new Entry{.schema = &schema, .arguments = schema.arguments().data(), .facts = OperatorFacts(handle), .next = first};
+    auto* const made = new Entry{.arguments = schema.arguments().data(), .facts = OperatorFacts(handle), .next = first};
     // Where another thread was faster, the operator is there twice, and equal.
     while (!head.compare_exchange_weak(made->next, made, std::memory_order_release)) {
     }

@@ -44,19 +44,25 @@ void for_each_tensor(const c10::IValue& value, Visit&& visit) {
   }
 }
 
-std::string name_of(Unit& unit, const at::Tensor& tensor) {
-  auto found = locate(tensor);
-  // A view of one, perhaps: it begins inside of it.
-  for (auto& group : unit.groups()) {
-    if (found.parameter != nullptr || group.full.lock().get() != tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl())
-      continue;
-    for (auto& parameter : group.parameters) {
-      const auto from = tensor.storage_offset() - parameter.span.offset;
-      if (from >= 0 && from < parameter.span.numel) found.parameter = &parameter;
-    }
+/// The parameter that a view begins in.
+const Unit::Parameter* parameter_around(Unit& unit, const at::Tensor& view) {
+  const auto* const storage = view.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  for (const auto& group : unit.groups()) {
+    if (group.full.lock().get() != storage) continue;
+    const auto holds = [&](const Span& span) {
+      return view.storage_offset() >= span.offset && view.storage_offset() < span.offset + span.numel;
+    };
+    const auto found = std::ranges::find_if(group.parameters, holds, &Unit::Parameter::span);
+    if (found != group.parameters.end()) return &*found;
   }
-  return found.parameter == nullptr ? fmt::format("a parameter of unit '{}'", unit.name())
-                                    : fmt::format("'{}' of unit '{}'", found.parameter->name, unit.name());
+  return nullptr;
+}
+
+std::string name_of(Unit& unit, const at::Tensor& tensor) {
+  const Unit::Parameter* parameter = locate(tensor).parameter;
+  if (parameter == nullptr) parameter = parameter_around(unit, tensor);
+  return parameter == nullptr ? fmt::format("a parameter of unit '{}'", unit.name())
+                              : fmt::format("'{}' of unit '{}'", parameter->name, unit.name());
 }
 
 void note(Operands& operands, const at::Tensor& tensor, bool writes, const OperatorFacts& op) {

@@ -86,12 +86,10 @@ void Company::look_around(std::span<Counter> counters, uint32_t value, Clock::ti
   const bool late = Clock::now() >= deadline;
   std::vector<int> missing;
   for (int r = 0; r < ranks_; r++) {
-    const bool come = has_come(counters[r], value);
-    // It may have come and left since.
-    if (auto how = gone(r, come); how && (come || (how = gone(r, has_come(counters[r], value))))) {
+    if (const auto how = gone(r, counters[r], value)) {
       throw LinkFailure{.kind = LinkFailure::Kind::Gone, .ranks = {r}, .reason = *how};
     }
-    if (late && !come) missing.push_back(r);
+    if (late && !has_come(counters[r], value)) missing.push_back(r);
   }
   if (!missing.empty()) {
     throw LinkFailure{.kind = LinkFailure::Kind::Late, .ranks = std::move(missing), .reason = {}};
@@ -111,8 +109,9 @@ void Company::expect_running() const {
   throw LinkFailure{.kind = LinkFailure::Kind::Aborted, .ranks = {}, .reason = header().reason.data()};
 }
 
-std::optional<std::string> Company::gone(int rank, bool has_come) {
-  if (seat(rank).left != 0) return has_come ? std::nullopt : std::optional<std::string>("has left the group");
+std::optional<std::string> Company::gone(int rank, const Counter& counter, uint32_t value) {
+  // In this order: it may come and leave at any time.
+  if (seat(rank).left != 0) return has_come(counter, value) ? std::nullopt : std::optional<std::string>("has left the group");
   const pid_t pid = seat(rank).pid;
   if (pid == 0 || pid == ::getpid()) return std::nullopt;
   const std::lock_guard lock(mutex_);

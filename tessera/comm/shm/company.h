@@ -56,8 +56,8 @@ class Company {
   Header& header() const;
   Seat& seat(int rank) const;
   void look_around(std::span<Counter> counters, uint32_t value, Clock::time_point deadline);
-  /// How, if it is. A rank that has come may leave, but it must not die.
-  std::optional<std::string> gone(int rank, bool has_come);
+  /// How, if it is. A rank that has come to `value` may leave, but it must not die.
+  std::optional<std::string> gone(int rank, const Counter& counter, uint32_t value);
 
   SharedBlock block_;
   int rank_;
