@@ -106,6 +106,18 @@ function(other_test name)
   set_tests_properties(${name} PROPERTIES ENVIRONMENT "${_environment};${arg_ENVIRONMENT}" TIMEOUT ${_limit})
 endfunction()
 
+# The corpus of idioms, a chapter a test, and the page that is made of it.
+file(GLOB _idioms CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/idioms/*.cpp")
+add_executable(test_idioms ${_idioms})
+set_target_properties(test_idioms PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
+target_compile_definitions(test_idioms PRIVATE TESSERA_IDIOMS_PAGE="${PROJECT_SOURCE_DIR}/docs/idioms.md")
+target_link_libraries(test_idioms PRIVATE tessera_testing)
+target_precompile_headers(test_idioms REUSE_FROM tessera_testing)
+foreach(_chapter IN ITEMS Construction Ties Writing Freezing Hooks Gradients Autograd Passes Precision Optimizers Values States Ranks Page)
+  add_test(NAME idioms/${_chapter} COMMAND test_idioms --gtest_brief=1 "--gtest_filter=*/${_chapter}*:${_chapter}.*")
+  set_tests_properties(idioms/${_chapter} PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_limit})
+endforeach()
+
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 other_test(house/rooms COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/check_rooms.py" "${PROJECT_SOURCE_DIR}")
 

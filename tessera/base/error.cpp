@@ -15,6 +15,10 @@ std::exception_ptr with_context(std::string_view where) {
     throw;
   } catch (const TimeoutError& error) {
     return renewed(where, error);
+  } catch (const DeadlockError& error) {
+    return renewed(where, error);
+  } catch (const DisagreementError& error) {
+    return renewed(where, error);
   } catch (const CommError& error) {
     return renewed(where, error);
   } catch (const UsageError& error) {

@@ -43,6 +43,16 @@ class TimeoutError : public CommError {
   using CommError::CommError;
 };
 
+/// Ranks came to a collective with different wishes. All of them hear of it, and may go on.
+class DisagreementError : public CommError {
+  using CommError::CommError;
+};
+
+/// All ranks wait for each other, each for something else.
+class DeadlockError : public CommError {
+  using CommError::CommError;
+};
+
 /// For a handler: the exception that it handles, as a new one of the same kind with words before its message ("rank 2: "). What other
 /// libraries throw becomes an Error.
 std::exception_ptr with_context(std::string_view where);

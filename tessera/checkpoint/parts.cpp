@@ -58,7 +58,9 @@ void about_to_replace(const ModelParts& model) {
   for (const auto& unit : model.units) {
     const auto schedule = unit->schedule();
     const auto lock = schedule->lock();
+    schedule->about_to_update(*unit);  // waits, and fails before anything has changed
     schedule->about_to_write(*unit);
+    unit->outdate({});
     unit->trust_start();
   }
 }

@@ -46,6 +46,10 @@ Communicator Communicator::split(std::span<const int> colors) const {
   return Communicator(transport_->split(colors, {.subject = {}, .limit = limit_}), limit_);
 }
 
+Communicator Communicator::duplicate() const {
+  return split(std::vector<int>(static_cast<size_t>(size()), 0));
+}
+
 SharedAttempt Communicator::share(const AreaShape& shape, Subject subject) const {
   return transport_->share(shape, {.subject = subject, .limit = limit_});
 }

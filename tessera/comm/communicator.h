@@ -41,6 +41,10 @@ class Communicator {
   /// Ranks with equal colors form a group of their own, in today's order. One color per rank, the same list on every rank.
   Communicator split(std::span<const int> colors) const;
 
+  /// The same ranks as a group of their own: what happens in it needs no order with what happens in this one. For each thread that works
+  /// on its own, on every rank.
+  Communicator duplicate() const;
+
   /// Memory that all ranks of the group see, or why there is none. All call it at once, with the same shape.
   SharedAttempt share(const AreaShape& shape, Subject subject = {}) const;
 

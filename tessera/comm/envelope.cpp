@@ -99,9 +99,11 @@ void expect_agreement(std::span<const Envelope> envelopes) {
     return other.number == envelopes.front().number && other.version != envelopes.front().version;
   };
   if (std::ranges::any_of(envelopes, older)) {
-    message += " a rank that leaves out a step of its optimizer says so, with tessera::skip_step or the optimizer's own;";
+    message +=
+        " the shards were written on some ranks only: write them on every rank, also where they are empty, and say tessera::skip_step (or "
+        "the optimizer's own) for a step that is left out; shard.data_ptr() counts as writing, shard.const_data_ptr() does not;";
   }
-  throw CommError(message + " every rank must call the same operations, with the same sizes, in the same order");
+  throw DisagreementError(message + " every rank must call the same operations, with the same sizes, in the same order");
 }
 
 }  // namespace tessera

@@ -64,8 +64,20 @@ std::byte* GradientSlots::slot(int rank, uint32_t turn) const {
   return area_->part(rank) + (turn % 2) * size_;
 }
 
+void GradientSlots::start_anew() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& turn : open_) {
+    turn->error = std::make_exception_ptr(CommError("the sum of gradients was given up, to bring the ranks back in step"));
+    turn->pieces.clear();
+    turn->is_done = true;
+  }
+  open_.clear();
+  area_.reset();
+  size_ = 0;
+}
+
 void GradientSlots::make_area(std::chrono::milliseconds limit) {
-  finish_through(turn_);
+  if (area_) finish_through(turn_);
   area_.reset();
   size_ = 0;
   auto attempt =
@@ -82,11 +94,13 @@ void GradientSlots::make_area(std::chrono::milliseconds limit) {
 }
 
 GradientRoom GradientSlots::room(std::span<const GradientPlan> plans, std::chrono::milliseconds limit) {
+  transport_.called_by_this_thread();
   GradientRoom room{.wholes = {}, .reservation = std::unique_lock(packing_)};
   const std::lock_guard lock(mutex_);
   size_t bytes = kHead;
   for (const auto& plan : plans) bytes += aligned(static_cast<size_t>(plan.numel) * c10::elementSize(plan.dtype));
   expected_ = std::max(expected_, bytes);  // what was frozen when it was made may train now
+  if (area_) area_->expect_in_step();
   if (expected_ > size_) make_area(limit);
   const auto turn = turn_ + 1;
   finish_through(turn - 2);
@@ -148,9 +162,10 @@ void GradientSlots::add_up(Turn& turn) {
   const auto own_rank = area_->rank();
   const auto& own_envelope = *reinterpret_cast<const Envelope*>(slot(own_rank, turn.number));
   area_->wait(kPacked, turn.number, turn.limit, [&] { return own_envelope.describe(); });
+  area_->expect_in_step();
   envelopes_.clear();
   for (int rank = 0; rank < area_->size(); rank++) envelopes_.push_back(*reinterpret_cast<const Envelope*>(slot(rank, turn.number)));
-  expect_agreement(envelopes_);
+  transport_.expect_agreement(envelopes_);
   const c10::InferenceMode inference;
   for (auto& piece : turn.pieces) {
     const auto dtype = piece.whole.scalar_type();

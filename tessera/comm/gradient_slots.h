@@ -39,6 +39,8 @@ class GradientSlots {
 
   /// Units of that many bytes will come. All ranks say so in the same order.
   void expect(size_t bytes);
+  /// What is under way is given up. All ranks say so, at a time when none of them packs.
+  void start_anew();
   GradientRoom room(std::span<const GradientPlan> plans, std::chrono::milliseconds limit);
   /// What a reduction keeps of itself. Whoever reduces again and again uses it again, when the work is done.
   struct Turn;

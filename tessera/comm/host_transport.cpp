@@ -153,6 +153,7 @@ HostTransport::HostTransport(Traits traits, std::shared_ptr<Link> link, std::sha
       family_(std::move(family)),
       envelopes_(static_cast<size_t>(link_->size())) {
   family_->add(link_);
+  link_->ask([this] { return queue_.waited_for() ? std::optional(now_.describe()) : std::nullopt; });
   for (auto& envelope : envelopes_) envelope_bytes_.push_back(std::as_writable_bytes(std::span(&envelope, 1)));
 }
 
@@ -303,11 +304,13 @@ void HostTransport::abort(std::string_view reason) noexcept {
 }
 
 Work HostTransport::start(Envelope envelope, std::chrono::milliseconds limit, Move move) {
+  called_by_this_thread();
   return queue_.run([this, envelope, limit, move = std::move(move)]() mutable {
     // Neither gradients nor version counters are meant, and buffers may have been made in this mode.
     const c10::InferenceMode inference;
     if (broken_) std::rethrow_exception(broken_);
     envelope.sequence = sequence_++;
+    now_ = envelope;
     const auto deadline = Clock::now() + limit;
     try {
       agree(envelope, deadline);
@@ -334,7 +337,7 @@ void HostTransport::run_agreed(const Envelope& envelope, Clock::time_point deadl
 
 void HostTransport::agree(const Envelope& envelope, Clock::time_point deadline) {
   link_->gather(std::as_bytes(std::span(&envelope, 1)), envelope_bytes_, deadline);
-  expect_agreement(envelopes_);
+  Transport::expect_agreement(envelopes_);
 }
 
 uint64_t HostTransport::reduce(const Reducer& reducer, std::span<const ConstBytes> to, const at::Tensor& own, Clock::time_point deadline,
@@ -385,6 +388,7 @@ void HostTransport::fail(const LinkFailure& failure, const Envelope& envelope, s
       link_->abort(message);
       break;
     }
+    case LinkFailure::Kind::Deadlocked:
     case LinkFailure::Kind::Aborted:
       broken_ = std::make_exception_ptr(CommError(fmt::format("{}, was broken off: {}", what, failure.reason)));
       break;

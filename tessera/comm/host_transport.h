@@ -53,6 +53,7 @@ class HostTransport final : public Transport {
   std::shared_ptr<Family> family_;
   uint64_t sequence_ = 0;
   std::optional<Envelope> last_;     // what this rank finished before
+  Envelope now_;                     // what it is about
   std::exception_ptr broken_;        // what every later call gets
   std::vector<Envelope> envelopes_;  // of all ranks, reused
   std::vector<Bytes> envelope_bytes_;

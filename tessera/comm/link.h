@@ -5,7 +5,9 @@
 
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,7 +21,7 @@ using Clock = std::chrono::steady_clock;
 
 /// Why bytes did not arrive. HostTransport turns it into an error that says what they were for.
 struct LinkFailure {
-  enum class Kind { Late, Gone, Aborted };
+  enum class Kind { Late, Gone, Aborted, Deadlocked };
   Kind kind;
   std::vector<int> ranks;  // the late or the gone
   std::string reason;      // what an aborting rank said, or how it is known that a rank is gone
@@ -52,6 +54,9 @@ class Link {
 
   /// Memory that all ranks see, where they can see any together.
   virtual SharedAttempt share(const AreaShape& shape, Clock::time_point deadline);
+
+  /// Who says what the program waits for while a call lasts: nothing, if it does something else meanwhile.
+  virtual void ask(std::function<std::optional<std::string>()> /*story*/) {}
 
   /// Lets all others know that nothing more will come, and why. The first reason stays.
   virtual void abort(std::string_view reason) noexcept = 0;

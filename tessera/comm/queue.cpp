@@ -8,7 +8,7 @@
 namespace tessera {
 
 struct Queue::Task : Work::State {
-  explicit Task(std::function<void()> body) : body(std::move(body)) {}
+  Task(std::function<void()> body, std::shared_ptr<Shared> queue) : body(std::move(body)), queue(std::move(queue)) {}
 
   ~Task() override {
     if (error && !seen) log(LogLevel::Warning, "an operation that nobody waited for has failed: " + message_of(error));
@@ -17,7 +17,11 @@ struct Queue::Task : Work::State {
   void wait() override {
     std::unique_lock lock(mutex);
     seen = true;
-    finished.wait(lock, [&] { return is_done; });
+    if (!is_done) {
+      queue->waiting++;
+      finished.wait(lock, [&] { return is_done; });
+      queue->waiting--;
+    }
     if (error) std::rethrow_exception(error);
   }
 
@@ -41,6 +45,7 @@ struct Queue::Task : Work::State {
   }
 
   std::function<void()> body;
+  const std::shared_ptr<Shared> queue;
   mutable std::mutex mutex;
   std::condition_variable finished;
   std::exception_ptr error;
@@ -60,7 +65,7 @@ Queue::~Queue() {
 }
 
 Work Queue::run(std::function<void()> task) {
-  auto entry = std::make_shared<Task>(std::move(task));
+  auto entry = std::make_shared<Task>(std::move(task), shared_);
   {
     std::lock_guard lock(shared_->mutex);
     shared_->tasks.push_back(entry);

@@ -1,6 +1,7 @@
 // Runs tasks one after the other in a thread of its own, in the order in which they came.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <functional>
@@ -24,6 +25,8 @@ class Queue {
   Work run(std::function<void()> task);
   /// Whether all tasks ended within the limit.
   bool wait_until_idle(std::chrono::milliseconds limit);
+  /// Whether somebody waits for a task that has not ended.
+  bool waited_for() const { return shared_->waiting > 0; }
 
  private:
   struct Task;
@@ -35,6 +38,7 @@ class Queue {
     std::vector<std::shared_ptr<Task>> tasks;  // few
     bool busy = false;
     bool closing = false;
+    std::atomic<int> waiting = 0;  // threads, for tasks
   };
   static void serve(const std::shared_ptr<Shared>& shared);
 

@@ -40,6 +40,7 @@ int SharedArea::size() const {
 }
 
 void SharedArea::reach(int counter, uint32_t value) const {
+  company_->used_by_this_thread();
   company_->raise(counters(counter)[static_cast<size_t>(rank())], value);
 }
 
@@ -53,10 +54,34 @@ bool SharedArea::reached_by_all(int counter, uint32_t value) const {
   return std::ranges::all_of(counters(counter), [&](const Counter& one) { return Company::has_come(one, value); });
 }
 
+void SharedArea::expect_in_step() const {
+  if (company_->in_step()) return;
+  throw CommError(
+      "the ranks are out of step since an error in which they waited for each other; call tessera::recover(model) on every rank before "
+      "the next batch, or end");
+}
+
+void SharedArea::back_in_step() const {
+  company_->back_in_step();
+}
+
 void SharedArea::wait(int counter, uint32_t value, std::chrono::milliseconds limit, c10::function_ref<std::string()> what) const {
+  if (wait_unless_deadlocked(counter, value, limit, what)) return;
+  company_->fall_out_of_step();
+  throw DeadlockError(
+      fmt::format("the ranks wait for each other: {}. Every rank must take the same steps with the same units: as many backward passes, the "
+                  "same optimizers, and tessera::skip_step for a step that it leaves out",
+                  company_->stories()));
+}
+
+bool SharedArea::wait_unless_deadlocked(int counter, uint32_t value, std::chrono::milliseconds limit,
+                                        c10::function_ref<std::string()> what) const {
+  company_->used_by_this_thread();
   try {
-    company_->wait(counters(counter), value, Clock::now() + limit);
+    company_->wait(counters(counter), value, Clock::now() + limit, [&] { return std::optional(what()); }, Deadlock::Throw);
+    return true;
   } catch (const LinkFailure& failure) {
+    if (failure.kind == LinkFailure::Kind::Deadlocked) return false;
     if (failure.kind == LinkFailure::Kind::Aborted) throw CommError(fmt::format("{}, was broken off: {}", what(), failure.reason));
     std::string stand;
     for (const int rank : failure.ranks) {

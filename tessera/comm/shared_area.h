@@ -42,8 +42,15 @@ class SharedArea {
   /// This rank has come to `value` of a counter, and all that it wrote before is there for those who wait for that. Values wrap.
   void reach(int counter, uint32_t value) const;
   bool reached_by_all(int counter, uint32_t value) const;
-  /// Until all ranks have come to it. From any thread. `what` says in the error what for. An error here ends the whole group.
+  /// Until all ranks have come to it. From any thread. `what` says in the error what for. An error here ends the whole group, but for
+  /// DeadlockError, which comes where all ranks wait for each other: after that they have to come back in step.
   void wait(int counter, uint32_t value, std::chrono::milliseconds limit, c10::function_ref<std::string()> what) const;
+  /// The same, but false where all ranks wait for each other and this one may give way.
+  bool wait_unless_deadlocked(int counter, uint32_t value, std::chrono::milliseconds limit, c10::function_ref<std::string()> what) const;
+
+  /// Throws CommError once a DeadlockError has come to any rank of the group, until back_in_step().
+  void expect_in_step() const;
+  void back_in_step() const;
 
   /// Who else has to hear of such an error.
   void when_broken(std::function<void(std::string_view)> tell) { tell_ = std::move(tell); }

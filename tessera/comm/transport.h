@@ -20,6 +20,7 @@
 namespace tessera {
 
 class GradientSlots;
+struct Envelope;
 
 enum class Reduce { Sum, Mean, Min, Max };
 
@@ -119,6 +120,10 @@ class Transport {
   Traffic traffic(Operation operation) const;
   void reset_traffic();
 
+  /// Throws as the function of that name does; where several threads of the program have called the group, the error says so.
+  void expect_agreement(std::span<const Envelope> envelopes) const;
+  void called_by_this_thread();
+
   /// 1, 2, 3...: names for what all ranks make in the same order.
   uint64_t next_number() { return ++last_number_; }
 
@@ -132,6 +137,8 @@ class Transport {
   std::array<Counter, kOperations> counters_;
   std::atomic<uint64_t> last_number_ = 0;
   const std::unique_ptr<GradientSlots> slots_;
+  std::atomic<size_t> thread_ = 0;  // of the program, the first that called
+  std::atomic<bool> several_threads_ = false;
 };
 
 }  // namespace tessera

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "tessera/base/error.h"
+#include "tessera/shard/marker.h"
 #include "tessera/shard/model.h"
 #include "tessera/shard/norms.h"
 #include "tessera/shard/schedule.h"
@@ -25,6 +26,9 @@ void expect_leaf(const at::Tensor& parameter) {
     throw UsageError(
         "an optimizer was given something that is no parameter of its own (undefined, the result of an operation, or a whole "
         "parameter of a sharded model); pass tessera::parameters(model)");
+  }
+  if (parameter.is_complex()) {
+    throw UsageError("an optimizer of Tessera was given a complex parameter; those of torch::optim take them, sharded too");
   }
 }
 
@@ -117,9 +121,13 @@ void Optimizer::step_run(const Settings& settings, Run& run) {
   make_state(run);  // only now: what is frozen never has any
   const auto update_part = [&](const at::Tensor& parameter, const at::Tensor& gradient, std::span<const at::Tensor> state,
                                std::span<Member> members, const at::Tensor& narrow) {
-    for (auto& member : members) member.steps++;
+    const auto unit = run.unit.lock();
+    for (auto& member : members) {
+      member.steps++;
+      if (unit) unit->outdate(member.parameter);
+    }
     // The kernels go through memory in order and look at no strides.
-    const bool alike = gradient.strides() == parameter.strides();
+    const bool alike = gradient.strides() == parameter.strides() && gradient.scalar_type() == parameter.scalar_type();
     apply(settings, members.front().steps,
           {.parameter = parameter,
            .gradient = alike ? gradient : at::empty_like(parameter).copy_(gradient),
@@ -127,7 +135,7 @@ void Optimizer::step_run(const Settings& settings, Run& run) {
            .narrow = narrow,
            .members = members,
            .factor = factor_,
-           .unit = run.unit.lock()});
+           .unit = unit});
   };
   const auto narrow = narrow_of(run);
   const auto gradient = run.members.size() == 1 ? run.members.front().parameter.grad() : flat_gradient(run);
@@ -148,7 +156,9 @@ bool Optimizer::has_gradient(const Run& run) {
 /// The units that are about to change, and no other thread reads meanwhile.
 class Optimizer::Writing {
  public:
-  explicit Writing(Optimizer& optimizer) : units_(optimizer.writing_), emptied_{units_} {
+  enum class What { Update, Skip };
+
+  Writing(Optimizer& optimizer, What what) : units_(optimizer.writing_), emptied_{units_} {
     for (const auto& group : optimizer.groups_) {
       for (const auto& run : group.runs) {
         auto unit = run.unit.lock();
@@ -164,7 +174,7 @@ class Optimizer::Writing {
     for (const auto& unit : units_) unit->schedule()->expect_writable(*unit);
     // Said of all before the first write, which may have to wait until all ranks have said so of that unit.
     for (const auto& unit : units_) unit->schedule()->done_reading(*unit);
-    for (const auto& unit : units_) unit->schedule()->about_to_update(*unit);
+    for (const auto& unit : units_) what == What::Update ? unit->schedule()->about_to_update(*unit) : unit->schedule()->skip_update(*unit);
   }
   Writing(const Writing&) = delete;
   Writing& operator=(const Writing&) = delete;
@@ -187,7 +197,8 @@ class Optimizer::Writing {
 
 void Optimizer::step() {
   const c10::AutoGradMode no_grad(false);
-  Writing writing(*this);
+  Writing writing(*this, Writing::What::Update);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   begin_step();
   for (auto& group : groups_) {
     for (auto& run : group.runs) step_run(group.settings, run);
@@ -199,7 +210,7 @@ void Optimizer::step() {
 }
 
 void Optimizer::skip_step() {
-  Writing(*this).publish();
+  Writing(*this, Writing::What::Skip).publish();
   factor_ = at::Tensor();
   for (const auto& world : worlds_) world.step_done();
 }

@@ -40,7 +40,7 @@ class Optimizer {
 
   /// Updates every parameter that has a gradient.
   void step();
-  /// Says that this rank leaves out a step that others take. Its parameters stay as they are. Waits as a step would.
+  /// Says that this rank leaves out a step that others take. Its parameters stay as they are.
   void skip_step();
   /// The next step sees gradients times this factor (a scalar; several multiply): costs no pass over memory of its own. Forgotten by
   /// zero_grad() and skip_step().

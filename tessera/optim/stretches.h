@@ -8,7 +8,6 @@
 #include <span>
 
 #include "tessera/optim/update_kernels.h"
-#include "tessera/shard/marker.h"
 
 namespace tessera::optim {
 
@@ -17,9 +16,6 @@ inline bool has_loops(const at::Tensor& parameter, const at::Tensor& gradient, s
   const auto fits = [&](const at::Tensor& tensor) {
     return tensor.device().is_cpu() && tensor.scalar_type() == at::kFloat && tensor.strides() == parameter.strides();
   };
-  // A whole parameter of a sharded model is for operators, which refuse to write it by name.
-  const auto* marker = is_paged(parameter) ? marker_of(parameter) : nullptr;
-  if (marker != nullptr && marker->role == Role::Full) return false;
   return parameter.is_non_overlapping_and_dense() && fits(parameter) && fits(gradient) && std::ranges::all_of(state, fits);
 }
 

@@ -41,9 +41,39 @@ at::Tensor part_of(const at::Tensor& whole, const Unit::Parameter& parameter) {
   return whole.as_strided(parameter.sizes, parameter.strides, parameter.span.offset).clone();
 }
 
+/// A parameter or buffer of a module under the name that it has before sharding.
+struct Entry {
+  std::string name;
+  at::Tensor tensor = {};  // what is whole on every rank
+  bool is_buffer = false;
+  Located sharded = {};  // or what is not. No member may hold the whole parameter any more
+};
+
+std::vector<Entry> entries_of(const torch::nn::Module& module) {
+  std::vector<Entry> result;
+  for (const auto& item : module.named_parameters()) {
+    const auto found = locate(item.value());
+    if (found.parameter == nullptr) {
+      result.push_back({.name = item.key(), .tensor = item.value()});
+    } else if (!found.group->flat || found.parameter != &*found.group->flat) {
+      result.push_back({.name = item.key(), .sharded = found});
+    } else {
+      // A vector is listed in the place of these.
+      const auto prefix = item.key().substr(0, item.key().size() - found.parameter->local_name.size());
+      for (auto& parameter : found.group->parameters) {
+        result.push_back({.name = prefix + parameter.local_name, .sharded = {found.unit, found.group, &parameter}});
+      }
+    }
+  }
+  for (const auto& item : module.named_buffers()) {
+    if (item.value().defined()) result.push_back({.name = item.key(), .tensor = item.value(), .is_buffer = true});
+  }
+  return result;
+}
+
 /// Of what is whole on every rank.
-at::Tensor copy_of(const NamedTensor& entry, std::span<const std::shared_ptr<Unit>> all_units, BufferSync buffers) {
-  if (entry.kind == NamedTensor::Kind::Parameter || all_units.empty()) return entry.tensor.detach().clone();
+at::Tensor copy_of(const Entry& entry, std::span<const std::shared_ptr<Unit>> all_units, BufferSync buffers) {
+  if (!entry.is_buffer || all_units.empty()) return entry.tensor.detach().clone();
   return synced(entry.name, entry.tensor, all_units.front()->mesh().world(), buffers);
 }
 
@@ -91,6 +121,7 @@ FullParams::~FullParams() {
     unit->writers--;
     try {
       unit->about_to_write();
+      unit->outdate({});
       unit->keep_own_part();
       schedule->release(used);
       if (!unit->pinned()) schedule->about_to_write(*unit);
@@ -136,8 +167,8 @@ std::map<std::string, at::Tensor> full_state(const torch::nn::Module& module, Ra
     }
   }
   std::map<std::string, at::Tensor> result;
-  for (const auto& entry : named_tensors(module)) {
-    const auto* parameter = locate(entry.tensor).parameter;
+  for (const auto& entry : entries_of(module)) {
+    const auto* parameter = entry.sharded.parameter;
     const auto copy = parameter != nullptr ? copies[parameter] : copy_of(entry, all_units, buffers);
     if (wanted) result[entry.name] = copy;
   }
@@ -147,12 +178,12 @@ std::map<std::string, at::Tensor> full_state(const torch::nn::Module& module, Ra
 at::Tensor full_state(const torch::nn::Module& module, const std::string& name, Ranks ranks, BufferSync buffers) {
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  const auto all = named_tensors(module);
-  const auto found = std::ranges::find(all, name, &NamedTensor::name);
+  const auto all = entries_of(module);
+  const auto found = std::ranges::find(all, name, &Entry::name);
   if (found == all.end()) {
     throw UsageError(fmt::format("the module has no parameter and no buffer '{}'; names are as in the model before it was sharded", name));
   }
-  if (const auto sharded = locate(found->tensor); sharded.parameter != nullptr) return whole_of(sharded, sharded.group->own, ranks);
+  if (const auto& sharded = found->sharded; sharded.parameter != nullptr) return whole_of(sharded, sharded.group->own, ranks);
   const auto all_units = units(module);
   auto copy = copy_of(*found, all_units, buffers);
   return all_units.empty() || wanted_here(all_units.front()->mesh(), ranks) ? copy : at::Tensor();

@@ -64,9 +64,10 @@ class Gathered final : public Residence {
 
   void make_private(std::span<const Buffer> /*buffers*/) override {}
   void done_reading(const Subject& /*subject*/) override {}
-  void write(const Subject& /*subject*/) override {}
+  bool write(const Subject& /*subject*/, WhenDeadlocked /*deadlocked*/) override { return true; }
+  bool keep_copy(const Buffer& /*buffer*/) override { return false; }
   void publish(std::span<const Buffer> /*buffers*/, const Subject& /*subject*/, bool /*stale*/) override {}
-  at::Tensor narrow(size_t /*buffer*/) const override { return {}; }
+  at::Tensor published(size_t /*buffer*/) const override { return {}; }
 
   GradientRoom gradient_room(std::span<const GradientPlan> plans) override {
     GradientRoom room;
@@ -83,6 +84,8 @@ class Gathered final : public Residence {
         [&](std::span<const Piece> run) { works.push_back(shard_.reduce_scatter(run, {.op = Reduce::Mean}, subject)); });
     return works;
   }
+
+  void start_anew() override {}
 
  private:
   Communicator shard_;

@@ -9,6 +9,8 @@
 
 #include "tessera/base/compat.h"
 #include "tessera/base/env.h"
+#include "tessera/shard/schedule.h"
+#include "tessera/shard/unit.h"
 
 namespace tessera {
 namespace {
@@ -51,8 +53,8 @@ Marker* marker_of(const at::Tensor& tensor) {
   return tensor.has_storage() ? marker_of(*tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()) : nullptr;
 }
 
-c10::Storage marked_storage(Role role, const std::shared_ptr<Unit>& unit, size_t bytes, c10::Device device) {
-  Marker marker{.role = role, .unit = unit, .owner = role == Role::Full ? unit : nullptr, .memory = {}};
+c10::Storage marked_storage(Role role, const std::shared_ptr<Unit>& unit, size_t group, size_t bytes, c10::Device device) {
+  Marker marker{.role = role, .unit = unit, .group = group, .owner = role == Role::Full ? unit : nullptr, .memory = {}};
   return c10::Storage(c10::make_intrusive<MarkedStorage>(std::move(marker), bytes, device));
 }
 
@@ -102,6 +104,15 @@ void open(c10::StorageImpl& storage) {
   compat::unguard_storage(storage);
 }
 
+void watch(c10::StorageImpl& shards) {
+  compat::tell_of_write(shards, [](c10::StorageImpl* written) {
+    // Operators have announced themselves, and so do we.
+    if (c10::impl::tls_is_dispatch_key_excluded(kPagingKey)) return;
+    const auto unit = marker_of(*written)->unit.lock();
+    if (unit) unit->schedule()->hand_out_pointer(*unit);
+  });
+}
+
 void remember_squares(c10::StorageImpl& gradient, double squares) {
   if (!compat::kTellsOfWrites) return;
   marker_of(gradient)->squares = squares;
@@ -127,6 +138,10 @@ at::Tensor flat_view(const c10::Storage& storage, at::ScalarType dtype) {
 at::Tensor paged_view(const c10::Storage& storage, at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset) {
   const auto plain = at::empty({0}, at::TensorOptions().dtype(dtype).device(storage.device()));
   return view_of(storage, plain.key_set().add(kPagingKey), plain.dtype(), sizes, strides, offset);
+}
+
+at::Tensor paged_alias(const at::Tensor& tensor) {
+  return view_of(tensor.storage(), tensor.key_set().add(kPagingKey), tensor.dtype(), tensor.sizes(), tensor.strides(), tensor.storage_offset());
 }
 
 at::Tensor paged_view(const c10::Storage& storage, const at::Tensor& like) {

@@ -20,10 +20,21 @@ enum class Role {
   Gradient,  // the gradient of that
 };
 
+/// Says which shard the values of a tensor come from. Views, detached tensors and results of elementwise operators have it from operands.
+struct Origin final : c10::BackendMeta {
+  Origin(const std::shared_ptr<Unit>& unit, size_t group, size_t parameter) : unit(unit), group(group), parameter(parameter) {}
+
+  const std::weak_ptr<Unit> unit;
+  const size_t group;
+  const size_t parameter;  // in the group
+};
+using OriginPtr = c10::intrusive_ptr<Origin>;
+
 /// Owned by the storage that it marks. Full parameters keep their unit alive; its own memory must not, or nothing would ever die.
 struct Marker {
   Role role = Role::Full;
   std::weak_ptr<Unit> unit;
+  size_t group = 0;                     // of the unit
   std::shared_ptr<Unit> owner;          // Role::Full only
   std::shared_ptr<at::DataPtr> memory;  // none while freed
   bool lent = false;                    // it is also somebody else's
@@ -48,7 +59,7 @@ inline uint64_t place_hash(const at::Tensor& view) {
 }
 
 /// A marked storage of `bytes` on the device, without memory yet.
-c10::Storage marked_storage(Role role, const std::shared_ptr<Unit>& unit, size_t bytes, c10::Device device);
+c10::Storage marked_storage(Role role, const std::shared_ptr<Unit>& unit, size_t group, size_t bytes, c10::Device device);
 
 /// Memory of the device, for one storage or for several in turn.
 std::shared_ptr<at::DataPtr> allocate(size_t bytes, c10::Device device);
@@ -65,6 +76,10 @@ void explain(c10::StorageImpl& storage, std::string why_no_memory);
 void close(c10::StorageImpl& storage);
 void open(c10::StorageImpl& storage);
 
+/// From now on, whoever asks for memory of shards to write there, past all operators, is taken for writing them: their unit waits until
+/// nobody reads it. Not where libtorch does not tell of that.
+void watch(c10::StorageImpl& shards);
+
 /// The squares of a gradient's values, until somebody asks for its memory to write there. Nothing where libtorch does not tell of that.
 void remember_squares(c10::StorageImpl& gradient, double squares);
 
@@ -76,6 +91,8 @@ at::Tensor memory_view(const c10::StorageImpl& storage, at::ScalarType dtype);
 
 /// A tensor with the key over a part of a storage.
 at::Tensor paged_view(const c10::Storage& storage, at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset);
+/// Of a tensor that is none of ours: with the key.
+at::Tensor paged_alias(const at::Tensor& tensor);
 /// At the place that another has in a storage of the same device.
 at::Tensor paged_view(const c10::Storage& storage, const at::Tensor& like);
 

@@ -11,7 +11,6 @@
 #include "tessera/shard/marker.h"
 #include "tessera/shard/schedule.h"
 #include "tessera/shard/unit.h"
-#include "tessera/shard/unit_node.h"
 
 namespace tessera {
 namespace {
@@ -131,31 +130,6 @@ void expect_averaged(std::span<const at::Tensor> parameters) {
   }
 }
 
-std::vector<NamedTensor> named_tensors(const torch::nn::Module& module) {
-  std::vector<NamedTensor> result;
-  const auto add = [&](std::string name, const at::Tensor& tensor, NamedTensor::Kind kind) {
-    result.push_back({.name = std::move(name), .tensor = tensor, .kind = kind});
-  };
-  for (const auto& item : module.named_parameters()) {
-    const auto found = locate(item.value());
-    if (found.parameter == nullptr) {
-      add(item.key(), item.value(), NamedTensor::Kind::Parameter);
-    } else if (!found.group->flat || found.parameter != &*found.group->flat) {
-      add(item.key(), at::Tensor(found.parameter->full.lock()), NamedTensor::Kind::Parameter);
-    } else {
-      // A vector is listed in the place of these.
-      const auto prefix = item.key().substr(0, item.key().size() - found.parameter->local_name.size());
-      for (const auto& parameter : found.group->parameters) {
-        add(prefix + parameter.local_name, at::Tensor(parameter.full.lock()), NamedTensor::Kind::Parameter);
-      }
-    }
-  }
-  for (const auto& item : module.named_buffers()) {
-    if (item.value().defined()) add(item.key(), item.value(), NamedTensor::Kind::Buffer);
-  }
-  return result;
-}
-
 std::optional<ShardInfo> shard_info(const at::Tensor& shard) {
   const auto found = locate(shard);
   if (found.parameter == nullptr) return std::nullopt;
@@ -206,9 +180,7 @@ void skip_step(const torch::nn::Module& module) {
     return std::ranges::any_of(group.parameters, [](const Unit::Parameter& parameter) { return parameter.shard.grad().defined(); });
   };
   for (const auto& unit : units(module)) {
-    if (std::ranges::none_of(unit->groups(), has_gradient)) continue;
-    unit->schedule()->about_to_write(*unit);
-    unit->schedule()->publish(*unit);
+    if (std::ranges::any_of(unit->groups(), has_gradient)) unit->schedule()->skip_update(*unit);
   }
 }
 
@@ -239,10 +211,6 @@ void set_requires_grad(const torch::nn::Module& module, Training training) {
     }
     const auto lock = found.unit->schedule()->lock();
     found.parameter->shard.set_requires_grad(trained);
-  }
-  for (const auto& unit : units(module)) {
-    const auto lock = unit->schedule()->lock();
-    attach_unit_node(unit);
   }
 }
 

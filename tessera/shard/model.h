@@ -28,16 +28,6 @@ std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::nn
 /// that no unit of those shards names in ShardOptions::ignored. Without any shard all is well.
 void expect_averaged(std::span<const at::Tensor> parameters);
 
-/// A parameter or buffer of a module under the name that it has before sharding. A sharded parameter is here as the whole one, which
-/// operators gather.
-struct NamedTensor {
-  enum class Kind { Parameter, Buffer };
-  std::string name;
-  at::Tensor tensor;
-  Kind kind = Kind::Parameter;
-};
-std::vector<NamedTensor> named_tensors(const torch::nn::Module& module);
-
 /// What a shard is a part of.
 struct ShardInfo {
   std::string unit;
@@ -64,7 +54,7 @@ ModelCounters counters(const torch::nn::Module& module);
 void reset_counters(const torch::nn::Module& module);
 
 /// Says that this rank leaves out a step that others take with an optimizer of torch::optim over the parameters of the module that have
-/// gradients. (Ours have a skip_step() of their own.) Waits as a step would.
+/// gradients. (Ours have a skip_step() of their own.)
 void skip_step(const torch::nn::Module& module);
 
 /// The units, indented by how their modules nest, with their sizes and counters, for people.

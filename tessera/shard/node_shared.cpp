@@ -69,7 +69,7 @@ class NodeShared final : public Residence {
     const auto own = at::TensorOptions().dtype(plan.full_dtype);
     places_.push_back({.area = attempt.area,
                        .whole = memory_of(area, area.part(0)),
-                       .narrow = narrow ? at::from_blob(area.part(area.rank()), {plan.chunk}, own) : at::Tensor()});
+                       .copy = narrow ? at::from_blob(area.part(area.rank()), {plan.chunk}, own) : at::Tensor()});
     if (plan.trained) trained_bytes_ += bytes * static_cast<size_t>(shard_.size());
     slots_.expect(trained_bytes_);
     if (!narrow) return memory_of(area, area.part(area.rank()));
@@ -80,6 +80,7 @@ class NodeShared final : public Residence {
   uint64_t whole_bytes(std::span<const Buffer> /*buffers*/) const override { return 0; }
 
   Works read(std::span<const Buffer> buffers, const Subject& subject, const Fault& /*fault*/) override {
+    control_->expect_in_step();
     for (const auto& buffer : buffers) lend(*buffer.full, places_[buffer.number].whole);
     const auto value = after(subject);
     if (control_->reached_by_all(kPublished, value)) return {};
@@ -103,27 +104,44 @@ class NodeShared final : public Residence {
 
   void done_reading(const Subject& subject) override { control_->reach(kDone, after(subject)); }
 
-  void write(const Subject& subject) override {
+  bool write(const Subject& subject, WhenDeadlocked deadlocked) override {
     done_reading(subject);
-    control_->wait(kDone, after(subject), shard_.limit(), [&] {
-      return fmt::format(
-          "writing shards of unit '{}', which ranks may still read in version {} until they take their own step or call "
-          "tessera::skip_step",
-          subject.unit, subject.version);
-    });
+    const auto what = [&] { return still_read(subject); };
+    if (deadlocked == WhenDeadlocked::GiveWay) return control_->wait_unless_deadlocked(kDone, after(subject), shard_.limit(), what);
+    control_->wait(kDone, after(subject), shard_.limit(), what);
+    return true;
+  }
+
+  bool keep_copy(const Buffer& buffer) override {
+    auto& place = places_[buffer.number];
+    if (place.copy.defined()) return false;
+    const auto& area = *place.area;
+    place.copy = at::from_blob(area.part(area.rank()), {buffer.own.numel()}, buffer.own.options());
+    return true;
   }
 
   void publish(std::span<const Buffer> buffers, const Subject& subject, bool stale) override {
     const auto value = after(subject);
     if (value == published_) return;
-    for (const auto& buffer : buffers) {
-      if (const auto copy = narrow(buffer.number); stale && copy.defined()) copy.copy_(buffer.own);
+    if (stale) {
+      // Nearly always it was waited for before the first write.
+      Subject before = subject;
+      before.version--;
+      if (published_ != 0) control_->wait(kDone, after(before), shard_.limit(), [&] { return still_read(before); });
+      for (const auto& buffer : buffers) {
+        if (auto copy = published(buffer.number); copy.defined()) copy.copy_(buffer.own);
+      }
     }
     control_->reach(kPublished, value);
     published_ = value;
   }
 
-  at::Tensor narrow(size_t buffer) const override { return places_[buffer].narrow; }
+  void start_anew() override {
+    control_->back_in_step();
+    slots_.start_anew();
+  }
+
+  at::Tensor published(size_t buffer) const override { return places_[buffer].copy; }
 
   GradientRoom gradient_room(std::span<const GradientPlan> plans) override { return slots_.room(plans, shard_.limit()); }
 
@@ -149,8 +167,14 @@ class NodeShared final : public Residence {
   struct Place {
     std::shared_ptr<SharedArea> area;
     std::shared_ptr<at::DataPtr> whole;
-    at::Tensor narrow;  // where the own part lies elsewhere, in another dtype: what is read of it
+    at::Tensor copy;  // where the own part lies elsewhere: what is read of it
   };
+
+  static std::string still_read(const Subject& subject) {
+    return fmt::format(
+        "writing shards of unit '{}', which ranks may still read in version {} until they take their own step or call tessera::skip_step",
+        subject.unit, subject.version);
+  }
 
   /// Counters begin with 0, versions too.
   static uint32_t after(const Subject& subject) { return static_cast<uint32_t>(subject.version) + 1; }

@@ -1,5 +1,7 @@
 #include "tessera/shard/operators.h"
 
+#include <ATen/core/enum_tag.h>
+
 #include <array>
 #include <atomic>
 #include <string_view>
@@ -10,60 +12,31 @@ namespace {
 
 using Names = std::unordered_set<std::string_view>;
 
-const Names& mixing() {
-  // Norms, sums, orders, products of matrices.
-  static const Names names = {"aten::norm",
-                              "aten::linalg_norm",
-                              "aten::linalg_vector_norm",
-                              "aten::linalg_matrix_norm",
-                              "aten::_foreach_norm",
-                              "aten::sum",
-                              "aten::nansum",
-                              "aten::frobenius_norm",
-                              "aten::nanmean",
-                              "aten::mean",
-                              "aten::prod",
-                              "aten::max",
-                              "aten::min",
-                              "aten::amax",
-                              "aten::amin",
-                              "aten::aminmax",
-                              "aten::std",
-                              "aten::var",
-                              "aten::std_mean",
-                              "aten::var_mean",
-                              "aten::dot",
-                              "aten::vdot",
-                              "aten::cat",
-                              "aten::_foreach_max",
-                              "aten::median",
-                              "aten::nanmedian",
-                              "aten::quantile",
-                              "aten::logsumexp",
-                              "aten::softmax",
-                              "aten::log_softmax",
-                              "aten::cumsum",
-                              "aten::cumprod",
-                              "aten::sort",
-                              "aten::topk",
-                              "aten::argmax",
-                              "aten::argmin",
-                              "aten::kthvalue",
-                              "aten::stack",
-                              "aten::mm",
-                              "aten::matmul",
-                              "aten::addmm",
-                              "aten::bmm",
-                              "aten::baddbmm",
-                              "aten::mv",
-                              "aten::einsum",
-                              "aten::linear",
-                              "aten::linalg_qr",
-                              "aten::linalg_svd",
-                              "aten::linalg_eigh",
-                              "aten::linalg_inv",
-                              "aten::count_nonzero"};
+/// libtorch tags its elementwise operators, but for these.
+const Names& untagged() {
+  static const Names names = {"aten::copy_",
+                              "aten::zero_",
+                              "aten::fill_",
+                              "aten::masked_fill",
+                              "aten::masked_fill_",
+                              "aten::normal_",
+                              "aten::uniform_",
+                              "aten::bernoulli_",
+                              "aten::random_",
+                              "aten::exponential_",
+                              "aten::native_dropout",
+                              "aten::_fused_adam_",
+                              "aten::_fused_adamw_",
+                              "aten::_fused_sgd_",
+                              "aten::_fused_adagrad_",
+                              // Autograd's own search for NaNs, which ends in an error or in nothing.
+                              "aten::_is_any_true"};
   return names;
+}
+
+bool is_elementwise(const c10::OperatorHandle& handle, const std::string& name) {
+  if (untagged().contains(name)) return true;
+  return handle.hasTag(at::Tag::pointwise) && !handle.hasTag(at::Tag::data_dependent_output);
 }
 
 bool is_view(const c10::FunctionSchema& schema) {
@@ -105,8 +78,8 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& handle)
     : schema(&handle.schema()),
       arguments(schema->arguments().size()),
       views(is_view(*schema)),
-      mixes(mixing().contains(name())),
-      penalizes(Names{"aten::pow", "aten::square", "aten::mul", "aten::abs", "aten::sub", "aten::add"}.contains(name())),
+      elementwise(is_elementwise(handle, name())),
+      by_parts(name().starts_with("aten::") && !handle.hasKernelForDispatchKey(c10::DispatchKey::CPU)),
       recurrent(Names{"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"}.contains(name())),
       sets_storage(name() == "aten::set_" && schema->overload_name() == "source_Tensor"),
       rebinds(name() == "aten::set_" || name() == "aten::resize_"),

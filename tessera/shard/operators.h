@@ -15,8 +15,8 @@ struct OperatorFacts {
   size_t arguments;
   std::vector<bool> writes;  // which arguments it changes
   bool views;                // its first argument, and looks at no values
-  bool mixes;                // values of a parameter: from a shard it would be this rank's result alone, and pass for the whole parameter's
-  bool penalizes;            // the same where a loss is computed
+  bool elementwise;          // each value of its results comes from the values at one place of its operands
+  bool by_parts;             // made of other operators, which have facts of their own
   bool recurrent;
   bool sets_storage;    // set_ of a storage with a place in it, as torch::load does
   bool rebinds;         // puts other memory under a tensor

@@ -12,25 +12,24 @@
 
 #include "tessera/base/error.h"
 #include "tessera/shard/marker.h"
+#include "tessera/shard/member.h"
 #include "tessera/shard/operators.h"
 #include "tessera/shard/schedule.h"
 #include "tessera/shard/unit.h"
+#include "tessera/shard/unit_node.h"
 
 namespace tessera {
 namespace {
 
 using Stack = torch::jit::Stack;
 
-bool mixes_values(const OperatorFacts& op, const at::Tensor& shard) {
-  return op.mixes || (op.penalizes && c10::GradMode::is_enabled() && shard.requires_grad());
-}
-
 /// The operands of one operator that are ours.
 struct Operands {
   c10::SmallVector<Unit*, 4> units;                  // whose whole parameters it uses
-  c10::SmallVector<Unit*, 2> written_shards;         // whose shards it changes
+  c10::SmallVector<const at::Tensor*, 2> written;    // shards that it changes
   c10::SmallVector<Unit*, 2> reduced;                // whose gradients it uses, while they are on their way
   c10::SmallVector<std::shared_ptr<Unit>, 2> alive;  // of shards, which do not keep their unit alive
+  OriginPtr origin;                                  // of a shard, or of what was computed from one
 };
 
 template <class Visit>
@@ -44,35 +43,55 @@ void for_each_tensor(const c10::IValue& value, Visit&& visit) {
   }
 }
 
-/// The parameter that a view begins in.
-const Unit::Parameter* parameter_around(Unit& unit, const at::Tensor& view) {
-  const auto* const storage = view.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  for (const auto& group : unit.groups()) {
-    if (group.full.lock().get() != storage) continue;
-    const auto holds = [&](const Span& span) {
-      return view.storage_offset() >= span.offset && view.storage_offset() < span.offset + span.numel;
-    };
-    const auto found = std::ranges::find_if(group.parameters, holds, &Unit::Parameter::span);
-    if (found != group.parameters.end()) return &*found;
-  }
-  return nullptr;
-}
-
-std::string name_of(Unit& unit, const at::Tensor& tensor) {
-  const Unit::Parameter* parameter = locate(tensor).parameter;
-  if (parameter == nullptr) parameter = parameter_around(unit, tensor);
+std::string name_of(const Unit::Parameter* parameter, const Unit& unit) {
   return parameter == nullptr ? fmt::format("a parameter of unit '{}'", unit.name())
                               : fmt::format("'{}' of unit '{}'", parameter->name, unit.name());
+}
+
+/// Of a shard, its gradient, or what was computed from them.
+OriginPtr origin_of(const at::Tensor& tensor, const Marker* marker) {
+  auto meta = tensor.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr();
+  if (auto* known = dynamic_cast<Origin*>(meta.get())) return OriginPtr::reclaim_copy(known);
+  const auto unit = marker != nullptr ? marker->unit.lock() : nullptr;
+  const auto* parameter = unit ? unit->around(tensor) : nullptr;
+  return parameter != nullptr ? parameter->origin : nullptr;
+}
+
+/// What is computed from shards, place by place, is no more whole than they are: operators on it come here, too.
+void mark(const at::Tensor& result, const OriginPtr& origin) {
+  if (!result.defined() || !result.has_storage()) return;
+  auto* const impl = result.unsafeGetTensorImpl();
+  if (const auto* marker = marker_of(result); marker != nullptr && marker->role == Role::Full) return;
+  if (!is_paged(result)) impl->shallow_copy_from(paged_alias(result).getIntrusivePtr());
+  if (impl->get_backend_meta() == nullptr) impl->set_backend_meta(origin);
+}
+
+void mark_results(const Stack& stack, size_t base, const OriginPtr& origin) {
+  for (size_t i = base; i < stack.size(); i++) {
+    for_each_tensor(stack[i], [&](const at::Tensor& tensor) { mark(tensor, origin); });
+  }
+}
+
+/// Freezing and thawing act on graphs that are built from now on.
+void follow_training(const at::Tensor& whole, const Marker& marker) {
+  const auto* member = member_of(whole);
+  if (member == nullptr || member->requires_grad() == member->attached) return;
+  const auto lock = marker.owner->schedule()->lock();
+  attach_unit_node(marker.owner);
 }
 
 void note(Operands& operands, const at::Tensor& tensor, bool writes, const OperatorFacts& op) {
   if (!is_paged(tensor)) return;
   auto* marker = marker_of(tensor);
   if (marker == nullptr) {
-    throw UsageError(
-        fmt::format("{}: a sharded parameter was given other memory (by set_data, to() or torch::load?), so it belongs to no unit any "
-                    "more; change parameters through their shards, or inside tessera::full_params",
-                    op.name()));
+    if (member_of(tensor) != nullptr) {
+      throw UsageError(
+          fmt::format("{}: a sharded parameter was given other memory (by set_data, to() or torch::load?), so it belongs to no unit any "
+                      "more; change parameters through their shards, or inside tessera::full_params",
+                      op.name()));
+    }
+    if (!operands.origin) operands.origin = origin_of(tensor, nullptr);
+    return;
   }
   if (marker->role == Role::Full) {
     auto* unit = marker->owner.get();
@@ -81,8 +100,9 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const Opera
           "{} would write {} while it is whole for a moment, and the change would be lost; write inside "
           "tessera::full_params(module, Access::Write), or write the shards. An optimizer that was made before fully_shard has to "
           "be made after it; one of torch::optim can be moved instead, with tessera::rebind(optimizer, model)",
-          op.name(), name_of(*unit, tensor)));
+          op.name(), name_of(unit->around(tensor), *unit)));
     }
+    if (c10::GradMode::is_enabled()) follow_training(tensor, *marker);
     if (std::ranges::find(operands.units, unit) == operands.units.end()) operands.units.push_back(unit);
     return;
   }
@@ -95,17 +115,20 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const Opera
   }
   const auto unit = marker->unit.lock();
   if (!unit) return;  // its model is gone; what is left of it is an ordinary tensor
-  if (mixes_values(op, tensor)) {
-    throw UsageError(fmt::format(
-        "{} over the shard of {} would be the result of this rank alone. For norms and clipping there is "
-        "tessera::clip_grad_norm; a penalty on weights is computed from the modules' own members, and optimizers that look at whole "
-        "parameters, like LBFGS or Muon, can't work on shards",
-        op.name(), name_of(*unit, tensor)));
-  }
-  auto& written = operands.written_shards;
-  if (writes && marker->role == Role::Shard && std::ranges::find(written, unit.get()) == written.end()) written.push_back(unit.get());
+  if (!operands.origin) operands.origin = origin_of(tensor, marker);
+  if (writes && marker->role == Role::Shard) operands.written.push_back(&tensor);
   if (marker->role == Role::Gradient && unit->reduces()) operands.reduced.push_back(unit.get());
   operands.alive.push_back(unit);
+}
+
+[[noreturn]] void refuse_mixing(const OperatorFacts& op, const Origin& origin) {
+  const auto unit = origin.unit.lock();
+  const auto which = unit ? name_of(unit->find(origin), *unit) : std::string("a model that is gone");
+  throw UsageError(fmt::format(
+      "{} over the shard of {}, its gradient, or what was computed from them would be the result of this rank alone. For norms and clipping "
+      "there is tessera::clip_grad_norm; a penalty on weights is computed from the modules' own members; tessera::to_local(tensor) gives "
+      "this rank's values, for programs that mean these. Optimizers that look at whole parameters, like LBFGS or Muon, can't work on shards",
+      op.name(), which));
 }
 
 /// torch::load gives each parameter the memory that it has read. A shard keeps its own and takes the values: so what torch::save wrote of
@@ -154,32 +177,18 @@ void refuse_other_memory(const OperatorFacts& op, const Stack& stack) {
       "from its unit; convert the model before fully_shard");
 }
 
-/// Which values of the unit an operator uses: where the first of its parameters lies.
-uint64_t first_parameter(const OperatorFacts& op, const Stack& stack) {
-  std::optional<uint64_t> place;
-  for (size_t i = stack.size() - op.arguments; i < stack.size(); i++) {
-    for_each_tensor(stack[i], [&](const at::Tensor& tensor) {
-      if (!place && is_paged(tensor)) {
-        place = reinterpret_cast<uintptr_t>(tensor.storage().unsafeGetStorageImpl()) + static_cast<uint64_t>(tensor.storage_offset());
-      }
-    });
-  }
-  return place.value_or(0);
-}
-
 /// Brings floating operands to the dtype in which the unit's parameters are, where that is not float32 by nature.
 void cast_operands(const OperatorFacts& op, Stack& stack, Unit& unit) {
   const auto dtype = unit.options().mixed_precision.param_dtype;
   // Backward operators got their operands from forward ones and need them as they are.
   if (!dtype || op.backward) return;
   const size_t base = stack.size() - op.arguments;
-  const auto user = first_parameter(op, stack);
   const auto cast = [&](const at::Tensor& tensor) -> at::Tensor {
     if (!tensor.defined() || !at::isFloatingType(tensor.scalar_type())) return tensor;
     if (op.updates_statistics) return is_paged(tensor) ? tensor.to(at::kFloat) : tensor;
     if (is_paged(tensor) || tensor.scalar_type() == *dtype) return tensor;
     const auto lock = unit.schedule()->lock();
-    return unit.casts().cast(tensor, *dtype, user);
+    return unit.casts().cast(tensor, *dtype);
   };
   for (size_t i = 0; i < op.arguments; i++) {
     if (op.writes[i]) continue;
@@ -282,25 +291,52 @@ class Companions {
   std::vector<at::Tensor> lent_;
 };
 
+/// Views need no memory.
+void page_view(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, Stack* stack) {
+  const auto base = stack->size() - op.arguments;
+  const auto& viewed = (*stack)[base].toTensor();
+  OriginPtr origin;
+  if (is_paged(viewed)) {
+    const auto* marker = marker_of(viewed);
+    if (marker == nullptr || marker->role != Role::Full) {
+      origin = origin_of(viewed, marker);
+    } else if (c10::GradMode::is_enabled()) {
+      follow_training(viewed, *marker);
+    }
+  }
+  handle.redispatchBoxed(below, stack);
+  if (origin) mark_results(*stack, base, origin);
+}
+
 void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
   const auto& op = facts_of(handle);
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kPagingKey);
   if (op.sets_storage && loads_shard(*stack)) return;
   if (op.rebinds) refuse_rebinding(op);
-  if (op.compares_kinds) refuse_other_memory(op, *stack);
-  if (op.clones) refuse_cloning(op, *stack);
-  // A view needs no memory, and the operators inside a composite one fault by themselves.
-  if (op.views || op.compares_kinds) {
+  if (op.compares_kinds) {
+    refuse_other_memory(op, *stack);
     handle.redispatchBoxed(below, stack);
     return;
   }
+  if (op.clones) refuse_cloning(op, *stack);
+  if (op.views) return page_view(handle, op, below, stack);
   Operands operands;
   const size_t base = stack->size() - op.arguments;
   for (size_t i = 0; i < op.arguments; i++) {
     for_each_tensor((*stack)[base + i], [&](const at::Tensor& tensor) { note(operands, tensor, op.writes[i], op); });
   }
+  if (operands.origin && !op.elementwise) {
+    if (!op.by_parts || !operands.units.empty()) refuse_mixing(op, *operands.origin);
+    // What it is made of comes here by itself.
+    handle.redispatchBoxed(below, stack);
+    return;
+  }
   for (auto* unit : operands.reduced) unit->schedule()->finish_reductions();
-  for (auto* unit : operands.written_shards) unit->schedule()->about_to_write(*unit);
+  for (const auto* shard : operands.written) {
+    auto& unit = *marker_of(*shard)->unit.lock();
+    unit.schedule()->about_to_write(unit);
+    unit.outdate(*shard);
+  }
   Companions companions(op, *stack, operands.units);
   const Pins pins(operands.units, companions.fault());
   companions.put_back();
@@ -308,8 +344,14 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
     expect_one_dtype(op, operands.units);
     cast_operands(op, *stack, *operands.units.front());
   }
-  const c10::impl::ExcludeDispatchKeyGuard excluded(kPagingKey);
-  handle.redispatchBoxed(below, stack);
+  c10::SmallVector<c10::StorageImpl*, 2> written;
+  for (const auto* shard : operands.written) written.push_back(shard->unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+  {
+    const c10::impl::ExcludeDispatchKeyGuard excluded(kPagingKey);
+    handle.redispatchBoxed(below, stack);
+  }
+  for (auto* storage : written) watch(*storage);
+  if (operands.origin) mark_results(*stack, base, operands.origin);
 }
 
 }  // namespace

@@ -41,6 +41,8 @@ struct BufferPlan {
   bool trained = true;
 };
 
+enum class WhenDeadlocked { Throw, GiveWay };
+
 ///      cut  --read(version)-->  whole  --give_back()-->  cut
 ///      cut  --write(version)-->  own parts may change, which the next read or publish() shows to the others as the next version
 class Residence {
@@ -62,12 +64,15 @@ class Residence {
 
   /// This rank will not read this version again.
   virtual void done_reading(const Subject& subject) = 0;
-  /// Somebody is about to change the own parts: waits until nobody needs this version any more.
-  virtual void write(const Subject& subject) = 0;
-  /// The own parts have this version. `stale`: narrow() has not been written along with them.
+  /// Somebody is about to change the own parts: waits until nobody needs this version any more. With GiveWay, false where all ranks wait
+  /// for each other: then the own parts may only change in memory that others do not see (see keep_copy).
+  virtual bool write(const Subject& subject, WhenDeadlocked deadlocked) = 0;
+  /// Others read a copy of the buffer's own part from now on, which publish() makes. False if they do so already.
+  virtual bool keep_copy(const Buffer& buffer) = 0;
+  /// The own parts have this version. `stale`: what others read of them has not been written along.
   virtual void publish(std::span<const Buffer> buffers, const Subject& subject, bool stale) = 0;
   /// What others read of a buffer's own part, if that is something else.
-  virtual at::Tensor narrow(size_t buffer) const = 0;
+  virtual at::Tensor published(size_t buffer) const = 0;
 
   /// Room for gradients, whole, with whatever is there; and their mean over all ranks, of which the own part goes to `own`. The room is to
   /// be kept until that has begun.
@@ -75,6 +80,8 @@ class Residence {
   /// Copies a gradient to its place in the room.
   virtual void pack(const at::Tensor& room, const at::Tensor& gradient) const { room.copy_(gradient); }
   virtual Works reduce(std::span<const Piece> pieces, const Subject& subject) = 0;
+  /// All ranks have given up what they did, and begin anew.
+  virtual void start_anew() = 0;
 };
 
 /// An all-gather fills memory of the device; giving back frees it. Works everywhere.

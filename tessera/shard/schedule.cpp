@@ -245,10 +245,34 @@ void Schedule::about_to_update(Unit& unit) {
   unit.about_to_update();
 }
 
+void Schedule::skip_update(Unit& unit) {
+  const auto held = lock();
+  done_reading(unit);
+  unit.skip_update();
+  if (std::ranges::find(written_, &unit) == written_.end()) written_.push_back(&unit);
+}
+
+void Schedule::hand_out_pointer(Unit& unit) {
+  const auto held = lock();
+  about_to_write(unit);
+  unit.outdate({});
+  unit.hand_out_pointer();
+}
+
 void Schedule::publish(Unit& unit) {
   const auto held = lock();
   if (!unit.pinned()) unit.publish();
   std::erase(written_, &unit);
+}
+
+void Schedule::abandon_pass() {
+  const auto held = lock();
+  for (auto& order : orders_) order.current.clear();
+  order(pass_).trusted = false;
+  pass_ = Pass::None;
+  visited_ = nullptr;
+  if (auto* unit = std::exchange(reducing_, nullptr)) unit->abandon_reduction();
+  free_all();
 }
 
 void Schedule::free_all() {

@@ -43,10 +43,16 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void about_to_update(Unit& unit);
   /// Throws UsageError if the unit is in use as a whole.
   void expect_writable(const Unit& unit) const;
+  /// This rank leaves out a step that others take.
+  void skip_update(Unit& unit);
+  /// A raw pointer to shards of the unit is asked for.
+  void hand_out_pointer(Unit& unit);
   /// And it has written all that it will.
   void publish(Unit& unit);
   /// The engine is through with a backward pass, or has given up.
   void end_backward();
+  /// An exception has ended the pass: its gradients, and what was under way to become some, are dropped.
+  void abandon_pass();
   /// Frees all that is not pinned.
   void free_all();
   /// The unit goes to another schedule.

@@ -11,6 +11,7 @@
 #include "tessera/base/compat.h"
 #include "tessera/base/error.h"
 #include "tessera/shard/marker.h"
+#include "tessera/shard/member.h"
 #include "tessera/shard/schedule.h"
 #include "tessera/shard/unit_node.h"
 
@@ -45,21 +46,6 @@ std::vector<int64_t> shard_sizes(int64_t numel, int64_t dim) {
   return sizes;
 }
 
-void expect_shardable(const Candidate& candidate) {
-  const auto& tensor = candidate.tensor;
-  if (tensor.layout() != at::kStrided) {
-    throw UsageError(
-        fmt::format("parameter '{}' is sparse or otherwise not strided; only strided parameters can be sharded", candidate.name));
-  }
-  if (!tensor.is_non_overlapping_and_dense()) {
-    throw UsageError(
-        fmt::format("parameter '{}' overlaps itself or has gaps (it is expanded, or a slice); pass a copy of its own", candidate.name));
-  }
-  if (!tensor.is_leaf()) {
-    throw UsageError(fmt::format("parameter '{}' is the result of an operation, not a leaf; register a detached copy", candidate.name));
-  }
-}
-
 /// Gradients come in the dtype of the whole parameters, and sums are at least float32: nothing else can be asked for.
 void expect_reducible(at::ScalarType whole, const MixedPrecision& precision) {
   if (!precision.reduce_dtype || !at::isFloatingType(whole)) return;
@@ -83,11 +69,12 @@ Unit::Unit(std::string name, const ShardOptions& options)
 
 std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candidates, const ShardOptions& options,
                                  std::shared_ptr<Schedule> schedule) {
-  for (const auto& candidate : candidates) expect_shardable(candidate);
+  expect_shardable(candidates);
   const std::shared_ptr<Unit> unit(new Unit(std::move(name), options));
   for (const auto& candidate : candidates) expect_reducible(unit->full_dtype(candidate.tensor.scalar_type()), options.mixed_precision);
   unit->schedule_ = std::move(schedule);
   unit->residence_ = make_residence(options, candidates.front().tensor.device());
+  FormerMemory former(candidates);
   // Ordered by dtype and then by whether they are frozen, so that buffers of one dtype travel together.
   std::map<std::pair<at::ScalarType, bool>, std::vector<Candidate>> kinds;
   for (auto& candidate : candidates) {
@@ -109,8 +96,16 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candid
   for (const auto& group : groups) memory.push_back(unit->residence_->add(unit->plan(group)));
   for (size_t i = 0; i < groups.size(); i++) unit->add_group(std::move(groups[i]), std::move(memory[i]));
   unit->whole_bytes_ = unit->residence_->whole_bytes(unit->buffers());
+  former.abandon();
+  for (auto& group : unit->groups_) {
+    if (group.flat) unit->parameters_[group.flat->shard.unsafeGetTensorImpl()] = &*group.flat;
+    for (auto& parameter : group.parameters) {
+      unit->parameters_[parameter.full.lock().get()] = &parameter;
+      if (!group.flat) unit->parameters_[parameter.shard.unsafeGetTensorImpl()] = &parameter;
+    }
+  }
+  for (const auto& group : unit->groups_) watch(group.own_storage());
   attach_unit_node(unit);
-  unit->bait_old_optimizers();
   return unit;
 }
 
@@ -149,29 +144,32 @@ void Unit::add_group(std::vector<Candidate> candidates, std::shared_ptr<at::Data
   const bool together = shard.traits().packing == Packing::OneBuffer;
 
   const auto own_storage =
-      marked_storage(Role::Shard, shared_from_this(), static_cast<size_t>(layout.chunk) * c10::elementSize(group.dtype), device);
+      marked_storage(Role::Shard, shared_from_this(), groups_.size(), static_cast<size_t>(layout.chunk) * c10::elementSize(group.dtype), device);
   lend(*own_storage.unsafeGetStorageImpl(), std::move(memory));
-  group.own = flat_view(own_storage, group.dtype).zero_();
+  group.own = memory_view(*own_storage.unsafeGetStorageImpl(), group.dtype).zero_();
   const auto full_bytes = static_cast<size_t>(layout.chunk * shard.size()) * c10::elementSize(group.full_dtype);
-  const auto full_storage = marked_storage(Role::Full, shared_from_this(), full_bytes, device);
+  const auto full_storage = marked_storage(Role::Full, shared_from_this(), groups_.size(), full_bytes, device);
   explain(*full_storage.unsafeGetStorageImpl(), freed_message(name_));
   group.full = c10::weak_intrusive_ptr<c10::StorageImpl>(full_storage.getWeakStorageImpl());
 
-  const auto listed = [&](int64_t numel, int64_t dim, int64_t offset, bool trained) {
+  const auto listed = [&](int64_t numel, int64_t dim, int64_t offset, bool trained, const OriginPtr& origin) {
     const auto sizes = shard_sizes(numel, dim);
     auto shard = paged_view(own_storage, group.dtype, sizes, std::vector<int64_t>(sizes.size(), 1), offset);
     shard.set_requires_grad(trained);
+    shard.unsafeGetTensorImpl()->set_backend_meta(origin);
     return shard;
   };
   if (options_.listing == Listing::Flat) {
     const auto numel = layout.chunk * shard.size();
     const auto name = fmt::format("flat_param_{}", groups_.size());
+    const auto origin = c10::make_intrusive<Origin>(shared_from_this(), groups_.size(), candidates.size());
     group.flat = Parameter{.name = name,
                            .local_name = name,
-                           .shard = listed(layout.chunk, 1, 0, first.requires_grad()),
+                           .shard = listed(layout.chunk, 1, 0, first.requires_grad(), origin),
                            .sizes = {numel},
                            .strides = {1},
                            .span = {.numel = numel, .shard_numel = layout.chunk, .shard_begin = together ? shard.rank() * layout.chunk : 0},
+                           .origin = origin,
                            .full = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(
                                c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>())};
   }
@@ -179,25 +177,29 @@ void Unit::add_group(std::vector<Candidate> candidates, std::shared_ptr<at::Data
   for (size_t i = 0; i < candidates.size(); i++) {
     auto& tensor = candidates[i].tensor;
     const auto& span = layout.spans[i];
-    if (options_.start == Start::FromRank0) options_.mesh.world().broadcast(in_memory_order(tensor), 0, {.unit = name_}).wait();
-    const auto values = in_memory_order(tensor);
+    const auto origin = c10::make_intrusive<Origin>(shared_from_this(), groups_.size(), i);
+    const auto whole = dense(tensor);
+    const auto values = in_memory_order(whole);
+    if (options_.start == Start::FromRank0) options_.mesh.world().broadcast(values, 0, {.unit = name_}).wait();
     if (!shard.traits().traces) group.fingerprint = group.fingerprint * 31 + fingerprint(values);
     group.own.narrow(0, span.shard_offset, span.shard_numel)
         .copy_(together ? values.narrow(0, span.shard_begin, span.shard_numel) : shard.own_chunk(values));
 
     // The tensor that the model holds becomes a window on the full storage: same object, same sizes, other memory.
-    const auto window = paged_view(full_storage, group.full_dtype, tensor.sizes(), tensor.strides(), span.offset);
+    const auto window = paged_view(full_storage, group.full_dtype, whole.sizes(), whole.strides(), span.offset);
     group.parameters.push_back(
         {.name = candidates[i].name,
          .local_name = candidates[i].name,
          .index = candidates[i].index,
-         .shard = group.flat ? group.flat->shard : listed(span.shard_numel, tensor.dim(), span.shard_offset, tensor.requires_grad()),
-         .sizes = tensor.sizes().vec(),
-         .strides = tensor.strides().vec(),
+         .shard = group.flat ? group.flat->shard : listed(span.shard_numel, tensor.dim(), span.shard_offset, tensor.requires_grad(), origin),
+         .sizes = whole.sizes().vec(),
+         .strides = whole.strides().vec(),
          .span = span,
+         .origin = origin,
          .full = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr())});
     // Not by set_data, which takes another dtype or a device that libtorch does not know for another kind of tensor.
     tensor.unsafeGetTensorImpl()->shallow_copy_from(window.getIntrusivePtr());
+    Member::replace(tensor, group.parameters.back().shard);
     tensor = at::Tensor();
   }
   groups_.push_back(std::move(group));
@@ -235,6 +237,7 @@ void Unit::start_read(const Fault& fault) {
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   const auto all = buffers();
   expect_equal_start();
+  expect_untouched();
   state_ = State::Coming;
   try {
     publish(all);
@@ -287,29 +290,113 @@ void Unit::make_private() {
 }
 
 void Unit::about_to_write() {
-  about_to_update();
-  stale_ = true;
-}
-
-at::Tensor Unit::narrow_part(const at::Tensor& flat) const {
-  for (size_t i = 0; i < groups_.size(); i++) {
-    const auto& group = groups_[i];
-    if (!group.own.is_alias_of(flat)) continue;
-    const auto narrow = group.optimizers_narrow() ? residence_->narrow(i) : at::Tensor();
-    return narrow.defined() ? narrow.narrow(0, flat.storage_offset(), flat.numel()) : narrow;
-  }
-  return {};
+  if (!writable_ && !residence_->write(subject(), WhenDeadlocked::GiveWay)) detach();
+  writable_ = written_ = stale_ = true;
 }
 
 void Unit::about_to_update() {
-  if (!written_) residence_->write(subject());
-  written_ = true;
-  stale_ = stale_ || std::ranges::any_of(groups_, [](const Group& group) { return group.narrows() && !group.optimizers_narrow(); });
-  for (auto& group : groups_) {
-    for (auto& parameter : group.parameters) {
-      if (const auto full = parameter.full.lock()) full->bump_version();
-    }
+  if (!writable_) residence_->write(subject(), WhenDeadlocked::Throw);
+  writable_ = written_ = true;
+  for (size_t i = 0; i < groups_.size(); i++) {
+    if (residence_->published(i).defined() && !groups_[i].optimizers_narrow()) stale_ = true;
   }
+}
+
+void Unit::skip_update() {
+  residence_->done_reading(subject());
+  written_ = true;
+}
+
+void Unit::detach() {
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  for (size_t i = 0; i < groups_.size(); i++) {
+    auto& group = groups_[i];
+    auto& storage = group.own_storage();
+    if (!residence_->keep_copy({.number = i, .full = {}, .full_dtype = group.full_dtype, .own = group.own})) continue;
+    const auto before = std::exchange(group.own, {});
+    lend(storage, allocate(storage.nbytes(), storage.device()));
+    group.own = memory_view(storage, group.dtype).copy_(before);
+  }
+}
+
+void Unit::hand_out_pointer() {
+  pointed_at_ = own_fingerprint();
+}
+
+uint64_t Unit::own_fingerprint() const {
+  uint64_t all = 0;
+  for (const auto& group : groups_) all = all * 31 + fingerprint(group.own);
+  return all;
+}
+
+void Unit::expect_untouched() {
+  if (!pointed_at_ || written_) return;
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  if (own_fingerprint() == *pointed_at_) return;
+  pointed_at_ = own_fingerprint();
+  throw UsageError(
+      fmt::format("shards of unit '{}' were changed through a pointer that was kept from before they were read last, which nobody could see; "
+                  "ask for shard.data_ptr() anew before each time that you write, on every rank",
+                  name_));
+}
+
+at::Tensor Unit::narrow_part(const at::Tensor& flat) {
+  const auto number = marker_of(flat)->group;
+  const auto published = groups_[number].optimizers_narrow() ? residence_->published(number) : at::Tensor();
+  return published.defined() ? published.narrow(0, flat.storage_offset(), flat.numel()) : published;
+}
+
+void Unit::outdate(const at::Tensor& written) {
+  const auto outdate_one = [](const Parameter& parameter) {
+    if (const auto full = parameter.full.lock()) full->bump_version();
+  };
+  if (!written.defined()) {
+    for (const auto& group : groups_) std::ranges::for_each(group.parameters, outdate_one);
+    return;
+  }
+  auto& group = groups_[marker_of(written)->group];
+  // What is empty here is not on other ranks, and lies nowhere: where it comes from tells what it is.
+  const auto* const origin = dynamic_cast<const Origin*>(written.unsafeGetTensorImpl()->get_backend_meta());
+  if (written.numel() == 0) {
+    if (origin != nullptr && !group.flat) outdate_one(*find(*origin));
+    return;
+  }
+  auto end = written.storage_offset() + 1;
+  for (int64_t i = 0; i < written.dim(); i++) end += (written.size(i) - 1) * written.stride(i);
+  const auto lies_before = [&](const Parameter& parameter) {
+    return parameter.span.shard_offset + parameter.span.shard_numel <= written.storage_offset();
+  };
+  auto each = std::ranges::partition_point(group.parameters, lies_before);
+  for (; each != group.parameters.end() && each->span.shard_offset < end; ++each) {
+    if (each->span.shard_numel > 0 || group.flat) outdate_one(*each);
+  }
+}
+
+Unit::Parameter* Unit::find(const at::Tensor& tensor) const {
+  const auto known = parameters_.find(tensor.unsafeGetTensorImpl());
+  if (known == parameters_.end()) return nullptr;
+  auto& parameter = *known->second;
+  // A view may have come to the place of a whole parameter that is gone.
+  return parameter.shard.is_same(tensor) || parameter.full.lock() == tensor.getIntrusivePtr() ? &parameter : nullptr;
+}
+
+Unit::Parameter* Unit::find(const Origin& origin) {
+  auto& group = groups_[origin.group];
+  return origin.parameter < group.parameters.size() ? &group.parameters[origin.parameter] : &*group.flat;
+}
+
+Unit::Parameter* Unit::around(const at::Tensor& view) {
+  const auto& marker = *marker_of(view);
+  auto& parameters = groups_[marker.group].parameters;
+  const auto ends_before = [&](const Parameter& parameter) {
+    const auto& span = parameter.span;
+    const auto end = marker.role == Role::Full ? span.offset + span.numel : span.shard_offset + span.shard_numel;
+    return end <= view.storage_offset();
+  };
+  const auto found = std::ranges::partition_point(parameters, ends_before);
+  return found == parameters.end() ? nullptr : &*found;
 }
 
 void Unit::publish() {
@@ -319,20 +406,24 @@ void Unit::publish() {
   publish(buffers());
 }
 
-void Unit::publish(std::span<const Buffer> buffers) {
-  // Once for all writes since the last time: how many operators an optimizer takes may depend on the rank's part.
-  if (std::exchange(written_, false)) version_++;
-  residence_->publish(buffers, subject(), std::exchange(stale_, false));
+void Unit::start_anew() {
+  const auto held = schedule_->lock();
+  abandon_reduction();
+  residence_->start_anew();
+  for (auto& group : groups_) {
+    for (auto& parameter : group.parameters) parameter.shard.mutable_grad() = at::Tensor();
+  }
 }
 
-void Unit::bait_old_optimizers() {
-  const c10::AutoGradMode no_grad(false);
-  for (auto& group : groups_) {
-    for (auto& parameter : group.parameters) {
-      const at::Tensor full(parameter.full.lock());
-      if (full.defined() && parameter.shard.requires_grad()) full.unsafeGetTensorImpl()->mutable_grad() = full.detach();
-    }
-  }
+void Unit::publish(std::span<const Buffer> buffers) {
+  // Once for all writes since the last time: how many operators an optimizer takes may depend on the rank's part.
+  auto next = subject();
+  if (written_) next.version++;
+  residence_->publish(buffers, next, stale_);
+  if (written_ && pointed_at_) pointed_at_ = own_fingerprint();
+  version_ = next.version;
+  written_ = writable_ = stale_ = false;
+  for (const auto& group : groups_) watch(group.own_storage());
 }
 
 void Unit::keep_own_part() {
@@ -353,13 +444,10 @@ Located locate(const at::Tensor& tensor) {
   const auto* marker = marker_of(tensor);
   auto unit = marker != nullptr ? marker->unit.lock() : nullptr;
   if (!unit) return {};
-  for (auto& group : unit->groups()) {
-    if (group.flat && group.flat->shard.is_same(tensor)) return {unit, &group, &*group.flat};
-    for (auto& parameter : group.parameters) {
-      if (parameter.shard.is_same(tensor) || parameter.full.lock() == tensor.getIntrusivePtr()) return {unit, &group, &parameter};
-    }
-  }
-  return {};
+  auto* const parameter = unit->find(tensor);
+  if (parameter == nullptr) return {};
+  auto& group = unit->groups()[marker->group];
+  return {std::move(unit), &group, parameter};
 }
 
 }  // namespace tessera

@@ -7,23 +7,19 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
+#include "tessera/shard/candidate.h"
 #include "tessera/shard/casts.h"
 #include "tessera/shard/layout.h"
+#include "tessera/shard/marker.h"
 #include "tessera/shard/options.h"
 #include "tessera/shard/residence.h"
 
 namespace tessera {
 
 class Schedule;
-
-/// A parameter that is about to become part of a unit.
-struct Candidate {
-  std::string name;
-  at::Tensor tensor;
-  size_t index = 0;  // the caller's number for it
-};
 
 /// What one unit cost this rank since the last reset.
 struct UnitCounters {
@@ -50,6 +46,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
     at::Tensor shard;        // a leaf, with as many dimensions as the parameter
     std::vector<int64_t> sizes, strides;
     Span span;
+    OriginPtr origin;  // of what is computed from the shard
     c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> full;
   };
 
@@ -67,6 +64,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
     bool narrows() const { return full_dtype != dtype; }
     /// Optimizers have loops that write this narrow copy along with the shards.
     bool optimizers_narrow() const { return dtype == at::kFloat && full_dtype == at::kBFloat16; }
+    /// Of this rank's chunk, marked: what the shards are views of.
+    c10::StorageImpl& own_storage() const {
+      return *(flat ? flat->shard : parameters.front().shard).unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+    }
   };
 
   /// Moves the candidates into the unit, in place: their tensors stay the same objects, their full memory is freed.
@@ -113,12 +114,24 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void end_visit() { casts_.clear(); }
   /// This rank will not read the unit again before its shards change.
   void done_reading() { residence_->done_reading(subject()); }
-  /// A shard is about to change: what is whole is stale from now on, and so is every graph that has saved it.
+  /// A shard is about to change: what is whole is stale from now on.
   void about_to_write();
   /// The same, by an optimizer that writes what others read along with the shards.
   void about_to_update();
+  /// This rank leaves its shards as they are where others change theirs.
+  void skip_update();
+  /// A raw pointer to the shards is handed out: what it changes later, without asking again, is found out.
+  void hand_out_pointer();
+  /// Throws UsageError if shards have changed through a pointer that was handed out before they were read last.
+  void expect_untouched();
+  /// Graphs that have saved the parameters of which `written` is a part are stale: a shard, a view of one, or undefined for all.
+  void outdate(const at::Tensor& written);
   /// What other ranks read of a part of the shards (a flat tensor over it), if it is a narrower copy that optimizers write; else undefined.
-  at::Tensor narrow_part(const at::Tensor& flat) const;
+  at::Tensor narrow_part(const at::Tensor& flat);
+  /// All ranks have given up what they did with the unit. Its gradients are dropped.
+  void start_anew();
+  /// That its shards have, or will have when they are read next.
+  uint64_t next_version() const { return version_ + (written_ ? 1 : 0); }
   /// All changes are made: others may have them before this rank reads the unit.
   void publish();
   /// While whole: takes this rank's part of it into the shards.
@@ -137,12 +150,15 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Of the groups whose wholes these are, in order. `name` is what errors call the unit.
   void start_reduction(std::span<Group* const> groups, std::span<const at::Tensor> wholes, std::string_view name, uint64_t members);
   void finish_reduction();
+  void abandon_reduction();
   /// Whether gradients are not there yet. Without the lock.
   bool reduces() const { return reduces_; }
 
-  /// Gives the whole parameters gradients that no optimizer can apply: one that was made before sharding, and would otherwise find no
-  /// gradients and silently do nothing, is refused when it writes.
-  void bait_old_optimizers();
+  /// The one that a tensor is, whole or as a shard, or nothing.
+  Parameter* find(const at::Tensor& tensor) const;
+  /// The one whose shard, gradient or whole a view of the unit's memory begins in, or nothing.
+  Parameter* around(const at::Tensor& view);
+  Parameter* find(const Origin& origin);
 
   /// While positive, operators may write whole parameters (inside full_params).
   int writers = 0;
@@ -150,6 +166,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
  private:
   Unit(std::string name, const ShardOptions& options);
   at::ScalarType full_dtype(at::ScalarType dtype) const;
+  /// From now on the shards lie in memory that no other rank sees.
+  void detach();
+  uint64_t own_fingerprint() const;
   FlatLayout layout(std::span<const Candidate> candidates) const;
   BufferPlan plan(std::span<const Candidate> candidates) const;
   void add_group(std::vector<Candidate> candidates, std::shared_ptr<at::DataPtr> memory);
@@ -162,12 +181,15 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const ShardOptions options_;
   const uint64_t number_;
   std::vector<Group> groups_;
+  std::unordered_map<const c10::TensorImpl*, Parameter*> parameters_;  // of every whole parameter and every shard
   std::unique_ptr<Residence> residence_;
   std::shared_ptr<Schedule> schedule_;
   UnitCounters counters_;
   uint64_t whole_bytes_ = 0;
   uint64_t version_ = 0;  // of the parameters: how often they were read after a write
   bool written_ = false;  // since they were read last
+  bool writable_ = false;  // nobody else reads what would be written
+  std::optional<uint64_t> pointed_at_;  // a raw pointer to the shards is out; their fingerprint when they were published last
   bool stale_ = true;     // what others read of them, where that is something else
   bool start_checked_ = false;
   std::atomic<bool> wants_squares_ = false;

@@ -9,6 +9,7 @@
 #include "tessera/base/compat.h"
 #include "tessera/base/error.h"
 #include "tessera/shard/marker.h"
+#include "tessera/shard/member.h"
 #include "tessera/shard/schedule.h"
 #include "tessera/shard/unit.h"
 
@@ -25,7 +26,8 @@ at::ScalarType wire_dtype(const Unit::Group& group, const MixedPrecision& precis
 
 /// A module that was taken out of the model has let go of its parameters.
 bool trains(const Unit::Parameter& parameter) {
-  return parameter.shard.requires_grad() && !parameter.full.expired();
+  const at::Tensor full(parameter.full.lock());
+  return full.defined() && member_of(full)->requires_grad();
 }
 
 class UnitNode final : public ag::Node {
@@ -53,8 +55,9 @@ class UnitNode final : public ag::Node {
                       "the parameters are sharded; differentiate with respect to inputs instead, that works",
                       unit_->name()));
     }
-    const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
     const auto& schedule = unit_->schedule();
+    run_hooks(gradients);
+    const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
     const auto lock = schedule->lock();
     unit_->finish_reduction();  // of a pass that has not ended yet
     const auto room = unit_->gradient_room(plans());
@@ -74,11 +77,31 @@ class UnitNode final : public ag::Node {
     results.reserve(gradients.size());
     for (const auto& [group, parameters] : inputs_) hand_on(group->gradient.storage, parameters, gradients, results);
     gradients.clear();
-    unit_->bait_old_optimizers();
     return results;
   }
 
  private:
+  /// Before this rank's gradients lose themselves in the mean, as they would before they are accumulated in a leaf.
+  void run_hooks(ag::variable_list& gradients) const {
+    size_t input = 0;
+    for (const auto& [group, parameters] : inputs_) {
+      for (const auto* parameter : parameters) {
+        auto& gradient = gradients[input++];
+        const at::Tensor full(parameter->full.lock());
+        if (gradient.defined() && full.defined()) gradient = member_of(full)->run_hooks(std::move(gradient));
+        if (group->flat && !gradient.defined()) refuse_gap(*parameter);
+      }
+    }
+  }
+
+  /// In one vector what has no gradient would have one of zeros, and an optimizer would move it.
+  [[noreturn]] void refuse_gap(const Unit::Parameter& parameter) const {
+    throw UsageError(
+        fmt::format("unit '{}' is listed flat, and this backward pass did not use '{}', which an optimizer over one vector would move all the "
+                    "same; shard with tessera::Listing::ByName, or freeze what is not used",
+                    unit_->name(), parameter.name));
+  }
+
   c10::SmallVector<GradientPlan, 2> plans() const {
     c10::SmallVector<GradientPlan, 2> result;
     for (const auto& [group, parameters] : inputs_) {
@@ -162,13 +185,9 @@ void attach_unit_node(const std::shared_ptr<Unit>& unit) {
     for (auto& parameter : group.parameters) {
       const at::Tensor full(parameter.full.lock());
       if (!full.defined()) continue;
-      if (trains(parameter)) {
-        ag::impl::set_gradient_edge(full, ag::Edge(node, input++));
-      } else {
-        ag::impl::set_gradient_edge(full, ag::Edge());
-        full.set_requires_grad(false);
-        full.unsafeGetTensorImpl()->mutable_grad() = at::Tensor();
-      }
+      auto* const member = member_of(full);
+      member->attached = member->requires_grad();
+      ag::impl::set_gradient_edge(full, member->attached ? ag::Edge(node, input++) : ag::Edge());
     }
   }
 }

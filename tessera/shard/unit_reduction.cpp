@@ -16,7 +16,8 @@ const GradientMemory& Unit::gradient_memory(Group& group) {
   // That of the gradient before, if nobody has it any more: fresh pages cost more than the sum.
   if (memory && memory.storage.use_count() == 1) return memory;
   const auto bytes = static_cast<size_t>(group.chunk) * c10::elementSize(group.dtype);
-  memory.storage = marked_storage(Role::Gradient, shared_from_this(), bytes, group.own.device());
+  const auto number = static_cast<size_t>(&group - groups_.data());
+  memory.storage = marked_storage(Role::Gradient, shared_from_this(), number, bytes, group.own.device());
   auto& storage = *memory.storage.unsafeGetStorageImpl();
   fill(storage);
   explain(storage,
@@ -69,6 +70,12 @@ void Unit::finish_reduction() {
     if (replicas.size() == 1 && memory.squares && !std::isnan(*memory.squares)) remember_squares(storage, *memory.squares);
   }
   reduces_ = false;  // only now: other threads ask without the lock
+}
+
+void Unit::abandon_reduction() {
+  reducing_.clear();
+  for (const auto& memory : std::exchange(reduced_, {})) open(*memory.storage.unsafeGetStorageImpl());
+  reduces_ = false;
 }
 
 }  // namespace tessera

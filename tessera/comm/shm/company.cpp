@@ -9,13 +9,15 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <functional>
+#include <thread>
 
 #include "tessera/comm/shm/futex.h"
 
 namespace tessera {
 namespace {
 
-constexpr auto kLookAround = std::chrono::milliseconds(50);  // how often a waiting rank checks that the others are alive
+constexpr auto kLookAround = std::chrono::milliseconds(50);  // how often a waiting rank checks that the others are alive, and do not all wait
 constexpr int kSpins = 2000;                                 // some ten microseconds: about what falling asleep and waking up would take
 
 /// Lets the other thread of the core work.
@@ -32,12 +34,17 @@ void pause() {
 struct alignas(64) Company::Header {
   enum State : uint32_t { Running, Aborting, Aborted };
   std::atomic<uint32_t> state;
-  std::array<char, 1020> reason;  // ends with a zero
+  std::atomic<uint32_t> out_of_step;
+  std::array<char, 1016> reason;  // ends with a zero
 };
 
 struct alignas(64) Company::Seat {
   std::atomic<uint32_t> left;  // it has gone, as planned
   std::atomic<int32_t> pid;
+  std::atomic<uint32_t> several;     // threads of its program use the group
+  std::atomic<uint32_t> ticket;      // the number of the wait that it is in, if that lasts
+  std::atomic<uint64_t> confirmed;   // over the tickets of all ranks
+  std::array<char, 232> story = {};  // ends with a zero
 };
 
 size_t Company::room(int ranks) {
@@ -66,17 +73,71 @@ void Company::raise(Counter& own, uint32_t value) const {
   if (own.sleepers > 0) futex_wake_all(own.value);
 }
 
-void Company::wait(std::span<Counter> counters, uint32_t value, Clock::time_point deadline) {
+void Company::used_by_this_thread() {
+  const auto id = std::hash<std::thread::id>()(std::this_thread::get_id());
+  size_t first = 0;
+  if (!thread_.compare_exchange_strong(first, id) && first != id) seat(rank_).several = 1;
+}
+
+bool Company::deadlocked(const Counter& counter, uint32_t value, Story story, bool& posted) {
+  auto& own = seat(rank_);
+  if (!posted) {
+    const auto words = story();
+    if (!words) return false;
+    own.confirmed = 0;
+    own.story.fill('\0');
+    std::string_view(*words).copy(own.story.data(), own.story.size() - 1);
+    own.ticket = ++last_ticket_;
+    posted = true;
+  }
+  const auto all_confirmed = [&](uint64_t hash) {
+    for (int r = 0; r < ranks_; r++) {
+      if (seat(r).confirmed != hash) return false;
+    }
+    return true;
+  };
+  // Others may have heard of it, and left, before this rank looked.
+  if (own.confirmed != 0 && all_confirmed(own.confirmed)) return true;
+  uint64_t hash = 1;
+  for (int r = 0; r < ranks_; r++) {
+    if (seat(r).ticket == 0 || seat(r).several != 0) return false;
+    hash = (hash ^ seat(r).ticket) * 0x9e3779b97f4a7c15ULL;
+  }
+  if (has_come(counter, value)) return false;  // only now: it may have come before that rank began to wait
+  own.confirmed = hash;
+  return all_confirmed(hash);
+}
+
+std::string Company::stories() const {
+  std::string result;
+  for (int r = 0; r < ranks_; r++) result += fmt::format("{}rank {}: {}", r == 0 ? "" : "; ", r, seat(r).story.data());
+  return result;
+}
+
+void Company::wait(std::span<Counter> counters, uint32_t value, Clock::time_point deadline, Story story, Deadlock deadlock) {
+  struct Posting {
+    std::atomic<uint32_t>& ticket;
+    bool posted = false;
+    ~Posting() {
+      if (posted) ticket = 0;
+    }
+  } posting{seat(rank_).ticket};
   for (auto& counter : counters) {
+    bool asleep = false;
     for (int spin = 0; spin < kSpins && !has_come(counter, value); spin++) pause();
     while (!has_come(counter, value)) {
       look_around(counters, value, deadline);
+      // Not before it has lasted a while: the words take time.
+      if (asleep && deadlocked(counter, value, story, posting.posted) && deadlock == Deadlock::Throw) {
+        throw LinkFailure{.kind = LinkFailure::Kind::Deadlocked, .ranks = {}, .reason = {}};
+      }
       const uint32_t seen = counter.value;
       if (has_come(counter, value)) break;
       const auto left = std::max(Clock::duration::zero(), deadline - Clock::now());
       counter.sleepers++;
       futex_wait(counter.value, seen, std::min<std::chrono::nanoseconds>(left, kLookAround));
       counter.sleepers--;
+      asleep = true;
     }
   }
 }
@@ -94,6 +155,18 @@ void Company::look_around(std::span<Counter> counters, uint32_t value, Clock::ti
   if (!missing.empty()) {
     throw LinkFailure{.kind = LinkFailure::Kind::Late, .ranks = std::move(missing), .reason = {}};
   }
+}
+
+void Company::fall_out_of_step() const {
+  header().out_of_step = 1;
+}
+
+void Company::back_in_step() const {
+  header().out_of_step = 0;
+}
+
+bool Company::in_step() const {
+  return header().out_of_step == 0;
 }
 
 void Company::abort(std::string_view reason) noexcept {

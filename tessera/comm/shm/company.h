@@ -2,6 +2,8 @@
 // or processes: the protocol is the same, so what the thread sanitizer says about threads holds for processes.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+
 #include <atomic>
 #include <cstdint>
 #include <mutex>
@@ -16,6 +18,12 @@
 #include "tessera/comm/shm/shared_block.h"
 
 namespace tessera {
+
+/// What the program of a rank waits for, in words; nothing while it does not wait. Asked for only where a wait lasts.
+using Story = c10::function_ref<std::optional<std::string>()>;
+
+/// What becomes of a wait when all ranks wait for each other.
+enum class Deadlock { Throw, WaitOn };
 
 /// How far one rank has come with something: written by that rank, waited for by the others. Lies in shared memory; begins as zeros.
 struct alignas(64) Counter {
@@ -41,10 +49,19 @@ class Company {
   /// This rank has come to `value`; all that it wrote before is seen by those who wait for that.
   void raise(Counter& own, uint32_t value) const;
   /// Waits until all have come to `value`, each with a counter of its own. Any thread may call it. Throws LinkFailure.
-  void wait(std::span<Counter> counters, uint32_t value, Clock::time_point deadline);
+  void wait(std::span<Counter> counters, uint32_t value, Clock::time_point deadline, Story story, Deadlock deadlock);
+  /// What each rank waits for, when all wait for each other.
+  std::string stories() const;
+  /// A thread of the program uses the group. Where several do, one may wait while another works, so nobody can tell a deadlock.
+  void used_by_this_thread();
   static bool has_come(const Counter& counter, uint32_t value) {
     return static_cast<int32_t>(counter.value.load(std::memory_order_acquire) - value) >= 0;
   }
+
+  /// Ranks have given up a wait for each other, so that what they do next may not fit together: until all are in step again.
+  void fall_out_of_step() const;
+  void back_in_step() const;
+  bool in_step() const;
 
   void abort(std::string_view reason) noexcept;
   void expect_running() const;  // throws LinkFailure if somebody has aborted
@@ -56,12 +73,17 @@ class Company {
   Header& header() const;
   Seat& seat(int rank) const;
   void look_around(std::span<Counter> counters, uint32_t value, Clock::time_point deadline);
+  /// Whether all ranks wait and none will come on. Each confirms, while it is awake, that it waits in vain as long as the others do; what
+  /// all have confirmed is true.
+  bool deadlocked(const Counter& counter, uint32_t value, Story story, bool& posted);
   /// How, if it is. A rank that has come to `value` may leave, but it must not die.
   std::optional<std::string> gone(int rank, const Counter& counter, uint32_t value);
 
   SharedBlock block_;
   int rank_;
   int ranks_;
+  std::atomic<size_t> thread_ = 0;  // of the program, the first that came
+  std::atomic<uint32_t> last_ticket_ = 0;
   std::mutex mutex_;
   std::vector<Fd> peers_;  // pid descriptors of ranks in other processes, for noticing their death
 };

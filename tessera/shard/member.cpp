@@ -1,0 +1,83 @@
+#include "tessera/shard/member.h"
+
+#include <fmt/format.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <memory>
+#include <typeinfo>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/shard/unit.h"
+
+namespace tessera {
+namespace {
+
+[[noreturn]] void refuse_gradient(const at::Tensor& shard) {
+  const auto found = locate(shard);
+  const auto which = found.parameter == nullptr ? std::string("a sharded parameter") : fmt::format("'{}'", found.parameter->name);
+  throw UsageError(fmt::format(
+      "{} was asked for its gradient, but its gradient is with its shard, which model->parameters() returns: take shard.grad(), or "
+      "tessera::full_grad(shard) for the whole. An optimizer that was made before fully_shard has to be made after it; one of "
+      "torch::optim can be moved instead, with tessera::rebind(optimizer, model)",
+      which));
+}
+
+}  // namespace
+
+Member::Member(at::Tensor shard) : shard_(std::move(shard)), trains_(shard_.requires_grad()) {
+  requires_grad_ = trains_;
+  // Whoever registers a hook finds the list and adds to it; libtorch would make one that the graph of the moment knows alone.
+  cpp_hooks_list_ = std::make_shared<torch::autograd::hooks_list>();
+}
+
+void Member::replace(const at::Tensor& whole, const at::Tensor& shard) {
+  auto* const impl = whole.unsafeGetTensorImpl();
+  std::unique_ptr<Member> member(new Member(shard));
+  if (auto* before = torch::autograd::impl::get_autograd_meta(whole)) {
+    if (before->cpp_hooks_list_) member->cpp_hooks_list_ = before->cpp_hooks_list_;
+    if (before->post_acc_grad_hooks_) torch::autograd::impl::set_post_acc_grad_hooks(shard, std::move(before->post_acc_grad_hooks_));
+    member->name_ = before->name_;
+  }
+  impl->set_autograd_meta(std::move(member));
+  impl->set_version_counter(c10::VariableVersion(whole._version()));  // views shared theirs
+}
+
+bool Member::requires_grad() const {
+  if (requires_grad_ != trains_) {
+    trains_ = requires_grad_;
+    shard_.unsafeGetTensorImpl()->set_requires_grad(trains_);
+  } else if (shard_.requires_grad() != trains_) {
+    trains_ = shard_.requires_grad();
+    const_cast<Member*>(this)->requires_grad_ = trains_;
+  }
+  return trains_;
+}
+
+const at::Tensor& Member::grad() const {
+  refuse_gradient(shard_);
+}
+
+at::Tensor& Member::mutable_grad() {
+  // retain_grad() would write this rank's whole gradient there.
+  if (torch::autograd::get_current_graph_task_id() != -1) refuse_gradient(shard_);
+  return shard_.mutable_grad();
+}
+
+at::Tensor Member::run_hooks(at::Tensor gradient) const {
+  for (const auto& hook : *cpp_hooks_list_) {
+    if (!hook) continue;  // it was removed
+    at::Tensor result(hook(gradient));
+    if (!result.defined()) continue;
+    if (result.sizes() != gradient.sizes()) throw UsageError("a hook on a whole parameter returned a gradient of another shape");
+    gradient = std::move(result);
+  }
+  return gradient;
+}
+
+Member* member_of(const at::Tensor& tensor) {
+  auto* const meta = tensor.unsafeGetTensorImpl()->autograd_meta();
+  return meta != nullptr && typeid(*meta) == typeid(Member) ? static_cast<Member*>(meta) : nullptr;
+}
+
+}  // namespace tessera

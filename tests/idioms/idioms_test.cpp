@@ -1,0 +1,160 @@
+// Runs the corpus, and makes the page of it: `test_idioms --page FILE` writes it.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <iostream>
+#include <sstream>
+
+#include "idiom.h"
+#include "tessera/comm/threads/run_ranks.h"
+
+namespace tessera::idioms {
+namespace {
+
+constexpr auto kLimit = std::chrono::seconds(5);
+
+struct Trial {
+  std::string chapter;
+  Idiom idiom;
+  friend std::ostream& operator<<(std::ostream& out, const Trial& trial) { return out << trial.idiom.what; }
+};
+
+/// The records of every rank.
+std::vector<std::vector<at::Tensor>> run(const Idiom& idiom, const Setting& setting) {
+  std::vector<std::vector<at::Tensor>> records(static_cast<size_t>(setting.ranks));
+  run_ranks(
+      setting.ranks,
+      [&](const Communicator& world) {
+        Run own(world, setting);
+        idiom.act(own);
+        records[static_cast<size_t>(world.rank())] = own.records();
+      },
+      {.limit = kLimit});
+  return records;
+}
+
+std::string name_of(const Setting& setting) {
+  return std::to_string(setting.ranks) + " ranks, " + (setting.optimizer == By::Tessera ? "Tessera's" : "torch's") + " optimizer, " +
+         (setting.sharded == Residency::Gathered ? "gathered" : "node-shared");
+}
+
+void expect_equal(const Idiom& idiom, const Setting& setting, const std::vector<std::vector<at::Tensor>>& expected) {
+  const auto actual = run(idiom, setting);
+  for (size_t rank = 0; rank < expected.size(); rank++) {
+    ASSERT_FALSE(expected[rank].empty()) << "nothing was recorded";
+    ASSERT_EQ(actual[rank].size(), expected[rank].size()) << "rank " << rank;
+    for (size_t i = 0; i < expected[rank].size(); i++) {
+      const auto &one = actual[rank][i], &other = expected[rank][i];
+      ASSERT_EQ(one.sizes(), other.sizes()) << "rank " << rank << ", record " << i;
+      const bool same = idiom.within == 0 ? at::equal(one, other) : at::allclose(one, other.to(one.scalar_type()), idiom.within, idiom.within);
+      ASSERT_TRUE(same) << "rank " << rank << ", record " << i << ": " << one.flatten().slice(0, 0, 8) << " instead of "
+                        << other.flatten().slice(0, 0, 8);
+    }
+  }
+}
+
+void expect_refused(const Idiom& idiom, const Setting& setting) {
+  std::string said;
+  try {
+    run(idiom, setting);
+  } catch (const std::exception& error) {
+    said = error.what();
+  }
+  ASSERT_FALSE(said.empty()) << "no error came";
+  ASSERT_NE(said.find(idiom.refused), std::string::npos) << said;
+}
+
+class Corpus : public ::testing::TestWithParam<Trial> {};
+
+TEST_P(Corpus, EndsInTheSameNumbersOrInAnError) {
+  const auto& idiom = GetParam().idiom;
+  for (const int ranks : {2, 3}) {
+    for (const auto optimizer : {By::Tessera, By::Torch}) {
+      const Setting plain{.ranks = ranks, .optimizer = optimizer};
+      std::vector<std::vector<at::Tensor>> expected;
+      if (idiom.refused.empty()) expected = run(idiom, plain);
+      for (const auto residence : {Residency::NodeShared, Residency::Gathered}) {
+        auto setting = plain;
+        setting.sharded = residence;
+        SCOPED_TRACE(name_of(setting));
+        if (idiom.refused.empty()) {
+          expect_equal(idiom, setting, expected);
+        } else {
+          expect_refused(idiom, setting);
+        }
+        if (::testing::Test::HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+std::vector<Trial> trials() {
+  std::vector<Trial> result;
+  for (const auto& chapter : corpus()) {
+    for (const auto& idiom : chapter.idioms) result.push_back({.chapter = chapter.title, .idiom = idiom});
+  }
+  return result;
+}
+
+/// "Hooks_aHookOnAShard": letters and digits are all that a test's name may have.
+std::string test_name(const ::testing::TestParamInfo<Trial>& info) {
+  const auto camel = [](const std::string& text) {
+    std::string result;
+    bool upper = false;
+    for (const char c : text) {
+      if (std::isalnum(static_cast<unsigned char>(c)) == 0) {
+        upper = true;
+      } else {
+        result += upper ? static_cast<char>(std::toupper(static_cast<unsigned char>(c))) : c;
+        upper = false;
+      }
+    }
+    return result;
+  };
+  return camel(info.param.chapter) + "_" + camel(info.param.idiom.what);
+}
+
+INSTANTIATE_TEST_SUITE_P(, Corpus, ::testing::ValuesIn(trials()), test_name);
+
+std::string page() {
+  std::ostringstream text;
+  size_t equal = 0, refused = 0;
+  for (const auto& trial : trials()) (trial.idiom.refused.empty() ? equal : refused)++;
+  text << "# Idioms\n\n"
+          "What programs do with models, and what becomes of it once the model is sharded. Each row is run by the tests: once with plain\n"
+          "libtorch and gradients averaged over the ranks, and sharded with 2 and 3 ranks, in memory that they share and gathered, with\n"
+          "Tessera's optimizers and with torch's. It ends in the same numbers, to the bit unless a bound is given, or in an error on the\n"
+          "line that causes it. This page is made from the tests: `build/tests/test_idioms --page docs/idioms.md`.\n\n"
+       << equal + refused << " idioms: " << equal << " equal, " << refused << " refused.\n";
+  for (const auto& chapter : corpus()) {
+    text << "\n## " << chapter.title << "\n\n| idiom | | what the error says, or what to know |\n| --- | --- | --- |\n";
+    for (const auto& idiom : chapter.idioms) {
+      text << "| " << idiom.what << " | " << (idiom.refused.empty() ? "equal" : "refused") << " | ";
+      if (!idiom.refused.empty()) text << "\"" << idiom.refused << "\"";
+      if (idiom.within > 0) text << "within " << idiom.within << ": " << idiom.because;
+      if (!idiom.remark.empty()) text << (idiom.refused.empty() && idiom.within == 0 ? "" : "; ") << idiom.remark;
+      text << " |\n";
+    }
+  }
+  return text.str();
+}
+
+TEST(Page, IsMadeFromTheCorpus) {
+  std::ifstream file(TESSERA_IDIOMS_PAGE);
+  std::stringstream text;
+  text << file.rdbuf();
+  EXPECT_TRUE(text.str() == page()) << "docs/idioms.md is not up to date; write it anew with: test_idioms --page docs/idioms.md";
+  EXPECT_GE(trials().size(), 150);
+}
+
+}  // namespace
+}  // namespace tessera::idioms
+
+int main(int argc, char** argv) {
+  if (argc == 3 && std::string(argv[1]) == "--page") {
+    std::ofstream(argv[2]) << tessera::idioms::page();
+    return 0;
+  }
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,365 @@
+// What depends on the rank: batches, orders, steps that are left out, shards of nothing, and ranks that part ways.
+#include <algorithm>
+
+#include "idiom.h"
+#include "tessera/shard/full_params.h"
+#include "tessera/shard/model.h"
+
+namespace tessera::idioms {
+namespace {
+
+namespace nn = torch::nn;
+using Tensors = std::vector<at::Tensor>;
+
+struct Mlp : nn::Module {
+  nn::Linear first{nullptr}, second{nullptr};
+  Mlp() {
+    first = register_module("first", nn::Linear(6, 5));
+    second = register_module("second", nn::Linear(5, 3));
+    fill(*this);
+  }
+  at::Tensor forward(const at::Tensor& x) { return second(torch::tanh(first(x))); }
+};
+
+at::Tensor loss_of(const Run& run, Mlp& model, int step) {
+  return model.forward(run.batch({4, 6}, step)).pow(2).mean();
+}
+
+std::shared_ptr<Mlp> nested(Run& run) {
+  const auto model = std::make_shared<Mlp>();
+  run.shard_nested(model);
+  return model;
+}
+std::shared_ptr<Mlp> one_unit(Run& run) {
+  const auto model = std::make_shared<Mlp>();
+  run.shard(model);
+  return model;
+}
+
+void learn(const Run& run, const Steps& optimizer, const at::Tensor& loss) {
+  run.backward(loss);
+  optimizer.step();
+  optimizer.zero_grad();
+}
+
+void train(Run& run, Mlp& model, const Steps& optimizer) {
+  run.train(model, [&](int step) { return loss_of(run, model, step); }, optimizer);
+}
+
+/// This rank leaves out a step that others take.
+void leave_out(const Run& run, const Steps& optimizer, const nn::Module& model) {
+  if (!run.sharded()) return;
+  optimizer.ours() != nullptr ? optimizer.ours()->skip_step() : skip_step(model);
+}
+
+/// After this it does not matter any more who took a step.
+void make_alike(const Run& run, const nn::Module& model) {
+  const torch::NoGradGuard no_grad;
+  double value = 0.1;
+  for (const auto& parameter : run.parameters(model)) {
+    parameter.clamp_(value, value);
+    value += 0.05;
+  }
+}
+
+}  // namespace
+
+Chapter ranks() {
+  return {
+      .title = "Ranks that differ",
+      .idioms = {
+      {.what = "batches of another size on each rank", .act = [](Run& run) {
+        const auto model = nested(run);
+        const auto loss = [&](int step) { return model->forward(run.batch({2 + run.rank(), 6}, step)).pow(2).mean(); };
+        run.train(*model, loss, run.adamw(*model));
+       }},
+      {.what = "an empty batch on one rank", .act = [](Run& run) {
+        const auto model = nested(run);
+        const auto loss = [&](int step) {
+          const int64_t rows = run.rank() == step % run.ranks() ? 0 : 4;
+          return model->forward(run.batch({rows, 6}, step)).pow(2).sum() / 4;
+        };
+        run.train(*model, loss, run.sgd(*model, 0.02));
+       }},
+      {.what = "a rank without labels, whose loss is `y.sum() * 0`", .act = [](Run& run) {
+        const auto model = one_unit(run);
+        const auto loss = [&](int step) {
+          const auto y = model->forward(run.batch({4, 6}, step));
+          return run.rank() == 1 ? y.sum() * 0 : y.pow(2).mean();
+        };
+        run.train(*model, loss, run.adamw(*model));
+       }},
+      {.what = "losses weighted by how many samples each rank has, agreed on by `all_reduce`", .act = [](Run& run) {
+        const auto model = nested(run);
+        const auto loss = [&](int step) {
+          const int64_t rows = 1 + (run.rank() + step) % 3;
+          auto total = torch::full({}, static_cast<double>(rows));
+          run.world().all_reduce(total).wait();
+          return model->forward(run.batch({rows, 6}, step)).pow(2).sum() * run.ranks() / total.to(at::kFloat);
+        };
+        run.train(*model, loss, run.sgd(*model, 0.02));
+       }},
+      {.what = "a cell in one unit that each rank runs as often as its sequence is long", .act = [](Run& run) {
+        nn::GRUCell cell(5, 4);
+        fill(*cell);
+        run.shard(cell);
+        const auto loss = [&](int step) {
+          auto h = torch::zeros({2, 4});
+          for (int i = 0; i < 2 + run.rank(); i++) h = cell(run.batch({2, 5}, 10 * step + i), h);
+          return h.pow(2).mean();
+        };
+        run.train(*cell, loss, run.adamw(*cell));
+       }},
+      {.what = "parameters of fewer values than there are ranks", .act = [](Run& run) {
+        struct Model : nn::Module {
+          at::Tensor scale = register_parameter("scale", torch::full({1}, 0.5));
+          at::Tensor shift = register_parameter("shift", torch::full({}, 0.25));
+          at::Tensor last = register_parameter("last", values({2, 1}));
+        };
+        const auto model = std::make_shared<Model>();
+        run.shard(model);
+        const auto loss = [&](int step) { return (run.batch({4, 2}, step) * model->scale + model->shift).mm(model->last).pow(2).mean(); };
+        run.train(*model, loss, run.adamw(*model));
+       }, .remark = "some ranks have an empty shard of them"},
+      {.what = "a unit of one value, beside others", .act = [](Run& run) {
+        struct Model : Mlp {
+          nn::Linear gain = register_module("gain", nn::Linear(nn::LinearOptions(1, 1).bias(false)));
+          at::Tensor forward(const at::Tensor& x) { return gain(Mlp::forward(x).view({-1, 1})); }
+        };
+        const auto model = std::make_shared<Model>();
+        fill(*model);
+        run.shard_nested(model);
+        run.train(*model, [&](int step) { return model->forward(run.batch({4, 6}, step)).pow(2).mean(); }, run.sgd(*model));
+       }},
+      {.what = "a parameter without values", .act = [](Run& run) {
+        struct Model : Mlp {
+          at::Tensor nothing = register_parameter("nothing", torch::zeros({0, 3}));
+        };
+        const auto model = std::make_shared<Model>();
+        run.shard(model);
+        const auto loss = [&](int step) { return loss_of(run, *model, step) + model->nothing.sum(); };
+        run.train(*model, loss, run.adamw(*model));
+       }},
+      {.what = "parameters updated by hand in another order on every other rank", .act = [](Run& run) {
+        const auto model = nested(run);
+        auto parameters = run.parameters(*model);
+        if (run.rank() % 2 == 1) std::reverse(parameters.begin(), parameters.end());
+        for (int step = 0; step < 4; step++) {
+          const auto loss = loss_of(run, *model, step);
+          run.backward(loss);
+          {
+            const torch::NoGradGuard no_grad;
+            for (const auto& parameter : parameters) parameter.sub_(parameter.grad() * 0.1);
+          }
+          model->zero_grad();
+          run.record(loss);
+        }
+        run.record_parameters(*model);
+       }},
+      {.what = "two optimizers that step in another order on every other rank", .act = [](Run& run) {
+        const auto model = nested(run);
+        const auto one = run.adamw(*model->first), other = run.sgd(*model->second);
+        for (int step = 0; step < 4; step++) {
+          const auto loss = loss_of(run, *model, step);
+          run.backward(loss);
+          (run.rank() % 2 == 0 ? one : other).step();
+          (run.rank() % 2 == 0 ? other : one).step();
+          model->zero_grad();
+          run.record(loss);
+        }
+        run.record_parameters(*model);
+       }},
+      {.what = "gradients dropped on some ranks and set to zero on others", .act = [](Run& run) {
+        const auto model = nested(run);
+        const auto optimizer = run.sgd(*model);
+        for (int step = 0; step < 4; step++) {
+          const auto loss = loss_of(run, *model, step);
+          run.backward(loss);
+          optimizer.step();
+          for (const auto& parameter : run.parameters(*model)) {
+            if (run.rank() == 0) {
+              parameter.mutable_grad() = at::Tensor();
+            } else {
+              parameter.mutable_grad().zero_();
+            }
+          }
+          run.record(loss);
+        }
+        run.record_parameters(*model);
+       }},
+      {.what = "a step that one rank leaves out with `skip_step`, before weights are made alike", .act = [](Run& run) {
+        const auto model = nested(run);
+        const auto optimizer = run.sgd(*model, 0.1, /*momentum=*/0);
+        for (int step = 0; step < 3; step++) {
+          run.backward(loss_of(run, *model, step));
+          if (run.rank() == 1) {
+            leave_out(run, optimizer, *model);
+          } else {
+            optimizer.step();
+          }
+          optimizer.zero_grad();
+          make_alike(run, *model);
+          run.record(model->forward(run.batch({4, 6}, step)));
+        }
+        train(run, *model, run.adamw(*model));
+       }},
+      {.what = "steps that the ranks leave out in turn, in one unit", .act = [](Run& run) {
+        const auto model = one_unit(run);
+        const auto optimizer = run.sgd(*model, 0.1, /*momentum=*/0);
+        for (int step = 0; step < 4; step++) {
+          run.backward(loss_of(run, *model, step));
+          if (run.rank() == step % run.ranks()) {
+            leave_out(run, optimizer, *model);
+          } else {
+            optimizer.step();
+          }
+          optimizer.zero_grad();
+        }
+        make_alike(run, *model);
+        train(run, *model, run.sgd(*model));
+       }},
+      {.what = "rank 0 alone reads whole weights, within `full_params` on all ranks", .act = [](Run& run) {
+        const auto model = nested(run);
+        const auto loss = [&](int step) {
+          {
+            const auto whole = full_params(*model);
+            const torch::NoGradGuard no_grad;
+            if (run.rank() == 0) run.record(model->forward(run.batch({4, 6}, 20)) * model->first->weight.norm());
+          }
+          return loss_of(run, *model, step);
+        };
+        run.train(*model, loss, run.adamw(*model));
+       }},
+      {.what = "a metric of all ranks by `all_reduce`, between forward and backward", .act = [](Run& run) {
+        const auto model = nested(run);
+        const auto loss = [&](int step) {
+          const auto value = loss_of(run, *model, step);
+          auto mean = value.detach().clone();
+          run.world().all_reduce(mean, {.op = Reduce::Mean}).wait();
+          run.record(mean);
+          return value;
+        };
+        run.train(*model, loss, run.sgd(*model));
+       }},
+      {.what = "training that ends when one rank wants it to, as agreed by `all_reduce`", .act = [](Run& run) {
+        const auto model = nested(run);
+        const auto optimizer = run.adamw(*model);
+        for (int step = 0; step < 10; step++) {
+          auto enough = torch::full({}, run.rank() == 1 && step == 3 ? 1.0 : 0.0);
+          run.world().all_reduce(enough, {.op = Reduce::Max}).wait();
+          if (enough.item<double>() > 0) break;
+          learn(run, optimizer, loss_of(run, *model, step));
+        }
+        run.record_parameters(*model);
+       }},
+      {.what = "an exception before forward on one rank, which takes its last batch again", .act = [](Run& run) {
+        const auto model = nested(run);
+        const auto loss = [&](int step) {
+          try {
+            if (run.rank() == 0 && step == 2) throw std::runtime_error("broken sample");
+            return loss_of(run, *model, step);
+          } catch (const std::runtime_error&) {
+            return loss_of(run, *model, step - 1);
+          }
+        };
+        run.train(*model, loss, run.adamw(*model));
+       }},
+      {.what = "other weights on every rank at first, with `Start::FromRank0`", .act = [](Run& run) {
+        const auto model = std::make_shared<Mlp>();
+        {
+          const torch::NoGradGuard no_grad;
+          for (auto& parameter : model->parameters()) parameter.add_(run.sharded() ? 0.1 * run.rank() : 0);
+        }
+        run.shard_nested(model, {.mesh = run.world(), .start = Start::FromRank0});
+        train(run, *model, run.adamw(*model));
+       }},
+      {.what = "other weights on every rank at first, without it", .act = [](Run& run) {
+        const auto model = std::make_shared<Mlp>();
+        {
+          const torch::NoGradGuard no_grad;
+          model->first->bias.add_(run.rank());
+        }
+        run.shard_nested(model);
+        train(run, *model, run.adamw(*model));
+       }, .refused = "brought different parameters"},
+      {.what = "another number of micro-batches on one rank", .act = [](Run& run) {
+        const auto model = nested(run);
+        const auto optimizer = run.adamw(*model);
+        for (int step = 0; step < 3; step++) {
+          if (run.rank() == 1) run.backward(loss_of(run, *model, step + 10));
+          learn(run, optimizer, loss_of(run, *model, step));
+        }
+       }, .refused = "rank"},
+      {.what = "a unit that one rank does not use", .act = [](Run& run) {
+        const auto model = nested(run);
+        const auto optimizer = run.sgd(*model);
+        for (int step = 0; step < 3; step++) {
+          const auto x = run.batch({4, 6}, step);
+          learn(run, optimizer, (run.rank() == 1 ? model->first(x) : model->forward(x)).pow(2).mean());
+        }
+       }, .refused = "rank"},
+      {.what = "parameters of a unit that one rank does not use", .act = [](Run& run) {
+        const auto model = one_unit(run);
+        const auto optimizer = run.sgd(*model);
+        for (int step = 0; step < 3; step++) {
+          const auto x = run.batch({4, 6}, step);
+          learn(run, optimizer, (run.rank() == 1 ? model->first(x) : model->forward(x)).pow(2).mean());
+        }
+       }, .refused = "without second.weight, second.bias"},
+      {.what = "units that the ranks use in different orders", .act = [](Run& run) {
+        const auto one = std::make_shared<nn::LinearImpl>(5, 5), other = std::make_shared<nn::LinearImpl>(5, 5);
+        for (const auto& layer : {one, other}) {
+          fill(*layer);
+          run.shard(layer);
+        }
+        auto x = run.batch({4, 5});
+        x = (run.rank() == 0 ? one : other)->forward(x);
+        x = (run.rank() == 0 ? other : one)->forward(x);
+        run.backward(x.pow(2).mean());
+       }, .refused = "ranks disagree"},
+      {.what = "a forward pass on rank 0 alone, while the others go on to a barrier", .act = [](Run& run) {
+        const auto model = nested(run);
+        const torch::NoGradGuard no_grad;
+        if (run.rank() == 0) (void)model->forward(run.batch({4, 6}));
+        run.world().barrier();
+       }, .refused = "ranks disagree"},
+      {.what = "an optimizer over a part of the model on one rank", .act = [](Run& run) {
+        const auto model = nested(run);
+        const auto optimizer = run.rank() == 1 ? run.adamw(*model->first) : run.adamw(*model);
+        for (int step = 0; step < 4; step++) {
+          run.backward(loss_of(run, *model, step));
+          optimizer.step();
+          model->zero_grad();
+        }
+       }, .refused = "rank"},
+      {.what = "a step that one rank leaves out without saying so", .act = [](Run& run) {
+        const auto model = nested(run);
+        const auto optimizer = run.sgd(*model);
+        for (int step = 0; step < 4; step++) {
+          run.backward(loss_of(run, *model, step));
+          if (run.rank() != 1 || step != 1) optimizer.step();
+          optimizer.zero_grad();
+        }
+       }, .refused = "rank", .remark = "`skip_step` says so"},
+      {.what = "a rank that leaves training early", .act = [](Run& run) {
+        const auto model = nested(run);
+        const auto optimizer = run.adamw(*model);
+        for (int step = 0; step < 4 - run.rank(); step++) learn(run, optimizer, loss_of(run, *model, step));
+       }, .refused = "rank"},
+      {.what = "a layer that only one rank freezes", .act = [](Run& run) {
+        const auto model = nested(run);
+        if (run.rank() == 1) set_requires_grad(*model->first, Training::Frozen);
+        train(run, *model, run.adamw(*model));
+       }, .refused = "rank"},
+      {.what = "a rank that ends with an exception of the program's", .act = [](Run& run) {
+        const auto model = nested(run);
+        const auto optimizer = run.sgd(*model);
+        for (int step = 0; step < 4; step++) {
+          if (run.rank() == 1 && step == 2) throw std::runtime_error("no such file: shard 17");
+          learn(run, optimizer, loss_of(run, *model, step));
+        }
+       }, .refused = "no such file: shard 17", .remark = "the others are woken with an error that names the rank"},
+      }};
+}
+
+}  // namespace tessera::idioms

@@ -1,0 +1,366 @@
+// Changing parameters other than by an optimizer: in place, through views and pointers, inside and outside of tessera::full_params.
+#include <cstring>
+
+#include "idiom.h"
+#include "tessera/shard/full_params.h"
+
+namespace tessera::idioms {
+namespace {
+
+namespace nn = torch::nn;
+
+/// 5 -> 7 -> 3: neither 2 nor 3 ranks divide all of it.
+struct Net : nn::Module {
+  nn::Linear a{nullptr}, b{nullptr};
+  Net() {
+    a = register_module("a", nn::Linear(5, 7));
+    b = register_module("b", nn::Linear(7, 3));
+    fill(*this);
+  }
+  at::Tensor forward(const at::Tensor& x) { return b(torch::tanh(a(x))); }
+};
+
+at::Tensor loss_of(const Run& run, Net& net, int step) {
+  return net.forward(run.batch({4, 5}, step)).pow(2).mean();
+}
+
+/// Four steps, each of which ends with what the idiom does.
+void train(Run& run, Net& net, const std::function<void()>& at_end) {
+  const auto optimizer = run.adamw(net);
+  for (int step = 0; step < 4; step++) {
+    const auto loss = loss_of(run, net, step);
+    run.backward(loss);
+    optimizer.step();
+    optimizer.zero_grad();
+    const torch::NoGradGuard no_grad;
+    at_end();
+    run.record(loss);
+  }
+  run.record(loss_of(run, net, 9));
+  run.record_parameters(net);
+}
+
+/// Four steps, after each of which every parameter is given to the idiom.
+void train_each(Run& run, void (*change)(at::Tensor parameter)) {
+  Net net;
+  run.shard_nested(net);
+  train(run, net, [&] {
+    for (const auto& parameter : run.parameters(net)) change(parameter);
+  });
+}
+
+/// What a sharded program writes around access to whole parameters.
+std::optional<FullParams> whole(const Run& run, const nn::Module& model, Access access) {
+  if (!run.sharded()) return std::nullopt;
+  return full_params(model, access);
+}
+
+/// In a sharded run alone: a write that is refused.
+void write_whole(Run& run, const std::function<void(Net&)>& write) {
+  Net net;
+  run.shard_nested(net);
+  net.forward(run.batch({4, 5}));
+  const torch::NoGradGuard no_grad;
+  write(net);
+}
+
+}  // namespace
+
+Chapter writing() {
+  return {.title = "Writing parameters", .idioms = {
+    // --- In place, all parameters alike ---
+    {.what = "`p.clamp_(-0.2, 0.2)` after each step", .act = [](Run& run) {
+       train_each(run, [](at::Tensor p) { p.clamp_(-0.2, 0.2); });
+     }},
+    {.what = "weight decay by hand, `p.mul_(0.9)`", .act = [](Run& run) {
+       train_each(run, [](at::Tensor p) { p.mul_(0.9); });
+     }},
+    {.what = "writes through `p.data()` and `p.detach()`", .act = [](Run& run) {
+       train_each(run, [](at::Tensor p) {
+         p.data().mul_(0.5);
+         p.detach().add_(0.25);
+       });
+     }},
+    {.what = "writes through a view, `p.view({-1})`", .act = [](Run& run) {
+       train_each(run, [](at::Tensor p) { p.view({-1}).mul_(0.5); });
+     }},
+    {.what = "small weights to zero, `p.masked_fill_(p.abs() < 0.1, 0)`", .act = [](Run& run) {
+       train_each(run, [](at::Tensor p) { p.masked_fill_(p.abs() < 0.1, 0); });
+     }},
+    {.what = "`p.copy_(torch::where(p > 0, p, 0.5 * p))`", .act = [](Run& run) {
+       train_each(run, [](at::Tensor p) { p.copy_(torch::where(p > 0, p, 0.5 * p)); });
+     }},
+    {.what = "soft shrinkage, `p.sign() * (p.abs() - t).clamp_min(0)`", .act = [](Run& run) {
+       train_each(run, [](at::Tensor p) { p.copy_(p.sign() * (p.abs() - 0.03125).clamp_min(0)); });
+     }},
+    {.what = "decay of matrices only, told by `p.dim() >= 2`", .act = [](Run& run) {
+       train_each(run, [](at::Tensor p) {
+         if (p.dim() >= 2) p.mul_(0.75);
+       });
+     }},
+    {.what = "`torch::_foreach_mul_` over all parameters", .act = [](Run& run) {
+       Net net;
+       run.shard_nested(net);
+       train(run, net, [&] { torch::_foreach_mul_(run.parameters(net), 0.9); });
+     }},
+    {.what = "gradient descent by hand, `p.sub_(p.grad() * lr)`", .act = [](Run& run) {
+       Net net;
+       run.shard(net);
+       for (int step = 0; step < 4; step++) {
+         const auto loss = loss_of(run, net, step);
+         run.backward(loss);
+         const torch::NoGradGuard no_grad;
+         for (auto& p : run.parameters(net)) {
+           p.sub_(p.grad() * 0.125);
+           p.mutable_grad() = at::Tensor();
+         }
+         run.record(loss);
+       }
+       run.record_parameters(net);
+     }},
+    {.what = "the weights of one layer reset to zero in mid-run", .act = [](Run& run) {
+       Net net;
+       run.shard_nested(net);
+       int step = 0;
+       train(run, net, [&] {
+         if (step++ != 1) return;
+         for (auto& p : run.parameters(*net.b)) p.zero_();
+       });
+     }},
+    // --- Averages and copies ---
+    {.what = "exponential averages of the parameters, written back at the end", .act = [](Run& run) {
+       Net net;
+       run.shard_nested(net);
+       const auto parameters = run.parameters(net);
+       std::vector<at::Tensor> averages;
+       for (const auto& p : parameters) averages.push_back(p.detach().clone());
+       train(run, net, [&] {
+         for (size_t i = 0; i < averages.size(); i++) averages[i].mul_(0.75).add_(parameters[i], 0.25);
+       });
+       const torch::NoGradGuard no_grad;
+       for (size_t i = 0; i < averages.size(); i++) at::Tensor(parameters[i]).copy_(averages[i]);
+       run.record(loss_of(run, net, 1));
+       run.record_parameters(net);
+     }},
+    {.what = "evaluation with averaged parameters, then back to the trained ones", .act = [](Run& run) {
+       Net net;
+       run.shard(net);
+       const auto parameters = run.parameters(net);
+       std::vector<at::Tensor> averages;
+       for (const auto& p : parameters) averages.push_back(p.detach().clone());
+       train(run, net, [&] {
+         std::vector<at::Tensor> trained;
+         for (size_t i = 0; i < averages.size(); i++) {
+           averages[i].mul_(0.5).add_(parameters[i] * 0.5);
+           trained.push_back(parameters[i].detach().clone());
+           at::Tensor(parameters[i]).copy_(averages[i]);
+         }
+         run.record(loss_of(run, net, 5));
+         for (size_t i = 0; i < averages.size(); i++) at::Tensor(parameters[i]).copy_(trained[i]);
+       });
+     }},
+    {.what = "a target network, `target_p.copy_(tau * p + (1 - tau) * target_p)`, both sharded alike", .act = [](Run& run) {
+       Net net, target;
+       for (auto& p : target.parameters()) p.set_requires_grad(false);
+       run.shard_nested(net);
+       run.shard_nested(target);
+       const auto from = run.parameters(net), to = run.parameters(target);
+       train(run, net, [&] {
+         for (size_t i = 0; i < to.size(); i++) at::Tensor(to[i]).copy_(0.25 * from[i] + 0.75 * to[i]);
+         run.record(target.forward(run.batch({4, 5})));
+       });
+       run.record_parameters(target);
+     }},
+    {.what = "the mean of the parameters of several steps (stochastic weight averaging)", .act = [](Run& run) {
+       Net net;
+       run.shard(net);
+       std::vector<at::Tensor> sums;
+       train(run, net, [&] {
+         const auto parameters = run.parameters(net);
+         for (size_t i = 0; i < parameters.size(); i++) {
+           if (sums.size() <= i) sums.push_back(torch::zeros_like(parameters[i]));
+           sums[i].add_(parameters[i]);
+         }
+       });
+       const torch::NoGradGuard no_grad;
+       const auto parameters = run.parameters(net);
+       for (size_t i = 0; i < sums.size(); i++) at::Tensor(parameters[i]).copy_(sums[i] / 4);
+       run.record(loss_of(run, net, 2));
+     }},
+    // --- Whole parameters, inside of full_params ---
+    {.what = "`nn::init` inside of `tessera::full_params`, before training", .act = [](Run& run) {
+       Net net;
+       run.shard_nested(net);
+       {
+         const auto guard = whole(run, net, Access::Write);
+         nn::init::eye_(net.a->weight);
+         nn::init::constant_(net.a->bias, 0.1);
+         nn::init::ones_(net.b->weight);
+       }
+       train(run, net, [] {});
+     }},
+    {.what = "`model.apply(init)` inside of `tessera::full_params`", .act = [](Run& run) {
+       Net net;
+       run.shard_nested(net);
+       {
+         const auto guard = whole(run, net, Access::Write);
+         const torch::NoGradGuard no_grad;
+         net.apply([](nn::Module& module) {
+           if (auto* layer = module.as<nn::LinearImpl>()) layer->weight.copy_(values(layer->weight.sizes(), 4));
+         });
+       }
+       train(run, net, [] {});
+     }},
+    {.what = "rows scaled to length 1 after each step, inside of `tessera::full_params`", .act = [](Run& run) {
+       Net net;
+       run.shard_nested(net);
+       train(run, net, [&] {
+         const auto guard = whole(run, net, Access::Write);
+         net.a->weight.div_(net.a->weight.norm(2, 1, true));
+       });
+     }},
+    {.what = "a projection onto symmetric matrices of one layer, which alone is made whole", .act = [](Run& run) {
+       Net net;
+       run.shard_nested(net);
+       train(run, net, [&] {
+         const auto guard = whole(run, *net.b, Access::Write);
+         const auto square = net.b->weight.narrow(1, 0, 3);
+         square.copy_((square + square.t()) * 0.5);
+       });
+     }},
+    {.what = "one row set, `weight[2].zero_()`, inside of `tessera::full_params`", .act = [](Run& run) {
+       Net net;
+       run.shard(net);
+       train(run, net, [&] {
+         const auto guard = whole(run, net, Access::Write);
+         net.a->weight[2].zero_();
+         net.a->bias.index_put_({2}, 0.5);
+       });
+     }},
+    {.what = "an accessor that reads and writes inside of `tessera::full_params`", .act = [](Run& run) {
+       Net net;
+       run.shard_nested(net);
+       train(run, net, [&] {
+         const auto guard = whole(run, net, Access::Write);
+         auto weight = net.a->weight.accessor<float, 2>();
+         for (int64_t i = 0; i < weight.size(0); i++) weight[i][0] += 0.5F * weight[i][4];
+       });
+     }},
+    {.what = "weights copied out by pointer inside of `tessera::full_params`, for reading", .act = [](Run& run) {
+       Net net;
+       run.shard_nested(net);
+       train(run, net, [&] {
+         const auto guard = whole(run, net, Access::Read);
+         const auto* begin = net.b->weight.const_data_ptr<float>();
+         const std::vector<float> copy(begin, begin + net.b->weight.numel());
+         run.record(torch::tensor(copy));
+       });
+     }},
+    // --- Raw pointers to shards ---
+    {.what = "`p.data_ptr<float>()` of every parameter, asked for in each step", .act = [](Run& run) {
+       train_each(run, [](at::Tensor p) {
+         auto* values = p.data_ptr<float>();
+         for (int64_t i = 0; i < p.numel(); i++) values[i] *= 0.5F;
+       });
+     }},
+    {.what = "`p.accessor` over every matrix, asked for in each step", .act = [](Run& run) {
+       train_each(run, [](at::Tensor p) {
+         if (p.dim() != 2) return;
+         auto values = p.accessor<float, 2>();
+         for (int64_t i = 0; i < values.size(0); i++) {
+           for (int64_t j = 0; j < values.size(1); j++) values[i][j] = std::min(values[i][j], 0.25F);
+         }
+       });
+     }},
+    {.what = "`torch::from_blob` over a parameter's memory, made anew in each step", .act = [](Run& run) {
+       train_each(run, [](at::Tensor p) { torch::from_blob(p.data_ptr<float>(), {p.numel()}).mul_(0.5); });
+     }},
+    {.what = "`std::memcpy` from a copy of the parameters that was made earlier", .act = [](Run& run) {
+       Net net;
+       run.shard_nested(net);
+       std::vector<std::vector<float>> first;
+       for (const auto& p : run.parameters(net)) {
+         const auto* begin = p.const_data_ptr<float>();
+         first.emplace_back(begin, begin + p.numel());
+       }
+       int step = 0;
+       train(run, net, [&] {
+         if (step++ != 2) return;
+         const auto parameters = run.parameters(net);
+         for (size_t i = 0; i < first.size(); i++) {
+           auto* to = parameters[i].data_ptr<float>();
+           if (!first[i].empty()) std::memcpy(to, first[i].data(), first[i].size() * sizeof(float));
+         }
+       });
+     }},
+    {.what = "a pointer to a parameter that is kept, and written through in later steps", .act = [](Run& run) {
+       Net net;
+       run.shard_nested(net);
+       const auto parameter = run.parameters(net)[0];
+       auto* kept = parameter.data_ptr<float>();
+       train(run, net, [&] { kept[0] = 0.5F; });
+     }, .refused = "kept from before"},
+    {.what = "`torch::from_blob` over a parameter's memory, kept over steps", .act = [](Run& run) {
+       Net net;
+       run.shard_nested(net);
+       const auto parameter = run.parameters(net)[0];
+       auto kept = torch::from_blob(parameter.data_ptr<float>(), {parameter.numel()});
+       train(run, net, [&] { kept.fill_(0.5); });
+     }, .refused = "kept from before"},
+    // --- Refused ---
+    {.what = "`layer->weight.data_ptr()` of a whole parameter", .act = [](Run& run) {
+       Net net;
+       run.shard_nested(net);
+       net.a->weight.data_ptr<float>()[0] = 1;
+     }, .refused = "raw pointers need tessera::full_params"},
+    {.what = "an accessor over a whole parameter", .act = [](Run& run) {
+       Net net;
+       run.shard_nested(net);
+       run.record(net.a->weight.accessor<float, 2>()[0][0]);
+     }, .refused = "raw pointers need tessera::full_params"},
+    {.what = "`nn::init::zeros_(layer->weight)`", .act = [](Run& run) {
+       write_whole(run, [](Net& net) { nn::init::zeros_(net.a->weight); });
+     }, .refused = "would write"},
+    {.what = "`layer->reset_parameters()`", .act = [](Run& run) {
+       write_whole(run, [](Net& net) { net.a->reset_parameters(); });
+     }, .refused = "would write"},
+    {.what = "`layer->weight.mul_(mask)`", .act = [](Run& run) {
+       write_whole(run, [](Net& net) { net.b->weight.mul_(torch::ones({3, 7}).tril()); });
+     }, .refused = "would write"},
+    {.what = "`layer->weight.data().clamp_()`, and writes through other views", .act = [](Run& run) {
+       write_whole(run, [](Net& net) { net.b->weight.data().t()[0].clamp_(-1, 1); });
+     }, .refused = "would write"},
+    {.what = "`torch::add_out` into a whole parameter", .act = [](Run& run) {
+       write_whole(run, [](Net& net) { torch::add_out(net.b->bias, torch::ones({3}), torch::ones({3})); });
+     }, .refused = "would write"},
+    {.what = "`layer->weight.set_data(...)`", .act = [](Run& run) {
+       write_whole(run, [](Net& net) { net.b->weight.set_data(torch::ones({3, 7})); });
+     }, .refused = "cut it off"},
+    {.what = "`model.to(torch::kDouble)` after sharding", .act = [](Run& run) {
+       write_whole(run, [](Net& net) { net.to(torch::kDouble); });
+     }, .refused = "before fully_shard"},
+    {.what = "`Embedding` with `max_norm`, which writes in its forward pass", .act = [](Run& run) {
+       nn::Embedding words(nn::EmbeddingOptions(7, 3).max_norm(0.5));
+       run.shard(words);
+       words(torch::tensor({1, 2}));
+     }, .refused = "aten::embedding_renorm_"},
+    {.what = "`nn::utils::vector_to_parameters`", .act = [](Run& run) {
+       write_whole(run, [&](Net& net) {
+         const auto parameters = run.parameters(net);
+         nn::utils::vector_to_parameters(torch::zeros({66}), parameters);
+       });
+     }, .refused = "vector_to_parameters"},
+    {.what = "a write to parameters between forward and backward", .act = [](Run& run) {
+       Net net;
+       run.shard_nested(net);
+       const auto loss = loss_of(run, net, 0);
+       {
+         const torch::NoGradGuard no_grad;
+         for (auto& p : run.parameters(net)) p.mul_(0.5);
+       }
+       run.backward(loss);
+     }, .refused = "modified by an inplace operation"},
+  }};
+}
+
+}  // namespace tessera::idioms
