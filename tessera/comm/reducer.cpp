@@ -10,6 +10,11 @@
 namespace tessera {
 namespace {
 
+/// Numbers of which there is a mean.
+bool has_mean(at::ScalarType dtype) {
+  return at::isFloatingType(dtype) || at::isComplexType(dtype);
+}
+
 /// The dtype to add in when the caller does not say: nothing narrower than float32.
 at::ScalarType default_sum_dtype(at::ScalarType dtype) {
   return at::isFloatingType(dtype) && c10::elementSize(dtype) < 4 ? at::kFloat : dtype;
@@ -24,14 +29,15 @@ Reducer::Reducer(const Reduction& reduction, at::ScalarType dtype)
 
 std::string Reducer::complaint(at::ScalarType dtype, std::span<const Piece> pieces) const {
   for (const auto& piece : pieces) {
-    if (at::isFloatingType(piece.own.scalar_type()) != at::isFloatingType(dtype)) {
+    if (has_mean(piece.own.scalar_type()) != has_mean(dtype)) {
       return fmt::format("own is {}, whole is {}", c10::toString(piece.own.scalar_type()), c10::toString(dtype));
     }
   }
   const bool floating = at::isFloatingType(dtype) && at::isFloatingType(wire_) && at::isFloatingType(sum_);
+  const bool complex = at::isComplexType(dtype) && wire_ == dtype && sum_ == dtype && (op_ == Reduce::Sum || op_ == Reduce::Mean);
   const bool integral = at::isIntegralType(dtype, /*includeBool=*/false) && wire_ == dtype && sum_ == dtype;
-  if (!floating && !integral) {
-    return fmt::format("can't reduce {} sent as {} and added in {}; all three must be floating, or one and the same integer type",
+  if (!floating && !complex && !integral) {
+    return fmt::format("can't reduce {} sent as {} and added in {}; all three must be floating, or one and the same integer type, or complex type for sums and means",
                        c10::toString(dtype), c10::toString(wire_), c10::toString(sum_));
   }
   if (integral && op_ == Reduce::Mean) return fmt::format("the mean of {} is not a whole number; use sum", c10::toString(dtype));

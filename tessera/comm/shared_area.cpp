@@ -66,22 +66,27 @@ void SharedArea::back_in_step() const {
 }
 
 void SharedArea::wait(int counter, uint32_t value, std::chrono::milliseconds limit, c10::function_ref<std::string()> what) const {
-  if (wait_unless_deadlocked(counter, value, limit, what)) return;
-  company_->fall_out_of_step();
-  throw DeadlockError(
-      fmt::format("the ranks wait for each other: {}. Every rank must take the same steps with the same units: as many backward passes, the "
-                  "same optimizers, and tessera::skip_step for a step that it leaves out",
-                  company_->stories()));
+  wait_as(Deadlock::Throw, counter, value, limit, what);
 }
 
-bool SharedArea::wait_unless_deadlocked(int counter, uint32_t value, std::chrono::milliseconds limit,
-                                        c10::function_ref<std::string()> what) const {
+bool SharedArea::wait_or_give_way(int counter, uint32_t value, std::chrono::milliseconds limit,
+                                  c10::function_ref<std::string()> what) const {
+  return wait_as(Deadlock::GiveWay, counter, value, limit, what);
+}
+
+bool SharedArea::wait_as(Deadlock deadlock, int counter, uint32_t value, std::chrono::milliseconds limit,
+                         c10::function_ref<std::string()> what) const {
   company_->used_by_this_thread();
   try {
-    company_->wait(counters(counter), value, Clock::now() + limit, [&] { return std::optional(what()); }, Deadlock::Throw);
-    return true;
+    return company_->wait(counters(counter), value, Clock::now() + limit, [&] { return std::optional(what()); }, deadlock);
   } catch (const LinkFailure& failure) {
-    if (failure.kind == LinkFailure::Kind::Deadlocked) return false;
+    if (failure.kind == LinkFailure::Kind::Deadlocked) {
+      company_->fall_out_of_step();
+      throw DeadlockError(
+          fmt::format("the ranks wait for each other: {}. Every rank must take the same steps with the same units: as many backward passes, "
+                      "the same optimizers, and tessera::skip_step for a step that it leaves out",
+                      company_->stories()));
+    }
     if (failure.kind == LinkFailure::Kind::Aborted) throw CommError(fmt::format("{}, was broken off: {}", what(), failure.reason));
     std::string stand;
     for (const int rank : failure.ranks) {

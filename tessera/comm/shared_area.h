@@ -15,6 +15,7 @@
 namespace tessera {
 
 class Company;
+enum class Deadlock;
 class SharedBlock;
 struct Counter;
 
@@ -45,8 +46,8 @@ class SharedArea {
   /// Until all ranks have come to it. From any thread. `what` says in the error what for. An error here ends the whole group, but for
   /// DeadlockError, which comes where all ranks wait for each other: after that they have to come back in step.
   void wait(int counter, uint32_t value, std::chrono::milliseconds limit, c10::function_ref<std::string()> what) const;
-  /// The same, but false where all ranks wait for each other and this one may give way.
-  bool wait_unless_deadlocked(int counter, uint32_t value, std::chrono::milliseconds limit, c10::function_ref<std::string()> what) const;
+  /// The same, but false, without an error, where all ranks wait for each other by this very function: then all may give way.
+  bool wait_or_give_way(int counter, uint32_t value, std::chrono::milliseconds limit, c10::function_ref<std::string()> what) const;
 
   /// Throws CommError once a DeadlockError has come to any rank of the group, until back_in_step().
   void expect_in_step() const;
@@ -56,6 +57,7 @@ class SharedArea {
   void when_broken(std::function<void(std::string_view)> tell) { tell_ = std::move(tell); }
 
  private:
+  bool wait_as(Deadlock deadlock, int counter, uint32_t value, std::chrono::milliseconds limit, c10::function_ref<std::string()> what) const;
   std::span<Counter> counters(int which) const;
 
   std::shared_ptr<std::byte> data_;

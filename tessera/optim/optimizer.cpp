@@ -181,7 +181,7 @@ class Optimizer::Writing {
   ~Writing() = default;
 
   void publish() {
-    for (const auto& unit : units_) unit->schedule()->publish(*unit);
+    for (const auto& unit : units_) unit->schedule()->publish_early(*unit);
   }
 
  private:

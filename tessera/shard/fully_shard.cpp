@@ -11,7 +11,6 @@
 #include <set>
 
 #include "tessera/base/error.h"
-#include "tessera/base/log.h"
 #include "tessera/shard/marker.h"
 #include "tessera/shard/model.h"
 #include "tessera/shard/paging.h"
@@ -130,24 +129,6 @@ std::string class_name(const Module& module) {
   return name;
 }
 
-/// Whoever else holds a parameter keeps the whole one after sharding, and its values from before if it is a view.
-void warn_of_other_holders(const Found& found) {
-  for (const auto& candidate : found.candidates) {
-    size_t expected = 1;  // the candidate itself
-    for (const auto& [module, key] : found.places[candidate.index]) {
-      const auto kind = class_name(*module);
-      const bool recurrent = kind == "LSTM" || kind == "GRU" || kind == "RNN";  // they keep a list of all their weights
-      expected += reads_table_in_forward(*module) ? 1 : recurrent ? 3 : 2;      // the table's and the member
-    }
-    if (candidate.tensor.use_count() <= expected && candidate.tensor.storage().use_count() == 1) continue;
-    log(LogLevel::Warning,
-        fmt::format("fully_shard: parameter '{}' is also held outside of its module. An optimizer that was made before has to be made "
-                    "after it (one of torch::optim can be moved with tessera::rebind(optimizer, model)); views keep the values from before",
-                    candidate.name));
-    return;
-  }
-}
-
 /// The units below a module become parts of one model, and learn their places in it.
 class Adoption {
  public:
@@ -228,7 +209,6 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   const bool is_model = std::ranges::any_of(modules, [](const Module* module) { return !units(*module).empty(); });
   const auto schedule = is_model ? std::make_shared<Schedule>(options.max_live_units) : lobby(options);
   if (!found.candidates.empty()) {
-    warn_of_other_holders(found);
     const auto unit = Unit::make(fmt::format("{}", fmt::join(names, "+")), std::move(found.candidates), options, schedule);
     register_shards(*unit, found.places, *modules.front());
     for (auto* module : modules) remember(*module, unit);

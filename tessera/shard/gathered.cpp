@@ -64,7 +64,7 @@ class Gathered final : public Residence {
 
   void make_private(std::span<const Buffer> /*buffers*/) override {}
   void done_reading(const Subject& /*subject*/) override {}
-  bool write(const Subject& /*subject*/, WhenDeadlocked /*deadlocked*/) override { return true; }
+  bool write(const Subject& /*subject*/) override { return true; }
   bool keep_copy(const Buffer& /*buffer*/) override { return false; }
   void publish(std::span<const Buffer> /*buffers*/, const Subject& /*subject*/, bool /*stale*/) override {}
   at::Tensor published(size_t /*buffer*/) const override { return {}; }

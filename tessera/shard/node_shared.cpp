@@ -104,12 +104,10 @@ class NodeShared final : public Residence {
 
   void done_reading(const Subject& subject) override { control_->reach(kDone, after(subject)); }
 
-  bool write(const Subject& subject, WhenDeadlocked deadlocked) override {
+  bool write(const Subject& subject) override {
+    control_->expect_in_step();
     done_reading(subject);
-    const auto what = [&] { return still_read(subject); };
-    if (deadlocked == WhenDeadlocked::GiveWay) return control_->wait_unless_deadlocked(kDone, after(subject), shard_.limit(), what);
-    control_->wait(kDone, after(subject), shard_.limit(), what);
-    return true;
+    return control_->wait_or_give_way(kDone, after(subject), shard_.limit(), [&] { return still_read(subject); });
   }
 
   bool keep_copy(const Buffer& buffer) override {

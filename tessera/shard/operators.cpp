@@ -28,9 +28,7 @@ const Names& untagged() {
                               "aten::_fused_adam_",
                               "aten::_fused_adamw_",
                               "aten::_fused_sgd_",
-                              "aten::_fused_adagrad_",
-                              // Autograd's own search for NaNs, which ends in an error or in nothing.
-                              "aten::_is_any_true"};
+                              "aten::_fused_adagrad_"};
   return names;
 }
 
@@ -78,7 +76,8 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& handle)
     : schema(&handle.schema()),
       arguments(schema->arguments().size()),
       views(is_view(*schema)),
-      elementwise(is_elementwise(handle, name())),
+      elementwise(is_elementwise(handle, name()) || name() == "aten::_is_any_true"),
+      inspects(name() == "aten::_is_any_true"),
       by_parts(name().starts_with("aten::") && !handle.hasKernelForDispatchKey(c10::DispatchKey::CPU)),
       recurrent(Names{"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"}.contains(name())),
       sets_storage(name() == "aten::set_" && schema->overload_name() == "source_Tensor"),

@@ -51,7 +51,7 @@ std::string name_of(const Unit::Parameter* parameter, const Unit& unit) {
 /// Of a shard, its gradient, or what was computed from them.
 OriginPtr origin_of(const at::Tensor& tensor, const Marker* marker) {
   auto meta = tensor.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr();
-  if (auto* known = dynamic_cast<Origin*>(meta.get())) return OriginPtr::reclaim_copy(known);
+  if (auto* known = dynamic_cast<Origin*>(meta.get())) return known->unit.expired() ? nullptr : OriginPtr::reclaim_copy(known);
   const auto unit = marker != nullptr ? marker->unit.lock() : nullptr;
   const auto* parameter = unit ? unit->around(tensor) : nullptr;
   return parameter != nullptr ? parameter->origin : nullptr;
@@ -80,16 +80,20 @@ void follow_training(const at::Tensor& whole, const Marker& marker) {
   attach_unit_node(marker.owner);
 }
 
+/// A whole parameter that has lost its unit's memory.
+void refuse_stranger(const at::Tensor& tensor, const OperatorFacts& op) {
+  if (member_of(tensor) == nullptr) return;
+  throw UsageError(
+      fmt::format("{}: a sharded parameter was given other memory (by set_data, to() or torch::load?), so it belongs to no unit any "
+                  "more; change parameters through their shards, or inside tessera::full_params",
+                  op.name()));
+}
+
 void note(Operands& operands, const at::Tensor& tensor, bool writes, const OperatorFacts& op) {
   if (!is_paged(tensor)) return;
   auto* marker = marker_of(tensor);
   if (marker == nullptr) {
-    if (member_of(tensor) != nullptr) {
-      throw UsageError(
-          fmt::format("{}: a sharded parameter was given other memory (by set_data, to() or torch::load?), so it belongs to no unit any "
-                      "more; change parameters through their shards, or inside tessera::full_params",
-                      op.name()));
-    }
+    refuse_stranger(tensor, op);
     if (!operands.origin) operands.origin = origin_of(tensor, nullptr);
     return;
   }
@@ -123,7 +127,7 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const Opera
 
 [[noreturn]] void refuse_mixing(const OperatorFacts& op, const Origin& origin) {
   const auto unit = origin.unit.lock();
-  const auto which = unit ? name_of(unit->find(origin), *unit) : std::string("a model that is gone");
+  const auto which = unit ? name_of(unit->find(origin), *unit) : std::string("a model");  // that dies at this moment
   throw UsageError(fmt::format(
       "{} over the shard of {}, its gradient, or what was computed from them would be the result of this rank alone. For norms and clipping "
       "there is tessera::clip_grad_norm; a penalty on weights is computed from the modules' own members; tessera::to_local(tensor) gives "
@@ -298,6 +302,7 @@ void page_view(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::
   OriginPtr origin;
   if (is_paged(viewed)) {
     const auto* marker = marker_of(viewed);
+    if (marker == nullptr) refuse_stranger(viewed, op);
     if (marker == nullptr || marker->role != Role::Full) {
       origin = origin_of(viewed, marker);
     } else if (c10::GradMode::is_enabled()) {
@@ -351,7 +356,7 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
     handle.redispatchBoxed(below, stack);
   }
   for (auto* storage : written) watch(*storage);
-  if (operands.origin) mark_results(*stack, base, operands.origin);
+  if (operands.origin && !op.inspects) mark_results(*stack, base, operands.origin);
 }
 
 }  // namespace

@@ -41,8 +41,6 @@ struct BufferPlan {
   bool trained = true;
 };
 
-enum class WhenDeadlocked { Throw, GiveWay };
-
 ///      cut  --read(version)-->  whole  --give_back()-->  cut
 ///      cut  --write(version)-->  own parts may change, which the next read or publish() shows to the others as the next version
 class Residence {
@@ -64,9 +62,9 @@ class Residence {
 
   /// This rank will not read this version again.
   virtual void done_reading(const Subject& subject) = 0;
-  /// Somebody is about to change the own parts: waits until nobody needs this version any more. With GiveWay, false where all ranks wait
-  /// for each other: then the own parts may only change in memory that others do not see (see keep_copy).
-  virtual bool write(const Subject& subject, WhenDeadlocked deadlocked) = 0;
+  /// Somebody is about to change the own parts: waits until nobody needs this version any more. False where all ranks wait to write, each
+  /// for another unit: then the own parts may only change in memory that others do not see (see keep_copy).
+  virtual bool write(const Subject& subject) = 0;
   /// Others read a copy of the buffer's own part from now on, which publish() makes. False if they do so already.
   virtual bool keep_copy(const Buffer& buffer) = 0;
   /// The own parts have this version. `stale`: what others read of them has not been written along.

@@ -153,6 +153,7 @@ void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
   }
   // Whoever reads has written all that it will, in this unit and in others, for which other ranks may wait.
   while (!written_.empty()) publish(*written_.back());
+  for (auto* unit : units) unit->expect_untouched();
   for (auto* unit : units) record(*unit);
   make_room(units);
   for (auto* unit : units) bring(*unit, fault);
@@ -235,6 +236,10 @@ void Schedule::about_to_write(Unit& unit) {
   expect_writable(unit);
   give_back(unit);
   unit.about_to_write();
+  expect_to_publish(unit);
+}
+
+void Schedule::expect_to_publish(Unit& unit) {
   if (std::ranges::find(written_, &unit) == written_.end()) written_.push_back(&unit);
 }
 
@@ -243,13 +248,14 @@ void Schedule::about_to_update(Unit& unit) {
   expect_writable(unit);
   give_back(unit);
   unit.about_to_update();
+  if (unit.late()) expect_to_publish(unit);
 }
 
 void Schedule::skip_update(Unit& unit) {
   const auto held = lock();
   done_reading(unit);
   unit.skip_update();
-  if (std::ranges::find(written_, &unit) == written_.end()) written_.push_back(&unit);
+  expect_to_publish(unit);
 }
 
 void Schedule::hand_out_pointer(Unit& unit) {
@@ -259,8 +265,12 @@ void Schedule::hand_out_pointer(Unit& unit) {
   unit.hand_out_pointer();
 }
 
-void Schedule::publish(Unit& unit) {
+void Schedule::publish_early(Unit& unit) {
   const auto held = lock();
+  if (!unit.late()) publish(unit);
+}
+
+void Schedule::publish(Unit& unit) {
   if (!unit.pinned()) unit.publish();
   std::erase(written_, &unit);
 }

@@ -47,8 +47,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void skip_update(Unit& unit);
   /// A raw pointer to shards of the unit is asked for.
   void hand_out_pointer(Unit& unit);
-  /// And it has written all that it will.
-  void publish(Unit& unit);
+  /// And it has written all that it will. (After other writes, nobody knows before the next read.)
+  void publish_early(Unit& unit);
   /// The engine is through with a backward pass, or has given up.
   void end_backward();
   /// An exception has ended the pass: its gradients, and what was under way to become some, are dropped.
@@ -84,6 +84,9 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void make_room(std::span<Unit* const> wanted);
   void bring(Unit& unit, const Fault& fault);
   void prefetch();
+  /// At the next read of any unit.
+  void expect_to_publish(Unit& unit);
+  void publish(Unit& unit);
   Unit* next_to_bring();
   void give_back(Unit& unit);
 

@@ -237,7 +237,6 @@ void Unit::start_read(const Fault& fault) {
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   const auto all = buffers();
   expect_equal_start();
-  expect_untouched();
   state_ = State::Coming;
   try {
     publish(all);
@@ -290,15 +289,23 @@ void Unit::make_private() {
 }
 
 void Unit::about_to_write() {
-  if (!writable_ && !residence_->write(subject(), WhenDeadlocked::GiveWay)) detach();
-  writable_ = written_ = stale_ = true;
+  wait_to_write();
+  written_ = stale_ = true;
+}
+
+void Unit::wait_to_write() {
+  if (!writable_ && !residence_->write(subject())) {
+    detach();
+    late_ = true;
+  }
+  writable_ = true;
 }
 
 void Unit::about_to_update() {
-  if (!writable_) residence_->write(subject(), WhenDeadlocked::Throw);
-  writable_ = written_ = true;
+  wait_to_write();
+  written_ = true;
   for (size_t i = 0; i < groups_.size(); i++) {
-    if (residence_->published(i).defined() && !groups_[i].optimizers_narrow()) stale_ = true;
+    if (late_ || (residence_->published(i).defined() && !groups_[i].optimizers_narrow())) stale_ = true;
   }
 }
 
@@ -344,7 +351,7 @@ void Unit::expect_untouched() {
 
 at::Tensor Unit::narrow_part(const at::Tensor& flat) {
   const auto number = marker_of(flat)->group;
-  const auto published = groups_[number].optimizers_narrow() ? residence_->published(number) : at::Tensor();
+  const auto published = groups_[number].optimizers_narrow() && !late_ ? residence_->published(number) : at::Tensor();
   return published.defined() ? published.narrow(0, flat.storage_offset(), flat.numel()) : published;
 }
 
@@ -396,7 +403,7 @@ Unit::Parameter* Unit::around(const at::Tensor& view) {
     return end <= view.storage_offset();
   };
   const auto found = std::ranges::partition_point(parameters, ends_before);
-  return found == parameters.end() ? nullptr : &*found;
+  return found == parameters.end() ? &parameters.back() : &*found;
 }
 
 void Unit::publish() {
@@ -422,7 +429,7 @@ void Unit::publish(std::span<const Buffer> buffers) {
   residence_->publish(buffers, next, stale_);
   if (written_ && pointed_at_) pointed_at_ = own_fingerprint();
   version_ = next.version;
-  written_ = writable_ = stale_ = false;
+  written_ = writable_ = stale_ = late_ = false;
   for (const auto& group : groups_) watch(group.own_storage());
 }
 

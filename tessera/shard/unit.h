@@ -132,6 +132,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void start_anew();
   /// That its shards have, or will have when they are read next.
   uint64_t next_version() const { return version_ + (written_ ? 1 : 0); }
+  /// Others still read what changes were made of, so they can't have them before this rank reads the unit.
+  bool late() const { return late_; }
   /// All changes are made: others may have them before this rank reads the unit.
   void publish();
   /// While whole: takes this rank's part of it into the shards.
@@ -166,6 +168,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
  private:
   Unit(std::string name, const ShardOptions& options);
   at::ScalarType full_dtype(at::ScalarType dtype) const;
+  void wait_to_write();
   /// From now on the shards lie in memory that no other rank sees.
   void detach();
   uint64_t own_fingerprint() const;
@@ -189,6 +192,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   uint64_t version_ = 0;  // of the parameters: how often they were read after a write
   bool written_ = false;  // since they were read last
   bool writable_ = false;  // nobody else reads what would be written
+  bool late_ = false;      // others still read what this rank has written anew
   std::optional<uint64_t> pointed_at_;  // a raw pointer to the shards is out; their fingerprint when they were published last
   bool stale_ = true;     // what others read of them, where that is something else
   bool start_checked_ = false;

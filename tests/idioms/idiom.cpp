@@ -85,7 +85,7 @@ Steps Run::sgd(const torch::nn::Module& model, double lr, double momentum) const
 }
 
 Steps Run::sgd(const std::vector<at::Tensor>& parameters, double lr, double momentum) const {
-  if (setting_.optimizer == By::Tessera) return Steps(std::make_unique<optim::SGD>(parameters, optim::SGDOptions{.lr = lr, .momentum = momentum}));
+  if (setting_.optimizer == By::Tessera) return Steps(std::make_unique<optim::SGD>(parameters, optim::SgdOptions{.lr = lr, .momentum = momentum}));
   return Steps(std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(lr).momentum(momentum)));
 }
 

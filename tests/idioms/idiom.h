@@ -53,16 +53,30 @@ class Run {
   const Setting& setting() const { return setting_; }
 
   /// Makes the model a unit. In the plain run, has its gradients averaged.
-  void shard(torch::nn::Module& model, ShardOptions options = {});
+  void shard(torch::nn::Module& model, ShardOptions options);
+  void shard(torch::nn::Module& model) { shard(model, {.mesh = world_}); }
   /// Every child with parameters a unit, and the rest of the model.
-  void shard_nested(torch::nn::Module& model, const ShardOptions& options = {});
+  void shard_nested(torch::nn::Module& model, const ShardOptions& options);
+  void shard_nested(torch::nn::Module& model) { shard_nested(model, {.mesh = world_}); }
   template <class Holder>
-  void shard(Holder& model, const ShardOptions& options = {}) {
+  requires requires(Holder holder) { *holder; }
+  void shard(Holder& model, const ShardOptions& options) {
     shard(static_cast<torch::nn::Module&>(*model), options);
   }
   template <class Holder>
-  void shard_nested(Holder& model, const ShardOptions& options = {}) {
+  requires requires(Holder holder) { *holder; }
+  void shard(Holder& model) {
+    shard(static_cast<torch::nn::Module&>(*model));
+  }
+  template <class Holder>
+  requires requires(Holder holder) { *holder; }
+  void shard_nested(Holder& model, const ShardOptions& options) {
     shard_nested(static_cast<torch::nn::Module&>(*model), options);
+  }
+  template <class Holder>
+  requires requires(Holder holder) { *holder; }
+  void shard_nested(Holder& model) {
+    shard_nested(static_cast<torch::nn::Module&>(*model));
   }
 
   /// loss.backward(), and the mean over the ranks of what it added to the gradients.

@@ -116,7 +116,6 @@ Chapter local_values() {
       alone("are weights close to others: `torch::allclose`", [](auto& p) { (void)torch::allclose(p[0], p[0].detach() + 1); }),
       alone("one value of a weight: `w.view({-1})[0].item<float>()`",
             [](auto& p) { (void)p[0].view({-1})[0].template item<float>(); }),
-      alone("printing a parameter", [](auto& p) { std::ostringstream() << p[0]; }, "print `tessera::full_parameter(p)`"),
       {.what = "a penalty in the loss over `parameters()`: `p.pow(2).sum()`", .act = [](Run& run) {
         look(run, [](const Tensors& p) {
           auto penalty = torch::zeros({});

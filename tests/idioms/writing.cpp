@@ -40,6 +40,15 @@ void train(Run& run, Net& net, const std::function<void()>& at_end) {
   run.record_parameters(net);
 }
 
+/// Evaluations, each after what the idiom does.
+void evaluate_after(Run& run, Net& net, const std::function<void()>& change) {
+  const torch::NoGradGuard no_grad;
+  for (int step = 0; step < 4; step++) {
+    change();
+    run.record(loss_of(run, net, step));
+  }
+}
+
 /// Four steps, after each of which every parameter is given to the idiom.
 void train_each(Run& run, void (*change)(at::Tensor parameter)) {
   Net net;
@@ -298,14 +307,14 @@ Chapter writing() {
        run.shard_nested(net);
        const auto parameter = run.parameters(net)[0];
        auto* kept = parameter.data_ptr<float>();
-       train(run, net, [&] { kept[0] = 0.5F; });
+       evaluate_after(run, net, [&] { kept[0] += 0.5F; });
      }, .refused = "kept from before"},
     {.what = "`torch::from_blob` over a parameter's memory, kept over steps", .act = [](Run& run) {
        Net net;
        run.shard_nested(net);
        const auto parameter = run.parameters(net)[0];
        auto kept = torch::from_blob(parameter.data_ptr<float>(), {parameter.numel()});
-       train(run, net, [&] { kept.fill_(0.5); });
+       evaluate_after(run, net, [&] { kept.add_(0.5); });
      }, .refused = "kept from before"},
     // --- Refused ---
     {.what = "`layer->weight.data_ptr()` of a whole parameter", .act = [](Run& run) {

@@ -43,8 +43,9 @@ struct alignas(64) Company::Seat {
   std::atomic<int32_t> pid;
   std::atomic<uint32_t> several;     // threads of its program use the group
   std::atomic<uint32_t> ticket;      // the number of the wait that it is in, if that lasts
+  std::atomic<uint32_t> gives_way;   // that wait can end without what it waits for
   std::atomic<uint64_t> confirmed;   // over the tickets of all ranks
-  std::array<char, 232> story = {};  // ends with a zero
+  std::array<char, 228> story = {};  // ends with a zero
 };
 
 size_t Company::room(int ranks) {
@@ -79,16 +80,28 @@ void Company::used_by_this_thread() {
   if (!thread_.compare_exchange_strong(first, id) && first != id) seat(rank_).several = 1;
 }
 
-bool Company::deadlocked(const Counter& counter, uint32_t value, Story story, bool& posted) {
-  auto& own = seat(rank_);
-  if (!posted) {
-    const auto words = story();
+struct Company::Posting {
+  Seat& seat;
+  Story story;
+  Deadlock deadlock;
+  bool posted = false;
+
+  ~Posting() {
+    if (posted) seat.ticket = 0;
+  }
+};
+
+bool Company::deadlocked(const Counter& counter, uint32_t value, Posting& posting) {
+  auto& own = posting.seat;
+  if (!posting.posted) {
+    const auto words = posting.story();
     if (!words) return false;
     own.confirmed = 0;
+    own.gives_way = posting.deadlock == Deadlock::GiveWay ? 1 : 0;
     own.story.fill('\0');
     std::string_view(*words).copy(own.story.data(), own.story.size() - 1);
     own.ticket = ++last_ticket_;
-    posted = true;
+    posting.posted = true;
   }
   const auto all_confirmed = [&](uint64_t hash) {
     for (int r = 0; r < ranks_; r++) {
@@ -108,27 +121,29 @@ bool Company::deadlocked(const Counter& counter, uint32_t value, Story story, bo
   return all_confirmed(hash);
 }
 
+bool Company::all_give_way() const {
+  for (int r = 0; r < ranks_; r++) {
+    if (seat(r).gives_way == 0) return false;
+  }
+  return true;
+}
+
 std::string Company::stories() const {
   std::string result;
   for (int r = 0; r < ranks_; r++) result += fmt::format("{}rank {}: {}", r == 0 ? "" : "; ", r, seat(r).story.data());
   return result;
 }
 
-void Company::wait(std::span<Counter> counters, uint32_t value, Clock::time_point deadline, Story story, Deadlock deadlock) {
-  struct Posting {
-    std::atomic<uint32_t>& ticket;
-    bool posted = false;
-    ~Posting() {
-      if (posted) ticket = 0;
-    }
-  } posting{seat(rank_).ticket};
+bool Company::wait(std::span<Counter> counters, uint32_t value, Clock::time_point deadline, Story story, Deadlock deadlock) {
+  Posting posting{.seat = seat(rank_), .story = story, .deadlock = deadlock};
   for (auto& counter : counters) {
     bool asleep = false;
     for (int spin = 0; spin < kSpins && !has_come(counter, value); spin++) pause();
     while (!has_come(counter, value)) {
       look_around(counters, value, deadline);
       // Not before it has lasted a while: the words take time.
-      if (asleep && deadlocked(counter, value, story, posting.posted) && deadlock == Deadlock::Throw) {
+      if (asleep && deadlocked(counter, value, posting) && deadlock != Deadlock::WaitOn) {
+        if (deadlock == Deadlock::GiveWay && all_give_way()) return false;
         throw LinkFailure{.kind = LinkFailure::Kind::Deadlocked, .ranks = {}, .reason = {}};
       }
       const uint32_t seen = counter.value;
@@ -140,6 +155,7 @@ void Company::wait(std::span<Counter> counters, uint32_t value, Clock::time_poin
       asleep = true;
     }
   }
+  return true;
 }
 
 void Company::look_around(std::span<Counter> counters, uint32_t value, Clock::time_point deadline) {

@@ -22,8 +22,12 @@ namespace tessera {
 /// What the program of a rank waits for, in words; nothing while it does not wait. Asked for only where a wait lasts.
 using Story = c10::function_ref<std::optional<std::string>()>;
 
-/// What becomes of a wait when all ranks wait for each other.
-enum class Deadlock { Throw, WaitOn };
+/// What a wait does when all ranks wait for each other.
+enum class Deadlock {
+  Throw,
+  GiveWay,  // ends without what it waited for, if all ranks can do so; else like Throw
+  WaitOn,   // others throw, and may come to what this one waits for
+};
 
 /// How far one rank has come with something: written by that rank, waited for by the others. Lies in shared memory; begins as zeros.
 struct alignas(64) Counter {
@@ -48,8 +52,8 @@ class Company {
 
   /// This rank has come to `value`; all that it wrote before is seen by those who wait for that.
   void raise(Counter& own, uint32_t value) const;
-  /// Waits until all have come to `value`, each with a counter of its own. Any thread may call it. Throws LinkFailure.
-  void wait(std::span<Counter> counters, uint32_t value, Clock::time_point deadline, Story story, Deadlock deadlock);
+  /// Waits until all have come to `value`, each with a counter of its own. Any thread may call it. Throws LinkFailure. False if it gave way.
+  bool wait(std::span<Counter> counters, uint32_t value, Clock::time_point deadline, Story story, Deadlock deadlock);
   /// What each rank waits for, when all wait for each other.
   std::string stories() const;
   /// A thread of the program uses the group. Where several do, one may wait while another works, so nobody can tell a deadlock.
@@ -73,9 +77,12 @@ class Company {
   Header& header() const;
   Seat& seat(int rank) const;
   void look_around(std::span<Counter> counters, uint32_t value, Clock::time_point deadline);
+  /// A wait that lasts, as the other ranks see it.
+  struct Posting;
   /// Whether all ranks wait and none will come on. Each confirms, while it is awake, that it waits in vain as long as the others do; what
   /// all have confirmed is true.
-  bool deadlocked(const Counter& counter, uint32_t value, Story story, bool& posted);
+  bool deadlocked(const Counter& counter, uint32_t value, Posting& posting);
+  bool all_give_way() const;
   /// How, if it is. A rank that has come to `value` may leave, but it must not die.
   std::optional<std::string> gone(int rank, const Counter& counter, uint32_t value);
 
