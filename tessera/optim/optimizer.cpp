@@ -111,7 +111,7 @@ void Optimizer::make_state(Run& run) const {
   // Without the parameter's key: state is nobody's shard.
   for (const auto& kind : state_kinds_) {
     const auto like = run.flat.options().dtype(kind.dtype.value_or(run.flat.scalar_type()));
-    run.state.push_back(kind.block == 1 ? at::empty_strided(run.flat.sizes(), run.flat.strides(), like).zero_()
+    run.state.push_back(kind.block == 1 ? at::zeros_like(run.flat, like)
                                         : at::zeros({(run.flat.numel() + kind.block - 1) / kind.block}, like));
   }
 }
@@ -127,15 +127,18 @@ void Optimizer::step_run(const Settings& settings, Run& run) {
       if (unit) unit->outdate(member.parameter);
     }
     // The kernels go through memory in order and look at no strides.
-    const bool alike = gradient.strides() == parameter.strides() && gradient.scalar_type() == parameter.scalar_type();
+    const bool has_gaps = !parameter.is_non_overlapping_and_dense();
+    const auto target = has_gaps ? at::empty_like(parameter).copy_(parameter) : parameter;
+    const bool alike = gradient.strides() == target.strides() && gradient.scalar_type() == target.scalar_type();
     apply(settings, members.front().steps,
-          {.parameter = parameter,
-           .gradient = alike ? gradient : at::empty_like(parameter).copy_(gradient),
+          {.parameter = target,
+           .gradient = alike ? gradient : at::empty_like(target).copy_(gradient),
            .state = state,
            .narrow = narrow,
            .members = members,
            .factor = factor_,
            .unit = unit});
+    if (has_gaps) parameter.copy_(target);
   };
   const auto narrow = narrow_of(run);
   const auto gradient = run.members.size() == 1 ? run.members.front().parameter.grad() : flat_gradient(run);

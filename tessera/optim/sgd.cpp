@@ -28,10 +28,20 @@ void SGD::apply(const Settings& settings, int64_t step, const Item& item) {
                        .nesterov = options_.nesterov};
     return update_in_parallel(rule, stretch_of(item.parameter, item.gradient, item.state, item.narrow));
   }
-  const std::vector<at::Tensor> parameters = {item.parameter}, gradients = {scaled(item.gradient, item.factor)},
-                                momentum(item.state.begin(), item.state.end());
-  at::_fused_sgd_(parameters, gradients, momentum, settings.weight_decay, options_.momentum, settings.lr, options_.dampening,
-                  options_.nesterov, /*maximize=*/false, /*is_first_step=*/step == 1);
+  // By operators: the fused kernel of libtorch 2.13 leaves most values of half and bfloat16 as they are.
+  auto parameter = item.parameter;
+  auto gradient = scaled(item.gradient, item.factor);
+  if (settings.weight_decay != 0) gradient = gradient.add(parameter, settings.weight_decay);
+  if (!item.state.empty()) {
+    auto momentum = item.state.front();
+    if (step == 1) {
+      momentum.copy_(gradient);
+    } else {
+      momentum.mul_(options_.momentum).add_(gradient, 1 - options_.dampening);
+    }
+    gradient = options_.nesterov ? gradient.add(momentum, options_.momentum) : momentum;
+  }
+  parameter.add_(gradient, -settings.lr);
 }
 
 }  // namespace tessera::optim

@@ -151,6 +151,11 @@ void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
     units.front()->pin();
     return;
   }
+  // What is kept whole (by full_params) needs no schedule, and its uses, perhaps by several threads in any order, would teach none.
+  if (std::ranges::all_of(units, &Unit::pinned)) {
+    for (auto* unit : units) unit->pin();
+    return;
+  }
   // Whoever reads has written all that it will, in this unit and in others, for which other ranks may wait.
   while (!written_.empty()) publish(*written_.back());
   for (auto* unit : units) unit->expect_untouched();
