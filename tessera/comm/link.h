@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -55,8 +54,8 @@ class Link {
   /// Memory that all ranks see, where they can see any together.
   virtual SharedAttempt share(const AreaShape& shape, Clock::time_point deadline);
 
-  /// Who says what the program waits for while a call lasts: nothing, if it does something else meanwhile.
-  virtual void ask(std::function<std::optional<std::string>()> /*story*/) {}
+  /// Who can say of a call that lasts whether the program waits for it, and what it is, in words.
+  virtual void ask(std::function<bool()> /*does_wait*/, std::function<std::string()> /*what*/) {}
 
   /// Lets all others know that nothing more will come, and why. The first reason stays.
   virtual void abort(std::string_view reason) noexcept = 0;

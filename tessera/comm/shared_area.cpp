@@ -78,7 +78,7 @@ bool SharedArea::wait_as(Deadlock deadlock, int counter, uint32_t value, std::ch
                          c10::function_ref<std::string()> what) const {
   company_->used_by_this_thread();
   try {
-    return company_->wait(counters(counter), value, Clock::now() + limit, [&] { return std::optional(what()); }, deadlock);
+    return company_->wait(counters(counter), value, Clock::now() + limit, {.deadlock = deadlock, .what = what});
   } catch (const LinkFailure& failure) {
     if (failure.kind == LinkFailure::Kind::Deadlocked) {
       company_->fall_out_of_step();

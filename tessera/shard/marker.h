@@ -20,7 +20,7 @@ enum class Role {
   Gradient,  // the gradient of that
 };
 
-/// Says which shard the values of a tensor come from. Views, detached tensors and results of elementwise operators have it from operands.
+/// Says which parameter's shard the values of a tensor were computed from, where its memory does not.
 struct Origin final : c10::BackendMeta {
   Origin(const std::shared_ptr<Unit>& unit, size_t group, size_t parameter) : unit(unit), group(group), parameter(parameter) {}
 

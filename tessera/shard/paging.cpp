@@ -43,9 +43,8 @@ void for_each_tensor(const c10::IValue& value, Visit&& visit) {
   }
 }
 
-std::string name_of(const Unit::Parameter* parameter, const Unit& unit) {
-  return parameter == nullptr ? fmt::format("a parameter of unit '{}'", unit.name())
-                              : fmt::format("'{}' of unit '{}'", parameter->name, unit.name());
+std::string name_of(const Unit::Parameter& parameter, const Unit& unit) {
+  return fmt::format("'{}' of unit '{}'", parameter.name, unit.name());
 }
 
 /// Of a shard, its gradient, or what was computed from them.
@@ -53,8 +52,7 @@ OriginPtr origin_of(const at::Tensor& tensor, const Marker* marker) {
   auto meta = tensor.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr();
   if (auto* known = dynamic_cast<Origin*>(meta.get())) return known->unit.expired() ? nullptr : OriginPtr::reclaim_copy(known);
   const auto unit = marker != nullptr ? marker->unit.lock() : nullptr;
-  const auto* parameter = unit ? unit->around(tensor) : nullptr;
-  return parameter != nullptr ? parameter->origin : nullptr;
+  return unit ? unit->around(tensor)->origin : nullptr;
 }
 
 /// What is computed from shards, place by place, is no more whole than they are: operators on it come here, too.
@@ -104,7 +102,7 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const Opera
           "{} would write {} while it is whole for a moment, and the change would be lost; write inside "
           "tessera::full_params(module, Access::Write), or write the shards. An optimizer that was made before fully_shard has to "
           "be made after it; one of torch::optim can be moved instead, with tessera::rebind(optimizer, model)",
-          op.name(), name_of(unit->around(tensor), *unit)));
+          op.name(), name_of(*unit->around(tensor), *unit)));
     }
     if (c10::GradMode::is_enabled()) follow_training(tensor, *marker);
     if (std::ranges::find(operands.units, unit) == operands.units.end()) operands.units.push_back(unit);
@@ -127,7 +125,7 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const Opera
 
 [[noreturn]] void refuse_mixing(const OperatorFacts& op, const Origin& origin) {
   const auto unit = origin.unit.lock();
-  const auto which = unit ? name_of(unit->find(origin), *unit) : std::string("a model");  // that dies at this moment
+  const auto which = unit ? name_of((*unit)[origin], *unit) : std::string("a model");  // that dies at this moment
   throw UsageError(fmt::format(
       "{} over the shard of {}, its gradient, or what was computed from them would be the result of this rank alone. For norms and clipping "
       "there is tessera::clip_grad_norm; a penalty on weights is computed from the modules' own members; tessera::to_local(tensor) gives "
@@ -303,9 +301,9 @@ void page_view(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::
   if (is_paged(viewed)) {
     const auto* marker = marker_of(viewed);
     if (marker == nullptr) refuse_stranger(viewed, op);
-    if (marker == nullptr || marker->role != Role::Full) {
-      origin = origin_of(viewed, marker);
-    } else if (c10::GradMode::is_enabled()) {
+    if (marker == nullptr) {
+      origin = origin_of(viewed, nullptr);  // of others their memory tells
+    } else if (marker->role == Role::Full && c10::GradMode::is_enabled()) {
       follow_training(viewed, *marker);
     }
   }

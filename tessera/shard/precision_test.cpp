@@ -35,7 +35,8 @@ TEST(Precision, CastsAnInputOncePerUnitAndVisit) {
   with_ranks(1, [](const Communicator& world) {
     nn::ModuleList heads(nn::Linear(8, 8), nn::Linear(8, 8), nn::Linear(8, 8));
     fully_shard(heads, {.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16}});
-    auto x = at::ones({4, 8}).set_requires_grad(true);
+    auto input = at::ones({4, 8}).set_requires_grad(true);
+    auto x = input * 2;  // what an operator made: an input itself may be filled anew by hand
     std::vector<at::Tensor> results;  // which keep what they were computed from
     const auto cast_of = [&](size_t head) {
       // addmm(bias, x, w.t()): the second edge leads to where its x came from.

@@ -152,24 +152,25 @@ void Unit::add_group(std::vector<Candidate> candidates, std::shared_ptr<at::Data
   explain(*full_storage.unsafeGetStorageImpl(), freed_message(name_));
   group.full = c10::weak_intrusive_ptr<c10::StorageImpl>(full_storage.getWeakStorageImpl());
 
-  const auto listed = [&](int64_t numel, int64_t dim, int64_t offset, bool trained, const OriginPtr& origin) {
+  const auto listed = [&](int64_t numel, int64_t dim, int64_t offset, bool trained, size_t index) {
     const auto sizes = shard_sizes(numel, dim);
-    auto shard = paged_view(own_storage, group.dtype, sizes, std::vector<int64_t>(sizes.size(), 1), offset);
+    std::vector<int64_t> strides(sizes.size(), 1);
+    // What is empty lies nowhere. Its stride, which nobody needs, says which parameter it is of: see around().
+    if (numel == 0) strides.front() = static_cast<int64_t>(index) + 1;
+    auto shard = paged_view(own_storage, group.dtype, sizes, strides, offset);
     shard.set_requires_grad(trained);
-    shard.unsafeGetTensorImpl()->set_backend_meta(origin);
     return shard;
   };
   if (options_.listing == Listing::Flat) {
     const auto numel = layout.chunk * shard.size();
     const auto name = fmt::format("flat_param_{}", groups_.size());
-    const auto origin = c10::make_intrusive<Origin>(shared_from_this(), groups_.size(), candidates.size());
     group.flat = Parameter{.name = name,
                            .local_name = name,
-                           .shard = listed(layout.chunk, 1, 0, first.requires_grad(), origin),
+                           .shard = listed(layout.chunk, 1, 0, first.requires_grad(), 0),
                            .sizes = {numel},
                            .strides = {1},
                            .span = {.numel = numel, .shard_numel = layout.chunk, .shard_begin = together ? shard.rank() * layout.chunk : 0},
-                           .origin = origin,
+                           .origin = {},
                            .full = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(
                                c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>())};
   }
@@ -177,7 +178,6 @@ void Unit::add_group(std::vector<Candidate> candidates, std::shared_ptr<at::Data
   for (size_t i = 0; i < candidates.size(); i++) {
     auto& tensor = candidates[i].tensor;
     const auto& span = layout.spans[i];
-    const auto origin = c10::make_intrusive<Origin>(shared_from_this(), groups_.size(), i);
     const auto whole = dense(tensor);
     const auto values = in_memory_order(whole);
     if (options_.start == Start::FromRank0) options_.mesh.world().broadcast(values, 0, {.unit = name_}).wait();
@@ -191,11 +191,11 @@ void Unit::add_group(std::vector<Candidate> candidates, std::shared_ptr<at::Data
         {.name = candidates[i].name,
          .local_name = candidates[i].name,
          .index = candidates[i].index,
-         .shard = group.flat ? group.flat->shard : listed(span.shard_numel, tensor.dim(), span.shard_offset, tensor.requires_grad(), origin),
+         .shard = group.flat ? group.flat->shard : listed(span.shard_numel, tensor.dim(), span.shard_offset, tensor.requires_grad(), i),
          .sizes = whole.sizes().vec(),
          .strides = whole.strides().vec(),
          .span = span,
-         .origin = origin,
+         .origin = c10::make_intrusive<Origin>(shared_from_this(), groups_.size(), i),
          .full = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr())});
     // Not by set_data, which takes another dtype or a device that libtorch does not know for another kind of tensor.
     tensor.unsafeGetTensorImpl()->shallow_copy_from(window.getIntrusivePtr());
@@ -364,10 +364,8 @@ void Unit::outdate(const at::Tensor& written) {
     return;
   }
   auto& group = groups_[marker_of(written)->group];
-  // What is empty here is not on other ranks, and lies nowhere: where it comes from tells what it is.
-  const auto* const origin = dynamic_cast<const Origin*>(written.unsafeGetTensorImpl()->get_backend_meta());
-  if (written.numel() == 0) {
-    if (origin != nullptr && !group.flat) outdate_one(*find(*origin));
+  if (written.numel() == 0) {  // here, but not on other ranks
+    outdate_one(*around(written));
     return;
   }
   auto end = written.storage_offset() + 1;
@@ -389,14 +387,12 @@ Unit::Parameter* Unit::find(const at::Tensor& tensor) const {
   return parameter.shard.is_same(tensor) || parameter.full.lock() == tensor.getIntrusivePtr() ? &parameter : nullptr;
 }
 
-Unit::Parameter* Unit::find(const Origin& origin) {
-  auto& group = groups_[origin.group];
-  return origin.parameter < group.parameters.size() ? &group.parameters[origin.parameter] : &*group.flat;
-}
-
 Unit::Parameter* Unit::around(const at::Tensor& view) {
   const auto& marker = *marker_of(view);
   auto& parameters = groups_[marker.group].parameters;
+  if (view.numel() == 0 && view.dim() > 0 && marker.role != Role::Full) {
+    return &parameters[std::clamp<size_t>(static_cast<size_t>(view.stride(0)), 1, parameters.size()) - 1];
+  }
   const auto ends_before = [&](const Parameter& parameter) {
     const auto& span = parameter.span;
     const auto end = marker.role == Role::Full ? span.offset + span.numel : span.shard_offset + span.shard_numel;

@@ -158,9 +158,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   /// The one that a tensor is, whole or as a shard, or nothing.
   Parameter* find(const at::Tensor& tensor) const;
-  /// The one whose shard, gradient or whole a view of the unit's memory begins in, or nothing.
+  /// The one whose shard, gradient or whole a view of the unit's memory begins in.
   Parameter* around(const at::Tensor& view);
-  Parameter* find(const Origin& origin);
+  const Parameter& operator[](const Origin& origin) const { return groups_[origin.group].parameters[origin.parameter]; }
 
   /// While positive, operators may write whole parameters (inside full_params).
   int writers = 0;

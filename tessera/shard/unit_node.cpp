@@ -163,8 +163,6 @@ class UnitNode final : public ag::Node {
       if (wanted) {
         last = &shard;
         results.push_back(paged_view(storage, shard));
-        // Whose gradient it is shows by its place, unless it has none.
-        if (shard.numel() == 0) results.back().unsafeGetTensorImpl()->set_backend_meta(parameter->origin);
         marker.members += place_hash(results.back());
       } else {
         // What is added up, but handed to nobody, is in nobody's norm.

@@ -40,7 +40,7 @@ INSTANTIATE_TEST_SUITE_P(
                             }},
                       Write{"copy", [](at::Tensor t) { t.copy_(t.detach().clone() * 2); }},
                       Write{"out", [](at::Tensor t) { at::mul_out(t, t.detach().clone(), at::full({}, 2.f)); }},
-                      Write{"masked", [](at::Tensor t) { t.masked_scatter_(at::ones_like(t, at::kBool), t.detach().clone() * 2); }},
+                      Write{"where", [](at::Tensor t) { t.copy_(at::where(t > 0, t + t.abs(), 2 * t)); }},
                       Write{"foreach", [](at::Tensor t) { at::_foreach_mul_({t}, 2); }},
                       Write{"foreach_copy", [](at::Tensor t) { at::_foreach_copy_({t}, {t.detach().clone() * 2}); }}),
     ::testing::PrintToStringParamName());

@@ -106,7 +106,7 @@ void BoardLink::inspect(std::span<const ConstBytes> to, Look look, Clock::time_p
 void BoardLink::next_turn(Clock::time_point deadline) {
   company_->raise(turns()[rank()], turn_);
   // Half an exchange can't be taken back, but whoever waits elsewhere can give way.
-  company_->wait(turns(), turn_, deadline, story_, Deadlock::WaitOn);
+  company_->wait(turns(), turn_, deadline, {.deadlock = Deadlock::WaitOn, .what = what_, .is_program = does_wait_});
 }
 
 SharedBlock BoardLink::open_from(int leader, const SharedBlock* own, Clock::time_point deadline) {

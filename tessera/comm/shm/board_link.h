@@ -24,7 +24,10 @@ class BoardLink final : public Link {
   void inspect(std::span<const ConstBytes> to, Look look, Clock::time_point deadline) override;
   std::unique_ptr<Link> split(std::span<const int> members, Clock::time_point deadline) override;
   SharedAttempt share(const AreaShape& shape, Clock::time_point deadline) override;
-  void ask(std::function<std::optional<std::string>()> story) override { story_ = std::move(story); }
+  void ask(std::function<bool()> does_wait, std::function<std::string()> what) override {
+    does_wait_ = std::move(does_wait);
+    what_ = std::move(what);
+  }
   void abort(std::string_view reason) noexcept override { company_->abort(reason); }
 
  private:
@@ -37,7 +40,8 @@ class BoardLink final : public Link {
   std::shared_ptr<Company> company_;
   std::optional<SharedBlock> made_;  // kept for those who open it later than this rank drops what it made of it
   uint32_t turn_ = 0;
-  std::function<std::optional<std::string>()> story_ = [] { return std::nullopt; };
+  std::function<bool()> does_wait_ = [] { return false; };
+  std::function<std::string()> what_;
 };
 
 }  // namespace tessera

@@ -82,8 +82,7 @@ void Company::used_by_this_thread() {
 
 struct Company::Posting {
   Seat& seat;
-  Story story;
-  Deadlock deadlock;
+  const Waiting& waiting;
   bool posted = false;
 
   ~Posting() {
@@ -94,12 +93,10 @@ struct Company::Posting {
 bool Company::deadlocked(const Counter& counter, uint32_t value, Posting& posting) {
   auto& own = posting.seat;
   if (!posting.posted) {
-    const auto words = posting.story();
-    if (!words) return false;
+    if (!posting.waiting.is_program()) return false;
     own.confirmed = 0;
-    own.gives_way = posting.deadlock == Deadlock::GiveWay ? 1 : 0;
-    own.story.fill('\0');
-    std::string_view(*words).copy(own.story.data(), own.story.size() - 1);
+    own.gives_way = posting.waiting.deadlock == Deadlock::GiveWay ? 1 : 0;
+    own.story.front() = '\0';
     own.ticket = ++last_ticket_;
     posting.posted = true;
   }
@@ -117,6 +114,11 @@ bool Company::deadlocked(const Counter& counter, uint32_t value, Posting& postin
     hash = (hash ^ seat(r).ticket) * 0x9e3779b97f4a7c15ULL;
   }
   if (has_come(counter, value)) return false;  // only now: it may have come before that rank began to wait
+  if (own.story.front() == '\0') {
+    const auto words = posting.waiting.what();
+    own.story.fill('\0');
+    std::string_view(words).copy(own.story.data(), own.story.size() - 1);
+  }
   own.confirmed = hash;
   return all_confirmed(hash);
 }
@@ -134,16 +136,16 @@ std::string Company::stories() const {
   return result;
 }
 
-bool Company::wait(std::span<Counter> counters, uint32_t value, Clock::time_point deadline, Story story, Deadlock deadlock) {
-  Posting posting{.seat = seat(rank_), .story = story, .deadlock = deadlock};
+bool Company::wait(std::span<Counter> counters, uint32_t value, Clock::time_point deadline, const Waiting& waiting) {
+  Posting posting{.seat = seat(rank_), .waiting = waiting};
   for (auto& counter : counters) {
     bool asleep = false;
     for (int spin = 0; spin < kSpins && !has_come(counter, value); spin++) pause();
     while (!has_come(counter, value)) {
       look_around(counters, value, deadline);
       // Not before it has lasted a while: the words take time.
-      if (asleep && deadlocked(counter, value, posting) && deadlock != Deadlock::WaitOn) {
-        if (deadlock == Deadlock::GiveWay && all_give_way()) return false;
+      if (asleep && deadlocked(counter, value, posting) && waiting.deadlock != Deadlock::WaitOn) {
+        if (waiting.deadlock == Deadlock::GiveWay && all_give_way()) return false;
         throw LinkFailure{.kind = LinkFailure::Kind::Deadlocked, .ranks = {}, .reason = {}};
       }
       const uint32_t seen = counter.value;

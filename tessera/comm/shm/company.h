@@ -19,14 +19,18 @@
 
 namespace tessera {
 
-/// What the program of a rank waits for, in words; nothing while it does not wait. Asked for only where a wait lasts.
-using Story = c10::function_ref<std::optional<std::string>()>;
-
 /// What a wait does when all ranks wait for each other.
 enum class Deadlock {
   Throw,
   GiveWay,  // ends without what it waited for, if all ranks can do so; else like Throw
   WaitOn,   // others throw, and may come to what this one waits for
+};
+
+/// What there is to know of a wait that lasts.
+struct Waiting {
+  Deadlock deadlock = Deadlock::Throw;
+  c10::function_ref<std::string()> what;                                // in words
+  c10::function_ref<bool()> is_program = []() { return true; };  // and not only a thread that works for it
 };
 
 /// How far one rank has come with something: written by that rank, waited for by the others. Lies in shared memory; begins as zeros.
@@ -53,7 +57,7 @@ class Company {
   /// This rank has come to `value`; all that it wrote before is seen by those who wait for that.
   void raise(Counter& own, uint32_t value) const;
   /// Waits until all have come to `value`, each with a counter of its own. Any thread may call it. Throws LinkFailure. False if it gave way.
-  bool wait(std::span<Counter> counters, uint32_t value, Clock::time_point deadline, Story story, Deadlock deadlock);
+  bool wait(std::span<Counter> counters, uint32_t value, Clock::time_point deadline, const Waiting& waiting);
   /// What each rank waits for, when all wait for each other.
   std::string stories() const;
   /// A thread of the program uses the group. Where several do, one may wait while another works, so nobody can tell a deadlock.
