@@ -305,6 +305,7 @@ void HostTransport::abort(std::string_view reason) noexcept {
 
 Work HostTransport::start(Envelope envelope, std::chrono::milliseconds limit, Move move) {
   called_by_this_thread();
+  link_->used_by_this_thread();
   return queue_.run([this, envelope, limit, move = std::move(move)]() mutable {
     // Neither gradients nor version counters are meant, and buffers may have been made in this mode.
     const c10::InferenceMode inference;

@@ -57,6 +57,9 @@ class Link {
   /// Who can say of a call that lasts whether the program waits for it, and what it is, in words.
   virtual void ask(std::function<bool()> /*does_wait*/, std::function<std::string()> /*what*/) {}
 
+  /// A thread of the program uses the group.
+  virtual void used_by_this_thread() {}
+
   /// Lets all others know that nothing more will come, and why. The first reason stays.
   virtual void abort(std::string_view reason) noexcept = 0;
 };

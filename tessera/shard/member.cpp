@@ -43,15 +43,31 @@ void Member::replace(const at::Tensor& whole, const at::Tensor& shard) {
   impl->set_version_counter(c10::VariableVersion(whole._version()));  // views shared theirs
 }
 
-bool Member::requires_grad() const {
+bool Member::agree() const {
+  auto& shard = *torch::autograd::impl::get_autograd_meta(shard_);
   if (requires_grad_ != trains_) {
-    trains_ = requires_grad_;
-    shard_.unsafeGetTensorImpl()->set_requires_grad(trains_);
-  } else if (shard_.requires_grad() != trains_) {
-    trains_ = shard_.requires_grad();
-    const_cast<Member*>(this)->requires_grad_ = trains_;
+    shard.requires_grad_ = trains_ = requires_grad_;
+  } else if (shard.requires_grad_ != trains_) {
+    const_cast<Member*>(this)->requires_grad_ = trains_ = shard.requires_grad_;
   }
   return trains_;
+}
+
+ShardHandle::ShardHandle(const at::Tensor& whole) : whole_(whole.getIntrusivePtr()) {}
+
+void ShardHandle::replace(const at::Tensor& shard, const at::Tensor& whole) {
+  std::unique_ptr<ShardHandle> handle(new ShardHandle(whole));
+  if (auto* before = torch::autograd::impl::get_autograd_meta(shard)) {
+    handle->requires_grad_ = before->requires_grad_;
+    handle->post_acc_grad_hooks_ = std::move(before->post_acc_grad_hooks_);
+  }
+  shard.unsafeGetTensorImpl()->set_autograd_meta(std::move(handle));
+}
+
+bool ShardHandle::requires_grad() const {
+  const at::Tensor whole(whole_.lock());
+  if (whole.defined()) member_of(whole)->agree();
+  return requires_grad_;
 }
 
 const at::Tensor& Member::grad() const {

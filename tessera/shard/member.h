@@ -1,4 +1,5 @@
-// The whole parameter as the module's own member holds it: what its users ask of it about gradients is answered for its shard.
+// The two handles of a sharded parameter, which agree about whether it trains: the whole one that the module's own member holds, and the
+// shard. What users ask the whole one about its gradient is answered for its shard.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,9 +13,10 @@ class Member final : public torch::autograd::AutogradMeta {
  public:
   /// Makes `whole` a member whose gradient is that of `shard`. Hooks that it had stay.
   static void replace(const at::Tensor& whole, const at::Tensor& shard);
+  /// What was said of the member since the shard was asked last holds for the shard, and the other way round.
+  bool agree() const;
 
-  /// Whether the shard trains. What was last said of the shard or of the member holds for both.
-  bool requires_grad() const override;
+  bool requires_grad() const override { return agree(); }
   /// Throws UsageError: the shard has it.
   const at::Tensor& grad() const override;
   /// The shard's, for those who clear it.
@@ -31,6 +33,20 @@ class Member final : public torch::autograd::AutogradMeta {
 
   const at::Tensor shard_;
   mutable bool trains_;  // as both were known to say
+};
+
+/// Takes the place of libtorch's own record of a shard.
+class ShardHandle final : public torch::autograd::AutogradMeta {
+ public:
+  /// Of several parameters that are listed as one, none speaks for it.
+  static void replace(const at::Tensor& shard, const at::Tensor& whole);
+
+  bool requires_grad() const override;
+
+ private:
+  explicit ShardHandle(const at::Tensor& whole);
+
+  const c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> whole_;
 };
 
 /// Nothing if the tensor is no whole parameter of a unit: a view of one, for example.

@@ -16,7 +16,6 @@
 #include "tessera/shard/operators.h"
 #include "tessera/shard/schedule.h"
 #include "tessera/shard/unit.h"
-#include "tessera/shard/unit_node.h"
 
 namespace tessera {
 namespace {
@@ -70,14 +69,6 @@ void mark_results(const Stack& stack, size_t base, const OriginPtr& origin) {
   }
 }
 
-/// Freezing and thawing act on graphs that are built from now on.
-void follow_training(const at::Tensor& whole, const Marker& marker) {
-  const auto* member = member_of(whole);
-  if (member == nullptr || member->requires_grad() == member->attached) return;
-  const auto lock = marker.owner->schedule()->lock();
-  attach_unit_node(marker.owner);
-}
-
 /// A whole parameter that has lost its unit's memory.
 void refuse_stranger(const at::Tensor& tensor, const OperatorFacts& op) {
   if (member_of(tensor) == nullptr) return;
@@ -104,7 +95,7 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const Opera
           "be made after it; one of torch::optim can be moved instead, with tessera::rebind(optimizer, model)",
           op.name(), name_of(*unit->around(tensor), *unit)));
     }
-    if (c10::GradMode::is_enabled()) follow_training(tensor, *marker);
+    if (c10::GradMode::is_enabled()) unit->follow_training(tensor);
     if (std::ranges::find(operands.units, unit) == operands.units.end()) operands.units.push_back(unit);
     return;
   }
@@ -304,7 +295,7 @@ void page_view(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::
     if (marker == nullptr) {
       origin = origin_of(viewed, nullptr);  // of others their memory tells
     } else if (marker->role == Role::Full && c10::GradMode::is_enabled()) {
-      follow_training(viewed, *marker);
+      marker->owner->follow_training(viewed);
     }
   }
   handle.redispatchBoxed(below, stack);

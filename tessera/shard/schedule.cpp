@@ -21,7 +21,7 @@ constexpr size_t kLongestPass = 1 << 12;  // uses; of longer ones the order is n
 /// Ends the backward pass of a schedule, once. The engine keeps it until it is through, or gives up.
 class EndOfBackward {
  public:
-  explicit EndOfBackward(std::weak_ptr<Schedule> schedule) : schedule_(std::move(schedule)) {}
+  EndOfBackward(std::weak_ptr<Schedule> schedule, uint64_t number) : schedule_(std::move(schedule)), number_(number) {}
   EndOfBackward(const EndOfBackward&) = delete;
   EndOfBackward& operator=(const EndOfBackward&) = delete;
   ~EndOfBackward() {
@@ -33,11 +33,12 @@ class EndOfBackward {
   }
 
   void now() {
-    if (const auto schedule = std::exchange(schedule_, {}).lock()) schedule->end_backward();
+    if (const auto schedule = std::exchange(schedule_, {}).lock()) schedule->end_backward(number_);
   }
 
  private:
   std::weak_ptr<Schedule> schedule_;
+  const uint64_t number_;
 };
 
 }  // namespace
@@ -50,6 +51,7 @@ Schedule::Pass Schedule::pass_now() const {
 
 void Schedule::enter(Pass pass) {
   if (pass == pass_) return;
+  pass_number_++;
   // A pass that was complete becomes the record of its kind. Backward passes end by themselves, forward ones by what follows.
   auto& ended = order(pass_);
   if (!ended.current.empty()) std::swap(ended.recorded, ended.current);  // and not a move: both keep their memory
@@ -62,13 +64,14 @@ void Schedule::enter(Pass pass) {
   if (pass == Pass::Backward) {
     // What no UnitNode frees (frozen units, gradients of inputs only) is freed when the engine is through. Where an exception stops it,
     // it drops its callbacks without a call.
-    const auto end = std::make_shared<EndOfBackward>(weak_from_this());
+    const auto end = std::make_shared<EndOfBackward>(weak_from_this(), ++backward_);
     torch::autograd::Engine::get_default_engine().queue_callback([end] { end->now(); });
   }
 }
 
-void Schedule::end_backward() {
+void Schedule::end_backward(uint64_t number) {
   const auto held = lock();
+  if (number != backward_) return;
   enter(Pass::None);
   free_all();
   finish_reductions();
@@ -282,9 +285,9 @@ void Schedule::publish(Unit& unit) {
 
 void Schedule::abandon_pass() {
   const auto held = lock();
-  for (auto& order : orders_) order.current.clear();
-  order(pass_).trusted = false;
+  for (auto& order : orders_) order = {};  // ranks came to different places
   pass_ = Pass::None;
+  backward_++;
   visited_ = nullptr;
   if (auto* unit = std::exchange(reducing_, nullptr)) unit->abandon_reduction();
   free_all();

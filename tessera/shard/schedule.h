@@ -1,6 +1,7 @@
 // When the units of a model are whole: bounded before their order of use is known, and freed after the last use once it is.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -49,8 +50,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void hand_out_pointer(Unit& unit);
   /// And it has written all that it will. (After other writes, nobody knows before the next read.)
   void publish_early(Unit& unit);
-  /// The engine is through with a backward pass, or has given up.
-  void end_backward();
+  /// The engine is through with a backward pass, or has given up, perhaps long ago.
+  void end_backward(uint64_t number);
   /// An exception has ended the pass: its gradients, and what was under way to become some, are dropped.
   void abandon_pass();
   /// Frees all that is not pinned.
@@ -59,6 +60,9 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void hand_over(Unit& unit);
   /// A unit died.
   void forget(const Unit& unit);
+
+  /// Counts the passes that have begun and ended. Without the lock.
+  uint64_t pass_number() const { return pass_number_; }
 
   const ScheduleCounters& counters() const { return counters_; }
   void reset_counters();
@@ -98,6 +102,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   std::vector<Unit*> written_;  // not published yet
   Unit* visited_ = nullptr;     // the last one used
   Pass pass_ = Pass::None;
+  std::atomic<uint64_t> pass_number_ = 1;
+  uint64_t backward_ = 0;  // the number of the last backward pass
   Order orders_[4];
   ScheduleCounters counters_;
 };

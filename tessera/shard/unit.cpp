@@ -200,6 +200,7 @@ void Unit::add_group(std::vector<Candidate> candidates, std::shared_ptr<at::Data
     // Not by set_data, which takes another dtype or a device that libtorch does not know for another kind of tensor.
     tensor.unsafeGetTensorImpl()->shallow_copy_from(window.getIntrusivePtr());
     Member::replace(tensor, group.parameters.back().shard);
+    if (!group.flat) ShardHandle::replace(group.parameters.back().shard, tensor);
     tensor = at::Tensor();
   }
   groups_.push_back(std::move(group));
@@ -251,12 +252,7 @@ void Unit::start_read(const Fault& fault) {
 }
 
 void Unit::finish_read() {
-  try {
-    for (const auto& work : coming_) work.wait();
-  } catch (...) {
-    give_back();
-    throw;
-  }
+  for (const auto& work : coming_) work.wait();
   coming_.clear();
   state_ = State::Whole;
 }
@@ -353,6 +349,20 @@ at::Tensor Unit::narrow_part(const at::Tensor& flat) {
   const auto number = marker_of(flat)->group;
   const auto published = groups_[number].optimizers_narrow() && !late_ ? residence_->published(number) : at::Tensor();
   return published.defined() ? published.narrow(0, flat.storage_offset(), flat.numel()) : published;
+}
+
+void Unit::follow_training(const at::Tensor& used) {
+  const auto agrees = [](const Member* member) { return member == nullptr || member->requires_grad() == member->attached; };
+  const auto pass = schedule_->pass_number();
+  if (followed_ == pass && agrees(member_of(used))) return;
+  const auto held = schedule_->lock();
+  followed_ = pass;
+  for (const auto& group : groups_) {
+    for (const auto& parameter : group.parameters) {
+      const at::Tensor full(parameter.full.lock());
+      if (full.defined() && !agrees(member_of(full))) return attach_unit_node(shared_from_this());
+    }
+  }
 }
 
 void Unit::outdate(const at::Tensor& written) {

@@ -102,7 +102,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void expect_equal_start();
   /// All values have come from elsewhere, the same to all ranks: there is nothing to compare.
   void trust_start() { start_checked_ = true; }
-  /// Begins to make it whole, and waits until it is.
+  /// Begins to make it whole, and waits until it is. Where that fails, whoever waited gives it back.
   void start_read(const Fault& fault);
   void finish_read();
   void give_back();
@@ -136,6 +136,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool late() const { return late_; }
   /// All changes are made: others may have them before this rank reads the unit.
   void publish();
+  /// An operator that builds a graph is about to use one of the whole parameters, or a view of one: freezing and thawing since the last
+  /// pass take effect, of all parameters at once, so that a pass has its gradients in one reduction. Without the lock.
+  void follow_training(const at::Tensor& used);
   /// While whole: takes this rank's part of it into the shards.
   void keep_own_part();
   /// What it takes on this rank while whole.
@@ -197,6 +200,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool stale_ = true;     // what others read of them, where that is something else
   bool start_checked_ = false;
   std::atomic<bool> wants_squares_ = false;
+  std::atomic<uint64_t> followed_ = 0;  // in which pass
   enum class State { Cut, Coming, Whole } state_ = State::Cut;
   Works coming_;
   Works reducing_;

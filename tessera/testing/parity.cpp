@@ -25,7 +25,8 @@ void average_gradients(const torch::nn::Module& module, const Communicator& worl
     if (!parameter.grad().defined()) continue;
     auto gradient = parameter.grad().is_sparse() ? parameter.grad().to_dense() : parameter.grad().clone(at::MemoryFormat::Contiguous);
     world.all_reduce(gradient, {.op = Reduce::Mean}).wait();
-    parameter.mutable_grad() = gradient;
+    // In the order in which the parameter lies: kernels round otherwise where two operands differ in that.
+    parameter.mutable_grad() = at::empty_like(parameter.detach()).copy_(gradient);
   }
 }
 
@@ -59,6 +60,7 @@ Trained train(const Communicator& world, const MakeModel& make, const MakeOptimi
     loss.backward();
     if (!shard) average_gradients(*model, world);
     steps_with->step();
+    model->after_step(own);
     steps_with->zero_grad();
     result.losses.push_back(loss.item<double>());
   }

@@ -16,6 +16,8 @@ namespace tessera::testing {
 /// A model that makes its own batches, so that one test body serves any.
 struct TrainedModel : torch::nn::Module {
   virtual at::Tensor loss(at::Generator& batches) = 0;
+  /// Whatever else a program does after its optimizer's step, with what that was given.
+  virtual void after_step(const std::vector<at::Tensor>& /*parameters*/) {}
 };
 
 using MakeModel = std::function<std::shared_ptr<TrainedModel>()>;

@@ -28,6 +28,7 @@ class BoardLink final : public Link {
     does_wait_ = std::move(does_wait);
     what_ = std::move(what);
   }
+  void used_by_this_thread() override { company_->used_by_this_thread(); }
   void abort(std::string_view reason) noexcept override { company_->abort(reason); }
 
  private:

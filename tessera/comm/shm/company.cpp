@@ -35,7 +35,8 @@ struct alignas(64) Company::Header {
   enum State : uint32_t { Running, Aborting, Aborted };
   std::atomic<uint32_t> state;
   std::atomic<uint32_t> out_of_step;
-  std::array<char, 1016> reason;  // ends with a zero
+  std::atomic<uint64_t> deadlock;  // what all ranks have confirmed last
+  std::array<char, 1008> reason;  // ends with a zero
 };
 
 struct alignas(64) Company::Seat {
@@ -44,7 +45,7 @@ struct alignas(64) Company::Seat {
   std::atomic<uint32_t> several;     // threads of its program use the group
   std::atomic<uint32_t> ticket;      // the number of the wait that it is in, if that lasts
   std::atomic<uint32_t> gives_way;   // that wait can end without what it waits for
-  std::atomic<uint64_t> confirmed;   // over the tickets of all ranks
+  std::atomic<uint64_t> confirmed;   // over the tickets of all ranks; odd if all of them can give way
   std::array<char, 228> story = {};  // ends with a zero
 };
 
@@ -100,19 +101,16 @@ bool Company::deadlocked(const Counter& counter, uint32_t value, Posting& postin
     own.ticket = ++last_ticket_;
     posting.posted = true;
   }
-  const auto all_confirmed = [&](uint64_t hash) {
-    for (int r = 0; r < ranks_; r++) {
-      if (seat(r).confirmed != hash) return false;
-    }
-    return true;
-  };
   // Others may have heard of it, and left, before this rank looked.
-  if (own.confirmed != 0 && all_confirmed(own.confirmed)) return true;
+  if (own.confirmed != 0 && own.confirmed == header().deadlock) return true;
   uint64_t hash = 1;
+  bool all_give_way = true;
   for (int r = 0; r < ranks_; r++) {
     if (seat(r).ticket == 0 || seat(r).several != 0) return false;
     hash = (hash ^ seat(r).ticket) * 0x9e3779b97f4a7c15ULL;
+    all_give_way &= seat(r).gives_way != 0;
   }
+  hash = hash << 1 | static_cast<uint64_t>(all_give_way);
   if (has_come(counter, value)) return false;  // only now: it may have come before that rank began to wait
   if (own.story.front() == '\0') {
     const auto words = posting.waiting.what();
@@ -120,13 +118,10 @@ bool Company::deadlocked(const Counter& counter, uint32_t value, Posting& postin
     std::string_view(words).copy(own.story.data(), own.story.size() - 1);
   }
   own.confirmed = hash;
-  return all_confirmed(hash);
-}
-
-bool Company::all_give_way() const {
   for (int r = 0; r < ranks_; r++) {
-    if (seat(r).gives_way == 0) return false;
+    if (seat(r).confirmed != hash) return false;
   }
+  header().deadlock = hash;
   return true;
 }
 
@@ -142,12 +137,12 @@ bool Company::wait(std::span<Counter> counters, uint32_t value, Clock::time_poin
     bool asleep = false;
     for (int spin = 0; spin < kSpins && !has_come(counter, value); spin++) pause();
     while (!has_come(counter, value)) {
-      look_around(counters, value, deadline);
-      // Not before it has lasted a while: the words take time.
+      // Not before it has lasted a while. Before the look around, for those who have heard of it already may be gone.
       if (asleep && deadlocked(counter, value, posting) && waiting.deadlock != Deadlock::WaitOn) {
-        if (waiting.deadlock == Deadlock::GiveWay && all_give_way()) return false;
+        if (seat(rank_).confirmed % 2 == 1) return false;
         throw LinkFailure{.kind = LinkFailure::Kind::Deadlocked, .ranks = {}, .reason = {}};
       }
+      look_around(counters, value, deadline);
       const uint32_t seen = counter.value;
       if (has_come(counter, value)) break;
       const auto left = std::max(Clock::duration::zero(), deadline - Clock::now());

@@ -86,7 +86,6 @@ class Company {
   /// Whether all ranks wait and none will come on. Each confirms, while it is awake, that it waits in vain as long as the others do; what
   /// all have confirmed is true.
   bool deadlocked(const Counter& counter, uint32_t value, Posting& posting);
-  bool all_give_way() const;
   /// How, if it is. A rank that has come to `value` may leave, but it must not die.
   std::optional<std::string> gone(int rank, const Counter& counter, uint32_t value);
 
