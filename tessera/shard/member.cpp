@@ -44,7 +44,7 @@ void Member::replace(const at::Tensor& whole, const at::Tensor& shard) {
 }
 
 bool Member::agree() const {
-  auto& shard = *torch::autograd::impl::get_autograd_meta(shard_);
+  auto& shard = *torch::autograd::impl::materialize_autograd_meta(shard_);
   if (requires_grad_ != trains_) {
     shard.requires_grad_ = trains_ = requires_grad_;
   } else if (shard.requires_grad_ != trains_) {

@@ -10,6 +10,7 @@
 
 #include "tessera/base/compat.h"
 #include "tessera/base/error.h"
+#include "tessera/shard/fingerprint.h"
 #include "tessera/shard/marker.h"
 #include "tessera/shard/member.h"
 #include "tessera/shard/schedule.h"
@@ -23,20 +24,6 @@ constexpr int64_t kAlignment = 64;  // bytes: what libtorch's allocator gives ev
 /// All values of a dense tensor in the order in which they lie in memory.
 at::Tensor in_memory_order(const at::Tensor& tensor) {
   return tensor.as_strided({tensor.numel()}, {1}, tensor.storage_offset());
-}
-
-/// A number that differs when any bit does, almost surely. By tensor operations, so that it works on any device.
-uint64_t fingerprint(const at::Tensor& values) {
-  constexpr int64_t kStretch = int64_t{1} << 16;  // keeps what this takes in the cache, and out of large blocks of the heap
-  const auto width = c10::elementSize(values.scalar_type());
-  const auto bits = values.view(width == 8 ? at::kLong : width == 4 ? at::kInt : width == 2 ? at::kShort : at::kChar);
-  auto result = static_cast<uint64_t>(values.numel());
-  for (int64_t begin = 0; begin < bits.numel(); begin += kStretch) {
-    const auto some = bits.narrow(0, begin, std::min(kStretch, bits.numel() - begin)).to(at::kLong);
-    const auto weights = at::arange(begin + 1, begin + 1 + some.numel(), some.options()).mul_(2).add_(1);
-    result = result * 31 + static_cast<uint64_t>(some.mul(weights).sum().item<int64_t>());
-  }
-  return result;
 }
 
 /// As many dimensions as the parameter, so that `dim() >= 2` still tells matrices from biases.
@@ -284,73 +271,6 @@ void Unit::make_private() {
   residence_->make_private(buffers());
 }
 
-void Unit::about_to_write() {
-  wait_to_write();
-  written_ = stale_ = true;
-}
-
-void Unit::wait_to_write() {
-  if (!writable_ && !residence_->write(subject())) {
-    detach();
-    late_ = true;
-  }
-  writable_ = true;
-}
-
-void Unit::about_to_update() {
-  wait_to_write();
-  written_ = true;
-  for (size_t i = 0; i < groups_.size(); i++) {
-    if (late_ || (residence_->published(i).defined() && !groups_[i].optimizers_narrow())) stale_ = true;
-  }
-}
-
-void Unit::skip_update() {
-  residence_->done_reading(subject());
-  written_ = true;
-}
-
-void Unit::detach() {
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  for (size_t i = 0; i < groups_.size(); i++) {
-    auto& group = groups_[i];
-    auto& storage = group.own_storage();
-    if (!residence_->keep_copy({.number = i, .full = {}, .full_dtype = group.full_dtype, .own = group.own})) continue;
-    const auto before = std::exchange(group.own, {});
-    lend(storage, allocate(storage.nbytes(), storage.device()));
-    group.own = memory_view(storage, group.dtype).copy_(before);
-  }
-}
-
-void Unit::hand_out_pointer() {
-  pointed_at_ = own_fingerprint();
-}
-
-uint64_t Unit::own_fingerprint() const {
-  uint64_t all = 0;
-  for (const auto& group : groups_) all = all * 31 + fingerprint(group.own);
-  return all;
-}
-
-void Unit::expect_untouched() {
-  if (!pointed_at_ || written_) return;
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  if (own_fingerprint() == *pointed_at_) return;
-  pointed_at_ = own_fingerprint();
-  throw UsageError(
-      fmt::format("shards of unit '{}' were changed through a pointer that was kept from before they were read last, which nobody could see; "
-                  "ask for shard.data_ptr() anew before each time that you write, on every rank",
-                  name_));
-}
-
-at::Tensor Unit::narrow_part(const at::Tensor& flat) {
-  const auto number = marker_of(flat)->group;
-  const auto published = groups_[number].optimizers_narrow() && !late_ ? residence_->published(number) : at::Tensor();
-  return published.defined() ? published.narrow(0, flat.storage_offset(), flat.numel()) : published;
-}
-
 void Unit::follow_training(const at::Tensor& used) {
   const auto agrees = [](const Member* member) { return member == nullptr || member->requires_grad() == member->attached; };
   const auto pass = schedule_->pass_number();
@@ -362,30 +282,6 @@ void Unit::follow_training(const at::Tensor& used) {
       const at::Tensor full(parameter.full.lock());
       if (full.defined() && !agrees(member_of(full))) return attach_unit_node(shared_from_this());
     }
-  }
-}
-
-void Unit::outdate(const at::Tensor& written) {
-  const auto outdate_one = [](const Parameter& parameter) {
-    if (const auto full = parameter.full.lock()) full->bump_version();
-  };
-  if (!written.defined()) {
-    for (const auto& group : groups_) std::ranges::for_each(group.parameters, outdate_one);
-    return;
-  }
-  auto& group = groups_[marker_of(written)->group];
-  if (written.numel() == 0) {  // here, but not on other ranks
-    outdate_one(*around(written));
-    return;
-  }
-  auto end = written.storage_offset() + 1;
-  for (int64_t i = 0; i < written.dim(); i++) end += (written.size(i) - 1) * written.stride(i);
-  const auto lies_before = [&](const Parameter& parameter) {
-    return parameter.span.shard_offset + parameter.span.shard_numel <= written.storage_offset();
-  };
-  auto each = std::ranges::partition_point(group.parameters, lies_before);
-  for (; each != group.parameters.end() && each->span.shard_offset < end; ++each) {
-    if (each->span.shard_numel > 0 || group.flat) outdate_one(*each);
   }
 }
 
@@ -410,46 +306,6 @@ Unit::Parameter* Unit::around(const at::Tensor& view) {
   };
   const auto found = std::ranges::partition_point(parameters, ends_before);
   return found == parameters.end() ? &parameters.back() : &*found;
-}
-
-void Unit::publish() {
-  if (!written_) return;
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  publish(buffers());
-}
-
-void Unit::start_anew() {
-  const auto held = schedule_->lock();
-  abandon_reduction();
-  residence_->start_anew();
-  for (auto& group : groups_) {
-    for (auto& parameter : group.parameters) parameter.shard.mutable_grad() = at::Tensor();
-  }
-}
-
-void Unit::publish(std::span<const Buffer> buffers) {
-  // Once for all writes since the last time: how many operators an optimizer takes may depend on the rank's part.
-  auto next = subject();
-  if (written_) next.version++;
-  residence_->publish(buffers, next, stale_);
-  if (written_ && pointed_at_) pointed_at_ = own_fingerprint();
-  version_ = next.version;
-  written_ = writable_ = stale_ = late_ = false;
-  for (const auto& group : groups_) watch(group.own_storage());
-}
-
-void Unit::keep_own_part() {
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  for (auto& group : groups_) {
-    const auto full = group.full.lock();
-    if (!full) continue;
-    const auto now = options_.mesh.shard().own_chunk(flat_view(c10::Storage(full), group.full_dtype));
-    // Where the whole is narrower than the shards, only what was changed goes back: the rest would lose its last digits.
-    group.own.copy_(group.full_dtype == group.dtype ? now
-                                                    : at::where(now.eq(group.own.to(group.full_dtype)), group.own, now.to(group.dtype)));
-  }
 }
 
 Located locate(const at::Tensor& tensor) {
