@@ -1,5 +1,6 @@
 // How the shards of a unit change, and how other ranks come to see it.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include <algorithm>
