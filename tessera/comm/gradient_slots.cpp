@@ -161,6 +161,7 @@ void GradientSlots::finish_through(uint32_t turn) {
 void GradientSlots::add_up(Turn& turn) {
   const auto own_rank = area_->rank();
   const auto& own_envelope = *reinterpret_cast<const Envelope*>(slot(own_rank, turn.number));
+  area_->expect_in_step();
   area_->wait(kPacked, turn.number, turn.limit, [&] { return own_envelope.describe(); });
   area_->expect_in_step();
   envelopes_.clear();

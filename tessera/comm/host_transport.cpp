@@ -153,7 +153,7 @@ HostTransport::HostTransport(Traits traits, std::shared_ptr<Link> link, std::sha
       family_(std::move(family)),
       envelopes_(static_cast<size_t>(link_->size())) {
   family_->add(link_);
-  link_->ask([this] { return queue_.waited_for(); }, [this] { return now_.describe(); });
+  link_->ask([this] { return queue_.waited_for(); }, [this] { return now_.describe(); }, queue_.watch());
   for (auto& envelope : envelopes_) envelope_bytes_.push_back(std::as_writable_bytes(std::span(&envelope, 1)));
 }
 

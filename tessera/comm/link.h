@@ -54,8 +54,9 @@ class Link {
   /// Memory that all ranks see, where they can see any together.
   virtual SharedAttempt share(const AreaShape& shape, Clock::time_point deadline);
 
-  /// Who can say of a call that lasts whether the program waits for it, and what it is, in words.
-  virtual void ask(std::function<bool()> /*does_wait*/, std::function<std::string()> /*what*/) {}
+  /// Who can say of a call that lasts whether the program waits for it, and what it is, in words; and whether calls are under way at all,
+  /// also when the link is gone.
+  virtual void ask(std::function<bool()> /*does_wait*/, std::function<std::string()> /*what*/, std::function<bool()> /*is_busy*/) {}
 
   /// A thread of the program uses the group.
   virtual void used_by_this_thread() {}

@@ -80,6 +80,13 @@ bool Queue::wait_until_idle(std::chrono::milliseconds limit) {
   return shared_->finished.wait_for(lock, limit, [&] { return shared_->tasks.empty() && !shared_->busy; });
 }
 
+std::function<bool()> Queue::watch() const {
+  return [shared = shared_] {
+    const std::lock_guard lock(shared->mutex);
+    return shared->busy || !shared->tasks.empty();
+  };
+}
+
 void Queue::serve(const std::shared_ptr<Shared>& shared) {
   std::unique_lock lock(shared->mutex);
   for (;;) {

@@ -25,6 +25,8 @@ class Queue {
   Work run(std::function<void()> task);
   /// Whether all tasks ended within the limit.
   bool wait_until_idle(std::chrono::milliseconds limit);
+  /// Tells whether a task waits or runs, also when the queue is gone.
+  std::function<bool()> watch() const;
   /// Whether somebody waits for a task that has not ended.
   bool waited_for() const { return shared_->waiting > 0; }
 

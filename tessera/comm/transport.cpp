@@ -39,8 +39,8 @@ void Transport::expect_agreement(std::span<const Envelope> envelopes) const {
     if (!several_threads_) throw;
     throw DisagreementError(
         std::string(error.what()) +
-        "; several threads of this rank have called the group, where each needs one of its own, made in the same order on every rank: "
-        "world.duplicate()");
+        "; several threads of this rank have called the group: if they do so at the same time, each needs one of its own, made in the same "
+        "order on every rank, by world.duplicate()");
   }
 }
 

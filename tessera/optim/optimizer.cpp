@@ -60,6 +60,7 @@ Optimizer::Optimizer(std::vector<ParameterGroup> groups, Settings settings, std:
 }
 
 std::vector<Optimizer::Run> Optimizer::runs_of(std::vector<at::Tensor> parameters) const {
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   // State in blocks can't be cut at any place.
   const bool joins = std::ranges::all_of(state_kinds_, [](const StateKind& kind) { return kind.block == 1; });
   std::vector<Run> runs;

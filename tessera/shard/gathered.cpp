@@ -85,7 +85,7 @@ class Gathered final : public Residence {
     return works;
   }
 
-  void start_anew() override {}
+  void start_anew(const Subject& /*subject*/, bool /*again*/) override {}
 
  private:
   Communicator shard_;

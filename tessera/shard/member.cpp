@@ -25,15 +25,16 @@ namespace {
 
 }  // namespace
 
-Member::Member(at::Tensor shard) : shard_(std::move(shard)), trains_(shard_.requires_grad()) {
+Member::Member(at::Tensor shard, bool speaks_for_it)
+    : shard_(std::move(shard)), speaks_for_it_(speaks_for_it), trains_(shard_.requires_grad()) {
   requires_grad_ = trains_;
   // Whoever registers a hook finds the list and adds to it; libtorch would make one that the graph of the moment knows alone.
   cpp_hooks_list_ = std::make_shared<torch::autograd::hooks_list>();
 }
 
-void Member::replace(const at::Tensor& whole, const at::Tensor& shard) {
+void Member::replace(const at::Tensor& whole, const at::Tensor& shard, Listing listing) {
   auto* const impl = whole.unsafeGetTensorImpl();
-  std::unique_ptr<Member> member(new Member(shard));
+  std::unique_ptr<Member> member(new Member(shard, listing == Listing::ByName));
   if (auto* before = torch::autograd::impl::get_autograd_meta(whole)) {
     if (before->cpp_hooks_list_) member->cpp_hooks_list_ = before->cpp_hooks_list_;
     if (before->post_acc_grad_hooks_) torch::autograd::impl::set_post_acc_grad_hooks(shard, std::move(before->post_acc_grad_hooks_));
@@ -45,6 +46,12 @@ void Member::replace(const at::Tensor& whole, const at::Tensor& shard) {
 
 bool Member::agree() const {
   auto& shard = *torch::autograd::impl::materialize_autograd_meta(shard_);
+  if (requires_grad_ != trains_ && !speaks_for_it_) {
+    const_cast<Member*>(this)->requires_grad_ = trains_;
+    throw UsageError(
+        "one parameter of a unit that is listed flat can't be frozen or thawed by itself; give tessera::set_requires_grad the module that was "
+        "sharded, or shard with tessera::Listing::ByName");
+  }
   if (requires_grad_ != trains_) {
     shard.requires_grad_ = trains_ = requires_grad_;
   } else if (shard.requires_grad_ != trains_) {

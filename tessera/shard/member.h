@@ -6,13 +6,15 @@
 #include <torch/csrc/autograd/cpp_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "tessera/shard/options.h"
+
 namespace tessera {
 
 /// Takes the place of libtorch's own record. A parameter that was a view when it was registered is none any more.
 class Member final : public torch::autograd::AutogradMeta {
  public:
   /// Makes `whole` a member whose gradient is that of `shard`. Hooks that it had stay.
-  static void replace(const at::Tensor& whole, const at::Tensor& shard);
+  static void replace(const at::Tensor& whole, const at::Tensor& shard, Listing listing);
   /// What was said of the member since the shard was asked last holds for the shard, and the other way round.
   bool agree() const;
 
@@ -29,16 +31,16 @@ class Member final : public torch::autograd::AutogradMeta {
   bool attached = false;
 
  private:
-  explicit Member(at::Tensor shard);
+  Member(at::Tensor shard, bool speaks_for_it);
 
   const at::Tensor shard_;
+  const bool speaks_for_it_;  // it is the shard of no other parameter
   mutable bool trains_;  // as both were known to say
 };
 
-/// Takes the place of libtorch's own record of a shard.
+/// Takes the place of libtorch's own record of a shard that is listed by name.
 class ShardHandle final : public torch::autograd::AutogradMeta {
  public:
-  /// Of several parameters that are listed as one, none speaks for it.
   static void replace(const at::Tensor& shard, const at::Tensor& whole);
 
   bool requires_grad() const override;

@@ -125,6 +125,7 @@ class NodeShared final : public Residence {
       // Nearly always it was waited for before the first write.
       Subject before = subject;
       before.version--;
+      control_->expect_in_step();
       if (published_ != 0) control_->wait(kDone, after(before), shard_.limit(), [&] { return still_read(before); });
       for (const auto& buffer : buffers) {
         if (auto copy = published(buffer.number); copy.defined()) copy.copy_(buffer.own);
@@ -134,7 +135,8 @@ class NodeShared final : public Residence {
     published_ = value;
   }
 
-  void start_anew() override {
+  void start_anew(const Subject& subject, bool again) override {
+    if (again) control_->reach(kDone, after(subject) - 1);
     control_->back_in_step();
     slots_.start_anew();
   }

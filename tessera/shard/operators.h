@@ -16,6 +16,7 @@ struct OperatorFacts {
   std::vector<bool> writes;  // which arguments it changes
   bool views;                // its first argument, and looks at no values
   bool elementwise;          // each value of its results comes from the values at one place of its operands
+  bool random;               // its results depend on a generator
   bool inspects;             // autograd's own search for NaNs, which ends in an error or in nothing
   bool by_parts;             // made of other operators, which have facts of their own
   bool recurrent;

@@ -48,7 +48,7 @@ void recover(const torch::nn::Module& model) {
   std::vector<Communicator> groups;
   for (const auto& unit : all) {
     unit->schedule()->abandon_pass();
-    for (const auto* group : {&unit->mesh().world(), &unit->mesh().shard()}) {
+    for (const auto* group : {&unit->mesh().shard(), &unit->mesh().replicate(), &unit->mesh().world()}) {
       if (std::ranges::none_of(groups, [&](const Communicator& known) { return known.same_group(*group); })) groups.push_back(*group);
     }
   }

@@ -78,8 +78,8 @@ class Residence {
   /// Copies a gradient to its place in the room.
   virtual void pack(const at::Tensor& room, const at::Tensor& gradient) const { room.copy_(gradient); }
   virtual Works reduce(std::span<const Piece> pieces, const Subject& subject) = 0;
-  /// All ranks have given up what they did, and begin anew.
-  virtual void start_anew() = 0;
+  /// All ranks have given up what they did, and begin anew. `again`: this version is read again, although this rank was done with it.
+  virtual void start_anew(const Subject& subject, bool again) = 0;
 };
 
 /// An all-gather fills memory of the device; giving back frees it. Works everywhere.

@@ -186,7 +186,7 @@ void Unit::add_group(std::vector<Candidate> candidates, std::shared_ptr<at::Data
          .full = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr())});
     // Not by set_data, which takes another dtype or a device that libtorch does not know for another kind of tensor.
     tensor.unsafeGetTensorImpl()->shallow_copy_from(window.getIntrusivePtr());
-    Member::replace(tensor, group.parameters.back().shard);
+    Member::replace(tensor, group.parameters.back().shard, options_.listing);
     if (!group.flat) ShardHandle::replace(group.parameters.back().shard, tensor);
     tensor = at::Tensor();
   }

@@ -196,6 +196,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool written_ = false;  // since they were read last
   bool writable_ = false;  // nobody else reads what would be written
   bool late_ = false;      // others still read what this rank has written anew
+  bool detached_ = false;  // the shards lie in memory that no other rank sees, for good
   std::optional<uint64_t> pointed_at_;  // a raw pointer to the shards is out; their fingerprint when they were published last
   bool stale_ = true;     // what others read of them, where that is something else
   bool start_checked_ = false;

@@ -98,7 +98,7 @@ class UnitNode final : public ag::Node {
   [[noreturn]] void refuse_gap(const Unit::Parameter& parameter) const {
     throw UsageError(
         fmt::format("unit '{}' is listed flat, and this backward pass did not use '{}', which an optimizer over one vector would move all the "
-                    "same; shard with tessera::Listing::ByName, or freeze what is not used",
+                    "same; shard with tessera::Listing::ByName",
                     unit_->name(), parameter.name));
   }
 

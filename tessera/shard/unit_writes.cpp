@@ -20,7 +20,11 @@ void Unit::about_to_write() {
 }
 
 void Unit::wait_to_write() {
-  if (!writable_ && !residence_->write(subject())) {
+  if (writable_) return;
+  if (detached_) {
+    residence_->done_reading(subject());
+    late_ = true;
+  } else if (!residence_->write(subject())) {
     detach();
     late_ = true;
   }
@@ -47,10 +51,12 @@ void Unit::detach() {
     auto& group = groups_[i];
     auto& storage = group.own_storage();
     if (!residence_->keep_copy({.number = i, .full = {}, .full_dtype = group.full_dtype, .own = group.own})) continue;
+    auto memory = allocate(storage.nbytes(), storage.device());
     const auto before = std::exchange(group.own, {});
-    lend(storage, allocate(storage.nbytes(), storage.device()));
+    lend(storage, std::move(memory));
     group.own = memory_view(storage, group.dtype).copy_(before);
   }
+  detached_ = true;
 }
 
 void Unit::hand_out_pointer() {
@@ -85,11 +91,10 @@ void Unit::outdate(const at::Tensor& written) {
   const auto outdate_one = [](const Parameter& parameter) {
     if (const auto full = parameter.full.lock()) full->bump_version();
   };
-  if (!written.defined()) {
-    for (const auto& group : groups_) std::ranges::for_each(group.parameters, outdate_one);
-    return;
-  }
+  const auto outdate_all = [&](const Group& group) { std::ranges::for_each(group.parameters, outdate_one); };
+  if (!written.defined()) return std::ranges::for_each(groups_, outdate_all), void();
   auto& group = groups_[marker_of(written)->group];
+  if (group.flat) return outdate_all(group);
   if (written.numel() == 0) {  // here, but not on other ranks
     outdate_one(*around(written));
     return;
@@ -101,7 +106,7 @@ void Unit::outdate(const at::Tensor& written) {
   };
   auto each = std::ranges::partition_point(group.parameters, lies_before);
   for (; each != group.parameters.end() && each->span.shard_offset < end; ++each) {
-    if (each->span.shard_numel > 0 || group.flat) outdate_one(*each);
+    if (each->span.shard_numel > 0) outdate_one(*each);
   }
 }
 
@@ -115,7 +120,8 @@ void Unit::publish() {
 void Unit::start_anew() {
   const auto held = schedule_->lock();
   abandon_reduction();
-  residence_->start_anew();
+  if (!written_) writable_ = late_ = false;
+  residence_->start_anew(subject(), !written_);
   for (auto& group : groups_) {
     for (auto& parameter : group.parameters) parameter.shard.mutable_grad() = at::Tensor();
   }

@@ -55,12 +55,14 @@ void expect_equal(const Idiom& idiom, const Setting& setting, const std::vector<
 
 void expect_refused(const Idiom& idiom, const Setting& setting) {
   std::string said;
+  const auto begin = std::chrono::steady_clock::now();
   try {
     run(idiom, setting);
   } catch (const std::exception& error) {
     said = error.what();
   }
   ASSERT_FALSE(said.empty()) << "no error came";
+  ASSERT_LT(std::chrono::steady_clock::now() - begin, kLimit) << "only the time limit ended it: " << said;
   ASSERT_NE(said.find(idiom.refused), std::string::npos) << said;
 }
 

@@ -24,7 +24,8 @@ class BoardLink final : public Link {
   void inspect(std::span<const ConstBytes> to, Look look, Clock::time_point deadline) override;
   std::unique_ptr<Link> split(std::span<const int> members, Clock::time_point deadline) override;
   SharedAttempt share(const AreaShape& shape, Clock::time_point deadline) override;
-  void ask(std::function<bool()> does_wait, std::function<std::string()> what) override {
+  void ask(std::function<bool()> does_wait, std::function<std::string()> what, std::function<bool()> is_busy) override {
+    company_->ask(std::move(is_busy));
     does_wait_ = std::move(does_wait);
     what_ = std::move(what);
   }

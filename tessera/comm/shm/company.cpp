@@ -84,7 +84,7 @@ void Company::used_by_this_thread() {
 struct Company::Posting {
   Seat& seat;
   const Waiting& waiting;
-  bool posted = false;
+  bool posted = false, told = false;
 
   ~Posting() {
     if (posted) seat.ticket = 0;
@@ -94,15 +94,19 @@ struct Company::Posting {
 bool Company::deadlocked(const Counter& counter, uint32_t value, Posting& posting) {
   auto& own = posting.seat;
   if (!posting.posted) {
-    if (!posting.waiting.is_program()) return false;
+    if (posting.waiting.is_program && !posting.waiting.is_program()) return false;
     own.confirmed = 0;
     own.gives_way = posting.waiting.deadlock == Deadlock::GiveWay ? 1 : 0;
-    own.story.front() = '\0';
     own.ticket = ++last_ticket_;
     posting.posted = true;
   }
   // Others may have heard of it, and left, before this rank looked.
-  if (own.confirmed != 0 && own.confirmed == header().deadlock) return true;
+  if (own.confirmed != 0 && own.confirmed == header().deadlock) {
+    posting.posted = posting.waiting.deadlock != Deadlock::WaitOn;  // who waits on may come to wait in another company
+    return true;
+  }
+  // What runs beside the program may be what another rank waits for.
+  if (posting.waiting.deadlock != Deadlock::WaitOn && works_aside_ && works_aside_()) return false;
   uint64_t hash = 1;
   bool all_give_way = true;
   for (int r = 0; r < ranks_; r++) {
@@ -112,7 +116,8 @@ bool Company::deadlocked(const Counter& counter, uint32_t value, Posting& postin
   }
   hash = hash << 1 | static_cast<uint64_t>(all_give_way);
   if (has_come(counter, value)) return false;  // only now: it may have come before that rank began to wait
-  if (own.story.front() == '\0') {
+  if (!posting.told) {
+    posting.told = true;
     const auto words = posting.waiting.what();
     own.story.fill('\0');
     std::string_view(words).copy(own.story.data(), own.story.size() - 1);

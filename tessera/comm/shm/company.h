@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -30,7 +31,7 @@ enum class Deadlock {
 struct Waiting {
   Deadlock deadlock = Deadlock::Throw;
   c10::function_ref<std::string()> what;                                // in words
-  c10::function_ref<bool()> is_program = []() { return true; };  // and not only a thread that works for it
+  c10::function_ref<bool()> is_program = nullptr;  // if it may be only a thread that works for it
 };
 
 /// How far one rank has come with something: written by that rank, waited for by the others. Lies in shared memory; begins as zeros.
@@ -62,6 +63,8 @@ class Company {
   std::string stories() const;
   /// A thread of the program uses the group. Where several do, one may wait while another works, so nobody can tell a deadlock.
   void used_by_this_thread();
+  /// Who says whether something runs beside the program that others may wait for.
+  void ask(std::function<bool()> works_aside) { works_aside_ = std::move(works_aside); }
   static bool has_come(const Counter& counter, uint32_t value) {
     return static_cast<int32_t>(counter.value.load(std::memory_order_acquire) - value) >= 0;
   }
@@ -93,6 +96,7 @@ class Company {
   int rank_;
   int ranks_;
   std::atomic<size_t> thread_ = 0;  // of the program, the first that came
+  std::function<bool()> works_aside_;
   std::atomic<uint32_t> last_ticket_ = 0;
   std::mutex mutex_;
   std::vector<Fd> peers_;  // pid descriptors of ranks in other processes, for noticing their death
