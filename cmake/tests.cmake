@@ -113,7 +113,7 @@ set_target_properties(test_idioms PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT
 target_compile_definitions(test_idioms PRIVATE TESSERA_IDIOMS_PAGE="${PROJECT_SOURCE_DIR}/docs/idioms.md")
 target_link_libraries(test_idioms PRIVATE tessera_testing)
 target_precompile_headers(test_idioms REUSE_FROM tessera_testing)
-foreach(_chapter IN ITEMS Construction Ties Writing Freezing Hooks Gradients Autograd Passes Precision Optimizers Values States Ranks Page)
+foreach(_chapter IN ITEMS Construction Ties Writing Freezing Hooks Gradients Autograd Passes Precision Optimizers Values States Ranks Places Page)
   add_test(NAME idioms/${_chapter} COMMAND test_idioms --gtest_brief=1 "--gtest_filter=*/${_chapter}*:${_chapter}.*")
   set_tests_properties(idioms/${_chapter} PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_limit})
 endforeach()

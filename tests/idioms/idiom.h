@@ -123,6 +123,7 @@ struct Idiom {
   std::string what;  // in words, as the page has it
   std::function<void(Run&)> act;
   std::string refused = {};   // if it is: a part of what the error says
+  std::string gathered = {};  // and where parameters are gathered, if that is something else
   double within = 0;          // equal to so much, absolute and relative; 0: to the bit
   std::string because = {};   // why not to the bit
   std::string remark = {};    // for the page
@@ -146,6 +147,7 @@ Chapter optimizers();
 Chapter local_values();
 Chapter states();
 Chapter ranks();
+Chapter places();
 
 std::vector<Chapter> corpus();
 

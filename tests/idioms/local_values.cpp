@@ -114,8 +114,9 @@ Chapter local_values() {
       alone("power iteration over a weight: `w.mv(u)`", [](auto& p) { use(p[0].mv(values({6}))); }),
       alone("have the weights changed: `torch::equal`", [](auto& p) { (void)torch::equal(p[0], p[0].detach().clone()); }),
       alone("are weights close to others: `torch::allclose`", [](auto& p) { (void)torch::allclose(p[0], p[0].detach() + 1); }),
-      alone("one value of a weight: `w.view({-1})[0].item<float>()`",
-            [](auto& p) { (void)p[0].view({-1})[0].template item<float>(); }),
+      {.what = "one value of a weight: `w.view({-1})[0].item<float>()`", .act = [](Run& run) {
+        look(run, [](const Tensors& p) { (void)p[0].view({-1})[0].item<float>(); });
+       }, .refused = "picks values by their places"},
       {.what = "a penalty in the loss over `parameters()`: `p.pow(2).sum()`", .act = [](Run& run) {
         look(run, [](const Tensors& p) {
           auto penalty = torch::zeros({});

@@ -289,7 +289,7 @@ Chapter ranks() {
           if (run.rank() == 1) run.backward(loss_of(run, *model, step + 10));
           learn(run, optimizer, loss_of(run, *model, step));
         }
-       }, .refused = "rank"},
+       }, .refused = "wait for each other", .gathered = "ranks disagree"},
       {.what = "a unit that one rank does not use", .act = [](Run& run) {
         const auto model = nested(run);
         const auto optimizer = run.sgd(*model);
@@ -297,7 +297,7 @@ Chapter ranks() {
           const auto x = run.batch({4, 6}, step);
           learn(run, optimizer, (run.rank() == 1 ? model->first(x) : model->forward(x)).pow(2).mean());
         }
-       }, .refused = "rank"},
+       }, .refused = "ranks disagree"},
       {.what = "parameters of a unit that one rank does not use", .act = [](Run& run) {
         const auto model = one_unit(run);
         const auto optimizer = run.sgd(*model);
@@ -331,7 +331,7 @@ Chapter ranks() {
           optimizer.step();
           model->zero_grad();
         }
-       }, .refused = "rank"},
+       }, .refused = "wait for each other", .gathered = "ranks disagree"},
       {.what = "a step that one rank leaves out without saying so", .act = [](Run& run) {
         const auto model = nested(run);
         const auto optimizer = run.sgd(*model);
@@ -340,17 +340,17 @@ Chapter ranks() {
           if (run.rank() != 1 || step != 1) optimizer.step();
           optimizer.zero_grad();
         }
-       }, .refused = "rank", .remark = "`skip_step` says so"},
+       }, .refused = "wait for each other", .gathered = "ranks disagree", .remark = "`skip_step` says so"},
       {.what = "a rank that leaves training early", .act = [](Run& run) {
         const auto model = nested(run);
         const auto optimizer = run.adamw(*model);
         for (int step = 0; step < 4 - run.rank(); step++) learn(run, optimizer, loss_of(run, *model, step));
-       }, .refused = "rank"},
+       }, .refused = "has left the group"},
       {.what = "a layer that only one rank freezes", .act = [](Run& run) {
         const auto model = nested(run);
         if (run.rank() == 1) set_requires_grad(*model->first, Training::Frozen);
         train(run, *model, run.adamw(*model));
-       }, .refused = "rank"},
+       }, .refused = "wait for each other", .gathered = "ranks disagree"},
       {.what = "a rank that ends with an exception of the program's", .act = [](Run& run) {
         const auto model = nested(run);
         const auto optimizer = run.sgd(*model);
