@@ -19,11 +19,14 @@ class Waits : public ::testing::TestWithParam<World> {
  protected:
   using Program = std::function<void(const Communicator& world, const SharedArea& area)>;
   static void run(const Program& program) {
-    run_world(GetParam(), [&](const Communicator& world) {
-      const auto attempt = world.share({.bytes_per_rank = 64, .counters = 2});
-      ASSERT_TRUE(attempt.area) << attempt.why_not;
-      program(world, *attempt.area);
-    }, kLimit);
+    run_world(
+        GetParam(),
+        [&](const Communicator& world) {
+          const auto attempt = world.share({.bytes_per_rank = 64, .counters = 2});
+          ASSERT_TRUE(attempt.area) << attempt.why_not;
+          program(world, *attempt.area);
+        },
+        kLimit);
   }
 };
 
@@ -98,8 +101,7 @@ TEST_P(Waits, OfTwoThreadsOfARankAreNoDeadlock) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, Waits,
-                         ::testing::Values(World{"threads", 2}, World{"threads", 3}, World{"shm", 2}, World{"shm", 3}),
+INSTANTIATE_TEST_SUITE_P(Worlds, Waits, ::testing::Values(World{"threads", 2}, World{"threads", 3}, World{"shm", 2}, World{"shm", 3}),
                          ::testing::PrintToStringParamName());
 
 }  // namespace

@@ -37,8 +37,10 @@ std::string Reducer::complaint(at::ScalarType dtype, std::span<const Piece> piec
   const bool complex = at::isComplexType(dtype) && wire_ == dtype && sum_ == dtype && (op_ == Reduce::Sum || op_ == Reduce::Mean);
   const bool integral = at::isIntegralType(dtype, /*includeBool=*/false) && wire_ == dtype && sum_ == dtype;
   if (!floating && !complex && !integral) {
-    return fmt::format("can't reduce {} sent as {} and added in {}; all three must be floating, or one and the same integer type, or complex type for sums and means",
-                       c10::toString(dtype), c10::toString(wire_), c10::toString(sum_));
+    return fmt::format(
+        "can't reduce {} sent as {} and added in {}; all three must be floating, or one and the same integer type, or complex type for "
+        "sums and means",
+        c10::toString(dtype), c10::toString(wire_), c10::toString(sum_));
   }
   if (integral && op_ == Reduce::Mean) return fmt::format("the mean of {} is not a whole number; use sum", c10::toString(dtype));
   return {};

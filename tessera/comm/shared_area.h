@@ -57,7 +57,8 @@ class SharedArea {
   void when_broken(std::function<void(std::string_view)> tell) { tell_ = std::move(tell); }
 
  private:
-  bool wait_as(Deadlock deadlock, int counter, uint32_t value, std::chrono::milliseconds limit, c10::function_ref<std::string()> what) const;
+  bool wait_as(Deadlock deadlock, int counter, uint32_t value, std::chrono::milliseconds limit,
+               c10::function_ref<std::string()> what) const;
   std::span<Counter> counters(int which) const;
 
   std::shared_ptr<std::byte> data_;

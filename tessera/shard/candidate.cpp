@@ -158,8 +158,9 @@ FormerMemory::~FormerMemory() {
                     extents.front().name));
     auto& [mutex, closed] = registry();
     const std::lock_guard lock(mutex);
-    closed.insert_or_assign(storage.unsafeGetStorageImpl(),
-                            Closed{.storage = c10::weak_intrusive_ptr<c10::StorageImpl>(storage.getWeakStorageImpl()), .extents = std::move(extents)});
+    closed.insert_or_assign(
+        storage.unsafeGetStorageImpl(),
+        Closed{.storage = c10::weak_intrusive_ptr<c10::StorageImpl>(storage.getWeakStorageImpl()), .extents = std::move(extents)});
   }
 }
 

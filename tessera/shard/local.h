@@ -5,8 +5,8 @@
 
 namespace tessera {
 
-/// A copy of a shard's values on this rank, of its gradient's, or of what was computed from them. Operators that mix values are refused over
-/// shards, because their results would pass for those of whole parameters; over this copy they are not.
+/// A copy of a shard's values on this rank, of its gradient's, or of what was computed from them. Operators that mix values are refused
+/// over shards, because their results would pass for those of whole parameters; over this copy they are not.
 at::Tensor to_local(const at::Tensor& tensor);
 
 }  // namespace tessera

@@ -122,8 +122,7 @@ void remember_squares(c10::StorageImpl& gradient, double squares) {
 at::Tensor memory_view(const c10::StorageImpl& storage, at::ScalarType dtype) {
   auto keeper = std::make_unique<std::shared_ptr<at::DataPtr>>(marker_of(const_cast<c10::StorageImpl&>(storage))->memory);
   auto* const memory = (*keeper)->get();
-  at::DataPtr data(
-      memory, keeper.release(), [](void* kept) { delete static_cast<std::shared_ptr<at::DataPtr>*>(kept); }, storage.device());
+  at::DataPtr data(memory, keeper.release(), [](void* kept) { delete static_cast<std::shared_ptr<at::DataPtr>*>(kept); }, storage.device());
   return flat_view(
       c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), storage.nbytes(), std::move(data),
                                                          /*allocator=*/nullptr, /*resizable=*/false)),
@@ -141,7 +140,8 @@ at::Tensor paged_view(const c10::Storage& storage, at::ScalarType dtype, at::Int
 }
 
 at::Tensor paged_alias(const at::Tensor& tensor) {
-  return view_of(tensor.storage(), tensor.key_set().add(kPagingKey), tensor.dtype(), tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  return view_of(tensor.storage(), tensor.key_set().add(kPagingKey), tensor.dtype(), tensor.sizes(), tensor.strides(),
+                 tensor.storage_offset());
 }
 
 at::Tensor paged_view(const c10::Storage& storage, const at::Tensor& like) {

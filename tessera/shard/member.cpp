@@ -49,7 +49,8 @@ bool Member::agree() const {
   if (requires_grad_ != trains_ && !speaks_for_it_) {
     const_cast<Member*>(this)->requires_grad_ = trains_;
     throw UsageError(
-        "one parameter of a unit that is listed flat can't be frozen or thawed by itself; give tessera::set_requires_grad the module that was "
+        "one parameter of a unit that is listed flat can't be frozen or thawed by itself; give tessera::set_requires_grad the module that "
+        "was "
         "sharded, or shard with tessera::Listing::ByName");
   }
   if (requires_grad_ != trains_) {

@@ -35,7 +35,7 @@ class Member final : public torch::autograd::AutogradMeta {
 
   const at::Tensor shard_;
   const bool speaks_for_it_;  // it is the shard of no other parameter
-  mutable bool trains_;  // as both were known to say
+  mutable bool trains_;       // as both were known to say
 };
 
 /// Takes the place of libtorch's own record of a shard that is listed by name.

@@ -14,15 +14,9 @@ using Names = std::unordered_set<std::string_view>;
 
 /// libtorch tags its elementwise operators, but for these.
 const Names& untagged() {
-  static const Names names = {"aten::copy_",
-                              "aten::zero_",
-                              "aten::fill_",
-                              "aten::masked_fill",
-                              "aten::masked_fill_",
-                              "aten::_fused_adam_",
-                              "aten::_fused_adamw_",
-                              "aten::_fused_sgd_",
-                              "aten::_fused_adagrad_"};
+  static const Names names = {"aten::copy_",         "aten::zero_",        "aten::fill_",
+                              "aten::masked_fill",   "aten::masked_fill_", "aten::_fused_adam_",
+                              "aten::_fused_adamw_", "aten::_fused_sgd_",  "aten::_fused_adagrad_"};
   return names;
 }
 

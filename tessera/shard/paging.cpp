@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "tessera/base/error.h"
+#include "tessera/shard/locality.h"
 #include "tessera/shard/marker.h"
 #include "tessera/shard/member.h"
 #include "tessera/shard/operators.h"
@@ -20,8 +21,6 @@
 namespace tessera {
 namespace {
 
-using Stack = torch::jit::Stack;
-
 /// The operands of one operator that are ours.
 struct Operands {
   c10::SmallVector<Unit*, 4> units;                  // whose whole parameters it uses
@@ -30,47 +29,6 @@ struct Operands {
   c10::SmallVector<std::shared_ptr<Unit>, 2> alive;  // of shards, which do not keep their unit alive
   OriginPtr origin;                                  // of a shard, or of what was computed from one
 };
-
-template <class Visit>
-void for_each_tensor(const c10::IValue& value, Visit&& visit) {
-  if (value.isTensor()) {
-    visit(value.toTensor());
-  } else if (value.isTensorList() || value.isOptionalTensorList()) {
-    for (const auto& element : value.toListRef()) {
-      if (element.isTensor()) visit(element.toTensor());
-    }
-  }
-}
-
-std::string name_of(const Unit::Parameter& parameter, const Unit& unit) {
-  return fmt::format("'{}' of unit '{}'", parameter.name, unit.name());
-}
-
-/// Of a shard, its gradient, or what was computed from them.
-OriginPtr origin_of(const at::Tensor& tensor, const Marker* marker) {
-  if (marker != nullptr) {
-    const auto unit = marker->unit.lock();
-    return unit ? unit->around(tensor)->origin : nullptr;
-  }
-  auto meta = tensor.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr();
-  auto* const known = dynamic_cast<Origin*>(meta.get());
-  return known == nullptr || known->unit.expired() ? nullptr : OriginPtr::reclaim_copy(known);
-}
-
-/// What is computed from shards, place by place, is no more whole than they are: operators on it come here, too.
-void mark(const at::Tensor& result, const OriginPtr& origin) {
-  if (!result.defined() || !result.has_storage()) return;
-  auto* const impl = result.unsafeGetTensorImpl();
-  if (marker_of(result) != nullptr) return;  // says itself what it is
-  if (!is_paged(result)) impl->shallow_copy_from(paged_alias(result).getIntrusivePtr());
-  if (impl->get_backend_meta() == nullptr) impl->set_backend_meta(origin);
-}
-
-void mark_results(const Stack& stack, size_t base, const OriginPtr& origin) {
-  for (size_t i = base; i < stack.size(); i++) {
-    for_each_tensor(stack[i], [&](const at::Tensor& tensor) { mark(tensor, origin); });
-  }
-}
 
 /// A whole parameter that has lost its unit's memory.
 void refuse_stranger(const at::Tensor& tensor, const OperatorFacts& op) {
@@ -115,68 +73,6 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const Opera
   if (writes && marker->role == Role::Shard) operands.written.push_back(&tensor);
   if (marker->role == Role::Gradient && unit->reduces()) operands.reduced.push_back(unit.get());
   operands.alive.push_back(unit);
-}
-
-std::string name_of(const Origin& origin) {
-  const auto unit = origin.unit.lock();
-  return unit ? name_of((*unit)[origin], *unit) : std::string("a model");  // that dies at this moment
-}
-
-/// Where a value lies in a shard is not where it lies in the whole parameter.
-[[noreturn]] void refuse_places(const OperatorFacts& op, const Origin& origin) {
-  throw UsageError(
-      fmt::format("{} picks values by their places, but the shard of {} has only this rank's part of them, which begins elsewhere on every "
-                  "rank; write whole parameters inside tessera::full_params(module, Access::Write), or look at tessera::full_parameter(shard). "
-                  "tessera::to_local(tensor) gives this rank's values, for programs that mean these",
-                  op.name(), name_of(origin)));
-}
-
-void expect_all_values(const OperatorFacts& op, const at::Tensor& viewed, const Stack& stack, size_t base, const Origin& origin) {
-  for (size_t i = base; i < stack.size(); i++) {
-    for_each_tensor(stack[i], [&](const at::Tensor& view) {
-      if (view.numel() < viewed.numel()) refuse_places(op, origin);
-    });
-  }
-}
-
-/// Elementwise operators meet a shard's values with those of others at the same places.
-void expect_same_places(const OperatorFacts& op, const Stack& stack, size_t base, const Origin& origin) {
-  const at::Tensor* shard = nullptr;
-  for (size_t i = 0; i < op.arguments; i++) {
-    for_each_tensor(stack[base + i], [&](const at::Tensor& tensor) {
-      const auto* marker = is_paged(tensor) ? marker_of(tensor) : nullptr;
-      const bool local = is_paged(tensor) && (marker == nullptr || marker->role != Role::Full);
-      if (local && (shard == nullptr || shard->numel() < tensor.numel())) shard = &tensor;
-    });
-  }
-  for (size_t i = 0; i < op.arguments; i++) {
-    if (stack[base + i].isTensorList()) continue;  // of optimizers, each with its own
-    for_each_tensor(stack[base + i], [&](const at::Tensor& tensor) {
-      if (tensor.defined() && tensor.numel() > 1 && tensor.numel() != shard->numel()) refuse_places(op, origin);
-      const bool plain = tensor.defined() && !is_paged(tensor);
-      if (plain && op.writes[i] && tensor.storage().use_count() > 1) {
-        throw UsageError(
-            fmt::format("{} would write values of the shard of {} into a view of an ordinary tensor, which would not know that it has only this "
-                        "rank's; write tessera::to_local(tensor) there, if you mean these",
-                        op.name(), name_of(origin)));
-      }
-    });
-  }
-}
-
-[[noreturn]] void refuse_mixing(const OperatorFacts& op, const Origin& origin) {
-  throw UsageError(fmt::format(
-      "{} over the shard of {}, its gradient, or what was computed from them would be the result of this rank alone. For norms and clipping "
-      "there is tessera::clip_grad_norm; a penalty on weights is computed from the modules' own members; tessera::to_local(tensor) gives "
-      "this rank's values, for programs that mean these. Optimizers that look at whole parameters, like LBFGS or Muon, can't work on shards",
-      op.name(), name_of(origin)));
-}
-
-[[noreturn]] void refuse_random(const OperatorFacts& op, const Origin& origin) {
-  throw UsageError(
-      fmt::format("{} would draw numbers for this rank's part of {} alone, the same ones on all ranks or others than for the whole; draw inside "
-                  "tessera::full_params(module, Access::Write), or before fully_shard",
-                  op.name(), name_of(origin)));
 }
 
 /// torch::load gives each parameter the memory that it has read. A shard keeps its own and takes the values: so what torch::save wrote of
@@ -380,9 +276,8 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
   for (size_t i = 0; i < op.arguments; i++) {
     for_each_tensor((*stack)[base + i], [&](const at::Tensor& tensor) { note(operands, tensor, op.writes[i], op); });
   }
-  if (operands.origin && op.random) refuse_random(op, *operands.origin);
+  if (operands.origin) expect_no_mixing(op, op.by_parts && operands.units.empty(), *operands.origin);
   if (operands.origin && !op.elementwise) {
-    if (!op.by_parts || !operands.units.empty()) refuse_mixing(op, *operands.origin);
     // What it is made of comes here by itself.
     handle.redispatchBoxed(below, stack);
     return;

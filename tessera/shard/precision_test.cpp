@@ -36,7 +36,7 @@ TEST(Precision, CastsAnInputOncePerUnitAndVisit) {
     nn::ModuleList heads(nn::Linear(8, 8), nn::Linear(8, 8), nn::Linear(8, 8));
     fully_shard(heads, {.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16}});
     auto input = at::ones({4, 8}).set_requires_grad(true);
-    auto x = input * 2;  // what an operator made: an input itself may be filled anew by hand
+    auto x = input * 2;               // what an operator made: an input itself may be filled anew by hand
     std::vector<at::Tensor> results;  // which keep what they were computed from
     const auto cast_of = [&](size_t head) {
       // addmm(bias, x, w.t()): the second edge leads to where its x came from.

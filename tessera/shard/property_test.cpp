@@ -128,8 +128,7 @@ void compare(unsigned seed) {
     }
     fully_shard(model, {.mesh = world, .max_live_units = live});
   };
-  expect_parity(
-      ranks, [seed] { return std::make_shared<Drawn>(seed); }, optimizer, 9, shard);
+  expect_parity(ranks, [seed] { return std::make_shared<Drawn>(seed); }, optimizer, 9, shard);
 }
 
 TEST(Property, DrawnModelsTrainLikeReplicatedOnes) {

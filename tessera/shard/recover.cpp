@@ -35,8 +35,9 @@ void expect_same_versions(const std::vector<std::shared_ptr<Unit>>& all, const C
   for (size_t i = 0; i < all.size(); i++) {
     const auto most = extremes[0][static_cast<int64_t>(i)].item<int64_t>(), least = -extremes[1][static_cast<int64_t>(i)].item<int64_t>();
     if (most == least) continue;
-    throw CommError(fmt::format("unit '{}' has taken {} steps on one rank and {} on another, so the ranks can't go on together; load a checkpoint",
-                                all[i]->name(), least, most));
+    throw CommError(
+        fmt::format("unit '{}' has taken {} steps on one rank and {} on another, so the ranks can't go on together; load a checkpoint",
+                    all[i]->name(), least, most));
   }
 }
 

@@ -23,8 +23,8 @@ constexpr int kBatches = 6, kBad = 2;
 
 struct Where {
   const char* name;
-  int block;      // in whose output the exception comes
-  bool forward;   // or in backward
+  int block;     // in whose output the exception comes
+  bool forward;  // or in backward
   friend std::ostream& operator<<(std::ostream& out, const Where& where) { return out << where.name; }
 };
 

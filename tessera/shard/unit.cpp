@@ -130,8 +130,8 @@ void Unit::add_group(std::vector<Candidate> candidates, std::shared_ptr<at::Data
   const auto device = first.device();
   const bool together = shard.traits().packing == Packing::OneBuffer;
 
-  const auto own_storage =
-      marked_storage(Role::Shard, shared_from_this(), groups_.size(), static_cast<size_t>(layout.chunk) * c10::elementSize(group.dtype), device);
+  const auto own_storage = marked_storage(Role::Shard, shared_from_this(), groups_.size(),
+                                          static_cast<size_t>(layout.chunk) * c10::elementSize(group.dtype), device);
   lend(*own_storage.unsafeGetStorageImpl(), std::move(memory));
   group.own = memory_view(*own_storage.unsafeGetStorageImpl(), group.dtype).zero_();
   const auto full_bytes = static_cast<size_t>(layout.chunk * shard.size()) * c10::elementSize(group.full_dtype);

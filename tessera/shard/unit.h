@@ -192,13 +192,13 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::shared_ptr<Schedule> schedule_;
   UnitCounters counters_;
   uint64_t whole_bytes_ = 0;
-  uint64_t version_ = 0;  // of the parameters: how often they were read after a write
-  bool written_ = false;  // since they were read last
-  bool writable_ = false;  // nobody else reads what would be written
-  bool late_ = false;      // others still read what this rank has written anew
-  bool detached_ = false;  // the shards lie in memory that no other rank sees, for good
+  uint64_t version_ = 0;                // of the parameters: how often they were read after a write
+  bool written_ = false;                // since they were read last
+  bool writable_ = false;               // nobody else reads what would be written
+  bool late_ = false;                   // others still read what this rank has written anew
+  bool detached_ = false;               // the shards lie in memory that no other rank sees, for good
   std::optional<uint64_t> pointed_at_;  // a raw pointer to the shards is out; their fingerprint when they were published last
-  bool stale_ = true;     // what others read of them, where that is something else
+  bool stale_ = true;                   // what others read of them, where that is something else
   bool start_checked_ = false;
   std::atomic<bool> wants_squares_ = false;
   std::atomic<uint64_t> followed_ = 0;  // in which pass

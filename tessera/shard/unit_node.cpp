@@ -96,10 +96,10 @@ class UnitNode final : public ag::Node {
 
   /// In one vector what has no gradient would have one of zeros, and an optimizer would move it.
   [[noreturn]] void refuse_gap(const Unit::Parameter& parameter) const {
-    throw UsageError(
-        fmt::format("unit '{}' is listed flat, and this backward pass did not use '{}', which an optimizer over one vector would move all the "
-                    "same; shard with tessera::Listing::ByName",
-                    unit_->name(), parameter.name));
+    throw UsageError(fmt::format(
+        "unit '{}' is listed flat, and this backward pass did not use '{}', which an optimizer over one vector would move all the "
+        "same; shard with tessera::Listing::ByName",
+        unit_->name(), parameter.name));
   }
 
   c10::SmallVector<GradientPlan, 2> plans() const {

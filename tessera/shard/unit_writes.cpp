@@ -75,10 +75,10 @@ void Unit::expect_untouched() {
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   if (own_fingerprint() == *pointed_at_) return;
   pointed_at_ = own_fingerprint();
-  throw UsageError(
-      fmt::format("shards of unit '{}' were changed through a pointer that was kept from before they were read last, which nobody could see; "
-                  "ask for shard.data_ptr() anew before each time that you write, on every rank",
-                  name_));
+  throw UsageError(fmt::format(
+      "shards of unit '{}' were changed through a pointer that was kept from before they were read last, which nobody could see; "
+      "ask for shard.data_ptr() anew before each time that you write, on every rank",
+      name_));
 }
 
 at::Tensor Unit::narrow_part(const at::Tensor& flat) {

@@ -26,24 +26,24 @@ struct Write {
 class Writes : public ::testing::TestWithParam<Write> {};
 
 // All of them double the values, and serve any shape.
-INSTANTIATE_TEST_SUITE_P(
-    Ways, Writes,
-    ::testing::Values(Write{"in_place", [](at::Tensor t) { t.mul_(2); }}, Write{"detached", [](at::Tensor t) { t.detach().mul_(2); }},
-                      Write{"data", [](at::Tensor t) { t.data().mul_(2); }},
-                      Write{"variable_data", [](at::Tensor t) { t.variable_data().mul_(2); }},
-                      Write{"view", [](at::Tensor t) { t.view({-1}).mul_(2); }},
-                      Write{"slices",
-                            [](at::Tensor t) {  // more operators on a rank that has more
-                              const auto half = t.size(0) / 2;
-                              t.slice(0, 0, half).mul_(2);
-                              for (auto i = half; i < t.size(0); i++) t[i].mul_(2);
-                            }},
-                      Write{"copy", [](at::Tensor t) { t.copy_(t.detach().clone() * 2); }},
-                      Write{"out", [](at::Tensor t) { at::mul_out(t, t.detach().clone(), at::full({}, 2.f)); }},
-                      Write{"where", [](at::Tensor t) { t.copy_(at::where(t > 0, t + t.abs(), 2 * t)); }},
-                      Write{"foreach", [](at::Tensor t) { at::_foreach_mul_({t}, 2); }},
-                      Write{"foreach_copy", [](at::Tensor t) { at::_foreach_copy_({t}, {t.detach().clone() * 2}); }}),
-    ::testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Ways, Writes,
+                         ::testing::Values(Write{"in_place", [](at::Tensor t) { t.mul_(2); }},
+                                           Write{"detached", [](at::Tensor t) { t.detach().mul_(2); }},
+                                           Write{"data", [](at::Tensor t) { t.data().mul_(2); }},
+                                           Write{"variable_data", [](at::Tensor t) { t.variable_data().mul_(2); }},
+                                           Write{"view", [](at::Tensor t) { t.view({-1}).mul_(2); }},
+                                           Write{"slices",
+                                                 [](at::Tensor t) {  // more operators on a rank that has more
+                                                   const auto half = t.size(0) / 2;
+                                                   t.slice(0, 0, half).mul_(2);
+                                                   for (auto i = half; i < t.size(0); i++) t[i].mul_(2);
+                                                 }},
+                                           Write{"copy", [](at::Tensor t) { t.copy_(t.detach().clone() * 2); }},
+                                           Write{"out", [](at::Tensor t) { at::mul_out(t, t.detach().clone(), at::full({}, 2.f)); }},
+                                           Write{"where", [](at::Tensor t) { t.copy_(at::where(t > 0, t + t.abs(), 2 * t)); }},
+                                           Write{"foreach", [](at::Tensor t) { at::_foreach_mul_({t}, 2); }},
+                                           Write{"foreach_copy", [](at::Tensor t) { at::_foreach_copy_({t}, {t.detach().clone() * 2}); }}),
+                         ::testing::PrintToStringParamName());
 
 TEST_P(Writes, ToWholeParametersAreRefused) {
   with_ranks(2, [](const Communicator& world) {
@@ -89,9 +89,7 @@ TEST(Writes, OfAForwardPassAreRefused) {
     nn::Embedding words(nn::EmbeddingOptions(6, 4).max_norm(0.5));
     fill_with_numbers(*words);
     fully_shard(words, {.mesh = world});
-    EXPECT_THAT(message_of<UsageError>([&] {
-                  words(at::tensor({1, 2}));
-                }),
+    EXPECT_THAT(message_of<UsageError>([&] { words(at::tensor({1, 2})); }),
                 AllOf(HasSubstr("aten::embedding_renorm_"), HasSubstr("'weight' of unit 'Embedding'")));
   });
 }

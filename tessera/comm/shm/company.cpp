@@ -17,8 +17,9 @@
 namespace tessera {
 namespace {
 
-constexpr auto kLookAround = std::chrono::milliseconds(50);  // how often a waiting rank checks that the others are alive, and do not all wait
-constexpr int kSpins = 2000;                                 // some ten microseconds: about what falling asleep and waking up would take
+constexpr auto kLookAround =
+    std::chrono::milliseconds(50);  // how often a waiting rank checks that the others are alive, and do not all wait
+constexpr int kSpins = 2000;        // some ten microseconds: about what falling asleep and waking up would take
 
 /// Lets the other thread of the core work.
 void pause() {
@@ -36,7 +37,7 @@ struct alignas(64) Company::Header {
   std::atomic<uint32_t> state;
   std::atomic<uint32_t> out_of_step;
   std::atomic<uint64_t> deadlock;  // what all ranks have confirmed last
-  std::array<char, 1008> reason;  // ends with a zero
+  std::array<char, 1008> reason;   // ends with a zero
 };
 
 struct alignas(64) Company::Seat {

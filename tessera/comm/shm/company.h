@@ -30,7 +30,7 @@ enum class Deadlock {
 /// What there is to know of a wait that lasts.
 struct Waiting {
   Deadlock deadlock = Deadlock::Throw;
-  c10::function_ref<std::string()> what;                                // in words
+  c10::function_ref<std::string()> what;           // in words
   c10::function_ref<bool()> is_program = nullptr;  // if it may be only a thread that works for it
 };
 
@@ -57,7 +57,8 @@ class Company {
 
   /// This rank has come to `value`; all that it wrote before is seen by those who wait for that.
   void raise(Counter& own, uint32_t value) const;
-  /// Waits until all have come to `value`, each with a counter of its own. Any thread may call it. Throws LinkFailure. False if it gave way.
+  /// Waits until all have come to `value`, each with a counter of its own. Any thread may call it. Throws LinkFailure. False if it gave
+  /// way.
   bool wait(std::span<Counter> counters, uint32_t value, Clock::time_point deadline, const Waiting& waiting);
   /// What each rank waits for, when all wait for each other.
   std::string stories() const;
