@@ -4,8 +4,22 @@
 #include <fmt/format.h>
 
 #include "tessera/base/error.h"
+#include "tessera/base/paging_key.h"
 
 namespace tessera {
+namespace {
+
+/// The ranks' parts of a sharded parameter are not the same values.
+void expect_not_sharded(const at::Tensor& tensor, std::string_view operation) {
+  if (!tensor.defined() || !tensor.key_set().has(kPagingKey)) return;
+  throw UsageError(fmt::format(
+      "{} was given a sharded parameter, its gradient, or what was computed from them: other ranks have other values of it at the same places. "
+      "Gradients of shards are means over all ranks already; tessera::to_local(tensor) is an ordinary copy, if you mean this",
+      operation));
+}
+
+}  // namespace
+
 
 Communicator::Communicator(std::shared_ptr<Transport> transport, std::chrono::milliseconds limit)
     : transport_(std::move(transport)), limit_(limit) {
@@ -31,10 +45,12 @@ Work Communicator::reduce_scatter(std::span<const Piece> pieces, const Reduction
 }
 
 Work Communicator::all_reduce(at::Tensor tensor, const Reduction& reduction, Subject subject) const {
+  expect_not_sharded(tensor, "all_reduce");
   return transport_->all_reduce(std::move(tensor), reduction, {.subject = subject, .limit = limit_});
 }
 
 Work Communicator::broadcast(at::Tensor tensor, int root, Subject subject) const {
+  expect_not_sharded(tensor, "broadcast");
   return transport_->broadcast(std::move(tensor), root, {.subject = subject, .limit = limit_});
 }
 

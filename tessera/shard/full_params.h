@@ -20,7 +20,7 @@ class Unit;
 
 enum class Access { Read, Write };
 
-/// While it lives, all parameters of the module are whole: the modules' own members can be read, also through raw pointers. With
+/// While it lives, all parameters of the module are whole: the modules' own members can be read, also through raw pointers, until it ends (writing through one takes Access::Write). With
 /// Access::Write they can be changed; each rank's part of what it wrote goes into its shards at the end, so all ranks must write alike.
 /// Collective, at its beginning.
 class [[nodiscard]] FullParams {

@@ -7,12 +7,11 @@
 #include <optional>
 #include <string>
 
+#include "tessera/base/paging_key.h"
+
 namespace tessera {
 
 class Unit;
-
-/// The dispatch key that parameters, their shards and the shards' gradients carry. It lies above autograd, and libtorch leaves it alone.
-inline constexpr auto kPagingKey = c10::DispatchKey::DeferredInit;
 
 enum class Role {
   Full,      // a whole parameter: its memory comes and goes

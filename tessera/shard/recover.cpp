@@ -26,18 +26,29 @@ void meet(const Communicator& world) {
   }
 }
 
-/// Throws unless all ranks have taken the same steps with each unit.
-void expect_same_versions(const std::vector<std::shared_ptr<Unit>>& all, const Communicator& world) {
-  const auto versions = at::empty({static_cast<int64_t>(all.size())}, at::kLong);
-  for (size_t i = 0; i < all.size(); i++) versions[static_cast<int64_t>(i)] = static_cast<int64_t>(all[i]->next_version());
-  const auto extremes = at::stack({versions, -versions});
-  world.all_reduce(extremes, {.op = Reduce::Max}, kMeeting).wait();
-  for (size_t i = 0; i < all.size(); i++) {
-    const auto most = extremes[0][static_cast<int64_t>(i)].item<int64_t>(), least = -extremes[1][static_cast<int64_t>(i)].item<int64_t>();
-    if (most == least) continue;
-    throw CommError(
-        fmt::format("unit '{}' has taken {} steps on one rank and {} on another, so the ranks can't go on together; load a checkpoint",
-                    all[i]->name(), least, most));
+/// Throws unless all ranks have taken the same steps with each unit, and none is in the middle of one.
+void expect_same_steps(const std::vector<std::shared_ptr<Unit>>& all, const Communicator& world) {
+  std::vector<int64_t> own;
+  for (const auto& unit : all) {
+    const auto version = static_cast<int64_t>(unit->next_version());
+    own.insert(own.end(), {version, -version, unit->write_broke_off()});
+  }
+  const auto most = at::tensor(own, at::kLong);
+  world.all_reduce(most, {.op = Reduce::Max}, kMeeting).wait();
+  const auto* value = most.const_data_ptr<int64_t>();
+  for (const auto& unit : all) {
+    const auto last = value[0], first = -value[1], broke_off = value[2];
+    value += 3;
+    if (last != first) {
+      throw CommError(fmt::format("unit '{}' has taken {} steps on one rank and {} on another, so the ranks can't go on together; load a checkpoint",
+                                  unit->name(), first, last));
+    }
+    if (broke_off != 0) {
+      throw CommError(fmt::format(
+          "a step broke off before it wrote unit '{}', and an optimizer that is none of Tessera's may have changed its own state already; load "
+          "a checkpoint",
+          unit->name()));
+    }
   }
 }
 
@@ -55,7 +66,7 @@ void recover(const torch::nn::Module& model) {
   }
   for (const auto& group : groups) meet(group);
   for (const auto& unit : all) unit->start_anew();
-  for (const auto& group : groups) expect_same_versions(all, group);
+  for (const auto& group : groups) expect_same_steps(all, group);
 }
 
 }  // namespace tessera

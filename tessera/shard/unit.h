@@ -132,6 +132,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void start_anew();
   /// That its shards have, or will have when they are read next.
   uint64_t next_version() const { return version_ + (written_ ? 1 : 0); }
+  /// An operator was about to write shards, in the middle of who knows what, and could not.
+  bool write_broke_off() const { return write_broke_off_; }
   /// Others still read what changes were made of, so they can't have them before this rank reads the unit.
   bool late() const { return late_; }
   /// All changes are made: others may have them before this rank reads the unit.
@@ -197,6 +199,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool writable_ = false;               // nobody else reads what would be written
   bool late_ = false;                   // others still read what this rank has written anew
   bool detached_ = false;               // the shards lie in memory that no other rank sees, for good
+  bool write_broke_off_ = false;
   std::optional<uint64_t> pointed_at_;  // a raw pointer to the shards is out; their fingerprint when they were published last
   bool stale_ = true;                   // what others read of them, where that is something else
   bool start_checked_ = false;

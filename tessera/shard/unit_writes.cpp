@@ -15,7 +15,9 @@
 namespace tessera {
 
 void Unit::about_to_write() {
+  write_broke_off_ = true;
   wait_to_write();
+  write_broke_off_ = false;
   written_ = stale_ = true;
 }
 

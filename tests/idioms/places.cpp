@@ -89,6 +89,12 @@ Chapter places() {
        });
        run.record(1);
      }},
+    {.what = "gradients averaged by hand, `world.all_reduce(p.grad())`", .act = [](Run& run) {
+       act(run, [&](const at::Tensor& p) { run.world().all_reduce(p.grad(), {.op = Reduce::Mean}).wait(); });
+     }, .refused = "all_reduce was given a sharded parameter"},
+    {.what = "rank 0's parameters sent to all, `world.broadcast(p.detach())`", .act = [](Run& run) {
+       act(run, [&](const at::Tensor& p) { run.world().broadcast(p.detach(), 0).wait(); });
+     }, .refused = "broadcast was given a sharded parameter"},
     {.what = "a mask of the whole parameter's shape", .act = [](Run& run) {
        act(run, [](const at::Tensor& p) {
          if (p.dim() == 2) p.mul_(torch::ones({p.dim() == 2 ? 7 : 5, 5}));
