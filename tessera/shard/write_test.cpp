@@ -32,11 +32,10 @@ INSTANTIATE_TEST_SUITE_P(Ways, Writes,
                                            Write{"data", [](at::Tensor t) { t.data().mul_(2); }},
                                            Write{"variable_data", [](at::Tensor t) { t.variable_data().mul_(2); }},
                                            Write{"view", [](at::Tensor t) { t.view({-1}).mul_(2); }},
-                                           Write{"slices",
+                                           Write{"by_rank",
                                                  [](at::Tensor t) {  // more operators on a rank that has more
-                                                   const auto half = t.size(0) / 2;
-                                                   t.slice(0, 0, half).mul_(2);
-                                                   for (auto i = half; i < t.size(0); i++) t[i].mul_(2);
+                                                   for (auto i = t.size(0); i > 0; i--) t.mul_(1);
+                                                   t.mul_(2);
                                                  }},
                                            Write{"copy", [](at::Tensor t) { t.copy_(t.detach().clone() * 2); }},
                                            Write{"out", [](at::Tensor t) { at::mul_out(t, t.detach().clone(), at::full({}, 2.f)); }},
