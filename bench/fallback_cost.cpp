@@ -1,5 +1,6 @@
-// What an operator costs more because one of its operands is a sharded parameter that is whole already.
-//   build/bin/fallback_cost
+// What an operator costs more because one of its operands is a sharded parameter that is whole already, and what a step of torch's AdamW
+// costs a unit of many small parameters.
+//   build/bin/bench_fallback_cost
 #include <tessera/tessera.h>
 #include <torch/torch.h>
 
@@ -24,10 +25,52 @@ double nanoseconds(const Call& call) {
   return rounds[rounds.size() / 2];
 }
 
+struct Many : torch::nn::Module {
+  std::vector<at::Tensor> scales;
+  explicit Many(int count) {
+    for (int i = 0; i < count; i++) scales.push_back(register_parameter("p" + std::to_string(i), torch::full({4}, 0.5F)));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (const auto& scale : scales) x = x * scale;
+    return x;
+  }
+};
+
+/// Seconds of a forward and backward pass and a step, the best of several.
+double step_of(Many& model) {
+  torch::optim::AdamW optimizer(model.parameters(), torch::optim::AdamWOptions(1e-3));
+  double best = 1e9;
+  for (int i = 0; i < 5; i++) {
+    const auto start = std::chrono::steady_clock::now();
+    model.forward(torch::ones({4})).sum().backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  return best;
+}
+
+void compare_units() {
+  std::printf("\n%-34s %11s %11s\n", "a step with torch's AdamW", "plain", "two ranks");
+  for (const int count : {500, 5000}) {
+    Many whole(count);
+    const double plain = step_of(whole);
+    double sharded = 0;
+    tessera::run_ranks(2, [&](const tessera::Communicator& world) {
+      Many part(count);
+      tessera::fully_shard(part, {.mesh = world});
+      const double own = step_of(part);
+      if (world.rank() == 0) sharded = own;
+    });
+    std::printf("%-34s %8.0f ms %8.0f ms\n", (std::to_string(count) + " parameters in one unit").c_str(), plain * 1e3, sharded * 1e3);
+  }
+}
+
 }  // namespace
 
 int main() {
   at::set_num_threads(1);
+  compare_units();
   const torch::NoGradGuard no_grad;
   torch::nn::Linear plain(8, 8), paged(8, 8);
   tessera::fully_shard(paged, {.mesh = tessera::self_world()});

@@ -20,15 +20,6 @@ void mark(const at::Tensor& result, const OriginPtr& origin) {
   if (impl->get_backend_meta() == nullptr) impl->set_backend_meta(origin);
 }
 
-/// Where a value lies in a shard is not where it lies in the whole parameter.
-[[noreturn]] void refuse_places(const OperatorFacts& op, const Origin& origin) {
-  throw UsageError(fmt::format(
-      "{} picks values by their places, but the shard of {} has only this rank's part of them, which begins elsewhere on every "
-      "rank; write whole parameters inside tessera::full_params(module, Access::Write), or look at tessera::full_parameter(shard). "
-      "tessera::to_local(tensor) gives this rank's values, for programs that mean these",
-      op.name(), name_of(origin)));
-}
-
 [[noreturn]] void refuse_random(const OperatorFacts& op, const Origin& origin) {
   throw UsageError(fmt::format(
       "{} would draw numbers for this rank's part of {} alone, the same ones on all ranks or others than for the whole; draw inside "
@@ -56,6 +47,14 @@ void mark_results(const Stack& stack, size_t base, const OriginPtr& origin) {
   for (size_t i = base; i < stack.size(); i++) {
     for_each_tensor(stack[i], [&](const at::Tensor& tensor) { mark(tensor, origin); });
   }
+}
+
+void refuse_places(const OperatorFacts& op, const Origin& origin) {
+  throw UsageError(fmt::format(
+      "{} picks values by their places, but the shard of {} has only this rank's part of them, which begins elsewhere on every "
+      "rank; write whole parameters inside tessera::full_params(module, Access::Write), or look at tessera::full_parameter(shard). "
+      "tessera::to_local(tensor) gives this rank's values, for programs that mean these",
+      op.name(), name_of(origin)));
 }
 
 void expect_all_values(const OperatorFacts& op, const at::Tensor& viewed, const Stack& stack, size_t base, const Origin& origin) {

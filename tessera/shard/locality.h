@@ -37,6 +37,8 @@ void mark_results(const Stack& stack, size_t base, const OriginPtr& origin);
 /// Of an operator with operands of that origin, whose arguments begin at `base`: throws UsageError where its result would pass for that of the
 /// whole parameter.
 void expect_no_mixing(const OperatorFacts& op, bool by_parts, const Origin& origin);
+/// Says that a value lies elsewhere in a shard than in the whole parameter.
+[[noreturn]] void refuse_places(const OperatorFacts& op, const Origin& origin);
 /// And where a view leaves out values: a value lies elsewhere in a shard than in the whole parameter.
 void expect_all_values(const OperatorFacts& op, const at::Tensor& viewed, const Stack& views, size_t base, const Origin& origin);
 /// And where an elementwise operator would meet values at other places, or leave its results in a tensor that does not know them.

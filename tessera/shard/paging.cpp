@@ -254,7 +254,12 @@ void page_view(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::
       marker->owner->follow_training(viewed);
     }
   }
-  handle.redispatchBoxed(below, stack);
+  try {
+    handle.redispatchBoxed(below, stack);
+  } catch (const c10::Error&) {
+    if (local.defined()) refuse_places(op, *of_local);  // places that this rank's part may not even have
+    throw;
+  }
   if (local.defined()) expect_all_values(op, local, *stack, base, *of_local);
   if (origin) mark_results(*stack, base, origin);
 }
