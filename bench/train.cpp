@@ -107,8 +107,8 @@ int run(const Flags& flags) {
   if (!flags.whole) {
     ShardOptions options{.mesh = world};
     if (flags.dtype == "bf16") options.mixed_precision.param_dtype = torch::kBFloat16;
-    if (flags.residence == "gathered") options.residence = Residency::Gathered;
-    if (flags.residence == "node-shared") options.residence = Residency::NodeShared;
+    if (flags.residence == "gathered") options.residence = Residence::Gathered;
+    if (flags.residence == "node-shared") options.residence = Residence::NodeShared;
     for (const auto& unit : subject.units) fully_shard(unit, options);
     fully_shard(subject.module, options);
   }

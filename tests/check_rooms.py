@@ -21,7 +21,7 @@ ROOMS = {
     "testing": None,  # tests stand outside the house
 }
 # Which transport a program talks over is for comm to know: the rooms below it see the interface.
-HIDDEN = re.compile(r"tessera/comm/(host_transport|link|queue|envelope|reducer|gloo|shm|self/mirror_link)")
+HIDDEN = re.compile(r"tessera/comm/(host/(host_transport|link|queue|envelope|reducer)|gloo|shm|self/loopback_link)")
 INCLUDE = re.compile(r'#include\s+["<](tessera/(\w+)/[^">]+|tessera/tessera\.h|\.[^">]*)[">]')
 
 
@@ -56,7 +56,7 @@ def selftest(tmp):
     (tmp / "tessera/base").mkdir(parents=True)
     (tmp / "tessera/base/bad.h").write_text('#include "tessera/comm/communicator.h"\n')
     (tmp / "tessera/shard").mkdir()
-    (tmp / "tessera/shard/bad.cpp").write_text('#include "tessera/comm/shm/board_link.h"\n#include "tessera/tessera.h"\n')
+    (tmp / "tessera/shard/bad.cpp").write_text('#include "tessera/comm/shm/shared_memory_link.h"\n#include "tessera/tessera.h"\n')
     found = list(complaints(tmp))
     assert len(found) == 3, found
 

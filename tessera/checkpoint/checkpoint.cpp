@@ -18,7 +18,7 @@
 #include "tessera/checkpoint/parts.h"
 #include "tessera/checkpoint/rank_file.h"
 #include "tessera/optim/optimizer.h"
-#include "tessera/shard/marker.h"
+#include "tessera/shard/paging/storage_tag.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -6,10 +6,10 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
-#include "tessera/shard/marker.h"
+#include "tessera/shard/paging/storage_tag.h"
 #include "tessera/shard/model.h"
-#include "tessera/shard/schedule.h"
-#include "tessera/shard/unit.h"
+#include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/unit/unit.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -19,7 +19,7 @@ constexpr std::array kOthers = {at::kLong, at::kByte, at::kBool};
 
 /// Whose values rank `rank` stands for: on paper every peer is this rank's mirror image.
 int voice(const Communicator& world, int rank) {
-  return world.traits().on_paper ? world.rank() : rank;
+  return world.traits().simulated ? world.rank() : rank;
 }
 
 /// What rank `rank` has: small whole numbers, so that sums are exact in every dtype and order.
@@ -171,7 +171,7 @@ bool worth_it(int64_t numel, at::ScalarType dtype) {
 }  // namespace
 
 std::vector<ConformanceCheck> conformance_checks(const Communicator& world) {
-  const bool on_paper = world.traits().on_paper;
+  const bool simulated = world.traits().simulated;
   std::vector<ConformanceCheck> checks;
   const auto add = [&](std::string_view operation, std::string what, std::function<void(const Communicator&)> run) {
     checks.push_back({.operation = std::string(operation), .what = std::move(what), .run = std::move(run)});
@@ -195,7 +195,7 @@ std::vector<ConformanceCheck> conformance_checks(const Communicator& world) {
       }
       for (const auto op : {Reduce::Sum, Reduce::Mean, Reduce::Min, Reduce::Max}) {
         if (numel == kLarge && op != Reduce::Mean) continue;
-        if (on_paper && numel * world.size() > 1000) continue;  // a big reduction on paper has stand-ins for values
+        if (simulated && numel * world.size() > 1000) continue;  // a big reduction on paper has stand-ins for values
         add("all_reduce", label(numel, dtype, fmt::format(", {}", name(op))),
             [=](const auto& c) { check_all_reduce(c, numel, dtype, op); });
       }
@@ -206,8 +206,8 @@ std::vector<ConformanceCheck> conformance_checks(const Communicator& world) {
   }
   add("barrier", "", [](const auto& c) { c.barrier(); });
   add("split", "every second rank, and one by one", check_split);
-  if (!on_paper) add("order", "eight operations at once", check_order);
-  if (!on_paper && world.size() > 1) {
+  if (!simulated) add("order", "eight operations at once", check_order);
+  if (!simulated && world.size() > 1) {
     add("errors", "ranks that disagree", check_disagreement);
     add("errors", "a rank that can't take part", check_refusal);
   }

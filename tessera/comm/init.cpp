@@ -15,8 +15,8 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/gloo/gloo_link.h"
-#include "tessera/comm/host_transport.h"
-#include "tessera/comm/rendezvous.h"
+#include "tessera/comm/host/host_transport.h"
+#include "tessera/comm/host/rendezvous.h"
 #include "tessera/comm/self/self.h"
 #include "tessera/comm/shm/shm_link.h"
 

@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/gradient_slots.h"
+#include "tessera/shard/unit/gradient_slots.h"
 
 namespace tessera {
 

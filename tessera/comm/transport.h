@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/comm/shared_area.h"
+#include "tessera/comm/host/shared_area.h"
 #include "tessera/comm/work.h"
 
 namespace tessera {
@@ -73,7 +73,7 @@ class Transport {
  public:
   struct Traits {
     std::string name;
-    bool on_paper = false;  // the other ranks do not exist
+    bool simulated = false;  // the other ranks do not exist
     int size = 1;
     std::vector<int> local_ranks = {0};  // the ranks that this process's tensors stand for; a tracing engine has them all
     at::Device device = at::kCPU;        // where tensors must be
@@ -128,13 +128,13 @@ class Transport {
   uint64_t next_number() { return ++last_number_; }
 
  private:
-  struct Counter {
+  struct AtomicTraffic {
     std::atomic<uint64_t> calls = 0;
     std::atomic<uint64_t> bytes = 0;
   };
 
   const Traits traits_;
-  std::array<Counter, kOperations> counters_;
+  std::array<AtomicTraffic, kOperations> counters_;
   std::atomic<uint64_t> last_number_ = 0;
   const std::unique_ptr<GradientSlots> slots_;
   std::atomic<size_t> thread_ = 0;  // of the program, the first that called

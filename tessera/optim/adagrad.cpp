@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include "tessera/optim/stretches.h"
+#include "tessera/optim/update_range.h"
 
 namespace tessera::optim {
 
@@ -18,7 +18,7 @@ void Adagrad::apply(const Settings& settings, int64_t step, const Item& item) {
     const AdagradRule rule{.common = {.factor = value_of(item.factor), .l2 = static_cast<float>(settings.weight_decay)},
                            .lr = static_cast<float>(lr),
                            .eps = static_cast<float>(options_.eps)};
-    return update_in_parallel(rule, stretch_of(item.parameter, item.gradient, item.state, item.narrow));
+    return update_in_parallel(rule, update_range(item.parameter, item.gradient, item.state, item.cast_copy));
   }
   auto parameter = item.parameter;
   const auto gradient = scaled(item.gradient, item.factor).add(parameter, settings.weight_decay);

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "tessera/base/error.h"
-#include "tessera/optim/stretches.h"
+#include "tessera/optim/update_range.h"
 
 namespace tessera::optim {
 namespace {
@@ -16,8 +16,8 @@ AdamRule rule_of(double lr, double decay, const AdamOptions& options, int64_t st
                      .l2 = direct_decay ? 0 : static_cast<float>(decay),
                      .keep = direct_decay ? static_cast<float>(1 - lr * decay) : 1},
           .step = static_cast<float>(lr / (1 - std::pow(options.beta1, n))),
-          .first = Share(options.beta1),
-          .second = Share(options.beta2),
+          .first = Decay(options.beta1),
+          .second = Decay(options.beta2),
           .correction = static_cast<float>(std::sqrt(1 - std::pow(options.beta2, n))),
           .eps = static_cast<float>(options.eps)};
 }
@@ -31,18 +31,18 @@ AdamOptions as_adam(const AdamWOptions& options) {
 Adam::Adam(std::vector<at::Tensor> parameters, AdamOptions options)
     : Adam(std::vector<ParameterGroup>{{.parameters = std::move(parameters)}}, options) {}
 
-Adam::Adam(std::vector<ParameterGroup> groups, AdamOptions options) : Adam(std::move(groups), options, Decay::ByGradient) {}
+Adam::Adam(std::vector<ParameterGroup> groups, AdamOptions options) : Adam(std::move(groups), options, WeightDecay::L2) {}
 
-Adam::Adam(std::vector<ParameterGroup> groups, AdamOptions options, Decay decay)
+Adam::Adam(std::vector<ParameterGroup> groups, AdamOptions options, WeightDecay decay)
     : Optimizer(std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay}, {{.name = "first"}, {.name = "second"}}),
       options_(options),
       decay_(decay) {}
 
 void Adam::apply(const Settings& settings, int64_t step, const Item& item) {
-  const bool direct = decay_ == Decay::Direct;
+  const bool direct = decay_ == WeightDecay::Decoupled;
   if (has_loops(item.parameter, item.gradient, item.state)) {
     return update_in_parallel(rule_of(settings.lr, settings.weight_decay, options_, step, direct, item.factor),
-                              stretch_of(item.parameter, item.gradient, item.state, item.narrow));
+                              update_range(item.parameter, item.gradient, item.state, item.cast_copy));
   }
   const std::vector<at::Tensor> parameters = {item.parameter}, gradients = {scaled(item.gradient, item.factor)}, first = {item.state[0]},
                                 second = {item.state[1]}, steps = {at::full({}, step, item.parameter.options().dtype(at::kFloat))};
@@ -60,7 +60,7 @@ void Adam::apply(const Settings& settings, int64_t step, const Item& item) {
 AdamW::AdamW(std::vector<at::Tensor> parameters, AdamWOptions options)
     : AdamW(std::vector<ParameterGroup>{{.parameters = std::move(parameters)}}, options) {}
 
-AdamW::AdamW(std::vector<ParameterGroup> groups, AdamWOptions options) : Adam(std::move(groups), as_adam(options), Decay::Direct) {}
+AdamW::AdamW(std::vector<ParameterGroup> groups, AdamWOptions options) : Adam(std::move(groups), as_adam(options), WeightDecay::Decoupled) {}
 
 SmallAdamW::SmallAdamW(std::vector<at::Tensor> parameters, AdamWOptions options)
     : SmallAdamW(std::vector<ParameterGroup>{{.parameters = std::move(parameters)}}, options) {}
@@ -78,7 +78,7 @@ void SmallAdamW::apply(const Settings& settings, int64_t step, const Item& item)
     throw UsageError("SmallAdamW works on dense float32 parameters in host memory; use AdamW for others");
   }
   const auto rule = rule_of(settings.lr, settings.weight_decay, as_adam(options_), step, true, item.factor);
-  const auto all = stretch_of(item.parameter, item.gradient, {}, item.narrow);
+  const auto all = update_range(item.parameter, item.gradient, {}, item.cast_copy);
   const auto blocks = (all.count + kBlock - 1) / kBlock;
   at::parallel_for(0, blocks, 256, [&](int64_t begin, int64_t end) {
     const auto first = begin * kBlock;

@@ -21,13 +21,13 @@ class Adam : public Optimizer {
 
  protected:
   /// How weight decay acts: through the gradient, or on the parameters directly.
-  enum class Decay { ByGradient, Direct };
-  Adam(std::vector<ParameterGroup> groups, AdamOptions options, Decay decay);
+  enum class WeightDecay { L2, Decoupled };
+  Adam(std::vector<ParameterGroup> groups, AdamOptions options, WeightDecay decay);
 
  private:
   void apply(const Settings& settings, int64_t step, const Item& item) override;
   AdamOptions options_;
-  Decay decay_;
+  WeightDecay decay_;
 };
 
 struct AdamWOptions {

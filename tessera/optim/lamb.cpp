@@ -6,25 +6,25 @@
 #include <cmath>
 
 #include "tessera/base/error.h"
-#include "tessera/optim/stretches.h"
-#include "tessera/shard/unit.h"
+#include "tessera/optim/update_range.h"
+#include "tessera/shard/unit/unit.h"
 
 namespace tessera::optim {
 namespace {
 
-Squares look_ahead_in_parallel(const LambRule& rule, const Stretch& all) {
+Squares prepare_in_parallel(const LambRule& rule, const UpdateRange& all) {
   // One after the other in the sum, whichever thread was first.
   std::vector<Squares> parts(static_cast<size_t>((all.count + kGrain - 1) / kGrain));
   at::parallel_for(0, std::ssize(parts), 1, [&](int64_t begin, int64_t end) {
     for (; begin < end; begin++) {
       const auto first = begin * kGrain;
-      parts[static_cast<size_t>(begin)] = look_ahead(rule, part_of(all, first, std::min(kGrain, all.count - first)));
+      parts[static_cast<size_t>(begin)] = prepare(rule, part_of(all, first, std::min(kGrain, all.count - first)));
     }
   });
   Squares sum;
   for (const auto& part : parts) {
     sum.parameters += part.parameters;
-    sum.way += part.way;
+    sum.update += part.update;
   }
   return sum;
 }
@@ -47,24 +47,24 @@ void Lamb::apply(const Settings& settings, int64_t step, const Item& item) {
   }
   const auto n = static_cast<double>(step);
   const LambRule rule{.adam = {.common = {.factor = value_of(item.factor)},
-                               .first = Share(options_.beta1),
-                               .second = Share(options_.beta2),
+                               .first = Decay(options_.beta1),
+                               .second = Decay(options_.beta2),
                                .correction = static_cast<float>(std::sqrt(1 - std::pow(options_.beta2, n))),
                                .eps = static_cast<float>(options_.eps)},
                       .first_correction = static_cast<float>(1 - std::pow(options_.beta1, n)),
                       .decay = static_cast<float>(settings.weight_decay)};
-  const auto all = stretch_of(item.parameter, item.gradient, item.state, item.narrow);
+  const auto all = update_range(item.parameter, item.gradient, item.state, item.cast_copy);
   for (const auto& member : item.members) {
-    const auto stretch = item.members.size() == 1 ? all : part_of(all, member.offset, member.parameter.numel());
-    ahead_.push_back(
-        {.rule = rule, .lr = settings.lr, .stretch = stretch, .squares = look_ahead_in_parallel(rule, stretch), .unit = item.unit});
+    const auto range = item.members.size() == 1 ? all : part_of(all, member.offset, member.parameter.numel());
+    pending_.push_back(
+        {.rule = rule, .lr = settings.lr, .range = range, .squares = prepare_in_parallel(rule, range), .unit = item.unit});
   }
 }
 
 void Lamb::end_step() {
   // Parts of one parameter lie on the ranks of its mesh; nearly always there is one mesh.
-  std::vector<std::vector<Ahead*>> meshes;
-  for (auto& each : ahead_) {
+  std::vector<std::vector<Pending*>> meshes;
+  for (auto& each : pending_) {
     if (!each.unit) continue;
     const auto same = [&](const auto& known) { return known.front()->unit->mesh().shard().same_group(each.unit->mesh().shard()); };
     auto found = std::ranges::find_if(meshes, same);
@@ -76,20 +76,20 @@ void Lamb::end_step() {
     auto* values = sums.data_ptr<double>();
     for (const auto* each : all) {
       *values++ = each->squares.parameters;
-      *values++ = each->squares.way;
+      *values++ = each->squares.update;
     }
     all.front()->unit->mesh().shard().all_reduce(sums, {}, {.unit = "LAMB"}).wait();
     values = sums.data_ptr<double>();
     for (auto* each : all) {
       each->squares.parameters = *values++;
-      each->squares.way = *values++;
+      each->squares.update = *values++;
     }
   }
-  for (const auto& each : ahead_) {
-    const auto length = std::sqrt(each.squares.parameters), way = std::sqrt(each.squares.way);
-    const auto step = static_cast<float>(each.lr * (length > 0 && way > 0 ? length / way : 1));
-    at::parallel_for(0, each.stretch.count, kGrain,
-                     [&](int64_t begin, int64_t end) { go(each.rule, step, part_of(each.stretch, begin, end - begin)); });
+  for (const auto& each : pending_) {
+    const auto length = std::sqrt(each.squares.parameters), update = std::sqrt(each.squares.update);
+    const auto step = static_cast<float>(each.lr * (length > 0 && update > 0 ? length / update : 1));
+    at::parallel_for(0, each.range.count, kGrain,
+                     [&](int64_t begin, int64_t end) { apply_update(each.rule, step, part_of(each.range, begin, end - begin)); });
   }
 }
 

@@ -15,27 +15,27 @@ struct LambOptions {
 };
 
 /// Dense float32 parameters in host memory. A step sends two numbers for each parameter over the ranks: how long the whole parameter is,
-/// and how long its way would be.
+/// and how long its update would be.
 class Lamb final : public Optimizer {
  public:
   Lamb(std::vector<at::Tensor> parameters, LambOptions options);
   Lamb(std::vector<ParameterGroup> groups, LambOptions options);
 
  private:
-  /// One parameter's part on this rank, half way through a step.
-  struct Ahead {
+  /// One parameter's part on this rank, half update through a step.
+  struct Pending {
     LambRule rule;
     double lr;
-    Stretch stretch;
+    UpdateRange range;
     Squares squares;
     std::shared_ptr<Unit> unit;
   };
   void apply(const Settings& settings, int64_t step, const Item& item) override;
-  void begin_step() override { ahead_.clear(); }
+  void begin_step() override { pending_.clear(); }
   void end_step() override;
 
   LambOptions options_;
-  std::vector<Ahead> ahead_;
+  std::vector<Pending> pending_;
 };
 
 }  // namespace tessera::optim

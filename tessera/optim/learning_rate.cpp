@@ -34,8 +34,8 @@ double LearningRate::at(int64_t step) const {
     case Shape::Steps:
       return base * std::pow(factor, static_cast<double>((step - warmup) / every));
     case Shape::Cosine: {
-      const double way = std::min(1.0, static_cast<double>(step - warmup) / static_cast<double>(steps - warmup));
-      return last + (base - last) * 0.5 * (1 + std::cos(std::numbers::pi * way));
+      const double update = std::min(1.0, static_cast<double>(step - warmup) / static_cast<double>(steps - warmup));
+      return last + (base - last) * 0.5 * (1 + std::cos(std::numbers::pi * update));
     }
   }
   return base;

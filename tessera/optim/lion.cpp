@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include "tessera/optim/stretches.h"
+#include "tessera/optim/update_range.h"
 
 namespace tessera::optim {
 
@@ -17,9 +17,9 @@ void Lion::apply(const Settings& settings, int64_t /*step*/, const Item& item) {
   if (has_loops(item.parameter, item.gradient, item.state)) {
     const LionRule rule{.common = {.factor = value_of(item.factor), .keep = static_cast<float>(keep)},
                         .lr = static_cast<float>(settings.lr),
-                        .way = Share(options_.beta1),
-                        .momentum = Share(options_.beta2)};
-    return update_in_parallel(rule, stretch_of(item.parameter, item.gradient, item.state, item.narrow));
+                        .update = Decay(options_.beta1),
+                        .momentum = Decay(options_.beta2)};
+    return update_in_parallel(rule, update_range(item.parameter, item.gradient, item.state, item.cast_copy));
   }
   auto parameter = item.parameter;
   const auto gradient = scaled(item.gradient, item.factor);

@@ -10,11 +10,11 @@
 #include <set>
 
 #include "tessera/base/error.h"
-#include "tessera/shard/marker.h"
+#include "tessera/shard/paging/storage_tag.h"
 #include "tessera/shard/model.h"
 #include "tessera/shard/norms.h"
-#include "tessera/shard/schedule.h"
-#include "tessera/shard/unit.h"
+#include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/unit/unit.h"
 
 namespace tessera::optim {
 namespace {
@@ -102,9 +102,9 @@ at::Tensor Optimizer::flat_gradient(const Run& run) {
 }
 
 /// What the other ranks read of a run, if that is to be written along.
-at::Tensor Optimizer::narrow_of(const Run& run) {
+at::Tensor Optimizer::cast_copy_of(const Run& run) {
   const auto unit = run.unit.lock();
-  return unit ? unit->narrow_part(run.flat) : at::Tensor();
+  return unit ? unit->cast_copy(run.flat) : at::Tensor();
 }
 
 void Optimizer::make_state(Run& run) const {
@@ -121,7 +121,7 @@ void Optimizer::step_run(const Settings& settings, Run& run) {
   if (!has_gradient(run)) return;
   make_state(run);  // only now: what is frozen never has any
   const auto update_part = [&](const at::Tensor& parameter, const at::Tensor& gradient, std::span<const at::Tensor> state,
-                               std::span<Member> members, const at::Tensor& narrow) {
+                               std::span<Member> members, const at::Tensor& cast_copy) {
     const auto unit = run.unit.lock();
     for (auto& member : members) {
       member.steps++;
@@ -135,21 +135,21 @@ void Optimizer::step_run(const Settings& settings, Run& run) {
           {.parameter = target,
            .gradient = alike ? gradient : at::empty_like(target).copy_(gradient),
            .state = state,
-           .narrow = narrow,
+           .cast_copy = cast_copy,
            .members = members,
            .factor = factor_,
            .unit = unit});
     if (has_gaps) parameter.copy_(target);
   };
-  const auto narrow = narrow_of(run);
+  const auto cast_copy = cast_copy_of(run);
   const auto gradient = run.members.size() == 1 ? run.members.front().parameter.grad() : flat_gradient(run);
-  if (gradient.defined()) return update_part(run.flat, gradient, run.state, run.members, narrow);
+  if (gradient.defined()) return update_part(run.flat, gradient, run.state, run.members, cast_copy);
   for (auto& member : run.members) {
     if (!member.parameter.grad().defined()) continue;
     c10::SmallVector<at::Tensor, 2> state;
     for (const auto& flat : run.state) state.push_back(part(run, flat, member));
     update_part(member.parameter, member.parameter.grad(), state, std::span(&member, 1),
-                narrow.defined() ? narrow.narrow(0, member.offset, member.parameter.numel()) : narrow);
+                cast_copy.defined() ? cast_copy.narrow(0, member.offset, member.parameter.numel()) : cast_copy);
   }
 }
 

@@ -80,7 +80,7 @@ class Optimizer {
   struct Item {
     at::Tensor parameter, gradient;
     std::span<const at::Tensor> state;  // in the order of the kinds
-    at::Tensor narrow;                  // the parameter as other ranks read it, in bfloat16; undefined where nobody does
+    at::Tensor cast_copy;                  // the parameter as other ranks read it, in bfloat16; undefined where nobody does
     std::span<const Member> members;
     at::Tensor factor;           // of the gradient; undefined for 1
     std::shared_ptr<Unit> unit;  // none for whole parameters
@@ -111,7 +111,7 @@ class Optimizer {
   std::vector<Run> runs_of(std::vector<at::Tensor> parameters) const;
   static at::Tensor part(const Run& run, const at::Tensor& flat, const Member& member);
   static at::Tensor flat_gradient(const Run& run);
-  static at::Tensor narrow_of(const Run& run);
+  static at::Tensor cast_copy_of(const Run& run);
   void make_state(Run& run) const;
   void step_run(const Settings& settings, Run& run);
   static bool has_gradient(const Run& run);

@@ -36,8 +36,8 @@ at::Tensor& moment(std::map<std::string, at::Tensor>& state, const std::string& 
   return tensor;
 }
 
-/// The way that Adam would go, without a rate.
-at::Tensor adam_way(const at::Tensor& g, std::map<std::string, at::Tensor>& state, int step, double beta2, double eps) {
+/// The update that Adam would go, without a rate.
+at::Tensor adam_update(const at::Tensor& g, std::map<std::string, at::Tensor>& state, int step, double beta2, double eps) {
   auto& first = moment(state, "first", g).mul_(0.9).add_(g, 0.1);
   auto& second = moment(state, "second", g).mul_(beta2).add_(g * g, 1 - beta2);
   return first / (1 - std::pow(0.9, step)) / ((second / (1 - std::pow(beta2, step))).sqrt() + eps);
@@ -51,7 +51,7 @@ const Case kCases[] = {
      }},
     {"AdamW", [](Tensors p) { return std::make_unique<optim::AdamW>(p, optim::AdamWOptions{.lr = 0.01}); },
      [](at::Tensor& p, const at::Tensor& g, auto& state, int step) {
-       p.mul_(1 - 0.01 * 0.01).sub_(adam_way(g, state, step, 0.999, 1e-8), 0.01);
+       p.mul_(1 - 0.01 * 0.01).sub_(adam_update(g, state, step, 0.999, 1e-8), 0.01);
      }},
     {"Adagrad",
      [](Tensors p) { return std::make_unique<optim::Adagrad>(p, optim::AdagradOptions{.lr = 0.1, .lr_decay = 0.1, .weight_decay = 0.01}); },
@@ -68,8 +68,8 @@ const Case kCases[] = {
      }},
     {"Lamb", [](Tensors p) { return std::make_unique<optim::Lamb>(p, optim::LambOptions{.lr = 0.1, .weight_decay = 0.1}); },
      [](at::Tensor& p, const at::Tensor& g, auto& state, int step) {
-       const auto way = adam_way(g, state, step, 0.999, 1e-6) + 0.1 * p;
-       p.sub_(way * (p.norm() / way.norm()), 0.1);
+       const auto update = adam_update(g, state, step, 0.999, 1e-6) + 0.1 * p;
+       p.sub_(update * (p.norm() / update.norm()), 0.1);
      }},
 };
 
@@ -124,7 +124,7 @@ TEST_P(Rules, AreTheSameForShards) {
   for (const int ranks : {1, 2, 3}) {
     with_ranks(ranks, [&](const Communicator& world) {
       const auto expected = learnt(world, GetParam().make, nullptr);
-      for (const auto residence : {Residency::Gathered, Residency::NodeShared}) {
+      for (const auto residence : {Residence::Gathered, Residence::NodeShared}) {
         const ShardOptions options{.mesh = world, .residence = residence};
         const auto actual = learnt(world, GetParam().make, &options);
         for (size_t i = 0; i < expected.size(); i++) EXPECT_TRUE(at::allclose(actual[i], expected[i], 1e-5, 1e-6)) << ranks << " " << i;
@@ -136,9 +136,9 @@ TEST_P(Rules, AreTheSameForShards) {
 TEST_P(Rules, WriteTheNarrowCopyAlong) {
   for (const auto dtype : {at::kBFloat16, at::kHalf, at::kDouble}) {
     with_ranks(2, [&](const Communicator& world) {
-      const ShardOptions gathered{.mesh = world, .mixed_precision = {.param_dtype = dtype}, .residence = Residency::Gathered};
+      const ShardOptions gathered{.mesh = world, .mixed_precision = {.param_dtype = dtype}, .residence = Residence::Gathered};
       auto shared = gathered;
-      shared.residence = Residency::NodeShared;
+      shared.residence = Residence::NodeShared;
       const auto expected = learnt(world, GetParam().make, &gathered), actual = learnt(world, GetParam().make, &shared);
       for (size_t i = 0; i < expected.size(); i++) EXPECT_TRUE(at::equal(actual[i], expected[i])) << i << " " << dtype;
     });
@@ -163,8 +163,8 @@ void expect_no_bias(const std::function<std::unique_ptr<optim::Optimizer>(std::v
     optimizer->step();
     other.step();
   }
-  const auto way = reference.detach() - before;
-  const auto off = ((ours.detach().to(at::kDouble) - reference.detach()) * way.sign()).mean() / way.abs().mean();
+  const auto update = reference.detach() - before;
+  const auto off = ((ours.detach().to(at::kDouble) - reference.detach()) * update.sign()).mean() / update.abs().mean();
   EXPECT_LT(std::abs(off.item<double>()), 5e-7);
 }
 

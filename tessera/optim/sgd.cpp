@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "tessera/base/error.h"
-#include "tessera/optim/stretches.h"
+#include "tessera/optim/update_range.h"
 
 namespace tessera::optim {
 
@@ -26,7 +26,7 @@ void SGD::apply(const Settings& settings, int64_t step, const Item& item) {
                        .momentum = static_cast<float>(options_.momentum),
                        .share = step == 1 ? 1 : static_cast<float>(1 - options_.dampening),
                        .nesterov = options_.nesterov};
-    return update_in_parallel(rule, stretch_of(item.parameter, item.gradient, item.state, item.narrow));
+    return update_in_parallel(rule, update_range(item.parameter, item.gradient, item.state, item.cast_copy));
   }
   // By operators: the fused kernel of libtorch 2.13 leaves most values of half and bfloat16 as they are.
   auto parameter = item.parameter;

@@ -9,7 +9,7 @@
 namespace tessera::optim {
 namespace {
 
-/// Rounds to the nearest, to even where two are as near. What is not a number stays so.
+/// Rounds to the nearest, to even where two are as near. What is not a number kept so.
 [[gnu::always_inline]] inline uint16_t to_bfloat(float number) {
   const auto bits = std::bit_cast<uint32_t>(number);
   const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -17,13 +17,13 @@ namespace {
 }
 
 /// Calls `rule(p, g, first, second)` for each value, with whatever state there is, and stores what it has changed.
-template <bool kFirst, bool kSecond, bool kNarrow, class Rule>
-[[gnu::always_inline]] inline void go_through(const Stretch& s, const Common& common, const Rule& rule) {
+template <bool kFirst, bool kSecond, bool kCastCopy, class Rule>
+[[gnu::always_inline]] inline void go_through(const UpdateRange& s, const Common& common, const Rule& rule) {
   auto* const parameters = s.parameters;
   const auto* const gradients = s.gradients;
   auto* const firsts = s.first;
   auto* const seconds = s.second;
-  auto* const narrow = s.narrow;
+  auto* const cast_copy = s.cast_copy;
 #pragma GCC ivdep
   for (int64_t i = 0; i < s.count; i++) {
     float p = parameters[i], first = 0, second = 0;
@@ -35,25 +35,25 @@ template <bool kFirst, bool kSecond, bool kNarrow, class Rule>
     parameters[i] = p;
     if constexpr (kFirst) firsts[i] = first;
     if constexpr (kSecond) seconds[i] = second;
-    if constexpr (kNarrow) narrow[i] = to_bfloat(p);
+    if constexpr (kCastCopy) cast_copy[i] = to_bfloat(p);
   }
 }
 
 template <bool kFirst, bool kSecond, class Rule>
-[[gnu::always_inline]] inline void go_through(const Stretch& s, const Common& common, const Rule& rule) {
-  if (s.narrow != nullptr) return go_through<kFirst, kSecond, true>(s, common, rule);
+[[gnu::always_inline]] inline void go_through(const UpdateRange& s, const Common& common, const Rule& rule) {
+  if (s.cast_copy != nullptr) return go_through<kFirst, kSecond, true>(s, common, rule);
   go_through<kFirst, kSecond, false>(s, common, rule);
 }
 
-[[gnu::always_inline]] inline float adam_way(const AdamRule& r, float g, float& first, float& second) {
-  first += r.first.comes * (g - first);
-  second = r.second.stays * second + r.second.comes * g * g;
+[[gnu::always_inline]] inline float adam_update(const AdamRule& r, float g, float& first, float& second) {
+  first += r.first.added * (g - first);
+  second = r.second.kept * second + r.second.added * g * g;
   return first / (std::sqrt(second) / r.correction + r.eps);
 }
 
 }  // namespace
 
-TESSERA_KERNEL void update(const SgdRule& r, const Stretch& s) {
+TESSERA_KERNEL void update(const SgdRule& r, const UpdateRange& s) {
   const SgdRule rule = r;
   if (s.first == nullptr) {
     return go_through<false, false>(
@@ -67,15 +67,15 @@ TESSERA_KERNEL void update(const SgdRule& r, const Stretch& s) {
       });
 }
 
-TESSERA_KERNEL void update(const AdamRule& r, const Stretch& s) {
+TESSERA_KERNEL void update(const AdamRule& r, const UpdateRange& s) {
   const AdamRule rule = r;
   go_through<true, true>(
       s, rule.common, [&](float& p, float g, float& first, float& second) __attribute__((always_inline)) {
-        p -= rule.step * adam_way(rule, g, first, second);
+        p -= rule.step * adam_update(rule, g, first, second);
       });
 }
 
-TESSERA_KERNEL void update(const AdagradRule& r, const Stretch& s) {
+TESSERA_KERNEL void update(const AdagradRule& r, const UpdateRange& s) {
   const AdagradRule rule = r;
   go_through<true, false>(
       s, rule.common, [&](float& p, float g, float& sum, float&) __attribute__((always_inline)) {
@@ -84,41 +84,41 @@ TESSERA_KERNEL void update(const AdagradRule& r, const Stretch& s) {
       });
 }
 
-TESSERA_KERNEL void update(const LionRule& r, const Stretch& s) {
+TESSERA_KERNEL void update(const LionRule& r, const UpdateRange& s) {
   const LionRule rule = r;
   go_through<true, false>(
       s, rule.common, [&](float& p, float g, float& momentum, float&) __attribute__((always_inline)) {
-        const float way = rule.way.stays * momentum + rule.way.comes * g;
-        p -= rule.lr * static_cast<float>((way > 0) - (way < 0));
-        momentum = rule.momentum.stays * momentum + rule.momentum.comes * g;
+        const float update = rule.update.kept * momentum + rule.update.added * g;
+        p -= rule.lr * static_cast<float>((update > 0) - (update < 0));
+        momentum = rule.momentum.kept * momentum + rule.momentum.added * g;
       });
 }
 
-TESSERA_KERNEL Squares look_ahead(const LambRule& r, const Stretch& s) {
+TESSERA_KERNEL Squares prepare(const LambRule& r, const UpdateRange& s) {
   const LambRule rule = r;
   constexpr int64_t kPart = 1024;  // values whose squares are added in float32
   Squares all;
   for (int64_t begin = 0; begin < s.count; begin += kPart) {
     const int64_t end = begin + kPart < s.count ? begin + kPart : s.count;
-    float parameters = 0, way = 0;
+    float parameters = 0, update = 0;
 #pragma GCC ivdep
     for (int64_t i = begin; i < end; i++) {
       const float p = s.parameters[i];
       float first = s.first[i], second = s.second[i];
       const float step =
-          adam_way(rule.adam, rule.adam.common.factor * s.gradients[i], first, second) / rule.first_correction + rule.decay * p;
+          adam_update(rule.adam, rule.adam.common.factor * s.gradients[i], first, second) / rule.first_correction + rule.decay * p;
       s.first[i] = first;
       s.second[i] = second;
       parameters += p * p;
-      way += step * step;
+      update += step * step;
     }
     all.parameters += parameters;
-    all.way += way;
+    all.update += update;
   }
   return all;
 }
 
-TESSERA_KERNEL void go(const LambRule& r, float step, const Stretch& s) {
+TESSERA_KERNEL void apply_update(const LambRule& r, float step, const UpdateRange& s) {
   const LambRule rule = r;
   go_through<true, true>(
       s, {}, [&](float& p, float, float& first, float& second) __attribute__((always_inline)) {
@@ -140,7 +140,7 @@ namespace {
 
 }  // namespace
 
-TESSERA_KERNEL void update(const AdamRule& r, const Stretch& s, const SmallMoments& m) {
+TESSERA_KERNEL void update(const AdamRule& r, const UpdateRange& s, const SmallMoments& m) {
   const AdamRule rule = r;
   float first[kBlock], second[kBlock];
   for (int64_t block = 0; block * kBlock < s.count; block++) {
@@ -154,15 +154,15 @@ TESSERA_KERNEL void update(const AdamRule& r, const Stretch& s, const SmallMomen
       first[i] = first_scale * root * std::fabs(root);
       second[i] = second_scale * fourth * fourth * fourth * fourth;
     }
-    const Stretch part{.parameters = s.parameters + begin,
+    const UpdateRange part{.parameters = s.parameters + begin,
                        .gradients = s.gradients + begin,
                        .first = first,
                        .second = second,
-                       .narrow = s.narrow == nullptr ? nullptr : s.narrow + begin,
+                       .cast_copy = s.cast_copy == nullptr ? nullptr : s.cast_copy + begin,
                        .count = count};
     go_through<true, true>(
         part, rule.common, [&](float& p, float g, float& one, float& two) __attribute__((always_inline)) {
-          p -= rule.step * adam_way(rule, g, one, two);
+          p -= rule.step * adam_update(rule, g, one, two);
         });
     const float first_most = largest_normal(first, count), second_most = largest_normal(second, count);
     m.first_scales[block] = first_most;

@@ -1,4 +1,4 @@
-// One pass over memory for each stretch of values: the gradient's factor, weight decay, the rule, and the narrow copy that other ranks
+// One pass over memory for each range of values: the gradient's factor, weight decay, the rule, and the cast copy that other ranks
 // read.
 #pragma once
 
@@ -7,12 +7,12 @@
 namespace tessera::optim {
 
 /// Values that lie one after the other, with what belongs to each of them.
-struct Stretch {
+struct UpdateRange {
   float* parameters = nullptr;
   const float* gradients = nullptr;
   float* first = nullptr;  // state, as far as the rule has any
   float* second = nullptr;
-  uint16_t* narrow = nullptr;  // the parameters in bfloat16, if somebody wants them
+  uint16_t* cast_copy = nullptr;  // the parameters in bfloat16, if somebody wants them
   int64_t count = 0;
 };
 
@@ -31,25 +31,25 @@ struct SgdRule {
   bool nesterov = false;
 };
 /// first: the momentum; none if there is no state.
-void update(const SgdRule& rule, const Stretch& stretch);
+void update(const SgdRule& rule, const UpdateRange& range);
 
-/// How much of an average stays, and how much of the new value comes. Each is rounded by itself: in float32, 1 - 0.999 is five parts in a
+/// How much of an average kept, and how much of the new value added. Each is rounded by itself: in float32, 1 - 0.999 is five parts in a
 /// hundred thousand more than 0.001, and every step would be too long or too short by half of that.
-struct Share {
-  Share() = default;
-  explicit Share(double beta) : stays(static_cast<float>(beta)), comes(static_cast<float>(1 - beta)) {}
-  float stays = 0, comes = 1;
+struct Decay {
+  Decay() = default;
+  explicit Decay(double beta) : kept(static_cast<float>(beta)), added(static_cast<float>(1 - beta)) {}
+  float kept = 0, added = 1;
 };
 
 struct AdamRule {
   Common common;
   float step = 0;  // the rate over the first moment's correction
-  Share first, second;
+  Decay first, second;
   float correction = 1;  // square root of the second moment's
   float eps = 0;
 };
 /// first, second: moments.
-void update(const AdamRule& rule, const Stretch& stretch);
+void update(const AdamRule& rule, const UpdateRange& range);
 
 struct AdagradRule {
   Common common;
@@ -57,29 +57,29 @@ struct AdagradRule {
   float eps = 0;
 };
 /// first: sum of squares.
-void update(const AdagradRule& rule, const Stretch& stretch);
+void update(const AdagradRule& rule, const UpdateRange& range);
 
 struct LionRule {
   Common common;
   float lr = 0;
-  Share way, momentum;
+  Decay update, momentum;
 };
 /// first: the momentum.
-void update(const LionRule& rule, const Stretch& stretch);
+void update(const LionRule& rule, const UpdateRange& range);
 
-/// LAMB knows how far to go only when it knows how long the way is, for each parameter over all ranks: so it takes two passes.
+/// LAMB knows how far to go only when it knows how long the update is, for each parameter over all ranks: so it takes two passes.
 struct LambRule {
   AdamRule adam;               // its step is not used
   float first_correction = 1;  // of the first moment
-  float decay = 0;             // part of the way
+  float decay = 0;             // part of the update
 };
 struct Squares {
-  double parameters = 0, way = 0;
+  double parameters = 0, update = 0;
 };
-/// Moves the moments on; gives the sums of squares of the parameters and of the way that they are to go.
-Squares look_ahead(const LambRule& rule, const Stretch& stretch);
-/// Goes that way, times `step`.
-void go(const LambRule& rule, float step, const Stretch& stretch);
+/// Moves the moments on; gives the sums of squares of the parameters and of the update that they are to go.
+Squares prepare(const LambRule& rule, const UpdateRange& range);
+/// Goes that update, times `step`.
+void apply_update(const LambRule& rule, float step, const UpdateRange& range);
 
 /// Moments in eight bits, in blocks that have a scale each: the first as sign and square root, the second as fourth root, so that small
 /// values keep their size.
@@ -90,6 +90,6 @@ struct SmallMoments {
   float* first_scales = nullptr;
   float* second_scales = nullptr;
 };
-void update(const AdamRule& rule, const Stretch& stretch, const SmallMoments& moments);
+void update(const AdamRule& rule, const UpdateRange& range, const SmallMoments& moments);
 
 }  // namespace tessera::optim

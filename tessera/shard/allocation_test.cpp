@@ -142,7 +142,7 @@ void train(Blocks& model, optim::Optimizer& optimizer, double max_norm, const st
 
 struct Case {
   std::string name;
-  Residency residence;
+  Residence residence;
   MixedPrecision precision = {};
   double max_norm = 0;
   size_t per_gather = 0, per_reduction = 0, per_norm = 0;  // what the operations of a transport take in its queue
@@ -184,7 +184,7 @@ TEST_P(Allocation, IsWhatLibtorchTakesOver) {
       << places();
 
   // Where all gradients are shared, and nothing is cast: the tensors of a step are those of the whole model's.
-  if (param.residence != Residency::NodeShared || param.precision.param_dtype || param.max_norm > 0) return;
+  if (param.residence != Residence::NodeShared || param.precision.param_dtype || param.max_norm > 0) return;
   const size_t sharded = memory.calls;
   Blocks whole(kUnits);
   optim::AdamW optimizer(whole.parameters(), {.lr = 1e-3});
@@ -198,10 +198,10 @@ TEST_P(Allocation, IsWhatLibtorchTakesOver) {
 
 INSTANTIATE_TEST_SUITE_P(
     Steps, Allocation,
-    ::testing::Values(Case{.name = "NodeShared", .residence = Residency::NodeShared},
-                      Case{.name = "NodeSharedBfloat16", .residence = Residency::NodeShared, .precision = {.param_dtype = at::kBFloat16}},
-                      Case{.name = "NodeSharedClipped", .residence = Residency::NodeShared, .max_norm = 0.1, .per_norm = 3},
-                      Case{.name = "Gathered", .residence = Residency::Gathered, .per_gather = 6, .per_reduction = 3}),
+    ::testing::Values(Case{.name = "NodeShared", .residence = Residence::NodeShared},
+                      Case{.name = "NodeSharedBfloat16", .residence = Residence::NodeShared, .precision = {.param_dtype = at::kBFloat16}},
+                      Case{.name = "NodeSharedClipped", .residence = Residence::NodeShared, .max_norm = 0.1, .per_norm = 3},
+                      Case{.name = "Gathered", .residence = Residence::Gathered, .per_gather = 6, .per_reduction = 3}),
     ::testing::PrintToStringParamName());
 
 }  // namespace

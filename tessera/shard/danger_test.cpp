@@ -11,7 +11,7 @@
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/model.h"
 #include "tessera/shard/norms.h"
-#include "tessera/shard/unit.h"
+#include "tessera/shard/unit/unit.h"
 #include "tessera/testing/net.h"
 
 namespace tessera::testing {

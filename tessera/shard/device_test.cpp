@@ -12,7 +12,7 @@
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/model.h"
 #include "tessera/shard/norms.h"
-#include "tessera/shard/unit.h"
+#include "tessera/shard/unit/unit.h"
 #include "tessera/testing/net.h"
 #include "tessera/testing/silent_device.h"
 #include "tessera/testing/tracing_transport.h"
@@ -302,14 +302,14 @@ TEST_F(Device, SynchronizesBuffers) {
 TEST_F(Device, UnitsAreFreedInEvaluation) {
   auto net = net_on_device(world_);
   uint64_t all = 0;
-  for (const auto& unit : units(*net)) all += unit->whole_bytes();
+  for (const auto& unit : units(*net)) all += unit->unsharded_bytes();
   const torch::NoGradGuard no_grad;
   const auto reads = host_reads();
   for (int pass = 0; pass < 3; pass++) net(batch_);
   EXPECT_EQ(host_reads(), reads);
-  EXPECT_LT(counters(*net).peak_whole_bytes, all);
+  EXPECT_LT(counters(*net).peak_unsharded_bytes, all);
   int whole = 0;
-  for (const auto& unit : units(*net)) whole += unit->in_memory() ? 1 : 0;
+  for (const auto& unit : units(*net)) whole += unit->holds_memory() ? 1 : 0;
   EXPECT_LE(whole, ShardOptions{.mesh = world_}.max_live_units);
 }
 

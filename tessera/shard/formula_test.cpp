@@ -5,7 +5,7 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/model.h"
-#include "tessera/shard/unit.h"
+#include "tessera/shard/unit/unit.h"
 #include "tessera/testing/blocks.h"
 #include "tessera/testing/net.h"
 
@@ -47,11 +47,11 @@ struct Numbers {
   friend std::ostream& operator<<(std::ostream& out, const Numbers& self) { return out << self.name; }
 };
 
-class Formula : public ::testing::TestWithParam<std::tuple<Numbers, Residency>> {};
+class Formula : public ::testing::TestWithParam<std::tuple<Numbers, Residence>> {};
 
 TEST_P(Formula, HoldsForGathersReductionsAndBytes) {
   const auto& [numbers_are, residence] = GetParam();
-  const bool shared = residence == Residency::NodeShared;  // then nothing is gathered in truth
+  const bool shared = residence == Residence::NodeShared;  // then nothing is gathered in truth
   for (const int ranks : {1, 2, 3, 4, 7}) {
     SCOPED_TRACE(std::to_string(ranks) + " ranks");
     with_ranks(ranks, [&, &numbers_are = numbers_are, &residence = residence](const Communicator& world) {
@@ -108,9 +108,9 @@ INSTANTIATE_TEST_SUITE_P(
                                                  .precision = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kBFloat16},
                                                  .gathered = 2,
                                                  .reduced = 2}),
-                       ::testing::Values(Residency::Gathered, Residency::NodeShared)),
+                       ::testing::Values(Residence::Gathered, Residence::NodeShared)),
     [](const auto& info) {
-      return std::get<0>(info.param).name + (std::get<1>(info.param) == Residency::Gathered ? "_Gathered" : "_NodeShared");
+      return std::get<0>(info.param).name + (std::get<1>(info.param) == Residence::Gathered ? "_Gathered" : "_NodeShared");
     });
 
 }  // namespace

@@ -11,11 +11,11 @@
 #include <set>
 
 #include "tessera/base/error.h"
-#include "tessera/shard/marker.h"
+#include "tessera/shard/paging/storage_tag.h"
 #include "tessera/shard/model.h"
-#include "tessera/shard/paging.h"
-#include "tessera/shard/schedule.h"
-#include "tessera/shard/unit.h"
+#include "tessera/shard/paging/paging.h"
+#include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/unit/unit.h"
 
 namespace tessera {
 namespace {
@@ -101,9 +101,9 @@ void collect(Module& module, const std::string& prefix, std::span<const at::Tens
     const auto& tensor = entry.value();
     const auto name = join(prefix, entry.key());
     if (!tensor.defined() || std::ranges::any_of(ignored, [&](const at::Tensor& other) { return other.is_same(tensor); })) continue;
-    if (const auto* marker = is_paged(tensor) ? marker_of(tensor) : nullptr) {
-      const auto unit = marker->unit.lock();
-      if (marker->role == Role::Full && unit && !reads_table_in_forward(module)) {
+    if (const auto* tag = is_paged(tensor) ? tag_of(tensor) : nullptr) {
+      const auto unit = tag->unit.lock();
+      if (tag->role == Role::Unsharded && unit && !reads_table_in_forward(module)) {
         throw UsageError(
             fmt::format("parameter '{}' is tied to one of unit '{}', but lies outside of it; shard the two in one call, or shard a "
                         "module that contains both",

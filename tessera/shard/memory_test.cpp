@@ -8,7 +8,7 @@
 #include "tessera/comm/fake/fake.h"
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/model.h"
-#include "tessera/shard/unit.h"
+#include "tessera/shard/unit/unit.h"
 #include "tessera/testing/net.h"
 
 namespace tessera::testing {
@@ -73,12 +73,12 @@ TEST(WholeUnits, AreBoundedAlsoWithoutGradients) {
       layers->push_back(layer);
     }
     fully_shard(layers, {.mesh = world});
-    const auto one = units(*layers).front()->whole_bytes();
+    const auto one = units(*layers).front()->unsharded_bytes();
     const auto run = [&](bool training) {
       reset_counters(*layers);
       const auto y = layers->forward(at::ones({2, 16})).sum();
       if (training) y.backward();
-      EXPECT_LE(counters(*layers).peak_whole_bytes, 3 * one);
+      EXPECT_LE(counters(*layers).peak_unsharded_bytes, 3 * one);
     };
     for (int step = 0; step < 4; step++) {
       run(true);

@@ -8,9 +8,9 @@
 #include <set>
 
 #include "tessera/base/error.h"
-#include "tessera/shard/marker.h"
-#include "tessera/shard/schedule.h"
-#include "tessera/shard/unit.h"
+#include "tessera/shard/paging/storage_tag.h"
+#include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/unit/unit.h"
 
 namespace tessera {
 namespace {
@@ -38,7 +38,7 @@ std::string size_text(uint64_t bytes) {
 struct Line {
   std::string name;
   int64_t numel = 0;
-  uint64_t whole_bytes = 0, shard_bytes = 0;
+  uint64_t unsharded_bytes = 0, shard_bytes = 0;
   std::string dtypes = {}, residence = {};
   UnitCounters counters = {};
 };
@@ -52,12 +52,12 @@ std::string shown_name(const std::string& name, size_t depth) {
 
 Line line_of(Unit& unit, size_t depth) {
   const auto lock = unit.schedule()->lock();
-  Line line{.name = shown_name(unit.name(), depth), .whole_bytes = unit.whole_bytes(), .counters = unit.counters()};
+  Line line{.name = shown_name(unit.name(), depth), .unsharded_bytes = unit.unsharded_bytes(), .counters = unit.counters()};
   std::set<std::string> dtypes;
   for (const auto& group : unit.groups()) {
     for (const auto& parameter : group.parameters) line.numel += parameter.span.numel;
     line.shard_bytes += group.own.nbytes();
-    dtypes.insert(c10::toString(group.full_dtype));
+    dtypes.insert(c10::toString(group.unsharded_dtype));
   }
   line.residence = unit.residence();
   line.dtypes = fmt::format("{}", fmt::join(dtypes, "+"));
@@ -143,8 +143,8 @@ std::optional<ShardInfo> shard_info(const at::Tensor& shard) {
 std::vector<std::shared_ptr<Unit>> units(const torch::nn::Module& module) {
   std::vector<std::shared_ptr<Unit>> result;
   for (const auto& entry : module.parameters()) {
-    const auto* marker = is_paged(entry) ? marker_of(entry) : nullptr;
-    auto unit = marker != nullptr ? marker->unit.lock() : nullptr;
+    const auto* tag = is_paged(entry) ? tag_of(entry) : nullptr;
+    auto unit = tag != nullptr ? tag->unit.lock() : nullptr;
     if (unit && std::ranges::find(result, unit) == result.end()) result.push_back(std::move(unit));
   }
   return result;
@@ -160,7 +160,7 @@ ModelCounters counters(const torch::nn::Module& module) {
     total.gathers += own.gathers;
     total.reductions += own.reductions;
     total.gathered_bytes += own.gathered_bytes;
-    total.peak_whole_bytes = std::max(total.peak_whole_bytes, schedule->counters().peak_bytes);
+    total.peak_unsharded_bytes = std::max(total.peak_unsharded_bytes, schedule->counters().peak_bytes);
     if (seen.insert(schedule.get()).second) total.misses += schedule->counters().misses;
   }
   return total;
@@ -193,11 +193,11 @@ std::string describe(const torch::nn::Module& module) {
                           "residence", "gathers", "gathered", "reduced");
   for (const auto& line : lines) {
     text += fmt::format("{:<{}}{:>12}{:>11}{:>11}  {:<8}{:<11}{:>9}{:>11}{:>9}\n", line.name, width, line.numel,
-                        size_text(line.whole_bytes), size_text(line.shard_bytes), line.dtypes, line.residence, line.counters.gathers,
+                        size_text(line.unsharded_bytes), size_text(line.shard_bytes), line.dtypes, line.residence, line.counters.gathers,
                         size_text(line.counters.gathered_bytes), line.counters.reductions);
   }
   const auto total = counters(module);
-  return text + fmt::format("peak of whole units {}, uses not foreseen {}\n", size_text(total.peak_whole_bytes), total.misses);
+  return text + fmt::format("peak of whole units {}, uses not foreseen {}\n", size_text(total.peak_unsharded_bytes), total.misses);
 }
 
 void set_requires_grad(const torch::nn::Module& module, Training training) {

@@ -47,7 +47,7 @@ struct ModelCounters {
   uint64_t gathers = 0;
   uint64_t reductions = 0;
   uint64_t gathered_bytes = 0;  // received
-  uint64_t peak_whole_bytes = 0;
+  uint64_t peak_unsharded_bytes = 0;
   uint64_t misses = 0;  // uses that the learnt order did not foresee
 };
 ModelCounters counters(const torch::nn::Module& module);

@@ -13,7 +13,7 @@
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/model.h"
-#include "tessera/shard/unit.h"
+#include "tessera/shard/unit/unit.h"
 #include "tessera/testing/net.h"
 
 namespace tessera::testing {
@@ -22,7 +22,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-Net net_in(Residency residence, const Communicator& world, MixedPrecision precision = {}) {
+Net net_in(Residence residence, const Communicator& world, MixedPrecision precision = {}) {
   auto net = seeded_net();
   for (const auto& child : net->children()) {
     fully_shard(child, {.mesh = world, .mixed_precision = precision, .residence = residence});
@@ -217,7 +217,7 @@ std::vector<Case> all_cases() {
 
 class Leases : public ::testing::TestWithParam<Case> {};
 
-std::vector<double> run(const Communicator& world, const Case& test, Residency residence, bool hasty) {
+std::vector<double> run(const Communicator& world, const Case& test, Residence residence, bool hasty) {
   auto net = net_in(residence, world, test.narrow ? MixedPrecision{.param_dtype = at::kBFloat16} : MixedPrecision{});
   std::unique_ptr<optim::Optimizer> own;
   std::unique_ptr<torch::optim::Optimizer> other;
@@ -236,8 +236,8 @@ std::vector<double> run(const Communicator& world, const Case& test, Residency r
 TEST_P(Leases, GiveTheNumbersOfGatheredParameters) {
   const auto& test = GetParam();
   with_ranks(test.ranks, [&](const Communicator& world) {
-    const auto expected = run(world, test, Residency::Gathered, false);
-    EXPECT_EQ(run(world, test, Residency::NodeShared, true), expected);
+    const auto expected = run(world, test, Residence::Gathered, false);
+    EXPECT_EQ(run(world, test, Residence::NodeShared, true), expected);
   });
 }
 
@@ -245,12 +245,12 @@ INSTANTIATE_TEST_SUITE_P(, Leases, ::testing::ValuesIn(all_cases()), ::testing::
 
 TEST(NodeShared, MovesNoParametersAndKeepsOneCopy) {
   with_ranks(2, [](const Communicator& world) {
-    auto net = net_in(Residency::NodeShared, world);
+    auto net = net_in(Residence::NodeShared, world);
     loss_of(net, world.rank(), 0).backward();
     world.barrier();
     EXPECT_EQ(world.traffic(Operation::AllGather).calls, 0U);
     EXPECT_EQ(counters(*net).gathered_bytes, 0U);
-    EXPECT_EQ(counters(*net).peak_whole_bytes, 0U);
+    EXPECT_EQ(counters(*net).peak_unsharded_bytes, 0U);
     EXPECT_EQ(counters(*net).reductions, 3U);
     EXPECT_THAT(describe(*net), HasSubstr("node-shared"));
     // The whole parameter lies in the same memory as the shards.
@@ -263,15 +263,15 @@ TEST(NodeShared, MovesNoParametersAndKeepsOneCopy) {
 
 TEST(NodeShared, IsWhatRanksOfOneHostChoose) {
   with_ranks(2, [](const Communicator& world) {
-    EXPECT_THAT(describe(*net_in(Residency::Auto, world)), HasSubstr("node-shared"));
-    EXPECT_THAT(describe(*net_in(Residency::Gathered, world)), HasSubstr("gathered"));
+    EXPECT_THAT(describe(*net_in(Residence::Auto, world)), HasSubstr("node-shared"));
+    EXPECT_THAT(describe(*net_in(Residence::Gathered, world)), HasSubstr("gathered"));
   });
 }
 
 TEST(NodeShared, IsRefusedWhereRanksHaveNoMemoryInCommon) {
   run_world({.transport = "gloo", .ranks = 2}, [](const Communicator& world) {
-    EXPECT_THAT(message_of<ConfigError>([&] { net_in(Residency::NodeShared, world); }), HasSubstr("no memory in common"));
-    auto net = net_in(Residency::Auto, world);
+    EXPECT_THAT(message_of<ConfigError>([&] { net_in(Residence::NodeShared, world); }), HasSubstr("no memory in common"));
+    auto net = net_in(Residence::Auto, world);
     EXPECT_THAT(describe(*net), HasSubstr("gathered"));
     net(input()).sum().backward();
   });
@@ -279,7 +279,7 @@ TEST(NodeShared, IsRefusedWhereRanksHaveNoMemoryInCommon) {
 
 TEST(NodeShared, NamesTheRankThatTakesNoStep) {
   with_ranks(3, [](const Communicator& world) {
-    auto net = net_in(Residency::NodeShared, world.with_limit(std::chrono::milliseconds(1000)));
+    auto net = net_in(Residence::NodeShared, world.with_limit(std::chrono::milliseconds(1000)));
     optim::SGD optimizer(parameters(*net), {.lr = 0.1});
     loss_of(net, world.rank(), 0).backward();
     if (world.rank() == 1) {
@@ -292,7 +292,7 @@ TEST(NodeShared, NamesTheRankThatTakesNoStep) {
 
 TEST(NodeShared, NamesTheRankThatReadsNothingNew) {
   with_ranks(2, [](const Communicator& world) {
-    auto net = net_in(Residency::NodeShared, world.with_limit(std::chrono::milliseconds(1000)));
+    auto net = net_in(Residence::NodeShared, world.with_limit(std::chrono::milliseconds(1000)));
     torch::optim::SGD optimizer(parameters(*net), torch::optim::SGDOptions(0.1));
     loss_of(net, world.rank(), 0).backward();
     optimizer.step();
@@ -306,8 +306,8 @@ TEST(NodeShared, NamesTheRankThatReadsNothingNew) {
 
 TEST(NodeShared, GradientsThatAreStillOnTheirWayAreWaitedForByWhoeverLooksAtThem) {
   with_ranks(2, [](const Communicator& world) {
-    auto shared = net_in(Residency::NodeShared, world);
-    auto gathered = net_in(Residency::Gathered, world);
+    auto shared = net_in(Residence::NodeShared, world);
+    auto gathered = net_in(Residence::Gathered, world);
     for (auto* net : {&shared, &gathered}) {
       for (auto& shard : parameters(**net)) shard.register_hook([](const at::Tensor& gradient) { return gradient.clamp(-0.1, 0.1); });
       loss_of(*net, world.rank(), 0).backward();
@@ -320,7 +320,7 @@ TEST(NodeShared, GradientsThatAreStillOnTheirWayAreWaitedForByWhoeverLooksAtThem
 
 TEST(NodeShared, RanksThatAddUpDifferentUnitsAreToldSoAndMayGoOn) {
   with_ranks(2, [](const Communicator& world) {
-    auto one = net_in(Residency::NodeShared, world), other = net_in(Residency::NodeShared, world);
+    auto one = net_in(Residence::NodeShared, world), other = net_in(Residence::NodeShared, world);
     for (auto* net : {&one, &other}) loss_of(*net, 0, 0);
     auto& mine = world.rank() == 0 ? one : other;
     const auto disagreement = [&] { return message_of<CommError>([&] { loss_of(mine, 0, 0).backward(); }); };
@@ -338,7 +338,7 @@ TEST(NodeShared, RanksThatAddUpDifferentUnitsAreToldSoAndMayGoOn) {
 TEST(NodeShared, ModelsOfOneWorldMayTrainInThreadsOfTheirOwn) {
   const auto world = self_world();
   const auto train = [&](int seed) {
-    auto net = net_in(Residency::NodeShared, world);
+    auto net = net_in(Residence::NodeShared, world);
     optim::SGD optimizer(parameters(*net), {.lr = 0.1});
     double loss = 0;
     for (int step = 0; step < 200; step++) {
@@ -361,7 +361,7 @@ TEST(NodeShared, ModelsOfOneWorldMayTrainInThreadsOfTheirOwn) {
 
 TEST(NodeShared, UnitsMayBeReadInAnyOrderAfterAStepOfTorch) {
   with_ranks(2, [](const Communicator& world) {
-    auto net = net_in(Residency::NodeShared, world);
+    auto net = net_in(Residence::NodeShared, world);
     torch::optim::SGD optimizer(parameters(*net), torch::optim::SGDOptions(0.1));
     for (int round = 0; round < 3; round++) {
       loss_of(net, world.rank(), round).backward();

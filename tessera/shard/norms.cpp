@@ -9,10 +9,10 @@
 #include <cmath>
 
 #include "tessera/base/error.h"
-#include "tessera/shard/marker.h"
+#include "tessera/shard/paging/storage_tag.h"
 #include "tessera/shard/model.h"
-#include "tessera/shard/schedule.h"
-#include "tessera/shard/unit.h"
+#include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/unit/unit.h"
 
 namespace tessera {
 namespace {
@@ -39,9 +39,9 @@ struct MeshSum {
 using MeshSums = c10::SmallVector<MeshSum, 2>;
 
 std::shared_ptr<Unit> unit_of_shard(const at::Tensor& shard) {
-  const auto* marker = marker_of(shard);
-  const auto unit = marker != nullptr ? marker->unit.lock() : nullptr;
-  if (!unit || marker->role != Role::Shard) {
+  const auto* tag = tag_of(shard);
+  const auto unit = tag != nullptr ? tag->unit.lock() : nullptr;
+  if (!unit || tag->role != Role::Sharded) {
     throw UsageError(
         "clip_grad_norm was given a whole parameter of a sharded model (from a ParameterList?), or a shard of a model that is gone; "
         "pass tessera::parameters(model)");
@@ -59,21 +59,21 @@ MeshSum& sum_over_mesh(MeshSums& sums, const at::Tensor& shard) {
 }
 
 /// Whose squares may have come with the reduction.
-const Marker* marker_of_gradient(const at::Tensor& gradient) {
-  const auto* marker = is_paged(gradient) ? marker_of(gradient) : nullptr;
-  return marker != nullptr && marker->role == Role::Gradient && marker->squares ? marker : nullptr;
+const StorageTag* tag_of_gradient(const at::Tensor& gradient) {
+  const auto* tag = is_paged(gradient) ? tag_of(gradient) : nullptr;
+  return tag != nullptr && tag->role == Role::Gradient && tag->squares ? tag : nullptr;
 }
 
 /// How many parameters, from the first on, have the gradients of one unit that nobody has changed, all of them; 0 if others come between.
 size_t with_known_squares(std::span<const at::Tensor> parameters) {
-  const auto* const marker = marker_of_gradient(parameters.front().grad());
-  if (marker == nullptr) return 0;
+  const auto* const tag = tag_of_gradient(parameters.front().grad());
+  if (tag == nullptr) return 0;
   uint64_t members = 0;
   for (size_t i = 0; i < parameters.size(); i++) {
     const auto& gradient = parameters[i].grad();
-    if (gradient.defined() && marker_of_gradient(gradient) != marker) break;
+    if (gradient.defined() && tag_of_gradient(gradient) != tag) break;
     if (gradient.defined()) members += place_hash(gradient);
-    if (members == marker->members) return i + 1;
+    if (members == tag->members) return i + 1;
   }
   return 0;
 }
@@ -99,7 +99,7 @@ at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& 
     const auto& gradient = parameters[i].grad();
     auto& [unit, sum, squares] = is_paged(parameters[i]) ? sum_over_mesh(sums, parameters[i]) : whole;
     if (const auto known = p == 2 ? with_known_squares(parameters.subspan(i)) : 0; known > 0) {
-      squares += *marker_of(gradient)->squares;
+      squares += *tag_of(gradient)->squares;
       i += known - 1;
     } else if (gradient.defined()) {
       sum = combine(sum, partial_norm(gradient, p), p);

@@ -8,7 +8,7 @@
 #include "tessera/base/compat.h"
 #include "tessera/base/error.h"
 #include "tessera/shard/local.h"
-#include "tessera/shard/marker.h"
+#include "tessera/shard/paging/storage_tag.h"
 #include "tessera/testing/blocks.h"
 #include "tessera/testing/net.h"
 
@@ -27,16 +27,16 @@ double norm_of_whole(const torch::nn::Module& model, double p = 2) {
 /// Units whose squares came with the reduction.
 int known(const torch::nn::Module& model) {
   int units = 0;
-  const Marker* last = nullptr;
+  const StorageTag* last = nullptr;
   for (const auto& shard : parameters(model)) {
-    const auto* marker = shard.grad().defined() ? marker_of(shard.grad()) : nullptr;
-    if (marker != nullptr && marker != last && marker->squares) units++;
-    last = marker;
+    const auto* tag = shard.grad().defined() ? tag_of(shard.grad()) : nullptr;
+    if (tag != nullptr && tag != last && tag->squares) units++;
+    last = tag;
   }
   return units;
 }
 
-class Norms : public ::testing::TestWithParam<std::tuple<Residency, int>> {
+class Norms : public ::testing::TestWithParam<std::tuple<Residence, int>> {
  protected:
   static constexpr int kUnits = 3;
 
@@ -151,7 +151,7 @@ TEST_P(Norms, OfInfiniteGradientsAreNotFinite) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Everywhere, Norms,
-                         ::testing::Combine(::testing::Values(Residency::NodeShared, Residency::Gathered), ::testing::Values(1, 2, 3)));
+                         ::testing::Combine(::testing::Values(Residence::NodeShared, Residence::Gathered), ::testing::Values(1, 2, 3)));
 
 /// What a model is made of, in the ways that units may be cut.
 double norm_after_two_passes(const Blocks& model, const at::Tensor& x) {
@@ -165,7 +165,7 @@ double norm_after_two_passes(const Blocks& model, const at::Tensor& x) {
 }
 
 TEST(NormsOfAnyUnit, AreThoseOfTheWholeModel) {
-  for (const auto residence : {Residency::NodeShared, Residency::Gathered}) {
+  for (const auto residence : {Residence::NodeShared, Residence::Gathered}) {
     with_ranks(4, [&](const Communicator& world) {
       // The ranks of a row see the same, and so do the rows' means: the gradient is that of both inputs.
       const auto x = numbers({5, 8}, world.rank() / 2);
@@ -213,7 +213,7 @@ TEST(NormsOfAnyUnit, LeaveOutWhatAPassDidNotUseAndAddUpDtypes) {
 
 /// What is large is packed and added up past the caches, in pieces.
 TEST(LargeGradients, AreThoseOfTheWholeModel) {
-  for (const auto residence : {Residency::NodeShared, Residency::Gathered}) {
+  for (const auto residence : {Residence::NodeShared, Residence::Gathered}) {
     with_ranks(2, [&](const Communicator& world) {
       torch::nn::Linear layer(703, 611);  // of 1.7 MB
       fill_with_numbers(*layer);

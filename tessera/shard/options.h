@@ -29,7 +29,7 @@ enum class Listing {
 };
 
 /// Where parameters are while a unit is whole.
-enum class Residency {
+enum class Residence {
   Auto,        // node-shared where it can be, or what TESSERA_RESIDENCE names (auto, gathered, node-shared)
   Gathered,    // an all-gather brings them into memory of each rank
   NodeShared,  // ranks of one host have one copy in memory that all see; refused where they can't
@@ -40,7 +40,7 @@ struct ShardOptions {
   MixedPrecision mixed_precision = {};
   Start start = Start::Equal;
   Listing listing = Listing::ByName;
-  Residency residence = Residency::Auto;
+  Residence residence = Residence::Auto;
   /// Parameters to leave as they are, whole on every rank. Who trains them averages their gradients.
   std::vector<at::Tensor> ignored = {};
   /// How many units may be whole at once as long as their order of use is not known yet. With 1, none is brought in early later on.

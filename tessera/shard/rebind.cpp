@@ -7,7 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/shard/model.h"
-#include "tessera/shard/unit.h"
+#include "tessera/shard/unit/unit.h"
 
 namespace tessera {
 
@@ -16,7 +16,7 @@ void rebind(torch::optim::Optimizer& optimizer, const torch::nn::Module& module)
   for (const auto& unit : units(module)) {
     for (const auto& group : unit->groups()) {
       for (const auto& parameter : group.parameters) {
-        if (const auto full = parameter.full.lock()) shards[full.get()] = parameter.shard;
+        if (const auto unsharded = parameter.unsharded.lock()) shards[unsharded.get()] = parameter.shard;
       }
     }
   }

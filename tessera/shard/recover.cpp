@@ -7,8 +7,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/shard/model.h"
-#include "tessera/shard/schedule.h"
-#include "tessera/shard/unit.h"
+#include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/unit/unit.h"
 
 namespace tessera {
 namespace {

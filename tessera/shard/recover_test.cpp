@@ -29,7 +29,7 @@ struct Where {
 };
 
 /// Trains on all batches but the bad one. In that one, if told so, one rank throws, and all catch.
-std::vector<at::Tensor> train(const Communicator& world, Residency residence, const Where* where, int culprit) {
+std::vector<at::Tensor> train(const Communicator& world, Residence residence, const Where* where, int culprit) {
   Blocks model;
   for (const auto& block : model.block) fully_shard(block, {.mesh = world, .residence = residence});
   fully_shard(model, {.mesh = world, .residence = residence});
@@ -64,7 +64,7 @@ class Recovery : public ::testing::TestWithParam<Where> {};
 
 TEST_P(Recovery, GoesOnAsIfTheBatchHadNotBeen) {
   for (const int ranks : {2, 3}) {
-    for (const auto residence : {Residency::NodeShared, Residency::Gathered}) {
+    for (const auto residence : {Residence::NodeShared, Residence::Gathered}) {
       for (int culprit = 0; culprit < ranks; culprit++) {
         with_ranks(ranks, [&](const Communicator& world) {
           const auto expected = train(world, residence, nullptr, culprit);
@@ -86,7 +86,7 @@ INSTANTIATE_TEST_SUITE_P(Exceptions, Recovery,
 TEST(Recovery, IsOfNoUseAfterDifferentSteps) {
   with_ranks(2, [](const Communicator& world) {
     auto net = seeded_net();
-    fully_shard(net, {.mesh = world, .residence = Residency::Gathered});
+    fully_shard(net, {.mesh = world, .residence = Residence::Gathered});
     net(input()).sum().backward();
     if (world.rank() == 0) {
       const torch::NoGradGuard no_grad;
@@ -107,7 +107,7 @@ TEST(Recovery, ChangesNothingWhereNothingWasWrong) {
 
 double trained(const Communicator& world, double shift) {
   auto net = seeded_net();
-  fully_shard(net, {.mesh = world, .residence = Residency::Gathered});
+  fully_shard(net, {.mesh = world, .residence = Residence::Gathered});
   optim::AdamW optimizer(parameters(*net), {.lr = 0.05});
   double loss = 0;
   for (int step = 0; step < 30; step++) {

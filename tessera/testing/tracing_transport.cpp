@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/reducer.h"
+#include "tessera/comm/host/reducer.h"
 #include "tessera/testing/silent_device.h"
 
 namespace tessera::testing {

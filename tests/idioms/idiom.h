@@ -22,7 +22,7 @@ enum class By { Tessera, Torch };
 struct Setting {
   int ranks = 2;
   By optimizer = By::Tessera;
-  std::optional<Residency> sharded = {};  // none: the plain run
+  std::optional<Residence> sharded = {};  // none: the plain run
 };
 
 /// An optimizer of either kind.

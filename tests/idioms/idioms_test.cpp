@@ -35,7 +35,7 @@ std::vector<std::vector<at::Tensor>> run(const Idiom& idiom, const Setting& sett
 
 std::string name_of(const Setting& setting) {
   return std::to_string(setting.ranks) + " ranks, " + (setting.optimizer == By::Tessera ? "Tessera's" : "torch's") + " optimizer, " +
-         (setting.sharded == Residency::Gathered ? "gathered" : "node-shared");
+         (setting.sharded == Residence::Gathered ? "gathered" : "node-shared");
 }
 
 void expect_equal(const Idiom& idiom, const Setting& setting, const std::vector<std::vector<at::Tensor>>& expected) {
@@ -63,7 +63,7 @@ void expect_refused(const Idiom& idiom, const Setting& setting) {
   }
   ASSERT_FALSE(said.empty()) << "no error came";
   ASSERT_LT(std::chrono::steady_clock::now() - begin, kLimit) << "only the time limit ended it: " << said;
-  const auto& part = setting.sharded == Residency::Gathered && !idiom.gathered.empty() ? idiom.gathered : idiom.refused;
+  const auto& part = setting.sharded == Residence::Gathered && !idiom.gathered.empty() ? idiom.gathered : idiom.refused;
   ASSERT_NE(said.find(part), std::string::npos) << said;
 }
 
@@ -76,7 +76,7 @@ TEST_P(Corpus, EndsInTheSameNumbersOrInAnError) {
       const Setting plain{.ranks = ranks, .optimizer = optimizer};
       std::vector<std::vector<at::Tensor>> expected;
       if (idiom.refused.empty()) expected = run(idiom, plain);
-      for (const auto residence : {Residency::NodeShared, Residency::Gathered}) {
+      for (const auto residence : {Residence::NodeShared, Residence::Gathered}) {
         auto setting = plain;
         setting.sharded = residence;
         SCOPED_TRACE(name_of(setting));

@@ -16,8 +16,8 @@
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
-#include "tessera/comm/bounded.h"
-#include "tessera/comm/envelope.h"
+#include "tessera/comm/host/bounded.h"
+#include "tessera/comm/host/envelope.h"
 
 namespace tessera {
 namespace {
@@ -192,12 +192,12 @@ class BackendLink final : public Link {
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(global_.size()); }
 
-  void gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) override {
+  void all_gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) override {
     copy_own(own, from[rank_]);
     exchange([&](int) { return own; }, from, deadline);
   }
 
-  void transpose(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) override {
+  void all_to_all(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) override {
     copy_own(to[rank_], from[rank_]);
     exchange([&](int r) { return to[r]; }, from, deadline);
   }
@@ -216,7 +216,7 @@ class BackendLink final : public Link {
     std::vector<int32_t> tags(global_.size());
     std::vector<Bytes> from;
     for (auto& tag : tags) from.push_back(std::as_writable_bytes(std::span(&tag, 1)));
-    gather(std::as_bytes(std::span(&own, 1)), from, deadline);
+    all_gather(std::as_bytes(std::span(&own, 1)), from, deadline);
     return *std::ranges::max_element(tags);
   }
 

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "tessera/comm/link.h"
+#include "tessera/comm/host/link.h"
 
 namespace c10d {
 class Backend;

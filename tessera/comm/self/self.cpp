@@ -1,12 +1,12 @@
 #include "tessera/comm/self/self.h"
 
-#include "tessera/comm/host_transport.h"
-#include "tessera/comm/self/mirror_link.h"
+#include "tessera/comm/host/host_transport.h"
+#include "tessera/comm/self/loopback_link.h"
 
 namespace tessera {
 
 Communicator self_world() {
-  return Communicator(host_transport({.name = "self"}, std::make_unique<MirrorLink>(0, 1)));
+  return Communicator(host_transport({.name = "self"}, std::make_unique<LoopbackLink>(0, 1)));
 }
 
 }  // namespace tessera

@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/shm/board_link.h"
+#include "tessera/comm/shm/shared_memory_link.h"
 
 namespace tessera {
 namespace {
@@ -30,7 +30,7 @@ ShmAttempt shm_link(const StorePtr& store, const Identity& identity, Clock::time
   std::string ticket;
   if (identity.rank == 0) {
     try {
-      block = SharedBlock::make(SharedBlock::Source::Memfd, BoardLink::block_size(identity.world_size));
+      block = SharedBlock::make(SharedBlock::Source::Memfd, SharedMemoryLink::block_size(identity.world_size));
       ticket = pack(block->ticket());
     } catch (const IoError& error) {
       trouble = error.what();
@@ -49,7 +49,7 @@ ShmAttempt shm_link(const StorePtr& store, const Identity& identity, Clock::time
     if (!troubles[rank].empty()) return {.link = nullptr, .why_not = fmt::format("rank {} {}", rank, troubles[rank])};
   }
   block->seal();
-  return {.link = std::make_unique<BoardLink>(std::move(*block), identity.rank, identity.world_size), .why_not = {}};
+  return {.link = std::make_unique<SharedMemoryLink>(std::move(*block), identity.rank, identity.world_size), .why_not = {}};
 }
 
 }  // namespace tessera

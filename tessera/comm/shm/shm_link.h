@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
-#include "tessera/comm/link.h"
-#include "tessera/comm/rendezvous.h"
+#include "tessera/comm/host/link.h"
+#include "tessera/comm/host/rendezvous.h"
 
 namespace tessera {
 

@@ -6,8 +6,8 @@
 #include <thread>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/host_transport.h"
-#include "tessera/comm/shm/board_link.h"
+#include "tessera/comm/host/host_transport.h"
+#include "tessera/comm/shm/shared_memory_link.h"
 
 namespace tessera {
 namespace {
@@ -51,10 +51,10 @@ void run_rank(const Communicator& world, const std::function<void(Communicator)>
 
 void run_ranks(int size, const std::function<void(Communicator world)>& program, const ThreadOptions& options) {
   if (size < 1) throw UsageError(fmt::format("a world of {} ranks is none; give at least one", size));
-  const auto block = SharedBlock::make(SharedBlock::Source::Heap, BoardLink::block_size(size));
+  const auto block = SharedBlock::make(SharedBlock::Source::Heap, SharedMemoryLink::block_size(size));
   std::vector<Communicator> worlds;
   for (int rank = 0; rank < size; rank++) {
-    worlds.emplace_back(host_transport({.name = "threads"}, std::make_unique<BoardLink>(block, rank, size)), options.limit);
+    worlds.emplace_back(host_transport({.name = "threads"}, std::make_unique<SharedMemoryLink>(block, rank, size)), options.limit);
   }
   FirstFailure first;
   {

@@ -1,0 +1,66 @@
+#include "tessera/comm/host/add_rows.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+namespace tessera {
+namespace {
+
+class AddRows : public ::testing::TestWithParam<std::tuple<at::ScalarType, int>> {
+ protected:
+  static std::vector<at::Tensor> rows(int64_t length) {
+    const auto [dtype, ranks] = GetParam();
+    std::vector<at::Tensor> result;
+    for (int rank = 0; rank < ranks; rank++) {
+      result.push_back(at::sin(at::arange(length, at::kFloat) * (rank + 1)).to(dtype));
+    }
+    return result;
+  }
+};
+
+TEST_P(AddRows, GivesTheMeanAndItsSquares) {
+  for (const int64_t length : {0, 1, 31, 33, 4095, 4097, 300'001}) {
+    const auto all = rows(length);
+    auto expected = all.front().to(at::kFloat);
+    for (size_t i = 1; i < all.size(); i++) expected = expected + all[i];
+    expected = expected / static_cast<float>(all.size());
+    const auto result = at::empty({length}, at::kFloat);
+    double squares = 3;  // to which they are added
+    ASSERT_TRUE(add_rows(all, result, static_cast<float>(all.size()), &squares));
+    EXPECT_TRUE(at::equal(result, expected)) << length;
+    const auto reference = expected.to(at::kDouble).square().sum().item<double>();
+    EXPECT_NEAR(squares - 3, reference, 1e-6 * reference) << length;
+    // Without squares, and in the place of a row, the sum is the same.
+    const auto place = all.front().scalar_type() == at::kFloat ? all.front() : at::empty_like(result);
+    ASSERT_TRUE(add_rows(all, place, static_cast<float>(all.size())));
+    EXPECT_TRUE(at::equal(place, expected)) << length;
+  }
+}
+
+TEST_P(AddRows, GivesTheSameBitsOnAnyNumberOfThreads) {
+  const auto before = at::get_num_threads();
+  std::vector<double> squares;
+  for (const int threads : {1, 2, 3}) {
+    at::set_num_threads(threads);
+    const auto all = rows(1'000'003);
+    ASSERT_TRUE(add_rows(all, at::empty({1'000'003}, at::kFloat), 1, &squares.emplace_back(0)));
+  }
+  at::set_num_threads(before);
+  EXPECT_EQ(squares[0], squares[1]);
+  EXPECT_EQ(squares[0], squares[2]);
+}
+
+TEST_P(AddRows, LeavesOtherNumbersAlone) {
+  const auto doubles = at::ones({4}, at::kDouble);
+  const auto result = at::zeros({4}, at::kFloat);
+  double squares = 1;
+  EXPECT_FALSE(add_rows(std::span(&doubles, 1), result, 1, &squares));
+  EXPECT_EQ(result.sum().item<float>(), 0);
+  EXPECT_EQ(squares, 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(, AddRows, ::testing::Combine(::testing::Values(at::kFloat, at::kBFloat16), ::testing::Values(1, 2, 3, 7)));
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,109 @@
+#include "tessera/comm/host/envelope.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "tessera/base/error.h"
+
+namespace tessera {
+namespace {
+
+template <size_t kSize>
+std::string_view text(const std::array<char, kSize>& field) {
+  return {field.data(), strnlen(field.data(), kSize)};
+}
+
+std::string_view dtype_name(int8_t dtype) {
+  return c10::toString(static_cast<c10::ScalarType>(dtype));
+}
+
+}  // namespace
+
+void Envelope::set_unit(std::string_view name) {
+  unit.fill('\0');
+  if (name.size() > unit.size()) name.remove_prefix(name.size() - unit.size());
+  std::copy(name.begin(), name.end(), unit.begin());
+}
+
+void Envelope::refuse(std::string_view why) {
+  refused = true;
+  words.fill('\0');
+  why = why.substr(0, words.size());
+  std::copy(why.begin(), why.end(), words.begin());
+}
+
+std::string Envelope::describe() const {
+  std::string result{name(operation)};
+  if (!text(unit).empty()) result += fmt::format(" of '{}'", text(unit));
+  if (number != 0) result += fmt::format(" (unit {})", number);
+  if (version != 0) result += fmt::format(" version {}", version);
+  if (operation == Operation::Barrier) return result;
+  if (operation == Operation::Split) return result + fmt::format(" by colors #{:08x}", layout & 0xffffffff);
+  if (operation == Operation::Share) return result + fmt::format(": {} bytes for each rank", numel);
+  result += ":";
+  if (pieces != 1) result += fmt::format(" {} pieces,", pieces);
+  result += fmt::format(" {} x {}", numel, dtype_name(dtype));
+  if (operation == Operation::Broadcast) result += fmt::format(" from rank {}", root);
+  if (operation == Operation::ReduceScatter || operation == Operation::AllReduce) {
+    result += fmt::format(", {}", name(static_cast<Reduce>(reduce)));
+    if (wire_dtype != dtype) result += fmt::format(" sent as {}", dtype_name(wire_dtype));
+    if (sum_dtype != dtype) result += fmt::format(" added in {}", dtype_name(sum_dtype));
+  }
+  return result;
+}
+
+std::string name_ranks(std::span<const int> ranks) {
+  std::string result = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); i++) {
+    if (i > 0) result += i + 1 == ranks.size() ? " and " : ", ";
+    result += fmt::format("{}", ranks[i]);
+  }
+  return result;
+}
+
+void expect_agreement(std::span<const Envelope> envelopes) {
+  const auto alike = [&](const Envelope& other) { return std::memcmp(&envelopes.front(), &other, sizeof(Envelope)) == 0; };
+  if (!envelopes.front().refused && std::ranges::all_of(envelopes, alike)) return;
+  // Ranks that are about to do the same, in order of their first member.
+  std::vector<std::vector<int>> groups;
+  bool refused = false;
+  for (int rank = 0; rank < static_cast<int>(envelopes.size()); rank++) {
+    refused |= envelopes[rank].refused;
+    const auto same = std::ranges::find_if(
+        groups, [&](const auto& group) { return std::memcmp(&envelopes[group.front()], &envelopes[rank], sizeof(Envelope)) == 0; });
+    if (same == groups.end()) {
+      groups.push_back({rank});
+    } else {
+      same->push_back(rank);
+    }
+  }
+  if (refused) {
+    std::string message;
+    for (const auto& group : groups) {
+      const auto& envelope = envelopes[group.front()];
+      if (!envelope.refused) continue;
+      if (!message.empty()) message += "; ";
+      message += fmt::format("{} can't take part in {}: {}", name_ranks(group), envelope.describe(), text(envelope.words));
+    }
+    throw UsageError(std::move(message));
+  }
+  std::string message = "ranks disagree about what to do next:";
+  for (const auto& group : groups) {
+    const auto& envelope = envelopes[group.front()];
+    message += fmt::format(" {} at operation {}: {};", name_ranks(group), envelope.sequence, envelope.describe());
+  }
+  const auto older = [&](const Envelope& other) {
+    return other.number == envelopes.front().number && other.version != envelopes.front().version;
+  };
+  if (std::ranges::any_of(envelopes, older)) {
+    message +=
+        " the shards were written on some ranks only: write them on every rank, also where they are empty, and say tessera::skip_step (or "
+        "the optimizer's own) for a step that is left out; shard.data_ptr() counts as writing, shard.const_data_ptr() does not;";
+  }
+  throw DisagreementError(message + " every rank must call the same operations, with the same sizes, in the same order");
+}
+
+}  // namespace tessera

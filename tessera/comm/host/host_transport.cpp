@@ -1,0 +1,404 @@
+#include "tessera/comm/host/host_transport.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/util/FunctionRef.h>
+#include <c10/util/SmallVector.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <numeric>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/host/reducer.h"
+#include "tessera/comm/host/shared_area.h"
+
+namespace tessera {
+namespace {
+
+// Below this, an all_reduce sends everything to everybody: one exchange instead of two.
+constexpr int64_t kSmallReduction = 32 * 1024;
+// How long a rank that leaves waits for operations that it started and dropped.
+constexpr auto kFarewell = std::chrono::seconds(10);
+
+Bytes bytes_of(const at::Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
+}
+
+Bytes part(const Bytes& all, size_t index, size_t parts) {
+  return all.subspan(index * (all.size() / parts), all.size() / parts);
+}
+
+void mix(uint64_t& hash, uint64_t value) {
+  hash = (hash ^ value) * 0x100000001b3ULL + 0x9e3779b97f4a7c15ULL;
+}
+
+/// Why a buffer can't be moved, or nothing.
+std::string complaint(const at::Tensor& tensor, std::string_view what, std::string_view transport) {
+  if (!tensor.defined()) return fmt::format("{} is undefined", what);
+  if (!tensor.device().is_cpu()) {
+    return fmt::format("{} is on {}; transport {} moves host memory, pass a CPU tensor", what, tensor.device().str(), transport);
+  }
+  if (tensor.layout() != at::kStrided || !tensor.is_contiguous()) return fmt::format("{} is not contiguous; pass .contiguous()", what);
+  bytes_of(tensor);  // throws where the memory is out of reach
+  return {};
+}
+
+std::string complaint(const Piece& piece, int rank, int size, std::string_view transport) {
+  if (auto why = complaint(piece.whole, "whole", transport); !why.empty()) return why;
+  if (auto why = complaint(piece.own, "own", transport); !why.empty()) return why;
+  if (piece.whole.numel() != piece.own.numel() * size) {
+    return fmt::format("whole has {} elements, but {} ranks with own parts of {} make {}", piece.whole.numel(), size, piece.own.numel(),
+                       piece.own.numel() * size);
+  }
+  const auto whole = bytes_of(piece.whole), own = bytes_of(piece.own);
+  const bool overlap = !own.empty() && own.data() < whole.data() + whole.size() && whole.data() < own.data() + own.size();
+  if (overlap && own.data() != part(whole, rank, size).data()) {
+    return fmt::format("own overlaps whole, but does not lie at the place of rank {}", rank);
+  }
+  return {};
+}
+
+/// Something for each rank.
+template <class T>
+using Ranks = c10::SmallVector<T, 8>;
+
+/// What this rank is about to do. `fill` adds the buffers; whatever is wrong with them becomes this rank's refusal, so that the others
+/// hear of it instead of waiting.
+Envelope envelope_for(Operation operation, const Call& call, c10::function_ref<void(Envelope&)> fill = {}) {
+  Envelope envelope;
+  envelope.operation = operation;
+  envelope.number = call.subject.number;
+  envelope.version = call.subject.version;
+  envelope.members = call.subject.members;
+  envelope.set_unit(call.subject.unit);
+  try {
+    if (fill) fill(envelope);
+  } catch (const std::exception& error) {
+    envelope.refuse(first_line(error));
+  }
+  return envelope;
+}
+
+void require(std::string complaint) {
+  if (!complaint.empty()) throw UsageError(std::move(complaint));
+}
+
+void describe(Envelope& envelope, const at::Tensor& tensor, std::string_view transport) {
+  require(complaint(tensor, "the tensor", transport));
+  envelope.pieces = 1;
+  envelope.numel = tensor.numel();
+  envelope.dtype = envelope.wire_dtype = envelope.sum_dtype = static_cast<int8_t>(tensor.scalar_type());
+}
+
+void describe(Envelope& envelope, std::span<const Piece> pieces, int rank, const Transport::Traits& traits) {
+  envelope.pieces = static_cast<int32_t>(pieces.size());
+  for (size_t i = 0; i < pieces.size(); i++) {
+    auto why = complaint(pieces[i], rank, traits.size, traits.name);
+    if (!why.empty()) throw UsageError(fmt::format("piece {}: {}", i, why));
+    const auto& whole = pieces[i].whole;
+    const auto dtype = static_cast<int8_t>(whole.scalar_type());
+    if (i == 0) envelope.dtype = envelope.wire_dtype = envelope.sum_dtype = dtype;
+    if (dtype != envelope.dtype) throw UsageError(fmt::format("piece {}: pieces of one call must have one dtype", i));
+    envelope.numel += whole.numel();
+    mix(envelope.layout, static_cast<uint64_t>(whole.numel()));
+  }
+}
+
+Transport::Traits with_place(Transport::Traits traits, const Link& link) {
+  traits.size = link.size();
+  traits.local_ranks = {link.rank()};
+  return traits;
+}
+
+}  // namespace
+
+/// Knows every link of the family that still exists.
+struct HostTransport::Family {
+  void add(const std::shared_ptr<Link>& link) {
+    std::lock_guard lock(mutex);
+    std::erase_if(links, [](const auto& known) { return known.expired(); });
+    links.push_back(link);
+  }
+
+  std::vector<std::shared_ptr<Link>> alive() {
+    std::lock_guard lock(mutex);
+    std::vector<std::shared_ptr<Link>> result;
+    for (const auto& known : links) {
+      if (auto link = known.lock()) result.push_back(std::move(link));
+    }
+    return result;
+  }
+
+  void abort(int rank, std::string_view reason) noexcept {
+    try {
+      const auto words = fmt::format("rank {}: {}", rank, reason);
+      for (const auto& link : alive()) link->abort(words);
+    } catch (const std::exception&) {  // out of memory: the limit ends the others' waiting
+    }
+  }
+
+  std::mutex mutex;
+  std::vector<std::weak_ptr<Link>> links;
+};
+
+HostTransport::HostTransport(Traits traits, std::unique_ptr<Link> link)
+    : HostTransport(std::move(traits), std::shared_ptr<Link>(std::move(link)), std::make_shared<Family>()) {}
+
+HostTransport::HostTransport(Traits traits, std::shared_ptr<Link> link, std::shared_ptr<Family> family)
+    : Transport(with_place(std::move(traits), *link)),
+      link_(std::move(link)),
+      family_(std::move(family)),
+      envelopes_(static_cast<size_t>(link_->size())) {
+  family_->add(link_);
+  link_->ask([this] { return queue_.waited_for(); }, [this] { return now_.describe(); }, queue_.watch());
+  for (auto& envelope : envelopes_) envelope_bytes_.push_back(std::as_writable_bytes(std::span(&envelope, 1)));
+}
+
+HostTransport::~HostTransport() {
+  // What was started and dropped may still come to its end, unless an exception is ending this rank's part in it.
+  if (std::uncaught_exceptions() == 0 && queue_.wait_until_idle(kFarewell)) return;
+  if (!queue_.wait_until_idle(std::chrono::milliseconds(0))) link_->abort(fmt::format("rank {} left with operations under way", rank()));
+}
+
+Work HostTransport::all_gather(std::span<const Piece> pieces, std::span<at::Tensor> /*companions*/, const Call& call) {
+  const auto envelope = envelope_for(Operation::AllGather, call, [&](Envelope& filled) {
+    describe(filled, pieces, rank(), traits());
+    for (const auto& piece : pieces) {
+      if (piece.own.scalar_type() != piece.whole.scalar_type()) throw UsageError("own and whole differ in dtype");
+    }
+  });
+  return start(envelope, call.limit, [this, pieces = c10::SmallVector<Piece, 2>(pieces.begin(), pieces.end())](auto deadline) {
+    uint64_t sent = 0;
+    Ranks<Bytes> from(static_cast<size_t>(size()));
+    for (const auto& piece : pieces) {
+      for (size_t r = 0; r < from.size(); r++) from[r] = part(bytes_of(piece.whole), r, from.size());
+      sent += gather(bytes_of(piece.own), from, deadline);
+    }
+    return sent;
+  });
+}
+
+Work HostTransport::reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Call& call) {
+  Reducer reducer;
+  const auto envelope = envelope_for(Operation::ReduceScatter, call, [&](Envelope& filled) {
+    describe(filled, pieces, rank(), traits());
+    if (pieces.empty()) return;
+    const auto dtype = pieces.front().whole.scalar_type();
+    reducer = Reducer(reduction, dtype);
+    reducer.describe(filled);
+    require(reducer.complaint(dtype, pieces));
+  });
+  return start(envelope, call.limit, [this, reducer, pieces = c10::SmallVector<Piece, 2>(pieces.begin(), pieces.end())](auto deadline) {
+    uint64_t sent = 0;
+    for (const auto& piece : pieces) {
+      const auto outgoing = piece.whole.to(reducer.wire()).view({size(), piece.own.numel()});
+      Ranks<ConstBytes> to;
+      for (int64_t r = 0; r < size(); r++) to.push_back(bytes_of(outgoing[r]));
+      if (piece.squares) *piece.squares = 0;
+      sent += reduce(reducer, to, piece.own.view({-1}), deadline, piece.squares.get());
+    }
+    return sent;
+  });
+}
+
+Work HostTransport::all_reduce(at::Tensor tensor, const Reduction& reduction, const Call& call) {
+  Reducer reducer;
+  const auto envelope = envelope_for(Operation::AllReduce, call, [&](Envelope& filled) {
+    describe(filled, tensor, traits().name);
+    reducer = Reducer(reduction, tensor.scalar_type());
+    reducer.describe(filled);
+    require(reducer.complaint(tensor.scalar_type()));
+  });
+  return start(envelope, call.limit, [this, reducer, tensor](auto deadline) {
+    const auto ranks = static_cast<size_t>(size());
+    const auto outgoing = tensor.to(reducer.wire()).view({-1});
+    const int64_t numel = tensor.numel();
+    Ranks<at::Tensor> contributions(ranks);
+    Ranks<Bytes> from(ranks);
+    if (numel * size() <= kSmallReduction) {
+      const auto room = at::empty({size(), numel}, outgoing.options());
+      for (size_t r = 0; r < ranks; r++) {
+        contributions[r] = room[r];
+        from[r] = bytes_of(contributions[r]);
+      }
+      const auto sent = gather(bytes_of(outgoing), from, deadline);
+      reducer.reduce(contributions, tensor);
+      return sent;
+    }
+    // Each rank reduces a chunk, then all gather the results. The sums are the same to the bit.
+    const int64_t chunk = (numel + size() - 1) / size();
+    const auto part_of = [&](const at::Tensor& flat, size_t r) {
+      const int64_t begin = std::min(static_cast<int64_t>(r) * chunk, numel);
+      return flat.narrow(0, begin, std::min(chunk, numel - begin));
+    };
+    Ranks<ConstBytes> to;
+    for (size_t r = 0; r < ranks; r++) to.push_back(bytes_of(part_of(outgoing, r)));
+    const auto flat = tensor.view({-1});
+    auto sent = reduce(reducer, to, part_of(flat, rank()), deadline);
+    for (size_t r = 0; r < ranks; r++) from[r] = bytes_of(part_of(flat, r));
+    sent += gather(from[rank()], from, deadline);
+    return sent;
+  });
+}
+
+Work HostTransport::broadcast(at::Tensor tensor, int root, const Call& call) {
+  const auto envelope = envelope_for(Operation::Broadcast, call, [&](Envelope& filled) {
+    describe(filled, tensor, traits().name);
+    filled.root = root;
+    if (root < 0 || root >= size()) throw UsageError(fmt::format("rank {} does not exist in a group of {}", root, size()));
+  });
+  return start(envelope, call.limit, [this, tensor, root](auto deadline) {
+    const auto all = bytes_of(tensor);
+    std::vector<Bytes> from(static_cast<size_t>(size()), Bytes());
+    from[root] = all;
+    return gather(rank() == root ? all : Bytes(), from, deadline);
+  });
+}
+
+Work HostTransport::barrier(const Call& call) {
+  return start(envelope_for(Operation::Barrier, call), call.limit, [](auto) { return uint64_t{0}; });
+}
+
+std::unique_ptr<Transport> HostTransport::split(std::span<const int> colors, const Call& call) {
+  const auto envelope = envelope_for(Operation::Split, call, [&](Envelope& filled) {
+    for (const int color : colors) mix(filled.layout, static_cast<uint64_t>(color));
+    if (static_cast<int>(colors.size()) != size()) {
+      throw UsageError(fmt::format("{} colors for {} ranks; give one for each", colors.size(), size()));
+    }
+  });
+  std::shared_ptr<Link> part;
+  start(envelope, call.limit, [this, &part, colors](auto deadline) {
+    std::vector<int> members;
+    for (int r = 0; r < size(); r++) {
+      if (colors[r] == colors[rank()]) members.push_back(r);
+    }
+    part = link_->split(members, deadline);
+    return uint64_t{0};
+  }).wait();
+  // Not make_unique: the constructor that takes a family is private.
+  return std::unique_ptr<Transport>(new HostTransport(traits(), std::move(part), family_));
+}
+
+SharedAttempt HostTransport::share(const AreaShape& shape, const Call& call) {
+  auto envelope = envelope_for(Operation::Share, call);
+  envelope.numel = static_cast<int64_t>(shape.bytes_per_rank);
+  envelope.pieces = shape.counters;
+  SharedAttempt attempt;
+  start(envelope, call.limit, [this, &attempt, shape](auto deadline) {
+    attempt = link_->share(shape, deadline);
+    return uint64_t{0};
+  }).wait();
+  if (attempt.area) {
+    attempt.area->when_broken([family = family_, own = rank()](std::string_view reason) { family->abort(own, reason); });
+  } else {
+    attempt.why_not = fmt::format("transport {}: {}", traits().name, attempt.why_not);
+  }
+  return attempt;
+}
+
+void HostTransport::abort(std::string_view reason) noexcept {
+  family_->abort(rank(), reason);
+}
+
+Work HostTransport::start(Envelope envelope, std::chrono::milliseconds limit, Move move) {
+  called_by_this_thread();
+  link_->used_by_this_thread();
+  return queue_.run([this, envelope, limit, move = std::move(move)]() mutable {
+    // Neither gradients nor version counters are meant, and buffers may have been made in this mode.
+    const c10::InferenceMode inference;
+    if (broken_) std::rethrow_exception(broken_);
+    envelope.sequence = sequence_++;
+    now_ = envelope;
+    const auto deadline = Clock::now() + limit;
+    try {
+      agree(envelope, deadline);
+      run_agreed(envelope, deadline, move);
+    } catch (const LinkFailure& failure) {
+      fail(failure, envelope, limit);
+    }
+  });
+}
+
+void HostTransport::run_agreed(const Envelope& envelope, Clock::time_point deadline, const Move& move) {
+  try {
+    count(envelope.operation, move(deadline));
+    last_ = envelope;
+  } catch (const std::exception& error) {
+    // The others count on this rank by now.
+    const auto message =
+        fmt::format("operation {} of rank {}, {}, failed: {}", envelope.sequence, rank(), envelope.describe(), first_line(error));
+    broken_ = std::make_exception_ptr(CommError(message));
+    link_->abort(message);
+    std::rethrow_exception(broken_);
+  }
+}
+
+void HostTransport::agree(const Envelope& envelope, Clock::time_point deadline) {
+  link_->all_gather(std::as_bytes(std::span(&envelope, 1)), envelope_bytes_, deadline);
+  Transport::expect_agreement(envelopes_);
+}
+
+uint64_t HostTransport::reduce(const Reducer& reducer, std::span<const ConstBytes> to, const at::Tensor& own, Clock::time_point deadline,
+                               double* squares) {
+  const auto width = c10::elementSize(reducer.wire());
+  Ranks<at::Tensor> contributions(to.size());
+  link_->visit_all_to_all(
+      to,
+      [&](size_t begin, std::span<const ConstBytes> rows) {
+        const auto count = static_cast<int64_t>(rows.front().size() / width);
+        if (count == 0) return;  // the others have more
+        for (size_t r = 0; r < rows.size(); r++) {
+          contributions[r] = at::from_blob(const_cast<std::byte*>(rows[r].data()), {count}, at::TensorOptions().dtype(reducer.wire()));
+        }
+        reducer.reduce(contributions, own.narrow(0, static_cast<int64_t>(begin / width), count), squares);
+      },
+      deadline);
+  return sent_to_others(to);
+}
+
+uint64_t HostTransport::gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) {
+  link_->all_gather(own, from, deadline);
+  return own.size() * (from.size() - 1);
+}
+
+uint64_t HostTransport::sent_to_others(std::span<const ConstBytes> to) const {
+  const auto all = std::accumulate(to.begin(), to.end(), uint64_t{0}, [](uint64_t sum, ConstBytes part) { return sum + part.size(); });
+  return all - to[static_cast<size_t>(rank())].size();
+}
+
+void HostTransport::fail(const LinkFailure& failure, const Envelope& envelope, std::chrono::milliseconds limit) {
+  const auto what = fmt::format("operation {} of rank {}, {}", envelope.sequence, rank(), envelope.describe());
+  // Every operation begins with all ranks, so whoever is missing now was there at the last that this rank finished.
+  const auto before =
+      last_ ? fmt::format("the last that {} came to was operation {}, {}", name_ranks(failure.ranks), last_->sequence, last_->describe())
+            : fmt::format("it is the first of this group");
+  switch (failure.kind) {
+    case LinkFailure::Kind::Late: {
+      const auto message = fmt::format("{}, waited {} s for {} and gave up; {}", what, std::chrono::duration<double>(limit).count(),
+                                       name_ranks(failure.ranks), before);
+      broken_ = std::make_exception_ptr(TimeoutError(message));
+      link_->abort(message);
+      break;
+    }
+    case LinkFailure::Kind::Gone: {
+      const auto message = fmt::format("{}, can't finish: {} {}; {}", what, name_ranks(failure.ranks), failure.reason, before);
+      broken_ = std::make_exception_ptr(CommError(message));
+      link_->abort(message);
+      break;
+    }
+    case LinkFailure::Kind::Deadlocked:
+    case LinkFailure::Kind::Aborted:
+      broken_ = std::make_exception_ptr(CommError(fmt::format("{}, was broken off: {}", what, failure.reason)));
+      break;
+  }
+  std::rethrow_exception(broken_);
+}
+
+std::shared_ptr<Transport> host_transport(Transport::Traits traits, std::unique_ptr<Link> link) {
+  return std::make_shared<HostTransport>(std::move(traits), std::move(link));
+}
+
+}  // namespace tessera

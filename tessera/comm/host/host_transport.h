@@ -1,0 +1,66 @@
+// Collectives over any Link: agreement before data moves, sums in rank order, an ordered queue, errors with names.
+#pragma once
+
+#include <functional>
+#include <mutex>
+#include <optional>
+
+#include "tessera/comm/host/envelope.h"
+#include "tessera/comm/host/link.h"
+#include "tessera/comm/host/queue.h"
+#include "tessera/comm/host/reducer.h"
+#include "tessera/comm/transport.h"
+
+namespace tessera {
+
+class HostTransport final : public Transport {
+ public:
+  /// Size and rank come from the link.
+  HostTransport(Traits traits, std::unique_ptr<Link> link);
+  ~HostTransport() override;
+
+  Work all_gather(std::span<const Piece> pieces, std::span<at::Tensor> companions, const Call& call) override;
+  Work reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Call& call) override;
+  Work all_reduce(at::Tensor tensor, const Reduction& reduction, const Call& call) override;
+  Work broadcast(at::Tensor tensor, int root, const Call& call) override;
+  Work barrier(const Call& call) override;
+  std::unique_ptr<Transport> split(std::span<const int> colors, const Call& call) override;
+  SharedAttempt share(const AreaShape& shape, const Call& call) override;
+  void abort(std::string_view reason) noexcept override;
+
+ private:
+  struct Family;  // all links that were split from one another: aborted together
+
+  HostTransport(Traits traits, std::shared_ptr<Link> link, std::shared_ptr<Family> family);
+
+  int rank() const { return link_->rank(); }
+  int size() const { return link_->size(); }
+
+  /// Queues an operation: all ranks compare envelopes, then `move` runs and returns how many bytes it sent.
+  using Move = std::function<uint64_t(Clock::time_point deadline)>;
+  Work start(Envelope envelope, std::chrono::milliseconds limit, Move move);
+  void agree(const Envelope& envelope, Clock::time_point deadline);
+  void run_agreed(const Envelope& envelope, Clock::time_point deadline, const Move& move);
+  uint64_t gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline);
+  /// What all ranks have for this one, as one value; its squares are added to `squares`, if given.
+  uint64_t reduce(const Reducer& reducer, std::span<const ConstBytes> to, const at::Tensor& own, Clock::time_point deadline,
+                  double* squares = nullptr);
+  uint64_t sent_to_others(std::span<const ConstBytes> to) const;
+  /// Throws what `failure` means for the operation, after telling the other ranks.
+  [[noreturn]] void fail(const LinkFailure& failure, const Envelope& envelope, std::chrono::milliseconds limit);
+
+  std::shared_ptr<Link> link_;
+  std::shared_ptr<Family> family_;
+  uint64_t sequence_ = 0;
+  std::optional<Envelope> last_;     // what this rank finished before
+  Envelope now_;                     // what it is about
+  std::exception_ptr broken_;        // what every later call gets
+  std::vector<Envelope> envelopes_;  // of all ranks, reused
+  std::vector<Bytes> envelope_bytes_;
+  Queue queue_;  // last: its thread ends before what it uses
+};
+
+/// The usual way to a group: a link, wrapped.
+std::shared_ptr<Transport> host_transport(Transport::Traits traits, std::unique_ptr<Link> link);
+
+}  // namespace tessera

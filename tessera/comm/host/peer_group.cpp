@@ -1,0 +1,219 @@
+#include "tessera/comm/host/peer_group.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <functional>
+#include <thread>
+
+#include "tessera/comm/host/futex.h"
+
+namespace tessera {
+namespace {
+
+constexpr auto kCheckInterval =
+    std::chrono::milliseconds(50);  // how often a waiting rank checks that the others are alive, and do not all wait
+constexpr int kSpins = 2000;        // some ten microseconds: about what falling asleep and waking up would take
+
+/// Lets the other thread of the core work.
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+struct alignas(64) PeerGroup::Header {
+  enum State : uint32_t { Running, Aborting, Aborted };
+  std::atomic<uint32_t> state;
+  std::atomic<uint32_t> out_of_step;
+  std::atomic<uint64_t> deadlock;  // what all ranks have confirmed last
+  std::array<char, 1008> reason;   // ends with a zero
+};
+
+struct alignas(64) PeerGroup::Peer {
+  std::atomic<uint32_t> left;  // it has gone, as planned
+  std::atomic<int32_t> pid;
+  std::atomic<uint32_t> several;     // threads of its program use the group
+  std::atomic<uint32_t> ticket;      // the number of the wait that it is in, if that lasts
+  std::atomic<uint32_t> gives_way;   // that wait can end without what it waits for
+  std::atomic<uint64_t> confirmed;   // over the tickets of all ranks; odd if all of them can give way
+  std::array<char, 228> waits_for = {};  // ends with a zero
+};
+
+size_t PeerGroup::header_bytes(int ranks) {
+  return sizeof(Header) + static_cast<size_t>(ranks) * sizeof(Peer);
+}
+
+PeerGroup::PeerGroup(SharedBlock block, int rank, int ranks)
+    : block_(std::move(block)), rank_(rank), ranks_(ranks), pid_fds_(static_cast<size_t>(ranks)) {
+  peer(rank_).pid = ::getpid();
+}
+
+PeerGroup::~PeerGroup() {
+  peer(rank_).left = 1;
+}
+
+PeerGroup::Header& PeerGroup::header() const {
+  return *reinterpret_cast<Header*>(block_.data());
+}
+
+PeerGroup::Peer& PeerGroup::peer(int rank) const {
+  return reinterpret_cast<Peer*>(block_.data() + sizeof(Header))[rank];
+}
+
+void PeerGroup::raise(Counter& own, uint32_t value) const {
+  own.value.store(value);
+  if (own.sleepers > 0) futex_wake_all(own.value);
+}
+
+void PeerGroup::used_by_this_thread() {
+  const auto id = std::hash<std::thread::id>()(std::this_thread::get_id());
+  size_t first = 0;
+  if (!thread_.compare_exchange_strong(first, id) && first != id) peer(rank_).several = 1;
+}
+
+struct PeerGroup::PostedWait {
+  Peer& record;
+  const WaitOptions& waiting;
+  bool posted = false, told = false;
+
+  ~PostedWait() {
+    if (posted) record.ticket = 0;
+  }
+};
+
+bool PeerGroup::deadlocked(const Counter& counter, uint32_t value, PostedWait& wait) {
+  auto& own = wait.record;
+  if (!wait.posted) {
+    if (wait.waiting.is_program && !wait.waiting.is_program()) return false;
+    own.confirmed = 0;
+    own.gives_way = wait.waiting.deadlock == Deadlock::GiveWay ? 1 : 0;
+    own.ticket = ++last_ticket_;
+    wait.posted = true;
+  }
+  // Others may have heard of it, and left, before this rank looked.
+  if (own.confirmed != 0 && own.confirmed == header().deadlock) {
+    wait.posted = wait.waiting.deadlock != Deadlock::WaitOn;  // who waits on may come to wait in another peers
+    return true;
+  }
+  // What runs beside the program may be what another rank waits for.
+  if (wait.waiting.deadlock != Deadlock::WaitOn && works_aside_ && works_aside_()) return false;
+  uint64_t hash = 1;
+  bool all_give_way = true;
+  for (int r = 0; r < ranks_; r++) {
+    if (peer(r).ticket == 0 || peer(r).several != 0) return false;
+    hash = (hash ^ peer(r).ticket) * 0x9e3779b97f4a7c15ULL;
+    all_give_way &= peer(r).gives_way != 0;
+  }
+  hash = hash << 1 | static_cast<uint64_t>(all_give_way);
+  if (has_come(counter, value)) return false;  // only now: it may have come before that rank began to wait
+  if (!wait.told) {
+    wait.told = true;
+    const auto words = wait.waiting.what();
+    own.waits_for.fill('\0');
+    std::string_view(words).copy(own.waits_for.data(), own.waits_for.size() - 1);
+  }
+  own.confirmed = hash;
+  for (int r = 0; r < ranks_; r++) {
+    if (peer(r).confirmed != hash) return false;
+  }
+  header().deadlock = hash;
+  return true;
+}
+
+std::string PeerGroup::waits_of_all() const {
+  std::string result;
+  for (int r = 0; r < ranks_; r++) result += fmt::format("{}rank {}: {}", r == 0 ? "" : "; ", r, peer(r).waits_for.data());
+  return result;
+}
+
+bool PeerGroup::wait(std::span<Counter> counters, uint32_t value, Clock::time_point deadline, const WaitOptions& waiting) {
+  PostedWait wait{.record = peer(rank_), .waiting = waiting};
+  for (auto& counter : counters) {
+    bool asleep = false;
+    for (int spin = 0; spin < kSpins && !has_come(counter, value); spin++) pause();
+    while (!has_come(counter, value)) {
+      // Not before it has lasted a while. Before the look around, for those who have heard of it already may be gone.
+      if (asleep && deadlocked(counter, value, wait) && waiting.deadlock != Deadlock::WaitOn) {
+        if (peer(rank_).confirmed % 2 == 1) return false;
+        throw LinkFailure{.kind = LinkFailure::Kind::Deadlocked, .ranks = {}, .reason = {}};
+      }
+      check_peers(counters, value, deadline);
+      const uint32_t seen = counter.value;
+      if (has_come(counter, value)) break;
+      const auto left = std::max(Clock::duration::zero(), deadline - Clock::now());
+      counter.sleepers++;
+      futex_wait(counter.value, seen, std::min<std::chrono::nanoseconds>(left, kCheckInterval));
+      counter.sleepers--;
+      asleep = true;
+    }
+  }
+  return true;
+}
+
+void PeerGroup::check_peers(std::span<Counter> counters, uint32_t value, Clock::time_point deadline) {
+  expect_running();
+  const bool late = Clock::now() >= deadline;
+  std::vector<int> missing;
+  for (int r = 0; r < ranks_; r++) {
+    if (const auto how = gone(r, counters[r], value)) {
+      throw LinkFailure{.kind = LinkFailure::Kind::Gone, .ranks = {r}, .reason = *how};
+    }
+    if (late && !has_come(counters[r], value)) missing.push_back(r);
+  }
+  if (!missing.empty()) {
+    throw LinkFailure{.kind = LinkFailure::Kind::Late, .ranks = std::move(missing), .reason = {}};
+  }
+}
+
+void PeerGroup::fall_out_of_step() const {
+  header().out_of_step = 1;
+}
+
+void PeerGroup::back_in_step() const {
+  header().out_of_step = 0;
+}
+
+bool PeerGroup::in_step() const {
+  return header().out_of_step == 0;
+}
+
+void PeerGroup::abort(std::string_view reason) noexcept {
+  uint32_t running = Header::Running;
+  if (!header().state.compare_exchange_strong(running, Header::Aborting)) return;
+  const auto kept = reason.substr(0, header().reason.size() - 1);
+  std::copy(kept.begin(), kept.end(), header().reason.begin());
+  header().state = Header::Aborted;
+}
+
+void PeerGroup::expect_running() const {
+  if (header().state != Header::Aborted) return;
+  throw LinkFailure{.kind = LinkFailure::Kind::Aborted, .ranks = {}, .reason = header().reason.data()};
+}
+
+std::optional<std::string> PeerGroup::gone(int rank, const Counter& counter, uint32_t value) {
+  // In this order: it may come and leave at any time.
+  if (peer(rank).left != 0) return has_come(counter, value) ? std::nullopt : std::optional<std::string>("has left the group");
+  const pid_t pid = peer(rank).pid;
+  if (pid == 0 || pid == ::getpid()) return std::nullopt;
+  const std::lock_guard lock(mutex_);
+  auto& peer = pid_fds_[rank];
+  if (!peer) peer = Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  pollfd watched{.fd = peer.get(), .events = POLLIN, .revents = 0};
+  // Where there are no pid descriptors (an old kernel, a sandbox), asking for the pid must do.
+  const bool dead = peer ? ::poll(&watched, 1, 0) > 0 : ::kill(pid, 0) != 0 && errno == ESRCH;
+  if (dead) return fmt::format("(process {}) has died", pid);
+  return std::nullopt;
+}
+
+}  // namespace tessera

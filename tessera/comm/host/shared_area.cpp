@@ -1,0 +1,107 @@
+#include "tessera/comm/host/shared_area.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/host/envelope.h"
+#include "tessera/comm/host/peer_group.h"
+
+namespace tessera {
+namespace {
+
+/// The counters lie behind the data, on pages of their own.
+size_t data_size(const AreaShape& shape, int ranks) {
+  constexpr size_t kPage = 4096;
+  return (shape.bytes_per_rank * static_cast<size_t>(ranks) + kPage - 1) / kPage * kPage;
+}
+
+}  // namespace
+
+size_t SharedArea::block_size(const AreaShape& shape, int ranks) {
+  return data_size(shape, ranks) + static_cast<size_t>(shape.counters * ranks) * sizeof(Counter);
+}
+
+void SharedArea::commit(const SharedBlock& block, const AreaShape& shape, int rank, int ranks) {
+  block.commit(static_cast<size_t>(rank) * shape.bytes_per_rank, shape.bytes_per_rank);
+  if (rank == 0) block.commit(data_size(shape, ranks), block.size() - data_size(shape, ranks));
+}
+
+SharedArea::SharedArea(const SharedBlock& block, const AreaShape& shape, std::shared_ptr<PeerGroup> peers)
+    : data_(block.memory()), shape_(shape), peers_(std::move(peers)) {}
+
+int SharedArea::rank() const {
+  return peers_->rank();
+}
+
+int SharedArea::size() const {
+  return peers_->size();
+}
+
+void SharedArea::reach(int counter, uint32_t value) const {
+  peers_->used_by_this_thread();
+  peers_->raise(counters(counter)[static_cast<size_t>(rank())], value);
+}
+
+std::span<Counter> SharedArea::counters(int which) const {
+  auto* const first = reinterpret_cast<Counter*>(data_.get() + data_size(shape_, size()));
+  return std::span(first, static_cast<size_t>(shape_.counters * size()))
+      .subspan(static_cast<size_t>(which * size()), static_cast<size_t>(size()));
+}
+
+bool SharedArea::reached_by_all(int counter, uint32_t value) const {
+  return std::ranges::all_of(counters(counter), [&](const Counter& one) { return PeerGroup::has_come(one, value); });
+}
+
+void SharedArea::expect_in_step() const {
+  if (peers_->in_step()) return;
+  throw CommError(
+      "the ranks are out of step since an error in which they waited for each other; call tessera::recover(model) on every rank before "
+      "the next batch, or end");
+}
+
+void SharedArea::back_in_step() const {
+  peers_->back_in_step();
+}
+
+void SharedArea::wait(int counter, uint32_t value, std::chrono::milliseconds limit, c10::function_ref<std::string()> what) const {
+  wait_as(Deadlock::Throw, counter, value, limit, what);
+}
+
+bool SharedArea::wait_or_give_way(int counter, uint32_t value, std::chrono::milliseconds limit,
+                                  c10::function_ref<std::string()> what) const {
+  return wait_as(Deadlock::GiveWay, counter, value, limit, what);
+}
+
+bool SharedArea::wait_as(Deadlock deadlock, int counter, uint32_t value, std::chrono::milliseconds limit,
+                         c10::function_ref<std::string()> what) const {
+  peers_->used_by_this_thread();
+  try {
+    return peers_->wait(counters(counter), value, Clock::now() + limit, {.deadlock = deadlock, .what = what});
+  } catch (const LinkFailure& failure) {
+    if (failure.kind == LinkFailure::Kind::Deadlocked) {
+      peers_->fall_out_of_step();
+      throw DeadlockError(fmt::format(
+          "the ranks wait for each other: {}. Every rank must take the same steps with the same units: as many backward passes, "
+          "the same optimizers, the same writes, also to shards that are empty there, and tessera::skip_step for a step that "
+          "it leaves out",
+          peers_->waits_of_all()));
+    }
+    if (failure.kind == LinkFailure::Kind::Aborted) throw CommError(fmt::format("{}, was broken off: {}", what(), failure.reason));
+    std::string stand;
+    for (const int rank : failure.ranks) {
+      const auto come = counters(counter)[static_cast<size_t>(rank)].value.load();
+      stand += fmt::format("; rank {} is {} behind", rank, value - come);
+    }
+    const bool late = failure.kind == LinkFailure::Kind::Late;
+    const auto message = late ? fmt::format("{}, waited {} s for {} and gave up{}", what(), std::chrono::duration<double>(limit).count(),
+                                            name_ranks(failure.ranks), stand)
+                              : fmt::format("{}, can't go on: {} {}{}", what(), name_ranks(failure.ranks), failure.reason, stand);
+    if (tell_) tell_(message);
+    if (late) throw TimeoutError(message);
+    throw CommError(message);
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,44 @@
+#include "tessera/comm/self/loopback_link.h"
+
+#include <algorithm>
+
+#include "tessera/comm/host/shared_area.h"
+#include "tessera/comm/host/peer_group.h"
+
+namespace tessera {
+
+void LoopbackLink::all_gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point /*deadline*/) {
+  expect_running();
+  for (const auto& target : from) copy_own(own.first(std::min(own.size(), target.size())), target);
+}
+
+void LoopbackLink::all_to_all(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point /*deadline*/) {
+  expect_running();
+  for (const auto& target : from) copy_own(to[rank_].first(std::min(to[rank_].size(), target.size())), target);
+}
+
+std::unique_ptr<Link> LoopbackLink::split(std::span<const int> members, Clock::time_point /*deadline*/) {
+  expect_running();
+  const auto position = std::ranges::find(members, rank_) - members.begin();
+  return std::make_unique<LoopbackLink>(static_cast<int>(position), static_cast<int>(members.size()));
+}
+
+SharedAttempt LoopbackLink::share(const AreaShape& shape, Clock::time_point deadline) {
+  if (size_ > 1) return Link::share(shape, deadline);
+  const auto peers = std::make_shared<PeerGroup>(SharedBlock::make(SharedBlock::Source::Heap, PeerGroup::header_bytes(1)), 0, 1);
+  return {
+      .area = std::make_shared<SharedArea>(SharedBlock::make(SharedBlock::Source::Heap, SharedArea::block_size(shape, 1)), shape, peers),
+      .why_not = {}};
+}
+
+void LoopbackLink::abort(std::string_view reason) noexcept {
+  std::lock_guard lock(mutex_);
+  if (aborted_.empty()) aborted_ = reason;
+}
+
+void LoopbackLink::expect_running() {
+  std::lock_guard lock(mutex_);
+  if (!aborted_.empty()) throw LinkFailure{.kind = LinkFailure::Kind::Aborted, .ranks = {}, .reason = aborted_};
+}
+
+}  // namespace tessera

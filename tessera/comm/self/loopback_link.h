@@ -1,0 +1,32 @@
+// A link without others: every peer is this rank's mirror image and sends what it sends. With one rank there is nothing to mirror.
+#pragma once
+
+#include <mutex>
+#include <string>
+
+#include "tessera/comm/host/link.h"
+
+namespace tessera {
+
+class LoopbackLink final : public Link {
+ public:
+  LoopbackLink(int rank, int size) : rank_(rank), size_(size) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  void all_gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) override;
+  void all_to_all(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) override;
+  std::unique_ptr<Link> split(std::span<const int> members, Clock::time_point deadline) override;
+  SharedAttempt share(const AreaShape& shape, Clock::time_point deadline) override;
+  void abort(std::string_view reason) noexcept override;
+
+ private:
+  void expect_running();
+
+  int rank_;
+  int size_;
+  std::mutex mutex_;
+  std::string aborted_;  // the reason, once there is one
+};
+
+}  // namespace tessera

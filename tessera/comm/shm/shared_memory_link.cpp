@@ -1,0 +1,166 @@
+#include "tessera/comm/shm/shared_memory_link.h"
+
+#include <c10/util/SmallVector.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "tessera/base/error.h"
+#include "tessera/base/stream.h"
+#include "tessera/comm/host/shared_area.h"
+
+namespace tessera {
+namespace {
+
+constexpr size_t kSlot = size_t{1} << 20;
+// What is larger goes past the caches: a slot that another core has to fetch from this one's cache is slow where they do not share one, and
+// results would push all else out.
+constexpr size_t kLarge = size_t{1} << 22;
+
+template <class Span>
+Span stretch(Span bytes, size_t begin, size_t most) {
+  const auto rest = bytes.subspan(std::min(begin, bytes.size()));
+  return rest.first(std::min(most, rest.size()));
+}
+
+using Copy = void (*)(std::byte* target, const std::byte* source, size_t bytes);
+
+Copy copy_of(size_t all) {
+  if (all >= kLarge) return stream;
+  return [](std::byte* target, const std::byte* source, size_t bytes) {
+    if (bytes > 0) std::memcpy(target, source, bytes);
+  };
+}
+
+}  // namespace
+
+size_t SharedMemoryLink::block_size(int ranks) {
+  return PeerGroup::header_bytes(ranks) + static_cast<size_t>(ranks) * (sizeof(Counter) + 2 * kSlot);
+}
+
+SharedMemoryLink::SharedMemoryLink(SharedBlock block, int rank, int ranks) : peers_(std::make_shared<PeerGroup>(std::move(block), rank, ranks)) {}
+
+std::span<Counter> SharedMemoryLink::turns() const {
+  return {reinterpret_cast<Counter*>(peers_->payload()), static_cast<size_t>(size())};
+}
+
+std::byte* SharedMemoryLink::slot(int rank) const {
+  auto* slots = peers_->payload() + turns().size_bytes();
+  return slots + (static_cast<size_t>(rank) * 2 + turn_ % 2) * kSlot;
+}
+
+void SharedMemoryLink::all_gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) {
+  peers_->expect_running();
+  const size_t longest = std::ranges::max(from, {}, &Bytes::size).size();
+  const auto copy = copy_of(longest * from.size());
+  const bool in_place = own.data() == from[rank()].data();
+  for (size_t begin = 0; begin < longest; begin += kSlot) {
+    turn_++;
+    const auto part = stretch(own, begin, kSlot);
+    copy(slot(rank()), part.data(), part.size());
+    if (!in_place) copy(stretch(from[rank()], begin, kSlot).data(), part.data(), part.size());  // while the cache has it
+    next_turn(deadline);
+    for (int r = 0; r < size(); r++) {
+      const auto target = stretch(from[r], begin, kSlot);
+      if (r != rank()) copy(target.data(), slot(r), target.size());
+    }
+  }
+}
+
+void SharedMemoryLink::all_to_all(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) {
+  visit_all_to_all(
+      to,
+      [&](size_t begin, std::span<const ConstBytes> rows) {
+        for (size_t r = 0; r < from.size(); r++) {
+          const auto target = stretch(from[r], begin, rows[r].size());
+          if (!target.empty()) std::memcpy(target.data(), rows[r].data(), target.size());
+        }
+      },
+      deadline);
+}
+
+void SharedMemoryLink::visit_all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline) {
+  peers_->expect_running();
+  const auto self = static_cast<size_t>(rank());
+  // A slot has a compartment for each rank. What goes to a rank is as long as what it has for itself.
+  const size_t room = kSlot / to.size() / 64 * 64;
+  const size_t longest = std::ranges::max(to, {}, &ConstBytes::size).size();
+  const auto copy = copy_of(longest * to.size());
+  c10::SmallVector<ConstBytes, 8> rows(to.size());
+  for (size_t begin = 0; begin < longest; begin += room) {
+    turn_++;
+    for (size_t r = 0; r < to.size(); r++) {
+      const auto part = stretch(to[r], begin, room);
+      if (r != self) copy(slot(rank()) + r * room, part.data(), part.size());
+    }
+    next_turn(deadline);
+    const auto own = stretch(to[self], begin, room);
+    for (size_t r = 0; r < to.size(); r++) {
+      rows[r] = r == self ? own : ConstBytes(slot(static_cast<int>(r)) + self * room, own.size());
+    }
+    visit(begin, rows);
+  }
+}
+
+void SharedMemoryLink::next_turn(Clock::time_point deadline) {
+  peers_->raise(turns()[rank()], turn_);
+  // Half an exchange can't be taken back, but whoever waits elsewhere can give way.
+  peers_->wait(turns(), turn_, deadline, {.deadlock = Deadlock::WaitOn, .what = what_, .is_program = does_wait_});
+}
+
+SharedBlock SharedMemoryLink::open_from(int leader, const SharedBlock* own, Clock::time_point deadline) {
+  SharedBlock::Ticket ticket = own != nullptr ? own->ticket() : SharedBlock::Ticket();
+  std::vector<SharedBlock::Ticket> tickets(static_cast<size_t>(size()));
+  std::vector<Bytes> from;
+  for (auto& other : tickets) from.push_back(std::as_writable_bytes(std::span(&other, 1)));
+  all_gather(std::as_bytes(std::span(&ticket, 1)), from, deadline);
+  if (leader != rank()) return SharedBlock::open(tickets[leader]);
+  if (own == nullptr) throw IoError("there is nothing to share");
+  return *own;
+}
+
+std::unique_ptr<Link> SharedMemoryLink::split(std::span<const int> members, Clock::time_point deadline) {
+  const auto ranks = static_cast<int>(members.size());
+  const bool leads = members.front() == rank();
+  if (leads) made_ = SharedBlock::make(peers_->block().ticket().source, block_size(ranks));
+  auto block = open_from(members.front(), leads ? &*made_ : nullptr, deadline);
+  turn_++;
+  next_turn(deadline);
+  block.seal();
+  if (made_) made_->seal();
+  const auto position = static_cast<int>(std::ranges::find(members, rank()) - members.begin());
+  return std::make_unique<SharedMemoryLink>(std::move(block), position, ranks);
+}
+
+SharedAttempt SharedMemoryLink::share(const AreaShape& shape, Clock::time_point deadline) {
+  // Every rank says what became of its part, so that all take the same way.
+  std::optional<SharedBlock> block;
+  std::array<char, 256> trouble = {};
+  const auto attempt = [&](const auto& act) {
+    try {
+      act();
+    } catch (const IoError& error) {
+      block.reset();
+      if (trouble[0] == '\0') std::string_view(error.what()).copy(trouble.data(), trouble.size() - 1);
+    }
+  };
+  const auto source = peers_->block().ticket().source;
+  if (rank() == 0) attempt([&] { block = SharedBlock::make(source, SharedArea::block_size(shape, size()), SharedBlock::Commit::Later); });
+  made_ = block;
+  attempt([&] { block = open_from(0, made_ ? &*made_ : nullptr, deadline); });
+  if (block) attempt([&] { SharedArea::commit(*block, shape, rank(), size()); });
+
+  std::vector<std::array<char, 256>> troubles(static_cast<size_t>(size()));
+  std::vector<Bytes> from;
+  for (auto& other : troubles) from.push_back(std::as_writable_bytes(std::span(other)));
+  all_gather(std::as_bytes(std::span(trouble)), from, deadline);
+  for (size_t r = 0; r < troubles.size(); r++) {
+    if (troubles[r][0] != '\0') return {.area = nullptr, .why_not = "rank " + std::to_string(r) + ": " + troubles[r].data()};
+  }
+  block->seal();
+  if (made_) made_->seal();
+  return {.area = std::make_shared<SharedArea>(*block, shape, peers_), .why_not = {}};
+}
+
+}  // namespace tessera

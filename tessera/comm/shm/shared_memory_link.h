@@ -1,0 +1,49 @@
+// A link through memory that all ranks see.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "tessera/comm/host/link.h"
+#include "tessera/comm/host/peer_group.h"
+
+namespace tessera {
+
+/// Each rank has two slots. In turn k it writes its slot k % 2, says that it has come to turn k, waits until all have, and reads theirs. A
+/// slot is written again two turns later, when everybody's coming to the turn between has shown that it was read.
+class SharedMemoryLink final : public Link {
+ public:
+  static size_t block_size(int ranks);
+
+  SharedMemoryLink(SharedBlock block, int rank, int ranks);
+
+  int rank() const override { return peers_->rank(); }
+  int size() const override { return peers_->size(); }
+  void all_gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) override;
+  void all_to_all(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) override;
+  void visit_all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline) override;
+  std::unique_ptr<Link> split(std::span<const int> members, Clock::time_point deadline) override;
+  SharedAttempt share(const AreaShape& shape, Clock::time_point deadline) override;
+  void ask(std::function<bool()> does_wait, std::function<std::string()> what, std::function<bool()> is_busy) override {
+    peers_->ask(std::move(is_busy));
+    does_wait_ = std::move(does_wait);
+    what_ = std::move(what);
+  }
+  void used_by_this_thread() override { peers_->used_by_this_thread(); }
+  void abort(std::string_view reason) noexcept override { peers_->abort(reason); }
+
+ private:
+  std::span<Counter> turns() const;  // the last that each rank has come to
+  std::byte* slot(int rank) const;   // of the turn under way
+  void next_turn(Clock::time_point deadline);
+  /// The block of the rank that leads, as this rank sees it.
+  SharedBlock open_from(int leader, const SharedBlock* own, Clock::time_point deadline);
+
+  std::shared_ptr<PeerGroup> peers_;
+  std::optional<SharedBlock> made_;  // kept for those who open it later than this rank drops what it made of it
+  uint32_t turn_ = 0;
+  std::function<bool()> does_wait_ = [] { return false; };
+  std::function<std::string()> what_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,91 @@
+#include "tessera/shard/paging/operators.h"
+
+#include <ATen/core/enum_tag.h>
+
+#include <array>
+#include <atomic>
+#include <string_view>
+#include <unordered_set>
+
+namespace tessera {
+namespace {
+
+using Names = std::unordered_set<std::string_view>;
+
+/// libtorch tags its elementwise operators, but for these.
+const Names& untagged() {
+  static const Names names = {"aten::copy_",         "aten::zero_",        "aten::fill_",
+                              "aten::masked_fill",   "aten::masked_fill_", "aten::_fused_adam_",
+                              "aten::_fused_adamw_", "aten::_fused_sgd_",  "aten::_fused_adagrad_"};
+  return names;
+}
+
+bool is_elementwise(const c10::OperatorHandle& handle, const std::string& name) {
+  if (untagged().contains(name)) return true;
+  return handle.hasTag(at::Tag::pointwise) && !handle.hasTag(at::Tag::data_dependent_output);
+}
+
+bool is_view(const c10::FunctionSchema& schema) {
+  if (schema.arguments().empty()) return false;
+  const auto* alias = schema.arguments().front().alias_info();
+  return alias != nullptr && !alias->isWrite();
+}
+
+struct Entry {
+  const c10::Argument* arguments;  // so that an operator of a library that was unloaded is not taken for one that came to its place
+  OperatorFacts facts;
+  Entry* next;
+};
+
+/// Lists that only grow, at their heads.
+class Table {
+ public:
+  const OperatorFacts& find(const c10::OperatorHandle& handle) {
+    const auto& schema = handle.schema();
+    auto& head = heads_[(reinterpret_cast<uintptr_t>(&schema) >> 6) % heads_.size()];
+    auto* const first = head.load(std::memory_order_acquire);
+    for (const auto* entry = first; entry != nullptr; entry = entry->next) {
+      if (entry->facts.schema == &schema && entry->arguments == schema.arguments().data()) return entry->facts;
+    }
+    auto* const made = new Entry{.arguments = schema.arguments().data(), .facts = OperatorFacts(handle), .next = first};
+    // Where another thread was faster, the operator is there twice, and equal.
+    while (!head.compare_exchange_weak(made->next, made, std::memory_order_release)) {
+    }
+    return made->facts;
+  }
+
+ private:
+  std::array<std::atomic<Entry*>, 1024> heads_ = {};
+};
+
+}  // namespace
+
+OperatorFacts::OperatorFacts(const c10::OperatorHandle& handle)
+    : schema(&handle.schema()),
+      arguments(schema->arguments().size()),
+      views(is_view(*schema)),
+      elementwise(is_elementwise(handle, name()) || name() == "aten::_is_any_true"),
+      random(handle.hasTag(at::Tag::nondeterministic_seeded)),
+      inspects(name() == "aten::_is_any_true"),
+      by_parts(name().starts_with("aten::") && !handle.hasKernelForDispatchKey(c10::DispatchKey::CPU)),
+      recurrent(Names{"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"}.contains(name())),
+      sets_storage(name() == "aten::set_" && schema->overload_name() == "source_Tensor"),
+      rebinds(name() == "aten::set_" || name() == "aten::resize_"),
+      compares_kinds(name() == "aten::_has_compatible_shallow_copy_type"),
+      clones(name() == "aten::clone"),
+      updates_statistics(
+          Names{"aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm", "aten::_native_batch_norm_legit"}.contains(name())),
+      backward(name().ends_with("_backward")) {
+  for (size_t i = 0; i < arguments; i++) {
+    const auto* alias = schema->arguments()[i].alias_info();
+    writes.push_back(alias != nullptr && alias->isWrite());
+  }
+}
+
+const OperatorFacts& facts_of(const c10::OperatorHandle& handle) {
+  // As long as the process: operators run after main, too.
+  static auto* const table = new Table;
+  return table->find(handle);
+}
+
+}  // namespace tessera

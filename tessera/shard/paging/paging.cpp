@@ -1,0 +1,332 @@
+#include "tessera/shard/paging/paging.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "tessera/base/error.h"
+#include "tessera/shard/paging/locality.h"
+#include "tessera/shard/paging/storage_tag.h"
+#include "tessera/shard/unit/parameter_meta.h"
+#include "tessera/shard/paging/operators.h"
+#include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/unit/unit.h"
+
+namespace tessera {
+namespace {
+
+/// The operands of one operator that are ours.
+struct Operands {
+  c10::SmallVector<Unit*, 4> units;                  // whose whole parameters it uses
+  c10::SmallVector<const at::Tensor*, 2> written;    // shards that it changes
+  c10::SmallVector<Unit*, 2> reduced;                // whose gradients it uses, while they are on their way
+  c10::SmallVector<std::shared_ptr<Unit>, 2> alive;  // of shards, which do not keep their unit alive
+  OriginPtr origin;                                  // of a shard, or of what was computed from one
+};
+
+/// A whole parameter that has lost its unit's memory.
+void refuse_stranger(const at::Tensor& tensor, const OperatorFacts& op) {
+  if (unsharded_meta(tensor) == nullptr) return;
+  throw UsageError(
+      fmt::format("{}: a sharded parameter was given other memory (by set_data, to() or torch::load?), so it belongs to no unit any "
+                  "more; change parameters through their shards, or inside tessera::full_params",
+                  op.name()));
+}
+
+void note(Operands& operands, const at::Tensor& tensor, bool writes, const OperatorFacts& op) {
+  if (!is_paged(tensor)) return;
+  auto* tag = tag_of(tensor);
+  if (tag == nullptr) {
+    refuse_stranger(tensor, op);
+    if (!operands.origin) operands.origin = origin_of(tensor, nullptr);
+    return;
+  }
+  if (tag->role == Role::Unsharded) {
+    auto* unit = tag->owner.get();
+    if (writes && unit->writers == 0) {
+      throw UsageError(fmt::format(
+          "{} would write {} while it is whole for a moment, and the change would be lost; write inside "
+          "tessera::full_params(module, Access::Write), or write the shards. An optimizer that was made before fully_shard has to "
+          "be made after it; one of torch::optim can be moved instead, with tessera::rebind(optimizer, model)",
+          op.name(), name_of(*unit->around(tensor), *unit)));
+    }
+    if (c10::GradMode::is_enabled()) unit->follow_training(tensor);
+    if (std::ranges::find(operands.units, unit) == operands.units.end()) operands.units.push_back(unit);
+    return;
+  }
+  // to() of a recurrent module takes its weights anew from parameters(), which returns shards, and lets go of the whole ones.
+  if (op.recurrent) {
+    throw UsageError(
+        fmt::format("{} was given shards in place of whole weights, because to() of a recurrent module was called after fully_shard; "
+                    "call it before",
+                    op.name()));
+  }
+  const auto unit = tag->unit.lock();
+  if (!unit) return;  // its model is gone; what is left of it is an ordinary tensor
+  if (!operands.origin) operands.origin = origin_of(tensor, tag);
+  if (writes && tag->role == Role::Sharded) operands.written.push_back(&tensor);
+  if (tag->role == Role::Gradient && unit->reduces()) operands.reduced.push_back(unit.get());
+  operands.alive.push_back(unit);
+}
+
+/// torch::load gives each parameter the memory that it has read. A shard keeps its own and takes the values: so what torch::save wrote of
+/// a sharded model on each rank can be read again there.
+bool loads_shard(Stack& stack) {
+  const auto source = stack[stack.size() - 1].toTensor();
+  auto self = stack[stack.size() - 2].toTensor();
+  const auto found = locate(self);
+  if (found.parameter == nullptr || !found.parameter->shard.is_same(self)) return false;
+  if (source.sizes() != self.sizes()) {
+    throw UsageError(
+        fmt::format("the shard of '{}' has the shape [{}] here, but [{}] was to be loaded into it. What torch::save wrote of a sharded "
+                    "model can be read on the same rank of as many ranks; whole weights have to be loaded before fully_shard",
+                    found.parameter->name, fmt::join(self.sizes(), ", "), fmt::join(source.sizes(), ", ")));
+  }
+  self.copy_(source);
+  stack.pop_back();
+  return true;
+}
+
+/// Module::clone() copies each registered parameter as it is, without a graph.
+void refuse_cloning(const OperatorFacts& op, const Stack& stack) {
+  if (c10::GradMode::is_enabled()) return;
+  const auto& self = stack[stack.size() - op.arguments].toTensor();
+  if (const auto found = locate(self); found.parameter != nullptr && found.parameter->shard.is_same(self)) {
+    throw UsageError(
+        fmt::format("a clone of a sharded module would hold only this rank's part of '{}'; clone it before fully_shard, and for a copy "
+                    "of a shard's values write shard.detach().clone()",
+                    found.parameter->name));
+  }
+}
+
+/// Operators that would put other memory under a parameter.
+[[noreturn]] void refuse_rebinding(const OperatorFacts& op) {
+  throw UsageError(fmt::format("{} on a sharded parameter would cut it off from its unit; load and convert before fully_shard", op.name()));
+}
+
+/// How set_data begins.
+void refuse_other_memory(const OperatorFacts& op, const Stack& stack) {
+  const auto& self = stack[stack.size() - op.arguments].toTensor();
+  const auto& other = stack[stack.size() - op.arguments + 1].toTensor();
+  const auto storage_of = [](const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); };
+  if (!is_paged(self) || (other.has_storage() && storage_of(other) == storage_of(self))) return;
+  throw UsageError(
+      "set_data on a sharded parameter or shard (to(dtype), to(device), clone() and vector_to_parameters use it) would cut it off "
+      "from its unit; convert the model before fully_shard");
+}
+
+/// Brings floating operands to the dtype in which the unit's parameters are, where that is not float32 by nature.
+void cast_operands(const OperatorFacts& op, Stack& stack, Unit& unit) {
+  const auto dtype = unit.options().mixed_precision.param_dtype;
+  // Backward operators got their operands from forward ones and need them as they are.
+  if (!dtype || op.backward) return;
+  const size_t base = stack.size() - op.arguments;
+  const auto cast = [&](const at::Tensor& tensor) -> at::Tensor {
+    if (!tensor.defined() || !at::isFloatingType(tensor.scalar_type())) return tensor;
+    if (op.updates_statistics) return is_paged(tensor) ? tensor.to(at::kFloat) : tensor;
+    if (is_paged(tensor) || tensor.scalar_type() == *dtype) return tensor;
+    const auto lock = unit.schedule()->lock();
+    return unit.casts().cast(tensor, *dtype);
+  };
+  for (size_t i = 0; i < op.arguments; i++) {
+    if (op.writes[i]) continue;
+    auto& value = stack[base + i];
+    if (value.isTensor()) {
+      value = cast(value.toTensor());
+    } else if (value.isTensorList()) {
+      auto tensors = value.toTensorVector();
+      for (auto& tensor : tensors) tensor = cast(tensor);
+      value = std::move(tensors);
+    }
+  }
+}
+
+void expect_one_dtype(const OperatorFacts& op, std::span<Unit* const> units) {
+  for (const auto* unit : units) {
+    if (unit->options().mixed_precision.param_dtype == units.front()->options().mixed_precision.param_dtype) continue;
+    throw UsageError(
+        fmt::format("{} uses parameters of units '{}' and '{}', which compute in different dtypes; shard them with the same param_dtype",
+                    op.name(), units.front()->name(), unit->name()));
+  }
+}
+
+/// Keeps units whole while an operator runs. Nearly always they are one, or of one model.
+class Pins {
+ public:
+  Pins(std::span<Unit* const> units, const Fault& fault) {
+    for (auto* unit : units) {
+      auto* schedule = unit->schedule().get();
+      auto known = std::ranges::find(used_, schedule, &Use::schedule);
+      if (known == used_.end()) {
+        used_.push_back({.schedule = schedule, .units = {}, .pinned = false});
+        known = used_.end() - 1;
+      }
+      known->units.push_back(unit);
+    }
+    try {
+      for (auto& use : used_) {
+        use.schedule->use(use.units, fault);
+        use.pinned = true;
+      }
+    } catch (...) {
+      release();
+      throw;
+    }
+  }
+  Pins(const Pins&) = delete;
+  Pins& operator=(const Pins&) = delete;
+  ~Pins() { release(); }
+
+ private:
+  struct Use {
+    Schedule* schedule;  // the units keep it
+    c10::SmallVector<Unit*, 4> units;
+    bool pinned;
+  };
+
+  void release() {
+    for (auto& use : used_) {
+      if (use.pinned) use.schedule->release(use.units);
+    }
+  }
+
+  c10::SmallVector<Use, 2> used_;
+};
+
+/// The operator's other tensors, on loan to an engine that traces, which ties the gather to them and may put equal values in their place.
+class Companions {
+ public:
+  Companions(const OperatorFacts& op, Stack& stack, std::span<Unit* const> units) : stack_(stack) {
+    const auto traces = [](const Unit* unit) { return unit->mesh().shard().traits().traces; };
+    if (std::ranges::none_of(units, traces)) return;
+    for (size_t i = 0; i < op.arguments; i++) {
+      const auto place = stack.size() - op.arguments + i;
+      if (op.writes[i] || !stack[place].isTensor()) continue;
+      const auto& tensor = stack[place].toTensor();
+      if (!tensor.defined() || is_paged(tensor) || tensor.device() != units.front()->mesh().shard().traits().device) continue;
+      places_.push_back(place);
+      lent_.push_back(tensor);
+    }
+  }
+
+  Fault fault() { return {.companions = lent_}; }
+
+  void put_back() {
+    for (size_t i = 0; i < lent_.size(); i++) {
+      const auto& before = stack_[places_[i]].toTensor();
+      if (lent_[i].is_same(before)) continue;
+      // The value takes the place of the original in the graph too.
+      if (c10::GradMode::is_enabled() && before.requires_grad()) {
+        torch::autograd::impl::set_gradient_edge(lent_[i], torch::autograd::impl::gradient_edge(before));
+      }
+      stack_[places_[i]] = lent_[i];
+    }
+  }
+
+ private:
+  Stack& stack_;
+  std::vector<size_t> places_;
+  std::vector<at::Tensor> lent_;
+};
+
+/// Views need no memory.
+void page_view(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, Stack* stack) {
+  const auto base = stack->size() - op.arguments;
+  const auto& viewed = (*stack)[base].toTensor();
+  OriginPtr origin, of_local;
+  at::Tensor local;
+  if (is_paged(viewed)) {
+    const auto* tag = tag_of(viewed);
+    if (tag == nullptr) refuse_stranger(viewed, op);
+    if (tag == nullptr) {
+      origin = origin_of(viewed, nullptr);  // of others their memory tells
+    }
+    if (tag == nullptr || tag->role != Role::Unsharded) {
+      of_local = origin ? origin : origin_of(viewed, tag);
+      if (of_local) local = viewed;
+    } else if (tag->role == Role::Unsharded && c10::GradMode::is_enabled()) {
+      tag->owner->follow_training(viewed);
+    }
+  }
+  try {
+    handle.redispatchBoxed(below, stack);
+  } catch (const c10::Error&) {
+    if (local.defined()) refuse_places(op, *of_local);  // places that this rank's part may not even have
+    throw;
+  }
+  if (local.defined()) expect_all_values(op, local, *stack, base, *of_local);
+  if (origin) mark_results(*stack, base, origin);
+}
+
+void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
+  const auto& op = facts_of(handle);
+  const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kPagingKey);
+  if (op.sets_storage && loads_shard(*stack)) return;
+  if (op.rebinds) refuse_rebinding(op);
+  if (op.compares_kinds) {
+    refuse_other_memory(op, *stack);
+    handle.redispatchBoxed(below, stack);
+    return;
+  }
+  if (op.clones) refuse_cloning(op, *stack);
+  if (op.views) return page_view(handle, op, below, stack);
+  Operands operands;
+  const size_t base = stack->size() - op.arguments;
+  for (size_t i = 0; i < op.arguments; i++) {
+    for_each_tensor((*stack)[base + i], [&](const at::Tensor& tensor) { note(operands, tensor, op.writes[i], op); });
+  }
+  if (operands.origin) expect_no_mixing(op, op.by_parts && operands.units.empty(), *operands.origin);
+  if (operands.origin && !op.elementwise) {
+    // What it is made of comes here by itself.
+    handle.redispatchBoxed(below, stack);
+    return;
+  }
+  if (operands.origin) expect_same_places(op, *stack, base, *operands.origin);
+  for (auto* unit : operands.reduced) unit->schedule()->finish_reductions();
+  for (const auto* shard : operands.written) {
+    auto& unit = *tag_of(*shard)->unit.lock();
+    unit.schedule()->about_to_write(unit);
+    unit.outdate(*shard);
+  }
+  Companions companions(op, *stack, operands.units);
+  const Pins pins(operands.units, companions.fault());
+  companions.put_back();
+  if (!operands.units.empty()) {
+    expect_one_dtype(op, operands.units);
+    cast_operands(op, *stack, *operands.units.front());
+  }
+  c10::SmallVector<c10::StorageImpl*, 2> written;
+  for (const auto* shard : operands.written) written.push_back(shard->unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+  {
+    const c10::impl::ExcludeDispatchKeyGuard excluded(kPagingKey);
+    handle.redispatchBoxed(below, stack);
+  }
+  for (auto* storage : written) watch(*storage);
+  if (operands.origin && !op.inspects) mark_results(*stack, base, operands.origin);
+}
+
+}  // namespace
+
+void install_paging() {
+  // Lives as long as the process: parameters outlive every model that is destroyed at the end of main.
+  [[gnu::used]] static torch::Library* const library = [] {
+    try {
+      auto made = std::make_unique<torch::Library>(torch::Library::IMPL, "_", kPagingKey, __FILE__, __LINE__);
+      made->fallback(torch::CppFunction::makeFromBoxedFunction<&page>());
+      return made.release();
+    } catch (const std::exception& error) {
+      throw UsageError(
+          fmt::format("another library has taken libtorch's DeferredInit key, which Tessera needs for sharded parameters "
+                      "(torchdistx does so): {}",
+                      first_line(error)));
+    }
+  }();
+}
+
+}  // namespace tessera

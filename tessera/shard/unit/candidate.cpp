@@ -1,0 +1,167 @@
+#include "tessera/shard/unit/candidate.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+#include "tessera/base/compat.h"
+#include "tessera/base/error.h"
+
+namespace tessera {
+namespace {
+
+/// Which values of a storage a tensor is.
+struct Extent {
+  std::string name;
+  std::vector<int64_t> sizes, strides;
+  int64_t begin = 0, end = 0;  // in values
+  int64_t width = 0;           // bytes of one
+
+  Extent(std::string name, const at::Tensor& tensor)
+      : name(std::move(name)),
+        sizes(tensor.sizes().vec()),
+        strides(tensor.strides().vec()),
+        begin(tensor.storage_offset()),
+        end(begin),
+        width(static_cast<int64_t>(tensor.element_size())) {
+    if (tensor.numel() == 0) return;
+    end++;
+    for (size_t i = 0; i < sizes.size(); i++) end += (sizes[i] - 1) * strides[i];
+  }
+};
+
+bool overlap(const Extent& one, const Extent& other) {
+  if (one.begin * one.width >= other.end * other.width || other.begin * other.width >= one.end * one.width) return false;
+  if (one.width != other.width) return true;
+  // Their ends cross, and yet they may have no value in common, like two columns of a matrix.
+  const auto begin = std::min(one.begin, other.begin);
+  const auto used = at::zeros({std::max(one.end, other.end) - begin}, at::kByte);
+  used.as_strided(one.sizes, one.strides, one.begin - begin).fill_(1);
+  return used.as_strided(other.sizes, other.strides, other.begin - begin).any().item<bool>();
+}
+
+bool overlaps_itself(const at::Tensor& tensor) {
+  if (tensor.is_non_overlapping_and_dense()) return false;
+  const Extent extent({}, tensor);
+  const auto places = at::arange(extent.end - extent.begin).as_strided(extent.sizes, extent.strides, 0);
+  return std::get<0>(at::_unique(places)).numel() != tensor.numel();
+}
+
+/// What lies in memory that parameters of units had, as long as somebody has that memory.
+struct Closed {
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  std::vector<Extent> extents;
+};
+
+struct Registry {
+  std::mutex mutex;
+  std::map<const c10::StorageImpl*, Closed> closed;
+};
+
+Registry& registry() {
+  static auto* const instance = new Registry;
+  return *instance;
+}
+
+const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+/// Of parameters in other units that lay there, too.
+std::vector<Extent> former_extents(const c10::StorageImpl* storage) {
+  auto& [mutex, closed] = registry();
+  const std::lock_guard lock(mutex);
+  std::erase_if(closed, [](const auto& entry) { return entry.second.storage.expired(); });
+  const auto found = closed.find(storage);
+  return found == closed.end() ? std::vector<Extent>() : found->second.extents;
+}
+
+void expect_memory_of_its_own(std::span<const Candidate> candidates) {
+  std::map<const c10::StorageImpl*, std::vector<Extent>> places;
+  for (const auto& candidate : candidates) {
+    auto& extents = places.try_emplace(storage_of(candidate.tensor), former_extents(storage_of(candidate.tensor))).first->second;
+    extents.emplace_back(candidate.name, candidate.tensor);
+  }
+  for (auto& [storage, extents] : places) {
+    std::ranges::sort(extents, {}, [](const Extent& extent) { return extent.begin * extent.width; });
+    for (size_t i = 0; i < extents.size(); i++) {
+      for (size_t j = i + 1; j < extents.size() && extents[j].begin * extents[j].width < extents[i].end * extents[i].width; j++) {
+        if (!overlap(extents[i], extents[j])) continue;
+        throw UsageError(
+            fmt::format("parameters '{}' and '{}' share memory, but are two tensors (set_data, or views of one buffer?): each would train "
+                        "its own copy. To tie them, register the same tensor under both names; to untie them, clone() one",
+                        extents[i].name, extents[j].name));
+      }
+    }
+  }
+}
+
+void expect_shardable(const Candidate& candidate) {
+  const auto& [name, tensor, index] = candidate;
+  const auto refuse = [&name](std::string_view why) { throw UsageError(fmt::format("parameter '{}' {}", name, why)); };
+  if (tensor.layout() != at::kStrided) refuse("is sparse or otherwise not strided; only strided parameters can be sharded");
+  if (overlaps_itself(tensor)) refuse("overlaps itself (it is expanded?); pass a copy of its own");
+  if (!tensor.is_leaf()) refuse("is the result of an operation, not a leaf; register a detached copy");
+  if (tensor.grad().defined()) {
+    refuse("has a gradient already, which was not averaged over the ranks; step and zero_grad() before fully_shard, or shard earlier");
+  }
+  const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(tensor);
+  if (accumulator && (!accumulator->post_hooks().empty() || !accumulator->pre_hooks().empty())) {
+    refuse(
+        "has hooks on its gradient accumulator, which a sharded parameter does not have; register them on the shard's, after "
+        "fully_shard, or hooks on the parameter itself");
+  }
+}
+
+}  // namespace
+
+void expect_shardable(std::span<const Candidate> candidates) {
+  for (const auto& candidate : candidates) expect_shardable(candidate);
+  expect_memory_of_its_own(candidates);
+}
+
+at::Tensor dense(const at::Tensor& tensor) {
+  if (tensor.is_non_overlapping_and_dense() && !tensor.is_conj() && !tensor.is_neg()) return tensor;
+  return at::empty_like(tensor).copy_(tensor);
+}
+
+struct FormerMemory::Place {
+  c10::Storage storage;
+  std::vector<Extent> former, now;  // of parameters that lay there until an earlier call, and until this one
+};
+
+FormerMemory::FormerMemory(std::span<const Candidate> candidates) {
+  for (const auto& candidate : candidates) {
+    const auto* const storage = storage_of(candidate.tensor);
+    auto place = std::ranges::find(places_, storage, [](const Place& known) { return known.storage.unsafeGetStorageImpl(); });
+    if (place == places_.end()) {
+      places_.push_back({.storage = candidate.tensor.storage(), .former = former_extents(storage), .now = {}});
+      place = places_.end() - 1;
+      if (!place->former.empty()) compat::unguard_storage(*place->storage.unsafeGetStorageImpl());
+    }
+    place->now.emplace_back(candidate.name, candidate.tensor);
+  }
+}
+
+FormerMemory::~FormerMemory() {
+  for (auto& [storage, extents, now] : places_) {
+    if (abandoned_) extents.insert(extents.end(), now.begin(), now.end());
+    if (storage.use_count() == 1 || extents.empty()) continue;
+    compat::guard_storage(
+        *storage.unsafeGetStorageImpl(),
+        fmt::format("this tensor looks into the memory that parameter '{}' had before fully_shard (by a view, detach() or set_data), and "
+                    "would see its old values for ever; make it after fully_shard, or clone() it before",
+                    extents.front().name));
+    auto& [mutex, closed] = registry();
+    const std::lock_guard lock(mutex);
+    closed.insert_or_assign(
+        storage.unsafeGetStorageImpl(),
+        Closed{.storage = c10::weak_intrusive_ptr<c10::StorageImpl>(storage.getWeakStorageImpl()), .extents = std::move(extents)});
+  }
+}
+
+}  // namespace tessera

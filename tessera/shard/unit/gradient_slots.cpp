@@ -1,0 +1,183 @@
+#include "tessera/shard/unit/gradient_slots.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/host/reducer.h"
+#include "tessera/comm/host/shared_area.h"
+
+namespace tessera {
+namespace {
+
+constexpr size_t kAlignment = 64;
+enum Counters { kPacked, kAdded, kCounters };
+
+constexpr size_t aligned(size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+constexpr size_t kRoomForGaps = 1024;  // between buffers
+/// What lies in front of a slot: ranks that add up different things get an error.
+constexpr size_t kHead = aligned(sizeof(Envelope));
+
+at::Tensor view(std::byte* memory, int64_t numel, at::ScalarType dtype) {
+  return at::from_blob(memory, {numel}, at::TensorOptions().dtype(dtype));
+}
+
+}  // namespace
+
+/// Work that is done by whoever waits for it.
+struct GradientSlots::Turn final : Work::State {
+  void wait() override {
+    if (!is_done) {
+      const std::lock_guard lock(slots->mutex_);
+      slots->finish_through(number);
+    }
+    if (error) std::rethrow_exception(error);
+  }
+  bool done() const override { return is_done; }
+
+  GradientSlots* slots = nullptr;  // whoever has the work has the group
+  uint32_t number = 0;
+  std::chrono::milliseconds limit{};
+  c10::SmallVector<Piece, 2> pieces;
+  std::exception_ptr error;
+  std::atomic<bool> is_done = false;
+};
+
+std::shared_ptr<GradientSlots::Turn> GradientSlots::make_turn() {
+  return std::make_shared<Turn>();
+}
+
+void GradientSlots::expect(size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  expected_ = std::max(expected_, kHead + bytes + kRoomForGaps);
+}
+
+std::byte* GradientSlots::slot(int rank, uint32_t turn) const {
+  return area_->part(rank) + (turn % 2) * size_;
+}
+
+void GradientSlots::start_anew() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& turn : open_) {
+    turn->error = std::make_exception_ptr(CommError("the sum of gradients was given up, to bring the ranks back in step"));
+    turn->pieces.clear();
+    turn->is_done = true;
+  }
+  open_.clear();
+  area_.reset();
+  size_ = 0;
+}
+
+void GradientSlots::make_area(std::chrono::milliseconds limit) {
+  if (area_) finish_through(turn_);
+  area_.reset();
+  size_ = 0;
+  auto attempt =
+      transport_.share({.bytes_per_rank = 2 * expected_, .counters = kCounters}, {.subject = {.unit = "gradients"}, .limit = limit});
+  if (!attempt.area) {
+    throw IoError(
+        fmt::format("no shared memory for gradients, {} bytes a rank: {}; shard smaller units, or with .residence = "
+                    "tessera::Residence::Gathered",
+                    2 * expected_, attempt.why_not));
+  }
+  area_ = std::move(attempt.area);
+  size_ = expected_;
+  turn_ = 0;
+}
+
+GradientRoom GradientSlots::room(std::span<const GradientPlan> plans, std::chrono::milliseconds limit) {
+  transport_.called_by_this_thread();
+  GradientRoom room{.wholes = {}, .reservation = std::unique_lock(packing_)};
+  const std::lock_guard lock(mutex_);
+  size_t bytes = kHead;
+  for (const auto& plan : plans) bytes += aligned(static_cast<size_t>(plan.numel) * c10::elementSize(plan.dtype));
+  expected_ = std::max(expected_, bytes);  // what was frozen when it was made may train now
+  if (area_) area_->expect_in_step();
+  if (expected_ > size_) make_area(limit);
+  const auto turn = turn_ + 1;
+  finish_through(turn - 2);
+  area_->wait(kAdded, turn - 2, limit, [&] { return std::string("making room for gradients"); });
+  auto* place = slot(area_->rank(), turn) + kHead;
+  for (const auto& plan : plans) {
+    room.wholes.push_back(view(place, plan.numel, plan.dtype));
+    place += aligned(room.wholes.back().nbytes());
+  }
+  return room;
+}
+
+Work GradientSlots::reduce(std::shared_ptr<Turn> turn, std::span<const Piece> pieces, const Subject& subject,
+                           std::chrono::milliseconds limit) {
+  const std::lock_guard lock(mutex_);
+  turn->slots = this;
+  turn->limit = limit;
+  turn->number = turn_ + 1;
+  turn->error = nullptr;
+  turn->is_done = false;
+  turn->pieces.assign(pieces.begin(), pieces.end());
+  auto& envelope = *new (slot(area_->rank(), turn->number)) Envelope;
+  envelope.operation = Operation::ReduceScatter;
+  envelope.set_unit(subject.unit);
+  envelope.number = subject.number;
+  envelope.version = subject.version;
+  envelope.members = subject.members;
+  envelope.pieces = static_cast<int32_t>(pieces.size());
+  if (!pieces.empty()) Reducer({.op = Reduce::Mean}, pieces.front().whole.scalar_type()).describe(envelope);
+  envelope.dtype = envelope.wire_dtype;
+  uint64_t bytes = 0;  // that others read
+  for (const auto& piece : pieces) {
+    envelope.numel += piece.whole.numel();
+    bytes += piece.whole.nbytes() - piece.whole.nbytes() / static_cast<size_t>(area_->size());
+  }
+  transport_.count(Operation::ReduceScatter, bytes);
+  turn_++;
+  area_->reach(kPacked, turn_);
+  open_.push_back(turn);
+  return Work(std::move(turn));
+}
+
+void GradientSlots::finish_through(uint32_t turn) {
+  while (!open_.empty() && static_cast<int32_t>(turn - open_.front()->number) >= 0) {
+    const auto next = std::move(open_.front());
+    open_.erase(open_.begin());
+    try {
+      add_up(*next);
+    } catch (...) {
+      next->error = std::current_exception();
+    }
+    area_->reach(kAdded, next->number);
+    next->pieces.clear();
+    next->is_done = true;
+  }
+}
+
+void GradientSlots::add_up(Turn& turn) {
+  const auto own_rank = area_->rank();
+  const auto& own_envelope = *reinterpret_cast<const Envelope*>(slot(own_rank, turn.number));
+  area_->expect_in_step();
+  area_->wait(kPacked, turn.number, turn.limit, [&] { return own_envelope.describe(); });
+  area_->expect_in_step();
+  envelopes_.clear();
+  for (int rank = 0; rank < area_->size(); rank++) envelopes_.push_back(*reinterpret_cast<const Envelope*>(slot(rank, turn.number)));
+  transport_.expect_agreement(envelopes_);
+  const c10::InferenceMode inference;
+  for (auto& piece : turn.pieces) {
+    const auto dtype = piece.whole.scalar_type();
+    const auto chunk = piece.own.numel();
+    const auto offset = static_cast<std::byte*>(piece.whole.data_ptr()) - slot(own_rank, turn.number) +
+                        own_rank * chunk * static_cast<int64_t>(c10::elementSize(dtype));
+    contributions_.clear();
+    for (int rank = 0; rank < area_->size(); rank++) contributions_.push_back(view(slot(rank, turn.number) + offset, chunk, dtype));
+    if (piece.squares) *piece.squares = 0;
+    Reducer({.op = Reduce::Mean}, dtype).reduce(contributions_, piece.own, piece.squares.get());
+  }
+}
+
+}  // namespace tessera

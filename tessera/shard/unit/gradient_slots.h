@@ -1,0 +1,69 @@
+// Where the ranks of one host lay their gradients for each other, unit after unit.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <c10/util/SmallVector.h>
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "tessera/comm/host/envelope.h"
+#include "tessera/comm/transport.h"
+
+namespace tessera {
+
+/// Gradients of one buffer on their way to the sum.
+struct GradientPlan {
+  int64_t numel = 0;
+  at::ScalarType dtype;  // in which they travel
+  at::Device device;
+};
+
+/// Memory to pack gradients into. Whoever has it is the only one that packs.
+struct GradientRoom {
+  c10::SmallVector<at::Tensor, 2> wholes;  // one for each plan
+  std::unique_lock<std::mutex> reservation;
+};
+
+/// Each rank has two slots. In turn k it packs gradients into its slot k % 2 and says so; some time later it adds up its own part of what
+/// all have packed, in rank order, and says that, too. In turn k + 2 a slot is packed again, when all have added up turn k. So the sum of
+/// one unit may wait until the next is packed, and rarely finds that another rank is not there yet.
+class GradientSlots {
+ public:
+  /// Belongs to the transport.
+  explicit GradientSlots(Transport& transport) : transport_(transport) {}
+
+  /// Units of that many bytes will come. All ranks say so in the same order.
+  void expect(size_t bytes);
+  /// What is under way is given up. All ranks say so, at a time when none of them packs.
+  void start_anew();
+  GradientRoom room(std::span<const GradientPlan> plans, std::chrono::milliseconds limit);
+  /// What a reduction keeps of itself. Whoever reduces again and again uses it again, when the work is done.
+  struct Turn;
+  static std::shared_ptr<Turn> make_turn();
+  /// Pieces whose wholes are the room that was handed out last. The work is done by whoever waits for it.
+  Work reduce(std::shared_ptr<Turn> turn, std::span<const Piece> pieces, const Subject& subject, std::chrono::milliseconds limit);
+
+ private:
+  std::byte* slot(int rank, uint32_t turn) const;
+  void make_area(std::chrono::milliseconds limit);
+  void finish_through(uint32_t turn);
+  void add_up(Turn& turn);
+
+  Transport& transport_;
+  std::mutex packing_;
+  std::mutex mutex_;
+  size_t expected_ = 0;  // bytes of a slot
+  size_t size_ = 0;
+  std::shared_ptr<SharedArea> area_;
+  uint32_t turn_ = 0;
+  c10::SmallVector<std::shared_ptr<Turn>, 2> open_;  // packed, but not added up
+  std::vector<Envelope> envelopes_;                  // of all ranks, of one turn
+  std::vector<at::Tensor> contributions_;            // of all ranks, to one buffer
+};
+
+}  // namespace tessera

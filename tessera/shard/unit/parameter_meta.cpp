@@ -1,0 +1,107 @@
+#include "tessera/shard/unit/parameter_meta.h"
+
+#include <fmt/format.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <memory>
+#include <typeinfo>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/shard/unit/unit.h"
+
+namespace tessera {
+namespace {
+
+[[noreturn]] void refuse_gradient(const at::Tensor& shard) {
+  const auto found = locate(shard);
+  const auto which = found.parameter == nullptr ? std::string("a sharded parameter") : fmt::format("'{}'", found.parameter->name);
+  throw UsageError(fmt::format(
+      "{} was asked for its gradient, but its gradient is with its shard, which model->parameters() returns: take shard.grad(), or "
+      "tessera::full_grad(shard) for the whole. An optimizer that was made before fully_shard has to be made after it; one of "
+      "torch::optim can be moved instead, with tessera::rebind(optimizer, model)",
+      which));
+}
+
+}  // namespace
+
+UnshardedMeta::UnshardedMeta(at::Tensor shard, bool speaks_for_it)
+    : shard_(std::move(shard)), speaks_for_it_(speaks_for_it), trains_(shard_.requires_grad()) {
+  requires_grad_ = trains_;
+  // Whoever registers a hook finds the list and adds to it; libtorch would make one that the graph of the moment knows alone.
+  cpp_hooks_list_ = std::make_shared<torch::autograd::hooks_list>();
+}
+
+void UnshardedMeta::replace(const at::Tensor& whole, const at::Tensor& shard, Listing listing) {
+  auto* const impl = whole.unsafeGetTensorImpl();
+  std::unique_ptr<UnshardedMeta> member(new UnshardedMeta(shard, listing == Listing::ByName));
+  if (auto* before = torch::autograd::impl::get_autograd_meta(whole)) {
+    if (before->cpp_hooks_list_) member->cpp_hooks_list_ = before->cpp_hooks_list_;
+    if (before->post_acc_grad_hooks_) torch::autograd::impl::set_post_acc_grad_hooks(shard, std::move(before->post_acc_grad_hooks_));
+    member->name_ = before->name_;
+  }
+  impl->set_autograd_meta(std::move(member));
+  impl->set_version_counter(c10::VariableVersion(whole._version()));  // views shared theirs
+}
+
+bool UnshardedMeta::agree() const {
+  auto& shard = *torch::autograd::impl::materialize_autograd_meta(shard_);
+  if (requires_grad_ != trains_ && !speaks_for_it_) {
+    const_cast<UnshardedMeta*>(this)->requires_grad_ = trains_;
+    throw UsageError(
+        "one parameter of a unit that is listed flat can't be frozen or thawed by itself; give tessera::set_requires_grad the module that "
+        "was "
+        "sharded, or shard with tessera::Listing::ByName");
+  }
+  if (requires_grad_ != trains_) {
+    shard.requires_grad_ = trains_ = requires_grad_;
+  } else if (shard.requires_grad_ != trains_) {
+    const_cast<UnshardedMeta*>(this)->requires_grad_ = trains_ = shard.requires_grad_;
+  }
+  return trains_;
+}
+
+ShardedMeta::ShardedMeta(const at::Tensor& whole) : whole_(whole.getIntrusivePtr()) {}
+
+void ShardedMeta::replace(const at::Tensor& shard, const at::Tensor& whole) {
+  std::unique_ptr<ShardedMeta> handle(new ShardedMeta(whole));
+  if (auto* before = torch::autograd::impl::get_autograd_meta(shard)) {
+    handle->requires_grad_ = before->requires_grad_;
+    handle->post_acc_grad_hooks_ = std::move(before->post_acc_grad_hooks_);
+  }
+  shard.unsafeGetTensorImpl()->set_autograd_meta(std::move(handle));
+}
+
+bool ShardedMeta::requires_grad() const {
+  const at::Tensor whole(whole_.lock());
+  if (whole.defined()) unsharded_meta(whole)->agree();
+  return requires_grad_;
+}
+
+const at::Tensor& UnshardedMeta::grad() const {
+  refuse_gradient(shard_);
+}
+
+at::Tensor& UnshardedMeta::mutable_grad() {
+  // retain_grad() would write this rank's whole gradient there.
+  if (torch::autograd::get_current_graph_task_id() != -1) refuse_gradient(shard_);
+  return shard_.mutable_grad();
+}
+
+at::Tensor UnshardedMeta::run_hooks(at::Tensor gradient) const {
+  for (const auto& hook : *cpp_hooks_list_) {
+    if (!hook) continue;  // it was removed
+    at::Tensor result(hook(gradient));
+    if (!result.defined()) continue;
+    if (result.sizes() != gradient.sizes()) throw UsageError("a hook on a whole parameter returned a gradient of another shape");
+    gradient = std::move(result);
+  }
+  return gradient;
+}
+
+UnshardedMeta* unsharded_meta(const at::Tensor& tensor) {
+  auto* const meta = tensor.unsafeGetTensorImpl()->autograd_meta();
+  return meta != nullptr && typeid(*meta) == typeid(UnshardedMeta) ? static_cast<UnshardedMeta*>(meta) : nullptr;
+}
+
+}  // namespace tessera

@@ -1,0 +1,46 @@
+#include "tessera/shard/unit/unit_memory.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <mutex>
+
+#include "tessera/base/env.h"
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/shard/options.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::array<std::string_view, 3> kNames = {"auto", "gathered", "node-shared"};
+
+Residence wanted(Residence option) {
+  const auto given = env_choice("TESSERA_RESIDENCE", kNames);
+  return given && option == Residence::Auto ? static_cast<Residence>(*given) : option;
+}
+
+}  // namespace
+
+std::unique_ptr<UnitMemory> make_unit_memory(const ShardOptions& options, at::Device device) {
+  const auto& shard = options.mesh.shard();
+  const auto residency = wanted(options.residence);
+  if (residency == Residence::Gathered) return gathered_memory(shard);
+  std::string why_not;
+  if (!device.is_cpu()) {
+    why_not = fmt::format("the parameters are on {}, not in host memory", device.str());
+  } else if (auto shared = node_shared_memory(shard, why_not)) {
+    return shared;
+  }
+  if (residency == Residence::NodeShared)
+    throw ConfigError(
+        fmt::format("parameters can't be shared by the ranks of this host: {}; leave ShardOptions::residence and TESSERA_RESIDENCE "
+                    "at auto, or choose gathered",
+                    why_not));
+  static std::once_flag said;  // and not for every unit
+  std::call_once(said,
+                 [&] { log(LogLevel::Info, fmt::format("parameters are gathered, not shared by the ranks of this host: {}", why_not)); });
+  return gathered_memory(shard);
+}
+
+}  // namespace tessera
