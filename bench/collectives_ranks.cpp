@@ -56,13 +56,13 @@ int run() {
     report(world, name, "all_reduce", bytes, seconds(world, [&] { world.all_reduce(other).wait(); }));
     if (world.traits().name != "shm") continue;
     // The way of gradients that share memory: the caller has packed them, the sum is all that is left.
-    auto& slots = world.gradient_slots();
+    const auto slots = GradientSlots::of(world);
     const auto turn = GradientSlots::make_turn();
     const GradientPlan plan{.numel = numel, .dtype = at::kFloat, .device = at::kCPU};
     report(world, "tessera slots", "reduce_scatter", bytes, seconds(world, [&] {
-             const auto room = slots.room(std::span(&plan, 1), world.limit());
-             const Piece packed{.whole = room.wholes.front(), .own = own};
-             slots.reduce(turn, std::span(&packed, 1), {.unit = "bench"}, world.limit()).wait();
+             const auto packing = slots->buffers(std::span(&plan, 1), world.limit());
+             const Piece packed{.whole = packing.buffers.front(), .own = own};
+             slots->reduce(turn, std::span(&packed, 1), {.unit = "bench"}, world.limit()).wait();
            }));
   }
   return 0;

@@ -18,7 +18,7 @@
 #include "tessera/checkpoint/parts.h"
 #include "tessera/checkpoint/rank_file.h"
 #include "tessera/optim/optimizer.h"
-#include "tessera/shard/paging/storage_tag.h"
+#include "tessera/shard/write_guard.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -247,7 +247,7 @@ Saved open(const fs::path& folder, const Contents& contents, const ModelParts& m
 }
 
 void copy_values(const Saved& saved, const ModelParts& model) {
-  about_to_replace(model);
+  const WriteGuard guard(model.units, Write::Load);
   for (const auto& part : model.parts) part.values.copy_(saved.own.tensors.read(part.name));
   for (const auto& [name, tensor] : model.whole) tensor.copy_(saved.first.tensors.read(name));
   for (const auto& [name, tensor] : model.buffers) tensor.copy_(saved.own.tensors.read(name));

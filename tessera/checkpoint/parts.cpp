@@ -6,10 +6,9 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
-#include "tessera/shard/paging/storage_tag.h"
-#include "tessera/shard/model.h"
-#include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/paging/paged_tensor.h"
 #include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/units.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -53,17 +52,6 @@ ModelParts parts_of(const torch::nn::Module& model) {
     if (item.value().defined()) result.buffers[item.key()] = item.value();
   }
   return result;
-}
-
-void about_to_replace(const ModelParts& model) {
-  for (const auto& unit : model.units) {
-    const auto schedule = unit->schedule();
-    const auto lock = schedule->lock();
-    schedule->about_to_write(*unit);
-    if (unit->late()) throw CommError("the ranks load a checkpoint while some still write parameters; load on all ranks at one place");
-    unit->outdate({});
-    unit->trust_start();
-  }
 }
 
 }  // namespace tessera::checkpoint

@@ -36,7 +36,4 @@ struct ModelParts {
 
 ModelParts parts_of(const torch::nn::Module& model);
 
-/// All values are about to come from a file: what is whole is stale, and how the ranks began does not matter any more.
-void about_to_replace(const ModelParts& model);
-
 }  // namespace tessera::checkpoint

@@ -12,6 +12,7 @@
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/parts.h"
 #include "tessera/checkpoint/rank_file.h"
+#include "tessera/shard/write_guard.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -77,7 +78,7 @@ void load_weights(torch::nn::Module& module, const std::filesystem::path& path) 
   plan.expect_all();
 
   const c10::AutoGradMode no_grad(false);
-  about_to_replace(model);
+  const WriteGuard guard(model.units, Write::Load);
   for (const auto& part : model.parts) copy_part(part, plan.read(part.name));
   for (const auto& [name, tensor] : model.whole) tensor.copy_(plan.read(name));
   for (const auto& [name, tensor] : model.buffers) tensor.copy_(plan.read(name));

@@ -20,6 +20,8 @@ class Communicator {
   int size() const { return transport_->traits().size; }
   const std::vector<int>& local_ranks() const { return transport_->traits().local_ranks; }
   bool same_group(const Communicator& other) const { return transport_ == other.transport_; }
+  /// The same for all copies of a communicator, and no other's while one of them lives.
+  const void* id() const { return transport_.get(); }
   /// Name of the transport, its device, its favourite layout, and whether it only records.
   const Transport::Traits& traits() const { return transport_->traits(); }
 
@@ -61,7 +63,6 @@ class Communicator {
   /// 1, 2, 3...: names for what all ranks make in the same order.
   uint64_t next_number() const { return transport_->next_number(); }
 
-  GradientSlots& gradient_slots() const { return transport_->gradient_slots(); }
   /// An operation took another way than through this group: it counts all the same.
   void count(Operation operation, uint64_t bytes) const { transport_->count(operation, bytes); }
   Traffic traffic(Operation operation) const { return transport_->traffic(operation); }
@@ -71,5 +72,14 @@ class Communicator {
   std::shared_ptr<Transport> transport_;
   std::chrono::milliseconds limit_;
 };
+
+/// The place of a group in a list of distinct groups, to which it is added if it is new.
+template <class List>
+size_t find_or_add(List& groups, const Communicator& group) {
+  size_t place = 0;
+  while (place < groups.size() && !groups[place].same_group(group)) place++;
+  if (place == groups.size()) groups.push_back(group);
+  return place;
+}
 
 }  // namespace tessera

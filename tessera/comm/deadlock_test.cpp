@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/host/shared_area.h"
 #include "tessera/testing/transports.h"
 
 namespace tessera::testing {

@@ -15,6 +15,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/port.h"
 #include "tessera/base/process.h"
+#include "tessera/comm/host/shared_area.h"
 #include "tessera/comm/init.h"
 #include "tessera/testing/transports.h"
 

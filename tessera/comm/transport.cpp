@@ -1,10 +1,5 @@
 #include "tessera/comm/transport.h"
 
-#include <functional>
-#include <thread>
-
-#include "tessera/base/error.h"
-#include "tessera/shard/unit/gradient_slots.h"
 
 namespace tessera {
 
@@ -18,30 +13,12 @@ std::string_view name(Reduce op) {
   return kNames[static_cast<size_t>(op)];
 }
 
-Transport::Transport(Traits traits) : traits_(std::move(traits)), slots_(std::make_unique<GradientSlots>(*this)) {}
+Transport::Transport(Traits traits) : traits_(std::move(traits)) {}
 
 Transport::~Transport() = default;
 
 SharedAttempt Transport::share(const AreaShape& /*shape*/, const Call& /*call*/) {
   return {.area = nullptr, .why_not = "transport " + traits_.name + " shares no memory"};
-}
-
-void Transport::called_by_this_thread() {
-  const auto id = std::hash<std::thread::id>()(std::this_thread::get_id());
-  size_t first = 0;
-  if (!thread_.compare_exchange_strong(first, id) && first != id) several_threads_ = true;
-}
-
-void Transport::expect_agreement(std::span<const Envelope> envelopes) const {
-  try {
-    tessera::expect_agreement(envelopes);
-  } catch (const DisagreementError& error) {
-    if (!several_threads_) throw;
-    throw DisagreementError(
-        std::string(error.what()) +
-        "; several threads of this rank have called the group: if they do so at the same time, each needs one of its own, made in the same "
-        "order on every rank, by world.duplicate()");
-  }
 }
 
 Traffic Transport::traffic(Operation operation) const {

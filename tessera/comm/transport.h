@@ -14,13 +14,11 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/comm/host/shared_area.h"
 #include "tessera/comm/work.h"
 
 namespace tessera {
 
-class GradientSlots;
-struct Envelope;
+class SharedArea;
 
 enum class Reduce { Sum, Mean, Min, Max };
 
@@ -48,7 +46,7 @@ struct Reduction {
   std::optional<at::ScalarType> sum_dtype = {};
 };
 
-/// How an engine likes the parameters of a unit to lie.
+/// How an engine prefers the parameters of a unit to lie.
 enum class Packing { OneBuffer, BufferPerParameter };
 
 enum class Operation : uint8_t { AllGather, ReduceScatter, AllReduce, Broadcast, Barrier, Split, Share };
@@ -66,6 +64,18 @@ struct Traffic {
 struct Call {
   Subject subject = {};
   std::chrono::milliseconds limit{};
+};
+
+/// The shape of memory that all ranks of a group see: so much for each rank, and so many counters.
+struct AreaShape {
+  size_t bytes_per_rank = 0;
+  int counters = 0;
+};
+
+/// Such memory on every rank, or on none, with the reason.
+struct SharedAttempt {
+  std::shared_ptr<SharedArea> area;
+  std::string why_not;
 };
 
 /// Implemented once per engine. Every rank calls the same operations in the same order. A size of one is an ordinary case.
@@ -113,16 +123,10 @@ class Transport {
   virtual void abort(std::string_view reason) noexcept = 0;
 
   const Traits& traits() const { return traits_; }
-  /// Of the group, for as long as it lives.
-  GradientSlots& gradient_slots() { return *slots_; }
 
   void count(Operation operation, uint64_t bytes);
   Traffic traffic(Operation operation) const;
   void reset_traffic();
-
-  /// Throws as the function of that name does; where several threads of the program have called the group, the error says so.
-  void expect_agreement(std::span<const Envelope> envelopes) const;
-  void called_by_this_thread();
 
   /// 1, 2, 3...: names for what all ranks make in the same order.
   uint64_t next_number() { return ++last_number_; }
@@ -136,9 +140,6 @@ class Transport {
   const Traits traits_;
   std::array<AtomicTraffic, kOperations> counters_;
   std::atomic<uint64_t> last_number_ = 0;
-  const std::unique_ptr<GradientSlots> slots_;
-  std::atomic<size_t> thread_ = 0;  // of the program, the first that called
-  std::atomic<bool> several_threads_ = false;
 };
 
 }  // namespace tessera

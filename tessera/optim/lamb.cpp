@@ -7,7 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/optim/update_range.h"
-#include "tessera/shard/unit/unit.h"
+#include "tessera/shard/shard_place.h"
 
 namespace tessera::optim {
 namespace {
@@ -42,7 +42,8 @@ void Lamb::apply(const Settings& settings, int64_t step, const Item& item) {
   if (!has_loops(item.parameter, item.gradient, item.state)) {
     throw UsageError("Lamb works on dense float32 parameters in host memory");
   }
-  if (const auto found = locate(item.members.front().parameter); found.group != nullptr && found.group->flat) {
+  const auto place = place_of(item.members.front().parameter);
+  if (place && place.listing() == Listing::Flat) {
     throw UsageError("Lamb takes steps as long as each parameter is, so it has to know them; shard with tessera::Listing::ByName");
   }
   const auto n = static_cast<double>(step);
@@ -56,29 +57,29 @@ void Lamb::apply(const Settings& settings, int64_t step, const Item& item) {
   const auto all = update_range(item.parameter, item.gradient, item.state, item.cast_copy);
   for (const auto& member : item.members) {
     const auto range = item.members.size() == 1 ? all : part_of(all, member.offset, member.parameter.numel());
-    pending_.push_back(
-        {.rule = rule, .lr = settings.lr, .range = range, .squares = prepare_in_parallel(rule, range), .unit = item.unit});
+    pending_.push_back({.rule = rule,
+                        .lr = settings.lr,
+                        .range = range,
+                        .squares = prepare_in_parallel(rule, range),
+                        .group = place ? std::optional(find_or_add(groups_, place.mesh().shard())) : std::nullopt});
   }
 }
 
 void Lamb::end_step() {
-  // Parts of one parameter lie on the ranks of its mesh; nearly always there is one mesh.
-  std::vector<std::vector<Pending*>> meshes;
-  for (auto& each : pending_) {
-    if (!each.unit) continue;
-    const auto same = [&](const auto& known) { return known.front()->unit->mesh().shard().same_group(each.unit->mesh().shard()); };
-    auto found = std::ranges::find_if(meshes, same);
-    if (found == meshes.end()) found = meshes.emplace(found);
-    found->push_back(&each);
-  }
-  for (const auto& all : meshes) {
+  // Parts of one parameter lie on the ranks of its shard group; nearly always there is one such group.
+  for (size_t group = 0; group < groups_.size(); group++) {
+    std::vector<Pending*> all;
+    for (auto& each : pending_) {
+      if (each.group == group) all.push_back(&each);
+    }
+    if (all.empty()) continue;
     const auto sums = at::empty({std::ssize(all), 2}, at::kDouble);
     auto* values = sums.data_ptr<double>();
     for (const auto* each : all) {
       *values++ = each->squares.parameters;
       *values++ = each->squares.update;
     }
-    all.front()->unit->mesh().shard().all_reduce(sums, {}, {.unit = "LAMB"}).wait();
+    groups_[group].all_reduce(sums, {}, {.unit = "LAMB"}).wait();
     values = sums.data_ptr<double>();
     for (auto* each : all) {
       each->squares.parameters = *values++;

@@ -22,13 +22,13 @@ class Lamb final : public Optimizer {
   Lamb(std::vector<ParameterGroup> groups, LambOptions options);
 
  private:
-  /// One parameter's part on this rank, half update through a step.
+  /// One parameter's part on this rank, half way through a step.
   struct Pending {
     LambRule rule;
     double lr;
     UpdateRange range;
     Squares squares;
-    std::shared_ptr<Unit> unit;
+    std::optional<size_t> group;  // in groups_; none for whole parameters
   };
   void apply(const Settings& settings, int64_t step, const Item& item) override;
   void begin_step() override { pending_.clear(); }
@@ -36,6 +36,7 @@ class Lamb final : public Optimizer {
 
   LambOptions options_;
   std::vector<Pending> pending_;
+  std::vector<Communicator> groups_;  // over which parameters are sharded
 };
 
 }  // namespace tessera::optim

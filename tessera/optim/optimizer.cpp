@@ -10,11 +10,11 @@
 #include <set>
 
 #include "tessera/base/error.h"
-#include "tessera/shard/paging/storage_tag.h"
-#include "tessera/shard/model.h"
+#include "tessera/base/paging_key.h"
 #include "tessera/shard/norms.h"
-#include "tessera/shard/unit/schedule.h"
-#include "tessera/shard/unit/unit.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/shard/shard_place.h"
+#include "tessera/shard/write_guard.h"
 
 namespace tessera::optim {
 namespace {
@@ -45,10 +45,7 @@ Optimizer::Optimizer(std::vector<ParameterGroup> groups, Settings settings, std:
       if (!seen.insert(parameter.unsafeGetTensorImpl()).second) {
         throw UsageError("an optimizer was given the same parameter twice; each belongs to one group, once");
       }
-      if (const auto found = locate(parameter); found.unit) {
-        const auto& world = found.unit->mesh().world();
-        if (std::ranges::none_of(worlds_, [&](const Communicator& known) { return known.same_group(world); })) worlds_.push_back(world);
-      }
+      if (const auto place = place_of(parameter)) find_or_add(worlds_, place.mesh().world());
     }
     const double rate = group.lr.value_or(settings.lr);
     const double first = groups_.empty() ? rate : lr();
@@ -64,11 +61,10 @@ std::vector<Optimizer::Run> Optimizer::runs_of(std::vector<at::Tensor> parameter
   // State in blocks can't be cut at any place.
   const bool joins = std::ranges::all_of(state_kinds_, [](const StateKind& kind) { return kind.block == 1; });
   std::vector<Run> runs;
-  const Unit::Parameter* last = nullptr;
+  ShardPlace last;
   for (auto& parameter : parameters) {
-    const auto found = locate(parameter);
-    const bool adjacent = joins && last != nullptr && found.parameter == last + 1 && found.parameter != &found.group->parameters.front();
-    last = found.parameter;
+    const auto place = place_of(parameter);
+    const bool adjacent = joins && place.follows(last);
     const auto offset = parameter.storage_offset();
     if (adjacent) {
       auto& run = runs.back();
@@ -76,8 +72,9 @@ std::vector<Optimizer::Run> Optimizer::runs_of(std::vector<at::Tensor> parameter
       run.members.push_back({.parameter = parameter, .offset = offset - begin});
       run.flat = run.members.front().parameter.detach().as_strided({offset + parameter.numel() - begin}, {1}, begin);
     } else {
-      runs.push_back({.members = {{.parameter = parameter}}, .unit = found.unit, .flat = parameter});
+      runs.push_back({.members = {{.parameter = parameter}}, .unit = place.unit, .flat = parameter});
     }
+    last = place;
   }
   return runs;
 }
@@ -101,12 +98,6 @@ at::Tensor Optimizer::flat_gradient(const Run& run) {
   return first.as_strided(run.flat.sizes(), run.flat.strides(), first.storage_offset());
 }
 
-/// What the other ranks read of a run, if that is to be written along.
-at::Tensor Optimizer::cast_copy_of(const Run& run) {
-  const auto unit = run.unit.lock();
-  return unit ? unit->cast_copy(run.flat) : at::Tensor();
-}
-
 void Optimizer::make_state(Run& run) const {
   if (!run.state.empty()) return;
   // Without the parameter's key: state is nobody's shard.
@@ -117,15 +108,14 @@ void Optimizer::make_state(Run& run) const {
   }
 }
 
-void Optimizer::step_run(const Settings& settings, Run& run) {
+void Optimizer::step_run(const Settings& settings, Run& run, const WriteGuard& guard) {
   if (!has_gradient(run)) return;
   make_state(run);  // only now: what is frozen never has any
   const auto update_part = [&](const at::Tensor& parameter, const at::Tensor& gradient, std::span<const at::Tensor> state,
                                std::span<Member> members, const at::Tensor& cast_copy) {
-    const auto unit = run.unit.lock();
     for (auto& member : members) {
       member.steps++;
-      if (unit) unit->outdate(member.parameter);
+      guard.outdate(member.parameter);
     }
     // The kernels go through memory in order and look at no strides.
     const bool has_gaps = !parameter.is_non_overlapping_and_dense();
@@ -137,11 +127,10 @@ void Optimizer::step_run(const Settings& settings, Run& run) {
            .state = state,
            .cast_copy = cast_copy,
            .members = members,
-           .factor = factor_,
-           .unit = unit});
+           .factor = factor_});
     if (has_gaps) parameter.copy_(target);
   };
-  const auto cast_copy = cast_copy_of(run);
+  const auto cast_copy = guard.cast_copy(run.flat);
   const auto gradient = run.members.size() == 1 ? run.members.front().parameter.grad() : flat_gradient(run);
   if (gradient.defined()) return update_part(run.flat, gradient, run.state, run.members, cast_copy);
   for (auto& member : run.members) {
@@ -157,64 +146,41 @@ bool Optimizer::has_gradient(const Run& run) {
   return std::ranges::any_of(run.members, [](const Member& member) { return member.parameter.grad().defined(); });
 }
 
-/// The units that are about to change, and no other thread reads meanwhile.
-class Optimizer::Writing {
- public:
-  enum class What { Update, Skip };
-
-  Writing(Optimizer& optimizer, What what) : units_(optimizer.writing_), emptied_{units_} {
-    for (const auto& group : optimizer.groups_) {
-      for (const auto& run : group.runs) {
-        auto unit = run.unit.lock();
-        if (unit && has_gradient(run) && std::ranges::find(units_, unit) == units_.end()) units_.push_back(std::move(unit));
-      }
+/// The units that are about to change.
+std::span<const std::shared_ptr<Unit>> Optimizer::units_with_gradients() {
+  for (const auto& group : groups_) {
+    for (const auto& run : group.runs) {
+      auto unit = run.unit.lock();
+      if (unit && has_gradient(run) && std::ranges::find(units_, unit) == units_.end()) units_.push_back(std::move(unit));
     }
-    c10::SmallVector<Schedule*, 4> schedules;
-    for (const auto& unit : units_) {
-      if (std::ranges::find(schedules, unit->schedule().get()) == schedules.end()) schedules.push_back(unit->schedule().get());
-    }
-    std::ranges::sort(schedules);  // locked in one order by all
-    for (auto* schedule : schedules) locks_.push_back(schedule->lock());
-    for (const auto& unit : units_) unit->schedule()->expect_writable(*unit);
-    // Said of all before the first write, which may have to wait until all ranks have said so of that unit.
-    for (const auto& unit : units_) unit->schedule()->done_reading(*unit);
-    for (const auto& unit : units_) what == What::Update ? unit->schedule()->about_to_update(*unit) : unit->schedule()->skip_update(*unit);
   }
-  Writing(const Writing&) = delete;
-  Writing& operator=(const Writing&) = delete;
-  ~Writing() = default;
+  return units_;
+}
 
-  void publish() {
-    for (const auto& unit : units_) unit->schedule()->publish_early(*unit);
-  }
-
- private:
-  /// Also where the constructor throws.
-  struct Emptied {
-    std::vector<std::shared_ptr<Unit>>& units;
-    ~Emptied() { units.clear(); }
-  };
-  std::vector<std::shared_ptr<Unit>>& units_;
-  const Emptied emptied_;  // after the locks, which the units keep alive
-  c10::SmallVector<std::unique_lock<std::recursive_mutex>, 4> locks_;
+/// Optimizers do not keep units alive between steps.
+struct Optimizer::Releases {
+  std::vector<std::shared_ptr<Unit>>& units;
+  ~Releases() { units.clear(); }
 };
 
 void Optimizer::step() {
   const c10::AutoGradMode no_grad(false);
-  Writing writing(*this, Writing::What::Update);
+  const Releases after{units_};
+  const WriteGuard guard(units_with_gradients(), Write::Update);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   begin_step();
   for (auto& group : groups_) {
-    for (auto& run : group.runs) step_run(group.settings, run);
+    for (auto& run : group.runs) step_run(group.settings, run, guard);
   }
   end_step();
   factor_ = at::Tensor();
-  writing.publish();
+  guard.publish();
   for (const auto& world : worlds_) world.step_done();
 }
 
 void Optimizer::skip_step() {
-  Writing(*this, Writing::What::Skip).publish();
+  const Releases after{units_};
+  WriteGuard(units_with_gradients(), Write::Skip).publish();
   factor_ = at::Tensor();
   for (const auto& world : worlds_) world.step_done();
 }

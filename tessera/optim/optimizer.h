@@ -18,7 +18,8 @@ class Module;
 
 namespace tessera {
 class Unit;
-}
+class WriteGuard;
+}  // namespace tessera
 
 namespace tessera::optim {
 
@@ -82,8 +83,7 @@ class Optimizer {
     std::span<const at::Tensor> state;  // in the order of the kinds
     at::Tensor cast_copy;                  // the parameter as other ranks read it, in bfloat16; undefined where nobody does
     std::span<const Member> members;
-    at::Tensor factor;           // of the gradient; undefined for 1
-    std::shared_ptr<Unit> unit;  // none for whole parameters
+    at::Tensor factor;  // of the gradient; undefined for 1
   };
 
   Optimizer(std::vector<ParameterGroup> groups, Settings settings, std::vector<StateKind> state_kinds);
@@ -101,7 +101,7 @@ class Optimizer {
     at::Tensor flat;           // over all members; a single one as it is
     std::vector<at::Tensor> state = {};
   };
-  class Writing;
+  struct Releases;
   struct Group {
     Settings settings;
     double ratio;  // of its rate to the first group's
@@ -111,9 +111,9 @@ class Optimizer {
   std::vector<Run> runs_of(std::vector<at::Tensor> parameters) const;
   static at::Tensor part(const Run& run, const at::Tensor& flat, const Member& member);
   static at::Tensor flat_gradient(const Run& run);
-  static at::Tensor cast_copy_of(const Run& run);
   void make_state(Run& run) const;
-  void step_run(const Settings& settings, Run& run);
+  void step_run(const Settings& settings, Run& run, const WriteGuard& guard);
+  std::span<const std::shared_ptr<Unit>> units_with_gradients();
   static bool has_gradient(const Run& run);
   Member* find(const at::Tensor& parameter, Run*& run);
 
@@ -122,7 +122,7 @@ class Optimizer {
   at::Tensor factor_;                           // of the next step's gradients
   std::vector<Communicator> worlds_;            // of the sharded parameters; nearly always one
   std::vector<at::Tensor> parameters_;          // of all groups
-  std::vector<std::shared_ptr<Unit>> writing_;  // kept for its memory: empty between steps
+  std::vector<std::shared_ptr<Unit>> units_;    // of a step: empty between steps, and kept for its memory
 };
 
 }  // namespace tessera::optim

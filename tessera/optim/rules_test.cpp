@@ -11,7 +11,8 @@
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
-#include "tessera/shard/model.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/shard/training.h"
 #include "tessera/shard/norms.h"
 #include "tessera/testing/net.h"
 

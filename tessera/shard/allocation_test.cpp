@@ -14,7 +14,9 @@
 
 #include "tessera/optim/adam.h"
 #include "tessera/shard/fully_shard.h"
-#include "tessera/shard/model.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/shard/report.h"
+#include "tessera/shard/unit/units.h"
 #include "tessera/testing/blocks.h"
 #include "tessera/testing/net.h"
 

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "tessera/shard/report.h"
 #include "tessera/testing/blocks.h"
 #include "tessera/testing/net.h"
 

@@ -10,7 +10,12 @@
 #include "tessera/shard/buffers.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
-#include "tessera/shard/model.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/shard/report.h"
+#include "tessera/shard/training.h"
+#include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/unit/unit_state.h"
+#include "tessera/shard/unit/units.h"
 #include "tessera/shard/norms.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/testing/net.h"
@@ -309,7 +314,7 @@ TEST_F(Device, UnitsAreFreedInEvaluation) {
   EXPECT_EQ(host_reads(), reads);
   EXPECT_LT(counters(*net).peak_unsharded_bytes, all);
   int whole = 0;
-  for (const auto& unit : units(*net)) whole += unit->holds_memory() ? 1 : 0;
+  for (const auto& unit : units(*net)) whole += unit->state(unit->schedule()->lock()).has_memory() ? 1 : 0;
   EXPECT_LE(whole, ShardOptions{.mesh = world_}.max_live_units);
 }
 

@@ -10,6 +10,8 @@
 #include "tessera/comm/self/self.h"
 #include "tessera/testing/blocks.h"
 #include "tessera/testing/net.h"
+#include "tessera/shard/training.h"
+#include "tessera/shard/report.h"
 
 namespace tessera::testing {
 namespace {

@@ -4,7 +4,8 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/shard/fully_shard.h"
-#include "tessera/shard/model.h"
+#include "tessera/shard/report.h"
+#include "tessera/shard/unit/units.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/testing/blocks.h"
 #include "tessera/testing/net.h"

@@ -9,10 +9,11 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/shard/paging/storage_tag.h"
-#include "tessera/shard/model.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/unit_state.h"
+#include "tessera/shard/unit/units.h"
+#include "tessera/shard/write_guard.h"
 
 namespace tessera {
 namespace {
@@ -28,8 +29,8 @@ Located located_shard(const at::Tensor& shard) {
 
 /// The whole of something that is cut like the parameters of the group.
 at::Tensor gathered(Unit& unit, const Unit::Group& group, const at::Tensor& own_flat) {
-  const auto lock = unit.schedule()->lock();
-  unit.expect_equal_start();
+  const auto held = unit.schedule()->lock();
+  unit.state(held).expect_equal_start();
   const auto& shard = unit.mesh().shard();
   const auto whole = at::empty({group.chunk * shard.size()}, own_flat.options());
   const Piece piece{.whole = whole, .own = own_flat};
@@ -87,6 +88,13 @@ at::Tensor whole_of(const Located& found, const at::Tensor& own_flat, Ranks rank
   return wanted_here(found.unit->mesh(), ranks) ? part_of(whole, *found.parameter) : at::Tensor();
 }
 
+/// "unit 'a', unit 'b'"
+std::string names(std::span<const std::shared_ptr<Unit>> units) {
+  std::string result;
+  for (const auto& unit : units) result += fmt::format("{}unit '{}'", result.empty() ? "" : ", ", unit->name());
+  return result;
+}
+
 }  // namespace
 
 FullParams full_params(const torch::nn::Module& module, Access access) {
@@ -94,41 +102,40 @@ FullParams full_params(const torch::nn::Module& module, Access access) {
   guard.access_ = access;
   for (auto& unit : units(module)) {
     const auto schedule = unit->schedule();
-    const auto lock = schedule->lock();
+    const auto held = schedule->lock();
     Unit* const wanted[] = {unit.get()};
     schedule->use(wanted, {});
+    auto& state = unit->state(held);
     try {
-      if (access == Access::Write) unit->make_private();
+      if (access == Access::Write) state.make_private();
     } catch (...) {
       schedule->release(wanted);
       throw;
     }
-    if (access == Access::Write) unit->writers++;
+    if (access == Access::Write) state.unsharded_writers++;
     guard.units_.push_back(std::move(unit));
   }
   return guard;
 }
 
 FullParams::~FullParams() {
+  if (access_ == Access::Read) {
+    for (const auto& unit : units_) unit->unpin();
+    return;
+  }
+  try {
+    const WriteGuard guard(units_, Write::Unsharded);
+    guard.outdate_all();
+    for (const auto& unit : units_) unit->state(unit->schedule()->lock()).keep_own_part();
+  } catch (const std::exception& error) {
+    log(LogLevel::Error, fmt::format("changes of the parameters of {} are lost: {}", names(units_), error.what()));
+  }
   for (const auto& unit : units_) {
     const auto schedule = unit->schedule();
-    const auto lock = schedule->lock();
-    Unit* const used[] = {unit.get()};
-    if (access_ == Access::Read) {
-      schedule->release(used);
-      continue;
-    }
-    unit->writers--;
-    try {
-      unit->about_to_write();
-      unit->outdate({});
-      unit->keep_own_part();
-      schedule->release(used);
-      if (!unit->pinned()) schedule->about_to_write(*unit);
-    } catch (const std::exception& error) {
-      schedule->release(used);
-      log(LogLevel::Error, fmt::format("changes of the parameters of unit '{}' are lost: {}", unit->name(), error.what()));
-    }
+    const auto held = schedule->lock();
+    unit->state(held).unsharded_writers--;
+    unit->unpin();
+    if (!unit->pinned()) schedule->reshard(*unit);  // what is unsharded is stale
   }
 }
 

@@ -11,11 +11,11 @@
 #include <set>
 
 #include "tessera/base/error.h"
-#include "tessera/shard/paging/storage_tag.h"
-#include "tessera/shard/model.h"
+#include "tessera/comm/per_group.h"
 #include "tessera/shard/paging/paging.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/units.h"
 
 namespace tessera {
 namespace {
@@ -70,17 +70,11 @@ std::shared_ptr<Unit> unit_of(Module& module) {
   return unit && std::ranges::any_of(module.parameters(), of_unit) ? unit : nullptr;
 }
 
-/// Where units wait to become parts of a model: one schedule for all that were made on the same world, so that the bound on whole units
-/// holds also for those that are never taken up.
-std::shared_ptr<Schedule> lobby(const ShardOptions& options) {
-  static std::mutex mutex;
-  static std::map<const void*, std::weak_ptr<Schedule>> lobbies;  // while it has units, their world lives, and keeps its address
-  std::lock_guard lock(mutex);
-  std::erase_if(lobbies, [](const auto& entry) { return entry.second.expired(); });
-  auto& known = lobbies[&options.mesh.world().traits()];
-  auto schedule = known.lock();
-  if (!schedule) known = schedule = std::make_shared<Schedule>(options.max_live_units);
-  return schedule;
+/// The schedule of units that are no parts of a model yet: one for all of the same world, so that the bound on unsharded units holds also
+/// for those that never become parts of one.
+std::shared_ptr<Schedule> schedule_before_model(const ShardOptions& options) {
+  static PerGroup<Schedule> all;  // units hold their world
+  return all.get(options.mesh.world(), [&] { return std::make_shared<Schedule>(options.max_live_units); });
 }
 
 /// Where a parameter is registered.
@@ -207,7 +201,7 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   }
   // What contains units is a model, and has a schedule of its own.
   const bool is_model = std::ranges::any_of(modules, [](const Module* module) { return !units(*module).empty(); });
-  const auto schedule = is_model ? std::make_shared<Schedule>(options.max_live_units) : lobby(options);
+  const auto schedule = is_model ? std::make_shared<Schedule>(options.max_live_units) : schedule_before_model(options);
   if (!found.candidates.empty()) {
     const auto unit = Unit::make(fmt::format("{}", fmt::join(names, "+")), std::move(found.candidates), options, schedule);
     register_shards(*unit, found.places, *modules.front());

@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "tessera/base/error.h"
+#include "tessera/shard/paging/paged_tensor.h"
 #include "tessera/shard/paging/storage_tag.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"

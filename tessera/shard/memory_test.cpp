@@ -7,7 +7,10 @@
 
 #include "tessera/comm/fake/fake.h"
 #include "tessera/shard/fully_shard.h"
-#include "tessera/shard/model.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/shard/report.h"
+#include "tessera/shard/training.h"
+#include "tessera/shard/unit/units.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/testing/net.h"
 

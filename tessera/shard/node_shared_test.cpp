@@ -12,7 +12,9 @@
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
-#include "tessera/shard/model.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/shard/report.h"
+#include "tessera/shard/training.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/testing/net.h"
 

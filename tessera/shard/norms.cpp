@@ -9,8 +9,9 @@
 #include <cmath>
 
 #include "tessera/base/error.h"
+#include "tessera/shard/paging/paged_tensor.h"
 #include "tessera/shard/paging/storage_tag.h"
-#include "tessera/shard/model.h"
+#include "tessera/shard/parameters.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
 
@@ -30,13 +31,12 @@ at::Tensor combine(const at::Tensor& a, const at::Tensor& b, double p) {
   return std::isinf(p) ? at::maximum(a, b) : a + b;
 }
 
-/// What the shards of one mesh come to on this rank.
-struct MeshSum {
-  std::shared_ptr<Unit> unit;  // any one on that mesh
+/// What gradients come to on this rank: those of whole parameters, or of the shards of one group.
+struct PartialSum {
+  at::TensorOptions options = {};
   at::Tensor sum = {};
   double squares = 0;
 };
-using MeshSums = c10::SmallVector<MeshSum, 2>;
 
 std::shared_ptr<Unit> unit_of_shard(const at::Tensor& shard) {
   const auto* tag = tag_of(shard);
@@ -47,15 +47,6 @@ std::shared_ptr<Unit> unit_of_shard(const at::Tensor& shard) {
         "pass tessera::parameters(model)");
   }
   return unit;
-}
-
-MeshSum& sum_over_mesh(MeshSums& sums, const at::Tensor& shard) {
-  const auto unit = unit_of_shard(shard);
-  const auto same_mesh = [&](const MeshSum& known) { return known.unit->mesh().shard().same_group(unit->mesh().shard()); };
-  const auto found = std::ranges::find_if(sums, same_mesh);
-  if (found != sums.end()) return *found;
-  sums.push_back({.unit = unit});
-  return sums.back();
 }
 
 /// Whose squares may have come with the reduction.
@@ -92,24 +83,32 @@ at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& 
     unit->schedule()->finish_reductions();  // a hook may ask in the middle of backward
     if (p == 2) unit->expect_norms();
   }
-  // Shards add up over the ranks of their mesh, nearly always one for the whole model; whole parameters are the same on all and count once.
-  MeshSum whole;
-  MeshSums sums;
+  // Shards add up over the ranks of their group, nearly always one for the whole model; whole parameters are the same on all and count once.
+  PartialSum whole;
+  c10::SmallVector<Communicator, 2> groups;
+  c10::SmallVector<PartialSum, 2> sums;  // one for each group
+  const auto sum_with = [&](const at::Tensor& parameter) -> PartialSum& {
+    if (!is_paged(parameter)) return whole;
+    const auto place = find_or_add(groups, unit_of_shard(parameter)->mesh().shard());
+    if (place == sums.size()) sums.push_back({.options = parameter.options().dtype(at::kFloat)});
+    return sums[place];
+  };
   for (size_t i = 0; i < parameters.size(); i++) {
     const auto& gradient = parameters[i].grad();
-    auto& [unit, sum, squares] = is_paged(parameters[i]) ? sum_over_mesh(sums, parameters[i]) : whole;
+    auto& partial = sum_with(parameters[i]);
     if (const auto known = p == 2 ? with_known_squares(parameters.subspan(i)) : 0; known > 0) {
-      squares += *tag_of(gradient)->squares;
+      partial.squares += *tag_of(gradient)->squares;
       i += known - 1;
     } else if (gradient.defined()) {
-      sum = combine(sum, partial_norm(gradient, p), p);
+      partial.sum = combine(partial.sum, partial_norm(gradient, p), p);
     }
   }
   auto all = whole.sum;
-  for (auto& [unit, sum, squares] : sums) {
-    auto total = sum.defined() ? sum.contiguous() : at::zeros({}, unit->groups().front().own.options().dtype(at::kFloat));
-    if (squares > 0) total.add_(squares);
-    unit->mesh().shard().all_reduce(total, {.op = std::isinf(p) ? Reduce::Max : Reduce::Sum}, {.unit = "gradient norm"}).wait();
+  for (size_t i = 0; i < sums.size(); i++) {
+    const auto& partial = sums[i];
+    auto total = partial.sum.defined() ? partial.sum.contiguous() : at::zeros({}, partial.options);
+    if (partial.squares > 0) total.add_(partial.squares);
+    groups[i].all_reduce(total, {.op = std::isinf(p) ? Reduce::Max : Reduce::Sum}, {.unit = "gradient norm"}).wait();
     all = combine(all, total, p);
   }
   if (!all.defined()) return at::zeros({}, at::kFloat);

@@ -6,7 +6,7 @@
 
 #include "tessera/base/process.h"
 #include "tessera/shard/fully_shard.h"
-#include "tessera/shard/model.h"
+#include "tessera/shard/parameters.h"
 #include "tessera/shard/norms.h"
 #include "tessera/testing/net.h"
 #include "tessera/testing/numbers.h"

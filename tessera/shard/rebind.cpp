@@ -6,8 +6,8 @@
 #include <map>
 
 #include "tessera/base/error.h"
-#include "tessera/shard/model.h"
 #include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/units.h"
 
 namespace tessera {
 

@@ -6,9 +6,10 @@
 #include <torch/nn/module.h>
 
 #include "tessera/base/error.h"
-#include "tessera/shard/model.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/unit_state.h"
+#include "tessera/shard/unit/units.h"
 
 namespace tessera {
 namespace {
@@ -30,8 +31,9 @@ void meet(const Communicator& world) {
 void expect_same_steps(const std::vector<std::shared_ptr<Unit>>& all, const Communicator& world) {
   std::vector<int64_t> own;
   for (const auto& unit : all) {
-    const auto version = static_cast<int64_t>(unit->next_version());
-    own.insert(own.end(), {version, -version, unit->write_broke_off()});
+    const auto& versions = unit->state(unit->schedule()->lock()).versions;
+    const auto version = static_cast<int64_t>(versions.next_version());
+    own.insert(own.end(), {version, -version, versions.write_broke_off()});
   }
   const auto most = at::tensor(own, at::kLong);
   world.all_reduce(most, {.op = Reduce::Max}, kMeeting).wait();
@@ -52,6 +54,16 @@ void expect_same_steps(const std::vector<std::shared_ptr<Unit>>& all, const Comm
   }
 }
 
+/// What was under way in the unit is given up, and its gradients are dropped.
+void start_anew(Unit& unit) {
+  auto& state = unit.state(unit.schedule()->lock());
+  state.reduction.abandon();
+  state.versions.start_anew();
+  for (auto& group : unit.groups()) {
+    for (auto& parameter : group.parameters) parameter.shard.mutable_grad() = at::Tensor();
+  }
+}
+
 }  // namespace
 
 void recover(const torch::nn::Module& model) {
@@ -61,11 +73,11 @@ void recover(const torch::nn::Module& model) {
   for (const auto& unit : all) {
     unit->schedule()->abandon_pass();
     for (const auto* group : {&unit->mesh().shard(), &unit->mesh().replicate(), &unit->mesh().world()}) {
-      if (std::ranges::none_of(groups, [&](const Communicator& known) { return known.same_group(*group); })) groups.push_back(*group);
+      find_or_add(groups, *group);
     }
   }
   for (const auto& group : groups) meet(group);
-  for (const auto& unit : all) unit->start_anew();
+  for (const auto& unit : all) start_anew(*unit);
   for (const auto& group : groups) expect_same_steps(all, group);
 }
 

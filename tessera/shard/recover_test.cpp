@@ -9,7 +9,7 @@
 #include "tessera/optim/adam.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
-#include "tessera/shard/model.h"
+#include "tessera/shard/parameters.h"
 #include "tessera/shard/recover.h"
 #include "tessera/testing/blocks.h"
 #include "tessera/testing/net.h"

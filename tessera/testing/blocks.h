@@ -5,7 +5,10 @@
 
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
-#include "tessera/shard/model.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/unit/unit_state.h"
+#include "tessera/shard/unit/units.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/testing/numbers.h"
 #include "tessera/testing/transports.h"
@@ -52,7 +55,7 @@ inline void expect_same_gradients(const torch::nn::Module& sharded, const torch:
 }
 
 inline void expect_all_freed(const torch::nn::Module& model) {
-  for (const auto& unit : units(model)) EXPECT_FALSE(unit->holds_memory()) << unit->name();
+  for (const auto& unit : units(model)) EXPECT_FALSE(unit->state(unit->schedule()->lock()).has_memory()) << unit->name();
 }
 
 }  // namespace tessera::testing

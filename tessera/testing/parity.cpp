@@ -5,7 +5,7 @@
 #include <mutex>
 
 #include "tessera/shard/full_params.h"
-#include "tessera/shard/model.h"
+#include "tessera/shard/parameters.h"
 #include "tessera/testing/transports.h"
 
 namespace tessera::testing {

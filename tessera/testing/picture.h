@@ -5,7 +5,8 @@
 
 #include "tessera/optim/adam.h"
 #include "tessera/shard/fully_shard.h"
-#include "tessera/shard/model.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/shard/training.h"
 #include "tessera/testing/numbers.h"
 
 namespace tessera::testing {

@@ -1,6 +1,7 @@
 // What trains and what does not: frozen before sharding, frozen and thawed in mid-run by every way, in whole units and in parts of them.
 #include "idiom.h"
-#include "tessera/shard/model.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/shard/training.h"
 
 namespace tessera::idioms {
 namespace {

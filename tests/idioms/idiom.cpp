@@ -3,7 +3,7 @@
 #include "tessera/optim/adam.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/full_params.h"
-#include "tessera/shard/model.h"
+#include "tessera/shard/parameters.h"
 
 namespace tessera::idioms {
 namespace {

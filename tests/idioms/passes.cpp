@@ -5,7 +5,8 @@
 
 #include "idiom.h"
 #include "tessera/shard/full_params.h"
-#include "tessera/shard/model.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/shard/training.h"
 #include "tessera/shard/recover.h"
 
 namespace tessera::idioms {

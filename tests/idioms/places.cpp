@@ -3,7 +3,8 @@
 
 #include "idiom.h"
 #include "tessera/shard/local.h"
-#include "tessera/shard/model.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/shard/training.h"
 
 namespace tessera::idioms {
 namespace {

@@ -64,7 +64,7 @@ std::string name_ranks(std::span<const int> ranks) {
   return result;
 }
 
-void expect_agreement(std::span<const Envelope> envelopes) {
+void expect_agreement(std::span<const Envelope> envelopes, Callers callers) {
   const auto alike = [&](const Envelope& other) { return std::memcmp(&envelopes.front(), &other, sizeof(Envelope)) == 0; };
   if (!envelopes.front().refused && std::ranges::all_of(envelopes, alike)) return;
   // Ranks that are about to do the same, in order of their first member.
@@ -103,7 +103,13 @@ void expect_agreement(std::span<const Envelope> envelopes) {
         " the shards were written on some ranks only: write them on every rank, also where they are empty, and say tessera::skip_step (or "
         "the optimizer's own) for a step that is left out; shard.data_ptr() counts as writing, shard.const_data_ptr() does not;";
   }
-  throw DisagreementError(message + " every rank must call the same operations, with the same sizes, in the same order");
+  message += " every rank must call the same operations, with the same sizes, in the same order";
+  if (callers == Callers::SeveralThreads) {
+    message +=
+        "; several threads of this rank have called the group: if they do so at the same time, each needs one of its own, made in the same "
+        "order on every rank, by world.duplicate()";
+  }
+  throw DisagreementError(message);
 }
 
 }  // namespace tessera

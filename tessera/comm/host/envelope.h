@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "tessera/comm/host/caller_threads.h"
 #include "tessera/comm/transport.h"
 
 namespace tessera {
@@ -42,8 +43,8 @@ struct Envelope {
 static_assert(std::has_unique_object_representations_v<Envelope>);
 
 /// Throws if a rank refuses (UsageError, with the reasons of all that do) or if not all are about to do the same (CommError, with who
-/// does what). As every rank passes the same envelopes, every rank throws the same.
-void expect_agreement(std::span<const Envelope> envelopes);
+/// does what). As every rank passes the same envelopes, every rank throws the same; one whose callers are several threads says so.
+void expect_agreement(std::span<const Envelope> envelopes, Callers callers = Callers::OneThread);
 
 /// "rank 2", "ranks 0, 1 and 3"
 std::string name_ranks(std::span<const int> ranks);

@@ -12,6 +12,7 @@
 #include <numeric>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/host/fill_envelope.h"
 #include "tessera/comm/host/reducer.h"
 #include "tessera/comm/host/shared_area.h"
 
@@ -23,88 +24,18 @@ constexpr int64_t kSmallReduction = 32 * 1024;
 // How long a rank that leaves waits for operations that it started and dropped.
 constexpr auto kFarewell = std::chrono::seconds(10);
 
-Bytes bytes_of(const at::Tensor& tensor) {
-  return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
-}
-
-Bytes part(const Bytes& all, size_t index, size_t parts) {
-  return all.subspan(index * (all.size() / parts), all.size() / parts);
-}
-
-void mix(uint64_t& hash, uint64_t value) {
-  hash = (hash ^ value) * 0x100000001b3ULL + 0x9e3779b97f4a7c15ULL;
-}
-
-/// Why a buffer can't be moved, or nothing.
-std::string complaint(const at::Tensor& tensor, std::string_view what, std::string_view transport) {
-  if (!tensor.defined()) return fmt::format("{} is undefined", what);
-  if (!tensor.device().is_cpu()) {
-    return fmt::format("{} is on {}; transport {} moves host memory, pass a CPU tensor", what, tensor.device().str(), transport);
-  }
-  if (tensor.layout() != at::kStrided || !tensor.is_contiguous()) return fmt::format("{} is not contiguous; pass .contiguous()", what);
-  bytes_of(tensor);  // throws where the memory is out of reach
-  return {};
-}
-
-std::string complaint(const Piece& piece, int rank, int size, std::string_view transport) {
-  if (auto why = complaint(piece.whole, "whole", transport); !why.empty()) return why;
-  if (auto why = complaint(piece.own, "own", transport); !why.empty()) return why;
-  if (piece.whole.numel() != piece.own.numel() * size) {
-    return fmt::format("whole has {} elements, but {} ranks with own parts of {} make {}", piece.whole.numel(), size, piece.own.numel(),
-                       piece.own.numel() * size);
-  }
-  const auto whole = bytes_of(piece.whole), own = bytes_of(piece.own);
-  const bool overlap = !own.empty() && own.data() < whole.data() + whole.size() && whole.data() < own.data() + own.size();
-  if (overlap && own.data() != part(whole, rank, size).data()) {
-    return fmt::format("own overlaps whole, but does not lie at the place of rank {}", rank);
-  }
-  return {};
-}
-
 /// Something for each rank.
 template <class T>
 using Ranks = c10::SmallVector<T, 8>;
-
-/// What this rank is about to do. `fill` adds the buffers; whatever is wrong with them becomes this rank's refusal, so that the others
-/// hear of it instead of waiting.
-Envelope envelope_for(Operation operation, const Call& call, c10::function_ref<void(Envelope&)> fill = {}) {
-  Envelope envelope;
-  envelope.operation = operation;
-  envelope.number = call.subject.number;
-  envelope.version = call.subject.version;
-  envelope.members = call.subject.members;
-  envelope.set_unit(call.subject.unit);
-  try {
-    if (fill) fill(envelope);
-  } catch (const std::exception& error) {
-    envelope.refuse(first_line(error));
-  }
-  return envelope;
-}
 
 void require(std::string complaint) {
   if (!complaint.empty()) throw UsageError(std::move(complaint));
 }
 
-void describe(Envelope& envelope, const at::Tensor& tensor, std::string_view transport) {
-  require(complaint(tensor, "the tensor", transport));
-  envelope.pieces = 1;
-  envelope.numel = tensor.numel();
-  envelope.dtype = envelope.wire_dtype = envelope.sum_dtype = static_cast<int8_t>(tensor.scalar_type());
-}
-
-void describe(Envelope& envelope, std::span<const Piece> pieces, int rank, const Transport::Traits& traits) {
-  envelope.pieces = static_cast<int32_t>(pieces.size());
-  for (size_t i = 0; i < pieces.size(); i++) {
-    auto why = complaint(pieces[i], rank, traits.size, traits.name);
-    if (!why.empty()) throw UsageError(fmt::format("piece {}: {}", i, why));
-    const auto& whole = pieces[i].whole;
-    const auto dtype = static_cast<int8_t>(whole.scalar_type());
-    if (i == 0) envelope.dtype = envelope.wire_dtype = envelope.sum_dtype = dtype;
-    if (dtype != envelope.dtype) throw UsageError(fmt::format("piece {}: pieces of one call must have one dtype", i));
-    envelope.numel += whole.numel();
-    mix(envelope.layout, static_cast<uint64_t>(whole.numel()));
-  }
+void expect_one_dtype(std::span<const Piece> pieces) {
+  const auto differs = [&](const Piece& piece) { return piece.whole.scalar_type() != pieces.front().whole.scalar_type(); };
+  const auto found = std::ranges::find_if(pieces, differs);
+  if (found != pieces.end()) throw UsageError(fmt::format("piece {}: pieces of one call must have one dtype", found - pieces.begin()));
 }
 
 Transport::Traits with_place(Transport::Traits traits, const Link& link) {
@@ -165,7 +96,8 @@ HostTransport::~HostTransport() {
 
 Work HostTransport::all_gather(std::span<const Piece> pieces, std::span<at::Tensor> /*companions*/, const Call& call) {
   const auto envelope = envelope_for(Operation::AllGather, call, [&](Envelope& filled) {
-    describe(filled, pieces, rank(), traits());
+    describe(filled, pieces, traits());
+    expect_one_dtype(pieces);
     for (const auto& piece : pieces) {
       if (piece.own.scalar_type() != piece.whole.scalar_type()) throw UsageError("own and whole differ in dtype");
     }
@@ -174,7 +106,7 @@ Work HostTransport::all_gather(std::span<const Piece> pieces, std::span<at::Tens
     uint64_t sent = 0;
     Ranks<Bytes> from(static_cast<size_t>(size()));
     for (const auto& piece : pieces) {
-      for (size_t r = 0; r < from.size(); r++) from[r] = part(bytes_of(piece.whole), r, from.size());
+      for (size_t r = 0; r < from.size(); r++) from[r] = part_of(bytes_of(piece.whole), r, from.size());
       sent += gather(bytes_of(piece.own), from, deadline);
     }
     return sent;
@@ -184,7 +116,8 @@ Work HostTransport::all_gather(std::span<const Piece> pieces, std::span<at::Tens
 Work HostTransport::reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Call& call) {
   Reducer reducer;
   const auto envelope = envelope_for(Operation::ReduceScatter, call, [&](Envelope& filled) {
-    describe(filled, pieces, rank(), traits());
+    describe(filled, pieces, traits());
+    expect_one_dtype(pieces);
     if (pieces.empty()) return;
     const auto dtype = pieces.front().whole.scalar_type();
     reducer = Reducer(reduction, dtype);
@@ -207,7 +140,7 @@ Work HostTransport::reduce_scatter(std::span<const Piece> pieces, const Reductio
 Work HostTransport::all_reduce(at::Tensor tensor, const Reduction& reduction, const Call& call) {
   Reducer reducer;
   const auto envelope = envelope_for(Operation::AllReduce, call, [&](Envelope& filled) {
-    describe(filled, tensor, traits().name);
+    describe(filled, tensor, traits());
     reducer = Reducer(reduction, tensor.scalar_type());
     reducer.describe(filled);
     require(reducer.complaint(tensor.scalar_type()));
@@ -219,9 +152,9 @@ Work HostTransport::all_reduce(at::Tensor tensor, const Reduction& reduction, co
     Ranks<at::Tensor> contributions(ranks);
     Ranks<Bytes> from(ranks);
     if (numel * size() <= kSmallReduction) {
-      const auto room = at::empty({size(), numel}, outgoing.options());
+      const auto received = at::empty({size(), numel}, outgoing.options());
       for (size_t r = 0; r < ranks; r++) {
-        contributions[r] = room[r];
+        contributions[r] = received[r];
         from[r] = bytes_of(contributions[r]);
       }
       const auto sent = gather(bytes_of(outgoing), from, deadline);
@@ -230,15 +163,15 @@ Work HostTransport::all_reduce(at::Tensor tensor, const Reduction& reduction, co
     }
     // Each rank reduces a chunk, then all gather the results. The sums are the same to the bit.
     const int64_t chunk = (numel + size() - 1) / size();
-    const auto part_of = [&](const at::Tensor& flat, size_t r) {
+    const auto chunk_of = [&](const at::Tensor& flat, size_t r) {
       const int64_t begin = std::min(static_cast<int64_t>(r) * chunk, numel);
       return flat.narrow(0, begin, std::min(chunk, numel - begin));
     };
     Ranks<ConstBytes> to;
-    for (size_t r = 0; r < ranks; r++) to.push_back(bytes_of(part_of(outgoing, r)));
+    for (size_t r = 0; r < ranks; r++) to.push_back(bytes_of(chunk_of(outgoing, r)));
     const auto flat = tensor.view({-1});
-    auto sent = reduce(reducer, to, part_of(flat, rank()), deadline);
-    for (size_t r = 0; r < ranks; r++) from[r] = bytes_of(part_of(flat, r));
+    auto sent = reduce(reducer, to, chunk_of(flat, rank()), deadline);
+    for (size_t r = 0; r < ranks; r++) from[r] = bytes_of(chunk_of(flat, r));
     sent += gather(from[rank()], from, deadline);
     return sent;
   });
@@ -246,7 +179,7 @@ Work HostTransport::all_reduce(at::Tensor tensor, const Reduction& reduction, co
 
 Work HostTransport::broadcast(at::Tensor tensor, int root, const Call& call) {
   const auto envelope = envelope_for(Operation::Broadcast, call, [&](Envelope& filled) {
-    describe(filled, tensor, traits().name);
+    describe(filled, tensor, traits());
     filled.root = root;
     if (root < 0 || root >= size()) throw UsageError(fmt::format("rank {} does not exist in a group of {}", root, size()));
   });
@@ -264,7 +197,7 @@ Work HostTransport::barrier(const Call& call) {
 
 std::unique_ptr<Transport> HostTransport::split(std::span<const int> colors, const Call& call) {
   const auto envelope = envelope_for(Operation::Split, call, [&](Envelope& filled) {
-    for (const int color : colors) mix(filled.layout, static_cast<uint64_t>(color));
+    for (const int color : colors) mix_into_layout(filled, color);
     if (static_cast<int>(colors.size()) != size()) {
       throw UsageError(fmt::format("{} colors for {} ranks; give one for each", colors.size(), size()));
     }
@@ -304,7 +237,7 @@ void HostTransport::abort(std::string_view reason) noexcept {
 }
 
 Work HostTransport::start(Envelope envelope, std::chrono::milliseconds limit, Move move) {
-  called_by_this_thread();
+  callers_.note();
   link_->used_by_this_thread();
   return queue_.run([this, envelope, limit, move = std::move(move)]() mutable {
     // Neither gradients nor version counters are meant, and buffers may have been made in this mode.
@@ -338,7 +271,7 @@ void HostTransport::run_agreed(const Envelope& envelope, Clock::time_point deadl
 
 void HostTransport::agree(const Envelope& envelope, Clock::time_point deadline) {
   link_->all_gather(std::as_bytes(std::span(&envelope, 1)), envelope_bytes_, deadline);
-  Transport::expect_agreement(envelopes_);
+  expect_agreement(envelopes_, callers_.callers());
 }
 
 uint64_t HostTransport::reduce(const Reducer& reducer, std::span<const ConstBytes> to, const at::Tensor& own, Clock::time_point deadline,

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <optional>
 
+#include "tessera/comm/host/caller_threads.h"
 #include "tessera/comm/host/envelope.h"
 #include "tessera/comm/host/link.h"
 #include "tessera/comm/host/queue.h"
@@ -51,6 +52,7 @@ class HostTransport final : public Transport {
 
   std::shared_ptr<Link> link_;
   std::shared_ptr<Family> family_;
+  CallerThreads callers_;
   uint64_t sequence_ = 0;
   std::optional<Envelope> last_;     // what this rank finished before
   Envelope now_;                     // what it is about

@@ -8,9 +8,9 @@ namespace tessera {
 
 void Link::visit_all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline) {
   const auto own = to[static_cast<size_t>(rank())];
-  std::vector<std::byte> room(own.size() * to.size());
+  std::vector<std::byte> received(own.size() * to.size());
   std::vector<Bytes> from;
-  for (size_t r = 0; r < to.size(); r++) from.push_back(Bytes(room).subspan(r * own.size(), own.size()));
+  for (size_t r = 0; r < to.size(); r++) from.push_back(Bytes(received).subspan(r * own.size(), own.size()));
   all_to_all(to, from, deadline);
   const std::vector<ConstBytes> rows(from.begin(), from.end());
   visit(0, rows);

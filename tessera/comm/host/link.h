@@ -43,7 +43,7 @@ class Link {
   /// Every rank has something else for each: from[r] receives what rank r had in its to[rank()].
   virtual void all_to_all(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) = 0;
 
-  /// The same, but what has come is looked at where it lies, piece by piece: `visit(begin, rows)` gets a stretch of what each rank has for
+  /// The same, but what has come is looked at where it lies, piece by piece: `visit(begin, rows)` gets a range of what each rank has for
   /// this one, itself included, that begins at so many bytes.
   using Visit = c10::function_ref<void(size_t begin, std::span<const ConstBytes> rows)>;
   virtual void visit_all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline);

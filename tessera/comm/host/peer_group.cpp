@@ -9,8 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <functional>
-#include <thread>
 
 #include "tessera/comm/host/futex.h"
 
@@ -77,9 +75,8 @@ void PeerGroup::raise(Counter& own, uint32_t value) const {
 }
 
 void PeerGroup::used_by_this_thread() {
-  const auto id = std::hash<std::thread::id>()(std::this_thread::get_id());
-  size_t first = 0;
-  if (!thread_.compare_exchange_strong(first, id) && first != id) peer(rank_).several = 1;
+  threads_.note();
+  if (threads_.callers() == Callers::SeveralThreads) peer(rank_).several = 1;
 }
 
 struct PeerGroup::PostedWait {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "tessera/base/fd.h"
+#include "tessera/comm/host/caller_threads.h"
 #include "tessera/comm/host/link.h"
 #include "tessera/comm/host/shared_block.h"
 
@@ -64,6 +65,7 @@ class PeerGroup {
   std::string waits_of_all() const;
   /// A thread of the program uses the group. Where several do, one may wait while another works, so nobody can tell a deadlock.
   void used_by_this_thread();
+  Callers callers() const { return threads_.callers(); }
   /// Who says whether something runs beside the program that others may wait for.
   void ask(std::function<bool()> works_aside) { works_aside_ = std::move(works_aside); }
   static bool has_come(const Counter& counter, uint32_t value) {
@@ -96,7 +98,7 @@ class PeerGroup {
   SharedBlock block_;
   int rank_;
   int ranks_;
-  std::atomic<size_t> thread_ = 0;  // of the program, the first that came
+  CallerThreads threads_;  // of the program
   std::function<bool()> works_aside_;
   std::atomic<uint32_t> last_ticket_ = 0;
   std::mutex mutex_;

@@ -61,6 +61,10 @@ void SharedArea::expect_in_step() const {
       "the next batch, or end");
 }
 
+Callers SharedArea::callers() const {
+  return peers_->callers();
+}
+
 void SharedArea::back_in_step() const {
   peers_->back_in_step();
 }

@@ -12,18 +12,15 @@
 #include <string>
 #include <string_view>
 
+#include "tessera/comm/host/caller_threads.h"
+#include "tessera/comm/transport.h"
+
 namespace tessera {
 
 class PeerGroup;
 enum class Deadlock;
 class SharedBlock;
 struct Counter;
-
-/// So much for each rank, and so many counters.
-struct AreaShape {
-  size_t bytes_per_rank = 0;
-  int counters = 0;
-};
 
 /// A part for each rank, one after the other in rank order. Zeros at first; each rank itself is the first to touch its part.
 class SharedArea {
@@ -53,6 +50,9 @@ class SharedArea {
   void expect_in_step() const;
   void back_in_step() const;
 
+  /// Whether several threads of this rank's program use it.
+  Callers callers() const;
+
   /// Who else has to hear of such an error.
   void when_broken(std::function<void(std::string_view)> tell) { tell_ = std::move(tell); }
 
@@ -65,12 +65,6 @@ class SharedArea {
   AreaShape shape_;
   std::shared_ptr<PeerGroup> peers_;
   std::function<void(std::string_view)> tell_;
-};
-
-/// An area on every rank, or on none, with the reason.
-struct SharedAttempt {
-  std::shared_ptr<SharedArea> area;
-  std::string why_not;
 };
 
 }  // namespace tessera

@@ -19,7 +19,7 @@ constexpr size_t kSlot = size_t{1} << 20;
 constexpr size_t kLarge = size_t{1} << 22;
 
 template <class Span>
-Span stretch(Span bytes, size_t begin, size_t most) {
+Span range(Span bytes, size_t begin, size_t most) {
   const auto rest = bytes.subspan(std::min(begin, bytes.size()));
   return rest.first(std::min(most, rest.size()));
 }
@@ -57,12 +57,12 @@ void SharedMemoryLink::all_gather(ConstBytes own, std::span<const Bytes> from, C
   const bool in_place = own.data() == from[rank()].data();
   for (size_t begin = 0; begin < longest; begin += kSlot) {
     turn_++;
-    const auto part = stretch(own, begin, kSlot);
+    const auto part = range(own, begin, kSlot);
     copy(slot(rank()), part.data(), part.size());
-    if (!in_place) copy(stretch(from[rank()], begin, kSlot).data(), part.data(), part.size());  // while the cache has it
+    if (!in_place) copy(range(from[rank()], begin, kSlot).data(), part.data(), part.size());  // while the cache has it
     next_turn(deadline);
     for (int r = 0; r < size(); r++) {
-      const auto target = stretch(from[r], begin, kSlot);
+      const auto target = range(from[r], begin, kSlot);
       if (r != rank()) copy(target.data(), slot(r), target.size());
     }
   }
@@ -73,7 +73,7 @@ void SharedMemoryLink::all_to_all(std::span<const ConstBytes> to, std::span<cons
       to,
       [&](size_t begin, std::span<const ConstBytes> rows) {
         for (size_t r = 0; r < from.size(); r++) {
-          const auto target = stretch(from[r], begin, rows[r].size());
+          const auto target = range(from[r], begin, rows[r].size());
           if (!target.empty()) std::memcpy(target.data(), rows[r].data(), target.size());
         }
       },
@@ -83,21 +83,21 @@ void SharedMemoryLink::all_to_all(std::span<const ConstBytes> to, std::span<cons
 void SharedMemoryLink::visit_all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline) {
   peers_->expect_running();
   const auto self = static_cast<size_t>(rank());
-  // A slot has a compartment for each rank. What goes to a rank is as long as what it has for itself.
-  const size_t room = kSlot / to.size() / 64 * 64;
+  // A slot has a part for each rank. What goes to a rank is as long as what it has for itself.
+  const size_t part_size = kSlot / to.size() / 64 * 64;
   const size_t longest = std::ranges::max(to, {}, &ConstBytes::size).size();
   const auto copy = copy_of(longest * to.size());
   c10::SmallVector<ConstBytes, 8> rows(to.size());
-  for (size_t begin = 0; begin < longest; begin += room) {
+  for (size_t begin = 0; begin < longest; begin += part_size) {
     turn_++;
     for (size_t r = 0; r < to.size(); r++) {
-      const auto part = stretch(to[r], begin, room);
-      if (r != self) copy(slot(rank()) + r * room, part.data(), part.size());
+      const auto part = range(to[r], begin, part_size);
+      if (r != self) copy(slot(rank()) + r * part_size, part.data(), part.size());
     }
     next_turn(deadline);
-    const auto own = stretch(to[self], begin, room);
+    const auto own = range(to[self], begin, part_size);
     for (size_t r = 0; r < to.size(); r++) {
-      rows[r] = r == self ? own : ConstBytes(slot(static_cast<int>(r)) + self * room, own.size());
+      rows[r] = r == self ? own : ConstBytes(slot(static_cast<int>(r)) + self * part_size, own.size());
     }
     visit(begin, rows);
   }

@@ -6,6 +6,7 @@
 
 #include <string>
 
+#include "tessera/shard/paging/paged_tensor.h"
 #include "tessera/shard/paging/storage_tag.h"
 #include "tessera/shard/paging/operators.h"
 #include "tessera/shard/unit/unit.h"

@@ -12,11 +12,14 @@
 
 #include "tessera/base/error.h"
 #include "tessera/shard/paging/locality.h"
+#include "tessera/shard/paging/paged_tensor.h"
 #include "tessera/shard/paging/storage_tag.h"
 #include "tessera/shard/unit/parameter_meta.h"
 #include "tessera/shard/paging/operators.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/unit_state.h"
+#include "tessera/shard/write_guard.h"
 
 namespace tessera {
 namespace {
@@ -25,6 +28,7 @@ namespace {
 struct Operands {
   c10::SmallVector<Unit*, 4> units;                  // whose whole parameters it uses
   c10::SmallVector<const at::Tensor*, 2> written;    // shards that it changes
+  c10::SmallVector<std::shared_ptr<Unit>, 2> changed;  // their units
   c10::SmallVector<Unit*, 2> reduced;                // whose gradients it uses, while they are on their way
   c10::SmallVector<std::shared_ptr<Unit>, 2> alive;  // of shards, which do not keep their unit alive
   OriginPtr origin;                                  // of a shard, or of what was computed from one
@@ -39,6 +43,10 @@ void refuse_stranger(const at::Tensor& tensor, const OperatorFacts& op) {
                   op.name()));
 }
 
+bool may_write_unsharded(Unit& unit) {
+  return unit.state(unit.schedule()->lock()).unsharded_writers > 0;
+}
+
 void note(Operands& operands, const at::Tensor& tensor, bool writes, const OperatorFacts& op) {
   if (!is_paged(tensor)) return;
   auto* tag = tag_of(tensor);
@@ -49,7 +57,7 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const Opera
   }
   if (tag->role == Role::Unsharded) {
     auto* unit = tag->owner.get();
-    if (writes && unit->writers == 0) {
+    if (writes && !may_write_unsharded(*unit)) {
       throw UsageError(fmt::format(
           "{} would write {} while it is whole for a moment, and the change would be lost; write inside "
           "tessera::full_params(module, Access::Write), or write the shards. An optimizer that was made before fully_shard has to "
@@ -70,8 +78,11 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const Opera
   const auto unit = tag->unit.lock();
   if (!unit) return;  // its model is gone; what is left of it is an ordinary tensor
   if (!operands.origin) operands.origin = origin_of(tensor, tag);
-  if (writes && tag->role == Role::Sharded) operands.written.push_back(&tensor);
-  if (tag->role == Role::Gradient && unit->reduces()) operands.reduced.push_back(unit.get());
+  if (writes && tag->role == Role::Sharded) {
+    operands.written.push_back(&tensor);
+    if (std::ranges::find(operands.changed, unit) == operands.changed.end()) operands.changed.push_back(unit);
+  }
+  if (tag->role == Role::Gradient && unit->is_reducing()) operands.reduced.push_back(unit.get());
   operands.alive.push_back(unit);
 }
 
@@ -131,8 +142,7 @@ void cast_operands(const OperatorFacts& op, Stack& stack, Unit& unit) {
     if (!tensor.defined() || !at::isFloatingType(tensor.scalar_type())) return tensor;
     if (op.updates_statistics) return is_paged(tensor) ? tensor.to(at::kFloat) : tensor;
     if (is_paged(tensor) || tensor.scalar_type() == *dtype) return tensor;
-    const auto lock = unit.schedule()->lock();
-    return unit.casts().cast(tensor, *dtype);
+    return unit.state(unit.schedule()->lock()).casts.cast(tensor, *dtype);
   };
   for (size_t i = 0; i < op.arguments; i++) {
     if (op.writes[i]) continue;
@@ -289,10 +299,9 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
   }
   if (operands.origin) expect_same_places(op, *stack, base, *operands.origin);
   for (auto* unit : operands.reduced) unit->schedule()->finish_reductions();
-  for (const auto* shard : operands.written) {
-    auto& unit = *tag_of(*shard)->unit.lock();
-    unit.schedule()->about_to_write(unit);
-    unit.outdate(*shard);
+  if (!operands.written.empty()) {
+    const WriteGuard guard(operands.changed, Write::Operators);
+    for (const auto* shard : operands.written) guard.outdate(*shard);
   }
   Companions companions(op, *stack, operands.units);
   const Pins pins(operands.units, companions.fault());
@@ -301,13 +310,13 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
     expect_one_dtype(op, operands.units);
     cast_operands(op, *stack, *operands.units.front());
   }
-  c10::SmallVector<c10::StorageImpl*, 2> written;
-  for (const auto* shard : operands.written) written.push_back(shard->unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+  c10::SmallVector<TaggedStorage*, 2> written;
+  for (const auto* shard : operands.written) written.push_back(tagged_storage(*shard));
   {
     const c10::impl::ExcludeDispatchKeyGuard excluded(kPagingKey);
     handle.redispatchBoxed(below, stack);
   }
-  for (auto* storage : written) watch(*storage);
+  for (auto* storage : written) storage->watch_raw_writes();
   if (operands.origin && !op.inspects) mark_results(*stack, base, operands.origin);
 }
 

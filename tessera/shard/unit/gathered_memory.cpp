@@ -1,8 +1,7 @@
-// The residence that works everywhere: across machines, on any device.
+// The memory of a unit that works everywhere: across machines, on any device.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
-#include "tessera/shard/paging/storage_tag.h"
 #include "tessera/shard/unit/unit_memory.h"
 
 namespace tessera {
@@ -20,14 +19,14 @@ void for_each_run(std::span<const Item> items, const Key& key, const Act& act) {
   }
 }
 
-class Gathered final : public UnitMemory {
+class GatheredMemory final : public UnitMemory {
  public:
-  explicit Gathered(Communicator shard) : shard_(std::move(shard)) {}
+  explicit GatheredMemory(Communicator shard) : shard_(std::move(shard)) {}
 
   std::string_view name() const override { return "gathered"; }
 
-  std::shared_ptr<at::DataPtr> add(const BufferPlan& plan) override {
-    return allocate(static_cast<size_t>(plan.chunk) * c10::elementSize(plan.dtype), plan.device);
+  MemoryPtr add(const BufferPlan& plan) override {
+    return allocate_memory(static_cast<size_t>(plan.chunk) * c10::elementSize(plan.dtype), plan.device);
   }
 
   uint64_t unsharded_bytes(std::span<const Buffer> buffers) const override {
@@ -36,45 +35,45 @@ class Gathered final : public UnitMemory {
     return bytes;
   }
 
-  Works read(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) override {
+  Works unshard(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) override {
     Works works;
-    for (const auto& buffer : buffers) fill(*buffer.unsharded);  // all of it, before anything is under way that can't be called back
+    for (const auto& buffer : buffers) buffer.unsharded->allocate();  // all of it, before anything is under way that can't be called back
     for_each_run(
         buffers, [](const Buffer& buffer) { return buffer.unsharded_dtype; },
         [&](std::span<const Buffer> run) {
           c10::SmallVector<Piece, 2> pieces;
           for (const auto& buffer : run) {
-            pieces.push_back({.whole = memory_view(*buffer.unsharded, buffer.unsharded_dtype), .own = buffer.own.to(buffer.unsharded_dtype)});
+            pieces.push_back({.whole = buffer.unsharded->memory_view(buffer.unsharded_dtype), .own = buffer.own.to(buffer.unsharded_dtype)});
           }
           works.push_back(shard_.all_gather(pieces, subject, fault.companions));
         });
     return works;
   }
 
-  void reshard(std::span<const Buffer> buffers, Works coming) override {
-    for (const auto& work : coming) {
+  void reshard(std::span<const Buffer> buffers, Works unsharding) override {
+    for (const auto& work : unsharding) {
       try {
         work.wait();
       } catch (const std::exception&) {
-        // Whoever needs the unit hears of it; who gives it back does not care.
+        // Whoever needs the unit gets the error; who reshards it does not care.
       }
     }
-    for (const auto& buffer : buffers) drain(*buffer.unsharded);
+    for (const auto& buffer : buffers) buffer.unsharded->release();
   }
 
   void make_private(std::span<const Buffer> /*buffers*/) override {}
   void done_reading(const Subject& /*subject*/) override {}
-  bool write(const Subject& /*subject*/) override { return true; }
+  bool wait_for_readers(const Subject& /*subject*/) override { return true; }
   bool keep_copy(const Buffer& /*buffer*/) override { return false; }
   void publish(std::span<const Buffer> /*buffers*/, const Subject& /*subject*/, bool /*stale*/) override {}
   at::Tensor published(size_t /*buffer*/) const override { return {}; }
 
-  GradientRoom gradient_room(std::span<const GradientPlan> plans) override {
-    GradientRoom room;
+  GradientBuffers gradient_buffers(std::span<const GradientPlan> plans) override {
+    GradientBuffers result;
     for (const auto& plan : plans) {
-      room.wholes.push_back(at::empty({plan.numel}, at::TensorOptions().dtype(plan.dtype).device(plan.device)));
+      result.buffers.push_back(at::empty({plan.numel}, at::TensorOptions().dtype(plan.dtype).device(plan.device)));
     }
-    return room;
+    return result;
   }
 
   Works reduce(std::span<const Piece> pieces, const Subject& subject) override {
@@ -94,7 +93,7 @@ class Gathered final : public UnitMemory {
 }  // namespace
 
 std::unique_ptr<UnitMemory> gathered_memory(Communicator shard) {
-  return std::make_unique<Gathered>(std::move(shard));
+  return std::make_unique<GatheredMemory>(std::move(shard));
 }
 
 }  // namespace tessera

@@ -9,8 +9,10 @@
 #include <exception>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/host/fill_envelope.h"
 #include "tessera/comm/host/reducer.h"
 #include "tessera/comm/host/shared_area.h"
+#include "tessera/comm/per_group.h"
 
 namespace tessera {
 namespace {
@@ -22,7 +24,7 @@ constexpr size_t aligned(size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-constexpr size_t kRoomForGaps = 1024;  // between buffers
+constexpr size_t kSpareBytes = 1024;  // for gaps between buffers
 /// What lies in front of a slot: ranks that add up different things get an error.
 constexpr size_t kHead = aligned(sizeof(Envelope));
 
@@ -51,13 +53,18 @@ struct GradientSlots::Turn final : Work::State {
   std::atomic<bool> is_done = false;
 };
 
+std::shared_ptr<GradientSlots> GradientSlots::of(const Communicator& group) {
+  static PerGroup<GradientSlots> all;
+  return all.get(group, [&] { return std::make_shared<GradientSlots>(group); });
+}
+
 std::shared_ptr<GradientSlots::Turn> GradientSlots::make_turn() {
   return std::make_shared<Turn>();
 }
 
 void GradientSlots::expect(size_t bytes) {
   const std::lock_guard lock(mutex_);
-  expected_ = std::max(expected_, kHead + bytes + kRoomForGaps);
+  expected_ = std::max(expected_, kHead + bytes + kSpareBytes);
 }
 
 std::byte* GradientSlots::slot(int rank, uint32_t turn) const {
@@ -80,8 +87,7 @@ void GradientSlots::make_area(std::chrono::milliseconds limit) {
   if (area_) finish_through(turn_);
   area_.reset();
   size_ = 0;
-  auto attempt =
-      transport_.share({.bytes_per_rank = 2 * expected_, .counters = kCounters}, {.subject = {.unit = "gradients"}, .limit = limit});
+  auto attempt = group_.with_limit(limit).share({.bytes_per_rank = 2 * expected_, .counters = kCounters}, {.unit = "gradients"});
   if (!attempt.area) {
     throw IoError(
         fmt::format("no shared memory for gradients, {} bytes a rank: {}; shard smaller units, or with .residence = "
@@ -93,9 +99,8 @@ void GradientSlots::make_area(std::chrono::milliseconds limit) {
   turn_ = 0;
 }
 
-GradientRoom GradientSlots::room(std::span<const GradientPlan> plans, std::chrono::milliseconds limit) {
-  transport_.called_by_this_thread();
-  GradientRoom room{.wholes = {}, .reservation = std::unique_lock(packing_)};
+GradientBuffers GradientSlots::buffers(std::span<const GradientPlan> plans, std::chrono::milliseconds limit) {
+  GradientBuffers result{.buffers = {}, .reservation = std::unique_lock(packing_)};
   const std::lock_guard lock(mutex_);
   size_t bytes = kHead;
   for (const auto& plan : plans) bytes += aligned(static_cast<size_t>(plan.numel) * c10::elementSize(plan.dtype));
@@ -104,13 +109,13 @@ GradientRoom GradientSlots::room(std::span<const GradientPlan> plans, std::chron
   if (expected_ > size_) make_area(limit);
   const auto turn = turn_ + 1;
   finish_through(turn - 2);
-  area_->wait(kAdded, turn - 2, limit, [&] { return std::string("making room for gradients"); });
+  area_->wait(kAdded, turn - 2, limit, [] { return std::string("waiting for a free slot of gradients"); });
   auto* place = slot(area_->rank(), turn) + kHead;
   for (const auto& plan : plans) {
-    room.wholes.push_back(view(place, plan.numel, plan.dtype));
-    place += aligned(room.wholes.back().nbytes());
+    result.buffers.push_back(view(place, plan.numel, plan.dtype));
+    place += aligned(result.buffers.back().nbytes());
   }
-  return room;
+  return result;
 }
 
 Work GradientSlots::reduce(std::shared_ptr<Turn> turn, std::span<const Piece> pieces, const Subject& subject,
@@ -122,21 +127,14 @@ Work GradientSlots::reduce(std::shared_ptr<Turn> turn, std::span<const Piece> pi
   turn->error = nullptr;
   turn->is_done = false;
   turn->pieces.assign(pieces.begin(), pieces.end());
-  auto& envelope = *new (slot(area_->rank(), turn->number)) Envelope;
-  envelope.operation = Operation::ReduceScatter;
-  envelope.set_unit(subject.unit);
-  envelope.number = subject.number;
-  envelope.version = subject.version;
-  envelope.members = subject.members;
-  envelope.pieces = static_cast<int32_t>(pieces.size());
-  if (!pieces.empty()) Reducer({.op = Reduce::Mean}, pieces.front().whole.scalar_type()).describe(envelope);
-  envelope.dtype = envelope.wire_dtype;
+  const auto fill = [&](Envelope& envelope) {
+    describe(envelope, pieces, group_.traits());
+    if (!pieces.empty()) Reducer({.op = Reduce::Mean}, pieces.front().whole.scalar_type()).describe(envelope);
+  };
+  new (slot(area_->rank(), turn->number)) Envelope(envelope_for(Operation::ReduceScatter, {.subject = subject}, fill));
   uint64_t bytes = 0;  // that others read
-  for (const auto& piece : pieces) {
-    envelope.numel += piece.whole.numel();
-    bytes += piece.whole.nbytes() - piece.whole.nbytes() / static_cast<size_t>(area_->size());
-  }
-  transport_.count(Operation::ReduceScatter, bytes);
+  for (const auto& piece : pieces) bytes += piece.whole.nbytes() - piece.whole.nbytes() / static_cast<size_t>(area_->size());
+  group_.count(Operation::ReduceScatter, bytes);
   turn_++;
   area_->reach(kPacked, turn_);
   open_.push_back(turn);
@@ -166,7 +164,7 @@ void GradientSlots::add_up(Turn& turn) {
   area_->expect_in_step();
   envelopes_.clear();
   for (int rank = 0; rank < area_->size(); rank++) envelopes_.push_back(*reinterpret_cast<const Envelope*>(slot(rank, turn.number)));
-  transport_.expect_agreement(envelopes_);
+  expect_agreement(envelopes_, area_->callers());
   const c10::InferenceMode inference;
   for (auto& piece : turn.pieces) {
     const auto dtype = piece.whole.scalar_type();

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-
 #include <c10/util/SmallVector.h>
 
 #include <chrono>
@@ -11,42 +10,34 @@
 #include <span>
 #include <vector>
 
+#include "tessera/comm/communicator.h"
 #include "tessera/comm/host/envelope.h"
-#include "tessera/comm/transport.h"
+#include "tessera/shard/unit/unit_memory.h"
 
 namespace tessera {
 
-/// Gradients of one buffer on their way to the sum.
-struct GradientPlan {
-  int64_t numel = 0;
-  at::ScalarType dtype;  // in which they travel
-  at::Device device;
-};
-
-/// Memory to pack gradients into. Whoever has it is the only one that packs.
-struct GradientRoom {
-  c10::SmallVector<at::Tensor, 2> wholes;  // one for each plan
-  std::unique_lock<std::mutex> reservation;
-};
+class SharedArea;
 
 /// Each rank has two slots. In turn k it packs gradients into its slot k % 2 and says so; some time later it adds up its own part of what
 /// all have packed, in rank order, and says that, too. In turn k + 2 a slot is packed again, when all have added up turn k. So the sum of
 /// one unit may wait until the next is packed, and rarely finds that another rank is not there yet.
 class GradientSlots {
  public:
-  /// Belongs to the transport.
-  explicit GradientSlots(Transport& transport) : transport_(transport) {}
+  /// Those of a group: all units that are sharded over it take turns.
+  static std::shared_ptr<GradientSlots> of(const Communicator& group);
+  explicit GradientSlots(Communicator group) : group_(std::move(group)) {}
 
   /// Units of that many bytes will come. All ranks say so in the same order.
   void expect(size_t bytes);
-  /// What is under way is given up. All ranks say so, at a time when none of them packs.
-  void start_anew();
-  GradientRoom room(std::span<const GradientPlan> plans, std::chrono::milliseconds limit);
+  GradientBuffers buffers(std::span<const GradientPlan> plans, std::chrono::milliseconds limit);
   /// What a reduction keeps of itself. Whoever reduces again and again uses it again, when the work is done.
   struct Turn;
   static std::shared_ptr<Turn> make_turn();
-  /// Pieces whose wholes are the room that was handed out last. The work is done by whoever waits for it.
+  /// Pieces whose wholes are the buffers that were handed out last. The work is done by whoever waits for it.
   Work reduce(std::shared_ptr<Turn> turn, std::span<const Piece> pieces, const Subject& subject, std::chrono::milliseconds limit);
+
+  /// What is under way is given up. All ranks say so, at a time when none of them packs.
+  void start_anew();
 
  private:
   std::byte* slot(int rank, uint32_t turn) const;
@@ -54,7 +45,7 @@ class GradientSlots {
   void finish_through(uint32_t turn);
   void add_up(Turn& turn);
 
-  Transport& transport_;
+  const Communicator group_;
   std::mutex packing_;
   std::mutex mutex_;
   size_t expected_ = 0;  // bytes of a slot

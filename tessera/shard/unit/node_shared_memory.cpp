@@ -1,4 +1,4 @@
-// The residence of ranks on one host: their chunks lie in one memory, in gathered order, so the unit is whole where it lies.
+// The memory of a unit on one host: the ranks' chunks lie in one memory, in gathered order, so the unit is unsharded where it lies.
 //
 // No rank may write what another still reads, or read what another has not written yet. Each says of every unit which version it has
 // published, and which it is done reading; it waits for what the others say. That a rank has stopped reading says nothing, since it may
@@ -10,7 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/stream.h"
 #include "tessera/comm/host/shared_area.h"
-#include "tessera/shard/paging/storage_tag.h"
+#include "tessera/shard/unit/gradient_slots.h"
 #include "tessera/shard/unit/unit_memory.h"
 
 namespace tessera {
@@ -19,7 +19,7 @@ namespace {
 enum Counters { kPublished, kDone, kCounters };
 
 /// Memory of an area for a storage, which keeps the area.
-std::shared_ptr<at::DataPtr> memory_of(const SharedArea& area, std::byte* begin) {
+MemoryPtr memory_of(const SharedArea& area, std::byte* begin) {
   auto keeper = std::make_unique<std::shared_ptr<std::byte>>(area.data());
   return std::make_shared<at::DataPtr>(
       begin, keeper.release(), [](void* kept) { delete static_cast<std::shared_ptr<std::byte>*>(kept); }, at::kCPU);
@@ -47,17 +47,17 @@ struct Publication final : Work::State {
   uint64_t version = 0;
 };
 
-class NodeShared final : public UnitMemory {
+class NodeSharedMemory final : public UnitMemory {
  public:
-  NodeShared(Communicator shard, std::shared_ptr<SharedArea> control)
+  NodeSharedMemory(Communicator shard, std::shared_ptr<SharedArea> control)
       : shard_(std::move(shard)),
         control_(std::move(control)),
         publication_(std::make_shared<Publication>(control_, shard_.limit())),
-        slots_(shard_.gradient_slots()) {}
+        slots_(GradientSlots::of(shard_)) {}
 
   std::string_view name() const override { return "node-shared"; }
 
-  std::shared_ptr<at::DataPtr> add(const BufferPlan& plan) override {
+  MemoryPtr add(const BufferPlan& plan) override {
     const auto bytes = static_cast<size_t>(plan.chunk) * c10::elementSize(plan.unsharded_dtype);
     const auto attempt = shard_.share({.bytes_per_rank = bytes}, {.unit = "parameters"});
     if (!attempt.area) {
@@ -65,46 +65,46 @@ class NodeShared final : public UnitMemory {
                                 bytes * static_cast<size_t>(shard_.size()), attempt.why_not));
     }
     const auto& area = *attempt.area;
-    const bool narrow = plan.dtype != plan.unsharded_dtype;
+    const bool casts = plan.dtype != plan.unsharded_dtype;
     const auto own = at::TensorOptions().dtype(plan.unsharded_dtype);
     places_.push_back({.area = attempt.area,
-                       .whole = memory_of(area, area.part(0)),
-                       .copy = narrow ? at::from_blob(area.part(area.rank()), {plan.chunk}, own) : at::Tensor()});
+                       .all = memory_of(area, area.part(0)),
+                       .copy = casts ? at::from_blob(area.part(area.rank()), {plan.chunk}, own) : at::Tensor()});
     if (plan.trained) trained_bytes_ += bytes * static_cast<size_t>(shard_.size());
-    slots_.expect(trained_bytes_);
-    if (!narrow) return memory_of(area, area.part(area.rank()));
-    return allocate(static_cast<size_t>(plan.chunk) * c10::elementSize(plan.dtype), plan.device);
+    slots_->expect(trained_bytes_);
+    if (!casts) return memory_of(area, area.part(area.rank()));
+    return allocate_memory(static_cast<size_t>(plan.chunk) * c10::elementSize(plan.dtype), plan.device);
   }
 
   // The memory is there whether it is read or not.
   uint64_t unsharded_bytes(std::span<const Buffer> /*buffers*/) const override { return 0; }
 
-  Works read(std::span<const Buffer> buffers, const Subject& subject, const Fault& /*fault*/) override {
+  Works unshard(std::span<const Buffer> buffers, const Subject& subject, const Fault& /*fault*/) override {
     control_->expect_in_step();
-    for (const auto& buffer : buffers) lend(*buffer.unsharded, places_[buffer.number].whole);
+    for (const auto& buffer : buffers) buffer.unsharded->attach(places_[buffer.number].all);
     const auto value = after(subject);
     if (control_->reached_by_all(kPublished, value)) return {};
     publication_->await(value, subject);
     return {Work(publication_)};
   }
 
-  // Nothing is under way that would have to arrive before the memory goes.
-  void reshard(std::span<const Buffer> buffers, Works /*coming*/) override {
-    for (const auto& buffer : buffers) drain(*buffer.unsharded);
+  // Unsharding moves nothing, so there is nothing to wait for.
+  void reshard(std::span<const Buffer> buffers, Works /*unsharding*/) override {
+    for (const auto& buffer : buffers) buffer.unsharded->release();
   }
 
   void make_private(std::span<const Buffer> buffers) override {
     for (const auto& buffer : buffers) {
-      if (!is_lent(*buffer.unsharded)) continue;
-      const auto shared = memory_view(*buffer.unsharded, buffer.unsharded_dtype);
-      fill(*buffer.unsharded);
-      memory_view(*buffer.unsharded, buffer.unsharded_dtype).copy_(shared);
+      if (buffer.unsharded->owns_memory()) continue;
+      const auto shared = buffer.unsharded->memory_view(buffer.unsharded_dtype);
+      buffer.unsharded->allocate();
+      buffer.unsharded->memory_view(buffer.unsharded_dtype).copy_(shared);
     }
   }
 
   void done_reading(const Subject& subject) override { control_->reach(kDone, after(subject)); }
 
-  bool write(const Subject& subject) override {
+  bool wait_for_readers(const Subject& subject) override {
     control_->expect_in_step();
     done_reading(subject);
     return control_->wait_or_give_way(kDone, after(subject), shard_.limit(), [&] { return still_read(subject); });
@@ -138,35 +138,35 @@ class NodeShared final : public UnitMemory {
   void start_anew(const Subject& subject, bool again) override {
     if (again) control_->reach(kDone, after(subject) - 1);
     control_->back_in_step();
-    slots_.start_anew();
+    slots_->start_anew();
   }
 
   at::Tensor published(size_t buffer) const override { return places_[buffer].copy; }
 
-  GradientRoom gradient_room(std::span<const GradientPlan> plans) override { return slots_.room(plans, shard_.limit()); }
+  GradientBuffers gradient_buffers(std::span<const GradientPlan> plans) override { return slots_->buffers(plans, shard_.limit()); }
 
   // Past the caches, as the rank that reads it may have others.
-  void pack(const at::Tensor& room, const at::Tensor& gradient) const override {
+  void pack(const at::Tensor& place, const at::Tensor& gradient) const override {
     constexpr int64_t kLarge = int64_t{1} << 20, kGrain = int64_t{1} << 18;  // bytes
-    const auto bytes = static_cast<int64_t>(room.nbytes());
-    if (bytes < kLarge || gradient.scalar_type() != room.scalar_type() || gradient.strides() != room.strides()) {
-      room.copy_(gradient);
+    const auto bytes = static_cast<int64_t>(place.nbytes());
+    if (bytes < kLarge || gradient.scalar_type() != place.scalar_type() || gradient.strides() != place.strides()) {
+      place.copy_(gradient);
       return;
     }
-    auto* const target = static_cast<std::byte*>(room.data_ptr());
+    auto* const target = static_cast<std::byte*>(place.data_ptr());
     const auto* const source = static_cast<const std::byte*>(gradient.const_data_ptr());
     at::parallel_for(0, bytes, kGrain,
                      [&](int64_t begin, int64_t end) { stream(target + begin, source + begin, static_cast<size_t>(end - begin)); });
   }
 
   Works reduce(std::span<const Piece> pieces, const Subject& subject) override {
-    return {slots_.reduce(turn_, pieces, subject, shard_.limit())};
+    return {slots_->reduce(turn_, pieces, subject, shard_.limit())};
   }
 
  private:
   struct Place {
     std::shared_ptr<SharedArea> area;
-    std::shared_ptr<at::DataPtr> whole;
+    MemoryPtr all;  // the chunks of all ranks
     at::Tensor copy;  // where the own part lies elsewhere: what is read of it
   };
 
@@ -182,7 +182,7 @@ class NodeShared final : public UnitMemory {
   Communicator shard_;
   std::shared_ptr<SharedArea> control_;
   std::shared_ptr<Publication> publication_;
-  GradientSlots& slots_;
+  const std::shared_ptr<GradientSlots> slots_;
   const std::shared_ptr<GradientSlots::Turn> turn_ = GradientSlots::make_turn();  // a unit has one reduction at a time
   size_t trained_bytes_ = 0;
   std::vector<Place> places_;
@@ -195,7 +195,7 @@ std::unique_ptr<UnitMemory> node_shared_memory(Communicator shard, std::string& 
   auto attempt = shard.share({.bytes_per_rank = 0, .counters = kCounters}, {.unit = "leases"});
   why_not = attempt.why_not;
   if (!attempt.area) return nullptr;
-  return std::make_unique<NodeShared>(std::move(shard), std::move(attempt.area));
+  return std::make_unique<NodeSharedMemory>(std::move(shard), std::move(attempt.area));
 }
 
 }  // namespace tessera

@@ -8,21 +8,16 @@
 
 #include "tessera/base/compat.h"
 #include "tessera/base/error.h"
-#include "tessera/shard/paging/storage_tag.h"
+#include "tessera/shard/paging/paged_tensor.h"
 #include "tessera/shard/unit/parameter_meta.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/unit_state.h"
 
 namespace tessera {
 namespace {
 
 namespace ag = torch::autograd;
-
-/// Gradients come in the dtype of the whole parameters, and are added in at least float32: what is narrower needs no widening on its way.
-at::ScalarType wire_dtype(const Unit::Group& group, const MixedPrecision& precision) {
-  const auto wanted = precision.reduce_dtype.value_or(group.unsharded_dtype);
-  return c10::elementSize(wanted) < c10::elementSize(group.unsharded_dtype) ? wanted : group.unsharded_dtype;
-}
 
 /// A module that was taken out of the model has let go of its parameters.
 bool trains(const Unit::Parameter& parameter) {
@@ -42,7 +37,9 @@ class UnitNode final : public ag::Node {
         add_next_edge(ag::impl::gradient_edge(parameter.shard));
         trained.push_back(&parameter);
       }
-      if (!trained.empty()) inputs_.emplace_back(&group, std::move(trained));
+      if (trained.empty()) continue;
+      groups_.push_back(&group);
+      trained_.push_back(std::move(trained));
     }
   }
 
@@ -58,24 +55,19 @@ class UnitNode final : public ag::Node {
     const auto& schedule = unit_->schedule();
     run_hooks(gradients);
     const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-    const auto lock = schedule->lock();
-    unit_->finish_reduction();  // of a pass that has not ended yet
-    const auto room = unit_->gradient_room(plans());
-    c10::SmallVector<Unit::Group*, 2> groups;
-    for (size_t i = 0, input = 0; i < inputs_.size(); input += inputs_[i++].second.size()) {
-      const auto& [group, parameters] = inputs_[i];
-      pack(room.wholes[i], parameters, std::span(gradients).subspan(input));
-      unit_->gradient_memory(*group);
-      groups.push_back(group);
+    const auto held = schedule->lock();
+    auto packing = unit_->state(held).reduction.begin(groups_);
+    for (size_t i = 0, input = 0; i < groups_.size(); input += trained_[i++].size()) {
+      packing.pack(i, trained_[i], std::span(gradients).subspan(input));
     }
     schedule->finish_reductions();  // of the unit before: what it had to be told is agreed on before this one says anything
     const bool all = std::ranges::all_of(gradients, [](const at::Tensor& gradient) { return gradient.defined(); });
     const auto partial = all ? std::string() : name_of_used(gradients);
-    unit_->start_reduction(groups, room.wholes, all ? std::string_view(unit_->name()) : partial, used(gradients));
-    schedule->reduces(*unit_);
+    packing.start(all ? std::string_view(unit_->name()) : partial, used(gradients));
+    schedule->gradients_sent(*unit_);
     ag::variable_list results;
     results.reserve(gradients.size());
-    for (const auto& [group, parameters] : inputs_) hand_on(group->gradient.storage, parameters, gradients, results);
+    for (size_t i = 0; i < groups_.size(); i++) hand_on(*groups_[i]->gradient.storage, trained_[i], gradients, results);
     gradients.clear();
     return results;
   }
@@ -84,12 +76,12 @@ class UnitNode final : public ag::Node {
   /// Before this rank's gradients lose themselves in the mean, as they would before they are accumulated in a leaf.
   void run_hooks(ag::variable_list& gradients) const {
     size_t input = 0;
-    for (const auto& [group, parameters] : inputs_) {
-      for (const auto* parameter : parameters) {
+    for (size_t i = 0; i < groups_.size(); i++) {
+      for (const auto* parameter : trained_[i]) {
         auto& gradient = gradients[input++];
         const at::Tensor unsharded(parameter->unsharded.lock());
         if (gradient.defined() && unsharded.defined()) gradient = unsharded_meta(unsharded)->run_hooks(std::move(gradient));
-        if (group->flat && !gradient.defined()) refuse_gap(*parameter);
+        if (groups_[i]->flat && !gradient.defined()) refuse_gap(*parameter);
       }
     }
   }
@@ -102,39 +94,11 @@ class UnitNode final : public ag::Node {
         unit_->name(), parameter.name));
   }
 
-  c10::SmallVector<GradientPlan, 2> plans() const {
-    c10::SmallVector<GradientPlan, 2> result;
-    for (const auto& [group, parameters] : inputs_) {
-      result.push_back({.numel = group->chunk * unit_->mesh().shard().size(),
-                        .dtype = wire_dtype(*group, unit_->options().mixed_precision),
-                        .device = group->own.device()});
-    }
-    return result;
-  }
-
-  /// The gradients of a group, and zeros where it has none.
-  void pack(const at::Tensor& whole, std::span<Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients) const {
-    int64_t end = 0;
-    const auto fill_gap = [&](int64_t begin) {
-      if (begin > end) whole.narrow(0, end, begin - end).zero_();
-    };
-    for (size_t i = 0; i < parameters.size(); i++) {
-      const auto& gradient = gradients[i];
-      if (!gradient.defined()) continue;
-      const auto& parameter = *parameters[i];
-      fill_gap(parameter.span.offset);
-      unit_->pack(whole.as_strided(parameter.sizes, parameter.strides, parameter.span.offset),
-                  gradient.is_sparse() ? gradient.to_dense() : gradient);
-      end = parameter.span.offset + parameter.span.numel;
-    }
-    fill_gap(whole.numel());
-  }
-
   /// The unit, and what of it this step did not use: ranks that used different parts would update a parameter in part. They get an error.
   std::string name_of_used(std::span<const at::Tensor> gradients) {
     auto text = unit_->name();
     size_t input = 0;
-    for (const auto& [group, parameters] : inputs_) {
+    for (const auto& parameters : trained_) {
       for (const auto* parameter : parameters) {
         if (!gradients[input++].defined()) text += (text.size() == unit_->name().size() ? " without " : ", ") + parameter->name;
       }
@@ -149,10 +113,11 @@ class UnitNode final : public ag::Node {
     return hash;
   }
 
-  void hand_on(const c10::Storage& storage, std::span<Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients,
+  void hand_on(TaggedStorage& storage, std::span<Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients,
                ag::variable_list& results) {
     const at::Tensor* last = nullptr;
-    auto& tag = *tag_of(*storage.unsafeGetStorageImpl());
+    auto& tag = storage.tag;
+    const c10::Storage memory(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(&storage));
     tag.squares.reset();
     tag.members = 0;
     for (const auto* parameter : parameters) {
@@ -162,7 +127,7 @@ class UnitNode final : public ag::Node {
       const bool wanted = gradients[results.size()].defined() && shard.requires_grad() && (last == nullptr || !last->is_same(shard));
       if (wanted) {
         last = &shard;
-        results.push_back(paged_view(storage, shard));
+        results.push_back(paged_view(memory, shard));
         tag.members += place_hash(results.back());
       } else {
         // What is added up, but handed to nobody, is in nobody's norm.
@@ -173,7 +138,8 @@ class UnitNode final : public ag::Node {
   }
 
   std::shared_ptr<Unit> unit_;
-  std::vector<std::pair<Unit::Group*, std::vector<Unit::Parameter*>>> inputs_;
+  std::vector<Unit::Group*> groups_;                      // in which parameters train
+  std::vector<std::vector<Unit::Parameter*>> trained_;  // of each of them: together, the inputs of the node
 };
 
 }  // namespace
@@ -185,9 +151,9 @@ void attach_unit_node(const std::shared_ptr<Unit>& unit) {
     for (auto& parameter : group.parameters) {
       const at::Tensor unsharded(parameter.unsharded.lock());
       if (!unsharded.defined()) continue;
-      auto* const member = unsharded_meta(unsharded);
-      member->attached = member->requires_grad();
-      ag::impl::set_gradient_edge(unsharded, member->attached ? ag::Edge(node, input++) : ag::Edge());
+      auto* const meta = unsharded_meta(unsharded);
+      meta->attached = meta->requires_grad();
+      ag::impl::set_gradient_edge(unsharded, meta->attached ? ag::Edge(node, input++) : ag::Edge());
     }
   }
 }

@@ -1,32 +1,17 @@
-#include "tessera/shard/model.h"
+#include "tessera/shard/report.h"
 
-#include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/nn/module.h>
 
 #include <set>
 
-#include "tessera/base/error.h"
-#include "tessera/shard/paging/storage_tag.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/units.h"
 
 namespace tessera {
 namespace {
-
-bool ignored(std::span<const std::shared_ptr<Unit>> all_units, const at::Tensor& parameter) {
-  return std::ranges::any_of(all_units, [&](const auto& unit) {
-    return std::ranges::any_of(unit->options().ignored, [&](const at::Tensor& known) { return known.is_same(parameter); });
-  });
-}
-
-[[noreturn]] void refuse_outsider(const std::string& which) {
-  throw UsageError(fmt::format(
-      "parameter {} is trainable, but in no unit, so its gradients would not be averaged over the ranks; shard the whole module "
-      "last, freeze the parameter, or name it in ShardOptions::ignored",
-      which));
-}
 
 std::string size_text(uint64_t bytes) {
   if (bytes < 10'000) return fmt::format("{} B", bytes);
@@ -93,63 +78,6 @@ std::vector<InTree> in_tree_order(const std::vector<std::shared_ptr<Unit>>& all)
 
 }  // namespace
 
-std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::nn::Module& module) {
-  std::vector<std::pair<std::string, at::Tensor>> result;
-  std::set<c10::TensorImpl*> seen;
-  const auto all_units = units(module);
-  std::string outside;
-  for (const auto& item : module.named_parameters()) {
-    const auto& entry = item.value();
-    const auto found = locate(entry);
-    const auto& tensor = found.parameter != nullptr ? found.parameter->shard : entry;
-    if (found.parameter == nullptr && entry.requires_grad() && outside.empty() && !ignored(all_units, entry)) outside = item.key();
-    if (seen.insert(tensor.unsafeGetTensorImpl()).second) result.emplace_back(item.key(), tensor);
-  }
-  if (!all_units.empty() && !outside.empty()) refuse_outsider(fmt::format("'{}'", outside));
-  return result;
-}
-
-std::vector<at::Tensor> parameters(const torch::nn::Module& module) {
-  std::vector<at::Tensor> result;
-  for (auto& [name, parameter] : named_parameters(module)) result.push_back(std::move(parameter));
-  return result;
-}
-
-void expect_averaged(std::span<const at::Tensor> parameters) {
-  const auto whole = [](const at::Tensor& parameter) { return parameter.defined() && !is_paged(parameter) && parameter.requires_grad(); };
-  if (std::ranges::none_of(parameters, whole)) return;  // nearly always
-  std::vector<std::shared_ptr<Unit>> owners;
-  for (const auto& parameter : parameters) {
-    auto unit = locate(parameter).unit;
-    if (unit && (owners.empty() || owners.back() != unit)) owners.push_back(std::move(unit));
-  }
-  if (owners.empty()) return;
-  for (const auto& parameter : parameters) {
-    if (!whole(parameter) || ignored(owners, parameter)) continue;
-    refuse_outsider(fmt::format("of shape [{}], given together with shards,", fmt::join(parameter.sizes(), ", ")));
-  }
-}
-
-std::optional<ShardInfo> shard_info(const at::Tensor& shard) {
-  const auto found = locate(shard);
-  if (found.parameter == nullptr) return std::nullopt;
-  return ShardInfo{.unit = found.unit->name(),
-                   .name = found.parameter->name,
-                   .shape = found.parameter->sizes,
-                   .begin = found.parameter->span.shard_begin,
-                   .numel = found.parameter->span.shard_numel};
-}
-
-std::vector<std::shared_ptr<Unit>> units(const torch::nn::Module& module) {
-  std::vector<std::shared_ptr<Unit>> result;
-  for (const auto& entry : module.parameters()) {
-    const auto* tag = is_paged(entry) ? tag_of(entry) : nullptr;
-    auto unit = tag != nullptr ? tag->unit.lock() : nullptr;
-    if (unit && std::ranges::find(result, unit) == result.end()) result.push_back(std::move(unit));
-  }
-  return result;
-}
-
 ModelCounters counters(const torch::nn::Module& module) {
   ModelCounters total;
   std::set<const Schedule*> seen;  // one, unless the whole module is not sharded
@@ -160,8 +88,8 @@ ModelCounters counters(const torch::nn::Module& module) {
     total.gathers += own.gathers;
     total.reductions += own.reductions;
     total.gathered_bytes += own.gathered_bytes;
-    total.peak_unsharded_bytes = std::max(total.peak_unsharded_bytes, schedule->counters().peak_bytes);
-    if (seen.insert(schedule.get()).second) total.misses += schedule->counters().misses;
+    total.peak_unsharded_bytes = std::max(total.peak_unsharded_bytes, schedule->live_counters().peak_bytes);
+    if (seen.insert(schedule.get()).second) total.misses += schedule->misses();
   }
   return total;
 }
@@ -172,15 +100,6 @@ void reset_counters(const torch::nn::Module& module) {
     const auto lock = schedule->lock();
     unit->reset_counters();
     schedule->reset_counters();
-  }
-}
-
-void skip_step(const torch::nn::Module& module) {
-  const auto has_gradient = [](const Unit::Group& group) {
-    return std::ranges::any_of(group.parameters, [](const Unit::Parameter& parameter) { return parameter.shard.grad().defined(); });
-  };
-  for (const auto& unit : units(module)) {
-    if (std::ranges::any_of(unit->groups(), has_gradient)) unit->schedule()->skip_update(*unit);
   }
 }
 
@@ -198,20 +117,6 @@ std::string describe(const torch::nn::Module& module) {
   }
   const auto total = counters(module);
   return text + fmt::format("peak of whole units {}, uses not foreseen {}\n", size_text(total.peak_unsharded_bytes), total.misses);
-}
-
-void set_requires_grad(const torch::nn::Module& module, Training training) {
-  const bool trained = training == Training::Trained;
-  for (const auto& entry : module.parameters()) {
-    const auto found = locate(entry);
-    if (found.parameter == nullptr) {
-      auto own = entry;
-      own.set_requires_grad(trained);
-      continue;
-    }
-    const auto lock = found.unit->schedule()->lock();
-    found.parameter->shard.set_requires_grad(trained);
-  }
 }
 
 }  // namespace tessera

@@ -1,0 +1,42 @@
+// A point in the work that has been queued on a device: memory that queued work still reads may be reused once it has passed.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <memory>
+
+namespace tessera {
+
+/// A value, cheap to copy. One that was never recorded has passed.
+class Event {
+ public:
+  Event() = default;
+
+  /// The end of what the calling thread has queued so far on its current stream of the device. On the CPU nothing is ever queued.
+  static Event record(c10::Device device) {
+    Event event;
+    if (device.is_cpu()) return event;
+    event.event_ = std::make_shared<c10::Event>(device.type());
+    event.event_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+    return event;
+  }
+
+  bool passed() const { return !event_ || event_->query(); }
+
+  /// What the calling thread queues on its current stream from now on runs after this event.
+  void block(c10::Device device) const {
+    if (event_) event_->block(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  }
+
+  /// Returns when it has passed.
+  void synchronize() const {
+    if (event_) event_->synchronize();
+  }
+
+ private:
+  std::shared_ptr<c10::Event> event_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,28 @@
+// Whether several threads of the program use one group: then nobody can tell a deadlock from a thread that works while another waits.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <thread>
+
+namespace tessera {
+
+enum class Callers { OneThread, SeveralThreads };
+
+class CallerThreads {
+ public:
+  /// The calling thread uses the group.
+  void note() {
+    const auto id = std::hash<std::thread::id>()(std::this_thread::get_id());
+    size_t first = 0;
+    if (!first_.compare_exchange_strong(first, id) && first != id) several_ = true;
+  }
+
+  Callers callers() const { return several_ ? Callers::SeveralThreads : Callers::OneThread; }
+
+ private:
+  std::atomic<size_t> first_ = 0;
+  std::atomic<bool> several_ = false;
+};
+
+}  // namespace tessera

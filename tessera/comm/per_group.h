@@ -1,0 +1,32 @@
+// Something that all users of one group of ranks have in common.
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "tessera/comm/communicator.h"
+
+namespace tessera {
+
+/// One T for each group, for as long as somebody holds it. Whoever holds it has to hold the group, too.
+template <class T>
+class PerGroup {
+ public:
+  std::shared_ptr<T> get(const Communicator& group, c10::function_ref<std::shared_ptr<T>()> make) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(known_, [](const auto& entry) { return entry.second.expired(); });
+    auto& known = known_[group.id()];
+    auto result = known.lock();
+    if (!result) known = result = make();
+    return result;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const void*, std::weak_ptr<T>> known_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,23 @@
+#include "tessera/shard/shard_place.h"
+
+#include "tessera/shard/unit/unit.h"
+
+namespace tessera {
+
+const Mesh& ShardPlace::mesh() const {
+  return unit->mesh();
+}
+
+Listing ShardPlace::listing() const {
+  return unit->options().listing;
+}
+
+ShardPlace place_of(const at::Tensor& shard) {
+  auto found = locate(shard);
+  if (found.parameter == nullptr) return {};
+  const auto* const first = found.group->parameters.data();
+  const bool listed_flat = found.group->flat && found.parameter == &*found.group->flat;
+  return {.unit = std::move(found.unit), .buffer = found.group, .index = listed_flat ? 0 : static_cast<size_t>(found.parameter - first)};
+}
+
+}  // namespace tessera

@@ -1,0 +1,39 @@
+#include "tessera/shard/training.h"
+
+#include <torch/nn/module.h>
+
+#include <algorithm>
+
+#include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/units.h"
+#include "tessera/shard/write_guard.h"
+
+namespace tessera {
+
+void skip_step(const torch::nn::Module& module) {
+  const auto has_no_gradient = [](const std::shared_ptr<Unit>& unit) {
+    return std::ranges::none_of(unit->groups(), [](const Unit::Group& group) {
+      return std::ranges::any_of(group.parameters, [](const Unit::Parameter& parameter) { return parameter.shard.grad().defined(); });
+    });
+  };
+  auto skipped = units(module);
+  std::erase_if(skipped, has_no_gradient);
+  const WriteGuard guard(skipped, Write::Skip);
+}
+
+void set_requires_grad(const torch::nn::Module& module, Training training) {
+  const bool trained = training == Training::Trained;
+  for (const auto& entry : module.parameters()) {
+    const auto found = locate(entry);
+    if (found.parameter == nullptr) {
+      auto own = entry;
+      own.set_requires_grad(trained);
+      continue;
+    }
+    const auto lock = found.unit->schedule()->lock();
+    found.parameter->shard.set_requires_grad(trained);
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,209 @@
+// How a unit is made of parameters: they keep their tensors, which get other memory.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/shard/unit/fingerprint.h"
+#include "tessera/shard/unit/parameter_meta.h"
+#include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/unit_node.h"
+#include "tessera/shard/unit/unit_state.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kAlignment = 64;  // bytes: what libtorch's allocator gives every tensor
+
+/// All values of a dense tensor in the order in which they lie in memory.
+at::Tensor in_memory_order(const at::Tensor& tensor) {
+  return tensor.as_strided({tensor.numel()}, {1}, tensor.storage_offset());
+}
+
+/// Gradients come in the dtype of the unsharded parameters, and sums are at least float32: nothing else can be asked for.
+void expect_reducible(at::ScalarType unsharded, const MixedPrecision& precision) {
+  if (!precision.reduce_dtype || !at::isFloatingType(unsharded)) return;
+  const auto wanted = *precision.reduce_dtype;
+  const auto sum = at::promoteTypes(unsharded, at::kFloat);
+  if (wanted == unsharded || c10::elementSize(wanted) < c10::elementSize(unsharded) || wanted == sum) return;
+  throw UsageError(fmt::format("gradients of {} can't be reduced in {}; leave reduce_dtype unset to add them in {}",
+                               c10::toString(unsharded), c10::toString(wanted), c10::toString(sum)));
+}
+
+std::string freed_message(const std::string& unit) {
+  return fmt::format(
+      "the parameters of unit '{}' are sharded and not in memory now; operators bring them in by themselves, "
+      "raw pointers need tessera::full_params(module)",
+      unit);
+}
+
+bool one_buffer(const Mesh& mesh) {
+  return mesh.shard().traits().packing == Packing::OneBuffer;
+}
+
+/// One group for each dtype and for what trains and what does not, so that buffers of one dtype travel together.
+std::vector<std::vector<Candidate>> grouped(std::vector<Candidate> candidates, const Mesh& mesh) {
+  std::map<std::pair<at::ScalarType, bool>, std::vector<Candidate>> kinds;
+  for (auto& candidate : candidates) {
+    const auto kind = std::make_pair(candidate.tensor.scalar_type(), !candidate.tensor.requires_grad());
+    kinds[kind].push_back(std::move(candidate));
+  }
+  std::vector<std::vector<Candidate>> groups;
+  for (auto& [kind, members] : kinds) {
+    if (one_buffer(mesh)) {
+      groups.push_back(std::move(members));
+    } else {
+      for (auto& member : members) groups.push_back({std::move(member)});
+    }
+  }
+  return groups;
+}
+
+}  // namespace
+
+std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candidates, const ShardOptions& options,
+                                 std::shared_ptr<Schedule> schedule) {
+  expect_shardable(candidates);
+  const std::shared_ptr<Unit> unit(new Unit(std::move(name), options));
+  for (const auto& candidate : candidates) {
+    expect_reducible(unit->unsharded_dtype(candidate.tensor.scalar_type()), options.mixed_precision);
+  }
+  unit->schedule_ = std::move(schedule);
+  unit->state_ = std::make_unique<UnitState>(*unit, make_unit_memory(options, candidates.front().tensor.device()));
+  FormerMemory former(candidates);
+  auto groups = grouped(std::move(candidates), options.mesh);
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  // All memory before the first parameter changes: where there is not enough, the model is as it was.
+  std::vector<MemoryPtr> memory;
+  for (const auto& group : groups) memory.push_back(unit->state_->memory().add(unit->plan(group)));
+  for (size_t i = 0; i < groups.size(); i++) unit->add_group(std::move(groups[i]), std::move(memory[i]));
+  unit->unsharded_bytes_ = unit->state_->memory().unsharded_bytes(unit->buffers());
+  former.abandon();
+  for (auto& group : unit->groups_) {
+    if (group.flat) unit->parameters_[group.flat->shard.unsafeGetTensorImpl()] = &*group.flat;
+    for (auto& parameter : group.parameters) {
+      unit->parameters_[parameter.unsharded.lock().get()] = &parameter;
+      if (!group.flat) unit->parameters_[parameter.shard.unsafeGetTensorImpl()] = &parameter;
+    }
+    group.own_storage().watch_raw_writes();
+  }
+  attach_unit_node(unit);
+  return unit;
+}
+
+at::ScalarType Unit::unsharded_dtype(at::ScalarType dtype) const {
+  return at::isFloatingType(dtype) ? options_.mixed_precision.param_dtype.value_or(dtype) : dtype;
+}
+
+FlatLayout Unit::layout(std::span<const Candidate> candidates) const {
+  const auto& shard = mesh().shard();
+  std::vector<int64_t> numels;
+  for (const auto& candidate : candidates) numels.push_back(candidate.tensor.numel());
+  if (!one_buffer(mesh())) return FlatLayout(numels.front(), shard.size());
+  const auto alignment = kAlignment / static_cast<int64_t>(c10::elementSize(unsharded_dtype(candidates.front().tensor.scalar_type())));
+  return FlatLayout(numels, alignment, shard.rank(), shard.size());
+}
+
+BufferPlan Unit::plan(std::span<const Candidate> candidates) const {
+  const auto& first = candidates.front().tensor;
+  return {.chunk = layout(candidates).chunk,
+          .dtype = first.scalar_type(),
+          .unsharded_dtype = unsharded_dtype(first.scalar_type()),
+          .device = first.device(),
+          .trained = first.requires_grad()};
+}
+
+TaggedStoragePtr Unit::make_storage(Role role, size_t group, int64_t numel, at::ScalarType dtype, c10::Device device) {
+  StorageTag tag{.role = role, .unit = weak_from_this(), .group = group, .owner = role == Role::Unsharded ? shared_from_this() : nullptr};
+  return c10::make_intrusive<TaggedStorage>(std::move(tag), static_cast<size_t>(numel) * c10::elementSize(dtype), device);
+}
+
+void Unit::add_group(std::vector<Candidate> candidates, MemoryPtr memory) {
+  const auto& shard = mesh().shard();
+  const auto& first = candidates.front().tensor;
+  const auto layout = this->layout(candidates);
+  const auto number = groups_.size();
+  const bool together = one_buffer(mesh());
+  Group group{.dtype = first.scalar_type(), .unsharded_dtype = unsharded_dtype(first.scalar_type()), .chunk = layout.chunk};
+
+  const auto own_storage = make_storage(Role::Sharded, number, layout.chunk, group.dtype, first.device());
+  own_storage->attach(std::move(memory));
+  group.own = own_storage->memory_view(group.dtype).zero_();
+  const auto unsharded_storage =
+      make_storage(Role::Unsharded, number, layout.chunk * shard.size(), group.unsharded_dtype, first.device());
+  unsharded_storage->explain(freed_message(name_));
+  group.unsharded = c10::weak_intrusive_ptr<TaggedStorage>(unsharded_storage);
+
+  const auto shard_of = [&](const Span& span, int64_t dim, bool trained, size_t index) {
+    // As many dimensions as the parameter, so that `dim() >= 2` still tells matrices from biases.
+    std::vector<int64_t> sizes(static_cast<size_t>(std::max<int64_t>(dim, 1)), 1), strides(sizes);
+    sizes.front() = span.shard_numel;
+    // What is empty lies nowhere. Its stride, which nobody needs, says which parameter it is of: see around().
+    if (span.shard_numel == 0) strides.front() = static_cast<int64_t>(index) + 1;
+    auto view = paged_view(c10::Storage(own_storage), group.dtype, sizes, strides, span.shard_offset);
+    view.set_requires_grad(trained);
+    return view;
+  };
+  if (options_.listing == Listing::Flat) {
+    const auto numel = layout.chunk * shard.size();
+    const Span span{.numel = numel, .shard_numel = layout.chunk, .shard_begin = together ? shard.rank() * layout.chunk : 0};
+    const auto name = fmt::format("flat_param_{}", number);
+    group.flat = Parameter{.name = name,
+                           .local_name = name,
+                           .shard = shard_of(span, 1, first.requires_grad(), 0),
+                           .sizes = {numel},
+                           .strides = {1},
+                           .span = span,
+                           .origin = {},
+                           .unsharded = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(
+                               c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>())};
+  }
+
+  for (size_t i = 0; i < candidates.size(); i++) {
+    auto& tensor = candidates[i].tensor;
+    const auto& span = layout.spans[i];
+    const auto whole = dense(tensor);
+    const auto values = in_memory_order(whole);
+    if (options_.start == Start::FromRank0) mesh().world().broadcast(values, 0, {.unit = name_}).wait();
+    if (!shard.traits().traces) group.fingerprint = group.fingerprint * 31 + fingerprint(values);
+    group.own.narrow(0, span.shard_offset, span.shard_numel)
+        .copy_(together ? values.narrow(0, span.shard_begin, span.shard_numel) : shard.own_chunk(values));
+
+    // The tensor that the model holds becomes a window on the unsharded storage: same object, same sizes, other memory.
+    const auto window = paged_view(c10::Storage(unsharded_storage), group.unsharded_dtype, whole.sizes(), whole.strides(), span.offset);
+    group.parameters.push_back(
+        {.name = candidates[i].name,
+         .local_name = candidates[i].name,
+         .index = candidates[i].index,
+         .shard = group.flat ? group.flat->shard : shard_of(span, tensor.dim(), tensor.requires_grad(), i),
+         .sizes = whole.sizes().vec(),
+         .strides = whole.strides().vec(),
+         .span = span,
+         .origin = c10::make_intrusive<Origin>(shared_from_this(), number, i),
+         .unsharded = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr())});
+    // Not by set_data, which takes another dtype or a device that libtorch does not know for another kind of tensor.
+    tensor.unsafeGetTensorImpl()->shallow_copy_from(window.getIntrusivePtr());
+    UnshardedMeta::replace(tensor, group.parameters.back().shard, options_.listing);
+    if (!group.flat) ShardedMeta::replace(group.parameters.back().shard, tensor);
+    tensor = at::Tensor();
+  }
+  groups_.push_back(std::move(group));
+}
+
+void Unit::rename(const std::string& name) {
+  name_ = name;
+  for (auto& group : groups_) {
+    if (const auto unsharded = group.unsharded.lock()) unsharded->explain(freed_message(name_));
+    group.gradient = {};  // says the old name, too
+    // No table lists them, so they learn their names here.
+    if (!group.flat) continue;
+    for (auto& parameter : group.parameters) parameter.name = name + "." + parameter.local_name;
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,79 @@
+#include "tessera/shard/unit/unit_state.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+
+#include "tessera/base/error.h"
+#include "tessera/base/paging_key.h"
+#include "tessera/shard/paging/paged_tensor.h"
+#include "tessera/shard/unit/unit.h"
+
+namespace tessera {
+
+void UnitState::unshard(const Fault& fault) {
+  if (has_memory()) return;
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const auto buffers = unit_.buffers();
+  expect_equal_start();
+  state_ = State::Unsharding;
+  try {
+    versions.publish(buffers);
+    unsharding_ = memory_->unshard(buffers, versions.subject(), fault);
+  } catch (...) {
+    reshard();
+    throw;
+  }
+  unit_.count_gather();
+}
+
+void UnitState::wait_for_unshard() {
+  for (const auto& work : unsharding_) work.wait();
+  unsharding_.clear();
+  state_ = State::Unsharded;
+}
+
+void UnitState::reshard() {
+  if (!has_memory()) return;
+  casts.clear();
+  memory_->reshard(unit_.buffers(), std::exchange(unsharding_, {}));
+  state_ = State::Sharded;
+}
+
+void UnitState::make_private() {
+  memory_->make_private(unit_.buffers());
+}
+
+void UnitState::keep_own_part() {
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  for (auto& group : unit_.groups()) {
+    const auto unsharded = group.unsharded.lock();
+    if (!unsharded) continue;
+    const auto now = unit_.mesh().shard().own_chunk(flat_view(c10::Storage(unsharded), group.unsharded_dtype));
+    // Where unsharded values are narrower than shards, only what was changed goes back: the rest would lose its last digits.
+    group.own.copy_(group.unsharded_dtype == group.dtype
+                        ? now
+                        : at::where(now.eq(group.own.to(group.unsharded_dtype)), group.own, now.to(group.dtype)));
+  }
+}
+
+void UnitState::expect_equal_start() {
+  const auto& world = unit_.mesh().world();
+  if (start_checked_ || world.traits().traces) return;  // one trace serves all replicas alike
+  uint64_t all = 0;
+  for (const auto& group : unit_.groups()) all = all * 31 + group.fingerprint;
+  const auto own = static_cast<int64_t>(all >> 2);  // so that its negative exists
+  const auto extremes = at::stack({at::full({}, own, at::kLong), at::full({}, -own, at::kLong)});
+  world.all_reduce(extremes, {.op = Reduce::Max}, {.unit = unit_.name(), .number = unit_.number()}).wait();
+  if (extremes[0].item<int64_t>() != -extremes[1].item<int64_t>()) {
+    throw UsageError(
+        fmt::format("the ranks brought different parameters for unit '{}'; give them the same seed or file before they make the model, "
+                    "or shard with {{.start = tessera::Start::FromRank0}}",
+                    unit_.name()));
+  }
+  start_checked_ = true;
+}
+
+}  // namespace tessera

@@ -1,0 +1,85 @@
+#include "tessera/shard/write_guard.h"
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/shard/paging/storage_tag.h"
+#include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/unit_state.h"
+
+namespace tessera {
+namespace {
+
+/// In one order, so that guards of several threads can't wait for each other.
+c10::SmallVector<Schedule*, 4> schedules_of(std::span<const std::shared_ptr<Unit>> units) {
+  c10::SmallVector<Schedule*, 4> schedules;
+  for (const auto& unit : units) {
+    auto* const schedule = unit->schedule().get();
+    if (std::ranges::find(schedules, schedule) == schedules.end()) schedules.push_back(schedule);
+  }
+  std::ranges::sort(schedules);
+  return schedules;
+}
+
+/// Waits until this rank may write.
+void begin(Unit& unit, Write how) {
+  auto& schedule = *unit.schedule();
+  const auto held = schedule.lock();
+  auto& state = unit.state(held);
+  if (how == Write::Skip) {
+    state.versions.skip();
+  } else {
+    state.versions.wait_to_write(how);
+  }
+  // An update is published by the guard, unless other ranks still read what it was made of.
+  if (how != Write::Update || state.versions.is_late()) schedule.expect_to_publish(unit);
+  if (how != Write::Load) return;
+  if (state.versions.is_late()) {
+    throw CommError("the ranks load a checkpoint while some still write parameters; load on all ranks at one place");
+  }
+  state.trust_start();
+}
+
+}  // namespace
+
+WriteGuard::WriteGuard(std::span<const std::shared_ptr<Unit>> units, Write how) : units_(units) {
+  for (auto* schedule : schedules_of(units)) locks_.push_back(schedule->exclusive());
+  if (how != Write::Unsharded) {
+    for (const auto& unit : units) unit->schedule()->expect_writable(*unit);
+  }
+  for (const auto& unit : units) unit->schedule()->done_reading(*unit);
+  for (const auto& unit : units) begin(*unit, how);
+  if (how == Write::Load) outdate_all();
+}
+
+void WriteGuard::outdate(const at::Tensor& shard) const {
+  if (const auto* tag = tag_of(shard)) tag->unit.lock()->outdate(shard);
+}
+
+void WriteGuard::outdate_all() const {
+  for (const auto& unit : units_) unit->outdate({});
+}
+
+at::Tensor WriteGuard::cast_copy(const at::Tensor& flat) const {
+  const auto* tag = tag_of(flat);
+  if (tag == nullptr) return {};
+  const auto unit = tag->unit.lock();
+  return unit->state(unit->schedule()->lock()).versions.cast_copy(flat);
+}
+
+void WriteGuard::publish() const {
+  for (const auto& unit : units_) {
+    auto& schedule = *unit->schedule();
+    const auto held = schedule.lock();
+    if (!unit->state(held).versions.is_late()) schedule.publish(*unit);
+  }
+}
+
+void hand_out_pointer(const std::shared_ptr<Unit>& unit) {
+  const WriteGuard guard(std::span(&unit, 1), Write::Operators);
+  guard.outdate_all();
+  unit->state(unit->schedule()->lock()).versions.hand_out_pointer();
+}
+
+}  // namespace tessera

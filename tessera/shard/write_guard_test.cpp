@@ -1,0 +1,86 @@
+// Ranks write units in different orders, and some write nothing: no order makes them wait for each other.
+#include "tessera/shard/write_guard.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+
+#include "tessera/optim/sgd.h"
+#include "tessera/shard/full_params.h"
+#include "tessera/shard/fully_shard.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/shard/training.h"
+#include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/unit_state.h"
+#include "tessera/shard/unit/units.h"
+#include "tessera/testing/blocks.h"
+#include "tessera/testing/net.h"
+
+namespace tessera::testing {
+namespace {
+
+constexpr double kRate = 0.1;
+
+/// How a rank ends a round of training.
+struct Ending {
+  std::string name;
+  std::function<void(const std::shared_ptr<Blocks>& model)> act;
+  friend std::ostream& operator<<(std::ostream& out, const Ending& ending) { return out << ending.name; }
+};
+
+void take_step_of_torch(std::vector<at::Tensor> shards) {
+  torch::optim::SGD(std::move(shards), torch::optim::SGDOptions(kRate)).step();
+}
+
+std::vector<at::Tensor> reversed(std::vector<at::Tensor> shards) {
+  std::ranges::reverse(shards);
+  return shards;
+}
+
+const Ending kForwards = {"TorchForwards", [](const auto& model) { take_step_of_torch(parameters(*model)); }};
+const Ending kBackwards = {"TorchBackwards", [](const auto& model) { take_step_of_torch(reversed(parameters(*model))); }};
+const Ending kOurs = {"OursBackwards", [](const auto& model) { optim::SGD(reversed(parameters(*model)), {.lr = kRate}).step(); }};
+const Ending kSkip = {"Skip", [](const auto& model) { skip_step(*model); }};
+const Ending kWholes = {"FullParams", [](const auto& model) {
+                          const auto guard = full_params(*model, Access::Write);
+                        }};
+
+class Orders : public ::testing::TestWithParam<std::pair<Ending, Ending>> {};
+
+TEST_P(Orders, DoNotMatter) {
+  const auto& [first, second] = GetParam();
+  with_ranks(2, [&](const Communicator& all) {
+    const auto world = all.with_limit(std::chrono::seconds(3));
+    const auto model = sharded_blocks(world);
+    Blocks plain;
+    for (int round = 0; round < 4; round++) {
+      const auto x = numbers({4, 8}, round);
+      EXPECT_TRUE(at::allclose(model->forward(x), plain.forward(x), 1e-5, 1e-6)) << "round " << round;
+      model->forward(x).pow(2).mean().backward();
+      plain.zero_grad();
+      plain.forward(x).pow(2).mean().backward();
+      (world.rank() == 0 ? first : second).act(model);
+      for (const auto& shard : parameters(*model)) shard.mutable_grad() = at::Tensor();
+      // Each rank wrote its own part, or left it as it was: the model is what the ranks made of it.
+      std::vector<at::Tensor> wholes;
+      for (const auto& shard : parameters(*model)) wholes.push_back(full_parameter(shard));
+      const torch::NoGradGuard no_grad;
+      const auto originals = plain.parameters();
+      for (size_t i = 0; i < wholes.size(); i++) originals[i].copy_(wholes[i]);
+    }
+    for (const auto& unit : units(*model)) {
+      EXPECT_EQ(unit->state(unit->schedule()->lock()).versions.next_version(), 4U) << unit->name();
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(OfWrites, Orders,
+                         ::testing::Values(std::pair(kForwards, kBackwards), std::pair(kBackwards, kSkip), std::pair(kSkip, kForwards),
+                                           std::pair(kOurs, kForwards), std::pair(kOurs, kSkip), std::pair(kWholes, kBackwards),
+                                           std::pair(kWholes, kSkip)),
+                         [](const auto& info) { return info.param.first.name + "And" + info.param.second.name; });
+
+}  // namespace
+}  // namespace tessera::testing
