@@ -1,6 +1,6 @@
 """Reads every #include of the sources and fails if a room of the house looks into one that it may not know.
 
-It states in full what docs/design.md says in its order of rooms and its last column: a room may use itself and the rooms named beside it.
+It states in full what docs/architecture.md says in its order of rooms and its last column: a room may use itself and the rooms named beside it.
 """
 import pathlib
 import re
@@ -33,7 +33,7 @@ def complaints(root):
         if path.parent == root / "tessera":
             continue  # the umbrella header
         if room not in ROOMS:
-            yield f"{path}: the room {room} is in no line of the table; add it there and in docs/design.md"
+            yield f"{path}: the room {room} is in no line of the table; add it there and in docs/architecture.md"
             continue
         if ROOMS[room] is None:
             continue
