@@ -1,5 +1,5 @@
 // What a lazily traced device demands of the core, on a device whose memory can't be read and whose tensors stand for all ranks at once.
-// (The demands are numbered in docs/design.md.)
+// (The demands are numbered in docs/architecture.md.)
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
