@@ -18,6 +18,8 @@ class Communicator {
   /// The rank of this process. Throws UsageError where one process stands for several or records a program for all (see local_ranks).
   int rank() const;
   int size() const { return transport_->traits().size; }
+  /// Which ranks share a host.
+  const Topology& topology() const { return traits().topology; }
   const std::vector<int>& local_ranks() const { return transport_->traits().local_ranks; }
   bool same_group(const Communicator& other) const { return transport_ == other.transport_; }
   /// The same for all copies of a communicator, and no other's while one of them lives.

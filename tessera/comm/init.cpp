@@ -30,10 +30,29 @@ TransportKind chosen_transport(TransportKind wanted) {
   return given ? static_cast<TransportKind>(*given) : wanted;
 }
 
+/// Each rank says which host it is on.
+Topology find_hosts(Link& link, Clock::time_point deadline) {
+  const auto own = std::hash<std::string>()(host_id());
+  std::vector<uint64_t> names(static_cast<size_t>(link.size()));
+  std::vector<Bytes> from;
+  for (auto& name : names) from.push_back(std::as_writable_bytes(std::span(&name, 1)));
+  try {
+    link.all_gather(std::as_bytes(std::span(&own, 1)), from, deadline);
+  } catch (const LinkFailure&) {
+    return Topology::one_host(link.size());  // the barrier that follows says what has happened
+  }
+  std::vector<int> host_of;
+  for (const auto name : names) host_of.push_back(static_cast<int>(std::ranges::find(names, name) - names.begin()));
+  return Topology(host_of);
+}
+
 /// A world whose ranks have all heard from each other: nobody needs the store any more to get in.
 Communicator wrap(std::string name, std::unique_ptr<Link> link, const InitOptions& options) {
-  const Communicator world(host_transport({.name = std::move(name)}, std::move(link)), options.operation_limit);
-  world.with_limit(options.start_limit).barrier({.unit = "start"});
+  const auto deadline = Clock::now() + options.start_limit;
+  auto topology = find_hosts(*link, deadline);
+  const Communicator world(host_transport({.name = std::move(name), .topology = std::move(topology)}, std::move(link)), options.operation_limit);
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+  world.with_limit(std::max(left, std::chrono::milliseconds(1))).barrier({.unit = "start"});
   world.reset_traffic();
   return world;
 }

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/comm/topology.h"
 #include "tessera/comm/work.h"
 
 namespace tessera {
@@ -85,6 +86,7 @@ class Transport {
     std::string name;
     bool simulated = false;  // the other ranks do not exist
     int size = 1;
+    Topology topology = Topology::one_host(1);  // of as many ranks as there are
     std::vector<int> local_ranks = {0};  // the ranks that this process's tensors stand for; a tracing engine has them all
     at::Device device = at::kCPU;        // where tensors must be
     Packing packing = Packing::OneBuffer;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/comm/mesh.h"
+#include "tessera/shard/codec.h"
 
 namespace tessera {
 
@@ -35,12 +36,23 @@ enum class Residence {
   NodeShared,  // ranks of one host have one copy in memory that all see; refused where they can't
 };
 
+/// How the parameters of a unit are divided among ranks.
+enum class Layout {
+  Auto,             // as the transport prefers: flat, unless one process stands for all ranks
+  Flat,             // one buffer for all, cut into equal chunks anywhere: the least padding and the fewest operations
+  Rows,             // each parameter by itself, between rows of dim 0, as FSDP2 does
+  WholeParameters,  // each parameter on one rank
+};
+
 struct ShardOptions {
   Mesh mesh;
   MixedPrecision mixed_precision = {};
   Start start = Start::Equal;
   Listing listing = Listing::ByName;
   Residence residence = Residence::Auto;
+  Layout layout = Layout::Auto;
+  /// In which form values are sent and computed with, if that is not what mixed_precision says. Where it decodes, parameters are gathered.
+  CodecPtr codec = {};
   /// Parameters to leave as they are, whole on every rank. Who trains them averages their gradients.
   std::vector<at::Tensor> ignored = {};
   /// How many units may be whole at once as long as their order of use is not known yet. With 1, none is brought in early later on.

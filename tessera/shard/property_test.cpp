@@ -122,11 +122,13 @@ void compare(unsigned seed) {
   };
   const auto shard = [units](const std::shared_ptr<TrainedModel>& model, const Communicator& world) {
     const int live = 1 + static_cast<int>(units % 3);
+    constexpr Layout kLayouts[] = {Layout::Auto, Layout::Flat, Layout::Rows, Layout::WholeParameters};
+    const ShardOptions options{.mesh = world, .layout = kLayouts[units / 3 % 4], .max_live_units = live};
     size_t i = 0;
     for (const auto& child : model->children()) {
-      if ((units >> (4 + i++)) % 2 == 0) fully_shard(child, {.mesh = world, .max_live_units = live});
+      if ((units >> (4 + i++)) % 2 == 0) fully_shard(child, options);
     }
-    fully_shard(model, {.mesh = world, .max_live_units = live});
+    fully_shard(model, options);
   };
   expect_parity(ranks, [seed] { return std::make_shared<Drawn>(seed); }, optimizer, 9, shard);
 }

@@ -41,6 +41,7 @@ void expect_one_dtype(std::span<const Piece> pieces) {
 Transport::Traits with_place(Transport::Traits traits, const Link& link) {
   traits.size = link.size();
   traits.local_ranks = {link.rank()};
+  if (traits.topology.ranks() != traits.size) traits.topology = Topology::one_host(traits.size);
   return traits;
 }
 
@@ -158,7 +159,7 @@ Work HostTransport::all_reduce(at::Tensor tensor, const Reduction& reduction, co
         from[r] = bytes_of(contributions[r]);
       }
       const auto sent = gather(bytes_of(outgoing), from, deadline);
-      reducer.reduce(contributions, tensor);
+      reducer.reduce(contributions, tensor, traits().topology);
       return sent;
     }
     // Each rank reduces a chunk, then all gather the results. The sums are the same to the bit.
@@ -203,16 +204,18 @@ std::unique_ptr<Transport> HostTransport::split(std::span<const int> colors, con
     }
   });
   std::shared_ptr<Link> part;
-  start(envelope, call.limit, [this, &part, colors](auto deadline) {
-    std::vector<int> members;
+  std::vector<int> members;
+  start(envelope, call.limit, [this, &part, &members, colors](auto deadline) {
     for (int r = 0; r < size(); r++) {
       if (colors[r] == colors[rank()]) members.push_back(r);
     }
     part = link_->split(members, deadline);
     return uint64_t{0};
   }).wait();
+  auto part_traits = traits();
+  part_traits.topology = traits().topology.part(members);
   // Not make_unique: the constructor that takes a family is private.
-  return std::unique_ptr<Transport>(new HostTransport(traits(), std::move(part), family_));
+  return std::unique_ptr<Transport>(new HostTransport(std::move(part_traits), std::move(part), family_));
 }
 
 SharedAttempt HostTransport::share(const AreaShape& shape, const Call& call) {
@@ -286,7 +289,7 @@ uint64_t HostTransport::reduce(const Reducer& reducer, std::span<const ConstByte
         for (size_t r = 0; r < rows.size(); r++) {
           contributions[r] = at::from_blob(const_cast<std::byte*>(rows[r].data()), {count}, at::TensorOptions().dtype(reducer.wire()));
         }
-        reducer.reduce(contributions, own.narrow(0, static_cast<int64_t>(begin / width), count), squares);
+        reducer.reduce(contributions, own.narrow(0, static_cast<int64_t>(begin / width), count), traits().topology, squares);
       },
       deadline);
   return sent_to_others(to);

@@ -1,6 +1,7 @@
 #include "tessera/comm/host/reducer.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/SmallVector.h>
 #include <fmt/format.h>
 
 #include <limits>
@@ -46,10 +47,31 @@ std::string Reducer::complaint(at::ScalarType dtype, std::span<const Piece> piec
   return {};
 }
 
+void Reducer::reduce(std::span<const at::Tensor> contributions, const at::Tensor& target, const Topology& topology, double* squares) const {
+  if (topology.hosts() == 1) return reduce(contributions, target, squares);
+  c10::SmallVector<at::Tensor, 8> sums;
+  for (int host = 0; host < topology.hosts(); host++) {
+    c10::SmallVector<at::Tensor, 8> on_host;
+    for (const int rank : topology.ranks_on(host)) on_host.push_back(contributions[static_cast<size_t>(rank)]);
+    sums.push_back(at::empty(target.sizes(), target.options().dtype(sum_)));
+    combine(on_host, sums.back(), 1, nullptr);
+  }
+  combine(sums, target, divisor(contributions.size()), squares);
+}
+
 void Reducer::reduce(std::span<const at::Tensor> contributions, const at::Tensor& target, double* squares) const {
+  combine(contributions, target, divisor(contributions.size()), squares);
+}
+
+int64_t Reducer::divisor(size_t contributions) const {
+  return op_ == Reduce::Mean ? static_cast<int64_t>(contributions) : 1;
+}
+
+/// In the order of the contributions.
+void Reducer::combine(std::span<const at::Tensor> contributions, const at::Tensor& target, int64_t divisor, double* squares) const {
   const bool adds = op_ == Reduce::Sum || op_ == Reduce::Mean;
   if (adds && sum_ == at::kFloat && target.scalar_type() == at::kFloat) {
-    if (add_rows(contributions, target, op_ == Reduce::Mean ? static_cast<float>(contributions.size()) : 1, squares)) return;
+    if (add_rows(contributions, target, static_cast<float>(divisor), squares)) return;
   }
   auto result = contributions.front().to(sum_, /*non_blocking=*/false, /*copy=*/true);
   for (const auto& next : contributions.subspan(1)) {
@@ -62,7 +84,7 @@ void Reducer::reduce(std::span<const at::Tensor> contributions, const at::Tensor
       result.add_(value);
     }
   }
-  if (op_ == Reduce::Mean) result.div_(static_cast<int64_t>(contributions.size()));
+  if (divisor != 1) result.div_(divisor);
   target.copy_(result.view_as(target));
   if (squares != nullptr) *squares = std::numeric_limits<double>::quiet_NaN();
 }

@@ -51,10 +51,13 @@ void run_rank(const Communicator& world, const std::function<void(Communicator)>
 
 void run_ranks(int size, const std::function<void(Communicator world)>& program, const ThreadOptions& options) {
   if (size < 1) throw UsageError(fmt::format("a world of {} ranks is none; give at least one", size));
+  const auto topology = options.host_of.empty() ? Topology::one_host(size) : Topology(options.host_of);
+  if (topology.ranks() != size) throw UsageError(fmt::format("{} hosts were named for {} ranks; name one for each", topology.ranks(), size));
   const auto block = SharedBlock::make(SharedBlock::Source::Heap, SharedMemoryLink::block_size(size));
   std::vector<Communicator> worlds;
   for (int rank = 0; rank < size; rank++) {
-    worlds.emplace_back(host_transport({.name = "threads"}, std::make_unique<SharedMemoryLink>(block, rank, size)), options.limit);
+    worlds.emplace_back(host_transport({.name = "threads", .topology = topology}, std::make_unique<SharedMemoryLink>(block, rank, size)),
+                        options.limit);
   }
   FirstFailure first;
   {

@@ -9,6 +9,7 @@ namespace tessera {
 
 struct ThreadOptions {
   std::chrono::milliseconds limit = kOperationLimit;
+  std::vector<int> host_of = {};  // simulates several hosts: one number for each rank
 };
 
 /// Runs `program` in `size` threads, each with its rank of one world, and returns when all have ended. If one throws, the others are

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/paging_key.h"
 #include "tessera/shard/unit/fingerprint.h"
 #include "tessera/shard/unit/parameter_meta.h"
 #include "tessera/shard/unit/schedule.h"
@@ -41,12 +42,8 @@ std::string freed_message(const std::string& unit) {
       unit);
 }
 
-bool one_buffer(const Mesh& mesh) {
-  return mesh.shard().traits().packing == Packing::OneBuffer;
-}
-
 /// One group for each dtype and for what trains and what does not, so that buffers of one dtype travel together.
-std::vector<std::vector<Candidate>> grouped(std::vector<Candidate> candidates, const Mesh& mesh) {
+std::vector<std::vector<Candidate>> grouped(std::vector<Candidate> candidates, UnitLayout layout) {
   std::map<std::pair<at::ScalarType, bool>, std::vector<Candidate>> kinds;
   for (auto& candidate : candidates) {
     const auto kind = std::make_pair(candidate.tensor.scalar_type(), !candidate.tensor.requires_grad());
@@ -54,7 +51,7 @@ std::vector<std::vector<Candidate>> grouped(std::vector<Candidate> candidates, c
   }
   std::vector<std::vector<Candidate>> groups;
   for (auto& [kind, members] : kinds) {
-    if (one_buffer(mesh)) {
+    if (layout == UnitLayout::Flat || layout == UnitLayout::WholeParameters) {
       groups.push_back(std::move(members));
     } else {
       for (auto& member : members) groups.push_back({std::move(member)});
@@ -63,19 +60,50 @@ std::vector<std::vector<Candidate>> grouped(std::vector<Candidate> candidates, c
   return groups;
 }
 
+UnitLayout chosen_layout(const ShardOptions& options) {
+  const auto& traits = options.mesh.shard().traits();
+  if (options.listing == Listing::Flat && (options.layout == Layout::Rows || options.layout == Layout::WholeParameters)) {
+    throw UsageError("Listing::Flat lists one vector of all parameters, which only Layout::Flat has; leave the layout out, or list by name");
+  }
+  if (traits.traces && options.layout != Layout::Auto) {
+    throw UsageError(fmt::format("transport {} stands for all ranks, so it chooses how parameters are laid out; leave Layout::Auto", traits.name));
+  }
+  switch (options.layout) {
+    case Layout::Rows: return UnitLayout::Rows;
+    case Layout::WholeParameters: return UnitLayout::WholeParameters;
+    case Layout::Flat: return UnitLayout::Flat;
+    case Layout::Auto: break;
+  }
+  return traits.packing == Packing::OneBuffer ? UnitLayout::Flat : UnitLayout::Replicas;
+}
+
+CodecPtr chosen_codec(const ShardOptions& options) {
+  if (!options.codec) return cast_codec(options.mixed_precision.param_dtype);
+  if (options.mixed_precision.param_dtype) {
+    throw UsageError("ShardOptions::codec says in which dtype parameters are computed with, and so does param_dtype; give one of them");
+  }
+  return options.codec;
+}
+
+/// How many values lie between two rows of the outermost dimension in memory.
+int64_t row_of(const at::Tensor& tensor) {
+  const auto strides = dense(tensor).strides();
+  return tensor.dim() == 0 ? 1 : std::max<int64_t>(*std::ranges::max_element(strides), tensor.numel() > 0 ? 1 : 0);
+}
+
 }  // namespace
 
 std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candidates, const ShardOptions& options,
                                  std::shared_ptr<Schedule> schedule) {
   expect_shardable(candidates);
-  const std::shared_ptr<Unit> unit(new Unit(std::move(name), options));
+  const std::shared_ptr<Unit> unit(new Unit(std::move(name), options, chosen_layout(options), chosen_codec(options)));
   for (const auto& candidate : candidates) {
-    expect_reducible(unit->unsharded_dtype(candidate.tensor.scalar_type()), options.mixed_precision);
+    expect_reducible(unit->codec_->computed(candidate.tensor.scalar_type()), options.mixed_precision);
   }
   unit->schedule_ = std::move(schedule);
-  unit->state_ = std::make_unique<UnitState>(*unit, make_unit_memory(options, candidates.front().tensor.device()));
+  unit->state_ = std::make_unique<UnitState>(*unit, make_unit_memory(options, *unit->codec_, candidates.front().tensor.device()));
   FormerMemory former(candidates);
-  auto groups = grouped(std::move(candidates), options.mesh);
+  auto groups = grouped(std::move(candidates), unit->layout_);
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   // All memory before the first parameter changes: where there is not enough, the model is as it was.
@@ -96,24 +124,23 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candid
   return unit;
 }
 
-at::ScalarType Unit::unsharded_dtype(at::ScalarType dtype) const {
-  return at::isFloatingType(dtype) ? options_.mixed_precision.param_dtype.value_or(dtype) : dtype;
-}
-
-FlatLayout Unit::layout(std::span<const Candidate> candidates) const {
+BufferLayout Unit::layout(std::span<const Candidate> candidates) const {
+  const auto& first = candidates.front().tensor;
   const auto& shard = mesh().shard();
+  if (layout_ == UnitLayout::Replicas) return replica_layout(first.numel(), shard.size());
+  const Place place{.rank = shard.rank(), .ranks = shard.size()};
+  if (layout_ == UnitLayout::Rows) return row_layout(first.numel(), row_of(first), place);
   std::vector<int64_t> numels;
   for (const auto& candidate : candidates) numels.push_back(candidate.tensor.numel());
-  if (!one_buffer(mesh())) return FlatLayout(numels.front(), shard.size());
-  const auto alignment = kAlignment / static_cast<int64_t>(c10::elementSize(unsharded_dtype(candidates.front().tensor.scalar_type())));
-  return FlatLayout(numels, alignment, shard.rank(), shard.size());
+  const auto alignment = kAlignment / static_cast<int64_t>(c10::elementSize(codec_->computed(first.scalar_type())));
+  return layout_ == UnitLayout::Flat ? flat_layout(numels, alignment, place) : whole_parameter_layout(numels, alignment, place);
 }
 
 BufferPlan Unit::plan(std::span<const Candidate> candidates) const {
   const auto& first = candidates.front().tensor;
   return {.chunk = layout(candidates).chunk,
           .dtype = first.scalar_type(),
-          .unsharded_dtype = unsharded_dtype(first.scalar_type()),
+          .codec = codec_.get(),
           .device = first.device(),
           .trained = first.requires_grad()};
 }
@@ -128,8 +155,9 @@ void Unit::add_group(std::vector<Candidate> candidates, MemoryPtr memory) {
   const auto& first = candidates.front().tensor;
   const auto layout = this->layout(candidates);
   const auto number = groups_.size();
-  const bool together = one_buffer(mesh());
-  Group group{.dtype = first.scalar_type(), .unsharded_dtype = unsharded_dtype(first.scalar_type()), .chunk = layout.chunk};
+  const bool replicas = layout_ == UnitLayout::Replicas;
+  Group group{.dtype = first.scalar_type(), .unsharded_dtype = codec_->computed(first.scalar_type()), .chunk = layout.chunk};
+  group.optimizers_cast = group.dtype == at::kFloat && group.unsharded_dtype == at::kBFloat16 && !options_.codec;
 
   const auto own_storage = make_storage(Role::Sharded, number, layout.chunk, group.dtype, first.device());
   own_storage->attach(std::move(memory));
@@ -151,7 +179,7 @@ void Unit::add_group(std::vector<Candidate> candidates, MemoryPtr memory) {
   };
   if (options_.listing == Listing::Flat) {
     const auto numel = layout.chunk * shard.size();
-    const Span span{.numel = numel, .shard_numel = layout.chunk, .shard_begin = together ? shard.rank() * layout.chunk : 0};
+    const Span span{.numel = numel, .shard_numel = layout.chunk, .shard_begin = replicas ? 0 : shard.rank() * layout.chunk};
     const auto name = fmt::format("flat_param_{}", number);
     group.flat = Parameter{.name = name,
                            .local_name = name,
@@ -172,7 +200,7 @@ void Unit::add_group(std::vector<Candidate> candidates, MemoryPtr memory) {
     if (options_.start == Start::FromRank0) mesh().world().broadcast(values, 0, {.unit = name_}).wait();
     if (!shard.traits().traces) group.fingerprint = group.fingerprint * 31 + fingerprint(values);
     group.own.narrow(0, span.shard_offset, span.shard_numel)
-        .copy_(together ? values.narrow(0, span.shard_begin, span.shard_numel) : shard.own_chunk(values));
+        .copy_(replicas ? shard.own_chunk(values) : values.narrow(0, span.shard_begin, span.shard_numel));
 
     // The tensor that the model holds becomes a window on the unsharded storage: same object, same sizes, other memory.
     const auto window = paged_view(c10::Storage(unsharded_storage), group.unsharded_dtype, whole.sizes(), whole.strides(), span.offset);

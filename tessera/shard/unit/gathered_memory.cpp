@@ -19,6 +19,33 @@ void for_each_run(std::span<const Item> items, const Key& key, const Act& act) {
   }
 }
 
+/// A gather whose result is decoded into the unsharded memory by whoever waits for it.
+class Decoding final : public Work::State {
+ public:
+  Decoding(Work gather, std::span<const Buffer> buffers, std::span<const Piece> pieces, int ranks)
+      : gather_(std::move(gather)), buffers_(buffers.begin(), buffers.end()), ranks_(ranks) {
+    for (const auto& piece : pieces) sent_.push_back(piece.whole);
+  }
+
+  void wait() override {
+    gather_.wait();
+    for (size_t i = 0; i < sent_.size(); i++) {
+      const auto& buffer = buffers_[i];
+      const auto computed = buffer.unsharded->memory_view(buffer.unsharded_dtype());
+      const auto sent = sent_[i].chunk(ranks_), chunks = computed.chunk(ranks_);
+      for (size_t rank = 0; rank < sent.size(); rank++) buffer.codec->decode(sent[rank], chunks[rank]);
+    }
+    sent_.clear();
+  }
+  bool done() const override { return sent_.empty(); }
+
+ private:
+  const Work gather_;
+  const c10::SmallVector<Buffer, 2> buffers_;
+  c10::SmallVector<at::Tensor, 2> sent_;  // by all ranks; none once it is decoded
+  const int ranks_;
+};
+
 class GatheredMemory final : public UnitMemory {
  public:
   explicit GatheredMemory(Communicator shard) : shard_(std::move(shard)) {}
@@ -35,17 +62,26 @@ class GatheredMemory final : public UnitMemory {
     return bytes;
   }
 
+  uint64_t gathered_bytes(std::span<const Buffer> buffers) const override {
+    uint64_t bytes = 0;
+    for (const auto& buffer : buffers) {
+      const auto sent = sent_form(buffer);
+      bytes += static_cast<uint64_t>(sent.numel) * c10::elementSize(sent.dtype) * static_cast<uint64_t>(shard_.size() - 1);
+    }
+    return bytes;
+  }
+
   Works unshard(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) override {
     Works works;
     for (const auto& buffer : buffers) buffer.unsharded->allocate();  // all of it, before anything is under way that can't be called back
     for_each_run(
-        buffers, [](const Buffer& buffer) { return buffer.unsharded_dtype; },
+        buffers, [](const Buffer& buffer) { return sent_form(buffer).dtype; },
         [&](std::span<const Buffer> run) {
           c10::SmallVector<Piece, 2> pieces;
-          for (const auto& buffer : run) {
-            pieces.push_back({.whole = buffer.unsharded->memory_view(buffer.unsharded_dtype), .own = buffer.own.to(buffer.unsharded_dtype)});
-          }
-          works.push_back(shard_.all_gather(pieces, subject, fault.companions));
+          for (const auto& buffer : run) pieces.push_back({.whole = arrival(buffer), .own = encoded(*buffer.codec, buffer.own)});
+          auto work = shard_.all_gather(pieces, subject, fault.companions);
+          if (run.front().codec->decodes()) work = Work(std::make_shared<Decoding>(std::move(work), run, pieces, shard_.size()));
+          works.push_back(std::move(work));
         });
     return works;
   }
@@ -87,6 +123,15 @@ class GatheredMemory final : public UnitMemory {
   void start_anew(const Subject& /*subject*/, bool /*again*/) override {}
 
  private:
+  static Codec::Form sent_form(const Buffer& buffer) { return buffer.codec->sent(buffer.own.scalar_type(), buffer.own.numel()); }
+
+  /// Where a gather leaves what all ranks have sent: in the unsharded memory itself, unless it has to be decoded.
+  at::Tensor arrival(const Buffer& buffer) const {
+    if (!buffer.codec->decodes()) return buffer.unsharded->memory_view(buffer.unsharded_dtype());
+    const auto sent = sent_form(buffer);
+    return at::empty({sent.numel * shard_.size()}, buffer.own.options().dtype(sent.dtype));
+  }
+
   Communicator shard_;
 };
 

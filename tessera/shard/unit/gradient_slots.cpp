@@ -174,7 +174,7 @@ void GradientSlots::add_up(Turn& turn) {
     contributions_.clear();
     for (int rank = 0; rank < area_->size(); rank++) contributions_.push_back(view(slot(rank, turn.number) + offset, chunk, dtype));
     if (piece.squares) *piece.squares = 0;
-    Reducer({.op = Reduce::Mean}, dtype).reduce(contributions_, piece.own, piece.squares.get());
+    Reducer({.op = Reduce::Mean}, dtype).reduce(contributions_, piece.own, group_.topology(), piece.squares.get());
   }
 }
 

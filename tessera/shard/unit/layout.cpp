@@ -1,29 +1,98 @@
 #include "tessera/shard/unit/layout.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace tessera {
+namespace {
 
-FlatLayout::FlatLayout(std::span<const int64_t> numels, int64_t alignment, int rank, int ranks) {
-  const auto aligned = [&](int64_t count) { return (count + alignment - 1) / alignment * alignment; };
-  int64_t total = 0;
-  for (const int64_t numel : numels) {
-    spans.push_back({.offset = total, .numel = numel});
-    total = aligned(total + numel);
-  }
-  chunk = aligned((total + ranks - 1) / ranks);
-  const int64_t begin = rank * chunk;
-  for (auto& span : spans) {
-    const int64_t first = std::clamp(span.offset, begin, begin + chunk);
-    const int64_t last = std::clamp(span.offset + span.numel, begin, begin + chunk);
+int64_t aligned(int64_t count, int64_t alignment) {
+  return (count + alignment - 1) / alignment * alignment;
+}
+
+int64_t divided(int64_t count, int64_t parts) {
+  return (count + parts - 1) / parts;
+}
+
+/// Fills in which part of each parameter falls into this rank's chunk.
+void cut(BufferLayout& layout, Place place) {
+  const int64_t begin = place.rank * layout.chunk;
+  for (auto& span : layout.spans) {
+    const int64_t first = std::clamp(span.offset, begin, begin + layout.chunk);
+    const int64_t last = std::clamp(span.offset + span.numel, begin, begin + layout.chunk);
     span.shard_offset = first - begin;
     span.shard_numel = last - first;
     span.shard_begin = span.shard_numel > 0 ? first - span.offset : 0;
   }
 }
 
-FlatLayout::FlatLayout(int64_t numel, int ranks) : chunk((numel + ranks - 1) / ranks) {
-  spans.push_back({.numel = numel, .shard_numel = chunk});
+/// How many neighbours each rank gets, if none may have more than `most` values; nothing if they do not suffice.
+std::vector<size_t> dealt_out(std::span<const int64_t> sizes, int64_t most, int ranks) {
+  std::vector<size_t> counts(1);
+  int64_t sum = 0;
+  for (const auto size : sizes) {
+    if (sum + size > most && counts.back() > 0) {
+      counts.push_back(0);
+      sum = 0;
+    }
+    counts.back()++;
+    sum += size;
+  }
+  if (counts.size() > static_cast<size_t>(ranks)) return {};
+  counts.resize(static_cast<size_t>(ranks));
+  return counts;
+}
+
+}  // namespace
+
+BufferLayout flat_layout(std::span<const int64_t> numels, int64_t alignment, Place place) {
+  BufferLayout layout;
+  int64_t total = 0;
+  for (const int64_t numel : numels) {
+    layout.spans.push_back({.offset = total, .numel = numel});
+    total = aligned(total + numel, alignment);
+  }
+  layout.chunk = aligned(divided(total, place.ranks), alignment);
+  cut(layout, place);
+  return layout;
+}
+
+BufferLayout row_layout(int64_t numel, int64_t row, Place place) {
+  BufferLayout layout{.chunk = row == 0 ? 0 : divided(numel / row, place.ranks) * row, .spans = {{.numel = numel}}};
+  cut(layout, place);
+  return layout;
+}
+
+BufferLayout whole_parameter_layout(std::span<const int64_t> numels, int64_t alignment, Place place) {
+  std::vector<int64_t> sizes;
+  for (const int64_t numel : numels) sizes.push_back(aligned(numel, alignment));
+  // The smallest bound on a chunk with which the ranks suffice, by halving.
+  int64_t low = sizes.empty() ? 0 : *std::ranges::max_element(sizes);
+  int64_t high = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  while (low < high) {
+    const auto middle = low + (high - low) / 2;
+    if (dealt_out(sizes, middle, place.ranks).empty()) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  BufferLayout layout{.chunk = low, .spans = {}};
+  size_t next = 0;
+  int64_t rank = 0;
+  for (const auto count : dealt_out(sizes, low, place.ranks)) {
+    int64_t offset = rank++ * layout.chunk;
+    for (size_t i = 0; i < count; i++, next++) {
+      layout.spans.push_back({.offset = offset, .numel = numels[next]});
+      offset += sizes[next];
+    }
+  }
+  cut(layout, place);
+  return layout;
+}
+
+BufferLayout replica_layout(int64_t numel, int ranks) {
+  return {.chunk = divided(numel, ranks), .spans = {{.numel = numel, .shard_numel = divided(numel, ranks)}}};
 }
 
 }  // namespace tessera

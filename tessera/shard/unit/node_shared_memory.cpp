@@ -58,26 +58,29 @@ class NodeSharedMemory final : public UnitMemory {
   std::string_view name() const override { return "node-shared"; }
 
   MemoryPtr add(const BufferPlan& plan) override {
-    const auto bytes = static_cast<size_t>(plan.chunk) * c10::elementSize(plan.unsharded_dtype);
+    const auto sent = plan.codec->sent(plan.dtype, plan.chunk);
+    const auto bytes = static_cast<size_t>(sent.numel) * c10::elementSize(sent.dtype);
     const auto attempt = shard_.share({.bytes_per_rank = bytes}, {.unit = "parameters"});
     if (!attempt.area) {
       throw IoError(fmt::format("no shared memory for a unit of {} bytes: {}; shard with .residence = tessera::Residence::Gathered",
                                 bytes * static_cast<size_t>(shard_.size()), attempt.why_not));
     }
     const auto& area = *attempt.area;
-    const bool casts = plan.dtype != plan.unsharded_dtype;
-    const auto own = at::TensorOptions().dtype(plan.unsharded_dtype);
+    const bool encodes = plan.codec->encodes(plan.dtype);
+    const auto own = at::TensorOptions().dtype(sent.dtype);
     places_.push_back({.area = attempt.area,
                        .all = memory_of(area, area.part(0)),
-                       .copy = casts ? at::from_blob(area.part(area.rank()), {plan.chunk}, own) : at::Tensor()});
+                       .copy = encodes ? at::from_blob(area.part(area.rank()), {sent.numel}, own) : at::Tensor()});
     if (plan.trained) trained_bytes_ += bytes * static_cast<size_t>(shard_.size());
     slots_->expect(trained_bytes_);
-    if (!casts) return memory_of(area, area.part(area.rank()));
+    if (!encodes) return memory_of(area, area.part(area.rank()));
     return allocate_memory(static_cast<size_t>(plan.chunk) * c10::elementSize(plan.dtype), plan.device);
   }
 
   // The memory is there whether it is read or not.
   uint64_t unsharded_bytes(std::span<const Buffer> /*buffers*/) const override { return 0; }
+
+  uint64_t gathered_bytes(std::span<const Buffer> /*buffers*/) const override { return 0; }
 
   Works unshard(std::span<const Buffer> buffers, const Subject& subject, const Fault& /*fault*/) override {
     control_->expect_in_step();
@@ -96,9 +99,9 @@ class NodeSharedMemory final : public UnitMemory {
   void make_private(std::span<const Buffer> buffers) override {
     for (const auto& buffer : buffers) {
       if (buffer.unsharded->owns_memory()) continue;
-      const auto shared = buffer.unsharded->memory_view(buffer.unsharded_dtype);
+      const auto shared = buffer.unsharded->memory_view(buffer.unsharded_dtype());
       buffer.unsharded->allocate();
-      buffer.unsharded->memory_view(buffer.unsharded_dtype).copy_(shared);
+      buffer.unsharded->memory_view(buffer.unsharded_dtype()).copy_(shared);
     }
   }
 
@@ -128,7 +131,7 @@ class NodeSharedMemory final : public UnitMemory {
       control_->expect_in_step();
       if (published_ != 0) control_->wait(kDone, after(before), shard_.limit(), [&] { return still_read(before); });
       for (const auto& buffer : buffers) {
-        if (auto copy = published(buffer.number); copy.defined()) copy.copy_(buffer.own);
+        if (auto copy = published(buffer.number); copy.defined()) buffer.codec->encode(buffer.own, copy);
       }
     }
     control_->reach(kPublished, value);

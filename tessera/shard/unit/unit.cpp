@@ -12,8 +12,12 @@
 
 namespace tessera {
 
-Unit::Unit(std::string name, const ShardOptions& options)
-    : name_(std::move(name)), options_(options), number_(options.mesh.world().next_number()) {}
+Unit::Unit(std::string name, const ShardOptions& options, UnitLayout layout, CodecPtr codec)
+    : name_(std::move(name)),
+      options_(options),
+      layout_(layout),
+      codec_(std::move(codec)),
+      number_(options.mesh.world().next_number()) {}
 
 Unit::~Unit() {
   if (schedule_) schedule_->forget(*this);
@@ -33,7 +37,7 @@ Unit::Buffers Unit::buffers() const {
   for (size_t i = 0; i < groups_.size(); i++) {
     const auto& group = groups_[i];
     if (auto unsharded = group.unsharded.lock()) {
-      result.push_back({.number = i, .unsharded = std::move(unsharded), .unsharded_dtype = group.unsharded_dtype, .own = group.own});
+      result.push_back({.number = i, .unsharded = std::move(unsharded), .own = group.own, .codec = codec_.get()});
     }
   }
   return result;
@@ -44,9 +48,8 @@ Subject Unit::subject() const {
 }
 
 void Unit::count_gather() {
-  const auto ranks = static_cast<uint64_t>(mesh().shard().size());
   counters_.gathers++;
-  counters_.gathered_bytes += unsharded_bytes_ / ranks * (ranks - 1);
+  counters_.gathered_bytes += state_->memory().gathered_bytes(buffers());
 }
 
 bool Unit::is_reducing() const {

@@ -39,6 +39,9 @@ struct GradientMemory {
   explicit operator bool() const { return values.defined(); }
 };
 
+/// A layout that has been chosen.
+enum class UnitLayout { Flat, Rows, WholeParameters, Replicas };
+
 /// What a unit is made of does not change; what changes while a model trains is its state, which needs the lock of its schedule.
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
@@ -63,9 +66,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
     std::vector<Parameter> parameters = {};
     std::optional<Parameter> flat = {};  // Listing::Flat: the one that is listed in their place; its shard is the shard of each
     uint64_t fingerprint = 0;            // of the unsharded parameters that this rank brought
+    bool optimizers_cast = false;        // what other ranks read is a cast copy, for which optimizers have loops
 
-    /// Optimizers have loops that write this cast copy along with the shards.
-    bool optimizers_cast() const { return dtype == at::kFloat && unsharded_dtype == at::kBFloat16; }
+
     /// Of this rank's chunk: what the shards are views of.
     TaggedStorage& own_storage() const { return *tagged_storage(flat ? flat->shard : parameters.front().shard); }
   };
@@ -86,6 +89,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const Mesh& mesh() const { return options_.mesh; }
   const ShardOptions& options() const { return options_; }
   std::vector<Group>& groups() { return groups_; }
+  const Codec& codec() const { return *codec_; }
   /// What it takes on this rank while it is unsharded.
   uint64_t unsharded_bytes() const { return unsharded_bytes_; }
   std::string_view residence() const;
@@ -123,11 +127,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   friend class Versions;
   friend class GradientReduction;
 
-  Unit(std::string name, const ShardOptions& options);
+  Unit(std::string name, const ShardOptions& options, UnitLayout layout, CodecPtr codec);
 
   // How it is made: build_unit.cpp.
-  at::ScalarType unsharded_dtype(at::ScalarType dtype) const;
-  FlatLayout layout(std::span<const Candidate> candidates) const;
+  BufferLayout layout(std::span<const Candidate> candidates) const;
   BufferPlan plan(std::span<const Candidate> candidates) const;
   void add_group(std::vector<Candidate> candidates, MemoryPtr memory);
   TaggedStoragePtr make_storage(Role role, size_t group, int64_t numel, at::ScalarType dtype, c10::Device device);
@@ -141,6 +144,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   std::string name_;
   const ShardOptions options_;
+  const UnitLayout layout_;
+  const CodecPtr codec_;
   const uint64_t number_;
   std::vector<Group> groups_;
   std::unordered_map<const c10::TensorImpl*, Parameter*> parameters_;  // of every unsharded parameter and every shard

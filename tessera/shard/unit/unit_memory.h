@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/shard/codec.h"
 #include "tessera/shard/paging/storage_tag.h"
 
 namespace tessera {
@@ -29,14 +30,17 @@ using Works = c10::SmallVector<Work, 2>;
 struct Buffer {
   size_t number = 0;           // in the order in which they were added
   TaggedStoragePtr unsharded;  // every unsharded parameter is a view of it
-  at::ScalarType unsharded_dtype;
-  at::Tensor own;  // this rank's chunk, flat, in the dtype that optimizers work in
+  at::Tensor own;              // this rank's chunk, flat, as it is stored
+  const Codec* codec;
+
+  at::ScalarType unsharded_dtype() const { return codec->computed(own.scalar_type()); }
 };
 
 /// A buffer that is about to be made.
 struct BufferPlan {
   int64_t chunk = 0;
-  at::ScalarType dtype, unsharded_dtype;
+  at::ScalarType dtype;
+  const Codec* codec;
   at::Device device;
   bool trained = true;
 };
@@ -63,6 +67,8 @@ class UnitMemory {
   virtual MemoryPtr add(const BufferPlan& plan) = 0;
   /// Bytes that the unit takes on this rank because it is unsharded.
   virtual uint64_t unsharded_bytes(std::span<const Buffer> buffers) const = 0;
+  /// Bytes that this rank receives when the unit is unsharded.
+  virtual uint64_t gathered_bytes(std::span<const Buffer> buffers) const = 0;
 
   /// Begins to unshard the unit, which is unsharded when all the work is done.
   virtual Works unshard(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) = 0;
@@ -102,6 +108,6 @@ std::unique_ptr<UnitMemory> gathered_memory(Communicator shard);
 std::unique_ptr<UnitMemory> node_shared_memory(Communicator shard, std::string& why_not);
 
 /// As the options say. Collective.
-std::unique_ptr<UnitMemory> make_unit_memory(const ShardOptions& options, at::Device device);
+std::unique_ptr<UnitMemory> make_unit_memory(const ShardOptions& options, const Codec& codec, at::Device device);
 
 }  // namespace tessera

@@ -52,10 +52,10 @@ void UnitState::keep_own_part() {
     const auto unsharded = group.unsharded.lock();
     if (!unsharded) continue;
     const auto now = unit_.mesh().shard().own_chunk(flat_view(c10::Storage(unsharded), group.unsharded_dtype));
-    // Where unsharded values are narrower than shards, only what was changed goes back: the rest would lose its last digits.
-    group.own.copy_(group.unsharded_dtype == group.dtype
-                        ? now
-                        : at::where(now.eq(group.own.to(group.unsharded_dtype)), group.own, now.to(group.dtype)));
+    const auto& codec = unit_.codec();
+    const bool as_stored = !codec.encodes(group.dtype) && !codec.decodes();
+    // Where the computed form knows less than the stored one, only what was changed goes back: the rest would lose its last digits.
+    group.own.copy_(as_stored ? now : at::where(now.eq(decoded(codec, group.own)), group.own, now.to(group.dtype)));
   }
 }
 

@@ -32,7 +32,7 @@ void Versions::wait_to_write(Write how) {
   }
   written_ = true;
   for (size_t i = 0; i < unit_.groups().size(); i++) {
-    if (late_ || (memory_.published(i).defined() && !unit_.groups()[i].optimizers_cast())) stale_ = true;
+    if (late_ || (memory_.published(i).defined() && !unit_.groups()[i].optimizers_cast)) stale_ = true;
   }
 }
 
@@ -59,7 +59,7 @@ void Versions::detach() {
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   for (size_t i = 0; i < unit_.groups().size(); i++) {
     auto& group = unit_.groups()[i];
-    if (!memory_.keep_copy({.number = i, .unsharded = {}, .unsharded_dtype = group.unsharded_dtype, .own = group.own})) continue;
+    if (!memory_.keep_copy({.number = i, .unsharded = {}, .own = group.own, .codec = &unit_.codec()})) continue;
     auto& storage = group.own_storage();
     auto memory = allocate_memory(storage.nbytes(), storage.device());
     const auto before = std::exchange(group.own, {});
@@ -71,7 +71,7 @@ void Versions::detach() {
 
 at::Tensor Versions::cast_copy(const at::Tensor& flat) const {
   const auto number = tag_of(flat)->group;
-  const auto published = unit_.groups()[number].optimizers_cast() && !late_ ? memory_.published(number) : at::Tensor();
+  const auto published = unit_.groups()[number].optimizers_cast && !late_ ? memory_.published(number) : at::Tensor();
   return published.defined() ? published.narrow(0, flat.storage_offset(), flat.numel()) : published;
 }
 

@@ -1,0 +1,131 @@
+// A form of parameters that is neither their own nor a cast: eight bits on the way, with a scale for each chunk.
+#include "tessera/shard/codec.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/base/error.h"
+#include "tessera/optim/sgd.h"
+#include "tessera/shard/full_params.h"
+#include "tessera/shard/fully_shard.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/shard/report.h"
+#include "tessera/testing/net.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// Multiples of the largest value's 127th part, and behind them that value.
+struct EightBits final : Codec {
+  at::ScalarType computed(at::ScalarType stored) const override { return stored; }
+  Form sent(at::ScalarType /*stored*/, int64_t numel) const override { return {.dtype = at::kChar, .numel = numel + 4}; }
+  bool encodes(at::ScalarType /*stored*/) const override { return true; }
+  void encode(const at::Tensor& stored, const at::Tensor& sent) const override {
+    const auto most = stored.numel() > 0 ? stored.abs().max() : at::zeros({});
+    const auto numel = stored.numel();
+    sent.narrow(0, 0, numel).copy_((stored / most.clamp_min(1e-30) * 127).round());
+    std::memcpy(static_cast<char*>(sent.data_ptr()) + numel, most.const_data_ptr(), 4);
+  }
+  bool decodes() const override { return true; }
+  void decode(const at::Tensor& sent, const at::Tensor& computed) const override {
+    float most = 0;
+    std::memcpy(&most, static_cast<const char*>(sent.const_data_ptr()) + computed.numel(), 4);
+    computed.copy_(sent.narrow(0, 0, computed.numel()).to(at::kFloat) * (most / 127));
+  }
+};
+
+/// Half of each value: the stored dtype, and yet another form.
+struct Halves final : Codec {
+  at::ScalarType computed(at::ScalarType stored) const override { return stored; }
+  Form sent(at::ScalarType stored, int64_t numel) const override { return {.dtype = stored, .numel = numel}; }
+  bool encodes(at::ScalarType /*stored*/) const override { return true; }
+  void encode(const at::Tensor& stored, const at::Tensor& sent) const override { at::mul_out(const_cast<at::Tensor&>(sent), stored, at::tensor(0.5f)); }
+};
+
+TEST(Codec, OfCastsIsTheDefault) {
+  const auto values = at::arange(5, at::kFloat).div(3);
+  EXPECT_TRUE(encoded(*cast_codec({}), values).is_same(values));
+  EXPECT_TRUE(at::equal(encoded(*cast_codec(at::kBFloat16), values), values.to(at::kBFloat16)));
+  EXPECT_FALSE(cast_codec(at::kBFloat16)->encodes(at::kLong));
+}
+
+TEST(Codec, SendsItsOwnFormAndComputesWithWhatArrives) {
+  with_ranks(3, [](const Communicator& world) {
+    auto net = seeded_net(), plain = seeded_net();
+    fully_shard(net, {.mesh = world, .codec = std::make_shared<EightBits>()});
+    EXPECT_THAT(describe(*net), HasSubstr("gathered"));
+    const auto close = [&] { return at::allclose(net(input()), plain(input()), 0.05, 0.05); };
+    EXPECT_TRUE(close());
+    EXPECT_FALSE(at::equal(net(input()), plain(input())));
+    // One byte a value and four a chunk from each of two others, every time.
+    const auto cost = counters(*net);
+    int64_t chunk = 0;
+    for (const auto& shard : parameters(*net)) chunk = std::max(chunk, shard.storage_offset() + shard.numel());
+    EXPECT_LT(cost.gathered_bytes, cost.gathers * 2 * static_cast<uint64_t>(chunk) * 2);
+
+    optim::SGD sharded(parameters(*net), {.lr = 0.05});
+    torch::optim::SGD replicated(plain->parameters(), 0.05);
+    for (int step = 0; step < 5; step++) {
+      net(input()).pow(2).mean().backward();
+      plain(input()).pow(2).mean().backward();
+      sharded.step();
+      replicated.step();
+      sharded.zero_grad();
+      replicated.zero_grad();
+    }
+    EXPECT_TRUE(close());
+    // What is stored has lost nothing.
+    const auto shards = parameters(*net);
+    EXPECT_TRUE(at::allclose(full_parameter(shards[0]), plain->a->weight, 1e-2, 1e-2));
+  });
+}
+
+TEST(Codec, LosesNothingThatFullParamsLeavesAlone) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = seeded_net();
+    const auto before = seeded_net()->b->weight;
+    fully_shard(net, {.mesh = world, .codec = std::make_shared<EightBits>()});
+    {
+      const auto guard = full_params(*net, Access::Write);
+      const torch::NoGradGuard no_grad;
+      net->a->bias.fill_(0.25);
+    }
+    const auto shards = parameters(*net);
+    EXPECT_TRUE(at::equal(full_parameter(shards[2]), before)) << "to the bit";
+    EXPECT_TRUE(at::allclose(full_parameter(shards[1]), at::full({10}, 0.25)));
+  });
+}
+
+TEST(Codec, ThatDoesNotDecodeServesSharedMemoryToo) {
+  for (const auto residence : {Residence::Gathered, Residence::NodeShared}) {
+    with_ranks(2, [&](const Communicator& world) {
+      auto net = seeded_net(), plain = seeded_net();
+      fully_shard(net, {.mesh = world, .residence = residence, .codec = std::make_shared<Halves>()});
+      for (int step = 0; step < 2; step++) {
+        const torch::NoGradGuard no_grad;
+        auto halved = seeded_net();
+        for (size_t i = 0; i < halved->parameters().size(); i++) halved->parameters()[i].copy_(plain->parameters()[i] * 0.5);
+        EXPECT_TRUE(at::equal(net(input()), halved(input()))) << "step " << step;
+        for (auto& shard : parameters(*net)) shard.mul_(1.5);
+        for (auto& parameter : plain->parameters()) parameter.mul_(1.5);
+      }
+    });
+  }
+}
+
+TEST(Codec, IsRefusedWhereItCanNotBe) {
+  with_ranks(1, [](const Communicator& world) {
+    torch::nn::Linear layer(5, 7);
+    const auto codec = std::make_shared<EightBits>();
+    const auto refusal = [&]<class Error>(const ShardOptions& options) { return message_of<Error>([&] { fully_shard(layer, options); }); };
+    EXPECT_THAT(refusal.operator()<UsageError>({.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16}, .codec = codec}),
+                HasSubstr("give one of them"));
+    EXPECT_THAT(refusal.operator()<ConfigError>({.mesh = world, .residence = Residence::NodeShared, .codec = codec}), HasSubstr("codec decodes"));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing
