@@ -64,6 +64,7 @@ foreach(_source IN LISTS _tests)
   set_tests_properties(${_name} PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_own_limit})
 endforeach()
 
+target_compile_definitions(test_base_env PRIVATE TESSERA_ENVIRONMENT_PAGE="${PROJECT_SOURCE_DIR}/docs/environment.md")
 if(Libtorch_PYTHON)
   target_compile_definitions(test_shard_pytorch PRIVATE
     TESSERA_TEST_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_SCRIPT="${PROJECT_SOURCE_DIR}/tests/pytorch/fsdp2.py")

@@ -220,7 +220,7 @@ int trouble(const std::string& kind) {
       }
     }
   }
-  std::this_thread::sleep_for(500ms);
+  std::this_thread::sleep_for(300ms);
   std::fprintf(stderr, "rank 2 is out of luck\n");
   return 5;
 }
@@ -354,6 +354,11 @@ TEST(Launch, PassesControlCOnOnce) {
   EXPECT_EQ(::write(job.keyboard.get(), "\x03", 1), 1);
   EXPECT_THAT(job.screen(), AllOf(HasSubstr("caught by 0"), HasSubstr("caught by 1")));
   EXPECT_EQ(job.process.wait(20s), 0);
+}
+
+TEST(Launch, WarnsOfAVariableThatNobodyReads) {
+  EXPECT_THAT(run("1", {"true"}, {{"TESSERA_RESIDENC", "gathered"}}).err,
+              HasSubstr("launch: the environment has TESSERA_RESIDENC (did you"));
 }
 
 TEST(Launch, RefusesWhatCanNotWork) {
