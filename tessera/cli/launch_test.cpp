@@ -13,11 +13,7 @@
 #include <sstream>
 #include <thread>
 
-#include "tessera/base/env.h"
-#include "tessera/base/error.h"
 #include "tessera/base/process.h"
-#include "tessera/comm/host/shared_area.h"
-#include "tessera/comm/init.h"
 
 namespace tessera::cli {
 namespace {
@@ -38,10 +34,8 @@ Command launch(const std::string& ranks, const Command& program) {
   return command;
 }
 
-Command shell(const std::string& script, const Command& arguments = {}) {
-  Command command = {"sh", "-c", script};
-  command.insert(command.end(), arguments.begin(), arguments.end());
-  return command;
+Command shell(const std::string& script) {
+  return {"sh", "-c", script};
 }
 
 std::string read_all(int fd) {
@@ -199,48 +193,6 @@ TEST(Launch, NamesTheRankThatTheOthersFailBecauseOf) {
   EXPECT_EQ(run("2", shell("[ $RANK = 0 ] && exec sleep 100; echo 1 0 >>$TESSERA_FAILURE_FILE; exit 4")).status, 4);
 }
 
-/// A rank of TheFirstToFail: rank 2 is in trouble, which the others notice and end before it does.
-int trouble(const std::string& kind) {
-  {
-    const auto world = init({.operation_limit = 10s});
-    const auto group = world.split(std::array{0, 1, 1});
-    group.barrier();
-    const auto area = kind == "leave a shared area" ? world.share({.bytes_per_rank = 64, .counters = 1}).area : nullptr;
-    if (world.rank() == 2) {
-      if (kind == "abort") world.abort("the disk is full");
-    } else {
-      try {
-        if (area) area->wait(0, 1, 10s, [] { return std::string("reading"); });
-        // The rank that left is rank 1 of this group.
-        (kind == "leave a group" && world.rank() == 1 ? group : world).barrier();
-        return 0;
-      } catch (const CommError& error) {
-        std::fprintf(stderr, "%s\n", error.what());
-        return 4;
-      }
-    }
-  }
-  std::this_thread::sleep_for(300ms);
-  std::fprintf(stderr, "rank 2 is out of luck\n");
-  return 5;
-}
-
-class TheFirstToFail : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {};
-
-TEST_P(TheFirstToFail, IsNamedByTheLibrary) {
-  const auto& [transport, kind] = GetParam();
-  // Behind a shell, as programs often are.
-  const auto ended =
-      run("3", shell("\"$0\" || exit $?", {this_program()}), {{"TESSERA_TRANSPORT", transport}, {"TESSERA_TEST_CHILD", kind}});
-  EXPECT_EQ(ended.status, 5) << ended.err;
-  EXPECT_THAT(ended.err, HasSubstr("launch: rank 2 ended with status 5; its last words:\n  rank 2 is out of luck\n"));
-}
-
-INSTANTIATE_TEST_SUITE_P(Shm, TheFirstToFail,
-                         ::testing::Combine(::testing::Values("shm"),
-                                            ::testing::Values("leave", "abort", "leave a group", "leave a shared area")));
-INSTANTIATE_TEST_SUITE_P(Gloo, TheFirstToFail, ::testing::Combine(::testing::Values("gloo"), ::testing::Values("leave", "abort")));
-
 TEST(Launch, LeavesCallsOutOfLastWords) {
   const auto ended =
       run("1", shell("echo 'the shards are not here' >&2; for i in 1 2 3 4 5 6; do echo \"frame #$i: f()\" >&2; done; exit 3"));
@@ -385,9 +337,3 @@ TEST(Launch, LeavesTheProgramsOwnOptionsAlone) {
 
 }  // namespace
 }  // namespace tessera::cli
-
-int main(int argc, char** argv) {
-  if (const auto kind = tessera::env("TESSERA_TEST_CHILD")) return tessera::cli::trouble(*kind);
-  ::testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
-}
