@@ -13,7 +13,9 @@
 namespace tessera {
 
 std::optional<std::string> env(const char* name) {
-  if (!is_known_env(name)) throw Error(fmt::format("{} is in no line of the table in tessera/base/env_table.cpp; add it there", name));
+  if (!is_known_env(name)) {
+    throw Error(fmt::format("environment variable {} is not in the table of tessera/base/env_table.cpp; add it there", name));
+  }
   const char* value = std::getenv(name);
   if (value == nullptr || *value == '\0') return std::nullopt;
   return value;

@@ -18,31 +18,29 @@ constexpr std::string_view kPrefix = "TESSERA_";
 constexpr std::array kTable = {
     EnvVariable{"TESSERA_TRANSPORT", "auto, self, shm, gloo", "what the ranks talk over; overrides `InitOptions::transport`",
                 "`tessera::init`"},
-    EnvVariable{"TESSERA_STORE", "file:PATH", "the file, new and visible to all ranks, in which they meet instead of at MASTER_ADDR",
+    EnvVariable{"TESSERA_STORE", "file:PATH", "a new file that all ranks can see, through which they meet instead of `MASTER_ADDR`",
                 "`tessera::init`"},
     EnvVariable{"TESSERA_HOST_ID", "any text", "ranks with the same text count as ranks of one host", "`tessera::init`"},
-    EnvVariable{"TESSERA_RESIDENCE", "auto, gathered, node-shared",
-                "where unsharded parameters are kept if `ShardOptions::residence` is `Auto`", "`fully_shard`"},
-    EnvVariable{"TESSERA_LOG", "debug, info, warning, error", "the lowest level of log lines that are printed; warning if unset",
-                "the library"},
-    EnvVariable{"TESSERA_FAILURE_FILE", "a path", "where a rank names another because of which it fails; set by `tessera launch`",
-                "the library"},
-    EnvVariable{"TESSERA_STARTED_BY_TEST", "1", "tells a rank that the heading is printed already; set by `tessera test`",
-                "`tessera test`"},
+    EnvVariable{"TESSERA_RESIDENCE", "auto, gathered, node-shared", "the unit memory where `ShardOptions::residence` is `Auto`",
+                "`fully_shard`"},
+    EnvVariable{"TESSERA_LOG", "debug, info, warning, error", "the lowest level that is logged; warning if unset", "the library"},
+    EnvVariable{"TESSERA_FAILURE_FILE", "a path",
+                "where a rank that fails because of another rank names that rank; set by `tessera launch`", "the library"},
+    EnvVariable{"TESSERA_STARTED_BY_TEST", "1", "the heading is already printed; set by `tessera test` for its ranks", "`tessera test`"},
     EnvVariable{"TESSERA_TORCH", "a folder", "the libtorch to build with, or the torch folder of a Python installation",
                 "`./quickstart`, `./check`, CMake"},
     EnvVariable{"TESSERA_TORCH_INDEX", "a URL", "the package index from which torch is installed", "`./quickstart`, `./check`"},
     EnvVariable{"TESSERA_PYTHON", "a program", "the Python interpreter that is asked for its torch", "CMake, by `-D` only"},
     EnvVariable{"TESSERA_LINK_CUDA", "ON, OFF", "links the CUDA part of libtorch", "CMake, by `-D` only"},
     EnvVariable{"TESSERA_SANITIZE", "address, thread", "builds everything with that sanitizer", "CMake, by `-D` only"},
-    EnvVariable{"TESSERA_WARNINGS_AS_ERRORS", "ON, OFF", "lets compiler warnings end the build", "CMake, by `-D` only"},
+    EnvVariable{"TESSERA_WARNINGS_AS_ERRORS", "ON, OFF", "treats compiler warnings as errors", "CMake, by `-D` only"},
     EnvVariable{"TESSERA_TESTS", "ON, OFF", "builds the tests", "CMake, by `-D` only"},
     EnvVariable{"TESSERA_LONG_TESTS", "ON, OFF", "builds and runs also the tests that are too slow for every run",
                 "`./check`; CMake, by `-D` only"},
-    EnvVariable{"TESSERA_POISON", "0, 1", "fills the memory of parameters with NaN before it is given back", "the library", true},
-    EnvVariable{"TESSERA_PROPERTY_FIRST", "a number", "the first of the drawn models", "test `shard/property`", true},
-    EnvVariable{"TESSERA_PROPERTY_SECONDS", "a number", "how long models are drawn and compared", "test `shard/property`", true},
-    EnvVariable{"TESSERA_TEST_*", "any text", "what a test hands to the processes that it starts", "tests", true},
+    EnvVariable{"TESSERA_POISON", "0, 1", "fills the memory of unsharded parameters with NaN before it is freed", "the library", true},
+    EnvVariable{"TESSERA_PROPERTY_FIRST", "a number", "the seed of the first random model", "test `shard/property`", true},
+    EnvVariable{"TESSERA_PROPERTY_SECONDS", "a number", "how many seconds random models are compared for", "test `shard/property`", true},
+    EnvVariable{"TESSERA_TEST_*", "any text", "what a test passes to the processes that it starts", "tests", true},
 };
 
 bool names(const EnvVariable& variable, std::string_view name) {
@@ -50,7 +48,7 @@ bool names(const EnvVariable& variable, std::string_view name) {
   return name == variable.name;
 }
 
-/// How many letters have to be added, dropped or changed.
+/// How many letters must be inserted, deleted or replaced to make one name from the other (Levenshtein).
 size_t edit_distance(std::string_view one, std::string_view other) {
   std::vector<size_t> row(other.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});
@@ -86,7 +84,7 @@ std::optional<std::string> warning_of_unknown_env() {
   for (char** entry = environ; *entry != nullptr; entry++) {
     const std::string_view text = *entry;
     const auto name = text.substr(0, text.find('='));
-    const bool empty = name.size() + 1 >= text.size();  // which is how a variable is taken back
+    const bool empty = name.size() + 1 >= text.size();  // env() treats it as unset
     if (!empty && !is_known_env(name)) unknown.push_back(with_suggestion(name));
   }
   if (unknown.empty()) return std::nullopt;

@@ -1,4 +1,4 @@
-// Every environment variable of Tessera's own, in one list: nothing else may be read, and what else is set is a slip of the pen.
+// All environment variables of Tessera itself. env() refuses to read any other, and one that is set is reported as a probable typo.
 #pragma once
 
 #include <optional>
@@ -9,20 +9,20 @@
 namespace tessera {
 
 struct EnvVariable {
-  std::string_view name;  // a `*` at its end stands for anything
+  std::string_view name;  // a `*` at the end matches any suffix
   std::string_view values;
   std::string_view meaning;
   std::string_view read_by;
   bool for_tests = false;
 };
 
-/// The list, from which docs/environment.md is made.
+/// The table from which docs/environment.md is generated.
 std::span<const EnvVariable> env_table();
 
-/// Whether the list has the name, or it is not one of Tessera's own (TESSERA_...).
+/// Whether the table has the name, or the name does not begin with TESSERA_.
 bool is_known_env(std::string_view name);
 
-/// A warning about what is set in the environment but stands in no line of the list, with the names that may be meant.
+/// A warning that names the TESSERA_ variables that are set but not in the table, with suggestions; nothing if there are none.
 std::optional<std::string> warning_of_unknown_env();
 
 }  // namespace tessera

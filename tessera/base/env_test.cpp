@@ -1,4 +1,4 @@
-// Reads the environment, and makes the page of what is read: `test_base_env --page FILE` writes it.
+// Also generates the page of environment variables: `test_base_env --page FILE` writes it.
 #include "tessera/base/env.h"
 
 #include <gmock/gmock.h>
@@ -65,13 +65,13 @@ TEST(Environment, ChoosesAmongNames) {
   EXPECT_THAT(message<ConfigError>([&] { choose(); }), HasSubstr("TESSERA_TEST_CHOICE='Tea' is unknown; choose one of tea, coffee"));
 }
 
-TEST(Environment, IsReadOnlyAtNamesOfTheTable) {
+TEST(Environment, RefusesNamesThatAreNotInTheTable) {
   for (const auto& variable : env_table()) EXPECT_TRUE(is_known_env(variable.name));
-  EXPECT_THAT(message<Error>([] { (void)env("TESSERA_TEA"); }), HasSubstr("TESSERA_TEA is in no line of the table"));
+  EXPECT_THAT(message<Error>([] { (void)env("TESSERA_TEA"); }), HasSubstr("TESSERA_TEA is not in the table"));
   EXPECT_EQ(env("TEA_OF_SOMEBODY_ELSE"), std::nullopt);
 }
 
-TEST(Environment, IsComplainedOfWhereANameIsUnknown) {
+TEST(Environment, WarnsOfUnknownNames) {
   EXPECT_EQ(warning_of_unknown_env(), std::nullopt);
   const Set slip("TESSERA_RESIDENC", "gathered"), known("TESSERA_LOG", "info"), other("SOMEBODY_ELSE", "1");
   EXPECT_THAT(warning_of_unknown_env(), Optional(HasSubstr("TESSERA_RESIDENC (did you mean TESSERA_RESIDENCE?),")));
@@ -79,7 +79,7 @@ TEST(Environment, IsComplainedOfWhereANameIsUnknown) {
   const Set far("TESSERA_XYZZY_OF_MINE", "1");
   EXPECT_THAT(warning_of_unknown_env(), Optional(HasSubstr("and TESSERA_XYZZY_OF_MINE,")));
   const Set swapped("TESSERA_TRANSPROT", "shm");
-  const Set taken_back("TESSERA_TEA", "");
+  const Set empty("TESSERA_TEA", "");
   EXPECT_THAT(warning_of_unknown_env(), Optional(Not(HasSubstr("TESSERA_TEA"))));
   EXPECT_THAT(warning_of_unknown_env(), Optional(HasSubstr("TESSERA_TRANSPROT (did you mean TESSERA_TRANSPORT?)")));
 }
@@ -94,20 +94,18 @@ void write_table(std::ostream& text, bool for_tests) {
 
 std::string page() {
   std::ostringstream text;
-  text
-      << "# Environment variables\n\n"
-         "All variables of Tessera's own. A name that begins with `TESSERA_` and is not among them has no effect: rank 0 and `tessera "
-         "launch`\n"
-         "warn of it and name the one that may be meant. An empty value counts as unset. The variables of torchrun and mpirun (`RANK`,\n"
-         "`WORLD_SIZE`, ...) are described in [communication](communication.md) and [launching](launching.md). This page is made from the\n"
-         "table in `tessera/base/env_table.cpp`: `build/tests/test_base_env --page docs/environment.md`.\n\n";
+  text << "# Environment variables\n\n"
+          "All variables of Tessera itself. Any other variable whose name begins with `TESSERA_` has no effect: `tessera launch` and\n"
+          "rank 0 print a warning that suggests the most similar name. An empty value counts as unset. The variables of launchers\n"
+          "(`RANK`, `WORLD_SIZE`, ...) are described in [communication](communication.md) and [launching](launching.md). This page is\n"
+          "generated from `tessera/base/env_table.cpp`: `build/tests/test_base_env --page docs/environment.md`.\n\n";
   write_table(text, false);
   text << "\n## For tests\n\n";
   write_table(text, true);
   return text.str();
 }
 
-TEST(EnvironmentPage, IsMadeFromTheTable) {
+TEST(EnvironmentPage, IsGeneratedFromTheTable) {
   std::ifstream file(TESSERA_ENVIRONMENT_PAGE);
   std::stringstream text;
   text << file.rdbuf();

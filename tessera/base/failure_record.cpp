@@ -23,12 +23,12 @@ constexpr const char* kName = "tessera-failures";
 
 void record_failure(int rank, int culprit) noexcept try {
   const auto path = env(FailureRecord::kVariable);
-  // In another container the path may lead to any file of any process.
+  // In another container the same path may be a file of an unrelated process.
   if (!path || std::filesystem::read_symlink(*path) != fmt::format("/memfd:{} (deleted)", kName)) return;
   const Fd file(::open(path->c_str(), O_WRONLY | O_APPEND | O_CLOEXEC));
   const auto line = fmt::format("{} {}\n", rank, culprit);
   [[maybe_unused]] const auto written = ::write(file.get(), line.data(), line.size());
-} catch (const std::exception&) {  // the launcher then goes by which rank ended first
+} catch (const std::exception&) {  // then the launcher names the rank that ended first
 }
 
 FailureRecord::FailureRecord() : file_(::memfd_create(kName, MFD_CLOEXEC)) {

@@ -1,4 +1,4 @@
-// Which rank made which other rank fail: the ranks write it down for the launcher that started them.
+// Which rank failed because of which other rank: written by the ranks, read by the launcher that started them.
 #pragma once
 
 #include <optional>
@@ -8,21 +8,20 @@
 
 namespace tessera {
 
-/// Tells the launcher, if it keeps a record, that `rank` fails because of rank `culprit`. Never throws: a line that can't be written is
-/// left out.
+/// Tells the launcher that `rank` fails because of rank `culprit`. Does nothing if there is no launcher or the record can't be written.
 void record_failure(int rank, int culprit) noexcept;
 
-/// The launcher's side of the record: a memory file, so that nothing is left behind. Ranks reach it by its path, also through wrappers that
-/// close inherited descriptors; each line is `RANK CULPRIT`.
+/// The record as the launcher keeps it: a memory file with lines `RANK CULPRIT`, which leaves nothing behind. Ranks open it by its path, so
+/// wrappers that close inherited descriptors do no harm.
 class FailureRecord {
  public:
-  /// The environment variable in which a rank finds path().
+  /// The environment variable that holds path() for a rank.
   static constexpr const char* kVariable = "TESSERA_FAILURE_FILE";
 
   FailureRecord();
 
   std::string path() const;
-  /// The culprit that this rank named last.
+  /// The culprit in the last line of this rank.
   std::optional<int> culprit_of(int rank) const;
 
  private:

@@ -11,13 +11,13 @@
 namespace tessera {
 namespace {
 
-/// Lets record_failure() find a path for as long as it lives.
+/// Sets the path for record_failure() during its lifetime.
 struct Announced {
   explicit Announced(const std::string& path) { ::setenv(FailureRecord::kVariable, path.c_str(), 1); }
   ~Announced() { ::unsetenv(FailureRecord::kVariable); }
 };
 
-TEST(FailureRecord, KnowsTheCulpritThatARankNamedLast) {
+TEST(FailureRecord, HasTheCulpritThatARankNamedLast) {
   const FailureRecord record;
   const Announced announced(record.path());
   record_failure(0, 2);
@@ -28,14 +28,14 @@ TEST(FailureRecord, KnowsTheCulpritThatARankNamedLast) {
   EXPECT_EQ(record.culprit_of(2), std::nullopt);
 }
 
-TEST(FailureRecord, IsWithinReachOfAProcessThatInheritsNoDescriptor) {
+TEST(FailureRecord, IsReachableWithoutAnInheritedDescriptor) {
   const FailureRecord record;
   Process rank({"sh", "-c", "echo 1 3 >>$" + std::string(FailureRecord::kVariable)}, {{FailureRecord::kVariable, record.path()}});
   EXPECT_EQ(rank.wait(std::chrono::seconds(10)), 0);
   EXPECT_EQ(record.culprit_of(1), 3);
 }
 
-TEST(FailureRecord, IsLeftOutWhereNobodyKeepsIt) {
+TEST(FailureRecord, IsOptional) {
   record_failure(0, 1);
   std::string gone;
   {
@@ -46,8 +46,8 @@ TEST(FailureRecord, IsLeftOutWhereNobodyKeepsIt) {
   record_failure(0, 1);
 }
 
-// The path of a launcher outside of this container may name a file in it.
-TEST(FailureRecord, WritesIntoNoOtherFile) {
+// The path of a launcher outside this container may be another file inside it.
+TEST(FailureRecord, IsNotWrittenToOtherFiles) {
   const auto path = std::filesystem::temp_directory_path() / ("tessera-other-file-" + std::to_string(::getpid()));
   std::ofstream file(path);
   const auto link = std::filesystem::path(path).concat("-link");

@@ -38,7 +38,7 @@ LocalJob::HeldSignals::HeldSignals() {
   sigset_t set;
   ::sigemptyset(&set);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCHLD}) {
-    struct sigaction now{};
+    struct sigaction now {};
     // Whoever started launch so that it ignores a signal (nohup) means the ranks, too.
     if (::sigaction(signal, nullptr, &now) == 0 && now.sa_handler != SIG_IGN) ::sigaddset(&set, signal);
   }
@@ -103,7 +103,7 @@ Ending LocalJob::run() {
   return ending_;
 }
 
-/// Ranks that fail because of another one may end before that one does.
+/// A rank that fails because of another one may end before that one does.
 int LocalJob::culprit_behind(int rank) const {
   const int culprit = failures_.culprit_of(rank).value_or(rank);
   if (culprit < 0 || culprit >= static_cast<int>(ranks_.size())) return rank;

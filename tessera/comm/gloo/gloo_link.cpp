@@ -60,12 +60,12 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   return first_line(error);
 }
 
-/// Why a group has failed, and because of which rank of the world.
+/// Why a group has failed, and because of which world rank.
 struct Verdict {
   std::string reason;
   int culprit = -1;
 
-  /// As it lies in the store: the rank, a blank, the words.
+  /// As it is in the store: the rank, a blank, the reason.
   std::string packed() const { return fmt::format("{} {}", culprit, reason); }
   static Verdict unpacked(const std::string& text) {
     const auto blank = text.find(' ');

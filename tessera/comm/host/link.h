@@ -24,7 +24,7 @@ struct LinkFailure {
   Kind kind;
   std::vector<int> ranks;  // the late or the gone
   std::string reason;      // what an aborting rank said, or how it is known that a rank is gone
-  int culprit = -1;        // of an abort: the rank of the world that made the group fail
+  int culprit = -1;        // of an abort: the world rank that made the group fail
 };
 
 struct AreaShape;
@@ -62,7 +62,7 @@ class Link {
   /// A thread of the program uses the group.
   virtual void used_by_this_thread() {}
 
-  /// Lets all others know that nothing more will come, why, and because of which rank of the world. The first reason stays.
+  /// Lets all others know that nothing more will come, why, and because of which world rank. The first reason stays.
   virtual void abort(std::string_view reason, int culprit) noexcept = 0;
 };
 

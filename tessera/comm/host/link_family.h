@@ -1,4 +1,4 @@
-// Links that fail together, and on whose account.
+// Links that fail together, and the rank that makes them fail.
 #pragma once
 
 #include <memory>
@@ -11,11 +11,11 @@
 
 namespace tessera {
 
-/// All links that were split from one another, as far as they still exist.
+/// All links that were split from one another and still exist.
 class LinkFamily {
  public:
   void add(const std::shared_ptr<Link>& link);
-  /// The others hear the reason as that of `rank`.
+  /// The other ranks get the reason with `rank` in front.
   void abort(int rank, std::string_view reason, int culprit) noexcept;
 
  private:
@@ -25,8 +25,8 @@ class LinkFamily {
   std::vector<std::weak_ptr<Link>> links_;
 };
 
-/// The rank of the world that makes rank `own` of a group fail, on record for the launcher if it is another one. `world_ranks` are those of
-/// the group's ranks.
+/// The world rank of the rank that makes rank `own` of a group fail; recorded for the launcher if it is another one. `world_ranks` maps the
+/// group's ranks to those of the world.
 int record_culprit(const LinkFailure& failure, int own, std::span<const int> world_ranks) noexcept;
 
 }  // namespace tessera
