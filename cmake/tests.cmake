@@ -64,6 +64,7 @@ foreach(_source IN LISTS _tests)
   set_tests_properties(${_name} PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_own_limit})
 endforeach()
 
+target_compile_definitions(test_base_env PRIVATE TESSERA_ENVIRONMENT_PAGE="${PROJECT_SOURCE_DIR}/docs/environment.md")
 if(Libtorch_PYTHON)
   target_compile_definitions(test_shard_pytorch PRIVATE
     TESSERA_TEST_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_SCRIPT="${PROJECT_SOURCE_DIR}/tests/pytorch/fsdp2.py")
@@ -132,6 +133,7 @@ other_test(install/consumer SAYS "sum over 3 ranks: 6.*step 99 loss.*step 99 los
 set_tests_properties(install/consumer PROPERTIES TIMEOUT 240)  # it compiles with torch's headers
 
 add_dependencies(test_cli_launch tessera_cli)
+add_dependencies(test_cli_failed_rank tessera_cli)
 add_dependencies(test_cli_ckpt tessera_cli)
 other_test(cli/launch_test SAYS "launch: 3 ranks.*.rank 0. shm: 3 ranks.*.rank 0.   errors +ok"
   COMMAND $<TARGET_FILE:tessera_cli> launch --nproc-per-node 3 $<TARGET_FILE:tessera_cli> test)

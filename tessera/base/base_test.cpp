@@ -1,10 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-
 #include "tessera/base/compat.h"
-#include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 
@@ -47,29 +44,6 @@ TEST(Log, GoesToTheSinkOfTheHostProgram) {
   log(LogLevel::Info, "too quiet by now");
   set_log_sink(std::move(before));
   EXPECT_THAT(lines, ::testing::ElementsAre("heard"));
-}
-
-TEST(Environment, IsReadWithErrorsThatNameTheVariable) {
-  ::setenv("TESSERA_TEST_NUMBER", "17", 1);
-  EXPECT_EQ(env_int("TESSERA_TEST_NUMBER", 0, 20), 17);
-  EXPECT_THROW(env_int("TESSERA_TEST_NUMBER", 0, 10), ConfigError);
-  ::setenv("TESSERA_TEST_NUMBER", "17x", 1);
-  EXPECT_THROW(env_int("TESSERA_TEST_NUMBER", 0, 20), ConfigError);
-  ::setenv("TESSERA_TEST_NUMBER", "", 1);
-  EXPECT_EQ(env("TESSERA_TEST_NUMBER"), std::nullopt);
-  ::unsetenv("TESSERA_TEST_NUMBER");
-  EXPECT_EQ(env_int("TESSERA_TEST_NUMBER", 0, 20), std::nullopt);
-}
-
-TEST(Environment, ChoosesAmongNames) {
-  constexpr std::array<std::string_view, 2> kChoices = {"tea", "coffee"};
-  EXPECT_EQ(env_choice("TESSERA_TEST_CHOICE", kChoices), std::nullopt);
-  ::setenv("TESSERA_TEST_CHOICE", "coffee", 1);
-  EXPECT_EQ(env_choice("TESSERA_TEST_CHOICE", kChoices), 1);
-  ::setenv("TESSERA_TEST_CHOICE", "Tea", 1);
-  EXPECT_THAT(message([&] { (void)env_choice("TESSERA_TEST_CHOICE", kChoices); }),
-              ::testing::HasSubstr("TESSERA_TEST_CHOICE='Tea' is unknown; choose one of tea, coffee"));
-  ::unsetenv("TESSERA_TEST_CHOICE");
 }
 
 TEST(Compat, GuardsAStorageAndLiftsTheGuard) {

@@ -7,11 +7,15 @@
 #include <charconv>
 #include <cstdlib>
 
+#include "tessera/base/env_table.h"
 #include "tessera/base/error.h"
 
 namespace tessera {
 
 std::optional<std::string> env(const char* name) {
+  if (!is_known_env(name)) {
+    throw Error(fmt::format("environment variable {} is not in the table of tessera/base/env_table.cpp; add it there", name));
+  }
   const char* value = std::getenv(name);
   if (value == nullptr || *value == '\0') return std::nullopt;
   return value;

@@ -1,4 +1,4 @@
-// Environment variables, read with errors that name them.
+// Environment variables, read with errors that name them. Tessera's own must be in the table of env_table.h.
 #pragma once
 
 #include <cstdint>

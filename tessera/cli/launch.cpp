@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 
 #include "tessera/base/env.h"
+#include "tessera/base/env_table.h"
 #include "tessera/base/error.h"
 #include "tessera/base/port.h"
 #include "tessera/cli/commands.h"
@@ -71,6 +72,7 @@ void report(const Ending& ending) {
 
 int launch(const std::vector<std::string>& command, int ranks) {
   check(command, ranks);
+  if (const auto warning = warning_of_unknown_env()) fmt::print(stderr, "launch: {}\n", *warning);
   const auto given = env("OMP_NUM_THREADS");
   const auto threads = given.value_or(std::to_string(std::max(1, cores() / ranks)));
   const auto port = free_port();

@@ -177,21 +177,20 @@ TEST(Launch, LetsTheOthersSayWhatTheySawOfAFailure) {
   EXPECT_THAT(ended.err, AllOf(HasSubstr("[rank 0] rank 1 is gone"), HasSubstr("launch: rank 1 ended with status 3 and said nothing")));
 }
 
-TEST(Launch, NamesTheRankThatTheOthersSpeakOf) {
-  const auto noticed = [](const std::string& words) {
-    return run("3",
-               shell("[ $RANK = 2 ] && { sleep 0.3; echo 'no such file: data.bin' >&2; exit 5; }; echo \"" + words + "\" >&2; exit 4"));
+TEST(Launch, NamesTheRankThatTheOthersFailBecauseOf) {
+  const auto noticed = [](const std::string& culprit) {
+    return run("3", shell("[ $RANK = 2 ] && { sleep 0.3; echo 'no such file: data.bin' >&2; exit 5; }; "
+                          "echo $RANK " +
+                          culprit + " >>$TESSERA_FAILURE_FILE; exit 4"));
   };
-  for (const std::string words :
-       {"operation 7, was broken off: rank 2: this rank is out of luck", "operation 7, can't finish: rank 2 has left the group",
-        "reading version 1, can't go on: rank 2 (process 17) has died"}) {
-    const auto ended = noticed(words);
-    EXPECT_EQ(ended.status, 5);
-    EXPECT_THAT(ended.err, HasSubstr("launch: rank 2 ended with status 5; its last words:\n  no such file: data.bin"));
-  }
-  // One that there is not, or that ended well, is no answer.
-  EXPECT_EQ(noticed("was broken off: rank 17: what").status, 4);
-  EXPECT_EQ(run("2", shell("[ $RANK = 0 ] && exit 0; echo 'was broken off: rank 0: what' >&2; exit 4")).status, 4);
+  const auto ended = noticed("2");
+  EXPECT_EQ(ended.status, 5);
+  EXPECT_THAT(ended.err, HasSubstr("launch: rank 2 ended with status 5; its last words:\n  no such file: data.bin"));
+  // One that there is not, that ended well or that was stopped is no answer.
+  EXPECT_EQ(noticed("17").status, 4);
+  EXPECT_EQ(noticed("-1").status, 4);
+  EXPECT_EQ(run("2", shell("[ $RANK = 0 ] && exit 0; echo 1 0 >>$TESSERA_FAILURE_FILE; exit 4")).status, 4);
+  EXPECT_EQ(run("2", shell("[ $RANK = 0 ] && exec sleep 100; echo 1 0 >>$TESSERA_FAILURE_FILE; exit 4")).status, 4);
 }
 
 TEST(Launch, LeavesCallsOutOfLastWords) {
@@ -307,6 +306,11 @@ TEST(Launch, PassesControlCOnOnce) {
   EXPECT_EQ(::write(job.keyboard.get(), "\x03", 1), 1);
   EXPECT_THAT(job.screen(), AllOf(HasSubstr("caught by 0"), HasSubstr("caught by 1")));
   EXPECT_EQ(job.process.wait(20s), 0);
+}
+
+TEST(Launch, WarnsOfAVariableThatNobodyReads) {
+  EXPECT_THAT(run("1", {"true"}, {{"TESSERA_RESIDENC", "gathered"}}).err,
+              HasSubstr("launch: the environment has TESSERA_RESIDENC (did you"));
 }
 
 TEST(Launch, RefusesWhatCanNotWork) {

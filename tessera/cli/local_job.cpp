@@ -10,9 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <regex>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
@@ -62,6 +60,7 @@ LocalJob::LocalJob(const std::vector<std::string>& command, int ranks, const std
 void LocalJob::start(const std::vector<std::string>& command, std::map<std::string, std::string> environment) {
   const int rank = static_cast<int>(ranks_.size());
   environment["RANK"] = environment["LOCAL_RANK"] = std::to_string(rank);
+  environment[FailureRecord::kVariable] = failures_.path();
   // A terminal belongs to rank 0 as it is: progress bars ask whether they write to one.
   const bool direct = rank == 0 && ::isatty(STDOUT_FILENO) != 0;
   Pipe out, err;
@@ -94,7 +93,7 @@ Ending LocalJob::run() {
   while (pump()) {
   }
   if (ending_.failed_rank) {
-    ending_.failed_rank = blamed(*ending_.failed_rank);
+    ending_.failed_rank = culprit_behind(*ending_.failed_rank);
     const auto& failed = ranks_[static_cast<size_t>(*ending_.failed_rank)];
     ending_.status = *failed.status;
     ending_.last_words.assign(failed.output.back().last_lines().begin(), failed.output.back().last_lines().end());
@@ -104,20 +103,14 @@ Ending LocalJob::run() {
   return ending_;
 }
 
-/// Ranks that an error on another rank ends may end before that one does. Their last words say which it was.
-int LocalJob::blamed(int rank) const {
-  static const std::regex others("(?:was broken off: rank (?=[0-9]+:)|can't (?:finish|go on): rank (?=[0-9]+ ))([0-9]+)");
-  const auto& lines = ranks_[static_cast<size_t>(rank)].output.back().last_lines();
-  for (const auto& line : lines) {
-    std::smatch found;
-    if (!std::regex_search(line, found, others)) continue;
-    const auto other = static_cast<size_t>(std::atoll(found.str(1).substr(0, 6).c_str()));
-    // One that we have stopped, or that ended well, is no answer.
-    const bool failed = other < ranks_.size() && *ranks_[other].status != 0 &&
-                        std::ranges::find(ending_.stopped, static_cast<int>(other)) == ending_.stopped.end();
-    return failed ? static_cast<int>(other) : rank;
-  }
-  return rank;
+/// A rank that fails because of another one may end before that one does.
+int LocalJob::culprit_behind(int rank) const {
+  const int culprit = failures_.culprit_of(rank).value_or(rank);
+  if (culprit < 0 || culprit >= static_cast<int>(ranks_.size())) return rank;
+  // One that we have stopped, or that ended well, is no answer.
+  const bool failed =
+      *ranks_[static_cast<size_t>(culprit)].status != 0 && std::ranges::find(ending_.stopped, culprit) == ending_.stopped.end();
+  return failed ? culprit : rank;
 }
 
 bool LocalJob::runs() const {

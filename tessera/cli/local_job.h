@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/failure_record.h"
 #include "tessera/base/process.h"
 #include "tessera/cli/line_relay.h"
 #include "tessera/cli/watchdog.h"
@@ -27,7 +28,7 @@ struct Ending {
 class LocalJob {
  public:
   /// Starts the program once for each rank, in a process group of its own, so that what it starts in turn is reached, too. RANK and
-  /// LOCAL_RANK are added to the environment.
+  /// LOCAL_RANK are added to the environment, and the file in which ranks say because of which other one they fail.
   LocalJob(const std::vector<std::string>& command, int ranks, const std::map<std::string, std::string>& environment);
 
   /// Passes output and signals on until all ranks have ended. When one fails, the others get a moment to say what they saw of it, then
@@ -58,7 +59,7 @@ class LocalJob {
   void take_signals();
   void take_signal(int signal);
   bool pump();
-  int blamed(int rank) const;
+  int culprit_behind(int rank) const;
   void reap();
   void act();
   void send(int signal);
@@ -66,6 +67,7 @@ class LocalJob {
 
   HeldSignals signals_;
   Watchdog watchdog_;
+  FailureRecord failures_;
   std::vector<Rank> ranks_;
   std::vector<Step> plan_;  // what becomes of ranks that do not end by themselves
   std::optional<int> interrupted_;

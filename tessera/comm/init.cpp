@@ -12,6 +12,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "tessera/base/env.h"
+#include "tessera/base/env_table.h"
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/gloo/gloo_link.h"
@@ -108,6 +109,16 @@ void warn_of_threads(int rank, int ranks_here) {
                                      ranks_here, at::get_num_threads(), cores, std::max(1, cores / ranks_here)));
 }
 
+/// Sets the rank of log lines. Rank 0 warns of unknown environment variables, once, for all ranks.
+void start_log(int rank) {
+  set_log_rank(rank);
+  static std::once_flag once;
+  if (rank != 0) return;
+  std::call_once(once, [] {
+    if (const auto warning = warning_of_unknown_env()) log(LogLevel::Warning, *warning);
+  });
+}
+
 Communicator lone_world(const InitOptions& options) {
   const auto kind = chosen_transport(options.transport);
   if (kind != TransportKind::Auto && kind != TransportKind::Self) {
@@ -115,7 +126,7 @@ Communicator lone_world(const InitOptions& options) {
         fmt::format("transport {} needs ranks, but RANK and WORLD_SIZE are not set; start the program with torchrun or mpirun",
                     kNames[static_cast<size_t>(kind)]));
   }
-  set_log_rank(0);
+  start_log(0);
   return self_world().with_limit(options.operation_limit);
 }
 
@@ -135,7 +146,7 @@ Communicator init(const c10::intrusive_ptr<c10d::Store>& store, int rank, int wo
   }
   const auto end = Clock::now() + options.start_limit;
   const Identity identity{.rank = rank, .world_size = world_size};
-  set_log_rank(rank);
+  start_log(rank);
   const auto kind = chosen_transport(options.transport);
   const StorePtr own_store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("world{}", next_round(store, rank)), store);
   const auto ranks = introduce(own_store, identity, kind, end);
@@ -169,7 +180,7 @@ Communicator init(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Ini
   } catch (const std::exception& error) {
     throw UsageError(fmt::format("the process group has no backend that moves host memory: {}", error.what()));
   }
-  set_log_rank(backend->getRank());
+  start_log(backend->getRank());
   return wrap(backend->getBackendName(), backend_link(backend, group->getStore(), options.start_limit), options);
 }
 

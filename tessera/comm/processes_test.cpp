@@ -258,6 +258,15 @@ TEST(Init, RefusesADescriptionThatDoesNotAddUp) {
   EXPECT_THAT(said({{"TESSERA_TRANSPORT", "gloo"}}), HasSubstr("needs ranks"));
 }
 
+TEST(Init, WarnsOnceOfAVariableThatNobodyReads) {
+  const auto ended = run_job({.task = "meet twice", .transport = "shm", .more = {{"TESSERA_TRANSPROT", "gloo"}}});
+  const std::string warning = "TESSERA_TRANSPROT (did you mean TESSERA_TRANSPORT?)";
+  const auto first = ended[0].output.find(warning);
+  EXPECT_NE(first, std::string::npos) << ended[0].output;
+  EXPECT_EQ(first, ended[0].output.rfind(warning)) << ended[0].output;
+  EXPECT_THAT(ended[1].output, ::testing::Not(HasSubstr(warning)));
+}
+
 TEST(Init, IsAWorldOfOneByItself) {
   EXPECT_EQ(init().size(), 1);
 }

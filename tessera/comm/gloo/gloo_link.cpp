@@ -6,10 +6,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <condition_variable>
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -58,6 +60,22 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   return first_line(error);
 }
 
+/// Why a group has failed, and because of which world rank.
+struct Verdict {
+  std::string reason;
+  int culprit = -1;
+
+  /// As it is in the store: the rank, a blank, the reason.
+  std::string packed() const { return fmt::format("{} {}", culprit, reason); }
+  static Verdict unpacked(const std::string& text) {
+    const auto blank = text.find(' ');
+    if (blank == std::string::npos) return {};
+    Verdict verdict{.reason = text.substr(blank + 1)};
+    std::from_chars(text.data(), text.data() + blank, verdict.culprit);
+    return verdict;
+  }
+};
+
 at::Tensor as_tensor(ConstBytes bytes) {
   return at::from_blob(const_cast<std::byte*>(bytes.data()), {static_cast<int64_t>(bytes.size())}, at::kByte);
 }
@@ -95,28 +113,24 @@ class Hub {
 
   /// The first reason of all ranks goes on record in the store *before* anything is closed, so that the others, who see only closing
   /// connections, can tell why.
-  void abort(const std::string& reason) noexcept try {
-    publish(reason);
-    end(reason);
+  void abort(const Verdict& verdict) noexcept try {
+    publish(verdict);
+    end(verdict);
   } catch (const std::exception&) {  // out of memory: the limit ends the others' waiting
   }
 
-  /// Why the group failed, if a rank has said so.
-  struct Verdict {
-    bool store_answers = true;
-    std::string reason = {};
-  };
-  Verdict verdict() {
+  /// Why the group failed, if a rank has said so; nothing if the store, which would know, does not answer.
+  std::optional<Verdict> verdict() {
     {
       std::lock_guard lock(mutex_);
-      if (!reason_.empty()) return {.reason = reason_};
+      if (!verdict_.reason.empty()) return verdict_;
     }
-    if (!store_) return {};
+    if (!store_) return Verdict();
     try {
       const auto found = bounded(kVerdictLimit, [store = store_, key = key_] { return store->check({key}) ? store->get_to_str(key) : ""; });
-      return {.store_answers = found.has_value(), .reason = found.value_or("")};
+      return found ? std::optional(Verdict::unpacked(*found)) : std::nullopt;
     } catch (const std::exception&) {
-      return {.store_answers = false};
+      return std::nullopt;
     }
   }
 
@@ -131,31 +145,31 @@ class Hub {
       std::unique_lock lock(watching_);
       while (!wake_.wait_for(lock, stop, kWatchInterval, [] { return false; }) && !stop.stop_requested()) {
         const auto found = verdict();
-        if (!found.reason.empty()) return end(found.reason);
+        if (found && !found->reason.empty()) return end(*found);
       }
     });
   }
 
  private:
   void expect_running() const {
-    if (!reason_.empty()) throw std::runtime_error(reason_);
+    if (!verdict_.reason.empty()) throw std::runtime_error(verdict_.reason);
   }
 
-  void publish(const std::string& reason) {
+  void publish(const Verdict& verdict) {
     {
       std::lock_guard lock(mutex_);
-      if (!reason_.empty() || !store_) return;
+      if (!verdict_.reason.empty() || !store_) return;
     }
     try {
-      bounded(kVerdictLimit, [store = store_, key = key_, reason] { return store->compareSet(key, "", reason); });
+      bounded(kVerdictLimit, [store = store_, key = key_, text = verdict.packed()] { return store->compareSet(key, "", text); });
     } catch (const std::exception&) {  // then the others know only what their connections tell them
     }
   }
 
-  void end(const std::string& reason) {
+  void end(const Verdict& verdict) {
     std::lock_guard lock(mutex_);
-    if (!reason_.empty()) return;
-    reason_ = reason;
+    if (!verdict_.reason.empty()) return;
+    verdict_ = verdict;
     for (const auto& work : receiving_) {
       try {
         work->abort();
@@ -169,7 +183,7 @@ class Hub {
   std::mutex mutex_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::vector<WorkPtr> receiving_;
-  std::string reason_;
+  Verdict verdict_;
   c10::intrusive_ptr<c10d::Store> store_;
   const std::string key_;
   std::atomic<int32_t> next_tag_ = kFirstTag;
@@ -209,7 +223,7 @@ class BackendLink final : public Link {
     return std::make_unique<BackendLink>(hub_, std::move(global), tag);
   }
 
-  void abort(std::string_view reason) noexcept override { hub_->abort(std::string(reason)); }
+  void abort(std::string_view reason, int culprit) noexcept override { hub_->abort({.reason = std::string(reason), .culprit = culprit}); }
 
   int32_t agree_on_tag(Clock::time_point deadline) {
     const auto own = hub_->next_tag();
@@ -250,10 +264,12 @@ class BackendLink final : public Link {
   LinkFailure failure(int peer, const std::string& how, Clock::time_point deadline) {
     const bool late = Clock::now() >= deadline;
     const auto verdict = hub_->verdict();
-    if (!verdict.reason.empty()) return {.kind = LinkFailure::Kind::Aborted, .ranks = {}, .reason = verdict.reason};
+    if (verdict && !verdict->reason.empty()) {
+      return {.kind = LinkFailure::Kind::Aborted, .ranks = {}, .reason = verdict->reason, .culprit = verdict->culprit};
+    }
     if (late) return {.kind = LinkFailure::Kind::Late, .ranks = {peer}, .reason = {}};
     auto reason = fmt::format("has closed its connection or died ({})", how);
-    if (!verdict.store_answers && global_[peer] != 0) {
+    if (!verdict && global_[peer] != 0) {
       reason += "; the store can't be reached either: if rank 0 of the world keeps it, that rank is gone";
     }
     return {.kind = LinkFailure::Kind::Gone, .ranks = {peer}, .reason = std::move(reason)};

@@ -45,44 +45,22 @@ Transport::Traits with_place(Transport::Traits traits, const Link& link) {
   return traits;
 }
 
+std::vector<int> ranks_up_to(int size) {
+  std::vector<int> ranks(static_cast<size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
 }  // namespace
 
-/// Knows every link of the family that still exists.
-struct HostTransport::Family {
-  void add(const std::shared_ptr<Link>& link) {
-    std::lock_guard lock(mutex);
-    std::erase_if(links, [](const auto& known) { return known.expired(); });
-    links.push_back(link);
-  }
-
-  std::vector<std::shared_ptr<Link>> alive() {
-    std::lock_guard lock(mutex);
-    std::vector<std::shared_ptr<Link>> result;
-    for (const auto& known : links) {
-      if (auto link = known.lock()) result.push_back(std::move(link));
-    }
-    return result;
-  }
-
-  void abort(int rank, std::string_view reason) noexcept {
-    try {
-      const auto words = fmt::format("rank {}: {}", rank, reason);
-      for (const auto& link : alive()) link->abort(words);
-    } catch (const std::exception&) {  // out of memory: the limit ends the others' waiting
-    }
-  }
-
-  std::mutex mutex;
-  std::vector<std::weak_ptr<Link>> links;
-};
-
 HostTransport::HostTransport(Traits traits, std::unique_ptr<Link> link)
-    : HostTransport(std::move(traits), std::shared_ptr<Link>(std::move(link)), std::make_shared<Family>()) {}
+    : HostTransport(std::move(traits), std::shared_ptr<Link>(std::move(link)), std::make_shared<LinkFamily>(), {}) {}
 
-HostTransport::HostTransport(Traits traits, std::shared_ptr<Link> link, std::shared_ptr<Family> family)
+HostTransport::HostTransport(Traits traits, std::shared_ptr<Link> link, std::shared_ptr<LinkFamily> family, std::vector<int> world_ranks)
     : Transport(with_place(std::move(traits), *link)),
       link_(std::move(link)),
       family_(std::move(family)),
+      world_ranks_(world_ranks.empty() ? ranks_up_to(link_->size()) : std::move(world_ranks)),
       envelopes_(static_cast<size_t>(link_->size())) {
   family_->add(link_);
   link_->ask([this] { return queue_.waited_for(); }, [this] { return now_.describe(); }, queue_.watch());
@@ -92,7 +70,9 @@ HostTransport::HostTransport(Traits traits, std::shared_ptr<Link> link, std::sha
 HostTransport::~HostTransport() {
   // What was started and dropped may still come to its end, unless an exception is ending this rank's part in it.
   if (std::uncaught_exceptions() == 0 && queue_.wait_until_idle(kFarewell)) return;
-  if (!queue_.wait_until_idle(std::chrono::milliseconds(0))) link_->abort(fmt::format("rank {} left with operations under way", rank()));
+  if (!queue_.wait_until_idle(std::chrono::milliseconds(0))) {
+    link_->abort(fmt::format("rank {} left with operations under way", rank()), world_ranks_[rank()]);
+  }
 }
 
 Work HostTransport::all_gather(std::span<const Piece> pieces, std::span<at::Tensor> /*companions*/, const Call& call) {
@@ -204,10 +184,12 @@ std::unique_ptr<Transport> HostTransport::split(std::span<const int> colors, con
     }
   });
   std::shared_ptr<Link> part;
-  std::vector<int> members;
-  start(envelope, call.limit, [this, &part, &members, colors](auto deadline) {
+  std::vector<int> members, world_ranks;
+  start(envelope, call.limit, [this, &part, &members, &world_ranks, colors](auto deadline) {
     for (int r = 0; r < size(); r++) {
-      if (colors[r] == colors[rank()]) members.push_back(r);
+      if (colors[r] != colors[rank()]) continue;
+      members.push_back(r);
+      world_ranks.push_back(world_ranks_[r]);
     }
     part = link_->split(members, deadline);
     return uint64_t{0};
@@ -215,7 +197,7 @@ std::unique_ptr<Transport> HostTransport::split(std::span<const int> colors, con
   auto part_traits = traits();
   part_traits.topology = traits().topology.part(members);
   // Not make_unique: the constructor that takes a family is private.
-  return std::unique_ptr<Transport>(new HostTransport(std::move(part_traits), std::move(part), family_));
+  return std::unique_ptr<Transport>(new HostTransport(std::move(part_traits), std::move(part), family_, std::move(world_ranks)));
 }
 
 SharedAttempt HostTransport::share(const AreaShape& shape, const Call& call) {
@@ -228,7 +210,10 @@ SharedAttempt HostTransport::share(const AreaShape& shape, const Call& call) {
     return uint64_t{0};
   }).wait();
   if (attempt.area) {
-    attempt.area->when_broken([family = family_, own = rank()](std::string_view reason) { family->abort(own, reason); });
+    attempt.area->when_broken([family = family_, own = rank(), ranks = world_ranks_](const LinkFailure& failure, std::string_view message) {
+      const int culprit = record_culprit(failure, own, ranks);
+      if (failure.kind != LinkFailure::Kind::Aborted) family->abort(own, message, culprit);
+    });
   } else {
     attempt.why_not = fmt::format("transport {}: {}", traits().name, attempt.why_not);
   }
@@ -236,7 +221,7 @@ SharedAttempt HostTransport::share(const AreaShape& shape, const Call& call) {
 }
 
 void HostTransport::abort(std::string_view reason) noexcept {
-  family_->abort(rank(), reason);
+  family_->abort(rank(), reason, world_ranks_[rank()]);
 }
 
 Work HostTransport::start(Envelope envelope, std::chrono::milliseconds limit, Move move) {
@@ -267,7 +252,7 @@ void HostTransport::run_agreed(const Envelope& envelope, Clock::time_point deadl
     const auto message =
         fmt::format("operation {} of rank {}, {}, failed: {}", envelope.sequence, rank(), envelope.describe(), first_line(error));
     broken_ = std::make_exception_ptr(CommError(message));
-    link_->abort(message);
+    link_->abort(message, world_ranks_[rank()]);
     std::rethrow_exception(broken_);
   }
 }
@@ -311,18 +296,19 @@ void HostTransport::fail(const LinkFailure& failure, const Envelope& envelope, s
   const auto before =
       last_ ? fmt::format("the last that {} came to was operation {}, {}", name_ranks(failure.ranks), last_->sequence, last_->describe())
             : fmt::format("it is the first of this group");
+  const int culprit = record_culprit(failure, rank(), world_ranks_);
   switch (failure.kind) {
     case LinkFailure::Kind::Late: {
       const auto message = fmt::format("{}, waited {} s for {} and gave up; {}", what, std::chrono::duration<double>(limit).count(),
                                        name_ranks(failure.ranks), before);
       broken_ = std::make_exception_ptr(TimeoutError(message));
-      link_->abort(message);
+      link_->abort(message, culprit);
       break;
     }
     case LinkFailure::Kind::Gone: {
       const auto message = fmt::format("{}, can't finish: {} {}; {}", what, name_ranks(failure.ranks), failure.reason, before);
       broken_ = std::make_exception_ptr(CommError(message));
-      link_->abort(message);
+      link_->abort(message, culprit);
       break;
     }
     case LinkFailure::Kind::Deadlocked:

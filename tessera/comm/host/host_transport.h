@@ -2,12 +2,12 @@
 #pragma once
 
 #include <functional>
-#include <mutex>
 #include <optional>
 
 #include "tessera/comm/host/caller_threads.h"
 #include "tessera/comm/host/envelope.h"
 #include "tessera/comm/host/link.h"
+#include "tessera/comm/host/link_family.h"
 #include "tessera/comm/host/queue.h"
 #include "tessera/comm/host/reducer.h"
 #include "tessera/comm/transport.h"
@@ -30,9 +30,7 @@ class HostTransport final : public Transport {
   void abort(std::string_view reason) noexcept override;
 
  private:
-  struct Family;  // all links that were split from one another: aborted together
-
-  HostTransport(Traits traits, std::shared_ptr<Link> link, std::shared_ptr<Family> family);
+  HostTransport(Traits traits, std::shared_ptr<Link> link, std::shared_ptr<LinkFamily> family, std::vector<int> world_ranks);
 
   int rank() const { return link_->rank(); }
   int size() const { return link_->size(); }
@@ -51,7 +49,8 @@ class HostTransport final : public Transport {
   [[noreturn]] void fail(const LinkFailure& failure, const Envelope& envelope, std::chrono::milliseconds limit);
 
   std::shared_ptr<Link> link_;
-  std::shared_ptr<Family> family_;
+  std::shared_ptr<LinkFamily> family_;
+  const std::vector<int> world_ranks_;  // of this group's ranks
   CallerThreads callers_;
   uint64_t sequence_ = 0;
   std::optional<Envelope> last_;     // what this rank finished before

@@ -24,6 +24,7 @@ struct LinkFailure {
   Kind kind;
   std::vector<int> ranks;  // the late or the gone
   std::string reason;      // what an aborting rank said, or how it is known that a rank is gone
+  int culprit = -1;        // of an abort: the world rank that made the group fail
 };
 
 struct AreaShape;
@@ -61,8 +62,8 @@ class Link {
   /// A thread of the program uses the group.
   virtual void used_by_this_thread() {}
 
-  /// Lets all others know that nothing more will come, and why. The first reason stays.
-  virtual void abort(std::string_view reason) noexcept = 0;
+  /// Lets all others know that nothing more will come, why, and because of which world rank. The first reason stays.
+  virtual void abort(std::string_view reason, int culprit) noexcept = 0;
 };
 
 /// What a rank has for itself needs no link.

@@ -35,16 +35,17 @@ struct alignas(64) PeerGroup::Header {
   std::atomic<uint32_t> state;
   std::atomic<uint32_t> out_of_step;
   std::atomic<uint64_t> deadlock;  // what all ranks have confirmed last
-  std::array<char, 1008> reason;   // ends with a zero
+  int32_t culprit;                 // of the abort
+  std::array<char, 1004> reason;   // ends with a zero
 };
 
 struct alignas(64) PeerGroup::Peer {
   std::atomic<uint32_t> left;  // it has gone, as planned
   std::atomic<int32_t> pid;
-  std::atomic<uint32_t> several;     // threads of its program use the group
-  std::atomic<uint32_t> ticket;      // the number of the wait that it is in, if that lasts
-  std::atomic<uint32_t> gives_way;   // that wait can end without what it waits for
-  std::atomic<uint64_t> confirmed;   // over the tickets of all ranks; odd if all of them can give way
+  std::atomic<uint32_t> several;         // threads of its program use the group
+  std::atomic<uint32_t> ticket;          // the number of the wait that it is in, if that lasts
+  std::atomic<uint32_t> gives_way;       // that wait can end without what it waits for
+  std::atomic<uint64_t> confirmed;       // over the tickets of all ranks; odd if all of them can give way
   std::array<char, 228> waits_for = {};  // ends with a zero
 };
 
@@ -185,17 +186,18 @@ bool PeerGroup::in_step() const {
   return header().out_of_step == 0;
 }
 
-void PeerGroup::abort(std::string_view reason) noexcept {
+void PeerGroup::abort(std::string_view reason, int culprit) noexcept {
   uint32_t running = Header::Running;
   if (!header().state.compare_exchange_strong(running, Header::Aborting)) return;
   const auto kept = reason.substr(0, header().reason.size() - 1);
   std::copy(kept.begin(), kept.end(), header().reason.begin());
+  header().culprit = culprit;
   header().state = Header::Aborted;
 }
 
 void PeerGroup::expect_running() const {
   if (header().state != Header::Aborted) return;
-  throw LinkFailure{.kind = LinkFailure::Kind::Aborted, .ranks = {}, .reason = header().reason.data()};
+  throw LinkFailure{.kind = LinkFailure::Kind::Aborted, .ranks = {}, .reason = header().reason.data(), .culprit = header().culprit};
 }
 
 std::optional<std::string> PeerGroup::gone(int rank, const Counter& counter, uint32_t value) {

@@ -77,7 +77,7 @@ class PeerGroup {
   void back_in_step() const;
   bool in_step() const;
 
-  void abort(std::string_view reason) noexcept;
+  void abort(std::string_view reason, int culprit) noexcept;
   void expect_running() const;  // throws LinkFailure if somebody has aborted
 
  private:

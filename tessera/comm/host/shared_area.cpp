@@ -92,7 +92,11 @@ bool SharedArea::wait_as(Deadlock deadlock, int counter, uint32_t value, std::ch
           "it leaves out",
           peers_->waits_of_all()));
     }
-    if (failure.kind == LinkFailure::Kind::Aborted) throw CommError(fmt::format("{}, was broken off: {}", what(), failure.reason));
+    if (failure.kind == LinkFailure::Kind::Aborted) {
+      const auto message = fmt::format("{}, was broken off: {}", what(), failure.reason);
+      if (tell_) tell_(failure, message);
+      throw CommError(message);
+    }
     std::string stand;
     for (const int rank : failure.ranks) {
       const auto come = counters(counter)[static_cast<size_t>(rank)].value.load();
@@ -102,7 +106,7 @@ bool SharedArea::wait_as(Deadlock deadlock, int counter, uint32_t value, std::ch
     const auto message = late ? fmt::format("{}, waited {} s for {} and gave up{}", what(), std::chrono::duration<double>(limit).count(),
                                             name_ranks(failure.ranks), stand)
                               : fmt::format("{}, can't go on: {} {}{}", what(), name_ranks(failure.ranks), failure.reason, stand);
-    if (tell_) tell_(message);
+    if (tell_) tell_(failure, message);
     if (late) throw TimeoutError(message);
     throw CommError(message);
   }

@@ -21,6 +21,7 @@ class PeerGroup;
 enum class Deadlock;
 class SharedBlock;
 struct Counter;
+struct LinkFailure;
 
 /// A part for each rank, one after the other in rank order. Zeros at first; each rank itself is the first to touch its part.
 class SharedArea {
@@ -53,8 +54,9 @@ class SharedArea {
   /// Whether several threads of this rank's program use it.
   Callers callers() const;
 
-  /// Who else has to hear of such an error.
-  void when_broken(std::function<void(std::string_view)> tell) { tell_ = std::move(tell); }
+  /// Who else has to hear of an error that ends the group.
+  using Tell = std::function<void(const LinkFailure& failure, std::string_view message)>;
+  void when_broken(Tell tell) { tell_ = std::move(tell); }
 
  private:
   bool wait_as(Deadlock deadlock, int counter, uint32_t value, std::chrono::milliseconds limit,
@@ -64,7 +66,7 @@ class SharedArea {
   std::shared_ptr<std::byte> data_;
   AreaShape shape_;
   std::shared_ptr<PeerGroup> peers_;
-  std::function<void(std::string_view)> tell_;
+  Tell tell_;
 };
 
 }  // namespace tessera

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "tessera/comm/host/shared_area.h"
 #include "tessera/comm/host/peer_group.h"
+#include "tessera/comm/host/shared_area.h"
 
 namespace tessera {
 
@@ -31,14 +31,17 @@ SharedAttempt LoopbackLink::share(const AreaShape& shape, Clock::time_point dead
       .why_not = {}};
 }
 
-void LoopbackLink::abort(std::string_view reason) noexcept {
+void LoopbackLink::abort(std::string_view reason, int culprit) noexcept {
   std::lock_guard lock(mutex_);
-  if (aborted_.empty()) aborted_ = reason;
+  if (!aborted_.empty()) return;
+  aborted_ = reason;
+  culprit_ = culprit;
 }
 
 void LoopbackLink::expect_running() {
   std::lock_guard lock(mutex_);
-  if (!aborted_.empty()) throw LinkFailure{.kind = LinkFailure::Kind::Aborted, .ranks = {}, .reason = aborted_};
+  if (aborted_.empty()) return;
+  throw LinkFailure{.kind = LinkFailure::Kind::Aborted, .ranks = {}, .reason = aborted_, .culprit = culprit_};
 }
 
 }  // namespace tessera

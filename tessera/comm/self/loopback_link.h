@@ -18,7 +18,7 @@ class LoopbackLink final : public Link {
   void all_to_all(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) override;
   std::unique_ptr<Link> split(std::span<const int> members, Clock::time_point deadline) override;
   SharedAttempt share(const AreaShape& shape, Clock::time_point deadline) override;
-  void abort(std::string_view reason) noexcept override;
+  void abort(std::string_view reason, int culprit) noexcept override;
 
  private:
   void expect_running();
@@ -27,6 +27,7 @@ class LoopbackLink final : public Link {
   int size_;
   std::mutex mutex_;
   std::string aborted_;  // the reason, once there is one
+  int culprit_ = -1;
 };
 
 }  // namespace tessera

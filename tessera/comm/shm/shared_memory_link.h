@@ -30,7 +30,7 @@ class SharedMemoryLink final : public Link {
     what_ = std::move(what);
   }
   void used_by_this_thread() override { peers_->used_by_this_thread(); }
-  void abort(std::string_view reason) noexcept override { peers_->abort(reason); }
+  void abort(std::string_view reason, int culprit) noexcept override { peers_->abort(reason, culprit); }
 
  private:
   std::span<Counter> turns() const;  // the last that each rank has come to

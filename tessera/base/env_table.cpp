@@ -1,0 +1,95 @@
+#include "tessera/base/env_table.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+namespace tessera {
+namespace {
+
+constexpr std::string_view kPrefix = "TESSERA_";
+
+constexpr std::array kTable = {
+    EnvVariable{"TESSERA_TRANSPORT", "auto, self, shm, gloo", "what the ranks talk over; overrides `InitOptions::transport`",
+                "`tessera::init`"},
+    EnvVariable{"TESSERA_STORE", "file:PATH", "a new file that all ranks can see, through which they meet instead of `MASTER_ADDR`",
+                "`tessera::init`"},
+    EnvVariable{"TESSERA_HOST_ID", "any text", "ranks with the same text count as ranks of one host", "`tessera::init`"},
+    EnvVariable{"TESSERA_RESIDENCE", "auto, gathered, node-shared", "the unit memory where `ShardOptions::residence` is `Auto`",
+                "`fully_shard`"},
+    EnvVariable{"TESSERA_LOG", "debug, info, warning, error", "the lowest level that is logged; warning if unset", "the library"},
+    EnvVariable{"TESSERA_FAILURE_FILE", "a path",
+                "where a rank that fails because of another rank names that rank; set by `tessera launch`", "the library"},
+    EnvVariable{"TESSERA_STARTED_BY_TEST", "1", "the heading is already printed; set by `tessera test` for its ranks", "`tessera test`"},
+    EnvVariable{"TESSERA_TORCH", "a folder", "the libtorch to build with, or the torch folder of a Python installation",
+                "`./quickstart`, `./check`, CMake"},
+    EnvVariable{"TESSERA_TORCH_INDEX", "a URL", "the package index from which torch is installed", "`./quickstart`, `./check`"},
+    EnvVariable{"TESSERA_PYTHON", "a program", "the Python interpreter that is asked for its torch", "CMake, by `-D` only"},
+    EnvVariable{"TESSERA_LINK_CUDA", "ON, OFF", "links the CUDA part of libtorch", "CMake, by `-D` only"},
+    EnvVariable{"TESSERA_SANITIZE", "address, thread", "builds everything with that sanitizer", "CMake, by `-D` only"},
+    EnvVariable{"TESSERA_WARNINGS_AS_ERRORS", "ON, OFF", "treats compiler warnings as errors", "CMake, by `-D` only"},
+    EnvVariable{"TESSERA_TESTS", "ON, OFF", "builds the tests", "CMake, by `-D` only"},
+    EnvVariable{"TESSERA_LONG_TESTS", "ON, OFF", "builds and runs also the tests that are too slow for every run",
+                "`./check`; CMake, by `-D` only"},
+    EnvVariable{"TESSERA_POISON", "0, 1", "fills the memory of unsharded parameters with NaN before it is freed", "the library", true},
+    EnvVariable{"TESSERA_PROPERTY_FIRST", "a number", "the seed of the first random model", "test `shard/property`", true},
+    EnvVariable{"TESSERA_PROPERTY_SECONDS", "a number", "how many seconds random models are compared for", "test `shard/property`", true},
+    EnvVariable{"TESSERA_TEST_*", "any text", "what a test passes to the processes that it starts", "tests", true},
+};
+
+bool names(const EnvVariable& variable, std::string_view name) {
+  if (variable.name.ends_with('*')) return name.starts_with(variable.name.substr(0, variable.name.size() - 1));
+  return name == variable.name;
+}
+
+/// How many letters must be inserted, deleted or replaced to make one name from the other (Levenshtein).
+size_t edit_distance(std::string_view one, std::string_view other) {
+  std::vector<size_t> row(other.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < one.size(); i++) {
+    size_t diagonal = std::exchange(row[0], i + 1);
+    for (size_t j = 0; j < other.size(); j++) {
+      const size_t changed = diagonal + (one[i] == other[j] ? 0 : 1);
+      diagonal = std::exchange(row[j + 1], std::min({row[j] + 1, row[j + 1] + 1, changed}));
+    }
+  }
+  return row.back();
+}
+
+std::string with_suggestion(std::string_view name) {
+  const auto distance = [&](const EnvVariable& variable) { return edit_distance(name, variable.name); };
+  const auto& nearest = *std::ranges::min_element(kTable, {}, distance);
+  const bool similar = distance(nearest) <= (name.size() - kPrefix.size()) / 2;
+  return similar ? fmt::format("{} (did you mean {}?)", name, nearest.name) : std::string(name);
+}
+
+}  // namespace
+
+std::span<const EnvVariable> env_table() {
+  return kTable;
+}
+
+bool is_known_env(std::string_view name) {
+  return !name.starts_with(kPrefix) || std::ranges::any_of(kTable, [&](const auto& variable) { return names(variable, name); });
+}
+
+std::optional<std::string> warning_of_unknown_env() {
+  std::vector<std::string> unknown;
+  for (char** entry = environ; *entry != nullptr; entry++) {
+    const std::string_view text = *entry;
+    const auto name = text.substr(0, text.find('='));
+    const bool empty = name.size() + 1 >= text.size();  // env() treats it as unset
+    if (!empty && !is_known_env(name)) unknown.push_back(with_suggestion(name));
+  }
+  if (unknown.empty()) return std::nullopt;
+  return fmt::format("the environment has {}, which Tessera does not read; docs/environment.md lists what it does read",
+                     fmt::join(unknown, " and "));
+}
+
+}  // namespace tessera

@@ -1,0 +1,28 @@
+// All environment variables of Tessera itself. env() refuses to read any other, and one that is set is reported as a probable typo.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace tessera {
+
+struct EnvVariable {
+  std::string_view name;  // a `*` at the end matches any suffix
+  std::string_view values;
+  std::string_view meaning;
+  std::string_view read_by;
+  bool for_tests = false;
+};
+
+/// The table from which docs/environment.md is generated.
+std::span<const EnvVariable> env_table();
+
+/// Whether the table has the name, or the name does not begin with TESSERA_.
+bool is_known_env(std::string_view name);
+
+/// A warning that names the TESSERA_ variables that are set but not in the table, with suggestions; nothing if there are none.
+std::optional<std::string> warning_of_unknown_env();
+
+}  // namespace tessera

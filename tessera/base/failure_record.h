@@ -1,0 +1,31 @@
+// Which rank failed because of which other rank: written by the ranks, read by the launcher that started them.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "tessera/base/fd.h"
+
+namespace tessera {
+
+/// Tells the launcher that `rank` fails because of rank `culprit`. Does nothing if there is no launcher or the record can't be written.
+void record_failure(int rank, int culprit) noexcept;
+
+/// The record as the launcher keeps it: a memory file with lines `RANK CULPRIT`, which leaves nothing behind. Ranks open it by its path, so
+/// wrappers that close inherited descriptors do no harm.
+class FailureRecord {
+ public:
+  /// The environment variable that holds path() for a rank.
+  static constexpr const char* kVariable = "TESSERA_FAILURE_FILE";
+
+  FailureRecord();
+
+  std::string path() const;
+  /// The culprit in the last line of this rank.
+  std::optional<int> culprit_of(int rank) const;
+
+ private:
+  Fd file_;
+};
+
+}  // namespace tessera

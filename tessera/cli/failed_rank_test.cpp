@@ -1,0 +1,68 @@
+// Ranks that fail because of another one, and end before it: `tessera launch` learns from the library which it was.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <filesystem>
+#include <thread>
+
+#include "tessera/base/env.h"
+#include "tessera/base/error.h"
+#include "tessera/base/process.h"
+#include "tessera/comm/host/shared_area.h"
+#include "tessera/comm/init.h"
+
+namespace tessera::cli {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// What a rank of these tests does: rank 2 is in trouble, which the others notice.
+int rank_in(const std::string& trouble) {
+  try {
+    const auto world = init({.operation_limit = 10s});
+    const auto group = world.split(std::array{0, 1, 1});
+    group.barrier();
+    const auto area = trouble == "leaves an area" ? world.share({.bytes_per_rank = 64, .counters = 1}).area : nullptr;
+    if (world.rank() != 2) {
+      if (area) area->wait(0, 1, 10s, [] { return std::string("reading"); });
+      // In this group, rank 2 of the world is rank 1.
+      (trouble == "leaves a group" && world.rank() == 1 ? group : world).barrier();
+      return 0;
+    }
+    if (trouble == "aborts") world.abort("the disk is full");
+  } catch (const CommError& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 4;
+  }
+  std::this_thread::sleep_for(300ms);
+  std::fprintf(stderr, "rank 2 is out of luck\n");
+  return 5;
+}
+
+class FailedRank : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {};
+
+TEST_P(FailedRank, IsNamedBeforeThoseThatNoticeIt) {
+  const auto& [transport, trouble] = GetParam();
+  const auto tessera = std::filesystem::path(this_program()).parent_path().parent_path() / "bin/tessera";
+  // Behind a shell, as programs often are.
+  Process launcher({tessera, "launch", "--nproc-per-node", "3", "sh", "-c", "\"$0\" || exit $?", this_program()},
+                   {{"TESSERA_TRANSPORT", transport}, {"TESSERA_TEST_CHILD", trouble}}, Process::Output::Capture);
+  const auto said = launcher.read_output();
+  EXPECT_EQ(launcher.wait(20s), 5) << said;
+  EXPECT_THAT(said, ::testing::HasSubstr("launch: rank 2 ended with status 5; its last words:\n  rank 2 is out of luck\n"));
+}
+
+INSTANTIATE_TEST_SUITE_P(OverShm, FailedRank,
+                         ::testing::Combine(::testing::Values("shm"),
+                                            ::testing::Values("leaves", "aborts", "leaves a group", "leaves an area")));
+INSTANTIATE_TEST_SUITE_P(OverGloo, FailedRank, ::testing::Combine(::testing::Values("gloo"), ::testing::Values("leaves", "aborts")));
+
+}  // namespace
+}  // namespace tessera::cli
+
+int main(int argc, char** argv) {
+  if (const auto trouble = tessera::env("TESSERA_TEST_CHILD")) return tessera::cli::rank_in(*trouble);
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

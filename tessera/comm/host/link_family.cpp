@@ -1,0 +1,42 @@
+#include "tessera/comm/host/link_family.h"
+
+#include <fmt/format.h>
+
+#include <exception>
+
+#include "tessera/base/failure_record.h"
+
+namespace tessera {
+
+void LinkFamily::add(const std::shared_ptr<Link>& link) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(links_, [](const auto& known) { return known.expired(); });
+  links_.push_back(link);
+}
+
+std::vector<std::shared_ptr<Link>> LinkFamily::alive() {
+  std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<Link>> result;
+  for (const auto& known : links_) {
+    if (auto link = known.lock()) result.push_back(std::move(link));
+  }
+  return result;
+}
+
+void LinkFamily::abort(int rank, std::string_view reason, int culprit) noexcept {
+  try {
+    const auto words = fmt::format("rank {}: {}", rank, reason);
+    for (const auto& link : alive()) link->abort(words, culprit);
+  } catch (const std::exception&) {  // out of memory: the limit ends the others' waiting
+  }
+}
+
+int record_culprit(const LinkFailure& failure, int own, std::span<const int> world_ranks) noexcept {
+  int culprit = world_ranks[own];
+  if (failure.kind == LinkFailure::Kind::Gone) culprit = world_ranks[failure.ranks.front()];
+  if (failure.kind == LinkFailure::Kind::Aborted) culprit = failure.culprit;
+  if (culprit != world_ranks[own]) record_failure(world_ranks[own], culprit);
+  return culprit;
+}
+
+}  // namespace tessera

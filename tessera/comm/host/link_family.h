@@ -1,0 +1,32 @@
+// Links that fail together, and the rank that makes them fail.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "tessera/comm/host/link.h"
+
+namespace tessera {
+
+/// All links that were split from one another and still exist.
+class LinkFamily {
+ public:
+  void add(const std::shared_ptr<Link>& link);
+  /// The other ranks get the reason with `rank` in front.
+  void abort(int rank, std::string_view reason, int culprit) noexcept;
+
+ private:
+  std::vector<std::shared_ptr<Link>> alive();
+
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<Link>> links_;
+};
+
+/// The world rank of the rank that makes rank `own` of a group fail; recorded for the launcher if it is another one. `world_ranks` maps the
+/// group's ranks to those of the world.
+int record_culprit(const LinkFailure& failure, int own, std::span<const int> world_ranks) noexcept;
+
+}  // namespace tessera
