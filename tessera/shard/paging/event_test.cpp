@@ -19,9 +19,11 @@
 namespace tessera::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using ::testing::SizeIs;
 
 constexpr size_t kNumel = 16, kBytes = kNumel * sizeof(float);
 
@@ -100,7 +102,7 @@ TEST_F(DelayedWork, ReadsTheValuesOfMemoryThatHasBeenReleased) {
   EXPECT_EQ(free_retired(), 1);
   EXPECT_EQ(bytes_in_use(), 2 * kBytes);
   run(compute_);
-  EXPECT_THAT(seen_, Each(1.0F));
+  EXPECT_THAT(seen_, AllOf(SizeIs(kNumel), Each(1.0F)));
   EXPECT_EQ(free_retired(), 0);
   EXPECT_EQ(bytes_in_use(), kBytes);
 }
@@ -131,7 +133,7 @@ class HostMemory final : public c10::MemoryReportingInfoBase {
   void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override { bytes += size; }
 };
 
-TEST(HostWork, HasReadWhatIsReleased) {
+TEST(HostWork, IsNeverQueuedSoReleasedMemoryIsFreedAtOnce) {
   const auto host = std::make_shared<HostMemory>();
   const c10::DebugInfoGuard reported(c10::DebugInfoKind::PROFILER_STATE, host);
   const auto storage = unit_storage(at::kCPU);
@@ -170,7 +172,7 @@ class StreamTransport final : public Transport {
 
  private:
   struct Gather final : Work::State {
-    void wait() override { pieces.clear(); }  // as an engine may that promises the buffers' life until then, and no longer
+    void wait() override { pieces.clear(); }  // from here on the buffers are the caller's to keep
     bool done() const override { return true; }
     Event ready_event() const override { return end; }
 
@@ -204,7 +206,7 @@ TEST_F(DelayedGather, IsWaitedForByTheComputeStreamAndNotByTheHost) {
   EXPECT_THAT(seen_, IsEmpty());
   run(gather_stream_);
   run(compute_);
-  EXPECT_THAT(seen_, ::testing::AllOf(::testing::SizeIs(kNumel), Each(3.0F)));
+  EXPECT_THAT(seen_, AllOf(SizeIs(kNumel), Each(3.0F)));
   memory_->reshard(buffers_, {});
 }
 
