@@ -34,8 +34,6 @@ struct Step {
 struct Queue {
   std::deque<Step> steps;
   size_t finished = 0;
-
-  size_t end() const { return finished + steps.size(); }
 };
 
 /// By the number of their stream, of which 0 is the default one. As long as the process: queued work may hold tensors.
@@ -83,13 +81,11 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
   c10::Stream getStream(c10::Device /*device*/) const override { return stream(current); }
   c10::Stream exchangeStream(c10::Stream next) const override { return stream(std::exchange(current, next.id())); }
-  void synchronizeStream(const c10::Stream& stream) const override {
-    synchronize({.stream = stream.id(), .position = queue(stream.id()).end()});
-  }
 
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex /*device*/, c10::EventFlag /*flag*/) const override {
     if (*event == nullptr) *event = new Mark;
-    mark(*event) = {.stream = stream.id(), .position = queue(stream.id()).end()};
+    const auto& own = queue(stream.id());
+    mark(*event) = {.stream = stream.id(), .position = own.finished + own.steps.size()};
   }
   void block(void* event, const c10::Stream& stream) const override {
     queue(stream.id()).steps.push_back({.after = mark(event), .work = [] {}});
@@ -120,7 +116,6 @@ class DelayedMemory final : public c10::Allocator {
     in_use_ += bytes;
     return {address, address, &release, kDevice};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* dest, const void* src, size_t bytes) const override { std::memcpy(dest, src, bytes); }
 
   size_t in_use() const { return in_use_; }

@@ -15,7 +15,7 @@ c10::Device delayed_device();
 c10::Stream new_stream();
 c10::Stream current_stream();
 
-/// Queues work on the current stream, where it stays until run() comes to it or somebody synchronizes.
+/// Queues work on the current stream, where it stays until run() or Event::synchronize() comes to it.
 void enqueue(std::function<void()> work);
 /// Runs what is queued on a stream, up to where it waits for an event of another one.
 void run(const c10::Stream& stream);
