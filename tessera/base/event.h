@@ -25,9 +25,9 @@ class Event {
 
   bool passed() const { return !event_ || event_->query(); }
 
-  /// What the calling thread queues on its current stream from now on runs after this event.
-  void block(c10::Device device) const {
-    if (event_) event_->block(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  /// What the calling thread queues on its current stream of the event's device from now on runs after the event.
+  void block() const {
+    if (event_) event_->block(c10::impl::VirtualGuardImpl(event_->device_type()).getStream(event_->device()));
   }
 
   /// Returns when it has passed.

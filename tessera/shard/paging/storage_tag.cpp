@@ -32,6 +32,7 @@ void TaggedStorage::release_resources() {
 }
 
 void TaggedStorage::allocate() {
+  free_retired();  // memory whose last reader is through by now serves again before more is taken
   attach(allocate_memory(nbytes(), device()));
   owns_memory_ = true;
 }

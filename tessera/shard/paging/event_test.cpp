@@ -1,0 +1,229 @@
+// What must hold while work is queued on a device: memory outlives the work that reads or writes it, and results are used only after it.
+#include <c10/core/StreamGuard.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "tessera/base/error.h"
+#include "tessera/base/event.h"
+#include "tessera/shard/paging/retired_memory.h"
+#include "tessera/shard/paging/storage_tag.h"
+#include "tessera/shard/unit/unit_memory.h"
+#include "tessera/testing/delayed_device.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr size_t kNumel = 16, kBytes = kNumel * sizeof(float);
+
+TaggedStoragePtr unit_storage(c10::Device device = delayed_device()) {
+  return c10::make_intrusive<TaggedStorage>(StorageTag{}, kBytes, device);
+}
+
+/// The memory itself, past whatever guards the storage.
+std::span<float> values(const TaggedStorage& storage) {
+  return {static_cast<float*>(storage.memory_view(at::kFloat).data_ptr()), kNumel};
+}
+
+/// A kernel that knows addresses alone: it appends what it finds there to `seen`.
+void enqueue_read(std::span<const float> source, std::vector<float>& seen) {
+  enqueue([source, &seen] { seen.insert(seen.end(), source.begin(), source.end()); });
+}
+
+void enqueue_fill(std::span<float> target, float value) {
+  enqueue([target, value] { std::ranges::fill(target, value); });
+}
+
+class DelayedWork : public ::testing::Test {
+ protected:
+  ~DelayedWork() override {
+    run(compute_);
+    free_retired();
+    EXPECT_EQ(bytes_in_use(), 0);
+  }
+
+  const c10::Device device_ = delayed_device();
+  const c10::Stream compute_ = current_stream();
+  const c10::Stream other_ = new_stream();
+  std::vector<float> seen_;
+  std::string order_;
+};
+
+TEST_F(DelayedWork, PassesAnEventOnceTheStreamHasRun) {
+  EXPECT_TRUE(Event().passed());
+  EXPECT_TRUE(Event::record(device_).passed());
+  enqueue([this] { order_ += 'a'; });
+  const auto event = Event::record(device_);
+  enqueue([this] { order_ += 'b'; });
+  EXPECT_FALSE(event.passed());
+  event.synchronize();
+  EXPECT_TRUE(event.passed());
+  EXPECT_EQ(order_, "a");
+  run(compute_);
+  EXPECT_EQ(order_, "ab");
+}
+
+TEST_F(DelayedWork, OnAnotherStreamComesAfterAnEventThatBlocksIt) {
+  enqueue([this] { order_ += 'a'; });
+  const auto event = Event::record(device_);
+  {
+    const c10::StreamGuard on_other(other_);
+    enqueue([this] { order_ += 'b'; });
+    event.block();
+    enqueue([this] { order_ += 'd'; });
+  }
+  enqueue([this] { order_ += 'c'; });
+  run(other_);
+  EXPECT_EQ(order_, "b");
+  run(compute_);
+  run(other_);
+  EXPECT_EQ(order_, "bacd");
+}
+
+TEST_F(DelayedWork, ReadsTheValuesOfMemoryThatHasBeenReleased) {
+  const auto first = unit_storage(), second = unit_storage();
+  first->allocate();
+  std::ranges::fill(values(*first), 1.0F);
+  enqueue_read(values(*first), seen_);
+  first->release();
+  second->allocate();
+  std::ranges::fill(values(*second), 2.0F);
+  EXPECT_EQ(free_retired(), 1);
+  EXPECT_EQ(bytes_in_use(), 2 * kBytes);
+  run(compute_);
+  EXPECT_THAT(seen_, AllOf(SizeIs(kNumel), Each(1.0F)));
+  EXPECT_EQ(free_retired(), 0);
+  EXPECT_EQ(bytes_in_use(), kBytes);
+}
+
+TEST_F(DelayedWork, OfUnitsInTurnTakesTheMemoryOfThoseUnderWay) {
+  size_t peak = 0;
+  Event previous;
+  for (int i = 0; i < 6; i++) {
+    const auto unit = unit_storage();
+    unit->allocate();
+    peak = std::max(peak, bytes_in_use());
+    enqueue_fill(values(*unit), static_cast<float>(i));
+    enqueue_read(values(*unit).first(1), seen_);
+    unit->release();
+    previous.synchronize();  // the host is one unit ahead of the device
+    previous = Event::record(device_);
+  }
+  EXPECT_EQ(peak, 2 * kBytes);
+  run(compute_);
+  EXPECT_THAT(seen_, ElementsAre(0, 1, 2, 3, 4, 5));
+}
+
+/// What the host's allocator has handed out on this thread and not got back.
+class HostMemory final : public c10::MemoryReportingInfoBase {
+ public:
+  int64_t bytes = 0;
+  bool memoryProfilingEnabled() const override { return true; }
+  void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override { bytes += size; }
+};
+
+TEST(HostWork, IsNeverQueuedSoReleasedMemoryIsFreedAtOnce) {
+  const auto host = std::make_shared<HostMemory>();
+  const c10::DebugInfoGuard reported(c10::DebugInfoKind::PROFILER_STATE, host);
+  const auto storage = unit_storage(at::kCPU);
+  storage->allocate();
+  EXPECT_EQ(host->bytes, kBytes);
+  storage->release();
+  EXPECT_EQ(host->bytes, 0);
+  EXPECT_EQ(free_retired(), 0);
+}
+
+/// One rank, whose gathers run on a stream of their own.
+class StreamTransport final : public Transport {
+ public:
+  explicit StreamTransport(c10::Stream stream) : Transport({.name = "streams", .device = stream.device()}), stream_(stream) {}
+
+  Work all_gather(std::span<const Piece> pieces, std::span<at::Tensor> /*companions*/, const Call& /*call*/) override {
+    const auto inputs = Event::record(stream_.device());
+    const c10::StreamGuard on_own_stream(stream_);
+    inputs.block();
+    const auto gather = std::make_shared<Gather>();
+    gather->pieces.assign(pieces.begin(), pieces.end());
+    for (const auto& piece : pieces) {
+      enqueue(
+          [gather, to = piece.whole.data_ptr(), from = piece.own.data_ptr(), bytes = piece.own.nbytes()] { std::memcpy(to, from, bytes); });
+    }
+    gather->end = Event::record(stream_.device());
+    return Work(gather);
+  }
+
+  Work reduce_scatter(std::span<const Piece> /*pieces*/, const Reduction& /*reduction*/, const Call& /*call*/) override { refuse(); }
+  Work all_reduce(at::Tensor /*tensor*/, const Reduction& /*reduction*/, const Call& /*call*/) override { refuse(); }
+  Work broadcast(at::Tensor /*tensor*/, int /*root*/, const Call& /*call*/) override { refuse(); }
+  Work barrier(const Call& /*call*/) override { refuse(); }
+  std::unique_ptr<Transport> split(std::span<const int> /*colors*/, const Call& /*call*/) override { refuse(); }
+  void abort(std::string_view /*reason*/) noexcept override {}
+
+ private:
+  struct Gather final : Work::State {
+    void wait() override { pieces.clear(); }  // from here on the buffers are the caller's to keep
+    bool done() const override { return true; }
+    Event ready_event() const override { return end; }
+
+    std::vector<Piece> pieces;
+    Event end;
+  };
+
+  [[noreturn]] static void refuse() { throw UsageError("this engine of a test knows all_gather alone"); }
+
+  const c10::Stream stream_;
+};
+
+class DelayedGather : public DelayedWork {
+ protected:
+  DelayedGather() {
+    enqueue_fill({own_.mutable_data_ptr<float>(), kNumel}, 3.0F);  // an optimizer's step that is still queued
+  }
+
+  const c10::Stream& gather_stream_ = other_;
+  const at::Tensor own_ = at::empty({kNumel}, at::TensorOptions().dtype(at::kFloat).device(device_));
+  const TaggedStoragePtr unsharded_ = unit_storage();
+  const std::array<Buffer, 1> buffers_ = {Buffer{.unsharded = unsharded_, .unsharded_dtype = at::kFloat, .own = own_}};
+  const std::unique_ptr<UnitMemory> memory_ = gathered_memory(Communicator(std::make_shared<StreamTransport>(gather_stream_)));
+};
+
+TEST_F(DelayedGather, IsWaitedForByTheComputeStreamAndNotByTheHost) {
+  for (const auto& work : memory_->unshard(buffers_, {}, {})) work.wait();
+  enqueue_read(values(*unsharded_), seen_);
+  run(gather_stream_);
+  run(compute_);
+  EXPECT_THAT(seen_, IsEmpty());
+  run(gather_stream_);
+  run(compute_);
+  EXPECT_THAT(seen_, AllOf(SizeIs(kNumel), Each(3.0F)));
+  memory_->reshard(buffers_, {});
+}
+
+TEST_F(DelayedGather, KeepsTheMemoryOfAUnitThatIsReshardedBeforeItIsThere) {
+  memory_->reshard(buffers_, memory_->unshard(buffers_, {}, {}));
+  const auto next = unit_storage();
+  next->allocate();
+  std::ranges::fill(values(*next), 9.0F);
+  run(compute_);
+  EXPECT_EQ(free_retired(), 1);
+  run(gather_stream_);
+  EXPECT_THAT(values(*next), Each(9.0F));
+  EXPECT_EQ(free_retired(), 1);
+  run(compute_);
+  EXPECT_EQ(free_retired(), 0);
+  EXPECT_EQ(bytes_in_use(), 2 * kBytes);  // the unit's own part, and the next one
+}
+
+}  // namespace
+}  // namespace tessera::testing
