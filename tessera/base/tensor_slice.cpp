@@ -47,6 +47,14 @@ bool TensorSlice::fits() const {
   return true;
 }
 
+std::string to_string(const TensorSlice& slice) {
+  std::vector<std::string> ranges;
+  for (size_t d = 0; d < slice.sizes.size(); d++) {
+    ranges.push_back(fmt::format("{}:{}", slice.offsets[d], slice.offsets[d] + slice.sizes[d]));
+  }
+  return fmt::format("[{}]", fmt::join(ranges, ", "));
+}
+
 TensorSlice whole_slice(at::IntArrayRef shape) {
   return {.shape = shape.vec(), .offsets = std::vector<int64_t>(shape.size(), 0), .sizes = shape.vec()};
 }

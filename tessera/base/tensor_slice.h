@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace tessera {
@@ -19,6 +20,9 @@ struct TensorSlice {
   bool fits() const;
   bool operator==(const TensorSlice&) const = default;
 };
+
+/// [0:2, 3:5]
+std::string to_string(const TensorSlice& slice);
 
 TensorSlice whole_slice(at::IntArrayRef shape);
 

@@ -85,6 +85,11 @@ TEST(TensorSlice, DifferencesAreTheRest) {
   }
 }
 
+TEST(TensorSlice, IsShownAsItWouldBeTaken) {
+  EXPECT_EQ(to_string(slice({5, 6}, {1, 0}, {3, 6})), "[1:4, 0:6]");
+  EXPECT_EQ(to_string(whole_slice({})), "[]");
+}
+
 TEST(TensorSlice, KnowsWhetherItFits) {
   EXPECT_TRUE(slice({4}, {1}, {3}).fits());
   for (const auto& wrong : {slice({4}, {1}, {4}), slice({4}, {-1}, {2}), slice({4}, {2}, {-1}), slice({4}, {0, 0}, {4}),

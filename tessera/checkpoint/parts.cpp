@@ -3,24 +3,14 @@
 #include <ATen/ATen.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
-
 #include "tessera/base/error.h"
-#include "tessera/shard/paging/storage_tag.h"
+#include "tessera/checkpoint/places.h"
 #include "tessera/shard/model.h"
+#include "tessera/shard/paging/storage_tag.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
 
 namespace tessera::checkpoint {
-namespace {
-
-/// The part without the padding that may end it.
-int64_t numel(const Span& span) {
-  return std::clamp<int64_t>(span.numel - span.shard_begin, 0, span.shard_numel);
-}
-
-}  // namespace
-
 ModelParts parts_of(const torch::nn::Module& model) {
   ModelParts result{.units = units(model)};
   // The model's names go before the units': a unit may have been made without a look at the whole model.
@@ -42,10 +32,8 @@ ModelParts parts_of(const torch::nn::Module& model) {
       for (const auto& parameter : group.parameters) {
         const auto name = names.find(&parameter);
         result.parts.push_back({.name = name != names.end() ? name->second : parameter.name,
-                                .sizes = parameter.sizes,
-                                .strides = parameter.strides,
-                                .begin = parameter.span.shard_begin,
-                                .values = group.own.narrow(0, parameter.span.shard_offset, numel(parameter.span))});
+                                .values = group.own.narrow(0, parameter.span.shard_offset, parameter.span.shard_numel),
+                                .places = places_of(*unit, parameter)});
       }
     }
   }

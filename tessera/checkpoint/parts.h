@@ -1,4 +1,4 @@
-// The values of a model that this rank has, by name: what a checkpoint saves of it, and loads into.
+// The values of a model that this process has, by name: what a checkpoint saves of it, and loads into.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,6 +7,8 @@
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "tessera/checkpoint/rank_file.h"
 
 namespace torch::nn {
 class Module;
@@ -18,12 +20,11 @@ class Unit;
 
 namespace tessera::checkpoint {
 
-/// This rank's part of a sharded parameter.
+/// A sharded parameter, as far as this process has it.
 struct Part {
   std::string name;
-  std::vector<int64_t> sizes, strides;  // of the whole one
-  int64_t begin = 0;                    // of its values, in the order in which they lie in memory
-  at::Tensor values;                    // flat; the rank's own memory, without the paging key
+  at::Tensor values;              // flat; the shard's own memory, without the paging key, with the padding that may end it
+  std::vector<PartPlace> places;  // of each local rank's
 };
 
 struct ModelParts {

@@ -19,6 +19,8 @@ class Communicator {
   int rank() const;
   int size() const { return transport_->traits().size; }
   const std::vector<int>& local_ranks() const { return transport_->traits().local_ranks; }
+  /// Whether this process stands for rank 0: the one that prints, and writes what is needed once.
+  bool is_first() const { return local_ranks().front() == 0; }
   bool same_group(const Communicator& other) const { return transport_ == other.transport_; }
   /// Name of the transport, its device, its favourite layout, and whether it only records.
   const Transport::Traits& traits() const { return transport_->traits(); }

@@ -9,6 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/shard/paging/storage_tag.h"
+#include "tessera/shard/rank_range.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
 
@@ -133,11 +134,18 @@ void expect_averaged(std::span<const at::Tensor> parameters) {
 std::optional<ShardInfo> shard_info(const at::Tensor& shard) {
   const auto found = locate(shard);
   if (found.parameter == nullptr) return std::nullopt;
+  std::vector<TensorSlice> slices;
+  for (const int rank : found.unit->mesh().world().local_ranks()) {
+    const auto range = range_of_rank(found.unit->mesh(), found.parameter->span, rank);
+    const auto own = slices_of_range(found.parameter->sizes, found.parameter->strides, range.begin, range.numel);
+    slices.insert(slices.end(), own.begin(), own.end());
+  }
   return ShardInfo{.unit = found.unit->name(),
                    .name = found.parameter->name,
                    .shape = found.parameter->sizes,
                    .begin = found.parameter->span.shard_begin,
-                   .numel = found.parameter->span.shard_numel};
+                   .numel = found.parameter->span.shard_numel,
+                   .slices = std::move(slices)};
 }
 
 std::vector<std::shared_ptr<Unit>> units(const torch::nn::Module& module) {

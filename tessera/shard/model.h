@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/tensor_slice.h"
+
 namespace torch::nn {
 class Module;
 }
@@ -35,6 +37,8 @@ struct ShardInfo {
   std::vector<int64_t> shape;  // of the whole parameter
   int64_t begin = 0;           // the first of its values in the shard, in the order in which they lie in memory
   int64_t numel = 0;           // of the shard
+  /// The same values as slices of the whole parameter, without padding, and of all ranks that the process stands for.
+  std::vector<TensorSlice> slices = {};
 };
 /// Nothing if the tensor is no shard.
 std::optional<ShardInfo> shard_info(const at::Tensor& shard);
