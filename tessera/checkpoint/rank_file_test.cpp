@@ -32,7 +32,7 @@ using Tensors = std::map<std::string, at::Tensor>;
 constexpr int kRanks = 3;
 
 /// Puts together what the files have, as far as `places` of their records tell where it belongs.
-Tensors assemble(const std::filesystem::path& folder, std::map<std::string, PartPlace> checkpoint::RankRecord::*places) {
+Tensors assemble(const std::filesystem::path& folder, std::map<std::string, PartPlace> checkpoint::RankRecord::* places) {
   Tensors result;
   for (int rank = 0; rank < kRanks; rank++) {
     const auto file = open_rank_file(folder, rank, kRanks);
