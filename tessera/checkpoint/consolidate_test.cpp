@@ -111,12 +111,12 @@ TEST(Consolidate, RefusesFilesThatDoNotBelongTogether) {
 /// A rank's file with these slices of numbers([3, 4]), which is called "w" and lies in memory by columns.
 void write_slices(const std::filesystem::path& folder, int rank, const std::vector<TensorSlice>& slices) {
   checkpoint::RankRecord record{.rank = rank, .ranks = 2};
-  const auto& place = record.parts["w"] = {.shape = {3, 4}, .strides = {1, 3}, .slices = slices};
-  const auto values = at::empty({place.numel()});
-  const auto views = views_of_slices(values, slices, place.strides);
+  const auto& part = record.parts["w"] = {.shape = {3, 4}, .strides = {1, 3}, .slices = slices};
+  const auto values = at::empty({part.numel()});
+  const auto views = views_of_slices(values, slices, part.strides);
   for (size_t i = 0; i < views.size(); i++) views[i].copy_(view_of(numbers({3, 4}, 0), slices[i]));
   std::filesystem::create_directories(folder);
-  checkpoint::SafetensorsWriter writer(checkpoint::rank_file(folder, rank, 2), {{.name = "w", .sizes = {place.numel()}}},
+  checkpoint::SafetensorsWriter writer(checkpoint::rank_file(folder, rank, 2), {{.name = "w", .sizes = {part.numel()}}},
                                        checkpoint::to_metadata(record));
   writer.write(values);
   writer.close();

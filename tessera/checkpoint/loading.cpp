@@ -8,8 +8,8 @@
 #include <optional>
 
 #include "tessera/checkpoint/contents.h"
+#include "tessera/checkpoint/part_records.h"
 #include "tessera/checkpoint/parts.h"
-#include "tessera/checkpoint/places.h"
 #include "tessera/comm/all_or_none.h"
 #include "tessera/shard/model.h"
 
@@ -72,7 +72,7 @@ void expect_same_tensor(const SafetensorsFile& file, const std::string& name, co
 
 void expect_same_parameter(const RankFile& file, const Part& part) {
   const auto& there = file.record.parts.at(part.name);
-  const auto& here = part.places.front();
+  const auto& here = part.records.front();
   const auto where = file.tensors.path().string();
   if (there.shape != here.shape) {
     throw UsageError(fmt::format("'{}' has the shape [{}] in {}, but [{}] in the model", part.name, fmt::join(there.shape, ", "), where,
@@ -91,7 +91,7 @@ std::string text_of(const std::vector<TensorSlice>& slices) {
   return texts.empty() ? "nothing" : fmt::format("{}", fmt::join(texts, " and "));
 }
 
-void expect_same_part(const RankFile& file, const Part& part, const PartPlace& here) {
+void expect_same_part(const RankFile& file, const Part& part, const PartRecord& here) {
   const auto& there = file.record.parts.at(part.name);
   if (there.slices != here.slices) {
     throw UsageError(fmt::format("of '{}' {} has {}, this rank of the model {}; shard the model as it was when it was saved", part.name,
@@ -108,7 +108,7 @@ void expect_same_model(const fs::path& folder, const ModelParts& model, const Ra
   expect_same_names(folder, "buffer", file.record.buffers, names_of(model.buffers));
   // Parameters of other shapes also move the parts of all others: they are the news.
   for (const auto& part : model.parts) expect_same_parameter(file, part);
-  for (const auto& part : model.parts) expect_same_part(file, part, part.places[i]);
+  for (const auto& part : model.parts) expect_same_part(file, part, part.records[i]);
   for (const auto& [name, tensor] : model.buffers) expect_same_tensor(file.tensors, name, tensor, tensor.sizes());
 }
 
@@ -156,10 +156,10 @@ Saved open(const fs::path& folder, const Contents& contents, const ModelParts& m
 
 void copy_values(const Saved& saved, const ModelParts& model, const Communicator& world) {
   about_to_replace(model);
-  for (const auto& part : model.parts) part.values.copy_(tensor_of_ranks(saved.read(part.name), part.values, part.places, world));
+  for (const auto& part : model.parts) part.values.copy_(tensor_of_ranks(saved.read(part.name), part.values, part.records, world));
   for (const auto& [name, tensor] : model.whole) tensor.copy_(saved.first.tensors.read(name));
   for (const auto& [name, tensor] : model.buffers) {
-    tensor.copy_(tensor_of_ranks(saved.read(name), tensor, whole_places(tensor.sizes(), world), world));
+    tensor.copy_(tensor_of_ranks(saved.read(name), tensor, whole_records(tensor.sizes(), world), world));
   }
 }
 

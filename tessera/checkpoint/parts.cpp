@@ -4,7 +4,7 @@
 #include <torch/nn/module.h>
 
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/places.h"
+#include "tessera/checkpoint/part_records.h"
 #include "tessera/shard/model.h"
 #include "tessera/shard/paging/storage_tag.h"
 #include "tessera/shard/unit/schedule.h"
@@ -33,7 +33,7 @@ ModelParts parts_of(const torch::nn::Module& model) {
         const auto name = names.find(&parameter);
         result.parts.push_back({.name = name != names.end() ? name->second : parameter.name,
                                 .values = group.own.narrow(0, parameter.span.shard_offset, parameter.span.shard_numel),
-                                .places = places_of(*unit, parameter)});
+                                .records = records_of(*unit, parameter)});
       }
     }
   }

@@ -23,8 +23,8 @@ namespace tessera::checkpoint {
 /// A sharded parameter, as far as this process has it.
 struct Part {
   std::string name;
-  at::Tensor values;              // flat; the shard's own memory, without the paging key, with the padding that may end it
-  std::vector<PartPlace> places;  // of each local rank's
+  at::Tensor values;                // flat; the shard's own memory, without the paging key, with the padding that may end it
+  std::vector<PartRecord> records;  // of each local rank's
 };
 
 struct ModelParts {

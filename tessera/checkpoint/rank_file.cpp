@@ -15,10 +15,10 @@ namespace {
 
 constexpr auto kKey = "tessera";
 constexpr int kFormat = 2;
-constexpr int kFlatFormat = 1;  // of 0.1.0: a part is a range of values in memory order, and the optimizer's state has no places
+constexpr int kFlatFormat = 1;  // of 0.1.0: a part is a range of values in memory order, and the optimizer's state has no slices
 constexpr size_t kMostNames = 5;
 
-nlohmann::json to_json(const std::map<std::string, PartPlace>& parts) {
+nlohmann::json to_json(const std::map<std::string, PartRecord>& parts) {
   auto json = nlohmann::json::object();
   for (const auto& [name, part] : parts) {
     auto slices = nlohmann::json::array();
@@ -42,8 +42,8 @@ nlohmann::json to_json(const RankRecord& record) {
           {"notes", record.notes}};
 }
 
-PartPlace part_from_json(const nlohmann::json& json, int format) {
-  PartPlace part{.shape = json.at("shape"), .strides = json.at("strides"), .slices = {}};
+PartRecord part_from_json(const nlohmann::json& json, int format) {
+  PartRecord part{.shape = json.at("shape"), .strides = json.at("strides"), .slices = {}};
   if (part.strides.size() != part.shape.size()) throw IoError("it has not one stride for each dimension");
   if (format == kFlatFormat) {
     part.slices = slices_of_range(part.shape, part.strides, json.at("begin").get<int64_t>(), json.at("numel").get<int64_t>());
@@ -56,8 +56,8 @@ PartPlace part_from_json(const nlohmann::json& json, int format) {
   return part;
 }
 
-std::map<std::string, PartPlace> parts_from_json(const nlohmann::json& json, int format) {
-  std::map<std::string, PartPlace> parts;
+std::map<std::string, PartRecord> parts_from_json(const nlohmann::json& json, int format) {
+  std::map<std::string, PartRecord> parts;
   for (const auto& [name, part] : json.items()) {
     try {
       parts[name] = part_from_json(part, format);
@@ -105,7 +105,7 @@ std::optional<std::pair<int, int>> rank_of_file(std::string_view name) {
 
 }  // namespace
 
-int64_t PartPlace::numel() const {
+int64_t PartRecord::numel() const {
   int64_t sum = 0;
   for (const auto& slice : slices) sum += slice.numel();
   return sum;

@@ -17,7 +17,7 @@ inline constexpr auto kOptimizerPrefix = "optimizer.";
 inline constexpr auto kGeneratorName = "generator.cpu";
 
 /// Where a rank's part of a tensor belongs: it has the values of the slices one after the other, each in the memory order of the strides.
-struct PartPlace {
+struct PartRecord {
   std::vector<int64_t> shape, strides;  // of the whole one
   std::vector<TensorSlice> slices;
 
@@ -26,10 +26,10 @@ struct PartPlace {
 
 struct RankRecord {
   int rank = 0, ranks = 1;
-  uint64_t save = 0;                            // drawn anew each time: files of two saves do not go together
-  std::map<std::string, PartPlace> parts = {};  // of sharded parameters
+  uint64_t save = 0;                             // drawn anew each time: files of two saves do not go together
+  std::map<std::string, PartRecord> parts = {};  // of sharded parameters
   /// Of the optimizer's state. What it keeps for blocks of values is of the flat parameter, with one value for each block of the slice.
-  std::map<std::string, PartPlace> state = {};
+  std::map<std::string, PartRecord> state = {};
   std::vector<std::string> whole = {};    // parameters in no unit; only rank 0 writes them
   std::vector<std::string> buffers = {};  // each rank's own
   std::map<std::string, std::string> aliases = {};

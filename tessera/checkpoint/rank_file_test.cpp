@@ -20,7 +20,7 @@ namespace tessera::testing {
 namespace {
 
 using checkpoint::open_rank_file;
-using checkpoint::PartPlace;
+using checkpoint::PartRecord;
 using checkpoint::rank_file;
 using checkpoint::RankFile;
 using checkpoint::SafetensorsEntry;
@@ -31,16 +31,16 @@ using Tensors = std::map<std::string, at::Tensor>;
 
 constexpr int kRanks = 3;
 
-/// Puts together what the files have, as far as `places` of their records tell where it belongs.
-Tensors assemble(const std::filesystem::path& folder, std::map<std::string, PartPlace> checkpoint::RankRecord::* places) {
+/// Puts together the tensors that the files have records of.
+Tensors assemble(const std::filesystem::path& folder, std::map<std::string, PartRecord> checkpoint::RankRecord::* records) {
   Tensors result;
   for (int rank = 0; rank < kRanks; rank++) {
     const auto file = open_rank_file(folder, rank, kRanks);
-    for (const auto& [name, place] : file.record.*places) {
+    for (const auto& [name, part] : file.record.*records) {
       const auto values = file.tensors.read(name).flatten();
-      auto& whole = result.try_emplace(name, at::full(place.shape, -1, values.options())).first->second;
-      const auto views = views_of_slices(values, place.slices, place.strides);
-      for (size_t i = 0; i < views.size(); i++) view_of(whole, place.slices[i]).copy_(views[i]);
+      auto& whole = result.try_emplace(name, at::full(part.shape, -1, values.options())).first->second;
+      const auto views = views_of_slices(values, part.slices, part.strides);
+      for (size_t i = 0; i < views.size(); i++) view_of(whole, part.slices[i]).copy_(views[i]);
     }
   }
   return result;
@@ -117,10 +117,10 @@ TEST(RankFile, StateOfBlocksIsOfTheFlatParameter) {
   auto covered = at::zeros({1500}, at::kLong);
   for (int rank = 0; rank < kRanks; rank++) {
     const auto file = open_rank_file(folder / "a", rank, kRanks);
-    const auto& place = file.record.state.at("optimizer.weight.first_scales");
-    EXPECT_EQ(place.shape, std::vector<int64_t>{1500});
-    EXPECT_EQ(file.tensors.info("optimizer.weight.first_scales").sizes, std::vector{(place.numel() + 255) / 256});
-    for (const auto& slice : place.slices) view_of(covered, slice).add_(1);
+    const auto& part = file.record.state.at("optimizer.weight.first_scales");
+    EXPECT_EQ(part.shape, std::vector<int64_t>{1500});
+    EXPECT_EQ(file.tensors.info("optimizer.weight.first_scales").sizes, std::vector{(part.numel() + 255) / 256});
+    for (const auto& slice : part.slices) view_of(covered, slice).add_(1);
     EXPECT_EQ(file.record.state.at("optimizer.weight.first").slices, file.record.parts.at("weight").slices);
   }
   EXPECT_TRUE(covered.eq(1).all().item<bool>());

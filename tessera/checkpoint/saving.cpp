@@ -10,8 +10,8 @@
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/checkpoint/contents.h"
+#include "tessera/checkpoint/part_records.h"
 #include "tessera/checkpoint/parts.h"
-#include "tessera/checkpoint/places.h"
 #include "tessera/comm/all_or_none.h"
 #include "tessera/shard/model.h"
 
@@ -42,16 +42,16 @@ at::Tensor generator_state() {
 void add_model(std::vector<RankContents>& ranks, const torch::nn::Module& module, const Communicator& world) {
   const auto model = parts_of(module);
   for (const auto& part : model.parts) {
-    const auto values = values_of_ranks(part.values, part.places, world);
+    const auto values = values_of_ranks(part.values, part.records, world);
     for (size_t i = 0; i < ranks.size(); i++) {
-      if (!ranks[i].record.parts.emplace(part.name, part.places[i]).second) {
+      if (!ranks[i].record.parts.emplace(part.name, part.records[i]).second) {
         throw UsageError(fmt::format("two parameters in units of the model are called '{}'; shard the whole model last", part.name));
       }
       ranks[i].tensors.emplace_back(part.name, values[i]);
     }
   }
   const auto add_whole = [&](const std::string& name, const at::Tensor& tensor, auto add_to) {
-    const auto values = values_of_ranks(tensor, whole_places(tensor.sizes(), world), world);
+    const auto values = values_of_ranks(tensor, whole_records(tensor.sizes(), world), world);
     for (size_t i = 0; i < ranks.size(); i++) add_to(ranks[i], name, values[i]);
   };
   for (const auto& [name, tensor] : model.whole) {
@@ -76,10 +76,10 @@ void add_optimizer(std::vector<RankContents>& ranks, const Contents& contents, c
   for (const auto& [parameter, state] : contents.optimizer->state(*contents.model)) {
     for (const auto& [key, tensor] : state) {
       const auto name = fmt::format("{}{}.{}", kOptimizerPrefix, parameter, key);
-      const auto places = places_of_state(parameters.at(parameter), tensor, world);
-      const auto values = values_of_ranks(tensor, places, world);
+      const auto records = records_of_state(parameters.at(parameter), tensor, world);
+      const auto values = values_of_ranks(tensor, records, world);
       for (size_t i = 0; i < ranks.size(); i++) {
-        ranks[i].record.state[name] = places[i];
+        ranks[i].record.state[name] = records[i];
         ranks[i].tensors.emplace_back(name, values[i]);
       }
     }

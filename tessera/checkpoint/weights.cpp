@@ -10,8 +10,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/checkpoint/part_records.h"
 #include "tessera/checkpoint/parts.h"
-#include "tessera/checkpoint/places.h"
 #include "tessera/checkpoint/rank_file.h"
 
 namespace tessera::checkpoint {
@@ -61,12 +61,12 @@ class Plan {
 /// The parts of the ranks that this process stands for.
 void copy_part(const Part& part, const at::Tensor& whole, const Communicator& world) {
   std::vector<at::Tensor> values;
-  for (const auto& place : part.places) {
-    const auto& value = values.emplace_back(at::empty({place.numel()}, whole.options()));
-    const auto views = views_of_slices(value, place.slices, place.strides);
-    for (size_t i = 0; i < views.size(); i++) views[i].copy_(view_of(whole, place.slices[i]));
+  for (const auto& record : part.records) {
+    const auto& value = values.emplace_back(at::empty({record.numel()}, whole.options()));
+    const auto views = views_of_slices(value, record.slices, record.strides);
+    for (size_t i = 0; i < views.size(); i++) views[i].copy_(view_of(whole, record.slices[i]));
   }
-  part.values.copy_(tensor_of_ranks(std::move(values), part.values, part.places, world));
+  part.values.copy_(tensor_of_ranks(std::move(values), part.values, part.records, world));
 }
 
 }  // namespace
@@ -77,7 +77,7 @@ void load_weights(torch::nn::Module& module, const std::filesystem::path& path) 
   std::map<std::string, std::vector<std::string>> aliases;
   for (const auto& [alias, first] : model.aliases) aliases[first].push_back(alias);
   Plan plan(file);
-  for (const auto& part : model.parts) plan.add(part.name, aliases[part.name], part.places.front().shape);
+  for (const auto& part : model.parts) plan.add(part.name, aliases[part.name], part.records.front().shape);
   for (const auto& [name, tensor] : model.whole) plan.add(name, aliases[name], tensor.sizes());
   for (const auto& [name, tensor] : model.buffers) plan.add(name, {}, tensor.sizes());
   plan.expect_all();

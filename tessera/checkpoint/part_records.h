@@ -13,16 +13,16 @@
 namespace tessera::checkpoint {
 
 /// Where the parts of a sharded parameter belong, in the order of local_ranks(), as everywhere here.
-std::vector<PartPlace> places_of(const Unit& unit, const Unit::Parameter& parameter);
+std::vector<PartRecord> records_of(const Unit& unit, const Unit::Parameter& parameter);
 /// Of a tensor that no rank has only a part of.
-std::vector<PartPlace> whole_places(at::IntArrayRef shape, const Communicator& world);
+std::vector<PartRecord> whole_records(at::IntArrayRef shape, const Communicator& world);
 /// Of a tensor that an optimizer keeps for a parameter, sharded or not.
-std::vector<PartPlace> places_of_state(const at::Tensor& parameter, const at::Tensor& state, const Communicator& world);
+std::vector<PartRecord> records_of_state(const at::Tensor& parameter, const at::Tensor& state, const Communicator& world);
 
 /// What each rank has of a tensor, without padding.
-std::vector<at::Tensor> values_of_ranks(const at::Tensor& tensor, std::span<const PartPlace> places, const Communicator& world);
+std::vector<at::Tensor> values_of_ranks(const at::Tensor& tensor, std::span<const PartRecord> records, const Communicator& world);
 /// Those values as one tensor, with padding again where `like` has some.
-at::Tensor tensor_of_ranks(std::vector<at::Tensor> values, const at::Tensor& like, std::span<const PartPlace> places,
+at::Tensor tensor_of_ranks(std::vector<at::Tensor> values, const at::Tensor& like, std::span<const PartRecord> records,
                            const Communicator& world);
 /// The same for what an optimizer keeps for a parameter.
 at::Tensor state_of_ranks(std::vector<at::Tensor> values, const at::Tensor& parameter, const Communicator& world);
