@@ -100,15 +100,18 @@ void expect_same_part(const RankFile& file, const Part& part, const PartRecord& 
   expect_same_tensor(file.tensors, part.name, part.values, {here.numel()});
 }
 
-/// Of rank number `i` of those that this process stands for.
-void expect_same_model(const fs::path& folder, const ModelParts& model, const RankFile& file, size_t i) {
+/// Of local rank number `i`.
+void expect_same_model(const fs::path& folder, const ModelParts& model, const Saved& saved, size_t i) {
+  const auto& file = saved.own[i];
   std::map<std::string, const Part*> parts;
   for (const auto& part : model.parts) parts[part.name] = &part;
   expect_same_names(folder, "sharded parameter", names_of(file.record.parts), names_of(parts));
+  expect_same_names(folder, "unsharded parameter", saved.first.record.whole, names_of(model.whole));
   expect_same_names(folder, "buffer", file.record.buffers, names_of(model.buffers));
   // Parameters of other shapes also move the parts of all others: they are the news.
   for (const auto& part : model.parts) expect_same_parameter(file, part);
   for (const auto& part : model.parts) expect_same_part(file, part, part.records[i]);
+  for (const auto& [name, tensor] : model.whole) expect_same_tensor(saved.first.tensors, name, tensor, tensor.sizes());
   for (const auto& [name, tensor] : model.buffers) expect_same_tensor(file.tensors, name, tensor, tensor.sizes());
 }
 
@@ -140,9 +143,7 @@ Saved open(const fs::path& folder, const Contents& contents, const ModelParts& m
     saved.own.push_back(open_rank_file(folder, rank, world.size()));
     expect_same_save(saved.first, saved.own.back());
   }
-  expect_same_names(folder, "unsharded parameter", saved.first.record.whole, names_of(model.whole));
-  for (size_t i = 0; i < saved.own.size(); i++) expect_same_model(folder, model, saved.own[i], i);
-  for (const auto& [name, tensor] : model.whole) expect_same_tensor(saved.first.tensors, name, tensor, tensor.sizes());
+  for (size_t i = 0; i < saved.own.size(); i++) expect_same_model(folder, model, saved, i);
   const auto& own = saved.own.front();
   saved.generator = own.tensors.read(kGeneratorName);
   if (contents.optimizer == nullptr) return saved;

@@ -12,6 +12,7 @@
 #include "tessera/shard/model.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
+#include "tessera/testing/numbers.h"
 #include "tessera/testing/silent_device.h"
 #include "tessera/testing/tracing_transport.h"
 
@@ -27,13 +28,17 @@ std::vector<at::Tensor> of_ranks(const std::function<at::Tensor(int rank)>& make
   return result;
 }
 
-/// Besides the net's own parameters one of which the last rank has nothing, one in no unit, and a buffer.
+/// A parameter of which the last rank has nothing, one in no unit, and a buffer.
+struct Extras : NetImpl {
+  at::Tensor few = register_parameter("few", at::zeros({5}), false);
+  at::Tensor loose = register_parameter("loose", at::zeros({3, 2}), false);
+  at::Tensor own = register_buffer("own", at::zeros({2}));
+};
+
 Net net_with_extras() {
-  auto net = seeded_net();
-  net->register_parameter("few", at::arange(5, at::kFloat).sin(), false);
-  net->register_parameter("loose", at::arange(6, at::kFloat).view({3, 2}).cos(), false);
-  net->register_buffer("own", at::zeros({2}));
-  return net;
+  const auto net = std::make_shared<Extras>();
+  fill_with_numbers(*net);
+  return Net(net);
 }
 
 void shard(Net& net, const Mesh& mesh) {
