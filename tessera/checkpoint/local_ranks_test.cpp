@@ -38,7 +38,7 @@ struct Extras : NetImpl {
 Net net_with_extras() {
   const auto net = std::make_shared<Extras>();
   fill_with_numbers(*net);
-  return Net(net);
+  return Net(std::shared_ptr<NetImpl>(net));
 }
 
 void shard(Net& net, const Mesh& mesh) {
