@@ -93,7 +93,8 @@ class MnistRun {
     } else if (const auto other = flags_.ckpt_prefix.empty() ? std::nullopt : checkpoint::latest(flags_.ckpt_prefix)) {
       throw ConfigError(fmt::format("there is a {} already; go on from it with --resume, or give another --ckpt-prefix", other->string()));
     }
-    if (!flags_.metrics.empty()) metrics_.emplace(flags_.metrics, train::MetricsOptions{.first_step = step_ + 1, .rank = world_.local_ranks().front()});
+    if (!flags_.metrics.empty())
+      metrics_.emplace(flags_.metrics, train::MetricsOptions{.first_step = step_ + 1, .rank = world_.local_ranks().front()});
     data::Loader loader(data::Sampler({.size = train_.size(),
                                        .global_batch = flags_.batch_size * world_.size(),
                                        .rank = world_.rank(),

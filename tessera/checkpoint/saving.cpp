@@ -50,22 +50,18 @@ void add_model(std::vector<RankContents>& ranks, const torch::nn::Module& module
       ranks[i].tensors.emplace_back(part.name, values[i]);
     }
   }
-  const auto add_whole = [&](const std::string& name, const at::Tensor& tensor, auto add_to) {
-    const auto values = values_of_ranks(tensor, whole_records(tensor.sizes(), world), world);
-    for (size_t i = 0; i < ranks.size(); i++) add_to(ranks[i], name, values[i]);
-  };
+  const auto whole_values = [&](const at::Tensor& tensor) { return values_of_ranks(tensor, whole_records(tensor.sizes(), world), world); };
   for (const auto& [name, tensor] : model.whole) {
-    add_whole(name, tensor, [](RankContents& rank, const std::string& name, const at::Tensor& value) {
-      if (rank.record.rank != 0) return;
-      rank.record.whole.push_back(name);
-      rank.tensors.emplace_back(name, value);
-    });
+    if (!world.is_first()) break;
+    ranks.front().record.whole.push_back(name);
+    ranks.front().tensors.emplace_back(name, whole_values(tensor).front());
   }
   for (const auto& [name, tensor] : model.buffers) {
-    add_whole(name, tensor, [](RankContents& rank, const std::string& name, const at::Tensor& value) {
-      rank.record.buffers.push_back(name);
-      rank.tensors.emplace_back(name, value);
-    });
+    const auto values = whole_values(tensor);
+    for (size_t i = 0; i < ranks.size(); i++) {
+      ranks[i].record.buffers.push_back(name);
+      ranks[i].tensors.emplace_back(name, values[i]);
+    }
   }
   for (auto& rank : ranks) rank.record.aliases = model.aliases;
 }
