@@ -104,16 +104,20 @@ TEST_F(LocalRanks, SaveTheFilesOfSoManyProcessesInRowsAndColumns) {
 }
 
 TEST_F(LocalRanks, HaveTheirOwnPartsWithoutPadding) {
-  const auto net = net_on_device(world_);
-  checkpoint::save(folder_ / "a", {.model = net.ptr().get()}, world_);
-  std::vector<int64_t> counts;
-  for (int rank = 0; rank < kReplicas; rank++) {
-    const auto file = checkpoint::open_rank_file(folder_ / "a", rank, kReplicas);
-    counts.push_back(file.record.parts.at("few").numel());
-    EXPECT_TRUE(at::equal(file.tensors.read("own"), own_values(rank)));
-    EXPECT_EQ(file.tensors.contains("loose"), rank == 0);
-  }
-  EXPECT_THAT(counts, ElementsAre(2, 2, 1, 0));
+  const auto counts_of = [&](const MeshShape& shape) {
+    const auto folder = folder_ / std::to_string(shape.shard);
+    checkpoint::save(folder, {.model = net_on_device(Mesh(world_, shape)).ptr().get()}, world_);
+    std::vector<int64_t> counts;
+    for (int rank = 0; rank < kReplicas; rank++) {
+      const auto file = checkpoint::open_rank_file(folder, rank, kReplicas);
+      counts.push_back(file.record.parts.at("few").numel());
+      EXPECT_TRUE(at::equal(file.tensors.read("own"), own_values(rank)));
+      EXPECT_EQ(file.tensors.contains("loose"), rank == 0);
+    }
+    return counts;
+  };
+  EXPECT_THAT(counts_of({.replicate = 1, .shard = 4}), ElementsAre(2, 2, 1, 0));
+  EXPECT_THAT(counts_of({.replicate = 2, .shard = 2}), ElementsAre(3, 2, 3, 2));
 }
 
 std::vector<std::vector<double>> losses_of(Net& net, optim::Optimizer& optimizer, const Communicator& world) {
