@@ -87,13 +87,14 @@ class MnistRun {
         optimizer_(model_->parameters(), {.lr = flags.lr, .momentum = flags.momentum}) {}
 
   int run() {
-    if (!flags_.ckpt_prefix.empty() && world_.rank() == 0) checkpoint::expect_usable(flags_.ckpt_prefix);
+    if (!flags_.ckpt_prefix.empty() && world_.is_first()) checkpoint::expect_usable(flags_.ckpt_prefix);
     if (flags_.resume) {
       resume();
     } else if (const auto other = flags_.ckpt_prefix.empty() ? std::nullopt : checkpoint::latest(flags_.ckpt_prefix)) {
       throw ConfigError(fmt::format("there is a {} already; go on from it with --resume, or give another --ckpt-prefix", other->string()));
     }
-    if (!flags_.metrics.empty()) metrics_.emplace(flags_.metrics, train::MetricsOptions{.first_step = step_ + 1, .rank = world_.rank()});
+    if (!flags_.metrics.empty())
+      metrics_.emplace(flags_.metrics, train::MetricsOptions{.first_step = step_ + 1, .rank = world_.local_ranks().front()});
     data::Loader loader(data::Sampler({.size = train_.size(),
                                        .global_batch = flags_.batch_size * world_.size(),
                                        .rank = world_.rank(),
@@ -117,7 +118,7 @@ class MnistRun {
                               .steps = loader.batches(),
                               .samples_per_step = flags_.batch_size * world_.size(),
                               .line_every = 10 * flags_.log_steps,
-                              .rank = world_.rank()});
+                              .rank = world_.local_ranks().front()});
     int64_t batches = 0;
     for (const auto& batch : loader) {
       const auto scores = model_(batch.inputs).to(torch::kFloat);
@@ -187,7 +188,7 @@ class MnistRun {
     train::Values values = {{"accuracy", sharded}};
     if (last_ && !flags_.no_consolidation) {
       const fs::path file = flags_.ckpt_prefix + "-consolidated.safetensors";
-      if (world_.rank() == 0) checkpoint::consolidate(*last_, file);
+      if (world_.is_first()) checkpoint::consolidate(*last_, file);
       world_.barrier({.unit = "consolidation"});
       MnistNet plain;
       checkpoint::load_weights(*plain, file);
@@ -204,7 +205,7 @@ class MnistRun {
 
   template <class... Args>
   void say(fmt::format_string<Args...> text, Args&&... args) const {
-    if (world_.rank() != 0) return;
+    if (!world_.is_first()) return;
     fmt::print("{}\n", fmt::format(text, std::forward<Args>(args)...));
     std::fflush(stdout);
   }

@@ -3,8 +3,11 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/base/tensor_slice.h"
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/consolidate.h"
 #include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/checkpoint/step_folders.h"
 #include "tessera/checkpoint/weights.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/fake/fake.h"

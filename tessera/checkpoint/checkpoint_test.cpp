@@ -6,6 +6,8 @@
 #include <torch/torch.h>
 
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/consolidate.h"
+#include "tessera/checkpoint/step_folders.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/testing/folder.h"
@@ -243,9 +245,7 @@ TEST(Checkpoint, ThatFailsLeavesNothingAndTheOneBeforeIsGood) {
       load(step_folder(prefix, 3), run);
       run.train(3, 4);
       const auto notes = std::string(world.rank() == 1 ? 200'000 : 0, 'x');
-      EXPECT_THAT(message_of<IoError>([&] {
-                    save(step_folder(prefix, 4), run, {{"long", notes}});
-                  }),
+      EXPECT_THAT(message_of<IoError>([&] { save(step_folder(prefix, 4), run, {{"long", notes}}); }),
                   world.rank() == 1 ? HasSubstr("File too large") : HasSubstr("rank 1 could not save"));
       expected[world.rank()] = run.train(4, 6);  // a run may go on without
     });

@@ -1,4 +1,5 @@
-// One file of a whole model from the files of its ranks, one parameter at a time.
+#include "tessera/checkpoint/consolidate.h"
+
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -6,7 +7,6 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/rank_file.h"
 
 namespace tessera::checkpoint {
@@ -15,13 +15,8 @@ namespace {
 /// A tensor of the result: a parameter in parts, or what rank 0 has whole.
 struct Source {
   SafetensorsEntry entry;
-  std::vector<int64_t> strides = {};
-  std::vector<const RankFile*> files = {};  // one for each part, in the order of the values; none if rank 0 has it whole
+  std::vector<const RankFile*> files = {};  // that have parts; none if rank 0 has it whole
 };
-
-int64_t begin_of(const RankFile* file, const std::string& name) {
-  return file->record.parts.at(name).begin;
-}
 
 Source source_of(const std::string& name, const std::vector<RankFile>& files) {
   Source source;
@@ -29,36 +24,43 @@ Source source_of(const std::string& name, const std::vector<RankFile>& files) {
     const auto found = file.record.parts.find(name);
     if (found == file.record.parts.end()) continue;
     const auto& part = found->second;
-    if (source.files.empty()) {
-      source.entry = {.name = name, .dtype = file.tensors.info(name).dtype, .sizes = part.sizes};
-      source.strides = part.strides;
-    }
-    if (part.sizes != source.entry.sizes || part.strides != source.strides || file.tensors.info(name).dtype != source.entry.dtype) {
+    const auto dtype = file.tensors.info(name).dtype;
+    if (source.files.empty()) source.entry = {.name = name, .dtype = dtype, .sizes = part.shape};
+    if (part.shape != source.entry.sizes || dtype != source.entry.dtype) {
       throw IoError(fmt::format("the ranks' files disagree about the shape or the dtype of '{}': {} and {}", name,
                                 source.files.front()->tensors.path().string(), file.tensors.path().string()));
     }
     source.files.push_back(&file);
   }
-  std::ranges::stable_sort(source.files, {}, [&](const RankFile* file) { return begin_of(file, name); });
   return source;
 }
 
+std::vector<TensorSlice> without(std::vector<TensorSlice> missing, const std::vector<TensorSlice>& found) {
+  for (const auto& slice : found) {
+    std::vector<TensorSlice> rest;
+    for (const auto& part : missing) std::ranges::move(difference(part, slice), std::back_inserter(rest));
+    missing = std::move(rest);
+  }
+  return missing;
+}
+
 at::Tensor whole(const Source& source, const RankFile& first) {
-  const auto& name = source.entry.name;
+  const auto& [name, dtype, shape] = source.entry;
   if (source.files.empty()) return first.tensors.read(name);
-  const auto values = at::empty({c10::multiply_integers(source.entry.sizes)}, source.entry.dtype);
-  int64_t done = 0;
+  const auto values = at::empty(shape, dtype);
+  auto missing = std::vector{whole_slice(shape)};
   for (const auto* file : source.files) {
     const auto& part = file->record.parts.at(name);
-    if (part.numel == 0 || part.begin + part.numel <= done) continue;  // of ranks that replicate each other the first will do
-    if (part.begin != done) break;
-    values.narrow(0, done, part.numel).copy_(file->tensors.read(name));
-    done += part.numel;
+    auto rest = without(missing, part.slices);
+    if (rest == missing) continue;  // it is empty, or of a rank that replicates one before
+    missing = std::move(rest);
+    const auto views = views_of_slices(file->tensors.read(name), part.slices, part.strides);
+    for (size_t i = 0; i < views.size(); i++) view_of(values, part.slices[i]).copy_(views[i]);
   }
-  if (done != values.numel()) {
-    throw IoError(fmt::format("the ranks' files have only the first {} of the {} values of '{}'", done, values.numel(), name));
-  }
-  return values.as_strided(source.entry.sizes, source.strides);
+  if (values.numel() == 0 || missing.empty()) return values;
+  const auto gap = std::ranges::min(missing, {}, &TensorSlice::offsets);
+  throw IoError(fmt::format("the ranks' files have not all values of '{}': the first that is missing is at [{}]", name,
+                            fmt::join(gap.offsets, ", ")));
 }
 
 }  // namespace

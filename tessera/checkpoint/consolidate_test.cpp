@@ -1,4 +1,6 @@
 // The one file has what full_state() of the running model has.
+#include "tessera/checkpoint/consolidate.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -6,6 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/checkpoint/rank_file.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
@@ -103,6 +106,36 @@ TEST(Consolidate, RefusesFilesThatDoNotBelongTogether) {
   for (const auto* other : {"b", "c"}) EXPECT_THAT(replace(other), HasSubstr("come from different saves"));
   EXPECT_FALSE(std::filesystem::exists(folder / "whole.safetensors"));
   EXPECT_FALSE(std::filesystem::exists(folder / "whole.safetensors.part"));
+}
+
+/// A rank's file with these slices of numbers([3, 4]), which is called "w" and lies in memory by columns.
+void write_slices(const std::filesystem::path& folder, int rank, const std::vector<TensorSlice>& slices) {
+  checkpoint::RankRecord record{.rank = rank, .ranks = 2};
+  const auto& part = record.parts["w"] = {.shape = {3, 4}, .strides = {1, 3}, .slices = slices};
+  const auto values = at::empty({part.numel()});
+  const auto views = views_of_slices(values, slices, part.strides);
+  for (size_t i = 0; i < views.size(); i++) views[i].copy_(view_of(numbers({3, 4}, 0), slices[i]));
+  std::filesystem::create_directories(folder);
+  checkpoint::SafetensorsWriter writer(checkpoint::rank_file(folder, rank, 2), {{.name = "w", .sizes = {part.numel()}}},
+                                       checkpoint::to_metadata(record));
+  writer.write(values);
+  writer.close();
+}
+
+TEST(Consolidate, TakesAnySlicesInAnyOrder) {
+  const Folder folder;
+  const auto slice = [](std::vector<int64_t> offsets, std::vector<int64_t> sizes) {
+    return TensorSlice{.shape = {3, 4}, .offsets = std::move(offsets), .sizes = std::move(sizes)};
+  };
+  write_slices(folder / "a", 0, {slice({1, 2}, {2, 2}), slice({0, 0}, {1, 4})});
+  write_slices(folder / "a", 1, {slice({1, 1}, {2, 3}), slice({1, 0}, {2, 1}), slice({0, 0}, {0, 4})});
+  checkpoint::consolidate(folder / "a", folder / "whole");
+  EXPECT_TRUE(at::equal(checkpoint::SafetensorsFile(folder / "whole").read("w"), numbers({3, 4}, 0)));
+
+  write_slices(folder / "a", 1, {slice({1, 0}, {2, 1})});
+  EXPECT_THAT(message_of<IoError>([&] { checkpoint::consolidate(folder / "a", folder / "none"); }),
+              HasSubstr("not all values of 'w': the first that is missing is at [1, 1]"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "none"));
 }
 
 TEST(Consolidate, KeepsNothingWhenTheDiskIsFull) {

@@ -14,19 +14,27 @@ namespace tessera::checkpoint {
 namespace {
 
 constexpr auto kKey = "tessera";
-constexpr int kFormat = 1;
+constexpr int kFormat = 2;
+constexpr int kFlatFormat = 1;  // of 0.1.0: a part is a range of values in memory order, and the optimizer's state has no slices
 constexpr size_t kMostNames = 5;
 
-nlohmann::json to_json(const RankRecord& record) {
-  auto parts = nlohmann::json::object();
-  for (const auto& [name, part] : record.parts) {
-    parts[name] = {{"shape", part.sizes}, {"strides", part.strides}, {"begin", part.begin}, {"numel", part.numel}};
+nlohmann::json to_json(const std::map<std::string, PartRecord>& parts) {
+  auto json = nlohmann::json::object();
+  for (const auto& [name, part] : parts) {
+    auto slices = nlohmann::json::array();
+    for (const auto& slice : part.slices) slices.push_back({{"offsets", slice.offsets}, {"sizes", slice.sizes}});
+    json[name] = {{"shape", part.shape}, {"strides", part.strides}, {"slices", slices}};
   }
+  return json;
+}
+
+nlohmann::json to_json(const RankRecord& record) {
   return {{"format", kFormat},
           {"rank", record.rank},
           {"ranks", record.ranks},
           {"save", record.save},
-          {"parts", parts},
+          {"parts", to_json(record.parts)},
+          {"state", to_json(record.state)},
           {"whole", record.whole},
           {"buffers", record.buffers},
           {"aliases", record.aliases},
@@ -34,14 +42,40 @@ nlohmann::json to_json(const RankRecord& record) {
           {"notes", record.notes}};
 }
 
+PartRecord part_from_json(const nlohmann::json& json, int format) {
+  PartRecord part{.shape = json.at("shape"), .strides = json.at("strides"), .slices = {}};
+  if (part.strides.size() != part.shape.size()) throw IoError("it has not one stride for each dimension");
+  if (format == kFlatFormat) {
+    part.slices = slices_of_range(part.shape, part.strides, json.at("begin").get<int64_t>(), json.at("numel").get<int64_t>());
+    return part;
+  }
+  for (const auto& slice : json.at("slices")) {
+    part.slices.push_back({.shape = part.shape, .offsets = slice.at("offsets"), .sizes = slice.at("sizes")});
+    if (!part.slices.back().fits()) throw IoError("it has a slice that does not fit into its shape");
+  }
+  return part;
+}
+
+std::map<std::string, PartRecord> parts_from_json(const nlohmann::json& json, int format) {
+  std::map<std::string, PartRecord> parts;
+  for (const auto& [name, part] : json.items()) {
+    try {
+      parts[name] = part_from_json(part, format);
+    } catch (const Error& error) {
+      throw IoError(fmt::format("the place of '{}' makes no sense: {}", name, error.what()));
+    }
+  }
+  return parts;
+}
+
 RankRecord from_json(const nlohmann::json& json) {
-  if (const auto format = json.at("format").get<int>(); format != kFormat) {
-    throw IoError(fmt::format("its format is {}, this version of Tessera reads format {}", format, kFormat));
+  const auto format = json.at("format").get<int>();
+  if (format != kFormat && format != kFlatFormat) {
+    throw IoError(fmt::format("its format is {}, this version of Tessera reads formats {} and {}", format, kFlatFormat, kFormat));
   }
   RankRecord record{.rank = json.at("rank"), .ranks = json.at("ranks"), .save = json.at("save")};
-  for (const auto& [name, part] : json.at("parts").items()) {
-    record.parts[name] = {.sizes = part.at("shape"), .strides = part.at("strides"), .begin = part.at("begin"), .numel = part.at("numel")};
-  }
+  record.parts = parts_from_json(json.at("parts"), format);
+  if (format != kFlatFormat) record.state = parts_from_json(json.at("state"), format);
   record.whole = json.at("whole").get<std::vector<std::string>>();
   record.buffers = json.at("buffers").get<std::vector<std::string>>();
   record.aliases = json.at("aliases").get<std::map<std::string, std::string>>();
@@ -71,6 +105,12 @@ std::optional<std::pair<int, int>> rank_of_file(std::string_view name) {
 
 }  // namespace
 
+int64_t PartRecord::numel() const {
+  int64_t sum = 0;
+  for (const auto& slice : slices) sum += slice.numel();
+  return sum;
+}
+
 std::map<std::string, std::string> to_metadata(const RankRecord& record) {
   return {{"format", "pt"}, {kKey, to_json(record).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)}};
 }
@@ -89,8 +129,8 @@ RankFile open_rank_file(const std::filesystem::path& folder, int rank, int ranks
       throw IoError(fmt::format("it was written by rank {} of {}; somebody has renamed it", record.rank, record.ranks));
     }
     for (const auto& [name, part] : record.parts) {
-      if (!file.contains(name) || file.info(name).sizes != std::vector{part.numel}) {
-        throw IoError(fmt::format("it has not the {} values of '{}' that it promises", part.numel, name));
+      if (!file.contains(name) || file.info(name).sizes != std::vector{part.numel()}) {
+        throw IoError(fmt::format("it has not the {} values of '{}' that it promises", part.numel(), name));
       }
     }
     for (const auto* names : {&record.whole, &record.buffers}) {

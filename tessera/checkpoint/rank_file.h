@@ -7,20 +7,29 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/tensor_slice.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 
 namespace tessera::checkpoint {
 
-/// Where a rank's part of a parameter belongs.
+/// The name of a tensor that an optimizer keeps begins with this; that of the parameter and the optimizer's own for it follow.
+inline constexpr auto kOptimizerPrefix = "optimizer.";
+inline constexpr auto kGeneratorName = "generator.cpu";
+
+/// Where a rank's part of a tensor belongs: it has the values of the slices one after the other, each in the memory order of the strides.
 struct PartRecord {
-  std::vector<int64_t> sizes, strides;  // of the whole one
-  int64_t begin = 0, numel = 0;         // which of its values, in the order in which they lie in memory
+  std::vector<int64_t> shape, strides;  // of the whole one
+  std::vector<TensorSlice> slices;
+
+  int64_t numel() const;
 };
 
 struct RankRecord {
   int rank = 0, ranks = 1;
-  uint64_t save = 0;  // drawn anew each time: files of two saves do not go together
-  std::map<std::string, PartRecord> parts = {};
+  uint64_t save = 0;                             // drawn anew each time: files of two saves do not go together
+  std::map<std::string, PartRecord> parts = {};  // of sharded parameters
+  /// Of the optimizer's state. What it keeps for blocks of values is of the flat parameter, with one value for each block of the slice.
+  std::map<std::string, PartRecord> state = {};
   std::vector<std::string> whole = {};    // parameters in no unit; only rank 0 writes them
   std::vector<std::string> buffers = {};  // each rank's own
   std::map<std::string, std::string> aliases = {};

@@ -10,7 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/formats/safetensors.h"
-#include "tessera/checkpoint/parts.h"
+#include "tessera/checkpoint/part_records.h"
 #include "tessera/checkpoint/rank_file.h"
 #include "tessera/shard/write_guard.h"
 
@@ -58,28 +58,33 @@ class Plan {
   std::map<std::string, std::string> found_;
 };
 
-/// This rank's part, in the order in which the whole parameter lies in memory.
-void copy_part(const Part& part, const at::Tensor& whole) {
-  const auto laid_out = at::empty_strided(part.sizes, part.strides, whole.options()).copy_(whole);
-  part.values.copy_(laid_out.as_strided({laid_out.numel()}, {1}).narrow(0, part.begin, part.values.numel()));
+/// The parts of the ranks that this process stands for.
+void copy_part(const LocalPart& part, const at::Tensor& whole, const Communicator& world) {
+  std::vector<at::Tensor> values;
+  for (const auto& record : records_of(part)) {
+    const auto& value = values.emplace_back(at::empty({record.numel()}, whole.options()));
+    const auto views = views_of_slices(value, record.slices, record.strides);
+    for (size_t i = 0; i < views.size(); i++) views[i].copy_(view_of(whole, record.slices[i]));
+  }
+  part.values.copy_(tensor_of_ranks(std::move(values), part.values, records_of(part), world));
 }
 
 }  // namespace
 
 void load_weights(torch::nn::Module& module, const std::filesystem::path& path) {
   const SafetensorsFile file(path);
-  const auto model = parts_of(module);
+  const auto model = local_values(module);
   std::map<std::string, std::vector<std::string>> aliases;
   for (const auto& [alias, first] : model.aliases) aliases[first].push_back(alias);
   Plan plan(file);
-  for (const auto& part : model.parts) plan.add(part.name, aliases[part.name], part.sizes);
+  for (const auto& part : model.parts) plan.add(part.name, aliases[part.name], records_of(part).front().shape);
   for (const auto& [name, tensor] : model.whole) plan.add(name, aliases[name], tensor.sizes());
   for (const auto& [name, tensor] : model.buffers) plan.add(name, {}, tensor.sizes());
   plan.expect_all();
 
   const c10::AutoGradMode no_grad(false);
   const WriteGuard guard(model.units, Write::Load);
-  for (const auto& part : model.parts) copy_part(part, plan.read(part.name));
+  for (const auto& part : model.parts) copy_part(part, plan.read(part.name), model.world());
   for (const auto& [name, tensor] : model.whole) tensor.copy_(plan.read(name));
   for (const auto& [name, tensor] : model.buffers) tensor.copy_(plan.read(name));
 }

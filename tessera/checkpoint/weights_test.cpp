@@ -6,6 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/consolidate.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"

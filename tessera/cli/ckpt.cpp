@@ -7,7 +7,8 @@
 #include <filesystem>
 
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/consolidate.h"
+#include "tessera/checkpoint/step_folders.h"
 #include "tessera/cli/commands.h"
 
 namespace tessera::cli {

@@ -5,6 +5,7 @@
 
 #include "tessera/base/process.h"
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/step_folders.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"

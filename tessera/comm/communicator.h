@@ -21,6 +21,8 @@ class Communicator {
   /// Which ranks share a host.
   const Topology& topology() const { return traits().topology; }
   const std::vector<int>& local_ranks() const { return transport_->traits().local_ranks; }
+  /// Whether this process stands for rank 0: the one that prints, and writes what is needed once.
+  bool is_first() const { return local_ranks().front() == 0; }
   bool same_group(const Communicator& other) const { return transport_ == other.transport_; }
   /// The same for all copies of a communicator, and no other's while one of them lives.
   const void* id() const { return transport_.get(); }

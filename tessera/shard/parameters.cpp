@@ -68,11 +68,20 @@ void expect_averaged(std::span<const at::Tensor> parameters) {
 std::optional<ShardInfo> shard_info(const at::Tensor& shard) {
   const auto found = locate(shard);
   if (found.parameter == nullptr) return std::nullopt;
-  return ShardInfo{.unit = found.unit->name(),
-                   .name = found.parameter->name,
-                   .shape = found.parameter->sizes,
-                   .begin = found.parameter->span.shard_begin,
-                   .numel = found.parameter->span.shard_numel};
+  const auto& parameter = *found.parameter;
+  ShardInfo info{.unit = found.unit->name(),
+                 .name = parameter.name,
+                 .shape = parameter.sizes,
+                 .strides = parameter.strides,
+                 .ranges = found.unit->ranges_of(parameter),
+                 .slices = {},
+                 .begin = parameter.span.shard_begin,
+                 .numel = parameter.span.shard_numel};
+  for (const auto& range : info.ranges) {
+    const auto slices = slices_of_range(info.shape, info.strides, range.begin, range.numel);
+    info.slices.insert(info.slices.end(), slices.begin(), slices.end());
+  }
+  return info;
 }
 
 }  // namespace tessera

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/base/tensor_slice.h"
+
 namespace torch::nn {
 class Module;
 }
@@ -26,13 +28,20 @@ std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::nn
 /// that no unit of those shards names in ShardOptions::ignored. Without any shard all is well.
 void expect_averaged(std::span<const at::Tensor> parameters);
 
+/// Values of a parameter in the order in which they lie in memory.
+struct ValueRange {
+  int64_t begin = 0, numel = 0;
+};
+
 /// What a shard is a part of.
 struct ShardInfo {
   std::string unit;
-  std::string name;            // full, as named_parameters() of the model has it
-  std::vector<int64_t> shape;  // of the unsharded parameter
-  int64_t begin = 0;           // the first of its values in the shard, in the order in which they lie in memory
-  int64_t numel = 0;           // of the shard
+  std::string name;                     // full, as named_parameters() of the model has it
+  std::vector<int64_t> shape, strides;  // of the unsharded parameter
+  std::vector<ValueRange> ranges;       // its values in the shard, of each rank that the process stands for: nearly always one
+  std::vector<TensorSlice> slices;      // the same values as boxes of the unsharded parameter
+  int64_t begin = 0;                    // of this rank's values, where the process stands for one
+  int64_t numel = 0;                    // of the shard, with the padding that may end it
 };
 /// Nothing if the tensor is no shard.
 std::optional<ShardInfo> shard_info(const at::Tensor& shard);

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "tessera/base/fd.h"
-#include "tessera/base/new_file.h"
+#include "tessera/base/atomic_write.h"
 
 namespace tessera::checkpoint {
 

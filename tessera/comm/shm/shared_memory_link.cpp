@@ -1,6 +1,7 @@
 #include "tessera/comm/shm/shared_memory_link.h"
 
 #include <c10/util/SmallVector.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
@@ -8,6 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/stream.h"
+#include "tessera/comm/all_or_none.h"
 #include "tessera/comm/host/shared_area.h"
 
 namespace tessera {
@@ -39,7 +41,8 @@ size_t SharedMemoryLink::block_size(int ranks) {
   return PeerGroup::header_bytes(ranks) + static_cast<size_t>(ranks) * (sizeof(Counter) + 2 * kSlot);
 }
 
-SharedMemoryLink::SharedMemoryLink(SharedBlock block, int rank, int ranks) : peers_(std::make_shared<PeerGroup>(std::move(block), rank, ranks)) {}
+SharedMemoryLink::SharedMemoryLink(SharedBlock block, int rank, int ranks)
+    : peers_(std::make_shared<PeerGroup>(std::move(block), rank, ranks)) {}
 
 std::span<Counter> SharedMemoryLink::turns() const {
   return {reinterpret_cast<Counter*>(peers_->payload()), static_cast<size_t>(size())};
@@ -133,30 +136,32 @@ std::unique_ptr<Link> SharedMemoryLink::split(std::span<const int> members, Cloc
   return std::make_unique<SharedMemoryLink>(std::move(block), position, ranks);
 }
 
-SharedAttempt SharedMemoryLink::share(const AreaShape& shape, Clock::time_point deadline) {
-  // Every rank says what became of its part, so that all take the same way.
-  std::optional<SharedBlock> block;
-  std::array<char, 256> trouble = {};
-  const auto attempt = [&](const auto& act) {
-    try {
-      act();
-    } catch (const IoError& error) {
-      block.reset();
-      if (trouble[0] == '\0') std::string_view(error.what()).copy(trouble.data(), trouble.size() - 1);
-    }
-  };
-  const auto source = peers_->block().ticket().source;
-  if (rank() == 0) attempt([&] { block = SharedBlock::make(source, SharedArea::block_size(shape, size()), SharedBlock::Commit::Later); });
-  made_ = block;
-  attempt([&] { block = open_from(0, made_ ? &*made_ : nullptr, deadline); });
-  if (block) attempt([&] { SharedArea::commit(*block, shape, rank(), size()); });
-
-  std::vector<std::array<char, 256>> troubles(static_cast<size_t>(size()));
+std::vector<std::string> SharedMemoryLink::gather_words(const std::string& words, Clock::time_point deadline) {
+  using Row = std::array<char, AllOrNone::kMostWords>;
+  Row own = {};
+  words.copy(own.data(), own.size() - 1);
+  std::vector<Row> rows(static_cast<size_t>(size()));
   std::vector<Bytes> from;
-  for (auto& other : troubles) from.push_back(std::as_writable_bytes(std::span(other)));
-  all_gather(std::as_bytes(std::span(trouble)), from, deadline);
-  for (size_t r = 0; r < troubles.size(); r++) {
-    if (troubles[r][0] != '\0') return {.area = nullptr, .why_not = "rank " + std::to_string(r) + ": " + troubles[r].data()};
+  for (auto& row : rows) from.push_back(std::as_writable_bytes(std::span(row)));
+  all_gather(std::as_bytes(std::span(own)), from, deadline);
+  std::vector<std::string> result;
+  for (const auto& row : rows) result.emplace_back(row.data());
+  return result;
+}
+
+SharedAttempt SharedMemoryLink::share(const AreaShape& shape, Clock::time_point deadline) {
+  AllOrNone step;
+  std::optional<SharedBlock> block;
+  const auto source = peers_->block().ticket().source;
+  if (rank() == 0) {
+    step.attempt([&] { block = SharedBlock::make(source, SharedArea::block_size(shape, size()), SharedBlock::Commit::Later); });
+  }
+  made_ = block;
+  step.attempt([&] { block = open_from(0, made_ ? &*made_ : nullptr, deadline); });
+  if (!step.failed()) step.attempt([&] { SharedArea::commit(*block, shape, rank(), size()); });
+
+  if (const auto found = AllOrNone::first(gather_words(step.trouble(), deadline))) {
+    return {.area = nullptr, .why_not = fmt::format("rank {}: {}", found->rank, found->words)};
   }
   block->seal();
   if (made_) made_->seal();

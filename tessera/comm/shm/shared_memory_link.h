@@ -38,6 +38,8 @@ class SharedMemoryLink final : public Link {
   void next_turn(Clock::time_point deadline);
   /// The block of the rank that leads, as this rank sees it.
   SharedBlock open_from(int leader, const SharedBlock* own, Clock::time_point deadline);
+  /// What each rank has to say, cut where it is too long for a message of fixed size.
+  std::vector<std::string> gather_words(const std::string& words, Clock::time_point deadline);
 
   std::shared_ptr<PeerGroup> peers_;
   std::optional<SharedBlock> made_;  // kept for those who open it later than this rank drops what it made of it

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <optional>
 
-#include "tessera/base/error.h"
+#include "tessera/comm/all_or_none.h"
 #include "tessera/comm/shm/shared_memory_link.h"
 
 namespace tessera {
@@ -24,29 +24,20 @@ SharedBlock::Ticket unpack(const std::string& bytes) {
 }  // namespace
 
 ShmAttempt shm_link(const StorePtr& store, const Identity& identity, Clock::time_point end) {
-  // Every rank says what became of its part, so that all take the same way.
+  AllOrNone step;
   std::optional<SharedBlock> block;
-  std::string trouble;
   std::string ticket;
   if (identity.rank == 0) {
-    try {
+    step.attempt([&] {
       block = SharedBlock::make(SharedBlock::Source::Memfd, SharedMemoryLink::block_size(identity.world_size));
       ticket = pack(block->ticket());
-    } catch (const IoError& error) {
-      trouble = error.what();
-    }
+    });
   }
   const auto tickets = exchange(store, identity, "shm/ticket", ticket, end);
-  if (identity.rank != 0 && !tickets.front().empty()) {
-    try {
-      block = SharedBlock::open(unpack(tickets.front()));
-    } catch (const IoError& error) {
-      trouble = error.what();
-    }
-  }
-  const auto troubles = exchange(store, identity, "shm/opened", trouble, end);
-  for (size_t rank = 0; rank < troubles.size(); rank++) {
-    if (!troubles[rank].empty()) return {.link = nullptr, .why_not = fmt::format("rank {} {}", rank, troubles[rank])};
+  if (identity.rank != 0 && !tickets.front().empty()) step.attempt([&] { block = SharedBlock::open(unpack(tickets.front())); });
+  const auto troubles = exchange(store, identity, "shm/opened", step.trouble(), end);
+  if (const auto found = AllOrNone::first(troubles)) {
+    return {.link = nullptr, .why_not = fmt::format("rank {}: {}", found->rank, found->words)};
   }
   block->seal();
   return {.link = std::make_unique<SharedMemoryLink>(std::move(*block), identity.rank, identity.world_size), .why_not = {}};

@@ -120,6 +120,17 @@ Unit::Parameter* Unit::around(const at::Tensor& view) {
   return found == parameters.end() ? &parameters.back() : &*found;
 }
 
+std::vector<ValueRange> Unit::ranges_of(const Parameter& parameter) const {
+  const auto& span = parameter.span;
+  if (layout_ != UnitLayout::Replicas) return {{.begin = span.shard_begin, .numel = span.shard_numel}};
+  std::vector<ValueRange> ranges;
+  for (const int rank : mesh().world().local_ranks()) {
+    const auto begin = std::min(rank % mesh().shape().shard * span.shard_numel, span.numel);
+    ranges.push_back({.begin = begin, .numel = std::min(span.numel - begin, span.shard_numel)});
+  }
+  return ranges;
+}
+
 Located locate(const at::Tensor& tensor) {
   if (!is_paged(tensor)) return {};
   const auto* tag = tag_of(tensor);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tessera/shard/options.h"
+#include "tessera/shard/parameters.h"
 #include "tessera/shard/paging/paged_tensor.h"
 #include "tessera/shard/paging/storage_tag.h"
 #include "tessera/shard/unit/candidate.h"
@@ -106,6 +107,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   Parameter* find(const at::Tensor& tensor) const;
   /// The one whose shard, gradient or unsharded form a view of the unit's memory begins in.
   Parameter* around(const at::Tensor& view);
+  /// The values of a parameter that each rank has for which the process stands, without padding.
+  std::vector<ValueRange> ranges_of(const Parameter& parameter) const;
   const Parameter& operator[](const Origin& origin) const { return groups_[origin.group].parameters[origin.parameter]; }
 
   /// A pinned unit stays unsharded. Taken with the lock held, given back without.

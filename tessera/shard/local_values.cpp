@@ -1,33 +1,37 @@
-#include "tessera/checkpoint/parts.h"
+#include "tessera/shard/local_values.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
-
 #include "tessera/base/error.h"
-#include "tessera/shard/paging/paged_tensor.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 
-namespace tessera::checkpoint {
+namespace tessera {
 namespace {
 
-/// The part without the padding that may end it.
-int64_t numel(const Span& span) {
-  return std::clamp<int64_t>(span.numel - span.shard_begin, 0, span.shard_numel);
+[[noreturn]] void refuse_orphan(const std::string& name) {
+  throw UsageError(fmt::format(
+      "'{}' is a shard whose unsharded parameter no module holds any more, so its unit is gone and only this rank's part is left; keep the "
+      "parameter in a member of its module",
+      name));
 }
 
 }  // namespace
 
-ModelParts parts_of(const torch::nn::Module& model) {
-  ModelParts result{.units = units(model)};
+const Communicator& LocalValues::world() const {
+  return units.front()->mesh().world();
+}
+
+LocalValues local_values(const torch::nn::Module& model) {
+  LocalValues result{.units = units(model)};
   // The model's names go before the units': a unit may have been made without a look at the whole model.
   std::map<const void*, std::string> names;  // by unit's parameter, or by tensor
   for (const auto& item : model.named_parameters()) {
     const auto& tensor = item.value();
     const auto* parameter = locate(tensor).parameter;
-    if (is_paged(tensor) && parameter == nullptr) continue;
+    if (is_paged(tensor) && parameter == nullptr) refuse_orphan(item.key());
     const void* const key = parameter != nullptr ? static_cast<const void*>(parameter) : tensor.unsafeGetTensorImpl();
     const auto [known, is_new] = names.try_emplace(key, item.key());
     if (!is_new) {
@@ -41,10 +45,10 @@ ModelParts parts_of(const torch::nn::Module& model) {
       for (const auto& parameter : group.parameters) {
         const auto name = names.find(&parameter);
         result.parts.push_back({.name = name != names.end() ? name->second : parameter.name,
-                                .sizes = parameter.sizes,
+                                .shape = parameter.sizes,
                                 .strides = parameter.strides,
-                                .begin = parameter.span.shard_begin,
-                                .values = group.own.narrow(0, parameter.span.shard_offset, numel(parameter.span))});
+                                .values = group.own.narrow(0, parameter.span.shard_offset, parameter.span.shard_numel),
+                                .ranges = unit->ranges_of(parameter)});
       }
     }
   }
@@ -54,4 +58,4 @@ ModelParts parts_of(const torch::nn::Module& model) {
   return result;
 }
 
-}  // namespace tessera::checkpoint
+}  // namespace tessera

@@ -1,0 +1,89 @@
+#include "tessera/base/atomic_write.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "tessera/base/error.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void fail(const char* what, const fs::path& path) {
+  throw IoError(fmt::format("can't {} {}: {}", what, path.string(), std::strerror(errno)));
+}
+
+/// Makes lasting what was created, renamed or removed in the folder.
+void sync_folder(const fs::path& folder) {
+  const auto path = folder.empty() ? fs::path(".") : folder;
+  const Fd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd) fail("open the folder", path);
+  // Some network file systems know no such thing for folders.
+  if (::fsync(fd.get()) != 0 && errno != EINVAL && errno != ENOTSUP) fail("write the folder", path);
+}
+
+void give_name(const fs::path& from, const fs::path& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) fail("give its final name to", from);
+}
+
+}  // namespace
+
+fs::path unfinished_path(const fs::path& path) {
+  return path.string() + ".part";
+}
+
+NewFile::NewFile(fs::path path) : path_(std::move(path)), part_(unfinished_path(path_)) {
+  fd_ = Fd(::open(part_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!fd_) fail("create", part_);
+}
+
+NewFile::~NewFile() {
+  if (fd_) ::unlink(part_.c_str());
+}
+
+void NewFile::write(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const auto count = ::write(fd_.get(), bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail("write", part_);
+    bytes = bytes.subspan(static_cast<size_t>(count));
+  }
+}
+
+void NewFile::commit() {
+  // Some file systems find out only now that there is no room.
+  if (::fsync(fd_.get()) != 0) fail("write", part_);
+  give_name(part_, path_);
+  fd_ = Fd();
+  sync_folder(path_.parent_path());
+}
+
+NewFolder::NewFolder(fs::path path) : path_(std::move(path)), part_(unfinished_path(path_)) {
+  if (fs::exists(fs::symlink_status(path_))) {
+    throw IoError(fmt::format("there is a {} already; save under another name, or remove it", path_.string()));
+  }
+  std::error_code error;
+  fs::remove_all(part_, error);
+  if (!error) fs::create_directories(part_, error);
+  if (error) throw IoError(fmt::format("can't create the folder {}: {}", part_.string(), error.message()));
+}
+
+NewFolder::~NewFolder() {
+  std::error_code ignored;
+  if (pending_) fs::remove_all(part_, ignored);
+}
+
+void NewFolder::commit() {
+  sync_folder(part_);
+  give_name(part_, path_);
+  pending_ = false;
+  sync_folder(path_.parent_path());
+}
+
+}  // namespace tessera

@@ -1,0 +1,23 @@
+// What saving and loading both ask of Contents.
+#pragma once
+
+#include <c10/util/Type.h>
+
+#include <typeinfo>
+
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/optim/optimizer.h"
+
+namespace tessera::checkpoint {
+
+inline void expect_model(const Contents& contents) {
+  if (contents.model == nullptr) throw UsageError("a checkpoint needs a model: give Contents::model");
+}
+
+/// Empty without an optimizer.
+inline std::string optimizer_class(const Contents& contents) {
+  return contents.optimizer != nullptr ? c10::demangle(typeid(*contents.optimizer).name()) : "";
+}
+
+}  // namespace tessera::checkpoint

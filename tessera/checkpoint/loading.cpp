@@ -1,0 +1,185 @@
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "tessera/checkpoint/contents.h"
+#include "tessera/checkpoint/part_records.h"
+#include "tessera/comm/all_or_none.h"
+#include "tessera/shard/local_values.h"
+#include "tessera/shard/write_guard.h"
+#include "tessera/shard/parameters.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+using OptimizerState = std::map<std::string, optim::ParameterState>;
+
+/// All that load() needs of the files: checked against the model, but not in it yet.
+struct Saved {
+  std::vector<RankFile> own;  // of each local rank
+  RankFile first;             // rank 0's
+  OptimizerState optimizer = {};
+  at::Tensor generator = {};
+
+  /// What the files of the local ranks have under a name.
+  std::vector<at::Tensor> read(const std::string& name) const {
+    std::vector<at::Tensor> values;
+    for (const auto& file : own) values.push_back(file.tensors.read(name));
+    return values;
+  }
+};
+
+void set_generator_state(const at::Tensor& state) {
+  auto generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard lock(generator.mutex());
+  generator.set_state(state);
+}
+
+/// Complains about names that are only on one side.
+template <class There, class Here>
+void expect_same_names(const fs::path& folder, const char* what, const There& there, const Here& here) {
+  std::vector<std::string> missing, unknown;
+  std::ranges::set_difference(here, there, std::back_inserter(missing));
+  std::ranges::set_difference(there, here, std::back_inserter(unknown));
+  if (missing.empty() && unknown.empty()) return;
+  throw UsageError(fmt::format("the checkpoint {} is of another model, or of one that was sharded otherwise: {}{}{}", folder.string(),
+                               missing.empty() ? "" : fmt::format("it has no {} {}", what, some_of(missing)),
+                               missing.empty() || unknown.empty() ? "" : "; ",
+                               unknown.empty() ? "" : fmt::format("the model has no {} {}", what, some_of(unknown))));
+}
+
+template <class Map>
+std::vector<std::string> names_of(const Map& map) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : map) names.push_back(name);
+  return names;
+}
+
+void expect_same_tensor(const SafetensorsFile& file, const std::string& name, const at::Tensor& here, at::IntArrayRef sizes) {
+  const auto& there = file.info(name);
+  if (at::IntArrayRef(there.sizes) != sizes || there.dtype != here.scalar_type()) {
+    throw UsageError(fmt::format("'{}' is {} of [{}] in {}, but {} of [{}] in the model", name, c10::toString(there.dtype),
+                                 fmt::join(there.sizes, ", "), file.path().string(), c10::toString(here.scalar_type()),
+                                 fmt::join(sizes, ", ")));
+  }
+}
+
+void expect_same_parameter(const RankFile& file, const LocalPart& part) {
+  const auto& there = file.record.parts.at(part.name);
+  const auto here = records_of(part).front();
+  const auto where = file.tensors.path().string();
+  if (there.shape != here.shape) {
+    throw UsageError(fmt::format("'{}' has the shape [{}] in {}, but [{}] in the model", part.name, fmt::join(there.shape, ", "), where,
+                                 fmt::join(here.shape, ", ")));
+  }
+  if (there.strides != here.strides) {
+    throw UsageError(fmt::format(
+        "'{}' lies in memory with the strides [{}] in {}, but [{}] in the model; give it the same memory format before it is sharded",
+        part.name, fmt::join(there.strides, ", "), where, fmt::join(here.strides, ", ")));
+  }
+}
+
+std::string text_of(const std::vector<TensorSlice>& slices) {
+  std::vector<std::string> texts;
+  for (const auto& slice : slices) texts.push_back(to_string(slice));
+  return texts.empty() ? "nothing" : fmt::format("{}", fmt::join(texts, " and "));
+}
+
+void expect_same_part(const RankFile& file, const LocalPart& part, const PartRecord& here) {
+  const auto& there = file.record.parts.at(part.name);
+  if (there.slices != here.slices) {
+    throw UsageError(fmt::format("of '{}' {} has {}, this rank of the model {}; shard the model as it was when it was saved", part.name,
+                                 file.tensors.path().string(), text_of(there.slices), text_of(here.slices)));
+  }
+  expect_same_tensor(file.tensors, part.name, part.values, {here.numel()});
+}
+
+/// Of local rank number `i`.
+void expect_same_model(const fs::path& folder, const LocalValues& model, const Saved& saved, size_t i) {
+  const auto& file = saved.own[i];
+  std::map<std::string, const LocalPart*> parts;
+  for (const auto& part : model.parts) parts[part.name] = &part;
+  expect_same_names(folder, "sharded parameter", names_of(file.record.parts), names_of(parts));
+  expect_same_names(folder, "unsharded parameter", saved.first.record.whole, names_of(model.whole));
+  expect_same_names(folder, "buffer", file.record.buffers, names_of(model.buffers));
+  // Parameters of other shapes also move the parts of all others: they are the news.
+  for (const auto& part : model.parts) expect_same_parameter(file, part);
+  for (const auto& part : model.parts) expect_same_part(file, part, records_of(part)[i]);
+  for (const auto& [name, tensor] : model.whole) expect_same_tensor(saved.first.tensors, name, tensor, tensor.sizes());
+  for (const auto& [name, tensor] : model.buffers) expect_same_tensor(file.tensors, name, tensor, tensor.sizes());
+}
+
+OptimizerState read_optimizer_state(const Saved& saved, const torch::nn::Module& model, const Communicator& world) {
+  std::map<std::string, at::Tensor> parameters;
+  for (const auto& [name, parameter] : named_parameters(model)) parameters[name] = parameter;
+  OptimizerState result;
+  for (const auto& name : saved.own.front().tensors.names()) {
+    if (!name.starts_with(kOptimizerPrefix)) continue;
+    const auto rest = name.substr(std::string_view(kOptimizerPrefix).size());
+    const auto dot = rest.rfind('.');
+    if (dot == std::string::npos) continue;
+    auto values = saved.read(name);
+    auto& state = result[rest.substr(0, dot)][rest.substr(dot + 1)];
+    const auto parameter = parameters.find(rest.substr(0, dot));
+    state = parameter == parameters.end() ? values.front() : state_of_ranks(std::move(values), parameter->second, world);
+  }
+  return result;
+}
+
+Saved open(const fs::path& folder, const Contents& contents, const LocalValues& model, const Communicator& world) {
+  if (const int ranks = saved_ranks(folder); ranks != world.size()) {
+    throw UsageError(fmt::format(
+        "{} was saved by {} ranks, here are {}; start {} ranks, or make one file of it: tessera ckpt consolidate --ckpt-prefix {}",
+        folder.string(), ranks, world.size(), ranks, folder.string()));
+  }
+  Saved saved{.own = {}, .first = open_rank_file(folder, 0, world.size())};
+  for (const int rank : world.local_ranks()) {
+    saved.own.push_back(open_rank_file(folder, rank, world.size()));
+    expect_same_save(saved.first, saved.own.back());
+  }
+  for (size_t i = 0; i < saved.own.size(); i++) expect_same_model(folder, model, saved, i);
+  const auto& own = saved.own.front();
+  saved.generator = own.tensors.read(kGeneratorName);
+  if (contents.optimizer == nullptr) return saved;
+  if (const auto kind = optimizer_class(contents); kind != own.record.optimizer) {
+    throw UsageError(fmt::format("the checkpoint {} {}, but is loaded into a {}", folder.string(),
+                                 own.record.optimizer.empty() ? "has no optimizer" : "is of a " + own.record.optimizer, kind));
+  }
+  saved.optimizer = read_optimizer_state(saved, *contents.model, world);
+  return saved;
+}
+
+void copy_values(const Saved& saved, const LocalValues& model, const Communicator& world) {
+  const WriteGuard guard(model.units, Write::Load);
+  for (const auto& part : model.parts) part.values.copy_(tensor_of_ranks(saved.read(part.name), part.values, records_of(part), world));
+  for (const auto& [name, tensor] : model.whole) tensor.copy_(saved.first.tensors.read(name));
+  for (const auto& [name, tensor] : model.buffers) {
+    tensor.copy_(tensor_of_ranks(saved.read(name), tensor, whole_records(tensor.sizes(), world), world));
+  }
+}
+
+}  // namespace
+
+void load(const fs::path& folder, Contents& contents, const Communicator& world) {
+  expect_model(contents);
+  const c10::AutoGradMode no_grad(false);
+  const auto model = local_values(*contents.model);
+  std::optional<Saved> saved;
+  AllOrNone step;
+  step.attempt([&] { saved.emplace(open(folder, contents, model, world)); });
+  step.expect_all(world, {.unit = "checkpoint"}, fmt::format("can't load {}; nothing was changed", folder.string()));
+  // The only one that may still refuse, and it does so on all ranks alike.
+  if (contents.optimizer != nullptr) contents.optimizer->load_state(*contents.model, saved->optimizer);
+  copy_values(*saved, model, world);
+  set_generator_state(saved->generator);
+  contents.notes = saved->own.front().record.notes;
+}
+
+}  // namespace tessera::checkpoint

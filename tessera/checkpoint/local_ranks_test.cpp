@@ -1,0 +1,192 @@
+// A process that stands for several ranks saves and loads as so many processes do.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/consolidate.h"
+#include "tessera/checkpoint/rank_file.h"
+#include "tessera/checkpoint/weights.h"
+#include "tessera/optim/adam.h"
+#include "tessera/shard/full_params.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/testing/folder.h"
+#include "tessera/testing/net.h"
+#include "tessera/testing/numbers.h"
+#include "tessera/testing/silent_device.h"
+#include "tessera/testing/tracing_transport.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::ElementsAre;
+
+/// What each rank has for itself.
+std::vector<at::Tensor> of_ranks(const std::function<at::Tensor(int rank)>& make) {
+  std::vector<at::Tensor> result;
+  for (int r = 0; r < kReplicas; r++) result.push_back(make(r));
+  return result;
+}
+
+/// A parameter of which the last rank has nothing, one in no unit, and a buffer.
+struct Extras : NetImpl {
+  at::Tensor few = register_parameter("few", at::zeros({5}), false);
+  at::Tensor loose = register_parameter("loose", at::zeros({3, 2}), false);
+  at::Tensor own = register_buffer("own", at::zeros({2}));
+};
+
+Net net_with_extras() {
+  const auto net = std::make_shared<Extras>();
+  fill_with_numbers(*net);
+  return Net(std::shared_ptr<NetImpl>(net));
+}
+
+void shard(Net& net, const Mesh& mesh) {
+  for (const auto& child : net->children()) fully_shard(child, {.mesh = mesh});
+  fully_shard(net, {.mesh = mesh, .ignored = {net->named_parameters(false)["loose"]}});
+}
+
+at::Tensor own_values(int rank) {
+  return at::tensor({1.F + static_cast<float>(rank), 0.5F});
+}
+
+const std::vector<at::Tensor>& batches() {
+  static const auto result = of_ranks([](int rank) { return input().add(0.3 * rank).sin(); });
+  return result;
+}
+
+/// With an optimizer of libtorch, which gives the same bits wherever shards end.
+void train(Net& net, const at::Tensor& batch) {
+  torch::optim::SGD optimizer(parameters(*net), torch::optim::SGDOptions(0.1));
+  net(batch).sum().backward();
+  optimizer.step();
+}
+
+class LocalRanks : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { silent_device(); }
+
+  Net net_on_device(const Mesh& mesh) const {
+    auto net = net_with_extras();
+    move_to_silent_device(*net);
+    shard(net, mesh);
+    net->named_buffers()["own"].copy_(upload(of_ranks(own_values)));
+    return net;
+  }
+
+  void expect_files_of_threads(const MeshShape& shape) const {
+    auto net = net_on_device(Mesh(world_, shape));
+    train(net, upload(batches()));
+    checkpoint::save(folder_ / "device", {.model = net.ptr().get(), .notes = {{"step", "1"}}}, world_);
+    with_ranks(kReplicas, [&](const Communicator& world) {
+      auto own = net_with_extras();
+      shard(own, Mesh(world, shape));
+      own->named_buffers()["own"].copy_(own_values(world.rank()));
+      train(own, batches()[static_cast<size_t>(world.rank())]);
+      checkpoint::save(folder_ / "threads", {.model = own.ptr().get(), .notes = {{"step", "1"}}}, world);
+    });
+    checkpoint::consolidate(folder_ / "device", folder_ / "device.safetensors");
+    checkpoint::consolidate(folder_ / "threads", folder_ / "threads.safetensors");
+    EXPECT_EQ(read_file(folder_ / "device.safetensors"), read_file(folder_ / "threads.safetensors"));
+  }
+
+  const Folder folder_;
+  const TracingWorld traced_ = tracing_world();
+  const Communicator& world_ = traced_.world;
+};
+
+TEST_F(LocalRanks, SaveTheFilesOfSoManyProcesses) {
+  expect_files_of_threads({.replicate = 1, .shard = kReplicas});
+}
+
+TEST_F(LocalRanks, SaveTheFilesOfSoManyProcessesInRowsAndColumns) {
+  expect_files_of_threads({.replicate = 2, .shard = 2});
+}
+
+TEST_F(LocalRanks, HaveTheirOwnPartsWithoutPadding) {
+  const auto counts_of = [&](const MeshShape& shape) {
+    const auto folder = folder_ / std::to_string(shape.shard);
+    checkpoint::save(folder, {.model = net_on_device(Mesh(world_, shape)).ptr().get()}, world_);
+    std::vector<int64_t> counts;
+    for (int rank = 0; rank < kReplicas; rank++) {
+      const auto file = checkpoint::open_rank_file(folder, rank, kReplicas);
+      counts.push_back(file.record.parts.at("few").numel());
+      EXPECT_TRUE(at::equal(file.tensors.read("own"), own_values(rank)));
+      EXPECT_EQ(file.tensors.contains("loose"), rank == 0);
+    }
+    return counts;
+  };
+  EXPECT_THAT(counts_of({.replicate = 1, .shard = 4}), ElementsAre(2, 2, 1, 0));
+  EXPECT_THAT(counts_of({.replicate = 2, .shard = 2}), ElementsAre(3, 2, 3, 2));
+}
+
+std::vector<std::vector<double>> losses_of(Net& net, optim::Optimizer& optimizer, const Communicator& world) {
+  std::vector<std::vector<double>> losses;
+  for (int step = 0; step < 3; step++) {
+    const auto loss = net(upload(batches())).pow(2).mean();
+    loss.backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    auto& values = losses.emplace_back();
+    for (const auto& value : world.replicas(loss)) values.push_back(value.item<double>());
+  }
+  return losses;
+}
+
+std::vector<at::Tensor> trained_parameters(const Net& net) {
+  std::vector<at::Tensor> result;
+  for (const auto& parameter : parameters(*net)) {
+    if (parameter.requires_grad()) result.push_back(parameter);
+  }
+  return result;
+}
+
+TEST_F(LocalRanks, GoOn) {
+  auto net = net_on_device(world_);
+  optim::AdamW optimizer(trained_parameters(net), {.lr = 0.05});
+  losses_of(net, optimizer, world_);
+  checkpoint::save(folder_ / "a", {.model = net.ptr().get(), .optimizer = &optimizer, .notes = {{"step", "3"}}}, world_);
+  const auto expected = losses_of(net, optimizer, world_);
+
+  auto fresh = net_on_device(world_);
+  fresh->named_buffers()["own"].zero_();
+  fresh->named_parameters(false)["loose"].zero_();
+  optim::AdamW other(trained_parameters(fresh), {.lr = 0.05});
+  losses_of(fresh, other, world_);
+  losses_of(fresh, other, world_);  // somewhere else by now
+  checkpoint::Contents into{.model = fresh.ptr().get(), .optimizer = &other};
+  checkpoint::load(folder_ / "a", into, world_);
+  EXPECT_EQ(into.notes, (std::map<std::string, std::string>{{"step", "3"}}));
+  EXPECT_EQ(losses_of(fresh, other, world_), expected);
+  const auto own = download(fresh->named_buffers()["own"]);
+  for (int rank = 0; rank < kReplicas; rank++) EXPECT_TRUE(at::equal(own[static_cast<size_t>(rank)], own_values(rank)));
+  EXPECT_TRUE(at::equal(fresh->named_parameters(false)["loose"].cpu(), net_with_extras()->named_parameters(false)["loose"]));
+}
+
+TEST_F(LocalRanks, LoadWholeWeights) {
+  auto net = net_on_device(world_);
+  train(net, upload(batches()));
+  checkpoint::save(folder_ / "a", {.model = net.ptr().get()}, world_);
+  checkpoint::consolidate(folder_ / "a", folder_ / "whole");
+  auto fresh = net_on_device(world_);
+  checkpoint::load_weights(*fresh, folder_ / "whole");
+  const auto expected = full_state(*net, Ranks::First), actual = full_state(*fresh, Ranks::First);
+  for (const auto& [name, value] : expected) {
+    if (name == "own") continue;
+    EXPECT_TRUE(at::equal(actual.at(name).cpu(), value.cpu())) << name;
+  }
+}
+
+TEST_F(LocalRanks, AreAllInWhatAShardSaysOfItself) {
+  const auto net = net_on_device(world_);
+  for (const auto& shard : parameters(*net)) {
+    const auto info = shard_info(shard);
+    if (!info) continue;  // the loose one
+    const auto counts = at::zeros(info->shape, at::kLong);
+    for (const auto& slice : info->slices) view_of(counts, slice).add_(1);
+    EXPECT_TRUE(counts.eq(1).all().item<bool>()) << info->name;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,145 @@
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <random>
+
+#include "tessera/base/atomic_write.h"
+#include "tessera/checkpoint/contents.h"
+#include "tessera/checkpoint/part_records.h"
+#include "tessera/comm/all_or_none.h"
+#include "tessera/shard/local_values.h"
+#include "tessera/shard/parameters.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// What goes into the file of a rank.
+struct RankContents {
+  RankRecord record;
+  std::vector<std::pair<std::string, at::Tensor>> tensors = {};
+};
+
+uint64_t draw_save(const Communicator& world) {
+  std::random_device source;
+  const auto number = at::full({1}, static_cast<int64_t>(source()), at::TensorOptions(world.traits().device).dtype(at::kLong));
+  world.broadcast(number, 0, {.unit = "checkpoint"}).wait();
+  return static_cast<uint64_t>(number.item<int64_t>());
+}
+
+at::Tensor generator_state() {
+  auto generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+void add_model(std::vector<RankContents>& ranks, const torch::nn::Module& module, const Communicator& world) {
+  const auto model = local_values(module);
+  for (const auto& part : model.parts) {
+    const auto values = values_of_ranks(part.values, records_of(part), world);
+    for (size_t i = 0; i < ranks.size(); i++) {
+      if (!ranks[i].record.parts.emplace(part.name, records_of(part)[i]).second) {
+        throw UsageError(fmt::format("two parameters in units of the model are called '{}'; shard the whole model last", part.name));
+      }
+      ranks[i].tensors.emplace_back(part.name, values[i]);
+    }
+  }
+  const auto whole_values = [&](const at::Tensor& tensor) { return values_of_ranks(tensor, whole_records(tensor.sizes(), world), world); };
+  for (const auto& [name, tensor] : model.whole) {
+    if (!world.is_first()) break;
+    ranks.front().record.whole.push_back(name);
+    ranks.front().tensors.emplace_back(name, whole_values(tensor).front());
+  }
+  for (const auto& [name, tensor] : model.buffers) {
+    const auto values = whole_values(tensor);
+    for (size_t i = 0; i < ranks.size(); i++) {
+      ranks[i].record.buffers.push_back(name);
+      ranks[i].tensors.emplace_back(name, values[i]);
+    }
+  }
+  for (auto& rank : ranks) rank.record.aliases = model.aliases;
+}
+
+void add_optimizer(std::vector<RankContents>& ranks, const Contents& contents, const Communicator& world) {
+  std::map<std::string, at::Tensor> parameters;
+  for (const auto& [name, parameter] : named_parameters(*contents.model)) parameters[name] = parameter;
+  for (const auto& [parameter, state] : contents.optimizer->state(*contents.model)) {
+    for (const auto& [key, tensor] : state) {
+      const auto name = fmt::format("{}{}.{}", kOptimizerPrefix, parameter, key);
+      const auto records = records_of_state(parameters.at(parameter), tensor, world);
+      const auto values = values_of_ranks(tensor, records, world);
+      for (size_t i = 0; i < ranks.size(); i++) {
+        ranks[i].record.state[name] = records[i];
+        ranks[i].tensors.emplace_back(name, values[i]);
+      }
+    }
+  }
+}
+
+/// Of every rank that this process stands for.
+std::vector<RankContents> contents_of_ranks(uint64_t save, const Contents& contents, const Communicator& world) {
+  std::vector<RankContents> ranks;
+  for (const int rank : world.local_ranks()) {
+    ranks.push_back(
+        {.record = {.rank = rank, .ranks = world.size(), .save = save, .optimizer = optimizer_class(contents), .notes = contents.notes}});
+  }
+  add_model(ranks, *contents.model, world);
+  if (contents.optimizer != nullptr) add_optimizer(ranks, contents, world);
+  for (auto& rank : ranks) {
+    rank.tensors.emplace_back(kGeneratorName, generator_state());
+    // The widest first: then every value lies at a multiple of its width, whoever maps the file into memory.
+    std::ranges::stable_sort(rank.tensors, std::greater{}, [](const auto& named) { return named.second.element_size(); });
+  }
+  return ranks;
+}
+
+void write_rank_file(const fs::path& folder, const RankContents& rank) {
+  const auto& record = rank.record;
+  if (!fs::is_directory(folder)) {
+    throw IoError(fmt::format("the folder {} that rank 0 has made is not there for rank {}; save where all ranks see the same files",
+                              folder.string(), record.rank));
+  }
+  std::vector<SafetensorsEntry> entries;
+  for (const auto& [name, tensor] : rank.tensors)
+    entries.push_back({.name = name, .dtype = tensor.scalar_type(), .sizes = tensor.sizes().vec()});
+  SafetensorsWriter writer(rank_file(folder, record.rank, record.ranks), std::move(entries), to_metadata(record));
+  for (const auto& [name, tensor] : rank.tensors) writer.write(tensor);
+  writer.close();
+}
+
+}  // namespace
+
+void save(const fs::path& folder, const Contents& contents, const Communicator& world) {
+  expect_model(contents);
+  const auto failure = fmt::format("could not save {}; nothing of it was kept", folder.string());
+  const auto together = [&](const std::function<void()>& act) {
+    AllOrNone step;
+    step.attempt(act);
+    step.expect_all(world, {.unit = "checkpoint"}, failure);
+  };
+  const c10::AutoGradMode no_grad(false);
+  const auto number = draw_save(world);
+  std::optional<NewFolder> made;  // by the process of rank 0
+  try {
+    together([&] {
+      if (world.is_first()) made.emplace(folder);
+    });
+    together([&] {
+      for (const auto& rank : contents_of_ranks(number, contents, world)) write_rank_file(unfinished_path(folder), rank);
+    });
+    together([&] {
+      if (made) made->commit();
+    });
+  } catch (const CommError&) {
+    if (made) made->abandon();
+    throw;
+  }
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,55 @@
+#include "tessera/checkpoint/step_folders.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+
+#include "tessera/base/atomic_write.h"
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/rank_file.h"
+
+namespace tessera::checkpoint {
+
+namespace fs = std::filesystem;
+
+fs::path step_folder(const fs::path& prefix, int64_t step) {
+  return fmt::format("{}-step-{:06}", prefix.string(), step);
+}
+
+bool is_complete(const fs::path& folder) {
+  try {
+    return saved_ranks(folder) > 0;
+  } catch (const IoError&) {
+    return false;
+  }
+}
+
+std::optional<fs::path> latest(const fs::path& prefix) {
+  const auto parent = prefix.has_parent_path() ? prefix.parent_path() : fs::path(".");
+  const auto start = prefix.filename().string() + "-step-";
+  std::optional<fs::path> newest;
+  int64_t newest_step = -1;
+  std::error_code error;
+  for (fs::directory_iterator entry(parent, error), end; !error && entry != end; entry.increment(error)) {
+    const auto name = entry->path().filename().string();
+    if (!name.starts_with(start)) continue;
+    int64_t step = -1;
+    const auto* const last = name.data() + name.size();
+    const auto [stop, wrong] = std::from_chars(name.data() + start.size(), last, step);
+    if (wrong != std::errc() || stop != last || step <= newest_step) continue;
+    newest = prefix.parent_path() / name;
+    newest_step = step;
+  }
+  // What lacks files is not passed over in silence: a run would go on from an older one, and meet this one's name again.
+  if (newest) saved_ranks(*newest);
+  return newest;
+}
+
+void expect_usable(const fs::path& prefix) {
+  if (!prefix.has_filename()) {
+    throw UsageError(fmt::format("the prefix {} is a folder; add what the names of checkpoints in it shall begin with", prefix.string()));
+  }
+  const NewFolder trial(prefix.string() + "-trial");
+}
+
+}  // namespace tessera::checkpoint

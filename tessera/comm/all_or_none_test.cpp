@@ -1,0 +1,57 @@
+#include "tessera/comm/all_or_none.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tessera/base/error.h"
+#include "tessera/testing/transports.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::StartsWith;
+
+TEST(AllOrNone, KeepsTheFirstTrouble) {
+  AllOrNone step;
+  step.attempt([] {});
+  EXPECT_FALSE(step.failed());
+  EXPECT_EQ(step.trouble(), "");
+  step.attempt([] { throw UsageError("no room"); });
+  step.attempt([] { throw IoError("no light"); });
+  EXPECT_TRUE(step.failed());
+  EXPECT_EQ(step.trouble(), "no room");
+}
+
+TEST(AllOrNone, NamesTheFirstRankInTrouble) {
+  EXPECT_FALSE(AllOrNone::first(std::array<std::string, 2>{}));
+  const auto found = AllOrNone::first(std::array<std::string, 3>{"", "no room", "no light"});
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->rank, 1);
+  EXPECT_EQ(found->words, "no room");
+}
+
+TEST(AllOrNone, TellsAllRanksOfTheFailureOfOne) {
+  run_world({.transport = "threads", .ranks = 3}, [](const Communicator& world) {
+    AllOrNone fine;
+    fine.attempt([] {});
+    EXPECT_NO_THROW(fine.expect_all(world, {.unit = "test"}, "can't begin"));
+    const auto refuse = [&](const std::string& words) {
+      AllOrNone step;
+      step.attempt([&] {
+        if (world.rank() == 1) throw UsageError(words);
+      });
+      step.expect_all(world, {.unit = "test"}, "can't go on");
+    };
+    for (const auto& words : {std::string("it is too late"), std::string(1000, 'x'), std::string()}) {
+      if (world.rank() == 1) {
+        EXPECT_EQ(message_of<UsageError>([&] { refuse(words); }), words);
+      } else {
+        EXPECT_THAT(message_of<IoError>([&] { refuse(words); }), StartsWith("rank 1 can't go on: " + words.substr(0, 200)));
+      }
+    }
+    world.barrier();  // all may go on
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing
