@@ -194,7 +194,8 @@ class DelayedGather : public DelayedWork {
   const c10::Stream& gather_stream_ = other_;
   const at::Tensor own_ = at::empty({kNumel}, at::TensorOptions().dtype(at::kFloat).device(device_));
   const TaggedStoragePtr unsharded_ = unit_storage();
-  const std::array<Buffer, 1> buffers_ = {Buffer{.unsharded = unsharded_, .unsharded_dtype = at::kFloat, .own = own_}};
+  const CodecPtr codec_ = cast_codec({});
+  const std::array<Buffer, 1> buffers_ = {Buffer{.unsharded = unsharded_, .own = own_, .codec = codec_.get()}};
   const std::unique_ptr<UnitMemory> memory_ = gathered_memory(Communicator(std::make_shared<StreamTransport>(gather_stream_)));
 };
 

@@ -85,10 +85,16 @@ CodecPtr chosen_codec(const ShardOptions& options) {
   return options.codec;
 }
 
-/// How many values lie between two rows of the outermost dimension in memory.
+/// How many values lie between two rows of the outermost dimension in memory. The strides of dimensions of size 1 say nothing.
 int64_t row_of(const at::Tensor& tensor) {
-  const auto strides = dense(tensor).strides();
-  return tensor.dim() == 0 ? 1 : std::max<int64_t>(*std::ranges::max_element(strides), tensor.numel() > 0 ? 1 : 0);
+  const auto values = dense(tensor);
+  int64_t rows = 1, widest = 0;
+  for (int64_t i = 0; i < values.dim(); i++) {
+    if (values.size(i) <= 1 || values.stride(i) <= widest) continue;
+    widest = values.stride(i);
+    rows = values.size(i);
+  }
+  return values.numel() / rows;
 }
 
 }  // namespace
@@ -128,7 +134,7 @@ BufferLayout Unit::layout(std::span<const Candidate> candidates) const {
   const auto& first = candidates.front().tensor;
   const auto& shard = mesh().shard();
   if (layout_ == UnitLayout::Replicas) return replica_layout(first.numel(), shard.size());
-  const Place place{.rank = shard.rank(), .ranks = shard.size()};
+  const RankPlace place{.rank = shard.rank(), .ranks = shard.size()};
   if (layout_ == UnitLayout::Rows) return row_layout(first.numel(), row_of(first), place);
   std::vector<int64_t> numels;
   for (const auto& candidate : candidates) numels.push_back(candidate.tensor.numel());

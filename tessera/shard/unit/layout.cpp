@@ -15,7 +15,7 @@ int64_t divided(int64_t count, int64_t parts) {
 }
 
 /// Fills in which part of each parameter falls into this rank's chunk.
-void cut(BufferLayout& layout, Place place) {
+void cut(BufferLayout& layout, RankPlace place) {
   const int64_t begin = place.rank * layout.chunk;
   for (auto& span : layout.spans) {
     const int64_t first = std::clamp(span.offset, begin, begin + layout.chunk);
@@ -45,7 +45,7 @@ std::vector<size_t> dealt_out(std::span<const int64_t> sizes, int64_t most, int 
 
 }  // namespace
 
-BufferLayout flat_layout(std::span<const int64_t> numels, int64_t alignment, Place place) {
+BufferLayout flat_layout(std::span<const int64_t> numels, int64_t alignment, RankPlace place) {
   BufferLayout layout;
   int64_t total = 0;
   for (const int64_t numel : numels) {
@@ -57,13 +57,13 @@ BufferLayout flat_layout(std::span<const int64_t> numels, int64_t alignment, Pla
   return layout;
 }
 
-BufferLayout row_layout(int64_t numel, int64_t row, Place place) {
+BufferLayout row_layout(int64_t numel, int64_t row, RankPlace place) {
   BufferLayout layout{.chunk = row == 0 ? 0 : divided(numel / row, place.ranks) * row, .spans = {{.numel = numel}}};
   cut(layout, place);
   return layout;
 }
 
-BufferLayout whole_parameter_layout(std::span<const int64_t> numels, int64_t alignment, Place place) {
+BufferLayout whole_parameter_layout(std::span<const int64_t> numels, int64_t alignment, RankPlace place) {
   std::vector<int64_t> sizes;
   for (const int64_t numel : numels) sizes.push_back(aligned(numel, alignment));
   // The smallest bound on a chunk with which the ranks suffice, by halving.

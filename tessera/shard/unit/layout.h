@@ -25,20 +25,20 @@ struct BufferLayout {
 };
 
 /// Who computes a layout.
-struct Place {
+struct RankPlace {
   int rank = 0;
   int ranks = 1;
 };
 
 /// Parameters one after the other, cut anywhere. Every parameter starts at a multiple of `alignment` values, as it would in memory of its own:
 /// kernels are faster, and some choose the order of their sums by it.
-BufferLayout flat_layout(std::span<const int64_t> numels, int64_t alignment, Place place);
+BufferLayout flat_layout(std::span<const int64_t> numels, int64_t alignment, RankPlace place);
 
 /// One parameter, cut between rows of so many values: as many rows on every rank, fewer or none on the last ones.
-BufferLayout row_layout(int64_t numel, int64_t row, Place place);
+BufferLayout row_layout(int64_t numel, int64_t row, RankPlace place);
 
 /// Every parameter on one rank, neighbours together, so that the largest chunk is small.
-BufferLayout whole_parameter_layout(std::span<const int64_t> numels, int64_t alignment, Place place);
+BufferLayout whole_parameter_layout(std::span<const int64_t> numels, int64_t alignment, RankPlace place);
 
 /// One parameter, cut as Communicator::own_chunk does, for a process that stands for all ranks: a shard is the whole chunk, with the padding that
 /// ends the last one.

@@ -18,7 +18,7 @@ std::vector<std::string> parts(const BufferLayout& layout) {
   return result;
 }
 
-using Make = std::function<BufferLayout(Place)>;
+using Make = std::function<BufferLayout(RankPlace)>;
 
 /// Every value of every parameter is on one rank, at the place in its chunk that it has in the buffer.
 void expect_complete(const Make& make, int ranks) {
@@ -43,11 +43,11 @@ const std::vector<int64_t> kNumels = {35, 5, 1, 0, 64, 7};
 
 TEST(Layout, KeepsEveryValueOnce) {
   for (const int ranks : {1, 2, 3, 4, 7}) {
-    expect_complete([](Place place) { return flat_layout(kNumels, 16, place); }, ranks);
-    expect_complete([](Place place) { return whole_parameter_layout(kNumels, 16, place); }, ranks);
-    expect_complete([](Place place) { return row_layout(35, 5, place); }, ranks);
-    expect_complete([](Place place) { return row_layout(5, 1, place); }, ranks);
-    expect_complete([](Place place) { return row_layout(0, 0, place); }, ranks);
+    expect_complete([](RankPlace place) { return flat_layout(kNumels, 16, place); }, ranks);
+    expect_complete([](RankPlace place) { return whole_parameter_layout(kNumels, 16, place); }, ranks);
+    expect_complete([](RankPlace place) { return row_layout(35, 5, place); }, ranks);
+    expect_complete([](RankPlace place) { return row_layout(5, 1, place); }, ranks);
+    expect_complete([](RankPlace place) { return row_layout(0, 0, place); }, ranks);
   }
 }
 
