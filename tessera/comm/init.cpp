@@ -15,6 +15,7 @@
 #include "tessera/base/env_table.h"
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/comm/backend/backend_link.h"
 #include "tessera/comm/gloo/gloo_link.h"
 #include "tessera/comm/host/host_transport.h"
 #include "tessera/comm/host/rendezvous.h"
@@ -51,7 +52,8 @@ Topology find_hosts(Link& link, Clock::time_point deadline) {
 Communicator wrap(std::string name, std::unique_ptr<Link> link, const InitOptions& options) {
   const auto deadline = Clock::now() + options.start_limit;
   auto topology = find_hosts(*link, deadline);
-  const Communicator world(host_transport({.name = std::move(name), .topology = std::move(topology)}, std::move(link)), options.operation_limit);
+  const Communicator world(host_transport({.name = std::move(name), .topology = std::move(topology)}, std::move(link)),
+                           options.operation_limit);
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
   world.with_limit(std::max(left, std::chrono::milliseconds(1))).barrier({.unit = "start"});
   world.reset_traffic();
