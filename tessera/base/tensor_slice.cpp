@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-/// The dimensions from the one with the widest stride to the one whose values are neighbours in memory.
+/// The dimensions in order of decreasing stride.
 std::vector<int64_t> memory_order(at::IntArrayRef strides) {
   std::vector<int64_t> order(strides.size());
   std::iota(order.begin(), order.end(), 0);
@@ -111,7 +111,7 @@ std::vector<TensorSlice> slices_of_range(at::IntArrayRef shape, int64_t begin, i
   for (int64_t taken = 0; numel > 0; begin += taken, numel -= taken) {
     TensorSlice slice{.shape = shape.vec(), .offsets = std::vector<int64_t>(shape.size()), .sizes = shape.vec()};
     for (auto [d, index] = std::pair(shape.size(), begin); d-- > 0; index /= shape[d]) slice.offsets[d] = index % shape[d];
-    // As many rows as there are of the outermost dimension whose rows begin here and are not too long.
+    // The slice takes as many rows as possible of the outermost dimension that has a row which begins at `begin` and fits into `numel`.
     int64_t row = c10::multiply_integers(shape);
     taken = 1;
     for (size_t d = 0; d < shape.size(); d++) {

@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-/// The ranks' parts of a sharded parameter are not the same values.
+/// The shards of a parameter hold different values on each rank, so all_reduce and broadcast would mix them.
 void expect_not_sharded(const at::Tensor& tensor, std::string_view operation) {
   if (!tensor.defined() || !tensor.key_set().has(kPagingKey)) return;
   throw UsageError(fmt::format(

@@ -12,7 +12,8 @@
 namespace tessera {
 namespace {
 
-/// The failure that a run is remembered by: the first, but one that only tells of another rank's end gives way to that end itself.
+/// The failure that run_ranks throws: the first one. An echo, which only reports that another rank has failed, is replaced by the first
+/// failure that is none.
 class FirstFailure {
  public:
   void record(const std::exception_ptr& error, bool is_echo) {
@@ -62,7 +63,7 @@ void run_ranks(int size, const std::function<void(Communicator world)>& program,
   FirstFailure first;
   {
     std::vector<std::jthread> threads;
-    // Each thread owns its world, so that the others notice when it leaves.
+    // Each thread owns its world, so that the other ranks notice when it ends.
     for (auto& world : worlds)
       threads.emplace_back([&, world = std::move(world)]() mutable {
         const Communicator own = std::move(world);
