@@ -34,8 +34,8 @@ class Communicator {
   std::chrono::milliseconds limit() const { return limit_; }
   Communicator with_limit(std::chrono::milliseconds limit) const { return Communicator(transport_, limit); }
 
-  /// Fills each `whole` with the `own` parts of all ranks, in rank order. Any dtype; whole.numel() == size() * own.numel(). `companions`: see
-  /// Transport::all_gather.
+  /// Fills each `whole` with the `own` parts of all ranks, in rank order. Any dtype; whole.numel() == size() * own.numel(). `companions`:
+  /// see Transport::all_gather.
   Work all_gather(std::span<const Piece> pieces, Subject subject = {}, std::span<at::Tensor> companions = {}) const;
   /// Fills each `own` with this rank's part of the `whole` tensors of all ranks, reduced in the order that Topology defines. The `whole`
   /// tensors do not change.
@@ -47,8 +47,8 @@ class Communicator {
   /// Returns when every rank has called it.
   void barrier(Subject subject = {}) const;
 
-  /// Collective: ranks with equal colors form a new group, in the order of their ranks. `colors` has one color per rank, and is the same list
-  /// on every rank.
+  /// Collective: ranks with equal colors form a new group, in the order of their ranks. `colors` has one color per rank, and is the same
+  /// list on every rank.
   Communicator split(std::span<const int> colors) const;
 
   /// Collective: a new group of the same ranks. Its operations need no common order with those of this group, so each thread of a program

@@ -40,7 +40,8 @@ struct Piece {
   std::shared_ptr<double> squares = {};
 };
 
-/// How the values of all ranks become one. Unset dtypes: values are sent in their own dtype, and added in that dtype, but at least in float32.
+/// How the values of all ranks become one. Unset dtypes: values are sent in their own dtype, and added in that dtype, but at least in
+/// float32.
 struct Reduction {
   Reduce op = Reduce::Sum;
   std::optional<at::ScalarType> wire_dtype = {};
@@ -87,8 +88,8 @@ class Transport {
     bool simulated = false;  // the other ranks do not exist
     int size = 1;
     Topology topology = Topology::one_host(1);  // of all `size` ranks
-    std::vector<int> local_ranks = {0};  // the ranks that this process's tensors stand for; a tracing engine has them all
-    at::Device device = at::kCPU;        // where tensors must be
+    std::vector<int> local_ranks = {0};         // the ranks that this process's tensors stand for; a tracing engine has them all
+    at::Device device = at::kCPU;               // where tensors must be
     Packing packing = Packing::OneBuffer;
     bool traces = false;  // operations are recorded and not run, so there is nothing to prefetch
   };

@@ -24,8 +24,8 @@ class [[nodiscard]] Work {
   Work() = default;
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
-  /// Returns when the results may be used: by the host, or, on a device, by what the calling thread queues on its current stream from now on.
-  /// If the operation failed on any rank, every call throws its error.
+  /// Returns when the results may be used: by the host, or, on a device, by what the calling thread queues on its current stream from now
+  /// on. If the operation failed on any rank, every call throws its error.
   void wait() const {
     if (!state_) return;
     state_->wait();

@@ -59,7 +59,7 @@ template <class T>
 
 template <class T>
 [[gnu::always_inline]] inline void add_block(const T* const* rows, int64_t ranks, int64_t begin, int64_t count, float divisor,
-                                               float* result, double* squares) {
+                                             float* result, double* squares) {
   if (ranks == 2) {
     add_two(rows[0] + begin, rows[1] + begin, divisor, result + begin, count);
   } else {

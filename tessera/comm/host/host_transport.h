@@ -41,7 +41,8 @@ class HostTransport final : public Transport {
   void agree(const Envelope& envelope, Clock::time_point deadline);
   void run_agreed(const Envelope& envelope, Clock::time_point deadline, const Move& move);
   uint64_t gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline);
-  /// Reduces what all ranks send to this one into `own`, and returns how many bytes it sent. Adds the squares of `own` to `squares`, if given.
+  /// Reduces what all ranks send to this one into `own`, and returns how many bytes it sent. Adds the squares of `own` to `squares`, if
+  /// given.
   uint64_t reduce(const Reducer& reducer, std::span<const ConstBytes> to, const at::Tensor& own, Clock::time_point deadline,
                   double* squares = nullptr);
   uint64_t sent_to_others(std::span<const ConstBytes> to) const;

@@ -44,8 +44,8 @@ class Link {
   /// from[r] receives what rank r has in its to[rank()].
   virtual void all_to_all(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) = 0;
 
-  /// Like all_to_all, but without a copy into buffers of the caller: `visit(begin, rows)` sees the data range by range, where it lies. rows[r]
-  /// is what rank r sends to this rank, from byte `begin` on; this rank is one of them.
+  /// Like all_to_all, but without a copy into buffers of the caller: `visit(begin, rows)` sees the data range by range, where it lies.
+  /// rows[r] is what rank r sends to this rank, from byte `begin` on; this rank is one of them.
   using Visit = c10::function_ref<void(size_t begin, std::span<const ConstBytes> rows)>;
   virtual void visit_all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline);
 
@@ -55,14 +55,15 @@ class Link {
   /// Collective: memory that all ranks see, or why there is none.
   virtual SharedAttempt share(const AreaShape& shape, Clock::time_point deadline);
 
-  /// Sets what the link asks when it looks for deadlocks: whether the program waits for the current call, what that call is, and whether any
-  /// calls are under way. `is_busy` may be called after the link is destroyed.
+  /// Sets what the link asks when it looks for deadlocks: whether the program waits for the current call, what that call is, and whether
+  /// any calls are under way. `is_busy` may be called after the link is destroyed.
   virtual void ask(std::function<bool()> /*does_wait*/, std::function<std::string()> /*what*/, std::function<bool()> /*is_busy*/) {}
 
   /// Records that the calling thread of the program uses the group.
   virtual void used_by_this_thread() {}
 
-  /// Makes every wait of every rank fail with this reason. `culprit` is the world rank that made the group fail. Only the first abort counts.
+  /// Makes every wait of every rank fail with this reason. `culprit` is the world rank that made the group fail. Only the first abort
+  /// counts.
   virtual void abort(std::string_view reason, int culprit) noexcept = 0;
 };
 

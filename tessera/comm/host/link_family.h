@@ -25,8 +25,8 @@ class LinkFamily {
   std::vector<std::weak_ptr<Link>> links_;
 };
 
-/// The world rank that made rank `own` of a group fail. If it is another rank, it is recorded for the launcher. `world_ranks` maps the ranks
-/// of the group to world ranks.
+/// The world rank that made rank `own` of a group fail. If it is another rank, it is recorded for the launcher. `world_ranks` maps the
+/// ranks of the group to world ranks.
 int record_culprit(const LinkFailure& failure, int own, std::span<const int> world_ranks) noexcept;
 
 }  // namespace tessera

@@ -91,8 +91,8 @@ class PeerGroup {
   void check_peers(std::span<Counter> counters, uint32_t value, Clock::time_point deadline);
   /// A wait that has lasted a while and is visible to the other ranks.
   struct PostedWait;
-  /// Whether all ranks wait for each other. Each rank, while it is awake, confirms the set of waits that it sees if it still has not received
-  /// what it waits for. What all ranks have confirmed is true, since no waiting rank can end another's wait.
+  /// Whether all ranks wait for each other. Each rank, while it is awake, confirms the set of waits that it sees if it still has not
+  /// received what it waits for. What all ranks have confirmed is true, since no waiting rank can end another's wait.
   bool deadlocked(const Counter& counter, uint32_t value, PostedWait& wait);
   /// How it is known that a rank is gone, or nothing if it is not. A rank whose counter has reached `value` may leave, but must not die.
   std::optional<std::string> gone(int rank, const Counter& counter, uint32_t value);

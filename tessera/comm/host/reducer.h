@@ -18,11 +18,12 @@ class Reducer {
   at::ScalarType wire() const { return wire_; }
   /// Why values of this dtype can't be reduced like this; empty if they can.
   std::string complaint(at::ScalarType dtype, std::span<const Piece> pieces = {}) const;
-  /// Reduces the contributions of all ranks, which are flat and in rank order, into `target`, which may be one of them. If `squares` is given,
-  /// adds the sum of squares of `target` to it, or sets it to NaN if that would take another pass over memory.
+  /// Reduces the contributions of all ranks, which are flat and in rank order, into `target`, which may be one of them. If `squares` is
+  /// given, adds the sum of squares of `target` to it, or sets it to NaN if that would take another pass over memory.
   void reduce(std::span<const at::Tensor> contributions, const at::Tensor& target, double* squares = nullptr) const;
   /// The same for ranks on several hosts, added in the order that Topology defines.
-  void reduce(std::span<const at::Tensor> contributions, const at::Tensor& target, const Topology& topology, double* squares = nullptr) const;
+  void reduce(std::span<const at::Tensor> contributions, const at::Tensor& target, const Topology& topology,
+              double* squares = nullptr) const;
   void describe(Envelope& envelope) const;
 
  private:

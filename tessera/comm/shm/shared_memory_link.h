@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-/// Each rank has two slots. In turn k it writes its slot k % 2, raises its counter to k, waits until all ranks have done so, and reads their
-/// slots. It writes the same slot again in turn k + 2: by then all ranks have come to turn k + 1, so they have read the slot.
+/// Each rank has two slots. In turn k it writes its slot k % 2, raises its counter to k, waits until all ranks have done so, and reads
+/// their slots. It writes the same slot again in turn k + 2: by then all ranks have come to turn k + 1, so they have read the slot.
 class SharedMemoryLink final : public Link {
  public:
   static size_t block_size(int ranks);
