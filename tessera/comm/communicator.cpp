@@ -71,7 +71,7 @@ SharedAttempt Communicator::share(const AreaShape& shape, Subject subject) const
 }
 
 at::Tensor Communicator::own_chunk(const at::Tensor& flat) const {
-  if (flat.dim() != 1) throw UsageError(fmt::format("own_chunk cuts flat tensors; this one has {} dimensions", flat.dim()));
+  if (flat.dim() != 1) throw UsageError(fmt::format("own_chunk takes flat tensors; this one has {} dimensions", flat.dim()));
   const int64_t chunk = (flat.numel() + size() - 1) / size();
   std::vector<at::Tensor> parts;
   for (const int rank : local_ranks()) {

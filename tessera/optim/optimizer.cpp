@@ -24,7 +24,7 @@ constexpr auto kSteps = "steps";
 void expect_leaf(const at::Tensor& parameter) {
   if (!parameter.defined() || !parameter.is_leaf()) {
     throw UsageError(
-        "an optimizer was given something that is no parameter of its own (undefined, the result of an operation, or a whole "
+        "an optimizer was given something that is no parameter of its own (undefined, the result of an operation, or an unsharded "
         "parameter of a sharded model); pass tessera::parameters(model)");
   }
   if (parameter.is_complex()) {
@@ -237,7 +237,7 @@ std::map<std::string, ParameterState> Optimizer::state(const torch::nn::Module& 
         if (member.steps == 0) continue;
         const auto name = names.find(member.parameter.unsafeGetTensorImpl());
         if (name == names.end())
-          throw UsageError("the optimizer has a parameter that the model has not; pass the model that it was made for");
+          throw UsageError("the optimizer has a parameter that the model does not have; pass the model that the optimizer was made for");
         auto& own = result[name->second];
         for (size_t i = 0; i < state_kinds_.size(); i++) own[state_kinds_[i].name] = part(run, run.state[i], member);
         own[kSteps] = at::scalar_tensor(member.steps, at::kLong);

@@ -34,8 +34,7 @@ struct Verdict {
   static Verdict unpacked(const std::string& text);
 };
 
-/// When one link over a backend fails, all of them do, because gloo then closes every connection. The functions may be called from any
-/// thread.
+/// When one link over a backend fails, all of them do, because gloo then closes every connection. Links may use it from different threads.
 class BackendHub {
  public:
   /// Tags of messages that others send over the same backend are small.

@@ -19,7 +19,7 @@
 namespace tessera {
 namespace {
 
-// Up to this many values, all_reduce sends everything to all ranks: one exchange instead of two.
+// Up to this many values, counted over all ranks, all_reduce sends everything to all ranks: one exchange instead of two.
 constexpr int64_t kSmallReduction = 32 * 1024;
 // How long the destructor waits for operations that were started and not waited for.
 constexpr auto kFarewell = std::chrono::seconds(10);

@@ -41,7 +41,7 @@ struct alignas(64) PeerGroup::Header {
 };
 
 struct alignas(64) PeerGroup::Peer {
-  std::atomic<uint32_t> left;  // the rank has left without an error
+  std::atomic<uint32_t> left;  // the rank has left the group
   std::atomic<int32_t> pid;
   std::atomic<uint32_t> several;         // several threads of its program use the group
   std::atomic<uint32_t> ticket;          // number of its posted wait; 0 if there is none
