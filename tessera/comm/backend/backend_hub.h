@@ -37,7 +37,7 @@ struct Verdict {
 /// When one link over a backend fails, all of them do, because gloo then closes every connection. Links may use it from different threads.
 class BackendHub {
  public:
-  /// Tags of messages that others send over the same backend are small.
+  /// Far above the small tags that the program itself uses for messages over the same backend.
   static constexpr int32_t kFirstTag = 0x54000000;
 
   /// `store` may be null. Verdicts are kept in it under `key`.
@@ -48,7 +48,7 @@ class BackendHub {
   /// Both throw the verdict's reason once there is one. The caller keeps the bytes until the work has ended.
   BackendWork receive(Bytes bytes, int peer, int32_t tag);
   BackendWork send(ConstBytes bytes, int peer, int32_t tag);
-  /// The works of receive() that have ended; an abort no longer reaches them.
+  /// Releases works of receive(), because abort() must end only those that still run.
   void forget(std::span<const std::pair<int, BackendWork>> works);
 
   /// Publishes the verdict in the store *before* it closes anything, so that the other ranks, which only see connections close, can find
