@@ -19,12 +19,12 @@ namespace fs = std::filesystem;
   throw IoError(fmt::format("can't {} {}: {}", what, path.string(), std::strerror(errno)));
 }
 
-/// Makes lasting what was created, renamed or removed in the folder.
+/// Syncs the entries of the folder to disk: what was created, renamed or removed in it.
 void sync_folder(const fs::path& folder) {
   const auto path = folder.empty() ? fs::path(".") : folder;
   const Fd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd) fail("open the folder", path);
-  // Some network file systems know no such thing for folders.
+  // Some network file systems can't sync folders.
   if (::fsync(fd.get()) != 0 && errno != EINVAL && errno != ENOTSUP) fail("write the folder", path);
 }
 
@@ -57,7 +57,7 @@ void NewFile::write(std::span<const std::byte> bytes) {
 }
 
 void NewFile::commit() {
-  // Some file systems find out only now that there is no room.
+  // Some file systems only notice here that the disk is full.
   if (::fsync(fd_.get()) != 0) fail("write", part_);
   give_name(part_, path_);
   fd_ = Fd();

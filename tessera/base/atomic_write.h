@@ -8,10 +8,11 @@
 
 namespace tessera {
 
-/// PATH.part, the name that a file or folder has until it is complete.
+/// PATH.part: the name of a file or folder until it is complete.
 std::filesystem::path unfinished_path(const std::filesystem::path& path);
 
-/// Written under PATH.part, which takes the place of PATH on commit() and is removed without it. Every failure is an IoError.
+/// A file that is written as PATH.part. commit() renames it to PATH and replaces a file of that name; without commit() the destructor
+/// removes it. Every failure is an IoError.
 class NewFile {
  public:
   explicit NewFile(std::filesystem::path path);
@@ -20,7 +21,7 @@ class NewFile {
   ~NewFile();
 
   void write(std::span<const std::byte> bytes);
-  /// When it returns, a loss of power does no harm any more.
+  /// Syncs to disk: once it has returned, the file survives a loss of power.
   void commit();
 
  private:
@@ -28,17 +29,18 @@ class NewFile {
   Fd fd_;
 };
 
-/// The same for a folder, which is filled under PATH.part; it takes no other's place, so there must be no PATH yet.
+/// A folder that is filled as PATH.part. commit() renames it to PATH; without commit() the destructor removes it. PATH must not exist yet.
+/// Every failure is an IoError.
 class NewFolder {
  public:
-  /// What a process that was killed has left under PATH.part is removed.
+  /// Removes a PATH.part that a killed process has left.
   explicit NewFolder(std::filesystem::path path);
   NewFolder(const NewFolder&) = delete;
   NewFolder& operator=(const NewFolder&) = delete;
   ~NewFolder();
 
   void commit();
-  /// PATH.part stays where it is, since others may still be writing into it.
+  /// Leaves PATH.part where it is, because other ranks may still write into it.
   void abandon() { pending_ = false; }
 
  private:

@@ -1,4 +1,4 @@
-// Nothing has the name before it is complete, and nothing is left of what was not completed.
+// Files and folders get their name only when they are complete, and unfinished ones are removed.
 #include "tessera/base/atomic_write.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// Every difference between the libtorch versions that Tessera builds on (2.11 to 2.14). Nothing else may ask for the version.
+// All differences between the supported versions of libtorch (2.11 to 2.14). No other file may check the version.
 #pragma once
 
 #include <c10/core/StorageImpl.h>
@@ -17,13 +17,13 @@
 
 namespace tessera::compat {
 
-/// How the autograd engine holds its nodes: a shared_ptr until 2.12, an intrusive_ptr since.
+/// How the autograd engine holds its nodes: by shared_ptr in older versions, by intrusive_ptr in newer ones.
 using NodePtr = decltype(torch::autograd::Edge::function);
 
 template <class T, class... Args>
 auto make_node(Args&&... args) {
   if constexpr (std::is_same_v<NodePtr, std::shared_ptr<torch::autograd::Node>>) {
-    // torch::autograd::deleteNode, found by its argument: newer versions lack it. It unwinds long graphs without recursion.
+    // deleteNode releases long graphs without recursion. It is found by argument-dependent lookup, because newer versions lack it.
     return std::shared_ptr<T>(new T(std::forward<Args>(args)...), [](auto* node) { deleteNode(node); });
   } else {
     return c10::make_intrusive<T>(std::forward<Args>(args)...);
@@ -46,19 +46,19 @@ struct WriteGuard {
   friend Member member(WriteGuard);
 };
 
-// What libtorch offers for the guard below can't be lifted (2.11), or forgets the message with it. An explicit instantiation may name
-// private members.
+// libtorch's own functions either can't remove the guard below (2.11) or lose its message with it. These explicit instantiations reach
+// the private members, because access is not checked in them.
 template struct Expose<ReadGuard, &c10::StorageImpl::throw_on_immutable_data_ptr_>;
 template struct Expose<WriteGuard, &c10::StorageImpl::has_mutable_data_ptr_check_>;
 
 }  // namespace detail
 
-/// From now on whoever asks the storage for its memory gets an exception with this message.
+/// From now on, any access to the storage's memory throws an exception with this message.
 inline void guard_storage(c10::StorageImpl& storage, std::string message) {
   storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(message));
 }
 
-/// Again, with the message that it had.
+/// Guards the storage again, with the message of the previous guard.
 inline void guard_storage(c10::StorageImpl& storage) {
   storage.*member(detail::ReadGuard{}) = true;
   storage.*member(detail::WriteGuard{}) = true;
@@ -86,10 +86,10 @@ void tell_of_write(Storage& storage, void (*told)(c10::StorageImpl*)) {
 
 }  // namespace detail
 
-/// Whether a storage can say that somebody asks for its memory to write there (since 2.13): by an operator or for a raw pointer.
+/// Whether a storage can report that an operator or a caller requests its memory for writing (since 2.13).
 inline constexpr bool kTellsOfWrites = detail::kTellsOfWrites<c10::StorageImpl>;
 
-/// Calls `told` the next time that somebody does.
+/// Calls `told` once, at the next such request. Does nothing where kTellsOfWrites is false.
 inline void tell_of_write(c10::StorageImpl& storage, void (*told)(c10::StorageImpl*)) {
   detail::tell_of_write(storage, told);
 }

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// The value, or nothing if the variable is unset or empty.
+/// The value, or nothing if the variable is unset or empty. Throws Error for a TESSERA_ name that is not in the table.
 std::optional<std::string> env(const char* name);
 
 /// The value as a whole number in [low, high]; throws ConfigError naming the variable otherwise.

@@ -48,7 +48,7 @@ bool names(const EnvVariable& variable, std::string_view name) {
   return name == variable.name;
 }
 
-/// How many letters must be inserted, deleted or replaced to make one name from the other (Levenshtein).
+/// Levenshtein distance: how many letters must be inserted, deleted or replaced to turn one name into the other.
 size_t edit_distance(std::string_view one, std::string_view other) {
   std::vector<size_t> row(other.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});

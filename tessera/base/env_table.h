@@ -19,7 +19,7 @@ struct EnvVariable {
 /// The table from which docs/environment.md is generated.
 std::span<const EnvVariable> env_table();
 
-/// Whether the table has the name, or the name does not begin with TESSERA_.
+/// Whether the name is in the table or does not begin with TESSERA_.
 bool is_known_env(std::string_view name);
 
 /// A warning that names the TESSERA_ variables that are set but not in the table, with suggestions; nothing if there are none.

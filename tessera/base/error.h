@@ -1,4 +1,4 @@
-// The errors of the library. One root, few children: callers catch by what they can do about it.
+// The errors of the library: one root and few children, one for each way in which a caller can react.
 #pragma once
 
 #include <exception>
@@ -18,7 +18,7 @@ class Error : public std::exception {
   std::string message_;
 };
 
-/// The program calls the library in a way that can't work. The same on every rank that hears of it.
+/// The program calls the library in a way that can't work. Every rank that gets the error gets the same message.
 class UsageError : public Error {
   using Error::Error;
 };
@@ -38,29 +38,29 @@ class CommError : public Error {
   using Error::Error;
 };
 
-/// A rank waited as long as it was allowed to.
+/// A wait reached its time limit.
 class TimeoutError : public CommError {
   using CommError::CommError;
 };
 
-/// Ranks came to a collective with different wishes. All of them hear of it, and may go on.
+/// Ranks called different collectives, or the same one with different arguments. All of them get the error, and may go on.
 class DisagreementError : public CommError {
   using CommError::CommError;
 };
 
-/// All ranks wait for each other, each for something else.
+/// All ranks wait for each other, and none can continue.
 class DeadlockError : public CommError {
   using CommError::CommError;
 };
 
-/// For a handler: the exception that it handles, as a new one of the same kind with words before its message ("rank 2: "). What other
-/// libraries throw becomes an Error.
+/// The exception that is being handled, as a new one of the same class with `where` before its message ("rank 2: "). An exception of
+/// another library becomes an Error. Call it in a handler only.
 std::exception_ptr with_context(std::string_view where);
 
-/// What an exception of libtorch says, without the stack trace that its message goes on with and without a full stop at the end.
+/// The first line of an exception's message, without a full stop at its end. In exceptions of libtorch a stack trace follows that line.
 std::string first_line(const std::exception& error);
 
-/// The message of an exception that is at hand as a pointer.
+/// The exception's message.
 std::string message_of(const std::exception_ptr& error);
 
 }  // namespace tessera

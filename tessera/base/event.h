@@ -1,4 +1,4 @@
-// A point in the work that has been queued on a device: memory that queued work still reads may be reused once it has passed.
+// A point in the work that is queued on a device: memory that queued work still reads may be reused once it has passed.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// A value, cheap to copy. One that was never recorded has passed.
+/// A value, cheap to copy. An event that was never recorded counts as passed.
 class Event {
  public:
   Event() = default;
@@ -30,7 +30,7 @@ class Event {
     if (event_) event_->block(c10::impl::VirtualGuardImpl(event_->device_type()).getStream(event_->device()));
   }
 
-  /// Returns when it has passed.
+  /// Blocks the calling thread until the event has passed.
   void synchronize() const {
     if (event_) event_->synchronize();
   }

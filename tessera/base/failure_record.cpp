@@ -23,7 +23,7 @@ constexpr const char* kName = "tessera-failures";
 
 void record_failure(int rank, int culprit) noexcept try {
   const auto path = env(FailureRecord::kVariable);
-  // In another container the same path may be a file of an unrelated process.
+  // In another container the same path may lead to a file of an unrelated process.
   if (!path || std::filesystem::read_symlink(*path) != fmt::format("/memfd:{} (deleted)", kName)) return;
   const Fd file(::open(path->c_str(), O_WRONLY | O_APPEND | O_CLOEXEC));
   const auto line = fmt::format("{} {}\n", rank, culprit);

@@ -1,4 +1,4 @@
-// Which rank failed because of which other rank: written by the ranks, read by the launcher that started them.
+// A record of which rank failed because of which other rank: written by the ranks, read by the launcher that started them.
 #pragma once
 
 #include <optional>
@@ -11,8 +11,8 @@ namespace tessera {
 /// Tells the launcher that `rank` fails because of rank `culprit`. Does nothing if there is no launcher or the record can't be written.
 void record_failure(int rank, int culprit) noexcept;
 
-/// The record as the launcher keeps it: a memory file with lines `RANK CULPRIT`, which leaves nothing behind. Ranks open it by its path, so
-/// wrappers that close inherited descriptors do no harm.
+/// The launcher's side: a memory file (memfd) with lines `RANK CULPRIT`, which disappears with the launcher. Ranks open it by its path, so
+/// it also works under wrappers that close inherited descriptors.
 class FailureRecord {
  public:
   /// The environment variable that holds path() for a rank.
@@ -21,7 +21,7 @@ class FailureRecord {
   FailureRecord();
 
   std::string path() const;
-  /// The culprit in the last line of this rank.
+  /// The culprit in the last line that this rank wrote; nothing if it wrote none.
   std::optional<int> culprit_of(int rank) const;
 
  private:

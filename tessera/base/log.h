@@ -1,4 +1,4 @@
-// What the library has to say, and where it goes. The host program may take it over.
+// Log messages of the library. The program may redirect them.
 #pragma once
 
 #include <functional>
@@ -16,14 +16,14 @@ struct LogRecord {
 
 using LogSink = std::function<void(const LogRecord&)>;
 
-/// Replaces the sink and returns the one before. An empty sink stands for the default: a line on standard error.
-/// Records come from any thread, one at a time.
+/// Replaces the sink and returns the previous one. An empty sink stands for the default, which prints a line on standard error.
+/// The sink may be called from any thread, but never by two at the same time.
 LogSink set_log_sink(LogSink sink);
 
 /// Records below the level are dropped. The default is Warning, or what TESSERA_LOG names (debug, info, warning, error).
 LogLevel set_log_level(LogLevel level);
 
-/// The rank that records of this process carry.
+/// Sets the rank in the records of this process.
 void set_log_rank(int rank);
 
 void log(LogLevel level, std::string_view text);

@@ -1,5 +1,5 @@
-// The dispatch key that sharded parameters, their shards, gradients and what is computed from shards carry. It lies above autograd, and
-// libtorch leaves it alone.
+// The dispatch key of unsharded parameters, shards, their gradients, and values computed from shards. It lies above autograd, and libtorch
+// itself does not use it.
 #pragma once
 
 #include <c10/core/DispatchKey.h>

@@ -1,9 +1,9 @@
-// A port for ranks to meet at.
+// A free port for the ranks' rendezvous.
 #pragma once
 
 namespace tessera {
 
-/// One that nobody listens at right now, on this host.
+/// A port of this host that no process uses at the moment; another process may take it before the caller does. Throws IoError.
 int free_port();
 
 }  // namespace tessera

@@ -46,7 +46,7 @@ Pipe::Pipe() {
 Process::Process(std::vector<std::string> command, const std::map<std::string, std::string>& environment, Output output,
                  const std::function<void()>& prepare) {
   auto variables = merged_environment(environment);
-  // All that allocates happens before the fork: afterwards only async-signal-safe calls are allowed.
+  // Everything that allocates happens before the fork: after it, only async-signal-safe calls are allowed.
   const auto argv = pointers(command);
   const auto envp = pointers(variables);
   std::optional<Pipe> captured;

@@ -15,7 +15,7 @@
 
 namespace tessera {
 
-/// Both ends of a pipe; they close when a program is executed.
+/// Both ends of a pipe; they are closed on exec. Throws IoError.
 struct Pipe {
   Fd read, write;
   Pipe();
@@ -23,23 +23,23 @@ struct Pipe {
 
 class Process {
  public:
-  /// Starts a program with this process's environment, changed by `environment`. With `capture`, its output goes to a pipe.
-  /// The kernel kills the child when the thread that started it ends, also when that happens by kill -9. The child calls `prepare` just
-  /// before it becomes the program: async-signal-safe calls only.
+  /// Starts a program with this process's environment, changed by `environment`. With Output::Capture, its output goes to a pipe. The
+  /// kernel kills the child when the thread that started it ends, even by kill -9. The child calls `prepare` just before exec, so
+  /// `prepare` may only make async-signal-safe calls. Throws IoError if the program can't be started.
   enum class Output { Inherit, Capture };
   Process(std::vector<std::string> command, const std::map<std::string, std::string>& environment, Output output = Output::Inherit,
           const std::function<void()>& prepare = {});
   Process(Process&& other) noexcept
       : pid_(std::exchange(other.pid_, -1)), output_(std::exchange(other.output_, -1)), status_(std::exchange(other.status_, {})) {}
   Process& operator=(Process&&) = delete;
-  ~Process();  // kills and reaps what still runs
+  ~Process();  // kills and reaps the child if it still runs
 
   pid_t pid() const { return pid_; }
 
-  /// Exit status as a shell gives it (128 + n after signal n), or nothing if the child still runs after the limit.
+  /// The exit status as a shell reports it (128 + n after signal n), or nothing if the child still runs after the limit.
   std::optional<int> wait(std::chrono::milliseconds limit);
 
-  /// All that the child prints until it closes its output. Only with Output::Capture, once.
+  /// Everything that the child prints until it closes its output. Requires Output::Capture; may be called once.
   std::string read_output();
 
  private:
@@ -48,7 +48,7 @@ class Process {
   std::optional<int> status_;
 };
 
-/// The running program's own file.
+/// Path of the running program.
 std::string this_program();
 
 }  // namespace tessera

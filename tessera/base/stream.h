@@ -1,4 +1,4 @@
-// A copy past the caches, for results that are larger than they are: no line is read only to be overwritten.
+// A copy that bypasses the caches, for results larger than the caches. Streaming stores do not load a cache line only to overwrite it.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// As memcpy. What it has written is there for other threads after their next exchange with this one, as always.
+/// Like memcpy, also in its memory order: another thread sees the bytes once it has synchronized with this one.
 inline void stream(std::byte* target, const std::byte* source, size_t bytes) {
 #if defined(__SSE2__)
   constexpr size_t kLine = 64;

@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-/// The dimensions from the one with the widest stride to the one whose values are neighbours in memory.
+/// The dimensions in order of decreasing stride.
 std::vector<int64_t> memory_order(at::IntArrayRef strides) {
   std::vector<int64_t> order(strides.size());
   std::iota(order.begin(), order.end(), 0);
@@ -61,8 +61,8 @@ TensorSlice whole_slice(at::IntArrayRef shape) {
 
 std::optional<TensorSlice> intersection(const TensorSlice& one, const TensorSlice& other) {
   if (one.shape != other.shape) {
-    throw UsageError(fmt::format("slices of tensors of the shapes [{}] and [{}] have nothing to do with each other",
-                                 fmt::join(one.shape, ", "), fmt::join(other.shape, ", ")));
+    throw UsageError(fmt::format("slices of tensors of different shapes, [{}] and [{}], can't be compared", fmt::join(one.shape, ", "),
+                                 fmt::join(other.shape, ", ")));
   }
   auto result = one;
   for (size_t d = 0; d < one.shape.size(); d++) {
@@ -95,7 +95,7 @@ std::vector<TensorSlice> difference(const TensorSlice& slice, const TensorSlice&
 
 at::Tensor view_of(const at::Tensor& whole, const TensorSlice& slice) {
   if (whole.sizes() != at::IntArrayRef(slice.shape)) {
-    throw UsageError(fmt::format("a slice of a tensor of the shape [{}] was looked for in one of [{}]", fmt::join(slice.shape, ", "),
+    throw UsageError(fmt::format("a slice of a tensor of shape [{}] does not fit a tensor of shape [{}]", fmt::join(slice.shape, ", "),
                                  fmt::join(whole.sizes(), ", ")));
   }
   auto view = whole;
@@ -105,13 +105,13 @@ at::Tensor view_of(const at::Tensor& whole, const TensorSlice& slice) {
 
 std::vector<TensorSlice> slices_of_range(at::IntArrayRef shape, int64_t begin, int64_t numel) {
   if (const auto all = c10::multiply_integers(shape); begin < 0 || numel < 0 || begin > all || numel > all - begin) {
-    throw UsageError(fmt::format("a tensor of the shape [{}] has no {} values from {} on", fmt::join(shape, ", "), numel, begin));
+    throw UsageError(fmt::format("a tensor of shape [{}] does not have {} values from index {} on", fmt::join(shape, ", "), numel, begin));
   }
   std::vector<TensorSlice> result;
   for (int64_t taken = 0; numel > 0; begin += taken, numel -= taken) {
     TensorSlice slice{.shape = shape.vec(), .offsets = std::vector<int64_t>(shape.size()), .sizes = shape.vec()};
     for (auto [d, index] = std::pair(shape.size(), begin); d-- > 0; index /= shape[d]) slice.offsets[d] = index % shape[d];
-    // As many rows as there are of the outermost dimension whose rows begin here and are not too long.
+    // The slice takes as many rows as possible of the outermost dimension that has a row which begins at `begin` and fits into `numel`.
     int64_t row = c10::multiply_integers(shape);
     taken = 1;
     for (size_t d = 0; d < shape.size(); d++) {

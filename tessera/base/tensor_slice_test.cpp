@@ -1,4 +1,4 @@
-// Slices say where values belong: those of a range have its values in order, and what is left of a box without another is the rest of it.
+// Slices of a range cover its values in order; the intersection and the difference of two slices together give the first one.
 #include "tessera/base/tensor_slice.h"
 
 #include <ATen/ATen.h>

@@ -1,4 +1,4 @@
-// `tessera ckpt`: what can be done with checkpoints outside of a training run.
+// `tessera ckpt`: works on checkpoints outside of a training run.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 constexpr size_t kMostNames = 5;
 
-/// What somebody who gave this prefix may have meant.
+/// Names the checkpoints beside the prefix, for the error that there is none of that name.
 std::string what_is_there(const fs::path& prefix) {
   const auto folder = prefix.has_parent_path() ? prefix.parent_path() : fs::path(".");
   std::vector<std::string> names;
@@ -35,7 +35,7 @@ std::string what_is_there(const fs::path& prefix) {
   return fmt::format("{} has {}{}", folder.string(), fmt::join(names, ", "), more);
 }
 
-/// The checkpoint that is meant: the folder itself, or the newest one of a prefix.
+/// The folder itself if it is a checkpoint, or else the newest checkpoint with this prefix.
 fs::path find(const fs::path& prefix) {
   if (checkpoint::is_complete(prefix)) return prefix;
   if (const auto newest = checkpoint::latest(prefix)) return *newest;

@@ -7,13 +7,13 @@ class App;
 
 namespace tessera::cli {
 
-/// `tessera test`: shows on this machine that the transports keep their promises.
+/// `tessera test`: runs the conformance checks of the transports on this machine.
 void add_test_command(CLI::App& app);
 
 /// `tessera launch`: starts a program as several ranks on this host.
 void add_launch_command(CLI::App& app);
 
-/// `tessera ckpt`: what can be done with checkpoints outside of a training run.
+/// `tessera ckpt`: works on checkpoints outside of a training run.
 void add_ckpt_command(CLI::App& app);
 
 }  // namespace tessera::cli

@@ -1,4 +1,4 @@
-// Ranks that fail because of another one, and end before it: `tessera launch` learns from the library which it was.
+// A rank that fails because of another one may end before it. `tessera launch` learns from the failure record which rank that was.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// `tessera launch`: starts a program as several ranks on this host and stays with them until the last has ended.
+// `tessera launch`: starts a program as several ranks on this host and waits until all of them have ended.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <sched.h>
@@ -26,7 +26,7 @@ std::string plural(int count, const std::string& noun) {
   return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
 }
 
-/// A launcher inside of a launcher would start ranks that all believe to be somebody else.
+/// Refuses to run as a rank of another launcher: that one's variables would contradict the ranks that this one starts.
 void refuse_to_be_a_rank() {
   for (const char* name : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"}) {
     const auto size = env(name);
@@ -84,7 +84,7 @@ int launch(const std::vector<std::string>& command, int ranks) {
                 {"MASTER_ADDR", "127.0.0.1"},
                 {"MASTER_PORT", std::to_string(port)},
                 {"OMP_NUM_THREADS", threads},
-                // Left over from elsewhere, these would lead to another meeting place.
+                // If these were inherited, the ranks would look for another store.
                 {"TESSERA_STORE", ""},
                 {"TORCHELASTIC_USE_AGENT_STORE", ""}});
   const auto ending = job.run();
@@ -92,7 +92,7 @@ int launch(const std::vector<std::string>& command, int ranks) {
   return ending.status;
 }
 
-/// The program and its arguments are no options of ours, so the usual usage line would not show them.
+/// CLI11's usage line would not show the program and its arguments, because they are no options.
 struct LaunchHelp : CLI::Formatter {
   std::string make_usage(const CLI::App*, std::string) const override {
     return "Usage: tessera launch --nproc-per-node N PROGRAM ARGS...\n";

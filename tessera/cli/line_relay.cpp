@@ -11,7 +11,7 @@ namespace tessera::cli {
 namespace {
 
 constexpr size_t kLastLines = 5;
-constexpr size_t kLongestLine = 1 << 20;  // what is longer goes on in a line of its own
+constexpr size_t kLongestLine = 1 << 20;  // a longer line is split
 
 }  // namespace
 
@@ -40,7 +40,7 @@ void LineRelay::take(std::string_view text) {
       end_line();
       continue;
     }
-    // A carriage return may belong to the end of the line: it counts when something follows it.
+    // A carriage return may belong to the line end, so it clears the line only when another letter follows.
     if (line_.ends_with('\r') && letter != '\r') line_.clear();
     line_ += letter;
     if (line_.size() == kLongestLine) end_line();
@@ -50,7 +50,7 @@ void LineRelay::take(std::string_view text) {
 void LineRelay::end_line() {
   while (line_.ends_with('\r')) line_.pop_back();
   ready_ += prefix_ + line_ + '\n';
-  // Of an error of libtorch's, its own words count, not the calls that led to it.
+  // The stack trace in an error of libtorch would push its message out of the last lines.
   if (!line_.starts_with("frame #") && !line_.starts_with("Exception raised from ")) last_lines_.push_back(std::move(line_));
   if (last_lines_.size() > kLastLines) last_lines_.pop_front();
   line_.clear();
@@ -60,7 +60,7 @@ void LineRelay::flush() {
   std::string_view rest = ready_;
   while (!rest.empty()) {
     const auto count = ::write(target_, rest.data(), rest.size());
-    if (count < 0 && errno != EINTR && errno != EAGAIN) break;  // nobody reads any more: the ranks must not wait for that
+    if (count < 0 && errno != EINTR && errno != EAGAIN) break;  // nobody reads the output any more, but the ranks must go on
     if (count < 0) {
       pollfd target{.fd = target_, .events = POLLOUT, .revents = 0};
       ::poll(&target, 1, 1000);

@@ -1,4 +1,4 @@
-// The output of one rank on its way to ours: line by line, each behind a prefix and in one write, so that no line is torn by another.
+// Copies the output of one rank to the launcher's own output, with a prefix before each line. Lines of different ranks do not mix.
 #pragma once
 
 #include <deque>
@@ -10,13 +10,13 @@ namespace tessera::cli {
 
 class LineRelay {
  public:
-  /// Reads from a pipe, writes to `target`. A line that was overwritten by carriage returns passes as it looked last.
+  /// Reads from a pipe, writes to `target`. Of a line that was overwritten after carriage returns, only the last state is copied.
   LineRelay(Fd source, int target, std::string prefix);
 
   int source() const { return source_.get(); }
   bool open() const { return static_cast<bool>(source_); }
 
-  /// Passes on some of what has come, without waiting; returns whether there was anything. A last line without an end gets one.
+  /// Copies some of what can be read without waiting; false if there was nothing. A last line without a line end gets one.
   bool pump();
 
   /// The last few lines, without the prefix.
@@ -30,8 +30,8 @@ class LineRelay {
   Fd source_;
   int target_;
   std::string prefix_;
-  std::string line_;   // what has come of the current one
-  std::string ready_;  // whole lines to write
+  std::string line_;   // the current line so far
+  std::string ready_;  // complete lines, to be written
   std::deque<std::string> last_lines_;
 };
 

@@ -19,13 +19,13 @@ namespace tessera::cli {
 namespace {
 
 constexpr auto kLastWords = std::chrono::seconds(1);  // after a failure, before SIGTERM
-constexpr auto kEnough = std::chrono::seconds(3);     // after that SIGTERM, before SIGKILL: there is nothing left to save
-constexpr auto kGrace = std::chrono::seconds(10);     // after a signal that was passed on: a rank may want to save its work
+constexpr auto kEnough = std::chrono::seconds(3);     // after that SIGTERM, before SIGKILL
+constexpr auto kGrace = std::chrono::seconds(10);     // after a relayed signal, before SIGKILL, because a rank may want to save its work
 
 std::string prefix(int rank, int target) {
   const auto text = fmt::format("[rank {}] ", rank);
   if (::isatty(target) == 0 || env("TERM").value_or("dumb") == "dumb") return text;
-  // Rank 0 may be drawing a progress bar on this terminal, which it will draw again: the line takes its place.
+  // Overwrites the progress bar that rank 0 may be drawing on this terminal. Rank 0 will draw it again.
   const std::string clear = "\r\033[K";
   if (env("NO_COLOR")) return clear + text;
   constexpr std::array kColours = {36, 33, 35, 32, 34, 31};
@@ -39,7 +39,7 @@ LocalJob::HeldSignals::HeldSignals() {
   ::sigemptyset(&set);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCHLD}) {
     struct sigaction now {};
-    // Whoever started launch so that it ignores a signal (nohup) means the ranks, too.
+    // If launch was started with a signal ignored (nohup), the ranks must ignore it too.
     if (::sigaction(signal, nullptr, &now) == 0 && now.sa_handler != SIG_IGN) ::sigaddset(&set, signal);
   }
   incoming = Fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
@@ -53,7 +53,7 @@ LocalJob::HeldSignals::~HeldSignals() {
 
 LocalJob::LocalJob(const std::vector<std::string>& command, int ranks, const std::map<std::string, std::string>& environment)
     : watchdog_(ranks) {
-  ::signal(SIGPIPE, SIG_IGN);  // who reads our output may leave; the ranks go on
+  ::signal(SIGPIPE, SIG_IGN);  // the ranks go on if the reader of our output ends
   for (int rank = 0; rank < ranks; rank++) start(command, environment);
 }
 
@@ -61,12 +61,12 @@ void LocalJob::start(const std::vector<std::string>& command, std::map<std::stri
   const int rank = static_cast<int>(ranks_.size());
   environment["RANK"] = environment["LOCAL_RANK"] = std::to_string(rank);
   environment[FailureRecord::kVariable] = failures_.path();
-  // A terminal belongs to rank 0 as it is: progress bars ask whether they write to one.
+  // Rank 0 writes directly to a terminal, because progress bars check whether they write to one.
   const bool direct = rank == 0 && ::isatty(STDOUT_FILENO) != 0;
   Pipe out, err;
   const auto prepare = [&] {
     ::setpgid(0, 0);
-    // Not being the terminal's foreground group must not stop a rank that uses the terminal.
+    // The rank is not in the terminal's foreground group, so these signals would stop it when it uses the terminal.
     ::signal(SIGPIPE, SIG_DFL);
     ::signal(SIGTTIN, SIG_IGN);
     ::signal(SIGTTOU, SIG_IGN);
@@ -103,11 +103,11 @@ Ending LocalJob::run() {
   return ending_;
 }
 
-/// A rank that fails because of another one may end before that one does.
+/// The rank because of which this one failed, as the failure record has it: that one may end later than this one.
 int LocalJob::culprit_behind(int rank) const {
   const int culprit = failures_.culprit_of(rank).value_or(rank);
   if (culprit < 0 || culprit >= static_cast<int>(ranks_.size())) return rank;
-  // One that we have stopped, or that ended well, is no answer.
+  // A rank that the launcher has stopped, or that ended without an error, is not the culprit.
   const bool failed =
       *ranks_[static_cast<size_t>(culprit)].status != 0 && std::ranges::find(ending_.stopped, culprit) == ending_.stopped.end();
   return failed ? culprit : rank;
@@ -141,7 +141,7 @@ void LocalJob::take_signal(int signal) {
   if (signal == SIGTSTP) {
     send(SIGTSTP);
     ::raise(SIGSTOP);
-    send(SIGCONT);  // somebody has continued us
+    send(SIGCONT);  // the launcher runs again
   } else if (signal != SIGCHLD) {
     const auto now = Clock::now();
     if (interrupted_) {
@@ -169,10 +169,10 @@ void LocalJob::reap() {
     if (rank.status) continue;
     rank.status = rank.process.wait(std::chrono::milliseconds(0));
     if (!rank.status) continue;
-    ::kill(-rank.process.pid(), SIGKILL);  // what it has started and left behind
+    ::kill(-rank.process.pid(), SIGKILL);  // the processes that it has left behind
     watchdog_.watch(static_cast<int>(i), 0);
     if (*rank.status == 0 || interrupted_) continue;
-    // Who was killed failed first, even if one that only noticed was faster to end.
+    // A rank that was killed by a signal counts as the first to fail, even if a rank that only noticed its death ended before it.
     const bool killed = *rank.status > 128 && ending_.status <= 128 && ending_.stopped.empty();
     if (ending_.failed_rank && !killed) continue;
     ending_.failed_rank = static_cast<int>(i);

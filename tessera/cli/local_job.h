@@ -1,4 +1,4 @@
-// The ranks of one host as processes: started together, listened to, and stopped together.
+// The ranks of one host as processes that are started, watched and stopped together.
 #pragma once
 
 #include <signal.h>
@@ -17,27 +17,27 @@
 
 namespace tessera::cli {
 
-/// How a job ended: the rank that failed first, if one did, and what the launcher has to end with.
+/// How a job ended.
 struct Ending {
-  int status = 0;
-  std::optional<int> failed_rank;
-  std::vector<int> stopped;  // those that did not end by themselves
-  std::vector<std::string> last_words;
+  int status = 0;                       // the exit status for the launcher
+  std::optional<int> failed_rank;       // the rank because of which the job failed
+  std::vector<int> stopped;             // the ranks that the launcher stopped
+  std::vector<std::string> last_words;  // the last lines of the failed rank's standard error
 };
 
 class LocalJob {
  public:
-  /// Starts the program once for each rank, in a process group of its own, so that what it starts in turn is reached, too. RANK and
-  /// LOCAL_RANK are added to the environment, and the file in which ranks say because of which other one they fail.
+  /// Starts the program once for each rank. Each rank is a process group, so that signals also reach the processes that it starts. Adds
+  /// RANK, LOCAL_RANK and the path of the failure record to the environment.
   LocalJob(const std::vector<std::string>& command, int ranks, const std::map<std::string, std::string>& environment);
 
-  /// Passes output and signals on until all ranks have ended. When one fails, the others get a moment to say what they saw of it, then
+  /// Relays output and signals until all ranks have ended. When one fails, the others get a moment to print what they know about it, then
   /// SIGTERM, then SIGKILL.
   Ending run();
 
  private:
   using Clock = std::chrono::steady_clock;
-  /// While it lives, signals wait to be read instead of interrupting.
+  /// As long as it exists, signals are queued in `incoming` instead of interrupting the launcher.
   struct HeldSignals {
     sigset_t before;
     Fd incoming;
@@ -46,7 +46,7 @@ class LocalJob {
   };
   struct Rank {
     Process process;
-    std::list<LineRelay> output;  // the last is its standard error
+    std::list<LineRelay> output;  // the last one is standard error
     std::optional<int> status;
   };
   struct Step {
@@ -69,7 +69,7 @@ class LocalJob {
   Watchdog watchdog_;
   FailureRecord failures_;
   std::vector<Rank> ranks_;
-  std::vector<Step> plan_;  // what becomes of ranks that do not end by themselves
+  std::vector<Step> plan_;  // when to send which signal to the ranks that still run
   std::optional<int> interrupted_;
   Ending ending_;
 };

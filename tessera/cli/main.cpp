@@ -11,7 +11,7 @@
 
 namespace {
 
-/// CLI11 would only say that there is a command missing.
+/// Throws if the command is unknown, with the known ones; CLI11 would only say that a command is missing.
 void expect_command(const CLI::App& app, int argc, char** argv) {
   if (argc < 2 || argv[1][0] == '-') return;
   std::vector<std::string> names;

@@ -1,4 +1,4 @@
-// `tessera test`: runs the conformance checks over each transport and prints a verdict for every operation.
+// `tessera test`: runs the conformance checks over each transport and prints a result for every operation.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -26,7 +26,7 @@ namespace {
 
 const std::vector<std::string> kTransports = {"self", "threads", "shm", "gloo", "fake"};
 
-// Set for the processes that the command starts itself: it has printed their heading.
+// Set for the ranks that the command starts itself, because it has already printed their heading.
 constexpr const char* kStartedByTest = "TESSERA_STARTED_BY_TEST";
 
 struct TestFlags {
@@ -50,7 +50,7 @@ void print(const Verdict& verdict) {
   std::fflush(stdout);
 }
 
-/// Runs one operation's checks on this rank. What fails is printed by the rank on which it failed.
+/// Runs one operation's checks. Collective. Each rank prints the checks that failed on it.
 Verdict run_checks(const Communicator& world, const std::string& operation, std::span<const ConformanceCheck> checks) {
   Verdict verdict{.operation = operation, .checks = static_cast<int>(checks.size())};
   const auto start = std::chrono::steady_clock::now();
@@ -58,7 +58,7 @@ Verdict run_checks(const Communicator& world, const std::string& operation, std:
     try {
       check.run(world);
     } catch (const CommError&) {
-      throw;  // the group is done for: nothing after this is of use
+      throw;  // the group can't be used any more
     } catch (const std::exception& error) {
       verdict.failures++;
       fmt::print("  rank {}: {} {}: {}\n", world.rank(), check.operation, check.what, error.what());
@@ -71,7 +71,7 @@ Verdict run_checks(const Communicator& world, const std::string& operation, std:
   return verdict;
 }
 
-/// Runs all checks, operation by operation, and prints a line for each on rank 0. Returns whether all of them held on all ranks.
+/// Runs all checks, operation by operation; rank 0 prints a line for each operation. Collective. Returns whether all passed on all ranks.
 bool report(const Communicator& world) {
   const auto checks = conformance_checks(world);
   std::vector<std::string> operations;
@@ -95,7 +95,7 @@ bool report(const Communicator& world) {
   return good;
 }
 
-/// Starts this program once for each rank; rank 0 prints. When one ends badly, the others get a moment to say what they saw of it.
+/// Starts this program once for each rank. When one fails, the others get a moment to print what they know about it.
 bool test_processes(const std::string& transport, const TestFlags& flags) {
   const auto port = std::to_string(free_port());
   std::vector<Process> ranks;
@@ -145,7 +145,7 @@ bool test_threads(const TestFlags& flags) {
 bool test_transport(const std::string& transport, const TestFlags& flags) {
   const int ranks = transport == "self" ? 1 : flags.ranks;
   const auto how = transport == "threads" ? "threads of one process"
-                   : transport == "fake"  ? "on paper"
+                   : transport == "fake"  ? "simulated"
                    : transport == "self"  ? "a lone process"
                                           : "processes of this host";
   fmt::print("{}: {} rank{}, {}\n", transport, ranks, ranks == 1 ? "" : "s", how);
@@ -161,7 +161,7 @@ bool test_transport(const std::string& transport, const TestFlags& flags) {
   }
 }
 
-/// One rank of a group that somebody else started: torchrun, mpirun, or test_processes above.
+/// Runs as one rank of a group that torchrun, mpirun or test_processes has started.
 bool test_as_rank(const TestFlags& flags) {
   const auto world = init({.start_limit = flags.limit(), .operation_limit = flags.limit()});
   if (world.rank() == 0 && !env(kStartedByTest))

@@ -1,4 +1,4 @@
-// A process of its own that outlives the launcher by a moment, to kill what the ranks have started when the launcher is killed itself.
+// A separate process that outlives the launcher. If the launcher is killed, it kills the process groups of the ranks.
 #pragma once
 
 #include <sys/types.h>
@@ -15,13 +15,13 @@ class Watchdog {
   Watchdog(Watchdog&&) = delete;
   ~Watchdog();
 
-  /// The process group to kill if this process ends, in one of the places that the constructor made. 0 for none.
+  /// Sets the process group to kill when this process ends; 0 for none. `place` is one of the `groups` places of the constructor.
   void watch(int place, pid_t group) { groups_[place] = group; }
 
  private:
   int size_;
   std::atomic<pid_t>* groups_;  // shared with the watchdog
-  Fd lifeline_;                 // closes when this process ends, in whatever way
+  Fd lifeline_;                 // the kernel closes it when this process ends, even by kill -9
   pid_t pid_ = -1;
 };
 

@@ -32,7 +32,7 @@ void AllOrNone::attempt(c10::function_ref<void()> act) {
     if (failed()) return;
     error_ = with_context("");
     trouble_ = first_line(error);
-    if (trouble_.empty()) trouble_ = "failed without a word";
+    if (trouble_.empty()) trouble_ = "failed without a message";
   }
 }
 

@@ -1,4 +1,4 @@
-// What every rank does by itself and all of them or none shall have done: opening a shared block, writing a file.
+// A local step that counts only if it succeeds on every rank, such as opening a shared block or writing a file.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -18,21 +18,23 @@ struct RankTrouble {
   std::string words;
 };
 
+/// Collects this rank's failures, and then tells all ranks whether any of them has failed.
 class AllOrNone {
  public:
-  /// How many bytes of a rank's trouble are worth sending where messages have a fixed size.
+  /// The longest text that a rank sends about its failure where messages have a fixed size, in bytes.
   static constexpr size_t kMostWords = 256;
 
-  /// Keeps what `act` throws instead of letting it out, since this rank must come to the exchange that others wait in.
+  /// Runs `act` and keeps what it throws, so that this rank still comes to the exchange in which the others wait.
   void attempt(c10::function_ref<void()> act);
   bool failed() const { return error_ != nullptr; }
-  /// What the first attempt that failed said, for the other ranks; empty if none did.
+  /// The message of the first attempt that failed, for the other ranks; empty if none did.
   const std::string& trouble() const { return trouble_; }
 
-  /// The first rank in trouble, given what the ranks say in rank order.
+  /// The first rank that has failed, given the trouble() of all ranks in rank order.
   static std::optional<RankTrouble> first(std::span<const std::string> troubles);
 
-  /// Collective. Where any rank has failed it throws on all: there its own error, elsewhere an IoError "rank 1 FAILURE: its words".
+  /// Collective. If any rank has failed, it throws on all ranks: a failed rank its own error, the others an IoError "rank 1 FAILURE:
+  /// trouble of rank 1".
   void expect_all(const Communicator& world, Subject subject, std::string_view failure) const;
 
  private:

@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-/// The ranks' parts of a sharded parameter are not the same values.
+/// The shards of a parameter hold different values on each rank, so all_reduce and broadcast would mix them.
 void expect_not_sharded(const at::Tensor& tensor, std::string_view operation) {
   if (!tensor.defined() || !tensor.key_set().has(kPagingKey)) return;
   throw UsageError(fmt::format(
@@ -71,7 +71,7 @@ SharedAttempt Communicator::share(const AreaShape& shape, Subject subject) const
 }
 
 at::Tensor Communicator::own_chunk(const at::Tensor& flat) const {
-  if (flat.dim() != 1) throw UsageError(fmt::format("own_chunk cuts flat tensors; this one has {} dimensions", flat.dim()));
+  if (flat.dim() != 1) throw UsageError(fmt::format("own_chunk takes flat tensors; this one has {} dimensions", flat.dim()));
   const int64_t chunk = (flat.numel() + size() - 1) / size();
   std::vector<at::Tensor> parts;
   for (const int rank : local_ranks()) {

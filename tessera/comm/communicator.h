@@ -1,4 +1,4 @@
-// Collectives among the ranks of a group. Every rank calls the same operations in the same order; one that does not is told so by name.
+// Collectives among the ranks of a group. Every rank must call the same operations in the same order; errors name the rank that does not.
 #pragma once
 
 #include "tessera/comm/transport.h"
@@ -8,66 +8,71 @@ namespace tessera {
 inline constexpr std::chrono::milliseconds kStartLimit = std::chrono::minutes(5);
 inline constexpr std::chrono::milliseconds kOperationLimit = std::chrono::minutes(10);
 
-/// A rank's membership in a group: a value, cheap to copy; the copies share one queue, in which operations run in the order of their
-/// calls. When ranks disagree about an operation, all of them get the same CommError and may go on. When a rank is late or gone,
-/// all get an error that names it, and the group is done for: every later call repeats that error.
+/// A rank's membership in a group: a value, cheap to copy. All copies share one queue, which runs operations in the order of the calls. If
+/// ranks disagree about an operation, all of them get the same CommError and may go on. If a rank is late or gone, all get an error that
+/// names it, and the group can't be used any more: every later call throws that error again.
 class Communicator {
  public:
   explicit Communicator(std::shared_ptr<Transport> transport, std::chrono::milliseconds limit = kOperationLimit);
 
-  /// The rank of this process. Throws UsageError where one process stands for several or records a program for all (see local_ranks).
+  /// The rank of this process. Throws UsageError if the process stands for several ranks or traces (see local_ranks).
   int rank() const;
   int size() const { return transport_->traits().size; }
   /// Which ranks share a host.
   const Topology& topology() const { return traits().topology; }
+  /// The ranks that this process stands for: one, except on a tracing engine.
   const std::vector<int>& local_ranks() const { return transport_->traits().local_ranks; }
-  /// Whether this process stands for rank 0: the one that prints, and writes what is needed once.
+  /// Whether this process stands for rank 0, which prints, and writes what is needed only once.
   bool is_first() const { return local_ranks().front() == 0; }
   bool same_group(const Communicator& other) const { return transport_ == other.transport_; }
-  /// The same for all copies of a communicator, and no other's while one of them lives.
+  /// The same for all copies of a communicator, and different from any other's as long as one of the copies exists.
   const void* id() const { return transport_.get(); }
-  /// Name of the transport, its device, its favourite layout, and whether it only records.
+  /// Properties of the transport: name, device, preferred packing, whether it traces.
   const Transport::Traits& traits() const { return transport_->traits(); }
 
-  /// How long an operation may wait for other ranks. The copy that with_limit returns speaks for the same group.
+  /// How long an operation may wait for other ranks. with_limit returns a copy for the same group.
   std::chrono::milliseconds limit() const { return limit_; }
   Communicator with_limit(std::chrono::milliseconds limit) const { return Communicator(transport_, limit); }
 
-  /// Each whole becomes the own parts of all ranks, in rank order. Any dtype; whole.numel() == size() * own.numel().
+  /// Fills each `whole` with the `own` parts of all ranks, in rank order. Any dtype; whole.numel() == size() * own.numel(). `companions`:
+  /// see Transport::all_gather.
   Work all_gather(std::span<const Piece> pieces, Subject subject = {}, std::span<at::Tensor> companions = {}) const;
-  /// Each own part becomes that part of the wholes of all ranks, reduced in rank order. The wholes are left as they are.
+  /// Fills each `own` with this rank's part of the `whole` tensors of all ranks, reduced in the order that Topology defines. The `whole`
+  /// tensors do not change.
   Work reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction = {}, Subject subject = {}) const;
   /// In place.
   Work all_reduce(at::Tensor tensor, const Reduction& reduction = {}, Subject subject = {}) const;
-  /// The tensor of rank `root` goes to all others.
+  /// Copies the tensor of rank `root` to all other ranks.
   Work broadcast(at::Tensor tensor, int root = 0, Subject subject = {}) const;
-  /// Returns when every rank has come to it.
+  /// Returns when every rank has called it.
   void barrier(Subject subject = {}) const;
 
-  /// Ranks with equal colors form a group of their own, in today's order. One color per rank, the same list on every rank.
+  /// Collective: ranks with equal colors form a new group, in the order of their ranks. `colors` has one color per rank, and is the same
+  /// list on every rank.
   Communicator split(std::span<const int> colors) const;
 
-  /// The same ranks as a group of their own: what happens in it needs no order with what happens in this one. For each thread that works
-  /// on its own, on every rank.
+  /// Collective: a new group of the same ranks. Its operations need no common order with those of this group, so each thread of a program
+  /// can have a group of its own.
   Communicator duplicate() const;
 
-  /// Memory that all ranks of the group see, or why there is none. All call it at once, with the same shape.
+  /// Collective, with the same shape on every rank: memory that all ranks of the group see, or why there is none.
   SharedAttempt share(const AreaShape& shape, Subject subject = {}) const;
 
-  /// The part of a flat tensor, known whole to every rank, that belongs here: chunk r of size() equal ones, the last filled with zeros.
+  /// This rank's chunk of a flat tensor that every rank has in full: chunk r of size() equal ones. The end is padded with zeros.
   at::Tensor own_chunk(const at::Tensor& flat) const;
-  /// The value that each of local_ranks() sees, and back.
+  /// The value that each of local_ranks() sees; from_replicas is the inverse.
   std::vector<at::Tensor> replicas(const at::Tensor& tensor) const { return transport_->replicas(tensor); }
   at::Tensor from_replicas(std::span<const at::Tensor> tensors) const { return transport_->from_replicas(tensors); }
 
+  /// Marks the end of a training step, for tracing engines. Does nothing on others.
   void step_done() const { transport_->step_done(); }
-  /// Wakes all ranks of the group with an error that gives this reason. For a rank that can't go on.
+  /// For a rank that can't go on: all ranks of the group get an error with this reason (see Transport::abort).
   void abort(std::string_view reason) const noexcept { transport_->abort(reason); }
 
-  /// 1, 2, 3...: names for what all ranks make in the same order.
+  /// 1, 2, 3...: numbers for objects that all ranks create in the same order.
   uint64_t next_number() const { return transport_->next_number(); }
 
-  /// An operation took another way than through this group: it counts all the same.
+  /// Counts an operation that ran without this group's transport, such as a reduction through shared memory.
   void count(Operation operation, uint64_t bytes) const { transport_->count(operation, bytes); }
   Traffic traffic(Operation operation) const { return transport_->traffic(operation); }
   void reset_traffic() const { transport_->reset_traffic(); }
@@ -77,7 +82,7 @@ class Communicator {
   std::chrono::milliseconds limit_;
 };
 
-/// The place of a group in a list of distinct groups, to which it is added if it is new.
+/// The index of a group in a list of distinct groups. Appends the group if the list does not have it.
 template <class List>
 size_t find_or_add(List& groups, const Communicator& group) {
   size_t place = 0;

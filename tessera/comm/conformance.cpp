@@ -11,20 +11,20 @@
 namespace tessera {
 namespace {
 
-// Nothing, one, odd, and more than any transport moves in one go.
+// No elements, one, an odd number, and more than any transport moves at once.
 constexpr std::array<int64_t, 4> kSizes = {0, 1, 13, 270'007};
 constexpr int64_t kLarge = kSizes.back();
 constexpr std::array kFloats = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16};
 constexpr std::array kOthers = {at::kLong, at::kByte, at::kBool};
 
-/// Whose values rank `rank` stands for: on paper every peer is this rank's mirror image.
-int voice(const Communicator& world, int rank) {
+/// The rank whose values `rank` sends: every simulated peer sends what this rank sends.
+int sender(const Communicator& world, int rank) {
   return world.traits().simulated ? world.rank() : rank;
 }
 
-/// What rank `rank` has: small whole numbers, so that sums are exact in every dtype and order.
+/// The input of rank `rank`: small integers, so that sums are exact in every dtype and order.
 at::Tensor values(const Communicator& world, int rank, int64_t numel, at::ScalarType dtype) {
-  const auto numbers = at::arange(numel, at::kInt).mul_(7).add_(voice(world, rank) * 3).remainder_(5);
+  const auto numbers = at::arange(numel, at::kInt).mul_(7).add_(sender(world, rank) * 3).remainder_(5);
   return dtype == at::kBool ? numbers.eq(1) : numbers.to(dtype);
 }
 
@@ -38,7 +38,7 @@ void expect_equal(const at::Tensor& actual, const at::Tensor& expected) {
   throw Error(fmt::format("{} of {} values are wrong", wrong, expected.numel()));
 }
 
-/// The values of all ranks as one, by the definition: added in rank order, in `sum`.
+/// The expected reduction of all ranks' values, in rank order and in dtype `sum`.
 at::Tensor reduced(const Communicator& world, int64_t numel, at::ScalarType dtype, Reduce op, at::ScalarType sum) {
   auto result = values(world, 0, numel, dtype).to(sum);
   for (int r = 1; r < world.size(); r++) {
@@ -69,7 +69,7 @@ void check_all_gather(const Communicator& world, int64_t numel, at::ScalarType d
   std::vector<at::Tensor> parts;
   for (int r = 0; r < size; r++) parts.push_back(values(world, r, numel, dtype));
   const auto expected = at::cat(parts);
-  // Once from a part that lies apart, once from one that lies inside.
+  // `own` lies once outside of `whole`, and once at its place inside.
   const Piece apart{.whole = at::zeros({size * numel}, dtype), .own = values(world, numel, dtype)};
   Piece inside{.whole = at::zeros({size * numel}, dtype), .own = {}};
   inside.own = inside.whole.narrow(0, world.rank() * numel, numel);
@@ -107,12 +107,12 @@ void check_split(const Communicator& world) {
   for (int r = 0; r < world.size(); r++) colors.push_back(r % 2);
   const auto half = world.split(colors);
   if (half.rank() != world.rank() / 2) throw Error(fmt::format("rank {} became {} among every second", world.rank(), half.rank()));
-  const auto sum = at::full({1}, static_cast<int64_t>(voice(world, world.rank())), at::kLong);
+  const auto sum = at::full({1}, static_cast<int64_t>(sender(world, world.rank())), at::kLong);
   half.all_reduce(sum).wait();
   int64_t expected = 0;
-  for (int r = world.rank() % 2; r < world.size(); r += 2) expected += voice(world, r);
+  for (int r = world.rank() % 2; r < world.size(); r += 2) expected += sender(world, r);
   expect_equal(sum, at::full({1}, expected, at::kLong));
-  // A part of a part, while all three groups are in use.
+  // A split of a split, while all three groups are in use.
   std::iota(colors.begin(), colors.end(), 0);
   const auto alone = half.split(std::span(colors).first(static_cast<size_t>(half.size())));
   alone.barrier();
@@ -121,7 +121,7 @@ void check_split(const Communicator& world) {
 }
 
 void check_order(const Communicator& world) {
-  // Started together, waited for backwards: each still gets its own values.
+  // Operations that are waited for in reverse order still give each tensor its own values.
   std::vector<at::Tensor> tensors;
   std::vector<Work> works;
   for (int64_t i = 0; i < 8; i++) {
@@ -135,7 +135,7 @@ void check_order(const Communicator& world) {
   }
 }
 
-/// The last rank does something else than the others. All must hear the same, and go on afterwards.
+/// The last rank calls something else than the others. All ranks must get the same error, and be able to go on.
 void check_disagreement(const Communicator& world) {
   const bool odd_one = world.rank() == world.size() - 1;
   const auto named = fmt::format("rank {} at operation", world.size() - 1);
@@ -150,7 +150,7 @@ void check_disagreement(const Communicator& world) {
   world.barrier();
 }
 
-/// The last rank can't take part at all.
+/// The last rank's arguments are invalid. All ranks must get the same error, and be able to go on.
 void check_refusal(const Communicator& world) {
   const bool odd_one = world.rank() == world.size() - 1;
   const Piece piece{.whole = at::zeros({3 * world.size() + (odd_one ? 1 : 0)}), .own = at::zeros({3})};
@@ -163,7 +163,7 @@ void check_refusal(const Communicator& world) {
   world.barrier();
 }
 
-/// Large buffers differ from small ones in how they are cut, which no dtype changes: a wide and a narrow one suffice.
+/// Large buffers are moved in several parts, which does not depend on the dtype: one wide and one narrow dtype suffice.
 bool worth_it(int64_t numel, at::ScalarType dtype) {
   return numel < kLarge || dtype == at::kFloat || dtype == at::kBFloat16;
 }
@@ -195,14 +195,14 @@ std::vector<ConformanceCheck> conformance_checks(const Communicator& world) {
       }
       for (const auto op : {Reduce::Sum, Reduce::Mean, Reduce::Min, Reduce::Max}) {
         if (numel == kLarge && op != Reduce::Mean) continue;
-        if (simulated && numel * world.size() > 1000) continue;  // a big reduction on paper has stand-ins for values
+        if (simulated && numel * world.size() > 1000) continue;  // large simulated reductions only have placeholder values
         add("all_reduce", label(numel, dtype, fmt::format(", {}", name(op))),
             [=](const auto& c) { check_all_reduce(c, numel, dtype, op); });
       }
     }
-    const Reduction narrow{.op = Reduce::Mean, .wire_dtype = at::kBFloat16, .sum_dtype = at::kDouble};
+    const Reduction mixed{.op = Reduce::Mean, .wire_dtype = at::kBFloat16, .sum_dtype = at::kDouble};
     add("reduce_scatter", label(numel, at::kFloat, ", sent as bfloat16, added in double"),
-        [=](const auto& c) { check_reduce_scatter(c, numel, at::kFloat, narrow); });
+        [=](const auto& c) { check_reduce_scatter(c, numel, at::kFloat, mixed); });
   }
   add("barrier", "", [](const auto& c) { c.barrier(); });
   add("split", "every second rank, and one by one", check_split);

@@ -1,4 +1,4 @@
-// What every transport must do, alike to the bit. The test suite and `tessera test` run the same checks.
+// Checks that every transport must pass, with results that are equal to the bit. The test suite and `tessera test` run them.
 #pragma once
 
 #include <functional>
@@ -12,11 +12,11 @@ namespace tessera {
 struct ConformanceCheck {
   std::string operation;  // "all_gather"
   std::string what;       // "bfloat16, 13 elements a rank"
-  /// Collective; throws Error where the transport does not keep its promise.
+  /// Collective. Throws Error if the check fails.
   std::function<void(const Communicator& world)> run;
 };
 
-/// All checks that make sense for a group of this kind and size.
+/// The checks that apply to a group of this kind and size.
 std::vector<ConformanceCheck> conformance_checks(const Communicator& world);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Every transport, at every size of world, keeps every promise; and all of them give the same bits.
+// All transports pass the conformance checks at every world size, and give the same bits.
 #include "tessera/comm/conformance.h"
 
 #include <ATen/ATen.h>

@@ -1,4 +1,4 @@
-// Ranks that share memory and wait for each other, each for something else: told at once, without taking a slow rank for a stuck one.
+// Deadlocks among ranks that share memory are reported at once, and a slow rank is not taken for a stuck one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// Ranks that are late, that throw, that leave: the others end in time, with an error that names them.
+// If a rank is late, throws or leaves, the others end in time with an error that names it.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -15,6 +15,7 @@
 #include "tessera/base/env_table.h"
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/comm/backend/backend_link.h"
 #include "tessera/comm/gloo/gloo_link.h"
 #include "tessera/comm/host/host_transport.h"
 #include "tessera/comm/host/rendezvous.h"
@@ -31,7 +32,7 @@ TransportKind chosen_transport(TransportKind wanted) {
   return given ? static_cast<TransportKind>(*given) : wanted;
 }
 
-/// Each rank says which host it is on.
+/// Exchanges host ids over the link.
 Topology find_hosts(Link& link, Clock::time_point deadline) {
   const auto own = std::hash<std::string>()(host_id());
   std::vector<uint64_t> names(static_cast<size_t>(link.size()));
@@ -40,26 +41,27 @@ Topology find_hosts(Link& link, Clock::time_point deadline) {
   try {
     link.all_gather(std::as_bytes(std::span(&own, 1)), from, deadline);
   } catch (const LinkFailure&) {
-    return Topology::one_host(link.size());  // the barrier that follows says what has happened
+    return Topology::one_host(link.size());  // the barrier that follows reports the failure
   }
   std::vector<int> host_of;
   for (const auto name : names) host_of.push_back(static_cast<int>(std::ranges::find(names, name) - names.begin()));
   return Topology(host_of);
 }
 
-/// A world whose ranks have all heard from each other: nobody needs the store any more to get in.
+/// Returns after a barrier of all ranks, so no rank needs the store any more to join.
 Communicator wrap(std::string name, std::unique_ptr<Link> link, const InitOptions& options) {
   const auto deadline = Clock::now() + options.start_limit;
   auto topology = find_hosts(*link, deadline);
-  const Communicator world(host_transport({.name = std::move(name), .topology = std::move(topology)}, std::move(link)), options.operation_limit);
+  const Communicator world(host_transport({.name = std::move(name), .topology = std::move(topology)}, std::move(link)),
+                           options.operation_limit);
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
   world.with_limit(std::max(left, std::chrono::milliseconds(1))).barrier({.unit = "start"});
   world.reset_traffic();
   return world;
 }
 
-/// How many worlds this process has joined as this rank through this store: each gets keys of its own. Counted here and not in the
-/// store, where a second process of the same rank, or a file left by an earlier run, would shift the count instead of being noticed.
+/// How many worlds this process has joined as this rank through this store; each world has keys of its own. The process counts, and not the
+/// store: a second process of the same rank, or a file of an earlier run, would change a count in the store and so stay unnoticed.
 int next_round(const c10::intrusive_ptr<c10d::Store>& store, int rank) {
   struct Seen {
     c10::weak_intrusive_ptr<c10d::Store> store;  // keeps the address from being used again
@@ -71,7 +73,7 @@ int next_round(const c10::intrusive_ptr<c10d::Store>& store, int rank) {
   return seen.try_emplace({store.get(), rank}, Seen{.store = c10::weak_intrusive_ptr<c10d::Store>(store)}).first->second.rounds++;
 }
 
-/// What each rank says about itself at the start: its host, and the transport that it wants.
+/// What each rank tells the others at the start: its host, and the transport that it wants.
 struct Introduction {
   std::string host;
   std::string transport;
@@ -93,7 +95,7 @@ std::vector<Introduction> introduce(const StorePtr& store, const Identity& ident
   return ranks;
 }
 
-/// Between hosts, an address that only this host can reach is a trap.
+/// Warns of an address that other hosts can't reach. Needed only if there are several hosts.
 void warn_of_loopback(const std::string& address) {
   if (env("GLOO_SOCKET_IFNAME") || !(address.starts_with("127.") || address == "::1")) return;
   log(LogLevel::Warning, fmt::format("gloo listens at {}, which other hosts can't reach; if the ranks do not connect, name the network "
@@ -101,7 +103,7 @@ void warn_of_loopback(const std::string& address) {
                                      address));
 }
 
-/// Launchers share the cores out; ranks that were started otherwise would each take them all.
+/// Warns if the ranks of this host together compute with more threads than there are cores. Launchers set OMP_NUM_THREADS to prevent that.
 void warn_of_threads(int rank, int ranks_here) {
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   if (rank != 0 || ranks_here == 1 || env("OMP_NUM_THREADS") || at::get_num_threads() * ranks_here <= cores) return;

@@ -1,4 +1,4 @@
-// Joining what a program has already: a store, or a process group of c10d.
+// Joining through a store or a c10d process group that the program already has.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// How the ranks of a world are laid out: in one row that shards, or in rows that shard and columns that replicate (HSDP).
+// The ranks of a world in rows, which shard, and columns, which replicate (HSDP). One row is plain sharding.
 #pragma once
 
 #include "tessera/comm/communicator.h"
@@ -10,20 +10,20 @@ struct MeshShape {
   int shard = 1;
 };
 
-/// A value, cheap to copy. Rank r of the world stands in row r / shard, at place r % shard: neighbours shard together, so that a row can
-/// be a host.
+/// A value, cheap to copy. Rank r of the world is in row r / shard and column r % shard, so a row consists of consecutive ranks and can be
+/// a host.
 class Mesh {
  public:
-  /// All ranks in one row. Implicit, so that a Communicator serves wherever a mesh is asked for.
+  /// All ranks in one row. Implicit, so that a Communicator can be passed as a mesh.
   Mesh(Communicator world);  // NOLINT(google-explicit-constructor)
-  /// replicate * shard must be the size of the world. Collective: every rank calls it with the same shape.
+  /// Collective, with the same shape on every rank. Throws UsageError unless replicate * shard is the size of the world.
   Mesh(Communicator world, MeshShape shape);
 
   const MeshShape& shape() const { return shape_; }
   const Communicator& world() const { return world_; }
-  /// The ranks that together hold one copy of the parameters.
+  /// This rank's shard group: the ranks of its row, which together hold one copy of the parameters.
   const Communicator& shard() const { return shard_; }
-  /// The ranks that hold the same part of it, one in each row. A group of one in a mesh of one row.
+  /// This rank's replicate group: the ranks of its column, which hold the same part of the parameters. A group of one in a mesh of one row.
   const Communicator& replicate() const { return replicate_; }
 
  private:

@@ -1,4 +1,4 @@
-// Something that all users of one group of ranks have in common.
+// An object that all users of one group of ranks share.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// One T for each group, for as long as somebody holds it. Whoever holds it has to hold the group, too.
+/// Keeps one T for each group as long as somebody owns it. Its owners must also keep the group, because groups are told apart by address.
 template <class T>
 class PerGroup {
  public:

@@ -1,4 +1,4 @@
-// Ranks as real processes: they meet as a launcher makes them meet, die by kill -9, and leave nothing behind.
+// Ranks as real processes: they meet as under a launcher, are killed with SIGKILL, and leave nothing behind.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

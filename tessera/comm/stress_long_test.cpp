@@ -1,4 +1,4 @@
-// Thousands of random operations with random delays, the same script on every rank: what rare orders of events would break.
+// Thousands of random operations with random delays, the same on every rank, to find errors that need a rare order of events.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 

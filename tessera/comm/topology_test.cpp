@@ -1,4 +1,4 @@
-// Hosts of ranks, and sums that run over hosts.
+// Which ranks share a host, and the order of sums over several hosts.
 #include "tessera/comm/topology.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// An operation under way.
+// A handle for an operation that was started.
 #pragma once
 
 #include <memory>
@@ -8,24 +8,24 @@
 
 namespace tessera {
 
-/// Handed out by every collective. Dropping it does not cancel the operation; the buffers stay alive until it is through or waited for.
+/// Every collective returns one. Dropping it does not cancel the operation. The operation keeps its buffers alive until it has ended.
 class [[nodiscard]] Work {
  public:
-  /// How an engine finishes an operation, which on a device runs after what its caller had queued on the current stream.
+  /// Implemented by an engine. On a device, the operation runs after what its caller had queued on the current stream.
   struct State {
     virtual ~State() = default;
     virtual void wait() = 0;
     virtual bool done() const = 0;
-    /// Asked for after wait(): the point in a device's queue after which the results are there.
+    /// Called after wait(): the point in a device's queue after which the results are ready.
     virtual Event ready_event() const { return {}; }
   };
 
-  /// Already done: what a tracing engine returns.
+  /// An operation that is already done. Tracing engines return it.
   Work() = default;
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
-  /// Returns when the results may be used by the host, or on a device by what the calling thread queues on its current stream from now on.
-  /// Throws what went wrong, on whichever rank, however often it is called.
+  /// Returns when the results may be used: by the host, or, on a device, by what the calling thread queues on its current stream from now
+  /// on. If the operation failed on any rank, every call throws its error.
   void wait() const {
     if (!state_) return;
     state_->wait();

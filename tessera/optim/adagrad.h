@@ -1,4 +1,4 @@
-// Adagrad, as torch::optim does it: each value has a rate of its own, which falls with all that its gradients have been.
+// Adagrad, as in torch::optim: the rate of each value falls with the sum of its squared gradients.
 #pragma once
 
 #include "tessera/optim/optimizer.h"

@@ -1,4 +1,4 @@
-// Adam and AdamW, as torch::optim does them, and AdamW with small moments.
+// Adam and AdamW, as in torch::optim, and AdamW with 8-bit moments.
 #pragma once
 
 #include "tessera/optim/optimizer.h"
@@ -13,14 +13,14 @@ struct AdamOptions {
   double weight_decay = 0;
 };
 
-/// Weight decay is added to the gradient (L2).
+/// Adam whose weight decay is added to the gradient (L2).
 class Adam : public Optimizer {
  public:
   Adam(std::vector<at::Tensor> parameters, AdamOptions options);
   Adam(std::vector<ParameterGroup> groups, AdamOptions options);
 
  protected:
-  /// How weight decay acts: through the gradient, or on the parameters directly.
+  /// Whether weight decay is added to the gradient, or shrinks the parameters directly.
   enum class WeightDecay { L2, Decoupled };
   Adam(std::vector<ParameterGroup> groups, AdamOptions options, WeightDecay decay);
 
@@ -45,7 +45,8 @@ class AdamW final : public Adam {
   AdamW(std::vector<ParameterGroup> groups, AdamWOptions options);
 };
 
-/// AdamW whose moments take two bytes for each parameter instead of eight: in blocks of 256 with a scale each.
+/// AdamW with 8-bit moments: they take two bytes for each value instead of eight, plus two scales for each block of 256 values. Dense
+/// float32 parameters in host memory only; step() throws UsageError for others.
 class SmallAdamW final : public Optimizer {
  public:
   SmallAdamW(std::vector<at::Tensor> parameters, AdamWOptions options);

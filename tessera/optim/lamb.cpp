@@ -13,7 +13,7 @@ namespace tessera::optim {
 namespace {
 
 Squares prepare_in_parallel(const LambRule& rule, const UpdateRange& all) {
-  // One after the other in the sum, whichever thread was first.
+  // The sum adds the parts in order, so it does not depend on which thread was first.
   std::vector<Squares> parts(static_cast<size_t>((all.count + kGrain - 1) / kGrain));
   at::parallel_for(0, std::ssize(parts), 1, [&](int64_t begin, int64_t end) {
     for (; begin < end; begin++) {
@@ -66,7 +66,7 @@ void Lamb::apply(const Settings& settings, int64_t step, const Item& item) {
 }
 
 void Lamb::end_step() {
-  // Parts of one parameter lie on the ranks of its shard group; nearly always there is one such group.
+  // The parts of a parameter are on the ranks of its shard group. Nearly always there is only one such group.
   for (size_t group = 0; group < groups_.size(); group++) {
     std::vector<Pending*> all;
     for (auto& each : pending_) {

@@ -1,4 +1,4 @@
-// LAMB: Adam whose step for each parameter is as long as the parameter itself, for very large batches.
+// LAMB, for very large batches: Adam whose update of each parameter is scaled to the norm of that parameter, times the rate.
 #pragma once
 
 #include "tessera/optim/optimizer.h"
@@ -14,21 +14,21 @@ struct LambOptions {
   double weight_decay = 1e-2;
 };
 
-/// Dense float32 parameters in host memory. A step sends two numbers for each parameter over the ranks: how long the whole parameter is,
-/// and how long its update would be.
+/// Dense float32 parameters in host memory only; step() throws UsageError for others. A step all-reduces two numbers for each sharded
+/// parameter: the squared norms of the full parameter and of its update.
 class Lamb final : public Optimizer {
  public:
   Lamb(std::vector<at::Tensor> parameters, LambOptions options);
   Lamb(std::vector<ParameterGroup> groups, LambOptions options);
 
  private:
-  /// One parameter's part on this rank, half way through a step.
+  /// This rank's part of a parameter, between the two passes of a step.
   struct Pending {
     LambRule rule;
     double lr;
     UpdateRange range;
     Squares squares;
-    std::optional<size_t> group;  // in groups_; none for whole parameters
+    std::optional<size_t> group;  // index in groups_; none for parameters that are not sharded
   };
   void apply(const Settings& settings, int64_t step, const Item& item) override;
   void begin_step() override { pending_.clear(); }
@@ -36,7 +36,7 @@ class Lamb final : public Optimizer {
 
   LambOptions options_;
   std::vector<Pending> pending_;
-  std::vector<Communicator> groups_;  // over which parameters are sharded
+  std::vector<Communicator> groups_;  // the shard groups of the parameters
 };
 
 }  // namespace tessera::optim

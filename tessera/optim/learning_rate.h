@@ -1,4 +1,4 @@
-// How the learning rate changes over a run: a value, to be asked for the rate of a step, kept with a checkpoint and compared.
+// Learning-rate schedules. A schedule is a value, which can be saved in a checkpoint and compared.
 #pragma once
 
 #include <cstdint>
@@ -9,22 +9,22 @@ namespace tessera::optim {
 struct LearningRate {
   enum class Shape {
     Constant,
-    Steps,   // times `factor` after every `every` steps
-    Cosine,  // down to `last` over `steps`, along half a wave
+    Steps,   // multiplied by `factor` after every `every` steps
+    Cosine,  // from `base` down to `last`, along half a cosine wave
   };
 
   double base = 1e-3;
   Shape shape = Shape::Constant;
-  int64_t warmup = 0;   // steps over which it rises in a line to where the shape begins
+  int64_t warmup = 0;   // number of steps over which the rate rises linearly to `base`; the shape begins after them
   double factor = 0.1;  // Steps
-  int64_t every = 1;    // Steps: an epoch's number of steps times how many epochs
-  int64_t steps = 1;    // Cosine: of the whole run, the warm-up included
-  double last = 0;      // Cosine
+  int64_t every = 1;    // Steps: in steps, so for epochs multiply by the steps of an epoch
+  int64_t steps = 1;    // Cosine: the length of the run, including the warm-up
+  double last = 0;      // Cosine: the rate at the end
 
   /// The rate for a step, counted from 0. Throws UsageError if the settings make no sense.
   double at(int64_t step) const;
 
-  /// One line of text, and back.
+  /// One line of text; load() is the inverse, and throws UsageError for text of another form.
   std::string save() const;
   static LearningRate load(const std::string& text);
 

@@ -1,4 +1,4 @@
-// Lion: steps of one size, whose direction is the sign of a moving mean; half the state of Adam.
+// Lion: all values move by the same amount, in the direction of the sign of a moving average. It has half the state of Adam.
 #pragma once
 
 #include "tessera/optim/optimizer.h"

@@ -24,7 +24,7 @@ constexpr auto kSteps = "steps";
 void expect_leaf(const at::Tensor& parameter) {
   if (!parameter.defined() || !parameter.is_leaf()) {
     throw UsageError(
-        "an optimizer was given something that is no parameter of its own (undefined, the result of an operation, or a whole "
+        "an optimizer was given something that is no parameter of its own (undefined, the result of an operation, or an unsharded "
         "parameter of a sharded model); pass tessera::parameters(model)");
   }
   if (parameter.is_complex()) {
@@ -58,7 +58,7 @@ Optimizer::Optimizer(std::vector<ParameterGroup> groups, Settings settings, std:
 
 std::vector<Optimizer::Run> Optimizer::runs_of(std::vector<at::Tensor> parameters) const {
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  // State in blocks can't be cut at any place.
+  // State in blocks can't be divided between parameters at any place, so these parameters are updated one by one.
   const bool joins = std::ranges::all_of(state_kinds_, [](const StateKind& kind) { return kind.block == 1; });
   std::vector<Run> runs;
   ShardPlace last;
@@ -84,7 +84,7 @@ at::Tensor Optimizer::part(const Run& run, const at::Tensor& flat, const Member&
   return flat.narrow(0, member.offset, member.parameter.numel()).view(member.parameter.sizes());
 }
 
-/// The gradients of a run as one tensor, if they lie as its parameters do.
+/// The gradients of a run as one tensor, or undefined if they are not adjacent in the same way as the parameters.
 at::Tensor Optimizer::flat_gradient(const Run& run) {
   const auto& first = run.members.front().parameter.grad();
   if (!first.defined()) return {};
@@ -100,7 +100,7 @@ at::Tensor Optimizer::flat_gradient(const Run& run) {
 
 void Optimizer::make_state(Run& run) const {
   if (!run.state.empty()) return;
-  // Without the parameter's key: state is nobody's shard.
+  // Made from options, which do not carry the paging key: state is no shard.
   for (const auto& kind : state_kinds_) {
     const auto like = run.flat.options().dtype(kind.dtype.value_or(run.flat.scalar_type()));
     run.state.push_back(kind.block == 1 ? at::zeros_like(run.flat, like)
@@ -110,14 +110,14 @@ void Optimizer::make_state(Run& run) const {
 
 void Optimizer::step_run(const Settings& settings, Run& run, const WriteGuard& guard) {
   if (!has_gradient(run)) return;
-  make_state(run);  // only now: what is frozen never has any
+  make_state(run);  // only here, so that frozen parameters never have state
   const auto update_part = [&](const at::Tensor& parameter, const at::Tensor& gradient, std::span<const at::Tensor> state,
                                std::span<Member> members, const at::Tensor& cast_copy) {
     for (auto& member : members) {
       member.steps++;
       guard.outdate(member.parameter);
     }
-    // The kernels go through memory in order and look at no strides.
+    // The kernels ignore strides and update memory in order, so a parameter with gaps is updated in a dense copy.
     const bool has_gaps = !parameter.is_non_overlapping_and_dense();
     const auto target = has_gaps ? at::empty_like(parameter).copy_(parameter) : parameter;
     const bool alike = gradient.strides() == target.strides() && gradient.scalar_type() == target.scalar_type();
@@ -146,7 +146,7 @@ bool Optimizer::has_gradient(const Run& run) {
   return std::ranges::any_of(run.members, [](const Member& member) { return member.parameter.grad().defined(); });
 }
 
-/// The units that are about to change.
+/// The units that the next step changes.
 std::span<const std::shared_ptr<Unit>> Optimizer::units_with_gradients() {
   for (const auto& group : groups_) {
     for (const auto& run : group.runs) {
@@ -157,7 +157,7 @@ std::span<const std::shared_ptr<Unit>> Optimizer::units_with_gradients() {
   return units_;
 }
 
-/// Optimizers do not keep units alive between steps.
+/// Empties the list at the end of a step, so that optimizers do not keep units alive between steps.
 struct Optimizer::Releases {
   std::vector<std::shared_ptr<Unit>>& units;
   ~Releases() { units.clear(); }
@@ -237,7 +237,7 @@ std::map<std::string, ParameterState> Optimizer::state(const torch::nn::Module& 
         if (member.steps == 0) continue;
         const auto name = names.find(member.parameter.unsafeGetTensorImpl());
         if (name == names.end())
-          throw UsageError("the optimizer has a parameter that the model has not; pass the model that it was made for");
+          throw UsageError("the optimizer has a parameter that the model does not have; pass the model that the optimizer was made for");
         auto& own = result[name->second];
         for (size_t i = 0; i < state_kinds_.size(); i++) own[state_kinds_[i].name] = part(run, run.state[i], member);
         own[kSteps] = at::scalar_tensor(member.steps, at::kLong);

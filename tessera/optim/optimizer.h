@@ -1,4 +1,4 @@
-// What all optimizers over shards share. The shards of a unit lie one after the other, so a step updates each unit as one flat tensor.
+// Base class of the optimizers over shards. The shards of a unit are adjacent in memory, so a step updates each unit as one flat tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,14 +23,14 @@ class WriteGuard;
 
 namespace tessera::optim {
 
-/// Parameters that share their settings. Unset values are those of the optimizer. Groups may cut through units.
+/// Parameters with settings of their own. Unset values are those of the optimizer. Parameters of one unit may be in different groups.
 struct ParameterGroup {
   std::vector<at::Tensor> parameters;
   std::optional<double> lr = {};
   std::optional<double> weight_decay = {};
 };
 
-/// What an optimizer keeps for one parameter: tensors like its shard, and how many "steps" it took.
+/// The state of one parameter: tensors like its shard, and "steps", the number of steps that it has taken.
 using ParameterState = std::map<std::string, at::Tensor>;
 
 class Optimizer {
@@ -41,23 +41,24 @@ class Optimizer {
 
   /// Updates every parameter that has a gradient.
   void step();
-  /// Says that this rank leaves out a step that others take. Its parameters stay as they are.
+  /// To be called instead of step() if this rank leaves out a step that others take. Its parameters do not change.
   void skip_step();
-  /// The next step sees gradients times this factor (a scalar; several multiply): costs no pass over memory of its own. Forgotten by
-  /// zero_grad() and skip_step().
+  /// Makes the next step multiply the gradients by a scalar, without another pass over memory. Several factors multiply. step(),
+  /// skip_step() and zero_grad() reset the factor.
   void scale_gradients(const at::Tensor& factor);
-  /// As tessera::clip_grad_norm over all parameters, but the next step does the scaling. Gives the norm before it.
+  /// Like tessera::clip_grad_norm over all parameters, but the next step does the scaling. Returns the norm before clipping. Collective.
   at::Tensor clip_grad_norm(double max_norm, double p = 2);
   void zero_grad();
 
-  /// The rate of the first group; setting one keeps the ratios that the groups had to it at first, also through 0. Throws UsageError where
-  /// there are none: the first group began with 0 and another did not.
+  /// The rate of the first group. set_lr scales the rates of all groups by their initial ratios to the first one, also after a rate of 0.
+  /// set_lr throws UsageError if the first group's initial rate was 0 and another group's was not.
   double lr() const { return groups_.front().settings.lr; }
   void set_lr(double lr);
 
-  /// The state of every parameter that has taken a step, under its name in the model. The tensors are the optimizer's own, not copies.
+  /// The state of every parameter that has taken a step, by its name in the model. The tensors are the optimizer's own and not copies.
   std::map<std::string, ParameterState> state(const torch::nn::Module& model) const;
-  /// Copies such a state in; parameters that it does not name start anew. Throws UsageError, and changes nothing, if it does not fit.
+  /// Copies a state into this optimizer. Parameters that the state does not name start without state. If it does not fit, throws UsageError
+  /// and changes nothing.
   void load_state(const torch::nn::Module& model, const std::map<std::string, ParameterState>& state);
 
  protected:
@@ -67,44 +68,45 @@ class Optimizer {
   };
   struct Member {
     at::Tensor parameter;
-    int64_t offset = 0;  // in the run
+    int64_t offset = 0;  // in values, from the beginning of the run
     int64_t steps = 0;
   };
-  /// A tensor to keep for each parameter, zeros at first: like the parameter unless it has a dtype of its own, and then with one value for
-  /// each `block` of the parameter's.
+  /// A kind of tensor that the rule keeps for each parameter, zero at first. It is like the parameter, but may have another dtype, or one
+  /// value for each `block` values of the parameter.
   struct StateKind {
     std::string name;
     std::optional<at::ScalarType> dtype = {};
     int64_t block = 1;
   };
-  /// What is updated at once: parameters next to each other in one unit, or a single one.
+  /// What one call of apply() updates: adjacent parameters of one unit as one tensor, or a single parameter.
   struct Item {
     at::Tensor parameter, gradient;
     std::span<const at::Tensor> state;  // in the order of the kinds
-    at::Tensor cast_copy;                  // the parameter as other ranks read it, in bfloat16; undefined where nobody does
+    at::Tensor cast_copy;               // the bfloat16 copy that other ranks read, to be written too; undefined if there is none
     std::span<const Member> members;
-    at::Tensor factor;  // of the gradient; undefined for 1
+    at::Tensor factor;  // to multiply the gradient by; undefined for 1
   };
 
   Optimizer(std::vector<ParameterGroup> groups, Settings settings, std::vector<StateKind> state_kinds);
 
-  /// Takes step number `step`, counted from 1, of parameters that have taken as many.
+  /// Applies the rule to an item. `step` is the number of this step for the item's members, counted from 1.
   virtual void apply(const Settings& settings, int64_t step, const Item& item) = 0;
-  /// Before the first and after the last item of a step: for rules that need to know of all before they can end one.
+  /// Called before the first and after the last item of a step, for rules that must see all items before they can finish one.
   virtual void begin_step() {}
   virtual void end_step() {}
 
  private:
+  /// Adjacent parameters of one unit, or a single parameter.
   struct Run {
     std::vector<Member> members;
-    std::weak_ptr<Unit> unit;  // none for whole parameters
-    at::Tensor flat;           // over all members; a single one as it is
+    std::weak_ptr<Unit> unit;  // none for parameters that are not sharded
+    at::Tensor flat;           // a flat view over all members, or the only member itself
     std::vector<at::Tensor> state = {};
   };
   struct Releases;
   struct Group {
     Settings settings;
-    double ratio;  // of its rate to the first group's
+    double ratio;  // of its initial rate to the first group's
     std::vector<Run> runs;
   };
 
@@ -119,10 +121,10 @@ class Optimizer {
 
   std::vector<Group> groups_;
   const std::vector<StateKind> state_kinds_;
-  at::Tensor factor_;                           // of the next step's gradients
-  std::vector<Communicator> worlds_;            // of the sharded parameters; nearly always one
-  std::vector<at::Tensor> parameters_;          // of all groups
-  std::vector<std::shared_ptr<Unit>> units_;    // of a step: empty between steps, and kept for its memory
+  at::Tensor factor_;                         // for the next step's gradients; undefined for 1
+  std::vector<Communicator> worlds_;          // of the sharded parameters; nearly always one
+  std::vector<at::Tensor> parameters_;        // of all groups
+  std::vector<std::shared_ptr<Unit>> units_;  // the units of the current step; a member only so that its memory is reused
 };
 
 }  // namespace tessera::optim

@@ -1,4 +1,4 @@
-// The rules of our own optimizers, against torch's or against the rule written with tensors; whole and sharded, in every kind of memory.
+// The rules of our optimizers, compared with torch's or with the rule written with tensors: unsharded and sharded, in each unit memory.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

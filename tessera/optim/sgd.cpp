@@ -28,7 +28,7 @@ void SGD::apply(const Settings& settings, int64_t step, const Item& item) {
                        .nesterov = options_.nesterov};
     return update_in_parallel(rule, update_range(item.parameter, item.gradient, item.state, item.cast_copy));
   }
-  // By operators: the fused kernel of libtorch 2.13 leaves most values of half and bfloat16 as they are.
+  // Plain operators instead of the fused kernel, which in libtorch 2.13 does not update most values of half and bfloat16 tensors.
   auto parameter = item.parameter;
   auto gradient = scaled(item.gradient, item.factor);
   if (settings.weight_decay != 0) gradient = gradient.add(parameter, settings.weight_decay);

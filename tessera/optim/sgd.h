@@ -1,4 +1,4 @@
-// Gradient descent with momentum, as torch::optim::SGD does it.
+// Gradient descent with momentum, as in torch::optim::SGD.
 #pragma once
 
 #include "tessera/optim/optimizer.h"

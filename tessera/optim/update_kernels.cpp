@@ -9,14 +9,14 @@
 namespace tessera::optim {
 namespace {
 
-/// Rounds to the nearest, to even where two are as near. What is not a number kept so.
+/// Rounds to nearest even. NaN stays NaN.
 [[gnu::always_inline]] inline uint16_t to_bfloat(float number) {
   const auto bits = std::bit_cast<uint32_t>(number);
   const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   return static_cast<uint16_t>(number == number ? rounded : 0x7fc0);
 }
 
-/// Calls `rule(p, g, first, second)` for each value, with whatever state there is, and stores what it has changed.
+/// Calls `rule(p, g, first, second)` for each value and stores what it has changed. State that does not exist is passed as 0.
 template <bool kFirst, bool kSecond, bool kCastCopy, class Rule>
 [[gnu::always_inline]] inline void go_through(const UpdateRange& s, const Common& common, const Rule& rule) {
   auto* const parameters = s.parameters;
@@ -96,7 +96,7 @@ TESSERA_KERNEL void update(const LionRule& r, const UpdateRange& s) {
 
 TESSERA_KERNEL Squares prepare(const LambRule& r, const UpdateRange& s) {
   const LambRule rule = r;
-  constexpr int64_t kPart = 1024;  // values whose squares are added in float32
+  constexpr int64_t kPart = 1024;  // squares of so many values are added in float32, the rest in double
   Squares all;
   for (int64_t begin = 0; begin < s.count; begin += kPart) {
     const int64_t end = begin + kPart < s.count ? begin + kPart : s.count;
@@ -128,7 +128,7 @@ TESSERA_KERNEL void apply_update(const LambRule& r, float step, const UpdateRang
 
 namespace {
 
-/// Nothing if all are so small that one over them would be too large.
+/// The largest absolute value, or 0 if it is denormal, because its reciprocal could overflow.
 [[gnu::always_inline]] inline float largest_normal(const float* values, int64_t count) {
   float most = 0;
   for (int64_t i = 0; i < count; i++) {
@@ -171,7 +171,7 @@ TESSERA_KERNEL void update(const AdamRule& r, const UpdateRange& s, const SmallM
     for (int64_t i = 0; i < count; i++) {
       const float root = std::sqrt(std::fabs(first[i]) * first_unit) * 127 + 0.5F;
       small_first[i] = static_cast<int8_t>(static_cast<int>(first[i] < 0 ? -root : root));
-      // Never rounded down to nothing: a second moment that vanished would let the parameter jump.
+      // A positive second moment is never rounded down to 0, because then the division by its root would make a huge update.
       const float fourth = std::sqrt(std::sqrt(second[i] * second_unit)) * 255 + 0.5F;
       small_second[i] = static_cast<uint8_t>(static_cast<int>(fourth > 1 || second[i] * second_unit <= 0 ? fourth : 1.0F));
     }

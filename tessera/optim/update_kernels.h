@@ -1,22 +1,21 @@
-// One pass over memory for each range of values: the gradient's factor, weight decay, the rule, and the cast copy that other ranks
-// read.
+// Update loops: one pass over a range of values applies the gradient's factor, weight decay and the rule, and writes the cast copy.
 #pragma once
 
 #include <cstdint>
 
 namespace tessera::optim {
 
-/// Values that lie one after the other, with what belongs to each of them.
+/// A range of parameters, with the gradient and state of each. All arrays have `count` values.
 struct UpdateRange {
   float* parameters = nullptr;
   const float* gradients = nullptr;
-  float* first = nullptr;  // state, as far as the rule has any
+  float* first = nullptr;  // state; null if the rule has none
   float* second = nullptr;
-  uint16_t* cast_copy = nullptr;  // the parameters in bfloat16, if somebody wants them
+  uint16_t* cast_copy = nullptr;  // bfloat16 copy of the parameters, to be written; null if there is none
   int64_t count = 0;
 };
 
-/// What all rules do first: g = factor * gradient + l2 * p, and p *= keep.
+/// What all rules do first: g = factor * gradient + l2 * p, then p *= keep.
 struct Common {
   float factor = 1;
   float l2 = 0;
@@ -27,14 +26,14 @@ struct SgdRule {
   Common common;
   float lr = 0;
   float momentum = 0;
-  float share = 1;  // of the gradient in the momentum
+  float share = 1;  // by which the gradient is multiplied when it is added to the momentum
   bool nesterov = false;
 };
-/// first: the momentum; none if there is no state.
+/// range.first: momentum, or null for no momentum.
 void update(const SgdRule& rule, const UpdateRange& range);
 
-/// How much of an average kept, and how much of the new value added. Each is rounded by itself: in float32, 1 - 0.999 is five parts in a
-/// hundred thousand more than 0.001, and every step would be too long or too short by half of that.
+/// The weights of a moving average: average = kept * average + added * value. Each is rounded from double on its own, because in float32
+/// 1 - 0.999 is larger than 0.001 by a relative 5e-5, which would change the length of every step by half of that.
 struct Decay {
   Decay() = default;
   explicit Decay(double beta) : kept(static_cast<float>(beta)), added(static_cast<float>(1 - beta)) {}
@@ -43,12 +42,12 @@ struct Decay {
 
 struct AdamRule {
   Common common;
-  float step = 0;  // the rate over the first moment's correction
+  float step = 0;  // learning rate / bias correction of the first moment
   Decay first, second;
-  float correction = 1;  // square root of the second moment's
+  float correction = 1;  // square root of the bias correction of the second moment
   float eps = 0;
 };
-/// first, second: moments.
+/// range.first, range.second: the moments.
 void update(const AdamRule& rule, const UpdateRange& range);
 
 struct AdagradRule {
@@ -56,7 +55,7 @@ struct AdagradRule {
   float lr = 0;
   float eps = 0;
 };
-/// first: sum of squares.
+/// range.first: sum of squared gradients.
 void update(const AdagradRule& rule, const UpdateRange& range);
 
 struct LionRule {
@@ -64,25 +63,25 @@ struct LionRule {
   float lr = 0;
   Decay update, momentum;
 };
-/// first: the momentum.
+/// range.first: the momentum.
 void update(const LionRule& rule, const UpdateRange& range);
 
-/// LAMB knows how far to go only when it knows how long the update is, for each parameter over all ranks: so it takes two passes.
+/// LAMB takes two passes, because the length of a step depends on the norm of the parameter's update over all ranks.
 struct LambRule {
-  AdamRule adam;               // its step is not used
-  float first_correction = 1;  // of the first moment
-  float decay = 0;             // part of the update
+  AdamRule adam;               // its `step` is not used
+  float first_correction = 1;  // bias correction of the first moment
+  float decay = 0;             // weight decay, which is added to the update
 };
 struct Squares {
   double parameters = 0, update = 0;
 };
-/// Moves the moments on; gives the sums of squares of the parameters and of the update that they are to go.
+/// First pass: updates the moments, and returns the sums of squares of the parameters and of their update.
 Squares prepare(const LambRule& rule, const UpdateRange& range);
-/// Goes that update, times `step`.
+/// Second pass: subtracts the update, times `step`, from the parameters.
 void apply_update(const LambRule& rule, float step, const UpdateRange& range);
 
-/// Moments in eight bits, in blocks that have a scale each: the first as sign and square root, the second as fourth root, so that small
-/// values keep their size.
+/// 8-bit moments in blocks, each with its own scale. The first moment is stored as its sign and square root, the second as its fourth root,
+/// so that small values keep some precision.
 inline constexpr int64_t kBlock = 256;
 struct SmallMoments {
   int8_t* first = nullptr;

@@ -1,4 +1,4 @@
-// From the tensors of an optimizer to the loops over their memory.
+// Runs the update loops over the memory of an optimizer's tensors.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -11,7 +11,7 @@
 
 namespace tessera::optim {
 
-/// Whether all of it is dense host memory of float32, in one order.
+/// Whether the update loops can be used: all tensors are dense float32 in host memory, with the same strides.
 inline bool has_loops(const at::Tensor& parameter, const at::Tensor& gradient, std::span<const at::Tensor> state) {
   const auto fits = [&](const at::Tensor& tensor) {
     return tensor.device().is_cpu() && tensor.scalar_type() == at::kFloat && tensor.strides() == parameter.strides();
@@ -19,10 +19,10 @@ inline bool has_loops(const at::Tensor& parameter, const at::Tensor& gradient, s
   return parameter.is_non_overlapping_and_dense() && fits(parameter) && fits(gradient) && std::ranges::all_of(state, fits);
 }
 
-/// In the parameter's order; up to two states.
+/// The memory of the tensors, with up to two state tensors. Bumps the parameter's version.
 inline UpdateRange update_range(const at::Tensor& parameter, const at::Tensor& gradient, std::span<const at::Tensor> state,
-                          const at::Tensor& cast_copy) {
-  // The values change without an operator, which would have told the graphs that have saved them.
+                                const at::Tensor& cast_copy) {
+  // The loops change values without an operator, so autograd would not notice that a saved parameter has changed.
   parameter.unsafeGetTensorImpl()->bump_version();
   return {.parameters = parameter.data_ptr<float>(),
           .gradients = gradient.const_data_ptr<float>(),
@@ -42,20 +42,20 @@ inline UpdateRange part_of(const UpdateRange& all, int64_t begin, int64_t count)
           .count = count};
 }
 
-inline constexpr int64_t kGrain = 1 << 16;  // values: fewer are not worth a thread
+inline constexpr int64_t kGrain = 1 << 16;  // the fewest values that are worth a thread
 
-/// On all threads that the program gives to operators.
+/// Runs the update on libtorch's intra-op threads.
 template <class Rule>
 void update_in_parallel(const Rule& rule, const UpdateRange& all) {
   at::parallel_for(0, all.count, kGrain, [&](int64_t begin, int64_t end) { update(rule, part_of(all, begin, end - begin)); });
 }
 
-/// A factor that is 1 unless there is one.
+/// The factor as a number; 1 if it is undefined.
 inline float value_of(const at::Tensor& factor) {
   return factor.defined() ? factor.item<float>() : 1;
 }
 
-/// The gradient as operators shall see it.
+/// The gradient times the factor, for rules that are made of operators.
 inline at::Tensor scaled(const at::Tensor& gradient, const at::Tensor& factor) {
   return factor.defined() ? gradient * factor.to(gradient.scalar_type()) : gradient;
 }

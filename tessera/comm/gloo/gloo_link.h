@@ -1,4 +1,4 @@
-// A link over sockets: point-to-point messages of a c10d backend, gloo's or any other that can send host memory.
+// Makes c10d's gloo backend and a link over it, for ranks that share no memory.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -10,23 +10,18 @@
 #include "tessera/comm/host/link.h"
 
 namespace c10d {
-class Backend;
 class Store;
 }  // namespace c10d
 
 namespace tessera {
 
 struct GlooOptions {
-  /// Address of this host, as others reach it. Empty: what GLOO_SOCKET_IFNAME names, else what c10d chooses.
+  /// The address of this host as other hosts reach it. GLOO_SOCKET_IFNAME takes precedence; without either, c10d chooses.
   std::string address = {};
   std::chrono::milliseconds start_limit = std::chrono::minutes(5);
 };
 
-/// Connects the ranks that meet in the store. `store` must be this group's own (a PrefixStore).
+/// Collective: connects the ranks. `store` must be this group's own (a PrefixStore). Throws CommError if they can't be connected in time.
 std::unique_ptr<Link> gloo_link(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const GlooOptions& options = {});
-
-/// Uses a backend that exists already. The store, if there is one, lets ranks tell each other why they gave up; it may be null.
-std::unique_ptr<Link> backend_link(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store,
-                                   std::chrono::milliseconds start_limit);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// The sum of gradients: what a reduction spends its time on.
+// The sum of all ranks' gradients, in which a reduction spends most of its time.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,9 +7,9 @@
 
 namespace tessera {
 
-/// result[i] = (rows[0][i] + rows[1][i] + ...) / divisor, added in float32 and in this order; adds the squares of that to `squares`, if
-/// given. No bit depends on the number of threads. False, and nothing done, for what it has no loop for: it wants contiguous rows of
-/// float32 or bfloat16 in host memory. The result, in float32, may be one of the rows.
+/// result[i] = (rows[0][i] + rows[1][i] + ...) / divisor, added in float32 and in this order. Adds the squares of the results to `squares`,
+/// if given. The bits do not depend on the number of threads. `result` is float32, and may be one of the rows. Rows must be contiguous
+/// float32 or bfloat16 in host memory; for others it does nothing and returns false.
 bool add_rows(std::span<const at::Tensor> rows, const at::Tensor& result, float divisor, double* squares = nullptr);
 
 }  // namespace tessera

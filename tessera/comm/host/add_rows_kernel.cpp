@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kStretch = 4096;  // values: a stretch of sums stays in the first cache while row after row is added
+constexpr int64_t kBlock = 4096;  // values: the sums of a block stay in the L1 cache while row after row is added
 constexpr int64_t kGrain = 1 << 16;
 
 float value(float number) {
@@ -27,7 +27,7 @@ float value(uint16_t bfloat) {
 
 template <class T>
 [[gnu::always_inline]] inline void add_two(const T* first, const T* second, float divisor, float* result, int64_t count) {
-#pragma GCC ivdep  // the result may be a row, value for value
+#pragma GCC ivdep  // the result may be one of the rows, but then each value only depends on its own place
   for (int64_t i = 0; i < count; i++) result[i] = (value(first[i]) + value(second[i])) / divisor;
 }
 
@@ -43,7 +43,7 @@ template <class T>
   for (int64_t i = 0; i < count; i++) sum[i] += value(row[i]);
 }
 
-/// In as many sums side by side, whatever the processor, so that all come to the same bits.
+/// Always in kLanes partial sums, so that all processors get the same bits.
 [[gnu::always_inline]] inline double sum_of_squares(const float* values, int64_t count) {
   constexpr int64_t kLanes = 32;
   std::array<float, kLanes> lanes = {};
@@ -58,46 +58,46 @@ template <class T>
 }
 
 template <class T>
-[[gnu::always_inline]] inline void add_stretch(const T* const* rows, int64_t ranks, int64_t begin, int64_t count, float divisor,
-                                               float* result, double* squares) {
+[[gnu::always_inline]] inline void add_block(const T* const* rows, int64_t ranks, int64_t begin, int64_t count, float divisor,
+                                             float* result, double* squares) {
   if (ranks == 2) {
     add_two(rows[0] + begin, rows[1] + begin, divisor, result + begin, count);
   } else {
-    // Not in the result itself, which may be one of the rows.
-    std::array<float, kStretch> sum;
+    // The sums can't be kept in the result, which may be one of the rows.
+    std::array<float, kBlock> sum;
     take_one(rows[0] + begin, sum.data(), count);
     for (int64_t rank = 1; rank < ranks; rank++) add_one(rows[rank] + begin, sum.data(), count);
 #pragma GCC ivdep
     for (int64_t i = 0; i < count; i++) result[begin + i] = sum[static_cast<size_t>(i)] / divisor;
   }
-  if (squares != nullptr) *squares += sum_of_squares(result + begin, count);  // while the cache has it
+  if (squares != nullptr) *squares += sum_of_squares(result + begin, count);  // while it is in the cache
 }
 
 TESSERA_KERNEL void add_floats(const float* const* rows, int64_t ranks, int64_t begin, int64_t count, float divisor, float* result,
                                double* squares) {
-  add_stretch(rows, ranks, begin, count, divisor, result, squares);
+  add_block(rows, ranks, begin, count, divisor, result, squares);
 }
 
 TESSERA_KERNEL void add_bfloats(const uint16_t* const* rows, int64_t ranks, int64_t begin, int64_t count, float divisor, float* result,
                                 double* squares) {
-  add_stretch(rows, ranks, begin, count, divisor, result, squares);
+  add_block(rows, ranks, begin, count, divisor, result, squares);
 }
 
 template <class T, class Add>
-void in_stretches(std::span<const at::Tensor> rows, const at::Tensor& result, float divisor, double* squares, const Add& add) {
+void in_blocks(std::span<const at::Tensor> rows, const at::Tensor& result, float divisor, double* squares, const Add& add) {
   c10::SmallVector<const T*, 16> pointers;
   for (const auto& row : rows) pointers.push_back(static_cast<const T*>(row.const_data_ptr()));
   auto* const target = result.data_ptr<float>();
-  // Parts that depend on the length alone, each with a sum of its own.
+  // The parts, each with a sum of its own, depend only on the length, and not on the number of threads.
   std::array<double, 64> sums = {};
   const auto count = result.numel();
-  const auto part = (count / std::ssize(sums) / kStretch + 1) * kStretch;
+  const auto part = (count / std::ssize(sums) / kBlock + 1) * kBlock;
   at::parallel_for(0, (count + part - 1) / part, std::max<int64_t>(1, kGrain / part), [&](int64_t first, int64_t last) {
     for (auto i = first; i < last; i++) {
       auto* const sum = squares == nullptr ? nullptr : &sums[static_cast<size_t>(i)];
       const auto end = std::min((i + 1) * part, count);
-      for (auto begin = i * part; begin < end; begin += kStretch) {
-        add(pointers.data(), std::ssize(pointers), begin, std::min(kStretch, end - begin), divisor, target, sum);
+      for (auto begin = i * part; begin < end; begin += kBlock) {
+        add(pointers.data(), std::ssize(pointers), begin, std::min(kBlock, end - begin), divisor, target, sum);
       }
     }
   });
@@ -111,9 +111,9 @@ bool add_rows(std::span<const at::Tensor> rows, const at::Tensor& result, float 
   const auto fits = [&](const at::Tensor& tensor) { return tensor.device().is_cpu() && tensor.is_contiguous(); };
   if (!fits(result) || !std::ranges::all_of(rows, fits)) return false;
   if (dtype == at::kFloat) {
-    in_stretches<float>(rows, result, divisor, squares, add_floats);
+    in_blocks<float>(rows, result, divisor, squares, add_floats);
   } else if (dtype == at::kBFloat16) {
-    in_stretches<uint16_t>(rows, result, divisor, squares, add_bfloats);
+    in_blocks<uint16_t>(rows, result, divisor, squares, add_bfloats);
   } else {
     return false;
   }

@@ -1,4 +1,4 @@
-// A call with an end, around one that may never return.
+// A time limit around a call that may never return.
 #pragma once
 
 #include <chrono>
@@ -10,8 +10,9 @@
 
 namespace tessera {
 
-/// What `call` returns, or nothing if it has not returned by then: a store answers over a socket, and its host may be frozen or cut off.
-/// The call then goes on in a thread of its own, so it must own everything that it uses. Its exceptions come out here.
+/// What `call` returns, or nothing if it has not returned within the limit. For stores, which answer over a socket from a host that may be
+/// frozen or cut off. The call runs in a thread of its own and continues after the limit, so it must own everything that it uses. An
+/// exception that it throws within the limit is thrown here.
 template <class Call>
 auto bounded(std::chrono::milliseconds limit, Call call) -> std::optional<decltype(call())> {
   auto task = std::make_shared<std::packaged_task<decltype(call())()>>(std::move(call));

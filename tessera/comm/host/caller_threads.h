@@ -1,4 +1,4 @@
-// Whether several threads of the program use one group: then nobody can tell a deadlock from a thread that works while another waits.
+// Whether several threads of the program use one group. Then a deadlock can't be told from a thread that works while another one waits.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,7 @@ enum class Callers { OneThread, SeveralThreads };
 
 class CallerThreads {
  public:
-  /// The calling thread uses the group.
+  /// Records that the calling thread uses the group.
   void note() {
     const auto id = std::hash<std::thread::id>()(std::this_thread::get_id());
     size_t first = 0;

@@ -67,7 +67,7 @@ std::string name_ranks(std::span<const int> ranks) {
 void expect_agreement(std::span<const Envelope> envelopes, Callers callers) {
   const auto alike = [&](const Envelope& other) { return std::memcmp(&envelopes.front(), &other, sizeof(Envelope)) == 0; };
   if (!envelopes.front().refused && std::ranges::all_of(envelopes, alike)) return;
-  // Ranks that are about to do the same, in order of their first member.
+  // Each group consists of ranks with equal envelopes; the groups are in the order of their first ranks.
   std::vector<std::vector<int>> groups;
   bool refused = false;
   for (int rank = 0; rank < static_cast<int>(envelopes.size()); rank++) {

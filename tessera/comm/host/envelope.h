@@ -1,4 +1,4 @@
-// What a rank is about to do, small enough to travel ahead of every operation. Ranks compare envelopes before any data moves.
+// A fixed-size description of what a rank is about to do. Ranks exchange and compare envelopes before any data moves.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -14,9 +14,9 @@
 
 namespace tessera {
 
-/// Plain bytes without padding: equal operations have equal bytes.
+/// Has no padding, so equal operations have equal bytes.
 struct Envelope {
-  uint64_t sequence = 0;  // how many operations of the group came before
+  uint64_t sequence = 0;  // number of operations that the group ran before
   uint64_t number = 0;
   uint64_t version = 0;
   uint64_t members = 0;
@@ -29,9 +29,9 @@ struct Envelope {
   int8_t dtype = 0;
   int8_t wire_dtype = 0;
   int8_t sum_dtype = 0;
-  bool refused = false;  // this rank can't take part; `words` says why
+  bool refused = false;  // this rank can't take part, for the reason in `words`
   std::array<char, 2> unused = {};
-  std::array<char, 80> unit = {};    // the end of its name, if it is longer
+  std::array<char, 80> unit = {};    // only the end of a longer name
   std::array<char, 192> words = {};  // only with `refused`
 
   void set_unit(std::string_view name);
@@ -42,8 +42,9 @@ struct Envelope {
 };
 static_assert(std::has_unique_object_representations_v<Envelope>);
 
-/// Throws if a rank refuses (UsageError, with the reasons of all that do) or if not all are about to do the same (CommError, with who
-/// does what). As every rank passes the same envelopes, every rank throws the same; one whose callers are several threads says so.
+/// Throws UsageError if a rank refuses, with the reasons of all that do. Throws DisagreementError if the envelopes differ otherwise, with
+/// what each rank is about to do. Every rank passes the same envelopes and so throws the same error, except for a hint on a rank where
+/// several threads call the group.
 void expect_agreement(std::span<const Envelope> envelopes, Callers callers = Callers::OneThread);
 
 /// "rank 2", "ranks 0, 1 and 3"

@@ -8,14 +8,14 @@
 namespace tessera {
 namespace {
 
-/// Why a tensor can't be moved, or nothing.
+/// Why a tensor can't be sent; empty if it can.
 std::string complaint(const at::Tensor& tensor, std::string_view what, std::string_view transport) {
   if (!tensor.defined()) return fmt::format("{} is undefined", what);
   if (!tensor.device().is_cpu()) {
     return fmt::format("{} is on {}; transport {} moves host memory, pass a CPU tensor", what, tensor.device().str(), transport);
   }
   if (tensor.layout() != at::kStrided || !tensor.is_contiguous()) return fmt::format("{} is not contiguous; pass .contiguous()", what);
-  bytes_of(tensor);  // throws where the memory is out of reach
+  bytes_of(tensor);  // throws if the memory can't be accessed
   return {};
 }
 

@@ -1,4 +1,4 @@
-// How a rank says what it is about to do: the one way to an Envelope.
+// Makes envelopes. No other code fills their fields from tensors.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -10,15 +10,14 @@
 
 namespace tessera {
 
-/// `fill` adds what the operation works on. An exception in it becomes this rank's refusal, so that the others get an error at once
-/// instead of waiting for it.
+/// `fill` describes the operands. If it throws, this rank refuses, so that all ranks get an error at once instead of waiting for this one.
 Envelope envelope_for(Operation operation, const Call& call, c10::function_ref<void(Envelope&)> fill = {});
 
-/// Throws UsageError where the memory can't take part.
+/// Throws UsageError if the tensors can't be sent, or if an `own` does not fit its `whole`.
 void describe(Envelope& envelope, const at::Tensor& tensor, const Transport::Traits& group);
 void describe(Envelope& envelope, std::span<const Piece> pieces, const Transport::Traits& group);
 
-/// Makes envelopes differ where this number does.
+/// Mixes a number into the layout hash, so that envelopes differ if the numbers do.
 void mix_into_layout(Envelope& envelope, int64_t number);
 
 /// The memory of a tensor.

@@ -1,4 +1,4 @@
-// Waiting for a word of shared memory to change, across threads and processes.
+// Waits until a word of shared memory changes, across threads and processes.
 #pragma once
 
 #include <linux/futex.h>
@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-/// Returns when the word is no longer `seen`, after a wake, or after `most`; for any other reason too: look again.
+/// Returns when the word is no longer `seen`, after a wake, or after `most`. It may also return early, so the caller must check the word.
 inline void futex_wait(const std::atomic<uint32_t>& word, uint32_t seen, std::chrono::nanoseconds most) {
   const timespec span{.tv_sec = static_cast<time_t>(most.count() / 1'000'000'000),
                       .tv_nsec = static_cast<long>(most.count() % 1'000'000'000)};

@@ -19,12 +19,12 @@
 namespace tessera {
 namespace {
 
-// Below this, an all_reduce sends everything to everybody: one exchange instead of two.
+// Up to this many values, counted over all ranks, all_reduce sends everything to all ranks: one exchange instead of two.
 constexpr int64_t kSmallReduction = 32 * 1024;
-// How long a rank that leaves waits for operations that it started and dropped.
+// How long the destructor waits for operations that were started and not waited for.
 constexpr auto kFarewell = std::chrono::seconds(10);
 
-/// Something for each rank.
+/// One element for each rank.
 template <class T>
 using Ranks = c10::SmallVector<T, 8>;
 
@@ -68,7 +68,7 @@ HostTransport::HostTransport(Traits traits, std::shared_ptr<Link> link, std::sha
 }
 
 HostTransport::~HostTransport() {
-  // What was started and dropped may still come to its end, unless an exception is ending this rank's part in it.
+  // Operations that nobody has waited for may still finish, unless an exception is unwinding this rank.
   if (std::uncaught_exceptions() == 0 && queue_.wait_until_idle(kFarewell)) return;
   if (!queue_.wait_until_idle(std::chrono::milliseconds(0))) {
     link_->abort(fmt::format("rank {} left with operations under way", rank()), world_ranks_[rank()]);
@@ -142,7 +142,7 @@ Work HostTransport::all_reduce(at::Tensor tensor, const Reduction& reduction, co
       reducer.reduce(contributions, tensor, traits().topology);
       return sent;
     }
-    // Each rank reduces a chunk, then all gather the results. The sums are the same to the bit.
+    // Each rank reduces a chunk, then all ranks gather the results. The sums have the same bits as above.
     const int64_t chunk = (numel + size() - 1) / size();
     const auto chunk_of = [&](const at::Tensor& flat, size_t r) {
       const int64_t begin = std::min(static_cast<int64_t>(r) * chunk, numel);
@@ -228,7 +228,7 @@ Work HostTransport::start(Envelope envelope, std::chrono::milliseconds limit, Mo
   callers_.note();
   link_->used_by_this_thread();
   return queue_.run([this, envelope, limit, move = std::move(move)]() mutable {
-    // Neither gradients nor version counters are meant, and buffers may have been made in this mode.
+    // Transfers need no autograd and no version counters, and the buffers may be inference tensors, which only this mode may write.
     const c10::InferenceMode inference;
     if (broken_) std::rethrow_exception(broken_);
     envelope.sequence = sequence_++;
@@ -248,7 +248,7 @@ void HostTransport::run_agreed(const Envelope& envelope, Clock::time_point deadl
     count(envelope.operation, move(deadline));
     last_ = envelope;
   } catch (const std::exception& error) {
-    // The others count on this rank by now.
+    // After agreement the other ranks wait for this one, so they must be told.
     const auto message =
         fmt::format("operation {} of rank {}, {}, failed: {}", envelope.sequence, rank(), envelope.describe(), first_line(error));
     broken_ = std::make_exception_ptr(CommError(message));
@@ -270,7 +270,7 @@ uint64_t HostTransport::reduce(const Reducer& reducer, std::span<const ConstByte
       to,
       [&](size_t begin, std::span<const ConstBytes> rows) {
         const auto count = static_cast<int64_t>(rows.front().size() / width);
-        if (count == 0) return;  // the others have more
+        if (count == 0) return;  // other ranks have longer parts
         for (size_t r = 0; r < rows.size(); r++) {
           contributions[r] = at::from_blob(const_cast<std::byte*>(rows[r].data()), {count}, at::TensorOptions().dtype(reducer.wire()));
         }
@@ -292,7 +292,7 @@ uint64_t HostTransport::sent_to_others(std::span<const ConstBytes> to) const {
 
 void HostTransport::fail(const LinkFailure& failure, const Envelope& envelope, std::chrono::milliseconds limit) {
   const auto what = fmt::format("operation {} of rank {}, {}", envelope.sequence, rank(), envelope.describe());
-  // Every operation begins with all ranks, so whoever is missing now was there at the last that this rank finished.
+  // Every operation begins with an exchange among all ranks, so the failed ranks came at least to the last operation that finished here.
   const auto before =
       last_ ? fmt::format("the last that {} came to was operation {}, {}", name_ranks(failure.ranks), last_->sequence, last_->describe())
             : fmt::format("it is the first of this group");

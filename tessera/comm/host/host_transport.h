@@ -1,4 +1,4 @@
-// Collectives over any Link: agreement before data moves, sums in rank order, an ordered queue, errors with names.
+// Collectives over any Link: agreement before data moves, sums in a fixed order, an ordered queue, errors that name ranks.
 #pragma once
 
 #include <functional>
@@ -35,13 +35,14 @@ class HostTransport final : public Transport {
   int rank() const { return link_->rank(); }
   int size() const { return link_->size(); }
 
-  /// Queues an operation: all ranks compare envelopes, then `move` runs and returns how many bytes it sent.
+  /// Queues an operation: all ranks compare envelopes, then `move` moves the data and returns how many bytes it sent.
   using Move = std::function<uint64_t(Clock::time_point deadline)>;
   Work start(Envelope envelope, std::chrono::milliseconds limit, Move move);
   void agree(const Envelope& envelope, Clock::time_point deadline);
   void run_agreed(const Envelope& envelope, Clock::time_point deadline, const Move& move);
   uint64_t gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline);
-  /// What all ranks have for this one, as one value; its squares are added to `squares`, if given.
+  /// Reduces what all ranks send to this one into `own`, and returns how many bytes it sent. Adds the squares of `own` to `squares`, if
+  /// given.
   uint64_t reduce(const Reducer& reducer, std::span<const ConstBytes> to, const at::Tensor& own, Clock::time_point deadline,
                   double* squares = nullptr);
   uint64_t sent_to_others(std::span<const ConstBytes> to) const;
@@ -50,18 +51,18 @@ class HostTransport final : public Transport {
 
   std::shared_ptr<Link> link_;
   std::shared_ptr<LinkFamily> family_;
-  const std::vector<int> world_ranks_;  // of this group's ranks
+  const std::vector<int> world_ranks_;  // the world rank of each rank of this group
   CallerThreads callers_;
   uint64_t sequence_ = 0;
-  std::optional<Envelope> last_;     // what this rank finished before
-  Envelope now_;                     // what it is about
-  std::exception_ptr broken_;        // what every later call gets
-  std::vector<Envelope> envelopes_;  // of all ranks, reused
+  std::optional<Envelope> last_;     // the last operation that finished
+  Envelope now_;                     // the current operation
+  std::exception_ptr broken_;        // what every later call throws
+  std::vector<Envelope> envelopes_;  // of all ranks; reused by every operation
   std::vector<Bytes> envelope_bytes_;
-  Queue queue_;  // last: its thread ends before what it uses
+  Queue queue_;  // last, because its thread uses the members above
 };
 
-/// The usual way to a group: a link, wrapped.
+/// A HostTransport over the link. `traits` needs no size and no ranks, which come from the link.
 std::shared_ptr<Transport> host_transport(Transport::Traits traits, std::unique_ptr<Link> link);
 
 }  // namespace tessera

@@ -27,7 +27,7 @@ void LinkFamily::abort(int rank, std::string_view reason, int culprit) noexcept 
   try {
     const auto words = fmt::format("rank {}: {}", rank, reason);
     for (const auto& link : alive()) link->abort(words, culprit);
-  } catch (const std::exception&) {  // out of memory: the limit ends the others' waiting
+  } catch (const std::exception&) {  // out of memory: the other ranks wait until their time limit
   }
 }
 

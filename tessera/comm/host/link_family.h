@@ -1,4 +1,4 @@
-// Links that fail together, and the rank that makes them fail.
+// Links that fail together, and the rank that made them fail.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@ namespace tessera {
 class LinkFamily {
  public:
   void add(const std::shared_ptr<Link>& link);
-  /// The other ranks get the reason with `rank` in front.
+  /// Aborts all links. The other ranks get the reason with "rank R: " in front.
   void abort(int rank, std::string_view reason, int culprit) noexcept;
 
  private:
@@ -25,8 +25,8 @@ class LinkFamily {
   std::vector<std::weak_ptr<Link>> links_;
 };
 
-/// The world rank of the rank that makes rank `own` of a group fail; recorded for the launcher if it is another one. `world_ranks` maps the
-/// group's ranks to those of the world.
+/// The world rank that made rank `own` of a group fail. If it is another rank, it is recorded for the launcher. `world_ranks` maps the
+/// ranks of the group to world ranks.
 int record_culprit(const LinkFailure& failure, int own, std::span<const int> world_ranks) noexcept;
 
 }  // namespace tessera

@@ -15,11 +15,12 @@
 namespace tessera {
 namespace {
 
-constexpr auto kCheckInterval =
-    std::chrono::milliseconds(50);  // how often a waiting rank checks that the others are alive, and do not all wait
-constexpr int kSpins = 2000;        // some ten microseconds: about what falling asleep and waking up would take
+// How often a waiting rank checks that the others are alive, and that there is no deadlock.
+constexpr auto kCheckInterval = std::chrono::milliseconds(50);
+// About ten microseconds, which is what falling asleep and waking up would take.
+constexpr int kSpins = 2000;
 
-/// Lets the other thread of the core work.
+/// Lets the other hardware thread of the core run.
 void pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -34,18 +35,18 @@ struct alignas(64) PeerGroup::Header {
   enum State : uint32_t { Running, Aborting, Aborted };
   std::atomic<uint32_t> state;
   std::atomic<uint32_t> out_of_step;
-  std::atomic<uint64_t> deadlock;  // what all ranks have confirmed last
-  int32_t culprit;                 // of the abort
+  std::atomic<uint64_t> deadlock;  // hash of the last set of waits that all ranks have confirmed
+  int32_t culprit;                 // world rank that caused the abort
   std::array<char, 1004> reason;   // ends with a zero
 };
 
 struct alignas(64) PeerGroup::Peer {
-  std::atomic<uint32_t> left;  // it has gone, as planned
+  std::atomic<uint32_t> left;  // the rank has left the group
   std::atomic<int32_t> pid;
-  std::atomic<uint32_t> several;         // threads of its program use the group
-  std::atomic<uint32_t> ticket;          // the number of the wait that it is in, if that lasts
-  std::atomic<uint32_t> gives_way;       // that wait can end without what it waits for
-  std::atomic<uint64_t> confirmed;       // over the tickets of all ranks; odd if all of them can give way
+  std::atomic<uint32_t> several;         // several threads of its program use the group
+  std::atomic<uint32_t> ticket;          // number of its posted wait; 0 if there is none
+  std::atomic<uint32_t> gives_way;       // the posted wait can give way
+  std::atomic<uint64_t> confirmed;       // hash of all ranks' tickets that it has confirmed; odd if all waits can give way
   std::array<char, 228> waits_for = {};  // ends with a zero
 };
 
@@ -99,12 +100,12 @@ bool PeerGroup::deadlocked(const Counter& counter, uint32_t value, PostedWait& w
     own.ticket = ++last_ticket_;
     wait.posted = true;
   }
-  // Others may have heard of it, and left, before this rank looked.
+  // The others may have found the deadlock, and ended their waits, before this rank looked.
   if (own.confirmed != 0 && own.confirmed == header().deadlock) {
-    wait.posted = wait.waiting.deadlock != Deadlock::WaitOn;  // who waits on may come to wait in another peers
+    wait.posted = wait.waiting.deadlock != Deadlock::WaitOn;  // a wait that goes on is posted anew: it may become part of another deadlock
     return true;
   }
-  // What runs beside the program may be what another rank waits for.
+  // Another rank may wait for work that this rank does outside of the program's threads.
   if (wait.waiting.deadlock != Deadlock::WaitOn && works_aside_ && works_aside_()) return false;
   uint64_t hash = 1;
   bool all_give_way = true;
@@ -114,7 +115,7 @@ bool PeerGroup::deadlocked(const Counter& counter, uint32_t value, PostedWait& w
     all_give_way &= peer(r).gives_way != 0;
   }
   hash = hash << 1 | static_cast<uint64_t>(all_give_way);
-  if (has_come(counter, value)) return false;  // only now: it may have come before that rank began to wait
+  if (has_come(counter, value)) return false;  // checked after the tickets, as that rank may have raised it just before it began to wait
   if (!wait.told) {
     wait.told = true;
     const auto words = wait.waiting.what();
@@ -141,7 +142,8 @@ bool PeerGroup::wait(std::span<Counter> counters, uint32_t value, Clock::time_po
     bool asleep = false;
     for (int spin = 0; spin < kSpins && !has_come(counter, value); spin++) pause();
     while (!has_come(counter, value)) {
-      // Not before it has lasted a while. Before the look around, for those who have heard of it already may be gone.
+      // Looks for a deadlock only after a first sleep. This comes before check_peers(), because ranks that already got the error of a
+      // deadlock may be gone.
       if (asleep && deadlocked(counter, value, wait) && waiting.deadlock != Deadlock::WaitOn) {
         if (peer(rank_).confirmed % 2 == 1) return false;
         throw LinkFailure{.kind = LinkFailure::Kind::Deadlocked, .ranks = {}, .reason = {}};
@@ -201,7 +203,7 @@ void PeerGroup::expect_running() const {
 }
 
 std::optional<std::string> PeerGroup::gone(int rank, const Counter& counter, uint32_t value) {
-  // In this order: it may come and leave at any time.
+  // `left` is read before the counter, because the rank may raise the counter and leave in between.
   if (peer(rank).left != 0) return has_come(counter, value) ? std::nullopt : std::optional<std::string>("has left the group");
   const pid_t pid = peer(rank).pid;
   if (pid == 0 || pid == ::getpid()) return std::nullopt;
@@ -209,7 +211,7 @@ std::optional<std::string> PeerGroup::gone(int rank, const Counter& counter, uin
   auto& peer = pid_fds_[rank];
   if (!peer) peer = Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   pollfd watched{.fd = peer.get(), .events = POLLIN, .revents = 0};
-  // Where there are no pid descriptors (an old kernel, a sandbox), asking for the pid must do.
+  // Without pid descriptors (an old kernel, a sandbox), kill() tells whether the pid exists.
   const bool dead = peer ? ::poll(&watched, 1, 0) > 0 : ::kill(pid, 0) != 0 && errno == ESRCH;
   if (dead) return fmt::format("(process {}) has died", pid);
   return std::nullopt;

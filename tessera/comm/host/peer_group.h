@@ -1,5 +1,5 @@
-// The ranks that share memory: who is there, who has died, whether one has given up, and how they wait for each other. They may be threads
-// or processes: the protocol is the same, so what the thread sanitizer says about threads holds for processes.
+// The ranks that share memory: who is alive, who has died, whether one has aborted, and how they wait for each other. Threads and processes
+// use the same protocol, so what the thread sanitizer shows for threads also holds for processes.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -24,18 +24,18 @@ namespace tessera {
 /// What a wait does when all ranks wait for each other.
 enum class Deadlock {
   Throw,
-  GiveWay,  // ends without what it waited for, if all ranks can do so; else like Throw
-  WaitOn,   // others throw, and may come to what this one waits for
+  GiveWay,  // returns early if all ranks wait with GiveWay; otherwise like Throw
+  WaitOn,   // goes on, because the ranks that throw may then come to what this one waits for
 };
 
-/// What there is to know of a wait that lasts.
+/// What the search for deadlocks must know of a wait.
 struct WaitOptions {
   Deadlock deadlock = Deadlock::Throw;
-  c10::function_ref<std::string()> what;           // in words
-  c10::function_ref<bool()> is_program = nullptr;  // if it may be only a thread that works for it
+  c10::function_ref<std::string()> what;           // description for error messages
+  c10::function_ref<bool()> is_program = nullptr;  // whether the program itself waits, and not only a worker thread; unset if always
 };
 
-/// How far one rank has come with something: written by that rank, waited for by the others. Lies in shared memory; begins as zeros.
+/// How far one rank has come: written by that rank, waited for by the others. Lies in shared memory, and is zero at first.
 struct alignas(64) Counter {
   std::atomic<uint32_t> value;     // may wrap
   std::atomic<uint32_t> sleepers;  // ranks asleep until it changes
@@ -43,7 +43,7 @@ struct alignas(64) Counter {
 
 class PeerGroup {
  public:
-  /// What it takes at the beginning of the block; `payload()` is for its owner.
+  /// How much of the block the group itself uses, at the beginning. The rest, payload(), belongs to its owner.
   static size_t header_bytes(int ranks);
 
   PeerGroup(SharedBlock block, int rank, int ranks);
@@ -56,29 +56,31 @@ class PeerGroup {
   const SharedBlock& block() const { return block_; }
   std::byte* payload() const { return block_.data() + header_bytes(ranks_); }
 
-  /// This rank has come to `value`; all that it wrote before is seen by those who wait for that.
+  /// Sets this rank's counter to `value` and wakes those who wait for it. They also see everything that this rank wrote before.
   void raise(Counter& own, uint32_t value) const;
-  /// Waits until all have come to `value`, each with a counter of its own. Any thread may call it. Throws LinkFailure. False if it gave
-  /// way.
+  /// Waits until all ranks' counters, one per rank, have reached `value`. Any thread may call it. Throws LinkFailure. Returns false if it
+  /// gave way in a deadlock.
   bool wait(std::span<Counter> counters, uint32_t value, Clock::time_point deadline, const WaitOptions& waiting);
-  /// What each rank waits for, when all wait for each other.
+  /// What each rank waits for. Valid after a deadlock.
   std::string waits_of_all() const;
-  /// A thread of the program uses the group. Where several do, one may wait while another works, so nobody can tell a deadlock.
+  /// Records that the calling thread of the program uses the group. With several threads deadlocks are not detected, because one thread may
+  /// wait while another works.
   void used_by_this_thread();
   Callers callers() const { return threads_.callers(); }
-  /// Who says whether something runs beside the program that others may wait for.
+  /// Sets what tells whether this rank has work under way outside of the program's threads. Other ranks may wait for that work.
   void ask(std::function<bool()> works_aside) { works_aside_ = std::move(works_aside); }
   static bool has_come(const Counter& counter, uint32_t value) {
     return static_cast<int32_t>(counter.value.load(std::memory_order_acquire) - value) >= 0;
   }
 
-  /// Ranks have given up a wait for each other, so that what they do next may not fit together: until all are in step again.
+  /// After a deadlock error the ranks may be at different places of the program, until all have called back_in_step(). Shared by all ranks.
   void fall_out_of_step() const;
   void back_in_step() const;
   bool in_step() const;
 
+  /// As Link::abort.
   void abort(std::string_view reason, int culprit) noexcept;
-  void expect_running() const;  // throws LinkFailure if somebody has aborted
+  void expect_running() const;  // throws LinkFailure if a rank has aborted
 
  private:
   struct Header;
@@ -87,12 +89,12 @@ class PeerGroup {
   Header& header() const;
   Peer& peer(int rank) const;
   void check_peers(std::span<Counter> counters, uint32_t value, Clock::time_point deadline);
-  /// A wait that lasts, as the other ranks see it.
+  /// A wait that has lasted a while and is visible to the other ranks.
   struct PostedWait;
-  /// Whether all ranks wait and none will come on. Each confirms, while it is awake, that it waits in vain as long as the others do; what
-  /// all have confirmed is true.
+  /// Whether all ranks wait for each other. Each rank, while it is awake, confirms the set of waits that it sees if it still has not
+  /// received what it waits for. What all ranks have confirmed is true, since no waiting rank can end another's wait.
   bool deadlocked(const Counter& counter, uint32_t value, PostedWait& wait);
-  /// How, if it is. A rank that has come to `value` may leave, but it must not die.
+  /// How it is known that a rank is gone, or nothing if it is not. A rank whose counter has reached `value` may leave, but must not die.
   std::optional<std::string> gone(int rank, const Counter& counter, uint32_t value);
 
   SharedBlock block_;

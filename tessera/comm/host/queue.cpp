@@ -37,7 +37,7 @@ struct Queue::Task : Work::State {
     } catch (...) {
       raised = std::current_exception();
     }
-    body = {};  // lets go of the buffers before anybody is told
+    body = {};  // releases the buffers before waiting threads continue
     std::lock_guard lock(mutex);
     error = raised;
     is_done = true;
@@ -50,7 +50,7 @@ struct Queue::Task : Work::State {
   std::condition_variable finished;
   std::exception_ptr error;
   bool is_done = false;
-  bool seen = false;  // somebody has waited
+  bool seen = false;  // a thread has waited for it
 };
 
 Queue::~Queue() {
@@ -60,7 +60,7 @@ Queue::~Queue() {
   }
   shared_->arrived.notify_all();
   if (!thread_.joinable()) return;
-  // A task may hold the last reference to what owns this queue, and let go of it here.
+  // A task may hold the last reference to the queue's owner. Then this destructor runs in the queue's own thread, which can't be joined.
   thread_.get_id() == std::this_thread::get_id() ? thread_.detach() : thread_.join();
 }
 

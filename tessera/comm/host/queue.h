@@ -1,4 +1,4 @@
-// Runs tasks one after the other in a thread of its own, in the order in which they came.
+// Runs tasks one after the other, in the order of the calls, in a thread of its own.
 #pragma once
 
 #include <atomic>
@@ -19,28 +19,28 @@ class Queue {
   Queue() = default;
   Queue(const Queue&) = delete;
   Queue& operator=(const Queue&) = delete;
-  ~Queue();  // finishes what was given to it
+  ~Queue();  // runs the remaining tasks first
 
-  /// An exception of the task comes out of the Work's wait().
+  /// The Work's wait() throws an exception of the task.
   Work run(std::function<void()> task);
-  /// Whether all tasks ended within the limit.
+  /// Waits until all tasks have ended; false if they have not within the limit.
   bool wait_until_idle(std::chrono::milliseconds limit);
-  /// Tells whether a task waits or runs, also when the queue is gone.
+  /// A function that tells whether any task is queued or running. It may be called after the queue is destroyed.
   std::function<bool()> watch() const;
-  /// Whether somebody waits for a task that has not ended.
+  /// Whether a thread waits for a task that has not ended.
   bool waited_for() const { return shared_->waiting > 0; }
 
  private:
   struct Task;
-  /// Outlives the queue where its last owner is a task of its own.
+  /// Outlives the queue if one of the queue's own tasks destroys it.
   struct Shared {
     Shared() { tasks.reserve(64); }
     std::mutex mutex;
     std::condition_variable arrived, finished;
-    std::vector<std::shared_ptr<Task>> tasks;  // few
+    std::vector<std::shared_ptr<Task>> tasks;  // few, so a vector is enough
     bool busy = false;
     bool closing = false;
-    std::atomic<int> waiting = 0;  // threads, for tasks
+    std::atomic<int> waiting = 0;  // how many threads wait for tasks
   };
   static void serve(const std::shared_ptr<Shared>& shared);
 

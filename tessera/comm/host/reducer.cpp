@@ -11,12 +11,12 @@
 namespace tessera {
 namespace {
 
-/// Numbers of which there is a mean.
+/// Whether values of this dtype have a mean of the same dtype.
 bool has_mean(at::ScalarType dtype) {
   return at::isFloatingType(dtype) || at::isComplexType(dtype);
 }
 
-/// The dtype to add in when the caller does not say: nothing narrower than float32.
+/// The dtype in which values are added if the caller sets none: at least float32 for floating values.
 at::ScalarType default_sum_dtype(at::ScalarType dtype) {
   return at::isFloatingType(dtype) && c10::elementSize(dtype) < 4 ? at::kFloat : dtype;
 }
@@ -67,7 +67,7 @@ int64_t Reducer::divisor(size_t contributions) const {
   return op_ == Reduce::Mean ? static_cast<int64_t>(contributions) : 1;
 }
 
-/// In the order of the contributions.
+/// Adds in the order of the contributions.
 void Reducer::combine(std::span<const at::Tensor> contributions, const at::Tensor& target, int64_t divisor, double* squares) const {
   const bool adds = op_ == Reduce::Sum || op_ == Reduce::Mean;
   if (adds && sum_ == at::kFloat && target.scalar_type() == at::kFloat) {

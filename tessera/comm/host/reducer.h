@@ -1,4 +1,4 @@
-// The arithmetic of one reduction: chosen once, the same on every link.
+// The arithmetic of a reduction. It is the same on every link.
 #pragma once
 
 #include <span>
@@ -14,15 +14,16 @@ class Reducer {
   Reducer() = default;
   Reducer(const Reduction& reduction, at::ScalarType dtype);
 
-  /// In what the numbers travel.
+  /// The dtype in which values are sent.
   at::ScalarType wire() const { return wire_; }
-  /// Why numbers of this dtype can't be reduced like this, or nothing.
+  /// Why values of this dtype can't be reduced like this; empty if they can.
   std::string complaint(at::ScalarType dtype, std::span<const Piece> pieces = {}) const;
-  /// One value from the contributions of all ranks, which are flat, in rank order. May be the memory of one of them. Adds the sum of the
-  /// squares of the values to `squares`, if anybody wants to know, or NaN where that does not come about by the way.
+  /// Reduces the contributions of all ranks, which are flat and in rank order, into `target`, which may be one of them. If `squares` is
+  /// given, adds the sum of squares of `target` to it, or sets it to NaN if that would take another pass over memory.
   void reduce(std::span<const at::Tensor> contributions, const at::Tensor& target, double* squares = nullptr) const;
-  /// The same for ranks on several hosts, in the order that Topology defines.
-  void reduce(std::span<const at::Tensor> contributions, const at::Tensor& target, const Topology& topology, double* squares = nullptr) const;
+  /// The same for ranks on several hosts, added in the order that Topology defines.
+  void reduce(std::span<const at::Tensor> contributions, const at::Tensor& target, const Topology& topology,
+              double* squares = nullptr) const;
   void describe(Envelope& envelope) const;
 
  private:

@@ -53,7 +53,7 @@ StorePtr open_store(const Identity& identity, Clock::time_point end) {
       throw ConfigError(fmt::format("TESSERA_STORE='{}' names no store; write file:/path/that/all/ranks/see", *where));
     }
     const auto path = where->substr(kFile.size());
-    // c10d would try to open it for ever.
+    // c10d retries forever if it can't open the file.
     const Fd probe(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
     if (!probe) {
       throw ConfigError(
@@ -63,7 +63,7 @@ StorePtr open_store(const Identity& identity, Clock::time_point end) {
   }
   const auto limit = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
   const auto host = env("MASTER_ADDR").value_or("127.0.0.1");
-  // torchrun keeps a store of its own at that address; then every rank is a guest.
+  // torchrun may already serve a store at that address; then no rank does.
   const bool agent_serves = env("TORCHELASTIC_USE_AGENT_STORE") == "True";
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(master_port());
@@ -73,7 +73,7 @@ StorePtr open_store(const Identity& identity, Clock::time_point end) {
   options.timeout = limit;
   try {
     StorePtr store = c10::make_intrusive<c10d::TCPStore>(host, options);
-    // A restarted job must not meet its predecessor's keys.
+    // A restarted job must not find the keys of the run before.
     return c10::make_intrusive<c10d::PrefixStore>("tessera/" + env("TORCHELASTIC_RESTART_COUNT").value_or("0"), store);
   } catch (const std::exception& error) {
     if (options.isServer) {
@@ -117,7 +117,7 @@ std::vector<std::string> exchange_now(c10d::Store& store, const Identity& identi
     }
     std::this_thread::sleep_for(kPoll);
   }
-  // Rank 0 may keep the store: it must not go on, and perhaps end with an error, before the others have read.
+  // Rank 0 may serve the store, so it must not continue, and perhaps end with an error, before the others have read.
   const auto have_read = topic + "/read";
   store.add(have_read, 1);
   while (identity.rank == 0 && store.add(have_read, 0) < identity.world_size && Clock::now() < end) {
@@ -189,7 +189,7 @@ std::vector<std::string> exchange(const StorePtr& store, const Identity& identit
 std::string address_towards_master() {
   const auto host = env("MASTER_ADDR").value_or("127.0.0.1");
   addrinfo hints{};
-  hints.ai_socktype = SOCK_DGRAM;  // connecting it sends nothing, but chooses the way
+  hints.ai_socktype = SOCK_DGRAM;  // connect() on it sends nothing, but selects the route
   addrinfo* found = nullptr;
   if (::getaddrinfo(host.c_str(), std::to_string(master_port()).c_str(), &hints, &found) != 0) return {};
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, &::freeaddrinfo);

@@ -15,28 +15,28 @@ namespace tessera {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-/// What the environment says about this process, or nothing for a lone one. Half a description is a ConfigError.
 struct Identity {
   int rank = 0;
   int world_size = 1;
 };
+/// The identity that the environment gives this process, or nothing if it gives none. Throws ConfigError if only a part of it is set.
 std::optional<Identity> identity_from_environment();
 
-/// The store that TESSERA_STORE names, else one served by rank 0 at MASTER_ADDR:MASTER_PORT. The same one until the process ends: ranks
-/// that are still on their way in, or want to know why the group failed, must find it.
+/// The store that TESSERA_STORE names, or else one that rank 0 serves at MASTER_ADDR:MASTER_PORT. It exists until the process ends, because
+/// other ranks may still be joining, or look there for the reason why the group failed.
 StorePtr store_from_environment(const Identity& identity, Clock::time_point end);
 
-/// The same for ranks of one host, different for others. TESSERA_HOST_ID overrides it.
+/// A text that is the same for ranks of one host, and different for others. TESSERA_HOST_ID overrides it.
 std::string host_id();
 
-/// What every rank puts into the store under `topic`, in rank order. Waits for all; the error names who has not come.
+/// Collective: what each rank passes as `own`, in rank order, through the store. Throws TimeoutError that names the missing ranks.
 std::vector<std::string> exchange(const StorePtr& store, const Identity& identity, const std::string& topic, const std::string& own,
                                   Clock::time_point end);
 
-/// What a launcher says about this rank's number on its host.
+/// The number of this rank on its host, if a launcher has set it.
 std::optional<int> local_rank_from_environment();
 
-/// This host's address on the way to MASTER_ADDR; empty if that can't be told.
+/// The address that this host uses to reach MASTER_ADDR; empty if it can't be determined.
 std::string address_towards_master();
 
 }  // namespace tessera

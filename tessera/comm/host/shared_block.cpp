@@ -19,7 +19,7 @@ namespace {
 
 uint64_t fresh_nonce() {
   std::random_device source;
-  return (static_cast<uint64_t>(source()) << 32 | source()) | 1;  // never zero, as fresh memory is
+  return (static_cast<uint64_t>(source()) << 32 | source()) | 1;  // never zero, because fresh memory is zero
 }
 
 }  // namespace
@@ -73,7 +73,7 @@ SharedBlock SharedBlock::open(const Ticket& ticket) {
   block.fd_ = std::make_shared<Fd>(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   const auto& fd = *block.fd_;
   if (!fd) throw IoError(fmt::format("can't open the shared memory of process {}: {}: {}", ticket.pid, path, std::strerror(errno)));
-  // The number may belong to another process here, when ranks live in different containers.
+  // If the ranks run in different containers, the pid may belong to another process here.
   struct stat status {};
   if (::fstat(fd.get(), &status) == 0 && status.st_size == static_cast<off_t>(ticket.size + sizeof(uint64_t))) {
     block.data_ = map(fd.get(), ticket.size);
@@ -86,7 +86,7 @@ std::shared_ptr<std::byte> SharedBlock::map(int fd, size_t size) {
   const size_t length = size + sizeof(uint64_t);
   void* memory = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (memory == MAP_FAILED) throw IoError(fmt::format("can't map {} bytes of shared memory: {}", size, std::strerror(errno)));
-  ::madvise(memory, length, MADV_HUGEPAGE);  // where the system allows them
+  ::madvise(memory, length, MADV_HUGEPAGE);  // has no effect where huge pages are disabled
   return {static_cast<std::byte*>(memory), [length](std::byte* pointer) { ::munmap(pointer, length); }};
 }
 

@@ -1,4 +1,4 @@
-// Memory that several ranks see: threads of one process, or processes of one host. Nothing of it outlives the last of them.
+// Memory that several ranks see: threads of one process, or processes of one host. It is freed when the last of them has ended.
 #pragma once
 
 #include <sys/types.h>
@@ -16,27 +16,27 @@ class SharedBlock {
  public:
   enum class Source : int32_t { Heap, Memfd };
 
-  /// What another rank needs to open the block: plain bytes, to be passed over whatever the ranks already have in common.
+  /// What another rank needs to open the block: plain bytes, which the ranks can send through any channel that they have.
   struct Ticket {
     Source source = Source::Heap;
     int32_t fd = -1;
     int64_t pid = 0;
     uint64_t size = 0;
-    uint64_t nonce = 0;                                // lies behind the data, too: proves that the right memory was opened
+    uint64_t nonce = 0;                                // also lies behind the data, to verify that the right memory was opened
     const std::shared_ptr<std::byte>* data = nullptr;  // Heap only
   };
 
-  /// Zeroed memory: on the heap for ranks that are threads, or anonymous (no file system is involved) for other processes to map.
+  /// Zeroed memory: on the heap for ranks that are threads, or a memfd that other processes can map. Throws IoError.
   enum class Commit { Now, Later };
   static SharedBlock make(Source source, size_t size, Commit commit = Commit::Now);
-  /// While the block that gave the ticket still exists. Throws IoError with the reason where processes can't share memory, for example
-  /// because they run in separate containers.
+  /// Valid only while the block that gave the ticket exists and is not sealed. Throws IoError with the reason if the processes can't share
+  /// memory, for example because they run in separate containers.
   static SharedBlock open(const Ticket& ticket);
 
-  /// Makes sure that the memory of a stretch is there: what is not is an error here, not a bus error later. Throws IoError.
+  /// Allocates the memory of a range. Throws IoError if there is not enough, which would otherwise be a bus error at the first access.
   void commit(size_t begin, size_t size) const;
 
-  /// All who shall have opened it: it needs no file descriptor any more.
+  /// Drops the file descriptor. To be called when all ranks have opened the block.
   void seal() { fd_.reset(); }
 
   const std::shared_ptr<std::byte>& memory() const { return data_; }
@@ -50,7 +50,7 @@ class SharedBlock {
   static SharedBlock on_memfd(size_t size, Commit commit);
   static std::shared_ptr<std::byte> map(int fd, size_t size);
 
-  // Behind a pointer of its own, so that a ticket stays good when the block moves.
+  // A pointer to the pointer, so that a ticket stays valid when the block is moved.
   std::shared_ptr<const std::shared_ptr<std::byte>> keeper_;
   std::shared_ptr<std::byte> data_;
   std::shared_ptr<Fd> fd_;

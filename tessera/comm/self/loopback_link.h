@@ -1,4 +1,4 @@
-// A link without others: every peer is this rank's mirror image and sends what it sends. With one rank there is nothing to mirror.
+// A link without other ranks: every simulated peer sends what this rank sends. It serves worlds of one, and simulated peers.
 #pragma once
 
 #include <mutex>
@@ -26,7 +26,7 @@ class LoopbackLink final : public Link {
   int rank_;
   int size_;
   std::mutex mutex_;
-  std::string aborted_;  // the reason, once there is one
+  std::string aborted_;  // the reason of abort(); empty before
   int culprit_ = -1;
 };
 

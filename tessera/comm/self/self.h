@@ -1,4 +1,4 @@
-// A lone process: a world of one, on the same path as any other.
+// A world of one rank, on the same code path as any other world.
 #pragma once
 
 #include "tessera/comm/communicator.h"

@@ -16,8 +16,8 @@ namespace tessera {
 namespace {
 
 constexpr size_t kSlot = size_t{1} << 20;
-// What is larger goes past the caches: a slot that another core has to fetch from this one's cache is slow where they do not share one, and
-// results would push all else out.
+// Larger transfers bypass the caches: reading a slot from the cache of another core is slow if the two share no cache, and large results
+// would evict everything else.
 constexpr size_t kLarge = size_t{1} << 22;
 
 template <class Span>
@@ -62,7 +62,7 @@ void SharedMemoryLink::all_gather(ConstBytes own, std::span<const Bytes> from, C
     turn_++;
     const auto part = range(own, begin, kSlot);
     copy(slot(rank()), part.data(), part.size());
-    if (!in_place) copy(range(from[rank()], begin, kSlot).data(), part.data(), part.size());  // while the cache has it
+    if (!in_place) copy(range(from[rank()], begin, kSlot).data(), part.data(), part.size());  // while it is in the cache
     next_turn(deadline);
     for (int r = 0; r < size(); r++) {
       const auto target = range(from[r], begin, kSlot);
@@ -86,7 +86,7 @@ void SharedMemoryLink::all_to_all(std::span<const ConstBytes> to, std::span<cons
 void SharedMemoryLink::visit_all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline) {
   peers_->expect_running();
   const auto self = static_cast<size_t>(rank());
-  // A slot has a part for each rank. What goes to a rank is as long as what it has for itself.
+  // A slot has a part for each rank. Every rank sends to rank r as many bytes as rank r has for itself.
   const size_t part_size = kSlot / to.size() / 64 * 64;
   const size_t longest = std::ranges::max(to, {}, &ConstBytes::size).size();
   const auto copy = copy_of(longest * to.size());
@@ -108,7 +108,7 @@ void SharedMemoryLink::visit_all_to_all(std::span<const ConstBytes> to, Visit vi
 
 void SharedMemoryLink::next_turn(Clock::time_point deadline) {
   peers_->raise(turns()[rank()], turn_);
-  // Half an exchange can't be taken back, but whoever waits elsewhere can give way.
+  // This wait goes on in a deadlock, because half an exchange can't be undone; ranks that wait elsewhere get the error.
   peers_->wait(turns(), turn_, deadline, {.deadlock = Deadlock::WaitOn, .what = what_, .is_program = does_wait_});
 }
 

@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-/// Each rank has two slots. In turn k it writes its slot k % 2, says that it has come to turn k, waits until all have, and reads theirs. A
-/// slot is written again two turns later, when everybody's coming to the turn between has shown that it was read.
+/// Each rank has two slots. In turn k it writes its slot k % 2, raises its counter to k, waits until all ranks have done so, and reads
+/// their slots. It writes the same slot again in turn k + 2: by then all ranks have come to turn k + 1, so they have read the slot.
 class SharedMemoryLink final : public Link {
  public:
   static size_t block_size(int ranks);
@@ -33,16 +33,16 @@ class SharedMemoryLink final : public Link {
   void abort(std::string_view reason, int culprit) noexcept override { peers_->abort(reason, culprit); }
 
  private:
-  std::span<Counter> turns() const;  // the last that each rank has come to
-  std::byte* slot(int rank) const;   // of the turn under way
+  std::span<Counter> turns() const;  // the last turn that each rank has come to
+  std::byte* slot(int rank) const;   // of the current turn
   void next_turn(Clock::time_point deadline);
-  /// The block of the rank that leads, as this rank sees it.
+  /// Collective: opens the block of rank `leader`, which passes it as `own`. Throws IoError.
   SharedBlock open_from(int leader, const SharedBlock* own, Clock::time_point deadline);
-  /// What each rank has to say, cut where it is too long for a message of fixed size.
+  /// Collective: the texts of all ranks, truncated to AllOrNone::kMostWords bytes.
   std::vector<std::string> gather_words(const std::string& words, Clock::time_point deadline);
 
   std::shared_ptr<PeerGroup> peers_;
-  std::optional<SharedBlock> made_;  // kept for those who open it later than this rank drops what it made of it
+  std::optional<SharedBlock> made_;  // a block that this rank made, kept because other ranks may open it later
   uint32_t turn_ = 0;
   std::function<bool()> does_wait_ = [] { return false; };
   std::function<std::string()> what_;

@@ -12,7 +12,8 @@
 namespace tessera {
 namespace {
 
-/// The failure that a run is remembered by: the first, but one that only tells of another rank's end gives way to that end itself.
+/// The failure that run_ranks throws: the first one. An echo, which only reports that another rank has failed, is replaced by the first
+/// failure that is none.
 class FirstFailure {
  public:
   void record(const std::exception_ptr& error, bool is_echo) {
@@ -50,7 +51,7 @@ void run_rank(const Communicator& world, const std::function<void(Communicator)>
 }  // namespace
 
 void run_ranks(int size, const std::function<void(Communicator world)>& program, const ThreadOptions& options) {
-  if (size < 1) throw UsageError(fmt::format("a world of {} ranks is none; give at least one", size));
+  if (size < 1) throw UsageError(fmt::format("a world needs at least one rank, not {}", size));
   const auto topology = options.host_of.empty() ? Topology::one_host(size) : Topology(options.host_of);
   if (topology.ranks() != size) throw UsageError(fmt::format("{} hosts were named for {} ranks; name one for each", topology.ranks(), size));
   const auto block = SharedBlock::make(SharedBlock::Source::Heap, SharedMemoryLink::block_size(size));
@@ -62,7 +63,7 @@ void run_ranks(int size, const std::function<void(Communicator world)>& program,
   FirstFailure first;
   {
     std::vector<std::jthread> threads;
-    // Each thread owns its world, so that the others notice when it leaves.
+    // Each thread owns its world, so that the other ranks notice when it ends.
     for (auto& world : worlds)
       threads.emplace_back([&, world = std::move(world)]() mutable {
         const Communicator own = std::move(world);

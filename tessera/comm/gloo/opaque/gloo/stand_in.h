@@ -21,7 +21,7 @@ class UnboundBuffer;
 
 namespace rendezvous {
 
-// Base of a class that c10d defines in its header and makes in its library: only the signatures must fit, for `override`.
+// Base of a class that c10d declares in its header and implements in its library. Only the signatures must fit, for `override`.
 class Store {
  public:
   virtual ~Store();

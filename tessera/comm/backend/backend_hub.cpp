@@ -1,0 +1,144 @@
+#include "tessera/comm/backend/backend_hub.h"
+
+#include <ATen/ops/from_blob.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/host/bounded.h"
+
+namespace tessera {
+namespace {
+
+constexpr auto kVerdictLimit = std::chrono::seconds(2);
+constexpr auto kWatchInterval = std::chrono::milliseconds(500);
+
+at::Tensor as_tensor(ConstBytes bytes) {
+  return at::from_blob(const_cast<std::byte*>(bytes.data()), {static_cast<int64_t>(bytes.size())}, at::kByte);
+}
+
+}  // namespace
+
+std::string Verdict::packed() const {
+  return fmt::format("{} {}", culprit, reason);
+}
+
+Verdict Verdict::unpacked(const std::string& text) {
+  const auto blank = text.find(' ');
+  if (blank == std::string::npos) return {};
+  Verdict verdict{.reason = text.substr(blank + 1)};
+  std::from_chars(text.data(), text.data() + blank, verdict.culprit);
+  return verdict;
+}
+
+BackendHub::BackendHub(c10::intrusive_ptr<c10d::Backend> backend, c10::intrusive_ptr<c10d::Store> store, std::string key)
+    : rank_(backend->getRank()), backend_(std::move(backend)), store_(std::move(store)), key_(std::move(key)) {
+  if (store_) store_ = store_->clone();  // a connection of its own, because other threads may be waiting on the given one
+}
+
+BackendWork BackendHub::receive(Bytes bytes, int peer, int32_t tag) {
+  std::lock_guard lock(mutex_);
+  expect_running();
+  std::vector<at::Tensor> target = {as_tensor(bytes)};
+  auto work = backend_->recv(target, peer, tag);
+  receiving_.push_back(work);
+  return work;
+}
+
+BackendWork BackendHub::send(ConstBytes bytes, int peer, int32_t tag) {
+  std::lock_guard lock(mutex_);
+  expect_running();
+  std::vector<at::Tensor> source = {as_tensor(bytes)};
+  return backend_->send(source, peer, tag);
+}
+
+void BackendHub::forget(std::span<const std::pair<int, BackendWork>> works) {
+  std::lock_guard lock(mutex_);
+  for (const auto& entry : works) std::erase(receiving_, entry.second);
+}
+
+void BackendHub::abort(const Verdict& verdict) noexcept try {
+  publish(verdict);
+  end(verdict);
+} catch (const std::exception&) {  // out of memory: the other ranks wait until their time limit
+}
+
+std::optional<Verdict> BackendHub::verdict() {
+  {
+    std::lock_guard lock(mutex_);
+    if (!verdict_.reason.empty()) return verdict_;
+  }
+  if (!store_) return Verdict();
+  try {
+    const auto found = bounded(kVerdictLimit, [store = store_, key = key_] { return store->check({key}) ? store->get_to_str(key) : ""; });
+    return found ? std::optional(Verdict::unpacked(*found)) : std::nullopt;
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
+
+void BackendHub::use_tag(int32_t tag) {
+  next_tag_ = std::max<int32_t>(next_tag_, tag + 1);
+}
+
+void BackendHub::watch() {
+  if (!store_ || watcher_.joinable()) return;
+  watcher_ = std::jthread([this](const std::stop_token& stop) {
+    std::unique_lock lock(watching_);
+    while (!wake_.wait_for(lock, stop, kWatchInterval, [] { return false; }) && !stop.stop_requested()) {
+      const auto found = verdict();
+      if (found && !found->reason.empty()) return end(*found);
+    }
+  });
+}
+
+void BackendHub::expect_running() const {
+  if (!verdict_.reason.empty()) throw std::runtime_error(verdict_.reason);
+}
+
+void BackendHub::publish(const Verdict& verdict) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!verdict_.reason.empty() || !store_) return;
+  }
+  try {
+    bounded(kVerdictLimit, [store = store_, key = key_, text = verdict.packed()] { return store->compareSet(key, "", text); });
+  } catch (const std::exception&) {  // the other ranks then know only what their connections tell them
+  }
+}
+
+void BackendHub::end(const Verdict& verdict) {
+  std::lock_guard lock(mutex_);
+  if (!verdict_.reason.empty()) return;
+  verdict_ = verdict;
+  for (const auto& work : receiving_) {
+    try {
+      work->abort();
+    } catch (const std::exception&) {  // that wait then ends at its time limit
+    }
+  }
+  backend_.reset();  // closes the connections if nobody else holds them
+}
+
+std::shared_ptr<BackendHub> shared_hub(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store) {
+  static std::mutex mutex;
+  static std::map<c10d::Backend*, std::pair<std::weak_ptr<BackendHub>, int>> hubs;
+  std::lock_guard lock(mutex);
+  auto& [known, joined] = hubs[backend.get()];
+  auto hub = known.lock();
+  if (!hub) {
+    hub = std::make_shared<BackendHub>(backend, store, fmt::format("tessera/verdict/{}", joined++));
+    known = hub;
+    hub->watch();
+  }
+  return hub;
+}
+
+[[gnu::noinline]] std::string backend_error_text(const std::exception& error) {
+  return first_line(error);
+}
+
+}  // namespace tessera

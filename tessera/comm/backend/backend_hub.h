@@ -1,0 +1,94 @@
+// What all links over one c10d backend share: the backend itself, the tags of their messages, and the reason why they failed.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <utility>
+#include <vector>
+
+#include "tessera/comm/host/link.h"
+
+namespace tessera {
+
+using BackendWork = c10::intrusive_ptr<c10d::Work>;
+
+/// Why a group has failed, and because of which world rank.
+struct Verdict {
+  std::string reason;  // empty as long as no rank has aborted
+  int culprit = -1;
+
+  /// The form in the store: the rank, a blank, the reason.
+  std::string packed() const;
+  static Verdict unpacked(const std::string& text);
+};
+
+/// When one link over a backend fails, all of them do, because gloo then closes every connection. Links may use it from different threads.
+class BackendHub {
+ public:
+  /// Far above the small tags that the program itself uses for messages over the same backend.
+  static constexpr int32_t kFirstTag = 0x54000000;
+
+  /// `store` may be null. Verdicts are kept in it under `key`.
+  BackendHub(c10::intrusive_ptr<c10d::Backend> backend, c10::intrusive_ptr<c10d::Store> store, std::string key);
+
+  int rank() const { return rank_; }
+
+  /// Both throw the verdict's reason once there is one. The caller keeps the bytes until the work has ended.
+  BackendWork receive(Bytes bytes, int peer, int32_t tag);
+  BackendWork send(ConstBytes bytes, int peer, int32_t tag);
+  /// Releases works of receive(), because abort() must end only those that still run.
+  void forget(std::span<const std::pair<int, BackendWork>> works);
+
+  /// Publishes the verdict in the store *before* it closes anything, so that the other ranks, which only see connections close, can find
+  /// the reason. The first verdict of all ranks stays.
+  void abort(const Verdict& verdict) noexcept;
+
+  /// The verdict of any rank; one without a reason if there is none yet; nothing if the store does not answer.
+  std::optional<Verdict> verdict();
+
+  /// A tag that none of these ranks has used with another of them.
+  int32_t next_tag() const { return next_tag_; }
+  void use_tag(int32_t tag);
+
+  /// Polls the store for a verdict in a thread. Needed if the program holds the backend too: then an abort elsewhere closes no connection.
+  void watch();
+
+ private:
+  void expect_running() const;
+  void publish(const Verdict& verdict);
+  void end(const Verdict& verdict);
+
+  const int rank_;
+  std::mutex mutex_;
+  c10::intrusive_ptr<c10d::Backend> backend_;
+  std::vector<BackendWork> receiving_;
+  Verdict verdict_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  const std::string key_;
+  std::atomic<int32_t> next_tag_ = kFirstTag;
+  std::mutex watching_;
+  std::condition_variable_any wake_;
+  std::jthread watcher_;  // last: it uses the members above
+};
+
+/// The hub of a backend that belongs to the program. There is one for as long as links over the backend exist, however often the program
+/// joins it.
+std::shared_ptr<BackendHub> shared_hub(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store);
+
+/// The first line of an exception of c10d or gloo, without the stack trace that follows. cmake/tsan.supp names this function: the text may
+/// come from gloo's thread, ordered by a lock that the thread sanitizer does not see.
+std::string backend_error_text(const std::exception& error);
+
+}  // namespace tessera

@@ -1,0 +1,131 @@
+#include "tessera/comm/backend/backend_link.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/backend/backend_hub.h"
+#include "tessera/comm/backend/no_sigpipe.h"
+#include "tessera/comm/host/envelope.h"
+
+namespace tessera {
+namespace {
+
+class BackendLink final : public Link {
+ public:
+  /// `global[r]` is the rank in the backend of rank r in this link.
+  BackendLink(std::shared_ptr<BackendHub> hub, std::vector<int> global, int32_t tag)
+      : hub_(std::move(hub)),
+        global_(std::move(global)),
+        rank_(static_cast<int>(std::ranges::find(global_, hub_->rank()) - global_.begin())),
+        tag_(tag) {
+    hub_->use_tag(tag);
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(global_.size()); }
+
+  void all_gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) override {
+    copy_own(own, from[rank_]);
+    exchange([&](int) { return own; }, from, deadline);
+  }
+
+  void all_to_all(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) override {
+    copy_own(to[rank_], from[rank_]);
+    exchange([&](int r) { return to[r]; }, from, deadline);
+  }
+
+  std::unique_ptr<Link> split(std::span<const int> members, Clock::time_point deadline) override {
+    const auto tag = agree_on_tag(deadline);
+    std::vector<int> global;
+    for (const int member : members) global.push_back(global_[member]);
+    return std::make_unique<BackendLink>(hub_, std::move(global), tag);
+  }
+
+  void abort(std::string_view reason, int culprit) noexcept override { hub_->abort({.reason = std::string(reason), .culprit = culprit}); }
+
+  int32_t agree_on_tag(Clock::time_point deadline) {
+    const auto own = hub_->next_tag();
+    std::vector<int32_t> tags(global_.size());
+    std::vector<Bytes> from;
+    for (auto& tag : tags) from.push_back(std::as_writable_bytes(std::span(&tag, 1)));
+    all_gather(std::as_bytes(std::span(&own, 1)), from, deadline);
+    return *std::ranges::max_element(tags);
+  }
+
+ private:
+  template <class Outgoing>
+  void exchange(Outgoing to, std::span<const Bytes> from, Clock::time_point deadline) {
+    const NoSigpipe no_sigpipe;
+    std::vector<std::pair<int, BackendWork>> receiving, sending;
+    int peer = rank_;  // the peer that the current call concerns
+    try {
+      for (int r = 0; r < size(); r++) {
+        peer = r;
+        if (r == rank_) continue;
+        if (!from[r].empty()) receiving.emplace_back(r, hub_->receive(from[r], global_[r], tag_));
+        if (const ConstBytes bytes = to(r); !bytes.empty()) sending.emplace_back(r, hub_->send(bytes, global_[r], tag_));
+      }
+      for (const auto* works : {&receiving, &sending}) {
+        for (const auto& [r, work] : *works) {
+          peer = r;
+          const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+          if (!work->wait(std::max(left, std::chrono::milliseconds(1)))) throw std::runtime_error("aborted");
+        }
+      }
+    } catch (const std::exception& error) {
+      hub_->forget(receiving);
+      throw failure(peer, backend_error_text(error), deadline);
+    }
+    hub_->forget(receiving);
+  }
+
+  LinkFailure failure(int peer, const std::string& how, Clock::time_point deadline) {
+    const bool late = Clock::now() >= deadline;
+    const auto verdict = hub_->verdict();
+    if (verdict && !verdict->reason.empty()) {
+      return {.kind = LinkFailure::Kind::Aborted, .ranks = {}, .reason = verdict->reason, .culprit = verdict->culprit};
+    }
+    if (late) return {.kind = LinkFailure::Kind::Late, .ranks = {peer}, .reason = {}};
+    auto reason = fmt::format("has closed its connection or died ({})", how);
+    if (!verdict && global_[peer] != 0) {
+      reason += "; the store can't be reached either: if rank 0 of the world keeps it, that rank is gone";
+    }
+    return {.kind = LinkFailure::Kind::Gone, .ranks = {peer}, .reason = std::move(reason)};
+  }
+
+  std::shared_ptr<BackendHub> hub_;
+  const std::vector<int> global_;
+  const int rank_;
+  const int32_t tag_;
+};
+
+std::vector<int> all_ranks(const c10d::Backend& backend) {
+  std::vector<int> ranks(static_cast<size_t>(backend.getSize()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+}  // namespace
+
+std::unique_ptr<Link> own_backend_link(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store) {
+  return std::make_unique<BackendLink>(std::make_shared<BackendHub>(backend, store, "verdict"), all_ranks(*backend), BackendHub::kFirstTag);
+}
+
+std::unique_ptr<Link> backend_link(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store,
+                                   std::chrono::milliseconds start_limit) {
+  const auto hub = shared_hub(backend, store);
+  // The first tag only serves to agree on a tag that no other world over this backend uses.
+  BackendLink meeting(hub, all_ranks(*backend), BackendHub::kFirstTag);
+  try {
+    return std::make_unique<BackendLink>(hub, all_ranks(*backend), meeting.agree_on_tag(Clock::now() + start_limit));
+  } catch (const LinkFailure& failure) {
+    throw CommError(fmt::format("rank {} can't join the process group: {} {}", backend->getRank(),
+                                failure.ranks.empty() ? std::string("it was broken off:") : name_ranks(failure.ranks),
+                                failure.kind == LinkFailure::Kind::Late ? "did not join too" : failure.reason));
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,25 @@
+// A link over point-to-point messages of a c10d backend: gloo's, or any other that can send host memory.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <memory>
+
+#include "tessera/comm/host/link.h"
+
+namespace c10d {
+class Backend;
+class Store;
+}  // namespace c10d
+
+namespace tessera {
+
+/// Uses a backend that nobody else uses. Ranks publish in the store why they gave up.
+std::unique_ptr<Link> own_backend_link(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store);
+
+/// Collective: uses a backend that belongs to the program. `store` may be null; then ranks that give up have nowhere to publish the reason.
+std::unique_ptr<Link> backend_link(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store,
+                                   std::chrono::milliseconds start_limit);
+
+}  // namespace tessera
