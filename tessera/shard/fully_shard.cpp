@@ -133,7 +133,7 @@ class Adoption {
     for (auto& entry : table_of(module)) {
       const auto [unit, group, parameter] = locate(entry.value());
       if (parameter == nullptr) continue;
-      if (named_.insert(parameter).second) parameter->name = join(path, entry.key());  // of a tied one, the first name
+      if (named_.insert(parameter).second) parameter->name = join(path, entry.key());  // a tied parameter keeps its first name
       if (unit->schedule() == schedule_) continue;
       unit->schedule()->hand_over(*unit);
       unit->join(schedule_);
