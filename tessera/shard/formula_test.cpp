@@ -1,4 +1,4 @@
-// What a step costs is a formula, at every size of world: gathers, reductions, bytes received and bytes sent.
+// What a step costs follows a formula at every size of the world: gathers, reductions, bytes received and bytes sent.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -113,6 +113,28 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) {
       return std::get<0>(info.param).name + (std::get<1>(info.param) == Residence::Gathered ? "_Gathered" : "_NodeShared");
     });
+
+/// A gradient with respect to a weight does not need the weight. Only the gradient with respect to a layer's input does.
+TEST(FirstLayer, IsNotGatheredInBackward) {
+  for (const auto residence : {Residence::Gathered, Residence::NodeShared}) {
+    with_ranks(2, [&](const Communicator& world) {
+      const ShardOptions options{.mesh = world, .residence = residence};
+      auto net = seeded_net();
+      for (const auto& child : net->children()) fully_shard(child, options);
+      fully_shard(net, options);
+      for (int step = 0; step < 3; step++) {
+        reset_counters(*net);
+        net(input()).sum().backward();
+        if (step == 0) continue;  // the order of uses is not known yet
+        const auto gathers = [&](size_t unit) { return units(*net)[unit]->counters().gathers; };
+        EXPECT_EQ(gathers(0), 1);
+        EXPECT_EQ(gathers(1), 2);
+        EXPECT_EQ(gathers(2), 1) << "the last layer is still unsharded when backward begins";
+        EXPECT_EQ(counters(*net).misses, 0);
+      }
+    });
+  }
+}
 
 }  // namespace
 }  // namespace tessera::testing

@@ -69,6 +69,7 @@ TEST_P(Norms, ComeWithTheReduction) {
   each_rank([](Blocks& model) {
     expect_right(model, kUnits);
     expect_right(model, kUnits, 1);
+    expect_right(model, kUnits, 3);
     expect_right(model, kUnits, std::numeric_limits<double>::infinity());
   });
 }
@@ -81,9 +82,11 @@ TEST_P(Norms, AreForgottenWhenAnOperatorWrites) {
   each_rank([](Blocks& model) {
     parameters(model).front().grad().mul_(3);
     expect_right(model, kUnits - 1);
-    clip_grad_norm(parameters(model), 1e-3);
+    const auto before = full_grad(parameters(model)[2]);
+    const auto norm = clip_grad_norm(parameters(model), 1e-3).item<double>();
     expect_right(model, 0);
     EXPECT_NEAR(grad_norm(parameters(model)).item<double>(), 1e-3, 1e-5);
+    EXPECT_TRUE(at::allclose(full_grad(parameters(model)[2]), before * (1e-3 / (norm + 1e-6)), 1e-4, 1e-9));  // by torch's formula
   });
 }
 
