@@ -76,7 +76,8 @@ endif()
 target_link_libraries(test_data_idx PRIVATE ZLIB::ZLIB)  # to pack what is read
 
 # Where both are possible, parameters lie in memory that ranks share; what can be seen of them must be the same where they are gathered.
-foreach(_name IN ITEMS checkpointing danger engine memory parameter_uses parity precision property pytorch refusal whole write)
+foreach(_name IN ITEMS checkpointing engine gradients memory nested_units parameter_uses parity passes precision prefetch property pytorch refusal report
+  whole write)
   if(NOT TARGET test_shard_${_name})
     continue()
   endif()

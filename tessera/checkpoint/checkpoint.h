@@ -1,4 +1,4 @@
-// Checkpoints of a training run: a folder with one file of each rank, complete or not there at all.
+// Checkpoints of a training run: a folder with one file per rank. A folder under its final name is always complete.
 #pragma once
 
 #include <filesystem>
@@ -16,19 +16,19 @@ class Optimizer;
 
 namespace tessera::checkpoint {
 
-/// What a checkpoint holds of a training run. Pointers, since both saving and loading use it. The state of libtorch's default generator
-/// for the CPU belongs to it, too.
+/// The parts of a training run that a checkpoint holds. A checkpoint also holds the state of libtorch's default CPU generator.
 struct Contents {
   torch::nn::Module* model = nullptr;
-  optim::Optimizer* optimizer = nullptr;          // none: weights only
+  optim::Optimizer* optimizer = nullptr;          // null to save or load weights only
   std::map<std::string, std::string> notes = {};  // anything else, as text: position, learning rate, step
 };
 
-/// Collective. The folder, which all ranks must see, appears under its name when all of them have written their parts; until then, and
-/// after an error, there is none. An error on one rank is an error on all.
+/// Saves a checkpoint. All ranks must see the same folder. It appears under its name after all ranks have written their files; if there is
+/// an error, it does not appear. An error on one rank is thrown on all. Collective.
 void save(const std::filesystem::path& folder, const Contents& contents, const Communicator& world);
 
-/// Collective. Into a model of the same shape on as many ranks; fills contents.notes. Nothing is changed if anything does not fit.
+/// Loads a checkpoint into a model of the same shape, sharded in the same way on the same number of ranks, and fills contents.notes. If
+/// anything does not fit, it throws and changes nothing. Collective.
 void load(const std::filesystem::path& folder, Contents& contents, const Communicator& world);
 
 }  // namespace tessera::checkpoint

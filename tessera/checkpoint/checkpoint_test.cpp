@@ -1,4 +1,4 @@
-// A run that goes on from a checkpoint does what it would have done; a save that fails leaves no trace.
+// A run that resumes from a checkpoint gives the same numbers as one that was not interrupted. A failed save leaves no files.
 #include "tessera/checkpoint/checkpoint.h"
 
 #include <gmock/gmock.h>

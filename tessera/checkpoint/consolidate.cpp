@@ -12,10 +12,10 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// A tensor of the result: a parameter in parts, or what rank 0 has whole.
+/// A tensor of the result, and the files from which it is read.
 struct Source {
   SafetensorsEntry entry;
-  std::vector<const RankFile*> files = {};  // that have parts; none if rank 0 has it whole
+  std::vector<const RankFile*> files = {};  // files with parts of it; empty if rank 0's file has all of it
 };
 
 Source source_of(const std::string& name, const std::vector<RankFile>& files) {
@@ -52,7 +52,7 @@ at::Tensor whole(const Source& source, const RankFile& first) {
   for (const auto* file : source.files) {
     const auto& part = file->record.parts.at(name);
     auto rest = without(missing, part.slices);
-    if (rest == missing) continue;  // it is empty, or of a rank that replicates one before
+    if (rest == missing) continue;  // the part is empty, or an earlier rank has the same values (a replica)
     missing = std::move(rest);
     const auto views = views_of_slices(file->tensors.read(name), part.slices, part.strides);
     for (size_t i = 0; i < views.size(); i++) view_of(values, part.slices[i]).copy_(views[i]);

@@ -1,4 +1,4 @@
-// One file of a whole model from the files of its ranks.
+// Makes one file with the full model from a checkpoint's files of all ranks.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,13 @@ namespace tessera::checkpoint {
 
 /// What consolidate() has written.
 struct Consolidated {
-  int64_t parameters = 0;  // values
-  int64_t tensors = 0;     // parameters and buffers
+  int64_t parameters = 0;  // number of values in all parameters
+  int64_t tensors = 0;     // number of parameters and buffers
   int64_t bytes = 0;
 };
 
-/// Puts the ranks' parts of all parameters together, with rank 0's buffers, into one safetensors file. Needs no ranks, and memory for one
-/// parameter only. A parameter that a model has under several names is there under the first; the metadata says which one that is for each
-/// of the others.
+/// Writes the full parameters and rank 0's buffers to one safetensors file. It runs in one process, without a world, and needs memory for
+/// only one parameter at a time. A tied parameter is saved under its first name; the metadata maps each of its other names to the first.
 Consolidated consolidate(const std::filesystem::path& folder, const std::filesystem::path& save_path);
 
 }  // namespace tessera::checkpoint

@@ -1,4 +1,4 @@
-// The one file has what full_state() of the running model has.
+// The consolidated file has the same contents as full_state() of the running model.
 #include "tessera/checkpoint/consolidate.h"
 
 #include <gmock/gmock.h>

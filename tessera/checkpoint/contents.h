@@ -1,4 +1,4 @@
-// What saving and loading both ask of Contents.
+// Helpers for Contents that saving and loading share.
 #pragma once
 
 #include <c10/util/Type.h>
@@ -15,7 +15,7 @@ inline void expect_model(const Contents& contents) {
   if (contents.model == nullptr) throw UsageError("a checkpoint needs a model: give Contents::model");
 }
 
-/// Empty without an optimizer.
+/// The class name of the optimizer. Empty if there is none.
 inline std::string optimizer_class(const Contents& contents) {
   return contents.optimizer != nullptr ? c10::demangle(typeid(*contents.optimizer).name()) : "";
 }

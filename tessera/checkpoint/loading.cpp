@@ -21,14 +21,14 @@ namespace fs = std::filesystem;
 
 using OptimizerState = std::map<std::string, optim::ParameterState>;
 
-/// All that load() needs of the files: checked against the model, but not in it yet.
+/// The opened files of a checkpoint, checked against the model.
 struct Saved {
-  std::vector<RankFile> own;  // of each local rank
+  std::vector<RankFile> own;  // one for each local rank
   RankFile first;             // rank 0's
   OptimizerState optimizer = {};
   at::Tensor generator = {};
 
-  /// What the files of the local ranks have under a name.
+  /// The tensor with this name from the file of each local rank.
   std::vector<at::Tensor> read(const std::string& name) const {
     std::vector<at::Tensor> values;
     for (const auto& file : own) values.push_back(file.tensors.read(name));
@@ -42,7 +42,7 @@ void set_generator_state(const at::Tensor& state) {
   generator.set_state(state);
 }
 
-/// Complains about names that are only on one side.
+/// Throws UsageError if a name is only in the checkpoint or only in the model.
 template <class There, class Here>
 void expect_same_names(const fs::path& folder, const char* what, const There& there, const Here& here) {
   std::vector<std::string> missing, unknown;
@@ -101,7 +101,7 @@ void expect_same_part(const RankFile& file, const LocalPart& part, const PartRec
   expect_same_tensor(file.tensors, part.name, part.values, {here.numel()});
 }
 
-/// Of local rank number `i`.
+/// Throws UsageError if the file of local rank number `i` does not fit the model.
 void expect_same_model(const fs::path& folder, const LocalValues& model, const Saved& saved, size_t i) {
   const auto& file = saved.own[i];
   std::map<std::string, const LocalPart*> parts;
@@ -109,7 +109,7 @@ void expect_same_model(const fs::path& folder, const LocalValues& model, const S
   expect_same_names(folder, "sharded parameter", names_of(file.record.parts), names_of(parts));
   expect_same_names(folder, "unsharded parameter", saved.first.record.whole, names_of(model.whole));
   expect_same_names(folder, "buffer", file.record.buffers, names_of(model.buffers));
-  // Parameters of other shapes also move the parts of all others: they are the news.
+  // Shapes are compared first: one parameter of another shape moves the parts of all others, whose errors would hide the cause.
   for (const auto& part : model.parts) expect_same_parameter(file, part);
   for (const auto& part : model.parts) expect_same_part(file, part, records_of(part)[i]);
   for (const auto& [name, tensor] : model.whole) expect_same_tensor(saved.first.tensors, name, tensor, tensor.sizes());
@@ -175,7 +175,7 @@ void load(const fs::path& folder, Contents& contents, const Communicator& world)
   AllOrNone step;
   step.attempt([&] { saved.emplace(open(folder, contents, model, world)); });
   step.expect_all(world, {.unit = "checkpoint"}, fmt::format("can't load {}; nothing was changed", folder.string()));
-  // The only one that may still refuse, and it does so on all ranks alike.
+  // Before values are copied, because this may still throw. It does so on all ranks alike.
   if (contents.optimizer != nullptr) contents.optimizer->load_state(*contents.model, saved->optimizer);
   copy_values(*saved, model, world);
   set_generator_state(saved->generator);

@@ -1,4 +1,4 @@
-// A process that stands for several ranks saves and loads as so many processes do.
+// A process that represents several ranks saves and loads the same files as one process per rank.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

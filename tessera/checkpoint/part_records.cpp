@@ -17,7 +17,8 @@ std::vector<PartRecord> records_of(at::IntArrayRef shape, at::IntArrayRef stride
   return records;
 }
 
-/// Padding ends a shard, which has all its values in the first of its dimensions.
+/// Whether `like` is a shard with padding that the value lacks. A shard has all its values in its first dimension and its padding at the
+/// end.
 bool is_padded(const at::Tensor& value, const at::Tensor& like, const PartRecord& part) {
   return value.dim() == like.dim() && value.numel() == part.numel() && value.numel() < like.numel();
 }
@@ -43,7 +44,7 @@ std::vector<PartRecord> records_of_state(const at::Tensor& parameter, const at::
 
 std::vector<at::Tensor> values_of_ranks(const at::Tensor& tensor, std::span<const PartRecord> records, const Communicator& world) {
   const bool on_device = tensor.device() == world.traits().device;
-  // What lies on the host beside a device is the same for all.
+  // A tensor on the host has the same values for all ranks of the device.
   auto values = on_device ? world.replicas(tensor) : std::vector(records.size(), tensor);
   for (size_t i = 0; i < values.size(); i++) {
     if (values[i].numel() > records[i].numel()) values[i] = values[i].narrow(0, 0, records[i].numel());

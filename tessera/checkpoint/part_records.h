@@ -1,4 +1,5 @@
-// From a tensor of this process to what each rank that the process stands for has of it, and back. Nearly always that is one rank.
+// Splits a tensor of this process into the parts of the ranks that the process represents, and joins such parts again. A process represents
+// one rank, unless its transport traces. All lists here have one entry for each local rank, in the order of local_ranks().
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,19 +13,19 @@
 
 namespace tessera::checkpoint {
 
-/// Where the parts of a sharded parameter belong, in the order of local_ranks(), as everywhere here.
+/// Which part of a sharded parameter each rank has.
 std::vector<PartRecord> records_of(const LocalPart& part);
-/// Of a tensor that no rank has only a part of.
+/// The same for a tensor that is not sharded: each rank has all of it.
 std::vector<PartRecord> whole_records(at::IntArrayRef shape, const Communicator& world);
-/// Of a tensor that an optimizer keeps for a parameter, sharded or not.
+/// The same for a tensor of the optimizer's state for a parameter, which may be sharded or not.
 std::vector<PartRecord> records_of_state(const at::Tensor& parameter, const at::Tensor& state, const Communicator& world);
 
-/// What each rank has of a tensor, without padding.
+/// The values that each rank has of a tensor, without padding.
 std::vector<at::Tensor> values_of_ranks(const at::Tensor& tensor, std::span<const PartRecord> records, const Communicator& world);
-/// Those values as one tensor, with padding again where `like` has some.
+/// The reverse of values_of_ranks(): one tensor from the values of all ranks. It is padded to the size of `like`.
 at::Tensor tensor_of_ranks(std::vector<at::Tensor> values, const at::Tensor& like, std::span<const PartRecord> records,
                            const Communicator& world);
-/// The same for what an optimizer keeps for a parameter.
+/// The same for a tensor of the optimizer's state for a parameter.
 at::Tensor state_of_ranks(std::vector<at::Tensor> values, const at::Tensor& parameter, const Communicator& world);
 
 }  // namespace tessera::checkpoint

@@ -15,7 +15,7 @@ namespace {
 
 constexpr auto kKey = "tessera";
 constexpr int kFormat = 2;
-constexpr int kFlatFormat = 1;  // of 0.1.0: a part is a range of values in memory order, and the optimizer's state has no slices
+constexpr int kFlatFormat = 1;  // version 0.1.0: a part is a range of values in memory order, and the optimizer's state has no slices
 constexpr size_t kMostNames = 5;
 
 nlohmann::json to_json(const std::map<std::string, PartRecord>& parts) {
@@ -84,7 +84,7 @@ RankRecord from_json(const nlohmann::json& json) {
   return record;
 }
 
-/// Takes `before` and a number behind it from the front of the text.
+/// Removes `before` and the number that follows it from the front of the text. Returns the number, or nothing if they are not there.
 std::optional<int> take_number(std::string_view& text, std::string_view before) {
   if (!text.starts_with(before)) return std::nullopt;
   text.remove_prefix(before.size());
@@ -95,7 +95,7 @@ std::optional<int> take_number(std::string_view& text, std::string_view before) 
   return number;
 }
 
-/// The rank, and of how many, whose file has this name.
+/// The rank and the number of ranks in the name of a rank's file. Returns nothing for other names.
 std::optional<std::pair<int, int>> rank_of_file(std::string_view name) {
   const auto rank = take_number(name, "rank-");
   const auto ranks = rank ? take_number(name, "-of-") : std::nullopt;
@@ -150,7 +150,7 @@ void expect_same_save(const RankFile& one, const RankFile& other) {
 
 int saved_ranks(const std::filesystem::path& folder) {
   std::error_code error;
-  std::map<int, std::set<int>> found;  // ranks that are there, by how many there should be
+  std::map<int, std::set<int>> found;  // from the number of ranks in the file names to the ranks whose files exist
   for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
     if (const auto file = rank_of_file(entry->path().filename().string())) found[file->second].insert(file->first);
   }

@@ -1,4 +1,4 @@
-// One rank's file in a checkpoint: how it is called, and what its header says beyond the tensors.
+// One rank's file in a checkpoint: its name, and the metadata in its header.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@
 
 namespace tessera::checkpoint {
 
-/// The name of a tensor that an optimizer keeps begins with this; that of the parameter and the optimizer's own for it follow.
+/// The name of a tensor of the optimizer's state is optimizer.PARAMETER.KEY, where the key is the optimizer's name for it.
 inline constexpr auto kOptimizerPrefix = "optimizer.";
 inline constexpr auto kGeneratorName = "generator.cpu";
 
-/// Where a rank's part of a tensor belongs: it has the values of the slices one after the other, each in the memory order of the strides.
+/// The part of a tensor that a rank has: the values of the slices one after the other, each in the memory order that the strides define.
 struct PartRecord {
-  std::vector<int64_t> shape, strides;  // of the whole one
+  std::vector<int64_t> shape, strides;  // of the full tensor
   std::vector<TensorSlice> slices;
 
   int64_t numel() const;
@@ -26,18 +26,19 @@ struct PartRecord {
 
 struct RankRecord {
   int rank = 0, ranks = 1;
-  uint64_t save = 0;                             // drawn anew each time: files of two saves do not go together
-  std::map<std::string, PartRecord> parts = {};  // of sharded parameters
-  /// Of the optimizer's state. What it keeps for blocks of values is of the flat parameter, with one value for each block of the slice.
+  uint64_t save = 0;                             // a random number for each save, by which files of different saves are told apart
+  std::map<std::string, PartRecord> parts = {};  // sharded parameters
+  /// Tensors of the optimizer's state. If a tensor has one value for each block of a parameter's values, its slices are those of the flat
+  /// parameter.
   std::map<std::string, PartRecord> state = {};
-  std::vector<std::string> whole = {};    // parameters in no unit; only rank 0 writes them
-  std::vector<std::string> buffers = {};  // each rank's own
-  std::map<std::string, std::string> aliases = {};
-  std::string optimizer = {};  // its class; empty without one
+  std::vector<std::string> whole = {};              // parameters that belong to no unit; only rank 0 writes them
+  std::vector<std::string> buffers = {};            // each rank writes its own
+  std::map<std::string, std::string> aliases = {};  // from each further name of a tied parameter to its first name
+  std::string optimizer = {};                       // its class; empty if there is none
   std::map<std::string, std::string> notes = {};
 };
 
-/// The header's metadata that tells all this.
+/// The record as metadata for the file's header.
 std::map<std::string, std::string> to_metadata(const RankRecord& record);
 
 struct RankFile {
@@ -46,16 +47,16 @@ struct RankFile {
 };
 
 std::filesystem::path rank_file(const std::filesystem::path& folder, int rank, int ranks);
-/// Throws IoError if there is none, or a damaged one, or another rank's.
+/// Throws IoError if the file is missing or damaged, or if another rank has written it.
 RankFile open_rank_file(const std::filesystem::path& folder, int rank, int ranks);
 
 /// Throws IoError if the files come from different saves.
 void expect_same_save(const RankFile& one, const RankFile& other);
 
-/// By how many ranks a checkpoint was saved. Throws IoError if the folder is none, or files are missing.
+/// The number of ranks that saved a checkpoint. Throws IoError if the folder is no checkpoint or if files are missing.
 int saved_ranks(const std::filesystem::path& folder);
 
-/// "'a', 'b' and 7 more"
+/// For error messages: "'a', 'b' and 7 more"
 std::string some_of(const std::vector<std::string>& names);
 
 }  // namespace tessera::checkpoint

@@ -1,4 +1,4 @@
-// What the ranks' files say is enough to put every tensor together, also for somebody who does not know how Tessera shards.
+// The records in the ranks' files suffice to assemble every tensor, without any knowledge of how Tessera shards.
 #include "tessera/checkpoint/rank_file.h"
 
 #include <gmock/gmock.h>

@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What goes into the file of a rank.
+/// What is written to the file of one rank.
 struct RankContents {
   RankRecord record;
   std::vector<std::pair<std::string, at::Tensor>> tensors = {};
@@ -82,7 +82,7 @@ void add_optimizer(std::vector<RankContents>& ranks, const Contents& contents, c
   }
 }
 
-/// Of every rank that this process stands for.
+/// The contents for every rank that this process represents.
 std::vector<RankContents> contents_of_ranks(uint64_t save, const Contents& contents, const Communicator& world) {
   std::vector<RankContents> ranks;
   for (const int rank : world.local_ranks()) {
@@ -93,7 +93,7 @@ std::vector<RankContents> contents_of_ranks(uint64_t save, const Contents& conte
   if (contents.optimizer != nullptr) add_optimizer(ranks, contents, world);
   for (auto& rank : ranks) {
     rank.tensors.emplace_back(kGeneratorName, generator_state());
-    // The widest first: then every value lies at a multiple of its width, whoever maps the file into memory.
+    // The widest dtype comes first, so that every value is aligned to its width for programs that map the file into memory.
     std::ranges::stable_sort(rank.tensors, std::greater{}, [](const auto& named) { return named.second.element_size(); });
   }
   return ranks;
@@ -125,7 +125,7 @@ void save(const fs::path& folder, const Contents& contents, const Communicator& 
   };
   const c10::AutoGradMode no_grad(false);
   const auto number = draw_save(world);
-  std::optional<NewFolder> made;  // by the process of rank 0
+  std::optional<NewFolder> made;  // only in the process of rank 0
   try {
     together([&] {
       if (world.is_first()) made.emplace(folder);

@@ -40,7 +40,8 @@ std::optional<fs::path> latest(const fs::path& prefix) {
     newest = prefix.parent_path() / name;
     newest_step = step;
   }
-  // What lacks files is not passed over in silence: a run would go on from an older one, and meet this one's name again.
+  // Throws if the newest checkpoint is incomplete. If it were skipped, the run would continue from an older one and later save to the same
+  // name.
   if (newest) saved_ranks(*newest);
   return newest;
 }

@@ -1,4 +1,4 @@
-// The checkpoints of a training run, PREFIX-step-N: what they are called, which is the newest, and whether one is complete.
+// The folders of a training run's checkpoints, PREFIX-step-N: their names, the newest of them, and whether one is complete.
 #pragma once
 
 #include <cstdint>
@@ -7,13 +7,13 @@
 
 namespace tessera::checkpoint {
 
-/// PREFIX-step-000500
+/// For step 500: PREFIX-step-000500
 std::filesystem::path step_folder(const std::filesystem::path& prefix, int64_t step);
-/// The newest checkpoint `PREFIX-step-N`, by N; nothing if there is none. Throws IoError if it is incomplete.
+/// The checkpoint PREFIX-step-N with the largest N, or nothing if there is none. Throws IoError if that checkpoint is incomplete.
 std::optional<std::filesystem::path> latest(const std::filesystem::path& prefix);
 /// Whether the folder holds the files of all its ranks.
 bool is_complete(const std::filesystem::path& folder);
-/// Throws if no checkpoint could be made under that prefix: better known before a training run than after it.
+/// Throws if no checkpoint can be written under the prefix. Call it before a training run, so that the error does not come after it.
 void expect_usable(const std::filesystem::path& prefix);
 
 }  // namespace tessera::checkpoint

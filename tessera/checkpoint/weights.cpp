@@ -17,16 +17,16 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// Where the values of each of a model's tensors are in a file.
+/// Maps each tensor of a model to the tensor in the file from which it is loaded.
 class Plan {
  public:
   explicit Plan(const SafetensorsFile& file) : file_(file), unknown_(file.names().begin(), file.names().end()) {}
 
-  /// `name` and the other names of the same parameter: any of them will do.
+  /// Adds a tensor of the model. The file may have it under any of the names.
   void add(const std::string& name, const std::vector<std::string>& aliases, at::IntArrayRef sizes) {
     auto candidates = aliases;
     candidates.insert(candidates.begin(), name);
-    // A file may have a tied parameter once, and say in its metadata under which name.
+    // consolidate() saves a tied parameter once. The metadata maps its other names to the one that is used.
     for (const auto& candidate : std::vector(candidates)) {
       if (const auto first = file_.metadata().find(candidate); first != file_.metadata().end()) candidates.push_back(first->second);
     }
@@ -58,13 +58,13 @@ class Plan {
   std::map<std::string, std::string> found_;
 };
 
-/// The parts of the ranks that this process stands for.
-void copy_part(const LocalPart& part, const at::Tensor& whole, const Communicator& world) {
+/// Copies from the full parameter the parts of all ranks that this process represents.
+void copy_part(const LocalPart& part, const at::Tensor& full, const Communicator& world) {
   std::vector<at::Tensor> values;
   for (const auto& record : records_of(part)) {
-    const auto& value = values.emplace_back(at::empty({record.numel()}, whole.options()));
+    const auto& value = values.emplace_back(at::empty({record.numel()}, full.options()));
     const auto views = views_of_slices(value, record.slices, record.strides);
-    for (size_t i = 0; i < views.size(); i++) views[i].copy_(view_of(whole, record.slices[i]));
+    for (size_t i = 0; i < views.size(); i++) views[i].copy_(view_of(full, record.slices[i]));
   }
   part.values.copy_(tensor_of_ranks(std::move(values), part.values, records_of(part), world));
 }

@@ -1,4 +1,4 @@
-// Whole weights from one file, as consolidate() writes them, or Python.
+// Loads full weights from one safetensors file, as consolidate() or Python writes it.
 #pragma once
 
 #include <filesystem>
@@ -9,8 +9,8 @@ class Module;
 
 namespace tessera::checkpoint {
 
-/// Copies all parameters and buffers of a safetensors file into a module, plain or sharded; every rank reads the same file. Names and
-/// shapes must be the module's, all of them; if anything does not fit nothing is changed.
+/// Copies all parameters and buffers of the file into a module, which may be sharded. Every rank reads the same file. The file must have
+/// exactly the names and shapes of the module; otherwise it throws IoError and changes nothing.
 void load_weights(torch::nn::Module& module, const std::filesystem::path& file);
 
 }  // namespace tessera::checkpoint

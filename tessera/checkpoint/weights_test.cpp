@@ -1,4 +1,4 @@
-// Whole weights come back into any model of their shape.
+// Full weights can be loaded into any model of the same shape, however it is sharded.
 #include "tessera/checkpoint/weights.h"
 
 #include <gmock/gmock.h>

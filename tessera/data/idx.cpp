@@ -18,12 +18,12 @@
 namespace tessera::data {
 namespace {
 
-constexpr size_t kMagic = 4;      // two zeroes, the type, the number of dimensions
-constexpr char kBytes = 0x08;     // the type of all data sets that this format is known for
-constexpr size_t kDimension = 4;  // big endian
+constexpr size_t kMagic = 4;      // two zeros, the type, the number of dimensions
+constexpr char kBytes = 0x08;     // the only type that the well-known data sets use
+constexpr size_t kDimension = 4;  // bytes of a size, big-endian
 constexpr size_t kBlock = 1 << 20;
 
-/// The unpacked file. zlib passes one that is not packed through as it is.
+/// The contents of the file, decompressed. zlib reads a file that is not compressed unchanged.
 std::string contents(const std::filesystem::path& file) {
   errno = 0;
   const std::unique_ptr<gzFile_s, decltype(&::gzclose)> opened(::gzopen(file.c_str(), "rb"), &::gzclose);
@@ -34,7 +34,7 @@ std::string contents(const std::filesystem::path& file) {
     result.resize(before + kBlock);
     const int count = ::gzread(opened.get(), result.data() + before, kBlock);
     result.resize(before + static_cast<size_t>(std::max(count, 0)));
-    // A packed file that stops too early only shows at its end.
+    // gzread() may return fewer bytes without an error at the end of a truncated file; gzerror() reports it.
     int code = Z_OK;
     const std::string reason = ::gzerror(opened.get(), &code);
     if (count < 0 || code != Z_OK) {
@@ -55,13 +55,13 @@ std::vector<int64_t> sizes_in(const std::string& header, size_t dimensions) {
   return sizes;
 }
 
-/// The file that has one of the usual names.
+/// The path of the file, under whichever of the usual names exists.
 std::filesystem::path find(const std::filesystem::path& folder, const std::string& part, int dimensions) {
   std::vector<std::string> names;
   for (const auto* separator : {"-", "."}) {
     for (const auto* ending : {"", ".gz"}) names.push_back(fmt::format("{}{}idx{}-ubyte{}", part, separator, dimensions, ending));
   }
-  std::error_code ignored;  // a folder that may not be read has no such file for us
+  std::error_code ignored;  // a folder that can't be read counts as one without the file
   for (const auto& name : names) {
     if (std::filesystem::exists(folder / name, ignored)) return folder / name;
   }
@@ -103,7 +103,7 @@ at::Tensor read_idx(const std::filesystem::path& file) {
     throw IoError(fmt::format("{} promises {}{} bytes, but has {}", file.string(), fmt::join(sizes, " x "),
                               promised < 0 ? "" : fmt::format(" = {}", promised), present));
   }
-  // The tensor keeps what was read; nothing is copied.
+  // The tensor owns the contents, so nothing is copied.
   return at::from_blob(
       data->data() + header, sizes, [data](void*) {}, at::kByte);
 }

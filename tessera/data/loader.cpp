@@ -48,7 +48,7 @@ Loader::Result Loader::take_result() {
   std::unique_lock lock(mutex_);
   news_.wait(lock, [this] { return ready_.contains(delivered_); });
   auto& result = ready_.at(delivered_);
-  if (result.error) return result;  // and stays there
+  if (result.error) return result;  // a copy: the error stays for the next call
   auto taken = std::move(result);
   ready_.erase(delivered_++);
   lock.unlock();
@@ -68,7 +68,7 @@ Loader::Result Loader::make(const Position& position, const Part& part) const {
 }
 
 void Loader::work() {
-  const c10::ParallelGuard alone(true);  // operators in here must not start threads of their own beside those that compute
+  const c10::ParallelGuard alone(true);  // makes operators here run in this thread only, so that they don't compete with the model's
   std::unique_lock lock(mutex_);
   for (;;) {
     news_.wait(lock, [this] { return stopping_ || begun_ < delivered_ + options_.ahead; });

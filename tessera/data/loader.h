@@ -1,4 +1,4 @@
-// Batches, fetched in the background and delivered in order.
+// Loader: fetches batches in background threads and delivers them in order.
 #pragma once
 
 #include <condition_variable>
@@ -17,31 +17,31 @@
 
 namespace tessera::data {
 
-/// Makes a batch of the samples with these numbers. Called by several threads at once, without recording gradients.
+/// Makes a batch of the samples with these numbers. It is called by several threads at once, with gradients disabled.
 using Fetch = std::function<Samples(std::span<const int64_t> numbers)>;
 
 struct LoaderOptions {
-  int workers = 2;      // threads; 0 fetches each batch when it is asked for
-  int ahead = 4;        // batches that are fetched before they are asked for
-  Position start = {};  // where to go on: an earlier loader's position()
+  int workers = 2;      // threads; with 0, next() fetches each batch itself
+  int ahead = 4;        // how many batches are fetched in advance
+  Position start = {};  // where to resume: the position() of an earlier loader
 };
 
 class Loader {
  public:
   Loader(Sampler sampler, Fetch fetch, const LoaderOptions& options = {});
   Loader(Loader&&) = delete;
-  ~Loader();  // ends the workers after the batch that they are at
+  ~Loader();  // waits until the workers have finished their present batches
 
-  /// The next batch of the epoch, or nothing at its end; the call after that begins the next epoch. What fetch throws comes out here, with
-  /// the batch's position before its message, as often as that batch is asked for.
+  /// The next batch of the epoch, or nothing at its end; the call after that begins the next epoch. If fetch throws, next() throws the same
+  /// exception with the position in front of its message. It then stays at that batch, so another call throws again.
   std::optional<Samples> next();
 
-  /// Of the batch that next() delivers next.
+  /// The position of the batch that next() will return.
   Position position() const { return position_; }
-  /// Batches of an epoch.
+  /// The number of batches in an epoch.
   int64_t batches() const { return sampler_.batches(); }
 
-  /// What is left of the epoch: for (auto& batch : loader)
+  /// Iterates over the rest of the epoch: for (auto& batch : loader)
   class Iterator {
    public:
     explicit Iterator(Loader& loader) : loader_(&loader), batch_(loader.next()) {}
@@ -74,10 +74,10 @@ class Loader {
   LoaderOptions options_;
   Position position_;
 
-  std::mutex mutex_;  // for all that follows, and for the sampler if there are workers
+  std::mutex mutex_;  // protects all members below, and the sampler if there are workers
   std::condition_variable news_;
   Position to_fetch_;
-  int64_t begun_ = 0, delivered_ = 0;  // batches, counted over all epochs
+  int64_t begun_ = 0, delivered_ = 0;  // numbers of batches, counted over all epochs
   std::map<int64_t, Result> ready_;
   bool stopping_ = false;
   std::vector<std::thread> workers_;

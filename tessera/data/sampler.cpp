@@ -11,9 +11,10 @@
 namespace tessera::data {
 namespace {
 
-/// From 0 to below `limit`, all alike. The standard's distributions differ between libraries.
+/// A uniformly distributed number from 0 to limit - 1. std::uniform_int_distribution is not used, because its results differ between
+/// standard libraries.
 uint64_t draw(std::mt19937_64& source, uint64_t limit) {
-  const uint64_t unfair = (UINT64_MAX % limit + 1) % limit;  // so many of the highest values would favour the lowest results
+  const uint64_t unfair = (UINT64_MAX % limit + 1) % limit;  // as many of the highest values are rejected: they would favor small results
   uint64_t value = source();
   while (value > UINT64_MAX - unfair) value = source();
   return value % limit;
@@ -60,7 +61,7 @@ void Sampler::arrange(int64_t epoch) {
   if (options_.order == Order::AsStored) return;
   const auto low = [](uint64_t value) { return static_cast<uint32_t>(value); };
   const auto number = static_cast<uint64_t>(epoch);
-  // A sum of seed and epoch would give the second epoch of one seed the order of the first epoch of the next.
+  // Seed and epoch are not added, because then epoch 1 of seed 0 and epoch 0 of seed 1 would have the same order.
   std::seed_seq seed{low(options_.seed), low(options_.seed >> 32), low(number), low(number >> 32)};
   std::mt19937_64 source(seed);
   for (size_t left = order_.size(); left > 1; left--) std::swap(order_[left - 1], order_[draw(source, left)]);

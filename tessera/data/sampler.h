@@ -1,4 +1,4 @@
-// Which samples a rank sees, and when: the same ones, in the same global batches, whatever the number of ranks.
+// Sampler: decides which samples a rank gets in which step. A global batch has the same samples for any number of ranks.
 #pragma once
 
 #include <cstdint>
@@ -7,18 +7,18 @@
 namespace tessera::data {
 
 enum class Order {
-  Shuffled,  // anew in every epoch
+  Shuffled,  // differently in every epoch
   AsStored,
 };
 
-/// What becomes of the last samples of an epoch when they do not fill a global batch.
+/// What happens to the last samples of an epoch if they do not fill a global batch.
 enum class Tail {
-  Drop,  // they are left out; shuffled, they are others in every epoch
-  Fill,  // the batch is filled with samples from the epoch's beginning, and says how many those are
+  Drop,  // they are left out; with Order::Shuffled these are different samples in every epoch
+  Fill,  // the batch is filled up with samples from the beginning of the epoch, which are counted in Part::repeats
 };
 
 struct SamplerOptions {
-  int64_t size = 0;          // of the data set
+  int64_t size = 0;          // number of samples in the data set
   int64_t global_batch = 0;  // samples of one step on all ranks together; each rank gets an equal part
   int rank = 0;
   int ranks = 1;
@@ -27,27 +27,28 @@ struct SamplerOptions {
   uint64_t seed = 0;
 };
 
-/// A place between two batches. It means the same for every number of ranks; save it to go on later.
+/// A position between two batches. Save it to resume later; it is valid for any number of ranks.
 struct Position {
   int64_t epoch = 0;
-  int64_t batch = 0;  // from 0 to the number of batches: then the epoch is at its end
+  int64_t batch = 0;  // from 0 to the number of batches, which means the end of the epoch
   bool operator==(const Position&) const = default;
 };
 
 /// This rank's part of a batch.
 struct Part {
   std::vector<int64_t> numbers;
-  int64_t repeats = 0;  // so many at its end only fill it
+  int64_t repeats = 0;  // how many samples at its end only fill the batch (Tail::Fill)
 };
 
 class Sampler {
  public:
   explicit Sampler(const SamplerOptions& options);
 
-  /// Batches of an epoch, the same for every rank.
+  /// The number of batches in an epoch, which is the same for every rank.
   int64_t batches() const { return batches_; }
 
-  /// Depends on options and position alone. Not from several threads at once: the order of one epoch is kept.
+  /// This rank's part of a batch. It depends only on the options and the position. Not thread-safe, because the order of one epoch is
+  /// cached.
   Part part(const Position& position);
 
  private:
@@ -55,7 +56,7 @@ class Sampler {
 
   SamplerOptions options_;
   int64_t batches_ = 0;
-  int64_t epoch_ = -1;  // whose order this is
+  int64_t epoch_ = -1;  // the epoch to which order_ belongs
   std::vector<int64_t> order_;
 };
 

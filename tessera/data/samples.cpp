@@ -9,7 +9,7 @@
 namespace tessera::data {
 
 Samples pick(const Samples& all, std::span<const int64_t> numbers) {
-  // Only read, but a tensor knows no const memory.
+  // The const_cast is safe, because the tensor is only read.
   const auto index = at::from_blob(const_cast<int64_t*>(numbers.data()), {static_cast<int64_t>(numbers.size())}, at::kLong);
   return {.inputs = all.inputs.index_select(0, index), .targets = all.targets.index_select(0, index)};
 }
@@ -19,7 +19,7 @@ Samples fake_images(const FakeImages& options) {
     throw UsageError(fmt::format("fake images: {} images of {} x {} in {} classes can't be made; classes are bytes, so 1 to 256",
                                  options.count, options.height, options.width, options.classes));
   }
-  // Whole numbers only: they are the same on every machine.
+  // Integers only, because these are the same on every machine.
   auto of_patterns = at::detail::createCPUGenerator(options.seed);
   auto of_split = at::detail::createCPUGenerator(options.seed * 2 + (options.split == Split::Train ? 1 : 2));
   const auto patterns = at::randint(0, 192, {options.classes, options.height, options.width}, of_patterns, at::kByte);

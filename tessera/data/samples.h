@@ -1,4 +1,4 @@
-// Samples in memory: a whole data set, or the few of one batch.
+// Samples in memory: a complete data set or one batch.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,12 +12,12 @@ namespace tessera::data {
 struct Samples {
   at::Tensor inputs;
   at::Tensor targets;
-  int64_t repeats = 0;  // so many at the end only fill a batch (Tail::Fill): a test set must not count them
+  int64_t repeats = 0;  // how many samples at the end only fill the batch (Tail::Fill); metrics of a test set must not count them
 
   int64_t size() const { return inputs.defined() ? inputs.size(0) : 0; }
 };
 
-/// The samples with these numbers, copied.
+/// Copies the samples with these numbers.
 Samples pick(const Samples& all, std::span<const int64_t> numbers);
 
 enum class Split { Train, Test };
@@ -30,8 +30,8 @@ struct FakeImages {
   uint64_t seed = 0;
 };
 
-/// Images to try a program with where no data set is at hand, as bytes like those of read_idx_folder. Each class has a pattern of its own
-/// under noise, so that there is something to learn. The same options give the same images on every machine; both splits have the same
+/// Generated images for trying a program without a data set. They are bytes, like those of read_idx_folder. Each class has its own pattern
+/// with noise, so that a model can learn something. The same options give the same images on every machine, and both splits have the same
 /// patterns.
 Samples fake_images(const FakeImages& options = {});
 

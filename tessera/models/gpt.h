@@ -1,4 +1,4 @@
-// A decoder of the GPT-2 kind: learnt positions, norms in front, no weights tied.
+// A decoder like GPT-2, with learned positions and norms before attention and MLP. Unlike GPT-2, it ties no weights.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -17,7 +17,7 @@ struct GptOptions {
   int64_t width = 512;
   int64_t layers = 8;
   int64_t heads = 8;
-  int64_t longest = 256;  // tokens
+  int64_t longest = 256;  // maximum number of tokens in a sequence
 };
 
 struct GptBlockImpl : torch::nn::Module {
@@ -33,7 +33,7 @@ TORCH_MODULE(GptBlock);
 struct GptImpl : torch::nn::Module {
   explicit GptImpl(const GptOptions& options = {});
 
-  /// Tokens of {batch, length}; gives scores of {batch, length, vocabulary}.
+  /// Takes tokens {batch, length} and returns scores {batch, length, vocabulary}.
   at::Tensor forward(const at::Tensor& tokens);
 
   torch::nn::Embedding tokens{nullptr}, positions{nullptr};

@@ -1,4 +1,4 @@
-// Wide linear layers in a row: nothing but parameters, the hardest case for whoever moves them.
+// A stack of wide linear layers: many parameters and little computation, the hardest case for sharding.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -17,7 +17,7 @@ struct MlpOptions {
 struct MlpImpl : torch::nn::Module {
   explicit MlpImpl(const MlpOptions& options = {});
 
-  /// {batch, width} to scores of {batch, classes}.
+  /// Takes {batch, width} and returns scores {batch, classes}.
   at::Tensor forward(at::Tensor x);
 
   torch::nn::ModuleList blocks;

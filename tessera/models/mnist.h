@@ -12,7 +12,7 @@ namespace tessera::models {
 struct MnistNetImpl : torch::nn::Module {
   MnistNetImpl();
 
-  /// Images of {n, 1, 28, 28}, floating; gives {n, 10}, logarithms of probabilities.
+  /// Takes floating-point images {n, 1, 28, 28} and returns log-probabilities {n, 10}.
   at::Tensor forward(const at::Tensor& images);
 
   torch::nn::Conv2d conv1{nullptr}, conv2{nullptr};

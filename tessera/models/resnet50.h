@@ -1,4 +1,4 @@
-// ResNet-50: stages of 3, 4, 6 and 3 bottlenecks, whose stride is that of their 3x3 convolution.
+// ResNet-50: stages of 3, 4, 6 and 3 bottlenecks. A bottleneck has its stride in the 3x3 convolution.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -17,14 +17,14 @@ struct BottleneckImpl : torch::nn::Module {
 
   torch::nn::Conv2d conv1{nullptr}, conv2{nullptr}, conv3{nullptr};
   torch::nn::BatchNorm2d bn1{nullptr}, bn2{nullptr}, bn3{nullptr};
-  torch::nn::Sequential shortcut{nullptr};  // where the shape changes
+  torch::nn::Sequential shortcut{nullptr};  // only if the shape changes
 };
 TORCH_MODULE(Bottleneck);
 
 struct ResNet50Impl : torch::nn::Module {
   explicit ResNet50Impl(int64_t classes = 1000);
 
-  /// Images of {n, 3, height, width}; gives scores of {n, classes}.
+  /// Takes images {n, 3, height, width} and returns scores {n, classes}.
   at::Tensor forward(const at::Tensor& images);
 
   torch::nn::Conv2d conv1{nullptr};

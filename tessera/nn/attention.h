@@ -1,4 +1,4 @@
-// Attention of a sequence to itself, by libtorch's fused kernels.
+// Multi-head self-attention, computed by libtorch's fused kernels.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -9,14 +9,14 @@ namespace tessera::nn {
 
 struct SelfAttentionOptions {
   int64_t width = 0;
-  int64_t heads = 1;  // width is a multiple of it
+  int64_t heads = 1;  // must divide the width
   bool causal = true;
 };
 
 struct SelfAttentionImpl : torch::nn::Module {
   explicit SelfAttentionImpl(const SelfAttentionOptions& options);
 
-  /// {batch, length, width} and back.
+  /// Takes and returns {batch, length, width}.
   at::Tensor forward(const at::Tensor& x);
 
   SelfAttentionOptions options;

@@ -6,7 +6,8 @@
 
 namespace tessera::nn {
 
-/// What `layer(x)` gives. libtorch's Linear::forward multiplies and adds the bias in two passes where x has more than two dimensions.
+/// The same result as `layer(x)`. libtorch's Linear::forward takes two operators, one for the product and one for the bias, if x has more
+/// than two dimensions.
 inline at::Tensor linear(const torch::nn::Linear& layer, const at::Tensor& x) {
   return at::linear(x, layer->weight, layer->bias);
 }

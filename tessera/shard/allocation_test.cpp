@@ -1,6 +1,6 @@
-// In the steady state a training step takes no memory of ours: what it needs was there in the step before. `new` is watched, by anybody in
-// the process, and counts as ours if the first code on the way to it that is neither the C++ library's nor fmt's is Tessera's; so is
-// libtorch's allocator for the memory of tensors, of which a sharded step must ask for no more than the same step of a whole model.
+// In the steady state Tessera allocates no memory in a training step, because it reuses that of the step before. The test counts all calls
+// of `new` in the process; a call counts as Tessera's if its nearest caller outside of the C++ library and fmt is Tessera's. It also counts
+// the allocations of tensor memory: a sharded step must make no more of them than the same step of an unsharded model.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -1,4 +1,5 @@
-// Buffers of a module (running means and the like): each rank has its own, and drifts.
+// Buffers of a module (running means and the like): fully_shard leaves them to each rank, so their values differ unless they are
+// synchronized.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,15 +15,15 @@ class Module;
 namespace tessera {
 
 enum class BufferSync {
-  Rank0,  // rank 0's become everybody's
-  Mean,   // the mean of all ranks, for floating ones; of others rank 0's
-  None,
+  Rank0,  // all ranks get rank 0's values
+  Mean,   // floating-point buffers become the mean over all ranks, all others get rank 0's values
+  None,   // each rank keeps its own values
 };
 
-/// What a buffer becomes: a copy. Collective, but for None; all ranks call in the same order.
+/// Returns a copy of the buffer with the synchronized values. Collective, except with BufferSync::None: all ranks call in the same order.
 at::Tensor synced(const std::string& name, const at::Tensor& buffer, const Communicator& world, BufferSync sync);
 
-/// Makes the buffers of all ranks alike: before an evaluation, or before a save. Collective.
+/// Gives the buffers of all ranks the same values, for example before an evaluation or a save. Collective, except with BufferSync::None.
 void sync_buffers(const torch::nn::Module& module, const Communicator& world, BufferSync sync = BufferSync::Rank0);
 
 }  // namespace tessera

@@ -1,4 +1,5 @@
-// Activation checkpointing is a backward pass inside another one: gradients of every way to do it are those of the plain model.
+// Activation checkpointing, which runs a forward and a backward pass inside of backward: every way to do it gives the gradients of the
+// plain model.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

@@ -8,38 +8,39 @@
 
 namespace tessera {
 
-/// What FSDP2 calls all-gather extensions. All tensors are flat; `stored` is the chunk of one rank.
+/// The counterpart of FSDP2's all-gather extensions. All tensors are flat, and `stored` is the chunk of one rank.
 class Codec {
  public:
   virtual ~Codec() = default;
 
   /// The dtype that operators compute with.
   virtual at::ScalarType computed(at::ScalarType stored) const = 0;
-  /// What is sent for a chunk of so many stored values.
   struct Form {
     at::ScalarType dtype;
     int64_t numel;
   };
+  /// The form in which a chunk of `numel` stored values is sent.
   virtual Form sent(at::ScalarType stored, int64_t numel) const = 0;
 
-  /// Whether the sent form is another than the stored one.
+  /// Whether the sent form differs from the stored form.
   virtual bool encodes(at::ScalarType stored) const = 0;
-  /// Where it is not, this copies.
+  /// Writes the sent form of `stored` to `sent`. If the two forms are the same, it copies.
   virtual void encode(const at::Tensor& stored, const at::Tensor& sent) const = 0;
 
-  /// Whether the computed form is another than the sent one. If not, a gather fills the memory that operators use.
+  /// Whether the computed form differs from the sent form. If it does not, the all-gather writes straight into the unsharded memory.
   virtual bool decodes() const { return false; }
-  /// Of what one rank has sent.
+  /// Writes the computed form of one rank's sent chunk to `computed`. Called only if decodes() is true.
   virtual void decode(const at::Tensor& sent, const at::Tensor& computed) const;
 };
 using CodecPtr = std::shared_ptr<const Codec>;
 
-/// Floating values are sent and computed with in the dtype, if there is one: MixedPrecision::param_dtype. All others stay as they are stored.
+/// The codec of MixedPrecision::param_dtype: floating-point values are sent and computed with in `dtype`. Without a dtype, and for all
+/// other values, the stored form is used throughout.
 CodecPtr cast_codec(std::optional<at::ScalarType> dtype);
 
-/// The sent form of a chunk: the chunk itself where that is the stored form.
+/// The sent form of a chunk. If it is the same as the stored form, this is the chunk itself and not a copy.
 at::Tensor encoded(const Codec& codec, const at::Tensor& stored);
-/// The computed form of a chunk, as this rank would receive it.
+/// The computed form of a chunk, as other ranks get it from an all-gather.
 at::Tensor decoded(const Codec& codec, const at::Tensor& stored);
 
 }  // namespace tessera

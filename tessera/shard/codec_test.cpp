@@ -1,4 +1,4 @@
-// A form of parameters that is neither their own nor a cast: eight bits on the way, with a scale for each chunk.
+// Codecs that are not casts: this one sends eight bits for each value, with a scale for each chunk.
 #include "tessera/shard/codec.h"
 
 #include <gmock/gmock.h>

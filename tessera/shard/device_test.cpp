@@ -1,5 +1,5 @@
-// What a lazily traced device demands of the core, on a device whose memory can't be read and whose tensors stand for all ranks at once.
-// (The demands are numbered in docs/architecture.md.)
+// The demands of a lazily traced device on the core, as numbered in docs/architecture.md. They are tested on the silent device, whose
+// memory can't be read and whose tensors stand for all ranks at once.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

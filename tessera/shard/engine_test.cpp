@@ -1,5 +1,4 @@
-// What else the autograd engine can do with a sharded model: passes of unusual shape, several threads, models that are gone before their
-// graphs.
+// Less usual uses of the autograd engine with sharded models: partial backward passes, several threads, graphs that outlive their models.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

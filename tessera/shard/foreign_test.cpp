@@ -1,4 +1,5 @@
-// Another library holds the dispatch key that sharded parameters need: said by name. A program of its own, because a key is taken for good.
+// If another library has taken the dispatch key that sharded parameters need, the error names it. This is a program of its own, because a
+// key can't be given back.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/library.h>

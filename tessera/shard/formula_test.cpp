@@ -1,4 +1,4 @@
-// What a step costs is a formula, at every size of world: gathers, reductions, bytes received and bytes sent.
+// What a step costs follows a formula at every size of the world: gathers, reductions, bytes received and bytes sent.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 namespace nn = torch::nn;
 
-/// Four blocks, each a unit, and a unit of what is left: used at both ends of a pass.
+/// Each of the four blocks becomes a unit, and the rest another, the root, which is used at both ends of a pass.
 struct Model : nn::Module {
   nn::Linear embed{nullptr}, head{nullptr};
   std::shared_ptr<Blocks> blocks;
@@ -32,7 +32,7 @@ uint64_t up(uint64_t count, uint64_t multiple) {
   return (count + multiple - 1) / multiple * multiple;
 }
 
-/// Bytes of one rank's chunk: every parameter begins at a multiple of 64 bytes, and so does every chunk.
+/// The number of values in one rank's chunk. Every parameter begins at a multiple of 64 bytes, and so does every chunk.
 uint64_t chunk_values(const std::vector<uint64_t>& parameters, uint64_t ranks, uint64_t value_bytes) {
   uint64_t total = 0;
   for (const auto numel : parameters) total += up(numel, 64 / value_bytes);
@@ -44,7 +44,7 @@ const std::vector<uint64_t> kBlock = {8 * 16, 16, 16 * 8, 8}, kRoot = {5 * 8, 8,
 struct Numbers {
   std::string name;
   MixedPrecision precision;
-  uint64_t gathered = 4, reduced = 4;  // bytes of a value on its way
+  uint64_t gathered = 4, reduced = 4;  // bytes per value that is sent
   friend std::ostream& operator<<(std::ostream& out, const Numbers& self) { return out << self.name; }
 };
 
@@ -52,7 +52,7 @@ class Formula : public ::testing::TestWithParam<std::tuple<Numbers, Residence>> 
 
 TEST_P(Formula, HoldsForGathersReductionsAndBytes) {
   const auto& [numbers_are, residence] = GetParam();
-  const bool shared = residence == Residence::NodeShared;  // then nothing is gathered in truth
+  const bool shared = residence == Residence::NodeShared;  // node-shared units count gathers, but move no bytes
   for (const int ranks : {1, 2, 3, 4, 7}) {
     SCOPED_TRACE(std::to_string(ranks) + " ranks");
     with_ranks(ranks, [&, &numbers_are = numbers_are, &residence = residence](const Communicator& world) {
@@ -67,9 +67,10 @@ TEST_P(Formula, HoldsForGathersReductionsAndBytes) {
         reset_counters(model);
         world.reset_traffic();
         model.forward(numbers({6, 5}, step)).pow(2).mean().backward();
-        if (step == 0) continue;  // the order of use is not known yet
+        if (step == 0) continue;  // the order of uses is not known yet
         for (const auto& unit : units(model)) {
-          // One gather in forward, one in backward if the unit was freed between. The root is used last, and so is whole still.
+          // One gather in forward, and one in backward if the unit was resharded in between. The root is used last, so it is still
+          // unsharded.
           EXPECT_EQ(unit->counters().gathers, unit->name() == "Model" ? 1 : 2) << unit->name() << ", step " << step;
           EXPECT_EQ(unit->counters().reductions, 1) << unit->name();
         }
@@ -113,6 +114,28 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) {
       return std::get<0>(info.param).name + (std::get<1>(info.param) == Residence::Gathered ? "_Gathered" : "_NodeShared");
     });
+
+/// A gradient with respect to a weight does not need the weight. Only the gradient with respect to a layer's input does.
+TEST(FirstLayer, IsNotGatheredInBackward) {
+  for (const auto residence : {Residence::Gathered, Residence::NodeShared}) {
+    with_ranks(2, [&](const Communicator& world) {
+      const ShardOptions options{.mesh = world, .residence = residence};
+      auto net = seeded_net();
+      for (const auto& child : net->children()) fully_shard(child, options);
+      fully_shard(net, options);
+      for (int step = 0; step < 3; step++) {
+        reset_counters(*net);
+        net(input()).sum().backward();
+        if (step == 0) continue;  // the order of uses is not known yet
+        const auto gathers = [&](size_t unit) { return units(*net)[unit]->counters().gathers; };
+        EXPECT_EQ(gathers(0), 1);
+        EXPECT_EQ(gathers(1), 2);
+        EXPECT_EQ(gathers(2), 1) << "the last layer is still unsharded when backward begins";
+        EXPECT_EQ(counters(*net).misses, 0);
+      }
+    });
+  }
+}
 
 }  // namespace
 }  // namespace tessera::testing

@@ -18,7 +18,7 @@
 namespace tessera {
 namespace {
 
-/// Where a shard belongs; only shards will do.
+/// The unit, group and parameter of a shard. Throws UsageError for any other tensor.
 Located located_shard(const at::Tensor& shard) {
   auto found = locate(shard);
   if (found.parameter == nullptr || !found.parameter->shard.is_same(shard)) {
@@ -27,7 +27,7 @@ Located located_shard(const at::Tensor& shard) {
   return found;
 }
 
-/// The whole of something that is cut like the parameters of the group.
+/// All-gathers a flat tensor that has the layout of this rank's chunk.
 at::Tensor gathered(Unit& unit, const Unit::Group& group, const at::Tensor& own_flat) {
   const auto held = unit.schedule()->lock();
   unit.state(held).expect_equal_start();
@@ -38,16 +38,16 @@ at::Tensor gathered(Unit& unit, const Unit::Group& group, const at::Tensor& own_
   return whole;
 }
 
-at::Tensor part_of(const at::Tensor& whole, const Unit::Parameter& parameter) {
-  return whole.as_strided(parameter.sizes, parameter.strides, parameter.span.offset).clone();
+at::Tensor copy_of_parameter(const at::Tensor& gathered, const Unit::Parameter& parameter) {
+  return gathered.as_strided(parameter.sizes, parameter.strides, parameter.span.offset).clone();
 }
 
 /// A parameter or buffer of a module under the name that it has before sharding.
 struct Entry {
   std::string name;
-  at::Tensor tensor = {};  // what is whole on every rank
+  at::Tensor tensor = {};  // undefined if the parameter is sharded
   bool is_buffer = false;
-  Located sharded = {};  // or what is not. No member may hold the whole parameter any more
+  Located sharded = {};  // set if the parameter is sharded; its unsharded tensor may be gone if no module holds it any more
 };
 
 std::vector<Entry> entries_of(const torch::nn::Module& module) {
@@ -59,7 +59,7 @@ std::vector<Entry> entries_of(const torch::nn::Module& module) {
     } else if (!found.group->flat || found.parameter != &*found.group->flat) {
       result.push_back({.name = item.key(), .sharded = found});
     } else {
-      // A vector is listed in the place of these.
+      // The module lists a flat shard in place of the group's parameters.
       const auto prefix = item.key().substr(0, item.key().size() - found.parameter->local_name.size());
       for (auto& parameter : found.group->parameters) {
         result.push_back({.name = prefix + parameter.local_name, .sharded = {found.unit, found.group, &parameter}});
@@ -72,7 +72,7 @@ std::vector<Entry> entries_of(const torch::nn::Module& module) {
   return result;
 }
 
-/// Of what is whole on every rank.
+/// A copy of an entry that is not sharded.
 at::Tensor copy_of(const Entry& entry, std::span<const std::shared_ptr<Unit>> all_units, BufferSync buffers) {
   if (!entry.is_buffer || all_units.empty()) return entry.tensor.detach().clone();
   return synced(entry.name, entry.tensor, all_units.front()->mesh().world(), buffers);
@@ -82,10 +82,10 @@ bool wanted_here(const Mesh& mesh, Ranks ranks) {
   return ranks == Ranks::All || mesh.world().local_ranks().front() == 0;
 }
 
-/// The whole parameter, or what is cut like it, on the ranks that want it.
-at::Tensor whole_of(const Located& found, const at::Tensor& own_flat, Ranks ranks) {
-  const auto whole = gathered(*found.unit, *found.group, own_flat);
-  return wanted_here(found.unit->mesh(), ranks) ? part_of(whole, *found.parameter) : at::Tensor();
+/// The full parameter, or a full tensor with its layout, on the ranks that want it.
+at::Tensor full_tensor(const Located& found, const at::Tensor& own_flat, Ranks ranks) {
+  const auto all = gathered(*found.unit, *found.group, own_flat);
+  return wanted_here(found.unit->mesh(), ranks) ? copy_of_parameter(all, *found.parameter) : at::Tensor();
 }
 
 /// "unit 'a', unit 'b'"
@@ -135,7 +135,7 @@ FullParams::~FullParams() {
     const auto held = schedule->lock();
     unit->state(held).unsharded_writers--;
     unit->unpin();
-    if (!unit->pinned()) schedule->reshard(*unit);  // what is unsharded is stale
+    if (!unit->pinned()) schedule->reshard(*unit);  // the unsharded form may differ from the shards now
   }
 }
 
@@ -149,14 +149,14 @@ at::Tensor full_grad(const at::Tensor& shard, Ranks ranks) {
   const auto own = at::zeros({found.group->chunk}, gradient.options());
   const auto& span = found.parameter->span;
   own.narrow(0, span.shard_offset, span.shard_numel).copy_(gradient.view({-1}));
-  return whole_of(found, own, ranks);
+  return full_tensor(found, own, ranks);
 }
 
 at::Tensor full_parameter(const at::Tensor& shard, Ranks ranks) {
   const auto found = located_shard(shard);
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  return whole_of(found, found.group->own, ranks);
+  return full_tensor(found, found.group->own, ranks);
 }
 
 std::map<std::string, at::Tensor> full_state(const torch::nn::Module& module, Ranks ranks, BufferSync buffers) {
@@ -167,9 +167,9 @@ std::map<std::string, at::Tensor> full_state(const torch::nn::Module& module, Ra
   std::map<const Unit::Parameter*, at::Tensor> copies;
   for (const auto& unit : all_units) {
     for (const auto& group : unit->groups()) {
-      const auto whole = gathered(*unit, group, group.own);
+      const auto all = gathered(*unit, group, group.own);
       for (const auto& parameter : group.parameters) {
-        if (wanted) copies[&parameter] = part_of(whole, parameter);
+        if (wanted) copies[&parameter] = copy_of_parameter(all, parameter);
       }
     }
   }
@@ -190,7 +190,7 @@ at::Tensor full_state(const torch::nn::Module& module, const std::string& name, 
   if (found == all.end()) {
     throw UsageError(fmt::format("the module has no parameter and no buffer '{}'; names are as in the model before it was sharded", name));
   }
-  if (const auto& sharded = found->sharded; sharded.parameter != nullptr) return whole_of(sharded, sharded.group->own, ranks);
+  if (const auto& sharded = found->sharded; sharded.parameter != nullptr) return full_tensor(sharded, sharded.group->own, ranks);
   const auto all_units = units(module);
   auto copy = copy_of(*found, all_units, buffers);
   return all_units.empty() || wanted_here(all_units.front()->mesh(), ranks) ? copy : at::Tensor();

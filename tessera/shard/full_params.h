@@ -1,4 +1,4 @@
-// Whole parameters, for a while: for reading, for writing, for debugging.
+// Access to full tensors: keep a module unsharded for a while, or get copies of its full parameters, gradients and state.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,9 +20,9 @@ class Unit;
 
 enum class Access { Read, Write };
 
-/// While it lives, all parameters of the module are whole: the modules' own members can be read, also through raw pointers, until it ends (writing through one takes Access::Write). With
-/// Access::Write they can be changed; each rank's part of what it wrote goes into its shards at the end, so all ranks must write alike.
-/// Collective, at its beginning.
+/// Keeps all parameters of the module unsharded for its lifetime. Until it is destroyed, the module's own members can be read, also through
+/// raw pointers. With Access::Write they can be written as well: the destructor copies this rank's part of the values into its shards, so
+/// all ranks must write the same values. Its creation is collective.
 class [[nodiscard]] FullParams {
  public:
   FullParams(FullParams&&) = default;
@@ -39,22 +39,22 @@ class [[nodiscard]] FullParams {
 
 FullParams full_params(const torch::nn::Module& module, Access access = Access::Read);
 
-/// Where a collective leaves its result.
+/// Which ranks get the result of a collective: all of them, or only rank 0.
 enum class Ranks { All, First };
 
-/// The whole gradient that a shard's gradient is a part of, in the shape of the parameter. Undefined if there is none, and with
-/// Ranks::First on the other ranks. Collective.
+/// A copy of the full gradient, in the shape of the parameter. Undefined if the shard has no gradient; with Ranks::First also undefined on
+/// all ranks but rank 0. Collective.
 at::Tensor full_grad(const at::Tensor& shard, Ranks ranks = Ranks::All);
 
-/// A copy of the whole parameter; with Ranks::First, undefined on the other ranks. Collective.
+/// A copy of the full parameter. With Ranks::First it is undefined on all ranks but rank 0. Collective.
 at::Tensor full_parameter(const at::Tensor& shard, Ranks ranks = Ranks::All);
 
-/// Copies of all whole parameters and buffers of the module under their names; with Ranks::First, nothing on the other ranks. Each rank of
-/// a sharded module has buffers of its own: `buffers` says what is made of them in the copies; the module's stay as they are. One unit is
-/// gathered at a time. Collective; without a unit, nothing is communicated.
+/// Copies of all full parameters and buffers of the module, by name. With Ranks::First the map is empty on all ranks but rank 0. `buffers`
+/// says how the buffers of the ranks are combined in the copies; the module's own buffers do not change. One unit is gathered at a time.
+/// Collective, unless the module has no units.
 std::map<std::string, at::Tensor> full_state(const torch::nn::Module& module, Ranks ranks = Ranks::All,
                                              BufferSync buffers = BufferSync::Rank0);
-/// Of one of them. Throws UsageError if the module has none of that name.
+/// The same for a single parameter or buffer. Throws UsageError if the module has none of that name.
 at::Tensor full_state(const torch::nn::Module& module, const std::string& name, Ranks ranks = Ranks::All,
                       BufferSync buffers = BufferSync::Rank0);
 

@@ -22,7 +22,7 @@ namespace {
 
 using torch::nn::Module;
 
-/// A way into the table that `parameters()` reads: a protected member of every module.
+/// Gives access to the table that `parameters()` reads, a protected member of torch::nn::Module.
 struct Tables : Module {
   static auto parameters() { return &Tables::parameters_; }
 };
@@ -31,7 +31,7 @@ torch::OrderedDict<std::string, at::Tensor>& table_of(Module& module) {
   return module.*Tables::parameters();
 }
 
-/// Containers that hold nothing but the table: their users read the whole parameter from it, so it has to stay there.
+/// Containers whose users read parameters from the table. The unsharded parameters therefore have to stay in it.
 bool reads_table_in_forward(const Module& module) {
   return dynamic_cast<const torch::nn::ParameterListImpl*>(&module) != nullptr ||
          dynamic_cast<const torch::nn::ParameterDictImpl*>(&module) != nullptr;
@@ -41,7 +41,7 @@ std::string join(const std::string& prefix, const std::string& name) {
   return prefix.empty() ? name : prefix + "." + name;
 }
 
-/// Which module each unit was made for, to name it and to refuse a second time. Weak on both sides: it owns nothing.
+/// The unit that was made from each module, used to name units and to refuse sharding a module twice. It owns neither modules nor units.
 struct Registry {
   std::mutex mutex;
   std::map<const Module*, std::weak_ptr<Unit>> units;
@@ -58,7 +58,8 @@ void remember(const Module& module, const std::shared_ptr<Unit>& unit) {
   registry().units[&module] = unit;
 }
 
-/// Nothing for a module that lies where an older one did, whose unit a graph still keeps: it has none of the unit's parameters.
+/// The unit that was made from the module, or null. A new module may have the address of an earlier one whose unit a graph keeps alive; it
+/// is told apart because it has none of that unit's parameters.
 std::shared_ptr<Unit> unit_of(Module& module) {
   std::shared_ptr<Unit> unit;
   {
@@ -70,10 +71,10 @@ std::shared_ptr<Unit> unit_of(Module& module) {
   return unit && std::ranges::any_of(module.parameters(), of_unit) ? unit : nullptr;
 }
 
-/// The schedule of units that are no parts of a model yet: one for all of the same world, so that the bound on unsharded units holds also
-/// for those that never become parts of one.
+/// The schedule of all units of a world that do not belong to a model yet. They share one, so that the bound on unsharded units also holds
+/// for units that never become part of a model.
 std::shared_ptr<Schedule> schedule_before_model(const ShardOptions& options) {
-  static PerGroup<Schedule> all;  // units hold their world
+  static PerGroup<Schedule> all;
   return all.get(options.mesh.world(), [&] { return std::make_shared<Schedule>(options.max_live_units); });
 }
 
@@ -83,10 +84,10 @@ struct Place {
   std::string key;
 };
 
-/// The parameters of modules that are in no unit yet.
+/// The parameters of modules that belong to no unit yet.
 struct Found {
   std::vector<Candidate> candidates;
-  std::vector<std::vector<Place>> places;  // of each candidate: tied weights have several
+  std::vector<std::vector<Place>> places;  // for each candidate; tied parameters have several
   std::map<c10::TensorImpl*, size_t> known;
 };
 
@@ -115,7 +116,7 @@ void collect(Module& module, const std::string& prefix, std::span<const at::Tens
   for (const auto& child : module.named_children()) collect(*child.value(), join(prefix, child.key()), ignored, found);
 }
 
-/// "Linear" of torch::nn::LinearImpl.
+/// For example "Linear" for a torch::nn::LinearImpl.
 std::string class_name(const Module& module) {
   auto name = module.name();
   if (const auto colon = name.rfind(':'); colon != std::string::npos) name.erase(0, colon + 1);
@@ -123,7 +124,7 @@ std::string class_name(const Module& module) {
   return name;
 }
 
-/// The units below a module become parts of one model, and learn their places in it.
+/// Makes the units below a module parts of one model: they get its schedule, and names that are paths in the model.
 class Adoption {
  public:
   explicit Adoption(std::shared_ptr<Schedule> schedule) : schedule_(std::move(schedule)) {}
@@ -132,7 +133,7 @@ class Adoption {
     for (auto& entry : table_of(module)) {
       const auto [unit, group, parameter] = locate(entry.value());
       if (parameter == nullptr) continue;
-      if (named_.insert(parameter).second) parameter->name = join(path, entry.key());  // of a tied one, the first name
+      if (named_.insert(parameter).second) parameter->name = join(path, entry.key());  // a tied parameter keeps its first name
       if (unit->schedule() == schedule_) continue;
       unit->schedule()->hand_over(*unit);
       unit->join(schedule_);
@@ -154,7 +155,7 @@ void collect_units_made_of(Module& module, std::set<const Unit*>& units) {
   for (const auto& child : module.named_children()) collect_units_made_of(*child.value(), units);
 }
 
-/// Units that hold parameters of a module, but were made of what contains it.
+/// Throws UsageError if the module has parameters in a unit that was made from a larger module.
 void expect_outer_is_last(Module& module) {
   std::set<const Unit*> inside;
   collect_units_made_of(module, inside);
@@ -165,7 +166,7 @@ void expect_outer_is_last(Module& module) {
   }
 }
 
-/// Puts the shards where `parameters()` finds them. The modules' own members keep the whole parameters.
+/// Puts the shards into the tables that `parameters()` reads. The modules' own members keep the unsharded parameters.
 void register_shards(Unit& unit, const std::vector<std::vector<Place>>& places, Module& top) {
   for (const auto& group : unit.groups()) {
     if (group.flat) {
@@ -199,7 +200,7 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   if (options.listing == Listing::Flat && modules.size() > 1) {
     throw UsageError("a unit of several modules can't be listed flat, because no module would own the vector; shard them one by one");
   }
-  // What contains units is a model, and has a schedule of its own.
+  // A module that contains units is a model and gets a schedule of its own.
   const bool is_model = std::ranges::any_of(modules, [](const Module* module) { return !units(*module).empty(); });
   const auto schedule = is_model ? std::make_shared<Schedule>(options.max_live_units) : schedule_before_model(options);
   if (!found.candidates.empty()) {

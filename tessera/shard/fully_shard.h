@@ -1,4 +1,4 @@
-// Shards the parameters of a module, in place. The one call that makes a model too large for one worker trainable.
+// fully_shard: shards the parameters of a module in place, so that a model too large for one rank can be trained.
 #pragma once
 
 #include <memory>
@@ -19,16 +19,16 @@ class Module;
 
 namespace tessera {
 
-/// Makes one unit of all parameters of the module that are in no unit yet; shard inner modules first, the whole model last. The module
-/// itself is used as before: its parameters are gathered when an operator needs them. `parameters()` returns this rank's shards.
-/// A module without parameters of its own gets no unit, and no collective. Every rank calls it with the same module and options.
+/// Makes one unit of all parameters of the module that belong to no unit yet. Call it on inner modules first and on the model last. The
+/// module is used as before: its parameters are unsharded when an operator needs them, and `parameters()` returns this rank's shards. If no
+/// parameter is left for a unit, no unit is made and nothing is communicated. Collective: every rank passes the same module and options.
 void fully_shard(torch::nn::Module& module, const ShardOptions& options);
 void fully_shard(std::span<const std::shared_ptr<torch::nn::Module>> modules, const ShardOptions& options);
 
-/// Always throws UsageError: scripts keep their parameters to themselves.
+/// Always throws UsageError: the interpreter of a TorchScript module holds the parameters itself, so they can't be sharded.
 [[noreturn]] void fully_shard(const torch::jit::Module& script, const ShardOptions& options);
 
-/// For module holders (`Linear`, `auto model = Llama(config)`) and shared pointers.
+/// The same for module holders (`Linear`, `auto model = Llama(config)`) and for shared pointers.
 template <class Holder>
 requires requires(Holder holder) {
   holder->parameters();

@@ -1,4 +1,4 @@
-// However parameters are divided among ranks, training comes out the same to the bit.
+// Training has the same bits with every layout.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

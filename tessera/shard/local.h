@@ -1,12 +1,13 @@
-// This rank's part of something sharded, as an ordinary tensor.
+// Copies this rank's part of a sharded tensor into an ordinary tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace tessera {
 
-/// A copy of a shard's values on this rank, of its gradient's, or of what was computed from them. Operators that mix values are refused
-/// over shards, because their results would pass for those of whole parameters; over this copy they are not.
+/// A copy of a shard's values on this rank, of its gradient, or of a tensor computed from them. Operators that mix values (sums, norms,
+/// matrix products) are refused on shards, because their results would look like results for the full parameter. They are allowed on this
+/// copy.
 at::Tensor to_local(const at::Tensor& tensor);
 
 }  // namespace tessera

@@ -26,8 +26,8 @@ const Communicator& LocalValues::world() const {
 
 LocalValues local_values(const torch::nn::Module& model) {
   LocalValues result{.units = units(model)};
-  // The model's names go before the units': a unit may have been made without a look at the whole model.
-  std::map<const void*, std::string> names;  // by unit's parameter, or by tensor
+  // Names come from the model rather than from the units, because a unit knows the whole model only if fully_shard was called on it.
+  std::map<const void*, std::string> names;  // keyed by Unit::Parameter or, for parameters in no unit, by tensor
   for (const auto& item : model.named_parameters()) {
     const auto& tensor = item.value();
     const auto* parameter = locate(tensor).parameter;

@@ -1,4 +1,4 @@
-// The values of a model that this process has, by name: what is saved of it, and loaded into.
+// The values of a model that this process holds, by name. Checkpoints save them and load into them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,26 +15,26 @@ namespace tessera {
 
 class Unit;
 
-/// A sharded parameter, as far as this process has it.
+/// The part of a sharded parameter that this process holds.
 struct LocalPart {
   std::string name;
   std::vector<int64_t> shape, strides;  // of the unsharded parameter
-  at::Tensor values;                    // flat; the shard's own memory, without the paging key, with the padding that may end it
-  std::vector<ValueRange> ranges;       // of each rank that the process stands for, without padding
+  at::Tensor values;                    // flat view of the shard's own memory, without the paging key; it may end with padding
+  std::vector<ValueRange> ranges;       // one for each rank that this process represents, without padding
 };
 
 struct LocalValues {
   std::vector<LocalPart> parts = {};
-  std::map<std::string, at::Tensor> whole = {};     // parameters in no unit
-  std::map<std::string, at::Tensor> buffers = {};   // defined ones
-  std::map<std::string, std::string> aliases = {};  // further names of a parameter, and its first
+  std::map<std::string, at::Tensor> whole = {};     // parameters that belong to no unit
+  std::map<std::string, at::Tensor> buffers = {};   // only those that are defined
+  std::map<std::string, std::string> aliases = {};  // from each further name of a tied parameter to its first name
   std::vector<std::shared_ptr<Unit>> units = {};
 
-  /// Of the sharded parameters, if there are any.
+  /// The world of the sharded parameters. There must be at least one unit.
   const Communicator& world() const;
 };
 
-/// Throws UsageError where the module has a shard of a unit that is gone.
+/// Throws UsageError if the module has a shard whose unit no longer exists.
 LocalValues local_values(const torch::nn::Module& model);
 
 }  // namespace tessera

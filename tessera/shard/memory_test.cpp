@@ -1,5 +1,5 @@
-// What is whole, and what the kernel says about it: a model that is built and sharded block by block never takes more than one block and
-// its shards.
+// Memory use, measured by the operating system and by the counters: a model that is built and sharded block by block never takes more
+// memory than one unsharded block and its shards.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

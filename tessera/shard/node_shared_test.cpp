@@ -1,4 +1,4 @@
-// Parameters in memory that all ranks of a host see: nobody reads what is half written, nobody waits for what needs no waiting.
+// Node-shared memory: no rank reads values that are only half written, and no rank waits without need.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

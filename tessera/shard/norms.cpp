@@ -18,7 +18,7 @@
 namespace tessera {
 namespace {
 
-/// Sum of |g|^p over some gradients, or their largest, in at least float32.
+/// The sum of |g|^p over a gradient, or its largest |g| for infinite p, in at least float32.
 at::Tensor partial_norm(const at::Tensor& gradient, double p) {
   const auto dtype = at::promoteTypes(gradient.scalar_type(), at::kFloat);
   if (gradient.numel() == 0) return at::zeros({}, gradient.options().dtype(dtype));
@@ -31,11 +31,11 @@ at::Tensor combine(const at::Tensor& a, const at::Tensor& b, double p) {
   return std::isinf(p) ? at::maximum(a, b) : a + b;
 }
 
-/// What gradients come to on this rank: those of whole parameters, or of the shards of one group.
+/// This rank's part of the norm: of all shards of one shard group, or of all parameters that belong to no unit.
 struct PartialSum {
   at::TensorOptions options = {};
-  at::Tensor sum = {};
-  double squares = 0;
+  at::Tensor sum = {};  // of partial_norm()
+  double squares = 0;   // sums of squares that reductions have computed
 };
 
 std::shared_ptr<Unit> unit_of_shard(const at::Tensor& shard) {
@@ -49,13 +49,14 @@ std::shared_ptr<Unit> unit_of_shard(const at::Tensor& shard) {
   return unit;
 }
 
-/// Whose squares may have come with the reduction.
+/// The storage tag of a gradient if the reduction has computed the sum of squares of its storage, else null.
 const StorageTag* tag_of_gradient(const at::Tensor& gradient) {
   const auto* tag = is_paged(gradient) ? tag_of(gradient) : nullptr;
   return tag != nullptr && tag->role == Role::Gradient && tag->squares ? tag : nullptr;
 }
 
-/// How many parameters, from the first on, have the gradients of one unit that nobody has changed, all of them; 0 if others come between.
+/// How many of the first parameters together have exactly the gradients of which a reduction has computed the sum of squares. 0 if there is
+/// no such sum, if some of those gradients are missing, or if others come in between.
 size_t with_known_squares(std::span<const at::Tensor> parameters) {
   const auto* const tag = tag_of_gradient(parameters.front().grad());
   if (tag == nullptr) return 0;
@@ -83,12 +84,12 @@ at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& 
     unit->schedule()->finish_reductions();  // a hook may ask in the middle of backward
     if (p == 2) unit->expect_norms();
   }
-  // Shards add up over the ranks of their group, nearly always one for the whole model; whole parameters are the same on all and count once.
-  PartialSum whole;
+  // The parts of shards are added up over their shard group. Parameters in no unit have the same gradients on all ranks and count once.
+  PartialSum unsharded;
   c10::SmallVector<Communicator, 2> groups;
-  c10::SmallVector<PartialSum, 2> sums;  // one for each group
+  c10::SmallVector<PartialSum, 2> sums;  // one for each of `groups`
   const auto sum_with = [&](const at::Tensor& parameter) -> PartialSum& {
-    if (!is_paged(parameter)) return whole;
+    if (!is_paged(parameter)) return unsharded;
     const auto place = find_or_add(groups, unit_of_shard(parameter)->mesh().shard());
     if (place == sums.size()) sums.push_back({.options = parameter.options().dtype(at::kFloat)});
     return sums[place];
@@ -103,7 +104,7 @@ at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& 
       partial.sum = combine(partial.sum, partial_norm(gradient, p), p);
     }
   }
-  auto all = whole.sum;
+  auto all = unsharded.sum;
   for (size_t i = 0; i < sums.size(); i++) {
     const auto& partial = sums[i];
     auto total = partial.sum.defined() ? partial.sum.contiguous() : at::zeros({}, partial.options);

@@ -1,4 +1,4 @@
-// The norm of all gradients of a model, and clipping to it.
+// The norm of all gradients of a model, and gradient clipping.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,13 +11,14 @@ struct NormOptions {
   double p = 2;  // std::numeric_limits<double>::infinity() for the largest value
 };
 
-/// Scales the gradients down, in place, so that the norm over all ranks is at most `max_norm`; returns the norm before, computed in float32
-/// at least, as a tensor that no rank has to wait for. Takes what `parameters()` returns: shards, and whole parameters that every rank has
-/// alike. Collective: one all-reduce for each mesh, of which a model nearly always has one.
+/// Scales the gradients in place so that their norm over all ranks is at most `max_norm`. Returns the norm before clipping, computed in at
+/// least float32, as a tensor that stays on the device. Takes what `parameters()` returns: shards, and parameters in no unit, whose
+/// gradients must be the same on all ranks. Collective: one all-reduce for each shard group, and a model nearly always has only one.
 at::Tensor clip_grad_norm(std::span<const at::Tensor> parameters, double max_norm, const NormOptions& options = {});
+/// The norm alone, without clipping. Collective in the same way.
 at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& options = {});
 
-/// What clipping multiplies gradients of that norm with.
+/// The factor by which clip_grad_norm multiplies gradients that have this norm.
 at::Tensor clip_factor(const at::Tensor& norm, double max_norm);
 
 }  // namespace tessera

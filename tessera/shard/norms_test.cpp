@@ -1,5 +1,5 @@
-// Norms of gradients: those that come with the reduction are those that a look at the gradients would give, and are forgotten as soon as
-// anybody may have changed one.
+// Norms of gradients: a norm that the reduction has computed equals the norm of the full gradients, and is dropped as soon as a gradient
+// may have changed.
 #include "tessera/shard/norms.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 namespace tessera::testing {
 namespace {
 
-/// Of what every rank can read of all gradients.
+/// The norm of all full gradients.
 double norm_of_whole(const torch::nn::Module& model, double p = 2) {
   std::vector<at::Tensor> all;
   for (const auto& shard : parameters(model)) {
@@ -24,7 +24,7 @@ double norm_of_whole(const torch::nn::Module& model, double p = 2) {
   return at::cat(all).norm(p).item<double>();
 }
 
-/// Units whose squares came with the reduction.
+/// The number of units whose sum of squares the reduction has computed.
 int known(const torch::nn::Module& model) {
   int units = 0;
   const StorageTag* last = nullptr;
@@ -69,6 +69,7 @@ TEST_P(Norms, ComeWithTheReduction) {
   each_rank([](Blocks& model) {
     expect_right(model, kUnits);
     expect_right(model, kUnits, 1);
+    expect_right(model, kUnits, 3);
     expect_right(model, kUnits, std::numeric_limits<double>::infinity());
   });
 }
@@ -81,9 +82,11 @@ TEST_P(Norms, AreForgottenWhenAnOperatorWrites) {
   each_rank([](Blocks& model) {
     parameters(model).front().grad().mul_(3);
     expect_right(model, kUnits - 1);
-    clip_grad_norm(parameters(model), 1e-3);
+    const auto before = full_grad(parameters(model)[2]);
+    const auto norm = clip_grad_norm(parameters(model), 1e-3).item<double>();
     expect_right(model, 0);
     EXPECT_NEAR(grad_norm(parameters(model)).item<double>(), 1e-3, 1e-5);
+    EXPECT_TRUE(at::allclose(full_grad(parameters(model)[2]), before * (1e-3 / (norm + 1e-6)), 1e-4, 1e-9));  // by torch's formula
   });
 }
 
@@ -153,7 +156,7 @@ TEST_P(Norms, OfInfiniteGradientsAreNotFinite) {
 INSTANTIATE_TEST_SUITE_P(Everywhere, Norms,
                          ::testing::Combine(::testing::Values(Residence::NodeShared, Residence::Gathered), ::testing::Values(1, 2, 3)));
 
-/// What a model is made of, in the ways that units may be cut.
+/// The gradient norm of a sharded model after two backward passes; the second reduction computes the sums of squares.
 double norm_after_two_passes(const Blocks& model, const at::Tensor& x) {
   at::Tensor norm;
   for (int pass = 0; pass < 2; pass++) {
@@ -211,7 +214,7 @@ TEST(NormsOfAnyUnit, LeaveOutWhatAPassDidNotUseAndAddUpDtypes) {
   });
 }
 
-/// What is large is packed and added up past the caches, in pieces.
+/// Large gradients are packed and added up by streaming stores, in several pieces.
 TEST(LargeGradients, AreThoseOfTheWholeModel) {
   for (const auto residence : {Residence::NodeShared, Residence::Gathered}) {
     with_ranks(2, [&](const Communicator& world) {
@@ -237,7 +240,7 @@ TEST(LargeGradients, AreThoseOfTheWholeModel) {
   }
 }
 
-/// A hook inside of the backward pass may look by operators, which wait; a raw pointer would see what is not there yet.
+/// A hook that runs in backward may read gradients by operators, which wait for the reduction. A raw pointer would show unfinished values.
 TEST(GradientsOnTheirWay, AreGuarded) {
   with_ranks(2, [](const Communicator& world) {
     auto model = std::make_shared<Blocks>(3);

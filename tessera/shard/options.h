@@ -1,4 +1,4 @@
-// What a caller can choose about a unit.
+// ShardOptions: what a caller of fully_shard can choose about a unit.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,37 +11,37 @@
 
 namespace tessera {
 
-/// Shards stay in the dtype of the model's parameters; these are for the time when a unit is whole.
+/// The dtypes of unsharded parameters and of gradients in transit. Shards always keep the dtype of the model's parameters.
 struct MixedPrecision {
-  std::optional<at::ScalarType> param_dtype = {};   // in which parameters are gathered and used
-  std::optional<at::ScalarType> reduce_dtype = {};  // in which gradients travel, if narrower than they are; added in at least float32
+  std::optional<at::ScalarType> param_dtype = {};   // the dtype in which parameters are all-gathered and used
+  std::optional<at::ScalarType> reduce_dtype = {};  // the dtype in which gradients are sent, if it is narrower; sums are at least float32
 };
 
-/// How it comes about that all ranks begin with the same parameters.
+/// How all ranks come to start with the same parameters.
 enum class Start {
-  Equal,      // they do already (same seed, same file); compared at the first use, and refused by name if not
-  FromRank0,  // rank 0's are sent to the others
+  Equal,      // they already do (same seed, same file); this is checked at the first use, and the error names the unit that differs
+  FromRank0,  // rank 0 broadcasts its parameters
 };
 
 /// What `parameters()` lists of a sharded module.
 enum class Listing {
-  ByName,  // a shard for each parameter, under its name
-  Flat,    // one vector of all that trains and one of all that does not: flat_param_0 and flat_param_1 (more with several dtypes)
+  ByName,  // one shard for each parameter, under the parameter's name
+  Flat,    // one flat shard for all trainable parameters and one for all frozen ones: flat_param_0, flat_param_1 (more with several dtypes)
 };
 
-/// Where parameters are while a unit is whole.
+/// Where unsharded parameters lie.
 enum class Residence {
-  Auto,        // node-shared where it can be, or what TESSERA_RESIDENCE names (auto, gathered, node-shared)
-  Gathered,    // an all-gather brings them into memory of each rank
-  NodeShared,  // ranks of one host have one copy in memory that all see; refused where they can't
+  Auto,        // what TESSERA_RESIDENCE says (auto, gathered, node-shared); by default node-shared where that is possible
+  Gathered,    // an all-gather copies them into private memory of each rank
+  NodeShared,  // the ranks of one host share one copy; ConfigError where that is not possible
 };
 
 /// How the parameters of a unit are divided among ranks.
 enum class Layout {
-  Auto,             // as the transport prefers: flat, unless one process stands for all ranks
-  Flat,             // one buffer for all, cut into equal chunks anywhere: the least padding and the fewest operations
-  Rows,             // each parameter by itself, between rows of dim 0, as FSDP2 does
-  WholeParameters,  // each parameter on one rank
+  Auto,             // what the transport prefers: flat, unless one process represents all ranks
+  Flat,             // one buffer for all parameters, split into equal chunks at any value: the least padding and the fewest operations
+  Rows,             // each parameter by itself, split between rows of dim 0, as in FSDP2
+  WholeParameters,  // each parameter belongs to one rank
 };
 
 struct ShardOptions {
@@ -51,12 +51,13 @@ struct ShardOptions {
   Listing listing = Listing::ByName;
   Residence residence = Residence::Auto;
   Layout layout = Layout::Auto;
-  /// In which form values are sent and computed with, if that is not what mixed_precision says. Where it decodes, parameters are gathered.
+  /// The form in which values are sent and computed with. Replaces mixed_precision.param_dtype; giving both is an error. A codec that
+  /// decodes needs gathered memory.
   CodecPtr codec = {};
-  /// Parameters to leave as they are, whole on every rank. Who trains them averages their gradients.
+  /// Parameters that are not sharded. Whoever trains them averages their gradients over the ranks.
   std::vector<at::Tensor> ignored = {};
-  /// How many units may be whole at once as long as their order of use is not known yet. With 1, none is brought in early later on.
-  /// Of a model it is what the outermost fully_shard call says.
+  /// How many units may be unsharded at once while their order of uses is not known yet. With 1 there is no prefetch, even when the order
+  /// is known. The outermost fully_shard call decides for the model.
   int max_live_units = 2;
 };
 

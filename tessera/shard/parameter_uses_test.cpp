@@ -1,5 +1,5 @@
-// Whatever a model may do with its parameters, their memory may be gone between forward and backward: every form comes out as without
-// sharding, in float32 and in bfloat16, or is refused by name.
+// Every form in which a model can use its parameters, with units that are resharded between forward and backward: the result is the same as
+// without sharding, in float32 and in bfloat16, or the use is refused with an error.
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

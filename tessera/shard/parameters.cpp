@@ -51,8 +51,10 @@ std::vector<at::Tensor> parameters(const torch::nn::Module& module) {
 }
 
 void expect_averaged(std::span<const at::Tensor> parameters) {
-  const auto whole = [](const at::Tensor& parameter) { return parameter.defined() && !is_paged(parameter) && parameter.requires_grad(); };
-  if (std::ranges::none_of(parameters, whole)) return;  // nearly always
+  const auto trains_unsharded = [](const at::Tensor& parameter) {
+    return parameter.defined() && !is_paged(parameter) && parameter.requires_grad();
+  };
+  if (std::ranges::none_of(parameters, trains_unsharded)) return;  // by far the most frequent case
   std::vector<std::shared_ptr<Unit>> owners;
   for (const auto& parameter : parameters) {
     auto unit = locate(parameter).unit;
@@ -60,7 +62,7 @@ void expect_averaged(std::span<const at::Tensor> parameters) {
   }
   if (owners.empty()) return;
   for (const auto& parameter : parameters) {
-    if (!whole(parameter) || ignored(owners, parameter)) continue;
+    if (!trains_unsharded(parameter) || ignored(owners, parameter)) continue;
     refuse_outsider(fmt::format("of shape [{}], given together with shards,", fmt::join(parameter.sizes(), ", ")));
   }
 }

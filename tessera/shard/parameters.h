@@ -1,4 +1,4 @@
-// The sharded parameters of a model, and what each of them is a part of.
+// Lists the shards of a model, and says which part of which parameter each of them is.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,33 +17,34 @@ class Module;
 
 namespace tessera {
 
-/// This rank's shards: what `module.parameters()` returns, without repetition, and also where the module keeps unsharded parameters in its
-/// table (ParameterList, ParameterDict). Throws UsageError if some of a module's trainable parameters are sharded and others are not: the
-/// gradients of those would never be averaged.
+/// The parameters to give to an optimizer: this rank's shards, and parameters that belong to no unit. It differs from `module.parameters()`
+/// in two ways: each tensor occurs once, and containers that list unsharded parameters (ParameterList, ParameterDict) contribute their
+/// shards. Throws UsageError if some trainable parameters are sharded and others are neither sharded nor ignored, because the gradients of
+/// those would never be averaged.
 std::vector<at::Tensor> parameters(const torch::nn::Module& module);
-/// The same with their full names; a tied parameter has its first.
+/// The same with full names. A tied parameter has its first name.
 std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::nn::Module& module);
 
-/// What an optimizer or a norm is given: throws UsageError if it has shards, and besides them trainable parameters that are in no unit and
-/// that no unit of those shards names in ShardOptions::ignored. Without any shard all is well.
+/// Throws UsageError if the list holds shards together with a trainable parameter whose gradient nobody averages: one that belongs to no
+/// unit and is not in the ShardOptions::ignored of a unit of those shards. Never throws if the list holds no shards.
 void expect_averaged(std::span<const at::Tensor> parameters);
 
-/// Values of a parameter in the order in which they lie in memory.
+/// A range of a parameter's values, counted in the order in which they lie in memory.
 struct ValueRange {
   int64_t begin = 0, numel = 0;
 };
 
-/// What a shard is a part of.
+/// Which part of which parameter a shard is.
 struct ShardInfo {
   std::string unit;
-  std::string name;                     // full, as named_parameters() of the model has it
+  std::string name;                     // the full name, as in named_parameters() of the model
   std::vector<int64_t> shape, strides;  // of the unsharded parameter
-  std::vector<ValueRange> ranges;       // its values in the shard, of each rank that the process stands for: nearly always one
+  std::vector<ValueRange> ranges;       // which of its values the shard holds: one range for each rank that this process represents
   std::vector<TensorSlice> slices;      // the same values as boxes of the unsharded parameter
-  int64_t begin = 0;                    // of this rank's values, where the process stands for one
-  int64_t numel = 0;                    // of the shard, with the padding that may end it
+  int64_t begin = 0;                    // where this rank's values begin; only meaningful if the process represents one rank
+  int64_t numel = 0;                    // size of the shard, including padding at its end
 };
-/// Nothing if the tensor is no shard.
+/// Takes a shard or an unsharded parameter; returns nothing for any other tensor.
 std::optional<ShardInfo> shard_info(const at::Tensor& shard);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Unmodified models train sharded as they train replicated, to the bit: every kind of module, every size of world.
+// Unmodified models give the same bits in sharded as in replicated training, with every kind of module and every size of the world.
 #include "tessera/testing/parity.h"
 
 #include <gmock/gmock.h>

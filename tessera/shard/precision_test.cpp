@@ -1,4 +1,4 @@
-// Parameters that are narrower while they are whole.
+// MixedPrecision: unsharded parameters of lower precision than the shards.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

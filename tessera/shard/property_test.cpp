@@ -1,4 +1,4 @@
-// Random models, units, worlds and scripts of steps, compared with the replicated training of the same.
+// Random models with random units, worlds and sequences of steps, compared with replicated training.
 #include <gtest/gtest.h>
 
 #include <chrono>

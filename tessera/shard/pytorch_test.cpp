@@ -1,4 +1,4 @@
-// The same training by PyTorch's own FSDP2 and by Tessera, on two ranks each: the same losses and gradient norms, step by step.
+// Training with PyTorch's FSDP2 and with Tessera, on two ranks each, gives the same losses and gradient norms in every step.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

@@ -21,7 +21,7 @@ void rebind(torch::optim::Optimizer& optimizer, const torch::nn::Module& module)
     }
   }
   bool any = false;
-  std::vector<std::vector<at::Tensor>> now;  // of each group; the optimizer stays as it is if any of them can't be moved
+  std::vector<std::vector<at::Tensor>> now;  // for each group; applied at the end, so that an error leaves the optimizer unchanged
   for (const auto& group : optimizer.param_groups()) {
     auto& list = now.emplace_back();
     for (const auto& parameter : group.params()) {
@@ -35,7 +35,7 @@ void rebind(torch::optim::Optimizer& optimizer, const torch::nn::Module& module)
             "rebind: the optimizer has made steps already, and its state is as large as the whole parameters; make it, or rebind "
             "it, before the first step");
       }
-      // Parameters that are listed as one vector have one shard.
+      // With Listing::Flat, several parameters have the same shard.
       const bool is_new = std::ranges::none_of(list, [&](const at::Tensor& other) { return other.is_same(found->second); });
       if (is_new) list.push_back(found->second);
       any = true;

@@ -1,4 +1,4 @@
-// An optimizer that was made before the model was sharded.
+// rebind: moves an optimizer that was made before fully_shard over to the shards.
 #pragma once
 
 namespace torch {
@@ -12,8 +12,8 @@ class Optimizer;
 
 namespace tessera {
 
-/// Moves the optimizer from the whole parameters to their shards, group by group. Before its first step: state of whole parameters does not
-/// fit shards. Throws UsageError if it holds no parameter of the model.
+/// Replaces the unsharded parameters in the optimizer's parameter groups by their shards. Throws UsageError if the optimizer has already
+/// made a step, because its state has the sizes of full parameters, and if it holds no sharded parameter of the model.
 void rebind(torch::optim::Optimizer& optimizer, const torch::nn::Module& module);
 
 }  // namespace tessera

@@ -16,7 +16,8 @@ namespace {
 
 const Subject kMeeting = {.unit = "tessera::recover"};
 
-/// Ranks that are still in operations of the pass hear there that this one is here, and come.
+/// Waits until all ranks are in this barrier. A rank that is still in a collective of the failed pass gets a DisagreementError there, and
+/// comes; so does this one, and it tries again.
 void meet(const Communicator& world) {
   for (;;) {
     try {
@@ -27,7 +28,7 @@ void meet(const Communicator& world) {
   }
 }
 
-/// Throws unless all ranks have taken the same steps with each unit, and none is in the middle of one.
+/// Throws CommError unless all ranks have taken the same number of steps with each unit, and no rank has broken off in the middle of one.
 void expect_same_steps(const std::vector<std::shared_ptr<Unit>>& all, const Communicator& world) {
   std::vector<int64_t> own;
   for (const auto& unit : all) {
@@ -54,7 +55,7 @@ void expect_same_steps(const std::vector<std::shared_ptr<Unit>>& all, const Comm
   }
 }
 
-/// What was under way in the unit is given up, and its gradients are dropped.
+/// Abandons what the unit was doing and drops its gradients.
 void start_anew(Unit& unit) {
   auto& state = unit.state(unit.schedule()->lock());
   state.reduction.abandon();

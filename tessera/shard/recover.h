@@ -1,4 +1,4 @@
-// The way back after an error that has brought the ranks out of step.
+// recover: brings the ranks back in step after an exception on some of them.
 #pragma once
 
 namespace torch::nn {
@@ -7,10 +7,10 @@ class Module;
 
 namespace tessera {
 
-/// Every rank calls it where it has caught an exception of a forward or backward pass, its own or one that told of another rank's. What was
-/// under way is given up and all gradients of the model are dropped; then the ranks go on together, with the next batch. Collective, and
-/// the only one that ranks may come to from different places. Throws CommError if they have taken different steps already: then only a
-/// checkpoint brings them together.
+/// Every rank calls it after it has caught an exception in a forward or backward pass, whether the error was its own or another rank's.
+/// Abandons the current pass and drops all gradients of the model; all ranks then continue with the next batch. Collective, and the only
+/// collective that ranks may enter from different points of their programs. Throws CommError if the ranks have already taken different
+/// steps; they then have to load a checkpoint.
 void recover(const torch::nn::Module& model);
 
 }  // namespace tessera

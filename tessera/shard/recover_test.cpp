@@ -1,4 +1,4 @@
-// The way back after an exception on some ranks, and models that train in threads of their own.
+// tessera::recover after an exception on some ranks, and models that train in several threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

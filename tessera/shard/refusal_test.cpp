@@ -1,4 +1,4 @@
-// What would go wrong with parameters that come and go, and is refused: by name, with the way out.
+// Uses of sharded parameters that would give wrong results are refused, with an error that names the parameter and the way out.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

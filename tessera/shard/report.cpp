@@ -28,7 +28,7 @@ struct Line {
   UnitCounters counters = {};
 };
 
-/// Indented, and so short that a unit of many modules does not push the numbers off the screen.
+/// The name, indented and shortened in its middle, so that the columns of numbers stay on the screen.
 std::string shown_name(const std::string& name, size_t depth) {
   constexpr size_t kMost = 40, kEnd = 18;
   const auto shown = name.size() <= kMost ? name : name.substr(0, kMost - kEnd - 3) + "..." + name.substr(name.size() - kEnd);
@@ -49,9 +49,10 @@ Line line_of(Unit& unit, size_t depth) {
   return line;
 }
 
-/// The unit of the whole model bears the name of its class; all others that of their place in it, with which their parameters begin.
-bool is_whole_model(Unit& unit) {
-  const auto place = unit.name().substr(0, unit.name().find('+'));  // the first of a unit of several modules
+/// Whether the unit was made from the model itself. Such a unit is named after the model's class; any other is named after its path in the
+/// model, and the names of its parameters begin with that path.
+bool is_of_model(Unit& unit) {
+  const auto place = unit.name().substr(0, unit.name().find('+'));  // the first path of a unit of several modules
   return !unit.groups().front().parameters.front().name.starts_with(place + ".");
 }
 
@@ -60,16 +61,17 @@ struct InTree {
   size_t depth = 0;
 };
 
-/// Every unit behind the one whose module contains its own. A name ends where a place below it goes on with a dot.
+/// The units in an order in which each comes after those whose modules contain its own.
 std::vector<InTree> in_tree_order(const std::vector<std::shared_ptr<Unit>>& all) {
   const auto contains = [](const std::shared_ptr<Unit>& outer, const std::shared_ptr<Unit>& inner) {
     if (outer == inner || outer->schedule() != inner->schedule()) return false;
-    return is_whole_model(*outer) ? !is_whole_model(*inner) : inner->name().starts_with(outer->name() + ".");
+    return is_of_model(*outer) ? !is_of_model(*inner) : inner->name().starts_with(outer->name() + ".");
   };
   std::vector<InTree> result;
   for (const auto& unit : all) {
     const auto depth = std::ranges::count_if(all, [&](const auto& other) { return contains(other, unit); });
-    // An outer unit may come late, since its own parameters may: then it goes before the first that it contains.
+    // An outer unit may be listed after its inner units, because its own parameters may be. It is inserted before the first unit that it
+    // contains.
     const auto at = std::ranges::find_if(result, [&](const InTree& known) { return contains(unit, known.unit); });
     result.insert(at, {.unit = unit, .depth = static_cast<size_t>(depth)});
   }
@@ -80,7 +82,7 @@ std::vector<InTree> in_tree_order(const std::vector<std::shared_ptr<Unit>>& all)
 
 ModelCounters counters(const torch::nn::Module& module) {
   ModelCounters total;
-  std::set<const Schedule*> seen;  // one, unless the whole module is not sharded
+  std::set<const Schedule*> seen;  // only one, unless fully_shard was called on parts of the module and not on the module itself
   for (const auto& unit : units(module)) {
     const auto schedule = unit->schedule();
     const auto lock = schedule->lock();

@@ -1,4 +1,4 @@
-// What the units of a model are, and what they cost.
+// Reports on the units of a model: their sizes, their memory and their communication.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@ namespace tessera {
 struct ModelCounters {
   uint64_t gathers = 0;
   uint64_t reductions = 0;
-  uint64_t gathered_bytes = 0;  // received
+  uint64_t gathered_bytes = 0;  // received from other ranks
   uint64_t peak_unsharded_bytes = 0;
-  uint64_t misses = 0;  // uses that the learnt order did not foresee
+  uint64_t misses = 0;  // uses that the learned order did not predict
 };
 ModelCounters counters(const torch::nn::Module& module);
 void reset_counters(const torch::nn::Module& module);
 
-/// The units, indented by how their modules nest, with their sizes and counters, for people.
+/// A table of the units with their sizes and counters, indented as their modules nest. For people to read; the format may change.
 std::string describe(const torch::nn::Module& module);
 
 }  // namespace tessera

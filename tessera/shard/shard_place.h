@@ -13,12 +13,12 @@ namespace tessera {
 class Unit;
 
 struct ShardPlace {
-  std::shared_ptr<Unit> unit;   // none for a tensor that is no shard
-  const void* buffer = nullptr;  // shards of one buffer lie in one memory
-  size_t index = 0;              // in the order in which they lie there
+  std::shared_ptr<Unit> unit;    // null if the tensor is not a shard
+  const void* buffer = nullptr;  // identifies the buffer that holds the shard; only for comparison
+  size_t index = 0;              // position among the shards of that buffer, in memory order
 
   explicit operator bool() const { return unit != nullptr; }
-  /// Whether this shard begins where the other ends.
+  /// Whether this shard comes directly after the other one in their buffer.
   bool follows(const ShardPlace& other) const { return unit != nullptr && buffer == other.buffer && index == other.index + 1; }
   const Mesh& mesh() const;
   Listing listing() const;

@@ -1,4 +1,4 @@
-// What takes part in the next step: which parameters train, and whether this rank steps at all.
+// Freezing and thawing sharded parameters, and skipping an optimizer step on some ranks.
 #pragma once
 
 namespace torch::nn {
@@ -7,12 +7,12 @@ class Module;
 
 namespace tessera {
 
-/// Freezes or thaws all parameters of a module from its next forward pass on. Also the way for parameters that are sharded.
 enum class Training { Frozen, Trained };
+/// Freezes or thaws all parameters of a module, sharded or not. Takes effect with the next forward pass.
 void set_requires_grad(const torch::nn::Module& module, Training training);
 
-/// Says that this rank leaves out a step that others take with an optimizer of torch::optim over the parameters of the module that have
-/// gradients. (Ours have a skip_step() of their own.)
+/// A rank calls it in place of an optimizer step that other ranks take with an optimizer of torch::optim. It covers the units in which a
+/// parameter has a gradient. Tessera's own optimizers have a member skip_step() for this.
 void skip_step(const torch::nn::Module& module);
 
 }  // namespace tessera

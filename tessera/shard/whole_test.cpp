@@ -1,4 +1,4 @@
-// What belongs to a shard: the whole parameter, its gradient, the state of the whole model.
+// From shards to full tensors: full_params, full_state, flat listing, and which part of a parameter a shard is.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-/// In one order, so that guards of several threads can't wait for each other.
+/// The schedules of the units, sorted, so that guards of several threads lock them in the same order and can't deadlock.
 c10::SmallVector<Schedule*, 4> schedules_of(std::span<const std::shared_ptr<Unit>> units) {
   c10::SmallVector<Schedule*, 4> schedules;
   for (const auto& unit : units) {
@@ -32,7 +32,7 @@ void begin(Unit& unit, Write how) {
   } else {
     state.versions.wait_to_write(how);
   }
-  // An update is published by the guard, unless other ranks still read what it was made of.
+  // WriteGuard::publish() publishes an update, unless other ranks may still read the version before.
   if (how != Write::Update || state.versions.is_late()) schedule.expect_to_publish(unit);
   if (how != Write::Load) return;
   if (state.versions.is_late()) {

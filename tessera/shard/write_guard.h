@@ -1,4 +1,5 @@
-// The one way to write shards: our optimizers, skipped steps, loading, full_params, and operators of anybody else all take it.
+// WriteGuard: all code that changes shards holds one while it writes (our optimizers, skipped steps, loading, full_params, other
+// operators).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,33 +13,37 @@ namespace tessera {
 
 class Unit;
 
-/// What is done to the shards.
+/// The kinds of write.
 enum class Write {
-  Operators,  // somebody's operators change them, and nobody knows when they are through: others see the changes at the next read
-  Update,     // an optimizer changes them and the cast copies, and calls publish()
-  Skip,       // they stay as they are where other ranks take a step
-  Load,       // every value is replaced, by the same values on all ranks
-  Unsharded,  // they take over what was written to unsharded parameters, which the caller has pinned
+  Operators,  // operators of the user write the shards; more may follow, so the new version is published at this rank's next read
+  Update,     // one of our optimizers writes the shards and the cast copies, and calls publish() at its end
+  Skip,       // this rank leaves its shards unchanged while other ranks take a step
+  Load,       // every value is replaced, and all ranks load the same checkpoint
+  Unsharded,  // the shards take over what was written to the unsharded parameters; the caller has pinned the units
 };
 
-/// A write of other ranks' data must wait until nobody reads it, and ranks may write units in different orders. So a guard says of all its
-/// units that this rank is done reading before it waits for the first. Then it holds the locks of their models until it ends.
+/// In shared memory other ranks read this rank's shards, so a write has to wait until they are done reading. Ranks may write units in
+/// different orders: to avoid a deadlock, the guard declares all its units done reading before it waits for the first of them. It holds the
+/// locks of their schedules until it is destroyed.
 class WriteGuard {
  public:
-  /// Throws UsageError where a unit is in use unsharded, and what waiting may throw. The units must outlive the guard.
+  /// Throws UsageError if a unit is pinned (except with Write::Unsharded), and TimeoutError or DeadlockError if waiting fails. The units
+  /// must outlive the guard.
   WriteGuard(std::span<const std::shared_ptr<Unit>> units, Write how);
   WriteGuard(const WriteGuard&) = delete;
   WriteGuard& operator=(const WriteGuard&) = delete;
   ~WriteGuard() = default;
 
-  /// Before the first value changes: graphs that have saved the parameter of this shard, or of a view of it, are stale.
+  /// Marks graphs stale that have saved the parameter of this shard; backward through them is an error. Takes a shard or a view of one.
+  /// Call it before the first value changes.
   void outdate(const at::Tensor& shard) const;
-  /// Of all parameters.
+  /// The same for all parameters of the units.
   void outdate_all() const;
-  /// What other ranks read of a part of the shards (a flat tensor over it), if that is a cast copy to be written along; else undefined.
+  /// The part of the cast copy that belongs to `flat`, a flat tensor over a part of the shards. Undefined if there is no cast copy that an
+  /// optimizer writes.
   at::Tensor cast_copy(const at::Tensor& flat) const;
 
-  /// All is written: other ranks may see it now, before this rank reads the units again.
+  /// Ends the update: other ranks see the new version now, and not only after this rank's next read.
   void publish() const;
 
  private:
@@ -46,7 +51,7 @@ class WriteGuard {
   c10::SmallVector<std::unique_lock<std::recursive_mutex>, 4> locks_;
 };
 
-/// A raw pointer to shards of the unit is handed out, through which anybody may write from now on.
+/// Called when a raw pointer to shards of the unit is handed out, through which the program may write from now on. Waits like a write.
 void hand_out_pointer(const std::shared_ptr<Unit>& unit);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Ranks write units in different orders, and some write nothing: no order makes them wait for each other.
+// Ranks write their units in different orders, and some write nothing. No order leads to a deadlock.
 #include "tessera/shard/write_guard.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// Every way to change a parameter, or to put another under its name: whole ones refuse, by name; shards take it, and the next pass sees it.
+// Every way to change a parameter or to replace its memory. Unsharded parameters refuse it with an error; shards take the change, and the
+// next pass uses it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -1,4 +1,4 @@
-// A row of residual blocks, each a unit or whatever a test makes of them, and what its gradients are compared with.
+// A model of residual blocks for tests that shard it block by block, and a comparison of its gradients with those of an unsharded model.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ struct Blocks : torch::nn::Module {
   }
 };
 
-/// Every block a unit.
+/// Makes each block a unit.
 inline std::shared_ptr<Blocks> sharded_blocks(const Communicator& world, int max_live_units = 2) {
   const auto model = std::make_shared<Blocks>();
   for (const auto& each : model->block) fully_shard(each, {.mesh = world});
@@ -44,9 +44,10 @@ inline std::shared_ptr<Blocks> sharded_blocks(const Communicator& world, int max
   return model;
 }
 
-inline void expect_same_gradients(const torch::nn::Module& sharded, const torch::nn::Module& whole, double factor = 1) {
+/// Expects the gradients of `sharded` to be those of `unsharded` times `factor`. Collective.
+inline void expect_same_gradients(const torch::nn::Module& sharded, const torch::nn::Module& unsharded, double factor = 1) {
   const auto shards = parameters(sharded);
-  const auto originals = whole.parameters();
+  const auto originals = unsharded.parameters();
   ASSERT_EQ(shards.size(), originals.size());
   for (size_t i = 0; i < shards.size(); i++) {
     ASSERT_TRUE(shards[i].grad().defined()) << "parameter " << i;

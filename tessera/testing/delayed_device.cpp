@@ -20,7 +20,7 @@ const c10::Device kDevice(kDelayed, 0);
 
 // --- Streams and events ---
 
-/// An event: passed once so much of a stream's work has run.
+/// An event: it has passed when the stream has run `position` steps.
 struct Mark {
   c10::StreamId stream = 0;
   size_t position = 0;
@@ -36,7 +36,7 @@ struct Queue {
   size_t finished = 0;
 };
 
-/// By the number of their stream, of which 0 is the default one. As long as the process: queued work may hold tensors.
+/// Indexed by stream id; 0 is the default stream. Never destroyed, because queued work may hold tensors.
 std::deque<Queue>& queues() {
   static auto* const all = new std::deque<Queue>(1);
   return *all;
@@ -62,7 +62,7 @@ void run_first(Queue& queue) {
   queue.finished++;
 }
 
-/// Runs as much as is needed for the event to pass, on all streams that it depends on.
+/// Runs just enough work, on all streams on which the event depends, for the event to pass.
 void synchronize(const Mark& mark) {
   auto& own = queue(mark.stream);
   while (!passed(mark)) {
@@ -145,7 +145,7 @@ c10::Device delayed_device() {
   [[maybe_unused]] static const bool registered = [] {
     c10::register_privateuse1_backend("delayed");
     c10::SetAllocator(kDelayed, &DelayedMemory::instance());
-    static const c10::impl::DeviceGuardImplRegistrar guard(kDelayed, new Guard);  // libtorch keeps it for ever
+    static const c10::impl::DeviceGuardImplRegistrar guard(kDelayed, new Guard);  // libtorch never frees it
     static torch::Library aten(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
     aten.impl("empty.memory_format", &empty);
     aten.impl("set_.source_Storage_storage_offset", TORCH_FN(at::native::set_storage_cpu_));  // views of a storage need no values

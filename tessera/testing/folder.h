@@ -1,4 +1,4 @@
-// Files for tests: a folder that goes with the test, and a disk that fills up.
+// Files for tests: a temporary folder, and a simulated full disk.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 
 namespace tessera::testing {
 
-/// Empty at first, removed at the end.
+/// A new empty folder, which the destructor removes.
 class Folder {
  public:
   Folder() {
@@ -31,7 +31,7 @@ class Folder {
   std::filesystem::path path_;
 };
 
-/// While it lives, no file of this process can be written beyond so many bytes: writes fail in the middle, as on a full disk.
+/// Limits the size of all files that this process writes to `bytes`, until it is destroyed. Writes beyond fail as on a full disk.
 class FullDisk {
  public:
   explicit FullDisk(rlim_t bytes) : handler_(::signal(SIGXFSZ, SIG_IGN)) {

@@ -1,4 +1,4 @@
-// A small model for tests that need just any, and its sharded twin.
+// A small model for tests that need no particular one.
 #pragma once
 
 #include <torch/torch.h>
@@ -36,9 +36,16 @@ inline void with_ranks(int ranks, const std::function<void(const Communicator&)>
   run_world({.transport = "threads", .ranks = ranks}, program);
 }
 
-/// Shifted by the rank, each rank has its own, so that a rank's gradient can't pass for the mean.
+/// A batch. Tests pass the rank as `shift`, so that the ranks have different batches and no rank's gradient equals the mean.
 inline at::Tensor input(int shift = 0) {
   return at::arange(18, at::kFloat).view({3, 6}).div(10) + 0.25 * shift;
+}
+
+/// The mean of the losses of all ranks. Its gradients for the unsharded model are those that the sharded model gets.
+inline at::Tensor mean_over_ranks(const Communicator& world, const std::function<at::Tensor(int rank)>& loss) {
+  auto sum = loss(0);
+  for (int rank = 1; rank < world.size(); rank++) sum = sum + loss(rank);
+  return sum / world.size();
 }
 
 }  // namespace tessera::testing

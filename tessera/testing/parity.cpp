@@ -11,7 +11,7 @@
 namespace tessera::testing {
 namespace {
 
-/// A parameter may be registered more than once.
+/// The tensors without repetition; tied parameters are registered more than once.
 std::vector<at::Tensor> distinct(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> result;
   for (const auto& tensor : tensors) {
@@ -25,7 +25,7 @@ void average_gradients(const torch::nn::Module& module, const Communicator& worl
     if (!parameter.grad().defined()) continue;
     auto gradient = parameter.grad().is_sparse() ? parameter.grad().to_dense() : parameter.grad().clone(at::MemoryFormat::Contiguous);
     world.all_reduce(gradient, {.op = Reduce::Mean}).wait();
-    // In the order in which the parameter lies: kernels round otherwise where two operands differ in that.
+    // In the memory format of the parameter, because kernels round differently if the formats of their operands differ.
     parameter.mutable_grad() = at::empty_like(parameter.detach()).copy_(gradient);
   }
 }

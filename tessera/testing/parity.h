@@ -1,4 +1,4 @@
-// Sharded equals replicated: trains the same model both ways, on the same ranks and batches, and compares.
+// Parity tests: train the same model sharded and replicated, on the same ranks and batches, and compare the results.
 #pragma once
 
 #include <torch/torch.h>
@@ -13,10 +13,10 @@
 
 namespace tessera::testing {
 
-/// A model that makes its own batches, so that one test body serves any.
+/// A model that makes its own batches, so that train() works with any model.
 struct TrainedModel : torch::nn::Module {
   virtual at::Tensor loss(at::Generator& batches) = 0;
-  /// Whatever else a program does after its optimizer's step, with what that was given.
+  /// Called after each step of the optimizer, with the optimizer's parameters.
   virtual void after_step(const std::vector<at::Tensor>& /*parameters*/) {}
 };
 
@@ -25,23 +25,24 @@ using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(std
 /// Shards the model; the second argument is the world.
 using Shard = std::function<void(const std::shared_ptr<TrainedModel>&, const Communicator&)>;
 
-/// The whole model as one unit.
+/// Makes the model one unit.
 void as_one_unit(const std::shared_ptr<TrainedModel>& model, const Communicator& world);
-/// Every child a unit, the rest another.
+/// Makes each child a unit, and the model's own parameters another.
 void nested(const std::shared_ptr<TrainedModel>& model, const Communicator& world);
 
 struct Trained {
   std::vector<double> losses;
-  std::vector<at::Tensor> parameters;  // whole
+  std::vector<at::Tensor> parameters;  // full
 };
 
-/// Trains on this rank, replicated without `shard`: gradients are averaged over the ranks, in rank order.
+/// Trains on this rank. Without `shard` the parameters are replicated, and their gradients are averaged over the ranks in rank order.
 Trained train(const Communicator& world, const MakeModel& make, const MakeOptimizer& optimizer, int steps, const Shard& shard = {});
 
-/// Fails the test unless losses and parameters agree to the bit on every rank.
+/// Fails the test unless losses and parameters of both kinds of training have the same bits on every rank.
 void expect_parity(int ranks, const MakeModel& make, const MakeOptimizer& optimizer, int steps, const Shard& shard);
 
-/// Makes a model from the same seed on every rank. (libtorch has one generator per process, which threads must not share.)
+/// Makes a model from the same seed on every rank. It takes a lock, because all ranks of a test are threads that share libtorch's default
+/// generator.
 std::shared_ptr<TrainedModel> seeded(const MakeModel& make);
 
 }  // namespace tessera::testing

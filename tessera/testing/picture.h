@@ -1,4 +1,4 @@
-// A small model with all that a checkpoint must get right, and a training run of it that can be cut anywhere.
+// A small model with everything that a checkpoint must handle, and a training run of it that can stop and resume at any step.
 #pragma once
 
 #include <torch/torch.h>
@@ -11,7 +11,7 @@
 
 namespace tessera::testing {
 
-/// Channels-last, buffers, a tied and a frozen parameter, numbers of values that no number of ranks divides.
+/// It has a channels-last weight, buffers, a tied and a frozen parameter, and sizes that the numbers of ranks in tests do not divide.
 struct Picture : torch::nn::Module {
   torch::nn::Conv2d conv{nullptr};
   torch::nn::BatchNorm2d norm{nullptr};
@@ -41,7 +41,7 @@ inline void shard_nested(const std::shared_ptr<Picture>& model, const Communicat
   fully_shard(model, {.mesh = world});
 }
 
-/// Every rank has batches of its own; gradients of what is not sharded are averaged by hand.
+/// Trains a Picture. Each rank has its own batches. Gradients of parameters that are not sharded are averaged here.
 struct PictureRun {
   Communicator world;
   std::shared_ptr<Picture> model;
@@ -57,7 +57,7 @@ struct PictureRun {
     optimizer = std::make_unique<optim::AdamW>(trained, optim::AdamWOptions{.lr = 0.05});
   }
 
-  /// The losses of the steps from `first` to before `last`.
+  /// Runs the steps from `first` up to, but not including, `last`. Returns their losses.
   std::vector<double> train(int first, int last) const {
     std::vector<double> losses;
     for (int step = first; step < last; step++) {

@@ -15,7 +15,7 @@ namespace {
 
 const c10::Device kDevice(kSilent, 0);
 
-/// What the autograd engine and device guards ask: there is one device, with one stream, and nothing on it is ever under way.
+/// One device with one stream, on which all work is finished at once.
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kSilent; }
   c10::Device exchangeDevice(c10::Device /*device*/) const override { return kDevice; }
@@ -53,7 +53,7 @@ at::Device silent_device() {
   static const bool registered = [] {
     c10::register_privateuse1_backend("silent");
     c10::SetAllocator(kSilent, &SilentMemory::instance());
-    at::RegisterPrivateUse1HooksInterface(new Hooks);  // libtorch keeps it for ever
+    at::RegisterPrivateUse1HooksInterface(new Hooks);  // libtorch never frees it
     static const c10::impl::DeviceGuardImplRegistrar guard(kSilent, new Guard);
     register_silent_kernels();
     return true;
@@ -66,7 +66,7 @@ at::Tensor replica(const at::Tensor& tensor, int index) {
   const at::AutoDispatchBelowADInplaceOrView below;
   auto* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   const auto* address = storage->_mutable_data_ptr_no_checks().get();
-  if (address == nullptr) storage->data_ptr();  // whoever took the memory away may have left a message
+  if (address == nullptr) storage->data_ptr();  // throws with the message of a guarded storage
   at::DataPtr memory(SilentMemory::instance().readable(address, index), at::kCPU);
   const c10::Storage readable(c10::Storage::use_byte_size_t(), storage->nbytes(), std::move(memory));
   return at::empty({0}, tensor.options().device(at::kCPU)).set_(readable, tensor.storage_offset(), tensor.sizes(), tensor.strides());

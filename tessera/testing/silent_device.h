@@ -1,5 +1,5 @@
-// A device without hardware, for what the core must not do on a device that it can't look into: every address that it hands out is one of
-// unreadable pages, and each tensor stands for kReplicas values, one for each rank, as on an engine that traces one program for all.
+// A device without hardware, for tests that the core does not read device memory on the host: all its addresses are unreadable pages. Each
+// tensor stands for kReplicas values, one for each rank, as with a transport that traces one program for all ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,21 +15,22 @@ namespace tessera::testing {
 
 inline constexpr int kReplicas = 4;
 
-/// Registers the device when it is first asked for, which has to be before the first backward pass of the process: the autograd engine
-/// counts the devices once. Operators run on the CPU, once for each replica.
+/// The first call registers the device. It must come before the first backward pass of the process, because the autograd engine counts
+/// devices only once. Operators run on the CPU, once for each replica.
 at::Device silent_device();
 
-/// A tensor on the device, of one value on the host for each replica.
+/// Makes a tensor on the device from host tensors, one for each replica.
 at::Tensor upload(std::span<const at::Tensor> values);
-/// The values of all replicas, on the host.
+/// Copies the values of all replicas to the host.
 std::vector<at::Tensor> download(const at::Tensor& tensor);
-/// Moves parameters and buffers, all replicas alike: Module::to is for devices that libtorch knows.
+/// Moves parameters and buffers to the device, with the same values for all replicas. Module::to works only for devices that libtorch
+/// knows.
 void move_to_silent_device(const torch::nn::Module& module);
 
-/// What the device's own kernels see of a tensor: one replica's value as a CPU tensor over the same memory.
+/// One replica's value of a tensor, as a CPU tensor over the same memory. This is what the device's kernels work on.
 at::Tensor replica(const at::Tensor& tensor, int index);
 
-/// How often the host has asked for a value of the device: item(), copies to the CPU, operators that return no tensor.
+/// How often the host has read a value of the device: by item(), copies to the CPU, and operators that do not return a tensor.
 int host_reads();
 
 }  // namespace tessera::testing

@@ -21,7 +21,7 @@ bool is_silent(const at::Tensor& tensor) {
   return tensor.defined() && tensor.device().type() == kSilent;
 }
 
-// --- Memory and geometry: never by the fallback ---
+// --- Operators on memory and geometry, which must not go through the fallback ---
 
 constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
 
@@ -53,7 +53,7 @@ const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef sizes, std::opt
   return self;
 }
 
-// --- The way between host and device ---
+// --- Copies between host and device ---
 
 at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool /*non_blocking*/) {
   const at::AutoDispatchBelowADInplaceOrView below;
@@ -71,9 +71,9 @@ at::Scalar local_scalar(const at::Tensor& self) {
   return replica(self, 0).item();
 }
 
-// --- Everything else: the CPU's operator, once for each replica, on the device's own view of its operands ---
+// --- The fallback for everything else: runs the CPU operator once for each replica ---
 
-/// An empty tensor that is written gets memory of its own, so that the operator can make it larger.
+/// The operand of the CPU operator for one replica. An empty tensor that the operator writes gets new memory, so that it can be resized.
 at::Tensor operand(const at::Tensor& tensor, int index, bool written) {
   if (!is_silent(tensor)) return tensor;
   return written && tensor.numel() == 0 ? at::empty(tensor.sizes(), tensor.options().device(at::kCPU)) : replica(tensor, index);
@@ -97,7 +97,7 @@ IValue operand(const IValue& value, int index, bool written) {
   return value;
 }
 
-/// One result on the device from those of all replicas.
+/// Makes one result on the device from the results of all replicas.
 IValue merged(const std::vector<IValue>& values) {
   const auto& first = values.front();
   std::vector<at::Tensor> tensors;
@@ -123,7 +123,7 @@ bool writes(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
-/// An operator that gave its output another size did so to the CPU tensors in its place.
+/// Resizes an output of the operator if the CPU operator has resized the CPU tensors that stood for it, and copies their values.
 void follow(const at::Tensor& target, const std::vector<Stack>& own, size_t argument) {
   if (!is_silent(target) || target.sizes() == own[0][argument].toTensor().sizes()) return;
   target.resize_(own[0][argument].toTensor().sizes());

@@ -12,7 +12,7 @@
 namespace tessera::testing {
 
 SilentMemory& SilentMemory::instance() {
-  static auto* const memory = new SilentMemory;  // tensors in static storage may outlive any other owner
+  static auto* const memory = new SilentMemory;  // never destroyed, because tensors in static storage may be freed after main
   return *memory;
 }
 

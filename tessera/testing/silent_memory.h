@@ -1,4 +1,4 @@
-// The memory of the silent device: for each address that the world sees, one readable block for each replica.
+// The allocator of the silent device. Each unreadable address that it returns has one readable block for each replica.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -21,12 +21,12 @@ class SilentMemory final : public c10::Allocator {
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* dest, const void* src, size_t bytes) const override;
 
-  /// Where a replica's value of what the world sees at `address` lies.
+  /// The readable block of a replica for an address of the device.
   void* readable(const void* address, int index) const;
 
  private:
   struct Block {
-    size_t pages = 0;  // bytes that are mapped
+    size_t pages = 0;  // size of the mapping in bytes
     std::array<at::DataPtr, kReplicas> values;
   };
   static void release(void* address);

@@ -14,7 +14,7 @@
 namespace tessera::testing {
 namespace {
 
-/// The replicas in groups of one size; a collective acts in each.
+/// Groups of replicas, all of the same size. A collective runs in each group.
 using Groups = std::vector<std::vector<int>>;
 
 Transport::Traits traits_of(const Groups& groups) {
@@ -37,7 +37,7 @@ class TracingTransport final : public Transport {
   Work all_gather(std::span<const Piece> pieces, std::span<at::Tensor> companions, const Call& call) override {
     auto& step = record(Operation::AllGather, call, pieces.size());
     for (auto& companion : companions) {
-      companion = companion.clone();  // as a barrier's result is
+      companion = companion.clone();  // a real tracing transport returns the results of a barrier operation
       step.companions.push_back(
           {.sizes = companion.sizes().vec(), .in_its_place = decltype(Trace::Companion::in_its_place)(companion.getIntrusivePtr())});
     }
@@ -96,7 +96,7 @@ class TracingTransport final : public Transport {
     return std::make_unique<TracingTransport>(std::move(parts), trace_);
   }
 
-  /// Where there are several groups, those of the first.
+  /// If there are several groups, the replicas of the first one.
   std::vector<at::Tensor> replicas(const at::Tensor& tensor) override {
     const auto all = download(tensor);
     std::vector<at::Tensor> result;
@@ -116,7 +116,7 @@ class TracingTransport final : public Transport {
   }
 
   void step_done() override { trace_->steps_done++; }
-  void abort(std::string_view /*reason*/) noexcept override {}  // nobody waits
+  void abort(std::string_view /*reason*/) noexcept override {}  // there is nobody who waits
 
  private:
   int size() const { return traits().size; }

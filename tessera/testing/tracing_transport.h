@@ -1,5 +1,5 @@
-// A world whose ranks are the replicas of the silent device: one process stands for all of them, as on an engine that traces. Its
-// collectives move values between replicas where they lie, and it writes down what it was asked for.
+// A world whose ranks are the replicas of the silent device, so that one process represents all ranks, as with a transport that traces. Its
+// collectives move values between replicas, and every call is recorded in a Trace.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@ namespace tessera::testing {
 struct Trace {
   struct Companion {
     std::vector<int64_t> sizes;
-    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> in_its_place;  // an equal value
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> in_its_place;  // the tensor that replaced it
   };
   struct Step {
     Operation operation;
@@ -26,16 +26,16 @@ struct Trace {
   std::vector<Step> calls;
   int steps_done = 0;
 
-  /// The calls of one kind.
+  /// The calls of one operation.
   std::vector<Step> of(Operation operation) const;
 };
 
 struct TracingWorld {
   Communicator world;
-  std::shared_ptr<Trace> trace;  // of the world and of every group that is split from it
+  std::shared_ptr<Trace> trace;  // shared by the world and all groups that are split from it
 };
 
-/// kReplicas ranks.
+/// Makes a world of kReplicas ranks.
 TracingWorld tracing_world();
 
 }  // namespace tessera::testing

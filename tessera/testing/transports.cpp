@@ -14,11 +14,11 @@ namespace {
 
 constexpr int kRanks[] = {1, 2, 3, 4, 7};
 
-/// Threads that meet in a store, as processes would.
+/// Runs ranks as threads that find each other through a store, as processes do.
 void run_over_store(const World& world, TransportKind kind, const std::function<void(Communicator)>& program,
                     std::chrono::milliseconds limit) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  // The harness of the threads transport brings the threads and carries failures from one to the others.
+  // run_ranks() of the threads transport starts the threads, and makes the failure of one known to the others.
   run_ranks(world.ranks,
             [&](const Communicator& outer) {
               const auto inner =

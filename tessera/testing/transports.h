@@ -1,4 +1,4 @@
-// Ranks over any transport as threads of the test process, so that one test body serves all of them.
+// Runs ranks over any transport as threads of the test process, so that one test body covers all transports.
 #pragma once
 
 #include <functional>
@@ -18,16 +18,16 @@ struct World {
   friend std::ostream& operator<<(std::ostream& out, const World& world) { return out << world.transport << "_" << world.ranks; }
 };
 
-/// Every transport with 1, 2, 3, 4 and 7 ranks (self with one).
+/// Every transport with 1, 2, 3, 4 and 7 ranks, except that `self` has only one.
 std::vector<World> all_worlds();
-/// Those in which several ranks really talk.
+/// The worlds of several real ranks.
 std::vector<World> talking_worlds();
 
-/// Runs `program` once for each rank, in threads that talk over the transport; the first failure is thrown with its rank. On paper there
-/// is one thread, playing the last rank.
+/// Runs `program` once for each rank, in one thread each. Throws the first failure, with its rank. In a simulated world (`fake`) it runs
+/// only the last rank.
 void run_world(const World& world, const std::function<void(Communicator)>& program, std::chrono::milliseconds limit = kTestLimit);
 
-/// The exception that `act` throws, as its message; fails the test if it is of another kind or does not come.
+/// The message of the exception that `act` throws. Fails the test if it throws nothing or another kind of exception.
 template <class E, class Act>
 std::string message_of(Act&& act);
 

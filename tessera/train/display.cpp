@@ -19,7 +19,7 @@ int columns_of(int fd) {
   if (::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
   try {
     return static_cast<int>(env_int("COLUMNS", 1, 10000).value_or(kUsualColumns));
-  } catch (const std::exception&) {  // a shell's variable, not a setting of ours
+  } catch (const std::exception&) {  // COLUMNS belongs to the shell, so a wrong value is no error
     return kUsualColumns;
   }
 }
@@ -41,7 +41,7 @@ Display Display::of(std::FILE* file) {
   const int fd = ::fileno(file);
   const bool terminal = ::isatty(fd) != 0 && env("TERM") != "dumb";
   return {
-      // Through the program's own stream, so that what it prints itself keeps its place.
+      // Through the program's own stream, so that the order with the program's own output is kept.
       .write =
           [file](std::string_view text) {
             std::fwrite(text.data(), 1, text.size(), file);

@@ -1,4 +1,4 @@
-// Where progress is shown: what a terminal is asked, and what a test answers in its place.
+// Display: where progress is shown. Tests replace its functions.
 #pragma once
 
 #include <chrono>
@@ -9,22 +9,22 @@
 
 namespace tessera::train {
 
-/// What a bar is drawn with.
+/// The characters of which a bar consists.
 enum class Glyphs { Ascii, Blocks };
 
-/// Blocks if the environment's locale is one of UTF-8.
+/// Blocks if the environment sets a UTF-8 locale.
 Glyphs glyphs_of_locale();
 
 struct Display {
   using Clock = std::chrono::steady_clock;
 
   std::function<void(std::string_view)> write;
-  std::function<std::optional<int>()> columns;  // of the terminal, now; nothing where lines are wanted
+  std::function<std::optional<int>()> columns;  // the present width of the terminal; nothing if progress is shown as lines
   std::function<Clock::time_point()> now = Clock::now;
   Glyphs glyphs = Glyphs::Ascii;
 
-  /// A bar where the file is a terminal that can move its cursor, lines elsewhere. What can't be written is lost: nobody's training ends
-  /// for that.
+  /// A bar if the file is a terminal that can move its cursor, else lines. Errors in writing are ignored, so that they can't end a training
+  /// run.
   static Display of(std::FILE* file);
 };
 

@@ -9,15 +9,15 @@
 
 namespace tessera::train {
 
-/// Adding does not wait for a device: the sum stays there until it is asked for.
+/// add() does not wait for a device: the sum stays on the device until value() is called.
 class Mean {
  public:
-  /// The mean over a batch, as losses give it, and how many samples that was.
+  /// Adds a batch: the mean over its samples, as loss functions return it, and the number of samples.
   void add(const at::Tensor& mean, int64_t samples);
 
-  /// NaN if there was no sample.
+  /// The mean over all samples; NaN if there were none.
   double value() const;
-  /// Over the samples of all ranks; every rank asks at the same point, also one that had no sample.
+  /// The mean over the samples of all ranks. Collective: also ranks without samples call it.
   double value(const Communicator& world) const;
 
   int64_t samples() const { return samples_; }
@@ -27,7 +27,7 @@ class Mean {
   int64_t samples_ = 0;
 };
 
-/// The share of samples whose largest score is that of their target, as a tensor on the same device. Scores are {samples, classes}.
+/// The fraction of samples whose target has the largest score, as a tensor on the same device. Scores are {samples, classes}.
 at::Tensor accuracy(const at::Tensor& scores, const at::Tensor& targets);
 
 }  // namespace tessera::train

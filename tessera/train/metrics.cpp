@@ -29,10 +29,11 @@ std::optional<int64_t> step_of(std::string_view line) {
   return result.ec == std::errc() ? std::optional(step) : std::nullopt;
 }
 
-/// Ends the file before the first line of that step or a later one. A last line without an end was cut off with its run.
+/// Truncates the file before the first line of `step` or a later step. Also drops an incomplete last line, which an interrupted run has
+/// left.
 void keep_before(const std::filesystem::path& path, int64_t step) {
   std::ifstream stream(path, std::ios::binary);
-  if (!stream) return;  // opening it to write says why, or makes it
+  if (!stream) return;  // it does not exist, or opening it for writing will report the error
   uintmax_t kept = 0;
   int64_t number = 1;
   for (std::string line; std::getline(stream, line) && !stream.eof(); number++) {
@@ -60,11 +61,11 @@ std::string json_text(std::string_view text) {
   return result + '"';
 }
 
-/// A number that came from a float is written as one: 0.1, not 0.10000000149011612.
+/// The shortest text of a number. A number that is a float is written with the precision of a float: 0.1, not 0.10000000149011612.
 std::string number_text(double number) {
   if (!std::isfinite(number)) return "null";
-  const auto narrow = static_cast<float>(number);
-  return static_cast<double>(narrow) == number ? fmt::format("{}", narrow) : fmt::format("{}", number);
+  const auto as_float = static_cast<float>(number);
+  return static_cast<double>(as_float) == number ? fmt::format("{}", as_float) : fmt::format("{}", number);
 }
 
 }  // namespace
@@ -80,7 +81,7 @@ MetricsFile::MetricsFile(std::filesystem::path path, const MetricsOptions& optio
   const int fresh = step_ > 0 ? 0 : O_TRUNC;
   file_ = Fd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | fresh, 0666));
   if (!file_) throw IoError(fmt::format("can't open the metrics file {}: {}", path_.string(), std::strerror(errno)));
-  // An earlier run's last step may get a closing line.
+  // The step before the first one is allowed, so that the last step of an earlier run may get another line.
   step_ = std::max<int64_t>(0, step_ - 1);
 }
 

@@ -12,7 +12,7 @@ namespace tessera::train {
 namespace {
 
 constexpr std::chrono::milliseconds kRedraw(100);
-constexpr std::string_view kStartOfLine = "\r\x1b[K";  // and clears it
+constexpr std::string_view kStartOfLine = "\r\x1b[K";  // moves the cursor to the start of the line and clears the line
 
 double seconds(Display::Clock::duration time) {
   return std::chrono::duration<double>(time).count();
@@ -30,7 +30,7 @@ Progress::Progress(ProgressOptions options, Display display)
 Progress::~Progress() {
   try {
     finish();
-  } catch (const std::exception&) {  // of a display that the program brought; the program's own exception matters more
+  } catch (const std::exception&) {  // from the program's own display; a destructor can't throw
   }
 }
 
@@ -54,14 +54,14 @@ void Progress::update(int64_t step, Values values) {
 void Progress::finish() {
   const auto phase = std::exchange(phase_, Phase::Finished);
   if (phase == Phase::Finished || options_.rank != 0) return;
-  // A bar has begun a line that must end; where there is none, nothing is said about nothing.
+  // A bar has started a line that has to end. Without a bar, nothing is printed if there was no step.
   if (phase == Phase::Running || display_.columns()) draw("\n");
 }
 
 void Progress::draw(std::string_view end) {
   drawn_ = display_.now();
   const auto columns = display_.columns();
-  // A terminal's last column stays free: text in it makes some of them begin the next row.
+  // The last column stays free, because some terminals start the next row when there is text in it.
   const auto text = columns ? std::string(kStartOfLine) + render_bar(state(), *columns - 1, display_.glyphs) : render_line(state());
   display_.write(text + std::string(end));
 }

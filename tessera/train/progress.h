@@ -1,4 +1,4 @@
-// How far training is: a bar on a terminal, plain lines elsewhere.
+// Progress: shows the progress of training, as a bar on a terminal and as plain lines elsewhere.
 #pragma once
 
 #include <cstdint>
@@ -13,24 +13,24 @@ namespace tessera::train {
 
 struct ProgressOptions {
   std::string title = {};        // "epoch 1/2"
-  int64_t steps = 0;             // of the whole, for the share and the time that is left; 0 if nobody knows
-  int64_t start = 0;             // already done by an earlier run
-  int64_t samples_per_step = 0;  // of all ranks together; 0 shows steps per second
-  int64_t line_every = 100;      // steps between lines where there is no terminal; 0 for the last line only
-  int rank = 0;                  // only rank 0 is heard
+  int64_t steps = 0;             // total number of steps, for the percentage and the remaining time; 0 if unknown
+  int64_t start = 0;             // number of steps that an earlier run has done
+  int64_t samples_per_step = 0;  // of all ranks together; with 0 the rate is in steps per second
+  int64_t line_every = 100;      // steps between lines if there is no terminal; 0 for the last line only
+  int rank = 0;                  // only rank 0 shows anything
 };
 
-/// Begins to show when it is made and ends its line when it goes, so an exception in between leaves a clean terminal and the last state.
+/// The constructor shows the first state. The destructor ends the line, so that an exception leaves a clean terminal with the last state.
 class Progress {
  public:
   explicit Progress(ProgressOptions options, Display display = Display::of(stdout));
   Progress(Progress&&) = delete;
   ~Progress();
 
-  /// So many steps are done. Cheap: a bar is drawn at most ten times a second.
+  /// Reports that `step` steps are done. It is cheap: a bar is drawn at most ten times a second.
   void update(int64_t step, Values values = {});
 
-  /// The last state stays as one line, with the mean rate and the time that it took.
+  /// Leaves the last state as one line, with the mean rate and the total time.
   void finish();
 
  private:

@@ -10,11 +10,12 @@
 namespace tessera::train {
 namespace {
 
-constexpr int kShortestBar = 6, kLongestBar = 40;  // columns, edges included
+constexpr int kShortestBar = 6, kLongestBar = 40;  // columns, including both edges
 constexpr int kEighths = 8;
 constexpr std::array<std::string_view, kEighths> kBlocks = {" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
 
-/// The next character of UTF-8 text, and its columns. East Asian ones take two; nearly: nothing else than a title can have them.
+/// A character of UTF-8 text and its width in columns. East Asian characters take two columns; this is an approximation by their first
+/// byte, and only titles can contain them.
 struct Character {
   std::string_view text;
   int columns;
@@ -36,8 +37,8 @@ int columns_of(std::string_view text) {
   return result;
 }
 
-/// The beginning that fits, without characters that move the cursor.
-std::string cut(std::string_view text, int columns) {
+/// The beginning of the text that fits into the columns, with control characters replaced by spaces.
+std::string truncated(std::string_view text, int columns) {
   std::string result;
   while (!text.empty()) {
     const auto next = Character::first_of(text);
@@ -79,7 +80,7 @@ std::string count(const ProgressState& state) {
   return state.steps > 0 ? fmt::format("{}/{}", state.step, state.steps) : std::to_string(state.step);
 }
 
-/// What follows the count, most telling first.
+/// The items after the count, the most important first.
 std::vector<std::string> details(const ProgressState& state) {
   std::vector<std::string> result;
   for (const auto& [name, value] : state.values) result.push_back(name + " " + value_text(value));
@@ -95,32 +96,32 @@ std::vector<std::string> details(const ProgressState& state) {
 }  // namespace
 
 std::string render_bar(const ProgressState& state, int columns, Glyphs glyphs) {
-  auto begin = cut(state.title, columns);
+  auto begin = truncated(state.title, columns);
   std::string end;
-  int room = columns - columns_of(begin);
+  int free = columns - columns_of(begin);
   const auto add = [&](std::string& to, const std::string& item, std::string_view gap) {
-    const int needed = columns_of(item) + (room < columns ? static_cast<int>(gap.size()) : 0);
-    if (needed > room) return false;
-    if (room < columns) to += gap;
+    const int needed = columns_of(item) + (free < columns ? static_cast<int>(gap.size()) : 0);
+    if (needed > free) return false;
+    if (free < columns) to += gap;
     to += item;
-    room -= needed;
+    free -= needed;
     return true;
   };
 
   bool fits = true;
-  // 100% are all of them, never nearly all.
+  // Rounded down, so that 100% means all steps.
   if (state.steps > 0) fits = add(begin, fmt::format("{:3}%", static_cast<int>(share(state) * 100)), begin.empty() ? "" : " ");
-  // As wide as it will ever be, so that the bar keeps its length.
+  // Padded to its final width, so that the length of the bar does not change.
   const auto counted = count(state);
   const auto widest = state.steps > 0 ? 2 * std::to_string(state.steps).size() + 1 : 0;
   fits = fits && add(end, fmt::format("{:>{}}", counted, widest), state.steps > 0 ? " " : "  ");
   for (const auto& detail : details(state)) fits = fits && add(end, detail, "  ");
-  if (state.steps > 0 && fits && room > kShortestBar) begin += " " + bar(share(state), std::min(room - 1, kLongestBar), glyphs);
+  if (state.steps > 0 && fits && free > kShortestBar) begin += " " + bar(share(state), std::min(free - 1, kLongestBar), glyphs);
   return begin + end;
 }
 
 std::string render_line(const ProgressState& state) {
-  auto result = cut(state.title, columns_of(state.title));
+  auto result = truncated(state.title, columns_of(state.title));
   result += (result.empty() ? "step " : " step ") + count(state);
   for (const auto& detail : details(state)) result += " " + detail;
   return result;
@@ -129,7 +130,7 @@ std::string render_line(const ProgressState& state) {
 std::string short_number(double number) {
   constexpr std::array<std::string_view, 5> kUnits = {"", "k", "M", "G", "T"};
   size_t unit = 0;
-  // The limits are those of what the next line rounds to.
+  // 999.5 and more would be printed as 1000. The limits below are chosen by the same rule.
   while (number >= 999.5 && unit + 1 < kUnits.size()) {
     number /= 1000;
     unit++;

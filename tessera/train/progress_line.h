@@ -1,4 +1,4 @@
-// The text that progress is shown as. Pure: the same state gives the same text.
+// Formats progress as text. Pure functions: the same state gives the same text.
 #pragma once
 
 #include <chrono>
@@ -15,25 +15,25 @@ namespace tessera::train {
 struct ProgressState {
   std::string title = {};
   int64_t step = 0;
-  int64_t steps = 0;  // 0 where nobody knows
+  int64_t steps = 0;  // 0 if unknown
   Values values = {};
   std::optional<double> rate = {};  // units per second
   std::string_view unit = "steps";  // of the rate
-  std::optional<double> left = {};  // seconds
-  std::optional<double> took = {};  // seconds; once it is over
+  std::optional<double> left = {};  // remaining seconds
+  std::optional<double> took = {};  // total seconds; only when training has finished
 };
 
-/// "epoch 1/2  42% ▕███▎    ▏ 788/1875  loss 0.412  9.8k samples/s  0:14 left", in at most so many columns: the bar shrinks first, then
-/// whole items go from the end, since half a number would be another number.
+/// "epoch 1/2  42% ▕███▎    ▏ 788/1875  loss 0.412  9.8k samples/s  0:14 left", in at most `columns` columns. If there are too few, the bar
+/// shrinks first; then items are left out from the end. Items are never truncated, because half a number would be another number.
 std::string render_bar(const ProgressState& state, int columns, Glyphs glyphs);
 
 /// "epoch 1/2 step 800/1875 loss 0.412 9.8k samples/s 0:14 left"
 std::string render_line(const ProgressState& state);
 
-/// 9.8k, 123, 0.05
+/// For example 9.8k, 123, 0.05
 std::string short_number(double number);
 
-/// 0:14, 1:02:03
+/// For example 0:14, 1:02:03
 std::string short_time(double seconds);
 
 }  // namespace tessera::train

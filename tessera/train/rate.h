@@ -1,4 +1,4 @@
-// Steps per second over the last few seconds: what is true now, without the jitter of single steps.
+// Rate: steps per second over the last few seconds, so that it is current but does not show the jitter of single steps.
 #pragma once
 
 #include <chrono>
@@ -13,15 +13,15 @@ class Rate {
   using Time = std::chrono::steady_clock::time_point;
 
   void add(Time time, int64_t step);
-  /// Nothing as long as there was no step.
+  /// Nothing until there has been a step.
   std::optional<double> per_second() const;
 
  private:
-  struct Mark {
+  struct Sample {
     Time time;
     int64_t step;
   };
-  std::deque<Mark> marks_;
+  std::deque<Sample> samples_;
 };
 
 }  // namespace tessera::train

@@ -1,4 +1,4 @@
-// A number under its name: what a step of training has to tell.
+// A named number, such as the loss of a step.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ struct Value {
   double value = 0;
 };
 
-/// In the order in which they are shown: {{"loss", 0.41}, {"accuracy", 0.87}}.
+/// Values in the order in which they are shown, for example {{"loss", 0.41}, {"accuracy", 0.87}}.
 using Values = std::vector<Value>;
 
 }  // namespace tessera::train

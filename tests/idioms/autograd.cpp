@@ -7,9 +7,9 @@ namespace {
 namespace nn = torch::nn;
 namespace ag = torch::autograd;
 
-struct Mlp : nn::Module {
+struct ThreeLayers : nn::Module {
   nn::Linear first{nullptr}, second{nullptr}, third{nullptr};
-  Mlp() {
+  ThreeLayers() {
     first = register_module("first", nn::Linear(6, 5));
     second = register_module("second", nn::Linear(5, 5));
     third = register_module("third", nn::Linear(5, 3));
@@ -99,7 +99,7 @@ at::Tensor input_of(const Run& run, int step) {
 }
 
 /// The usual loop, with a backward pass that the idiom makes itself.
-void steps(Run& run, const Mlp& model, const Steps& optimizer, const std::function<at::Tensor(int step)>& pass) {
+void steps(Run& run, const ThreeLayers& model, const Steps& optimizer, const std::function<at::Tensor(int step)>& pass) {
   for (int step = 0; step < 3; step++) {
     run.record(pass(step));
     run.record_gradients(run.parameters(model));
@@ -118,7 +118,7 @@ Chapter autograd() {
       .title = "Autograd",
       .idioms = {
       {.what = "a layer that is a `torch::autograd::Function` and saves its weight", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
+        const auto model = std::make_shared<ThreeLayers>();
         run.shard_nested(model);
         const auto loss = [&](int step) {
           const auto h = Affine::apply(run.batch({4, 6}, step), model->first->weight, model->first->bias);
@@ -127,7 +127,7 @@ Chapter autograd() {
         run.train(*model, loss, run.adamw(*model));
        }},
       {.what = "a `torch::autograd::Function` that returns no gradient for the weight that it takes", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
+        const auto model = std::make_shared<ThreeLayers>();
         run.shard_nested(model);
         steps(run, *model, run.adamw(*model), [&](int step) {
           const auto h = torch::tanh(model->first(run.batch({4, 6}, step)));
@@ -137,7 +137,7 @@ Chapter autograd() {
         });
        }},
       {.what = "a `torch::autograd::Function` that scales its input in place by a parameter", .act = [](Run& run) {
-        struct Model : Mlp {
+        struct Model : ThreeLayers {
           at::Tensor scale = register_parameter("scale", values({5}, 0.4));
           at::Tensor forward(const at::Tensor& x) { return third(ScaledInPlace::apply(trunk(x) * 1, scale)); }
         };
@@ -146,7 +146,7 @@ Chapter autograd() {
         run.train(*model, [&](int step) { return model->forward(run.batch({4, 6}, step)).pow(2).mean(); }, run.sgd(*model));
        }},
       {.what = "binary weights by a straight-through `torch::autograd::Function`", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
+        const auto model = std::make_shared<ThreeLayers>();
         run.shard_nested(model);
         const auto loss = [&](int step) {
           const auto h = torch::tanh(torch::linear(run.batch({4, 6}, step), SignOf::apply(model->first->weight), model->first->bias));
@@ -155,7 +155,7 @@ Chapter autograd() {
         run.train(*model, loss, run.sgd(*model));
        }},
       {.what = "a straight-through estimator by `w + (w.round() - w).detach()`", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
+        const auto model = std::make_shared<ThreeLayers>();
         run.shard(model);
         const auto rounded = [](const at::Tensor& w) { return w + ((w * 4).round() / 4 - w).detach(); };
         const auto loss = [&](int step) {
@@ -165,7 +165,7 @@ Chapter autograd() {
         run.train(*model, loss, run.adamw(*model));
        }},
       {.what = "gradient reversal between a trunk and one of its heads", .act = [](Run& run) {
-        struct Model : Mlp {
+        struct Model : ThreeLayers {
           nn::Linear domain{nullptr};
           Model() {
             domain = register_module("domain", nn::Linear(5, 2));
@@ -181,7 +181,7 @@ Chapter autograd() {
         run.train(*model, loss, run.sgd(*model));
        }},
       {.what = "a checkpointed block that is a unit", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
+        const auto model = std::make_shared<ThreeLayers>();
         run.shard_nested(model);
         const auto loss = [&](int step) {
           const auto h = model->first(run.batch({4, 6}, step));
@@ -190,7 +190,7 @@ Chapter autograd() {
         run.train(*model, loss, run.adamw(*model));
        }},
       {.what = "checkpoints around all of a model that is one unit, over inputs that need no gradient", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
+        const auto model = std::make_shared<ThreeLayers>();
         run.shard(model);
         const auto loss = [&](int step) {
           return checkpoint([&](const at::Tensor& x) { return model->forward(x); }, run.batch({4, 6}, step)).pow(2).mean();
@@ -198,14 +198,14 @@ Chapter autograd() {
         run.train(*model, loss, run.sgd(*model));
        }},
       {.what = "checkpoints inside of checkpoints", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
+        const auto model = std::make_shared<ThreeLayers>();
         run.shard_nested(model);
         const Part inner = [&](const at::Tensor& x) { return torch::tanh(model->second(x)); };
         const Part outer = [&](const at::Tensor& x) { return model->third(checkpoint(inner, torch::tanh(model->first(x)))); };
         run.train(*model, [&](int step) { return checkpoint(outer, input_of(run, step)).pow(2).mean(); }, run.adamw(*model));
        }},
       {.what = "a block that is checkpointed twice in one pass", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
+        const auto model = std::make_shared<ThreeLayers>();
         run.shard_nested(model);
         const Part block = [&](const at::Tensor& x) { return torch::tanh(model->second(x)); };
         const auto loss = [&](int step) {
@@ -214,7 +214,7 @@ Chapter autograd() {
         run.train(*model, loss, run.sgd(*model));
        }, .within = 1e-5, .because = kSeveralGraphs},
       {.what = "a gradient penalty: the norm of the gradient with respect to inputs, in the loss", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
+        const auto model = std::make_shared<ThreeLayers>();
         run.shard_nested(model);
         const auto loss = [&](int step) {
           const auto x = input_of(run, step);
@@ -225,7 +225,7 @@ Chapter autograd() {
         run.train(*model, loss, run.sgd(*model, 0.01));
        }},
       {.what = "a loss over nothing but derivatives with respect to inputs", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
+        const auto model = std::make_shared<ThreeLayers>();
         run.shard(model);
         const auto loss = [&](int step) {
           const auto x = input_of(run, step);
@@ -235,7 +235,7 @@ Chapter autograd() {
         run.train(*model, loss, run.adamw(*model));
        }},
       {.what = "a product of the Hessian with respect to inputs and a vector", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
+        const auto model = std::make_shared<ThreeLayers>();
         run.shard_nested(model);
         for (int step = 0; step < 3; step++) {
           const auto x = input_of(run, step);
@@ -245,7 +245,7 @@ Chapter autograd() {
         run.train(*model, [&](int step) { return model->forward(run.batch({4, 6}, step)).pow(2).mean(); }, run.adamw(*model));
        }},
       {.what = "attacks on inputs: `x.grad()` after backward, then training on the changed inputs", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
+        const auto model = std::make_shared<ThreeLayers>();
         run.shard_nested(model);
         const auto loss = [&](int step) {
           const auto x = input_of(run, step);
@@ -256,7 +256,7 @@ Chapter autograd() {
         run.train(*model, loss, run.sgd(*model));
        }},
       {.what = "`grad()` with respect to parameters, whose result is put into `.grad`", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
+        const auto model = std::make_shared<ThreeLayers>();
         run.shard_nested(model);
         const auto parameters = run.parameters(*model);
         const auto optimizer = run.adamw(parameters);
@@ -272,7 +272,7 @@ Chapter autograd() {
         run.record_parameters(*model);
        }},
       {.what = "backward with respect to some of the parameters only", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
+        const auto model = std::make_shared<ThreeLayers>();
         run.shard(model);
         const auto parameters = run.parameters(*model);
         const std::vector<at::Tensor> chosen = {parameters[0], parameters[3]};
@@ -283,7 +283,7 @@ Chapter autograd() {
         });
        }},
       {.what = "two backward passes through one graph, with `retain_graph`", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
+        const auto model = std::make_shared<ThreeLayers>();
         run.shard_nested(model);
         steps(run, *model, run.sgd(*model), [&](int step) {
           const auto loss = model->forward(run.batch({4, 6}, step)).pow(2).mean();
@@ -293,7 +293,7 @@ Chapter autograd() {
         });
        }},
       {.what = "two losses over one trunk, with a backward pass for each", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
+        const auto model = std::make_shared<ThreeLayers>();
         run.shard_nested(model);
         steps(run, *model, run.adamw(*model), [&](int step) {
           const auto h = model->trunk(run.batch({4, 6}, step));
@@ -304,7 +304,7 @@ Chapter autograd() {
         });
        }},
       {.what = "backward from several roots at once, each with a gradient of its own", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
+        const auto model = std::make_shared<ThreeLayers>();
         run.shard(model);
         steps(run, *model, run.sgd(*model), [&](int step) {
           const auto h = model->trunk(run.batch({4, 6}, step));
@@ -314,7 +314,7 @@ Chapter autograd() {
         });
        }},
       {.what = "`detach()` between trunk and head: the trunk gets no gradients", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
+        const auto model = std::make_shared<ThreeLayers>();
         run.shard_nested(model);
         steps(run, *model, run.adamw(*model), [&](int step) {
           const auto loss = model->third(model->trunk(run.batch({4, 6}, step)).detach()).pow(2).mean();
@@ -323,7 +323,7 @@ Chapter autograd() {
         });
        }},
       {.what = "a target that is computed without gradients by the model that is trained", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
+        const auto model = std::make_shared<ThreeLayers>();
         run.shard_nested(model);
         const auto loss = [&](int step) {
           at::Tensor target;
@@ -336,7 +336,7 @@ Chapter autograd() {
         run.train(*model, loss, run.sgd(*model));
        }},
       {.what = "a weight used once as it is and once detached", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
+        const auto model = std::make_shared<ThreeLayers>();
         run.shard(model);
         const auto loss = [&](int step) {
           const auto h = model->trunk(run.batch({4, 6}, step));
@@ -345,7 +345,7 @@ Chapter autograd() {
         run.train(*model, loss, run.adamw(*model));
        }},
       {.what = "a penalty over the modules' own weights in the loss", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
+        const auto model = std::make_shared<ThreeLayers>();
         run.shard_nested(model);
         const auto loss = [&](int step) {
           const auto penalty = model->first->weight.norm() + model->second->weight.abs().sum() + model->third->weight.pow(2).mean();
@@ -354,7 +354,7 @@ Chapter autograd() {
         run.train(*model, loss, run.sgd(*model));
        }},
       {.what = "backward under `NoGradGuard`", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
+        const auto model = std::make_shared<ThreeLayers>();
         run.shard_nested(model);
         steps(run, *model, run.sgd(*model), [&](int step) {
           const auto loss = model->forward(run.batch({4, 6}, step)).pow(2).mean();
@@ -364,7 +364,7 @@ Chapter autograd() {
         });
        }},
       {.what = "`backward` with `create_graph` through parameters", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
+        const auto model = std::make_shared<ThreeLayers>();
         run.shard_nested(model);
         const auto loss = model->forward(run.batch({4, 6})).pow(2).mean();
         run.backward([&] { loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true); });

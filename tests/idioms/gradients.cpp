@@ -8,23 +8,12 @@ namespace {
 
 namespace nn = torch::nn;
 
-/// 5 -> 7 -> 3.
-struct Net : nn::Module {
-  nn::Linear a{nullptr}, b{nullptr};
-  Net() {
-    a = register_module("a", nn::Linear(5, 7));
-    b = register_module("b", nn::Linear(7, 3));
-    fill(*this);
-  }
-  at::Tensor forward(const at::Tensor& x) { return b(torch::tanh(a(x))); }
-};
-
-at::Tensor loss_of(const Run& run, Net& net, int step) {
-  return net.forward(run.batch({4, 5}, step)).pow(2).mean();
+at::Tensor loss_of(const Run& run, Mlp& net, int step) {
+  return net.forward(run.batch({4, 6}, step)).pow(2).mean();
 }
 
 /// Four steps; what the idiom does stands between backward and the optimizer.
-void train(Run& run, Net& net, const std::function<void(int step)>& between) {
+void train(Run& run, Mlp& net, const std::function<void(int step)>& between) {
   const auto parameters = run.parameters(net);
   const auto optimizer = run.adamw(parameters);
   for (int step = 0; step < 4; step++) {
@@ -43,7 +32,7 @@ void train(Run& run, Net& net, const std::function<void(int step)>& between) {
 }
 
 void train_each(Run& run, void (*change)(at::Tensor parameter)) {
-  Net net;
+  Mlp net;
   run.shard_nested(net);
   train(run, net, [&](int) {
     for (const auto& parameter : run.parameters(net)) change(parameter);
@@ -52,7 +41,7 @@ void train_each(Run& run, void (*change)(at::Tensor parameter)) {
 
 /// One backward pass of a sharded model, and something that mixes the values of gradients.
 void mix(Run& run, const std::function<void(const std::vector<at::Tensor>& parameters)>& act) {
-  Net net;
+  Mlp net;
   run.shard_nested(net);
   run.backward(loss_of(run, net, 0));
   act(run.parameters(net));
@@ -66,7 +55,7 @@ Chapter gradients() {
   return {.title = "Gradients", .idioms = {
     // --- Accumulating ---
     {.what = "gradients accumulated over three batches, then a step", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        const auto optimizer = run.adamw(net);
        for (int step = 0; step < 3; step++) {
@@ -78,7 +67,7 @@ Chapter gradients() {
        run.record_parameters(net);
      }},
     {.what = "gradients accumulated by hand into buffers of the program", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        const auto parameters = run.parameters(net);
        const auto optimizer = run.adamw(parameters);
@@ -98,11 +87,11 @@ Chapter gradients() {
        run.record_parameters(net);
      }},
     {.what = "two losses on one graph, one backward pass after the other", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        const auto optimizer = run.adamw(net);
        for (int step = 0; step < 3; step++) {
-         const auto y = net.forward(run.batch({4, 5}, step));
+         const auto y = net.forward(run.batch({4, 6}, step));
          run.backward([&] { y.pow(2).mean().backward({}, /*retain_graph=*/true); });
          run.backward(y.abs().mean());
          optimizer.step();
@@ -111,12 +100,12 @@ Chapter gradients() {
        run.record_parameters(net);
      }},
     {.what = "a layer that one of the accumulated batches does not use", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        const auto optimizer = run.adamw(net);
        for (int step = 0; step < 3; step++) {
          run.backward(loss_of(run, net, step));
-         run.backward(net.a(run.batch({4, 5}, step + 7)).pow(2).mean());
+         run.backward(net.first(run.batch({4, 6}, step + 7)).pow(2).mean());
          run.record_gradients(run.parameters(net));
          optimizer.step();
          optimizer.zero_grad();
@@ -124,16 +113,16 @@ Chapter gradients() {
        run.record_parameters(net);
      }},
     {.what = "a layer that no batch of a step uses: no gradient, no decay", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        run.train(net, [&](int step) {
-         const auto h = net.a(run.batch({4, 5}, step));
-         return (step % 2 == 0 ? h : net.b(h)).pow(2).mean();
+         const auto h = net.first(run.batch({4, 6}, step));
+         return (step % 2 == 0 ? h : net.second(h)).pow(2).mean();
        }, run.adamw(net), 5);
      }},
     // --- Zeroing ---
     {.what = "`model.zero_grad()`", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        const auto optimizer = run.adamw(net);
        for (int step = 0; step < 4; step++) {
@@ -145,7 +134,7 @@ Chapter gradients() {
        run.record_parameters(net);
      }},
     {.what = "`model.zero_grad(/*set_to_none=*/false)`, and steps with gradients of zero", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        const auto optimizer = run.adamw(net);
        for (int step = 0; step < 5; step++) {
@@ -157,37 +146,37 @@ Chapter gradients() {
        run.record_parameters(net);
      }},
     {.what = "`p.grad().zero_()` of one layer: it decays and keeps its momentum", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard(net);
        train(run, net, [&](int step) {
          if (step == 0) return;
-         for (auto& p : run.parameters(*net.a)) p.grad().zero_();
+         for (auto& p : run.parameters(*net.first)) p.grad().zero_();
        });
      }},
     {.what = "`p.mutable_grad() = at::Tensor()` of one layer: it is left out of the step", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard(net);
        train(run, net, [&](int step) {
          if (step % 2 == 0) return;
-         for (auto& p : run.parameters(*net.a)) p.mutable_grad() = at::Tensor();
+         for (auto& p : run.parameters(*net.first)) p.mutable_grad() = at::Tensor();
        });
      }},
     {.what = "`layer->weight.mutable_grad() = at::Tensor()` on a member", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        train(run, net, [&](int step) {
-         if (step != 0) net.a->weight.mutable_grad() = at::Tensor();
+         if (step != 0) net.first->weight.mutable_grad() = at::Tensor();
        });
      }},
     {.what = "`layer->weight.mutable_grad().reset()` on members, in place of `zero_grad`", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard(net);
        const auto optimizer = run.adamw(net);
        for (int step = 0; step < 4; step++) {
          const auto loss = loss_of(run, net, step);
          run.backward(loss);
          optimizer.step();
-         for (auto layer : {net.a, net.b}) {
+         for (auto layer : {net.first, net.second}) {
            layer->weight.mutable_grad().reset();
            layer->bias.mutable_grad().reset();
          }
@@ -198,7 +187,7 @@ Chapter gradients() {
      }},
     // --- Scaling ---
     {.what = "a scaled loss, and gradients scaled back, `p.grad().div_(1024)`", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        const auto optimizer = run.adamw(net);
        for (int step = 0; step < 4; step++) {
@@ -211,19 +200,19 @@ Chapter gradients() {
        run.record_parameters(net);
      }},
     {.what = "`nn::utils::clip_grad_value_`", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        train(run, net, [&](int) { nn::utils::clip_grad_value_(run.parameters(net), 0.01); });
      }},
     {.what = "gradients of each layer scaled by a factor of its own, `p.grad().mul_`", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard(net);
        train(run, net, [&](int step) {
-         for (auto& p : run.parameters(*net.a)) p.grad().mul_(0.5 + step);
+         for (auto& p : run.parameters(*net.first)) p.grad().mul_(0.5 + step);
        });
      }},
     {.what = "`torch::_foreach_mul_` over all gradients", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        train(run, net, [&](int) {
          std::vector<at::Tensor> gradients;
@@ -247,7 +236,7 @@ Chapter gradients() {
        });
      }},
     {.what = "`tessera::clip_grad_norm(parameters, 0.05)`", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        train(run, net, [&](int) { run.record(clip_grad_norm(run.parameters(net), 0.05)); });
      }, .within = 1e-4, .because = "the sum in the norm is added up in another order"},
@@ -256,13 +245,13 @@ Chapter gradients() {
        train_each(run, [](at::Tensor p) { p.mutable_grad() = p.grad().sign(); });
      }},
     {.what = "`p.mutable_grad() = torch::zeros_like(p)` before the first pass", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        for (auto& p : run.parameters(net)) p.mutable_grad() = torch::zeros_like(p);
        train(run, net, [](int) {});
      }},
     {.what = "gradients made by hand, steps without a backward pass", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        const auto optimizer = run.adamw(net);
        for (int step = 0; step < 3; step++) {
@@ -274,7 +263,7 @@ Chapter gradients() {
        run.record_parameters(net);
      }},
     {.what = "`torch::autograd::grad` over the parameters, its results put into `mutable_grad()`", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        const auto parameters = run.parameters(net);
        const auto optimizer = run.adamw(parameters);
@@ -291,7 +280,7 @@ Chapter gradients() {
      }},
     // --- Keeping ---
     {.what = "gradients of the step before, cloned and added", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        std::vector<at::Tensor> last;
        train(run, net, [&](int) {
@@ -303,7 +292,7 @@ Chapter gradients() {
        });
      }},
     {.what = "gradients of the step before, kept without a copy", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        std::vector<at::Tensor> last;
        train(run, net, [&](int) {
@@ -315,7 +304,7 @@ Chapter gradients() {
        });
      }},
     {.what = "up the gradient, a second backward pass there, and back (sharpness-aware)", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        const auto parameters = run.parameters(net);
        const auto optimizer = run.adamw(parameters);
@@ -343,7 +332,7 @@ Chapter gradients() {
        run.record_parameters(net);
      }},
     {.what = "an optimizer of torch made before sharding and moved by `tessera::rebind`", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        auto sgd = std::make_unique<torch::optim::SGD>(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.5));
        run.shard_nested(net);
        if (run.sharded()) rebind(*sgd, net);
@@ -351,7 +340,7 @@ Chapter gradients() {
      }},
     // --- Refused ---
     {.what = "an optimizer made before sharding, not moved", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        const auto optimizer = run.sgd(net.parameters());
        run.shard_nested(net);
        for (int step = 0; step < 2; step++) {
@@ -360,13 +349,13 @@ Chapter gradients() {
        }
      }, .refused = "made before fully_shard"},
     {.what = "`layer->weight.grad()` of a member, read", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        run.backward(loss_of(run, net, 0));
-       run.record(net.a->weight.grad() * 2);
+       run.record(net.first->weight.grad() * 2);
      }, .refused = "its gradient is with its shard"},
     {.what = "a gradient that a parameter has before sharding", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        loss_of(run, net, 0).backward();
        run.shard_nested(net);
      }, .refused = "has a gradient already"},

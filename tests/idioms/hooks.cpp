@@ -10,23 +10,12 @@ namespace {
 
 namespace nn = torch::nn;
 
-/// 5 -> 7 -> 3.
-struct Net : nn::Module {
-  nn::Linear a{nullptr}, b{nullptr};
-  Net() {
-    a = register_module("a", nn::Linear(5, 7));
-    b = register_module("b", nn::Linear(7, 3));
-    fill(*this);
-  }
-  at::Tensor forward(const at::Tensor& x) { return b(torch::tanh(a(x))); }
-};
-
-at::Tensor loss_of(const Run& run, Net& net, int step) {
-  return net.forward(run.batch({4, 5}, step)).pow(2).mean();
+at::Tensor loss_of(const Run& run, Mlp& net, int step) {
+  return net.forward(run.batch({4, 6}, step)).pow(2).mean();
 }
 
 /// Four steps of a model that is sharded already; records all gradients.
-void train(Run& run, Net& net, const std::function<void(int step)>& before = {}) {
+void train(Run& run, Mlp& net, const std::function<void(int step)>& before = {}) {
   const auto parameters = run.parameters(net);
   const auto optimizer = run.adamw(parameters);
   for (int step = 0; step < 4; step++) {
@@ -62,84 +51,84 @@ Chapter hooks() {
   return {.title = "Hooks", .idioms = {
     // --- On whole weights ---
     {.what = "`weight.register_hook` before sharding, which clamps", .act = [](Run& run) {
-       Net net;
-       net.a->weight.register_hook(clamped);
+       Mlp net;
+       net.first->weight.register_hook(clamped);
        run.shard_nested(net);
        train(run, net);
      }, .remark = "it acts on this rank's whole gradient, before the mean over the ranks"},
     {.what = "`layer->weight.register_hook` after sharding, which clamps", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
-       net.a->weight.register_hook(clamped);
+       net.first->weight.register_hook(clamped);
        train(run, net);
      }, .remark = "it acts on this rank's whole gradient, before the mean over the ranks"},
     {.what = "hooks before sharding on all parameters of one unit", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        for (auto& p : net.parameters()) p.register_hook(clamped);
        run.shard(net);
        train(run, net);
      }},
     {.what = "a hook that scales by what this rank chooses", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
-       net.b->weight.register_hook([&](const at::Tensor& gradient) { return gradient * (run.rank() + 1); });
+       net.second->weight.register_hook([&](const at::Tensor& gradient) { return gradient * (run.rank() + 1); });
        train(run, net);
      }},
     {.what = "a hook that masks rows of a weight's gradient", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
-       const auto mask = (values({7, 1}) > 0).to(torch::kFloat);
-       net.a->weight.register_hook([mask](const at::Tensor& gradient) { return gradient * mask; });
+       const auto mask = (values({5, 1}) > 0).to(torch::kFloat);
+       net.first->weight.register_hook([mask](const at::Tensor& gradient) { return gradient * mask; });
        train(run, net);
      }},
     {.what = "a hook that adds decay, reading the weight itself", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
-       net.a->weight.register_hook([&](const at::Tensor& gradient) { return gradient + 0.125 * net.a->weight.detach(); });
+       net.first->weight.register_hook([&](const at::Tensor& gradient) { return gradient + 0.125 * net.first->weight.detach(); });
        train(run, net);
      }},
     {.what = "a hook that only looks, and keeps the largest value", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
-       net.a->weight.register_hook([&](const at::Tensor& gradient) { run.record(gradient.abs().max()); });
+       net.first->weight.register_hook([&](const at::Tensor& gradient) { run.record(gradient.abs().max()); });
        train(run, net);
      }},
     {.what = "a hook that keeps the whole gradient of each pass", .act = [](Run& run) {
-       Net net;
-       net.b->weight.register_hook([&](const at::Tensor& gradient) { run.record(gradient); });
+       Mlp net;
+       net.second->weight.register_hook([&](const at::Tensor& gradient) { run.record(gradient); });
        run.shard(net);
        train(run, net);
      }},
     {.what = "two hooks on one weight, before and after sharding, in their order", .act = [](Run& run) {
-       Net net;
-       net.a->weight.register_hook([](const at::Tensor& gradient) { return gradient * 4; });
+       Mlp net;
+       net.first->weight.register_hook([](const at::Tensor& gradient) { return gradient * 4; });
        run.shard_nested(net);
-       net.a->weight.register_hook(clamped);
+       net.first->weight.register_hook(clamped);
        train(run, net);
      }},
     {.what = "`remove_hook` after some steps", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
-       const auto place = net.a->weight.register_hook(clamped);
+       const auto place = net.first->weight.register_hook(clamped);
        train(run, net, [&](int step) {
-         if (step == 2) net.a->weight.remove_hook(place);
+         if (step == 2) net.first->weight.remove_hook(place);
        });
      }},
     {.what = "`remove_hook` after sharding of a hook from before", .act = [](Run& run) {
-       Net net;
-       const auto place = net.a->weight.register_hook(clamped);
+       Mlp net;
+       const auto place = net.first->weight.register_hook(clamped);
        run.shard_nested(net);
        train(run, net, [&](int step) {
-         if (step == 2) net.a->weight.remove_hook(place);
+         if (step == 2) net.first->weight.remove_hook(place);
        });
      }},
     {.what = "a hook on a weight that is frozen and thawed meanwhile", .act = [](Run& run) {
-       Net net;
-       net.a->weight.register_hook(clamped);
+       Mlp net;
+       net.first->weight.register_hook(clamped);
        run.shard_nested(net);
-       net.a->bias.register_hook(clamped);
+       net.first->bias.register_hook(clamped);
        train(run, net, [&](int step) {
-         for (auto& p : run.parameters(*net.a)) p.set_requires_grad(step % 2 == 0);
+         for (auto& p : run.parameters(*net.first)) p.set_requires_grad(step % 2 == 0);
        });
      }},
     {.what = "a hook on a weight that is used twice, called once with the sum", .act = [](Run& run) {
@@ -155,9 +144,9 @@ Chapter hooks() {
        run.record(calls);
      }},
     {.what = "a hook while gradients accumulate over passes, called in each", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
-       net.b->weight.register_hook(clamped);
+       net.second->weight.register_hook(clamped);
        const auto optimizer = run.adamw(net);
        for (int step = 0; step < 3; step++) {
          for (int pass = 0; pass < 2; pass++) run.backward(loss_of(run, net, 2 * step + pass));
@@ -185,9 +174,9 @@ Chapter hooks() {
        }, run.adamw(*layer));
      }},
     {.what = "a hook that replaces values that are not finite", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
-       for (const auto& p : {net.a->weight, net.a->bias, net.b->weight, net.b->bias}) {
+       for (const auto& p : {net.first->weight, net.first->bias, net.second->weight, net.second->bias}) {
          p.register_hook([](const at::Tensor& gradient) { return torch::nan_to_num(gradient, 0.5, 0.25, -0.25); });
        }
        const auto optimizer = run.sgd(net);
@@ -202,29 +191,29 @@ Chapter hooks() {
      }},
     // --- On what parameters() lists ---
     {.what = "hooks on what `parameters()` lists after sharding, which halve", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        for (auto& p : run.parameters(net)) p.register_hook(halved);
        train(run, net);
      }, .remark = "they act on this rank's part of the mean"},
-    {.what = "a hook on `named_parameters()[\"b.bias\"]`, removed again", .act = [](Run& run) {
-       Net net;
+    {.what = "a hook on `named_parameters()[\"second.bias\"]`, removed again", .act = [](Run& run) {
+       Mlp net;
        run.shard(net);
-       const auto bias = net.named_parameters()["b.bias"];
+       const auto bias = net.named_parameters()["second.bias"];
        const auto place = bias.register_hook(halved);
        train(run, net, [&](int step) {
          if (step == 2) bias.remove_hook(place);
        });
      }},
     {.what = "hooks on a weight and on its entry in `parameters()`, both", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
-       net.a->weight.register_hook(clamped);
+       net.first->weight.register_hook(clamped);
        run.parameters(net)[0].register_hook(halved);
        train(run, net);
      }},
     {.what = "a hook on what `parameters()` lists that counts, once in each pass", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        int calls = 0;
        for (auto& p : run.parameters(net)) p.register_hook([&](const at::Tensor&) { calls++; });
@@ -233,49 +222,49 @@ Chapter hooks() {
      }},
     // --- On activations ---
     {.what = "a hook on an activation, and on the input", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        run.train(net, [&](int step) {
-         const auto x = run.batch({4, 5}, step).requires_grad_(true);
+         const auto x = run.batch({4, 6}, step).requires_grad_(true);
          x.register_hook([&](const at::Tensor& gradient) { run.record(gradient); });
-         const auto h = torch::tanh(net.a(x));
+         const auto h = torch::tanh(net.first(x));
          h.register_hook(clamped);
-         return net.b(h).pow(2).mean();
+         return net.second(h).pow(2).mean();
        }, run.adamw(net));
      }},
     {.what = "a hook on an activation that calls a layer of the model", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        run.train(net, [&](int step) {
-         const auto h = torch::tanh(net.a(run.batch({4, 5}, step)));
+         const auto h = torch::tanh(net.first(run.batch({4, 6}, step)));
          h.register_hook([&](const at::Tensor& gradient) {
            const torch::NoGradGuard no_grad;
-           run.record(net.b(gradient));
+           run.record(net.second(gradient));
          });
-         return net.b(h).pow(2).mean();
+         return net.second(h).pow(2).mean();
        }, run.adamw(net));
      }},
     {.what = "`retain_grad()` on an activation", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        for (int step = 0; step < 3; step++) {
-         auto h = torch::tanh(net.a(run.batch({4, 5}, step)));
+         auto h = torch::tanh(net.first(run.batch({4, 6}, step)));
          h.retain_grad();
-         run.backward(net.b(h).pow(2).mean());
+         run.backward(net.second(h).pow(2).mean());
          run.record(h.grad());
        }
        run.record_gradients(run.parameters(net));
      }},
     // --- Refused ---
     {.what = "`layer->weight.retain_grad()`", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
-       net.a->weight.retain_grad();
+       net.first->weight.retain_grad();
        for (int step = 0; step < 2; step++) run.backward(loss_of(run, net, step));
      }, .refused = "its gradient is with its shard"},
     {.what = "a hook on a weight's gradient accumulator, before sharding", .act = [](Run& run) {
-       Net net;
-       const auto accumulator = torch::autograd::impl::grad_accumulator(net.a->weight);
+       Mlp net;
+       const auto accumulator = torch::autograd::impl::grad_accumulator(net.first->weight);
        accumulator->add_post_hook(std::make_unique<Nothing>());
        run.shard_nested(net);
        train(run, net);

@@ -119,6 +119,17 @@ at::Tensor values(at::IntArrayRef sizes, double shift = 0);
 /// Gives all parameters values by the formula, so that no generator is needed. Before sharding.
 void fill(torch::nn::Module& module);
 
+/// A model for idioms that need no particular one. Neither 2 nor 3 ranks divide the sizes of all its parameters.
+struct Mlp : torch::nn::Module {
+  torch::nn::Linear first{nullptr}, second{nullptr};
+  Mlp() {
+    first = register_module("first", torch::nn::Linear(6, 5));
+    second = register_module("second", torch::nn::Linear(5, 3));
+    fill(*this);
+  }
+  at::Tensor forward(const at::Tensor& x) { return second(torch::tanh(first(x))); }
+};
+
 struct Idiom {
   std::string what;  // in words, as the page has it
   std::function<void(Run&)> act;

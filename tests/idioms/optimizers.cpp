@@ -16,16 +16,6 @@ namespace {
 namespace nn = torch::nn;
 using Tensors = std::vector<at::Tensor>;
 
-struct Mlp : nn::Module {
-  nn::Linear first{nullptr}, second{nullptr};
-  Mlp() {
-    first = register_module("first", nn::Linear(6, 5));
-    second = register_module("second", nn::Linear(5, 3));
-    fill(*this);
-  }
-  at::Tensor forward(const at::Tensor& x) { return second(torch::tanh(first(x))); }
-};
-
 std::shared_ptr<Mlp> nested(Run& run) {
   const auto model = std::make_shared<Mlp>();
   run.shard_nested(model);

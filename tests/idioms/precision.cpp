@@ -10,16 +10,6 @@ namespace {
 
 namespace nn = torch::nn;
 
-struct Mlp : nn::Module {
-  nn::Linear first{nullptr}, second{nullptr};
-  Mlp() {
-    first = register_module("first", nn::Linear(6, 5));
-    second = register_module("second", nn::Linear(5, 3));
-    fill(*this);
-  }
-  at::Tensor forward(const at::Tensor& x) { return second(torch::tanh(first(x))); }
-};
-
 ShardOptions narrow(const Run& run) {
   return {.mesh = run.world(), .mixed_precision = {.param_dtype = at::kBFloat16}};
 }

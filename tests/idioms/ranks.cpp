@@ -12,16 +12,6 @@ namespace {
 namespace nn = torch::nn;
 using Tensors = std::vector<at::Tensor>;
 
-struct Mlp : nn::Module {
-  nn::Linear first{nullptr}, second{nullptr};
-  Mlp() {
-    first = register_module("first", nn::Linear(6, 5));
-    second = register_module("second", nn::Linear(5, 3));
-    fill(*this);
-  }
-  at::Tensor forward(const at::Tensor& x) { return second(torch::tanh(first(x))); }
-};
-
 at::Tensor loss_of(const Run& run, Mlp& model, int step) {
   return model.forward(run.batch({4, 6}, step)).pow(2).mean();
 }

@@ -9,23 +9,12 @@ namespace {
 
 namespace nn = torch::nn;
 
-/// 5 -> 7 -> 3: neither 2 nor 3 ranks divide all of it.
-struct Net : nn::Module {
-  nn::Linear a{nullptr}, b{nullptr};
-  Net() {
-    a = register_module("a", nn::Linear(5, 7));
-    b = register_module("b", nn::Linear(7, 3));
-    fill(*this);
-  }
-  at::Tensor forward(const at::Tensor& x) { return b(torch::tanh(a(x))); }
-};
-
-at::Tensor loss_of(const Run& run, Net& net, int step) {
-  return net.forward(run.batch({4, 5}, step)).pow(2).mean();
+at::Tensor loss_of(const Run& run, Mlp& net, int step) {
+  return net.forward(run.batch({4, 6}, step)).pow(2).mean();
 }
 
 /// Four steps, each of which ends with what the idiom does.
-void train(Run& run, Net& net, const std::function<void()>& at_end) {
+void train(Run& run, Mlp& net, const std::function<void()>& at_end) {
   const auto optimizer = run.adamw(net);
   for (int step = 0; step < 4; step++) {
     const auto loss = loss_of(run, net, step);
@@ -41,7 +30,7 @@ void train(Run& run, Net& net, const std::function<void()>& at_end) {
 }
 
 /// Evaluations, each after what the idiom does.
-void evaluate_after(Run& run, Net& net, const std::function<void()>& change) {
+void evaluate_after(Run& run, Mlp& net, const std::function<void()>& change) {
   const torch::NoGradGuard no_grad;
   for (int step = 0; step < 4; step++) {
     change();
@@ -51,7 +40,7 @@ void evaluate_after(Run& run, Net& net, const std::function<void()>& change) {
 
 /// Four steps, after each of which every parameter is given to the idiom.
 void train_each(Run& run, void (*change)(at::Tensor parameter)) {
-  Net net;
+  Mlp net;
   run.shard_nested(net);
   train(run, net, [&] {
     for (const auto& parameter : run.parameters(net)) change(parameter);
@@ -65,10 +54,10 @@ std::optional<FullParams> whole(const Run& run, const nn::Module& model, Access 
 }
 
 /// In a sharded run alone: a write that is refused.
-void write_whole(Run& run, const std::function<void(Net&)>& write) {
-  Net net;
+void write_whole(Run& run, const std::function<void(Mlp&)>& write) {
+  Mlp net;
   run.shard_nested(net);
-  net.forward(run.batch({4, 5}));
+  net.forward(run.batch({4, 6}));
   const torch::NoGradGuard no_grad;
   write(net);
 }
@@ -108,12 +97,12 @@ Chapter writing() {
        });
      }},
     {.what = "`torch::_foreach_mul_` over all parameters", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        train(run, net, [&] { torch::_foreach_mul_(run.parameters(net), 0.9); });
      }},
     {.what = "gradient descent by hand, `p.sub_(p.grad() * lr)`", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard(net);
        for (int step = 0; step < 4; step++) {
          const auto loss = loss_of(run, net, step);
@@ -128,17 +117,17 @@ Chapter writing() {
        run.record_parameters(net);
      }},
     {.what = "the weights of one layer reset to zero in mid-run", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        int step = 0;
        train(run, net, [&] {
          if (step++ != 1) return;
-         for (auto& p : run.parameters(*net.b)) p.zero_();
+         for (auto& p : run.parameters(*net.second)) p.zero_();
        });
      }},
     // --- Averages and copies ---
     {.what = "exponential averages of the parameters, written back at the end", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        const auto parameters = run.parameters(net);
        std::vector<at::Tensor> averages;
@@ -152,7 +141,7 @@ Chapter writing() {
        run.record_parameters(net);
      }},
     {.what = "evaluation with averaged parameters, then back to the trained ones", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard(net);
        const auto parameters = run.parameters(net);
        std::vector<at::Tensor> averages;
@@ -169,19 +158,19 @@ Chapter writing() {
        });
      }},
     {.what = "a target network, `target_p.copy_(tau * p + (1 - tau) * target_p)`, both sharded alike", .act = [](Run& run) {
-       Net net, target;
+       Mlp net, target;
        for (auto& p : target.parameters()) p.set_requires_grad(false);
        run.shard_nested(net);
        run.shard_nested(target);
        const auto from = run.parameters(net), to = run.parameters(target);
        train(run, net, [&] {
          for (size_t i = 0; i < to.size(); i++) at::Tensor(to[i]).copy_(0.25 * from[i] + 0.75 * to[i]);
-         run.record(target.forward(run.batch({4, 5})));
+         run.record(target.forward(run.batch({4, 6})));
        });
        run.record_parameters(target);
      }},
     {.what = "the mean of the parameters of several steps (stochastic weight averaging)", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard(net);
        std::vector<at::Tensor> sums;
        train(run, net, [&] {
@@ -198,18 +187,18 @@ Chapter writing() {
      }},
     // --- Whole parameters, inside of full_params ---
     {.what = "`nn::init` inside of `tessera::full_params`, before training", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        {
          const auto guard = whole(run, net, Access::Write);
-         nn::init::eye_(net.a->weight);
-         nn::init::constant_(net.a->bias, 0.1);
-         nn::init::ones_(net.b->weight);
+         nn::init::eye_(net.first->weight);
+         nn::init::constant_(net.first->bias, 0.1);
+         nn::init::ones_(net.second->weight);
        }
        train(run, net, [] {});
      }},
     {.what = "`model.apply(init)` inside of `tessera::full_params`", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        {
          const auto guard = whole(run, net, Access::Write);
@@ -221,47 +210,47 @@ Chapter writing() {
        train(run, net, [] {});
      }},
     {.what = "rows scaled to length 1 after each step, inside of `tessera::full_params`", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        train(run, net, [&] {
          const auto guard = whole(run, net, Access::Write);
-         net.a->weight.div_(net.a->weight.norm(2, 1, true));
+         net.first->weight.div_(net.first->weight.norm(2, 1, true));
        });
      }},
     {.what = "a projection onto symmetric matrices of one layer, which alone is made whole", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        train(run, net, [&] {
-         const auto guard = whole(run, *net.b, Access::Write);
-         const auto square = net.b->weight.narrow(1, 0, 3);
+         const auto guard = whole(run, *net.second, Access::Write);
+         const auto square = net.second->weight.narrow(1, 0, 3);
          square.copy_((square + square.t()) * 0.5);
        });
      }},
     {.what = "one row set, `weight[2].zero_()`, inside of `tessera::full_params`", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard(net);
        train(run, net, [&] {
          const auto guard = whole(run, net, Access::Write);
-         net.a->weight[2].zero_();
-         net.a->bias.index_put_({2}, 0.5);
+         net.first->weight[2].zero_();
+         net.first->bias.index_put_({2}, 0.5);
        });
      }},
     {.what = "an accessor that reads and writes inside of `tessera::full_params`", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        train(run, net, [&] {
          const auto guard = whole(run, net, Access::Write);
-         auto weight = net.a->weight.accessor<float, 2>();
+         auto weight = net.first->weight.accessor<float, 2>();
          for (int64_t i = 0; i < weight.size(0); i++) weight[i][0] += 0.5F * weight[i][4];
        });
      }},
     {.what = "weights copied out by pointer inside of `tessera::full_params`, for reading", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        train(run, net, [&] {
          const auto guard = whole(run, net, Access::Read);
-         const auto* begin = net.b->weight.const_data_ptr<float>();
-         const std::vector<float> copy(begin, begin + net.b->weight.numel());
+         const auto* begin = net.second->weight.const_data_ptr<float>();
+         const std::vector<float> copy(begin, begin + net.second->weight.numel());
          run.record(torch::tensor(copy));
        });
      }},
@@ -285,7 +274,7 @@ Chapter writing() {
        train_each(run, [](at::Tensor p) { torch::from_blob(p.data_ptr<float>(), {p.numel()}).mul_(0.5); });
      }},
     {.what = "`std::memcpy` from a copy of the parameters that was made earlier", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        std::vector<std::vector<float>> first;
        for (const auto& p : run.parameters(net)) {
@@ -303,14 +292,14 @@ Chapter writing() {
        });
      }},
     {.what = "a pointer to a parameter that is kept, and written through in later steps", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        const auto parameter = run.parameters(net)[0];
        auto* kept = parameter.data_ptr<float>();
        evaluate_after(run, net, [&] { kept[0] += 0.5F; });
      }, .refused = "kept from before"},
     {.what = "`torch::from_blob` over a parameter's memory, kept over steps", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        const auto parameter = run.parameters(net)[0];
        auto kept = torch::from_blob(parameter.data_ptr<float>(), {parameter.numel()});
@@ -318,35 +307,35 @@ Chapter writing() {
      }, .refused = "kept from before"},
     // --- Refused ---
     {.what = "`layer->weight.data_ptr()` of a whole parameter", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
-       net.a->weight.data_ptr<float>()[0] = 1;
+       net.first->weight.data_ptr<float>()[0] = 1;
      }, .refused = "raw pointers need tessera::full_params"},
     {.what = "an accessor over a whole parameter", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
-       run.record(net.a->weight.accessor<float, 2>()[0][0]);
+       run.record(net.first->weight.accessor<float, 2>()[0][0]);
      }, .refused = "raw pointers need tessera::full_params"},
     {.what = "`nn::init::zeros_(layer->weight)`", .act = [](Run& run) {
-       write_whole(run, [](Net& net) { nn::init::zeros_(net.a->weight); });
+       write_whole(run, [](Mlp& net) { nn::init::zeros_(net.first->weight); });
      }, .refused = "would write"},
     {.what = "`layer->reset_parameters()`", .act = [](Run& run) {
-       write_whole(run, [](Net& net) { net.a->reset_parameters(); });
+       write_whole(run, [](Mlp& net) { net.first->reset_parameters(); });
      }, .refused = "would write"},
     {.what = "`layer->weight.mul_(mask)`", .act = [](Run& run) {
-       write_whole(run, [](Net& net) { net.b->weight.mul_(torch::ones({3, 7}).tril()); });
+       write_whole(run, [](Mlp& net) { net.second->weight.mul_(torch::ones({3, 5}).tril()); });
      }, .refused = "would write"},
     {.what = "`layer->weight.data().clamp_()`, and writes through other views", .act = [](Run& run) {
-       write_whole(run, [](Net& net) { net.b->weight.data().t()[0].clamp_(-1, 1); });
+       write_whole(run, [](Mlp& net) { net.second->weight.data().t()[0].clamp_(-1, 1); });
      }, .refused = "would write"},
     {.what = "`torch::add_out` into a whole parameter", .act = [](Run& run) {
-       write_whole(run, [](Net& net) { torch::add_out(net.b->bias, torch::ones({3}), torch::ones({3})); });
+       write_whole(run, [](Mlp& net) { torch::add_out(net.second->bias, torch::ones({3}), torch::ones({3})); });
      }, .refused = "would write"},
     {.what = "`layer->weight.set_data(...)`", .act = [](Run& run) {
-       write_whole(run, [](Net& net) { net.b->weight.set_data(torch::ones({3, 7})); });
+       write_whole(run, [](Mlp& net) { net.second->weight.set_data(torch::ones({3, 5})); });
      }, .refused = "cut it off"},
     {.what = "`model.to(torch::kDouble)` after sharding", .act = [](Run& run) {
-       write_whole(run, [](Net& net) { net.to(torch::kDouble); });
+       write_whole(run, [](Mlp& net) { net.to(torch::kDouble); });
      }, .refused = "before fully_shard"},
     {.what = "`Embedding` with `max_norm`, which writes in its forward pass", .act = [](Run& run) {
        nn::Embedding words(nn::EmbeddingOptions(7, 3).max_norm(0.5));
@@ -354,13 +343,13 @@ Chapter writing() {
        words(torch::tensor({1, 2}));
      }, .refused = "aten::embedding_renorm_"},
     {.what = "`nn::utils::vector_to_parameters`", .act = [](Run& run) {
-       write_whole(run, [&](Net& net) {
+       write_whole(run, [&](Mlp& net) {
          const auto parameters = run.parameters(net);
          nn::utils::vector_to_parameters(torch::zeros({66}), parameters);
        });
      }, .refused = "vector_to_parameters"},
     {.what = "a write to parameters between forward and backward", .act = [](Run& run) {
-       Net net;
+       Mlp net;
        run.shard_nested(net);
        const auto loss = loss_of(run, net, 0);
        {

@@ -1,4 +1,4 @@
-// Python's own package reads what we write, and we read what it writes.
+// Python's safetensors package reads the files that we write, and we read those that it writes.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

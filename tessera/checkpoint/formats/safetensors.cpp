@@ -19,10 +19,10 @@
 namespace tessera::checkpoint {
 namespace {
 
-// The file: the length of the header as a little-endian number, the header, the data of the tensors without gaps.
+// A file consists of the header's length as a little-endian number, the header as JSON, and the data of the tensors without gaps.
 static_assert(std::endian::native == std::endian::little, "the file is little-endian, and so are we");
 constexpr uint64_t kLengthBytes = 8;
-constexpr uint64_t kLongestHeader = 100'000'000;  // what Python's package accepts
+constexpr uint64_t kLongestHeader = 100'000'000;  // the limit of Python's package
 constexpr auto kMetadata = "__metadata__";
 
 struct Dtype {
@@ -43,7 +43,7 @@ const char* name_of(at::ScalarType type) {
   return found == kDtypes.end() ? nullptr : found->name;
 }
 
-/// nlohmann's parser would silently keep the last one of two tensors of the same name.
+/// Parses the header. Throws IoError if two tensors have the same name; without this check, nlohmann's parser would silently keep the last.
 nlohmann::json parse(const std::string& text) {
   std::set<std::string> seen;
   return nlohmann::json::parse(text, [&](int depth, nlohmann::json::parse_event_t event, const nlohmann::json& value) {
@@ -67,7 +67,7 @@ std::vector<int64_t> whole_numbers(const nlohmann::json& list, const char* what)
   return result;
 }
 
-/// Nothing if the number of bytes is beyond all bounds.
+/// The size of a tensor in bytes. Returns nothing if it overflows.
 std::optional<int64_t> bytes_of(at::ScalarType dtype, const std::vector<int64_t>& sizes) {
   auto bytes = static_cast<int64_t>(c10::elementSize(dtype));
   if (std::ranges::count(sizes, 0) > 0) return 0;
@@ -151,7 +151,7 @@ void SafetensorsFile::read_header(const std::string& header) {
 void SafetensorsFile::expect_gapless(uint64_t data_bytes) {
   std::vector<const Place*> order;
   for (const auto& [name, place] : places_) order.push_back(&place);
-  // Empty ones share their place with the one after.
+  // An empty tensor begins where the next one begins, so the size decides which comes first.
   std::ranges::sort(order, {}, [](const Place* place) { return std::pair(place->begin, place->entry.bytes()); });
   uint64_t end = 0;
   for (const auto* place : order) {
@@ -194,7 +194,6 @@ at::Tensor SafetensorsFile::read(const std::string& name) const {
 namespace {
 
 std::string header_of(const std::vector<SafetensorsEntry>& entries, const std::map<std::string, std::string>& metadata) {
-  // In the order of the data, and without a check for duplicates: those are found below.
   nlohmann::json header = nlohmann::json::object();
   if (!metadata.empty()) header[kMetadata] = metadata;
   int64_t end = 0;
@@ -209,7 +208,7 @@ std::string header_of(const std::vector<SafetensorsEntry>& entries, const std::m
     end += entry.bytes();
   }
   auto text = header.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  text.resize((text.size() + 7) / 8 * 8, ' ');  // so that data begins where every dtype may
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // so that the data is aligned for every dtype
   return text;
 }
 

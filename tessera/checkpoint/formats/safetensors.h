@@ -23,25 +23,26 @@ struct SafetensorsEntry {
   int64_t bytes() const;
 };
 
-/// A file that has been checked from end to end, except for the values themselves. Throws IoError for one that is damaged or no such file.
+/// An open file whose complete header has been checked against the file's size. The constructor throws IoError if the file is damaged or
+/// has another format.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(std::filesystem::path path);
 
   const std::filesystem::path& path() const { return path_; }
-  /// In the order in which the tensors lie in the file.
+  /// The names in the order in which the tensors lie in the file.
   const std::vector<std::string>& names() const { return names_; }
   bool contains(const std::string& name) const { return places_.contains(name); }
   const SafetensorsEntry& info(const std::string& name) const { return place(name).entry; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
-  /// A tensor of its own on the CPU.
+  /// Reads a tensor into new memory on the CPU.
   at::Tensor read(const std::string& name) const;
 
  private:
   struct Place {
     SafetensorsEntry entry;
-    uint64_t begin = 0;  // in the data
+    uint64_t begin = 0;  // in bytes from the beginning of the data
   };
   const Place& place(const std::string& name) const;
   void read_header(const std::string& header);
@@ -50,13 +51,13 @@ class SafetensorsFile {
 
   std::filesystem::path path_;
   Fd fd_;
-  uint64_t data_ = 0;  // where it begins
+  uint64_t data_ = 0;  // where the data begins in the file
   std::map<std::string, Place> places_;
   std::vector<std::string> names_;
   std::map<std::string, std::string> metadata_;
 };
 
-/// Writes tensors one after the other, in the order of `entries`. The file appears under its name on close(); without it, there is none.
+/// Writes tensors one after the other, in the order of `entries`. The file appears under its name only when close() is called.
 class SafetensorsWriter {
  public:
   SafetensorsWriter(const std::filesystem::path& path, std::vector<SafetensorsEntry> entries,

@@ -1,4 +1,4 @@
-// What is written is read again, to the bit; what is damaged is refused, with words.
+// Tensors are read back with the same bits, and damaged files are refused with a message that says what is wrong.
 #include "tessera/checkpoint/formats/safetensors.h"
 
 #include <gmock/gmock.h>

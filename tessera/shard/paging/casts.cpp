@@ -8,7 +8,7 @@
 namespace tessera {
 
 at::Tensor Casts::cast(const at::Tensor& operand, at::ScalarType dtype) {
-  // Only results of operators are remembered: an input may be filled anew through its pointer, which shows in no version.
+  // Only results of operators are remembered. A program may refill an input through a raw pointer, which does not change its version.
   if (!c10::GradMode::is_enabled() || !operand.requires_grad() || operand.is_leaf()) return operand.to(dtype);
   std::erase_if(known_, [](const Cast& known) { return known.operand.expired() || known.result.expired(); });
   const auto version = static_cast<uint32_t>(operand._version());

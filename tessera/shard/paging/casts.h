@@ -1,4 +1,4 @@
-// Activations in the dtype of a unit's parameters: the same one twice in a visit is cast once.
+// Casts activations to the dtype of a unit's parameters. An activation that meets several parameters of the unit is cast once.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +18,7 @@ class Casts {
   struct Cast {
     Weak operand;
     uint32_t version;
-    Weak result;  // which may lead back to the unit
+    Weak result;  // weak, because its graph may own the unit
   };
   std::vector<Cast> known_;
 };

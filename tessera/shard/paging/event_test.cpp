@@ -1,4 +1,4 @@
-// What must hold while work is queued on a device: memory outlives the work that reads or writes it, and results are used only after it.
+// While work is queued on a device, the memory that it reads or writes must stay, and its results may be used only after it has run.
 #include <c10/core/StreamGuard.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <gmock/gmock.h>

@@ -9,13 +9,13 @@ namespace {
 
 std::string name_of(const Origin& origin) {
   const auto unit = origin.unit.lock();
-  return unit ? name_of((*unit)[origin], *unit) : std::string("a model");  // that dies at this moment
+  return unit ? name_of((*unit)[origin], *unit) : std::string("a model");  // which is being destroyed
 }
 
 void mark(const at::Tensor& result, const OriginPtr& origin) {
   if (!result.defined() || !result.has_storage()) return;
   auto* const impl = result.unsafeGetTensorImpl();
-  if (tag_of(result) != nullptr) return;  // says itself what it is
+  if (tag_of(result) != nullptr) return;  // its storage tag already says where it comes from
   if (!is_paged(result)) impl->shallow_copy_from(paged_alias(result).getIntrusivePtr());
   if (impl->get_backend_meta() == nullptr) impl->set_backend_meta(origin);
 }
@@ -75,7 +75,7 @@ void expect_same_places(const OperatorFacts& op, const Stack& stack, size_t base
     });
   }
   for (size_t i = 0; i < op.arguments; i++) {
-    if (stack[base + i].isTensorList()) continue;  // of optimizers, each with its own
+    if (stack[base + i].isTensorList()) continue;  // fused optimizers: the lists belong together tensor by tensor
     for_each_tensor(stack[base + i], [&](const at::Tensor& tensor) {
       if (tensor.defined() && tensor.numel() > 1 && tensor.numel() != shard->numel()) refuse_places(op, origin);
       const bool plain = tensor.defined() && !is_paged(tensor);
@@ -94,10 +94,9 @@ void expect_no_mixing(const OperatorFacts& op, bool by_parts, const Origin& orig
   if (op.elementwise || by_parts) return;
   throw UsageError(fmt::format(
       "{} over the shard of {}, its gradient, or what was computed from them would be the result of this rank alone. For norms and "
-      "clipping "
-      "there is tessera::clip_grad_norm; a penalty on weights is computed from the modules' own members; tessera::to_local(tensor) gives "
-      "this rank's values, for programs that mean these. Optimizers that look at whole parameters, like LBFGS or Muon, can't work on "
-      "shards",
+      "clipping there is tessera::clip_grad_norm; a penalty on weights is computed from the modules' own members; "
+      "tessera::to_local(tensor) gives this rank's values, for programs that mean these. Optimizers that look at whole parameters, like "
+      "LBFGS or Muon, can't work on shards",
       op.name(), name_of(origin)));
 }
 

@@ -1,4 +1,5 @@
-// What is known of values that come from shards: whose they are, and which operators would take them for a whole parameter's.
+// Local values: tensors computed from shards. Finds the parameter from which they come, and refuses operators that would give a wrong
+// result because each rank has only its part of the values.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,20 +30,22 @@ void for_each_tensor(const c10::IValue& value, Visit&& visit) {
 /// "'layers.3.weight' of unit 'layers.3'"
 std::string name_of(const Unit::Parameter& parameter, const Unit& unit);
 
-/// Of a shard, its gradient, or what was computed from them; nothing of other tensors.
+/// The parameter from whose shard a local value comes; `tag` is the tensor's storage tag or null. Returns null for other tensors.
 OriginPtr origin_of(const at::Tensor& tensor, const StorageTag* tag);
 
-/// What is computed from shards, place by place, is no more whole than they are: operators on it come to paging, too.
+/// Marks the results on the stack, from `base` on, as local values. They get the paging key, so that operators on them are checked as well.
 void mark_results(const Stack& stack, size_t base, const OriginPtr& origin);
 
-/// Of an operator with operands of that origin, whose arguments begin at `base`: throws UsageError where its result would pass for that of the
-/// whole parameter.
+/// Throws UsageError if the operator would combine values of different places, or draw random numbers: its result for this rank's values
+/// would look like the result for the full parameter. `by_parts` says that the operator is made of other operators, which are checked one
+/// by one.
 void expect_no_mixing(const OperatorFacts& op, bool by_parts, const Origin& origin);
-/// Says that a value lies elsewhere in a shard than in the whole parameter.
+/// Throws UsageError: the operator picks values by their positions, and those differ between a shard and the full parameter.
 [[noreturn]] void refuse_places(const OperatorFacts& op, const Origin& origin);
-/// And where a view leaves out values: a value lies elsewhere in a shard than in the whole parameter.
+/// Throws UsageError if a view on the stack, from `base` on, leaves out values of the local value `viewed`.
 void expect_all_values(const OperatorFacts& op, const at::Tensor& viewed, const Stack& views, size_t base, const Origin& origin);
-/// And where an elementwise operator would meet values at other places, or leave its results in a tensor that does not know them.
+/// Throws UsageError if an elementwise operator, whose arguments begin at `base`, would combine a local value with a tensor of another
+/// size, or write it into a view of an ordinary tensor, which can't be marked as a local value.
 void expect_same_places(const OperatorFacts& op, const Stack& stack, size_t base, const Origin& origin);
 
 }  // namespace tessera

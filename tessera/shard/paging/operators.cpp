@@ -12,7 +12,7 @@ namespace {
 
 using Names = std::unordered_set<std::string_view>;
 
-/// libtorch tags its elementwise operators, but for these.
+/// Elementwise operators that libtorch does not tag as such.
 const Names& untagged() {
   static const Names names = {"aten::copy_",         "aten::zero_",        "aten::fill_",
                               "aten::masked_fill",   "aten::masked_fill_", "aten::_fused_adam_",
@@ -32,12 +32,12 @@ bool is_view(const c10::FunctionSchema& schema) {
 }
 
 struct Entry {
-  const c10::Argument* arguments;  // so that an operator of a library that was unloaded is not taken for one that came to its place
+  const c10::Argument* arguments;  // distinguishes operators whose schemas had the same address, one after its library was unloaded
   OperatorFacts facts;
   Entry* next;
 };
 
-/// Lists that only grow, at their heads.
+/// A hash table of linked lists. Entries are only ever added, at the heads, so readers need no lock.
 class Table {
  public:
   const OperatorFacts& find(const c10::OperatorHandle& handle) {
@@ -48,7 +48,7 @@ class Table {
       if (entry->facts.schema == &schema && entry->arguments == schema.arguments().data()) return entry->facts;
     }
     auto* const made = new Entry{.arguments = schema.arguments().data(), .facts = OperatorFacts(handle), .next = first};
-    // Where another thread was faster, the operator is there twice, and equal.
+    // If two threads add the same operator, it has two equal entries.
     while (!head.compare_exchange_weak(made->next, made, std::memory_order_release)) {
     }
     return made->facts;
@@ -83,7 +83,7 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& handle)
 }
 
 const OperatorFacts& facts_of(const c10::OperatorHandle& handle) {
-  // As long as the process: operators run after main, too.
+  // Never destroyed, because operators also run after main.
   static auto* const table = new Table;
   return table->find(handle);
 }

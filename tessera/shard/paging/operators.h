@@ -1,4 +1,4 @@
-// What paging has to know of an operator. Names and schemas are looked into when it comes for the first time, and never again.
+// What paging has to know about an operator. It is found out from the operator's name and schema once, at its first use.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -11,26 +11,26 @@ namespace tessera {
 struct OperatorFacts {
   explicit OperatorFacts(const c10::OperatorHandle& handle);
 
-  const c10::FunctionSchema* schema;  // lives as long as the operator
+  const c10::FunctionSchema* schema;  // valid as long as the operator is registered
   size_t arguments;
-  std::vector<bool> writes;  // which arguments it changes
-  bool views;                // its first argument, and looks at no values
-  bool elementwise;          // each value of its results comes from the values at one place of its operands
-  bool random;               // its results depend on a generator
-  bool inspects;             // autograd's own search for NaNs, which ends in an error or in nothing
-  bool by_parts;             // made of other operators, which have facts of their own
-  bool recurrent;
-  bool sets_storage;    // set_ of a storage with a place in it, as torch::load does
-  bool rebinds;         // puts other memory under a tensor
-  bool compares_kinds;  // how set_data announces itself; reads no values
+  std::vector<bool> writes;  // for each argument, whether the operator writes it
+  bool views;                // returns views of its first argument and reads no values
+  bool elementwise;          // each result value depends only on the operand values at the same position
+  bool random;               // draws random numbers
+  bool inspects;             // aten::_is_any_true, by which autograd's anomaly mode looks for NaNs; its result is not a local value
+  bool by_parts;             // has no CPU kernel: it calls other operators, and paging sees these
+  bool recurrent;            // lstm, gru or rnn
+  bool sets_storage;         // the set_ overload by which torch::load gives a tensor the memory that it has read
+  bool rebinds;              // gives a tensor other memory
+  bool compares_kinds;       // the first operator of set_data, which reads no values
   bool clones;
-  bool updates_statistics;  // which its schema says that it only reads
-  bool backward;            // takes what its forward operator had, as it is
+  bool updates_statistics;  // writes running statistics, although its schema says that it only reads them
+  bool backward;            // expects its operands exactly as the forward operator saw them
 
   const std::string& name() const { return schema->name(); }
 };
 
-/// From any thread, without a lock.
+/// May be called from any thread; takes no lock.
 const OperatorFacts& facts_of(const c10::OperatorHandle& handle);
 
 }  // namespace tessera

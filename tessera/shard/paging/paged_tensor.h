@@ -1,4 +1,4 @@
-// Tensors whose operators come to paging first, because they carry its key.
+// Paged tensors: tensors with the paging key, so that every operator on them runs through the fallback.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,29 +15,30 @@ inline bool is_paged(const at::Tensor& tensor) {
   return tensor.defined() && tensor.key_set().has(kPagingKey);
 }
 
-/// A flat tensor over all of a storage, with a version counter of its own and without the key: for work below the surface.
+/// A flat tensor over a complete storage, without the paging key and with a version counter of its own. For internal use: operators on it
+/// are not paged.
 at::Tensor flat_view(const c10::Storage& storage, at::ScalarType dtype);
 
-/// A tensor with the key over a part of a storage.
+/// A paged tensor over a part of a storage.
 at::Tensor paged_view(const c10::Storage& storage, at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset);
-/// The same, at the place that another paged tensor has in a storage of the same device.
+/// A paged tensor with the dtype, sizes, strides and offset of the paged tensor `like`. The storage must be on the same device.
 at::Tensor paged_view(const c10::Storage& storage, const at::Tensor& like);
-/// The same values with the key.
+/// A paged tensor over the same memory as `tensor`.
 at::Tensor paged_alias(const at::Tensor& tensor);
 
-/// Tells the views of one storage apart.
+/// A hash of a view's offset and size, which differs between the shards in one storage.
 inline uint64_t place_hash(const at::Tensor& view) {
   const auto place = static_cast<uint64_t>(view.storage_offset()) << 20 ^ static_cast<uint64_t>(view.numel());
   return (place + 1) * 0x9e3779b97f4a7c15ULL ^ place >> 7;
 }
 
-/// Says which parameter's shard the values of a tensor were computed from, where its storage does not.
+/// Attached to a local value: the parameter from whose shard it was computed. Shards and their gradients have a storage tag instead.
 struct Origin final : c10::BackendMeta {
   Origin(const std::shared_ptr<Unit>& unit, size_t group, size_t parameter) : unit(unit), group(group), parameter(parameter) {}
 
   const std::weak_ptr<Unit> unit;
   const size_t group;
-  const size_t parameter;  // in the group
+  const size_t parameter;  // index in the group
 };
 using OriginPtr = c10::intrusive_ptr<Origin>;
 

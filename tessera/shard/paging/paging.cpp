@@ -24,17 +24,17 @@
 namespace tessera {
 namespace {
 
-/// The operands of one operator that are ours.
+/// What the paged operands of one operator have to do with units.
 struct Operands {
-  c10::SmallVector<Unit*, 4> units;                  // whose whole parameters it uses
-  c10::SmallVector<const at::Tensor*, 2> written;    // shards that it changes
-  c10::SmallVector<std::shared_ptr<Unit>, 2> changed;  // their units
-  c10::SmallVector<Unit*, 2> reduced;                // whose gradients it uses, while they are on their way
-  c10::SmallVector<std::shared_ptr<Unit>, 2> alive;  // of shards, which do not keep their unit alive
-  OriginPtr origin;                                  // of a shard, or of what was computed from one
+  c10::SmallVector<Unit*, 4> units;                    // units whose unsharded parameters it uses
+  c10::SmallVector<const at::Tensor*, 2> written;      // shards that it writes
+  c10::SmallVector<std::shared_ptr<Unit>, 2> changed;  // the units of `written`
+  c10::SmallVector<Unit*, 2> reduced;                  // units whose gradients it uses while their reduction is in flight
+  c10::SmallVector<std::shared_ptr<Unit>, 2> alive;    // keeps the units of shards and gradients alive, which do not own them
+  OriginPtr origin;                                    // of the first local value
 };
 
-/// A whole parameter that has lost its unit's memory.
+/// Throws UsageError if an unsharded parameter was given memory that does not belong to its unit.
 void refuse_stranger(const at::Tensor& tensor, const OperatorFacts& op) {
   if (unsharded_meta(tensor) == nullptr) return;
   throw UsageError(
@@ -68,7 +68,7 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const Opera
     if (std::ranges::find(operands.units, unit) == operands.units.end()) operands.units.push_back(unit);
     return;
   }
-  // to() of a recurrent module takes its weights anew from parameters(), which returns shards, and lets go of the whole ones.
+  // to() of a recurrent module takes its weights from parameters() again: it then holds shards and no longer the unsharded parameters.
   if (op.recurrent) {
     throw UsageError(
         fmt::format("{} was given shards in place of whole weights, because to() of a recurrent module was called after fully_shard; "
@@ -76,7 +76,7 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const Opera
                     op.name()));
   }
   const auto unit = tag->unit.lock();
-  if (!unit) return;  // its model is gone; what is left of it is an ordinary tensor
+  if (!unit) return;  // the model is gone, and its shards are ordinary tensors
   if (!operands.origin) operands.origin = origin_of(tensor, tag);
   if (writes && tag->role == Role::Sharded) {
     operands.written.push_back(&tensor);
@@ -86,8 +86,9 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const Opera
   operands.alive.push_back(unit);
 }
 
-/// torch::load gives each parameter the memory that it has read. A shard keeps its own and takes the values: so what torch::save wrote of
-/// a sharded model on each rank can be read again there.
+/// Handles the operator by which torch::load gives each parameter the memory that it has read. A shard keeps its own memory and copies the
+/// values, so a file that torch::save wrote for a sharded model can be read again on the same rank. Returns false if the tensor is not a
+/// shard.
 bool loads_shard(Stack& stack) {
   const auto source = stack[stack.size() - 1].toTensor();
   auto self = stack[stack.size() - 2].toTensor();
@@ -104,7 +105,7 @@ bool loads_shard(Stack& stack) {
   return true;
 }
 
-/// Module::clone() copies each registered parameter as it is, without a graph.
+/// Throws UsageError if Module::clone() copies a shard. It is recognized by gradients being disabled.
 void refuse_cloning(const OperatorFacts& op, const Stack& stack) {
   if (c10::GradMode::is_enabled()) return;
   const auto& self = stack[stack.size() - op.arguments].toTensor();
@@ -116,12 +117,12 @@ void refuse_cloning(const OperatorFacts& op, const Stack& stack) {
   }
 }
 
-/// Operators that would put other memory under a parameter.
+/// Throws UsageError for operators that would give a parameter or shard other memory.
 [[noreturn]] void refuse_rebinding(const OperatorFacts& op) {
   throw UsageError(fmt::format("{} on a sharded parameter would cut it off from its unit; load and convert before fully_shard", op.name()));
 }
 
-/// How set_data begins.
+/// Called for the first operator of set_data: throws UsageError if a parameter or shard would get other memory.
 void refuse_other_memory(const OperatorFacts& op, const Stack& stack) {
   const auto& self = stack[stack.size() - op.arguments].toTensor();
   const auto& other = stack[stack.size() - op.arguments + 1].toTensor();
@@ -132,10 +133,11 @@ void refuse_other_memory(const OperatorFacts& op, const Stack& stack) {
       "from its unit; convert the model before fully_shard");
 }
 
-/// Brings floating operands to the dtype in which the unit's parameters are, where that is not float32 by nature.
+/// Casts the operator's floating-point operands to the unit's param_dtype. Operators that update running statistics compute in float32
+/// instead.
 void cast_operands(const OperatorFacts& op, Stack& stack, Unit& unit) {
   const auto dtype = unit.options().mixed_precision.param_dtype;
-  // Backward operators got their operands from forward ones and need them as they are.
+  // Backward operators need their operands exactly as the forward operators saw them.
   if (!dtype || op.backward) return;
   const size_t base = stack.size() - op.arguments;
   const auto cast = [&](const at::Tensor& tensor) -> at::Tensor {
@@ -166,7 +168,7 @@ void expect_one_dtype(const OperatorFacts& op, std::span<Unit* const> units) {
   }
 }
 
-/// Keeps units whole while an operator runs. Nearly always they are one, or of one model.
+/// Unshards units and keeps them pinned while an operator runs. In nearly all cases they belong to one model.
 class Pins {
  public:
   Pins(std::span<Unit* const> units, const Fault& fault) {
@@ -195,7 +197,7 @@ class Pins {
 
  private:
   struct Use {
-    Schedule* schedule;  // the units keep it
+    Schedule* schedule;  // owned by the units
     c10::SmallVector<Unit*, 4> units;
     bool pinned;
   };
@@ -209,7 +211,8 @@ class Pins {
   c10::SmallVector<Use, 2> used_;
 };
 
-/// The operator's other tensors, on loan to an engine that traces, which ties the gather to them and may put equal values in their place.
+/// The operator's other tensors, for a transport that traces: it ties the all-gather to them, and may replace them by tensors with equal
+/// values.
 class Companions {
  public:
   Companions(const OperatorFacts& op, Stack& stack, std::span<Unit* const> units) : stack_(stack) {
@@ -221,31 +224,32 @@ class Companions {
       const auto& tensor = stack[place].toTensor();
       if (!tensor.defined() || is_paged(tensor) || tensor.device() != units.front()->mesh().shard().traits().device) continue;
       places_.push_back(place);
-      lent_.push_back(tensor);
+      tensors_.push_back(tensor);
     }
   }
 
-  Fault fault() { return {.companions = lent_}; }
+  Fault fault() { return {.companions = tensors_}; }
 
+  /// Puts tensors that the transport has replaced onto the stack.
   void put_back() {
-    for (size_t i = 0; i < lent_.size(); i++) {
+    for (size_t i = 0; i < tensors_.size(); i++) {
       const auto& before = stack_[places_[i]].toTensor();
-      if (lent_[i].is_same(before)) continue;
-      // The value takes the place of the original in the graph too.
+      if (tensors_[i].is_same(before)) continue;
+      // The new tensor also takes the place of the original in the autograd graph.
       if (c10::GradMode::is_enabled() && before.requires_grad()) {
-        torch::autograd::impl::set_gradient_edge(lent_[i], torch::autograd::impl::gradient_edge(before));
+        torch::autograd::impl::set_gradient_edge(tensors_[i], torch::autograd::impl::gradient_edge(before));
       }
-      stack_[places_[i]] = lent_[i];
+      stack_[places_[i]] = tensors_[i];
     }
   }
 
  private:
   Stack& stack_;
   std::vector<size_t> places_;
-  std::vector<at::Tensor> lent_;
+  std::vector<at::Tensor> tensors_;
 };
 
-/// Views need no memory.
+/// Runs an operator that returns views. It unshards nothing, because views read no values.
 void page_view(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, Stack* stack) {
   const auto base = stack->size() - op.arguments;
   const auto& viewed = (*stack)[base].toTensor();
@@ -255,7 +259,7 @@ void page_view(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::
     const auto* tag = tag_of(viewed);
     if (tag == nullptr) refuse_stranger(viewed, op);
     if (tag == nullptr) {
-      origin = origin_of(viewed, nullptr);  // of others their memory tells
+      origin = origin_of(viewed, nullptr);  // views of tagged storages need no mark: they share the tag
     }
     if (tag == nullptr || tag->role != Role::Unsharded) {
       of_local = origin ? origin : origin_of(viewed, tag);
@@ -267,7 +271,7 @@ void page_view(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::
   try {
     handle.redispatchBoxed(below, stack);
   } catch (const c10::Error&) {
-    if (local.defined()) refuse_places(op, *of_local);  // places that this rank's part may not even have
+    if (local.defined()) refuse_places(op, *of_local);  // the operator named positions that exist in the full parameter, but not here
     throw;
   }
   if (local.defined()) expect_all_values(op, local, *stack, base, *of_local);
@@ -293,7 +297,7 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
   }
   if (operands.origin) expect_no_mixing(op, op.by_parts && operands.units.empty(), *operands.origin);
   if (operands.origin && !op.elementwise) {
-    // What it is made of comes here by itself.
+    // The operators of which it is made will come here one by one.
     handle.redispatchBoxed(below, stack);
     return;
   }
@@ -323,7 +327,7 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
 }  // namespace
 
 void install_paging() {
-  // Lives as long as the process: parameters outlive every model that is destroyed at the end of main.
+  // Never destroyed, because parameters in static storage are used after main.
   [[gnu::used]] static torch::Library* const library = [] {
     try {
       auto made = std::make_unique<torch::Library>(torch::Library::IMPL, "_", kPagingKey, __FILE__, __LINE__);

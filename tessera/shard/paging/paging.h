@@ -1,9 +1,10 @@
-// The fallback that every operator passes whose operands include a parameter, a shard or a shard's gradient.
+// Paging: a dispatcher fallback for all operators with a paged operand (an unsharded parameter, a shard, a gradient or a local value). It
+// unshards what the operator reads.
 #pragma once
 
 namespace tessera {
 
-/// Installs the fallback; one per process. Throws UsageError if another library has installed its own on the same key.
+/// Installs the fallback, once per process. Throws UsageError if another library has installed a fallback on the same key.
 void install_paging();
 
 }  // namespace tessera

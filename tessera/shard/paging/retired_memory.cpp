@@ -18,7 +18,7 @@ struct List {
   std::vector<Retired> entries;
 };
 
-/// As long as the process: tensors in static storage may outlive any other owner.
+/// Never destroyed, because tensors in static storage may be released at any time after main.
 List& list() {
   static auto* const all = new List;
   return *all;
@@ -36,7 +36,7 @@ void retire(std::shared_ptr<at::DataPtr> memory, Event last_use) {
 }
 
 size_t free_retired() {
-  std::vector<Retired> passed;  // freed after the lock is gone: a device's allocator may take locks of its own
+  std::vector<Retired> passed;  // declared before the lock, so that it is freed after the unlock: allocators may take locks of their own
   const std::lock_guard lock(list().mutex);
   auto& entries = list().entries;
   const auto first_passed = std::stable_partition(entries.begin(), entries.end(), [](const Retired& each) { return !each.last_use.passed(); });

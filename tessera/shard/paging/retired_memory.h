@@ -1,4 +1,4 @@
-// Memory that nobody may use any more, but that work queued on a device may still read.
+// Keeps released memory of a device until the work that may still read it has finished.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,10 +10,10 @@
 
 namespace tessera {
 
-/// Keeps the memory until the event has passed. What has passed before is freed by the way.
+/// Keeps the memory until the event has passed. Also calls free_retired().
 void retire(std::shared_ptr<at::DataPtr> memory, Event last_use);
 
-/// Frees what may be freed, and says how many pieces have to wait.
+/// Frees the memory of all events that have passed. Returns how many pieces of memory are still kept.
 size_t free_retired();
 
 }  // namespace tessera

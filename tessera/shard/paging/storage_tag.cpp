@@ -24,7 +24,7 @@ TaggedStorage::TaggedStorage(StorageTag content, size_t bytes, c10::Device devic
     : StorageImpl(use_byte_size_t(), bytes, at::DataPtr(nullptr, device), /*allocator=*/nullptr, /*resizable=*/false),
       tag(std::move(content)) {}
 
-// The last tensor is gone. Weak references may remain, the unit's own among them.
+// Called when the last tensor of the storage is gone. Weak references, such as the unit's own, may remain.
 void TaggedStorage::release_resources() {
   StorageImpl::release_resources();
   tag = {};
@@ -32,7 +32,7 @@ void TaggedStorage::release_resources() {
 }
 
 void TaggedStorage::allocate() {
-  free_retired();  // memory whose last reader is through by now serves again before more is taken
+  free_retired();  // so that the allocator can reuse memory whose last reader has finished
   attach(allocate_memory(nbytes(), device()));
   owns_memory_ = true;
 }
@@ -45,7 +45,7 @@ void TaggedStorage::attach(MemoryPtr memory) {
 }
 
 void TaggedStorage::release() {
-  // Whoever still reads through a raw pointer sees NaN before the memory belongs to somebody else.
+  // With TESSERA_POISON=1, code that still reads through a raw pointer sees NaN.
   static const bool poison = env_int("TESSERA_POISON", 0, 1).value_or(0) == 1;
   if (owns_memory()) {
     if (poison && device_type() == c10::kCPU) std::memset(memory_->get(), 0xFF, nbytes());
@@ -71,7 +71,7 @@ void TaggedStorage::explain(std::string why_no_memory) {
 
 void TaggedStorage::watch_raw_writes() {
   compat::tell_of_write(*this, [](c10::StorageImpl* written) {
-    // Operators have announced themselves, and so do we.
+    // The key is excluded inside operators that paging has seen and inside the library itself; both have taken a WriteGuard if they write.
     if (c10::impl::tls_is_dispatch_key_excluded(kPagingKey)) return;
     if (const auto unit = static_cast<TaggedStorage*>(written)->tag.unit.lock()) hand_out_pointer(unit);
   });
@@ -92,7 +92,7 @@ at::Tensor TaggedStorage::memory_view(at::ScalarType dtype) const {
                    dtype);
 }
 
-/// Puts the memory, or its lack, where the storage's users look.
+/// Sets the data pointer of the storage to its memory, or to null.
 void TaggedStorage::show_memory() {
   set_data_ptr_noswap(at::DataPtr(memory_ ? memory_->get() : nullptr, device()));
 }

@@ -1,4 +1,5 @@
-// How an operator's operand is known to belong to a unit: a tag in its storage, found without a lock or a map.
+// The storages of a unit and the tag that they carry: it says to which unit and group the memory belongs. An operator's operand leads to
+// its tag without a lock or a map.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +13,7 @@ namespace tessera {
 class Unit;
 
 enum class Role {
-  Unsharded,  // unsharded parameters: the memory comes and goes
+  Unsharded,  // unsharded parameters; has memory only while the unit is not sharded
   Sharded,    // this rank's shards
   Gradient,   // the gradients of the shards
 };
@@ -20,47 +21,49 @@ enum class Role {
 struct StorageTag {
   Role role = Role::Unsharded;
   std::weak_ptr<Unit> unit;
-  size_t group = 0;             // of the unit
-  std::shared_ptr<Unit> owner;  // Role::Unsharded only: a unit lives as long as its unsharded parameters
-  // Role::Gradient only. The sum of the squares of all values, as long as nobody changes one, and which gradients it is of: the sum of
-  // their place_hash.
+  size_t group = 0;             // index in the unit
+  std::shared_ptr<Unit> owner;  // Role::Unsharded only: the unsharded parameters own the unit
+  // Role::Gradient only: the sum of squares of all values, until a value may have changed, and the sum of the place_hash of all gradients
+  // that it covers.
   std::optional<double> squares = {};
   uint64_t members = 0;
 };
 
-/// Memory that one storage or several in turn may have.
+/// Memory that several storages may use, at once or in turn.
 using MemoryPtr = std::shared_ptr<at::DataPtr>;
 MemoryPtr allocate_memory(size_t bytes, c10::Device device);
 
-/// A storage of a unit. Whoever asks for its memory while it has none gets an exception.
+/// A storage of a unit. A request for its data pointer while it has no memory is an exception.
 ///
-/// The tag lies beside the pointer to the memory, not in it: others may ask whose storage this is while the memory comes or goes.
+/// The tag is a member of the storage and not in the context of its data pointer, so that other threads may read it while memory is
+/// attached or released.
 class TaggedStorage final : public c10::StorageImpl {
  public:
-  /// Without memory.
+  /// The new storage has no memory.
   TaggedStorage(StorageTag tag, size_t bytes, c10::Device device);
 
-  /// Gives it new memory of its own.
+  /// Allocates memory that only this storage uses.
   void allocate();
-  /// Gives it memory that has other users, too.
+  /// Attaches memory that may have other users.
   void attach(MemoryPtr memory);
   bool owns_memory() const { return memory_ != nullptr && owns_memory_; }
-  /// Takes the memory away. On a device, memory of its own is reused only after the work that is queued now.
+  /// Drops the memory. Memory from allocate() is reused only after the work that is queued on the device now.
   void release();
 
-  /// The memory stays, but whoever asks for it gets the exception as well, until unguard().
+  /// Keeps the memory, but makes requests for the data pointer an exception until unguard() is called.
   void guard();
   void unguard();
-  /// What that exception says.
+  /// Sets the message of that exception.
   void explain(std::string why_no_memory);
 
-  /// From now on, whoever asks for memory of shards to write there, past all operators, is taken for writing them: their unit waits until
-  /// nobody reads it. Not where libtorch does not tell of that.
+  /// From now on, a request for a writable data pointer outside of operators counts as a write to the shards: it waits for readers like any
+  /// other write. Has no effect with versions of libtorch that don't report such requests (compat::kTellsOfWrites).
   void watch_raw_writes();
-  /// The squares of a gradient's values, until somebody asks for its memory to write there. Nothing where libtorch does not tell of that.
+  /// Stores the sum of squares of a gradient in the tag until a writable data pointer is requested. Stores nothing with versions of
+  /// libtorch that don't report such requests.
   void remember_squares(double squares);
 
-  /// A flat tensor over the memory alone: it keeps the memory, but neither the storage nor its unit.
+  /// A flat tensor over the memory. It keeps the memory alive, but neither this storage nor the unit.
   at::Tensor memory_view(at::ScalarType dtype) const;
 
   void release_resources() override;
@@ -75,7 +78,7 @@ class TaggedStorage final : public c10::StorageImpl {
 };
 using TaggedStoragePtr = c10::intrusive_ptr<TaggedStorage>;
 
-/// Nothing if the tensor's storage belongs to no unit.
+/// Both return null if the tensor's storage belongs to no unit.
 TaggedStorage* tagged_storage(const at::Tensor& tensor);
 StorageTag* tag_of(const at::Tensor& tensor);
 

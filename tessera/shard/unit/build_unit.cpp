@@ -1,4 +1,4 @@
-// How a unit is made of parameters: they keep their tensors, which get other memory.
+// Makes a unit of parameters: their tensors stay the same objects and get new memory.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
@@ -18,14 +18,15 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kAlignment = 64;  // bytes: what libtorch's allocator gives every tensor
+constexpr int64_t kAlignment = 64;  // bytes; the alignment that libtorch's allocator gives every tensor
 
 /// All values of a dense tensor in the order in which they lie in memory.
 at::Tensor in_memory_order(const at::Tensor& tensor) {
   return tensor.as_strided({tensor.numel()}, {1}, tensor.storage_offset());
 }
 
-/// Gradients come in the dtype of the unsharded parameters, and sums are at least float32: nothing else can be asked for.
+/// Throws UsageError if reduce_dtype can't be had: gradients have the dtype of the unsharded parameters and may be sent in a narrower one,
+/// and sums are at least float32.
 void expect_reducible(at::ScalarType unsharded, const MixedPrecision& precision) {
   if (!precision.reduce_dtype || !at::isFloatingType(unsharded)) return;
   const auto wanted = *precision.reduce_dtype;
@@ -42,7 +43,8 @@ std::string freed_message(const std::string& unit) {
       unit);
 }
 
-/// One group for each dtype and for what trains and what does not, so that buffers of one dtype travel together.
+/// One group for each combination of dtype and requires_grad, sorted so that groups of one dtype are neighbours and share a collective.
+/// Layouts that split each parameter by itself have one group for each parameter.
 std::vector<std::vector<Candidate>> grouped(std::vector<Candidate> candidates, UnitLayout layout) {
   std::map<std::pair<at::ScalarType, bool>, std::vector<Candidate>> kinds;
   for (auto& candidate : candidates) {
@@ -85,7 +87,7 @@ CodecPtr chosen_codec(const ShardOptions& options) {
   return options.codec;
 }
 
-/// How many values lie between two rows of the outermost dimension in memory. The strides of dimensions of size 1 say nothing.
+/// The number of values in one row of the dimension that is outermost in memory. The strides of dimensions of size 1 mean nothing.
 int64_t row_of(const at::Tensor& tensor) {
   const auto values = dense(tensor);
   int64_t rows = 1, widest = 0;
@@ -112,7 +114,7 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candid
   auto groups = grouped(std::move(candidates), unit->layout_);
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  // All memory before the first parameter changes: where there is not enough, the model is as it was.
+  // All memory is allocated before the first parameter changes, so that the model stays as it was if there is not enough.
   std::vector<MemoryPtr> memory;
   for (const auto& group : groups) memory.push_back(unit->state_->memory().add(unit->plan(group)));
   for (size_t i = 0; i < groups.size(); i++) unit->add_group(std::move(groups[i]), std::move(memory[i]));
@@ -174,10 +176,10 @@ void Unit::add_group(std::vector<Candidate> candidates, MemoryPtr memory) {
   group.unsharded = c10::weak_intrusive_ptr<TaggedStorage>(unsharded_storage);
 
   const auto shard_of = [&](const Span& span, int64_t dim, bool trained, size_t index) {
-    // As many dimensions as the parameter, so that `dim() >= 2` still tells matrices from biases.
+    // The shard has as many dimensions as the parameter, so that programs can still tell matrices from biases by `dim() >= 2`.
     std::vector<int64_t> sizes(static_cast<size_t>(std::max<int64_t>(dim, 1)), 1), strides(sizes);
     sizes.front() = span.shard_numel;
-    // What is empty lies nowhere. Its stride, which nobody needs, says which parameter it is of: see around().
+    // The place of an empty shard does not tell its parameter, so its stride, which has no other meaning, holds the index: see around().
     if (span.shard_numel == 0) strides.front() = static_cast<int64_t>(index) + 1;
     auto view = paged_view(c10::Storage(own_storage), group.dtype, sizes, strides, span.shard_offset);
     view.set_requires_grad(trained);
@@ -201,27 +203,26 @@ void Unit::add_group(std::vector<Candidate> candidates, MemoryPtr memory) {
   for (size_t i = 0; i < candidates.size(); i++) {
     auto& tensor = candidates[i].tensor;
     const auto& span = layout.spans[i];
-    const auto whole = dense(tensor);
-    const auto values = in_memory_order(whole);
+    const auto full = dense(tensor);
+    const auto values = in_memory_order(full);
     if (options_.start == Start::FromRank0) mesh().world().broadcast(values, 0, {.unit = name_}).wait();
     if (!shard.traits().traces) group.fingerprint = group.fingerprint * 31 + fingerprint(values);
     group.own.narrow(0, span.shard_offset, span.shard_numel)
         .copy_(replicas ? shard.own_chunk(values) : values.narrow(0, span.shard_begin, span.shard_numel));
 
-    // The tensor that the model holds becomes a window on the unsharded storage: same object, same sizes, other memory.
-    const auto window = paged_view(c10::Storage(unsharded_storage), group.unsharded_dtype, whole.sizes(), whole.strides(), span.offset);
-    group.parameters.push_back(
-        {.name = candidates[i].name,
-         .local_name = candidates[i].name,
-         .index = candidates[i].index,
-         .shard = group.flat ? group.flat->shard : shard_of(span, tensor.dim(), tensor.requires_grad(), i),
-         .sizes = whole.sizes().vec(),
-         .strides = whole.strides().vec(),
-         .span = span,
-         .origin = c10::make_intrusive<Origin>(shared_from_this(), number, i),
-         .unsharded = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr())});
-    // Not by set_data, which takes another dtype or a device that libtorch does not know for another kind of tensor.
-    tensor.unsafeGetTensorImpl()->shallow_copy_from(window.getIntrusivePtr());
+    // The tensor that the module holds becomes a view of the unsharded storage: the same object with the same sizes, but other memory.
+    const auto view = paged_view(c10::Storage(unsharded_storage), group.unsharded_dtype, full.sizes(), full.strides(), span.offset);
+    group.parameters.push_back({.name = candidates[i].name,
+                                .local_name = candidates[i].name,
+                                .index = candidates[i].index,
+                                .shard = group.flat ? group.flat->shard : shard_of(span, tensor.dim(), tensor.requires_grad(), i),
+                                .sizes = full.sizes().vec(),
+                                .strides = full.strides().vec(),
+                                .span = span,
+                                .origin = c10::make_intrusive<Origin>(shared_from_this(), number, i),
+                                .unsharded = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr())});
+    // set_data would refuse a change of dtype, and devices that libtorch does not know.
+    tensor.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());
     UnshardedMeta::replace(tensor, group.parameters.back().shard, options_.listing);
     if (!group.flat) ShardedMeta::replace(group.parameters.back().shard, tensor);
     tensor = at::Tensor();
@@ -233,8 +234,8 @@ void Unit::rename(const std::string& name) {
   name_ = name;
   for (auto& group : groups_) {
     if (const auto unsharded = group.unsharded.lock()) unsharded->explain(freed_message(name_));
-    group.gradient = {};  // says the old name, too
-    // No table lists them, so they learn their names here.
+    group.gradient = {};  // its storage has the old name in its error message
+    // With Listing::Flat no module lists the parameters, so fully_shard can't name them as it names others.
     if (!group.flat) continue;
     for (auto& parameter : group.parameters) parameter.name = name + "." + parameter.local_name;
   }

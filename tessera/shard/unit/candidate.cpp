@@ -14,12 +14,12 @@
 namespace tessera {
 namespace {
 
-/// Which values of a storage a tensor is.
+/// The values that a tensor occupies in its storage.
 struct Extent {
   std::string name;
   std::vector<int64_t> sizes, strides;
-  int64_t begin = 0, end = 0;  // in values
-  int64_t width = 0;           // bytes of one
+  int64_t begin = 0, end = 0;  // first value, and one past the last
+  int64_t width = 0;           // bytes per value
 
   Extent(std::string name, const at::Tensor& tensor)
       : name(std::move(name)),
@@ -37,7 +37,7 @@ struct Extent {
 bool overlap(const Extent& one, const Extent& other) {
   if (one.begin * one.width >= other.end * other.width || other.begin * other.width >= one.end * one.width) return false;
   if (one.width != other.width) return true;
-  // Their ends cross, and yet they may have no value in common, like two columns of a matrix.
+  // Tensors whose ranges overlap need not have a value in common: two columns of a matrix have none.
   const auto begin = std::min(one.begin, other.begin);
   const auto used = at::zeros({std::max(one.end, other.end) - begin}, at::kByte);
   used.as_strided(one.sizes, one.strides, one.begin - begin).fill_(1);
@@ -51,7 +51,7 @@ bool overlaps_itself(const at::Tensor& tensor) {
   return std::get<0>(at::_unique(places)).numel() != tensor.numel();
 }
 
-/// What lies in memory that parameters of units had, as long as somebody has that memory.
+/// Former memory of sharded parameters that some tensor still refers to, and where in it those parameters lay.
 struct Closed {
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
   std::vector<Extent> extents;
@@ -71,7 +71,7 @@ const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
-/// Of parameters in other units that lay there, too.
+/// Where parameters that were sharded earlier lay in this storage.
 std::vector<Extent> former_extents(const c10::StorageImpl* storage) {
   auto& [mutex, closed] = registry();
   const std::lock_guard lock(mutex);
@@ -131,7 +131,7 @@ at::Tensor dense(const at::Tensor& tensor) {
 
 struct FormerMemory::Place {
   c10::Storage storage;
-  std::vector<Extent> former, now;  // of parameters that lay there until an earlier call, and until this one
+  std::vector<Extent> former, now;  // of parameters that were sharded by an earlier call, and by this one
 };
 
 FormerMemory::FormerMemory(std::span<const Candidate> candidates) {

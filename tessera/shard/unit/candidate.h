@@ -1,4 +1,4 @@
-// Parameters that are about to become part of a unit: what they must be, and what becomes of the memory that they had.
+// Parameters that are about to become part of a unit: the requirements that they must meet, and what happens to their former memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,25 +12,25 @@ namespace tessera {
 struct Candidate {
   std::string name;
   at::Tensor tensor;
-  size_t index = 0;  // the caller's number for it
+  size_t index = 0;  // a number of the caller's choice, passed on to Unit::Parameter
 };
 
-/// Throws UsageError, with the parameter's name, where one can't be sharded or two share memory.
+/// Throws UsageError, with the names of the parameters, if one of them can't be sharded or if two of them share memory.
 void expect_shardable(std::span<const Candidate> candidates);
 
-/// The values without gaps, in the order of dimensions in which they lie in memory.
+/// The tensor itself if its values fill its memory without gaps, else a copy that does. The order of the dimensions in memory is kept.
 at::Tensor dense(const at::Tensor& tensor);
 
-/// The memory that candidates have before they become part of a unit. A tensor that looks into it afterwards would see old values for
-/// ever; it gets an error when it is used.
+/// The memory that the candidates have before they become part of a unit. A tensor of the program that still refers to it afterwards would
+/// never see new values, so its use is made an error.
 class FormerMemory {
  public:
   explicit FormerMemory(std::span<const Candidate> candidates);
   FormerMemory(const FormerMemory&) = delete;
   FormerMemory& operator=(const FormerMemory&) = delete;
-  ~FormerMemory();  // closes what others still have
+  ~FormerMemory();  // guards former memory that other tensors still refer to
 
-  /// The candidates have other memory now.
+  /// Call it once the candidates have their new memory. Without this call the destructor guards nothing new.
   void abandon() { abandoned_ = true; }
 
  private:

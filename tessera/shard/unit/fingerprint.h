@@ -1,4 +1,4 @@
-// Whether values are what they were, or the same on all ranks.
+// A checksum of tensor values: shows whether they have changed, or differ between ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// Of a flat tensor: a number that differs when any bit does, almost surely. By tensor operations, so that it works on any device.
+/// A hash of the bits of a flat tensor. Computed by tensor operations, so that it works on any device.
 uint64_t fingerprint(const at::Tensor& values);
 
 }  // namespace tessera

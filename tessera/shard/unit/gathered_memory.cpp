@@ -1,4 +1,4 @@
-// The memory of a unit that works everywhere: across machines, on any device.
+// Gathered unit memory: works across machines and on any device.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
@@ -7,8 +7,8 @@
 namespace tessera {
 namespace {
 
-/// Calls `act` with each stretch of neighbours that are alike by `key`: one call for all buffers of a dtype, since a tracing engine ties
-/// them together, and an eager one saves an exchange.
+/// Calls `act` with each run of neighbours that have the same key. With the dtype as the key, all buffers of a dtype take part in one
+/// collective: an eager transport saves exchanges, and a tracing one ties them together.
 template <class Item, class Key, class Act>
 void for_each_run(std::span<const Item> items, const Key& key, const Act& act) {
   for (size_t first = 0; first < items.size();) {
@@ -19,7 +19,7 @@ void for_each_run(std::span<const Item> items, const Key& key, const Act& act) {
   }
 }
 
-/// A gather whose result is decoded into the unsharded memory by whoever waits for it.
+/// An all-gather whose result is decoded into the unsharded memory by the thread that waits for it.
 class Decoding final : public Work::State {
  public:
   Decoding(Work gather, std::span<const Buffer> buffers, std::span<const Piece> pieces, int ranks)
@@ -42,7 +42,7 @@ class Decoding final : public Work::State {
  private:
   const Work gather_;
   const c10::SmallVector<Buffer, 2> buffers_;
-  c10::SmallVector<at::Tensor, 2> sent_;  // by all ranks; none once it is decoded
+  c10::SmallVector<at::Tensor, 2> sent_;  // what all ranks have sent, for each buffer; empty once it is decoded
   const int ranks_;
 };
 
@@ -73,7 +73,7 @@ class GatheredMemory final : public UnitMemory {
 
   Works unshard(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) override {
     Works works;
-    for (const auto& buffer : buffers) buffer.unsharded->allocate();  // all of it, before anything is under way that can't be called back
+    for (const auto& buffer : buffers) buffer.unsharded->allocate();  // all before the first collective, which can't be cancelled
     for_each_run(
         buffers, [](const Buffer& buffer) { return sent_form(buffer).dtype; },
         [&](std::span<const Buffer> run) {
@@ -91,7 +91,7 @@ class GatheredMemory final : public UnitMemory {
       try {
         work.wait();
       } catch (const std::exception&) {
-        // Whoever needs the unit gets the error; who reshards it does not care.
+        // Resharding does not need the result. Code that does need the unit gets the error when it waits itself.
       }
     }
     for (const auto& buffer : buffers) buffer.unsharded->release();
@@ -125,7 +125,7 @@ class GatheredMemory final : public UnitMemory {
  private:
   static Codec::Form sent_form(const Buffer& buffer) { return buffer.codec->sent(buffer.own.scalar_type(), buffer.own.numel()); }
 
-  /// Where a gather leaves what all ranks have sent: in the unsharded memory itself, unless it has to be decoded.
+  /// The tensor to which the all-gather writes: the unsharded memory itself, unless the result has to be decoded.
   at::Tensor arrival(const Buffer& buffer) const {
     if (!buffer.codec->decodes()) return buffer.unsharded->memory_view(buffer.unsharded_dtype());
     const auto sent = sent_form(buffer);

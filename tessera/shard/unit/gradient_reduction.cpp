@@ -13,7 +13,8 @@
 namespace tessera {
 namespace {
 
-/// Gradients come in the dtype of unsharded parameters, and are added in at least float32: what is narrower needs no widening on its way.
+/// The dtype in which gradients are sent. A reduce_dtype that is wider than the gradients has no effect here: widening them before they are
+/// sent would change no bit of the sum, which is computed in at least float32.
 at::ScalarType wire_dtype(const Unit::Group& group, const MixedPrecision& precision) {
   const auto wanted = precision.reduce_dtype.value_or(group.unsharded_dtype);
   return c10::elementSize(wanted) < c10::elementSize(group.unsharded_dtype) ? wanted : group.unsharded_dtype;
@@ -75,7 +76,7 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
   reduction.unit_.count_reduction();
 }
 
-/// The memory of the gradient before serves again if nobody has that one any more: fresh pages cost more than the sum.
+/// Reuses the memory of the last gradient if no tensor refers to it any more, because touching new pages costs more than the sum.
 void GradientReduction::make_memory(Unit::Group& group) {
   auto& memory = group.gradient;
   if (!memory || memory.storage.use_count() > 1) {
@@ -103,7 +104,7 @@ void GradientReduction::finish() {
       replicas.all_reduce(memory.values, {.op = Reduce::Mean}, {.unit = unit_.name(), .number = unit_.number()}).wait();
     }
   } catch (...) {
-    // The gradients have been handed on already: nobody shall take what is there for one.
+    // Autograd has the gradients already. NaN keeps unfinished values from being taken for gradients.
     for (const auto& memory : reduced) {
       memory.values.fill_(std::numeric_limits<double>::quiet_NaN());
       memory.storage->unguard();
@@ -115,7 +116,7 @@ void GradientReduction::finish() {
     memory.storage->unguard();
     if (replicas.size() == 1 && memory.squares && !std::isnan(*memory.squares)) memory.storage->remember_squares(*memory.squares);
   }
-  in_flight_ = false;  // only now: other threads ask without the lock
+  in_flight_ = false;  // last, because other threads read it without the lock
 }
 
 void GradientReduction::abandon() {

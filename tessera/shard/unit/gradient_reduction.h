@@ -1,4 +1,4 @@
-// How the gradients of a unit become their mean over all ranks: packed, then reduced while other work goes on, then finished.
+// Turns the gradients of a unit into their mean over all ranks: they are packed, reduced while backward continues, and finished later.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,13 +18,13 @@ class GradientReduction {
  public:
   GradientReduction(Unit& unit, UnitMemory& memory) : unit_(unit), memory_(memory) {}
 
-  /// The gradients of one backward pass, before they travel. Whoever has it is the only one that packs.
+  /// Packs the gradients of one backward pass. While it exists, no other thread can pack.
   class Packing {
    public:
-    /// Gradients of a group go to their places; what has none becomes zeros.
+    /// Copies the gradients of a group to their places in the buffer. Parameters without a gradient get zeros.
     void pack(size_t group, std::span<Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients);
-    /// Sends them on their way; this rank's part of the mean goes to the groups' gradient memory. The others must pack the same: `name` is
-    /// what errors call it, `members` a hash over the parameters that have a gradient.
+    /// Starts the reduction, which writes this rank's part of the mean to the groups' gradient memory. Errors call the unit `name`.
+    /// `members` is a hash over the parameters that have a gradient; ranks that differ in it get an error.
     void start(std::string_view name, uint64_t members);
 
    private:
@@ -35,16 +35,17 @@ class GradientReduction {
     c10::SmallVector<Unit::Group*, 2> groups_;
     GradientBuffers buffers_;
   };
-  /// Of an earlier pass, the reduction is finished first.
+  /// Begins to pack. Finishes the reduction of an earlier pass first.
   Packing begin(std::span<Unit::Group* const> groups);
 
-  /// Returns when this rank's part of the mean is there.
+  /// Waits until this rank's part of the mean is complete.
   void finish();
+  /// Drops a reduction that has not finished.
   void abandon();
-  /// Gradients are not there yet. Without the lock.
+  /// Whether a reduction has started and not finished. Needs no lock.
   bool in_flight() const { return in_flight_; }
 
-  /// Somebody asks for norms: from now on reductions compute the squares of what they add up as well. Without the lock.
+  /// From now on reductions also compute the sum of squares of their results, because a norm of the gradients was requested. Needs no lock.
   void expect_norms() { wants_squares_ = true; }
 
  private:
@@ -53,7 +54,7 @@ class GradientReduction {
   Unit& unit_;
   UnitMemory& memory_;
   Works works_;
-  c10::SmallVector<GradientMemory, 2> reduced_;  // by them
+  c10::SmallVector<GradientMemory, 2> reduced_;  // where works_ write their results
   std::atomic<bool> in_flight_ = false;
   std::atomic<bool> wants_squares_ = false;
 };

@@ -24,8 +24,8 @@ constexpr size_t aligned(size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-constexpr size_t kSpareBytes = 1024;  // for gaps between buffers
-/// What lies in front of a slot: ranks that add up different things get an error.
+constexpr size_t kSpareBytes = 1024;  // for padding between buffers
+/// The size of the envelope at the beginning of a slot, by which ranks notice that they would add up different things.
 constexpr size_t kHead = aligned(sizeof(Envelope));
 
 at::Tensor view(std::byte* memory, int64_t numel, at::ScalarType dtype) {
@@ -34,7 +34,7 @@ at::Tensor view(std::byte* memory, int64_t numel, at::ScalarType dtype) {
 
 }  // namespace
 
-/// Work that is done by whoever waits for it.
+/// One reduction. The thread that waits for it adds up the gradients.
 struct GradientSlots::Turn final : Work::State {
   void wait() override {
     if (!is_done) {
@@ -45,7 +45,7 @@ struct GradientSlots::Turn final : Work::State {
   }
   bool done() const override { return is_done; }
 
-  GradientSlots* slots = nullptr;  // whoever has the work has the group
+  GradientSlots* slots = nullptr;  // not owned: the unit memory that holds the work owns the slots
   uint32_t number = 0;
   std::chrono::milliseconds limit{};
   c10::SmallVector<Piece, 2> pieces;
@@ -104,7 +104,7 @@ GradientBuffers GradientSlots::buffers(std::span<const GradientPlan> plans, std:
   const std::lock_guard lock(mutex_);
   size_t bytes = kHead;
   for (const auto& plan : plans) bytes += aligned(static_cast<size_t>(plan.numel) * c10::elementSize(plan.dtype));
-  expected_ = std::max(expected_, bytes);  // what was frozen when it was made may train now
+  expected_ = std::max(expected_, bytes);  // more than was announced if parameters have been thawed since
   if (area_) area_->expect_in_step();
   if (expected_ > size_) make_area(limit);
   const auto turn = turn_ + 1;
@@ -132,7 +132,7 @@ Work GradientSlots::reduce(std::shared_ptr<Turn> turn, std::span<const Piece> pi
     if (!pieces.empty()) Reducer({.op = Reduce::Mean}, pieces.front().whole.scalar_type()).describe(envelope);
   };
   new (slot(area_->rank(), turn->number)) Envelope(envelope_for(Operation::ReduceScatter, {.subject = subject}, fill));
-  uint64_t bytes = 0;  // that others read
+  uint64_t bytes = 0;  // read by other ranks
   for (const auto& piece : pieces) bytes += piece.whole.nbytes() - piece.whole.nbytes() / static_cast<size_t>(area_->size());
   group_.count(Operation::ReduceScatter, bytes);
   turn_++;

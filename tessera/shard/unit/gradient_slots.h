@@ -1,4 +1,4 @@
-// Where the ranks of one host lay their gradients for each other, unit after unit.
+// Shared memory into which the ranks of one host pack gradients, so that each rank can add up its own part of all of them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,25 +18,29 @@ namespace tessera {
 
 class SharedArea;
 
-/// Each rank has two slots. In turn k it packs gradients into its slot k % 2 and says so; some time later it adds up its own part of what
-/// all have packed, in rank order, and says that, too. In turn k + 2 a slot is packed again, when all have added up turn k. So the sum of
-/// one unit may wait until the next is packed, and rarely finds that another rank is not there yet.
+/// Each rank has two slots. In turn k it packs gradients into its slot k % 2 and counts up kPacked. Later it adds up its own part of what
+/// all ranks have packed, in rank order, and counts up kAdded. It may pack turn k + 2 into the same slot when all ranks have added up turn
+/// k. A rank can therefore put off the sum of one unit until it has packed the next; by then the other ranks have usually packed as well,
+/// and it need not wait.
 class GradientSlots {
  public:
-  /// Those of a group: all units that are sharded over it take turns.
+  /// The slots of a shard group. All units that are sharded over the group share them.
   static std::shared_ptr<GradientSlots> of(const Communicator& group);
   explicit GradientSlots(Communicator group) : group_(std::move(group)) {}
 
-  /// Units of that many bytes will come. All ranks say so in the same order.
+  /// Makes the slots large enough for a unit of `bytes` when they are next allocated. All ranks call it in the same order.
   void expect(size_t bytes);
+  /// Buffers in this rank's next slot. Waits until all ranks have added up what was in that slot before. Collective if the slots have to
+  /// grow.
   GradientBuffers buffers(std::span<const GradientPlan> plans, std::chrono::milliseconds limit);
-  /// What a reduction keeps of itself. Whoever reduces again and again uses it again, when the work is done.
+  /// The state of one reduction. To avoid an allocation in each step, a caller may use it again once its work is done.
   struct Turn;
   static std::shared_ptr<Turn> make_turn();
-  /// Pieces whose wholes are the buffers that were handed out last. The work is done by whoever waits for it.
+  /// Starts to reduce the pieces; their `whole` must be the buffers that buffers() returned last. The sum is computed by the thread that
+  /// waits for the returned work.
   Work reduce(std::shared_ptr<Turn> turn, std::span<const Piece> pieces, const Subject& subject, std::chrono::milliseconds limit);
 
-  /// What is under way is given up. All ranks say so, at a time when none of them packs.
+  /// Abandons all reductions that have not finished; waiting for them throws CommError. All ranks call it, while none of them packs.
   void start_anew();
 
  private:
@@ -53,8 +57,8 @@ class GradientSlots {
   std::shared_ptr<SharedArea> area_;
   uint32_t turn_ = 0;
   c10::SmallVector<std::shared_ptr<Turn>, 2> open_;  // packed, but not added up
-  std::vector<Envelope> envelopes_;                  // of all ranks, of one turn
-  std::vector<at::Tensor> contributions_;            // of all ranks, to one buffer
+  std::vector<Envelope> envelopes_;                  // of all ranks for one turn; kept for its memory
+  std::vector<at::Tensor> contributions_;            // of all ranks to one buffer; kept for its memory
 };
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Ranks that lay different gradients into their slots hear of it.
+// Ranks that pack different gradients into their slots get an error.
 #include "tessera/shard/unit/gradient_slots.h"
 
 #include <gmock/gmock.h>

@@ -14,8 +14,8 @@ int64_t divided(int64_t count, int64_t parts) {
   return (count + parts - 1) / parts;
 }
 
-/// Fills in which part of each parameter falls into this rank's chunk.
-void cut(BufferLayout& layout, RankPlace place) {
+/// Fills in the part of each parameter that falls into this rank's chunk.
+void fill_shards(BufferLayout& layout, RankPlace place) {
   const int64_t begin = place.rank * layout.chunk;
   for (auto& span : layout.spans) {
     const int64_t first = std::clamp(span.offset, begin, begin + layout.chunk);
@@ -26,8 +26,9 @@ void cut(BufferLayout& layout, RankPlace place) {
   }
 }
 
-/// How many neighbours each rank gets, if none may have more than `most` values; nothing if they do not suffice.
-std::vector<size_t> dealt_out(std::span<const int64_t> sizes, int64_t most, int ranks) {
+/// Assigns parameters to ranks in order, so that no rank gets more than `most` values. Returns the number of parameters of each rank, or an
+/// empty list if there are too few ranks.
+std::vector<size_t> assigned(std::span<const int64_t> sizes, int64_t most, int ranks) {
   std::vector<size_t> counts(1);
   int64_t sum = 0;
   for (const auto size : sizes) {
@@ -53,25 +54,25 @@ BufferLayout flat_layout(std::span<const int64_t> numels, int64_t alignment, Ran
     total = aligned(total + numel, alignment);
   }
   layout.chunk = aligned(divided(total, place.ranks), alignment);
-  cut(layout, place);
+  fill_shards(layout, place);
   return layout;
 }
 
 BufferLayout row_layout(int64_t numel, int64_t row, RankPlace place) {
   BufferLayout layout{.chunk = row == 0 ? 0 : divided(numel / row, place.ranks) * row, .spans = {{.numel = numel}}};
-  cut(layout, place);
+  fill_shards(layout, place);
   return layout;
 }
 
 BufferLayout whole_parameter_layout(std::span<const int64_t> numels, int64_t alignment, RankPlace place) {
   std::vector<int64_t> sizes;
   for (const int64_t numel : numels) sizes.push_back(aligned(numel, alignment));
-  // The smallest bound on a chunk with which the ranks suffice, by halving.
+  // Binary search for the smallest chunk with which the ranks suffice.
   int64_t low = sizes.empty() ? 0 : *std::ranges::max_element(sizes);
   int64_t high = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
   while (low < high) {
     const auto middle = low + (high - low) / 2;
-    if (dealt_out(sizes, middle, place.ranks).empty()) {
+    if (assigned(sizes, middle, place.ranks).empty()) {
       low = middle + 1;
     } else {
       high = middle;
@@ -80,14 +81,14 @@ BufferLayout whole_parameter_layout(std::span<const int64_t> numels, int64_t ali
   BufferLayout layout{.chunk = low, .spans = {}};
   size_t next = 0;
   int64_t rank = 0;
-  for (const auto count : dealt_out(sizes, low, place.ranks)) {
+  for (const auto count : assigned(sizes, low, place.ranks)) {
     int64_t offset = rank++ * layout.chunk;
     for (size_t i = 0; i < count; i++, next++) {
       layout.spans.push_back({.offset = offset, .numel = numels[next]});
       offset += sizes[next];
     }
   }
-  cut(layout, place);
+  fill_shards(layout, place);
   return layout;
 }
 

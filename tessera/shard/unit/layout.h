@@ -1,4 +1,4 @@
-// Where the parameters of a buffer lie, unsharded and sharded: arithmetic only.
+// Computes where the parameters of a buffer lie, both in the unsharded buffer and in the chunks of the ranks. Arithmetic only.
 #pragma once
 
 #include <cstdint>
@@ -7,16 +7,16 @@
 
 namespace tessera {
 
-/// One parameter in a buffer that is cut into equal chunks, one for each rank.
+/// The place of one parameter in a buffer that is split into equal chunks, one for each rank.
 ///
 ///   buffer   | p0 p0 p0 p0 | p0 p1 p1 p1 | p1 p2 .. .. |    .. padding
 ///   chunk           0             1             2
 struct Span {
   int64_t offset = 0;  // in the unsharded buffer
   int64_t numel = 0;
-  int64_t shard_offset = 0;  // of the part in this rank's chunk, in that chunk
-  int64_t shard_numel = 0;   // may be none
-  int64_t shard_begin = 0;   // which value of the parameter the part starts with
+  int64_t shard_offset = 0;  // where this rank's part begins, counted from the beginning of its chunk
+  int64_t shard_numel = 0;   // size of this rank's part; may be 0
+  int64_t shard_begin = 0;   // index of the part's first value within the parameter
 };
 
 struct BufferLayout {
@@ -24,24 +24,25 @@ struct BufferLayout {
   std::vector<Span> spans;
 };
 
-/// Who computes a layout.
+/// The rank for which a layout is computed.
 struct RankPlace {
   int rank = 0;
   int ranks = 1;
 };
 
-/// Parameters one after the other, cut anywhere. Every parameter starts at a multiple of `alignment` values, as it would in memory of its own:
-/// kernels are faster, and some choose the order of their sums by it.
+/// Parameters lie one after the other and may be split at any value. Each starts at a multiple of `alignment` values, as it would in memory
+/// of its own: kernels are faster then, and some choose the order of their sums by the alignment.
 BufferLayout flat_layout(std::span<const int64_t> numels, int64_t alignment, RankPlace place);
 
-/// One parameter, cut between rows of so many values: as many rows on every rank, fewer or none on the last ones.
+/// One parameter, split between rows of `row` values. All ranks get the same number of rows, except that the last ones may get fewer or
+/// none.
 BufferLayout row_layout(int64_t numel, int64_t row, RankPlace place);
 
-/// Every parameter on one rank, neighbours together, so that the largest chunk is small.
+/// Each parameter belongs to one rank. Parameters keep their order, and the largest chunk is as small as that order allows.
 BufferLayout whole_parameter_layout(std::span<const int64_t> numels, int64_t alignment, RankPlace place);
 
-/// One parameter, cut as Communicator::own_chunk does, for a process that stands for all ranks: a shard is the whole chunk, with the padding that
-/// ends the last one.
+/// One parameter, split as Communicator::own_chunk does, for a process that represents all ranks. A shard is the complete chunk, including
+/// the padding at the end of the last one.
 BufferLayout replica_layout(int64_t numel, int ranks);
 
 }  // namespace tessera

@@ -38,15 +38,16 @@ void LiveSet::evict(const ScheduleLock& held, std::span<Unit* const> wanted, con
                        [&](Unit* unit) { return !unit->pinned() && std::ranges::find(wanted, unit) == wanted.end(); });
   const auto to_come = order.to_come();
   const auto next_use = [&](Unit* unit) { return std::ranges::find(to_come, unit) - to_come.begin(); };
-  // A unit is resharded after its last use in a pass that goes as predicted. One more may stay for later: most often the root, which is
-  // used at both ends of a pass.
+  // While a pass follows the prediction, each unit is resharded after its last use in the pass. One unit beyond the bound may stay for a
+  // later use; most often it is the root, which is used at both ends of a pass.
   if (order.is_predicted()) {
     for (auto* unit : idle_) {
       if (next_use(unit) == std::ssize(to_come)) reshard(held, *unit);
     }
     std::erase_if(idle_, [&](Unit* unit) { return !has_memory(unit); });
   }
-  // Beyond that the bound decides: the unit that is used last, or was used longest ago, goes first.
+  // The bound holds for what is left. First the unit goes whose next use is farthest away or, without a prediction, whose last use is
+  // longest ago.
   const auto most = max_live_units_ + (order.is_predicted() ? 1 : 0);
   const auto to_unshard =
       std::ranges::count_if(wanted, [&](Unit* unit) { return !has_memory(unit); }) + (next_to_unshard(held, order) != nullptr);
@@ -63,19 +64,19 @@ void LiveSet::prefetch(const ScheduleLock& held, const UseOrder& order) {
   try {
     unshard(held, *next, {});
   } catch (const std::exception&) {
-    // It is not needed yet: whoever needs it tries again, and gets the error.
+    // The unit is not needed yet. The use that does need it tries again and gets the error.
   }
 }
 
 Unit* LiveSet::next_to_unshard(const ScheduleLock& held, const UseOrder& order) const {
   const auto to_come = order.to_come();
   if (to_come.empty() || max_live_units_ < 2 || to_come.front()->state(held).has_memory()) return nullptr;
-  // On an engine that traces, nothing overlaps with what is recorded.
+  // With a transport that traces, operations are only recorded, so a prefetch would overlap with nothing.
   return to_come.front()->mesh().shard().traits().traces ? nullptr : to_come.front();
 }
 
 void LiveSet::reshard_all(const ScheduleLock& held) {
-  // Backwards, since reshard() takes units out of the list.
+  // Backwards, because reshard() removes units from the list.
   for (size_t i = live_.size(); i-- > 0;) {
     if (!live_[i]->pinned()) reshard(held, *live_[i]);
   }

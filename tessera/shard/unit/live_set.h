@@ -1,4 +1,4 @@
-// The unsharded units of a model: how many there may be, which go first, and which come early.
+// The unsharded units of a model: bounds their number, chooses which one to reshard, and prefetches the next one.
 #pragma once
 
 #include <cstdint>
@@ -12,27 +12,27 @@ class Unit;
 class UseOrder;
 struct Fault;
 
-/// What the unsharded units of a model cost together since the last reset.
+/// The memory of all unsharded units of a model together.
 struct LiveCounters {
-  uint64_t live_bytes = 0;  // now
-  uint64_t peak_bytes = 0;
+  uint64_t live_bytes = 0;  // at the moment
+  uint64_t peak_bytes = 0;  // the most since the last reset
 };
 
-/// Every call needs the lock of the schedule that has the units.
+/// The caller of any member function holds the lock of the units' schedule.
 class LiveSet {
  public:
   explicit LiveSet(int max_live_units) : max_live_units_(max_live_units) {}
 
-  /// Begins to unshard a unit, unless somebody has, and notes that it is used now.
+  /// Starts to unshard a unit if it is sharded, and makes it the most recently used one.
   void unshard(const ScheduleLock& held, Unit& unit, const Fault& fault);
   void reshard(const ScheduleLock& held, Unit& unit);
-  /// Reshards units that are not pinned until there is room for those that are wanted, and for the next one to come.
+  /// Reshards units that are not pinned, so that the wanted units and the one to be prefetched fit within the bound.
   void evict(const ScheduleLock& held, std::span<Unit* const> wanted, const UseOrder& order);
-  /// Begins to unshard the unit that is used next, if that is known.
+  /// Starts to unshard the unit that is used next, if the order predicts one.
   void prefetch(const ScheduleLock& held, const UseOrder& order);
-  /// Reshards all that is not pinned.
+  /// Reshards all units that are not pinned.
   void reshard_all(const ScheduleLock& held);
-  /// The unit is no part of the model any more.
+  /// Removes a unit that no longer belongs to the model.
   void forget(const Unit& unit);
 
   const LiveCounters& counters() const { return counters_; }
@@ -43,7 +43,7 @@ class LiveSet {
 
   const int max_live_units_;
   std::vector<Unit*> live_;  // the least recently used first
-  std::vector<Unit*> idle_;  // those that evict() may reshard: empty between calls, and kept for its memory
+  std::vector<Unit*> idle_;  // used inside evict() only; a member so that its memory is reused
   LiveCounters counters_;
 };
 

@@ -1,8 +1,8 @@
-// The memory of a unit on one host: the ranks' chunks lie in one memory, in gathered order, so the unit is unsharded where it lies.
+// Node-shared unit memory: the chunks of all ranks of a host lie in one shared mapping in rank order, so the mapping is the unsharded unit.
 //
-// No rank may write what another still reads, or read what another has not written yet. Each says of every unit which version it has
-// published, and which it is done reading; it waits for what the others say. That a rank has stopped reading says nothing, since it may
-// read again (in backward, or for a second batch): it is done with a version when it enters its own step.
+// No rank may write what another still reads, or read what another has not written yet. For every unit, each rank counts which version it
+// has published and which version it is done reading, and waits for the counters of the others. A rank that has resharded a unit may read
+// it again (in backward, or for a second batch), so it counts as done reading only when it enters its own step.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -18,14 +18,14 @@ namespace {
 
 enum Counters { kPublished, kDone, kCounters };
 
-/// Memory of an area for a storage, which keeps the area.
+/// Memory of a shared area, from `begin` on, that keeps the area alive.
 MemoryPtr memory_of(const SharedArea& area, std::byte* begin) {
   auto keeper = std::make_unique<std::shared_ptr<std::byte>>(area.data());
   return std::make_shared<at::DataPtr>(
       begin, keeper.release(), [](void* kept) { delete static_cast<std::shared_ptr<std::byte>*>(kept); }, at::kCPU);
 }
 
-/// Until all ranks have published a version. A unit waits for one at a time.
+/// Work that is done when all ranks have published a version. A unit waits for one version at a time, so it can use the object again.
 struct Publication final : Work::State {
   Publication(std::shared_ptr<SharedArea> control, std::chrono::milliseconds limit) : control(std::move(control)), limit(limit) {}
 
@@ -77,7 +77,7 @@ class NodeSharedMemory final : public UnitMemory {
     return allocate_memory(static_cast<size_t>(plan.chunk) * c10::elementSize(plan.dtype), plan.device);
   }
 
-  // The memory is there whether it is read or not.
+  // The mapping exists in every state, so unsharding takes no further memory.
   uint64_t unsharded_bytes(std::span<const Buffer> /*buffers*/) const override { return 0; }
 
   uint64_t gathered_bytes(std::span<const Buffer> /*buffers*/) const override { return 0; }
@@ -91,7 +91,7 @@ class NodeSharedMemory final : public UnitMemory {
     return {Work(publication_)};
   }
 
-  // Unsharding moves nothing, so there is nothing to wait for.
+  // There is no need to wait for `unsharding`, because it moves no data.
   void reshard(std::span<const Buffer> buffers, Works /*unsharding*/) override {
     for (const auto& buffer : buffers) buffer.unsharded->release();
   }
@@ -125,7 +125,7 @@ class NodeSharedMemory final : public UnitMemory {
     const auto value = after(subject);
     if (value == published_) return;
     if (stale) {
-      // Nearly always it was waited for before the first write.
+      // Returns at once in nearly all cases, because the write has already waited for this.
       Subject before = subject;
       before.version--;
       control_->expect_in_step();
@@ -148,7 +148,7 @@ class NodeSharedMemory final : public UnitMemory {
 
   GradientBuffers gradient_buffers(std::span<const GradientPlan> plans) override { return slots_->buffers(plans, shard_.limit()); }
 
-  // Past the caches, as the rank that reads it may have others.
+  // Large gradients are written past the caches, because the rank that reads them may not share a cache with this one.
   void pack(const at::Tensor& place, const at::Tensor& gradient) const override {
     constexpr int64_t kLarge = int64_t{1} << 20, kGrain = int64_t{1} << 18;  // bytes
     const auto bytes = static_cast<int64_t>(place.nbytes());
@@ -169,8 +169,8 @@ class NodeSharedMemory final : public UnitMemory {
  private:
   struct Place {
     std::shared_ptr<SharedArea> area;
-    MemoryPtr all;  // the chunks of all ranks
-    at::Tensor copy;  // where the own part lies elsewhere: what is read of it
+    MemoryPtr all;    // the chunks of all ranks
+    at::Tensor copy;  // what other ranks read, if this rank's own chunk lies in private memory; else undefined
   };
 
   static std::string still_read(const Subject& subject) {
@@ -179,7 +179,7 @@ class NodeSharedMemory final : public UnitMemory {
         subject.unit, subject.version);
   }
 
-  /// Counters begin with 0, versions too.
+  /// The counter value for a version. It is one more than the version, because counters start at 0 and so do versions.
   static uint32_t after(const Subject& subject) { return static_cast<uint32_t>(subject.version) + 1; }
 
   Communicator shard_;

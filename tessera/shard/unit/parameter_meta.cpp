@@ -25,33 +25,32 @@ namespace {
 
 }  // namespace
 
-UnshardedMeta::UnshardedMeta(at::Tensor shard, bool speaks_for_it)
-    : shard_(std::move(shard)), speaks_for_it_(speaks_for_it), trains_(shard_.requires_grad()) {
+UnshardedMeta::UnshardedMeta(at::Tensor shard, bool has_own_shard)
+    : shard_(std::move(shard)), has_own_shard_(has_own_shard), trains_(shard_.requires_grad()) {
   requires_grad_ = trains_;
-  // Whoever registers a hook finds the list and adds to it; libtorch would make one that the graph of the moment knows alone.
+  // register_hook() adds to this list. If there were none, libtorch would make one that belongs to the present autograd node only.
   cpp_hooks_list_ = std::make_shared<torch::autograd::hooks_list>();
 }
 
-void UnshardedMeta::replace(const at::Tensor& whole, const at::Tensor& shard, Listing listing) {
-  auto* const impl = whole.unsafeGetTensorImpl();
-  std::unique_ptr<UnshardedMeta> member(new UnshardedMeta(shard, listing == Listing::ByName));
-  if (auto* before = torch::autograd::impl::get_autograd_meta(whole)) {
-    if (before->cpp_hooks_list_) member->cpp_hooks_list_ = before->cpp_hooks_list_;
+void UnshardedMeta::replace(const at::Tensor& unsharded, const at::Tensor& shard, Listing listing) {
+  auto* const impl = unsharded.unsafeGetTensorImpl();
+  std::unique_ptr<UnshardedMeta> meta(new UnshardedMeta(shard, listing == Listing::ByName));
+  if (auto* before = torch::autograd::impl::get_autograd_meta(unsharded)) {
+    if (before->cpp_hooks_list_) meta->cpp_hooks_list_ = before->cpp_hooks_list_;
     if (before->post_acc_grad_hooks_) torch::autograd::impl::set_post_acc_grad_hooks(shard, std::move(before->post_acc_grad_hooks_));
-    member->name_ = before->name_;
+    meta->name_ = before->name_;
   }
-  impl->set_autograd_meta(std::move(member));
-  impl->set_version_counter(c10::VariableVersion(whole._version()));  // views shared theirs
+  impl->set_autograd_meta(std::move(meta));
+  impl->set_version_counter(c10::VariableVersion(unsharded._version()));  // a former view shared the counter of its base
 }
 
 bool UnshardedMeta::agree() const {
   auto& shard = *torch::autograd::impl::materialize_autograd_meta(shard_);
-  if (requires_grad_ != trains_ && !speaks_for_it_) {
+  if (requires_grad_ != trains_ && !has_own_shard_) {
     const_cast<UnshardedMeta*>(this)->requires_grad_ = trains_;
     throw UsageError(
         "one parameter of a unit that is listed flat can't be frozen or thawed by itself; give tessera::set_requires_grad the module that "
-        "was "
-        "sharded, or shard with tessera::Listing::ByName");
+        "was sharded, or shard with tessera::Listing::ByName");
   }
   if (requires_grad_ != trains_) {
     shard.requires_grad_ = trains_ = requires_grad_;
@@ -61,20 +60,20 @@ bool UnshardedMeta::agree() const {
   return trains_;
 }
 
-ShardedMeta::ShardedMeta(const at::Tensor& whole) : whole_(whole.getIntrusivePtr()) {}
+ShardedMeta::ShardedMeta(const at::Tensor& unsharded) : unsharded_(unsharded.getIntrusivePtr()) {}
 
-void ShardedMeta::replace(const at::Tensor& shard, const at::Tensor& whole) {
-  std::unique_ptr<ShardedMeta> handle(new ShardedMeta(whole));
+void ShardedMeta::replace(const at::Tensor& shard, const at::Tensor& unsharded) {
+  std::unique_ptr<ShardedMeta> meta(new ShardedMeta(unsharded));
   if (auto* before = torch::autograd::impl::get_autograd_meta(shard)) {
-    handle->requires_grad_ = before->requires_grad_;
-    handle->post_acc_grad_hooks_ = std::move(before->post_acc_grad_hooks_);
+    meta->requires_grad_ = before->requires_grad_;
+    meta->post_acc_grad_hooks_ = std::move(before->post_acc_grad_hooks_);
   }
-  shard.unsafeGetTensorImpl()->set_autograd_meta(std::move(handle));
+  shard.unsafeGetTensorImpl()->set_autograd_meta(std::move(meta));
 }
 
 bool ShardedMeta::requires_grad() const {
-  const at::Tensor whole(whole_.lock());
-  if (whole.defined()) unsharded_meta(whole)->agree();
+  const at::Tensor unsharded(unsharded_.lock());
+  if (unsharded.defined()) unsharded_meta(unsharded)->agree();
   return requires_grad_;
 }
 
@@ -83,7 +82,7 @@ const at::Tensor& UnshardedMeta::grad() const {
 }
 
 at::Tensor& UnshardedMeta::mutable_grad() {
-  // retain_grad() would write this rank's whole gradient there.
+  // In backward the caller is retain_grad(), which would write this rank's unsharded gradient into the shard's gradient.
   if (torch::autograd::get_current_graph_task_id() != -1) refuse_gradient(shard_);
   return shard_.mutable_grad();
 }

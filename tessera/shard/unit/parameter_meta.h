@@ -1,5 +1,5 @@
-// The two handles of a sharded parameter, which agree about whether it trains: the whole one that the module's own member holds, and the
-// shard. What users ask the whole one about its gradient is answered for its shard.
+// The autograd records of a sharded parameter's two handles: the unsharded parameter in the module's own member, and the shard. They keep
+// requires_grad the same on both, and lead requests for the gradient of the unsharded parameter to the shard.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,48 +10,50 @@
 
 namespace tessera {
 
-/// Takes the place of libtorch's own record. A parameter that was a view when it was registered is none any more.
+/// The autograd record of an unsharded parameter. It replaces libtorch's own record, so a parameter that was a view when it was registered
+/// stops being one.
 class UnshardedMeta final : public torch::autograd::AutogradMeta {
  public:
-  /// Makes `whole` a member whose gradient is that of `shard`. Hooks that it had stay.
-  static void replace(const at::Tensor& whole, const at::Tensor& shard, Listing listing);
-  /// What was said of the member since the shard was asked last holds for the shard, and the other way round.
+  /// Installs the record on `unsharded`. Hooks that were registered on the tensor are kept.
+  static void replace(const at::Tensor& unsharded, const at::Tensor& shard, Listing listing);
+  /// Copies a change of requires_grad on either handle to the other one, and returns the common value. Throws UsageError if it was changed
+  /// on one parameter of a unit with Listing::Flat.
   bool agree() const;
 
   bool requires_grad() const override { return agree(); }
-  /// Throws UsageError: the shard has it.
+  /// Always throws UsageError: only the shard has a gradient.
   const at::Tensor& grad() const override;
-  /// The shard's, for those who clear it.
+  /// The shard's gradient, so that code which clears gradients works on either handle.
   at::Tensor& mutable_grad() override;
 
-  /// Runs the hooks that were registered on the whole parameter.
+  /// Runs the hooks that were registered on the unsharded parameter.
   at::Tensor run_hooks(at::Tensor gradient) const;
 
-  /// Whether graphs that are built now lead from the parameter to its unit.
+  /// Whether the parameter has a gradient edge to its unit's node, so that new graphs lead there.
   bool attached = false;
 
  private:
-  UnshardedMeta(at::Tensor shard, bool speaks_for_it);
+  UnshardedMeta(at::Tensor shard, bool has_own_shard);
 
   const at::Tensor shard_;
-  const bool speaks_for_it_;  // it is the shard of no other parameter
-  mutable bool trains_;       // as both were known to say
+  const bool has_own_shard_;  // false with Listing::Flat, where all parameters of a group have one shard
+  mutable bool trains_;       // requires_grad of both handles when they last agreed
 };
 
-/// Takes the place of libtorch's own record of a shard that is listed by name.
+/// The autograd record of a shard with Listing::ByName. It replaces libtorch's own record.
 class ShardedMeta final : public torch::autograd::AutogradMeta {
  public:
-  static void replace(const at::Tensor& shard, const at::Tensor& whole);
+  static void replace(const at::Tensor& shard, const at::Tensor& unsharded);
 
   bool requires_grad() const override;
 
  private:
-  explicit ShardedMeta(const at::Tensor& whole);
+  explicit ShardedMeta(const at::Tensor& unsharded);
 
-  const c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> whole_;
+  const c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> unsharded_;
 };
 
-/// Nothing if the tensor is no whole parameter of a unit: a view of one, for example.
+/// Null if the tensor is not itself an unsharded parameter; a view of one does not count.
 UnshardedMeta* unsharded_meta(const at::Tensor& tensor);
 
 }  // namespace tessera

@@ -15,7 +15,8 @@
 namespace tessera {
 namespace {
 
-/// Ends the backward pass of a schedule, once. The engine keeps it until it is through, or gives up.
+/// Ends a backward pass of a schedule, once. The autograd engine owns it through its callback: it calls now() when the pass is complete, or
+/// destroys the callback when it gives the pass up.
 class EndOfBackward {
  public:
   EndOfBackward(std::weak_ptr<Schedule> schedule, uint64_t number) : schedule_(std::move(schedule)), number_(number) {}
@@ -25,7 +26,7 @@ class EndOfBackward {
     try {
       now();
     } catch (const std::exception&) {
-      // The pass has failed already; whoever needs what has failed here gets the error.
+      // A destructor can't throw. The pass has already failed with an error of its own.
     }
   }
 
@@ -42,7 +43,7 @@ class EndOfBackward {
 
 Schedule::Pass Schedule::pass_now() const {
   if (torch::autograd::get_current_graph_task_id() != -1) return Pass::Backward;
-  // An autograd::Function runs its forward without gradients, in the middle of a pass that trains.
+  // Gradients may be disabled in the middle of a training pass: an autograd::Function runs its forward function that way.
   return c10::GradMode::is_enabled() || pass_ == Pass::Training ? Pass::Training : Pass::Evaluation;
 }
 
@@ -53,8 +54,8 @@ void Schedule::enter(Pass pass) {
   order(pass).begin();
   pass_ = pass;
   if (pass == Pass::Backward) {
-    // What no UnitNode reshards (frozen units, gradients of inputs only) is resharded when the engine is through. Where an exception stops
-    // it, it drops its callbacks without a call.
+    // Units without a UnitNode in this pass (frozen units, gradients of inputs only) are resharded at its end. After an exception the
+    // engine destroys its callbacks without calling them, hence the destructor of EndOfBackward.
     const auto end = std::make_shared<EndOfBackward>(weak_from_this(), ++backward_);
     torch::autograd::Engine::get_default_engine().queue_callback([end] { end->now(); });
   }
@@ -78,17 +79,19 @@ void Schedule::visit(const ScheduleLock& held, Unit& unit) {
 void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
   const auto held = lock();
   enter(pass_now());
-  // By far the most frequent case: one operator after the other of a unit that is unsharded.
+  // By far the most frequent case: the unit is unsharded and was the last one used.
   if (units.size() == 1 && units.front() == visited_ && visited_->state(held).is_unsharded() && order(pass_).used_last(visited_)) {
     visited_->pin();
     return;
   }
-  // What is kept unsharded (by full_params) needs no schedule, and its uses, perhaps by several threads in any order, would teach none.
+  // Units that are kept unsharded (by full_params) need no schedule. Their uses are not recorded, because they may come from several
+  // threads in any order.
   if (std::ranges::all_of(units, &Unit::pinned)) {
     for (auto* unit : units) unit->pin();
     return;
   }
-  // Whoever reads has written all that it will, in this unit and in others, for which other ranks may wait.
+  // A rank that reads a unit has finished its step, so all units that it has written are published now; other ranks may be waiting for
+  // them.
   while (!written_.empty()) publish(*written_.back());
   for (auto* unit : units) unit->state(held).versions.expect_untouched();
   for (auto* unit : units) visit(held, *unit);
@@ -119,7 +122,7 @@ void Schedule::release(std::span<Unit* const> units) {
 
 void Schedule::gradients_sent(Unit& unit) {
   const auto held = lock();
-  enter(pass_now());  // so that the end of the pass is heard of
+  enter(pass_now());  // registers the callback for the end of the pass, in case no operator of this pass has done so
   reducing_ = &unit;
   if (!unit.pinned()) live_.reshard(held, unit);
 }
@@ -157,7 +160,7 @@ void Schedule::publish(Unit& unit) {
 
 void Schedule::abandon_pass() {
   const auto held = lock();
-  for (auto& order : orders_) order = {};  // ranks came to different places
+  for (auto& order : orders_) order = {};  // ranks may have recorded different uses
   pass_ = Pass::None;
   backward_++;
   visited_ = nullptr;

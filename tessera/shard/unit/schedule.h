@@ -1,4 +1,4 @@
-// When the units of a model are unsharded, and in which order their gradients and writes go their way.
+// Decides when the units of a model are unsharded and resharded, and when their reductions finish and their new versions are published.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@ namespace tessera {
 
 class Schedule;
 
-/// While it lives, no other thread uses the units of the schedule. A thread may have several.
+/// Keeps other threads from using the units of the schedule. A thread may hold several locks of the same schedule at once.
 class [[nodiscard]] ScheduleLock {
  public:
   bool is_of(const Schedule& schedule) const { return schedule_ == &schedule; }
@@ -28,52 +28,52 @@ class [[nodiscard]] ScheduleLock {
   std::unique_lock<std::recursive_mutex> lock_;
 };
 
-/// One per model. It records the order of uses while units are used; a pass is predicted from the last complete one of its kind. A wrong
-/// prediction costs a gather, never a wrong number.
+/// There is one per model. It records the order in which units are used, and predicts each pass from the last complete pass of the same
+/// kind. A wrong prediction costs an all-gather and never changes a result.
 class Schedule : public std::enable_shared_from_this<Schedule> {
  public:
   explicit Schedule(int max_live_units) : live_(max_live_units) {}
 
   ScheduleLock lock() { return {*this, mutex_}; }
-  /// The same, for those who do not look into units.
+  /// The same lock in a type that WriteGuard can store without including this header. It gives no access to the state of units.
   std::unique_lock<std::recursive_mutex> exclusive() { return std::unique_lock(mutex_); }
 
-  /// The units of one operator are about to be used: unshards and pins them, reshards what is not needed any more, and begins to unshard
-  /// what comes next.
+  /// Called before an operator uses units: unshards and pins them, reshards units that are no longer needed, and prefetches the next one.
   void use(std::span<Unit* const> units, const Fault& fault);
+  /// Removes the pins that use() has set.
   void release(std::span<Unit* const> units);
 
-  /// The unit's gradients are complete and on their way, so its part in this backward pass is over.
+  /// Called when the reduction of the unit's gradients has started, and backward no longer needs the unit: reshards it.
   void gradients_sent(Unit& unit);
-  /// Waits for gradients that are on their way.
+  /// Waits for the reduction that was started last, if it has not finished.
   void finish_reductions();
 
-  /// Throws UsageError if the unit is in use unsharded.
+  /// Throws UsageError if the unit is pinned.
   void expect_writable(const Unit& unit) const;
-  /// This rank does not read the unit again before its shards change.
+  /// Tells the other ranks that this rank will not read the unit again before its shards change. Reshards it unless it is pinned.
   void done_reading(Unit& unit);
-  /// The unit was written, so its new version is due when any unit is used next.
+  /// Remembers that the unit was written. Its new version is published before any unit of the schedule is used next.
   void expect_to_publish(Unit& unit);
   void publish(Unit& unit);
 
-  /// The engine is through with a backward pass, or has given up, perhaps long ago.
+  /// Called when the autograd engine has finished a backward pass or has given it up. Ignored if a later pass has begun since.
   void end_backward(uint64_t number);
-  /// An exception has ended the pass: its gradients, and what was under way to become some, are dropped.
+  /// Called after an exception has ended a pass: forgets the pass, drops its reductions and reshards all units that are not pinned.
   void abandon_pass();
 
   void reshard(Unit& unit);
-  /// Reshards all that is not pinned.
+  /// Reshards all units that are not pinned.
   void reshard_all();
-  /// The unit goes to another schedule.
+  /// Removes a unit that moves to another schedule. Throws UsageError if it is pinned.
   void hand_over(Unit& unit);
-  /// A unit died.
+  /// Removes a unit that is being destroyed.
   void forget(const Unit& unit);
 
-  /// Counts the passes that have begun and ended. Without the lock.
+  /// A number that changes whenever a pass begins or ends. Needs no lock.
   uint64_t pass_number() const { return pass_number_; }
 
   const LiveCounters& live_counters() const { return live_.counters(); }
-  /// Uses that the recorded order did not foresee.
+  /// Uses that the recorded order did not predict.
   uint64_t misses() const { return misses_; }
   void reset_counters();
 
@@ -93,8 +93,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   std::atomic<uint64_t> pass_number_ = 1;
   uint64_t backward_ = 0;       // the number of the last backward pass
   Unit* visited_ = nullptr;     // the last unit used
-  Unit* reducing_ = nullptr;    // whose gradients are on their way
-  std::vector<Unit*> written_;  // not published yet
+  Unit* reducing_ = nullptr;    // the unit whose reduction was started last and has not finished
+  std::vector<Unit*> written_;  // units with a new version that is not published yet
   uint64_t misses_ = 0;
 };
 

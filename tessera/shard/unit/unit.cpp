@@ -82,7 +82,7 @@ void Unit::outdate(const at::Tensor& written) {
   if (!written.defined()) return std::ranges::for_each(groups_, outdate_all), void();
   auto& group = groups_[tag_of(written)->group];
   if (group.flat) return outdate_all(group);
-  if (written.numel() == 0) {  // here, but not on other ranks
+  if (written.numel() == 0) {  // empty on this rank, but other ranks write their part of the parameter
     outdate_one(*around(written));
     return;
   }
@@ -101,7 +101,7 @@ Unit::Parameter* Unit::find(const at::Tensor& tensor) const {
   const auto known = parameters_.find(tensor.unsafeGetTensorImpl());
   if (known == parameters_.end()) return nullptr;
   auto& parameter = *known->second;
-  // A view may have come to the place of an unsharded parameter that is gone.
+  // A new tensor may have the address of an unsharded parameter that no longer exists.
   return parameter.shard.is_same(tensor) || parameter.unsharded.lock() == tensor.getIntrusivePtr() ? &parameter : nullptr;
 }
 

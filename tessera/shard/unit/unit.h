@@ -1,4 +1,4 @@
-// The parameters that are gathered, freed and reduced together.
+// Unit: the parameters that are unsharded, resharded and reduced together.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,53 +28,53 @@ class UnitState;
 struct UnitCounters {
   uint64_t gathers = 0;
   uint64_t reductions = 0;
-  uint64_t gathered_bytes = 0;  // received
+  uint64_t gathered_bytes = 0;  // received from other ranks
 };
 
-/// Where a gradient lies: the shards' gradients are views of the storage, and the mean over all ranks is written to `values`.
+/// The memory of a group's sharded gradient. The `.grad` of each shard is a view of `storage`; the reduction writes to `values`, which is
+/// the same memory without the paging key.
 struct GradientMemory {
   TaggedStoragePtr storage;
   at::Tensor values;
-  std::shared_ptr<double> squares;  // of those, by the reduction, where somebody wants to know
+  std::shared_ptr<double> squares;  // the reduction writes the sum of squares of `values` here, if a norm was requested
 
   explicit operator bool() const { return values.defined(); }
 };
 
-/// A layout that has been chosen.
+/// The layout of a unit, after Layout::Auto has been resolved. Replicas: one process represents all ranks.
 enum class UnitLayout { Flat, Rows, WholeParameters, Replicas };
 
-/// What a unit is made of does not change; what changes while a model trains is its state, which needs the lock of its schedule.
+/// This class holds what stays the same while a model trains. What changes is in UnitState, which needs the lock of the unit's schedule.
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
   struct Parameter {
     std::string name;        // in the largest module that fully_shard has seen so far
-    std::string local_name;  // in the module that the unit was made of
-    size_t index = 0;        // of the candidate that it was
+    std::string local_name;  // in the module from which the unit was made
+    size_t index = 0;        // Candidate::index
     at::Tensor shard;        // a leaf, with as many dimensions as the parameter
     std::vector<int64_t> sizes, strides;
     Span span;
-    OriginPtr origin;  // of what is computed from the shard
+    OriginPtr origin;  // marks local values that are computed from the shard
     c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> unsharded;
   };
 
-  /// Parameters of one dtype that all train, or all do not: one flat buffer.
+  /// Parameters of one dtype that were all trainable or all frozen when the unit was made. They share one flat buffer.
   struct Group {
     at::ScalarType dtype = at::kFloat, unsharded_dtype = at::kFloat;
-    int64_t chunk = 0;
-    at::Tensor own = {};           // this rank's chunk
-    GradientMemory gradient = {};  // kept for the next one
+    int64_t chunk = 0;             // values of one rank
+    at::Tensor own = {};           // this rank's chunk, flat and without the paging key
+    GradientMemory gradient = {};  // reused by the next reduction
     c10::weak_intrusive_ptr<TaggedStorage> unsharded{TaggedStoragePtr()};
     std::vector<Parameter> parameters = {};
-    std::optional<Parameter> flat = {};  // Listing::Flat: the one that is listed in their place; its shard is the shard of each
-    uint64_t fingerprint = 0;            // of the unsharded parameters that this rank brought
-    bool optimizers_cast = false;        // what other ranks read is a cast copy, for which optimizers have loops
+    std::optional<Parameter> flat = {};  // Listing::Flat only: listed in place of the parameters, which all have its shard as theirs
+    uint64_t fingerprint = 0;            // of the full parameters from which this rank made the group
+    bool optimizers_cast = false;        // our optimizers can write the cast copy of this group along with the shards
 
-
-    /// Of this rank's chunk: what the shards are views of.
+    /// The storage of this rank's chunk; the shards are views of it.
     TaggedStorage& own_storage() const { return *tagged_storage(flat ? flat->shard : parameters.front().shard); }
   };
 
-  /// Moves the candidates into the unit, in place: their tensors stay the same objects, and their former memory is freed.
+  /// Makes a unit of the candidates. Their tensors stay the same objects, but lose their former memory.
   static std::shared_ptr<Unit> make(std::string name, std::vector<Candidate> candidates, const ShardOptions& options,
                                     std::shared_ptr<Schedule> schedule);
 
@@ -82,47 +82,47 @@ class Unit : public std::enable_shared_from_this<Unit> {
   Unit& operator=(const Unit&) = delete;
   ~Unit();
 
-  /// Its place in the model, as far as that is known: an outer fully_shard call knows more of it.
+  /// The path of its module in the model. Until an outer fully_shard call reveals the path, it is the class name of the module.
   const std::string& name() const { return name_; }
   void rename(const std::string& name);
-  /// Tells it from others of its name, the same on all ranks.
+  /// A number that distinguishes units with the same name. It is the same on all ranks.
   uint64_t number() const { return number_; }
   const Mesh& mesh() const { return options_.mesh; }
   const ShardOptions& options() const { return options_; }
   std::vector<Group>& groups() { return groups_; }
   const Codec& codec() const { return *codec_; }
-  /// What it takes on this rank while it is unsharded.
+  /// The memory that the unit additionally takes on this rank while it is unsharded.
   uint64_t unsharded_bytes() const { return unsharded_bytes_; }
   std::string_view residence() const;
 
   const std::shared_ptr<Schedule>& schedule() const { return schedule_; }
-  /// Several units may become parts of a larger model. Not while the model is in use.
+  /// Moves the unit to the schedule of a larger model. Must not be called while either model is in use.
   void join(std::shared_ptr<Schedule> schedule) { schedule_ = std::move(schedule); }
   UnitState& state(const ScheduleLock& held);
 
   const UnitCounters& counters() const { return counters_; }
   void reset_counters() { counters_ = {}; }
 
-  /// The parameter that a tensor is, unsharded or as a shard, or nothing.
+  /// The parameter whose unsharded form or shard this tensor is. Null if it is neither.
   Parameter* find(const at::Tensor& tensor) const;
-  /// The one whose shard, gradient or unsharded form a view of the unit's memory begins in.
+  /// The parameter in whose unsharded form, shard or gradient the view begins. The view must lie in memory of this unit.
   Parameter* around(const at::Tensor& view);
-  /// The values of a parameter that each rank has for which the process stands, without padding.
+  /// The values of a parameter that its shard holds: one range for each rank that this process represents, without padding.
   std::vector<ValueRange> ranges_of(const Parameter& parameter) const;
   const Parameter& operator[](const Origin& origin) const { return groups_[origin.group].parameters[origin.parameter]; }
 
-  /// A pinned unit stays unsharded. Taken with the lock held, given back without.
+  /// A pinned unit stays unsharded. pin() needs the lock of the schedule, unpin() does not.
   bool pinned() const { return pins_ > 0; }
   void pin() { pins_++; }
   void unpin() { pins_--; }
-  /// An operator that builds a graph is about to use an unsharded parameter, or a view of one: freezing and thawing since the last pass
-  /// take effect, of all parameters at once, so that a pass has its gradients in one reduction.
+  /// Called before an operator that builds a graph uses an unsharded parameter or a view of one. Applies changes of requires_grad since the
+  /// last pass to all parameters at once, so that a pass has one node and one reduction for the unit.
   void follow_training(const at::Tensor& used);
-  /// Graphs that have saved the parameters of which `written` is a part are stale: a shard, a view of one, or undefined for all.
+  /// Marks graphs stale that have saved a parameter to which `written` belongs: a shard, a view of one, or undefined for all parameters.
   void outdate(const at::Tensor& written);
-  /// Whether its gradients are not there yet.
+  /// Whether a reduction of its gradients has started and not finished.
   bool is_reducing() const;
-  /// Somebody asks for norms, so reductions shall compute them by the way.
+  /// Reductions also compute sums of squares from now on, because a norm of the gradients was requested.
   void expect_norms();
 
  private:
@@ -132,13 +132,13 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   Unit(std::string name, const ShardOptions& options, UnitLayout layout, CodecPtr codec);
 
-  // How it is made: build_unit.cpp.
+  // Used while the unit is made; defined in build_unit.cpp.
   BufferLayout layout(std::span<const Candidate> candidates) const;
   BufferPlan plan(std::span<const Candidate> candidates) const;
   void add_group(std::vector<Candidate> candidates, MemoryPtr memory);
   TaggedStoragePtr make_storage(Role role, size_t group, int64_t numel, at::ScalarType dtype, c10::Device device);
 
-  // What its state asks.
+  // Used by UnitState and its parts.
   using Buffers = c10::SmallVector<Buffer, 2>;
   Buffers buffers() const;
   Subject subject() const;
@@ -151,16 +151,16 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const CodecPtr codec_;
   const uint64_t number_;
   std::vector<Group> groups_;
-  std::unordered_map<const c10::TensorImpl*, Parameter*> parameters_;  // of every unsharded parameter and every shard
+  std::unordered_map<const c10::TensorImpl*, Parameter*> parameters_;  // keyed by every unsharded parameter and every shard
   uint64_t unsharded_bytes_ = 0;
   std::shared_ptr<Schedule> schedule_;
   std::unique_ptr<UnitState> state_;
   UnitCounters counters_;
   std::atomic<int> pins_ = 0;
-  std::atomic<uint64_t> followed_ = 0;  // the pass in which freezing and thawing was looked at last
+  std::atomic<uint64_t> followed_ = 0;  // the pass in which follow_training() last looked at all parameters
 };
 
-/// The unit's own record of the parameter that a tensor is, unsharded or as a shard. All empty if it is neither.
+/// The unit, group and parameter whose unsharded form or shard a tensor is. All null if it is neither.
 struct Located {
   std::shared_ptr<Unit> unit;
   Unit::Group* group = nullptr;

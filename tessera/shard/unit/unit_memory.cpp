@@ -24,8 +24,8 @@ Residence wanted(Residence option) {
 
 std::unique_ptr<UnitMemory> make_unit_memory(const ShardOptions& options, const Codec& codec, at::Device device) {
   const auto& shard = options.mesh.shard();
-  const auto residency = wanted(options.residence);
-  if (residency == Residence::Gathered) return gathered_memory(shard);
+  const auto residence = wanted(options.residence);
+  if (residence == Residence::Gathered) return gathered_memory(shard);
   std::string why_not;
   if (!device.is_cpu()) {
     why_not = fmt::format("the parameters are on {}, not in host memory", device.str());
@@ -34,13 +34,13 @@ std::unique_ptr<UnitMemory> make_unit_memory(const ShardOptions& options, const 
   } else if (auto shared = node_shared_memory(shard, why_not)) {
     return shared;
   }
-  if (residency == Residence::NodeShared)
+  if (residence == Residence::NodeShared)
     throw ConfigError(
         fmt::format("parameters can't be shared by the ranks of this host: {}; leave ShardOptions::residence and TESSERA_RESIDENCE "
                     "at auto, or choose gathered",
                     why_not));
-  static std::once_flag said;  // and not for every unit
-  std::call_once(said,
+  static std::once_flag logged;  // once, not for every unit
+  std::call_once(logged,
                  [&] { log(LogLevel::Info, fmt::format("parameters are gathered, not shared by the ranks of this host: {}", why_not)); });
   return gathered_memory(shard);
 }

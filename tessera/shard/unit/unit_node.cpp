@@ -19,7 +19,7 @@ namespace {
 
 namespace ag = torch::autograd;
 
-/// A module that was taken out of the model has let go of its parameters.
+/// Whether the parameter is trainable. It is not if its tensor is gone, as after its module was taken out of the model.
 bool trains(const Unit::Parameter& parameter) {
   const at::Tensor unsharded(parameter.unsharded.lock());
   return unsharded.defined() && unsharded_meta(unsharded)->requires_grad();
@@ -27,7 +27,8 @@ bool trains(const Unit::Parameter& parameter) {
 
 class UnitNode final : public ag::Node {
  public:
-  // The highest sequence number: a ready node runs before all others, so a unit is reduced as soon as its gradients are complete.
+  // The engine runs the ready node with the highest sequence number first. UINT64_MAX therefore reduces a unit as soon as its gradients are
+  // complete.
   explicit UnitNode(std::shared_ptr<Unit> unit) : ag::Node(UINT64_MAX), unit_(std::move(unit)) {
     for (auto& group : unit_->groups()) {
       std::vector<Unit::Parameter*> trained;
@@ -60,7 +61,7 @@ class UnitNode final : public ag::Node {
     for (size_t i = 0, input = 0; i < groups_.size(); input += trained_[i++].size()) {
       packing.pack(i, trained_[i], std::span(gradients).subspan(input));
     }
-    schedule->finish_reductions();  // of the unit before: what it had to be told is agreed on before this one says anything
+    schedule->finish_reductions();  // the previous unit's: its errors appear before this unit communicates
     const bool all = std::ranges::all_of(gradients, [](const at::Tensor& gradient) { return gradient.defined(); });
     const auto partial = all ? std::string() : name_of_used(gradients);
     packing.start(all ? std::string_view(unit_->name()) : partial, used(gradients));
@@ -73,7 +74,7 @@ class UnitNode final : public ag::Node {
   }
 
  private:
-  /// Before this rank's gradients lose themselves in the mean, as they would before they are accumulated in a leaf.
+  /// Runs the hooks on unsharded parameters. They see this rank's gradients before these become part of the mean.
   void run_hooks(ag::variable_list& gradients) const {
     size_t input = 0;
     for (size_t i = 0; i < groups_.size(); i++) {
@@ -86,7 +87,8 @@ class UnitNode final : public ag::Node {
     }
   }
 
-  /// In one vector what has no gradient would have one of zeros, and an optimizer would move it.
+  /// In a flat shard, a parameter without a gradient would have a gradient of zeros, and optimizers with momentum or weight decay would
+  /// change it.
   [[noreturn]] void refuse_gap(const Unit::Parameter& parameter) const {
     throw UsageError(fmt::format(
         "unit '{}' is listed flat, and this backward pass did not use '{}', which an optimizer over one vector would move all the "
@@ -94,7 +96,8 @@ class UnitNode final : public ag::Node {
         unit_->name(), parameter.name));
   }
 
-  /// The unit, and what of it this step did not use: ranks that used different parts would update a parameter in part. They get an error.
+  /// The name of the unit with the parameters that this pass did not use. Ranks that used different parameters get an error that shows it,
+  /// because only some parts of a parameter would be updated.
   std::string name_of_used(std::span<const at::Tensor> gradients) {
     auto text = unit_->name();
     size_t input = 0;
@@ -106,13 +109,14 @@ class UnitNode final : public ag::Node {
     return text;
   }
 
-  /// The same as a number, since a text on its way may be cut short.
+  /// The same as a hash, because the name may be truncated in the envelope.
   static uint64_t used(std::span<const at::Tensor> gradients) {
     uint64_t hash = 0;
     for (const auto& gradient : gradients) hash = hash * 31 + (gradient.defined() ? 1 : 2);
     return hash;
   }
 
+  /// Appends the gradients of the shards, which are views of the storage, to `results`.
   void hand_on(TaggedStorage& storage, std::span<Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients,
                ag::variable_list& results) {
     const at::Tensor* last = nullptr;
@@ -122,15 +126,15 @@ class UnitNode final : public ag::Node {
     tag.members = 0;
     for (const auto* parameter : parameters) {
       const auto& shard = parameter->shard;
-      // A parameter that the step did not use keeps its lack of a gradient; one that was frozen meanwhile gets none. Where all have one
-      // shard, it gets its gradient once.
+      // A parameter gets no gradient if the pass did not use it or if it has been frozen since. With Listing::Flat all parameters have the
+      // same shard, which gets its gradient once.
       const bool wanted = gradients[results.size()].defined() && shard.requires_grad() && (last == nullptr || !last->is_same(shard));
       if (wanted) {
         last = &shard;
         results.push_back(paged_view(memory, shard));
         tag.members += place_hash(results.back());
       } else {
-        // What is added up, but handed to nobody, is in nobody's norm.
+        // This gradient is part of the sum of squares, but no shard gets it: make sure that `members` never matches.
         if (gradients[results.size()].defined() && !shard.requires_grad()) tag.members++;
         results.emplace_back();
       }
@@ -138,8 +142,8 @@ class UnitNode final : public ag::Node {
   }
 
   std::shared_ptr<Unit> unit_;
-  std::vector<Unit::Group*> groups_;                      // in which parameters train
-  std::vector<std::vector<Unit::Parameter*>> trained_;  // of each of them: together, the inputs of the node
+  std::vector<Unit::Group*> groups_;                    // those with trainable parameters
+  std::vector<std::vector<Unit::Parameter*>> trained_;  // the trainable parameters of each of groups_; together, the inputs of the node
 };
 
 }  // namespace

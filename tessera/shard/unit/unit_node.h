@@ -1,4 +1,4 @@
-// The place of a unit in the autograd graph: the engine calls it once per backward pass, when all gradients of the unit are there.
+// The node of a unit in the autograd graph. The engine calls it once per backward pass, when all gradients of the unit are complete.
 #pragma once
 
 #include <memory>
@@ -7,8 +7,9 @@ namespace tessera {
 
 class Unit;
 
-/// Gives those parameters of the unit whose shards require gradients edges into a new node, whose next edges are the shards; the others
-/// get none. Called again, by the next operator, when that has changed; graphs that exist keep the node that they were built with.
+/// Makes a new node whose next edges lead to the shards, and gives every trainable parameter of the unit a gradient edge to it. Frozen
+/// parameters get no edge. It is called again when parameters are frozen or thawed; existing graphs keep the node that they were built
+/// with.
 void attach_unit_node(const std::shared_ptr<Unit>& unit);
 
 }  // namespace tessera

@@ -51,20 +51,21 @@ void UnitState::keep_own_part() {
   for (auto& group : unit_.groups()) {
     const auto unsharded = group.unsharded.lock();
     if (!unsharded) continue;
-    const auto now = unit_.mesh().shard().own_chunk(flat_view(c10::Storage(unsharded), group.unsharded_dtype));
+    const auto computed = unit_.mesh().shard().own_chunk(flat_view(c10::Storage(unsharded), group.unsharded_dtype));
     const auto& codec = unit_.codec();
     const bool as_stored = !codec.encodes(group.dtype) && !codec.decodes();
-    // Where the computed form knows less than the stored one, only what was changed goes back: the rest would lose its last digits.
-    group.own.copy_(as_stored ? now : at::where(now.eq(decoded(codec, group.own)), group.own, now.to(group.dtype)));
+    // If the computed form has lower precision than the stored one, only changed values are copied, so that the others keep their
+    // precision.
+    group.own.copy_(as_stored ? computed : at::where(computed.eq(decoded(codec, group.own)), group.own, computed.to(group.dtype)));
   }
 }
 
 void UnitState::expect_equal_start() {
   const auto& world = unit_.mesh().world();
-  if (start_checked_ || world.traits().traces) return;  // one trace serves all replicas alike
+  if (start_checked_ || world.traits().traces) return;  // in a trace, one process provides the parameters of all ranks
   uint64_t all = 0;
   for (const auto& group : unit_.groups()) all = all * 31 + group.fingerprint;
-  const auto own = static_cast<int64_t>(all >> 2);  // so that its negative exists
+  const auto own = static_cast<int64_t>(all >> 2);  // not negative, and so that -own can't overflow
   const auto extremes = at::stack({at::full({}, own, at::kLong), at::full({}, -own, at::kLong)});
   world.all_reduce(extremes, {.op = Reduce::Max}, {.unit = unit_.name(), .number = unit_.number()}).wait();
   if (extremes[0].item<int64_t>() != -extremes[1].item<int64_t>()) {

@@ -1,4 +1,4 @@
-// What changes in a unit while a model trains. Whoever holds the lock of the unit's schedule reaches it by unit.state(held).
+// The part of a unit that changes while a model trains. It is reached by unit.state(held), which takes the lock of the unit's schedule.
 #pragma once
 
 #include <memory>
@@ -21,28 +21,29 @@ class UnitState {
  public:
   UnitState(Unit& unit, std::unique_ptr<UnitMemory> memory) : unit_(unit), memory_(std::move(memory)) {}
 
-  /// Unsharding, or unsharded.
+  /// Whether the unit is unsharding or unsharded.
   bool has_memory() const { return state_ != State::Sharded; }
   bool is_unsharded() const { return state_ == State::Unsharded; }
-  /// Where it fails, whoever waited for it reshards the unit.
+  /// Starts to unshard the unit if it is sharded.
   void unshard(const Fault& fault);
+  /// Waits until the unit is unsharded. If this throws, the caller must reshard the unit.
   void wait_for_unshard();
   void reshard();
-  /// While unsharded: from now on in memory that no other rank sees.
+  /// Moves the unsharded parameters into private memory of this rank. The unit must be unsharded.
   void make_private();
-  /// While unsharded: takes this rank's part of the unsharded values into the shards.
+  /// Copies this rank's part of the unsharded parameters into the shards. The unit must be unsharded.
   void keep_own_part();
 
-  /// Before the first use: throws UsageError if the ranks did not begin with the same parameters. Collective over the world.
+  /// Throws UsageError if the ranks did not start with the same parameters. Compares only once; that call is collective over the world.
   void expect_equal_start();
-  /// All ranks have been given the same values, so there is nothing to compare.
+  /// Makes expect_equal_start() compare nothing, because all ranks have been given the same values since.
   void trust_start() { start_checked_ = true; }
 
   UnitMemory& memory() { return *memory_; }
 
-  /// While positive, operators may write unsharded parameters (inside full_params).
+  /// The number of full_params guards that allow operators to write the unsharded parameters.
   int unsharded_writers = 0;
-  /// Operands in the dtype that the unit computes in, for as long as the unit is in use.
+  /// Activations that were cast to the unit's dtype; cleared when another unit is used or this one is resharded.
   Casts casts;
   Versions versions{unit_, *memory_};
   GradientReduction reduction{unit_, *memory_};

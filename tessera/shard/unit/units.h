@@ -1,4 +1,4 @@
-// From a module to its units.
+// Finds the units of a module.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@ namespace tessera {
 
 class Unit;
 
-/// The units that the parameters of a module belong to, in the order of its modules.
+/// The units to which the parameters of a module belong, in the order in which `parameters()` lists them. Each unit occurs once.
 std::vector<std::shared_ptr<Unit>> units(const torch::nn::Module& module);
 
 }  // namespace tessera

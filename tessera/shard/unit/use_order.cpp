@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-constexpr size_t kLongestPass = 1 << 12;  // uses; the order of a longer pass is not learnt
+constexpr size_t kLongestPass = 1 << 12;  // uses; the order of a longer pass is not learned
 
 }  // namespace
 
@@ -18,7 +18,7 @@ void UseOrder::begin() {
 }
 
 void UseOrder::end() {
-  if (!current_.empty()) std::swap(recorded_, current_);  // not a move, so that both keep their memory
+  if (!current_.empty()) std::swap(recorded_, current_);  // a swap rather than a move, so that both keep their memory
   current_.clear();
 }
 
@@ -28,13 +28,14 @@ std::span<Unit* const> UseOrder::to_come() const {
 
 bool UseOrder::record(Unit* unit, PassEnds pass_ends) {
   if (used_last(unit)) return true;
-  // A forward pass that begins as the recorded one did, where that one ended, is the next of several (evaluation, accumulation).
+  // The recorded pass is complete and its first unit is used again: this is the next of several forward passes (evaluation, accumulation).
   if (trusted_ && next_ == recorded_.size() && recorded_.front() == unit) {
     current_.clear();
     next_ = 0;
   }
   current_.push_back(unit);
-  // Where the last unit of a pass is also the first of the next one, what repeats begins with the second use.
+  // If the last unit of a pass is also the first of the next one, the two uses count as one, and the recorded pass begins with the second
+  // unit.
   if (trusted_ && next_ == 0 && recorded_.front() != unit && recorded_.back() == unit) return true;
   if (current_.size() > kLongestPass) current_.erase(current_.begin(), current_.begin() + kLongestPass / 2);
   if (!trusted_) {
@@ -46,13 +47,13 @@ bool UseOrder::record(Unit* unit, PassEnds pass_ends) {
   return trusted_;
 }
 
-/// Whether the uses so far end with the same pass twice; then that pass becomes the record.
+/// Records the pass with which the uses so far end, if it occurs twice in a row there. Returns whether it did.
 bool UseOrder::learn_from_repetition() {
   const auto all = std::span(current_);
   for (size_t length = 1; 2 * length <= all.size(); length++) {
     const auto last = all.last(length);
     if (all[all.size() - 1 - length] != all.back() || !std::ranges::equal(last, all.last(2 * length).first(length))) continue;
-    // A repetition inside of a pass leaves out units that were used not long ago.
+    // A repetition inside a pass is not a pass: it leaves out units that were used shortly before.
     const auto lately = all.last(std::min(all.size(), 4 * length));
     const std::set<Unit*> repeated(last.begin(), last.end());
     if (std::ranges::any_of(lately, [&](Unit* unit) { return !repeated.contains(unit); })) continue;

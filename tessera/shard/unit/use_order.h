@@ -9,35 +9,35 @@ namespace tessera {
 
 class Unit;
 
-/// Knows units by their addresses only, and looks into none of them.
+/// Compares units by address only and never dereferences them.
 class UseOrder {
  public:
-  /// A pass begins. It is expected to go as the last complete one did.
+  /// Begins a pass. It is predicted from the last complete pass, if there was one.
   void begin();
-  /// The pass was complete, so the next one is predicted from it.
+  /// Ends a complete pass. The next pass is predicted from it.
   void end();
 
-  /// How the end of a pass is seen.
+  /// How the end of a pass is recognized.
   enum class PassEnds {
-    WithWhatFollows,   // the caller says begin() and end()
-    WhenOrderRepeats,  // nothing says it, as in evaluation: an order counts as a pass when it has come twice in a row
+    WithWhatFollows,   // the caller calls end() and begin()
+    WhenOrderRepeats,  // there is no signal, as in evaluation: an order counts as a pass once it has occurred twice in a row
   };
-  /// Records a use. False if it was not predicted, though the pass had been so far.
+  /// Records a use. Returns false for the first use in a pass that differs from the prediction.
   bool record(Unit* unit, PassEnds pass_ends);
 
-  /// The uses of this pass that are still to come; none if they are not known.
+  /// The predicted remaining uses of this pass; empty if there is no prediction.
   std::span<Unit* const> to_come() const;
-  /// In the middle of a pass that goes as predicted.
+  /// Whether the pass has followed the prediction so far, for at least two uses.
   bool is_predicted() const { return trusted_ && next_ > 1; }
   bool used_last(const Unit* unit) const { return !current_.empty() && current_.back() == unit; }
 
  private:
   bool learn_from_repetition();
 
-  std::vector<Unit*> recorded_;  // by the last complete pass
-  std::vector<Unit*> current_;   // by this one
+  std::vector<Unit*> recorded_;  // uses of the last complete pass
+  std::vector<Unit*> current_;   // uses of this pass so far
   bool trusted_ = false;         // a complete pass is recorded, and this one has followed it so far
-  size_t next_ = 0;              // as long as it is: the place in recorded_
+  size_t next_ = 0;              // index in recorded_ of the next predicted use; only meaningful while trusted_
 };
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// What is learnt from the order of uses, and predicted from it. Units are letters here: nothing looks into them.
+// Learning and predicting the order of uses. Units are letters here, because UseOrder never dereferences them.
 #include "tessera/shard/unit/use_order.h"
 
 #include <gtest/gtest.h>

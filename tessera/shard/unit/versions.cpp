@@ -23,7 +23,7 @@ void Versions::done_reading() {
 }
 
 void Versions::wait_to_write(Write how) {
-  // An optimizer of ours can take its step again, but operators may be in the middle of one.
+  // If waiting fails, one of our optimizers can repeat its step. Other operators may belong to a step that has already changed something.
   if (how != Write::Update) write_broke_off_ = true;
   make_writable();
   if (how != Write::Update) {
@@ -53,7 +53,7 @@ void Versions::skip() {
   written_ = true;
 }
 
-/// From now on the shards lie in memory that no other rank sees.
+/// Moves the shards into private memory for good. Other ranks read a copy from now on.
 void Versions::detach() {
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);

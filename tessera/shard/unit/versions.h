@@ -1,4 +1,4 @@
-// How the shards of a unit change, and when other ranks see it: the versions of its parameters.
+// Versions of a unit's parameters: when a rank may change its shards, and when other ranks see the change.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,44 +14,46 @@ namespace tessera {
 
 class Unit;
 
-///      readable  --done_reading(), wait_to_write()-->  writable  --publish()-->  readable, one version on
+///      readable  --done_reading(), wait_to_write()-->  writable  --publish()-->  readable, in the next version
 ///
-/// A version is published once for all writes since the last one, because how many operators an optimizer takes may depend on the rank's
-/// part. Ranks that leave a step out publish a version as well, so that all count alike.
+/// All writes between two publications make one version, because the number of operators that an optimizer runs may depend on the rank's
+/// part. A rank that skips a step publishes a version as well, so that all ranks count alike.
 class Versions {
  public:
   Versions(Unit& unit, UnitMemory& memory) : unit_(unit), memory_(memory) {}
 
   Subject subject() const;
-  /// The version that the shards have, or will have when the unit is read next.
+  /// The version that the shards have now or, after a write, will have when they are published.
   uint64_t next_version() const { return version_ + (written_ ? 1 : 0); }
 
-  /// This rank will not read the unit again before its shards change.
+  /// Tells the other ranks that this rank will not read the current version again.
   void done_reading();
-  /// Shards are about to change. Waits until no rank needs their present values.
+  /// Call it before shards change: waits until all ranks are done reading the current version.
   void wait_to_write(Write how);
-  /// This rank leaves its shards as they are where others change theirs.
+  /// Counts a version without a change, because this rank skips a step that other ranks take.
   void skip();
-  /// Other ranks still read the values from before, so they can't see this rank's changes until it reads the unit again.
+  /// Whether other ranks may still read the version before this rank's write. The new version then can't be published at the end of the
+  /// update, but only when this rank reads the unit next.
   bool is_late() const { return late_; }
-  /// An operator of somebody else's step was about to write, and could not.
+  /// Whether an operator was about to write the shards but waiting failed. An optimizer that is not ours may have changed its state
+  /// already.
   bool write_broke_off() const { return write_broke_off_; }
 
-  /// What other ranks read of a part of the shards (a flat tensor over it), if that is a cast copy which optimizers write along with the
-  /// shards; else undefined.
+  /// The part of the cast copy that belongs to `flat`, a flat tensor over a part of the shards. Undefined if there is no cast copy that an
+  /// optimizer writes.
   at::Tensor cast_copy(const at::Tensor& flat) const;
 
-  /// Others may see the changes, if there are any.
+  /// Publishes a new version if the shards were written.
   void publish();
-  /// The same, and the first version too: before the unit is read.
+  /// Called before the unit is read: publishes a new version if the shards were written, or the first version if none was published yet.
   void publish(std::span<const Buffer> buffers);
 
-  /// A raw pointer to the shards is handed out: what it changes later, without asking again, is found out by a fingerprint.
+  /// A raw pointer to the shards is handed out. Writes through it can't be seen, so expect_untouched() compares fingerprints from now on.
   void hand_out_pointer() { pointed_at_ = fingerprint_of_shards(); }
-  /// Throws UsageError if shards have changed through a pointer that was handed out before they were read last.
+  /// Throws UsageError if the shards have changed through a raw pointer that was requested before they were last published.
   void expect_untouched();
 
-  /// All ranks have given up what they did with the unit.
+  /// Abandons a write or read in progress. All ranks call it, inside tessera::recover.
   void start_anew();
 
  private:
@@ -62,11 +64,11 @@ class Versions {
   Unit& unit_;
   UnitMemory& memory_;
   uint64_t version_ = 0;
-  bool written_ = false;   // since the last publication
-  bool writable_ = false;  // no other rank reads what would be written
-  bool stale_ = true;      // what other ranks read has not been written along with the shards
+  bool written_ = false;   // the shards were written since the last publication
+  bool writable_ = false;  // no other rank reads the memory that a write would change
+  bool stale_ = true;      // publish() has to make the copy that other ranks read, because it was not written along with the shards
   bool late_ = false;
-  bool detached_ = false;  // the shards lie in memory that no other rank sees, for good
+  bool detached_ = false;  // the shards have moved into private memory for good
   bool write_broke_off_ = false;
   std::optional<uint64_t> pointed_at_;  // the shards' fingerprint at the last publication, if a raw pointer to them is out
 };

@@ -1,0 +1,103 @@
+// Gradients of sharded models equal those of unsharded ones: accumulated, from graphs that are used twice, of second order, and of units
+// that are frozen and thawed.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/base/error.h"
+#include "tessera/shard/full_params.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/shard/training.h"
+#include "tessera/testing/net.h"
+
+namespace tessera::testing {
+namespace {
+
+TEST(Gradients, AreThoseThatUsersOfShardsExpect) {
+  with_ranks(3, [](const Communicator& world) {
+    auto unsharded = seeded_net();
+    auto net = sharded_net(world);
+    const auto shards = parameters(*net);
+    const auto originals = unsharded->parameters();
+    const auto x = input(world.rank());
+    const auto expect_same = [&](double factor) {
+      for (size_t i = 0; i < shards.size(); i++) {
+        EXPECT_TRUE(at::allclose(full_grad(shards[i]), originals[i].grad() * factor, 1e-5, 1e-5)) << i;
+      }
+    };
+    mean_over_ranks(world, [&](int rank) { return unsharded(input(rank)).pow(2).sum(); }).backward();
+    // Accumulation over several passes, two forwards before one backward, a graph used twice.
+    net(x).pow(2).sum().backward();
+    expect_same(1);
+    net(x).pow(2).sum().backward();
+    expect_same(2);
+    net->zero_grad();
+    (net(x).pow(2).sum() + net(x).pow(2).sum()).backward();
+    expect_same(2);
+    net->zero_grad();
+    const auto loss = net(x).pow(2).sum();
+    loss.backward({}, /*retain_graph=*/true);
+    loss.backward();
+    expect_same(2);
+    net->zero_grad();
+
+    const auto gradients = torch::autograd::grad({net(x).pow(2).sum()}, shards);
+    ASSERT_EQ(gradients.size(), shards.size());
+    EXPECT_EQ(gradients[0].sizes(), shards[0].sizes());
+    EXPECT_FALSE(shards[0].grad().defined());
+
+    int calls = 0;
+    auto hooked = shards[0];
+    hooked.register_hook([&calls](const at::Tensor& gradient) {
+      calls++;
+      return gradient * 2;
+    });
+    net(x).pow(2).sum().backward();
+    EXPECT_EQ(calls, 1);
+    EXPECT_TRUE(at::allclose(full_grad(shards[0]), originals[0].grad() * 2, 1e-5, 1e-5));
+    EXPECT_TRUE(at::allclose(full_grad(shards[1]), originals[1].grad(), 1e-5, 1e-5));
+  });
+}
+
+TEST(Gradients, OfInputsMayBeDifferentiatedAgain) {
+  with_ranks(2, [](const Communicator& world) {
+    const auto penalty = [](Net& net, int rank) {
+      auto x = input(rank).set_requires_grad(true);
+      const auto energy = net(x).pow(2).sum();
+      const auto forces = torch::autograd::grad({energy}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+      return forces.pow(2).sum() + energy;
+    };
+    auto unsharded = seeded_net();
+    mean_over_ranks(world, [&](int rank) { return penalty(unsharded, rank); }).backward();
+    auto net = sharded_net(world);
+    penalty(net, world.rank()).backward();
+    const auto shards = parameters(*net);
+    for (size_t i = 0; i < shards.size(); i++) {
+      EXPECT_TRUE(at::allclose(full_grad(shards[i]), unsharded->parameters()[i].grad(), 1e-4, 1e-5)) << i;
+    }
+    EXPECT_THAT(message_of<UsageError>([&] { net(input()).pow(2).sum().backward({}, true, /*create_graph=*/true); }),
+                ::testing::HasSubstr("create_graph"));
+  });
+}
+
+TEST(FrozenUnits, GetNoGradientUntilTheyThaw) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world), unsharded = seeded_net();
+    for (const auto training : {Training::Frozen, Training::Trained, Training::Frozen}) {
+      net->zero_grad();
+      unsharded->zero_grad();
+      set_requires_grad(*net->b, training);
+      set_requires_grad(*unsharded->b, training);
+      net(input(world.rank())).pow(2).sum().backward();
+      mean_over_ranks(world, [&](int rank) { return unsharded(input(rank)).pow(2).sum(); }).backward();
+      for (size_t i = 0; i < 6; i++) {
+        const auto expected = unsharded->parameters()[i].grad(), actual = full_grad(parameters(*net)[i]);
+        ASSERT_EQ(actual.defined(), expected.defined()) << i;
+        EXPECT_TRUE(!expected.defined() || at::allclose(actual, expected, 1e-5, 1e-5)) << i;
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing
