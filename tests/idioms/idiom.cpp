@@ -8,7 +8,7 @@
 namespace tessera::idioms {
 namespace {
 
-/// A parameter may be registered more than once.
+/// The tensors without repetition; tied parameters are registered more than once.
 std::vector<at::Tensor> distinct(const torch::nn::Module& module) {
   std::vector<at::Tensor> result;
   for (const auto& tensor : module.parameters()) {

@@ -1,5 +1,5 @@
-// The corpus of idioms: what programs do with models, run once with plain libtorch and once sharded. Each idiom ends in the same numbers or
-// in an error that says why not. docs/idioms.md is made from it.
+// The corpus of idioms: things that programs do with models. Each idiom runs once with plain libtorch and once sharded, and either gives
+// the same numbers or is refused with an error that says why. docs/idioms.md is generated from it.
 #pragma once
 
 #include <torch/torch.h>
@@ -18,14 +18,14 @@ namespace tessera::idioms {
 
 enum class By { Tessera, Torch };
 
-/// How one run of an idiom goes about it.
+/// The settings of one run of an idiom.
 struct Setting {
   int ranks = 2;
   By optimizer = By::Tessera;
-  std::optional<Residence> sharded = {};  // none: the plain run
+  std::optional<Residence> sharded = {};  // nothing for the plain run
 };
 
-/// An optimizer of either kind.
+/// An optimizer, either Tessera's or torch's.
 class Steps {
  public:
   explicit Steps(std::unique_ptr<optim::Optimizer> ours) : ours_(std::move(ours)) {}
@@ -41,7 +41,7 @@ class Steps {
   std::shared_ptr<torch::optim::Optimizer> theirs_;
 };
 
-/// What an idiom has at hand: one rank of one run. The plain run is replicated training: gradients are averaged over the ranks.
+/// One rank of one run, with what an idiom needs. The plain run is replicated training: gradients are averaged over the ranks.
 class Run {
  public:
   Run(Communicator world, const Setting& setting) : world_(std::move(world)), setting_(setting) {}
@@ -52,10 +52,10 @@ class Run {
   bool sharded() const { return setting_.sharded.has_value(); }
   const Setting& setting() const { return setting_; }
 
-  /// Makes the model a unit. In the plain run, has its gradients averaged.
+  /// Makes the model a unit. In the plain run, backward() will average the model's gradients instead.
   void shard(torch::nn::Module& model, ShardOptions options);
   void shard(torch::nn::Module& model) { shard(model, {.mesh = world_}); }
-  /// Every child with parameters a unit, and the rest of the model.
+  /// Makes every child that has parameters a unit, and the rest of the model another.
   void shard_nested(torch::nn::Module& model, const ShardOptions& options);
   void shard_nested(torch::nn::Module& model) { shard_nested(model, {.mesh = world_}); }
   template <class Holder>
@@ -79,44 +79,44 @@ class Run {
     shard_nested(static_cast<torch::nn::Module&>(*model));
   }
 
-  /// loss.backward(), and the mean over the ranks of what it added to the gradients.
+  /// Calls loss.backward(). In the plain run, also averages over the ranks what it has added to the gradients.
   void backward(const at::Tensor& loss) const;
-  /// The same for whatever calls backward itself.
+  /// The same for a function that runs the backward pass itself.
   void backward(const std::function<void()>& pass) const;
 
-  /// Over what parameters() lists, or over some tensors.
+  /// Makes an optimizer for the parameters of a model (see parameters()), or for some tensors.
   Steps sgd(const torch::nn::Module& model, double lr = 0.1, double momentum = 0.5) const;
   Steps sgd(const std::vector<at::Tensor>& parameters, double lr = 0.1, double momentum = 0.5) const;
   Steps adamw(const torch::nn::Module& model, double lr = 0.05, double weight_decay = 0.1) const;
   Steps adamw(const std::vector<at::Tensor>& parameters, double lr = 0.05, double weight_decay = 0.1) const;
-  /// tessera::parameters() of a sharded model; of a plain one its own, each once.
+  /// tessera::parameters() in a sharded run; in the plain run the model's own parameters without repetition.
   std::vector<at::Tensor> parameters(const torch::nn::Module& model) const;
 
-  /// What is compared.
+  /// Records a value, which must be the same in the plain and the sharded run.
   void record(const at::Tensor& value);
   void record(double value) { record(torch::tensor(value, torch::kDouble)); }
-  /// All whole parameters of the model, in their order.
+  /// Records all full parameters of the model, in their order.
   void record_parameters(const torch::nn::Module& model);
-  /// The whole gradients of these parameters (see parameters()); that there is none counts, too.
+  /// Records the full gradients of these parameters (see parameters()), including whether there is one.
   void record_gradients(const std::vector<at::Tensor>& parameters);
   const std::vector<at::Tensor>& records() const { return records_; }
 
-  /// Values by a formula: with the rank in it, so that every rank has its own batch.
+  /// A batch of values from a formula that contains the rank, so that every rank has its own batch.
   at::Tensor batch(at::IntArrayRef sizes, int number = 0) const;
 
-  /// The usual loop: so many steps, each with its own batch, recording losses and at the end the parameters.
+  /// Runs the usual training loop. Records the loss of each step, and the parameters at the end.
   void train(const torch::nn::Module& model, const std::function<at::Tensor(int step)>& loss, const Steps& optimizer, int steps = 4);
 
  private:
   Communicator world_;
   Setting setting_;
-  std::vector<torch::nn::Module*> models_;  // whose gradients the plain run averages
+  std::vector<torch::nn::Module*> models_;  // models whose gradients the plain run averages
   std::vector<at::Tensor> records_;
 };
 
-/// Values by a formula, the same on every rank and in every run.
+/// Values from a formula, the same on every rank and in every run.
 at::Tensor values(at::IntArrayRef sizes, double shift = 0);
-/// Gives all parameters values by the formula, so that no generator is needed. Before sharding.
+/// Fills all parameters with values from the formula, so that no random generator is needed. Call it before sharding.
 void fill(torch::nn::Module& module);
 
 /// A model for idioms that need no particular one. Neither 2 nor 3 ranks divide the sizes of all its parameters.
@@ -131,13 +131,13 @@ struct Mlp : torch::nn::Module {
 };
 
 struct Idiom {
-  std::string what;  // in words, as the page has it
+  std::string what;  // the description on the page
   std::function<void(Run&)> act;
-  std::string refused = {};   // if it is: a part of what the error says
-  std::string gathered = {};  // and where parameters are gathered, if that is something else
-  double within = 0;          // equal to so much, absolute and relative; 0: to the bit
-  std::string because = {};   // why not to the bit
-  std::string remark = {};    // for the page
+  std::string refused = {};   // if the idiom is refused: a part of the error message
+  std::string gathered = {};  // the same with gathered memory, if the message differs there
+  double within = 0;          // the absolute and relative tolerance; 0 means the same bits
+  std::string because = {};   // why the bits may differ
+  std::string remark = {};    // a remark for the page
 };
 
 struct Chapter {

@@ -1,4 +1,4 @@
-// Runs the corpus, and makes the page of it: `test_idioms --page FILE` writes it.
+// Runs the corpus. `test_idioms --page FILE` writes the page docs/idioms.md.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -99,7 +99,7 @@ std::vector<Trial> trials() {
   return result;
 }
 
-/// "Hooks_aHookOnAShard": letters and digits are all that a test's name may have.
+/// The name of an idiom's test, such as "Hooks_aHookOnAShard": test names may contain only letters and digits.
 std::string test_name(const ::testing::TestParamInfo<Trial>& info) {
   const auto camel = [](const std::string& text) {
     std::string result;
