@@ -17,6 +17,7 @@
 #include "tessera/base/log.h"
 #include "tessera/comm/backend/backend_link.h"
 #include "tessera/comm/gloo/gloo_link.h"
+#include "tessera/comm/host/envelope.h"
 #include "tessera/comm/host/host_transport.h"
 #include "tessera/comm/host/rendezvous.h"
 #include "tessera/comm/self/self.h"
@@ -32,30 +33,36 @@ TransportKind chosen_transport(TransportKind wanted) {
   return given ? static_cast<TransportKind>(*given) : wanted;
 }
 
-/// Exchanges host ids over the link.
-Topology find_hosts(Link& link, Clock::time_point deadline) {
-  const auto own = std::hash<std::string>()(host_id());
-  std::vector<uint64_t> names(static_cast<size_t>(link.size()));
-  std::vector<Bytes> from;
-  for (auto& name : names) from.push_back(std::as_writable_bytes(std::span(&name, 1)));
-  try {
-    link.all_gather(std::as_bytes(std::span(&own, 1)), from, deadline);
-  } catch (const LinkFailure&) {
-    return Topology::one_host(link.size());  // the barrier that follows reports the failure
-  }
+/// Numbers hosts by their names.
+Topology topology_of(std::span<const std::string> host_names) {
   std::vector<int> host_of;
-  for (const auto name : names) host_of.push_back(static_cast<int>(std::ranges::find(names, name) - names.begin()));
+  for (const auto& name : host_names) host_of.push_back(static_cast<int>(std::ranges::find(host_names, name) - host_names.begin()));
   return Topology(host_of);
 }
 
+/// Exchanges host names over a link between ranks that have not met in a store.
+Topology find_hosts(Link& link, std::chrono::milliseconds limit) {
+  std::array<char, 256> own = {};
+  host_id().copy(own.data(), own.size() - 1);
+  std::vector<std::array<char, 256>> all(static_cast<size_t>(link.size()));
+  std::vector<Bytes> from;
+  for (auto& name : all) from.push_back(std::as_writable_bytes(std::span(name)));
+  try {
+    link.all_gather(std::as_bytes(std::span(own)), from, Clock::now() + limit);
+  } catch (const LinkFailure& failure) {
+    throw CommError(fmt::format("rank {} can't start: {} {}", link.rank(), failure.ranks.empty() ? "it was broken off:" : name_ranks(failure.ranks),
+                                failure.kind == LinkFailure::Kind::Late ? "did not join" : failure.reason));
+  }
+  std::vector<std::string> names;
+  for (const auto& name : all) names.emplace_back(name.data());
+  return topology_of(names);
+}
+
 /// Returns after a barrier of all ranks, so no rank needs the store any more to join.
-Communicator wrap(std::string name, std::unique_ptr<Link> link, const InitOptions& options) {
-  const auto deadline = Clock::now() + options.start_limit;
-  auto topology = find_hosts(*link, deadline);
+Communicator wrap(std::string name, Topology topology, std::unique_ptr<Link> link, const InitOptions& options) {
   const Communicator world(host_transport({.name = std::move(name), .topology = std::move(topology)}, std::move(link)),
                            options.operation_limit);
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-  world.with_limit(std::max(left, std::chrono::milliseconds(1))).barrier({.unit = "start"});
+  world.with_limit(options.start_limit).barrier({.unit = "start"});
   world.reset_traffic();
   return world;
 }
@@ -152,10 +159,12 @@ Communicator init(const c10::intrusive_ptr<c10d::Store>& store, int rank, int wo
   const auto kind = chosen_transport(options.transport);
   const StorePtr own_store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("world{}", next_round(store, rank)), store);
   const auto ranks = introduce(own_store, identity, kind, end);
-  const bool one_host = std::ranges::all_of(ranks, [&](const auto& other) { return other.host == ranks.front().host; });
+  std::vector<std::string> host_names;
+  for (const auto& each : ranks) host_names.push_back(each.host);
+  const auto topology = topology_of(host_names);
+  const bool one_host = topology.hosts() == 1;
 
-  const auto here = std::ranges::count_if(ranks, [&](const auto& other) { return other.host == ranks[rank].host; });
-  warn_of_threads(rank, static_cast<int>(here));
+  warn_of_threads(rank, static_cast<int>(topology.ranks_on(topology.host_of(rank)).size()));
   if (kind == TransportKind::Self && world_size > 1) {
     throw ConfigError(fmt::format("transport self is for a lone process; this world has {} ranks", world_size));
   }
@@ -165,13 +174,13 @@ Communicator init(const c10::intrusive_ptr<c10d::Store>& store, int rank, int wo
   if (world_size == 1 && kind != TransportKind::Gloo && kind != TransportKind::Shm) return self_world().with_limit(options.operation_limit);
   if (one_host && kind != TransportKind::Gloo) {
     auto attempt = shm_link(own_store, identity, end);
-    if (attempt.link) return wrap("shm", std::move(attempt.link), options);
+    if (attempt.link) return wrap("shm", topology, std::move(attempt.link), options);
     if (kind == TransportKind::Shm) throw CommError(attempt.why_not);
     log(rank == 0 ? LogLevel::Warning : LogLevel::Debug, attempt.why_not + "; talking over gloo instead");
   }
   const auto address = address_towards_master();
   if (!one_host) warn_of_loopback(address);
-  return wrap("gloo", gloo_link(own_store, rank, world_size, {.address = address, .start_limit = options.start_limit}), options);
+  return wrap("gloo", topology, gloo_link(own_store, rank, world_size, {.address = address, .start_limit = options.start_limit}), options);
 }
 
 Communicator init(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const InitOptions& options) {
@@ -183,7 +192,9 @@ Communicator init(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Ini
     throw UsageError(fmt::format("the process group has no backend that moves host memory: {}", error.what()));
   }
   start_log(backend->getRank());
-  return wrap(backend->getBackendName(), backend_link(backend, group->getStore(), options.start_limit), options);
+  auto link = backend_link(backend, group->getStore(), options.start_limit);
+  auto topology = find_hosts(*link, options.start_limit);
+  return wrap(backend->getBackendName(), std::move(topology), std::move(link), options);
 }
 
 int local_rank() {

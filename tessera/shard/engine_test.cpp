@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "tessera/optim/sgd.h"
 #include "tessera/shard/local.h"
 
 #include <thread>
@@ -208,17 +209,23 @@ TEST(Lifetime, OfAGraphMayBeLongerThanThatOfItsModel) {
   });
 }
 
+template <class Optimizer, class Options>
+void step_after_the_model(const Communicator& world, const Options& options) {
+  auto model = sharded_blocks(world);
+  Optimizer optimizer(model->parameters(), options);
+  model->forward(numbers({5, 8})).pow(2).sum().backward();
+  const auto shard = parameters(*model)[0];
+  const auto expected = to_local(shard) - to_local(shard.grad());
+  model = nullptr;
+  optimizer.step();
+  EXPECT_TRUE(at::equal(to_local(shard), expected));
+  optimizer.zero_grad();
+}
+
 TEST(Lifetime, OfAnOptimizerMayBeLongerThanThatOfItsModel) {
   with_ranks(2, [](const Communicator& world) {
-    auto model = sharded_blocks(world);
-    torch::optim::SGD optimizer(model->parameters(), 1);
-    model->forward(numbers({5, 8})).pow(2).sum().backward();
-    const auto shard = parameters(*model)[0];
-    const auto expected = to_local(shard) - to_local(shard.grad());
-    model = nullptr;
-    optimizer.step();
-    EXPECT_TRUE(at::equal(to_local(shard), expected));
-    optimizer.zero_grad();
+    step_after_the_model<torch::optim::SGD>(world, torch::optim::SGDOptions(1));
+    step_after_the_model<optim::SGD>(world, optim::SgdOptions{.lr = 1});
   });
 }
 

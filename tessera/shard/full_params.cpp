@@ -6,6 +6,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
@@ -88,11 +89,8 @@ at::Tensor full_tensor(const Located& found, const at::Tensor& own_flat, Ranks r
   return wanted_here(found.unit->mesh(), ranks) ? copy_of_parameter(all, *found.parameter) : at::Tensor();
 }
 
-/// "unit 'a', unit 'b'"
-std::string names(std::span<const std::shared_ptr<Unit>> units) {
-  std::string result;
-  for (const auto& unit : units) result += fmt::format("{}unit '{}'", result.empty() ? "" : ", ", unit->name());
-  return result;
+void report_loss(const Unit& unit, const std::exception& error) {
+  log(LogLevel::Error, fmt::format("changes of the parameters of unit '{}' are lost: {}", unit.name(), error.what()));
 }
 
 }  // namespace
@@ -123,17 +121,25 @@ FullParams::~FullParams() {
     for (const auto& unit : units_) unit->unpin();
     return;
   }
+  std::optional<WriteGuard> guard;  // keeps other threads out until the shards have taken over what was written
   try {
-    const WriteGuard guard(units_, Write::Unsharded);
-    guard.outdate_all();
-    for (const auto& unit : units_) unit->state(unit->schedule()->lock()).keep_own_part();
+    guard.emplace(units_, Write::Unsharded);
   } catch (const std::exception& error) {
-    log(LogLevel::Error, fmt::format("changes of the parameters of {} are lost: {}", names(units_), error.what()));
+    for (const auto& unit : units_) report_loss(*unit, error);
   }
   for (const auto& unit : units_) {
     const auto schedule = unit->schedule();
     const auto held = schedule->lock();
-    unit->state(held).unsharded_writers--;
+    auto& state = unit->state(held);
+    try {
+      if (guard) {
+        unit->outdate({});
+        state.keep_own_part();
+      }
+    } catch (const std::exception& error) {
+      report_loss(*unit, error);
+    }
+    state.unsharded_writers--;
     unit->unpin();
     if (!unit->pinned()) schedule->reshard(*unit);  // the unsharded form may differ from the shards now
   }

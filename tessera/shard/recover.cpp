@@ -32,7 +32,8 @@ void meet(const Communicator& world) {
 void expect_same_steps(const std::vector<std::shared_ptr<Unit>>& all, const Communicator& world) {
   std::vector<int64_t> own;
   for (const auto& unit : all) {
-    const auto& versions = unit->state(unit->schedule()->lock()).versions;
+    const auto held = unit->schedule()->lock();
+    const auto& versions = unit->state(held).versions;
     const auto version = static_cast<int64_t>(versions.next_version());
     own.insert(own.end(), {version, -version, versions.write_broke_off()});
   }
@@ -43,8 +44,9 @@ void expect_same_steps(const std::vector<std::shared_ptr<Unit>>& all, const Comm
     const auto last = value[0], first = -value[1], broke_off = value[2];
     value += 3;
     if (last != first) {
-      throw CommError(fmt::format("unit '{}' has taken {} steps on one rank and {} on another, so the ranks can't go on together; load a checkpoint",
-                                  unit->name(), first, last));
+      throw CommError(
+          fmt::format("unit '{}' has taken {} steps on one rank and {} on another, so the ranks can't go on together; load a checkpoint",
+                      unit->name(), first, last));
     }
     if (broke_off != 0) {
       throw CommError(fmt::format(
@@ -57,7 +59,8 @@ void expect_same_steps(const std::vector<std::shared_ptr<Unit>>& all, const Comm
 
 /// Abandons what the unit was doing and drops its gradients.
 void start_anew(Unit& unit) {
-  auto& state = unit.state(unit.schedule()->lock());
+  const auto held = unit.schedule()->lock();
+  auto& state = unit.state(held);
   state.reduction.abandon();
   state.versions.start_anew();
   for (auto& group : unit.groups()) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "tessera/base/error.h"
 #include "tessera/shard/paging/storage_tag.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
@@ -34,11 +33,7 @@ void begin(Unit& unit, Write how) {
   }
   // WriteGuard::publish() publishes an update, unless other ranks may still read the version before.
   if (how != Write::Update || state.versions.is_late()) schedule.expect_to_publish(unit);
-  if (how != Write::Load) return;
-  if (state.versions.is_late()) {
-    throw CommError("the ranks load a checkpoint while some still write parameters; load on all ranks at one place");
-  }
-  state.trust_start();
+  if (how == Write::Load) state.trust_start();
 }
 
 }  // namespace
@@ -54,7 +49,8 @@ WriteGuard::WriteGuard(std::span<const std::shared_ptr<Unit>> units, Write how) 
 }
 
 void WriteGuard::outdate(const at::Tensor& shard) const {
-  if (const auto* tag = tag_of(shard)) tag->unit.lock()->outdate(shard);
+  const auto* tag = tag_of(shard);
+  if (const auto unit = tag != nullptr ? tag->unit.lock() : nullptr) unit->outdate(shard);
 }
 
 void WriteGuard::outdate_all() const {
@@ -63,9 +59,10 @@ void WriteGuard::outdate_all() const {
 
 at::Tensor WriteGuard::cast_copy(const at::Tensor& flat) const {
   const auto* tag = tag_of(flat);
-  if (tag == nullptr) return {};
-  const auto unit = tag->unit.lock();
-  return unit->state(unit->schedule()->lock()).versions.cast_copy(flat);
+  const auto unit = tag != nullptr ? tag->unit.lock() : nullptr;
+  if (!unit) return {};  // an ordinary tensor, or a shard whose model is gone
+  const auto held = unit->schedule()->lock();
+  return unit->state(held).versions.cast_copy(flat);
 }
 
 void WriteGuard::publish() const {
@@ -79,7 +76,8 @@ void WriteGuard::publish() const {
 void hand_out_pointer(const std::shared_ptr<Unit>& unit) {
   const WriteGuard guard(std::span(&unit, 1), Write::Operators);
   guard.outdate_all();
-  unit->state(unit->schedule()->lock()).versions.hand_out_pointer();
+  const auto held = unit->schedule()->lock();
+  unit->state(held).versions.hand_out_pointer();
 }
 
 }  // namespace tessera

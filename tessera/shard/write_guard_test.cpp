@@ -42,10 +42,20 @@ std::vector<at::Tensor> reversed(std::vector<at::Tensor> shards) {
 const Ending kForwards = {"TorchForwards", [](const auto& model) { take_step_of_torch(parameters(*model)); }};
 const Ending kBackwards = {"TorchBackwards", [](const auto& model) { take_step_of_torch(reversed(parameters(*model))); }};
 const Ending kOurs = {"OursBackwards", [](const auto& model) { optim::SGD(reversed(parameters(*model)), {.lr = kRate}).step(); }};
+const Ending kOursForwards = {"OursForwards", [](const auto& model) { optim::SGD(parameters(*model), {.lr = kRate}).step(); }};
 const Ending kSkip = {"Skip", [](const auto& model) { skip_step(*model); }};
 const Ending kWholes = {"FullParams", [](const auto& model) {
                           const auto guard = full_params(*model, Access::Write);
                         }};
+
+/// Where the shards of each unit lie. They move if ranks had to give way to each other.
+std::vector<const void*> places(const Blocks& model) {
+  std::vector<const void*> result;
+  for (const auto& unit : units(model)) {
+    for (const auto& group : unit->groups()) result.push_back(group.own.const_data_ptr());
+  }
+  return result;
+}
 
 class Orders : public ::testing::TestWithParam<std::pair<Ending, Ending>> {};
 
@@ -55,6 +65,7 @@ TEST_P(Orders, DoNotMatter) {
     const auto world = all.with_limit(std::chrono::seconds(3));
     const auto model = sharded_blocks(world);
     Blocks plain;
+    const auto before = places(*model);
     for (int round = 0; round < 4; round++) {
       const auto x = numbers({4, 8}, round);
       EXPECT_TRUE(at::allclose(model->forward(x), plain.forward(x), 1e-5, 1e-6)) << "round " << round;
@@ -70,6 +81,11 @@ TEST_P(Orders, DoNotMatter) {
       const auto originals = plain.parameters();
       for (size_t i = 0; i < wholes.size(); i++) originals[i].copy_(wholes[i]);
     }
+    // Only operators of others, which come one by one, may have to give way.
+    const auto is_guarded = [](const Ending& ending) { return !ending.name.starts_with("Torch"); };
+    if (is_guarded(first) || is_guarded(second)) {
+      EXPECT_EQ(places(*model), before);
+    }
     for (const auto& unit : units(*model)) {
       EXPECT_EQ(unit->state(unit->schedule()->lock()).versions.next_version(), 4U) << unit->name();
     }
@@ -78,7 +94,7 @@ TEST_P(Orders, DoNotMatter) {
 
 INSTANTIATE_TEST_SUITE_P(OfWrites, Orders,
                          ::testing::Values(std::pair(kForwards, kBackwards), std::pair(kBackwards, kSkip), std::pair(kSkip, kForwards),
-                                           std::pair(kOurs, kForwards), std::pair(kOurs, kSkip), std::pair(kWholes, kBackwards),
+                                           std::pair(kOurs, kForwards), std::pair(kOurs, kOursForwards), std::pair(kOurs, kSkip), std::pair(kWholes, kBackwards),
                                            std::pair(kWholes, kSkip)),
                          [](const auto& info) { return info.param.first.name + "And" + info.param.second.name; });
 

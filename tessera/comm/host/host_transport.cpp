@@ -41,7 +41,10 @@ void expect_one_dtype(std::span<const Piece> pieces) {
 Transport::Traits with_place(Transport::Traits traits, const Link& link) {
   traits.size = link.size();
   traits.local_ranks = {link.rank()};
-  if (traits.topology.ranks() != traits.size) traits.topology = Topology::one_host(traits.size);
+  if (traits.topology.ranks() == 1) traits.topology = Topology::one_host(traits.size);  // nobody has named hosts
+  if (traits.topology.ranks() != traits.size) {
+    throw UsageError(fmt::format("hosts are named for {} ranks, but there are {}", traits.topology.ranks(), traits.size));
+  }
   return traits;
 }
 

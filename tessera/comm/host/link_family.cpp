@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <exception>
+#include <string>
 
+#include "tessera/base/env.h"
 #include "tessera/base/failure_record.h"
 
 namespace tessera {
@@ -35,7 +37,9 @@ int record_culprit(const LinkFailure& failure, int own, std::span<const int> wor
   int culprit = world_ranks[own];
   if (failure.kind == LinkFailure::Kind::Gone) culprit = world_ranks[failure.ranks.front()];
   if (failure.kind == LinkFailure::Kind::Aborted) culprit = failure.culprit;
-  if (culprit != world_ranks[own]) record_failure(world_ranks[own], culprit);
+  // The launcher knows ranks by the numbers that it gave them. A world of only some of its ranks, or of threads, numbers them otherwise.
+  const bool numbers_agree = env("RANK") == std::to_string(world_ranks[own]);
+  if (numbers_agree && culprit != world_ranks[own]) record_failure(world_ranks[own], culprit);
   return culprit;
 }
 
