@@ -193,7 +193,7 @@ TEST(RankFile, ThatMakesNoSenseIsRefused) {
                   record["format"] = 1;
                   for (auto& part : record["parts"]) part["begin"] = 1, part["numel"] = 60;
                 }),
-                HasSubstr("has no 60 values from 1 on"));
+                HasSubstr("does not have 60 values from index 1 on"));
   });
 }
 
