@@ -314,7 +314,10 @@ TEST_F(Device, UnitsAreFreedInEvaluation) {
   EXPECT_EQ(host_reads(), reads);
   EXPECT_LT(counters(*net).peak_unsharded_bytes, all);
   int whole = 0;
-  for (const auto& unit : units(*net)) whole += unit->state(unit->schedule()->lock()).has_memory() ? 1 : 0;
+  for (const auto& unit : units(*net)) {
+    const auto held = unit->schedule()->lock();
+    whole += unit->state(held).has_memory() ? 1 : 0;
+  }
   EXPECT_LE(whole, ShardOptions{.mesh = world_}.max_live_units);
 }
 

@@ -87,7 +87,8 @@ TEST_P(Orders, DoNotMatter) {
       EXPECT_EQ(places(*model), before);
     }
     for (const auto& unit : units(*model)) {
-      EXPECT_EQ(unit->state(unit->schedule()->lock()).versions.next_version(), 4U) << unit->name();
+      const auto held = unit->schedule()->lock();
+      EXPECT_EQ(unit->state(held).versions.next_version(), 4U) << unit->name();
     }
   });
 }

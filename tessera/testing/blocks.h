@@ -56,7 +56,10 @@ inline void expect_same_gradients(const torch::nn::Module& sharded, const torch:
 }
 
 inline void expect_all_freed(const torch::nn::Module& model) {
-  for (const auto& unit : units(model)) EXPECT_FALSE(unit->state(unit->schedule()->lock()).has_memory()) << unit->name();
+  for (const auto& unit : units(model)) {
+    const auto held = unit->schedule()->lock();
+    EXPECT_FALSE(unit->state(held).has_memory()) << unit->name();
+  }
 }
 
 }  // namespace tessera::testing

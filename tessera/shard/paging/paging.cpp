@@ -44,7 +44,8 @@ void refuse_stranger(const at::Tensor& tensor, const OperatorFacts& op) {
 }
 
 bool may_write_unsharded(Unit& unit) {
-  return unit.state(unit.schedule()->lock()).unsharded_writers > 0;
+  const auto held = unit.schedule()->lock();
+  return unit.state(held).unsharded_writers > 0;
 }
 
 void note(Operands& operands, const at::Tensor& tensor, bool writes, const OperatorFacts& op) {
@@ -144,7 +145,8 @@ void cast_operands(const OperatorFacts& op, Stack& stack, Unit& unit) {
     if (!tensor.defined() || !at::isFloatingType(tensor.scalar_type())) return tensor;
     if (op.updates_statistics) return is_paged(tensor) ? tensor.to(at::kFloat) : tensor;
     if (is_paged(tensor) || tensor.scalar_type() == *dtype) return tensor;
-    return unit.state(unit.schedule()->lock()).casts.cast(tensor, *dtype);
+    const auto held = unit.schedule()->lock();
+    return unit.state(held).casts.cast(tensor, *dtype);
   };
   for (size_t i = 0; i < op.arguments; i++) {
     if (op.writes[i]) continue;

@@ -4,7 +4,6 @@
 #include <c10/core/Allocator.h>
 
 #include <cstring>
-#include <typeinfo>
 #include <utility>
 
 #include "tessera/base/compat.h"
@@ -95,17 +94,6 @@ at::Tensor TaggedStorage::memory_view(at::ScalarType dtype) const {
 /// Sets the data pointer of the storage to its memory, or to null.
 void TaggedStorage::show_memory() {
   set_data_ptr_noswap(at::DataPtr(memory_ ? memory_->get() : nullptr, device()));
-}
-
-TaggedStorage* tagged_storage(const at::Tensor& tensor) {
-  if (!tensor.has_storage()) return nullptr;
-  auto& storage = *tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  return typeid(storage) == typeid(TaggedStorage) ? static_cast<TaggedStorage*>(&storage) : nullptr;
-}
-
-StorageTag* tag_of(const at::Tensor& tensor) {
-  auto* const storage = tagged_storage(tensor);
-  return storage == nullptr ? nullptr : &storage->tag;
 }
 
 }  // namespace tessera

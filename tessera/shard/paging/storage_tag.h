@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <typeinfo>
 
 namespace tessera {
 
@@ -79,7 +80,14 @@ class TaggedStorage final : public c10::StorageImpl {
 using TaggedStoragePtr = c10::intrusive_ptr<TaggedStorage>;
 
 /// Both return null if the tensor's storage belongs to no unit.
-TaggedStorage* tagged_storage(const at::Tensor& tensor);
-StorageTag* tag_of(const at::Tensor& tensor);
+inline TaggedStorage* tagged_storage(const at::Tensor& tensor) {
+  if (!tensor.has_storage()) return nullptr;
+  auto& storage = *tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  return typeid(storage) == typeid(TaggedStorage) ? static_cast<TaggedStorage*>(&storage) : nullptr;
+}
+inline StorageTag* tag_of(const at::Tensor& tensor) {
+  auto* const storage = tagged_storage(tensor);
+  return storage == nullptr ? nullptr : &storage->tag;
+}
 
 }  // namespace tessera

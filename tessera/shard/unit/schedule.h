@@ -9,24 +9,10 @@
 #include <vector>
 
 #include "tessera/shard/unit/live_set.h"
+#include "tessera/shard/unit/schedule_lock.h"
 #include "tessera/shard/unit/use_order.h"
 
 namespace tessera {
-
-class Schedule;
-
-/// Keeps other threads from using the units of the schedule. A thread may hold several locks of the same schedule at once.
-class [[nodiscard]] ScheduleLock {
- public:
-  bool is_of(const Schedule& schedule) const { return schedule_ == &schedule; }
-
- private:
-  friend class Schedule;
-  ScheduleLock(const Schedule& schedule, std::recursive_mutex& mutex) : schedule_(&schedule), lock_(mutex) {}
-
-  const Schedule* schedule_;
-  std::unique_lock<std::recursive_mutex> lock_;
-};
 
 /// There is one per model. It records the order in which units are used, and predicts each pass from the last complete pass of the same
 /// kind. A wrong prediction costs an all-gather and never changes a result.

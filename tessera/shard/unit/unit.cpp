@@ -27,9 +27,8 @@ std::string_view Unit::residence() const {
   return state_->memory().name();
 }
 
-UnitState& Unit::state(const ScheduleLock& held) {
-  if (!held.is_of(*schedule_)) throw std::logic_error("the state of a unit was asked for with the lock of another schedule");
-  return *state_;
+void Unit::refuse_lock() {
+  throw std::logic_error("the state of a unit was asked for with the lock of another schedule");
 }
 
 Unit::Buffers Unit::buffers() const {

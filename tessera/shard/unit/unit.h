@@ -16,12 +16,12 @@
 #include "tessera/shard/paging/storage_tag.h"
 #include "tessera/shard/unit/candidate.h"
 #include "tessera/shard/unit/layout.h"
+#include "tessera/shard/unit/schedule_lock.h"
 #include "tessera/shard/unit/unit_memory.h"
 
 namespace tessera {
 
 class Schedule;
-class ScheduleLock;
 class UnitState;
 
 /// What one unit cost this rank since the last reset.
@@ -98,7 +98,12 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const std::shared_ptr<Schedule>& schedule() const { return schedule_; }
   /// Moves the unit to the schedule of a larger model. Must not be called while either model is in use.
   void join(std::shared_ptr<Schedule> schedule) { schedule_ = std::move(schedule); }
-  UnitState& state(const ScheduleLock& held);
+  /// Throws std::logic_error if the lock is another schedule's. The state must not be used longer than the lock is held.
+  UnitState& state(const ScheduleLock& held) {
+    if (!held.is_of(*schedule_)) refuse_lock();
+    return *state_;
+  }
+  UnitState& state(ScheduleLock&& held) = delete;
 
   const UnitCounters& counters() const { return counters_; }
   void reset_counters() { counters_ = {}; }
@@ -131,6 +136,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   friend class GradientReduction;
 
   Unit(std::string name, const ShardOptions& options, UnitLayout layout, CodecPtr codec);
+
+  [[noreturn]] static void refuse_lock();
 
   // Used while the unit is made; defined in build_unit.cpp.
   BufferLayout layout(std::span<const Candidate> candidates) const;
