@@ -76,8 +76,8 @@ endif()
 target_link_libraries(test_data_idx PRIVATE ZLIB::ZLIB)  # to pack what is read
 
 # Where both are possible, parameters lie in memory that ranks share; what can be seen of them must be the same where they are gathered.
-foreach(_name IN ITEMS checkpointing engine gradients memory nested_units parameter_uses parity passes precision prefetch property pytorch refusal report
-  whole write)
+foreach(_name IN ITEMS checkpointing engine full_params gradients memory nested_units parameter_uses parity passes precision prefetch property pytorch refusal report
+  write)
   if(NOT TARGET test_shard_${_name})
     continue()
   endif()
@@ -127,7 +127,7 @@ set(_sanitizer_flag "")
 if(TESSERA_SANITIZE)
   set(_sanitizer_flag "-fsanitize=${TESSERA_SANITIZE}")
 endif()
-other_test(install/consumer SAYS "sum over 3 ranks: 6.*step 99 loss.*step 99 loss.*peak of whole.*${PROJECT_VERSION}" COMMAND ${CMAKE_COMMAND}
+other_test(install/consumer SAYS "sum over 3 ranks: 6.*step 99 loss.*step 99 loss.*peak of unsharded units.*${PROJECT_VERSION}" COMMAND ${CMAKE_COMMAND}
   "-DBUILD=${PROJECT_BINARY_DIR}" "-DSOURCE=${PROJECT_SOURCE_DIR}/tests/consumer" "-DFOLDER=${PROJECT_BINARY_DIR}/consumer"
   "-DFLAGS=${_sanitizer_flag}" -P "${PROJECT_SOURCE_DIR}/tests/consumer/run.cmake")
 

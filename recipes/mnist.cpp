@@ -14,12 +14,9 @@ namespace {
 
 using namespace tessera;
 using models::MnistNet;
-namespace fs = std::filesystem;
 
 constexpr int kBelowTarget = 21;  // exit status
 constexpr double kMean = 0.1307, kDeviation = 0.3081;
-
-// --- Model and data ---
 
 MnistNet make_model(const Flags& flags, const Communicator& world) {
   torch::manual_seed(flags.seed);  // the same weights on every rank
@@ -53,27 +50,31 @@ data::Fetch fetch_from(data::Samples all) {
   };
 }
 
+/// Gives each rank that this process stands for its rows of a batch.
+torch::Tensor on_ranks(const torch::Tensor& rows, const Communicator& world) {
+  return world.from_replicas(rows.chunk(static_cast<int64_t>(world.local_ranks().size())));
+}
+
 double evaluate(MnistNet& model, const data::Samples& test, const Communicator& world) {
   const torch::NoGradGuard no_grad;
   model->eval();
   data::Loader loader(data::Sampler({.size = test.size(),
                                      .global_batch = int64_t{250} * world.size(),
-                                     .rank = world.rank(),
+                                     .local_ranks = world.local_ranks(),
                                      .ranks = world.size(),
                                      .order = data::Order::AsStored,
                                      .tail = data::Tail::Fill}),
                       fetch_from(test), {.workers = 0});
   auto right = torch::zeros({1}, torch::kDouble);
   for (const auto& batch : loader) {
-    const auto hits = model(batch.inputs).argmax(1).eq(batch.targets);
-    right += hits.narrow(0, 0, batch.size() - batch.repeats).sum();
+    const auto counted = torch::arange(batch.size()).lt(batch.size() - batch.repeats);
+    const auto hits = model(on_ranks(batch.inputs, world)).argmax(1).eq(on_ranks(batch.targets, world));
+    right += hits.logical_and(on_ranks(counted, world)).sum();
   }
   world.all_reduce(right, {}, {.unit = "accuracy"}).wait();
   model->train();
   return 100 * right.item<double>() / static_cast<double>(test.size());
 }
-
-// --- Training ---
 
 /// One run, from its flags to what it has learnt.
 class MnistRun {
@@ -97,7 +98,7 @@ class MnistRun {
       metrics_.emplace(flags_.metrics, train::MetricsOptions{.first_step = step_ + 1, .rank = world_.local_ranks().front()});
     data::Loader loader(data::Sampler({.size = train_.size(),
                                        .global_batch = flags_.batch_size * world_.size(),
-                                       .rank = world_.rank(),
+                                       .local_ranks = world_.local_ranks(),
                                        .ranks = world_.size(),
                                        .tail = flags_.drop_last ? data::Tail::Drop : data::Tail::Fill,
                                        .seed = flags_.seed}),
@@ -121,8 +122,9 @@ class MnistRun {
                               .rank = world_.local_ranks().front()});
     int64_t batches = 0;
     for (const auto& batch : loader) {
-      const auto scores = model_(batch.inputs).to(torch::kFloat);
-      const auto loss = torch::nll_loss(scores, batch.targets);
+      const auto targets = on_ranks(batch.targets, world_);
+      const auto scores = model_(on_ranks(batch.inputs, world_)).to(torch::kFloat);
+      const auto loss = torch::nll_loss(scores, targets);
       loss.backward();
       if (flags_.replicated) average_gradients();
       step_++;
@@ -131,7 +133,7 @@ class MnistRun {
       const auto norm = due ? grad_norm(model_->parameters()) : torch::Tensor();
       optimizer_.step();
       optimizer_.zero_grad();
-      if (due) report(loss.detach(), train::accuracy(scores.detach(), batch.targets), norm, progress, batches);
+      if (due) report(loss.detach(), train::accuracy(scores.detach(), targets), norm, progress, batches);
     }
     progress.update(batches, shown_);
   }
@@ -187,7 +189,7 @@ class MnistRun {
     auto text = fmt::format("accuracy {:.2f} % {}", sharded, flags_.replicated ? "replicated" : "sharded");
     train::Values values = {{"accuracy", sharded}};
     if (last_ && !flags_.no_consolidation) {
-      const fs::path file = flags_.ckpt_prefix + "-consolidated.safetensors";
+      const std::filesystem::path file = flags_.ckpt_prefix + "-consolidated.safetensors";
       if (world_.is_first()) checkpoint::consolidate(*last_, file);
       world_.barrier({.unit = "consolidation"});
       MnistNet plain;
@@ -216,7 +218,7 @@ class MnistRun {
   MnistNet model_;
   optim::SGD optimizer_;
   std::optional<train::MetricsFile> metrics_;
-  std::optional<fs::path> last_;  // checkpoint that was saved or loaded
+  std::optional<std::filesystem::path> last_;  // checkpoint that was saved or loaded
   data::Position position_;
   int64_t step_ = 0;
   train::Values shown_;

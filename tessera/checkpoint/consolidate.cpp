@@ -81,7 +81,7 @@ Consolidated consolidate(const std::filesystem::path& folder, const std::filesys
       if (!sources.contains(name)) sources[name] = source_of(name, files);
     }
   }
-  for (const auto* names : {&first.record.whole, &first.record.buffers}) {
+  for (const auto* names : {&first.record.outside, &first.record.buffers}) {
     for (const auto& name : *names) sources[name] = {.entry = first.tensors.info(name)};
   }
   std::vector<const Source*> order;

@@ -9,9 +9,9 @@
 
 #include "tessera/checkpoint/contents.h"
 #include "tessera/checkpoint/part_records.h"
-#include "tessera/comm/all_or_none.h"
-#include "tessera/shard/local_values.h"
-#include "tessera/shard/write_guard.h"
+#include "tessera/comm/groups/all_or_none.h"
+#include "tessera/shard/access/local_values.h"
+#include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/parameters.h"
 
 namespace tessera::checkpoint {
@@ -73,16 +73,15 @@ void expect_same_tensor(const SafetensorsFile& file, const std::string& name, co
 
 void expect_same_parameter(const RankFile& file, const LocalPart& part) {
   const auto& there = file.record.parts.at(part.name);
-  const auto here = records_of(part).front();
   const auto where = file.tensors.path().string();
-  if (there.shape != here.shape) {
+  if (there.shape != part.shape) {
     throw UsageError(fmt::format("'{}' has the shape [{}] in {}, but [{}] in the model", part.name, fmt::join(there.shape, ", "), where,
-                                 fmt::join(here.shape, ", ")));
+                                 fmt::join(part.shape, ", ")));
   }
-  if (there.strides != here.strides) {
+  if (there.strides != part.strides) {
     throw UsageError(fmt::format(
         "'{}' lies in memory with the strides [{}] in {}, but [{}] in the model; give it the same memory format before it is sharded",
-        part.name, fmt::join(there.strides, ", "), where, fmt::join(here.strides, ", ")));
+        part.name, fmt::join(there.strides, ", "), where, fmt::join(part.strides, ", ")));
   }
 }
 
@@ -101,18 +100,25 @@ void expect_same_part(const RankFile& file, const LocalPart& part, const PartRec
   expect_same_tensor(file.tensors, part.name, part.values, {here.numel()});
 }
 
+/// The records of a parameter for each local rank, by its name.
+using Records = std::map<std::string, std::vector<PartRecord>>;
+
+Records all_records(const LocalValues& model) {
+  Records records;
+  for (const auto& part : model.parts) records[part.name] = records_of(part);
+  return records;
+}
+
 /// Throws UsageError if the file of local rank number `i` does not fit the model.
-void expect_same_model(const fs::path& folder, const LocalValues& model, const Saved& saved, size_t i) {
+void expect_same_model(const fs::path& folder, const LocalValues& model, const Records& records, const Saved& saved, size_t i) {
   const auto& file = saved.own[i];
-  std::map<std::string, const LocalPart*> parts;
-  for (const auto& part : model.parts) parts[part.name] = &part;
-  expect_same_names(folder, "sharded parameter", names_of(file.record.parts), names_of(parts));
-  expect_same_names(folder, "unsharded parameter", saved.first.record.whole, names_of(model.whole));
+  expect_same_names(folder, "sharded parameter", names_of(file.record.parts), names_of(records));
+  expect_same_names(folder, "parameter in no unit", saved.first.record.outside, names_of(model.outside));
   expect_same_names(folder, "buffer", file.record.buffers, names_of(model.buffers));
   // Shapes are compared first: one parameter of another shape moves the parts of all others, whose errors would hide the cause.
   for (const auto& part : model.parts) expect_same_parameter(file, part);
-  for (const auto& part : model.parts) expect_same_part(file, part, records_of(part)[i]);
-  for (const auto& [name, tensor] : model.whole) expect_same_tensor(saved.first.tensors, name, tensor, tensor.sizes());
+  for (const auto& part : model.parts) expect_same_part(file, part, records.at(part.name)[i]);
+  for (const auto& [name, tensor] : model.outside) expect_same_tensor(saved.first.tensors, name, tensor, tensor.sizes());
   for (const auto& [name, tensor] : model.buffers) expect_same_tensor(file.tensors, name, tensor, tensor.sizes());
 }
 
@@ -133,7 +139,7 @@ OptimizerState read_optimizer_state(const Saved& saved, const torch::nn::Module&
   return result;
 }
 
-Saved open(const fs::path& folder, const Contents& contents, const LocalValues& model, const Communicator& world) {
+Saved open(const fs::path& folder, const Contents& contents, const LocalValues& model, const Records& records, const Communicator& world) {
   if (const int ranks = saved_ranks(folder); ranks != world.size()) {
     throw UsageError(fmt::format(
         "{} was saved by {} ranks, here are {}; start {} ranks, or make one file of it: tessera ckpt consolidate --ckpt-prefix {}",
@@ -144,7 +150,7 @@ Saved open(const fs::path& folder, const Contents& contents, const LocalValues& 
     saved.own.push_back(open_rank_file(folder, rank, world.size()));
     expect_same_save(saved.first, saved.own.back());
   }
-  for (size_t i = 0; i < saved.own.size(); i++) expect_same_model(folder, model, saved, i);
+  for (size_t i = 0; i < saved.own.size(); i++) expect_same_model(folder, model, records, saved, i);
   const auto& own = saved.own.front();
   saved.generator = own.tensors.read(kGeneratorName);
   if (contents.optimizer == nullptr) return saved;
@@ -156,10 +162,10 @@ Saved open(const fs::path& folder, const Contents& contents, const LocalValues& 
   return saved;
 }
 
-void copy_values(const Saved& saved, const LocalValues& model, const Communicator& world) {
-  const WriteGuard guard(model.units, Write::Load);
-  for (const auto& part : model.parts) part.values.copy_(tensor_of_ranks(saved.read(part.name), part.values, records_of(part), world));
-  for (const auto& [name, tensor] : model.whole) tensor.copy_(saved.first.tensors.read(name));
+void copy_values(const Saved& saved, const LocalValues& model, const Records& records, const Communicator& world) {
+  const WriteGuard guard(model.units, WriteKind::Load);
+  for (const auto& part : model.parts) part.values.copy_(tensor_of_ranks(saved.read(part.name), part.values, records.at(part.name), world));
+  for (const auto& [name, tensor] : model.outside) tensor.copy_(saved.first.tensors.read(name));
   for (const auto& [name, tensor] : model.buffers) {
     tensor.copy_(tensor_of_ranks(saved.read(name), tensor, whole_records(tensor.sizes(), world), world));
   }
@@ -171,13 +177,14 @@ void load(const fs::path& folder, Contents& contents, const Communicator& world)
   expect_model(contents);
   const c10::AutoGradMode no_grad(false);
   const auto model = local_values(*contents.model);
+  const auto records = all_records(model);
   std::optional<Saved> saved;
   AllOrNone step;
-  step.attempt([&] { saved.emplace(open(folder, contents, model, world)); });
+  step.attempt([&] { saved.emplace(open(folder, contents, model, records, world)); });
   step.expect_all(world, {.unit = "checkpoint"}, fmt::format("can't load {}; nothing was changed", folder.string()));
   // Before values are copied, because this may still throw. It does so on all ranks alike.
   if (contents.optimizer != nullptr) contents.optimizer->load_state(*contents.model, saved->optimizer);
-  copy_values(*saved, model, world);
+  copy_values(*saved, model, records, world);
   set_generator_state(saved->generator);
   contents.notes = saved->own.front().record.notes;
 }

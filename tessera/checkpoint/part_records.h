@@ -9,7 +9,7 @@
 
 #include "tessera/checkpoint/rank_file.h"
 #include "tessera/comm/communicator.h"
-#include "tessera/shard/local_values.h"
+#include "tessera/shard/access/local_values.h"
 
 namespace tessera::checkpoint {
 

@@ -35,7 +35,7 @@ nlohmann::json to_json(const RankRecord& record) {
           {"save", record.save},
           {"parts", to_json(record.parts)},
           {"state", to_json(record.state)},
-          {"whole", record.whole},
+          {"whole", record.outside},
           {"buffers", record.buffers},
           {"aliases", record.aliases},
           {"optimizer", record.optimizer},
@@ -76,7 +76,7 @@ RankRecord from_json(const nlohmann::json& json) {
   RankRecord record{.rank = json.at("rank"), .ranks = json.at("ranks"), .save = json.at("save")};
   record.parts = parts_from_json(json.at("parts"), format);
   if (format != kFlatFormat) record.state = parts_from_json(json.at("state"), format);
-  record.whole = json.at("whole").get<std::vector<std::string>>();
+  record.outside = json.at("whole").get<std::vector<std::string>>();
   record.buffers = json.at("buffers").get<std::vector<std::string>>();
   record.aliases = json.at("aliases").get<std::map<std::string, std::string>>();
   record.optimizer = json.at("optimizer").get<std::string>();
@@ -133,7 +133,7 @@ RankFile open_rank_file(const std::filesystem::path& folder, int rank, int ranks
         throw IoError(fmt::format("it has not the {} values of '{}' that it promises", part.numel(), name));
       }
     }
-    for (const auto* names : {&record.whole, &record.buffers}) {
+    for (const auto* names : {&record.outside, &record.buffers}) {
       for (const auto& name : *names) file.info(name);
     }
     return {std::move(file), std::move(record)};

@@ -31,7 +31,7 @@ struct RankRecord {
   /// Tensors of the optimizer's state. If a tensor has one value for each block of a parameter's values, its slices are those of the flat
   /// parameter.
   std::map<std::string, PartRecord> state = {};
-  std::vector<std::string> whole = {};              // parameters that belong to no unit; only rank 0 writes them
+  std::vector<std::string> outside = {};            // parameters that belong to no unit; only rank 0 writes them
   std::vector<std::string> buffers = {};            // each rank writes its own
   std::map<std::string, std::string> aliases = {};  // from each further name of a tied parameter to its first name
   std::string optimizer = {};                       // its class; empty if there is none

@@ -11,8 +11,8 @@
 #include "tessera/base/atomic_write.h"
 #include "tessera/checkpoint/contents.h"
 #include "tessera/checkpoint/part_records.h"
-#include "tessera/comm/all_or_none.h"
-#include "tessera/shard/local_values.h"
+#include "tessera/comm/groups/all_or_none.h"
+#include "tessera/shard/access/local_values.h"
 #include "tessera/shard/parameters.h"
 
 namespace tessera::checkpoint {
@@ -42,18 +42,19 @@ at::Tensor generator_state() {
 void add_model(std::vector<RankContents>& ranks, const torch::nn::Module& module, const Communicator& world) {
   const auto model = local_values(module);
   for (const auto& part : model.parts) {
-    const auto values = values_of_ranks(part.values, records_of(part), world);
+    const auto records = records_of(part);
+    const auto values = values_of_ranks(part.values, records, world);
     for (size_t i = 0; i < ranks.size(); i++) {
-      if (!ranks[i].record.parts.emplace(part.name, records_of(part)[i]).second) {
+      if (!ranks[i].record.parts.emplace(part.name, records[i]).second) {
         throw UsageError(fmt::format("two parameters in units of the model are called '{}'; shard the whole model last", part.name));
       }
       ranks[i].tensors.emplace_back(part.name, values[i]);
     }
   }
   const auto whole_values = [&](const at::Tensor& tensor) { return values_of_ranks(tensor, whole_records(tensor.sizes(), world), world); };
-  for (const auto& [name, tensor] : model.whole) {
+  for (const auto& [name, tensor] : model.outside) {
     if (!world.is_first()) break;
-    ranks.front().record.whole.push_back(name);
+    ranks.front().record.outside.push_back(name);
     ranks.front().tensors.emplace_back(name, whole_values(tensor).front());
   }
   for (const auto& [name, tensor] : model.buffers) {

@@ -12,7 +12,7 @@
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/part_records.h"
 #include "tessera/checkpoint/rank_file.h"
-#include "tessera/shard/write_guard.h"
+#include "tessera/shard/access/write_guard.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -78,14 +78,14 @@ void load_weights(torch::nn::Module& module, const std::filesystem::path& path) 
   for (const auto& [alias, first] : model.aliases) aliases[first].push_back(alias);
   Plan plan(file);
   for (const auto& part : model.parts) plan.add(part.name, aliases[part.name], records_of(part).front().shape);
-  for (const auto& [name, tensor] : model.whole) plan.add(name, aliases[name], tensor.sizes());
+  for (const auto& [name, tensor] : model.outside) plan.add(name, aliases[name], tensor.sizes());
   for (const auto& [name, tensor] : model.buffers) plan.add(name, {}, tensor.sizes());
   plan.expect_all();
 
   const c10::AutoGradMode no_grad(false);
-  const WriteGuard guard(model.units, Write::Load);
+  const WriteGuard guard(model.units, WriteKind::Load);
   for (const auto& part : model.parts) copy_part(part, plan.read(part.name), model.world());
-  for (const auto& [name, tensor] : model.whole) tensor.copy_(plan.read(name));
+  for (const auto& [name, tensor] : model.outside) tensor.copy_(plan.read(name));
   for (const auto& [name, tensor] : model.buffers) tensor.copy_(plan.read(name));
 }
 

@@ -4,9 +4,6 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <map>
-#include <mutex>
-
 #include "tessera/base/error.h"
 #include "tessera/testing/transports.h"
 

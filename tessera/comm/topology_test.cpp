@@ -40,46 +40,55 @@ TEST_P(Sums, RunWithinHostsFirst) {
   const auto by_hosts = (at_rank(0) + at_rank(2) + at_rank(3)) + (at_rank(1) + at_rank(4));
   const auto in_rank_order = at_rank(0) + at_rank(1) + at_rank(2) + at_rank(3) + at_rank(4);
   ASSERT_FALSE(at::equal(by_hosts, in_rank_order)) << "this test needs numbers that tell the orders apart";
-  run_ranks(
-      5,
-      [&](const Communicator& world) {
-        EXPECT_EQ(world.topology().hosts(), 2);
-        const auto sum = at_rank(world.rank());
-        world.all_reduce(sum).wait();
-        EXPECT_TRUE(at::equal(sum, by_hosts));
-        const auto mean = at_rank(world.rank());
-        world.all_reduce(mean, {.op = Reduce::Mean}).wait();
-        EXPECT_TRUE(at::equal(mean, by_hosts / 5));
-      },
-      {.host_of = kHosts});
+  run_ranks(5,
+            [&](const Communicator& world) {
+              EXPECT_EQ(world.topology().hosts(), 2);
+              const auto sum = at_rank(world.rank());
+              world.all_reduce(sum).wait();
+              EXPECT_TRUE(at::equal(sum, by_hosts));
+              const auto mean = at_rank(world.rank());
+              world.all_reduce(mean, {.op = Reduce::Mean}).wait();
+              EXPECT_TRUE(at::equal(mean, by_hosts / 5));
+            },
+            {.host_of = kHosts});
 }
 
 TEST_P(Sums, AreTheSameOnTwoLevels) {
   const auto numel = GetParam();
-  run_ranks(
-      5,
-      [&](const Communicator& world) {
-        const auto flat = contribution(world.rank(), numel);
-        world.all_reduce(flat).wait();
-        // As an engine would that sums on each host, and then sends one contribution of each.
-        const auto host = world.split(kHosts);
-        EXPECT_EQ(host.topology().hosts(), 1);
-        const bool leads = host.rank() == 0;
-        std::vector<int> leaders;
-        for (int rank = 0; rank < world.size(); rank++) {
-          leaders.push_back(world.topology().ranks_on(world.topology().host_of(rank)).front() == rank ? 0 : 1 + rank);
-        }
-        const auto across = world.split(leaders);
-        const auto nested = contribution(world.rank(), numel);
-        host.all_reduce(nested).wait();
-        if (leads) {
-          EXPECT_EQ(across.topology().hosts(), 2);
-          across.all_reduce(nested).wait();
-        }
-        host.broadcast(nested, 0).wait();
-        EXPECT_TRUE(at::equal(flat, nested));
-      },
-      {.host_of = kHosts});
+  run_ranks(5,
+            [&](const Communicator& world) {
+              const auto flat = contribution(world.rank(), numel);
+              world.all_reduce(flat).wait();
+              // As an engine would that sums on each host, and then sends one contribution of each.
+              const auto host = world.split(kHosts);
+              EXPECT_EQ(host.topology().hosts(), 1);
+              const bool leads = host.rank() == 0;
+              std::vector<int> leaders;
+              for (int rank = 0; rank < world.size(); rank++) {
+                leaders.push_back(world.topology().ranks_on(world.topology().host_of(rank)).front() == rank ? 0 : 1 + rank);
+              }
+              const auto across = world.split(leaders);
+              const auto nested = contribution(world.rank(), numel);
+              host.all_reduce(nested).wait();
+              if (leads) {
+                EXPECT_EQ(across.topology().hosts(), 2);
+                across.all_reduce(nested).wait();
+              }
+              host.broadcast(nested, 0).wait();
+              EXPECT_TRUE(at::equal(flat, nested));
+            },
+            {.host_of = kHosts});
+}
+
+TEST(Topology, SaysWhoSharesMemory) {
+  run_ranks(5,
+            [](const Communicator& world) {
+              const auto attempt = world.share({.bytes_per_rank = 64});
+              EXPECT_EQ(attempt.area, nullptr);
+              EXPECT_EQ(attempt.why_not, "transport threads: the ranks are on 2 hosts");
+              EXPECT_NE(world.split(kHosts).share({.bytes_per_rank = 64}).area, nullptr);
+            },
+            {.host_of = kHosts});
 }
 
 INSTANTIATE_TEST_SUITE_P(OfNumbers, Sums, ::testing::Values(1000, 100'000));

@@ -5,7 +5,6 @@
 #include <fmt/ranges.h>
 #include <zlib.h>
 
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -104,8 +103,7 @@ at::Tensor read_idx(const std::filesystem::path& file) {
                               promised < 0 ? "" : fmt::format(" = {}", promised), present));
   }
   // The tensor owns the contents, so nothing is copied.
-  return at::from_blob(
-      data->data() + header, sizes, [data](void*) {}, at::kByte);
+  return at::from_blob(data->data() + header, sizes, [data](void*) {}, at::kByte);
 }
 
 Samples read_idx_folder(const std::filesystem::path& folder, Split split) {

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <array>
+#include <algorithm>
 #include <numeric>
 #include <random>
 
@@ -23,8 +23,11 @@ uint64_t draw(std::mt19937_64& source, uint64_t limit) {
 }  // namespace
 
 Sampler::Sampler(const SamplerOptions& options) : options_(options) {
-  if (options.ranks < 1 || options.rank < 0 || options.rank >= options.ranks) {
-    throw UsageError(fmt::format("sampler: there is no rank {} of {}", options.rank, options.ranks));
+  if (options.local_ranks.empty() || !std::ranges::is_sorted(options.local_ranks)) {
+    throw UsageError("sampler: local_ranks must name at least one rank, in ascending order; give it the communicator's local_ranks()");
+  }
+  for (const int rank : options.local_ranks) {
+    if (rank < 0 || rank >= options.ranks) throw UsageError(fmt::format("sampler: there is no rank {} of {}", rank, options.ranks));
   }
   if (options.global_batch < 1 || options.global_batch % options.ranks != 0) {
     throw UsageError(fmt::format("sampler: a global batch of {} can't be divided among {} ranks; make it a multiple of {}",
@@ -46,11 +49,13 @@ Part Sampler::part(const Position& position) {
   }
   if (position.epoch != epoch_) arrange(position.epoch);
   const auto count = options_.global_batch / options_.ranks;
-  const auto first = position.batch * options_.global_batch + options_.rank * count;
   Part part;
-  for (int64_t place = first; place < first + count; place++) {
-    part.numbers.push_back(order_[static_cast<size_t>(place % options_.size)]);
-    if (place >= options_.size) part.repeats++;
+  for (const int rank : options_.local_ranks) {
+    const auto first = position.batch * options_.global_batch + rank * count;
+    for (int64_t place = first; place < first + count; place++) {
+      part.numbers.push_back(order_[static_cast<size_t>(place % options_.size)]);
+      if (place >= options_.size) part.repeats++;
+    }
   }
   return part;
 }

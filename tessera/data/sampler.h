@@ -18,9 +18,9 @@ enum class Tail {
 };
 
 struct SamplerOptions {
-  int64_t size = 0;          // number of samples in the data set
-  int64_t global_batch = 0;  // samples of one step on all ranks together; each rank gets an equal part
-  int rank = 0;
+  int64_t size = 0;                    // number of samples in the data set
+  int64_t global_batch = 0;            // samples of one step on all ranks together; each rank gets an equal part
+  std::vector<int> local_ranks = {0};  // the ranks that this process stands for, ascending: Communicator::local_ranks()
   int ranks = 1;
   Order order = Order::Shuffled;
   Tail tail = Tail::Drop;
@@ -34,7 +34,7 @@ struct Position {
   bool operator==(const Position&) const = default;
 };
 
-/// This rank's part of a batch.
+/// This process's part of a batch: the samples of each of its local ranks, one rank after the other.
 struct Part {
   std::vector<int64_t> numbers;
   int64_t repeats = 0;  // how many samples at its end only fill the batch (Tail::Fill)
@@ -47,7 +47,7 @@ class Sampler {
   /// The number of batches in an epoch, which is the same for every rank.
   int64_t batches() const { return batches_; }
 
-  /// This rank's part of a batch. It depends only on the options and the position. Not thread-safe, because the order of one epoch is
+  /// This process's part of a batch. It depends only on the options and the position. Not thread-safe, because the order of one epoch is
   /// cached.
   Part part(const Position& position);
 

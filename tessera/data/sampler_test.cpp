@@ -21,7 +21,8 @@ using Numbers = std::vector<int64_t>;
 /// What all ranks together see of an epoch: its global batches, in rank order.
 std::vector<Numbers> epoch_of(SamplerOptions options, int64_t epoch) {
   std::vector<Numbers> batches;
-  for (options.rank = 0; options.rank < options.ranks; options.rank++) {
+  for (int rank = 0; rank < options.ranks; rank++) {
+    options.local_ranks = {rank};
     Sampler sampler(options);
     batches.resize(static_cast<size_t>(sampler.batches()));
     for (size_t batch = 0; batch < batches.size(); batch++) {
@@ -82,7 +83,8 @@ TEST(Sampler, FillsTheTailAndSaysWhatIsRepeated) {
     for (size_t i = static_cast<size_t>(size); i < seen.size(); i++) EXPECT_EQ(seen[i], seen[i - static_cast<size_t>(size)]);
 
     int64_t counted = 0;
-    for (options.rank = 0; options.rank < options.ranks; options.rank++) {
+    for (int rank = 0; rank < options.ranks; rank++) {
+      options.local_ranks = {rank};
       Sampler sampler(options);
       for (int64_t batch = 0; batch < sampler.batches(); batch++) counted += 4 - sampler.part({.batch = batch}).repeats;
     }
@@ -118,6 +120,16 @@ TEST(Sampler, ShufflesFairly) {
   for (const auto& place : count) EXPECT_THAT(place, ::testing::Each(::testing::AllOf(::testing::Gt(373), ::testing::Lt(627))));
 }
 
+TEST(Sampler, GivesAProcessThePartsOfAllItsRanks) {
+  SamplerOptions options{.size = 10, .global_batch = 8, .ranks = 4, .order = Order::AsStored, .tail = Tail::Fill};
+  options.local_ranks = {1, 3};
+  Sampler sampler(options);
+  EXPECT_THAT(sampler.part({.batch = 0}).numbers, ElementsAre(2, 3, 6, 7));
+  const auto last = sampler.part({.batch = 1});
+  EXPECT_THAT(last.numbers, ElementsAre(0, 1, 4, 5));
+  EXPECT_EQ(last.repeats, 4);
+}
+
 TEST(Sampler, GoesBackAndForth) {
   Sampler sampler({.size = 100, .global_batch = 10});
   const auto early = sampler.part({.epoch = 0, .batch = 3}).numbers;
@@ -131,7 +143,11 @@ TEST(Sampler, RefusesWhatCanNotWork) {
   EXPECT_THAT(refusal({.size = 100}), HasSubstr("global batch of 0"));
   EXPECT_THAT(refusal({.size = 0, .global_batch = 10}), HasSubstr("empty"));
   EXPECT_THAT(refusal({.size = 9, .global_batch = 10}), HasSubstr("9 samples do not fill one global batch of 10"));
-  EXPECT_THAT(refusal({.size = 9, .global_batch = 2, .rank = 2, .ranks = 2}), HasSubstr("no rank 2 of 2"));
+  EXPECT_THAT(refusal({.size = 9, .global_batch = 2, .local_ranks = {2}, .ranks = 2}), HasSubstr("no rank 2 of 2"));
+  for (const auto& ranks : {std::vector<int>{}, {1, 0}}) {
+    EXPECT_THAT(refusal({.size = 9, .global_batch = 2, .local_ranks = ranks, .ranks = 2}),
+                HasSubstr("at least one rank, in ascending order"));
+  }
   Sampler sampler({.size = 9, .global_batch = 2});
   EXPECT_THAT(message_of<UsageError>([&] { sampler.part({.epoch = 1, .batch = 4}); }), HasSubstr("no batch 4 in epoch 1; an epoch has 4"));
 }

@@ -6,8 +6,9 @@
 #include <cmath>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/groups/group_list.h"
 #include "tessera/optim/update_range.h"
-#include "tessera/shard/shard_place.h"
+#include "tessera/shard/access/shard_place.h"
 
 namespace tessera::optim {
 namespace {

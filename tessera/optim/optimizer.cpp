@@ -11,10 +11,12 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
+#include "tessera/comm/groups/group_list.h"
+#include "tessera/shard/access/gradients.h"
+#include "tessera/shard/access/shard_place.h"
+#include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/norms.h"
 #include "tessera/shard/parameters.h"
-#include "tessera/shard/shard_place.h"
-#include "tessera/shard/write_guard.h"
 
 namespace tessera::optim {
 namespace {
@@ -166,7 +168,7 @@ struct Optimizer::Releases {
 void Optimizer::step() {
   const c10::AutoGradMode no_grad(false);
   const Releases after{units_};
-  const WriteGuard guard(units_with_gradients(), Write::Update);
+  const WriteGuard guard(units_with_gradients(), WriteKind::Update);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   begin_step();
   for (auto& group : groups_) {
@@ -180,7 +182,7 @@ void Optimizer::step() {
 
 void Optimizer::skip_step() {
   const Releases after{units_};
-  WriteGuard(units_with_gradients(), Write::Skip).publish();
+  WriteGuard(units_with_gradients(), WriteKind::Skip).publish();
   factor_ = at::Tensor();
   for (const auto& world : worlds_) world.step_done();
 }

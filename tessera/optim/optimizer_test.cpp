@@ -234,7 +234,7 @@ TEST(Optimizers, ForgetAStepThatWasRefused) {
     {
       const auto whole = full_params(*net);
       if (world.rank() == 0) {
-        EXPECT_THAT(message_of<UsageError>([&] { optimizer.step(); }), ::testing::HasSubstr("in use as a whole"));
+        EXPECT_THAT(message_of<UsageError>([&] { optimizer.step(); }), ::testing::HasSubstr("in use unsharded"));
       }
     }
     // The next step is of one unit. No rank waits for others to be done with the units of the step that was refused.

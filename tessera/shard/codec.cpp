@@ -40,7 +40,7 @@ at::Tensor encoded(const Codec& codec, const at::Tensor& stored) {
 
 at::Tensor decoded(const Codec& codec, const at::Tensor& stored) {
   auto sent = encoded(codec, stored);
-  if (!codec.decodes()) return sent;
+  if (!codec.decodes(stored.scalar_type())) return sent;
   auto computed = at::empty({stored.numel()}, stored.options().dtype(codec.computed(stored.scalar_type())));
   codec.decode(sent, computed);
   return computed;

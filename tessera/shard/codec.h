@@ -28,8 +28,8 @@ class Codec {
   virtual void encode(const at::Tensor& stored, const at::Tensor& sent) const = 0;
 
   /// Whether the computed form differs from the sent form. If it does not, the all-gather writes straight into the unsharded memory.
-  virtual bool decodes() const { return false; }
-  /// Writes the computed form of one rank's sent chunk to `computed`. Called only if decodes() is true.
+  virtual bool decodes(at::ScalarType /*stored*/) const { return false; }
+  /// Writes the computed form of one rank's sent chunk to `computed`. Called only where decodes() is true.
   virtual void decode(const at::Tensor& sent, const at::Tensor& computed) const;
 };
 using CodecPtr = std::shared_ptr<const Codec>;

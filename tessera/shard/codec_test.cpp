@@ -31,7 +31,7 @@ struct EightBits final : Codec {
     sent.narrow(0, 0, numel).copy_((stored / most.clamp_min(1e-30) * 127).round());
     std::memcpy(static_cast<char*>(sent.data_ptr()) + numel, most.const_data_ptr(), 4);
   }
-  bool decodes() const override { return true; }
+  bool decodes(at::ScalarType /*stored*/) const override { return true; }
   void decode(const at::Tensor& sent, const at::Tensor& computed) const override {
     float most = 0;
     std::memcpy(&most, static_cast<const char*>(sent.const_data_ptr()) + computed.numel(), 4);
@@ -39,12 +39,27 @@ struct EightBits final : Codec {
   }
 };
 
+/// Eight bits for floating-point values alone, as in a unit whose other values are integers already.
+struct EightBitsOfFloats final : Codec {
+  EightBits bits;
+  at::ScalarType computed(at::ScalarType stored) const override { return stored; }
+  Form sent(at::ScalarType stored, int64_t numel) const override {
+    return at::isFloatingType(stored) ? bits.sent(stored, numel) : Form{.dtype = stored, .numel = numel};
+  }
+  bool encodes(at::ScalarType stored) const override { return at::isFloatingType(stored); }
+  void encode(const at::Tensor& stored, const at::Tensor& sent) const override { bits.encode(stored, sent); }
+  bool decodes(at::ScalarType stored) const override { return at::isFloatingType(stored); }
+  void decode(const at::Tensor& sent, const at::Tensor& computed) const override { bits.decode(sent, computed); }
+};
+
 /// Half of each value: the stored dtype, and yet another form.
 struct Halves final : Codec {
   at::ScalarType computed(at::ScalarType stored) const override { return stored; }
   Form sent(at::ScalarType stored, int64_t numel) const override { return {.dtype = stored, .numel = numel}; }
   bool encodes(at::ScalarType /*stored*/) const override { return true; }
-  void encode(const at::Tensor& stored, const at::Tensor& sent) const override { at::mul_out(const_cast<at::Tensor&>(sent), stored, at::tensor(0.5f)); }
+  void encode(const at::Tensor& stored, const at::Tensor& sent) const override {
+    at::mul_out(const_cast<at::Tensor&>(sent), stored, at::tensor(0.5f));
+  }
 };
 
 TEST(Codec, OfCastsIsTheDefault) {
@@ -82,6 +97,25 @@ TEST(Codec, SendsItsOwnFormAndComputesWithWhatArrives) {
     // What is stored has lost nothing.
     const auto shards = parameters(*net);
     EXPECT_TRUE(at::allclose(full_parameter(shards[0]), plain->a->weight, 1e-2, 1e-2));
+  });
+}
+
+TEST(Codec, DecidesForEachDtypeOfAUnit) {
+  struct Mixed : torch::nn::Module {
+    at::Tensor scale = register_parameter("scale", at::linspace(-1, 1, 9));
+    at::Tensor codes = register_parameter("codes", at::arange(-5, 4, at::kChar), /*requires_grad=*/false);
+  };
+  const auto refuses = [](const Communicator& world, Mixed& mixed, CodecPtr codec) {
+    return message_of<ConfigError>(
+        [&] { fully_shard(mixed, {.mesh = world, .residence = Residence::NodeShared, .codec = std::move(codec)}); });
+  };
+  with_ranks(2, [&](const Communicator& world) {
+    Mixed mixed, refused;
+    EXPECT_THAT(refuses(world, refused, std::make_shared<EightBitsOfFloats>()), HasSubstr("codec decodes"));
+    fully_shard(mixed, {.mesh = world, .codec = std::make_shared<EightBitsOfFloats>()});
+    // Both are sent as eight bits, one after the other, and only one of them has to be decoded.
+    EXPECT_TRUE(at::allclose(mixed.scale + 0, at::linspace(-1, 1, 9), 0, 0.01));
+    EXPECT_TRUE(at::equal(mixed.codes + 0, at::arange(-5, 4, at::kChar)));
   });
 }
 
@@ -125,7 +159,8 @@ TEST(Codec, IsRefusedWhereItCanNotBe) {
     const auto refusal = [&]<class Error>(const ShardOptions& options) { return message_of<Error>([&] { fully_shard(layer, options); }); };
     EXPECT_THAT(refusal.operator()<UsageError>({.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16}, .codec = codec}),
                 HasSubstr("give one of them"));
-    EXPECT_THAT(refusal.operator()<ConfigError>({.mesh = world, .residence = Residence::NodeShared, .codec = codec}), HasSubstr("codec decodes"));
+    EXPECT_THAT(refusal.operator()<ConfigError>({.mesh = world, .residence = Residence::NodeShared, .codec = codec}),
+                HasSubstr("codec decodes"));
   });
 }
 

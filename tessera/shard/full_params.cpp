@@ -10,11 +10,11 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/unit_state.h"
 #include "tessera/shard/unit/units.h"
-#include "tessera/shard/write_guard.h"
 
 namespace tessera {
 namespace {
@@ -105,12 +105,11 @@ FullParams full_params(const torch::nn::Module& module, Access access) {
     schedule->use(wanted, {});
     auto& state = unit->state(held);
     try {
-      if (access == Access::Write) state.make_private();
+      if (access == Access::Write) state.begin_unsharded_writes();
     } catch (...) {
       schedule->release(wanted);
       throw;
     }
-    if (access == Access::Write) state.unsharded_writers++;
     guard.units_.push_back(std::move(unit));
   }
   return guard;
@@ -123,7 +122,7 @@ FullParams::~FullParams() {
   }
   std::optional<WriteGuard> guard;  // keeps other threads out until the shards have taken over what was written
   try {
-    guard.emplace(units_, Write::Unsharded);
+    guard.emplace(units_, WriteKind::Unsharded);
   } catch (const std::exception& error) {
     for (const auto& unit : units_) report_loss(*unit, error);
   }
@@ -139,7 +138,7 @@ FullParams::~FullParams() {
     } catch (const std::exception& error) {
       report_loss(*unit, error);
     }
-    state.unsharded_writers--;
+    state.end_unsharded_writes();
     unit->unpin();
     if (!unit->pinned()) schedule->reshard(*unit);  // the unsharded form may differ from the shards now
   }

@@ -11,7 +11,7 @@
 #include <set>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/per_group.h"
+#include "tessera/comm/groups/per_group.h"
 #include "tessera/shard/paging/paging.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
@@ -133,7 +133,8 @@ class Adoption {
     for (auto& entry : table_of(module)) {
       const auto [unit, group, parameter] = locate(entry.value());
       if (parameter == nullptr) continue;
-      if (named_.insert(parameter).second) parameter->name = join(path, entry.key());  // a tied parameter keeps its first name
+      if (named_.insert(parameter).second)
+        unit->rename_parameter(entry.value(), join(path, entry.key()));  // a tied parameter keeps its first name
       if (unit->schedule() == schedule_) continue;
       unit->schedule()->hand_over(*unit);
       unit->join(schedule_);

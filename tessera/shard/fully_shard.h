@@ -3,8 +3,6 @@
 
 #include <memory>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "tessera/shard/options.h"
 
@@ -30,9 +28,7 @@ void fully_shard(std::span<const std::shared_ptr<torch::nn::Module>> modules, co
 
 /// The same for module holders (`Linear`, `auto model = Llama(config)`) and for shared pointers.
 template <class Holder>
-requires requires(Holder holder) {
-  holder->parameters();
-}
+  requires requires(Holder holder) { holder->parameters(); }
 void fully_shard(Holder holder, const ShardOptions& options) {
   fully_shard(static_cast<torch::nn::Module&>(*holder), options);
 }

@@ -51,151 +51,155 @@ class Haste {
   std::mt19937 random_;
 };
 
-/// What one rank does in a round of training; `step` is the number of the round.
-struct Script {
-  std::string name;
-  std::function<void(Net& net, torch::optim::Optimizer* other, optim::Optimizer* own, Haste& haste, int rank, int round,
-                     std::vector<double>& seen)>
-      round;
-  friend std::ostream& operator<<(std::ostream& out, const Script& script) { return out << script.name; }
-};
-
 at::Tensor loss_of(Net& net, int rank, int round) {
   return net(input(rank + 3 * round)).pow(2).mean();
 }
 
-void step(torch::optim::Optimizer* other, optim::Optimizer* own) {
-  if (own != nullptr) {
-    own->step();
-  } else {
-    other->step();
-  }
-}
+enum class By { OurOptimizer, TorchOptimizer };
 
-void zero(torch::optim::Optimizer* other, optim::Optimizer* own) {
-  if (own != nullptr) {
-    own->zero_grad();
-  } else {
-    other->zero_grad();
-  }
-}
+/// One rank's training, which a script takes a round further.
+struct Run {
+  Net net;
+  std::function<void()> step, skip_step, zero_grad;
+  Haste haste;
+  int rank = 0, round = 0;
+  std::vector<double> seen = {};
 
-void learn(Net& net, Haste& haste, int rank, int round, std::vector<double>& seen) {
-  const auto loss = loss_of(net, rank, round);
-  haste.turn();
-  seen.push_back(loss.item<double>());
-  loss.backward();
-  haste.turn();
-}
+  Run(Net model, By by, int own_rank, bool hasty) : net(std::move(model)), haste(own_rank, hasty), rank(own_rank) {
+    const auto use = [this](auto optimizer) {
+      step = [optimizer] { optimizer->step(); };
+      zero_grad = [optimizer] { optimizer->zero_grad(); };
+      return optimizer;
+    };
+    if (by == By::OurOptimizer) {
+      skip_step = [own = use(std::make_shared<optim::AdamW>(parameters(*net), optim::AdamWOptions{.lr = 0.01}))] { own->skip_step(); };
+    } else {
+      use(std::make_shared<torch::optim::AdamW>(parameters(*net), torch::optim::AdamWOptions(0.01)));
+      skip_step = [this] { tessera::skip_step(*net); };
+    }
+  }
+  Run(const Run&) = delete;
+
+  at::Tensor loss(int number) { return loss_of(net, rank, number); }
+
+  void learn(int number) {
+    const auto now = loss(number);
+    haste.turn();
+    seen.push_back(now.item<double>());
+    now.backward();
+    haste.turn();
+  }
+};
+
+struct Script {
+  std::string name;
+  std::function<void(Run& run)> round;
+  friend std::ostream& operator<<(std::ostream& out, const Script& script) { return out << script.name; }
+};
 
 /// In each round another rank leaves out the step.
-void learn_but_skip_in_turn(Net& net, torch::optim::Optimizer* other, optim::Optimizer* own, Haste& haste, int rank, int round,
-                            std::vector<double>& seen) {
-  learn(net, haste, rank, round, seen);
-  if (rank != round % 2) {
-    step(other, own);
-  } else if (own != nullptr) {
-    own->skip_step();
+void learn_but_skip_in_turn(Run& run) {
+  run.learn(run.round);
+  if (run.rank != run.round % 2) {
+    run.step();
   } else {
-    skip_step(*net);
+    run.skip_step();
   }
-  zero(other, own);
+  run.zero_grad();
 }
 
 const Script kScripts[] = {
     {"Training",
-     [](Net& net, auto* other, auto* own, Haste& haste, int rank, int round, auto& seen) {
-       learn(net, haste, rank, round, seen);
-       step(other, own);
-       zero(other, own);
+     [](Run& run) {
+       run.learn(run.round);
+       run.step();
+       run.zero_grad();
      }},
     {"Accumulation",
-     [](Net& net, auto* other, auto* own, Haste& haste, int rank, int round, auto& seen) {
-       for (int part = 0; part < 3; part++) learn(net, haste, rank, 3 * round + part, seen);
-       step(other, own);
-       zero(other, own);
+     [](Run& run) {
+       for (int part = 0; part < 3; part++) run.learn(3 * run.round + part);
+       run.step();
+       run.zero_grad();
      }},
     {"Evaluation",
-     [](Net& net, auto* other, auto* own, Haste& haste, int rank, int round, auto& seen) {
-       learn(net, haste, rank, round, seen);
-       step(other, own);
-       zero(other, own);
+     [](Run& run) {
+       run.learn(run.round);
+       run.step();
+       run.zero_grad();
        const torch::NoGradGuard no_grad;
-       // Every rank evaluates as much as it likes. Where parameters are gathered, all have to take part.
-       const int wanted = 1 + (rank + round) % 3;
-       for (int batch = 0; batch < (haste.on() ? wanted : 3); batch++) {
-         const auto loss = loss_of(net, rank, batch).template item<double>();
-         if (batch < wanted) seen.push_back(loss);
-         haste.turn();
+       // Every run.rank evaluates as much as it likes. Where parameters are gathered, all have to take part.
+       const int wanted = 1 + (run.rank + run.round) % 3;
+       for (int batch = 0; batch < (run.haste.on() ? wanted : 3); batch++) {
+         const auto loss = run.loss(batch).item<double>();
+         if (batch < wanted) run.seen.push_back(loss);
+         run.haste.turn();
        }
      }},
     {"ForwardBetweenBackwardAndStep",
-     [](Net& net, auto* other, auto* own, Haste& haste, int rank, int round, auto& seen) {
-       learn(net, haste, rank, round, seen);
+     [](Run& run) {
+       run.learn(run.round);
        {
          const torch::NoGradGuard no_grad;
-         seen.push_back(loss_of(net, rank, round).template item<double>());
+         run.seen.push_back(run.loss(run.round).item<double>());
        }
-       haste.turn();
-       step(other, own);
-       zero(other, own);
+       run.haste.turn();
+       run.step();
+       run.zero_grad();
      }},
     {"RoundsWithoutAStep",
-     [](Net& net, auto* other, auto* own, Haste& haste, int rank, int round, auto& seen) {
-       learn(net, haste, rank, round, seen);
-       if (round % 3 != 1) step(other, own);
-       zero(other, own);
+     [](Run& run) {
+       run.learn(run.round);
+       if (run.round % 3 != 1) run.step();
+       run.zero_grad();
      }},
     {"TwoStepsAtOnce",
-     [](Net& net, auto* other, auto* own, Haste& haste, int rank, int round, auto& seen) {
-       learn(net, haste, rank, round, seen);
-       step(other, own);
-       haste.turn();
-       step(other, own);
-       zero(other, own);
+     [](Run& run) {
+       run.learn(run.round);
+       run.step();
+       run.haste.turn();
+       run.step();
+       run.zero_grad();
      }},
     {"OneRankSkips", learn_but_skip_in_turn},
     {"OneRankSkipsAndALayerIsFrozen",
-     [](Net& net, auto* other, auto* own, Haste& haste, int rank, int round, auto& seen) {
-       if (round == 4) set_requires_grad(*net->b, Training::Frozen);
-       learn_but_skip_in_turn(net, other, own, haste, rank, round, seen);
+     [](Run& run) {
+       if (run.round == 4) set_requires_grad(*run.net->b, Training::Frozen);
+       learn_but_skip_in_turn(run);
      }},
     {"AStepInAWrongPlaceIsRefused",
-     [](Net& net, auto* other, auto* own, Haste& haste, int rank, int round, auto& seen) {
-       learn(net, haste, rank, round, seen);
+     [](Run& run) {
+       run.learn(run.round);
        {
-         const auto guard = full_params(*net->a);
-         EXPECT_THAT(message_of<UsageError>([&] { step(other, own); }), HasSubstr("in use as a whole"));
+         const auto guard = full_params(*run.net->a);
+         EXPECT_THAT(message_of<UsageError>([&] { run.step(); }), HasSubstr("in use unsharded"));
        }
-       haste.turn();
-       learn(net, haste, rank, round + 1, seen);
-       step(other, own);
-       zero(other, own);
+       run.haste.turn();
+       run.learn(run.round + 1);
+       run.step();
+       run.zero_grad();
      }},
     {"SomethingElseWritesAfterTheStep",
-     [](Net& net, auto* other, auto* own, Haste& haste, int rank, int round, auto& seen) {
-       learn(net, haste, rank, round, seen);
-       step(other, own);
-       zero(other, own);
-       haste.turn();
+     [](Run& run) {
+       run.learn(run.round);
+       run.step();
+       run.zero_grad();
+       run.haste.turn();
        const torch::NoGradGuard no_grad;
-       for (auto& shard : parameters(*net)) shard.mul_(0.99);
+       for (auto& shard : parameters(*run.net)) shard.mul_(0.99);
      }},
     {"WholeParametersAreWritten",
-     [](Net& net, auto* other, auto* own, Haste& haste, int rank, int round, auto& seen) {
-       learn(net, haste, rank, round, seen);
+     [](Run& run) {
+       run.learn(run.round);
        {
          const torch::NoGradGuard no_grad;
-         const auto guard = full_params(*net, Access::Write);
-         haste.turn();
-         net->b->weight.mul_(0.5);
+         const auto guard = full_params(*run.net, Access::Write);
+         run.haste.turn();
+         run.net->b->weight.mul_(0.5);
        }
-       step(other, own);
-       zero(other, own);
+       run.step();
+       run.zero_grad();
      }},
 };
-
-enum class By { OurOptimizer, TorchOptimizer };
 
 struct Case {
   Script script;
@@ -219,27 +223,19 @@ std::vector<Case> all_cases() {
 
 class Leases : public ::testing::TestWithParam<Case> {};
 
-std::vector<double> run(const Communicator& world, const Case& test, Residence residence, bool hasty) {
-  auto net = net_in(residence, world, test.narrow ? MixedPrecision{.param_dtype = at::kBFloat16} : MixedPrecision{});
-  std::unique_ptr<optim::Optimizer> own;
-  std::unique_ptr<torch::optim::Optimizer> other;
-  if (test.by == By::OurOptimizer) {
-    own = std::make_unique<optim::AdamW>(parameters(*net), optim::AdamWOptions{.lr = 0.01});
-  } else {
-    other = std::make_unique<torch::optim::AdamW>(parameters(*net), torch::optim::AdamWOptions(0.01));
-  }
-  Haste haste(world.rank(), hasty);
-  std::vector<double> seen;
-  for (int round = 0; round < 12; round++) test.script.round(net, other.get(), own.get(), haste, world.rank(), round, seen);
-  for (const auto& [name, value] : full_state(*net)) seen.push_back(value.to(at::kDouble).sum().item<double>());
-  return seen;
+std::vector<double> numbers_of(const Communicator& world, const Case& test, Residence residence, bool hasty) {
+  Run run(net_in(residence, world, test.narrow ? MixedPrecision{.param_dtype = at::kBFloat16} : MixedPrecision{}), test.by, world.rank(),
+          hasty);
+  for (; run.round < 12; run.round++) test.script.round(run);
+  for (const auto& [name, value] : full_state(*run.net)) run.seen.push_back(value.to(at::kDouble).sum().item<double>());
+  return run.seen;
 }
 
 TEST_P(Leases, GiveTheNumbersOfGatheredParameters) {
   const auto& test = GetParam();
   with_ranks(test.ranks, [&](const Communicator& world) {
-    const auto expected = run(world, test, Residence::Gathered, false);
-    EXPECT_EQ(run(world, test, Residence::NodeShared, true), expected);
+    const auto expected = numbers_of(world, test, Residence::Gathered, false);
+    EXPECT_EQ(numbers_of(world, test, Residence::NodeShared, true), expected);
   });
 }
 

@@ -5,13 +5,13 @@
 #include <c10/util/SmallVector.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/groups/group_list.h"
+#include "tessera/shard/access/gradients.h"
 #include "tessera/shard/paging/paged_tensor.h"
 #include "tessera/shard/paging/storage_tag.h"
-#include "tessera/shard/parameters.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
 
@@ -43,7 +43,7 @@ std::shared_ptr<Unit> unit_of_shard(const at::Tensor& shard) {
   const auto unit = tag != nullptr ? tag->unit.lock() : nullptr;
   if (!unit || tag->role != Role::Sharded) {
     throw UsageError(
-        "clip_grad_norm was given a whole parameter of a sharded model (from a ParameterList?), or a shard of a model that is gone; "
+        "clip_grad_norm was given an unsharded parameter of a sharded model (from a ParameterList?), or a shard of a model that is gone; "
         "pass tessera::parameters(model)");
   }
   return unit;
@@ -85,11 +85,11 @@ at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& 
     if (p == 2) unit->expect_norms();
   }
   // The parts of shards are added up over their shard group. Parameters in no unit have the same gradients on all ranks and count once.
-  PartialSum unsharded;
+  PartialSum outside;
   c10::SmallVector<Communicator, 2> groups;
   c10::SmallVector<PartialSum, 2> sums;  // one for each of `groups`
   const auto sum_with = [&](const at::Tensor& parameter) -> PartialSum& {
-    if (!is_paged(parameter)) return unsharded;
+    if (!is_paged(parameter)) return outside;
     const auto place = find_or_add(groups, unit_of_shard(parameter)->mesh().shard());
     if (place == sums.size()) sums.push_back({.options = parameter.options().dtype(at::kFloat)});
     return sums[place];
@@ -104,7 +104,7 @@ at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& 
       partial.sum = combine(partial.sum, partial_norm(gradient, p), p);
     }
   }
-  auto all = unsharded.sum;
+  auto all = outside.sum;
   for (size_t i = 0; i < sums.size(); i++) {
     const auto& partial = sums[i];
     auto total = partial.sum.defined() ? partial.sum.contiguous() : at::zeros({}, partial.options);
@@ -114,10 +114,6 @@ at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& 
   }
   if (!all.defined()) return at::zeros({}, at::kFloat);
   return std::isinf(p) ? all : all.pow(1 / p);
-}
-
-at::Tensor clip_factor(const at::Tensor& norm, double max_norm) {
-  return at::clamp_max(max_norm / (norm + 1e-6), 1.0);
 }
 
 at::Tensor clip_grad_norm(std::span<const at::Tensor> parameters, double max_norm, const NormOptions& options) {

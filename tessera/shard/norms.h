@@ -18,7 +18,4 @@ at::Tensor clip_grad_norm(std::span<const at::Tensor> parameters, double max_nor
 /// The norm alone, without clipping. Collective in the same way.
 at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& options = {});
 
-/// The factor by which clip_grad_norm multiplies gradients that have this norm.
-at::Tensor clip_factor(const at::Tensor& norm, double max_norm);
-
 }  // namespace tessera

@@ -25,10 +25,6 @@ std::vector<at::Tensor> parameters(const torch::nn::Module& module);
 /// The same with full names. A tied parameter has its first name.
 std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::nn::Module& module);
 
-/// Throws UsageError if the list holds shards together with a trainable parameter whose gradient nobody averages: one that belongs to no
-/// unit and is not in the ShardOptions::ignored of a unit of those shards. Never throws if the list holds no shards.
-void expect_averaged(std::span<const at::Tensor> parameters);
-
 /// A range of a parameter's values, counted in the order in which they lie in memory.
 struct ValueRange {
   int64_t begin = 0, numel = 0;

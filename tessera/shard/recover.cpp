@@ -6,6 +6,7 @@
 #include <torch/nn/module.h>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/groups/group_list.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/unit_state.h"
@@ -49,10 +50,11 @@ void expect_same_steps(const std::vector<std::shared_ptr<Unit>>& all, const Comm
                       unit->name(), first, last));
     }
     if (broke_off != 0) {
-      throw CommError(fmt::format(
-          "a step broke off before it wrote unit '{}', and an optimizer that is none of Tessera's may have changed its own state already; load "
-          "a checkpoint",
-          unit->name()));
+      throw CommError(
+          fmt::format("a step broke off before it wrote unit '{}', and an optimizer that is none of Tessera's may have changed its own "
+                      "state already; load "
+                      "a checkpoint",
+                      unit->name()));
     }
   }
 }
@@ -63,8 +65,8 @@ void start_anew(Unit& unit) {
   auto& state = unit.state(held);
   state.reduction.abandon();
   state.versions.start_anew();
-  for (auto& group : unit.groups()) {
-    for (auto& parameter : group.parameters) parameter.shard.mutable_grad() = at::Tensor();
+  for (const auto& group : unit.groups()) {
+    for (const auto& parameter : group.parameters) parameter.shard.mutable_grad() = at::Tensor();
   }
 }
 

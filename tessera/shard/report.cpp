@@ -110,15 +110,15 @@ std::string describe(const torch::nn::Module& module) {
   for (const auto& unit : in_tree_order(units(module))) lines.push_back(line_of(*unit.unit, unit.depth));
   size_t width = 4;
   for (const auto& line : lines) width = std::max(width, line.name.size());
-  auto text = fmt::format("{:<{}}{:>12}{:>11}{:>11}  {:<8}{:<11}{:>9}{:>11}{:>9}\n", "unit", width, "parameters", "whole", "shard", "dtype",
-                          "residence", "gathers", "gathered", "reduced");
+  auto text = fmt::format("{:<{}}{:>12}{:>11}{:>11}  {:<8}{:<11}{:>9}{:>11}{:>9}\n", "unit", width, "parameters", "unsharded", "shard",
+                          "dtype", "residence", "gathers", "gathered", "reduced");
   for (const auto& line : lines) {
     text += fmt::format("{:<{}}{:>12}{:>11}{:>11}  {:<8}{:<11}{:>9}{:>11}{:>9}\n", line.name, width, line.numel,
                         size_text(line.unsharded_bytes), size_text(line.shard_bytes), line.dtypes, line.residence, line.counters.gathers,
                         size_text(line.counters.gathered_bytes), line.counters.reductions);
   }
   const auto total = counters(module);
-  return text + fmt::format("peak of whole units {}, uses not foreseen {}\n", size_text(total.peak_unsharded_bytes), total.misses);
+  return text + fmt::format("peak of unsharded units {}, uses not foreseen {}\n", size_text(total.peak_unsharded_bytes), total.misses);
 }
 
 }  // namespace tessera

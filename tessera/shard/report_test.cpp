@@ -15,8 +15,8 @@ TEST(Describe, HasALineForEachUnitAndThePeak) {
     auto net = sharded_net(world);
     fully_shard(net, {.mesh = world});
     net(input()).sum().backward();
-    EXPECT_THAT(describe(*net),
-                ::testing::AllOf(::testing::HasSubstr("\na "), ::testing::HasSubstr("\nb "), ::testing::HasSubstr("peak of whole units")));
+    EXPECT_THAT(describe(*net), ::testing::AllOf(::testing::HasSubstr("\na "), ::testing::HasSubstr("\nb "),
+                                                 ::testing::HasSubstr("peak of unsharded units")));
   });
 }
 

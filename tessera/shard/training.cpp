@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
+#include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
-#include "tessera/shard/write_guard.h"
 
 namespace tessera {
 
@@ -19,7 +19,7 @@ void skip_step(const torch::nn::Module& module) {
   };
   auto skipped = units(module);
   std::erase_if(skipped, has_no_gradient);
-  const WriteGuard guard(skipped, Write::Skip);
+  const WriteGuard guard(skipped, WriteKind::Skip);
 }
 
 void set_requires_grad(const torch::nn::Module& module, Training training) {

@@ -3,7 +3,6 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/NativeFunctions.h>
 #include <c10/core/Allocator.h>
-#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
 #include <cstring>
@@ -11,6 +10,8 @@
 #include <map>
 #include <utility>
 #include <vector>
+
+#include "tessera/testing/one_device.h"
 
 namespace tessera::testing {
 namespace {
@@ -71,14 +72,7 @@ void synchronize(const Mark& mark) {
   }
 }
 
-struct Guard final : c10::impl::DeviceGuardImplInterface {
-  c10::DeviceType type() const override { return kDelayed; }
-  c10::Device exchangeDevice(c10::Device /*device*/) const override { return kDevice; }
-  c10::Device getDevice() const override { return kDevice; }
-  void setDevice(c10::Device /*device*/) const override {}
-  void uncheckedSetDevice(c10::Device /*device*/) const noexcept override {}
-  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
-
+struct Guard final : OneDeviceGuard {
   c10::Stream getStream(c10::Device /*device*/) const override { return stream(current); }
   c10::Stream exchangeStream(c10::Stream next) const override { return stream(std::exchange(current, next.id())); }
 

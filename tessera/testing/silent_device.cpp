@@ -4,9 +4,9 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
-#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/nn/module.h>
 
+#include "tessera/testing/one_device.h"
 #include "tessera/testing/silent_kernels.h"
 #include "tessera/testing/silent_memory.h"
 
@@ -16,15 +16,9 @@ namespace {
 const c10::Device kDevice(kSilent, 0);
 
 /// One device with one stream, on which all work is finished at once.
-struct Guard final : c10::impl::DeviceGuardImplInterface {
-  c10::DeviceType type() const override { return kSilent; }
-  c10::Device exchangeDevice(c10::Device /*device*/) const override { return kDevice; }
-  c10::Device getDevice() const override { return kDevice; }
-  void setDevice(c10::Device /*device*/) const override {}
-  void uncheckedSetDevice(c10::Device /*device*/) const noexcept override {}
+struct Guard final : OneDeviceGuard {
   c10::Stream getStream(c10::Device /*device*/) const override { return c10::Stream(c10::Stream::DEFAULT, kDevice); }
   c10::Stream exchangeStream(c10::Stream /*stream*/) const override { return c10::Stream(c10::Stream::DEFAULT, kDevice); }
-  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
   void record(void** /*event*/, const c10::Stream& /*stream*/, c10::DeviceIndex /*device*/, c10::EventFlag /*flag*/) const override {}
   void block(void* /*event*/, const c10::Stream& /*stream*/) const override {}
   bool queryEvent(void* /*event*/) const override { return true; }

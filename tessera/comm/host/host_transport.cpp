@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <exception>
 #include <numeric>
 
@@ -204,6 +203,9 @@ std::unique_ptr<Transport> HostTransport::split(std::span<const int> colors, con
 }
 
 SharedAttempt HostTransport::share(const AreaShape& shape, const Call& call) {
+  if (const int hosts = traits().topology.hosts(); hosts > 1) {
+    return {.area = nullptr, .why_not = fmt::format("transport {}: the ranks are on {} hosts", traits().name, hosts)};
+  }
   auto envelope = envelope_for(Operation::Share, call);
   envelope.numel = static_cast<int64_t>(shape.bytes_per_rank);
   envelope.pieces = shape.counters;

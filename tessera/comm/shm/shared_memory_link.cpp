@@ -9,7 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/stream.h"
-#include "tessera/comm/all_or_none.h"
+#include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/host/shared_area.h"
 
 namespace tessera {

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <optional>
 
-#include "tessera/comm/all_or_none.h"
+#include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/shm/shared_memory_link.h"
 
 namespace tessera {

@@ -11,15 +11,15 @@
 #include <memory>
 
 #include "tessera/base/error.h"
+#include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/paging/locality.h"
+#include "tessera/shard/paging/operators.h"
 #include "tessera/shard/paging/paged_tensor.h"
 #include "tessera/shard/paging/storage_tag.h"
 #include "tessera/shard/unit/parameter_meta.h"
-#include "tessera/shard/paging/operators.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/unit_state.h"
-#include "tessera/shard/write_guard.h"
 
 namespace tessera {
 namespace {
@@ -45,7 +45,7 @@ void refuse_stranger(const at::Tensor& tensor, const OperatorFacts& op) {
 
 bool may_write_unsharded(Unit& unit) {
   const auto held = unit.schedule()->lock();
-  return unit.state(held).unsharded_writers > 0;
+  return unit.state(held).allows_unsharded_writes();
 }
 
 void note(Operands& operands, const at::Tensor& tensor, bool writes, const OperatorFacts& op) {
@@ -60,7 +60,7 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const Opera
     auto* unit = tag->owner.get();
     if (writes && !may_write_unsharded(*unit)) {
       throw UsageError(fmt::format(
-          "{} would write {} while it is whole for a moment, and the change would be lost; write inside "
+          "{} would write {} while it is unsharded for a moment, and the change would be lost; write inside "
           "tessera::full_params(module, Access::Write), or write the shards. An optimizer that was made before fully_shard has to "
           "be made after it; one of torch::optim can be moved instead, with tessera::rebind(optimizer, model)",
           op.name(), name_of(*unit->around(tensor), *unit)));
@@ -72,7 +72,7 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const Opera
   // to() of a recurrent module takes its weights from parameters() again: it then holds shards and no longer the unsharded parameters.
   if (op.recurrent) {
     throw UsageError(
-        fmt::format("{} was given shards in place of whole weights, because to() of a recurrent module was called after fully_shard; "
+        fmt::format("{} was given shards in place of unsharded weights, because to() of a recurrent module was called after fully_shard; "
                     "call it before",
                     op.name()));
   }
@@ -306,7 +306,7 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
   if (operands.origin) expect_same_places(op, *stack, base, *operands.origin);
   for (auto* unit : operands.reduced) unit->schedule()->finish_reductions();
   if (!operands.written.empty()) {
-    const WriteGuard guard(operands.changed, Write::Operators);
+    const WriteGuard guard(operands.changed, WriteKind::Operators);
     for (const auto* shard : operands.written) guard.outdate(*shard);
   }
   Companions companions(op, *stack, operands.units);

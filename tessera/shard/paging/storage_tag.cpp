@@ -9,9 +9,9 @@
 #include "tessera/base/compat.h"
 #include "tessera/base/env.h"
 #include "tessera/base/paging_key.h"
+#include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/paging/paged_tensor.h"
 #include "tessera/shard/paging/retired_memory.h"
-#include "tessera/shard/write_guard.h"
 
 namespace tessera {
 

@@ -65,16 +65,22 @@ std::vector<std::vector<Candidate>> grouped(std::vector<Candidate> candidates, U
 UnitLayout chosen_layout(const ShardOptions& options) {
   const auto& traits = options.mesh.shard().traits();
   if (options.listing == Listing::Flat && (options.layout == Layout::Rows || options.layout == Layout::WholeParameters)) {
-    throw UsageError("Listing::Flat lists one vector of all parameters, which only Layout::Flat has; leave the layout out, or list by name");
+    throw UsageError(
+        "Listing::Flat lists one vector of all parameters, which only Layout::Flat has; leave the layout out, or list by name");
   }
   if (traits.traces && options.layout != Layout::Auto) {
-    throw UsageError(fmt::format("transport {} stands for all ranks, so it chooses how parameters are laid out; leave Layout::Auto", traits.name));
+    throw UsageError(
+        fmt::format("transport {} stands for all ranks, so it chooses how parameters are laid out; leave Layout::Auto", traits.name));
   }
   switch (options.layout) {
-    case Layout::Rows: return UnitLayout::Rows;
-    case Layout::WholeParameters: return UnitLayout::WholeParameters;
-    case Layout::Flat: return UnitLayout::Flat;
-    case Layout::Auto: break;
+    case Layout::Rows:
+      return UnitLayout::Rows;
+    case Layout::WholeParameters:
+      return UnitLayout::WholeParameters;
+    case Layout::Flat:
+      return UnitLayout::Flat;
+    case Layout::Auto:
+      break;
   }
   return traits.packing == Packing::OneBuffer ? UnitLayout::Flat : UnitLayout::Replicas;
 }
@@ -105,11 +111,14 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candid
                                  std::shared_ptr<Schedule> schedule) {
   expect_shardable(candidates);
   const std::shared_ptr<Unit> unit(new Unit(std::move(name), options, chosen_layout(options), chosen_codec(options)));
+  bool decodes = false;
   for (const auto& candidate : candidates) {
-    expect_reducible(unit->codec_->computed(candidate.tensor.scalar_type()), options.mixed_precision);
+    const auto stored = candidate.tensor.scalar_type();
+    expect_reducible(unit->codec_->computed(stored), options.mixed_precision);
+    decodes = decodes || unit->codec_->decodes(stored);
   }
   unit->schedule_ = std::move(schedule);
-  unit->state_ = std::make_unique<UnitState>(*unit, make_unit_memory(options, *unit->codec_, candidates.front().tensor.device()));
+  unit->state_ = std::make_unique<UnitState>(*unit, make_unit_memory(options, decodes, candidates.front().tensor.device()));
   FormerMemory former(candidates);
   auto groups = grouped(std::move(candidates), unit->layout_);
   const c10::AutoGradMode no_grad(false);
@@ -170,8 +179,7 @@ void Unit::add_group(std::vector<Candidate> candidates, MemoryPtr memory) {
   const auto own_storage = make_storage(Role::Sharded, number, layout.chunk, group.dtype, first.device());
   own_storage->attach(std::move(memory));
   group.own = own_storage->memory_view(group.dtype).zero_();
-  const auto unsharded_storage =
-      make_storage(Role::Unsharded, number, layout.chunk * shard.size(), group.unsharded_dtype, first.device());
+  const auto unsharded_storage = make_storage(Role::Unsharded, number, layout.chunk * shard.size(), group.unsharded_dtype, first.device());
   unsharded_storage->explain(freed_message(name_));
   group.unsharded = c10::weak_intrusive_ptr<TaggedStorage>(unsharded_storage);
 
@@ -230,11 +238,15 @@ void Unit::add_group(std::vector<Candidate> candidates, MemoryPtr memory) {
   groups_.push_back(std::move(group));
 }
 
+void Unit::rename_parameter(const at::Tensor& tensor, std::string name) {
+  parameters_.at(tensor.unsafeGetTensorImpl())->name = std::move(name);
+}
+
 void Unit::rename(const std::string& name) {
   name_ = name;
+  state_->reduction.forget_memory();
   for (auto& group : groups_) {
     if (const auto unsharded = group.unsharded.lock()) unsharded->explain(freed_message(name_));
-    group.gradient = {};  // its storage has the old name in its error message
     // With Listing::Flat no module lists the parameters, so fully_shard can't name them as it names others.
     if (!group.flat) continue;
     for (auto& parameter : group.parameters) parameter.name = name + "." + parameter.local_name;

@@ -1,6 +1,7 @@
 // Gathered unit memory: works across machines and on any device.
 #include <ATen/ATen.h>
-#include <fmt/format.h>
+
+#include <utility>
 
 #include "tessera/shard/unit/unit_memory.h"
 
@@ -75,12 +76,12 @@ class GatheredMemory final : public UnitMemory {
     Works works;
     for (const auto& buffer : buffers) buffer.unsharded->allocate();  // all before the first collective, which can't be cancelled
     for_each_run(
-        buffers, [](const Buffer& buffer) { return sent_form(buffer).dtype; },
+        buffers, [](const Buffer& buffer) { return std::pair(sent_form(buffer).dtype, buffer.decodes()); },
         [&](std::span<const Buffer> run) {
           c10::SmallVector<Piece, 2> pieces;
           for (const auto& buffer : run) pieces.push_back({.whole = arrival(buffer), .own = encoded(*buffer.codec, buffer.own)});
           auto work = shard_.all_gather(pieces, subject, fault.companions);
-          if (run.front().codec->decodes()) work = Work(std::make_shared<Decoding>(std::move(work), run, pieces, shard_.size()));
+          if (run.front().decodes()) work = Work(std::make_shared<Decoding>(std::move(work), run, pieces, shard_.size()));
           works.push_back(std::move(work));
         });
     return works;
@@ -101,7 +102,7 @@ class GatheredMemory final : public UnitMemory {
   void done_reading(const Subject& /*subject*/) override {}
   bool wait_for_readers(const Subject& /*subject*/) override { return true; }
   bool keep_copy(const Buffer& /*buffer*/) override { return false; }
-  void publish(std::span<const Buffer> /*buffers*/, const Subject& /*subject*/, bool /*stale*/) override {}
+  void publish(std::span<const Buffer> /*buffers*/, const Subject& /*subject*/, bool /*make_copy*/) override {}
   at::Tensor published(size_t /*buffer*/) const override { return {}; }
 
   GradientBuffers gradient_buffers(std::span<const GradientPlan> plans) override {
@@ -127,7 +128,7 @@ class GatheredMemory final : public UnitMemory {
 
   /// The tensor to which the all-gather writes: the unsharded memory itself, unless the result has to be decoded.
   at::Tensor arrival(const Buffer& buffer) const {
-    if (!buffer.codec->decodes()) return buffer.unsharded->memory_view(buffer.unsharded_dtype());
+    if (!buffer.decodes()) return buffer.unsharded->memory_view(buffer.unsharded_dtype());
     const auto sent = sent_form(buffer);
     return at::empty({sent.numel * shard_.size()}, buffer.own.options().dtype(sent.dtype));
   }

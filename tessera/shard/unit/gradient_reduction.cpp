@@ -22,12 +22,12 @@ at::ScalarType wire_dtype(const Unit::Group& group, const MixedPrecision& precis
 
 }  // namespace
 
-GradientReduction::Packing GradientReduction::begin(std::span<Unit::Group* const> groups) {
+GradientReduction::Packing GradientReduction::begin(std::span<const Unit::Group* const> groups) {
   finish();
   return {*this, groups};
 }
 
-GradientReduction::Packing::Packing(GradientReduction& reduction, std::span<Unit::Group* const> groups)
+GradientReduction::Packing::Packing(GradientReduction& reduction, std::span<const Unit::Group* const> groups)
     : reduction_(reduction), groups_(groups.begin(), groups.end()) {
   c10::SmallVector<GradientPlan, 2> plans;
   for (const auto* group : groups) {
@@ -38,7 +38,8 @@ GradientReduction::Packing::Packing(GradientReduction& reduction, std::span<Unit
   buffers_ = reduction.memory_.gradient_buffers(plans);
 }
 
-void GradientReduction::Packing::pack(size_t group, std::span<Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients) {
+void GradientReduction::Packing::pack(size_t group, std::span<const Unit::Parameter* const> parameters,
+                                      std::span<const at::Tensor> gradients) {
   const auto& buffer = buffers_.buffers[group];
   int64_t end = 0;
   const auto fill_gap = [&](int64_t begin) {
@@ -61,8 +62,7 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
   c10::SmallVector<Piece, 2> pieces;
   c10::SmallVector<GradientMemory, 2> reduced;
   for (size_t i = 0; i < groups_.size(); i++) {
-    reduction.make_memory(*groups_[i]);
-    const auto& memory = groups_[i]->gradient;
+    const auto& memory = reduction.make_memory(*groups_[i]);
     pieces.push_back({.whole = buffers_.buffers[i], .own = memory.values, .squares = memory.squares});
     reduced.push_back(memory);
   }
@@ -77,10 +77,12 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
 }
 
 /// Reuses the memory of the last gradient if no tensor refers to it any more, because touching new pages costs more than the sum.
-void GradientReduction::make_memory(Unit::Group& group) {
-  auto& memory = group.gradient;
+GradientMemory& GradientReduction::make_memory(const Unit::Group& group) {
+  const auto number = unit_.number_of(group);
+  memories_.resize(unit_.groups().size());
+  auto& memory = memories_[number];
   if (!memory || memory.storage.use_count() > 1) {
-    memory.storage = unit_.make_storage(Role::Gradient, static_cast<size_t>(&group - unit_.groups_.data()), group.chunk, group.dtype, group.own.device());
+    memory.storage = unit_.make_storage(Role::Gradient, number, group.chunk, group.dtype, group.own.device());
     memory.storage->allocate();
     memory.storage->explain(
         fmt::format("the gradients of unit '{}' are on their way to the sum over all ranks; operators wait for that by themselves, "
@@ -90,6 +92,7 @@ void GradientReduction::make_memory(Unit::Group& group) {
   }
   if (wants_squares_ && !memory.squares) memory.squares = std::make_shared<double>();
   if (memory.squares) *memory.squares = std::numeric_limits<double>::quiet_NaN();
+  return memory;
 }
 
 void GradientReduction::finish() {

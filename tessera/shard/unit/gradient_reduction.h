@@ -6,13 +6,25 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/unit_memory.h"
 
 namespace tessera {
+
+/// The memory of a group's sharded gradient. The `.grad` of each shard is a view of `storage`; the reduction writes to `values`, which is
+/// the same memory without the paging key.
+struct GradientMemory {
+  TaggedStoragePtr storage;
+  at::Tensor values;
+  std::shared_ptr<double> squares;  // the reduction writes the sum of squares of `values` here, if a norm was requested
+
+  explicit operator bool() const { return values.defined(); }
+};
 
 class GradientReduction {
  public:
@@ -22,21 +34,26 @@ class GradientReduction {
   class Packing {
    public:
     /// Copies the gradients of a group to their places in the buffer. Parameters without a gradient get zeros.
-    void pack(size_t group, std::span<Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients);
+    void pack(size_t group, std::span<const Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients);
     /// Starts the reduction, which writes this rank's part of the mean to the groups' gradient memory. Errors call the unit `name`.
     /// `members` is a hash over the parameters that have a gradient; ranks that differ in it get an error.
     void start(std::string_view name, uint64_t members);
 
    private:
     friend class GradientReduction;
-    Packing(GradientReduction& reduction, std::span<Unit::Group* const> groups);
+    Packing(GradientReduction& reduction, std::span<const Unit::Group* const> groups);
 
     GradientReduction& reduction_;
-    c10::SmallVector<Unit::Group*, 2> groups_;
+    c10::SmallVector<const Unit::Group*, 2> groups_;
     GradientBuffers buffers_;
   };
   /// Begins to pack. Finishes the reduction of an earlier pass first.
-  Packing begin(std::span<Unit::Group* const> groups);
+  Packing begin(std::span<const Unit::Group* const> groups);
+
+  /// The storage to which the last reduction of a group writes.
+  TaggedStorage& target(const Unit::Group& group) const { return *memories_[unit_.number_of(group)].storage; }
+  /// The next reductions make new memory, which knows the new name of the unit.
+  void forget_memory() { memories_.clear(); }
 
   /// Waits until this rank's part of the mean is complete.
   void finish();
@@ -49,10 +66,11 @@ class GradientReduction {
   void expect_norms() { wants_squares_ = true; }
 
  private:
-  void make_memory(Unit::Group& group);
+  GradientMemory& make_memory(const Unit::Group& group);
 
   Unit& unit_;
   UnitMemory& memory_;
+  std::vector<GradientMemory> memories_;  // one for each group; reused by the next reduction
   Works works_;
   c10::SmallVector<GradientMemory, 2> reduced_;  // where works_ write their results
   std::atomic<bool> in_flight_ = false;

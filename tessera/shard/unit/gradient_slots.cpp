@@ -9,10 +9,10 @@
 #include <exception>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/groups/per_group.h"
 #include "tessera/comm/host/fill_envelope.h"
 #include "tessera/comm/host/reducer.h"
 #include "tessera/comm/host/shared_area.h"
-#include "tessera/comm/per_group.h"
 
 namespace tessera {
 namespace {

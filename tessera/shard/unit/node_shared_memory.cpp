@@ -121,10 +121,10 @@ class NodeSharedMemory final : public UnitMemory {
     return true;
   }
 
-  void publish(std::span<const Buffer> buffers, const Subject& subject, bool stale) override {
+  void publish(std::span<const Buffer> buffers, const Subject& subject, bool make_copy) override {
     const auto value = after(subject);
     if (value == published_) return;
-    if (stale) {
+    if (make_copy) {
       // Returns at once in nearly all cases, because the write has already waited for this.
       Subject before = subject;
       before.version--;

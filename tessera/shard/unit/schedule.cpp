@@ -81,13 +81,13 @@ void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
   enter(pass_now());
   // By far the most frequent case: the unit is unsharded and was the last one used.
   if (units.size() == 1 && units.front() == visited_ && visited_->state(held).is_unsharded() && order(pass_).used_last(visited_)) {
-    visited_->pin();
+    visited_->pin(held);
     return;
   }
   // Units that are kept unsharded (by full_params) need no schedule. Their uses are not recorded, because they may come from several
   // threads in any order.
   if (std::ranges::all_of(units, &Unit::pinned)) {
-    for (auto* unit : units) unit->pin();
+    for (auto* unit : units) unit->pin(held);
     return;
   }
   // A rank that reads a unit has finished its step, so all units that it has written are published now; other ranks may be waiting for
@@ -112,7 +112,7 @@ void Schedule::wait_and_pin(const ScheduleLock& held, std::span<Unit* const> uni
       release(units.first(i));
       throw;
     }
-    units[i]->pin();
+    units[i]->pin(held);
   }
 }
 
@@ -135,8 +135,8 @@ void Schedule::finish_reductions() {
 void Schedule::expect_writable(const Unit& unit) const {
   if (!unit.pinned()) return;
   throw UsageError(
-      fmt::format("a shard of unit '{}' would be written while the unit is in use as a whole (inside tessera::full_params, or by another "
-                  "thread); what is whole would be stale. End that first",
+      fmt::format("a shard of unit '{}' would be written while the unit is in use unsharded (inside tessera::full_params, or by another "
+                  "thread); the unsharded copy would keep the old values. End that first",
                   unit.name()));
 }
 

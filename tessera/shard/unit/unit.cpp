@@ -13,11 +13,7 @@
 namespace tessera {
 
 Unit::Unit(std::string name, const ShardOptions& options, UnitLayout layout, CodecPtr codec)
-    : name_(std::move(name)),
-      options_(options),
-      layout_(layout),
-      codec_(std::move(codec)),
-      number_(options.mesh.world().next_number()) {}
+    : name_(std::move(name)), options_(options), layout_(layout), codec_(std::move(codec)), number_(options.mesh.world().next_number()) {}
 
 Unit::~Unit() {
   if (schedule_) schedule_->forget(*this);
@@ -79,7 +75,7 @@ void Unit::outdate(const at::Tensor& written) {
   };
   const auto outdate_all = [&](const Group& group) { std::ranges::for_each(group.parameters, outdate_one); };
   if (!written.defined()) return std::ranges::for_each(groups_, outdate_all), void();
-  auto& group = groups_[tag_of(written)->group];
+  const auto& group = groups_[tag_of(written)->group];
   if (group.flat) return outdate_all(group);
   if (written.numel() == 0) {  // empty on this rank, but other ranks write their part of the parameter
     outdate_one(*around(written));
@@ -96,17 +92,17 @@ void Unit::outdate(const at::Tensor& written) {
   }
 }
 
-Unit::Parameter* Unit::find(const at::Tensor& tensor) const {
+const Unit::Parameter* Unit::find(const at::Tensor& tensor) const {
   const auto known = parameters_.find(tensor.unsafeGetTensorImpl());
   if (known == parameters_.end()) return nullptr;
-  auto& parameter = *known->second;
+  const auto& parameter = *known->second;
   // A new tensor may have the address of an unsharded parameter that no longer exists.
   return parameter.shard.is_same(tensor) || parameter.unsharded.lock() == tensor.getIntrusivePtr() ? &parameter : nullptr;
 }
 
-Unit::Parameter* Unit::around(const at::Tensor& view) {
+const Unit::Parameter* Unit::around(const at::Tensor& view) const {
   const auto& tag = *tag_of(view);
-  auto& parameters = groups_[tag.group].parameters;
+  const auto& parameters = groups_[tag.group].parameters;
   if (view.numel() == 0 && view.dim() > 0 && tag.role != Role::Unsharded) {
     return &parameters[std::clamp<size_t>(static_cast<size_t>(view.stride(0)), 1, parameters.size()) - 1];
   }
@@ -135,9 +131,9 @@ Located locate(const at::Tensor& tensor) {
   const auto* tag = tag_of(tensor);
   auto unit = tag != nullptr ? tag->unit.lock() : nullptr;
   if (!unit) return {};
-  auto* const parameter = unit->find(tensor);
+  const auto* const parameter = unit->find(tensor);
   if (parameter == nullptr) return {};
-  auto& group = unit->groups()[tag->group];
+  const auto& group = unit->groups()[tag->group];
   return {std::move(unit), &group, parameter};
 }
 

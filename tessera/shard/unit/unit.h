@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "tessera/shard/options.h"
-#include "tessera/shard/parameters.h"
 #include "tessera/shard/paging/paged_tensor.h"
 #include "tessera/shard/paging/storage_tag.h"
+#include "tessera/shard/parameters.h"
 #include "tessera/shard/unit/candidate.h"
 #include "tessera/shard/unit/layout.h"
 #include "tessera/shard/unit/schedule_lock.h"
@@ -29,16 +29,6 @@ struct UnitCounters {
   uint64_t gathers = 0;
   uint64_t reductions = 0;
   uint64_t gathered_bytes = 0;  // received from other ranks
-};
-
-/// The memory of a group's sharded gradient. The `.grad` of each shard is a view of `storage`; the reduction writes to `values`, which is
-/// the same memory without the paging key.
-struct GradientMemory {
-  TaggedStoragePtr storage;
-  at::Tensor values;
-  std::shared_ptr<double> squares;  // the reduction writes the sum of squares of `values` here, if a norm was requested
-
-  explicit operator bool() const { return values.defined(); }
 };
 
 /// The layout of a unit, after Layout::Auto has been resolved. Replicas: one process represents all ranks.
@@ -61,9 +51,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Parameters of one dtype that were all trainable or all frozen when the unit was made. They share one flat buffer.
   struct Group {
     at::ScalarType dtype = at::kFloat, unsharded_dtype = at::kFloat;
-    int64_t chunk = 0;             // values of one rank
-    at::Tensor own = {};           // this rank's chunk, flat and without the paging key
-    GradientMemory gradient = {};  // reused by the next reduction
+    int64_t chunk = 0;    // values of one rank
+    at::Tensor own = {};  // this rank's chunk, flat and without the paging key
     c10::weak_intrusive_ptr<TaggedStorage> unsharded{TaggedStoragePtr()};
     std::vector<Parameter> parameters = {};
     std::optional<Parameter> flat = {};  // Listing::Flat only: listed in place of the parameters, which all have its shard as theirs
@@ -85,11 +74,14 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// The path of its module in the model. Until an outer fully_shard call reveals the path, it is the class name of the module.
   const std::string& name() const { return name_; }
   void rename(const std::string& name);
+  /// Renames the parameter whose unsharded form or shard this tensor is.
+  void rename_parameter(const at::Tensor& tensor, std::string name);
   /// A number that distinguishes units with the same name. It is the same on all ranks.
   uint64_t number() const { return number_; }
   const Mesh& mesh() const { return options_.mesh; }
   const ShardOptions& options() const { return options_; }
-  std::vector<Group>& groups() { return groups_; }
+  const std::vector<Group>& groups() const { return groups_; }
+  size_t number_of(const Group& group) const { return static_cast<size_t>(&group - groups_.data()); }
   const Codec& codec() const { return *codec_; }
   /// The memory that the unit additionally takes on this rank while it is unsharded.
   uint64_t unsharded_bytes() const { return unsharded_bytes_; }
@@ -109,21 +101,25 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void reset_counters() { counters_ = {}; }
 
   /// The parameter whose unsharded form or shard this tensor is. Null if it is neither.
-  Parameter* find(const at::Tensor& tensor) const;
+  const Parameter* find(const at::Tensor& tensor) const;
   /// The parameter in whose unsharded form, shard or gradient the view begins. The view must lie in memory of this unit.
-  Parameter* around(const at::Tensor& view);
+  const Parameter* around(const at::Tensor& view) const;
   /// The values of a parameter that its shard holds: one range for each rank that this process represents, without padding.
   std::vector<ValueRange> ranges_of(const Parameter& parameter) const;
   const Parameter& operator[](const Origin& origin) const { return groups_[origin.group].parameters[origin.parameter]; }
 
-  /// A pinned unit stays unsharded. pin() needs the lock of the schedule, unpin() does not.
+  /// A pinned unit stays unsharded. It is pinned with the lock of its schedule, and unpinned without.
   bool pinned() const { return pins_ > 0; }
-  void pin() { pins_++; }
+  void pin(const ScheduleLock& held) {
+    if (!held.is_of(*schedule_)) refuse_lock();
+    pins_++;
+  }
   void unpin() { pins_--; }
   /// Called before an operator that builds a graph uses an unsharded parameter or a view of one. Applies changes of requires_grad since the
   /// last pass to all parameters at once, so that a pass has one node and one reduction for the unit.
   void follow_training(const at::Tensor& used);
-  /// Marks graphs stale that have saved a parameter to which `written` belongs: a shard, a view of one, or undefined for all parameters.
+  /// Makes backward an error for graphs that have saved a parameter to which `written` belongs: a shard, a view of one, or undefined for
+  /// all.
   void outdate(const at::Tensor& written);
   /// Whether a reduction of its gradients has started and not finished.
   bool is_reducing() const;
@@ -170,8 +166,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
 /// The unit, group and parameter whose unsharded form or shard a tensor is. All null if it is neither.
 struct Located {
   std::shared_ptr<Unit> unit;
-  Unit::Group* group = nullptr;
-  Unit::Parameter* parameter = nullptr;
+  const Unit::Group* group = nullptr;
+  const Unit::Parameter* parameter = nullptr;
 };
 Located locate(const at::Tensor& tensor);
 

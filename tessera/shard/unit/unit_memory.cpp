@@ -22,14 +22,14 @@ Residence wanted(Residence option) {
 
 }  // namespace
 
-std::unique_ptr<UnitMemory> make_unit_memory(const ShardOptions& options, const Codec& codec, at::Device device) {
+std::unique_ptr<UnitMemory> make_unit_memory(const ShardOptions& options, bool decodes, at::Device device) {
   const auto& shard = options.mesh.shard();
   const auto residence = wanted(options.residence);
   if (residence == Residence::Gathered) return gathered_memory(shard);
   std::string why_not;
   if (!device.is_cpu()) {
     why_not = fmt::format("the parameters are on {}, not in host memory", device.str());
-  } else if (codec.decodes()) {
+  } else if (decodes) {
     why_not = "their codec decodes what was sent, which every rank does for itself";
   } else if (auto shared = node_shared_memory(shard, why_not)) {
     return shared;

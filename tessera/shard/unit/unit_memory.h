@@ -34,6 +34,7 @@ struct Buffer {
   const Codec* codec;
 
   at::ScalarType unsharded_dtype() const { return codec->computed(own.scalar_type()); }
+  bool decodes() const { return codec->decodes(own.scalar_type()); }
 };
 
 /// A buffer to be made.
@@ -84,8 +85,8 @@ class UnitMemory {
   virtual bool wait_for_readers(const Subject& subject) = 0;
   /// From now on other ranks read a copy of the buffer's own chunk, which publish() makes. Returns false if they already do.
   virtual bool keep_copy(const Buffer& buffer) = 0;
-  /// Makes this version of the own chunks readable by other ranks. `stale` says that the copies which they read have yet to be made.
-  virtual void publish(std::span<const Buffer> buffers, const Subject& subject, bool stale) = 0;
+  /// Makes this version of the own chunks readable by other ranks. `make_copy` says that the copies which they read have yet to be made.
+  virtual void publish(std::span<const Buffer> buffers, const Subject& subject, bool make_copy) = 0;
   /// The copy of a buffer's own chunk that other ranks read. Undefined if they read the chunk itself.
   virtual at::Tensor published(size_t buffer) const = 0;
 
@@ -109,7 +110,8 @@ std::unique_ptr<UnitMemory> gathered_memory(Communicator shard);
 /// reason in `why_not`, if the ranks can't share memory. Collective.
 std::unique_ptr<UnitMemory> node_shared_memory(Communicator shard, std::string& why_not);
 
-/// The memory that ShardOptions::residence and TESSERA_RESIDENCE ask for. Collective.
-std::unique_ptr<UnitMemory> make_unit_memory(const ShardOptions& options, const Codec& codec, at::Device device);
+/// The memory that ShardOptions::residence and TESSERA_RESIDENCE ask for. `decodes`: whether the codec decodes some of the unit's values.
+/// Collective.
+std::unique_ptr<UnitMemory> make_unit_memory(const ShardOptions& options, bool decodes, at::Device device);
 
 }  // namespace tessera

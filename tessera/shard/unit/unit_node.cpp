@@ -30,9 +30,9 @@ class UnitNode final : public ag::Node {
   // The engine runs the ready node with the highest sequence number first. UINT64_MAX therefore reduces a unit as soon as its gradients are
   // complete.
   explicit UnitNode(std::shared_ptr<Unit> unit) : ag::Node(UINT64_MAX), unit_(std::move(unit)) {
-    for (auto& group : unit_->groups()) {
-      std::vector<Unit::Parameter*> trained;
-      for (auto& parameter : group.parameters) {
+    for (const auto& group : unit_->groups()) {
+      std::vector<const Unit::Parameter*> trained;
+      for (const auto& parameter : group.parameters) {
         if (!trains(parameter)) continue;
         add_input_metadata(at::Tensor(parameter.unsharded.lock()));
         add_next_edge(ag::impl::gradient_edge(parameter.shard));
@@ -68,7 +68,7 @@ class UnitNode final : public ag::Node {
     schedule->gradients_sent(*unit_);
     ag::variable_list results;
     results.reserve(gradients.size());
-    for (size_t i = 0; i < groups_.size(); i++) hand_on(*groups_[i]->gradient.storage, trained_[i], gradients, results);
+    for (size_t i = 0; i < groups_.size(); i++) hand_on(unit_->state(held).reduction.target(*groups_[i]), trained_[i], gradients, results);
     gradients.clear();
     return results;
   }
@@ -117,7 +117,7 @@ class UnitNode final : public ag::Node {
   }
 
   /// Appends the gradients of the shards, which are views of the storage, to `results`.
-  void hand_on(TaggedStorage& storage, std::span<Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients,
+  void hand_on(TaggedStorage& storage, std::span<const Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients,
                ag::variable_list& results) {
     const at::Tensor* last = nullptr;
     auto& tag = storage.tag;
@@ -142,8 +142,9 @@ class UnitNode final : public ag::Node {
   }
 
   std::shared_ptr<Unit> unit_;
-  std::vector<Unit::Group*> groups_;                    // those with trainable parameters
-  std::vector<std::vector<Unit::Parameter*>> trained_;  // the trainable parameters of each of groups_; together, the inputs of the node
+  std::vector<const Unit::Group*> groups_;  // those with trainable parameters
+  std::vector<std::vector<const Unit::Parameter*>>
+      trained_;  // the trainable parameters of each of groups_; together, the inputs of the node
 };
 
 }  // namespace
@@ -151,8 +152,8 @@ class UnitNode final : public ag::Node {
 void attach_unit_node(const std::shared_ptr<Unit>& unit) {
   const compat::NodePtr node = compat::make_node<UnitNode>(unit);
   uint32_t input = 0;
-  for (auto& group : unit->groups()) {
-    for (auto& parameter : group.parameters) {
+  for (const auto& group : unit->groups()) {
+    for (const auto& parameter : group.parameters) {
       const at::Tensor unsharded(parameter.unsharded.lock());
       if (!unsharded.defined()) continue;
       auto* const meta = unsharded_meta(unsharded);

@@ -41,19 +41,20 @@ void UnitState::reshard() {
   state_ = State::Sharded;
 }
 
-void UnitState::make_private() {
+void UnitState::begin_unsharded_writes() {
   memory_->make_private(unit_.buffers());
+  unsharded_writers_++;
 }
 
 void UnitState::keep_own_part() {
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  for (auto& group : unit_.groups()) {
+  for (const auto& group : unit_.groups()) {
     const auto unsharded = group.unsharded.lock();
     if (!unsharded) continue;
     const auto computed = unit_.mesh().shard().own_chunk(flat_view(c10::Storage(unsharded), group.unsharded_dtype));
     const auto& codec = unit_.codec();
-    const bool as_stored = !codec.encodes(group.dtype) && !codec.decodes();
+    const bool as_stored = !codec.encodes(group.dtype) && !codec.decodes(group.dtype);
     // If the computed form has lower precision than the stored one, only changed values are copied, so that the others keep their
     // precision.
     group.own.copy_(as_stored ? computed : at::where(computed.eq(decoded(codec, group.own)), group.own, computed.to(group.dtype)));

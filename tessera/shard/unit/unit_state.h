@@ -15,6 +15,7 @@ class Unit;
 
 ///      sharded  --unshard()-->  unsharding  --wait_for_unshard()-->  unsharded  --reshard()-->  sharded
 class UnitState {
+  // Declared before `versions` and `reduction`, which refer to them.
   Unit& unit_;
   const std::unique_ptr<UnitMemory> memory_;
 
@@ -29,8 +30,11 @@ class UnitState {
   /// Waits until the unit is unsharded. If this throws, the caller must reshard the unit.
   void wait_for_unshard();
   void reshard();
-  /// Moves the unsharded parameters into private memory of this rank. The unit must be unsharded.
-  void make_private();
+  /// Lets operators write the unsharded parameters, which move into private memory of this rank. The unit must be unsharded and pinned
+  /// until end_unsharded_writes(). May be called several times.
+  void begin_unsharded_writes();
+  void end_unsharded_writes() { unsharded_writers_--; }
+  bool allows_unsharded_writes() const { return unsharded_writers_ > 0; }
   /// Copies this rank's part of the unsharded parameters into the shards. The unit must be unsharded.
   void keep_own_part();
 
@@ -41,8 +45,6 @@ class UnitState {
 
   UnitMemory& memory() { return *memory_; }
 
-  /// The number of full_params guards that allow operators to write the unsharded parameters.
-  int unsharded_writers = 0;
   /// Activations that were cast to the unit's dtype; cleared when another unit is used or this one is resharded.
   Casts casts;
   Versions versions{unit_, *memory_};
@@ -52,6 +54,7 @@ class UnitState {
   enum class State { Sharded, Unsharding, Unsharded } state_ = State::Sharded;
   Works unsharding_;
   bool start_checked_ = false;
+  int unsharded_writers_ = 0;
 };
 
 }  // namespace tessera

@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
+#include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/paging/storage_tag.h"
 #include "tessera/shard/unit/fingerprint.h"
 #include "tessera/shard/unit/unit.h"
@@ -22,18 +23,22 @@ void Versions::done_reading() {
   if (!writable_) memory_.done_reading(subject());
 }
 
-void Versions::wait_to_write(Write how) {
+void Versions::wait_to_write(WriteKind how) {
   // If waiting fails, one of our optimizers can repeat its step. Other operators may belong to a step that has already changed something.
-  if (how != Write::Update) write_broke_off_ = true;
+  const bool by_optimizer = how == WriteKind::Update;
+  if (!by_optimizer) write_broke_off_ = true;
   make_writable();
-  if (how != Write::Update) {
-    write_broke_off_ = false;
-    stale_ = true;
-  }
+  if (!by_optimizer) write_broke_off_ = false;
   written_ = true;
+  if (!by_optimizer || late_ || !all_casts_by_optimizers()) must_copy_ = true;
+}
+
+/// Whether our optimizers write all cast copies of the unit along with the shards.
+bool Versions::all_casts_by_optimizers() const {
   for (size_t i = 0; i < unit_.groups().size(); i++) {
-    if (late_ || (memory_.published(i).defined() && !unit_.groups()[i].optimizers_cast)) stale_ = true;
+    if (memory_.published(i).defined() && !unit_.groups()[i].optimizers_cast) return false;
   }
+  return true;
 }
 
 void Versions::make_writable() {
@@ -58,7 +63,7 @@ void Versions::detach() {
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   for (size_t i = 0; i < unit_.groups().size(); i++) {
-    auto& group = unit_.groups()[i];
+    auto& group = unit_.groups_[i];
     if (!memory_.keep_copy({.number = i, .unsharded = {}, .own = group.own, .codec = &unit_.codec()})) continue;
     auto& storage = group.own_storage();
     auto memory = allocate_memory(storage.nbytes(), storage.device());
@@ -85,10 +90,10 @@ void Versions::publish() {
 void Versions::publish(std::span<const Buffer> buffers) {
   auto next = subject();
   if (written_) next.version++;
-  memory_.publish(buffers, next, stale_);
+  memory_.publish(buffers, next, must_copy_);
   if (written_ && pointed_at_) pointed_at_ = fingerprint_of_shards();
   version_ = next.version;
-  written_ = writable_ = stale_ = late_ = false;
+  written_ = writable_ = must_copy_ = late_ = false;
   for (const auto& group : unit_.groups()) group.own_storage().watch_raw_writes();
 }
 

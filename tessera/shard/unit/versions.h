@@ -8,11 +8,11 @@
 #include <span>
 
 #include "tessera/shard/unit/unit_memory.h"
-#include "tessera/shard/write_guard.h"
 
 namespace tessera {
 
 class Unit;
+enum class WriteKind;
 
 ///      readable  --done_reading(), wait_to_write()-->  writable  --publish()-->  readable, in the next version
 ///
@@ -29,7 +29,7 @@ class Versions {
   /// Tells the other ranks that this rank will not read the current version again.
   void done_reading();
   /// Call it before shards change: waits until all ranks are done reading the current version.
-  void wait_to_write(Write how);
+  void wait_to_write(WriteKind how);
   /// Counts a version without a change, because this rank skips a step that other ranks take.
   void skip();
   /// Whether other ranks may still read the version before this rank's write. The new version then can't be published at the end of the
@@ -58,6 +58,7 @@ class Versions {
 
  private:
   void make_writable();
+  bool all_casts_by_optimizers() const;
   void detach();
   uint64_t fingerprint_of_shards() const;
 
@@ -66,8 +67,8 @@ class Versions {
   uint64_t version_ = 0;
   bool written_ = false;   // the shards were written since the last publication
   bool writable_ = false;  // no other rank reads the memory that a write would change
-  bool stale_ = true;      // publish() has to make the copy that other ranks read, because it was not written along with the shards
-  bool late_ = false;
+  bool must_copy_ = true;  // publish() has to make the copy that other ranks read, because it was not written along with the shards
+  bool late_ = false;      // see is_late()
   bool detached_ = false;  // the shards have moved into private memory for good
   bool write_broke_off_ = false;
   std::optional<uint64_t> pointed_at_;  // the shards' fingerprint at the last publication, if a raw pointer to them is out

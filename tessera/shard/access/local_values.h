@@ -25,7 +25,7 @@ struct LocalPart {
 
 struct LocalValues {
   std::vector<LocalPart> parts = {};
-  std::map<std::string, at::Tensor> whole = {};     // parameters that belong to no unit
+  std::map<std::string, at::Tensor> outside = {};   // parameters that belong to no unit
   std::map<std::string, at::Tensor> buffers = {};   // only those that are defined
   std::map<std::string, std::string> aliases = {};  // from each further name of a tied parameter to its first name
   std::vector<std::shared_ptr<Unit>> units = {};

@@ -1,4 +1,4 @@
-#include "tessera/shard/write_guard.h"
+#include "tessera/shard/access/write_guard.h"
 
 #include <algorithm>
 
@@ -22,30 +22,30 @@ c10::SmallVector<Schedule*, 4> schedules_of(std::span<const std::shared_ptr<Unit
 }
 
 /// Waits until this rank may write.
-void begin(Unit& unit, Write how) {
+void begin(Unit& unit, WriteKind how) {
   auto& schedule = *unit.schedule();
   const auto held = schedule.lock();
   auto& state = unit.state(held);
-  if (how == Write::Skip) {
+  if (how == WriteKind::Skip) {
     state.versions.skip();
   } else {
     state.versions.wait_to_write(how);
   }
   // WriteGuard::publish() publishes an update, unless other ranks may still read the version before.
-  if (how != Write::Update || state.versions.is_late()) schedule.expect_to_publish(unit);
-  if (how == Write::Load) state.trust_start();
+  if (how != WriteKind::Update || state.versions.is_late()) schedule.expect_to_publish(unit);
+  if (how == WriteKind::Load) state.trust_start();
 }
 
 }  // namespace
 
-WriteGuard::WriteGuard(std::span<const std::shared_ptr<Unit>> units, Write how) : units_(units) {
+WriteGuard::WriteGuard(std::span<const std::shared_ptr<Unit>> units, WriteKind how) : units_(units) {
   for (auto* schedule : schedules_of(units)) locks_.push_back(schedule->exclusive());
-  if (how != Write::Unsharded) {
+  if (how != WriteKind::Unsharded) {
     for (const auto& unit : units) unit->schedule()->expect_writable(*unit);
   }
   for (const auto& unit : units) unit->schedule()->done_reading(*unit);
   for (const auto& unit : units) begin(*unit, how);
-  if (how == Write::Load) outdate_all();
+  if (how == WriteKind::Load) outdate_all();
 }
 
 void WriteGuard::outdate(const at::Tensor& shard) const {
@@ -74,7 +74,7 @@ void WriteGuard::publish() const {
 }
 
 void hand_out_pointer(const std::shared_ptr<Unit>& unit) {
-  const WriteGuard guard(std::span(&unit, 1), Write::Operators);
+  const WriteGuard guard(std::span(&unit, 1), WriteKind::Operators);
   guard.outdate_all();
   const auto held = unit->schedule()->lock();
   unit->state(held).versions.hand_out_pointer();

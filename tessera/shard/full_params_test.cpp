@@ -7,9 +7,9 @@
 #include "tessera/shard/buffers.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
+#include "tessera/shard/norms.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/training.h"
-#include "tessera/shard/norms.h"
 #include "tessera/testing/net.h"
 
 namespace tessera::testing {

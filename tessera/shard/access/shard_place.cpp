@@ -1,4 +1,4 @@
-#include "tessera/shard/shard_place.h"
+#include "tessera/shard/access/shard_place.h"
 
 #include "tessera/shard/unit/unit.h"
 

@@ -14,7 +14,7 @@ namespace tessera {
 class Unit;
 
 /// The kinds of write.
-enum class Write {
+enum class WriteKind {
   Operators,  // operators of the user write the shards; more may follow, so the new version is published at this rank's next read
   Update,     // one of our optimizers writes the shards and the cast copies, and calls publish() at its end
   Skip,       // this rank leaves its shards unchanged while other ranks take a step
@@ -27,14 +27,14 @@ enum class Write {
 /// locks of their schedules until it is destroyed.
 class WriteGuard {
  public:
-  /// Throws UsageError if a unit is pinned (except with Write::Unsharded), and TimeoutError or DeadlockError if waiting fails. The units
-  /// must outlive the guard.
-  WriteGuard(std::span<const std::shared_ptr<Unit>> units, Write how);
+  /// Throws UsageError if a unit is pinned (except with WriteKind::Unsharded), and TimeoutError or DeadlockError if waiting fails. The
+  /// units must outlive the guard.
+  WriteGuard(std::span<const std::shared_ptr<Unit>> units, WriteKind how);
   WriteGuard(const WriteGuard&) = delete;
   WriteGuard& operator=(const WriteGuard&) = delete;
   ~WriteGuard() = default;
 
-  /// Marks graphs stale that have saved the parameter of this shard; backward through them is an error. Takes a shard or a view of one.
+  /// Outdates graphs that have saved the parameter of this shard: backward through them is an error. Takes a shard or a view of one.
   /// Call it before the first value changes.
   void outdate(const at::Tensor& shard) const;
   /// The same for all parameters of the units.

@@ -1,4 +1,4 @@
-#include "tessera/comm/all_or_none.h"
+#include "tessera/comm/groups/all_or_none.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

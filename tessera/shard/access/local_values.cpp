@@ -1,4 +1,4 @@
-#include "tessera/shard/local_values.h"
+#include "tessera/shard/access/local_values.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -37,7 +37,7 @@ LocalValues local_values(const torch::nn::Module& model) {
     if (!is_new) {
       result.aliases[item.key()] = known->second;
     } else if (parameter == nullptr) {
-      result.whole[item.key()] = tensor.detach();
+      result.outside[item.key()] = tensor.detach();
     }
   }
   for (const auto& unit : result.units) {

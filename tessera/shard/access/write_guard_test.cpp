@@ -1,5 +1,5 @@
 // Ranks write their units in different orders, and some write nothing. No order leads to a deadlock.
-#include "tessera/shard/write_guard.h"
+#include "tessera/shard/access/write_guard.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -44,9 +44,7 @@ const Ending kBackwards = {"TorchBackwards", [](const auto& model) { take_step_o
 const Ending kOurs = {"OursBackwards", [](const auto& model) { optim::SGD(reversed(parameters(*model)), {.lr = kRate}).step(); }};
 const Ending kOursForwards = {"OursForwards", [](const auto& model) { optim::SGD(parameters(*model), {.lr = kRate}).step(); }};
 const Ending kSkip = {"Skip", [](const auto& model) { skip_step(*model); }};
-const Ending kWholes = {"FullParams", [](const auto& model) {
-                          const auto guard = full_params(*model, Access::Write);
-                        }};
+const Ending kWholes = {"FullParams", [](const auto& model) { const auto guard = full_params(*model, Access::Write); }};
 
 /// Where the shards of each unit lie. They move if ranks had to give way to each other.
 std::vector<const void*> places(const Blocks& model) {
@@ -95,8 +93,8 @@ TEST_P(Orders, DoNotMatter) {
 
 INSTANTIATE_TEST_SUITE_P(OfWrites, Orders,
                          ::testing::Values(std::pair(kForwards, kBackwards), std::pair(kBackwards, kSkip), std::pair(kSkip, kForwards),
-                                           std::pair(kOurs, kForwards), std::pair(kOurs, kOursForwards), std::pair(kOurs, kSkip), std::pair(kWholes, kBackwards),
-                                           std::pair(kWholes, kSkip)),
+                                           std::pair(kOurs, kForwards), std::pair(kOurs, kOursForwards), std::pair(kOurs, kSkip),
+                                           std::pair(kWholes, kBackwards), std::pair(kWholes, kSkip)),
                          [](const auto& info) { return info.param.first.name + "And" + info.param.second.name; });
 
 }  // namespace

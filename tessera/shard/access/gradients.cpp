@@ -1,0 +1,48 @@
+#include "tessera/shard/access/gradients.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/shard/unit/unit.h"
+
+namespace tessera {
+
+bool is_ignored(std::span<const std::shared_ptr<Unit>> units, const at::Tensor& parameter) {
+  return std::ranges::any_of(units, [&](const auto& unit) {
+    return std::ranges::any_of(unit->options().ignored, [&](const at::Tensor& known) { return known.is_same(parameter); });
+  });
+}
+
+void refuse_not_averaged(const std::string& which) {
+  throw UsageError(fmt::format(
+      "parameter {} is trainable, but in no unit, so its gradients would not be averaged over the ranks; shard the whole module "
+      "last, freeze the parameter, or name it in ShardOptions::ignored",
+      which));
+}
+
+void expect_averaged(std::span<const at::Tensor> parameters) {
+  const auto trains_outside = [](const at::Tensor& parameter) {
+    return parameter.defined() && !is_paged(parameter) && parameter.requires_grad();
+  };
+  if (std::ranges::none_of(parameters, trains_outside)) return;  // by far the most frequent case
+  std::vector<std::shared_ptr<Unit>> owners;
+  for (const auto& parameter : parameters) {
+    auto unit = locate(parameter).unit;
+    if (unit && (owners.empty() || owners.back() != unit)) owners.push_back(std::move(unit));
+  }
+  if (owners.empty()) return;
+  for (const auto& parameter : parameters) {
+    if (!trains_outside(parameter) || is_ignored(owners, parameter)) continue;
+    refuse_not_averaged(fmt::format("of shape [{}], given together with shards,", fmt::join(parameter.sizes(), ", ")));
+  }
+}
+
+at::Tensor clip_factor(const at::Tensor& norm, double max_norm) {
+  return at::clamp_max(max_norm / (norm + 1e-6), 1.0);
+}
+
+}  // namespace tessera

@@ -1,0 +1,26 @@
+// What the norms and the optimizers have in common: whose gradients they accept, and how clipping scales them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <span>
+#include <string>
+
+namespace tessera {
+
+class Unit;
+
+/// Throws UsageError if the list holds shards together with a trainable parameter whose gradient nobody averages: one that belongs to no
+/// unit and is not in the ShardOptions::ignored of a unit of those shards. Never throws if the list holds no shards.
+void expect_averaged(std::span<const at::Tensor> parameters);
+
+/// Whether the parameter is in the ShardOptions::ignored of one of the units.
+bool is_ignored(std::span<const std::shared_ptr<Unit>> units, const at::Tensor& parameter);
+/// Throws the UsageError of expect_averaged.
+[[noreturn]] void refuse_not_averaged(const std::string& which);
+
+/// The factor by which clip_grad_norm multiplies gradients that have this norm.
+at::Tensor clip_factor(const at::Tensor& norm, double max_norm);
+
+}  // namespace tessera
