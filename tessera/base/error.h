@@ -57,6 +57,11 @@ class DeadlockError : public CommError {
 /// another library becomes an Error. Call it in a handler only.
 std::exception_ptr with_context(std::string_view where);
 
+/// The place of an exception's class in a fixed list of Tessera's classes; rethrow_as() makes an exception of the class at that place. So
+/// a failure can be told to other ranks.
+char class_number(const std::exception_ptr& error);
+[[noreturn]] void rethrow_as(char class_number, const std::string& message);
+
 /// The first line of an exception's message, without a full stop at its end. In exceptions of libtorch a stack trace follows that line.
 std::string first_line(const std::exception& error);
 

@@ -9,7 +9,7 @@
 #include <emmintrin.h>
 #endif
 
-namespace tessera {
+namespace tessera::detail {
 
 /// Like memcpy, also in its memory order: another thread sees the bytes once it has synchronized with this one.
 inline void stream(std::byte* target, const std::byte* source, size_t bytes) {
@@ -36,4 +36,4 @@ inline void stream(std::byte* target, const std::byte* source, size_t bytes) {
   if (bytes > 0) std::memcpy(target, source, bytes);
 }
 
-}  // namespace tessera
+}  // namespace tessera::detail

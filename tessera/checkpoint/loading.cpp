@@ -159,11 +159,14 @@ Saved open(const fs::path& folder, const Contents& contents, const LocalValues& 
                                  own.record.optimizer.empty() ? "has no optimizer" : "is of a " + own.record.optimizer, kind));
   }
   saved.optimizer = read_optimizer_state(saved, *contents.model, world);
+  contents.optimizer->expect_state(*contents.model, saved.optimizer);
   return saved;
 }
 
-void copy_values(const Saved& saved, const LocalValues& model, const Records& records, const Communicator& world) {
-  const WriteGuard guard(model.units, WriteKind::Load);
+void copy_values(const Saved& saved, const torch::nn::Module& module, std::span<const std::shared_ptr<Unit>> units, const Records& records,
+                 const Communicator& world) {
+  const WriteGuard guard(units, WriteKind::Load);
+  const auto model = local_values(module);  // only now, because the guard may have moved shards into other memory
   for (const auto& part : model.parts) part.values.copy_(tensor_of_ranks(saved.read(part.name), part.values, records.at(part.name), world));
   for (const auto& [name, tensor] : model.outside) tensor.copy_(saved.first.tensors.read(name));
   for (const auto& [name, tensor] : model.buffers) {
@@ -182,9 +185,8 @@ void load(const fs::path& folder, Contents& contents, const Communicator& world)
   AllOrNone step;
   step.attempt([&] { saved.emplace(open(folder, contents, model, records, world)); });
   step.expect_all(world, {.unit = "checkpoint"}, fmt::format("can't load {}; nothing was changed", folder.string()));
-  // Before values are copied, because this may still throw. It does so on all ranks alike.
   if (contents.optimizer != nullptr) contents.optimizer->load_state(*contents.model, saved->optimizer);
-  copy_values(*saved, model, records, world);
+  copy_values(*saved, *contents.model, model.units, records, world);
   set_generator_state(saved->generator);
   contents.notes = saved->own.front().record.notes;
 }

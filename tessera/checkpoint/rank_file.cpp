@@ -128,9 +128,11 @@ RankFile open_rank_file(const std::filesystem::path& folder, int rank, int ranks
     if (record.rank != rank || record.ranks != ranks) {
       throw IoError(fmt::format("it was written by rank {} of {}; somebody has renamed it", record.rank, record.ranks));
     }
-    for (const auto& [name, part] : record.parts) {
-      if (!file.contains(name) || file.info(name).sizes != std::vector{part.numel()}) {
-        throw IoError(fmt::format("it has not the {} values of '{}' that it promises", part.numel(), name));
+    for (const auto* parts : {&record.parts, &record.state}) {
+      for (const auto& [name, part] : *parts) {
+        if (!file.contains(name) || c10::multiply_integers(file.info(name).sizes) != part.numel()) {
+          throw IoError(fmt::format("it has not the {} values of '{}' that it promises", part.numel(), name));
+        }
       }
     }
     for (const auto* names : {&record.outside, &record.buffers}) {

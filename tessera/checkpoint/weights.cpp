@@ -61,12 +61,13 @@ class Plan {
 /// Copies from the full parameter the parts of all ranks that this process represents.
 void copy_part(const LocalPart& part, const at::Tensor& full, const Communicator& world) {
   std::vector<at::Tensor> values;
-  for (const auto& record : records_of(part)) {
+  const auto records = records_of(part);
+  for (const auto& record : records) {
     const auto& value = values.emplace_back(at::empty({record.numel()}, full.options()));
     const auto views = views_of_slices(value, record.slices, record.strides);
     for (size_t i = 0; i < views.size(); i++) views[i].copy_(view_of(full, record.slices[i]));
   }
-  part.values.copy_(tensor_of_ranks(std::move(values), part.values, records_of(part), world));
+  part.values.copy_(tensor_of_ranks(std::move(values), part.values, records, world));
 }
 
 }  // namespace
@@ -77,14 +78,15 @@ void load_weights(torch::nn::Module& module, const std::filesystem::path& path) 
   std::map<std::string, std::vector<std::string>> aliases;
   for (const auto& [alias, first] : model.aliases) aliases[first].push_back(alias);
   Plan plan(file);
-  for (const auto& part : model.parts) plan.add(part.name, aliases[part.name], records_of(part).front().shape);
+  for (const auto& part : model.parts) plan.add(part.name, aliases[part.name], part.shape);
   for (const auto& [name, tensor] : model.outside) plan.add(name, aliases[name], tensor.sizes());
   for (const auto& [name, tensor] : model.buffers) plan.add(name, {}, tensor.sizes());
   plan.expect_all();
 
   const c10::AutoGradMode no_grad(false);
   const WriteGuard guard(model.units, WriteKind::Load);
-  for (const auto& part : model.parts) copy_part(part, plan.read(part.name), model.world());
+  const auto now = local_values(module);  // the guard may have moved shards into other memory
+  for (const auto& part : now.parts) copy_part(part, plan.read(part.name), model.world());
   for (const auto& [name, tensor] : model.outside) tensor.copy_(plan.read(name));
   for (const auto& [name, tensor] : model.buffers) tensor.copy_(plan.read(name));
 }

@@ -42,20 +42,11 @@ Topology topology_of(std::span<const std::string> host_names) {
 
 /// Exchanges host names over a link between ranks that have not met in a store.
 Topology find_hosts(Link& link, std::chrono::milliseconds limit) {
-  std::array<char, 256> own = {};
-  host_id().copy(own.data(), own.size() - 1);
-  std::vector<std::array<char, 256>> all(static_cast<size_t>(link.size()));
-  std::vector<Bytes> from;
-  for (auto& name : all) from.push_back(std::as_writable_bytes(std::span(name)));
   try {
-    link.all_gather(std::as_bytes(std::span(own)), from, Clock::now() + limit);
+    return topology_of(all_gather_texts(link, host_id(), Clock::now() + limit));
   } catch (const LinkFailure& failure) {
-    throw CommError(fmt::format("rank {} can't start: {} {}", link.rank(), failure.ranks.empty() ? "it was broken off:" : name_ranks(failure.ranks),
-                                failure.kind == LinkFailure::Kind::Late ? "did not join" : failure.reason));
+    throw CommError(fmt::format("rank {} can't start: {}", link.rank(), why_not_started(failure)));
   }
-  std::vector<std::string> names;
-  for (const auto& name : all) names.emplace_back(name.data());
-  return topology_of(names);
 }
 
 /// Returns after a barrier of all ranks, so no rank needs the store any more to join.
@@ -65,19 +56,6 @@ Communicator wrap(std::string name, Topology topology, std::unique_ptr<Link> lin
   world.with_limit(options.start_limit).barrier({.unit = "start"});
   world.reset_traffic();
   return world;
-}
-
-/// How many worlds this process has joined as this rank through this store; each world has keys of its own. The process counts, and not the
-/// store: a second process of the same rank, or a file of an earlier run, would change a count in the store and so stay unnoticed.
-int next_round(const c10::intrusive_ptr<c10d::Store>& store, int rank) {
-  struct Seen {
-    c10::weak_intrusive_ptr<c10d::Store> store;  // keeps the address from being used again
-    int rounds = 0;
-  };
-  static std::mutex mutex;
-  static std::map<std::pair<c10d::Store*, int>, Seen> seen;
-  std::lock_guard lock(mutex);
-  return seen.try_emplace({store.get(), rank}, Seen{.store = c10::weak_intrusive_ptr<c10d::Store>(store)}).first->second.rounds++;
 }
 
 /// What each rank tells the others at the start: its host, and the transport that it wants.

@@ -56,8 +56,8 @@ int child(const std::string& task) {
     }
     // Longer than a rank takes to notice the dead, shorter than the limit.
     if (task == "die in waiting" && world.rank() == 2) std::this_thread::sleep_for(std::chrono::seconds(3));
-    if (task == "die with a lease") {
-      const auto area = world.share({.bytes_per_rank = 64, .counters = 1}, {.unit = "leases"}).area;
+    if (task == "die with a shared area") {
+      const auto area = world.share({.bytes_per_rank = 64, .counters = 1}, {.unit = "counters"}).area;
       if (!area) return 2;
       if (world.rank() == world.size() - 1) ::raise(SIGKILL);
       area->reach(0, 1);
@@ -147,7 +147,7 @@ TEST_P(OverTransport, AKilledRankIsNamedWithinTheLimit) {
 }
 
 TEST(SharedMemory, IsNoPlaceToWaitForTheDead) {
-  const auto ended = run_job({.ranks = 3, .task = "die with a lease", .transport = "shm"});
+  const auto ended = run_job({.ranks = 3, .task = "die with a shared area", .transport = "shm"});
   for (const int rank : {0, 1}) {
     EXPECT_EQ(ended[rank].status, 3);
     EXPECT_THAT(ended[rank].output, AllOf(HasSubstr("reading version 1 of unit 'a'"), HasSubstr("rank 2"))) << rank;

@@ -249,7 +249,7 @@ std::map<std::string, ParameterState> Optimizer::state(const torch::nn::Module& 
   return result;
 }
 
-void Optimizer::load_state(const torch::nn::Module& model, const std::map<std::string, ParameterState>& state) {
+void Optimizer::expect_state(const torch::nn::Module& model, const std::map<std::string, ParameterState>& state) {
   std::map<std::string, at::Tensor> parameters;
   for (const auto& [name, parameter] : named_parameters(model)) parameters[name] = parameter;
   for (const auto& [name, saved] : state) {
@@ -269,6 +269,12 @@ void Optimizer::load_state(const torch::nn::Module& model, const std::map<std::s
     }
     if (!saved.contains(kSteps)) throw UsageError(fmt::format("the state of '{}' has no '{}'", name, kSteps));
   }
+}
+
+void Optimizer::load_state(const torch::nn::Module& model, const std::map<std::string, ParameterState>& state) {
+  expect_state(model, state);
+  std::map<std::string, at::Tensor> parameters;
+  for (const auto& [name, parameter] : named_parameters(model)) parameters[name] = parameter;
   for (auto& group : groups_) {
     for (auto& run : group.runs) {
       run.state.clear();

@@ -57,6 +57,8 @@ class Optimizer {
 
   /// The state of every parameter that has taken a step, by its name in the model. The tensors are the optimizer's own and not copies.
   std::map<std::string, ParameterState> state(const torch::nn::Module& model) const;
+  /// Throws UsageError if load_state would.
+  void expect_state(const torch::nn::Module& model, const std::map<std::string, ParameterState>& state);
   /// Copies a state into this optimizer. Parameters that the state does not name start without state. If it does not fit, throws UsageError
   /// and changes nothing.
   void load_state(const torch::nn::Module& model, const std::map<std::string, ParameterState>& state);

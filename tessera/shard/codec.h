@@ -8,7 +8,8 @@
 
 namespace tessera {
 
-/// The counterpart of FSDP2's all-gather extensions. All tensors are flat, and `stored` is the chunk of one rank.
+/// The counterpart of FSDP2's all-gather extensions. All tensors are flat, and `stored` is the chunk of one rank: as many values as the
+/// chunk has, in the dtype of the parameter.
 class Codec {
  public:
   virtual ~Codec() = default;

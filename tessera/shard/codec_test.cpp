@@ -119,6 +119,45 @@ TEST(Codec, DecidesForEachDtypeOfAUnit) {
   });
 }
 
+/// Computes in bfloat16, like a param_dtype.
+struct InBfloat16 final : Codec {
+  bool says_so = true;
+  at::ScalarType computed(at::ScalarType stored) const override { return stored == at::kFloat ? at::kBFloat16 : stored; }
+  Form sent(at::ScalarType stored, int64_t numel) const override { return {.dtype = computed(stored), .numel = numel}; }
+  bool encodes(at::ScalarType stored) const override { return says_so && stored == at::kFloat; }
+  void encode(const at::Tensor& stored, const at::Tensor& sent) const override { sent.copy_(stored); }
+};
+
+TEST(Codec, CastsOperandsToTheDtypeInWhichItComputes) {
+  with_ranks(2, [](const Communicator& world) {
+    auto by_codec = seeded_net(), by_dtype = seeded_net();
+    fully_shard(by_codec, {.mesh = world, .codec = std::make_shared<InBfloat16>()});
+    fully_shard(by_dtype, {.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16}});
+    EXPECT_EQ(by_codec(input()).scalar_type(), at::kBFloat16);
+    EXPECT_TRUE(at::equal(by_codec(input()), by_dtype(input())));
+  });
+}
+
+TEST(Codec, IsRefusedIfItContradictsItself) {
+  with_ranks(1, [](const Communicator& world) {
+    struct Forgetful final : Codec {
+      EightBits bits;
+      at::ScalarType computed(at::ScalarType stored) const override { return stored; }
+      Form sent(at::ScalarType stored, int64_t numel) const override { return bits.sent(stored, numel); }
+      bool encodes(at::ScalarType /*stored*/) const override { return true; }
+      void encode(const at::Tensor& stored, const at::Tensor& sent) const override { bits.encode(stored, sent); }
+    };
+    const auto refusal = [&](CodecPtr codec) {
+      torch::nn::Linear layer(5, 7);
+      return message_of<UsageError>([&] { fully_shard(layer, {.mesh = world, .codec = std::move(codec)}); });
+    };
+    EXPECT_THAT(refusal(std::make_shared<Forgetful>()), HasSubstr("does not decode"));
+    const auto silent = std::make_shared<InBfloat16>();
+    silent->says_so = false;
+    EXPECT_THAT(refusal(silent), HasSubstr("does not encode"));
+  });
+}
+
 TEST(Codec, LosesNothingThatFullParamsLeavesAlone) {
   with_ranks(2, [](const Communicator& world) {
     auto net = seeded_net();

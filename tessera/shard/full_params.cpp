@@ -80,7 +80,7 @@ at::Tensor copy_of(const Entry& entry, std::span<const std::shared_ptr<Unit>> al
 }
 
 bool wanted_here(const Mesh& mesh, Ranks ranks) {
-  return ranks == Ranks::All || mesh.world().local_ranks().front() == 0;
+  return ranks == Ranks::All || mesh.world().is_first();
 }
 
 /// The full parameter, or a full tensor with its layout, on the ranks that want it.

@@ -221,7 +221,7 @@ std::vector<Case> all_cases() {
   return cases;
 }
 
-class Leases : public ::testing::TestWithParam<Case> {};
+class RanksInHaste : public ::testing::TestWithParam<Case> {};
 
 std::vector<double> numbers_of(const Communicator& world, const Case& test, Residence residence, bool hasty) {
   Run run(net_in(residence, world, test.narrow ? MixedPrecision{.param_dtype = at::kBFloat16} : MixedPrecision{}), test.by, world.rank(),
@@ -231,7 +231,7 @@ std::vector<double> numbers_of(const Communicator& world, const Case& test, Resi
   return run.seen;
 }
 
-TEST_P(Leases, GiveTheNumbersOfGatheredParameters) {
+TEST_P(RanksInHaste, GiveTheNumbersOfGatheredParameters) {
   const auto& test = GetParam();
   with_ranks(test.ranks, [&](const Communicator& world) {
     const auto expected = numbers_of(world, test, Residence::Gathered, false);
@@ -239,7 +239,7 @@ TEST_P(Leases, GiveTheNumbersOfGatheredParameters) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(, Leases, ::testing::ValuesIn(all_cases()), ::testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(, RanksInHaste, ::testing::ValuesIn(all_cases()), ::testing::PrintToStringParamName());
 
 TEST(NodeShared, MovesNoParametersAndKeepsOneCopy) {
   with_ranks(2, [](const Communicator& world) {

@@ -82,7 +82,7 @@ at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& 
     if (!is_paged(parameter)) continue;
     const auto unit = unit_of_shard(parameter);
     unit->schedule()->finish_reductions();  // a hook may ask in the middle of backward
-    if (p == 2) unit->expect_norms();
+    if (p == 2) unit->compute_squares();
   }
   // The parts of shards are added up over their shard group. Parameters in no unit have the same gradients on all ranks and count once.
   PartialSum outside;

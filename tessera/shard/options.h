@@ -38,9 +38,9 @@ enum class Residence {
 
 /// How the parameters of a unit are divided among ranks.
 enum class Layout {
-  Auto,             // what the transport prefers: flat, unless one process represents all ranks
-  Flat,             // one buffer for all parameters, split into equal chunks at any value: the least padding and the fewest operations
-  Rows,             // each parameter by itself, split between rows of dim 0, as in FSDP2
+  Auto,  // what the transport prefers: flat, unless one process represents all ranks
+  Flat,  // one buffer for all parameters, split into equal chunks at any value: the least padding and the fewest operations
+  Rows,  // each parameter by itself, split between rows of the dimension that is outermost in memory: dim 0, as in FSDP2, unless transposed
   WholeParameters,  // each parameter belongs to one rank
 };
 
@@ -57,7 +57,8 @@ struct ShardOptions {
   /// Parameters that are not sharded. Whoever trains them averages their gradients over the ranks.
   std::vector<at::Tensor> ignored = {};
   /// How many units may be unsharded at once while their order of uses is not known yet. With 1 there is no prefetch, even when the order
-  /// is known. The outermost fully_shard call decides for the model.
+  /// is known. The outermost fully_shard call decides for a model with several units; modules of a world that are one unit each share the
+  /// bound of the first.
   int max_live_units = 2;
 };
 

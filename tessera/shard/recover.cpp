@@ -38,12 +38,14 @@ void expect_same_steps(const std::vector<std::shared_ptr<Unit>>& all, const Comm
     const auto version = static_cast<int64_t>(versions.next_version());
     own.insert(own.end(), {version, -version, versions.write_broke_off()});
   }
-  const auto most = at::tensor(own, at::kLong);
-  world.all_reduce(most, {.op = Reduce::Max}, kMeeting).wait();
-  const auto* value = most.const_data_ptr<int64_t>();
+  const auto found = at::tensor(own, at::kLong).to(world.traits().device);
+  world.all_reduce(found, {.op = Reduce::Max}, kMeeting).wait();
+  const auto on_host = found.cpu();
+  const auto most = on_host.accessor<int64_t, 1>();
+  int64_t row = 0;
   for (const auto& unit : all) {
-    const auto last = value[0], first = -value[1], broke_off = value[2];
-    value += 3;
+    const auto last = most[row], first = -most[row + 1], broke_off = most[row + 2];
+    row += 3;
     if (last != first) {
       throw CommError(
           fmt::format("unit '{}' has taken {} steps on one rank and {} on another, so the ranks can't go on together; load a checkpoint",

@@ -9,6 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/host/bounded.h"
+#include "tessera/comm/host/rendezvous.h"
 
 namespace tessera {
 namespace {
@@ -124,16 +125,21 @@ void BackendHub::end(const Verdict& verdict) {
 }
 
 std::shared_ptr<BackendHub> shared_hub(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store) {
+  struct Known {
+    c10::weak_intrusive_ptr<c10d::Backend> backend;  // keeps the address from being used again
+    std::weak_ptr<BackendHub> hub;
+  };
   static std::mutex mutex;
-  static std::map<c10d::Backend*, std::pair<std::weak_ptr<BackendHub>, int>> hubs;
+  static std::map<c10d::Backend*, Known> hubs;
   std::lock_guard lock(mutex);
-  auto& [known, joined] = hubs[backend.get()];
-  auto hub = known.lock();
-  if (!hub) {
-    hub = std::make_shared<BackendHub>(backend, store, fmt::format("tessera/verdict/{}", joined++));
-    known = hub;
-    hub->watch();
+  std::erase_if(hubs, [](const auto& entry) { return entry.second.hub.expired(); });
+  if (const auto known = hubs.find(backend.get()); known != hubs.end()) {
+    if (auto hub = known->second.hub.lock()) return hub;
   }
+  const int round = store ? next_round(store, backend->getRank()) : 0;
+  auto hub = std::make_shared<BackendHub>(backend, store, fmt::format("tessera/verdict/{}", round));
+  hubs.insert_or_assign(backend.get(), Known{.backend = c10::weak_intrusive_ptr<c10d::Backend>(backend), .hub = hub});
+  hub->watch();
   return hub;
 }
 

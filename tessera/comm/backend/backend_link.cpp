@@ -122,9 +122,7 @@ std::unique_ptr<Link> backend_link(const c10::intrusive_ptr<c10d::Backend>& back
   try {
     return std::make_unique<BackendLink>(hub, all_ranks(*backend), meeting.agree_on_tag(Clock::now() + start_limit));
   } catch (const LinkFailure& failure) {
-    throw CommError(fmt::format("rank {} can't join the process group: {} {}", backend->getRank(),
-                                failure.ranks.empty() ? std::string("it was broken off:") : name_ranks(failure.ranks),
-                                failure.kind == LinkFailure::Kind::Late ? "did not join too" : failure.reason));
+    throw CommError(fmt::format("rank {} can't join the process group: {}", backend->getRank(), why_not_started(failure)));
   }
 }
 

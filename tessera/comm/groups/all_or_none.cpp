@@ -10,6 +10,7 @@
 namespace tessera {
 namespace {
 
+/// The words of each rank, cut off where they are too long.
 std::vector<std::string> gather_words(const Communicator& world, Subject subject, const std::string& words) {
   constexpr auto kRow = static_cast<int64_t>(AllOrNone::kMostWords);
   const auto row = at::zeros({kRow}, at::kByte);
@@ -46,12 +47,15 @@ std::optional<RankTrouble> AllOrNone::first(std::span<const std::string> trouble
 void AllOrNone::expect_all(const Communicator& world, Subject subject, std::string_view failure) const {
   std::optional<RankTrouble> found;
   try {
-    found = first(gather_words(world, subject, trouble_));
+    const auto own = failed() ? static_cast<char>('0' + class_number(error_)) + trouble_ : std::string();
+    found = first(gather_words(world, subject, own));
   } catch (...) {
     if (!failed()) throw;
   }
   if (failed()) std::rethrow_exception(error_);
-  if (found) throw IoError(fmt::format("rank {} {}: {}", found->rank, failure, found->words));
+  if (found) {
+    rethrow_as(static_cast<char>(found->words.front() - '0'), fmt::format("rank {} {}: {}", found->rank, failure, found->words.substr(1)));
+  }
 }
 
 }  // namespace tessera

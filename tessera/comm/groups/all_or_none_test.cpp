@@ -46,7 +46,7 @@ TEST(AllOrNone, TellsAllRanksOfTheFailureOfOne) {
       if (world.rank() == 1) {
         EXPECT_EQ(message_of<UsageError>([&] { refuse(words); }), words);
       } else {
-        EXPECT_THAT(message_of<IoError>([&] { refuse(words); }), StartsWith("rank 1 can't go on: " + words.substr(0, 200)));
+        EXPECT_THAT(message_of<UsageError>([&] { refuse(words); }), StartsWith("rank 1 can't go on: " + words.substr(0, 200)));
       }
     }
     world.barrier();  // all may go on

@@ -217,7 +217,7 @@ SharedAttempt HostTransport::share(const AreaShape& shape, const Call& call) {
   if (attempt.area) {
     attempt.area->when_broken([family = family_, own = rank(), ranks = world_ranks_](const LinkFailure& failure, std::string_view message) {
       const int culprit = record_culprit(failure, own, ranks);
-      if (failure.kind != LinkFailure::Kind::Aborted) family->abort(own, message, culprit);
+      if (failure.kind != LinkFailure::Kind::Aborted) family->abort(ranks[static_cast<size_t>(own)], message, culprit);
     });
   } else {
     attempt.why_not = fmt::format("transport {}: {}", traits().name, attempt.why_not);
@@ -226,7 +226,7 @@ SharedAttempt HostTransport::share(const AreaShape& shape, const Call& call) {
 }
 
 void HostTransport::abort(std::string_view reason) noexcept {
-  family_->abort(rank(), reason, world_ranks_[rank()]);
+  family_->abort(world_ranks_[rank()], reason, world_ranks_[rank()]);
 }
 
 Work HostTransport::start(Envelope envelope, std::chrono::milliseconds limit, Move move) {

@@ -1,7 +1,11 @@
 #include "tessera/comm/host/link.h"
 
+#include <fmt/format.h>
+
+#include <array>
 #include <cstring>
 
+#include "tessera/comm/host/envelope.h"
 #include "tessera/comm/host/shared_area.h"
 
 namespace tessera {
@@ -18,6 +22,24 @@ void Link::visit_all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::
 
 SharedAttempt Link::share(const AreaShape& /*shape*/, Clock::time_point /*deadline*/) {
   return {.area = nullptr, .why_not = "its ranks have no memory in common"};
+}
+
+std::vector<std::string> all_gather_texts(Link& link, const std::string& own, Clock::time_point deadline) {
+  using Row = std::array<char, 256>;
+  Row row = {};
+  own.copy(row.data(), row.size() - 1);
+  std::vector<Row> rows(static_cast<size_t>(link.size()));
+  std::vector<Bytes> from;
+  for (auto& each : rows) from.push_back(std::as_writable_bytes(std::span(each)));
+  link.all_gather(std::as_bytes(std::span(row)), from, deadline);
+  std::vector<std::string> texts;
+  for (const auto& each : rows) texts.emplace_back(each.data());
+  return texts;
+}
+
+std::string why_not_started(const LinkFailure& failure) {
+  return fmt::format("{} {}", failure.ranks.empty() ? "it was broken off:" : name_ranks(failure.ranks),
+                     failure.kind == LinkFailure::Kind::Late ? "did not join" : failure.reason);
 }
 
 void copy_own(ConstBytes own, Bytes target) {

@@ -67,6 +67,11 @@ class Link {
   virtual void abort(std::string_view reason, int culprit) noexcept = 0;
 };
 
+/// Collective: the text of each rank, in rank order. Texts are cut off after 255 bytes.
+std::vector<std::string> all_gather_texts(Link& link, const std::string& own, Clock::time_point deadline);
+/// What kept a link from being made, for the message of an error.
+std::string why_not_started(const LinkFailure& failure);
+
 /// Copies what a rank sends to itself, unless it is in place already.
 void copy_own(ConstBytes own, Bytes target);
 

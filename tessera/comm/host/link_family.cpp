@@ -25,9 +25,9 @@ std::vector<std::shared_ptr<Link>> LinkFamily::alive() {
   return result;
 }
 
-void LinkFamily::abort(int rank, std::string_view reason, int culprit) noexcept {
+void LinkFamily::abort(int world_rank, std::string_view reason, int culprit) noexcept {
   try {
-    const auto words = fmt::format("rank {}: {}", rank, reason);
+    const auto words = fmt::format("rank {}: {}", world_rank, reason);
     for (const auto& link : alive()) link->abort(words, culprit);
   } catch (const std::exception&) {  // out of memory: the other ranks wait until their time limit
   }

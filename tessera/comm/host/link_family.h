@@ -15,8 +15,8 @@ namespace tessera {
 class LinkFamily {
  public:
   void add(const std::shared_ptr<Link>& link);
-  /// Aborts all links. The other ranks get the reason with "rank R: " in front.
-  void abort(int rank, std::string_view reason, int culprit) noexcept;
+  /// Aborts all links. The other ranks get the reason with "rank R: " in front, where R is the world rank that aborts.
+  void abort(int world_rank, std::string_view reason, int culprit) noexcept;
 
  private:
   std::vector<std::shared_ptr<Link>> alive();

@@ -166,6 +166,17 @@ StorePtr store_from_environment(const Identity& identity, Clock::time_point end)
   return store;
 }
 
+int next_round(const StorePtr& store, int rank) {
+  struct Seen {
+    c10::weak_intrusive_ptr<c10d::Store> store;  // keeps the address from being used again
+    int rounds = 0;
+  };
+  static std::mutex mutex;
+  static std::map<std::pair<c10d::Store*, int>, Seen> seen;
+  std::lock_guard lock(mutex);
+  return seen.try_emplace({store.get(), rank}, Seen{.store = c10::weak_intrusive_ptr<c10d::Store>(store)}).first->second.rounds++;
+}
+
 std::string host_id() {
   if (const auto given = env("TESSERA_HOST_ID")) return *given;
   std::array<char, HOST_NAME_MAX + 1> name{};

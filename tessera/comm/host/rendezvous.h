@@ -25,6 +25,10 @@ std::optional<Identity> identity_from_environment();
 /// other ranks may still be joining, or look there for the reason why the group failed.
 StorePtr store_from_environment(const Identity& identity, Clock::time_point end);
 
+/// How many worlds this process has joined as this rank through this store; each world has keys of its own. The process counts, and not the
+/// store: a second process of the same rank, or a file of an earlier run, would change a count in the store and so stay unnoticed.
+int next_round(const StorePtr& store, int rank);
+
 /// A text that is the same for ranks of one host, and different for others. TESSERA_HOST_ID overrides it.
 std::string host_id();
 

@@ -29,7 +29,7 @@ Span range(Span bytes, size_t begin, size_t most) {
 using Copy = void (*)(std::byte* target, const std::byte* source, size_t bytes);
 
 Copy copy_of(size_t all) {
-  if (all >= kLarge) return stream;
+  if (all >= kLarge) return detail::stream;
   return [](std::byte* target, const std::byte* source, size_t bytes) {
     if (bytes > 0) std::memcpy(target, source, bytes);
   };
@@ -136,19 +136,6 @@ std::unique_ptr<Link> SharedMemoryLink::split(std::span<const int> members, Cloc
   return std::make_unique<SharedMemoryLink>(std::move(block), position, ranks);
 }
 
-std::vector<std::string> SharedMemoryLink::gather_words(const std::string& words, Clock::time_point deadline) {
-  using Row = std::array<char, AllOrNone::kMostWords>;
-  Row own = {};
-  words.copy(own.data(), own.size() - 1);
-  std::vector<Row> rows(static_cast<size_t>(size()));
-  std::vector<Bytes> from;
-  for (auto& row : rows) from.push_back(std::as_writable_bytes(std::span(row)));
-  all_gather(std::as_bytes(std::span(own)), from, deadline);
-  std::vector<std::string> result;
-  for (const auto& row : rows) result.emplace_back(row.data());
-  return result;
-}
-
 SharedAttempt SharedMemoryLink::share(const AreaShape& shape, Clock::time_point deadline) {
   AllOrNone step;
   std::optional<SharedBlock> block;
@@ -160,7 +147,7 @@ SharedAttempt SharedMemoryLink::share(const AreaShape& shape, Clock::time_point 
   step.attempt([&] { block = open_from(0, made_ ? &*made_ : nullptr, deadline); });
   if (!step.failed()) step.attempt([&] { SharedArea::commit(*block, shape, rank(), size()); });
 
-  if (const auto found = AllOrNone::first(gather_words(step.trouble(), deadline))) {
+  if (const auto found = AllOrNone::first(all_gather_texts(*this, step.trouble(), deadline))) {
     return {.area = nullptr, .why_not = fmt::format("rank {}: {}", found->rank, found->words)};
   }
   block->seal();

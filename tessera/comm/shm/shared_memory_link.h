@@ -38,8 +38,6 @@ class SharedMemoryLink final : public Link {
   void next_turn(Clock::time_point deadline);
   /// Collective: opens the block of rank `leader`, which passes it as `own`. Throws IoError.
   SharedBlock open_from(int leader, const SharedBlock* own, Clock::time_point deadline);
-  /// Collective: the texts of all ranks, truncated to AllOrNone::kMostWords bytes.
-  std::vector<std::string> gather_words(const std::string& words, Clock::time_point deadline);
 
   std::shared_ptr<PeerGroup> peers_;
   std::optional<SharedBlock> made_;  // a block that this rank made, kept because other ranks may open it later

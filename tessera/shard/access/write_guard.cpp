@@ -32,7 +32,7 @@ void begin(Unit& unit, WriteKind how) {
     state.versions.wait_to_write(how);
   }
   // WriteGuard::publish() publishes an update, unless other ranks may still read the version before.
-  if (how != WriteKind::Update || state.versions.is_late()) schedule.expect_to_publish(unit);
+  if (how != WriteKind::Update || state.versions.is_late()) schedule.note_written(unit);
   if (how == WriteKind::Load) state.trust_start();
 }
 

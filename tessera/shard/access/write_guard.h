@@ -1,5 +1,5 @@
-// WriteGuard: all code that changes shards holds one while it writes (our optimizers, skipped steps, loading, full_params, other
-// operators).
+// WriteGuard: all code that changes shards takes one before it writes (our optimizers, skipped steps, loading, full_params, other
+// operators), and holds it until it is through, except for operators that also read unsharded parameters.
 #pragma once
 
 #include <ATen/core/Tensor.h>

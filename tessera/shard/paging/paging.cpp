@@ -134,10 +134,10 @@ void refuse_other_memory(const OperatorFacts& op, const Stack& stack) {
       "from its unit; convert the model before fully_shard");
 }
 
-/// Casts the operator's floating-point operands to the unit's param_dtype. Operators that update running statistics compute in float32
-/// instead.
+/// Casts the operator's floating-point operands to the dtype with which the unit computes. Operators that update running statistics compute
+/// in float32 instead.
 void cast_operands(const OperatorFacts& op, Stack& stack, Unit& unit) {
-  const auto dtype = unit.options().mixed_precision.param_dtype;
+  const auto dtype = unit.compute_dtype();
   // Backward operators need their operands exactly as the forward operators saw them.
   if (!dtype || op.backward) return;
   const size_t base = stack.size() - op.arguments;
@@ -163,10 +163,10 @@ void cast_operands(const OperatorFacts& op, Stack& stack, Unit& unit) {
 
 void expect_one_dtype(const OperatorFacts& op, std::span<Unit* const> units) {
   for (const auto* unit : units) {
-    if (unit->options().mixed_precision.param_dtype == units.front()->options().mixed_precision.param_dtype) continue;
-    throw UsageError(
-        fmt::format("{} uses parameters of units '{}' and '{}', which compute in different dtypes; shard them with the same param_dtype",
-                    op.name(), units.front()->name(), unit->name()));
+    if (unit->compute_dtype() == units.front()->compute_dtype()) continue;
+    throw UsageError(fmt::format(
+        "{} uses parameters of units '{}' and '{}', which compute in different dtypes; shard them with the same param_dtype or codec",
+        op.name(), units.front()->name(), unit->name()));
   }
 }
 
@@ -305,9 +305,11 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
   }
   if (operands.origin) expect_same_places(op, *stack, base, *operands.origin);
   for (auto* unit : operands.reduced) unit->schedule()->finish_reductions();
+  std::optional<WriteGuard> guard;
   if (!operands.written.empty()) {
-    const WriteGuard guard(operands.changed, WriteKind::Operators);
-    for (const auto* shard : operands.written) guard.outdate(*shard);
+    guard.emplace(operands.changed, WriteKind::Operators);
+    for (const auto* shard : operands.written) guard->outdate(*shard);
+    if (!operands.units.empty()) guard.reset();  // unsharding waits for other ranks, and no lock may span that
   }
   Companions companions(op, *stack, operands.units);
   const Pins pins(operands.units, companions.fault());

@@ -82,7 +82,8 @@ UnitLayout chosen_layout(const ShardOptions& options) {
     case Layout::Auto:
       break;
   }
-  return traits.packing == Packing::OneBuffer ? UnitLayout::Flat : UnitLayout::Replicas;
+  if (traits.traces) return UnitLayout::PaddedChunks;
+  return traits.packing == Packing::OneBuffer ? UnitLayout::Flat : UnitLayout::Rows;
 }
 
 CodecPtr chosen_codec(const ShardOptions& options) {
@@ -91,6 +92,18 @@ CodecPtr chosen_codec(const ShardOptions& options) {
     throw UsageError("ShardOptions::codec says in which dtype parameters are computed with, and so does param_dtype; give one of them");
   }
   return options.codec;
+}
+
+/// Throws UsageError if a codec says that two forms are the same, but describes them differently.
+void expect_consistent(const Codec& codec, at::ScalarType stored, int64_t numel) {
+  const auto sent = codec.sent(stored, numel);
+  const auto refuse = [&](std::string_view verb, at::ScalarType other) {
+    throw UsageError(fmt::format("the codec does not {}, but it sends {} values of {} as {} of {}; let {}s() return true", verb, numel,
+                                 c10::toString(other), sent.numel, c10::toString(sent.dtype), verb));
+  };
+  if (!codec.encodes(stored) && (sent.dtype != stored || sent.numel != numel)) refuse("encode", stored);
+  const auto computed = codec.computed(stored);
+  if (!codec.decodes(stored) && (sent.dtype != computed || sent.numel != numel)) refuse("decode", computed);
 }
 
 /// The number of values in one row of the dimension that is outermost in memory. The strides of dimensions of size 1 mean nothing.
@@ -144,7 +157,7 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candid
 BufferLayout Unit::layout(std::span<const Candidate> candidates) const {
   const auto& first = candidates.front().tensor;
   const auto& shard = mesh().shard();
-  if (layout_ == UnitLayout::Replicas) return replica_layout(first.numel(), shard.size());
+  if (layout_ == UnitLayout::PaddedChunks) return padded_chunk_layout(first.numel(), shard.size());
   const RankPlace place{.rank = shard.rank(), .ranks = shard.size()};
   if (layout_ == UnitLayout::Rows) return row_layout(first.numel(), row_of(first), place);
   std::vector<int64_t> numels;
@@ -155,11 +168,9 @@ BufferLayout Unit::layout(std::span<const Candidate> candidates) const {
 
 BufferPlan Unit::plan(std::span<const Candidate> candidates) const {
   const auto& first = candidates.front().tensor;
-  return {.chunk = layout(candidates).chunk,
-          .dtype = first.scalar_type(),
-          .codec = codec_.get(),
-          .device = first.device(),
-          .trained = first.requires_grad()};
+  const auto chunk = layout(candidates).chunk;
+  expect_consistent(*codec_, first.scalar_type(), chunk);
+  return {.chunk = chunk, .dtype = first.scalar_type(), .codec = codec_.get(), .device = first.device(), .trained = first.requires_grad()};
 }
 
 TaggedStoragePtr Unit::make_storage(Role role, size_t group, int64_t numel, at::ScalarType dtype, c10::Device device) {
@@ -172,7 +183,7 @@ void Unit::add_group(std::vector<Candidate> candidates, MemoryPtr memory) {
   const auto& first = candidates.front().tensor;
   const auto layout = this->layout(candidates);
   const auto number = groups_.size();
-  const bool replicas = layout_ == UnitLayout::Replicas;
+  const bool padded = layout_ == UnitLayout::PaddedChunks;
   Group group{.dtype = first.scalar_type(), .unsharded_dtype = codec_->computed(first.scalar_type()), .chunk = layout.chunk};
   group.optimizers_cast = group.dtype == at::kFloat && group.unsharded_dtype == at::kBFloat16 && !options_.codec;
 
@@ -195,7 +206,7 @@ void Unit::add_group(std::vector<Candidate> candidates, MemoryPtr memory) {
   };
   if (options_.listing == Listing::Flat) {
     const auto numel = layout.chunk * shard.size();
-    const Span span{.numel = numel, .shard_numel = layout.chunk, .shard_begin = replicas ? 0 : shard.rank() * layout.chunk};
+    const Span span{.numel = numel, .shard_numel = layout.chunk, .shard_begin = padded ? 0 : shard.rank() * layout.chunk};
     const auto name = fmt::format("flat_param_{}", number);
     group.flat = Parameter{.name = name,
                            .local_name = name,
@@ -216,7 +227,7 @@ void Unit::add_group(std::vector<Candidate> candidates, MemoryPtr memory) {
     if (options_.start == Start::FromRank0) mesh().world().broadcast(values, 0, {.unit = name_}).wait();
     if (!shard.traits().traces) group.fingerprint = group.fingerprint * 31 + fingerprint(values);
     group.own.narrow(0, span.shard_offset, span.shard_numel)
-        .copy_(replicas ? shard.own_chunk(values) : values.narrow(0, span.shard_begin, span.shard_numel));
+        .copy_(padded ? shard.own_chunk(values) : values.narrow(0, span.shard_begin, span.shard_numel));
 
     // The tensor that the module holds becomes a view of the unsharded storage: the same object with the same sizes, but other memory.
     const auto view = paged_view(c10::Storage(unsharded_storage), group.unsharded_dtype, full.sizes(), full.strides(), span.offset);

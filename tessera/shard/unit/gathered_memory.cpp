@@ -103,7 +103,7 @@ class GatheredMemory final : public UnitMemory {
   bool wait_for_readers(const Subject& /*subject*/) override { return true; }
   bool keep_copy(const Buffer& /*buffer*/) override { return false; }
   void publish(std::span<const Buffer> /*buffers*/, const Subject& /*subject*/, bool /*make_copy*/) override {}
-  at::Tensor published(size_t /*buffer*/) const override { return {}; }
+  at::Tensor published_copy(size_t /*buffer*/) const override { return {}; }
 
   GradientBuffers gradient_buffers(std::span<const GradientPlan> plans) override {
     GradientBuffers result;

@@ -63,7 +63,7 @@ class GradientReduction {
   bool in_flight() const { return in_flight_; }
 
   /// From now on reductions also compute the sum of squares of their results, because a norm of the gradients was requested. Needs no lock.
-  void expect_norms() { wants_squares_ = true; }
+  void compute_squares() { wants_squares_ = true; }
 
  private:
   GradientMemory& make_memory(const Unit::Group& group);

@@ -62,7 +62,7 @@ std::shared_ptr<GradientSlots::Turn> GradientSlots::make_turn() {
   return std::make_shared<Turn>();
 }
 
-void GradientSlots::expect(size_t bytes) {
+void GradientSlots::reserve(size_t bytes) {
   const std::lock_guard lock(mutex_);
   expected_ = std::max(expected_, kHead + bytes + kSpareBytes);
 }

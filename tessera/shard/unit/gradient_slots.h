@@ -29,7 +29,7 @@ class GradientSlots {
   explicit GradientSlots(Communicator group) : group_(std::move(group)) {}
 
   /// Makes the slots large enough for a unit of `bytes` when they are next allocated. All ranks call it in the same order.
-  void expect(size_t bytes);
+  void reserve(size_t bytes);
   /// Buffers in this rank's next slot. Waits until all ranks have added up what was in that slot before. Collective if the slots have to
   /// grow.
   GradientBuffers buffers(std::span<const GradientPlan> plans, std::chrono::milliseconds limit);

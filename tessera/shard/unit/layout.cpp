@@ -92,7 +92,7 @@ BufferLayout whole_parameter_layout(std::span<const int64_t> numels, int64_t ali
   return layout;
 }
 
-BufferLayout replica_layout(int64_t numel, int ranks) {
+BufferLayout padded_chunk_layout(int64_t numel, int ranks) {
   return {.chunk = divided(numel, ranks), .spans = {{.numel = numel, .shard_numel = divided(numel, ranks)}}};
 }
 

@@ -43,6 +43,6 @@ BufferLayout whole_parameter_layout(std::span<const int64_t> numels, int64_t ali
 
 /// One parameter, split as Communicator::own_chunk does, for a process that represents all ranks. A shard is the complete chunk, including
 /// the padding at the end of the last one.
-BufferLayout replica_layout(int64_t numel, int ranks);
+BufferLayout padded_chunk_layout(int64_t numel, int ranks);
 
 }  // namespace tessera

@@ -72,7 +72,7 @@ class NodeSharedMemory final : public UnitMemory {
                        .all = memory_of(area, area.part(0)),
                        .copy = encodes ? at::from_blob(area.part(area.rank()), {sent.numel}, own) : at::Tensor()});
     if (plan.trained) trained_bytes_ += bytes * static_cast<size_t>(shard_.size());
-    slots_->expect(trained_bytes_);
+    slots_->reserve(trained_bytes_);
     if (!encodes) return memory_of(area, area.part(area.rank()));
     return allocate_memory(static_cast<size_t>(plan.chunk) * c10::elementSize(plan.dtype), plan.device);
   }
@@ -131,7 +131,7 @@ class NodeSharedMemory final : public UnitMemory {
       control_->expect_in_step();
       if (published_ != 0) control_->wait(kDone, after(before), shard_.limit(), [&] { return still_read(before); });
       for (const auto& buffer : buffers) {
-        if (auto copy = published(buffer.number); copy.defined()) buffer.codec->encode(buffer.own, copy);
+        if (auto copy = published_copy(buffer.number); copy.defined()) buffer.codec->encode(buffer.own, copy);
       }
     }
     control_->reach(kPublished, value);
@@ -144,7 +144,7 @@ class NodeSharedMemory final : public UnitMemory {
     slots_->start_anew();
   }
 
-  at::Tensor published(size_t buffer) const override { return places_[buffer].copy; }
+  at::Tensor published_copy(size_t buffer) const override { return places_[buffer].copy; }
 
   GradientBuffers gradient_buffers(std::span<const GradientPlan> plans) override { return slots_->buffers(plans, shard_.limit()); }
 
@@ -159,7 +159,7 @@ class NodeSharedMemory final : public UnitMemory {
     auto* const target = static_cast<std::byte*>(place.data_ptr());
     const auto* const source = static_cast<const std::byte*>(gradient.const_data_ptr());
     at::parallel_for(0, bytes, kGrain,
-                     [&](int64_t begin, int64_t end) { stream(target + begin, source + begin, static_cast<size_t>(end - begin)); });
+                     [&](int64_t begin, int64_t end) { detail::stream(target + begin, source + begin, static_cast<size_t>(end - begin)); });
   }
 
   Works reduce(std::span<const Piece> pieces, const Subject& subject) override {
@@ -195,7 +195,7 @@ class NodeSharedMemory final : public UnitMemory {
 }  // namespace
 
 std::unique_ptr<UnitMemory> node_shared_memory(Communicator shard, std::string& why_not) {
-  auto attempt = shard.share({.bytes_per_rank = 0, .counters = kCounters}, {.unit = "leases"});
+  auto attempt = shard.share({.bytes_per_rank = 0, .counters = kCounters}, {.unit = "version counters"});
   why_not = attempt.why_not;
   if (!attempt.area) return nullptr;
   return std::make_unique<NodeSharedMemory>(std::move(shard), std::move(attempt.area));

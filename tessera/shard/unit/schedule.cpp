@@ -147,7 +147,7 @@ void Schedule::done_reading(Unit& unit) {
   unit.state(held).versions.done_reading();
 }
 
-void Schedule::expect_to_publish(Unit& unit) {
+void Schedule::note_written(Unit& unit) {
   const auto held = lock();
   if (std::ranges::find(written_, &unit) == written_.end()) written_.push_back(&unit);
 }

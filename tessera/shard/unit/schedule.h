@@ -14,8 +14,9 @@
 
 namespace tessera {
 
-/// There is one per model. It records the order in which units are used, and predicts each pass from the last complete pass of the same
-/// kind. A wrong prediction costs an all-gather and never changes a result.
+/// There is one per model with several units; modules of a world that are one unit each share one. It records the order in which units are
+/// used, and predicts each pass from the last complete pass of the same kind. A wrong prediction costs an all-gather and never changes a
+/// result.
 class Schedule : public std::enable_shared_from_this<Schedule> {
  public:
   explicit Schedule(int max_live_units) : live_(max_live_units) {}
@@ -39,7 +40,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// Tells the other ranks that this rank will not read the unit again before its shards change. Reshards it unless it is pinned.
   void done_reading(Unit& unit);
   /// Remembers that the unit was written. Its new version is published before any unit of the schedule is used next.
-  void expect_to_publish(Unit& unit);
+  void note_written(Unit& unit);
   void publish(Unit& unit);
 
   /// Called when the autograd engine has finished a backward pass or has given it up. Ignored if a later pass has begun since.

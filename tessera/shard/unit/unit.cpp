@@ -12,8 +12,24 @@
 
 namespace tessera {
 
+namespace {
+
+/// A codec computes with the form that it makes of float32, unless that is float32 again.
+std::optional<at::ScalarType> compute_dtype_of(const ShardOptions& options) {
+  if (!options.codec) return options.mixed_precision.param_dtype;
+  const auto computed = options.codec->computed(at::kFloat);
+  return computed == at::kFloat ? std::nullopt : std::optional(computed);
+}
+
+}  // namespace
+
 Unit::Unit(std::string name, const ShardOptions& options, UnitLayout layout, CodecPtr codec)
-    : name_(std::move(name)), options_(options), layout_(layout), codec_(std::move(codec)), number_(options.mesh.world().next_number()) {}
+    : name_(std::move(name)),
+      options_(options),
+      layout_(layout),
+      codec_(std::move(codec)),
+      compute_dtype_(compute_dtype_of(options)),
+      number_(options.mesh.world().next_number()) {}
 
 Unit::~Unit() {
   if (schedule_) schedule_->forget(*this);
@@ -51,8 +67,8 @@ bool Unit::is_reducing() const {
   return state_->reduction.in_flight();
 }
 
-void Unit::expect_norms() {
-  state_->reduction.expect_norms();
+void Unit::compute_squares() {
+  state_->reduction.compute_squares();
 }
 
 void Unit::follow_training(const at::Tensor& used) {
@@ -117,7 +133,7 @@ const Unit::Parameter* Unit::around(const at::Tensor& view) const {
 
 std::vector<ValueRange> Unit::ranges_of(const Parameter& parameter) const {
   const auto& span = parameter.span;
-  if (layout_ != UnitLayout::Replicas) return {{.begin = span.shard_begin, .numel = span.shard_numel}};
+  if (layout_ != UnitLayout::PaddedChunks) return {{.begin = span.shard_begin, .numel = span.shard_numel}};
   std::vector<ValueRange> ranges;
   for (const int rank : mesh().world().local_ranks()) {
     const auto begin = std::min(rank % mesh().shape().shard * span.shard_numel, span.numel);

@@ -31,8 +31,9 @@ struct UnitCounters {
   uint64_t gathered_bytes = 0;  // received from other ranks
 };
 
-/// The layout of a unit, after Layout::Auto has been resolved. Replicas: one process represents all ranks.
-enum class UnitLayout { Flat, Rows, WholeParameters, Replicas };
+/// The layout of a unit, after Layout::Auto has been resolved. PaddedChunks: each parameter by itself in equal chunks, for a process that
+/// represents several ranks.
+enum class UnitLayout { Flat, Rows, WholeParameters, PaddedChunks };
 
 /// This class holds what stays the same while a model trains. What changes is in UnitState, which needs the lock of the unit's schedule.
 class Unit : public std::enable_shared_from_this<Unit> {
@@ -83,6 +84,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const std::vector<Group>& groups() const { return groups_; }
   size_t number_of(const Group& group) const { return static_cast<size_t>(&group - groups_.data()); }
   const Codec& codec() const { return *codec_; }
+  /// The dtype to which floating-point operands of its operators are cast, if any.
+  std::optional<at::ScalarType> compute_dtype() const { return compute_dtype_; }
   /// The memory that the unit additionally takes on this rank while it is unsharded.
   uint64_t unsharded_bytes() const { return unsharded_bytes_; }
   std::string_view residence() const;
@@ -123,8 +126,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void outdate(const at::Tensor& written);
   /// Whether a reduction of its gradients has started and not finished.
   bool is_reducing() const;
-  /// Reductions also compute sums of squares from now on, because a norm of the gradients was requested.
-  void expect_norms();
+  /// Makes reductions also compute sums of squares from now on, because a norm of the gradients was requested.
+  void compute_squares();
 
  private:
   friend class UnitState;
@@ -152,6 +155,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const ShardOptions options_;
   const UnitLayout layout_;
   const CodecPtr codec_;
+  const std::optional<at::ScalarType> compute_dtype_;
   const uint64_t number_;
   std::vector<Group> groups_;
   std::unordered_map<const c10::TensorImpl*, Parameter*> parameters_;  // keyed by every unsharded parameter and every shard

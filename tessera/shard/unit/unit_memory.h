@@ -88,7 +88,7 @@ class UnitMemory {
   /// Makes this version of the own chunks readable by other ranks. `make_copy` says that the copies which they read have yet to be made.
   virtual void publish(std::span<const Buffer> buffers, const Subject& subject, bool make_copy) = 0;
   /// The copy of a buffer's own chunk that other ranks read. Undefined if they read the chunk itself.
-  virtual at::Tensor published(size_t buffer) const = 0;
+  virtual at::Tensor published_copy(size_t buffer) const = 0;
 
   /// Buffers to pack gradients into, not initialized.
   virtual GradientBuffers gradient_buffers(std::span<const GradientPlan> plans) = 0;

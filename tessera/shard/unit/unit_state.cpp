@@ -67,9 +67,10 @@ void UnitState::expect_equal_start() {
   uint64_t all = 0;
   for (const auto& group : unit_.groups()) all = all * 31 + group.fingerprint;
   const auto own = static_cast<int64_t>(all >> 2);  // not negative, and so that -own can't overflow
-  const auto extremes = at::stack({at::full({}, own, at::kLong), at::full({}, -own, at::kLong)});
+  const auto extremes = at::tensor({own, -own}, at::kLong).to(world.traits().device);
   world.all_reduce(extremes, {.op = Reduce::Max}, {.unit = unit_.name(), .number = unit_.number()}).wait();
-  if (extremes[0].item<int64_t>() != -extremes[1].item<int64_t>()) {
+  const auto found = extremes.cpu();
+  if (found[0].item<int64_t>() != -found[1].item<int64_t>()) {
     throw UsageError(
         fmt::format("the ranks brought different parameters for unit '{}'; give them the same seed or file before they make the model, "
                     "or shard with {{.start = tessera::Start::FromRank0}}",

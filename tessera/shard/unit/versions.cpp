@@ -36,7 +36,7 @@ void Versions::wait_to_write(WriteKind how) {
 /// Whether our optimizers write all cast copies of the unit along with the shards.
 bool Versions::all_casts_by_optimizers() const {
   for (size_t i = 0; i < unit_.groups().size(); i++) {
-    if (memory_.published(i).defined() && !unit_.groups()[i].optimizers_cast) return false;
+    if (memory_.published_copy(i).defined() && !unit_.groups()[i].optimizers_cast) return false;
   }
   return true;
 }
@@ -76,7 +76,7 @@ void Versions::detach() {
 
 at::Tensor Versions::cast_copy(const at::Tensor& flat) const {
   const auto number = tag_of(flat)->group;
-  const auto published = unit_.groups()[number].optimizers_cast && !late_ ? memory_.published(number) : at::Tensor();
+  const auto published = unit_.groups()[number].optimizers_cast && !late_ ? memory_.published_copy(number) : at::Tensor();
   return published.defined() ? published.narrow(0, flat.storage_offset(), flat.numel()) : published;
 }
 
