@@ -128,12 +128,17 @@ RankFile open_rank_file(const std::filesystem::path& folder, int rank, int ranks
     if (record.rank != rank || record.ranks != ranks) {
       throw IoError(fmt::format("it was written by rank {} of {}; somebody has renamed it", record.rank, record.ranks));
     }
-    for (const auto* parts : {&record.parts, &record.state}) {
-      for (const auto& [name, part] : *parts) {
-        if (!file.contains(name) || c10::multiply_integers(file.info(name).sizes) != part.numel()) {
-          throw IoError(fmt::format("it has not the {} values of '{}' that it promises", part.numel(), name));
-        }
-      }
+    const auto values_of = [&](const std::string& name) {
+      return file.contains(name) ? c10::multiply_integers(file.info(name).sizes) : -1;
+    };
+    const auto refuse = [](const std::string& name, const PartRecord& part) {
+      throw IoError(fmt::format("it has not the {} values of '{}' that it promises", part.numel(), name));
+    };
+    for (const auto& [name, part] : record.parts) {
+      if (values_of(name) != part.numel()) refuse(name, part);
+    }
+    for (const auto& [name, part] : record.state) {  // may have one value for a block of the parameter's
+      if (const auto values = values_of(name); values < std::min<int64_t>(part.numel(), 1) || values > part.numel()) refuse(name, part);
     }
     for (const auto* names : {&record.outside, &record.buffers}) {
       for (const auto& name : *names) file.info(name);
