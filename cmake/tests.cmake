@@ -1,6 +1,7 @@
 # One test program for each *_test.cpp, known to ctest by its path: "comm/mesh". Every test ends within 20 s on two idle
 # cores, or belongs under --long.
 find_package(GTest REQUIRED)
+set(CMAKE_UNITY_BUILD OFF)  # tests use the same names for their helpers
 
 option(TESSERA_LONG_TESTS "Also run the tests that are too slow for every run" OFF)
 set(_environment OMP_NUM_THREADS=1 TESSERA_POISON=1)
@@ -19,7 +20,7 @@ endif()
 file(GLOB_RECURSE _testing CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tessera/testing/*.cpp")
 add_library(tessera_testing STATIC ${_testing})
 target_link_libraries(tessera_testing PUBLIC tessera GTest::gtest GTest::gmock)
-target_precompile_headers(tessera_testing PUBLIC <ATen/ATen.h> <gmock/gmock.h> <gtest/gtest.h> <functional> <map> <string> <vector>)
+target_precompile_headers(tessera_testing PUBLIC <torch/torch.h> <gmock/gmock.h> <gtest/gtest.h>)
 # Only the comparison with c10d's own groups includes these beside the library itself.
 set_source_files_properties(tessera/comm/join_test.cpp PROPERTIES
   INCLUDE_DIRECTORIES "${PROJECT_SOURCE_DIR}/tessera/comm/gloo/opaque")

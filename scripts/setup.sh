@@ -111,7 +111,7 @@ setup() {
   [ "$preset" = release ] || folder=build/$preset
   # One stamp a folder: what it was configured with last. A folder that is ready for tests is ready for a run, too.
   stamp=$folder/.setup
-  settings="$(cksum <scripts/setup.sh) $(pwd) torch=${TESSERA_TORCH:-} dir=${Torch_DIR:-} index=${TESSERA_TORCH_INDEX:-}"
+  settings="$(cat scripts/setup.sh CMakePresets.json | cksum) $(pwd) torch=${TESSERA_TORCH:-} dir=${Torch_DIR:-} index=${TESSERA_TORCH_INDEX:-}"
   mkdir -p "$folder"
   if [ -f "$folder/build.ninja" ] && [ -f "$stamp" ]; then
     case "$purpose $(cat "$stamp")" in

@@ -11,7 +11,7 @@ PartRecord record_of(at::IntArrayRef shape, at::IntArrayRef strides, const Value
   return {.shape = shape.vec(), .strides = strides.vec(), .slices = slices_of_range(shape, strides, range.begin, range.numel)};
 }
 
-std::vector<PartRecord> records_of(at::IntArrayRef shape, at::IntArrayRef strides, const std::vector<ValueRange>& ranges) {
+std::vector<PartRecord> records_of_ranges(at::IntArrayRef shape, at::IntArrayRef strides, const std::vector<ValueRange>& ranges) {
   std::vector<PartRecord> records;
   for (const auto& range : ranges) records.push_back(record_of(shape, strides, range));
   return records;
@@ -26,7 +26,7 @@ bool is_padded(const at::Tensor& value, const at::Tensor& like, const PartRecord
 }  // namespace
 
 std::vector<PartRecord> records_of(const LocalPart& part) {
-  return records_of(part.shape, part.strides, part.ranges);
+  return records_of_ranges(part.shape, part.strides, part.ranges);
 }
 
 std::vector<PartRecord> whole_records(at::IntArrayRef shape, const Communicator& world) {
@@ -38,8 +38,8 @@ std::vector<PartRecord> whole_records(at::IntArrayRef shape, const Communicator&
 std::vector<PartRecord> records_of_state(const at::Tensor& parameter, const at::Tensor& state, const Communicator& world) {
   const auto info = shard_info(parameter);
   if (!info || state.dim() == 0) return whole_records(state.sizes(), world);
-  if (state.sizes() == parameter.sizes()) return records_of(info->shape, info->strides, info->ranges);
-  return records_of({c10::multiply_integers(info->shape)}, {1}, info->ranges);
+  if (state.sizes() == parameter.sizes()) return records_of_ranges(info->shape, info->strides, info->ranges);
+  return records_of_ranges({c10::multiply_integers(info->shape)}, {1}, info->ranges);
 }
 
 std::vector<at::Tensor> values_of_ranks(const at::Tensor& tensor, std::span<const PartRecord> records, const Communicator& world) {
@@ -66,7 +66,7 @@ at::Tensor tensor_of_ranks(std::vector<at::Tensor> values, const at::Tensor& lik
 
 at::Tensor state_of_ranks(std::vector<at::Tensor> values, const at::Tensor& parameter, const Communicator& world) {
   const auto info = shard_info(parameter);
-  const auto records = info ? records_of(info->shape, info->strides, info->ranges) : whole_records(parameter.sizes(), world);
+  const auto records = info ? records_of_ranges(info->shape, info->strides, info->ranges) : whole_records(parameter.sizes(), world);
   return tensor_of_ranks(std::move(values), parameter, records, world);
 }
 

@@ -107,6 +107,20 @@ TEST_P(TalkingWorld, CarriesAnExceptionIntoTheGroupsThatWereSplitOff) {
   EXPECT_THAT(message, HasSubstr("the disk is full"));
 }
 
+TEST_P(TalkingWorld, NamesTheWorldRankThatAbortsAGroup) {
+  if (GetParam().ranks < 3) return;
+  run_world(GetParam(), [&](const Communicator& world) {
+    std::vector<int> colors(static_cast<size_t>(world.size()), 1);
+    colors[0] = 0;
+    const auto group = world.split(colors);
+    if (world.rank() == last()) {
+      group.abort("enough of this");
+    } else {
+      EXPECT_THAT(message_of<CommError>([&] { world.barrier(); }), HasSubstr(last_rank() + ": enough of this"));
+    }
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Worlds, TalkingWorld, ::testing::ValuesIn(talking_worlds()), ::testing::PrintToStringParamName());
 
 TEST(Limits, MustBePositive) {

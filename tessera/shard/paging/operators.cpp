@@ -31,10 +31,10 @@ bool is_view(const c10::FunctionSchema& schema) {
   return alias != nullptr && !alias->isWrite();
 }
 
-struct Entry {
+struct KnownOperator {
   const c10::Argument* arguments;  // distinguishes operators whose schemas had the same address, one after its library was unloaded
   OperatorFacts facts;
-  Entry* next;
+  KnownOperator* next;
 };
 
 /// A hash table of linked lists. Entries are only ever added, at the heads, so readers need no lock.
@@ -47,7 +47,7 @@ class Table {
     for (const auto* entry = first; entry != nullptr; entry = entry->next) {
       if (entry->facts.schema == &schema && entry->arguments == schema.arguments().data()) return entry->facts;
     }
-    auto* const made = new Entry{.arguments = schema.arguments().data(), .facts = OperatorFacts(handle), .next = first};
+    auto* const made = new KnownOperator{.arguments = schema.arguments().data(), .facts = OperatorFacts(handle), .next = first};
     // If two threads add the same operator, it has two equal entries.
     while (!head.compare_exchange_weak(made->next, made, std::memory_order_release)) {
     }
@@ -55,7 +55,7 @@ class Table {
   }
 
  private:
-  std::array<std::atomic<Entry*>, 1024> heads_ = {};
+  std::array<std::atomic<KnownOperator*>, 1024> heads_ = {};
 };
 
 }  // namespace

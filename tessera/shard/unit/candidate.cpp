@@ -12,7 +12,6 @@
 #include "tessera/base/error.h"
 
 namespace tessera {
-namespace {
 
 /// The values that a tensor occupies in its storage.
 struct Extent {
@@ -33,6 +32,8 @@ struct Extent {
     for (size_t i = 0; i < sizes.size(); i++) end += (sizes[i] - 1) * strides[i];
   }
 };
+
+namespace {
 
 bool overlap(const Extent& one, const Extent& other) {
   if (one.begin * one.width >= other.end * other.width || other.begin * other.width >= one.end * one.width) return false;

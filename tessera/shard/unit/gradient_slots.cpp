@@ -17,11 +17,11 @@
 namespace tessera {
 namespace {
 
-constexpr size_t kAlignment = 64;
-enum Counters { kPacked, kAdded, kCounters };
+constexpr size_t kSlotAlignment = 64;
+enum SlotCounters { kPacked, kAdded, kSlotCounters };
 
 constexpr size_t aligned(size_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
 }
 
 constexpr size_t kSpareBytes = 1024;  // for padding between buffers
@@ -87,7 +87,7 @@ void GradientSlots::make_area(std::chrono::milliseconds limit) {
   if (area_) finish_through(turn_);
   area_.reset();
   size_ = 0;
-  auto attempt = group_.with_limit(limit).share({.bytes_per_rank = 2 * expected_, .counters = kCounters}, {.unit = "gradients"});
+  auto attempt = group_.with_limit(limit).share({.bytes_per_rank = 2 * expected_, .counters = kSlotCounters}, {.unit = "gradients"});
   if (!attempt.area) {
     throw IoError(
         fmt::format("no shared memory for gradients, {} bytes a rank: {}; shard smaller units, or with .residence = "

@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-enum Counters { kPublished, kDone, kCounters };
+enum VersionCounters { kPublished, kDone, kVersionCounters };
 
 /// Memory of a shared area, from `begin` on, that keeps the area alive.
 MemoryPtr memory_of(const SharedArea& area, std::byte* begin) {
@@ -195,7 +195,7 @@ class NodeSharedMemory final : public UnitMemory {
 }  // namespace
 
 std::unique_ptr<UnitMemory> node_shared_memory(Communicator shard, std::string& why_not) {
-  auto attempt = shard.share({.bytes_per_rank = 0, .counters = kCounters}, {.unit = "version counters"});
+  auto attempt = shard.share({.bytes_per_rank = 0, .counters = kVersionCounters}, {.unit = "version counters"});
   why_not = attempt.why_not;
   if (!attempt.area) return nullptr;
   return std::make_unique<NodeSharedMemory>(std::move(shard), std::move(attempt.area));
