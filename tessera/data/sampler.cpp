@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <random>
 
@@ -23,7 +24,7 @@ uint64_t draw(std::mt19937_64& source, uint64_t limit) {
 }  // namespace
 
 Sampler::Sampler(const SamplerOptions& options) : options_(options) {
-  if (options.local_ranks.empty() || !std::ranges::is_sorted(options.local_ranks)) {
+  if (options.local_ranks.empty() || std::ranges::adjacent_find(options.local_ranks, std::greater_equal()) != options.local_ranks.end()) {
     throw UsageError("sampler: local_ranks must name at least one rank, in ascending order; give it the communicator's local_ranks()");
   }
   for (const int rank : options.local_ranks) {

@@ -144,7 +144,7 @@ TEST(Sampler, RefusesWhatCanNotWork) {
   EXPECT_THAT(refusal({.size = 0, .global_batch = 10}), HasSubstr("empty"));
   EXPECT_THAT(refusal({.size = 9, .global_batch = 10}), HasSubstr("9 samples do not fill one global batch of 10"));
   EXPECT_THAT(refusal({.size = 9, .global_batch = 2, .local_ranks = {2}, .ranks = 2}), HasSubstr("no rank 2 of 2"));
-  for (const auto& ranks : {std::vector<int>{}, {1, 0}}) {
+  for (const auto& ranks : {std::vector<int>{}, {1, 0}, {1, 1}}) {
     EXPECT_THAT(refusal({.size = 9, .global_batch = 2, .local_ranks = ranks, .ranks = 2}),
                 HasSubstr("at least one rank, in ascending order"));
   }

@@ -110,6 +110,15 @@ TEST(Refused, AreRanksThatUseDifferentParametersOfAUnit) {
   });
 }
 
+TEST(Refused, AreRanksThatFreezeDifferentParameters) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = seeded_net();
+    fully_shard(net, {.mesh = world});
+    if (world.rank() == 1) net->b->bias.set_requires_grad(false);
+    EXPECT_THAT(message_of<CommError>([&] { net(input()).sum().backward(); }), HasSubstr("freeze the same ones on every rank"));
+  });
+}
+
 TEST(Refused, AreUnitsInDifferentOrders) {
   with_ranks(2, [](const Communicator& world) {
     nn::Linear first(4, 4), second(4, 4);  // of one size and one name, and parts of no larger model

@@ -103,6 +103,15 @@ void expect_agreement(std::span<const Envelope> envelopes, Callers callers) {
         " the shards were written on some ranks only: write them on every rank, also where they are empty, and say tessera::skip_step (or "
         "the optimizer's own) for a step that is left out; shard.data_ptr() counts as writing, shard.const_data_ptr() does not;";
   }
+  const auto other_members = [&](const Envelope& other) {
+    return other.number == envelopes.front().number && other.members != envelopes.front().members;
+  };
+  if (std::ranges::any_of(envelopes, other_members)) {
+    message +=
+        " the ranks have gradients for different parameters of the unit: freeze the same ones on every rank, and use the same ones in "
+        "every "
+        "pass (add the others with a factor of 0);";
+  }
   message += " every rank must call the same operations, with the same sizes, in the same order";
   if (callers == Callers::SeveralThreads) {
     message +=

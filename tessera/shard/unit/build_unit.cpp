@@ -97,6 +97,12 @@ CodecPtr chosen_codec(const ShardOptions& options) {
 /// Throws UsageError if a codec says that two forms are the same, but describes them differently.
 void expect_consistent(const Codec& codec, at::ScalarType stored, int64_t numel) {
   const auto sent = codec.sent(stored, numel);
+  if (sent.numel < 0 || at::isFloatingType(codec.computed(stored)) != at::isFloatingType(stored)) {
+    throw UsageError(
+        fmt::format("the codec sends {} values for {}, and computes with {} for {}; there can't be fewer than none, and floating-point "
+                    "values stay floating-point values",
+                    sent.numel, numel, c10::toString(codec.computed(stored)), c10::toString(stored)));
+  }
   const auto refuse = [&](std::string_view verb, at::ScalarType other) {
     throw UsageError(fmt::format("the codec does not {}, but it sends {} values of {} as {} of {}; let {}s() return true", verb, numel,
                                  c10::toString(other), sent.numel, c10::toString(sent.dtype), verb));
