@@ -95,7 +95,7 @@ TEST(RankFile, SlicesAloneTellWhereValuesBelong) {
   const auto state = assemble(folder / "a", &checkpoint::RankRecord::state);
   const Picture like;
   for (const auto* name : {"conv.weight", "conv.bias", "norm.weight", "norm.bias", "tied", "head.bias"}) {
-    const auto& parameter = like.named_parameters()[name];
+    const auto parameter = like.named_parameters()[name];
     for (const auto* key : {"first", "second"}) {
       const auto& actual = state.at(std::string("optimizer.") + name + "." + key);
       EXPECT_TRUE(at::equal(actual, whole_state(kept, name, key, parameter))) << name << " " << key;
