@@ -1,59 +1,49 @@
 #include "tessera/base/error.h"
 
-#include <type_traits>
+#include <algorithm>
+#include <array>
 
 namespace tessera {
 namespace {
 
-template <class... E>
-struct Classes {};
+struct ErrorClass {
+  bool (*has)(const std::exception& error);
+  std::exception_ptr (*make)(const std::string& message);
+};
 
-/// Derived classes come before their bases.
-using AllClasses = Classes<TimeoutError, DeadlockError, DisagreementError, CommError, UsageError, ConfigError, IoError, Error>;
+template <class E>
+constexpr ErrorClass kClassOf = {
+    .has = [](const std::exception& error) { return dynamic_cast<const E*>(&error) != nullptr; },
+    .make = [](const std::string& message) { return std::make_exception_ptr(E(message)); },
+};
 
-/// Calls `act` with the number and the type of the exception's class. Exceptions of other libraries count as Error.
-template <class Act, class... E>
-void with_class_of(const std::exception_ptr& error, Classes<E...>, const Act& act) {
-  const auto is_of = [&]<class Class>(std::type_identity<Class>) {
-    try {
-      std::rethrow_exception(error);
-    } catch (const Class&) {
-      return true;
-    } catch (...) {
-      return false;
-    }
-  };
-  char number = 0;
-  bool found = false;
-  ((!found && (is_of(std::type_identity<E>()) ? (act(number, std::type_identity<E>()), found = true) : (number++, false))), ...);
-  if (!found) act(static_cast<char>(sizeof...(E) - 1), std::type_identity<Error>());
-}
+/// Derived classes come before their bases. The last one also stands for the exceptions of other libraries.
+constexpr std::array kClasses = {kClassOf<TimeoutError>, kClassOf<DeadlockError>, kClassOf<DisagreementError>, kClassOf<CommError>,
+                                 kClassOf<UsageError>,   kClassOf<ConfigError>,   kClassOf<IoError>,           kClassOf<Error>};
 
-template <class... E>
-[[noreturn]] void throw_class(char number, const std::string& message, Classes<E...>) {
-  char each = 0;
-  ((each++ == number ? throw E(message) : void()), ...);
-  throw Error(message);
+const ErrorClass& class_at(char number) {
+  return kClasses[std::min(static_cast<size_t>(number), kClasses.size() - 1)];
 }
 
 }  // namespace
 
 char class_number(const std::exception_ptr& error) {
-  char result = 0;
-  with_class_of(error, AllClasses(), [&](char number, auto) { result = number; });
-  return result;
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& known) {
+    return static_cast<char>(std::ranges::find_if(kClasses, [&](const ErrorClass& each) { return each.has(known); }) - kClasses.begin());
+  } catch (...) {
+    return static_cast<char>(kClasses.size());
+  }
 }
 
 void rethrow_as(char class_number, const std::string& message) {
-  throw_class(class_number, message, AllClasses());
+  std::rethrow_exception(class_at(class_number).make(message));
 }
 
 std::exception_ptr with_context(std::string_view where) {
   const auto error = std::current_exception();
-  const auto message = std::string(where) + message_of(error);
-  std::exception_ptr result;
-  with_class_of(error, AllClasses(), [&]<class E>(char, std::type_identity<E>) { result = std::make_exception_ptr(E(message)); });
-  return result;
+  return class_at(class_number(error)).make(std::string(where) + message_of(error));
 }
 
 std::string first_line(const std::exception& error) {

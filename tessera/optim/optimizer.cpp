@@ -47,8 +47,7 @@ Optimizer::Optimizer(std::vector<ParameterGroup> groups, Settings settings, std:
       if (!seen.insert(parameter.unsafeGetTensorImpl()).second) {
         throw UsageError(
             "an optimizer was given the same parameter twice; each belongs to one group, once. tessera::parameters(model) lists tied "
-            "parameters "
-            "once, model->parameters() lists them under each of their names");
+            "parameters once, model->parameters() lists them under each of their names");
       }
       if (const auto place = place_of(parameter)) find_or_add(worlds_, place.mesh().world());
     }
