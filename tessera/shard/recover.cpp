@@ -54,8 +54,7 @@ void expect_same_steps(const std::vector<std::shared_ptr<Unit>>& all, const Comm
     if (broke_off != 0) {
       throw CommError(
           fmt::format("a step broke off before it wrote unit '{}', and an optimizer that is none of Tessera's may have changed its own "
-                      "state already; load "
-                      "a checkpoint",
+                      "state already; load a checkpoint",
                       unit->name()));
     }
   }

@@ -109,8 +109,7 @@ void expect_agreement(std::span<const Envelope> envelopes, Callers callers) {
   if (std::ranges::any_of(envelopes, other_members)) {
     message +=
         " the ranks have gradients for different parameters of the unit: freeze the same ones on every rank, and use the same ones in "
-        "every "
-        "pass (add the others with a factor of 0);";
+        "every pass (add the others with a factor of 0);";
   }
   message += " every rank must call the same operations, with the same sizes, in the same order";
   if (callers == Callers::SeveralThreads) {
