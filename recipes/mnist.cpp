@@ -88,7 +88,7 @@ class MnistRun {
         optimizer_(model_->parameters(), {.lr = flags.lr, .momentum = flags.momentum}) {}
 
   int run() {
-    if (!flags_.ckpt_prefix.empty() && world_.is_first()) checkpoint::expect_usable(flags_.ckpt_prefix);
+    if (!flags_.ckpt_prefix.empty()) lock_.emplace(flags_.ckpt_prefix, world_);
     if (flags_.resume) {
       resume();
     } else if (const auto other = flags_.ckpt_prefix.empty() ? std::nullopt : checkpoint::latest(flags_.ckpt_prefix)) {
@@ -217,6 +217,7 @@ class MnistRun {
   const data::Samples train_, test_;
   MnistNet model_;
   optim::SGD optimizer_;
+  std::optional<checkpoint::PrefixLock> lock_;  // of the prefix
   std::optional<train::MetricsFile> metrics_;
   std::optional<std::filesystem::path> last_;  // checkpoint that was saved or loaded
   data::Position position_;

@@ -28,6 +28,7 @@ missing_packages() {
   has_header CLI/CLI.hpp || echo libcli11-dev
   has_header zlib.h || echo zlib1g-dev
   has_header nlohmann/json.hpp || echo nlohmann-json3-dev
+  has_header xxhash.h || echo libxxhash-dev
   [ -d /usr/share/datasets/fashion-mnist ] || echo dataset-fashion-mnist
   if [ "$1" = tests ]; then
     has_header gtest/gtest.h || echo libgtest-dev

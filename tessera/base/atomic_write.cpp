@@ -56,6 +56,16 @@ void NewFile::write(std::span<const std::byte> bytes) {
   }
 }
 
+void NewFile::overwrite(uint64_t offset, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const auto count = ::pwrite(fd_.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail("write", part_);
+    bytes = bytes.subspan(static_cast<size_t>(count));
+    offset += static_cast<uint64_t>(count);
+  }
+}
+
 void NewFile::commit() {
   // Some file systems only notice here that the disk is full.
   if (::fsync(fd_.get()) != 0) fail("write", part_);
@@ -65,10 +75,11 @@ void NewFile::commit() {
 }
 
 NewFolder::NewFolder(fs::path path) : path_(std::move(path)), part_(unfinished_path(path_)) {
-  if (fs::exists(fs::symlink_status(path_))) {
-    throw IoError(fmt::format("there is a {} already; save under another name, or remove it", path_.string()));
-  }
   std::error_code error;
+  const auto status = fs::symlink_status(path_, error);
+  if (fs::exists(status)) throw IoError(fmt::format("there is a {} already; save under another name, or remove it", path_.string()));
+  if (status.type() != fs::file_type::not_found) throw IoError(fmt::format("can't look at {}: {}", path_.string(), error.message()));
+  error.clear();
   fs::remove_all(part_, error);
   if (!error) fs::create_directories(part_, error);
   if (error) throw IoError(fmt::format("can't create the folder {}: {}", part_.string(), error.message()));

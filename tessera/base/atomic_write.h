@@ -1,6 +1,7 @@
 // Files and folders that appear under their names only when they are complete.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <span>
 
@@ -21,6 +22,8 @@ class NewFile {
   ~NewFile();
 
   void write(std::span<const std::byte> bytes);
+  /// Replaces bytes that have been written.
+  void overwrite(uint64_t offset, std::span<const std::byte> bytes);
   /// Syncs to disk: once it has returned, the file survives a loss of power.
   void commit();
 

@@ -47,6 +47,12 @@ std::vector<TensorSlice> without(std::vector<TensorSlice> missing, const std::ve
 at::Tensor whole(const Source& source, const RankFile& first) {
   const auto& [name, dtype, shape] = source.entry;
   if (source.files.empty()) return first.tensors.read(name);
+  // The files may promise a shape for which no memory is enough, so they are asked first whether they have so many values.
+  int64_t present = 0;
+  for (const auto* file : source.files) present += file->record.parts.at(name).numel();
+  if (present < c10::multiply_integers(shape)) {
+    throw IoError(fmt::format("the ranks' files have not all values of '{}': {} of the shape [{}]", name, present, fmt::join(shape, ", ")));
+  }
   const auto values = at::empty(shape, dtype);
   auto missing = std::vector{whole_slice(shape)};
   for (const auto* file : source.files) {
@@ -66,7 +72,9 @@ at::Tensor whole(const Source& source, const RankFile& first) {
 }  // namespace
 
 Consolidated consolidate(const std::filesystem::path& folder, const std::filesystem::path& save_path) {
-  if (std::filesystem::weakly_canonical(save_path).parent_path() == std::filesystem::weakly_canonical(folder)) {
+  std::error_code unknown;  // what can't be found out is no reason to refuse
+  const auto parent = std::filesystem::weakly_canonical(save_path, unknown).parent_path();
+  if (!unknown && parent == std::filesystem::weakly_canonical(folder, unknown)) {
     throw UsageError(fmt::format("{} lies in the checkpoint itself, whose files it could replace; save it elsewhere", save_path.string()));
   }
   const int ranks = saved_ranks(folder);

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "tessera/base/error.h"
+#include "tessera/base/words.h"
 #include "tessera/checkpoint/contents.h"
 #include "tessera/checkpoint/part_records.h"
 #include "tessera/comm/groups/all_or_none.h"
@@ -40,6 +42,23 @@ void set_generator_state(const at::Tensor& state) {
   auto generator = at::detail::getDefaultCPUGenerator();
   const std::lock_guard lock(generator.mutex());
   generator.set_state(state);
+}
+
+/// Throws IoError if the state is none of a generator. libtorch would notice only when it is set.
+void expect_generator_state(const at::Tensor& state, const fs::path& file) {
+  try {
+    at::detail::createCPUGenerator().set_state(state);
+  } catch (const std::exception& error) {
+    throw IoError(fmt::format("the state of the random generator in {} is damaged: {}", file.string(), first_line(error)));
+  }
+}
+
+/// Throws IoError if a value that will be read is damaged. This reads everything once more than needed, so that nothing is changed then.
+void verify(const Saved& saved) {
+  for (const auto& file : saved.own) {
+    for (const auto& name : file.tensors.names()) file.tensors.verify(name);
+  }
+  for (const auto& name : saved.first.record.outside) saved.first.tensors.verify(name);
 }
 
 /// Throws UsageError if a name is only in the checkpoint or only in the model.
@@ -152,7 +171,9 @@ Saved open(const fs::path& folder, const Contents& contents, const LocalValues& 
   }
   for (size_t i = 0; i < saved.own.size(); i++) expect_same_model(folder, model, records, saved, i);
   const auto& own = saved.own.front();
+  verify(saved);
   saved.generator = own.tensors.read(kGeneratorName);
+  expect_generator_state(saved.generator, own.tensors.path());
   if (contents.optimizer == nullptr) return saved;
   if (const auto kind = optimizer_class(contents); kind != own.record.optimizer) {
     throw UsageError(fmt::format("the checkpoint {} {}, but is loaded into a {}", folder.string(),

@@ -3,12 +3,15 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 
 #include "tessera/base/error.h"
+#include "tessera/base/folder.h"
+#include "tessera/base/words.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -16,7 +19,6 @@ namespace {
 constexpr auto kKey = "tessera";
 constexpr int kFormat = 2;
 constexpr int kFlatFormat = 1;  // version 0.1.0: a part is a range of values in memory order, and the optimizer's state has no slices
-constexpr size_t kMostNames = 5;
 
 nlohmann::json to_json(const std::map<std::string, PartRecord>& parts) {
   auto json = nlohmann::json::object();
@@ -42,9 +44,23 @@ nlohmann::json to_json(const RankRecord& record) {
           {"notes", record.notes}};
 }
 
+/// The number of values in a tensor of this shape. Throws IoError if there is no such shape.
+int64_t numel_of(const std::vector<int64_t>& shape) {
+  int64_t numel = 1;
+  bool empty = false;
+  for (const auto size : shape) {
+    empty |= size == 0;
+    if (size < 0 || __builtin_mul_overflow(numel, std::max<int64_t>(size, 1), &numel)) {
+      throw IoError(fmt::format("there is no tensor of the shape [{}]", fmt::join(shape, ", ")));
+    }
+  }
+  return empty ? 0 : numel;
+}
+
 PartRecord part_from_json(const nlohmann::json& json, int format) {
   PartRecord part{.shape = json.at("shape"), .strides = json.at("strides"), .slices = {}};
   if (part.strides.size() != part.shape.size()) throw IoError("it has not one stride for each dimension");
+  auto left = numel_of(part.shape);
   if (format == kFlatFormat) {
     part.slices = slices_of_range(part.shape, part.strides, json.at("begin").get<int64_t>(), json.at("numel").get<int64_t>());
     return part;
@@ -52,6 +68,8 @@ PartRecord part_from_json(const nlohmann::json& json, int format) {
   for (const auto& slice : json.at("slices")) {
     part.slices.push_back({.shape = part.shape, .offsets = slice.at("offsets"), .sizes = slice.at("sizes")});
     if (!part.slices.back().fits()) throw IoError("it has a slice that does not fit into its shape");
+    left -= part.slices.back().numel();
+    if (left < 0) throw IoError("its slices have more values than its shape");
   }
   return part;
 }
@@ -156,29 +174,24 @@ void expect_same_save(const RankFile& one, const RankFile& other) {
 }
 
 int saved_ranks(const std::filesystem::path& folder) {
-  std::error_code error;
+  const auto names = names_in(folder);
+  if (!names) throw IoError(fmt::format("there is no checkpoint {}", folder.string()));
   std::map<int, std::set<int>> found;  // from the number of ranks in the file names to the ranks whose files exist
-  for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
-    if (const auto file = rank_of_file(entry->path().filename().string())) found[file->second].insert(file->first);
+  for (const auto& name : *names) {
+    if (const auto file = rank_of_file(name)) found[file->second].insert(file->first);
   }
-  if (error) throw IoError(fmt::format("can't read the checkpoint {}: {}", folder.string(), error.message()));
   if (found.empty()) throw IoError(fmt::format("{} is no checkpoint: it has no file rank-0-of-N.safetensors", folder.string()));
-  if (found.size() > 1)
+  if (found.size() > 1) {
     throw IoError(fmt::format("{} has files of several checkpoints: of {} ranks and of {}", folder.string(), found.begin()->first,
                               found.rbegin()->first));
-  const auto& [ranks, there] = *found.begin();
-  std::vector<std::string> missing;
-  for (int rank = 0; rank < ranks; rank++) {
-    if (!there.contains(rank)) missing.push_back(rank_file({}, rank, ranks).string());
   }
-  if (!missing.empty()) throw IoError(fmt::format("the checkpoint {} is incomplete: {} missing", folder.string(), some_of(missing)));
-  return ranks;
-}
-
-std::string some_of(const std::vector<std::string>& names) {
-  const auto shown = std::min(names.size(), kMostNames);
-  const auto text = fmt::format("'{}'", fmt::join(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(shown), "', '"));
-  return shown == names.size() ? text : fmt::format("{} and {} more", text, names.size() - shown);
+  const auto& [ranks, there] = *found.begin();
+  const auto missing = static_cast<int64_t>(ranks) - std::ranges::distance(there.begin(), there.lower_bound(ranks));
+  if (missing == 0) return ranks;
+  int first = 0;
+  while (there.contains(first)) first++;
+  throw IoError(fmt::format("the checkpoint {} is incomplete: '{}' {} missing", folder.string(), rank_file({}, first, ranks).string(),
+                            missing == 1 ? "is" : fmt::format("and {} more are", missing - 1)));
 }
 
 }  // namespace tessera::checkpoint

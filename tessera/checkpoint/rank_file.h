@@ -56,7 +56,4 @@ void expect_same_save(const RankFile& one, const RankFile& other);
 /// The number of ranks that saved a checkpoint. Throws IoError if the folder is no checkpoint or if files are missing.
 int saved_ranks(const std::filesystem::path& folder);
 
-/// For error messages: "'a', 'b' and 7 more"
-std::string some_of(const std::vector<std::string>& names);
-
 }  // namespace tessera::checkpoint

@@ -102,7 +102,8 @@ std::vector<RankContents> contents_of_ranks(uint64_t save, const Contents& conte
 
 void write_rank_file(const fs::path& folder, const RankContents& rank) {
   const auto& record = rank.record;
-  if (!fs::is_directory(folder)) {
+  std::error_code no_folder;
+  if (!fs::is_directory(folder, no_folder)) {
     throw IoError(fmt::format("the folder {} that rank 0 has made is not there for rank {}; save where all ranks see the same files",
                               folder.string(), record.rank));
   }

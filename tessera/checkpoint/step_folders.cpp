@@ -6,6 +6,7 @@
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/error.h"
+#include "tessera/base/folder.h"
 #include "tessera/checkpoint/rank_file.h"
 
 namespace tessera::checkpoint {
@@ -17,6 +18,9 @@ fs::path step_folder(const fs::path& prefix, int64_t step) {
 }
 
 bool is_complete(const fs::path& folder) {
+  std::error_code no_folder;
+  if (!fs::is_directory(folder, no_folder)) return false;
+  names_in(folder);  // throws here if the folder can't be read
   try {
     return saved_ranks(folder) > 0;
   } catch (const IoError&) {
@@ -29,9 +33,7 @@ std::optional<fs::path> latest(const fs::path& prefix) {
   const auto start = prefix.filename().string() + "-step-";
   std::optional<fs::path> newest;
   int64_t newest_step = -1;
-  std::error_code error;
-  for (fs::directory_iterator entry(parent, error), end; !error && entry != end; entry.increment(error)) {
-    const auto name = entry->path().filename().string();
+  for (const auto& name : names_in(parent).value_or(std::vector<std::string>())) {
     if (!name.starts_with(start)) continue;
     int64_t step = -1;
     const auto* const last = name.data() + name.size();

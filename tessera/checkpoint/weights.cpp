@@ -9,6 +9,7 @@
 #include <set>
 
 #include "tessera/base/error.h"
+#include "tessera/base/words.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/part_records.h"
 #include "tessera/checkpoint/rank_file.h"
@@ -20,7 +21,9 @@ namespace {
 /// Maps each tensor of a model to the tensor in the file from which it is loaded.
 class Plan {
  public:
-  explicit Plan(const SafetensorsFile& file) : file_(file), unknown_(file.names().begin(), file.names().end()) {}
+  explicit Plan(const SafetensorsFile& file) : file_(file) {
+    for (const auto& name : file.names()) unknown_.insert(name);
+  }
 
   /// Adds a tensor of the model. The file may have it under any of the names.
   void add(const std::string& name, const std::vector<std::string>& aliases, at::IntArrayRef sizes) {
@@ -47,6 +50,7 @@ class Plan {
     if (!missing_.empty()) faults.push_back("it has no " + some_of(missing_));
     if (!unknown_.empty()) faults.push_back("the model has no " + some_of({unknown_.begin(), unknown_.end()}));
     if (!faults.empty()) throw IoError(fmt::format("{} is of another model: {}", file_.path().string(), fmt::join(faults, "; ")));
+    for (const auto& [name, candidate] : found_) file_.verify(candidate);
   }
 
   at::Tensor read(const std::string& name) const { return file_.read(found_.at(name)); }

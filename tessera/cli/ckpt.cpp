@@ -7,8 +7,10 @@
 #include <filesystem>
 
 #include "tessera/base/error.h"
+#include "tessera/base/folder.h"
 #include "tessera/checkpoint/consolidate.h"
 #include "tessera/checkpoint/step_folders.h"
+#include "tessera/checkpoint/verify.h"
 #include "tessera/cli/commands.h"
 
 namespace tessera::cli {
@@ -21,15 +23,13 @@ constexpr size_t kMostNames = 5;
 /// Names the checkpoints beside the prefix, for the error that there is none of that name.
 std::string what_is_there(const fs::path& prefix) {
   const auto folder = prefix.has_parent_path() ? prefix.parent_path() : fs::path(".");
+  const auto all = names_in(folder);
+  if (!all) return fmt::format("there is no folder {}", folder.string());
   std::vector<std::string> names;
-  std::error_code error;
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
-    const auto name = entry->path().filename().string();
-    if (name.find("-step-") != std::string::npos || checkpoint::is_complete(entry->path())) names.push_back(name);
-  }
-  if (error) return fmt::format("can't read the folder {}: {}", folder.string(), error.message());
+  std::ranges::copy_if(*all, std::back_inserter(names), [&](const std::string& name) {
+    return name.find("-step-") != std::string::npos || checkpoint::is_complete(folder / name);
+  });
   if (names.empty()) return fmt::format("the folder {} holds no checkpoint", folder.string());
-  std::ranges::sort(names);
   const auto more = names.size() > kMostNames ? fmt::format(" and {} more", names.size() - kMostNames) : "";
   names.resize(std::min(names.size(), kMostNames));
   return fmt::format("{} has {}{}", folder.string(), fmt::join(names, ", "), more);
@@ -43,12 +43,27 @@ fs::path find(const fs::path& prefix) {
                                 prefix.filename().string(), what_is_there(prefix)));
 }
 
-void consolidate(std::string prefix, std::string save_path) {
-  while (prefix.size() > 1 && prefix.ends_with('/')) prefix.pop_back();
+std::string without_slashes(std::string path) {
+  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  return path;
+}
+
+void consolidate(const std::string& given, std::string save_path) {
+  const auto prefix = without_slashes(given);
   const auto folder = find(prefix);
   if (save_path.empty()) save_path = prefix + "-consolidated.safetensors";
   const auto done = checkpoint::consolidate(folder, save_path);
   fmt::print("{} -> {}: {} parameters in {} tensors, {} bytes\n", folder.string(), save_path, done.parameters, done.tensors, done.bytes);
+}
+
+void verify(const std::string& given) {
+  const auto prefix = without_slashes(given);
+  const auto place = exists(prefix) ? fs::path(prefix) : find(prefix);
+  const auto found = checkpoint::verify(place);
+  for (const auto& fault : found.faults) fmt::print(stderr, "{}\n", fault);
+  if (!found.faults.empty()) throw IoError(fmt::format("{} is damaged in {} places", place.string(), found.faults.size()));
+  fmt::print("{} is whole: {} files, {} tensors, {} bytes{}\n", place.string(), found.files, found.tensors, found.bytes,
+             found.without_checksum == 0 ? "" : fmt::format("; {} tensors have no checksum", found.without_checksum));
 }
 
 }  // namespace
@@ -62,6 +77,10 @@ void add_ckpt_command(CLI::App& app) {
       ->required();
   together->add_option("--save-path,--save_path", *save_path, "The file to write; P-consolidated.safetensors unless given");
   together->callback([prefix, save_path] { consolidate(*prefix, *save_path); });
+  auto* check = command->add_subcommand("verify", "Reads all files of a checkpoint and compares their checksums");
+  check->add_option("--ckpt-prefix,--ckpt_prefix", *prefix, "A checkpoint's folder P, the P of folders P-step-N, or one safetensors file")
+      ->required();
+  check->callback([prefix] { verify(*prefix); });
 }
 
 }  // namespace tessera::cli

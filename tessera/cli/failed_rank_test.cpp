@@ -19,8 +19,10 @@ using namespace std::chrono_literals;
 
 /// What a rank of these tests does: rank 2 is in trouble, which the others notice.
 int rank_in(const std::string& trouble) {
+  if (trouble == "never joins" && env("RANK") == "2") return 0;
   try {
     const auto world = init({.operation_limit = 10s});
+    if (trouble == "ends well" && world.rank() == 2) return 0;
     const auto group = world.split(std::array{0, 1, 1});
     group.barrier();
     const auto area = trouble == "leaves an area" ? world.share({.bytes_per_rank = 64, .counters = 1}).area : nullptr;
@@ -50,7 +52,34 @@ TEST_P(FailedRank, IsNamedBeforeThoseThatNoticeIt) {
                    {{"TESSERA_TRANSPORT", transport}, {"TESSERA_TEST_CHILD", trouble}}, Process::Output::Capture);
   const auto said = launcher.read_output();
   EXPECT_EQ(launcher.wait(20s), 5) << said;
-  EXPECT_THAT(said, ::testing::HasSubstr("launch: rank 2 ended with status 5; its last words:\n  rank 2 is out of luck\n"));
+  // A rank that is slow to end is stopped meanwhile.
+  EXPECT_THAT(said, ::testing::HasSubstr("launch: rank 2 ended with status 5;"));
+  EXPECT_THAT(said, ::testing::HasSubstr("; its last words:\n  rank 2 is out of luck\n"));
+}
+
+/// What `tessera launch` says of three ranks, and how it ends.
+std::pair<int, std::string> launched(const std::string& transport, const std::string& trouble) {
+  const auto tessera = std::filesystem::path(this_program()).parent_path().parent_path() / "bin/tessera";
+  Process launcher({tessera, "launch", "--nproc-per-node", "3", this_program()},
+                   {{"TESSERA_TRANSPORT", transport}, {"TESSERA_TEST_CHILD", trouble}}, Process::Output::Capture);
+  const auto said = launcher.read_output();
+  return {launcher.wait(20s).value_or(-1), said};
+}
+
+TEST(EarlyLeaver, IsNamedBeforeTheOthersStopWaiting) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto [status, said] = launched("auto", "never joins");
+  EXPECT_EQ(status, 1);
+  EXPECT_THAT(said, ::testing::HasSubstr("launch: rank 2 ended with status 0 and said nothing on standard error, while rank"));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 30s);  // they would wait for minutes
+}
+
+TEST(EarlyLeaver, IsNamedByTheRankThatStillNeedsIt) {
+  for (const auto* transport : {"shm", "gloo"}) {
+    const auto [status, said] = launched(transport, "ends well");
+    EXPECT_EQ(status, 4) << transport;
+    EXPECT_THAT(said, ::testing::HasSubstr("rank 2, which it still needed, had ended with status 0")) << transport;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(OverShm, FailedRank,

@@ -1,41 +1,42 @@
 // `tessera launch`: starts a program as several ranks on this host and waits until all of them have ended.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <sched.h>
 #include <string.h>
 
 #include <CLI/CLI.hpp>
+#include <map>
 
 #include "tessera/base/env.h"
 #include "tessera/base/env_table.h"
 #include "tessera/base/error.h"
+#include "tessera/base/launcher.h"
 #include "tessera/base/port.h"
+#include "tessera/base/words.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/local_job.h"
+#include "tessera/cli/ranks_here.h"
 
 namespace tessera::cli {
 namespace {
-
-/// The cores that this process may use.
-int cores() {
-  cpu_set_t set;
-  return ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
 
 std::string plural(int count, const std::string& noun) {
   return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
 }
 
-/// Refuses to run as a rank of another launcher: that one's variables would contradict the ranks that this one starts.
+/// Refuses to run as one of several ranks of another launcher: each of them would start a job of its own.
 void refuse_to_be_a_rank() {
-  for (const char* name : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"}) {
-    const auto size = env(name);
-    if (!size || *size == "1") continue;
-    throw ConfigError(
-        fmt::format("launch starts all ranks itself, but {}={} says that it is one of several already; let the other launcher start the "
-                    "program, or unset {}",
-                    name, *size, name));
+  if (const auto size = env("WORLD_SIZE"); size && *size != "1") {
+    throw ConfigError(fmt::format(
+        "launch starts all ranks itself, but WORLD_SIZE={} says that it is one of several already; let the other launcher start the "
+        "program, or unset WORLD_SIZE",
+        *size));
   }
+  const auto identity = identity_from_environment();
+  if (!identity || identity->world_size == 1) return;
+  throw ConfigError(
+      fmt::format("launch starts all ranks itself, but another launcher has started it as rank {} of {}; let that one start the "
+                  "program",
+                  identity->rank, identity->world_size));
 }
 
 void check(const std::vector<std::string>& command, int ranks) {
@@ -59,36 +60,50 @@ std::string how_it_ended(int status) {
   return fmt::format("was killed by signal {} (SIG{}{})", signal, ::sigabbrev_np(signal), hint);
 }
 
-void report(const Ending& ending) {
-  if (!ending.failed_rank) return;
-  const auto others = ending.stopped.empty()
-                          ? ""
-                          : fmt::format("; stopped {} {}", ending.stopped.size() == 1 ? "rank" : "ranks", fmt::join(ending.stopped, ", "));
+std::string report(const Ending& ending) {
+  if (!ending.failed_rank) return {};
   const bool silent = ending.last_words.empty();
-  fmt::print(stderr, "launch: rank {} {}{}{}{}\n", *ending.failed_rank, how_it_ended(ending.status),
-             silent ? " and said nothing on standard error" : "", others, silent ? "" : "; its last words:");
-  for (const auto& line : ending.last_words) fmt::print(stderr, "  {}\n", line);
+  auto text = fmt::format("launch: rank {} {}", *ending.failed_rank, how_it_ended(ending.left_waiting.empty() ? ending.status : 0));
+  if (silent) text += " and said nothing on standard error";
+  if (!ending.left_waiting.empty()) text += fmt::format(", while {} waited for it to join", name_ranks(ending.left_waiting));
+  if (ending.left_early) text += fmt::format("; rank {}, which it still needed, had ended with status 0", *ending.left_early);
+  if (!ending.stopped.empty()) text += fmt::format("; stopped {}", name_ranks(ending.stopped));
+  text += silent ? "\n" : "; its last words:\n";
+  for (const auto& line : ending.last_words) text += fmt::format("  {}\n", line);
+  return text;
+}
+
+/// The variables by which other launchers describe ranks: those of a launcher around this one do not hold for the ranks that this one
+/// starts.
+std::map<std::string, std::string> environment_of_ranks(int ranks, int port, const std::string& threads) {
+  std::map<std::string, std::string> environment;
+  for (const auto name : launcher_variables()) environment[std::string(name)] = "";
+  environment.merge(std::map<std::string, std::string>{{"TESSERA_STORE", ""}, {"TORCHELASTIC_USE_AGENT_STORE", ""}});
+  environment["WORLD_SIZE"] = environment["LOCAL_WORLD_SIZE"] = std::to_string(ranks);
+  environment["MASTER_ADDR"] = "127.0.0.1";
+  environment["MASTER_PORT"] = std::to_string(port);
+  environment["OMP_NUM_THREADS"] = threads;
+  environment["TESSERA_SECRET"] = random_secret();
+  return environment;
 }
 
 int launch(const std::vector<std::string>& command, int ranks) {
   check(command, ranks);
-  if (const auto warning = warning_of_unknown_env()) fmt::print(stderr, "launch: {}\n", *warning);
-  const auto given = env("OMP_NUM_THREADS");
-  const auto threads = given.value_or(std::to_string(std::max(1, cores() / ranks)));
+  Console console;
+  if (const auto warning = warning_of_unknown_env()) console.err().write(fmt::format("launch: {}\n", *warning));
+  const auto threads = threads_of_a_rank(ranks);
   const auto port = free_port();
-  fmt::print(stderr, "launch: {} on {}, {} thread{} each ({}), port {}\n", plural(ranks, "rank"), plural(cores(), "core"), threads,
-             threads == "1" ? "" : "s", given ? "OMP_NUM_THREADS as it was" : "OMP_NUM_THREADS", port);
-  LocalJob job(command, ranks,
-               {{"WORLD_SIZE", std::to_string(ranks)},
-                {"LOCAL_WORLD_SIZE", std::to_string(ranks)},
-                {"MASTER_ADDR", "127.0.0.1"},
-                {"MASTER_PORT", std::to_string(port)},
-                {"OMP_NUM_THREADS", threads},
-                // If these were inherited, the ranks would look for another store.
-                {"TESSERA_STORE", ""},
-                {"TORCHELASTIC_USE_AGENT_STORE", ""}});
-  const auto ending = job.run();
-  report(ending);
+  console.err().write(fmt::format("launch: {} on {}, {} thread{} each ({}), port {}\n", plural(ranks, "rank"), plural(cores(), "core"),
+                                  threads, threads == "1" ? "" : "s",
+                                  env("OMP_NUM_THREADS") ? "OMP_NUM_THREADS as it was" : "OMP_NUM_THREADS", port));
+  const auto ending = LocalJob(command, ranks, environment_of_ranks(ranks, port, threads), console).run();
+  console.err().write(report(ending));
+  console.finish();
+  if (const auto trouble = console.out().trouble()) {
+    console.err().write(fmt::format("launch: standard output {}\n", *trouble));
+    console.finish();
+    return ending.status != 0 ? ending.status : 1;
+  }
   return ending.status;
 }
 

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "tessera/base/process.h"
+#include "tessera/testing/folder.h"
 
 namespace tessera::cli {
 namespace {
@@ -73,6 +74,11 @@ class Launched {
     std::string line;
     for (char letter = 0; ::read(out_.read.get(), &letter, 1) == 1 && letter != '\n';) line += letter;
     return line;
+  }
+
+  void stop_reading() {
+    out_.read = Fd();
+    err_.read = Fd();
   }
 
   struct Ended {
@@ -167,7 +173,7 @@ TEST(Launch, SaysHowManyThreadsARankHas) {
 TEST(Launch, NamesTheRankThatFailsAndStopsTheOthers) {
   const auto ended = run("3", shell("[ $RANK = 1 ] || exec sleep 100; for i in 1 2 3 4 5 6; do echo word $i >&2; done; exit 3"));
   EXPECT_EQ(ended.status, 3);
-  EXPECT_THAT(ended.err, ::testing::EndsWith("launch: rank 1 ended with status 3; stopped ranks 0, 2; its last words:\n"
+  EXPECT_THAT(ended.err, ::testing::EndsWith("launch: rank 1 ended with status 3; stopped ranks 0 and 2; its last words:\n"
                                              "  word 2\n  word 3\n  word 4\n  word 5\n  word 6\n"));
 }
 
@@ -181,16 +187,43 @@ TEST(Launch, NamesTheRankThatTheOthersFailBecauseOf) {
   const auto noticed = [](const std::string& culprit) {
     return run("3", shell("[ $RANK = 2 ] && { sleep 0.3; echo 'no such file: data.bin' >&2; exit 5; }; "
                           "echo $RANK " +
-                          culprit + " >>$TESSERA_FAILURE_FILE; exit 4"));
+                          culprit + " >>$TESSERA_LAUNCH_RECORD; exit 4"));
   };
   const auto ended = noticed("2");
   EXPECT_EQ(ended.status, 5);
   EXPECT_THAT(ended.err, HasSubstr("launch: rank 2 ended with status 5; its last words:\n  no such file: data.bin"));
-  // One that there is not, that ended well or that was stopped is no answer.
+  // One that there is not, or that was stopped, is no answer.
   EXPECT_EQ(noticed("17").status, 4);
   EXPECT_EQ(noticed("-1").status, 4);
-  EXPECT_EQ(run("2", shell("[ $RANK = 0 ] && exit 0; echo 1 0 >>$TESSERA_FAILURE_FILE; exit 4")).status, 4);
-  EXPECT_EQ(run("2", shell("[ $RANK = 0 ] && exec sleep 100; echo 1 0 >>$TESSERA_FAILURE_FILE; exit 4")).status, 4);
+  EXPECT_EQ(run("2", shell("[ $RANK = 0 ] && exec sleep 100; echo 1 0 >>$TESSERA_LAUNCH_RECORD; exit 4")).status, 4);
+}
+
+TEST(Launch, SaysThatTheRankWhichOthersNeededHasEndedWell) {
+  const auto ended = run("2", shell("[ $RANK = 0 ] && exit 0; sleep 0.3; echo 1 0 >>$TESSERA_LAUNCH_RECORD; exit 4"));
+  EXPECT_EQ(ended.status, 4);
+  EXPECT_THAT(ended.err,
+              HasSubstr("rank 1 ended with status 4 and said nothing on standard error; rank 0, which it still needed, had ended "
+                        "with status 0\n"));
+}
+
+TEST(Launch, NamesTheRankForWhichOthersWaitInVain) {
+  const auto ended = run("3", shell("[ $RANK = 1 ] && exit 0; sleep 0.$RANK; echo $RANK starts >>$TESSERA_LAUNCH_RECORD; exec sleep 100"));
+  EXPECT_EQ(ended.status, 1);
+  EXPECT_THAT(ended.err, HasSubstr("launch: rank 1 ended with status 0 and said nothing on standard error, while rank 0 waited for it to "
+                                   "join; stopped ranks 0 and 2\n"));
+  // Nobody waits for it here: not before they join, nor in a world that it has joined too.
+  const auto joined = run("2", shell("echo $RANK starts >>$TESSERA_LAUNCH_RECORD; [ $RANK = 1 ] && exit 0; sleep 0.5; exit 0"));
+  EXPECT_EQ(joined.status, 0) << joined.err;
+  const auto alone = run("2", shell("[ $RANK = 1 ] && exit 0; sleep 0.5; exit 0"));
+  EXPECT_EQ(alone.status, 0) << alone.err;
+}
+
+TEST(Launch, HearsTheLastWordsOfARankWhosePipeStaysOpen) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto ended = run("1", shell("printf 'last words' >&2; setsid sleep 5 & exit 3"));
+  EXPECT_EQ(ended.status, 3);
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("[rank 0] last words\n"), HasSubstr("; its last words:\n  last words\n")));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 4s);
 }
 
 TEST(Launch, LeavesCallsOutOfLastWords) {
@@ -236,6 +269,87 @@ TEST(Launch, PassesSignalsOnAndGivesRanksTimeToAnswer) {
   const auto ended = job.end();
   EXPECT_EQ(ended.status, 0);
   EXPECT_EQ(ended.out, "[rank 0] saving\n");
+}
+
+// As with `launch ... 2>&1 | tee log` and Ctrl-C, of which tee dies first.
+TEST(Launch, GivesRanksTheirTimeWhenNobodyReadsItsOutput) {
+  const testing::Folder folder;
+  Launched job(launch("2", shell("trap 'sleep 1; touch " + folder.path().string() +
+                                 "/saved.$RANK; echo saved; exit 0' INT; "
+                                 "echo ready; echo ready >&2; while :; do sleep 0.1; done")));
+  for (int rank = 0; rank < 2; rank++) job.read_line();
+  job.stop_reading();
+  ::kill(job.pid(), SIGINT);
+  EXPECT_EQ(job.end().status, 0);
+  for (const auto* file : {"saved.0", "saved.1"}) EXPECT_TRUE(std::filesystem::exists(folder / file)) << file;
+}
+
+TEST(Launch, RunsWithoutItsStandardStreams) {
+  const auto closed = [](const std::string& streams, const std::string& script) {
+    auto command = launch("2", shell(script));
+    command.insert(command.begin(), {"sh", "-c", "exec \"$@\" " + streams, "sh"});
+    return Launched(command).end();
+  };
+  const auto without_err = closed("2>&-", "echo out; echo err >&2");
+  EXPECT_EQ(without_err.status, 0);
+  EXPECT_THAT(lines(without_err.out), UnorderedElementsAre("[rank 0] out", "[rank 1] out"));
+  EXPECT_EQ(closed("<&- 2>&-", "exit 3").status, 3);
+  const auto without_out = closed(">&-", "echo out");
+  EXPECT_EQ(without_out.status, 1);
+  EXPECT_THAT(without_out.err, HasSubstr("launch: standard output lost "));
+  const auto full = closed(">/dev/full", "echo out");
+  EXPECT_EQ(full.status, 1);
+  EXPECT_THAT(full.err, HasSubstr("launch: standard output lost 26 bytes: No space left on device\n"));
+  EXPECT_EQ(closed(">/dev/full", "echo out; exit 3").status, 3);
+  EXPECT_EQ(closed("2>/dev/full", "echo err >&2").status, 0);
+}
+
+// The rank that floods waits in its pipe. The launcher goes on serving everything else.
+TEST(Launch, ServesDeathsAndSignalsWhileNobodyReads) {
+  const auto flood = "trap 'exit 0' TERM; yes | head -c 3000000; while :; do sleep 0.1; done";
+  const testing::Folder folder;
+  Launched dying(launch("2", shell("[ $RANK = 0 ] && { " + std::string(flood) + "; }; sleep 1; exit 3")));
+  std::this_thread::sleep_for(3s);  // no time limit is so long: rank 0 has been stopped by now
+  const auto ended = dying.end();
+  EXPECT_EQ(ended.status, 3);
+  EXPECT_THAT(ended.err, HasSubstr("launch: rank 1 ended with status 3"));
+  EXPECT_LT(ended.out.size(), 3'000'000);
+
+  Launched stopped(launch("2", shell("touch " + folder.path().string() + "/runs.$RANK; " + flood)));
+  EXPECT_TRUE(comes_true([&] { return std::filesystem::exists(folder / "runs.0") && std::filesystem::exists(folder / "runs.1"); }));
+  std::this_thread::sleep_for(300ms);
+  ::kill(stopped.pid(), SIGTERM);
+  std::this_thread::sleep_for(1s);
+  EXPECT_EQ(stopped.end().status, 0);  // the ranks have heard of it
+}
+
+/// The watchdog of a launcher.
+pid_t watchdog_of(pid_t launcher) {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    if (entry.path().filename().string().find_first_not_of("0123456789") != std::string::npos) continue;
+    std::ifstream file(entry.path() / "stat");
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    const auto open = text.find('('), close = text.rfind(')');
+    if (close == std::string::npos || text.substr(open, close - open + 1) != "(rank-watchdog)") continue;
+    if (std::stoi(text.substr(close + 4)) == launcher) return std::stoi(entry.path().filename());
+  }
+  return 0;
+}
+
+TEST(Launch, StartsItsWatchdogAgain) {
+  Launched job(launch("1", shell("echo $$; exec sleep 100")));
+  const auto rank = numbers_in(job.read_line()).at(0);
+  const auto first = watchdog_of(job.pid());
+  ASSERT_GT(first, 0);
+  std::ifstream command_line("/proc/" + std::to_string(first) + "/cmdline");
+  const std::string shown{std::istreambuf_iterator<char>(command_line), {}};
+  EXPECT_THAT(shown, ::testing::StartsWith("rank-watchdog"));
+  EXPECT_THAT(shown, Not(HasSubstr("launch")));
+  ::kill(first, SIGKILL);
+  EXPECT_TRUE(comes_true([&] { return watchdog_of(job.pid()) > 0 && watchdog_of(job.pid()) != first; }));
+  ::kill(job.pid(), SIGKILL);
+  EXPECT_TRUE(ends(rank));
+  EXPECT_THAT(job.end().err, HasSubstr("launch: the process that guards against leftovers has ended; started it again"));
 }
 
 TEST(Launch, KillsAtTheSecondSignal) {
@@ -328,6 +442,7 @@ TEST(Launch, RefusesWhatCanNotWork) {
   EXPECT_THAT(refusal("2", {}), HasSubstr("needs a program"));
   EXPECT_THAT(refusal("2", {"--nodes", "2", "true"}), HasSubstr("no option --nodes"));
   EXPECT_THAT(refusal("2", {"true"}, {{"WORLD_SIZE", "2"}}), HasSubstr("WORLD_SIZE=2"));
+  EXPECT_THAT(refusal("2", {"true"}, {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}}), HasSubstr("as rank 1 of 2"));
 }
 
 TEST(Launch, LeavesTheProgramsOwnOptionsAlone) {

@@ -1,9 +1,9 @@
 #include "tessera/cli/line_relay.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 
@@ -12,26 +12,52 @@ namespace {
 
 constexpr size_t kLastLines = 5;
 constexpr size_t kLongestLine = 1 << 20;  // a longer line is split
+constexpr size_t kMostReady = 1 << 18;
 
 }  // namespace
 
-LineRelay::LineRelay(Fd source, int target, std::string prefix) : source_(std::move(source)), target_(target), prefix_(std::move(prefix)) {
+LineRelay::LineRelay(Fd source, Output& target, std::string prefix)
+    : source_(std::move(source)), target_(&target), prefix_(std::move(prefix)) {
   ::fcntl(source_.get(), F_SETFL, O_NONBLOCK);
 }
 
-bool LineRelay::pump() {
-  if (!source_) return false;
+bool LineRelay::has_room() const {
+  return ready_.size() < kMostReady;
+}
+
+void LineRelay::pump() {
+  if (source_ && has_room()) read_some();
+  if (ready_.empty() || !target_->idle()) return;
+  target_->write(ready_);
+  ready_.clear();
+}
+
+void LineRelay::finish() {
+  // No more than the pipe holds, in case a process that was left behind never stops writing.
+  auto left = static_cast<int64_t>(std::max(::fcntl(source_.get(), F_GETPIPE_SZ), 0));
+  while (source_ && left > 0) {
+    const auto count = read_some();
+    if (count == 0) break;
+    left -= static_cast<int64_t>(count);
+  }
+  if (!line_.empty()) end_line();
+  source_ = Fd();
+  target_->write(ready_);
+  ready_.clear();
+}
+
+/// Returns the number of bytes; 0 if there are none at present or the end is reached.
+size_t LineRelay::read_some() {
   std::array<char, 65536> buffer;
   const auto count = ::read(source_.get(), buffer.data(), buffer.size());
-  if (count < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+  if (count < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
   if (count > 0) {
     take({buffer.data(), static_cast<size_t>(count)});
-  } else {
-    if (!line_.empty()) end_line();
-    source_ = Fd();
+    return static_cast<size_t>(count);
   }
-  flush();
-  return count > 0;
+  if (!line_.empty()) end_line();
+  source_ = Fd();
+  return 0;
 }
 
 void LineRelay::take(std::string_view text) {
@@ -54,20 +80,6 @@ void LineRelay::end_line() {
   if (!line_.starts_with("frame #") && !line_.starts_with("Exception raised from ")) last_lines_.push_back(std::move(line_));
   if (last_lines_.size() > kLastLines) last_lines_.pop_front();
   line_.clear();
-}
-
-void LineRelay::flush() {
-  std::string_view rest = ready_;
-  while (!rest.empty()) {
-    const auto count = ::write(target_, rest.data(), rest.size());
-    if (count < 0 && errno != EINTR && errno != EAGAIN) break;  // nobody reads the output any more, but the ranks must go on
-    if (count < 0) {
-      pollfd target{.fd = target_, .events = POLLOUT, .revents = 0};
-      ::poll(&target, 1, 1000);
-    }
-    if (count > 0) rest.remove_prefix(static_cast<size_t>(count));
-  }
-  ready_.clear();
 }
 
 }  // namespace tessera::cli

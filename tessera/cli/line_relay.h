@@ -5,30 +5,36 @@
 #include <string>
 
 #include "tessera/base/fd.h"
+#include "tessera/cli/output.h"
 
 namespace tessera::cli {
 
 class LineRelay {
  public:
-  /// Reads from a pipe, writes to `target`. Of a line that was overwritten after carriage returns, only the last state is copied.
-  LineRelay(Fd source, int target, std::string prefix);
+  /// Reads from a pipe. Of a line that was overwritten after carriage returns, only the last state is copied.
+  LineRelay(Fd source, Output& target, std::string prefix);
 
-  int source() const { return source_.get(); }
-  bool open() const { return static_cast<bool>(source_); }
+  /// The descriptor to poll for input; -1 after the end, and while enough lines wait for the target. The rank then waits in its own pipe.
+  int source() const { return has_room() ? source_.get() : -1; }
 
-  /// Copies some of what can be read without waiting; false if there was nothing. A last line without a line end gets one.
-  bool pump();
+  /// Takes some of what can be read without waiting, and hands complete lines to the target if that is idle.
+  void pump();
+
+  /// Takes what the pipe holds now, ends the last line, and hands everything to the target. Processes that the rank has left behind may
+  /// keep the pipe open; what they write from now on is not copied.
+  void finish();
 
   /// The last few lines, without the prefix.
   const std::deque<std::string>& last_lines() const { return last_lines_; }
 
  private:
+  bool has_room() const;
+  size_t read_some();
   void take(std::string_view text);
   void end_line();
-  void flush();
 
   Fd source_;
-  int target_;
+  Output* target_;
   std::string prefix_;
   std::string line_;   // the current line so far
   std::string ready_;  // complete lines, to be written

@@ -18,9 +18,10 @@
 namespace tessera::cli {
 namespace {
 
-constexpr auto kLastWords = std::chrono::seconds(1);  // after a failure, before SIGTERM
-constexpr auto kEnough = std::chrono::seconds(3);     // after that SIGTERM, before SIGKILL
-constexpr auto kGrace = std::chrono::seconds(10);     // after a relayed signal, before SIGKILL, because a rank may want to save its work
+constexpr auto kLook = std::chrono::milliseconds(200);  // at what ranks have told, while some have ended
+constexpr auto kLastWords = std::chrono::seconds(1);    // after a failure, before SIGTERM
+constexpr auto kEnough = std::chrono::seconds(3);       // after that SIGTERM, before SIGKILL
+constexpr auto kGrace = std::chrono::seconds(10);       // after a relayed signal, before SIGKILL, because a rank may want to save its work
 
 std::string prefix(int rank, int target) {
   const auto text = fmt::format("[rank {}] ", rank);
@@ -38,7 +39,7 @@ LocalJob::HeldSignals::HeldSignals() {
   sigset_t set;
   ::sigemptyset(&set);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCHLD}) {
-    struct sigaction now {};
+    struct sigaction now{};
     // If launch was started with a signal ignored (nohup), the ranks must ignore it too.
     if (::sigaction(signal, nullptr, &now) == 0 && now.sa_handler != SIG_IGN) ::sigaddset(&set, signal);
   }
@@ -51,8 +52,9 @@ LocalJob::HeldSignals::~HeldSignals() {
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-LocalJob::LocalJob(const std::vector<std::string>& command, int ranks, const std::map<std::string, std::string>& environment)
-    : watchdog_(ranks) {
+LocalJob::LocalJob(const std::vector<std::string>& command, int ranks, const std::map<std::string, std::string>& environment,
+                   Console& console)
+    : console_(console), watchdog_(ranks) {
   ::signal(SIGPIPE, SIG_IGN);  // the ranks go on if the reader of our output ends
   for (int rank = 0; rank < ranks; rank++) start(command, environment);
 }
@@ -60,7 +62,7 @@ LocalJob::LocalJob(const std::vector<std::string>& command, int ranks, const std
 void LocalJob::start(const std::vector<std::string>& command, std::map<std::string, std::string> environment) {
   const int rank = static_cast<int>(ranks_.size());
   environment["RANK"] = environment["LOCAL_RANK"] = std::to_string(rank);
-  environment[FailureRecord::kVariable] = failures_.path();
+  environment[LaunchRecord::kVariable] = record_.path();
   // Rank 0 writes directly to a terminal, because progress bars check whether they write to one.
   const bool direct = rank == 0 && ::isatty(STDOUT_FILENO) != 0;
   Pipe out, err;
@@ -78,58 +80,78 @@ void LocalJob::start(const std::vector<std::string>& command, std::map<std::stri
   ranks_.push_back({.process = Process(command, environment, Process::Output::Inherit, prepare), .output = {}, .status = {}});
   auto& started = ranks_.back();
   watchdog_.watch(rank, started.process.pid());
-  if (!direct) started.output.emplace_back(std::move(out.read), STDOUT_FILENO, prefix(rank, STDOUT_FILENO));
-  started.output.emplace_back(std::move(err.read), STDERR_FILENO, prefix(rank, STDERR_FILENO));
+  if (!direct) started.output.emplace_back(std::move(out.read), console_.out(), prefix(rank, STDOUT_FILENO));
+  started.output.emplace_back(std::move(err.read), console_.err(), prefix(rank, STDERR_FILENO));
 }
 
 Ending LocalJob::run() {
   while (runs()) {
     wait_for_news();
     take_signals();
-    pump();
+    relay_output();
     reap();
+    find_early_leaver();
     act();
   }
-  while (pump()) {
+  for (auto& rank : ranks_) {
+    for (auto& relay : rank.output) relay.finish();
   }
   if (ending_.failed_rank) {
-    ending_.failed_rank = culprit_behind(*ending_.failed_rank);
-    const auto& failed = ranks_[static_cast<size_t>(*ending_.failed_rank)];
-    ending_.status = *failed.status;
-    ending_.last_words.assign(failed.output.back().last_lines().begin(), failed.output.back().last_lines().end());
+    blame();
   } else if (interrupted_ && std::ranges::any_of(ranks_, [](const auto& rank) { return *rank.status != 0; })) {
     ending_.status = 128 + *interrupted_;
   }
   return ending_;
 }
 
-/// The rank because of which this one failed, as the failure record has it: that one may end later than this one.
-int LocalJob::culprit_behind(int rank) const {
-  const int culprit = failures_.culprit_of(rank).value_or(rank);
-  if (culprit < 0 || culprit >= static_cast<int>(ranks_.size())) return rank;
-  // A rank that the launcher has stopped, or that ended without an error, is not the culprit.
-  const bool failed =
-      *ranks_[static_cast<size_t>(culprit)].status != 0 && std::ranges::find(ending_.stopped, culprit) == ending_.stopped.end();
-  return failed ? culprit : rank;
+bool LocalJob::has_ended_well(int rank) const {
+  return ranks_[static_cast<size_t>(rank)].status == 0;
+}
+
+std::vector<int> LocalJob::running() const {
+  std::vector<int> numbers;
+  for (size_t i = 0; i < ranks_.size(); i++) {
+    if (!ranks_[i].status) numbers.push_back(static_cast<int>(i));
+  }
+  return numbers;
 }
 
 bool LocalJob::runs() const {
   return std::ranges::any_of(ranks_, [](const auto& rank) { return !rank.status; });
 }
 
+/// Replaces the rank that failed first by the one because of which it failed, as the record has it: that one may end later.
+void LocalJob::blame() {
+  const int first = *ending_.failed_rank;
+  const int culprit = record_.read()[first].culprit.value_or(first);
+  const bool exists = culprit >= 0 && culprit < static_cast<int>(ranks_.size());
+  const bool was_stopped = std::ranges::find(ending_.stopped, culprit) != ending_.stopped.end();
+  if (exists && culprit != first && has_ended_well(culprit)) {
+    ending_.left_early = culprit;
+  } else if (exists && !was_stopped) {
+    ending_.failed_rank = culprit;
+  }
+  const auto& failed = ranks_[static_cast<size_t>(*ending_.failed_rank)];
+  ending_.status = ending_.left_waiting.empty() ? *failed.status : 1;
+  ending_.last_words.assign(failed.output.back().last_lines().begin(), failed.output.back().last_lines().end());
+}
+
 void LocalJob::wait_for_news() {
   std::vector<pollfd> sources = {{.fd = signals_.incoming.get(), .events = POLLIN, .revents = 0}};
   for (const auto& rank : ranks_) {
     for (const auto& relay : rank.output) {
-      if (relay.open()) sources.push_back({.fd = relay.source(), .events = POLLIN, .revents = 0});
+      if (relay.source() >= 0) sources.push_back({.fd = relay.source(), .events = POLLIN, .revents = 0});
     }
   }
-  int limit = -1;
-  if (!plan_.empty()) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(plan_.front().when - Clock::now());
-    limit = std::max(0, static_cast<int>(left.count()));
+  for (const auto* output : {&console_.out(), &console_.err()}) {
+    if (!output->idle()) sources.push_back({.fd = output->descriptor(), .events = POLLOUT, .revents = 0});
   }
-  ::poll(sources.data(), sources.size(), limit);
+  std::optional<Clock::time_point> end;
+  if (!plan_.empty()) end = plan_.front().when;
+  const bool some_ended = running().size() < ranks_.size();
+  if (some_ended && !ending_.failed_rank) end = std::min(end.value_or(Clock::time_point::max()), Clock::now() + kLook);
+  const auto left = end ? std::chrono::ceil<std::chrono::milliseconds>(*end - Clock::now()) : std::chrono::milliseconds(-1);
+  ::poll(sources.data(), sources.size(), end ? std::max(0, static_cast<int>(left.count())) : -1);
 }
 
 void LocalJob::take_signals() {
@@ -147,20 +169,21 @@ void LocalJob::take_signal(int signal) {
     if (interrupted_) {
       plan_ = {{now, SIGKILL}};
     } else {
-      fmt::print(stderr, "launch: passing SIG{} on; ranks that still run in {} s are killed, after another signal at once\n",
-                 ::sigabbrev_np(signal), kGrace.count());
+      console_.err().write(fmt::format("launch: passing SIG{} on; ranks that still run in {} s are killed, after another signal at once\n",
+                                       ::sigabbrev_np(signal), kGrace.count()));
       plan_ = {{now, signal}, {now + kGrace, SIGKILL}};
     }
     interrupted_ = signal;
   }
 }
 
-bool LocalJob::pump() {
-  bool some = false;
-  for (auto& rank : ranks_) {
-    for (auto& relay : rank.output) some |= relay.pump();
+void LocalJob::relay_output() {
+  for (auto* output : {&console_.out(), &console_.err()}) output->flush();
+  // In turn, so that a rank that prints without end does not keep the others from printing.
+  first_relay_ = (first_relay_ + 1) % ranks_.size();
+  for (size_t i = 0; i < ranks_.size(); i++) {
+    for (auto& relay : ranks_[(first_relay_ + i) % ranks_.size()].output) relay.pump();
   }
-  return some;
 }
 
 void LocalJob::reap() {
@@ -175,22 +198,41 @@ void LocalJob::reap() {
     // A rank that was killed by a signal counts as the first to fail, even if a rank that only noticed its death ended before it.
     const bool killed = *rank.status > 128 && ending_.status <= 128 && ending_.stopped.empty();
     if (ending_.failed_rank && !killed) continue;
-    ending_.failed_rank = static_cast<int>(i);
-    ending_.status = *rank.status;
-    const auto now = Clock::now();
-    plan_ = {{now + kLastWords, SIGTERM}, {now + kLastWords + kEnough, SIGKILL}};
+    fail(static_cast<int>(i));
   }
+  if (runs() && watchdog_.revive()) console_.err().write("launch: the process that guards against leftovers has ended; started it again\n");
+}
+
+/// A rank that ends well without joining the others leaves them waiting until their time limit.
+void LocalJob::find_early_leaver() {
+  if (ending_.failed_rank || interrupted_) return;
+  const auto running_ranks = running();
+  if (running_ranks.empty() || running_ranks.size() == ranks_.size()) return;
+  auto told = record_.read();
+  for (int rank = 0; rank < static_cast<int>(ranks_.size()); rank++) {
+    if (!has_ended_well(rank)) continue;
+    std::vector<int> waiting;
+    std::ranges::copy_if(running_ranks, std::back_inserter(waiting),
+                         [&](int other) { return told[other].waits() && told[other].starts > told[rank].starts; });
+    if (waiting.empty()) continue;
+    ending_.left_waiting = std::move(waiting);
+    fail(rank);
+    return;
+  }
+}
+
+void LocalJob::fail(int rank) {
+  ending_.failed_rank = rank;
+  ending_.status = *ranks_[static_cast<size_t>(rank)].status;
+  const auto now = Clock::now();
+  plan_ = {{now + kLastWords, SIGTERM}, {now + kLastWords + kEnough, SIGKILL}};
 }
 
 void LocalJob::act() {
   while (!plan_.empty() && plan_.front().when <= Clock::now()) {
     const int signal = plan_.front().signal;
     plan_.erase(plan_.begin());
-    if (ending_.failed_rank && ending_.stopped.empty()) {
-      for (size_t i = 0; i < ranks_.size(); i++) {
-        if (!ranks_[i].status) ending_.stopped.push_back(static_cast<int>(i));
-      }
-    }
+    if (ending_.failed_rank && ending_.stopped.empty()) ending_.stopped = running();
     send(signal);
   }
 }

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/base/failure_record.h"
+#include "tessera/base/launch_record.h"
 #include "tessera/base/process.h"
 #include "tessera/cli/line_relay.h"
 #include "tessera/cli/watchdog.h"
@@ -22,17 +22,19 @@ struct Ending {
   int status = 0;                       // the exit status for the launcher
   std::optional<int> failed_rank;       // the rank because of which the job failed
   std::vector<int> stopped;             // the ranks that the launcher stopped
+  std::vector<int> left_waiting;        // the ranks that waited at the start for the failed rank, which ended with status 0
+  std::optional<int> left_early;        // a rank that ended with status 0 while the failed rank still needed it
   std::vector<std::string> last_words;  // the last lines of the failed rank's standard error
 };
 
 class LocalJob {
  public:
   /// Starts the program once for each rank. Each rank is a process group, so that signals also reach the processes that it starts. Adds
-  /// RANK, LOCAL_RANK and the path of the failure record to the environment.
-  LocalJob(const std::vector<std::string>& command, int ranks, const std::map<std::string, std::string>& environment);
+  /// RANK, LOCAL_RANK and the path of the launch record to the environment.
+  LocalJob(const std::vector<std::string>& command, int ranks, const std::map<std::string, std::string>& environment, Console& console);
 
   /// Relays output and signals until all ranks have ended. When one fails, the others get a moment to print what they know about it, then
-  /// SIGTERM, then SIGKILL.
+  /// SIGTERM, then SIGKILL. Some output may still wait in the console.
   Ending run();
 
  private:
@@ -58,16 +60,22 @@ class LocalJob {
   void wait_for_news();
   void take_signals();
   void take_signal(int signal);
-  bool pump();
-  int culprit_behind(int rank) const;
+  void relay_output();
   void reap();
+  void find_early_leaver();
+  void fail(int rank);
+  void blame();
   void act();
   void send(int signal);
   bool runs() const;
+  bool has_ended_well(int rank) const;
+  std::vector<int> running() const;
 
+  Console& console_;
   HeldSignals signals_;
   Watchdog watchdog_;
-  FailureRecord failures_;
+  LaunchRecord record_;
+  size_t first_relay_ = 0;  // whose turn it is to write first
   std::vector<Rank> ranks_;
   std::vector<Step> plan_;  // when to send which signal to the ranks that still run
   std::optional<int> interrupted_;

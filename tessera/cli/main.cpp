@@ -4,10 +4,13 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 
 #include "tessera/base/error.h"
 #include "tessera/cli/commands.h"
+#include "tessera/cli/output.h"
 
 namespace {
 
@@ -20,9 +23,18 @@ void expect_command(const CLI::App& app, int argc, char** argv) {
   throw tessera::ConfigError(fmt::format("there is no command '{}'; choose one of {}", argv[1], fmt::join(names, ", ")));
 }
 
+/// Throws if something that was printed did not reach standard output.
+void expect_printed() {
+  const int reason = std::fflush(stdout) == 0 ? 0 : errno;
+  if (reason == 0 && std::ferror(stdout) == 0) return;
+  throw tessera::IoError(
+      fmt::format("standard output can't be written: {}", reason == 0 ? "an earlier write failed" : std::strerror(reason)));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  tessera::cli::occupy_standard_streams();
   CLI::App app("Tessera shards the training of libtorch models. Each command explains itself with --help.", "tessera");
   app.require_subcommand(1);
   app.set_version_flag("--version", TESSERA_VERSION);
@@ -31,10 +43,13 @@ int main(int argc, char** argv) {
   tessera::cli::add_test_command(app);
   try {
     expect_command(app, argc, argv);
-    app.parse(argc, argv);
+    try {
+      app.parse(argc, argv);
+    } catch (const CLI::ParseError& end) {
+      if (const int status = app.exit(end); status != 0) return status;
+    }
+    expect_printed();
     return 0;
-  } catch (const CLI::ParseError& end) {
-    return app.exit(end);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "tessera: %s\n", error.what());
     return 1;

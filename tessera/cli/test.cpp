@@ -1,5 +1,6 @@
 // `tessera test`: runs the conformance checks over each transport and prints a result for every operation.
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -11,9 +12,11 @@
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
+#include "tessera/base/launcher.h"
 #include "tessera/base/port.h"
 #include "tessera/base/process.h"
 #include "tessera/cli/commands.h"
+#include "tessera/cli/ranks_here.h"
 #include "tessera/comm/conformance.h"
 #include "tessera/comm/fake/fake.h"
 #include "tessera/comm/init.h"
@@ -32,8 +35,14 @@ struct TestFlags {
   std::string transport = "all";
   int ranks = 2;
   double limit_s = 60;
+  std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
 
-  std::chrono::milliseconds limit() const { return std::chrono::milliseconds(static_cast<int64_t>(limit_s * 1000)); }
+  /// What is left of the limit, at least a moment.
+  std::chrono::milliseconds left() const {
+    const auto end = start + std::chrono::milliseconds(static_cast<int64_t>(limit_s * 1000));
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
+    return std::max(left, std::chrono::milliseconds(1));
+  }
 };
 
 struct Verdict {
@@ -97,20 +106,24 @@ bool report(const Communicator& world) {
 /// Starts this program once for each rank. When one fails, the others get a moment to print what they know about it.
 bool test_processes(const std::string& transport, const TestFlags& flags) {
   const auto port = std::to_string(free_port());
+  const auto limit = flags.left();
+  const auto secret = random_secret();
   std::vector<Process> ranks;
   for (int rank = 0; rank < flags.ranks; rank++) {
-    ranks.emplace_back(std::vector<std::string>{this_program(), "test", "--limit", fmt::format("{}", flags.limit_s)},
+    ranks.emplace_back(std::vector<std::string>{this_program(), "test", "--limit", fmt::format("{}", limit.count() / 1e3)},
                        std::map<std::string, std::string>{{"RANK", std::to_string(rank)},
                                                           {"WORLD_SIZE", std::to_string(flags.ranks)},
                                                           {"MASTER_ADDR", "127.0.0.1"},
                                                           {"MASTER_PORT", port},
                                                           {"TESSERA_STORE", ""},
+                                                          {"TESSERA_SECRET", secret},
+                                                          {"OMP_NUM_THREADS", threads_of_a_rank(flags.ranks)},
                                                           {"TESSERA_TRANSPORT", transport},
                                                           {kStartedByTest, "1"}});
   }
   constexpr auto kLook = std::chrono::milliseconds(20);
   constexpr auto kLastWords = std::chrono::seconds(3);
-  auto end = std::chrono::steady_clock::now() + flags.limit() * 10;
+  auto end = std::chrono::steady_clock::now() + limit + kLastWords;
   std::vector<std::optional<int>> status(ranks.size());
   const auto still_runs = [](const auto& one) { return !one.has_value(); };
   bool good = true;
@@ -132,12 +145,13 @@ bool test_processes(const std::string& transport, const TestFlags& flags) {
 }
 
 bool test_threads(const TestFlags& flags) {
+  if (!env("OMP_NUM_THREADS")) at::set_num_threads(std::max(1, cores() / flags.ranks));
   std::atomic<bool> good = true;
   run_ranks(flags.ranks,
             [&](const Communicator& world) {
               if (!report(world)) good = false;
             },
-            {.limit = flags.limit()});
+            {.limit = flags.left()});
   return good;
 }
 
@@ -150,8 +164,8 @@ bool test_transport(const std::string& transport, const TestFlags& flags) {
   fmt::print("{}: {} rank{}, {}\n", transport, ranks, ranks == 1 ? "" : "s", how);
   std::fflush(stdout);
   try {
-    if (transport == "self") return report(self_world().with_limit(flags.limit()));
-    if (transport == "fake") return report(fake_world(0, flags.ranks).with_limit(flags.limit()));
+    if (transport == "self") return report(self_world().with_limit(flags.left()));
+    if (transport == "fake") return report(fake_world(0, flags.ranks).with_limit(flags.left()));
     if (transport == "threads") return test_threads(flags);
     return test_processes(transport, flags);
   } catch (const std::exception& error) {
@@ -162,17 +176,17 @@ bool test_transport(const std::string& transport, const TestFlags& flags) {
 
 /// Runs as one rank of a group that torchrun, mpirun or test_processes has started.
 bool test_as_rank(const TestFlags& flags) {
-  const auto world = init({.start_limit = flags.limit(), .operation_limit = flags.limit()});
+  const auto world = init({.start_limit = flags.left(), .operation_limit = flags.left()});
   if (world.rank() == 0 && !env(kStartedByTest))
     fmt::print("{}: {} rank{}\n", world.traits().name, world.size(), world.size() == 1 ? "" : "s");
   return report(world);
 }
 
 int run(const TestFlags& flags, bool chosen) {
-  if (env("RANK") || env("OMPI_COMM_WORLD_RANK")) {
+  if (identity_from_environment()) {
     if (chosen) {
       throw UsageError(
-          "the launcher that set RANK decides how many ranks there are, and TESSERA_TRANSPORT what they talk over: leave --ranks "
+          "the launcher that started this rank decides how many there are, and TESSERA_TRANSPORT what they talk over: leave --ranks "
           "and --transport out, or start the command by itself");
     }
     return test_as_rank(flags) ? 0 : 1;
@@ -199,7 +213,7 @@ void add_test_command(CLI::App& app) {
       command->add_option("--transport", flags->transport, "What the ranks talk over")->check(CLI::IsMember(names))->capture_default_str();
   auto* ranks =
       command->add_option("--ranks", flags->ranks, "How many ranks (self always has one)")->check(CLI::Range(1, 64))->capture_default_str();
-  command->add_option("--limit", flags->limit_s, "Seconds that an operation may wait for other ranks")
+  command->add_option("--limit", flags->limit_s, "Seconds that the whole test may take")
       ->check(CLI::Range(0.1, 3600.0))
       ->capture_default_str();
   command->footer(

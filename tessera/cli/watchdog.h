@@ -18,7 +18,12 @@ class Watchdog {
   /// Sets the process group to kill when this process ends; 0 for none. `place` is one of the `groups` places of the constructor.
   void watch(int place, pid_t group) { groups_[place] = group; }
 
+  /// Starts the process again if it has ended. Returns whether it did so.
+  bool revive();
+
  private:
+  void start();
+
   int size_;
   std::atomic<pid_t>* groups_;  // shared with the watchdog
   Fd lifeline_;                 // the kernel closes it when this process ends, even by kill -9

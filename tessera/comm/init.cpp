@@ -14,6 +14,8 @@
 #include "tessera/base/env.h"
 #include "tessera/base/env_table.h"
 #include "tessera/base/error.h"
+#include "tessera/base/launch_record.h"
+#include "tessera/base/launcher.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/backend/backend_link.h"
 #include "tessera/comm/gloo/gloo_link.h"
@@ -122,8 +124,11 @@ Communicator lone_world(const InitOptions& options) {
 Communicator init(const InitOptions& options) {
   const auto identity = identity_from_environment();
   if (!identity) return lone_world(options);
+  record_start(identity->rank);
   const auto store = store_from_environment(*identity, Clock::now() + options.start_limit);
-  return init(store, identity->rank, identity->world_size, options);
+  auto world = init(store, identity->rank, identity->world_size, options);
+  record_joined(identity->rank);
+  return world;
 }
 
 Communicator init(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, const InitOptions& options) {

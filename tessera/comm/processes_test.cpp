@@ -4,11 +4,14 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <set>
+#include <sstream>
 #include <thread>
 
 #include "tessera/base/env.h"
@@ -17,6 +20,7 @@
 #include "tessera/base/process.h"
 #include "tessera/comm/host/shared_area.h"
 #include "tessera/comm/init.h"
+#include "tessera/testing/folder.h"
 #include "tessera/testing/transports.h"
 
 namespace tessera::testing {
@@ -30,6 +34,27 @@ void leave_room_for(size_t bytes) {
   ::setrlimit(RLIMIT_AS, &limit);
 }
 
+/// The addresses at which this process listens, other than loopback, as the kernel lists them.
+std::vector<std::string> open_doors() {
+  std::set<std::string> own;  // "socket:[12345]"
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code closed_meanwhile;
+    own.insert(std::filesystem::read_symlink(entry.path(), closed_meanwhile));
+  }
+  std::vector<std::string> doors;
+  for (const auto* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    std::ifstream lines(table);
+    for (std::string line; std::getline(lines, line);) {
+      std::istringstream words(line);
+      const std::vector<std::string> fields{std::istream_iterator<std::string>(words), {}};
+      const bool listens = fields.size() > 9 && fields[3] == "0A" && own.contains("socket:[" + fields[9] + "]");
+      const bool loopback = fields[1].starts_with("0100007F:") || fields[1].starts_with("00000000000000000000000001000000:");
+      if (listens && !loopback) doors.push_back(fields[1]);
+    }
+  }
+  return doors;
+}
+
 /// What a child process of these tests does, chosen by TESSERA_TEST_CHILD. It ends with 0 if all is as it should be.
 int child(const std::string& task) {
   const InitOptions options{.start_limit = task == "wait in vain" ? std::chrono::milliseconds(500) : kTestLimit,
@@ -41,6 +66,7 @@ int child(const std::string& task) {
     world.all_reduce(sum, {}, {.unit = "hello"}).wait();
     const auto expected = static_cast<float>(world.size() * (world.size() - 1) / 2);
     if (sum[999].item<float>() != expected) return 2;
+    for (const auto& door : open_doors()) std::printf("listens at %s\n", door.c_str());
     if (task == "meet twice") {
       const auto again = init(options);
       again.barrier();
@@ -221,6 +247,37 @@ TEST(Init, NoticesAStoreThatWasUsedBefore) {
   EXPECT_THAT(run("0"), HasSubstr("rank 1 of 2 still missing"));
   EXPECT_THAT(run("0"), HasSubstr("rank 0 is there already"));
   std::filesystem::remove(path);
+}
+
+// Neither the store nor gloo lets anybody in from other hosts.
+TEST_P(OverTransport, AJobOfOneHostListensOnLoopbackOnly) {
+  for (const auto& ended : run_job({.ranks = 3, .transport = GetParam()})) {
+    EXPECT_EQ(ended.status, 0) << ended.output;
+    EXPECT_THAT(ended.output, ::testing::Not(HasSubstr("listens at")));
+  }
+}
+
+TEST(Init, NeedsTheSecretOfTheJob) {
+  const auto secret = [](int rank) { return Environment{{"TESSERA_SECRET", rank == 0 ? "of rank 0" : "guessed"}}; };
+  const auto ended = run_job({.ranks = 2, .task = "wait in vain"}, secret);
+  EXPECT_THAT(ended[1].output, HasSubstr("set the same one for every rank"));
+}
+
+TEST(Init, RefusesAStoreThatIsNone) {
+  const Folder folder;
+  const auto said = [&](const std::string& path) {
+    return Process({this_program()},
+                   {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TESSERA_STORE", "file:" + path}, {"TESSERA_TEST_CHILD", "wait in vain"}},
+                   Process::Output::Capture)
+        .read_output();
+  };
+  for (const auto& text : {std::string("some text that was here before"), std::string(1000, '\xff'), std::string(1000, '\0')}) {
+    write_file(folder / "used", text);
+    EXPECT_THAT(said(folder / "used"), HasSubstr("holds something else than a store")) << text;
+  }
+  EXPECT_THAT(said(folder.path()), HasSubstr("TESSERA_STORE"));
+  EXPECT_EQ(::mkfifo((folder / "fifo").c_str(), 0600), 0);
+  EXPECT_THAT(said(folder / "fifo"), HasSubstr("is no file"));
 }
 
 TEST(Init, RanksMustWantTheSameTransport) {

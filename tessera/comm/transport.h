@@ -29,6 +29,8 @@ struct Subject {
   uint64_t number = 0;         // distinguishes units of the same name
   uint64_t version = 0;        // of the parameters that are moved
   uint64_t members = 0;        // a hash over which of the unit's parameters are moved
+  /// What has written the parameters last, with its options; empty if it is not known, which fits everything.
+  std::string_view writer = {};
 };
 
 /// One buffer of a unit, and the part of it that belongs to this rank. `own` may lie inside `whole`, but only at this rank's place.

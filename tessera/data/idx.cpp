@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 #include <zlib.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/base/folder.h"
 
 namespace tessera::data {
 namespace {
@@ -20,13 +22,14 @@ namespace {
 constexpr size_t kMagic = 4;      // two zeros, the type, the number of dimensions
 constexpr char kBytes = 0x08;     // the only type that the well-known data sets use
 constexpr size_t kDimension = 4;  // bytes of a size, big-endian
+constexpr size_t kMostDimensions = 16;
 constexpr size_t kBlock = 1 << 20;
 
 /// The contents of the file, decompressed. zlib reads a file that is not compressed unchanged.
 std::string contents(const std::filesystem::path& file) {
   errno = 0;
   const std::unique_ptr<gzFile_s, decltype(&::gzclose)> opened(::gzopen(file.c_str(), "rb"), &::gzclose);
-  if (!opened) throw IoError(fmt::format("can't open {}: {}", file.string(), std::strerror(errno)));
+  if (!opened) throw IoError(fmt::format("can't open {}: {}", file.string(), errno == 0 ? "no memory" : std::strerror(errno)));
   std::string result;
   for (;;) {
     const auto before = result.size();
@@ -60,12 +63,11 @@ std::filesystem::path find(const std::filesystem::path& folder, const std::strin
   for (const auto* separator : {"-", "."}) {
     for (const auto* ending : {"", ".gz"}) names.push_back(fmt::format("{}{}idx{}-ubyte{}", part, separator, dimensions, ending));
   }
-  std::error_code ignored;  // a folder that can't be read counts as one without the file
+  const auto there = names_in(folder);
   for (const auto& name : names) {
-    if (std::filesystem::exists(folder / name, ignored)) return folder / name;
+    if (there && std::ranges::binary_search(*there, name)) return folder / name;
   }
-  throw IoError(fmt::format("the folder {} {}; looked for {}", folder.string(),
-                            std::filesystem::is_directory(folder, ignored) ? fmt::format("has no {}", part) : "does not exist",
+  throw IoError(fmt::format("the folder {} {}; looked for {}", folder.string(), there ? fmt::format("has no {}", part) : "does not exist",
                             fmt::join(names, ", ")));
 }
 
@@ -88,16 +90,22 @@ at::Tensor read_idx(const std::filesystem::path& file) {
     throw IoError(fmt::format("{} is no IDX file of bytes: it begins with [{:02x}] instead of [00, 00, 08, number of dimensions]",
                               file.string(), fmt::join(std::span(reinterpret_cast<const uint8_t*>(start.data()), start.size()), ", ")));
   }
+  if (dimensions > kMostDimensions) {
+    throw IoError(fmt::format("{} is no IDX file of a data set: it has {} dimensions, and at most {} are read", file.string(), dimensions,
+                              kMostDimensions));
+  }
   const auto header = kMagic + dimensions * kDimension;
   if (data->size() < header)
     throw IoError(fmt::format("{} ends within its header, after {} of {} bytes", file.string(), data->size(), header));
   const auto sizes = sizes_in(*data, dimensions);
   const auto present = static_cast<int64_t>(data->size() - header);
   int64_t promised = 1;
+  bool empty = false;
   for (const auto size : sizes) {
-    if (__builtin_mul_overflow(promised, size, &promised)) promised = -1;
-    if (promised < 0) break;
+    empty |= size == 0;  // which must not hide that the other sizes are too large for a tensor
+    if (promised >= 0 && __builtin_mul_overflow(promised, std::max<int64_t>(size, 1), &promised)) promised = -1;
   }
+  if (empty && promised > 0) promised = 0;
   if (promised != present) {
     throw IoError(fmt::format("{} promises {}{} bytes, but has {}", file.string(), fmt::join(sizes, " x "),
                               promised < 0 ? "" : fmt::format(" = {}", promised), present));

@@ -1,6 +1,7 @@
 #include "tessera/optim/adagrad.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include "tessera/optim/update_range.h"
 
@@ -10,7 +11,9 @@ Adagrad::Adagrad(std::vector<at::Tensor> parameters, AdagradOptions options)
     : Adagrad(std::vector<ParameterGroup>{{.parameters = std::move(parameters)}}, options) {}
 
 Adagrad::Adagrad(std::vector<ParameterGroup> groups, AdagradOptions options)
-    : Optimizer(std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay}, {{.name = "sum"}}), options_(options) {}
+    : Optimizer(std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay}, {{.name = "sum"}},
+                fmt::format("Adagrad with lr decay {}, eps {}", options.lr_decay, options.eps)),
+      options_(options) {}
 
 void Adagrad::apply(const Settings& settings, int64_t step, const Item& item) {
   const double lr = settings.lr / (1 + static_cast<double>(step - 1) * options_.lr_decay);

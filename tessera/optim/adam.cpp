@@ -1,6 +1,7 @@
 #include "tessera/optim/adam.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include <cmath>
 
@@ -34,7 +35,9 @@ Adam::Adam(std::vector<at::Tensor> parameters, AdamOptions options)
 Adam::Adam(std::vector<ParameterGroup> groups, AdamOptions options) : Adam(std::move(groups), options, WeightDecay::L2) {}
 
 Adam::Adam(std::vector<ParameterGroup> groups, AdamOptions options, WeightDecay decay)
-    : Optimizer(std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay}, {{.name = "first"}, {.name = "second"}}),
+    : Optimizer(std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay}, {{.name = "first"}, {.name = "second"}},
+                fmt::format("{} with betas {} and {}, eps {}", decay == WeightDecay::L2 ? "Adam" : "AdamW", options.beta1, options.beta2,
+                            options.eps)),
       options_(options),
       decay_(decay) {}
 
@@ -60,7 +63,8 @@ void Adam::apply(const Settings& settings, int64_t step, const Item& item) {
 AdamW::AdamW(std::vector<at::Tensor> parameters, AdamWOptions options)
     : AdamW(std::vector<ParameterGroup>{{.parameters = std::move(parameters)}}, options) {}
 
-AdamW::AdamW(std::vector<ParameterGroup> groups, AdamWOptions options) : Adam(std::move(groups), as_adam(options), WeightDecay::Decoupled) {}
+AdamW::AdamW(std::vector<ParameterGroup> groups, AdamWOptions options)
+    : Adam(std::move(groups), as_adam(options), WeightDecay::Decoupled) {}
 
 SmallAdamW::SmallAdamW(std::vector<at::Tensor> parameters, AdamWOptions options)
     : SmallAdamW(std::vector<ParameterGroup>{{.parameters = std::move(parameters)}}, options) {}
@@ -70,7 +74,8 @@ SmallAdamW::SmallAdamW(std::vector<ParameterGroup> groups, AdamWOptions options)
                 {{.name = "first", .dtype = at::kChar},
                  {.name = "second", .dtype = at::kByte},
                  {.name = "first_scales", .dtype = at::kFloat, .block = kBlock},
-                 {.name = "second_scales", .dtype = at::kFloat, .block = kBlock}}),
+                 {.name = "second_scales", .dtype = at::kFloat, .block = kBlock}},
+                fmt::format("SmallAdamW with betas {} and {}, eps {}", options.beta1, options.beta2, options.eps)),
       options_(options) {}
 
 void SmallAdamW::apply(const Settings& settings, int64_t step, const Item& item) {

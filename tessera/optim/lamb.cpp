@@ -1,6 +1,7 @@
 #include "tessera/optim/lamb.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
@@ -36,7 +37,8 @@ Lamb::Lamb(std::vector<at::Tensor> parameters, LambOptions options)
     : Lamb(std::vector<ParameterGroup>{{.parameters = std::move(parameters)}}, options) {}
 
 Lamb::Lamb(std::vector<ParameterGroup> groups, LambOptions options)
-    : Optimizer(std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay}, {{.name = "first"}, {.name = "second"}}),
+    : Optimizer(std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay}, {{.name = "first"}, {.name = "second"}},
+                fmt::format("Lamb with betas {} and {}, eps {}", options.beta1, options.beta2, options.eps)),
       options_(options) {}
 
 void Lamb::apply(const Settings& settings, int64_t step, const Item& item) {

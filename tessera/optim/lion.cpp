@@ -1,6 +1,7 @@
 #include "tessera/optim/lion.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include "tessera/optim/update_range.h"
 
@@ -10,7 +11,9 @@ Lion::Lion(std::vector<at::Tensor> parameters, LionOptions options)
     : Lion(std::vector<ParameterGroup>{{.parameters = std::move(parameters)}}, options) {}
 
 Lion::Lion(std::vector<ParameterGroup> groups, LionOptions options)
-    : Optimizer(std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay}, {{.name = "momentum"}}), options_(options) {}
+    : Optimizer(std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay}, {{.name = "momentum"}},
+                fmt::format("Lion with betas {} and {}", options.beta1, options.beta2)),
+      options_(options) {}
 
 void Lion::apply(const Settings& settings, int64_t /*step*/, const Item& item) {
   const double keep = 1 - settings.lr * settings.weight_decay;

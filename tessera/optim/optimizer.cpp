@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <set>
 
 #include "tessera/base/error.h"
@@ -36,8 +37,8 @@ void expect_leaf(const at::Tensor& parameter) {
 
 }  // namespace
 
-Optimizer::Optimizer(std::vector<ParameterGroup> groups, Settings settings, std::vector<StateKind> state_kinds)
-    : state_kinds_(std::move(state_kinds)) {
+Optimizer::Optimizer(std::vector<ParameterGroup> groups, Settings settings, std::vector<StateKind> state_kinds, std::string rule)
+    : state_kinds_(std::move(state_kinds)), rule_(std::move(rule)) {
   std::set<c10::TensorImpl*> seen;
   for (const auto& group : groups) parameters_.insert(parameters_.end(), group.parameters.begin(), group.parameters.end());
   for (const auto& parameter : parameters_) expect_leaf(parameter);
@@ -161,6 +162,19 @@ std::span<const std::shared_ptr<Unit>> Optimizer::units_with_gradients() {
   return units_;
 }
 
+/// What other ranks compare. A long one ends with a hash, because what they get is cut off.
+const std::string& Optimizer::description() {
+  if (!description_.empty()) return description_;
+  description_ = rule_;
+  for (const auto& group : groups_) description_ += fmt::format(", lr {}, weight decay {}", group.settings.lr, group.settings.weight_decay);
+  constexpr size_t kLongest = 160;
+  if (description_.size() > kLongest) {
+    const auto hash = std::hash<std::string>()(description_);
+    description_ = fmt::format("{}... #{:x}", description_.substr(0, kLongest), hash);
+  }
+  return description_;
+}
+
 /// Empties the list at the end of a step, so that optimizers do not keep units alive between steps.
 struct Optimizer::Releases {
   std::vector<std::shared_ptr<Unit>>& units;
@@ -170,7 +184,7 @@ struct Optimizer::Releases {
 void Optimizer::step() {
   const c10::AutoGradMode no_grad(false);
   const Releases after{units_};
-  const WriteGuard guard(units_with_gradients(), WriteKind::Update);
+  const WriteGuard guard(units_with_gradients(), WriteKind::Update, description());
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   begin_step();
   for (auto& group : groups_) {
@@ -184,7 +198,7 @@ void Optimizer::step() {
 
 void Optimizer::skip_step() {
   const Releases after{units_};
-  WriteGuard(units_with_gradients(), WriteKind::Skip).publish();
+  WriteGuard(units_with_gradients(), WriteKind::Skip, description()).publish();
   factor_ = at::Tensor();
   for (const auto& world : worlds_) world.step_done();
 }
@@ -216,6 +230,7 @@ void Optimizer::set_lr(double lr) {
         "rate");
   }
   for (auto& group : groups_) group.settings.lr = lr * group.ratio;
+  description_.clear();
 }
 
 Optimizer::Member* Optimizer::find(const at::Tensor& parameter, Run*& run) {

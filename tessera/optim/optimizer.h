@@ -89,7 +89,8 @@ class Optimizer {
     at::Tensor factor;  // to multiply the gradient by; undefined for 1
   };
 
-  Optimizer(std::vector<ParameterGroup> groups, Settings settings, std::vector<StateKind> state_kinds);
+  /// `rule` is the name of the rule, with the options that are not in the settings.
+  Optimizer(std::vector<ParameterGroup> groups, Settings settings, std::vector<StateKind> state_kinds, std::string rule);
 
   /// Applies the rule to an item. `step` is the number of this step for the item's members, counted from 1.
   virtual void apply(const Settings& settings, int64_t step, const Item& item) = 0;
@@ -118,11 +119,14 @@ class Optimizer {
   void make_state(Run& run) const;
   void step_run(const Settings& settings, Run& run, const WriteGuard& guard);
   std::span<const std::shared_ptr<Unit>> units_with_gradients();
+  const std::string& description();
   static bool has_gradient(const Run& run);
   Member* find(const at::Tensor& parameter, Run*& run);
 
   std::vector<Group> groups_;
   const std::vector<StateKind> state_kinds_;
+  const std::string rule_;
+  std::string description_;                   // of the rule and its settings; empty until it is needed
   at::Tensor factor_;                         // for the next step's gradients; undefined for 1
   std::vector<Communicator> worlds_;          // of the sharded parameters; nearly always one
   std::vector<at::Tensor> parameters_;        // of all groups

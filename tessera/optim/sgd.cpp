@@ -1,6 +1,7 @@
 #include "tessera/optim/sgd.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include "tessera/base/error.h"
 #include "tessera/optim/update_range.h"
@@ -11,8 +12,10 @@ SGD::SGD(std::vector<at::Tensor> parameters, SgdOptions options)
     : SGD(std::vector<ParameterGroup>{{.parameters = std::move(parameters)}}, options) {}
 
 SGD::SGD(std::vector<ParameterGroup> groups, SgdOptions options)
-    : Optimizer(std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay},
-                options.momentum != 0 ? std::vector<StateKind>{{.name = "momentum"}} : std::vector<StateKind>{}),
+    : Optimizer(
+          std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay},
+          options.momentum != 0 ? std::vector<StateKind>{{.name = "momentum"}} : std::vector<StateKind>{},
+          fmt::format("SGD with momentum {}, dampening {}{}", options.momentum, options.dampening, options.nesterov ? ", Nesterov's" : "")),
       options_(options) {
   if (options.nesterov && (options.momentum <= 0 || options.dampening != 0)) {
     throw UsageError("SGD: Nesterov's rule needs a momentum and no dampening");

@@ -1,27 +1,20 @@
-// Files of named tensors in the safetensors format, as Python's package of that name reads and writes them.
+// Files of named tensors in the safetensors format, as Python's package of that name reads and writes them. In files that we write, every
+// tensor has a checksum, which Python's package ignores.
 #pragma once
-
-#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <filesystem>
 #include <map>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
-#include "tessera/base/fd.h"
 #include "tessera/base/atomic_write.h"
+#include "tessera/base/fd.h"
+#include "tessera/checkpoint/formats/checksum.h"
+#include "tessera/checkpoint/formats/safetensors_header.h"
 
 namespace tessera::checkpoint {
-
-/// A tensor in a file. dtypes: float64, float32, float16, bfloat16, int64, int32, int16, int8, uint8, bool.
-struct SafetensorsEntry {
-  std::string name;
-  at::ScalarType dtype = at::kFloat;
-  std::vector<int64_t> sizes;
-
-  int64_t bytes() const;
-};
 
 /// An open file whose complete header has been checked against the file's size. The constructor throws IoError if the file is damaged or
 /// has another format.
@@ -31,30 +24,30 @@ class SafetensorsFile {
 
   const std::filesystem::path& path() const { return path_; }
   /// The names in the order in which the tensors lie in the file.
-  const std::vector<std::string>& names() const { return names_; }
-  bool contains(const std::string& name) const { return places_.contains(name); }
+  std::vector<std::string> names() const;
+  bool contains(const std::string& name) const { return index_.contains(name); }
   const SafetensorsEntry& info(const std::string& name) const { return place(name).entry; }
-  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  bool has_checksum(const std::string& name) const { return !place(name).checksum.empty(); }
+  const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
 
-  /// Reads a tensor into new memory on the CPU.
+  /// Reads a tensor into new memory on the CPU. Throws IoError if it has not the bytes that were written.
   at::Tensor read(const std::string& name) const;
+  /// Throws IoError if a tensor has not the bytes that were written. Files of other programs have no checksums, so nothing is read then.
+  void verify(const std::string& name) const;
 
  private:
-  struct Place {
-    SafetensorsEntry entry;
-    uint64_t begin = 0;  // in bytes from the beginning of the data
-  };
+  using Place = SafetensorsHeader::Place;
   const Place& place(const std::string& name) const;
-  void read_header(const std::string& header);
-  void expect_gapless(uint64_t data_bytes);
+  void read_header();
   void read_bytes(void* to, uint64_t count, uint64_t offset) const;
+  void expect_checksum(const Place& place, const Checksum& found) const;
 
   std::filesystem::path path_;
   Fd fd_;
-  uint64_t data_ = 0;  // where the data begins in the file
-  std::map<std::string, Place> places_;
-  std::vector<std::string> names_;
-  std::map<std::string, std::string> metadata_;
+  uint64_t size_ = 0;  // of the file
+  uint64_t data_ = 0;  // where the data begins in it
+  SafetensorsHeader header_;
+  std::unordered_map<std::string, size_t> index_;  // into header_.places
 };
 
 /// Writes tensors one after the other, in the order of `entries`. The file appears under its name only when close() is called.
@@ -69,6 +62,8 @@ class SafetensorsWriter {
  private:
   std::filesystem::path path_;
   std::vector<SafetensorsEntry> entries_;
+  SafetensorsHeaderText header_;
+  std::string checksums_;  // of the header and of the tensors so far
   size_t next_ = 0;
   NewFile file_;
 };

@@ -93,29 +93,35 @@ TEST(Safetensors, RefusesHeadersThatLie) {
   const std::pair<std::string, std::string> attacks[] = {
       {R"([1])", "does not begin with '{'"},
       {R"({"x":)", "is damaged"},
-      {R"({"x":3})", "tensor 'x' has no dtype"},
+      {R"({"x":3})", "'x' is 3 instead of named things"},
       {R"({"x":{"dtype":"I8","shape":[4]}})", "tensor 'x' has no dtype, shape or data_offsets"},
       {R"({"x":)" + good + R"(,"x":)" + good + "}", "'x' comes twice"},
       {R"({"x":)" + tensor(R"("F4")", "[4]", "[0,4]") + "}", "tensor 'x' has the dtype \"F4\""},
-      {R"({"x":)" + tensor("7", "[4]", "[0,4]") + "}", "tensor 'x' has the dtype 7"},
-      {R"({"x":)" + tensor(R"("I8")", "[-4]", "[0,4]") + "}", "-4 instead of a whole number"},
-      {R"({"x":)" + tensor(R"("I8")", "[4.0]", "[0,4]") + "}", "4.0 instead of a whole number"},
-      {R"({"x":)" + tensor(R"("I8")", "4", "[0,4]") + "}", "shape is no list"},
+      {R"({"x":)" + tensor("7", "[4]", "[0,4]") + "}", "tensor 'x' has 7 where a dtype"},
+      {R"({"x":)" + tensor(R"("I8")", "[-4]", "[0,4]") + "}", "has -4 where a dtype, a shape"},
+      {R"({"x":)" + tensor(R"("I8")", "[4.0]", "[0,4]") + "}", "has 4.0 where a dtype"},
+      {R"({"x":)" + tensor(R"("I8")", "4", "[0,4]") + "}", "has 4 where a dtype, a shape or data_offsets should be (at 'shape')"},
       {R"({"x":)" + tensor(R"("I8")", "[4]", "[0,4,4]") + "}", "3 data_offsets"},
       {R"({"x":)" + tensor(R"("I8")", "[4]", "[4,0]") + "}", "from byte 4 to 0"},
       {R"({"x":)" + tensor(R"("I8")", "[5]", "[0,4]") + "}", "should have 5 bytes"},
       {R"({"x":)" + tensor(R"("I16")", "[4]", "[0,4]") + "}", "should have 8 bytes"},
       {R"({"x":)" + tensor(R"("I8")", "[4]", "[1,5]") + "}", "begins at byte 1"},
       {R"({"x":)" + tensor(R"("I8")", "[4]", "[9223372036854775800,9223372036854775804]") + "}", "begins at byte 9223372036854775800"},
-      {R"({"x":)" + tensor(R"("I8")", "[4]", "[0,18446744073709551615]") + "}", "instead of a whole number"},
+      {R"({"x":)" + tensor(R"("I8")", "[4]", "[0,18446744073709551615]") + "}", "has 18446744073709551615 where"},
       {R"({"x":)" + tensor(R"("I8")", "[4294967296,4294967296,4]", "[0,4]") + "}", "too many bytes"},
       {R"({"x":)" + good + R"(,"y":)" + good + "}", "begins at byte 0 of the data, the one before ends at 4"},
       {R"({"x":)" + tensor(R"("I8")", "[2]", "[0,2]") + R"(,"y":)" + tensor(R"("I8")", "[1]", "[3,4]") + "}", "begins at byte 3"},
       {R"({"__metadata__":[1],"x":)" + good + "}", "metadata"},
-      {R"({"__metadata__":{"a":1},"x":)" + good + "}", "metadata 'a' is no text"},
+      {R"({"__metadata__":{"a":1},"x":)" + good + "}", "metadata 'a' is 1 instead of a text"},
       {R"({"x":)" + good + "} trailing", "is damaged"},
       {"{\"\xff\":" + good + "}", "is damaged"},
-      {"{\"x\":" + std::string(100'000, '['), "is damaged"},
+      {R"({"__metadata__":{"a":"1","a":"2"},"x":)" + good + "}", "metadata 'a' comes twice"},
+      {R"({"x":{"dtype":"I8","dtype":"I8","shape":[4],"data_offsets":[0,4]}})", "tensor 'x' has a text where"},
+      {R"({"x":)" + tensor(R"("I8")", "[4611686018427387904,4611686018427387904,0]", "[0,0]") + "}", "too many bytes"},
+      {R"({"__metadata__":{"xxh3_64":"0123"},"x":)" + good + "}", "checksums with 4 digits"},
+      {"{\"x\":" + std::string(1'000'000, '['), "is damaged"},
+      {R"({"x":{"dtype":)" + std::string(1'000'000, '['), "is damaged"},
+      {std::string(1'000'000, '{'), "is damaged"},
   };
   for (const auto& [header, words] : attacks) {
     write_file(folder / "a", file_of(header, 4));
@@ -129,6 +135,31 @@ TEST(Safetensors, RefusesHeadersThatLie) {
   }
   EXPECT_THAT(refusal(folder / "none"), HasSubstr("No such file"));
   EXPECT_THAT(refusal(folder.path()), HasSubstr("is no file"));
+}
+
+TEST(Safetensors, NamesTheTensorWhoseBytesHaveChanged) {
+  const Folder folder;
+  save(folder / "a", {{"first", at::arange(10)}, {"second", at::arange(1'000'000, at::kFloat)}, {"empty", at::empty({0})}},
+       {{"lr", "0.1"}});
+  const auto bytes = read_file(folder / "a");
+  const auto trouble = [&](size_t place) {
+    auto changed = bytes;
+    changed[place] = static_cast<char>(changed[place] ^ 4);
+    write_file(folder / "b", changed);
+    return message_of<IoError>([&] {
+      const SafetensorsFile file(folder / "b");
+      for (const auto& name : {"first", "empty"}) file.verify(name);
+      file.read("second");
+    });
+  };
+  const auto data = bytes.size() - 4'000'000 - 80;
+  EXPECT_THAT(trouble(data + 17), HasSubstr("b is damaged: the bytes of 'first' are not those that were written"));
+  EXPECT_THAT(trouble(data + 80), HasSubstr("the bytes of 'second'"));
+  EXPECT_THAT(trouble(bytes.size() - 1), HasSubstr("the bytes of 'second'"));
+  for (const auto* const text : {"0.1", "\"lr\"", "second", "xxh3_64\":\""}) {
+    EXPECT_THAT(trouble(bytes.find(text) + std::string_view(text).size() - 1), HasSubstr("the header of")) << text;
+  }
+  EXPECT_TRUE(SafetensorsFile(folder / "a").has_checksum("empty"));
 }
 
 TEST(Safetensors, LeavesNothingOfAFileThatWasNotClosed) {
@@ -154,9 +185,7 @@ TEST(Safetensors, KeepsTheOldFileWhenTheDiskIsFull) {
   save(folder / "a", {{"x", at::zeros({1})}});
   {
     const FullDisk full(10'000);
-    EXPECT_THAT(message_of<IoError>([&] {
-                  save(folder / "a", {{"x", at::ones({5'000})}});
-                }),
+    EXPECT_THAT(message_of<IoError>([&] { save(folder / "a", {{"x", at::ones({5'000})}}); }),
                 AllOf(HasSubstr("can't write"), HasSubstr("File too large")));
   }
   EXPECT_FALSE(std::filesystem::exists(folder / "a.part"));

@@ -112,6 +112,7 @@ void BackendHub::publish(const Verdict& verdict) {
 }
 
 void BackendHub::end(const Verdict& verdict) {
+  c10::intrusive_ptr<c10d::Backend> ended;  // destroyed after the lock is given back, because that waits for the backend's own threads
   std::lock_guard lock(mutex_);
   if (!verdict_.reason.empty()) return;
   verdict_ = verdict;
@@ -121,7 +122,7 @@ void BackendHub::end(const Verdict& verdict) {
     } catch (const std::exception&) {  // that wait then ends at its time limit
     }
   }
-  backend_.reset();  // closes the connections if nobody else holds them
+  ended = std::move(backend_);  // which closes the connections if nobody else holds them
 }
 
 std::shared_ptr<BackendHub> shared_hub(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store) {
@@ -130,7 +131,7 @@ std::shared_ptr<BackendHub> shared_hub(const c10::intrusive_ptr<c10d::Backend>& 
     std::weak_ptr<BackendHub> hub;
   };
   static std::mutex mutex;
-  static std::map<c10d::Backend*, Known> hubs;
+  static auto& hubs = *new std::map<c10d::Backend*, Known>;  // never destroyed: libtorch may end before this library
   std::lock_guard lock(mutex);
   std::erase_if(hubs, [](const auto& entry) { return entry.second.hub.expired(); });
   if (const auto known = hubs.find(backend.get()); known != hubs.end()) {

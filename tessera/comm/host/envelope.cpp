@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/base/words.h"
 
 namespace tessera {
 namespace {
@@ -28,11 +30,15 @@ void Envelope::set_unit(std::string_view name) {
   std::copy(name.begin(), name.end(), unit.begin());
 }
 
+void Envelope::set_words(std::string_view text) {
+  words.fill('\0');
+  text = text.substr(0, words.size());
+  std::copy(text.begin(), text.end(), words.begin());
+}
+
 void Envelope::refuse(std::string_view why) {
   refused = true;
-  words.fill('\0');
-  why = why.substr(0, words.size());
-  std::copy(why.begin(), why.end(), words.begin());
+  set_words(why);
 }
 
 std::string Envelope::describe() const {
@@ -55,18 +61,23 @@ std::string Envelope::describe() const {
   return result;
 }
 
-std::string name_ranks(std::span<const int> ranks) {
-  std::string result = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); i++) {
-    if (i > 0) result += i + 1 == ranks.size() ? " and " : ", ";
-    result += fmt::format("{}", ranks[i]);
-  }
-  return result;
+namespace {
+
+/// Whether no rank refuses and all are about to do the same. Shards of which a rank does not know who wrote them fit those of all others.
+bool all_agree(std::span<const Envelope> envelopes) {
+  const auto& first = envelopes.front();
+  const auto has_words = [](const Envelope& envelope) { return envelope.words.front() != '\0'; };
+  const auto writer = std::ranges::find_if(envelopes, has_words);
+  return std::ranges::all_of(envelopes, [&](const Envelope& other) {
+    return !other.refused && std::memcmp(&first, &other, offsetof(Envelope, words)) == 0 &&
+           (!has_words(other) || other.words == writer->words);
+  });
 }
 
+}  // namespace
+
 void expect_agreement(std::span<const Envelope> envelopes, Callers callers) {
-  const auto alike = [&](const Envelope& other) { return std::memcmp(&envelopes.front(), &other, sizeof(Envelope)) == 0; };
-  if (!envelopes.front().refused && std::ranges::all_of(envelopes, alike)) return;
+  if (all_agree(envelopes)) return;
   // Each group consists of ranks with equal envelopes; the groups are in the order of their first ranks.
   std::vector<std::vector<int>> groups;
   bool refused = false;
@@ -110,6 +121,14 @@ void expect_agreement(std::span<const Envelope> envelopes, Callers callers) {
     message +=
         " the ranks have gradients for different parameters of the unit: freeze the same ones on every rank, and use the same ones in "
         "every pass (add the others with a factor of 0);";
+  }
+  const auto other_writer = [&](const Envelope& other) {
+    return other.number == envelopes.front().number && other.words != envelopes.front().words;
+  };
+  if (std::ranges::any_of(envelopes, other_writer)) {
+    message += " different optimizers have written the shards:";
+    for (const auto& group : groups) message += fmt::format(" {} {},", name_ranks(group), text(envelopes[group.front()].words));
+    message += " give every rank the same one, with the same options;";
   }
   message += " every rank must call the same operations, with the same sizes, in the same order";
   if (callers == Callers::SeveralThreads) {

@@ -31,10 +31,12 @@ struct Envelope {
   int8_t sum_dtype = 0;
   bool refused = false;  // this rank can't take part, for the reason in `words`
   std::array<char, 2> unused = {};
-  std::array<char, 80> unit = {};    // only the end of a longer name
-  std::array<char, 192> words = {};  // only with `refused`
+  std::array<char, 80> unit = {};  // only the end of a longer name
+  /// With `refused` the reason, otherwise the subject's `writer`.
+  std::array<char, 192> words = {};
 
   void set_unit(std::string_view name);
+  void set_words(std::string_view text);
   void refuse(std::string_view why);
 
   /// "all_gather of 'layers.3' version 7: 2 pieces, 4096 x BFloat16"
@@ -46,8 +48,5 @@ static_assert(std::has_unique_object_representations_v<Envelope>);
 /// what each rank is about to do. Every rank passes the same envelopes and so throws the same error, except for a hint on a rank where
 /// several threads call the group.
 void expect_agreement(std::span<const Envelope> envelopes, Callers callers = Callers::OneThread);
-
-/// "rank 2", "ranks 0, 1 and 3"
-std::string name_ranks(std::span<const int> ranks);
 
 }  // namespace tessera

@@ -55,6 +55,7 @@ Envelope envelope_for(Operation operation, const Call& call, c10::function_ref<v
   envelope.version = call.subject.version;
   envelope.members = call.subject.members;
   envelope.set_unit(call.subject.unit);
+  envelope.set_words(call.subject.writer);
   try {
     if (fill) fill(envelope);
   } catch (const std::exception& error) {

@@ -11,6 +11,7 @@
 #include <numeric>
 
 #include "tessera/base/error.h"
+#include "tessera/base/words.h"
 #include "tessera/comm/host/fill_envelope.h"
 #include "tessera/comm/host/reducer.h"
 #include "tessera/comm/host/shared_area.h"

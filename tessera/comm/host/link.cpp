@@ -5,6 +5,7 @@
 #include <array>
 #include <cstring>
 
+#include "tessera/base/words.h"
 #include "tessera/comm/host/envelope.h"
 #include "tessera/comm/host/shared_area.h"
 

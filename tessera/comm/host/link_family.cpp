@@ -6,7 +6,7 @@
 #include <string>
 
 #include "tessera/base/env.h"
-#include "tessera/base/failure_record.h"
+#include "tessera/base/launch_record.h"
 
 namespace tessera {
 

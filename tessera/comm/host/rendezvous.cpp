@@ -4,7 +4,9 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <netdb.h>
+#include <sys/file.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -23,67 +25,105 @@
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/base/fd.h"
+#include "tessera/base/words.h"
+#include "tessera/comm/host/addresses.h"
 #include "tessera/comm/host/bounded.h"
-#include "tessera/comm/host/envelope.h"
+#include "tessera/comm/host/store_client.h"
+#include "tessera/comm/host/store_server.h"
 
 namespace tessera {
 namespace {
 
-constexpr int kDefaultPort = 29500;
 constexpr auto kPoll = std::chrono::milliseconds(5);
 constexpr auto kGrace = std::chrono::seconds(2);
 
-struct Names {
-  const char* rank;
-  const char* world_size;
-  const char* local_rank;
-};
-constexpr std::array<Names, 2> kLaunchers = {
-    {{"RANK", "WORLD_SIZE", "LOCAL_RANK"}, {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"}}};
+std::chrono::milliseconds time_until(Clock::time_point end) {
+  return std::max(std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now()), std::chrono::milliseconds(1));
+}
 
-int master_port() {
-  return static_cast<int>(env_int("MASTER_PORT", 1, 65535).value_or(kDefaultPort));
+/// Throws ConfigError if the file holds something else than keys and values as c10d writes them. c10d itself would believe any length.
+void expect_store(const Fd& file, const std::string& where) {
+  ::flock(file.get(), LOCK_SH);
+  const auto end = ::lseek(file.get(), 0, SEEK_END);
+  off_t place = 0;
+  bool is_key = true;  // a key and its value take turns, and no key is empty
+  for (uint32_t length = 0; place >= 0 && place < end; is_key = !is_key) {
+    const bool whole = ::pread(file.get(), &length, sizeof length, place) == sizeof length;
+    const auto room = static_cast<uint64_t>(end - place) - sizeof length;
+    const bool fits = whole && length <= room && (length > 0 || !is_key);
+    place = fits ? place + static_cast<off_t>(sizeof length + length) : -1;
+  }
+  ::flock(file.get(), LOCK_UN);
+  if (place != end)
+    throw ConfigError(fmt::format("TESSERA_STORE={} holds something else than a store; name a file that does not exist yet", where));
+}
+
+StorePtr file_store(const std::string& where, const Identity& identity, Clock::time_point end) {
+  constexpr std::string_view kFile = "file:";
+  if (!where.starts_with(kFile)) {
+    throw ConfigError(fmt::format("TESSERA_STORE='{}' names no store; write file:/path/that/all/ranks/see", where));
+  }
+  const auto path = where.substr(kFile.size());
+  const auto open_it = [=]() -> StorePtr {
+    // c10d retries forever if it can't open the file.
+    const Fd file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0644));
+    struct stat status = {};
+    if (!file || ::fstat(file.get(), &status) != 0) {
+      throw ConfigError(
+          fmt::format("TESSERA_STORE={}: {}; the file must lie where every rank can create and write it", where, std::strerror(errno)));
+    }
+    if (!S_ISREG(status.st_mode)) throw ConfigError(fmt::format("TESSERA_STORE={} is no file; name one that does not exist yet", where));
+    expect_store(file, where);
+    return c10::make_intrusive<c10d::FileStore>(path, identity.world_size);
+  };
+  auto store = bounded(time_until(end) + kGrace, open_it);
+  if (!store)
+    throw TimeoutError(
+        fmt::format("TESSERA_STORE={}: the file system does not answer, or another process holds a lock on the file", where));
+  return *store;
+}
+
+/// The store that torchrun serves.
+StorePtr agent_store(const Identity& identity, const MeetingPoint& point, Clock::time_point end) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(point.port);
+  options.numWorkers = identity.world_size;
+  options.waitWorkers = false;
+  options.timeout = time_until(end);
+  // Something that accepts connections and says nothing would keep c10d waiting without end.
+  auto store = bounded(options.timeout + kGrace, [=]() -> StorePtr { return c10::make_intrusive<c10d::TCPStore>(point.host, options); });
+  if (!store) throw TimeoutError("something accepts connections there, but does not answer as torchrun does");
+  return *store;
+}
+
+StorePtr own_store(const Identity& identity, const MeetingPoint& point, Clock::time_point end) {
+  static std::optional<StoreServer> server;  // until the process ends
+  const auto secret = env("TESSERA_SECRET").value_or("");
+  if (identity.rank == 0) server.emplace(listen_at(point.host, point.port, point.one_host), secret);
+  return c10::make_intrusive<StoreClient>(point.host, point.port, secret, end);
 }
 
 StorePtr open_store(const Identity& identity, Clock::time_point end) {
-  const auto where = env("TESSERA_STORE");
-  if (where) {
-    constexpr std::string_view kFile = "file:";
-    if (!where->starts_with(kFile)) {
-      throw ConfigError(fmt::format("TESSERA_STORE='{}' names no store; write file:/path/that/all/ranks/see", *where));
-    }
-    const auto path = where->substr(kFile.size());
-    // c10d retries forever if it can't open the file.
-    const Fd probe(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-    if (!probe) {
-      throw ConfigError(
-          fmt::format("TESSERA_STORE={}: {}; the file must lie where every rank can create and write it", *where, std::strerror(errno)));
-    }
-    return c10::make_intrusive<c10d::FileStore>(path, identity.world_size);
-  }
-  const auto limit = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
-  const auto host = env("MASTER_ADDR").value_or("127.0.0.1");
-  // torchrun may already serve a store at that address; then no rank does.
+  if (const auto where = env("TESSERA_STORE")) return file_store(*where, identity, end);
+  const auto point = meeting_point();
+  const auto place = fmt::format("{}:{}", point.host, point.port);
   const bool agent_serves = env("TORCHELASTIC_USE_AGENT_STORE") == "True";
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<uint16_t>(master_port());
-  options.isServer = identity.rank == 0 && !agent_serves;
-  options.numWorkers = identity.world_size;
-  options.waitWorkers = false;
-  options.timeout = limit;
+  const auto limit = std::chrono::duration<double>(end - Clock::now()).count();
   try {
-    StorePtr store = c10::make_intrusive<c10d::TCPStore>(host, options);
+    const auto store = agent_serves ? agent_store(identity, point, end) : own_store(identity, point, end);
     // A restarted job must not find the keys of the run before.
     return c10::make_intrusive<c10d::PrefixStore>("tessera/" + env("TORCHELASTIC_RESTART_COUNT").value_or("0"), store);
-  } catch (const std::exception& error) {
-    if (options.isServer) {
-      throw CommError(fmt::format("rank 0 can't serve the store at {}:{}: {}. Is the port taken? MASTER_PORT names another", host,
-                                  options.port, first_line(error)));
-    }
+  } catch (const TimeoutError& error) {
     throw TimeoutError(
-        fmt::format("rank {} found no store at {}:{} within {} s: {}. Rank 0 keeps it: has it started, and do MASTER_ADDR "
-                    "and MASTER_PORT name it?",
-                    identity.rank, host, options.port, std::chrono::duration<double>(limit).count(), first_line(error)));
+        fmt::format("rank {} found no store at {} within {:.1f} s: {}. {} keeps it: has it started, and do MASTER_ADDR and "
+                    "MASTER_PORT name it?",
+                    identity.rank, place, limit, error.what(), agent_serves ? "torchrun" : "Rank 0"));
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("rank {}, at {}: {}", identity.rank, place, error.what()));
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw CommError(fmt::format("rank {} found no store at {}: {}", identity.rank, place, first_line(error)));
   }
 }
 
@@ -133,31 +173,6 @@ std::vector<std::string> exchange_now(c10d::Store& store, const Identity& identi
 
 }  // namespace
 
-std::optional<Identity> identity_from_environment() {
-  constexpr int64_t kMost = std::numeric_limits<int>::max();
-  for (const auto& names : kLaunchers) {
-    const auto rank = env_int(names.rank, 0, kMost);
-    const auto size = env_int(names.world_size, 1, kMost);
-    if (!rank && !size) continue;
-    if (!rank || !size) {
-      const char* missing = rank ? names.world_size : names.rank;
-      throw ConfigError(
-          fmt::format("{} is set but {} is not; set both, or neither for a lone process", rank ? names.rank : names.world_size, missing));
-    }
-    if (*rank >= *size)
-      throw ConfigError(fmt::format("{}={} does not exist in a world of {}={}", names.rank, *rank, names.world_size, *size));
-    return Identity{.rank = static_cast<int>(*rank), .world_size = static_cast<int>(*size)};
-  }
-  return std::nullopt;
-}
-
-std::optional<int> local_rank_from_environment() {
-  for (const auto& names : kLaunchers) {
-    if (const auto rank = env_int(names.local_rank, 0, std::numeric_limits<int>::max())) return static_cast<int>(*rank);
-  }
-  return std::nullopt;
-}
-
 StorePtr store_from_environment(const Identity& identity, Clock::time_point end) {
   static std::mutex mutex;
   static StorePtr store;
@@ -172,7 +187,7 @@ int next_round(const StorePtr& store, int rank) {
     int rounds = 0;
   };
   static std::mutex mutex;
-  static std::map<std::pair<c10d::Store*, int>, Seen> seen;
+  static auto& seen = *new std::map<std::pair<c10d::Store*, int>, Seen>;  // never destroyed: libtorch may end before this library
   std::lock_guard lock(mutex);
   return seen.try_emplace({store.get(), rank}, Seen{.store = c10::weak_intrusive_ptr<c10d::Store>(store)}).first->second.rounds++;
 }
@@ -188,8 +203,7 @@ std::string host_id() {
 
 std::vector<std::string> exchange(const StorePtr& store, const Identity& identity, const std::string& topic, const std::string& own,
                                   Clock::time_point end) {
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
-  auto values = bounded(left + kGrace, [=] { return exchange_now(*store, identity, topic, own, end); });
+  auto values = bounded(time_until(end) + kGrace, [=] { return exchange_now(*store, identity, topic, own, end); });
   if (!values) {
     throw TimeoutError(
         fmt::format("start of rank {}: the store does not answer; rank 0 keeps it: is its host up and reachable?", identity.rank));
@@ -198,13 +212,10 @@ std::vector<std::string> exchange(const StorePtr& store, const Identity& identit
 }
 
 std::string address_towards_master() {
-  const auto host = env("MASTER_ADDR").value_or("127.0.0.1");
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_DGRAM;  // connect() on it sends nothing, but selects the route
-  addrinfo* found = nullptr;
-  if (::getaddrinfo(host.c_str(), std::to_string(master_port()).c_str(), &hints, &found) != 0) return {};
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, &::freeaddrinfo);
-  for (const auto* entry = found; entry != nullptr; entry = entry->ai_next) {
+  const auto point = meeting_point();
+  // A connect() of datagrams sends nothing, but selects the route.
+  const auto found = addresses_of(point.host.c_str(), point.port, SOCK_DGRAM).first;
+  for (const auto* entry = found.get(); entry != nullptr; entry = entry->ai_next) {
     const Fd socket(::socket(entry->ai_family, entry->ai_socktype | SOCK_CLOEXEC, entry->ai_protocol));
     if (!socket || ::connect(socket.get(), entry->ai_addr, entry->ai_addrlen) != 0) continue;
     sockaddr_storage own{};

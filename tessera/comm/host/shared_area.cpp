@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
+#include "tessera/base/words.h"
 #include "tessera/comm/host/envelope.h"
 #include "tessera/comm/host/peer_group.h"
 

@@ -22,7 +22,7 @@ c10::SmallVector<Schedule*, 4> schedules_of(std::span<const std::shared_ptr<Unit
 }
 
 /// Waits until this rank may write.
-void begin(Unit& unit, WriteKind how) {
+void begin(Unit& unit, WriteKind how, std::string_view writer) {
   auto& schedule = *unit.schedule();
   const auto held = schedule.lock();
   auto& state = unit.state(held);
@@ -31,6 +31,7 @@ void begin(Unit& unit, WriteKind how) {
   } else {
     state.versions.wait_to_write(how);
   }
+  state.versions.set_writer(writer);
   // WriteGuard::publish() publishes an update, unless other ranks may still read the version before.
   if (how != WriteKind::Update || state.versions.is_late()) schedule.note_written(unit);
   if (how == WriteKind::Load) state.trust_start();
@@ -38,13 +39,13 @@ void begin(Unit& unit, WriteKind how) {
 
 }  // namespace
 
-WriteGuard::WriteGuard(std::span<const std::shared_ptr<Unit>> units, WriteKind how) : units_(units) {
+WriteGuard::WriteGuard(std::span<const std::shared_ptr<Unit>> units, WriteKind how, std::string_view writer) : units_(units) {
   for (auto* schedule : schedules_of(units)) locks_.push_back(schedule->exclusive());
   if (how != WriteKind::Unsharded) {
     for (const auto& unit : units) unit->schedule()->expect_writable(*unit);
   }
   for (const auto& unit : units) unit->schedule()->done_reading(*unit);
-  for (const auto& unit : units) begin(*unit, how);
+  for (const auto& unit : units) begin(*unit, how, writer);
   if (how == WriteKind::Load) outdate_all();
 }
 

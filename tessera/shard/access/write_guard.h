@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string_view>
 
 namespace tessera {
 
@@ -28,8 +29,8 @@ enum class WriteKind {
 class WriteGuard {
  public:
   /// Throws UsageError if a unit is pinned (except with WriteKind::Unsharded), and TimeoutError or DeadlockError if waiting fails. The
-  /// units must outlive the guard.
-  WriteGuard(std::span<const std::shared_ptr<Unit>> units, WriteKind how);
+  /// units must outlive the guard. `writer` describes the optimizer, so that ranks with different ones get an error at the next operation.
+  WriteGuard(std::span<const std::shared_ptr<Unit>> units, WriteKind how, std::string_view writer = {});
   WriteGuard(const WriteGuard&) = delete;
   WriteGuard& operator=(const WriteGuard&) = delete;
   ~WriteGuard() = default;

@@ -16,7 +16,7 @@
 namespace tessera {
 
 Subject Versions::subject() const {
-  return {.unit = unit_.name(), .number = unit_.number(), .version = version_};
+  return {.unit = unit_.name(), .number = unit_.number(), .version = version_, .writer = writer_};
 }
 
 void Versions::done_reading() {

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
+#include <string_view>
 
 #include "tessera/shard/unit/unit_memory.h"
 
@@ -32,6 +34,8 @@ class Versions {
   void wait_to_write(WriteKind how);
   /// Counts a version without a change, because this rank skips a step that other ranks take.
   void skip();
+  /// Which optimizer writes, with its options; empty if it is not one of ours.
+  void set_writer(std::string_view writer) { writer_ = writer; }
   /// Whether other ranks may still read the version before this rank's write. The new version then can't be published at the end of the
   /// update, but only when this rank reads the unit next.
   bool is_late() const { return late_; }
@@ -65,6 +69,7 @@ class Versions {
   Unit& unit_;
   UnitMemory& memory_;
   uint64_t version_ = 0;
+  std::string writer_;
   bool written_ = false;   // the shards were written since the last publication
   bool writable_ = false;  // no other rank reads the memory that a write would change
   bool must_copy_ = true;  // publish() has to make the copy that other ranks read, because it was not written along with the shards

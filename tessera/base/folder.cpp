@@ -1,0 +1,33 @@
+#include "tessera/base/folder.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+
+namespace tessera {
+
+namespace fs = std::filesystem;
+
+std::optional<std::vector<std::string>> names_in(const fs::path& folder) {
+  std::error_code error;
+  std::vector<std::string> names;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    names.push_back(entry->path().filename().string());
+  }
+  if (error == std::errc::no_such_file_or_directory) return std::nullopt;
+  if (error) throw IoError(fmt::format("can't read the folder {}: {}", folder.string(), error.message()));
+  std::ranges::sort(names);
+  return names;
+}
+
+bool exists(const fs::path& path) {
+  std::error_code error;
+  const auto status = fs::status(path, error);
+  if (status.type() == fs::file_type::not_found) return false;
+  if (error) throw IoError(fmt::format("can't look at {}: {}", path.string(), error.message()));
+  return true;
+}
+
+}  // namespace tessera

@@ -1,0 +1,74 @@
+#include "tessera/base/launch_record.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+
+#include "tessera/base/env.h"
+#include "tessera/base/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr const char* kName = "tessera-launch-record";
+constexpr const char* kStarts = "starts";
+constexpr const char* kJoined = "joined";
+
+void add_line(int rank, std::string_view words) noexcept try {
+  const auto path = env(LaunchRecord::kVariable);
+  // In another container the same path may lead to a file of an unrelated process.
+  if (!path || std::filesystem::read_symlink(*path) != fmt::format("/memfd:{} (deleted)", kName)) return;
+  const Fd file(::open(path->c_str(), O_WRONLY | O_APPEND | O_CLOEXEC));
+  const auto line = fmt::format("{} {}\n", rank, words);
+  [[maybe_unused]] const auto written = ::write(file.get(), line.data(), line.size());
+} catch (const std::exception&) {  // then the launcher names the rank that ended first
+}
+
+}  // namespace
+
+void record_start(int rank) noexcept {
+  add_line(rank, kStarts);
+}
+
+void record_joined(int rank) noexcept {
+  add_line(rank, kJoined);
+}
+
+void record_failure(int rank, int culprit) noexcept {
+  add_line(rank, std::to_string(culprit));
+}
+
+LaunchRecord::LaunchRecord() : file_(::memfd_create(kName, MFD_CLOEXEC)) {
+  if (!file_) throw IoError(fmt::format("no memory file for the record of the launch: {}", std::strerror(errno)));
+}
+
+std::string LaunchRecord::path() const {
+  return fmt::format("/proc/{}/fd/{}", ::getpid(), file_.get());
+}
+
+std::map<int, LaunchRecord::Rank> LaunchRecord::read() const {
+  std::map<int, Rank> ranks;
+  std::ifstream lines(path());
+  int rank = 0;
+  for (std::string words; lines >> rank >> words;) {
+    int culprit = 0;
+    if (words == kStarts) {
+      ranks[rank].starts++;
+    } else if (words == kJoined) {
+      ranks[rank].joined++;
+    } else if (std::from_chars(words.data(), words.data() + words.size(), culprit).ec == std::errc()) {
+      ranks[rank].culprit = culprit;
+    }
+  }
+  return ranks;
+}
+
+}  // namespace tessera

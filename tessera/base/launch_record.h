@@ -1,0 +1,45 @@
+// What ranks tell the launcher that started them: that they wait for the others at the start, and because of which rank they fail.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+
+#include "tessera/base/fd.h"
+
+namespace tessera {
+
+// These do nothing if there is no launcher, or if the record can't be written.
+
+/// `rank` joins a world, and waits until the other ranks join it too.
+void record_start(int rank) noexcept;
+/// The world that `rank` has waited for is there.
+void record_joined(int rank) noexcept;
+/// `rank` fails because of rank `culprit`.
+void record_failure(int rank, int culprit) noexcept;
+
+/// The launcher's side: a memory file (memfd), which disappears with the launcher. A line is `RANK starts`, `RANK joined`, or
+/// `RANK CULPRIT`. Ranks open the file by its path, so it also works under wrappers that close inherited descriptors.
+class LaunchRecord {
+ public:
+  /// The environment variable that holds path() for a rank.
+  static constexpr const char* kVariable = "TESSERA_LAUNCH_RECORD";
+
+  LaunchRecord();
+
+  std::string path() const;
+
+  struct Rank {
+    int starts = 0, joined = 0;       // how many worlds
+    std::optional<int> culprit = {};  // the last that it named
+
+    bool waits() const { return starts > joined; }
+  };
+  /// What each rank has told so far. Lines that make no sense are left out.
+  std::map<int, Rank> read() const;
+
+ private:
+  Fd file_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,146 @@
+#include "tessera/base/launcher.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <limits>
+
+#include "tessera/base/env.h"
+#include "tessera/base/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kDefaultPort = 29500;
+constexpr int64_t kMost = std::numeric_limits<int>::max();
+
+struct Launcher {
+  const char* rank;
+  const char* size;
+  const char* local_rank;
+  const char* local_size;
+};
+constexpr Launcher kPlain = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};  // torchrun, tessera launch, or by hand
+constexpr std::array kMpi = {
+    Launcher{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    Launcher{"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},  // MPICH, Intel MPI
+    Launcher{"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"},
+};
+// A batch script, too, has SLURM_PROCID and SLURM_NTASKS. Only the tasks that srun starts have SLURM_STEP_NUM_TASKS.
+constexpr Launcher kSlurm = {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr};
+
+std::optional<Identity> identity_by(const Launcher& launcher) {
+  const auto rank = env_int(launcher.rank, 0, kMost);
+  const auto size = env_int(launcher.size, 1, kMost);
+  if (!rank && !size) return std::nullopt;
+  if (!rank || !size) {
+    throw ConfigError(fmt::format("{} is set but {} is not; set both, or neither for a lone process", rank ? launcher.rank : launcher.size,
+                                  rank ? launcher.size : launcher.rank));
+  }
+  if (*rank >= *size) {
+    throw ConfigError(fmt::format("{}={} does not exist in a world of {}={}", launcher.rank, *rank, launcher.size, *size));
+  }
+  return Identity{.rank = static_cast<int>(*rank), .world_size = static_cast<int>(*size)};
+}
+
+std::string describe(const Launcher& launcher, const Identity& identity) {
+  return fmt::format("{}={} of {}={}", launcher.rank, identity.rank, launcher.size, identity.world_size);
+}
+
+/// The launcher outside of RANK and WORLD_SIZE that has started this process, if there is one. mpirun may itself use srun, so its
+/// variables come first.
+const Launcher* outer_launcher() {
+  for (const auto& launcher : kMpi) {
+    if (env(launcher.size)) return &launcher;
+  }
+  return env(kSlurm.size) ? &kSlurm : nullptr;
+}
+
+bool all_ranks_are_here(int world_size) {
+  std::vector<Launcher> launchers(kMpi.begin(), kMpi.end());
+  launchers.push_back(kPlain);
+  for (const auto& launcher : launchers) {
+    if (env_int(launcher.local_size, 1, kMost) == world_size) return true;
+  }
+  return env(kSlurm.size) && env("SLURM_STEP_NUM_NODES") == "1";
+}
+
+/// Another job of the same host should not come to the same port.
+int slurm_port() {
+  constexpr int kFirst = 20000, kCount = 10000, kStepsApart = 101;
+  const auto job = env_int("SLURM_JOB_ID", 0, kMost).value_or(0);
+  const auto step = env_int("SLURM_STEP_ID", 0, std::numeric_limits<int64_t>::max()).value_or(0);
+  return static_cast<int>(kFirst + (job + step % kCount * kStepsApart) % kCount);
+}
+
+}  // namespace
+
+std::optional<Identity> identity_from_environment() {
+  const auto plain = identity_by(kPlain);
+  // torchrun starts ranks also inside of a job of another launcher, which then only started torchrun.
+  if (plain && env("TORCHELASTIC_RUN_ID")) return plain;
+  const auto* const outer = outer_launcher();
+  if (outer == nullptr) return plain;
+  const auto given = identity_by(*outer);
+  if (plain && (plain->rank != given->rank || plain->world_size != given->world_size)) {
+    throw ConfigError(fmt::format("the environment describes this process twice: {}, but {}; unset the variables that are left over",
+                                  describe(kPlain, *plain), describe(*outer, *given)));
+  }
+  return given;
+}
+
+std::optional<int> local_rank_from_environment() {
+  if (const auto rank = env_int(kPlain.local_rank, 0, kMost)) return static_cast<int>(*rank);
+  const auto* const outer = outer_launcher();
+  const auto rank = outer != nullptr ? env_int(outer->local_rank, 0, kMost) : std::nullopt;
+  return rank ? std::optional(static_cast<int>(*rank)) : std::nullopt;
+}
+
+MeetingPoint meeting_point() {
+  const auto identity = identity_from_environment().value_or(Identity{});
+  const bool slurm = outer_launcher() == &kSlurm;
+  const auto port = env_int("MASTER_PORT", 1, 65535).value_or(slurm ? slurm_port() : kDefaultPort);
+  MeetingPoint point{.host = env("MASTER_ADDR").value_or(""), .port = static_cast<int>(port)};
+  // torchrun serves its store at MASTER_ADDR, wherever the ranks are.
+  point.one_host = all_ranks_are_here(identity.world_size) && env("TORCHELASTIC_USE_AGENT_STORE") != "True";
+  if (point.one_host) {
+    point.host = "127.0.0.1";
+  } else if (point.host.empty() && slurm) {
+    point.host = first_host(env("SLURM_STEP_NODELIST").value_or("127.0.0.1"));
+  } else if (point.host.empty()) {
+    point.host = "127.0.0.1";
+  }
+  return point;
+}
+
+std::vector<std::string_view> launcher_variables() {
+  std::vector<std::string_view> names;
+  std::vector<Launcher> launchers(kMpi.begin(), kMpi.end());
+  launchers.insert(launchers.end(), {kPlain, kSlurm});
+  for (const auto& launcher : launchers) {
+    for (const char* name : {launcher.rank, launcher.size, launcher.local_rank, launcher.local_size}) {
+      if (name != nullptr) names.emplace_back(name);
+    }
+  }
+  return names;
+}
+
+std::string first_host(const std::string& list) {
+  const auto refuse = [&] { return ConfigError(fmt::format("'{}' is no list of hosts as Slurm writes it; set MASTER_ADDR", list)); };
+  std::string host;
+  for (size_t i = 0; i < list.size() && list[i] != ','; i++) {
+    if (list[i] != '[') {
+      host += list[i];
+      continue;
+    }
+    const auto close = list.find(']', i);
+    const auto number_end = list.find_first_of(",-]", i);
+    if (close == std::string::npos || number_end == i + 1) throw refuse();
+    host += list.substr(i + 1, number_end - i - 1);
+    i = close;
+  }
+  if (host.empty()) throw refuse();
+  return host;
+}
+
+}  // namespace tessera

@@ -1,0 +1,38 @@
+// What the launcher of this process says in environment variables: which rank it is, of how many, and where the ranks meet.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+
+struct Identity {
+  int rank = 0;
+  int world_size = 1;
+};
+/// The identity that the environment gives this process, or nothing if it gives none. Throws ConfigError if only a part of it is set, or if
+/// the variables of two launchers contradict each other.
+std::optional<Identity> identity_from_environment();
+
+/// The number of this rank on its host, if a launcher has set it.
+std::optional<int> local_rank_from_environment();
+
+/// Where rank 0 keeps the store of the job.
+struct MeetingPoint {
+  std::string host;
+  int port = 0;
+  bool one_host = false;  // all ranks are on this host, so nobody else needs to reach the store
+};
+/// From MASTER_ADDR and MASTER_PORT, or from Slurm's variables.
+MeetingPoint meeting_point();
+
+/// The variables by which launchers number their ranks.
+std::vector<std::string_view> launcher_variables();
+
+/// The first host of a list in Slurm's notation: "n07" for "n[07-09,12],login". Throws ConfigError if it has another form.
+std::string first_host(const std::string& list);
+
+}  // namespace tessera

@@ -1,0 +1,33 @@
+// The checksum of a tensor's bytes: XXH3 with 64 bits, which is as fast as memory.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace tessera::checkpoint {
+
+class Checksum {
+ public:
+  Checksum();
+  Checksum(Checksum&&) noexcept;
+  ~Checksum();
+
+  void add(std::span<const std::byte> bytes);
+  uint64_t value() const;
+
+  /// Checksums in files are texts of 16 hexadecimal digits.
+  static constexpr size_t kDigits = 16;
+  static std::string text(uint64_t value);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// The checksum as a text.
+std::string checksum_of(std::string_view bytes);
+
+}  // namespace tessera::checkpoint

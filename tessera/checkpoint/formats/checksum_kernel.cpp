@@ -1,0 +1,36 @@
+#define XXH_INLINE_ALL
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include "tessera/checkpoint/formats/checksum.h"
+
+namespace tessera::checkpoint {
+
+struct Checksum::State {
+  XXH3_state_t hash;
+};
+
+Checksum::Checksum() : state_(std::make_unique<State>()) {
+  XXH3_64bits_reset(&state_->hash);
+}
+
+Checksum::Checksum(Checksum&&) noexcept = default;
+Checksum::~Checksum() = default;
+
+void Checksum::add(std::span<const std::byte> bytes) {
+  XXH3_64bits_update(&state_->hash, bytes.data(), bytes.size());
+}
+
+uint64_t Checksum::value() const {
+  return XXH3_64bits_digest(&state_->hash);
+}
+
+std::string Checksum::text(uint64_t value) {
+  return fmt::format("{:016x}", value);
+}
+
+std::string checksum_of(std::string_view bytes) {
+  return Checksum::text(XXH3_64bits(bytes.data(), bytes.size()));
+}
+
+}  // namespace tessera::checkpoint

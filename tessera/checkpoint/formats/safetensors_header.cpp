@@ -1,0 +1,241 @@
+#include "tessera/checkpoint/formats/safetensors_header.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <unordered_set>
+
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/formats/checksum.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+constexpr auto kMetadata = "__metadata__";
+constexpr auto kChecksums = "xxh3_64";  // the name among the metadata
+
+struct Dtype {
+  const char* name;
+  at::ScalarType type;
+};
+constexpr std::array kDtypes = {Dtype{"F64", at::kDouble}, Dtype{"F32", at::kFloat}, Dtype{"F16", at::kHalf},  Dtype{"BF16", at::kBFloat16},
+                                Dtype{"I64", at::kLong},   Dtype{"I32", at::kInt},   Dtype{"I16", at::kShort}, Dtype{"I8", at::kChar},
+                                Dtype{"U8", at::kByte},    Dtype{"BOOL", at::kBool}};
+
+const char* name_of(at::ScalarType type) {
+  const auto* const found = std::ranges::find(kDtypes, type, &Dtype::type);
+  return found == kDtypes.end() ? nullptr : found->name;
+}
+
+at::ScalarType dtype_named(const std::string& name) {
+  const auto* const found = std::ranges::find_if(kDtypes, [&](const Dtype& dtype) { return dtype.name == name; });
+  if (found != kDtypes.end()) return found->type;
+  std::vector<const char*> known;
+  for (const auto& each : kDtypes) known.push_back(each.name);
+  throw IoError(fmt::format("has the dtype {}, which is none of {}", nlohmann::json(name).dump(), fmt::join(known, ", ")));
+}
+
+/// The size of a tensor in bytes. Returns nothing if it overflows, also where a dimension of size 0 would hide that: libtorch could not
+/// compute the strides.
+std::optional<int64_t> bytes_of(at::ScalarType dtype, const std::vector<int64_t>& sizes) {
+  auto bytes = static_cast<int64_t>(c10::elementSize(dtype));
+  bool empty = false;
+  for (const auto size : sizes) {
+    empty |= size == 0;
+    if (__builtin_mul_overflow(bytes, std::max<int64_t>(size, 1), &bytes)) return std::nullopt;
+  }
+  return empty ? 0 : bytes;
+}
+
+/// Takes the header apart in one pass, without a tree of it in memory.
+class Parser final : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  SafetensorsHeader header;
+
+  bool start_object(size_t /*size*/) override {
+    depth_++;
+    if (depth_ == 1) return true;
+    if (depth_ == 2 && !in_list_) {
+      tensor_ = {};
+      return true;
+    }
+    return unexpected("an object");
+  }
+
+  bool end_object() override {
+    depth_--;
+    if (depth_ == 1 && key_ != kMetadata) add_tensor();
+    return true;
+  }
+
+  bool key(string_t& name) override {
+    if (depth_ == 1) {
+      if (!seen_.insert(name).second) throw IoError(fmt::format("the name '{}' comes twice", name));
+      key_ = name;
+    } else {
+      field_ = name;
+      if (key_ == kMetadata && header.metadata.contains(name)) throw IoError(fmt::format("the metadata '{}' comes twice", name));
+    }
+    return true;
+  }
+
+  bool string(string_t& text) override {
+    if (depth_ != 2 || in_list_) return unexpected("a text");
+    if (key_ == kMetadata) {
+      header.metadata.emplace(field_, std::move(text));
+    } else if (field_ == "dtype" && !tensor_.dtype) {
+      tensor_.dtype = std::move(text);
+    } else {
+      return unexpected("a text");
+    }
+    return true;
+  }
+
+  bool start_array(size_t /*size*/) override {
+    const bool shape = field_ == "shape" && !tensor_.shape, offsets = field_ == "data_offsets" && !tensor_.offsets;
+    if (depth_ != 2 || in_list_ || key_ == kMetadata || (!shape && !offsets)) return unexpected("a list");
+    in_list_ = true;
+    (shape ? tensor_.shape : tensor_.offsets).emplace();
+    return true;
+  }
+
+  bool end_array() override {
+    in_list_ = false;
+    return true;
+  }
+
+  bool number_unsigned(number_unsigned_t number) override {
+    if (!in_list_ || number > static_cast<uint64_t>(INT64_MAX)) return unexpected(std::to_string(number));
+    (field_ == "shape" ? tensor_.shape : tensor_.offsets)->push_back(static_cast<int64_t>(number));
+    return true;
+  }
+
+  bool number_integer(number_integer_t number) override { return unexpected(std::to_string(number)); }
+  bool number_float(number_float_t /*number*/, const string_t& text) override { return unexpected(text); }
+  bool null() override { return unexpected("null"); }
+  bool boolean(bool value) override { return unexpected(value ? "true" : "false"); }
+  bool binary(binary_t& /*bytes*/) override { return unexpected("binary data"); }
+  bool parse_error(size_t /*place*/, const std::string& /*token*/, const nlohmann::json::exception& error) override {
+    throw IoError(error.what());
+  }
+
+ private:
+  struct Tensor {
+    std::optional<std::string> dtype = {};
+    std::optional<std::vector<int64_t>> shape = {}, offsets = {};
+  };
+
+  [[noreturn]] bool unexpected(const std::string& what) const {
+    if (depth_ == 1) throw IoError(fmt::format("'{}' is {} instead of named things", key_, what));
+    if (key_ == kMetadata) throw IoError(fmt::format("the metadata '{}' is {} instead of a text", field_, what));
+    throw IoError(fmt::format("tensor '{}' has {} where a dtype, a shape or data_offsets should be{}", key_, what,
+                              field_.empty() ? "" : fmt::format(" (at '{}')", field_)));
+  }
+
+  void add_tensor() {
+    if (!tensor_.dtype || !tensor_.shape || !tensor_.offsets) {
+      throw IoError(fmt::format("tensor '{}' has no dtype, shape or data_offsets", key_));
+    }
+    try {
+      const auto dtype = dtype_named(*tensor_.dtype);
+      const auto& offsets = *tensor_.offsets;
+      if (offsets.size() != 2) throw IoError(fmt::format("has {} data_offsets instead of 2", offsets.size()));
+      const auto bytes = bytes_of(dtype, *tensor_.shape);
+      if (!bytes || *bytes != offsets[1] - offsets[0]) {
+        throw IoError(fmt::format("of the shape [{}] in {} should have {} bytes, but lies from byte {} to {}",
+                                  fmt::join(*tensor_.shape, ", "), *tensor_.dtype, bytes ? std::to_string(*bytes) : "too many", offsets[0],
+                                  offsets[1]));
+      }
+      header.places.push_back(
+          {.entry = {.name = key_, .dtype = dtype, .sizes = std::move(*tensor_.shape)}, .begin = static_cast<uint64_t>(offsets[0])});
+    } catch (const IoError& error) {
+      throw IoError(fmt::format("tensor '{}' {}", key_, error.what()));
+    }
+    field_.clear();
+  }
+
+  int depth_ = 0;
+  bool in_list_ = false;
+  std::string key_, field_;
+  Tensor tensor_;
+  std::unordered_set<std::string> seen_;
+};
+
+/// Puts the places in order. Throws IoError if they leave gaps, overlap, or do not end where the data ends.
+void expect_gapless(SafetensorsHeader& header, uint64_t data_bytes) {
+  // An empty tensor begins where the next one begins, so the size decides which comes first.
+  std::ranges::stable_sort(header.places, {}, [](const auto& place) { return std::pair(place.begin, place.entry.bytes()); });
+  uint64_t end = 0;
+  for (const auto& place : header.places) {
+    if (place.begin != end) {
+      throw IoError(
+          fmt::format("tensor '{}' begins at byte {} of the data, the one before ends at {}", place.entry.name, place.begin, end));
+    }
+    end += static_cast<uint64_t>(place.entry.bytes());
+  }
+  if (end != data_bytes) throw IoError(fmt::format("its tensors have {} bytes, but {} are there", end, data_bytes));
+}
+
+/// Gives each tensor its checksum, and compares that of the header.
+void take_checksums(SafetensorsHeader& header, std::string_view text) {
+  const auto found = header.metadata.find(kChecksums);
+  if (found == header.metadata.end()) return;
+  const std::string all = std::move(found->second);
+  header.metadata.erase(found);
+  constexpr auto kDigits = Checksum::kDigits;
+  const auto place = text.find(all);
+  if (all.size() != kDigits * (header.places.size() + 1) || place == std::string_view::npos) {
+    throw IoError(fmt::format("it has {} tensors, but checksums with {} digits", header.places.size(), all.size()));
+  }
+  std::string blank(text);
+  std::fill_n(blank.begin() + static_cast<std::ptrdiff_t>(place), all.size(), '0');
+  if (checksum_of(blank) != all.substr(0, kDigits)) throw IoError("its bytes are not those that were written: the checksum is another one");
+  for (size_t i = 0; i < header.places.size(); i++) header.places[i].checksum = all.substr(kDigits * (i + 1), kDigits);
+}
+
+}  // namespace
+
+int64_t SafetensorsEntry::bytes() const {
+  return bytes_of(dtype, sizes).value_or(INT64_MAX);
+}
+
+SafetensorsHeader SafetensorsHeader::parse(std::string_view text, uint64_t data_bytes) {
+  if (!text.starts_with('{')) throw IoError("it does not begin with '{'");
+  Parser parser;
+  nlohmann::json::sax_parse(text, &parser);
+  expect_gapless(parser.header, data_bytes);
+  take_checksums(parser.header, text);
+  return std::move(parser.header);
+}
+
+SafetensorsHeaderText::SafetensorsHeaderText(const std::vector<SafetensorsEntry>& entries,
+                                             const std::map<std::string, std::string>& metadata) {
+  const auto quoted = [](const std::string& name) {
+    return nlohmann::json(name).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  };
+  text = fmt::format(R"({{"{}":{{"{}":")", kMetadata, kChecksums);
+  checksums = text.size();
+  text.append(Checksum::kDigits * (entries.size() + 1), '0').append("\"");
+  for (const auto& [name, value] : metadata) text += fmt::format(",{}:{}", quoted(name), quoted(value));
+  text += "}";
+  int64_t end = 0;
+  std::unordered_set<std::string_view> seen;
+  for (const auto& entry : entries) {
+    const auto* const dtype = name_of(entry.dtype);
+    if (dtype == nullptr) {
+      throw UsageError(fmt::format("tensor '{}' is of dtype {}, which can't be saved; save a copy in another one", entry.name,
+                                   c10::toString(entry.dtype)));
+    }
+    if (!seen.insert(entry.name).second) throw UsageError(fmt::format("two tensors to save have the name '{}'", entry.name));
+    text += fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", quoted(entry.name), dtype,
+                        fmt::join(entry.sizes, ","), end, end + entry.bytes());
+    end += entry.bytes();
+  }
+  text += "}";
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // so that the data is aligned for every dtype
+}
+
+}  // namespace tessera::checkpoint

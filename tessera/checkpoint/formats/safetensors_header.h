@@ -1,0 +1,46 @@
+// The header of a safetensors file: which tensors lie where, and texts by name.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::checkpoint {
+
+/// A tensor in a file. dtypes: float64, float32, float16, bfloat16, int64, int32, int16, int8, uint8, bool.
+struct SafetensorsEntry {
+  std::string name;
+  at::ScalarType dtype = at::kFloat;
+  std::vector<int64_t> sizes;
+
+  int64_t bytes() const;
+};
+
+struct SafetensorsHeader {
+  struct Place {
+    SafetensorsEntry entry;
+    uint64_t begin = 0;      // in bytes from the beginning of the data
+    std::string checksum{};  // empty if the file has none
+  };
+  std::vector<Place> places;  // in the order in which the tensors lie in the file, without gaps
+  std::map<std::string, std::string> metadata;
+
+  /// Throws IoError if the text is no header, or one of a file with another number of bytes after it.
+  static SafetensorsHeader parse(std::string_view text, uint64_t data_bytes);
+};
+
+/// The text of a header, and where in it the checksums are: a text of zeros, to be replaced when the tensors have been written. The first
+/// one is that of the header itself as it is with zeros. The others are those of the tensors, in the order of `entries`.
+struct SafetensorsHeaderText {
+  std::string text;
+  size_t checksums = 0;
+
+  SafetensorsHeaderText(const std::vector<SafetensorsEntry>& entries, const std::map<std::string, std::string>& metadata);
+};
+
+}  // namespace tessera::checkpoint

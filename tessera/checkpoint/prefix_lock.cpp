@@ -1,0 +1,87 @@
+#include "tessera/checkpoint/prefix_lock.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <ctime>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/checkpoint/step_folders.h"
+#include "tessera/comm/groups/all_or_none.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string own_name() {
+  std::array<char, HOST_NAME_MAX + 1> host{};
+  ::gethostname(host.data(), HOST_NAME_MAX);
+  const auto now = std::time(nullptr);
+  std::tm parts{};
+  std::array<char, 32> since{};
+  std::strftime(since.data(), since.size(), "%F %T", ::localtime_r(&now, &parts));
+  return fmt::format("process {} on {}, since {}", ::getpid(), host.data(), since.data());
+}
+
+std::string text_of(const Fd& file) {
+  std::array<char, 512> text{};
+  const auto count = ::pread(file.get(), text.data(), text.size(), 0);
+  return count > 0 ? std::string(text.data(), static_cast<size_t>(count)) : "another process";
+}
+
+/// Whether the path still leads to the open file: its last owner may have removed it.
+bool is_at(const Fd& file, const fs::path& path) {
+  struct stat own = {}, there = {};
+  return ::fstat(file.get(), &own) == 0 && ::stat(path.c_str(), &there) == 0 && own.st_dev == there.st_dev && own.st_ino == there.st_ino;
+}
+
+Fd take(const fs::path& path, const std::string& prefix) {
+  for (;;) {
+    Fd file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
+    if (!file) throw IoError(fmt::format("can't create {}: {}", path.string(), std::strerror(errno)));
+    // Locks of open files: they end with the last process that has the file, and network file systems know them too.
+    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 0, .l_pid = 0};
+    if (::fcntl(file.get(), F_OFD_SETLK, &whole) != 0) {
+      if (errno == EAGAIN || errno == EACCES) {
+        throw ConfigError(
+            fmt::format("another job saves its checkpoints as {} ({}, says {}); give this one another prefix, or stop that one", prefix,
+                        text_of(file), path.string()));
+      }
+      log(LogLevel::Warning,
+          fmt::format("{} can't be locked ({}), so nothing keeps a second job from saving there", path.string(), std::strerror(errno)));
+      return file;
+    }
+    if (!is_at(file, path)) continue;
+    const auto text = own_name();
+    if (::ftruncate(file.get(), 0) != 0 || ::pwrite(file.get(), text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
+      throw IoError(fmt::format("can't write {}: {}", path.string(), std::strerror(errno)));
+    }
+    return file;
+  }
+}
+
+}  // namespace
+
+PrefixLock::PrefixLock(const fs::path& prefix, const Communicator& world) : path_(prefix.string() + ".lock") {
+  AllOrNone step;
+  step.attempt([&] {
+    if (!world.is_first()) return;
+    expect_usable(prefix);
+    file_ = take(path_, prefix.string());
+  });
+  step.expect_all(world, {.unit = "checkpoint"}, fmt::format("can't save as {}", prefix.string()));
+}
+
+PrefixLock::~PrefixLock() {
+  if (file_ && is_at(file_, path_)) ::unlink(path_.c_str());  // before the lock ends, so that nobody else has it yet
+}
+
+}  // namespace tessera::checkpoint

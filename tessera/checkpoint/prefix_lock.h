@@ -1,0 +1,27 @@
+// Keeps two jobs from saving under one prefix.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "tessera/base/fd.h"
+#include "tessera/comm/communicator.h"
+
+namespace tessera::checkpoint {
+
+/// As long as it exists, no other job can have one for the same prefix. The lock is held on the file PREFIX.lock, which says who holds it.
+/// It ends with the process of rank 0, however that ends.
+class PrefixLock {
+ public:
+  /// Throws UsageError if the prefix is a folder, ConfigError if another job holds the lock, and IoError if nothing can be written there.
+  /// Without locks on that file system it only logs a warning. Collective.
+  PrefixLock(const std::filesystem::path& prefix, const Communicator& world);
+  PrefixLock(PrefixLock&&) = delete;
+  ~PrefixLock();
+
+ private:
+  std::filesystem::path path_;
+  Fd file_;  // only in the process of rank 0
+};
+
+}  // namespace tessera::checkpoint

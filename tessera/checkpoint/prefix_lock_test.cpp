@@ -1,0 +1,77 @@
+// Two jobs never save under one prefix, and a job that was killed does not keep the next one from going on.
+#include "tessera/checkpoint/prefix_lock.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <thread>
+
+#include "tessera/base/env.h"
+#include "tessera/base/error.h"
+#include "tessera/base/process.h"
+#include "tessera/comm/self/self.h"
+#include "tessera/comm/threads/run_ranks.h"
+#include "tessera/testing/folder.h"
+#include "tessera/testing/transports.h"
+
+namespace tessera::testing {
+namespace {
+
+using checkpoint::PrefixLock;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST(PrefixLock, IsRefusedWhileAnotherJobHasIt) {
+  const Folder folder;
+  const auto prefix = folder / "run";
+  {
+    const PrefixLock first(prefix, self_world());
+    run_ranks(2, [&](const Communicator& world) {
+      const auto message = message_of<ConfigError>([&] { PrefixLock second(prefix, world); });
+      EXPECT_THAT(message, HasSubstr("another job saves its checkpoints as"));
+      EXPECT_THAT(message, AllOf(HasSubstr("process " + std::to_string(::getpid())), HasSubstr("run.lock")));
+    });
+    const PrefixLock other(folder / "another", self_world());
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+  run_ranks(2, [&](const Communicator& world) { const PrefixLock free(prefix, world); });
+}
+
+TEST(PrefixLock, EndsWithItsOwner) {
+  const Folder folder;
+  const auto prefix = folder / "run";
+  Process owner({this_program()}, {{"TESSERA_TEST_CHILD", prefix}}, Process::Output::Capture);
+  while (!std::filesystem::exists(folder / "has-it")) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_THAT(message_of<ConfigError>([&] { PrefixLock second(prefix, self_world()); }),
+              HasSubstr("process " + std::to_string(owner.pid())));
+  ::kill(owner.pid(), SIGKILL);
+  EXPECT_EQ(owner.wait(std::chrono::seconds(10)), 128 + SIGKILL);
+  EXPECT_TRUE(std::filesystem::exists(folder / "run.lock"));
+  const PrefixLock next(prefix, self_world());
+}
+
+TEST(PrefixLock, NeedsAPlaceToWrite) {
+  const Folder folder;
+  write_file(folder / "file", "text");
+  EXPECT_THAT(message_of<IoError>([&] { PrefixLock lock(folder / "file/run", self_world()); }), HasSubstr("file/run"));
+  EXPECT_THAT(message_of<UsageError>([&] { PrefixLock lock(folder.path() / "", self_world()); }), HasSubstr("is a folder"));
+  std::filesystem::create_symlink("elsewhere", folder / "run.lock");
+  EXPECT_THAT(message_of<IoError>([&] { PrefixLock lock(folder / "run", self_world()); }), HasSubstr("run.lock"));
+}
+
+int hold(const std::filesystem::path& prefix) {
+  const PrefixLock lock(prefix, self_world());
+  write_file(prefix.parent_path() / "has-it", "");
+  std::this_thread::sleep_for(std::chrono::seconds(60));
+  return 1;
+}
+
+}  // namespace
+}  // namespace tessera::testing
+
+int main(int argc, char** argv) {
+  if (const auto prefix = tessera::env("TESSERA_TEST_CHILD")) return tessera::testing::hold(*prefix);
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,143 @@
+// A process that is stopped in the middle of a save, at each of its system calls in turn: the checkpoint before is whole, and the run that
+// goes on from what is there gives the same bits as one that was never stopped.
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "tessera/base/env.h"
+#include "tessera/base/process.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/step_folders.h"
+#include "tessera/checkpoint/verify.h"
+#include "tessera/shard/full_params.h"
+#include "tessera/testing/folder.h"
+#include "tessera/testing/net.h"
+#include "tessera/testing/picture.h"
+
+namespace {
+
+std::atomic<int64_t> calls_left = -1;  // until the process ends; negative for never
+
+void count_call() {
+  if (calls_left > 0 && --calls_left == 0) ::raise(SIGKILL);
+}
+
+template <class Function>
+Function* real(const char* name) {
+  return reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, name));
+}
+
+}  // namespace
+
+// The library calls these in place of the C library's. Each is a moment at which a save may stop.
+extern "C" {
+ssize_t write(int file, const void* bytes, size_t count) {
+  static auto* const call = real<ssize_t(int, const void*, size_t)>("write");
+  count_call();
+  return call(file, bytes, count);
+}
+ssize_t pwrite(int file, const void* bytes, size_t count, off_t offset) {
+  static auto* const call = real<ssize_t(int, const void*, size_t, off_t)>("pwrite");
+  count_call();
+  return call(file, bytes, count, offset);
+}
+int fsync(int file) {
+  static auto* const call = real<int(int)>("fsync");
+  count_call();
+  return call(file);
+}
+int rename(const char* from, const char* to) noexcept {
+  static auto* const call = real<int(const char*, const char*)>("rename");
+  count_call();
+  return call(from, to);
+}
+int mkdir(const char* path, mode_t mode) noexcept {
+  static auto* const call = real<int(const char*, mode_t)>("mkdir");
+  count_call();
+  return call(path, mode);
+}
+}
+
+namespace tessera::testing {
+namespace {
+
+using checkpoint::latest;
+using checkpoint::step_folder;
+
+constexpr int kFirst = 2, kSecond = 4, kEnd = 6;
+
+void save(const PictureRun& run, const std::filesystem::path& prefix, int step) {
+  checkpoint::save(step_folder(prefix, step),
+                   {.model = run.model.get(), .optimizer = run.optimizer.get(), .notes = {{"step", std::to_string(step)}}}, run.world);
+}
+
+/// Trains on from the newest checkpoint, saves twice on the way, and stops itself at a system call of the second save.
+int train(const std::filesystem::path& prefix, int64_t calls) {
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun run(world);
+    run.train(0, kFirst);
+    save(run, prefix, kFirst);
+    run.train(kFirst, kSecond);
+    world.barrier();
+    if (world.is_first()) calls_left = calls;
+    world.barrier();
+    save(run, prefix, kSecond);
+    calls_left = -1;
+  });
+  return 0;
+}
+
+std::vector<double> rest_of_run(const std::filesystem::path& prefix, int ranks_own) {
+  std::vector<double> losses;
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun run(world, shard_nested, 0.25);
+    checkpoint::Contents contents{.model = run.model.get(), .optimizer = run.optimizer.get()};
+    checkpoint::load(*latest(prefix), contents, world);
+    const int step = std::stoi(contents.notes.at("step"));
+    run.train(step, kSecond);
+    const auto own = run.train(kSecond, kEnd);
+    if (world.rank() == ranks_own) losses = own;
+  });
+  return losses;
+}
+
+TEST(Stops, NeverCostMoreThanTheSaveItself) {
+  const Folder whole;
+  ASSERT_EQ(Process({this_program()}, {{"TESSERA_TEST_CHILD", whole / "run"}, {"TESSERA_TEST_CALLS", "0"}}).wait(std::chrono::seconds(60)),
+            0);
+  ASSERT_EQ(latest(whole / "run"), step_folder(whole / "run", kSecond));
+  const auto expected = rest_of_run(whole / "run", 1);
+  int stopped = 0, kept = 0;
+  for (int calls = 1;; calls++) {
+    const Folder folder;
+    Process child({this_program()}, {{"TESSERA_TEST_CHILD", folder / "run"}, {"TESSERA_TEST_CALLS", std::to_string(calls)}});
+    const auto status = child.wait(std::chrono::seconds(60));
+    if (status == 0) break;
+    ASSERT_EQ(status, 128 + SIGKILL);
+    stopped++;
+    const auto newest = latest(folder / "run");
+    ASSERT_TRUE(newest);
+    kept += newest == step_folder(folder / "run", kSecond);
+    EXPECT_TRUE(checkpoint::verify(*newest).faults.empty());
+    EXPECT_EQ(rest_of_run(folder / "run", 1), expected) << "after a stop at system call " << calls;
+  }
+  EXPECT_GT(stopped, 10);
+  EXPECT_GT(kept, 0);  // the last stops come after the new checkpoint has its name
+}
+
+}  // namespace
+}  // namespace tessera::testing
+
+int main(int argc, char** argv) {
+  if (const auto prefix = tessera::env("TESSERA_TEST_CHILD")) {
+    return tessera::testing::train(*prefix, std::stoll(tessera::env("TESSERA_TEST_CALLS").value()));
+  }
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

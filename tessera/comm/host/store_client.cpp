@@ -1,0 +1,211 @@
+#include "tessera/comm/host/store_client.h"
+
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/host/addresses.h"
+#include "tessera/comm/host/bounded.h"
+
+namespace tessera {
+namespace {
+
+using namespace store_protocol;
+using Clock = StoreClient::Clock;
+
+constexpr auto kPause = std::chrono::milliseconds(50);        // between attempts
+constexpr auto kAttempt = std::chrono::milliseconds(5000);    // what one may take
+constexpr auto kTransfer = std::chrono::milliseconds(10000);  // for an answer, after its own time limit
+
+/// Why an attempt to connect failed.
+struct NoConnection {
+  std::string why;
+};
+
+/// Waits until the socket is ready, but not beyond `end`.
+bool is_ready(int socket, short events, Clock::time_point end) {
+  for (;;) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
+    pollfd source{.fd = socket, .events = events, .revents = 0};
+    const int count = ::poll(&source, 1, std::max(0, static_cast<int>(std::min<int64_t>(left.count(), INT32_MAX))));
+    if (count > 0) return true;
+    if (count == 0 || errno != EINTR) return false;
+  }
+}
+
+/// Throws NoConnection if the peer hangs up or `end` comes first.
+void send_all(int socket, std::string_view bytes, Clock::time_point end) {
+  while (!bytes.empty()) {
+    if (!is_ready(socket, POLLOUT, end)) throw NoConnection{"it takes nothing"};
+    const auto count = ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (count < 0) throw NoConnection{std::strerror(errno)};
+    bytes.remove_prefix(static_cast<size_t>(count));
+  }
+}
+
+void receive_some(int socket, std::string& into, Clock::time_point end) {
+  std::array<char, 65536> buffer;
+  for (;;) {
+    if (!is_ready(socket, POLLIN, end)) throw NoConnection{"it does not answer"};
+    const auto count = ::recv(socket, buffer.data(), buffer.size(), 0);
+    if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (count == 0) throw NoConnection{"it hangs up"};
+    if (count < 0) throw NoConnection{std::strerror(errno)};
+    into.append(buffer.data(), static_cast<size_t>(count));
+    return;
+  }
+}
+
+/// Gives up at `end`: the look-up of a name may take longer.
+std::shared_ptr<addrinfo> resolve(const std::string& host, int port, Clock::time_point end) {
+  const auto limit = std::max(std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now()), kPause);
+  const auto result = bounded(limit, [host, port] { return addresses_of(host.c_str(), port, SOCK_STREAM); });
+  if (!result) throw NoConnection{fmt::format("the name '{}' can't be resolved: no name server answers", host)};
+  if (result->code != 0) throw NoConnection{fmt::format("the name '{}' can't be resolved: {}", host, ::gai_strerror(result->code))};
+  return result->first;
+}
+
+Fd connected_to(const addrinfo& address, Clock::time_point end) {
+  Fd socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket) throw NoConnection{std::strerror(errno)};
+  if (::connect(socket.get(), address.ai_addr, address.ai_addrlen) != 0) {
+    if (errno != EINPROGRESS) throw NoConnection{std::strerror(errno)};
+    if (!is_ready(socket.get(), POLLOUT, end)) throw NoConnection{"nothing answers there"};
+    int error = 0;
+    socklen_t length = sizeof error;
+    ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+    if (error != 0) throw NoConnection{std::strerror(error)};
+  }
+  const int yes = 1;
+  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
+  return socket;
+}
+
+/// Shows the secret. Throws ConfigError if it is wrong, NoConnection if the other side is no store.
+void introduce(int socket, const std::string& secret, Clock::time_point end) {
+  std::string answer;
+  try {
+    send_all(socket, std::string(kHello) + sized(secret), end);
+    while (answer.size() < kWelcome.size()) receive_some(socket, answer, end);
+  } catch (const NoConnection& failure) {
+    throw NoConnection{
+        fmt::format("something accepts connections there, but {}, so it is no store of this version of Tessera", failure.why)};
+  }
+  if (answer == kWelcome) return;
+  if (answer == kRefused) {
+    throw ConfigError("the store has turned this process away, because it has another TESSERA_SECRET; set the same one for every rank");
+  }
+  throw NoConnection{"what answers there is no store of this version of Tessera"};
+}
+
+Fd connect_once(const std::string& host, int port, const std::string& secret, Clock::time_point end) {
+  std::optional<NoConnection> trouble;
+  const auto list = resolve(host, port, end);
+  for (const auto* address = list.get(); address != nullptr; address = address->ai_next) {
+    try {
+      auto socket = connected_to(*address, end);
+      introduce(socket.get(), secret, end);
+      return socket;
+    } catch (const NoConnection& failure) {
+      trouble = failure;
+    }
+  }
+  throw trouble.value_or(NoConnection{"the name has no address"});
+}
+
+}  // namespace
+
+StoreClient::StoreClient(std::string host, int port, std::string secret, Clock::time_point end)
+    : host_(std::move(host)), port_(port), secret_(std::move(secret)) {
+  for (;;) {
+    try {
+      socket_ = connect_once(host_, port_, secret_, std::min(end, Clock::now() + kAttempt));
+      return;
+    } catch (const NoConnection& failure) {
+      if (Clock::now() + kPause >= end) throw TimeoutError(failure.why);
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+c10::intrusive_ptr<c10d::Store> StoreClient::clone() {
+  return c10::make_intrusive<StoreClient>(host_, port_, secret_, Clock::now() + kAttempt);
+}
+
+std::string StoreClient::request(const Fields& fields, std::chrono::milliseconds patience) {
+  const std::lock_guard lock(mutex_);
+  if (!socket_) throw CommError("the connection to the store was lost before");
+  try {
+    const auto end = Clock::now() + patience + kTransfer;
+    send_all(socket_.get(), pack(fields), end);
+    for (;;) {
+      if (auto frame = take_sized(received_, kLongestFrame)) {
+        const auto answer = unpack(std::move(*frame));
+        if (answer.size() != 2) throw IoError("an answer that makes no sense");
+        if (answer[0] == kLate)
+          throw TimeoutError(fmt::format("nobody has set '{}' in the store within {} ms", fields.back(), patience.count()));
+        return answer[1];
+      }
+      receive_some(socket_.get(), received_, end);
+    }
+  } catch (const NoConnection& failure) {
+    socket_ = Fd();
+    throw CommError(fmt::format("the connection to the store is lost: {}", failure.why));
+  }
+}
+
+void StoreClient::set(const std::string& key, const std::vector<uint8_t>& value) {
+  request({std::string(kSet), key, std::string(value.begin(), value.end())});
+}
+
+std::vector<uint8_t> StoreClient::compareSet(const std::string& key, const std::vector<uint8_t>& expected,
+                                             const std::vector<uint8_t>& desired) {
+  const auto value =
+      request({std::string(kCompareSet), key, std::string(expected.begin(), expected.end()), std::string(desired.begin(), desired.end())});
+  return {value.begin(), value.end()};
+}
+
+std::vector<uint8_t> StoreClient::get(const std::string& key) {
+  wait({key}, timeout_);
+  const auto value = request({std::string(kGet), key});
+  return {value.begin(), value.end()};
+}
+
+int64_t StoreClient::add(const std::string& key, int64_t value) {
+  return std::stoll(request({std::string(kAdd), key, std::to_string(value)}));
+}
+
+bool StoreClient::deleteKey(const std::string& key) {
+  return request({std::string(kDelete), key}) == "1";
+}
+
+bool StoreClient::check(const std::vector<std::string>& keys) {
+  Fields fields = {std::string(kCheck)};
+  fields.insert(fields.end(), keys.begin(), keys.end());
+  return request(fields) == "1";
+}
+
+int64_t StoreClient::getNumKeys() {
+  return std::stoll(request({std::string(kCount)}));
+}
+
+void StoreClient::wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) {
+  if (keys.empty()) return;
+  Fields fields = {std::string(kWait), std::to_string(timeout.count())};
+  fields.insert(fields.end(), keys.begin(), keys.end());
+  request(fields, timeout);
+}
+
+}  // namespace tessera

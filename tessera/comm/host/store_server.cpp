@@ -1,0 +1,240 @@
+#include "tessera/comm/host/store_server.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/host/addresses.h"
+
+namespace tessera {
+namespace {
+
+using namespace store_protocol;
+
+constexpr auto kHelloLimit = std::chrono::seconds(5);
+constexpr int kMostStrangers = 64;
+
+constexpr uint64_t kLongestWaitMs = 1'000'000'000;
+
+/// The number in a text, 0 if there is none. Unsigned, so that sums of what others send can't overflow.
+uint64_t number_in(const std::string& text) {
+  return static_cast<uint64_t>(std::strtoll(text.c_str(), nullptr, 10));
+}
+
+bool is_loopback(const sockaddr* address) {
+  if (address->sa_family == AF_INET) {
+    return ntohl(reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr) >> 24 == 127;
+  }
+  return address->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
+}
+
+/// Whether the text is a name, and not an address or the name of loopback.
+bool is_host_name(const std::string& host) {
+  std::array<char, sizeof(in6_addr)> ignored{};
+  return host != "localhost" && ::inet_pton(AF_INET, host.c_str(), ignored.data()) != 1 &&
+         ::inet_pton(AF_INET6, host.c_str(), ignored.data()) != 1;
+}
+
+Fd try_to_listen(const addrinfo& where) {
+  Fd socket(::socket(where.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const int yes = 1;
+  if (!socket || ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0) return {};
+  if (::bind(socket.get(), where.ai_addr, where.ai_addrlen) != 0 || ::listen(socket.get(), SOMAXCONN) != 0) return {};
+  return socket;
+}
+
+}  // namespace
+
+Fd listen_at(const std::string& host, int port, bool one_host) {
+  // A host may know its own name by a loopback address, which other hosts can't reach.
+  const auto asked = addresses_of(host.c_str(), port, SOCK_STREAM).first;
+  const bool only_own = asked && is_loopback(asked->ai_addr);
+  if (asked && (one_host || !only_own || !is_host_name(host))) {
+    for (const auto* each = asked.get(); each != nullptr; each = each->ai_next) {
+      if (auto socket = try_to_listen(*each)) return socket;
+      if (errno == EADDRINUSE) {
+        throw CommError(
+            fmt::format("rank 0 can't serve the store at {}:{}, because the port is taken; MASTER_PORT names another", host, port));
+      }
+    }
+  }
+  // The others reach this host by an address that it does not know itself, as in clusters that forward ports.
+  const auto everywhere = addresses_of(nullptr, port, SOCK_STREAM).first;
+  if (auto socket = everywhere ? try_to_listen(*everywhere) : Fd()) return socket;
+  throw CommError(fmt::format("rank 0 can't serve the store at {}:{}: {}; MASTER_ADDR and MASTER_PORT name another place", host, port,
+                              std::strerror(errno)));
+}
+
+StoreServer::StoreServer(Fd listener, std::string secret)
+    : listener_(std::move(listener)), secret_(std::move(secret)), stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!stop_) throw IoError(fmt::format("no event for the store: {}", std::strerror(errno)));
+  thread_ = std::thread([this] { serve(); });
+}
+
+StoreServer::~StoreServer() {
+  ::eventfd_write(stop_.get(), 1);
+  thread_.join();
+}
+
+void StoreServer::serve() {
+  for (;;) {
+    std::vector<pollfd> sources = {{.fd = stop_.get(), .events = POLLIN, .revents = 0},
+                                   {.fd = listener_.get(), .events = POLLIN, .revents = 0}};
+    bool waits = false;
+    for (const auto& peer : peers_) {
+      const short events = peer.out.empty() ? POLLIN : POLLIN | POLLOUT;
+      sources.push_back({.fd = peer.socket.get(), .events = events, .revents = 0});
+      waits |= !peer.admitted || !peer.awaited.empty();
+    }
+    constexpr int kLookMs = 100;  // at time limits
+    ::poll(sources.data(), sources.size(), waits ? kLookMs : -1);
+    if (sources[0].revents != 0) return;
+    size_t place = 2;
+    for (auto& peer : peers_) {
+      if (sources[place++].revents != 0) read(peer);
+    }
+    for (auto& peer : peers_) {
+      if (!peer.awaited.empty()) answer_waiting(peer);
+      flush(peer);
+      if (!peer.admitted && Clock::now() > peer.since + kHelloLimit) peer.gone = true;
+    }
+    peers_.remove_if([](const Peer& peer) { return peer.gone; });
+    if (sources[1].revents != 0) accept_peers();
+  }
+}
+
+void StoreServer::accept_peers() {
+  for (;;) {
+    Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    const bool no_room = !socket && (errno == EMFILE || errno == ENFILE);
+    if (!socket && !no_room) return;
+    if (socket) {
+      const int yes = 1;
+      ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+      ::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
+      auto& peer = peers_.emplace_back(Peer{.socket = std::move(socket)});
+      read(peer);  // a rank sends its hello at once, so it is no stranger for long
+    }
+    limit_strangers();
+    if (no_room) return;
+  }
+}
+
+/// Hangs up on those who have said nothing for longest, so that crowds of strangers leave room for the ranks.
+void StoreServer::limit_strangers() {
+  const auto is_stranger = [](const Peer& peer) { return !peer.admitted; };
+  auto strangers = std::ranges::count_if(peers_, is_stranger);
+  peers_.remove_if([&](const Peer& peer) { return peer.gone || (is_stranger(peer) && strangers-- > kMostStrangers); });
+}
+
+void StoreServer::read(Peer& peer) try {
+  std::array<char, 65536> buffer;
+  for (;;) {
+    const auto count = ::recv(peer.socket.get(), buffer.data(), buffer.size(), 0);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) {
+      peer.gone |= count == 0 || errno != EAGAIN;
+      break;
+    }
+    peer.in.append(buffer.data(), static_cast<size_t>(count));
+    if (!peer.admitted) admit(peer);
+    if (peer.gone) return;
+  }
+  while (peer.admitted && peer.awaited.empty()) {
+    auto request = take_sized(peer.in, kLongestFrame);
+    if (!request) break;
+    answer(peer, unpack(std::move(*request)));
+  }
+} catch (const Error&) {  // it does not keep to the protocol
+  peer.gone = true;
+}
+
+void StoreServer::admit(Peer& peer) {
+  const auto begin = std::min(peer.in.size(), kHello.size());
+  if (peer.in.substr(0, begin) != kHello.substr(0, begin)) {
+    peer.gone = true;
+    return;
+  }
+  auto rest = peer.in.substr(begin);
+  const auto secret = take_sized(rest, kLongestSecret);
+  if (!secret) return;
+  peer.in = std::move(rest);
+  peer.admitted = *secret == secret_;
+  peer.out += peer.admitted ? kWelcome : kRefused;
+  flush(peer);
+  peer.gone |= !peer.admitted;
+}
+
+bool StoreServer::has_all(const Fields& keys) const {
+  return std::ranges::all_of(keys, [&](const auto& key) { return values_.contains(key); });
+}
+
+void StoreServer::answer(Peer& peer, Fields request) {
+  const auto done = [&](std::string_view value) { peer.out += pack({std::string(kDone), std::string(value)}); };
+  const auto is = [&](std::string_view verb, size_t fields) {
+    if (request.empty() || request.front() != verb) return false;
+    if (request.size() < fields) throw IoError("a request without its arguments");
+    return true;
+  };
+  if (is(kSet, 3)) {
+    values_[request[1]] = std::move(request[2]);
+    done("");
+  } else if (is(kGet, 2)) {
+    const auto found = values_.find(request[1]);
+    done(found == values_.end() ? "" : found->second);
+  } else if (is(kAdd, 3)) {
+    auto& value = values_[request[1]];
+    value = std::to_string(static_cast<int64_t>(number_in(value) + number_in(request[2])));
+    done(value);
+  } else if (is(kCompareSet, 4)) {
+    const auto found = values_.find(request[1]);
+    const bool fits = found == values_.end() ? request[2].empty() : found->second == request[2];
+    if (fits) values_[request[1]] = request[3];
+    done(fits ? request[3] : found == values_.end() ? request[2] : found->second);
+  } else if (is(kCheck, 1)) {
+    done(has_all({request.begin() + 1, request.end()}) ? "1" : "0");
+  } else if (is(kWait, 3)) {
+    peer.wait_end = Clock::now() + std::chrono::milliseconds(std::min(number_in(request[1]), kLongestWaitMs));
+    peer.awaited.assign(request.begin() + 2, request.end());
+    answer_waiting(peer);
+  } else if (is(kDelete, 2)) {
+    done(values_.erase(request[1]) > 0 ? "1" : "0");
+  } else if (is(kCount, 1)) {
+    done(std::to_string(values_.size()));
+  } else {
+    throw IoError("a request that does not exist");
+  }
+}
+
+void StoreServer::answer_waiting(Peer& peer) {
+  const bool there = has_all(peer.awaited);
+  if (!there && Clock::now() < peer.wait_end) return;
+  peer.awaited.clear();
+  peer.out += pack({std::string(there ? kDone : kLate), ""});
+}
+
+void StoreServer::flush(Peer& peer) {
+  while (!peer.out.empty()) {
+    const auto count = ::send(peer.socket.get(), peer.out.data(), peer.out.size(), MSG_NOSIGNAL);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) {
+      peer.gone |= errno != EAGAIN;
+      return;
+    }
+    peer.out.erase(0, static_cast<size_t>(count));
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,56 @@
+// Serves the store in which the ranks of a job meet. Whoever does not know the job's secret is turned away.
+#pragma once
+
+#include <chrono>
+#include <list>
+#include <map>
+#include <string>
+#include <thread>
+
+#include "tessera/base/fd.h"
+#include "tessera/comm/host/store_protocol.h"
+
+namespace tessera {
+
+class StoreServer {
+ public:
+  /// Serves in a thread of its own until it is destroyed.
+  StoreServer(Fd listener, std::string secret);
+  StoreServer(StoreServer&&) = delete;
+  ~StoreServer();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Peer {
+    Fd socket;
+    Clock::time_point since = Clock::now();
+    bool admitted = false;
+    std::string in = {}, out = {};
+    store_protocol::Fields awaited = {};  // keys that it waits for; it gets no other answer before
+    Clock::time_point wait_end = {};
+    bool gone = false;
+  };
+
+  void serve();
+  void accept_peers();
+  void limit_strangers();
+  void read(Peer& peer);
+  void admit(Peer& peer);
+  void answer(Peer& peer, store_protocol::Fields request);
+  void answer_waiting(Peer& peer);
+  bool has_all(const store_protocol::Fields& keys) const;
+  static void flush(Peer& peer);
+
+  Fd listener_;
+  const std::string secret_;
+  std::map<std::string, std::string> values_;
+  std::list<Peer> peers_;  // the oldest first
+  Fd stop_;
+  std::thread thread_;
+};
+
+/// A socket that listens where the others will look for it: at loopback only, if `host` is that, or else at the interface with this
+/// address. Throws CommError if the port is taken.
+Fd listen_at(const std::string& host, int port, bool one_host);
+
+}  // namespace tessera

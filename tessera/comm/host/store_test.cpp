@@ -1,0 +1,216 @@
+// The store of a job: what it keeps, whom it turns away, and how long one waits for it.
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <fstream>
+#include <sstream>
+#include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/base/port.h"
+#include "tessera/comm/host/store_client.h"
+#include "tessera/comm/host/store_server.h"
+#include "tessera/testing/transports.h"
+
+namespace tessera::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kHost = "127.0.0.1";
+
+/// A server at a free port of this host.
+struct Served {
+  int port = free_port();
+  StoreServer server{listen_at(kHost, port, true), "secret"};
+
+  c10::intrusive_ptr<StoreClient> client(const std::string& secret = "secret", std::chrono::milliseconds limit = 10s) const {
+    return c10::make_intrusive<StoreClient>(kHost, port, secret, Clock::now() + limit);
+  }
+};
+
+Fd listener(int port) {
+  Fd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{
+      .sin_family = AF_INET, .sin_port = htons(static_cast<uint16_t>(port)), .sin_addr = {htonl(INADDR_LOOPBACK)}, .sin_zero = {}};
+  if (::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 || ::listen(socket.get(), 100) != 0) return {};
+  return socket;
+}
+
+/// A connection of somebody who is no rank.
+Fd stranger(int port) {
+  Fd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{
+      .sin_family = AF_INET, .sin_port = htons(static_cast<uint16_t>(port)), .sin_addr = {htonl(INADDR_LOOPBACK)}, .sin_zero = {}};
+  if (::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) return {};
+  return socket;
+}
+
+void say(const Fd& socket, std::string_view words) {
+  [[maybe_unused]] const auto sent = ::send(socket.get(), words.data(), words.size(), MSG_NOSIGNAL);
+}
+
+TEST(Store, KeepsWhatRanksSet) {
+  const Served served;
+  const auto one = served.client(), other = served.client();
+  one->set("key", std::string("value\0with zeros", 16));
+  EXPECT_EQ(other->get_to_str("key"), std::string("value\0with zeros", 16));
+  EXPECT_EQ(one->add("count", 2), 2);
+  EXPECT_EQ(other->add("count", -5), -3);
+  EXPECT_EQ(one->get_to_str("count"), "-3");
+  EXPECT_TRUE(other->check({"key", "count"}));
+  EXPECT_FALSE(other->check({"key", "nothing"}));
+  EXPECT_EQ(one->getNumKeys(), 2);
+  EXPECT_EQ(one->compareSet("key", std::string("another"), std::string("new")), std::string("value\0with zeros", 16));
+  EXPECT_EQ(one->compareSet("fresh", std::string(), std::string("first")), "first");
+  EXPECT_EQ(other->compareSet("fresh", std::string("first"), std::string("second")), "second");
+  EXPECT_TRUE(other->deleteKey("key"));
+  EXPECT_FALSE(one->deleteKey("key"));
+  const auto big = std::string(5'000'000, 'x');
+  one->set("big", big);
+  EXPECT_EQ(other->clone()->get_to_str("big"), big);
+}
+
+TEST(Store, WaitsForKeysUntilTheirLimit) {
+  const Served served;
+  const auto waiting = served.client();
+  std::thread setter([&] {
+    const auto other = served.client();
+    std::this_thread::sleep_for(100ms);
+    other->set("a", std::string("1"));
+    other->set("b", std::string("2"));
+  });
+  waiting->wait({"a", "b"}, 10s);
+  EXPECT_EQ(waiting->get_to_str("b"), "2");
+  setter.join();
+  EXPECT_THAT(message_of<TimeoutError>([&] { waiting->wait({"c"}, 50ms); }), HasSubstr("nobody has set 'c'"));
+  EXPECT_EQ(waiting->get_to_str("a"), "1");  // the connection is still good
+}
+
+TEST(Store, SaysThatItsServerIsGone) {
+  auto served = std::make_unique<Served>();
+  const auto client = served->client();
+  served.reset();
+  EXPECT_THAT(message_of<CommError>([&] { client->set("key", std::string("value")); }), HasSubstr("the connection to the store is lost"));
+  EXPECT_THAT(message_of<CommError>([&] { client->add("key", 1); }), HasSubstr("was lost before"));
+}
+
+TEST(Store, TurnsAwayWhoDoesNotKnowTheSecret) {
+  const Served served;
+  for (const auto* secret : {"", "Secret", "secret and more"}) {
+    EXPECT_THAT(message_of<ConfigError>([&] { served.client(secret); }), HasSubstr("TESSERA_SECRET"));
+  }
+  const auto liar = stranger(served.port);
+  say(liar, std::string(store_protocol::kHello) + std::string("\xff\xff\xff\xff", 4));
+  char answer = 0;
+  EXPECT_EQ(::recv(liar.get(), &answer, 1, 0), 0);
+  EXPECT_EQ(served.client()->add("count", 1), 1);
+}
+
+TEST(Store, IsThereForItsRanksWhateverStrangersDo) {
+  const Served served;
+  const auto member = served.client();
+  std::vector<Fd> silent;
+  for (int i = 0; i < 300; i++) silent.push_back(stranger(served.port));
+  std::atomic<bool> stop = false;
+  std::thread crowd([&] {
+    for (int i = 0; i < 4100 && !stop; i++) say(stranger(served.port), i % 2 == 0 ? "GET / HTTP/1.1\r\n\r\n" : store_protocol::kHello);
+  });
+  const auto start = Clock::now();
+  for (int i = 1; i <= 5; i++) EXPECT_EQ(served.client()->add("count", 1), i);
+  EXPECT_LT(Clock::now() - start, 10s);
+  EXPECT_EQ(member->add("count", 1), 6);
+  stop = true;
+  crowd.join();
+}
+
+TEST(Store, HangsUpOnMembersThatSpeakNonsense) {
+  const Served served;
+  for (const auto& nonsense : {store_protocol::pack({"no such verb"}), store_protocol::pack({"add"}), store_protocol::sized("\1\1\1\1\1"),
+                               std::string("\xff\xff\xff\xff", 4)}) {
+    const auto member = stranger(served.port);
+    say(member, std::string(store_protocol::kHello) + store_protocol::sized("secret") + nonsense);
+    std::string answer(100, '\0');
+    size_t count = 0;
+    for (ssize_t some = 1; some > 0; count += static_cast<size_t>(std::max<ssize_t>(some, 0))) {
+      some = ::recv(member.get(), answer.data() + count, answer.size() - count, 0);
+    }
+    EXPECT_EQ(answer.substr(0, count), store_protocol::kWelcome);
+  }
+  EXPECT_EQ(served.client()->add("count", 1), 1);
+}
+
+/// What connecting to a port says after half a second.
+std::string trouble_at(const std::string& host, int port) {
+  const auto start = Clock::now();
+  const auto text = message_of<TimeoutError>([&] { StoreClient(host, port, "secret", start + 500ms); });
+  EXPECT_LT(Clock::now() - start, 3s) << text;
+  return text;
+}
+
+TEST(Store, GivesTheReasonWhyItCanNotBeReached) {
+  EXPECT_THAT(trouble_at(kHost, free_port()), HasSubstr("Connection refused"));
+  const int port = free_port();
+  const auto silent = listener(port);
+  EXPECT_THAT(trouble_at(kHost, port), AllOf(HasSubstr("something accepts connections there"), HasSubstr("it does not answer")));
+  EXPECT_THAT(trouble_at("no-such-host.invalid", port), HasSubstr("the name 'no-such-host.invalid' can't be resolved"));
+}
+
+TEST(Store, TakesNothingElseForAStore) {
+  const int port = free_port();
+  const auto web = listener(port);
+  std::atomic<bool> stop = false;
+  std::thread server([&] {
+    while (!stop) {
+      const Fd peer(::accept(web.get(), nullptr, nullptr));
+      say(peer, "HTTP/1.1 400 Bad Request\r\n\r\n");
+    }
+  });
+  EXPECT_THAT(trouble_at(kHost, port), HasSubstr("no store of this version of Tessera"));
+  stop = true;
+  stranger(port);
+  server.join();
+}
+
+/// The local addresses of sockets that listen at a port, as the kernel lists them.
+std::vector<std::string> listening_at(int port) {
+  std::vector<std::string> addresses;
+  for (const auto* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    std::ifstream lines(table);
+    for (std::string line; std::getline(lines, line);) {
+      std::istringstream words(line);
+      std::string number, local, remote, state;
+      words >> number >> local >> remote >> state;
+      const auto colon = local.find(':');
+      if (state == "0A" && std::stoi(local.substr(colon + 1), nullptr, 16) == port) addresses.push_back(local.substr(0, colon));
+    }
+  }
+  return addresses;
+}
+
+TEST(Store, ListensWhereItWasAskedTo) {
+  const auto local = [](const std::string& host, bool one_host) {
+    const int port = free_port();
+    const auto socket = listen_at(host, port, one_host);
+    return listening_at(port);
+  };
+  const std::vector<std::string> loopback = {"0100007F"}, everywhere = {"00000000"};
+  EXPECT_EQ(local("127.0.0.1", true), loopback);
+  EXPECT_EQ(local("127.0.0.1", false), loopback);
+  EXPECT_EQ(local("localhost", false).size(), 1);
+  EXPECT_NE(local("localhost", false), everywhere);
+  EXPECT_EQ(local("192.0.2.1", false), everywhere);  // an address that is not of this host
+  const int taken = free_port();
+  const auto first = listen_at(kHost, taken, true);
+  EXPECT_THAT(message_of<CommError>([&] { listen_at(kHost, taken, true); }), HasSubstr("the port is taken; MASTER_PORT names another"));
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,74 @@
+// What a rank's file of a checkpoint says of itself: the record in its header, here in front of fixed tensors.
+#include <ATen/ATen.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "fuzz.h"
+#include "tessera/checkpoint/consolidate.h"
+#include "tessera/checkpoint/rank_file.h"
+#include "tessera/checkpoint/verify.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace tessera;
+  static const auto checkpoint_folder = fuzz::folder() + "/checkpoint";
+  std::filesystem::create_directories(checkpoint_folder);
+  {
+    checkpoint::SafetensorsWriter writer(
+        checkpoint::rank_file(checkpoint_folder, 0, 1),
+        {{.name = "w", .dtype = at::kFloat, .sizes = {6}}, {.name = "b", .dtype = at::kFloat, .sizes = {2}}},
+        {{"tessera", std::string(reinterpret_cast<const char*>(data), size)}});
+    writer.write(at::ones({6}));
+    writer.write(at::ones({2}));
+    writer.close();
+  }
+  fuzz::expect_own_errors([] { checkpoint::consolidate(checkpoint_folder, fuzz::folder() + "/whole.safetensors"); });
+  fuzz::expect_own_errors([] { checkpoint::verify(checkpoint_folder); });
+  return 0;
+}
+
+namespace tessera::fuzz {
+
+std::vector<std::string> seeds() {
+  const auto part = [](std::vector<int64_t> shape, std::vector<int64_t> strides, std::vector<int64_t> offsets, std::vector<int64_t> sizes) {
+    return nlohmann::json{{"shape", shape}, {"strides", strides}, {"slices", {{{"offsets", offsets}, {"sizes", sizes}}}}};
+  };
+  nlohmann::json record = {{"format", 2},
+                           {"rank", 0},
+                           {"ranks", 1},
+                           {"save", 17},
+                           {"parts", {{"w", part({2, 3}, {3, 1}, {0, 0}, {2, 3})}}},
+                           {"state", nlohmann::json::object()},
+                           {"whole", nlohmann::json::array()},
+                           {"buffers", {"b"}},
+                           {"aliases", {{"tied", "w"}}},
+                           {"optimizer", ""},
+                           {"notes", {{"step", "1"}}}};
+  std::vector<std::string> result = {record.dump()};
+  const auto changed = [&](const auto& change) {
+    auto copy = record;
+    change(copy);
+    result.push_back(copy.dump());
+  };
+  constexpr int64_t kHuge = int64_t{1} << 62;
+  changed([&](auto& json) { json["parts"]["w"] = part({kHuge, kHuge}, {1, 1}, {0, 0}, {2, 3}); });
+  changed([&](auto& json) { json["parts"]["w"] = part({kHuge, 1}, {1, 1}, {0, 0}, {6, 1}); });
+  changed([&](auto& json) { json["parts"]["w"] = part({-2, 3}, {3, 1}, {0, 0}, {2, 3}); });
+  changed([&](auto& json) { json["parts"]["w"] = part({2, 3}, {-1, kHuge}, {0, 0}, {2, 3}); });
+  changed([&](auto& json) { json["parts"]["w"] = part({2, 3}, {3, 1}, {0, 0, 0}, {2, 3}); });
+  changed([&](auto& json) { json["parts"]["w"] = part({0, kHuge, kHuge}, {1, 1, 1}, {0, 0, 0}, {0, 1, 1}); });
+  changed([&](auto& json) { json["parts"]["w"]["slices"].push_back(json["parts"]["w"]["slices"][0]); });
+  changed([&](auto& json) { json["whole"] = {"b", "missing"}; });
+  changed([&](auto& json) { json["aliases"] = {{"w", "w"}}; });
+  changed([&](auto& json) { json["format"] = 1; });
+  changed([&](auto& json) {
+    json["format"] = 1;
+    json["parts"]["w"] = {{"shape", {2, 3}}, {"strides", {3, 1}}, {"begin", 0}, {"numel", 6}};
+  });
+  result.push_back(std::string(50'000, '['));
+  result.push_back("{}");
+  result.push_back("");
+  return result;
+}
+
+}  // namespace tessera::fuzz

@@ -1,0 +1,66 @@
+// What strangers and members say to the store that rank 0 serves: the server must outlive it all.
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cstdlib>
+
+#include "fuzz.h"
+#include "tessera/base/port.h"
+#include "tessera/comm/host/store_server.h"
+
+namespace {
+
+constexpr auto kSecret = "secret";
+
+int port() {
+  using namespace tessera;
+  static const int number = free_port();
+  static StoreServer server(listen_at("127.0.0.1", number, true), kSecret);
+  return number;
+}
+
+tessera::Fd connected() {
+  tessera::Fd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port()));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) std::abort();
+  return socket;
+}
+
+/// Sends the bytes and reads until the server has answered, hung up, or shown that it waits for more.
+void say(const tessera::Fd& socket, std::string_view bytes) {
+  [[maybe_unused]] const auto sent = ::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  ::shutdown(socket.get(), SHUT_WR);
+  char buffer[4096];
+  while (::recv(socket.get(), buffer, sizeof buffer, 0) > 0) {
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  say(connected(), {reinterpret_cast<const char*>(data), size});
+  return 0;
+}
+
+namespace tessera::fuzz {
+
+std::vector<std::string> seeds() {
+  using namespace store_protocol;
+  const auto hello = std::string(kHello) + sized(kSecret);
+  return {hello + pack({"set", "key", "value"}) + pack({"get", "key"}) + pack({"check", "key", "other"}),
+          hello + pack({"add", "count", "3"}) + pack({"add", "count", "-9223372036854775808"}) + pack({"add", "count", "-1"}),
+          hello + pack({"compare", "key", "", "value"}) + pack({"count"}) + pack({"delete", "key"}),
+          hello + pack({"wait", "5", "never"}) + pack({"wait", "99999999999999999999", "key"}),
+          hello + pack({}) + pack({""}) + pack({"set"}),
+          hello + std::string("\xff\xff\xff\xff", 4),
+          std::string(kHello) + sized("wrong"),
+          "GET / HTTP/1.1\r\n\r\n",
+          ""};
+}
+
+}  // namespace tessera::fuzz
