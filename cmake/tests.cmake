@@ -126,8 +126,8 @@ foreach(_chapter IN ITEMS Construction Ties Writing Freezing Hooks Gradients Aut
   set_tests_properties(idioms/${_chapter} PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_limit})
 endforeach()
 
-# The readers of what others hand to us, fed with nonsense: by libFuzzer with clang, by a mutator of our own otherwise. A target for each
-# file but the two that all share.
+# The readers of what others hand to us, fed with nonsense: by libFuzzer with clang and the address sanitizer, by a mutator of our own
+# otherwise. A target for each file but the two that all share.
 set(_fuzz_seconds 3)
 if(TESSERA_LONG_TESTS)
   set(_fuzz_seconds 600)
@@ -139,7 +139,7 @@ foreach(_source IN LISTS _fuzz)
   add_executable(fuzz_${_name} ${_source} "${PROJECT_SOURCE_DIR}/tests/fuzz/support.cpp")
   set_target_properties(fuzz_${_name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
   target_link_libraries(fuzz_${_name} PRIVATE tessera fmt::fmt-header-only nlohmann_json::nlohmann_json)
-  if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  if(CMAKE_CXX_COMPILER_ID MATCHES "Clang" AND TESSERA_SANITIZE STREQUAL "address")
     target_link_options(fuzz_${_name} PRIVATE -fsanitize=fuzzer)
     set(_arguments "-max_total_time=${_fuzz_seconds}")
   else()
@@ -165,10 +165,15 @@ set_tests_properties(install/consumer PROPERTIES TIMEOUT 240)  # it compiles wit
 
 add_dependencies(test_cli_launch tessera_cli)
 add_dependencies(test_cli_failed_rank tessera_cli)
+if(TESSERA_LONG_TESTS)
+  add_dependencies(test_cli_kills_long tessera_cli)
+endif()
 add_dependencies(test_cli_ckpt tessera_cli)
 other_test(cli/launch_test SAYS "launch: 3 ranks.*.rank 0. shm: 3 ranks.*.rank 0.   errors +ok"
   COMMAND $<TARGET_FILE:tessera_cli> launch --nproc-per-node 3 $<TARGET_FILE:tessera_cli> test)
 other_test(cli/test SAYS "all transports keep their promises" COMMAND $<TARGET_FILE:tessera_cli> test)
+other_test(cli/test_on_a_full_disk STATUS 1 SAYS "standard output can't be written: No space left on device"
+  COMMAND sh -c "'$<TARGET_FILE:tessera_cli>' test --transport self >/dev/full")
 other_test(cli/nine_ranks SAYS "threads: 9 ranks.*all transports keep" COMMAND $<TARGET_FILE:tessera_cli> test --transport threads --ranks 9)
 other_test(cli/help SAYS "--transport.*--ranks" COMMAND $<TARGET_FILE:tessera_cli> test --help)
 other_test(cli/unknown_transport STATUS 105 SAYS "pigeon" COMMAND $<TARGET_FILE:tessera_cli> test --transport pigeon)

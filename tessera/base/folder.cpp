@@ -13,16 +13,15 @@ namespace fs = std::filesystem;
 std::optional<std::vector<std::string>> names_in(const fs::path& folder) {
   std::error_code error;
   std::vector<std::string> names;
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
-    names.push_back(entry->path().filename().string());
-  }
+  fs::directory_iterator entry(folder, error);
   if (error == std::errc::no_such_file_or_directory) return std::nullopt;
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) names.push_back(entry->path().filename().string());
   if (error) throw IoError(fmt::format("can't read the folder {}: {}", folder.string(), error.message()));
   std::ranges::sort(names);
   return names;
 }
 
-bool exists(const fs::path& path) {
+bool is_there(const fs::path& path) {
   std::error_code error;
   const auto status = fs::status(path, error);
   if (status.type() == fs::file_type::not_found) return false;

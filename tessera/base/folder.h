@@ -13,6 +13,6 @@ namespace tessera {
 std::optional<std::vector<std::string>> names_in(const std::filesystem::path& folder);
 
 /// Whether there is something at the path. Throws IoError if that can't be found out.
-bool exists(const std::filesystem::path& path);
+bool is_there(const std::filesystem::path& path);
 
 }  // namespace tessera

@@ -11,6 +11,7 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
@@ -57,14 +58,16 @@ std::string LaunchRecord::path() const {
 std::map<int, LaunchRecord::Rank> LaunchRecord::read() const {
   std::map<int, Rank> ranks;
   std::ifstream lines(path());
-  int rank = 0;
-  for (std::string words; lines >> rank >> words;) {
-    int culprit = 0;
-    if (words == kStarts) {
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    int rank = 0, culprit = 0;
+    std::string what;
+    if (!(words >> rank >> what)) continue;
+    if (what == kStarts) {
       ranks[rank].starts++;
-    } else if (words == kJoined) {
+    } else if (what == kJoined) {
       ranks[rank].joined++;
-    } else if (std::from_chars(words.data(), words.data() + words.size(), culprit).ec == std::errc()) {
+    } else if (std::from_chars(what.data(), what.data() + what.size(), culprit).ec == std::errc()) {
       ranks[rank].culprit = culprit;
     }
   }

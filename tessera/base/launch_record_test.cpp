@@ -1,5 +1,6 @@
 #include "tessera/base/launch_record.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -21,6 +22,9 @@ TEST(LaunchRecord, HasTheCulpritThatARankNamedLast) {
   const LaunchRecord record;
   const Announced announced(record.path());
   record_failure(0, 2);
+  Process({"sh", "-c", "echo; echo junk 5; echo 7; echo 1 junk"}, {}, {}, [path = record.path()] {
+    ::dup2(::open(path.c_str(), O_WRONLY | O_APPEND), STDOUT_FILENO);
+  }).wait(std::chrono::seconds(10));
   record_failure(1, 0);
   record_failure(1, 17);
   auto ranks = record.read();

@@ -56,15 +56,6 @@ const Launcher* outer_launcher() {
   return env(kSlurm.size) ? &kSlurm : nullptr;
 }
 
-bool all_ranks_are_here(int world_size) {
-  std::vector<Launcher> launchers(kMpi.begin(), kMpi.end());
-  launchers.push_back(kPlain);
-  for (const auto& launcher : launchers) {
-    if (env_int(launcher.local_size, 1, kMost) == world_size) return true;
-  }
-  return env(kSlurm.size) && env("SLURM_STEP_NUM_NODES") == "1";
-}
-
 /// Another job of the same host should not come to the same port.
 int slurm_port() {
   constexpr int kFirst = 20000, kCount = 10000, kStepsApart = 101;
@@ -75,40 +66,55 @@ int slurm_port() {
 
 }  // namespace
 
-std::optional<Identity> identity_from_environment() {
+namespace {
+
+/// The launcher whose variables hold for this process; null if there is none.
+const Launcher* launcher_of_this_process() {
   const auto plain = identity_by(kPlain);
-  // torchrun starts ranks also inside of a job of another launcher, which then only started torchrun.
-  if (plain && env("TORCHELASTIC_RUN_ID")) return plain;
   const auto* const outer = outer_launcher();
-  if (outer == nullptr) return plain;
+  // torchrun starts ranks also inside of a job of another launcher, which then only started torchrun.
+  if (plain && (outer == nullptr || env("TORCHELASTIC_RUN_ID"))) return &kPlain;
+  if (outer == nullptr) return nullptr;
   const auto given = identity_by(*outer);
   if (plain && (plain->rank != given->rank || plain->world_size != given->world_size)) {
     throw ConfigError(fmt::format("the environment describes this process twice: {}, but {}; unset the variables that are left over",
                                   describe(kPlain, *plain), describe(*outer, *given)));
   }
-  return given;
+  return outer;
+}
+
+bool all_ranks_are_here(const Launcher& launcher) {
+  if (&launcher == &kSlurm) return env("SLURM_STEP_NUM_NODES") == "1";
+  return env_int(launcher.local_size, 1, kMost) == env_int(launcher.size, 1, kMost);
+}
+
+}  // namespace
+
+std::optional<Identity> identity_from_environment() {
+  const auto* const launcher = launcher_of_this_process();
+  return launcher == nullptr ? std::nullopt : identity_by(*launcher);
 }
 
 std::optional<int> local_rank_from_environment() {
-  if (const auto rank = env_int(kPlain.local_rank, 0, kMost)) return static_cast<int>(*rank);
-  const auto* const outer = outer_launcher();
-  const auto rank = outer != nullptr ? env_int(outer->local_rank, 0, kMost) : std::nullopt;
-  return rank ? std::optional(static_cast<int>(*rank)) : std::nullopt;
+  const auto* const launcher = launcher_of_this_process();
+  for (const auto* each : {&kPlain, launcher}) {
+    const auto rank = each != nullptr ? env_int(each->local_rank, 0, kMost) : std::nullopt;
+    if (rank) return static_cast<int>(*rank);
+  }
+  return std::nullopt;
 }
 
 MeetingPoint meeting_point() {
-  const auto identity = identity_from_environment().value_or(Identity{});
-  const bool slurm = outer_launcher() == &kSlurm;
-  const auto port = env_int("MASTER_PORT", 1, 65535).value_or(slurm ? slurm_port() : kDefaultPort);
-  MeetingPoint point{.host = env("MASTER_ADDR").value_or(""), .port = static_cast<int>(port)};
+  const auto* const launcher = launcher_of_this_process();
+  const bool slurm = launcher == &kSlurm;
+  MeetingPoint point{.host = env("MASTER_ADDR").value_or(""),
+                     .port = static_cast<int>(env_int("MASTER_PORT", 1, 65535).value_or(slurm ? slurm_port() : kDefaultPort))};
   // torchrun serves its store at MASTER_ADDR, wherever the ranks are.
-  point.one_host = all_ranks_are_here(identity.world_size) && env("TORCHELASTIC_USE_AGENT_STORE") != "True";
-  if (point.one_host) {
+  point.one_host = launcher != nullptr && all_ranks_are_here(*launcher) && env("TORCHELASTIC_USE_AGENT_STORE") != "True";
+  if (point.one_host || (point.host.empty() && !slurm)) {
     point.host = "127.0.0.1";
-  } else if (point.host.empty() && slurm) {
-    point.host = first_host(env("SLURM_STEP_NODELIST").value_or("127.0.0.1"));
   } else if (point.host.empty()) {
-    point.host = "127.0.0.1";
+    point.host = first_host(env("SLURM_STEP_NODELIST").value_or("127.0.0.1"));
   }
   return point;
 }

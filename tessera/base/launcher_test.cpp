@@ -123,8 +123,10 @@ TEST(Launcher, MayBeStartedByAnother) {
   {
     Variables both = kOpenMpi;
     both.insert(kSrun.begin(), kSrun.end());  // mpirun uses srun to reach the hosts
+    both.insert({{"SLURM_STEP_NUM_NODES", "1"}, {"MASTER_ADDR", "head"}});
     const Environment environment(both);
     expect_identity(1, 4);
+    EXPECT_EQ(meeting_point().host, "head");  // that srun has started one process on this host, but the job has two hosts
   }
   {
     const Environment environment(kSrun, {{"RANK", "5"}, {"WORLD_SIZE", "8"}});

@@ -44,29 +44,35 @@ std::vector<TensorSlice> without(std::vector<TensorSlice> missing, const std::ve
   return missing;
 }
 
-at::Tensor whole(const Source& source, const RankFile& first) {
+/// The files that together have all values. Throws IoError if there are none: before memory is asked for, because the files may promise a
+/// shape for which no memory is enough.
+std::vector<const RankFile*> needed_files(const Source& source) {
   const auto& [name, dtype, shape] = source.entry;
-  if (source.files.empty()) return first.tensors.read(name);
-  // The files may promise a shape for which no memory is enough, so they are asked first whether they have so many values.
-  int64_t present = 0;
-  for (const auto* file : source.files) present += file->record.parts.at(name).numel();
-  if (present < c10::multiply_integers(shape)) {
-    throw IoError(fmt::format("the ranks' files have not all values of '{}': {} of the shape [{}]", name, present, fmt::join(shape, ", ")));
-  }
-  const auto values = at::empty(shape, dtype);
+  std::vector<const RankFile*> needed;
   auto missing = std::vector{whole_slice(shape)};
   for (const auto* file : source.files) {
-    const auto& part = file->record.parts.at(name);
-    auto rest = without(missing, part.slices);
+    auto rest = without(missing, file->record.parts.at(name).slices);
     if (rest == missing) continue;  // the part is empty, or an earlier rank has the same values (a replica)
     missing = std::move(rest);
-    const auto views = views_of_slices(file->tensors.read(name), part.slices, part.strides);
-    for (size_t i = 0; i < views.size(); i++) view_of(values, part.slices[i]).copy_(views[i]);
+    needed.push_back(file);
   }
-  if (values.numel() == 0 || missing.empty()) return values;
+  if (missing.empty() || missing.front().numel() == 0) return needed;
   const auto gap = std::ranges::min(missing, {}, &TensorSlice::offsets);
   throw IoError(fmt::format("the ranks' files have not all values of '{}': the first that is missing is at [{}]", name,
                             fmt::join(gap.offsets, ", ")));
+}
+
+at::Tensor whole(const Source& source, const RankFile& first) {
+  const auto& [name, dtype, shape] = source.entry;
+  if (source.files.empty()) return first.tensors.read(name);
+  const auto needed = needed_files(source);
+  const auto values = at::empty(shape, dtype);
+  for (const auto* file : needed) {
+    const auto& part = file->record.parts.at(name);
+    const auto views = views_of_slices(file->tensors.read(name), part.slices, part.strides);
+    for (size_t i = 0; i < views.size(); i++) view_of(values, part.slices[i]).copy_(views[i]);
+  }
+  return values;
 }
 
 }  // namespace

@@ -17,7 +17,8 @@ namespace tessera::checkpoint {
 namespace {
 
 constexpr auto kKey = "tessera";
-constexpr int kFormat = 2;
+constexpr int kFormat = 3;
+constexpr int kWithoutChecksums = 2;
 constexpr int kFlatFormat = 1;  // version 0.1.0: a part is a range of values in memory order, and the optimizer's state has no slices
 
 nlohmann::json to_json(const std::map<std::string, PartRecord>& parts) {
@@ -88,10 +89,11 @@ std::map<std::string, PartRecord> parts_from_json(const nlohmann::json& json, in
 
 RankRecord from_json(const nlohmann::json& json) {
   const auto format = json.at("format").get<int>();
-  if (format != kFormat && format != kFlatFormat) {
-    throw IoError(fmt::format("its format is {}, this version of Tessera reads formats {} and {}", format, kFlatFormat, kFormat));
+  if (format < kFlatFormat || format > kFormat) {
+    throw IoError(fmt::format("its format is {}, this version of Tessera reads formats {} to {}", format, kFlatFormat, kFormat));
   }
   RankRecord record{.rank = json.at("rank"), .ranks = json.at("ranks"), .save = json.at("save")};
+  record.checksums = format > kWithoutChecksums;
   record.parts = parts_from_json(json.at("parts"), format);
   if (format != kFlatFormat) record.state = parts_from_json(json.at("state"), format);
   record.outside = json.at("whole").get<std::vector<std::string>>();
@@ -117,7 +119,7 @@ std::optional<int> take_number(std::string_view& text, std::string_view before) 
 std::optional<std::pair<int, int>> rank_of_file(std::string_view name) {
   const auto rank = take_number(name, "rank-");
   const auto ranks = rank ? take_number(name, "-of-") : std::nullopt;
-  if (!ranks || name != ".safetensors") return std::nullopt;
+  if (!ranks || *ranks == 0 || name != ".safetensors") return std::nullopt;
   return std::pair(*rank, *ranks);
 }
 
@@ -146,6 +148,8 @@ RankFile open_rank_file(const std::filesystem::path& folder, int rank, int ranks
     if (record.rank != rank || record.ranks != ranks) {
       throw IoError(fmt::format("it was written by rank {} of {}; somebody has renamed it", record.rank, record.ranks));
     }
+    const auto has_none = [&](const std::string& name) { return !file.has_checksum(name); };
+    if (record.checksums && std::ranges::any_of(file.names(), has_none)) throw IoError("its checksums are gone");
     const auto values_of = [&](const std::string& name) {
       return file.contains(name) ? c10::multiply_integers(file.info(name).sizes) : -1;
     };

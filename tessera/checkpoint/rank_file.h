@@ -26,6 +26,7 @@ struct PartRecord {
 
 struct RankRecord {
   int rank = 0, ranks = 1;
+  bool checksums = true;                         // whether the file must have them, which old ones do not
   uint64_t save = 0;                             // a random number for each save, by which files of different saves are told apart
   std::map<std::string, PartRecord> parts = {};  // sharded parameters
   /// Tensors of the optimizer's state. If a tensor has one value for each block of a parameter's values, its slices are those of the flat

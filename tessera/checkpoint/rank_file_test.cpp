@@ -172,6 +172,16 @@ TEST(RankFile, OfTheFirstFormatIsReadAsEver) {
   for (const auto& name : whole.names()) EXPECT_TRUE(at::equal(whole.read(name), state.at(name))) << name;
 }
 
+TEST(RankFile, WithoutItsChecksumsIsRefused) {
+  const Folder folder;
+  with_ranks(1, [&](const Communicator& world) { checkpoint::save(folder / "a", {.model = sharded_net(world).ptr().get()}, world); });
+  const auto path = rank_file(folder / "a", 0, 1);
+  auto bytes = read_file(path);
+  bytes[bytes.find("xxh3_64")] = 'y';
+  write_file(path, bytes);
+  EXPECT_THAT(message_of<IoError>([&] { (void)open_rank_file(folder / "a", 0, 1); }), HasSubstr("its checksums are gone"));
+}
+
 TEST(RankFile, ThatMakesNoSenseIsRefused) {
   const Folder folder;
   with_ranks(1, [&](const Communicator& world) {
@@ -181,7 +191,7 @@ TEST(RankFile, ThatMakesNoSenseIsRefused) {
       change(rank_file(folder / "a", 0, 1), edit);
       return message_of<IoError>([&] { (void)open_rank_file(folder / "a", 0, 1); });
     };
-    EXPECT_THAT(refusal([](auto& record) { record["format"] = 3; }), HasSubstr("reads formats 1 and 2"));
+    EXPECT_THAT(refusal([](auto& record) { record["format"] = 4; }), HasSubstr("reads formats 1 to 3"));
     const auto of_part = [&](const std::function<void(nlohmann::json&)>& edit) {
       return refusal([&](auto& record) { edit(record["parts"]["a.weight"]); });
     };

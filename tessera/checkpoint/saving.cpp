@@ -9,6 +9,7 @@
 #include <random>
 
 #include "tessera/base/atomic_write.h"
+#include "tessera/base/folder.h"
 #include "tessera/checkpoint/contents.h"
 #include "tessera/checkpoint/part_records.h"
 #include "tessera/comm/groups/all_or_none.h"
@@ -102,8 +103,7 @@ std::vector<RankContents> contents_of_ranks(uint64_t save, const Contents& conte
 
 void write_rank_file(const fs::path& folder, const RankContents& rank) {
   const auto& record = rank.record;
-  std::error_code no_folder;
-  if (!fs::is_directory(folder, no_folder)) {
+  if (!is_there(folder)) {
     throw IoError(fmt::format("the folder {} that rank 0 has made is not there for rank {}; save where all ranks see the same files",
                               folder.string(), record.rank));
   }

@@ -19,7 +19,7 @@ fs::path step_folder(const fs::path& prefix, int64_t step) {
 
 bool is_complete(const fs::path& folder) {
   std::error_code no_folder;
-  if (!fs::is_directory(folder, no_folder)) return false;
+  if (!is_there(folder) || !fs::is_directory(folder, no_folder)) return false;
   names_in(folder);  // throws here if the folder can't be read
   try {
     return saved_ranks(folder) > 0;

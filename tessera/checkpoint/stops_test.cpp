@@ -101,6 +101,7 @@ std::vector<double> rest_of_run(const std::filesystem::path& prefix, int ranks_o
     checkpoint::load(*latest(prefix), contents, world);
     const int step = std::stoi(contents.notes.at("step"));
     run.train(step, kSecond);
+    if (step < kSecond) save(run, prefix, kSecond);  // over what the stopped save has left
     const auto own = run.train(kSecond, kEnd);
     if (world.rank() == ranks_own) losses = own;
   });

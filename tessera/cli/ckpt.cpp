@@ -58,10 +58,11 @@ void consolidate(const std::string& given, std::string save_path) {
 
 void verify(const std::string& given) {
   const auto prefix = without_slashes(given);
-  const auto place = exists(prefix) ? fs::path(prefix) : find(prefix);
+  const auto place = is_there(prefix) ? fs::path(prefix) : find(prefix);
   const auto found = checkpoint::verify(place);
   for (const auto& fault : found.faults) fmt::print(stderr, "{}\n", fault);
-  if (!found.faults.empty()) throw IoError(fmt::format("{} is damaged in {} places", place.string(), found.faults.size()));
+  if (!found.faults.empty())
+    throw IoError(fmt::format("{} is damaged in {} place{}", place.string(), found.faults.size(), found.faults.size() == 1 ? "" : "s"));
   fmt::print("{} is whole: {} files, {} tensors, {} bytes{}\n", place.string(), found.files, found.tensors, found.bytes,
              found.without_checksum == 0 ? "" : fmt::format("; {} tensors have no checksum", found.without_checksum));
 }

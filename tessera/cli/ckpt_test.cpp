@@ -5,8 +5,8 @@
 
 #include "tessera/base/process.h"
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/checkpoint/step_folders.h"
 #include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/checkpoint/step_folders.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
 
@@ -21,13 +21,17 @@ struct Ended {
   std::string output;
 };
 
-Ended consolidate(const std::vector<std::string>& arguments) {
+Ended ckpt(const std::string& verb, const std::vector<std::string>& arguments) {
   std::string command = std::filesystem::path(this_program()).parent_path().parent_path() / "bin/tessera";
-  command += " ckpt consolidate";
+  command += " ckpt " + verb;
   for (const auto& argument : arguments) command += " '" + argument + "'";
   Process process({"sh", "-c", command + " 2>&1"}, {}, Process::Output::Capture);
   auto output = process.read_output();
   return {.status = process.wait(std::chrono::seconds(10)).value_or(-1), .output = std::move(output)};
+}
+
+Ended consolidate(const std::vector<std::string>& arguments) {
+  return ckpt("consolidate", arguments);
 }
 
 struct Ckpt : ::testing::Test {
@@ -62,9 +66,27 @@ TEST_F(Ckpt, SaysWhatIsThereInstead) {
   EXPECT_EQ(ended.status, 1);
   EXPECT_THAT(ended.output,
               AllOf(HasSubstr("none called nett-step-N"), HasSubstr(folder.path().string() + " has net-step-000005, net-step-000020")));
-  EXPECT_THAT(consolidate({"--ckpt-prefix", folder / "a/b"}).output, HasSubstr("No such file or directory"));
+  EXPECT_THAT(consolidate({"--ckpt-prefix", folder / "a/b"}).output, HasSubstr("there is no folder"));
   EXPECT_EQ(consolidate({}).status, 106);
   EXPECT_THAT(consolidate({"--ckpt-prefix", prefix, "--save-path", folder / "none/out"}).output, HasSubstr("can't create"));
+}
+
+TEST_F(Ckpt, VerifiesEveryFile) {
+  const auto whole = ckpt("verify", {"--ckpt-prefix", prefix});
+  EXPECT_EQ(whole.status, 0);
+  EXPECT_EQ(whole.output, prefix + "-step-000020 is whole: 2 files, 14 tensors, 11008 bytes\n");
+  const auto file = std::filesystem::path(prefix + "-step-000020") / "rank-1-of-2.safetensors";
+  auto bytes = read_file(file);
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  write_file(file, bytes);
+  const auto damaged = ckpt("verify", {"--ckpt-prefix", prefix});
+  EXPECT_EQ(damaged.status, 1);
+  EXPECT_THAT(damaged.output, AllOf(HasSubstr("rank-1-of-2.safetensors is damaged: the bytes of '"), HasSubstr("is damaged in 1 place")));
+  EXPECT_EQ(ckpt("verify", {"--ckpt-prefix", file}).status, 1);
+  EXPECT_EQ(ckpt("verify", {"--ckpt-prefix", prefix + "-step-000005"}).status, 0);
+  std::filesystem::remove(file);
+  EXPECT_THAT(ckpt("verify", {"--ckpt-prefix", prefix + "-step-000020"}).output, HasSubstr("'rank-1-of-2.safetensors' is missing"));
+  EXPECT_THAT(ckpt("verify", {"--ckpt-prefix", folder / "none"}).output, HasSubstr("none called none-step-N"));
 }
 
 }  // namespace

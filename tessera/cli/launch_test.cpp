@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -212,7 +213,8 @@ TEST(Launch, NamesTheRankForWhichOthersWaitInVain) {
   EXPECT_THAT(ended.err, HasSubstr("launch: rank 1 ended with status 0 and said nothing on standard error, while rank 0 waited for it to "
                                    "join; stopped ranks 0 and 2\n"));
   // Nobody waits for it here: not before they join, nor in a world that it has joined too.
-  const auto joined = run("2", shell("echo $RANK starts >>$TESSERA_LAUNCH_RECORD; [ $RANK = 1 ] && exit 0; sleep 0.5; exit 0"));
+  const auto joined = run("2", shell("echo $RANK starts >>$TESSERA_LAUNCH_RECORD; [ $RANK = 1 ] || sleep 0.5; "
+                                     "echo $RANK joined >>$TESSERA_LAUNCH_RECORD; exit 0"));
   EXPECT_EQ(joined.status, 0) << joined.err;
   const auto alone = run("2", shell("[ $RANK = 1 ] && exit 0; sleep 0.5; exit 0"));
   EXPECT_EQ(alone.status, 0) << alone.err;
@@ -304,23 +306,41 @@ TEST(Launch, RunsWithoutItsStandardStreams) {
   EXPECT_EQ(closed("2>/dev/full", "echo err >&2").status, 0);
 }
 
+TEST(Launch, RunsWithoutReadersFromTheBeginning) {
+  const testing::Folder folder;
+  Pipe nobody;
+  nobody.read = Fd();
+  Process job(launch("2", shell("echo out; echo err >&2; touch " + folder.path().string() + "/$RANK")), {}, {}, [&] {
+    ::dup2(nobody.write.get(), STDOUT_FILENO);
+    ::dup2(nobody.write.get(), STDERR_FILENO);
+  });
+  EXPECT_EQ(job.wait(20s), 0);
+  for (const auto* file : {"0", "1"}) EXPECT_TRUE(std::filesystem::exists(folder / file)) << file;
+}
+
 // The rank that floods waits in its pipe. The launcher goes on serving everything else.
 TEST(Launch, ServesDeathsAndSignalsWhileNobodyReads) {
-  const auto flood = "trap 'exit 0' TERM; yes | head -c 3000000; while :; do sleep 0.1; done";
   const testing::Folder folder;
-  Launched dying(launch("2", shell("[ $RANK = 0 ] && { " + std::string(flood) + "; }; sleep 1; exit 3")));
+  Launched dying(launch(
+      "2", shell("[ $RANK = 0 ] && { yes | head -c 3000000; sleep 100; }; sleep 1; touch " + (folder / "ended").string() + "; exit 3")));
+  EXPECT_TRUE(comes_true([&] { return std::filesystem::exists(folder / "ended"); }));
   std::this_thread::sleep_for(3s);  // no time limit is so long: rank 0 has been stopped by now
   const auto ended = dying.end();
   EXPECT_EQ(ended.status, 3);
   EXPECT_THAT(ended.err, HasSubstr("launch: rank 1 ended with status 3"));
   EXPECT_LT(ended.out.size(), 3'000'000);
 
-  Launched stopped(launch("2", shell("touch " + folder.path().string() + "/runs.$RANK; " + flood)));
-  EXPECT_TRUE(comes_true([&] { return std::filesystem::exists(folder / "runs.0") && std::filesystem::exists(folder / "runs.1"); }));
+  const auto file = [&](const std::string& name) { return (folder / name).string(); };
+  Launched stopped(launch("2", shell("trap 'touch " + file("heard") + ".$RANK; exit 0' TERM; touch " + file("runs") + ".$RANK; " +
+                                     "yes | head -c 3000000; while :; do sleep 0.1; done")));
+  const auto both = [&](const std::string& name) {
+    return std::filesystem::exists(file(name + ".0")) && std::filesystem::exists(file(name + ".1"));
+  };
+  EXPECT_TRUE(comes_true([&] { return both("runs"); }));
   std::this_thread::sleep_for(300ms);
   ::kill(stopped.pid(), SIGTERM);
-  std::this_thread::sleep_for(1s);
-  EXPECT_EQ(stopped.end().status, 0);  // the ranks have heard of it
+  EXPECT_TRUE(comes_true([&] { return both("heard"); }));  // and still nobody reads
+  EXPECT_EQ(stopped.end().status, 0);
 }
 
 /// The watchdog of a launcher.
@@ -420,6 +440,27 @@ TEST(Launch, PassesControlCOnOnce) {
   EXPECT_EQ(::write(job.keyboard.get(), "\x03", 1), 1);
   EXPECT_THAT(job.screen(), AllOf(HasSubstr("caught by 0"), HasSubstr("caught by 1")));
   EXPECT_EQ(job.process.wait(20s), 0);
+}
+
+TEST(Launch, GivesRanksTheirTimeWhenTheTerminalCloses) {
+  const testing::Folder folder;
+  OnTerminal job(launch("2", shell("trap 'sleep 1; touch " + folder.path().string() + "/saved.$RANK; exit 0' HUP; echo \"ready $RANK\"; " +
+                                   "while :; do sleep 0.1; done")));
+  job.wait_for({"ready 0", "ready 1"});
+  job.keyboard = Fd();
+  EXPECT_EQ(job.process.wait(20s), 0);
+  for (const auto* file : {"saved.0", "saved.1"}) EXPECT_TRUE(std::filesystem::exists(folder / file)) << file;
+}
+
+TEST(Launch, GoesOnWhenTheReaderOfAFifoLeaves) {
+  const testing::Folder folder;
+  const auto fifo = (folder / "fifo").string();
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  auto command =
+      launch("2", shell("echo first; sleep 0.5; echo second; sleep 0.5; echo third; touch " + folder.path().string() + "/$RANK"));
+  command.insert(command.begin(), {"sh", "-c", "head -n 1 <'" + fifo + "' >/dev/null & exec \"$@\" >'" + fifo + "'", "sh"});
+  EXPECT_EQ(Launched(command).end().status, 0);
+  for (const auto* file : {"0", "1"}) EXPECT_TRUE(std::filesystem::exists(folder / file)) << file;
 }
 
 TEST(Launch, WarnsOfAVariableThatNobodyReads) {

@@ -11,6 +11,8 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <set>
+#include <utility>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
@@ -55,7 +57,6 @@ LocalJob::HeldSignals::~HeldSignals() {
 LocalJob::LocalJob(const std::vector<std::string>& command, int ranks, const std::map<std::string, std::string>& environment,
                    Console& console)
     : console_(console), watchdog_(ranks) {
-  ::signal(SIGPIPE, SIG_IGN);  // the ranks go on if the reader of our output ends
   for (int rank = 0; rank < ranks; rank++) start(command, environment);
 }
 
@@ -104,6 +105,10 @@ Ending LocalJob::run() {
   return ending_;
 }
 
+void LocalJob::say(std::string_view words) {
+  console_.err().write(words);
+}
+
 bool LocalJob::has_ended_well(int rank) const {
   return ranks_[static_cast<size_t>(rank)].status == 0;
 }
@@ -120,16 +125,21 @@ bool LocalJob::runs() const {
   return std::ranges::any_of(ranks_, [](const auto& rank) { return !rank.status; });
 }
 
-/// Replaces the rank that failed first by the one because of which it failed, as the record has it: that one may end later.
+/// Replaces the rank that failed first by the one because of which it failed, as the record has it: that one may end later. It may itself
+/// have failed because of a third one.
 void LocalJob::blame() {
-  const int first = *ending_.failed_rank;
-  const int culprit = record_.read()[first].culprit.value_or(first);
-  const bool exists = culprit >= 0 && culprit < static_cast<int>(ranks_.size());
-  const bool was_stopped = std::ranges::find(ending_.stopped, culprit) != ending_.stopped.end();
-  if (exists && culprit != first && has_ended_well(culprit)) {
-    ending_.left_early = culprit;
-  } else if (exists && !was_stopped) {
-    ending_.failed_rank = culprit;
+  auto told = record_.read();
+  std::set<int> seen;
+  for (int rank = *ending_.failed_rank; ending_.left_waiting.empty() && seen.insert(rank).second;) {
+    ending_.failed_rank = rank;
+    const int culprit = told[rank].culprit.value_or(rank);
+    const bool exists = culprit >= 0 && culprit < static_cast<int>(ranks_.size());
+    if (!exists || std::ranges::find(ending_.stopped, culprit) != ending_.stopped.end()) break;
+    if (culprit != rank && has_ended_well(culprit)) {
+      ending_.left_early = culprit;
+      break;
+    }
+    rank = culprit;
   }
   const auto& failed = ranks_[static_cast<size_t>(*ending_.failed_rank)];
   ending_.status = ending_.left_waiting.empty() ? *failed.status : 1;
@@ -149,7 +159,8 @@ void LocalJob::wait_for_news() {
   std::optional<Clock::time_point> end;
   if (!plan_.empty()) end = plan_.front().when;
   const bool some_ended = running().size() < ranks_.size();
-  if (some_ended && !ending_.failed_rank) end = std::min(end.value_or(Clock::time_point::max()), Clock::now() + kLook);
+  if ((some_ended && !ending_.failed_rank) || watchdog_missed_)
+    end = std::min(end.value_or(Clock::time_point::max()), Clock::now() + kLook);
   const auto left = end ? std::chrono::ceil<std::chrono::milliseconds>(*end - Clock::now()) : std::chrono::milliseconds(-1);
   ::poll(sources.data(), sources.size(), end ? std::max(0, static_cast<int>(left.count())) : -1);
 }
@@ -169,8 +180,8 @@ void LocalJob::take_signal(int signal) {
     if (interrupted_) {
       plan_ = {{now, SIGKILL}};
     } else {
-      console_.err().write(fmt::format("launch: passing SIG{} on; ranks that still run in {} s are killed, after another signal at once\n",
-                                       ::sigabbrev_np(signal), kGrace.count()));
+      say(fmt::format("launch: passing SIG{} on; ranks that still run in {} s are killed, after another signal at once\n",
+                      ::sigabbrev_np(signal), kGrace.count()));
       plan_ = {{now, signal}, {now + kGrace, SIGKILL}};
     }
     interrupted_ = signal;
@@ -196,11 +207,20 @@ void LocalJob::reap() {
     watchdog_.watch(static_cast<int>(i), 0);
     if (*rank.status == 0 || interrupted_) continue;
     // A rank that was killed by a signal counts as the first to fail, even if a rank that only noticed its death ended before it.
-    const bool killed = *rank.status > 128 && ending_.status <= 128 && ending_.stopped.empty();
+    const bool killed = *rank.status > 128 && ending_.status <= 128 && ending_.stopped.empty() && ending_.left_waiting.empty();
     if (ending_.failed_rank && !killed) continue;
     fail(static_cast<int>(i));
   }
-  if (runs() && watchdog_.revive()) console_.err().write("launch: the process that guards against leftovers has ended; started it again\n");
+  keep_watchdog();
+}
+
+void LocalJob::keep_watchdog() {
+  try {
+    if (runs() && watchdog_.revive()) say("launch: the process that guards against leftovers has ended; started it again\n");
+    watchdog_missed_ = false;
+  } catch (const IoError& error) {
+    if (!std::exchange(watchdog_missed_, true)) say(fmt::format("launch: {}; trying again from time to time\n", error.what()));
+  }
 }
 
 /// A rank that ends well without joining the others leaves them waiting until their time limit.
@@ -213,7 +233,7 @@ void LocalJob::find_early_leaver() {
     if (!has_ended_well(rank)) continue;
     std::vector<int> waiting;
     std::ranges::copy_if(running_ranks, std::back_inserter(waiting),
-                         [&](int other) { return told[other].waits() && told[other].starts > told[rank].starts; });
+                         [&](int other) { return told[other].waits() && told[other].starts > told[rank].joined; });
     if (waiting.empty()) continue;
     ending_.left_waiting = std::move(waiting);
     fail(rank);

@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/base/launch_record.h"
@@ -61,6 +62,8 @@ class LocalJob {
   void take_signals();
   void take_signal(int signal);
   void relay_output();
+  void say(std::string_view words);
+  void keep_watchdog();
   void reap();
   void find_early_leaver();
   void fail(int rank);
@@ -74,6 +77,7 @@ class LocalJob {
   Console& console_;
   HeldSignals signals_;
   Watchdog watchdog_;
+  bool watchdog_missed_ = false;  // it has ended and can't be started again
   LaunchRecord record_;
   size_t first_relay_ = 0;  // whose turn it is to write first
   std::vector<Rank> ranks_;

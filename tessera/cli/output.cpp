@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -10,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <vector>
 
 namespace tessera::cli {
 namespace {
@@ -69,25 +71,26 @@ void Output::flush() {
   }
 }
 
-void Output::finish() {
-  for (flush(); !idle(); flush()) {
-    pollfd target{.fd = descriptor(), .events = POLLOUT, .revents = 0};
-    ::poll(&target, 1, -1);
-  }
-}
-
 std::optional<std::string> Output::trouble() const {
   if (lost_ == 0) return std::nullopt;
   return fmt::format("lost {} bytes: {}", lost_, std::strerror(reason_));
 }
 
 Console::Console() : out_(STDOUT_FILENO) {
+  ::signal(SIGPIPE, SIG_IGN);  // a reader that has gone must not end this process
   if (!is_same_file(STDOUT_FILENO, STDERR_FILENO)) err_.emplace(STDERR_FILENO);
 }
 
 void Console::finish() {
-  err().finish();
-  out_.finish();
+  for (;;) {
+    std::vector<pollfd> waiting;
+    for (auto* output : {&out(), &err()}) {
+      output->flush();
+      if (!output->idle()) waiting.push_back({.fd = output->descriptor(), .events = POLLOUT, .revents = 0});
+    }
+    if (waiting.empty()) return;
+    ::poll(waiting.data(), waiting.size(), -1);
+  }
 }
 
 void occupy_standard_streams() {

@@ -23,9 +23,6 @@ class Output {
   void write(std::string_view text);
   /// Writes what can be written without waiting.
   void flush();
-  /// Waits until everything has been written or dropped.
-  void finish();
-
   /// The descriptor for poll(): it becomes writable when flush() can go on.
   int descriptor() const { return own_ ? own_.get() : stream_; }
   /// "lost 12 bytes: No space left on device"; nothing if all was written, or if the reader of a pipe or terminal has gone.
@@ -50,7 +47,7 @@ class Console {
 
   Output& out() { return out_; }
   Output& err() { return err_ ? *err_ : out_; }
-  Output& of(int stream) { return stream == STDERR_FILENO ? err() : out(); }
+  /// Waits until everything has been written or dropped.
   void finish();
 
  private:

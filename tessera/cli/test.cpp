@@ -107,23 +107,25 @@ bool report(const Communicator& world) {
 bool test_processes(const std::string& transport, const TestFlags& flags) {
   const auto port = std::to_string(free_port());
   const auto limit = flags.left();
+  const auto limit_of_ranks = limit * 4 / 5;  // so that they can say for whom they have waited
   const auto secret = random_secret();
   std::vector<Process> ranks;
   for (int rank = 0; rank < flags.ranks; rank++) {
-    ranks.emplace_back(std::vector<std::string>{this_program(), "test", "--limit", fmt::format("{}", limit.count() / 1e3)},
-                       std::map<std::string, std::string>{{"RANK", std::to_string(rank)},
-                                                          {"WORLD_SIZE", std::to_string(flags.ranks)},
-                                                          {"MASTER_ADDR", "127.0.0.1"},
-                                                          {"MASTER_PORT", port},
-                                                          {"TESSERA_STORE", ""},
-                                                          {"TESSERA_SECRET", secret},
-                                                          {"OMP_NUM_THREADS", threads_of_a_rank(flags.ranks)},
-                                                          {"TESSERA_TRANSPORT", transport},
-                                                          {kStartedByTest, "1"}});
+    ranks.emplace_back(
+        std::vector<std::string>{this_program(), "test", "--limit", fmt::format("{}", static_cast<double>(limit_of_ranks.count()) / 1e3)},
+        std::map<std::string, std::string>{{"RANK", std::to_string(rank)},
+                                           {"WORLD_SIZE", std::to_string(flags.ranks)},
+                                           {"MASTER_ADDR", "127.0.0.1"},
+                                           {"MASTER_PORT", port},
+                                           {"TESSERA_STORE", ""},
+                                           {"TESSERA_SECRET", secret},
+                                           {"OMP_NUM_THREADS", threads_of_a_rank(flags.ranks)},
+                                           {"TESSERA_TRANSPORT", transport},
+                                           {kStartedByTest, "1"}});
   }
   constexpr auto kLook = std::chrono::milliseconds(20);
   constexpr auto kLastWords = std::chrono::seconds(3);
-  auto end = std::chrono::steady_clock::now() + limit + kLastWords;
+  auto end = std::chrono::steady_clock::now() + limit;
   std::vector<std::optional<int>> status(ranks.size());
   const auto still_runs = [](const auto& one) { return !one.has_value(); };
   bool good = true;
@@ -134,7 +136,7 @@ bool test_processes(const std::string& transport, const TestFlags& flags) {
       status[rank] = ranks[rank].wait(std::chrono::milliseconds(0));
       if (!status[rank] || *status[rank] == 0) continue;
       fmt::print("  rank {} ended with status {}\n", rank, *status[rank]);
-      if (good) end = std::chrono::steady_clock::now() + kLastWords;
+      if (good) end = std::min(end, std::chrono::steady_clock::now() + kLastWords);
       good = false;
     }
   }
@@ -182,7 +184,19 @@ bool test_as_rank(const TestFlags& flags) {
   return report(world);
 }
 
+/// Ends this process when the limit is over, whatever waits then.
+void keep_limit(const TestFlags& flags) {
+  std::thread([left = flags.left(), seconds = flags.limit_s] {
+    constexpr auto kMoment = std::chrono::seconds(1);  // for those who notice it themselves
+    std::this_thread::sleep_for(left + kMoment);
+    std::fflush(stdout);
+    std::fprintf(stderr, "tessera: the test has not ended within %g s; --limit gives it more\n", seconds);
+    std::_Exit(1);
+  }).detach();
+}
+
 int run(const TestFlags& flags, bool chosen) {
+  keep_limit(flags);
   if (identity_from_environment()) {
     if (chosen) {
       throw UsageError(

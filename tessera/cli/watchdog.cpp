@@ -84,14 +84,15 @@ void Watchdog::start() {
 }
 
 bool Watchdog::revive() {
-  if (::waitpid(pid_, nullptr, WNOHANG) != pid_) return false;
+  if (pid_ > 0 && ::waitpid(pid_, nullptr, WNOHANG) != pid_) return false;
+  pid_ = -1;  // until another one runs
   start();
   return true;
 }
 
 Watchdog::~Watchdog() {
   lifeline_ = Fd();
-  ::waitpid(pid_, nullptr, 0);
+  if (pid_ > 0) ::waitpid(pid_, nullptr, 0);
   ::munmap(groups_, sizeof(std::atomic<pid_t>) * static_cast<size_t>(size_));
 }
 

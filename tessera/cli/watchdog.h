@@ -18,7 +18,7 @@ class Watchdog {
   /// Sets the process group to kill when this process ends; 0 for none. `place` is one of the `groups` places of the constructor.
   void watch(int place, pid_t group) { groups_[place] = group; }
 
-  /// Starts the process again if it has ended. Returns whether it did so.
+  /// Starts the process again if it has ended. Returns whether it did so. Throws IoError if that is not possible now.
   bool revive();
 
  private:

@@ -161,7 +161,7 @@ Communicator init(const c10::intrusive_ptr<c10d::Store>& store, int rank, int wo
     if (kind == TransportKind::Shm) throw CommError(attempt.why_not);
     log(rank == 0 ? LogLevel::Warning : LogLevel::Debug, attempt.why_not + "; talking over gloo instead");
   }
-  const auto address = address_towards_master();
+  const auto address = address_towards_master(end);
   if (!one_host) warn_of_loopback(address);
   return wrap("gloo", topology, gloo_link(own_store, rank, world_size, {.address = address, .start_limit = options.start_limit}), options);
 }

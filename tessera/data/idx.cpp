@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,27 +26,39 @@ constexpr size_t kDimension = 4;  // bytes of a size, big-endian
 constexpr size_t kMostDimensions = 16;
 constexpr size_t kBlock = 1 << 20;
 
-/// The contents of the file, decompressed. zlib reads a file that is not compressed unchanged.
-std::string contents(const std::filesystem::path& file) {
-  errno = 0;
-  const std::unique_ptr<gzFile_s, decltype(&::gzclose)> opened(::gzopen(file.c_str(), "rb"), &::gzclose);
-  if (!opened) throw IoError(fmt::format("can't open {}: {}", file.string(), errno == 0 ? "no memory" : std::strerror(errno)));
-  std::string result;
-  for (;;) {
-    const auto before = result.size();
-    result.resize(before + kBlock);
-    const int count = ::gzread(opened.get(), result.data() + before, kBlock);
-    result.resize(before + static_cast<size_t>(std::max(count, 0)));
-    // gzread() may return fewer bytes without an error at the end of a truncated file; gzerror() reports it.
-    int code = Z_OK;
-    const std::string reason = ::gzerror(opened.get(), &code);
-    if (count < 0 || code != Z_OK) {
-      throw IoError(fmt::format("{} can't be read beyond byte {} of its contents: {}", file.string(), result.size(),
-                                code == Z_ERRNO ? std::strerror(errno) : reason));
-    }
-    if (count == 0) return result;
+/// A file that is decompressed while it is read. zlib reads a file that is not compressed unchanged.
+class Unpacked {
+ public:
+  explicit Unpacked(const std::filesystem::path& file) : file_(file), opened_((errno = 0, ::gzopen(file.c_str(), "rb")), &::gzclose) {
+    if (!opened_) throw IoError(fmt::format("can't open {}: {}", file.string(), errno == 0 ? "no memory" : std::strerror(errno)));
   }
-}
+
+  /// Appends up to `count` bytes; fewer only at the end of the file. Memory grows with what is there, not with what is asked for.
+  void read(std::string& to, size_t count) {
+    while (count > 0) {
+      const auto before = to.size();
+      const auto block = std::min(count, kBlock);
+      to.resize(before + block);
+      const int got = ::gzread(opened_.get(), to.data() + before, static_cast<unsigned>(block));
+      to.resize(before + static_cast<size_t>(std::max(got, 0)));
+      read_ += static_cast<size_t>(std::max(got, 0));
+      // gzread() may return fewer bytes without an error at the end of a truncated file; gzerror() reports it.
+      int code = Z_OK;
+      const std::string reason = ::gzerror(opened_.get(), &code);
+      if (got < 0 || code != Z_OK) {
+        throw IoError(fmt::format("{} can't be read beyond byte {} of its contents: {}", file_.string(), read_,
+                                  code == Z_ERRNO ? std::strerror(errno) : reason));
+      }
+      if (got == 0) return;
+      count -= static_cast<size_t>(got);
+    }
+  }
+
+ private:
+  std::filesystem::path file_;
+  std::unique_ptr<gzFile_s, decltype(&::gzclose)> opened_;
+  size_t read_ = 0;
+};
 
 std::vector<int64_t> sizes_in(const std::string& header, size_t dimensions) {
   std::vector<int64_t> sizes;
@@ -55,6 +68,15 @@ std::vector<int64_t> sizes_in(const std::string& header, size_t dimensions) {
     sizes.push_back(size);
   }
   return sizes;
+}
+
+/// The number of values in a tensor of these sizes. Nothing if it overflows, also where a size of 0 would hide that.
+std::optional<int64_t> product_of(const std::vector<int64_t>& sizes) {
+  int64_t product = 1;
+  for (const auto size : sizes) {
+    if (__builtin_mul_overflow(product, std::max<int64_t>(size, 1), &product)) return std::nullopt;
+  }
+  return std::ranges::count(sizes, 0) > 0 ? 0 : product;
 }
 
 /// The path of the file, under whichever of the usual names exists.
@@ -83,35 +105,34 @@ at::Tensor read_part(const std::filesystem::path& file, int64_t dimensions) {
 }  // namespace
 
 at::Tensor read_idx(const std::filesystem::path& file) {
-  const auto data = std::make_shared<std::string>(contents(file));
-  const auto dimensions = data->size() < kMagic ? 0 : static_cast<size_t>(static_cast<uint8_t>((*data)[3]));
-  if (dimensions == 0 || (*data)[0] != 0 || (*data)[1] != 0 || (*data)[2] != kBytes) {
-    const auto start = data->substr(0, kMagic);
+  Unpacked unpacked(file);
+  std::string header;
+  unpacked.read(header, kMagic);
+  const auto dimensions = header.size() < kMagic ? 0 : static_cast<size_t>(static_cast<uint8_t>(header[3]));
+  if (dimensions == 0 || header[0] != 0 || header[1] != 0 || header[2] != kBytes) {
     throw IoError(fmt::format("{} is no IDX file of bytes: it begins with [{:02x}] instead of [00, 00, 08, number of dimensions]",
-                              file.string(), fmt::join(std::span(reinterpret_cast<const uint8_t*>(start.data()), start.size()), ", ")));
+                              file.string(), fmt::join(std::span(reinterpret_cast<const uint8_t*>(header.data()), header.size()), ", ")));
   }
   if (dimensions > kMostDimensions) {
     throw IoError(fmt::format("{} is no IDX file of a data set: it has {} dimensions, and at most {} are read", file.string(), dimensions,
                               kMostDimensions));
   }
-  const auto header = kMagic + dimensions * kDimension;
-  if (data->size() < header)
-    throw IoError(fmt::format("{} ends within its header, after {} of {} bytes", file.string(), data->size(), header));
-  const auto sizes = sizes_in(*data, dimensions);
-  const auto present = static_cast<int64_t>(data->size() - header);
-  int64_t promised = 1;
-  bool empty = false;
-  for (const auto size : sizes) {
-    empty |= size == 0;  // which must not hide that the other sizes are too large for a tensor
-    if (promised >= 0 && __builtin_mul_overflow(promised, std::max<int64_t>(size, 1), &promised)) promised = -1;
+  const auto length = kMagic + dimensions * kDimension;
+  unpacked.read(header, length - kMagic);
+  if (header.size() < length) {
+    throw IoError(fmt::format("{} ends within its header, after {} of {} bytes", file.string(), header.size(), length));
   }
-  if (empty && promised > 0) promised = 0;
-  if (promised != present) {
-    throw IoError(fmt::format("{} promises {}{} bytes, but has {}", file.string(), fmt::join(sizes, " x "),
-                              promised < 0 ? "" : fmt::format(" = {}", promised), present));
+  const auto sizes = sizes_in(header, dimensions);
+  const auto promised = product_of(sizes);
+  if (!promised) throw IoError(fmt::format("{} promises {} bytes, which is no size of a tensor", file.string(), fmt::join(sizes, " x ")));
+  const auto data = std::make_shared<std::string>();
+  unpacked.read(*data, static_cast<size_t>(*promised) + 1);  // one more, to see whether there is more
+  if (static_cast<int64_t>(data->size()) != *promised) {
+    throw IoError(fmt::format("{} promises {} = {} bytes, but has {}", file.string(), fmt::join(sizes, " x "), *promised,
+                              static_cast<int64_t>(data->size()) < *promised ? std::to_string(data->size()) : "more"));
   }
   // The tensor owns the contents, so nothing is copied.
-  return at::from_blob(data->data() + header, sizes, [data](void*) {}, at::kByte);
+  return at::from_blob(data->data(), sizes, [data](void*) {}, at::kByte);
 }
 
 Samples read_idx_folder(const std::filesystem::path& folder, Split split) {

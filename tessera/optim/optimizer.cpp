@@ -166,7 +166,12 @@ std::span<const std::shared_ptr<Unit>> Optimizer::units_with_gradients() {
 const std::string& Optimizer::description() {
   if (!description_.empty()) return description_;
   description_ = rule_;
-  for (const auto& group : groups_) description_ += fmt::format(", lr {}, weight decay {}", group.settings.lr, group.settings.weight_decay);
+  for (const auto& group : groups_) {
+    size_t parameters = 0;
+    for (const auto& run : group.runs) parameters += run.members.size();
+    description_ +=
+        fmt::format("; lr {} and weight decay {} for {} parameters", group.settings.lr, group.settings.weight_decay, parameters);
+  }
   constexpr size_t kLongest = 160;
   if (description_.size() > kLongest) {
     const auto hash = std::hash<std::string>()(description_);

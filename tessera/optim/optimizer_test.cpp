@@ -247,6 +247,73 @@ TEST(Optimizers, ForgetAStepThatWasRefused) {
   });
 }
 
+/// What the second step says if the ranks take the first one with different optimizers.
+template <class Make>
+std::vector<std::string> second_step(Residence residence, const Make& make) {
+  std::vector<std::string> messages(2);
+  with_ranks(2, [&](const Communicator& world) {
+    auto net = seeded_net();
+    for (const auto& child : net->children()) fully_shard(child, {.mesh = world, .residence = residence});
+    const auto optimizer = make(parameters(*net), world.rank());
+    const auto step = [&] {
+      net(input()).sum().backward();
+      optimizer->step();
+      optimizer->zero_grad();
+    };
+    step();
+    try {
+      step();
+      net(input());
+    } catch (const DisagreementError& error) {
+      messages[world.rank()] = error.what();
+    }
+  });
+  return messages;
+}
+
+TEST(Optimizers, ThatDifferBetweenRanksAreNamed) {
+  using ::testing::AllOf, ::testing::Each, ::testing::HasSubstr;
+  using Made = std::unique_ptr<optim::Optimizer>;
+  for (const auto residence : {Residence::Gathered, Residence::NodeShared}) {
+    const auto kinds = second_step(residence, [](auto parameters, int rank) -> Made {
+      if (rank == 0) return std::make_unique<optim::SGD>(parameters, optim::SgdOptions{.lr = 0.1});
+      return std::make_unique<optim::AdamW>(parameters, optim::AdamWOptions{});
+    });
+    EXPECT_THAT(
+        kinds, Each(AllOf(HasSubstr("different optimizers have written the shards: rank 0 SGD with momentum 0"),
+                          HasSubstr("rank 1 AdamW with betas 0.9 and 0.999, eps 1e-08; lr 0.001 and weight decay 0.01 for 6 parameters"))));
+    const auto rates = second_step(residence, [](auto parameters, int rank) -> Made {
+      return std::make_unique<optim::SGD>(parameters, optim::SgdOptions{.lr = rank == 0 ? 0.1 : 0.2});
+    });
+    EXPECT_THAT(rates, Each(AllOf(HasSubstr("lr 0.1 and"), HasSubstr("lr 0.2 and"))));
+    const auto groups = second_step(residence, [](auto parameters, int rank) -> Made {
+      std::vector<optim::ParameterGroup> groups;
+      for (size_t i = 0; i < parameters.size(); i++)
+        groups.push_back({.parameters = {parameters[i]}, .lr = 0.001 * static_cast<double>(i + 1)});
+      if (rank == 1) groups.back().lr = 7;
+      return std::make_unique<optim::SGD>(groups, optim::SgdOptions{});
+    });
+    EXPECT_THAT(groups, Each(HasSubstr("different optimizers have written the shards")));
+    const auto alike = second_step(
+        residence, [](auto parameters, int) -> Made { return std::make_unique<optim::SGD>(parameters, optim::SgdOptions{.lr = 0.1}); });
+    EXPECT_THAT(alike, Each(::testing::IsEmpty()));
+  }
+}
+
+TEST(Optimizers, OfTorchBesideOursAreNamed) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    net(input()).sum().backward();
+    if (world.rank() == 0) {
+      optim::SGD(parameters(*net), {.lr = 0.1}).step();
+    } else {
+      torch::optim::SGD(parameters(*net), torch::optim::SGDOptions(0.1)).step();
+    }
+    EXPECT_THAT(message_of<DisagreementError>([&] { net(input()).sum().backward(); }),
+                ::testing::HasSubstr("rank 1 operators other than Tessera's optimizers"));
+  });
+}
+
 TEST(Optimizers, RefuseWhatIsNoParameter) {
   const auto leaf = torch::randn({3}).set_requires_grad(true);
   EXPECT_THAT(message_of<UsageError>([&] { optim::SGD({leaf * 2}, {}); }), ::testing::HasSubstr("no parameter of its own"));

@@ -17,7 +17,7 @@ constexpr auto kSecret = "secret";
 int port() {
   using namespace tessera;
   static const int number = free_port();
-  static StoreServer server(listen_at("127.0.0.1", number, true), kSecret);
+  static StoreServer server(listen_at("127.0.0.1", number, true, std::chrono::steady_clock::now() + std::chrono::seconds(10)), kSecret);
   return number;
 }
 

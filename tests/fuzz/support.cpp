@@ -10,6 +10,23 @@
 #include "fuzz.h"
 #include "tessera/base/error.h"
 
+/// Called by libFuzzer before it begins: hands it the seeds in a folder.
+extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
+  using namespace tessera;
+  static const auto corpus = fuzz::folder() + "/corpus";
+  std::filesystem::create_directories(corpus);
+  const auto seeds = fuzz::seeds();
+  for (size_t i = 0; i < seeds.size(); i++) {
+    fuzz::write_file(fmt::format("{}/{}", corpus, i), {reinterpret_cast<const uint8_t*>(seeds[i].data()), seeds[i].size()});
+  }
+  static std::vector<char*> arguments(*argv, *argv + *argc);
+  arguments.push_back(const_cast<char*>(corpus.c_str()));
+  *argc = static_cast<int>(arguments.size());
+  arguments.push_back(nullptr);
+  *argv = arguments.data();
+  return 0;
+}
+
 namespace tessera::fuzz {
 
 void expect_own_errors(const std::function<void()>& read) {

@@ -73,7 +73,7 @@ class Training(Recipe, unittest.TestCase):
         said = self.run_recipe("--resume", "--num-epochs", 2, *flags, *prefix, "--no-ckpt-consolidation")
         self.assertIn("net-step-000030", said)
         (self.folder / "net-step-000060/rank-1-of-2.safetensors").unlink()
-        self.assertIn("'rank-1-of-2.safetensors' missing", self.run_recipe("--resume", *flags, *prefix, status=1))
+        self.assertIn("'rank-1-of-2.safetensors' is missing", self.run_recipe("--resume", *flags, *prefix, status=1))
         shutil.rmtree(self.folder / "net-step-000060")  # the one before is the last good one
         parts = self.metrics("--resume", "--num-epochs", 3, *flags, *prefix, name="parts")
         self.assertEqual([row for row in parts if "loss" in row], [row for row in through if "loss" in row])

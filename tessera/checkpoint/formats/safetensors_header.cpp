@@ -192,7 +192,12 @@ void take_checksums(SafetensorsHeader& header, std::string_view text) {
   }
   std::string blank(text);
   std::fill_n(blank.begin() + static_cast<std::ptrdiff_t>(place), all.size(), '0');
-  if (checksum_of(blank) != all.substr(0, kDigits)) throw IoError("its bytes are not those that were written: the checksum is another one");
+  if (checksum_of(blank) != all.substr(0, kDigits)) {
+    throw IoError(
+        fmt::format("it has another checksum than when it was written, so a bit has changed; or a program has rewritten the file and "
+                    "kept '{}' among the metadata, which then has to be left out",
+                    kChecksums));
+  }
   for (size_t i = 0; i < header.places.size(); i++) header.places[i].checksum = all.substr(kDigits * (i + 1), kDigits);
 }
 
@@ -213,6 +218,8 @@ SafetensorsHeader SafetensorsHeader::parse(std::string_view text, uint64_t data_
 
 SafetensorsHeaderText::SafetensorsHeaderText(const std::vector<SafetensorsEntry>& entries,
                                              const std::map<std::string, std::string>& metadata) {
+  if (metadata.contains(kChecksums))
+    throw UsageError(fmt::format("the metadata '{}' is for the checksums; give yours another name", kChecksums));
   const auto quoted = [](const std::string& name) {
     return nlohmann::json(name).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   };

@@ -1,15 +1,38 @@
 #include "tessera/comm/host/addresses.h"
 
-namespace tessera {
+#include <fmt/format.h>
 
-Addresses addresses_of(const char* host, int port, int kind_of_socket) {
+#include <algorithm>
+
+#include "tessera/comm/host/bounded.h"
+
+namespace tessera {
+namespace {
+
+/// The code of getaddrinfo(), and what it has found.
+std::pair<int, std::shared_ptr<addrinfo>> look_up(const char* host, int port, int kind_of_socket) {
   addrinfo hints{};
   hints.ai_socktype = kind_of_socket;
   hints.ai_flags = AI_PASSIVE;
   addrinfo* found = nullptr;
   const int code = ::getaddrinfo(host, std::to_string(port).c_str(), &hints, &found);
-  if (code != 0) return {.code = code};
-  return {.first = std::shared_ptr<addrinfo>(found, &::freeaddrinfo)};
+  if (code != 0) return {code, nullptr};
+  return {code, std::shared_ptr<addrinfo>(found, &::freeaddrinfo)};
+}
+
+}  // namespace
+
+Addresses addresses_of(const std::string& host, int port, int kind_of_socket, std::chrono::steady_clock::time_point end) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
+  const auto result = bounded(std::max(left, std::chrono::milliseconds(1)), [=] { return look_up(host.c_str(), port, kind_of_socket); });
+  const auto why_not = [&](const char* reason) { return fmt::format("the name '{}' can't be resolved: {}", host, reason); };
+  if (!result) return {.why_not = why_not("no name server answers")};
+  if (result->first != 0) return {.why_not = why_not(::gai_strerror(result->first))};
+  return {.first = result->second};
+}
+
+std::shared_ptr<addrinfo> own_addresses(int port) {
+  return look_up(nullptr, port, SOCK_STREAM).second;
 }
 
 }  // namespace tessera

@@ -1,19 +1,24 @@
-// Looks up the addresses of a host.
+// Looks up the addresses of a host, within a limit.
 #pragma once
 
 #include <netdb.h>
 
+#include <chrono>
 #include <memory>
 #include <string>
 
 namespace tessera {
 
+/// A list of addresses, or why there is none.
 struct Addresses {
-  int code = 0;                               // of getaddrinfo(); 0 if all is well
-  std::shared_ptr<addrinfo> first = nullptr;  // a list
+  std::shared_ptr<addrinfo> first = nullptr;
+  std::string why_not = {};
 };
 
-/// Null for `host` means all addresses of this host. May take long: name servers answer when they like.
-Addresses addresses_of(const char* host, int port, int kind_of_socket);
+/// `kind_of_socket` is SOCK_STREAM or SOCK_DGRAM. Gives up at `end`, because name servers answer when they like.
+Addresses addresses_of(const std::string& host, int port, int kind_of_socket, std::chrono::steady_clock::time_point end);
+
+/// All addresses of this host, to listen at.
+std::shared_ptr<addrinfo> own_addresses(int port);
 
 }  // namespace tessera

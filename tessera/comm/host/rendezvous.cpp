@@ -19,6 +19,7 @@
 #include <mutex>
 #include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -97,9 +98,10 @@ StorePtr agent_store(const Identity& identity, const MeetingPoint& point, Clock:
 }
 
 StorePtr own_store(const Identity& identity, const MeetingPoint& point, Clock::time_point end) {
-  static std::optional<StoreServer> server;  // until the process ends
+  static std::optional<StoreServer> server;                                     // until the process ends
+  if (identity.world_size == 1) return c10::make_intrusive<c10d::HashStore>();  // there is nobody to meet
   const auto secret = env("TESSERA_SECRET").value_or("");
-  if (identity.rank == 0) server.emplace(listen_at(point.host, point.port, point.one_host), secret);
+  if (identity.rank == 0) server.emplace(listen_at(point.host, point.port, point.one_host, end), secret);
   return c10::make_intrusive<StoreClient>(point.host, point.port, secret, end);
 }
 
@@ -211,10 +213,10 @@ std::vector<std::string> exchange(const StorePtr& store, const Identity& identit
   return std::move(*values);
 }
 
-std::string address_towards_master() {
+std::string address_towards_master(Clock::time_point end) {
   const auto point = meeting_point();
   // A connect() of datagrams sends nothing, but selects the route.
-  const auto found = addresses_of(point.host.c_str(), point.port, SOCK_DGRAM).first;
+  const auto found = addresses_of(point.host, point.port, SOCK_DGRAM, end).first;
   for (const auto* entry = found.get(); entry != nullptr; entry = entry->ai_next) {
     const Fd socket(::socket(entry->ai_family, entry->ai_socktype | SOCK_CLOEXEC, entry->ai_protocol));
     if (!socket || ::connect(socket.get(), entry->ai_addr, entry->ai_addrlen) != 0) continue;

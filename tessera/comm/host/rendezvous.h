@@ -31,6 +31,6 @@ std::vector<std::string> exchange(const StorePtr& store, const Identity& identit
                                   Clock::time_point end);
 
 /// The address that this host uses to reach the meeting point; empty if it can't be determined.
-std::string address_towards_master();
+std::string address_towards_master(Clock::time_point end);
 
 }  // namespace tessera

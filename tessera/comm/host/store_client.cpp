@@ -10,12 +10,11 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <memory>
+#include <optional>
 #include <thread>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/host/addresses.h"
-#include "tessera/comm/host/bounded.h"
 
 namespace tessera {
 namespace {
@@ -24,7 +23,7 @@ using namespace store_protocol;
 using Clock = StoreClient::Clock;
 
 constexpr auto kPause = std::chrono::milliseconds(50);        // between attempts
-constexpr auto kAttempt = std::chrono::milliseconds(5000);    // what one may take
+constexpr auto kAttempt = std::chrono::milliseconds(5000);    // what connecting to one address may take
 constexpr auto kTransfer = std::chrono::milliseconds(10000);  // for an answer, after its own time limit
 
 /// Why an attempt to connect failed.
@@ -67,15 +66,6 @@ void receive_some(int socket, std::string& into, Clock::time_point end) {
   }
 }
 
-/// Gives up at `end`: the look-up of a name may take longer.
-std::shared_ptr<addrinfo> resolve(const std::string& host, int port, Clock::time_point end) {
-  const auto limit = std::max(std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now()), kPause);
-  const auto result = bounded(limit, [host, port] { return addresses_of(host.c_str(), port, SOCK_STREAM); });
-  if (!result) throw NoConnection{fmt::format("the name '{}' can't be resolved: no name server answers", host)};
-  if (result->code != 0) throw NoConnection{fmt::format("the name '{}' can't be resolved: {}", host, ::gai_strerror(result->code))};
-  return result->first;
-}
-
 Fd connected_to(const addrinfo& address, Clock::time_point end) {
   Fd socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket) throw NoConnection{std::strerror(errno)};
@@ -112,11 +102,13 @@ void introduce(int socket, const std::string& secret, Clock::time_point end) {
 
 Fd connect_once(const std::string& host, int port, const std::string& secret, Clock::time_point end) {
   std::optional<NoConnection> trouble;
-  const auto list = resolve(host, port, end);
-  for (const auto* address = list.get(); address != nullptr; address = address->ai_next) {
+  const auto addresses = addresses_of(host, port, SOCK_STREAM, end);
+  if (!addresses.first) throw NoConnection{addresses.why_not};
+  for (const auto* address = addresses.first.get(); address != nullptr; address = address->ai_next) {
+    const auto own_end = std::min(end, Clock::now() + kAttempt);
     try {
-      auto socket = connected_to(*address, end);
-      introduce(socket.get(), secret, end);
+      auto socket = connected_to(*address, own_end);
+      introduce(socket.get(), secret, own_end);
       return socket;
     } catch (const NoConnection& failure) {
       trouble = failure;
@@ -131,7 +123,7 @@ StoreClient::StoreClient(std::string host, int port, std::string secret, Clock::
     : host_(std::move(host)), port_(port), secret_(std::move(secret)) {
   for (;;) {
     try {
-      socket_ = connect_once(host_, port_, secret_, std::min(end, Clock::now() + kAttempt));
+      socket_ = connect_once(host_, port_, secret_, end);
       return;
     } catch (const NoConnection& failure) {
       if (Clock::now() + kPause >= end) throw TimeoutError(failure.why);
@@ -152,7 +144,7 @@ std::string StoreClient::request(const Fields& fields, std::chrono::milliseconds
     send_all(socket_.get(), pack(fields), end);
     for (;;) {
       if (auto frame = take_sized(received_, kLongestFrame)) {
-        const auto answer = unpack(std::move(*frame));
+        const auto answer = unpack(*frame);
         if (answer.size() != 2) throw IoError("an answer that makes no sense");
         if (answer[0] == kLate)
           throw TimeoutError(fmt::format("nobody has set '{}' in the store within {} ms", fields.back(), patience.count()));
@@ -163,6 +155,9 @@ std::string StoreClient::request(const Fields& fields, std::chrono::milliseconds
   } catch (const NoConnection& failure) {
     socket_ = Fd();
     throw CommError(fmt::format("the connection to the store is lost: {}", failure.why));
+  } catch (const IoError&) {
+    socket_ = Fd();  // what comes next could be the rest of that answer
+    throw;
   }
 }
 

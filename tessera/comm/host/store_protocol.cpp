@@ -8,6 +8,8 @@
 
 namespace tessera::store_protocol {
 
+constexpr size_t kLengthBytes = sizeof(uint32_t);
+
 std::string sized(std::string_view bytes) {
   const auto length = static_cast<uint32_t>(bytes.size());
   std::string result(sizeof length, '\0');
@@ -15,14 +17,25 @@ std::string sized(std::string_view bytes) {
   return result.append(bytes);
 }
 
-std::optional<std::string> take_sized(std::string& bytes, size_t longest) {
+namespace {
+
+/// The length that stands at `place`; nothing if it is cut off there.
+std::optional<size_t> length_at(std::string_view bytes, size_t place) {
   uint32_t length = 0;
-  if (bytes.size() < sizeof length) return std::nullopt;
-  std::memcpy(&length, bytes.data(), sizeof length);
-  if (length > longest) throw IoError(fmt::format("a message of {} bytes, where at most {} are allowed", length, longest));
-  if (bytes.size() - sizeof length < length) return std::nullopt;
-  auto result = bytes.substr(sizeof length, length);
-  bytes.erase(0, sizeof length + length);
+  if (bytes.size() - place < sizeof length) return std::nullopt;
+  std::memcpy(&length, bytes.data() + place, sizeof length);
+  return length;
+}
+
+}  // namespace
+
+std::optional<std::string> take_sized(std::string& bytes, size_t longest) {
+  const auto length = length_at(bytes, 0);
+  if (!length) return std::nullopt;
+  if (*length > longest) throw IoError(fmt::format("a message of {} bytes, where at most {} are allowed", *length, longest));
+  if (bytes.size() - kLengthBytes < *length) return std::nullopt;
+  auto result = bytes.substr(kLengthBytes, *length);
+  bytes.erase(0, kLengthBytes + *length);
   return result;
 }
 
@@ -32,12 +45,13 @@ std::string pack(const Fields& fields) {
   return sized(frame);
 }
 
-Fields unpack(std::string frame) {
+Fields unpack(std::string_view frame) {
   Fields fields;
-  while (!frame.empty()) {
-    auto field = take_sized(frame, frame.size());
-    if (!field) throw IoError("a message that is cut off");
-    fields.push_back(std::move(*field));
+  for (size_t place = 0; place < frame.size();) {
+    const auto length = length_at(frame, place);
+    if (!length || frame.size() - place - kLengthBytes < *length) throw IoError("a message that is cut off");
+    fields.emplace_back(frame.substr(place + kLengthBytes, *length));
+    place += kLengthBytes + *length;
   }
   return fields;
 }

@@ -37,6 +37,6 @@ std::optional<std::string> take_sized(std::string& bytes, size_t longest);
 
 std::string pack(const Fields& fields);
 /// Throws IoError if the bytes are no sequence of fields.
-Fields unpack(std::string frame);
+Fields unpack(std::string_view frame);
 
 }  // namespace tessera::store_protocol

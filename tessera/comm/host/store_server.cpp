@@ -25,6 +25,7 @@ using namespace store_protocol;
 
 constexpr auto kHelloLimit = std::chrono::seconds(5);
 constexpr int kMostStrangers = 64;
+constexpr auto kAcceptPause = std::chrono::milliseconds(100);  // when no descriptors are left
 
 constexpr uint64_t kLongestWaitMs = 1'000'000'000;
 
@@ -57,24 +58,25 @@ Fd try_to_listen(const addrinfo& where) {
 
 }  // namespace
 
-Fd listen_at(const std::string& host, int port, bool one_host) {
+Fd listen_at(const std::string& host, int port, bool one_host, std::chrono::steady_clock::time_point end) {
+  const auto refuse = [&](const std::string& why) {
+    return CommError(
+        fmt::format("rank 0 can't serve the store at {}:{}: {}; MASTER_ADDR and MASTER_PORT name another place", host, port, why));
+  };
+  const auto asked = addresses_of(host, port, SOCK_STREAM, end);
+  if (!asked.first) throw refuse(asked.why_not);
   // A host may know its own name by a loopback address, which other hosts can't reach.
-  const auto asked = addresses_of(host.c_str(), port, SOCK_STREAM).first;
-  const bool only_own = asked && is_loopback(asked->ai_addr);
-  if (asked && (one_host || !only_own || !is_host_name(host))) {
-    for (const auto* each = asked.get(); each != nullptr; each = each->ai_next) {
+  const bool only_own = is_loopback(asked.first->ai_addr);
+  if (one_host || !only_own || !is_host_name(host)) {
+    for (const auto* each = asked.first.get(); each != nullptr; each = each->ai_next) {
       if (auto socket = try_to_listen(*each)) return socket;
-      if (errno == EADDRINUSE) {
-        throw CommError(
-            fmt::format("rank 0 can't serve the store at {}:{}, because the port is taken; MASTER_PORT names another", host, port));
-      }
+      if (errno == EADDRINUSE) throw refuse("the port is taken");
     }
   }
   // The others reach this host by an address that it does not know itself, as in clusters that forward ports.
-  const auto everywhere = addresses_of(nullptr, port, SOCK_STREAM).first;
+  const auto everywhere = own_addresses(port);
   if (auto socket = everywhere ? try_to_listen(*everywhere) : Fd()) return socket;
-  throw CommError(fmt::format("rank 0 can't serve the store at {}:{}: {}; MASTER_ADDR and MASTER_PORT name another place", host, port,
-                              std::strerror(errno)));
+  throw refuse(errno == EADDRINUSE ? "the port is taken" : std::strerror(errno));
 }
 
 StoreServer::StoreServer(Fd listener, std::string secret)
@@ -90,9 +92,10 @@ StoreServer::~StoreServer() {
 
 void StoreServer::serve() {
   for (;;) {
+    const bool accepts = Clock::now() >= accepts_from_;
     std::vector<pollfd> sources = {{.fd = stop_.get(), .events = POLLIN, .revents = 0},
-                                   {.fd = listener_.get(), .events = POLLIN, .revents = 0}};
-    bool waits = false;
+                                   {.fd = accepts ? listener_.get() : -1, .events = POLLIN, .revents = 0}};
+    bool waits = !accepts;
     for (const auto& peer : peers_) {
       const short events = peer.out.empty() ? POLLIN : POLLIN | POLLOUT;
       sources.push_back({.fd = peer.socket.get(), .events = events, .revents = 0});
@@ -116,7 +119,8 @@ void StoreServer::serve() {
 }
 
 void StoreServer::accept_peers() {
-  for (;;) {
+  constexpr int kMostAtOnce = 64;  // then the peers that are there have their turn
+  for (int i = 0; i < kMostAtOnce; i++) {
     Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     const bool no_room = !socket && (errno == EMFILE || errno == ENFILE);
     if (!socket && !no_room) return;
@@ -128,7 +132,9 @@ void StoreServer::accept_peers() {
       read(peer);  // a rank sends its hello at once, so it is no stranger for long
     }
     limit_strangers();
-    if (no_room) return;
+    if (!no_room) continue;
+    accepts_from_ = Clock::now() + kAcceptPause;  // the listener stays readable, so it would be asked without end
+    return;
   }
 }
 
@@ -149,13 +155,14 @@ void StoreServer::read(Peer& peer) try {
       break;
     }
     peer.in.append(buffer.data(), static_cast<size_t>(count));
+    if (peer.in.size() > 2 * kLongestFrame) peer.gone = true;  // it sends on and on while it waits for an answer
     if (!peer.admitted) admit(peer);
     if (peer.gone) return;
   }
   while (peer.admitted && peer.awaited.empty()) {
     auto request = take_sized(peer.in, kLongestFrame);
     if (!request) break;
-    answer(peer, unpack(std::move(*request)));
+    answer(peer, unpack(*request));
   }
 } catch (const Error&) {  // it does not keep to the protocol
   peer.gone = true;

@@ -45,12 +45,13 @@ class StoreServer {
   const std::string secret_;
   std::map<std::string, std::string> values_;
   std::list<Peer> peers_;  // the oldest first
+  Clock::time_point accepts_from_ = {};
   Fd stop_;
   std::thread thread_;
 };
 
 /// A socket that listens where the others will look for it: at loopback only, if `host` is that, or else at the interface with this
-/// address. Throws CommError if the port is taken.
-Fd listen_at(const std::string& host, int port, bool one_host);
+/// address, or at all of them if no interface has it. Throws CommError if the port is taken or the name can't be resolved until `end`.
+Fd listen_at(const std::string& host, int port, bool one_host, std::chrono::steady_clock::time_point end);
 
 }  // namespace tessera

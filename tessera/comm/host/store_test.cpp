@@ -29,7 +29,7 @@ constexpr auto kHost = "127.0.0.1";
 /// A server at a free port of this host.
 struct Served {
   int port = free_port();
-  StoreServer server{listen_at(kHost, port, true), "secret"};
+  StoreServer server{listen_at(kHost, port, true, Clock::now() + 10s), "secret"};
 
   c10::intrusive_ptr<StoreClient> client(const std::string& secret = "secret", std::chrono::milliseconds limit = 10s) const {
     return c10::make_intrusive<StoreClient>(kHost, port, secret, Clock::now() + limit);
@@ -198,7 +198,7 @@ std::vector<std::string> listening_at(int port) {
 TEST(Store, ListensWhereItWasAskedTo) {
   const auto local = [](const std::string& host, bool one_host) {
     const int port = free_port();
-    const auto socket = listen_at(host, port, one_host);
+    const auto socket = listen_at(host, port, one_host, Clock::now() + 10s);
     return listening_at(port);
   };
   const std::vector<std::string> loopback = {"0100007F"}, everywhere = {"00000000"};
@@ -207,9 +207,11 @@ TEST(Store, ListensWhereItWasAskedTo) {
   EXPECT_EQ(local("localhost", false).size(), 1);
   EXPECT_NE(local("localhost", false), everywhere);
   EXPECT_EQ(local("192.0.2.1", false), everywhere);  // an address that is not of this host
+  EXPECT_THAT(message_of<CommError>([&] { local("no-such-host.invalid", false); }), HasSubstr("can't be resolved"));
   const int taken = free_port();
-  const auto first = listen_at(kHost, taken, true);
-  EXPECT_THAT(message_of<CommError>([&] { listen_at(kHost, taken, true); }), HasSubstr("the port is taken; MASTER_PORT names another"));
+  const auto first = listen_at(kHost, taken, true, Clock::now() + 10s);
+  EXPECT_THAT(message_of<CommError>([&] { listen_at(kHost, taken, true, Clock::now() + 10s); }),
+              HasSubstr("the port is taken; MASTER_ADDR and MASTER_PORT name another place"));
 }
 
 }  // namespace

@@ -26,12 +26,12 @@ void begin(Unit& unit, WriteKind how, std::string_view writer) {
   auto& schedule = *unit.schedule();
   const auto held = schedule.lock();
   auto& state = unit.state(held);
+  state.versions.set_writer(how, writer);
   if (how == WriteKind::Skip) {
     state.versions.skip();
   } else {
     state.versions.wait_to_write(how);
   }
-  state.versions.set_writer(writer);
   // WriteGuard::publish() publishes an update, unless other ranks may still read the version before.
   if (how != WriteKind::Update || state.versions.is_late()) schedule.note_written(unit);
   if (how == WriteKind::Load) state.trust_start();

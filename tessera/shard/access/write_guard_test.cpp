@@ -93,7 +93,7 @@ TEST_P(Orders, DoNotMatter) {
 
 INSTANTIATE_TEST_SUITE_P(OfWrites, Orders,
                          ::testing::Values(std::pair(kForwards, kBackwards), std::pair(kBackwards, kSkip), std::pair(kSkip, kForwards),
-                                           std::pair(kOurs, kForwards), std::pair(kOurs, kOursForwards), std::pair(kOurs, kSkip),
+                                           std::pair(kOurs, kOursForwards), std::pair(kOurs, kSkip), std::pair(kOurs, kWholes),
                                            std::pair(kWholes, kBackwards), std::pair(kWholes, kSkip)),
                          [](const auto& info) { return info.param.first.name + "And" + info.param.second.name; });
 

@@ -53,6 +53,12 @@ void Versions::make_writable() {
   writable_ = true;
 }
 
+void Versions::set_writer(WriteKind how, std::string_view writer) {
+  const bool joins = how == WriteKind::Operators && written_;  // what an optimizer has written is written on by other operators
+  if (joins) return;
+  writer_ = how == WriteKind::Operators ? "operators other than Tessera's optimizers" : writer;
+}
+
 void Versions::skip() {
   done_reading();
   written_ = true;

@@ -34,8 +34,8 @@ class Versions {
   void wait_to_write(WriteKind how);
   /// Counts a version without a change, because this rank skips a step that other ranks take.
   void skip();
-  /// Which optimizer writes, with its options; empty if it is not one of ours.
-  void set_writer(std::string_view writer) { writer_ = writer; }
+  /// What is about to write, for other ranks to compare: the optimizer with its options, if it is one of ours.
+  void set_writer(WriteKind how, std::string_view writer);
   /// Whether other ranks may still read the version before this rank's write. The new version then can't be published at the end of the
   /// update, but only when this rank reads the unit next.
   bool is_late() const { return late_; }

@@ -1,0 +1,126 @@
+// Jobs that are killed at random moments, one rank or the launcher itself, and started again each time until they are through: no
+// checkpoint is lost, nothing is left behind, and the result has the same bits as that of a job which nobody has touched.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <thread>
+
+#include "tessera/base/env.h"
+#include "tessera/base/process.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/prefix_lock.h"
+#include "tessera/checkpoint/step_folders.h"
+#include "tessera/checkpoint/verify.h"
+#include "tessera/comm/init.h"
+#include "tessera/shard/full_params.h"
+#include "tessera/testing/folder.h"
+#include "tessera/testing/picture.h"
+
+namespace tessera::testing {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr int kSteps = 30, kKills = 50;
+
+int train(const std::filesystem::path& prefix) {
+  const auto world = init({.operation_limit = 20s});
+  const checkpoint::PrefixLock lock(prefix, world);
+  const PictureRun run(world);
+  checkpoint::Contents contents{.model = run.model.get(), .optimizer = run.optimizer.get()};
+  int step = 0;
+  if (const auto last = checkpoint::latest(prefix)) {
+    checkpoint::load(*last, contents, world);
+    step = std::stoi(contents.notes.at("step"));
+  }
+  while (step < kSteps) {
+    run.train(step, step + 1);
+    contents.notes["step"] = std::to_string(++step);
+    checkpoint::save(checkpoint::step_folder(prefix, step), contents, world);
+    std::this_thread::sleep_for(5ms);
+  }
+  return 0;
+}
+
+Process start(const std::filesystem::path& prefix) {
+  const auto tessera = std::filesystem::path(this_program()).parent_path().parent_path() / "bin/tessera";
+  return Process({tessera, "launch", "--nproc-per-node", "3", this_program()}, {{"TESSERA_TEST_CHILD", prefix}}, Process::Output::Capture);
+}
+
+/// The processes that the launcher has started, in no order.
+std::vector<pid_t> children_of(pid_t launcher) {
+  std::ifstream list("/proc/" + std::to_string(launcher) + "/task/" + std::to_string(launcher) + "/children");
+  return {std::istream_iterator<pid_t>(list), {}};
+}
+
+bool runs(pid_t process) {
+  std::ifstream file("/proc/" + std::to_string(process) + "/stat");
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const auto name_end = text.rfind(')');
+  return name_end != std::string::npos && text[name_end + 2] != 'Z';
+}
+
+std::string end_of(Process& job) {
+  const auto said = job.read_output();
+  const auto status = job.wait(20s);
+  return status == 0 ? "" : "ended with " + std::to_string(status.value_or(-1)) + ": " + said;
+}
+
+TEST(Kills, ChangeNothing) {
+  const Folder whole, killed;
+  auto undisturbed = start(whole / "run");
+  ASSERT_EQ(end_of(undisturbed), "");
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  int restarts = 0;
+  for (int kill = 0; kill < kKills; kill++) {
+    auto job = start(killed / "run");
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 2500));
+    auto targets = children_of(job.pid());
+    targets.push_back(job.pid());
+    ::kill(targets[random() % targets.size()], random() % 4 == 0 ? SIGTERM : SIGKILL);
+    restarts += !end_of(job).empty();
+    for (const auto target : targets) {
+      for (int i = 0; i < 500 && runs(target); i++) std::this_thread::sleep_for(10ms);
+      ASSERT_FALSE(runs(target)) << "kill " << kill << " has left process " << target;
+    }
+    if (const auto newest = checkpoint::latest(killed / "run")) {
+      ASSERT_TRUE(checkpoint::verify(*newest).faults.empty()) << "kill " << kill;
+    }
+    // A run that is through begins anew, so that all kills hit something.
+    if (std::filesystem::exists(checkpoint::step_folder(killed / "run", kSteps))) {
+      for (int step = kill % kSteps + 1; step <= kSteps; step++) std::filesystem::remove_all(checkpoint::step_folder(killed / "run", step));
+    }
+  }
+  auto last = start(killed / "run");
+  ASSERT_EQ(end_of(last), "");
+  EXPECT_GT(restarts, 10);
+  for (int rank = 0; rank < 3; rank++) {
+    const auto file = "run-step-0000" + std::to_string(kSteps) + "/rank-" + std::to_string(rank) + "-of-3.safetensors";
+    const checkpoint::SafetensorsFile expected(whole / file), found(killed / file);
+    for (const auto& name : expected.names()) {
+      EXPECT_TRUE(at::equal(found.read(name), expected.read(name))) << name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing
+
+int main(int argc, char** argv) {
+  if (const auto prefix = tessera::env("TESSERA_TEST_CHILD")) {
+    try {
+      return tessera::testing::train(*prefix);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+      return 3;
+    }
+  }
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
