@@ -102,6 +102,8 @@ Consolidated consolidate(const std::filesystem::path& folder, const std::filesys
   for (const auto& [name, source] : sources) order.push_back(&source);
   std::ranges::stable_sort(order, std::greater{}, [](const Source* source) { return c10::elementSize(source->entry.dtype); });
 
+  for (const auto* source : order) needed_files(*source);  // throws here if values are missing, before anything is written
+
   Consolidated result;
   std::vector<SafetensorsEntry> entries;
   for (const auto* source : order) entries.push_back(source->entry);

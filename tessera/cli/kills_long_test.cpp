@@ -12,6 +12,7 @@
 #include "tessera/base/env.h"
 #include "tessera/base/process.h"
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/prefix_lock.h"
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/checkpoint/verify.h"
@@ -30,6 +31,7 @@ constexpr int kSteps = 30, kKills = 50;
 int train(const std::filesystem::path& prefix) {
   const auto world = init({.operation_limit = 20s});
   const checkpoint::PrefixLock lock(prefix, world);
+  torch::manual_seed(1);  // otherwise it is a random one
   const PictureRun run(world);
   checkpoint::Contents contents{.model = run.model.get(), .optimizer = run.optimizer.get()};
   int step = 0;

@@ -51,6 +51,7 @@ void SafetensorsFile::read_header() {
   } catch (const std::exception& error) {
     throw IoError(fmt::format("the header of {} is damaged: {}", path_.string(), error.what()));
   }
+  index_.reserve(header_.places.size());
   for (size_t i = 0; i < header_.places.size(); i++) index_.emplace(header_.places[i].entry.name, i);
 }
 

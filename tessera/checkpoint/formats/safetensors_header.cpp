@@ -73,7 +73,6 @@ class Parser final : public nlohmann::json_sax<nlohmann::json> {
 
   bool key(string_t& name) override {
     if (depth_ == 1) {
-      if (!seen_.insert(name).second) throw IoError(fmt::format("the name '{}' comes twice", name));
       key_ = name;
     } else {
       field_ = name;
@@ -161,8 +160,15 @@ class Parser final : public nlohmann::json_sax<nlohmann::json> {
   bool in_list_ = false;
   std::string key_, field_;
   Tensor tensor_;
-  std::unordered_set<std::string> seen_;
 };
+
+void expect_different_names(const SafetensorsHeader& header) {
+  std::unordered_set<std::string_view> seen;
+  seen.reserve(header.places.size());
+  for (const auto& place : header.places) {
+    if (!seen.insert(place.entry.name).second) throw IoError(fmt::format("the name '{}' comes twice", place.entry.name));
+  }
+}
 
 /// Puts the places in order. Throws IoError if they leave gaps, overlap, or do not end where the data ends.
 void expect_gapless(SafetensorsHeader& header, uint64_t data_bytes) {
@@ -211,6 +217,7 @@ SafetensorsHeader SafetensorsHeader::parse(std::string_view text, uint64_t data_
   if (!text.starts_with('{')) throw IoError("it does not begin with '{'");
   Parser parser;
   nlohmann::json::sax_parse(text, &parser);
+  expect_different_names(parser.header);
   expect_gapless(parser.header, data_bytes);
   take_checksums(parser.header, text);
   return std::move(parser.header);
@@ -237,9 +244,12 @@ SafetensorsHeaderText::SafetensorsHeaderText(const std::vector<SafetensorsEntry>
                                    c10::toString(entry.dtype)));
     }
     if (!seen.insert(entry.name).second) throw UsageError(fmt::format("two tensors to save have the name '{}'", entry.name));
+    const auto begin = end;
+    if (__builtin_add_overflow(begin, entry.bytes(), &end)) {
+      throw UsageError(fmt::format("tensor '{}' of the shape [{}] does not fit into a file", entry.name, fmt::join(entry.sizes, ", ")));
+    }
     text += fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", quoted(entry.name), dtype,
-                        fmt::join(entry.sizes, ","), end, end + entry.bytes());
-    end += entry.bytes();
+                        fmt::join(entry.sizes, ","), begin, end);
   }
   text += "}";
   text.resize((text.size() + 7) / 8 * 8, ' ');  // so that the data is aligned for every dtype
