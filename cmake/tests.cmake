@@ -164,6 +164,7 @@ other_test(install/consumer SAYS "sum over 3 ranks: 6.*step 99 loss.*step 99 los
 set_tests_properties(install/consumer PROPERTIES TIMEOUT 240)  # it compiles with torch's headers
 
 add_dependencies(test_cli_launch tessera_cli)
+add_dependencies(test_cli_readers tessera_cli)
 add_dependencies(test_cli_failed_rank tessera_cli)
 if(TESSERA_LONG_TESTS)
   add_dependencies(test_cli_kills_long tessera_cli)

@@ -51,7 +51,7 @@ std::string describe(const Launcher& launcher, const Identity& identity) {
 /// variables come first.
 const Launcher* outer_launcher() {
   for (const auto& launcher : kMpi) {
-    if (env(launcher.size)) return &launcher;
+    if (env(launcher.size) || env(launcher.rank)) return &launcher;
   }
   return env(kSlurm.size) ? &kSlurm : nullptr;
 }

@@ -48,6 +48,7 @@ std::vector<TensorSlice> without(std::vector<TensorSlice> missing, const std::ve
 /// shape for which no memory is enough.
 std::vector<const RankFile*> needed_files(const Source& source) {
   const auto& [name, dtype, shape] = source.entry;
+  if (source.files.empty()) return {};  // rank 0's file has all of it
   std::vector<const RankFile*> needed;
   auto missing = std::vector{whole_slice(shape)};
   for (const auto* file : source.files) {

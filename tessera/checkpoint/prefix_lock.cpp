@@ -7,9 +7,11 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <climits>
 #include <cstring>
 #include <ctime>
+#include <thread>
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
@@ -31,10 +33,15 @@ std::string own_name() {
   return fmt::format("process {} on {}, since {}", ::getpid(), host.data(), since.data());
 }
 
-std::string text_of(const Fd& file) {
+/// What the owner has written. It may just have taken the lock, and be about to write.
+std::string owner_in(const Fd& file) {
   std::array<char, 512> text{};
-  const auto count = ::pread(file.get(), text.data(), text.size(), 0);
-  return count > 0 ? std::string(text.data(), static_cast<size_t>(count)) : "another process";
+  for (int i = 0; i < 100; i++) {
+    const auto count = ::pread(file.get(), text.data(), text.size(), 0);
+    if (count > 0) return {text.data(), static_cast<size_t>(count)};
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return "a process that has not written its name";
 }
 
 /// Whether the path still leads to the open file: its last owner may have removed it.
@@ -53,7 +60,7 @@ Fd take(const fs::path& path, const std::string& prefix) {
       if (errno == EAGAIN || errno == EACCES) {
         throw ConfigError(
             fmt::format("another job saves its checkpoints as {} ({}, says {}); give this one another prefix, or stop that one", prefix,
-                        text_of(file), path.string()));
+                        owner_in(file), path.string()));
       }
       log(LogLevel::Warning,
           fmt::format("{} can't be locked ({}), so nothing keeps a second job from saving there", path.string(), std::strerror(errno)));
@@ -62,7 +69,9 @@ Fd take(const fs::path& path, const std::string& prefix) {
     if (!is_at(file, path)) continue;
     const auto text = own_name();
     if (::ftruncate(file.get(), 0) != 0 || ::pwrite(file.get(), text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
-      throw IoError(fmt::format("can't write {}: {}", path.string(), std::strerror(errno)));
+      const int reason = errno;
+      ::unlink(path.c_str());
+      throw IoError(fmt::format("can't write {}: {}", path.string(), std::strerror(reason)));
     }
     return file;
   }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <random>
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/error.h"
@@ -52,7 +53,7 @@ void expect_usable(const fs::path& prefix) {
   if (!prefix.has_filename()) {
     throw UsageError(fmt::format("the prefix {} is a folder; add what the names of checkpoints in it shall begin with", prefix.string()));
   }
-  const NewFolder trial(prefix.string() + "-trial");
+  const NewFolder trial(fmt::format("{}-trial-{:08x}", prefix.string(), std::random_device()()));
 }
 
 }  // namespace tessera::checkpoint

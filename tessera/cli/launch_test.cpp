@@ -1,23 +1,10 @@
 // `tessera launch` as a user meets it: what it prints, how it ends, and that nothing outlives it.
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <future>
-#include <sstream>
-#include <thread>
+#include "tessera/testing/launched.h"
 
-#include "tessera/base/process.h"
-#include "tessera/testing/folder.h"
-
-namespace tessera::cli {
+namespace tessera::testing {
 namespace {
 
 using namespace std::chrono_literals;
@@ -26,107 +13,6 @@ using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
 using ::testing::Not;
 using ::testing::UnorderedElementsAre;
-using Command = std::vector<std::string>;
-using Environment = std::map<std::string, std::string>;
-
-Command launch(const std::string& ranks, const Command& program) {
-  const auto tessera = std::filesystem::path(this_program()).parent_path().parent_path() / "bin/tessera";
-  Command command = {tessera, "launch", "--nproc-per-node", ranks};
-  command.insert(command.end(), program.begin(), program.end());
-  return command;
-}
-
-Command shell(const std::string& script) {
-  return {"sh", "-c", script};
-}
-
-std::string read_all(int fd) {
-  std::string text;
-  char buffer[4096];
-  for (;;) {
-    const auto count = ::read(fd, buffer, sizeof buffer);
-    if (count <= 0) return text;  // a terminal ends with an error
-    text.append(buffer, static_cast<size_t>(count));
-  }
-}
-
-std::vector<std::string> lines(const std::string& text) {
-  std::vector<std::string> result;
-  std::istringstream stream(text);
-  for (std::string line; std::getline(stream, line);) result.push_back(line);
-  return result;
-}
-
-/// A launcher that runs, with standard output and standard error in pipes.
-class Launched {
- public:
-  explicit Launched(const Command& command, const Environment& environment = {})
-      : process_(command, environment, {}, [this] {
-          ::dup2(out_.write.get(), STDOUT_FILENO);
-          ::dup2(err_.write.get(), STDERR_FILENO);
-        }) {
-    out_.write = Fd();
-    err_.write = Fd();
-  }
-
-  pid_t pid() const { return process_.pid(); }
-
-  std::string read_line() {
-    std::string line;
-    for (char letter = 0; ::read(out_.read.get(), &letter, 1) == 1 && letter != '\n';) line += letter;
-    return line;
-  }
-
-  void stop_reading() {
-    out_.read = Fd();
-    err_.read = Fd();
-  }
-
-  struct Ended {
-    int status;
-    std::string out, err;
-  };
-  Ended end() {
-    auto err = std::async(std::launch::async, [this] { return read_all(err_.read.get()); });
-    auto out = read_all(out_.read.get());
-    return {.status = process_.wait(20s).value_or(-1), .out = std::move(out), .err = err.get()};
-  }
-
- private:
-  Pipe out_, err_;
-  Process process_;
-};
-
-Launched::Ended run(const std::string& ranks, const Command& program, const Environment& environment = {}) {
-  return Launched(launch(ranks, program), environment).end();
-}
-
-/// State of a process as ps shows it: 'T' for stopped; 'Z', or nothing at all, once it has ended.
-char state(const std::string& pid) {
-  std::ifstream stat("/proc/" + pid + "/stat");
-  std::string text;
-  std::getline(stat, text);
-  const auto name_end = text.rfind(')');
-  return name_end == std::string::npos ? 'Z' : text[name_end + 2];
-}
-
-bool comes_true(const std::function<bool()>& condition) {
-  for (int i = 0; i < 1000; i++) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(10ms);
-  }
-  return false;
-}
-
-bool ends(const std::string& pid) {
-  return comes_true([&] { return state(pid) == 'Z'; });
-}
-
-/// "[rank 1] 12 34" -> {"12", "34"}
-Command numbers_in(const std::string& line) {
-  std::istringstream words(line.substr(line.find(']') + 1));
-  return {std::istream_iterator<std::string>(words), {}};
-}
 
 TEST(Launch, PutsTheRankBeforeEachLineAndKeepsTheStreamsApart) {
   const auto ended = run("2", shell("echo \"out of $RANK\"; echo \"err of $RANK\" >&2; printf unfinished"));
@@ -220,14 +106,6 @@ TEST(Launch, NamesTheRankForWhichOthersWaitInVain) {
   EXPECT_EQ(alone.status, 0) << alone.err;
 }
 
-TEST(Launch, HearsTheLastWordsOfARankWhosePipeStaysOpen) {
-  const auto start = std::chrono::steady_clock::now();
-  const auto ended = run("1", shell("printf 'last words' >&2; setsid sleep 5 & exit 3"));
-  EXPECT_EQ(ended.status, 3);
-  EXPECT_THAT(ended.err, AllOf(HasSubstr("[rank 0] last words\n"), HasSubstr("; its last words:\n  last words\n")));
-  EXPECT_LT(std::chrono::steady_clock::now() - start, 4s);
-}
-
 TEST(Launch, LeavesCallsOutOfLastWords) {
   const auto ended =
       run("1", shell("echo 'the shards are not here' >&2; for i in 1 2 3 4 5 6; do echo \"frame #$i: f()\" >&2; done; exit 3"));
@@ -273,76 +151,6 @@ TEST(Launch, PassesSignalsOnAndGivesRanksTimeToAnswer) {
   EXPECT_EQ(ended.out, "[rank 0] saving\n");
 }
 
-// As with `launch ... 2>&1 | tee log` and Ctrl-C, of which tee dies first.
-TEST(Launch, GivesRanksTheirTimeWhenNobodyReadsItsOutput) {
-  const testing::Folder folder;
-  Launched job(launch("2", shell("trap 'sleep 1; touch " + folder.path().string() +
-                                 "/saved.$RANK; echo saved; exit 0' INT; "
-                                 "echo ready; echo ready >&2; while :; do sleep 0.1; done")));
-  for (int rank = 0; rank < 2; rank++) job.read_line();
-  job.stop_reading();
-  ::kill(job.pid(), SIGINT);
-  EXPECT_EQ(job.end().status, 0);
-  for (const auto* file : {"saved.0", "saved.1"}) EXPECT_TRUE(std::filesystem::exists(folder / file)) << file;
-}
-
-TEST(Launch, RunsWithoutItsStandardStreams) {
-  const auto closed = [](const std::string& streams, const std::string& script) {
-    auto command = launch("2", shell(script));
-    command.insert(command.begin(), {"sh", "-c", "exec \"$@\" " + streams, "sh"});
-    return Launched(command).end();
-  };
-  const auto without_err = closed("2>&-", "echo out; echo err >&2");
-  EXPECT_EQ(without_err.status, 0);
-  EXPECT_THAT(lines(without_err.out), UnorderedElementsAre("[rank 0] out", "[rank 1] out"));
-  EXPECT_EQ(closed("<&- 2>&-", "exit 3").status, 3);
-  const auto without_out = closed(">&-", "echo out");
-  EXPECT_EQ(without_out.status, 1);
-  EXPECT_THAT(without_out.err, HasSubstr("launch: standard output lost "));
-  const auto full = closed(">/dev/full", "echo out");
-  EXPECT_EQ(full.status, 1);
-  EXPECT_THAT(full.err, HasSubstr("launch: standard output lost 26 bytes: No space left on device\n"));
-  EXPECT_EQ(closed(">/dev/full", "echo out; exit 3").status, 3);
-  EXPECT_EQ(closed("2>/dev/full", "echo err >&2").status, 0);
-}
-
-TEST(Launch, RunsWithoutReadersFromTheBeginning) {
-  const testing::Folder folder;
-  Pipe nobody;
-  nobody.read = Fd();
-  Process job(launch("2", shell("echo out; echo err >&2; touch " + folder.path().string() + "/$RANK")), {}, {}, [&] {
-    ::dup2(nobody.write.get(), STDOUT_FILENO);
-    ::dup2(nobody.write.get(), STDERR_FILENO);
-  });
-  EXPECT_EQ(job.wait(20s), 0);
-  for (const auto* file : {"0", "1"}) EXPECT_TRUE(std::filesystem::exists(folder / file)) << file;
-}
-
-// The rank that floods waits in its pipe. The launcher goes on serving everything else.
-TEST(Launch, ServesDeathsAndSignalsWhileNobodyReads) {
-  const testing::Folder folder;
-  Launched dying(launch(
-      "2", shell("[ $RANK = 0 ] && { yes | head -c 3000000; sleep 100; }; sleep 1; touch " + (folder / "ended").string() + "; exit 3")));
-  EXPECT_TRUE(comes_true([&] { return std::filesystem::exists(folder / "ended"); }));
-  std::this_thread::sleep_for(3s);  // no time limit is so long: rank 0 has been stopped by now
-  const auto ended = dying.end();
-  EXPECT_EQ(ended.status, 3);
-  EXPECT_THAT(ended.err, HasSubstr("launch: rank 1 ended with status 3"));
-  EXPECT_LT(ended.out.size(), 3'000'000);
-
-  const auto file = [&](const std::string& name) { return (folder / name).string(); };
-  Launched stopped(launch("2", shell("trap 'touch " + file("heard") + ".$RANK; exit 0' TERM; touch " + file("runs") + ".$RANK; " +
-                                     "yes | head -c 3000000; while :; do sleep 0.1; done")));
-  const auto both = [&](const std::string& name) {
-    return std::filesystem::exists(file(name + ".0")) && std::filesystem::exists(file(name + ".1"));
-  };
-  EXPECT_TRUE(comes_true([&] { return both("runs"); }));
-  std::this_thread::sleep_for(300ms);
-  ::kill(stopped.pid(), SIGTERM);
-  EXPECT_TRUE(comes_true([&] { return both("heard"); }));  // and still nobody reads
-  EXPECT_EQ(stopped.end().status, 0);
-}
-
 /// The watchdog of a launcher.
 pid_t watchdog_of(pid_t launcher) {
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
@@ -372,11 +180,33 @@ TEST(Launch, StartsItsWatchdogAgain) {
   EXPECT_THAT(job.end().err, HasSubstr("launch: the process that guards against leftovers has ended; started it again"));
 }
 
+// As `timeout` sends it: to the launcher, and to its process group.
+TEST(Launch, TakesASignalThatComesTwiceAtOnceForOne) {
+  Launched job(launch("1", shell("trap 'sleep 1; echo saved; exit 0' TERM; echo ready; while :; do sleep 0.1; done")));
+  EXPECT_EQ(job.read_line(), "[rank 0] ready");
+  ::kill(job.pid(), SIGTERM);
+  std::this_thread::sleep_for(50ms);
+  ::kill(job.pid(), SIGTERM);
+  const auto ended = job.end();
+  EXPECT_EQ(ended.status, 0);
+  EXPECT_EQ(ended.out, "[rank 0] saved\n");
+}
+
+// In a session without a shell nobody could continue the launcher, so the kernel does not stop it.
+TEST(Launch, IsNotStoppedWhereNobodyCouldContinueIt) {
+  OnTerminal job(launch("1", shell("n=0; until [ $n = 20 ]; do sleep 0.1; n=$((n+1)); done; echo through")));
+  std::this_thread::sleep_for(500ms);
+  EXPECT_EQ(::write(job.keyboard.get(), "\x1a", 1), 1);
+  EXPECT_THAT(job.screen(), HasSubstr("through"));
+  EXPECT_EQ(job.process.wait(20s), 0);
+}
+
 TEST(Launch, KillsAtTheSecondSignal) {
   Launched job(launch("1", shell("trap 'echo no' INT; echo ready; while :; do sleep 0.1; done")));
   EXPECT_EQ(job.read_line(), "[rank 0] ready");
   ::kill(job.pid(), SIGINT);
   EXPECT_EQ(job.read_line(), "[rank 0] no");
+  std::this_thread::sleep_for(300ms);
   ::kill(job.pid(), SIGINT);
   const auto ended = job.end();
   EXPECT_EQ(ended.status, 128 + SIGINT);
@@ -399,32 +229,6 @@ TEST(Launch, GivesStandardInputToRankZero) {
   EXPECT_THAT(lines(ended.out), ::testing::Contains("[rank 1] /dev/null"));
 }
 
-/// The same on a terminal of its own, on which somebody types.
-struct OnTerminal {
-  Fd keyboard;
-  Process process;
-
-  explicit OnTerminal(const Command& command, const Environment& environment = {})
-      : keyboard(opened()), process(command, environment, {}, [name = std::string(::ptsname(keyboard.get()))] {
-          ::setsid();
-          const int terminal = ::open(name.c_str(), O_RDWR);  // and so the terminal of this session
-          for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) ::dup2(terminal, stream);
-        }) {}
-
-  static Fd opened() {
-    Fd master(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
-    ::grantpt(master.get());
-    ::unlockpt(master.get());
-    return master;
-  }
-  void wait_for(const std::vector<std::string>& texts) const {
-    std::string seen;
-    const auto is_seen = [&](const std::string& text) { return seen.find(text) != std::string::npos; };
-    for (char letter = 0; !std::ranges::all_of(texts, is_seen) && ::read(keyboard.get(), &letter, 1) == 1;) seen += letter;
-  }
-  std::string screen() const { return read_all(keyboard.get()); }
-};
-
 TEST(Launch, GivesTheTerminalToRankZeroAndColoursTheOthers) {
   const auto script = shell("[ -t 1 ] && echo \"rank $RANK has a terminal\"; echo \"line of $RANK\"");
   EXPECT_THAT(OnTerminal(launch("2", script), {{"TERM", "xterm"}, {"NO_COLOR", ""}}).screen(),
@@ -440,27 +244,6 @@ TEST(Launch, PassesControlCOnOnce) {
   EXPECT_EQ(::write(job.keyboard.get(), "\x03", 1), 1);
   EXPECT_THAT(job.screen(), AllOf(HasSubstr("caught by 0"), HasSubstr("caught by 1")));
   EXPECT_EQ(job.process.wait(20s), 0);
-}
-
-TEST(Launch, GivesRanksTheirTimeWhenTheTerminalCloses) {
-  const testing::Folder folder;
-  OnTerminal job(launch("2", shell("trap 'sleep 1; touch " + folder.path().string() + "/saved.$RANK; exit 0' HUP; echo \"ready $RANK\"; " +
-                                   "while :; do sleep 0.1; done")));
-  job.wait_for({"ready 0", "ready 1"});
-  job.keyboard = Fd();
-  EXPECT_EQ(job.process.wait(20s), 0);
-  for (const auto* file : {"saved.0", "saved.1"}) EXPECT_TRUE(std::filesystem::exists(folder / file)) << file;
-}
-
-TEST(Launch, GoesOnWhenTheReaderOfAFifoLeaves) {
-  const testing::Folder folder;
-  const auto fifo = (folder / "fifo").string();
-  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
-  auto command =
-      launch("2", shell("echo first; sleep 0.5; echo second; sleep 0.5; echo third; touch " + folder.path().string() + "/$RANK"));
-  command.insert(command.begin(), {"sh", "-c", "head -n 1 <'" + fifo + "' >/dev/null & exec \"$@\" >'" + fifo + "'", "sh"});
-  EXPECT_EQ(Launched(command).end().status, 0);
-  for (const auto* file : {"0", "1"}) EXPECT_TRUE(std::filesystem::exists(folder / file)) << file;
 }
 
 TEST(Launch, WarnsOfAVariableThatNobodyReads) {
@@ -492,4 +275,4 @@ TEST(Launch, LeavesTheProgramsOwnOptionsAlone) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::testing

@@ -25,6 +25,13 @@ constexpr auto kLastWords = std::chrono::seconds(1);    // after a failure, befo
 constexpr auto kEnough = std::chrono::seconds(3);       // after that SIGTERM, before SIGKILL
 constexpr auto kGrace = std::chrono::seconds(10);       // after a relayed signal, before SIGKILL, because a rank may want to save its work
 
+constexpr auto kSameKey = std::chrono::milliseconds(200);     // in which a second signal from the keyboard is none
+constexpr auto kSameEvent = std::chrono::milliseconds(1000);  // and another one
+
+bool is_typed(int signal) {
+  return signal == SIGINT || signal == SIGQUIT;
+}
+
 std::string prefix(int rank, int target) {
   const auto text = fmt::format("[rank {}] ", rank);
   if (::isatty(target) == 0 || env("TERM").value_or("dumb") == "dumb") return text;
@@ -171,21 +178,32 @@ void LocalJob::take_signals() {
 }
 
 void LocalJob::take_signal(int signal) {
-  if (signal == SIGTSTP) {
-    send(SIGTSTP);
-    ::raise(SIGSTOP);
-    send(SIGCONT);  // the launcher runs again
-  } else if (signal != SIGCHLD) {
-    const auto now = Clock::now();
-    if (interrupted_) {
-      plan_ = {{now, SIGKILL}};
-    } else {
-      say(fmt::format("launch: passing SIG{} on; ranks that still run in {} s are killed, after another signal at once\n",
-                      ::sigabbrev_np(signal), kGrace.count()));
-      plan_ = {{now, signal}, {now + kGrace, SIGKILL}};
-    }
-    interrupted_ = signal;
+  if (signal == SIGTSTP) return stop_for_a_while();
+  if (signal == SIGCHLD) return;
+  const auto now = Clock::now();
+  if (!interrupted_) {
+    say(fmt::format("launch: passing SIG{} on; ranks that still run in {} s are killed, after another signal at once\n",
+                    ::sigabbrev_np(signal), kGrace.count()));
+    plan_ = {{now, signal}, {now + kGrace, SIGKILL}};
+    interrupted_at_ = now;
+  } else if (now < interrupted_at_ + (is_typed(signal) ? kSameKey : kSameEvent)) {
+    return;  // a terminal that closes, or `timeout`, sends the same signal to the process and to its group
+  } else {
+    plan_ = {{now, SIGKILL}};
   }
+  interrupted_ = signal;
+}
+
+/// What Ctrl-Z asks for. The kernel decides: where no shell could continue this process, it does not stop.
+void LocalJob::stop_for_a_while() {
+  send(SIGTSTP);
+  sigset_t set;
+  ::sigemptyset(&set);
+  ::sigaddset(&set, SIGTSTP);
+  ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+  ::raise(SIGTSTP);
+  ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  send(SIGCONT);  // the launcher runs again
 }
 
 void LocalJob::relay_output() {

@@ -61,6 +61,7 @@ class LocalJob {
   void wait_for_news();
   void take_signals();
   void take_signal(int signal);
+  void stop_for_a_while();
   void relay_output();
   void say(std::string_view words);
   void keep_watchdog();
@@ -83,6 +84,7 @@ class LocalJob {
   std::vector<Rank> ranks_;
   std::vector<Step> plan_;  // when to send which signal to the ranks that still run
   std::optional<int> interrupted_;
+  Clock::time_point interrupted_at_;
   Ending ending_;
 };
 

@@ -16,6 +16,7 @@
 #include "tessera/base/port.h"
 #include "tessera/base/process.h"
 #include "tessera/cli/commands.h"
+#include "tessera/cli/output.h"
 #include "tessera/cli/ranks_here.h"
 #include "tessera/comm/conformance.h"
 #include "tessera/comm/fake/fake.h"
@@ -189,8 +190,8 @@ void keep_limit(const TestFlags& flags) {
   std::thread([left = flags.left(), seconds = flags.limit_s] {
     constexpr auto kMoment = std::chrono::seconds(1);  // for those who notice it themselves
     std::this_thread::sleep_for(left + kMoment);
-    std::fflush(stdout);
-    std::fprintf(stderr, "tessera: the test has not ended within %g s; --limit gives it more\n", seconds);
+    const auto words = fmt::format("tessera: the test has not ended within {} s; --limit gives it more\n", seconds);
+    Output(STDERR_FILENO).write(words);  // does not wait, unlike the streams: their reader may be what the test waits for
     std::_Exit(1);
   }).detach();
 }

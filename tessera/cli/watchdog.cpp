@@ -92,7 +92,10 @@ bool Watchdog::revive() {
 
 Watchdog::~Watchdog() {
   lifeline_ = Fd();
-  if (pid_ > 0) ::waitpid(pid_, nullptr, 0);
+  if (pid_ > 0) {
+    ::kill(pid_, SIGCONT);  // somebody may have stopped it
+    ::waitpid(pid_, nullptr, 0);
+  }
   ::munmap(groups_, sizeof(std::atomic<pid_t>) * static_cast<size_t>(size_));
 }
 

@@ -154,8 +154,9 @@ std::vector<std::string> exchange_now(c10d::Store& store, const Identity& identi
       if (missing.empty()) continue;
       throw TimeoutError(
           fmt::format("start of rank {}: time is up, and {} of {} still missing; are all processes of the job running, with "
-                      "the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT?",
-                      identity.rank, name_ranks(missing), identity.world_size));
+                      "the same WORLD_SIZE{}?",
+                      identity.rank, name_ranks(missing), identity.world_size,
+                      env("TESSERA_STORE") ? " and TESSERA_STORE" : ", MASTER_ADDR and MASTER_PORT"));
     }
     std::this_thread::sleep_for(kPoll);
   }
@@ -169,8 +170,9 @@ std::vector<std::string> exchange_now(c10d::Store& store, const Identity& identi
 } catch (const Error&) {
   throw;
 } catch (const std::exception& error) {
-  throw CommError(fmt::format("start of rank {}: the store is gone ({}); rank 0 keeps it and has probably ended: see what it said",
-                              identity.rank, first_line(error)));
+  throw CommError(fmt::format(
+      "start of rank {}: the store is gone ({}); rank 0 keeps it, and has ended or was given another WORLD_SIZE: see what it said",
+      identity.rank, first_line(error)));
 }
 
 }  // namespace

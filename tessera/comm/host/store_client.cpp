@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstring>
 #include <optional>
+#include <stdexcept>
 #include <thread>
 
 #include "tessera/base/error.h"
@@ -138,7 +139,7 @@ c10::intrusive_ptr<c10d::Store> StoreClient::clone() {
 
 std::string StoreClient::request(const Fields& fields, std::chrono::milliseconds patience) {
   const std::lock_guard lock(mutex_);
-  if (!socket_) throw CommError("the connection to the store was lost before");
+  if (!socket_) throw std::runtime_error("the connection to the store was lost before");
   try {
     const auto end = Clock::now() + patience + kTransfer;
     send_all(socket_.get(), pack(fields), end);
@@ -154,7 +155,7 @@ std::string StoreClient::request(const Fields& fields, std::chrono::milliseconds
     }
   } catch (const NoConnection& failure) {
     socket_ = Fd();
-    throw CommError(fmt::format("the connection to the store is lost: {}", failure.why));
+    throw std::runtime_error(fmt::format("the connection to the store is lost: {}", failure.why));
   } catch (const IoError&) {
     socket_ = Fd();  // what comes next could be the rest of that answer
     throw;

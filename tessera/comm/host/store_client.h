@@ -11,6 +11,7 @@
 
 namespace tessera {
 
+/// A lost connection is a std::runtime_error, as in other stores of c10d: whoever uses the store says what that means.
 class StoreClient final : public c10d::Store {
  public:
   using Clock = std::chrono::steady_clock;

@@ -1,0 +1,34 @@
+// Saving and loading a run of the model in picture.h.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/testing/picture.h"
+
+namespace tessera::testing {
+
+inline checkpoint::Contents contents(const PictureRun& run, std::map<std::string, std::string> notes = {}) {
+  return {.model = run.model.get(), .optimizer = run.optimizer.get(), .notes = std::move(notes)};
+}
+
+inline void save(const std::filesystem::path& folder, const PictureRun& run, std::map<std::string, std::string> notes = {}) {
+  checkpoint::save(folder, contents(run, std::move(notes)), run.world);
+}
+
+inline std::map<std::string, std::string> load(const std::filesystem::path& folder, const PictureRun& run) {
+  auto into = contents(run);
+  checkpoint::load(folder, into, run.world);
+  return into.notes;
+}
+
+inline void expect_same(const std::map<std::string, at::Tensor>& actual, const std::map<std::string, at::Tensor>& expected) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (const auto& [name, tensor] : expected) EXPECT_TRUE(at::equal(actual.at(name), tensor)) << name;
+}
+
+}  // namespace tessera::testing
