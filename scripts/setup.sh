@@ -101,9 +101,9 @@ install_torch() {
 # What the tests read our files with.
 install_test_packages() {
   [ -x build/python/bin/python ] || python3 -m venv build/python
-  build/python/bin/python -c 'import safetensors, numpy' 2>/dev/null && return 0
-  build/python/bin/python -m pip --quiet --disable-pip-version-check install safetensors numpy ||
-    fail "The Python packages safetensors and numpy, which the tests use, can't be installed by pip."
+  build/python/bin/python -c 'import safetensors, numpy, xxhash' 2>/dev/null && return 0
+  build/python/bin/python -m pip --quiet --disable-pip-version-check install safetensors numpy xxhash ||
+    fail "The Python packages safetensors, numpy and xxhash, which the tests use, can't be installed by pip."
 }
 
 # setup PRESET PURPOSE: everything up to a configured build folder. PURPOSE is `tests` or `run`.

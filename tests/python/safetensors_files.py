@@ -2,11 +2,13 @@
 
 Of the tensor in bfloat16, which is no dtype of numpy's, only the bytes are checked; the second file is without it.
 """
+import json
 import sys
 
 import numpy
 import safetensors
 import safetensors.numpy
+import xxhash
 
 ours, theirs = sys.argv[1:]
 BFLOAT = "größe.BFloat16"
@@ -28,5 +30,17 @@ with open(ours, "rb") as file:
 assert tensor["dtype"] == "BF16" and list(tensor["shape"]) == [2, 3], tensor
 # A bfloat16 is the upper half of a float32.
 assert (numpy.frombuffer(bytes(tensor["data"]), "<u2").astype("<u4") << 16).view("<f4").tolist() == [0, 1, 2, 3, 4, 5], tensor
+
+# The checksums, by the reference implementation: first the header's, as it is with zeros in their place, then the tensors' in the order of the data.
+with open(ours, "rb") as file:
+    length = int.from_bytes(file.read(8), "little")
+    text = file.read(length)
+    header = json.loads(text)
+    checksums = header.pop("__metadata__")["xxh3_64"]
+    found = [xxhash.xxh3_64_hexdigest(text.replace(checksums.encode(), b"0" * len(checksums)))]
+    for begin, end in sorted(tensor["data_offsets"] for tensor in header.values()):
+        file.seek(8 + length + begin)
+        found.append(xxhash.xxh3_64_hexdigest(file.read(end - begin)))
+assert "".join(found) == checksums, (found, checksums)
 
 safetensors.numpy.save_file(copies, theirs, {"written by": "python"})
