@@ -102,8 +102,8 @@ void expect_memory_of_its_own(std::span<const Candidate> candidates) {
 }
 
 void expect_shardable(const Candidate& candidate) {
-  const auto& [name, tensor, index] = candidate;
-  const auto refuse = [&name](std::string_view why) { throw UsageError(fmt::format("parameter '{}' {}", name, why)); };
+  const auto& tensor = candidate.tensor;
+  const auto refuse = [&](std::string_view why) { throw UsageError(fmt::format("parameter '{}' {}", candidate.name, why)); };
   if (tensor.layout() != at::kStrided) refuse("is sparse or otherwise not strided; only strided parameters can be sharded");
   if (overlaps_itself(tensor)) refuse("overlaps itself (it is expanded?); pass a copy of its own");
   if (!tensor.is_leaf()) refuse("is the result of an operation, not a leaf; register a detached copy");
