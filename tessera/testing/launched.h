@@ -59,6 +59,7 @@ class Launched {
  public:
   explicit Launched(const Command& command, const Environment& environment = {})
       : process_(command, environment, {}, [this] {
+          ::setpgid(0, 0);  // as a shell does it, so that Ctrl-Z can stop it
           ::dup2(out_.write.get(), STDOUT_FILENO);
           ::dup2(err_.write.get(), STDERR_FILENO);
         }) {
