@@ -64,10 +64,6 @@ int slurm_port() {
   return static_cast<int>(kFirst + (job + step % kCount * kStepsApart) % kCount);
 }
 
-}  // namespace
-
-namespace {
-
 /// The launcher whose variables hold for this process; null if there is none.
 const Launcher* launcher_of_this_process() {
   const auto plain = identity_by(kPlain);

@@ -11,6 +11,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
+#include "tessera/base/numel.h"
 #include "tessera/base/words.h"
 
 namespace tessera::checkpoint {
@@ -45,23 +46,11 @@ nlohmann::json to_json(const RankRecord& record) {
           {"notes", record.notes}};
 }
 
-/// The number of values in a tensor of this shape. Throws IoError if there is no such shape.
-int64_t numel_of(const std::vector<int64_t>& shape) {
-  int64_t numel = 1;
-  bool empty = false;
-  for (const auto size : shape) {
-    empty |= size == 0;
-    if (size < 0 || __builtin_mul_overflow(numel, std::max<int64_t>(size, 1), &numel)) {
-      throw IoError(fmt::format("there is no tensor of the shape [{}]", fmt::join(shape, ", ")));
-    }
-  }
-  return empty ? 0 : numel;
-}
-
 PartRecord part_from_json(const nlohmann::json& json, int format) {
   PartRecord part{.shape = json.at("shape"), .strides = json.at("strides"), .slices = {}};
   if (part.strides.size() != part.shape.size()) throw IoError("it has not one stride for each dimension");
-  auto left = numel_of(part.shape);
+  auto left = checked_numel(part.shape);
+  if (!left) throw IoError(fmt::format("there is no tensor of the shape [{}]", fmt::join(part.shape, ", ")));
   if (format == kFlatFormat) {
     part.slices = slices_of_range(part.shape, part.strides, json.at("begin").get<int64_t>(), json.at("numel").get<int64_t>());
     return part;
@@ -69,8 +58,8 @@ PartRecord part_from_json(const nlohmann::json& json, int format) {
   for (const auto& slice : json.at("slices")) {
     part.slices.push_back({.shape = part.shape, .offsets = slice.at("offsets"), .sizes = slice.at("sizes")});
     if (!part.slices.back().fits()) throw IoError("it has a slice that does not fit into its shape");
-    left -= part.slices.back().numel();
-    if (left < 0) throw IoError("its slices have more values than its shape");
+    *left -= part.slices.back().numel();
+    if (*left < 0) throw IoError("its slices have more values than its shape");
   }
   return part;
 }

@@ -16,6 +16,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
+#include "tessera/base/numel.h"
 
 namespace tessera::data {
 namespace {
@@ -70,15 +71,6 @@ std::vector<int64_t> sizes_in(const std::string& header, size_t dimensions) {
   return sizes;
 }
 
-/// The number of values in a tensor of these sizes. Nothing if it overflows, also where a size of 0 would hide that.
-std::optional<int64_t> product_of(const std::vector<int64_t>& sizes) {
-  int64_t product = 1;
-  for (const auto size : sizes) {
-    if (__builtin_mul_overflow(product, std::max<int64_t>(size, 1), &product)) return std::nullopt;
-  }
-  return std::ranges::count(sizes, 0) > 0 ? 0 : product;
-}
-
 /// The path of the file, under whichever of the usual names exists.
 std::filesystem::path find(const std::filesystem::path& folder, const std::string& part, int dimensions) {
   std::vector<std::string> names;
@@ -123,7 +115,7 @@ at::Tensor read_idx(const std::filesystem::path& file) {
     throw IoError(fmt::format("{} ends within its header, after {} of {} bytes", file.string(), header.size(), length));
   }
   const auto sizes = sizes_in(header, dimensions);
-  const auto promised = product_of(sizes);
+  const auto promised = checked_numel(sizes);
   if (!promised) throw IoError(fmt::format("{} promises {} bytes, which is no size of a tensor", file.string(), fmt::join(sizes, " x ")));
   const auto data = std::make_shared<std::string>();
   unpacked.read(*data, static_cast<size_t>(*promised) + 1);  // one more, to see whether there is more

@@ -9,6 +9,7 @@
 #include <unordered_set>
 
 #include "tessera/base/error.h"
+#include "tessera/base/numel.h"
 #include "tessera/checkpoint/formats/checksum.h"
 
 namespace tessera::checkpoint {
@@ -38,16 +39,9 @@ at::ScalarType dtype_named(const std::string& name) {
   throw IoError(fmt::format("has the dtype {}, which is none of {}", nlohmann::json(name).dump(), fmt::join(known, ", ")));
 }
 
-/// The size of a tensor in bytes. Returns nothing if it overflows, also where a dimension of size 0 would hide that: libtorch could not
-/// compute the strides.
+/// The size of a tensor in bytes. Returns nothing if it overflows.
 std::optional<int64_t> bytes_of(at::ScalarType dtype, const std::vector<int64_t>& sizes) {
-  auto bytes = static_cast<int64_t>(c10::elementSize(dtype));
-  bool empty = false;
-  for (const auto size : sizes) {
-    empty |= size == 0;
-    if (__builtin_mul_overflow(bytes, std::max<int64_t>(size, 1), &bytes)) return std::nullopt;
-  }
-  return empty ? 0 : bytes;
+  return checked_numel(sizes, static_cast<int64_t>(c10::elementSize(dtype)));
 }
 
 /// Takes the header apart in one pass, without a tree of it in memory.
