@@ -63,10 +63,9 @@ std::vector<const RankFile*> needed_files(const Source& source) {
                             fmt::join(gap.offsets, ", ")));
 }
 
-at::Tensor whole(const Source& source, const RankFile& first) {
+at::Tensor whole(const Source& source, std::span<const RankFile* const> needed, const RankFile& first) {
   const auto& [name, dtype, shape] = source.entry;
   if (source.files.empty()) return first.tensors.read(name);
-  const auto needed = needed_files(source);
   const auto values = at::empty(shape, dtype);
   for (const auto* file : needed) {
     const auto& part = file->record.parts.at(name);
@@ -103,7 +102,8 @@ Consolidated consolidate(const std::filesystem::path& folder, const std::filesys
   for (const auto& [name, source] : sources) order.push_back(&source);
   std::ranges::stable_sort(order, std::greater{}, [](const Source* source) { return c10::elementSize(source->entry.dtype); });
 
-  for (const auto* source : order) needed_files(*source);  // throws here if values are missing, before anything is written
+  std::map<const Source*, std::vector<const RankFile*>> needed;
+  for (const auto* source : order) needed[source] = needed_files(*source);  // throws here if values are missing, before anything is written
 
   Consolidated result;
   std::vector<SafetensorsEntry> entries;
@@ -116,7 +116,7 @@ Consolidated consolidate(const std::filesystem::path& folder, const std::filesys
     if (!buffer) result.parameters += c10::multiply_integers(source->entry.sizes);
     result.tensors++;
     result.bytes += source->entry.bytes();
-    writer.write(whole(*source, first));
+    writer.write(whole(*source, needed.at(source), first));
   }
   writer.close();
   return result;

@@ -80,8 +80,15 @@ void SafetensorsFile::read_bytes(void* to, uint64_t count, uint64_t offset) cons
   }
 }
 
-void SafetensorsFile::expect_checksum(const Place& place, const Checksum& found) const {
-  if (place.checksum.empty() || place.checksum == Checksum::text(found.value())) return;
+void SafetensorsFile::read_blocks(const Place& place, c10::function_ref<std::byte*(uint64_t begin)> target) const {
+  Checksum checksum;
+  for (uint64_t begin = 0, all = static_cast<uint64_t>(place.entry.bytes()); begin < all; begin += kBlock) {
+    const auto count = std::min(kBlock, all - begin);
+    auto* const block = target(begin);
+    read_bytes(block, count, data_ + place.begin + begin);
+    if (!place.checksum.empty()) checksum.add({block, count});
+  }
+  if (place.checksum.empty() || place.checksum == Checksum::text(checksum.value())) return;
   throw IoError(fmt::format("{} is damaged: the bytes of '{}' are not those that were written, because they have another checksum",
                             path_.string(), place.entry.name));
 }
@@ -90,13 +97,7 @@ at::Tensor SafetensorsFile::read(const std::string& name) const {
   const auto& found = place(name);
   auto tensor = at::empty(found.entry.sizes, found.entry.dtype);
   auto* const bytes = static_cast<std::byte*>(tensor.mutable_data_ptr());
-  Checksum checksum;
-  for (uint64_t begin = 0, all = tensor.nbytes(); begin < all; begin += kBlock) {
-    const auto count = std::min(kBlock, all - begin);
-    read_bytes(bytes + begin, count, data_ + found.begin + begin);
-    if (!found.checksum.empty()) checksum.add({bytes + begin, count});
-  }
-  expect_checksum(found, checksum);
+  read_blocks(found, [&](uint64_t begin) { return bytes + begin; });
   return tensor;
 }
 
@@ -104,13 +105,7 @@ void SafetensorsFile::verify(const std::string& name) const {
   const auto& found = place(name);
   if (found.checksum.empty()) return;
   std::vector<std::byte> block(kBlock);
-  Checksum checksum;
-  for (uint64_t begin = 0, all = static_cast<uint64_t>(found.entry.bytes()); begin < all; begin += kBlock) {
-    const auto count = std::min(kBlock, all - begin);
-    read_bytes(block.data(), count, data_ + found.begin + begin);
-    checksum.add({block.data(), count});
-  }
-  expect_checksum(found, checksum);
+  read_blocks(found, [&](uint64_t) { return block.data(); });
 }
 
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vector<SafetensorsEntry> entries,

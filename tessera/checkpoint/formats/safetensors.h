@@ -2,6 +2,8 @@
 // tensor has a checksum, which Python's package ignores.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -40,7 +42,8 @@ class SafetensorsFile {
   const Place& place(const std::string& name) const;
   void read_header();
   void read_bytes(void* to, uint64_t count, uint64_t offset) const;
-  void expect_checksum(const Place& place, const Checksum& found) const;
+  /// Reads a tensor block by block, each to where `target` says, and compares the checksum.
+  void read_blocks(const Place& place, c10::function_ref<std::byte*(uint64_t begin)> target) const;
 
   std::filesystem::path path_;
   Fd fd_;
