@@ -1,9 +1,11 @@
-# One test program for each *_test.cpp, known to ctest by its path: "comm/mesh". Every test ends within 20 s on two idle
-# cores, or belongs under --long.
+# One test program for each room, such as tests/test_comm, and one test of ctest for each *_test.cpp, known by its path: "comm/mesh". Every
+# test ends within 20 s on two idle cores, or belongs under --long.
 find_package(GTest REQUIRED)
-set(CMAKE_UNITY_BUILD OFF)  # tests use the same names for their helpers
+# Half of the time that a small source takes goes into templates of torch's headers, so few are compiled at a time; and as they test what is
+# optimised elsewhere, a little optimisation does.
+set(CMAKE_UNITY_BUILD_BATCH_SIZE 4)
+set(_optimisation "$<$<CONFIG:Release>:-O1>")
 
-option(TESSERA_LONG_TESTS "Also run the tests that are too slow for every run" OFF)
 set(_environment OMP_NUM_THREADS=1 TESSERA_POISON=1)
 if(TESSERA_SANITIZE STREQUAL "thread")
   # libtorch and gloo lock with code that the sanitizer can't see and unlock with inlined code that it sees, which looks like misuse of a mutex.
@@ -20,6 +22,7 @@ endif()
 file(GLOB_RECURSE _testing CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tessera/testing/*.cpp")
 add_library(tessera_testing STATIC ${_testing})
 target_link_libraries(tessera_testing PUBLIC tessera GTest::gtest GTest::gmock)
+target_compile_options(tessera_testing PUBLIC ${_optimisation})
 target_precompile_headers(tessera_testing PUBLIC <torch/torch.h> <gmock/gmock.h> <gtest/gtest.h>)
 # Only the comparison with c10d's own groups includes these beside the library itself.
 set_source_files_properties(tessera/comm/join_test.cpp PROPERTIES
@@ -54,47 +57,63 @@ if(NOT TESSERA_SAFETENSORS_PYTHON)
   message(STATUS "No Python here imports safetensors, numpy and xxhash: the test that lets it read our files is left out")
   list(FILTER _tests EXCLUDE REGEX "/formats/python_test\\.cpp$")
 endif()
+function(test_program name)
+  add_executable(${name} ${ARGN})
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
+  target_link_libraries(${name} PRIVATE tessera_testing)
+  target_precompile_headers(${name} REUSE_FROM tessera_testing)
+endfunction()
+
 foreach(_source IN LISTS _tests)
   file(RELATIVE_PATH _name "${PROJECT_SOURCE_DIR}/tessera" "${_source}")
   string(REGEX REPLACE "_test\\.cpp$" "" _name "${_name}")
-  string(REPLACE "/" "_" _target "test_${_name}")
-  add_executable(${_target} ${_source})
-  set_target_properties(${_target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
-  target_link_libraries(${_target} PRIVATE tessera_testing GTest::gtest_main)
-  target_precompile_headers(${_target} REUSE_FROM tessera_testing)
-  add_test(NAME ${_name} COMMAND ${_target} --gtest_brief=1)
+  string(REGEX MATCH "^[^/]+" _room "${_name}")
+  string(REGEX REPLACE "^[^/]+/" "" _in_room "${_name}")
+  if(_name STREQUAL "shard/allocation")  # which replaces `new` in its whole program
+    test_program(test_${_room}_${_in_room} ${_source})
+    add_test(NAME ${_name} COMMAND test_${_room}_${_in_room} --gtest_brief=1)
+  else()
+    list(APPEND _sources_of_${_room} ${_source})
+    list(APPEND _rooms ${_room})
+    add_test(NAME ${_name} COMMAND test_${_room} ${_in_room} --gtest_brief=1)
+  endif()
   set(_own_limit ${_limit})
   if(_name MATCHES "_long$")
     set(_own_limit 1800)
   endif()
   set_tests_properties(${_name} PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_own_limit})
 endforeach()
+list(REMOVE_DUPLICATES _rooms)
+foreach(_room IN LISTS _rooms)
+  test_program(test_${_room} ${_sources_of_${_room}})
+endforeach()
 
-target_compile_definitions(test_base_env PRIVATE TESSERA_ENVIRONMENT_PAGE="${PROJECT_SOURCE_DIR}/docs/environment.md")
+target_compile_definitions(test_base PRIVATE TESSERA_ENVIRONMENT_PAGE="${PROJECT_SOURCE_DIR}/docs/environment.md")
 if(Libtorch_PYTHON)
-  target_compile_definitions(test_shard_pytorch PRIVATE
+  target_compile_definitions(test_shard PRIVATE
     TESSERA_TEST_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_SCRIPT="${PROJECT_SOURCE_DIR}/tests/pytorch/fsdp2.py")
 endif()
 if(TESSERA_SAFETENSORS_PYTHON)
-  target_compile_definitions(test_checkpoint_formats_python PRIVATE
+  target_compile_definitions(test_checkpoint PRIVATE
     TESSERA_TEST_PYTHON="${TESSERA_SAFETENSORS_PYTHON}" TESSERA_TEST_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/safetensors_files.py")
 endif()
-target_link_libraries(test_data_idx PRIVATE ZLIB::ZLIB)  # to pack what is read
+target_link_libraries(test_data PRIVATE ZLIB::ZLIB)  # to pack what is read
+add_dependencies(test_cli tessera_cli)
 
 # Where both are possible, parameters lie in memory that ranks share; what can be seen of them must be the same where they are gathered.
 foreach(_name IN ITEMS checkpointing engine full_params gradients memory nested_units parameter_uses parity passes precision prefetch property pytorch refusal report
   write)
-  if(NOT TARGET test_shard_${_name})
+  if(NOT TEST shard/${_name})
     continue()
   endif()
-  add_test(NAME shard/${_name}_gathered COMMAND test_shard_${_name} --gtest_brief=1)
+  add_test(NAME shard/${_name}_gathered COMMAND test_shard ${_name} --gtest_brief=1)
   set_tests_properties(shard/${_name}_gathered PROPERTIES ENVIRONMENT "${_environment};TESSERA_RESIDENCE=gathered" TIMEOUT ${_limit})
 endforeach()
 
 # As many drawn models as fit into a minute, in four tests; ten minutes of others where there is time.
 set_property(TEST shard/property shard/property_gathered APPEND PROPERTY ENVIRONMENT TESSERA_PROPERTY_SECONDS=15)
 function(more_models name first seconds)
-  add_test(NAME shard/property_${name} COMMAND test_shard_property --gtest_brief=1)
+  add_test(NAME shard/property_${name} COMMAND test_shard property --gtest_brief=1)
   set_tests_properties(shard/property_${name} PROPERTIES TIMEOUT 1800
     ENVIRONMENT "${_environment};TESSERA_PROPERTY_FIRST=${first};TESSERA_PROPERTY_SECONDS=${seconds}")
 endfunction()
@@ -116,11 +135,8 @@ endfunction()
 
 # The corpus of idioms, a chapter a test, and the page that is made of it.
 file(GLOB _idioms CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/idioms/*.cpp")
-add_executable(test_idioms ${_idioms})
-set_target_properties(test_idioms PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
+test_program(test_idioms ${_idioms})
 target_compile_definitions(test_idioms PRIVATE TESSERA_IDIOMS_PAGE="${PROJECT_SOURCE_DIR}/docs/idioms.md")
-target_link_libraries(test_idioms PRIVATE tessera_testing)
-target_precompile_headers(test_idioms REUSE_FROM tessera_testing)
 foreach(_chapter IN ITEMS Construction Ties Writing Freezing Hooks Gradients Autograd Passes Precision Optimizers Values States Ranks Places Page)
   add_test(NAME idioms/${_chapter} COMMAND test_idioms --gtest_brief=1 "--gtest_filter=*/${_chapter}*:${_chapter}.*")
   set_tests_properties(idioms/${_chapter} PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_limit})
@@ -163,13 +179,6 @@ other_test(install/consumer SAYS "sum over 3 ranks: 6.*step 99 loss.*step 99 los
 
 set_tests_properties(install/consumer PROPERTIES TIMEOUT 240)  # it compiles with torch's headers
 
-add_dependencies(test_cli_launch tessera_cli)
-add_dependencies(test_cli_readers tessera_cli)
-add_dependencies(test_cli_failed_rank tessera_cli)
-if(TESSERA_LONG_TESTS)
-  add_dependencies(test_cli_kills_long tessera_cli)
-endif()
-add_dependencies(test_cli_ckpt tessera_cli)
 other_test(cli/launch_test SAYS "launch: 3 ranks.*.rank 0. shm: 3 ranks.*.rank 0.   errors +ok"
   COMMAND $<TARGET_FILE:tessera_cli> launch --nproc-per-node 3 $<TARGET_FILE:tessera_cli> test)
 other_test(cli/test SAYS "all transports keep their promises" COMMAND $<TARGET_FILE:tessera_cli> test)

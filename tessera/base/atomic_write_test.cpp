@@ -7,7 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/testing/folder.h"
 
-namespace tessera::testing {
+namespace tessera::testing::atomic_write_test {
 namespace {
 
 using std::filesystem::exists;
@@ -73,4 +73,4 @@ TEST(NewFolder, ClearsWhatWasLeftAndLeavesWhatOthersWrite) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::atomic_write_test

@@ -7,7 +7,7 @@
 
 #include <ATen/ATen.h>
 
-namespace tessera {
+namespace tessera::base_test {
 namespace {
 
 /// Of the exception that is due.
@@ -91,4 +91,4 @@ TEST(Compat, MakesNodesThatTheEngineCanHold) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::base_test

@@ -1,4 +1,4 @@
-// Also generates the page of environment variables: `test_base_env --page FILE` writes it.
+// Also makes the page of environment variables.
 #include "tessera/base/env.h"
 
 #include <gmock/gmock.h>
@@ -11,8 +11,9 @@
 
 #include "tessera/base/env_table.h"
 #include "tessera/base/error.h"
+#include "tessera/testing/page.h"
 
-namespace tessera {
+namespace tessera::env_test {
 namespace {
 
 using ::testing::AllOf;
@@ -98,7 +99,7 @@ std::string page() {
           "All variables of Tessera itself. Any other variable whose name begins with `TESSERA_` has no effect: `tessera launch` and\n"
           "rank 0 print a warning that suggests the most similar name. An empty value counts as unset. The variables of launchers\n"
           "(`RANK`, `WORLD_SIZE`, ...) are described in [communication](communication.md) and [launching](launching.md). This page is\n"
-          "generated from `tessera/base/env_table.cpp`: `build/tests/test_base_env --page docs/environment.md`.\n\n";
+          "generated from `tessera/base/env_table.cpp`: `TESSERA_TEST_WRITE_PAGES=1 ./check base/env`.\n\n";
   write_table(text, false);
   text << "\n## For tests\n\n";
   write_table(text, true);
@@ -106,21 +107,8 @@ std::string page() {
 }
 
 TEST(EnvironmentPage, IsGeneratedFromTheTable) {
-  std::ifstream file(TESSERA_ENVIRONMENT_PAGE);
-  std::stringstream text;
-  text << file.rdbuf();
-  EXPECT_TRUE(text.str() == page())
-      << "docs/environment.md is not up to date; write it anew with: test_base_env --page docs/environment.md";
+  testing::expect_page(TESSERA_ENVIRONMENT_PAGE, page());
 }
 
 }  // namespace
-}  // namespace tessera
-
-int main(int argc, char** argv) {
-  if (argc == 3 && std::string(argv[1]) == "--page") {
-    std::ofstream(argv[2]) << tessera::page();
-    return 0;
-  }
-  ::testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
-}
+}  // namespace tessera::env_test

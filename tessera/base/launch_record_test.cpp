@@ -9,7 +9,7 @@
 
 #include "tessera/base/process.h"
 
-namespace tessera {
+namespace tessera::launch_record_test {
 namespace {
 
 /// Sets the path for record_failure() during its lifetime.
@@ -82,4 +82,4 @@ TEST(LaunchRecord, IsNotWrittenToOtherFiles) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::launch_record_test

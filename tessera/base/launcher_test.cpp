@@ -9,7 +9,7 @@
 
 #include "tessera/base/error.h"
 
-namespace tessera {
+namespace tessera::launcher_test {
 namespace {
 
 using ::testing::AllOf;
@@ -155,4 +155,4 @@ TEST(Launcher, NamesTheFirstHostOfAList) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::launcher_test

@@ -7,7 +7,7 @@
 
 #include "tessera/base/error.h"
 
-namespace tessera {
+namespace tessera::tensor_slice_test {
 namespace {
 
 using ::testing::IsEmpty;
@@ -100,4 +100,4 @@ TEST(TensorSlice, KnowsWhetherItFits) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::tensor_slice_test

@@ -15,7 +15,7 @@
 #include "tessera/testing/picture.h"
 #include "tessera/testing/saved_picture.h"
 
-namespace tessera::testing {
+namespace tessera::testing::checkpoint_test {
 namespace {
 
 using checkpoint::Contents;
@@ -266,4 +266,4 @@ TEST(Checkpoint, FilesOfTwoSavesDoNotGoTogether) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::checkpoint_test

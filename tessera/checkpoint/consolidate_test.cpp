@@ -14,7 +14,7 @@
 #include "tessera/testing/net.h"
 #include "tessera/testing/picture.h"
 
-namespace tessera::testing {
+namespace tessera::testing::consolidate_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -149,4 +149,4 @@ TEST(Consolidate, KeepsNothingWhenTheDiskIsFull) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::consolidate_test

@@ -17,15 +17,15 @@
 #include "tessera/testing/net.h"
 #include "tessera/testing/saved_picture.h"
 
-namespace tessera::testing {
+namespace tessera::testing::damage_test {
 
 int fail_readdir_after = -1;  // how many entries of a folder can be read before it fails; -1 for all
 
-}  // namespace tessera::testing
+}  // namespace tessera::testing::damage_test
 
 /// The library calls this one in place of the C library's.
 extern "C" dirent* readdir(DIR* folder) {
-  using tessera::testing::fail_readdir_after;
+  using tessera::testing::damage_test::fail_readdir_after;
   static const auto real = reinterpret_cast<dirent* (*)(DIR*)>(::dlsym(RTLD_NEXT, "readdir"));
   if (fail_readdir_after == 0) {
     errno = EIO;
@@ -35,7 +35,7 @@ extern "C" dirent* readdir(DIR* folder) {
   return real(folder);
 }
 
-namespace tessera::testing {
+namespace tessera::testing::damage_test {
 namespace {
 
 using checkpoint::latest;
@@ -168,4 +168,4 @@ TEST(CheckpointDamage, WithTwoThousandMillionRanksIsIncomplete) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::damage_test

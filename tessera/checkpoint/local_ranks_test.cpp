@@ -16,7 +16,7 @@
 #include "tessera/testing/silent_device.h"
 #include "tessera/testing/tracing_transport.h"
 
-namespace tessera::testing {
+namespace tessera::testing::local_ranks_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -189,4 +189,4 @@ TEST_F(LocalRanks, AreAllInWhatAShardSaysOfItself) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::local_ranks_test

@@ -12,10 +12,11 @@
 #include "tessera/base/process.h"
 #include "tessera/comm/self/self.h"
 #include "tessera/comm/threads/run_ranks.h"
+#include "tessera/testing/child_task.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/transports.h"
 
-namespace tessera::testing {
+namespace tessera::testing::prefix_lock_test {
 namespace {
 
 using checkpoint::PrefixLock;
@@ -38,10 +39,17 @@ TEST(PrefixLock, IsRefusedWhileAnotherJobHasIt) {
   run_ranks(2, [&](const Communicator& world) { const PrefixLock free(prefix, world); });
 }
 
+const ChildTask hold("hold the lock", [](const std::string& prefix) {
+  const PrefixLock lock(prefix, self_world());
+  write_file(std::filesystem::path(prefix).parent_path() / "has-it", "");
+  std::this_thread::sleep_for(std::chrono::seconds(60));
+  return 1;
+});
+
 TEST(PrefixLock, EndsWithItsOwner) {
   const Folder folder;
   const auto prefix = folder / "run";
-  Process owner({this_program()}, {{"TESSERA_TEST_CHILD", prefix}}, Process::Output::Capture);
+  Process owner({this_program()}, hold.environment(prefix), Process::Output::Capture);
   while (!std::filesystem::exists(folder / "has-it")) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   EXPECT_THAT(message_of<ConfigError>([&] { PrefixLock second(prefix, self_world()); }),
               HasSubstr("process " + std::to_string(owner.pid())));
@@ -60,18 +68,5 @@ TEST(PrefixLock, NeedsAPlaceToWrite) {
   EXPECT_THAT(message_of<IoError>([&] { PrefixLock lock(folder / "run", self_world()); }), HasSubstr("run.lock"));
 }
 
-int hold(const std::filesystem::path& prefix) {
-  const PrefixLock lock(prefix, self_world());
-  write_file(prefix.parent_path() / "has-it", "");
-  std::this_thread::sleep_for(std::chrono::seconds(60));
-  return 1;
-}
-
 }  // namespace
-}  // namespace tessera::testing
-
-int main(int argc, char** argv) {
-  if (const auto prefix = tessera::env("TESSERA_TEST_CHILD")) return tessera::testing::hold(*prefix);
-  ::testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
-}
+}  // namespace tessera::testing::prefix_lock_test

@@ -16,7 +16,7 @@
 #include "tessera/testing/net.h"
 #include "tessera/testing/picture.h"
 
-namespace tessera::testing {
+namespace tessera::testing::rank_file_test {
 namespace {
 
 using checkpoint::open_rank_file;
@@ -208,4 +208,4 @@ TEST(RankFile, ThatMakesNoSenseIsRefused) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::rank_file_test

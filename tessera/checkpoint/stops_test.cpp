@@ -16,6 +16,7 @@
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/checkpoint/verify.h"
 #include "tessera/shard/full_params.h"
+#include "tessera/testing/child_task.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
 #include "tessera/testing/picture.h"
@@ -64,7 +65,7 @@ int mkdir(const char* path, mode_t mode) noexcept {
 }
 }
 
-namespace tessera::testing {
+namespace tessera::testing::stops_test {
 namespace {
 
 using checkpoint::latest;
@@ -108,16 +109,19 @@ std::vector<double> rest_of_run(const std::filesystem::path& prefix, int ranks_o
   return losses;
 }
 
+/// Stops itself at the system call whose number is in TESSERA_TEST_CALLS.
+const ChildTask stopped_run("train and stop", [](const std::string& prefix) { return train(prefix, std::stoll(env("TESSERA_TEST_CALLS").value())); });
+
 TEST(Stops, NeverCostMoreThanTheSaveItself) {
   const Folder whole;
-  ASSERT_EQ(Process({this_program()}, {{"TESSERA_TEST_CHILD", whole / "run"}, {"TESSERA_TEST_CALLS", "0"}}).wait(std::chrono::seconds(60)),
+  ASSERT_EQ(Process({this_program()}, stopped_run.environment(whole / "run", {{"TESSERA_TEST_CALLS", "0"}})).wait(std::chrono::seconds(60)),
             0);
   ASSERT_EQ(latest(whole / "run"), step_folder(whole / "run", kSecond));
   const auto expected = rest_of_run(whole / "run", 1);
   int stopped = 0, kept = 0;
   for (int calls = 1;; calls++) {
     const Folder folder;
-    Process child({this_program()}, {{"TESSERA_TEST_CHILD", folder / "run"}, {"TESSERA_TEST_CALLS", std::to_string(calls)}});
+    Process child({this_program()}, stopped_run.environment(folder / "run", {{"TESSERA_TEST_CALLS", std::to_string(calls)}}));
     const auto status = child.wait(std::chrono::seconds(60));
     if (status == 0) break;
     ASSERT_EQ(status, 128 + SIGKILL);
@@ -133,12 +137,4 @@ TEST(Stops, NeverCostMoreThanTheSaveItself) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
-
-int main(int argc, char** argv) {
-  if (const auto prefix = tessera::env("TESSERA_TEST_CHILD")) {
-    return tessera::testing::train(*prefix, std::stoll(tessera::env("TESSERA_TEST_CALLS").value()));
-  }
-  ::testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
-}
+}  // namespace tessera::testing::stops_test

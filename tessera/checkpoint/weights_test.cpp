@@ -12,7 +12,7 @@
 #include "tessera/testing/net.h"
 #include "tessera/testing/picture.h"
 
-namespace tessera::testing {
+namespace tessera::testing::weights_test {
 namespace {
 
 using ::testing::AllOf;
@@ -62,4 +62,4 @@ TEST(Weights, OfAnotherModelAreRefused) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::weights_test

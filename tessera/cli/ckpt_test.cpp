@@ -10,7 +10,7 @@
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
 
-namespace tessera::testing {
+namespace tessera::testing::ckpt_test {
 namespace {
 
 using ::testing::AllOf;
@@ -90,4 +90,4 @@ TEST_F(Ckpt, VerifiesEveryFile) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::ckpt_test

@@ -11,8 +11,9 @@
 #include "tessera/base/process.h"
 #include "tessera/comm/host/shared_area.h"
 #include "tessera/comm/init.h"
+#include "tessera/testing/child_task.h"
 
-namespace tessera::cli {
+namespace tessera::cli::failed_rank_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -42,6 +43,8 @@ int rank_in(const std::string& trouble) {
   return 5;
 }
 
+const testing::ChildTask in_trouble("a rank in trouble", rank_in);
+
 class FailedRank : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {};
 
 TEST_P(FailedRank, IsNamedBeforeThoseThatNoticeIt) {
@@ -49,7 +52,7 @@ TEST_P(FailedRank, IsNamedBeforeThoseThatNoticeIt) {
   const auto tessera = std::filesystem::path(this_program()).parent_path().parent_path() / "bin/tessera";
   // Behind a shell, as programs often are.
   Process launcher({tessera, "launch", "--nproc-per-node", "3", "sh", "-c", "\"$0\" || exit $?", this_program()},
-                   {{"TESSERA_TRANSPORT", transport}, {"TESSERA_TEST_CHILD", trouble}}, Process::Output::Capture);
+                   in_trouble.environment(trouble, {{"TESSERA_TRANSPORT", transport}}), Process::Output::Capture);
   const auto said = launcher.read_output();
   EXPECT_EQ(launcher.wait(20s), 5) << said;
   // A rank that is slow to end is stopped meanwhile.
@@ -61,7 +64,7 @@ TEST_P(FailedRank, IsNamedBeforeThoseThatNoticeIt) {
 std::pair<int, std::string> launched(const std::string& transport, const std::string& trouble) {
   const auto tessera = std::filesystem::path(this_program()).parent_path().parent_path() / "bin/tessera";
   Process launcher({tessera, "launch", "--nproc-per-node", "3", this_program()},
-                   {{"TESSERA_TRANSPORT", transport}, {"TESSERA_TEST_CHILD", trouble}}, Process::Output::Capture);
+                   in_trouble.environment(trouble, {{"TESSERA_TRANSPORT", transport}}), Process::Output::Capture);
   const auto said = launcher.read_output();
   return {launcher.wait(20s).value_or(-1), said};
 }
@@ -88,10 +91,4 @@ INSTANTIATE_TEST_SUITE_P(OverShm, FailedRank,
 INSTANTIATE_TEST_SUITE_P(OverGloo, FailedRank, ::testing::Combine(::testing::Values("gloo"), ::testing::Values("leaves", "aborts")));
 
 }  // namespace
-}  // namespace tessera::cli
-
-int main(int argc, char** argv) {
-  if (const auto trouble = tessera::env("TESSERA_TEST_CHILD")) return tessera::cli::rank_in(*trouble);
-  ::testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
-}
+}  // namespace tessera::cli::failed_rank_test

@@ -18,17 +18,18 @@
 #include "tessera/checkpoint/verify.h"
 #include "tessera/comm/init.h"
 #include "tessera/shard/full_params.h"
+#include "tessera/testing/child_task.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/picture.h"
 
-namespace tessera::testing {
+namespace tessera::testing::kills_long_test {
 namespace {
 
 using namespace std::chrono_literals;
 
 constexpr int kSteps = 30, kKills = 50;
 
-int train(const std::filesystem::path& prefix) {
+int train(const std::string& prefix) {
   const auto world = init({.operation_limit = 20s});
   const checkpoint::PrefixLock lock(prefix, world);
   torch::manual_seed(1);  // otherwise it is a random one
@@ -48,9 +49,11 @@ int train(const std::filesystem::path& prefix) {
   return 0;
 }
 
+const ChildTask train_here("train until killed", train);
+
 Process start(const std::filesystem::path& prefix) {
   const auto tessera = std::filesystem::path(this_program()).parent_path().parent_path() / "bin/tessera";
-  return Process({tessera, "launch", "--nproc-per-node", "3", this_program()}, {{"TESSERA_TEST_CHILD", prefix}}, Process::Output::Capture);
+  return Process({tessera, "launch", "--nproc-per-node", "3", this_program()}, train_here.environment(prefix), Process::Output::Capture);
 }
 
 /// The processes that the launcher has started, in no order.
@@ -112,17 +115,4 @@ TEST(Kills, ChangeNothing) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
-
-int main(int argc, char** argv) {
-  if (const auto prefix = tessera::env("TESSERA_TEST_CHILD")) {
-    try {
-      return tessera::testing::train(*prefix);
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "%s\n", error.what());
-      return 3;
-    }
-  }
-  ::testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
-}
+}  // namespace tessera::testing::kills_long_test

@@ -4,7 +4,7 @@
 
 #include "tessera/testing/launched.h"
 
-namespace tessera::testing {
+namespace tessera::testing::launch_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -275,4 +275,4 @@ TEST(Launch, LeavesTheProgramsOwnOptionsAlone) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::launch_test

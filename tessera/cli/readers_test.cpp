@@ -6,7 +6,7 @@
 #include "tessera/testing/folder.h"
 #include "tessera/testing/launched.h"
 
-namespace tessera::testing {
+namespace tessera::testing::readers_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -114,4 +114,4 @@ TEST(LaunchReaders, GoesOnWhenTheReaderOfAFifoLeaves) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::readers_test

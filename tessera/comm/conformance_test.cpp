@@ -7,7 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/testing/transports.h"
 
-namespace tessera::testing {
+namespace tessera::testing::conformance_test {
 namespace {
 
 class EveryWorld : public ::testing::TestWithParam<World> {};
@@ -85,4 +85,4 @@ TEST(Determinism, GivesTheSameBitsOnEveryTransport) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::conformance_test

@@ -8,7 +8,7 @@
 #include "tessera/comm/host/shared_area.h"
 #include "tessera/testing/transports.h"
 
-namespace tessera::testing {
+namespace tessera::testing::deadlock_test {
 namespace {
 
 using ::testing::AllOf;
@@ -108,4 +108,4 @@ INSTANTIATE_TEST_SUITE_P(Worlds, Waits, ::testing::Values(World{"threads", 2}, W
                          ::testing::PrintToStringParamName());
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::deadlock_test

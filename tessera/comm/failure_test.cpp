@@ -12,7 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/testing/transports.h"
 
-namespace tessera::testing {
+namespace tessera::testing::failure_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -204,4 +204,4 @@ TEST(Work, ThatIsDroppedStillKeepsItsBuffers) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::failure_test

@@ -13,7 +13,7 @@
 #include "tessera/comm/threads/run_ranks.h"
 #include "tessera/testing/transports.h"
 
-namespace tessera::testing {
+namespace tessera::testing::join_test {
 namespace {
 
 c10::intrusive_ptr<c10d::Backend> gloo_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size) {
@@ -77,4 +77,4 @@ TEST(Init, RefusesARankThatDoesNotExist) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::join_test

@@ -7,7 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/testing/transports.h"
 
-namespace tessera::testing {
+namespace tessera::testing::mesh_test {
 namespace {
 
 float sum_of_ranks(const Communicator& group, int world_rank) {
@@ -47,4 +47,4 @@ TEST(Mesh, RefusesAShapeThatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::mesh_test

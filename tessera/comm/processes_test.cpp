@@ -20,10 +20,11 @@
 #include "tessera/base/process.h"
 #include "tessera/comm/host/shared_area.h"
 #include "tessera/comm/init.h"
+#include "tessera/testing/child_task.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/transports.h"
 
-namespace tessera::testing {
+namespace tessera::testing::processes_test {
 
 /// No more address space than that, from now on.
 void leave_room_for(size_t bytes) {
@@ -55,7 +56,7 @@ std::vector<std::string> open_doors() {
   return doors;
 }
 
-/// What a child process of these tests does, chosen by TESSERA_TEST_CHILD. It ends with 0 if all is as it should be.
+/// What a child process of these tests does. It ends with 0 if all is as it should be.
 int child(const std::string& task) {
   const InitOptions options{.start_limit = task == "wait in vain" ? std::chrono::milliseconds(500) : kTestLimit,
                             .operation_limit = kTestLimit};
@@ -107,6 +108,8 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+const ChildTask in_child("meet", child);
+
 using Environment = std::map<std::string, std::string>;
 
 struct Ended {
@@ -130,11 +133,10 @@ std::vector<Ended> run_job(const Job& job, const std::function<Environment(int r
                         {"WORLD_SIZE", std::to_string(job.ranks)},
                         {"MASTER_ADDR", "127.0.0.1"},
                         {"MASTER_PORT", port},
-                        {"OMP_NUM_THREADS", "1"},
-                        {"TESSERA_TEST_CHILD", job.task}});
+                        {"OMP_NUM_THREADS", "1"}});
     if (!job.transport.empty()) environment["TESSERA_TRANSPORT"] = job.transport;
     if (extra) environment.merge(extra(rank));
-    processes.emplace_back(std::vector<std::string>{this_program()}, environment, Process::Output::Capture);
+    processes.emplace_back(std::vector<std::string>{this_program()}, in_child.environment(job.task, environment), Process::Output::Capture);
   }
   std::vector<Ended> ended;
   for (auto& process : processes) {
@@ -240,9 +242,8 @@ TEST(Init, NoticesAStoreThatWasUsedBefore) {
   const auto path = std::filesystem::temp_directory_path() / ("tessera-used-store-" + std::to_string(::getpid()));
   std::filesystem::remove(path);
   const auto run = [&](const std::string& rank) {
-    const Environment environment = {
-        {"RANK", rank}, {"WORLD_SIZE", "2"}, {"TESSERA_STORE", "file:" + path.string()}, {"TESSERA_TEST_CHILD", "wait in vain"}};
-    return Process({this_program()}, environment, Process::Output::Capture).read_output();
+    const Environment environment = {{"RANK", rank}, {"WORLD_SIZE", "2"}, {"TESSERA_STORE", "file:" + path.string()}};
+    return Process({this_program()}, in_child.environment("wait in vain", environment), Process::Output::Capture).read_output();
   };
   EXPECT_THAT(run("0"), HasSubstr("rank 1 of 2 still missing"));
   EXPECT_THAT(run("0"), HasSubstr("rank 0 is there already"));
@@ -267,7 +268,7 @@ TEST(Init, RefusesAStoreThatIsNone) {
   const Folder folder;
   const auto said = [&](const std::string& path) {
     return Process({this_program()},
-                   {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TESSERA_STORE", "file:" + path}, {"TESSERA_TEST_CHILD", "wait in vain"}},
+                   in_child.environment("wait in vain", {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TESSERA_STORE", "file:" + path}}),
                    Process::Output::Capture)
         .read_output();
   };
@@ -291,7 +292,7 @@ TEST(Init, NamesTheRanksThatDoNotStart) {
   const auto port = std::to_string(free_port());
   Process lonely(
       {this_program()},
-      {{"RANK", "0"}, {"WORLD_SIZE", "3"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}, {"TESSERA_TEST_CHILD", "wait in vain"}},
+      in_child.environment("wait in vain", {{"RANK", "0"}, {"WORLD_SIZE", "3"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}}),
       Process::Output::Capture);
   EXPECT_THAT(lonely.read_output(), HasSubstr("ranks 1 and 2 of 3 still missing"));
   EXPECT_EQ(lonely.wait(std::chrono::seconds(1)), 3);
@@ -299,9 +300,7 @@ TEST(Init, NamesTheRanksThatDoNotStart) {
 
 TEST(Init, RefusesADescriptionThatDoesNotAddUp) {
   const auto said = [](const Environment& environment) {
-    auto all = environment;
-    all["TESSERA_TEST_CHILD"] = "meet";
-    return Process({this_program()}, all, Process::Output::Capture).read_output();
+    return Process({this_program()}, in_child.environment("meet", environment), Process::Output::Capture).read_output();
   };
   EXPECT_THAT(said({{"RANK", "1"}}), HasSubstr("RANK is set but WORLD_SIZE is not"));
   EXPECT_THAT(said({{"RANK", "two"}, {"WORLD_SIZE", "2"}}), HasSubstr("RANK='two' is not a whole number"));
@@ -340,10 +339,4 @@ TEST(Process, NeverOutlivesItsOwner) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
-
-int main(int argc, char** argv) {
-  if (const auto task = tessera::env("TESSERA_TEST_CHILD")) return tessera::testing::child(*task);
-  ::testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
-}
+}  // namespace tessera::testing::processes_test

@@ -7,7 +7,7 @@
 
 #include "tessera/testing/transports.h"
 
-namespace tessera::testing {
+namespace tessera::testing::stress_long_test {
 namespace {
 
 class Stress : public ::testing::TestWithParam<World> {};
@@ -46,4 +46,4 @@ TEST_P(Stress, RandomScriptsGiveRightSums) {
 INSTANTIATE_TEST_SUITE_P(Worlds, Stress, ::testing::ValuesIn(talking_worlds()), ::testing::PrintToStringParamName());
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::stress_long_test

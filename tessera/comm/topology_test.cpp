@@ -8,7 +8,7 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/threads/run_ranks.h"
 
-namespace tessera {
+namespace tessera::topology_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -94,4 +94,4 @@ TEST(Topology, SaysWhoSharesMemory) {
 INSTANTIATE_TEST_SUITE_P(OfNumbers, Sums, ::testing::Values(1000, 100'000));
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::topology_test

@@ -11,7 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/testing/transports.h"
 
-namespace tessera::data {
+namespace tessera::data::idx_test {
 namespace {
 
 using ::testing::AllOf;
@@ -117,4 +117,4 @@ TEST_F(Idx, ComparesImagesAndLabels) {
 }
 
 }  // namespace
-}  // namespace tessera::data
+}  // namespace tessera::data::idx_test

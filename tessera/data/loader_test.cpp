@@ -11,7 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/testing/transports.h"
 
-namespace tessera::data {
+namespace tessera::data::loader_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -180,4 +180,4 @@ TEST(Loader, RefusesWhatCanNotWork) {
 }
 
 }  // namespace
-}  // namespace tessera::data
+}  // namespace tessera::data::loader_test

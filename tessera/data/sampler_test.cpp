@@ -10,7 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/testing/transports.h"
 
-namespace tessera::data {
+namespace tessera::data::sampler_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -153,4 +153,4 @@ TEST(Sampler, RefusesWhatCanNotWork) {
 }
 
 }  // namespace
-}  // namespace tessera::data
+}  // namespace tessera::data::sampler_test

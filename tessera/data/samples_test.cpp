@@ -7,7 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/testing/transports.h"
 
-namespace tessera::data {
+namespace tessera::data::samples_test {
 namespace {
 
 TEST(Samples, ArePickedByNumber) {
@@ -44,4 +44,4 @@ TEST(FakeImages, RefuseWhatCanNotBeMade) {
 }
 
 }  // namespace
-}  // namespace tessera::data
+}  // namespace tessera::data::samples_test

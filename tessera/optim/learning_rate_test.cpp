@@ -6,7 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/testing/transports.h"
 
-namespace tessera::optim {
+namespace tessera::optim::learning_rate_test {
 namespace {
 
 using Shape = LearningRate::Shape;
@@ -39,4 +39,4 @@ TEST(LearningRate, RefusesNonsense) {
 }
 
 }  // namespace
-}  // namespace tessera::optim
+}  // namespace tessera::optim::learning_rate_test

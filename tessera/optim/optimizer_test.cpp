@@ -13,7 +13,7 @@
 #include "tessera/shard/training.h"
 #include "tessera/testing/net.h"
 
-namespace tessera::testing {
+namespace tessera::testing::optimizer_test {
 namespace {
 
 /// Largest difference after ten steps on the same gradients.
@@ -322,4 +322,4 @@ TEST(Optimizers, RefuseWhatIsNoParameter) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::optimizer_test

@@ -16,7 +16,7 @@
 #include "tessera/shard/norms.h"
 #include "tessera/testing/net.h"
 
-namespace tessera::testing {
+namespace tessera::testing::rules_test {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
@@ -260,4 +260,4 @@ TEST(SmallMoments, TakeTwoBytesForEachParameter) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::rules_test

@@ -62,6 +62,9 @@ void* take(size_t bytes, size_t alignment) {
 
 }  // namespace
 
+// What is inlined where looks like a mix of two ways to allocate.
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"
+
 void* operator new(size_t bytes) {
   return take(bytes, 0);
 }

@@ -6,7 +6,7 @@
 
 #include "tessera/testing/net.h"
 
-namespace tessera::testing {
+namespace tessera::testing::buffers_test {
 namespace {
 
 TEST(Buffers, GetTheValuesThatTheCallerAsksFor) {
@@ -24,4 +24,4 @@ TEST(Buffers, GetTheValuesThatTheCallerAsksFor) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::buffers_test

@@ -7,7 +7,7 @@
 #include "tessera/testing/blocks.h"
 #include "tessera/testing/net.h"
 
-namespace tessera::testing {
+namespace tessera::testing::checkpointing_test {
 namespace {
 
 namespace nn = torch::nn;
@@ -165,4 +165,4 @@ TEST(CheckpointedBackward, MayNestDeeperThanTheEngineKeepsInOneThread) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::checkpointing_test

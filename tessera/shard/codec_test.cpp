@@ -15,7 +15,7 @@
 #include "tessera/shard/unit/units.h"
 #include "tessera/testing/net.h"
 
-namespace tessera::testing {
+namespace tessera::testing::codec_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -204,4 +204,4 @@ TEST(Codec, IsRefusedWhereItCanNotBe) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::codec_test

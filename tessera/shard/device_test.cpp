@@ -22,7 +22,7 @@
 #include "tessera/testing/silent_device.h"
 #include "tessera/testing/tracing_transport.h"
 
-namespace tessera::testing {
+namespace tessera::testing::device_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -356,4 +356,4 @@ TEST_F(Device, RefusesAndDescribesAsElsewhere) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::device_test

@@ -13,7 +13,7 @@
 #include "tessera/shard/training.h"
 #include "tessera/shard/report.h"
 
-namespace tessera::testing {
+namespace tessera::testing::engine_test {
 namespace {
 
 namespace nn = torch::nn;
@@ -230,4 +230,4 @@ TEST(Lifetime, OfAnOptimizerMayBeLongerThanThatOfItsModel) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::engine_test

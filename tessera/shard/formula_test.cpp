@@ -10,7 +10,7 @@
 #include "tessera/testing/blocks.h"
 #include "tessera/testing/net.h"
 
-namespace tessera::testing {
+namespace tessera::testing::formula_test {
 namespace {
 
 namespace nn = torch::nn;
@@ -138,4 +138,4 @@ TEST(FirstLayer, IsNotGatheredInBackward) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::formula_test

@@ -12,7 +12,7 @@
 #include "tessera/shard/training.h"
 #include "tessera/testing/net.h"
 
-namespace tessera::testing {
+namespace tessera::testing::full_params_test {
 namespace {
 
 namespace nn = torch::nn;
@@ -141,4 +141,4 @@ TEST(ShardInfos, KnowWhatTheyAreAPartOf) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::full_params_test

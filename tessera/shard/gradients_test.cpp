@@ -10,7 +10,7 @@
 #include "tessera/shard/training.h"
 #include "tessera/testing/net.h"
 
-namespace tessera::testing {
+namespace tessera::testing::gradients_test {
 namespace {
 
 TEST(Gradients, AreThoseThatUsersOfShardsExpect) {
@@ -100,4 +100,4 @@ TEST(FrozenUnits, GetNoGradientUntilTheyThaw) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::gradients_test

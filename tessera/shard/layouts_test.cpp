@@ -12,7 +12,7 @@
 #include "tessera/testing/net.h"
 #include "tessera/testing/parity.h"
 
-namespace tessera::testing {
+namespace tessera::testing::layouts_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -135,4 +135,4 @@ TEST(AnyLayout, RefuseAFlatListingThatTheyDoNotHave) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::layouts_test

@@ -14,7 +14,7 @@
 #include "tessera/shard/unit/unit.h"
 #include "tessera/testing/net.h"
 
-namespace tessera::testing {
+namespace tessera::testing::memory_test {
 namespace {
 
 constexpr int kRanks = 8, kBlocks = 10;
@@ -127,4 +127,4 @@ TEST(WholeUnits, MayLieWhereADeadModuleDid) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::memory_test

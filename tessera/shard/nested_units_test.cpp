@@ -10,7 +10,7 @@
 #include "tessera/shard/unit/units.h"
 #include "tessera/testing/net.h"
 
-namespace tessera::testing {
+namespace tessera::testing::nested_units_test {
 namespace {
 
 TEST(NestedUnits, GoToAnyDepthAndMayBeLists) {
@@ -69,4 +69,4 @@ TEST(NestedUnits, GoToAnyDepthAndMayBeLists) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::nested_units_test

@@ -18,7 +18,7 @@
 #include "tessera/shard/unit/unit.h"
 #include "tessera/testing/net.h"
 
-namespace tessera::testing {
+namespace tessera::testing::node_shared_test {
 namespace {
 
 using ::testing::AllOf;
@@ -375,4 +375,4 @@ TEST(NodeShared, UnitsMayBeReadInAnyOrderAfterAStepOfTorch) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::node_shared_test

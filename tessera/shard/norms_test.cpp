@@ -12,7 +12,7 @@
 #include "tessera/testing/blocks.h"
 #include "tessera/testing/net.h"
 
-namespace tessera::testing {
+namespace tessera::testing::norms_test {
 namespace {
 
 /// The norm of all full gradients.
@@ -260,4 +260,4 @@ TEST(GradientsOnTheirWay, AreGuarded) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::norms_test

@@ -11,7 +11,7 @@
 #include "tessera/testing/net.h"
 #include "tessera/testing/numbers.h"
 
-namespace tessera::testing {
+namespace tessera::testing::parameter_uses_test {
 namespace {
 
 namespace nn = torch::nn;
@@ -307,4 +307,4 @@ TEST(MixedPrecision, ByAutocastIsThatOfTorch) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::parameter_uses_test

@@ -6,7 +6,7 @@
 
 #include "tessera/testing/transports.h"
 
-namespace tessera::testing {
+namespace tessera::testing::parity_test {
 namespace {
 
 namespace nn = torch::nn;
@@ -207,4 +207,4 @@ TEST(Training, StaysTheSameOverFiftySteps) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::parity_test

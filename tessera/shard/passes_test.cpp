@@ -6,7 +6,7 @@
 #include "tessera/shard/parameters.h"
 #include "tessera/testing/net.h"
 
-namespace tessera::testing {
+namespace tessera::testing::passes_test {
 namespace {
 
 TEST(Passes, WithoutGradientsGiveTheSameNumbers) {
@@ -59,4 +59,4 @@ TEST(Passes, GoOnAfterAnException) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::passes_test

@@ -9,7 +9,7 @@
 #include "tessera/shard/training.h"
 #include "tessera/testing/net.h"
 
-namespace tessera::testing {
+namespace tessera::testing::precision_test {
 namespace {
 
 namespace nn = torch::nn;
@@ -69,4 +69,4 @@ TEST(Precision, LeavesTheStatisticsOfBatchNormAlone) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::precision_test

@@ -7,7 +7,7 @@
 #include "tessera/shard/unit/units.h"
 #include "tessera/testing/net.h"
 
-namespace tessera::testing {
+namespace tessera::testing::prefetch_test {
 namespace {
 
 TEST(Prefetch, UnshardsTheNextUnitOfTheLearnedOrder) {
@@ -39,4 +39,4 @@ TEST(Prefetch, MayBeInProgressWhenTheModelAndItsWorldAreDestroyed) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::prefetch_test

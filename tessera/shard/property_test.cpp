@@ -8,7 +8,7 @@
 #include "tessera/base/env.h"
 #include "tessera/testing/parity.h"
 
-namespace tessera::testing {
+namespace tessera::testing::property_test {
 namespace {
 
 namespace nn = torch::nn;
@@ -145,4 +145,4 @@ TEST(Property, DrawnModelsTrainLikeReplicatedOnes) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::property_test

@@ -11,7 +11,7 @@
 #include "tessera/testing/net.h"
 #include "tessera/testing/numbers.h"
 
-namespace tessera::testing {
+namespace tessera::testing::pytorch_test {
 namespace {
 
 namespace nn = torch::nn;
@@ -102,4 +102,4 @@ TEST(PyTorch, TrainsTheSameInMixedPrecision) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::pytorch_test

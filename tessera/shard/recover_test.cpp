@@ -14,7 +14,7 @@
 #include "tessera/testing/blocks.h"
 #include "tessera/testing/net.h"
 
-namespace tessera::testing {
+namespace tessera::testing::recover_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -142,4 +142,4 @@ TEST(Threads, ThatShareAGroupAreToldWhatTheyNeed) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::recover_test

@@ -13,7 +13,7 @@
 #include "tessera/shard/rebind.h"
 #include "tessera/testing/net.h"
 
-namespace tessera::testing {
+namespace tessera::testing::refusal_test {
 namespace {
 
 namespace nn = torch::nn;
@@ -256,4 +256,4 @@ TEST(OldOptimizers, AreMovedAsAWholeOrNotAtAll) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::refusal_test

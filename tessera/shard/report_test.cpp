@@ -7,7 +7,7 @@
 
 #include "tessera/testing/net.h"
 
-namespace tessera::testing {
+namespace tessera::testing::report_test {
 namespace {
 
 TEST(Describe, HasALineForEachUnitAndThePeak) {
@@ -36,4 +36,4 @@ TEST(Describe, ShortensTheNameOfAUnitOfManyModules) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::report_test

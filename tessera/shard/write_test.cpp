@@ -12,7 +12,7 @@
 #include "tessera/testing/net.h"
 #include "tessera/testing/numbers.h"
 
-namespace tessera::testing {
+namespace tessera::testing::write_test {
 namespace {
 
 namespace nn = torch::nn;
@@ -193,4 +193,4 @@ TEST(Ranks, ThatUseUnitsInDifferentOrderAreToldSo) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::write_test

@@ -6,7 +6,7 @@
 
 #include "tessera/testing/transports.h"
 
-namespace tessera::train {
+namespace tessera::train::meters_test {
 namespace {
 
 TEST(Mean, WeighsBatchesByTheirSamples) {
@@ -58,4 +58,4 @@ TEST(Accuracy, IsTheShareOfRightOnes) {
 }
 
 }  // namespace
-}  // namespace tessera::train
+}  // namespace tessera::train::meters_test

@@ -11,7 +11,7 @@
 #include "tessera/base/process.h"
 #include "tessera/testing/transports.h"
 
-namespace tessera::train {
+namespace tessera::train::metrics_test {
 namespace {
 
 using ::testing::AllOf;
@@ -137,4 +137,4 @@ TEST_F(Metrics, OtherRanksTouchNothing) {
 }
 
 }  // namespace
-}  // namespace tessera::train
+}  // namespace tessera::train::metrics_test

@@ -14,7 +14,7 @@
 #include "tessera/base/process.h"
 #include "tessera/testing/transports.h"
 
-namespace tessera::train {
+namespace tessera::train::progress_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -285,4 +285,4 @@ TEST(RealDisplay, BlocksNeedALocaleOfUnicode) {
 }
 
 }  // namespace
-}  // namespace tessera::train
+}  // namespace tessera::train::progress_test

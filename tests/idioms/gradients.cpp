@@ -8,10 +8,6 @@ namespace {
 
 namespace nn = torch::nn;
 
-at::Tensor loss_of(const Run& run, Mlp& net, int step) {
-  return net.forward(run.batch({4, 6}, step)).pow(2).mean();
-}
-
 /// Four steps; what the idiom does stands between backward and the optimizer.
 void train(Run& run, Mlp& net, const std::function<void(int step)>& between) {
   const auto parameters = run.parameters(net);

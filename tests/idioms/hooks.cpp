@@ -10,10 +10,6 @@ namespace {
 
 namespace nn = torch::nn;
 
-at::Tensor loss_of(const Run& run, Mlp& net, int step) {
-  return net.forward(run.batch({4, 6}, step)).pow(2).mean();
-}
-
 /// Four steps of a model that is sharded already; records all gradients.
 void train(Run& run, Mlp& net, const std::function<void(int step)>& before = {}) {
   const auto parameters = run.parameters(net);

@@ -130,6 +130,12 @@ struct Mlp : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) { return second(torch::tanh(first(x))); }
 };
 
+/// The loss of this rank's batch, for models of six inputs.
+template <class Model>
+at::Tensor loss_of(const Run& run, Model& model, int step) {
+  return model.forward(run.batch({4, 6}, step)).pow(2).mean();
+}
+
 struct Idiom {
   std::string what;  // the description on the page
   std::function<void(Run&)> act;

@@ -1,4 +1,4 @@
-// Runs the corpus. `test_idioms --page FILE` writes the page docs/idioms.md.
+// Runs the corpus, and makes the page docs/idioms.md of it.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -7,6 +7,7 @@
 
 #include "idiom.h"
 #include "tessera/comm/threads/run_ranks.h"
+#include "tessera/testing/page.h"
 
 namespace tessera::idioms {
 namespace {
@@ -127,7 +128,7 @@ std::string page() {
           "What programs do with models, and what becomes of it once the model is sharded. Each row is run by the tests: once with plain\n"
           "libtorch and gradients averaged over the ranks, and sharded with 2 and 3 ranks, in memory that they share and gathered, with\n"
           "Tessera's optimizers and with torch's. It ends in the same numbers, to the bit unless a bound is given, or in an error on the\n"
-          "line that causes it. This page is made from the tests: `build/tests/test_idioms --page docs/idioms.md`.\n\n"
+          "line that causes it. This page is made from the tests: `TESSERA_TEST_WRITE_PAGES=1 ./check idioms/Page`.\n\n"
        << equal + refused << " idioms: " << equal << " equal, " << refused << " refused.\n";
   for (const auto& chapter : corpus()) {
     text << "\n## " << chapter.title << "\n\n| idiom | | what the error says, or what to know |\n| --- | --- | --- |\n";
@@ -144,21 +145,9 @@ std::string page() {
 }
 
 TEST(Page, IsMadeFromTheCorpus) {
-  std::ifstream file(TESSERA_IDIOMS_PAGE);
-  std::stringstream text;
-  text << file.rdbuf();
-  EXPECT_TRUE(text.str() == page()) << "docs/idioms.md is not up to date; write it anew with: test_idioms --page docs/idioms.md";
+  testing::expect_page(TESSERA_IDIOMS_PAGE, page());
   EXPECT_GE(trials().size(), 150);
 }
 
 }  // namespace
 }  // namespace tessera::idioms
-
-int main(int argc, char** argv) {
-  if (argc == 3 && std::string(argv[1]) == "--page") {
-    std::ofstream(argv[2]) << tessera::idioms::page();
-    return 0;
-  }
-  ::testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
-}

@@ -12,10 +12,6 @@ namespace {
 namespace nn = torch::nn;
 using Tensors = std::vector<at::Tensor>;
 
-at::Tensor loss_of(const Run& run, Mlp& model, int step) {
-  return model.forward(run.batch({4, 6}, step)).pow(2).mean();
-}
-
 /// After a backward pass, something over the parameters as an optimizer sees them.
 using Look = std::function<void(const Tensors& parameters)>;
 void look(Run& run, const Look& at_them) {

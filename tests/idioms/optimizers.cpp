@@ -27,10 +27,6 @@ std::shared_ptr<Mlp> one_unit(Run& run) {
   return model;
 }
 
-at::Tensor loss_of(const Run& run, Mlp& model, int step) {
-  return model.forward(run.batch({4, 6}, step)).pow(2).mean();
-}
-
 void train(Run& run, Mlp& model, const Steps& optimizer) {
   run.train(model, [&](int step) { return loss_of(run, model, step); }, optimizer);
 }

@@ -12,10 +12,6 @@ namespace {
 namespace nn = torch::nn;
 using Tensors = std::vector<at::Tensor>;
 
-at::Tensor loss_of(const Run& run, Mlp& model, int step) {
-  return model.forward(run.batch({4, 6}, step)).pow(2).mean();
-}
-
 std::shared_ptr<Mlp> nested(Run& run) {
   const auto model = std::make_shared<Mlp>();
   run.shard_nested(model);

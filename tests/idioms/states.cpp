@@ -24,10 +24,6 @@ struct Net : nn::Module {
   at::Tensor forward(const at::Tensor& x) { return second(torch::tanh(norm(first(x)))); }
 };
 
-at::Tensor loss_of(const Run& run, Net& model, int step) {
-  return model.forward(run.batch({4, 6}, step)).pow(2).mean();
-}
-
 void train(Run& run, Net& model, const Steps& optimizer) {
   run.train(model, [&](int step) { return loss_of(run, model, step); }, optimizer);
 }

@@ -9,10 +9,6 @@ namespace {
 
 namespace nn = torch::nn;
 
-at::Tensor loss_of(const Run& run, Mlp& net, int step) {
-  return net.forward(run.batch({4, 6}, step)).pow(2).mean();
-}
-
 /// Four steps, each of which ends with what the idiom does.
 void train(Run& run, Mlp& net, const std::function<void()>& at_end) {
   const auto optimizer = run.adamw(net);

@@ -6,7 +6,7 @@
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/testing/folder.h"
 
-namespace tessera::testing {
+namespace tessera::testing::python_test {
 namespace {
 
 TEST(Safetensors, AreThoseOfPython) {
@@ -41,4 +41,4 @@ TEST(Safetensors, AreThoseOfPython) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::python_test

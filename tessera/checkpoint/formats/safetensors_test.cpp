@@ -9,7 +9,7 @@
 #include "tessera/testing/folder.h"
 #include "tessera/testing/transports.h"
 
-namespace tessera::testing {
+namespace tessera::testing::safetensors_test {
 namespace {
 
 using checkpoint::SafetensorsEntry;
@@ -193,4 +193,4 @@ TEST(Safetensors, KeepsTheOldFileWhenTheDiskIsFull) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::safetensors_test

@@ -6,7 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/testing/transports.h"
 
-namespace tessera::testing {
+namespace tessera::testing::all_or_none_test {
 namespace {
 
 using ::testing::StartsWith;
@@ -54,4 +54,4 @@ TEST(AllOrNone, TellsAllRanksOfTheFailureOfOne) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::all_or_none_test

@@ -4,7 +4,7 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
-namespace tessera {
+namespace tessera::add_rows_test {
 namespace {
 
 class AddRows : public ::testing::TestWithParam<std::tuple<at::ScalarType, int>> {
@@ -63,4 +63,4 @@ TEST_P(AddRows, LeavesOtherNumbersAlone) {
 INSTANTIATE_TEST_SUITE_P(, AddRows, ::testing::Combine(::testing::Values(at::kFloat, at::kBFloat16), ::testing::Values(1, 2, 3, 7)));
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::add_rows_test

@@ -16,7 +16,7 @@
 #include "tessera/comm/host/store_server.h"
 #include "tessera/testing/transports.h"
 
-namespace tessera::testing {
+namespace tessera::testing::store_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -216,4 +216,4 @@ TEST(Store, ListensWhereItWasAskedTo) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::store_test

@@ -18,7 +18,7 @@
 #include "tessera/testing/blocks.h"
 #include "tessera/testing/net.h"
 
-namespace tessera::testing {
+namespace tessera::testing::write_guard_test {
 namespace {
 
 constexpr double kRate = 0.1;
@@ -98,4 +98,4 @@ INSTANTIATE_TEST_SUITE_P(OfWrites, Orders,
                          [](const auto& info) { return info.param.first.name + "And" + info.param.second.name; });
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::write_guard_test

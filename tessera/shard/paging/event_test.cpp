@@ -16,7 +16,7 @@
 #include "tessera/shard/unit/unit_memory.h"
 #include "tessera/testing/delayed_device.h"
 
-namespace tessera::testing {
+namespace tessera::testing::event_test {
 namespace {
 
 using ::testing::AllOf;
@@ -227,4 +227,4 @@ TEST_F(DelayedGather, KeepsTheMemoryOfAUnitThatIsReshardedBeforeItIsThere) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::event_test

@@ -9,7 +9,7 @@
 #include "tessera/testing/net.h"
 #include "tessera/testing/transports.h"
 
-namespace tessera::testing {
+namespace tessera::testing::gradient_slots_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -61,4 +61,4 @@ TEST(GradientSlots, RefuseOtherSizesWithTheSameTotal) {
 }
 
 }  // namespace
-}  // namespace tessera::testing
+}  // namespace tessera::testing::gradient_slots_test

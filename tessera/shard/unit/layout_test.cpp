@@ -6,7 +6,7 @@
 
 #include <functional>
 
-namespace tessera {
+namespace tessera::layout_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -73,4 +73,4 @@ TEST(Layout, OfWholeParametersCutsNoneAndIsBalanced) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::layout_test

@@ -6,7 +6,7 @@
 #include <array>
 #include <string>
 
-namespace tessera {
+namespace tessera::use_order_test {
 namespace {
 
 using PassEnds = UseOrder::PassEnds;
@@ -134,4 +134,4 @@ TEST(UseOrder, ForgetsTheBeginningOfAPassWithoutEnd) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::use_order_test

@@ -1,0 +1,29 @@
+// What a test does in a process of its own: it starts its own program once more, and main() runs the task instead of the tests.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+
+namespace tessera::testing {
+
+/// const ChildTask hold("hold the lock", [](const std::string& prefix) { ...; return 0; });
+/// Process owner({this_program()}, hold.environment(prefix));
+class ChildTask {
+ public:
+  /// Returns the status of the process. What it throws is printed, and the status is 3.
+  using Task = int (*)(const std::string& argument);
+
+  ChildTask(const std::string& name, Task task);
+
+  /// The variables that make the program run this task.
+  std::map<std::string, std::string> environment(const std::string& argument = {}, std::map<std::string, std::string> more = {}) const;
+
+ private:
+  std::string name_;
+};
+
+/// If this process is a child, the status of its task.
+std::optional<int> run_child_task();
+
+}  // namespace tessera::testing

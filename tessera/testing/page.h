@@ -1,0 +1,22 @@
+// Pages of the documentation that are made by tests.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include "tessera/base/env.h"
+
+namespace tessera::testing {
+
+/// Expects a page to hold this text; with TESSERA_TEST_WRITE_PAGES in the environment it is written.
+inline void expect_page(const std::string& path, const std::string& text) {
+  if (env("TESSERA_TEST_WRITE_PAGES")) std::ofstream(path) << text;
+  std::ifstream file(path);
+  const std::string found(std::istreambuf_iterator<char>(file), {});
+  EXPECT_TRUE(found == text) << path << " is not up to date; write it anew with: TESSERA_TEST_WRITE_PAGES=1 ./check Page";
+}
+
+}  // namespace tessera::testing
