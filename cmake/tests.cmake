@@ -69,7 +69,7 @@ foreach(_source IN LISTS _tests)
   string(REGEX REPLACE "_test\\.cpp$" "" _name "${_name}")
   string(REGEX MATCH "^[^/]+" _room "${_name}")
   string(REGEX REPLACE "^[^/]+/" "" _in_room "${_name}")
-  if(_name STREQUAL "shard/allocation")  # which replaces `new` in its whole program
+  if(_name MATCHES "^shard/(allocation|foreign)$")  # one replaces `new` in its whole program, the other takes a key that all others need
     test_program(test_${_room}_${_in_room} ${_source})
     add_test(NAME ${_name} COMMAND test_${_room}_${_in_room} --gtest_brief=1)
   else()
@@ -210,4 +210,18 @@ endif()
 if(Libtorch_PYTHON)
   other_test(launchers/torchrun SAYS "shm: 3 ranks.*errors +ok"
     COMMAND ${Libtorch_PYTHON} -m torch.distributed.run --standalone --no-python --nproc-per-node 3 $<TARGET_FILE:tessera_cli> test)
+endif()
+
+# The pages: their listings stand in the examples, and their command lines are run as a reader would, one page at a time, because they build.
+other_test(guides/listings COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/guides/pages.py" listings "${PROJECT_SOURCE_DIR}")
+if(NOT TESSERA_SANITIZE)
+  foreach(_page IN ITEMS getting-started training models data checkpoints launching communication)
+    other_test(guides/${_page} COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/guides/pages.py" commands "${PROJECT_SOURCE_DIR}"
+      "${PROJECT_BINARY_DIR}" docs/${_page}.md)
+    set_tests_properties(guides/${_page} PROPERTIES RESOURCE_LOCK build TIMEOUT 240)
+  endforeach()
+endif()
+if(TESSERA_LONG_TESTS AND DOXYGEN)
+  other_test(guides/reference COMMAND ${CMAKE_COMMAND} --build "${PROJECT_BINARY_DIR}" --target reference)
+  set_tests_properties(guides/reference PROPERTIES RESOURCE_LOCK build)
 endif()

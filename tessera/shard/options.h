@@ -44,6 +44,7 @@ enum class Layout {
   WholeParameters,  // each parameter belongs to one rank
 };
 
+/// What a caller of fully_shard can choose about a unit.
 struct ShardOptions {
   Mesh mesh;
   MixedPrecision mixed_precision = {};

@@ -1,0 +1,42 @@
+// The program of the README.
+#include <tessera/tessera.h>
+#include <torch/torch.h>
+
+#include <cstdio>
+
+// Any torch::nn module, unmodified.
+struct NetImpl : torch::nn::Module {
+  torch::nn::ModuleList blocks;
+  torch::nn::Linear head{nullptr};
+  NetImpl() {
+    for (int i = 0; i < 4; i++) blocks->push_back(torch::nn::Linear(32, 32));
+    register_module("blocks", blocks);
+    head = register_module("head", torch::nn::Linear(32, 1));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (const auto& block : *blocks) x = x + torch::tanh(block->as<torch::nn::Linear>()->forward(x));
+    return head(x);
+  }
+};
+TORCH_MODULE(Net);
+
+int main() {
+  auto world = tessera::init();  // torchrun, mpirun, or alone: then a world of one
+  torch::manual_seed(1);         // the same weights on every rank
+  Net model;
+  for (auto& block : *model->blocks) tessera::fully_shard(block, {.mesh = world});
+  tessera::fully_shard(model, {.mesh = world});
+  tessera::optim::AdamW optimizer(model->parameters(), {.lr = 1e-3});
+
+  torch::manual_seed(2 + world.rank());  // different batches on every rank
+  for (int step = 0; step < 100; step++) {
+    auto x = torch::randn({16, 32});
+    auto loss = (model(x) - x.sum(1, true)).pow(2).mean();
+    loss.backward();
+    tessera::clip_grad_norm(model->parameters(), 1.0);
+    optimizer.step();
+    optimizer.zero_grad();
+    if (world.rank() == 0 && step % 33 == 0) std::printf("step %d loss %.3f\n", step, loss.item<float>());
+  }
+  if (world.rank() == 0) std::printf("%s", tessera::describe(*model).c_str());
+}

@@ -1,0 +1,28 @@
+// Whole parameters, when a program needs them: to look at, to change, and to write to a file of torch's.
+#include <tessera/models/mlp.h>
+#include <tessera/tessera.h>
+#include <torch/torch.h>
+
+#include <cstdio>
+
+using namespace tessera;
+
+int main() {
+  const auto world = init();
+  torch::manual_seed(1);
+  models::Mlp model(models::MlpOptions{.width = 32, .layers = 2, .classes = 4});
+  fully_shard(model, {.mesh = world});
+
+  {
+    const torch::NoGradGuard no_grad;
+    const auto whole = full_params(*model, Access::Write);  // all ranks must make the same change
+    model->head->weight.mul_(0.5);
+    const auto* values = model->head->weight.data_ptr<float>();  // raw pointers are good as long as `whole` is there
+    if (world.rank() == 0) std::printf("first weight of the head: %g\n", static_cast<double>(values[0]));
+  }
+
+  torch::serialize::OutputArchive archive;
+  for (const auto& [name, tensor] : full_state(*model, Ranks::First)) archive.write(name, tensor);
+  if (world.rank() == 0) archive.save_to("whole.pt");
+  if (world.rank() == 0) std::printf("%s", describe(*model).c_str());
+}

@@ -1,0 +1,142 @@
+"""Keeps the guides true: their listings come from the examples, and their command lines are run.
+
+pages.py listings ROOT            every C++ listing of a page is a part of a program in examples/, and those of the README are whole programs
+pages.py commands ROOT BUILD PAGE runs the command lines of one page, in order, in a new folder where build, examples and docs are those of the clone
+
+A listing may leave out lines where it says `// ...`; indentation and remarks at the ends of lines do not count. Command lines stand in blocks of
+the language `console` behind `$ `, and the lines that the page shows below them must be printed; numbers may differ, `...` stands for anything, and
+progress bars are ignored. `# status 2` at the end of a command says with which status it ends. A block after a line that ends with "`NAME`:" is a file
+to write.
+"""
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
+
+
+def pages_of(root):
+    return [root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").glob("*.md"))]
+
+
+# --- listings --------------------------------------------------------------------------------------------------------------------------
+
+
+def bare(text):
+    """Lines of code without indentation, remarks and empty lines. Lines of `// ...` stay, as such."""
+    lines = (line.strip() for line in text.splitlines())
+    lines = ("// ..." if line.startswith("// ...") else re.sub(r"\s*//.*$", "", line) for line in lines)
+    return [line for line in lines if line]
+
+
+def whole(lines):
+    return [line for line in lines if line != "// ..."]
+
+
+def is_part(listing, program):
+    """Whether the pieces of a listing stand in the program, one after the other."""
+    at = 0
+    for piece in "\n".join(listing).split("// ..."):
+        piece = piece.strip("\n").split("\n")
+        if piece == [""]:
+            continue
+        found = next((i for i in range(at, len(program) - len(piece) + 1) if program[i : i + len(piece)] == piece), None)
+        if found is None:
+            return False
+        at = found + len(piece)
+    return True
+
+
+def check_listings(root):
+    programs = {path.name: whole(bare(path.read_text())) for path in sorted((root / "examples").glob("*.cpp"))}
+    wrong, seen = [], 0
+    for page in pages_of(root):
+        text = page.read_text()
+        for match in FENCE.finditer(text):
+            if match.group(1) != "cpp":
+                continue
+            seen += 1
+            listing = bare(match.group(2))
+            line = text[: match.start()].count("\n") + 2
+            if page.name == "README.md":
+                if whole(listing) not in programs.values():
+                    wrong.append(f"README.md:{line}: this listing is no program in examples/")
+            elif not any(is_part(listing, program) for program in programs.values()):
+                wrong.append(f"{page.relative_to(root)}:{line}: this listing is no part of a program in examples/")
+    if seen < 10:
+        wrong.append(f"only {seen} listings were found; has the way to mark them changed?")
+    for name in programs:
+        if not any(f"examples/{name}" in page.read_text() for page in pages_of(root)):
+            wrong.append(f"no page names examples/{name}")
+    return wrong
+
+
+# --- command lines ---------------------------------------------------------------------------------------------------------------------
+
+
+def steps_of(page):
+    """The files to write and the commands to run of a page, in order: (name, text) and (command, expected status, lines that it must print)."""
+    text = page.read_text()
+    for match in FENCE.finditer(text):
+        before = text[: match.start()].rstrip().rsplit("\n", 1)[-1]
+        if name := re.search(r"`([\w./]+)`:$", before):
+            yield name.group(1), match.group(2)
+        elif match.group(1) == "console":
+            for part in re.split(r"^\$ ", match.group(2), flags=re.M)[1:]:
+                command, *shown = part.splitlines()
+                while command.endswith("\\"):
+                    command = command[:-1] + shown.pop(0).strip()
+                status = re.search(r"\s+# status (\d+)$", command)
+                yield command[: status.start()] if status else command, int(status.group(1)) if status else 0, shown
+
+
+def normal(line):
+    return NUMBER.sub("0", " ".join(line.split()))
+
+
+def missing(shown, printed):
+    """The first line of the page that was not printed."""
+    printed = [normal(line) for line in printed.splitlines()]
+    for line in shown:
+        pattern = re.compile(".*".join(map(re.escape, normal(line).split("..."))))
+        if "▕" not in line and not any(pattern.fullmatch(have) for have in [*printed, ""]):
+            return line
+    return None
+
+
+def run_commands(root, build, page):
+    count = 0
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        for name, target in {"build": build, "examples": root / "examples", "docs": root / "docs"}.items():
+            (folder / name).symlink_to(target)
+        environment = {**os.environ, "PATH": f"{build}/bin:{os.environ['PATH']}"}
+        for step in steps_of(page):
+            if len(step) == 2:
+                (folder / step[0]).parent.mkdir(parents=True, exist_ok=True)
+                (folder / step[0]).write_text(step[1])
+                continue
+            command, status, shown = step
+            done = subprocess.run(["bash", "-c", command], cwd=folder, env=environment, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                  stderr=subprocess.STDOUT, check=False)
+            count += 1
+            print(f"$ {command}\n{done.stdout}", flush=True)
+            if done.returncode != status:
+                return f"{page.name}: `{command}` ended with status {done.returncode} instead of {status}"
+            if (line := missing(shown, done.stdout)) is not None:
+                return f"{page.name}: `{command}` did not print: {line}"
+    return None if count else f"{page.name} has no command lines; take it out of the tests, or mark them as console"
+
+
+if __name__ == "__main__":
+    what, root = sys.argv[1], pathlib.Path(sys.argv[2]).resolve()
+    if what == "listings":
+        wrong = check_listings(root)
+    else:
+        wrong = [said] if (said := run_commands(root, pathlib.Path(sys.argv[3]).resolve(), root / sys.argv[4])) else []
+    print("\n".join(wrong) or "the pages are true")
+    sys.exit(1 if wrong else 0)
