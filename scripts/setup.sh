@@ -29,7 +29,7 @@ end() {
 }
 
 # has_header NAME: whether the C++ compiler finds it
-has_header() { printf '#include <%s>\n' "$1" | g++ -std=c++20 -x c++ -E - >/dev/null 2>&1; }
+has_header() { { printf '#include <%s>\n' "$1" | g++ -std=c++20 -x c++ -E -; } >/dev/null 2>&1; }
 
 at_least() { [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }
 
@@ -67,7 +67,7 @@ install_packages() {
   begin "installing $missing"
   # An update may fail where the packages are at hand all the same.
   "${as_root[@]}" sh -c "apt-get update -qq; DEBIAN_FRONTEND=noninteractive $line" >build/apt.log 2>&1 </dev/null ||
-    fail "$(tail -n 20 build/apt.log)" "This did not work: ${as_root[*]} $line"
+    fail "$(tail -n 5 build/apt.log)" "This did not work (build/apt.log has all of it): ${as_root[*]} $line"
   missing=$(missing_packages "$1" | tr '\n' ' ')
   [ -z "$missing" ] || fail "Still missing after the installation, or too old: $missing"
   end "installed the packages"
