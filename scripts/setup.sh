@@ -60,11 +60,11 @@ install_packages() {
   command -v apt-get >/dev/null || fail "These are missing, and there is no apt-get to install them (names as in Debian 12): $missing"
   if [ "$(id -u)" != 0 ]; then
     as_root=(sudo)
-    if ! command -v sudo >/dev/null || ! { sudo -n true 2>/dev/null || { [ -t 0 ] && say "installing $missing" && sudo -v; }; }; then
+    if ! command -v sudo >/dev/null || ! { sudo -n true 2>/dev/null || { [ -t 0 ] && say "these packages are missing: $missing" && sudo -v; }; }; then
       fail "Some packages are missing, and this user may not install them. Please run:" "  sudo apt-get update && sudo $line"
     fi
   fi
-  begin "installing $missing"
+  begin "installing the packages"
   # An update may fail where the packages are at hand all the same.
   "${as_root[@]}" sh -c "apt-get update -qq; DEBIAN_FRONTEND=noninteractive $line" >build/apt.log 2>&1 </dev/null ||
     fail "$(tail -n 5 build/apt.log)" "This did not work (build/apt.log has all of it): ${as_root[*]} $line"
@@ -156,6 +156,8 @@ setup() {
   # One stamp a folder: what it was configured with last. A folder that is ready for tests is ready for a run, too.
   stamp=$folder/.setup
   settings="$(cat scripts/setup.sh CMakePresets.json | cksum) $(pwd) torch=${TESSERA_TORCH:-} dir=${Torch_DIR:-} index=${TESSERA_TORCH_INDEX:-} ci=${CI:-}"
+  # What was interrupted failed, too, but not for the reason that it would give.
+  trap '(fail "Interrupted. Start the same command again.") || exit 130' INT
   mkdir -p "$folder"
   if [ -f "$folder/build.ninja" ] && [ -f "$stamp" ]; then
     case "$purpose $(cat "$stamp")" in
