@@ -34,12 +34,21 @@ command -v debootstrap >/dev/null ||
   { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends debootstrap >/dev/null; } ||
   fail "debootstrap is missing and can't be installed by apt-get."
 
-roots=()
+# apart COMMAND...: with mounts and processes of its own, which end with it whatever ends it
+apart() {
+  unshare --mount --pid --fork --kill-child --mount-proc "$@" </dev/null &
+  child=$!
+  wait "$child"
+}
+
+roots=() child=
 clean_up() {
   local root
+  # First of all processes is the child of unshare, and unshare waits for it.
+  [ -z "$child" ] || { pkill -KILL -P "$child" && wait "$child"; } 2>/dev/null || true
   [ -z "$keep" ] || { printf 'kept: %s\n' "${roots[@]}"; return; }
-  # All mounts belonged to processes that have ended by now; one file system, in case that is ever wrong.
-  for root in "${roots[@]}"; do rm -rf --one-file-system "$root"; done
+  # Nothing is mounted there by now; one file system, in case that is ever wrong.
+  for root in "${roots[@]}"; do rm -rf --one-file-system "$root" "$root.log"; done
   [ -z "${own_folder:-}" ] || rmdir "$own_folder"
 }
 trap clean_up EXIT
@@ -63,9 +72,8 @@ debian() {
   local suite mirror=
   case $1 in 12) suite=bookworm ;; 13) suite=trixie ;; esac
   mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Label: Debian' 2>/dev/null | head -n 1) || true
-  debootstrap --variant=minbase --include=ca-certificates,git,python3,sudo "$suite" "$2" ${mirror:+"$mirror"} >"$2.log" 2>&1 ||
-    { tail -n 20 "$2.log" >&2; fail "Debian $1 can't be installed into $2; all that debootstrap said is in $2.log"; }
-  rm "$2.log"
+  apart debootstrap --variant=minbase --include=ca-certificates,git,python3,sudo "$suite" "$2" ${mirror:+"$mirror"} >"$2.log" 2>&1 ||
+    fail "$(tail -n 20 "$2.log")" "Debian $1 can't be installed into $2."
   { apt-config dump | grep -E '^Acquire::(https?|Check|Retries|Force)' || true; } >"$2/etc/apt/apt.conf.d/99host"
   cp -L --remove-destination /etc/resolv.conf /etc/hosts "$2/etc/"
   if [ -d /usr/local/share/ca-certificates ]; then
@@ -79,9 +87,9 @@ debian() {
   chroot "$2" chown -R user:user /home/user/tessera
 }
 
-# inside ROOT COMMAND: runs it as the user, in the clone. The mounts are in a name space of the processes below it, and end with them.
+# inside ROOT COMMAND: runs it as the user, in the clone
 inside() {
-  unshare --mount --pid --fork --kill-child bash -c '
+  apart bash -c '
     set -e
     mount -t proc proc "$1/proc"
     mount --rbind /dev "$1/dev"
@@ -90,7 +98,7 @@ inside() {
     root=$1 line=$2
     shift 2
     exec chroot "$root" env -i "$@" su user -c "cd ~/tessera && $line"' \
-    inside "$1" "$2" "${carried[@]}" </dev/null
+    inside "$1" "$2" "${carried[@]}"
 }
 
 report=() status=0
