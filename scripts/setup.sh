@@ -5,23 +5,38 @@
 #   TESSERA_TORCH_INDEX  package index with the torch to install, if the default one will not do
 
 torch_version=2.13.0
+cpu_index=https://download.pytorch.org/whl/cpu
 
 fail() {
+  [ ! -t 2 ] || printf '\r\033[K' >&2
   printf '%s\n' "$@" >&2
   exit 1
 }
 
 say() { printf -- '-- %s\n' "$*"; }
 
+# A phase is one line, when it ends. On a terminal, what is being done (nothing, if the phase speaks for itself) stands there until then.
+begin() {
+  phase_began=$SECONDS
+  [ $# = 0 ] || [ ! -t 1 ] || printf -- '-- %s ...\r' "$*"
+}
+
+end() {
+  local seconds=$((SECONDS - phase_began)) minutes=
+  [ "$seconds" -lt 60 ] || minutes="$((seconds / 60)) min "
+  [ ! -t 1 ] || printf '\033[K'
+  say "$* in $minutes$((seconds % 60)) s"
+}
+
 # has_header NAME: whether the C++ compiler finds it
-has_header() { printf '#include <%s>\n' "$1" | g++ -std=c++20 -x c++ -E - >/dev/null 2>&1; }
+has_header() { { printf '#include <%s>\n' "$1" | g++ -std=c++20 -x c++ -E -; } >/dev/null 2>&1; }
 
 at_least() { [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }
 
 missing_packages() {
   command -v g++ >/dev/null && at_least 12 "$(g++ -dumpversion)" || echo g++
   command -v cmake >/dev/null && at_least 3.25 "$(cmake --version | sed -n '1s/.* //p')" || echo cmake
-  command -v ninja >/dev/null || echo ninja-build
+  command -v ninja >/dev/null && at_least 1.11 "$(ninja --version)" || echo ninja-build
   command -v ccache >/dev/null || echo ccache
   python3 -c 'import venv, ensurepip' 2>/dev/null || echo python3-venv
   has_header fmt/format.h || echo libfmt-dev
@@ -38,24 +53,24 @@ missing_packages() {
 }
 
 install_packages() {
-  local missing line
+  local missing line as_root=()
   missing=$(missing_packages "$1" | tr '\n' ' ')
   [ -n "$missing" ] || return 0
   line="apt-get install -y --no-install-recommends ${missing% }"
   command -v apt-get >/dev/null || fail "These are missing, and there is no apt-get to install them (names as in Debian 12): $missing"
-  if [ "$(id -u)" = 0 ]; then
-    say "installing $missing"
-    apt-get update -qq || true
-    DEBIAN_FRONTEND=noninteractive $line >build/apt.log 2>&1 || { tail -n 20 build/apt.log >&2; fail "This did not work: $line"; }
-  elif command -v sudo >/dev/null && { sudo -n true 2>/dev/null || [ -t 0 ]; }; then
-    say "installing $missing (with sudo)"
-    sudo apt-get update -qq || true
-    sudo env DEBIAN_FRONTEND=noninteractive $line >build/apt.log 2>&1 || { tail -n 20 build/apt.log >&2; fail "This did not work: sudo $line"; }
-  else
-    fail "Some packages are missing, and this user may not install them. Please run:" "  sudo apt-get update && sudo $line"
+  if [ "$(id -u)" != 0 ]; then
+    as_root=(sudo)
+    if ! command -v sudo >/dev/null || ! { sudo -n true 2>/dev/null || { [ -t 0 ] && say "these packages are missing: $missing" && sudo -v; }; }; then
+      fail "Some packages are missing, and this user may not install them. Please run:" "  sudo apt-get update && sudo $line"
+    fi
   fi
+  begin "installing the packages"
+  # An update may fail where the packages are at hand all the same.
+  "${as_root[@]}" sh -c "apt-get update -qq; DEBIAN_FRONTEND=noninteractive $line" >build/apt.log 2>&1 </dev/null ||
+    fail "$(tail -n 5 build/apt.log)" "This did not work (build/apt.log has all of it): ${as_root[*]} $line"
   missing=$(missing_packages "$1" | tr '\n' ' ')
   [ -z "$missing" ] || fail "Still missing after the installation, or too old: $missing"
+  end "installed the packages"
 }
 
 # Prints an interpreter whose torch fits. The system's must be able to import it; of the one that this script installs the C++ libraries
@@ -63,6 +78,7 @@ install_packages() {
 python_with_torch() {
   local python
   for python in "$PWD/build/python/bin/python" python3; do
+    [ "$python" = python3 ] || torch_is_whole || continue
     if "$python" - <<'PYTHON' 2>/dev/null
 import importlib.metadata, importlib.util, re, sys
 version = tuple(int(n) for n in re.match(r"(\d+)\.(\d+)", importlib.metadata.version("torch")).groups())
@@ -79,31 +95,58 @@ PYTHON
   return 1
 }
 
+# What is installed in build/python says where it came from, or that its installation was interrupted.
+torch_is_whole() {
+  local from
+  from=$(cat build/python/.torch 2>/dev/null || true)
+  [ "$from" != unfinished ] && { [ -z "${TESSERA_TORCH_INDEX:-}" ] || [ "$from" = "$TESSERA_TORCH_INDEX" ]; }
+}
+
+# Broken requirements are on purpose: those on CUDA, which nothing here uses.
+pip_install() { build/python/bin/python -m pip --quiet --disable-pip-version-check install --no-warn-conflicts "$@"; }
+
+make_python() {
+  build/python/bin/python -m pip --version >/dev/null 2>&1 || python3 -m venv --clear build/python || fail "No virtual environment can be made in build/python."
+}
+
 install_torch() {
-  local pip="build/python/bin/python -m pip --quiet --disable-pip-version-check install" index=() cuda
+  local index=() cuda
   [ -z "${TESSERA_TORCH_INDEX:-}" ] || index=(--index-url "$TESSERA_TORCH_INDEX")
-  say "installing torch $torch_version into build/python"
-  python3 -m venv build/python
+  begin "installing torch $torch_version into build/python"
+  [ "$(cat build/python/.torch 2>/dev/null)" != unfinished ] || rm -rf build/python
+  make_python
+  echo unfinished >build/python/.torch
   # Without its dependencies: on an index that has no CPU build they are gigabytes of CUDA that nothing here uses.
   # A build for CPUs where the index has one.
-  $pip --no-deps "${index[@]}" "torch==$torch_version+cpu" 2>/dev/null || $pip --no-deps "${index[@]}" "torch==$torch_version" ||
+  pip_install --no-deps "${index[@]}" "torch==$torch_version+cpu" 2>/dev/null || pip_install --no-deps "${index[@]}" "torch==$torch_version" ||
     fail "torch $torch_version can't be installed by pip. Set TESSERA_TORCH to the folder of a libtorch 2.11 to 2.14 that you have," \
-      "or TESSERA_TORCH_INDEX to the address of a package index that offers it."
+      "or TESSERA_TORCH_INDEX to the address of a package index that offers it, such as $cpu_index."
   # What `import torch` needs of pure Python, for the tests that compare with PyTorch.
-  $pip --upgrade filelock typing-extensions "setuptools>=77" sympy networkx jinja2 fsspec || fail "The Python packages that torch imports can't be installed by pip."
+  pip_install --upgrade filelock typing-extensions "setuptools>=77" sympy networkx jinja2 fsspec ||
+    fail "The Python packages that torch imports can't be installed by pip."
   if ls build/python/lib/python3*/site-packages/torch/lib/libtorch_cuda.so >/dev/null 2>&1; then
     # A build with CUDA: its CPU part loads with these two alone.
     cuda=$(build/python/bin/python -c "import importlib.metadata as m, re; print(re.search(r'cuda-toolkit.*?==(\d+)', ' '.join(m.requires('torch'))).group(1))")
-    $pip --no-deps "nvidia-cuda-runtime==$cuda.*" "nvidia-cuda-cupti==$cuda.*" || fail "The CUDA run-time libraries that this torch loads can't be installed by pip."
+    pip_install --no-deps "nvidia-cuda-runtime==$cuda.*" "nvidia-cuda-cupti==$cuda.*" ||
+      fail "The CUDA run-time libraries that this torch loads can't be installed by pip."
   fi
+  echo "${TESSERA_TORCH_INDEX:-}" >build/python/.torch
+  end "installed torch $torch_version into build/python"
 }
 
-# What the tests read our files with.
-install_test_packages() {
-  [ -x build/python/bin/python ] || python3 -m venv build/python
-  build/python/bin/python -c 'import safetensors, numpy, xxhash' 2>/dev/null && return 0
-  build/python/bin/python -m pip --quiet --disable-pip-version-check install safetensors numpy xxhash ||
-    fail "The Python packages safetensors, numpy and xxhash, which the tests use, can't be installed by pip."
+# What reads our files in Python. The tests can't do without; for a run it is there to look at its result.
+install_readers() {
+  local readers=(safetensors numpy)
+  [ "$1" != tests ] || readers+=(xxhash)
+  make_python
+  build/python/bin/python -c "import $(IFS=,; echo "${readers[*]}")" 2>/dev/null && return 0
+  begin "installing ${readers[*]} into build/python"
+  if pip_install "${readers[@]}"; then
+    end "installed ${readers[*]} into build/python"
+  else
+    [ "$1" != tests ] || fail "The Python packages ${readers[*]}, which the tests use, can't be installed by pip."
+    say "going on without ${readers[*]}: build/python won't read what is saved"
+  fi
 }
 
 # setup PRESET PURPOSE: everything up to a configured build folder. PURPOSE is `tests` or `run`.
@@ -112,7 +155,9 @@ setup() {
   [ "$preset" = release ] || folder=build/$preset
   # One stamp a folder: what it was configured with last. A folder that is ready for tests is ready for a run, too.
   stamp=$folder/.setup
-  settings="$(cat scripts/setup.sh CMakePresets.json | cksum) $(pwd) torch=${TESSERA_TORCH:-} dir=${Torch_DIR:-} index=${TESSERA_TORCH_INDEX:-}"
+  settings="$(cat scripts/setup.sh CMakePresets.json | cksum) $(pwd) torch=${TESSERA_TORCH:-} dir=${Torch_DIR:-} index=${TESSERA_TORCH_INDEX:-} ci=${CI:-}"
+  # What was interrupted failed, too, but not for the reason that it would give.
+  trap '(fail "Interrupted. Start the same command again.") || exit 130' INT
   mkdir -p "$folder"
   if [ -f "$folder/build.ninja" ] && [ -f "$stamp" ]; then
     case "$purpose $(cat "$stamp")" in
@@ -125,16 +170,24 @@ setup() {
     python_with_torch >/dev/null || install_torch
     arguments+=("-DTESSERA_PYTHON=$(python_with_torch)") || fail "torch was installed, but no Python finds it."
   fi
-  [ "$purpose" != tests ] || install_test_packages
+  install_readers "$purpose"
   arguments+=("-DTESSERA_TORCH=${TESSERA_TORCH:-}" "-DTorch_DIR=${Torch_DIR:-}")
   if [ "$purpose" = tests ]; then arguments+=(-DTESSERA_TESTS=ON); else arguments+=(-DTESSERA_TESTS=OFF); fi
+  begin "configuring"
+  # A clone that was moved: CMake would refuse the folder, whose every path is wrong.
+  [ ! -f "$folder/CMakeCache.txt" ] || [ "$(sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' "$folder/CMakeCache.txt")" -ef . ] || arguments+=(--fresh)
   cmake --preset "$preset" "${arguments[@]}" "-DTESSERA_LONG_TESTS=${TESSERA_LONG_TESTS:-OFF}" >"$folder/configure.log" 2>&1 ||
-    { cat "$folder/configure.log" >&2; exit 1; }
+    fail "$(cat "$folder/configure.log")"
+  end "configured"
   sed -n '/^-- Tessera/,/^-- Configuring/p' "$folder/configure.log" | sed '$d'
   printf '%s for %s long=%s' "$settings" "$purpose" "${TESSERA_LONG_TESTS:-OFF}" >"$stamp"
 }
 
+# build FOLDER [ARGUMENT...]: ninja's progress is for terminals
 build() {
-  say "building"
-  cmake --build "$@"
+  local quiet=()
+  [ -t 1 ] || quiet=(-- --quiet)
+  begin
+  cmake --build "$@" "${quiet[@]}"
+  end "built"
 }

@@ -231,7 +231,9 @@ std::string all_of(int fd) {
 }
 
 void two_steps(int fd) {
-  const std::unique_ptr<std::FILE, decltype(&std::fclose)> file(::fdopen(fd, "w"), &std::fclose);
+  // A pointer to fclose as the deleter would lose the attributes that newer C libraries give it, which g++ warns of.
+  const auto close = [](std::FILE* file) { std::fclose(file); };
+  const std::unique_ptr<std::FILE, decltype(close)> file(::fdopen(fd, "w"), close);
   Progress progress({.title = "real", .steps = 2}, Display::of(file.get()));
   progress.update(1);
   progress.update(2);
