@@ -7,6 +7,7 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/consolidate.h"
 #include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/checkpoint/notes.h"
 #include "tessera/checkpoint/prefix_lock.h"
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/checkpoint/verify.h"
@@ -47,4 +48,5 @@
 #include "tessera/train/meters.h"
 #include "tessera/train/metrics.h"
 #include "tessera/train/progress.h"
+#include "tessera/train/stop_signal.h"
 #include "tessera/train/value.h"

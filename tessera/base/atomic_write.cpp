@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file_lock.h"
 
 namespace tessera {
 namespace {
@@ -39,8 +40,21 @@ fs::path unfinished_path(const fs::path& path) {
 }
 
 NewFile::NewFile(fs::path path) : path_(std::move(path)), part_(unfinished_path(path_)) {
-  fd_ = Fd(::open(part_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (!fd_) fail("create", part_);
+  for (;;) {
+    fd_ = Fd(::open(part_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
+    if (!fd_) fail("create", part_);
+    // Where there are no locks, nothing is lost but the warning.
+    if (!take_lock(fd_) && (errno == EAGAIN || errno == EACCES)) {
+      fd_ = Fd();
+      throw IoError(fmt::format("somebody else is writing {} now; if all ranks came here, call it on one rank", path_.string()));
+    }
+    if (is_at(fd_, part_)) break;  // otherwise its last owner has just renamed or removed it
+  }
+  if (::ftruncate(fd_.get(), 0) == 0) return;
+  const int reason = errno;
+  ::unlink(part_.c_str());
+  errno = reason;
+  fail("write", part_);
 }
 
 NewFile::~NewFile() {

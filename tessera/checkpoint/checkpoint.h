@@ -2,9 +2,8 @@
 #pragma once
 
 #include <filesystem>
-#include <map>
-#include <string>
 
+#include "tessera/checkpoint/notes.h"
 #include "tessera/comm/communicator.h"
 
 namespace torch::nn {
@@ -19,8 +18,8 @@ namespace tessera::checkpoint {
 /// The parts of a training run that a checkpoint holds. A checkpoint also holds the state of libtorch's default CPU generator.
 struct Contents {
   torch::nn::Module* model = nullptr;
-  optim::Optimizer* optimizer = nullptr;          // null to save or load weights only
-  std::map<std::string, std::string> notes = {};  // anything else, as text: position, learning rate, step
+  optim::Optimizer* optimizer = nullptr;  // null to save or load weights only
+  Notes notes = {};                       // anything else: step, position, learning rate
 };
 
 /// Saves a checkpoint. All ranks must see the same folder. It appears under its name after all ranks have written their files; if there is

@@ -36,7 +36,7 @@ void expect_resumption(int ranks, const ShardPicture& shard) {
 
     const PictureRun fresh(world, shard, 0.25);
     const auto notes = load(folder / "run-step-3", fresh);
-    EXPECT_EQ(notes, (std::map<std::string, std::string>{{"rank", std::to_string(world.rank())}, {"text", "größe\n\""}}));
+    EXPECT_EQ(notes, (checkpoint::Notes{{"rank", world.rank()}, {"text", "größe\n\""}}));
     expect_same(full_state(*fresh.model), state);
     EXPECT_EQ(fresh.train(3, 6), expected) << "rank " << world.rank() << " of " << ranks;
     expect_same(full_state(*fresh.model), full_state(*run.model));

@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/rank_file.h"
+#include "tessera/comm/groups/all_or_none.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -120,6 +121,18 @@ Consolidated consolidate(const std::filesystem::path& folder, const std::filesys
   }
   writer.close();
   return result;
+}
+
+Consolidated consolidate(const std::filesystem::path& folder, const std::filesystem::path& save_path, const Communicator& world) {
+  Consolidated result;
+  AllOrNone step;
+  if (world.is_first()) step.attempt([&] { result = consolidate(folder, save_path); });
+  step.expect_all(world, {.unit = "consolidation"}, fmt::format("could not consolidate {}", folder.string()));
+  const auto numbers = at::tensor({result.parameters, result.tensors, result.bytes}, at::kLong).to(world.traits().device);
+  world.broadcast(numbers, 0, {.unit = "consolidation"}).wait();
+  const auto known = numbers.cpu();
+  const auto* const values = known.const_data_ptr<int64_t>();
+  return {.parameters = values[0], .tensors = values[1], .bytes = values[2]};
 }
 
 }  // namespace tessera::checkpoint

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <filesystem>
 
+#include "tessera/comm/communicator.h"
+
 namespace tessera::checkpoint {
 
 /// What consolidate() has written.
@@ -16,5 +18,8 @@ struct Consolidated {
 /// Writes the full parameters and rank 0's buffers to one safetensors file. It runs in one process, without a world, and needs memory for
 /// only one parameter at a time. A tied parameter is saved under its first name; the metadata maps each of its other names to the first.
 Consolidated consolidate(const std::filesystem::path& folder, const std::filesystem::path& save_path);
+/// The same for programs of several ranks: rank 0 does it, and every rank returns when the file is there, with the same result. An error is
+/// thrown on all ranks. Collective.
+Consolidated consolidate(const std::filesystem::path& folder, const std::filesystem::path& save_path, const Communicator& world);
 
 }  // namespace tessera::checkpoint

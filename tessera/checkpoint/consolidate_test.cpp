@@ -138,6 +138,42 @@ TEST(Consolidate, TakesAnySlicesInAnyOrder) {
   EXPECT_FALSE(std::filesystem::exists(folder / "none"));
 }
 
+TEST(Consolidate, GivesAllRanksTheResultOrTheError) {
+  const Folder folder;
+  with_ranks(3, [&](const Communicator& world) {
+    const PictureRun run(world);
+    checkpoint::save(folder / "a", {.model = run.model.get()}, world);
+    const auto done = checkpoint::consolidate(folder / "a", folder / "whole", world);
+    EXPECT_EQ(done.tensors, 11);
+    EXPECT_EQ(checkpoint::SafetensorsFile(folder / "whole").names().size(), 11U);
+    const auto said = message_of<IoError>([&] { checkpoint::consolidate(folder / "none", folder / "other", world); });
+    EXPECT_THAT(said, HasSubstr("there is no checkpoint"));
+    EXPECT_EQ(said.starts_with("rank 0 could not consolidate"), !world.is_first()) << said;
+  });
+}
+
+TEST(Consolidate, OnAllRanksAtOnceSpoilsNothing) {
+  const Folder folder;
+  with_ranks(3, [&](const Communicator& world) {
+    const PictureRun run(world);
+    checkpoint::save(folder / "a", {.model = run.model.get()}, world);
+    int written = 0;
+    for (int i = 0; i < 20; i++) {
+      world.barrier();
+      try {
+        checkpoint::consolidate(folder / "a", folder / "whole");
+        written++;
+      } catch (const IoError& error) {
+        EXPECT_THAT(error.what(), HasSubstr("call it on one rank"));
+      }
+      world.barrier();
+      EXPECT_EQ(checkpoint::SafetensorsFile(folder / "whole").names().size(), 11U);
+      EXPECT_FALSE(std::filesystem::exists(folder / "whole.part"));
+    }
+    EXPECT_LE(written, 20);
+  });
+}
+
 TEST(Consolidate, KeepsNothingWhenTheDiskIsFull) {
   const Folder folder;
   with_ranks(1, [&](const Communicator& world) { checkpoint::save(folder / "a", {.model = PictureRun(world).model.get()}, world); });

@@ -209,7 +209,8 @@ void load(const fs::path& folder, Contents& contents, const Communicator& world)
   if (contents.optimizer != nullptr) contents.optimizer->load_state(*contents.model, saved->optimizer);
   copy_values(*saved, *contents.model, model.units, records, world);
   set_generator_state(saved->generator);
-  contents.notes = saved->own.front().record.notes;
+  contents.notes = {};
+  for (const auto& [name, text] : saved->own.front().record.notes) contents.notes[name] = text;
 }
 
 }  // namespace tessera::checkpoint

@@ -145,7 +145,7 @@ TEST_F(LocalRanks, GoOn) {
   auto net = net_on_device(world_);
   optim::AdamW optimizer(trained_parameters(net), {.lr = 0.05});
   losses_of(net, optimizer, world_);
-  checkpoint::save(folder_ / "a", {.model = net.ptr().get(), .optimizer = &optimizer, .notes = {{"step", "3"}}}, world_);
+  checkpoint::save(folder_ / "a", {.model = net.ptr().get(), .optimizer = &optimizer, .notes = {{"step", 3}}}, world_);
   const auto expected = losses_of(net, optimizer, world_);
 
   auto fresh = net_on_device(world_);
@@ -156,7 +156,7 @@ TEST_F(LocalRanks, GoOn) {
   losses_of(fresh, other, world_);  // somewhere else by now
   checkpoint::Contents into{.model = fresh.ptr().get(), .optimizer = &other};
   checkpoint::load(folder_ / "a", into, world_);
-  EXPECT_EQ(into.notes, (std::map<std::string, std::string>{{"step", "3"}}));
+  EXPECT_EQ(into.notes, (checkpoint::Notes{{"step", 3}}));
   EXPECT_EQ(losses_of(fresh, other, world_), expected);
   const auto own = download(fresh->named_buffers()["own"]);
   for (int rank = 0; rank < kReplicas; rank++) EXPECT_TRUE(at::equal(own[static_cast<size_t>(rank)], own_values(rank)));

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -14,6 +13,7 @@
 #include <thread>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file_lock.h"
 #include "tessera/base/log.h"
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/comm/groups/all_or_none.h"
@@ -44,19 +44,11 @@ std::string owner_in(const Fd& file) {
   return "a process that has not written its name";
 }
 
-/// Whether the path still leads to the open file: its last owner may have removed it.
-bool is_at(const Fd& file, const fs::path& path) {
-  struct stat own = {}, there = {};
-  return ::fstat(file.get(), &own) == 0 && ::stat(path.c_str(), &there) == 0 && own.st_dev == there.st_dev && own.st_ino == there.st_ino;
-}
-
 Fd take(const fs::path& path, const std::string& prefix) {
   for (;;) {
     Fd file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
     if (!file) throw IoError(fmt::format("can't create {}: {}", path.string(), std::strerror(errno)));
-    // Locks of open files: they end with the last process that has the file, and network file systems know them too.
-    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 0, .l_pid = 0};
-    if (::fcntl(file.get(), F_OFD_SETLK, &whole) != 0) {
+    if (!take_lock(file)) {
       if (errno == EAGAIN || errno == EACCES) {
         throw ConfigError(
             fmt::format("another job saves its checkpoints as {} ({}, says {}); give this one another prefix, or stop that one", prefix,

@@ -87,9 +87,10 @@ void add_optimizer(std::vector<RankContents>& ranks, const Contents& contents, c
 /// The contents for every rank that this process represents.
 std::vector<RankContents> contents_of_ranks(uint64_t save, const Contents& contents, const Communicator& world) {
   std::vector<RankContents> ranks;
+  std::map<std::string, std::string> notes;
+  for (const auto& [name, note] : contents.notes) notes[name] = note.text();
   for (const int rank : world.local_ranks()) {
-    ranks.push_back(
-        {.record = {.rank = rank, .ranks = world.size(), .save = save, .optimizer = optimizer_class(contents), .notes = contents.notes}});
+    ranks.push_back({.record = {.rank = rank, .ranks = world.size(), .save = save, .optimizer = optimizer_class(contents), .notes = notes}});
   }
   add_model(ranks, *contents.model, world);
   if (contents.optimizer != nullptr) add_optimizer(ranks, contents, world);

@@ -75,7 +75,7 @@ constexpr int kFirst = 2, kSecond = 4, kEnd = 6;
 
 void save(const PictureRun& run, const std::filesystem::path& prefix, int step) {
   checkpoint::save(step_folder(prefix, step),
-                   {.model = run.model.get(), .optimizer = run.optimizer.get(), .notes = {{"step", std::to_string(step)}}}, run.world);
+                   {.model = run.model.get(), .optimizer = run.optimizer.get(), .notes = {{"step", step}}}, run.world);
 }
 
 /// Trains on from the newest checkpoint, saves twice on the way, and stops itself at a system call of the second save.
@@ -100,7 +100,7 @@ std::vector<double> rest_of_run(const std::filesystem::path& prefix, int ranks_o
     const PictureRun run(world, shard_nested, 0.25);
     checkpoint::Contents contents{.model = run.model.get(), .optimizer = run.optimizer.get()};
     checkpoint::load(*latest(prefix), contents, world);
-    const int step = std::stoi(contents.notes.at("step"));
+    const int step = contents.notes.at("step").as<int>();
     run.train(step, kSecond);
     if (step < kSecond) save(run, prefix, kSecond);  // over what the stopped save has left
     const auto own = run.train(kSecond, kEnd);

@@ -38,11 +38,11 @@ int train(const std::string& prefix) {
   int step = 0;
   if (const auto last = checkpoint::latest(prefix)) {
     checkpoint::load(*last, contents, world);
-    step = std::stoi(contents.notes.at("step"));
+    step = contents.notes.at("step").as<int>();
   }
   while (step < kSteps) {
     run.train(step, step + 1);
-    contents.notes["step"] = std::to_string(++step);
+    contents.notes["step"] = ++step;
     checkpoint::save(checkpoint::step_folder(prefix, step), contents, world);
     std::this_thread::sleep_for(5ms);
   }

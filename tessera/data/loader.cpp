@@ -8,7 +8,19 @@
 
 namespace tessera::data {
 
+namespace {
+
+SeededFetch without_seeds(Fetch fetch) {
+  if (!fetch) return {};
+  return [fetch = std::move(fetch)](std::span<const int64_t> numbers, std::span<const uint64_t>) { return fetch(numbers); };
+}
+
+}  // namespace
+
 Loader::Loader(Sampler sampler, Fetch fetch, const LoaderOptions& options)
+    : Loader(std::move(sampler), without_seeds(std::move(fetch)), options) {}
+
+Loader::Loader(Sampler sampler, SeededFetch fetch, const LoaderOptions& options)
     : sampler_(std::move(sampler)), fetch_(std::move(fetch)), options_(options), position_(options.start), to_fetch_(options.start) {
   if (!fetch_) throw UsageError("loader: there is no function that fetches a batch");
   if (options.workers < 0 || options.ahead < 1) {
@@ -59,7 +71,7 @@ Loader::Result Loader::take_result() {
 Loader::Result Loader::make(const Position& position, const Part& part) const {
   const c10::NoGradGuard no_grad;
   try {
-    auto batch = fetch_(part.numbers);
+    auto batch = fetch_(part.numbers, part.seeds);
     batch.repeats = part.repeats;
     return {.batch = std::move(batch), .error = nullptr};
   } catch (...) {

@@ -19,6 +19,9 @@ namespace tessera::data {
 
 /// Makes a batch of the samples with these numbers. It is called by several threads at once, with gradients disabled.
 using Fetch = std::function<Samples(std::span<const int64_t> numbers)>;
+/// The same for batches that are augmented at random: whatever is drawn for sample i comes from seeds[i], which is another one in every
+/// epoch. Then a run has the same batches with any number of ranks and workers, and after a resume.
+using SeededFetch = std::function<Samples(std::span<const int64_t> numbers, std::span<const uint64_t> seeds)>;
 
 struct LoaderOptions {
   int workers = 2;      // threads; with 0, next() fetches each batch itself
@@ -29,6 +32,7 @@ struct LoaderOptions {
 class Loader {
  public:
   Loader(Sampler sampler, Fetch fetch, const LoaderOptions& options = {});
+  Loader(Sampler sampler, SeededFetch fetch, const LoaderOptions& options = {});
   Loader(Loader&&) = delete;
   ~Loader();  // waits until the workers have finished their present batches
 
@@ -70,7 +74,7 @@ class Loader {
   Result take_result();
 
   Sampler sampler_;
-  Fetch fetch_;
+  SeededFetch fetch_;
   LoaderOptions options_;
   Position position_;
 

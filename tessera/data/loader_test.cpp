@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <memory>
+#include <random>
 #include <set>
 
 #include "tessera/base/error.h"
@@ -118,7 +120,55 @@ TEST_P(WithWorkers, FetchesWithoutGradients) {
   EXPECT_TRUE(c10::GradMode::is_enabled());
 }
 
-INSTANTIATE_TEST_SUITE_P(Workers, WithWorkers, ::testing::Values(0, 1, 3));
+/// Each sample's number, and what is drawn for it: the ranks' parts one after the other.
+Samples augmented(std::span<const int64_t> numbers, std::span<const uint64_t> seeds) {
+  if (numbers.front() % 3 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  auto samples = as_tensor(numbers);
+  samples.targets = at::empty({samples.size()}, at::kDouble);
+  for (int64_t i = 0; i < samples.size(); i++) {
+    std::mt19937_64 source(seeds[static_cast<size_t>(i)]);
+    samples.targets[i] = static_cast<double>(source() >> 11);
+  }
+  return samples;
+}
+
+/// The global batches of two epochs on so many ranks, from `start` on.
+std::vector<at::Tensor> augmented_batches(int ranks, int workers, Position start = {}) {
+  std::vector<std::unique_ptr<Loader>> loaders;
+  for (int rank = 0; rank < ranks; rank++) {
+    const SamplerOptions samples{.size = 43, .global_batch = 4, .local_ranks = {rank}, .ranks = ranks, .tail = Tail::Fill, .seed = 7};
+    loaders.push_back(std::make_unique<Loader>(Sampler(samples), augmented, LoaderOptions{.workers = workers, .start = start}));
+  }
+  std::vector<at::Tensor> batches;
+  while (loaders.front()->position().epoch < 2) {
+    std::vector<at::Tensor> parts;
+    for (auto& loader : loaders) {
+      if (const auto part = loader->next()) parts.push_back(at::stack({part->inputs.to(at::kDouble), part->targets}));
+    }
+    if (!parts.empty()) batches.push_back(at::cat(parts, 1));
+  }
+  return batches;
+}
+
+void expect_same_batches(std::span<const at::Tensor> actual, std::span<const at::Tensor> expected) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t i = 0; i < actual.size(); i++) EXPECT_TRUE(at::equal(actual[i], expected[i])) << i;
+}
+
+TEST_P(WithWorkers, AugmentsEachSampleInTheSameWay) {
+  const auto expected = augmented_batches(1, 0);
+  std::set<double> drawn;
+  for (const auto& batch : expected) {
+    for (int64_t i = 0; i < batch.size(1); i++) drawn.insert(batch[1][i].item<double>());
+  }
+  EXPECT_EQ(drawn.size(), 2U * 43);  // another one for every sample and epoch; what only fills a batch is drawn as the first time
+  for (const int ranks : {1, 2, 4}) {
+    expect_same_batches(augmented_batches(ranks, GetParam()), expected);
+    expect_same_batches(augmented_batches(ranks, GetParam(), {.epoch = 0, .batch = 5}), std::span(expected).subspan(5));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Workers, WithWorkers, ::testing::Values(0, 1, 2, 3));
 
 TEST(Loader, FetchesAheadButNotFurtherThanAsked) {
   std::atomic<int> fetched = 0;

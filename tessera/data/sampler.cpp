@@ -6,6 +6,7 @@
 #include <functional>
 #include <numeric>
 #include <random>
+#include <sstream>
 
 #include "tessera/base/error.h"
 
@@ -21,7 +22,36 @@ uint64_t draw(std::mt19937_64& source, uint64_t limit) {
   return value % limit;
 }
 
+/// The finalizer of splitmix64: changes every bit with the chance of one half if one bit of the value changes.
+uint64_t scramble(uint64_t value) {
+  value += 0x9e3779b97f4a7c15;
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111eb;
+  return value ^ (value >> 31);
+}
+
+uint64_t seed_of_sample(uint64_t seed, int64_t epoch, int64_t number) {
+  return scramble(scramble(scramble(seed) ^ static_cast<uint64_t>(epoch)) ^ static_cast<uint64_t>(number));
+}
+
+constexpr const char* kPositionFormat = "position-1";
+
 }  // namespace
+
+std::string Position::save() const {
+  return fmt::format("{} {} {}", kPositionFormat, epoch, batch);
+}
+
+Position Position::load(const std::string& text) {
+  std::istringstream in(text);
+  std::string format, more;
+  Position position;
+  in >> format >> position.epoch >> position.batch;
+  if (!in || format != kPositionFormat || position.epoch < 0 || position.batch < 0 || in >> more) {
+    throw UsageError(fmt::format("'{}' describes no position in a data set", text));
+  }
+  return position;
+}
 
 Sampler::Sampler(const SamplerOptions& options) : options_(options) {
   if (options.local_ranks.empty() || std::ranges::adjacent_find(options.local_ranks, std::greater_equal()) != options.local_ranks.end()) {
@@ -54,7 +84,9 @@ Part Sampler::part(const Position& position) {
   for (const int rank : options_.local_ranks) {
     const auto first = position.batch * options_.global_batch + rank * count;
     for (int64_t place = first; place < first + count; place++) {
-      part.numbers.push_back(order_[static_cast<size_t>(place % options_.size)]);
+      const auto number = order_[static_cast<size_t>(place % options_.size)];
+      part.numbers.push_back(number);
+      part.seeds.push_back(seed_of_sample(options_.seed, position.epoch, number));
       if (place >= options_.size) part.repeats++;
     }
   }

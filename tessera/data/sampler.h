@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace tessera::data {
@@ -31,12 +32,19 @@ struct SamplerOptions {
 struct Position {
   int64_t epoch = 0;
   int64_t batch = 0;  // from 0 to the number of batches, which means the end of the epoch
+
+  /// One line of text; load() is the inverse, and throws UsageError for text of another form.
+  std::string save() const;
+  static Position load(const std::string& text);
+
   bool operator==(const Position&) const = default;
 };
 
 /// This process's part of a batch: the samples of each of its local ranks, one rank after the other.
 struct Part {
   std::vector<int64_t> numbers;
+  /// A seed for each sample, for what is drawn to augment it. It depends only on the sampler's seed, the epoch and the sample's number.
+  std::vector<uint64_t> seeds = {};
   int64_t repeats = 0;  // how many samples at its end only fill the batch (Tail::Fill)
 };
 

@@ -35,7 +35,9 @@ TEST(LearningRate, SurvivesBeingSaved) {
 
 TEST(LearningRate, RefusesNonsense) {
   EXPECT_THROW((void)(LearningRate{.base = -1}.at(0)), UsageError);
-  EXPECT_THROW((void)(LearningRate{.shape = Shape::Cosine, .warmup = 5, .steps = 5}.at(7)), UsageError);
+  for (const auto& rate : {LearningRate{.shape = Shape::Cosine}, LearningRate{.shape = Shape::Cosine, .warmup = 5, .steps = 5}}) {
+    EXPECT_THAT(testing::message_of<UsageError>([&] { (void)rate.at(0); }), ::testing::HasSubstr("give .steps, the length of the run"));
+  }
 }
 
 }  // namespace

@@ -19,11 +19,11 @@
 namespace tessera {
 namespace {
 
-/// The unit, group and parameter of a shard. Throws UsageError for any other tensor.
-Located located_shard(const at::Tensor& shard) {
-  auto found = locate(shard);
-  if (found.parameter == nullptr || !found.parameter->shard.is_same(shard)) {
-    throw UsageError("this tensor is no shard; pass one of tessera::parameters(model)");
+/// The unit, group and parameter of a shard or of a module's member. Throws UsageError for any other tensor.
+Located located(const at::Tensor& parameter) {
+  auto found = locate(parameter);
+  if (found.parameter == nullptr) {
+    throw UsageError("this tensor is no sharded parameter; pass one of tessera::parameters(model), or the module's own member");
   }
   return found;
 }
@@ -144,21 +144,22 @@ FullParams::~FullParams() {
   }
 }
 
-at::Tensor full_grad(const at::Tensor& shard, Ranks ranks) {
-  const auto found = located_shard(shard);
-  const auto& gradient = shard.grad();
+at::Tensor full_grad(const at::Tensor& parameter, Ranks ranks) {
+  const auto found = located(parameter);
+  const auto& listed = found.group->flat ? *found.group->flat : *found.parameter;  // what has the gradient
+  const auto& gradient = listed.shard.grad();
   if (!gradient.defined()) return {};
   found.unit->schedule()->finish_reductions();
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   const auto own = at::zeros({found.group->chunk}, gradient.options());
-  const auto& span = found.parameter->span;
+  const auto& span = listed.span;
   own.narrow(0, span.shard_offset, span.shard_numel).copy_(gradient.view({-1}));
   return full_tensor(found, own, ranks);
 }
 
-at::Tensor full_parameter(const at::Tensor& shard, Ranks ranks) {
-  const auto found = located_shard(shard);
+at::Tensor full_parameter(const at::Tensor& parameter, Ranks ranks) {
+  const auto found = located(parameter);
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   return full_tensor(found, found.group->own, ranks);

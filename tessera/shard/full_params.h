@@ -42,12 +42,14 @@ FullParams full_params(const torch::nn::Module& module, Access access = Access::
 /// Which ranks get the result of a collective: all of them, or only rank 0.
 enum class Ranks { All, First };
 
+// A parameter is named by its shard or by the module's own member: full_parameter(model->head->weight).
+
 /// A copy of the full gradient, in the shape of the parameter. Undefined if the shard has no gradient; with Ranks::First also undefined on
 /// all ranks but rank 0. Collective.
-at::Tensor full_grad(const at::Tensor& shard, Ranks ranks = Ranks::All);
+at::Tensor full_grad(const at::Tensor& parameter, Ranks ranks = Ranks::All);
 
 /// A copy of the full parameter. With Ranks::First it is undefined on all ranks but rank 0. Collective.
-at::Tensor full_parameter(const at::Tensor& shard, Ranks ranks = Ranks::All);
+at::Tensor full_parameter(const at::Tensor& parameter, Ranks ranks = Ranks::All);
 
 /// Copies of all full parameters and buffers of the module, by name. With Ranks::First the map is empty on all ranks but rank 0. `buffers`
 /// says how the buffers of the ranks are combined in the copies; the module's own buffers do not change. One unit is gathered at a time.

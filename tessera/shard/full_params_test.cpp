@@ -7,6 +7,7 @@
 #include "tessera/shard/buffers.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
+#include "tessera/shard/local.h"
 #include "tessera/shard/norms.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/training.h"
@@ -85,6 +86,31 @@ TEST(FullState, HasTheBuffersOfRankZeroUnlessAskedOtherwise) {
     EXPECT_EQ(full_state(*model, "1.running_mean")[0].item<float>(), 0);
     EXPECT_EQ(model[1]->as<nn::BatchNorm1d>()->running_mean[0].item<float>(), world.rank());  // its own stays
   });
+}
+
+TEST(Members, StandForTheirShards) {
+  for (const auto listing : {Listing::ByName, Listing::Flat}) {
+    with_ranks(3, [&](const Communicator& world) {
+      auto net = seeded_net();
+      auto original = seeded_net();
+      for (const auto& child : net->children()) fully_shard(child, {.mesh = world, .listing = listing});
+      fully_shard(net, {.mesh = world, .listing = listing});
+      EXPECT_FALSE(full_grad(net->a->weight).defined());
+      for (auto* each : {&net, &original}) (*each)(input()).pow(2).sum().backward();
+      EXPECT_TRUE(at::equal(full_parameter(net->a->weight), original->a->weight));
+      EXPECT_TRUE(at::equal(full_parameter(net->b->bias), original->b->bias));
+      EXPECT_TRUE(at::allclose(full_grad(net->a->weight), original->a->weight.grad(), 1e-5, 1e-6));
+      EXPECT_TRUE(at::allclose(full_grad(net->b->bias), original->b->bias.grad(), 1e-5, 1e-6));
+      EXPECT_EQ(shard_info(net->b->bias)->name, "b.bias");
+      if (listing == Listing::Flat) {
+        EXPECT_THAT(message_of<UsageError>([&] { (void)to_local(net->a->weight); }), HasSubstr("one vector"));
+      } else {
+        EXPECT_TRUE(at::equal(to_local(net->a->weight), to_local(parameters(*net)[0])));
+      }
+      EXPECT_THAT(message_of<UsageError>([&] { (void)to_local(net->a->weight.t()); }), HasSubstr("whole parameter"));
+      EXPECT_THAT(message_of<UsageError>([&] { (void)full_parameter(net->a->weight.t()); }), HasSubstr("no sharded parameter"));
+    });
+  }
 }
 
 TEST(FlatListing, ShowsAVectorOfWhatTrainsAndOneOfWhatDoesNot) {

@@ -14,8 +14,11 @@ namespace tessera {
 at::Tensor to_local(const at::Tensor& tensor) {
   const auto* tag = is_paged(tensor) ? tag_of(tensor) : nullptr;
   if (tag != nullptr && tag->role == Role::Unsharded) {
+    const auto found = locate(tensor);
+    if (found.parameter != nullptr && !found.group->flat) return to_local(found.parameter->shard);
     throw UsageError(
-        "to_local takes shards, which model->parameters() returns; this is a whole parameter, of which no rank has a part of its own");
+        "to_local was given what is made of a whole parameter, or a member of a unit that lists one vector of all parameters; pass one of "
+        "tessera::parameters(model)");
   }
   if (const auto unit = tag != nullptr ? tag->unit.lock() : nullptr) unit->schedule()->finish_reductions();
   const c10::AutoGradMode no_grad(false);

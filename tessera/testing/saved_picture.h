@@ -12,15 +12,15 @@
 
 namespace tessera::testing {
 
-inline checkpoint::Contents contents(const PictureRun& run, std::map<std::string, std::string> notes = {}) {
+inline checkpoint::Contents contents(const PictureRun& run, checkpoint::Notes notes = {}) {
   return {.model = run.model.get(), .optimizer = run.optimizer.get(), .notes = std::move(notes)};
 }
 
-inline void save(const std::filesystem::path& folder, const PictureRun& run, std::map<std::string, std::string> notes = {}) {
+inline void save(const std::filesystem::path& folder, const PictureRun& run, checkpoint::Notes notes = {}) {
   checkpoint::save(folder, contents(run, std::move(notes)), run.world);
 }
 
-inline std::map<std::string, std::string> load(const std::filesystem::path& folder, const PictureRun& run) {
+inline checkpoint::Notes load(const std::filesystem::path& folder, const PictureRun& run) {
   auto into = contents(run);
   checkpoint::load(folder, into, run.world);
   return into.notes;

@@ -46,16 +46,28 @@ void Progress::update(int64_t step, Values values) {
   rate_.add(now, step);
   if (display_.columns()) {
     if (now - drawn_ >= kRedraw) draw("");
-  } else if (const auto every = options_.line_every; every > 0 && step / every != before / every && step != options_.steps) {
+  } else if (const auto every = options_.at_end == AtEnd::Vanishes ? 0 : options_.line_every; every > 0 && step / every != before / every && step != options_.steps) {
     draw("\n");  // the last step's line is finish()'s
   }
 }
 
+void Progress::say(std::string_view text) {
+  if (options_.rank != 0) return;
+  const bool bar = has_bar();
+  display_.write(fmt::format("{}{}\n", bar ? kStartOfLine : "", text));
+  if (bar) draw("");
+}
+
 void Progress::finish() {
+  const bool bar = has_bar();
   const auto phase = std::exchange(phase_, Phase::Finished);
   if (phase == Phase::Finished || options_.rank != 0) return;
+  if (options_.at_end == AtEnd::Vanishes) {
+    if (bar) display_.write(kStartOfLine);
+    return;
+  }
   // A bar has started a line that has to end. Without a bar, nothing is printed if there was no step.
-  if (phase == Phase::Running || display_.columns()) draw("\n");
+  if (phase == Phase::Running || bar) draw("\n");
 }
 
 void Progress::draw(std::string_view end) {

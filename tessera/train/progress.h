@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "tessera/train/display.h"
 #include "tessera/train/progress_line.h"
@@ -11,13 +12,20 @@
 
 namespace tessera::train {
 
+/// What becomes of the display when the work is done.
+enum class AtEnd {
+  Stays,     // the last state, as one line
+  Vanishes,  // nothing, for work between others, such as an evaluation; without a terminal it shows nothing at all
+};
+
 struct ProgressOptions {
   std::string title = {};        // "epoch 1/2"
   int64_t steps = 0;             // total number of steps, for the percentage and the remaining time; 0 if unknown
   int64_t start = 0;             // number of steps that an earlier run has done
   int64_t samples_per_step = 0;  // of all ranks together; with 0 the rate is in steps per second
   int64_t line_every = 100;      // steps between lines if there is no terminal; 0 for the last line only
-  int rank = 0;                  // only rank 0 shows anything
+  AtEnd at_end = AtEnd::Stays;
+  int rank = 0;  // only rank 0 shows anything
 };
 
 /// The constructor shows the first state. The destructor ends the line, so that an exception leaves a clean terminal with the last state.
@@ -30,12 +38,16 @@ class Progress {
   /// Reports that `step` steps are done. It is cheap: a bar is drawn at most ten times a second.
   void update(int64_t step, Values values = {});
 
-  /// Leaves the last state as one line, with the mean rate and the total time.
+  /// Prints a line of the program's own, above the bar if there is one. Ranks that show nothing print nothing.
+  void say(std::string_view text);
+
+  /// Leaves the last state as one line, with the mean rate and the total time, or nothing if it vanishes.
   void finish();
 
  private:
   ProgressState state() const;
   void draw(std::string_view end);
+  bool has_bar() const { return phase_ != Phase::Finished && display_.columns().has_value(); }
 
   ProgressOptions options_;
   Display display_;

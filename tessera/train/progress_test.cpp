@@ -193,6 +193,42 @@ TEST(Progress, ExceptionsLeaveTheLastStateAndACleanLine) {
   EXPECT_EQ(fake.text, "");
 }
 
+TEST(Progress, WordsComeAboveTheBar) {
+  FakeDisplay fake;
+  fake.columns = 31;
+  Progress progress({.title = "train", .steps = 9}, fake.display());
+  const auto bar = fake.taken();
+  progress.say("saved");
+  EXPECT_EQ(fake.taken(), "\r\x1b[Ksaved\n" + bar);
+  fake.columns.reset();
+  progress.say("saved");
+  EXPECT_EQ(fake.taken(), "saved\n");
+  fake.columns = 31;
+  progress.finish();
+  fake.taken();
+  progress.say("saved");
+  EXPECT_EQ(fake.taken(), "saved\n");
+}
+
+TEST(Progress, OneThatVanishesLeavesNothing) {
+  FakeDisplay fake;
+  fake.columns = 31;
+  {
+    Progress progress({.title = "evaluating", .steps = 2, .at_end = AtEnd::Vanishes}, fake.display());
+    fake.now += 1s;
+    progress.update(1);
+    EXPECT_THAT(fake.taken(), HasSubstr("evaluating  50%"));
+  }
+  EXPECT_EQ(fake.taken(), "\r\x1b[K");
+  fake.columns.reset();
+  {
+    Progress progress({.title = "evaluating", .steps = 2, .line_every = 1, .at_end = AtEnd::Vanishes}, fake.display());
+    progress.update(1);
+    progress.update(2);
+  }
+  EXPECT_EQ(fake.text, "");
+}
+
 TEST(Progress, OtherRanksAreSilent) {
   FakeDisplay fake;
   for (const auto columns : {std::optional<int>(), std::optional<int>(80)}) {
@@ -200,6 +236,7 @@ TEST(Progress, OtherRanksAreSilent) {
     Progress progress({.steps = 2, .line_every = 1, .rank = 1}, fake.display());
     fake.now += 1s;
     progress.update(1);
+    progress.say("saved");
     progress.update(2);
   }
   EXPECT_EQ(fake.text, "");

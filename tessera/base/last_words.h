@@ -1,0 +1,10 @@
+// What a program says when it ends because nobody caught an exception.
+#pragma once
+
+namespace tessera {
+
+/// From now on, an Error of Tessera that nobody catches ends the process with status 1 and "PROGRAM: message" on standard error, instead of
+/// "terminate called" and a core. Other exceptions go to the handler that the program had. Only the first call does something.
+void say_last_words();
+
+}  // namespace tessera

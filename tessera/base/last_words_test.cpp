@@ -1,0 +1,42 @@
+// An exception that nobody catches, in a child process: this program, told what to throw.
+#include "tessera/base/last_words.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <cstdio>
+#include <stdexcept>
+#include <string_view>
+
+#include "tessera/base/error.h"
+
+namespace tessera::last_words_test {
+namespace {
+
+[[noreturn]] void throw_uncaught(std::string_view kind) noexcept {
+  const rlimit none{};
+  ::setrlimit(RLIMIT_CORE, &none);
+  std::printf("said before, ");  // without a new line it stays in the buffer
+  std::set_terminate([] {
+    std::fprintf(stderr, "the program's own handler");
+    std::_Exit(7);
+  });
+  say_last_words();
+  say_last_words();
+  if (kind == "ours") throw ConfigError("a setting is missing");
+  if (kind == "another") throw std::runtime_error("somebody else's");
+  std::terminate();
+}
+
+TEST(LastWords, AreTheMessageOfAnErrorOfTessera) {
+  EXPECT_EXIT(throw_uncaught("ours"), ::testing::ExitedWithCode(1), ::testing::MatchesRegex("[a-z_]+: a setting is missing\n"));
+}
+
+TEST(LastWords, OfOtherExceptionsAreThoseOfTheProgram) {
+  EXPECT_EXIT(throw_uncaught("another"), ::testing::ExitedWithCode(7), "^the program's own handler$");
+  EXPECT_EXIT(throw_uncaught(""), ::testing::ExitedWithCode(7), "^the program's own handler$");
+}
+
+}  // namespace
+}  // namespace tessera::last_words_test

@@ -1,0 +1,88 @@
+#include "tessera/train/stop_signal.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <mutex>
+
+#include "tessera/base/error.h"
+
+namespace tessera::train {
+namespace {
+
+/// A signal for which this process has StopSignals: more than one if its ranks are threads.
+struct Watched {
+  std::atomic<int> owners = 0;
+  struct sigaction before = {};
+};
+
+std::mutex owners_mutex;
+std::array<Watched, NSIG> watched;
+std::atomic<int> arrived = 0;
+static_assert(std::atomic<int>::is_always_lock_free);  // a handler may use them
+
+void note_signal(int);
+
+bool is_ours(int signal) {
+  struct sigaction now = {};
+  return ::sigaction(signal, nullptr, &now) == 0 && now.sa_handler == note_signal;
+}
+
+void give_back(int signal) {
+  if (is_ours(signal)) ::sigaction(signal, &watched[static_cast<size_t>(signal)].before, nullptr);
+}
+
+void note_signal(int) {
+  const int error = errno;
+  arrived++;
+  for (int signal = 1; signal < NSIG; signal++) {
+    if (watched[static_cast<size_t>(signal)].owners > 0) give_back(signal);
+  }
+  errno = error;
+}
+
+void take(int signal) {
+  auto& each = watched[static_cast<size_t>(signal)];
+  if (!is_ours(signal)) {
+    struct sigaction ours = {};
+    ours.sa_handler = note_signal;
+    ours.sa_flags = SA_RESTART;
+    ::sigaction(signal, nullptr, &each.before);
+    ::sigaction(signal, &ours, nullptr);
+  }
+  each.owners++;
+}
+
+}  // namespace
+
+StopSignal::StopSignal(Communicator world, StopOptions options)
+    : world_(std::move(world)), options_(std::move(options)), before_(arrived) {
+  for (const int signal : options_.signals) {
+    struct sigaction now = {};
+    if (signal < 1 || signal >= NSIG || signal == SIGKILL || signal == SIGSTOP || ::sigaction(signal, nullptr, &now) != 0) {
+      throw UsageError(fmt::format("no program can take signal {}; SIGTERM, SIGUSR1, SIGUSR2, SIGINT and SIGHUP are usual", signal));
+    }
+  }
+  const std::lock_guard lock(owners_mutex);
+  for (const int signal : options_.signals) take(signal);
+}
+
+StopSignal::~StopSignal() {
+  const std::lock_guard lock(owners_mutex);
+  for (const int signal : options_.signals) {
+    if (--watched[static_cast<size_t>(signal)].owners == 0) give_back(signal);
+  }
+}
+
+bool StopSignal::requested() {
+  if (requested_) return true;  // on all ranks
+  const auto told = at::full({1}, arrived != before_ ? 1 : 0, at::TensorOptions(world_.traits().device).dtype(at::kInt));
+  world_.all_reduce(told, {.op = Reduce::Max}, {.unit = "stop"}).wait();
+  requested_ = told.item<int>() != 0;
+  return requested_;
+}
+
+}  // namespace tessera::train
