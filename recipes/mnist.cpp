@@ -228,23 +228,11 @@ class MnistRun {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app(
+  cli::Program app(
       "Trains the MNIST network of the PyTorch/XLA example. Start it on several ranks with: tessera launch --nproc-per-node 2 "
       "PATH/TO/mnist ...",
       "mnist");
   Flags flags;
   declare(app, flags);
-  try {
-    app.parse(with_dashes(argc, argv));
-    if (flags.replicated && (flags.nested || flags.flatten || flags.compute_dtype != "float32")) {
-      throw ConfigError(
-          "--run-without-fsdp shards nothing, so --use-nested-fsdp, --flatten-parameters and --compute-dtype mean nothing to it");
-    }
-    return MnistRun(flags, init()).run();
-  } catch (const CLI::ParseError& end) {
-    return app.exit(end);
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "mnist: {}\n", error.what());
-    return 1;
-  }
+  return app.run(argc, argv, [&] { return MnistRun(flags, init()).run(); });
 }

@@ -1,10 +1,12 @@
 // The command line of the MNIST recipe.
 #pragma once
 
+#include <tessera/base/error.h>
+#include <tessera/cli/flags.h>
+
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <string>
-#include <vector>
 
 struct Flags {
   std::filesystem::path datadir = "/usr/share/datasets/fashion-mnist";
@@ -18,12 +20,15 @@ struct Flags {
 
 inline void declare(CLI::App& app, Flags& flags) {
   app.add_option("--datadir", flags.datadir, "Folder with the four IDX files of MNIST or a set like it, plain or .gz")
+      ->type_name("FOLDER")
       ->capture_default_str();
   app.add_flag("--fake-data", flags.fake_data, "Generated images instead of files");
   app.add_option("--batch-size", flags.batch_size, "Samples per rank and step")->capture_default_str()->check(CLI::Range(1, 1'000'000));
-  app.add_option("--num-epochs", flags.epochs)->capture_default_str()->check(CLI::Range(0, 1'000'000));
+  app.add_option("--num-epochs", flags.epochs, "How often to go through the training set")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1'000'000));
   app.add_option("--lr", flags.lr, "Learning rate")->capture_default_str()->check(CLI::Range(0.0, 1000.0));
-  app.add_option("--momentum", flags.momentum)->capture_default_str();
+  app.add_option("--momentum", flags.momentum, "Of SGD")->capture_default_str();
   app.add_option("--seed", flags.seed, "Of the weights and of the order of samples")->capture_default_str();
   app.add_flag("--drop-last", flags.drop_last, "Leave out the samples that fill no batch, instead of filling it with others");
   app.add_option("--num-workers", flags.workers, "Threads that prepare batches; 0 for none")
@@ -32,26 +37,19 @@ inline void declare(CLI::App& app, Flags& flags) {
   app.add_flag("--use-nested-fsdp", flags.nested, "Shard each convolution and linear layer as a unit of its own");
   app.add_flag("--run-without-fsdp", flags.replicated, "Whole parameters on every rank, gradients averaged");
   app.add_flag("--flatten-parameters", flags.flatten, "One vector per unit in place of a shard per parameter");
-  app.add_option("--compute-dtype", flags.compute_dtype)->capture_default_str()->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
-  app.add_option("--ckpt-prefix", flags.ckpt_prefix, "Save after every epoch, as PREFIX-step-N");
+  app.add_option("--compute-dtype", flags.compute_dtype, "What parameters are computed with")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
+  app.add_option("--ckpt-prefix", flags.ckpt_prefix, "Save after every epoch, as P-step-N")->type_name("P");
   app.add_flag("--no-ckpt-consolidation", flags.no_consolidation, "Do not put the last checkpoint together and evaluate it at the end");
   app.add_flag("--resume", flags.resume, "Go on from the newest checkpoint under the prefix, if there is one")->needs("--ckpt-prefix");
-  app.add_option("--target-accuracy", flags.target, "In percent; below it the program ends with status 21")->check(CLI::Range(0.0, 100.0));
+  app.add_option("--target-accuracy", flags.target, "In percent; below it the exit status is 21")->check(CLI::Range(0.0, 100.0));
   app.add_option("--log-steps", flags.log_steps, "Steps between two reports")->capture_default_str()->check(CLI::Range(1, 1'000'000));
-  app.add_option("--metrics", flags.metrics, "File for one line of JSON per report");
-}
-
-/// The arguments in the order that CLI11 takes them, last first. Flags may have underscores for dashes: --batch_size.
-inline std::vector<std::string> with_dashes(int argc, char** argv) {
-  std::vector<std::string> result;
-  for (int i = argc - 1; i > 0; i--) {
-    std::string argument = argv[i];
-    if (argument.starts_with("--")) {
-      for (size_t at = 0; at < argument.size() && argument[at] != '='; at++) {
-        if (argument[at] == '_') argument[at] = '-';
-      }
+  app.add_option("--metrics", flags.metrics, "Where to write one line of JSON per report")->type_name("FILE");
+  app.callback([&flags] {
+    if (flags.replicated && (flags.nested || flags.flatten || flags.compute_dtype != "float32")) {
+      throw tessera::ConfigError(
+          "--run-without-fsdp shards nothing, so --use-nested-fsdp, --flatten-parameters and --compute-dtype mean nothing to it");
     }
-    result.push_back(std::move(argument));
-  }
-  return result;
+  });
 }

@@ -4,6 +4,7 @@
 #include "tessera/base/compat.h"
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/base/words.h"
 
 #include <ATen/ATen.h>
 
@@ -44,6 +45,17 @@ TEST(Log, GoesToTheSinkOfTheHostProgram) {
   log(LogLevel::Info, "too quiet by now");
   set_log_sink(std::move(before));
   EXPECT_THAT(lines, ::testing::ElementsAre("heard"));
+}
+
+TEST(Words, FindTheNearestName) {
+  const std::vector<std::string> known = {"--num-epochs", "--num-workers", "--lr"};
+  EXPECT_EQ(nearest_name("--num-epoch", known, "--"), "--num-epochs");
+  EXPECT_EQ(nearest_name("--num_wrokers", known, "--"), "--num-workers");
+  EXPECT_EQ(nearest_name("--ls", known, "--"), "--lr");
+  EXPECT_EQ(nearest_name("--xy", known, "--"), "");  // the dashes do not make it similar
+  EXPECT_EQ(nearest_name("-l", known, "--"), "");
+  EXPECT_EQ(nearest_name("lunch", {"launch", "test"}), "launch");
+  EXPECT_EQ(nearest_name("launch", {}), "");
 }
 
 TEST(Compat, GuardsAStorageAndLiftsTheGuard) {

@@ -6,9 +6,9 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
-#include <utility>
 #include <vector>
+
+#include "tessera/base/words.h"
 
 namespace tessera {
 namespace {
@@ -52,25 +52,11 @@ bool names(const EnvVariable& variable, std::string_view name) {
   return name == variable.name;
 }
 
-/// Levenshtein distance: how many letters must be inserted, deleted or replaced to turn one name into the other.
-size_t edit_distance(std::string_view one, std::string_view other) {
-  std::vector<size_t> row(other.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 0; i < one.size(); i++) {
-    size_t diagonal = std::exchange(row[0], i + 1);
-    for (size_t j = 0; j < other.size(); j++) {
-      const size_t changed = diagonal + (one[i] == other[j] ? 0 : 1);
-      diagonal = std::exchange(row[j + 1], std::min({row[j] + 1, row[j + 1] + 1, changed}));
-    }
-  }
-  return row.back();
-}
-
 std::string with_suggestion(std::string_view name) {
-  const auto distance = [&](const EnvVariable& variable) { return edit_distance(name, variable.name); };
-  const auto& nearest = *std::ranges::min_element(kTable, {}, distance);
-  const bool similar = distance(nearest) <= (name.size() - kPrefix.size()) / 2;
-  return similar ? fmt::format("{} (did you mean {}?)", name, nearest.name) : std::string(name);
+  std::vector<std::string> known;
+  for (const auto& variable : kTable) known.emplace_back(variable.name);
+  const auto nearest = nearest_name(name, known, kPrefix);
+  return nearest.empty() ? std::string(name) : fmt::format("{} (did you mean {}?)", name, nearest);
 }
 
 }  // namespace

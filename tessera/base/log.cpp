@@ -1,6 +1,8 @@
 #include "tessera/base/log.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
@@ -9,14 +11,21 @@
 #include <utility>
 
 #include "tessera/base/env.h"
+#include "tessera/base/launch_record.h"
 
 namespace tessera {
 namespace {
 
 constexpr std::array<std::string_view, 4> kLevelNames = {"debug", "info", "warning", "error"};
 
+/// `tessera launch` puts the rank before every line that comes through its pipe.
+bool is_marked_by_launch() {
+  struct stat status = {};
+  return env(LaunchRecord::kVariable) && ::fstat(STDERR_FILENO, &status) == 0 && S_ISFIFO(status.st_mode);
+}
+
 void print_record(const LogRecord& record) {
-  const auto who = record.rank < 0 ? std::string() : fmt::format("[rank {}] ", record.rank);
+  const auto who = record.rank < 0 || is_marked_by_launch() ? std::string() : fmt::format("[rank {}] ", record.rank);
   // One write per line, so that lines of several ranks do not interleave.
   const auto line = fmt::format("tessera: {}{}: {}\n", who, kLevelNames[static_cast<size_t>(record.level)], record.text);
   std::fwrite(line.data(), 1, line.size(), stderr);

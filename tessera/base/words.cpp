@@ -4,8 +4,27 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 namespace tessera {
+namespace {
+
+/// Levenshtein distance: how many letters must be inserted, deleted or replaced to turn one name into the other.
+size_t edit_distance(std::string_view one, std::string_view other) {
+  std::vector<size_t> row(other.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < one.size(); i++) {
+    size_t diagonal = std::exchange(row[0], i + 1);
+    for (size_t j = 0; j < other.size(); j++) {
+      const size_t changed = diagonal + (one[i] == other[j] ? 0 : 1);
+      diagonal = std::exchange(row[j + 1], std::min({row[j] + 1, row[j + 1] + 1, changed}));
+    }
+  }
+  return row.back();
+}
+
+}  // namespace
 
 std::string name_ranks(std::span<const int> ranks) {
   std::string result = ranks.size() == 1 ? "rank " : "ranks ";
@@ -21,6 +40,13 @@ std::string some_of(const std::vector<std::string>& names) {
   const auto shown = std::min(names.size(), kMostNames);
   const auto text = fmt::format("'{}'", fmt::join(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(shown), "', '"));
   return shown == names.size() ? text : fmt::format("{} and {} more", text, names.size() - shown);
+}
+
+std::string nearest_name(std::string_view name, const std::vector<std::string>& known, std::string_view prefix) {
+  const auto distance = [&](const std::string& other) { return edit_distance(name, other); };
+  const auto nearest = std::ranges::min_element(known, {}, distance);
+  const bool similar = nearest != known.end() && name.size() >= prefix.size() && distance(*nearest) <= (name.size() - prefix.size()) / 2;
+  return similar ? *nearest : std::string();
 }
 
 }  // namespace tessera

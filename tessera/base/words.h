@@ -3,6 +3,7 @@
 
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tessera {
@@ -12,5 +13,8 @@ std::string name_ranks(std::span<const int> ranks);
 
 /// "'a', 'b' and 7 more"
 std::string some_of(const std::vector<std::string>& names);
+
+/// The known name that is most like a mistyped one, for "did you mean"; empty if none is like it. All names begin with `prefix`.
+std::string nearest_name(std::string_view name, const std::vector<std::string>& known, std::string_view prefix = {});
 
 }  // namespace tessera

@@ -48,15 +48,16 @@ std::string without_slashes(std::string path) {
   return path;
 }
 
-void consolidate(const std::string& given, std::string save_path) {
+int consolidate(const std::string& given, std::string save_path) {
   const auto prefix = without_slashes(given);
   const auto folder = find(prefix);
   if (save_path.empty()) save_path = prefix + "-consolidated.safetensors";
   const auto done = checkpoint::consolidate(folder, save_path);
   fmt::print("{} -> {}: {} parameters in {} tensors, {} bytes\n", folder.string(), save_path, done.parameters, done.tensors, done.bytes);
+  return 0;
 }
 
-void verify(const std::string& given) {
+int verify(const std::string& given) {
   const auto prefix = without_slashes(given);
   const auto place = is_there(prefix) ? fs::path(prefix) : find(prefix);
   const auto found = checkpoint::verify(place);
@@ -65,23 +66,27 @@ void verify(const std::string& given) {
     throw IoError(fmt::format("{} is damaged in {} place{}", place.string(), found.faults.size(), found.faults.size() == 1 ? "" : "s"));
   fmt::print("{} is whole: {} files, {} tensors, {} bytes{}\n", place.string(), found.files, found.tensors, found.bytes,
              found.without_checksum == 0 ? "" : fmt::format("; {} tensors have no checksum", found.without_checksum));
+  return 0;
 }
 
 }  // namespace
 
-void add_ckpt_command(CLI::App& app) {
-  auto* command = app.add_subcommand("ckpt", "Works on saved checkpoints");
+void add_ckpt_command(CLI::App& app, std::function<int()>& chosen) {
+  auto* command = app.add_subcommand("ckpt", "Works on saved checkpoints")->group("Commands");
   command->require_subcommand(1);
-  auto* together = command->add_subcommand("consolidate", "Puts the ranks' parts of a model together into one safetensors file");
+  auto* together =
+      command->add_subcommand("consolidate", "Puts the ranks' parts of a model together into one safetensors file")->group("Commands");
   const auto prefix = std::make_shared<std::string>(), save_path = std::make_shared<std::string>();
-  together->add_option("--ckpt-prefix,--ckpt_prefix", *prefix, "A checkpoint's folder P, or the P of folders P-step-N: the newest is taken")
+  together->add_option("--ckpt-prefix", *prefix, "A checkpoint's folder P, or the P of folders P-step-N: the newest is taken")
+      ->type_name("P")
       ->required();
-  together->add_option("--save-path,--save_path", *save_path, "The file to write; P-consolidated.safetensors unless given");
-  together->callback([prefix, save_path] { consolidate(*prefix, *save_path); });
-  auto* check = command->add_subcommand("verify", "Reads all files of a checkpoint and compares their checksums");
-  check->add_option("--ckpt-prefix,--ckpt_prefix", *prefix, "A checkpoint's folder P, the P of folders P-step-N, or one safetensors file")
+  together->add_option("--save-path", *save_path, "The file to write; P-consolidated.safetensors unless given")->type_name("FILE");
+  together->callback([&chosen, prefix, save_path] { chosen = [=] { return consolidate(*prefix, *save_path); }; });
+  auto* check = command->add_subcommand("verify", "Reads all files of a checkpoint and compares their checksums")->group("Commands");
+  check->add_option("--ckpt-prefix", *prefix, "A checkpoint's folder P, the P of folders P-step-N, or one safetensors file")
+      ->type_name("P")
       ->required();
-  check->callback([prefix] { verify(*prefix); });
+  check->callback([&chosen, prefix] { chosen = [=] { return verify(*prefix); }; });
 }
 
 }  // namespace tessera::cli

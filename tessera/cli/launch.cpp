@@ -13,6 +13,7 @@
 #include "tessera/base/port.h"
 #include "tessera/base/words.h"
 #include "tessera/cli/commands.h"
+#include "tessera/cli/help.h"
 #include "tessera/cli/local_job.h"
 #include "tessera/cli/ranks_here.h"
 
@@ -41,10 +42,6 @@ void refuse_to_be_a_rank() {
 
 void check(const std::vector<std::string>& command, int ranks) {
   if (command.empty()) throw ConfigError("launch needs a program to start: tessera launch --nproc-per-node N PROGRAM ARGS...");
-  if (command.front().starts_with('-')) {
-    throw ConfigError(
-        fmt::format("launch has no option {}; its options come before the program, those of the program after it", command.front()));
-  }
   const int most = std::max(64, 4 * cores());
   if (ranks < 1 || ranks > most) {
     throw ConfigError(
@@ -61,7 +58,6 @@ std::string how_it_ended(int status) {
 }
 
 std::string report(const Ending& ending) {
-  if (!ending.failed_rank) return {};
   const bool silent = ending.last_words.empty();
   auto text = fmt::format("launch: rank {} {}", *ending.failed_rank, how_it_ended(ending.left_waiting.empty() ? ending.status : 0));
   if (silent) text += " and said nothing on standard error";
@@ -88,7 +84,6 @@ std::map<std::string, std::string> environment_of_ranks(int ranks, int port, con
 }
 
 int launch(const std::vector<std::string>& command, int ranks) {
-  check(command, ranks);
   Console console;
   if (const auto warning = warning_of_unknown_env()) console.err().write(fmt::format("launch: {}\n", *warning));
   const auto threads = threads_of_a_rank(ranks);
@@ -97,7 +92,7 @@ int launch(const std::vector<std::string>& command, int ranks) {
                                   threads, threads == "1" ? "" : "s",
                                   env("OMP_NUM_THREADS") ? "OMP_NUM_THREADS as it was" : "OMP_NUM_THREADS", port));
   const auto ending = LocalJob(command, ranks, environment_of_ranks(ranks, port, threads), console).run();
-  console.err().write(report(ending));
+  if (ending.failed_rank) console.err().write(console.err().fresh_line() + report(ending));
   console.finish();
   if (const auto trouble = console.out().trouble()) {
     console.err().write(fmt::format("launch: standard output {}\n", *trouble));
@@ -108,7 +103,7 @@ int launch(const std::vector<std::string>& command, int ranks) {
 }
 
 /// CLI11's usage line would not show the program and its arguments, because they are no options.
-struct LaunchHelp : CLI::Formatter {
+struct LaunchHelp : Help {
   std::string make_usage(const CLI::App*, std::string) const override {
     return "Usage: tessera launch --nproc-per-node N PROGRAM ARGS...\n";
   }
@@ -116,22 +111,24 @@ struct LaunchHelp : CLI::Formatter {
 
 }  // namespace
 
-void add_launch_command(CLI::App& app) {
-  auto* command = app.add_subcommand("launch", "Starts a program as several ranks on this host");
+void add_launch_command(CLI::App& app, std::function<int()>& chosen) {
+  auto* command = app.add_subcommand("launch", "Starts a program as several ranks on this host")->group("Commands");
   command->formatter(std::make_shared<LaunchHelp>());
   const auto ranks = std::make_shared<int>(1);
-  command->add_option("-n,--nproc-per-node", *ranks, "How many ranks")->required();
+  command->add_option("-n,--nproc-per-node", *ranks, "How many ranks")->type_name("N")->required();
   command->prefix_command();
   command->footer(
-      "Each line that a rank prints gets its number in front. When a rank fails, the others are stopped, its last\n"
-      "words are repeated and its exit status becomes that of launch. Ctrl-C reaches the ranks; a second one kills\n"
-      "them. Nothing is left behind, whatever becomes of launch. A rank has the cores / N threads in\n"
-      "OMP_NUM_THREADS, unless that is set. Standard input goes to rank 0.\n"
+      "Each line that a rank prints gets its number in front. When a rank fails, the others are stopped and its last words are repeated. "
+      "Ctrl-C reaches the ranks; a second one kills them. Nothing is left behind, whatever becomes of launch. A rank has the cores / N "
+      "threads in OMP_NUM_THREADS, unless that is set. Standard input goes to rank 0.\n"
       "  tessera launch --nproc-per-node 2 tessera test\n"
       "  tessera launch --nproc-per-node 4 ./train --epochs 3\n"
-      "torchrun --no-python and mpirun start the same programs.");
-  command->callback([command, ranks] {
-    if (const int status = launch(command->remaining(), *ranks); status != 0) throw CLI::RuntimeError(status);
+      "torchrun --no-python and mpirun start the same programs.\n\n"
+      "Exit status: 0 if that of all ranks is 0, or else that of the rank that failed first; 1 if launch itself failed, 2 if the command "
+      "line is wrong, 128 + n after signal n.");
+  command->callback([&chosen, command, ranks] {
+    check(command->remaining(), *ranks);
+    chosen = [command, ranks] { return launch(command->remaining(), *ranks); };
   });
 }
 

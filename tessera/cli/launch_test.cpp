@@ -246,25 +246,50 @@ TEST(Launch, PassesControlCOnOnce) {
   EXPECT_EQ(job.process.wait(20s), 0);
 }
 
+TEST(Launch, LeavesTheLineOfABarWhenItIsInterrupted) {
+  const auto script = shell("trap 'exit 1' INT; printf 'ready 10%%'; while :; do sleep 0.1; done");
+  OnTerminal job(launch("1", script), {{"TERM", "xterm"}});
+  job.wait_for({"ready 10%"});
+  EXPECT_EQ(::write(job.keyboard.get(), "\x03", 1), 1);
+  EXPECT_THAT(job.screen(), AllOf(HasSubstr("^C\r\n\r\033[Klaunch: passing SIGINT on"), ::testing::EndsWith("\033[K")));
+  OnTerminal failing(launch("2", shell("[ $RANK = 1 ] || { printf 'ready 10%%'; exec sleep 100; }; sleep 0.5; exit 3")),
+                     {{"TERM", "xterm"}});
+  EXPECT_THAT(failing.screen(), HasSubstr("ready 10%\r\033[Klaunch: rank 1 ended with status 3"));
+}
+
 TEST(Launch, WarnsOfAVariableThatNobodyReads) {
   EXPECT_THAT(run("1", {"true"}, {{"TESSERA_RESIDENC", "gathered"}}).err,
               HasSubstr("launch: the environment has TESSERA_RESIDENC (did you"));
 }
 
+TEST(Launch, PutsTheRankBeforeAWarningOnce) {
+  const Environment mistyped = {{"TESSERA_RESIDENC", "gathered"}};
+  const Command test = {launch("", {}).front(), "test", "--limit", "20"};
+  EXPECT_THAT(run("1", test, mistyped).err, HasSubstr("[rank 0] tessera: warning: the environment has"));
+  auto alone = mistyped;
+  alone.insert({{"RANK", "0"}, {"WORLD_SIZE", "1"}});
+  EXPECT_THAT(Launched(test, alone).end().err, ::testing::StartsWith("tessera: [rank 0] warning: the environment has"));
+}
+
 TEST(Launch, RefusesWhatCanNotWork) {
-  const auto refusal = [](const std::string& ranks, const Command& program, const Environment& environment = {}) {
-    const auto ended = run(ranks, program, environment);
-    EXPECT_NE(ended.status, 0);
+  const auto failure = [](const std::string& program) {
+    const auto ended = run("2", {program});
+    EXPECT_EQ(ended.status, 1);
     return ended.err;
   };
-  EXPECT_THAT(refusal("2", {"/no/such/program"}), HasSubstr("can't start '/no/such/program': No such file"));
-  EXPECT_THAT(refusal("2", {"/etc/passwd"}), HasSubstr("can't start '/etc/passwd': Permission denied"));
+  EXPECT_THAT(failure("/no/such/program"), HasSubstr("can't start '/no/such/program': No such file"));
+  EXPECT_THAT(failure("/etc/passwd"), HasSubstr("can't start '/etc/passwd': Permission denied"));
+  const auto refusal = [](const std::string& ranks, const Command& program, const Environment& environment = {}) {
+    const auto ended = run(ranks, program, environment);
+    EXPECT_EQ(ended.status, 2);
+    return ended.err;
+  };
   EXPECT_THAT(refusal("0", {"true"}), HasSubstr("--nproc-per-node 0 makes no sense"));
   EXPECT_THAT(refusal("-1", {"true"}), HasSubstr("--nproc-per-node -1 makes no sense"));
   EXPECT_THAT(refusal("100000", {"true"}), HasSubstr("--nproc-per-node 100000 makes no sense"));
   EXPECT_THAT(refusal("two", {"true"}), HasSubstr("two"));
   EXPECT_THAT(refusal("2", {}), HasSubstr("needs a program"));
-  EXPECT_THAT(refusal("2", {"--nodes", "2", "true"}), HasSubstr("no option --nodes"));
+  EXPECT_THAT(refusal("2", {"--nodes", "2", "true"}), HasSubstr("no flag '--nodes'; flags of launch come before the program"));
   EXPECT_THAT(refusal("2", {"true"}, {{"WORLD_SIZE", "2"}}), HasSubstr("WORLD_SIZE=2"));
   EXPECT_THAT(refusal("2", {"true"}, {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}}), HasSubstr("as rank 1 of 2"));
 }
@@ -272,6 +297,21 @@ TEST(Launch, RefusesWhatCanNotWork) {
 TEST(Launch, LeavesTheProgramsOwnOptionsAlone) {
   EXPECT_EQ(run("1", {"echo", "test", "--nproc-per-node", "7", "-n", "--", "--help"}).out,
             "[rank 0] test --nproc-per-node 7 -n -- --help\n");
+  EXPECT_EQ(run("1", {"--", "echo", "--a_b", "-d", "/"}).out, "[rank 0] --a_b -d /\n");
+}
+
+TEST(Launch, TakesDashesAndUnderscoresForTheSame) {
+  const auto started = [](const Command& flags) {
+    auto command = launch("", {});
+    command.resize(2);
+    command.insert(command.end(), flags.begin(), flags.end());
+    return Launched(command).end();
+  };
+  EXPECT_EQ(started({"--nproc_per_node", "1", "echo", "a_b"}).out, "[rank 0] a_b\n");
+  EXPECT_EQ(started({"--nproc_per_node=1", "--", "echo"}).out, "[rank 0] \n");
+  const auto mistyped = started({"--nproc_per_nod", "2", "true"});
+  EXPECT_EQ(mistyped.status, 2);
+  EXPECT_THAT(mistyped.err, HasSubstr("tessera: there is no flag '--nproc_per_nod 2' (did you mean --nproc-per-node?)"));
 }
 
 }  // namespace

@@ -32,12 +32,10 @@ bool is_typed(int signal) {
   return signal == SIGINT || signal == SIGQUIT;
 }
 
-std::string prefix(int rank, int target) {
+std::string prefix(int rank, const Output& target) {
   const auto text = fmt::format("[rank {}] ", rank);
-  if (::isatty(target) == 0 || env("TERM").value_or("dumb") == "dumb") return text;
-  // Overwrites the progress bar that rank 0 may be drawing on this terminal. Rank 0 will draw it again.
-  const std::string clear = "\r\033[K";
-  if (env("NO_COLOR")) return clear + text;
+  const auto clear = target.fresh_line();
+  if (clear.empty() || env("NO_COLOR")) return clear + text;
   constexpr std::array kColours = {36, 33, 35, 32, 34, 31};
   return clear + fmt::format("\033[{}m{}\033[0m", kColours[static_cast<size_t>(rank) % kColours.size()], text);
 }
@@ -72,7 +70,7 @@ void LocalJob::start(const std::vector<std::string>& command, std::map<std::stri
   environment["RANK"] = environment["LOCAL_RANK"] = std::to_string(rank);
   environment[LaunchRecord::kVariable] = record_.path();
   // Rank 0 writes directly to a terminal, because progress bars check whether they write to one.
-  const bool direct = rank == 0 && ::isatty(STDOUT_FILENO) != 0;
+  const bool direct = rank == 0 && console_.out().is_terminal();
   Pipe out, err;
   const auto prepare = [&] {
     ::setpgid(0, 0);
@@ -88,8 +86,8 @@ void LocalJob::start(const std::vector<std::string>& command, std::map<std::stri
   ranks_.push_back({.process = Process(command, environment, Process::Output::Inherit, prepare), .output = {}, .status = {}});
   auto& started = ranks_.back();
   watchdog_.watch(rank, started.process.pid());
-  if (!direct) started.output.emplace_back(std::move(out.read), console_.out(), prefix(rank, STDOUT_FILENO));
-  started.output.emplace_back(std::move(err.read), console_.err(), prefix(rank, STDERR_FILENO));
+  if (!direct) started.output.emplace_back(std::move(out.read), console_.out(), prefix(rank, console_.out()));
+  started.output.emplace_back(std::move(err.read), console_.err(), prefix(rank, console_.err()));
 }
 
 Ending LocalJob::run() {
@@ -104,6 +102,7 @@ Ending LocalJob::run() {
   for (auto& rank : ranks_) {
     for (auto& relay : rank.output) relay.finish();
   }
+  if (interrupted_) say("");  // a rank has perhaps left an unfinished line
   if (ending_.failed_rank) {
     blame();
   } else if (interrupted_ && std::ranges::any_of(ranks_, [](const auto& rank) { return *rank.status != 0; })) {
@@ -113,7 +112,7 @@ Ending LocalJob::run() {
 }
 
 void LocalJob::say(std::string_view words) {
-  console_.err().write(words);
+  console_.err().write(console_.err().fresh_line() + std::string(words));
 }
 
 bool LocalJob::has_ended_well(int rank) const {
@@ -182,6 +181,7 @@ void LocalJob::take_signal(int signal) {
   if (signal == SIGCHLD) return;
   const auto now = Clock::now();
   if (!interrupted_) {
+    if (is_typed(signal) && console_.err().is_terminal()) console_.err().write("\n");  // the terminal has just written ^C
     say(fmt::format("launch: passing SIG{} on; ranks that still run in {} s are killed, after another signal at once\n",
                     ::sigabbrev_np(signal), kGrace.count()));
     plan_ = {{now, signal}, {now + kGrace, SIGKILL}};

@@ -13,6 +13,8 @@
 #include <cstring>
 #include <vector>
 
+#include "tessera/base/env.h"
+
 namespace tessera::cli {
 namespace {
 
@@ -69,6 +71,10 @@ void Output::flush() {
     }
     pending_.clear();
   }
+}
+
+std::string Output::fresh_line() const {
+  return is_terminal() && env("TERM").value_or("dumb") != "dumb" ? "\r\033[K" : "";
 }
 
 std::optional<std::string> Output::trouble() const {

@@ -25,6 +25,10 @@ class Output {
   void flush();
   /// The descriptor for poll(): it becomes writable when flush() can go on.
   int descriptor() const { return own_ ? own_.get() : stream_; }
+  bool is_terminal() const { return kind_ == Kind::Terminal; }
+  /// What to write before a line of one's own: it overwrites the progress bar that a rank may be drawing on this terminal. The rank will
+  /// draw it again. Empty if this is no terminal.
+  std::string fresh_line() const;
   /// "lost 12 bytes: No space left on device"; nothing if all was written, or if the reader of a pipe or terminal has gone.
   std::optional<std::string> trouble() const;
 

@@ -16,6 +16,7 @@
 #include "tessera/base/port.h"
 #include "tessera/base/process.h"
 #include "tessera/cli/commands.h"
+#include "tessera/cli/help.h"
 #include "tessera/cli/output.h"
 #include "tessera/cli/ranks_here.h"
 #include "tessera/comm/conformance.h"
@@ -196,19 +197,22 @@ void keep_limit(const TestFlags& flags) {
   }).detach();
 }
 
-int run(const TestFlags& flags, bool chosen) {
-  keep_limit(flags);
+/// `has_choice`: whether flags say what a launcher around this command decides.
+void check(bool has_choice) {
   if (identity_from_environment()) {
-    if (chosen) {
-      throw UsageError(
-          "the launcher that started this rank decides how many there are, and TESSERA_TRANSPORT what they talk over: leave --ranks "
-          "and --transport out, or start the command by itself");
-    }
-    return test_as_rank(flags) ? 0 : 1;
+    if (!has_choice) return;
+    throw ConfigError(
+        "the launcher that started this rank decides how many there are, and TESSERA_TRANSPORT what they talk over: leave --ranks "
+        "and --transport out, or start the command by itself");
   }
   if (const auto given = env("TESSERA_TRANSPORT")) {
     throw ConfigError(fmt::format("TESSERA_TRANSPORT='{}' is set, but this command goes by --transport; unset it", *given));
   }
+}
+
+int run(const TestFlags& flags) {
+  keep_limit(flags);
+  if (identity_from_environment()) return test_as_rank(flags) ? 0 : 1;
   bool good = true;
   for (const auto& transport : kTransports) {
     if (flags.transport == "all" || flags.transport == transport) good &= test_transport(transport, flags);
@@ -219,25 +223,26 @@ int run(const TestFlags& flags, bool chosen) {
 
 }  // namespace
 
-void add_test_command(CLI::App& app) {
-  auto* command = app.add_subcommand("test", "Shows that ranks on this machine can talk, with a verdict for every operation");
+void add_test_command(CLI::App& app, std::function<int()>& chosen) {
+  auto* command =
+      app.add_subcommand("test", "Shows that ranks on this machine can talk, with a verdict for every operation")->group("Commands");
   const auto flags = std::make_shared<TestFlags>();
   auto names = kTransports;
   names.insert(names.begin(), "all");
   auto* transport =
       command->add_option("--transport", flags->transport, "What the ranks talk over")->check(CLI::IsMember(names))->capture_default_str();
   auto* ranks =
-      command->add_option("--ranks", flags->ranks, "How many ranks (self always has one)")->check(CLI::Range(1, 64))->capture_default_str();
+      command->add_option("--ranks", flags->ranks, "How many ranks; self always has one")->check(CLI::Range(1, 64))->capture_default_str();
   command->add_option("--limit", flags->limit_s, "Seconds that the whole test may take")
       ->check(CLI::Range(0.1, 3600.0))
       ->capture_default_str();
-  command->footer(
-      "Started by torchrun or mpirun it is one rank of their job:\n"
-      "  mpirun -n 4 tessera test\n"
-      "  torchrun --no-python --nproc-per-node 4 tessera test");
-  command->callback([flags, transport, ranks] {
-    const bool chosen = transport->count() + ranks->count() > 0;
-    if (const int status = run(*flags, chosen); status != 0) throw CLI::RuntimeError(status);
+  command->footer(std::string("Started by torchrun or mpirun it is one rank of their job:\n"
+                              "  mpirun -n 4 tessera test\n"
+                              "  torchrun --no-python --nproc-per-node 4 tessera test\n\n") +
+                  Help::kExitStatus);
+  command->callback([&chosen, flags, transport, ranks] {
+    check(transport->count() + ranks->count() > 0);
+    chosen = [flags] { return run(*flags); };
   });
 }
 

@@ -67,10 +67,10 @@ struct Introduction {
   std::string transport;
 };
 
-std::vector<Introduction> introduce(const StorePtr& store, const Identity& identity, TransportKind kind, Clock::time_point end) {
+std::vector<Introduction> introduce(const StorePtr& store, const Identity& identity, TransportKind kind, const StartWait& wait) {
   const auto own = fmt::format("{}\n{}", kNames[static_cast<size_t>(kind)], host_id());
   std::vector<Introduction> ranks;
-  for (const auto& text : exchange(store, identity, "introduction", own, end)) {
+  for (const auto& text : exchange(store, identity, "introduction", own, wait)) {
     const auto line = text.find('\n');
     ranks.push_back({.host = text.substr(line + 1), .transport = text.substr(0, line)});
   }
@@ -120,31 +120,18 @@ Communicator lone_world(const InitOptions& options) {
   return self_world().with_limit(options.operation_limit);
 }
 
-}  // namespace
-
-Communicator init(const InitOptions& options) {
-  say_last_words();
-  const auto identity = identity_from_environment();
-  if (!identity) return lone_world(options);
-  record_start(identity->rank);
-  const auto store = store_from_environment(*identity, Clock::now() + options.start_limit);
-  auto world = init(store, identity->rank, identity->world_size, options);
-  record_joined(identity->rank);
-  return world;
+/// The wait of a start that begins now.
+StartWait start_wait(const InitOptions& options, std::string place) {
+  const auto now = Clock::now();
+  return {.end = now + options.start_limit, .notice = now + options.start_notice, .place = std::move(place)};
 }
 
-Communicator init(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, const InitOptions& options) {
-  say_last_words();
-  if (!store) throw UsageError("init needs a store to meet in; this one is null");
-  if (world_size < 1 || rank < 0 || rank >= world_size) {
-    throw UsageError(fmt::format("there is no rank {} in a world of {}", rank, world_size));
-  }
-  const auto end = Clock::now() + options.start_limit;
-  const Identity identity{.rank = rank, .world_size = world_size};
-  start_log(rank);
+Communicator join(const StorePtr& store, const Identity& identity, const InitOptions& options, const StartWait& wait) {
+  const auto [rank, world_size] = identity;
+  const auto end = wait.end;
   const auto kind = chosen_transport(options.transport);
   const StorePtr own_store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("world{}", next_round(store, rank)), store);
-  const auto ranks = introduce(own_store, identity, kind, end);
+  const auto ranks = introduce(own_store, identity, kind, wait);
   std::vector<std::string> host_names;
   for (const auto& each : ranks) host_names.push_back(each.host);
   const auto topology = topology_of(host_names);
@@ -167,6 +154,30 @@ Communicator init(const c10::intrusive_ptr<c10d::Store>& store, int rank, int wo
   const auto address = address_towards_master(end);
   if (!one_host) warn_of_loopback(address);
   return wrap("gloo", topology, gloo_link(own_store, rank, world_size, {.address = address, .start_limit = options.start_limit}), options);
+}
+
+}  // namespace
+
+Communicator init(const InitOptions& options) {
+  say_last_words();
+  const auto identity = identity_from_environment();
+  if (!identity) return lone_world(options);
+  record_start(identity->rank);
+  start_log(identity->rank);
+  const auto store = store_from_environment(*identity, start_wait(options, {}));
+  auto world = join(store, *identity, options, start_wait(options, meeting_place()));
+  record_joined(identity->rank);
+  return world;
+}
+
+Communicator init(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, const InitOptions& options) {
+  say_last_words();
+  if (!store) throw UsageError("init needs a store to meet in; this one is null");
+  if (world_size < 1 || rank < 0 || rank >= world_size) {
+    throw UsageError(fmt::format("there is no rank {} in a world of {}", rank, world_size));
+  }
+  start_log(rank);
+  return join(store, {.rank = rank, .world_size = world_size}, options, start_wait(options, "in the store of the program"));
 }
 
 Communicator init(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const InitOptions& options) {

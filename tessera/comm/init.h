@@ -22,6 +22,7 @@ enum class TransportKind {
 struct InitOptions {
   TransportKind transport = TransportKind::Auto;  // TESSERA_TRANSPORT=auto|self|shm|gloo overrides it
   std::chrono::milliseconds start_limit = kStartLimit;
+  std::chrono::milliseconds start_notice = std::chrono::seconds(10);  // after which a warning says who is missing at the start
   std::chrono::milliseconds operation_limit = kOperationLimit;
 };
 

@@ -58,8 +58,8 @@ std::vector<std::string> open_doors() {
 
 /// What a child process of these tests does. It ends with 0 if all is as it should be.
 int child(const std::string& task) {
-  const InitOptions options{.start_limit = task == "wait in vain" ? std::chrono::milliseconds(500) : kTestLimit,
-                            .operation_limit = kTestLimit};
+  InitOptions options{.start_limit = kTestLimit, .operation_limit = kTestLimit};
+  if (task == "wait in vain") options.start_limit = std::chrono::milliseconds(500), options.start_notice = std::chrono::milliseconds(100);
   try {
     const auto world = init(options);
     std::printf("rank %d talks over %s\n", world.rank(), world.traits().name.c_str());
@@ -294,8 +294,26 @@ TEST(Init, NamesTheRanksThatDoNotStart) {
       {this_program()},
       in_child.environment("wait in vain", {{"RANK", "0"}, {"WORLD_SIZE", "3"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}}),
       Process::Output::Capture);
-  EXPECT_THAT(lonely.read_output(), HasSubstr("ranks 1 and 2 of 3 still missing"));
+  EXPECT_THAT(lonely.read_output(),
+              AllOf(HasSubstr("warning: waiting for ranks 1 and 2 of 3 to join at 127.0.0.1:" + port + ", where rank 0 listens"),
+                    HasSubstr("; giving up in 0."), HasSubstr("ranks 1 and 2 of 3 still missing")));
   EXPECT_EQ(lonely.wait(std::chrono::seconds(1)), 3);
+}
+
+TEST(Init, SaysThatRankZeroCanNotBeReached) {
+  const auto port = std::to_string(free_port());
+  const auto lonely = [&](const Environment& more) {
+    Environment environment = {
+        {"RANK", "1"}, {"WORLD_SIZE", "3"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}, {"TESSERA_TEST_CHILD", "wait in vain"}};
+    environment.insert(more.begin(), more.end());
+    return Process({this_program()}, environment, Process::Output::Capture).read_output();
+  };
+  EXPECT_THAT(lonely({}), HasSubstr("[rank 1] warning: can't reach the store at 127.0.0.1:" + port +
+                                    ", where rank 0 listens (MASTER_ADDR, MASTER_PORT): Connection refused; trying for 0."));
+  // Where all could see each other, the first that is there says it.
+  const Folder folder;
+  const auto file = "file:" + (folder / "store").string();
+  EXPECT_THAT(lonely({{"TESSERA_STORE", file}}), HasSubstr("waiting for ranks 0 and 2 of 3 to join in TESSERA_STORE=" + file));
 }
 
 TEST(Init, RefusesADescriptionThatDoesNotAddUp) {

@@ -4,6 +4,8 @@
 #include <fmt/ranges.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
+#include <array>
 #include <set>
 
 #include "tessera/shard/unit/schedule.h"
@@ -20,13 +22,25 @@ std::string size_text(uint64_t bytes) {
 }
 
 /// A row of the table of units.
-struct Line {
-  std::string name;
-  int64_t numel = 0;
-  uint64_t unsharded_bytes = 0, shard_bytes = 0;
-  std::string dtypes = {}, residence = {};
-  UnitCounters counters = {};
-};
+constexpr size_t kColumns = 9;
+using Row = std::array<std::string, kColumns>;
+constexpr std::string_view kAlignments = "<>>><<>>>";  // words begin at the left of their columns, numbers end at the right
+
+std::string table_of(const std::vector<Row>& rows) {
+  std::array<size_t, kColumns> widths{};
+  for (const auto& row : rows) {
+    for (size_t i = 0; i < kColumns; i++) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string text;
+  for (const auto& row : rows) {
+    for (size_t i = 0; i < kColumns; i++) {
+      const auto gap = std::string(widths[i] - row[i].size(), ' ');
+      text += kAlignments[i] == '<' ? row[i] + gap : gap + row[i];
+      text += i + 1 < kColumns ? "  " : "\n";
+    }
+  }
+  return text;
+}
 
 /// The name, indented and shortened in its middle, so that the columns of numbers stay on the screen.
 std::string shown_name(const std::string& name, size_t depth) {
@@ -35,18 +49,26 @@ std::string shown_name(const std::string& name, size_t depth) {
   return std::string(2 * depth, ' ') + shown;
 }
 
-Line line_of(Unit& unit, size_t depth) {
+Row row_of(Unit& unit, size_t depth) {
   const auto lock = unit.schedule()->lock();
-  Line line{.name = shown_name(unit.name(), depth), .unsharded_bytes = unit.unsharded_bytes(), .counters = unit.counters()};
   std::set<std::string> dtypes;
+  int64_t numel = 0;
+  uint64_t shard_bytes = 0;
   for (const auto& group : unit.groups()) {
-    for (const auto& parameter : group.parameters) line.numel += parameter.span.numel;
-    line.shard_bytes += group.own.nbytes();
+    for (const auto& parameter : group.parameters) numel += parameter.span.numel;
+    shard_bytes += group.own.nbytes();
     dtypes.insert(c10::toString(group.unsharded_dtype));
   }
-  line.residence = unit.residence();
-  line.dtypes = fmt::format("{}", fmt::join(dtypes, "+"));
-  return line;
+  const auto& counters = unit.counters();
+  return {shown_name(unit.name(), depth),
+          fmt::format("{}", numel),
+          size_text(unit.unsharded_bytes()),
+          size_text(shard_bytes),
+          fmt::format("{}", fmt::join(dtypes, "+")),
+          std::string(unit.residence()),
+          fmt::format("{}", counters.gathers),
+          size_text(counters.gathered_bytes),
+          fmt::format("{}", counters.reductions)};
 }
 
 /// Whether the unit was made from the model itself. Such a unit is named after the model's class; any other is named after its path in the
@@ -106,19 +128,11 @@ void reset_counters(const torch::nn::Module& module) {
 }
 
 std::string describe(const torch::nn::Module& module) {
-  std::vector<Line> lines;
-  for (const auto& unit : in_tree_order(units(module))) lines.push_back(line_of(*unit.unit, unit.depth));
-  size_t width = 4;
-  for (const auto& line : lines) width = std::max(width, line.name.size());
-  auto text = fmt::format("{:<{}}{:>12}{:>11}{:>11}  {:<8}{:<11}{:>9}{:>11}{:>9}\n", "unit", width, "parameters", "unsharded", "shard",
-                          "dtype", "residence", "gathers", "gathered", "reduced");
-  for (const auto& line : lines) {
-    text += fmt::format("{:<{}}{:>12}{:>11}{:>11}  {:<8}{:<11}{:>9}{:>11}{:>9}\n", line.name, width, line.numel,
-                        size_text(line.unsharded_bytes), size_text(line.shard_bytes), line.dtypes, line.residence, line.counters.gathers,
-                        size_text(line.counters.gathered_bytes), line.counters.reductions);
-  }
+  std::vector<Row> rows = {{"unit", "parameters", "unsharded", "shard", "dtype", "residence", "gathers", "gathered", "reduced"}};
+  for (const auto& unit : in_tree_order(units(module))) rows.push_back(row_of(*unit.unit, unit.depth));
   const auto total = counters(module);
-  return text + fmt::format("peak of unsharded units {}, uses not foreseen {}\n", size_text(total.peak_unsharded_bytes), total.misses);
+  return table_of(rows) +
+         fmt::format("peak of unsharded units {}, uses not foreseen {}\n", size_text(total.peak_unsharded_bytes), total.misses);
 }
 
 }  // namespace tessera

@@ -5,6 +5,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cstring>
+#include <sstream>
+
 #include "tessera/testing/net.h"
 
 namespace tessera::testing::report_test {
@@ -32,6 +35,39 @@ TEST(Describe, ShortensTheNameOfAUnitOfManyModules) {
     fully_shard(layers, {.mesh = world});
     EXPECT_THAT(describe(*layers),
                 ::testing::AllOf(::testing::HasSubstr("\n0+1+2+"), ::testing::HasSubstr("..."), ::testing::HasSubstr("+38+39 ")));
+  });
+}
+
+struct MixedImpl : torch::nn::Module {
+  MixedImpl() {
+    auto odd = register_module("a_module_with_quite_a_long_name", std::make_shared<torch::nn::Module>());
+    odd->register_parameter("half", torch::zeros({3'000'000}, torch::kBFloat16));
+    odd->register_parameter("pairs", torch::zeros({20}, torch::kComplexDouble));
+    odd->register_parameter("plain", torch::zeros({20}, torch::kDouble));
+    register_parameter("rest", torch::zeros({4}));
+  }
+};
+TORCH_MODULE(Mixed);
+
+TEST(Describe, KeepsItsColumnsWithLongNamesAndDtypes) {
+  with_ranks(1, [](const Communicator& world) {
+    Mixed model;
+    fully_shard(model->children().front(), {.mesh = world});
+    fully_shard(model, {.mesh = world});
+    std::istringstream text(describe(*model));
+    std::vector<std::string> lines;
+    for (std::string line; std::getline(text, line);) lines.push_back(line);
+    ASSERT_EQ(lines.size(), 4);  // with the heading and the peak
+    EXPECT_THAT(lines[2], ::testing::HasSubstr("BFloat16+ComplexDouble+Double"));
+    for (const auto& line : {lines[1], lines[2]}) {
+      EXPECT_EQ(line.size(), lines[0].size());
+      const auto residence = lines[0].find("residence"), dtype = lines[0].find("dtype"), parameters = lines[0].find("parameters");
+      EXPECT_EQ(line.substr(dtype - 2, 2), "  ");
+      EXPECT_NE(line[dtype], ' ');
+      EXPECT_EQ(line.substr(residence - 2, 2), "  ");
+      EXPECT_NE(line[residence], ' ');
+      EXPECT_NE(line[parameters + std::strlen("parameters") - 1], ' ');
+    }
   });
 }
 

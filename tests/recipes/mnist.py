@@ -115,8 +115,18 @@ class Trouble(Recipe, unittest.TestCase):
         self.assertIn("47040000 bytes, but has 47039000", said)
 
     def test_flags_that_contradict_each_other_are_refused(self):
-        self.assertIn("--use-nested-fsdp", self.run_recipe("--run-without-fsdp", "--use-nested-fsdp", status=1))
-        self.assertIn("--ckpt-prefix", self.run_recipe("--resume", status=107))
+        self.assertIn("--use-nested-fsdp", self.run_recipe("--run-without-fsdp", "--use-nested-fsdp", status=2))
+        self.assertIn("--ckpt-prefix", self.run_recipe("--resume", status=2))
+
+    def test_wrong_command_line_is_told_with_the_nearest_flag(self):
+        said = self.run_recipe("--num_epoch", 2, status=2, ranks=1)
+        self.assertIn("mnist: there is no flag '--num_epoch 2' (did you mean --num-epochs?); mnist --help lists all", said)
+        self.assertIn("--batch-size: Value many", self.run_recipe("--batch_size=many", status=2, ranks=1))
+        self.assertIn("--lr needs a value", self.run_recipe("--lr", status=2, ranks=1))
+        shown = subprocess.run([MNIST, "--help"], capture_output=True, text=True, check=True).stdout
+        self.assertLessEqual(max(map(len, shown.splitlines())), 80)
+        self.assertRegex(shown, r"--batch-size INT +Samples per rank and step \(16 unless given\)")
+        self.assertIn("Exit status:", shown.splitlines()[-1])
 
     @unittest.skipIf("TSAN_OPTIONS" in os.environ, "the thread sanitizer needs files of its own")
     def test_full_disk_keeps_the_checkpoint_before(self):

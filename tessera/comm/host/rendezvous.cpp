@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <climits>
@@ -22,10 +23,12 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <utility>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/base/fd.h"
+#include "tessera/base/log.h"
 #include "tessera/base/words.h"
 #include "tessera/comm/host/addresses.h"
 #include "tessera/comm/host/bounded.h"
@@ -97,22 +100,36 @@ StorePtr agent_store(const Identity& identity, const MeetingPoint& point, Clock:
   return *store;
 }
 
-StorePtr own_store(const Identity& identity, const MeetingPoint& point, Clock::time_point end) {
+/// "290 s"
+std::string time_left(Clock::time_point end) {
+  return fmt::format("{:.3g} s", std::chrono::duration<double>(time_until(end)).count());
+}
+
+StorePtr own_store(const Identity& identity, const MeetingPoint& point, const StartWait& wait) {
   static std::optional<StoreServer> server;                                     // until the process ends
   if (identity.world_size == 1) return c10::make_intrusive<c10d::HashStore>();  // there is nobody to meet
   const auto secret = env("TESSERA_SECRET").value_or("");
-  if (identity.rank == 0) server.emplace(listen_at(point.host, point.port, point.one_host, end), secret);
-  return c10::make_intrusive<StoreClient>(point.host, point.port, secret, end);
+  if (identity.rank == 0) server.emplace(listen_at(point.host, point.port, point.one_host, wait.end), secret);
+  const auto warn_once = [&, warned = false](const std::string& why) mutable {
+    if (Clock::now() < wait.notice || std::exchange(warned, true)) return;
+    log(LogLevel::Warning, fmt::format("can't reach the store {}: {}; trying for {} more", meeting_place(), why, time_left(wait.end)));
+  };
+  return c10::make_intrusive<StoreClient>(point.host, point.port, secret, wait.end, warn_once);
 }
 
-StorePtr open_store(const Identity& identity, Clock::time_point end) {
+bool torchrun_serves() {
+  return env("TORCHELASTIC_USE_AGENT_STORE") == "True";
+}
+
+StorePtr open_store(const Identity& identity, const StartWait& wait) {
+  const auto end = wait.end;
   if (const auto where = env("TESSERA_STORE")) return file_store(*where, identity, end);
   const auto point = meeting_point();
   const auto place = fmt::format("{}:{}", point.host, point.port);
-  const bool agent_serves = env("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  const bool agent_serves = torchrun_serves();
   const auto limit = std::chrono::duration<double>(end - Clock::now()).count();
   try {
-    const auto store = agent_serves ? agent_store(identity, point, end) : own_store(identity, point, end);
+    const auto store = agent_serves ? agent_store(identity, point, end) : own_store(identity, point, wait);
     // A restarted job must not find the keys of the run before.
     return c10::make_intrusive<c10d::PrefixStore>("tessera/" + env("TORCHELASTIC_RESTART_COUNT").value_or("0"), store);
   } catch (const TimeoutError& error) {
@@ -130,7 +147,7 @@ StorePtr open_store(const Identity& identity, Clock::time_point end) {
 }
 
 std::vector<std::string> exchange_now(c10d::Store& store, const Identity& identity, const std::string& topic, const std::string& own,
-                                      Clock::time_point end) try {
+                                      const StartWait& wait) try {
   const auto key = [&](int rank) { return fmt::format("{}/{}", topic, rank); };
   if (store.add(key(identity.rank) + "/seen", 1) != 1) {
     throw CommError(
@@ -140,30 +157,39 @@ std::vector<std::string> exchange_now(c10d::Store& store, const Identity& identi
   }
   store.set(key(identity.rank), own);
   std::vector<std::string> values;
+  bool warned = false;
   for (int rank = 0; rank < identity.world_size;) {
     if (store.check({key(rank)})) {
       values.push_back(store.get_to_str(key(rank)));
       rank++;
       continue;
     }
-    if (Clock::now() >= end) {
+    const bool late = Clock::now() >= wait.end, due = Clock::now() >= wait.notice && !warned;
+    if (late || due) {
       std::vector<int> missing;
       for (int other = rank; other < identity.world_size; other++) {
         if (!store.check({key(other)})) missing.push_back(other);
       }
       if (missing.empty()) continue;
-      throw TimeoutError(
-          fmt::format("start of rank {}: time is up, and {} of {} still missing; are all processes of the job running, with "
-                      "the same WORLD_SIZE{}?",
-                      identity.rank, name_ranks(missing), identity.world_size,
-                      env("TESSERA_STORE") ? " and TESSERA_STORE" : ", MASTER_ADDR and MASTER_PORT"));
+      const auto who = fmt::format("{} of {}", name_ranks(missing), identity.world_size);
+      if (late) {
+        throw TimeoutError(
+            fmt::format("start of rank {}: time is up, and {} still missing; are all processes of the job running, with "
+                        "the same WORLD_SIZE{}?",
+                        identity.rank, who, env("TESSERA_STORE") ? " and TESSERA_STORE" : ", MASTER_ADDR and MASTER_PORT"));
+      }
+      warned = true;
+      // The first rank that is there says it for all.
+      const auto before = std::ranges::count_if(missing, [&](int other) { return other < identity.rank; });
+      if (before == identity.rank)
+        log(LogLevel::Warning, fmt::format("waiting for {} to join {}; giving up in {}", who, wait.place, time_left(wait.end)));
     }
     std::this_thread::sleep_for(kPoll);
   }
   // Rank 0 may serve the store, so it must not continue, and perhaps end with an error, before the others have read.
   const auto have_read = topic + "/read";
   store.add(have_read, 1);
-  while (identity.rank == 0 && store.add(have_read, 0) < identity.world_size && Clock::now() < end) {
+  while (identity.rank == 0 && store.add(have_read, 0) < identity.world_size && Clock::now() < wait.end) {
     std::this_thread::sleep_for(kPoll);
   }
   return values;
@@ -177,12 +203,19 @@ std::vector<std::string> exchange_now(c10d::Store& store, const Identity& identi
 
 }  // namespace
 
-StorePtr store_from_environment(const Identity& identity, Clock::time_point end) {
+StorePtr store_from_environment(const Identity& identity, const StartWait& wait) {
   static std::mutex mutex;
   static StorePtr store;
   std::lock_guard lock(mutex);
-  if (!store) store = open_store(identity, end);
+  if (!store) store = open_store(identity, wait);
   return store;
+}
+
+std::string meeting_place() {
+  if (const auto where = env("TESSERA_STORE")) return "in TESSERA_STORE=" + *where;
+  const auto point = meeting_point();
+  return fmt::format("at {}:{}, where {} listens (MASTER_ADDR, MASTER_PORT)", point.host, point.port,
+                     torchrun_serves() ? "torchrun" : "rank 0");
 }
 
 int next_round(const StorePtr& store, int rank) {
@@ -206,8 +239,8 @@ std::string host_id() {
 }
 
 std::vector<std::string> exchange(const StorePtr& store, const Identity& identity, const std::string& topic, const std::string& own,
-                                  Clock::time_point end) {
-  auto values = bounded(time_until(end) + kGrace, [=] { return exchange_now(*store, identity, topic, own, end); });
+                                  const StartWait& wait) {
+  auto values = bounded(time_until(wait.end) + kGrace, [=] { return exchange_now(*store, identity, topic, own, wait); });
   if (!values) {
     throw TimeoutError(
         fmt::format("start of rank {}: the store does not answer; rank 0 keeps it: is its host up and reachable?", identity.rank));

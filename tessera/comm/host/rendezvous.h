@@ -15,9 +15,19 @@ namespace tessera {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
+/// How long a rank waits for the others at the start.
+struct StartWait {
+  Clock::time_point end;                                // then an error says who is missing
+  Clock::time_point notice = Clock::time_point::max();  // then a warning says it
+  std::string place = {};                               // where the ranks meet, for the warning
+};
+
 /// The store that TESSERA_STORE names, or else the one that torchrun or rank 0 serves at the meeting point. It exists until the process
 /// ends, because other ranks may still be joining, or look there for the reason why the group failed.
-StorePtr store_from_environment(const Identity& identity, Clock::time_point end);
+StorePtr store_from_environment(const Identity& identity, const StartWait& wait);
+
+/// Where that store is: "at 127.0.0.1:29500, where rank 0 listens (MASTER_ADDR, MASTER_PORT)".
+std::string meeting_place();
 
 /// How many worlds this process has joined as this rank through this store; each world has keys of its own. The process counts, and not the
 /// store: a second process of the same rank, or a file of an earlier run, would change a count in the store and so stay unnoticed.
@@ -28,7 +38,7 @@ std::string host_id();
 
 /// Collective: what each rank passes as `own`, in rank order, through the store. Throws TimeoutError that names the missing ranks.
 std::vector<std::string> exchange(const StorePtr& store, const Identity& identity, const std::string& topic, const std::string& own,
-                                  Clock::time_point end);
+                                  const StartWait& wait);
 
 /// The address that this host uses to reach the meeting point; empty if it can't be determined.
 std::string address_towards_master(Clock::time_point end);

@@ -120,7 +120,8 @@ Fd connect_once(const std::string& host, int port, const std::string& secret, Cl
 
 }  // namespace
 
-StoreClient::StoreClient(std::string host, int port, std::string secret, Clock::time_point end)
+StoreClient::StoreClient(std::string host, int port, std::string secret, Clock::time_point end,
+                         const std::function<void(const std::string& why)>& on_failure)
     : host_(std::move(host)), port_(port), secret_(std::move(secret)) {
   for (;;) {
     try {
@@ -128,6 +129,7 @@ StoreClient::StoreClient(std::string host, int port, std::string secret, Clock::
       return;
     } catch (const NoConnection& failure) {
       if (Clock::now() + kPause >= end) throw TimeoutError(failure.why);
+      on_failure(failure.why);
     }
     std::this_thread::sleep_for(kPause);
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -16,8 +17,11 @@ class StoreClient final : public c10d::Store {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Tries to connect until `end`. Throws TimeoutError with the reason of the last attempt, ConfigError if the secret is wrong.
-  StoreClient(std::string host, int port, std::string secret, Clock::time_point end);
+  /// Tries to connect until `end`, and tells `on_failure` why an attempt failed. Throws TimeoutError with the reason of the last attempt,
+  /// ConfigError if the secret is wrong.
+  StoreClient(
+      std::string host, int port, std::string secret, Clock::time_point end,
+      const std::function<void(const std::string& why)>& on_failure = [](const std::string&) {});
 
   c10::intrusive_ptr<c10d::Store> clone() override;
   using c10d::Store::compareSet;

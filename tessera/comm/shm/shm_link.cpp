@@ -33,9 +33,9 @@ ShmAttempt shm_link(const StorePtr& store, const Identity& identity, Clock::time
       ticket = pack(block->ticket());
     });
   }
-  const auto tickets = exchange(store, identity, "shm/ticket", ticket, end);
+  const auto tickets = exchange(store, identity, "shm/ticket", ticket, {.end = end});
   if (identity.rank != 0 && !tickets.front().empty()) step.attempt([&] { block = SharedBlock::open(unpack(tickets.front())); });
-  const auto troubles = exchange(store, identity, "shm/opened", step.trouble(), end);
+  const auto troubles = exchange(store, identity, "shm/opened", step.trouble(), {.end = end});
   if (const auto found = AllOrNone::first(troubles)) {
     return {.link = nullptr, .why_not = fmt::format("rank {}: {}", found->rank, found->words)};
   }

@@ -1,0 +1,69 @@
+// What --help prints: lines of at most 80 columns, with what a flag is unless it is given.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <sstream>
+#include <string>
+
+namespace tessera::cli {
+
+class Help : public CLI::Formatter {
+ public:
+  static constexpr const char* kExitStatus = "Exit status: 0 if all went well, 1 if it failed, 2 if the command line is wrong.";
+
+  Help() { label("SUBCOMMAND", "COMMAND"); }
+
+ protected:
+  std::string make_description(const CLI::App* app) const override { return lines("", app->get_description(), 0); }
+  std::string make_footer(const CLI::App* app) const override { return lines("", app->get_footer(), 0); }
+  std::string make_subcommand(const CLI::App* command) const override {
+    return lines("  " + command->get_name(), command->get_description(), kIndent);
+  }
+  std::string make_option(const CLI::Option* option, bool is_positional) const override {
+    auto text = option->get_description();
+    if (!option->get_default_str().empty()) text += " (" + option->get_default_str() + " unless given)";
+    if (option->get_required()) text += " (required)";
+    for (const auto* other : option->get_needs()) text += " (needs " + other->get_name() + ")";
+    const auto names = CLI::detail::find_and_replace(option->get_name(is_positional, !is_positional), ",", ", ");
+    return lines("  " + names + value(*option), text, kIndent);
+  }
+
+ private:
+  static constexpr size_t kWidth = 80, kIndent = 27;
+
+  /// " INT", or " {shm,gloo}" where CLI11 has "TEXT:{shm,gloo}"
+  static std::string value(const CLI::Option& option) {
+    const auto type = option.get_type_size() == 0 ? std::string() : option.get_type_name();
+    const auto colon = type.find(':');
+    const bool has_choices = colon != std::string::npos && type[colon + 1] == '{';
+    return type.empty() ? type : " " + (has_choices ? type.substr(colon + 1) : type.substr(0, colon));
+  }
+
+  /// The text in a column that begins at `indent`, beside or under `left`. Lines of the text that begin with a space stay as they are.
+  static std::string lines(const std::string& left, const std::string& text, size_t indent) {
+    std::string result, line = left;
+    const auto end_line = [&] {
+      if (!line.empty()) result += line + '\n';
+      line.clear();
+    };
+    if (line.size() >= indent) end_line();
+    std::istringstream paragraphs(text);
+    for (std::string paragraph; std::getline(paragraphs, paragraph); end_line()) {
+      if (paragraph.empty()) result += '\n';
+      if (paragraph.starts_with(' ')) {
+        line = paragraph;
+        continue;
+      }
+      std::istringstream words(paragraph);
+      for (std::string word; words >> word;) {
+        if (line.size() > indent && line.size() + 1 + word.size() > kWidth) end_line();
+        line += line.size() < indent ? std::string(indent - line.size(), ' ') : line.size() == indent ? "" : " ";
+        line += word;
+      }
+    }
+    end_line();
+    return result;
+  }
+};
+
+}  // namespace tessera::cli
