@@ -59,9 +59,8 @@ Subject make_subject(const Flags& flags) {
   }
   if (flags.model == "cnn") {
     models::MnistNet model;
-    return classifier(model, {model->conv1.ptr(), model->conv2.ptr(), model->fc1.ptr()}, 128, 10, [](int64_t count) {
-      return torch::randn({count, 1, 28, 28});
-    });
+    return classifier(model, {model->conv1.ptr(), model->conv2.ptr(), model->fc1.ptr()}, 128, 10,
+                      [](int64_t count) { return torch::randn({count, 1, 28, 28}); });
   }
   if (flags.model == "resnet50") {
     models::ResNet50 model;

@@ -169,16 +169,6 @@ endforeach()
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 other_test(house/rooms COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/check_rooms.py" "${PROJECT_SOURCE_DIR}")
 
-set(_sanitizer_flag "")
-if(TESSERA_SANITIZE)
-  set(_sanitizer_flag "-fsanitize=${TESSERA_SANITIZE}")
-endif()
-other_test(install/consumer SAYS "sum over 3 ranks: 6.*step 99 loss.*step 99 loss.*peak of unsharded units.*${PROJECT_VERSION}" COMMAND ${CMAKE_COMMAND}
-  "-DBUILD=${PROJECT_BINARY_DIR}" "-DSOURCE=${PROJECT_SOURCE_DIR}/tests/consumer" "-DFOLDER=${PROJECT_BINARY_DIR}/consumer"
-  "-DFLAGS=${_sanitizer_flag}" -P "${PROJECT_SOURCE_DIR}/tests/consumer/run.cmake")
-
-set_tests_properties(install/consumer PROPERTIES TIMEOUT 240)  # it compiles with torch's headers
-
 other_test(cli/launch_test SAYS "launch: 3 ranks.*.rank 0. shm: 3 ranks.*.rank 0.   errors +ok"
   COMMAND $<TARGET_FILE:tessera_cli> launch --nproc-per-node 3 $<TARGET_FILE:tessera_cli> test)
 other_test(cli/test SAYS "all transports keep their promises" COMMAND $<TARGET_FILE:tessera_cli> test)
@@ -215,7 +205,7 @@ endif()
 # The pages: their listings stand in the examples, and their command lines are run as a reader would, one page at a time, because they build.
 other_test(guides/listings COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/guides/pages.py" listings "${PROJECT_SOURCE_DIR}")
 if(NOT TESSERA_SANITIZE)
-  foreach(_page IN ITEMS getting-started training models data checkpoints launching communication)
+  foreach(_page IN ITEMS getting-started training models checkpoints launching communication sharding)
     other_test(guides/${_page} COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/guides/pages.py" commands "${PROJECT_SOURCE_DIR}"
       "${PROJECT_BINARY_DIR}" docs/${_page}.md)
     set_tests_properties(guides/${_page} PROPERTIES RESOURCE_LOCK build TIMEOUT 240)

@@ -31,18 +31,19 @@ int main(int argc, char** argv) {
   }
 
   const auto images = data::fake_images({.count = 2000});  // or data::read_idx_folder("/usr/share/datasets/fashion-mnist")
-  data::Loader loader(data::Sampler({.size = images.size(), .global_batch = 64, .local_ranks = world.local_ranks(), .ranks = world.size(), .seed = 1}),
-                      [&](std::span<const int64_t> numbers, std::span<const uint64_t> seeds) {
-                        auto batch = data::pick(images, numbers);
-                        batch.inputs = batch.inputs.to(torch::kFloat).div_(255).unsqueeze_(1);
-                        batch.targets = batch.targets.to(torch::kLong);
-                        for (int64_t i = 0; i < batch.size(); i++) {  // each image is mirrored or not, in every epoch anew
-                          std::mt19937_64 random(seeds[static_cast<size_t>(i)]);
-                          if (random() % 2 == 0) batch.inputs[i] = batch.inputs[i].flip(2);
-                        }
-                        return batch;
-                      },
-                      {.start = position});
+  data::Loader loader(
+      data::Sampler({.size = images.size(), .global_batch = 64, .local_ranks = world.local_ranks(), .ranks = world.size(), .seed = 1}),
+      [&](std::span<const int64_t> numbers, std::span<const uint64_t> seeds) {
+        auto batch = data::pick(images, numbers);
+        batch.inputs = batch.inputs.to(torch::kFloat).div_(255).unsqueeze_(1);
+        batch.targets = batch.targets.to(torch::kLong);
+        for (int64_t i = 0; i < batch.size(); i++) {  // each image is mirrored or not, in every epoch anew
+          std::mt19937_64 random(seeds[static_cast<size_t>(i)]);
+          if (random() % 2 == 0) batch.inputs[i] = batch.inputs[i].flip(2);
+        }
+        return batch;
+      },
+      {.start = position});
 
   const auto save = [&] {
     const auto folder = checkpoint::step_folder(prefix, step);

@@ -90,7 +90,8 @@ std::vector<RankContents> contents_of_ranks(uint64_t save, const Contents& conte
   std::map<std::string, std::string> notes;
   for (const auto& [name, note] : contents.notes) notes[name] = note.text();
   for (const int rank : world.local_ranks()) {
-    ranks.push_back({.record = {.rank = rank, .ranks = world.size(), .save = save, .optimizer = optimizer_class(contents), .notes = notes}});
+    ranks.push_back(
+        {.record = {.rank = rank, .ranks = world.size(), .save = save, .optimizer = optimizer_class(contents), .notes = notes}});
   }
   add_model(ranks, *contents.model, world);
   if (contents.optimizer != nullptr) add_optimizer(ranks, contents, world);

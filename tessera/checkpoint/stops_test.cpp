@@ -74,8 +74,8 @@ using checkpoint::step_folder;
 constexpr int kFirst = 2, kSecond = 4, kEnd = 6;
 
 void save(const PictureRun& run, const std::filesystem::path& prefix, int step) {
-  checkpoint::save(step_folder(prefix, step),
-                   {.model = run.model.get(), .optimizer = run.optimizer.get(), .notes = {{"step", step}}}, run.world);
+  checkpoint::save(step_folder(prefix, step), {.model = run.model.get(), .optimizer = run.optimizer.get(), .notes = {{"step", step}}},
+                   run.world);
 }
 
 /// Trains on from the newest checkpoint, saves twice on the way, and stops itself at a system call of the second save.
@@ -110,7 +110,8 @@ std::vector<double> rest_of_run(const std::filesystem::path& prefix, int ranks_o
 }
 
 /// Stops itself at the system call whose number is in TESSERA_TEST_CALLS.
-const ChildTask stopped_run("train and stop", [](const std::string& prefix) { return train(prefix, std::stoll(env("TESSERA_TEST_CALLS").value())); });
+const ChildTask stopped_run("train and stop",
+                            [](const std::string& prefix) { return train(prefix, std::stoll(env("TESSERA_TEST_CALLS").value())); });
 
 TEST(Stops, NeverCostMoreThanTheSaveItself) {
   const Folder whole;

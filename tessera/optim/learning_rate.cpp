@@ -19,9 +19,10 @@ void expect_sense(const LearningRate& rate) {
   if (rate.warmup < 0 || rate.every < 1)
     throw UsageError(fmt::format("a warm-up of {} and a change every {} steps", rate.warmup, rate.every));
   if (rate.shape == LearningRate::Shape::Cosine && rate.steps <= rate.warmup) {
-    throw UsageError(fmt::format(
-        "a cosine over {} steps, of which {} are warm-up, has no end to go down to; give .steps, the length of the run, including the warm-up",
-        rate.steps, rate.warmup));
+    throw UsageError(
+        fmt::format("a cosine over {} steps, of which {} are warm-up, has no end to go down to; give .steps, the length of the run, "
+                    "including the warm-up",
+                    rate.steps, rate.warmup));
   }
 }
 

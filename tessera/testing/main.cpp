@@ -38,7 +38,8 @@ int main(int argc, char** argv) {
   if (const auto status = tessera::testing::run_child_task()) return *status;
   ::testing::InitGoogleTest(&argc, argv);
   if (argc > 2 || (argc == 2 && select_source(argv[1]) == 0)) {
-    std::fprintf(stderr, "there is no test in %s_test.cpp of this program; usage: %s [SOURCE, such as unit/layout] [gtest's flags]\n", argv[1], argv[0]);
+    std::fprintf(stderr, "there is no test in %s_test.cpp of this program; usage: %s [SOURCE, such as unit/layout] [gtest's flags]\n",
+                 argv[1], argv[0]);
     return 2;
   }
   return RUN_ALL_TESTS();

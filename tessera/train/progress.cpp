@@ -46,7 +46,8 @@ void Progress::update(int64_t step, Values values) {
   rate_.add(now, step);
   if (display_.columns()) {
     if (now - drawn_ >= kRedraw) draw("");
-  } else if (const auto every = options_.at_end == AtEnd::Vanishes ? 0 : options_.line_every; every > 0 && step / every != before / every && step != options_.steps) {
+  } else if (const auto every = options_.at_end == AtEnd::Vanishes ? 0 : options_.line_every;
+             every > 0 && step / every != before / every && step != options_.steps) {
     draw("\n");  // the last step's line is finish()'s
   }
 }

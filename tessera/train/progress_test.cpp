@@ -189,7 +189,9 @@ TEST(Progress, ExceptionsLeaveTheLastStateAndACleanLine) {
   EXPECT_THAT(fake.text, EndsWith("3/10  loss 7.000  in 0:00\n"));
   fake.taken();
   fake.columns.reset();
-  { const Progress unused({.steps = 10}, fake.display()); }
+  {
+    const Progress unused({.steps = 10}, fake.display());
+  }
   EXPECT_EQ(fake.text, "");
 }
 

@@ -58,8 +58,7 @@ void take(int signal) {
 
 }  // namespace
 
-StopSignal::StopSignal(Communicator world, StopOptions options)
-    : world_(std::move(world)), options_(std::move(options)), before_(arrived) {
+StopSignal::StopSignal(Communicator world, StopOptions options) : world_(std::move(world)), options_(std::move(options)), before_(arrived) {
   for (const int signal : options_.signals) {
     struct sigaction now = {};
     if (signal < 1 || signal >= NSIG || signal == SIGKILL || signal == SIGSTOP || ::sigaction(signal, nullptr, &now) != 0) {

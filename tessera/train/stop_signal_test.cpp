@@ -48,7 +48,9 @@ TEST(StopSignal, LeavesTheSecondSignalToTheProgram) {
       std::raise(SIGUSR1);
       EXPECT_EQ(own_signals, 2);
     }
-    { const StopSignal unused(world); }
+    {
+      const StopSignal unused(world);
+    }
     std::raise(SIGTERM);
     EXPECT_EQ(own_signals, 3);
   });
