@@ -197,8 +197,8 @@ void keep_limit(const TestFlags& flags) {
   }).detach();
 }
 
-/// `has_choice`: whether flags say what a launcher around this command decides.
-void check(bool has_choice) {
+/// Throws if this command and a launcher around it both decide. `has_choice`: whether flags say what a launcher decides.
+void expect_one_master(bool has_choice) {
   if (identity_from_environment()) {
     if (!has_choice) return;
     throw ConfigError(
@@ -241,7 +241,7 @@ void add_test_command(CLI::App& app, std::function<int()>& chosen) {
                               "  torchrun --no-python --nproc-per-node 4 tessera test\n\n") +
                   Help::kExitStatus);
   command->callback([&chosen, flags, transport, ranks] {
-    check(transport->count() + ranks->count() > 0);
+    expect_one_master(transport->count() + ranks->count() > 0);
     chosen = [flags] { return run(*flags); };
   });
 }

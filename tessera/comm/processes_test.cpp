@@ -303,10 +303,9 @@ TEST(Init, NamesTheRanksThatDoNotStart) {
 TEST(Init, SaysThatRankZeroCanNotBeReached) {
   const auto port = std::to_string(free_port());
   const auto lonely = [&](const Environment& more) {
-    Environment environment = {
-        {"RANK", "1"}, {"WORLD_SIZE", "3"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}, {"TESSERA_TEST_CHILD", "wait in vain"}};
+    Environment environment = {{"RANK", "1"}, {"WORLD_SIZE", "3"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}};
     environment.insert(more.begin(), more.end());
-    return Process({this_program()}, environment, Process::Output::Capture).read_output();
+    return Process({this_program()}, in_child.environment("wait in vain", environment), Process::Output::Capture).read_output();
   };
   EXPECT_THAT(lonely({}), HasSubstr("[rank 1] warning: can't reach the store at 127.0.0.1:" + port +
                                     ", where rank 0 listens (MASTER_ADDR, MASTER_PORT): Connection refused; trying for 0."));
