@@ -65,11 +65,14 @@ double evaluate(MnistNet& model, const data::Samples& test, const Communicator& 
                                      .order = data::Order::AsStored,
                                      .tail = data::Tail::Fill}),
                       fetch_from(test), {.workers = 0});
+  train::Progress progress(
+      {.title = "evaluating", .steps = loader.batches(), .at_end = train::AtEnd::Vanishes, .rank = world.local_ranks().front()});
   auto right = torch::zeros({1}, torch::kDouble);
   for (const auto& batch : loader) {
     const auto counted = torch::arange(batch.size()).lt(batch.size() - batch.repeats);
     const auto hits = model(on_ranks(batch.inputs, world)).argmax(1).eq(on_ranks(batch.targets, world));
     right += hits.logical_and(on_ranks(counted, world)).sum();
+    progress.update(loader.position().batch);
   }
   world.all_reduce(right, {}, {.unit = "accuracy"}).wait();
   model->train();
@@ -103,8 +106,15 @@ class MnistRun {
                                        .tail = flags_.drop_last ? data::Tail::Drop : data::Tail::Fill,
                                        .seed = flags_.seed}),
                         fetch_from(train_), {.workers = flags_.workers, .start = position_});
+    std::optional<train::StopSignal> stop;
+    if (!flags_.ckpt_prefix.empty()) stop.emplace(world_);
     while (position_.epoch < flags_.epochs) {
-      train_epoch(loader);
+      if (!train_epoch(loader, stop)) {
+        position_ = loader.position();
+        save();
+        say("stopped by a signal; go on with --resume");
+        return 0;
+      }
       position_ = {.epoch = position_.epoch + 1, .batch = 0};
       sync_buffers(*model_, world_);
       if (!flags_.ckpt_prefix.empty()) save();
@@ -114,13 +124,15 @@ class MnistRun {
   }
 
  private:
-  void train_epoch(data::Loader& loader) {
+  /// Returns false if it was stopped before the end of the epoch.
+  bool train_epoch(data::Loader& loader, std::optional<train::StopSignal>& stop) {
     train::Progress progress({.title = fmt::format("epoch {}/{}", position_.epoch + 1, flags_.epochs),
                               .steps = loader.batches(),
+                              .start = position_.batch,
                               .samples_per_step = flags_.batch_size * world_.size(),
                               .line_every = 10 * flags_.log_steps,
                               .rank = world_.local_ranks().front()});
-    int64_t batches = 0;
+    int64_t batches = position_.batch;
     for (const auto& batch : loader) {
       const auto targets = on_ranks(batch.targets, world_);
       const auto scores = model_(on_ranks(batch.inputs, world_)).to(torch::kFloat);
@@ -134,8 +146,13 @@ class MnistRun {
       optimizer_.step();
       optimizer_.zero_grad();
       if (due) report(loss.detach(), train::accuracy(scores.detach(), targets), norm, progress, batches);
+      if (stop && batches < loader.batches() && stop->requested()) {
+        progress.update(batches, shown_);
+        return false;
+      }
     }
     progress.update(batches, shown_);
+    return true;
   }
 
   void average_gradients() {
@@ -160,11 +177,10 @@ class MnistRun {
 
   void save() {
     last_ = checkpoint::step_folder(flags_.ckpt_prefix, step_);
-    checkpoint::save(*last_,
-                     {.model = model_.get(),
-                      .optimizer = &optimizer_,
-                      .notes = {{"step", std::to_string(step_)}, {"epoch", std::to_string(position_.epoch)}, {"course", course()}}},
-                     world_);
+    checkpoint::save(
+        *last_,
+        {.model = model_.get(), .optimizer = &optimizer_, .notes = {{"step", step_}, {"position", position_}, {"course", course()}}},
+        world_);
     say("saved {}", last_->string());
   }
 
@@ -173,12 +189,12 @@ class MnistRun {
     if (!folder) return say("no checkpoint {}-step-N yet, starting anew", flags_.ckpt_prefix);
     checkpoint::Contents contents{.model = model_.get(), .optimizer = &optimizer_};
     checkpoint::load(*folder, contents, world_);
-    if (contents.notes.at("course") != course()) {
+    if (const auto saved = contents.notes.at("course").as<std::string>(); saved != course()) {
       throw ConfigError(fmt::format("{} is of a run with {}, this one has {}; give the same flags, or another --ckpt-prefix",
-                                    folder->string(), contents.notes.at("course"), course()));
+                                    folder->string(), saved, course()));
     }
-    step_ = std::stoll(contents.notes.at("step"));
-    position_.epoch = std::stoll(contents.notes.at("epoch"));
+    step_ = contents.notes.at("step").as<int64_t>();
+    position_ = contents.notes.at("position").as<data::Position>();
     last_ = folder;
     say("going on from {}", folder->string());
   }
@@ -190,8 +206,7 @@ class MnistRun {
     train::Values values = {{"accuracy", sharded}};
     if (last_ && !flags_.no_consolidation) {
       const std::filesystem::path file = flags_.ckpt_prefix + "-consolidated.safetensors";
-      if (world_.is_first()) checkpoint::consolidate(*last_, file);
-      world_.barrier({.unit = "consolidation"});
+      checkpoint::consolidate(*last_, file, world_);
       MnistNet plain;
       checkpoint::load_weights(*plain, file);
       const double consolidated = evaluate(plain, test_, world_);

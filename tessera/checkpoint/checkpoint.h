@@ -4,13 +4,11 @@
 #include <filesystem>
 
 #include "tessera/checkpoint/notes.h"
+#include "tessera/checkpoint/optimizer_ref.h"
 #include "tessera/comm/communicator.h"
 
 namespace torch::nn {
 class Module;
-}
-namespace tessera::optim {
-class Optimizer;
 }
 
 namespace tessera::checkpoint {
@@ -18,8 +16,8 @@ namespace tessera::checkpoint {
 /// The parts of a training run that a checkpoint holds. A checkpoint also holds the state of libtorch's default CPU generator.
 struct Contents {
   torch::nn::Module* model = nullptr;
-  optim::Optimizer* optimizer = nullptr;  // null to save or load weights only
-  Notes notes = {};                       // anything else: step, position, learning rate
+  OptimizerRef optimizer = {};  // a pointer to one of tessera::optim or torch::optim; none to save or load weights only
+  Notes notes = {};             // anything else: step, position, learning rate
 };
 
 /// Saves a checkpoint. All ranks must see the same folder. It appears under its name after all ranks have written their files; if there is

@@ -116,6 +116,48 @@ TEST(Checkpoint, OfWeightsAloneNeedsNoOptimizer) {
   });
 }
 
+TEST(Checkpoint, LetsRunsGoOnWithAnotherComputeDtype) {
+  struct Run {
+    nn::Sequential model;
+    std::unique_ptr<optim::AdamW> optimizer;
+    Communicator world;
+
+    Run(const Communicator& ranks, Layout layout, std::optional<at::ScalarType> dtype, double scale)
+        : model(nn::Linear(7, 13), nn::Tanh(), nn::Linear(13, 5), nn::LayerNorm(std::vector<int64_t>{5})), world(ranks) {
+      fill_with_numbers(*model, scale);
+      fully_shard(model, {.mesh = world, .mixed_precision = {.param_dtype = dtype}, .layout = layout});
+      optimizer = std::make_unique<optim::AdamW>(parameters(*model), optim::AdamWOptions{.lr = 0.05});
+    }
+    Contents contents() { return {.model = model.ptr().get(), .optimizer = optimizer.get()}; }
+    void train() {
+      for (int step = 0; step < 2; step++) {
+        model->forward(numbers({3, 7}, step)).to(at::kFloat).pow(2).mean().backward();
+        optimizer->step();
+        optimizer->zero_grad();
+      }
+    }
+  };
+  for (const auto layout : {Layout::Flat, Layout::Rows, Layout::WholeParameters}) {
+    for (const int ranks : {2, 3}) {
+      const Folder folder;
+      with_ranks(ranks, [&](const Communicator& world) {
+        auto run = std::make_unique<Run>(world, layout, std::nullopt, 0.5);
+        int number = 0;
+        for (const auto dtype : {std::optional(at::kBFloat16), std::optional<at::ScalarType>(), std::optional(at::kHalf)}) {
+          run->train();
+          const auto path = folder / std::to_string(number++);
+          checkpoint::save(path, run->contents(), world);
+          auto next = std::make_unique<Run>(world, layout, dtype, 0.25);
+          auto into = next->contents();
+          checkpoint::load(path, into, world);
+          expect_same(full_state(*next->model), full_state(*run->model));
+          run = std::move(next);
+        }
+      });
+    }
+  }
+}
+
 TEST(Checkpoint, OfAnotherNumberOfRanksIsRefused) {
   const Folder folder;
   with_ranks(2, [&](const Communicator& world) { save(folder / "a", PictureRun(world)); });

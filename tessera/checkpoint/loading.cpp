@@ -174,13 +174,13 @@ Saved open(const fs::path& folder, const Contents& contents, const LocalValues& 
   verify(saved);
   saved.generator = own.tensors.read(kGeneratorName);
   expect_generator_state(saved.generator, own.tensors.path());
-  if (contents.optimizer == nullptr) return saved;
-  if (const auto kind = optimizer_class(contents); kind != own.record.optimizer) {
+  if (!contents.optimizer) return saved;
+  if (const auto kind = contents.optimizer.class_name(); kind != own.record.optimizer) {
     throw UsageError(fmt::format("the checkpoint {} {}, but is loaded into a {}", folder.string(),
                                  own.record.optimizer.empty() ? "has no optimizer" : "is of a " + own.record.optimizer, kind));
   }
   saved.optimizer = read_optimizer_state(saved, *contents.model, world);
-  contents.optimizer->expect_state(*contents.model, saved.optimizer);
+  contents.optimizer.expect_state(*contents.model, saved.optimizer);
   return saved;
 }
 
@@ -206,7 +206,7 @@ void load(const fs::path& folder, Contents& contents, const Communicator& world)
   AllOrNone step;
   step.attempt([&] { saved.emplace(open(folder, contents, model, records, world)); });
   step.expect_all(world, {.unit = "checkpoint"}, fmt::format("can't load {}; nothing was changed", folder.string()));
-  if (contents.optimizer != nullptr) contents.optimizer->load_state(*contents.model, saved->optimizer);
+  if (contents.optimizer) contents.optimizer.load_state(*contents.model, saved->optimizer);
   copy_values(*saved, *contents.model, model.units, records, world);
   set_generator_state(saved->generator);
   contents.notes = {};

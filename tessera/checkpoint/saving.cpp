@@ -71,7 +71,7 @@ void add_model(std::vector<RankContents>& ranks, const torch::nn::Module& module
 void add_optimizer(std::vector<RankContents>& ranks, const Contents& contents, const Communicator& world) {
   std::map<std::string, at::Tensor> parameters;
   for (const auto& [name, parameter] : named_parameters(*contents.model)) parameters[name] = parameter;
-  for (const auto& [parameter, state] : contents.optimizer->state(*contents.model)) {
+  for (const auto& [parameter, state] : contents.optimizer.state(*contents.model)) {
     for (const auto& [key, tensor] : state) {
       const auto name = fmt::format("{}{}.{}", kOptimizerPrefix, parameter, key);
       const auto records = records_of_state(parameters.at(parameter), tensor, world);
@@ -91,10 +91,10 @@ std::vector<RankContents> contents_of_ranks(uint64_t save, const Contents& conte
   for (const auto& [name, note] : contents.notes) notes[name] = note.text();
   for (const int rank : world.local_ranks()) {
     ranks.push_back(
-        {.record = {.rank = rank, .ranks = world.size(), .save = save, .optimizer = optimizer_class(contents), .notes = notes}});
+        {.record = {.rank = rank, .ranks = world.size(), .save = save, .optimizer = contents.optimizer.class_name(), .notes = notes}});
   }
   add_model(ranks, *contents.model, world);
-  if (contents.optimizer != nullptr) add_optimizer(ranks, contents, world);
+  if (contents.optimizer) add_optimizer(ranks, contents, world);
   for (auto& rank : ranks) {
     rank.tensors.emplace_back(kGeneratorName, generator_state());
     // The widest dtype comes first, so that every value is aligned to its width for programs that map the file into memory.

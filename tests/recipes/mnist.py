@@ -16,6 +16,22 @@ LAUNCHER, MNIST = sys.argv[1], sys.argv[2]
 FASHION = pathlib.Path("/usr/share/datasets/fashion-mnist")
 
 
+def children(parent):
+    return sorted(int(pid) for task in pathlib.Path(f"/proc/{parent}/task").iterdir() for pid in (task / "children").read_text().split())
+
+
+def ranks_of(launcher):
+    return [pid for pid in children(launcher) if "mnist" in pathlib.Path(f"/proc/{pid}/comm").read_text()]
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("waited 30 s in vain")
+        time.sleep(0.02)
+
+
 class Recipe:
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -80,6 +96,25 @@ class Training(Recipe, unittest.TestCase):
         self.assertEqual(parts[-1]["accuracy"], parts[-1]["consolidated_accuracy"])
         said = self.run_recipe("--resume", "--num-epochs", 3, "--seed", 1, *flags, *prefix, status=1)
         self.assertIn("seed 42", said)
+
+
+    def test_signal_saves_in_the_middle_of_an_epoch_and_the_run_goes_on(self):
+        flags = ["--batch-size", 10, "--use-nested-fsdp", "--num-epochs", 2]
+        through = [row for row in self.metrics(*flags, name="through") if "loss" in row]
+        more = [*flags, "--ckpt-prefix", self.folder / "net", "--no-ckpt-consolidation"]
+        for whom, number in ((lambda launcher, ranks: launcher, signal.SIGTERM), (lambda launcher, ranks: ranks[1], signal.SIGUSR1)):
+            file = self.folder / "parts.jsonl"
+            before = len(file.read_text().splitlines()) if file.exists() else 0
+            command = self.command("--metrics", file, "--log-steps", 1, "--resume", *more)
+            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launcher:
+                wait_for(lambda: file.exists() and len(file.read_text().splitlines()) > before + 20)
+                os.kill(whom(launcher.pid, ranks_of(launcher.pid)), number)
+                said = launcher.communicate(timeout=30)[0]
+            self.assertIn("stopped by a signal; go on with --resume", said)
+            if number == signal.SIGUSR1:
+                self.assertEqual(launcher.returncode, 0, said)
+        rows = [row for row in self.metrics("--resume", *more, name="parts") if "loss" in row]
+        self.assertEqual(rows, through)
 
 
 class Trouble(Recipe, unittest.TestCase):
@@ -147,7 +182,7 @@ class Trouble(Recipe, unittest.TestCase):
                 self.assertIsNone(launcher.poll())
                 self.assertLess(time.monotonic(), deadline)
                 time.sleep(0.02)
-            ranks = [pid for pid in self.children(launcher.pid) if "mnist" in self.name(pid)]
+            ranks = ranks_of(launcher.pid)
             self.assertEqual(len(ranks), 2)
             os.kill(whom(launcher.pid, ranks), signal.SIGKILL)
             said = launcher.communicate(timeout=30)[0]
@@ -173,14 +208,6 @@ class Trouble(Recipe, unittest.TestCase):
         status, _ = self.interrupt(lambda launcher, ranks: launcher)
         self.assertEqual(status, -9)
         self.expect_same_losses_after_going_on()
-
-    @staticmethod
-    def children(parent):
-        return sorted(int(pid) for task in pathlib.Path(f"/proc/{parent}/task").iterdir() for pid in (task / "children").read_text().split())
-
-    @staticmethod
-    def name(pid):
-        return pathlib.Path(f"/proc/{pid}/comm").read_text()
 
 
 if __name__ == "__main__":

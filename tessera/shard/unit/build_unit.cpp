@@ -168,7 +168,8 @@ BufferLayout Unit::layout(std::span<const Candidate> candidates) const {
   if (layout_ == UnitLayout::Rows) return row_layout(first.numel(), row_of(first), place);
   std::vector<int64_t> numels;
   for (const auto& candidate : candidates) numels.push_back(candidate.tensor.numel());
-  const auto alignment = kAlignment / static_cast<int64_t>(c10::elementSize(codec_->computed(first.scalar_type())));
+  // By the dtype of the shards, so that a checkpoint can be resumed with another param_dtype.
+  const auto alignment = kAlignment / static_cast<int64_t>(c10::elementSize(first.scalar_type()));
   return layout_ == UnitLayout::Flat ? flat_layout(numels, alignment, place) : whole_parameter_layout(numels, alignment, place);
 }
 

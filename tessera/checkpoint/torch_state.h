@@ -1,0 +1,24 @@
+// The state of optimizers of torch::optim by the names of parameters, as optim::Optimizer gives its own.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "tessera/optim/optimizer.h"
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace tessera::checkpoint {
+
+/// Copies. Throws UsageError for a class of which nothing is known.
+std::map<std::string, optim::ParameterState> torch_state(torch::optim::Optimizer& optimizer, const torch::nn::Module& model);
+/// Throws UsageError if load_torch_state would.
+void expect_torch_state(torch::optim::Optimizer& optimizer, const torch::nn::Module& model,
+                        const std::map<std::string, optim::ParameterState>& state);
+/// Parameters that the state does not name start without state.
+void load_torch_state(torch::optim::Optimizer& optimizer, const torch::nn::Module& model,
+                      const std::map<std::string, optim::ParameterState>& state);
+
+}  // namespace tessera::checkpoint
