@@ -91,7 +91,10 @@ class MnistRun {
         optimizer_(model_->parameters(), {.lr = flags.lr, .momentum = flags.momentum}) {}
 
   int run() {
-    if (!flags_.ckpt_prefix.empty()) lock_.emplace(flags_.ckpt_prefix, world_);
+    if (!flags_.ckpt_prefix.empty()) {
+      lock_.emplace(flags_.ckpt_prefix, world_);
+      stop_.emplace(world_);
+    }
     if (flags_.resume) {
       resume();
     } else if (const auto other = flags_.ckpt_prefix.empty() ? std::nullopt : checkpoint::latest(flags_.ckpt_prefix)) {
@@ -106,10 +109,8 @@ class MnistRun {
                                        .tail = flags_.drop_last ? data::Tail::Drop : data::Tail::Fill,
                                        .seed = flags_.seed}),
                         fetch_from(train_), {.workers = flags_.workers, .start = position_});
-    std::optional<train::StopSignal> stop;
-    if (!flags_.ckpt_prefix.empty()) stop.emplace(world_);
     while (position_.epoch < flags_.epochs) {
-      if (!train_epoch(loader, stop)) {
+      if (!train_epoch(loader)) {
         position_ = loader.position();
         save();
         say("stopped by a signal; go on with --resume");
@@ -125,7 +126,7 @@ class MnistRun {
 
  private:
   /// Returns false if it was stopped before the end of the epoch.
-  bool train_epoch(data::Loader& loader, std::optional<train::StopSignal>& stop) {
+  bool train_epoch(data::Loader& loader) {
     train::Progress progress({.title = fmt::format("epoch {}/{}", position_.epoch + 1, flags_.epochs),
                               .steps = loader.batches(),
                               .start = position_.batch,
@@ -146,13 +147,10 @@ class MnistRun {
       optimizer_.step();
       optimizer_.zero_grad();
       if (due) report(loss.detach(), train::accuracy(scores.detach(), targets), norm, progress, batches);
-      if (stop && batches < loader.batches() && stop->requested()) {
-        progress.update(batches, shown_);
-        return false;
-      }
+      if (stop_ && batches < loader.batches() && stop_->requested()) break;
     }
     progress.update(batches, shown_);
-    return true;
+    return batches == loader.batches();
   }
 
   void average_gradients() {
@@ -233,6 +231,7 @@ class MnistRun {
   MnistNet model_;
   optim::SGD optimizer_;
   std::optional<checkpoint::PrefixLock> lock_;  // of the prefix
+  std::optional<train::StopSignal> stop_;
   std::optional<train::MetricsFile> metrics_;
   std::optional<std::filesystem::path> last_;  // checkpoint that was saved or loaded
   data::Position position_;
