@@ -49,6 +49,7 @@ missing_packages() {
     has_header gtest/gtest.h || echo libgtest-dev
     has_header gmock/gmock.h || echo libgmock-dev
     command -v mpirun >/dev/null || echo openmpi-bin
+    [ "${TESSERA_LONG_TESTS:-OFF}" = OFF ] || command -v doxygen >/dev/null || echo doxygen
   fi
 }
 
