@@ -118,12 +118,13 @@ TEST(Checkpoint, OfWeightsAloneNeedsNoOptimizer) {
 
 TEST(Checkpoint, LetsRunsGoOnWithAnotherComputeDtype) {
   struct Run {
-    nn::Sequential model;
+    torch::nn::Sequential model;
     std::unique_ptr<optim::AdamW> optimizer;
     Communicator world;
 
     Run(const Communicator& ranks, Layout layout, std::optional<at::ScalarType> dtype, double scale)
-        : model(nn::Linear(7, 13), nn::Tanh(), nn::Linear(13, 5), nn::LayerNorm(std::vector<int64_t>{5})), world(ranks) {
+        : model(torch::nn::Linear(7, 13), torch::nn::Tanh(), torch::nn::Linear(13, 5), torch::nn::LayerNorm(std::vector<int64_t>{5})),
+          world(ranks) {
       fill_with_numbers(*model, scale);
       fully_shard(model, {.mesh = world, .mixed_precision = {.param_dtype = dtype}, .layout = layout});
       optimizer = std::make_unique<optim::AdamW>(parameters(*model), optim::AdamWOptions{.lr = 0.05});
