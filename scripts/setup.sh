@@ -178,7 +178,7 @@ setup() {
   # A clone that was moved: CMake would refuse the folder, whose every path is wrong.
   [ ! -f "$folder/CMakeCache.txt" ] || [ "$(sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' "$folder/CMakeCache.txt")" -ef . ] || arguments+=(--fresh)
   cmake --preset "$preset" "${arguments[@]}" "-DTESSERA_LONG_TESTS=${TESSERA_LONG_TESTS:-OFF}" >"$folder/configure.log" 2>&1 ||
-    fail "$(cat "$folder/configure.log")"
+    fail "$(cat "$folder/configure.log")" "cmake can't configure $folder. If it does not say why, the disk may be full."
   end "configured"
   sed -n '/^-- Tessera/,/^-- Configuring/p' "$folder/configure.log" | sed '$d'
   printf '%s for %s long=%s' "$settings" "$purpose" "${TESSERA_LONG_TESTS:-OFF}" >"$stamp"
