@@ -13,6 +13,12 @@ class Help : public CLI::Formatter {
 
   Help() { label("SUBCOMMAND", "COMMAND"); }
 
+  // Versions of CLI11 put empty lines at different places.
+  std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override {
+    return make_description(app) + make_usage(app, std::move(name)) + make_groups(app, mode) + make_subcommands(app, mode) + "\n" +
+           make_footer(app);
+  }
+
  protected:
   std::string make_description(const CLI::App* app) const override { return lines("", app->get_description(), 0); }
   std::string make_footer(const CLI::App* app) const override { return lines("", app->get_footer(), 0); }

@@ -38,21 +38,22 @@ TEST(Describe, ShortensTheNameOfAUnitOfManyModules) {
   });
 }
 
+struct OfManyDtypes : torch::nn::Module {
+  at::Tensor half = register_parameter("half", torch::zeros({3'000'000}, torch::kBFloat16));
+  at::Tensor pairs = register_parameter("pairs", torch::zeros({20}, torch::kComplexDouble));
+  at::Tensor plain = register_parameter("plain", torch::zeros({20}, torch::kDouble));
+};
+
 struct MixedImpl : torch::nn::Module {
-  MixedImpl() {
-    auto odd = register_module("a_module_with_quite_a_long_name", std::make_shared<torch::nn::Module>());
-    odd->register_parameter("half", torch::zeros({3'000'000}, torch::kBFloat16));
-    odd->register_parameter("pairs", torch::zeros({20}, torch::kComplexDouble));
-    odd->register_parameter("plain", torch::zeros({20}, torch::kDouble));
-    register_parameter("rest", torch::zeros({4}));
-  }
+  std::shared_ptr<OfManyDtypes> inner = register_module("a_module_with_quite_a_long_name", std::make_shared<OfManyDtypes>());
+  at::Tensor rest = register_parameter("rest", torch::zeros({4}));
 };
 TORCH_MODULE(Mixed);
 
 TEST(Describe, KeepsItsColumnsWithLongNamesAndDtypes) {
   with_ranks(1, [](const Communicator& world) {
     Mixed model;
-    fully_shard(model->children().front(), {.mesh = world});
+    fully_shard(model->inner, {.mesh = world});
     fully_shard(model, {.mesh = world});
     std::istringstream text(describe(*model));
     std::vector<std::string> lines;
