@@ -43,11 +43,11 @@ const std::map<std::string, Make> kOptimizers = {
 };
 
 /// A Picture with an optimizer of libtorch.
-struct Run {
+struct TorchRun {
   testing::PictureRun picture;
   std::unique_ptr<torch::optim::Optimizer> optimizer;
 
-  Run(const Communicator& world, const Make& make, double scale = 0.5)
+  TorchRun(const Communicator& world, const Make& make, double scale = 0.5)
       : picture(world, testing::shard_nested, scale), optimizer(make(picture.trained)) {}
 
   Contents contents() const { return {.model = picture.model.get(), .optimizer = optimizer.get()}; }
@@ -71,12 +71,12 @@ TEST_P(TorchState, LetsARunGoOn) {
   for (const int ranks : {1, 2, 3}) {
     const Folder folder;
     testing::with_ranks(ranks, [&](const Communicator& world) {
-      const Run run(world, optimizer);
+      const TorchRun run(world, optimizer);
       run.train(0, 3);
       save(folder / "a", run.contents(), world);
       const auto expected = run.train(3, 6);
 
-      const Run fresh(world, optimizer, 0.25);
+      const TorchRun fresh(world, optimizer, 0.25);
       auto into = fresh.contents();
       load(folder / "a", into, world);
       EXPECT_EQ(fresh.train(3, 6), expected) << "rank " << world.rank() << " of " << ranks;
@@ -94,13 +94,13 @@ INSTANTIATE_TEST_SUITE_P(Of, TorchState,
 TEST(StateOfTorch, IsRefusedByNameWhereItDoesNotFit) {
   const Folder folder;
   testing::with_ranks(2, [&](const Communicator& world) {
-    const Run adam(world, kAdam), amsgrad(world, kAmsgrad), momentum(world, kMomentum);
-    const Run lbfgs(world, make<torch::optim::LBFGS>(torch::optim::LBFGSOptions(1)));
+    const TorchRun adam(world, kAdam), amsgrad(world, kAmsgrad), momentum(world, kMomentum);
+    const TorchRun lbfgs(world, make<torch::optim::LBFGS>(torch::optim::LBFGSOptions(1)));
     EXPECT_THAT(message_of<UsageError>([&] { save(folder / "none", lbfgs.contents(), world); }),
                 HasSubstr("do not know the state of a torch::optim::LBFGS"));
     adam.train(0, 1);
     save(folder / "a", adam.contents(), world);
-    const auto refusal = [&](const Run& run) {
+    const auto refusal = [&](const TorchRun& run) {
       return message_of<UsageError>([&] {
         auto into = run.contents();
         load(folder / "a", into, world);
