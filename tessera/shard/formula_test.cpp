@@ -32,11 +32,12 @@ uint64_t up(uint64_t count, uint64_t multiple) {
   return (count + multiple - 1) / multiple * multiple;
 }
 
-/// The number of values in one rank's chunk. Every parameter begins at a multiple of 64 bytes, and so does every chunk.
-uint64_t chunk_values(const std::vector<uint64_t>& parameters, uint64_t ranks, uint64_t value_bytes) {
+/// The number of values in one rank's chunk. Every parameter begins at a multiple of 64 bytes of float32, and so does every chunk, in whatever
+/// dtype it is sent.
+uint64_t chunk_values(const std::vector<uint64_t>& parameters, uint64_t ranks) {
   uint64_t total = 0;
-  for (const auto numel : parameters) total += up(numel, 64 / value_bytes);
-  return up((total + ranks - 1) / ranks, 64 / value_bytes);
+  for (const auto numel : parameters) total += up(numel, 16);
+  return up((total + ranks - 1) / ranks, 16);
 }
 
 const std::vector<uint64_t> kBlock = {8 * 16, 16, 16 * 8, 8}, kRoot = {5 * 8, 8, 8 * 3, 3};
@@ -61,7 +62,7 @@ TEST_P(Formula, HoldsForGathersReductionsAndBytes) {
       for (const auto& block : model.blocks->block) fully_shard(block, options);
       fully_shard(model, options);
       const auto count = static_cast<uint64_t>(ranks), others = count - 1;
-      const auto block = chunk_values(kBlock, count, numbers_are.gathered), root = chunk_values(kRoot, count, numbers_are.gathered);
+      const auto block = chunk_values(kBlock, count), root = chunk_values(kRoot, count);
 
       for (int step = 0; step < 4; step++) {
         reset_counters(model);
