@@ -4,16 +4,18 @@ pages.py listings ROOT            every C++ listing of a page is a part of a pro
 pages.py commands ROOT BUILD PAGE runs the command lines of one page, in order, in a new folder where build, examples and docs are those of the clone
 
 A listing may leave out lines where it says `// ...`; indentation and remarks at the ends of lines do not count. Command lines stand in blocks of
-the language `console` behind `$ `, and the lines that the page shows below them must be printed; numbers may differ, `...` stands for anything, and
-progress bars are ignored. `# status 2` at the end of a command says with which status it ends. A block after a line that ends with "`NAME`:" is a file
+the language `console` behind `$ `, and the lines that the page shows below them must be printed on a terminal; numbers may differ, `...` stands for
+anything, and progress bars are ignored. `# status 2` at the end of a command says with which status it ends. A block after a line that ends with "`NAME`:" is a file
 to write.
 """
 import os
 import pathlib
+import pty
 import re
 import subprocess
 import sys
 import tempfile
+import termios
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
@@ -108,6 +110,24 @@ def missing(shown, printed):
     return None
 
 
+def run_on_terminal(command, folder, environment):
+    """The status and the output of a command that is typed into a terminal, which shows other things than a pipe."""
+    ours, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (50, 160))
+    with subprocess.Popen(["bash", "-c", command], cwd=folder, env={**environment, "NO_COLOR": "1"}, stdin=terminal, stdout=terminal, stderr=terminal,
+                          start_new_session=True) as process:
+        os.close(terminal)
+        printed = b""
+        try:
+            while part := os.read(ours, 65536):
+                printed += part
+        except OSError:  # how a terminal ends
+            pass
+        process.wait()
+        os.close(ours)
+    return process.returncode, re.sub(r"\r|\x1b\[[0-9;?]*[A-Za-z]", "\n", printed.decode().replace("\r\n", "\n"))
+
+
 def run_commands(root, build, page):
     count = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -122,13 +142,12 @@ def run_commands(root, build, page):
                 (folder / step[0]).write_text(step[1])
                 continue
             command, status, shown = step
-            done = subprocess.run(["bash", "-c", command], cwd=folder, env=environment, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                  stderr=subprocess.STDOUT, check=False)
+            ended, printed = run_on_terminal(command, folder, environment)
             count += 1
-            print(f"$ {command}\n{done.stdout}", flush=True)
-            if done.returncode != status:
-                return f"{page.name}: `{command}` ended with status {done.returncode} instead of {status}"
-            if (line := missing(shown, done.stdout)) is not None:
+            print(f"$ {command}\n{printed}", flush=True)
+            if ended != status:
+                return f"{page.name}: `{command}` ended with status {ended} instead of {status}"
+            if (line := missing(shown, printed)) is not None:
                 return f"{page.name}: `{command}` did not print: {line}"
     return None if count else f"{page.name} has no command lines; take it out of the tests, or mark them as console"
 

@@ -97,7 +97,6 @@ class Training(Recipe, unittest.TestCase):
         said = self.run_recipe("--resume", "--num-epochs", 3, "--seed", 1, *flags, *prefix, status=1)
         self.assertIn("seed 42", said)
 
-
     def test_signal_saves_in_the_middle_of_an_epoch_and_the_run_goes_on(self):
         flags = ["--batch-size", 10, "--use-nested-fsdp", "--num-epochs", 2]
         through = [row for row in self.metrics(*flags, name="through") if "loss" in row]
@@ -114,7 +113,10 @@ class Training(Recipe, unittest.TestCase):
             if number == signal.SIGUSR1:
                 self.assertEqual(launcher.returncode, 0, said)
         rows = [row for row in self.metrics("--resume", *more, name="parts") if "loss" in row]
-        self.assertEqual(rows, through)
+        for row, expected in zip(rows, through, strict=True):
+            # The first norm of a run is added up in another order than those that the reduction computes.
+            self.assertAlmostEqual(row.pop("grad_norm"), expected.pop("grad_norm"), places=5)
+            self.assertEqual(row, expected)
 
 
 class Trouble(Recipe, unittest.TestCase):
