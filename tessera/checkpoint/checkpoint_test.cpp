@@ -117,12 +117,12 @@ TEST(Checkpoint, OfWeightsAloneNeedsNoOptimizer) {
 }
 
 TEST(Checkpoint, LetsRunsGoOnWithAnotherComputeDtype) {
-  struct Run {
+  struct MixedRun {
     torch::nn::Sequential model;
     std::unique_ptr<optim::AdamW> optimizer;
     Communicator world;
 
-    Run(const Communicator& ranks, Layout layout, std::optional<at::ScalarType> dtype, double scale)
+    MixedRun(const Communicator& ranks, Layout layout, std::optional<at::ScalarType> dtype, double scale)
         : model(torch::nn::Linear(7, 13), torch::nn::Tanh(), torch::nn::Linear(13, 5), torch::nn::LayerNorm(std::vector<int64_t>{5})),
           world(ranks) {
       fill_with_numbers(*model, scale);
@@ -142,13 +142,13 @@ TEST(Checkpoint, LetsRunsGoOnWithAnotherComputeDtype) {
     for (const int ranks : {2, 3}) {
       const Folder folder;
       with_ranks(ranks, [&](const Communicator& world) {
-        auto run = std::make_unique<Run>(world, layout, std::nullopt, 0.5);
+        auto run = std::make_unique<MixedRun>(world, layout, std::nullopt, 0.5);
         int number = 0;
         for (const auto dtype : {std::optional(at::kBFloat16), std::optional<at::ScalarType>(), std::optional(at::kHalf)}) {
           run->train();
           const auto path = folder / std::to_string(number++);
           checkpoint::save(path, run->contents(), world);
-          auto next = std::make_unique<Run>(world, layout, dtype, 0.25);
+          auto next = std::make_unique<MixedRun>(world, layout, dtype, 0.25);
           auto into = next->contents();
           checkpoint::load(path, into, world);
           expect_same(full_state(*next->model), full_state(*run->model));
