@@ -13,6 +13,8 @@ namespace {
 
 constexpr std::chrono::milliseconds kRedraw(100);
 constexpr std::string_view kStartOfLine = "\r\x1b[K";  // moves the cursor to the start of the line and clears the line
+// Columns that stay free: for the ^C that a terminal echoes, and one because some terminals start the next row when the last has text.
+constexpr int kFree = 3;
 
 double seconds(Display::Clock::duration time) {
   return std::chrono::duration<double>(time).count();
@@ -74,8 +76,7 @@ void Progress::finish() {
 void Progress::draw(std::string_view end) {
   drawn_ = display_.now();
   const auto columns = display_.columns();
-  // The last column stays free, because some terminals start the next row when there is text in it.
-  const auto text = columns ? std::string(kStartOfLine) + render_bar(state(), *columns - 1, display_.glyphs) : render_line(state());
+  const auto text = columns ? std::string(kStartOfLine) + render_bar(state(), *columns - kFree, display_.glyphs) : render_line(state());
   display_.write(text + std::string(end));
 }
 

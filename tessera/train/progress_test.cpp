@@ -140,7 +140,7 @@ TEST(Progress, StepsThatAreSkippedCount) {
 
 TEST(Progress, BarIsDrawnAtOnceTenTimesASecondAndAtTheEnd) {
   FakeDisplay fake;
-  fake.columns = 61;
+  fake.columns = 63;
   {
     Progress progress({.title = "train", .steps = 100}, fake.display());
     EXPECT_EQ(fake.taken(), "\r\x1b[Ktrain   0% [" + std::string(38, ' ') + "]   0/100");
@@ -150,11 +150,11 @@ TEST(Progress, BarIsDrawnAtOnceTenTimesASecondAndAtTheEnd) {
     fake.now += 50ms;
     progress.update(2);
     EXPECT_EQ(fake.taken(), "\r\x1b[Ktrain   2% [                ]   2/100  20 steps/s  0:05 left");
-    fake.columns = 21;  // the window was made smaller
+    fake.columns = 23;  // the window was made smaller
     fake.now += 100ms;
     progress.update(4);
     EXPECT_EQ(fake.taken(), "\r\x1b[Ktrain   4%   4/100");
-    fake.columns = 61;
+    fake.columns = 63;
     progress.update(100);
     EXPECT_EQ(fake.taken(), "");
   }
@@ -179,7 +179,7 @@ TEST(Progress, ARateForgetsWhatIsLongAgoAndWhatAnEarlierRunDid) {
 
 TEST(Progress, ExceptionsLeaveTheLastStateAndACleanLine) {
   FakeDisplay fake;
-  fake.columns = 41;
+  fake.columns = 43;
   EXPECT_EQ(message_of<UsageError>([&] {
               Progress progress({.steps = 10}, fake.display());
               progress.update(3, {{"loss", 7}});
@@ -197,7 +197,7 @@ TEST(Progress, ExceptionsLeaveTheLastStateAndACleanLine) {
 
 TEST(Progress, WordsComeAboveTheBar) {
   FakeDisplay fake;
-  fake.columns = 31;
+  fake.columns = 33;
   Progress progress({.title = "train", .steps = 9}, fake.display());
   const auto bar = fake.taken();
   progress.say("saved");
@@ -205,7 +205,7 @@ TEST(Progress, WordsComeAboveTheBar) {
   fake.columns.reset();
   progress.say("saved");
   EXPECT_EQ(fake.taken(), "saved\n");
-  fake.columns = 31;
+  fake.columns = 33;
   progress.finish();
   fake.taken();
   progress.say("saved");
@@ -214,7 +214,7 @@ TEST(Progress, WordsComeAboveTheBar) {
 
 TEST(Progress, OneThatVanishesLeavesNothing) {
   FakeDisplay fake;
-  fake.columns = 31;
+  fake.columns = 33;
   {
     Progress progress({.title = "evaluating", .steps = 2, .at_end = AtEnd::Vanishes}, fake.display());
     fake.now += 1s;

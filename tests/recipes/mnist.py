@@ -97,7 +97,6 @@ class Training(Recipe, unittest.TestCase):
         said = self.run_recipe("--resume", "--num-epochs", 3, "--seed", 1, *flags, *prefix, status=1)
         self.assertIn("seed 42", said)
 
-
     def test_signal_saves_in_the_middle_of_an_epoch_and_the_run_goes_on(self):
         flags = ["--batch-size", 10, "--use-nested-fsdp", "--num-epochs", 2]
         losses = lambda rows: [(row["step"], row["loss"]) for row in rows if "loss" in row]  # the first norm after a start is rounded otherwise
