@@ -9,7 +9,7 @@ namespace {
 
 using namespace tessera;
 
-constexpr int64_t kSteps = 60, kMicroBatches = 2, kRows = 16, kWidth = 64, kClasses = 8;
+constexpr int64_t kSteps = 240, kMicroBatches = 2, kRows = 32, kWidth = 64, kClasses = 8;
 
 /// Rows whose class follows from their values.
 data::Samples some_rows(uint64_t seed) {
@@ -47,7 +47,7 @@ int main() {
   const optim::LearningRate rate{.base = 3e-3, .shape = optim::LearningRate::Shape::Cosine, .warmup = 10, .steps = kSteps};
 
   train::MetricsFile metrics("metrics.jsonl", {.first_step = 1, .rank = world.rank()});
-  train::Progress progress({.title = "training", .steps = kSteps, .line_every = 20, .rank = world.rank()});
+  train::Progress progress({.title = "training", .steps = kSteps, .line_every = 80, .rank = world.rank()});
   for (int64_t step = 1; step <= kSteps; step++) {
     train::Mean loss;
     for (int64_t micro = 0; micro < kMicroBatches; micro++) {
@@ -65,7 +65,7 @@ int main() {
       progress.update(step, {{"loss", mean}});
       metrics.write(step, {{"loss", mean}, {"lr", optimizer.lr()}, {"grad_norm", norm.item<double>()}});
     }
-    if (step % 30 == 0) {
+    if (step % 80 == 0) {
       const auto accuracy = evaluate(model, world);
       progress.say(std::to_string(static_cast<int>(100 * accuracy)) + " % right after step " + std::to_string(step));
       metrics.write(step, {{"accuracy", accuracy}});
