@@ -151,6 +151,17 @@ TEST(Launch, PassesSignalsOnAndGivesRanksTimeToAnswer) {
   EXPECT_EQ(ended.out, "[rank 0] saving\n");
 }
 
+TEST(Launch, PassesSignalsOfTheProgramOnWithoutALimit) {
+  Launched job(launch("1", shell("trap 'echo saved' USR1; trap 'echo seen' USR2; echo ready; while :; do sleep 0.1; done")));
+  EXPECT_EQ(job.read_line(), "[rank 0] ready");
+  ::kill(job.pid(), SIGUSR1);
+  EXPECT_EQ(job.read_line(), "[rank 0] saved");
+  ::kill(job.pid(), SIGUSR2);
+  EXPECT_EQ(job.read_line(), "[rank 0] seen");
+  ::kill(job.pid(), SIGTERM);
+  EXPECT_EQ(job.end().status, 128 + SIGTERM);
+}
+
 /// The watchdog of a launcher.
 pid_t watchdog_of(pid_t launcher) {
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {

@@ -45,7 +45,7 @@ std::string prefix(int rank, const Output& target) {
 LocalJob::HeldSignals::HeldSignals() {
   sigset_t set;
   ::sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCHLD}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCHLD}) {
     struct sigaction now{};
     // If launch was started with a signal ignored (nohup), the ranks must ignore it too.
     if (::sigaction(signal, nullptr, &now) == 0 && now.sa_handler != SIG_IGN) ::sigaddset(&set, signal);
@@ -179,6 +179,7 @@ void LocalJob::take_signals() {
 void LocalJob::take_signal(int signal) {
   if (signal == SIGTSTP) return stop_for_a_while();
   if (signal == SIGCHLD) return;
+  if (signal == SIGUSR1 || signal == SIGUSR2) return send(signal);  // what these mean is the program's to say
   const auto now = Clock::now();
   if (!interrupted_) {
     if (is_typed(signal) && console_.err().is_terminal()) console_.err().write("\n");  // the terminal has just written ^C

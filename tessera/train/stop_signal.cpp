@@ -3,9 +3,11 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <ctime>
 #include <mutex>
 
 #include "tessera/base/error.h"
@@ -19,10 +21,19 @@ struct Watched {
   struct sigaction before = {};
 };
 
+constexpr int64_t kSameEvent = 1'000'000'000;  // nanoseconds: a job's processes may all be told, and each tell the next
+
 std::mutex owners_mutex;
 std::array<Watched, NSIG> watched;
 std::atomic<int> arrived = 0;
-static_assert(std::atomic<int>::is_always_lock_free);  // a handler may use them
+std::atomic<int64_t> arrived_at = 0;  // when the first signal came; 0 if none has
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free);  // a handler may use them
+
+int64_t now() {
+  timespec time = {};
+  ::clock_gettime(CLOCK_MONOTONIC, &time);
+  return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+}
 
 void note_signal(int);
 
@@ -35,11 +46,16 @@ void give_back(int signal) {
   if (is_ours(signal)) ::sigaction(signal, &watched[static_cast<size_t>(signal)].before, nullptr);
 }
 
-void note_signal(int) {
+void note_signal(int signal) {
   const int error = errno;
-  arrived++;
-  for (int signal = 1; signal < NSIG; signal++) {
-    if (watched[static_cast<size_t>(signal)].owners > 0) give_back(signal);
+  if (arrived_at == 0) {
+    arrived_at = now();
+    arrived++;
+  } else if (now() > arrived_at + kSameEvent) {
+    for (int each = 1; each < NSIG; each++) {
+      if (watched[static_cast<size_t>(each)].owners > 0) give_back(each);
+    }
+    ::raise(signal);  // comes when this handler has ended
   }
   errno = error;
 }
@@ -66,6 +82,7 @@ StopSignal::StopSignal(Communicator world, StopOptions options) : world_(std::mo
     }
   }
   const std::lock_guard lock(owners_mutex);
+  if (std::ranges::all_of(watched, [](const Watched& each) { return each.owners == 0; })) arrived_at = 0;
   for (const int signal : options_.signals) take(signal);
 }
 

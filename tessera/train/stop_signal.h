@@ -13,8 +13,8 @@ struct StopOptions {
   std::vector<int> signals = {SIGTERM, SIGUSR1};
 };
 
-/// From its creation on, the first of these signals only makes requested() true; the signals that follow do what they did before. The
-/// destructor gives them back as well.
+/// From its creation on, the first of these signals only makes requested() true. Those that follow within a second count as the same one;
+/// later ones do what they did before. The destructor gives the signals back as well.
 class StopSignal {
  public:
   explicit StopSignal(Communicator world, StopOptions options = {});

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "tessera/base/error.h"
 #include "tessera/testing/transports.h"
 
@@ -44,6 +46,9 @@ TEST(StopSignal, LeavesTheSecondSignalToTheProgram) {
       std::raise(SIGUSR1);
       EXPECT_EQ(own_signals, 0);
       EXPECT_TRUE(stop.requested());
+      std::raise(SIGUSR1);  // the same one, through another process
+      EXPECT_EQ(own_signals, 0);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1100));
       std::raise(SIGTERM);
       std::raise(SIGUSR1);
       EXPECT_EQ(own_signals, 2);
