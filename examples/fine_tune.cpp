@@ -14,8 +14,8 @@ int main(int argc, char** argv) {
   if (argc != 3) throw UsageError("usage: fine_tune WEIGHTS.safetensors RESULT.safetensors");
 
   models::Mlp model(models::MlpOptions{.width = 32, .layers = 2, .classes = 4});
-  fully_shard(model, {.mesh = world, .start = Start::FromRank0});
-  if (std::filesystem::exists(argv[1])) checkpoint::load_weights(*model, argv[1]);  // as consolidate() or Python writes it
+  fully_shard(model, {.mesh = world});
+  checkpoint::load_weights(*model, argv[1]);  // as consolidate() or Python writes it
 
   set_requires_grad(*model->blocks, Training::Frozen);
   torch::optim::Adam optimizer(model->head->parameters(), 1e-2);
@@ -27,8 +27,10 @@ int main(int argc, char** argv) {
     optimizer.zero_grad();
   }
 
-  checkpoint::save("fine-tuned", {.model = model.get()}, world);
-  const auto written = checkpoint::consolidate("fine-tuned", argv[2], world);
-  std::filesystem::path file = argv[2];
-  if (world.rank() == 0) std::printf("%s: %lld parameters\n", file.filename().c_str(), static_cast<long long>(written.parameters));
+  const std::filesystem::path result = argv[2], parts = result.string() + ".parts";
+  checkpoint::save(parts, {.model = model.get()}, world);
+  const auto written = checkpoint::consolidate(parts, result, world);
+  if (world.rank() != 0) return 0;
+  std::filesystem::remove_all(parts);
+  std::printf("%s: %lld parameters\n", result.c_str(), static_cast<long long>(written.parameters));
 }

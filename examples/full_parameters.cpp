@@ -1,9 +1,10 @@
-// Whole parameters, when a program needs them: to look at, to change, and to write to a file of torch's.
+// Whole parameters, when a program needs them: to look at, to change, and to write to one file.
 #include <tessera/models/mlp.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>
 
 #include <cstdio>
+#include <vector>
 
 using namespace tessera;
 
@@ -21,8 +22,12 @@ int main() {
     if (world.rank() == 0) std::printf("first weight of the head: %g\n", static_cast<double>(values[0]));
   }
 
-  torch::serialize::OutputArchive archive;
-  for (const auto& [name, tensor] : full_state(*model, Ranks::First)) archive.write(name, tensor);
-  if (world.rank() == 0) archive.save_to("whole.pt");
-  if (world.rank() == 0) std::printf("%s", describe(*model).c_str());
+  const auto state = full_state(*model, Ranks::First);  // empty on the other ranks
+  if (world.rank() != 0) return 0;
+  std::vector<checkpoint::SafetensorsEntry> entries;
+  for (const auto& [name, tensor] : state) entries.push_back({.name = name, .dtype = tensor.scalar_type(), .sizes = tensor.sizes().vec()});
+  checkpoint::SafetensorsWriter file("whole.safetensors", entries);
+  for (const auto& [name, tensor] : state) file.write(tensor);
+  file.close();
+  std::printf("%s", describe(*model).c_str());
 }

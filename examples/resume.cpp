@@ -4,6 +4,7 @@
 #include <tessera/tessera.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <cstdio>
 #include <random>
 #include <string>
@@ -54,7 +55,7 @@ int main(int argc, char** argv) {
   };
 
   train::StopSignal stop(world);
-  double loss = 0;
+  double loss = std::nan("");
   while (loader.position().epoch < epochs && !stop.requested()) {
     for (const auto& batch : loader) {
       const auto error = torch::nll_loss(model(batch.inputs), batch.targets);
@@ -67,5 +68,6 @@ int main(int argc, char** argv) {
     }
     save();
   }
-  if (world.rank() == 0) std::printf("step %lld loss %.4f\n", static_cast<long long>(step), loss);
+  if (world.rank() == 0)
+    std::printf("step %lld loss %.4f\n", static_cast<long long>(step), loss);  // the loss is NaN if there was nothing left to do
 }

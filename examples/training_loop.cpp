@@ -3,6 +3,7 @@
 #include <tessera/tessera.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <vector>
 
 namespace {
@@ -56,14 +57,18 @@ int main() {
       (own / kMicroBatches).backward();  // gradients add up in the shards
       loss.add(own.detach(), rows.size());
     }
-    const auto norm = optimizer.clip_grad_norm(1.0);  // of the mean gradient, over all ranks
+    const auto norm = optimizer.clip_grad_norm(1.0).item<double>();  // of the mean gradient, over all ranks
     optimizer.set_lr(rate.at(step - 1));
-    optimizer.step();
+    if (std::isfinite(norm)) {
+      optimizer.step();
+    } else {
+      optimizer.skip_step();
+    }
     optimizer.zero_grad();
     if (step % 10 == 0) {
       const auto mean = loss.value(world);  // all ranks call it
       progress.update(step, {{"loss", mean}});
-      metrics.write(step, {{"loss", mean}, {"lr", optimizer.lr()}, {"grad_norm", norm.item<double>()}});
+      metrics.write(step, {{"loss", mean}, {"lr", optimizer.lr()}, {"grad_norm", norm}});
     }
     if (step % 80 == 0) {
       const auto accuracy = evaluate(model, world);

@@ -64,7 +64,7 @@ while IFS='=' read -r name value; do
 done < <(
   python3 -m pip config list 2>/dev/null | sed -nE "s/^[a-z]+\.([a-z-]+)='(.*)'$/\1\t\2/p" |
     while IFS=$'\t' read -r key value; do key=PIP_${key^^}; printf '%s=%s\n' "${key//-/_}" "$value"; done
-  env | grep -E '^(PIP_[A-Z_]+|[A-Za-z]+_proxy|[A-Z]+_PROXY|TESSERA_TORCH_INDEX|CI)=' || true
+  env | grep -E '^(PIP_[A-Z_]+|[A-Za-z]+_proxy|[A-Z]+_PROXY|TESSERA_TORCH_INDEX)=' || true
 )
 
 # debian VERSION ROOT: installs one

@@ -65,13 +65,14 @@ install_packages() {
       fail "Some packages are missing, and this user may not install them. Please run:" "  sudo apt-get update && sudo $line"
     fi
   fi
+  local installed=${missing% }
   begin "installing the packages"
   # An update may fail where the packages are at hand all the same.
   "${as_root[@]}" sh -c "apt-get update -qq; DEBIAN_FRONTEND=noninteractive $line" >build/apt.log 2>&1 </dev/null ||
     fail "$(tail -n 5 build/apt.log)" "This did not work (build/apt.log has all of it): ${as_root[*]} $line"
   missing=$(missing_packages "$1" | tr '\n' ' ')
   [ -z "$missing" ] || fail "Still missing after the installation, or too old: $missing"
-  end "installed the packages"
+  end "installed $installed"
 }
 
 # Prints an interpreter whose torch fits. The system's must be able to import it; of the one that this script installs the C++ libraries

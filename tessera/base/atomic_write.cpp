@@ -40,16 +40,13 @@ fs::path unfinished_path(const fs::path& path) {
 }
 
 NewFile::NewFile(fs::path path) : path_(std::move(path)), part_(unfinished_path(path_)) {
-  for (;;) {
-    fd_ = Fd(::open(part_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
-    if (!fd_) fail("create", part_);
-    // Where there are no locks, nothing is lost but the warning.
-    if (!take_lock(fd_) && (errno == EAGAIN || errno == EACCES)) {
-      fd_ = Fd();
-      throw IoError(fmt::format("somebody else is writing {} now; if all ranks came here, call it on one rank", path_.string()));
-    }
-    if (is_at(fd_, part_)) break;  // otherwise its last owner has just renamed or removed it
+  auto part = open_locked(part_, O_WRONLY);
+  if (!part.file) fail("create", part_);
+  // Where there are no locks, nothing is lost but this warning.
+  if (part.state == LockedFile::State::Held) {
+    throw IoError(fmt::format("somebody else is writing {} now; if all ranks came here, call it on one rank", path_.string()));
   }
+  fd_ = std::move(part.file);
   if (::ftruncate(fd_.get(), 0) == 0) return;
   const int reason = errno;
   ::unlink(part_.c_str());

@@ -37,7 +37,7 @@ constexpr std::array kTable = {
     EnvVariable{"TESSERA_CCACHE", "a program", "the ccache to compile with; empty for none", "CMake, by `-D` only"},
     EnvVariable{"TESSERA_LINK_CUDA", "ON, OFF", "links the CUDA part of libtorch", "CMake, by `-D` only"},
     EnvVariable{"TESSERA_SANITIZE", "address, thread", "builds everything with that sanitizer", "CMake, by `-D` only"},
-    EnvVariable{"TESSERA_WARNINGS_AS_ERRORS", "ON, OFF", "treats compiler warnings as errors", "CMake, by `-D` only"},
+    EnvVariable{"TESSERA_WARNINGS_AS_ERRORS", "ON, OFF", "treats compiler warnings as errors", "CMake, by `-D`, and the preset `release`"},
     EnvVariable{"TESSERA_TESTS", "ON, OFF", "builds the tests", "CMake, by `-D` only"},
     EnvVariable{"TESSERA_LONG_TESTS", "ON, OFF", "builds and runs also the tests that are too slow for every run",
                 "`./check`; CMake, by `-D` only"},

@@ -83,7 +83,11 @@ class Notes {
   Notes() = default;
   Notes(std::initializer_list<std::pair<const std::string, Note>> notes) : notes_(notes) {}
 
-  Note& operator[](const std::string& name) { return notes_[name]; }
+  Note& operator[](const std::string& name) {
+    auto& note = notes_[name];
+    note.name_ = name;
+    return note;
+  }
   /// Throws UsageError if there is no note of that name.
   Note at(const std::string& name) const;
   bool contains(const std::string& name) const { return notes_.contains(name); }

@@ -45,28 +45,24 @@ std::string owner_in(const Fd& file) {
 }
 
 Fd take(const fs::path& path, const std::string& prefix) {
-  for (;;) {
-    Fd file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
-    if (!file) throw IoError(fmt::format("can't create {}: {}", path.string(), std::strerror(errno)));
-    if (!take_lock(file)) {
-      if (errno == EAGAIN || errno == EACCES) {
-        throw ConfigError(
-            fmt::format("another job saves its checkpoints as {} ({}, says {}); give this one another prefix, or stop that one", prefix,
-                        owner_in(file), path.string()));
-      }
-      log(LogLevel::Warning,
-          fmt::format("{} can't be locked ({}), so nothing keeps a second job from saving there", path.string(), std::strerror(errno)));
-      return file;
-    }
-    if (!is_at(file, path)) continue;
-    const auto text = own_name();
-    if (::ftruncate(file.get(), 0) != 0 || ::pwrite(file.get(), text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
-      const int reason = errno;
-      ::unlink(path.c_str());
-      throw IoError(fmt::format("can't write {}: {}", path.string(), std::strerror(reason)));
-    }
-    return file;
+  auto [file, state] = open_locked(path, O_RDWR | O_NOFOLLOW);
+  if (!file) throw IoError(fmt::format("can't create {}: {}", path.string(), std::strerror(errno)));
+  if (state == LockedFile::State::Held) {
+    throw ConfigError(fmt::format("another job saves its checkpoints as {} ({}, says {}); give this one another prefix, or stop that one",
+                                  prefix, owner_in(file), path.string()));
   }
+  if (state == LockedFile::State::NotPossible) {
+    log(LogLevel::Warning,
+        fmt::format("{} can't be locked ({}), so nothing keeps a second job from saving there", path.string(), std::strerror(errno)));
+    return std::move(file);
+  }
+  const auto text = own_name();
+  if (::ftruncate(file.get(), 0) != 0 || ::pwrite(file.get(), text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
+    const int reason = errno;
+    ::unlink(path.c_str());
+    throw IoError(fmt::format("can't write {}: {}", path.string(), std::strerror(reason)));
+  }
+  return std::move(file);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -66,7 +67,9 @@ inline std::vector<std::string> known_arguments(const CLI::App& app, std::vector
       auto name = argument.substr(0, end);
       std::ranges::replace(name, '_', '-');
       const auto* flag = command->get_option_no_throw(name);
-      if (flag == nullptr) throw no_such_flag(*command, arguments, i);
+      // "-n2" is a flag with its value; "-np" is what others call it.
+      const bool is_word = argument[1] != '-' && argument.size() > 2 && std::isdigit(static_cast<unsigned char>(argument[2])) == 0;
+      if (flag == nullptr || is_word) throw no_such_flag(*command, arguments, i);
       argument.replace(0, end, name);
       has_flags = true;
       const bool needs_value = flag->get_items_expected_min() > 0 && argument.size() == end;

@@ -102,6 +102,15 @@ int launch(const std::vector<std::string>& command, int ranks) {
   return ending.status;
 }
 
+/// The error of a command line that does not say how many ranks: perhaps it says so behind the program.
+ConfigError missing_ranks(const std::vector<std::string>& program) {
+  const auto is_it = [](const std::string& word) { return word == "-n" || word.starts_with("--nproc"); };
+  const bool is_behind = std::ranges::any_of(program, is_it);
+  return ConfigError(is_behind ? "--nproc-per-node stands behind the program, which gets it; flags of launch come before: "
+                                 "tessera launch --nproc-per-node N PROGRAM ARGS..."
+                               : "--nproc-per-node is required; see tessera launch --help");
+}
+
 /// CLI11's usage line would not show the program and its arguments, because they are no options.
 struct LaunchHelp : Help {
   std::string make_usage(const CLI::App*, std::string) const override {
@@ -115,7 +124,7 @@ void add_launch_command(CLI::App& app, std::function<int()>& chosen) {
   auto* command = app.add_subcommand("launch", "Starts a program as several ranks on this host")->group("Commands");
   command->formatter(std::make_shared<LaunchHelp>());
   const auto ranks = std::make_shared<int>(1);
-  command->add_option("-n,--nproc-per-node", *ranks, "How many ranks")->type_name("N")->required();
+  const auto* flag = command->add_option("-n,--nproc-per-node", *ranks, "How many ranks (required)")->type_name("N");
   command->prefix_command();
   command->footer(
       "Each line that a rank prints gets its number in front. When a rank fails, the others are stopped and its last words are repeated. "
@@ -126,7 +135,8 @@ void add_launch_command(CLI::App& app, std::function<int()>& chosen) {
       "torchrun --no-python and mpirun start the same programs.\n\n"
       "Exit status: 0 if that of all ranks is 0, or else that of the rank that failed first; 1 if launch itself failed, 2 if the command "
       "line is wrong, 128 + n after signal n.");
-  command->callback([&chosen, command, ranks] {
+  command->callback([&chosen, command, flag, ranks] {
+    if (flag->count() == 0) throw missing_ranks(command->remaining());
     check(command->remaining(), *ranks);
     chosen = [command, ranks] { return launch(command->remaining(), *ranks); };
   });

@@ -323,6 +323,10 @@ TEST(Launch, TakesDashesAndUnderscoresForTheSame) {
   const auto mistyped = started({"--nproc_per_nod", "2", "true"});
   EXPECT_EQ(mistyped.status, 2);
   EXPECT_THAT(mistyped.err, HasSubstr("tessera: there is no flag '--nproc_per_nod 2' (did you mean --nproc-per-node?)"));
+  EXPECT_THAT(started({"-np", "2", "true"}).err, HasSubstr("tessera: there is no flag '-np"));
+  EXPECT_EQ(started({"-n1", "echo"}).out, "[rank 0] \n");
+  EXPECT_THAT(started({"true", "--nproc-per-node", "2"}).err, HasSubstr("stands behind the program"));
+  EXPECT_THAT(started({"true"}).err, HasSubstr("--nproc-per-node is required"));
 }
 
 }  // namespace

@@ -11,12 +11,12 @@
 
 namespace tessera::testing {
 
-/// Expects a page to hold this text; with TESSERA_TEST_WRITE_PAGES in the environment it is written.
-inline void expect_page(const std::string& path, const std::string& text) {
+/// Expects a page to hold this text, of which a test of ctest takes care; with TESSERA_TEST_WRITE_PAGES in the environment it is written.
+inline void expect_page(const std::string& path, const std::string& text, const std::string& test) {
   if (env("TESSERA_TEST_WRITE_PAGES")) std::ofstream(path) << text;
   std::ifstream file(path);
   const std::string found(std::istreambuf_iterator<char>(file), {});
-  EXPECT_TRUE(found == text) << path << " is not up to date; write it anew with: TESSERA_TEST_WRITE_PAGES=1 ./check Page";
+  EXPECT_TRUE(found == text) << path << " is not up to date; write it anew with: TESSERA_TEST_WRITE_PAGES=1 ./check " << test;
 }
 
 }  // namespace tessera::testing

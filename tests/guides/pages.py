@@ -71,6 +71,10 @@ def check_listings(root):
                 wrong.append(f"{page.relative_to(root)}:{line}: this listing is no part of a program in examples/")
     if seen < 10:
         wrong.append(f"only {seen} listings were found; has the way to mark them changed?")
+    table = (root / "docs/reference.md").read_text()
+    for header in re.findall(r'#include "tessera/(.*)"', (root / "tessera/tessera.h").read_text()):
+        if header.rsplit("/", 1)[1] not in table:
+            wrong.append(f"docs/reference.md does not name {header}")
     for name in programs:
         if not any(f"examples/{name}" in page.read_text() for page in pages_of(root)):
             wrong.append(f"no page names examples/{name}")

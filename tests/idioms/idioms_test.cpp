@@ -145,7 +145,7 @@ std::string page() {
 }
 
 TEST(Page, IsMadeFromTheCorpus) {
-  testing::expect_page(TESSERA_IDIOMS_PAGE, page());
+  testing::expect_page(TESSERA_IDIOMS_PAGE, page(), "idioms/Page");
   EXPECT_GE(trials().size(), 150);
 }
 
