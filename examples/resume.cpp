@@ -68,6 +68,6 @@ int main(int argc, char** argv) {
     }
     save();
   }
-  if (world.rank() == 0)
-    std::printf("step %lld loss %.4f\n", static_cast<long long>(step), loss);  // the loss is NaN if there was nothing left to do
+  // The loss is NaN if nothing was left to do.
+  if (world.rank() == 0) std::printf("step %lld loss %.4f\n", static_cast<long long>(step), loss);
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "tessera/base/last_words.h"
+
 namespace tessera {
 namespace {
 
@@ -26,6 +28,11 @@ const ErrorClass& class_at(char number) {
 }
 
 }  // namespace
+
+// Whoever does not catch the first error hears the last words of it.
+Error::Error(std::string message) : message_(std::move(message)) {
+  say_last_words();
+}
 
 char class_number(const std::exception_ptr& error) {
   try {

@@ -10,7 +10,7 @@ namespace tessera {
 /// Root of all errors that Tessera throws. The message names the thing that failed and the way out.
 class Error : public std::exception {
  public:
-  explicit Error(std::string message) : message_(std::move(message)) {}
+  explicit Error(std::string message);
 
   const char* what() const noexcept override { return message_.c_str(); }
 

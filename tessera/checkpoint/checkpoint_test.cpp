@@ -289,6 +289,29 @@ TEST(Checkpoint, TheLatestIsTheOneOfTheMostSteps) {
   EXPECT_THAT(message_of<IoError>([&] { latest(prefix); }), AllOf(HasSubstr("run-step-1000000"), HasSubstr("'rank-0-of-2.safetensors'")));
 }
 
+TEST(Checkpoint, RanksDoNotLoadDifferentOnes) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun run(world);
+    for (const auto* name : {"a", "b"}) save(folder / name, run);
+    auto into = contents(run);
+    EXPECT_THAT(message_of<DisagreementError>([&] { checkpoint::load(folder / (world.rank() == 0 ? "a" : "b"), into, world); }),
+                HasSubstr("ranks load different checkpoints"));
+    checkpoint::load(folder / "b", into, world);
+  });
+}
+
+TEST(Checkpoint, NamesAndNotesAreText) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun run(world);
+    EXPECT_THAT(message_of<UsageError>([&] { save(folder / "a", run, {{"bytes", "\xff"}}); }), HasSubstr("the note 'bytes'"));
+    EXPECT_THAT(message_of<UsageError>([&] { save("", run); }), HasSubstr("this name is empty"));
+    save(folder / "with-slash/", run, {{"text", "\u00e4"}});
+    EXPECT_EQ(load(folder / "with-slash", run).at("text").text(), "\u00e4");
+  });
+}
+
 TEST(Checkpoint, FilesOfTwoSavesDoNotGoTogether) {
   const Folder folder;
   with_ranks(2, [&](const Communicator& world) {

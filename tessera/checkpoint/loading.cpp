@@ -184,6 +184,19 @@ Saved open(const fs::path& folder, const Contents& contents, const LocalValues& 
   return saved;
 }
 
+/// Throws DisagreementError on all ranks unless all of them have opened files of the same save.
+void expect_one_save(const RankFile& file, const fs::path& folder, const Communicator& world) {
+  const auto number = static_cast<int64_t>(file.record.save);
+  const auto range = at::tensor({number, -number}, at::TensorOptions(world.traits().device).dtype(at::kLong));
+  world.all_reduce(range, {.op = Reduce::Max}, {.unit = "checkpoint"}).wait();
+  const auto most = range[0].item<int64_t>(), least = -range[1].item<int64_t>();
+  if (most == least) return;
+  throw DisagreementError(fmt::format(
+      "ranks load different checkpoints, this one {}; give all of them the same folder, and keep it where all see the same files. "
+      "Nothing was changed",
+      folder.string()));
+}
+
 void copy_values(const Saved& saved, const torch::nn::Module& module, std::span<const std::shared_ptr<Unit>> units, const Records& records,
                  const Communicator& world) {
   const WriteGuard guard(units, WriteKind::Load);
@@ -206,6 +219,7 @@ void load(const fs::path& folder, Contents& contents, const Communicator& world)
   AllOrNone step;
   step.attempt([&] { saved.emplace(open(folder, contents, model, records, world)); });
   step.expect_all(world, {.unit = "checkpoint"}, fmt::format("can't load {}; nothing was changed", folder.string()));
+  expect_one_save(saved->first, folder, world);
   if (contents.optimizer) contents.optimizer.load_state(*contents.model, saved->optimizer);
   copy_values(*saved, *contents.model, model.units, records, world);
   set_generator_state(saved->generator);

@@ -41,7 +41,8 @@ class Note {
   template <Savable T>
   Note(const T& value) : text_(value.save()) {}
 
-  const std::string& text() const { return text_; }
+  const std::string& text() const& { return text_; }
+  std::string text() && { return std::move(text_); }
 
   /// The value that the note was made of. Throws UsageError, with the note's name, if the text is none of T.
   template <class T>
@@ -62,7 +63,7 @@ class Note {
       static_assert(Savable<T>, "a note holds text, bool, numbers, and classes with save() and static load(text)");
       try {
         return T::load(text_);
-      } catch (const Error& error) {
+      } catch (const std::exception& error) {
         refuse(error.what());
       }
     }

@@ -53,6 +53,8 @@ TEST(Notes, ErrorsNameTheNote) {
   EXPECT_THAT(refusal("loss", bool{}), HasSubstr("neither true nor false"));
   EXPECT_THAT(refusal("loss", data::Position{}), AllOf(HasSubstr("the note 'loss'"), HasSubstr("no position")));
   EXPECT_THAT(message_of<UsageError>([] { (void)Notes().at("step"); }), HasSubstr("there are none"));
+  Notes more = notes;
+  EXPECT_THAT(message_of<UsageError>([&] { (void)more["loss"].as<bool>(); }), HasSubstr("the note 'loss'"));
 }
 
 }  // namespace

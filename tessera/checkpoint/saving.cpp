@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
 
@@ -103,6 +104,21 @@ std::vector<RankContents> contents_of_ranks(uint64_t save, const Contents& conte
   return ranks;
 }
 
+/// Throws UsageError for what JSON can't hold: bytes that are no UTF-8.
+void expect_text(const Notes& notes) {
+  const auto is_text = [](const std::string& text) {
+    try {
+      return nlohmann::json(text).dump().size() > 1;
+    } catch (const nlohmann::json::type_error&) {
+      return false;
+    }
+  };
+  for (const auto& [name, note] : notes) {
+    if (is_text(name) && is_text(note.text())) continue;
+    throw UsageError(fmt::format("the note '{}' holds bytes that are no UTF-8; notes are text, so write such bytes in digits", name));
+  }
+}
+
 void write_rank_file(const fs::path& folder, const RankContents& rank) {
   const auto& record = rank.record;
   if (!is_there(folder)) {
@@ -119,8 +135,11 @@ void write_rank_file(const fs::path& folder, const RankContents& rank) {
 
 }  // namespace
 
-void save(const fs::path& folder, const Contents& contents, const Communicator& world) {
+void save(const fs::path& given, const Contents& contents, const Communicator& world) {
   expect_model(contents);
+  const auto folder = given.has_filename() ? given : given.parent_path();  // "run/net/" is "run/net"
+  if (folder.empty()) throw UsageError("a checkpoint needs a folder; this name is empty");
+  expect_text(contents.notes);
   const auto failure = fmt::format("could not save {}; nothing of it was kept", folder.string());
   const auto together = [&](const std::function<void()>& act) {
     AllOrNone step;

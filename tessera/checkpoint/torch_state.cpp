@@ -109,7 +109,9 @@ std::vector<OwnedParameter> parameters_of(to::Optimizer& optimizer, const torch:
     for (const auto& parameter : group.params()) {
       const auto name = names.find(parameter.unsafeGetTensorImpl());
       if (name == names.end()) {
-        throw UsageError("the optimizer has a parameter that the model does not have; pass the model that the optimizer was made for");
+        throw UsageError(
+            "the optimizer has a parameter that the model does not have; make it after fully_shard, and pass the model that it was made "
+            "for");
       }
       result.push_back({.name = name->second, .tensor = parameter, .options = group.options()});
     }
@@ -153,12 +155,14 @@ void expect_torch_state(to::Optimizer& optimizer, const torch::nn::Module& model
       if (rule.from_the_start) throw UsageError(fmt::format("there is no state of '{}'; it is another optimizer's", name));
       continue;
     }
+    std::set<std::string> kept;
     const auto refuse_missing = [&](const char* key) {
       throw UsageError(
           fmt::format("the state of '{}' has no '{}', which this optimizer needs; was it saved with other options?", saved->first, key));
     };
     const auto& sizes = parameter.sizes();
     const auto tensor = [&](const char* key, at::Tensor&, bool needed) {
+      if (needed) kept.insert(key);
       const auto value = saved->second.find(key);
       if (value == saved->second.end()) {
         if (needed) refuse_missing(key);
@@ -168,9 +172,15 @@ void expect_torch_state(to::Optimizer& optimizer, const torch::nn::Module& model
       }
     };
     const auto number = [&](const char* key, int64_t&) {
+      kept.insert(key);
       if (!saved->second.contains(key)) refuse_missing(key);
     };
     rule.fields(*rule.make(), options, {.tensor = tensor, .number = number});
+    for (const auto& [key, value] : saved->second) {
+      if (kept.contains(key)) continue;
+      throw UsageError(fmt::format("the state of '{}' has a '{}', which this optimizer does not keep; was it saved with other options?",
+                                   saved->first, key));
+    }
   }
   for (const auto& [name, saved] : state) {
     if (!known.contains(name)) throw UsageError(fmt::format("the state is of a parameter '{}', which this optimizer has not", name));

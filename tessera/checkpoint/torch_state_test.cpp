@@ -109,6 +109,11 @@ TEST(StateOfTorch, IsRefusedByNameWhereItDoesNotFit) {
     EXPECT_THAT(refusal(momentum), HasSubstr("is of a torch::optim::Adam, but is loaded into a torch::optim::SGD"));
     EXPECT_THAT(refusal(amsgrad), HasSubstr("no 'max_exp_avg_sq', which this optimizer needs"));
     EXPECT_THAT(refusal(lbfgs), HasSubstr("torch::optim::LBFGS"));
+    amsgrad.train(0, 1);
+    save(folder / "with-more", amsgrad.contents(), world);
+    auto into = adam.contents();
+    EXPECT_THAT(message_of<UsageError>([&] { load(folder / "with-more", into, world); }),
+                HasSubstr("has a 'max_exp_avg_sq', which this optimizer does not keep"));
     EXPECT_THAT(message_of<UsageError>([&] { testing::load(folder / "a", adam.picture); }),
                 HasSubstr("loaded into a tessera::optim::AdamW"));
   });

@@ -74,6 +74,7 @@ inline std::vector<std::string> known_arguments(const CLI::App& app, std::vector
       has_flags = true;
       const bool needs_value = flag->get_items_expected_min() > 0 && argument.size() == end;
       if (needs_value && ++i == arguments.size()) throw ConfigError(name + " needs a value; see " + help_command(*command));
+      if (arguments[i].empty() || arguments[i] == name + "=") throw ConfigError("the value of " + name + " is empty");
     } else if (command->get_prefix_command()) {  // a program, whose arguments are its own
       if (argument == "--") arguments.erase(arguments.begin() + static_cast<std::ptrdiff_t>(i));
       return arguments;

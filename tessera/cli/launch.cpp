@@ -4,6 +4,8 @@
 #include <string.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
 #include <map>
 
 #include "tessera/base/env.h"
@@ -83,7 +85,7 @@ std::map<std::string, std::string> environment_of_ranks(int ranks, int port, con
   return environment;
 }
 
-int launch(const std::vector<std::string>& command, int ranks) {
+int launch(const std::vector<std::string>& command, int ranks, std::chrono::seconds grace) {
   Console console;
   if (const auto warning = warning_of_unknown_env()) console.err().write(fmt::format("launch: {}\n", *warning));
   const auto threads = threads_of_a_rank(ranks);
@@ -91,7 +93,7 @@ int launch(const std::vector<std::string>& command, int ranks) {
   console.err().write(fmt::format("launch: {} on {}, {} thread{} each ({}), port {}\n", plural(ranks, "rank"), plural(cores(), "core"),
                                   threads, threads == "1" ? "" : "s",
                                   env("OMP_NUM_THREADS") ? "OMP_NUM_THREADS as it was" : "OMP_NUM_THREADS", port));
-  const auto ending = LocalJob(command, ranks, environment_of_ranks(ranks, port, threads), console).run();
+  const auto ending = LocalJob(command, ranks, environment_of_ranks(ranks, port, threads), grace, console).run();
   if (ending.failed_rank) console.err().write(console.err().fresh_line() + report(ending));
   console.finish();
   if (const auto trouble = console.out().trouble()) {
@@ -125,6 +127,11 @@ void add_launch_command(CLI::App& app, std::function<int()>& chosen) {
   command->formatter(std::make_shared<LaunchHelp>());
   const auto ranks = std::make_shared<int>(1);
   const auto* flag = command->add_option("-n,--nproc-per-node", *ranks, "How many ranks (required)")->type_name("N");
+  const auto grace = std::make_shared<int>(10);
+  command->add_option("--grace", *grace, "How many seconds ranks may still run after a signal that asks them to end")
+      ->type_name("S")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 86'400));
   command->prefix_command();
   command->footer(
       "Each line that a rank prints gets its number in front. When a rank fails, the others are stopped and its last words are repeated. "
@@ -135,10 +142,10 @@ void add_launch_command(CLI::App& app, std::function<int()>& chosen) {
       "torchrun --no-python and mpirun start the same programs.\n\n"
       "Exit status: 0 if that of all ranks is 0, or else that of the rank that failed first; 1 if launch itself failed, 2 if the command "
       "line is wrong, 128 + n after signal n.");
-  command->callback([&chosen, command, flag, ranks] {
+  command->callback([&chosen, command, flag, ranks, grace] {
     if (flag->count() == 0) throw missing_ranks(command->remaining());
     check(command->remaining(), *ranks);
-    chosen = [command, ranks] { return launch(command->remaining(), *ranks); };
+    chosen = [command, ranks, grace] { return launch(command->remaining(), *ranks, std::chrono::seconds(*grace)); };
   });
 }
 

@@ -151,6 +151,17 @@ TEST(Launch, PassesSignalsOnAndGivesRanksTimeToAnswer) {
   EXPECT_EQ(ended.out, "[rank 0] saving\n");
 }
 
+TEST(Launch, KillsRanksThatStillRunAfterTheGrace) {
+  auto command = launch("1", shell("trap '' TERM; echo ready; while :; do sleep 0.1; done"));
+  command.insert(command.begin() + 2, {"--grace", "1"});
+  Launched job(command);
+  EXPECT_EQ(job.read_line(), "[rank 0] ready");
+  ::kill(job.pid(), SIGTERM);
+  const auto ended = job.end();
+  EXPECT_EQ(ended.status, 128 + SIGTERM);
+  EXPECT_THAT(ended.err, HasSubstr("ranks that still run in 1 s are killed"));
+}
+
 TEST(Launch, PassesSignalsOfTheProgramOnWithoutALimit) {
   Launched job(launch("1", shell("trap 'echo saved' USR1; trap 'echo seen' USR2; echo ready; while :; do sleep 0.1; done")));
   EXPECT_EQ(job.read_line(), "[rank 0] ready");

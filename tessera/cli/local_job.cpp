@@ -23,7 +23,6 @@ namespace {
 constexpr auto kLook = std::chrono::milliseconds(200);  // at what ranks have told, while some have ended
 constexpr auto kLastWords = std::chrono::seconds(1);    // after a failure, before SIGTERM
 constexpr auto kEnough = std::chrono::seconds(3);       // after that SIGTERM, before SIGKILL
-constexpr auto kGrace = std::chrono::seconds(10);       // after a relayed signal, before SIGKILL, because a rank may want to save its work
 
 constexpr auto kSameKey = std::chrono::milliseconds(200);     // in which a second signal from the keyboard is none
 constexpr auto kSameEvent = std::chrono::milliseconds(1000);  // and another one
@@ -60,8 +59,8 @@ LocalJob::HeldSignals::~HeldSignals() {
 }
 
 LocalJob::LocalJob(const std::vector<std::string>& command, int ranks, const std::map<std::string, std::string>& environment,
-                   Console& console)
-    : console_(console), watchdog_(ranks) {
+                   std::chrono::seconds grace, Console& console)
+    : grace_(grace), console_(console), watchdog_(ranks) {
   for (int rank = 0; rank < ranks; rank++) start(command, environment);
 }
 
@@ -184,8 +183,8 @@ void LocalJob::take_signal(int signal) {
   if (!interrupted_) {
     if (is_typed(signal) && console_.err().is_terminal()) console_.err().write("\n");  // the terminal has just written ^C
     say(fmt::format("launch: passing SIG{} on; ranks that still run in {} s are killed, after another signal at once\n",
-                    ::sigabbrev_np(signal), kGrace.count()));
-    plan_ = {{now, signal}, {now + kGrace, SIGKILL}};
+                    ::sigabbrev_np(signal), grace_.count()));
+    plan_ = {{now, signal}, {now + grace_, SIGKILL}};
     interrupted_at_ = now;
   } else if (now < interrupted_at_ + (is_typed(signal) ? kSameKey : kSameEvent)) {
     return;  // a terminal that closes, or `timeout`, sends the same signal to the process and to its group

@@ -32,7 +32,9 @@ class LocalJob {
  public:
   /// Starts the program once for each rank. Each rank is a process group, so that signals also reach the processes that it starts. Adds
   /// RANK, LOCAL_RANK and the path of the launch record to the environment.
-  LocalJob(const std::vector<std::string>& command, int ranks, const std::map<std::string, std::string>& environment, Console& console);
+  /// `grace` is how long ranks may still run after a signal that was passed on to them.
+  LocalJob(const std::vector<std::string>& command, int ranks, const std::map<std::string, std::string>& environment,
+           std::chrono::seconds grace, Console& console);
 
   /// Relays output and signals until all ranks have ended. When one fails, the others get a moment to print what they know about it, then
   /// SIGTERM, then SIGKILL. Some output may still wait in the console.
@@ -75,6 +77,7 @@ class LocalJob {
   bool has_ended_well(int rank) const;
   std::vector<int> running() const;
 
+  const std::chrono::seconds grace_;
   Console& console_;
   HeldSignals signals_;
   Watchdog watchdog_;

@@ -14,7 +14,6 @@
 #include "tessera/base/env.h"
 #include "tessera/base/env_table.h"
 #include "tessera/base/error.h"
-#include "tessera/base/last_words.h"
 #include "tessera/base/launch_record.h"
 #include "tessera/base/launcher.h"
 #include "tessera/base/log.h"
@@ -159,7 +158,6 @@ Communicator join(const StorePtr& store, const Identity& identity, const InitOpt
 }  // namespace
 
 Communicator init(const InitOptions& options) {
-  say_last_words();
   const auto identity = identity_from_environment();
   if (!identity) return lone_world(options);
   record_start(identity->rank);
@@ -171,7 +169,6 @@ Communicator init(const InitOptions& options) {
 }
 
 Communicator init(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, const InitOptions& options) {
-  say_last_words();
   if (!store) throw UsageError("init needs a store to meet in; this one is null");
   if (world_size < 1 || rank < 0 || rank >= world_size) {
     throw UsageError(fmt::format("there is no rank {} in a world of {}", rank, world_size));
@@ -181,7 +178,6 @@ Communicator init(const c10::intrusive_ptr<c10d::Store>& store, int rank, int wo
 }
 
 Communicator init(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const InitOptions& options) {
-  say_last_words();
   if (!group) throw UsageError("init was given a process group that is null");
   c10::intrusive_ptr<c10d::Backend> backend;
   try {

@@ -26,8 +26,6 @@ struct InitOptions {
   std::chrono::milliseconds operation_limit = kOperationLimit;
 };
 
-// From the first of these calls on, an Error that the program does not catch ends it with its message and status 1, not with a core.
-
 /// Joins the world that the environment describes: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them, or the variables
 /// of Open MPI's mpirun. Without them the process is a world of one. TESSERA_STORE=file:/path makes the ranks meet in a new file instead
 /// of at MASTER_ADDR. Blocks until all ranks have joined. After `start_limit` it throws an error that names the missing ranks.

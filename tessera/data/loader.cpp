@@ -10,6 +10,8 @@ namespace tessera::data {
 
 namespace {
 
+constexpr int64_t kMostEpochs = int64_t{1} << 40;  // far from where counting them could overflow
+
 SeededFetch without_seeds(Fetch fetch) {
   if (!fetch) return {};
   return [fetch = std::move(fetch)](std::span<const int64_t> numbers, std::span<const uint64_t>) { return fetch(numbers); };
@@ -27,7 +29,7 @@ Loader::Loader(Sampler sampler, SeededFetch fetch, const LoaderOptions& options)
     throw UsageError(
         fmt::format("loader: {} workers and {} batches ahead make no sense; from 0 workers, from 1 batch", options.workers, options.ahead));
   }
-  if (position_.epoch < 0 || position_.batch < 0 || position_.batch > batches()) {
+  if (position_.epoch < 0 || position_.epoch > kMostEpochs || position_.batch < 0 || position_.batch > batches()) {
     throw UsageError(
         fmt::format("loader: can't start at batch {} of epoch {}, where an epoch has {}; was the position saved with another "
                     "data set or global batch?",

@@ -15,7 +15,14 @@ namespace {
 constexpr const char* kFormat = "learning-rate-1";
 
 void expect_sense(const LearningRate& rate) {
-  if (rate.base < 0 || rate.last < 0) throw UsageError(fmt::format("a learning rate of {} (last {}) is negative", rate.base, rate.last));
+  const auto is_one = [](double value) { return std::isfinite(value) && value >= 0; };
+  if (!is_one(rate.base) || !is_one(rate.last) || !is_one(rate.factor)) {
+    throw UsageError(fmt::format("a learning rate of {} (last {}, factor {}) is none: give finite numbers that are not negative", rate.base,
+                                 rate.last, rate.factor));
+  }
+  if (rate.shape < LearningRate::Shape::Constant || rate.shape > LearningRate::Shape::Cosine) {
+    throw UsageError(fmt::format("a learning rate has no shape number {}", static_cast<int>(rate.shape)));
+  }
   if (rate.warmup < 0 || rate.every < 1)
     throw UsageError(fmt::format("a warm-up of {} and a change every {} steps", rate.warmup, rate.every));
   if (rate.shape == LearningRate::Shape::Cosine && rate.steps <= rate.warmup) {
@@ -30,6 +37,7 @@ void expect_sense(const LearningRate& rate) {
 
 double LearningRate::at(int64_t step) const {
   expect_sense(*this);
+  if (step < 0) throw UsageError(fmt::format("there is no learning rate for step {}; steps count from 0", step));
   if (step < warmup) return base * static_cast<double>(step + 1) / static_cast<double>(warmup);
   switch (shape) {
     case Shape::Constant:
@@ -54,7 +62,7 @@ LearningRate LearningRate::load(const std::string& text) {
   LearningRate rate;
   int shape = 0;
   in >> format >> rate.base >> shape >> rate.warmup >> rate.factor >> rate.every >> rate.steps >> rate.last;
-  if (!in || format != kFormat || shape < 0 || shape > 2) throw UsageError(fmt::format("'{}' describes no learning rate", text));
+  if (std::string more; !in || format != kFormat || in >> more) throw UsageError(fmt::format("'{}' describes no learning rate", text));
   rate.shape = static_cast<Shape>(shape);
   expect_sense(rate);
   return rate;

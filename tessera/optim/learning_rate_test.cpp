@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "tessera/base/error.h"
 #include "tessera/testing/transports.h"
 
@@ -35,6 +37,11 @@ TEST(LearningRate, SurvivesBeingSaved) {
 
 TEST(LearningRate, RefusesNonsense) {
   EXPECT_THROW((void)(LearningRate{.base = -1}.at(0)), UsageError);
+  EXPECT_THROW((void)(LearningRate{.base = std::nan("")}.at(0)), UsageError);
+  EXPECT_THROW((void)(LearningRate{.factor = std::nan("")}.at(0)), UsageError);
+  EXPECT_THROW((void)(LearningRate{}.at(-1)), UsageError);
+  EXPECT_THROW((void)(LearningRate{.shape = static_cast<Shape>(3)}.at(0)), UsageError);
+  EXPECT_THROW((void)LearningRate::load(LearningRate{}.save() + " more"), UsageError);
   for (const auto& rate : {LearningRate{.shape = Shape::Cosine}, LearningRate{.shape = Shape::Cosine, .warmup = 5, .steps = 5}}) {
     EXPECT_THAT(testing::message_of<UsageError>([&] { (void)rate.at(0); }), ::testing::HasSubstr("give .steps, the length of the run"));
   }

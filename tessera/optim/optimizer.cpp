@@ -37,8 +37,14 @@ void expect_leaf(const at::Tensor& parameter) {
 
 }  // namespace
 
+void Optimizer::expect_rate(double lr) {
+  if (!std::isfinite(lr)) throw UsageError(fmt::format("a learning rate of {} would make every parameter useless", lr));
+}
+
 Optimizer::Optimizer(std::vector<ParameterGroup> groups, Settings settings, std::vector<StateKind> state_kinds, std::string rule)
     : state_kinds_(std::move(state_kinds)), rule_(std::move(rule)) {
+  expect_rate(settings.lr);
+  for (const auto& group : groups) expect_rate(group.lr.value_or(0));
   std::set<c10::TensorImpl*> seen;
   for (const auto& group : groups) parameters_.insert(parameters_.end(), group.parameters.begin(), group.parameters.end());
   for (const auto& parameter : parameters_) expect_leaf(parameter);
@@ -229,6 +235,7 @@ void Optimizer::zero_grad() {
 }
 
 void Optimizer::set_lr(double lr) {
+  expect_rate(lr);
   if (std::ranges::any_of(groups_, [](const Group& group) { return std::isinf(group.ratio); })) {
     throw UsageError(
         "set_lr: the first group began with a rate of 0 and another with more, so there is no ratio to keep; begin with a group that has a "
@@ -282,7 +289,10 @@ void Optimizer::expect_state(const torch::nn::Module& model, const std::map<std:
     }
     for (const auto& kind : state_kinds_) {
       const auto tensor = saved.find(kind.name);
-      if (tensor == saved.end()) throw UsageError(fmt::format("the state of '{}' has no '{}'; it is another optimizer's", name, kind.name));
+      if (tensor == saved.end()) {
+        throw UsageError(
+            fmt::format("the state of '{}' has no '{}', which this optimizer needs; was it saved with other options?", name, kind.name));
+      }
       const auto expected = (known->second.numel() + kind.block - 1) / kind.block;
       if (tensor->second.numel() != expected || (kind.block == 1 && tensor->second.sizes() != known->second.sizes())) {
         throw UsageError(fmt::format("the state '{}' of '{}' has {} values, its shard here has {}; it was saved by another number of ranks",
@@ -290,6 +300,11 @@ void Optimizer::expect_state(const torch::nn::Module& model, const std::map<std:
       }
     }
     if (!saved.contains(kSteps)) throw UsageError(fmt::format("the state of '{}' has no '{}'", name, kSteps));
+    for (const auto& [key, tensor] : saved) {
+      if (key == kSteps || std::ranges::any_of(state_kinds_, [&](const StateKind& kind) { return kind.name == key; })) continue;
+      throw UsageError(
+          fmt::format("the state of '{}' has a '{}', which this optimizer does not keep; was it saved with other options?", name, key));
+    }
   }
 }
 

@@ -113,6 +113,7 @@ class Optimizer {
     std::vector<Run> runs;
   };
 
+  static void expect_rate(double lr);
   std::vector<Run> runs_of(std::vector<at::Tensor> parameters) const;
   static at::Tensor part(const Run& run, const at::Tensor& flat, const Member& member);
   static at::Tensor flat_gradient(const Run& run);

@@ -23,7 +23,7 @@ def cached(folder, name):
 
 with tempfile.TemporaryDirectory() as folder:
     folder = pathlib.Path(folder)
-    torch = cached(BUILD, "Libtorch_ROOT")
+    torch = cached(BUILD, "Libtorch_CPU_LIBRARY").parent.parent
     said = run("cmake", "--install", BUILD, "--prefix", folder / "installed")
     in_clone = torch.is_relative_to(cached(BUILD, "CMAKE_HOME_DIRECTORY"))
     assert (f"loads libtorch from {torch}, so that folder must stay" in said) == in_clone, said

@@ -6,7 +6,6 @@
 #include <thread>
 
 #include "tessera/base/error.h"
-#include "tessera/base/last_words.h"
 #include "tessera/comm/host/host_transport.h"
 #include "tessera/comm/shm/shared_memory_link.h"
 
@@ -52,7 +51,6 @@ void run_rank(const Communicator& world, const std::function<void(Communicator)>
 }  // namespace
 
 void run_ranks(int size, const std::function<void(Communicator world)>& program, const ThreadOptions& options) {
-  say_last_words();
   if (size < 1) throw UsageError(fmt::format("a world needs at least one rank, not {}", size));
   const auto topology = options.host_of.empty() ? Topology::one_host(size) : Topology(options.host_of);
   if (topology.ranks() != size)
