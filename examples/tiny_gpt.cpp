@@ -21,8 +21,7 @@ int main(int argc, char** argv) {
   torch::manual_seed(1);
   models::Gpt model(models::GptOptions{.vocabulary = 256, .width = 64, .layers = 2, .heads = 4, .longest = kLength});
   const ShardOptions options{.mesh = world, .mixed_precision = {.param_dtype = torch::kBFloat16}};
-  for (auto& block : *model->blocks) fully_shard(block, options);
-  fully_shard(model, options);
+  fully_shard(model, options, wrap_classes({"GptBlock"}));  // each block is a unit, and the rest is one
   optim::AdamW optimizer(model->parameters(), {.lr = 3e-3});
 
   torch::manual_seed(2 + static_cast<uint64_t>(world.rank()));

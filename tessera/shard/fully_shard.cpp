@@ -91,11 +91,15 @@ struct Found {
   std::map<c10::TensorImpl*, size_t> known;
 };
 
-void collect(Module& module, const std::string& prefix, std::span<const at::Tensor> ignored, Found& found) {
+bool is_in(std::span<const at::Tensor> tensors, const at::Tensor& tensor) {
+  return std::ranges::any_of(tensors, [&](const at::Tensor& other) { return other.is_same(tensor); });
+}
+
+void collect(Module& module, const std::string& prefix, const ShardOptions& options, Found& found) {
   for (auto& entry : table_of(module)) {
     const auto& tensor = entry.value();
     const auto name = join(prefix, entry.key());
-    if (!tensor.defined() || std::ranges::any_of(ignored, [&](const at::Tensor& other) { return other.is_same(tensor); })) continue;
+    if (!tensor.defined() || is_in(options.ignored, tensor) || is_in(options.left_out, tensor)) continue;
     if (const auto* tag = is_paged(tensor) ? tag_of(tensor) : nullptr) {
       const auto unit = tag->unit.lock();
       if (tag->role == Role::Unsharded && unit && !reads_table_in_forward(module)) {
@@ -113,15 +117,7 @@ void collect(Module& module, const std::string& prefix, std::span<const at::Tens
     }
     found.places[position->second].push_back({.module = &module, .key = entry.key()});
   }
-  for (const auto& child : module.named_children()) collect(*child.value(), join(prefix, child.key()), ignored, found);
-}
-
-/// For example "Linear" for a torch::nn::LinearImpl.
-std::string class_name(const Module& module) {
-  auto name = module.name();
-  if (const auto colon = name.rfind(':'); colon != std::string::npos) name.erase(0, colon + 1);
-  if (name.ends_with("Impl")) name.erase(name.size() - 4);
-  return name;
+  for (const auto& child : module.named_children()) collect(*child.value(), join(prefix, child.key()), options, found);
 }
 
 /// Makes the units below a module parts of one model: they get its schedule, and names that are paths in the model.
@@ -194,7 +190,7 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   const auto prefix = [&](size_t i) { return modules.size() == 1 ? "" : std::to_string(i); };
   for (size_t i = 0; i < modules.size(); i++) {
     if (unit_of(*modules[i])) throw UsageError(fmt::format("module {} is sharded already", class_name(*modules[i])));
-    collect(*modules[i], prefix(i), options.ignored, found);
+    collect(*modules[i], prefix(i), options, found);
     names.push_back(class_name(*modules[i]));
   }
   for (auto* module : modules) expect_outer_is_last(*module);

@@ -57,6 +57,8 @@ struct ShardOptions {
   CodecPtr codec = {};
   /// Parameters that are not sharded. Whoever trains them averages their gradients over the ranks.
   std::vector<at::Tensor> ignored = {};
+  /// Parameters that are left for a unit of a module further out, such as tied ones.
+  std::vector<at::Tensor> left_out = {};
   /// How many units may be unsharded at once while their order of uses is not known yet. With 1 there is no prefetch, even when the order
   /// is known. The outermost fully_shard call decides for a model with several units; modules of a world that are one unit each share the
   /// bound of the first.

@@ -18,4 +18,11 @@ std::vector<std::shared_ptr<Unit>> units(const torch::nn::Module& module) {
   return result;
 }
 
+std::string class_name(const torch::nn::Module& module) {
+  auto name = module.name();
+  if (const auto colon = name.rfind(':'); colon != std::string::npos) name.erase(0, colon + 1);
+  if (name.ends_with("Impl")) name.erase(name.size() - 4);
+  return name;
+}
+
 }  // namespace tessera

@@ -1,7 +1,8 @@
-// Finds the units of a module.
+// Finds the units of a module, and names modules as users do.
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace torch::nn {
@@ -14,5 +15,8 @@ class Unit;
 
 /// The units to which the parameters of a module belong, in the order in which `parameters()` lists them. Each unit occurs once.
 std::vector<std::shared_ptr<Unit>> units(const torch::nn::Module& module);
+
+/// For example "Linear" for a torch::nn::LinearImpl.
+std::string class_name(const torch::nn::Module& module);
 
 }  // namespace tessera

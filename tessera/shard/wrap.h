@@ -1,0 +1,52 @@
+// Policies: which modules of a model become units.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tessera/shard/fully_shard.h"
+
+namespace tessera {
+
+/// What a policy sees of a module.
+struct WrapCandidate {
+  const torch::nn::Module& module;
+  std::string name;        // its path in the model: "encoder.layer.3"
+  std::string class_name;  // "BertLayer", for a class BertLayer or BertLayerImpl in any namespace
+  int64_t numel = 0;       // values of the parameters in it that no module below it has taken
+};
+
+/// A rule that is asked for every module of a model but the model itself, for inner modules first.
+struct WrapPolicy {
+  std::function<bool(const WrapCandidate& candidate)> chooses;
+  std::vector<std::string> classes = {};  // of which the model must have at least one
+  std::vector<std::string> leaves = {};   // classes in which nothing is chosen
+};
+
+/// Every module that has parameters of its own.
+WrapPolicy wrap_always();
+
+/// Every module of these classes, such as {"BertLayer"}. It is an error if the model has none of them.
+WrapPolicy wrap_classes(std::vector<std::string> classes);
+
+struct WrapSizeOptions {
+  int64_t min_params = 100'000'000;                          // values in a unit
+  std::vector<std::string> leaves = {"MultiheadAttention"};  // classes in which nothing is chosen
+  std::vector<std::string> exclude = {"ModuleList", "ModuleDict"};
+};
+
+/// Every module with at least so many values that no module below it has taken.
+WrapPolicy wrap_by_size(WrapSizeOptions options = {});
+
+/// Makes a unit of each module that the policy chooses, and one of what is left of the model. A parameter that is tied across modules goes
+/// to the innermost unit that contains all of its places. Collective, as fully_shard.
+void fully_shard(torch::nn::Module& model, const ShardOptions& options, const WrapPolicy& policy);
+template <class Holder>
+  requires requires(Holder holder) { holder->parameters(); }
+void fully_shard(Holder holder, const ShardOptions& options, const WrapPolicy& policy) {
+  fully_shard(static_cast<torch::nn::Module&>(*holder), options, policy);
+}
+
+}  // namespace tessera
