@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
+#include "tessera/base/folder.h"
 #include "tessera/checkpoint/rank_file.h"
 #include "tessera/comm/groups/all_or_none.h"
 
@@ -125,9 +126,20 @@ Consolidated consolidate(const std::filesystem::path& folder, const std::filesys
 
 Consolidated consolidate(const std::filesystem::path& folder, const std::filesystem::path& save_path, const Communicator& world) {
   Consolidated result;
-  AllOrNone step;
-  if (world.is_first()) step.attempt([&] { result = consolidate(folder, save_path); });
-  step.expect_all(world, {.unit = "consolidation"}, fmt::format("could not consolidate {}", folder.string()));
+  const auto together = [&](c10::function_ref<void()> act) {
+    AllOrNone step;
+    step.attempt(act);
+    step.expect_all(world, {.unit = "consolidation"}, fmt::format("could not consolidate {}", folder.string()));
+  };
+  together([&] {
+    if (world.is_first()) result = consolidate(folder, save_path);
+  });
+  together([&] {
+    if (is_there(save_path)) return;
+    throw IoError(fmt::format(
+        "{}, which rank 0 has written, is not there for another rank; give all ranks the same path, where all see the same files",
+        save_path.string()));
+  });
   const auto numbers = at::tensor({result.parameters, result.tensors, result.bytes}, at::kLong).to(world.traits().device);
   world.broadcast(numbers, 0, {.unit = "consolidation"}).wait();
   const auto known = numbers.cpu();

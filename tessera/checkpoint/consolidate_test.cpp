@@ -149,6 +149,9 @@ TEST(Consolidate, GivesAllRanksTheResultOrTheError) {
     const auto said = message_of<IoError>([&] { checkpoint::consolidate(folder / "none", folder / "other", world); });
     EXPECT_THAT(said, HasSubstr("there is no checkpoint"));
     EXPECT_EQ(said.starts_with("rank 0 could not consolidate"), !world.is_first()) << said;
+    const auto own_name = folder / ("whole-" + std::to_string(world.rank()));
+    EXPECT_THAT(message_of<IoError>([&] { checkpoint::consolidate(folder / "a", own_name, world); }),
+                HasSubstr("give all ranks the same path"));
   });
 }
 

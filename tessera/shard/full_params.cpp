@@ -79,6 +79,20 @@ at::Tensor copy_of(const Entry& entry, std::span<const std::shared_ptr<Unit>> al
   return synced(entry.name, entry.tensor, all_units.front()->mesh().world(), buffers);
 }
 
+/// The values of a group's shards. Throws UsageError if the program may have written the unsharded form meanwhile.
+const at::Tensor& shards_of(Unit& unit, const Unit::Group& group) {
+  const auto schedule = unit.schedule();
+  const auto held = schedule->lock();
+  if (unit.state(held).allows_unsharded_writes()) {
+    throw UsageError(
+        fmt::format("what full_params(module, Access::Write) lets a program write reaches the shards of unit '{}' only when it ends; until "
+                    "then, read the "
+                    "module's own members",
+                    unit.name()));
+  }
+  return group.own;
+}
+
 bool wanted_here(const Mesh& mesh, Ranks ranks) {
   return ranks == Ranks::All || mesh.world().is_first();
 }
@@ -162,7 +176,7 @@ at::Tensor full_parameter(const at::Tensor& parameter, Ranks ranks) {
   const auto found = located(parameter);
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  return full_tensor(found, found.group->own, ranks);
+  return full_tensor(found, shards_of(*found.unit, *found.group), ranks);
 }
 
 std::map<std::string, at::Tensor> full_state(const torch::nn::Module& module, Ranks ranks, BufferSync buffers) {
@@ -173,7 +187,7 @@ std::map<std::string, at::Tensor> full_state(const torch::nn::Module& module, Ra
   std::map<const Unit::Parameter*, at::Tensor> copies;
   for (const auto& unit : all_units) {
     for (const auto& group : unit->groups()) {
-      const auto all = gathered(*unit, group, group.own);
+      const auto all = gathered(*unit, group, shards_of(*unit, group));
       for (const auto& parameter : group.parameters) {
         if (wanted) copies[&parameter] = copy_of_parameter(all, parameter);
       }
@@ -196,7 +210,8 @@ at::Tensor full_state(const torch::nn::Module& module, const std::string& name, 
   if (found == all.end()) {
     throw UsageError(fmt::format("the module has no parameter and no buffer '{}'; names are as in the model before it was sharded", name));
   }
-  if (const auto& sharded = found->sharded; sharded.parameter != nullptr) return full_tensor(sharded, sharded.group->own, ranks);
+  if (const auto& sharded = found->sharded; sharded.parameter != nullptr)
+    return full_tensor(sharded, shards_of(*sharded.unit, *sharded.group), ranks);
   const auto all_units = units(module);
   auto copy = copy_of(*found, all_units, buffers);
   return all_units.empty() || wanted_here(all_units.front()->mesh(), ranks) ? copy : at::Tensor();

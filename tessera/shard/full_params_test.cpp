@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <functional>
+
 #include "tessera/base/error.h"
 #include "tessera/shard/buffers.h"
 #include "tessera/shard/full_params.h"
@@ -31,6 +33,10 @@ TEST(FullParams, CanBeReadAndWritten) {
       const auto guard = full_params(*net, Access::Write);
       const torch::NoGradGuard no_grad;
       net->a->weight.fill_(0.5);
+      for (const auto& read : {std::function([&] { full_parameter(net->a->weight); }), std::function([&] { full_state(*net); }),
+                               std::function([&] { full_state(*net, "a.weight"); })}) {
+        EXPECT_THAT(message_of<UsageError>(read), HasSubstr("reaches the shards of unit"));
+      }
     }
     EXPECT_TRUE(at::equal(full_parameter(parameters(*net)[0]), at::full({10, 6}, 0.5)));
     EXPECT_TRUE(at::equal(full_parameter(parameters(*net)[1]), original->a->bias));

@@ -18,9 +18,7 @@
 namespace tessera {
 namespace {
 
-// In values, so that a division does not depend on dtypes: 64 bytes in a 16-bit form, which is what libtorch's allocator gives every
-// tensor.
-constexpr int64_t kAlignment = 32;
+constexpr int64_t kAlignment = 64;  // bytes; the alignment that libtorch's allocator gives every tensor
 
 /// All values of a dense tensor in the order in which they lie in memory.
 at::Tensor in_memory_order(const at::Tensor& tensor) {
@@ -170,7 +168,9 @@ BufferLayout Unit::layout(std::span<const Candidate> candidates) const {
   if (layout_ == UnitLayout::Rows) return row_layout(first.numel(), row_of(first), place);
   std::vector<int64_t> numels;
   for (const auto& candidate : candidates) numels.push_back(candidate.tensor.numel());
-  return layout_ == UnitLayout::Flat ? flat_layout(numels, kAlignment, place) : whole_parameter_layout(numels, kAlignment, place);
+  // By the dtype of the shards, so that a checkpoint can be resumed with another param_dtype.
+  const auto alignment = kAlignment / static_cast<int64_t>(c10::elementSize(first.scalar_type()));
+  return layout_ == UnitLayout::Flat ? flat_layout(numels, alignment, place) : whole_parameter_layout(numels, alignment, place);
 }
 
 BufferPlan Unit::plan(std::span<const Candidate> candidates) const {
