@@ -94,7 +94,7 @@ class Wrapping {
     }
     if (candidate.numel == 0 || !policy_.chooses(candidate)) return parameters;
     auto options = options_;
-    options.left_out = tied;
+    options.left_out.insert(options.left_out.end(), tied.begin(), tied.end());
     fully_shard(module, options);
     return tied;
   }
