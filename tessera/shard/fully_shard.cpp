@@ -37,10 +37,6 @@ bool reads_table_in_forward(const Module& module) {
          dynamic_cast<const torch::nn::ParameterDictImpl*>(&module) != nullptr;
 }
 
-std::string join(const std::string& prefix, const std::string& name) {
-  return prefix.empty() ? name : prefix + "." + name;
-}
-
 /// The unit that was made from each module, used to name units and to refuse sharding a module twice. It owns neither modules nor units.
 struct Registry {
   std::mutex mutex;
@@ -98,7 +94,7 @@ bool is_in(std::span<const at::Tensor> tensors, const at::Tensor& tensor) {
 void collect(Module& module, const std::string& prefix, const ShardOptions& options, Found& found) {
   for (auto& entry : table_of(module)) {
     const auto& tensor = entry.value();
-    const auto name = join(prefix, entry.key());
+    const auto name = path_below(prefix, entry.key());
     if (!tensor.defined() || is_in(options.ignored, tensor) || is_in(options.left_out, tensor)) continue;
     if (const auto* tag = is_paged(tensor) ? tag_of(tensor) : nullptr) {
       const auto unit = tag->unit.lock();
@@ -117,7 +113,7 @@ void collect(Module& module, const std::string& prefix, const ShardOptions& opti
     }
     found.places[position->second].push_back({.module = &module, .key = entry.key()});
   }
-  for (const auto& child : module.named_children()) collect(*child.value(), join(prefix, child.key()), options, found);
+  for (const auto& child : module.named_children()) collect(*child.value(), path_below(prefix, child.key()), options, found);
 }
 
 /// Makes the units below a module parts of one model: they get its schedule, and names that are paths in the model.
@@ -130,13 +126,13 @@ class Adoption {
       const auto [unit, group, parameter] = locate(entry.value());
       if (parameter == nullptr) continue;
       if (named_.insert(parameter).second)
-        unit->rename_parameter(entry.value(), join(path, entry.key()));  // a tied parameter keeps its first name
+        unit->rename_parameter(entry.value(), path_below(path, entry.key()));  // a tied parameter keeps its first name
       if (unit->schedule() == schedule_) continue;
       unit->schedule()->hand_over(*unit);
       unit->join(schedule_);
     }
     for (const auto& child : module.named_children()) {
-      const auto below = join(path, child.key());
+      const auto below = path_below(path, child.key());
       if (const auto unit = unit_of(*child.value())) unit->rename(named_.insert(unit.get()).second ? below : unit->name() + "+" + below);
       adopt(*child.value(), below);
     }

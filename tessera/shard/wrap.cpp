@@ -25,10 +25,6 @@ bool is_inside(const std::string& path, const std::string& of) {
   return of.empty() || path == of || path.starts_with(of + ".");
 }
 
-std::string below(const std::string& path, const std::string& key) {
-  return path.empty() ? key : path + "." + key;
-}
-
 /// The path of the innermost module that contains both.
 std::string common_path(const std::string& one, const std::string& other) {
   auto path = one;
@@ -50,7 +46,7 @@ class Wrapping {
       const auto [place, is_new] = homes_.try_emplace(item.value().unsafeGetTensorImpl(), path);
       if (!is_new) place->second = common_path(place->second, path);
     }
-    for (const auto& child : module.named_children()) look_at(*child.value(), below(path, child.key()));
+    for (const auto& child : module.named_children()) look_at(*child.value(), path_below(path, child.key()));
   }
 
   void expect_classes() const {
@@ -72,7 +68,7 @@ class Wrapping {
     for (const auto& parameter : module.parameters(/*recurse=*/is_leaf)) keep(parameter);
     for (const auto& child : module.named_children()) {
       if (is_leaf) break;
-      const auto name = below(path, child.key());
+      const auto name = path_below(path, child.key());
       for (const auto& parameter : choose(*child.value(), name, wrap_below(*child.value(), name))) keep(parameter);
     }
     return left;

@@ -25,4 +25,8 @@ std::string class_name(const torch::nn::Module& module) {
   return name;
 }
 
+std::string path_below(const std::string& path, const std::string& name) {
+  return path.empty() ? name : path + "." + name;
+}
+
 }  // namespace tessera

@@ -18,5 +18,7 @@ std::vector<std::shared_ptr<Unit>> units(const torch::nn::Module& module);
 
 /// For example "Linear" for a torch::nn::LinearImpl.
 std::string class_name(const torch::nn::Module& module);
+/// The path of what a module has under this name: "layers.3" below "layers", "3" below the model, whose path is empty.
+std::string path_below(const std::string& path, const std::string& name);
 
 }  // namespace tessera
