@@ -3,7 +3,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "tessera/comm/mesh.h"
@@ -15,6 +18,45 @@ namespace tessera {
 struct MixedPrecision {
   std::optional<at::ScalarType> param_dtype = {};   // the dtype in which parameters are all-gathered and used
   std::optional<at::ScalarType> reduce_dtype = {};  // the dtype in which gradients are sent, if it is narrower; sums are at least float32
+  std::optional<at::ScalarType> buffer_dtype = {};  // the dtype of floating-point buffers
+  /// These two act where the boundary of the module can be seen: at tessera::call and at the class FullyShardedDataParallel. In a plain
+  /// call each operator casts its operands; a unit that sets one of these refuses plain calls.
+  std::optional<bool> cast_forward_inputs = {};     // whether inputs are cast to param_dtype; unset: they are
+  std::optional<at::ScalarType> output_dtype = {};  // the dtype to which floating-point outputs are cast
+};
+
+/// What becomes of a unit between its last use in forward and its first in backward.
+class ReshardAfterForward {
+ public:
+  /// The root of a model stays unsharded, because backward needs it at once. All other units are resharded.
+  constexpr ReshardAfterForward() = default;
+  /// Resharded, or kept unsharded for backward: more memory, and one all-gather less.
+  constexpr ReshardAfterForward(bool reshards) : parts_(reshards ? kAllRanks : 1) {}  // NOLINT(google-explicit-constructor)
+  /// Resharded to groups of so many consecutive ranks of the shard group: each group keeps one copy, and gathers it again among itself.
+  constexpr ReshardAfterForward(int ranks) : parts_(ranks) {}  // NOLINT(google-explicit-constructor)
+
+  /// The number of ranks among which the unit is divided until backward: 1 if it stays unsharded, `size` if it is resharded as usual.
+  constexpr int parts(bool is_root, int size) const {
+    const int parts = parts_.value_or(is_root ? 1 : kAllRanks);
+    return parts == kAllRanks ? size : parts;
+  }
+
+ private:
+  static constexpr int kAllRanks = -1;
+  std::optional<int> parts_ = {};
+};
+
+/// When backward unshards the unit that it needs next.
+enum class BackwardPrefetch {
+  Pre,   // before the gradients of the present unit are computed: the most overlap
+  Post,  // after the present unit has been resharded: less memory
+  None,  // when an operator needs it
+};
+
+/// What happens to parameters that a backward pass did not use on this rank, but on others.
+enum class UnusedParameters {
+  Refuse,  // an error on all ranks that names the parameters
+  Zeros,   // their gradient on this rank counts as zero; units are then reduced in a fixed order, which may delay some of them
 };
 
 /// How all ranks come to start with the same parameters.
@@ -55,14 +97,30 @@ struct ShardOptions {
   /// The form in which values are sent and computed with. Replaces mixed_precision.param_dtype; giving both is an error. A codec that
   /// decodes needs gathered memory.
   CodecPtr codec = {};
+  /// Which dimension of a parameter Layout::Rows divides, as FSDP2's shard_placement_fn. Without an answer it is the outermost in memory.
+  std::function<std::optional<int64_t>(const std::string& name, const at::Tensor& parameter)> shard_dim = {};
+  /// With Layout::Flat: the part of each rank is padded to a multiple of so many values.
+  int64_t shard_size_multiple = 1;
   /// Parameters that are not sharded. Whoever trains them averages their gradients over the ranks.
   std::vector<at::Tensor> ignored = {};
+  /// Parameters of which every rank keeps a whole copy. Their gradients are averaged by an all-reduce.
+  std::vector<at::Tensor> replicated = {};
   /// Parameters that are left for a unit of a module further out, such as tied ones.
   std::vector<at::Tensor> left_out = {};
   /// How many units may be unsharded at once while their order of uses is not known yet. With 1 there is no prefetch, even when the order
   /// is known. The outermost fully_shard call decides for a model with several units; modules of a world that are one unit each share the
   /// bound of the first.
   int max_live_units = 2;
+  ReshardAfterForward reshard_after_forward = {};
+
+  // The outermost fully_shard call decides about these for a whole model.
+  BackwardPrefetch backward_prefetch = BackwardPrefetch::Pre;
+  bool forward_prefetch = true;
+  /// How many units ahead are prefetched.
+  int prefetch_depth = 1;
+  /// Whether prefetched units count for max_live_units, so that a prefetch waits until there is room.
+  bool limit_all_gathers = true;
+  UnusedParameters unused_parameters = UnusedParameters::Refuse;
 };
 
 }  // namespace tessera
