@@ -44,6 +44,7 @@
 #include "tessera/shard/recover.h"
 #include "tessera/shard/report.h"
 #include "tessera/shard/training.h"
+#include "tessera/shard/unsharding.h"
 #include "tessera/shard/wrap.h"
 #include "tessera/train/display.h"
 #include "tessera/train/meters.h"

@@ -7,7 +7,6 @@
 #include <torch/nn/modules/container/parameterlist.h>
 
 #include <map>
-#include <mutex>
 #include <set>
 
 #include "tessera/base/error.h"
@@ -37,41 +36,11 @@ bool reads_table_in_forward(const Module& module) {
          dynamic_cast<const torch::nn::ParameterDictImpl*>(&module) != nullptr;
 }
 
-/// The unit that was made from each module, used to name units and to refuse sharding a module twice. It owns neither modules nor units.
-struct Registry {
-  std::mutex mutex;
-  std::map<const Module*, std::weak_ptr<Unit>> units;
-};
-
-Registry& registry() {
-  static Registry instance;
-  return instance;
-}
-
-void remember(const Module& module, const std::shared_ptr<Unit>& unit) {
-  std::lock_guard lock(registry().mutex);
-  std::erase_if(registry().units, [](const auto& entry) { return entry.second.expired(); });
-  registry().units[&module] = unit;
-}
-
-/// The unit that was made from the module, or null. A new module may have the address of an earlier one whose unit a graph keeps alive; it
-/// is told apart because it has none of that unit's parameters.
-std::shared_ptr<Unit> unit_of(Module& module) {
-  std::shared_ptr<Unit> unit;
-  {
-    std::lock_guard lock(registry().mutex);
-    const auto found = registry().units.find(&module);
-    if (found != registry().units.end()) unit = found->second.lock();
-  }
-  const auto of_unit = [&](const at::Tensor& parameter) { return locate(parameter).unit == unit; };
-  return unit && std::ranges::any_of(module.parameters(), of_unit) ? unit : nullptr;
-}
-
 /// The schedule of all units of a world that do not belong to a model yet. They share one, so that the bound on unsharded units also holds
 /// for units that never become part of a model.
 std::shared_ptr<Schedule> schedule_before_model(const ShardOptions& options) {
   static PerGroup<Schedule> all;
-  return all.get(options.mesh.world(), [&] { return std::make_shared<Schedule>(options.max_live_units); });
+  return all.get(options.mesh.world(), [&] { return std::make_shared<Schedule>(ScheduleRules(options)); });
 }
 
 /// Where a parameter is registered.
@@ -179,8 +148,17 @@ void register_shards(Unit& unit, const std::vector<std::vector<Place>>& places, 
   }
 }
 
+void expect_valid(const ShardOptions& options) {
+  const auto at_least_one = [](std::string_view name, int value) {
+    if (value < 1) throw UsageError(fmt::format("ShardOptions::{} is {}, but at least one unit has to be unsharded", name, value));
+  };
+  at_least_one("max_live_units", options.max_live_units);
+  at_least_one("prefetch_depth", options.prefetch_depth);
+}
+
 void shard(std::span<Module* const> modules, const ShardOptions& options) {
   install_paging();
+  expect_valid(options);
   Found found;
   std::vector<std::string> names;
   const auto prefix = [&](size_t i) { return modules.size() == 1 ? "" : std::to_string(i); };
@@ -195,11 +173,12 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   }
   // A module that contains units is a model and gets a schedule of its own.
   const bool is_model = std::ranges::any_of(modules, [](const Module* module) { return !units(*module).empty(); });
-  const auto schedule = is_model ? std::make_shared<Schedule>(options.max_live_units) : schedule_before_model(options);
+  const auto schedule = is_model ? std::make_shared<Schedule>(ScheduleRules(options)) : schedule_before_model(options);
   if (!found.candidates.empty()) {
     const auto unit = Unit::make(fmt::format("{}", fmt::join(names, "+")), std::move(found.candidates), options, schedule);
     register_shards(*unit, found.places, *modules.front());
-    for (auto* module : modules) remember(*module, unit);
+    if (is_model) unit->become_root();
+    for (auto* module : modules) remember_unit(*module, unit);
   }
   Adoption adoption(schedule);
   for (size_t i = 0; i < modules.size(); i++) adoption.adopt(*modules[i], prefix(i));

@@ -137,7 +137,8 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candid
     decodes = decodes || unit->codec_->decodes(stored);
   }
   unit->schedule_ = std::move(schedule);
-  unit->state_ = std::make_unique<UnitState>(*unit, make_unit_memory(options, decodes, candidates.front().tensor.device()));
+  unit->state_ = std::make_unique<UnitState>(*unit, make_unit_memory(options, decodes, candidates.front().tensor.device()), UnitRules{});
+  unit->set_reshard_after_forward(options.reshard_after_forward);
   FormerMemory former(candidates);
   auto groups = grouped(std::move(candidates), unit->layout_);
   const c10::AutoGradMode no_grad(false);

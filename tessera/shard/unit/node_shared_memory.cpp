@@ -91,6 +91,12 @@ class NodeSharedMemory final : public UnitMemory {
     return {Work(publication_)};
   }
 
+  // Every rank of the host reads the same copy, so there is nothing to keep.
+  void divide_after_forward(int /*ranks*/) override {}
+  bool keep_part(std::span<const Buffer> /*buffers*/) override { return false; }
+  void drop_part() override {}
+  uint64_t part_bytes() const override { return 0; }
+
   // There is no need to wait for `unsharding`, because it moves no data.
   void reshard(std::span<const Buffer> buffers, Works /*unsharding*/) override {
     for (const auto& buffer : buffers) buffer.unsharded->release();

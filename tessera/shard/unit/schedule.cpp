@@ -41,7 +41,7 @@ class EndOfBackward {
 
 }  // namespace
 
-Schedule::Pass Schedule::pass_now() const {
+Pass Schedule::pass_now() const {
   if (torch::autograd::get_current_graph_task_id() != -1) return Pass::Backward;
   // Gradients may be disabled in the middle of a training pass: an autograd::Function runs its forward function that way.
   return c10::GradMode::is_enabled() || pass_ == Pass::Training ? Pass::Training : Pass::Evaluation;
@@ -65,13 +65,14 @@ void Schedule::end_backward(uint64_t number) {
   const auto held = lock();
   if (number != backward_) return;
   enter(Pass::None);
-  live_.reshard_all(held);
+  live_.end_backward(held);
   finish_reductions();
 }
 
 void Schedule::visit(const ScheduleLock& held, Unit& unit) {
   if (visited_ != nullptr && visited_ != &unit) visited_->state(held).casts.clear();
   visited_ = &unit;
+  unit.state(held).note_early(UnitState::Early::No);
   const auto pass_ends = pass_ == Pass::Evaluation ? UseOrder::PassEnds::WhenOrderRepeats : UseOrder::PassEnds::WithWhatFollows;
   if (!order(pass_).record(&unit, pass_ends)) misses_++;
 }
@@ -95,9 +96,9 @@ void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
   while (!written_.empty()) publish(*written_.back());
   for (auto* unit : units) unit->state(held).versions.expect_untouched();
   for (auto* unit : units) visit(held, *unit);
-  live_.evict(held, units, order(pass_));
+  live_.evict(held, units, order(pass_), pass_);
   for (auto* unit : units) live_.unshard(held, *unit, fault);
-  live_.prefetch(held, order(pass_));
+  for (auto* unit : units) live_.prefetch(held, *unit, order(pass_), pass_);
   wait_and_pin(held, units);
 }
 
@@ -124,7 +125,8 @@ void Schedule::gradients_sent(Unit& unit) {
   const auto held = lock();
   enter(pass_now());  // registers the callback for the end of the pass, in case no operator of this pass has done so
   reducing_ = &unit;
-  if (!unit.pinned()) live_.reshard(held, unit);
+  if (!unit.pinned() && unit.state(held).rules.reshard_after_backward) live_.reshard(held, unit);
+  live_.prefetch_after(held, unit, order(pass_));
 }
 
 void Schedule::finish_reductions() {
@@ -168,12 +170,24 @@ void Schedule::abandon_pass() {
   live_.reshard_all(held);
 }
 
-void Schedule::reshard(Unit& unit) {
-  live_.reshard(lock(), unit);
+void Schedule::ask_for(Unit& unit) {
+  const auto held = lock();
+  if (unit.state(held).has_memory()) return;
+  while (!written_.empty()) publish(*written_.back());
+  live_.unshard(held, unit, {});
+  unit.state(held).note_early(UnitState::Early::AskedFor);
 }
 
-void Schedule::reshard_all() {
-  live_.reshard_all(lock());
+void Schedule::wait_for(Unit& unit) {
+  const auto held = lock();
+  if (!unit.state(held).has_memory()) return;  // it was resharded meanwhile
+  Unit* const units[] = {&unit};
+  wait_and_pin(held, units);
+  release(units);
+}
+
+void Schedule::reshard(Unit& unit) {
+  live_.reshard(lock(), unit);
 }
 
 void Schedule::hand_over(Unit& unit) {

@@ -19,7 +19,7 @@ namespace tessera {
 /// result.
 class Schedule : public std::enable_shared_from_this<Schedule> {
  public:
-  explicit Schedule(int max_live_units) : live_(max_live_units) {}
+  explicit Schedule(const ScheduleRules& rules) : rules_(rules), live_(rules_) {}
 
   ScheduleLock lock() { return {*this, mutex_}; }
   /// The same lock in a type that WriteGuard can store without including this header. It gives no access to the state of units.
@@ -48,9 +48,10 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// Called after an exception has ended a pass: forgets the pass, drops its reductions and reshards all units that are not pinned.
   void abandon_pass();
 
+  /// Starts to unshard a unit before an operator needs it. It stays unsharded at least until its first use.
+  void ask_for(Unit& unit);
+  void wait_for(Unit& unit);
   void reshard(Unit& unit);
-  /// Reshards all units that are not pinned.
-  void reshard_all();
   /// Removes a unit that moves to another schedule. Throws UsageError if it is pinned.
   void hand_over(Unit& unit);
   /// Removes a unit that is being destroyed.
@@ -65,14 +66,13 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void reset_counters();
 
  private:
-  enum class Pass { None, Training, Evaluation, Backward };
-
   Pass pass_now() const;
   UseOrder& order(Pass pass) { return orders_[static_cast<size_t>(pass)]; }
   void enter(Pass pass);
   void visit(const ScheduleLock& held, Unit& unit);
   void wait_and_pin(const ScheduleLock& held, std::span<Unit* const> units);
 
+  const ScheduleRules rules_;
   std::recursive_mutex mutex_;
   LiveSet live_;
   UseOrder orders_[4];

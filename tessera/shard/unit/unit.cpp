@@ -63,6 +63,20 @@ void Unit::count_gather() {
   counters_.gathered_bytes += state_->memory().gathered_bytes(buffers());
 }
 
+uint64_t Unit::held_bytes() const {
+  return state_->held_bytes();
+}
+
+bool Unit::stays_after_forward(const ScheduleLock& held) {
+  return state(held).rules.reshard_after_forward.keeps(is_root_);
+}
+
+void Unit::set_reshard_after_forward(ReshardAfterForward rule) {
+  const auto held = schedule_->lock();
+  if (!rule.keeps(/*is_root=*/false)) state(held).memory().divide_after_forward(rule.ranks(mesh().shard().size()));
+  state(held).rules.reshard_after_forward = rule;
+}
+
 bool Unit::is_reducing() const {
   return state_->reduction.in_flight();
 }

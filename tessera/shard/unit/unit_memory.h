@@ -73,6 +73,15 @@ class UnitMemory {
 
   /// Starts to unshard the unit, which is unsharded when all returned work is done.
   virtual Works unshard(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) = 0;
+  /// Divides the unsharded form among so many consecutive ranks while a unit is partly resharded. Collective. Throws UsageError if the
+  /// ranks don't fall into groups of this size.
+  virtual void divide_after_forward(int ranks) = 0;
+  /// Keeps this rank's part of the unsharded form: the next unshard() takes it from those ranks. Returns false if the unit is not to be
+  /// divided like that, or if there is nothing to gain.
+  virtual bool keep_part(std::span<const Buffer> buffers) = 0;
+  virtual void drop_part() = 0;
+  virtual uint64_t part_bytes() const = 0;
+
   /// Releases the unsharded form. `unsharding` is the work of an unshard() call if it was not waited for.
   virtual void reshard(std::span<const Buffer> buffers, Works unsharding) = 0;
   /// Moves the unsharded form into private memory, so that this rank may write it. The unit must be unsharded.
