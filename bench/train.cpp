@@ -24,7 +24,7 @@ struct Flags {
   std::string model = "mlp", dtype = "fp32", residence = "auto";
   int steps = 12, warmup = 4;
   int64_t batch = 0, width = 0, layers = 0;
-  bool whole = false;
+  bool whole = false, in_backward = false;
 };
 
 /// A model of the benchmark: what becomes a unit, what a batch is, and its loss.
@@ -112,6 +112,7 @@ int run(const Flags& flags) {
     fully_shard(subject.module, options);
   }
   optim::AdamW optimizer(parameters(*subject.module), {.lr = 1e-4});
+  if (flags.in_backward) optimizer.step_in_backward();
   const auto batch = flags.batch > 0 ? flags.batch : subject.batch;
   torch::manual_seed(1 + world.rank());
   // What a user of plain libtorch would do for lower precision.
@@ -164,6 +165,7 @@ int main(int argc, char** argv) {
   app.add_option("--width", flags.width, "Of mlp and gpt")->check(CLI::Range(1, 1'000'000));
   app.add_option("--layers", flags.layers, "Of mlp and gpt")->check(CLI::Range(1, 10'000));
   app.add_flag("--whole", flags.whole, "One process, not sharded");
+  app.add_flag("--step-in-backward", flags.in_backward, "Update each unit while backward runs")->excludes("--whole");
   CLI11_PARSE(app, argc, argv);
   try {
     return run(flags);

@@ -33,6 +33,7 @@ class Lamb final : public Optimizer {
   void apply(const Settings& settings, int64_t step, const Item& item) override;
   void begin_step() override { pending_.clear(); }
   void end_step() override;
+  bool can_step_in_backward() const override { return false; }
 
   LambOptions options_;
   std::vector<Pending> pending_;

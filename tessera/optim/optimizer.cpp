@@ -203,11 +203,15 @@ void Optimizer::step() {
   }
   end_step();
   factor_ = at::Tensor();
+  end_backward_step();
   guard.publish();
   for (const auto& world : worlds_) world.step_done();
 }
 
 void Optimizer::skip_step() {
+  if (end_backward_step()) {
+    throw UsageError("skip_step: the optimizer has stepped in backward already; what it shall not take must not reach backward()");
+  }
   const Releases after{units_};
   WriteGuard(units_with_gradients(), WriteKind::Skip, description()).publish();
   factor_ = at::Tensor();
@@ -215,10 +219,12 @@ void Optimizer::skip_step() {
 }
 
 void Optimizer::scale_gradients(const at::Tensor& factor) {
+  refuse_in_backward("scale_gradients");
   factor_ = factor_.defined() ? factor_ * factor : factor;
 }
 
 at::Tensor Optimizer::clip_grad_norm(double max_norm, double p) {
+  refuse_in_backward("clip_grad_norm");
   auto norm = grad_norm(parameters_, {.p = p});
   if (factor_.defined()) norm = norm * factor_.abs();
   scale_gradients(clip_factor(norm, max_norm));

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/comm/communicator.h"
@@ -37,10 +38,17 @@ class Optimizer {
  public:
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
-  virtual ~Optimizer() = default;
+  virtual ~Optimizer();
 
   /// Updates every parameter that has a gradient.
   void step();
+  /// From the next backward pass on, each unit is updated as soon as all ranks have its gradients: the sum and the update are one pass over
+  /// memory, and the shards get no gradients. step() then ends the step, and updates only parameters that are in no unit. There has to be
+  /// exactly one backward pass between two calls of step(), and whatever needs gradients (clipping by norm, scaling, hooks on shards) is a
+  /// UsageError. Throws UsageError if the rule can't do it, or if there is no shard to update.
+  void step_in_backward();
+  /// From the next backward pass on, shards get their gradients again, and step() updates them.
+  void step_after_backward() { backward_step_.reset(); }
   /// To be called instead of step() if this rank leaves out a step that others take. Its parameters do not change.
   void skip_step();
   /// Makes the next step multiply the gradients by a scalar, without another pass over memory. Several factors multiply. step(),
@@ -97,6 +105,8 @@ class Optimizer {
   /// Called before the first and after the last item of a step, for rules that must see all items before they can finish one.
   virtual void begin_step() {}
   virtual void end_step() {}
+  /// Whether the rule can update a parameter before it has seen the gradients of the others.
+  virtual bool can_step_in_backward() const { return true; }
 
  private:
   /// Adjacent parameters of one unit, or a single parameter.
@@ -107,6 +117,7 @@ class Optimizer {
     std::vector<at::Tensor> state = {};
   };
   struct Releases;
+  class BackwardStep;
   struct Group {
     Settings settings;
     double ratio;  // of its initial rate to the first group's
@@ -119,6 +130,8 @@ class Optimizer {
   static at::Tensor flat_gradient(const Run& run);
   void make_state(Run& run) const;
   void step_run(const Settings& settings, Run& run, const WriteGuard& guard);
+  bool end_backward_step();
+  void refuse_in_backward(std::string_view what) const;
   std::span<const std::shared_ptr<Unit>> units_with_gradients();
   const std::string& description();
   static bool has_gradient(const Run& run);
@@ -127,11 +140,12 @@ class Optimizer {
   std::vector<Group> groups_;
   const std::vector<StateKind> state_kinds_;
   const std::string rule_;
-  std::string description_;                   // of the rule and its settings; empty until it is needed
-  at::Tensor factor_;                         // for the next step's gradients; undefined for 1
-  std::vector<Communicator> worlds_;          // of the sharded parameters; nearly always one
-  std::vector<at::Tensor> parameters_;        // of all groups
-  std::vector<std::shared_ptr<Unit>> units_;  // the units of the current step; a member only so that its memory is reused
+  std::string description_;                      // of the rule and its settings; empty until it is needed
+  at::Tensor factor_;                            // for the next step's gradients; undefined for 1
+  std::vector<Communicator> worlds_;             // of the sharded parameters; nearly always one
+  std::vector<at::Tensor> parameters_;           // of all groups
+  std::vector<std::shared_ptr<Unit>> units_;     // the units of the current step; a member only so that its memory is reused
+  std::shared_ptr<BackwardStep> backward_step_;  // set while the optimizer steps in backward
 };
 
 }  // namespace tessera::optim

@@ -9,6 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/groups/group_list.h"
+#include "tessera/shard/access/gradient_sink.h"
 #include "tessera/shard/access/gradients.h"
 #include "tessera/shard/paging/paged_tensor.h"
 #include "tessera/shard/paging/storage_tag.h"
@@ -81,6 +82,7 @@ at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& 
   for (const auto& parameter : parameters) {
     if (!is_paged(parameter)) continue;
     const auto unit = unit_of_shard(parameter);
+    expect_gradient_kept(*unit, parameter, "the norm of the gradients");
     unit->schedule()->finish_reductions();  // a hook may ask in the middle of backward
     if (p == 2) unit->compute_squares();
   }

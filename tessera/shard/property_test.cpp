@@ -6,6 +6,8 @@
 #include <random>
 
 #include "tessera/base/env.h"
+#include "tessera/optim/adam.h"
+#include "tessera/shard/parameters.h"
 #include "tessera/testing/parity.h"
 
 namespace tessera::testing::property_test {
@@ -28,8 +30,9 @@ struct Drawn : TrainedModel {
   int target = 0;           // the layer that is frozen and thawed
   bool throws = false;      // now and then, in the middle of a forward pass
   std::unique_ptr<torch::optim::Optimizer> second;
+  bool keeps_gradients;  // until the end of the step
 
-  explicit Drawn(unsigned seed) {
+  explicit Drawn(unsigned seed, bool keeps_gradients) : keeps_gradients(keeps_gradients) {
     Random lot(seed);
     width = 1 + static_cast<int>(lot() % 9);
     const int count = 1 + static_cast<int>(lot() % 5);
@@ -99,6 +102,7 @@ struct Drawn : TrainedModel {
         break;
       case Move::SecondOptimizer: {
         std::vector<at::Tensor> some(parameters.begin(), parameters.begin() + static_cast<int64_t>(parameters.size() + 1) / 2);
+        if (!keeps_gradients) break;
         if (!second) second = std::make_unique<torch::optim::SGD>(some, torch::optim::SGDOptions(0.05));
         second->step();
         break;
@@ -110,13 +114,27 @@ struct Drawn : TrainedModel {
   }
 };
 
+/// Our AdamW, which steps in backward where the parameters are sharded.
+struct InBackward final : torch::optim::Optimizer {
+  optim::AdamW own;
+  explicit InBackward(const std::vector<at::Tensor>& parameters)
+      : Optimizer(parameters, std::make_unique<torch::optim::AdamWOptions>()), own(parameters, {.lr = 1e-2}) {
+    if (shard_info(parameters.front())) own.step_in_backward();
+  }
+  at::Tensor step(LossClosure /*closure*/) override {
+    own.step();
+    return {};
+  }
+};
+
 void compare(unsigned seed) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   Random lot(seed * 7919 + 1);
   const int ranks = 1 + static_cast<int>(lot() % 5);
-  const bool adam = lot() % 2 == 0;
+  const bool adam = lot() % 2 == 0, in_backward = adam && seed % 2 == 0;
   const auto units = lot();
-  const auto optimizer = [adam](std::vector<at::Tensor> parameters) -> std::unique_ptr<torch::optim::Optimizer> {
+  const auto optimizer = [=](std::vector<at::Tensor> parameters) -> std::unique_ptr<torch::optim::Optimizer> {
+    if (in_backward) return std::make_unique<InBackward>(parameters);
     if (adam) return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(1e-2));
     return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.05).momentum(0.5));
   };
@@ -130,7 +148,7 @@ void compare(unsigned seed) {
     }
     fully_shard(model, options);
   };
-  expect_parity(ranks, [seed] { return std::make_shared<Drawn>(seed); }, optimizer, 9, shard);
+  expect_parity(ranks, [=] { return std::make_shared<Drawn>(seed, !in_backward); }, optimizer, 9, shard);
 }
 
 TEST(Property, DrawnModelsTrainLikeReplicatedOnes) {

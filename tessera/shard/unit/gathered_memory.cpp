@@ -80,6 +80,22 @@ class ConsecutiveRanks {
  private:
   std::mutex mutex_;
   std::map<int, Communicator> groups_;
+/// A reduction whose result the thread that waits for it hands on.
+class Handing final : public Work::State {
+ public:
+  Handing(Works reductions, std::span<const Piece> pieces, TakeMean take)
+      : reductions_(std::move(reductions)), pieces_(pieces.begin(), pieces.end()), take_(std::move(take)) {}
+
+  void wait() override {
+    for (const auto& work : reductions_) work.wait();
+    if (const auto take = std::exchange(take_, {})) give_mean(pieces_, take);
+  }
+  bool done() const override { return !take_; }
+
+ private:
+  const Works reductions_;
+  const c10::SmallVector<Piece, 2> pieces_;
+  TakeMean take_;
 };
 
 class GatheredMemory final : public UnitMemory {
@@ -176,6 +192,16 @@ class GatheredMemory final : public UnitMemory {
         pieces, [](const Piece& piece) { return piece.whole.scalar_type(); },
         [&](std::span<const Piece> run) { works.push_back(shard_.reduce_scatter(run, {.op = Reduce::Mean}, subject)); });
     return works;
+  }
+
+  // The sum may lie in the buffer, if its dtype is that of the gradients.
+  Works reduce(std::span<const Piece> pieces, const Subject& subject, TakeMean take) override {
+    c10::SmallVector<Piece, 2> sums(pieces.begin(), pieces.end());
+    for (auto& piece : sums) {
+      const auto dtype = at::promoteTypes(piece.own.scalar_type(), at::kFloat);
+      if (piece.own.scalar_type() != dtype) piece.own = at::empty_like(piece.own, piece.own.options().dtype(dtype));
+    }
+    return {Work(std::make_shared<Handing>(reduce(sums, subject), sums, std::move(take)))};
   }
 
   void start_anew(const Subject& /*subject*/, bool /*again*/) override {}

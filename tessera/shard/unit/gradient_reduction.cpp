@@ -2,11 +2,16 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <utility>
 
+#include "tessera/base/error.h"
 #include "tessera/shard/paging/storage_tag.h"
 #include "tessera/shard/unit/unit_state.h"
 
@@ -28,7 +33,10 @@ GradientReduction::Packing GradientReduction::begin(std::span<const Unit::Group*
 }
 
 GradientReduction::Packing::Packing(GradientReduction& reduction, std::span<const Unit::Group* const> groups)
-    : reduction_(reduction), groups_(groups.begin(), groups.end()) {
+    : reduction_(reduction),
+      groups_(groups.begin(), groups.end()),
+      keeps_(groups.size(), false),
+      taking_{.sink = reduction.sink(), .shards = {}, .groups = {}} {
   c10::SmallVector<GradientPlan, 2> plans;
   for (const auto* group : groups) {
     plans.push_back({.numel = group->chunk * reduction.unit_.mesh().shard().size(),
@@ -49,6 +57,13 @@ void GradientReduction::Packing::pack(size_t group, std::span<const Unit::Parame
     const auto& gradient = gradients[i];
     if (!gradient.defined()) continue;
     const auto& parameter = *parameters[i];
+    if (taking_.sink && parameter.shard.requires_grad() && taking_.sink->takes(parameter.shard)) {
+      reduction_.expect_takeable(parameter);
+      const bool listed_before = !taking_.shards.empty() && taking_.shards.back().is_same(parameter.shard);
+      if (!listed_before) taking_.shards.push_back(parameter.shard);
+    } else {
+      keeps_[group] = true;
+    }
     fill_gap(parameter.span.offset);
     reduction_.memory_.pack(buffer.as_strided(parameter.sizes, parameter.strides, parameter.span.offset),
                             gradient.is_sparse() ? gradient.to_dense() : gradient);
@@ -59,21 +74,84 @@ void GradientReduction::Packing::pack(size_t group, std::span<const Unit::Parame
 
 void GradientReduction::Packing::start(std::string_view name, uint64_t members) {
   auto& reduction = reduction_;
+  auto& unit = reduction.unit_;
+  if (taking_.shards.empty()) taking_ = {};
+  const auto& mesh = unit.mesh();
+  // Only a mean that is not needed afterwards, for gradients or for the mean over replicas, need not be stored.
+  const bool in_parts = taking_.sink && mesh.replicate().size() == 1 && std::ranges::none_of(keeps_, std::identity());
   c10::SmallVector<Piece, 2> pieces;
   c10::SmallVector<GradientMemory, 2> reduced;
   for (size_t i = 0; i < groups_.size(); i++) {
-    const auto& memory = reduction.make_memory(*groups_[i]);
-    pieces.push_back({.whole = buffers_.buffers[i], .own = memory.values, .squares = memory.squares});
-    reduced.push_back(memory);
+    const auto& group = *groups_[i];
+    const auto& whole = buffers_.buffers[i];
+    taking_.groups.push_back(unit.number_of(group));
+    if (!taking_.sink || keeps_[i]) {
+      const auto& memory = reduction.make_memory(group);
+      pieces.push_back({.whole = whole, .own = memory.values, .squares = memory.squares});
+      reduced.push_back(memory);
+    } else {
+      reduction.drop_memory(group);
+      pieces.push_back({.whole = whole, .own = in_parts ? mesh.shard().own_chunk(whole) : at::empty_like(group.own)});
+      reduced.push_back({.storage = {}, .values = pieces.back().own, .squares = {}});
+    }
   }
-  auto subject = reduction.unit_.subject();
-  subject.unit = name;
+  auto subject = unit.subject();
+  std::string stepped;
+  if (taking_.sink) {
+    subject.writer = taking_.sink->writer();
+    subject.unit = stepped = fmt::format("{}, with its step in backward", name);
+    // This rank is through with the unit. Other ranks know it when they see what it has packed.
+    for (const auto& shard : taking_.shards) unit.outdate(shard);
+    unit.state_->versions.done_reading();
+  } else {
+    subject.unit = name;
+  }
   subject.members = members;
-  reduction.works_ = reduction.memory_.reduce(pieces, subject);
+  reduction.taken_ = taking_.sink != nullptr;
+  reduction.taking_ = std::move(taking_);
+  reduction.works_ = in_parts
+                         ? reduction.memory_.reduce(pieces, subject, [&reduction](const PartOfMean& mean) { reduction.hand_over(mean); })
+                         : reduction.memory_.reduce(pieces, subject);
   reduction.reduced_ = std::move(reduced);
-  for (const auto& memory : reduction.reduced_) memory.storage->guard();
+  for (const auto& memory : reduction.reduced_) {
+    if (memory.storage) memory.storage->guard();
+  }
   reduction.in_flight_ = true;
-  reduction.unit_.count_reduction();
+  unit.count_reduction();
+}
+
+/// Throws UsageError if the program expects to find the gradient of this parameter, which the sink is about to take, somewhere else.
+void GradientReduction::expect_takeable(const Unit::Parameter& parameter) const {
+  namespace ag = torch::autograd;
+  const auto refuse = [&](std::string_view why) {
+    throw UsageError(fmt::format("the optimizer of unit '{}' steps in backward, {}", unit_.name(), why));
+  };
+  if (taken_) {
+    refuse(
+        "and has done so since its last step(): call step() after every backward pass. To accumulate gradients over several, call "
+        "step_after_backward() first");
+  }
+  if (parameter.shard.grad().defined()) {
+    refuse(
+        fmt::format("but '{}' has a gradient from before, which that step would leave out; call step() and zero_grad() before "
+                    "step_in_backward()",
+                    parameter.name));
+  }
+  const auto accumulator = ag::impl::try_get_grad_accumulator(parameter.shard);
+  const bool hooked = !ag::impl::hooks(parameter.shard).empty() || ag::impl::post_acc_grad_hooks(parameter.shard) ||
+                      (accumulator && (!accumulator->post_hooks().empty() || !accumulator->pre_hooks().empty()));
+  if (hooked) {
+    refuse(
+        fmt::format("but the shard of '{}' has a hook, which would see no gradient; register it on the module's own parameter, or call "
+                    "step_after_backward() first",
+                    parameter.name));
+  }
+  const auto* const chosen = ag::get_current_graph_task_exec_info();
+  if (chosen != nullptr && !chosen->empty()) {
+    refuse(
+        "but this pass was asked for the gradients of chosen tensors (autograd::grad, or backward with inputs), and shards keep none; "
+        "call step_after_backward() first");
+  }
 }
 
 /// Reuses the memory of the last gradient if no tensor refers to it any more, because touching new pages costs more than the sum.
@@ -95,6 +173,20 @@ GradientMemory& GradientReduction::make_memory(const Unit::Group& group) {
   return memory;
 }
 
+void GradientReduction::drop_memory(const Unit::Group& group) {
+  memories_.resize(unit_.groups().size());
+  memories_[unit_.number_of(group)] = {};
+}
+
+/// Lets the sink take its share of the mean.
+void GradientReduction::hand_over(const PartOfMean& mean) {
+  const auto taking = std::exchange(taking_, {});
+  taking.sink->take(unit_.shared_from_this(), taking.shards, [&](const at::Tensor& part, const at::Tensor& target) {
+    const auto piece = std::ranges::find(taking.groups, tag_of(part)->group) - taking.groups.begin();
+    mean(static_cast<size_t>(piece), part.storage_offset(), target);
+  });
+}
+
 void GradientReduction::finish() {
   if (!in_flight_) return;
   const auto works = std::exchange(works_, {});
@@ -106,16 +198,24 @@ void GradientReduction::finish() {
       if (replicas.size() == 1) continue;
       replicas.all_reduce(memory.values, {.op = Reduce::Mean}, {.unit = unit_.name(), .number = unit_.number()}).wait();
     }
+    if (taking_.sink) {
+      hand_over([&](size_t piece, int64_t begin, const at::Tensor& target) {
+        at::Tensor(target).copy_(reduced[piece].values.narrow(0, begin, target.numel()));
+      });
+    }
   } catch (...) {
     // Autograd has the gradients already. NaN keeps unfinished values from being taken for gradients.
     for (const auto& memory : reduced) {
+      if (!memory.storage) continue;
       memory.values.fill_(std::numeric_limits<double>::quiet_NaN());
       memory.storage->unguard();
     }
+    taking_ = {};
     in_flight_ = false;
     throw;
   }
   for (const auto& memory : reduced) {
+    if (!memory.storage) continue;
     memory.storage->unguard();
     if (replicas.size() == 1 && memory.squares && !std::isnan(*memory.squares)) memory.storage->remember_squares(*memory.squares);
   }
@@ -124,7 +224,11 @@ void GradientReduction::finish() {
 
 void GradientReduction::abandon() {
   works_.clear();
-  for (const auto& memory : std::exchange(reduced_, {})) memory.storage->unguard();
+  for (const auto& memory : std::exchange(reduced_, {})) {
+    if (memory.storage) memory.storage->unguard();
+  }
+  taking_ = {};
+  taken_ = false;
   in_flight_ = false;
 }
 

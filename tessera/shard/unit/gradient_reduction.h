@@ -9,8 +9,10 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "tessera/shard/access/gradient_sink.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/unit_memory.h"
 
@@ -26,6 +28,13 @@ struct GradientMemory {
   explicit operator bool() const { return values.defined(); }
 };
 
+/// What a sink takes of one backward pass.
+struct Taking {
+  std::shared_ptr<GradientSink> sink;
+  c10::SmallVector<at::Tensor, 8> shards;
+  c10::SmallVector<size_t, 2> groups;  // the numbers of all groups that are reduced
+};
+
 class GradientReduction {
  public:
   GradientReduction(Unit& unit, UnitMemory& memory) : unit_(unit), memory_(memory) {}
@@ -33,7 +42,8 @@ class GradientReduction {
   /// Packs the gradients of one backward pass. While it exists, no other thread can pack.
   class Packing {
    public:
-    /// Copies the gradients of a group to their places in the buffer. Parameters without a gradient get zeros.
+    /// Copies the gradients of a group to their places in the buffer. Parameters without a gradient get zeros. Throws UsageError if a sink
+    /// takes one that the program expects to find elsewhere.
     void pack(size_t group, std::span<const Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients);
     /// Starts the reduction, which writes this rank's part of the mean to the groups' gradient memory. Errors call the unit `name`.
     /// `members` is a hash over the parameters that have a gradient; ranks that differ in it get an error.
@@ -45,17 +55,27 @@ class GradientReduction {
 
     GradientReduction& reduction_;
     c10::SmallVector<const Unit::Group*, 2> groups_;
+    c10::SmallVector<bool, 2> keeps_;  // whether shards of the group get a gradient
+    Taking taking_;
     GradientBuffers buffers_;
   };
   /// Begins to pack. Finishes the reduction of an earlier pass first.
   Packing begin(std::span<const Unit::Group* const> groups);
 
-  /// The storage to which the last reduction of a group writes.
-  TaggedStorage& target(const Unit::Group& group) const { return *memories_[unit_.number_of(group)].storage; }
+  /// The storage to which the last reduction of a group writes. Null if a sink takes all of it.
+  TaggedStorage* target(const Unit::Group& group) const { return memories_[unit_.number_of(group)].storage.get(); }
   /// The next reductions make new memory, which knows the new name of the unit.
   void forget_memory() { memories_.clear(); }
 
-  /// Waits until this rank's part of the mean is complete.
+  /// What takes gradients of the unit; null if all shards get theirs.
+  std::shared_ptr<GradientSink> sink() const { return sink_.lock(); }
+  void set_sink(const std::shared_ptr<GradientSink>& sink) { sink_ = sink; }
+  /// Whether a sink is going to take the reduction in flight, and so write the shards.
+  bool writes_shards() const { return taking_.sink != nullptr; }
+  /// The sink may take gradients again. Returns whether it has taken any since the last call.
+  bool end_step() { return std::exchange(taken_, false); }
+
+  /// Waits until this rank's part of the mean is complete, and a sink has taken its share.
   void finish();
   /// Drops a reduction that has not finished.
   void abandon();
@@ -67,12 +87,18 @@ class GradientReduction {
 
  private:
   GradientMemory& make_memory(const Unit::Group& group);
+  void hand_over(const PartOfMean& mean);
+  void drop_memory(const Unit::Group& group);
+  void expect_takeable(const Unit::Parameter& parameter) const;
 
   Unit& unit_;
   UnitMemory& memory_;
   std::vector<GradientMemory> memories_;  // one for each group; reused by the next reduction
   Works works_;
   c10::SmallVector<GradientMemory, 2> reduced_;  // where works_ write their results
+  std::weak_ptr<GradientSink> sink_;
+  Taking taking_;       // of the reduction in flight
+  bool taken_ = false;  // whether the sink has taken gradients in this step
   std::atomic<bool> in_flight_ = false;
   std::atomic<bool> wants_squares_ = false;
 };

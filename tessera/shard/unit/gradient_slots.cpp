@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/groups/per_group.h"
@@ -39,9 +40,11 @@ struct GradientSlots::Turn final : Work::State {
   void wait() override {
     if (!is_done) {
       const std::lock_guard lock(slots->mutex_);
-      slots->finish_through(number);
+      slots->finish_through(number, this);
     }
     if (error) std::rethrow_exception(error);
+    // Someone else has needed the slot before this thread came to wait.
+    if (const auto own_take = std::exchange(take, {})) give_mean(std::exchange(pieces, {}), own_take);
   }
   bool done() const override { return is_done; }
 
@@ -49,6 +52,7 @@ struct GradientSlots::Turn final : Work::State {
   uint32_t number = 0;
   std::chrono::milliseconds limit{};
   c10::SmallVector<Piece, 2> pieces;
+  TakeMean take;
   std::exception_ptr error;
   std::atomic<bool> is_done = false;
 };
@@ -76,6 +80,7 @@ void GradientSlots::start_anew() {
   for (const auto& turn : open_) {
     turn->error = std::make_exception_ptr(CommError("the sum of gradients was given up, to bring the ranks back in step"));
     turn->pieces.clear();
+    turn->take = {};
     turn->is_done = true;
   }
   open_.clear();
@@ -119,7 +124,7 @@ GradientBuffers GradientSlots::buffers(std::span<const GradientPlan> plans, std:
 }
 
 Work GradientSlots::reduce(std::shared_ptr<Turn> turn, std::span<const Piece> pieces, const Subject& subject,
-                           std::chrono::milliseconds limit) {
+                           std::chrono::milliseconds limit, TakeMean take) {
   const std::lock_guard lock(mutex_);
   turn->slots = this;
   turn->limit = limit;
@@ -127,6 +132,7 @@ Work GradientSlots::reduce(std::shared_ptr<Turn> turn, std::span<const Piece> pi
   turn->error = nullptr;
   turn->is_done = false;
   turn->pieces.assign(pieces.begin(), pieces.end());
+  turn->take = std::move(take);
   const auto fill = [&](Envelope& envelope) {
     describe(envelope, pieces, group_.traits());
     if (!pieces.empty()) Reducer({.op = Reduce::Mean}, pieces.front().whole.scalar_type()).describe(envelope);
@@ -141,41 +147,54 @@ Work GradientSlots::reduce(std::shared_ptr<Turn> turn, std::span<const Piece> pi
   return Work(std::move(turn));
 }
 
-void GradientSlots::finish_through(uint32_t turn) {
+void GradientSlots::finish_through(uint32_t turn, const Turn* awaited) {
   while (!open_.empty() && static_cast<int32_t>(turn - open_.front()->number) >= 0) {
     const auto next = std::move(open_.front());
     open_.erase(open_.begin());
     try {
-      add_up(*next);
+      add_up(*next, next.get() == awaited);
     } catch (...) {
       next->error = std::current_exception();
+      next->take = {};
     }
     area_->reach(kAdded, next->number);
-    next->pieces.clear();
+    if (!next->take) next->pieces.clear();
     next->is_done = true;
   }
 }
 
-void GradientSlots::add_up(Turn& turn) {
-  const auto own_rank = area_->rank();
-  const auto& own_envelope = *reinterpret_cast<const Envelope*>(slot(own_rank, turn.number));
+void GradientSlots::add_up(Turn& turn, bool awaited) {
+  const auto& own_envelope = *reinterpret_cast<const Envelope*>(slot(area_->rank(), turn.number));
   area_->expect_in_step();
   area_->wait(kPacked, turn.number, turn.limit, [&] { return own_envelope.describe(); });
   area_->expect_in_step();
   envelopes_.clear();
   for (int rank = 0; rank < area_->size(); rank++) envelopes_.push_back(*reinterpret_cast<const Envelope*>(slot(rank, turn.number)));
   expect_agreement(envelopes_, area_->callers());
-  const c10::InferenceMode inference;
-  for (auto& piece : turn.pieces) {
-    const auto dtype = piece.whole.scalar_type();
-    const auto chunk = piece.own.numel();
-    const auto offset = static_cast<std::byte*>(piece.whole.data_ptr()) - slot(own_rank, turn.number) +
-                        own_rank * chunk * static_cast<int64_t>(c10::elementSize(dtype));
-    contributions_.clear();
-    for (int rank = 0; rank < area_->size(); rank++) contributions_.push_back(view(slot(rank, turn.number) + offset, chunk, dtype));
-    if (piece.squares) *piece.squares = 0;
-    Reducer({.op = Reduce::Mean}, dtype).reduce(contributions_, piece.own, group_.topology(), piece.squares.get());
+  if (turn.take && awaited) {
+    return std::exchange(turn.take, {})(
+        [&](size_t piece, int64_t begin, const at::Tensor& target) { add_up(turn, turn.pieces[piece].whole, begin, target); });
   }
+  for (auto& piece : turn.pieces) {
+    if (turn.take) piece.own = at::empty_like(piece.own, piece.own.options().dtype(at::promoteTypes(piece.own.scalar_type(), at::kFloat)));
+    if (piece.squares) *piece.squares = 0;
+    add_up(turn, piece.whole, 0, piece.own, piece.squares.get());
+  }
+}
+
+/// Adds up values of this rank's part, from `begin` on.
+void GradientSlots::add_up(const Turn& turn, const at::Tensor& whole, int64_t begin, const at::Tensor& target, double* squares) {
+  const c10::InferenceMode inference;
+  const auto own_rank = area_->rank();
+  const auto dtype = whole.scalar_type();
+  const auto first = own_rank * (whole.numel() / area_->size()) + begin;
+  const auto offset =
+      static_cast<std::byte*>(whole.data_ptr()) - slot(own_rank, turn.number) + first * static_cast<int64_t>(c10::elementSize(dtype));
+  contributions_.clear();
+  for (int rank = 0; rank < area_->size(); rank++) {
+    contributions_.push_back(view(slot(rank, turn.number) + offset, target.numel(), dtype));
+  }
+  Reducer({.op = Reduce::Mean}, dtype).reduce(contributions_, target, group_.topology(), squares);
 }
 
 }  // namespace tessera

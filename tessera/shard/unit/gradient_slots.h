@@ -37,8 +37,9 @@ class GradientSlots {
   struct Turn;
   static std::shared_ptr<Turn> make_turn();
   /// Starts to reduce the pieces; their `whole` must be the buffers that buffers() returned last. The sum is computed by the thread that
-  /// waits for the returned work.
-  Work reduce(std::shared_ptr<Turn> turn, std::span<const Piece> pieces, const Subject& subject, std::chrono::milliseconds limit);
+  /// waits for the returned work. With `take`, that thread computes only the parts for which `take` asks, and stores none.
+  Work reduce(std::shared_ptr<Turn> turn, std::span<const Piece> pieces, const Subject& subject, std::chrono::milliseconds limit,
+              TakeMean take = {});
 
   /// Abandons all reductions that have not finished; waiting for them throws CommError. All ranks call it, while none of them packs.
   void start_anew();
@@ -46,8 +47,9 @@ class GradientSlots {
  private:
   std::byte* slot(int rank, uint32_t turn) const;
   void make_area(std::chrono::milliseconds limit);
-  void finish_through(uint32_t turn);
-  void add_up(Turn& turn);
+  void finish_through(uint32_t turn, const Turn* awaited = nullptr);
+  void add_up(Turn& turn, bool awaited);
+  void add_up(const Turn& turn, const at::Tensor& whole, int64_t begin, const at::Tensor& target, double* squares = nullptr);
 
   const Communicator group_;
   std::mutex packing_;

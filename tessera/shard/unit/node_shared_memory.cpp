@@ -172,6 +172,10 @@ class NodeSharedMemory final : public UnitMemory {
     return {slots_->reduce(turn_, pieces, subject, shard_.limit())};
   }
 
+  Works reduce(std::span<const Piece> pieces, const Subject& subject, TakeMean take) override {
+    return {slots_->reduce(turn_, pieces, subject, shard_.limit(), std::move(take))};
+  }
+
  private:
   struct Place {
     std::shared_ptr<SharedArea> area;

@@ -95,6 +95,9 @@ void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
   // them.
   while (!written_.empty()) publish(*written_.back());
   for (auto* unit : units) unit->state(held).versions.expect_untouched();
+  // What reads a unit between its backward and its step in backward gets the new version.
+  const bool steps = reducing_ != nullptr && reducing_->state(held).reduction.writes_shards();
+  if (steps && std::ranges::find(units, reducing_) != units.end()) finish_reductions();
   for (auto* unit : units) visit(held, *unit);
   live_.evict(held, units, order(pass_), pass_);
   for (auto* unit : units) live_.unshard(held, *unit, fault);

@@ -1,5 +1,6 @@
 #include "tessera/shard/unit/unit_memory.h"
 
+#include <ATen/ATen.h>
 #include <fmt/format.h>
 
 #include <array>
@@ -21,6 +22,12 @@ Residence wanted(Residence option) {
 }
 
 }  // namespace
+
+void give_mean(std::span<const Piece> pieces, const TakeMean& take) {
+  take([&](size_t piece, int64_t begin, const at::Tensor& target) {
+    at::Tensor(target).copy_(pieces[piece].own.narrow(0, begin, target.numel()));
+  });
+}
 
 std::unique_ptr<UnitMemory> make_unit_memory(const ShardOptions& options, bool decodes, at::Device device) {
   const auto& shard = options.mesh.shard();

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 #include <c10/util/SmallVector.h>
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -59,6 +61,13 @@ struct GradientBuffers {
   std::unique_lock<std::mutex> reservation;
 };
 
+/// Computes values of this rank's part of a piece's mean, from `begin` on. They go to `target`.
+using PartOfMean = c10::function_ref<void(size_t piece, int64_t begin, const at::Tensor& target)>;
+/// Takes the mean part by part, as it is computed.
+using TakeMean = std::function<void(const PartOfMean& mean)>;
+/// Lets `take` have a mean that lies complete in the pieces' `own`.
+void give_mean(std::span<const Piece> pieces, const TakeMean& take);
+
 class UnitMemory {
  public:
   virtual ~UnitMemory() = default;
@@ -106,6 +115,9 @@ class UnitMemory {
   /// Starts to compute the mean over all ranks of the buffers that gradient_buffers() returned last. This rank's part goes to the pieces'
   /// `own`.
   virtual Works reduce(std::span<const Piece> pieces, const Subject& subject) = 0;
+  /// The same for a mean that nobody keeps: `take` gets it from whoever waits for the work. The pieces' `own` are this rank's places in the
+  /// buffers.
+  virtual Works reduce(std::span<const Piece> pieces, const Subject& subject, TakeMean take) = 0;
 
   /// Abandons what was in progress. All ranks call it, inside tessera::recover. `again` takes back this rank's done_reading() for this
   /// version.

@@ -57,7 +57,10 @@ class UnitNode final : public ag::Node {
     run_hooks(gradients);
     const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
     const auto held = schedule->lock();
-    auto packing = unit_->state(held).reduction.begin(groups_);
+    auto& reduction = unit_->state(held).reduction;
+    const auto sink = reduction.sink();
+    if (sink) schedule->expect_writable(*unit_);
+    auto packing = reduction.begin(groups_);
     for (size_t i = 0, input = 0; i < groups_.size(); input += trained_[i++].size()) {
       packing.pack(i, trained_[i], std::span(gradients).subspan(input));
     }
@@ -68,7 +71,13 @@ class UnitNode final : public ag::Node {
     schedule->gradients_sent(*unit_);
     ag::variable_list results;
     results.reserve(gradients.size());
-    for (size_t i = 0; i < groups_.size(); i++) hand_on(unit_->state(held).reduction.target(*groups_[i]), trained_[i], gradients, results);
+    for (size_t i = 0; i < groups_.size(); i++) {
+      if (auto* target = reduction.target(*groups_[i])) {
+        hand_on(*target, trained_[i], gradients, sink.get(), results);
+      } else {
+        results.resize(results.size() + trained_[i].size());
+      }
+    }
     gradients.clear();
     return results;
   }
@@ -116,9 +125,9 @@ class UnitNode final : public ag::Node {
     return hash;
   }
 
-  /// Appends the gradients of the shards, which are views of the storage, to `results`.
+  /// Appends the gradients of the shards, which are views of the storage, to `results`, except for those that a sink takes.
   void hand_on(TaggedStorage& storage, std::span<const Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients,
-               ag::variable_list& results) {
+               const GradientSink* sink, ag::variable_list& results) {
     const at::Tensor* last = nullptr;
     auto& tag = storage.tag;
     const c10::Storage memory(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(&storage));
@@ -128,14 +137,15 @@ class UnitNode final : public ag::Node {
       const auto& shard = parameter->shard;
       // A parameter gets no gradient if the pass did not use it or if it has been frozen since. With Listing::Flat all parameters have the
       // same shard, which gets its gradient once.
-      const bool wanted = gradients[results.size()].defined() && shard.requires_grad() && (last == nullptr || !last->is_same(shard));
+      const bool taken = !shard.requires_grad() || (sink != nullptr && sink->takes(shard));
+      const bool wanted = gradients[results.size()].defined() && !taken && (last == nullptr || !last->is_same(shard));
       if (wanted) {
         last = &shard;
         results.push_back(paged_view(memory, shard));
         tag.members += place_hash(results.back());
       } else {
         // This gradient is part of the sum of squares, but no shard gets it: make sure that `members` never matches.
-        if (gradients[results.size()].defined() && !shard.requires_grad()) tag.members++;
+        if (gradients[results.size()].defined() && taken) tag.members++;
         results.emplace_back();
       }
     }

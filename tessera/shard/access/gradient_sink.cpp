@@ -1,0 +1,38 @@
+#include "tessera/shard/access/gradient_sink.h"
+
+#include <fmt/format.h>
+
+#include "tessera/base/error.h"
+#include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/unit_state.h"
+
+namespace tessera {
+
+void set_gradient_sink(Unit& unit, const std::shared_ptr<GradientSink>& sink) {
+  const auto held = unit.schedule()->lock();
+  auto& reduction = unit.state(held).reduction;
+  if (const auto other = reduction.sink(); other && other != sink) {
+    throw UsageError(
+        fmt::format("unit '{}': another optimizer steps in backward already; give one optimizer all parameters of the unit, "
+                    "in groups, or shard them as units of their own",
+                    unit.name()));
+  }
+  reduction.set_sink(sink);
+}
+
+bool end_step(Unit& unit) {
+  const auto held = unit.schedule()->lock();
+  return unit.state(held).reduction.end_step();
+}
+
+void expect_gradient_kept(Unit& unit, const at::Tensor& shard, std::string_view what) {
+  const auto held = unit.schedule()->lock();
+  const auto sink = unit.state(held).reduction.sink();
+  if (!sink || !sink->takes(shard)) return;
+  throw UsageError(
+      fmt::format("{}: the optimizer of unit '{}' steps in backward, which leaves no gradients; call its step_after_backward() first", what,
+                  unit.name()));
+}
+
+}  // namespace tessera
