@@ -12,7 +12,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/groups/per_group.h"
+#include "tessera/shard/access/buffer_dtype.h"
 #include "tessera/shard/paging/paging.h"
+#include "tessera/shard/unit/boundary.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
@@ -181,6 +183,7 @@ void register_shards(Unit& unit, const std::vector<std::vector<Place>>& places, 
 
 void shard(std::span<Module* const> modules, const ShardOptions& options) {
   install_paging();
+  expect_floating(options.mixed_precision);
   Found found;
   std::vector<std::string> names;
   const auto prefix = [&](size_t i) { return modules.size() == 1 ? "" : std::to_string(i); };
@@ -196,10 +199,15 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   // A module that contains units is a model and gets a schedule of its own.
   const bool is_model = std::ranges::any_of(modules, [](const Module* module) { return !units(*module).empty(); });
   const auto schedule = is_model ? std::make_shared<Schedule>(options.max_live_units) : schedule_before_model(options);
+  std::shared_ptr<Unit> unit;
   if (!found.candidates.empty()) {
-    const auto unit = Unit::make(fmt::format("{}", fmt::join(names, "+")), std::move(found.candidates), options, schedule);
+    unit = Unit::make(fmt::format("{}", fmt::join(names, "+")), std::move(found.candidates), options, schedule);
     register_shards(*unit, found.places, *modules.front());
     for (auto* module : modules) remember(*module, unit);
+  }
+  for (auto* module : modules) {
+    set_boundary(*module, options, unit);
+    if (const auto dtype = options.mixed_precision.buffer_dtype) cast_buffers(*module, *dtype);
   }
   Adoption adoption(schedule);
   for (size_t i = 0; i < modules.size(); i++) adoption.adopt(*modules[i], prefix(i));
