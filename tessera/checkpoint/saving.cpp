@@ -14,6 +14,7 @@
 #include "tessera/checkpoint/contents.h"
 #include "tessera/checkpoint/part_records.h"
 #include "tessera/comm/groups/all_or_none.h"
+#include "tessera/shard/access/buffer_dtype.h"
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/parameters.h"
 
@@ -60,7 +61,7 @@ void add_model(std::vector<RankContents>& ranks, const torch::nn::Module& module
     ranks.front().tensors.emplace_back(name, whole_values(tensor).front());
   }
   for (const auto& [name, tensor] : model.buffers) {
-    const auto values = whole_values(tensor);
+    const auto values = whole_values(tensor.to(original_dtype(tensor)));
     for (size_t i = 0; i < ranks.size(); i++) {
       ranks[i].record.buffers.push_back(name);
       ranks[i].tensors.emplace_back(name, values[i]);

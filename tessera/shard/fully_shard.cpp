@@ -11,7 +11,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/groups/per_group.h"
+#include "tessera/shard/access/buffer_dtype.h"
 #include "tessera/shard/paging/paging.h"
+#include "tessera/shard/unit/boundary.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
@@ -154,6 +156,7 @@ void expect_valid(const ShardOptions& options) {
   };
   at_least_one("max_live_units", options.max_live_units);
   at_least_one("prefetch_depth", options.prefetch_depth);
+  expect_floating(options.mixed_precision);
 }
 
 void shard(std::span<Module* const> modules, const ShardOptions& options) {
@@ -174,11 +177,16 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   // A module that contains units is a model and gets a schedule of its own.
   const bool is_model = std::ranges::any_of(modules, [](const Module* module) { return !units(*module).empty(); });
   const auto schedule = is_model ? std::make_shared<Schedule>(ScheduleRules(options)) : schedule_before_model(options);
+  std::shared_ptr<Unit> unit;
   if (!found.candidates.empty()) {
-    const auto unit = Unit::make(fmt::format("{}", fmt::join(names, "+")), std::move(found.candidates), options, schedule);
+    unit = Unit::make(fmt::format("{}", fmt::join(names, "+")), std::move(found.candidates), options, schedule);
     register_shards(*unit, found.places, *modules.front());
     if (is_model) unit->become_root();
     for (auto* module : modules) remember_unit(*module, unit);
+  }
+  for (auto* module : modules) {
+    set_boundary(*module, options, unit);
+    if (const auto dtype = options.mixed_precision.buffer_dtype) cast_buffers(*module, *dtype);
   }
   Adoption adoption(schedule);
   for (size_t i = 0; i < modules.size(); i++) adoption.adopt(*modules[i], prefix(i));

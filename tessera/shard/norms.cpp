@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <limits>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/groups/group_list.h"
@@ -71,6 +72,22 @@ size_t with_known_squares(std::span<const at::Tensor> parameters) {
   return 0;
 }
 
+/// Waits for the reductions of all units of the shards. `squares` makes later ones compute sums of squares.
+void finish_reductions(std::span<const at::Tensor> parameters, bool squares) {
+  for (const auto& parameter : parameters) {
+    if (!is_paged(parameter)) continue;
+    const auto unit = unit_of_shard(parameter);
+    expect_gradient_kept(*unit, parameter, "the norm of the gradients");
+    unit->schedule()->finish_reductions();  // a hook may ask in the middle of backward
+    if (squares) unit->compute_squares();
+  }
+}
+
+bool is_finite(const at::Tensor& gradient) {
+  if (gradient.numel() == 0) return true;
+  return std::isfinite(at::linalg_vector_norm(gradient, std::numeric_limits<double>::infinity()).item<double>());
+}
+
 }  // namespace
 
 at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& options) {
@@ -79,13 +96,7 @@ at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& 
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   expect_averaged(parameters);
-  for (const auto& parameter : parameters) {
-    if (!is_paged(parameter)) continue;
-    const auto unit = unit_of_shard(parameter);
-    expect_gradient_kept(*unit, parameter, "the norm of the gradients");
-    unit->schedule()->finish_reductions();  // a hook may ask in the middle of backward
-    if (p == 2) unit->compute_squares();
-  }
+  finish_reductions(parameters, p == 2);
   // The parts of shards are added up over their shard group. Parameters in no unit have the same gradients on all ranks and count once.
   PartialSum outside;
   c10::SmallVector<Communicator, 2> groups;
@@ -116,6 +127,32 @@ at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& 
   }
   if (!all.defined()) return at::zeros({}, at::kFloat);
   return std::isinf(p) ? all : all.pow(1 / p);
+}
+
+bool gradients_are_finite(std::span<const at::Tensor> parameters) {
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  expect_averaged(parameters);
+  finish_reductions(parameters, true);
+  c10::SmallVector<Communicator, 2> worlds;
+  bool finite = true;
+  for (size_t i = 0; i < parameters.size(); i++) {
+    const auto& gradient = parameters[i].grad();
+    if (is_paged(parameters[i])) find_or_add(worlds, unit_of_shard(parameters[i])->mesh().world());
+    if (!gradient.defined() || !finite) continue;
+    const auto known = with_known_squares(parameters.subspan(i));
+    if (known > 0 && std::isfinite(*tag_of(gradient)->squares)) {
+      i += known - 1;
+    } else {
+      finite = is_finite(gradient);  // also where squares may have overflowed
+    }
+  }
+  for (const auto& world : worlds) {
+    const auto found = at::full({}, finite ? 0 : 1, at::TensorOptions(world.traits().device).dtype(at::kFloat));
+    world.all_reduce(found, {.op = Reduce::Max}, {.unit = "inf or NaN"}).wait();
+    finite = finite && found.item<float>() == 0;
+  }
+  return finite;
 }
 
 at::Tensor clip_grad_norm(std::span<const at::Tensor> parameters, double max_norm, const NormOptions& options) {

@@ -90,6 +90,9 @@ class Wrapping {
     }
     if (candidate.numel == 0 || !policy_.chooses(candidate)) return parameters;
     auto options = options_;
+    // The boundary of the model is meant; inner modules are called by the model itself.
+    options.mixed_precision.cast_forward_inputs = {};
+    options.mixed_precision.output_dtype = {};
     options.left_out.insert(options.left_out.end(), tied.begin(), tied.end());
     fully_shard(module, options);
     return tied;

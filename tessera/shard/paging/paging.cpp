@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
@@ -11,6 +12,7 @@
 #include <memory>
 
 #include "tessera/base/error.h"
+#include "tessera/shard/access/forward_phase.h"
 #include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/paging/locality.h"
 #include "tessera/shard/paging/operators.h"
@@ -48,6 +50,15 @@ bool may_write_unsharded(Unit& unit) {
   return unit.state(held).allows_unsharded_writes();
 }
 
+/// Throws UsageError if forward uses a unit whose options need to see the call of its module, and can't.
+void expect_call(const Unit& unit, const OperatorFacts& op) {
+  if (torch::autograd::get_current_graph_task_id() != -1 || unit.pinned() || in_forward_of(unit)) return;
+  throw UsageError(
+      fmt::format("{} uses unit '{}', whose {} acts where its module is called, but modules have no hooks that would tell; call the module "
+                  "as tessera::call(module, x...), make it a tessera::FullyShardedDataParallel, or leave the option out",
+                  op.name(), unit.name(), unit.options().mixed_precision.output_dtype ? "output_dtype" : "cast_forward_inputs"));
+}
+
 void note(Operands& operands, const at::Tensor& tensor, bool writes, const OperatorFacts& op) {
   if (!is_paged(tensor)) return;
   auto* tag = tag_of(tensor);
@@ -65,6 +76,7 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const Opera
           "be made after it; one of torch::optim can be moved instead, with tessera::rebind(optimizer, model)",
           op.name(), name_of(*unit->around(tensor), *unit)));
     }
+    if (unit->acts_at_calls()) expect_call(*unit, op);
     if (c10::GradMode::is_enabled()) unit->follow_training(tensor);
     if (std::ranges::find(operands.units, unit) == operands.units.end()) operands.units.push_back(unit);
     return;
@@ -134,22 +146,33 @@ void refuse_other_memory(const OperatorFacts& op, const Stack& stack) {
       "from its unit; convert the model before fully_shard");
 }
 
-/// Casts the operator's floating-point operands to the dtype with which the unit computes. Operators that update running statistics compute
-/// in float32 instead.
+/// The place of running_mean among the operands of an operator that updates statistics. running_var comes next.
+constexpr size_t kRunningMean = 3;
+
+at::ScalarType dtype_of_statistics(const c10::IValue& running_mean) {
+  if (!running_mean.isTensor() || !running_mean.toTensor().defined()) return at::kFloat;
+  const auto dtype = running_mean.toTensor().scalar_type();
+  return dtype == at::kBFloat16 || dtype == at::kHalf ? dtype : at::kFloat;
+}
+
+/// Casts the operator's floating-point operands to the dtype with which the unit computes. Operators that update running statistics take
+/// parameters in float32 instead, or all operands in the dtype of the statistics, if buffer_dtype has made that a lower one.
 void cast_operands(const OperatorFacts& op, Stack& stack, Unit& unit) {
-  const auto dtype = unit.compute_dtype();
+  const size_t base = stack.size() - op.arguments;
+  const auto statistics = op.updates_statistics ? dtype_of_statistics(stack[base + kRunningMean]) : at::kFloat;
+  const auto dtype = statistics == at::kFloat ? unit.compute_dtype() : statistics;
   // Backward operators need their operands exactly as the forward operators saw them.
   if (!dtype || op.backward) return;
-  const size_t base = stack.size() - op.arguments;
   const auto cast = [&](const at::Tensor& tensor) -> at::Tensor {
     if (!tensor.defined() || !at::isFloatingType(tensor.scalar_type())) return tensor;
-    if (op.updates_statistics) return is_paged(tensor) ? tensor.to(at::kFloat) : tensor;
+    if (op.updates_statistics && statistics == at::kFloat) return is_paged(tensor) ? tensor.to(at::kFloat) : tensor;
+    if (op.updates_statistics) return tensor.to(statistics);
     if (is_paged(tensor) || tensor.scalar_type() == *dtype) return tensor;
     const auto held = unit.schedule()->lock();
     return unit.state(held).casts.cast(tensor, *dtype);
   };
   for (size_t i = 0; i < op.arguments; i++) {
-    if (op.writes[i]) continue;
+    if (op.writes[i] || (op.updates_statistics && (i == kRunningMean || i == kRunningMean + 1))) continue;
     auto& value = stack[base + i];
     if (value.isTensor()) {
       value = cast(value.toTensor());

@@ -12,8 +12,6 @@
 
 namespace tessera {
 
-namespace {
-
 /// A codec computes with the form that it makes of float32, unless that is float32 again.
 std::optional<at::ScalarType> compute_dtype_of(const ShardOptions& options) {
   if (!options.codec) return options.mixed_precision.param_dtype;
@@ -21,14 +19,13 @@ std::optional<at::ScalarType> compute_dtype_of(const ShardOptions& options) {
   return computed == at::kFloat ? std::nullopt : std::optional(computed);
 }
 
-}  // namespace
-
 Unit::Unit(std::string name, const ShardOptions& options, UnitLayout layout, CodecPtr codec)
     : name_(std::move(name)),
       options_(options),
       layout_(layout),
       codec_(std::move(codec)),
       compute_dtype_(compute_dtype_of(options)),
+      acts_at_calls_(options.mixed_precision.cast_forward_inputs || options.mixed_precision.output_dtype),
       number_(options.mesh.world().next_number()) {}
 
 Unit::~Unit() {

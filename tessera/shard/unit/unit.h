@@ -36,6 +36,9 @@ struct UnitCounters {
 /// represents several ranks.
 enum class UnitLayout { Flat, Rows, WholeParameters, PaddedChunks };
 
+/// The dtype to which floating-point operands of a unit's operators are cast, if any.
+std::optional<at::ScalarType> compute_dtype_of(const ShardOptions& options);
+
 /// This class holds what stays the same while a model trains. What changes is in UnitState, which needs the lock of the unit's schedule.
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
@@ -85,8 +88,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const std::vector<Group>& groups() const { return groups_; }
   size_t number_of(const Group& group) const { return static_cast<size_t>(&group - groups_.data()); }
   const Codec& codec() const { return *codec_; }
-  /// The dtype to which floating-point operands of its operators are cast, if any.
   std::optional<at::ScalarType> compute_dtype() const { return compute_dtype_; }
+  /// Whether its options act at the boundary of its module, so that it has to be called through tessera::call.
+  bool acts_at_calls() const { return acts_at_calls_; }
   /// The memory that the unit additionally takes on this rank while it is unsharded.
   uint64_t unsharded_bytes() const { return unsharded_bytes_; }
   /// The memory that it takes now beyond its shards.
@@ -170,6 +174,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const UnitLayout layout_;
   const CodecPtr codec_;
   const std::optional<at::ScalarType> compute_dtype_;
+  const bool acts_at_calls_;
   const uint64_t number_;
   std::vector<Group> groups_;
   std::unordered_map<const c10::TensorImpl*, Parameter*> parameters_;  // keyed by every unsharded parameter and every shard
