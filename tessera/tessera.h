@@ -43,6 +43,7 @@
 #include "tessera/shard/rebind.h"
 #include "tessera/shard/recover.h"
 #include "tessera/shard/report.h"
+#include "tessera/shard/strategy.h"
 #include "tessera/shard/training.h"
 #include "tessera/shard/wrap.h"
 #include "tessera/train/display.h"

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace torch::nn {
@@ -12,6 +13,9 @@ class Module;
 namespace tessera {
 
 class Unit;
+
+/// The last part of the name of a unit whose parameters every rank keeps whole: "layers.3.(replicated)".
+inline constexpr std::string_view kReplicated = "(replicated)";
 
 /// The units to which the parameters of a module belong, in the order in which `parameters()` lists them. Each unit occurs once.
 std::vector<std::shared_ptr<Unit>> units(const torch::nn::Module& module);
