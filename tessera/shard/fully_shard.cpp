@@ -123,10 +123,10 @@ void collect(Module& module, const std::string& prefix, const ShardOptions& opti
       const auto unit = tag->unit.lock();
       if (tag->role == Role::Unsharded && unit && !reads_table_in_forward(module)) {
         throw UsageError(fmt::format(
-            "parameter '{}' is tied to {} of unit '{}', but lies outside of it; make the modules of both one unit, as "
-            "fully_shard(std::vector<std::shared_ptr<torch::nn::Module>>{{...}}, options), or leave the parameter out of the inner unit "
-            "({{.left_out = {{...}}}}), so that a module which contains both takes it",
-            name, name_of(locate(tensor), modules), unit->name()));
+            "parameter '{}' is tied to one of unit '{}', {}, but lies outside of it; make the modules of both one unit, "
+            "fully_shard(std::vector<std::shared_ptr<torch::nn::Module>>{{...}}, options), or leave the parameter out of the inner unit, "
+            "{{.left_out = {{...}}}}, so that a module which contains both takes it",
+            name, unit->name(), name_of(locate(tensor), modules)));
       }
       continue;
     }
