@@ -32,24 +32,28 @@ struct Chain : TrainedModel {
 
 class Strategies : public ::testing::TestWithParam<std::tuple<const char*, std::vector<int>>> {};
 
-TEST_P(Strategies, TrainAsReplicated) {
+TEST_P(Strategies, TrainToTheBitAsReplicated) {
   const auto& [name, host_of] = GetParam();
   const auto make = [] { return std::make_shared<Chain>(); };
   const auto optimizer = [](std::vector<at::Tensor> parameters) {
     return std::make_unique<torch::optim::SGD>(std::move(parameters), torch::optim::SGDOptions(0.1).momentum(0.9));
   };
   run_ranks(static_cast<int>(host_of.size()),
-            [&, name = name](const Communicator& world) {
+            [&, name = name, host_of = host_of](const Communicator& world) {
               const auto expected = train(world, make, optimizer, 4);
               const auto actual = train(world, make, optimizer, 4, [&](const auto& model, const Communicator&) {
                 const auto options = sharding_strategy(world, name);
                 for (const auto& child : model->children()) fully_shard(child, options);
                 fully_shard(*model, options);
               });
+              // A mean of three ranks is rounded before it is added to another host's.
+              const bool exact = host_of != std::vector<int>{0, 0, 0, 1, 1, 1} || !std::string(name).starts_with("HYBRID");
+              const double within = exact ? 0 : 1e-6;
+              for (size_t i = 0; i < expected.losses.size(); i++) EXPECT_NEAR(actual.losses[i], expected.losses[i], within);
+              ASSERT_EQ(actual.parameters.size(), expected.parameters.size());
               for (size_t i = 0; i < expected.parameters.size(); i++) {
-                EXPECT_TRUE(at::allclose(actual.parameters[i], expected.parameters[i], 1e-5, 1e-7)) << "parameter " << i;
+                EXPECT_TRUE(at::allclose(actual.parameters[i], expected.parameters[i], within, within)) << "parameter " << i;
               }
-              for (size_t i = 0; i < expected.losses.size(); i++) EXPECT_NEAR(actual.losses[i], expected.losses[i], 1e-5);
             },
             {.limit = kTestLimit, .host_of = host_of});
 }
@@ -75,7 +79,7 @@ TEST(Strategy, DecidesWhatARankKeeps) {
                 return shard_info(net->b->weight)->numel;
               };
               EXPECT_EQ(numel_with(ShardingStrategy::NoShard), 100);
-              EXPECT_LT(numel_with(ShardingStrategy::FullShard), 80);                  // of a buffer of 226 values, cut anywhere
+              EXPECT_LT(numel_with(ShardingStrategy::FullShard), 100);
               const auto mesh = sharding_strategy(world, "_HYBRID_SHARD_ZERO2").mesh;  // PyTorch's name has the underscore
               EXPECT_EQ(mesh.shard().size(), 2);
               EXPECT_EQ(mesh.shard().topology().hosts(), 1);
