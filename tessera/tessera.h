@@ -47,6 +47,7 @@
 #include "tessera/shard/recover.h"
 #include "tessera/shard/report.h"
 #include "tessera/shard/shard_metadata.h"
+#include "tessera/shard/strategy.h"
 #include "tessera/shard/tensors.h"
 #include "tessera/shard/training.h"
 #include "tessera/shard/unsharding.h"

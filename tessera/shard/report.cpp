@@ -74,6 +74,7 @@ Row row_of(Unit& unit, size_t depth) {
 /// Whether the unit was made from the model itself. Such a unit is named after the model's class; any other is named after its path in the
 /// model, and the names of its parameters begin with that path.
 bool is_of_model(Unit& unit) {
+  if (unit.name().ends_with(kReplicated)) return false;
   const auto place = unit.name().substr(0, unit.name().find('+'));  // the first path of a unit of several modules
   return !unit.groups().front().parameters.front().name.starts_with(place + ".");
 }

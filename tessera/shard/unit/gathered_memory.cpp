@@ -80,6 +80,8 @@ class ConsecutiveRanks {
  private:
   std::mutex mutex_;
   std::map<int, Communicator> groups_;
+};
+
 /// A reduction whose result the thread that waits for it hands on.
 class Handing final : public Work::State {
  public:

@@ -15,12 +15,15 @@ namespace tessera {
 class Unit;
 enum class Recurse;
 
+/// The last part of the name of a unit whose parameters every rank keeps whole: "layers.3.(replicated)".
+inline constexpr std::string_view kReplicated = "(replicated)";
+
 /// The units to which the parameters of a module belong, in the order in which `parameters()` lists them. Each unit occurs once.
 std::vector<std::shared_ptr<Unit>> units(const torch::nn::Module& module);
 
-/// The unit that was made from this very module. Null if there is none.
-std::shared_ptr<Unit> unit_of(const torch::nn::Module& module);
-/// The same, but throws UsageError if there is none: `what` was asked of a module that is no unit.
+/// The units that were made from this very module: none, one, or one more of the parameters that are replicated.
+std::vector<std::shared_ptr<Unit>> units_of(const torch::nn::Module& module);
+/// The first of them. Throws UsageError if there is none: `what` was asked of a module that is no unit.
 std::shared_ptr<Unit> expect_unit_of(const torch::nn::Module& module, std::string_view what);
 /// The units to which a setting applies.
 std::vector<std::shared_ptr<Unit>> units_for(const torch::nn::Module& module, Recurse recurse, std::string_view what);
