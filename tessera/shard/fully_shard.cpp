@@ -43,7 +43,7 @@ bool reads_table_in_forward(const Module& module) {
 /// for units that never become part of a model.
 std::shared_ptr<Schedule> schedule_before_model(const ShardOptions& options) {
   static PerGroup<Schedule> all;
-  return all.get(options.mesh.world(), [&] { return std::make_shared<Schedule>(ScheduleRules(options)); });
+  return all.get(options.mesh.world(), [&] { return std::make_shared<Schedule>(ScheduleRules(options, /*is_model=*/false)); });
 }
 
 /// Where a parameter is registered.
@@ -218,7 +218,7 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   }
   // A module that contains units is a model and gets a schedule of its own.
   const bool is_model = std::ranges::any_of(modules, [](const Module* module) { return !units(*module).empty(); });
-  const auto schedule = is_model ? std::make_shared<Schedule>(ScheduleRules(options)) : schedule_before_model(options);
+  const auto schedule = is_model ? std::make_shared<Schedule>(ScheduleRules(options, is_model)) : schedule_before_model(options);
   const auto make_unit = [&](Found& found, const std::string& name, const ShardOptions& own) {
     auto unit = Unit::make(name, std::move(found.candidates), own, schedule);
     register_shards(*unit, found.places, *modules.front());

@@ -171,7 +171,7 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candid
     expect_reducible(unit->codec_->computed(stored), options.mixed_precision);
     decodes = decodes || unit->codec_->decodes(stored);
   }
-  unit->schedule_ = std::move(schedule);
+  unit->join(std::move(schedule));
   unit->state_ = std::make_unique<UnitState>(*unit, make_unit_memory(options, decodes, candidates.front().tensor.device()), UnitRules{});
   unit->set_reshard_after_forward(options.reshard_after_forward);
   FormerMemory former(candidates);

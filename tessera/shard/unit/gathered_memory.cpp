@@ -188,11 +188,11 @@ class GatheredMemory final : public UnitMemory {
     return result;
   }
 
-  Works reduce(std::span<const Piece> pieces, const Subject& subject) override {
+  Works reduce(std::span<const Piece> pieces, const Subject& subject, Reduce op) override {
     Works works;
     for_each_run(
         pieces, [](const Piece& piece) { return piece.whole.scalar_type(); },
-        [&](std::span<const Piece> run) { works.push_back(shard_.reduce_scatter(run, {.op = Reduce::Mean}, subject)); });
+        [&](std::span<const Piece> run) { works.push_back(shard_.reduce_scatter(run, {.op = op}, subject)); });
     return works;
   }
 
@@ -203,7 +203,7 @@ class GatheredMemory final : public UnitMemory {
       const auto dtype = at::promoteTypes(piece.own.scalar_type(), at::kFloat);
       if (piece.own.scalar_type() != dtype) piece.own = at::empty_like(piece.own, piece.own.options().dtype(dtype));
     }
-    return {Work(std::make_shared<Handing>(reduce(sums, subject), sums, std::move(take)))};
+    return {Work(std::make_shared<Handing>(reduce(sums, subject, Reduce::Mean), sums, std::move(take)))};
   }
 
   void start_anew(const Subject& /*subject*/, bool /*again*/) override {}

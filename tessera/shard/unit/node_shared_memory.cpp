@@ -168,12 +168,12 @@ class NodeSharedMemory final : public UnitMemory {
                      [&](int64_t begin, int64_t end) { detail::stream(target + begin, source + begin, static_cast<size_t>(end - begin)); });
   }
 
-  Works reduce(std::span<const Piece> pieces, const Subject& subject) override {
-    return {slots_->reduce(turn_, pieces, subject, shard_.limit())};
+  Works reduce(std::span<const Piece> pieces, const Subject& subject, Reduce op) override {
+    return {slots_->reduce(turn_, pieces, subject, shard_.limit(), op)};
   }
 
   Works reduce(std::span<const Piece> pieces, const Subject& subject, TakeMean take) override {
-    return {slots_->reduce(turn_, pieces, subject, shard_.limit(), std::move(take))};
+    return {slots_->reduce(turn_, pieces, subject, shard_.limit(), Reduce::Mean, std::move(take))};
   }
 
  private:

@@ -6,10 +6,12 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/unit_node.h"
 #include "tessera/shard/unit/unit_state.h"
 
 namespace tessera {
@@ -24,14 +26,14 @@ class EndOfBackward {
   EndOfBackward& operator=(const EndOfBackward&) = delete;
   ~EndOfBackward() {
     try {
-      now();
+      now(/*complete=*/false);
     } catch (const std::exception&) {
       // A destructor can't throw. The pass has already failed with an error of its own.
     }
   }
 
-  void now() {
-    if (const auto schedule = std::exchange(schedule_, {}).lock()) schedule->end_backward(number_);
+  void now(bool complete) {
+    if (const auto schedule = std::exchange(schedule_, {}).lock()) schedule->end_backward(number_, complete);
   }
 
  private:
@@ -54,16 +56,21 @@ void Schedule::enter(Pass pass) {
   order(pass).begin();
   pass_ = pass;
   if (pass == Pass::Backward) {
+    to_reduce_.clear();
+    ready_.clear();
     // Units without a UnitNode in this pass (frozen units, gradients of inputs only) are resharded at its end. After an exception the
     // engine destroys its callbacks without calling them, hence the destructor of EndOfBackward.
     const auto end = std::make_shared<EndOfBackward>(weak_from_this(), ++backward_);
-    torch::autograd::Engine::get_default_engine().queue_callback([end] { end->now(); });
+    torch::autograd::Engine::get_default_engine().queue_callback([end] { end->now(/*complete=*/true); });
   }
 }
 
-void Schedule::end_backward(uint64_t number) {
+void Schedule::end_backward(uint64_t number, bool complete) {
   const auto held = lock();
   if (number != backward_) return;
+  if (complete && !ready_.empty()) reduce_next(held, /*all=*/true);
+  to_reduce_.clear();
+  ready_.clear();
   enter(Pass::None);
   live_.end_backward(held);
   finish_reductions();
@@ -132,6 +139,41 @@ void Schedule::gradients_sent(Unit& unit) {
   live_.prefetch_after(held, unit, order(pass_));
 }
 
+void Schedule::gradients_kept(Unit& unit) {
+  const auto held = lock();
+  enter(pass_now());
+  if (!unit.pinned() && unit.state(held).rules.reshard_after_backward) live_.reshard(held, unit);
+  live_.prefetch_after(held, unit, order(pass_));
+}
+
+void Schedule::reduce_in_order(Unit& unit, std::function<void(const ScheduleLock&)> reduce) {
+  const auto held = lock();
+  if (!rules_.is_model) return reduce(held);
+  if (ready_.empty()) {
+    // Inner units are made first, and backward reaches those first that were made last. The root's gradients are usually complete last.
+    std::ranges::copy_if(members_, std::back_inserter(to_reduce_), [](Unit* member) { return is_trained(*member); });
+    std::ranges::sort(to_reduce_, {}, [](Unit* member) { return std::pair(!member->is_root(), member->number()); });
+  }
+  ready_[&unit] = std::move(reduce);
+  reduce_next(held, /*all=*/false);
+}
+
+/// Reduces the units that are next in the order and ready, or all that are left.
+void Schedule::reduce_next(const ScheduleLock& held, bool all) {
+  const c10::AutoGradMode no_grad(false);
+  while (!to_reduce_.empty()) {
+    auto& unit = *to_reduce_.back();
+    const auto ready = ready_.find(&unit);
+    if (ready == ready_.end() && !all) return;
+    to_reduce_.pop_back();
+    if (ready == ready_.end()) {
+      reduce_unsynced(unit.shared_from_this(), held);
+    } else if (const auto reduce = std::exchange(ready->second, {})) {
+      reduce(held);
+    }
+  }
+}
+
 void Schedule::finish_reductions() {
   const auto held = lock();
   if (auto* unit = std::exchange(reducing_, nullptr)) unit->state(held).reduction.finish();
@@ -168,6 +210,8 @@ void Schedule::abandon_pass() {
   for (auto& order : orders_) order = {};  // ranks may have recorded different uses
   pass_ = Pass::None;
   backward_++;
+  to_reduce_.clear();
+  ready_.clear();
   visited_ = nullptr;
   if (auto* unit = std::exchange(reducing_, nullptr)) unit->state(held).reduction.abandon();
   live_.reshard_all(held);
@@ -193,6 +237,16 @@ void Schedule::reshard(Unit& unit) {
   live_.reshard(lock(), unit);
 }
 
+void Schedule::add(Unit& unit) {
+  const auto held = lock();
+  members_.push_back(&unit);
+}
+
+const Unit* Schedule::root() const {
+  const auto root = std::ranges::find_if(members_, &Unit::is_root);
+  return root == members_.end() ? nullptr : *root;
+}
+
 void Schedule::hand_over(Unit& unit) {
   const auto held = lock();
   if (unit.pinned()) throw UsageError(fmt::format("unit '{}' can't become part of a larger one while it is in use", unit.name()));
@@ -206,6 +260,9 @@ void Schedule::forget(const Unit& unit) {
   live_.forget(unit);
   if (reducing_ == &unit) reducing_ = nullptr;
   std::erase(written_, &unit);
+  std::erase(members_, &unit);
+  std::erase(to_reduce_, &unit);
+  ready_.erase(&unit);
   for (auto& order : orders_) order = {};
   if (visited_ == &unit) visited_ = nullptr;
 }

@@ -61,6 +61,12 @@ void Unit::count_gather() {
   counters_.gathered_bytes += state_->memory().gathered_bytes(buffers());
 }
 
+void Unit::join(std::shared_ptr<Schedule> schedule) {
+  schedule_ = std::move(schedule);
+  schedule_->add(*this);
+  is_root_ = false;
+}
+
 uint64_t Unit::held_bytes() const {
   return state_->held_bytes();
 }

@@ -102,10 +102,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   const std::shared_ptr<Schedule>& schedule() const { return schedule_; }
   /// Moves the unit to the schedule of a larger model. Must not be called while either model is in use.
-  void join(std::shared_ptr<Schedule> schedule) {
-    schedule_ = std::move(schedule);
-    is_root_ = false;
-  }
+  void join(std::shared_ptr<Schedule> schedule);
   /// The root of a model is the unit of the outermost module. A model has none if its modules leave no parameter for it.
   bool is_root() const { return is_root_; }
   void become_root() { is_root_ = true; }

@@ -114,7 +114,7 @@ class UnitMemory {
   virtual void pack(const at::Tensor& place, const at::Tensor& gradient) const { place.copy_(gradient); }
   /// Starts to compute the mean over all ranks of the buffers that gradient_buffers() returned last. This rank's part goes to the pieces'
   /// `own`.
-  virtual Works reduce(std::span<const Piece> pieces, const Subject& subject) = 0;
+  virtual Works reduce(std::span<const Piece> pieces, const Subject& subject, Reduce op = Reduce::Mean) = 0;
   /// The same for a mean that nobody keeps: `take` gets it from whoever waits for the work. The pieces' `own` are this rank's places in the
   /// buffers.
   virtual Works reduce(std::span<const Piece> pieces, const Subject& subject, TakeMean take) = 0;
