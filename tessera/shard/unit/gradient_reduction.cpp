@@ -223,6 +223,15 @@ void GradientReduction::hand_over(const PartOfMean& mean) {
   });
 }
 
+void GradientReduction::expect_synced() const {
+  if (unsynced.empty()) return;
+  throw UsageError(
+      fmt::format("unit '{}' has gradients of backward passes that were not reduced over the ranks (no_sync, set_requires_gradient_sync or "
+                  "set_requires_all_reduce), which would be left out; let the last pass before a step reduce, or call "
+                  "tessera::sync_gradients(model)",
+                  unit_.name()));
+}
+
 /// Makes the mean over all ranks of a sum over this rank's shard group.
 void GradientReduction::settle(const GradientMemory& memory) {
   if (settling_.is_part) return unsynced.add_part(memory.group, memory.values, packed_);
