@@ -11,6 +11,7 @@
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/wrap.h"
 #include "tessera/testing/net.h"
+#include "tessera/testing/numbers.h"
 
 namespace tessera::testing::call_test {
 namespace {
@@ -24,6 +25,7 @@ struct PairsImpl : nn::Module {
   nn::Linear linear = register_module("linear", nn::Linear(6, 6));
   at::ScalarType seen = at::kInt, index = at::kInt;
   std::optional<std::string> phase;
+  PairsImpl() { fill_with_numbers(*this); }
   std::map<std::string, at::Tensor> forward(const std::vector<at::Tensor>& xs, const at::Tensor& which, double scale, std::string* out) {
     seen = xs.front().scalar_type();
     index = which.scalar_type();
@@ -43,7 +45,7 @@ TEST(Call, CastsInputsAndOutputsOfAnyShape) {
     Pairs pairs;
     fully_shard(pairs, {.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16, .output_dtype = at::kFloat}});
     std::string out;
-    const auto result = call(pairs, std::vector{input()}, at::tensor({1, 2}), 2.0, &out);
+    const auto result = call(pairs, std::vector{input()}, at::ones({2}, at::kLong), 2.0, &out);
     EXPECT_EQ(pairs->seen, at::kBFloat16);
     EXPECT_EQ(pairs->index, at::kLong);
     EXPECT_EQ(out, "seen");
@@ -74,7 +76,7 @@ TEST(Call, LeavesInputsAloneIfAskedTo) {
     Pairs pairs;
     fully_shard(pairs, {.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16, .cast_forward_inputs = false}});
     std::string out;
-    const auto result = call(pairs, std::vector{input()}, at::tensor({1, 2}), 2.0, &out);
+    const auto result = call(pairs, std::vector{input()}, at::ones({2}, at::kLong), 2.0, &out);
     EXPECT_EQ(pairs->seen, at::kFloat);
     EXPECT_EQ(result.at("y").scalar_type(), at::kBFloat16);  // the operator has cast it
   });
