@@ -64,13 +64,13 @@ struct NamesForwardTwice : M, NamesForward {};
 
 }  // namespace detail
 
-/// Whether the class M has a forward, or several, or a template. ModuleList and ModuleDict have none.
+/// Whether the class M has a forward, or several, or a template. ModuleList and ModuleDict have none. Of final classes it is assumed.
 template <class M>
-concept HasForward = !requires { &detail::NamesForwardTwice<M>::forward; };
+concept HasForward = std::is_final_v<M> || !requires { &detail::NamesForwardTwice<M>::forward; };
 
 /// The shared_ptr of a module holder, or the shared_ptr that was given. It leads to a module that may be changed, as forward does.
 template <class M>
-const auto& pointer_of(const M& module) {
+auto pointer_of(const M& module) {
   if constexpr (requires { module.ptr(); }) {
     return module.ptr();
   } else {
@@ -87,7 +87,7 @@ template <class M, class... Inputs>
 auto call(const M& module, Inputs&&... inputs) {
   static_assert(HasForward<ModuleOf<M>>,
                 "this module has no forward (as ModuleList and ModuleDict have none): call the modules in it one by one");
-  const auto& pointer = pointer_of(module);
+  const auto pointer = pointer_of(module);
   const ForwardCall boundary(*pointer);
   if constexpr (std::is_void_v<decltype(pointer->forward(boundary.input(std::forward<Inputs>(inputs))...))>) {
     pointer->forward(boundary.input(std::forward<Inputs>(inputs))...);

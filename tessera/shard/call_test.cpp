@@ -71,6 +71,20 @@ TEST(Call, TrainsAsTheSameCastsByHand) {
   });
 }
 
+TEST(Call, CastsNestedOutputs) {
+  with_ranks(2, [](const Communicator& world) {
+    nn::LSTM lstm(nn::LSTMOptions(6, 4));
+    fill_with_numbers(*lstm);
+    fully_shard(lstm, {.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16, .output_dtype = at::kFloat}});
+    const auto [y, state] = call(lstm, numbers({3, 2, 6}));
+    EXPECT_EQ(y.scalar_type(), at::kFloat);
+    EXPECT_EQ(std::get<1>(state).scalar_type(), at::kFloat);
+    const auto again = call(lstm, numbers({3, 2, 6}), std::optional(state));  // a nested input
+    (std::get<0>(again).sum() + y.sum()).backward();
+    EXPECT_TRUE(full_grad(lstm->named_parameters()["weight_hh_l0"]).isfinite().all().item<bool>());
+  });
+}
+
 TEST(Call, LeavesInputsAloneIfAskedTo) {
   with_ranks(1, [](const Communicator& world) {
     Pairs pairs;

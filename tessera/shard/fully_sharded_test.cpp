@@ -224,6 +224,8 @@ TEST(FullySharded, RefusesModulesThatItCanNotWrap) {
   with_ranks(1, [](const Communicator& world) {
     const auto net = seeded_net();
     const FullyShardedDataParallel once(net, world);
+    EXPECT_THAT(message_of<UsageError>([&] { FullyShardedDataParallel<FullyShardedDataParallel<Net>>(once, world); }),
+                HasSubstr("can't wrap a module twice"));
     EXPECT_THAT(message_of<UsageError>([&] { FullyShardedDataParallel(net, world); }),
                 HasSubstr("can't wrap a module twice, and this Net"));
     EXPECT_THAT(message_of<UsageError>([&] { FullyShardedDataParallel(nn::ModuleList(nn::Linear(1, 1)), world); }),
