@@ -175,8 +175,11 @@ TEST_P(Norms, AreNotNeededToFindWhatIsNotFinite) {
     EXPECT_TRUE(gradients_are_finite(shards));
     shards.back().grad().fill_(-std::numeric_limits<float>::infinity());
     EXPECT_FALSE(gradients_are_finite(shards));
+    // These come with the reduction.
     for (const auto& shard : shards) shard.mutable_grad() = at::Tensor();
-    model.forward(numbers({5, 8}) * 1e25).pow(2).sum().backward();  // this one comes with the reduction
+    model.forward(numbers({5, 8}) * 1e25).sum().mul(1e25).backward();
+    EXPECT_TRUE(gradients_are_finite(shards));
+    model.forward(numbers({5, 8})).mul(std::numeric_limits<float>::infinity()).sum().backward();
     EXPECT_FALSE(gradients_are_finite(shards));
   });
 }
