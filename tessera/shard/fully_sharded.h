@@ -118,7 +118,7 @@ class FullySharded {
 template <class M>
 class FullyShardedDataParallel : public FullySharded {
  public:
-  using Module = std::remove_reference_t<decltype(*std::declval<const M&>())>;
+  using Module = ModuleOf<M>;
 
   /// Makes a unit of the parameters that belong to none yet. They must be float32. Collective.
   FullyShardedDataParallel(M module, const Communicator& world, FullyShardedOptions options = {})
@@ -157,13 +157,6 @@ class FullyShardedDataParallel : public FullySharded {
   }
 
  private:
-  static std::shared_ptr<Module> pointer_of(const M& module) {
-    if constexpr (requires { module.ptr(); }) {
-      return module.ptr();
-    } else {
-      return module;
-    }
-  }
   template <class T>
   static void collect(T value, std::vector<at::Tensor>& tensors) {
     for_each_tensor_in(value, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });

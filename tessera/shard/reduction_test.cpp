@@ -7,9 +7,11 @@
 #include "tessera/base/error.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/call.h"
+#include "tessera/shard/local.h"
 #include "tessera/shard/norms.h"
 #include "tessera/shard/recover.h"
 #include "tessera/shard/report.h"
+#include "tessera/shard/training.h"
 #include "tessera/testing/blocks.h"
 #include "tessera/testing/net.h"
 
@@ -71,7 +73,7 @@ TEST(NoSync, AddsUpOnEachRankAndReducesOnce) {
   with_ways([](const Communicator& world, const Way& way) {
     const auto model = sharded(way);
     for (int step = 0; step < 2; step++) {  // the second one with known orders
-      for (const auto& shard : parameters(*model)) shard.mutable_grad() = {};
+      for (const auto& shard : parameters(*model)) shard.mutable_grad() = at::Tensor();
       reset_counters(*model);
       {
         const auto guard = no_sync(*model);
@@ -163,7 +165,7 @@ TEST(UnsyncedGradients, CanBeReducedWithoutAPassAndAreNeverLeftOut) {
     EXPECT_THAT([&] { ours.step(); }, refused);
     EXPECT_THAT([&] { theirs.step(); }, refused);
     EXPECT_THAT([&] { skip_step(*model); }, refused);
-    parameters(*model)[0].mutable_grad() = {};
+    parameters(*model)[0].mutable_grad() = at::Tensor();
     sync_gradients(*model);
     expect_gradients(*model, expected_gradients(world.size(), {0}));
     const auto reductions = counters(*model).reductions;
@@ -279,7 +281,7 @@ TEST(ReductionHook, ReplacesTheReduction) {
       expect_gradients(*model, expected_gradients(2, {0}), 1, 1e-2);
       EXPECT_FALSE(at::allclose(full_grad(parameters(*model)[0]), expected_gradients(2, {0})[0], 1e-5, 1e-5));
       set_reduction_hook(*model, {});
-      for (const auto& shard : parameters(*model)) shard.mutable_grad() = {};
+      for (const auto& shard : parameters(*model)) shard.mutable_grad() = at::Tensor();
       loss_of(*model, world.rank()).backward();
       expect_gradients(*model, expected_gradients(2, {0}));
     }
