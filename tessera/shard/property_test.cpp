@@ -7,6 +7,7 @@
 #include <random>
 
 #include "tessera/base/env.h"
+#include "tessera/comm/self/self.h"
 #include "tessera/optim/adam.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/reduction.h"
@@ -139,7 +140,7 @@ struct InBackward final : torch::optim::Optimizer {
 
 /// How a model is sharded.
 struct Way {
-  ShardOptions options;  // but for the mesh
+  ShardOptions options{.mesh = self_world()};  // but for the mesh
   int ranks, replicas;
   bool moves_dims, divides, reshards_after_backward, has_lists, replicates_scale;
   unsigned units;  // a bit for each layer
@@ -220,7 +221,7 @@ void compare(unsigned seed) {
   Passes passes{.replicas = way.replicas, .unused = way.options.unused_parameters};
   if (!in_backward && lot() % 2 == 0) {
     passes.count = 2 + static_cast<int>(lot() % 2);
-    passes.meets = static_cast<Meets>(lot() % 3);
+    passes.meets = static_cast<Meets>(lot() % 4);
     if (passes.replicas == 1 && passes.meets == Meets::ShardGroupInEachPass) passes.meets = Meets::InTheLastPass;
   }
   const auto optimizer = [=](std::vector<at::Tensor> parameters) -> std::unique_ptr<torch::optim::Optimizer> {

@@ -51,8 +51,9 @@ void backward_replicated(const torch::nn::Module& module, const Mesh& mesh, cons
       if (earlier.defined()) gradient = gradient.defined() ? earlier + gradient : earlier;
     }
   };
-  if (passes.meets == Meets::InTheLastPass) add_before();
-  if (passes.meets != Meets::InTheLastPass || last) average_gradients(module, mesh.shard());
+  const bool meets_once = passes.meets == Meets::InTheLastPass || passes.meets == Meets::AfterTheLastPass;
+  if (meets_once) add_before();
+  if (!meets_once || last) average_gradients(module, mesh.shard());
   if (passes.meets == Meets::ShardGroupInEachPass) add_before();
   if (passes.meets == Meets::InEachPass || last) average_gradients(module, mesh.replicate());
   add_before();
@@ -60,7 +61,7 @@ void backward_replicated(const torch::nn::Module& module, const Mesh& mesh, cons
 
 void backward_sharded(const torch::nn::Module& module, const at::Tensor& loss, const Passes& passes, bool last) {
   std::optional<NoSync> guard;
-  if (passes.meets == Meets::InTheLastPass && !last) guard.emplace(no_sync(module));
+  if (passes.meets == Meets::AfterTheLastPass || (passes.meets == Meets::InTheLastPass && !last)) guard.emplace(no_sync(module));
   if (passes.meets == Meets::ShardGroupInEachPass) set_requires_all_reduce(module, last);
   loss.backward();
   if (passes.meets != Meets::InEachPass && last) sync_gradients(module);  // of what the last pass did not use

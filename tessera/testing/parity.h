@@ -35,6 +35,7 @@ enum class Meets {
   InEachPass,            // gradients add up in the shards
   ShardGroupInEachPass,  // those of other replicas only in the last pass: set_requires_all_reduce
   InTheLastPass,         // no_sync
+  AfterTheLastPass,      // no_sync and sync_gradients
 };
 
 /// How a step comes to its gradients.
