@@ -78,7 +78,15 @@ void UnitState::keep_own_part() {
   }
 }
 
+void UnitState::make_readable() {
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  expect_equal_start();
+  versions.publish(unit_.buffers());
+}
+
 void UnitState::expect_equal_start() {
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   const auto& world = unit_.mesh().world();
   if (start_checked_ || world.traits().traces) return;  // in a trace, one process provides the parameters of all ranks
   uint64_t all = 0;
