@@ -45,6 +45,7 @@
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/rebind.h"
 #include "tessera/shard/recover.h"
+#include "tessera/shard/reduction.h"
 #include "tessera/shard/report.h"
 #include "tessera/shard/shard_metadata.h"
 #include "tessera/shard/strategy.h"

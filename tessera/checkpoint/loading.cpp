@@ -13,6 +13,7 @@
 #include "tessera/checkpoint/part_records.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/shard/access/buffer_dtype.h"
+#include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/parameters.h"
@@ -212,6 +213,7 @@ void copy_values(const Saved& saved, const torch::nn::Module& module, std::span<
 }  // namespace
 
 void load(const fs::path& folder, Contents& contents, const Communicator& world) {
+  expect_idle("checkpoint::load");
   expect_model(contents);
   const c10::AutoGradMode no_grad(false);
   const auto model = local_values(*contents.model);

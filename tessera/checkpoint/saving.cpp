@@ -15,6 +15,7 @@
 #include "tessera/checkpoint/part_records.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/shard/access/buffer_dtype.h"
+#include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/parameters.h"
 
@@ -137,6 +138,7 @@ void write_rank_file(const fs::path& folder, const RankContents& rank) {
 }  // namespace
 
 void save(const fs::path& given, const Contents& contents, const Communicator& world) {
+  expect_idle("checkpoint::save");
   expect_model(contents);
   const auto folder = given.has_filename() ? given : given.parent_path();  // "run/net/" is "run/net"
   if (folder.empty()) throw UsageError("a checkpoint needs a folder; this name is empty");

@@ -78,10 +78,18 @@ std::vector<int> colors(const std::vector<MeshAxis>& axes, const std::vector<int
   return result;
 }
 
+/// This rank's group along each axis. All ranks, or one, need no new group.
 std::vector<Communicator> groups_along(const Communicator& world, const std::vector<MeshAxis>& axes, const std::vector<int>& places) {
-  if (axes.size() == 1) return {world};
   std::vector<Communicator> groups;
-  for (size_t i = 0; i < axes.size(); i++) groups.push_back(world.split(colors(axes, places, {i})));
+  for (size_t i = 0; i < axes.size(); i++) {
+    if (axes[i].size == world.size()) {
+      groups.push_back(world);
+    } else if (axes[i].size == 1 && !world.traits().traces) {
+      groups.push_back(self_world().with_limit(world.limit()));
+    } else {
+      groups.push_back(world.split(colors(axes, places, {i})));
+    }
+  }
   return groups;
 }
 

@@ -64,22 +64,35 @@ struct NamesForwardTwice : M, NamesForward {};
 
 }  // namespace detail
 
-/// Whether the class M has a forward, or several, or a template. ModuleList and ModuleDict have none.
+/// Whether the class M has a forward, or several, or a template. ModuleList and ModuleDict have none. Of final classes it is assumed.
 template <class M>
-concept HasForward = !requires { &detail::NamesForwardTwice<M>::forward; };
+concept HasForward = std::is_final_v<M> || !requires { &detail::NamesForwardTwice<M>::forward; };
+
+/// The shared_ptr of a module holder, or the shared_ptr that was given. It leads to a module that may be changed, as forward does.
+template <class M>
+auto pointer_of(const M& module) {
+  if constexpr (requires { module.ptr(); }) {
+    return module.ptr();
+  } else {
+    return module;
+  }
+}
+template <class M>
+using ModuleOf = std::remove_reference_t<decltype(*pointer_of(std::declval<const M&>()))>;
 
 /// module->forward(inputs...), where `module` is a module holder or a shared_ptr. Floating-point inputs are cast to the param_dtype of the
 /// module, unless its MixedPrecision::cast_forward_inputs is false, and floating-point outputs to its output_dtype. Tensors are found as
 /// for_each_tensor_in finds them. For a module that fully_shard does not know, it is a plain call.
 template <class M, class... Inputs>
 auto call(const M& module, Inputs&&... inputs) {
-  static_assert(HasForward<std::remove_reference_t<decltype(*module)>>,
+  static_assert(HasForward<ModuleOf<M>>,
                 "this module has no forward (as ModuleList and ModuleDict have none): call the modules in it one by one");
-  const ForwardCall boundary(*module);
-  if constexpr (std::is_void_v<decltype(module->forward(boundary.input(std::forward<Inputs>(inputs))...))>) {
-    module->forward(boundary.input(std::forward<Inputs>(inputs))...);
+  const auto pointer = pointer_of(module);
+  const ForwardCall boundary(*pointer);
+  if constexpr (std::is_void_v<decltype(pointer->forward(boundary.input(std::forward<Inputs>(inputs))...))>) {
+    pointer->forward(boundary.input(std::forward<Inputs>(inputs))...);
   } else {
-    return boundary.output(module->forward(boundary.input(std::forward<Inputs>(inputs))...));
+    return boundary.output(pointer->forward(boundary.input(std::forward<Inputs>(inputs))...));
   }
 }
 

@@ -11,6 +11,7 @@
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/wrap.h"
 #include "tessera/testing/net.h"
+#include "tessera/testing/numbers.h"
 
 namespace tessera::testing::call_test {
 namespace {
@@ -24,6 +25,7 @@ struct PairsImpl : nn::Module {
   nn::Linear linear = register_module("linear", nn::Linear(6, 6));
   at::ScalarType seen = at::kInt, index = at::kInt;
   std::optional<std::string> phase;
+  PairsImpl() { fill_with_numbers(*this); }
   std::map<std::string, at::Tensor> forward(const std::vector<at::Tensor>& xs, const at::Tensor& which, double scale, std::string* out) {
     seen = xs.front().scalar_type();
     index = which.scalar_type();
@@ -43,7 +45,7 @@ TEST(Call, CastsInputsAndOutputsOfAnyShape) {
     Pairs pairs;
     fully_shard(pairs, {.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16, .output_dtype = at::kFloat}});
     std::string out;
-    const auto result = call(pairs, std::vector{input()}, at::tensor({1, 2}), 2.0, &out);
+    const auto result = call(pairs, std::vector{input()}, at::ones({2}, at::kLong), 2.0, &out);
     EXPECT_EQ(pairs->seen, at::kBFloat16);
     EXPECT_EQ(pairs->index, at::kLong);
     EXPECT_EQ(out, "seen");
@@ -69,12 +71,26 @@ TEST(Call, TrainsAsTheSameCastsByHand) {
   });
 }
 
+TEST(Call, CastsNestedOutputs) {
+  with_ranks(2, [](const Communicator& world) {
+    nn::LSTM lstm(nn::LSTMOptions(6, 4));
+    fill_with_numbers(*lstm);
+    fully_shard(lstm, {.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16, .output_dtype = at::kFloat}});
+    const auto [y, state] = call(lstm, numbers({3, 2, 6}));
+    EXPECT_EQ(y.scalar_type(), at::kFloat);
+    EXPECT_EQ(std::get<1>(state).scalar_type(), at::kFloat);
+    const auto again = call(lstm, numbers({3, 2, 6}), std::optional(state));  // a nested input
+    (std::get<0>(again).sum() + y.sum()).backward();
+    EXPECT_TRUE(full_grad(lstm->named_parameters()["weight_hh_l0"]).isfinite().all().item<bool>());
+  });
+}
+
 TEST(Call, LeavesInputsAloneIfAskedTo) {
   with_ranks(1, [](const Communicator& world) {
     Pairs pairs;
     fully_shard(pairs, {.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16, .cast_forward_inputs = false}});
     std::string out;
-    const auto result = call(pairs, std::vector{input()}, at::tensor({1, 2}), 2.0, &out);
+    const auto result = call(pairs, std::vector{input()}, at::ones({2}, at::kLong), 2.0, &out);
     EXPECT_EQ(pairs->seen, at::kFloat);
     EXPECT_EQ(result.at("y").scalar_type(), at::kBFloat16);  // the operator has cast it
   });

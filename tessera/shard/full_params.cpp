@@ -11,6 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/shard/access/buffer_dtype.h"
+#include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
@@ -111,6 +112,7 @@ void report_loss(const Unit& unit, const std::exception& error) {
 }  // namespace
 
 FullParams full_params(const torch::nn::Module& module, Access access) {
+  expect_idle("full_params");
   FullParams guard;
   guard.access_ = access;
   for (auto& unit : units(module)) {

@@ -240,6 +240,14 @@ std::vector<at::Tensor> FullySharded::params_with_grad() const {
   return result;
 }
 
+NoSync FullySharded::no_sync() const {
+  return tessera::no_sync(*base_);
+}
+
+void FullySharded::set_gradient_divide_factors(double pre, double post, Recurse recurse) const {
+  tessera::set_gradient_divide_factors(*base_, {.pre = pre, .post = post}, recurse);
+}
+
 at::Tensor FullySharded::clip_grad_norm_(double max_norm, double norm_type) const {
   return clip_grad_norm(parameters(), max_norm, {.p = norm_type});
 }

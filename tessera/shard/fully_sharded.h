@@ -13,6 +13,7 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/shard/call.h"
+#include "tessera/shard/reduction.h"
 #include "tessera/shard/shard_metadata.h"
 #include "tessera/shard/wrap.h"
 
@@ -74,6 +75,10 @@ class FullySharded {
   std::vector<at::Tensor> params_with_grad() const;
   /// As tessera::clip_grad_norm over all parameters. Collective.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2) const;
+
+  /// As tessera::no_sync for this module.
+  NoSync no_sync() const;
+  void set_gradient_divide_factors(double pre, double post, Recurse recurse = Recurse::Yes) const;
   ShardMetadata get_shard_metadata() const;
   /// All shards in the module, also those of inner units, under their names in the module.
   std::vector<std::pair<std::string, at::Tensor>> get_original_names_and_sharded_parameters() const;
@@ -113,7 +118,7 @@ class FullySharded {
 template <class M>
 class FullyShardedDataParallel : public FullySharded {
  public:
-  using Module = std::remove_reference_t<decltype(*std::declval<const M&>())>;
+  using Module = ModuleOf<M>;
 
   /// Makes a unit of the parameters that belong to none yet. They must be float32. Collective.
   FullyShardedDataParallel(M module, const Communicator& world, FullyShardedOptions options = {})
@@ -152,13 +157,6 @@ class FullyShardedDataParallel : public FullySharded {
   }
 
  private:
-  static std::shared_ptr<Module> pointer_of(const M& module) {
-    if constexpr (requires { module.ptr(); }) {
-      return module.ptr();
-    } else {
-      return module;
-    }
-  }
   template <class T>
   static void collect(T value, std::vector<at::Tensor>& tensors) {
     for_each_tensor_in(value, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });

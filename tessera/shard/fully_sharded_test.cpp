@@ -15,6 +15,7 @@
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/report.h"
 #include "tessera/testing/net.h"
+#include "tessera/testing/numbers.h"
 #include "tessera/testing/tracing_transport.h"
 
 namespace tessera::testing::fully_sharded_test {
@@ -29,10 +30,20 @@ std::string refused(const Communicator& world, FullyShardedOptions options) {
   return message_of<UsageError>([&] { FullyShardedDataParallel(seeded_net(), world, std::move(options)); });
 }
 
+/// With values that are the same on all ranks.
+template <class M>
+M filled(M module) {
+  fill_with_numbers(*module);
+  return module;
+}
+
 struct Outer : nn::Module {
   FullyShardedDataParallel<nn::Linear> inner;
-  nn::Linear head = register_module("head", nn::Linear(6, 2));
-  explicit Outer(const Communicator& world) : inner(nn::Linear(6, 6), world) { register_module("inner", inner.ptr()); }
+  nn::Linear head{nullptr};
+  explicit Outer(const Communicator& world) : inner(filled(nn::Linear(6, 6)), world) {
+    register_module("inner", inner.ptr());
+    head = register_module("head", filled(nn::Linear(6, 2)));
+  }
   at::Tensor forward(const at::Tensor& x) { return head(torch::tanh(inner(x))); }
 };
 
@@ -69,12 +80,12 @@ TEST(FullySharded, IsAHandleOfItsModule) {
     copy.forward(input()).sum().backward();
     EXPECT_EQ(sharded.params_with_grad().size(), 6U);
 
-    const nn::Sequential layers(nn::Linear(6, 3), nn::ReLU());
+    auto layers = filled(nn::Sequential(nn::Linear(6, 3), nn::ReLU()));
     const FullyShardedDataParallel sequential(layers, world);
     EXPECT_EQ(sequential[1]->name(), layers[1]->name());
     EXPECT_EQ(sequential(input()).size(1), 3);
 
-    const FullyShardedDataParallel pointed(std::make_shared<NetImpl>(), world);
+    const FullyShardedDataParallel pointed(filled(std::make_shared<NetImpl>()), world);
     EXPECT_EQ(pointed(input()).size(1), 4);
   });
 }
@@ -101,7 +112,7 @@ TEST(FullySharded, KeepsItsNamesInAnOuterModel) {
 
 TEST(FullySharded, DescribesFlatParametersAndCastBuffers) {
   with_ranks(2, [](const Communicator& world) {
-    const nn::Sequential layers(nn::Linear(6, 3), nn::BatchNorm1d(3));
+    nn::Sequential layers(nn::Linear(6, 3), nn::BatchNorm1d(3));
     const FullyShardedDataParallel model(layers, world, {.flatten_parameters = true, .compute_dtype = at::kBFloat16});
     EXPECT_EQ(model.parameters().size(), 1U);
     const auto metadata = model.get_shard_metadata();
@@ -213,6 +224,8 @@ TEST(FullySharded, RefusesModulesThatItCanNotWrap) {
   with_ranks(1, [](const Communicator& world) {
     const auto net = seeded_net();
     const FullyShardedDataParallel once(net, world);
+    EXPECT_THAT(message_of<UsageError>([&] { FullyShardedDataParallel<FullyShardedDataParallel<Net>>(once, world); }),
+                HasSubstr("can't wrap a module twice"));
     EXPECT_THAT(message_of<UsageError>([&] { FullyShardedDataParallel(net, world); }),
                 HasSubstr("can't wrap a module twice, and this Net"));
     EXPECT_THAT(message_of<UsageError>([&] { FullyShardedDataParallel(nn::ModuleList(nn::Linear(1, 1)), world); }),
@@ -223,10 +236,10 @@ TEST(FullySharded, RefusesModulesThatItCanNotWrap) {
     wide->b->to(at::kDouble);
     EXPECT_THAT(message_of<UsageError>([&] { FullyShardedDataParallel(wide, world); }),
                 AllOf(HasSubstr("'b.weight' is Double"), HasSubstr("float32 parameters only")));
-    auto elsewhere = seeded_net();
-    elsewhere->c->to(at::kMeta);
+    nn::Linear elsewhere(1, 1);
+    elsewhere->weight = elsewhere->register_parameter("other", at::ones({1}, at::kMeta));
     EXPECT_THAT(message_of<UsageError>([&] { FullyShardedDataParallel(elsewhere, world); }),
-                AllOf(HasSubstr("'c.weight' is on meta"), HasSubstr("communicate on cpu")));
+                AllOf(HasSubstr("'other' is on meta"), HasSubstr("communicate on cpu")));
   });
 }
 

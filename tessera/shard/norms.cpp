@@ -12,10 +12,12 @@
 #include "tessera/comm/groups/group_list.h"
 #include "tessera/shard/access/gradient_sink.h"
 #include "tessera/shard/access/gradients.h"
+#include "tessera/shard/access/phases.h"
 #include "tessera/shard/paging/paged_tensor.h"
 #include "tessera/shard/paging/storage_tag.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/unit_state.h"
 
 namespace tessera {
 namespace {
@@ -72,13 +74,19 @@ size_t with_known_squares(std::span<const at::Tensor> parameters) {
   return 0;
 }
 
+void expect_synced(Unit& unit) {
+  const auto held = unit.schedule()->lock();
+  unit.state(held).reduction.expect_synced();
+}
+
 /// Waits for the reductions of all units of the shards. `squares` makes later ones compute sums of squares.
 void finish_reductions(std::span<const at::Tensor> parameters, bool squares) {
   for (const auto& parameter : parameters) {
     if (!is_paged(parameter)) continue;
     const auto unit = unit_of_shard(parameter);
     expect_gradient_kept(*unit, parameter, "the norm of the gradients");
-    unit->schedule()->finish_reductions();  // a hook may ask in the middle of backward
+    unit->schedule()->finish_reductions();
+    expect_synced(*unit);
     if (squares) unit->compute_squares();
   }
 }
@@ -92,6 +100,7 @@ bool is_finite(const at::Tensor& gradient) {
 
 at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& options) {
   const auto p = options.p;
+  expect_idle("the norm of gradients");
   if (!(p > 0)) throw UsageError(fmt::format("a norm with p = {} is none; p must be positive, or infinity", p));
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
@@ -165,6 +174,19 @@ at::Tensor clip_grad_norm(std::span<const at::Tensor> parameters, double max_nor
     if (gradient.defined()) gradient.mul_(scale.to(gradient.scalar_type()));
   }
   return norm;
+}
+
+void clip_grad_value(std::span<const at::Tensor> parameters, double clip_value) {
+  expect_idle("clip_grad_value");
+  if (!(clip_value >= 0)) throw UsageError(fmt::format("clip_grad_value: {} is no bound", clip_value));
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  expect_averaged(parameters);
+  finish_reductions(parameters, /*squares=*/false);
+  for (const auto& parameter : parameters) {
+    auto gradient = parameter.grad();
+    if (gradient.defined()) gradient.clamp_(-clip_value, clip_value);
+  }
 }
 
 }  // namespace tessera

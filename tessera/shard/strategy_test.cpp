@@ -89,14 +89,14 @@ TEST(Strategy, DecidesWhatARankKeeps) {
 
 TEST(Strategy, IsAReshardRuleToo) {
   with_ranks(2, [](const Communicator& world) {
-    const auto parts = [&](ShardingStrategy strategy, bool is_root) {
-      return sharding_strategy(world, strategy).reshard_after_forward.parts(is_root, 2);
+    const auto keeps = [&](ShardingStrategy strategy, bool is_root) {
+      return sharding_strategy(world, strategy).reshard_after_forward.keeps(is_root);
     };
-    EXPECT_EQ(parts(ShardingStrategy::FullShard, /*is_root=*/false), 2);
-    EXPECT_EQ(parts(ShardingStrategy::FullShard, /*is_root=*/true), 1);
-    EXPECT_EQ(parts(ShardingStrategy::ShardGradOp, /*is_root=*/false), 1);
-    EXPECT_EQ(parts(ShardingStrategy::HybridShard, /*is_root=*/false), 2);
-    EXPECT_EQ(parts(ShardingStrategy::HybridShardZero2, /*is_root=*/false), 1);
+    EXPECT_FALSE(keeps(ShardingStrategy::FullShard, /*is_root=*/false));
+    EXPECT_TRUE(keeps(ShardingStrategy::FullShard, /*is_root=*/true));
+    EXPECT_TRUE(keeps(ShardingStrategy::ShardGradOp, /*is_root=*/false));
+    EXPECT_FALSE(keeps(ShardingStrategy::HybridShard, /*is_root=*/false));
+    EXPECT_TRUE(keeps(ShardingStrategy::HybridShardZero2, /*is_root=*/false));
   });
 }
 

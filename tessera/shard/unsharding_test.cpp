@@ -16,19 +16,12 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-/// Four blocks, each a unit, and a root with parameters of its own, in memory that an all-gather fills.
-struct Rooted : Blocks {
-  torch::nn::Linear head = register_module("head", torch::nn::Linear(8, 8));
-  Rooted() { fill_with_numbers(*this); }
-  at::Tensor forward(const at::Tensor& x) { return head(Blocks::forward(x)); }
-};
+using Rooted = RootedBlocks;
 
+/// In memory that an all-gather fills.
 std::shared_ptr<Rooted> sharded(ShardOptions options) {
   options.residence = Residence::Gathered;
-  auto model = std::make_shared<Rooted>();
-  for (const auto& each : model->block) fully_shard(each, options);
-  fully_shard(model, options);
-  return model;
+  return sharded_rooted_blocks(options);
 }
 
 void train_step(Rooted& model, int batch = 0) {

@@ -146,33 +146,22 @@ void refuse_other_memory(const OperatorFacts& op, const Stack& stack) {
       "from its unit; convert the model before fully_shard");
 }
 
-/// The place of running_mean among the operands of an operator that updates statistics. running_var comes next.
-constexpr size_t kRunningMean = 3;
-
-at::ScalarType dtype_of_statistics(const c10::IValue& running_mean) {
-  if (!running_mean.isTensor() || !running_mean.toTensor().defined()) return at::kFloat;
-  const auto dtype = running_mean.toTensor().scalar_type();
-  return dtype == at::kBFloat16 || dtype == at::kHalf ? dtype : at::kFloat;
-}
-
-/// Casts the operator's floating-point operands to the dtype with which the unit computes. Operators that update running statistics take
-/// parameters in float32 instead, or all operands in the dtype of the statistics, if buffer_dtype has made that a lower one.
+/// Casts the operator's floating-point operands to the dtype with which the unit computes. Operators that update running statistics compute
+/// in float32 instead.
 void cast_operands(const OperatorFacts& op, Stack& stack, Unit& unit) {
-  const size_t base = stack.size() - op.arguments;
-  const auto statistics = op.updates_statistics ? dtype_of_statistics(stack[base + kRunningMean]) : at::kFloat;
-  const auto dtype = statistics == at::kFloat ? unit.compute_dtype() : statistics;
+  const auto dtype = unit.compute_dtype();
   // Backward operators need their operands exactly as the forward operators saw them.
   if (!dtype || op.backward) return;
+  const size_t base = stack.size() - op.arguments;
   const auto cast = [&](const at::Tensor& tensor) -> at::Tensor {
     if (!tensor.defined() || !at::isFloatingType(tensor.scalar_type())) return tensor;
-    if (op.updates_statistics && statistics == at::kFloat) return is_paged(tensor) ? tensor.to(at::kFloat) : tensor;
-    if (op.updates_statistics) return tensor.to(statistics);
+    if (op.updates_statistics) return is_paged(tensor) ? tensor.to(at::kFloat) : tensor;
     if (is_paged(tensor) || tensor.scalar_type() == *dtype) return tensor;
     const auto held = unit.schedule()->lock();
     return unit.state(held).casts.cast(tensor, *dtype);
   };
   for (size_t i = 0; i < op.arguments; i++) {
-    if (op.writes[i] || (op.updates_statistics && (i == kRunningMean || i == kRunningMean + 1))) continue;
+    if (op.writes[i]) continue;
     auto& value = stack[base + i];
     if (value.isTensor()) {
       value = cast(value.toTensor());
@@ -183,6 +172,34 @@ void cast_operands(const OperatorFacts& op, Stack& stack, Unit& unit) {
     }
   }
 }
+
+/// Gives an operator that updates running statistics float32 copies of them, if buffer_dtype has made them narrower: libtorch does not take
+/// them in all combinations with other dtypes.
+class WideStatistics {
+ public:
+  WideStatistics(const OperatorFacts& op, Stack& stack) {
+    if (!op.updates_statistics) return;
+    const auto base = stack.size() - op.arguments;
+    const bool updates = stack[base + kTraining].toBool();
+    for (const auto place : {kRunningMean, kRunningMean + 1}) {
+      auto& value = stack[base + place];
+      if (!value.isTensor() || !value.toTensor().defined() || !at::isReducedFloatingType(value.toTensor().scalar_type())) continue;
+      const auto narrow = value.toTensor();
+      const auto wide = narrow.to(at::promoteTypes(at::kFloat, stack[base].toTensor().scalar_type()));
+      if (updates) copies_.emplace_back(narrow, wide);
+      value = wide;
+    }
+  }
+  void write_back() const {
+    const c10::AutoGradMode no_grad(false);
+    for (const auto& [narrow, wide] : copies_) narrow.copy_(wide);
+  }
+
+ private:
+  // Places among the operands of all such operators.
+  static constexpr size_t kRunningMean = 3, kTraining = 5;
+  c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 2> copies_;
+};
 
 void expect_one_dtype(const OperatorFacts& op, std::span<Unit* const> units) {
   for (const auto* unit : units) {
@@ -341,12 +358,14 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
     expect_one_dtype(op, operands.units);
     cast_operands(op, *stack, *operands.units.front());
   }
+  const WideStatistics statistics(op, *stack);
   c10::SmallVector<TaggedStorage*, 2> written;
   for (const auto* shard : operands.written) written.push_back(tagged_storage(*shard));
   {
     const c10::impl::ExcludeDispatchKeyGuard excluded(kPagingKey);
     handle.redispatchBoxed(below, stack);
   }
+  statistics.write_back();
   for (auto* storage : written) storage->watch_raw_writes();
   if (operands.origin && !op.inspects) mark_results(*stack, base, operands.origin);
 }

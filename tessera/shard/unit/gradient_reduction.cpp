@@ -97,9 +97,12 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
   auto& unit = reduction.unit_;
   if (taking_.shards.empty()) taking_ = {};
   const auto& mesh = unit.mesh();
-  // Only a mean that is not needed afterwards, for gradients or for the mean over replicas, need not be stored.
   const auto& hook = rules().reduction_hook;
-  const bool in_parts = taking_.sink && settling_.is_plain() && !hook && std::ranges::none_of(keeps_, std::identity());
+  const auto& ranks = mesh.shard().local_ranks();
+  // A mean that is needed for gradients, or has to be settled, must be complete. (And a process that stands for several ranks has no place of
+  // its own in the buffers.)
+  const bool in_parts =
+      taking_.sink && settling_.is_plain() && !hook && ranks.size() == 1 && std::ranges::none_of(keeps_, std::identity());
   c10::SmallVector<Piece, 2> pieces;
   c10::SmallVector<GradientMemory, 2> reduced;
   for (size_t i = 0; i < groups_.size(); i++) {
@@ -112,7 +115,8 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
       reduced.push_back(memory);
     } else {
       reduction.drop_memory(group);
-      pieces.push_back({.whole = whole, .own = in_parts ? mesh.shard().own_chunk(whole) : at::empty_like(group.own)});
+      pieces.push_back(
+          {.whole = whole, .own = in_parts ? whole.narrow(0, ranks.front() * group.chunk, group.chunk) : at::empty_like(group.own)});
       reduced.push_back({.storage = {}, .values = pieces.back().own, .group = unit.number_of(group), .squares = {}});
     }
   }
@@ -221,6 +225,15 @@ void GradientReduction::hand_over(const PartOfMean& mean) {
     const auto piece = std::ranges::find(taking.groups, tag_of(part)->group) - taking.groups.begin();
     mean(static_cast<size_t>(piece), part.storage_offset(), target);
   });
+}
+
+void GradientReduction::expect_synced() const {
+  if (unsynced.empty()) return;
+  throw UsageError(
+      fmt::format("unit '{}' has gradients of backward passes that were not reduced over the ranks (no_sync, set_requires_gradient_sync or "
+                  "set_requires_all_reduce), which would be left out; let the last pass before a step reduce, or call "
+                  "tessera::sync_gradients(model)",
+                  unit_.name()));
 }
 
 /// Makes the mean over all ranks of a sum over this rank's shard group.

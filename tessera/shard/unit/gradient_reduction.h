@@ -84,6 +84,8 @@ class GradientReduction {
   bool gives_gradients() const { return !settling_.is_part; }
 
   UnsyncedGradients unsynced;
+  /// Throws UsageError if there are gradients that no reduction has included.
+  void expect_synced() const;
 
   /// The storage to which the last reduction of a group writes. Null if a sink takes all of it.
   TaggedStorage* target(const Unit::Group& group) const { return memories_[unit_.number_of(group)].storage.get(); }
