@@ -9,19 +9,23 @@ namespace tessera::parity {
 namespace {
 
 /// Everything that a case can say; a word that nobody reads is an error.
-const std::set<std::string> kWords = {
-    "section", "name",     "model",     "ranks",  "mesh",     "units",        "strategy",     "reshard_after_forward", "param_dtype", "reduce_dtype",
-    "frozen",  "gathers",  "unused",    "scale",  "passes",   "output_dtype", "buffer_dtype", "accumulate",            "divide",      "clip_norm",
-    "layout",  "prefetch", "shard_dim", "within", "ignored",  "replicated",   "clip_value",   "optimizer",             "in_backward", "remark"};
+const std::set<std::string> kWords = {"section", "name", "model", "ranks", "mesh", "units", "policy", "strategy", "reshard_after_forward", "gathers", "tessera_gathers", "param_dtype", "reduce_dtype", "output_dtype", "buffer_dtype", "scale", "frozen", "unused", "passes", "accumulate", "divide", "clip_norm", "clip_value", "layout", "listing", "residence", "shard_dim", "ignored", "replicated", "prefetch", "optimizer", "ours", "in_backward", "within", "because"};
 
-Case read(const nlohmann::json& settings, const nlohmann::json& models, const std::string& section) {
+Case read(nlohmann::json settings, const nlohmann::json& models, const std::string& section) {
   for (const auto& [word, value] : settings.items()) {
     if (!kWords.contains(word)) throw UsageError("cases.json: '" + word + "' means nothing, in " + settings.dump());
   }
-  Case result{.section = section, .name = settings.at("name"), .model = settings.at("model"), .ranks = settings.at("ranks"), .settings = settings};
+  Case result;
+  result.section = section;
+  result.name = settings.at("name");
+  result.model = settings.at("model");
+  result.ranks = settings.at("ranks");
+  auto defaults = models.at(result.model);
+  defaults.update(settings);
+  result.settings = std::move(defaults);
   result.mesh = {.replicate = 1, .shard = result.ranks};
-  if (result.has("mesh")) result.mesh = {.replicate = settings["mesh"][0], .shard = settings["mesh"][1]};
-  for (const auto& unit : result.get("units", models.at(result.model))) {
+  if (result.has("mesh")) result.mesh = {.replicate = result.settings["mesh"][0], .shard = result.settings["mesh"][1]};
+  for (const auto& unit : result.settings.at("units")) {
     result.units.push_back(unit.is_array() ? unit.get<std::vector<std::string>>() : std::vector{unit.get<std::string>()});
   }
   return result;

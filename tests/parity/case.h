@@ -21,9 +21,8 @@ struct Case {
   T get(const std::string& key, T otherwise) const {
     return settings.value(key, otherwise);
   }
+  std::vector<std::string> names(const std::string& key) const { return get(key, std::vector<std::string>{}); }
   std::optional<at::ScalarType> dtype(const std::string& key) const;
-  /// How often the unit is gathered in a step, with the first of its modules as its name ("" for the rest of the model).
-  int gathers(const std::string& unit) const;
   friend std::ostream& operator<<(std::ostream& out, const Case& self) { return out << self.name; }
 };
 

@@ -46,9 +46,9 @@ struct UnitSizes {
 
 std::vector<UnitSizes> sizes_of(const Case& test, Side side) {
   const auto model = make_model(test.model);
-  for (auto& parameter : parameters_of(*model, test.get("frozen", std::vector<std::string>{}))) parameter.set_requires_grad(false);
-  auto taken = parameters_of(*model, test.get("ignored", std::vector<std::string>{}));
-  for (const auto& parameter : parameters_of(*model, test.get("replicated", std::vector<std::string>{}))) taken.push_back(parameter);
+  for (auto& parameter : parameters_of(*model, test.names("frozen"))) parameter.set_requires_grad(false);
+  auto taken = parameters_of(*model, test.names("ignored"));
+  for (const auto& parameter : parameters_of(*model, test.names("replicated"))) taken.push_back(parameter);
   auto units = test.units;
   units.push_back({""});
   std::vector<UnitSizes> result;
@@ -70,33 +70,50 @@ int64_t width(std::optional<at::ScalarType> dtype) {
   return static_cast<int64_t>(c10::elementSize(dtype.value_or(at::kFloat)));
 }
 
+/// How often a unit is gathered in a pass, if the case says so.
+std::optional<int64_t> gathers_in(const Case& test, const std::string& key, const std::string& unit) {
+  const auto own = test.get(key, nlohmann::json::object());
+  return own.contains(unit) ? std::optional(own[unit].get<int64_t>()) : std::nullopt;
+}
+
 /// How many parts of a unit a rank receives in the gathers of one pass.
 int64_t parts_gathered(const Case& test, const std::string& unit, Side side) {
   const int64_t others = test.mesh.shard - 1;
-  const bool is_root = unit.empty();
-  const auto own = test.get("gathers", nlohmann::json::object());
-  if (own.contains(unit) && (side == Side::Tessera || is_root)) return own[unit].get<int64_t>() * others;
-  if (!test.has("reshard_after_forward")) return (is_root ? 1 : 2) * others;
+  if (side == Side::Tessera && test.get("residence", std::string()) == "node-shared") return 0;
+  if (const auto own = gathers_in(test, "tessera_gathers", unit); own && side == Side::Tessera) return *own * others;
+  if (const auto own = gathers_in(test, "gathers", unit)) return *own * others;
+  if (!test.has("reshard_after_forward")) return (unit.empty() ? 1 : 2) * others;
   const auto& rule = test.settings["reshard_after_forward"];
   if (rule.is_boolean()) return (rule.get<bool>() ? 2 : 1) * others;
   const auto smaller = rule.get<int64_t>();  // each rank of the smaller group then has several parts
-  return others + (smaller - 1) * (test.mesh.shard / smaller);
+  return others + (unit.empty() ? 0 : (smaller - 1) * (test.mesh.shard / smaller));
+}
+
+/// The bytes of a value of a gradient that is sent. FSDP2 sends what it adds. Tessera sends what is narrower, and adds in float32; several
+/// passes that are reduced together are added before.
+int64_t gradient_width(const Case& test, Side side, bool unsynced) {
+  const auto computed = unsynced ? width({}) : width(test.dtype("param_dtype"));
+  const auto reduced = test.has("reduce_dtype") ? width(test.dtype("reduce_dtype")) : computed;
+  return side == Side::Fsdp2 ? reduced : std::min(reduced, computed);
 }
 
 }  // namespace
 
 Bytes bytes_by_formula(const Case& test, Side side) {
   const auto passes = test.get<int64_t>("passes", 1);
-  const bool unsynced = test.has("accumulate") && test.get("accumulate", std::string()) != "requires_all_reduce";
-  const auto reductions = unsynced ? 1 : passes;
-  // FSDP2 sends sums in reduce_dtype; Tessera sends what is narrower, and adds in float32.
-  const auto sent = test.dtype("reduce_dtype") ? width(test.dtype("reduce_dtype")) : width(test.dtype("param_dtype"));
-  const auto gradient = side == Side::Tessera ? std::min(sent, width(test.dtype("param_dtype"))) : sent;
+  const auto accumulate = test.get("accumulate", std::string());
+  const bool unsynced = !accumulate.empty() && accumulate != "requires_all_reduce";
   Bytes result;
   for (const auto& unit : sizes_of(test, side)) {
-    result.gathered += passes * width(test.dtype("param_dtype")) * parts_gathered(test, unit.name, side) * (unit.trained + unit.frozen);
-    result.reduced += reductions * gradient * (test.mesh.shard - 1) * unit.trained;
+    const auto gathers = passes * parts_gathered(test, unit.name, side);
+    const auto reductions = gathers_in(test, "gathers", unit.name) == 0 ? 0 : unsynced ? 1 : passes;
+    result.gathered += gathers * width(test.dtype("param_dtype")) * (unit.trained + unit.frozen);
+    result.reduced += reductions * (test.mesh.shard - 1) * gradient_width(test, side, unsynced) * unit.trained;
     if (test.mesh.replicate > 1) result.all_reduced += 4 * unit.trained;
+  }
+  if (side == Side::Fsdp2) return result;  // the program reduces those that are left out
+  for (const auto& parameter : parameters_of(*make_model(test.model), test.names("replicated"))) {
+    result.all_reduced += 4 * up(parameter.numel(), kAligned);
   }
   return result;
 }

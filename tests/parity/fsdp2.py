@@ -101,7 +101,10 @@ class Gpt(Model):
         x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        return self.scores(self.norm(x))
+
+    def scores(self, x):
+        return self.head(x)
 
 
 class Tied(Gpt):
@@ -109,7 +112,11 @@ class Tied(Gpt):
 
     def __init__(self):
         super().__init__()
-        self.head.weight = self.tokens.weight
+        del self.head
+        self.head = self.tokens.weight
+
+    def scores(self, x):
+        return F.linear(x, self.head)
 
 
 class Conv(Model):
@@ -335,7 +342,7 @@ def run(rank, cases, models, folder):
         if not mine:
             continue
         try:
-            for name, value in train(case, case.get("units", models[case["model"]])).items():
+            for name, value in train(case, case.get("units", models[case["model"]]["units"])).items():
                 results[f"{case['name']}/{name}"] = value
         except Exception as error:
             raise RuntimeError(f"{case['name']}: {error}") from error

@@ -28,8 +28,10 @@ struct Mlp : Model {
 /// A GPT whose modules have the names that they have in a tessera::models::Gpt.
 struct Gpt : Model {
   models::Gpt gpt{models::GptOptions{.vocabulary = 30, .width = 16, .layers = 2, .heads = 2, .longest = 9}};
-  Gpt() {
-    for (const auto& child : gpt->named_children()) register_module(child.key(), child.value());
+  explicit Gpt(const std::string& leaves_out = "") {
+    for (const auto& child : gpt->named_children()) {
+      if (child.key() != leaves_out) register_module(child.key(), child.value());
+    }
   }
   at::Tensor input(int64_t shift) override { return (at::arange(27, at::kLong) * 7 + 3 * shift).remainder(30).view({3, 9}); }
   at::Tensor forward(const at::Tensor& ids) override { return gpt(ids); }
@@ -38,10 +40,14 @@ struct Gpt : Model {
   }
 };
 
+/// Its head is its embedding.
 struct Tied : Gpt {
-  Tied() {
-    gpt->head->unregister_parameter("weight");
-    gpt->head->weight = gpt->head->register_parameter("weight", gpt->tokens->weight);
+  at::Tensor head;
+  Tied() : Gpt("head") { head = register_parameter("head", gpt->tokens->weight); }
+  at::Tensor forward(const at::Tensor& ids) override {
+    auto x = gpt->tokens(ids) + gpt->positions(at::arange(ids.size(1), ids.options()));
+    for (const auto& block : *gpt->blocks) x = block->as<models::GptBlock>()->forward(x);
+    return at::linear(gpt->norm(x), head);
   }
 };
 
@@ -65,7 +71,8 @@ struct Lstm : Model {
     head = register_module("head", nn::Linear(10, 3));
   }
   at::Tensor input(int64_t shift) override { return numbers({5, 4, 8}, static_cast<double>(shift)); }
-  at::Tensor forward(const at::Tensor& x) override { return head(std::get<0>(lstm(x))); }
+  // In one operator, as in Python; torch::nn::Linear takes two, which shows in bfloat16.
+  at::Tensor forward(const at::Tensor& x) override { return at::linear(std::get<0>(lstm(x)), head->weight, head->bias); }
 };
 
 /// Takes one of two ways, by the first value of its input.

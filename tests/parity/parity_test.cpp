@@ -84,7 +84,15 @@ TEST_P(Cases, TrainAsPyTorchDoes) {
     const auto replicated = train_replicated(world, test);
     const auto actual = train_with_tessera(world, test);
     if (world.rank() != 0) return;
+    std::cout.precision(9);
     std::cout << test.name << ": " << difference(actual, replicated) << " " << difference(actual, expected) << "\n";
+    for (size_t i = 0; i < actual.losses.size(); i++) std::cout << "   " << actual.losses[i] << " " << replicated.losses[i] << " " << expected.losses[i] << "\n";
+    for (size_t i = 0; i < actual.norms.size(); i++) std::cout << "   " << actual.norms[i] << " " << replicated.norms[i] << " " << expected.norms[i] << "\n";
+    for (const auto& [name, value] : expected.state) {
+      const auto a = actual.state.at(name), b = replicated.state.at(name);
+      const auto d = [](at::Tensor x, at::Tensor y) { return (x.to(at::kDouble) - y.to(at::kDouble)).abs().max().item<double>(); };
+      if (!at::equal(a.to(at::kFloat), b.to(at::kFloat)) || d(a, value) > 1e-5) std::cout << "   " << name << " " << d(a, b) << " " << d(a, value) << " max " << value.abs().max().item<double>() << "\n";
+    }
     std::cout << "   tessera " << actual.received << "; formula " << bytes_by_formula(test, Side::Tessera) << "\n   fsdp2   " << expected.received
               << "; formula " << bytes_by_formula(test, Side::Fsdp2) << "\n";
   });
