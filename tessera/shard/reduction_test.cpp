@@ -314,13 +314,19 @@ TEST(GradientHook, SeesEachFinishedGradient) {
   });
 }
 
-/// Rank 0 uses the even blocks, the last rank uses them all.
-at::Tensor loss_of_some(RootedBlocks& model, int rank, int ranks, int batch) {
+/// The last rank uses everything. Others use parts of the first and third block, and of the others what `whole` says.
+at::Tensor loss_of_some(RootedBlocks& model, int rank, int ranks, int batch, bool whole = true) {
   auto x = numbers({3, 8}, batch);
   for (size_t i = 0; i < model.block.size(); i++) {
-    if (rank == ranks - 1 || i % 2 == 0) x = model.block[i]->forward(x);
+    if (rank == ranks - 1) {
+      x = model.block[i]->forward(x);
+    } else if (i % 2 == 0) {
+      x = x + model.block[i]->a(x).narrow(1, 0, 8);
+    } else if (whole) {
+      x = model.block[i]->forward(x);
+    }
   }
-  return rank == 0 ? x.pow(2).mean() : model.head(x).pow(2).mean();
+  return rank == 0 && !whole ? x.pow(2).mean() : model.head(x).pow(2).mean();
 }
 
 TEST(UnusedParameters, CountAsZeroIfAsked) {
@@ -330,8 +336,10 @@ TEST(UnusedParameters, CountAsZeroIfAsked) {
         RootedBlocks whole;
         const auto model = sharded_rooted_blocks({.mesh = world, .residence = residence, .unused_parameters = UnusedParameters::Zeros});
         for (int pass = 0; pass < 3; pass++) {
-          loss_of_some(*model, world.rank(), ranks, 10 * pass + world.rank()).backward();
-          for (int rank = 0; rank < ranks; rank++) (loss_of_some(whole, rank, ranks, 10 * pass + rank) / ranks).backward();
+          // A gather needs all ranks, so that all have to use the same units of gathered memory.
+          const bool same_units = residence == Residence::Gathered;
+          loss_of_some(*model, world.rank(), ranks, 10 * pass + world.rank(), same_units).backward();
+          for (int rank = 0; rank < ranks; rank++) (loss_of_some(whole, rank, ranks, 10 * pass + rank, same_units) / ranks).backward();
         }
         std::vector<at::Tensor> expected;
         for (const auto& parameter : whole.parameters()) {

@@ -99,10 +99,9 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
   const auto& mesh = unit.mesh();
   const auto& hook = rules().reduction_hook;
   const auto& ranks = mesh.shard().local_ranks();
-  // A mean that is needed for gradients, or has to be settled, must be complete. (And a process that stands for several ranks has no place of
-  // its own in the buffers.)
-  const bool in_parts =
-      taking_.sink && settling_.is_plain() && !hook && ranks.size() == 1 && std::ranges::none_of(keeps_, std::identity());
+  // A mean that is needed for gradients, or has to be settled, must be complete. (And a process that stands for several ranks has no place
+  // of its own in the buffers.)
+  const bool in_parts = taking_.sink && settling_.is_plain() && !hook && ranks.size() == 1 && std::ranges::none_of(keeps_, std::identity());
   c10::SmallVector<Piece, 2> pieces;
   c10::SmallVector<GradientMemory, 2> reduced;
   for (size_t i = 0; i < groups_.size(); i++) {

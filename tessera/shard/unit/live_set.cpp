@@ -73,7 +73,9 @@ void LiveSet::evict(const ScheduleLock& held, std::span<Unit* const> wanted, con
   }
 }
 
-bool LiveSet::stays(const ScheduleLock& held, Unit& unit, const UseOrder& order, Pass pass) {
+bool LiveSet::stays(const ScheduleLock& held, Unit& unit, const UseOrder& order, Pass pass) const {
+  // What backward needs may differ between ranks then, and a gather needs all of them.
+  if (rules_.unused_parameters == UnusedParameters::Zeros) return true;
   auto& state = unit.state(held);
   if (state.is_asked_for()) return true;
   if (pass == Pass::Backward && !state.rules.reshard_after_backward) return true;

@@ -56,7 +56,7 @@ class LiveSet {
   void start(const ScheduleLock& held, std::span<Unit* const> units, const UseOrder& order, Pass pass);
   bool prefetches_on_use(Pass pass) const;
   /// Whether the unit's rule keeps it unsharded. Such units do not count for the bound.
-  static bool stays(const ScheduleLock& held, Unit& unit, const UseOrder& order, Pass pass);
+  bool stays(const ScheduleLock& held, Unit& unit, const UseOrder& order, Pass pass) const;
   int64_t bounded(const ScheduleLock& held, const UseOrder& order, Pass pass) const;
   int64_t most(const UseOrder& order) const;
   void reshard_where(const ScheduleLock& held, c10::function_ref<bool(Unit&)> chosen);

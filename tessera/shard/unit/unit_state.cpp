@@ -79,6 +79,7 @@ void UnitState::keep_own_part() {
 }
 
 void UnitState::expect_equal_start() {
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   const auto& world = unit_.mesh().world();
   if (start_checked_ || world.traits().traces) return;  // in a trace, one process provides the parameters of all ranks
   uint64_t all = 0;
