@@ -9,7 +9,42 @@ namespace tessera::parity {
 namespace {
 
 /// Everything that a case can say; a word that nobody reads is an error.
-const std::set<std::string> kWords = {"section", "name", "model", "ranks", "mesh", "units", "policy", "strategy", "reshard_after_forward", "gathers", "tessera_gathers", "param_dtype", "reduce_dtype", "output_dtype", "buffer_dtype", "scale", "frozen", "unused", "passes", "accumulate", "divide", "clip_norm", "clip_value", "layout", "listing", "residence", "shard_dim", "ignored", "replicated", "prefetch", "optimizer", "ours", "in_backward", "within", "because"};
+const std::set<std::string> kWords = {"section",
+                                      "name",
+                                      "model",
+                                      "ranks",
+                                      "mesh",
+                                      "units",
+                                      "policy",
+                                      "strategy",
+                                      "reshard_after_forward",
+                                      "gathers",
+                                      "tessera_gathers",
+                                      "param_dtype",
+                                      "reduce_dtype",
+                                      "output_dtype",
+                                      "buffer_dtype",
+                                      "scale",
+                                      "frozen",
+                                      "unused",
+                                      "passes",
+                                      "accumulate",
+                                      "divide",
+                                      "clip_norm",
+                                      "clip_value",
+                                      "layout",
+                                      "listing",
+                                      "residence",
+                                      "shard_dim",
+                                      "ignored",
+                                      "replicated",
+                                      "prefetch",
+                                      "optimizer",
+                                      "ours",
+                                      "in_backward",
+                                      "fsdp2",
+                                      "within",
+                                      "because"};
 
 Case read(nlohmann::json settings, const nlohmann::json& models, const std::string& section) {
   for (const auto& [word, value] : settings.items()) {
@@ -35,7 +70,8 @@ Case read(nlohmann::json settings, const nlohmann::json& models, const std::stri
 
 std::optional<at::ScalarType> Case::dtype(const std::string& key) const {
   if (!has(key)) return {};
-  static const std::map<std::string, at::ScalarType> kTypes = {{"float32", at::kFloat}, {"float16", at::kHalf}, {"bfloat16", at::kBFloat16}};
+  static const std::map<std::string, at::ScalarType> kTypes = {
+      {"float32", at::kFloat}, {"float16", at::kHalf}, {"bfloat16", at::kBFloat16}};
   return kTypes.at(settings[key]);
 }
 

@@ -86,7 +86,7 @@ int64_t parts_gathered(const Case& test, const std::string& unit, Side side) {
   const auto& rule = test.settings["reshard_after_forward"];
   if (rule.is_boolean()) return (rule.get<bool>() ? 2 : 1) * others;
   const auto smaller = rule.get<int64_t>();  // each rank of the smaller group then has several parts
-  return others + (unit.empty() ? 0 : (smaller - 1) * (test.mesh.shard / smaller));
+  return others + (smaller - 1) * (test.mesh.shard / smaller);
 }
 
 /// The bytes of a value of a gradient that is sent. FSDP2 sends what it adds. Tessera sends what is narrower, and adds in float32; several

@@ -111,8 +111,9 @@ at::Tensor Model::loss(const at::Tensor& output, int64_t shift) {
 }
 
 std::shared_ptr<Model> make_model(const std::string& name) {
-  static const std::map<std::string, std::shared_ptr<Model> (*)()> kModels = {
-      {"mlp", &make<Mlp>}, {"gpt", &make<Gpt>}, {"tied", &make<Tied>}, {"conv", &make<Conv>}, {"lstm", &make<Lstm>}, {"branches", &make<Branches>}};
+  static const std::map<std::string, std::shared_ptr<Model> (*)()> kModels = {{"mlp", &make<Mlp>},   {"gpt", &make<Gpt>},
+                                                                              {"tied", &make<Tied>}, {"conv", &make<Conv>},
+                                                                              {"lstm", &make<Lstm>}, {"branches", &make<Branches>}};
   static std::mutex generator;  // which all ranks share
   std::lock_guard lock(generator);
   auto model = kModels.at(name)();

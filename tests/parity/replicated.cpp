@@ -42,17 +42,14 @@ class Replicated final : public Trainee {
     }
     auto input = computing_->input(shift);
     if (input.is_floating_point()) input = input.to(dtype());
-    const auto loss = computing_->loss(computing_->forward(input).to(at::kFloat), shift);
-    if (const auto narrow = test_.dtype("buffer_dtype")) {
-      for (auto& buffer : computing_->buffers()) {
-        if (buffer.is_floating_point()) buffer.copy_(buffer.to(*narrow));
-      }
-    }
-    return loss;
+    return computing_->loss(computing_->forward(input).to(at::kFloat), shift);
   }
   void backward(const at::Tensor& loss, bool last) override {
     loss.backward();
     const torch::NoGradGuard no_grad;
+    for (auto& buffer : computing_->buffers()) {
+      if (const auto narrow = test_.dtype("buffer_dtype"); narrow && buffer.is_floating_point()) buffer.copy_(buffer.to(*narrow));
+    }
     const bool reduces = last || !test_.has("accumulate");
     for (size_t i = 0; i < kept_.size(); i++) {
       auto& pass = used_[i].mutable_grad();

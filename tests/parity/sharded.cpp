@@ -60,7 +60,8 @@ ShardOptions options_for(const Modules& modules, ShardOptions options) {
     const auto more = module->parameters();
     own.insert(own.end(), more.begin(), more.end());
   }
-  for (auto* list : {&options.ignored, &options.replicated}) std::erase_if(*list, [&](const auto& tensor) { return !contains(own, tensor); });
+  for (auto* list : {&options.ignored, &options.replicated})
+    std::erase_if(*list, [&](const auto& tensor) { return !contains(own, tensor); });
   return options;
 }
 
