@@ -40,9 +40,6 @@ endif()
 if(TESSERA_SANITIZE STREQUAL "thread")
   list(FILTER _tests EXCLUDE REGEX "/(shard/device|checkpoint/local_ranks)_test\\.cpp$")
 endif()
-if(NOT Libtorch_PYTHON)
-  list(FILTER _tests EXCLUDE REGEX "/pytorch_test\\.cpp$")
-endif()
 # The format of other people's files is tested with their own reader.
 if(NOT DEFINED TESSERA_SAFETENSORS_PYTHON)
   foreach(_python IN ITEMS "${TESSERA_PYTHON}" "${PROJECT_SOURCE_DIR}/build/python/bin/python" python3)
@@ -89,10 +86,6 @@ foreach(_room IN LISTS _rooms)
 endforeach()
 
 target_compile_definitions(test_base PRIVATE TESSERA_ENVIRONMENT_PAGE="${PROJECT_SOURCE_DIR}/docs/environment.md")
-if(Libtorch_PYTHON)
-  target_compile_definitions(test_shard PRIVATE
-    TESSERA_TEST_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_SCRIPT="${PROJECT_SOURCE_DIR}/tests/pytorch/fsdp2.py")
-endif()
 if(TESSERA_SAFETENSORS_PYTHON)
   target_compile_definitions(test_checkpoint PRIVATE
     TESSERA_TEST_PYTHON="${TESSERA_SAFETENSORS_PYTHON}" TESSERA_TEST_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/safetensors_files.py")
@@ -101,7 +94,7 @@ target_link_libraries(test_data PRIVATE ZLIB::ZLIB)  # to pack what is read
 add_dependencies(test_cli tessera_cli)
 
 # Where both are possible, parameters lie in memory that ranks share; what can be seen of them must be the same where they are gathered.
-foreach(_name IN ITEMS checkpointing engine full_params gradients memory nested_units parameter_uses parity passes precision prefetch property pytorch refusal report
+foreach(_name IN ITEMS checkpointing engine full_params gradients memory nested_units parameter_uses parity passes precision prefetch property refusal report
   write)
   if(NOT TEST shard/${_name})
     continue()
@@ -141,6 +134,18 @@ foreach(_chapter IN ITEMS Construction Views Writing Freezing Hooks Gradients Au
   add_test(NAME idioms/${_chapter} COMMAND test_idioms --gtest_brief=1 "--gtest_filter=*/${_chapter}*:${_chapter}.*")
   set_tests_properties(idioms/${_chapter} PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_limit})
 endforeach()
+
+# The same training by PyTorch's own FSDP2, and the page that says what agrees.
+if(Libtorch_PYTHON)
+  file(GLOB _parity_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/parity/*.cpp")
+  test_program(test_parity ${_parity_sources})
+  target_link_libraries(test_parity PRIVATE nlohmann_json::nlohmann_json)
+  target_compile_definitions(test_parity PRIVATE
+    TESSERA_TEST_PYTHON="${Libtorch_PYTHON}" TESSERA_PARITY_FOLDER="${PROJECT_SOURCE_DIR}/tests/parity"
+    TESSERA_PARITY_PAGE="${PROJECT_SOURCE_DIR}/docs/parity.md")
+  add_test(NAME parity COMMAND test_parity --gtest_brief=1)
+  set_tests_properties(parity PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT 120)
+endif()
 
 # The readers of what others hand to us, fed with nonsense: by libFuzzer with clang and the address sanitizer, by a mutator of our own
 # otherwise. A target for each file but the two that all share.

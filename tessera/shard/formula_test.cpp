@@ -138,5 +138,24 @@ TEST(FirstLayer, IsNotGatheredInBackward) {
   }
 }
 
+/// Frozen layers in front of trained ones are needed when all gradients of their unit are complete already.
+TEST(FrozenLayers, AreNotGatheredAgainWhenGradientsAreComplete) {
+  with_ranks(2, [&](const Communicator& world) {
+    Blocks blocks;
+    for (const auto& block : blocks.block) {
+      for (auto& parameter : block->a->parameters()) parameter.set_requires_grad(false);
+      fully_shard(block, {.mesh = world, .residence = Residence::Gathered});
+    }
+    for (int step = 0; step < 4; step++) {
+      reset_counters(blocks);
+      blocks.forward(numbers({6, 8}, step).set_requires_grad(true)).pow(2).mean().backward();
+      if (step == 0) continue;  // it is not known yet that they are needed
+      for (size_t i = 0; i < 4; i++) {
+        EXPECT_EQ(units(blocks)[i]->counters().gathers, i == 3 ? 1 : 2) << "block " << i << ", step " << step;
+      }
+    }
+  });
+}
+
 }  // namespace
 }  // namespace tessera::testing::formula_test

@@ -80,6 +80,7 @@ void Schedule::visit(const ScheduleLock& held, Unit& unit) {
   if (visited_ != nullptr && visited_ != &unit) visited_->state(held).casts.clear();
   visited_ = &unit;
   unit.state(held).note_early(UnitState::Early::No);
+  unit.state(held).note_use(pass_number_);
   const auto pass_ends = pass_ == Pass::Evaluation ? UseOrder::PassEnds::WhenOrderRepeats : UseOrder::PassEnds::WithWhatFollows;
   if (!order(pass_).record(&unit, pass_ends)) misses_++;
 }
@@ -139,14 +140,21 @@ void Schedule::gradients_sent(Unit& unit) {
   const auto held = lock();
   enter(pass_now());  // registers the callback for the end of the pass, in case no operator of this pass has done so
   reducing_ = &unit;
-  if (!unit.pinned() && unit.state(held).rules.reshard_after_backward) live_.reshard(held, unit);
-  live_.prefetch_after(held, unit, order(pass_));
+  end_of_use(held, unit);
 }
 
 void Schedule::gradients_kept(Unit& unit) {
   const auto held = lock();
   enter(pass_now());
-  if (!unit.pinned() && unit.state(held).rules.reshard_after_backward) live_.reshard(held, unit);
+  end_of_use(held, unit);
+}
+
+void Schedule::end_of_use(const ScheduleLock& held, Unit& unit) {
+  auto& state = unit.state(held);
+  state.note_gradients(pass_number_);
+  // A unit that the rest of the pass uses is resharded when another one is needed, unless its shards are about to change.
+  const bool is_over = !state.is_used_after_gradients() || state.reduction.writes_shards();
+  if (is_over && !unit.pinned() && state.rules.reshard_after_backward) live_.reshard(held, unit);
   live_.prefetch_after(held, unit, order(pass_));
 }
 

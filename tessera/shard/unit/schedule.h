@@ -32,7 +32,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// Removes the pins that use() has set.
   void release(std::span<Unit* const> units);
 
-  /// Called when the reduction of the unit's gradients has started, and backward no longer needs the unit: reshards it.
+  /// Called when the reduction of the unit's gradients has started. Reshards the unit, unless backward is known to need it still.
   void gradients_sent(Unit& unit);
   /// The same if this pass does not reduce the unit's gradients now.
   void gradients_kept(Unit& unit);
@@ -82,6 +82,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   UseOrder& order(Pass pass) { return orders_[static_cast<size_t>(pass)]; }
   void enter(Pass pass);
   void visit(const ScheduleLock& held, Unit& unit);
+  void end_of_use(const ScheduleLock& held, Unit& unit);
   void reduce_next(const ScheduleLock& held, bool all);
   void wait_and_pin(const ScheduleLock& held, std::span<Unit* const> units);
 

@@ -45,6 +45,11 @@ class UnitState {
   enum class Early { No, Prefetched, AskedFor };
   void note_early(Early early) { early_ = early; }
   bool is_asked_for() const { return early_ == Early::AskedFor; }
+  /// The gradients of this pass are complete. Whether passes use the unit even after that, as they do if it has frozen parameters whose
+  /// layers come before all trained ones.
+  void note_gradients(uint64_t pass) { gradients_in_ = pass; }
+  void note_use(uint64_t pass) { used_after_gradients_ |= pass == gradients_in_; }
+  bool is_used_after_gradients() const { return used_after_gradients_; }
   /// Lets operators write the unsharded parameters, which move into private memory of this rank. The unit must be unsharded and pinned
   /// until end_unsharded_writes(). May be called several times.
   void begin_unsharded_writes();
@@ -73,6 +78,8 @@ class UnitState {
   enum class State { Sharded, Unsharding, Unsharded, PartlyResharded } state_ = State::Sharded;
   Early early_ = Early::No;
   Works unsharding_;
+  uint64_t gradients_in_ = 0;  // the number of the last pass that had gradients
+  bool used_after_gradients_ = false;
   bool start_checked_ = false;
   int unsharded_writers_ = 0;
 };
