@@ -11,6 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/shard/access/buffer_dtype.h"
+#include "tessera/shard/access/local_values.h"
 #include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/unit/schedule.h"
@@ -81,17 +82,9 @@ at::Tensor copy_of(const Entry& entry, std::span<const std::shared_ptr<Unit>> al
   return synced(entry.name, entry.tensor.to(original_dtype(entry.tensor)), all_units.front()->mesh().world(), buffers);
 }
 
-/// The values of a group's shards. Throws UsageError if the program may have written the unsharded form meanwhile.
+/// The values of a group's shards.
 const at::Tensor& shards_of(Unit& unit, const Unit::Group& group) {
-  const auto schedule = unit.schedule();
-  const auto held = schedule->lock();
-  if (unit.state(held).allows_unsharded_writes()) {
-    throw UsageError(
-        fmt::format("what full_params(module, Access::Write) lets a program write reaches the shards of unit '{}' only when it ends; until "
-                    "then, read the "
-                    "module's own members",
-                    unit.name()));
-  }
+  expect_shards_current(unit);
   return group.own;
 }
 

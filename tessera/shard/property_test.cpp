@@ -1,13 +1,17 @@
 // Random models with random units, worlds and sequences of steps, compared with replicated training.
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <chrono>
 #include <cstdlib>
 #include <random>
 
 #include "tessera/base/env.h"
+#include "tessera/comm/self/self.h"
 #include "tessera/optim/adam.h"
 #include "tessera/shard/parameters.h"
+#include "tessera/shard/reduction.h"
+#include "tessera/shard/unsharding.h"
 #include "tessera/testing/parity.h"
 
 namespace tessera::testing::property_test {
@@ -19,11 +23,13 @@ using Random = std::mt19937;
 /// What a program does to its parameters besides training them, alike on all ranks and on every value by itself.
 enum class Move { None, ByOperator, ByPointer, FreezeMember, FreezeParameter, SecondOptimizer, Count };
 
-/// Layers drawn by lot: some used twice, some frozen, some skipped now and then by all ranks alike, one whose weight was a view.
+/// Layers drawn by lot: some used twice, some frozen, some skipped now and then by all ranks alike or by some of them, one whose weight was
+/// a view.
 struct Drawn : TrainedModel {
   std::vector<nn::Linear> layers;
-  at::Tensor scale;        // a row of a matrix, when it was registered
-  std::vector<int> order;  // of use
+  std::vector<at::Tensor> transposed;  // weights that lie in memory column by column
+  at::Tensor scale;                    // a row of a matrix, when it was registered
+  std::vector<int> order;              // of use
   int width;
   int step = 0;
   std::vector<Move> moves;  // one for each step
@@ -31,14 +37,18 @@ struct Drawn : TrainedModel {
   bool throws = false;      // now and then, in the middle of a forward pass
   std::unique_ptr<torch::optim::Optimizer> second;
   bool keeps_gradients;  // until the end of the step
+  bool ranks_differ;     // in what a pass leaves out
 
-  explicit Drawn(unsigned seed, bool keeps_gradients) : keeps_gradients(keeps_gradients) {
+  Drawn(unsigned seed, bool keeps_gradients, bool ranks_differ) : keeps_gradients(keeps_gradients), ranks_differ(ranks_differ) {
     Random lot(seed);
     width = 1 + static_cast<int>(lot() % 9);
     const int count = 1 + static_cast<int>(lot() % 5);
     for (int i = 0; i < count; i++) {
       nn::Linear layer(nn::LinearOptions(width, width).bias(lot() % 3 != 0));
-      if (lot() % 4 == 0) layer->weight.set_data(layer->weight.detach().t().contiguous().t());
+      if (lot() % 4 == 0) {
+        layer->weight.set_data(layer->weight.detach().t().contiguous().t());
+        transposed.push_back(layer->weight);
+      }
       if (i > 0 && lot() % 4 == 0) layer->weight.set_requires_grad(false);
       if (layer->weight.requires_grad() && lot() % 3 == 0) {
         layer->weight.register_hook([](const at::Tensor& gradient) { return gradient * 0.5; });
@@ -53,10 +63,11 @@ struct Drawn : TrainedModel {
     throws = lot() % 3 == 0;
   }
 
-  at::Tensor forward(at::Tensor x, size_t most = 100) {
+  at::Tensor forward(at::Tensor x, at::Generator& batches, size_t most = 100) {
     for (size_t i = 0; i < order.size(); i++) {
       if (i == most) throw std::runtime_error("enough");
       if (i > 0 && (static_cast<size_t>(step) + i) % 7 == 6) continue;  // a step unlike the recorded one
+      if (ranks_differ && at::rand({}, batches).item<float>() < 0.25F) continue;
       x = torch::tanh(layers[static_cast<size_t>(order[i])](x)) + x;
     }
     return x * scale;
@@ -66,15 +77,15 @@ struct Drawn : TrainedModel {
     step++;
     if (throws && step % 3 == 2) {
       try {
-        forward(at::ones({2, width}), 1);
+        forward(at::ones({2, width}), batches, 1);
       } catch (const std::runtime_error&) {
       }
     }
-    auto total = forward(at::randn({3, width}, batches)).pow(2).mean();
-    if (step % 3 == 0) total = total + forward(at::randn({2, width}, batches)).sum() * 0.1;  // two forwards, one backward
+    auto total = forward(at::randn({3, width}, batches), batches).pow(2).mean();
+    if (step % 3 == 0) total = total + forward(at::randn({2, width}, batches), batches).sum() * 0.1;  // two forwards, one backward
     if (step % 4 == 0) {
       const torch::NoGradGuard no_grad;
-      forward(at::randn({1, width}, batches));  // an evaluation between
+      forward(at::randn({1, width}, batches), batches);  // an evaluation between
     }
     return total;
   }
@@ -127,28 +138,102 @@ struct InBackward final : torch::optim::Optimizer {
   }
 };
 
+/// How a model is sharded.
+struct Way {
+  ShardOptions options{.mesh = self_world()};  // but for the mesh
+  int ranks, replicas;
+  bool moves_dims, divides, reshards_after_backward, has_lists, replicates_scale;
+  unsigned units;  // a bit for each layer
+
+  explicit Way(Random& lot)
+      : ranks(1 + static_cast<int>(lot() % 6)),
+        moves_dims(lot() % 3 == 0),
+        divides(lot() % 3 == 0),
+        reshards_after_backward(lot() % 3 != 0),
+        has_lists(lot() % 4 == 0),
+        units(static_cast<unsigned>(lot())) {
+    const auto one_of = [&](auto... values) {
+      const std::common_type_t<decltype(values)...> all[] = {values...};
+      return all[lot() % sizeof...(values)];
+    };
+    replicas = lot() % 3 == 0 ? divisor(ranks, lot) : 1;
+    const auto groups = ReshardAfterForward(divisor(ranks / replicas, lot));
+    options.residence = one_of(Residence::Auto, Residence::Auto, Residence::Gathered);
+    options.layout = moves_dims ? Layout::Rows : one_of(Layout::Auto, Layout::Flat, Layout::Rows, Layout::WholeParameters);
+    if (options.layout == Layout::Flat) options.shard_size_multiple = one_of(1, 3, 128);
+    options.max_live_units = one_of(1, 2, 3);
+    options.reshard_after_forward = one_of(ReshardAfterForward(), ReshardAfterForward(true), ReshardAfterForward(false), groups);
+    options.backward_prefetch = one_of(BackwardPrefetch::Pre, BackwardPrefetch::Post, BackwardPrefetch::None);
+    options.forward_prefetch = lot() % 3 != 0;
+    options.prefetch_depth = one_of(1, 2, 3);
+    options.limit_all_gathers = lot() % 3 != 0;
+    options.unused_parameters = lot() % 3 == 0 ? UnusedParameters::Zeros : UnusedParameters::Refuse;
+    // All ranks have to gather a unit, so only where nothing is gathered may a rank leave one out.
+    if (options.unused_parameters == UnusedParameters::Zeros && lot() % 2 == 0) options.residence = Residence::NodeShared;
+    // What is rounded otherwise than in the mean over the axes of the mesh.
+    if (replicas > 1 && !std::has_single_bit(static_cast<unsigned>(ranks))) divides = false;
+    replicates_scale = replicas == 1 && lot() % 4 == 0;
+  }
+
+  static int divisor(int number, Random& lot) {
+    while (true) {
+      const int drawn = 1 + static_cast<int>(lot() % static_cast<unsigned>(number));
+      if (number % drawn == 0) return drawn;
+    }
+  }
+
+  bool ranks_differ() const { return options.residence == Residence::NodeShared; }
+
+  void shard(const std::shared_ptr<Drawn>& model, const Communicator& world) const {
+    auto chosen = options;
+    chosen.mesh = replicas > 1 ? Mesh(world, {.replicate = replicas, .shard = ranks / replicas}) : Mesh(world);
+    if (moves_dims) {
+      // The replicated model has weights with columns together. Here rows are, until the placement changes it.
+      for (const auto& layer : model->layers) layer->weight.set_data(layer->weight.detach().contiguous());
+      chosen.shard_dim = [columns = model->transposed](const std::string& /*name*/, const at::Tensor& parameter) -> std::optional<int64_t> {
+        if (parameter.dim() < 2) return {};
+        return std::ranges::any_of(columns, [&](const at::Tensor& weight) { return weight.is_same(parameter); }) ? 1 : 0;
+      };
+    }
+    std::vector<std::shared_ptr<torch::nn::Module>> units_below;
+    size_t i = 0;
+    for (const auto& child : model->children()) {
+      if ((units >> i++) % 2 != 0) continue;
+      fully_shard(child, chosen);
+      units_below.push_back(child);
+    }
+    if (replicates_scale) chosen.replicated = {model->scale};
+    fully_shard(model, chosen);
+    if (divides) set_gradient_divide_factors(*model, default_divide_factors(ranks));
+    if (!reshards_after_backward) set_reshard_after_backward(*model, false);
+    if (has_lists && !units_below.empty()) {
+      set_modules_to_forward_prefetch(*units_below.front(), units_below);
+      set_modules_to_backward_prefetch(*units_below.back(), units_below);
+    }
+  }
+};
+
 void compare(unsigned seed) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   Random lot(seed * 7919 + 1);
-  const int ranks = 1 + static_cast<int>(lot() % 5);
-  const bool adam = lot() % 2 == 0, in_backward = adam && seed % 2 == 0;
-  const auto units = lot();
+  const Way way(lot);
+  const bool adam = lot() % 2 == 0, in_backward = adam && lot() % 2 == 0;
+  Passes passes{.replicas = way.replicas, .unused = way.options.unused_parameters};
+  if (!in_backward && lot() % 2 == 0) {
+    passes.count = 2 + static_cast<int>(lot() % 2);
+    passes.meets = static_cast<Meets>(lot() % 4);
+    if (passes.replicas == 1 && passes.meets == Meets::ShardGroupInEachPass) passes.meets = Meets::InTheLastPass;
+  }
   const auto optimizer = [=](std::vector<at::Tensor> parameters) -> std::unique_ptr<torch::optim::Optimizer> {
     if (in_backward) return std::make_unique<InBackward>(parameters);
     if (adam) return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(1e-2));
     return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.05).momentum(0.5));
   };
-  const auto shard = [units](const std::shared_ptr<TrainedModel>& model, const Communicator& world) {
-    const int live = 1 + static_cast<int>(units % 3);
-    constexpr Layout kLayouts[] = {Layout::Auto, Layout::Flat, Layout::Rows, Layout::WholeParameters};
-    const ShardOptions options{.mesh = world, .layout = kLayouts[units / 3 % 4], .max_live_units = live};
-    size_t i = 0;
-    for (const auto& child : model->children()) {
-      if ((units >> (4 + i++)) % 2 == 0) fully_shard(child, options);
-    }
-    fully_shard(model, options);
+  const auto shard = [&](const std::shared_ptr<TrainedModel>& model, const Communicator& world) {
+    way.shard(std::dynamic_pointer_cast<Drawn>(model), world);
   };
-  expect_parity(ranks, [=] { return std::make_shared<Drawn>(seed, !in_backward); }, optimizer, 9, shard);
+  const auto make = [&] { return std::make_shared<Drawn>(seed, !in_backward, way.ranks_differ()); };
+  EXPECT_NO_THROW(expect_parity(way.ranks, make, optimizer, 9, shard, passes));
 }
 
 TEST(Property, DrawnModelsTrainLikeReplicatedOnes) {

@@ -30,16 +30,34 @@ void as_one_unit(const std::shared_ptr<TrainedModel>& model, const Communicator&
 /// Makes each child a unit, and the model's own parameters another.
 void nested(const std::shared_ptr<TrainedModel>& model, const Communicator& world);
 
+/// When the gradients of the passes of a step meet those of other ranks.
+enum class Meets {
+  InEachPass,            // gradients add up in the shards
+  ShardGroupInEachPass,  // those of other replicas only in the last pass: set_requires_all_reduce
+  InTheLastPass,         // no_sync
+  AfterTheLastPass,      // no_sync and sync_gradients
+};
+
+/// How a step comes to its gradients.
+struct Passes {
+  int count = 1;
+  Meets meets = Meets::InEachPass;
+  int replicas = 1;  // of a model that is sharded over the other axis of a mesh, over which the mean is taken first
+  UnusedParameters unused = UnusedParameters::Refuse;
+};
+
 struct Trained {
   std::vector<double> losses;
   std::vector<at::Tensor> parameters;  // full
 };
 
 /// Trains on this rank. Without `shard` the parameters are replicated, and their gradients are averaged over the ranks in rank order.
-Trained train(const Communicator& world, const MakeModel& make, const MakeOptimizer& optimizer, int steps, const Shard& shard = {});
+Trained train(const Communicator& world, const MakeModel& make, const MakeOptimizer& optimizer, int steps, const Shard& shard = {},
+              const Passes& passes = {});
 
 /// Fails the test unless losses and parameters of both kinds of training have the same bits on every rank.
-void expect_parity(int ranks, const MakeModel& make, const MakeOptimizer& optimizer, int steps, const Shard& shard);
+void expect_parity(int ranks, const MakeModel& make, const MakeOptimizer& optimizer, int steps, const Shard& shard,
+                   const Passes& passes = {});
 
 /// Makes a model from the same seed on every rank. It takes a lock, because all ranks of a test are threads that share libtorch's default
 /// generator.

@@ -2,6 +2,7 @@
 #include "idiom.h"
 #include "tessera/shard/norms.h"
 #include "tessera/shard/rebind.h"
+#include "tessera/shard/reduction.h"
 
 namespace tessera::idioms {
 namespace {
@@ -61,6 +62,37 @@ Chapter gradients() {
          optimizer.zero_grad();
        }
        run.record_parameters(net);
+     }},
+    {.what = "three batches inside `tessera::no_sync` and one outside, then a step", .act = [](Run& run) {
+       Mlp net;
+       run.shard_nested(net);
+       const auto optimizer = run.adamw(net);
+       for (int step = 0; step < 3; step++) {
+         run.backward([&] {
+           for (int pass = 0; pass < 4; pass++) {
+             std::optional<NoSync> local;
+             if (run.sharded() && pass < 3) local.emplace(no_sync(net));
+             (loss_of(run, net, 4 * step + pass) / 4).backward();
+           }
+         });
+         run.record_gradients(run.parameters(net));
+         optimizer.step();
+         optimizer.zero_grad();
+       }
+       run.record_parameters(net);
+     }},
+    {.what = "all batches inside `tessera::no_sync`, then `tessera::sync_gradients`", .act = [](Run& run) {
+       Mlp net;
+       run.shard_nested(net);
+       run.backward([&] {
+         {
+           std::optional<NoSync> local;
+           if (run.sharded()) local.emplace(no_sync(net));
+           for (int pass = 0; pass < 3; pass++) loss_of(run, net, pass).backward();
+         }
+         if (run.sharded()) sync_gradients(net);
+       });
+       run.record_gradients(run.parameters(net));
      }},
     {.what = "gradients accumulated by hand into buffers of the program", .act = [](Run& run) {
        Mlp net;
@@ -199,6 +231,11 @@ Chapter gradients() {
        Mlp net;
        run.shard_nested(net);
        train(run, net, [&](int) { nn::utils::clip_grad_value_(run.parameters(net), 0.01); });
+     }},
+    {.what = "`tessera::clip_grad_value`", .act = [](Run& run) {
+       Mlp net;
+       run.shard_nested(net);
+       train(run, net, [&](int) { clip_grad_value(run.parameters(net), 0.01); });
      }},
     {.what = "gradients of each layer scaled by a factor of its own, `p.grad().mul_`", .act = [](Run& run) {
        Mlp net;
@@ -377,6 +414,17 @@ Chapter gradients() {
          run.record(torch::cat(flat));
        });
      }, .refused = kAlone},
+    {.what = "a step after batches inside `tessera::no_sync` alone", .act = [](Run& run) {
+       Mlp net;
+       run.shard_nested(net);
+       const auto optimizer = run.adamw(net);
+       run.backward(loss_of(run, net, 0));
+       {
+         const auto local = no_sync(net);
+         run.backward(loss_of(run, net, 1));
+       }
+       optimizer.step();
+     }, .refused = "gradients of backward passes that were not reduced"},
   }};
 }
 

@@ -4,6 +4,9 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "idiom.h"
+#include "tessera/optim/sgd.h"
+#include "tessera/shard/full_params.h"
+#include "tessera/shard/reduction.h"
 
 namespace tessera::idioms {
 namespace {
@@ -216,6 +219,27 @@ Chapter hooks() {
        train(run, net);
        run.record(calls);
      }},
+    {.what = "`tessera::register_gradient_hook` on what `parameters()` lists, which halves the gradient", .act = [](Run& run) {
+       Mlp net;
+       run.shard_nested(net);
+       const auto parameters = run.parameters(net);
+       const auto optimizer = run.adamw(parameters);
+       const auto halve = [](const at::Tensor& parameter) {
+         const torch::NoGradGuard no_grad;
+         parameter.grad().mul_(0.5);
+       };
+       for (const auto& p : parameters) {
+         if (run.sharded()) register_gradient_hook(p, halve);
+       }
+       for (int step = 0; step < 3; step++) {
+         run.backward(loss_of(run, net, step));
+         if (!run.sharded()) std::ranges::for_each(parameters, halve);
+         run.record_gradients(parameters);
+         optimizer.step();
+         optimizer.zero_grad();
+       }
+       run.record_parameters(net);
+     }},
     // --- On activations ---
     {.what = "a hook on an activation, and on the input", .act = [](Run& run) {
        Mlp net;
@@ -265,6 +289,19 @@ Chapter hooks() {
        run.shard_nested(net);
        train(run, net);
      }, .refused = "hooks on its gradient accumulator"},
+    {.what = "an optimizer's `step()` in a hook", .act = [](Run& run) {
+       Mlp net;
+       run.shard_nested(net);
+       optim::SGD optimizer(run.parameters(net), {.lr = 0.1});
+       net.first->weight.register_hook([&](const at::Tensor&) { optimizer.step(); });
+       run.backward(loss_of(run, net, 0));
+     }, .refused = "step() was called during backward", .remark = "`step_in_backward()` is the way to update units early"},
+    {.what = "`tessera::full_params` in a hook", .act = [](Run& run) {
+       Mlp net;
+       run.shard_nested(net);
+       net.first->weight.register_hook([&](const at::Tensor&) { (void)full_params(net); });
+       run.backward(loss_of(run, net, 0));
+     }, .refused = "full_params was called during backward"},
   }};
 }
 

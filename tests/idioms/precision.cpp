@@ -3,7 +3,9 @@
 
 #include "idiom.h"
 #include "tessera/optim/adam.h"
+#include "tessera/optim/grad_scaler.h"
 #include "tessera/shard/buffers.h"
+#include "tessera/shard/call.h"
 
 namespace tessera::idioms {
 namespace {
@@ -220,6 +222,43 @@ Chapter precision() {
         }
         run.record_parameters(*model);
        }},
+      {.what = "`tessera::optim::GradScaler`, which scales the loss and divides the gradients", .act = [](Run& run) {
+        const auto model = std::make_shared<Mlp>();
+        run.shard_nested(*model);
+        const auto optimizer = run.adamw(*model);
+        optim::GradScaler scaler;
+        for (int step = 0; step < 3; step++) {
+          const auto loss = loss_of(run, *model, step);
+          run.backward(run.sharded() ? scaler.scale(loss) : loss);
+          if (!run.sharded()) {
+            optimizer.step();
+          } else {
+            run.setting().optimizer == By::Tessera ? scaler.step(*optimizer.ours()) : scaler.step(*optimizer.theirs());
+            scaler.update();
+          }
+          optimizer.zero_grad();
+          run.record(loss);
+        }
+        run.record_parameters(*model);
+       }},
+      {.what = "`tessera::call(model, x)` of a model with `output_dtype`", .act = [](Run& run) {
+        const auto model = std::make_shared<Mlp>();
+        auto options = narrow(run);
+        options.mixed_precision.output_dtype = at::kFloat;
+        run.shard(*model, options);
+        const auto forward = [&](const at::Tensor& x) {
+          if (run.sharded()) return call(model, x);
+          return linear(run, model->second, torch::tanh(linear(run, model->first, x))).to(at::kFloat);
+        };
+        run.train(*model, [&](int step) { return forward(run.batch({4, 6}, step)).pow(2).mean(); }, run.sgd(*model));
+       }},
+      {.what = "a plain call of a model with `output_dtype`", .act = [](Run& run) {
+        const auto model = std::make_shared<Mlp>();
+        auto options = narrow(run);
+        options.mixed_precision.output_dtype = at::kFloat;
+        run.shard(*model, options);
+        (void)model->forward(run.batch({4, 6}, 0));
+       }, .refused = "tessera::call"},
       {.what = "an embedding with a padding index", .act = [](Run& run) {
         nn::Embedding table(nn::EmbeddingOptions(7, 3).padding_idx(3));
         fill(*table);

@@ -5,7 +5,9 @@
 #include <torch/nn/module.h>
 
 #include "tessera/base/error.h"
+#include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/unit_state.h"
 #include "tessera/shard/unit/units.h"
 
 namespace tessera {
@@ -24,8 +26,19 @@ const Communicator& LocalValues::world() const {
   return units.front()->mesh().world();
 }
 
+void expect_shards_current(Unit& unit) {
+  const auto schedule = unit.schedule();
+  const auto held = schedule->lock();
+  if (!unit.state(held).allows_unsharded_writes()) return;
+  throw UsageError(
+      fmt::format("what full_params(module, Access::Write) lets a program write reaches the shards of unit '{}' only when it ends; save, "
+                  "load and gather after that, or read the module's own members",
+                  unit.name()));
+}
+
 LocalValues local_values(const torch::nn::Module& model) {
   LocalValues result{.units = units(model)};
+  for (const auto& unit : result.units) expect_shards_current(*unit);
   // Names come from the model rather than from the units, because a unit knows the whole model only if fully_shard was called on it.
   std::map<const void*, std::string> names;  // keyed by Unit::Parameter or, for parameters in no unit, by tensor
   for (const auto& item : model.named_parameters()) {

@@ -34,6 +34,9 @@ struct LocalValues {
   const Communicator& world() const;
 };
 
+/// Throws UsageError if the program may have written the unsharded form of the unit, inside full_params(module, Access::Write).
+void expect_shards_current(Unit& unit);
+
 /// Throws UsageError if the module has a shard whose unit no longer exists.
 LocalValues local_values(const torch::nn::Module& model);
 

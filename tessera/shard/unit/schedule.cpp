@@ -102,9 +102,9 @@ void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
   // A rank that reads a unit has finished its step, so all units that it has written are published now; other ranks may be waiting for
   // them.
   while (!written_.empty()) publish(*written_.back());
-  // Ranks may begin with different units where that is allowed, so all are compared now.
+  // Ranks may use different units where that is allowed, so each makes all of them readable for the others.
   if (reduces_in_order() && rules_.is_model) {
-    for (auto* unit : members_) unit->state(held).expect_equal_start();
+    for (auto* unit : members_) unit->state(held).make_readable();
   }
   for (auto* unit : units) unit->state(held).versions.expect_untouched();
   // What reads a unit between its backward and its step in backward gets the new version.

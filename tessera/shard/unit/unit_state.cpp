@@ -78,6 +78,13 @@ void UnitState::keep_own_part() {
   }
 }
 
+void UnitState::make_readable() {
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  expect_equal_start();
+  versions.publish(unit_.buffers());
+}
+
 void UnitState::expect_equal_start() {
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   const auto& world = unit_.mesh().world();

@@ -60,6 +60,8 @@ class UnitState {
 
   /// Throws UsageError if the ranks did not start with the same parameters. Compares only once; that call is collective over the world.
   void expect_equal_start();
+  /// What a rank has to do before others can read a unit that this one does not use.
+  void make_readable();
   /// Makes expect_equal_start() compare nothing, because all ranks have been given the same values since.
   void trust_start() { start_checked_ = true; }
 
