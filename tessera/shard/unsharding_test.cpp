@@ -140,7 +140,7 @@ TEST(ReshardAfterForward, CanBeChangedLater) {
     EXPECT_EQ(gathers_of_a_step(*model), (std::vector<uint64_t>{1, 2, 1, 1, 1}));
     EXPECT_THAT([&] { set_reshard_after_forward(*model->block[0]->a, true, Recurse::No); },
                 ThrowsMessage<UsageError>(HasSubstr("no unit was made from module Linear itself; its parameters belong to unit 'block0'")));
-    EXPECT_THAT([&] { set_reshard_after_forward(Rooted(), true); }, ThrowsMessage<UsageError>(HasSubstr("module Rooted is not sharded")));
+    EXPECT_THAT([&] { set_reshard_after_forward(Rooted(), true); }, ThrowsMessage<UsageError>(HasSubstr("module RootedBlocks is not sharded")));
   });
 }
 
