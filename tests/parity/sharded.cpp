@@ -153,7 +153,7 @@ class Sharded final : public Trainee {
  private:
   std::shared_ptr<Model> model_;
   std::optional<FullyShardedDataParallel<std::shared_ptr<Model>>> class_;  // of cases that call the model through it
-  std::vector<at::Tensor> ignored_;  // whose gradients the program averages
+  std::vector<at::Tensor> ignored_;                                        // whose gradients the program averages
   std::vector<Communicator> groups_;
 };
 
