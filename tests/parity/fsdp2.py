@@ -266,6 +266,8 @@ def forward_and_backward(net, case, step, rank, scaler):
         last = number == passes - 1
         if case.get("accumulate") in ("no_sync", "requires_gradient_sync"):
             net.set_requires_gradient_sync(last)
+        if "reshard_after_backward" in case:
+            net.set_reshard_after_backward(last)
         if case.get("accumulate") == "requires_all_reduce":
             net.set_requires_all_reduce(last)
         shift = 100 * step + 10 * number + (0 if case["model"] == "branches" and "unused" not in case else rank)
