@@ -19,8 +19,8 @@ void compress(const PackedGradient& gradient) {
   gradient.mesh.shard().reduce_scatter(std::span(&piece, 1), {.op = Reduce::Mean}, {.unit = gradient.unit}).wait();
 }
 
-/// Returns the loss of this rank at the end.
-double train(models::Mlp& model) {
+/// On this rank.
+double loss_after_training(models::Mlp& model) {
   optim::AdamW optimizer(parameters(*model), {.lr = 1e-3});
   double last = 0;
   for (int step = 0; step < kSteps; step++) {
@@ -48,17 +48,17 @@ int main() {
   models::Mlp model(models::MlpOptions{.width = 64, .layers = 4, .classes = 4});
   fully_shard(model, {.mesh = world}, wrap_classes({"Linear"}));
 
-  auto loss = train(model);
+  auto loss = loss_after_training(model);
   if (world.rank() == 0) {
     std::printf("%d passes, %d reductions of 5 units, loss %.3f\n", kPasses * kSteps, static_cast<int>(counters(*model).reductions), loss);
   }
 
   set_reduction_hook(*model, compress);
-  loss = train(model);
+  loss = loss_after_training(model);
   if (world.rank() == 0) std::printf("with gradients in bfloat16: loss %.3f\n", loss);
 
   set_reduction_hook(*model, {});  // the usual reduction again, but of the sum over all ranks
   set_gradient_divide_factors(*model, {.pre = 1, .post = 1});
-  loss = train(model);
+  loss = loss_after_training(model);
   if (world.rank() == 0) std::printf("with sums of gradients: loss %.3f\n", loss);
 }

@@ -39,7 +39,7 @@ INNER = {
 # What inner rooms may use of the top of their own room: interfaces and options, which rest on nothing but themselves.
 PLAIN = {
     "comm": {"transport.h", "work.h", "topology.h", "communicator.h"},
-    "shard": {"options.h", "codec.h", "parameters.h"},
+    "shard": {"options.h", "codec.h", "parameters.h", "reduction.h"},
 }
 INCLUDE = re.compile(r'#include\s+["<](tessera/[^">]+|\.[^">]*)[">]')
 

@@ -196,6 +196,7 @@ ShardOptions replicated(const ShardOptions& options) {
   result.layout = Layout::Auto;
   result.shard_dim = {};
   result.shard_size_multiple = 1;
+  result.reshard_after_forward = {};
   return result;
 }
 
@@ -216,8 +217,9 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   if (options.listing == Listing::Flat && modules.size() > 1) {
     throw UsageError("a unit of several modules can't be listed flat, because no module would own the vector; shard them one by one");
   }
-  // A module that contains units is a model and gets a schedule of its own.
-  const bool is_model = std::ranges::any_of(modules, [](const Module* module) { return !units(*module).empty(); });
+  // A module of several units is a model and gets a schedule of its own.
+  const bool is_model = !collected.replicated.candidates.empty() ||
+                        std::ranges::any_of(modules, [](const Module* module) { return !units(*module).empty(); });
   const auto schedule = is_model ? std::make_shared<Schedule>(ScheduleRules(options, is_model)) : schedule_before_model(options);
   const auto make_unit = [&](Found& found, const std::string& name, const ShardOptions& own) {
     auto unit = Unit::make(name, std::move(found.candidates), own, schedule);

@@ -95,7 +95,8 @@ void sync_gradients(const Module& model) {
   for (const auto& unit : all) {
     const auto held = unit->schedule()->lock();
     auto& state = unit->state(held);
-    if (state.reduction.unsynced.empty()) continue;
+    // Where unused parameters count as zero, a rank can't know whether others have something to reduce.
+    if (state.reduction.unsynced.empty() && !unit->schedule()->reduces_in_order()) continue;
     const UnitRules before = state.rules;
     state.rules.all_reduce = true;
     reduce_unsynced(unit, held);

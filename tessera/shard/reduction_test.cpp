@@ -12,6 +12,7 @@
 #include "tessera/shard/recover.h"
 #include "tessera/shard/report.h"
 #include "tessera/shard/training.h"
+#include "tessera/shard/unsharding.h"
 #include "tessera/testing/blocks.h"
 #include "tessera/testing/net.h"
 
@@ -378,6 +379,58 @@ TEST(UnusedParameters, MayBeMixedWithNoSync) {
     std::vector<at::Tensor> expected;
     for (const auto& parameter : whole.parameters()) expected.push_back(parameter.grad());
     expect_gradients(*model, expected);
+  });
+}
+
+TEST(UnusedParameters, CountAsZeroInSyncGradients) {
+  with_ranks(2, [](const Communicator& world) {
+    const auto model = sharded_rooted_blocks({.mesh = world, .unused_parameters = UnusedParameters::Zeros});
+    {
+      const auto guard = no_sync(*model);
+      loss_of_some(*model, world.rank(), 2, world.rank(), /*whole=*/false).backward();
+    }
+    sync_gradients(*model);
+    RootedBlocks whole;
+    for (int rank = 0; rank < 2; rank++) (loss_of_some(whole, rank, 2, rank, /*whole=*/false) / 2).backward();
+    std::vector<at::Tensor> expected;
+    for (const auto& parameter : whole.parameters()) expected.push_back(parameter.grad());
+    expect_gradients(*model, expected);
+  });
+}
+
+TEST(UnusedParameters, CountAsZeroWhereNoPassHasUsedThem) {
+  with_ranks(2, [](const Communicator& world) {
+    const auto model = sharded_rooted_blocks({.mesh = world, .unused_parameters = UnusedParameters::Zeros});
+    const auto& block = *model->block[0];
+    set_requires_grad(block, Training::Frozen);
+    loss_of(*model, world.rank()).backward();
+    set_requires_grad(block, Training::Trained);
+    for (const auto& shard : parameters(block)) EXPECT_FALSE(shard.grad().defined());
+    model->head(numbers({3, 8}, world.rank())).sum().backward();
+    for (const auto& shard : parameters(block)) EXPECT_TRUE(at::equal(full_grad(shard), at::zeros_like(full_grad(shard))));
+  });
+}
+
+TEST(UnusedParameters, MayBeTheReplicatedOnesOfAModule) {
+  with_ranks(2, [](const Communicator& world) {
+    RootedBlocks whole;
+    const auto model = std::make_shared<RootedBlocks>();
+    fully_shard(
+        model,
+        {.mesh = world, .replicated = {model->head->weight}, .reshard_after_forward = 2, .unused_parameters = UnusedParameters::Zeros});
+    set_reshard_after_forward(*model, 2);
+    for (int pass = 0; pass < 2; pass++) {
+      const auto loss = [&](RootedBlocks& used, int rank) {
+        const auto x = numbers({3, 8}, 10 * pass + rank);
+        return rank == 0 ? torch::linear(x, used.head->weight).pow(2).mean() : used.forward(x).pow(2).mean();
+      };
+      loss(*model, world.rank()).backward();
+      for (int rank = 0; rank < 2; rank++) (loss(whole, rank) / 2).backward();
+    }
+    for (const auto& [name, shard] : named_parameters(*model)) {
+      const auto expected = whole.named_parameters()[name].grad();
+      EXPECT_TRUE(at::allclose(full_grad(shard), expected, 1e-5, 1e-5)) << name;
+    }
   });
 }
 

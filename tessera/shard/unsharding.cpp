@@ -47,7 +47,10 @@ void reshard(const Module& module) {
 }
 
 void set_reshard_after_forward(const Module& module, ReshardAfterForward rule, Recurse recurse) {
-  for (const auto& unit : units_for(module, recurse, "set_reshard_after_forward")) unit->set_reshard_after_forward(rule);
+  for (const auto& unit : units_for(module, recurse, "set_reshard_after_forward")) {
+    const bool is_whole_anyway = unit->name().ends_with(kReplicated);
+    if (!is_whole_anyway) unit->set_reshard_after_forward(rule);
+  }
 }
 
 void set_reshard_after_backward(const Module& module, bool reshards, Recurse recurse) {

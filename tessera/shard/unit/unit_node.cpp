@@ -61,7 +61,8 @@ class UnitBackward {
     unit_->state(held).reduction.finish();
     for (size_t i = 0; i < results.size(); i++) {
       if (!results[i].defined()) continue;
-      auto& accumulate = *ag::impl::gradient_edge(parameters_[i]->shard).function;
+      const auto edge = ag::impl::gradient_edge(parameters_[i]->shard);  // without a graph, nothing else owns its function
+      auto& accumulate = *edge.function;
       ag::variable_list gradient;
       gradient.push_back(std::move(results[i]));
       for (const auto& hook : accumulate.tensor_pre_hooks()) gradient = (*hook)(gradient);
