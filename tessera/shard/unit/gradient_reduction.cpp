@@ -136,6 +136,7 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
   reduction.settling_ = settling_;
   reduction.packed_ = std::move(packed_);
   if (hook) {
+    mesh.world().barrier(subject);  // ranks that have used different parameters get an error here
     run_hook(hook, pieces);
   } else if (in_parts) {
     reduction.works_ = reduction.memory_.reduce(pieces, subject, [&reduction](const PartOfMean& mean) { reduction.hand_over(mean); });
@@ -226,7 +227,9 @@ void GradientReduction::hand_over(const PartOfMean& mean) {
   });
 }
 
-void GradientReduction::expect_synced() const {
+void GradientReduction::expect_synced() {
+  if (unsynced.empty()) return;
+  unsynced.drop_frozen();
   if (unsynced.empty()) return;
   throw UsageError(
       fmt::format("unit '{}' has gradients of backward passes that were not reduced over the ranks (no_sync, set_requires_gradient_sync or "

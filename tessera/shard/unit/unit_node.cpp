@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -198,12 +199,19 @@ class UnitNode final : public ag::Node {
     const auto& schedule = unit.schedule();
     backward_->run_hooks(gradients);
     const auto held = schedule->lock();
-    if (!unit.state(held).rules.gradient_sync) {
+    if (!unit.state(held).rules.syncs()) {
       backward_->keep_for_later(held, gradients);
       schedule->gradients_kept(unit);
       return ag::variable_list(num_inputs());
     }
     if (schedule->reduces_in_order()) {
+      const auto* const chosen = ag::get_current_graph_task_exec_info();
+      if (chosen != nullptr && !chosen->empty()) {
+        throw UsageError(
+            fmt::format("unit '{}': with UnusedParameters::Zeros, gradients are accumulated in the shards; they can't be asked for by "
+                        "autograd::grad or by backward with inputs",
+                        unit.name()));
+      }
       schedule->gradients_kept(unit);
       schedule->reduce_in_order(unit, [backward = backward_, gradients = std::move(gradients)](const ScheduleLock& lock) mutable {
         backward->reduce_and_accumulate(lock, std::move(gradients));
