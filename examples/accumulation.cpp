@@ -21,7 +21,7 @@ void compress(const PackedGradient& gradient) {
 
 /// On this rank.
 double loss_after_training(models::Mlp& model) {
-  optim::AdamW optimizer(parameters(*model), {.lr = 1e-3});
+  optim::AdamW optimizer(parameters(*model), {.lr = 3e-3});
   double last = 0;
   for (int step = 0; step < kSteps; step++) {
     for (int pass = 1; pass <= kPasses; pass++) {
@@ -47,6 +47,7 @@ int main() {
   torch::manual_seed(1);
   models::Mlp model(models::MlpOptions{.width = 64, .layers = 4, .classes = 4});
   fully_shard(model, {.mesh = world}, wrap_classes({"Linear"}));
+  torch::manual_seed(2 + world.rank());  // different batches on every rank
 
   auto loss = loss_after_training(model);
   if (world.rank() == 0) {
