@@ -208,7 +208,7 @@ set_tests_properties(install/other_libtorch PROPERTIES RESOURCE_LOCK build)
 # The pages: their listings stand in the examples, and their command lines are run as a reader would, one page at a time, because they build.
 other_test(guides/listings COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/guides/pages.py" listings "${PROJECT_SOURCE_DIR}")
 if(NOT TESSERA_SANITIZE)
-  foreach(_page IN ITEMS getting-started training models checkpoints launching communication sharding)
+  foreach(_page IN ITEMS getting-started training models checkpoints launching communication sharding wrapping)
     other_test(guides/${_page} COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/guides/pages.py" commands "${PROJECT_SOURCE_DIR}"
       "${PROJECT_BINARY_DIR}" docs/${_page}.md)
     set_tests_properties(guides/${_page} PROPERTIES RESOURCE_LOCK build TIMEOUT 240)

@@ -70,6 +70,15 @@ TEST(Checkpoint, LetsModelsGoOnWhoseRowsReplicate) {
   });
 }
 
+TEST(Checkpoint, LetsModelsGoOnThatAreDividedAlongAnotherDimension) {
+  expect_resumption(3, [](const auto& model, const Communicator& world) {
+    const auto last = [](const std::string&, const at::Tensor& parameter) {
+      return parameter.dim() > 0 ? std::optional<int64_t>(-1) : std::nullopt;
+    };
+    fully_shard(model, {.mesh = world, .layout = Layout::Rows, .shard_dim = last});
+  });
+}
+
 TEST(Checkpoint, LetsModelsGoOnThatAreShardedInPart) {
   expect_resumption(3, [](const auto& model, const Communicator& world) {
     fully_shard(model, {.mesh = world, .ignored = {model->head->bias, model->frozen->weight}});

@@ -12,6 +12,8 @@
 #include "tessera/checkpoint/contents.h"
 #include "tessera/checkpoint/part_records.h"
 #include "tessera/comm/groups/all_or_none.h"
+#include "tessera/shard/access/buffer_dtype.h"
+#include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/parameters.h"
@@ -83,10 +85,10 @@ std::vector<std::string> names_of(const Map& map) {
 
 void expect_same_tensor(const SafetensorsFile& file, const std::string& name, const at::Tensor& here, at::IntArrayRef sizes) {
   const auto& there = file.info(name);
-  if (at::IntArrayRef(there.sizes) != sizes || there.dtype != here.scalar_type()) {
+  const auto dtype = original_dtype(here);
+  if (at::IntArrayRef(there.sizes) != sizes || there.dtype != dtype) {
     throw UsageError(fmt::format("'{}' is {} of [{}] in {}, but {} of [{}] in the model", name, c10::toString(there.dtype),
-                                 fmt::join(there.sizes, ", "), file.path().string(), c10::toString(here.scalar_type()),
-                                 fmt::join(sizes, ", ")));
+                                 fmt::join(there.sizes, ", "), file.path().string(), c10::toString(dtype), fmt::join(sizes, ", ")));
   }
 }
 
@@ -211,6 +213,7 @@ void copy_values(const Saved& saved, const torch::nn::Module& module, std::span<
 }  // namespace
 
 void load(const fs::path& folder, Contents& contents, const Communicator& world) {
+  expect_idle("checkpoint::load");
   expect_model(contents);
   const c10::AutoGradMode no_grad(false);
   const auto model = local_values(*contents.model);

@@ -14,6 +14,8 @@
 #include "tessera/checkpoint/contents.h"
 #include "tessera/checkpoint/part_records.h"
 #include "tessera/comm/groups/all_or_none.h"
+#include "tessera/shard/access/buffer_dtype.h"
+#include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/parameters.h"
 
@@ -60,7 +62,7 @@ void add_model(std::vector<RankContents>& ranks, const torch::nn::Module& module
     ranks.front().tensors.emplace_back(name, whole_values(tensor).front());
   }
   for (const auto& [name, tensor] : model.buffers) {
-    const auto values = whole_values(tensor);
+    const auto values = whole_values(tensor.to(original_dtype(tensor)));
     for (size_t i = 0; i < ranks.size(); i++) {
       ranks[i].record.buffers.push_back(name);
       ranks[i].tensors.emplace_back(name, values[i]);
@@ -136,6 +138,7 @@ void write_rank_file(const fs::path& folder, const RankContents& rank) {
 }  // namespace
 
 void save(const fs::path& given, const Contents& contents, const Communicator& world) {
+  expect_idle("checkpoint::save");
   expect_model(contents);
   const auto folder = given.has_filename() ? given : given.parent_path();  // "run/net/" is "run/net"
   if (folder.empty()) throw UsageError("a checkpoint needs a folder; this name is empty");

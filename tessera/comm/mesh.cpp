@@ -1,36 +1,204 @@
 #include "tessera/comm/mesh.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
 
 #include "tessera/base/error.h"
+#include "tessera/base/words.h"
 #include "tessera/comm/self/self.h"
 
 namespace tessera {
 namespace {
 
-std::vector<int> colors(int size, auto color_of) {
+std::string text_of(const std::vector<MeshAxis>& axes) {
+  std::vector<std::string> parts;
+  for (const auto& axis : axes) parts.push_back(fmt::format("{} = {}", axis.name, axis.size));
+  return fmt::format("{}", fmt::join(parts, " x "));
+}
+
+/// The axes with their sizes, the one that was left open filled in.
+std::vector<MeshAxis> checked(const Communicator& world, std::vector<MeshAxis> axes) {
+  const auto refuse = [&](std::string_view why) {
+    throw UsageError(fmt::format("a mesh of the axes {} {}", axes.empty() ? "(none)" : text_of(axes), why));
+  };
+  if (axes.empty()) refuse("has no place for a rank; give at least one, such as {\"shard\", -1}");
+  int known = 1;
+  MeshAxis* open = nullptr;
+  for (auto& axis : axes) {
+    if (axis.name.empty()) refuse("has one without a name");
+    if (std::ranges::count(axes, axis.name, &MeshAxis::name) > 1) refuse(fmt::format("has '{}' twice", axis.name));
+    if (axis.size == -1) {
+      if (open != nullptr) refuse("leaves two sizes open; -1 may be the size of one of them");
+      open = &axis;
+    } else if (axis.size < 1) {
+      refuse(fmt::format("has no ranks along '{}'; sizes are positive, or -1 for the rest", axis.name));
+    } else {
+      known *= axis.size;
+    }
+  }
+  if (world.size() % known != 0 || (open == nullptr && known != world.size())) {
+    refuse(fmt::format("does not fit a world of {} ranks; the sizes have to multiply to that", world.size()));
+  }
+  if (open != nullptr) open->size = world.size() / known;
+  if (axes.size() == 2 && (axes[0].name == "shard" || axes[1].name == "replicate")) {
+    refuse("replicates over the first and shards over the second, unlike their names; exchange them");
+  }
+  return axes;
+}
+
+std::vector<int> one_after_the_other(int ranks) {
+  std::vector<int> places(static_cast<size_t>(ranks));
+  std::iota(places.begin(), places.end(), 0);
+  return places;
+}
+
+/// The number of places from one rank to the next along an axis.
+int stride_of(const std::vector<MeshAxis>& axes, size_t axis) {
+  int stride = 1;
+  for (size_t i = axis + 1; i < axes.size(); i++) stride *= axes[i].size;
+  return stride;
+}
+
+int coordinate(const std::vector<MeshAxis>& axes, int place, size_t axis) {
+  return place / stride_of(axes, axis) % axes[axis].size;
+}
+
+/// For each rank a number that is the same for those which differ only in these axes.
+std::vector<int> colors(const std::vector<MeshAxis>& axes, const std::vector<int>& places, const std::vector<size_t>& along) {
   std::vector<int> result;
-  for (int r = 0; r < size; r++) result.push_back(color_of(r));
+  for (int place : places) {
+    int color = place;
+    for (const auto axis : along) color -= coordinate(axes, place, axis) * stride_of(axes, axis);
+    result.push_back(color);
+  }
   return result;
 }
 
-MeshShape checked(const Communicator& world, MeshShape shape) {
-  if (shape.replicate < 1 || shape.shard < 1 || shape.replicate * shape.shard != world.size()) {
-    throw UsageError(
-        fmt::format("a mesh of {} x {} (replicate x shard) does not fit a world of {} ranks", shape.replicate, shape.shard, world.size()));
+/// This rank's group along each axis. All ranks, or one, need no new group.
+std::vector<Communicator> groups_along(const Communicator& world, const std::vector<MeshAxis>& axes, const std::vector<int>& places) {
+  std::vector<Communicator> groups;
+  for (size_t i = 0; i < axes.size(); i++) {
+    if (axes[i].size == world.size()) {
+      groups.push_back(world);
+    } else if (axes[i].size == 1 && !world.traits().traces) {
+      groups.push_back(self_world().with_limit(world.limit()));
+    } else {
+      groups.push_back(world.split(colors(axes, places, {i})));
+    }
   }
-  return shape;
+  return groups;
 }
 
 }  // namespace
 
-Mesh::Mesh(Communicator world)
-    : shape_{.replicate = 1, .shard = world.size()}, world_(world), shard_(world), replicate_(self_world().with_limit(world.limit())) {}
+Mesh::Mesh(Communicator world, std::vector<MeshAxis> axes, std::vector<int> places, std::vector<Communicator> groups)
+    : world_(std::move(world)),
+      axes_(std::move(axes)),
+      places_(std::move(places)),
+      groups_(std::move(groups)),
+      alone_(self_world().with_limit(world_.limit())) {}
+
+Mesh::Mesh(Communicator world) : Mesh(world, {{.name = "shard", .size = world.size()}}, one_after_the_other(world.size()), {world}) {}
 
 Mesh::Mesh(Communicator world, MeshShape shape)
-    : shape_(checked(world, shape)),
-      world_(world),
-      shard_(world.split(colors(world.size(), [&](int r) { return r / shape.shard; }))),
-      replicate_(world.split(colors(world.size(), [&](int r) { return r % shape.shard; }))) {}
+    : Mesh(std::move(world), {{.name = "replicate", .size = shape.replicate}, {.name = "shard", .size = shape.shard}}) {}
+
+Mesh::Mesh(Communicator world, std::vector<MeshAxis> axes)
+    : world_(std::move(world)),
+      axes_(checked(world_, std::move(axes))),
+      places_(one_after_the_other(world_.size())),
+      groups_(groups_along(world_, axes_, places_)),
+      alone_(self_world().with_limit(world_.limit())) {}
+
+Mesh Mesh::of_groups(const Communicator& world, const std::vector<std::vector<int>>& groups) {
+  const auto refuse = [&](const std::string& why) {
+    throw UsageError(fmt::format("groups {} {}; every rank from 0 to {} is in exactly one", groups, why, world.size() - 1));
+  };
+  std::vector<int> colors(static_cast<size_t>(world.size()), -1);
+  for (size_t i = 0; i < groups.size(); i++) {
+    for (const int rank : groups[i]) {
+      if (rank < 0 || rank >= world.size()) refuse(fmt::format("name rank {}, which is not in a world of {}", rank, world.size()));
+      auto& color = colors[static_cast<size_t>(rank)];
+      if (color != -1) refuse(fmt::format("have rank {} twice", rank));
+      color = static_cast<int>(i);
+    }
+    if (!std::ranges::is_sorted(groups[i])) refuse(fmt::format("have {} out of order: ranks in a group ascend", groups[i]));
+  }
+  std::vector<int> missing;
+  for (int rank = 0; rank < world.size(); rank++) {
+    if (colors[static_cast<size_t>(rank)] == -1) missing.push_back(rank);
+  }
+  if (!missing.empty()) refuse("lack " + name_ranks(missing));
+  return world.split(colors);
+}
+
+Mesh Mesh::by_host(const Communicator& world) {
+  const auto& topology = world.topology();
+  const auto per_host = topology.ranks_on(0).size();
+  std::vector<int> places(static_cast<size_t>(world.size()));
+  std::vector<std::string> hosts;
+  bool is_even = true;
+  for (int host = 0; host < topology.hosts(); host++) {
+    const auto ranks = topology.ranks_on(host);
+    is_even = is_even && ranks.size() == per_host;
+    hosts.push_back(fmt::format("host {} has {}", host, name_ranks(ranks)));
+    for (size_t i = 0; i < ranks.size(); i++)
+      places[static_cast<size_t>(ranks[i])] = static_cast<int>(static_cast<size_t>(host) * per_host + i);
+  }
+  if (!is_even) {
+    throw UsageError(
+        fmt::format("a mesh by hosts needs the same number of ranks on each, but {}; start as many on each, or give the mesh by hand, "
+                    "as Mesh(world, {{.replicate = 2, .shard = -1}})",
+                    fmt::join(hosts, ", ")));
+  }
+  std::vector<MeshAxis> axes = {{.name = "replicate", .size = topology.hosts()}, {.name = "shard", .size = static_cast<int>(per_host)}};
+  auto groups = groups_along(world, axes, places);
+  return Mesh(world, std::move(axes), std::move(places), std::move(groups));
+}
+
+Mesh Mesh::sub(const std::vector<std::string>& axes) const {
+  if (axes.empty()) throw UsageError(fmt::format("a part of the mesh {} needs at least one of its axes", text_of(axes_)));
+  std::vector<size_t> along;
+  std::vector<MeshAxis> kept;
+  std::vector<Communicator> groups;
+  for (const auto& name : axes) {
+    along.push_back(index_of(name));
+    kept.push_back(axes_[along.back()]);
+    groups.push_back(groups_[along.back()]);
+  }
+  if (std::ranges::adjacent_find(along, std::greater_equal<>()) != along.end()) {
+    throw UsageError(
+        fmt::format("axes of a part come once each, in the order of the mesh, {}; given were {}", text_of(axes_), fmt::join(axes, ", ")));
+  }
+  if (kept.size() == axes_.size()) return *this;
+  const auto colors = tessera::colors(axes_, places_, along);
+  const auto own = colors[static_cast<size_t>(world_.local_ranks().front())];
+  std::vector<int> places;
+  for (size_t rank = 0; rank < places_.size(); rank++) {
+    if (colors[rank] != own) continue;
+    int place = 0;
+    for (size_t i = 0; i < along.size(); i++) place += coordinate(axes_, places_[rank], along[i]) * stride_of(kept, i);
+    places.push_back(place);
+  }
+  auto world = along.size() == 1 ? groups.front() : world_.split(colors);
+  return Mesh(std::move(world), std::move(kept), std::move(places), std::move(groups));
+}
+
+size_t Mesh::index_of(std::string_view axis) const {
+  const auto found = std::ranges::find(axes_, axis, &MeshAxis::name);
+  if (found != axes_.end()) return static_cast<size_t>(found - axes_.begin());
+  throw UsageError(fmt::format("the mesh has no axis '{}'; it is {}", axis, text_of(axes_)));
+}
+
+void Mesh::refuse() const {
+  throw UsageError(
+      fmt::format("a mesh of {} has too many axes to shard a model over: take one that shards, or one that replicates and one that shards, "
+                  "as mesh.sub({{\"{}\", \"{}\"}})",
+                  text_of(axes_), axes_[axes_.size() - 2].name, axes_.back().name));
+}
 
 }  // namespace tessera

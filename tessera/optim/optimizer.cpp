@@ -14,6 +14,7 @@
 #include "tessera/base/paging_key.h"
 #include "tessera/comm/groups/group_list.h"
 #include "tessera/shard/access/gradients.h"
+#include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/shard_place.h"
 #include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/norms.h"
@@ -193,6 +194,7 @@ struct Optimizer::Releases {
 };
 
 void Optimizer::step() {
+  expect_idle("step()");
   const c10::AutoGradMode no_grad(false);
   const Releases after{units_};
   const WriteGuard guard(units_with_gradients(), WriteKind::Update, description());

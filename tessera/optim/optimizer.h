@@ -58,6 +58,9 @@ class Optimizer {
   at::Tensor clip_grad_norm(double max_norm, double p = 2);
   void zero_grad();
 
+  /// Of all groups.
+  const std::vector<at::Tensor>& parameters() const { return parameters_; }
+
   /// The rate of the first group. set_lr scales the rates of all groups by their initial ratios to the first one, also after a rate of 0.
   /// set_lr throws UsageError if the first group's initial rate was 0 and another group's was not.
   double lr() const { return groups_.front().settings.lr; }

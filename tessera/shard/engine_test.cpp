@@ -8,10 +8,10 @@
 #include <thread>
 
 #include "tessera/comm/self/self.h"
+#include "tessera/shard/report.h"
+#include "tessera/shard/training.h"
 #include "tessera/testing/blocks.h"
 #include "tessera/testing/net.h"
-#include "tessera/shard/training.h"
-#include "tessera/shard/report.h"
 
 namespace tessera::testing::engine_test {
 namespace {

@@ -5,8 +5,8 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/report.h"
-#include "tessera/shard/unit/units.h"
 #include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/units.h"
 #include "tessera/testing/blocks.h"
 #include "tessera/testing/net.h"
 
@@ -32,8 +32,8 @@ uint64_t up(uint64_t count, uint64_t multiple) {
   return (count + multiple - 1) / multiple * multiple;
 }
 
-/// The number of values in one rank's chunk. Every parameter begins at a multiple of 64 bytes of float32, and so does every chunk, in whatever
-/// dtype it is sent.
+/// The number of values in one rank's chunk. Every parameter begins at a multiple of 64 bytes of float32, and so does every chunk, in
+/// whatever dtype it is sent.
 uint64_t chunk_values(const std::vector<uint64_t>& parameters, uint64_t ranks) {
   uint64_t total = 0;
   for (const auto numel : parameters) total += up(numel, 16);

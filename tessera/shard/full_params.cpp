@@ -10,6 +10,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/shard/access/buffer_dtype.h"
+#include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
@@ -76,7 +78,7 @@ std::vector<Entry> entries_of(const torch::nn::Module& module) {
 /// A copy of an entry that is not sharded.
 at::Tensor copy_of(const Entry& entry, std::span<const std::shared_ptr<Unit>> all_units, BufferSync buffers) {
   if (!entry.is_buffer || all_units.empty()) return entry.tensor.detach().clone();
-  return synced(entry.name, entry.tensor, all_units.front()->mesh().world(), buffers);
+  return synced(entry.name, entry.tensor.to(original_dtype(entry.tensor)), all_units.front()->mesh().world(), buffers);
 }
 
 /// The values of a group's shards. Throws UsageError if the program may have written the unsharded form meanwhile.
@@ -110,6 +112,7 @@ void report_loss(const Unit& unit, const std::exception& error) {
 }  // namespace
 
 FullParams full_params(const torch::nn::Module& module, Access access) {
+  expect_idle("full_params");
   FullParams guard;
   guard.access_ = access;
   for (auto& unit : units(module)) {

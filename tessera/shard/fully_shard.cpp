@@ -7,12 +7,14 @@
 #include <torch/nn/modules/container/parameterlist.h>
 
 #include <map>
-#include <mutex>
 #include <set>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/groups/per_group.h"
+#include "tessera/shard/access/buffer_dtype.h"
 #include "tessera/shard/paging/paging.h"
+#include "tessera/shard/unit/apart.h"
+#include "tessera/shard/unit/boundary.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
@@ -37,41 +39,11 @@ bool reads_table_in_forward(const Module& module) {
          dynamic_cast<const torch::nn::ParameterDictImpl*>(&module) != nullptr;
 }
 
-/// The unit that was made from each module, used to name units and to refuse sharding a module twice. It owns neither modules nor units.
-struct Registry {
-  std::mutex mutex;
-  std::map<const Module*, std::weak_ptr<Unit>> units;
-};
-
-Registry& registry() {
-  static Registry instance;
-  return instance;
-}
-
-void remember(const Module& module, const std::shared_ptr<Unit>& unit) {
-  std::lock_guard lock(registry().mutex);
-  std::erase_if(registry().units, [](const auto& entry) { return entry.second.expired(); });
-  registry().units[&module] = unit;
-}
-
-/// The unit that was made from the module, or null. A new module may have the address of an earlier one whose unit a graph keeps alive; it
-/// is told apart because it has none of that unit's parameters.
-std::shared_ptr<Unit> unit_of(Module& module) {
-  std::shared_ptr<Unit> unit;
-  {
-    std::lock_guard lock(registry().mutex);
-    const auto found = registry().units.find(&module);
-    if (found != registry().units.end()) unit = found->second.lock();
-  }
-  const auto of_unit = [&](const at::Tensor& parameter) { return locate(parameter).unit == unit; };
-  return unit && std::ranges::any_of(module.parameters(), of_unit) ? unit : nullptr;
-}
-
 /// The schedule of all units of a world that do not belong to a model yet. They share one, so that the bound on unsharded units also holds
 /// for units that never become part of a model.
 std::shared_ptr<Schedule> schedule_before_model(const ShardOptions& options) {
   static PerGroup<Schedule> all;
-  return all.get(options.mesh.world(), [&] { return std::make_shared<Schedule>(options.max_live_units); });
+  return all.get(options.mesh.world(), [&] { return std::make_shared<Schedule>(ScheduleRules(options, /*is_model=*/false)); });
 }
 
 /// Where a parameter is registered.
@@ -91,7 +63,24 @@ bool is_in(std::span<const at::Tensor> tensors, const at::Tensor& tensor) {
   return std::ranges::any_of(tensors, [&](const at::Tensor& other) { return other.is_same(tensor); });
 }
 
-void collect(Module& module, const std::string& prefix, const ShardOptions& options, Found& found) {
+/// The parameters of a call that form its unit, and those that form another because every rank keeps all of them.
+struct Collected {
+  Found sharded, replicated;
+};
+
+/// The full name, in quotes, of a parameter whose shard is registered in one of the modules, or its name in its unit.
+std::string name_of(const Located& place, std::span<Module* const> modules) {
+  if (place.parameter == nullptr) return "a parameter";  // it is a view of one
+  for (const auto* module : modules) {
+    for (const auto& item : module->named_parameters()) {
+      if (locate(item.value()).parameter == place.parameter) return "'" + item.key() + "'";
+    }
+  }
+  return "'" + place.parameter->name + "'";
+}
+
+void collect(Module& module, const std::string& prefix, const ShardOptions& options, std::span<Module* const> modules,
+             Collected& collected) {
   for (auto& entry : table_of(module)) {
     const auto& tensor = entry.value();
     const auto name = path_below(prefix, entry.key());
@@ -99,13 +88,15 @@ void collect(Module& module, const std::string& prefix, const ShardOptions& opti
     if (const auto* tag = is_paged(tensor) ? tag_of(tensor) : nullptr) {
       const auto unit = tag->unit.lock();
       if (tag->role == Role::Unsharded && unit && !reads_table_in_forward(module)) {
-        throw UsageError(
-            fmt::format("parameter '{}' is tied to one of unit '{}', but lies outside of it; shard the two in one call, or shard a "
-                        "module that contains both",
-                        name, unit->name()));
+        throw UsageError(fmt::format(
+            "parameter '{}' is tied to one of unit '{}', {}, but lies outside of it; make the modules of both one unit, "
+            "fully_shard(std::vector<std::shared_ptr<torch::nn::Module>>{{...}}, options), or leave the parameter out of the inner unit, "
+            "{{.left_out = {{...}}}}, so that a module which contains both takes it",
+            name, unit->name(), name_of(locate(tensor), modules)));
       }
       continue;
     }
+    auto& found = is_in(options.replicated, tensor) ? collected.replicated : collected.sharded;
     const auto [position, is_new] = found.known.try_emplace(tensor.unsafeGetTensorImpl(), found.candidates.size());
     if (is_new) {
       found.candidates.push_back({.name = name, .tensor = tensor, .index = found.candidates.size()});
@@ -113,13 +104,15 @@ void collect(Module& module, const std::string& prefix, const ShardOptions& opti
     }
     found.places[position->second].push_back({.module = &module, .key = entry.key()});
   }
-  for (const auto& child : module.named_children()) collect(*child.value(), path_below(prefix, child.key()), options, found);
+  for (const auto& child : module.named_children()) {
+    collect(*child.value(), path_below(prefix, child.key()), options, modules, collected);
+  }
 }
 
 /// Makes the units below a module parts of one model: they get its schedule, and names that are paths in the model.
 class Adoption {
  public:
-  explicit Adoption(std::shared_ptr<Schedule> schedule) : schedule_(std::move(schedule)) {}
+  Adoption(std::shared_ptr<Schedule> schedule, const ShardOptions& options) : schedule_(std::move(schedule)), options_(options) {}
 
   void adopt(Module& module, const std::string& path) {
     for (auto& entry : table_of(module)) {
@@ -127,24 +120,30 @@ class Adoption {
       if (parameter == nullptr) continue;
       if (named_.insert(parameter).second)
         unit->rename_parameter(entry.value(), path_below(path, entry.key()));  // a tied parameter keeps its first name
+      if (seen_.insert(unit.get()).second) unit->ignore(options_.ignored);
       if (unit->schedule() == schedule_) continue;
       unit->schedule()->hand_over(*unit);
       unit->join(schedule_);
     }
     for (const auto& child : module.named_children()) {
       const auto below = path_below(path, child.key());
-      if (const auto unit = unit_of(*child.value())) unit->rename(named_.insert(unit.get()).second ? below : unit->name() + "+" + below);
+      for (const auto& unit : units_of(*child.value())) {
+        const auto name = unit->name().ends_with(kReplicated) ? path_below(below, std::string(kReplicated)) : below;
+        unit->rename(named_.insert(unit.get()).second ? name : unit->name() + "+" + name);
+      }
       adopt(*child.value(), below);
     }
   }
 
  private:
   std::shared_ptr<Schedule> schedule_;
+  const ShardOptions& options_;
+  std::set<const Unit*> seen_;
   std::set<const void*> named_;  // units and parameters
 };
 
 void collect_units_made_of(Module& module, std::set<const Unit*>& units) {
-  if (const auto unit = unit_of(module)) units.insert(unit.get());
+  for (const auto& unit : units_of(module)) units.insert(unit.get());
   for (const auto& child : module.named_children()) collect_units_made_of(*child.value(), units);
 }
 
@@ -179,29 +178,67 @@ void register_shards(Unit& unit, const std::vector<std::vector<Place>>& places, 
   }
 }
 
+void expect_valid(const ShardOptions& options) {
+  const auto at_least_one = [](std::string_view name, int value) {
+    if (value < 1) throw UsageError(fmt::format("ShardOptions::{} is {}, but at least one unit has to be unsharded", name, value));
+  };
+  at_least_one("max_live_units", options.max_live_units);
+  at_least_one("prefetch_depth", options.prefetch_depth);
+  expect_floating(options.mixed_precision);
+}
+
+/// The options of the unit of parameters that every rank keeps whole: no rank shares them, so nothing is said about how they are divided.
+ShardOptions replicated(const ShardOptions& options) {
+  const auto& world = options.mesh.world();
+  auto result = options;
+  result.mesh = Mesh(world, {.replicate = world.size(), .shard = 1});
+  result.listing = Listing::ByName;
+  result.layout = Layout::Auto;
+  result.shard_dim = {};
+  result.shard_size_multiple = 1;
+  return result;
+}
+
 void shard(std::span<Module* const> modules, const ShardOptions& options) {
   install_paging();
-  Found found;
+  expect_valid(options);
+  (void)options.mesh.shard();  // refuses a mesh of too many axes
+  Collected collected;
   std::vector<std::string> names;
   const auto prefix = [&](size_t i) { return modules.size() == 1 ? "" : std::to_string(i); };
   for (size_t i = 0; i < modules.size(); i++) {
-    if (unit_of(*modules[i])) throw UsageError(fmt::format("module {} is sharded already", class_name(*modules[i])));
-    collect(*modules[i], prefix(i), options, found);
+    if (!units_of(*modules[i]).empty()) throw UsageError(fmt::format("module {} is sharded already", class_name(*modules[i])));
     names.push_back(class_name(*modules[i]));
   }
+  expect_apart(modules, options);
+  for (size_t i = 0; i < modules.size(); i++) collect(*modules[i], prefix(i), options, modules, collected);
   for (auto* module : modules) expect_outer_is_last(*module);
   if (options.listing == Listing::Flat && modules.size() > 1) {
     throw UsageError("a unit of several modules can't be listed flat, because no module would own the vector; shard them one by one");
   }
   // A module that contains units is a model and gets a schedule of its own.
   const bool is_model = std::ranges::any_of(modules, [](const Module* module) { return !units(*module).empty(); });
-  const auto schedule = is_model ? std::make_shared<Schedule>(options.max_live_units) : schedule_before_model(options);
-  if (!found.candidates.empty()) {
-    const auto unit = Unit::make(fmt::format("{}", fmt::join(names, "+")), std::move(found.candidates), options, schedule);
+  const auto schedule = is_model ? std::make_shared<Schedule>(ScheduleRules(options, is_model)) : schedule_before_model(options);
+  const auto make_unit = [&](Found& found, const std::string& name, const ShardOptions& own) {
+    auto unit = Unit::make(name, std::move(found.candidates), own, schedule);
     register_shards(*unit, found.places, *modules.front());
-    for (auto* module : modules) remember(*module, unit);
+    for (auto* module : modules) remember_unit(*module, unit);
+    return unit;
+  };
+  const auto name = fmt::format("{}", fmt::join(names, "+"));
+  std::shared_ptr<Unit> unit;
+  if (!collected.sharded.candidates.empty()) {
+    unit = make_unit(collected.sharded, name, options);
+    if (is_model) unit->become_root();
   }
-  Adoption adoption(schedule);
+  if (!collected.replicated.candidates.empty()) {
+    make_unit(collected.replicated, path_below(name, std::string(kReplicated)), replicated(options));
+  }
+  for (auto* module : modules) {
+    set_boundary(*module, options, unit);
+    if (const auto dtype = options.mixed_precision.buffer_dtype) cast_buffers(*module, *dtype);
+  }
+  Adoption adoption(schedule, options);
   for (size_t i = 0; i < modules.size(); i++) adoption.adopt(*modules[i], prefix(i));
 }
 

@@ -10,8 +10,8 @@
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/report.h"
 #include "tessera/shard/training.h"
-#include "tessera/shard/unit/units.h"
 #include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/units.h"
 #include "tessera/testing/net.h"
 
 namespace tessera::testing::memory_test {

@@ -6,15 +6,18 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <limits>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/groups/group_list.h"
 #include "tessera/shard/access/gradient_sink.h"
 #include "tessera/shard/access/gradients.h"
+#include "tessera/shard/access/phases.h"
 #include "tessera/shard/paging/paged_tensor.h"
 #include "tessera/shard/paging/storage_tag.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/unit_state.h"
 
 namespace tessera {
 namespace {
@@ -71,21 +74,38 @@ size_t with_known_squares(std::span<const at::Tensor> parameters) {
   return 0;
 }
 
-}  // namespace
+void expect_synced(Unit& unit) {
+  const auto held = unit.schedule()->lock();
+  unit.state(held).reduction.expect_synced();
+}
 
-at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& options) {
-  const auto p = options.p;
-  if (!(p > 0)) throw UsageError(fmt::format("a norm with p = {} is none; p must be positive, or infinity", p));
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  expect_averaged(parameters);
+/// Waits for the reductions of all units of the shards. `squares` makes later ones compute sums of squares.
+void finish_reductions(std::span<const at::Tensor> parameters, bool squares) {
   for (const auto& parameter : parameters) {
     if (!is_paged(parameter)) continue;
     const auto unit = unit_of_shard(parameter);
     expect_gradient_kept(*unit, parameter, "the norm of the gradients");
-    unit->schedule()->finish_reductions();  // a hook may ask in the middle of backward
-    if (p == 2) unit->compute_squares();
+    unit->schedule()->finish_reductions();
+    expect_synced(*unit);
+    if (squares) unit->compute_squares();
   }
+}
+
+bool is_finite(const at::Tensor& gradient) {
+  if (gradient.numel() == 0) return true;
+  return std::isfinite(at::linalg_vector_norm(gradient, std::numeric_limits<double>::infinity()).item<double>());
+}
+
+}  // namespace
+
+at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& options) {
+  const auto p = options.p;
+  expect_idle("the norm of gradients");
+  if (!(p > 0)) throw UsageError(fmt::format("a norm with p = {} is none; p must be positive, or infinity", p));
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  expect_averaged(parameters);
+  finish_reductions(parameters, p == 2);
   // The parts of shards are added up over their shard group. Parameters in no unit have the same gradients on all ranks and count once.
   PartialSum outside;
   c10::SmallVector<Communicator, 2> groups;
@@ -118,6 +138,32 @@ at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& 
   return std::isinf(p) ? all : all.pow(1 / p);
 }
 
+bool gradients_are_finite(std::span<const at::Tensor> parameters) {
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  expect_averaged(parameters);
+  finish_reductions(parameters, true);
+  c10::SmallVector<Communicator, 2> worlds;
+  bool finite = true;
+  for (size_t i = 0; i < parameters.size(); i++) {
+    const auto& gradient = parameters[i].grad();
+    if (is_paged(parameters[i])) find_or_add(worlds, unit_of_shard(parameters[i])->mesh().world());
+    if (!gradient.defined() || !finite) continue;
+    const auto known = with_known_squares(parameters.subspan(i));
+    if (known > 0 && std::isfinite(*tag_of(gradient)->squares)) {
+      i += known - 1;
+    } else {
+      finite = is_finite(gradient);  // also where squares may have overflowed
+    }
+  }
+  for (const auto& world : worlds) {
+    const auto found = at::full({}, finite ? 0 : 1, at::TensorOptions(world.traits().device).dtype(at::kFloat));
+    world.all_reduce(found, {.op = Reduce::Max}, {.unit = "inf or NaN"}).wait();
+    finite = finite && found.item<float>() == 0;
+  }
+  return finite;
+}
+
 at::Tensor clip_grad_norm(std::span<const at::Tensor> parameters, double max_norm, const NormOptions& options) {
   const auto norm = grad_norm(parameters, options);
   const c10::AutoGradMode no_grad(false);
@@ -128,6 +174,19 @@ at::Tensor clip_grad_norm(std::span<const at::Tensor> parameters, double max_nor
     if (gradient.defined()) gradient.mul_(scale.to(gradient.scalar_type()));
   }
   return norm;
+}
+
+void clip_grad_value(std::span<const at::Tensor> parameters, double clip_value) {
+  expect_idle("clip_grad_value");
+  if (!(clip_value >= 0)) throw UsageError(fmt::format("clip_grad_value: {} is no bound", clip_value));
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  expect_averaged(parameters);
+  finish_reductions(parameters, /*squares=*/false);
+  for (const auto& parameter : parameters) {
+    auto gradient = parameter.grad();
+    if (gradient.defined()) gradient.clamp_(-clip_value, clip_value);
+  }
 }
 
 }  // namespace tessera

@@ -18,4 +18,10 @@ at::Tensor clip_grad_norm(std::span<const at::Tensor> parameters, double max_nor
 /// The norm alone, without clipping. Collective in the same way.
 at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& options = {});
 
+/// Whether the gradients are finite on all ranks: none is inf or NaN. Collective: one all-reduce.
+bool gradients_are_finite(std::span<const at::Tensor> parameters);
+
+/// Limits each value of the gradients to -clip_value to clip_value, in place.
+void clip_grad_value(std::span<const at::Tensor> parameters, double clip_value);
+
 }  // namespace tessera

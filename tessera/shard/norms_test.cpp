@@ -167,6 +167,23 @@ double norm_after_two_passes(const Blocks& model, const at::Tensor& x) {
   return norm.item<double>();
 }
 
+TEST_P(Norms, AreNotNeededToFindWhatIsNotFinite) {
+  each_rank([](Blocks& model) {
+    const auto shards = parameters(model);
+    EXPECT_TRUE(gradients_are_finite(shards));
+    shards.back().grad().fill_(1e30);  // its square is infinite in float32
+    EXPECT_TRUE(gradients_are_finite(shards));
+    shards.back().grad().fill_(-std::numeric_limits<float>::infinity());
+    EXPECT_FALSE(gradients_are_finite(shards));
+    // These come with the reduction.
+    for (const auto& shard : shards) shard.mutable_grad() = at::Tensor();
+    model.forward(numbers({5, 8}) * 1e25).sum().mul(1e25).backward();
+    EXPECT_TRUE(gradients_are_finite(shards));
+    model.forward(numbers({5, 8})).mul(std::numeric_limits<float>::infinity()).sum().backward();
+    EXPECT_FALSE(gradients_are_finite(shards));
+  });
+}
+
 TEST(NormsOfAnyUnit, AreThoseOfTheWholeModel) {
   for (const auto residence : {Residence::NodeShared, Residence::Gathered}) {
     with_ranks(4, [&](const Communicator& world) {

@@ -31,19 +31,18 @@ class ReshardAfterForward {
   /// The root of a model stays unsharded, because backward needs it at once. All other units are resharded.
   constexpr ReshardAfterForward() = default;
   /// Resharded, or kept unsharded for backward: more memory, and one all-gather less.
-  constexpr ReshardAfterForward(bool reshards) : parts_(reshards ? kAllRanks : 1) {}  // NOLINT(google-explicit-constructor)
+  constexpr ReshardAfterForward(bool reshards) : ranks_(reshards ? kAllRanks : 1) {}  // NOLINT(google-explicit-constructor)
   /// Resharded to groups of so many consecutive ranks of the shard group: each group keeps one copy, and gathers it again among itself.
-  constexpr ReshardAfterForward(int ranks) : parts_(ranks) {}  // NOLINT(google-explicit-constructor)
+  constexpr ReshardAfterForward(int ranks) : ranks_(ranks) {}  // NOLINT(google-explicit-constructor)
 
-  /// The number of ranks among which the unit is divided until backward: 1 if it stays unsharded, `size` if it is resharded as usual.
-  constexpr int parts(bool is_root, int size) const {
-    const int parts = parts_.value_or(is_root ? 1 : kAllRanks);
-    return parts == kAllRanks ? size : parts;
-  }
+  /// Whether the unit stays unsharded.
+  constexpr bool keeps(bool is_root) const { return ranks_ ? *ranks_ == 1 : is_root; }
+  /// The number of ranks among which the unit is divided if it does not stay.
+  constexpr int ranks(int all) const { return ranks_.value_or(kAllRanks) == kAllRanks ? all : *ranks_; }
 
  private:
   static constexpr int kAllRanks = -1;
-  std::optional<int> parts_ = {};
+  std::optional<int> ranks_ = {};
 };
 
 /// When backward unshards the unit that it needs next.
@@ -85,6 +84,9 @@ enum class Layout {
   Rows,  // each parameter by itself, split between rows of the dimension that is outermost in memory: dim 0, as in FSDP2, unless transposed
   WholeParameters,  // each parameter belongs to one rank
 };
+
+/// Whether a setting that is changed later is for the unit of a module only, or also for all units below it.
+enum class Recurse { No, Yes };
 
 /// What a caller of fully_shard can choose about a unit.
 struct ShardOptions {

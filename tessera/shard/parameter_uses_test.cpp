@@ -125,18 +125,9 @@ struct SavesWeight : ag::Function<SavesWeight> {
 const at::Tensor kIndices = at::tensor({1, 0, 5, 2, 2});
 
 std::vector<Form> forms() {
-  return {tensors("as_strided", {{8, 8}},
-                  [](auto& w, auto& x) {
-                    return x.matmul(w[0].as_strided({8, 8}, {1, 8}));
-                  }),
-          tensors("unfold", {{8, 8}},
-                  [](auto& w, auto& x) {
-                    return x.matmul(w[0].unfold(1, 4, 2).reshape({8, 12}));
-                  }),
-          tensors("expand", {{1, 8}},
-                  [](auto& w, auto& x) {
-                    return x * w[0].expand({5, 8});
-                  }),
+  return {tensors("as_strided", {{8, 8}}, [](auto& w, auto& x) { return x.matmul(w[0].as_strided({8, 8}, {1, 8})); }),
+          tensors("unfold", {{8, 8}}, [](auto& w, auto& x) { return x.matmul(w[0].unfold(1, 4, 2).reshape({8, 12})); }),
+          tensors("expand", {{1, 8}}, [](auto& w, auto& x) { return x * w[0].expand({5, 8}); }),
           tensors("chunk_split_unbind", {{24, 8}},
                   [](auto& w, auto& x) {
                     const auto chunks = w[0].chunk(3), parts = w[0].split(8), planes = w[0].view({3, 8, 8}).unbind();
@@ -160,10 +151,7 @@ std::vector<Form> forms() {
                        w[0][2];
               },
               kIndices),
-          tensors("einsum", {{8, 8}},
-                  [](auto& w, auto& x) {
-                    return at::einsum("bi,ij->bj", {x, w[0]});
-                  }),
+          tensors("einsum", {{8, 8}}, [](auto& w, auto& x) { return at::einsum("bi,ij->bj", {x, w[0]}); }),
           tensors("saved_results", {{8}}, [](auto& w, auto& x) { return x * w[0].sigmoid() + w[0].exp(); }),
           tensors("where_cat_stack", {{8}, {8}},
                   [](auto& w, auto& x) {
@@ -228,15 +216,11 @@ std::vector<Form> layers() {
   auto result = layers_in_any_dtype();
   result.push_back(layer<nn::EmbeddingBagImpl>(
       "EmbeddingBag", [] { return nn::EmbeddingBag(nn::EmbeddingBagOptions(6, 4).mode(torch::kMean)).ptr(); },
-      [](nn::EmbeddingBagImpl& bag, const at::Tensor& x) {
-        return bag.forward(x.view({1, 5}));
-      },
-      kIndices));
+      [](nn::EmbeddingBagImpl& bag, const at::Tensor& x) { return bag.forward(x.view({1, 5})); }, kIndices));
   result.push_back(layer<nn::LSTMCellImpl>(
       "LSTMCell", [] { return nn::LSTMCell(8, 6).ptr(); },
       [](nn::LSTMCellImpl& cell, const at::Tensor& x) { return std::get<0>(cell.forward(x)); }, numbers({5, 8})));
-  result.push_back(layer<nn::BatchNorm2dImpl>(
-      "BatchNorm2d", [] { return nn::BatchNorm2d(4).ptr(); }, &call, kImage));
+  result.push_back(layer<nn::BatchNorm2dImpl>("BatchNorm2d", [] { return nn::BatchNorm2d(4).ptr(); }, &call, kImage));
   return result;
 }
 

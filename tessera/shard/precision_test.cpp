@@ -3,11 +3,14 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "tessera/optim/adam.h"
+#include "tessera/optim/grad_scaler.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/training.h"
 #include "tessera/testing/net.h"
+#include "tessera/testing/numbers.h"
 
 namespace tessera::testing::precision_test {
 namespace {
@@ -65,6 +68,58 @@ TEST(Precision, LeavesTheStatisticsOfBatchNormAlone) {
     reference(x);
     EXPECT_TRUE(at::equal(norm->running_mean, reference->running_mean));
     EXPECT_TRUE(at::equal(norm->running_var, reference->running_var));
+  });
+}
+
+/// Layers of all kinds that libtorch has in float16 on CPUs.
+struct Layers : nn::Module {
+  nn::Embedding words = register_module("words", nn::Embedding(7, 8));
+  nn::Conv1d conv = register_module("conv", nn::Conv1d(nn::Conv1dOptions(8, 8, 3).padding(1)));
+  nn::BatchNorm1d batch_norm = register_module("batch_norm", nn::BatchNorm1d(8));
+  nn::LayerNorm layer_norm = register_module("layer_norm", nn::LayerNorm(nn::LayerNormOptions({8})));
+  nn::GroupNorm group_norm = register_module("group_norm", nn::GroupNorm(2, 8));
+  nn::Linear linear = register_module("linear", nn::Linear(8, 8));
+  Layers() { fill_with_numbers(*this); }
+  at::Tensor forward(const at::Tensor& index) {
+    const auto x = group_norm(batch_norm(conv(words(index).transpose(1, 2))));
+    return linear(torch::tanh(layer_norm(x.transpose(1, 2))));
+  }
+};
+
+TEST(Precision, TrainsInFloat16AsInFloat32) {
+  with_ranks(2, [](const Communicator& world) {
+    const auto train = [&](at::ScalarType dtype) {
+      const auto model = std::make_shared<Layers>();
+      fully_shard(model, {.mesh = world, .mixed_precision = {.param_dtype = dtype, .buffer_dtype = dtype}});
+      optim::AdamW optimizer(parameters(*model), {.lr = 1e-2});
+      optim::GradScaler scaler;
+      std::vector<double> losses;
+      const auto index = at::arange(10).remainder(7).view({2, 5}).add(world.rank()).remainder(7);
+      for (int step = 0; step < 8; step++) {
+        const auto loss = model->forward(index).to(at::kFloat).sub(0.5).pow(2).mean();
+        losses.push_back(loss.item<double>());
+        scaler.scale(loss).backward();
+        scaler.step(optimizer);
+        scaler.update();
+        optimizer.zero_grad();
+      }
+      return losses;
+    };
+    const auto wide = train(at::kFloat), narrow = train(at::kHalf);
+    EXPECT_LT(wide.back(), 0.8 * wide.front());
+    for (size_t i = 0; i < wide.size(); i++) EXPECT_NEAR(narrow[i], wide[i], 0.02 * wide[i]);
+  });
+}
+
+TEST(Precision, TrainsRecurrentLayersInFloat16) {
+  with_ranks(2, [](const Communicator& world) {
+    nn::LSTM lstm(nn::LSTMOptions(6, 4));
+    fill_with_numbers(*lstm);
+    fully_shard(lstm, {.mesh = world, .mixed_precision = {.param_dtype = at::kHalf}});
+    const auto y = std::get<0>(lstm(numbers({3, 2, 6})));
+    EXPECT_EQ(y.scalar_type(), at::kHalf);
+    y.sum().backward();
+    EXPECT_TRUE(full_grad(lstm->named_parameters()["weight_ih_l0"]).isfinite().all().item<bool>());
   });
 }
 

@@ -6,8 +6,8 @@
 
 #include "tessera/base/process.h"
 #include "tessera/shard/fully_shard.h"
-#include "tessera/shard/parameters.h"
 #include "tessera/shard/norms.h"
+#include "tessera/shard/parameters.h"
 #include "tessera/testing/net.h"
 #include "tessera/testing/numbers.h"
 

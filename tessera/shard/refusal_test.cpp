@@ -8,8 +8,8 @@
 #include "tessera/comm/self/self.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
-#include "tessera/shard/parameters.h"
 #include "tessera/shard/norms.h"
+#include "tessera/shard/parameters.h"
 #include "tessera/shard/rebind.h"
 #include "tessera/testing/net.h"
 

@@ -74,6 +74,7 @@ Row row_of(Unit& unit, size_t depth) {
 /// Whether the unit was made from the model itself. Such a unit is named after the model's class; any other is named after its path in the
 /// model, and the names of its parameters begin with that path.
 bool is_of_model(Unit& unit) {
+  if (unit.name().ends_with(kReplicated)) return false;
   const auto place = unit.name().substr(0, unit.name().find('+'));  // the first path of a unit of several modules
   return !unit.groups().front().parameters.front().name.starts_with(place + ".");
 }
@@ -112,6 +113,7 @@ ModelCounters counters(const torch::nn::Module& module) {
     total.gathers += own.gathers;
     total.reductions += own.reductions;
     total.gathered_bytes += own.gathered_bytes;
+    total.cancelled += own.cancelled;
     total.peak_unsharded_bytes = std::max(total.peak_unsharded_bytes, schedule->live_counters().peak_bytes);
     if (seen.insert(schedule.get()).second) total.misses += schedule->misses();
   }
@@ -131,8 +133,8 @@ std::string describe(const torch::nn::Module& module) {
   std::vector<Row> rows = {{"unit", "parameters", "unsharded", "shard", "dtype", "residence", "gathers", "gathered", "reduced"}};
   for (const auto& unit : in_tree_order(units(module))) rows.push_back(row_of(*unit.unit, unit.depth));
   const auto total = counters(module);
-  return table_of(rows) +
-         fmt::format("peak of unsharded units {}, uses not foreseen {}\n", size_text(total.peak_unsharded_bytes), total.misses);
+  return table_of(rows) + fmt::format("peak of unsharded units {}, uses not foreseen {}, prefetches cancelled {}\n",
+                                      size_text(total.peak_unsharded_bytes), total.misses, total.cancelled);
 }
 
 }  // namespace tessera

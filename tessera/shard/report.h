@@ -16,7 +16,8 @@ struct ModelCounters {
   uint64_t reductions = 0;
   uint64_t gathered_bytes = 0;  // received from other ranks
   uint64_t peak_unsharded_bytes = 0;
-  uint64_t misses = 0;  // uses that the learned order did not predict
+  uint64_t misses = 0;     // uses that the learned order did not predict
+  uint64_t cancelled = 0;  // units that were unsharded early and resharded before they were used
 };
 ModelCounters counters(const torch::nn::Module& module);
 void reset_counters(const torch::nn::Module& module);

@@ -11,15 +11,31 @@
 
 namespace tessera {
 
-void skip_step(const torch::nn::Module& module) {
+namespace {
+
+void skip_units(std::vector<std::shared_ptr<Unit>> skipped) {
   const auto has_no_gradient = [](const std::shared_ptr<Unit>& unit) {
     return std::ranges::none_of(unit->groups(), [](const Unit::Group& group) {
       return std::ranges::any_of(group.parameters, [](const Unit::Parameter& parameter) { return parameter.shard.grad().defined(); });
     });
   };
-  auto skipped = units(module);
   std::erase_if(skipped, has_no_gradient);
   const WriteGuard guard(skipped, WriteKind::Skip);
+}
+
+}  // namespace
+
+void skip_step(const torch::nn::Module& module) {
+  skip_units(units(module));
+}
+
+void skip_step(std::span<const at::Tensor> parameters) {
+  std::vector<std::shared_ptr<Unit>> all;
+  for (const auto& parameter : parameters) {
+    auto unit = locate(parameter).unit;
+    if (unit && std::ranges::find(all, unit) == all.end()) all.push_back(std::move(unit));
+  }
+  skip_units(std::move(all));
 }
 
 void set_requires_grad(const torch::nn::Module& module, Training training) {

@@ -1,6 +1,10 @@
 // Freezing and thawing sharded parameters, and skipping an optimizer step on some ranks.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
+#include <span>
+
 namespace torch::nn {
 class Module;
 }
@@ -14,5 +18,7 @@ void set_requires_grad(const torch::nn::Module& module, Training training);
 /// A rank calls it in place of an optimizer step that other ranks take with an optimizer of torch::optim. It covers the units in which a
 /// parameter has a gradient. Tessera's own optimizers have a member skip_step() for this.
 void skip_step(const torch::nn::Module& module);
+/// The same for the units of these shards.
+void skip_step(std::span<const at::Tensor> parameters);
 
 }  // namespace tessera

@@ -6,9 +6,13 @@
 
 #include <algorithm>
 #include <map>
+#include <regex>
 #include <set>
+#include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/words.h"
+#include "tessera/shard/unit/apart.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 
@@ -19,6 +23,10 @@ using torch::nn::Module;
 
 bool is_one_of(const std::string& name, const std::vector<std::string>& names) {
   return std::ranges::find(names, name) != names.end();
+}
+
+bool is_in(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor) {
+  return std::ranges::any_of(tensors, [&](const at::Tensor& other) { return other.is_same(tensor); });
 }
 
 bool is_inside(const std::string& path, const std::string& of) {
@@ -62,24 +70,37 @@ class Wrapping {
     if (!wrapped_.insert(&module).second) return left;
     const bool is_leaf = is_one_of(class_name(module), policy_.leaves);
     const auto keep = [&](const at::Tensor& parameter) {
-      const bool known = std::ranges::any_of(left, [&](const at::Tensor& other) { return other.is_same(parameter); });
-      if (is_free(parameter) && !known) left.push_back(parameter);
+      if (is_free(parameter) && !is_in(left, parameter)) left.push_back(parameter);
     };
     for (const auto& parameter : module.parameters(/*recurse=*/is_leaf)) keep(parameter);
+    Row row;
     for (const auto& child : module.named_children()) {
       if (is_leaf) break;
       const auto name = path_below(path, child.key());
-      for (const auto& parameter : choose(*child.value(), name, wrap_below(*child.value(), name))) keep(parameter);
+      for (const auto& parameter : choose(child.value(), name, wrap_below(*child.value(), name), row)) keep(parameter);
     }
+    make_unit(row);
     return left;
   }
 
  private:
-  static bool is_free(const at::Tensor& parameter) { return parameter.defined() && locate(parameter).parameter == nullptr; }
+  /// Neighbours that become one unit.
+  struct Row {
+    std::vector<std::shared_ptr<Module>> modules = {};
+    std::vector<at::Tensor> tied = {};  // to places outside of one of the modules
+    int64_t numel = 0;
+  };
 
-  /// Makes a unit of a module if the policy chooses it. Returns what is left of `parameters`.
-  std::vector<at::Tensor> choose(Module& module, const std::string& path, std::vector<at::Tensor> parameters) {
-    WrapCandidate candidate{.module = module, .name = path, .class_name = class_name(module)};
+  /// Whether a unit of the policy may take the parameter.
+  bool is_free(const at::Tensor& parameter) const {
+    return parameter.defined() && locate(parameter).parameter == nullptr && !is_in(options_.ignored, parameter) &&
+           !is_in(options_.left_out, parameter);
+  }
+
+  /// Puts a module into the row, or makes a unit of it, if the policy chooses it. Returns what is left of `parameters`.
+  std::vector<at::Tensor> choose(const std::shared_ptr<Module>& module, const std::string& path, std::vector<at::Tensor> parameters,
+                                 Row& row) {
+    WrapCandidate candidate{.module = *module, .name = path, .class_name = class_name(*module)};
     std::vector<at::Tensor> tied;  // to places outside of the module
     for (const auto& parameter : parameters) {
       if (is_inside(homes_.at(parameter.unsafeGetTensorImpl()), path)) {
@@ -88,11 +109,57 @@ class Wrapping {
         tied.push_back(parameter);
       }
     }
-    if (candidate.numel == 0 || !policy_.chooses(candidate)) return parameters;
-    auto options = options_;
-    options.left_out.insert(options.left_out.end(), tied.begin(), tied.end());
-    fully_shard(module, options);
+    if (candidate.numel == 0 || !policy_.chooses(candidate)) {
+      if (!module->parameters().empty()) make_unit(row);
+      return parameters;
+    }
+    const auto own_options = policy_.options ? policy_.options(candidate) : std::nullopt;
+    const bool joins = !own_options && candidate.numel < policy_.merge_below;
+    if (!joins || row.numel + candidate.numel > policy_.merge_below) make_unit(row);
+    row.modules.push_back(module);
+    row.tied.insert(row.tied.end(), tied.begin(), tied.end());
+    row.numel += candidate.numel;
+    if (own_options) expect_nothing_apart(*own_options, path);
+    if (!joins) make_unit(row, own_options ? *own_options : inner_options());
     return tied;
+  }
+
+  /// The options of a unit below the model. The boundary of the model is meant; inner modules are called by the model itself.
+  ShardOptions inner_options() const {
+    auto options = options_;
+    options.mixed_precision.cast_forward_inputs = {};
+    options.mixed_precision.output_dtype = {};
+    return options;
+  }
+
+  /// Makes a unit of the modules in the row, if there are any, and empties it.
+  void make_unit(Row& row) { make_unit(row, inner_options()); }
+  void make_unit(Row& row, ShardOptions options) {
+    const auto [modules, tied, numel] = std::exchange(row, {});
+    if (modules.empty()) return;
+    std::vector<Module*> pointers;
+    for (const auto& module : modules) pointers.push_back(module.get());
+    options.ignored = options_.ignored;
+    options.replicated = options_.replicated;
+    options.left_out = options_.left_out;
+    options = options_for(pointers, std::move(options));
+    for (const auto& parameter : tied) {
+      std::erase_if(options.replicated, [&](const at::Tensor& other) { return other.is_same(parameter); });
+      if (!is_in(options.left_out, parameter)) options.left_out.push_back(parameter);
+    }
+    fully_shard(modules, options);
+  }
+
+  /// Throws UsageError if options of a module name parameters that those of the model do not.
+  void expect_nothing_apart(const ShardOptions& own, const std::string& path) const {
+    const std::pair<const std::vector<at::Tensor>*, const std::vector<at::Tensor>*> lists[] = {
+        {&own.ignored, &options_.ignored}, {&own.replicated, &options_.replicated}, {&own.left_out, &options_.left_out}};
+    for (const auto& [given, of_model] : lists) {
+      if (std::ranges::all_of(*given, [&, all = of_model](const at::Tensor& parameter) { return is_in(*all, parameter); })) continue;
+      throw UsageError(fmt::format(
+          "the policy's options for '{}' name parameters that are ignored, replicated or left out; name them in the options of the model",
+          path));
+    }
   }
 
   const ShardOptions& options_;
@@ -119,12 +186,38 @@ WrapPolicy wrap_by_size(WrapSizeOptions options) {
   return {.chooses = chooses, .leaves = options.leaves};
 }
 
+std::vector<at::Tensor> parameters_of_modules(const Module& model, const std::string& pattern) {
+  std::regex expression;
+  try {
+    expression = pattern;
+  } catch (const std::regex_error& error) {
+    throw UsageError(fmt::format("'{}' is no regular expression: {}", pattern, error.what()));
+  }
+  std::vector<at::Tensor> result;
+  std::vector<std::string> paths;
+  bool found = false;
+  for (const auto& item : model.named_modules(/*name_prefix=*/{}, /*include_self=*/false)) {
+    paths.push_back(item.key());
+    if (!std::regex_match(item.key(), expression)) continue;
+    found = true;
+    for (const auto& parameter : item.value()->parameters()) {
+      if (!is_in(result, parameter)) result.push_back(parameter);
+    }
+  }
+  if (found) return result;
+  const auto nearest = nearest_name(pattern, paths);
+  throw UsageError(fmt::format("the path of no module matches '{}'{}; the model has {}", pattern,
+                               nearest.empty() ? "" : fmt::format(" (did you mean '{}'?)", nearest), some_of(paths)));
+}
+
 void fully_shard(Module& model, const ShardOptions& options, const WrapPolicy& policy) {
+  Module* const whole[] = {&model};
+  expect_apart(whole, options);
   Wrapping wrapping(options, policy);
   wrapping.look_at(model, "");
   wrapping.expect_classes();
   wrapping.wrap_below(model, "");
-  fully_shard(model, options);
+  fully_shard(model, options_for(whole, options));
 }
 
 }  // namespace tessera

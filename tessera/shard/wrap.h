@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,7 @@ struct WrapCandidate {
   const torch::nn::Module& module;
   std::string name;        // its path in the model: "encoder.layer.3"
   std::string class_name;  // "BertLayer", for a class BertLayer or BertLayerImpl in any namespace
-  int64_t numel = 0;       // values of the parameters in it that no module below it has taken
+  int64_t numel = 0;       // values of the parameters in it that no module below it has taken, and that are not ignored or left out
 };
 
 /// A rule that is asked for every module of a model but the model itself, for inner modules first.
@@ -23,6 +24,12 @@ struct WrapPolicy {
   std::function<bool(const WrapCandidate& candidate)> chooses;
   std::vector<std::string> classes = {};  // of which the model must have at least one
   std::vector<std::string> leaves = {};   // classes in which nothing is chosen
+  /// The options of a chosen module, if they differ from the model's: another mesh, precision, rule for resharding. Parameters that are
+  /// treated apart (ignored, replicated, left_out) are named in the model's options only.
+  std::function<std::optional<ShardOptions>(const WrapCandidate& candidate)> options = {};
+  /// Chosen modules that follow one another in a module and have fewer values than this are made one unit together, up to this number of
+  /// values. Modules with options of their own stay alone.
+  int64_t merge_below = 0;
 };
 
 /// Every module that has parameters of its own.
@@ -39,6 +46,10 @@ struct WrapSizeOptions {
 
 /// Every module with at least so many values that no module below it has taken.
 WrapPolicy wrap_by_size(WrapSizeOptions options = {});
+
+/// The parameters of all modules whose whole path in the model matches a regular expression (ECMAScript), each once: for the lists
+/// `ignored`, `replicated` and `left_out` of ShardOptions. Throws UsageError if no module matches.
+std::vector<at::Tensor> parameters_of_modules(const torch::nn::Module& model, const std::string& pattern);
 
 /// Makes a unit of each module that the policy chooses, and one of what is left of the model. A parameter that is tied across modules goes
 /// to the innermost unit that contains all of its places. Collective, as fully_shard.

@@ -9,6 +9,7 @@
 #include "tessera/models/gpt.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/parameters.h"
+#include "tessera/shard/report.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 #include "tessera/testing/net.h"
@@ -114,6 +115,86 @@ TEST(WrapPolicy, MayBeAnyFunction) {
     fully_shard(model, {.mesh = world}, WrapPolicy{.chooses = [](const WrapCandidate& candidate) { return candidate.name == "layers.1"; }});
     EXPECT_EQ(units(*model).size(), 2U);
     EXPECT_EQ(shard_info(model->layers[1]->as<TiedImpl::LayerImpl>()->up->weight)->unit, "layers.1");
+  });
+}
+
+TEST(WrapPolicy, MayGiveModulesOptionsOfTheirOwn) {
+  with_ranks(2, [](const Communicator& world) {
+    Tied model;
+    auto policy = wrap_classes({"Layer"});
+    const ShardOptions options{.mesh = world};
+    policy.options = [&](const WrapCandidate& candidate) -> std::optional<ShardOptions> {
+      if (candidate.name != "layers.1") return std::nullopt;
+      auto own = options;
+      own.mixed_precision.param_dtype = torch::kBFloat16;
+      own.layout = Layout::Rows;
+      return own;
+    };
+    fully_shard(model, options, policy);
+    const auto layer = [&](size_t i) { return model->layers[i]->as<TiedImpl::LayerImpl>()->up->weight; };
+    EXPECT_EQ(layer(0).scalar_type(), torch::kFloat);
+    EXPECT_EQ(layer(1).scalar_type(), torch::kBFloat16);
+    EXPECT_EQ(shard_info(layer(1))->numel, 16);  // half of the rows
+    model->forward(at::tensor({0, 3}, at::kLong)).pow(2).mean().backward();
+
+    Tied other;
+    auto wrong = wrap_always();
+    wrong.options = [&](const WrapCandidate&) { return ShardOptions{.mesh = world, .ignored = {other->embedding->weight}}; };
+    EXPECT_THAT(message_of<UsageError>([&] { fully_shard(other, options, wrong); }),
+                HasSubstr("the policy's options for 'layers.0.up' name parameters that are ignored, replicated or left out"));
+  });
+}
+
+TEST(WrapPolicy, MergesSmallNeighbours) {
+  with_ranks(2, [](const Communicator& world) {
+    const auto tokens = at::tensor({0, 3, 5, 1}, at::kLong);
+    const auto units_with = [&](WrapPolicy policy, int64_t merge_below) {
+      Tied model, unsharded;
+      policy.merge_below = merge_below;
+      fully_shard(model, {.mesh = world}, policy);
+      model->forward(tokens).pow(2).mean().backward();
+      unsharded->forward(tokens).pow(2).mean().backward();
+      const auto of = [](Tied& tied) { return tied->layers[1]->as<TiedImpl::LayerImpl>()->down->weight; };
+      EXPECT_TRUE(at::allclose(full_grad(of(model)), of(unsharded).grad()));
+      const auto text = describe(*model);
+      for (const auto& name : unit_names(*model)) EXPECT_THAT(text, HasSubstr(name + " "));
+      return unit_names(*model);
+    };
+    // In each layer, `up` has 40 values and `down` 36.
+    EXPECT_THAT(units_with(wrap_always(), 0), ElementsAre("Tied", "layers.0.up", "layers.0.down", "layers.1.up", "layers.1.down"));
+    EXPECT_THAT(units_with(wrap_always(), 75), ElementsAre("Tied", "layers.0.up", "layers.0.down", "layers.1.up", "layers.1.down"));
+    EXPECT_THAT(units_with(wrap_always(), 76), ElementsAre("Tied", "layers.0.up+layers.0.down", "layers.1.up+layers.1.down"));
+    EXPECT_THAT(units_with(wrap_classes({"Layer"}), 1000), ElementsAre("Tied", "layers.0+layers.1"));
+  });
+}
+
+TEST(WrapPolicy, IgnoresModulesByTheirPath) {
+  with_ranks(2, [](const Communicator& world) {
+    Tied model;
+    const auto& names = model->named_parameters();
+    const auto chosen = parameters_of_modules(*model, "layers\\.\\d+\\.down|layers\\.0");
+    EXPECT_EQ(chosen.size(), 6U);  // two of them are matched twice
+    fully_shard(model, {.mesh = world, .ignored = chosen}, wrap_always());
+    EXPECT_THAT(unit_names(*model), ElementsAre("Tied", "layers.1.up"));
+    for (const auto* name : {"layers.0.up.weight", "layers.0.down.bias", "layers.1.down.weight"}) {
+      EXPECT_FALSE(shard_info(names[name])) << name;
+      EXPECT_EQ(names[name].numel(), model->named_parameters()[name].numel());
+    }
+    EXPECT_EQ(parameters(*model).size(), 9U);
+    model->forward(at::tensor({0, 3}, at::kLong)).pow(2).mean().backward();
+
+    EXPECT_THAT(message_of<UsageError>([&] { (void)parameters_of_modules(*model, "layer.0"); }),
+                AllOf(HasSubstr("no module matches 'layer.0' (did you mean 'layers.0'?)"), HasSubstr("'embedding', 'layers'")));
+    EXPECT_THAT(message_of<UsageError>([&] { (void)parameters_of_modules(*model, "layers.("); }), HasSubstr("is no regular expression"));
+  });
+}
+
+TEST(WrapPolicy, KnowsWhatIsIgnoredWhereNothingElseIsLeft) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = seeded_net();
+    fully_shard(net, {.mesh = world, .ignored = {net->c->weight, net->c->bias}}, wrap_classes({"Linear"}));
+    EXPECT_THAT(unit_names(*net), ElementsAre("a", "b"));
+    EXPECT_EQ(parameters(*net).size(), 6U);  // not refused as trainable parameters in no unit
   });
 }
 

@@ -7,9 +7,9 @@
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/unit_state.h"
 #include "tessera/shard/unit/units.h"
-#include "tessera/shard/unit/unit.h"
 #include "tessera/testing/numbers.h"
 #include "tessera/testing/transports.h"
 
@@ -35,6 +35,21 @@ struct Blocks : torch::nn::Module {
     return x;
   }
 };
+
+/// Blocks and a layer after them.
+struct RootedBlocks : Blocks {
+  torch::nn::Linear head = register_module("head", torch::nn::Linear(8, 8));
+  RootedBlocks() { fill_with_numbers(*this); }
+  at::Tensor forward(const at::Tensor& x) { return head(Blocks::forward(x)); }
+};
+
+/// Makes each block a unit, and the head the root.
+inline std::shared_ptr<RootedBlocks> sharded_rooted_blocks(const ShardOptions& options) {
+  auto model = std::make_shared<RootedBlocks>();
+  for (const auto& each : model->block) fully_shard(each, options);
+  fully_shard(model, options);
+  return model;
+}
 
 /// Makes each block a unit.
 inline std::shared_ptr<Blocks> sharded_blocks(const Communicator& world, int max_live_units = 2) {

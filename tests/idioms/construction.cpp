@@ -93,6 +93,24 @@ Chapter construction() {
        Two model(buffer.slice(0, 0, 10, 2), buffer.slice(0, 1, 10, 2));
        train_with_torch(run, model, {4, 5}, [&](auto& x) { return x * model.a + model.b; });
      }},
+    {.what = "a parameter of which every rank keeps a whole copy, `.replicated = {scale}`", .act = [](Run& run) {
+       WithHead model(5, 3);
+       const auto scale = model.register_parameter("scale", values({3}));
+       fill(model);
+       run.shard(model, {.mesh = run.world(), .replicated = {scale}});
+       run.train(model, [&](int step) { return (model.head(run.batch({4, 5}, step)) * scale).pow(2).mean(); }, run.adamw(model));
+     }},
+    {.what = "a parameter divided along another dimension, `.shard_dim`", .act = [](Run& run) {
+       WithHead model(5, 3);
+       fill(model);
+       const auto last = [](const std::string&, const at::Tensor&) { return std::optional<int64_t>(-1); };
+       run.shard(model, {.mesh = run.world(), .layout = Layout::Rows, .shard_dim = last});
+       run.train(model, [&](int step) { return model.head(run.batch({4, 5}, step)).pow(2).mean(); }, run.adamw(model));
+     }, .within = 1e-5, .because = "a matrix product may add in another order if a matrix lies in memory in another"},
+    {.what = "a tensor named in `.ignored` that is no parameter of the module", .act = [](Run& run) {
+       WithHead model(5, 3);
+       run.shard(model, {.mesh = run.world(), .ignored = {model.head->weight.detach()}});
+     }, .refused = "is no parameter of"},
     {.what = "two parameters that are the halves of the columns of one matrix", .act = [](Run& run) {
        const auto halves = values({5, 6}).chunk(2, 1);
        Two model(halves[0], halves[1]);

@@ -13,7 +13,7 @@ namespace tessera {
 
 bool is_ignored(std::span<const std::shared_ptr<Unit>> units, const at::Tensor& parameter) {
   return std::ranges::any_of(units, [&](const auto& unit) {
-    return std::ranges::any_of(unit->options().ignored, [&](const at::Tensor& known) { return known.is_same(parameter); });
+    return std::ranges::any_of(unit->ignored(), [&](const at::Tensor& known) { return known.is_same(parameter); });
   });
 }
 

@@ -21,6 +21,12 @@ c10::SmallVector<Schedule*, 4> schedules_of(std::span<const std::shared_ptr<Unit
   return schedules;
 }
 
+/// Throws UsageError if a step would leave out gradients that have not been reduced.
+void expect_synced(const std::shared_ptr<Unit>& unit) {
+  const auto held = unit->schedule()->lock();
+  unit->state(held).reduction.expect_synced();
+}
+
 /// Waits until this rank may write.
 void begin(Unit& unit, WriteKind how, std::string_view writer) {
   auto& schedule = *unit.schedule();
@@ -44,6 +50,7 @@ WriteGuard::WriteGuard(std::span<const std::shared_ptr<Unit>> units, WriteKind h
   if (how != WriteKind::Unsharded) {
     for (const auto& unit : units) unit->schedule()->expect_writable(*unit);
   }
+  if (how != WriteKind::Unsharded && how != WriteKind::Load) std::ranges::for_each(units, expect_synced);
   for (const auto& unit : units) unit->schedule()->done_reading(*unit);
   for (const auto& unit : units) begin(*unit, how, writer);
   if (how == WriteKind::Load) outdate_all();

@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
@@ -11,6 +12,7 @@
 #include <memory>
 
 #include "tessera/base/error.h"
+#include "tessera/shard/access/forward_phase.h"
 #include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/paging/locality.h"
 #include "tessera/shard/paging/operators.h"
@@ -48,6 +50,15 @@ bool may_write_unsharded(Unit& unit) {
   return unit.state(held).allows_unsharded_writes();
 }
 
+/// Throws UsageError if forward uses a unit whose options need to see the call of its module, and can't.
+void expect_call(const Unit& unit, const OperatorFacts& op) {
+  if (torch::autograd::get_current_graph_task_id() != -1 || unit.pinned() || in_forward_of(unit)) return;
+  throw UsageError(
+      fmt::format("{} uses unit '{}', whose {} acts where its module is called, but modules have no hooks that would tell; call the module "
+                  "as tessera::call(module, x...), make it a tessera::FullyShardedDataParallel, or leave the option out",
+                  op.name(), unit.name(), unit.options().mixed_precision.output_dtype ? "output_dtype" : "cast_forward_inputs"));
+}
+
 void note(Operands& operands, const at::Tensor& tensor, bool writes, const OperatorFacts& op) {
   if (!is_paged(tensor)) return;
   auto* tag = tag_of(tensor);
@@ -65,6 +76,7 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const Opera
           "be made after it; one of torch::optim can be moved instead, with tessera::rebind(optimizer, model)",
           op.name(), name_of(*unit->around(tensor), *unit)));
     }
+    if (unit->acts_at_calls()) expect_call(*unit, op);
     if (c10::GradMode::is_enabled()) unit->follow_training(tensor);
     if (std::ranges::find(operands.units, unit) == operands.units.end()) operands.units.push_back(unit);
     return;
@@ -160,6 +172,34 @@ void cast_operands(const OperatorFacts& op, Stack& stack, Unit& unit) {
     }
   }
 }
+
+/// Gives an operator that updates running statistics float32 copies of them, if buffer_dtype has made them narrower: libtorch does not take
+/// them in all combinations with other dtypes.
+class WideStatistics {
+ public:
+  WideStatistics(const OperatorFacts& op, Stack& stack) {
+    if (!op.updates_statistics) return;
+    const auto base = stack.size() - op.arguments;
+    const bool updates = stack[base + kTraining].toBool();
+    for (const auto place : {kRunningMean, kRunningMean + 1}) {
+      auto& value = stack[base + place];
+      if (!value.isTensor() || !value.toTensor().defined() || !at::isReducedFloatingType(value.toTensor().scalar_type())) continue;
+      const auto narrow = value.toTensor();
+      const auto wide = narrow.to(at::promoteTypes(at::kFloat, stack[base].toTensor().scalar_type()));
+      if (updates) copies_.emplace_back(narrow, wide);
+      value = wide;
+    }
+  }
+  void write_back() const {
+    const c10::AutoGradMode no_grad(false);
+    for (const auto& [narrow, wide] : copies_) narrow.copy_(wide);
+  }
+
+ private:
+  // Places among the operands of all such operators.
+  static constexpr size_t kRunningMean = 3, kTraining = 5;
+  c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 2> copies_;
+};
 
 void expect_one_dtype(const OperatorFacts& op, std::span<Unit* const> units) {
   for (const auto* unit : units) {
@@ -318,12 +358,14 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
     expect_one_dtype(op, operands.units);
     cast_operands(op, *stack, *operands.units.front());
   }
+  const WideStatistics statistics(op, *stack);
   c10::SmallVector<TaggedStorage*, 2> written;
   for (const auto* shard : operands.written) written.push_back(tagged_storage(*shard));
   {
     const c10::impl::ExcludeDispatchKeyGuard excluded(kPagingKey);
     handle.redispatchBoxed(below, stack);
   }
+  statistics.write_back();
   for (auto* storage : written) storage->watch_raw_writes();
   if (operands.origin && !op.inspects) mark_results(*stack, base, operands.origin);
 }

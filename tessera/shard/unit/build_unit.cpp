@@ -62,7 +62,7 @@ std::vector<std::vector<Candidate>> grouped(std::vector<Candidate> candidates, U
   return groups;
 }
 
-UnitLayout chosen_layout(const ShardOptions& options) {
+UnitLayout resolved_layout(const ShardOptions& options) {
   const auto& traits = options.mesh.shard().traits();
   if (options.listing == Listing::Flat && (options.layout == Layout::Rows || options.layout == Layout::WholeParameters)) {
     throw UsageError(
@@ -84,6 +84,21 @@ UnitLayout chosen_layout(const ShardOptions& options) {
   }
   if (traits.traces) return UnitLayout::PaddedChunks;
   return traits.packing == Packing::OneBuffer ? UnitLayout::Flat : UnitLayout::Rows;
+}
+
+UnitLayout chosen_layout(const ShardOptions& options) {
+  const auto layout = resolved_layout(options);
+  if (options.shard_size_multiple < 1) {
+    throw UsageError(
+        fmt::format("ShardOptions::shard_size_multiple is {}; it is a number of values, at least 1", options.shard_size_multiple));
+  }
+  if (options.shard_size_multiple > 1 && layout != UnitLayout::Flat) {
+    throw UsageError("ShardOptions::shard_size_multiple pads the chunks of Layout::Flat; with another layout leave it at 1");
+  }
+  if (options.shard_dim && layout != UnitLayout::Rows) {
+    throw UsageError("ShardOptions::shard_dim says between which rows Layout::Rows divides; set that layout, or leave shard_dim out");
+  }
+  return layout;
 }
 
 CodecPtr chosen_codec(const ShardOptions& options) {
@@ -112,9 +127,12 @@ void expect_consistent(const Codec& codec, at::ScalarType stored, int64_t numel)
   if (!codec.decodes(stored) && (sent.dtype != computed || sent.numel != numel)) refuse("decode", computed);
 }
 
-/// The number of values in one row of the dimension that is outermost in memory. The strides of dimensions of size 1 mean nothing.
-int64_t row_of(const at::Tensor& tensor) {
-  const auto values = dense(tensor);
+/// The number of values in one row of the dimension that is divided: without shard_dim, the outermost in memory. The strides of dimensions
+/// of size 1 mean nothing.
+int64_t row_of(const Candidate& candidate) {
+  if (candidate.tensor.numel() == 0) return 0;
+  if (candidate.shard_dim) return candidate.tensor.numel() / candidate.tensor.size(*candidate.shard_dim);
+  const auto values = dense(candidate);
   int64_t rows = 1, widest = 0;
   for (int64_t i = 0; i < values.dim(); i++) {
     if (values.size(i) <= 1 || values.stride(i) <= widest) continue;
@@ -124,11 +142,28 @@ int64_t row_of(const at::Tensor& tensor) {
   return values.numel() / rows;
 }
 
+/// Asks ShardOptions::shard_dim about each parameter.
+void choose_dims(std::vector<Candidate>& candidates, const ShardOptions& options) {
+  if (!options.shard_dim) return;
+  for (auto& candidate : candidates) {
+    const auto dims = candidate.tensor.dim();
+    auto& dim = candidate.shard_dim;
+    dim = options.shard_dim(candidate.name, candidate.tensor);
+    if (!dim) continue;
+    if (*dim < -dims || *dim >= dims) {
+      throw UsageError(fmt::format("ShardOptions::shard_dim says {} for parameter '{}', which has {} dimensions; {}", *dim, candidate.name,
+                                   dims, dims == 0 ? "return nothing for it" : fmt::format("choose one from {} to {}", -dims, dims - 1)));
+    }
+    if (*dim < 0) *dim += dims;
+  }
+}
+
 }  // namespace
 
 std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candidates, const ShardOptions& options,
                                  std::shared_ptr<Schedule> schedule) {
   expect_shardable(candidates);
+  choose_dims(candidates, options);
   const std::shared_ptr<Unit> unit(new Unit(std::move(name), options, chosen_layout(options), chosen_codec(options)));
   bool decodes = false;
   for (const auto& candidate : candidates) {
@@ -136,8 +171,9 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candid
     expect_reducible(unit->codec_->computed(stored), options.mixed_precision);
     decodes = decodes || unit->codec_->decodes(stored);
   }
-  unit->schedule_ = std::move(schedule);
-  unit->state_ = std::make_unique<UnitState>(*unit, make_unit_memory(options, decodes, candidates.front().tensor.device()));
+  unit->join(std::move(schedule));
+  unit->state_ = std::make_unique<UnitState>(*unit, make_unit_memory(options, decodes, candidates.front().tensor.device()), UnitRules{});
+  unit->set_reshard_after_forward(options.reshard_after_forward);
   FormerMemory former(candidates);
   auto groups = grouped(std::move(candidates), unit->layout_);
   const c10::AutoGradMode no_grad(false);
@@ -165,12 +201,13 @@ BufferLayout Unit::layout(std::span<const Candidate> candidates) const {
   const auto& shard = mesh().shard();
   if (layout_ == UnitLayout::PaddedChunks) return padded_chunk_layout(first.numel(), shard.size());
   const RankPlace place{.rank = shard.rank(), .ranks = shard.size()};
-  if (layout_ == UnitLayout::Rows) return row_layout(first.numel(), row_of(first), place);
+  if (layout_ == UnitLayout::Rows) return row_layout(first.numel(), row_of(candidates.front()), place);
   std::vector<int64_t> numels;
   for (const auto& candidate : candidates) numels.push_back(candidate.tensor.numel());
   // By the dtype of the shards, so that a checkpoint can be resumed with another param_dtype.
   const auto alignment = kAlignment / static_cast<int64_t>(c10::elementSize(first.scalar_type()));
-  return layout_ == UnitLayout::Flat ? flat_layout(numels, alignment, place) : whole_parameter_layout(numels, alignment, place);
+  if (layout_ == UnitLayout::WholeParameters) return whole_parameter_layout(numels, alignment, place);
+  return flat_layout(numels, alignment, place, options_.shard_size_multiple);
 }
 
 BufferPlan Unit::plan(std::span<const Candidate> candidates) const {
@@ -229,7 +266,7 @@ void Unit::add_group(std::vector<Candidate> candidates, MemoryPtr memory) {
   for (size_t i = 0; i < candidates.size(); i++) {
     auto& tensor = candidates[i].tensor;
     const auto& span = layout.spans[i];
-    const auto full = dense(tensor);
+    const auto full = dense(candidates[i]);
     const auto values = in_memory_order(full);
     if (options_.start == Start::FromRank0) mesh().world().broadcast(values, 0, {.unit = name_}).wait();
     if (!shard.traits().traces) group.fingerprint = group.fingerprint * 31 + fingerprint(values);

@@ -125,9 +125,19 @@ void expect_shardable(std::span<const Candidate> candidates) {
   expect_memory_of_its_own(candidates);
 }
 
-at::Tensor dense(const at::Tensor& tensor) {
-  if (tensor.is_non_overlapping_and_dense() && !tensor.is_conj() && !tensor.is_neg()) return tensor;
-  return at::empty_like(tensor).copy_(tensor);
+at::Tensor dense(const Candidate& candidate) {
+  const auto& tensor = candidate.tensor;
+  const auto plain =
+      tensor.is_non_overlapping_and_dense() && !tensor.is_conj() && !tensor.is_neg() ? tensor : at::empty_like(tensor).copy_(tensor);
+  if (!candidate.shard_dim) return plain;
+  // In the other dimensions the order in memory is that of the tensor: empty_like keeps it for each row.
+  const auto rows = plain.movedim(*candidate.shard_dim, 0);
+  if (rows.numel() == 0 || rows.stride(0) * rows.size(0) == rows.numel()) return plain;
+  std::vector<int64_t> strides(rows.sizes().size());
+  const auto row = at::empty_like(rows[0]);
+  strides[0] = row.numel();
+  for (int64_t i = 0; i < row.dim(); i++) strides[static_cast<size_t>(i) + 1] = row.stride(i);
+  return at::empty_strided(rows.sizes(), strides, rows.options()).copy_(rows).movedim(0, *candidate.shard_dim);
 }
 
 struct FormerMemory::Place {

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -12,14 +13,16 @@ namespace tessera {
 struct Candidate {
   std::string name;
   at::Tensor tensor;
-  size_t index = 0;  // a number of the caller's choice, passed on to Unit::Parameter
+  size_t index = 0;                       // a number of the caller's choice, passed on to Unit::Parameter
+  std::optional<int64_t> shard_dim = {};  // the dimension between whose rows it is divided, if that is not the outermost in memory
 };
 
 /// Throws UsageError, with the names of the parameters, if one of them can't be sharded or if two of them share memory.
 void expect_shardable(std::span<const Candidate> candidates);
 
-/// The tensor itself if its values fill its memory without gaps, else a copy that does. The order of the dimensions in memory is kept.
-at::Tensor dense(const at::Tensor& tensor);
+/// The tensor itself if its values fill its memory without gaps, and in the order in which the unit has them, else a copy for which that
+/// holds. The order of the dimensions in memory is kept, except that `shard_dim` becomes the outermost.
+at::Tensor dense(const Candidate& candidate);
 
 /// The memory that the candidates have before they become part of a unit. A tensor of the program that still refers to it afterwards would
 /// never see new values, so its use is made an error.

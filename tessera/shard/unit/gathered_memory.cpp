@@ -1,8 +1,14 @@
 // Gathered unit memory: works across machines and on any device.
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
+#include <map>
+#include <mutex>
+#include <optional>
 #include <utility>
 
+#include "tessera/base/error.h"
+#include "tessera/comm/groups/per_group.h"
 #include "tessera/shard/unit/unit_memory.h"
 
 namespace tessera {
@@ -47,6 +53,35 @@ class Decoding final : public Work::State {
   const int ranks_;
 };
 
+/// The groups of consecutive ranks into which a shard group is divided. All units of the shard group share them.
+class ConsecutiveRanks {
+ public:
+  static std::shared_ptr<ConsecutiveRanks> of(const Communicator& shard) {
+    static PerGroup<ConsecutiveRanks> all;
+    return all.get(shard, [] { return std::make_shared<ConsecutiveRanks>(); });
+  }
+
+  /// This rank's group of so many ranks. Collective.
+  Communicator group(const Communicator& shard, int ranks) {
+    if (ranks < 2 || shard.size() % ranks != 0) {
+      throw UsageError(
+          fmt::format("reshard_after_forward = {}: a shard group of {} ranks does not fall into groups of {}; give a divisor of {}, true "
+                      "or false",
+                      ranks, shard.size(), ranks, shard.size()));
+    }
+    const std::lock_guard lock(mutex_);
+    const auto known = groups_.find(ranks);
+    if (known != groups_.end()) return known->second;
+    std::vector<int> colors;
+    for (int rank = 0; rank < shard.size(); rank++) colors.push_back(rank / ranks);
+    return groups_.emplace(ranks, shard.split(colors)).first->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int, Communicator> groups_;
+};
+
 /// A reduction whose result the thread that waits for it hands on.
 class Handing final : public Work::State {
  public:
@@ -82,6 +117,7 @@ class GatheredMemory final : public UnitMemory {
   }
 
   uint64_t gathered_bytes(std::span<const Buffer> buffers) const override {
+    if (!parts_.empty()) return part_bytes() * static_cast<uint64_t>(few_->size() - 1);
     uint64_t bytes = 0;
     for (const auto& buffer : buffers) {
       const auto sent = sent_form(buffer);
@@ -93,6 +129,7 @@ class GatheredMemory final : public UnitMemory {
   Works unshard(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) override {
     Works works;
     for (const auto& buffer : buffers) buffer.unsharded->allocate();  // all before the first collective, which can't be cancelled
+    if (!parts_.empty()) return unshard_from_parts(buffers, subject, fault);
     for_each_run(
         buffers, [](const Buffer& buffer) { return std::pair(sent_form(buffer).dtype, buffer.decodes()); },
         [&](std::span<const Buffer> run) {
@@ -103,6 +140,26 @@ class GatheredMemory final : public UnitMemory {
           works.push_back(std::move(work));
         });
     return works;
+  }
+
+  void divide_after_forward(int ranks) override {
+    drop_part();
+    few_.reset();
+    if (ranks != shard_.size()) few_ = divisions_->group(shard_, ranks);
+  }
+
+  bool keep_part(std::span<const Buffer> buffers) override {
+    if (!few_) return false;
+    for (const auto& buffer : buffers) parts_.push_back(few_->own_chunk(computed(buffer)).clone());
+    return true;
+  }
+
+  void drop_part() override { parts_.clear(); }
+
+  uint64_t part_bytes() const override {
+    uint64_t bytes = 0;
+    for (const auto& part : parts_) bytes += part.nbytes();
+    return bytes;
   }
 
   void reshard(std::span<const Buffer> buffers, Works unsharding) override {
@@ -131,11 +188,11 @@ class GatheredMemory final : public UnitMemory {
     return result;
   }
 
-  Works reduce(std::span<const Piece> pieces, const Subject& subject) override {
+  Works reduce(std::span<const Piece> pieces, const Subject& subject, Reduce op) override {
     Works works;
     for_each_run(
         pieces, [](const Piece& piece) { return piece.whole.scalar_type(); },
-        [&](std::span<const Piece> run) { works.push_back(shard_.reduce_scatter(run, {.op = Reduce::Mean}, subject)); });
+        [&](std::span<const Piece> run) { works.push_back(shard_.reduce_scatter(run, {.op = op}, subject)); });
     return works;
   }
 
@@ -146,7 +203,7 @@ class GatheredMemory final : public UnitMemory {
       const auto dtype = at::promoteTypes(piece.own.scalar_type(), at::kFloat);
       if (piece.own.scalar_type() != dtype) piece.own = at::empty_like(piece.own, piece.own.options().dtype(dtype));
     }
-    return {Work(std::make_shared<Handing>(reduce(sums, subject), sums, std::move(take)))};
+    return {Work(std::make_shared<Handing>(reduce(sums, subject, Reduce::Mean), sums, std::move(take)))};
   }
 
   void start_anew(const Subject& /*subject*/, bool /*again*/) override {}
@@ -154,14 +211,32 @@ class GatheredMemory final : public UnitMemory {
  private:
   static Codec::Form sent_form(const Buffer& buffer) { return buffer.codec->sent(buffer.own.scalar_type(), buffer.own.numel()); }
 
+  static at::Tensor computed(const Buffer& buffer) { return buffer.unsharded->memory_view(buffer.unsharded_dtype()); }
+
+  Works unshard_from_parts(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) {
+    Works works;
+    size_t next = 0;
+    for_each_run(
+        buffers, [](const Buffer& buffer) { return buffer.unsharded_dtype(); },
+        [&](std::span<const Buffer> run) {
+          c10::SmallVector<Piece, 2> pieces;
+          for (const auto& buffer : run) pieces.push_back({.whole = computed(buffer), .own = parts_[next++]});
+          works.push_back(few_->all_gather(pieces, subject, fault.companions));
+        });
+    return works;
+  }
+
   /// The tensor to which the all-gather writes: the unsharded memory itself, unless the result has to be decoded.
   at::Tensor arrival(const Buffer& buffer) const {
-    if (!buffer.decodes()) return buffer.unsharded->memory_view(buffer.unsharded_dtype());
+    if (!buffer.decodes()) return computed(buffer);
     const auto sent = sent_form(buffer);
     return at::empty({sent.numel * shard_.size()}, buffer.own.options().dtype(sent.dtype));
   }
 
   Communicator shard_;
+  const std::shared_ptr<ConsecutiveRanks> divisions_ = ConsecutiveRanks::of(shard_);
+  std::optional<Communicator> few_;        // among which a partly resharded unit is divided, if it ever is
+  c10::SmallVector<at::Tensor, 2> parts_;  // of the buffers of a partly resharded unit
 };
 
 }  // namespace

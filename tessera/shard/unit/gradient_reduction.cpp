@@ -20,19 +20,24 @@ namespace {
 
 /// The dtype in which gradients are sent. A reduce_dtype that is wider than the gradients has no effect here: widening them before they are
 /// sent would change no bit of the sum, which is computed in at least float32.
-at::ScalarType wire_dtype(const Unit::Group& group, const MixedPrecision& precision) {
-  const auto wanted = precision.reduce_dtype.value_or(group.unsharded_dtype);
-  return c10::elementSize(wanted) < c10::elementSize(group.unsharded_dtype) ? wanted : group.unsharded_dtype;
+at::ScalarType wire_dtype(const Unit::Group& group, const MixedPrecision& precision, bool sums) {
+  const auto own = sums ? at::promoteTypes(group.unsharded_dtype, at::kFloat) : group.unsharded_dtype;
+  const auto wanted = precision.reduce_dtype.value_or(own);
+  return c10::elementSize(wanted) < c10::elementSize(own) ? wanted : own;
 }
 
 }  // namespace
 
-GradientReduction::Packing GradientReduction::begin(std::span<const Unit::Group* const> groups) {
+GradientReduction::Packing GradientReduction::begin(std::span<const Unit::Group* const> groups, bool sums) {
   finish();
-  return {*this, groups};
+  return {*this, groups, sums};
 }
 
-GradientReduction::Packing::Packing(GradientReduction& reduction, std::span<const Unit::Group* const> groups)
+const UnitRules& GradientReduction::Packing::rules() const {
+  return reduction_.unit_.state_->rules;
+}
+
+GradientReduction::Packing::Packing(GradientReduction& reduction, std::span<const Unit::Group* const> groups, bool sums)
     : reduction_(reduction),
       groups_(groups.begin(), groups.end()),
       keeps_(groups.size(), false),
@@ -40,10 +45,22 @@ GradientReduction::Packing::Packing(GradientReduction& reduction, std::span<cons
   c10::SmallVector<GradientPlan, 2> plans;
   for (const auto* group : groups) {
     plans.push_back({.numel = group->chunk * reduction.unit_.mesh().shard().size(),
-                     .dtype = wire_dtype(*group, reduction.unit_.options().mixed_precision),
+                     .dtype = wire_dtype(*group, reduction.unit_.options().mixed_precision, sums),
                      .device = group->own.device()});
   }
-  buffers_ = reduction.memory_.gradient_buffers(plans);
+  const bool has_replicas = reduction.unit_.mesh().replicate().size() > 1;
+  if (rules().reduction_hook) {
+    for (const auto& plan : plans) {
+      buffers_.buffers.push_back(at::empty({plan.numel}, at::TensorOptions().dtype(plan.dtype).device(plan.device)));
+    }
+  } else {
+    buffers_ = reduction.memory_.gradient_buffers(plans);
+    settling_.all_reduces = has_replicas && rules().all_reduce;
+    settling_.is_part = has_replicas && !rules().all_reduce;
+    if (rules().divide) settling_.op = Reduce::Sum;
+    if (rules().divide && !settling_.is_part) settling_.divisor = rules().divide->post;
+  }
+  if (settling_.is_part) taking_ = {};
 }
 
 void GradientReduction::Packing::pack(size_t group, std::span<const Unit::Parameter* const> parameters,
@@ -64,9 +81,12 @@ void GradientReduction::Packing::pack(size_t group, std::span<const Unit::Parame
     } else {
       keeps_[group] = true;
     }
+    if (settling_.is_part) packed_.insert(&parameter);
     fill_gap(parameter.span.offset);
-    reduction_.memory_.pack(buffer.as_strided(parameter.sizes, parameter.strides, parameter.span.offset),
-                            gradient.is_sparse() ? gradient.to_dense() : gradient);
+    const auto place = buffer.as_strided(parameter.sizes, parameter.strides, parameter.span.offset);
+    const auto values = gradient.is_sparse() ? gradient.to_dense() : gradient;
+    const bool divides = rules().divide && rules().divide->pre != 1 && !rules().reduction_hook;
+    reduction_.memory_.pack(place, divides ? values / rules().divide->pre : values);
     end = parameter.span.offset + parameter.span.numel;
   }
   fill_gap(buffer.numel());
@@ -77,10 +97,11 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
   auto& unit = reduction.unit_;
   if (taking_.shards.empty()) taking_ = {};
   const auto& mesh = unit.mesh();
+  const auto& hook = rules().reduction_hook;
   const auto& ranks = mesh.shard().local_ranks();
-  // A mean that is needed for gradients, or for the mean over replicas, has to be complete. (And a process that stands for several ranks
-  // has no place of its own in the buffers.)
-  const bool in_parts = taking_.sink && mesh.replicate().size() == 1 && ranks.size() == 1 && std::ranges::none_of(keeps_, std::identity());
+  // A mean that is needed for gradients, or has to be settled, must be complete. (And a process that stands for several ranks has no place
+  // of its own in the buffers.)
+  const bool in_parts = taking_.sink && settling_.is_plain() && !hook && ranks.size() == 1 && std::ranges::none_of(keeps_, std::identity());
   c10::SmallVector<Piece, 2> pieces;
   c10::SmallVector<GradientMemory, 2> reduced;
   for (size_t i = 0; i < groups_.size(); i++) {
@@ -95,7 +116,7 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
       reduction.drop_memory(group);
       pieces.push_back(
           {.whole = whole, .own = in_parts ? whole.narrow(0, ranks.front() * group.chunk, group.chunk) : at::empty_like(group.own)});
-      reduced.push_back({.storage = {}, .values = pieces.back().own, .squares = {}});
+      reduced.push_back({.storage = {}, .values = pieces.back().own, .group = unit.number_of(group), .squares = {}});
     }
   }
   auto subject = unit.subject();
@@ -112,15 +133,29 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
   subject.members = members;
   reduction.taken_ = taking_.sink != nullptr;
   reduction.taking_ = std::move(taking_);
-  reduction.works_ = in_parts
-                         ? reduction.memory_.reduce(pieces, subject, [&reduction](const PartOfMean& mean) { reduction.hand_over(mean); })
-                         : reduction.memory_.reduce(pieces, subject);
+  reduction.settling_ = settling_;
+  reduction.packed_ = std::move(packed_);
+  if (hook) {
+    run_hook(hook, pieces);
+  } else if (in_parts) {
+    reduction.works_ = reduction.memory_.reduce(pieces, subject, [&reduction](const PartOfMean& mean) { reduction.hand_over(mean); });
+  } else {
+    reduction.works_ = reduction.memory_.reduce(pieces, subject, settling_.op);
+  }
   reduction.reduced_ = std::move(reduced);
   for (const auto& memory : reduction.reduced_) {
     if (memory.storage) memory.storage->guard();
   }
   reduction.in_flight_ = true;
   unit.count_reduction();
+}
+
+void GradientReduction::Packing::run_hook(const ReductionHook& hook, std::span<const Piece> pieces) const {
+  const auto& unit = reduction_.unit_;
+  for (const auto& piece : pieces) {
+    if (piece.squares) *piece.squares = std::numeric_limits<double>::quiet_NaN();
+    hook({.whole = piece.whole, .shard = piece.own, .mesh = unit.mesh(), .unit = unit.name()});
+  }
 }
 
 /// Throws UsageError if the program expects to find the gradient of this parameter, which the sink is about to take, somewhere else.
@@ -171,6 +206,7 @@ GradientMemory& GradientReduction::make_memory(const Unit::Group& group) {
                     "raw pointers can be had when backward() has returned",
                     unit_.name()));
     memory.values = memory.storage->memory_view(group.dtype);
+    memory.group = number;
   }
   if (wants_squares_ && !memory.squares) memory.squares = std::make_shared<double>();
   if (memory.squares) *memory.squares = std::numeric_limits<double>::quiet_NaN();
@@ -191,17 +227,32 @@ void GradientReduction::hand_over(const PartOfMean& mean) {
   });
 }
 
+void GradientReduction::expect_synced() const {
+  if (unsynced.empty()) return;
+  throw UsageError(
+      fmt::format("unit '{}' has gradients of backward passes that were not reduced over the ranks (no_sync, set_requires_gradient_sync or "
+                  "set_requires_all_reduce), which would be left out; let the last pass before a step reduce, or call "
+                  "tessera::sync_gradients(model)",
+                  unit_.name()));
+}
+
+/// Makes the mean over all ranks of a sum over this rank's shard group.
+void GradientReduction::settle(const GradientMemory& memory) {
+  if (settling_.is_part) return unsynced.add_part(memory.group, memory.values, packed_);
+  if (settling_.all_reduces) {
+    unsynced.add_part_to(memory.group, memory.values);
+    unit_.mesh().replicate().all_reduce(memory.values, {.op = settling_.op}, {.unit = unit_.name(), .number = unit_.number()}).wait();
+  }
+  if (settling_.divisor != 1) at::Tensor(memory.values).div_(settling_.divisor);
+}
+
 void GradientReduction::finish() {
   if (!in_flight_) return;
   const auto works = std::exchange(works_, {});
   const auto reduced = std::exchange(reduced_, {});
-  const auto& replicas = unit_.mesh().replicate();
   try {
     for (const auto& work : works) work.wait();
-    for (const auto& memory : reduced) {
-      if (replicas.size() == 1) continue;
-      replicas.all_reduce(memory.values, {.op = Reduce::Mean}, {.unit = unit_.name(), .number = unit_.number()}).wait();
-    }
+    for (const auto& memory : reduced) settle(memory);
     if (taking_.sink) {
       hand_over([&](size_t piece, int64_t begin, const at::Tensor& target) {
         at::Tensor(target).copy_(reduced[piece].values.narrow(0, begin, target.numel()));
@@ -221,7 +272,7 @@ void GradientReduction::finish() {
   for (const auto& memory : reduced) {
     if (!memory.storage) continue;
     memory.storage->unguard();
-    if (replicas.size() == 1 && memory.squares && !std::isnan(*memory.squares)) memory.storage->remember_squares(*memory.squares);
+    if (settling_.is_plain() && memory.squares && !std::isnan(*memory.squares)) memory.storage->remember_squares(*memory.squares);
   }
   in_flight_ = false;  // last, because other threads read it without the lock
 }
@@ -233,6 +284,7 @@ void GradientReduction::abandon() {
   }
   taking_ = {};
   taken_ = false;
+  unsynced.clear();
   in_flight_ = false;
 }
 

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -15,6 +16,8 @@
 #include "tessera/shard/access/gradient_sink.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/unit_memory.h"
+#include "tessera/shard/unit/unit_rules.h"
+#include "tessera/shard/unit/unsynced.h"
 
 namespace tessera {
 
@@ -23,6 +26,7 @@ namespace tessera {
 struct GradientMemory {
   TaggedStoragePtr storage;
   at::Tensor values;
+  size_t group = 0;                 // its number in the unit
   std::shared_ptr<double> squares;  // the reduction writes the sum of squares of `values` here, if a norm was requested
 
   explicit operator bool() const { return values.defined(); }
@@ -33,6 +37,15 @@ struct Taking {
   std::shared_ptr<GradientSink> sink;
   c10::SmallVector<at::Tensor, 8> shards;
   c10::SmallVector<size_t, 2> groups;  // the numbers of all groups that are reduced
+};
+
+/// What happens to the sums of a reduction when they are complete.
+struct Settling {
+  bool all_reduces = false;  // over the replicas
+  bool is_part = false;      // the sums are kept until a later pass takes the mean over the replicas
+  Reduce op = Reduce::Mean;
+  double divisor = 1;
+  bool is_plain() const { return !all_reduces && !is_part && divisor == 1 && op == Reduce::Mean; }
 };
 
 class GradientReduction {
@@ -51,16 +64,28 @@ class GradientReduction {
 
    private:
     friend class GradientReduction;
-    Packing(GradientReduction& reduction, std::span<const Unit::Group* const> groups);
+    Packing(GradientReduction& reduction, std::span<const Unit::Group* const> groups, bool sums);
+
+    const UnitRules& rules() const;
+    void run_hook(const ReductionHook& hook, std::span<const Piece> pieces) const;
 
     GradientReduction& reduction_;
     c10::SmallVector<const Unit::Group*, 2> groups_;
     c10::SmallVector<bool, 2> keeps_;  // whether shards of the group get a gradient
     Taking taking_;
     GradientBuffers buffers_;
+    std::set<const Unit::Parameter*> packed_;  // only known if their sums are kept
+    Settling settling_;
   };
-  /// Begins to pack. Finishes the reduction of an earlier pass first.
-  Packing begin(std::span<const Unit::Group* const> groups);
+  /// Begins to pack. Finishes the reduction of an earlier pass first. `sums`: the gradients are sums of several passes, which are not
+  /// rounded to their former dtype again.
+  Packing begin(std::span<const Unit::Group* const> groups, bool sums);
+  /// Whether the reduction in flight gives the shards their gradients.
+  bool gives_gradients() const { return !settling_.is_part; }
+
+  UnsyncedGradients unsynced;
+  /// Throws UsageError if there are gradients that no reduction has included.
+  void expect_synced() const;
 
   /// The storage to which the last reduction of a group writes. Null if a sink takes all of it.
   TaggedStorage* target(const Unit::Group& group) const { return memories_[unit_.number_of(group)].storage.get(); }
@@ -89,6 +114,7 @@ class GradientReduction {
   GradientMemory& make_memory(const Unit::Group& group);
   void hand_over(const PartOfMean& mean);
   void drop_memory(const Unit::Group& group);
+  void settle(const GradientMemory& memory);
   void expect_takeable(const Unit::Parameter& parameter) const;
 
   Unit& unit_;
@@ -97,7 +123,9 @@ class GradientReduction {
   Works works_;
   c10::SmallVector<GradientMemory, 2> reduced_;  // where works_ write their results
   std::weak_ptr<GradientSink> sink_;
-  Taking taking_;       // of the reduction in flight
+  Taking taking_;  // of the reduction in flight
+  Settling settling_;
+  std::set<const Unit::Parameter*> packed_;
   bool taken_ = false;  // whether the sink has taken gradients in this step
   std::atomic<bool> in_flight_ = false;
   std::atomic<bool> wants_squares_ = false;

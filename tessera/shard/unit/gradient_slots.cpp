@@ -52,6 +52,7 @@ struct GradientSlots::Turn final : Work::State {
   uint32_t number = 0;
   std::chrono::milliseconds limit{};
   c10::SmallVector<Piece, 2> pieces;
+  Reduce op = Reduce::Mean;
   TakeMean take;
   std::exception_ptr error;
   std::atomic<bool> is_done = false;
@@ -124,7 +125,7 @@ GradientBuffers GradientSlots::buffers(std::span<const GradientPlan> plans, std:
 }
 
 Work GradientSlots::reduce(std::shared_ptr<Turn> turn, std::span<const Piece> pieces, const Subject& subject,
-                           std::chrono::milliseconds limit, TakeMean take) {
+                           std::chrono::milliseconds limit, Reduce op, TakeMean take) {
   const std::lock_guard lock(mutex_);
   turn->slots = this;
   turn->limit = limit;
@@ -132,10 +133,11 @@ Work GradientSlots::reduce(std::shared_ptr<Turn> turn, std::span<const Piece> pi
   turn->error = nullptr;
   turn->is_done = false;
   turn->pieces.assign(pieces.begin(), pieces.end());
+  turn->op = op;
   turn->take = std::move(take);
   const auto fill = [&](Envelope& envelope) {
     describe(envelope, pieces, group_.traits());
-    if (!pieces.empty()) Reducer({.op = Reduce::Mean}, pieces.front().whole.scalar_type()).describe(envelope);
+    if (!pieces.empty()) Reducer({.op = op}, pieces.front().whole.scalar_type()).describe(envelope);
   };
   new (slot(area_->rank(), turn->number)) Envelope(envelope_for(Operation::ReduceScatter, {.subject = subject}, fill));
   uint64_t bytes = 0;  // read by other ranks
@@ -194,7 +196,7 @@ void GradientSlots::add_up(const Turn& turn, const at::Tensor& whole, int64_t be
   for (int rank = 0; rank < area_->size(); rank++) {
     contributions_.push_back(view(slot(rank, turn.number) + offset, target.numel(), dtype));
   }
-  Reducer({.op = Reduce::Mean}, dtype).reduce(contributions_, target, group_.topology(), squares);
+  Reducer({.op = turn.op}, dtype).reduce(contributions_, target, group_.topology(), squares);
 }
 
 }  // namespace tessera

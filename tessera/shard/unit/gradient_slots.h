@@ -39,7 +39,7 @@ class GradientSlots {
   /// Starts to reduce the pieces; their `whole` must be the buffers that buffers() returned last. The sum is computed by the thread that
   /// waits for the returned work. With `take`, that thread computes only the parts for which `take` asks, and stores none.
   Work reduce(std::shared_ptr<Turn> turn, std::span<const Piece> pieces, const Subject& subject, std::chrono::milliseconds limit,
-              TakeMean take = {});
+              Reduce op = Reduce::Mean, TakeMean take = {});
 
   /// Abandons all reductions that have not finished; waiting for them throws CommError. All ranks call it, while none of them packs.
   void start_anew();

@@ -46,14 +46,14 @@ std::vector<size_t> assigned(std::span<const int64_t> sizes, int64_t most, int r
 
 }  // namespace
 
-BufferLayout flat_layout(std::span<const int64_t> numels, int64_t alignment, RankPlace place) {
+BufferLayout flat_layout(std::span<const int64_t> numels, int64_t alignment, RankPlace place, int64_t multiple) {
   BufferLayout layout;
   int64_t total = 0;
   for (const int64_t numel : numels) {
     layout.spans.push_back({.offset = total, .numel = numel});
     total = aligned(total + numel, alignment);
   }
-  layout.chunk = aligned(divided(total, place.ranks), alignment);
+  layout.chunk = aligned(divided(total, place.ranks), std::lcm(alignment, multiple));
   fill_shards(layout, place);
   return layout;
 }

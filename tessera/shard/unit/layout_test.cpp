@@ -56,6 +56,14 @@ TEST(Layout, OfFlatBuffersCutsAnywhere) {
   EXPECT_THAT(parts(flat_layout(kNumels, 1, {.rank = 1, .ranks = 2})), ElementsAre("0+0", "0+0", "0+0", "0+0", "15+49", "0+7"));
 }
 
+TEST(Layout, OfFlatBuffersHasChunksOfAMultiple) {
+  const auto chunk = [](int64_t multiple) { return flat_layout(kNumels, 16, {.rank = 0, .ranks = 3}, multiple).chunk; };
+  EXPECT_EQ(chunk(1), 64);  // 151 values and 32 of padding between them
+  EXPECT_EQ(chunk(128), 128);
+  EXPECT_EQ(chunk(24), 96);  // of 16 and of 24
+  for (const int ranks : {1, 2, 3, 7}) expect_complete([](RankPlace place) { return flat_layout(kNumels, 16, place, 100); }, ranks);
+}
+
 TEST(Layout, OfRowsCutsBetweenThemAndLeavesTheLastRanksLess) {
   // As torch.chunk does: of seven rows on three ranks 3, 3 and 1, on four ranks 2, 2, 2 and 1, on five ranks 2, 2, 2, 1 and none.
   EXPECT_THAT(parts(row_layout(35, 5, {.rank = 2, .ranks = 3})), ElementsAre("30+5"));

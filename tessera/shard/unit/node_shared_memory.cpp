@@ -91,6 +91,12 @@ class NodeSharedMemory final : public UnitMemory {
     return {Work(publication_)};
   }
 
+  // Every rank of the host reads the same copy, so there is nothing to keep.
+  void divide_after_forward(int /*ranks*/) override {}
+  bool keep_part(std::span<const Buffer> /*buffers*/) override { return false; }
+  void drop_part() override {}
+  uint64_t part_bytes() const override { return 0; }
+
   // There is no need to wait for `unsharding`, because it moves no data.
   void reshard(std::span<const Buffer> buffers, Works /*unsharding*/) override {
     for (const auto& buffer : buffers) buffer.unsharded->release();
@@ -162,12 +168,12 @@ class NodeSharedMemory final : public UnitMemory {
                      [&](int64_t begin, int64_t end) { detail::stream(target + begin, source + begin, static_cast<size_t>(end - begin)); });
   }
 
-  Works reduce(std::span<const Piece> pieces, const Subject& subject) override {
-    return {slots_->reduce(turn_, pieces, subject, shard_.limit())};
+  Works reduce(std::span<const Piece> pieces, const Subject& subject, Reduce op) override {
+    return {slots_->reduce(turn_, pieces, subject, shard_.limit(), op)};
   }
 
   Works reduce(std::span<const Piece> pieces, const Subject& subject, TakeMean take) override {
-    return {slots_->reduce(turn_, pieces, subject, shard_.limit(), std::move(take))};
+    return {slots_->reduce(turn_, pieces, subject, shard_.limit(), Reduce::Mean, std::move(take))};
   }
 
  private:

@@ -6,10 +6,12 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/unit_node.h"
 #include "tessera/shard/unit/unit_state.h"
 
 namespace tessera {
@@ -24,14 +26,14 @@ class EndOfBackward {
   EndOfBackward& operator=(const EndOfBackward&) = delete;
   ~EndOfBackward() {
     try {
-      now();
+      now(/*complete=*/false);
     } catch (const std::exception&) {
       // A destructor can't throw. The pass has already failed with an error of its own.
     }
   }
 
-  void now() {
-    if (const auto schedule = std::exchange(schedule_, {}).lock()) schedule->end_backward(number_);
+  void now(bool complete) {
+    if (const auto schedule = std::exchange(schedule_, {}).lock()) schedule->end_backward(number_, complete);
   }
 
  private:
@@ -41,7 +43,7 @@ class EndOfBackward {
 
 }  // namespace
 
-Schedule::Pass Schedule::pass_now() const {
+Pass Schedule::pass_now() const {
   if (torch::autograd::get_current_graph_task_id() != -1) return Pass::Backward;
   // Gradients may be disabled in the middle of a training pass: an autograd::Function runs its forward function that way.
   return c10::GradMode::is_enabled() || pass_ == Pass::Training ? Pass::Training : Pass::Evaluation;
@@ -54,24 +56,30 @@ void Schedule::enter(Pass pass) {
   order(pass).begin();
   pass_ = pass;
   if (pass == Pass::Backward) {
+    to_reduce_.clear();
+    ready_.clear();
     // Units without a UnitNode in this pass (frozen units, gradients of inputs only) are resharded at its end. After an exception the
     // engine destroys its callbacks without calling them, hence the destructor of EndOfBackward.
     const auto end = std::make_shared<EndOfBackward>(weak_from_this(), ++backward_);
-    torch::autograd::Engine::get_default_engine().queue_callback([end] { end->now(); });
+    torch::autograd::Engine::get_default_engine().queue_callback([end] { end->now(/*complete=*/true); });
   }
 }
 
-void Schedule::end_backward(uint64_t number) {
+void Schedule::end_backward(uint64_t number, bool complete) {
   const auto held = lock();
   if (number != backward_) return;
+  if (complete && !ready_.empty()) reduce_next(held, /*all=*/true);
+  to_reduce_.clear();
+  ready_.clear();
   enter(Pass::None);
-  live_.reshard_all(held);
+  live_.end_backward(held);
   finish_reductions();
 }
 
 void Schedule::visit(const ScheduleLock& held, Unit& unit) {
   if (visited_ != nullptr && visited_ != &unit) visited_->state(held).casts.clear();
   visited_ = &unit;
+  unit.state(held).note_early(UnitState::Early::No);
   const auto pass_ends = pass_ == Pass::Evaluation ? UseOrder::PassEnds::WhenOrderRepeats : UseOrder::PassEnds::WithWhatFollows;
   if (!order(pass_).record(&unit, pass_ends)) misses_++;
 }
@@ -98,9 +106,9 @@ void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
   const bool steps = reducing_ != nullptr && reducing_->state(held).reduction.writes_shards();
   if (steps && std::ranges::find(units, reducing_) != units.end()) finish_reductions();
   for (auto* unit : units) visit(held, *unit);
-  live_.evict(held, units, order(pass_));
+  live_.evict(held, units, order(pass_), pass_);
   for (auto* unit : units) live_.unshard(held, *unit, fault);
-  live_.prefetch(held, order(pass_));
+  for (auto* unit : units) live_.prefetch(held, *unit, order(pass_), pass_);
   wait_and_pin(held, units);
 }
 
@@ -127,7 +135,43 @@ void Schedule::gradients_sent(Unit& unit) {
   const auto held = lock();
   enter(pass_now());  // registers the callback for the end of the pass, in case no operator of this pass has done so
   reducing_ = &unit;
-  if (!unit.pinned()) live_.reshard(held, unit);
+  if (!unit.pinned() && unit.state(held).rules.reshard_after_backward) live_.reshard(held, unit);
+  live_.prefetch_after(held, unit, order(pass_));
+}
+
+void Schedule::gradients_kept(Unit& unit) {
+  const auto held = lock();
+  enter(pass_now());
+  if (!unit.pinned() && unit.state(held).rules.reshard_after_backward) live_.reshard(held, unit);
+  live_.prefetch_after(held, unit, order(pass_));
+}
+
+void Schedule::reduce_in_order(Unit& unit, std::function<void(const ScheduleLock&)> reduce) {
+  const auto held = lock();
+  if (!rules_.is_model) return reduce(held);
+  if (ready_.empty()) {
+    // Inner units are made first, and backward reaches those first that were made last. The root's gradients are usually complete last.
+    std::ranges::copy_if(members_, std::back_inserter(to_reduce_), [](Unit* member) { return is_trained(*member); });
+    std::ranges::sort(to_reduce_, {}, [](Unit* member) { return std::pair(!member->is_root(), member->number()); });
+  }
+  ready_[&unit] = std::move(reduce);
+  reduce_next(held, /*all=*/false);
+}
+
+/// Reduces the units that are next in the order and ready, or all that are left.
+void Schedule::reduce_next(const ScheduleLock& held, bool all) {
+  const c10::AutoGradMode no_grad(false);
+  while (!to_reduce_.empty()) {
+    auto& unit = *to_reduce_.back();
+    const auto ready = ready_.find(&unit);
+    if (ready == ready_.end() && !all) return;
+    to_reduce_.pop_back();
+    if (ready == ready_.end()) {
+      reduce_unsynced(unit.shared_from_this(), held);
+    } else if (const auto reduce = std::exchange(ready->second, {})) {
+      reduce(held);
+    }
+  }
 }
 
 void Schedule::finish_reductions() {
@@ -166,17 +210,41 @@ void Schedule::abandon_pass() {
   for (auto& order : orders_) order = {};  // ranks may have recorded different uses
   pass_ = Pass::None;
   backward_++;
+  to_reduce_.clear();
+  ready_.clear();
   visited_ = nullptr;
   if (auto* unit = std::exchange(reducing_, nullptr)) unit->state(held).reduction.abandon();
   live_.reshard_all(held);
+}
+
+void Schedule::ask_for(Unit& unit) {
+  const auto held = lock();
+  if (unit.state(held).has_memory()) return;
+  while (!written_.empty()) publish(*written_.back());
+  live_.unshard(held, unit, {});
+  unit.state(held).note_early(UnitState::Early::AskedFor);
+}
+
+void Schedule::wait_for(Unit& unit) {
+  const auto held = lock();
+  if (!unit.state(held).has_memory()) return;  // it was resharded meanwhile
+  Unit* const units[] = {&unit};
+  wait_and_pin(held, units);
+  release(units);
 }
 
 void Schedule::reshard(Unit& unit) {
   live_.reshard(lock(), unit);
 }
 
-void Schedule::reshard_all() {
-  live_.reshard_all(lock());
+void Schedule::add(Unit& unit) {
+  const auto held = lock();
+  members_.push_back(&unit);
+}
+
+const Unit* Schedule::root() const {
+  const auto root = std::ranges::find_if(members_, &Unit::is_root);
+  return root == members_.end() ? nullptr : *root;
 }
 
 void Schedule::hand_over(Unit& unit) {
@@ -192,6 +260,9 @@ void Schedule::forget(const Unit& unit) {
   live_.forget(unit);
   if (reducing_ == &unit) reducing_ = nullptr;
   std::erase(written_, &unit);
+  std::erase(members_, &unit);
+  std::erase(to_reduce_, &unit);
+  ready_.erase(&unit);
   for (auto& order : orders_) order = {};
   if (visited_ == &unit) visited_ = nullptr;
 }

@@ -3,6 +3,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -19,7 +21,7 @@ namespace tessera {
 /// result.
 class Schedule : public std::enable_shared_from_this<Schedule> {
  public:
-  explicit Schedule(int max_live_units) : live_(max_live_units) {}
+  explicit Schedule(const ScheduleRules& rules) : rules_(rules), live_(rules_) {}
 
   ScheduleLock lock() { return {*this, mutex_}; }
   /// The same lock in a type that WriteGuard can store without including this header. It gives no access to the state of units.
@@ -32,6 +34,12 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
 
   /// Called when the reduction of the unit's gradients has started, and backward no longer needs the unit: reshards it.
   void gradients_sent(Unit& unit);
+  /// The same if this pass does not reduce the unit's gradients now.
+  void gradients_kept(Unit& unit);
+  /// Whether units are reduced in an order that does not depend on what a pass uses, because unused parameters count as zero.
+  bool reduces_in_order() const { return rules_.unused_parameters == UnusedParameters::Zeros; }
+  /// Runs the reduction of a unit when all units before it in the order have had theirs.
+  void reduce_in_order(Unit& unit, std::function<void(const ScheduleLock&)> reduce);
   /// Waits for the reduction that was started last, if it has not finished.
   void finish_reductions();
 
@@ -43,14 +51,17 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void note_written(Unit& unit);
   void publish(Unit& unit);
 
-  /// Called when the autograd engine has finished a backward pass or has given it up. Ignored if a later pass has begun since.
-  void end_backward(uint64_t number);
+  /// Called when the autograd engine has completed a backward pass or has given it up. Ignored if a later pass has begun since.
+  void end_backward(uint64_t number, bool complete);
   /// Called after an exception has ended a pass: forgets the pass, drops its reductions and reshards all units that are not pinned.
   void abandon_pass();
 
+  /// Starts to unshard a unit before an operator needs it. It stays unsharded at least until its first use.
+  void ask_for(Unit& unit);
+  void wait_for(Unit& unit);
   void reshard(Unit& unit);
-  /// Reshards all units that are not pinned.
-  void reshard_all();
+  /// Adds a unit.
+  void add(Unit& unit);
   /// Removes a unit that moves to another schedule. Throws UsageError if it is pinned.
   void hand_over(Unit& unit);
   /// Removes a unit that is being destroyed.
@@ -60,19 +71,21 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   uint64_t pass_number() const { return pass_number_; }
 
   const LiveCounters& live_counters() const { return live_.counters(); }
+  /// The unit of the outermost module. Null if there is none.
+  const Unit* root() const;
   /// Uses that the recorded order did not predict.
   uint64_t misses() const { return misses_; }
   void reset_counters();
 
  private:
-  enum class Pass { None, Training, Evaluation, Backward };
-
   Pass pass_now() const;
   UseOrder& order(Pass pass) { return orders_[static_cast<size_t>(pass)]; }
   void enter(Pass pass);
   void visit(const ScheduleLock& held, Unit& unit);
+  void reduce_next(const ScheduleLock& held, bool all);
   void wait_and_pin(const ScheduleLock& held, std::span<Unit* const> units);
 
+  const ScheduleRules rules_;
   std::recursive_mutex mutex_;
   LiveSet live_;
   UseOrder orders_[4];
@@ -83,6 +96,11 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   Unit* reducing_ = nullptr;    // the unit whose reduction was started last and has not finished
   std::vector<Unit*> written_;  // units with a new version that is not published yet
   uint64_t misses_ = 0;
+  std::vector<Unit*> members_;
+  /// Of a backward pass that reduces in order: the units that have not been reduced yet, the next one last, and those that are ready for
+  /// it.
+  std::vector<Unit*> to_reduce_;
+  std::map<const Unit*, std::function<void(const ScheduleLock&)>> ready_;
 };
 
 }  // namespace tessera

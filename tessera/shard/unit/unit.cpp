@@ -12,8 +12,6 @@
 
 namespace tessera {
 
-namespace {
-
 /// A codec computes with the form that it makes of float32, unless that is float32 again.
 std::optional<at::ScalarType> compute_dtype_of(const ShardOptions& options) {
   if (!options.codec) return options.mixed_precision.param_dtype;
@@ -21,14 +19,14 @@ std::optional<at::ScalarType> compute_dtype_of(const ShardOptions& options) {
   return computed == at::kFloat ? std::nullopt : std::optional(computed);
 }
 
-}  // namespace
-
 Unit::Unit(std::string name, const ShardOptions& options, UnitLayout layout, CodecPtr codec)
     : name_(std::move(name)),
       options_(options),
+      ignored_(options.ignored),
       layout_(layout),
       codec_(std::move(codec)),
       compute_dtype_(compute_dtype_of(options)),
+      acts_at_calls_(options.mixed_precision.cast_forward_inputs || options.mixed_precision.output_dtype),
       number_(options.mesh.world().next_number()) {}
 
 Unit::~Unit() {
@@ -61,6 +59,26 @@ Subject Unit::subject() const {
 void Unit::count_gather() {
   counters_.gathers++;
   counters_.gathered_bytes += state_->memory().gathered_bytes(buffers());
+}
+
+void Unit::join(std::shared_ptr<Schedule> schedule) {
+  schedule_ = std::move(schedule);
+  schedule_->add(*this);
+  is_root_ = false;
+}
+
+uint64_t Unit::held_bytes() const {
+  return state_->held_bytes();
+}
+
+bool Unit::stays_after_forward(const ScheduleLock& held) {
+  return state(held).rules.reshard_after_forward.keeps(is_root_);
+}
+
+void Unit::set_reshard_after_forward(ReshardAfterForward rule) {
+  const auto held = schedule_->lock();
+  if (!rule.keeps(/*is_root=*/false)) state(held).memory().divide_after_forward(rule.ranks(mesh().shard().size()));
+  state(held).rules.reshard_after_forward = rule;
 }
 
 bool Unit::is_reducing() const {

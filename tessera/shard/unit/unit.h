@@ -29,11 +29,15 @@ struct UnitCounters {
   uint64_t gathers = 0;
   uint64_t reductions = 0;
   uint64_t gathered_bytes = 0;  // received from other ranks
+  uint64_t cancelled = 0;       // prefetches that were resharded before they were used
 };
 
 /// The layout of a unit, after Layout::Auto has been resolved. PaddedChunks: each parameter by itself in equal chunks, for a process that
 /// represents several ranks.
 enum class UnitLayout { Flat, Rows, WholeParameters, PaddedChunks };
+
+/// The dtype to which floating-point operands of a unit's operators are cast, if any.
+std::optional<at::ScalarType> compute_dtype_of(const ShardOptions& options);
 
 /// This class holds what stays the same while a model trains. What changes is in UnitState, which needs the lock of the unit's schedule.
 class Unit : public std::enable_shared_from_this<Unit> {
@@ -81,18 +85,31 @@ class Unit : public std::enable_shared_from_this<Unit> {
   uint64_t number() const { return number_; }
   const Mesh& mesh() const { return options_.mesh; }
   const ShardOptions& options() const { return options_; }
+  /// Parameters that are in no unit on purpose: those that this call and the calls for larger modules named.
+  const std::vector<at::Tensor>& ignored() const { return ignored_; }
+  void ignore(const std::vector<at::Tensor>& parameters) { ignored_.insert(ignored_.end(), parameters.begin(), parameters.end()); }
   const std::vector<Group>& groups() const { return groups_; }
   size_t number_of(const Group& group) const { return static_cast<size_t>(&group - groups_.data()); }
   const Codec& codec() const { return *codec_; }
-  /// The dtype to which floating-point operands of its operators are cast, if any.
   std::optional<at::ScalarType> compute_dtype() const { return compute_dtype_; }
+  /// Whether its options act at the boundary of its module, so that it has to be called through tessera::call.
+  bool acts_at_calls() const { return acts_at_calls_; }
   /// The memory that the unit additionally takes on this rank while it is unsharded.
   uint64_t unsharded_bytes() const { return unsharded_bytes_; }
+  /// The memory that it takes now beyond its shards.
+  uint64_t held_bytes() const;
   std::string_view residence() const;
 
   const std::shared_ptr<Schedule>& schedule() const { return schedule_; }
   /// Moves the unit to the schedule of a larger model. Must not be called while either model is in use.
-  void join(std::shared_ptr<Schedule> schedule) { schedule_ = std::move(schedule); }
+  void join(std::shared_ptr<Schedule> schedule);
+  /// The root of a model is the unit of the outermost module. A model has none if its modules leave no parameter for it.
+  bool is_root() const { return is_root_; }
+  void become_root() { is_root_ = true; }
+  /// Whether it stays unsharded between forward and backward.
+  bool stays_after_forward(const ScheduleLock& held);
+  /// Collective.
+  void set_reshard_after_forward(ReshardAfterForward rule);
   /// Throws std::logic_error if the lock is another schedule's. The state must not be used longer than the lock is held.
   UnitState& state(const ScheduleLock& held) {
     if (!held.is_of(*schedule_)) refuse_lock();
@@ -150,17 +167,21 @@ class Unit : public std::enable_shared_from_this<Unit> {
   Subject subject() const;
   void count_gather();
   void count_reduction() { counters_.reductions++; }
+  void count_cancelled() { counters_.cancelled++; }
 
   std::string name_;
   const ShardOptions options_;
+  std::vector<at::Tensor> ignored_;
   const UnitLayout layout_;
   const CodecPtr codec_;
   const std::optional<at::ScalarType> compute_dtype_;
+  const bool acts_at_calls_;
   const uint64_t number_;
   std::vector<Group> groups_;
   std::unordered_map<const c10::TensorImpl*, Parameter*> parameters_;  // keyed by every unsharded parameter and every shard
   uint64_t unsharded_bytes_ = 0;
   std::shared_ptr<Schedule> schedule_;
+  bool is_root_ = false;
   std::unique_ptr<UnitState> state_;
   UnitCounters counters_;
   std::atomic<int> pins_ = 0;

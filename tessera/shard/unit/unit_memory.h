@@ -82,6 +82,15 @@ class UnitMemory {
 
   /// Starts to unshard the unit, which is unsharded when all returned work is done.
   virtual Works unshard(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) = 0;
+  /// Divides the unsharded form among so many consecutive ranks while a unit is partly resharded. Collective. Throws UsageError if the
+  /// ranks don't fall into groups of this size.
+  virtual void divide_after_forward(int ranks) = 0;
+  /// Keeps this rank's part of the unsharded form: the next unshard() takes it from those ranks. Returns false if the unit is not to be
+  /// divided like that, or if there is nothing to gain.
+  virtual bool keep_part(std::span<const Buffer> buffers) = 0;
+  virtual void drop_part() = 0;
+  virtual uint64_t part_bytes() const = 0;
+
   /// Releases the unsharded form. `unsharding` is the work of an unshard() call if it was not waited for.
   virtual void reshard(std::span<const Buffer> buffers, Works unsharding) = 0;
   /// Moves the unsharded form into private memory, so that this rank may write it. The unit must be unsharded.
@@ -105,7 +114,7 @@ class UnitMemory {
   virtual void pack(const at::Tensor& place, const at::Tensor& gradient) const { place.copy_(gradient); }
   /// Starts to compute the mean over all ranks of the buffers that gradient_buffers() returned last. This rank's part goes to the pieces'
   /// `own`.
-  virtual Works reduce(std::span<const Piece> pieces, const Subject& subject) = 0;
+  virtual Works reduce(std::span<const Piece> pieces, const Subject& subject, Reduce op = Reduce::Mean) = 0;
   /// The same for a mean that nobody keeps: `take` gets it from whoever waits for the work. The pieces' `own` are this rank's places in the
   /// buffers.
   virtual Works reduce(std::span<const Piece> pieces, const Subject& subject, TakeMean take) = 0;

@@ -13,6 +13,7 @@
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/unit_state.h"
+#include "tessera/shard/unit/unsynced.h"
 
 namespace tessera {
 namespace {
@@ -25,53 +26,73 @@ bool trains(const Unit::Parameter& parameter) {
   return unsharded.defined() && unsharded_meta(unsharded)->requires_grad();
 }
 
-class UnitNode final : public ag::Node {
+/// What happens to the gradients of a unit: they are reduced, and handed on to the shards.
+class UnitBackward {
  public:
-  // The engine runs the ready node with the highest sequence number first. UINT64_MAX therefore reduces a unit as soon as its gradients are
-  // complete.
-  explicit UnitNode(std::shared_ptr<Unit> unit) : ag::Node(UINT64_MAX), unit_(std::move(unit)) {
+  explicit UnitBackward(std::shared_ptr<Unit> unit) : unit_(std::move(unit)) {
     for (const auto& group : unit_->groups()) {
       std::vector<const Unit::Parameter*> trained;
       for (const auto& parameter : group.parameters) {
-        if (!trains(parameter)) continue;
-        add_input_metadata(at::Tensor(parameter.unsharded.lock()));
-        add_next_edge(ag::impl::gradient_edge(parameter.shard));
-        trained.push_back(&parameter);
+        if (trains(parameter)) trained.push_back(&parameter);
       }
       if (trained.empty()) continue;
+      parameters_.insert(parameters_.end(), trained.begin(), trained.end());
       groups_.push_back(&group);
       trained_.push_back(std::move(trained));
     }
   }
 
-  std::string name() const override { return "tessera::UnitNode"; }
+  Unit& unit() const { return *unit_; }
+  /// The trained parameters. All lists of gradients have one for each of them.
+  std::span<const Unit::Parameter* const> parameters() const { return parameters_; }
 
-  ag::variable_list apply(ag::variable_list&& gradients) override {
-    if (c10::GradMode::is_enabled()) {
-      throw UsageError(
-          fmt::format("unit '{}': gradients of parameters that can be differentiated again (create_graph) are not available when "
-                      "the parameters are sharded; differentiate with respect to inputs instead, that works",
-                      unit_->name()));
-    }
-    const auto& schedule = unit_->schedule();
-    run_hooks(gradients);
+  void keep_for_later(const ScheduleLock& held, ag::variable_list& gradients) {
     const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-    const auto held = schedule->lock();
+    unit_->state(held).reduction.unsynced.add(parameters_, gradients);
+  }
+
+  /// Reduces gradients outside of the call by the engine, and does what it does with the results: runs hooks and accumulates.
+  void reduce_and_accumulate(const ScheduleLock& held, ag::variable_list gradients) {
+    gradients.resize(parameters_.size());
+    for (size_t i = 0; unit_->schedule()->reduces_in_order() && i < gradients.size(); i++) {
+      if (!gradients[i].defined()) gradients[i] = zeros_like(*parameters_[i]);
+    }
+    auto results = reduce(held, gradients);
+    unit_->state(held).reduction.finish();
+    for (size_t i = 0; i < results.size(); i++) {
+      if (!results[i].defined()) continue;
+      auto& accumulate = *ag::impl::gradient_edge(parameters_[i]->shard).function;
+      ag::variable_list gradient;
+      gradient.push_back(std::move(results[i]));
+      for (const auto& hook : accumulate.tensor_pre_hooks()) gradient = (*hook)(gradient);
+      accumulate(std::move(gradient));
+    }
+  }
+
+  /// Starts to reduce the gradients, together with those that earlier passes have left. Returns the gradients of the shards.
+  ag::variable_list reduce(const ScheduleLock& held, ag::variable_list& gradients) {
+    const auto& schedule = unit_->schedule();
+    const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
     auto& reduction = unit_->state(held).reduction;
     const auto sink = reduction.sink();
     if (sink) schedule->expect_writable(*unit_);
-    auto packing = reduction.begin(groups_);
+    reduction.finish();
+    const bool sums = !reduction.unsynced.empty() || schedule->reduces_in_order();
+    reduction.unsynced.add_to(parameters_, gradients);
+    auto packing = reduction.begin(groups_, sums);
     for (size_t i = 0, input = 0; i < groups_.size(); input += trained_[i++].size()) {
-      packing.pack(i, trained_[i], std::span(gradients).subspan(input));
+      const auto some = std::span(gradients).subspan(input, trained_[i].size());
+      if (groups_[i]->flat) expect_no_gap(trained_[i], some);
+      packing.pack(i, trained_[i], some);
     }
     schedule->finish_reductions();  // the previous unit's: its errors appear before this unit communicates
     const bool all = std::ranges::all_of(gradients, [](const at::Tensor& gradient) { return gradient.defined(); });
     const auto partial = all ? std::string() : name_of_used(gradients);
     packing.start(all ? std::string_view(unit_->name()) : partial, used(gradients));
-    schedule->gradients_sent(*unit_);
     ag::variable_list results;
     results.reserve(gradients.size());
-    for (size_t i = 0; i < groups_.size(); i++) {
+    if (!reduction.gives_gradients()) results.resize(gradients.size());
+    for (size_t i = 0; reduction.gives_gradients() && i < groups_.size(); i++) {
       if (auto* target = reduction.target(*groups_[i])) {
         hand_on(*target, trained_[i], gradients, sink.get(), results);
       } else {
@@ -82,38 +103,33 @@ class UnitNode final : public ag::Node {
     return results;
   }
 
- private:
   /// Runs the hooks on unsharded parameters. They see this rank's gradients before these become part of the mean.
   void run_hooks(ag::variable_list& gradients) const {
-    size_t input = 0;
-    for (size_t i = 0; i < groups_.size(); i++) {
-      for (const auto* parameter : trained_[i]) {
-        auto& gradient = gradients[input++];
-        const at::Tensor unsharded(parameter->unsharded.lock());
-        if (gradient.defined() && unsharded.defined()) gradient = unsharded_meta(unsharded)->run_hooks(std::move(gradient));
-        if (groups_[i]->flat && !gradient.defined()) refuse_gap(*parameter);
-      }
+    for (size_t i = 0; i < gradients.size(); i++) {
+      const at::Tensor unsharded(parameters_[i]->unsharded.lock());
+      if (gradients[i].defined() && unsharded.defined()) gradients[i] = unsharded_meta(unsharded)->run_hooks(std::move(gradients[i]));
     }
   }
 
+ private:
   /// In a flat shard, a parameter without a gradient would have a gradient of zeros, and optimizers with momentum or weight decay would
   /// change it.
-  [[noreturn]] void refuse_gap(const Unit::Parameter& parameter) const {
-    throw UsageError(fmt::format(
-        "unit '{}' is listed flat, and this backward pass did not use '{}', which an optimizer over one vector would move all the "
-        "same; shard with tessera::Listing::ByName",
-        unit_->name(), parameter.name));
+  void expect_no_gap(std::span<const Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients) const {
+    for (size_t i = 0; i < parameters.size(); i++) {
+      if (gradients[i].defined()) continue;
+      throw UsageError(fmt::format(
+          "unit '{}' is listed flat, and this backward pass did not use '{}', which an optimizer over one vector would move all the "
+          "same; shard with tessera::Listing::ByName",
+          unit_->name(), parameters[i]->name));
+    }
   }
 
   /// The name of the unit with the parameters that this pass did not use. Ranks that used different parameters get an error that shows it,
   /// because only some parts of a parameter would be updated.
   std::string name_of_used(std::span<const at::Tensor> gradients) {
     auto text = unit_->name();
-    size_t input = 0;
-    for (const auto& parameters : trained_) {
-      for (const auto* parameter : parameters) {
-        if (!gradients[input++].defined()) text += (text.size() == unit_->name().size() ? " without " : ", ") + parameter->name;
-      }
+    for (size_t i = 0; i < gradients.size(); i++) {
+      if (!gradients[i].defined()) text += (text.size() == unit_->name().size() ? " without " : ", ") + parameters_[i]->name;
     }
     return text;
   }
@@ -152,12 +168,66 @@ class UnitNode final : public ag::Node {
   }
 
   std::shared_ptr<Unit> unit_;
-  std::vector<const Unit::Group*> groups_;  // those with trainable parameters
-  std::vector<std::vector<const Unit::Parameter*>>
-      trained_;  // the trainable parameters of each of groups_; together, the inputs of the node
+  std::vector<const Unit::Group*> groups_;                    // those with trainable parameters
+  std::vector<std::vector<const Unit::Parameter*>> trained_;  // the trained parameters of each of groups_
+  std::vector<const Unit::Parameter*> parameters_;            // of all groups
+};
+
+class UnitNode final : public ag::Node {
+ public:
+  // The engine runs the ready node with the highest sequence number first. UINT64_MAX therefore reduces a unit as soon as its gradients are
+  // complete.
+  explicit UnitNode(const std::shared_ptr<Unit>& unit) : ag::Node(UINT64_MAX), backward_(std::make_shared<UnitBackward>(unit)) {
+    for (const auto* parameter : backward_->parameters()) {
+      add_input_metadata(at::Tensor(parameter->unsharded.lock()));
+      add_next_edge(ag::impl::gradient_edge(parameter->shard));
+    }
+  }
+
+  std::string name() const override { return "tessera::UnitNode"; }
+
+  ag::variable_list apply(ag::variable_list&& gradients) override {
+    auto& unit = backward_->unit();
+    if (c10::GradMode::is_enabled()) {
+      throw UsageError(
+          fmt::format("unit '{}': gradients of parameters that can be differentiated again (create_graph) are not available when "
+                      "the parameters are sharded; differentiate with respect to inputs instead, that works",
+                      unit.name()));
+    }
+    const auto& schedule = unit.schedule();
+    backward_->run_hooks(gradients);
+    const auto held = schedule->lock();
+    if (!unit.state(held).rules.gradient_sync) {
+      backward_->keep_for_later(held, gradients);
+      schedule->gradients_kept(unit);
+      return ag::variable_list(num_inputs());
+    }
+    if (schedule->reduces_in_order()) {
+      schedule->gradients_kept(unit);
+      schedule->reduce_in_order(unit, [backward = backward_, gradients = std::move(gradients)](const ScheduleLock& lock) mutable {
+        backward->reduce_and_accumulate(lock, std::move(gradients));
+      });
+      return ag::variable_list(num_inputs());
+    }
+    auto results = backward_->reduce(held, gradients);
+    schedule->gradients_sent(unit);
+    return results;
+  }
+
+ private:
+  const std::shared_ptr<UnitBackward> backward_;
 };
 
 }  // namespace
+
+void reduce_unsynced(const std::shared_ptr<Unit>& unit, const ScheduleLock& held) {
+  UnitBackward backward(unit);
+  if (!backward.parameters().empty()) backward.reduce_and_accumulate(held, {});
+}
+
+bool is_trained(const Unit& unit) {
+  return std::ranges::any_of(unit.groups(), [](const Unit::Group& group) { return std::ranges::any_of(group.parameters, trains); });
+}
 
 void attach_unit_node(const std::shared_ptr<Unit>& unit) {
   const compat::NodePtr node = compat::make_node<UnitNode>(unit);

@@ -31,14 +31,31 @@ void UnitState::unshard(const Fault& fault) {
 void UnitState::wait_for_unshard() {
   for (const auto& work : unsharding_) work.wait();
   unsharding_.clear();
+  memory_->drop_part();
   state_ = State::Unsharded;
 }
 
 void UnitState::reshard() {
-  if (!has_memory()) return;
-  casts.clear();
-  memory_->reshard(unit_.buffers(), std::exchange(unsharding_, {}));
+  if (std::exchange(early_, Early::No) != Early::No) unit_.count_cancelled();
+  memory_->drop_part();
+  if (has_memory()) {
+    casts.clear();
+    memory_->reshard(unit_.buffers(), std::exchange(unsharding_, {}));
+  }
   state_ = State::Sharded;
+}
+
+void UnitState::reshard_after_forward() {
+  const bool keeps = state_ == State::Unsharded && memory_->keep_part(unit_.buffers());
+  if (!keeps) return reshard();
+  casts.clear();
+  memory_->reshard(unit_.buffers(), {});
+  state_ = State::PartlyResharded;
+}
+
+uint64_t UnitState::held_bytes() const {
+  if (has_memory()) return unit_.unsharded_bytes();
+  return is_partly_resharded() ? memory_->part_bytes() : 0;
 }
 
 void UnitState::begin_unsharded_writes() {

@@ -7,6 +7,7 @@
 #include "tessera/shard/paging/casts.h"
 #include "tessera/shard/unit/gradient_reduction.h"
 #include "tessera/shard/unit/unit_memory.h"
+#include "tessera/shard/unit/unit_rules.h"
 #include "tessera/shard/unit/versions.h"
 
 namespace tessera {
@@ -14,22 +15,36 @@ namespace tessera {
 class Unit;
 
 ///      sharded  --unshard()-->  unsharding  --wait_for_unshard()-->  unsharded  --reshard()-->  sharded
+///
+/// With an integer reshard_after_forward, an unsharded unit becomes partly resharded first: reshard_after_forward() keeps a part of it,
+/// from which a few ranks unshard it again among themselves.
 class UnitState {
   // Declared before `versions` and `reduction`, which refer to them.
   Unit& unit_;
   const std::unique_ptr<UnitMemory> memory_;
 
  public:
-  UnitState(Unit& unit, std::unique_ptr<UnitMemory> memory) : unit_(unit), memory_(std::move(memory)) {}
+  UnitState(Unit& unit, std::unique_ptr<UnitMemory> memory, UnitRules rules)
+      : unit_(unit), memory_(std::move(memory)), rules(std::move(rules)) {}
 
   /// Whether the unit is unsharding or unsharded.
-  bool has_memory() const { return state_ != State::Sharded; }
+  bool has_memory() const { return state_ == State::Unsharding || state_ == State::Unsharded; }
   bool is_unsharded() const { return state_ == State::Unsharded; }
   /// Starts to unshard the unit if it is sharded.
   void unshard(const Fault& fault);
   /// Waits until the unit is unsharded. If this throws, the caller must reshard the unit.
   void wait_for_unshard();
   void reshard();
+  /// Reshards as the unit's rule says, because this forward pass has used it for the last time.
+  void reshard_after_forward();
+  bool is_partly_resharded() const { return state_ == State::PartlyResharded; }
+  /// The memory that the unit takes now beyond its shards.
+  uint64_t held_bytes() const;
+
+  /// Why the unit was unsharded before an operator needed it.
+  enum class Early { No, Prefetched, AskedFor };
+  void note_early(Early early) { early_ = early; }
+  bool is_asked_for() const { return early_ == Early::AskedFor; }
   /// Lets operators write the unsharded parameters, which move into private memory of this rank. The unit must be unsharded and pinned
   /// until end_unsharded_writes(). May be called several times.
   void begin_unsharded_writes();
@@ -45,13 +60,16 @@ class UnitState {
 
   UnitMemory& memory() { return *memory_; }
 
+  UnitRules rules;
+
   /// Activations that were cast to the unit's dtype; cleared when another unit is used or this one is resharded.
   Casts casts;
   Versions versions{unit_, *memory_};
   GradientReduction reduction{unit_, *memory_};
 
  private:
-  enum class State { Sharded, Unsharding, Unsharded } state_ = State::Sharded;
+  enum class State { Sharded, Unsharding, Unsharded, PartlyResharded } state_ = State::Sharded;
+  Early early_ = Early::No;
   Works unsharding_;
   bool start_checked_ = false;
   int unsharded_writers_ = 0;

@@ -1,12 +1,69 @@
 #include "tessera/shard/unit/units.h"
 
+#include <fmt/format.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 
+#include "tessera/base/error.h"
 #include "tessera/shard/unit/unit.h"
 
 namespace tessera {
+namespace {
+
+/// The units that were made from each module, used to name units and to refuse sharding a module twice. It owns neither modules nor units.
+struct Registry {
+  std::mutex mutex;
+  std::multimap<const torch::nn::Module*, std::weak_ptr<Unit>> units;
+};
+
+Registry& registry() {
+  static Registry instance;
+  return instance;
+}
+
+}  // namespace
+
+void remember_unit(const torch::nn::Module& module, const std::shared_ptr<Unit>& unit) {
+  std::lock_guard lock(registry().mutex);
+  std::erase_if(registry().units, [](const auto& entry) { return entry.second.expired(); });
+  registry().units.emplace(&module, unit);
+}
+
+// A new module may have the address of an earlier one whose unit a graph keeps alive. It is told apart because it has none of that unit's
+// parameters.
+std::vector<std::shared_ptr<Unit>> units_of(const torch::nn::Module& module) {
+  std::vector<std::shared_ptr<Unit>> result;
+  {
+    std::lock_guard lock(registry().mutex);
+    const auto [begin, end] = registry().units.equal_range(&module);
+    for (auto entry = begin; entry != end; ++entry) {
+      if (auto unit = entry->second.lock()) result.push_back(std::move(unit));
+    }
+  }
+  if (!result.empty()) {
+    const auto here = units(module);
+    std::erase_if(result, [&](const auto& unit) { return std::ranges::find(here, unit) == here.end(); });
+  }
+  return result;
+}
+
+std::shared_ptr<Unit> expect_unit_of(const torch::nn::Module& module, std::string_view what) {
+  if (const auto own = units_of(module); !own.empty()) return own.front();
+  const auto all = units(module);
+  if (all.empty()) throw UsageError(fmt::format("{}: module {} is not sharded", what, class_name(module)));
+  throw UsageError(fmt::format("{}: no unit was made from module {} itself; its parameters belong to unit '{}'", what, class_name(module),
+                               all.front()->name()));
+}
+
+std::vector<std::shared_ptr<Unit>> units_for(const torch::nn::Module& module, Recurse recurse, std::string_view what) {
+  if (recurse == Recurse::No) return {expect_unit_of(module, what)};
+  auto all = units(module);
+  if (all.empty()) throw UsageError(fmt::format("{}: module {} is not sharded", what, class_name(module)));
+  return all;
+}
 
 std::vector<std::shared_ptr<Unit>> units(const torch::nn::Module& module) {
   std::vector<std::shared_ptr<Unit>> result;

@@ -1,0 +1,69 @@
+// What four ways to divide a transformer into units cost a rank: collectives, traffic and memory of one training step.
+#include <tessera/models/gpt.h>
+#include <tessera/tessera.h>
+#include <torch/torch.h>
+
+#include <cstdio>
+#include <memory>
+#include <vector>
+
+using namespace tessera;
+using Modules = std::vector<std::shared_ptr<torch::nn::Module>>;
+
+void blocks(models::Gpt& model, const ShardOptions& options) {
+  for (auto& block : *model->blocks) fully_shard(block, options);
+}
+
+void blocks_and_the_rest(models::Gpt& model, const ShardOptions& options) {
+  blocks(model, options);
+  fully_shard(model, options);  // embeddings, norm and head are one unit
+}
+
+void each_apart(models::Gpt& model, const ShardOptions& options) {
+  blocks(model, options);
+  for (const auto& module : Modules{model->tokens.ptr(), model->positions.ptr(), model->norm.ptr(), model->head.ptr()}) {
+    fully_shard(module, options);
+  }
+  fully_shard(model, options);  // nothing is left: no unit, but the units now belong to one model
+}
+
+void lists(models::Gpt& model, const ShardOptions& options) {
+  fully_shard(Modules{model->tokens.ptr(), model->positions.ptr()}, options);
+  blocks(model, options);
+  fully_shard(Modules{model->norm.ptr(), model->head.ptr()}, options);
+  fully_shard(model, options);
+}
+
+void lists_that_stay(models::Gpt& model, const ShardOptions& given) {
+  auto options = given;
+  options.reshard_after_forward = false;
+  lists(model, options);
+}
+
+/// Trains, and prints what the last step cost rank 0.
+void measure(const char* name, void (*divide)(models::Gpt&, const ShardOptions&), const Communicator& world) {
+  models::Gpt model(models::GptOptions{.vocabulary = 2000, .width = 64, .layers = 4, .heads = 4, .longest = 32});
+  divide(model, {.mesh = world, .start = Start::FromRank0, .residence = Residence::Gathered});
+  optim::SGD optimizer(parameters(*model), {.lr = 0.1});
+  const auto tokens = torch::arange(64).view({2, 32}) + 100 * world.rank();
+  for (int step = 0; step < 4; step++) {
+    if (step == 3) reset_counters(*model);  // the order of uses is known by now
+    model(tokens).pow(2).mean().backward();
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  if (world.rank() != 0) return;
+  const auto cost = counters(*model);
+  std::printf("%-24s %2d all-gathers  %2d reductions  %5.2f MB received  %5.2f MB unsharded at most\n", name,
+              static_cast<int>(cost.gathers), static_cast<int>(cost.reductions), static_cast<double>(cost.gathered_bytes) / 1e6,
+              static_cast<double>(cost.peak_unsharded_bytes) / 1e6);
+}
+
+int main() {
+  run_ranks(2, [](const Communicator& world) {
+    measure("blocks, and the rest", blocks_and_the_rest, world);
+    measure("each apart", each_apart, world);
+    measure("lists", lists, world);
+    measure("lists that stay", lists_that_stay, world);
+  });
+}

@@ -1,0 +1,164 @@
+#include "tessera/optim/grad_scaler.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <torch/optim/optimizer.h>
+
+#include <cmath>
+#include <sstream>
+
+#include "tessera/base/error.h"
+#include "tessera/base/paging_key.h"
+#include "tessera/optim/optimizer.h"
+#include "tessera/shard/norms.h"
+#include "tessera/shard/training.h"
+
+namespace tessera::optim {
+namespace {
+
+constexpr const char* kScalerFormat = "grad-scaler-1";
+
+void expect_sense(const GradScalerOptions& options) {
+  const auto is_one = [](double value) { return std::isfinite(value) && value > 0; };
+  if (is_one(options.init_scale) && is_one(options.growth_factor) && options.growth_factor >= 1 && is_one(options.backoff_factor) &&
+      options.backoff_factor <= 1 && options.growth_interval >= 1)
+    return;
+  throw UsageError(fmt::format(
+      "a GradScaler with init_scale {}, growth_factor {}, backoff_factor {} and growth_interval {}: scales are positive, growth makes them "
+      "larger, backoff smaller, and the interval is at least 1",
+      options.init_scale, options.growth_factor, options.backoff_factor, options.growth_interval));
+}
+
+// What the scaler needs of an optimizer, for both kinds.
+
+const std::vector<at::Tensor>& parameters_of(const Optimizer& optimizer) {
+  return optimizer.parameters();
+}
+
+std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> result;
+  for (const auto& group : optimizer.param_groups()) result.insert(result.end(), group.params().begin(), group.params().end());
+  return result;
+}
+
+void multiply_gradients(Optimizer& optimizer, double factor) {
+  optimizer.scale_gradients(at::scalar_tensor(factor, at::kFloat));
+}
+
+void multiply_gradients(const torch::optim::Optimizer& optimizer, double factor) {
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  for (const auto& parameter : parameters_of(optimizer)) {
+    auto gradient = parameter.grad();
+    if (!gradient.defined()) continue;
+    if (gradient.scalar_type() == at::kHalf) {
+      throw UsageError(
+          "a gradient in float16 can't be unscaled, because it would become zero again; train float32 parameters with param_dtype, or take "
+          "an optimizer of Tessera");
+    }
+    gradient.mul_(factor);
+  }
+}
+
+void skip(Optimizer& optimizer) {
+  optimizer.skip_step();
+}
+
+void skip(const torch::optim::Optimizer& optimizer) {
+  skip_step(parameters_of(optimizer));
+}
+
+}  // namespace
+
+GradScaler::GradScaler(GradScalerOptions options) : options_(options), scale_(options.init_scale) {
+  expect_sense(options);
+}
+
+at::Tensor GradScaler::scale(const at::Tensor& loss) const {
+  // A tensor and not a number: the product of a loss in float16 and a number would overflow.
+  return options_.enabled ? loss * at::scalar_tensor(scale_, loss.options().dtype(at::kFloat)) : loss;
+}
+
+template <class AnyOptimizer>
+void GradScaler::unscale_any(AnyOptimizer& optimizer) {
+  if (!options_.enabled) return;
+  if (const auto known = progress_.find(&optimizer); known != progress_.end()) {
+    throw UsageError(fmt::format("GradScaler::unscale_ was called {} for this optimizer; call it once between two updates",
+                                 known->second.stepped ? "after step()" : "twice"));
+  }
+  const bool finite = gradients_are_finite(parameters_of(optimizer));
+  multiply_gradients(optimizer, 1 / scale_);
+  progress_[&optimizer] = {.finite = finite};
+}
+
+template <class AnyOptimizer>
+bool GradScaler::step_any(AnyOptimizer& optimizer) {
+  if (!options_.enabled) {
+    optimizer.step();
+    return true;
+  }
+  if (!progress_.contains(&optimizer)) unscale_any(optimizer);
+  auto& progress = progress_.at(&optimizer);
+  if (progress.stepped) throw UsageError("GradScaler::step was called twice for this optimizer; call update() after each step");
+  progress.stepped = true;
+  if (progress.finite) {
+    optimizer.step();
+  } else {
+    skip(optimizer);
+  }
+  return progress.finite;
+}
+
+void GradScaler::unscale_(Optimizer& optimizer) {
+  unscale_any(optimizer);
+}
+
+void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
+  unscale_any(optimizer);
+}
+
+bool GradScaler::step(Optimizer& optimizer) {
+  return step_any(optimizer);
+}
+
+bool GradScaler::step(torch::optim::Optimizer& optimizer) {
+  return step_any(optimizer);
+}
+
+void GradScaler::update() {
+  if (!options_.enabled) return;
+  if (progress_.empty()) throw UsageError("GradScaler::update was called, but no gradients were looked at; call step(optimizer) before");
+  bool finite = true;
+  for (const auto& [optimizer, progress] : progress_) finite = finite && progress.finite;
+  progress_.clear();
+  if (!finite) {
+    scale_ *= options_.backoff_factor;
+    growth_tracker_ = 0;
+  } else if (++growth_tracker_ == options_.growth_interval) {
+    const auto larger = scale_ * options_.growth_factor;
+    if (std::isfinite(static_cast<float>(larger))) scale_ = larger;
+    growth_tracker_ = 0;
+  }
+}
+
+std::string GradScaler::save() const {
+  return fmt::format("{} {} {} {} {} {} {}", kScalerFormat, scale_, options_.growth_factor, options_.backoff_factor,
+                     options_.growth_interval, growth_tracker_, options_.enabled ? 1 : 0);
+}
+
+GradScaler GradScaler::load(const std::string& text) {
+  std::istringstream in(text);
+  std::string format;
+  GradScalerOptions options;
+  int64_t tracker = 0;
+  in >> format >> options.init_scale >> options.growth_factor >> options.backoff_factor >> options.growth_interval >> tracker >>
+      options.enabled;
+  if (std::string more; !in || format != kScalerFormat || tracker < 0 || in >> more)
+    throw UsageError(fmt::format("'{}' describes no GradScaler", text));
+  GradScaler scaler(options);
+  scaler.growth_tracker_ = tracker;
+  return scaler;
+}
+
+}  // namespace tessera::optim

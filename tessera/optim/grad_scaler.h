@@ -1,0 +1,71 @@
+// GradScaler: trains in float16, whose small gradients would become zero, by scaling the loss. It has the semantics and the names of
+// torch.amp.GradScaler.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace tessera::optim {
+
+class Optimizer;
+
+struct GradScalerOptions {
+  double init_scale = 65536;
+  double growth_factor = 2;        // after growth_interval updates in a row without inf or NaN
+  double backoff_factor = 0.5;     // after an update with inf or NaN
+  int64_t growth_interval = 2000;  // in updates
+  bool enabled = true;             // if not, it changes nothing, and step() always takes the step
+};
+
+/// All ranks scale by the same factor, and skip a step if any rank has found inf or NaN. A value, which can be kept in the notes of a
+/// checkpoint. After scale(loss).backward(), call step(optimizer) for each optimizer, and then update() once. To clip gradients, call
+/// unscale_(optimizer) before.
+class GradScaler {
+ public:
+  /// Throws UsageError if the options make no sense.
+  explicit GradScaler(GradScalerOptions options = {});
+
+  at::Tensor scale(const at::Tensor& loss) const;
+  /// Divides the gradients by the scale. Tessera's optimizers do so in the next step, without another pass over memory. Collective.
+  void unscale_(Optimizer& optimizer);
+  void unscale_(torch::optim::Optimizer& optimizer);
+  /// Takes the step, or skips it if a gradient is inf or NaN on any rank. Unscales before, if the program has not. Returns whether the step
+  /// was taken, which is the same on all ranks. Collective.
+  bool step(Optimizer& optimizer);
+  bool step(torch::optim::Optimizer& optimizer);
+  /// Changes the scale for the next iteration.
+  void update();
+
+  double get_scale() const { return options_.enabled ? scale_ : 1; }
+  const GradScalerOptions& options() const { return options_; }
+
+  /// One line of text; load() is the inverse, and throws UsageError for text of another form. Save between update() and the next step().
+  std::string save() const;
+  static GradScaler load(const std::string& text);
+
+ private:
+  /// What has happened to an optimizer since the last update.
+  struct Progress {
+    bool finite = true;
+    bool stepped = false;
+  };
+
+  template <class AnyOptimizer>
+  void unscale_any(AnyOptimizer& optimizer);
+  template <class AnyOptimizer>
+  bool step_any(AnyOptimizer& optimizer);
+
+  GradScalerOptions options_;
+  double scale_;
+  int64_t growth_tracker_ = 0;                // updates in a row without inf or NaN
+  std::map<const void*, Progress> progress_;  // of the optimizers that were unscaled since the last update
+};
+
+}  // namespace tessera::optim

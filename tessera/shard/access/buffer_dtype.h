@@ -1,0 +1,23 @@
+// The dtype of buffers, which MixedPrecision::buffer_dtype changes while a model trains. Checkpoints keep the original one.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace tessera {
+
+/// Gives the floating-point buffers of the module and of those below it this dtype. The tensors stay the same objects. Buffers for which a
+/// dtype was chosen before, by an inner module's own setting, keep it.
+void cast_buffers(const torch::nn::Module& module, at::ScalarType dtype);
+
+/// The dtype that a buffer had before cast_buffers(), which is its own if it was not cast.
+at::ScalarType original_dtype(const at::Tensor& buffer);
+/// Whether cast_buffers() has changed the dtype of the buffer.
+inline bool is_cast_buffer(const at::Tensor& buffer) {
+  return original_dtype(buffer) != buffer.scalar_type();
+}
+
+}  // namespace tessera

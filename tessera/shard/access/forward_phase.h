@@ -1,0 +1,40 @@
+// ForwardPhase: says that this thread runs a module's forward, as far as that can be seen: in tessera::call and in the class
+// FullyShardedDataParallel.
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace tessera {
+
+class Unit;
+
+/// The phase lasts as long as the object. Phases nest.
+class ForwardPhase {
+ public:
+  /// `unit` is the one that was made of the module, or null. Both must outlive the phase.
+  ForwardPhase(const torch::nn::Module& module, const Unit* unit);
+  ForwardPhase(const ForwardPhase&) = delete;
+  ForwardPhase& operator=(const ForwardPhase&) = delete;
+  ~ForwardPhase();
+
+ private:
+  friend std::optional<std::string> forward_phase();
+  friend bool in_forward_of(const Unit& unit);
+
+  const torch::nn::Module& module_;
+  const Unit* const unit_;
+  const ForwardPhase* const outer_;
+};
+
+/// The module of the outermost forward that this thread is in, for messages: its path in the model, or its class.
+std::optional<std::string> forward_phase();
+
+/// Whether this thread is in the forward of a module of which the unit was made.
+bool in_forward_of(const Unit& unit);
+
+}  // namespace tessera

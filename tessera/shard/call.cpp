@@ -1,0 +1,27 @@
+#include "tessera/shard/call.h"
+
+#include <ATen/ATen.h>
+#include <torch/nn/module.h>
+
+#include "tessera/shard/access/forward_phase.h"
+#include "tessera/shard/unit/boundary.h"
+#include "tessera/shard/unit/unit.h"
+
+namespace tessera {
+
+ForwardCall::ForwardCall(const torch::nn::Module& module) {
+  if (const auto boundary = boundary_of(module)) {
+    unit_ = boundary->unit.lock();
+    input_dtype_ = boundary->input_dtype;
+    output_dtype_ = boundary->output_dtype;
+  }
+  phase_ = std::make_unique<ForwardPhase>(module, unit_.get());
+}
+
+ForwardCall::~ForwardCall() = default;
+
+void ForwardCall::cast_tensor(at::Tensor& tensor, at::ScalarType dtype) {
+  if (at::isFloatingType(tensor.scalar_type()) && tensor.scalar_type() != dtype) tensor = tensor.to(dtype);
+}
+
+}  // namespace tessera

@@ -1,0 +1,146 @@
+// tessera::call, and what MixedPrecision does at the boundary of a module.
+#include "tessera/shard/call.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/base/error.h"
+#include "tessera/shard/access/forward_phase.h"
+#include "tessera/shard/full_params.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/shard/wrap.h"
+#include "tessera/testing/net.h"
+#include "tessera/testing/numbers.h"
+
+namespace tessera::testing::call_test {
+namespace {
+
+namespace nn = torch::nn;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+/// Takes and returns more than tensors, and notes what came in.
+struct PairsImpl : nn::Module {
+  nn::Linear linear = register_module("linear", nn::Linear(6, 6));
+  at::ScalarType seen = at::kInt, index = at::kInt;
+  std::optional<std::string> phase;
+  PairsImpl() { fill_with_numbers(*this); }
+  std::map<std::string, at::Tensor> forward(const std::vector<at::Tensor>& xs, const at::Tensor& which, double scale, std::string* out) {
+    seen = xs.front().scalar_type();
+    index = which.scalar_type();
+    phase = forward_phase();
+    *out = "seen";
+    return {{"y", linear(xs.front()) * scale}, {"which", which}};
+  }
+  void forward(int) {}
+};
+TORCH_MODULE(Pairs);
+
+static_assert(HasForward<PairsImpl> && HasForward<nn::SequentialImpl> && HasForward<nn::LinearImpl>);
+static_assert(!HasForward<nn::ModuleListImpl> && !HasForward<nn::ModuleDictImpl> && !HasForward<nn::Module>);
+
+TEST(Call, CastsInputsAndOutputsOfAnyShape) {
+  with_ranks(2, [](const Communicator& world) {
+    Pairs pairs;
+    fully_shard(pairs, {.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16, .output_dtype = at::kFloat}});
+    std::string out;
+    const auto result = call(pairs, std::vector{input()}, at::ones({2}, at::kLong), 2.0, &out);
+    EXPECT_EQ(pairs->seen, at::kBFloat16);
+    EXPECT_EQ(pairs->index, at::kLong);
+    EXPECT_EQ(out, "seen");
+    EXPECT_EQ(result.at("y").scalar_type(), at::kFloat);
+    EXPECT_EQ(result.at("which").scalar_type(), at::kLong);
+    EXPECT_EQ(pairs->phase, "Pairs");
+    EXPECT_EQ(forward_phase(), std::nullopt);
+    call(pairs, 1);  // a forward that returns nothing
+  });
+}
+
+TEST(Call, TrainsAsTheSameCastsByHand) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = seeded_net(), narrow = seeded_net();
+    fully_shard(net, {.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16, .output_dtype = at::kFloat}});
+    narrow->to(at::kBFloat16);
+    const auto y = call(net, input()), expected = narrow->forward(input().to(at::kBFloat16)).to(at::kFloat);
+    EXPECT_EQ(y.scalar_type(), at::kFloat);
+    EXPECT_TRUE(at::equal(y, expected));
+    y.pow(2).sum().backward();
+    expected.pow(2).sum().backward();
+    EXPECT_TRUE(at::equal(full_grad(net->b->weight), narrow->b->weight.grad().to(at::kFloat)));
+  });
+}
+
+TEST(Call, CastsNestedOutputs) {
+  with_ranks(2, [](const Communicator& world) {
+    nn::LSTM lstm(nn::LSTMOptions(6, 4));
+    fill_with_numbers(*lstm);
+    fully_shard(lstm, {.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16, .output_dtype = at::kFloat}});
+    const auto [y, state] = call(lstm, numbers({3, 2, 6}));
+    EXPECT_EQ(y.scalar_type(), at::kFloat);
+    EXPECT_EQ(std::get<1>(state).scalar_type(), at::kFloat);
+    const auto again = call(lstm, numbers({3, 2, 6}), std::optional(state));  // a nested input
+    (std::get<0>(again).sum() + y.sum()).backward();
+    EXPECT_TRUE(full_grad(lstm->named_parameters()["weight_hh_l0"]).isfinite().all().item<bool>());
+  });
+}
+
+TEST(Call, LeavesInputsAloneIfAskedTo) {
+  with_ranks(1, [](const Communicator& world) {
+    Pairs pairs;
+    fully_shard(pairs, {.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16, .cast_forward_inputs = false}});
+    std::string out;
+    const auto result = call(pairs, std::vector{input()}, at::ones({2}, at::kLong), 2.0, &out);
+    EXPECT_EQ(pairs->seen, at::kFloat);
+    EXPECT_EQ(result.at("y").scalar_type(), at::kBFloat16);  // the operator has cast it
+  });
+}
+
+TEST(Call, CastsAlsoWhereAllParametersAreInInnerUnits) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    fully_shard(net, {.mesh = world, .mixed_precision = {.output_dtype = at::kDouble}});
+    EXPECT_EQ(call(net, input()).scalar_type(), at::kDouble);
+    auto policy = seeded_net();
+    fully_shard(policy, {.mesh = world, .mixed_precision = {.output_dtype = at::kDouble}}, wrap_classes({"Linear"}));
+    EXPECT_EQ(call(policy, input()).scalar_type(), at::kDouble);  // the inner units are called by the model itself
+  });
+}
+
+TEST(Call, IsAPlainCallForOtherModules) {
+  const auto net = std::make_shared<NetImpl>();
+  EXPECT_EQ(call(net, input()).scalar_type(), at::kFloat);
+  EXPECT_EQ(forward_phase(), std::nullopt);
+}
+
+TEST(Call, IsNeededWhereOptionsActAtTheBoundary) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = seeded_net();
+    fully_shard(net, {.mesh = world, .mixed_precision = {.output_dtype = at::kDouble}});
+    EXPECT_THAT(message_of<UsageError>([&] { net(input()); }),
+                AllOf(HasSubstr("'Net'"), HasSubstr("output_dtype"), HasSubstr("tessera::call(module, x...)"),
+                      HasSubstr("FullyShardedDataParallel")));
+    call(net, input()).sum().backward();  // backward uses the parameters outside of any call
+    const auto whole = full_params(*net);
+    EXPECT_TRUE(at::equal(net->a->weight, seeded_net()->a->weight));
+  });
+}
+
+TEST(Call, EndsItsPhaseWhenForwardThrows) {
+  auto net = seeded_net();
+  EXPECT_ANY_THROW(call(net, at::ones({1, 1})));
+  EXPECT_EQ(forward_phase(), std::nullopt);
+}
+
+TEST(Call, RefusesDtypesWithoutFractions) {
+  with_ranks(1, [](const Communicator& world) {
+    auto net = seeded_net();
+    EXPECT_THAT(message_of<UsageError>([&] { fully_shard(net, {.mesh = world, .mixed_precision = {.output_dtype = at::kInt}}); }),
+                HasSubstr("output_dtype is Int"));
+    EXPECT_THAT(message_of<UsageError>([&] { fully_shard(net, {.mesh = world, .mixed_precision = {.buffer_dtype = at::kLong}}); }),
+                HasSubstr("buffer_dtype is Long"));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing::call_test

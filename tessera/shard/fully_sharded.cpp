@@ -1,0 +1,312 @@
+#include "tessera/shard/fully_sharded.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/nn/module.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <sstream>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/comm/fake/fake.h"
+#include "tessera/comm/groups/per_group.h"
+#include "tessera/shard/fully_shard.h"
+#include "tessera/shard/norms.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/shard/unit/boundary.h"
+#include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/units.h"
+
+namespace tessera {
+namespace {
+
+using torch::nn::Module;
+
+void expect_module(const Module* module, bool has_forward) {
+  if (module == nullptr) throw UsageError("FullyShardedDataParallel was given an empty shared_ptr; give it a module");
+  const auto name = class_name(*module);
+  if (!has_forward) {
+    throw UsageError(
+        fmt::format("FullyShardedDataParallel can't wrap a {}, because it has no forward that could be called; wrap the modules in it, or "
+                    "the one that calls them",
+                    name));
+  }
+  if (boundary_of(*module)) {
+    throw UsageError(fmt::format("FullyShardedDataParallel can't wrap a module twice, and this {} is sharded already", name));
+  }
+}
+
+void expect_dtype(const char* option, std::optional<at::ScalarType> dtype) {
+  if (!dtype || *dtype == at::kFloat || *dtype == at::kHalf || *dtype == at::kBFloat16) return;
+  throw UsageError(fmt::format("{} must be Float, Half or BFloat16, not {}", option, c10::toString(*dtype)));
+}
+
+void expect_parameters(const Module& module, const Communicator& world, const FullyShardedOptions& options) {
+  for (const auto& item : module.named_parameters()) {
+    const auto& parameter = item.value();
+    const auto is_same = [&](const at::Tensor& other) { return other.is_same(parameter); };
+    if (locate(parameter).parameter != nullptr || std::ranges::any_of(options.ignored_parameters, is_same)) continue;
+    if (parameter.device() != world.traits().device) {
+      throw UsageError(fmt::format("parameter '{}' is on {}, but the ranks communicate on {}; move the module there before it is wrapped",
+                                   item.key(), parameter.device().str(), world.traits().device.str()));
+    }
+    if (parameter.scalar_type() != at::kFloat) {
+      throw UsageError(
+          fmt::format("parameter '{}' is {}, but FullyShardedDataParallel takes float32 parameters only, and computes with them in "
+                      "compute_dtype; tessera::fully_shard takes any",
+                      item.key(), c10::toString(parameter.scalar_type())));
+    }
+  }
+}
+
+/// Throws UsageError for what is there for engines that trace, unless the engine does it.
+void expect_engine(const Communicator& world, const FullyShardedOptions& options) {
+  struct Choice {
+    const char* name;
+    std::optional<bool> chosen;
+    bool done;  // on engines that trace
+  };
+  const Choice choices[] = {
+      {"optimization_barrier_in_forward", options.optimization_barrier_in_forward, true},
+      {"optimization_barrier_in_backward", options.optimization_barrier_in_backward, true},
+      {"mark_step_on_finalization", options.mark_step_on_finalization, false},  // the optimizer's step marks it
+      {"pin_layout_in_all_reduce", options.pin_layout_in_all_reduce, false},
+      {"pin_layout_in_all_gather", options.pin_layout_in_all_gather, false},
+      {"pin_layout_in_reduce_scatter", options.pin_layout_in_reduce_scatter, false},
+      {"debug_dummy_optimization_barrier_op",
+       world.traits().traces && options.debug_dummy_optimization_barrier_op ? std::optional(true) : std::nullopt, false},
+  };
+  for (const auto& [name, chosen, done] : choices) {
+    if (!chosen) continue;
+    if (!world.traits().traces) {
+      throw UsageError(
+          fmt::format("{} is for engines that record a program and run it later; transport {} runs each operation at once, so "
+                      "there is nothing to choose; leave it unset",
+                      name, world.traits().name));
+    }
+    if (*chosen != done) {
+      throw UsageError(fmt::format("{} can't be {} on transport {}: sharded training needs {}; leave it unset", name, *chosen,
+                                   world.traits().name, done));
+    }
+  }
+  if (!options.execute_sharding_on_init) {
+    throw UsageError(
+        "execute_sharding_on_init can't be false: the memory of the full parameters is freed as they are sharded, in the constructor");
+  }
+}
+
+/// The place of this process in its group. Throws UsageError unless each rank is in one of the groups.
+struct GroupPlace {
+  std::vector<int> colors = {};
+  int rank = 0, size = 1;
+};
+
+GroupPlace place_in(const std::vector<std::vector<int>>& groups, const Communicator& world) {
+  const auto text = fmt::format("{}", groups);
+  GroupPlace place{.colors = std::vector<int>(static_cast<size_t>(world.size()), -1)};
+  for (size_t i = 0; i < groups.size(); i++) {
+    const auto& group = groups[i];
+    if (!std::ranges::is_sorted(group)) throw UsageError(fmt::format("sharding_groups {}: list the ranks of a group in order", text));
+    for (size_t k = 0; k < group.size(); k++) {
+      if (group[k] < 0 || group[k] >= world.size()) {
+        throw UsageError(fmt::format("sharding_groups {}: there is no rank {} in a world of {}", text, group[k], world.size()));
+      }
+      auto& color = place.colors[static_cast<size_t>(group[k])];
+      if (color != -1) throw UsageError(fmt::format("sharding_groups {}: rank {} is there twice", text, group[k]));
+      color = static_cast<int>(i);
+      if (group[k] == world.local_ranks().front()) {
+        place.rank = static_cast<int>(k);
+        place.size = static_cast<int>(group.size());
+      }
+    }
+  }
+  if (const auto missing = std::ranges::find(place.colors, -1); missing != place.colors.end()) {
+    throw UsageError(fmt::format("sharding_groups {}: rank {} is in none of the groups", text, missing - place.colors.begin()));
+  }
+  return place;
+}
+
+/// Throws UsageError unless the rank and the size that the program has given are those of its group.
+void expect_place(const FullyShardedOptions& options, const GroupPlace& place) {
+  if (!options.sharding_groups.empty() && (!options.sharding_rank || !options.sharding_world_size)) {
+    throw UsageError("sharding_groups needs sharding_rank and sharding_world_size: this rank's place in its group, and the size of it");
+  }
+  const int rank = options.sharding_rank.value_or(place.rank), size = options.sharding_world_size.value_or(place.size);
+  if (rank == place.rank && size == place.size) return;
+  throw UsageError(fmt::format("sharding_rank {} of sharding_world_size {} does not agree with the {}, where this is rank {} of {}", rank,
+                               size, options.sharding_groups.empty() ? "world" : "sharding_groups", place.rank, place.size));
+}
+
+bool has_dummies(const FullyShardedOptions& options) {
+  const int dummies = options.debug_dummy_all_gather_op + options.debug_dummy_all_reduce_op + options.debug_dummy_reduce_scatter_op;
+  if (dummies == 1 || dummies == 2) {
+    throw UsageError(
+        "debug_dummy_all_gather_op, debug_dummy_all_reduce_op and debug_dummy_reduce_scatter_op belong together: ranks of which some "
+        "operations communicate and others do not would wait for each other; set all three, or none");
+  }
+  return dummies == 3;
+}
+
+ShardOptions shard_options(const FullyShardedOptions& options, const Communicator& world) {
+  ShardOptions result{.mesh = world, .ignored = options.ignored_parameters};
+  const auto compute = options.compute_dtype.value_or(at::kFloat);
+  if (compute != at::kFloat) {
+    result.mixed_precision.param_dtype = compute;
+    if (options.fp32_reduce_scatter) result.mixed_precision.reduce_dtype = at::kFloat;
+  }
+  result.mixed_precision.buffer_dtype = options.buffer_dtype.value_or(compute);
+  const bool rows = options.shard_param_on_dim_0 || options.on_neuron;
+  if (rows && options.flatten_parameters) {
+    throw UsageError(
+        "flatten_parameters makes one vector of all parameters, which shard_param_on_dim_0 (on_neuron) can't divide by rows; "
+        "set one of them");
+  }
+  if (rows) {
+    result.layout = Layout::Rows;
+  } else {
+    result.shard_size_multiple = options.shard_size_multiple;
+  }
+  if (options.flatten_parameters) result.listing = Listing::Flat;
+  if (!options.reshard_after_forward || !options.disable_reshard_on_root) result.reshard_after_forward = options.reshard_after_forward;
+  return result;
+}
+
+/// Memory of this process that is in RAM, in MB.
+double resident_megabytes() {
+  int64_t pages = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> pages >> resident;
+  return static_cast<double>(resident) * static_cast<double>(::sysconf(_SC_PAGESIZE)) / 1e6;
+}
+
+std::string dtype_name(std::optional<at::ScalarType> dtype) {
+  return c10::toString(dtype.value_or(at::kFloat));
+}
+
+}  // namespace
+
+struct FullySharded::Groups {
+  explicit Groups(Communicator world) : world(std::move(world)) {}
+
+  const Communicator world;  // kept, because groups are told apart by address
+  std::mutex mutex;
+  std::map<std::pair<std::vector<std::vector<int>>, bool>, Communicator> made;
+
+  /// The group in which this process shards: that of its color, or one of simulated ranks.
+  Communicator get(const std::vector<std::vector<int>>& groups, const GroupPlace& place, bool dummies) {
+    if (groups.empty() && !dummies) return world;
+    const std::lock_guard lock(mutex);
+    const auto key = std::pair(groups, dummies);
+    if (const auto known = made.find(key); known != made.end()) return known->second;
+    return made.emplace(key, dummies ? fake_world(place.rank, place.size) : world.split(place.colors)).first->second;
+  }
+};
+
+FullySharded::FullySharded(std::shared_ptr<Module> module, bool has_forward, const Communicator& world, FullyShardedOptions options)
+    : base_(std::move(module)), options_(std::move(options)), world_(world) {
+  expect_module(base_.get(), has_forward);
+  expect_dtype("compute_dtype", options_.compute_dtype);
+  expect_dtype("buffer_dtype", options_.buffer_dtype);
+  expect_engine(world, options_);
+  const auto place = options_.sharding_groups.empty() ? GroupPlace{.rank = world.local_ranks().front(), .size = world.size()}
+                                                      : place_in(options_.sharding_groups, world);
+  expect_place(options_, place);
+  const bool dummies = has_dummies(options_);
+  expect_parameters(*base_, world, options_);
+  static PerGroup<Groups> all;
+  groups_ = all.get(world, [&] { return std::make_shared<Groups>(world); });
+  world_ = groups_->get(options_.sharding_groups, place, dummies);
+  const auto given = shard_options(options_, world_);
+  if (options_.auto_wrap_policy) {
+    fully_shard(*base_, given, *options_.auto_wrap_policy);
+  } else {
+    fully_shard(*base_, given);
+  }
+  if (options_.debug_print) print(fmt::format("wraps {} parameters", parameters().size()));
+}
+
+std::vector<at::Tensor> FullySharded::parameters() const {
+  return tessera::parameters(*base_);
+}
+
+std::vector<at::Tensor> FullySharded::params_with_grad() const {
+  auto result = parameters();
+  std::erase_if(result, [](const at::Tensor& parameter) { return !parameter.grad().defined(); });
+  return result;
+}
+
+NoSync FullySharded::no_sync() const {
+  return tessera::no_sync(*base_);
+}
+
+void FullySharded::set_gradient_divide_factors(double pre, double post, Recurse recurse) const {
+  tessera::set_gradient_divide_factors(*base_, {.pre = pre, .post = post}, recurse);
+}
+
+at::Tensor FullySharded::clip_grad_norm_(double max_norm, double norm_type) const {
+  return clip_grad_norm(parameters(), max_norm, {.p = norm_type});
+}
+
+ShardMetadata FullySharded::get_shard_metadata() const {
+  return shard_metadata(*base_, world_);
+}
+
+std::vector<std::pair<std::string, at::Tensor>> FullySharded::get_original_names_and_sharded_parameters() const {
+  auto result = named_parameters(*base_);
+  std::erase_if(result, [](const auto& named) { return locate(named.second).parameter == nullptr; });
+  return result;
+}
+
+void FullySharded::print(const std::string& what) const {
+  log(LogLevel::Info, fmt::format("{} ({}): {}, {:.1f} MB in memory", options_.debug_msg, class_name(*base_), what, resident_megabytes()));
+}
+
+FullySharded::Report::Report(const FullySharded& of) : of_(of) {
+  if (of_.options_.debug_print) of_.print("forward begins");
+}
+
+FullySharded::Report::~Report() {
+  if (of_.options_.debug_print) of_.print("forward ends");
+}
+
+at::Tensor FullySharded::dummy_forward(const std::vector<at::Tensor>& inputs) const {
+  const ForwardCall boundary(*base_);
+  auto sum = at::zeros({}, at::TensorOptions(world_.traits().device));
+  const auto add = [&](const at::Tensor& tensor) {
+    if (at::isFloatingType(tensor.scalar_type())) sum = sum + tensor.mean(at::kFloat);
+  };
+  for (const auto& input : inputs) add(input);
+  for (const auto& unit : units(*base_)) {
+    for (const auto& group : unit->groups()) {
+      for (const auto& parameter : group.parameters) {
+        if (const auto full = parameter.unsharded.lock()) add(at::Tensor(full));
+      }
+    }
+  }
+  return sum;
+}
+
+void FullySharded::refuse_dummy_forward() {
+  throw UsageError("debug_dummy_forward_pass returns one tensor, and the forward of this module returns something else; leave it out");
+}
+
+std::ostream& operator<<(std::ostream& out, const FullySharded& sharded) {
+  const auto& options = sharded.options_;
+  std::ostringstream inner;
+  inner << *sharded.base_;
+  auto text = inner.str();
+  for (size_t at = 0; (at = text.find('\n', at)) != std::string::npos; at += 3) text.replace(at, 1, "\n  ");
+  return out << fmt::format(
+             "FullyShardedDataParallel(\n  world_size={}, rank={}, compute_dtype={}, buffer_dtype={}, flatten_parameters={}, "
+             "reshard_after_forward={}, sharding_groups={}\n  (module): {}\n)",
+             sharded.world_.size(), sharded.world_.local_ranks().front(), dtype_name(options.compute_dtype),
+             dtype_name(options.buffer_dtype ? options.buffer_dtype : options.compute_dtype), options.flatten_parameters,
+             options.reshard_after_forward, options.sharding_groups.empty() ? "None" : fmt::format("{}", options.sharding_groups), text);
+}
+
+}  // namespace tessera

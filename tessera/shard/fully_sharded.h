@@ -1,0 +1,168 @@
+// FullyShardedDataParallel: fully_shard as a class, with the names of XlaFullyShardedDataParallel.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/shard/call.h"
+#include "tessera/shard/reduction.h"
+#include "tessera/shard/shard_metadata.h"
+#include "tessera/shard/wrap.h"
+
+namespace tessera {
+
+struct FullyShardedOptions {
+  /// Whether the unit is resharded between forward and backward.
+  bool reshard_after_forward = true;
+  /// Whether the root stays unsharded even so, because backward needs it at once.
+  bool disable_reshard_on_root = true;
+  /// One vector of trainable and one of frozen parameters (Listing::Flat) in place of one shard for each parameter.
+  bool flatten_parameters = false;
+  /// Each rank has rows of each parameter (Layout::Rows). on_neuron is the older name.
+  bool shard_param_on_dim_0 = false, on_neuron = false;
+  /// The part of each rank is padded to a multiple of so many values. Rows are not padded.
+  int64_t shard_size_multiple = 128;
+  /// Which modules inside become units of their own; none, if it is left out.
+  std::optional<WrapPolicy> auto_wrap_policy = {};
+  /// Parameters that are not sharded; see ShardOptions::ignored.
+  std::vector<at::Tensor> ignored_parameters = {};
+
+  /// float32, float16 or bfloat16: the dtype of unsharded parameters and of inputs, and that of buffers, which is the same unless given.
+  /// Shards stay in float32.
+  std::optional<at::ScalarType> compute_dtype = {}, buffer_dtype = {};
+  /// Whether gradients in a lower compute_dtype are sent in float32. They are added in float32 either way.
+  bool fp32_reduce_scatter = false;
+
+  /// All ranks of the world in groups, each of which shards by itself. This rank's place in its group, and the size of it, have to be given
+  /// as well, and must agree.
+  std::vector<std::vector<int>> sharding_groups = {};
+  std::optional<int> sharding_rank = {}, sharding_world_size = {};
+
+  /// The sharding happens in the constructor; false is an error.
+  bool execute_sharding_on_init = true;
+  /// For engines that trace. Unset is what the engine needs; other values are errors, and so is any value on an engine that does not trace.
+  std::optional<bool> optimization_barrier_in_forward = {}, optimization_barrier_in_backward = {}, mark_step_on_finalization = {};
+  std::optional<bool> pin_layout_in_all_reduce = {}, pin_layout_in_all_gather = {}, pin_layout_in_reduce_scatter = {};
+
+  /// Calls return the sum of the means of all inputs and full parameters, to see what memory the parameters take.
+  bool debug_dummy_forward_pass = false;
+  /// The name of this instance in messages. With debug_print, each call logs (LogLevel::Info) the memory that the process takes.
+  std::string debug_msg = "fsdp";
+  bool debug_print = false;
+  /// Collectives that move nothing, to see what they cost: the group is then a fake_world of the same size. All three together.
+  bool debug_dummy_all_gather_op = false, debug_dummy_all_reduce_op = false, debug_dummy_reduce_scatter_op = false;
+  /// Without optimization barriers. Engines that do not trace have none; an error on those that do.
+  bool debug_dummy_optimization_barrier_op = false;
+};
+
+/// What FullyShardedDataParallel<M> can do without knowing M.
+class FullySharded {
+ public:
+  const FullyShardedOptions& options() const { return options_; }
+  /// The ranks among which the module is sharded.
+  const Communicator& world() const { return world_; }
+
+  /// As tessera::parameters: what to give to an optimizer.
+  std::vector<at::Tensor> parameters() const;
+  std::vector<at::Tensor> params_with_grad() const;
+  /// As tessera::clip_grad_norm over all parameters. Collective.
+  at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2) const;
+
+  /// As tessera::no_sync for this module.
+  NoSync no_sync() const;
+  void set_gradient_divide_factors(double pre, double post, Recurse recurse = Recurse::Yes) const;
+  ShardMetadata get_shard_metadata() const;
+  /// All shards in the module, also those of inner units, under their names in the module.
+  std::vector<std::pair<std::string, at::Tensor>> get_original_names_and_sharded_parameters() const;
+
+  friend std::ostream& operator<<(std::ostream& out, const FullySharded& sharded);
+
+ protected:
+  FullySharded(std::shared_ptr<torch::nn::Module> module, bool has_forward, const Communicator& world, FullyShardedOptions options);
+
+  /// Logs when a call begins and when it ends.
+  class Report {
+   public:
+    explicit Report(const FullySharded& of);
+    Report(const Report&) = delete;
+    Report& operator=(const Report&) = delete;
+    ~Report();
+
+   private:
+    const FullySharded& of_;
+  };
+  at::Tensor dummy_forward(const std::vector<at::Tensor>& inputs) const;
+  [[noreturn]] static void refuse_dummy_forward();
+
+ private:
+  struct Groups;  // that all instances of a world share
+
+  void print(const std::string& what) const;
+
+  std::shared_ptr<torch::nn::Module> base_;
+  FullyShardedOptions options_;
+  std::shared_ptr<Groups> groups_;
+  Communicator world_;
+};
+
+/// A module that is sharded, and called through this class: a value, cheap to copy. M is a module holder or a shared_ptr. The module keeps
+/// its names, so an outer model registers it as `register_module("block", sharded.ptr())` and keeps this object to call it.
+template <class M>
+class FullyShardedDataParallel : public FullySharded {
+ public:
+  using Module = ModuleOf<M>;
+
+  /// Makes a unit of the parameters that belong to none yet. They must be float32. Collective.
+  FullyShardedDataParallel(M module, const Communicator& world, FullyShardedOptions options = {})
+      : FullySharded(pointer_of(module), HasForward<Module>, world, std::move(options)), module_(std::move(module)) {}
+
+  /// As tessera::call: casts inputs to the compute_dtype.
+  template <class... Inputs>
+  auto forward(Inputs&&... inputs) const {
+    using Output = decltype(call(module_, std::forward<Inputs>(inputs)...));
+    const Report report(*this);
+    if (options().debug_dummy_forward_pass) {
+      if constexpr (std::is_same_v<Output, at::Tensor>) {
+        std::vector<at::Tensor> tensors;
+        (collect(inputs, tensors), ...);
+        return dummy_forward(tensors);
+      } else {
+        refuse_dummy_forward();
+      }
+    }
+    return call(module_, std::forward<Inputs>(inputs)...);
+  }
+  template <class... Inputs>
+  auto operator()(Inputs&&... inputs) const {
+    return forward(std::forward<Inputs>(inputs)...);
+  }
+
+  const M& module() const { return module_; }
+  std::shared_ptr<Module> ptr() const { return pointer_of(module_); }
+  Module* operator->() const { return &*ptr(); }
+  Module& operator*() const { return *ptr(); }
+  /// Of a Sequential, the module at this place.
+  auto operator[](size_t index) const
+    requires requires(Module& module) { module[index]; }
+  {
+    return (**this)[index];
+  }
+
+ private:
+  template <class T>
+  static void collect(T value, std::vector<at::Tensor>& tensors) {
+    for_each_tensor_in(value, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
+  }
+
+  M module_;
+};
+
+}  // namespace tessera

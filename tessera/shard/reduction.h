@@ -1,0 +1,75 @@
+// Decides by hand when and how the gradients of a model are reduced over the ranks.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/comm/mesh.h"
+#include "tessera/shard/options.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace tessera {
+
+class Unit;
+
+/// While it exists, backward passes of the model reduce nothing: each rank adds up its own gradients of whole parameters, in at least
+/// float32. The next backward pass after it adds them to its own before its one reduction. May be nested. Every rank has one at the same
+/// time.
+class [[nodiscard]] NoSync {
+ public:
+  NoSync(NoSync&&) = default;
+  NoSync& operator=(NoSync&&) = delete;
+  ~NoSync();
+
+ private:
+  friend NoSync no_sync(const torch::nn::Module& model);
+  NoSync() = default;
+
+  std::vector<std::pair<std::shared_ptr<Unit>, bool>> before_;  // whether the unit was reduced
+};
+
+/// Throws UsageError if the module is only a part of a sharded model.
+NoSync no_sync(const torch::nn::Module& model);
+
+/// Whether backward passes reduce the gradients of the module. With false it is as inside no_sync.
+void set_requires_gradient_sync(const torch::nn::Module& module, bool required, Recurse recurse = Recurse::Yes);
+/// On a mesh with replicas: whether backward passes all-reduce gradients over the replicas. With false, each replica adds up its own
+/// sharded gradients until a pass does.
+void set_requires_all_reduce(const torch::nn::Module& module, bool required, Recurse recurse = Recurse::Yes);
+/// Reduces gradients that no backward pass has reduced, because the last one before the step was not allowed to. Collective.
+void sync_gradients(const torch::nn::Module& model);
+
+/// What gradients are divided by: `pre` before they are sent, in the dtype in which they are sent, and `post` after the sum.
+struct DivideFactors {
+  double pre = 1, post = 1;
+};
+/// pre is a power of two, near the square root of the number of ranks; pre * post is that number. A mean over the ranks, as it is computed
+/// where no factors are set, has the same bits.
+DivideFactors default_divide_factors(int ranks);
+void set_gradient_divide_factors(const torch::nn::Module& module, DivideFactors factors, Recurse recurse = Recurse::Yes);
+
+/// The gradients of a unit on their way to the sum over the ranks. All tensors are flat.
+struct PackedGradient {
+  const at::Tensor& whole;  // of the whole parameters on this rank; may be changed
+  const at::Tensor& shard;  // to be filled with this rank's part of the mean over all ranks of the mesh
+  const Mesh& mesh;
+  const std::string& unit;
+};
+/// Runs in place of the reduction of a unit's gradients, once for each of its flat buffers.
+using ReductionHook = std::function<void(const PackedGradient&)>;
+/// An empty function returns to the usual reduction.
+void set_reduction_hook(const torch::nn::Module& module, ReductionHook hook, Recurse recurse = Recurse::Yes);
+
+/// Calls the function in backward whenever the gradient of a shard has been accumulated. `shard.grad()` is then the mean over the ranks; to
+/// read it waits for the reduction.
+void register_gradient_hook(const at::Tensor& shard, std::function<void(const at::Tensor& shard)> hook);
+
+}  // namespace tessera

@@ -1,0 +1,44 @@
+// ShardMetadata: which parameters the shards of a module stand for, as XlaFullyShardedDataParallel.get_shard_metadata() says it.
+// Checkpoints of Tessera record the same by themselves.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace tessera {
+
+class Communicator;
+
+struct ShardMetadata {
+  /// A tensor that `parameters()` lists: a shard of one parameter or, with flat parameters, of a vector of them.
+  struct Shard {
+    std::string name;           // in the module from which the unit was made
+    std::string original_name;  // in the module that was asked
+    std::vector<int64_t> original_size;
+  };
+  /// What a vector of parameters consists of.
+  struct Flat {
+    std::vector<std::string> names;
+    std::vector<std::vector<int64_t>> shapes;
+    std::vector<int64_t> numels;
+  };
+
+  std::map<std::string, std::vector<Shard>> shard_info = {};  // by the name of the unit
+  std::map<std::string, Flat> flatten_info = {};              // by Shard::original_name
+  std::map<std::string, at::ScalarType> buffer_info = {};     // the original dtypes of buffers that were cast, by the buffer's name
+  int world_size = 1, rank = 0;
+
+  std::string to_json() const;
+};
+
+ShardMetadata shard_metadata(const torch::nn::Module& module, const Communicator& world);
+
+}  // namespace tessera

@@ -1,0 +1,74 @@
+#include "tessera/shard/unit/apart.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/units.h"
+
+namespace tessera {
+namespace {
+
+using torch::nn::Module;
+
+/// The names of the parameters of modules that are in no unit.
+std::map<c10::TensorImpl*, std::string> free_parameters(std::span<Module* const> modules) {
+  std::map<c10::TensorImpl*, std::string> result;
+  for (const auto* module : modules) {
+    for (const auto& item : module->named_parameters()) {
+      if (locate(item.value()).parameter == nullptr) result.try_emplace(item.value().unsafeGetTensorImpl(), item.key());
+    }
+  }
+  return result;
+}
+
+std::string unknown(const std::string& list, const at::Tensor& tensor, std::span<Module* const> modules) {
+  if (!tensor.defined()) return fmt::format("ShardOptions::{} has a tensor that is undefined; did the module not make it yet?", list);
+  if (const auto place = locate(tensor); place.parameter != nullptr) {
+    return fmt::format("ShardOptions::{} names '{}', which is in unit '{}' already; name it in the call that makes this unit", list,
+                       place.parameter->name, place.unit->name());
+  }
+  std::vector<std::string> classes;
+  for (const auto* module : modules) classes.push_back(class_name(*module));
+  return fmt::format(
+      "ShardOptions::{} has a tensor of {} [{}] that is no parameter of {}; name parameters in the call for a module that has them, and as "
+      "they are registered there",
+      list, c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "), fmt::join(classes, "+"));
+}
+
+}  // namespace
+
+void expect_apart(std::span<Module* const> modules, const ShardOptions& options) {
+  if (options.ignored.empty() && options.replicated.empty() && options.left_out.empty()) return;
+  const auto known = free_parameters(modules);
+  std::map<c10::TensorImpl*, std::string> named;
+  const auto expect = [&](const std::string& list, const std::vector<at::Tensor>& tensors) {
+    for (const auto& tensor : tensors) {
+      const auto found = known.find(tensor.unsafeGetTensorImpl());
+      if (!tensor.defined() || found == known.end()) throw UsageError(unknown(list, tensor, modules));
+      const auto [first, is_new] = named.try_emplace(tensor.unsafeGetTensorImpl(), list);
+      if (is_new) continue;
+      throw UsageError(fmt::format("parameter '{}' is named twice, in ShardOptions::{} and in ShardOptions::{}; name it once",
+                                   found->second, first->second, list));
+    }
+  };
+  expect("ignored", options.ignored);
+  expect("replicated", options.replicated);
+  expect("left_out", options.left_out);
+}
+
+ShardOptions options_for(std::span<Module* const> modules, ShardOptions options) {
+  const auto known = free_parameters(modules);
+  for (auto* list : {&options.ignored, &options.replicated, &options.left_out}) {
+    std::erase_if(*list, [&](const at::Tensor& tensor) { return !known.contains(tensor.unsafeGetTensorImpl()); });
+  }
+  return options;
+}
+
+}  // namespace tessera

@@ -1,0 +1,55 @@
+#include "tessera/shard/unit/unsynced.h"
+
+#include <ATen/ATen.h>
+
+namespace tessera {
+
+void UnsyncedGradients::add(std::span<const Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients) {
+  for (size_t i = 0; i < parameters.size(); i++) {
+    const auto gradient = gradients[i].defined() && gradients[i].is_sparse() ? gradients[i].to_dense() : gradients[i];
+    if (!gradient.defined()) continue;
+    auto& sum = sums_[parameters[i]];
+    if (sum.defined()) {
+      sum.add_(gradient);
+    } else {
+      // A copy, because autograd may have given the same tensor to others.
+      sum = at::empty_strided(parameters[i]->sizes, parameters[i]->strides,
+                              gradient.options().dtype(at::promoteTypes(gradient.scalar_type(), at::kFloat)))
+                .copy_(gradient);
+    }
+  }
+}
+
+void UnsyncedGradients::add_to(std::span<const Unit::Parameter* const> parameters, std::span<at::Tensor> gradients) {
+  for (size_t i = 0; i < parameters.size(); i++) {
+    auto& gradient = gradients[i];
+    if (const auto known = sums_.find(parameters[i]); known != sums_.end()) {
+      auto sum = std::move(known->second);
+      if (gradient.defined()) sum.add_(gradient.is_sparse() ? gradient.to_dense() : gradient);
+      gradient = std::move(sum);
+      sums_.erase(known);
+    }
+    if (!gradient.defined() && in_parts_.contains(parameters[i])) gradient = zeros_like(*parameters[i]);
+  }
+}
+
+void UnsyncedGradients::add_part(size_t group, const at::Tensor& sum, const std::set<const Unit::Parameter*>& parameters) {
+  auto& part = parts_[group];
+  part = part.defined() ? part.add_(sum) : sum.clone();
+  in_parts_.insert(parameters.begin(), parameters.end());
+}
+
+void UnsyncedGradients::add_part_to(size_t group, const at::Tensor& sum) {
+  const auto known = parts_.find(group);
+  if (known == parts_.end()) return;
+  at::Tensor(sum).add_(known->second);
+  parts_.erase(known);
+  if (parts_.empty()) in_parts_.clear();
+}
+
+at::Tensor zeros_like(const Unit::Parameter& parameter) {
+  const auto options = parameter.shard.options();
+  return at::zeros({}, at::TensorOptions().dtype(options.dtype()).device(options.device())).expand(parameter.sizes);
+}
+
+}  // namespace tessera

@@ -1,0 +1,43 @@
+// The gradients of a unit that no reduction has included yet.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <set>
+#include <span>
+
+#include "tessera/shard/unit/unit.h"
+
+namespace tessera {
+
+class UnsyncedGradients {
+ public:
+  bool empty() const { return sums_.empty() && parts_.empty(); }
+  void clear() {
+    sums_.clear();
+    parts_.clear();
+    in_parts_.clear();
+  }
+
+  /// Adds gradients of whole parameters on this rank, in at least float32.
+  void add(std::span<const Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients);
+  /// Adds what is here to gradients that are about to be reduced, and forgets it. Parameters whose sums over this rank's shard group wait
+  /// for the all-reduce get a gradient of zeros if they have none.
+  void add_to(std::span<const Unit::Parameter* const> parameters, std::span<at::Tensor> gradients);
+
+  /// Adds the sum over this rank's shard group, which other replicas have not seen.
+  void add_part(size_t group, const at::Tensor& sum, const std::set<const Unit::Parameter*>& parameters);
+  /// Adds what is here to such a sum, and forgets it.
+  void add_part_to(size_t group, const at::Tensor& sum);
+
+ private:
+  std::map<const Unit::Parameter*, at::Tensor> sums_;
+  std::map<size_t, at::Tensor> parts_;         // by the number of the group
+  std::set<const Unit::Parameter*> in_parts_;  // that have a gradient in `parts_`
+};
+
+/// A gradient of zeros for a parameter, which takes no memory.
+at::Tensor zeros_like(const Unit::Parameter& parameter);
+
+}  // namespace tessera

@@ -1,0 +1,74 @@
+#include "tessera/shard/unsharding.h"
+
+#include <fmt/format.h>
+#include <torch/nn/module.h>
+
+#include "tessera/base/error.h"
+#include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/unit_state.h"
+#include "tessera/shard/unit/units.h"
+
+namespace tessera {
+namespace {
+
+using torch::nn::Module;
+
+std::vector<std::weak_ptr<Unit>> units_to_prefetch(const Unit& unit, std::span<const std::shared_ptr<Module>> modules,
+                                                   std::string_view what) {
+  std::vector<std::weak_ptr<Unit>> result;
+  for (const auto& module : modules) {
+    const auto next = expect_unit_of(*module, what);
+    if (next->schedule() != unit.schedule()) {
+      throw UsageError(
+          fmt::format("{}: units '{}' and '{}' are of different models; shard what contains both first", what, unit.name(), next->name()));
+    }
+    result.push_back(next);
+  }
+  return result;
+}
+
+}  // namespace
+
+void UnshardHandle::wait() const {
+  unit_->schedule()->wait_for(*unit_);
+}
+
+UnshardHandle unshard(const Module& module) {
+  auto unit = expect_unit_of(module, "unshard");
+  unit->schedule()->ask_for(*unit);
+  return UnshardHandle(std::move(unit));
+}
+
+void reshard(const Module& module) {
+  const auto unit = expect_unit_of(module, "reshard");
+  unit->schedule()->expect_writable(*unit);
+  unit->schedule()->reshard(*unit);
+}
+
+void set_reshard_after_forward(const Module& module, ReshardAfterForward rule, Recurse recurse) {
+  for (const auto& unit : units_for(module, recurse, "set_reshard_after_forward")) unit->set_reshard_after_forward(rule);
+}
+
+void set_reshard_after_backward(const Module& module, bool reshards, Recurse recurse) {
+  for (const auto& unit : units_for(module, recurse, "set_reshard_after_backward")) {
+    const auto held = unit->schedule()->lock();
+    unit->state(held).rules.reshard_after_backward = reshards;
+  }
+}
+
+void set_modules_to_forward_prefetch(const Module& module, std::span<const std::shared_ptr<Module>> modules) {
+  constexpr auto kWhat = "set_modules_to_forward_prefetch";
+  const auto unit = expect_unit_of(module, kWhat);
+  const auto held = unit->schedule()->lock();
+  unit->state(held).rules.forward_prefetch = units_to_prefetch(*unit, modules, kWhat);
+}
+
+void set_modules_to_backward_prefetch(const Module& module, std::span<const std::shared_ptr<Module>> modules) {
+  constexpr auto kWhat = "set_modules_to_backward_prefetch";
+  const auto unit = expect_unit_of(module, kWhat);
+  const auto held = unit->schedule()->lock();
+  unit->state(held).rules.backward_prefetch = units_to_prefetch(*unit, modules, kWhat);
+}
+
+}  // namespace tessera

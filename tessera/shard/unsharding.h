@@ -1,0 +1,48 @@
+// Decides by hand when the units of a model are unsharded and resharded.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "tessera/shard/options.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace tessera {
+
+class Unit;
+
+/// A unit that is being unsharded.
+class UnshardHandle {
+ public:
+  /// Waits until the unit is unsharded. May be left out: the first operator that needs the unit waits as well.
+  void wait() const;
+
+ private:
+  friend UnshardHandle unshard(const torch::nn::Module& module);
+  explicit UnshardHandle(std::shared_ptr<Unit> unit) : unit_(std::move(unit)) {}
+
+  std::shared_ptr<Unit> unit_;
+};
+
+/// Starts to unshard the unit of the module before an operator needs it. It stays unsharded at least until it has been used once, or until
+/// reshard(). Collective, unless the ranks share the unit's memory.
+UnshardHandle unshard(const torch::nn::Module& module);
+/// Reshards the unit of the module now.
+void reshard(const torch::nn::Module& module);
+
+/// Replaces ShardOptions::reshard_after_forward. Collective if the rule is a number of ranks.
+void set_reshard_after_forward(const torch::nn::Module& module, ReshardAfterForward rule, Recurse recurse = Recurse::Yes);
+/// With false, units stay unsharded when their gradients have been reduced, until their shards change: one all-gather less in the next of
+/// several passes between two steps.
+void set_reshard_after_backward(const torch::nn::Module& module, bool reshards, Recurse recurse = Recurse::Yes);
+
+/// The units of these modules are prefetched when the unit of `module` is used in forward, in place of those that the learned order
+/// predicts. An empty list returns to the learned order.
+void set_modules_to_forward_prefetch(const torch::nn::Module& module, std::span<const std::shared_ptr<torch::nn::Module>> modules);
+/// The same for backward.
+void set_modules_to_backward_prefetch(const torch::nn::Module& module, std::span<const std::shared_ptr<torch::nn::Module>> modules);
+
+}  // namespace tessera
