@@ -177,7 +177,8 @@ void GradientReduction::expect_takeable(const Unit::Parameter& parameter) const 
                     parameter.name));
   }
   const auto accumulator = ag::impl::try_get_grad_accumulator(parameter.shard);
-  const bool hooked = !ag::impl::hooks(parameter.shard).empty() || ag::impl::post_acc_grad_hooks(parameter.shard) ||
+  const auto& hooks = ag::impl::get_autograd_meta(parameter.shard)->cpp_hooks_list_;  // those that were removed are still there, but empty
+  const bool hooked = (hooks && std::ranges::any_of(*hooks, [](const auto& hook) { return static_cast<bool>(hook); })) ||
                       (accumulator && (!accumulator->post_hooks().empty() || !accumulator->pre_hooks().empty()));
   if (hooked) {
     refuse(

@@ -107,6 +107,8 @@ class UnitMemory {
   /// The copy of a buffer's own chunk that other ranks read. Undefined if they read the chunk itself.
   virtual at::Tensor published_copy(size_t buffer) const = 0;
 
+  /// Whether gradient_buffers() waits for the sum of what was packed before, because there is no other memory to pack into.
+  virtual bool packs_after_sum() const { return false; }
   /// Buffers to pack gradients into, not initialized.
   virtual GradientBuffers gradient_buffers(std::span<const GradientPlan> plans) = 0;
   /// Copies a gradient to its place in a buffer.

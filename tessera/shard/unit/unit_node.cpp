@@ -81,13 +81,14 @@ class UnitBackward {
     reduction.finish();
     const bool sums = !reduction.unsynced.empty() || schedule->reduces_in_order();
     reduction.unsynced.add_to(parameters_, gradients);
+    if (unit_->state(held).memory().packs_after_sum()) schedule->finish_reductions();
     auto packing = reduction.begin(groups_, sums);
     for (size_t i = 0, input = 0; i < groups_.size(); input += trained_[i++].size()) {
       const auto some = std::span(gradients).subspan(input, trained_[i].size());
       if (groups_[i]->flat) expect_no_gap(trained_[i], some);
       packing.pack(i, trained_[i], some);
     }
-    schedule->finish_reductions();  // the previous unit's: its errors appear before this unit communicates
+    schedule->finish_reductions();  // of the unit before, if it did not have to: its errors appear before this unit communicates
     const bool all = std::ranges::all_of(gradients, [](const at::Tensor& gradient) { return gradient.defined(); });
     const auto partial = all ? std::string() : name_of_used(gradients);
     packing.start(all ? std::string_view(unit_->name()) : partial, used(gradients));
