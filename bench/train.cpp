@@ -27,20 +27,28 @@ struct Flags {
   bool whole = false, in_backward = false;
 };
 
+struct Batch {
+  at::Tensor inputs, targets;
+};
+
 /// A model of the benchmark: what becomes a unit, what a batch is, and its loss.
 struct Subject {
   std::shared_ptr<torch::nn::Module> module;
   std::vector<std::shared_ptr<torch::nn::Module>> units;
   int64_t batch = 0;
-  std::function<at::Tensor(int64_t batch)> loss;
+  std::function<Batch(int64_t batch)> draw;
+  std::function<at::Tensor(const Batch&)> loss;
 };
 
 template <class Model, class Inputs>
 Subject classifier(Model model, std::vector<std::shared_ptr<torch::nn::Module>> units, int64_t batch, int64_t classes, Inputs inputs) {
-  return {.module = model.ptr(), .units = std::move(units), .batch = batch, .loss = [model, classes, inputs](int64_t count) mutable {
-            const auto targets = torch::randint(classes, {count}, torch::kLong);
-            return torch::cross_entropy_loss(model(inputs(count)).to(torch::kFloat), targets);
-          }};
+  return {
+      .module = model.ptr(),
+      .units = std::move(units),
+      .batch = batch,
+      .draw = [classes, inputs](int64_t count) { return Batch{inputs(count), torch::randint(classes, {count}, torch::kLong)}; },
+      .loss =
+          [model](const Batch& drawn) mutable { return torch::cross_entropy_loss(model(drawn.inputs).to(torch::kFloat), drawn.targets); }};
 }
 
 std::vector<std::shared_ptr<torch::nn::Module>> members(const torch::nn::ModuleList& list) {
@@ -68,12 +76,19 @@ Subject make_subject(const Flags& flags) {
   }
   const models::GptOptions options{.width = flags.width > 0 ? flags.width : 512, .layers = flags.layers > 0 ? flags.layers : 8};
   models::Gpt model(options);
-  return {.module = model.ptr(), .units = members(model->blocks), .batch = 4, .loss = [model, options](int64_t count) mutable {
-            const auto tokens = torch::randint(options.vocabulary, {count, options.longest + 1}, torch::kLong);
-            const auto scores = model(tokens.narrow(1, 0, options.longest));
-            return torch::cross_entropy_loss(scores.to(torch::kFloat).view({-1, options.vocabulary}),
-                                             tokens.narrow(1, 1, options.longest).reshape({-1}));
-          }};
+  return {.module = model.ptr(),
+          .units = members(model->blocks),
+          .batch = 4,
+          .draw =
+              [options](int64_t count) {
+                const auto tokens = torch::randint(options.vocabulary, {count, options.longest + 1}, torch::kLong);
+                return Batch{tokens.narrow(1, 0, options.longest), tokens.narrow(1, 1, options.longest).reshape({-1})};
+              },
+          .loss =
+              [model, options](const Batch& drawn) mutable {
+                const auto scores = model(drawn.inputs);
+                return torch::cross_entropy_loss(scores.to(torch::kFloat).view({-1, options.vocabulary}), drawn.targets);
+              }};
 }
 
 /// What this process takes of memory, its part of what it shares with others counted.
@@ -121,10 +136,11 @@ int run(const Flags& flags) {
   std::vector<double> times;
   double loss = 0;
   for (int step = 0; step < flags.warmup + flags.steps; step++) {
+    const auto drawn = subject.draw(batch);
     world.barrier();
     if (step == flags.warmup) world.reset_traffic();
     const auto begin = Clock::now();
-    const auto value = subject.loss(batch);
+    const auto value = subject.loss(drawn);
     if (autocast) at::autocast::clear_cache();
     value.backward();
     optimizer.step();

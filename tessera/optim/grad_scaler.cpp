@@ -42,11 +42,8 @@ std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) 
   return result;
 }
 
-void multiply_gradients(Optimizer& optimizer, double factor) {
-  optimizer.scale_gradients(at::scalar_tensor(factor, at::kFloat));
-}
-
-void multiply_gradients(const torch::optim::Optimizer& optimizer, double factor) {
+template <class AnyOptimizer>
+void multiply_gradients_now(const AnyOptimizer& optimizer, double factor) {
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   for (const auto& parameter : parameters_of(optimizer)) {
@@ -59,6 +56,15 @@ void multiply_gradients(const torch::optim::Optimizer& optimizer, double factor)
     }
     gradient.mul_(factor);
   }
+}
+
+/// The next step may do it, without another pass over memory.
+void multiply_gradients_in_step(Optimizer& optimizer, double factor) {
+  optimizer.scale_gradients(at::scalar_tensor(factor, at::kFloat));
+}
+
+void multiply_gradients_in_step(const torch::optim::Optimizer& optimizer, double factor) {
+  multiply_gradients_now(optimizer, factor);
 }
 
 void skip(Optimizer& optimizer) {
@@ -81,14 +87,18 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
 }
 
 template <class AnyOptimizer>
-void GradScaler::unscale_any(AnyOptimizer& optimizer) {
+void GradScaler::unscale_any(AnyOptimizer& optimizer, bool now) {
   if (!options_.enabled) return;
   if (const auto known = progress_.find(&optimizer); known != progress_.end()) {
     throw UsageError(fmt::format("GradScaler::unscale_ was called {} for this optimizer; call it once between two updates",
                                  known->second.stepped ? "after step()" : "twice"));
   }
   const bool finite = gradients_are_finite(parameters_of(optimizer));
-  multiply_gradients(optimizer, 1 / scale_);
+  if (now) {
+    multiply_gradients_now(optimizer, 1 / scale_);
+  } else {
+    multiply_gradients_in_step(optimizer, 1 / scale_);
+  }
   progress_[&optimizer] = {.finite = finite};
 }
 
@@ -98,7 +108,7 @@ bool GradScaler::step_any(AnyOptimizer& optimizer) {
     optimizer.step();
     return true;
   }
-  if (!progress_.contains(&optimizer)) unscale_any(optimizer);
+  if (!progress_.contains(&optimizer)) unscale_any(optimizer, /*now=*/false);
   auto& progress = progress_.at(&optimizer);
   if (progress.stepped) throw UsageError("GradScaler::step was called twice for this optimizer; call update() after each step");
   progress.stepped = true;
@@ -111,11 +121,11 @@ bool GradScaler::step_any(AnyOptimizer& optimizer) {
 }
 
 void GradScaler::unscale_(Optimizer& optimizer) {
-  unscale_any(optimizer);
+  unscale_any(optimizer, /*now=*/true);
 }
 
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
-  unscale_any(optimizer);
+  unscale_any(optimizer, /*now=*/true);
 }
 
 bool GradScaler::step(Optimizer& optimizer) {

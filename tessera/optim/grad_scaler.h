@@ -33,11 +33,12 @@ class GradScaler {
   explicit GradScaler(GradScalerOptions options = {});
 
   at::Tensor scale(const at::Tensor& loss) const;
-  /// Divides the gradients by the scale. Tessera's optimizers do so in the next step, without another pass over memory. Collective.
+  /// Divides the gradients by the scale, so that they can be clipped. Collective.
   void unscale_(Optimizer& optimizer);
   void unscale_(torch::optim::Optimizer& optimizer);
-  /// Takes the step, or skips it if a gradient is inf or NaN on any rank. Unscales before, if the program has not. Returns whether the step
-  /// was taken, which is the same on all ranks. Collective.
+  /// Takes the step, or skips it if a gradient is inf or NaN on any rank. Unscales before, if the program has not; Tessera's optimizers do
+  /// so without another pass over memory. An optimizer that steps in backward can't be scaled. Returns whether the step was taken, which is
+  /// the same on all ranks. Collective.
   bool step(Optimizer& optimizer);
   bool step(torch::optim::Optimizer& optimizer);
   /// Changes the scale for the next iteration.
@@ -58,7 +59,7 @@ class GradScaler {
   };
 
   template <class AnyOptimizer>
-  void unscale_any(AnyOptimizer& optimizer);
+  void unscale_any(AnyOptimizer& optimizer, bool now);
   template <class AnyOptimizer>
   bool step_any(AnyOptimizer& optimizer);
 

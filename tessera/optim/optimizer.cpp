@@ -158,6 +158,18 @@ bool Optimizer::has_gradient(const Run& run) {
   return std::ranges::any_of(run.members, [](const Member& member) { return member.parameter.grad().defined(); });
 }
 
+/// Throws UsageError if a step would leave out gradients that have not been reduced. Their shards need not have a `.grad`.
+void Optimizer::expect_all_synced() const {
+  const Unit* last = nullptr;
+  for (const auto& group : groups_) {
+    for (const auto& run : group.runs) {
+      const auto unit = run.unit.lock();
+      if (unit && unit.get() != last) expect_synced(*unit);
+      last = unit.get();
+    }
+  }
+}
+
 /// The units that the next step changes.
 std::span<const std::shared_ptr<Unit>> Optimizer::units_with_gradients() {
   for (const auto& group : groups_) {
@@ -195,6 +207,7 @@ struct Optimizer::Releases {
 
 void Optimizer::step() {
   expect_idle("step()");
+  expect_all_synced();
   const c10::AutoGradMode no_grad(false);
   const Releases after{units_};
   const WriteGuard guard(units_with_gradients(), WriteKind::Update, description());
@@ -211,6 +224,8 @@ void Optimizer::step() {
 }
 
 void Optimizer::skip_step() {
+  expect_idle("skip_step()");
+  expect_all_synced();
   if (end_backward_step()) {
     throw UsageError("skip_step: the optimizer has stepped in backward already; what it shall not take must not reach backward()");
   }

@@ -137,6 +137,7 @@ class Optimizer {
   void refuse_in_backward(std::string_view what) const;
   std::span<const std::shared_ptr<Unit>> units_with_gradients();
   const std::string& description();
+  void expect_all_synced() const;
   static bool has_gradient(const Run& run);
   Member* find(const at::Tensor& parameter, Run*& run);
 

@@ -11,6 +11,7 @@
 #include "tessera/shard/local.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/training.h"
+#include "tessera/testing/allocations.h"
 #include "tessera/testing/net.h"
 
 namespace tessera::testing::optimizer_test {
@@ -163,25 +164,16 @@ TEST(Rates, KeepTheirRatiosAlsoThroughZero) {
   EXPECT_THAT(message_of<UsageError>([&] { steps({0, 0.5}, {2}); }), ::testing::HasSubstr("no ratio to keep"));
 }
 
-/// Counts what is taken from the allocator on this thread.
-class Allocations final : public c10::MemoryReportingInfoBase {
- public:
-  int64_t bytes = 0;
-  bool memoryProfilingEnabled() const override { return true; }
-  void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override { bytes += std::max<int64_t>(size, 0); }
-};
-
 TEST(State, IsMadeForWhatHasGradientsOnly) {
   torch::nn::Sequential model(torch::nn::Linear(64, 64), torch::nn::Linear(8, 8));
   for (auto& parameter : model[0]->parameters()) parameter.set_requires_grad(false);
   const auto bytes_of_a_step = [](torch::nn::Sequential& net) {
     optim::Adam optimizer(net->parameters(), {});
     for (const auto& parameter : net[1]->parameters()) parameter.mutable_grad() = at::empty_like(parameter.detach()).zero_();
-    const auto allocations = std::make_shared<Allocations>();
-    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, allocations);
+    const Allocations allocations;
     optimizer.step();
     EXPECT_EQ(optimizer.state(*net).size(), 2);
-    return allocations->bytes;
+    return allocations.bytes();
   };
   const int64_t trained = 8 * 8 * 4, frozen = 64 * 64 * 4;
   const auto whole = bytes_of_a_step(model);

@@ -169,8 +169,8 @@ ShardOptions shard_options(const FullyShardedOptions& options, const Communicato
   }
   if (rows) {
     result.layout = Layout::Rows;
-  } else {
-    result.shard_size_multiple = options.shard_size_multiple;
+  } else if (!world.traits().traces && world.traits().packing == Packing::OneBuffer) {
+    result.shard_size_multiple = options.shard_size_multiple;  // other layouts don't pad
   }
   if (options.flatten_parameters) result.listing = Listing::Flat;
   if (!options.reshard_after_forward || !options.disable_reshard_on_root) result.reshard_after_forward = options.reshard_after_forward;

@@ -38,7 +38,8 @@ struct FullyShardedOptions {
   /// float32, float16 or bfloat16: the dtype of unsharded parameters and of inputs, and that of buffers, which is the same unless given.
   /// Shards stay in float32.
   std::optional<at::ScalarType> compute_dtype = {}, buffer_dtype = {};
-  /// Whether gradients in a lower compute_dtype are sent in float32. They are added in float32 either way.
+  /// Whether gradients in a lower compute_dtype are reduced in float32. They are either way: they are sent in their own dtype, and added in
+  /// float32, which gives the same bits.
   bool fp32_reduce_scatter = false;
 
   /// All ranks of the world in groups, each of which shards by itself. This rank's place in its group, and the size of it, have to be given

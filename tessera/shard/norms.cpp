@@ -74,11 +74,6 @@ size_t with_known_squares(std::span<const at::Tensor> parameters) {
   return 0;
 }
 
-void expect_synced(Unit& unit) {
-  const auto held = unit.schedule()->lock();
-  unit.state(held).reduction.expect_synced();
-}
-
 /// Waits for the reductions of all units of the shards. `squares` makes later ones compute sums of squares.
 void finish_reductions(std::span<const at::Tensor> parameters, bool squares) {
   for (const auto& parameter : parameters) {

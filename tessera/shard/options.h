@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -41,7 +42,7 @@ class ReshardAfterForward {
   constexpr int ranks(int all) const { return ranks_.value_or(kAllRanks) == kAllRanks ? all : *ranks_; }
 
  private:
-  static constexpr int kAllRanks = -1;
+  static constexpr int kAllRanks = std::numeric_limits<int>::min();
   std::optional<int> ranks_ = {};
 };
 
@@ -55,7 +56,9 @@ enum class BackwardPrefetch {
 /// What happens to parameters that a backward pass did not use on this rank, but on others.
 enum class UnusedParameters {
   Refuse,  // an error on all ranks that names the parameters
-  Zeros,   // their gradient on this rank counts as zero; units are then reduced in a fixed order, which may delay some of them
+  /// Their gradient on this rank counts as zero. Units are then reduced in a fixed order, which may delay some of them, and stay unsharded
+  /// from forward to backward.
+  Zeros,
 };
 
 /// How all ranks come to start with the same parameters.

@@ -1,5 +1,6 @@
 #include "tessera/shard/reduction.h"
 
+#include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -8,8 +9,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/shard/access/gradients.h"
 #include "tessera/shard/access/phases.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
@@ -32,10 +35,47 @@ void change_rules(const Module& module, Recurse recurse, std::string_view what, 
   }
 }
 
+/// Lets reductions take the mean over replicas as long as it exists.
+class AllReducing {
+ public:
+  explicit AllReducing(UnitRules& rules) : rules_(rules), before_(std::exchange(rules.all_reduce, true)) {}
+  AllReducing(const AllReducing&) = delete;
+  AllReducing& operator=(const AllReducing&) = delete;
+  ~AllReducing() { rules_.all_reduce = before_; }
+
+ private:
+  UnitRules& rules_;
+  const bool before_;
+};
+
+/// For each unit, whether it has gradients to be reduced. Ranks may have used different units if unused parameters count as zero; they then
+/// ask each other.
+std::vector<int64_t> wanted_by_some_rank(const std::vector<std::shared_ptr<Unit>>& all) {
+  std::vector<int64_t> wanted;
+  bool may_differ = false;
+  for (const auto& unit : all) {
+    const auto held = unit->schedule()->lock();
+    wanted.push_back(unit->state(held).reduction.unsynced.empty() ? 0 : 1);
+    may_differ = may_differ || unit->schedule()->reduces_in_order();
+  }
+  if (!may_differ) return wanted;
+  const auto& world = all.front()->mesh().world();
+  const auto most = at::tensor(wanted, at::kLong).to(world.traits().device);
+  world.all_reduce(most, {.op = Reduce::Max}, {.unit = "sync_gradients"}).wait();
+  const auto found = most.cpu();
+  wanted.assign(found.data_ptr<int64_t>(), found.data_ptr<int64_t>() + found.numel());
+  return wanted;
+}
+
+/// Throws UsageError if gradients wait for a reduction, which would be computed by other rules than the one that they have begun with.
+void expect_none_waiting(const Module& module, Recurse recurse, std::string_view what) {
+  for (const auto& unit : units_for(module, recurse, what)) expect_synced(*unit);
+}
+
 /// The functions that register_gradient_hook was given for one shard.
 struct GradientHooks final : torch::autograd::PostAccumulateGradHook {
   void operator()(const at::Tensor& shard) override {
-    for (const auto& hook : hooks) hook(shard);
+    for (const auto& hook : std::vector(hooks)) hook(shard);  // a copy, because a hook may register another one
   }
   std::vector<std::function<void(const at::Tensor&)>> hooks;
 };
@@ -43,30 +83,30 @@ struct GradientHooks final : torch::autograd::PostAccumulateGradHook {
 }  // namespace
 
 NoSync::~NoSync() {
-  for (const auto& [unit, required] : before_) {
+  for (const auto& unit : units_) {
     const auto held = unit->schedule()->lock();
-    unit->state(held).rules.gradient_sync = required;
+    unit->state(held).rules.no_sync--;
   }
 }
 
 NoSync no_sync(const Module& model) {
-  NoSync result;
   expect_idle("no_sync");
-  const auto all = units_for(model, Recurse::Yes, "no_sync");
+  NoSync result;
+  auto all = units_for(model, Recurse::Yes, "no_sync");
   for (const auto& unit : all) {
     const auto held = unit->schedule()->lock();
-    const auto* const root = unit->schedule()->root();
-    if (root != nullptr && std::ranges::none_of(all, [&](const auto& other) { return other.get() == root; })) {
-      throw UsageError(
-          fmt::format("no_sync: unit '{}' is a part of the model '{}', and a backward pass goes through all of it; call no_sync for the "
-                      "model, or set_requires_gradient_sync for this part",
-                      unit->name(), root->name()));
+    if (const auto* const other = unit->schedule()->member_outside(all)) {
+      throw UsageError(fmt::format(
+          "no_sync: module {} is only a part of its model, to which unit '{}' belongs as well, and a backward pass goes through "
+          "all of it; call no_sync for the model, or set_requires_gradient_sync for this part",
+          class_name(model), other->name()));
     }
   }
   for (const auto& unit : all) {
     const auto held = unit->schedule()->lock();
-    result.before_.emplace_back(unit, std::exchange(unit->state(held).rules.gradient_sync, false));
+    unit->state(held).rules.no_sync++;
   }
+  result.units_ = std::move(all);
   return result;
 }
 
@@ -92,15 +132,12 @@ void sync_gradients(const Module& model) {
   const c10::AutoGradMode no_grad(false);
   auto all = units_for(model, Recurse::Yes, "sync_gradients");
   std::ranges::sort(all, {}, &Unit::number);
-  for (const auto& unit : all) {
-    const auto held = unit->schedule()->lock();
-    auto& state = unit->state(held);
-    // Where unused parameters count as zero, a rank can't know whether others have something to reduce.
-    if (state.reduction.unsynced.empty() && !unit->schedule()->reduces_in_order()) continue;
-    const UnitRules before = state.rules;
-    state.rules.all_reduce = true;
-    reduce_unsynced(unit, held);
-    state.rules.all_reduce = before.all_reduce;
+  const auto is_wanted = wanted_by_some_rank(all);
+  for (size_t i = 0; i < all.size(); i++) {
+    if (!is_wanted[i]) continue;
+    const auto held = all[i]->schedule()->lock();
+    const AllReducing all_reducing(all[i]->state(held).rules);
+    reduce_unsynced(all[i], held);
   }
 }
 
@@ -115,11 +152,19 @@ void set_gradient_divide_factors(const Module& module, DivideFactors factors, Re
   for (const double factor : {factors.pre, factors.post}) {
     if (!(factor > 0) || !std::isfinite(factor)) throw UsageError(fmt::format("{}: gradients can't be divided by {}", kWhat, factor));
   }
+  expect_none_waiting(module, recurse, kWhat);
+  for (const auto& unit : units_for(module, recurse, kWhat)) {
+    const auto held = unit->schedule()->lock();
+    if (!unit->state(held).rules.reduction_hook) continue;
+    throw UsageError(
+        fmt::format("{}: unit '{}' has a reduction hook, which decides itself what gradients are divided by", kWhat, unit->name()));
+  }
   change_rules(module, recurse, kWhat, [&](UnitRules& rules) { rules.divide = factors; });
 }
 
 void set_reduction_hook(const Module& module, ReductionHook hook, Recurse recurse) {
   constexpr auto kWhat = "set_reduction_hook";
+  expect_none_waiting(module, recurse, kWhat);
   for (const auto& unit : units_for(module, recurse, kWhat)) {
     const auto held = unit->schedule()->lock();
     const auto& rules = unit->state(held).rules;

@@ -6,7 +6,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "tessera/comm/mesh.h"
@@ -33,7 +32,7 @@ class [[nodiscard]] NoSync {
   friend NoSync no_sync(const torch::nn::Module& model);
   NoSync() = default;
 
-  std::vector<std::pair<std::shared_ptr<Unit>, bool>> before_;  // whether the unit was reduced
+  std::vector<std::shared_ptr<Unit>> units_;
 };
 
 /// Throws UsageError if the module is only a part of a sharded model.

@@ -111,6 +111,36 @@ TEST(NoSync, EndsWithAnException) {
   });
 }
 
+TEST(NoSync, GuardsMayEndInAnyOrder) {
+  with_ranks(2, [](const Communicator& world) {
+    const auto model = sharded({.mesh = world});
+    std::optional<NoSync> first, second;
+    first.emplace(no_sync(*model));
+    second.emplace(no_sync(*model));
+    first.reset();
+    loss_of(*model, world.rank()).backward();
+    EXPECT_EQ(counters(*model).reductions, 0);
+    second.reset();
+    loss_of(*model, 10 + world.rank()).backward();
+    expect_gradients(*model, expected_gradients(2, {0, 1}));
+  });
+}
+
+TEST(NoSync, ForgetsWhatWasFrozenSince) {
+  with_ranks(2, [](const Communicator& world) {
+    const auto model = sharded({.mesh = world});
+    optim::SGD optimizer(parameters(*model), {.lr = 0.1});
+    {
+      const auto guard = no_sync(*model);
+      loss_of(*model, world.rank()).backward();
+    }
+    set_requires_grad(*model->block[1], Training::Frozen);
+    loss_of(*model, 10 + world.rank()).backward();
+    optimizer.step();
+    EXPECT_FALSE(model->block[1]->parameters()[0].grad().defined());
+  });
+}
+
 TEST(NoSync, KeepsSumsOfLowPrecisionInFloat32) {
   with_ranks(2, [](const Communicator& world) {
     for (const auto residence : {Residence::Gathered, Residence::Auto}) {
@@ -132,9 +162,11 @@ TEST(NoSync, KeepsSumsOfLowPrecisionInFloat32) {
 TEST(NoSync, IsForWholeModels) {
   with_ranks(2, [](const Communicator& world) {
     const auto model = sharded({.mesh = world});
-    EXPECT_THAT([&] { (void)no_sync(*model->block[0]); },
-                ThrowsMessage<UsageError>(
-                    AllOf(HasSubstr("unit 'block0' is a part of the model 'RootedBlocks'"), HasSubstr("set_requires_gradient_sync"))));
+    EXPECT_THAT(
+        [&] { (void)no_sync(*model->block[0]); },
+        ThrowsMessage<UsageError>(AllOf(HasSubstr("module Block is only a part of its model"), HasSubstr("set_requires_gradient_sync"))));
+    const auto rootless = sharded_blocks(world);
+    EXPECT_THAT([&] { (void)no_sync(*rootless->block[0]); }, ThrowsMessage<UsageError>(HasSubstr("only a part of its model")));
     EXPECT_THAT([&] { (void)no_sync(RootedBlocks()); }, ThrowsMessage<UsageError>(HasSubstr("is not sharded")));
   });
 }
@@ -164,10 +196,13 @@ TEST(UnsyncedGradients, CanBeReducedWithoutAPassAndAreNeverLeftOut) {
     const auto refused = ThrowsMessage<UsageError>(AllOf(HasSubstr("unit 'block0' has gradients of backward passes that were not reduced"),
                                                          HasSubstr("tessera::sync_gradients(model)")));
     EXPECT_THAT([&] { (void)ours.clip_grad_norm(1); }, refused);
-    parameters(*model)[0].mutable_grad() = at::zeros_like(to_local(parameters(*model)[0]));
     EXPECT_THAT([&] { ours.step(); }, refused);
-    EXPECT_THAT([&] { theirs.step(); }, refused);
+    EXPECT_THAT([&] { ours.skip_step(); }, refused);
     EXPECT_THAT([&] { skip_step(*model); }, refused);
+    EXPECT_THAT([&] { set_gradient_divide_factors(*model, {.pre = 1, .post = 1}); }, refused);
+    EXPECT_THAT([&] { set_reduction_hook(*model, [](const PackedGradient&) {}); }, refused);
+    parameters(*model)[0].mutable_grad() = at::zeros_like(to_local(parameters(*model)[0]));
+    EXPECT_THAT([&] { theirs.step(); }, refused);
     parameters(*model)[0].mutable_grad() = at::Tensor();
     sync_gradients(*model);
     expect_gradients(*model, expected_gradients(world.size(), {0}));
@@ -181,8 +216,9 @@ TEST(UnsyncedGradients, CanBeReducedWithoutAPassAndAreNeverLeftOut) {
     }
     recover(*model);
     ours.zero_grad();
-    loss_of(*model, 10 + world.rank()).backward();
-    EXPECT_FALSE(parameters(*model)[0].grad().numel() < 0);
+    reset_counters(*model);
+    ours.step();  // nothing is pending any more
+    EXPECT_EQ(counters(*model).reductions, 0);
   });
 }
 
@@ -261,6 +297,21 @@ TEST(DivideFactors, CanBeSetForAPart) {
   });
 }
 
+/// The last rank uses everything. Others use parts of the first and third block, and of the others what `whole` says.
+at::Tensor loss_of_some(RootedBlocks& model, int rank, int ranks, int batch, bool whole = true) {
+  auto x = numbers({3, 8}, batch);
+  for (size_t i = 0; i < model.block.size(); i++) {
+    if (rank == ranks - 1) {
+      x = model.block[i]->forward(x);
+    } else if (i % 2 == 0) {
+      x = x + model.block[i]->a(x).narrow(1, 0, 8);
+    } else if (whole) {
+      x = model.block[i]->forward(x);
+    }
+  }
+  return rank == 0 && !whole ? x.pow(2).mean() : model.head(x).pow(2).mean();
+}
+
 /// Sends gradients in bfloat16, and adds them in float32.
 void compress(const PackedGradient& gradient) {
   const auto narrow = gradient.whole.to(at::kBFloat16);
@@ -290,6 +341,10 @@ TEST(ReductionHook, ReplacesTheReduction) {
     }
     const auto model = sharded({.mesh = world});
     set_reduction_hook(*model, &compress);
+    EXPECT_THAT([&] { loss_of_some(*model, world.rank(), 2, 0).backward(); }, ThrowsMessage<CommError>(HasSubstr("different parameters")));
+    recover(*model);
+    EXPECT_THAT([&] { set_gradient_divide_factors(*model, {.pre = 1, .post = 2}); },
+                ThrowsMessage<UsageError>(HasSubstr("has a reduction hook")));
     EXPECT_THAT([&] { set_requires_all_reduce(*model, false); }, ThrowsMessage<UsageError>(HasSubstr("has a reduction hook")));
     set_reduction_hook(*model, {});
     set_gradient_divide_factors(*model, {.pre = 1, .post = 2});
@@ -315,21 +370,6 @@ TEST(GradientHook, SeesEachFinishedGradient) {
     EXPECT_THAT([&] { register_gradient_hook(at::ones({2}), [](const at::Tensor&) {}); },
                 ThrowsMessage<UsageError>(HasSubstr("takes trained parameters")));
   });
-}
-
-/// The last rank uses everything. Others use parts of the first and third block, and of the others what `whole` says.
-at::Tensor loss_of_some(RootedBlocks& model, int rank, int ranks, int batch, bool whole = true) {
-  auto x = numbers({3, 8}, batch);
-  for (size_t i = 0; i < model.block.size(); i++) {
-    if (rank == ranks - 1) {
-      x = model.block[i]->forward(x);
-    } else if (i % 2 == 0) {
-      x = x + model.block[i]->a(x).narrow(1, 0, 8);
-    } else if (whole) {
-      x = model.block[i]->forward(x);
-    }
-  }
-  return rank == 0 && !whole ? x.pow(2).mean() : model.head(x).pow(2).mean();
 }
 
 TEST(UnusedParameters, CountAsZeroIfAsked) {
@@ -363,6 +403,37 @@ TEST(UnusedParameters, AreAnErrorOtherwise) {
   with_ranks(2, [](const Communicator& world) {
     const auto model = sharded({.mesh = world});
     EXPECT_THAT([&] { loss_of_some(*model, world.rank(), 2, 0).backward(); }, ThrowsMessage<CommError>(HasSubstr("block")));
+  });
+}
+
+TEST(UnusedParameters, LeaveSwitchesAlone) {
+  with_ranks(2, [](const Communicator& world) {
+    const auto model = sharded_rooted_blocks({.mesh = world, .unused_parameters = UnusedParameters::Zeros});
+    set_requires_gradient_sync(*model->block[1], false);
+    loss_of(*model, world.rank()).backward();
+    EXPECT_FALSE(model->block[1]->parameters()[0].grad().defined());
+    EXPECT_TRUE(model->block[0]->parameters()[0].grad().defined());
+    set_requires_gradient_sync(*model->block[1], true);
+    loss_of(*model, 10 + world.rank()).backward();
+    expect_gradients(*model, expected_gradients(2, {0, 1}));
+    EXPECT_THAT([&] { (void)torch::autograd::grad({loss_of(*model, 0)}, {parameters(*model)[0]}, {}, false, false, true); },
+                ThrowsMessage<UsageError>(HasSubstr("they can't be asked for by autograd::grad")));
+  });
+}
+
+TEST(UnusedParameters, AreReducedByAllRanksIfSomeRankHasKeptGradients) {
+  with_ranks(2, [](const Communicator& world) {
+    RootedBlocks whole;
+    const auto model = sharded_rooted_blocks({.mesh = world, .unused_parameters = UnusedParameters::Zeros});
+    {
+      const auto guard = no_sync(*model);
+      loss_of_some(*model, world.rank(), 2, world.rank(), /*whole=*/false).backward();
+    }
+    sync_gradients(*model);
+    for (int rank = 0; rank < 2; rank++) (loss_of_some(whole, rank, 2, rank, /*whole=*/false) / 2).backward();
+    std::vector<at::Tensor> expected;
+    for (const auto& parameter : whole.parameters()) expected.push_back(parameter.grad());
+    expect_gradients(*model, expected, 1, 1e-5);
   });
 }
 
@@ -470,6 +541,7 @@ TEST(Phases, RefuseWhatHasNoMeaningInTheMiddleOfAPass) {
         {"set_gradient_divide_factors", [&] { set_gradient_divide_factors(*model, {.pre = 1, .post = 1}); }},
         {"full_params", [&] { (void)full_params(*model); }},
         {"sync_gradients", [&] { sync_gradients(*model); }},
+        {"skip_step", [&] { skip_step(*model); }},
     };
     for (const auto& [name, what] : calls) {
       model->act = what;

@@ -112,7 +112,8 @@ TEST(Root, MayBecomeAnInnerUnitOfALargerModelAfterTraining) {
           },
           world);
     }
-    EXPECT_THAT([&] { (void)no_sync(*inner); }, ThrowsMessage<UsageError>(HasSubstr("is a part of the model 'Larger'")));
+    EXPECT_THAT([&] { (void)no_sync(*inner); },
+                ThrowsMessage<UsageError>(HasSubstr("is only a part of its model, to which unit 'Larger' belongs")));
   });
 }
 

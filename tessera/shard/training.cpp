@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "tessera/shard/access/gradients.h"
+#include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
@@ -19,6 +21,8 @@ void skip_units(std::vector<std::shared_ptr<Unit>> skipped) {
       return std::ranges::any_of(group.parameters, [](const Unit::Parameter& parameter) { return parameter.shard.grad().defined(); });
     });
   };
+  expect_idle("skip_step");
+  for (const auto& unit : skipped) expect_synced(*unit);
   std::erase_if(skipped, has_no_gradient);
   const WriteGuard guard(skipped, WriteKind::Skip);
 }

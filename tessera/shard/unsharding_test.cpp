@@ -140,7 +140,8 @@ TEST(ReshardAfterForward, CanBeChangedLater) {
     EXPECT_EQ(gathers_of_a_step(*model), (std::vector<uint64_t>{1, 2, 1, 1, 1}));
     EXPECT_THAT([&] { set_reshard_after_forward(*model->block[0]->a, true, Recurse::No); },
                 ThrowsMessage<UsageError>(HasSubstr("no unit was made from module Linear itself; its parameters belong to unit 'block0'")));
-    EXPECT_THAT([&] { set_reshard_after_forward(Rooted(), true); }, ThrowsMessage<UsageError>(HasSubstr("module Rooted is not sharded")));
+    EXPECT_THAT([&] { set_reshard_after_forward(Rooted(), true); },
+                ThrowsMessage<UsageError>(HasSubstr("module RootedBlocks is not sharded")));
   });
 }
 
@@ -152,6 +153,12 @@ TEST(ReshardAfterBackward, KeepsUnitsForTheNextPassUntilTheyChange) {
     reset_counters(*model);
     for (int pass = 0; pass < 3; pass++) train_step(*model);
     EXPECT_EQ(counters(*model).gathers, 0);
+    const auto often = sharded({.mesh = world});
+    set_reshard_after_backward(*often, false);
+    for (int step = 0; step < 3; step++) train_step(*often);
+    reset_counters(*often);
+    train_step(*often);
+    EXPECT_EQ(counters(*often).gathers, 4) << "after forward all but the root are resharded";
     optim::SGD(parameters(*model), {.lr = 0.1}).step();
     train_step(*model);
     EXPECT_EQ(counters(*model).gathers, 5);

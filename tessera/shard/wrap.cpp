@@ -58,10 +58,11 @@ class Wrapping {
   }
 
   void expect_classes() const {
-    if (policy_.classes.empty()) return;
-    if (std::ranges::any_of(policy_.classes, [&](const std::string& name) { return classes_.contains(name); })) return;
-    throw UsageError(fmt::format("the model has no module of the class {}, which the policy names; it has {}",
-                                 fmt::join(policy_.classes, " or "), fmt::join(classes_, ", ")));
+    for (const auto& name : policy_.classes) {
+      if (classes_.contains(name)) continue;
+      throw UsageError(
+          fmt::format("the model has no module of the class {}, which the policy names; it has {}", name, fmt::join(classes_, ", ")));
+    }
   }
 
   /// Returns the parameters in the module that are left for modules further out.

@@ -22,7 +22,7 @@ struct WrapCandidate {
 /// A rule that is asked for every module of a model but the model itself, for inner modules first.
 struct WrapPolicy {
   std::function<bool(const WrapCandidate& candidate)> chooses;
-  std::vector<std::string> classes = {};  // of which the model must have at least one
+  std::vector<std::string> classes = {};  // of each of which the model must have at least one module
   std::vector<std::string> leaves = {};   // classes in which nothing is chosen
   /// The options of a chosen module, if they differ from the model's: another mesh, precision, rule for resharding. Parameters that are
   /// treated apart (ignored, replicated, left_out) are named in the model's options only.
@@ -35,7 +35,7 @@ struct WrapPolicy {
 /// Every module that has parameters of its own.
 WrapPolicy wrap_always();
 
-/// Every module of these classes, such as {"BertLayer"}. It is an error if the model has none of them.
+/// Every module of these classes, such as {"BertLayer"}. It is an error if the model has none of one of them.
 WrapPolicy wrap_classes(std::vector<std::string> classes);
 
 struct WrapSizeOptions {

@@ -36,7 +36,7 @@ int64_t part(const std::vector<at::Tensor>& parameters, const Case& test, Side s
   for (const auto& parameter : parameters) numels.push_back(parameter.numel());
   if (layout == "whole") return whole_parameter_layout(numels, kAligned, {.rank = 0, .ranks = test.mesh.shard}).chunk;
   for (const auto numel : numels) total += up(numel, kAligned);
-  return up((total + ranks - 1) / ranks, kAligned);
+  return up((total + ranks - 1) / ranks, std::lcm(kAligned, test.get<int64_t>("shard_size_multiple", 1)));
 }
 
 struct UnitSizes {
@@ -105,7 +105,7 @@ Bytes bytes_by_formula(const Case& test, Side side) {
   const bool unsynced = !accumulate.empty() && accumulate != "requires_all_reduce";
   Bytes result;
   for (const auto& unit : sizes_of(test, side)) {
-    const auto gathers = passes * parts_gathered(test, unit.name, side);
+    const auto gathers = (test.has("reshard_after_backward") ? 1 : passes) * parts_gathered(test, unit.name, side);
     const auto reductions = gathers_in(test, "gathers", unit.name) == 0 ? 0 : unsynced ? 1 : passes;
     result.gathered += gathers * width(test.dtype("param_dtype")) * (unit.trained + unit.frozen);
     result.reduced += reductions * (test.mesh.shard - 1) * gradient_width(test, side, unsynced) * unit.trained;

@@ -31,7 +31,7 @@ def numbers(shape, shift=0):
 
 
 class Model(nn.Module):
-    """What all models have: batches, and a loss. `pass_number` counts forward passes."""
+    """What all models have: batches, and a loss."""
 
     def inputs(self, shift):
         return numbers([6, 8], shift)
@@ -266,6 +266,8 @@ def forward_and_backward(net, case, step, rank, scaler):
         last = number == passes - 1
         if case.get("accumulate") in ("no_sync", "requires_gradient_sync"):
             net.set_requires_gradient_sync(last)
+        if "reshard_after_backward" in case:
+            net.set_reshard_after_backward(last)
         if case.get("accumulate") == "requires_all_reduce":
             net.set_requires_all_reduce(last)
         shift = 100 * step + 10 * number + (0 if case["model"] == "branches" and "unused" not in case else rank)
@@ -355,7 +357,6 @@ def run(rank, cases, models, folder):
 def main(cases_path, result_path):
     with open(cases_path) as file:
         corpus = json.load(file)
-    cases = [case for case in corpus["cases"] if "not_there" not in case]
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
     torch.set_num_threads(1)  # as there: the order of sums shows
     with tempfile.TemporaryDirectory() as folder:
@@ -365,7 +366,7 @@ def main(cases_path, result_path):
             if child == 0:
                 try:
                     ctypes.CDLL(None).prctl(1, 9)  # to die with the parent
-                    run(rank, cases, corpus["models"], folder)
+                    run(rank, corpus["cases"], corpus["models"], folder)
                 except BaseException:
                     sys.excepthook(*sys.exc_info())
                     os._exit(1)

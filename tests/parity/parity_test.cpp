@@ -155,7 +155,7 @@ std::string page() {
       if (largest == 0) {
         text << "same bits";
       } else {
-        text << largest;
+        text << "1e" << std::lround(std::log10(largest));
       }
       if (within.contains(side) && test.has("because")) text << ": " << test.get("because", std::string());
     };

@@ -4,6 +4,7 @@
 #include "models.h"
 #include "tessera/shard/call.h"
 #include "tessera/shard/full_params.h"
+#include "tessera/shard/fully_sharded.h"
 #include "tessera/shard/norms.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/reduction.h"
@@ -43,6 +44,7 @@ ShardOptions options_of(const Communicator& world, const Case& test, Model& mode
   }
   options.ignored = parameters_of(model, test.names("ignored"));
   options.replicated = parameters_of(model, test.names("replicated"));
+  options.shard_size_multiple = test.get<int64_t>("shard_size_multiple", 1);
   const auto prefetch = test.get("prefetch", std::string("pre"));
   if (prefetch == "post") options.backward_prefetch = BackwardPrefetch::Post;
   if (prefetch == "none") {
@@ -95,7 +97,15 @@ class Sharded final : public Trainee {
     const auto options = options_of(world, test, *model_);
     ignored_ = options.ignored;
     groups_ = {options.mesh.shard(), options.mesh.replicate()};
-    shard(*model_, test, options);
+    if (!test.has("class")) {
+      shard(*model_, test, options);
+      return;
+    }
+    class_.emplace(model_, world,
+                   FullyShardedOptions{.shard_size_multiple = options.shard_size_multiple,
+                                       .auto_wrap_policy = wrap_classes({test.get("class", std::string())}),
+                                       .compute_dtype = test.dtype("param_dtype")});
+    groups_ = {class_->world()};
   }
 
   std::vector<at::Tensor> trained() const override {
@@ -106,12 +116,14 @@ class Sharded final : public Trainee {
   bool is_sharded() const override { return true; }
 
   at::Tensor loss(int64_t shift) override {
+    if (class_) return model_->loss((*class_)(model_->input(shift)).to(at::kFloat), shift);
     if (test_.has("output_dtype")) return model_->loss(call(model_, model_->input(shift)), shift);
     return model_->loss(model_->forward(model_->input(shift)).to(at::kFloat), shift);
   }
   void backward(const at::Tensor& loss, bool last) override {
     const auto accumulate = test_.get("accumulate", std::string());
     if (accumulate == "requires_gradient_sync") set_requires_gradient_sync(*model_, last);
+    if (test_.has("reshard_after_backward")) set_reshard_after_backward(*model_, last);
     if (accumulate == "requires_all_reduce") set_requires_all_reduce(*model_, last);
     std::optional<NoSync> unsynced;
     if (accumulate == "no_sync" && !last) unsynced.emplace(no_sync(*model_));
@@ -140,7 +152,8 @@ class Sharded final : public Trainee {
 
  private:
   std::shared_ptr<Model> model_;
-  std::vector<at::Tensor> ignored_;  // whose gradients the program averages
+  std::optional<FullyShardedDataParallel<std::shared_ptr<Model>>> class_;  // of cases that call the model through it
+  std::vector<at::Tensor> ignored_;                                        // whose gradients the program averages
   std::vector<Communicator> groups_;
 };
 

@@ -7,7 +7,9 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
+#include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/unit_state.h"
 
 namespace tessera {
 
@@ -41,8 +43,13 @@ void expect_averaged(std::span<const at::Tensor> parameters) {
   }
 }
 
+void expect_synced(Unit& unit) {
+  const auto held = unit.schedule()->lock();
+  unit.state(held).reduction.expect_synced();
+}
+
 at::Tensor clip_factor(const at::Tensor& norm, double max_norm) {
-  return at::clamp_max(max_norm / (norm + 1e-6), 1.0);
+  return at::clamp(max_norm / (norm + 1e-6), 0.0, 1.0);
 }
 
 }  // namespace tessera

@@ -20,6 +20,9 @@ bool is_ignored(std::span<const std::shared_ptr<Unit>> units, const at::Tensor& 
 /// Throws the UsageError of expect_averaged.
 [[noreturn]] void refuse_not_averaged(const std::string& which);
 
+/// Throws UsageError if some of the unit's gradients have not been reduced over the ranks, because a step would leave them out.
+void expect_synced(Unit& unit);
+
 /// The factor by which clip_grad_norm multiplies gradients that have this norm.
 at::Tensor clip_factor(const at::Tensor& norm, double max_norm);
 

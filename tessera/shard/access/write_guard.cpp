@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tessera/shard/access/gradients.h"
 #include "tessera/shard/paging/storage_tag.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
@@ -19,12 +20,6 @@ c10::SmallVector<Schedule*, 4> schedules_of(std::span<const std::shared_ptr<Unit
   }
   std::ranges::sort(schedules);
   return schedules;
-}
-
-/// Throws UsageError if a step would leave out gradients that have not been reduced.
-void expect_synced(const std::shared_ptr<Unit>& unit) {
-  const auto held = unit->schedule()->lock();
-  unit->state(held).reduction.expect_synced();
 }
 
 /// Waits until this rank may write.
@@ -50,7 +45,9 @@ WriteGuard::WriteGuard(std::span<const std::shared_ptr<Unit>> units, WriteKind h
   if (how != WriteKind::Unsharded) {
     for (const auto& unit : units) unit->schedule()->expect_writable(*unit);
   }
-  if (how != WriteKind::Unsharded && how != WriteKind::Load) std::ranges::for_each(units, expect_synced);
+  if (how != WriteKind::Unsharded && how != WriteKind::Load) {
+    for (const auto& unit : units) expect_synced(*unit);
+  }
   for (const auto& unit : units) unit->schedule()->done_reading(*unit);
   for (const auto& unit : units) begin(*unit, how, writer);
   if (how == WriteKind::Load) outdate_all();

@@ -1,13 +1,11 @@
 // Gathered unit memory: works across machines and on any device.
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 
 #include <map>
 #include <mutex>
 #include <optional>
 #include <utility>
 
-#include "tessera/base/error.h"
 #include "tessera/comm/groups/per_group.h"
 #include "tessera/shard/unit/unit_memory.h"
 
@@ -63,12 +61,6 @@ class ConsecutiveRanks {
 
   /// This rank's group of so many ranks. Collective.
   Communicator group(const Communicator& shard, int ranks) {
-    if (ranks < 2 || shard.size() % ranks != 0) {
-      throw UsageError(
-          fmt::format("reshard_after_forward = {}: a shard group of {} ranks does not fall into groups of {}; give a divisor of {}, true "
-                      "or false",
-                      ranks, shard.size(), ranks, shard.size()));
-    }
     const std::lock_guard lock(mutex_);
     const auto known = groups_.find(ranks);
     if (known != groups_.end()) return known->second;

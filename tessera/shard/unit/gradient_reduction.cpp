@@ -136,6 +136,7 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
   reduction.settling_ = settling_;
   reduction.packed_ = std::move(packed_);
   if (hook) {
+    mesh.world().barrier(subject);  // ranks that have used different parameters get an error here
     run_hook(hook, pieces);
   } else if (in_parts) {
     reduction.works_ = reduction.memory_.reduce(pieces, subject, [&reduction](const PartOfMean& mean) { reduction.hand_over(mean); });
@@ -176,7 +177,8 @@ void GradientReduction::expect_takeable(const Unit::Parameter& parameter) const 
                     parameter.name));
   }
   const auto accumulator = ag::impl::try_get_grad_accumulator(parameter.shard);
-  const bool hooked = !ag::impl::hooks(parameter.shard).empty() || ag::impl::post_acc_grad_hooks(parameter.shard) ||
+  const auto& hooks = ag::impl::get_autograd_meta(parameter.shard)->cpp_hooks_list_;  // those that were removed are still there, but empty
+  const bool hooked = (hooks && std::ranges::any_of(*hooks, [](const auto& hook) { return static_cast<bool>(hook); })) ||
                       (accumulator && (!accumulator->post_hooks().empty() || !accumulator->pre_hooks().empty()));
   if (hooked) {
     refuse(
@@ -226,7 +228,9 @@ void GradientReduction::hand_over(const PartOfMean& mean) {
   });
 }
 
-void GradientReduction::expect_synced() const {
+void GradientReduction::expect_synced() {
+  if (unsynced.empty()) return;
+  unsynced.drop_frozen();
   if (unsynced.empty()) return;
   throw UsageError(
       fmt::format("unit '{}' has gradients of backward passes that were not reduced over the ranks (no_sync, set_requires_gradient_sync or "

@@ -85,7 +85,7 @@ class GradientReduction {
 
   UnsyncedGradients unsynced;
   /// Throws UsageError if there are gradients that no reduction has included.
-  void expect_synced() const;
+  void expect_synced();
 
   /// The storage to which the last reduction of a group writes. Null if a sink takes all of it.
   TaggedStorage* target(const Unit::Group& group) const { return memories_[unit_.number_of(group)].storage.get(); }

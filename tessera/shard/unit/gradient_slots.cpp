@@ -25,6 +25,10 @@ constexpr size_t aligned(size_t bytes) {
   return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
 }
 
+constexpr uint32_t slots_of(size_t bytes) {
+  return bytes > GradientSlots::kLargeSlot ? 1 : 2;
+}
+
 constexpr size_t kSpareBytes = 1024;  // for padding between buffers
 /// The size of the envelope at the beginning of a slot, by which ranks notice that they would add up different things.
 constexpr size_t kHead = aligned(sizeof(Envelope));
@@ -73,7 +77,12 @@ void GradientSlots::reserve(size_t bytes) {
 }
 
 std::byte* GradientSlots::slot(int rank, uint32_t turn) const {
-  return area_->part(rank) + (turn % 2) * size_;
+  return area_->part(rank) + (turn % slots_of(size_)) * size_;
+}
+
+bool GradientSlots::packs_after_sum() {
+  const std::lock_guard lock(mutex_);
+  return slots_of(expected_) == 1;
 }
 
 void GradientSlots::start_anew() {
@@ -93,12 +102,13 @@ void GradientSlots::make_area(std::chrono::milliseconds limit) {
   if (area_) finish_through(turn_);
   area_.reset();
   size_ = 0;
-  auto attempt = group_.with_limit(limit).share({.bytes_per_rank = 2 * expected_, .counters = kSlotCounters}, {.unit = "gradients"});
+  const auto bytes = slots_of(expected_) * expected_;
+  auto attempt = group_.with_limit(limit).share({.bytes_per_rank = bytes, .counters = kSlotCounters}, {.unit = "gradients"});
   if (!attempt.area) {
     throw IoError(
         fmt::format("no shared memory for gradients, {} bytes a rank: {}; shard smaller units, or with .residence = "
                     "tessera::Residence::Gathered",
-                    2 * expected_, attempt.why_not));
+                    bytes, attempt.why_not));
   }
   area_ = std::move(attempt.area);
   size_ = expected_;
@@ -114,8 +124,9 @@ GradientBuffers GradientSlots::buffers(std::span<const GradientPlan> plans, std:
   if (area_) area_->expect_in_step();
   if (expected_ > size_) make_area(limit);
   const auto turn = turn_ + 1;
-  finish_through(turn - 2);
-  area_->wait(kAdded, turn - 2, limit, [] { return std::string("waiting for a free slot of gradients"); });
+  const auto before = turn - slots_of(size_);  // the last turn in the same slot
+  finish_through(before);
+  area_->wait(kAdded, before, limit, [] { return std::string("waiting for a free slot of gradients"); });
   auto* place = slot(area_->rank(), turn) + kHead;
   for (const auto& plan : plans) {
     result.buffers.push_back(view(place, plan.numel, plan.dtype));

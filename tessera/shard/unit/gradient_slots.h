@@ -21,15 +21,21 @@ class SharedArea;
 /// Each rank has two slots. In turn k it packs gradients into its slot k % 2 and counts up kPacked. Later it adds up its own part of what
 /// all ranks have packed, in rank order, and counts up kAdded. It may pack turn k + 2 into the same slot when all ranks have added up turn
 /// k. A rank can therefore put off the sum of one unit until it has packed the next; by then the other ranks have usually packed as well,
-/// and it need not wait.
+/// and it need not wait. Of slots above kLargeSlot, whose memory is worth more than that, each rank has one: there turn k is added up
+/// before turn k + 1 is packed.
 class GradientSlots {
  public:
+  static constexpr size_t kLargeSlot = size_t{32} << 20;  // bytes
+
   /// The slots of a shard group. All units that are sharded over the group share them.
   static std::shared_ptr<GradientSlots> of(const Communicator& group);
   explicit GradientSlots(Communicator group) : group_(std::move(group)) {}
 
   /// Makes the slots large enough for a unit of `bytes` when they are next allocated. All ranks call it in the same order.
   void reserve(size_t bytes);
+  /// Whether there is one slot a rank, so that buffers() needs the sum of the turn before. Its owner should take it first: buffers() has to
+  /// put it into private memory.
+  bool packs_after_sum();
   /// Buffers in this rank's next slot. Waits until all ranks have added up what was in that slot before. Collective if the slots have to
   /// grow.
   GradientBuffers buffers(std::span<const GradientPlan> plans, std::chrono::milliseconds limit);
@@ -54,7 +60,7 @@ class GradientSlots {
   const Communicator group_;
   std::mutex packing_;
   std::mutex mutex_;
-  size_t expected_ = 0;  // bytes of a slot
+  size_t expected_ = 0;  // bytes of a slot, when they are next allocated
   size_t size_ = 0;
   std::shared_ptr<SharedArea> area_;
   uint32_t turn_ = 0;

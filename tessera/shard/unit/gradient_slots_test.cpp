@@ -1,4 +1,4 @@
-// Ranks that pack different gradients into their slots get an error.
+// Slots give the mean of what the ranks pack; ranks that pack different gradients get an error.
 #include "tessera/shard/unit/gradient_slots.h"
 
 #include <gmock/gmock.h>
@@ -47,6 +47,45 @@ TEST(GradientSlots, GiveTheMeanOfEachTurn) {
       EXPECT_TRUE(at::equal(means[0], at::full({2}, turn + 0.5)));
       EXPECT_TRUE(at::equal(means[1], at::full({1}, turn + 0.5)));
     }
+  });
+}
+
+struct TwoTurns {
+  const void *first, *second;  // where their buffers lie
+  bool added_up;               // whether the first was when the second could be packed
+};
+
+/// Packs `size` values, and then as many again without waiting for the mean of the first.
+TwoTurns two_turns(GradientSlots& slots, const Communicator& world, int64_t size) {
+  const GradientPlan plan{.numel = size, .dtype = at::kFloat, .device = at::kCPU};
+  const auto mean = at::empty({size / world.size()});
+  TwoTurns turns{};
+  Work work = [&] {
+    const auto packed = slots.buffers({&plan, 1}, kLimit);
+    turns.first = packed.buffers[0].const_data_ptr();
+    const Piece piece{.whole = packed.buffers[0].fill_(world.rank()), .own = mean};
+    return slots.reduce(GradientSlots::make_turn(), {&piece, 1}, {.unit = "layers.3"}, kLimit);
+  }();
+  turns.second = slots.buffers({&plan, 1}, kLimit).buffers[0].const_data_ptr();
+  turns.added_up = work.done();
+  work.wait();
+  EXPECT_TRUE(at::equal(mean, at::full_like(mean, 0.5)));
+  return turns;
+}
+
+TEST(GradientSlots, AreTwoForEachRankUnlessTheyAreLarge) {
+  with_ranks(2, [](const Communicator& world) {
+    const auto slots = GradientSlots::of(world);
+    const auto small = two_turns(*slots, world, 1024);
+    EXPECT_NE(small.first, small.second);
+    EXPECT_FALSE(small.added_up);
+    EXPECT_FALSE(slots->packs_after_sum());
+    const int64_t large_size = GradientSlots::kLargeSlot / sizeof(float);
+    const auto large = two_turns(*slots, world, large_size);
+    EXPECT_EQ(large.first, large.second);
+    EXPECT_TRUE(large.added_up);
+    EXPECT_TRUE(slots->packs_after_sum());
+    EXPECT_TRUE(at::equal(mean_of(*slots, world, {large_size}, world.rank())[0].slice(0, -3), at::full({3}, 0.5))) << "and go on";
   });
 }
 

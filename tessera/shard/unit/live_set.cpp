@@ -75,10 +75,9 @@ void LiveSet::evict(const ScheduleLock& held, std::span<Unit* const> wanted, con
 
 bool LiveSet::stays(const ScheduleLock& held, Unit& unit, const UseOrder& order, Pass pass) const {
   // What backward needs may differ between ranks then, and a gather needs all of them.
-  if (rules_.unused_parameters == UnusedParameters::Zeros) return true;
+  if (rules_.unused_parameters == UnusedParameters::Zeros && pass != Pass::Evaluation) return true;
   auto& state = unit.state(held);
-  if (state.is_asked_for()) return true;
-  if (pass == Pass::Backward && !state.rules.reshard_after_backward) return true;
+  if (state.waits_for_use()) return true;
   if (!unit.stays_after_forward(held)) return false;
   if (pass != Pass::Backward || !order.is_predicted()) return true;
   const auto to_come = order.to_come();
@@ -158,7 +157,11 @@ void LiveSet::reshard_all(const ScheduleLock& held) {
 }
 
 void LiveSet::end_backward(const ScheduleLock& held) {
-  reshard_where(held, [&](Unit& unit) { return unit.state(held).rules.reshard_after_backward; });
+  reshard_where(held, [&](Unit& unit) {
+    auto& state = unit.state(held);
+    if (!state.rules.reshard_after_backward) state.keep_for_next_use();
+    return state.rules.reshard_after_backward;
+  });
 }
 
 void LiveSet::forget(const Unit& unit) {

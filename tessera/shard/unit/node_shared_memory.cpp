@@ -152,6 +152,8 @@ class NodeSharedMemory final : public UnitMemory {
 
   at::Tensor published_copy(size_t buffer) const override { return places_[buffer].copy; }
 
+  bool packs_after_sum() const override { return slots_->packs_after_sum(); }
+
   GradientBuffers gradient_buffers(std::span<const GradientPlan> plans) override { return slots_->buffers(plans, shard_.limit()); }
 
   // Large gradients are written past the caches, because the rank that reads them may not share a cache with this one.

@@ -154,7 +154,11 @@ void Schedule::end_of_use(const ScheduleLock& held, Unit& unit) {
   state.note_gradients(pass_number_);
   // A unit that the rest of the pass uses is resharded when another one is needed, unless its shards are about to change.
   const bool is_over = !state.is_used_after_gradients() || state.reduction.writes_shards();
-  if (is_over && !unit.pinned() && state.rules.reshard_after_backward) live_.reshard(held, unit);
+  if (!state.rules.reshard_after_backward) {
+    state.keep_for_next_use();
+  } else if (is_over && !unit.pinned()) {
+    live_.reshard(held, unit);
+  }
   live_.prefetch_after(held, unit, order(pass_));
 }
 
@@ -163,10 +167,13 @@ void Schedule::reduce_in_order(Unit& unit, std::function<void(const ScheduleLock
   if (!rules_.is_model) return reduce(held);
   if (ready_.empty()) {
     // Inner units are made first, and backward reaches those first that were made last. The root's gradients are usually complete last.
-    std::ranges::copy_if(members_, std::back_inserter(to_reduce_), [](Unit* member) { return is_trained(*member); });
+    std::ranges::copy_if(members_, std::back_inserter(to_reduce_),
+                         [&](Unit* member) { return member->state(held).rules.syncs() && is_trained(*member); });
     std::ranges::sort(to_reduce_, {}, [](Unit* member) { return std::pair(!member->is_root(), member->number()); });
   }
-  ready_[&unit] = std::move(reduce);
+  const bool comes_again = std::ranges::find(to_reduce_, &unit) == to_reduce_.end();
+  ready_[&unit].push_back(std::move(reduce));
+  if (comes_again) to_reduce_.push_back(&unit);
   reduce_next(held, /*all=*/false);
 }
 
@@ -180,8 +187,8 @@ void Schedule::reduce_next(const ScheduleLock& held, bool all) {
     to_reduce_.pop_back();
     if (ready == ready_.end()) {
       reduce_unsynced(unit.shared_from_this(), held);
-    } else if (const auto reduce = std::exchange(ready->second, {})) {
-      reduce(held);
+    } else {
+      for (const auto& reduce : std::exchange(ready->second, {})) reduce(held);
     }
   }
 }
@@ -231,9 +238,10 @@ void Schedule::abandon_pass() {
 
 void Schedule::ask_for(Unit& unit) {
   const auto held = lock();
-  if (unit.state(held).has_memory()) return;
-  while (!written_.empty()) publish(*written_.back());
-  live_.unshard(held, unit, {});
+  if (!unit.state(held).has_memory()) {
+    while (!written_.empty()) publish(*written_.back());
+    live_.unshard(held, unit, {});
+  }
   unit.state(held).note_early(UnitState::Early::AskedFor);
 }
 
@@ -254,9 +262,13 @@ void Schedule::add(Unit& unit) {
   members_.push_back(&unit);
 }
 
-const Unit* Schedule::root() const {
-  const auto root = std::ranges::find_if(members_, &Unit::is_root);
-  return root == members_.end() ? nullptr : *root;
+const Unit* Schedule::member_outside(std::span<const std::shared_ptr<Unit>> units) const {
+  if (!rules_.is_model) return nullptr;
+  const auto is_outside = [&](const Unit* member) {
+    return std::ranges::none_of(units, [&](const auto& unit) { return unit.get() == member; });
+  };
+  const auto found = std::ranges::find_if(members_, is_outside);
+  return found == members_.end() ? nullptr : *found;
 }
 
 void Schedule::hand_over(Unit& unit) {

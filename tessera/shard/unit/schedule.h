@@ -71,8 +71,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   uint64_t pass_number() const { return pass_number_; }
 
   const LiveCounters& live_counters() const { return live_.counters(); }
-  /// The unit of the outermost module. Null if there is none.
-  const Unit* root() const;
+  /// A unit of the same model that is not among these. Null if there is none.
+  const Unit* member_outside(std::span<const std::shared_ptr<Unit>> units) const;
   /// Uses that the recorded order did not predict.
   uint64_t misses() const { return misses_; }
   void reset_counters();
@@ -101,7 +101,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// Of a backward pass that reduces in order: the units that have not been reduced yet, the next one last, and those that are ready for
   /// it.
   std::vector<Unit*> to_reduce_;
-  std::map<const Unit*, std::function<void(const ScheduleLock&)>> ready_;
+  std::map<const Unit*, std::vector<std::function<void(const ScheduleLock&)>>> ready_;
 };
 
 }  // namespace tessera

@@ -1,10 +1,12 @@
 #include "tessera/shard/unit/unit.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <stdexcept>
 
+#include "tessera/base/error.h"
 #include "tessera/shard/unit/parameter_meta.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit_node.h"
@@ -76,8 +78,15 @@ bool Unit::stays_after_forward(const ScheduleLock& held) {
 }
 
 void Unit::set_reshard_after_forward(ReshardAfterForward rule) {
+  const int size = mesh().shard().size(), ranks = rule.ranks(size);
+  if (ranks < 1 || size % ranks != 0) {
+    throw UsageError(
+        fmt::format("reshard_after_forward = {}: a shard group of {} ranks does not fall into groups of {}; give a divisor of {}, true or "
+                    "false",
+                    ranks, size, ranks, size));
+  }
   const auto held = schedule_->lock();
-  if (!rule.keeps(/*is_root=*/false)) state(held).memory().divide_after_forward(rule.ranks(mesh().shard().size()));
+  if (!rule.keeps(/*is_root=*/false)) state(held).memory().divide_after_forward(ranks);
   state(held).rules.reshard_after_forward = rule;
 }
 

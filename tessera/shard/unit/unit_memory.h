@@ -82,8 +82,7 @@ class UnitMemory {
 
   /// Starts to unshard the unit, which is unsharded when all returned work is done.
   virtual Works unshard(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) = 0;
-  /// Divides the unsharded form among so many consecutive ranks while a unit is partly resharded. Collective. Throws UsageError if the
-  /// ranks don't fall into groups of this size.
+  /// Divides the unsharded form among so many consecutive ranks while a unit is partly resharded. Collective.
   virtual void divide_after_forward(int ranks) = 0;
   /// Keeps this rank's part of the unsharded form: the next unshard() takes it from those ranks. Returns false if the unit is not to be
   /// divided like that, or if there is nothing to gain.
@@ -108,6 +107,8 @@ class UnitMemory {
   /// The copy of a buffer's own chunk that other ranks read. Undefined if they read the chunk itself.
   virtual at::Tensor published_copy(size_t buffer) const = 0;
 
+  /// Whether gradient_buffers() waits for the sum of what was packed before, because there is no other memory to pack into.
+  virtual bool packs_after_sum() const { return false; }
   /// Buffers to pack gradients into, not initialized.
   virtual GradientBuffers gradient_buffers(std::span<const GradientPlan> plans) = 0;
   /// Copies a gradient to its place in a buffer.

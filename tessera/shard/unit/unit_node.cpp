@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -80,13 +81,14 @@ class UnitBackward {
     reduction.finish();
     const bool sums = !reduction.unsynced.empty() || schedule->reduces_in_order();
     reduction.unsynced.add_to(parameters_, gradients);
+    if (unit_->state(held).memory().packs_after_sum()) schedule->finish_reductions();
     auto packing = reduction.begin(groups_, sums);
     for (size_t i = 0, input = 0; i < groups_.size(); input += trained_[i++].size()) {
       const auto some = std::span(gradients).subspan(input, trained_[i].size());
       if (groups_[i]->flat) expect_no_gap(trained_[i], some);
       packing.pack(i, trained_[i], some);
     }
-    schedule->finish_reductions();  // the previous unit's: its errors appear before this unit communicates
+    schedule->finish_reductions();  // of the unit before, if it did not have to: its errors appear before this unit communicates
     const bool all = std::ranges::all_of(gradients, [](const at::Tensor& gradient) { return gradient.defined(); });
     const auto partial = all ? std::string() : name_of_used(gradients);
     packing.start(all ? std::string_view(unit_->name()) : partial, used(gradients));
@@ -198,12 +200,19 @@ class UnitNode final : public ag::Node {
     const auto& schedule = unit.schedule();
     backward_->run_hooks(gradients);
     const auto held = schedule->lock();
-    if (!unit.state(held).rules.gradient_sync) {
+    if (!unit.state(held).rules.syncs()) {
       backward_->keep_for_later(held, gradients);
       schedule->gradients_kept(unit);
       return ag::variable_list(num_inputs());
     }
     if (schedule->reduces_in_order()) {
+      const auto* const chosen = ag::get_current_graph_task_exec_info();
+      if (chosen != nullptr && !chosen->empty()) {
+        throw UsageError(
+            fmt::format("unit '{}': with UnusedParameters::Zeros, gradients are accumulated in the shards; they can't be asked for by "
+                        "autograd::grad or by backward with inputs",
+                        unit.name()));
+      }
       schedule->gradients_kept(unit);
       schedule->reduce_in_order(unit, [backward = backward_, gradients = std::move(gradients)](const ScheduleLock& lock) mutable {
         backward->reduce_and_accumulate(lock, std::move(gradients));

@@ -36,7 +36,8 @@ void UnitState::wait_for_unshard() {
 }
 
 void UnitState::reshard() {
-  if (std::exchange(early_, Early::No) != Early::No) unit_.count_cancelled();
+  const auto early = std::exchange(early_, Early::No);
+  if (early == Early::Prefetched || early == Early::AskedFor) unit_.count_cancelled();
   memory_->drop_part();
   if (has_memory()) {
     casts.clear();

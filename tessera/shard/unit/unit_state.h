@@ -42,9 +42,13 @@ class UnitState {
   uint64_t held_bytes() const;
 
   /// Why the unit was unsharded before an operator needed it.
-  enum class Early { No, Prefetched, AskedFor };
+  enum class Early { No, Prefetched, AskedFor, Kept };
   void note_early(Early early) { early_ = early; }
-  bool is_asked_for() const { return early_ == Early::AskedFor; }
+  void keep_for_next_use() {
+    if (has_memory()) early_ = Early::Kept;
+  }
+  /// Whether it stays unsharded until an operator has used it.
+  bool waits_for_use() const { return early_ == Early::AskedFor || early_ == Early::Kept; }
   /// The gradients of this pass are complete. Whether passes use the unit even after that, as they do if it has frozen parameters whose
   /// layers come before all trained ones.
   void note_gradients(uint64_t pass) { gradients_in_ = pass; }

@@ -31,11 +31,16 @@ void UnsyncedGradients::add_to(std::span<const Unit::Parameter* const> parameter
     }
     if (!gradient.defined() && in_parts_.contains(parameters[i])) gradient = zeros_like(*parameters[i]);
   }
+  drop_frozen();
+}
+
+void UnsyncedGradients::drop_frozen() {
+  std::erase_if(sums_, [](const auto& entry) { return !entry.first->shard.requires_grad(); });
 }
 
 void UnsyncedGradients::add_part(size_t group, const at::Tensor& sum, const std::set<const Unit::Parameter*>& parameters) {
   auto& part = parts_[group];
-  part = part.defined() ? part.add_(sum) : sum.clone();
+  part = part.defined() ? part.add_(sum) : sum.to(at::promoteTypes(sum.scalar_type(), at::kFloat), /*non_blocking=*/false, /*copy=*/true);
   in_parts_.insert(parameters.begin(), parameters.end());
 }
 
