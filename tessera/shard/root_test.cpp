@@ -34,8 +34,8 @@ void expect_same_step(const torch::nn::Module& sharded, const torch::nn::Module&
     }
     const torch::NoGradGuard no_grad;
     if (!shards[i].grad().defined()) continue;
-    shards[i].sub_(shards[i].grad(), 0.1);
-    originals[i].sub_(originals[i].grad(), 0.1);
+    shards[i].sub_(shards[i].grad(), 0.001);
+    originals[i].sub_(originals[i].grad(), 0.001);
     shards[i].mutable_grad() = at::Tensor();
     originals[i].mutable_grad() = at::Tensor();
   }
