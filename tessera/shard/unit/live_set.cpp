@@ -77,7 +77,7 @@ bool LiveSet::stays(const ScheduleLock& held, Unit& unit, const UseOrder& order,
   // What backward needs may differ between ranks then, and a gather needs all of them.
   if (rules_.unused_parameters == UnusedParameters::Zeros && pass != Pass::Evaluation) return true;
   auto& state = unit.state(held);
-  if (state.waits_for_use()) return true;
+  if (state.waits_for_use() || (pass == Pass::Backward && !state.rules.reshard_after_backward)) return true;
   if (!unit.stays_after_forward(held)) return false;
   if (pass != Pass::Backward || !order.is_predicted()) return true;
   const auto to_come = order.to_come();
