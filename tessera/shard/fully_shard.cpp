@@ -59,10 +59,6 @@ struct Found {
   std::map<c10::TensorImpl*, size_t> known;
 };
 
-bool is_in(std::span<const at::Tensor> tensors, const at::Tensor& tensor) {
-  return std::ranges::any_of(tensors, [&](const at::Tensor& other) { return other.is_same(tensor); });
-}
-
 /// The parameters of a call that form its unit, and those that form another because every rank keeps all of them.
 struct Collected {
   Found sharded, replicated;

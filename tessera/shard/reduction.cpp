@@ -35,6 +35,17 @@ void change_rules(const Module& module, Recurse recurse, std::string_view what, 
   }
 }
 
+/// Throws UsageError if the rules of a unit rule the call out: `conflict` says what they have, and is empty if they have nothing against
+/// it.
+template <class Conflict>
+void expect_no_conflict(const Module& module, Recurse recurse, std::string_view what, const Conflict& conflict) {
+  for (const auto& unit : units_for(module, recurse, what)) {
+    const auto held = unit->schedule()->lock();
+    const std::string_view found = conflict(unit->state(held).rules);
+    if (!found.empty()) throw UsageError(fmt::format("{}: unit '{}' has {}", what, unit->name(), found));
+  }
+}
+
 /// Lets reductions take the mean over replicas as long as it exists.
 class AllReducing {
  public:
@@ -116,14 +127,9 @@ void set_requires_gradient_sync(const Module& module, bool required, Recurse rec
 
 void set_requires_all_reduce(const Module& module, bool required, Recurse recurse) {
   constexpr auto kWhat = "set_requires_all_reduce";
-  const auto has_hook = [](const auto& unit) {
-    const auto held = unit->schedule()->lock();
-    return static_cast<bool>(unit->state(held).rules.reduction_hook);
-  };
-  for (const auto& unit : units_for(module, recurse, kWhat)) {
-    if (required || !has_hook(unit)) continue;
-    throw UsageError(fmt::format("{}: unit '{}' has a reduction hook, which decides itself what is reduced", kWhat, unit->name()));
-  }
+  expect_no_conflict(module, recurse, kWhat, [&](const UnitRules& rules) {
+    return !required && rules.reduction_hook ? "a reduction hook, which decides itself what is reduced" : "";
+  });
   change_rules(module, recurse, kWhat, [&](UnitRules& rules) { rules.all_reduce = required; });
 }
 
@@ -153,25 +159,20 @@ void set_gradient_divide_factors(const Module& module, DivideFactors factors, Re
     if (!(factor > 0) || !std::isfinite(factor)) throw UsageError(fmt::format("{}: gradients can't be divided by {}", kWhat, factor));
   }
   expect_none_waiting(module, recurse, kWhat);
-  for (const auto& unit : units_for(module, recurse, kWhat)) {
-    const auto held = unit->schedule()->lock();
-    if (!unit->state(held).rules.reduction_hook) continue;
-    throw UsageError(
-        fmt::format("{}: unit '{}' has a reduction hook, which decides itself what gradients are divided by", kWhat, unit->name()));
-  }
+  expect_no_conflict(module, recurse, kWhat, [](const UnitRules& rules) {
+    return rules.reduction_hook ? "a reduction hook, which decides itself what gradients are divided by" : "";
+  });
   change_rules(module, recurse, kWhat, [&](UnitRules& rules) { rules.divide = factors; });
 }
 
 void set_reduction_hook(const Module& module, ReductionHook hook, Recurse recurse) {
   constexpr auto kWhat = "set_reduction_hook";
   expect_none_waiting(module, recurse, kWhat);
-  for (const auto& unit : units_for(module, recurse, kWhat)) {
-    const auto held = unit->schedule()->lock();
-    const auto& rules = unit->state(held).rules;
-    if (!hook || (rules.all_reduce && !rules.divide)) continue;
-    throw UsageError(fmt::format("{}: unit '{}' has {}, but a reduction hook decides itself what is reduced and divided", kWhat,
-                                 unit->name(), rules.divide ? "divide factors" : "all-reduce switched off"));
-  }
+  expect_no_conflict(module, recurse, kWhat, [&](const UnitRules& rules) {
+    if (hook && rules.divide) return "divide factors, but a reduction hook decides itself what is reduced and divided";
+    if (hook && !rules.all_reduce) return "all-reduce switched off, but a reduction hook decides itself what is reduced and divided";
+    return "";
+  });
   change_rules(module, recurse, kWhat, [&](UnitRules& rules) { rules.reduction_hook = hook; });
 }
 

@@ -25,10 +25,6 @@ bool is_one_of(const std::string& name, const std::vector<std::string>& names) {
   return std::ranges::find(names, name) != names.end();
 }
 
-bool is_in(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor) {
-  return std::ranges::any_of(tensors, [&](const at::Tensor& other) { return other.is_same(tensor); });
-}
-
 bool is_inside(const std::string& path, const std::string& of) {
   return of.empty() || path == of || path.starts_with(of + ".");
 }

@@ -44,6 +44,10 @@ std::string unknown(const std::string& list, const at::Tensor& tensor, std::span
 
 }  // namespace
 
+bool is_in(std::span<const at::Tensor> tensors, const at::Tensor& tensor) {
+  return std::ranges::any_of(tensors, [&](const at::Tensor& other) { return other.is_same(tensor); });
+}
+
 void expect_apart(std::span<Module* const> modules, const ShardOptions& options) {
   if (options.ignored.empty() && options.replicated.empty() && options.left_out.empty()) return;
   const auto known = free_parameters(modules);
