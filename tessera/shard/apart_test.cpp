@@ -14,6 +14,7 @@
 #include "tessera/shard/wrap.h"
 #include "tessera/testing/net.h"
 #include "tessera/testing/parity.h"
+#include "tessera/testing/unit_names.h"
 
 namespace tessera::testing::apart_test {
 namespace {
@@ -21,12 +22,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-std::vector<std::string> unit_names(const torch::nn::Module& model) {
-  std::vector<std::string> names;
-  for (const auto& unit : units(model)) names.push_back(unit->name());
-  return names;
-}
 
 struct Biased : TrainedModel {
   torch::nn::Linear first{nullptr}, second{nullptr};

@@ -15,6 +15,7 @@
 #include "tessera/testing/net.h"
 #include "tessera/testing/numbers.h"
 #include "tessera/testing/transports.h"
+#include "tessera/testing/unit_names.h"
 
 namespace tessera::testing::wrap_test {
 namespace {
@@ -22,13 +23,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-/// The names of the units, in the order of the model.
-std::vector<std::string> unit_names(const torch::nn::Module& model) {
-  std::vector<std::string> names;
-  for (const auto& unit : units(model)) names.push_back(unit->name());
-  return names;
-}
 
 /// Two layers between an embedding and a head that share their weight.
 struct TiedImpl : torch::nn::Module {
