@@ -118,11 +118,30 @@ TEST(Call, IsNeededWhereOptionsActAtTheBoundary) {
     auto net = seeded_net();
     fully_shard(net, {.mesh = world, .mixed_precision = {.output_dtype = at::kDouble}});
     EXPECT_THAT(message_of<UsageError>([&] { net(input()); }),
-                AllOf(HasSubstr("'Net'"), HasSubstr("output_dtype"), HasSubstr("tessera::call(module, x...)"),
-                      HasSubstr("FullyShardedDataParallel")));
+                AllOf(HasSubstr("output_dtype of Net"), HasSubstr("tessera::call(module, x...)"), HasSubstr("FullyShardedDataParallel")));
     call(net, input()).sum().backward();  // backward uses the parameters outside of any call
     const auto whole = full_params(*net);
     EXPECT_TRUE(at::equal(net->a->weight, seeded_net()->a->weight));
+  });
+}
+
+TEST(Call, IsNeededAlsoWhereInnerUnitsHaveAllParameters) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    fully_shard(net, {.mesh = world, .mixed_precision = {.cast_forward_inputs = false, .output_dtype = at::kDouble}});
+    EXPECT_THAT(message_of<UsageError>([&] { net(input()); }),
+                AllOf(HasSubstr("output_dtype of Net"), HasSubstr("tessera::call(module, x...)")));
+    call(net, input()).sum().backward();
+    EXPECT_EQ(call(net->a, input()).scalar_type(), at::kFloat);  // an inner unit by itself
+  });
+}
+
+TEST(Call, ReachesReplicatedParameters) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = seeded_net();
+    fully_shard(net, {.mesh = world, .mixed_precision = {.output_dtype = at::kDouble}, .replicated = {net->b->bias}});
+    EXPECT_EQ(call(net, input()).scalar_type(), at::kDouble);
+    EXPECT_THAT(message_of<UsageError>([&] { net(input()); }), HasSubstr("output_dtype of Net"));
   });
 }
 

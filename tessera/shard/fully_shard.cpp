@@ -196,6 +196,20 @@ ShardOptions replicated(const ShardOptions& options) {
   return result;
 }
 
+/// If options act at calls of the modules, lets their units refuse operators outside of those. Modules whose parameters are all in inner
+/// units leave it to these, which may also be called by themselves.
+void need_calls(std::span<Module* const> modules, const MixedPrecision& precision, const std::string& name) {
+  if (!precision.output_dtype && !precision.cast_forward_inputs) return;
+  NeededCall call{
+      .modules = {modules.begin(), modules.end()}, .name = name, .option = precision.output_dtype ? "output_dtype" : "cast_forward_inputs"};
+  auto own = units_of(*modules.front());
+  if (own.empty()) {
+    own = units(*modules.front());
+    for (const auto& inner : modules.front()->modules(/*include_self=*/false)) call.modules.push_back(inner.get());
+  }
+  for (const auto& unit : own) unit->need(call);
+}
+
 void shard(std::span<Module* const> modules, const ShardOptions& options) {
   install_paging();
   expect_valid(options);
@@ -232,6 +246,7 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   if (!collected.replicated.candidates.empty()) {
     make_unit(collected.replicated, path_below(name, std::string(kReplicated)), replicated(options));
   }
+  need_calls(modules, options.mixed_precision, name);
   for (auto* module : modules) {
     set_boundary(*module, options, unit);
     if (const auto dtype = options.mixed_precision.buffer_dtype) cast_buffers(*module, *dtype);

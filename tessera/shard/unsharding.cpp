@@ -4,6 +4,7 @@
 #include <torch/nn/module.h>
 
 #include "tessera/base/error.h"
+#include "tessera/shard/access/phases.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/unit_state.h"
@@ -47,6 +48,7 @@ void reshard(const Module& module) {
 }
 
 void set_reshard_after_forward(const Module& module, ReshardAfterForward rule, Recurse recurse) {
+  expect_idle("set_reshard_after_forward");
   for (const auto& unit : units_for(module, recurse, "set_reshard_after_forward")) {
     const bool is_whole_anyway = unit->name().ends_with(kReplicated);
     if (!is_whole_anyway) unit->set_reshard_after_forward(rule);
@@ -54,6 +56,7 @@ void set_reshard_after_forward(const Module& module, ReshardAfterForward rule, R
 }
 
 void set_reshard_after_backward(const Module& module, bool reshards, Recurse recurse) {
+  expect_idle("set_reshard_after_backward");
   for (const auto& unit : units_for(module, recurse, "set_reshard_after_backward")) {
     const auto held = unit->schedule()->lock();
     unit->state(held).rules.reshard_after_backward = reshards;

@@ -25,9 +25,9 @@ std::optional<std::string> forward_phase() {
   return phase->unit_ != nullptr ? phase->unit_->name() : class_name(phase->module_);
 }
 
-bool in_forward_of(const Unit& unit) {
+bool in_forward_of(const torch::nn::Module& module) {
   const auto* phase = innermost;
-  while (phase != nullptr && phase->unit_ != &unit) phase = phase->outer_;
+  while (phase != nullptr && &phase->module_ != &module) phase = phase->outer_;
   return phase != nullptr;
 }
 

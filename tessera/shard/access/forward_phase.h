@@ -24,7 +24,7 @@ class ForwardPhase {
 
  private:
   friend std::optional<std::string> forward_phase();
-  friend bool in_forward_of(const Unit& unit);
+  friend bool in_forward_of(const torch::nn::Module& module);
 
   const torch::nn::Module& module_;
   const Unit* const unit_;
@@ -34,7 +34,7 @@ class ForwardPhase {
 /// The module of the outermost forward that this thread is in, for messages: its path in the model, or its class.
 std::optional<std::string> forward_phase();
 
-/// Whether this thread is in the forward of a module of which the unit was made.
-bool in_forward_of(const Unit& unit);
+/// Whether this thread is in the forward of the module.
+bool in_forward_of(const torch::nn::Module& module);
 
 }  // namespace tessera

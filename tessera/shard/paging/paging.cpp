@@ -50,13 +50,16 @@ bool may_write_unsharded(Unit& unit) {
   return unit.state(held).allows_unsharded_writes();
 }
 
-/// Throws UsageError if forward uses a unit whose options need to see the call of its module, and can't.
-void expect_call(const Unit& unit, const OperatorFacts& op) {
-  if (torch::autograd::get_current_graph_task_id() != -1 || unit.pinned() || in_forward_of(unit)) return;
-  throw UsageError(
-      fmt::format("{} uses unit '{}', whose {} acts where its module is called, but modules have no hooks that would tell; call the module "
-                  "as tessera::call(module, x...), make it a tessera::FullyShardedDataParallel, or leave the option out",
-                  op.name(), unit.name(), unit.options().mixed_precision.output_dtype ? "output_dtype" : "cast_forward_inputs"));
+/// Throws UsageError if forward uses a unit whose options need to see the call of a module, and can't.
+void expect_calls(const Unit& unit, const OperatorFacts& op) {
+  if (torch::autograd::get_current_graph_task_id() != -1 || unit.pinned()) return;
+  for (const auto& call : unit.needed_calls()) {
+    if (std::ranges::any_of(call.modules, [](const auto* module) { return in_forward_of(*module); })) continue;
+    throw UsageError(
+        fmt::format("{} uses unit '{}', but the {} of {} acts where that module is called, and modules have no hooks that would tell; call "
+                    "it as tessera::call(module, x...), make it a tessera::FullyShardedDataParallel, or leave the option out",
+                    op.name(), unit.name(), call.option, call.name));
+  }
 }
 
 void note(Operands& operands, const at::Tensor& tensor, bool writes, const OperatorFacts& op) {
@@ -76,7 +79,7 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const Opera
           "be made after it; one of torch::optim can be moved instead, with tessera::rebind(optimizer, model)",
           op.name(), name_of(*unit->around(tensor), *unit)));
     }
-    if (unit->acts_at_calls()) expect_call(*unit, op);
+    expect_calls(*unit, op);
     if (c10::GradMode::is_enabled()) unit->follow_training(tensor);
     if (std::ranges::find(operands.units, unit) == operands.units.end()) operands.units.push_back(unit);
     return;

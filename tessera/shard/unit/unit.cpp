@@ -28,7 +28,6 @@ Unit::Unit(std::string name, const ShardOptions& options, UnitLayout layout, Cod
       layout_(layout),
       codec_(std::move(codec)),
       compute_dtype_(compute_dtype_of(options)),
-      acts_at_calls_(options.mixed_precision.cast_forward_inputs || options.mixed_precision.output_dtype),
       number_(options.mesh.world().next_number()) {}
 
 Unit::~Unit() {

@@ -19,6 +19,10 @@
 #include "tessera/shard/unit/schedule_lock.h"
 #include "tessera/shard/unit/unit_memory.h"
 
+namespace torch::nn {
+class Module;
+}
+
 namespace tessera {
 
 class Schedule;
@@ -38,6 +42,14 @@ enum class UnitLayout { Flat, Rows, WholeParameters, PaddedChunks };
 
 /// The dtype to which floating-point operands of a unit's operators are cast, if any.
 std::optional<at::ScalarType> compute_dtype_of(const ShardOptions& options);
+
+/// A module whose options act where it is called, so that operators may use its parameters only while its forward runs. Of a unit of
+/// several modules, any of them.
+struct NeededCall {
+  std::vector<const torch::nn::Module*> modules;  // only compared
+  std::string name;
+  std::string_view option;
+};
 
 /// This class holds what stays the same while a model trains. What changes is in UnitState, which needs the lock of the unit's schedule.
 class Unit : public std::enable_shared_from_this<Unit> {
@@ -92,8 +104,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   size_t number_of(const Group& group) const { return static_cast<size_t>(&group - groups_.data()); }
   const Codec& codec() const { return *codec_; }
   std::optional<at::ScalarType> compute_dtype() const { return compute_dtype_; }
-  /// Whether its options act at the boundary of its module, so that it has to be called through tessera::call.
-  bool acts_at_calls() const { return acts_at_calls_; }
+  /// The calls that operators need around them, by tessera::call or the class FullyShardedDataParallel.
+  const std::vector<NeededCall>& needed_calls() const { return needed_calls_; }
+  void need(const NeededCall& call) { needed_calls_.push_back(call); }
   /// The memory that the unit additionally takes on this rank while it is unsharded.
   uint64_t unsharded_bytes() const { return unsharded_bytes_; }
   /// The memory that it takes now beyond its shards.
@@ -175,7 +188,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const UnitLayout layout_;
   const CodecPtr codec_;
   const std::optional<at::ScalarType> compute_dtype_;
-  const bool acts_at_calls_;
+  std::vector<NeededCall> needed_calls_;
   const uint64_t number_;
   std::vector<Group> groups_;
   std::unordered_map<const c10::TensorImpl*, Parameter*> parameters_;  // keyed by every unsharded parameter and every shard
