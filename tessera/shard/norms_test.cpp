@@ -2,6 +2,7 @@
 // may have changed.
 #include "tessera/shard/norms.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -273,6 +274,20 @@ TEST(GradientsOnTheirWay, AreGuarded) {
     model->forward(numbers({5, 8}, world.rank())).pow(2).mean().backward();
     EXPECT_THAT(error, ::testing::HasSubstr("gradients of unit 'block2' are on their way"));
     EXPECT_NO_THROW((void)shard.grad().data_ptr<float>());
+  });
+}
+
+TEST(ClipGradValue, LimitsEachValue) {
+  with_ranks(3, [](const Communicator& world) {
+    const auto model = sharded_rooted_blocks({.mesh = world});
+    loss_of(*model, world.rank()).backward();
+    clip_grad_value(parameters(*model), 0.01);
+    const auto expected = whole_after(3, {0});
+    for (size_t i = 0; i < parameters(*model).size(); i++) {
+      EXPECT_TRUE(at::allclose(full_grad(parameters(*model)[i]), expected.parameters()[i].grad().clamp(-0.01, 0.01), 1e-6, 1e-6));
+    }
+    EXPECT_THAT([&] { clip_grad_value(parameters(*model), -1); },
+                ::testing::ThrowsMessage<UsageError>(::testing::HasSubstr("-1 is no bound")));
   });
 }
 

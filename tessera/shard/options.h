@@ -21,7 +21,7 @@ struct MixedPrecision {
   std::optional<at::ScalarType> reduce_dtype = {};  // the dtype in which gradients are sent, if it is narrower; sums are at least float32
   std::optional<at::ScalarType> buffer_dtype = {};  // the dtype of floating-point buffers
   /// These two act where the boundary of the module can be seen: at tessera::call and at the class FullyShardedDataParallel. In a plain
-  /// call each operator casts its operands; a unit that sets one of these refuses plain calls.
+  /// call each operator casts its operands; a module for which one of these is set refuses plain calls.
   std::optional<bool> cast_forward_inputs = {};     // whether inputs are cast to param_dtype; unset: they are
   std::optional<at::ScalarType> output_dtype = {};  // the dtype to which floating-point outputs are cast
 };

@@ -1,4 +1,4 @@
-// When and how gradients are reduced: no_sync, replicas, divide factors, hooks, unused parameters, phases.
+// When and how gradients are reduced: no_sync, replicas, divide factors, hooks.
 #include "tessera/shard/reduction.h"
 
 #include <gmock/gmock.h>
@@ -22,33 +22,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
-
-using Batches = std::vector<int>;
-
-at::Tensor loss_of(RootedBlocks& model, int batch) {
-  return model.forward(numbers({3, 8}, batch)).pow(2).mean();
-}
-
-/// The gradients of an unsharded model for the sum, over the batches of each rank, of the mean over the ranks.
-std::vector<at::Tensor> expected_gradients(int ranks, const Batches& batches) {
-  RootedBlocks model;
-  for (const int batch : batches) {
-    for (int rank = 0; rank < ranks; rank++) (loss_of(model, 10 * batch + rank) / ranks).backward();
-  }
-  std::vector<at::Tensor> result;
-  for (const auto& parameter : model.parameters()) result.push_back(parameter.grad());
-  return result;
-}
-
-void expect_gradients(const RootedBlocks& model, const std::vector<at::Tensor>& expected, double factor = 1, double tolerance = 1e-6) {
-  const auto shards = parameters(model);
-  for (size_t i = 0; i < shards.size(); i++) {
-    ASSERT_TRUE(shards[i].grad().defined()) << i;
-    const auto found = full_grad(shards[i]);
-    EXPECT_TRUE(at::allclose(found, expected[i] * factor, tolerance, tolerance))
-        << "parameter " << i << " differs by " << (found - expected[i] * factor).abs().max().item<float>();
-  }
-}
 
 struct Way {
   Mesh mesh;
@@ -91,9 +64,9 @@ TEST(NoSync, AddsUpOnEachRankAndReducesOnce) {
       EXPECT_EQ(counters(*model).reductions, 0);
       loss_of(*model, 30 + world.rank()).backward();
       EXPECT_EQ(counters(*model).reductions, 5);
-      expect_gradients(*model, expected_gradients(world.size(), {0, 1, 2, 3}));
+      expect_same_gradients(*model, whole_after(world.size(), {0, 1, 2, 3}));
       loss_of(*model, 40 + world.rank()).backward();  // adds to the shards as usual
-      expect_gradients(*model, expected_gradients(world.size(), {0, 1, 2, 3, 4}));
+      expect_same_gradients(*model, whole_after(world.size(), {0, 1, 2, 3, 4}));
     }
   });
 }
@@ -107,7 +80,7 @@ TEST(NoSync, EndsWithAnException) {
     } catch (const std::runtime_error&) {
     }
     loss_of(*model, world.rank()).backward();
-    expect_gradients(*model, expected_gradients(2, {0}));
+    expect_same_gradients(*model, whole_after(2, {0}));
   });
 }
 
@@ -122,7 +95,7 @@ TEST(NoSync, GuardsMayEndInAnyOrder) {
     EXPECT_EQ(counters(*model).reductions, 0);
     second.reset();
     loss_of(*model, 10 + world.rank()).backward();
-    expect_gradients(*model, expected_gradients(2, {0, 1}));
+    expect_same_gradients(*model, whole_after(2, {0, 1}));
   });
 }
 
@@ -146,16 +119,28 @@ TEST(NoSync, KeepsSumsOfLowPrecisionInFloat32) {
     for (const auto residence : {Residence::Gathered, Residence::Auto}) {
       const Way way{.mesh = world, .residence = residence, .precision = {.param_dtype = at::kBFloat16}};
       const auto model = sharded(way), apart = sharded(way);
-      std::vector<at::Tensor> expected;
       for (int pass = 0; pass < 4; pass++) {
         std::optional<NoSync> guard;
         if (pass < 3) guard.emplace(no_sync(*model));
         loss_of(*model, 10 * pass + world.rank()).backward();
         loss_of(*apart, 10 * pass + world.rank()).backward();
       }
-      for (const auto& shard : parameters(*apart)) expected.push_back(full_grad(shard));
-      expect_gradients(*model, expected, 1, 1e-6);  // a sum in bfloat16 would differ by 1e-2
+      for (size_t i = 0; i < parameters(*model).size(); i++) {  // a sum in bfloat16 would differ by 1e-2
+        EXPECT_TRUE(at::allclose(full_grad(parameters(*model)[i]), full_grad(parameters(*apart)[i]), 1e-6, 1e-6)) << "parameter " << i;
+      }
     }
+  });
+}
+
+TEST(NoSync, OfLowPrecisionOnSomeRanksIsNamed) {
+  with_ranks(2, [](const Communicator& world) {
+    const auto model = sharded({.mesh = world, .precision = {.param_dtype = at::kBFloat16}});
+    if (world.rank() == 0) {
+      const auto guard = no_sync(*model);
+      loss_of(*model, 0).backward();
+    }
+    EXPECT_THAT([&] { loss_of(*model, 1).backward(); },
+                ThrowsMessage<CommError>(HasSubstr("with gradients of passes before that were not reduced")));
   });
 }
 
@@ -180,7 +165,7 @@ TEST(NoSync, OfAPartIsASwitch) {
     EXPECT_TRUE(model->block[2]->a->parameters()[0].grad().defined());
     set_requires_gradient_sync(*model->block[1], true);
     loss_of(*model, 10 + world.rank()).backward();
-    expect_gradients(*model, expected_gradients(2, {0, 1}));
+    expect_same_gradients(*model, whole_after(2, {0, 1}));
   });
 }
 
@@ -205,7 +190,7 @@ TEST(UnsyncedGradients, CanBeReducedWithoutAPassAndAreNeverLeftOut) {
     EXPECT_THAT([&] { theirs.step(); }, refused);
     parameters(*model)[0].mutable_grad() = at::Tensor();
     sync_gradients(*model);
-    expect_gradients(*model, expected_gradients(world.size(), {0}));
+    expect_same_gradients(*model, whole_after(world.size(), {0}));
     const auto reductions = counters(*model).reductions;
     sync_gradients(*model);  // nothing is left
     EXPECT_EQ(counters(*model).reductions, reductions);
@@ -237,12 +222,12 @@ TEST(AllReduce, MayWaitUntilTheLastPass) {
       set_requires_all_reduce(*model, true);
       loss_of(*model, 30 + world.rank()).backward();
       EXPECT_EQ(replicas.traffic(Operation::AllReduce).calls, 5);
-      expect_gradients(*model, expected_gradients(4, {0, 1, 2, 3}));
+      expect_same_gradients(*model, whole_after(4, {0, 1, 2, 3}));
 
       set_requires_all_reduce(*model, false);
       loss_of(*model, 40 + world.rank()).backward();
       sync_gradients(*model);
-      expect_gradients(*model, expected_gradients(4, {0, 1, 2, 3, 4}));
+      expect_same_gradients(*model, whole_after(4, {0, 1, 2, 3, 4}));
     }
   });
 }
@@ -280,7 +265,7 @@ TEST(DivideFactors, ScaleGradients) {
     const auto model = sharded(way);
     set_gradient_divide_factors(*model, {.pre = 4, .post = 0.5});
     loss_of(*model, world.rank()).backward();
-    expect_gradients(*model, expected_gradients(world.size(), {0}), world.size() / 2.0);
+    expect_same_gradients(*model, whole_after(world.size(), {0}), world.size() / 2.0);
     EXPECT_THAT([&] { set_gradient_divide_factors(*model, {.pre = 0, .post = 1}); },
                 ThrowsMessage<UsageError>(HasSubstr("gradients can't be divided by 0")));
   });
@@ -291,25 +276,10 @@ TEST(DivideFactors, CanBeSetForAPart) {
     const auto model = sharded({.mesh = world});
     set_gradient_divide_factors(*model->block[0], {.pre = 1, .post = 1});
     loss_of(*model, world.rank()).backward();
-    const auto expected = expected_gradients(2, {0});
-    EXPECT_TRUE(at::allclose(full_grad(parameters(*model)[0]), expected[0] * 2, 1e-6, 1e-6));
-    EXPECT_TRUE(at::allclose(full_grad(parameters(*model)[4]), expected[4], 1e-6, 1e-6));
+    const auto expected = whole_after(2, {0});
+    EXPECT_TRUE(at::allclose(full_grad(parameters(*model)[0]), expected.parameters()[0].grad() * 2, 1e-6, 1e-6));
+    EXPECT_TRUE(at::allclose(full_grad(parameters(*model)[4]), expected.parameters()[4].grad(), 1e-6, 1e-6));
   });
-}
-
-/// The last rank uses everything. Others use parts of the first and third block, and of the others what `whole` says.
-at::Tensor loss_of_some(RootedBlocks& model, int rank, int ranks, int batch, bool whole = true) {
-  auto x = numbers({3, 8}, batch);
-  for (size_t i = 0; i < model.block.size(); i++) {
-    if (rank == ranks - 1) {
-      x = model.block[i]->forward(x);
-    } else if (i % 2 == 0) {
-      x = x + model.block[i]->a(x).narrow(1, 0, 8);
-    } else if (whole) {
-      x = model.block[i]->forward(x);
-    }
-  }
-  return rank == 0 && !whole ? x.pow(2).mean() : model.head(x).pow(2).mean();
 }
 
 /// Sends gradients in bfloat16, and adds them in float32.
@@ -332,16 +302,18 @@ TEST(ReductionHook, ReplacesTheReduction) {
       });
       loss_of(*model, world.rank()).backward();
       EXPECT_EQ(seen, (std::set<std::string>{"RootedBlocks", "block0", "block1", "block2", "block3"}));
-      expect_gradients(*model, expected_gradients(2, {0}), 1, 1e-2);
-      EXPECT_FALSE(at::allclose(full_grad(parameters(*model)[0]), expected_gradients(2, {0})[0], 1e-5, 1e-5));
+      expect_same_gradients(*model, whole_after(2, {0}), 1, 5e-2);
+      EXPECT_FALSE(at::allclose(full_grad(parameters(*model)[0]), whole_after(2, {0}).parameters()[0].grad(), 1e-5, 1e-5));
       set_reduction_hook(*model, {});
       for (const auto& shard : parameters(*model)) shard.mutable_grad() = at::Tensor();
       loss_of(*model, world.rank()).backward();
-      expect_gradients(*model, expected_gradients(2, {0}));
+      expect_same_gradients(*model, whole_after(2, {0}));
     }
     const auto model = sharded({.mesh = world});
     set_reduction_hook(*model, &compress);
-    EXPECT_THAT([&] { loss_of_some(*model, world.rank(), 2, 0).backward(); }, ThrowsMessage<CommError>(HasSubstr("different parameters")));
+    auto& block = *model->block[0];
+    const auto pass = [&] { return world.rank() == 0 ? block.a(numbers({3, 8})) : block.forward(numbers({3, 8})); };
+    EXPECT_THAT([&] { pass().sum().backward(); }, ThrowsMessage<CommError>(HasSubstr("different parameters")));
     recover(*model);
     EXPECT_THAT([&] { set_gradient_divide_factors(*model, {.pre = 1, .post = 2}); },
                 ThrowsMessage<UsageError>(HasSubstr("has a reduction hook")));
@@ -355,7 +327,6 @@ TEST(ReductionHook, ReplacesTheReduction) {
 TEST(GradientHook, SeesEachFinishedGradient) {
   with_ways([](const Communicator& world, const Way& way) {
     const auto model = sharded(way);
-    const auto expected = expected_gradients(world.size(), {0});
     const auto shards = parameters(*model);
     std::vector<at::Tensor> seen(shards.size());
     for (size_t i = 0; i < shards.size(); i++) {
@@ -366,194 +337,9 @@ TEST(GradientHook, SeesEachFinishedGradient) {
       ASSERT_TRUE(seen[i].defined()) << i;
       EXPECT_TRUE(at::equal(seen[i], to_local(shards[i].grad())));
     }
-    expect_gradients(*model, expected);
+    expect_same_gradients(*model, whole_after(world.size(), {0}));
     EXPECT_THAT([&] { register_gradient_hook(at::ones({2}), [](const at::Tensor&) {}); },
                 ThrowsMessage<UsageError>(HasSubstr("takes trained parameters")));
-  });
-}
-
-TEST(UnusedParameters, CountAsZeroIfAsked) {
-  for (const int ranks : {1, 2, 3}) {
-    with_ranks(ranks, [&](const Communicator& world) {
-      for (const auto residence : {Residence::Gathered, Residence::Auto}) {
-        RootedBlocks whole;
-        const auto model = sharded_rooted_blocks({.mesh = world, .residence = residence, .unused_parameters = UnusedParameters::Zeros});
-        for (int pass = 0; pass < 3; pass++) {
-          // A gather needs all ranks, so that all have to use the same units of gathered memory.
-          const bool same_units = residence == Residence::Gathered;
-          loss_of_some(*model, world.rank(), ranks, 10 * pass + world.rank(), same_units).backward();
-          for (int rank = 0; rank < ranks; rank++) (loss_of_some(whole, rank, ranks, 10 * pass + rank, same_units) / ranks).backward();
-        }
-        std::vector<at::Tensor> expected;
-        for (const auto& parameter : whole.parameters()) {
-          expected.push_back(parameter.grad().defined() ? parameter.grad() : at::zeros_like(parameter));
-        }
-        expect_gradients(*model, expected, 1, 1e-5);
-        // A pass that asks for gradients of inputs alone reduces nothing.
-        const auto before = counters(*model).reductions;
-        const auto x = numbers({3, 8}).set_requires_grad(true);
-        (void)torch::autograd::grad({model->forward(x).sum()}, {x});
-        EXPECT_EQ(counters(*model).reductions, before);
-      }
-    });
-  }
-}
-
-TEST(UnusedParameters, AreAnErrorOtherwise) {
-  with_ranks(2, [](const Communicator& world) {
-    const auto model = sharded({.mesh = world});
-    EXPECT_THAT([&] { loss_of_some(*model, world.rank(), 2, 0).backward(); }, ThrowsMessage<CommError>(HasSubstr("block")));
-  });
-}
-
-TEST(UnusedParameters, LeaveSwitchesAlone) {
-  with_ranks(2, [](const Communicator& world) {
-    const auto model = sharded_rooted_blocks({.mesh = world, .unused_parameters = UnusedParameters::Zeros});
-    set_requires_gradient_sync(*model->block[1], false);
-    loss_of(*model, world.rank()).backward();
-    EXPECT_FALSE(model->block[1]->parameters()[0].grad().defined());
-    EXPECT_TRUE(model->block[0]->parameters()[0].grad().defined());
-    set_requires_gradient_sync(*model->block[1], true);
-    loss_of(*model, 10 + world.rank()).backward();
-    expect_gradients(*model, expected_gradients(2, {0, 1}));
-    EXPECT_THAT([&] { (void)torch::autograd::grad({loss_of(*model, 0)}, {parameters(*model)[0]}, {}, false, false, true); },
-                ThrowsMessage<UsageError>(HasSubstr("they can't be asked for by autograd::grad")));
-  });
-}
-
-TEST(UnusedParameters, AreReducedByAllRanksIfSomeRankHasKeptGradients) {
-  with_ranks(2, [](const Communicator& world) {
-    RootedBlocks whole;
-    const auto model = sharded_rooted_blocks({.mesh = world, .unused_parameters = UnusedParameters::Zeros});
-    {
-      const auto guard = no_sync(*model);
-      loss_of_some(*model, world.rank(), 2, world.rank(), /*whole=*/false).backward();
-    }
-    sync_gradients(*model);
-    for (int rank = 0; rank < 2; rank++) (loss_of_some(whole, rank, 2, rank, /*whole=*/false) / 2).backward();
-    std::vector<at::Tensor> expected;
-    for (const auto& parameter : whole.parameters()) expected.push_back(parameter.grad());
-    expect_gradients(*model, expected, 1, 1e-5);
-  });
-}
-
-TEST(UnusedParameters, MayBeMixedWithNoSync) {
-  with_ranks(2, [](const Communicator& world) {
-    RootedBlocks whole;
-    const auto model = sharded_rooted_blocks({.mesh = world, .unused_parameters = UnusedParameters::Zeros});
-    for (int pass = 0; pass < 3; pass++) {
-      std::optional<NoSync> guard;
-      if (pass < 2) guard.emplace(no_sync(*model));
-      loss_of_some(*model, world.rank(), 2, 10 * pass + world.rank()).backward();
-      for (int rank = 0; rank < 2; rank++) (loss_of_some(whole, rank, 2, 10 * pass + rank) / 2).backward();
-    }
-    std::vector<at::Tensor> expected;
-    for (const auto& parameter : whole.parameters()) expected.push_back(parameter.grad());
-    expect_gradients(*model, expected);
-  });
-}
-
-TEST(UnusedParameters, CountAsZeroInSyncGradients) {
-  with_ranks(2, [](const Communicator& world) {
-    const auto model = sharded_rooted_blocks({.mesh = world, .unused_parameters = UnusedParameters::Zeros});
-    {
-      const auto guard = no_sync(*model);
-      loss_of_some(*model, world.rank(), 2, world.rank(), /*whole=*/false).backward();
-    }
-    sync_gradients(*model);
-    RootedBlocks whole;
-    for (int rank = 0; rank < 2; rank++) (loss_of_some(whole, rank, 2, rank, /*whole=*/false) / 2).backward();
-    std::vector<at::Tensor> expected;
-    for (const auto& parameter : whole.parameters()) expected.push_back(parameter.grad());
-    expect_gradients(*model, expected);
-  });
-}
-
-TEST(UnusedParameters, CountAsZeroWhereNoPassHasUsedThem) {
-  with_ranks(2, [](const Communicator& world) {
-    const auto model = sharded_rooted_blocks({.mesh = world, .unused_parameters = UnusedParameters::Zeros});
-    const auto& block = *model->block[0];
-    set_requires_grad(block, Training::Frozen);
-    loss_of(*model, world.rank()).backward();
-    set_requires_grad(block, Training::Trained);
-    for (const auto& shard : parameters(block)) EXPECT_FALSE(shard.grad().defined());
-    model->head(numbers({3, 8}, world.rank())).sum().backward();
-    for (const auto& shard : parameters(block)) EXPECT_TRUE(at::equal(full_grad(shard), at::zeros_like(full_grad(shard))));
-  });
-}
-
-TEST(UnusedParameters, MayBeTheReplicatedOnesOfAModule) {
-  with_ranks(2, [](const Communicator& world) {
-    RootedBlocks whole;
-    const auto model = std::make_shared<RootedBlocks>();
-    fully_shard(
-        model,
-        {.mesh = world, .replicated = {model->head->weight}, .reshard_after_forward = 2, .unused_parameters = UnusedParameters::Zeros});
-    set_reshard_after_forward(*model, 2);
-    for (int pass = 0; pass < 2; pass++) {
-      const auto loss = [&](RootedBlocks& used, int rank) {
-        const auto x = numbers({3, 8}, 10 * pass + rank);
-        return rank == 0 ? torch::linear(x, used.head->weight).pow(2).mean() : used.forward(x).pow(2).mean();
-      };
-      loss(*model, world.rank()).backward();
-      for (int rank = 0; rank < 2; rank++) (loss(whole, rank) / 2).backward();
-    }
-    for (const auto& [name, shard] : named_parameters(*model)) {
-      const auto expected = whole.named_parameters()[name].grad();
-      EXPECT_TRUE(at::allclose(full_grad(shard), expected, 1e-5, 1e-5)) << name;
-    }
-  });
-}
-
-TEST(ClipGradValue, LimitsEachValue) {
-  with_ranks(3, [](const Communicator& world) {
-    const auto model = sharded({.mesh = world});
-    loss_of(*model, world.rank()).backward();
-    clip_grad_value(parameters(*model), 0.01);
-    const auto expected = expected_gradients(3, {0});
-    for (size_t i = 0; i < expected.size(); i++) {
-      EXPECT_TRUE(at::allclose(full_grad(parameters(*model)[i]), expected[i].clamp(-0.01, 0.01), 1e-6, 1e-6));
-    }
-    EXPECT_THAT([&] { clip_grad_value(parameters(*model), -1); }, ThrowsMessage<UsageError>(HasSubstr("-1 is no bound")));
-  });
-}
-
-struct Sneaky : torch::nn::Module {
-  torch::nn::Linear inner = register_module("inner", torch::nn::Linear(8, 8));
-  std::function<void()> act = [] {};
-  at::Tensor forward(const at::Tensor& x) {
-    act();
-    return inner(x);
-  }
-};
-
-TEST(Phases, RefuseWhatHasNoMeaningInTheMiddleOfAPass) {
-  with_ranks(2, [](const Communicator& world) {
-    const auto model = std::make_shared<Sneaky>();
-    fill_with_numbers(*model);
-    fully_shard(model, {.mesh = world});
-    optim::SGD optimizer(parameters(*model), {.lr = 0.1});
-    const std::vector<std::pair<std::string, std::function<void()>>> calls = {
-        {"the norm of gradients", [&] { (void)clip_grad_norm(parameters(*model), 1); }},
-        {"clip_grad_value", [&] { clip_grad_value(parameters(*model), 1); }},
-        {"step()", [&] { optimizer.step(); }},
-        {"no_sync", [&] { (void)no_sync(*model); }},
-        {"set_gradient_divide_factors", [&] { set_gradient_divide_factors(*model, {.pre = 1, .post = 1}); }},
-        {"full_params", [&] { (void)full_params(*model); }},
-        {"sync_gradients", [&] { sync_gradients(*model); }},
-        {"skip_step", [&] { skip_step(*model); }},
-    };
-    for (const auto& [name, what] : calls) {
-      model->act = what;
-      EXPECT_THAT([&] { call(model, numbers({3, 8})); },
-                  ThrowsMessage<UsageError>(HasSubstr(name + " was called during the forward of 'Sneaky'")));
-      model->act = [] {};
-      auto out = call(model, numbers({3, 8}));
-      out.register_hook([&](const at::Tensor&) { what(); });
-      EXPECT_THAT([&] { out.sum().backward(); }, ThrowsMessage<UsageError>(HasSubstr(name + " was called during backward")));
-    }
-    call(model, numbers({3, 8}, world.rank())).sum().backward();
-    optimizer.step();
   });
 }
 

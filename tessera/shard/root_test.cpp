@@ -41,10 +41,6 @@ void expect_same_step(const torch::nn::Module& sharded, const torch::nn::Module&
   }
 }
 
-at::Tensor loss_of(RootedBlocks& model, int batch) {
-  return model.forward(numbers({3, 8}, batch)).pow(2).mean();
-}
-
 TEST(Root, IsTheOutermostUnit) {
   with_ranks(2, [](const Communicator& world) {
     const auto model = sharded_rooted_blocks({.mesh = world});

@@ -43,10 +43,11 @@ GradientReduction::Packing::Packing(GradientReduction& reduction, std::span<cons
       keeps_(groups.size(), false),
       taking_{.sink = reduction.sink(), .shards = {}, .groups = {}} {
   c10::SmallVector<GradientPlan, 2> plans;
+  const auto& precision = reduction.unit_.options().mixed_precision;
   for (const auto* group : groups) {
-    plans.push_back({.numel = group->chunk * reduction.unit_.mesh().shard().size(),
-                     .dtype = wire_dtype(*group, reduction.unit_.options().mixed_precision, sums),
-                     .device = group->own.device()});
+    const auto dtype = wire_dtype(*group, precision, sums);
+    widens_ = widens_ || dtype != wire_dtype(*group, precision, /*sums=*/false);
+    plans.push_back({.numel = group->chunk * reduction.unit_.mesh().shard().size(), .dtype = dtype, .device = group->own.device()});
   }
   const bool has_replicas = reduction.unit_.mesh().replicate().size() > 1;
   if (rules().reduction_hook) {
@@ -120,16 +121,16 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
     }
   }
   auto subject = unit.subject();
-  std::string stepped;
+  std::string described(name);
+  if (widens_) described += ", with gradients of passes before that were not reduced";
   if (taking_.sink) {
     subject.writer = taking_.sink->writer();
-    subject.unit = stepped = fmt::format("{}, with its step in backward", name);
+    described += ", with its step in backward";
     // This rank is through with the unit. Other ranks know it when they see what it has packed.
     for (const auto& shard : taking_.shards) unit.outdate(shard);
     unit.state_->versions.done_reading();
-  } else {
-    subject.unit = name;
   }
+  subject.unit = described;
   subject.members = members;
   reduction.taken_ = taking_.sink != nullptr;
   reduction.taking_ = std::move(taking_);

@@ -72,6 +72,7 @@ class GradientReduction {
     GradientReduction& reduction_;
     c10::SmallVector<const Unit::Group*, 2> groups_;
     c10::SmallVector<bool, 2> keeps_;  // whether shards of the group get a gradient
+    bool widens_ = false;              // whether a group is sent in a wider dtype because the gradients are sums of several passes
     Taking taking_;
     GradientBuffers buffers_;
     std::set<const Unit::Parameter*> packed_;  // only known if their sums are kept
