@@ -16,10 +16,12 @@
 #include "tessera/base/log.h"
 #include "tessera/comm/fake/fake.h"
 #include "tessera/comm/groups/per_group.h"
+#include "tessera/comm/mesh.h"
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/norms.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/unit/boundary.h"
+#include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 
@@ -101,46 +103,13 @@ void expect_engine(const Communicator& world, const FullyShardedOptions& options
   }
 }
 
-/// The place of this process in its group. Throws UsageError unless each rank is in one of the groups.
-struct GroupPlace {
-  std::vector<int> colors = {};
-  int rank = 0, size = 1;
-};
-
-GroupPlace place_in(const std::vector<std::vector<int>>& groups, const Communicator& world) {
-  const auto text = fmt::format("{}", groups);
-  GroupPlace place{.colors = std::vector<int>(static_cast<size_t>(world.size()), -1)};
-  for (size_t i = 0; i < groups.size(); i++) {
-    const auto& group = groups[i];
-    if (!std::ranges::is_sorted(group)) throw UsageError(fmt::format("sharding_groups {}: list the ranks of a group in order", text));
-    for (size_t k = 0; k < group.size(); k++) {
-      if (group[k] < 0 || group[k] >= world.size()) {
-        throw UsageError(fmt::format("sharding_groups {}: there is no rank {} in a world of {}", text, group[k], world.size()));
-      }
-      auto& color = place.colors[static_cast<size_t>(group[k])];
-      if (color != -1) throw UsageError(fmt::format("sharding_groups {}: rank {} is there twice", text, group[k]));
-      color = static_cast<int>(i);
-      if (group[k] == world.local_ranks().front()) {
-        place.rank = static_cast<int>(k);
-        place.size = static_cast<int>(group.size());
-      }
-    }
-  }
-  if (const auto missing = std::ranges::find(place.colors, -1); missing != place.colors.end()) {
-    throw UsageError(fmt::format("sharding_groups {}: rank {} is in none of the groups", text, missing - place.colors.begin()));
-  }
-  return place;
-}
-
-/// Throws UsageError unless the rank and the size that the program has given are those of its group.
-void expect_place(const FullyShardedOptions& options, const GroupPlace& place) {
-  if (!options.sharding_groups.empty() && (!options.sharding_rank || !options.sharding_world_size)) {
-    throw UsageError("sharding_groups needs sharding_rank and sharding_world_size: this rank's place in its group, and the size of it");
-  }
-  const int rank = options.sharding_rank.value_or(place.rank), size = options.sharding_world_size.value_or(place.size);
-  if (rank == place.rank && size == place.size) return;
+/// Throws UsageError unless the rank and the size that the program has given, if any, are those of its group.
+void expect_place(const FullyShardedOptions& options, const Communicator& group) {
+  const int own_rank = group.local_ranks().front();
+  const int rank = options.sharding_rank.value_or(own_rank), size = options.sharding_world_size.value_or(group.size());
+  if (rank == own_rank && size == group.size()) return;
   throw UsageError(fmt::format("sharding_rank {} of sharding_world_size {} does not agree with the {}, where this is rank {} of {}", rank,
-                               size, options.sharding_groups.empty() ? "world" : "sharding_groups", place.rank, place.size));
+                               size, options.sharding_groups.empty() ? "world" : "sharding_groups", own_rank, group.size()));
 }
 
 bool has_dummies(const FullyShardedOptions& options) {
@@ -195,15 +164,23 @@ struct FullySharded::Groups {
 
   const Communicator world;  // kept, because groups are told apart by address
   std::mutex mutex;
-  std::map<std::pair<std::vector<std::vector<int>>, bool>, Communicator> made;
+  std::map<std::vector<std::vector<int>>, Communicator> made;
+  std::map<std::pair<int, int>, Communicator> fakes;  // by their rank and size
 
-  /// The group in which this process shards: that of its color, or one of simulated ranks.
-  Communicator get(const std::vector<std::vector<int>>& groups, const GroupPlace& place, bool dummies) {
-    if (groups.empty() && !dummies) return world;
+  /// The group to which this rank belongs.
+  Communicator get(const std::vector<std::vector<int>>& groups) {
+    if (groups.empty()) return world;
     const std::lock_guard lock(mutex);
-    const auto key = std::pair(groups, dummies);
-    if (const auto known = made.find(key); known != made.end()) return known->second;
-    return made.emplace(key, dummies ? fake_world(place.rank, place.size) : world.split(place.colors)).first->second;
+    const auto known = made.find(groups);
+    return known != made.end() ? known->second : made.emplace(groups, Mesh::of_groups(world, groups).world()).first->second;
+  }
+
+  /// Simulated ranks in place of a group.
+  Communicator simulated(const Communicator& group) {
+    const std::lock_guard lock(mutex);
+    const auto place = std::pair(group.local_ranks().front(), group.size());
+    const auto known = fakes.find(place);
+    return known != fakes.end() ? known->second : fakes.emplace(place, fake_world(place.first, place.second)).first->second;
   }
 };
 
@@ -213,14 +190,16 @@ FullySharded::FullySharded(std::shared_ptr<Module> module, bool has_forward, con
   expect_dtype("compute_dtype", options_.compute_dtype);
   expect_dtype("buffer_dtype", options_.buffer_dtype);
   expect_engine(world, options_);
-  const auto place = options_.sharding_groups.empty() ? GroupPlace{.rank = world.local_ranks().front(), .size = world.size()}
-                                                      : place_in(options_.sharding_groups, world);
-  expect_place(options_, place);
-  const bool dummies = has_dummies(options_);
+  if (!options_.sharding_groups.empty() && (!options_.sharding_rank || !options_.sharding_world_size)) {
+    throw UsageError("sharding_groups needs sharding_rank and sharding_world_size: this rank's place in its group, and the size of it");
+  }
+  const bool simulates = has_dummies(options_);
   expect_parameters(*base_, world, options_);
   static PerGroup<Groups> all;
   groups_ = all.get(world, [&] { return std::make_shared<Groups>(world); });
-  world_ = groups_->get(options_.sharding_groups, place, dummies);
+  world_ = groups_->get(options_.sharding_groups);
+  expect_place(options_, world_);
+  if (simulates) world_ = groups_->simulated(world_);
   const auto given = shard_options(options_, world_);
   if (options_.auto_wrap_policy) {
     fully_shard(*base_, given, *options_.auto_wrap_policy);
@@ -295,6 +274,13 @@ void FullySharded::refuse_dummy_forward() {
   throw UsageError("debug_dummy_forward_pass returns one tensor, and the forward of this module returns something else; leave it out");
 }
 
+bool FullySharded::reshards_after_forward() const {
+  const auto own = units_of(*base_);
+  if (own.empty()) return options_.reshard_after_forward;
+  const auto held = own.front()->schedule()->lock();
+  return !own.front()->stays_after_forward(held);
+}
+
 std::ostream& operator<<(std::ostream& out, const FullySharded& sharded) {
   const auto& options = sharded.options_;
   std::ostringstream inner;
@@ -306,7 +292,7 @@ std::ostream& operator<<(std::ostream& out, const FullySharded& sharded) {
              "reshard_after_forward={}, sharding_groups={}\n  (module): {}\n)",
              sharded.world_.size(), sharded.world_.local_ranks().front(), dtype_name(options.compute_dtype),
              dtype_name(options.buffer_dtype ? options.buffer_dtype : options.compute_dtype), options.flatten_parameters,
-             options.reshard_after_forward, options.sharding_groups.empty() ? "None" : fmt::format("{}", options.sharding_groups), text);
+             sharded.reshards_after_forward(), options.sharding_groups.empty() ? "None" : fmt::format("{}", options.sharding_groups), text);
 }
 
 }  // namespace tessera

@@ -107,6 +107,8 @@ class FullySharded {
   struct Groups;  // that all instances of a world share
 
   void print(const std::string& what) const;
+  /// What the unit does, which may have become the root of a model or a part of one since.
+  bool reshards_after_forward() const;
 
   std::shared_ptr<torch::nn::Module> base_;
   FullyShardedOptions options_;

@@ -132,6 +132,12 @@ TEST(FullySharded, PrintsItsOptionsAndTheModule) {
     EXPECT_THAT(out.str(), AllOf(HasSubstr("world_size=1, rank=0, compute_dtype=Half, buffer_dtype=Half, flatten_parameters=false, "
                                            "reshard_after_forward=true, sharding_groups=None\n"),
                                  HasSubstr("(module): torch::nn::Linear(in_features=6")));
+    const FullyShardedDataParallel inner(nn::Linear(6, 3), world);
+    nn::Sequential model(inner.module(), nn::Linear(3, 3));
+    const FullyShardedDataParallel outer(model, world);
+    std::ostringstream root;
+    root << outer << inner;
+    EXPECT_THAT(root.str(), AllOf(HasSubstr("reshard_after_forward=false"), HasSubstr("reshard_after_forward=true")));
   });
 }
 
@@ -273,10 +279,10 @@ TEST(FullySharded, RefusesGroupsThatMakeNoSense) {
     EXPECT_THAT(with(pairs, 0, std::nullopt), HasSubstr("needs sharding_rank and sharding_world_size"));
     EXPECT_THAT(with(pairs, 1 - world.rank() % 2, 2), HasSubstr("does not agree with the sharding_groups"));
     EXPECT_THAT(with({}, world.rank(), 2), HasSubstr("does not agree with the world"));
-    EXPECT_THAT(with({{0, 1}, {2}}, 0, 2), HasSubstr("rank 3 is in none of the groups"));
-    EXPECT_THAT(with({{0, 1}, {1, 2, 3}}, 0, 2), HasSubstr("rank 1 is there twice"));
-    EXPECT_THAT(with({{0, 1}, {2, 4}}, 0, 2), HasSubstr("no rank 4 in a world of 4"));
-    EXPECT_THAT(with({{1, 0}, {2, 3}}, 0, 2), HasSubstr("list the ranks of a group in order"));
+    EXPECT_THAT(with({{0, 1}, {2}}, 0, 2), HasSubstr("[[0, 1], [2]] lack rank 3"));
+    EXPECT_THAT(with({{0, 1}, {1, 2, 3}}, 0, 2), HasSubstr("have rank 1 twice"));
+    EXPECT_THAT(with({{0, 1}, {2, 4}}, 0, 2), HasSubstr("name rank 4, which is not in a world of 4"));
+    EXPECT_THAT(with({{1, 0}, {2, 3}}, 0, 2), HasSubstr("have [1, 0] out of order"));
   });
 }
 
