@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import functools
 import json
+import math
 import os
 import sys
 import tempfile
@@ -191,7 +192,7 @@ class Received(TorchDispatchMode):
 def mesh_of(shape):
     """The ranks of this one's part of the world, over which a case of this shape runs: axes replicate and shard, or only shard."""
     names = ("replicate", "shard")[-len(shape):]
-    ranks = torch.arange(RANKS).view(-1, *shape)
+    ranks = torch.arange(RANKS - RANKS % math.prod(shape)).view(-1, *shape)
     return DeviceMesh("cpu", ranks, mesh_dim_names=("part", *names))[names if len(names) > 1 else names[0]]
 
 
@@ -338,7 +339,7 @@ def run(rank, cases, models, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     results = {}
     for i, case in enumerate(cases):
-        mine = RANKS == case["ranks"] or i % 2 == rank // 2
+        mine = i % 2 == rank // 2 if case["ranks"] == 2 else rank < case["ranks"]
         mesh_of(tuple(case.get("mesh", [case["ranks"]])))  # made by all ranks
         mesh_of((case["ranks"],))
         if not mine:
