@@ -9,9 +9,11 @@
 #include "tessera/base/env.h"
 #include "tessera/comm/self/self.h"
 #include "tessera/optim/adam.h"
+#include "tessera/shard/call.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/reduction.h"
 #include "tessera/shard/unsharding.h"
+#include "tessera/shard/wrap.h"
 #include "tessera/testing/parity.h"
 
 namespace tessera::testing::property_test {
@@ -38,6 +40,7 @@ struct Drawn : TrainedModel {
   std::unique_ptr<torch::optim::Optimizer> second;
   bool keeps_gradients;  // until the end of the step
   bool ranks_differ;     // in what a pass leaves out
+  bool calls;            // layers by tessera::call
 
   Drawn(unsigned seed, bool keeps_gradients, bool ranks_differ) : keeps_gradients(keeps_gradients), ranks_differ(ranks_differ) {
     Random lot(seed);
@@ -61,6 +64,7 @@ struct Drawn : TrainedModel {
     for (int i = 0; i < 9; i++) moves.push_back(static_cast<Move>(lot() % static_cast<unsigned>(Move::Count)));
     target = static_cast<int>(lot() % static_cast<unsigned>(count));
     throws = lot() % 3 == 0;
+    calls = lot() % 2 == 0;
   }
 
   at::Tensor forward(at::Tensor x, at::Generator& batches, size_t most = 100) {
@@ -68,7 +72,8 @@ struct Drawn : TrainedModel {
       if (i == most) throw std::runtime_error("enough");
       if (i > 0 && (static_cast<size_t>(step) + i) % 7 == 6) continue;  // a step unlike the recorded one
       if (ranks_differ && at::rand({}, batches).item<float>() < 0.25F) continue;
-      x = torch::tanh(layers[static_cast<size_t>(order[i])](x)) + x;
+      auto& layer = layers[static_cast<size_t>(order[i])];
+      x = torch::tanh(calls ? call(layer, x) : layer(x)) + x;
     }
     return x * scale;
   }
@@ -142,7 +147,7 @@ struct InBackward final : torch::optim::Optimizer {
 struct Way {
   ShardOptions options{.mesh = self_world()};  // but for the mesh
   int ranks, replicas;
-  bool moves_dims, divides, reshards_after_backward, has_lists, replicates_scale;
+  bool moves_dims, divides, reshards_after_backward, has_lists, replicates_scale, by_policy;
   unsigned units;  // a bit for each layer
 
   explicit Way(Random& lot)
@@ -151,6 +156,7 @@ struct Way {
         divides(lot() % 3 == 0),
         reshards_after_backward(lot() % 3 != 0),
         has_lists(lot() % 4 == 0),
+        by_policy(lot() % 3 == 0),
         units(static_cast<unsigned>(lot())) {
     const auto one_of = [&](auto... values) {
       const std::common_type_t<decltype(values)...> all[] = {values...};
@@ -196,14 +202,21 @@ struct Way {
       };
     }
     std::vector<std::shared_ptr<torch::nn::Module>> units_below;
-    size_t i = 0;
-    for (const auto& child : model->children()) {
-      if ((units >> i++) % 2 != 0) continue;
-      fully_shard(child, chosen);
-      units_below.push_back(child);
+    for (size_t i = 0; i < model->layers.size(); i++) {
+      if ((units >> i) % 2 == 0) units_below.push_back(model->layers[i].ptr());
+    }
+    if (!by_policy) {
+      for (const auto& layer : units_below) fully_shard(layer, chosen);
     }
     if (replicates_scale) chosen.replicated = {model->scale};
-    fully_shard(model, chosen);
+    if (by_policy) {
+      const auto is_unit = [&](const WrapCandidate& candidate) {
+        return std::ranges::any_of(units_below, [&](const auto& layer) { return layer.get() == &candidate.module; });
+      };
+      fully_shard(model, chosen, WrapPolicy{.chooses = is_unit});
+    } else {
+      fully_shard(model, chosen);
+    }
     if (divides) set_gradient_divide_factors(*model, default_divide_factors(ranks));
     if (!reshards_after_backward) set_reshard_after_backward(*model, false);
     if (has_lists && !units_below.empty()) {
