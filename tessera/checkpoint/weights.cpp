@@ -13,6 +13,7 @@
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/part_records.h"
 #include "tessera/checkpoint/rank_file.h"
+#include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/write_guard.h"
 
 namespace tessera::checkpoint {
@@ -77,6 +78,7 @@ void copy_part(const LocalPart& part, const at::Tensor& full, const Communicator
 }  // namespace
 
 void load_weights(torch::nn::Module& module, const std::filesystem::path& path) {
+  expect_idle("load_weights");
   const SafetensorsFile file(path);
   const auto model = local_values(module);
   std::map<std::string, std::vector<std::string>> aliases;

@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <limits>
+#include <unordered_set>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/groups/group_list.h"
@@ -47,7 +48,8 @@ std::shared_ptr<Unit> unit_of_shard(const at::Tensor& shard) {
   const auto unit = tag != nullptr ? tag->unit.lock() : nullptr;
   if (!unit || tag->role != Role::Sharded) {
     throw UsageError(
-        "clip_grad_norm was given an unsharded parameter of a sharded model (from a ParameterList?), or a shard of a model that is gone; "
+        "the norm of gradients was asked of an unsharded parameter of a sharded model (from a ParameterList?), or a shard of a model that "
+        "is gone; "
         "pass tessera::parameters(model)");
   }
   return unit;
@@ -86,6 +88,16 @@ void finish_reductions(std::span<const at::Tensor> parameters, bool squares) {
   }
 }
 
+/// model->parameters() lists a tied parameter under each of its names.
+std::vector<at::Tensor> without_repeats(std::span<const at::Tensor> parameters) {
+  std::vector<at::Tensor> result;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& parameter : parameters) {
+    if (seen.insert(parameter.unsafeGetTensorImpl()).second) result.push_back(parameter);
+  }
+  return result;
+}
+
 bool is_finite(const at::Tensor& gradient) {
   if (gradient.numel() == 0) return true;
   return std::isfinite(at::linalg_vector_norm(gradient, std::numeric_limits<double>::infinity()).item<double>());
@@ -93,7 +105,8 @@ bool is_finite(const at::Tensor& gradient) {
 
 }  // namespace
 
-at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& options) {
+at::Tensor grad_norm(std::span<const at::Tensor> listed, const NormOptions& options) {
+  const auto parameters = without_repeats(listed);
   const auto p = options.p;
   expect_idle("the norm of gradients");
   if (!(p > 0)) throw UsageError(fmt::format("a norm with p = {} is none; p must be positive, or infinity", p));
@@ -114,7 +127,7 @@ at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& 
   for (size_t i = 0; i < parameters.size(); i++) {
     const auto& gradient = parameters[i].grad();
     auto& partial = sum_with(parameters[i]);
-    if (const auto known = p == 2 ? with_known_squares(parameters.subspan(i)) : 0; known > 0) {
+    if (const auto known = p == 2 ? with_known_squares(std::span(parameters).subspan(i)) : 0; known > 0) {
       partial.squares += *tag_of(gradient)->squares;
       i += known - 1;
     } else if (gradient.defined()) {
@@ -133,7 +146,9 @@ at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& 
   return std::isinf(p) ? all : all.pow(1 / p);
 }
 
-bool gradients_are_finite(std::span<const at::Tensor> parameters) {
+bool gradients_are_finite(std::span<const at::Tensor> listed) {
+  expect_idle("gradients_are_finite");
+  const auto parameters = without_repeats(listed);
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   expect_averaged(parameters);
@@ -144,7 +159,7 @@ bool gradients_are_finite(std::span<const at::Tensor> parameters) {
     const auto& gradient = parameters[i].grad();
     if (is_paged(parameters[i])) find_or_add(worlds, unit_of_shard(parameters[i])->mesh().world());
     if (!gradient.defined() || !finite) continue;
-    const auto known = with_known_squares(parameters.subspan(i));
+    const auto known = with_known_squares(std::span(parameters).subspan(i));
     if (known > 0 && std::isfinite(*tag_of(gradient)->squares)) {
       i += known - 1;
     } else {
@@ -159,7 +174,9 @@ bool gradients_are_finite(std::span<const at::Tensor> parameters) {
   return finite;
 }
 
-at::Tensor clip_grad_norm(std::span<const at::Tensor> parameters, double max_norm, const NormOptions& options) {
+at::Tensor clip_grad_norm(std::span<const at::Tensor> listed, double max_norm, const NormOptions& options) {
+  expect_max_norm(max_norm);
+  const auto parameters = without_repeats(listed);
   const auto norm = grad_norm(parameters, options);
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
