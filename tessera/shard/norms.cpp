@@ -5,9 +5,9 @@
 #include <c10/util/SmallVector.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
-#include <unordered_set>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/groups/group_list.h"
@@ -88,14 +88,17 @@ void finish_reductions(std::span<const at::Tensor> parameters, bool squares) {
   }
 }
 
-/// model->parameters() lists a tied parameter under each of its names.
-std::vector<at::Tensor> without_repeats(std::span<const at::Tensor> parameters) {
-  std::vector<at::Tensor> result;
-  std::unordered_set<const c10::TensorImpl*> seen;
+/// The parameters without those that come again: model->parameters() lists a tied parameter under each of its names. `kept` holds the
+/// result, if it is another list.
+std::span<const at::Tensor> distinct(std::span<const at::Tensor> parameters, std::vector<at::Tensor>& kept) {
+  c10::SmallVector<const c10::TensorImpl*, 256> known;
+  for (const auto& parameter : parameters) known.push_back(parameter.unsafeGetTensorImpl());
+  std::ranges::sort(known);
+  if (std::ranges::adjacent_find(known) == known.end()) return parameters;
   for (const auto& parameter : parameters) {
-    if (seen.insert(parameter.unsafeGetTensorImpl()).second) result.push_back(parameter);
+    if (std::ranges::none_of(kept, [&](const at::Tensor& other) { return other.is_same(parameter); })) kept.push_back(parameter);
   }
-  return result;
+  return kept;
 }
 
 bool is_finite(const at::Tensor& gradient) {
@@ -106,7 +109,8 @@ bool is_finite(const at::Tensor& gradient) {
 }  // namespace
 
 at::Tensor grad_norm(std::span<const at::Tensor> listed, const NormOptions& options) {
-  const auto parameters = without_repeats(listed);
+  std::vector<at::Tensor> kept;
+  const auto parameters = distinct(listed, kept);
   const auto p = options.p;
   expect_idle("the norm of gradients");
   if (!(p > 0)) throw UsageError(fmt::format("a norm with p = {} is none; p must be positive, or infinity", p));
@@ -127,7 +131,7 @@ at::Tensor grad_norm(std::span<const at::Tensor> listed, const NormOptions& opti
   for (size_t i = 0; i < parameters.size(); i++) {
     const auto& gradient = parameters[i].grad();
     auto& partial = sum_with(parameters[i]);
-    if (const auto known = p == 2 ? with_known_squares(std::span(parameters).subspan(i)) : 0; known > 0) {
+    if (const auto known = p == 2 ? with_known_squares(parameters.subspan(i)) : 0; known > 0) {
       partial.squares += *tag_of(gradient)->squares;
       i += known - 1;
     } else if (gradient.defined()) {
@@ -148,7 +152,8 @@ at::Tensor grad_norm(std::span<const at::Tensor> listed, const NormOptions& opti
 
 bool gradients_are_finite(std::span<const at::Tensor> listed) {
   expect_idle("gradients_are_finite");
-  const auto parameters = without_repeats(listed);
+  std::vector<at::Tensor> kept;
+  const auto parameters = distinct(listed, kept);
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   expect_averaged(parameters);
@@ -159,7 +164,7 @@ bool gradients_are_finite(std::span<const at::Tensor> listed) {
     const auto& gradient = parameters[i].grad();
     if (is_paged(parameters[i])) find_or_add(worlds, unit_of_shard(parameters[i])->mesh().world());
     if (!gradient.defined() || !finite) continue;
-    const auto known = with_known_squares(std::span(parameters).subspan(i));
+    const auto known = with_known_squares(parameters.subspan(i));
     if (known > 0 && std::isfinite(*tag_of(gradient)->squares)) {
       i += known - 1;
     } else {
@@ -176,7 +181,8 @@ bool gradients_are_finite(std::span<const at::Tensor> listed) {
 
 at::Tensor clip_grad_norm(std::span<const at::Tensor> listed, double max_norm, const NormOptions& options) {
   expect_max_norm(max_norm);
-  const auto parameters = without_repeats(listed);
+  std::vector<at::Tensor> kept;
+  const auto parameters = distinct(listed, kept);
   const auto norm = grad_norm(parameters, options);
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
