@@ -73,7 +73,7 @@ std::shared_ptr<GradientSlots::Turn> GradientSlots::make_turn() {
 
 void GradientSlots::reserve(size_t bytes) {
   const std::lock_guard lock(mutex_);
-  expected_ = std::max(expected_, kHead + bytes + kSpareBytes);
+  expected_ = std::max(expected_, aligned(kHead + bytes + kSpareBytes));  // the second slot begins behind the first
 }
 
 std::byte* GradientSlots::slot(int rank, uint32_t turn) const {
