@@ -231,9 +231,7 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   const bool is_model = !collected.replicated.candidates.empty() ||
                         std::ranges::any_of(modules, [](const Module* module) { return !units(*module).empty(); });
   const auto schedule = is_model ? std::make_shared<Schedule>(ScheduleRules(options, is_model)) : schedule_before_model(options);
-  const auto make_unit = [&](Found& found, const std::string& name, ShardOptions own) {
-    // The unit keeps its options. These are parameters that own their units, so it would never end.
-    own.replicated = own.left_out = {};
+  const auto make_unit = [&](Found& found, const std::string& name, const ShardOptions& own) {
     auto unit = Unit::make(name, std::move(found.candidates), own, schedule);
     register_shards(*unit, found.places, *modules.front());
     for (auto* module : modules) remember_unit(*module, unit);
