@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "tessera/base/atomic_write.h"
-#include "tessera/base/fd.h"
+#include "tessera/base/input_file.h"
 #include "tessera/checkpoint/formats/checksum.h"
 #include "tessera/checkpoint/formats/safetensors_header.h"
 
@@ -24,7 +24,7 @@ class SafetensorsFile {
  public:
   explicit SafetensorsFile(std::filesystem::path path);
 
-  const std::filesystem::path& path() const { return path_; }
+  const std::filesystem::path& path() const { return file_.path(); }
   /// The names in the order in which the tensors lie in the file.
   std::vector<std::string> names() const;
   bool contains(const std::string& name) const { return index_.contains(name); }
@@ -41,13 +41,10 @@ class SafetensorsFile {
   using Place = SafetensorsHeader::Place;
   const Place& place(const std::string& name) const;
   void read_header();
-  void read_bytes(void* to, uint64_t count, uint64_t offset) const;
   /// Reads a tensor block by block, each to where `target` says, and compares the checksum.
   void read_blocks(const Place& place, c10::function_ref<std::byte*(uint64_t begin)> target) const;
 
-  std::filesystem::path path_;
-  Fd fd_;
-  uint64_t size_ = 0;  // of the file
+  InputFile file_;
   uint64_t data_ = 0;  // where the data begins in it
   SafetensorsHeader header_;
   std::unordered_map<std::string, size_t> index_;  // into header_.places
