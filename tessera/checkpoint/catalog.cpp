@@ -98,11 +98,11 @@ at::Tensor part_of(const at::Tensor& tensor, const TensorSlice& box, const Tenso
 }
 
 /// Calls `use` with stored boxes and parts of them that together are all of `box`, without overlap.
-void for_each_part(const std::string& name, const StoredTensor& tensor, const TensorSlice& box,
+void for_each_part(const std::string& name, const StoredTensor& tensor, const TensorSlice& box, size_t first,
                    const std::function<void(const StoredBox& stored, const TensorSlice& part)>& use) {
   if (box.numel() == 0) return;
   auto missing = std::vector{box};
-  for (const auto& stored : tensor.boxes) {
+  const auto take_from = [&](const StoredBox& stored) {
     std::vector<TensorSlice> rest;
     for (const auto& wanted : missing) {
       const auto common = intersection(wanted, stored.box);
@@ -110,7 +110,13 @@ void for_each_part(const std::string& name, const StoredTensor& tensor, const Te
       std::ranges::move(common ? difference(wanted, stored.box) : std::vector{wanted}, std::back_inserter(rest));
     }
     missing = std::move(rest);
-    if (missing.empty()) return;
+  };
+  for (const bool is_first : {true, false}) {
+    for (const auto& stored : tensor.boxes) {
+      if ((stored.file == first) != is_first) continue;
+      take_from(stored);
+      if (missing.empty()) return;
+    }
   }
   throw IoError(fmt::format("the files have not all values of '{}': the first that is missing is at [{}]", name,
                             fmt::join(std::ranges::min(missing, {}, &TensorSlice::offsets).offsets, ", ")));
@@ -161,9 +167,9 @@ const StoredTensor& CatalogReader::info(const std::string& name) const {
   return found->second;
 }
 
-void CatalogReader::read(const std::string& name, const TensorSlice& box, const at::Tensor& to) const {
+void CatalogReader::read(const std::string& name, const TensorSlice& box, const at::Tensor& to, size_t first) const {
   const auto& tensor = info(name);
-  for_each_part(name, tensor, box, [&](const StoredBox& stored, const TensorSlice& part) {
+  for_each_part(name, tensor, box, first, [&](const StoredBox& stored, const TensorSlice& part) {
     RegionReader(files_[stored.file], tensor.dtype).read(region_of(stored, part, tensor.dtype), part_of(to, box, part));
   });
 }
@@ -178,7 +184,7 @@ at::Tensor CatalogReader::read(const std::string& name) const {
 
 void CatalogReader::expect_complete(const std::string& name) const {
   const auto& tensor = info(name);
-  for_each_part(name, tensor, whole_slice(tensor.shape), [](const StoredBox&, const TensorSlice&) {});
+  for_each_part(name, tensor, whole_slice(tensor.shape), 0, [](const StoredBox&, const TensorSlice&) {});
 }
 
 void CatalogReader::verify(const StoredChecksum& bytes) const {

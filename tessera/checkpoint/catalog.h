@@ -57,8 +57,9 @@ class CatalogReader {
   const StoredTensor& info(const std::string& name) const;
 
   /// Copies the values of a box of the tensor to `to`, a CPU tensor of the sizes of the box, of any dtype and strides. Reads only what it
-  /// needs, and takes memory for a few MB. Throws IoError if the files have not all of the values.
-  void read(const std::string& name, const TensorSlice& box, const at::Tensor& to) const;
+  /// needs, and takes memory for a few MB. What several files have is read from the file number `first` if that has it. Throws IoError if
+  /// the files have not all of the values.
+  void read(const std::string& name, const TensorSlice& box, const at::Tensor& to, size_t first = 0) const;
   /// The whole tensor.
   at::Tensor read(const std::string& name) const;
 

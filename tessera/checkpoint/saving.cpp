@@ -12,11 +12,12 @@
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/folder.h"
 #include "tessera/checkpoint/contents.h"
+#include "tessera/checkpoint/manifest.h"
 #include "tessera/checkpoint/part_records.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/shard/access/buffer_dtype.h"
-#include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/local_values.h"
+#include "tessera/shard/access/phases.h"
 #include "tessera/shard/parameters.h"
 
 namespace tessera::checkpoint {
@@ -160,7 +161,9 @@ void save(const fs::path& given, const Contents& contents, const Communicator& w
       for (const auto& rank : contents_of_ranks(number, contents, world)) write_rank_file(unfinished_path(folder), rank);
     });
     together([&] {
-      if (made) made->commit();
+      if (!made) return;
+      write_manifest(unfinished_path(folder), manifest_of_files(unfinished_path(folder)));
+      made->commit();
     });
   } catch (const CommError&) {
     if (made) made->abandon();

@@ -3,6 +3,8 @@
 
 #include <filesystem>
 
+#include "tessera/checkpoint/load_options.h"
+
 namespace torch::nn {
 class Module;
 }
@@ -11,6 +13,6 @@ namespace tessera::checkpoint {
 
 /// Copies all parameters and buffers of the file into a module, which may be sharded. Every rank reads the same file. The file must have
 /// exactly the names and shapes of the module; otherwise it throws IoError and changes nothing.
-void load_weights(torch::nn::Module& module, const std::filesystem::path& file);
+void load_weights(torch::nn::Module& module, const std::filesystem::path& path, const LoadOptions& options = {});
 
 }  // namespace tessera::checkpoint

@@ -84,6 +84,29 @@ void SafetensorsFile::verify(const std::string& name) const {
   read_blocks(found, [&](uint64_t) { return block.data(); });
 }
 
+void add_safetensors(Catalog& catalog, const SafetensorsFile& file) {
+  const auto number = catalog.files.size();
+  catalog.files.push_back(file.path());
+  for (const auto& name : file.names()) {
+    const auto& [same_name, dtype, sizes] = file.info(name);
+    const auto strides = c10::contiguous_strides(sizes);
+    const StoredBox all{
+        .box = whole_slice(sizes), .file = number, .offset = file.offset(name), .strides = {strides.begin(), strides.end()}};
+    if (!catalog.tensors.emplace(name, StoredTensor{.dtype = dtype, .shape = sizes, .boxes = {all}}).second) {
+      throw IoError(fmt::format("'{}' is in {} and in a file before it", name, file.path().string()));
+    }
+    if (!file.has_checksum(name)) continue;
+    catalog.checksums.push_back({.file = number,
+                                 .begin = file.offset(name),
+                                 .bytes = static_cast<uint64_t>(file.info(name).bytes()),
+                                 .checksum = file.checksum(name),
+                                 .name = name});
+  }
+  for (const auto& [alias, name] : file.metadata()) {
+    if (file.contains(name) && !file.contains(alias)) catalog.aliases[alias] = name;
+  }
+}
+
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vector<SafetensorsEntry> entries,
                                      const std::map<std::string, std::string>& metadata)
     : path_(path), entries_(std::move(entries)), header_(entries_, metadata), checksums_(checksum_of(header_.text)), file_(path) {

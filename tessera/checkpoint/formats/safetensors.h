@@ -13,6 +13,7 @@
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/input_file.h"
+#include "tessera/checkpoint/catalog.h"
 #include "tessera/checkpoint/formats/checksum.h"
 #include "tessera/checkpoint/formats/safetensors_header.h"
 
@@ -31,6 +32,10 @@ class SafetensorsFile {
   const SafetensorsEntry& info(const std::string& name) const { return place(name).entry; }
   bool has_checksum(const std::string& name) const { return !place(name).checksum.empty(); }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
+  /// Where the bytes of a tensor begin in the file.
+  uint64_t offset(const std::string& name) const { return data_ + place(name).begin; }
+  /// Empty if it has none.
+  const std::string& checksum(const std::string& name) const { return place(name).checksum; }
 
   /// Reads a tensor into new memory on the CPU. Throws IoError if it has not the bytes that were written.
   at::Tensor read(const std::string& name) const;
@@ -49,6 +54,9 @@ class SafetensorsFile {
   SafetensorsHeader header_;
   std::unordered_map<std::string, size_t> index_;  // into header_.places
 };
+
+/// Adds the file and its tensors. Names in the metadata that stand for a tensor of the file are aliases.
+void add_safetensors(Catalog& catalog, const SafetensorsFile& file);
 
 /// Writes tensors one after the other, in the order of `entries`. The file appears under its name only when close() is called.
 class SafetensorsWriter {
