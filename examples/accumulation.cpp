@@ -17,6 +17,8 @@ void compress(const PackedGradient& gradient) {
   const auto narrow = gradient.whole.to(torch::kBFloat16);
   const Piece piece{.whole = narrow, .own = gradient.shard};
   gradient.mesh.shard().reduce_scatter(std::span(&piece, 1), {.op = Reduce::Mean}, {.unit = gradient.unit}).wait();
+  // Without replicas, this is a group of one.
+  gradient.mesh.replicate().all_reduce(gradient.shard, {.op = Reduce::Mean}, {.unit = gradient.unit}).wait();
 }
 
 /// On this rank.

@@ -5,11 +5,13 @@
 #include "tessera/checkpoint/catalogs.h"
 #include "tessera/checkpoint/model_plan.h"
 #include "tessera/comm/self/self.h"
+#include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/write_guard.h"
 
 namespace tessera::checkpoint {
 
 void load_weights(torch::nn::Module& module, const std::filesystem::path& path, const LoadOptions& options) {
+  expect_idle("load_weights");
   const c10::AutoGradMode no_grad(false);
   const CatalogReader stored(read_catalog(path));
   const auto model = local_values(module);

@@ -41,8 +41,8 @@ class Mesh {
   const Communicator& world() const { return world_; }
   /// This rank's group along an axis: the ranks that differ from it only there.
   const Communicator& group(std::string_view axis) const { return groups_[index_of(axis)]; }
-  /// The mesh of some axes, in their order here. Its world are the ranks that differ from this one only in those axes. Collective, unless
-  /// it is one axis or all.
+  /// The mesh of some axes, given in the order of this one. Its world are the ranks that differ from this one only in those axes.
+  /// Collective, unless it is one axis or all.
   Mesh sub(const std::vector<std::string>& axes) const;
   Mesh operator[](const std::string& axis) const { return sub({axis}); }
 

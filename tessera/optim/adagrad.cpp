@@ -13,7 +13,10 @@ Adagrad::Adagrad(std::vector<at::Tensor> parameters, AdagradOptions options)
 Adagrad::Adagrad(std::vector<ParameterGroup> groups, AdagradOptions options)
     : Optimizer(std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay}, {{.name = "sum"}},
                 fmt::format("Adagrad with lr decay {}, eps {}", options.lr_decay, options.eps)),
-      options_(options) {}
+      options_(options) {
+  expect_option("lr_decay", options.lr_decay);
+  expect_option("eps", options.eps);
+}
 
 void Adagrad::apply(const Settings& settings, int64_t step, const Item& item) {
   const double lr = settings.lr / (1 + static_cast<double>(step - 1) * options_.lr_decay);

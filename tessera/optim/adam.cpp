@@ -39,7 +39,11 @@ Adam::Adam(std::vector<ParameterGroup> groups, AdamOptions options, WeightDecay 
                 fmt::format("{} with betas {} and {}, eps {}", decay == WeightDecay::L2 ? "Adam" : "AdamW", options.beta1, options.beta2,
                             options.eps)),
       options_(options),
-      decay_(decay) {}
+      decay_(decay) {
+  expect_option("beta1", options.beta1, 1);
+  expect_option("beta2", options.beta2, 1);
+  expect_option("eps", options.eps);
+}
 
 void Adam::apply(const Settings& settings, int64_t step, const Item& item) {
   const bool direct = decay_ == WeightDecay::Decoupled;
@@ -76,7 +80,11 @@ SmallAdamW::SmallAdamW(std::vector<ParameterGroup> groups, AdamWOptions options)
                  {.name = "first_scales", .dtype = at::kFloat, .block = kBlock},
                  {.name = "second_scales", .dtype = at::kFloat, .block = kBlock}},
                 fmt::format("SmallAdamW with betas {} and {}, eps {}", options.beta1, options.beta2, options.eps)),
-      options_(options) {}
+      options_(options) {
+  expect_option("beta1", options.beta1, 1);
+  expect_option("beta2", options.beta2, 1);
+  expect_option("eps", options.eps);
+}
 
 void SmallAdamW::apply(const Settings& settings, int64_t step, const Item& item) {
   if (!has_loops(item.parameter, item.gradient, {})) {

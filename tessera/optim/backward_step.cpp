@@ -13,6 +13,7 @@
 #include "tessera/optim/optimizer.h"
 #include "tessera/optim/update_range.h"
 #include "tessera/shard/access/gradient_sink.h"
+#include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/shard_place.h"
 #include "tessera/shard/access/write_guard.h"
 
@@ -129,6 +130,7 @@ Optimizer::~Optimizer() {
 }
 
 void Optimizer::step_in_backward() {
+  expect_idle("step_in_backward");
   if (backward_step_) return;
   if (!can_step_in_backward()) {
     throw UsageError(fmt::format("{} needs the gradients of all parameters before it changes one; call step() after backward", rule_));

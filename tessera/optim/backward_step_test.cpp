@@ -15,6 +15,7 @@
 #include "tessera/shard/norms.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/recover.h"
+#include "tessera/shard/reduction.h"
 #include "tessera/shard/unit/gradient_slots.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
@@ -322,6 +323,19 @@ TEST(Steps, InBackwardDoNotDisturbTwoModelsInOnePass) {
       }
     }
     for (size_t i = 0; i < results[0].size(); i++) EXPECT_TRUE(at::equal(results[0][i], results[1][i])) << i;
+  });
+}
+
+TEST(Steps, InBackwardRefuseGradientHooks) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_odd({.mesh = world}, Units::EachLayer);
+    const auto optimizer = adamw(parameters(*net));
+    optimizer->step_in_backward();
+    for (const auto& shard : parameters(*net)) {
+      if (shard.requires_grad()) register_gradient_hook(shard, [](const at::Tensor&) {});
+    }
+    EXPECT_THAT(message_of<UsageError>([&] { net->loss(0, world.rank()).backward(); }),
+                HasSubstr("has a hook, which would see no gradient"));
   });
 }
 

@@ -11,6 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
 #include "tessera/optim/optimizer.h"
+#include "tessera/shard/access/phases.h"
 #include "tessera/shard/norms.h"
 #include "tessera/shard/training.h"
 
@@ -67,6 +68,14 @@ void multiply_gradients_in_step(const torch::optim::Optimizer& optimizer, double
   multiply_gradients_now(optimizer, factor);
 }
 
+void expect_not_in_backward(const Optimizer& optimizer) {
+  if (!optimizer.steps_in_backward()) return;
+  throw UsageError(
+      "GradScaler: the optimizer steps in backward, so it has already taken the gradients of the scaled loss; call step_after_backward() "
+      "before the first scaled loss, and load the last checkpoint");
+}
+void expect_not_in_backward(const torch::optim::Optimizer& /*optimizer*/) {}
+
 void skip(Optimizer& optimizer) {
   optimizer.skip_step();
 }
@@ -93,6 +102,8 @@ void GradScaler::unscale_any(AnyOptimizer& optimizer, bool now) {
     throw UsageError(fmt::format("GradScaler::unscale_ was called {} for this optimizer; call it once between two updates",
                                  known->second.stepped ? "after step()" : "twice"));
   }
+  expect_idle("GradScaler::unscale_");
+  expect_not_in_backward(optimizer);
   const bool finite = gradients_are_finite(parameters_of(optimizer));
   if (now) {
     multiply_gradients_now(optimizer, 1 / scale_);

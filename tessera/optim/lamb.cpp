@@ -39,7 +39,11 @@ Lamb::Lamb(std::vector<at::Tensor> parameters, LambOptions options)
 Lamb::Lamb(std::vector<ParameterGroup> groups, LambOptions options)
     : Optimizer(std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay}, {{.name = "first"}, {.name = "second"}},
                 fmt::format("Lamb with betas {} and {}, eps {}", options.beta1, options.beta2, options.eps)),
-      options_(options) {}
+      options_(options) {
+  expect_option("beta1", options.beta1, 1);
+  expect_option("beta2", options.beta2, 1);
+  expect_option("eps", options.eps);
+}
 
 void Lamb::apply(const Settings& settings, int64_t step, const Item& item) {
   if (!has_loops(item.parameter, item.gradient, item.state)) {

@@ -13,7 +13,10 @@ Lion::Lion(std::vector<at::Tensor> parameters, LionOptions options)
 Lion::Lion(std::vector<ParameterGroup> groups, LionOptions options)
     : Optimizer(std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay}, {{.name = "momentum"}},
                 fmt::format("Lion with betas {} and {}", options.beta1, options.beta2)),
-      options_(options) {}
+      options_(options) {
+  expect_option("beta1", options.beta1, 1);
+  expect_option("beta2", options.beta2, 1);
+}
 
 void Lion::apply(const Settings& settings, int64_t /*step*/, const Item& item) {
   const double keep = 1 - settings.lr * settings.weight_decay;

@@ -39,13 +39,21 @@ void expect_leaf(const at::Tensor& parameter) {
 }  // namespace
 
 void Optimizer::expect_rate(double lr) {
-  if (!std::isfinite(lr)) throw UsageError(fmt::format("a learning rate of {} would make every parameter useless", lr));
+  expect_option("lr", lr);
+}
+
+void Optimizer::expect_option(std::string_view name, double value, double below) {
+  if (std::isfinite(value) && value >= 0 && value < below) return;
+  const auto range = std::isinf(below) ? std::string("a number from 0 on") : fmt::format("at least 0 and below {}", below);
+  throw UsageError(fmt::format("the option {} of an optimizer is {}; it must be {}", name, value, range));
 }
 
 Optimizer::Optimizer(std::vector<ParameterGroup> groups, Settings settings, std::vector<StateKind> state_kinds, std::string rule)
     : state_kinds_(std::move(state_kinds)), rule_(std::move(rule)) {
   expect_rate(settings.lr);
   for (const auto& group : groups) expect_rate(group.lr.value_or(0));
+  expect_option("weight_decay", settings.weight_decay);
+  for (const auto& group : groups) expect_option("weight_decay", group.weight_decay.value_or(0));
   std::set<c10::TensorImpl*> seen;
   for (const auto& group : groups) parameters_.insert(parameters_.end(), group.parameters.begin(), group.parameters.end());
   for (const auto& parameter : parameters_) expect_leaf(parameter);
@@ -237,11 +245,13 @@ void Optimizer::skip_step() {
 
 void Optimizer::scale_gradients(const at::Tensor& factor) {
   refuse_in_backward("scale_gradients");
+  if (!factor.defined() || factor.numel() != 1) throw UsageError("scale_gradients takes a scalar: one factor for all gradients");
   factor_ = factor_.defined() ? factor_ * factor : factor;
 }
 
 at::Tensor Optimizer::clip_grad_norm(double max_norm, double p) {
   refuse_in_backward("clip_grad_norm");
+  expect_max_norm(max_norm);
   auto norm = grad_norm(parameters_, {.p = p});
   if (factor_.defined()) norm = norm * factor_.abs();
   scale_gradients(clip_factor(norm, max_norm));
@@ -253,6 +263,7 @@ void Optimizer::zero_grad() {
   for (const auto& group : groups_) {
     for (const auto& run : group.runs) {
       for (const auto& member : run.members) member.parameter.mutable_grad() = at::Tensor();
+      if (const auto unit = run.unit.lock()) drop_unsynced(*unit);
     }
   }
 }

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -49,6 +50,7 @@ class Optimizer {
   void step_in_backward();
   /// From the next backward pass on, shards get their gradients again, and step() updates them.
   void step_after_backward() { backward_step_.reset(); }
+  bool steps_in_backward() const { return backward_step_ != nullptr; }
   /// To be called instead of step() if this rank leaves out a step that others take. Its parameters do not change.
   void skip_step();
   /// Makes the next step multiply the gradients by a scalar, without another pass over memory. Several factors multiply. step(),
@@ -56,6 +58,7 @@ class Optimizer {
   void scale_gradients(const at::Tensor& factor);
   /// Like tessera::clip_grad_norm over all parameters, but the next step does the scaling. Returns the norm before clipping. Collective.
   at::Tensor clip_grad_norm(double max_norm, double p = 2);
+  /// Also drops gradients that wait for a reduction (no_sync).
   void zero_grad();
 
   /// Of all groups.
@@ -102,6 +105,9 @@ class Optimizer {
 
   /// `rule` is the name of the rule, with the options that are not in the settings.
   Optimizer(std::vector<ParameterGroup> groups, Settings settings, std::vector<StateKind> state_kinds, std::string rule);
+
+  /// Throws UsageError unless the value is in [0, below).
+  static void expect_option(std::string_view name, double value, double below = std::numeric_limits<double>::infinity());
 
   /// Applies the rule to an item. `step` is the number of this step for the item's members, counted from 1.
   virtual void apply(const Settings& settings, int64_t step, const Item& item) = 0;

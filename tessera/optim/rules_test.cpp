@@ -11,9 +11,9 @@
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
+#include "tessera/shard/norms.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/training.h"
-#include "tessera/shard/norms.h"
 #include "tessera/testing/net.h"
 
 namespace tessera::testing::rules_test {
@@ -257,6 +257,26 @@ TEST(SmallMoments, TakeTwoBytesForEachParameter) {
   optim::SmallAdamW other(layer->parameters(), {});
   other.load_state(*layer, optimizer.state(*layer));
   EXPECT_TRUE(at::equal(other.state(*layer).at("weight").at("second"), optimizer.state(*layer).at("weight").at("second")));
+}
+
+TEST(Options, ThatMakeNoSenseAreNamed) {
+  const std::vector<at::Tensor> parameters = {at::ones({2}).set_requires_grad(true)};
+  const auto refused = [](const std::function<void()>& make, const std::string& name) {
+    EXPECT_THAT(message_of<UsageError>(make), ::testing::HasSubstr("the option " + name + " of an optimizer is"));
+  };
+  refused([&] { optim::AdamW(parameters, {.lr = -1}); }, "lr");
+  refused([&] { optim::AdamW(parameters, {.beta1 = 1.5}); }, "beta1");
+  refused([&] { optim::Adam(parameters, {.beta2 = -3}); }, "beta2");
+  refused([&] { optim::Adam(parameters, {.eps = -1}); }, "eps");
+  refused([&] { optim::SmallAdamW(parameters, {.beta1 = 1}); }, "beta1");
+  refused([&] { optim::SGD(parameters, {.momentum = -1}); }, "momentum");
+  refused([&] { optim::SGD(parameters, {.weight_decay = -1}); }, "weight_decay");
+  refused([&] { optim::Lion(parameters, {.beta2 = 2}); }, "beta2");
+  refused([&] { optim::Lamb(parameters, {.eps = std::nan("")}); }, "eps");
+  refused([&] { optim::Adagrad(parameters, {.lr_decay = -1}); }, "lr_decay");
+  optim::SGD sgd(parameters, {.lr = 0.1});
+  refused([&] { sgd.set_lr(-0.1); }, "lr");
+  EXPECT_THAT(message_of<UsageError>([&] { sgd.scale_gradients(at::ones({2})); }), ::testing::HasSubstr("takes a scalar"));
 }
 
 }  // namespace

@@ -17,6 +17,7 @@ SGD::SGD(std::vector<ParameterGroup> groups, SgdOptions options)
           options.momentum != 0 ? std::vector<StateKind>{{.name = "momentum"}} : std::vector<StateKind>{},
           fmt::format("SGD with momentum {}, dampening {}{}", options.momentum, options.dampening, options.nesterov ? ", Nesterov's" : "")),
       options_(options) {
+  expect_option("momentum", options.momentum);
   if (options.nesterov && (options.momentum <= 0 || options.dampening != 0)) {
     throw UsageError("SGD: Nesterov's rule needs a momentum and no dampening");
   }

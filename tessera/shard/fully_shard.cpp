@@ -270,8 +270,16 @@ void fully_shard(Module& module, const ShardOptions& options) {
 
 void fully_shard(std::span<const std::shared_ptr<Module>> modules, const ShardOptions& options) {
   std::vector<Module*> pointers;
-  for (const auto& module : modules) pointers.push_back(module.get());
+  if (modules.empty()) throw UsageError("fully_shard was given an empty list; a unit needs a module");
+  for (const auto& module : modules) {
+    detail::expect_module(module != nullptr);
+    pointers.push_back(module.get());
+  }
   shard(pointers, options);
+}
+
+void detail::expect_module(bool is_there) {
+  if (!is_there) throw UsageError("fully_shard was given an empty shared_ptr; give it a module");
 }
 
 }  // namespace tessera

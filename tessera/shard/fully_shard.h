@@ -26,10 +26,16 @@ void fully_shard(std::span<const std::shared_ptr<torch::nn::Module>> modules, co
 /// Always throws UsageError: the interpreter of a TorchScript module holds the parameters itself, so they can't be sharded.
 [[noreturn]] void fully_shard(const torch::jit::Module& script, const ShardOptions& options);
 
+namespace detail {
+/// Throws UsageError if the pointer to a module was null.
+void expect_module(bool is_there);
+}  // namespace detail
+
 /// The same for module holders (`Linear`, `auto model = Llama(config)`) and for shared pointers.
 template <class Holder>
   requires requires(Holder holder) { holder->parameters(); }
 void fully_shard(Holder holder, const ShardOptions& options) {
+  if constexpr (requires { holder.get() == nullptr; }) detail::expect_module(holder.get() != nullptr);
   fully_shard(static_cast<torch::nn::Module&>(*holder), options);
 }
 

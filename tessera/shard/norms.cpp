@@ -5,6 +5,7 @@
 #include <c10/util/SmallVector.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -47,7 +48,8 @@ std::shared_ptr<Unit> unit_of_shard(const at::Tensor& shard) {
   const auto unit = tag != nullptr ? tag->unit.lock() : nullptr;
   if (!unit || tag->role != Role::Sharded) {
     throw UsageError(
-        "clip_grad_norm was given an unsharded parameter of a sharded model (from a ParameterList?), or a shard of a model that is gone; "
+        "the norm of gradients was asked of an unsharded parameter of a sharded model (from a ParameterList?), or a shard of a model that "
+        "is gone; "
         "pass tessera::parameters(model)");
   }
   return unit;
@@ -86,6 +88,19 @@ void finish_reductions(std::span<const at::Tensor> parameters, bool squares) {
   }
 }
 
+/// The parameters without those that come again: model->parameters() lists a tied parameter under each of its names. `kept` holds the
+/// result, if it is another list.
+std::span<const at::Tensor> distinct(std::span<const at::Tensor> parameters, std::vector<at::Tensor>& kept) {
+  c10::SmallVector<const c10::TensorImpl*, 256> known;
+  for (const auto& parameter : parameters) known.push_back(parameter.unsafeGetTensorImpl());
+  std::ranges::sort(known);
+  if (std::ranges::adjacent_find(known) == known.end()) return parameters;
+  for (const auto& parameter : parameters) {
+    if (std::ranges::none_of(kept, [&](const at::Tensor& other) { return other.is_same(parameter); })) kept.push_back(parameter);
+  }
+  return kept;
+}
+
 bool is_finite(const at::Tensor& gradient) {
   if (gradient.numel() == 0) return true;
   return std::isfinite(at::linalg_vector_norm(gradient, std::numeric_limits<double>::infinity()).item<double>());
@@ -93,7 +108,9 @@ bool is_finite(const at::Tensor& gradient) {
 
 }  // namespace
 
-at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& options) {
+at::Tensor grad_norm(std::span<const at::Tensor> listed, const NormOptions& options) {
+  std::vector<at::Tensor> kept;
+  const auto parameters = distinct(listed, kept);
   const auto p = options.p;
   expect_idle("the norm of gradients");
   if (!(p > 0)) throw UsageError(fmt::format("a norm with p = {} is none; p must be positive, or infinity", p));
@@ -133,7 +150,10 @@ at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& 
   return std::isinf(p) ? all : all.pow(1 / p);
 }
 
-bool gradients_are_finite(std::span<const at::Tensor> parameters) {
+bool gradients_are_finite(std::span<const at::Tensor> listed) {
+  expect_idle("gradients_are_finite");
+  std::vector<at::Tensor> kept;
+  const auto parameters = distinct(listed, kept);
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   expect_averaged(parameters);
@@ -159,7 +179,10 @@ bool gradients_are_finite(std::span<const at::Tensor> parameters) {
   return finite;
 }
 
-at::Tensor clip_grad_norm(std::span<const at::Tensor> parameters, double max_norm, const NormOptions& options) {
+at::Tensor clip_grad_norm(std::span<const at::Tensor> listed, double max_norm, const NormOptions& options) {
+  expect_max_norm(max_norm);
+  std::vector<at::Tensor> kept;
+  const auto parameters = distinct(listed, kept);
   const auto norm = grad_norm(parameters, options);
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);

@@ -125,7 +125,7 @@ TEST_P(Norms, OfSomeParametersAreThoseOfSome) {
     const std::vector<at::Tensor> some(all.begin() + 1, all.end());
     const auto first = full_grad(all.front()).to(at::kDouble).norm().item<double>(), whole = norm_of_whole(model);
     EXPECT_NEAR(grad_norm(some).item<double>(), std::sqrt(whole * whole - first * first), 1e-5 * whole);
-    EXPECT_NEAR(grad_norm(std::vector<at::Tensor>{all.front(), all.front()}).item<double>(), std::sqrt(2.0) * first, 1e-5 * first);
+    EXPECT_NEAR(grad_norm(std::vector<at::Tensor>{all.front(), all.front()}).item<double>(), first, 1e-5 * first);
     // A gradient that somebody put there has nothing to do with the others of its unit.
     auto shard = all.back();
     shard.mutable_grad() = at::ones_like(shard.grad());
@@ -274,6 +274,30 @@ TEST(GradientsOnTheirWay, AreGuarded) {
     model->forward(numbers({5, 8}, world.rank())).pow(2).mean().backward();
     EXPECT_THAT(error, ::testing::HasSubstr("gradients of unit 'block2' are on their way"));
     EXPECT_NO_THROW((void)shard.grad().data_ptr<float>());
+  });
+}
+
+TEST(ClipGradNorm, CountsTiedParametersOnce) {
+  with_ranks(2, [](const Communicator& world) {
+    auto model = seeded_net();
+    model->c = model->replace_module("c", model->b);
+    fully_shard(model, {.mesh = world});
+    model->b(numbers({3, model->b->options.in_features()}, world.rank())).sum().backward();
+    EXPECT_GT(model->parameters().size(), parameters(*model).size());
+    const auto norm = clip_grad_norm(model->parameters(), 0.5);
+    EXPECT_NEAR(grad_norm(parameters(*model)).item<double>(), 0.5, 1e-4);
+    EXPECT_GT(norm.item<double>(), 0.5);
+  });
+}
+
+TEST(ClipGradNorm, RefusesWhatIsNoBound) {
+  with_ranks(1, [](const Communicator& world) {
+    auto model = seeded_net();
+    fully_shard(model, {.mesh = world});
+    for (const double bound : {-1.0, std::nan("")}) {
+      EXPECT_THAT([&] { clip_grad_norm(parameters(*model), bound); },
+                  ::testing::ThrowsMessage<UsageError>(::testing::HasSubstr("give a number from 0 on")));
+    }
   });
 }
 

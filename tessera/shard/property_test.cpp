@@ -236,9 +236,6 @@ void compare(unsigned seed) {
     passes.count = 2 + static_cast<int>(lot() % 2);
     passes.meets = static_cast<Meets>(lot() % 4);
     if (passes.replicas == 1 && passes.meets == Meets::ShardGroupInEachPass) passes.meets = Meets::InTheLastPass;
-    // sync_gradients leaves out units that no rank has used; a replicated model has no units.
-    const bool counts_zeros = passes.unused == UnusedParameters::Zeros;
-    if (counts_zeros && passes.meets == Meets::AfterTheLastPass) passes.meets = Meets::InTheLastPass;
   }
   const auto optimizer = [=](std::vector<at::Tensor> parameters) -> std::unique_ptr<torch::optim::Optimizer> {
     if (in_backward) return std::make_unique<InBackward>(parameters);

@@ -59,8 +59,8 @@ class AllReducing {
   const bool before_;
 };
 
-/// For each unit, whether it has gradients to be reduced. Ranks may have used different units if unused parameters count as zero; they then
-/// ask each other.
+/// For each unit, whether it has gradients to be reduced. If unused parameters count as zero, all units have some as soon as one has on
+/// some rank.
 std::vector<int64_t> wanted_by_some_rank(const std::vector<std::shared_ptr<Unit>>& all) {
   std::vector<int64_t> wanted;
   bool may_differ = false;
@@ -71,10 +71,9 @@ std::vector<int64_t> wanted_by_some_rank(const std::vector<std::shared_ptr<Unit>
   }
   if (!may_differ) return wanted;
   const auto& world = all.front()->mesh().world();
-  const auto most = at::tensor(wanted, at::kLong).to(world.traits().device);
+  const auto most = at::tensor({std::ranges::max(wanted)}, at::kLong).to(world.traits().device);
   world.all_reduce(most, {.op = Reduce::Max}, {.unit = "sync_gradients"}).wait();
-  const auto found = most.cpu();
-  wanted.assign(found.data_ptr<int64_t>(), found.data_ptr<int64_t>() + found.numel());
+  std::ranges::fill(wanted, most.item<int64_t>());
   return wanted;
 }
 
@@ -85,10 +84,22 @@ void expect_none_waiting(const Module& module, Recurse recurse, std::string_view
 
 /// The functions that register_gradient_hook was given for one shard.
 struct GradientHooks final : torch::autograd::PostAccumulateGradHook {
+  /// Autograd also calls it for shards that have got no gradient in this pass.
   void operator()(const at::Tensor& shard) override {
+    const auto& gradient = shard.grad();
+    if (!gradient.defined()) return;
+    const bool is_seen = seen_.lock() == gradient.getIntrusivePtr() && version_ == gradient._version();
+    if (is_seen) return;
     for (const auto& hook : std::vector(hooks)) hook(shard);  // a copy, because a hook may register another one
+    if (!shard.grad().defined()) return;
+    seen_ = shard.grad().getIntrusivePtr();
+    version_ = shard.grad()._version();
   }
   std::vector<std::function<void(const at::Tensor&)>> hooks;
+
+ private:
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> seen_{c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};
+  int64_t version_ = 0;
 };
 
 }  // namespace
@@ -177,7 +188,13 @@ void set_reduction_hook(const Module& module, ReductionHook hook, Recurse recurs
 }
 
 void register_gradient_hook(const at::Tensor& shard, std::function<void(const at::Tensor& shard)> hook) {
-  if (!shard.defined() || !shard.is_leaf() || !shard.requires_grad()) {
+  if (!hook) throw UsageError("register_gradient_hook was given an empty function");
+  if (shard.defined() && shard.is_leaf() && !shard.requires_grad()) {
+    const auto* const known = locate(shard).parameter;
+    throw UsageError(fmt::format("register_gradient_hook: {} is frozen, so it gets no gradient; train it before",
+                                 known != nullptr ? "'" + known->name + "'" : "the parameter"));
+  }
+  if (!shard.defined() || !shard.is_leaf()) {
     throw UsageError("register_gradient_hook takes trained parameters: what tessera::parameters(model) lists");
   }
   auto& known = torch::autograd::impl::post_acc_grad_hooks(shard);

@@ -99,7 +99,7 @@ TEST(NoSync, GuardsMayEndInAnyOrder) {
   });
 }
 
-TEST(NoSync, ForgetsWhatWasFrozenSince) {
+TEST(NoSync, ForgetsNothingThatWasFrozenSince) {
   with_ranks(2, [](const Communicator& world) {
     const auto model = sharded({.mesh = world});
     optim::SGD optimizer(parameters(*model), {.lr = 0.1});
@@ -109,8 +109,41 @@ TEST(NoSync, ForgetsWhatWasFrozenSince) {
     }
     set_requires_grad(*model->block[1], Training::Frozen);
     loss_of(*model, 10 + world.rank()).backward();
+    EXPECT_THAT([&] { optimizer.step(); }, ThrowsMessage<UsageError>(HasSubstr("unit 'block1' has gradients")));
+    EXPECT_THAT(
+        [&] { sync_gradients(*model); },
+        ThrowsMessage<UsageError>(AllOf(HasSubstr("'block1.a.weight' was frozen while its gradient waited"), HasSubstr("zero_grad()"))));
+    optimizer.zero_grad();
+    loss_of(*model, 20 + world.rank()).backward();
     optimizer.step();
     EXPECT_FALSE(model->block[1]->parameters()[0].grad().defined());
+  });
+}
+
+TEST(NoSync, EndsInZeroGrad) {
+  with_ranks(2, [](const Communicator& world) {
+    const auto model = sharded({.mesh = world});
+    optim::SGD optimizer(parameters(*model), {.lr = 0.1});
+    {
+      const auto guard = no_sync(*model);
+      loss_of(*model, world.rank()).backward();
+    }
+    optimizer.zero_grad();
+    loss_of(*model, 10 + world.rank()).backward();
+    expect_same_gradients(*model, whole_after(2, {1}));
+  });
+}
+
+TEST(NoSync, IsNoticedByOptimizersOfTorchInOtherUnits) {
+  with_ranks(2, [](const Communicator& world) {
+    const auto model = sharded({.mesh = world});
+    torch::optim::SGD optimizer(parameters(*model), 0.1);
+    {
+      const auto guard = no_sync(*model);
+      loss_of(*model, world.rank()).backward();
+    }
+    model->head(numbers({3, 8}, world.rank())).sum().backward();  // the blocks still wait
+    EXPECT_THAT([&] { optimizer.step(); }, ThrowsMessage<UsageError>(HasSubstr("unit 'block0' has gradients")));
   });
 }
 
@@ -271,6 +304,14 @@ TEST(DivideFactors, ScaleGradients) {
   });
 }
 
+TEST(DivideFactors, ThatDifferByRankAreNamed) {
+  with_ranks(2, [](const Communicator& world) {
+    const auto model = sharded({.mesh = world});
+    set_gradient_divide_factors(*model, {.pre = 1, .post = 1.0 + world.rank()});
+    EXPECT_THAT([&] { loss_of(*model, world.rank()).backward(); }, ThrowsMessage<CommError>(HasSubstr("divided by 1 and 2")));
+  });
+}
+
 TEST(DivideFactors, CanBeSetForAPart) {
   with_ranks(2, [](const Communicator& world) {
     const auto model = sharded({.mesh = world});
@@ -324,6 +365,29 @@ TEST(ReductionHook, ReplacesTheReduction) {
   });
 }
 
+TEST(GradientHook, IsCalledOnceForEachGradientThatArrives) {
+  with_ranks(2, [](const Communicator& world) {
+    for (const auto unused : {UnusedParameters::Refuse, UnusedParameters::Zeros}) {
+      const auto model = sharded_rooted_blocks({.mesh = world, .unused_parameters = unused});
+      int calls = 0;
+      for (const auto& shard : parameters(*model)) {
+        register_gradient_hook(shard, [&](const at::Tensor& hooked) {
+          EXPECT_TRUE(hooked.grad().defined());
+          calls++;
+        });
+      }
+      const auto all = static_cast<int>(parameters(*model).size());
+      for (int pass = 1; pass <= 3; pass++) {
+        loss_of(*model, world.rank()).backward();
+        EXPECT_EQ(calls, pass * all);
+      }
+      calls = 0;
+      model->head(numbers({3, 8}, world.rank())).sum().backward();
+      EXPECT_EQ(calls, unused == UnusedParameters::Zeros ? all : 2);
+    }
+  });
+}
+
 TEST(GradientHook, SeesEachFinishedGradient) {
   with_ways([](const Communicator& world, const Way& way) {
     const auto model = sharded(way);
@@ -338,8 +402,14 @@ TEST(GradientHook, SeesEachFinishedGradient) {
       EXPECT_TRUE(at::equal(seen[i], to_local(shards[i].grad())));
     }
     expect_same_gradients(*model, whole_after(world.size(), {0}));
-    EXPECT_THAT([&] { register_gradient_hook(at::ones({2}), [](const at::Tensor&) {}); },
-                ThrowsMessage<UsageError>(HasSubstr("takes trained parameters")));
+    const auto refused = [](const at::Tensor& shard, std::function<void(const at::Tensor&)> hook, const std::string& why) {
+      EXPECT_THAT([&] { register_gradient_hook(shard, hook); }, ThrowsMessage<UsageError>(HasSubstr(why)));
+    };
+    const auto nothing = [](const at::Tensor&) {};
+    refused(shards[0] * 1, nothing, "takes trained parameters");
+    refused(shards[0], {}, "an empty function");
+    set_requires_grad(*model->block[0], Training::Frozen);
+    refused(shards[0], nothing, "'block0.a.weight' is frozen");
   });
 }
 

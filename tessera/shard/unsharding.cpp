@@ -19,6 +19,7 @@ std::vector<std::weak_ptr<Unit>> units_to_prefetch(const Unit& unit, std::span<c
                                                    std::string_view what) {
   std::vector<std::weak_ptr<Unit>> result;
   for (const auto& module : modules) {
+    if (!module) throw UsageError(fmt::format("{} was given an empty shared_ptr in its list", what));
     const auto next = expect_unit_of(*module, what);
     if (next->schedule() != unit.schedule()) {
       throw UsageError(
@@ -43,6 +44,12 @@ UnshardHandle unshard(const Module& module) {
 
 void reshard(const Module& module) {
   const auto unit = expect_unit_of(module, "reshard");
+  if (unit->schedule()->reduces_in_order()) {
+    throw UsageError(
+        fmt::format("reshard: with UnusedParameters::Zeros, ranks may use different units in backward, so unit '{}' stays unsharded from "
+                    "forward on; leave the call out",
+                    unit->name()));
+  }
   unit->schedule()->expect_writable(*unit);
   unit->schedule()->reshard(*unit);
 }

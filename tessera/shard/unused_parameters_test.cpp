@@ -117,6 +117,25 @@ TEST(UnusedParameters, CountAsZeroWhereNoPassHasUsedThem) {
   });
 }
 
+TEST(UnusedParameters, CountAsZeroInSyncGradientsAlsoWhereNoRankHasUsedTheUnit) {
+  with_ranks(2, [](const Communicator& world) {
+    const auto model = sharded_rooted_blocks({.mesh = world, .unused_parameters = UnusedParameters::Zeros});
+    {
+      const auto guard = no_sync(*model);
+      model->head(numbers({3, 8}, world.rank())).sum().backward();
+    }
+    sync_gradients(*model);
+    for (const auto& shard : parameters(*model->block[0])) EXPECT_TRUE(at::equal(full_grad(shard), at::zeros_like(full_grad(shard))));
+  });
+}
+
+TEST(UnusedParameters, KeepUnitsUnsharded) {
+  with_ranks(2, [](const Communicator& world) {
+    const auto model = sharded_rooted_blocks({.mesh = world, .unused_parameters = UnusedParameters::Zeros});
+    EXPECT_THAT([&] { reshard(*model->block[0]); }, ThrowsMessage<UsageError>(HasSubstr("unit 'block0' stays unsharded from forward on")));
+  });
+}
+
 TEST(UnusedParameters, MayBeTheReplicatedOnesOfAModule) {
   with_ranks(2, [](const Communicator& world) {
     RootedBlocks whole;

@@ -210,6 +210,8 @@ std::vector<at::Tensor> parameters_of_modules(const Module& model, const std::st
 void fully_shard(Module& model, const ShardOptions& options, const WrapPolicy& policy) {
   Module* const whole[] = {&model};
   expect_apart(whole, options);
+  if (!policy.chooses)
+    throw UsageError("the WrapPolicy has no function `chooses`; take one of wrap_always, wrap_classes and wrap_by_size, or set it");
   Wrapping wrapping(options, policy);
   wrapping.look_at(model, "");
   wrapping.expect_classes();

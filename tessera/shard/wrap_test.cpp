@@ -12,6 +12,7 @@
 #include "tessera/shard/report.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
+#include "tessera/shard/unsharding.h"
 #include "tessera/testing/net.h"
 #include "tessera/testing/numbers.h"
 #include "tessera/testing/transports.h"
@@ -180,6 +181,22 @@ TEST(WrapPolicy, IgnoresModulesByTheirPath) {
     EXPECT_THAT(message_of<UsageError>([&] { (void)parameters_of_modules(*model, "layer.0"); }),
                 AllOf(HasSubstr("no module matches 'layer.0' (did you mean 'layers.0'?)"), HasSubstr("'embedding', 'layers'")));
     EXPECT_THAT(message_of<UsageError>([&] { (void)parameters_of_modules(*model, "layers.("); }), HasSubstr("is no regular expression"));
+  });
+}
+
+TEST(WrapPolicy, NeedsAFunctionAndModules) {
+  with_ranks(1, [](const Communicator& world) {
+    const ShardOptions options{.mesh = world};
+    EXPECT_THAT(message_of<UsageError>([&] { fully_shard(seeded_net(), options, WrapPolicy{}); }), HasSubstr("no function `chooses`"));
+    EXPECT_THAT(message_of<UsageError>([&] { fully_shard(std::shared_ptr<torch::nn::LinearImpl>(), options); }),
+                HasSubstr("an empty shared_ptr"));
+    const std::vector<std::shared_ptr<torch::nn::Module>> modules = {nullptr}, none;
+    EXPECT_THAT(message_of<UsageError>([&] { fully_shard(modules, options); }), HasSubstr("an empty shared_ptr"));
+    EXPECT_THAT(message_of<UsageError>([&] { fully_shard(none, options); }), HasSubstr("an empty list"));
+    auto net = seeded_net();
+    fully_shard(net, options);
+    EXPECT_THAT(message_of<UsageError>([&] { set_modules_to_forward_prefetch(*net, modules); }),
+                HasSubstr("an empty shared_ptr in its list"));
   });
 }
 

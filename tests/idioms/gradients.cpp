@@ -414,7 +414,7 @@ Chapter gradients() {
          run.record(torch::cat(flat));
        });
      }, .refused = kAlone},
-    {.what = "a step after batches inside `tessera::no_sync` alone", .act = [](Run& run) {
+    {.what = "a step while a batch inside `tessera::no_sync` waits, after one that was reduced", .act = [](Run& run) {
        Mlp net;
        run.shard_nested(net);
        const auto optimizer = run.adamw(net);

@@ -127,7 +127,10 @@ void expect_agreement(std::span<const Envelope> envelopes, Callers callers) {
   };
   if (std::ranges::any_of(envelopes, other_writer)) {
     message += " different optimizers have written the shards:";
-    for (const auto& group : groups) message += fmt::format(" {} {},", name_ranks(group), text(envelopes[group.front()].words));
+    for (const auto& group : groups) {
+      const auto words = text(envelopes[group.front()].words);
+      message += fmt::format(" {} {},", name_ranks(group), words.empty() ? "none yet" : words);
+    }
     message += " give every rank the same one, with the same options;";
   }
   message += " every rank must call the same operations, with the same sizes, in the same order";

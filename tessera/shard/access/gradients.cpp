@@ -48,6 +48,15 @@ void expect_synced(Unit& unit) {
   unit.state(held).reduction.expect_synced();
 }
 
+void drop_unsynced(Unit& unit) {
+  const auto held = unit.schedule()->lock();
+  unit.state(held).reduction.unsynced.clear();
+}
+
+void expect_max_norm(double max_norm) {
+  if (!(max_norm >= 0)) throw UsageError(fmt::format("gradients can't be clipped to a norm of {}; give a number from 0 on", max_norm));
+}
+
 at::Tensor clip_factor(const at::Tensor& norm, double max_norm) {
   return at::clamp(max_norm / (norm + 1e-6), 0.0, 1.0);
 }

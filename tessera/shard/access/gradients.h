@@ -22,8 +22,11 @@ bool is_ignored(std::span<const std::shared_ptr<Unit>> units, const at::Tensor& 
 
 /// Throws UsageError if some of the unit's gradients have not been reduced over the ranks, because a step would leave them out.
 void expect_synced(Unit& unit);
+/// Drops those gradients.
+void drop_unsynced(Unit& unit);
 
 /// The factor by which clip_grad_norm multiplies gradients that have this norm.
+void expect_max_norm(double max_norm);
 at::Tensor clip_factor(const at::Tensor& norm, double max_norm);
 
 }  // namespace tessera

@@ -48,6 +48,10 @@ WriteGuard::WriteGuard(std::span<const std::shared_ptr<Unit>> units, WriteKind h
   if (how != WriteKind::Unsharded && how != WriteKind::Load) {
     for (const auto& unit : units) expect_synced(*unit);
   }
+  // An optimizer of torch::optim writes only what has a gradient, so units that wait for theirs may be among those that it leaves out.
+  for (const auto& unit : units) {
+    if (how == WriteKind::Operators) unit->schedule()->expect_synced();
+  }
   for (const auto& unit : units) unit->schedule()->done_reading(*unit);
   for (const auto& unit : units) begin(*unit, how, writer);
   if (how == WriteKind::Load) outdate_all();

@@ -122,6 +122,7 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
   }
   auto subject = unit.subject();
   std::string described(name);
+  if (const auto& divide = rules().divide) described += fmt::format(", divided by {} and {}", divide->pre, divide->post);
   if (widens_) described += ", with gradients of passes before that were not reduced";
   if (taking_.sink) {
     subject.writer = taking_.sink->writer();
@@ -179,7 +180,8 @@ void GradientReduction::expect_takeable(const Unit::Parameter& parameter) const 
   }
   const auto accumulator = ag::impl::try_get_grad_accumulator(parameter.shard);
   const auto& hooks = ag::impl::get_autograd_meta(parameter.shard)->cpp_hooks_list_;  // those that were removed are still there, but empty
-  const bool hooked = (hooks && std::ranges::any_of(*hooks, [](const auto& hook) { return static_cast<bool>(hook); })) ||
+  const bool hooked = ag::impl::post_acc_grad_hooks(parameter.shard) ||
+                      (hooks && std::ranges::any_of(*hooks, [](const auto& hook) { return static_cast<bool>(hook); })) ||
                       (accumulator && (!accumulator->post_hooks().empty() || !accumulator->pre_hooks().empty()));
   if (hooked) {
     refuse(
@@ -230,8 +232,6 @@ void GradientReduction::hand_over(const PartOfMean& mean) {
 }
 
 void GradientReduction::expect_synced() {
-  if (unsynced.empty()) return;
-  unsynced.drop_frozen();
   if (unsynced.empty()) return;
   throw UsageError(
       fmt::format("unit '{}' has gradients of backward passes that were not reduced over the ranks (no_sync, set_requires_gradient_sync or "

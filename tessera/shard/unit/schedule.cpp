@@ -198,6 +198,12 @@ void Schedule::finish_reductions() {
   if (auto* unit = std::exchange(reducing_, nullptr)) unit->state(held).reduction.finish();
 }
 
+void Schedule::expect_synced() {
+  const auto held = lock();
+  if (!rules_.is_model) return;
+  for (auto* unit : members_) unit->state(held).reduction.expect_synced();
+}
+
 void Schedule::expect_writable(const Unit& unit) const {
   if (!unit.pinned()) return;
   throw UsageError(

@@ -43,6 +43,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// Waits for the reduction that was started last, if it has not finished.
   void finish_reductions();
 
+  /// Throws UsageError if a unit of the model has gradients that no reduction has included.
+  void expect_synced();
   /// Throws UsageError if the unit is pinned.
   void expect_writable(const Unit& unit) const;
   /// Tells the other ranks that this rank will not read the unit again before its shards change. Reshards it unless it is pinned.

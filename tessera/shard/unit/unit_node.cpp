@@ -232,7 +232,7 @@ class UnitNode final : public ag::Node {
 
 void reduce_unsynced(const std::shared_ptr<Unit>& unit, const ScheduleLock& held) {
   UnitBackward backward(unit);
-  if (!backward.parameters().empty()) backward.reduce_and_accumulate(held, {});
+  if (!backward.parameters().empty() || !unit->state(held).reduction.unsynced.empty()) backward.reduce_and_accumulate(held, {});
 }
 
 bool is_trained(const Unit& unit) {

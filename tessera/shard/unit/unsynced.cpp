@@ -1,6 +1,11 @@
 #include "tessera/shard/unit/unsynced.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
 
 namespace tessera {
 
@@ -21,6 +26,13 @@ void UnsyncedGradients::add(std::span<const Unit::Parameter* const> parameters, 
 }
 
 void UnsyncedGradients::add_to(std::span<const Unit::Parameter* const> parameters, std::span<at::Tensor> gradients) {
+  for (const auto& [parameter, sum] : sums_) {
+    if (std::ranges::find(parameters, parameter) != parameters.end()) continue;
+    throw UsageError(fmt::format(
+        "'{}' was frozen while its gradient waited for a reduction, which would be lost; call tessera::sync_gradients(model) before "
+        "parameters are frozen, or zero_grad() of an optimizer of Tessera to drop it",
+        parameter->name));
+  }
   for (size_t i = 0; i < parameters.size(); i++) {
     auto& gradient = gradients[i];
     if (const auto known = sums_.find(parameters[i]); known != sums_.end()) {
@@ -31,11 +43,6 @@ void UnsyncedGradients::add_to(std::span<const Unit::Parameter* const> parameter
     }
     if (!gradient.defined() && in_parts_.contains(parameters[i])) gradient = zeros_like(*parameters[i]);
   }
-  drop_frozen();
-}
-
-void UnsyncedGradients::drop_frozen() {
-  std::erase_if(sums_, [](const auto& entry) { return !entry.first->shard.requires_grad(); });
 }
 
 void UnsyncedGradients::add_part(size_t group, const at::Tensor& sum, const std::set<const Unit::Parameter*>& parameters) {

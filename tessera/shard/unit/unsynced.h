@@ -22,12 +22,10 @@ class UnsyncedGradients {
 
   /// Adds gradients of whole parameters on this rank, in at least float32.
   void add(std::span<const Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients);
-  /// Adds what is here to gradients that are about to be reduced, and forgets it, and what belongs to parameters that have been frozen
-  /// since. Parameters whose sums over this rank's shard group wait for the all-reduce get a gradient of zeros if they have none.
+  /// Adds what is here to gradients that are about to be reduced, and forgets it. Throws UsageError if some belongs to a parameter that has
+  /// been frozen since. Parameters whose sums over this rank's shard group wait for the all-reduce get a gradient of zeros if they have
+  /// none.
   void add_to(std::span<const Unit::Parameter* const> parameters, std::span<at::Tensor> gradients);
-
-  /// Forgets this rank's gradients of parameters that are frozen now.
-  void drop_frozen();
 
   /// Adds the sum over this rank's shard group, which other replicas have not seen.
   void add_part(size_t group, const at::Tensor& sum, const std::set<const Unit::Parameter*>& parameters);
