@@ -8,6 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/numel.h"
+#include "tessera/checkpoint/formats/checksum.h"
 #include "tessera/checkpoint/formats/dtype_names.h"
 #include "tessera/checkpoint/rank_file.h"
 
@@ -40,13 +41,23 @@ class Composition {
     for (const auto& name : file.record.outside) add_whole(name);
     for (const auto& name : file.record.buffers) add_whole(name);
     for (const auto& [name, part] : file.record.state) {
-      if (c10::multiply_integers(file.tensors.info(name).sizes) == part.numel()) {
+      const auto& sizes = file.tensors.info(name).sizes;
+      if (part.numel() == 0) {
+        empty_.emplace(name, StoredTensor{.dtype = file.tensors.info(name).dtype, .shape = part.shape});
+      } else if (sizes.empty()) {
+        if (owns(name)) add_whole(name);
+      } else if (c10::multiply_integers(sizes) == part.numel()) {
         add_slices(name, part);
       } else {
         add_blocks(name, part);
       }
     }
-    add_whole(kGeneratorName);
+    if (file.tensors.contains(kGeneratorName)) add_whole(kGeneratorName);
+    // With the header's, a file that belongs to another save is noticed.
+    std::string header(file.tensors.header_bytes(), '\0');
+    InputFile(file.tensors.path()).read(header.data(), header.size(), 0);
+    manifest_.catalog.checksums.push_back(
+        {.file = number_, .begin = 0, .bytes = header.size(), .checksum = checksum_of(header), .name = "header"});
     for (const auto& name : file.tensors.names()) {
       if (!file.tensors.has_checksum(name)) continue;
       manifest_.catalog.checksums.push_back({.file = number_,
@@ -57,7 +68,10 @@ class Composition {
     }
   }
 
-  Manifest finish() && { return std::move(manifest_); }
+  Manifest finish() && {
+    manifest_.catalog.tensors.merge(empty_);  // of which no rank has a value
+    return std::move(manifest_);
+  }
 
  private:
   StoredTensor& tensor(const std::string& name, const std::vector<int64_t>& shape) {
@@ -68,6 +82,13 @@ class Composition {
                                 manifest_.catalog.files.front().string(), file_->tensors.path().string()));
     }
     return found->second;
+  }
+
+  /// Of a parameter that is one number, only one rank has the value, and the state that goes with it.
+  bool owns(const std::string& state) const {
+    const auto begin = std::string_view(kOptimizerPrefix).size();
+    const auto part = file_->record.parts.find(state.substr(begin, state.rfind('.') - begin));
+    return part == file_->record.parts.end() || !part->second.shape.empty() || part->second.numel() > 0;
   }
 
   void add_slices(const std::string& name, const PartRecord& part) {
@@ -107,6 +128,7 @@ class Composition {
   }
 
   Manifest manifest_;
+  std::map<std::string, StoredTensor> empty_;  // state of which some rank has no value
   const RankFile* file_ = nullptr;
   size_t number_ = 0;
 };
@@ -160,7 +182,8 @@ json to_json(const fs::path& folder, const Manifest& manifest) {
   return result;
 }
 
-Manifest from_json(const fs::path& folder, const json& text) {
+/// `bytes_of_files` gets the sizes that the files should have.
+Manifest from_json(const fs::path& folder, const json& text, std::vector<uint64_t>& bytes_of_files) {
   if (text.at("format") != kFormat) throw IoError("it is of another program");
   if (const int version = text.at("version"); version != kVersion) {
     throw IoError(fmt::format("its version is {}, this version of Tessera reads 1 and {}", version, kVersion));
@@ -177,11 +200,6 @@ Manifest from_json(const fs::path& folder, const json& text) {
     if (name.has_parent_path() || name.empty())
       throw IoError(fmt::format("it names the file '{}', which is not in its folder", name.string()));
     const auto path = folder / name;
-    std::error_code none;
-    if (const auto bytes = fs::file_size(path, none); none || bytes != file.at("bytes").get<uint64_t>()) {
-      throw IoError(none ? fmt::format("its file {} is missing", name.string())
-                         : fmt::format("its file {} has {} bytes, not {}", name.string(), bytes, file.at("bytes").get<uint64_t>()));
-    }
     for (const auto& [tensor, bytes] : file.at("checksums").items()) {
       catalog.checksums.push_back({.file = catalog.files.size(),
                                    .begin = bytes.at("begin"),
@@ -190,6 +208,7 @@ Manifest from_json(const fs::path& folder, const json& text) {
                                    .name = tensor});
     }
     catalog.files.push_back(path);
+    bytes_of_files.push_back(file.at("bytes"));
   }
   for (const auto& [name, tensor] : text.at("tensors").items()) catalog.tensors[name] = tensor_from_json(tensor);
   for (const auto& [name, tensor] : catalog.tensors) {
@@ -208,6 +227,21 @@ Manifest from_json(const fs::path& folder, const json& text) {
   if (manifest.ranks < 1 || catalog.files.size() != ranks || manifest.notes.size() != ranks)
     throw IoError("it does not list one file a rank");
   return manifest;
+}
+
+/// Throws IoError if a file is missing, or has another size.
+void expect_files(const fs::path& folder, const std::vector<fs::path>& files, const std::vector<uint64_t>& sizes) {
+  for (size_t i = 0; i < files.size(); i++) {
+    std::error_code none;
+    const auto size = fs::file_size(files[i], none);
+    if (none) {
+      throw IoError(
+          fmt::format("the checkpoint {} is incomplete: '{}' is missing", folder.string(), files[i].lexically_relative(folder).string()));
+    }
+    if (size != sizes[i]) {
+      throw IoError(fmt::format("{} is cut off, or of another save: it has {} bytes, not {}", files[i].string(), size, sizes[i]));
+    }
+  }
 }
 
 }  // namespace
@@ -231,11 +265,15 @@ Manifest read_manifest(const fs::path& folder) {
   const InputFile file(path);
   std::string text(file.size(), '\0');
   file.read(text.data(), text.size(), 0);
+  Manifest manifest;
+  std::vector<uint64_t> bytes_of_files;
   try {
-    return from_json(folder, json::parse(text));
+    manifest = from_json(folder, json::parse(text), bytes_of_files);
   } catch (const std::exception& error) {
     throw IoError(fmt::format("{} can't be used: {}", path.string(), error.what()));
   }
+  expect_files(folder, manifest.catalog.files, bytes_of_files);
+  return manifest;
 }
 
 void write_manifest(const fs::path& folder, const Manifest& manifest) {

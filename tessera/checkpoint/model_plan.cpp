@@ -25,9 +25,9 @@ bool matches(const std::string& name, const std::vector<std::string>& patterns) 
   });
 }
 
-/// Whether values of one dtype can become those of the other. Only numbers with fractions may be rounded.
+/// Whether values of one dtype can become those of the other. Numbers may be rounded, but not to integers.
 bool converts(at::ScalarType from, at::ScalarType to) {
-  return from == to || (at::isFloatingType(from) && at::isFloatingType(to));
+  return from == to || (at::isFloatingType(to) && !at::isComplexType(from));
 }
 
 }  // namespace

@@ -57,9 +57,9 @@ class StateReader {
   }
 
   at::Tensor read_blocks(const std::string& name, const BlockState& blocks, const ValueRange& range, int rank) const {
-    const auto part = std::ranges::find_if(blocks.parts, [&](const BlockState::Part& each) {
-      return each.range.numel == range.numel && (each.range.begin == range.begin || range.numel == 0);
-    });
+    if (range.numel == 0) return at::empty({0}, stored_.info(name).dtype);
+    const auto part = std::ranges::find_if(
+        blocks.parts, [&](const BlockState::Part& each) { return each.range.numel == range.numel && each.range.begin == range.begin; });
     if (part == blocks.parts.end()) {
       throw UsageError(
           fmt::format("'{}' has one value for each block of a parameter's values, and no rank that saved had the values from {} to {} that "

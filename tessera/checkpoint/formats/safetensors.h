@@ -32,6 +32,8 @@ class SafetensorsFile {
   const SafetensorsEntry& info(const std::string& name) const { return place(name).entry; }
   bool has_checksum(const std::string& name) const { return !place(name).checksum.empty(); }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
+  /// The number of bytes before the data.
+  uint64_t header_bytes() const { return data_; }
   /// Where the bytes of a tensor begin in the file.
   uint64_t offset(const std::string& name) const { return data_ + place(name).begin; }
   /// Empty if it has none.
