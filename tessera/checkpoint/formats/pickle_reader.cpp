@@ -18,7 +18,7 @@ constexpr uint64_t kLettersApiece = 16;  // a text with so many letters weighs a
 
 /// A tree may weigh this much for each byte of its pickle. Without the bound, few bytes could refer to the same part so often that a walk
 /// through the tree never ends.
-constexpr uint64_t kHeaviest = 8, kAlways = 1000;
+constexpr uint64_t kHeaviest = 4, kAlways = 1000;
 
 }  // namespace
 
