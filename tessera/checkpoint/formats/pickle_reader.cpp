@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <unordered_map>
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/formats/pickle.h"
+#include "tessera/checkpoint/formats/pickle_input.h"
 
 namespace tessera::checkpoint::pickle {
 
@@ -26,15 +26,14 @@ constexpr uint64_t kHeaviest = 4, kAlways = 1000;
 class Reader {
  public:
   Reader(std::span<const std::byte> bytes, const Globals& globals, const std::string& where)
-      : bytes_(reinterpret_cast<const char*>(bytes.data()), bytes.size()), globals_(globals), where_(where) {}
+      : input_({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, where), globals_(globals) {}
 
   Value read() {
-    if (take_number(1) != 0x80) fail("it does not begin as pickles of protocol 2 to 5 do");
-    const auto protocol = take_number(1);
+    if (input_.instruction() != '\x80') fail("it does not begin as pickles of protocol 2 to 5 do");
+    const auto protocol = input_.number(1);
     if (protocol < 2 || protocol > 5) fail(fmt::format("it has protocol {}; only 2 to 5 are known", protocol));
     for (;;) {
-      begin_ = next_;
-      const auto code = static_cast<char>(take_number(1));
+      const auto code = input_.instruction();
       if (code == '.') break;
       step(code);
     }
@@ -43,14 +42,12 @@ class Reader {
   }
 
  private:
-  [[noreturn]] void fail(const std::string& why) const {
-    throw IoError(fmt::format("{} is damaged, or is none that we can read: byte {} of its pickle: {}", where_, begin_, why));
-  }
+  [[noreturn]] void fail(const std::string& why) const { input_.fail(why); }
 
   void step(char code) {
     switch (code) {
       case '\x95':  // FRAME
-        if (take_number(8) > bytes_.size() - next_) fail("a frame is longer than the pickle");
+        if (input_.number(8) > input_.left()) fail("a frame is longer than the pickle");
         return;
       case '(':
         return marks_.push_back(stack_.size());
@@ -61,31 +58,31 @@ class Reader {
       case '\x89':
         return push(false);
       case 'J':
-        return push(int64_t{static_cast<int32_t>(take_number(4))});
+        return push(int64_t{static_cast<int32_t>(input_.number(4))});
       case 'K':
-        return push(static_cast<int64_t>(take_number(1)));
+        return push(static_cast<int64_t>(input_.number(1)));
       case 'M':
-        return push(static_cast<int64_t>(take_number(2)));
+        return push(static_cast<int64_t>(input_.number(2)));
       case '\x8a':
-        return push_long(take_number(1));
+        return push_long(input_.number(1));
       case '\x8b':
-        return push_long(take_number(4));
+        return push_long(input_.number(4));
       case 'G':
         return push_double();
       case 'U':
       case '\x8c':
-        return push_text(take_number(1));
+        return push_text(input_.number(1));
       case 'T':
       case 'X':
-        return push_text(take_number(4));
+        return push_text(input_.number(4));
       case '\x8d':
-        return push_text(take_number(8));
+        return push_text(input_.number(8));
       case 'C':
-        return push(Bytes{std::string(take(take_number(1)))});
+        return push(Bytes{std::string(input_.text(input_.number(1)))});
       case 'B':
-        return push(Bytes{std::string(take(take_number(4)))});
+        return push(Bytes{std::string(input_.text(input_.number(4)))});
       case '\x8e':
-        return push(Bytes{std::string(take(take_number(8)))});
+        return push(Bytes{std::string(input_.text(input_.number(8)))});
       case '}':
         return push(Dict{});
       case ']':
@@ -107,8 +104,8 @@ class Reader {
       case 'u':
         return set_items(pop_marked());
       case 'c': {
-        const auto module = take_line();
-        return push_global(module, take_line());
+        const auto module = input_.line();
+        return push_global(module, input_.line());
       }
       case '\x93': {
         const auto names = pop_many(2);
@@ -125,13 +122,13 @@ class Reader {
       case 'Q':
         return push_storage();
       case 'h':
-        return recall(take_number(1));
+        return recall(input_.number(1));
       case 'j':
-        return recall(take_number(4));
+        return recall(input_.number(4));
       case 'q':
-        return remember(take_number(1));
+        return remember(input_.number(1));
       case 'r':
-        return remember(take_number(4));
+        return remember(input_.number(4));
       case '\x94':
         return remember(memo_.size());
       default:
@@ -139,40 +136,19 @@ class Reader {
     }
   }
 
-  // The bytes.
-
-  std::string_view take(uint64_t count) {
-    if (count > bytes_.size() - next_) fail("it is cut off");
-    const auto result = bytes_.substr(next_, count);
-    next_ += count;
-    return result;
-  }
-  uint64_t take_number(size_t bytes) {
-    uint64_t result = 0;
-    std::memcpy(&result, take(bytes).data(), bytes);  // little-endian, as we are
-    return result;
-  }
-  std::string_view take_line() {
-    const auto end = bytes_.find('\n', next_);
-    if (end == std::string_view::npos) fail("it is cut off");
-    const auto line = take(end - next_);
-    next_++;
-    return line;
-  }
-
   void push_long(uint64_t bytes) {
     if (bytes > sizeof(int64_t)) fail("an integer does not fit into 64 bits");
-    auto number = take_number(bytes);
+    auto number = input_.number(bytes);
     if (bytes > 0 && bytes < sizeof number && (number >> (8 * bytes - 1)) != 0) number |= ~uint64_t{0} << (8 * bytes);  // negative
     push(static_cast<int64_t>(number));
   }
   void push_double() {
     uint64_t bits = 0;
-    for (const auto byte : take(sizeof bits)) bits = bits << 8 | static_cast<unsigned char>(byte);
+    for (const auto byte : input_.text(sizeof bits)) bits = bits << 8 | static_cast<unsigned char>(byte);
     push(std::bit_cast<double>(bits));
   }
   void push_text(uint64_t length) {
-    const auto text = take(length);
+    const auto text = input_.text(length);
     if (!is_utf8(text)) fail("a text is no UTF-8");
     push(std::string(text));
   }
@@ -225,7 +201,7 @@ class Reader {
     parent.weight += own.weight;
     parent.depth = std::max(parent.depth, own.depth + 1);
     if (parent.depth > kDeepest) fail(fmt::format("it is nested more than {} times", kDeepest));
-    if (parent.weight > kHeaviest * bytes_.size() + kAlways) fail("it refers to the same parts again and again");
+    if (parent.weight > kHeaviest * input_.size() + kAlways) fail("it refers to the same parts again and again");
   }
 
   // What instructions do.
@@ -265,7 +241,7 @@ class Reader {
       throw IoError(
           fmt::format("{} refers to {}, for which Python would run code of the file's choice, so it is refused; if you trust the "
                       "file, load it in Python and save it again with tensors and plain values only",
-                      where_, full));
+                      input_.where(), full));
     }
     push(Global{.name = std::move(full)});
   }
@@ -331,10 +307,8 @@ class Reader {
     memo_[place] = stack_.back();
   }
 
-  const std::string_view bytes_;
+  Input input_;
   const Globals& globals_;
-  const std::string& where_;
-  size_t next_ = 0, begin_ = 0;  // of the bytes, and of the current instruction
   std::vector<Value> stack_;
   std::vector<size_t> marks_;
   std::unordered_map<uint64_t, Value> memo_;

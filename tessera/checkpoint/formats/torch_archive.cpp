@@ -51,6 +51,10 @@ TorchArchive::TorchArchive(const InputFile& file, uint64_t begin, uint64_t bytes
   expect_zip(file, begin, bytes, where_);
   entries_ = read_zip(file, begin, bytes, where_);
   folder_ = folder_of(entries_, where_);
+  for (const auto& [name, entry] : entries_) {
+    if (entry.packed)
+      throw IoError(fmt::format("{} is compressed, which torch.save never does; load it in Python and save it again", where_));
+  }
   const auto order = entries_.find(folder_ + "byteorder");
   if (order != entries_.end() && read_entry(file, order->second, where_) != "little") {
     throw IoError(fmt::format("{} has another byte order than this machine; save it again on a machine with this one", where_));

@@ -30,7 +30,8 @@ constexpr TorchDtype kDtypes[] = {{at::kFloat, "float32", "FloatStorage"},
                                   {at::kFloat8_e4m3fn, "float8_e4m3fn"},
                                   {at::kFloat8_e5m2fnuz, "float8_e5m2fnuz"},
                                   {at::kFloat8_e4m3fnuz, "float8_e4m3fnuz"},
-                                  {at::kFloat8_e8m0fnu, "float8_e8m0fnu"}};
+                                  {at::kFloat8_e8m0fnu, "float8_e8m0fnu"},
+                                  {at::kFloat4_e2m1fn_x2, "float4_e2m1fn_x2"}};
 
 constexpr std::string_view kTorch = "torch.";
 

@@ -26,9 +26,9 @@ constexpr uint16_t kFirstDay = 1 << 5 | 1;  // 1980-01-01, so that equal values 
 constexpr uint64_t kLargestDirectory = uint64_t{1} << 32;
 
 /// Takes little-endian numbers from bytes.
-class Fields {
+class LittleEndian {
  public:
-  explicit Fields(std::string_view bytes) : bytes_(bytes) {}
+  explicit LittleEndian(std::string_view bytes) : bytes_(bytes) {}
 
   uint16_t two() { return static_cast<uint16_t>(number(2)); }
   uint32_t four() { return static_cast<uint32_t>(number(4)); }
@@ -60,7 +60,7 @@ class ZipReader {
     const auto [first, size, count] = directory();
     if (first > bytes_ || size > bytes_ - first || size > kLargestDirectory) throw IoError("its directory is not where it should be");
     const auto text = bytes_at(first, size);
-    Fields fields(text);
+    LittleEndian fields(text);
     std::map<std::string, ZipEntry> entries;
     for (uint64_t i = 0; i < count; i++) {
       const auto [name, entry] = record(fields);
@@ -87,7 +87,7 @@ class ZipReader {
     const std::string mark(reinterpret_cast<const char*>(&kEnd), sizeof kEnd);
     auto place = tail.rfind(mark);
     if (place == std::string::npos || tail.size() - place < kEndBytes) throw IoError("the end of it is missing");
-    Fields end(std::string_view(tail).substr(place));
+    LittleEndian end(std::string_view(tail).substr(place));
     end.four();
     if (end.four() != 0) throw IoError("it is one of several parts");
     end.two();
@@ -96,18 +96,18 @@ class ZipReader {
     const uint64_t end_place = bytes_ - tail_bytes + place;
     if (end_place < kWideLocatorBytes) return {first, size, count};
     const auto locator_text = bytes_at(end_place - kWideLocatorBytes, kWideLocatorBytes);
-    Fields locator(locator_text);
+    LittleEndian locator(locator_text);
     if (locator.four() != kWideLocator) return {first, size, count};
     locator.four();
     const auto wide_text = bytes_at(locator.eight(), kWideEndBytes);
-    Fields wide(wide_text);
+    LittleEndian wide(wide_text);
     if (wide.four() != kWideEnd) throw IoError("its directory is not where it should be");
     wide.text(28);
     const auto wide_count = wide.eight(), wide_size = wide.eight();
     return {wide.eight(), wide_size, wide_count};
   }
 
-  std::pair<std::string, ZipEntry> record(Fields& fields) const {
+  std::pair<std::string, ZipEntry> record(LittleEndian& fields) const {
     if (fields.four() != kRecord) throw IoError("its directory is damaged");
     fields.four();
     const auto flags = fields.two(), packing = fields.two();
@@ -120,24 +120,22 @@ class ZipReader {
     fields.eight();
     uint64_t place = fields.four();
     const std::string name(fields.text(name_bytes));
-    Fields extra(fields.text(extra_bytes));
+    LittleEndian extra(fields.text(extra_bytes));
     fields.text(comment_bytes);
     take_wide(extra, {&entry.bytes, &packed, &place});
     if ((flags & kEncrypted) != 0) throw IoError(fmt::format("the entry '{}' is encrypted", name));
-    if (packing != kStored || packed != entry.bytes) {
-      throw IoError(fmt::format("the entry '{}' is compressed, as torch.save never does; load it in Python and save it again", name));
-    }
+    entry.packed = packing != kStored || packed != entry.bytes;
     entry.begin = content_of(name, place);
-    if (entry.begin > bytes_ || entry.bytes > bytes_ - entry.begin) throw IoError(fmt::format("the entry '{}' is cut off", name));
+    if (entry.begin > bytes_ || packed > bytes_ - entry.begin) throw IoError(fmt::format("the entry '{}' is cut off", name));
     entry.begin += begin_;
     return {name, entry};
   }
 
   /// Those of the numbers that had no room.
-  static void take_wide(Fields extra, std::initializer_list<uint64_t*> numbers) {
+  static void take_wide(LittleEndian extra, std::initializer_list<uint64_t*> numbers) {
     while (!extra.empty()) {
       const auto id = extra.two();
-      Fields field(extra.text(extra.two()));
+      LittleEndian field(extra.text(extra.two()));
       if (id != kWide) continue;
       for (auto* const number : numbers) {
         if (*number == kElsewhere) *number = field.eight();
@@ -149,7 +147,7 @@ class ZipReader {
   /// Where the content of the entry whose header is at `place` begins.
   uint64_t content_of(const std::string& name, uint64_t place) const {
     const auto text = bytes_at(place, kEntryBytes);
-    Fields header(text);
+    LittleEndian header(text);
     if (header.four() != kEntry) throw IoError(fmt::format("the entry '{}' is not where it should be", name));
     header.text(22);
     const uint64_t name_bytes = header.two(), extra_bytes = header.two();

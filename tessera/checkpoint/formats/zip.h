@@ -18,7 +18,8 @@ uint32_t crc32_of(std::span<const std::byte> bytes, uint32_t before = 0);
 
 struct ZipEntry {
   uint64_t begin = 0;  // in the file
-  uint64_t bytes = 0;
+  uint64_t bytes = 0;  // when unpacked
+  bool packed = false;
   uint32_t crc32 = 0;  // 0 if the program that wrote it left it out
 };
 
