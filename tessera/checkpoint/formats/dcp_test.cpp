@@ -88,7 +88,8 @@ TEST(Dcp, RefusesPartsThatAreNoTensor) {
   EXPECT_FALSE(std::filesystem::exists(folder / ".metadata"));
   DcpRankWriter writer(folder.path(), 0);
   EXPECT_THAT([&] { writer.write({"w"}, rows(2, 2), at::ones({2, 2})); }, ThrowsMessage<UsageError>(HasSubstr("outside of its shape")));
-  EXPECT_THAT([&] { writer.write({"w"}, rows(0, 2), at::ones({2, 1})); }, ThrowsMessage<UsageError>(HasSubstr("Float of [2, 2]")));
+  EXPECT_THAT([&] { writer.write({"w"}, rows(0, 2), at::ones({2, 1})); },
+              ThrowsMessage<UsageError>(HasSubstr("part [0:2, 0:2] of 'w' was given values of the shape [2, 1]")));
 }
 
 /// The metadata of a folder, changed.
@@ -126,6 +127,38 @@ TEST(Dcp, RefusesWhatItDoesNotKnow) {
   metadata.refused("offsets", "offsetx", "no field 'offsets'");
   metadata.refused("relative_path", "relative_pa??", "no field 'relative_path'");
   metadata.refused("fqn", "fq?", "no field 'fqn'");
+}
+
+TEST(Dcp, ReadsOlderMetadata) {
+  const Folder folder;
+  const auto items = write_rank(folder.path(), 1);  // of which the tensor with one value is read
+  const auto made = [](const std::string& name, std::vector<pickle::Value> arguments, pickle::Value state = {}) {
+    return pickle::Object{.name = name, .arguments = std::move(arguments), .state = std::move(state)};
+  };
+  using Entries = std::vector<std::pair<pickle::Value, pickle::Value>>;
+  const auto dict = [](Entries entries) -> pickle::Value { return pickle::Dict{.entries = std::move(entries)}; };
+  const pickle::Value size = made(dcp::kSize, {pickle::Tuple{}});
+  // CPython 3.11.2 pickles members of an enum so.
+  const auto format = made("builtins.getattr", {pickle::Global{dcp::kOldMemoryFormat}, "TORCH_CONTIGUOUS_FORMAT"});
+  const auto layout = made(dcp::kLayout, {"torch.strided"});
+  const auto properties =
+      made(dcp::kOldProperties, {}, pickle::Tuple{.items = {pickle::Global{"torch.int64"}, layout, false, format, false}});
+  const pickle::Value chunk = made(dcp::kChunk, {}, dict({{"offsets", size}, {"sizes", size}}));
+  const auto tensor =
+      made(dcp::kTensor, {}, dict({{"properties", properties}, {"size", size}, {"chunks", pickle::List{.items = {chunk}}}}));
+  const auto index = made(dcp::kIndex, {}, dict({{"fqn", "step"}, {"index", int64_t{0}}, {"offset", size}}));
+  const auto place = made(dcp::kStorageInfo, {},
+                          dict({{"relative_path", items[1].file},
+                                {"offset", static_cast<int64_t>(items[1].offset)},
+                                {"length", static_cast<int64_t>(items[1].bytes)}}));
+  const auto meta = made(dcp::kStorageMeta, {}, dict({{"checkpoint_id", made("pathlib.PosixPath", {"some", "path"})}}));
+  const pickle::Value metadata = made(dcp::kMetadata, {},
+                                      dict({{"state_dict_metadata", dict({{"step", tensor}})},
+                                            {"planner_data", {}},
+                                            {"storage_data", dict({{index, place}})},
+                                            {"storage_meta", meta}}));
+  write_file(folder / dcp::kFile, pickle::write(metadata));
+  EXPECT_EQ(CatalogReader(read_dcp(folder.path())).read("step").item<int64_t>(), 7);
 }
 
 TEST(Dcp, EveryDamageIsAnErrorOrHarmless) {

@@ -112,6 +112,10 @@ DcpRankWriter::DcpRankWriter(const fs::path& folder, int rank) : name_(fmt::form
 
 void DcpRankWriter::write(const DcpPath& path, const TensorSlice& box, const at::Tensor& values) {
   if (!box.fits()) throw UsageError(fmt::format("'{}' has a part {} outside of its shape", name_of(path), to_string(box)));
+  if (values.sizes() != at::IntArrayRef(box.sizes)) {
+    throw UsageError(fmt::format("the part {} of '{}' was given values of the shape [{}]", to_string(box), name_of(path),
+                                 fmt::join(values.sizes(), ", ")));
+  }
   const auto tensor = std::make_shared<TorchTensor>(TorchTensor{.dtype = values.scalar_type(), .shape = box.sizes});
   TorchArchiveWriter archive(file_, end_, {TorchTree::Tensor(tensor)});
   archive.write(values);
@@ -183,9 +187,11 @@ void from_json(const nlohmann::json& json, DcpItem& item) {
     }
   }
   if (!json.contains("box")) return;
+  const auto name = "torch." + json.at("dtype").get<std::string>();
+  const auto* const dtype = torch_dtype_named(name);
+  if (dtype == nullptr) throw IoError(fmt::format("a rank has written a tensor of the unknown dtype {}", name));
   const auto& box = json.at("box");
-  item.part = {.dtype = torch_dtype_named("torch." + json.at("dtype").get<std::string>())->type,
-               .box = {.shape = box.at(0), .offsets = box.at(1), .sizes = box.at(2)}};
+  item.part = {.dtype = dtype->type, .box = {.shape = box.at(0), .offsets = box.at(1), .sizes = box.at(2)}};
 }
 
 }  // namespace tessera::checkpoint

@@ -46,4 +46,25 @@ bool is_utf8(std::string_view text) {
   return true;
 }
 
+std::string to_latin1(std::string_view bytes) {
+  std::string text;
+  for (const auto byte : bytes) {
+    const auto letter = static_cast<unsigned char>(byte);
+    if (letter >= 0x80) text += static_cast<char>(0xc0 | letter >> 6);
+    text += static_cast<char>(letter >= 0x80 ? 0x80 | (letter & 0x3f) : letter);
+  }
+  return text;
+}
+
+std::optional<std::string> from_latin1(std::string_view text) {
+  std::string bytes;
+  for (size_t i = 0; i < text.size(); i++) {
+    auto letter = static_cast<unsigned char>(text[i]);
+    if (letter > 0xc3 || (letter >= 0x80 && i + 1 == text.size())) return std::nullopt;
+    if (letter >= 0x80) letter = static_cast<unsigned char>(letter << 6 | (text[++i] & 0x3f));
+    bytes += static_cast<char>(letter);
+  }
+  return bytes;
+}
+
 }  // namespace tessera::checkpoint::pickle

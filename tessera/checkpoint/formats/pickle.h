@@ -123,4 +123,8 @@ std::string write(const Value& value);
 /// Whether a text is UTF-8 as Python writes it: without surrogates.
 bool is_utf8(std::string_view text);
 
+/// Protocol 2 has no bytes: Python writes the text whose letters have these numbers. The way back fails if a letter is none of them.
+std::string to_latin1(std::string_view bytes);
+std::optional<std::string> from_latin1(std::string_view text);
+
 }  // namespace tessera::checkpoint::pickle

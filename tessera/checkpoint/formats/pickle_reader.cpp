@@ -9,7 +9,6 @@
 #include "tessera/checkpoint/formats/pickle_input.h"
 
 namespace tessera::checkpoint::pickle {
-
 namespace {
 
 constexpr uint32_t kDeepest = 100;
@@ -54,35 +53,29 @@ class Reader {
       case 'N':
         return push({});
       case '\x88':
-        return push(true);
       case '\x89':
-        return push(false);
+        return push(code == '\x88');
       case 'J':
         return push(int64_t{static_cast<int32_t>(input_.number(4))});
       case 'K':
-        return push(static_cast<int64_t>(input_.number(1)));
       case 'M':
-        return push(static_cast<int64_t>(input_.number(2)));
+        return push(static_cast<int64_t>(input_.number(code == 'K' ? 1 : 2)));
       case '\x8a':
-        return push_long(input_.number(1));
       case '\x8b':
-        return push_long(input_.number(4));
+        return push_long(input_.number(code == '\x8a' ? 1 : 4));
       case 'G':
         return push_double();
       case 'U':
       case '\x8c':
         return push_text(input_.number(1));
-      case 'T':
       case 'X':
         return push_text(input_.number(4));
       case '\x8d':
         return push_text(input_.number(8));
       case 'C':
-        return push(Bytes{std::string(input_.text(input_.number(1)))});
       case 'B':
-        return push(Bytes{std::string(input_.text(input_.number(4)))});
       case '\x8e':
-        return push(Bytes{std::string(input_.text(input_.number(8)))});
+        return push(Bytes{std::string(input_.text(input_.number(code == 'C' ? 1 : code == 'B' ? 4 : 8)))});
       case '}':
         return push(Dict{});
       case ']':
@@ -114,21 +107,18 @@ class Reader {
         return push_global(*module, *name);
       }
       case 'R':
-        return make(Object::Made::Called);
       case '\x81':
-        return make(Object::Made::New);
+        return make(code == 'R' ? Object::Made::Called : Object::Made::New);
       case 'b':
         return build();
       case 'Q':
         return push_storage();
       case 'h':
-        return recall(input_.number(1));
       case 'j':
-        return recall(input_.number(4));
+        return recall(input_.number(code == 'h' ? 1 : 4));
       case 'q':
-        return remember(input_.number(1));
       case 'r':
-        return remember(input_.number(4));
+        return remember(input_.number(code == 'q' ? 1 : 4));
       case '\x94':
         return remember(memo_.size());
       default:
@@ -152,8 +142,6 @@ class Reader {
     if (!is_utf8(text)) fail("a text is no UTF-8");
     push(std::string(text));
   }
-
-  // The stack.
 
   void push(Value value) { stack_.push_back(std::move(value)); }
   size_t above_mark() const { return stack_.size() - (marks_.empty() ? 0 : marks_.back()); }
@@ -203,8 +191,6 @@ class Reader {
     if (parent.depth > kDeepest) fail(fmt::format("it is nested more than {} times", kDeepest));
     if (parent.weight > kHeaviest * input_.size() + kAlways) fail("it refers to the same parts again and again");
   }
-
-  // What instructions do.
 
   void append(std::vector<Value> items) {
     auto* const list = top<List>();
@@ -266,20 +252,13 @@ class Reader {
     }
   }
 
-  /// Bytes, which protocol 2 does not have: the text whose letters have their numbers.
   void push_encoded(const Tuple& arguments) {
     if (arguments.items.empty()) return push(Bytes{});
-    const auto* const text = arguments.items[0].as<std::string>();
+    const auto* const letters = arguments.items[0].as<std::string>();
     const auto* const code = arguments.items.size() == 2 ? arguments.items[1].as<std::string>() : nullptr;
-    if (text == nullptr || code == nullptr || *code != "latin1") fail("bytes are not as Python writes them");
-    Bytes result;
-    for (size_t i = 0; i < text->size(); i++) {
-      auto letter = static_cast<unsigned char>((*text)[i]);
-      if (letter > 0xc3) fail("bytes have a letter that is no byte");
-      if (letter >= 0x80) letter = static_cast<unsigned char>(letter << 6 | ((*text)[++i] & 0x3f));
-      result.bytes += static_cast<char>(letter);
-    }
-    push(std::move(result));
+    auto bytes = letters == nullptr || code == nullptr || *code != "latin1" ? std::nullopt : from_latin1(*letters);
+    if (!bytes) fail("bytes are not as Python writes them");
+    push(Bytes{std::move(*bytes)});
   }
 
   void build() {

@@ -209,6 +209,15 @@ TEST(Pickle, DamageIsAnErrorThatNamesThePlace) {
   }
 }
 
+TEST(Pickle, HasBytesAsLetters) {
+  std::string all;
+  for (int byte = 0; byte < 256; byte++) all += static_cast<char>(byte);
+  EXPECT_EQ(pickle::from_latin1(pickle::to_latin1(all)), all);
+  EXPECT_EQ(pickle::to_latin1("a\xff"), "aÿ");
+  for (const auto* const text : {"€", "Ā", "\xc3"}) EXPECT_EQ(pickle::from_latin1(text), std::nullopt) << text;
+  EXPECT_THAT([] { read("\x80\2c_codecs\nencode\nX\3\0\0\0€X\6\0\0\0latin1\x86R."s); }, ThrowsMessage<IoError>(HasSubstr("not as Python")));
+}
+
 TEST(Pickle, KnowsUtf8) {
   for (const std::string text : {"", "a", "ö", "€", "😀", "\xed\x9f\xbf", "\xf4\x8f\xbf\xbf"}) EXPECT_TRUE(pickle::is_utf8(text)) << text;
   for (const std::string text :

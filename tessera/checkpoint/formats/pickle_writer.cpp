@@ -75,16 +75,7 @@ class Writer {
     remember('X' + words);
   }
 
-  /// The protocol has no bytes: Python makes them of the text whose letters have these numbers.
-  void write_bytes(const std::string& bytes) {
-    std::string letters;
-    for (const auto byte : bytes) {
-      const auto letter = static_cast<unsigned char>(byte);
-      if (letter >= 0x80) letters += static_cast<char>(0xc0 | letter >> 6);
-      letters += static_cast<char>(letter >= 0x80 ? 0x80 | (letter & 0x3f) : letter);
-    }
-    write(Object{.name = "_codecs.encode", .arguments = {letters, "latin1"}});
-  }
+  void write_bytes(const std::string& bytes) { write(Object{.name = "_codecs.encode", .arguments = {to_latin1(bytes), "latin1"}}); }
 
   void write_marked(const std::vector<Value>& items, char end) {
     if (items.empty()) return;

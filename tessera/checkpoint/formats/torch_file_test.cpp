@@ -246,6 +246,15 @@ TEST(TorchFile, RefusesOtherFormats) {
   refused("\x80\x02\x8a\x0al\xfc\x9c\x46\xf9 j\xa8P\x19.", "before PyTorch 1.6");
   refused(std::string(257, 'a') + "ustar" + std::string(300, '\0'), "tar archive");
   refused("PK", "the end of it is missing");
+  write_example(folder / "file.pt");
+  auto packed = read_file(folder / "file.pt");
+  packed[packed.rfind("PK\1\2") + 10] = 8;  // how the last entry is packed, in the directory
+  refused(packed, "is compressed");
+  write_example(folder / "file.pt");
+  auto commented = read_file(folder / "file.pt");
+  commented[commented.size() - 2] = 3;
+  write_file(folder / "file.pt", commented + "abc");
+  EXPECT_EQ(read_torch_file(folder / "file.pt").tensors.size(), 3U) << "zip archives may end with a comment";
   NewFile file(folder / "file.pt");
   checkpoint::ZipWriter zip(file);
   zip.add("some/text", "words");

@@ -82,10 +82,15 @@ class ZipReader {
   }
 
   Directory directory() const {
-    const auto tail_bytes = std::min(bytes_, kEndBytes + kLongestComment);
-    const auto tail = bytes_at(bytes_ - tail_bytes, tail_bytes);
     const std::string mark(reinterpret_cast<const char*>(&kEnd), sizeof kEnd);
-    auto place = tail.rfind(mark);
+    std::string tail;
+    auto place = std::string::npos;
+    for (const auto most : {kEndBytes, kEndBytes + kLongestComment}) {  // few archives have a comment
+      const auto count = std::min(bytes_, most);
+      tail = bytes_at(bytes_ - count, count);
+      place = tail.rfind(mark);
+      if (place != std::string::npos) break;
+    }
     if (place == std::string::npos || tail.size() - place < kEndBytes) throw IoError("the end of it is missing");
     LittleEndian end(std::string_view(tail).substr(place));
     end.four();
@@ -93,7 +98,7 @@ class ZipReader {
     end.two();
     const auto count = end.two();
     const uint64_t size = end.four(), first = end.four();
-    const uint64_t end_place = bytes_ - tail_bytes + place;
+    const uint64_t end_place = bytes_ - tail.size() + place;
     if (end_place < kWideLocatorBytes) return {first, size, count};
     const auto locator_text = bytes_at(end_place - kWideLocatorBytes, kWideLocatorBytes);
     LittleEndian locator(locator_text);
