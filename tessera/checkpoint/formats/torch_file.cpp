@@ -22,9 +22,9 @@ const std::vector<Value>* items_of(const Value& value) {
 }
 
 /// Takes the content of an archive apart.
-class Contents {
+class TorchFileReader {
  public:
-  Contents(const std::filesystem::path& path, const TorchArchive& archive)
+  TorchFileReader(const std::filesystem::path& path, const TorchArchive& archive)
       : archive_(archive), where_(path.string()), longest_(kLettersApiece * archive.content_bytes() + kAlways) {
     catalog_.files = {path};
   }
@@ -122,7 +122,7 @@ class Contents {
 Catalog read_torch_file(const std::filesystem::path& path) {
   const InputFile file(path);
   const TorchArchive archive(file, 0, file.size(), torch_globals, path.string());
-  return Contents(path, archive).take();
+  return TorchFileReader(path, archive).take();
 }
 
 }  // namespace tessera::checkpoint

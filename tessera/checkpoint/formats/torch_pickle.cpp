@@ -10,28 +10,28 @@ namespace {
 
 using pickle::Value;
 
-constexpr TorchDtype kDtypes[] = {{at::kFloat, "float32", "FloatStorage"},
-                                  {at::kDouble, "float64", "DoubleStorage"},
-                                  {at::kHalf, "float16", "HalfStorage"},
-                                  {at::kBFloat16, "bfloat16", "BFloat16Storage"},
-                                  {at::kLong, "int64", "LongStorage"},
-                                  {at::kInt, "int32", "IntStorage"},
-                                  {at::kShort, "int16", "ShortStorage"},
-                                  {at::kChar, "int8", "CharStorage"},
-                                  {at::kByte, "uint8", "ByteStorage"},
-                                  {at::kBool, "bool", "BoolStorage"},
-                                  {at::kComplexFloat, "complex64", "ComplexFloatStorage"},
-                                  {at::kComplexDouble, "complex128", "ComplexDoubleStorage"},
-                                  {at::kComplexHalf, "complex32"},
-                                  {at::kUInt16, "uint16"},
-                                  {at::kUInt32, "uint32"},
-                                  {at::kUInt64, "uint64"},
-                                  {at::kFloat8_e5m2, "float8_e5m2"},
-                                  {at::kFloat8_e4m3fn, "float8_e4m3fn"},
-                                  {at::kFloat8_e5m2fnuz, "float8_e5m2fnuz"},
-                                  {at::kFloat8_e4m3fnuz, "float8_e4m3fnuz"},
-                                  {at::kFloat8_e8m0fnu, "float8_e8m0fnu"},
-                                  {at::kFloat4_e2m1fn_x2, "float4_e2m1fn_x2"}};
+constexpr TorchDtype kTorchDtypes[] = {{at::kFloat, "float32", "FloatStorage"},
+                                       {at::kDouble, "float64", "DoubleStorage"},
+                                       {at::kHalf, "float16", "HalfStorage"},
+                                       {at::kBFloat16, "bfloat16", "BFloat16Storage"},
+                                       {at::kLong, "int64", "LongStorage"},
+                                       {at::kInt, "int32", "IntStorage"},
+                                       {at::kShort, "int16", "ShortStorage"},
+                                       {at::kChar, "int8", "CharStorage"},
+                                       {at::kByte, "uint8", "ByteStorage"},
+                                       {at::kBool, "bool", "BoolStorage"},
+                                       {at::kComplexFloat, "complex64", "ComplexFloatStorage"},
+                                       {at::kComplexDouble, "complex128", "ComplexDoubleStorage"},
+                                       {at::kComplexHalf, "complex32"},
+                                       {at::kUInt16, "uint16"},
+                                       {at::kUInt32, "uint32"},
+                                       {at::kUInt64, "uint64"},
+                                       {at::kFloat8_e5m2, "float8_e5m2"},
+                                       {at::kFloat8_e4m3fn, "float8_e4m3fn"},
+                                       {at::kFloat8_e5m2fnuz, "float8_e5m2fnuz"},
+                                       {at::kFloat8_e4m3fnuz, "float8_e4m3fnuz"},
+                                       {at::kFloat8_e8m0fnu, "float8_e8m0fnu"},
+                                       {at::kFloat4_e2m1fn_x2, "float4_e2m1fn_x2"}};
 
 constexpr std::string_view kTorch = "torch.";
 
@@ -59,7 +59,7 @@ constexpr auto kObjects = std::to_array<std::string_view>({"torch._utils._rebuil
                                                            "torch.QInt32Storage"});
 
 const TorchDtype* found_or_null(const TorchDtype* found) {
-  return found == std::end(kDtypes) ? nullptr : found;
+  return found == std::end(kTorchDtypes) ? nullptr : found;
 }
 
 std::optional<nlohmann::json> items_to_json(const std::vector<Value>& items) {
@@ -99,18 +99,18 @@ std::optional<nlohmann::json> object_to_json(const pickle::Object& object) {
 }  // namespace
 
 const TorchDtype* torch_dtype(at::ScalarType type) {
-  return found_or_null(std::ranges::find(kDtypes, type, &TorchDtype::type));
+  return found_or_null(std::ranges::find(kTorchDtypes, type, &TorchDtype::type));
 }
 
 const TorchDtype* torch_dtype_named(std::string_view global) {
   if (!global.starts_with(kTorch)) return nullptr;
-  return found_or_null(std::ranges::find_if(kDtypes, [&](const auto& dtype) { return dtype.name == global.substr(kTorch.size()); }));
+  return found_or_null(std::ranges::find_if(kTorchDtypes, [&](const auto& dtype) { return dtype.name == global.substr(kTorch.size()); }));
 }
 
 const TorchDtype* torch_dtype_of_storage(std::string_view global) {
   if (!global.starts_with(kTorch)) return nullptr;
   return found_or_null(std::ranges::find_if(
-      kDtypes, [&](const auto& dtype) { return dtype.storage != nullptr && dtype.storage == global.substr(kTorch.size()); }));
+      kTorchDtypes, [&](const auto& dtype) { return dtype.storage != nullptr && dtype.storage == global.substr(kTorch.size()); }));
 }
 
 std::optional<pickle::Meaning> torch_globals(const std::string& name) {
