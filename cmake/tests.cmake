@@ -54,6 +54,9 @@ if(NOT TESSERA_SAFETENSORS_PYTHON)
   message(STATUS "No Python here imports safetensors, numpy and xxhash: the test that lets it read our files is left out")
   list(FILTER _tests EXCLUDE REGEX "/formats/python_test\\.cpp$")
 endif()
+if(NOT Libtorch_PYTHON)
+  list(FILTER _tests EXCLUDE REGEX "/formats/torch_python_test\\.cpp$")
+endif()
 function(test_program name)
   add_executable(${name} ${ARGN})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
@@ -90,6 +93,8 @@ if(TESSERA_SAFETENSORS_PYTHON)
   target_compile_definitions(test_checkpoint PRIVATE
     TESSERA_TEST_PYTHON="${TESSERA_SAFETENSORS_PYTHON}" TESSERA_TEST_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/safetensors_files.py")
 endif()
+target_compile_definitions(test_checkpoint PRIVATE
+  TESSERA_TEST_TORCH_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_TORCH_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/torch_files.py")
 target_link_libraries(test_data PRIVATE ZLIB::ZLIB)  # to pack what is read
 add_dependencies(test_cli tessera_cli)
 

@@ -8,11 +8,13 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/formats/checksum.h"
+#include "tessera/checkpoint/formats/zip.h"
 
 namespace tessera::checkpoint {
 namespace {
 
-constexpr uint64_t kBlock = 1 << 20;      // bytes that are read at once
+constexpr uint64_t kBlock = 1 << 20;  // bytes that are read at once
+constexpr size_t kCrcDigits = 8;
 constexpr int64_t kSparse = 8;            // a span of so many times the values in it is read in parts,
 constexpr uint64_t kSmallestRead = 4096;  // unless these have fewer bytes
 
@@ -189,14 +191,20 @@ void CatalogReader::expect_complete(const std::string& name) const {
 
 void CatalogReader::verify(const StoredChecksum& bytes) const {
   const auto& file = files_.at(bytes.file);
+  const bool short_one = bytes.checksum.size() == kCrcDigits;
   Checksum checksum;
+  uint32_t crc = 0;
   std::vector<std::byte> block(std::min(kBlock, bytes.bytes));
   for (uint64_t begin = 0; begin < bytes.bytes; begin += kBlock) {
     const auto part = std::span(block).first(std::min(kBlock, bytes.bytes - begin));
     file.read(part.data(), part.size(), bytes.begin + begin);
-    checksum.add(part);
+    if (short_one) {
+      crc = crc32_of(part, crc);
+    } else {
+      checksum.add(part);
+    }
   }
-  if (bytes.checksum == Checksum::text(checksum.value())) return;
+  if (bytes.checksum == (short_one ? fmt::format("{:08x}", crc) : Checksum::text(checksum.value()))) return;
   throw IoError(fmt::format("{} is damaged: the bytes of '{}' are not those that were written, because they have another checksum",
                             file.path().string(), bytes.name));
 }

@@ -30,7 +30,7 @@ struct StoredTensor {
   std::vector<StoredBox> boxes = {};  // several may have the same values, as those of replicas do
 };
 
-/// Bytes of a file with a checksum (XXH3, 16 hexadecimal digits).
+/// Bytes of a file with a checksum: XXH3 of 16 hexadecimal digits, or the CRC-32 of zip archives of 8.
 struct StoredChecksum {
   size_t file = 0;
   uint64_t begin = 0, bytes = 0;
