@@ -14,6 +14,7 @@
 #include "tessera/checkpoint/optimizer_state.h"
 #include "tessera/checkpoint/rank_file.h"
 #include "tessera/comm/groups/all_or_none.h"
+#include "tessera/shard/access/local_values.h"
 #include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/write_guard.h"
 

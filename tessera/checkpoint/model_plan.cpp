@@ -11,6 +11,7 @@
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/part_records.h"
 #include "tessera/shard/access/buffer_dtype.h"
+#include "tessera/shard/access/local_values.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -8,7 +8,12 @@
 #include "tessera/checkpoint/catalog.h"
 #include "tessera/checkpoint/load_options.h"
 #include "tessera/checkpoint/rank_file.h"
-#include "tessera/shard/access/local_values.h"
+
+namespace tessera {
+class Communicator;
+struct LocalPart;
+struct LocalValues;
+}  // namespace tessera
 
 namespace tessera::checkpoint {
 

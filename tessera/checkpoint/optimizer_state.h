@@ -7,6 +7,10 @@
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/checkpoint/optimizer_ref.h"
 
+namespace tessera {
+class Communicator;
+}
+
 namespace tessera::checkpoint {
 
 /// By the names of parameters, as OptimizerRef::load_state takes it. Throws UsageError for state that can't be divided as the model is.

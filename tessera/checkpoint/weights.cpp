@@ -5,6 +5,7 @@
 #include "tessera/checkpoint/catalogs.h"
 #include "tessera/checkpoint/model_plan.h"
 #include "tessera/comm/self/self.h"
+#include "tessera/shard/access/local_values.h"
 #include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/write_guard.h"
 
@@ -13,7 +14,7 @@ namespace tessera::checkpoint {
 void load_weights(torch::nn::Module& module, const std::filesystem::path& path, const LoadOptions& options) {
   expect_idle("load_weights");
   const c10::AutoGradMode no_grad(false);
-  const CatalogReader stored(read_catalog(path));
+  const CatalogReader stored(read_model(path));
   const auto model = local_values(module);
   std::set<std::string> names;
   for (const auto& [name, tensor] : stored.catalog().tensors) names.insert(name);
