@@ -7,6 +7,8 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/consolidate.h"
 #include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/checkpoint/inspect.h"
+#include "tessera/checkpoint/merge.h"
 #include "tessera/checkpoint/notes.h"
 #include "tessera/checkpoint/prefix_lock.h"
 #include "tessera/checkpoint/step_folders.h"
