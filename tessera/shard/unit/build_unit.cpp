@@ -158,13 +158,21 @@ void choose_dims(std::vector<Candidate>& candidates, const ShardOptions& options
   }
 }
 
+/// What a unit keeps of its options: not the parameters that they name, or that a function may have captured. These own their units, which
+/// would never end.
+ShardOptions without_parameters(ShardOptions options) {
+  options.replicated = options.left_out = {};
+  options.shard_dim = {};
+  return options;
+}
+
 }  // namespace
 
 std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candidates, const ShardOptions& options,
                                  std::shared_ptr<Schedule> schedule) {
   expect_shardable(candidates);
   choose_dims(candidates, options);
-  const std::shared_ptr<Unit> unit(new Unit(std::move(name), options, chosen_layout(options), chosen_codec(options)));
+  const std::shared_ptr<Unit> unit(new Unit(std::move(name), without_parameters(options), chosen_layout(options), chosen_codec(options)));
   bool decodes = false;
   for (const auto& candidate : candidates) {
     const auto stored = candidate.tensor.scalar_type();

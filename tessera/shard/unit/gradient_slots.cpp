@@ -73,7 +73,7 @@ std::shared_ptr<GradientSlots::Turn> GradientSlots::make_turn() {
 
 void GradientSlots::reserve(size_t bytes) {
   const std::lock_guard lock(mutex_);
-  expected_ = std::max(expected_, kHead + bytes + kSpareBytes);
+  expected_ = std::max(expected_, aligned(kHead + bytes + kSpareBytes));  // the second slot begins behind the first
 }
 
 std::byte* GradientSlots::slot(int rank, uint32_t turn) const {
@@ -197,6 +197,7 @@ void GradientSlots::add_up(Turn& turn, bool awaited) {
 
 /// Adds up values of this rank's part, from `begin` on.
 void GradientSlots::add_up(const Turn& turn, const at::Tensor& whole, int64_t begin, const at::Tensor& target, double* squares) {
+  if (target.numel() == 0) return;  // of a buffer that may have no address
   const c10::InferenceMode inference;
   const auto own_rank = area_->rank();
   const auto dtype = whole.scalar_type();
