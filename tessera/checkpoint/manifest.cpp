@@ -44,8 +44,8 @@ class Composition {
       const auto& sizes = file.tensors.info(name).sizes;
       if (part.numel() == 0) {
         empty_.emplace(name, StoredTensor{.dtype = file.tensors.info(name).dtype, .shape = part.shape});
-      } else if (sizes.empty()) {
-        if (owns(name)) add_whole(name);
+      } else if (sizes.empty() || part.shape.empty()) {  // one number: for all of a parameter, or of one that is a number itself
+        add_whole(name);
       } else if (c10::multiply_integers(sizes) == part.numel()) {
         add_slices(name, part);
       } else {
@@ -82,13 +82,6 @@ class Composition {
                                 manifest_.catalog.files.front().string(), file_->tensors.path().string()));
     }
     return found->second;
-  }
-
-  /// Of a parameter that is one number, only one rank has the value, and the state that goes with it.
-  bool owns(const std::string& state) const {
-    const auto begin = std::string_view(kOptimizerPrefix).size();
-    const auto part = file_->record.parts.find(state.substr(begin, state.rfind('.') - begin));
-    return part == file_->record.parts.end() || !part->second.shape.empty() || part->second.numel() > 0;
   }
 
   void add_slices(const std::string& name, const PartRecord& part) {

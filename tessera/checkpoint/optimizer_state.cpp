@@ -32,6 +32,10 @@ class StateReader {
             read_blocks(name, blocks->second, info ? info->ranges[i] : ValueRange{.begin = 0, .numel = parameter_.numel()}, rank));
       } else if (info && !shape.empty() && own_shape == at::IntArrayRef(shape)) {
         values.push_back(read_values(name, record_of(*info, i), rank));
+      } else if (info && info->shape.empty() && shape == std::vector<int64_t>{1}) {  // of a parameter that is one number
+        values.push_back(at::empty({info->ranges[i].numel}, stored_.info(name).dtype));
+        const TensorSlice box{.shape = shape, .offsets = {0}, .sizes = {info->ranges[i].numel}};
+        stored_.read(name, box, values.back(), first_file(stored_, rank));
       } else {
         values.push_back(at::empty(shape, stored_.info(name).dtype));
         stored_.read(name, whole_slice(shape), values.back(), first_file(stored_, rank));

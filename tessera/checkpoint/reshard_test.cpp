@@ -127,6 +127,41 @@ TEST(Reshard, RoundsButNotToIntegers) {
   });
 }
 
+struct Scaled : torch::nn::Module {
+  torch::nn::Linear linear = register_module("linear", torch::nn::Linear(3, 2));
+  at::Tensor scale = register_parameter("scale", at::full({}, 0.5)), none = register_parameter("none", at::empty({0, 4}));
+  at::Tensor forward(const at::Tensor& x) { return linear(x) * scale + none.sum(); }
+};
+
+TEST(Reshard, KnowsParametersOfOneValueAndOfNone) {
+  const Folder folder;
+  const auto run = [&](int ranks, int steps, const std::filesystem::path& from, const std::filesystem::path& to) {
+    std::vector<float> result;
+    with_ranks(ranks, [&](const Communicator& world) {
+      const auto model = std::make_shared<Scaled>();
+      fill_with_numbers(*model);
+      fully_shard(model, {.mesh = world});
+      optim::AdamW optimizer(parameters(*model), {.lr = 0.1});
+      Contents all{.model = model.get(), .optimizer = &optimizer};
+      if (!from.empty()) checkpoint::load(from, all, world);
+      for (int step = 0; step < steps; step++) {
+        model->forward(numbers({4, 3}, step)).pow(2).mean().backward();  // the same on all ranks
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      if (!to.empty()) checkpoint::save(to, all, world);
+      const auto scale = full_parameter(model->scale).item<float>(), first = full_parameter(model->linear->weight)[0][0].item<float>();
+      if (world.rank() == 0) result = {scale, first};
+    });
+    return result;
+  };
+  run(2, 2, {}, folder / "two");
+  run(3, 0, folder / "two", folder / "three");
+  run(1, 0, folder / "three", folder / "one");
+  EXPECT_EQ(run(2, 0, folder / "one", {}), run(2, 2, {}, {}));
+  EXPECT_EQ(run(2, 2, folder / "one", {}), run(2, 2, folder / "two", {}));
+}
+
 TEST(Reshard, LeavesOutWhatMayDiffer) {
   const Folder folder;
   with_ranks(2, [&](const Communicator& world) {

@@ -17,6 +17,7 @@
 #include "tessera/checkpoint/consolidate.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/merge.h"
+#include "tessera/checkpoint/prune.h"
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/checkpoint/verify.h"
 #include "tessera/cli/commands.h"
@@ -142,6 +143,34 @@ struct MergeCommand {
   }
 };
 
+int prune(const std::string& given, const checkpoint::Keep& keep) {
+  const auto prefix = without_slashes(given);
+  if (checkpoint::step_folders(prefix).empty()) {
+    throw ConfigError(fmt::format("--ckpt-prefix {}: there is no checkpoint {}-step-N; {}", prefix, fs::path(prefix).filename().string(),
+                                  what_is_there(prefix)));
+  }
+  const auto removed = checkpoint::prune(prefix, keep);
+  for (const auto& folder : removed) fmt::print("removed {}\n", folder.string());
+  const auto left = checkpoint::step_folders(prefix).size();
+  fmt::print("{} removed, {} left\n", removed.size(), left);
+  return 0;
+}
+
+void add_prune(CLI::App& command, std::function<int()>& chosen) {
+  auto* prune_command = command.add_subcommand("prune", "Removes old checkpoints of a run")->group("Commands");
+  const auto prefix = std::make_shared<std::string>();
+  const auto keep = std::make_shared<checkpoint::Keep>();
+  prune_command->add_option("--ckpt-prefix", *prefix, "The P of folders P-step-N")->type_name("P")->required();
+  prune_command->add_option("--keep-last", keep->last, "How many of the newest stay")->type_name("N")->capture_default_str();
+  prune_command->add_option("--keep-every", keep->every, "Those whose step is a multiple of N stay")->type_name("N");
+  auto* best = prune_command->add_option("--keep-best", keep->best, "How many of the best stay")->type_name("N");
+  prune_command->add_option("--metric", keep->metric, "The note that says how good one is; the lowest is best")
+      ->type_name("NOTE")
+      ->needs(best);
+  prune_command->add_flag("--higher-is-better", keep->higher_is_better, "The highest is best")->needs(best);
+  prune_command->callback([&chosen, prefix, keep] { chosen = [=] { return prune(*prefix, *keep); }; });
+}
+
 void add_merge(CLI::App& command, const std::string& name, std::function<int()>& chosen) {
   auto* merge = command.add_subcommand(name, "Makes files with the whole model of a checkpoint of any format")->group("Commands");
   const auto options = std::make_shared<MergeCommand>();
@@ -178,6 +207,7 @@ void add_ckpt_command(CLI::App& app, std::function<int()>& chosen) {
   look->add_option("PATH", *path, "A folder or a file, or the P of folders P-step-N")->required();
   look->add_flag("--json", *as_json, "As JSON");
   look->callback([&chosen, path, as_json] { chosen = [=] { return inspect(*path, *as_json); }; });
+  add_prune(*command, chosen);
   add_merge(*command, "merge", chosen);
   add_merge(app, "merge-weights", chosen);
 }
