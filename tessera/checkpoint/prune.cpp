@@ -28,7 +28,7 @@ double metric_of(const fs::path& folder, const std::string& name) {
   return named.at(name).as<double>();
 }
 
-void remove(const fs::path& folder) {
+void remove_checkpoint(const fs::path& folder) {
   std::error_code error;
   fs::remove(folder / kManifestFile, error);  // first, because without it the rest is no checkpoint
   if (!error) fs::remove_all(folder, error);
@@ -60,7 +60,7 @@ std::vector<fs::path> prune(const fs::path& prefix, const Keep& keep) {
   std::vector<fs::path> removed;
   for (const auto& each : all) {
     if (kept.contains(each.step)) continue;
-    remove(each.folder);
+    remove_checkpoint(each.folder);
     removed.push_back(each.folder);
   }
   return removed;

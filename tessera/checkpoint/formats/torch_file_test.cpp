@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/formats/torch_archive.h"
+#include "tessera/testing/dtypes.h"
 #include "tessera/testing/folder.h"
 
 namespace tessera::testing::torch_file_test {
@@ -65,31 +66,9 @@ TEST(TorchFile, ReadsWhatItWrites) {
 
 TEST(TorchFile, HasEveryDtype) {
   const Folder folder;
-  const std::vector<at::ScalarType> dtypes = {at::kFloat,
-                                              at::kDouble,
-                                              at::kHalf,
-                                              at::kBFloat16,
-                                              at::kLong,
-                                              at::kInt,
-                                              at::kShort,
-                                              at::kChar,
-                                              at::kByte,
-                                              at::kBool,
-                                              at::kComplexFloat,
-                                              at::kComplexDouble,
-                                              at::kComplexHalf,
-                                              at::kUInt16,
-                                              at::kUInt32,
-                                              at::kUInt64,
-                                              at::kFloat8_e5m2,
-                                              at::kFloat8_e4m3fn,
-                                              at::kFloat8_e5m2fnuz,
-                                              at::kFloat8_e4m3fnuz,
-                                              at::kFloat8_e8m0fnu,
-                                              at::kFloat4_e2m1fn_x2};
   TorchTree::Dict tree;
   std::vector<at::Tensor> tensors;
-  for (const auto dtype : dtypes) {
+  for (const auto dtype : kAllDtypes) {
     const auto bytes = at::arange(4 * static_cast<int64_t>(c10::elementSize(dtype)), at::kByte).remainder(2);
     tensors.push_back(bytes.view(dtype));
     tree.entries.emplace_back(c10::toString(dtype), TorchTree{like(tensors.back())});
@@ -98,10 +77,10 @@ TEST(TorchFile, HasEveryDtype) {
   for (const auto& tensor : tensors) writer.write(tensor);
   writer.close();
   const CatalogReader reader(read_torch_file(folder / "file.pt"));
-  for (size_t i = 0; i < dtypes.size(); i++) {
-    const auto found = reader.read(c10::toString(dtypes[i]));
-    EXPECT_EQ(found.scalar_type(), dtypes[i]);
-    EXPECT_TRUE(at::equal(found.view(at::kByte), tensors[i].view(at::kByte))) << dtypes[i];
+  for (size_t i = 0; i < std::size(kAllDtypes); i++) {
+    const auto found = reader.read(c10::toString(kAllDtypes[i]));
+    EXPECT_EQ(found.scalar_type(), kAllDtypes[i]);
+    EXPECT_TRUE(at::equal(found.view(at::kByte), tensors[i].view(at::kByte))) << kAllDtypes[i];
   }
 }
 

@@ -9,6 +9,7 @@
 #include "tessera/checkpoint/formats/dcp.h"
 #include "tessera/checkpoint/formats/torch_file.h"
 #include "tessera/checkpoint/formats/torch_pickle.h"
+#include "tessera/testing/dtypes.h"
 #include "tessera/testing/folder.h"
 
 namespace tessera::testing::torch_python_test {
@@ -22,29 +23,6 @@ using checkpoint::TorchTree;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
-
-constexpr at::ScalarType kDtypes[] = {at::kFloat,
-                                      at::kDouble,
-                                      at::kHalf,
-                                      at::kBFloat16,
-                                      at::kLong,
-                                      at::kInt,
-                                      at::kShort,
-                                      at::kChar,
-                                      at::kByte,
-                                      at::kBool,
-                                      at::kComplexFloat,
-                                      at::kComplexDouble,
-                                      at::kComplexHalf,
-                                      at::kUInt16,
-                                      at::kUInt32,
-                                      at::kUInt64,
-                                      at::kFloat8_e5m2,
-                                      at::kFloat8_e4m3fn,
-                                      at::kFloat8_e5m2fnuz,
-                                      at::kFloat8_e4m3fnuz,
-                                      at::kFloat8_e8m0fnu,
-                                      at::kFloat4_e2m1fn_x2};
 
 std::string name_of(at::ScalarType dtype) {
   return std::string("torch.") + checkpoint::torch_dtype(dtype)->name;
@@ -63,7 +41,7 @@ void write_file_of_ours(const std::filesystem::path& path) {
   std::vector<at::Tensor> tensors = {at::arange(6, at::kFloat).view({2, 3})};
   const auto tied = like(tensors[0]);
   TorchTree::Dict model{{{"a.weight", {tied}}, {"b.weight", {tied}}}};
-  for (const auto dtype : kDtypes) {
+  for (const auto dtype : kAllDtypes) {
     tensors.push_back(bytes_of(dtype));
     model.entries.emplace_back(name_of(dtype), TorchTree{like(tensors.back())});
   }
@@ -148,9 +126,9 @@ TEST(TorchFiles, AreThoseOfPython) {
 
   auto many = read_torch_file(theirs / "many.pt");
   EXPECT_FALSE(many.checksums.empty());
-  expect_values(many, expected["many"], std::size(kDtypes));
+  expect_values(many, expected["many"], std::size(kAllDtypes));
   const CatalogReader reader(many);
-  for (const auto dtype : kDtypes) {
+  for (const auto dtype : kAllDtypes) {
     EXPECT_EQ(reader.info(name_of(dtype)).dtype, dtype);
     EXPECT_TRUE(at::equal(reader.read(name_of(dtype)).view(at::kByte), bytes_of(dtype).view(at::kByte))) << dtype;
   }
