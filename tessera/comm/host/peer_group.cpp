@@ -116,7 +116,8 @@ bool PeerGroup::deadlocked(const Counter& counter, uint32_t value, PostedWait& w
   }
   hash = hash << 1 | static_cast<uint64_t>(all_give_way);
   if (has_come(counter, value)) return false;  // checked after the tickets, as that rank may have raised it just before it began to wait
-  if (!wait.told) {
+  // Out of step, ranks that hear of a deadlock late still read what all of them have waited for in it.
+  if (!wait.told && in_step()) {
     wait.told = true;
     const auto words = wait.waiting.what();
     own.waits_for.fill('\0');
