@@ -54,6 +54,9 @@ if(NOT TESSERA_SAFETENSORS_PYTHON)
   message(STATUS "No Python here imports safetensors, numpy and xxhash: the test that lets it read our files is left out")
   list(FILTER _tests EXCLUDE REGEX "/formats/python_test\\.cpp$")
 endif()
+if(NOT Libtorch_PYTHON)
+  list(FILTER _tests EXCLUDE REGEX "/formats/torch_python_test\\.cpp$")
+endif()
 function(test_program name)
   add_executable(${name} ${ARGN})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
@@ -90,6 +93,8 @@ if(TESSERA_SAFETENSORS_PYTHON)
   target_compile_definitions(test_checkpoint PRIVATE
     TESSERA_TEST_PYTHON="${TESSERA_SAFETENSORS_PYTHON}" TESSERA_TEST_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/safetensors_files.py")
 endif()
+target_compile_definitions(test_checkpoint PRIVATE
+  TESSERA_TEST_TORCH_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_TORCH_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/torch_files.py")
 target_link_libraries(test_data PRIVATE ZLIB::ZLIB)  # to pack what is read
 add_dependencies(test_cli tessera_cli)
 
@@ -182,8 +187,8 @@ other_test(cli/test_on_a_full_disk STATUS 1 SAYS "standard output can't be writt
 other_test(cli/nine_ranks SAYS "threads: 9 ranks.*all transports keep" COMMAND $<TARGET_FILE:tessera_cli> test --transport threads --ranks 9)
 other_test(cli/help SAYS "--transport.*all unless given.*--ranks.*Exit status" COMMAND $<TARGET_FILE:tessera_cli> test --help)
 other_test(cli/unknown_transport STATUS 2 SAYS "pigeon" COMMAND $<TARGET_FILE:tessera_cli> test --transport pigeon)
-other_test(cli/unknown_command STATUS 2 SAYS "no command 'lunch' .did you mean launch.*; choose one of launch, ckpt, test" COMMAND $<TARGET_FILE:tessera_cli> lunch)
-other_test(cli/no_command STATUS 2 SAYS "a command is missing; choose one of launch, ckpt, test" COMMAND $<TARGET_FILE:tessera_cli>)
+other_test(cli/unknown_command STATUS 2 SAYS "no command 'lunch' .did you mean launch.*; choose one of launch, ckpt, merge-weights, test" COMMAND $<TARGET_FILE:tessera_cli> lunch)
+other_test(cli/no_command STATUS 2 SAYS "a command is missing; choose one of launch, ckpt, merge-weights, test" COMMAND $<TARGET_FILE:tessera_cli>)
 set(_store "TESSERA_STORE=file:${PROJECT_BINARY_DIR}/tests")
 other_test(cli/missing_ranks STATUS 1 SAYS "ranks 1 and 2 of 3 still missing" ENVIRONMENT RANK=0 WORLD_SIZE=3 ${_store}/missing_ranks
   COMMAND $<TARGET_FILE:tessera_cli> test --limit 0.5)

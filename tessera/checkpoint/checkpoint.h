@@ -3,6 +3,7 @@
 
 #include <filesystem>
 
+#include "tessera/checkpoint/load_options.h"
 #include "tessera/checkpoint/notes.h"
 #include "tessera/checkpoint/optimizer_ref.h"
 #include "tessera/comm/communicator.h"
@@ -24,8 +25,8 @@ struct Contents {
 /// an error, it does not appear. An error on one rank is thrown on all. Collective.
 void save(const std::filesystem::path& folder, const Contents& contents, const Communicator& world);
 
-/// Loads a checkpoint into a model of the same shape, sharded in the same way on the same number of ranks, and fills contents.notes. If
-/// anything does not fit, it throws and changes nothing. Collective.
-void load(const std::filesystem::path& folder, Contents& contents, const Communicator& world);
+/// Loads a checkpoint into a model of the same parameters, which may be sharded otherwise and on another number of ranks, and fills
+/// contents.notes. If anything does not fit, it throws and changes nothing. Collective.
+void load(const std::filesystem::path& folder, Contents& contents, const Communicator& world, const LoadOptions& options = {});
 
 }  // namespace tessera::checkpoint

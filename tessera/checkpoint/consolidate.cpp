@@ -2,82 +2,19 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
+#include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/checkpoint/manifest.h"
+#include "tessera/checkpoint/optimizer_state.h"
 #include "tessera/checkpoint/rank_file.h"
 #include "tessera/comm/groups/all_or_none.h"
 
 namespace tessera::checkpoint {
-namespace {
-
-/// A tensor of the result, and the files from which it is read.
-struct Source {
-  SafetensorsEntry entry;
-  std::vector<const RankFile*> files = {};  // files with parts of it; empty if rank 0's file has all of it
-};
-
-Source source_of(const std::string& name, const std::vector<RankFile>& files) {
-  Source source;
-  for (const auto& file : files) {
-    const auto found = file.record.parts.find(name);
-    if (found == file.record.parts.end()) continue;
-    const auto& part = found->second;
-    const auto dtype = file.tensors.info(name).dtype;
-    if (source.files.empty()) source.entry = {.name = name, .dtype = dtype, .sizes = part.shape};
-    if (part.shape != source.entry.sizes || dtype != source.entry.dtype) {
-      throw IoError(fmt::format("the ranks' files disagree about the shape or the dtype of '{}': {} and {}", name,
-                                source.files.front()->tensors.path().string(), file.tensors.path().string()));
-    }
-    source.files.push_back(&file);
-  }
-  return source;
-}
-
-std::vector<TensorSlice> without(std::vector<TensorSlice> missing, const std::vector<TensorSlice>& found) {
-  for (const auto& slice : found) {
-    std::vector<TensorSlice> rest;
-    for (const auto& part : missing) std::ranges::move(difference(part, slice), std::back_inserter(rest));
-    missing = std::move(rest);
-  }
-  return missing;
-}
-
-/// The files that together have all values. Throws IoError if there are none: before memory is asked for, because the files may promise a
-/// shape for which no memory is enough.
-std::vector<const RankFile*> needed_files(const Source& source) {
-  const auto& [name, dtype, shape] = source.entry;
-  if (source.files.empty()) return {};  // rank 0's file has all of it
-  std::vector<const RankFile*> needed;
-  auto missing = std::vector{whole_slice(shape)};
-  for (const auto* file : source.files) {
-    auto rest = without(missing, file->record.parts.at(name).slices);
-    if (rest == missing) continue;  // the part is empty, or an earlier rank has the same values (a replica)
-    missing = std::move(rest);
-    needed.push_back(file);
-  }
-  if (missing.empty() || missing.front().numel() == 0) return needed;
-  const auto gap = std::ranges::min(missing, {}, &TensorSlice::offsets);
-  throw IoError(fmt::format("the ranks' files have not all values of '{}': the first that is missing is at [{}]", name,
-                            fmt::join(gap.offsets, ", ")));
-}
-
-at::Tensor whole(const Source& source, std::span<const RankFile* const> needed, const RankFile& first) {
-  const auto& [name, dtype, shape] = source.entry;
-  if (source.files.empty()) return first.tensors.read(name);
-  const auto values = at::empty(shape, dtype);
-  for (const auto* file : needed) {
-    const auto& part = file->record.parts.at(name);
-    const auto views = views_of_slices(file->tensors.read(name), part.slices, part.strides);
-    for (size_t i = 0; i < views.size(); i++) view_of(values, part.slices[i]).copy_(views[i]);
-  }
-  return values;
-}
-
-}  // namespace
 
 Consolidated consolidate(const std::filesystem::path& folder, const std::filesystem::path& save_path) {
   std::error_code unknown;  // what can't be found out is no reason to refuse
@@ -85,40 +22,29 @@ Consolidated consolidate(const std::filesystem::path& folder, const std::filesys
   if (!unknown && parent == std::filesystem::weakly_canonical(folder, unknown)) {
     throw UsageError(fmt::format("{} lies in the checkpoint itself, whose files it could replace; save it elsewhere", save_path.string()));
   }
-  const int ranks = saved_ranks(folder);
-  std::vector<RankFile> files;
-  for (int rank = 0; rank < ranks; rank++) files.push_back(open_rank_file(folder, rank, ranks));
-  for (const auto& file : files) expect_same_save(files.front(), file);
-  const auto& first = files.front();
-
-  std::map<std::string, Source> sources;
-  for (const auto& file : files) {
-    for (const auto& [name, part] : file.record.parts) {
-      if (!sources.contains(name)) sources[name] = source_of(name, files);
-    }
+  const auto manifest = read_manifest(folder);
+  const CatalogReader stored(manifest.catalog);
+  std::vector<SafetensorsEntry> entries;
+  for (const auto& [name, tensor] : manifest.catalog.tensors) {
+    if (name == kGeneratorName || is_optimizer_state(name, manifest)) continue;
+    stored.expect_complete(name);  // before anything is written
+    entries.push_back({.name = name, .dtype = tensor.dtype, .sizes = tensor.shape});
   }
-  for (const auto* names : {&first.record.outside, &first.record.buffers}) {
-    for (const auto& name : *names) sources[name] = {.entry = first.tensors.info(name)};
+  std::ranges::stable_sort(entries, std::greater{}, [](const SafetensorsEntry& entry) { return c10::elementSize(entry.dtype); });
+  for (const auto& bytes : manifest.catalog.checksums) {
+    if (!is_optimizer_state(bytes.name, manifest)) stored.verify(bytes);
   }
-  std::vector<const Source*> order;
-  for (const auto& [name, source] : sources) order.push_back(&source);
-  std::ranges::stable_sort(order, std::greater{}, [](const Source* source) { return c10::elementSize(source->entry.dtype); });
-
-  std::map<const Source*, std::vector<const RankFile*>> needed;
-  for (const auto* source : order) needed[source] = needed_files(*source);  // throws here if values are missing, before anything is written
 
   Consolidated result;
-  std::vector<SafetensorsEntry> entries;
-  for (const auto* source : order) entries.push_back(source->entry);
-  std::map<std::string, std::string> metadata = first.record.aliases;
+  auto metadata = manifest.catalog.aliases;
   metadata["format"] = "pt";
-  SafetensorsWriter writer(save_path, std::move(entries), metadata);
-  for (const auto* source : order) {
-    const bool buffer = std::ranges::find(first.record.buffers, source->entry.name) != first.record.buffers.end();
-    if (!buffer) result.parameters += c10::multiply_integers(source->entry.sizes);
+  SafetensorsWriter writer(save_path, entries, metadata);
+  for (const auto& entry : entries) {
+    const bool is_buffer = std::ranges::find(manifest.buffers, entry.name) != manifest.buffers.end();
+    if (!is_buffer) result.parameters += c10::multiply_integers(entry.sizes);
     result.tensors++;
-    result.bytes += source->entry.bytes();
-    writer.write(whole(*source, needed.at(source), first));
+    result.bytes += entry.bytes();
+    writer.write(stored.read(entry.name));
   }
   writer.close();
   return result;

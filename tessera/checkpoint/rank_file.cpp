@@ -93,6 +93,31 @@ RankRecord from_json(const nlohmann::json& json) {
   return record;
 }
 
+/// Gives each tensor of the optimizer's state the place of its parameter, which files of the first format leave to the reader.
+void place_state(RankRecord& record, const SafetensorsFile& file) {
+  for (const auto& name : file.names()) {
+    const auto dot = name.rfind('.');
+    if (!name.starts_with(kOptimizerPrefix) || dot == std::string::npos) continue;
+    const auto known =
+        record.parts.find(name.substr(std::string_view(kOptimizerPrefix).size(), dot - std::string_view(kOptimizerPrefix).size()));
+    const auto& sizes = file.info(name).sizes;
+    if (known == record.parts.end() || sizes.empty()) {
+      const auto strides = c10::contiguous_strides(sizes);
+      record.state[name] = {.shape = sizes, .strides = {strides.begin(), strides.end()}, .slices = {whole_slice(sizes)}};
+      continue;
+    }
+    const auto& part = known->second;
+    if (c10::multiply_integers(sizes) == part.numel()) {
+      record.state[name] = part;
+      continue;
+    }
+    int64_t begin = 0;  // in the memory order of the parameter
+    for (size_t d = 0; !part.slices.empty() && d < part.shape.size(); d++) begin += part.slices.front().offsets[d] * part.strides[d];
+    const std::vector<int64_t> flat = {c10::multiply_integers(part.shape)};
+    record.state[name] = {.shape = flat, .strides = {1}, .slices = slices_of_range(flat, begin, part.numel())};
+  }
+}
+
 /// Removes `before` and the number that follows it from the front of the text. Returns the number, or nothing if they are not there.
 std::optional<int> take_number(std::string_view& text, std::string_view before) {
   if (!text.starts_with(before)) return std::nullopt;
@@ -137,6 +162,7 @@ RankFile open_rank_file(const std::filesystem::path& folder, int rank, int ranks
     if (record.rank != rank || record.ranks != ranks) {
       throw IoError(fmt::format("it was written by rank {} of {}; somebody has renamed it", record.rank, record.ranks));
     }
+    if (record.state.empty() && !record.optimizer.empty()) place_state(record, file);
     const auto has_none = [&](const std::string& name) { return !file.has_checksum(name); };
     if (record.checksums && std::ranges::any_of(file.names(), has_none)) throw IoError("its checksums are gone");
     const auto values_of = [&](const std::string& name) {

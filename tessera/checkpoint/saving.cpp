@@ -11,12 +11,15 @@
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/folder.h"
+#include "tessera/base/log.h"
 #include "tessera/checkpoint/contents.h"
+#include "tessera/checkpoint/manifest.h"
 #include "tessera/checkpoint/part_records.h"
+#include "tessera/checkpoint/step_folders.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/shard/access/buffer_dtype.h"
-#include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/local_values.h"
+#include "tessera/shard/access/phases.h"
 #include "tessera/shard/parameters.h"
 
 namespace tessera::checkpoint {
@@ -135,6 +138,19 @@ void write_rank_file(const fs::path& folder, const RankContents& rank) {
   writer.close();
 }
 
+/// Renames a folder that is no complete checkpoint, so that a run which has resumed from an earlier one can save under its name.
+void set_aside(const fs::path& folder) {
+  std::error_code unknown;
+  if (!fs::is_directory(folder, unknown)) return;
+  const auto why = why_incomplete(folder);
+  if (!why) return;
+  auto aside = fs::path(folder.string() + ".damaged");
+  for (int number = 2; is_there(aside); number++) aside = fmt::format("{}.damaged-{}", folder.string(), number);
+  fs::rename(folder, aside, unknown);
+  if (unknown) throw IoError(fmt::format("can't set {} aside, which is no complete checkpoint: {}", folder.string(), unknown.message()));
+  log(LogLevel::Warning, fmt::format("set aside as {}: {}", aside.string(), *why));
+}
+
 }  // namespace
 
 void save(const fs::path& given, const Contents& contents, const Communicator& world) {
@@ -154,13 +170,17 @@ void save(const fs::path& given, const Contents& contents, const Communicator& w
   std::optional<NewFolder> made;  // only in the process of rank 0
   try {
     together([&] {
-      if (world.is_first()) made.emplace(folder);
+      if (!world.is_first()) return;
+      set_aside(folder);
+      made.emplace(folder);
     });
     together([&] {
       for (const auto& rank : contents_of_ranks(number, contents, world)) write_rank_file(unfinished_path(folder), rank);
     });
     together([&] {
-      if (made) made->commit();
+      if (!made) return;
+      write_manifest(unfinished_path(folder), manifest_of_files(unfinished_path(folder)));
+      made->commit();
     });
   } catch (const CommError&) {
     if (made) made->abandon();

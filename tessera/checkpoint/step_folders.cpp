@@ -2,13 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <random>
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
-#include "tessera/checkpoint/rank_file.h"
+#include "tessera/base/log.h"
+#include "tessera/checkpoint/manifest.h"
 
 namespace tessera::checkpoint {
 
@@ -18,35 +20,45 @@ fs::path step_folder(const fs::path& prefix, int64_t step) {
   return fmt::format("{}-step-{:06}", prefix.string(), step);
 }
 
-bool is_complete(const fs::path& folder) {
-  std::error_code no_folder;
-  if (!is_there(folder) || !fs::is_directory(folder, no_folder)) return false;
-  names_in(folder);  // throws here if the folder can't be read
-  try {
-    return saved_ranks(folder) > 0;
-  } catch (const IoError&) {
-    return false;
-  }
-}
-
-std::optional<fs::path> latest(const fs::path& prefix) {
+std::vector<StepFolder> step_folders(const fs::path& prefix) {
   const auto parent = prefix.has_parent_path() ? prefix.parent_path() : fs::path(".");
   const auto start = prefix.filename().string() + "-step-";
-  std::optional<fs::path> newest;
-  int64_t newest_step = -1;
+  std::vector<StepFolder> found;
   for (const auto& name : names_in(parent).value_or(std::vector<std::string>())) {
     if (!name.starts_with(start)) continue;
     int64_t step = -1;
     const auto* const last = name.data() + name.size();
     const auto [stop, wrong] = std::from_chars(name.data() + start.size(), last, step);
-    if (wrong != std::errc() || stop != last || step <= newest_step) continue;
-    newest = prefix.parent_path() / name;
-    newest_step = step;
+    if (wrong == std::errc() && stop == last) found.push_back({.step = step, .folder = prefix.parent_path() / name});
   }
-  // Throws if the newest checkpoint is incomplete. If it were skipped, the run would continue from an older one and later save to the same
-  // name.
-  if (newest) saved_ranks(*newest);
-  return newest;
+  std::ranges::sort(found, {}, &StepFolder::step);
+  return found;
+}
+
+std::optional<std::string> why_incomplete(const fs::path& folder) {
+  if (!is_there(folder)) return fmt::format("there is no {}", folder.string());
+  if (!names_in(folder)) return fmt::format("{} is no folder", folder.string());  // throws here if the folder can't be read
+  try {
+    (void)read_manifest(folder);
+    return {};
+  } catch (const IoError& error) {
+    return error.what();
+  }
+}
+
+bool is_complete(const fs::path& folder) {
+  std::error_code no_folder;
+  return is_there(folder) && fs::is_directory(folder, no_folder) && !why_incomplete(folder);
+}
+
+std::optional<fs::path> latest(const fs::path& prefix) {
+  const auto all = step_folders(prefix);
+  for (auto each = all.rbegin(); each != all.rend(); each++) {
+    const auto why = why_incomplete(each->folder);
+    if (!why) return each->folder;
+    log(LogLevel::Warning, fmt::format("passing over a checkpoint that can't be loaded: {}", *why));
+  }
+  return {};
 }
 
 void expect_usable(const fs::path& prefix) {

@@ -4,16 +4,28 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string>
+#include <vector>
 
 namespace tessera::checkpoint {
 
 /// For step 500: PREFIX-step-000500
 std::filesystem::path step_folder(const std::filesystem::path& prefix, int64_t step);
-/// The checkpoint PREFIX-step-N with the largest N, or nothing if there is none. Throws IoError if that checkpoint is
-/// incomplete, or if the folder around it can't be read.
+struct StepFolder {
+  int64_t step = 0;
+  std::filesystem::path folder;
+};
+/// All folders PREFIX-step-N, by their steps. Throws IoError if the folder around them can't be read.
+std::vector<StepFolder> step_folders(const std::filesystem::path& prefix);
+
+/// The complete checkpoint PREFIX-step-N with the largest N, or nothing if there is none. Newer folders that are no complete checkpoints
+/// are passed over, with a warning that says why. Throws IoError if the folder around them can't be read.
 std::optional<std::filesystem::path> latest(const std::filesystem::path& prefix);
-/// Whether the folder holds the files of all its ranks. Throws IoError if it can't be read.
+/// Whether the folder holds a manifest and the files of all ranks with their sizes. Reads no tensors: verify() does. Throws IoError if the
+/// folder can't be read.
 bool is_complete(const std::filesystem::path& folder);
+/// What is wrong with a folder that is no complete checkpoint.
+std::optional<std::string> why_incomplete(const std::filesystem::path& folder);
 /// Throws if no checkpoint can be written under the prefix. Call it before a training run, so that the error does not come after it.
 void expect_usable(const std::filesystem::path& prefix);
 

@@ -9,9 +9,9 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/testing/folder.h"
+#include "tessera/testing/net.h"
 #include "tessera/testing/picture.h"
 #include "tessera/testing/saved_picture.h"
-#include "tessera/testing/transports.h"
 
 namespace tessera::checkpoint::torch_state_test {
 namespace {

@@ -1,48 +1,31 @@
 #include "tessera/checkpoint/verify.h"
 
-#include <fmt/format.h>
-
-#include <optional>
-
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/rank_file.h"
+#include "tessera/checkpoint/catalogs.h"
 
 namespace tessera::checkpoint {
-namespace {
 
-namespace fs = std::filesystem;
-
-void verify_tensors(const SafetensorsFile& file, Verified& result) {
-  result.files++;
-  for (const auto& name : file.names()) {
-    result.tensors++;
-    result.bytes += file.info(name).bytes();
-    if (!file.has_checksum(name)) result.without_checksum++;
+Verified verify(const std::filesystem::path& path) {
+  Verified result;
+  const CatalogReader stored(read_catalog(path));
+  const auto& catalog = stored.catalog();
+  result.files = static_cast<int64_t>(catalog.files.size());
+  std::set<std::string> with_checksum;
+  for (const auto& bytes : catalog.checksums) {
+    with_checksum.insert(bytes.name);
     try {
-      file.verify(name);
+      stored.verify(bytes);
     } catch (const IoError& error) {
       result.faults.emplace_back(error.what());
     }
   }
-}
-
-}  // namespace
-
-Verified verify(const fs::path& folder_or_file) {
-  Verified result;
-  std::error_code unknown;
-  if (fs::is_regular_file(folder_or_file, unknown)) {
-    verify_tensors(SafetensorsFile(folder_or_file), result);
-    return result;
-  }
-  const int ranks = saved_ranks(folder_or_file);
-  std::optional<RankFile> first;
-  for (int rank = 0; rank < ranks; rank++) {
+  for (const auto& [name, tensor] : catalog.tensors) {
+    result.tensors++;
+    result.without_checksum += with_checksum.contains(name) ? 0 : 1;
+    for (const auto& stored_box : tensor.boxes)
+      result.bytes += stored_box.box.numel() * static_cast<int64_t>(c10::elementSize(tensor.dtype));
     try {
-      auto file = open_rank_file(folder_or_file, rank, ranks);
-      if (first) expect_same_save(*first, file);
-      verify_tensors(file.tensors, result);
-      if (!first) first = std::move(file);
+      stored.expect_complete(name);
     } catch (const IoError& error) {
       result.faults.emplace_back(error.what());
     }

@@ -14,7 +14,7 @@ struct Verified {
   std::vector<std::string> faults = {};  // what is damaged, with file and tensor; empty if all is well
 };
 
-/// Reads every file of a checkpoint's folder, or one safetensors file, and compares the checksums. Throws IoError if there is neither.
-Verified verify(const std::filesystem::path& folder_or_file);
+/// Reads all that has a checksum in a checkpoint of any format, and compares them. Throws IoError if there is none, or it is incomplete.
+Verified verify(const std::filesystem::path& path);
 
 }  // namespace tessera::checkpoint

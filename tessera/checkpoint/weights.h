@@ -1,7 +1,9 @@
-// Loads full weights from one safetensors file, as consolidate() or Python writes it.
+// Loads weights of any format into a model.
 #pragma once
 
 #include <filesystem>
+
+#include "tessera/checkpoint/load_options.h"
 
 namespace torch::nn {
 class Module;
@@ -9,8 +11,9 @@ class Module;
 
 namespace tessera::checkpoint {
 
-/// Copies all parameters and buffers of the file into a module, which may be sharded. Every rank reads the same file. The file must have
-/// exactly the names and shapes of the module; otherwise it throws IoError and changes nothing.
-void load_weights(torch::nn::Module& module, const std::filesystem::path& file);
+/// Copies parameters and buffers into a module, which may be sharded: from a file of safetensors or torch.save, a folder of the Hugging
+/// Face Hub or of torch.distributed.checkpoint, or a checkpoint of Tessera. Every rank reads its own part of them. Unless the names and
+/// shapes are those of the module, it throws UsageError and changes nothing.
+void load_weights(torch::nn::Module& module, const std::filesystem::path& path, const LoadOptions& options = {});
 
 }  // namespace tessera::checkpoint

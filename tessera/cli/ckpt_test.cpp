@@ -1,7 +1,9 @@
 // `tessera ckpt` as a user meets it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
 #include <torch/torch.h>
+#include <nlohmann/json.hpp>
 
 #include "tessera/base/process.h"
 #include "tessera/checkpoint/checkpoint.h"
@@ -74,7 +76,7 @@ TEST_F(Ckpt, SaysWhatIsThereInstead) {
 TEST_F(Ckpt, VerifiesEveryFile) {
   const auto whole = ckpt("verify", {"--ckpt-prefix", prefix});
   EXPECT_EQ(whole.status, 0);
-  EXPECT_EQ(whole.output, prefix + "-step-000020 is whole: 2 files, 14 tensors, 11008 bytes\n");
+  EXPECT_EQ(whole.output, prefix + "-step-000020 is whole: 2 files, 7 tensors, 11008 bytes\n");
   const auto file = std::filesystem::path(prefix + "-step-000020") / "rank-1-of-2.safetensors";
   auto bytes = read_file(file);
   bytes.back() = static_cast<char>(bytes.back() ^ 1);
@@ -87,6 +89,22 @@ TEST_F(Ckpt, VerifiesEveryFile) {
   std::filesystem::remove(file);
   EXPECT_THAT(ckpt("verify", {"--ckpt-prefix", prefix + "-step-000020"}).output, HasSubstr("'rank-1-of-2.safetensors' is missing"));
   EXPECT_THAT(ckpt("verify", {"--ckpt-prefix", folder / "none"}).output, HasSubstr("none called none-step-N"));
+}
+
+TEST_F(Ckpt, MergesInspectsAndPrunes) {
+  const auto out = (folder / "out").string();
+  const auto merged = ckpt("merge", {prefix, out, "--dtype", "bf16", "--max-shard-size", "0.3KB"});
+  EXPECT_EQ(merged.status, 0) << merged.output;
+  EXPECT_THAT(merged.output, HasSubstr("net-step-000020 -> " + out + ": 6 tensors, 448 bytes in "));
+  EXPECT_TRUE(std::filesystem::exists(folder / "out/model.safetensors.index.json"));
+  EXPECT_THAT(ckpt("merge", {prefix, out, "--dtype", "int8"}).output, HasSubstr("write fp32, fp16 or bf16"));
+  EXPECT_THAT(ckpt("merge", {prefix, out, "--max-shard-size", "5XB"}).output, HasSubstr("'5XB' is no size"));
+  EXPECT_THAT(ckpt("merge", {prefix}).output, HasSubstr("OUT is required"));
+  EXPECT_EQ(ckpt("merge", {prefix, out, "more"}).status, 2);
+  EXPECT_THAT(ckpt("inspect", {prefix}).output, AllOf(HasSubstr("of 2 ranks"), HasSubstr("a.weight"), HasSubstr("in 2 files")));
+  EXPECT_EQ(nlohmann::json::parse(ckpt("inspect", {out, "--json"}).output)["total"]["numel"], 224);
+  EXPECT_THAT(ckpt("prune", {"--ckpt-prefix", prefix}).output, AllOf(HasSubstr("net-step-000005"), HasSubstr("1 removed, 1 left")));
+  EXPECT_THAT(ckpt("prune", {"--ckpt-prefix", folder / "none"}).output, HasSubstr("there is no checkpoint none-step-N"));
 }
 
 }  // namespace

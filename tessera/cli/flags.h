@@ -60,6 +60,7 @@ inline ConfigError no_such_command(const CLI::App& command, const std::string& g
 inline std::vector<std::string> known_arguments(const CLI::App& app, std::vector<std::string> arguments) {
   const auto* command = &app;
   bool has_flags = false;
+  size_t places = 0;  // arguments that belong to no flag, so far
   for (size_t i = 0; i < arguments.size(); i++) {
     auto& argument = arguments[i];
     if (argument.size() > 1 && argument.front() == '-' && argument != "--") {
@@ -81,9 +82,15 @@ inline std::vector<std::string> known_arguments(const CLI::App& app, std::vector
     } else {
       const auto is_it = [&](const CLI::App* each) { return each->get_name() == argument; };
       const auto found = command->get_subcommands(is_it);
+      const auto has_place = [](const CLI::Option* option) { return option->get_positional(); };
+      if (found.empty() && places < command->get_options(has_place).size()) {
+        places++;
+        continue;
+      }
       if (found.empty()) throw no_such_command(*command, argument);
       command = found.front();
       has_flags = false;
+      places = 0;
     }
   }
   if (!has_flags && command->get_require_subcommand_min() > 0) throw no_such_command(*command, "");

@@ -1,16 +1,11 @@
 #include "tessera/checkpoint/formats/safetensors.h"
 
 #include <ATen/ATen.h>
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
-#include <cstring>
 
 #include "tessera/base/error.h"
 
@@ -25,31 +20,25 @@ constexpr uint64_t kBlock = 1 << 20;              // stays in the cache between 
 
 }  // namespace
 
-SafetensorsFile::SafetensorsFile(std::filesystem::path path) : path_(std::move(path)) {
-  // Without O_NONBLOCK, a pipe without a writer would keep us waiting.
-  fd_ = Fd(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  struct stat status = {};
-  if (!fd_ || ::fstat(fd_.get(), &status) != 0) throw IoError(fmt::format("can't open {}: {}", path_.string(), std::strerror(errno)));
-  if (!S_ISREG(status.st_mode)) throw IoError(fmt::format("{} is no file", path_.string()));
-  size_ = static_cast<uint64_t>(status.st_size);
+SafetensorsFile::SafetensorsFile(std::filesystem::path path) : file_(std::move(path)) {
   read_header();
 }
 
 void SafetensorsFile::read_header() {
-  if (size_ < kLengthBytes) throw IoError(fmt::format("{} is no safetensors file: it has {} bytes", path_.string(), size_));
+  if (file_.size() < kLengthBytes) throw IoError(fmt::format("{} is no safetensors file: it has {} bytes", path().string(), file_.size()));
   uint64_t length = 0;
-  read_bytes(&length, sizeof length, 0);
-  if (length > kLongestHeader || length > size_ - kLengthBytes) {
-    throw IoError(fmt::format("{} is no safetensors file, or cut off: its header should have {} bytes, the file has {}", path_.string(),
-                              length, size_));
+  file_.read(&length, sizeof length, 0);
+  if (length > kLongestHeader || length > file_.size() - kLengthBytes) {
+    throw IoError(fmt::format("{} is no safetensors file, or cut off: its header should have {} bytes, the file has {}", path().string(),
+                              length, file_.size()));
   }
   std::string text(length, '\0');
-  read_bytes(text.data(), length, kLengthBytes);
+  file_.read(text.data(), length, kLengthBytes);
   data_ = kLengthBytes + length;
   try {
-    header_ = SafetensorsHeader::parse(text, size_ - data_);
+    header_ = SafetensorsHeader::parse(text, file_.size() - data_);
   } catch (const std::exception& error) {
-    throw IoError(fmt::format("the header of {} is damaged: {}", path_.string(), error.what()));
+    throw IoError(fmt::format("the header of {} is damaged: {}", path().string(), error.what()));
   }
   index_.reserve(header_.places.size());
   for (size_t i = 0; i < header_.places.size(); i++) index_.emplace(header_.places[i].entry.name, i);
@@ -63,21 +52,8 @@ std::vector<std::string> SafetensorsFile::names() const {
 
 const SafetensorsFile::Place& SafetensorsFile::place(const std::string& name) const {
   const auto found = index_.find(name);
-  if (found == index_.end()) throw IoError(fmt::format("{} has no tensor '{}'", path_.string(), name));
+  if (found == index_.end()) throw IoError(fmt::format("{} has no tensor '{}'", path().string(), name));
   return header_.places[found->second];
-}
-
-void SafetensorsFile::read_bytes(void* to, uint64_t count, uint64_t offset) const {
-  auto* next = static_cast<char*>(to);
-  while (count > 0) {
-    const auto got = ::pread(fd_.get(), next, count, static_cast<off_t>(offset));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw IoError(fmt::format("can't read {}: {}", path_.string(), std::strerror(errno)));
-    if (got == 0) throw IoError(fmt::format("{} has become shorter while it was read: it ends at byte {}", path_.string(), offset));
-    next += got;
-    count -= static_cast<uint64_t>(got);
-    offset += static_cast<uint64_t>(got);
-  }
 }
 
 void SafetensorsFile::read_blocks(const Place& place, c10::function_ref<std::byte*(uint64_t begin)> target) const {
@@ -85,12 +61,12 @@ void SafetensorsFile::read_blocks(const Place& place, c10::function_ref<std::byt
   for (uint64_t begin = 0, all = static_cast<uint64_t>(place.entry.bytes()); begin < all; begin += kBlock) {
     const auto count = std::min(kBlock, all - begin);
     auto* const block = target(begin);
-    read_bytes(block, count, data_ + place.begin + begin);
+    file_.read(block, count, data_ + place.begin + begin);
     if (!place.checksum.empty()) checksum.add({block, count});
   }
   if (place.checksum.empty() || place.checksum == Checksum::text(checksum.value())) return;
   throw IoError(fmt::format("{} is damaged: the bytes of '{}' are not those that were written, because they have another checksum",
-                            path_.string(), place.entry.name));
+                            path().string(), place.entry.name));
 }
 
 at::Tensor SafetensorsFile::read(const std::string& name) const {
@@ -106,6 +82,29 @@ void SafetensorsFile::verify(const std::string& name) const {
   if (found.checksum.empty()) return;
   std::vector<std::byte> block(kBlock);
   read_blocks(found, [&](uint64_t) { return block.data(); });
+}
+
+void add_safetensors(Catalog& catalog, const SafetensorsFile& file) {
+  const auto number = catalog.files.size();
+  catalog.files.push_back(file.path());
+  for (const auto& name : file.names()) {
+    const auto& [same_name, dtype, sizes] = file.info(name);
+    const auto strides = c10::contiguous_strides(sizes);
+    const StoredBox all{
+        .box = whole_slice(sizes), .file = number, .offset = file.offset(name), .strides = {strides.begin(), strides.end()}};
+    if (!catalog.tensors.emplace(name, StoredTensor{.dtype = dtype, .shape = sizes, .boxes = {all}}).second) {
+      throw IoError(fmt::format("'{}' is in {} and in a file before it", name, file.path().string()));
+    }
+    if (!file.has_checksum(name)) continue;
+    catalog.checksums.push_back({.file = number,
+                                 .begin = file.offset(name),
+                                 .bytes = static_cast<uint64_t>(file.info(name).bytes()),
+                                 .checksum = file.checksum(name),
+                                 .name = name});
+  }
+  for (const auto& [alias, name] : file.metadata()) {
+    if (file.contains(name) && !file.contains(alias)) catalog.aliases[alias] = name;
+  }
 }
 
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vector<SafetensorsEntry> entries,

@@ -12,7 +12,8 @@
 #include <vector>
 
 #include "tessera/base/atomic_write.h"
-#include "tessera/base/fd.h"
+#include "tessera/base/input_file.h"
+#include "tessera/checkpoint/catalog.h"
 #include "tessera/checkpoint/formats/checksum.h"
 #include "tessera/checkpoint/formats/safetensors_header.h"
 
@@ -24,13 +25,19 @@ class SafetensorsFile {
  public:
   explicit SafetensorsFile(std::filesystem::path path);
 
-  const std::filesystem::path& path() const { return path_; }
+  const std::filesystem::path& path() const { return file_.path(); }
   /// The names in the order in which the tensors lie in the file.
   std::vector<std::string> names() const;
   bool contains(const std::string& name) const { return index_.contains(name); }
   const SafetensorsEntry& info(const std::string& name) const { return place(name).entry; }
   bool has_checksum(const std::string& name) const { return !place(name).checksum.empty(); }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
+  /// The number of bytes before the data.
+  uint64_t header_bytes() const { return data_; }
+  /// Where the bytes of a tensor begin in the file.
+  uint64_t offset(const std::string& name) const { return data_ + place(name).begin; }
+  /// Empty if it has none.
+  const std::string& checksum(const std::string& name) const { return place(name).checksum; }
 
   /// Reads a tensor into new memory on the CPU. Throws IoError if it has not the bytes that were written.
   at::Tensor read(const std::string& name) const;
@@ -41,17 +48,17 @@ class SafetensorsFile {
   using Place = SafetensorsHeader::Place;
   const Place& place(const std::string& name) const;
   void read_header();
-  void read_bytes(void* to, uint64_t count, uint64_t offset) const;
   /// Reads a tensor block by block, each to where `target` says, and compares the checksum.
   void read_blocks(const Place& place, c10::function_ref<std::byte*(uint64_t begin)> target) const;
 
-  std::filesystem::path path_;
-  Fd fd_;
-  uint64_t size_ = 0;  // of the file
+  InputFile file_;
   uint64_t data_ = 0;  // where the data begins in it
   SafetensorsHeader header_;
   std::unordered_map<std::string, size_t> index_;  // into header_.places
 };
+
+/// Adds the file and its tensors. Names in the metadata that stand for a tensor of the file are aliases.
+void add_safetensors(Catalog& catalog, const SafetensorsFile& file);
 
 /// Writes tensors one after the other, in the order of `entries`. The file appears under its name only when close() is called.
 class SafetensorsWriter {

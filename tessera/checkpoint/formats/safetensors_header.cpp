@@ -4,40 +4,19 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 #include <unordered_set>
 
 #include "tessera/base/error.h"
 #include "tessera/base/numel.h"
 #include "tessera/checkpoint/formats/checksum.h"
+#include "tessera/checkpoint/formats/dtype_names.h"
 
 namespace tessera::checkpoint {
 namespace {
 
 constexpr auto kMetadata = "__metadata__";
 constexpr auto kChecksums = "xxh3_64";  // the name among the metadata
-
-struct Dtype {
-  const char* name;
-  at::ScalarType type;
-};
-constexpr std::array kDtypes = {Dtype{"F64", at::kDouble}, Dtype{"F32", at::kFloat}, Dtype{"F16", at::kHalf},  Dtype{"BF16", at::kBFloat16},
-                                Dtype{"I64", at::kLong},   Dtype{"I32", at::kInt},   Dtype{"I16", at::kShort}, Dtype{"I8", at::kChar},
-                                Dtype{"U8", at::kByte},    Dtype{"BOOL", at::kBool}};
-
-const char* name_of(at::ScalarType type) {
-  const auto* const found = std::ranges::find(kDtypes, type, &Dtype::type);
-  return found == kDtypes.end() ? nullptr : found->name;
-}
-
-at::ScalarType dtype_named(const std::string& name) {
-  const auto* const found = std::ranges::find_if(kDtypes, [&](const Dtype& dtype) { return dtype.name == name; });
-  if (found != kDtypes.end()) return found->type;
-  std::vector<const char*> known;
-  for (const auto& each : kDtypes) known.push_back(each.name);
-  throw IoError(fmt::format("has the dtype {}, which is none of {}", nlohmann::json(name).dump(), fmt::join(known, ", ")));
-}
 
 /// The size of a tensor in bytes. Returns nothing if it overflows.
 std::optional<int64_t> bytes_of(at::ScalarType dtype, const std::vector<int64_t>& sizes) {

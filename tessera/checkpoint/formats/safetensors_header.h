@@ -12,7 +12,7 @@
 
 namespace tessera::checkpoint {
 
-/// A tensor in a file. dtypes: float64, float32, float16, bfloat16, int64, int32, int16, int8, uint8, bool.
+/// A tensor in a file. Its dtype is one of those in dtype_names.cpp.
 struct SafetensorsEntry {
   std::string name;
   at::ScalarType dtype = at::kFloat;

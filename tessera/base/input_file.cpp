@@ -1,0 +1,37 @@
+#include "tessera/base/input_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "tessera/base/error.h"
+
+namespace tessera {
+
+InputFile::InputFile(std::filesystem::path path) : path_(std::move(path)) {
+  // Without O_NONBLOCK, a pipe without a writer would keep us waiting.
+  fd_ = Fd(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat status = {};
+  if (!fd_ || ::fstat(fd_.get(), &status) != 0) throw IoError(fmt::format("can't open {}: {}", path_.string(), std::strerror(errno)));
+  if (!S_ISREG(status.st_mode)) throw IoError(fmt::format("{} is no file", path_.string()));
+  size_ = static_cast<uint64_t>(status.st_size);
+}
+
+void InputFile::read(void* to, uint64_t count, uint64_t offset) const {
+  auto* next = static_cast<char*>(to);
+  while (count > 0) {
+    const auto got = ::pread(fd_.get(), next, count, static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw IoError(fmt::format("can't read {}: {}", path_.string(), std::strerror(errno)));
+    if (got == 0) throw IoError(fmt::format("{} has become shorter while it was read: it ends at byte {}", path_.string(), offset));
+    next += got;
+    count -= static_cast<uint64_t>(got);
+    offset += static_cast<uint64_t>(got);
+  }
+}
+
+}  // namespace tessera

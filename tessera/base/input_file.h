@@ -1,0 +1,28 @@
+// A file of which any part can be read.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+
+#include "tessera/base/fd.h"
+
+namespace tessera {
+
+/// Every failure is an IoError.
+class InputFile {
+ public:
+  /// Pipes, folders and the like are errors.
+  explicit InputFile(std::filesystem::path path);
+
+  const std::filesystem::path& path() const { return path_; }
+  /// In bytes, when it was opened.
+  uint64_t size() const { return size_; }
+  void read(void* to, uint64_t count, uint64_t offset) const;
+
+ private:
+  std::filesystem::path path_;
+  Fd fd_;
+  uint64_t size_ = 0;
+};
+
+}  // namespace tessera

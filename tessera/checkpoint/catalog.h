@@ -1,0 +1,78 @@
+// Catalog: which tensors a checkpoint has, and where their values lie in its files. Every format that we read is read into one; what loads,
+// merges, converts or compares checkpoints knows only catalogs.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tessera/base/input_file.h"
+#include "tessera/base/tensor_slice.h"
+
+namespace tessera::checkpoint {
+
+/// A box of a tensor in a file: the value at box.offsets + i lies `i * strides` values behind `offset`.
+struct StoredBox {
+  TensorSlice box;
+  size_t file = 0;                    // its number in Catalog::files
+  uint64_t offset = 0;                // in bytes
+  std::vector<int64_t> strides = {};  // in values, not negative
+};
+
+struct StoredTensor {
+  at::ScalarType dtype = at::kFloat;
+  std::vector<int64_t> shape = {};
+  std::vector<StoredBox> boxes = {};  // several may have the same values, as those of replicas do
+};
+
+/// Bytes of a file with a checksum: XXH3 of 16 hexadecimal digits, or the CRC-32 of zip archives of 8.
+struct StoredChecksum {
+  size_t file = 0;
+  uint64_t begin = 0, bytes = 0;
+  std::string checksum;
+  std::string name;  // of what lies there, for errors
+};
+
+struct Catalog {
+  std::vector<std::filesystem::path> files = {};
+  std::map<std::string, StoredTensor> tensors = {};
+  std::map<std::string, nlohmann::json> values = {};  // what is no tensor: numbers, texts, lists of them
+  std::map<std::string, std::string> aliases = {};    // from each further name of a tied parameter to its first
+  std::vector<StoredChecksum> checksums = {};
+};
+
+/// Reads the values of a catalog's tensors. The constructor opens the files, and throws IoError if one is missing or too short for what the
+/// catalog says of it. It may be used by several threads.
+class CatalogReader {
+ public:
+  explicit CatalogReader(Catalog catalog);
+
+  const Catalog& catalog() const { return catalog_; }
+  /// Throws IoError if there is no tensor of this name.
+  const StoredTensor& info(const std::string& name) const;
+
+  /// Copies the values of a box of the tensor to `to`, a CPU tensor of the sizes of the box, of any dtype and strides. Reads only what it
+  /// needs, and takes memory for a few MB. What several files have is read from the file number `first` if that has it. Throws IoError if
+  /// the files have not all of the values.
+  void read(const std::string& name, const TensorSlice& box, const at::Tensor& to, size_t first = 0) const;
+  /// The whole tensor.
+  at::Tensor read(const std::string& name) const;
+
+  /// Throws IoError if the files have not all values of the tensor.
+  void expect_complete(const std::string& name) const;
+  /// Throws IoError if bytes are not those that were written.
+  void verify(const StoredChecksum& bytes) const;
+
+ private:
+  void expect_sound(const std::string& name, const StoredTensor& tensor) const;
+
+  Catalog catalog_;
+  std::vector<InputFile> files_;
+};
+
+}  // namespace tessera::checkpoint

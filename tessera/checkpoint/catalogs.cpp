@@ -1,0 +1,130 @@
+#include "tessera/checkpoint/catalogs.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/base/folder.h"
+#include "tessera/checkpoint/formats/dcp.h"
+#include "tessera/checkpoint/formats/hub.h"
+#include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/checkpoint/formats/torch_file.h"
+#include "tessera/checkpoint/manifest.h"
+#include "tessera/checkpoint/optimizer_state.h"
+#include "tessera/checkpoint/rank_file.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kModelKey = "model.";
+
+/// The formats of a folder, as far as its names tell.
+std::optional<Format> format_of_folder(const fs::path& folder) {
+  if (is_there(folder / ".metadata")) return Format::Dcp;
+  if (is_there(folder / kManifestFile)) return Format::Tessera;
+  if (is_hub_folder(folder)) return Format::Hub;
+  const auto names = names_in(folder).value_or(std::vector<std::string>());
+  const auto is_of_rank = [](const std::string& name) { return name.starts_with("rank-") && name.ends_with(".safetensors"); };
+  if (std::ranges::any_of(names, is_of_rank)) return Format::Tessera;
+  return {};
+}
+
+/// Folders in this one that are checkpoints, for people who name the folder around them.
+std::string what_is_in(const fs::path& folder) {
+  std::vector<std::string> found;
+  for (const auto& name : names_in(folder).value_or(std::vector<std::string>())) {
+    std::error_code unknown;
+    if (fs::is_directory(folder / name, unknown) && format_of_folder(folder / name)) found.push_back((folder / name).string());
+  }
+  if (found.empty()) return "";
+  return fmt::format("; did you mean {}?", fmt::join(found, " or "));
+}
+
+}  // namespace
+
+std::string_view name_of(Format format) {
+  switch (format) {
+    case Format::Tessera:
+      return "a checkpoint of Tessera";
+    case Format::Dcp:
+      return "a folder of torch.distributed.checkpoint";
+    case Format::Hub:
+      return "a folder of safetensors files";
+    case Format::Safetensors:
+      return "a safetensors file";
+    case Format::Torch:
+      return "a file of torch.save";
+  }
+  return "";
+}
+
+Format format_of(const fs::path& path) {
+  if (!is_there(path)) throw IoError(fmt::format("there is no {}", path.string()));
+  std::error_code unknown;
+  if (fs::is_directory(path, unknown)) {
+    if (const auto format = format_of_folder(path)) return *format;
+    throw IoError(fmt::format("{} is no checkpoint: it has no {}, no .metadata and no model.safetensors{}", path.string(), kManifestFile,
+                              what_is_in(path)));
+  }
+  const InputFile file(path);
+  char magic[2] = {};
+  if (file.size() >= sizeof magic) file.read(magic, sizeof magic, 0);
+  const auto extension = path.extension();
+  const bool is_pickle = extension == ".pt" || extension == ".pth" || extension == ".bin" || extension == ".tar";
+  return (magic[0] == 'P' && magic[1] == 'K') || is_pickle ? Format::Torch : Format::Safetensors;
+}
+
+Catalog read_catalog(const fs::path& path) {
+  switch (format_of(path)) {
+    case Format::Tessera:
+      return read_manifest(path).catalog;
+    case Format::Dcp:
+      return read_dcp(path);
+    case Format::Hub:
+      return read_hub_folder(path);
+    case Format::Torch:
+      return read_torch_file(path);
+    case Format::Safetensors:
+      break;
+  }
+  Catalog catalog;
+  add_safetensors(catalog, SafetensorsFile(path));
+  return catalog;
+}
+
+Catalog read_model(const fs::path& path) {
+  Catalog catalog;
+  if (format_of(path) == Format::Tessera) {
+    auto manifest = read_manifest(path);
+    catalog = std::move(manifest.catalog);
+    const auto is_of_model = [&](const std::string& name) { return name != kGeneratorName && !is_optimizer_state(name, manifest); };
+    std::erase_if(catalog.tensors, [&](const auto& entry) { return !is_of_model(entry.first); });
+    std::erase_if(catalog.checksums, [&](const StoredChecksum& bytes) { return !is_of_model(bytes.name); });
+    return catalog;
+  }
+  catalog = read_catalog(path);
+  const auto has_key = [](const auto& entry) { return entry.first.starts_with(kModelKey); };
+  // A model may itself have a part that is called "model". Then the others are not what is kept beside a model.
+  static constexpr std::string_view kBeside[] = {"optimizer.", "optim.", "shard_metadata.", "scheduler.", "lr_scheduler."};
+  const auto is_beside = [](const auto& entry) {
+    return std::ranges::any_of(kBeside, [&](std::string_view key) { return entry.first.starts_with(key); });
+  };
+  const bool all_have_key = !catalog.tensors.empty() &&
+                            std::ranges::all_of(catalog.tensors, [&](const auto& entry) { return has_key(entry) || is_beside(entry); });
+  if (!all_have_key || std::ranges::none_of(catalog.tensors, has_key)) return catalog;
+  const auto short_name = [](const std::string& name) { return name.starts_with(kModelKey) ? name.substr(kModelKey.size()) : name; };
+  Catalog model{.files = std::move(catalog.files), .checksums = std::move(catalog.checksums)};
+  for (auto& [name, tensor] : catalog.tensors) {
+    if (name.starts_with(kModelKey)) model.tensors[short_name(name)] = std::move(tensor);
+  }
+  for (const auto& [alias, name] : catalog.aliases) {
+    if (alias.starts_with(kModelKey) && name.starts_with(kModelKey)) model.aliases[short_name(alias)] = short_name(name);
+  }
+  return model;
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,138 @@
+#include "tessera/checkpoint/formats/hub.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "tessera/base/atomic_write.h"
+#include "tessera/base/error.h"
+#include "tessera/base/folder.h"
+#include "tessera/base/input_file.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr auto kSingle = "model.safetensors";
+constexpr auto kIndex = "model.safetensors.index.json";
+
+bool is_shard(std::string_view name) {
+  return name == kSingle || name == kIndex || (name.starts_with("model-") && name.ends_with(".safetensors"));
+}
+
+/// From each tensor to the name of its file.
+std::map<std::string, std::string> read_index(const fs::path& path) {
+  const InputFile file(path);
+  std::string text(file.size(), '\0');
+  file.read(text.data(), text.size(), 0);
+  try {
+    auto map = nlohmann::json::parse(text).at("weight_map").get<std::map<std::string, std::string>>();
+    for (const auto& [name, shard] : map) {
+      if (fs::path(shard).has_parent_path()) throw IoError(fmt::format("'{}' is in '{}', which is not in this folder", name, shard));
+    }
+    return map;
+  } catch (const std::exception& error) {
+    throw IoError(fmt::format("the index {} can't be used: {}", path.string(), error.what()));
+  }
+}
+
+}  // namespace
+
+bool is_hub_folder(const fs::path& folder) {
+  return is_there(folder / kIndex) || is_there(folder / kSingle);
+}
+
+Catalog read_hub_folder(const fs::path& folder) {
+  Catalog catalog;
+  if (!is_there(folder / kIndex)) {
+    add_safetensors(catalog, SafetensorsFile(folder / kSingle));
+    return catalog;
+  }
+  const auto index = read_index(folder / kIndex);
+  std::set<std::string> shards;
+  for (const auto& [name, shard] : index) shards.insert(shard);
+  for (const auto& shard : shards) {
+    const SafetensorsFile file(folder / shard);
+    for (const auto& name : file.names()) {
+      const auto listed = index.find(name);
+      if (listed != index.end() && listed->second == shard) continue;
+      throw IoError(fmt::format("{} has '{}', which the index says is {}; the files are of different models", file.path().string(), name,
+                                listed == index.end() ? "nowhere" : "in " + listed->second));
+    }
+    add_safetensors(catalog, file);
+  }
+  for (const auto& [name, shard] : index) {
+    if (catalog.tensors.contains(name) || catalog.aliases.contains(name)) continue;
+    throw IoError(
+        fmt::format("{} has no '{}', which the index says is there; the files are of different models", (folder / shard).string(), name));
+  }
+  return catalog;
+}
+
+HubWriter::HubWriter(fs::path folder, const std::vector<SafetensorsEntry>& entries, std::map<std::string, std::string> metadata,
+                     int64_t max_shard_size)
+    : folder_(std::move(folder)), metadata_(std::move(metadata)) {
+  if (max_shard_size < 1) throw UsageError(fmt::format("files of at most {} bytes can't hold a model", max_shard_size));
+  int64_t bytes = 0;
+  for (const auto& entry : entries) {
+    if (shards_.empty() || bytes + entry.bytes() > max_shard_size) {
+      shards_.emplace_back();
+      bytes = 0;
+    }
+    shards_.back().push_back(entry);
+    bytes += entry.bytes();
+  }
+  if (shards_.empty()) shards_.emplace_back();
+  for (size_t i = 0; i < shards_.size(); i++) {
+    files_.push_back(folder_ / (shards_.size() == 1 ? kSingle : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards_.size())));
+  }
+  std::error_code error;
+  fs::create_directories(folder_, error);
+  if (error) throw IoError(fmt::format("can't create the folder {}: {}", folder_.string(), error.message()));
+  next_file();
+}
+
+void HubWriter::next_file() {
+  writer_ = std::make_unique<SafetensorsWriter>(files_[shard_], shards_[shard_], metadata_);
+  place_ = 0;
+}
+
+void HubWriter::write(const at::Tensor& tensor) {
+  if (place_ == shards_[shard_].size() && shard_ + 1 < shards_.size()) {
+    writer_->close();
+    shard_++;
+    next_file();
+  }
+  writer_->write(tensor);
+  place_++;
+}
+
+void HubWriter::close() {
+  writer_->close();
+  if (shards_.size() > 1) {
+    nlohmann::ordered_json index = {{"metadata", {{"total_size", 0}}}, {"weight_map", nlohmann::ordered_json::object()}};
+    int64_t bytes = 0;
+    for (size_t i = 0; i < shards_.size(); i++) {
+      for (const auto& entry : shards_[i]) {
+        bytes += entry.bytes();
+        index["weight_map"][entry.name] = files_[i].filename().string();
+      }
+    }
+    index["metadata"]["total_size"] = bytes;
+    NewFile file(folder_ / kIndex);
+    const auto text = index.dump(2) + "\n";
+    file.write(std::as_bytes(std::span(text)));
+    file.commit();
+  }
+  // What is left of another model would be loaded along with this one.
+  for (const auto& name : names_in(folder_).value_or(std::vector<std::string>())) {
+    const bool is_ours = std::ranges::find(files_, folder_ / name) != files_.end() || (name == kIndex && shards_.size() > 1);
+    if (is_shard(name) && !is_ours) fs::remove(folder_ / name);
+  }
+}
+
+}  // namespace tessera::checkpoint

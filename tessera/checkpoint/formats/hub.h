@@ -1,0 +1,44 @@
+// Folders of weights as the Hugging Face Hub has them: one safetensors file, or several with an index that says which tensor is in which.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/checkpoint/formats/safetensors.h"
+
+namespace tessera::checkpoint {
+
+/// Whether the folder has such files.
+bool is_hub_folder(const std::filesystem::path& folder);
+
+/// Throws IoError unless the files have exactly the tensors that the index lists.
+Catalog read_hub_folder(const std::filesystem::path& folder);
+
+/// Writes the tensors into files of at most `max_shard_size` bytes, or of one tensor that is larger. One file is model.safetensors, without
+/// an index. Files of an earlier model in the folder are removed when all is written.
+class HubWriter {
+ public:
+  HubWriter(std::filesystem::path folder, const std::vector<SafetensorsEntry>& entries, std::map<std::string, std::string> metadata,
+            int64_t max_shard_size);
+
+  /// Writes the next tensor, in the order of the entries.
+  void write(const at::Tensor& tensor);
+  void close();
+  const std::vector<std::filesystem::path>& files() const { return files_; }
+
+ private:
+  void next_file();
+
+  const std::filesystem::path folder_;
+  const std::map<std::string, std::string> metadata_;
+  std::vector<std::vector<SafetensorsEntry>> shards_;
+  std::vector<std::filesystem::path> files_;
+  size_t shard_ = 0, place_ = 0;
+  std::unique_ptr<SafetensorsWriter> writer_;
+};
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,56 @@
+// The bytes of a pickle, taken one after the other.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include "tessera/base/error.h"
+
+namespace tessera::checkpoint::pickle {
+
+class Input {
+ public:
+  Input(std::string_view bytes, const std::string& where) : bytes_(bytes), where_(where) {}
+
+  [[noreturn]] void fail(const std::string& why) const {
+    throw IoError(fmt::format("{} is damaged, or is none that we can read: byte {} of its pickle: {}", where_, begin_, why));
+  }
+
+  size_t size() const { return bytes_.size(); }
+  size_t left() const { return bytes_.size() - next_; }
+  const std::string& where() const { return where_; }
+
+  char instruction() {
+    begin_ = next_;
+    return static_cast<char>(number(1));
+  }
+  std::string_view text(uint64_t count) {
+    if (count > left()) fail("it is cut off");
+    const auto result = bytes_.substr(next_, count);
+    next_ += count;
+    return result;
+  }
+  uint64_t number(size_t bytes) {
+    uint64_t result = 0;
+    std::memcpy(&result, text(bytes).data(), bytes);  // little-endian, as we are
+    return result;
+  }
+  std::string_view line() {
+    const auto end = bytes_.find('\n', next_);
+    if (end == std::string_view::npos) fail("it is cut off");
+    const auto result = text(end - next_);
+    next_++;
+    return result;
+  }
+
+ private:
+  const std::string_view bytes_;
+  const std::string& where_;
+  size_t next_ = 0, begin_ = 0;  // of the bytes, and of the current instruction
+};
+
+}  // namespace tessera::checkpoint::pickle

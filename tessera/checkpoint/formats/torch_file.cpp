@@ -1,0 +1,128 @@
+#include "tessera/checkpoint/formats/torch_file.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <tuple>
+
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/formats/torch_archive.h"
+#include "tessera/checkpoint/formats/torch_pickle.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using pickle::Value;
+
+const std::vector<Value>* items_of(const Value& value) {
+  if (const auto* const list = value.as<pickle::List>()) return &list->items;
+  const auto* const tuple = value.as<pickle::Tuple>();
+  return tuple == nullptr ? nullptr : &tuple->items;
+}
+
+/// Takes the content of an archive apart.
+class TorchFileReader {
+ public:
+  TorchFileReader(const std::filesystem::path& path, const TorchArchive& archive)
+      : archive_(archive), where_(path.string()), longest_(kLettersApiece * archive.content_bytes() + kAlways) {
+    catalog_.files = {path};
+  }
+
+  Catalog take() {
+    if (archive_.tensor(archive_.content(), "") || archive_.content().as<pickle::Dict>() == nullptr) {
+      throw IoError(fmt::format("{} holds {} instead of a dict of tensors", where_,
+                                archive_.tensor(archive_.content(), "") ? "one tensor without a name" : archive_.content().kind()));
+    }
+    add_entries("", *archive_.content().as<pickle::Dict>());
+    return std::move(catalog_);
+  }
+
+ private:
+  // Names may share their beginnings in the file, but have them each in the catalog.
+  static constexpr size_t kLettersApiece = 64, kAlways = 1 << 20;
+
+  void add(const std::string& name, const Value& value) {
+    letters_ += name.size();
+    if (letters_ > longest_) throw IoError(fmt::format("{} is damaged: its names are far longer than the file", where_));
+    const auto* const items = items_of(value);
+    const auto* const dict = value.as<pickle::Dict>();
+    if (const auto tensor = archive_.tensor(value, name)) {
+      add_tensor(name, *tensor);
+    } else if (dict != nullptr && !dict->entries.empty()) {
+      add_entries(name + ".", *dict);
+    } else if (items != nullptr && has_parts(*items, name)) {
+      for (size_t i = 0; i < items->size(); i++) add(fmt::format("{}.{}", name, i), (*items)[i]);
+    } else {
+      add_value(name, value);
+    }
+  }
+
+  void add_entries(const std::string& prefix, const pickle::Dict& dict) {
+    for (const auto& [key, value] : dict.entries) {
+      const auto part = to_name(key);
+      if (!part) {
+        throw IoError(fmt::format("{} has {} as a key of '{}'; only texts and integers can be parts of names", where_, key.kind(), prefix));
+      }
+      add(prefix + *part, value);
+    }
+  }
+
+  /// Whether there are tensors or dicts among them.
+  bool has_parts(const std::vector<Value>& items, const std::string& name) const {
+    return std::ranges::any_of(items, [&](const Value& item) {
+      const auto* const inner = items_of(item);
+      return item.as<pickle::Dict>() != nullptr || archive_.tensor(item, name) || (inner != nullptr && has_parts(*inner, name));
+    });
+  }
+
+  void add_tensor(const std::string& name, const ArchivedTensor& tensor) {
+    expect_new(name);
+    const auto [first, is_new] =
+        names_.try_emplace(std::tuple(tensor.storage.begin, tensor.begin, tensor.dtype, tensor.shape, tensor.strides), name);
+    if (!is_new) {
+      catalog_.aliases.emplace(name, first->second);
+      return;
+    }
+    catalog_.tensors.emplace(
+        name, StoredTensor{.dtype = tensor.dtype,
+                           .shape = tensor.shape,
+                           .boxes = {{.box = whole_slice(tensor.shape), .offset = tensor.begin, .strides = tensor.strides}}});
+    const auto& storage = tensor.storage;
+    if (storage.crc32 != 0 && storages_.insert(storage.begin).second) {
+      catalog_.checksums.push_back(
+          {.begin = storage.begin, .bytes = storage.bytes, .checksum = fmt::format("{:08x}", storage.crc32), .name = name});
+    }
+  }
+
+  void add_value(const std::string& name, const Value& value) {
+    expect_new(name);
+    auto json = to_json(value);
+    if (!json) throw IoError(fmt::format("{} has {} at '{}', which is neither a tensor nor a plain value", where_, value.kind(), name));
+    catalog_.values.emplace(name, std::move(*json));
+  }
+
+  void expect_new(const std::string& name) const {
+    if (catalog_.tensors.contains(name) || catalog_.values.contains(name) || catalog_.aliases.contains(name)) {
+      throw IoError(fmt::format("{} has two values whose keys, joined by dots, are '{}'", where_, name));
+    }
+  }
+
+  const TorchArchive& archive_;
+  const std::string where_;
+  const size_t longest_;
+  size_t letters_ = 0;
+  Catalog catalog_;
+  std::map<std::tuple<uint64_t, uint64_t, at::ScalarType, std::vector<int64_t>, std::vector<int64_t>>, std::string> names_;
+  std::set<uint64_t> storages_;
+};
+
+}  // namespace
+
+Catalog read_torch_file(const std::filesystem::path& path) {
+  const InputFile file(path);
+  const TorchArchive archive(file, 0, file.size(), torch_globals, path.string());
+  return TorchFileReader(path, archive).take();
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,32 @@
+// Files of torch.save (.pt, .pth, .bin) as catalogs, and new ones. Only plain values and tensors are read; a file that would have Python
+// run other code is refused.
+#pragma once
+
+#include <filesystem>
+
+#include "tessera/checkpoint/catalog.h"
+#include "tessera/checkpoint/formats/torch_writer.h"
+
+namespace tessera::checkpoint {
+
+/// The tensors of a file, by the keys of the dicts in which they are and the places in lists, joined by dots; and the other values, of
+/// which a list is one value unless it has tensors or dicts in it. Names that share all values become aliases. Throws IoError.
+Catalog read_torch_file(const std::filesystem::path& path);
+
+/// Writes a file that torch.load(weights_only=True) reads, also with mmap=True. It appears under its name only when close() is called.
+class TorchFileWriter {
+ public:
+  TorchFileWriter(const std::filesystem::path& path, const TorchTree& tree) : file_(path), archive_(file_, 0, tree) {}
+
+  void write(const at::Tensor& tensor) { archive_.write(tensor); }
+  void close() {
+    archive_.close();
+    file_.commit();
+  }
+
+ private:
+  NewFile file_;
+  TorchArchiveWriter archive_;
+};
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,53 @@
+// Zip archives of entries that are not packed, as torch.save writes them: alone in a file, or one of several in a row.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/base/atomic_write.h"
+#include "tessera/base/input_file.h"
+
+namespace tessera::checkpoint {
+
+/// The CRC-32 of zip archives.
+uint32_t crc32_of(std::span<const std::byte> bytes, uint32_t before = 0);
+
+struct ZipEntry {
+  uint64_t begin = 0;  // in the file
+  uint64_t bytes = 0;  // when unpacked
+  bool packed = false;
+  uint32_t crc32 = 0;  // 0 if the program that wrote it left it out
+};
+
+/// The entries of an archive by name. Throws IoError, which begins with `where`, if the bytes of the file from `begin` on are no archive.
+std::map<std::string, ZipEntry> read_zip(const InputFile& file, uint64_t begin, uint64_t bytes, const std::string& where);
+
+/// The bytes of an entry. Throws IoError if they have another checksum.
+std::string read_entry(const InputFile& file, const ZipEntry& entry, const std::string& where);
+
+/// Writes an archive behind what is in a file already. Throws IoError.
+class ZipWriter {
+ public:
+  /// The archive begins at byte `begin` of the file, which the caller knows.
+  explicit ZipWriter(NewFile& file, uint64_t begin = 0) : file_(file), begin_(begin), end_(begin) {}
+
+  void add(const std::string& name, std::span<const std::byte> bytes);
+  void add(const std::string& name, std::string_view text) { add(name, std::as_bytes(std::span(text))); }
+  /// Writes the directory. Returns the length of the archive.
+  uint64_t close();
+
+ private:
+  void write(std::span<const std::byte> bytes);
+
+  NewFile& file_;
+  const uint64_t begin_;
+  uint64_t end_;
+  std::string directory_;
+  uint64_t entries_ = 0;
+};
+
+}  // namespace tessera::checkpoint

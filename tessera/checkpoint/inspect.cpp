@@ -1,0 +1,89 @@
+#include "tessera/checkpoint/inspect.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "tessera/checkpoint/catalogs.h"
+#include "tessera/checkpoint/manifest.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+constexpr size_t kLongestValue = 60;
+
+std::string shown(const Json& value) {
+  auto text = value.is_string() ? value.get<std::string>() : value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  if (text.size() > kLongestValue) text = text.substr(0, kLongestValue) + "...";
+  return text;
+}
+
+std::string dtype_of(const StoredTensor& tensor) {
+  return c10::toString(tensor.dtype);
+}
+
+}  // namespace
+
+Json inspect(const fs::path& path) {
+  const auto format = format_of(path);
+  const CatalogReader stored(read_catalog(path));  // looks at the sizes of the files
+  const auto& catalog = stored.catalog();
+  Json result = {{"path", path.string()}, {"format", name_of(format)}};
+  if (format == Format::Tessera) {
+    const auto manifest = read_manifest(path);
+    result["ranks"] = manifest.ranks;
+    result["optimizer"] = manifest.optimizer;
+    result["notes"] = manifest.notes.front();
+  }
+  int64_t numel = 0, bytes = 0;
+  result["tensors"] = Json::object();
+  for (const auto& [name, tensor] : catalog.tensors) {
+    const auto values = c10::multiply_integers(tensor.shape);
+    const auto size = values * static_cast<int64_t>(c10::elementSize(tensor.dtype));
+    result["tensors"][name] = {{"dtype", dtype_of(tensor)}, {"shape", tensor.shape}, {"bytes", size}, {"parts", tensor.boxes.size()}};
+    numel += values;
+    bytes += size;
+  }
+  result["aliases"] = catalog.aliases;
+  result["values"] = catalog.values;
+  result["files"] = Json::object();
+  for (const auto& file : catalog.files) result["files"][file.filename().string()] = fs::file_size(file);
+  result["total"] = {{"tensors", catalog.tensors.size()}, {"numel", numel}, {"bytes", bytes}, {"checksums", catalog.checksums.size()}};
+  return result;
+}
+
+std::string to_table(const Json& found) {
+  auto text = fmt::format("{}: {}", found["path"].get<std::string>(), found["format"].get<std::string>());
+  if (found.contains("ranks")) text += fmt::format(" of {} ranks", found["ranks"].get<int>());
+  text += '\n';
+  if (found.contains("optimizer") && found["optimizer"] != "")
+    text += fmt::format("optimizer: {}\n", found["optimizer"].get<std::string>());
+  for (const auto* key : {"notes", "values"}) {
+    if (!found.contains(key)) continue;
+    for (const auto& [name, value] : found[key].items()) text += fmt::format("{}: {}\n", name, shown(value));
+  }
+  size_t names = 6, shapes = 5;
+  const auto shape_of = [](const Json& tensor) {
+    return fmt::format("[{}]", fmt::join(tensor["shape"].get<std::vector<int64_t>>(), ", "));
+  };
+  for (const auto& [name, tensor] : found["tensors"].items()) {
+    names = std::max(names, name.size());
+    shapes = std::max(shapes, shape_of(tensor).size());
+  }
+  text += fmt::format("{:<{}}  {:<8}  {:<{}}  {:>12}  {:>5}\n", "tensor", names, "dtype", "shape", shapes, "bytes", "parts");
+  for (const auto& [name, tensor] : found["tensors"].items()) {
+    text += fmt::format("{:<{}}  {:<8}  {:<{}}  {:>12}  {:>5}\n", name, names, tensor["dtype"].get<std::string>(), shape_of(tensor), shapes,
+                        tensor["bytes"].get<int64_t>(), tensor["parts"].get<int64_t>());
+  }
+  for (const auto& [alias, name] : found["aliases"].items()) text += fmt::format("{} is tied to {}\n", alias, name.get<std::string>());
+  const auto& total = found["total"];
+  text += fmt::format("{} tensors, {} values, {} bytes in {} file{}\n", total["tensors"].get<int64_t>(), total["numel"].get<int64_t>(),
+                      total["bytes"].get<int64_t>(), found["files"].size(), found["files"].size() == 1 ? "" : "s");
+  return text;
+}
+
+}  // namespace tessera::checkpoint

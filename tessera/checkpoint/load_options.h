@@ -1,0 +1,17 @@
+// What a model and the checkpoint that is loaded into it need not have in common.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace tessera::checkpoint {
+
+/// Names are those of parameters and buffers, whole, as regular expressions (ECMAScript): "head\\..*".
+struct LoadOptions {
+  std::vector<std::string> may_be_missing = {};  // in the checkpoint: these keep their values
+  std::vector<std::string> may_be_unknown = {};  // in the model: these are left out
+  /// On another number of ranks than saved, notes that differ by rank are an error, or all ranks take those of rank 0.
+  bool notes_of_first_rank = false;
+};
+
+}  // namespace tessera::checkpoint

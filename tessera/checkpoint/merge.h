@@ -1,0 +1,33 @@
+// Makes files with the whole model from a checkpoint of any format, as `accelerate merge-weights` does.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tessera::checkpoint {
+
+struct MergeOptions {
+  int64_t max_shard_size = 5'000'000'000;    // bytes in a safetensors file
+  std::optional<at::ScalarType> dtype = {};  // of numbers with fractions; that of the checkpoint unless given
+  bool unsafe_serialization = false;         // pytorch_model.bin, a file of torch.save, instead of safetensors
+  bool remove_checkpoint_dir = false;        // when all is written
+  /// Called after each tensor with its name, and the bytes that are written and to be written.
+  std::function<void(const std::string& name, int64_t bytes, int64_t all)> progress = {};
+};
+
+struct Merged {
+  std::vector<std::filesystem::path> files = {};
+  int64_t tensors = 0, bytes = 0;
+};
+
+/// Writes OUT/model.safetensors, or model-00001-of-0000N.safetensors and their index. Reads and writes tensor by tensor, with memory for
+/// one. Every byte of the model that has a checksum is compared first.
+Merged merge(const std::filesystem::path& checkpoint, const std::filesystem::path& out, const MergeOptions& options = {});
+
+}  // namespace tessera::checkpoint

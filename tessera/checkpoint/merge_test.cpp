@@ -1,0 +1,193 @@
+// Weights of every format that we read, in models that are sharded, and merged into files for other programs.
+#include "tessera/checkpoint/merge.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/catalogs.h"
+#include "tessera/checkpoint/consolidate.h"
+#include "tessera/checkpoint/formats/dcp.h"
+#include "tessera/checkpoint/formats/hub.h"
+#include "tessera/checkpoint/formats/torch_file.h"
+#include "tessera/checkpoint/inspect.h"
+#include "tessera/checkpoint/weights.h"
+#include "tessera/shard/full_params.h"
+#include "tessera/testing/folder.h"
+#include "tessera/testing/net.h"
+#include "tessera/testing/saved_picture.h"
+
+namespace tessera::testing::merge_test {
+namespace {
+
+using checkpoint::Format;
+using checkpoint::merge;
+using checkpoint::TorchTensor;
+using checkpoint::TorchTree;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+using State = std::map<std::string, at::Tensor>;
+
+/// A checkpoint of two ranks with an optimizer, and what is in the model.
+State save_run(const std::filesystem::path& folder) {
+  State state;
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun run(world);
+    run.train(0, 2);
+    save(folder, run, {{"step", 2}});
+    if (auto full = full_state(*run.model); world.rank() == 0) state = std::move(full);
+  });
+  return state;
+}
+
+/// The same as a file of torch.save: {"model": ..., "step": 2}.
+void write_torch(const std::filesystem::path& path, const State& state) {
+  TorchTree::Dict model;
+  for (const auto& [name, tensor] : state) {
+    model.entries.emplace_back(
+        name, TorchTree{std::make_shared<TorchTensor>(TorchTensor{.dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()})});
+  }
+  checkpoint::TorchFileWriter writer(path, {TorchTree::Dict{{{"model", TorchTree{model}}, {"step", TorchTree{nlohmann::json(2)}}}}});
+  for (const auto& [name, tensor] : state) writer.write(tensor);
+  writer.close();
+}
+
+/// The same as a folder of torch.distributed.checkpoint, each tensor in two parts.
+void write_dcp(const std::filesystem::path& folder, const State& state) {
+  std::filesystem::create_directories(folder);
+  std::vector<checkpoint::DcpItem> items;
+  for (const int rank : {0, 1}) {
+    checkpoint::DcpRankWriter writer(folder, rank);
+    for (const auto& [name, tensor] : state) {
+      auto box = whole_slice(tensor.sizes());
+      if (tensor.dim() > 0) {
+        const auto first = tensor.size(0) / 2;
+        box.offsets[0] = rank * first;
+        box.sizes[0] = rank == 0 ? first : tensor.size(0) - first;
+      } else if (rank == 1) {
+        continue;
+      }
+      writer.write({"model", name}, box, view_of(tensor, box).contiguous());
+    }
+    for (auto& item : writer.close()) items.push_back(std::move(item));
+  }
+  checkpoint::write_dcp_metadata(folder, items);
+}
+
+TEST(Weights, AreLoadedFromEveryFormat) {
+  const Folder folder;
+  const auto state = save_run(folder / "native");
+  checkpoint::consolidate(folder / "native", folder / "whole.safetensors");
+  merge(folder / "native", folder / "hub", {.max_shard_size = 200});
+  merge(folder / "native", folder / "bin", {.unsafe_serialization = true});
+  auto without_tied = state;
+  without_tied.erase("tied");
+  write_torch(folder / "model.pth", without_tied);
+  write_dcp(folder / "dcp", without_tied);
+  const std::vector<std::pair<const char*, Format>> sources = {{"native", Format::Tessera},  {"whole.safetensors", Format::Safetensors},
+                                                               {"hub", Format::Hub},         {"bin/pytorch_model.bin", Format::Torch},
+                                                               {"model.pth", Format::Torch}, {"dcp", Format::Dcp}};
+  for (const auto& [name, format] : sources) {
+    SCOPED_TRACE(name);
+    EXPECT_EQ(checkpoint::format_of(folder / name), format);
+    with_ranks(3, [&, name = std::string(name)](const Communicator& world) {
+      PictureRun run(world, shard_nested, 0.25);
+      checkpoint::load_weights(*run.model, folder / name);
+      expect_same(full_state(*run.model), state);
+    });
+    const Picture whole(0.25);
+    checkpoint::load_weights(const_cast<Picture&>(whole), folder / name);
+    expect_same(full_state(whole), state);
+  }
+}
+
+TEST(Merge, MakesFilesOfLimitedSizeAndAnIndex) {
+  const Folder folder;
+  const auto state = save_run(folder / "a");
+  int64_t last = 0, calls = 0;
+  const auto merged =
+      merge(folder / "a", folder / "out", {.max_shard_size = 300, .progress = [&](const std::string&, int64_t bytes, int64_t all) {
+                                             EXPECT_LE(bytes, all);
+                                             last = bytes;
+                                             calls++;
+                                           }});
+  EXPECT_EQ(last, merged.bytes);
+  EXPECT_EQ(calls, merged.tensors);
+  ASSERT_GT(merged.files.size(), 2U);
+  for (const auto& file : merged.files) {
+    EXPECT_TRUE(std::filesystem::exists(file));
+    const checkpoint::SafetensorsFile opened(file);
+    int64_t bytes = 0;
+    for (const auto& name : opened.names()) bytes += opened.info(name).bytes();
+    EXPECT_TRUE(bytes <= 300 || opened.names().size() == 1);
+  }
+  const checkpoint::CatalogReader reader(checkpoint::read_hub_folder(folder / "out"));
+  EXPECT_TRUE(at::equal(reader.read("conv.weight"), state.at("conv.weight")));
+  // A smaller model in the same folder leaves nothing of this one.
+  merge(folder / "a", folder / "out", {.dtype = at::kBFloat16});
+  EXPECT_FALSE(std::filesystem::exists(merged.files.front()));
+  EXPECT_FALSE(std::filesystem::exists(folder / "out/model.safetensors.index.json"));
+  const checkpoint::CatalogReader narrow(checkpoint::read_hub_folder(folder / "out"));
+  EXPECT_TRUE(at::equal(narrow.read("conv.weight"), state.at("conv.weight").to(at::kBFloat16)));
+  EXPECT_EQ(narrow.info("norm.num_batches_tracked").dtype, at::kLong);
+}
+
+TEST(Merge, RemovesTheCheckpointOnlyIfAsked) {
+  const Folder folder;
+  save_run(folder / "a");
+  merge(folder / "a", folder / "one");
+  EXPECT_TRUE(std::filesystem::exists(folder / "a"));
+  merge(folder / "a", folder / "two", {.remove_checkpoint_dir = true});
+  EXPECT_FALSE(std::filesystem::exists(folder / "a"));
+  EXPECT_TRUE(std::filesystem::exists(folder / "two/model.safetensors"));
+}
+
+TEST(Merge, RefusesWhatItCanNotDo) {
+  const Folder folder;
+  save_run(folder / "run/a");
+  EXPECT_THAT(message_of<UsageError>([&] { merge(folder / "run/a", folder / "run/a/out"); }), HasSubstr("lies in the checkpoint"));
+  EXPECT_THAT(message_of<UsageError>([&] { merge(folder / "run/a", folder / "out", {.dtype = at::kLong}); }), HasSubstr("Long"));
+  EXPECT_THAT(message_of<UsageError>([&] { merge(folder / "run/a", folder / "out", {.max_shard_size = 0}); }),
+              HasSubstr("at most 0 bytes"));
+  EXPECT_THAT(message_of<IoError>([&] { merge(folder / "none", folder / "out"); }), HasSubstr("there is no"));
+  EXPECT_THAT(message_of<IoError>([&] { merge(folder / "run", folder / "out"); }),
+              AllOf(HasSubstr("is no checkpoint"), HasSubstr("did you mean " + (folder / "run/a").string())));
+  EXPECT_FALSE(std::filesystem::exists(folder / "out/model.safetensors"));
+}
+
+TEST(HubFolder, RefusesFilesOfDifferentModels) {
+  const Folder folder;
+  save_run(folder / "a");
+  const auto merged = merge(folder / "a", folder / "out", {.max_shard_size = 300});
+  const auto index = read_file(folder / "out/model.safetensors.index.json");
+  const auto refused = [&](const std::string& from, const std::string& to) {
+    auto text = index;
+    text.replace(text.find(from), from.size(), to);
+    write_file(folder / "out/model.safetensors.index.json", text);
+    return message_of<IoError>([&] { checkpoint::read_hub_folder(folder / "out"); });
+  };
+  EXPECT_THAT(refused("\"conv.bias\"", "\"conv.scale\""), HasSubstr("'conv.bias', which the index says is nowhere"));
+  EXPECT_THAT(refused("weight_map", "weights"), HasSubstr("can't be used"));
+  EXPECT_THAT(refused("\"model-00001-of", "\"../model-00001-of"), HasSubstr("not in this folder"));
+  write_file(folder / "out/model.safetensors.index.json", index);
+  std::filesystem::remove(merged.files.back());
+  EXPECT_THAT(message_of<IoError>([&] { checkpoint::read_hub_folder(folder / "out"); }), HasSubstr("can't open"));
+}
+
+TEST(Inspect, ListsWhatIsThere) {
+  const Folder folder;
+  const auto state = save_run(folder / "a");
+  const auto found = checkpoint::inspect(folder / "a");
+  EXPECT_EQ(found["ranks"], 2);
+  EXPECT_EQ(found["notes"]["step"], "2");
+  EXPECT_EQ(found["tensors"]["conv.weight"]["shape"], nlohmann::ordered_json(state.at("conv.weight").sizes().vec()));
+  EXPECT_EQ(found["tensors"]["conv.weight"]["dtype"], "Float");
+  EXPECT_THAT(checkpoint::to_table(found),
+              AllOf(HasSubstr("a checkpoint of Tessera of 2 ranks"), HasSubstr("optimizer: tessera::optim::AdamW"), HasSubstr("step: 2"),
+                    HasSubstr("conv.weight"), HasSubstr("[5, 3, 3, 3]"), HasSubstr("in 2 files")));
+}
+
+}  // namespace
+}  // namespace tessera::testing::merge_test

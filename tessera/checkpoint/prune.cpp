@@ -1,0 +1,79 @@
+#include "tessera/checkpoint/prune.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "tessera/base/error.h"
+#include "tessera/base/folder.h"
+#include "tessera/checkpoint/manifest.h"
+#include "tessera/checkpoint/notes.h"
+#include "tessera/checkpoint/step_folders.h"
+#include "tessera/comm/groups/all_or_none.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The note of a checkpoint that says how good it is.
+double metric_of(const fs::path& folder, const std::string& name) {
+  const auto manifest = read_manifest(folder);
+  const auto& notes = manifest.notes.front();
+  const auto found = notes.find(name);
+  if (found == notes.end()) throw UsageError(fmt::format("{} has no note '{}' by which it could be kept", folder.string(), name));
+  Notes named;
+  named[name] = found->second;
+  return named.at(name).as<double>();
+}
+
+void remove_checkpoint(const fs::path& folder) {
+  std::error_code error;
+  fs::remove(folder / kManifestFile, error);  // first, because without it the rest is no checkpoint
+  if (!error) fs::remove_all(folder, error);
+  if (error) throw IoError(fmt::format("can't remove the old checkpoint {}: {}", folder.string(), error.message()));
+}
+
+}  // namespace
+
+std::vector<fs::path> prune(const fs::path& prefix, const Keep& keep) {
+  if (keep.last < 1) throw UsageError(fmt::format("Keep::last is {}, but the newest checkpoint always stays: give 1 or more", keep.last));
+  if (keep.best > 0 && keep.metric.empty()) throw UsageError("Keep::best needs a metric: the name of a note that is a number");
+  auto all = step_folders(prefix);
+  std::erase_if(all, [](const StepFolder& each) { return !is_complete(each.folder); });
+  std::set<int64_t> kept;
+  for (size_t i = 0; i < all.size() && i < static_cast<size_t>(keep.last); i++) kept.insert(all[all.size() - 1 - i].step);
+  for (const auto& each : all) {
+    if (keep.every > 0 && each.step % keep.every == 0) kept.insert(each.step);
+  }
+  if (keep.best > 0) {
+    std::vector<std::pair<double, int64_t>> ranking;
+    for (const auto& each : all) {
+      const auto metric = metric_of(each.folder, keep.metric);
+      ranking.emplace_back(keep.higher_is_better ? -metric : metric, -each.step);  // of equal ones the newer
+    }
+    std::ranges::sort(ranking);
+    ranking.resize(std::min(ranking.size(), static_cast<size_t>(keep.best)));
+    for (const auto& [metric, step] : ranking) kept.insert(-step);
+  }
+  std::vector<fs::path> removed;
+  for (const auto& each : all) {
+    if (kept.contains(each.step)) continue;
+    remove_checkpoint(each.folder);
+    removed.push_back(each.folder);
+  }
+  return removed;
+}
+
+std::vector<fs::path> prune(const fs::path& prefix, const Keep& keep, const Communicator& world) {
+  std::vector<fs::path> removed;
+  AllOrNone step;
+  step.attempt([&] {
+    if (world.is_first()) removed = prune(prefix, keep);
+  });
+  step.expect_all(world, {.unit = "checkpoint"}, fmt::format("could not remove old checkpoints of {}", prefix.string()));
+  return removed;
+}
+
+}  // namespace tessera::checkpoint

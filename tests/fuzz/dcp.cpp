@@ -1,0 +1,57 @@
+// The `.metadata` of a folder of torch.distributed.checkpoint, beside fixed files.
+#include "tessera/checkpoint/formats/dcp.h"
+
+#include <ATen/ATen.h>
+
+#include <fstream>
+#include <iterator>
+
+#include "fuzz.h"
+
+namespace tessera::fuzz {
+namespace {
+
+std::string dcp_folder() {
+  auto path = folder() + "/dcp";
+  std::filesystem::create_directories(path);
+  return path;
+}
+
+const std::vector<checkpoint::DcpItem>& items() {
+  static const auto all = [] {
+    checkpoint::DcpRankWriter writer(dcp_folder(), 0);
+    for (const int64_t row : {0, 1})
+      writer.write({"model", "w"}, {.shape = {2, 3}, .offsets = {row, 0}, .sizes = {1, 3}}, at::ones({1, 3}));
+    writer.write({"model", "step"}, whole_slice({}), at::ones({}, at::kLong));
+    writer.write({"groups", int64_t{0}, "lr"}, 0.5);
+    return writer.close();
+  }();
+  return all;
+}
+
+}  // namespace
+
+std::vector<std::string> seeds() {
+  const auto written = [](std::span<const checkpoint::DcpItem> some) {
+    checkpoint::write_dcp_metadata(dcp_folder(), some);
+    std::ifstream file(dcp_folder() + "/.metadata", std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  const std::span all(items());
+  return {written(all), written(all.first(2)), written(all.last(1)), written({}), ""};
+}
+
+}  // namespace tessera::fuzz
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace tessera;
+  fuzz::items();
+  static const auto path = fuzz::dcp_folder();
+  fuzz::write_file(path + "/.metadata", {data, size});
+  fuzz::expect_own_errors([] {
+    const checkpoint::CatalogReader reader(checkpoint::read_dcp(path));
+    for (const auto& checksum : reader.catalog().checksums) reader.verify(checksum);
+    for (const auto& [name, tensor] : reader.catalog().tensors) reader.read(name);
+  });
+  return 0;
+}

@@ -1,0 +1,101 @@
+// Files of torch.save: the zip archive, and what is in it.
+#include "tessera/checkpoint/formats/torch_file.h"
+
+#include <ATen/ATen.h>
+
+#include <fstream>
+#include <iterator>
+
+#include "fuzz.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace tessera;
+  static const auto path = fuzz::folder() + "/file.pt";
+  fuzz::write_file(path, {data, size});
+  fuzz::expect_own_errors([] {
+    const checkpoint::CatalogReader reader(checkpoint::read_torch_file(path));
+    for (const auto& checksum : reader.catalog().checksums) reader.verify(checksum);
+    for (const auto& [name, tensor] : reader.catalog().tensors) {
+      constexpr int64_t kMost = 1 << 24;  // a view may repeat few values as often as it likes
+      if (whole_slice(tensor.shape).numel() < kMost) reader.read(name);
+    }
+  });
+  return 0;
+}
+
+namespace tessera::fuzz {
+namespace {
+
+using checkpoint::TorchTensor;
+using checkpoint::TorchTree;
+namespace pickle = checkpoint::pickle;
+
+std::string bytes_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::string written() {
+  const auto path = folder() + "/seed";
+  const auto tensor = std::make_shared<TorchTensor>(TorchTensor{.dtype = at::kFloat, .shape = {2, 3}});
+  const auto other = std::make_shared<TorchTensor>(TorchTensor{.dtype = at::kFloat8_e5m2, .shape = {2}});
+  const TorchTree list{TorchTree::List{{{tensor}, {nlohmann::json("x")}}}};
+  checkpoint::TorchFileWriter writer(
+      path, {TorchTree::Dict{{{"w", {tensor}}, {int64_t{1}, list}, {"f8", {other}}, {"lr", {nlohmann::json({0.5, nullptr})}}}}});
+  writer.write(at::ones({2, 3}));
+  writer.write(at::ones({2}, at::kFloat8_e5m2));
+  writer.close();
+  return bytes_of(path);
+}
+
+/// Without checksums, so that changes of the pickle are read.
+std::string unchecked(std::string file) {
+  for (const std::string mark : {"PK\1\2", "PK\3\4"}) {
+    for (auto place = file.find(mark); place != std::string::npos; place = file.find(mark, place + 1)) {
+      file.replace(place + (mark[2] == 1 ? 16 : 14), 4, std::string(4, '\0'));
+    }
+  }
+  return file;
+}
+
+std::string archive(const pickle::Value& content) {
+  const auto path = folder() + "/seed";
+  NewFile file(path);
+  checkpoint::ZipWriter zip(file);
+  zip.add("x/data.pkl", pickle::write(content));
+  zip.add("x/data/0", std::string(16, '\1'));
+  zip.close();
+  file.commit();
+  return unchecked(bytes_of(path));
+}
+
+pickle::Value view(int64_t offset, std::vector<int64_t> shape, std::vector<int64_t> strides) {
+  const auto numbers = [](const std::vector<int64_t>& items) { return pickle::Tuple{.items = {items.begin(), items.end()}}; };
+  const pickle::Tuple id{.items = {"storage", pickle::Global{"torch.FloatStorage"}, "0", "cpu", int64_t{4}}};
+  return pickle::Object{.name = "torch._utils._rebuild_tensor_v2",
+                        .arguments = {pickle::Storage{.id = id}, offset, numbers(shape), numbers(strides), false, pickle::Dict{}}};
+}
+
+}  // namespace
+
+std::vector<std::string> seeds() {
+  constexpr int64_t kHuge = int64_t{1} << 62;
+  const auto one = [](const pickle::Value& value) { return archive(pickle::Dict{.entries = {{"w", value}}}); };
+  return {
+      written(),
+      unchecked(written()),
+      one(view(0, {2, 2}, {1, 2})),
+      one(view(1, {2, 1000}, {1, 0})),
+      one(view(0, {kHuge, 0}, {kHuge, 1})),
+      one(view(kHuge, {1}, {1})),
+      one(view(0, {kHuge}, {0})),
+      one(view(0, {2}, {kHuge})),
+      one(pickle::Object{.name = "torch._utils._rebuild_parameter", .arguments = {view(0, {4}, {1}), true, pickle::Dict{}}}),
+      one(pickle::Object{.name = "torch._utils._rebuild_sparse_tensor"}),
+      archive(view(0, {4}, {1})),
+      "PK\5\6",
+      "",
+  };
+}
+
+}  // namespace tessera::fuzz
