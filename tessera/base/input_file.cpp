@@ -34,4 +34,10 @@ void InputFile::read(void* to, uint64_t count, uint64_t offset) const {
   }
 }
 
+std::string InputFile::read_first(uint64_t count) const {
+  std::string bytes(count, '\0');
+  read(bytes.data(), count, 0);
+  return bytes;
+}
+
 }  // namespace tessera

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
 
 #include "tessera/base/fd.h"
 
@@ -18,6 +19,9 @@ class InputFile {
   /// In bytes, when it was opened.
   uint64_t size() const { return size_; }
   void read(void* to, uint64_t count, uint64_t offset) const;
+  /// The first bytes, or all.
+  std::string read_first(uint64_t count) const;
+  std::string read_all() const { return read_first(size_); }
 
  private:
   std::filesystem::path path_;

@@ -54,8 +54,7 @@ class Composition {
     }
     if (file.tensors.contains(kGeneratorName)) add_whole(kGeneratorName);
     // With the header's, a file that belongs to another save is noticed.
-    std::string header(file.tensors.header_bytes(), '\0');
-    InputFile(file.tensors.path()).read(header.data(), header.size(), 0);
+    const auto header = InputFile(file.tensors.path()).read_first(file.tensors.header_bytes());
     manifest_.catalog.checksums.push_back(
         {.file = number_, .begin = 0, .bytes = header.size(), .checksum = checksum_of(header), .name = "header"});
     for (const auto& name : file.tensors.names()) {
@@ -255,9 +254,7 @@ Manifest manifest_of_files(const fs::path& folder) {
 Manifest read_manifest(const fs::path& folder) {
   const auto path = folder / kManifestFile;
   if (!is_there(path)) return manifest_of_files(folder);
-  const InputFile file(path);
-  std::string text(file.size(), '\0');
-  file.read(text.data(), text.size(), 0);
+  const auto text = InputFile(path).read_all();
   Manifest manifest;
   std::vector<uint64_t> bytes_of_files;
   try {

@@ -31,7 +31,7 @@ class StateReader {
         values.push_back(
             read_blocks(name, blocks->second, info ? info->ranges[i] : ValueRange{.begin = 0, .numel = parameter_.numel()}, rank));
       } else if (info && !shape.empty() && own_shape == at::IntArrayRef(shape)) {
-        values.push_back(read_values(name, record_of(*info, i), rank));
+        values.push_back(read_values(name, record_of(info->shape, info->strides, info->ranges[i]), rank));
       } else if (info && info->shape.empty() && shape == std::vector<int64_t>{1}) {  // of a parameter that is one number
         values.push_back(at::empty({info->ranges[i].numel}, stored_.info(name).dtype));
         const TensorSlice box{.shape = shape, .offsets = {0}, .sizes = {info->ranges[i].numel}};
@@ -45,11 +45,6 @@ class StateReader {
   }
 
  private:
-  static PartRecord record_of(const ShardInfo& info, size_t i) {
-    const auto& range = info.ranges[i];
-    return {.shape = info.shape, .strides = info.strides, .slices = slices_of_range(info.shape, info.strides, range.begin, range.numel)};
-  }
-
   /// In the shape of the shard, without its padding.
   at::Tensor read_values(const std::string& name, const PartRecord& part, int rank) const {
     auto sizes = parameter_.sizes().vec();

@@ -7,10 +7,6 @@
 namespace tessera::checkpoint {
 namespace {
 
-PartRecord record_of(at::IntArrayRef shape, at::IntArrayRef strides, const ValueRange& range) {
-  return {.shape = shape.vec(), .strides = strides.vec(), .slices = slices_of_range(shape, strides, range.begin, range.numel)};
-}
-
 std::vector<PartRecord> records_of_ranges(at::IntArrayRef shape, at::IntArrayRef strides, const std::vector<ValueRange>& ranges) {
   std::vector<PartRecord> records;
   for (const auto& range : ranges) records.push_back(record_of(shape, strides, range));
@@ -24,6 +20,10 @@ bool is_padded(const at::Tensor& value, const at::Tensor& like, const PartRecord
 }
 
 }  // namespace
+
+PartRecord record_of(at::IntArrayRef shape, at::IntArrayRef strides, const ValueRange& range) {
+  return {.shape = shape.vec(), .strides = strides.vec(), .slices = slices_of_range(shape, strides, range.begin, range.numel)};
+}
 
 std::vector<PartRecord> records_of(const LocalPart& part) {
   return records_of_ranges(part.shape, part.strides, part.ranges);

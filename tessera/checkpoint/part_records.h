@@ -13,6 +13,8 @@
 
 namespace tessera::checkpoint {
 
+/// The part of a tensor that is this range of its values in memory order.
+PartRecord record_of(at::IntArrayRef shape, at::IntArrayRef strides, const ValueRange& range);
 /// Which part of a sharded parameter each rank has.
 std::vector<PartRecord> records_of(const LocalPart& part);
 /// The same for a tensor that is not sharded: each rank has all of it.

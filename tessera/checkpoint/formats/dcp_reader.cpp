@@ -44,10 +44,8 @@ class DcpReader {
       throw IoError(fmt::format("{} is no checkpoint of torch.distributed.checkpoint, or one that was not finished: it has no {}",
                                 folder_.string(), dcp::kFile));
     }
-    const InputFile file(path_);
-    std::vector<std::byte> bytes(file.size());
-    file.read(bytes.data(), bytes.size(), 0);
-    const auto root = pickle::read(bytes, metadata_globals, path_.string());
+    const auto bytes = InputFile(path_).read_all();
+    const auto root = pickle::read(std::as_bytes(std::span(bytes)), metadata_globals, path_.string());
     const auto& metadata = fields_of(root, {dcp::kMetadata}, "its content");
     expect_known_version(metadata);
     take_places(dict_in(metadata, "storage_data"));

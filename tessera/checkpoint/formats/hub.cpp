@@ -26,9 +26,7 @@ bool is_shard(std::string_view name) {
 
 /// From each tensor to the name of its file.
 std::map<std::string, std::string> read_index(const fs::path& path) {
-  const InputFile file(path);
-  std::string text(file.size(), '\0');
-  file.read(text.data(), text.size(), 0);
+  const auto text = InputFile(path).read_all();
   try {
     auto map = nlohmann::json::parse(text).at("weight_map").get<std::map<std::string, std::string>>();
     for (const auto& [name, shard] : map) {
