@@ -85,7 +85,7 @@ void NewFile::commit() {
   sync_folder(path_.parent_path());
 }
 
-NewFolder::NewFolder(fs::path path) : path_(std::move(path)), part_(unfinished_path(path_)) {
+NewFolder::NewFolder(fs::path path, fs::path part) : path_(std::move(path)), part_(std::move(part)) {
   std::error_code error;
   const auto status = fs::symlink_status(path_, error);
   if (fs::exists(status)) throw IoError(fmt::format("there is a {} already; save under another name, or remove it", path_.string()));
@@ -103,7 +103,7 @@ NewFolder::~NewFolder() {
 
 void NewFolder::commit() {
   sync_folder(part_);
-  give_name(part_, path_);
+  if (part_ != path_) give_name(part_, path_);
   pending_ = false;
   sync_folder(path_.parent_path());
 }

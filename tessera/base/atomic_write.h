@@ -32,18 +32,19 @@ class NewFile {
   Fd fd_;
 };
 
-/// A folder that is filled as PATH.part. commit() renames it to PATH; without commit() the destructor removes it. PATH must not exist yet.
-/// Every failure is an IoError.
+/// A folder that is filled under another name. commit() renames it to PATH; without commit() the destructor removes it. PATH must not exist
+/// yet. Every failure is an IoError.
 class NewFolder {
  public:
-  /// Removes a PATH.part that a killed process has left.
-  explicit NewFolder(std::filesystem::path path);
+  explicit NewFolder(const std::filesystem::path& path) : NewFolder(path, unfinished_path(path)) {}
+  /// Removes a `part` that a killed process has left. It may be PATH itself where folders can't be renamed.
+  NewFolder(std::filesystem::path path, std::filesystem::path part);
   NewFolder(const NewFolder&) = delete;
   NewFolder& operator=(const NewFolder&) = delete;
   ~NewFolder();
 
   void commit();
-  /// Leaves PATH.part where it is, because other ranks may still write into it.
+  /// Leaves it where it is, because other ranks may still write into it.
   void abandon() { pending_ = false; }
 
  private:

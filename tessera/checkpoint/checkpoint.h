@@ -6,6 +6,7 @@
 #include "tessera/checkpoint/load_options.h"
 #include "tessera/checkpoint/notes.h"
 #include "tessera/checkpoint/optimizer_ref.h"
+#include "tessera/checkpoint/save_options.h"
 #include "tessera/comm/communicator.h"
 
 namespace torch::nn {
@@ -23,7 +24,7 @@ struct Contents {
 
 /// Saves a checkpoint. All ranks must see the same folder. It appears under its name after all ranks have written their files; if there is
 /// an error, it does not appear. An error on one rank is thrown on all. Collective.
-void save(const std::filesystem::path& folder, const Contents& contents, const Communicator& world);
+void save(const std::filesystem::path& folder, const Contents& contents, const Communicator& world, const SaveOptions& options = {});
 
 /// Loads a checkpoint into a model of the same parameters, which may be sharded otherwise and on another number of ranks, and fills
 /// contents.notes. If anything does not fit, it throws and changes nothing. Collective.

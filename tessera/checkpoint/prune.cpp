@@ -37,9 +37,13 @@ void remove_checkpoint(const fs::path& folder) {
 
 }  // namespace
 
-std::vector<fs::path> prune(const fs::path& prefix, const Keep& keep) {
+void expect_sensible(const Keep& keep) {
   if (keep.last < 1) throw UsageError(fmt::format("Keep::last is {}, but the newest checkpoint always stays: give 1 or more", keep.last));
   if (keep.best > 0 && keep.metric.empty()) throw UsageError("Keep::best needs a metric: the name of a note that is a number");
+}
+
+std::vector<fs::path> prune(const fs::path& prefix, const Keep& keep) {
+  expect_sensible(keep);
   auto all = step_folders(prefix);
   std::erase_if(all, [](const StepFolder& each) { return !is_complete(each.folder); });
   std::set<int64_t> kept;

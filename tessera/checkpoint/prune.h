@@ -19,6 +19,9 @@ struct Keep {
   bool higher_is_better = false;
 };
 
+/// Throws UsageError for one that can't be meant.
+void expect_sensible(const Keep& keep);
+
 /// Removes all checkpoints PREFIX-step-N that `keep` does not name, oldest first, and returns them. Folders that are no complete checkpoint
 /// stay. A checkpoint that is being removed is none any more, so that it is never taken for one, whenever this ends. For one process.
 std::vector<std::filesystem::path> prune(const std::filesystem::path& prefix, const Keep& keep);

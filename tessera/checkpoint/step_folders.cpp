@@ -14,22 +14,42 @@
 
 namespace tessera::checkpoint {
 
+namespace {
+
 namespace fs = std::filesystem;
 
+constexpr std::string_view kStep = "-step-";
+
+/// N, if that is all of the text.
+std::optional<int64_t> number_in(std::string_view text) {
+  int64_t number = -1;
+  const auto* const last = text.data() + text.size();
+  const auto [stop, wrong] = std::from_chars(text.data(), last, number);
+  if (wrong != std::errc() || stop != last) return {};
+  return number;
+}
+
+}  // namespace
+
 fs::path step_folder(const fs::path& prefix, int64_t step) {
-  return fmt::format("{}-step-{:06}", prefix.string(), step);
+  return fmt::format("{}{}{:06}", prefix.string(), kStep, step);
+}
+
+std::optional<fs::path> prefix_of(const fs::path& folder) {
+  const auto text = folder.string();
+  const auto place = text.rfind(kStep);
+  if (place == std::string::npos || !number_in(std::string_view(text).substr(place + kStep.size()))) return {};
+  return text.substr(0, place);
 }
 
 std::vector<StepFolder> step_folders(const fs::path& prefix) {
   const auto parent = prefix.has_parent_path() ? prefix.parent_path() : fs::path(".");
-  const auto start = prefix.filename().string() + "-step-";
+  const auto start = fmt::format("{}{}", prefix.filename().string(), kStep);
   std::vector<StepFolder> found;
   for (const auto& name : names_in(parent).value_or(std::vector<std::string>())) {
     if (!name.starts_with(start)) continue;
-    int64_t step = -1;
-    const auto* const last = name.data() + name.size();
-    const auto [stop, wrong] = std::from_chars(name.data() + start.size(), last, step);
-    if (wrong == std::errc() && stop == last) found.push_back({.step = step, .folder = prefix.parent_path() / name});
+    if (const auto step = number_in(std::string_view(name).substr(start.size())))
+      found.push_back({.step = *step, .folder = prefix.parent_path() / name});
   }
   std::ranges::sort(found, {}, &StepFolder::step);
   return found;
@@ -59,6 +79,15 @@ std::optional<fs::path> latest(const fs::path& prefix) {
     log(LogLevel::Warning, fmt::format("passing over a checkpoint that can't be loaded: {}", *why));
   }
   return {};
+}
+
+void link_latest(const fs::path& folder) {
+  const auto link = fs::path(prefix_of(folder).value().string() + "-latest"), next = unfinished_path(link);
+  std::error_code none;
+  fs::remove(next, none);
+  fs::create_directory_symlink(folder.filename(), next, none);
+  if (!none) fs::rename(next, link, none);
+  if (none) fs::remove(next, none);
 }
 
 void expect_usable(const fs::path& prefix) {

@@ -11,6 +11,8 @@ namespace tessera::checkpoint {
 
 /// For step 500: PREFIX-step-000500
 std::filesystem::path step_folder(const std::filesystem::path& prefix, int64_t step);
+/// PREFIX, if the folder's name is PREFIX-step-N.
+std::optional<std::filesystem::path> prefix_of(const std::filesystem::path& folder);
 struct StepFolder {
   int64_t step = 0;
   std::filesystem::path folder;
@@ -26,6 +28,8 @@ std::optional<std::filesystem::path> latest(const std::filesystem::path& prefix)
 bool is_complete(const std::filesystem::path& folder);
 /// What is wrong with a folder that is no complete checkpoint.
 std::optional<std::string> why_incomplete(const std::filesystem::path& folder);
+/// Makes PREFIX-latest a link to the folder PREFIX-step-N, for people and for scripts. Where there are no links, it does nothing.
+void link_latest(const std::filesystem::path& folder);
 /// Throws if no checkpoint can be written under the prefix. Call it before a training run, so that the error does not come after it.
 void expect_usable(const std::filesystem::path& prefix);
 

@@ -1,7 +1,8 @@
 // A process that is stopped in the middle of a save, at each of its system calls in turn: the checkpoint before is whole, and the run that
-// goes on from what is there gives the same bits as one that was never stopped.
+// goes on from what is there gives the same bits as one that was never stopped. For every way to save.
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -11,7 +12,9 @@
 #include <cstdio>
 
 #include "tessera/base/env.h"
+#include "tessera/base/error.h"
 #include "tessera/base/process.h"
+#include "tessera/checkpoint/async_saver.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/checkpoint/verify.h"
@@ -24,6 +27,8 @@
 namespace {
 
 std::atomic<int64_t> calls_left = -1;  // until the process ends; negative for never
+std::atomic<int64_t> writes = 0;
+std::atomic<bool> renames_folders = true;
 
 void count_call() {
   if (calls_left > 0 && --calls_left == 0) ::raise(SIGKILL);
@@ -40,7 +45,7 @@ Function* real(const char* name) {
 extern "C" {
 ssize_t write(int file, const void* bytes, size_t count) {
   static auto* const call = real<ssize_t(int, const void*, size_t)>("write");
-  count_call();
+  if (++writes % 6 == 0) count_call();  // a file gets its tensors by many
   return call(file, bytes, count);
 }
 ssize_t pwrite(int file, const void* bytes, size_t count, off_t offset) {
@@ -56,6 +61,11 @@ int fsync(int file) {
 int rename(const char* from, const char* to) noexcept {
   static auto* const call = real<int(const char*, const char*)>("rename");
   count_call();
+  struct stat status{};
+  if (!renames_folders && ::stat(from, &status) == 0 && S_ISDIR(status.st_mode)) {
+    errno = EXDEV;  // as file systems in front of object stores
+    return -1;
+  }
   return call(from, to);
 }
 int mkdir(const char* path, mode_t mode) noexcept {
@@ -73,28 +83,38 @@ using checkpoint::step_folder;
 
 constexpr int kFirst = 2, kSecond = 4, kEnd = 6;
 
-void save(const PictureRun& run, const std::filesystem::path& prefix, int step) {
-  checkpoint::save(step_folder(prefix, step), {.model = run.model.get(), .optimizer = run.optimizer.get(), .notes = {{"step", step}}},
-                   run.world);
+enum class Way { Blocking, Async, InPlace };
+
+const std::map<std::string, Way> kWays = {{"blocking", Way::Blocking}, {"async", Way::Async}, {"in place", Way::InPlace}};
+
+void save(const PictureRun& run, const std::filesystem::path& prefix, int step, Way way) {
+  renames_folders = way != Way::InPlace;
+  const checkpoint::Contents contents{.model = run.model.get(), .optimizer = run.optimizer.get(), .notes = {{"step", step}}};
+  const checkpoint::SaveOptions options{.keep = checkpoint::Keep{.last = 2}, .in_place = way == Way::InPlace};
+  if (way != Way::Async) return checkpoint::save(step_folder(prefix, step), contents, run.world, options);
+  checkpoint::AsyncSaver saver(run.world);
+  saver.save(step_folder(prefix, step), contents, options);
+  run.train(step, step + 1);  // changes all values meanwhile
+  saver.wait();
 }
 
-/// Trains on from the newest checkpoint, saves twice on the way, and stops itself at a system call of the second save.
-int train(const std::filesystem::path& prefix, int64_t calls) {
+/// Trains on, saves twice on the way, and stops itself at a system call of the second save.
+int train(const std::filesystem::path& prefix, int64_t calls, Way way) {
   with_ranks(2, [&](const Communicator& world) {
     const PictureRun run(world);
     run.train(0, kFirst);
-    save(run, prefix, kFirst);
+    save(run, prefix, kFirst, Way::Blocking);
     run.train(kFirst, kSecond);
     world.barrier();
     if (world.is_first()) calls_left = calls;
     world.barrier();
-    save(run, prefix, kSecond);
+    save(run, prefix, kSecond, way);
     calls_left = -1;
   });
   return 0;
 }
 
-std::vector<double> rest_of_run(const std::filesystem::path& prefix, int ranks_own) {
+std::vector<double> rest_of_run(const std::filesystem::path& prefix, int ranks_own, Way way) {
   std::vector<double> losses;
   with_ranks(2, [&](const Communicator& world) {
     const PictureRun run(world, shard_nested, 0.25);
@@ -102,7 +122,7 @@ std::vector<double> rest_of_run(const std::filesystem::path& prefix, int ranks_o
     checkpoint::load(*latest(prefix), contents, world);
     const int step = contents.notes.at("step").as<int>();
     run.train(step, kSecond);
-    if (step < kSecond) save(run, prefix, kSecond);  // over what the stopped save has left
+    if (step < kSecond) save(run, prefix, kSecond, way == Way::InPlace ? way : Way::Blocking);  // over what the stopped save has left
     const auto own = run.train(kSecond, kEnd);
     if (world.rank() == ranks_own) losses = own;
   });
@@ -110,20 +130,29 @@ std::vector<double> rest_of_run(const std::filesystem::path& prefix, int ranks_o
 }
 
 /// Stops itself at the system call whose number is in TESSERA_TEST_CALLS.
-const ChildTask stopped_run("train and stop",
-                            [](const std::string& prefix) { return train(prefix, std::stoll(env("TESSERA_TEST_CALLS").value())); });
+const ChildTask stopped_run("train and stop", [](const std::string& prefix) {
+  return train(prefix, std::stoll(env("TESSERA_TEST_CALLS").value()), kWays.at(env("TESSERA_TEST_WAY").value()));
+});
 
-TEST(Stops, NeverCostMoreThanTheSaveItself) {
+/// The status of a run that stops itself, or 0 if it has come to its end before.
+std::optional<int> run(const std::filesystem::path& prefix, int calls, const std::string& way) {
+  Process child({this_program()},
+                stopped_run.environment(prefix, {{"TESSERA_TEST_CALLS", std::to_string(calls)}, {"TESSERA_TEST_WAY", way}}));
+  return child.wait(std::chrono::seconds(60));
+}
+
+class Stops : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(Stops, NeverCostMoreThanTheSaveItself) {
+  const auto way = kWays.at(GetParam());
   const Folder whole;
-  ASSERT_EQ(Process({this_program()}, stopped_run.environment(whole / "run", {{"TESSERA_TEST_CALLS", "0"}})).wait(std::chrono::seconds(60)),
-            0);
+  ASSERT_EQ(run(whole / "run", 0, GetParam()), 0);
   ASSERT_EQ(latest(whole / "run"), step_folder(whole / "run", kSecond));
-  const auto expected = rest_of_run(whole / "run", 1);
+  const auto expected = rest_of_run(whole / "run", 1, way);
   int stopped = 0, kept = 0;
   for (int calls = 1;; calls++) {
     const Folder folder;
-    Process child({this_program()}, stopped_run.environment(folder / "run", {{"TESSERA_TEST_CALLS", std::to_string(calls)}}));
-    const auto status = child.wait(std::chrono::seconds(60));
+    const auto status = run(folder / "run", calls, GetParam());
     if (status == 0) break;
     ASSERT_EQ(status, 128 + SIGKILL);
     stopped++;
@@ -131,10 +160,26 @@ TEST(Stops, NeverCostMoreThanTheSaveItself) {
     ASSERT_TRUE(newest);
     kept += newest == step_folder(folder / "run", kSecond);
     EXPECT_TRUE(checkpoint::verify(*newest).faults.empty());
-    EXPECT_EQ(rest_of_run(folder / "run", 1), expected) << "after a stop at system call " << calls;
+    EXPECT_EQ(rest_of_run(folder / "run", 1, way), expected) << "after a stop at system call " << calls;
   }
   EXPECT_GT(stopped, 10);
   EXPECT_GT(kept, 0);  // the last stops come after the new checkpoint has its name
+}
+
+INSTANTIATE_TEST_SUITE_P(, Stops, ::testing::Values("blocking", "async", "in place"), [](const auto& way) {
+  return way.param == "in place" ? "InPlace" : way.param == "async" ? "Async" : "Blocking";
+});
+
+TEST(StopsNot, WhereFoldersCanNotBeRenamedTheErrorSaysWhatToDo) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun run(world);
+    renames_folders = false;
+    const auto said = message_of<IoError>([&] { checkpoint::save(folder / "a", {.model = run.model.get()}, world); });
+    EXPECT_THAT(said, ::testing::HasSubstr("where folders can't be renamed, save with SaveOptions::in_place"));
+  });
+  renames_folders = true;
+  EXPECT_FALSE(std::filesystem::exists(folder / "a"));
 }
 
 }  // namespace

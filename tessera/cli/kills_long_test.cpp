@@ -11,6 +11,7 @@
 
 #include "tessera/base/env.h"
 #include "tessera/base/process.h"
+#include "tessera/checkpoint/async_saver.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/prefix_lock.h"
@@ -40,10 +41,17 @@ int train(const std::string& prefix) {
     checkpoint::load(*last, contents, world);
     step = contents.notes.at("step").as<int>();
   }
+  checkpoint::AsyncSaver saver(world);
   while (step < kSteps) {
     run.train(step, step + 1);
     contents.notes["step"] = ++step;
-    checkpoint::save(checkpoint::step_folder(prefix, step), contents, world);
+    const auto folder = checkpoint::step_folder(prefix, step);
+    if (step % 2 == 0) {
+      saver.save(folder, contents);
+    } else {
+      saver.wait();
+      checkpoint::save(folder, contents, world);
+    }
     std::this_thread::sleep_for(5ms);
   }
   return 0;

@@ -1,0 +1,151 @@
+#include "tessera/checkpoint/async_saver.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <map>
+#include <thread>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/checkpoint/save.h"
+#include "tessera/comm/groups/all_or_none.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+constexpr std::chrono::milliseconds kBetweenLooks{2};
+
+}  // namespace
+
+/// What was copied for the last save, whose memory the next one uses again.
+struct AsyncSaver::Buffers {
+  std::map<std::pair<int, std::string>, at::Tensor> tensors = {};  // by rank and name
+
+  void copy(std::vector<RankContents>& ranks) {
+    std::map<std::pair<int, std::string>, at::Tensor> used;
+    for (auto& rank : ranks) {
+      for (auto& [name, tensor] : rank.tensors) {
+        const std::pair key(rank.record.rank, name);
+        auto buffer = std::move(tensors[key]);
+        if (!buffer.defined() || buffer.scalar_type() != tensor.scalar_type() || buffer.sizes() != tensor.sizes()) {
+          buffer = at::empty(tensor.sizes(), at::TensorOptions(tensor.scalar_type()));
+        }
+        buffer.copy_(tensor);
+        tensor = used[key] = buffer;
+      }
+    }
+    tensors = std::move(used);
+  }
+};
+
+/// A save whose folder is made, and the thread that does the rest.
+class AsyncSaver::UnderWay {
+ public:
+  enum class State { Writing, Done, Failed };
+
+  UnderWay(const std::filesystem::path& folder, const Contents& contents, const Communicator& world, const SaveOptions& options,
+           Buffers& buffers)
+      : save_(folder, contents, world, options) {
+    std::vector<RankContents> ranks;
+    step_.attempt([&] {
+      ranks = contents_of_ranks(save_.number(), contents, world);
+      buffers.copy(ranks);
+    });
+    if (step_.failed()) {
+      state_ = State::Failed;
+      return;
+    }
+    thread_ = std::jthread([this, ranks = std::move(ranks), is_first = world.is_first()](const std::stop_token& stop) {
+      step_.attempt([&] {
+        save_.write(ranks);
+        if (is_first) commit_when_all_have_written(stop);
+      });
+      state_ = step_.failed() ? State::Failed : State::Done;
+    });
+  }
+
+  State state() const { return state_; }
+
+  /// No longer waits for other ranks, which may still write.
+  void abandon() {
+    end_thread();
+    save_.abandon();
+  }
+
+  /// Throws on all ranks if any of them has failed. Collective.
+  void finish(const Communicator& world) {
+    end_thread();
+    step_.expect_all(world, {.unit = "checkpoint"}, save_.failure());
+  }
+
+ private:
+  void commit_when_all_have_written(const std::stop_token& stop) {
+    while (!save_.all_have_written()) {
+      if (stop.stop_requested()) return;
+      std::this_thread::sleep_for(kBetweenLooks);
+    }
+    save_.commit();
+  }
+
+  void end_thread() {
+    thread_.request_stop();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  Save save_;
+  AllOrNone step_;  // the thread's, until it has ended
+  std::atomic<State> state_ = State::Writing;
+  std::jthread thread_;  // last: it uses the members above
+};
+
+AsyncSaver::AsyncSaver(Communicator world)
+    : world_(std::move(world)), exceptions_(std::uncaught_exceptions()), buffers_(std::make_unique<Buffers>()) {}
+
+AsyncSaver::~AsyncSaver() {
+  if (!under_way_) return;
+  if (std::uncaught_exceptions() > exceptions_) {
+    under_way_->abandon();
+    return;
+  }
+  try {
+    wait();
+  } catch (const std::exception& error) {
+    log(LogLevel::Error, error.what());
+  }
+}
+
+void AsyncSaver::save(const std::filesystem::path& folder, const Contents& contents, const SaveOptions& options) {
+  wait();
+  const c10::AutoGradMode no_grad(false);
+  under_way_ = std::make_unique<UnderWay>(folder, contents, world_, options, *buffers_);
+}
+
+bool AsyncSaver::poll() {
+  if (!under_way_) return true;
+  using State = UnderWay::State;
+  const auto state = under_way_->state();
+  const auto all = at::tensor({static_cast<int64_t>(state == State::Done), static_cast<int64_t>(state != State::Failed)},
+                              at::TensorOptions(world_.traits().device).dtype(at::kLong));
+  world_.all_reduce(all, {.op = Reduce::Min}, {.unit = "checkpoint"}).wait();
+  const bool all_done = all[0].item<int64_t>() != 0, none_failed = all[1].item<int64_t>() != 0;
+  if (!all_done && none_failed) return false;
+  const auto ended = std::move(under_way_);
+  try {
+    ended->finish(world_);
+  } catch (const CommError&) {
+    ended->abandon();
+    throw;
+  }
+  return true;
+}
+
+void AsyncSaver::wait() {
+  while (!poll()) std::this_thread::sleep_for(kBetweenLooks);
+}
+
+}  // namespace tessera::checkpoint
