@@ -20,6 +20,35 @@ class StateReader {
   StateReader(const Manifest& manifest, const CatalogReader& stored, const at::Tensor& parameter, const Communicator& world)
       : manifest_(manifest), stored_(stored), parameter_(parameter), world_(world) {}
 
+  /// Where values can be read straight into the optimizer's own memory, only their sizes.
+  at::Tensor describe_or_read(const std::string& name) const {
+    if (!reads_in_place(name)) return read(name);
+    stored_.expect_complete(name);
+    return at::empty(parameter_.sizes(), at::TensorOptions(stored_.info(name).dtype).device(at::kMeta));
+  }
+
+  void read_in_place(const std::string& name, const at::Tensor& to) const {
+    if (!to.is_contiguous()) {
+      to.copy_(read(name));
+      return;
+    }
+    const auto part = part_of_rank(0);
+    read_part(stored_, name, part, to.view({-1}).narrow(0, 0, part.numel()), world_.local_ranks().front());
+  }
+
+ private:
+  bool reads_in_place(const std::string& name) const {
+    const auto info = shard_info(parameter_);
+    const auto& shape = stored_.info(name).shape;
+    return info && !shape.empty() && at::IntArrayRef(info->shape) == shape && !manifest_.blocks.contains(name) &&
+           world_.local_ranks().size() == 1 && parameter_.is_cpu() && world_.traits().device == parameter_.device();
+  }
+
+  PartRecord part_of_rank(size_t i) const {
+    const auto info = shard_info(parameter_);
+    return record_of(info->shape, info->strides, info->ranges[i]);
+  }
+
   at::Tensor read(const std::string& name) const {
     const auto& shape = stored_.info(name).shape;
     const auto info = shard_info(parameter_);
@@ -31,7 +60,7 @@ class StateReader {
         values.push_back(
             read_blocks(name, blocks->second, info ? info->ranges[i] : ValueRange{.begin = 0, .numel = parameter_.numel()}, rank));
       } else if (info && !shape.empty() && own_shape == at::IntArrayRef(shape)) {
-        values.push_back(read_values(name, record_of(info->shape, info->strides, info->ranges[i]), rank));
+        values.push_back(read_values(name, part_of_rank(i), rank));
       } else if (info && info->shape.empty() && shape == std::vector<int64_t>{1}) {  // of a parameter that is one number
         values.push_back(at::empty({info->ranges[i].numel}, stored_.info(name).dtype));
         const TensorSlice box{.shape = shape, .offsets = {0}, .sizes = {info->ranges[i].numel}};
@@ -44,7 +73,6 @@ class StateReader {
     return state_of_ranks(std::move(values), parameter_, world_);
   }
 
- private:
   /// In the shape of the shard, without its padding.
   at::Tensor read_values(const std::string& name, const PartRecord& part, int rank) const {
     auto sizes = parameter_.sizes().vec();
@@ -97,9 +125,25 @@ std::map<std::string, optim::ParameterState> read_optimizer_state(const Manifest
     const auto parameter = parameters.find(rest.substr(0, dot));
     auto& state = result[rest.substr(0, dot)][rest.substr(dot + 1)];
     if (parameter == parameters.end()) continue;  // the optimizer refuses it by name
-    state = StateReader(manifest, stored, parameter->second, world).read(name);
+    state = StateReader(manifest, stored, parameter->second, world).describe_or_read(name);
   }
   return result;
+}
+
+void load_optimizer_state(const OptimizerRef& optimizer, const std::map<std::string, optim::ParameterState>& state,
+                          const Manifest& manifest, const CatalogReader& stored, const torch::nn::Module& model,
+                          const Communicator& world) {
+  optimizer.load_state(model, state);
+  const auto own = optimizer.state(model);
+  for (const auto& [name, parameter] : named_parameters(model)) {
+    const auto saved = state.find(name), target = own.find(name);
+    if (saved == state.end() || target == own.end()) continue;
+    for (const auto& [key, tensor] : saved->second) {
+      if (!tensor.is_meta()) continue;
+      const auto stored_name = fmt::format("{}{}.{}", kOptimizerPrefix, name, key);
+      StateReader(manifest, stored, parameter, world).read_in_place(stored_name, target->second.at(key));
+    }
+  }
 }
 
 }  // namespace tessera::checkpoint

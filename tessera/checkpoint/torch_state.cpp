@@ -122,6 +122,7 @@ std::vector<OwnedParameter> parameters_of(to::Optimizer& optimizer, const torch:
 /// Like what the optimizer makes itself from the parameter.
 at::Tensor state_like(const at::Tensor& parameter, const at::Tensor& values) {
   auto result = at::zeros_like(parameter);
+  if (values.is_meta()) return result;
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   return result.copy_(values);
 }

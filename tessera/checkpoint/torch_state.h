@@ -17,7 +17,7 @@ std::map<std::string, optim::ParameterState> torch_state(torch::optim::Optimizer
 /// Throws UsageError if load_torch_state would.
 void expect_torch_state(torch::optim::Optimizer& optimizer, const torch::nn::Module& model,
                         const std::map<std::string, optim::ParameterState>& state);
-/// Parameters that the state does not name start without state.
+/// As optim::Optimizer::load_state.
 void load_torch_state(torch::optim::Optimizer& optimizer, const torch::nn::Module& model,
                       const std::map<std::string, optim::ParameterState>& state);
 

@@ -348,7 +348,6 @@ void Optimizer::load_state(const torch::nn::Module& model, const std::map<std::s
   for (const auto& [name, parameter] : named_parameters(model)) parameters[name] = parameter;
   for (auto& group : groups_) {
     for (auto& run : group.runs) {
-      run.state.clear();
       for (auto& member : run.members) member.steps = 0;
     }
   }
@@ -356,8 +355,18 @@ void Optimizer::load_state(const torch::nn::Module& model, const std::map<std::s
     Run* run = nullptr;
     auto* member = find(parameters[name], run);
     make_state(*run);
-    for (size_t i = 0; i < state_kinds_.size(); i++) part(*run, run->state[i], *member).copy_(saved.at(state_kinds_[i].name));
+    for (size_t i = 0; i < state_kinds_.size(); i++) {
+      if (const auto& values = saved.at(state_kinds_[i].name); !values.is_meta()) part(*run, run->state[i], *member).copy_(values);
+    }
     member->steps = saved.at(kSteps).item<int64_t>();
+  }
+  for (auto& group : groups_) {
+    for (auto& run : group.runs) {
+      for (const auto& member : run.members) {
+        if (member.steps > 0) continue;
+        for (const auto& values : run.state) part(run, values, member).zero_();  // of steps before
+      }
+    }
   }
 }
 

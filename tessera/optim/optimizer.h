@@ -73,8 +73,8 @@ class Optimizer {
   std::map<std::string, ParameterState> state(const torch::nn::Module& model) const;
   /// Throws UsageError if load_state would.
   void expect_state(const torch::nn::Module& model, const std::map<std::string, ParameterState>& state);
-  /// Copies a state into this optimizer. Parameters that the state does not name start without state. If it does not fit, throws UsageError
-  /// and changes nothing.
+  /// Copies a state into this optimizer. Parameters that the state does not name start without state. For a tensor of the device "meta" it
+  /// only makes the memory, which the caller fills through state(). If the state does not fit, throws UsageError and changes nothing.
   void load_state(const torch::nn::Module& model, const std::map<std::string, ParameterState>& state);
 
  protected:

@@ -1,0 +1,68 @@
+"""Saves and loads by torch.distributed.checkpoint what bench/checkpoint_ranks.cpp saves and loads. Started by torchrun."""
+import argparse
+import json
+import os
+import time
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+parser = argparse.ArgumentParser()
+parser.add_argument("folder")
+parser.add_argument("--width", type=int, default=2048)
+parser.add_argument("--layers", type=int, default=24)
+options = parser.parse_args()
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+mesh = init_device_mesh("cpu", (world,))
+model = torch.nn.Sequential(*[torch.nn.Linear(options.width, options.width) for _ in range(options.layers)])
+for layer in model:
+    fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+model(torch.randn(4, options.width)).sum().backward()
+optimizer.step()
+optimizer.zero_grad()
+
+
+def seconds(act):
+    dist.barrier()
+    begin = time.perf_counter()
+    act()
+    own = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
+    dist.all_reduce(own, op=dist.ReduceOp.MAX)
+    return own.item()
+
+
+def report(operation, took):
+    count = 12 * options.layers * (options.width**2 + options.width)
+    if rank == 0:
+        print(json.dumps({"system": "dcp", "operation": operation, "world": world, "bytes": count, "s": took}), flush=True)
+
+
+def state():
+    weights, moments = get_state_dict(model, optimizer)
+    return {"model": weights, "optimizer": moments}
+
+
+def load():
+    held = state()
+    dcp.load(held, checkpoint_id=os.path.join(options.folder, "dcp"))
+    set_state_dict(model, optimizer, model_state_dict=held["model"], optim_state_dict=held["optimizer"])
+
+
+report("save", seconds(lambda: dcp.save(state(), storage_writer=dcp.FileSystemWriter(os.path.join(options.folder, "dcp"), sync_files=True))))
+report("load", seconds(load))
+pending = []
+wait = lambda: pending.pop().result()
+start = lambda: pending.append(dcp.async_save(state(), checkpoint_id=os.path.join(options.folder, "async")))
+both = time.perf_counter()
+report("its pause", seconds(start))
+wait()
+dist.barrier()
+report("async save", time.perf_counter() - both)
+dist.destroy_process_group()
