@@ -46,12 +46,13 @@ int main(int argc, char** argv) {
       },
       {.start = position});
 
+  checkpoint::AsyncSaver saver(world);
   const auto save = [&] {
     const auto folder = checkpoint::step_folder(prefix, step);
     if (checkpoint::latest(prefix) == folder) return;  // the run has gone on at the end of an epoch: there is nothing new
     contents.notes["step"] = step;
     contents.notes["position"] = loader.position();
-    checkpoint::save(folder, contents, world);
+    saver.save(folder, contents, {.keep = checkpoint::Keep{.last = 3}});  // training goes on while it is written
   };
 
   train::StopSignal stop(world);
@@ -64,10 +65,12 @@ int main(int argc, char** argv) {
       optimizer.zero_grad();
       loss = error.item<double>();
       step++;
+      saver.poll();  // throws if the last save has failed
       if (stop.requested()) break;  // SIGTERM or SIGUSR1, on any rank
     }
     save();
   }
+  saver.wait();
   // The loss is NaN if nothing was left to do.
   if (world.rank() == 0) std::printf("step %lld loss %.4f\n", static_cast<long long>(step), loss);
 }

@@ -18,7 +18,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
-#include "tessera/shard/local.h"
 #include "tessera/shard/parameters.h"
 
 namespace tessera::checkpoint {
@@ -119,6 +118,13 @@ std::vector<OwnedParameter> parameters_of(to::Optimizer& optimizer, const torch:
   return result;
 }
 
+/// The same memory as a plain tensor: state that the optimizer has made from a shard carries the paging key.
+at::Tensor plain(const at::Tensor& value) {
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const auto options = at::TensorOptions(value.scalar_type()).device(value.device());
+  return at::empty({0}, options).set_(value.storage(), value.storage_offset(), value.sizes(), value.strides());
+}
+
 /// Like what the optimizer makes itself from the parameter.
 at::Tensor state_like(const at::Tensor& parameter, const at::Tensor& values) {
   auto result = at::zeros_like(parameter);
@@ -137,7 +143,7 @@ std::map<std::string, optim::ParameterState> torch_state(to::Optimizer& optimize
     if (found == optimizer.state().end()) continue;
     auto& own = result[name];
     const auto tensor = [&](const char* key, at::Tensor& value, bool) {
-      if (value.defined()) own[key] = to_local(value);
+      if (value.defined()) own[key] = plain(value);
     };
     const auto number = [&](const char* key, int64_t& value) { own[key] = at::scalar_tensor(value, at::kLong); };
     rule.fields(*found->second, options, {.tensor = tensor, .number = number});

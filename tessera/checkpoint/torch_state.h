@@ -12,7 +12,7 @@ class Optimizer;
 
 namespace tessera::checkpoint {
 
-/// Copies. Throws UsageError for a class of which nothing is known.
+/// The tensors are the optimizer's own and not copies. Throws UsageError for a class of which nothing is known.
 std::map<std::string, optim::ParameterState> torch_state(torch::optim::Optimizer& optimizer, const torch::nn::Module& model);
 /// Throws UsageError if load_torch_state would.
 void expect_torch_state(torch::optim::Optimizer& optimizer, const torch::nn::Module& model,
