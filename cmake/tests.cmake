@@ -93,7 +93,7 @@ if(TESSERA_SAFETENSORS_PYTHON)
   target_compile_definitions(test_checkpoint PRIVATE
     TESSERA_TEST_PYTHON="${TESSERA_SAFETENSORS_PYTHON}" TESSERA_TEST_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/safetensors_files.py")
 endif()
-target_compile_definitions(test_checkpoint PRIVATE
+target_compile_definitions(test_checkpoint PRIVATE TESSERA_FIXTURES_FOLDER="${PROJECT_SOURCE_DIR}/tests/fixtures"
   TESSERA_TEST_TORCH_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_TORCH_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/torch_files.py")
 target_link_libraries(test_data PRIVATE ZLIB::ZLIB)  # to pack what is read
 add_dependencies(test_cli tessera_cli)

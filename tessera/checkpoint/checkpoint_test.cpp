@@ -253,6 +253,7 @@ TEST(Checkpoint, IsLoadedWithoutMemoryForASecondOptimizer) {
   const Folder folder;
   with_ranks(2, [&](const Communicator& world) {
     auto net = std::make_shared<torch::nn::LinearImpl>(400, 400);
+    fill_with_numbers(*net);
     fully_shard(net, {.mesh = world});
     optim::AdamW optimizer(net->parameters(), {});
     const auto step = [&] {

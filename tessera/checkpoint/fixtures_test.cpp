@@ -1,0 +1,108 @@
+// Checkpoints that releases have written are read by this one. tests/fixtures has one for each release that has changed the files. All
+// values in them follow from formulas without rounding, so that they are the same on every machine.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/base/env.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/verify.h"
+#include "tessera/optim/sgd.h"
+#include "tessera/shard/full_params.h"
+#include "tessera/testing/folder.h"
+#include "tessera/testing/net.h"
+#include "tessera/testing/saved_picture.h"
+
+namespace tessera::testing::fixtures_test {
+namespace {
+
+constexpr auto kNewest = "checkpoint-0.2";
+
+/// It has weights of several dtypes, a tied one, a frozen one and a buffer, and sizes that two ranks do not divide.
+struct Fixture : torch::nn::Module {
+  torch::nn::Linear layer = register_module("layer", torch::nn::Linear(3, 5));
+  at::Tensor tied = register_parameter("tied", layer->weight);
+  at::Tensor frozen = register_parameter("frozen", at::arange(7, at::kBFloat16), false);
+  at::Tensor one = register_parameter("one", at::full({}, 0.5, at::kDouble));
+  at::Tensor counts = register_buffer("counts", at::arange(4, at::kLong));
+
+  explicit Fixture(bool filled) {
+    const torch::NoGradGuard no_grad;
+    layer->weight.copy_(at::arange(15).view({5, 3}));
+    layer->bias.copy_(at::arange(5).div(4));
+    if (filled) return;
+    for (auto& parameter : parameters()) parameter.zero_();
+    counts.zero_();
+  }
+};
+
+/// After one step with gradients that are all 2.
+struct FixtureRun {
+  std::shared_ptr<Fixture> model;
+  std::unique_ptr<optim::SGD> optimizer;
+
+  FixtureRun(const Communicator& world, bool filled) : model(std::make_shared<Fixture>(filled)) {
+    fully_shard(model, {.mesh = world});
+    std::vector<at::Tensor> trained;
+    for (const auto& parameter : parameters(*model)) {
+      if (parameter.requires_grad()) trained.push_back(parameter);
+    }
+    optimizer = std::make_unique<optim::SGD>(trained, optim::SgdOptions{.lr = 0.25, .momentum = 0.5});
+    if (filled) step();
+  }
+
+  void step() const {
+    ((model->layer->weight.sum() + model->layer->bias.sum()).to(at::kDouble) + model->one).mul(2).backward();
+    optimizer->step();
+    optimizer->zero_grad();
+  }
+
+  checkpoint::Contents contents() const {
+    return {.model = model.get(), .optimizer = optimizer.get(), .notes = {{"step", 1}, {"text", "größe"}}};
+  }
+};
+
+std::filesystem::path fixture(const std::string& name) {
+  return std::filesystem::path(TESSERA_FIXTURES_FOLDER) / name;
+}
+
+void expect_loads(const std::filesystem::path& folder, int ranks) {
+  with_ranks(ranks, [&](const Communicator& world) {
+    const FixtureRun expected(world, true), found(world, false);
+    auto contents = found.contents();
+    contents.notes = {};
+    checkpoint::load(folder, contents, world, {.notes_of_first_rank = true});
+    expect_same(full_state(*found.model), full_state(*expected.model));
+    EXPECT_EQ(contents.notes, expected.contents().notes);
+    found.step();
+    expected.step();  // also the momenta are the same
+    expect_same(full_state(*found.model), full_state(*expected.model));
+  });
+}
+
+void write_newest() {
+  std::filesystem::remove_all(fixture(kNewest));
+  with_ranks(2, [&](const Communicator& world) { checkpoint::save(fixture(kNewest), FixtureRun(world, true).contents(), world); });
+}
+
+TEST(Fixtures, OfAllReleasesAreRead) {
+  if (env("TESSERA_TEST_WRITE_PAGES")) write_newest();
+  int found = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(fixture(""))) {
+    SCOPED_TRACE(entry.path());
+    EXPECT_TRUE(checkpoint::verify(entry.path()).faults.empty());
+    for (const int ranks : {1, 2, 3}) expect_loads(entry.path(), ranks);
+    found++;
+  }
+  EXPECT_GT(found, 0);
+}
+
+// As checkpoints were before there were manifests.
+TEST(Fixtures, AreReadWithoutTheirManifests) {
+  const Folder folder;
+  std::filesystem::copy(fixture(kNewest), folder / "a");
+  std::filesystem::remove(folder / "a/manifest.json");
+  for (const int ranks : {1, 2}) expect_loads(folder / "a", ranks);
+}
+
+}  // namespace
+}  // namespace tessera::testing::fixtures_test

@@ -1,0 +1,108 @@
+// A job that loses a rank, and then another, goes on each time with those that are left, from the newest checkpoint.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <thread>
+
+#include "tessera/base/process.h"
+#include "tessera/checkpoint/async_saver.h"
+#include "tessera/checkpoint/prefix_lock.h"
+#include "tessera/checkpoint/step_folders.h"
+#include "tessera/checkpoint/weights.h"
+#include "tessera/comm/init.h"
+#include "tessera/optim/adam.h"
+#include "tessera/testing/child_task.h"
+#include "tessera/testing/folder.h"
+#include "tessera/testing/net.h"
+#include "tessera/testing/numbers.h"
+
+namespace tessera::testing::restart_test {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr int kSteps = 30, kRows = 12;
+
+/// Trains on batches that are the same for any number of ranks, each of which takes its part.
+int train(const std::string& prefix) {
+  const auto world = init({.operation_limit = 20s});
+  const checkpoint::PrefixLock lock(prefix, world);
+  auto net = sharded_net(world);
+  optim::AdamW optimizer(net->parameters(), {.lr = 0.01});
+  checkpoint::Contents contents{.model = net.get(), .optimizer = &optimizer};
+  int step = 0;
+  if (const auto newest = checkpoint::latest(prefix)) {
+    checkpoint::load(*newest, contents, world);
+    step = contents.notes.at("step").as<int>();
+  }
+  checkpoint::AsyncSaver saver(world);
+  const int last = step + 8;
+  while (step < kSteps) {
+    const auto batch = numbers({kRows, 6}, step), own = batch.chunk(world.size())[static_cast<size_t>(world.rank())];
+    net->forward(own).pow(2).mean().backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    contents.notes["step"] = ++step;
+    saver.save(checkpoint::step_folder(prefix, step), contents, {.keep = checkpoint::Keep{.last = 3}});
+    saver.poll();
+    if (world.size() > 1 && step == last) std::this_thread::sleep_for(20s);  // until it is killed
+  }
+  return 0;
+}
+
+const ChildTask train_here("train on what is left", train);
+
+Process start(const std::filesystem::path& prefix, int ranks) {
+  const auto tessera = std::filesystem::path(this_program()).parent_path().parent_path() / "bin/tessera";
+  return Process({tessera, "launch", "--nproc-per-node", std::to_string(ranks), this_program()}, train_here.environment(prefix),
+                 Process::Output::Capture);
+}
+
+int64_t newest_step(const std::filesystem::path& prefix) {
+  const auto all = checkpoint::step_folders(prefix);
+  return all.empty() ? 0 : all.back().step;
+}
+
+void kill_a_rank(const Process& launcher) {
+  const auto id = std::to_string(launcher.pid());
+  std::ifstream list("/proc/" + id + "/task/" + id + "/children");
+  const std::vector<pid_t> ranks{std::istream_iterator<pid_t>(list), {}};
+  ASSERT_FALSE(ranks.empty());
+  ::kill(ranks.back(), SIGKILL);
+}
+
+Net weights_of(const std::filesystem::path& prefix) {
+  auto net = seeded_net();
+  checkpoint::load_weights(*net, checkpoint::step_folder(prefix, kSteps));
+  return net;
+}
+
+TEST(Restart, GoesOnWithTheRanksThatAreLeft) {
+  const Folder whole, broken;
+  auto undisturbed = start(whole / "run", 1);
+  ASSERT_EQ(undisturbed.wait(60s), 0) << undisturbed.read_output();
+  for (const int ranks : {3, 2}) {
+    const auto begin = newest_step(broken / "run");
+    auto job = start(broken / "run", ranks);
+    for (int i = 0; i < 3000 && newest_step(broken / "run") < begin + 5; i++) std::this_thread::sleep_for(2ms);
+    kill_a_rank(job);
+    const auto said = job.read_output();
+    ASSERT_NE(job.wait(60s), 0) << said;
+    ASSERT_GE(newest_step(broken / "run"), begin + 5) << said;
+    ASSERT_LT(newest_step(broken / "run"), kSteps) << "killed too late";
+  }
+  auto last = start(broken / "run", 1);
+  const auto said = last.read_output();
+  ASSERT_EQ(last.wait(60s), 0) << said;
+  const auto expected = weights_of(whole / "run"), found = weights_of(broken / "run");
+  for (const auto& item : expected->named_parameters()) {
+    EXPECT_TRUE(at::allclose(found->named_parameters()[item.key()], item.value(), 1e-4, 1e-5)) << item.key();
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing::restart_test
