@@ -22,8 +22,9 @@ namespace {
 
 }  // namespace
 
-const Communicator& LocalValues::world() const {
-  return units.front()->mesh().world();
+std::optional<Communicator> world_of(const torch::nn::Module& model) {
+  const auto all = units(model);
+  return all.empty() ? std::nullopt : std::optional(all.front()->mesh().world());
 }
 
 void expect_shards_current(Unit& unit) {
@@ -61,7 +62,9 @@ LocalValues local_values(const torch::nn::Module& model) {
                                 .shape = parameter.sizes,
                                 .strides = parameter.strides,
                                 .values = group.own.narrow(0, parameter.span.shard_offset, parameter.span.shard_numel),
-                                .ranges = unit->ranges_of(parameter)});
+                                .ranges = unit->ranges_of(parameter),
+                                .shard = parameter.shard,
+                                .offset = group.flat ? parameter.span.shard_offset : 0});
       }
     }
   }
