@@ -23,7 +23,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-constexpr auto kLoadFailed = "can't load its optimizer state; nothing was changed";
+constexpr auto kStateLoadFailed = "can't load its optimizer state; nothing was changed";
 
 void expect_optimizer(const OptimizerRef& optimizer) {
   if (!optimizer) throw UsageError("the state dict of an optimizer needs an optimizer, and was given a null pointer");
@@ -263,11 +263,11 @@ void load_full_optim_state_dict(const OptimizerRef& optimizer, const torch::nn::
   for (const auto& [name, state] : dict) {
     for (const auto& [key, tensor] : state) flat[fmt::format("{}.{}", name, key)] = tensor;
   }
-  const auto source = source_of(flat, whose, world, kLoadFailed);
+  const auto source = source_of(flat, whose, world, kStateLoadFailed);
   std::optional<StateLoader> loader;
-  all_or_none(world, kStateDict, kLoadFailed, [&] { loader.emplace(source->catalog(), model, options.may_be_unknown); });
+  all_or_none(world, kStateDict, kStateLoadFailed, [&] { loader.emplace(source->catalog(), model, options.may_be_unknown); });
   const auto state = loader->read(*source, world);
-  all_or_none(world, kStateDict, kLoadFailed, [&] { optimizer.expect_state(model, state); });
+  all_or_none(world, kStateDict, kStateLoadFailed, [&] { optimizer.expect_state(model, state); });
   optimizer.load_state(model, state);
 }
 

@@ -12,8 +12,6 @@
 #include "tessera/testing/net.h"
 #include "tessera/testing/picture.h"
 #include "tessera/testing/saved_picture.h"
-#include "tessera/testing/silent_device.h"
-#include "tessera/testing/tracing_transport.h"
 
 namespace tessera::testing::state_dict_test {
 namespace {
@@ -30,8 +28,8 @@ using ::testing::HasSubstr;
 
 ShardPicture sharded_by(Layout layout, Residence residence = Residence::Auto, Listing listing = Listing::ByName) {
   return [=](const std::shared_ptr<Picture>& model, const Communicator& world) {
-    fully_shard(model->conv, {.mesh = world, .residence = residence, .layout = layout, .listing = listing});
-    fully_shard(model, {.mesh = world, .residence = residence, .layout = layout, .listing = listing});
+    fully_shard(model->conv, {.mesh = world, .listing = listing, .residence = residence, .layout = layout});
+    fully_shard(model, {.mesh = world, .listing = listing, .residence = residence, .layout = layout});
   };
 }
 
@@ -270,33 +268,6 @@ TEST(FullStateDict, IsRefusedInTheMiddleOfAPass) {
   });
 }
 
-TEST(FullStateDict, IsOnTheHostIfAskedTo) {
-  const auto device = silent_device();
-  const auto traced = tracing_world();
-  const auto make = [&](double scale) {
-    auto net = seeded_net();
-    fill_with_numbers(*net, scale);
-    move_to_silent_device(*net);
-    fully_shard(net, {.mesh = traced.world});
-    return net;
-  };
-  const auto net = make(0.5);
-  auto expected = seeded_net();
-  fill_with_numbers(*expected, 0.5);
-  const auto dict = full_state_dict(*net, {.offload_to_cpu = true, .rank0_only = true});
-  for (const auto& item : expected->named_parameters()) {
-    EXPECT_TRUE(dict.at(item.key()).is_cpu());
-    EXPECT_TRUE(at::equal(dict.at(item.key()), item.value())) << item.key();
-  }
-  EXPECT_EQ(full_state_dict(*net).at("a.weight").device(), device);
-  for (const bool broadcast : {false, true}) {
-    auto other = make(0.25);
-    load_full_state_dict(*other, dict, {.broadcast_from_rank0 = broadcast});
-    expect_same(full_state_dict(*other, {.offload_to_cpu = true}), dict);
-  }
-  EXPECT_THAT(message_of<UsageError>([&] { (void)sharded_state_dict(*net); }), HasSubstr("stands for 4 ranks"));
-}
-
 TEST(ShardedStateDict, HasTheBoxesOfARankAndGoesBack) {
   for (const int ranks : {1, 2, 3, 4}) {
     for (const auto& way : ways()) {
@@ -313,14 +284,15 @@ TEST(ShardedStateDict, HasTheBoxesOfARankAndGoesBack) {
         expect_same(full_state_dict(*other.model), whole);
         EXPECT_TRUE(at::equal(other.model->norm->running_mean, run.model->norm->running_mean));
         run.train(2, 3);
-        EXPECT_FALSE(dict.contains("tied"));
+        EXPECT_FALSE(dict.contains("head.weight")) << "its first name is that which libtorch lists first";
         const std::lock_guard lock(mutex);
         for (const auto& [name, tensor] : dict) {
           EXPECT_EQ(at::IntArrayRef(tensor.shape), whole.at(name).sizes());
           auto& count = counts.try_emplace(name, at::zeros(tensor.shape)).first->second;
           for (size_t i = 0; i < tensor.slices.size(); i++) {
             view_of(count, tensor.slices[i]).add_(1);
-            if (name != "norm.running_mean") EXPECT_TRUE(at::equal(tensor.values[i], view_of(whole.at(name), tensor.slices[i]))) << name;
+            if (name.starts_with("norm.running")) continue;  // each rank has its own
+            EXPECT_TRUE(at::equal(tensor.values[i], view_of(whole.at(name), tensor.slices[i]))) << name;
           }
         }
       });

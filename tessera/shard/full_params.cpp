@@ -56,7 +56,9 @@ std::vector<Entry> entries_of(const torch::nn::Module& module) {
       // The module lists a flat shard in place of the group's parameters.
       const auto prefix = item.key().substr(0, item.key().size() - found.parameter->local_name.size());
       for (auto& parameter : found.group->parameters) {
-        result.push_back({.name = prefix + parameter.local_name, .sharded = {found.unit, found.group, &parameter}});
+        const Located place{found.unit, found.group, &parameter};
+        result.push_back({.name = prefix + parameter.local_name, .sharded = place});
+        for (const auto& other : parameter.other_names) result.push_back({.name = prefix + other, .sharded = place});
       }
     }
   }
