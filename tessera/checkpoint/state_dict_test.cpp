@@ -150,26 +150,24 @@ TEST(FullStateDict, HoldsOneUnitAtATimeOnTheOtherRanks) {
 }
 
 TEST(FullStateDict, GoesIntoAnyOtherWorld) {
-  for (const int ranks : {1, 2, 3, 4}) {
-    for (const auto& way : ways()) {
-      StateDict dict;
-      with_ranks(ranks, [&](const Communicator& world) {
-        const PictureRun run(world, way);
-        run.train(0, 2);
-        if (const auto all = full_state_dict(*run.model, {.rank0_only = true}); world.rank() == 0) dict = all;
+  const auto all = ways();
+  for (size_t i = 0; i < all.size(); i++) {
+    StateDict dict;
+    with_ranks(1 + static_cast<int>(i) % 4, [&](const Communicator& world) {
+      const PictureRun run(world, all[i]);
+      run.train(0, 2);
+      if (const auto state = full_state_dict(*run.model, {.rank0_only = true}); world.rank() == 0) dict = state;
+    });
+    const auto& other = all[(i + 1) % all.size()];
+    for (const int others : {1, 2, 3, 4}) {
+      with_ranks(others, [&](const Communicator& world) {
+        for (const bool broadcast : {false, true}) {
+          const PictureRun run(world, other, 0.25);
+          load_full_state_dict(*run.model, broadcast && world.rank() > 0 ? StateDict() : dict, {.broadcast_from_rank0 = broadcast});
+          EXPECT_TRUE(at::equal(run.model->norm->running_mean, dict.at("norm.running_mean"))) << "on each rank";
+          expect_same(full_state_dict(*run.model), dict);
+        }
       });
-      for (const int others : {1, 3, 4}) {
-        with_ranks(others, [&](const Communicator& world) {
-          for (const auto& other : ways()) {
-            for (const bool broadcast : {false, true}) {
-              const PictureRun run(world, other, 0.25);
-              load_full_state_dict(*run.model, broadcast && world.rank() > 0 ? StateDict() : dict, {.broadcast_from_rank0 = broadcast});
-              EXPECT_EQ(run.model->norm->running_mean[0].item<float>(), dict.at("norm.running_mean")[0].item<float>());
-              expect_same(full_state_dict(*run.model), dict);
-            }
-          }
-        });
-      }
     }
   }
 }
