@@ -52,10 +52,10 @@ Result train_with_fsdp2(const Case& test) {
   for (const auto& [name, tensor] : saved()) {
     if (name.starts_with(prefix)) result.state[name.substr(prefix.size())] = tensor;
   }
-  // Batch norm takes away what comes before it, so in a low dtype the gradients there are what rounding leaves.
+  // In bfloat16, gradients of a batch norm are rough, and those of what comes before it, whose scale it takes away, are mostly rounding.
   for (const auto& noise : test.names("noise")) {
-    EXPECT_EQ(std::erase_if(result.state, [&](const auto& named) { return named.first.starts_with("optimizer." + noise + "."); }), 1)
-        << noise;
+    const auto lies_in = [&](const auto& named) { return named.first.starts_with("optimizer." + noise + "."); };
+    EXPECT_GT(std::erase_if(result.state, lies_in), 0) << noise;
   }
   return result;
 }
