@@ -236,6 +236,14 @@ Communicator world_for(const torch::nn::Module& model, DictOf whose) {
   return world.value_or(self_world());
 }
 
+void expect_one_rank(const Communicator& world) {
+  if (world.local_ranks().size() == 1) return;
+  throw UsageError(
+      fmt::format("this process stands for {} ranks, which have no sharded or local state dict in common; use full_state_dict, or "
+                  "checkpoint::save",
+                  world.local_ranks().size()));
+}
+
 std::unique_ptr<ValueSource> source_of(const StateDict& dict, DictOf whose, const Communicator& world, std::string_view failure) {
   const bool all_here = std::ssize(world.local_ranks()) == world.size();
   if (whose == DictOf::EachRank || all_here) {

@@ -19,6 +19,9 @@ enum class DictOf { EachRank, Rank0 };
 /// all.
 Communicator world_for(const torch::nn::Module& model, DictOf whose = DictOf::EachRank);
 
+/// Throws UsageError if this process stands for several ranks, each of which would have a dict of its own.
+void expect_one_rank(const Communicator& world);
+
 // The dict must outlive the source. Collective: throws on all ranks if a rank's dict has something that is no ordinary tensor, or
 // DisagreementError if names, dtypes or shapes differ between the ranks. `failure` follows the rank's name in errors.
 std::unique_ptr<ValueSource> source_of(const StateDict& dict, DictOf whose, const Communicator& world, std::string_view failure);

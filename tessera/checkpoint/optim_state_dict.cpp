@@ -123,6 +123,14 @@ class StateLoader {
     if (!faults.empty()) throw UsageError(fmt::format("the state dict is of another optimizer: {}", fmt::join(faults, "; ")));
   }
 
+  /// Throws UsageError if the source lacks values that this rank needs.
+  void expect_parts(const ValueSource& source) const {
+    for (const auto& item : items_) {
+      const bool whole = item.is_number || item.target.part == nullptr;
+      source.expect_parts(item.entry, whole ? std::vector{whole_record(shape_of(item))} : records_of(*item.target.part));
+    }
+  }
+
   /// As OptimizerRef::load_state takes it. All ranks call it together.
   std::map<std::string, optim::ParameterState> read(ValueSource& source, const Communicator& world) const {
     std::map<std::string, optim::ParameterState> result;
@@ -176,8 +184,10 @@ class StateLoader {
     }
   }
 
+  static std::vector<int64_t> shape_of(const Item& item) { return item.is_number ? std::vector<int64_t>() : item.target.shape; }
+
   static at::Tensor read_whole(const ValueSource& source, const Item& item, const Communicator& world) {
-    const auto& shape = item.is_number ? std::vector<int64_t>() : item.target.shape;
+    const auto shape = shape_of(item);
     const auto values = at::empty(shape, item.dtype);
     source.read(item.entry, whole_record(shape), values.view({-1}), world.local_ranks().front());
     return values;
@@ -205,6 +215,32 @@ class StateLoader {
   std::vector<Item> items_;
 };
 
+/// A dict with one name for each tensor, which StateLoader takes apart again.
+template <class T>
+std::map<std::string, T> flattened(const std::map<std::string, std::map<std::string, T>>& dict) {
+  std::map<std::string, T> flat;
+  for (const auto& [name, state] : dict) {
+    for (const auto& [key, tensor] : state) flat[fmt::format("{}.{}", name, key)] = tensor;
+  }
+  return flat;
+}
+
+at::Tensor copied(const at::Tensor& tensor, c10::Device device) {
+  return tensor.to(device, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+}
+
+void load(const OptimizerRef& optimizer, const torch::nn::Module& model, ValueSource& source,
+          const std::vector<std::string>& may_be_unknown, const Communicator& world) {
+  std::optional<StateLoader> loader;
+  all_or_none(world, kStateDict, kStateLoadFailed, [&] {
+    loader.emplace(source.catalog(), model, may_be_unknown);
+    loader->expect_parts(source);
+  });
+  const auto state = loader->read(source, world);
+  all_or_none(world, kStateDict, kStateLoadFailed, [&] { optimizer.expect_state(model, state); });
+  optimizer.load_state(model, state);
+}
+
 }  // namespace
 
 OptimStateDict full_optim_state_dict(const OptimizerRef& optimizer, const torch::nn::Module& model,
@@ -222,9 +258,8 @@ OptimStateDict full_optim_state_dict(const OptimizerRef& optimizer, const torch:
                     own->state.size()));
   }
   const bool wanted = !options.rank0_only || world.is_first();
-  const auto copied = [&](const at::Tensor& tensor) {
-    const auto device = options.offload_to_cpu ? c10::Device(at::kCPU) : tensor.device();
-    return tensor.to(device, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+  const auto kept = [&](const at::Tensor& tensor) {
+    return copied(tensor, options.offload_to_cpu ? c10::Device(at::kCPU) : tensor.device());
   };
   OptimStateDict dict;
   std::set<std::string> keys;
@@ -237,17 +272,17 @@ OptimStateDict full_optim_state_dict(const OptimizerRef& optimizer, const torch:
       if (!tensor.defined() || tensor.dim() > 0) {
         return tensor.defined() ? tensor.reshape({-1}).narrow(0, part.offset, part.values.numel()) : tensor;
       }
-      if (wanted) dict[part.name][key] = copied(tensor);
+      if (wanted) dict[part.name][key] = kept(tensor);
       return at::Tensor();
     };
     gather_like(own->values, part_of, [&](const LocalPart& part, const at::Tensor& whole) {
-      if (wanted) dict[part.name][key] = copied(whole);
+      if (wanted) dict[part.name][key] = kept(whole);
     });
   }
   for (const auto& [name, tensor] : own->values.outside) {
     const auto state = own->state.find(name);
     if (!wanted || state == own->state.end()) continue;
-    for (const auto& [key, value] : state->second) dict[name][key] = copied(value);
+    for (const auto& [key, value] : state->second) dict[name][key] = kept(value);
   }
   return dict;
 }
@@ -259,16 +294,56 @@ void load_full_optim_state_dict(const OptimizerRef& optimizer, const torch::nn::
   const c10::AutoGradMode no_grad(false);
   const auto whose = options.broadcast_from_rank0 ? DictOf::Rank0 : DictOf::EachRank;
   const auto world = world_for(model, whose);
-  StateDict flat;
-  for (const auto& [name, state] : dict) {
-    for (const auto& [key, tensor] : state) flat[fmt::format("{}.{}", name, key)] = tensor;
+  const StateDict flat = flattened(dict);
+  load(optimizer, model, *source_of(flat, whose, world, kStateLoadFailed), options.may_be_unknown, world);
+}
+
+ShardedOptimStateDict sharded_optim_state_dict(const OptimizerRef& optimizer, const torch::nn::Module& model,
+                                               const ShardedStateDictOptions& options) {
+  expect_idle("sharded_optim_state_dict");
+  expect_optimizer(optimizer);
+  const c10::AutoGradMode no_grad(false);
+  expect_one_rank(world_for(model));
+  const OwnState own(optimizer, model);
+  ShardedOptimStateDict dict;
+  const auto add = [&](const std::string& name, const std::string& key, PartRecord record, const at::Tensor& flat) {
+    auto views =
+        views_of_slices(copied(flat, options.offload_to_cpu ? c10::Device(at::kCPU) : flat.device()), record.slices, record.strides);
+    dict[name][key] = {
+        .dtype = flat.scalar_type(), .shape = std::move(record.shape), .slices = std::move(record.slices), .values = std::move(views)};
+  };
+  const auto add_whole = [&](const std::string& name, const std::string& key, const at::Tensor& tensor) {
+    add(name, key, whole_record(tensor.sizes()), tensor.reshape({-1}));
+  };
+  for (const auto& part : own.values.parts) {
+    const auto state = own.state.find(own.name_of(part));
+    if (state == own.state.end()) continue;
+    for (const auto& [key, tensor] : state->second) {
+      if (tensor.dim() == 0) {
+        add_whole(part.name, key, tensor);
+      } else {
+        auto record = records_of(part).front();
+        const auto flat = tensor.reshape({-1}).narrow(0, part.offset, record.numel());
+        add(part.name, key, std::move(record), flat);
+      }
+    }
   }
-  const auto source = source_of(flat, whose, world, kStateLoadFailed);
-  std::optional<StateLoader> loader;
-  all_or_none(world, kStateDict, kStateLoadFailed, [&] { loader.emplace(source->catalog(), model, options.may_be_unknown); });
-  const auto state = loader->read(*source, world);
-  all_or_none(world, kStateDict, kStateLoadFailed, [&] { optimizer.expect_state(model, state); });
-  optimizer.load_state(model, state);
+  for (const auto& [name, tensor] : own.values.outside) {
+    const auto state = own.state.find(name);
+    if (state == own.state.end()) continue;
+    for (const auto& [key, value] : state->second) add_whole(name, key, value);
+  }
+  return dict;
+}
+
+void load_sharded_optim_state_dict(const OptimizerRef& optimizer, const torch::nn::Module& model, const ShardedOptimStateDict& dict,
+                                   const LoadOptimStateDictOptions& options) {
+  expect_idle("load_sharded_optim_state_dict");
+  expect_optimizer(optimizer);
+  const c10::AutoGradMode no_grad(false);
+  const auto world = world_for(model);
+  const ShardedStateDict flat = flattened(dict);
+  load(optimizer, model, *source_of(flat, world, kStateLoadFailed), options.may_be_unknown, world);
 }
 
 }  // namespace tessera::checkpoint

@@ -18,7 +18,9 @@ using checkpoint::full_optim_state_dict;
 using checkpoint::full_state_dict;
 using checkpoint::load_full_optim_state_dict;
 using checkpoint::load_full_state_dict;
+using checkpoint::load_sharded_optim_state_dict;
 using checkpoint::OptimStateDict;
+using checkpoint::sharded_optim_state_dict;
 using checkpoint::StateDict;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -268,6 +270,41 @@ TEST(FullOptimStateDict, RefusesOnAllRanksWhatDoesNotFit) {
     if (world.rank() == 2) torch_run.theirs->state().clear();
     EXPECT_THAT(message_of<DisagreementError>([&] { (void)full_optim_state_dict(torch_run.optimizer(), *torch_run.model); }),
                 HasSubstr("have state for different parameters"));
+  });
+}
+
+TEST(ShardedOptimStateDict, HasTheBoxesOfARankAndGoesBack) {
+  for (const bool own : {true, false}) {
+    for (const auto& way : ways()) {
+      with_ranks(3, [&](const Communicator& world) {
+        const TrainedPicture run(world, way, own), fresh(world, way, own, 0.25);
+        run.train(0, 2);
+        const auto whole = full_optim_state_dict(run.optimizer(), *run.model);
+        const auto dict = sharded_optim_state_dict(run.optimizer(), *run.model, {.offload_to_cpu = true});
+        run.train(2, 3);
+        ASSERT_EQ(dict.size(), whole.size());
+        for (const auto& [name, state] : dict) {
+          for (const auto& [key, tensor] : state) {
+            const auto& expected = whole.at(name).at(key);
+            EXPECT_EQ(at::IntArrayRef(tensor.shape), expected.sizes());
+            for (size_t i = 0; i < tensor.slices.size(); i++) EXPECT_TRUE(at::equal(tensor.values[i], view_of(expected, tensor.slices[i])));
+          }
+        }
+        load_sharded_optim_state_dict(fresh.optimizer(), *fresh.model, dict);
+        expect_equal(full_optim_state_dict(fresh.optimizer(), *fresh.model), whole);
+      });
+    }
+  }
+}
+
+TEST(ShardedOptimStateDict, IsRefusedWhereARankLacksValues) {
+  with_ranks(3, [](const Communicator& world) {
+    const TrainedPicture flat(world, ways()[0], /*own=*/true), rows(world, ways()[1], /*own=*/true);
+    flat.train(0, 1);
+    const auto dict = sharded_optim_state_dict(flat.optimizer(), *flat.model);
+    EXPECT_THAT(message_of<UsageError>([&] { load_sharded_optim_state_dict(rows.optimizer(), *rows.model, dict); }),
+                AllOf(HasSubstr("the sharded state dict lacks the values ["), HasSubstr("load a full state dict")));
+    EXPECT_TRUE(full_optim_state_dict(rows.optimizer(), *rows.model).empty());
   });
 }
 

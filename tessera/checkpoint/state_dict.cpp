@@ -25,12 +25,7 @@ constexpr auto kLoadFailed = "can't load its state dict; nothing was changed";
 /// The parts that the model of one rank has: of a parameter in a unit its shard, of all else the whole tensor.
 template <class Visit>
 void for_each_part(const torch::nn::Module& model, const Communicator& world, const Visit& visit) {
-  if (world.local_ranks().size() > 1) {
-    throw UsageError(
-        fmt::format("this process stands for {} ranks, which have no sharded or local state dict in common; use full_state_dict, or "
-                    "checkpoint::save",
-                    world.local_ranks().size()));
-  }
+  expect_one_rank(world);
   const auto values = local_values(model);
   const auto whole = [&](const std::string& name, const at::Tensor& tensor) {
     visit(name, whole_record(tensor.sizes()), tensor.contiguous().view({-1}));

@@ -33,6 +33,9 @@ struct LoadStateDictOptions {
   std::vector<std::string> may_be_missing = {};  // in the dict: these keep their values
   std::vector<std::string> may_be_unknown = {};  // in the model: these are left out
 };
+struct LoadOptimStateDictOptions {
+  std::vector<std::string> may_be_unknown = {};  // names of parameters
+};
 struct LoadFullStateDictOptions {
   bool broadcast_from_rank0 = false;  // only rank 0 has the dict; the dicts of other ranks are not looked at
   std::vector<std::string> may_be_missing = {}, may_be_unknown = {};
@@ -80,6 +83,16 @@ struct ShardedStateDictOptions {
 ShardedStateDict sharded_state_dict(const torch::nn::Module& model, const ShardedStateDictOptions& options = {});
 /// Each rank's dict must have the values of that rank's shards, in any boxes. Collective.
 void load_sharded_state_dict(torch::nn::Module& model, const ShardedStateDict& dict, const LoadStateDictOptions& options = {});
+
+using ShardedOptimStateDict = std::map<std::string, std::map<std::string, ShardedTensor>>;
+
+/// This rank's part of the state of an optimizer, named and refused as by full_optim_state_dict. Nothing is communicated. (The local form
+/// is Optimizer::state().)
+ShardedOptimStateDict sharded_optim_state_dict(const OptimizerRef& optimizer, const torch::nn::Module& model,
+                                               const ShardedStateDictOptions& options = {});
+/// Each rank's dict must have the state of the values that are in that rank's shards. Collective.
+void load_sharded_optim_state_dict(const OptimizerRef& optimizer, const torch::nn::Module& model, const ShardedOptimStateDict& dict,
+                                   const LoadOptimStateDictOptions& options = {});
 
 /// The values of this rank's shard as they lie in memory: those of the slices one after the other, each in the order of these strides.
 struct LocalTensor {
