@@ -14,6 +14,7 @@
 #include "tessera/checkpoint/optimizer_state.h"
 #include "tessera/checkpoint/rank_file.h"
 #include "tessera/comm/groups/all_or_none.h"
+#include "tessera/comm/groups/same_on_all.h"
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/write_guard.h"
@@ -113,11 +114,7 @@ struct Saved {
 
 /// Throws DisagreementError on all ranks unless all of them have opened the same save.
 void expect_one_save(const Manifest& manifest, const fs::path& folder, const Communicator& world) {
-  const auto number = static_cast<int64_t>(manifest.save);
-  const auto range = at::tensor({number, -number}, at::TensorOptions(world.traits().device).dtype(at::kLong));
-  world.all_reduce(range, {.op = Reduce::Max}, {.unit = "checkpoint"}).wait();
-  const auto most = range[0].item<int64_t>(), least = -range[1].item<int64_t>();
-  if (most == least) return;
+  if (same_on_all(world, manifest.save, {.unit = "checkpoint"})) return;
   throw DisagreementError(fmt::format(
       "ranks load different checkpoints, this one {}; give all of them the same folder, and keep it where all see the same files. "
       "Nothing was changed",

@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "tessera/base/error.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/consolidate.h"
 #include "tessera/checkpoint/rank_file.h"
+#include "tessera/checkpoint/state_dict.h"
 #include "tessera/checkpoint/weights.h"
 #include "tessera/optim/adam.h"
 #include "tessera/shard/full_params.h"
@@ -20,6 +22,7 @@ namespace tessera::testing::local_ranks_test {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 /// What each rank has for itself.
 std::vector<at::Tensor> of_ranks(const std::function<at::Tensor(int rank)>& make) {
@@ -175,6 +178,38 @@ TEST_F(LocalRanks, LoadWholeWeights) {
     if (name == "own") continue;
     EXPECT_TRUE(at::equal(actual.at(name).cpu(), value.cpu())) << name;
   }
+}
+
+TEST_F(LocalRanks, HaveFullStateDicts) {
+  auto net = net_on_device(world_);
+  train(net, upload(batches()));
+  const auto dict = checkpoint::full_state_dict(*net, {.offload_to_cpu = true, .rank0_only = true});
+  EXPECT_EQ(checkpoint::full_state_dict(*net).at("a.weight").device(), silent_device());
+  for (const auto& [name, value] : full_state(*net)) {
+    EXPECT_TRUE(dict.at(name).is_cpu());
+    EXPECT_TRUE(at::equal(dict.at(name), value.cpu())) << name;
+  }
+  for (const bool broadcast : {false, true}) {
+    auto fresh = net_on_device(world_);
+    checkpoint::load_full_state_dict(*fresh, dict, {.broadcast_from_rank0 = broadcast});
+    for (const auto& [name, value] : checkpoint::full_state_dict(*fresh, {.offload_to_cpu = true})) {
+      EXPECT_TRUE(at::equal(dict.at(name), value)) << name;
+    }
+  }
+  EXPECT_THAT(message_of<UsageError>([&] { (void)checkpoint::sharded_state_dict(*net); }), HasSubstr("stands for 4 ranks"));
+}
+
+TEST_F(LocalRanks, HaveFullStateDictsOfOptimizers) {
+  auto net = net_on_device(world_), fresh = net_on_device(world_);
+  optim::AdamW optimizer(trained_parameters(net), {.lr = 0.05}), other(trained_parameters(fresh), {.lr = 0.05});
+  losses_of(net, optimizer, world_);
+  const auto dict = checkpoint::full_optim_state_dict(&optimizer, *net, {.offload_to_cpu = true});
+  EXPECT_EQ(dict.at("a.weight").at("first").sizes(), (at::IntArrayRef{10, 6}));
+  EXPECT_TRUE(dict.at("a.weight").at("first").is_cpu());
+  EXPECT_EQ(checkpoint::full_optim_state_dict(&optimizer, *net).at("a.weight").at("first").device(), silent_device());
+  checkpoint::load_full_state_dict(*fresh, checkpoint::full_state_dict(*net));
+  checkpoint::load_full_optim_state_dict(&other, *fresh, dict);
+  EXPECT_EQ(losses_of(fresh, other, world_), losses_of(net, optimizer, world_));
 }
 
 TEST_F(LocalRanks, AreAllInWhatAShardSaysOfItself) {

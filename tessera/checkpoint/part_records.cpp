@@ -29,10 +29,13 @@ std::vector<PartRecord> records_of(const LocalPart& part) {
   return records_of_ranges(part.shape, part.strides, part.ranges);
 }
 
-std::vector<PartRecord> whole_records(at::IntArrayRef shape, const Communicator& world) {
+PartRecord whole_record(at::IntArrayRef shape) {
   const auto strides = c10::contiguous_strides(shape);
-  const PartRecord part{.shape = shape.vec(), .strides = {strides.begin(), strides.end()}, .slices = {whole_slice(shape)}};
-  return std::vector(world.local_ranks().size(), part);
+  return {.shape = shape.vec(), .strides = {strides.begin(), strides.end()}, .slices = {whole_slice(shape)}};
+}
+
+std::vector<PartRecord> whole_records(at::IntArrayRef shape, const Communicator& world) {
+  return std::vector(world.local_ranks().size(), whole_record(shape));
 }
 
 std::vector<PartRecord> records_of_state(const at::Tensor& parameter, const at::Tensor& state, const Communicator& world) {

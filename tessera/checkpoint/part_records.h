@@ -17,7 +17,9 @@ namespace tessera::checkpoint {
 PartRecord record_of(at::IntArrayRef shape, at::IntArrayRef strides, const ValueRange& range);
 /// Which part of a sharded parameter each rank has.
 std::vector<PartRecord> records_of(const LocalPart& part);
-/// The same for a tensor that is not sharded: each rank has all of it.
+/// All of a tensor.
+PartRecord whole_record(at::IntArrayRef shape);
+/// The same as records_of for a tensor that is not sharded: each rank has all of it.
 std::vector<PartRecord> whole_records(at::IntArrayRef shape, const Communicator& world);
 /// The same for a tensor of the optimizer's state for a parameter, which may be sharded or not.
 std::vector<PartRecord> records_of_state(const at::Tensor& parameter, const at::Tensor& state, const Communicator& world);

@@ -21,7 +21,7 @@ void load_weights(torch::nn::Module& module, const std::filesystem::path& path, 
   const ModelPlan plan(stored, std::move(names), model, options, path.string());
   for (const auto& bytes : stored.catalog().checksums) stored.verify(bytes);
   const WriteGuard guard(model.units, WriteKind::Load);
-  plan.load(local_values(module), model.units.empty() ? self_world() : model.world());
+  plan.load(local_values(module), world_of(module).value_or(self_world()));
 }
 
 }  // namespace tessera::checkpoint

@@ -14,6 +14,7 @@
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/write_guard.h"
+#include "tessera/shard/unit/gathered.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/unit_state.h"
@@ -31,19 +32,8 @@ Located located(const at::Tensor& parameter) {
   return found;
 }
 
-/// All-gathers a flat tensor that has the layout of this rank's chunk.
-at::Tensor gathered(Unit& unit, const Unit::Group& group, const at::Tensor& own_flat) {
-  const auto held = unit.schedule()->lock();
-  unit.state(held).expect_equal_start();
-  const auto& shard = unit.mesh().shard();
-  const auto whole = at::empty({group.chunk * shard.size()}, own_flat.options());
-  const Piece piece{.whole = whole, .own = own_flat};
-  shard.all_gather(std::span(&piece, 1), {.unit = unit.name(), .number = unit.number()}).wait();
-  return whole;
-}
-
-at::Tensor copy_of_parameter(const at::Tensor& gathered, const Unit::Parameter& parameter) {
-  return gathered.as_strided(parameter.sizes, parameter.strides, parameter.span.offset).clone();
+at::Tensor copied(const at::Tensor& tensor, CopyTo to) {
+  return to == CopyTo::Device ? tensor.clone() : tensor.to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
 }
 
 /// A parameter or buffer of a module under the name that it has before sharding.
@@ -66,7 +56,9 @@ std::vector<Entry> entries_of(const torch::nn::Module& module) {
       // The module lists a flat shard in place of the group's parameters.
       const auto prefix = item.key().substr(0, item.key().size() - found.parameter->local_name.size());
       for (auto& parameter : found.group->parameters) {
-        result.push_back({.name = prefix + parameter.local_name, .sharded = {found.unit, found.group, &parameter}});
+        const Located place{found.unit, found.group, &parameter};
+        result.push_back({.name = prefix + parameter.local_name, .sharded = place});
+        for (const auto& other : parameter.other_names) result.push_back({.name = prefix + other, .sharded = place});
       }
     }
   }
@@ -77,9 +69,10 @@ std::vector<Entry> entries_of(const torch::nn::Module& module) {
 }
 
 /// A copy of an entry that is not sharded.
-at::Tensor copy_of(const Entry& entry, std::span<const std::shared_ptr<Unit>> all_units, BufferSync buffers) {
-  if (!entry.is_buffer || all_units.empty()) return entry.tensor.detach().clone();
-  return synced(entry.name, entry.tensor.to(original_dtype(entry.tensor)), all_units.front()->mesh().world(), buffers);
+at::Tensor copy_of(const Entry& entry, std::span<const std::shared_ptr<Unit>> all_units, BufferSync buffers, CopyTo to) {
+  if (!entry.is_buffer || all_units.empty()) return copied(entry.tensor.detach(), to);
+  const auto copy = synced(entry.name, entry.tensor.to(original_dtype(entry.tensor)), all_units.front()->mesh().world(), buffers);
+  return to == CopyTo::Device ? copy : copy.cpu();
 }
 
 /// The values of a group's shards.
@@ -95,7 +88,7 @@ bool wanted_here(const Mesh& mesh, Ranks ranks) {
 /// The full parameter, or a full tensor with its layout, on the ranks that want it.
 at::Tensor full_tensor(const Located& found, const at::Tensor& own_flat, Ranks ranks) {
   const auto all = gathered(*found.unit, *found.group, own_flat);
-  return wanted_here(found.unit->mesh(), ranks) ? copy_of_parameter(all, *found.parameter) : at::Tensor();
+  return wanted_here(found.unit->mesh(), ranks) ? unsharded_view(all, *found.parameter).clone() : at::Tensor();
 }
 
 void report_loss(const Unit& unit, const std::exception& error) {
@@ -175,24 +168,25 @@ at::Tensor full_parameter(const at::Tensor& parameter, Ranks ranks) {
   return full_tensor(found, shards_of(*found.unit, *found.group), ranks);
 }
 
-std::map<std::string, at::Tensor> full_state(const torch::nn::Module& module, Ranks ranks, BufferSync buffers) {
+std::map<std::string, at::Tensor> full_state(const torch::nn::Module& module, Ranks ranks, BufferSync buffers, CopyTo to) {
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   const auto all_units = units(module);
   const bool wanted = all_units.empty() || wanted_here(all_units.front()->mesh(), ranks);
-  std::map<const Unit::Parameter*, at::Tensor> copies;
+  std::map<const void*, at::Tensor> copies;  // keyed by Unit::Parameter or, for what is not sharded, by tensor
   for (const auto& unit : all_units) {
     for (const auto& group : unit->groups()) {
       const auto all = gathered(*unit, group, shards_of(*unit, group));
       for (const auto& parameter : group.parameters) {
-        if (wanted) copies[&parameter] = copy_of_parameter(all, parameter);
+        if (wanted) copies[&parameter] = copied(unsharded_view(all, parameter), to);
       }
     }
   }
   std::map<std::string, at::Tensor> result;
   for (const auto& entry : entries_of(module)) {
     const auto* parameter = entry.sharded.parameter;
-    const auto copy = parameter != nullptr ? copies[parameter] : copy_of(entry, all_units, buffers);
+    auto& copy = copies[parameter != nullptr ? static_cast<const void*>(parameter) : entry.tensor.unsafeGetTensorImpl()];
+    if (parameter == nullptr && !copy.defined()) copy = copy_of(entry, all_units, buffers, to);
     if (wanted) result[entry.name] = copy;
   }
   return result;
@@ -209,7 +203,7 @@ at::Tensor full_state(const torch::nn::Module& module, const std::string& name, 
   if (const auto& sharded = found->sharded; sharded.parameter != nullptr)
     return full_tensor(sharded, shards_of(*sharded.unit, *sharded.group), ranks);
   const auto all_units = units(module);
-  auto copy = copy_of(*found, all_units, buffers);
+  auto copy = copy_of(*found, all_units, buffers, CopyTo::Device);
   return all_units.empty() || wanted_here(all_units.front()->mesh(), ranks) ? copy : at::Tensor();
 }
 

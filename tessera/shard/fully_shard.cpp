@@ -97,6 +97,8 @@ void collect(Module& module, const std::string& prefix, const ShardOptions& opti
     if (is_new) {
       found.candidates.push_back({.name = name, .tensor = tensor, .index = found.candidates.size()});
       found.places.emplace_back();
+    } else {
+      found.candidates[position->second].other_names.push_back(name);
     }
     found.places[position->second].push_back({.module = &module, .key = entry.key()});
   }

@@ -13,12 +13,18 @@ namespace tessera::testing {
 class Allocations {
  public:
   int64_t bytes() const { return report_->bytes; }
+  /// The most that it had at one time and had not freed.
+  int64_t peak() const { return report_->peak; }
 
  private:
   struct Report final : c10::MemoryReportingInfoBase {
-    int64_t bytes = 0;
+    int64_t bytes = 0, held = 0, peak = 0;
     bool memoryProfilingEnabled() const override { return true; }
-    void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override { bytes += std::max<int64_t>(size, 0); }
+    void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override {
+      bytes += std::max<int64_t>(size, 0);
+      held += size;
+      peak = std::max(peak, held);
+    }
   };
   const std::shared_ptr<Report> report_ = std::make_shared<Report>();
   const c10::DebugInfoGuard guard_{c10::DebugInfoKind::PROFILER_STATE, report_};

@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "idiom.h"
+#include "tessera/checkpoint/state_dict.h"
 #include "tessera/optim/adam.h"
 #include "tessera/shard/buffers.h"
 #include "tessera/shard/full_params.h"
@@ -91,248 +92,315 @@ void train_tied(Run& run, const std::string& other_name) {
 }  // namespace
 
 Chapter states() {
-  return {
-      .title = "States",
-      .idioms = {
-      {.what = "`tessera::full_state` after training, of a model that is sharded or not", .act = [](Run& run) {
-        const auto model = trained(run);
-        sync_buffers(*model, run.world());
-        for (const auto& [name, tensor] : full_state(*model)) {
-          run.record(sum_of(name));
-          run.record(tensor);
-        }
-       }, .remark = "it has the buffers of rank 0, hence `sync_buffers` before it"},
-      {.what = "`tessera::full_state` of one name", .act = [](Run& run) {
-        const auto model = trained(run);
-        run.record(full_state(*model, "second.weight"));
-        run.record(full_state(*model, "norm.num_batches_tracked"));
-       }},
-      {.what = "`tessera::full_state` for rank 0 alone, which saves it", .act = [](Run& run) {
-        const auto model = trained(run);
-        const auto state = full_state(*model, Ranks::First);
-        if (run.rank() != 0) return;
-        for (const auto& [name, tensor] : state) {
-          std::stringstream file;
-          torch::save(tensor, file);
-          at::Tensor read;
-          torch::load(read, file);
-          run.record(read);
-        }
-       }},
-      {.what = "`tessera::full_state` between forward and backward", .act = [](Run& run) {
-        const auto model = std::make_shared<Net>();
-        run.shard_nested(model);
-        const auto loss = [&](int step) {
-          const auto value = loss_of(run, *model, step);
-          run.record(full_state(*model, "first.weight"));
-          return value;
-        };
-        run.train(*model, loss, run.adamw(*model));
-       }},
-      {.what = "a plain model for an evaluation, made from `tessera::full_state`", .act = [](Run& run) {
-        const auto model = trained(run);
-        const auto state = full_state(*model, Ranks::All, BufferSync::None);
-        Net plain;
-        const torch::NoGradGuard no_grad;
-        for (auto& item : plain.named_parameters()) item.value().copy_(state.at(item.key()));
-        for (auto& item : plain.named_buffers()) item.value().copy_(state.at(item.key()));
-        run.record(evaluation(run, plain));
-       }},
-      {.what = "tied weights, assigned as members only: `full_state` has both names",
-       .act = [](Run& run) { train_tied<Tied>(run, "head.weight"); }},
-      {.what = "tied weights, registered under two names: `full_state` has both",
-       .act = [](Run& run) { train_tied<TiedByName>(run, "head"); }},
-      {.what = "the names of `named_parameters()` and `named_buffers()`", .act = [](Run& run) {
-        const auto model = trained(run);
-        for (const auto& item : model->named_parameters()) run.record(sum_of(item.key()));
-        for (const auto& item : model->named_buffers()) run.record(sum_of(item.key()));
-        run.record(static_cast<double>(model->named_parameters().size()));
-       }},
-      {.what = "`torch::save` of the model, and `torch::load` on the same rank, back to an earlier state", .act = [](Run& run) {
-        const auto model = trained(run);
-        std::stringstream file;
-        torch::save(model, file);
-        const auto before = evaluation(run, *model);
-        train(run, *model, run.sgd(*model));
-        auto loaded = model;
-        torch::load(loaded, file);
-        run.record(before);
-        run.record(evaluation(run, *model));
-        train(run, *model, run.sgd(*model));
-       }},
-      {.what = "`torch::save` and `torch::load` into a new model that is sharded in the same way", .act = [](Run& run) {
-        const auto model = trained(run);
-        std::stringstream file;
-        torch::save(model, file);
-        auto other = std::make_shared<Net>();
-        run.shard_nested(other);
-        torch::load(other, file);
-        run.record(evaluation(run, *other));
-        train(run, *other, run.adamw(*other));
-       }},
-      {.what = "a file with the rank in its name", .act = [](Run& run) {
-        const auto model = trained(run);
-        const auto& setting = run.setting();
-        const auto name = "tessera-idioms-" + std::to_string(setting.ranks) + "-" + std::to_string(run.rank()) + ".pt";
-        const auto path = (std::filesystem::temp_directory_path() / name).string();
-        torch::save(model, path);
-        auto other = std::make_shared<Net>();
-        run.shard_nested(other);
-        torch::load(other, path);
-        std::filesystem::remove(path);
-        run.record(evaluation(run, *other));
-       }},
-      {.what = "weights loaded before sharding", .act = [](Run& run) {
-        std::stringstream file;
-        {
-          const auto source = std::make_shared<Net>();
-          const torch::NoGradGuard no_grad;
-          for (auto& parameter : source->parameters()) parameter.mul_(1.5);
-          torch::save(source, file);
-        }
-        auto model = std::make_shared<Net>();
-        torch::load(model, file);
-        run.shard_nested(model);
-        train(run, *model, run.adamw(*model));
-       }},
-      {.what = "weights copied by name into the model before sharding", .act = [](Run& run) {
-        const auto model = std::make_shared<Net>();
-        {
-          const torch::NoGradGuard no_grad;
-          for (auto& item : model->named_parameters()) item.value().copy_(values(item.value().sizes(), 4));
-        }
-        run.shard(model);
-        train(run, *model, run.sgd(*model));
-       }},
-      {.what = "weights copied into the members after sharding, within `full_params` for writing", .act = [](Run& run) {
-        const auto model = trained(run);
-        {
-          const auto whole = full_params(*model, Access::Write);
-          const torch::NoGradGuard no_grad;
-          model->first->weight.copy_(values({5, 6}, 3));
-          nn::init::constant_(model->second->bias, 0.25);
-        }
-        train(run, *model, run.adamw(*model));
-       }},
-      {.what = "`torch::load` of whole weights into the sharded model", .act = [](Run& run) {
-        std::stringstream file;
-        torch::save(std::make_shared<Net>(), file);
-        auto model = std::make_shared<Net>();
-        run.shard_nested(model);
-        torch::load(model, file);
-       }, .refused = "before fully_shard"},
-      {.what = "`clone()` of the sharded model", .act = [](Run& run) {
-        struct Model : nn::Cloneable<Model> {
-          at::Tensor w;
-          Model() { reset(); }
-          void reset() override { w = register_parameter("w", values({5, 3})); }
-        };
-        const auto model = std::make_shared<Model>();
-        run.shard(model);
-        model->clone();
-       }, .refused = "clone it before fully_shard"},
-      {.what = "`clone()` before sharding, and both trained", .act = [](Run& run) {
-        nn::Linear one(6, 3);
-        fill(*one);
-        nn::Linear other(std::dynamic_pointer_cast<nn::LinearImpl>(one->clone()));
-        run.shard(one);
-        run.shard(other);
-        run.train(*one, [&](int step) { return one(run.batch({4, 6}, step)).pow(2).mean(); }, run.adamw(*one));
-        run.train(*other, [&](int step) { return other(run.batch({4, 6}, step)).abs().mean(); }, run.sgd(*other));
-       }},
-      {.what = "`set_data` on a parameter of the sharded model", .act = [](Run& run) {
-        const auto model = trained(run);
-        model->first->weight.set_data(values({5, 6}));
-       }, .refused = "cut it off"},
-      {.what = "`to(device)` that changes nothing", .act = [](Run& run) {
-        const auto model = trained(run);
-        model->to(torch::kCPU);
-        model->to(torch::kFloat);
-        train(run, *model, run.sgd(*model));
-       }},
-      {.what = "the best weights so far, kept and put back", .act = [](Run& run) {
-        const auto model = std::make_shared<Net>();
-        run.shard_nested(model);
-        const auto parameters = run.parameters(*model);
-        train(run, *model, run.adamw(*model));
-        std::vector<at::Tensor> best;
-        for (const auto& parameter : parameters) best.push_back(parameter.detach().clone());
-        train(run, *model, run.adamw(*model));
-        {
-          const torch::NoGradGuard no_grad;
-          for (size_t i = 0; i < parameters.size(); i++) parameters[i].copy_(best[i]);
-        }
-        run.record(evaluation(run, *model));
-        train(run, *model, run.sgd(*model));
-       }},
-      {.what = "a target network that is copied at first and then follows slowly", .act = [](Run& run) {
-        const auto model = std::make_shared<Net>(), target = std::make_shared<Net>();
-        run.shard_nested(model);
-        run.shard_nested(target);
-        const auto optimizer = run.adamw(*model);
-        for (int step = 0; step < 4; step++) {
-          run.backward(loss_of(run, *model, step));
-          optimizer.step();
-          optimizer.zero_grad();
-          const torch::NoGradGuard no_grad;
-          const auto from = run.parameters(*model), to = run.parameters(*target);
-          for (size_t i = 0; i < to.size(); i++) step == 0 ? to[i].copy_(from[i]) : to[i].mul_(0.75).add_(from[i] * 0.25);
-          run.record(evaluation(run, *target));
-        }
-        run.record_parameters(*target);
-       }},
-      {.what = "the state of an optimizer of torch, by `torch::save`, into a new optimizer", .act = [](Run& run) {
-        const auto model = std::make_shared<Net>();
-        run.shard_nested(model);
-        const torch::optim::AdamWOptions options(0.05);
-        Steps optimizer(std::make_unique<torch::optim::AdamW>(run.parameters(*model), options));
-        train(run, *model, optimizer);
-        std::stringstream file;
-        torch::save(*optimizer.theirs(), file);
-        Steps next(std::make_unique<torch::optim::AdamW>(run.parameters(*model), options));
-        torch::load(*next.theirs(), file);
-        train(run, *model, next);
-       }},
-      {.what = "the state of an optimizer of Tessera, by `state` and `load_state`, into a new optimizer", .act = [](Run& run) {
-        const auto model = std::make_shared<Net>();
-        run.shard_nested(model);
-        const optim::AdamWOptions options{.lr = 0.05};
-        const Steps optimizer(std::make_unique<optim::AdamW>(run.parameters(*model), options));
-        train(run, *model, optimizer);
-        const Steps next(std::make_unique<optim::AdamW>(run.parameters(*model), options));
-        next.ours()->load_state(*model, optimizer.ours()->state(*model));
-        train(run, *model, next);
-       }},
-      {.what = "moments of an optimizer of torch set to zero by hand", .act = [](Run& run) {
-        const auto model = std::make_shared<Net>();
-        run.shard(model);
-        const Steps optimizer(std::make_unique<torch::optim::Adam>(run.parameters(*model), torch::optim::AdamOptions(0.05)));
-        train(run, *model, optimizer);
-        const torch::NoGradGuard no_grad;
-        for (auto& [key, state] : optimizer.theirs()->state()) {
-          auto& adam = dynamic_cast<torch::optim::AdamParamState&>(*state);
-          adam.exp_avg().zero_();
-          adam.exp_avg_sq().mul_(0.5);
-        }
-        const at::AutoGradMode grad(true);
-        train(run, *model, optimizer);
-       }},
-      {.what = "a buffer assigned and changed by the program", .act = [](Run& run) {
-        struct Model : Net {
-          at::Tensor mean = register_buffer("mean", torch::zeros({6}));
-          at::Tensor forward(const at::Tensor& x) {
-            mean.mul_(0.9).add_(x.detach().mean(0) * 0.1);
-            return Net::forward(x - mean);
-          }
-        };
-        const auto model = std::make_shared<Model>();
-        run.shard(model);
-        run.train(*model, [&](int step) { return model->forward(run.batch({4, 6}, step)).pow(2).mean(); }, run.adamw(*model));
-        run.record(model->mean);
-        sync_buffers(*model, run.world(), BufferSync::Mean);
-        for (const auto& item : model->named_buffers()) run.record(item.value());
-       }},
-      }};
+  return {.title = "States",
+          .idioms = {
+              {.what = "`tessera::full_state` after training, of a model that is sharded or not",
+               .act =
+                   [](Run& run) {
+                     const auto model = trained(run);
+                     sync_buffers(*model, run.world());
+                     for (const auto& [name, tensor] : full_state(*model)) {
+                       run.record(sum_of(name));
+                       run.record(tensor);
+                     }
+                   },
+               .remark = "it has the buffers of rank 0, hence `sync_buffers` before it"},
+              {.what = "`tessera::full_state` of one name",
+               .act =
+                   [](Run& run) {
+                     const auto model = trained(run);
+                     run.record(full_state(*model, "second.weight"));
+                     run.record(full_state(*model, "norm.num_batches_tracked"));
+                   }},
+              {.what = "`tessera::full_state` for rank 0 alone, which saves it",
+               .act =
+                   [](Run& run) {
+                     const auto model = trained(run);
+                     const auto state = full_state(*model, Ranks::First);
+                     if (run.rank() != 0) return;
+                     for (const auto& [name, tensor] : state) {
+                       std::stringstream file;
+                       torch::save(tensor, file);
+                       at::Tensor read;
+                       torch::load(read, file);
+                       run.record(read);
+                     }
+                   }},
+              {.what = "`tessera::full_state` between forward and backward",
+               .act =
+                   [](Run& run) {
+                     const auto model = std::make_shared<Net>();
+                     run.shard_nested(model);
+                     const auto loss = [&](int step) {
+                       const auto value = loss_of(run, *model, step);
+                       run.record(full_state(*model, "first.weight"));
+                       return value;
+                     };
+                     run.train(*model, loss, run.adamw(*model));
+                   }},
+              {.what = "a plain model for an evaluation, made from `tessera::full_state`",
+               .act =
+                   [](Run& run) {
+                     const auto model = trained(run);
+                     const auto state = full_state(*model, Ranks::All, BufferSync::None);
+                     Net plain;
+                     const torch::NoGradGuard no_grad;
+                     for (auto& item : plain.named_parameters()) item.value().copy_(state.at(item.key()));
+                     for (auto& item : plain.named_buffers()) item.value().copy_(state.at(item.key()));
+                     run.record(evaluation(run, plain));
+                   }},
+              {.what = "tied weights, assigned as members only: `full_state` has both names",
+               .act = [](Run& run) { train_tied<Tied>(run, "head.weight"); }},
+              {.what = "tied weights, registered under two names: `full_state` has both",
+               .act = [](Run& run) { train_tied<TiedByName>(run, "head"); }},
+              {.what = "the names of `named_parameters()` and `named_buffers()`",
+               .act =
+                   [](Run& run) {
+                     const auto model = trained(run);
+                     for (const auto& item : model->named_parameters()) run.record(sum_of(item.key()));
+                     for (const auto& item : model->named_buffers()) run.record(sum_of(item.key()));
+                     run.record(static_cast<double>(model->named_parameters().size()));
+                   }},
+              {.what = "`torch::save` of the model, and `torch::load` on the same rank, back to an earlier state",
+               .act =
+                   [](Run& run) {
+                     const auto model = trained(run);
+                     std::stringstream file;
+                     torch::save(model, file);
+                     const auto before = evaluation(run, *model);
+                     train(run, *model, run.sgd(*model));
+                     auto loaded = model;
+                     torch::load(loaded, file);
+                     run.record(before);
+                     run.record(evaluation(run, *model));
+                     train(run, *model, run.sgd(*model));
+                   }},
+              {.what = "`torch::save` and `torch::load` into a new model that is sharded in the same way",
+               .act =
+                   [](Run& run) {
+                     const auto model = trained(run);
+                     std::stringstream file;
+                     torch::save(model, file);
+                     auto other = std::make_shared<Net>();
+                     run.shard_nested(other);
+                     torch::load(other, file);
+                     run.record(evaluation(run, *other));
+                     train(run, *other, run.adamw(*other));
+                   }},
+              {.what = "a file with the rank in its name",
+               .act =
+                   [](Run& run) {
+                     const auto model = trained(run);
+                     const auto& setting = run.setting();
+                     const auto name = "tessera-idioms-" + std::to_string(setting.ranks) + "-" + std::to_string(run.rank()) + ".pt";
+                     const auto path = (std::filesystem::temp_directory_path() / name).string();
+                     torch::save(model, path);
+                     auto other = std::make_shared<Net>();
+                     run.shard_nested(other);
+                     torch::load(other, path);
+                     std::filesystem::remove(path);
+                     run.record(evaluation(run, *other));
+                   }},
+              {.what = "weights loaded before sharding",
+               .act =
+                   [](Run& run) {
+                     std::stringstream file;
+                     {
+                       const auto source = std::make_shared<Net>();
+                       const torch::NoGradGuard no_grad;
+                       for (auto& parameter : source->parameters()) parameter.mul_(1.5);
+                       torch::save(source, file);
+                     }
+                     auto model = std::make_shared<Net>();
+                     torch::load(model, file);
+                     run.shard_nested(model);
+                     train(run, *model, run.adamw(*model));
+                   }},
+              {.what = "weights copied by name into the model before sharding",
+               .act =
+                   [](Run& run) {
+                     const auto model = std::make_shared<Net>();
+                     {
+                       const torch::NoGradGuard no_grad;
+                       for (auto& item : model->named_parameters()) item.value().copy_(values(item.value().sizes(), 4));
+                     }
+                     run.shard(model);
+                     train(run, *model, run.sgd(*model));
+                   }},
+              {.what = "weights copied into the members after sharding, within `full_params` for writing",
+               .act =
+                   [](Run& run) {
+                     const auto model = trained(run);
+                     {
+                       const auto whole = full_params(*model, Access::Write);
+                       const torch::NoGradGuard no_grad;
+                       model->first->weight.copy_(values({5, 6}, 3));
+                       nn::init::constant_(model->second->bias, 0.25);
+                     }
+                     train(run, *model, run.adamw(*model));
+                   }},
+              {.what = "`torch::load` of whole weights into the sharded model",
+               .act =
+                   [](Run& run) {
+                     std::stringstream file;
+                     torch::save(std::make_shared<Net>(), file);
+                     auto model = std::make_shared<Net>();
+                     run.shard_nested(model);
+                     torch::load(model, file);
+                   },
+               .refused = "before fully_shard"},
+              {.what = "`clone()` of the sharded model",
+               .act =
+                   [](Run& run) {
+                     struct Model : nn::Cloneable<Model> {
+                       at::Tensor w;
+                       Model() { reset(); }
+                       void reset() override { w = register_parameter("w", values({5, 3})); }
+                     };
+                     const auto model = std::make_shared<Model>();
+                     run.shard(model);
+                     model->clone();
+                   },
+               .refused = "clone it before fully_shard"},
+              {.what = "`clone()` before sharding, and both trained",
+               .act =
+                   [](Run& run) {
+                     nn::Linear one(6, 3);
+                     fill(*one);
+                     nn::Linear other(std::dynamic_pointer_cast<nn::LinearImpl>(one->clone()));
+                     run.shard(one);
+                     run.shard(other);
+                     run.train(*one, [&](int step) { return one(run.batch({4, 6}, step)).pow(2).mean(); }, run.adamw(*one));
+                     run.train(*other, [&](int step) { return other(run.batch({4, 6}, step)).abs().mean(); }, run.sgd(*other));
+                   }},
+              {.what = "`set_data` on a parameter of the sharded model",
+               .act =
+                   [](Run& run) {
+                     const auto model = trained(run);
+                     model->first->weight.set_data(values({5, 6}));
+                   },
+               .refused = "cut it off"},
+              {.what = "`to(device)` that changes nothing",
+               .act =
+                   [](Run& run) {
+                     const auto model = trained(run);
+                     model->to(torch::kCPU);
+                     model->to(torch::kFloat);
+                     train(run, *model, run.sgd(*model));
+                   }},
+              {.what = "the best weights so far, kept and put back",
+               .act =
+                   [](Run& run) {
+                     const auto model = std::make_shared<Net>();
+                     run.shard_nested(model);
+                     const auto parameters = run.parameters(*model);
+                     train(run, *model, run.adamw(*model));
+                     std::vector<at::Tensor> best;
+                     for (const auto& parameter : parameters) best.push_back(parameter.detach().clone());
+                     train(run, *model, run.adamw(*model));
+                     {
+                       const torch::NoGradGuard no_grad;
+                       for (size_t i = 0; i < parameters.size(); i++) parameters[i].copy_(best[i]);
+                     }
+                     run.record(evaluation(run, *model));
+                     train(run, *model, run.sgd(*model));
+                   }},
+              {.what = "a target network that is copied at first and then follows slowly",
+               .act =
+                   [](Run& run) {
+                     const auto model = std::make_shared<Net>(), target = std::make_shared<Net>();
+                     run.shard_nested(model);
+                     run.shard_nested(target);
+                     const auto optimizer = run.adamw(*model);
+                     for (int step = 0; step < 4; step++) {
+                       run.backward(loss_of(run, *model, step));
+                       optimizer.step();
+                       optimizer.zero_grad();
+                       const torch::NoGradGuard no_grad;
+                       const auto from = run.parameters(*model), to = run.parameters(*target);
+                       for (size_t i = 0; i < to.size(); i++) step == 0 ? to[i].copy_(from[i]) : to[i].mul_(0.75).add_(from[i] * 0.25);
+                       run.record(evaluation(run, *target));
+                     }
+                     run.record_parameters(*target);
+                   }},
+              {.what = "the state of an optimizer of torch, by `torch::save`, into a new optimizer",
+               .act =
+                   [](Run& run) {
+                     const auto model = std::make_shared<Net>();
+                     run.shard_nested(model);
+                     const torch::optim::AdamWOptions options(0.05);
+                     Steps optimizer(std::make_unique<torch::optim::AdamW>(run.parameters(*model), options));
+                     train(run, *model, optimizer);
+                     std::stringstream file;
+                     torch::save(*optimizer.theirs(), file);
+                     Steps next(std::make_unique<torch::optim::AdamW>(run.parameters(*model), options));
+                     torch::load(*next.theirs(), file);
+                     train(run, *model, next);
+                   }},
+              {.what = "the state of an optimizer of Tessera, by `state` and `load_state`, into a new optimizer",
+               .act =
+                   [](Run& run) {
+                     const auto model = std::make_shared<Net>();
+                     run.shard_nested(model);
+                     const optim::AdamWOptions options{.lr = 0.05};
+                     const Steps optimizer(std::make_unique<optim::AdamW>(run.parameters(*model), options));
+                     train(run, *model, optimizer);
+                     const Steps next(std::make_unique<optim::AdamW>(run.parameters(*model), options));
+                     next.ours()->load_state(*model, optimizer.ours()->state(*model));
+                     train(run, *model, next);
+                   }},
+              {.what = "full state dicts of a model and of its optimizer, by `broadcast_from_rank0` into new ones",
+               .act =
+                   [](Run& run) {
+                     const auto model = std::make_shared<Net>(), next = std::make_shared<Net>();
+                     run.shard_nested(model);
+                     run.shard(next);
+                     const torch::optim::AdamWOptions options(0.05);
+                     const Steps optimizer(std::make_unique<torch::optim::AdamW>(run.parameters(*model), options));
+                     const Steps other(std::make_unique<torch::optim::AdamW>(run.parameters(*next), options));
+                     train(run, *model, optimizer);
+                     sync_buffers(*model, run.world());
+                     const bool sharded = run.sharded();
+                     const auto weights = checkpoint::full_state_dict(*model, {.rank0_only = sharded});
+                     const auto state = checkpoint::full_optim_state_dict(optimizer.theirs(), *model, {.rank0_only = sharded});
+                     checkpoint::load_full_state_dict(*next, weights, {.broadcast_from_rank0 = sharded});
+                     checkpoint::load_full_optim_state_dict(other.theirs(), *next, state, {.broadcast_from_rank0 = sharded});
+                     train(run, *next, other);
+                   }},
+              {.what = "moments of an optimizer of torch set to zero by hand",
+               .act =
+                   [](Run& run) {
+                     const auto model = std::make_shared<Net>();
+                     run.shard(model);
+                     const Steps optimizer(std::make_unique<torch::optim::Adam>(run.parameters(*model), torch::optim::AdamOptions(0.05)));
+                     train(run, *model, optimizer);
+                     const torch::NoGradGuard no_grad;
+                     for (auto& [key, state] : optimizer.theirs()->state()) {
+                       auto& adam = dynamic_cast<torch::optim::AdamParamState&>(*state);
+                       adam.exp_avg().zero_();
+                       adam.exp_avg_sq().mul_(0.5);
+                     }
+                     const at::AutoGradMode grad(true);
+                     train(run, *model, optimizer);
+                   }},
+              {.what = "a buffer assigned and changed by the program",
+               .act =
+                   [](Run& run) {
+                     struct Model : Net {
+                       at::Tensor mean = register_buffer("mean", torch::zeros({6}));
+                       at::Tensor forward(const at::Tensor& x) {
+                         mean.mul_(0.9).add_(x.detach().mean(0) * 0.1);
+                         return Net::forward(x - mean);
+                       }
+                     };
+                     const auto model = std::make_shared<Model>();
+                     run.shard(model);
+                     run.train(*model, [&](int step) { return model->forward(run.batch({4, 6}, step)).pow(2).mean(); }, run.adamw(*model));
+                     run.record(model->mean);
+                     sync_buffers(*model, run.world(), BufferSync::Mean);
+                     for (const auto& item : model->named_buffers()) run.record(item.value());
+                   }},
+          }};
 }
 
 }  // namespace tessera::idioms

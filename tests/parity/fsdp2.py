@@ -1,5 +1,5 @@
 """Trains each case of cases.json with PyTorch's own FSDP2, on CPUs over gloo, and saves what tests/parity/parity_test.cpp compares: losses, norms
-of gradients, final weights, and the bytes that a rank receives in a step.
+of gradients, final weights and optimizer states, and the bytes that a rank receives in a step.
 
 fsdp2.py CASES RESULT. Weights and batches come from a formula, so that others can train the same. All ranks are forked from one
 interpreter, because to import torch takes longer than a case. Cases of two ranks are shared out among two pairs.
@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
@@ -330,8 +331,13 @@ def train(case, units):
     result = {"losses": torch.tensor(losses, dtype=torch.double), "norms": torch.tensor(norms, dtype=torch.double)}
     for name, value in received.bytes.items():
         result[name] = torch.tensor(value)
-    for name, value in net.state_dict().items():
-        result["state/" + name] = whole(value).detach().float().clone()
+    options = StateDictOptions(full_state_dict=True)
+    for name, value in get_model_state_dict(net, options=options).items():
+        result["state/" + name] = value.float().clone()
+    if not in_backward:
+        for name, state in get_optimizer_state_dict(net, optimizer, options=options)["state"].items():
+            for key, value in state.items():
+                result[f"state/optimizer.{name}.{key}"] = value.float().clone()
     return result
 
 

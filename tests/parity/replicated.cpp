@@ -80,7 +80,7 @@ class Replicated final : public Trainee {
     for (const auto& parameter : trained()) parameter.grad().mul_(factor);
   }
 
-  std::map<std::string, at::Tensor> state() const override {
+  std::map<std::string, at::Tensor> state(const checkpoint::OptimizerRef& /*optimizer*/) const override {
     std::map<std::string, at::Tensor> result;
     for (const auto& parameter : model_->named_parameters()) result[parameter.key()] = parameter.value().detach();
     for (const auto& buffer : computing_->named_buffers()) {

@@ -2,6 +2,7 @@
 #include <torch/torch.h>
 
 #include "models.h"
+#include "tessera/checkpoint/state_dict.h"
 #include "tessera/shard/call.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_sharded.h"
@@ -135,7 +136,18 @@ class Sharded final : public Trainee {
   at::Tensor norm(double p) const override { return grad_norm(trained(), {.p = p}); }
   void clip_norm(double max, double p) const override { clip_grad_norm(trained(), max, {.p = p}); }
 
-  std::map<std::string, at::Tensor> state() const override { return full_state(*model_); }
+  std::map<std::string, at::Tensor> state(const checkpoint::OptimizerRef& optimizer) const override {
+    static const std::map<std::string, std::string> names = {
+        {"steps", "step"}, {"first", "exp_avg"}, {"second", "exp_avg_sq"}, {"momentum", "momentum_buffer"}};
+    auto result = checkpoint::full_state_dict(*model_);
+    for (const auto& [parameter, state] : checkpoint::full_optim_state_dict(optimizer, *model_)) {
+      for (const auto& [key, tensor] : state) {
+        const auto name = names.find(key);
+        result["optimizer." + parameter + "." + (name != names.end() ? name->second : key)] = tensor;
+      }
+    }
+    return result;
+  }
   void reset_received() override {
     reset_counters(*model_);
     for (const auto& group : groups_) group.reset_traffic();

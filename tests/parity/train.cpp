@@ -50,6 +50,9 @@ class Optimizer {
     }
     std::visit([](auto& any) { any->zero_grad(); }, optimizer_);
   }
+  checkpoint::OptimizerRef ref() const {
+    return std::visit([](auto& any) { return checkpoint::OptimizerRef(any.get()); }, optimizer_);
+  }
 
  private:
   std::variant<std::unique_ptr<optim::Optimizer>, std::unique_ptr<torch::optim::Optimizer>> optimizer_;
@@ -100,7 +103,7 @@ Result train(const Communicator& world, const Case& test, Trainee& trainee) {
     optimizer.step();
     result.losses.push_back(mean(world, loss));
   }
-  result.state = trainee.state();
+  result.state = trainee.state(optimizer.ref());
   return result;
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "case.h"
+#include "tessera/checkpoint/optimizer_ref.h"
 #include "tessera/comm/communicator.h"
 
 namespace tessera::parity {
@@ -18,10 +19,10 @@ struct Bytes {
 std::ostream& operator<<(std::ostream& out, const Bytes& bytes);
 
 struct Result {
-  std::vector<double> losses;  // means over the ranks, one for each step
-  std::vector<double> norms;   // of all gradients; none if the optimizer steps in backward
-  std::map<std::string, at::Tensor> state;
-  Bytes received;  // in the last step, up to the end of backward
+  std::vector<double> losses;               // means over the ranks, one for each step
+  std::vector<double> norms;                // of all gradients; none if the optimizer steps in backward
+  std::map<std::string, at::Tensor> state;  // of the model, and with the prefix "optimizer." of the optimizer
+  Bytes received;                           // in the last step, up to the end of backward
 };
 
 Result train_with_tessera(const Communicator& world, const Case& test);
@@ -49,7 +50,7 @@ class Trainee {
   virtual at::Tensor norm(double p) const = 0;
   virtual void clip_norm(double max, double p) const = 0;
 
-  virtual std::map<std::string, at::Tensor> state() const = 0;
+  virtual std::map<std::string, at::Tensor> state(const checkpoint::OptimizerRef& optimizer) const = 0;
   virtual Bytes received() const = 0;
   virtual void reset_received() = 0;
 

@@ -42,4 +42,11 @@ class AllOrNone {
   std::exception_ptr error_;
 };
 
+/// A step of one attempt. Collective.
+inline void all_or_none(const Communicator& world, Subject subject, std::string_view failure, c10::function_ref<void()> act) {
+  AllOrNone step;
+  step.attempt(act);
+  step.expect_all(world, subject, failure);
+}
+
 }  // namespace tessera

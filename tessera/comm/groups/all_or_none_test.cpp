@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/groups/same_on_all.h"
 #include "tessera/testing/transports.h"
 
 namespace tessera::testing::all_or_none_test {
@@ -50,6 +51,18 @@ TEST(AllOrNone, TellsAllRanksOfTheFailureOfOne) {
       }
     }
     world.barrier();  // all may go on
+  });
+}
+
+TEST(SameOnAll, FindsTheRankThatDiffers) {
+  run_world({.transport = "threads", .ranks = 3}, [](const Communicator& world) {
+    constexpr uint64_t kHalf = uint64_t{1} << 63;
+    for (const uint64_t number : {uint64_t{0}, uint64_t{7}, kHalf - 1, kHalf, ~uint64_t{0}}) {
+      EXPECT_TRUE(same_on_all(world, number, {.unit = "test"})) << number;
+      for (const uint64_t other : {number + 1, number ^ kHalf, ~number}) {
+        EXPECT_FALSE(same_on_all(world, world.rank() == 2 ? other : number, {.unit = "test"})) << number << " and " << other;
+      }
+    }
   });
 }
 

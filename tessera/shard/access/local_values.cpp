@@ -22,8 +22,9 @@ namespace {
 
 }  // namespace
 
-const Communicator& LocalValues::world() const {
-  return units.front()->mesh().world();
+std::optional<Communicator> world_of(const torch::nn::Module& model) {
+  const auto all = units(model);
+  return all.empty() ? std::nullopt : std::optional(all.front()->mesh().world());
 }
 
 void expect_shards_current(Unit& unit) {
@@ -43,8 +44,18 @@ LocalValues local_values(const torch::nn::Module& model) {
   std::map<const void*, std::string> names;  // keyed by Unit::Parameter or, for parameters in no unit, by tensor
   for (const auto& item : model.named_parameters()) {
     const auto& tensor = item.value();
-    const auto* parameter = locate(tensor).parameter;
+    const auto found = locate(tensor);
+    const auto* parameter = found.parameter;
     if (is_paged(tensor) && parameter == nullptr) refuse_orphan(item.key());
+    if (parameter != nullptr && found.group->flat && parameter == &*found.group->flat) {
+      // The module lists a flat shard in place of the group's parameters.
+      const auto prefix = item.key().substr(0, item.key().size() - parameter->local_name.size());
+      for (const auto& each : found.group->parameters) {
+        names[&each] = prefix + each.local_name;
+        for (const auto& other : each.other_names) result.aliases[prefix + other] = names[&each];
+      }
+      continue;
+    }
     const void* const key = parameter != nullptr ? static_cast<const void*>(parameter) : tensor.unsafeGetTensorImpl();
     const auto [known, is_new] = names.try_emplace(key, item.key());
     if (!is_new) {
@@ -61,7 +72,9 @@ LocalValues local_values(const torch::nn::Module& model) {
                                 .shape = parameter.sizes,
                                 .strides = parameter.strides,
                                 .values = group.own.narrow(0, parameter.span.shard_offset, parameter.span.shard_numel),
-                                .ranges = unit->ranges_of(parameter)});
+                                .ranges = unit->ranges_of(parameter),
+                                .shard = parameter.shard,
+                                .offset = group.flat ? parameter.span.shard_offset : 0});
       }
     }
   }

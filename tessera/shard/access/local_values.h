@@ -5,6 +5,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,8 @@ struct LocalPart {
   std::vector<int64_t> shape, strides;  // of the unsharded parameter
   at::Tensor values;                    // flat view of the shard's own memory, without the paging key; it may end with padding
   std::vector<ValueRange> ranges;       // one for each rank that this process represents, without padding
+  at::Tensor shard = {};                // the listed tensor in which the values lie: of this parameter, or of several (Listing::Flat)
+  int64_t offset = 0;                   // where in the shard they begin
 };
 
 struct LocalValues {
@@ -29,10 +32,10 @@ struct LocalValues {
   std::map<std::string, at::Tensor> buffers = {};   // only those that are defined
   std::map<std::string, std::string> aliases = {};  // from each further name of a tied parameter to its first name
   std::vector<std::shared_ptr<Unit>> units = {};
-
-  /// The world of the sharded parameters. There must be at least one unit.
-  const Communicator& world() const;
 };
+
+/// The ranks among which the model is sharded; nothing if it is not.
+std::optional<Communicator> world_of(const torch::nn::Module& model);
 
 /// Throws UsageError if the program may have written the unsharded form of the unit, inside full_params(module, Access::Write).
 void expect_shards_current(Unit& unit);

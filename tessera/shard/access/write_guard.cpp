@@ -42,9 +42,7 @@ void begin(Unit& unit, WriteKind how, std::string_view writer) {
 
 WriteGuard::WriteGuard(std::span<const std::shared_ptr<Unit>> units, WriteKind how, std::string_view writer) : units_(units) {
   for (auto* schedule : schedules_of(units)) locks_.push_back(schedule->exclusive());
-  if (how != WriteKind::Unsharded) {
-    for (const auto& unit : units) unit->schedule()->expect_writable(*unit);
-  }
+  if (how != WriteKind::Unsharded) expect_writable(units);
   if (how != WriteKind::Unsharded && how != WriteKind::Load) {
     for (const auto& unit : units) expect_synced(*unit);
   }
@@ -80,6 +78,10 @@ void WriteGuard::publish() const {
     const auto held = schedule.lock();
     if (!unit->state(held).versions.is_late()) schedule.publish(*unit);
   }
+}
+
+void expect_writable(std::span<const std::shared_ptr<Unit>> units) {
+  for (const auto& unit : units) unit->schedule()->expect_writable(*unit);
 }
 
 void hand_out_pointer(const std::shared_ptr<Unit>& unit) {

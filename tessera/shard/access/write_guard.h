@@ -52,6 +52,9 @@ class WriteGuard {
   c10::SmallVector<std::unique_lock<std::recursive_mutex>, 4> locks_;
 };
 
+/// Throws UsageError if a guard for these units would, because one is pinned. It lets ranks find that out together.
+void expect_writable(std::span<const std::shared_ptr<Unit>> units);
+
 /// Called when a raw pointer to shards of the unit is handed out, through which the program may write from now on. Waits like a write.
 void hand_out_pointer(const std::shared_ptr<Unit>& unit);
 

@@ -285,6 +285,7 @@ void Unit::add_group(std::vector<Candidate> candidates, MemoryPtr memory) {
     const auto view = paged_view(c10::Storage(unsharded_storage), group.unsharded_dtype, full.sizes(), full.strides(), span.offset);
     group.parameters.push_back({.name = candidates[i].name,
                                 .local_name = candidates[i].name,
+                                .other_names = candidates[i].other_names,
                                 .index = candidates[i].index,
                                 .shard = group.flat ? group.flat->shard : shard_of(span, tensor.dim(), tensor.requires_grad(), i),
                                 .sizes = full.sizes().vec(),

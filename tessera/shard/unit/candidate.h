@@ -13,8 +13,9 @@ namespace tessera {
 struct Candidate {
   std::string name;
   at::Tensor tensor;
-  size_t index = 0;                       // a number of the caller's choice, passed on to Unit::Parameter
-  std::optional<int64_t> shard_dim = {};  // the dimension between whose rows it is divided, if that is not the outermost in memory
+  size_t index = 0;                           // a number of the caller's choice, passed on to Unit::Parameter
+  std::vector<std::string> other_names = {};  // if it is tied
+  std::optional<int64_t> shard_dim = {};      // the dimension between whose rows it is divided, if that is not the outermost in memory
 };
 
 /// Throws UsageError, with the names of the parameters, if one of them can't be sharded or if two of them share memory.

@@ -55,10 +55,11 @@ struct NeededCall {
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
   struct Parameter {
-    std::string name;        // in the largest module that fully_shard has seen so far
-    std::string local_name;  // in the module from which the unit was made
-    size_t index = 0;        // Candidate::index
-    at::Tensor shard;        // a leaf, with as many dimensions as the parameter
+    std::string name;                           // in the largest module that fully_shard has seen so far
+    std::string local_name;                     // in the module from which the unit was made
+    std::vector<std::string> other_names = {};  // of a tied parameter, in that module
+    size_t index = 0;                           // Candidate::index
+    at::Tensor shard;                           // a leaf, with as many dimensions as the parameter
     std::vector<int64_t> sizes, strides;
     Span span;
     OriginPtr origin;  // marks local values that are computed from the shard

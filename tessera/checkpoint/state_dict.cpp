@@ -1,0 +1,122 @@
+#include "tessera/checkpoint/state_dict.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+
+#include <optional>
+
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/dict_source.h"
+#include "tessera/checkpoint/model_plan.h"
+#include "tessera/checkpoint/part_records.h"
+#include "tessera/comm/groups/all_or_none.h"
+#include "tessera/shard/access/buffer_dtype.h"
+#include "tessera/shard/access/local_values.h"
+#include "tessera/shard/access/phases.h"
+#include "tessera/shard/access/write_guard.h"
+#include "tessera/shard/full_params.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+constexpr auto kLoadFailed = "can't load its state dict; nothing was changed";
+
+/// The parts that the model of one rank has: of a parameter in a unit its shard, of all else the whole tensor.
+template <class Visit>
+void for_each_part(const torch::nn::Module& model, const Communicator& world, const Visit& visit) {
+  expect_one_rank(world);
+  const auto values = local_values(model);
+  const auto whole = [&](const std::string& name, const at::Tensor& tensor) {
+    visit(name, whole_record(tensor.sizes()), tensor.contiguous().view({-1}));
+  };
+  for (const auto& part : values.parts) {
+    auto record = records_of(part).front();
+    const auto numel = record.numel();
+    visit(part.name, std::move(record), part.values.narrow(0, 0, numel));
+  }
+  for (const auto& [name, tensor] : values.outside) whole(name, tensor);
+  for (const auto& [name, tensor] : values.buffers) whole(name, tensor.to(original_dtype(tensor)));
+}
+
+at::Tensor copy_of(const at::Tensor& values, const ShardedStateDictOptions& options) {
+  const auto device = options.offload_to_cpu ? c10::Device(at::kCPU) : values.device();
+  return values.to(device, values.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+}
+
+void load(torch::nn::Module& model, std::unique_ptr<ValueSource> source, const LoadOptions& options, const Communicator& world) {
+  LocalValues values;
+  std::optional<ModelPlan> plan;
+  all_or_none(world, kStateDict, kLoadFailed, [&] {
+    values = local_values(model);
+    std::set<std::string> names;
+    for (const auto& [name, tensor] : source->catalog().tensors) names.insert(name);
+    plan.emplace(std::move(source), std::move(names), values, options, "the state dict");
+    expect_writable(values.units);
+  });
+  const WriteGuard guard(values.units, WriteKind::Load);
+  plan->load(local_values(model), world);  // asked again, because the guard may have moved shards into other memory
+}
+
+template <class Dict>
+void load_own_part(torch::nn::Module& model, const Dict& dict, const LoadStateDictOptions& options, std::string_view what) {
+  expect_idle(what);
+  const c10::AutoGradMode no_grad(false);
+  const auto world = world_for(model);
+  load(model, source_of(dict, world, kLoadFailed), {.may_be_missing = options.may_be_missing, .may_be_unknown = options.may_be_unknown},
+       world);
+}
+
+}  // namespace
+
+StateDict full_state_dict(const torch::nn::Module& model, const FullStateDictOptions& options) {
+  expect_idle("full_state_dict");
+  const c10::AutoGradMode no_grad(false);
+  all_or_none(world_for(model), kStateDict, "can't make its state dict", [&] { local_values(model); });
+  return full_state(model, options.rank0_only ? Ranks::First : Ranks::All, BufferSync::Rank0,
+                    options.offload_to_cpu ? CopyTo::Host : CopyTo::Device);
+}
+
+void load_full_state_dict(torch::nn::Module& model, const StateDict& dict, const LoadFullStateDictOptions& options) {
+  expect_idle("load_full_state_dict");
+  const c10::AutoGradMode no_grad(false);
+  const auto whose = options.broadcast_from_rank0 ? DictOf::Rank0 : DictOf::EachRank;
+  const auto world = world_for(model, whose);
+  load(model, source_of(dict, whose, world, kLoadFailed),
+       {.may_be_missing = options.may_be_missing, .may_be_unknown = options.may_be_unknown}, world);
+}
+
+ShardedStateDict sharded_state_dict(const torch::nn::Module& model, const ShardedStateDictOptions& options) {
+  expect_idle("sharded_state_dict");
+  const c10::AutoGradMode no_grad(false);
+  ShardedStateDict dict;
+  for_each_part(model, world_for(model), [&](const std::string& name, PartRecord record, const at::Tensor& values) {
+    auto views = views_of_slices(copy_of(values, options), record.slices, record.strides);
+    dict[name] = {
+        .dtype = values.scalar_type(), .shape = std::move(record.shape), .slices = std::move(record.slices), .values = std::move(views)};
+  });
+  return dict;
+}
+
+LocalStateDict local_state_dict(const torch::nn::Module& model, const LocalStateDictOptions& options) {
+  expect_idle("local_state_dict");
+  const c10::AutoGradMode no_grad(false);
+  LocalStateDict dict;
+  for_each_part(model, world_for(model), [&](const std::string& name, PartRecord record, const at::Tensor& values) {
+    dict[name] = {.shape = std::move(record.shape),
+                  .strides = std::move(record.strides),
+                  .slices = std::move(record.slices),
+                  .values = copy_of(values, options)};
+  });
+  return dict;
+}
+
+void load_sharded_state_dict(torch::nn::Module& model, const ShardedStateDict& dict, const LoadStateDictOptions& options) {
+  load_own_part(model, dict, options, "load_sharded_state_dict");
+}
+
+void load_local_state_dict(torch::nn::Module& model, const LocalStateDict& dict, const LoadStateDictOptions& options) {
+  load_own_part(model, dict, options, "load_local_state_dict");
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,111 @@
+// State dicts: the values of a model or of an optimizer's state by name, in memory. PyTorch has them as StateDictType FULL (whole tensors),
+// SHARDED (the boxes that a rank has) and LOCAL (a rank's values as they lie in its shards).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tessera/base/tensor_slice.h"
+#include "tessera/checkpoint/optimizer_ref.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace tessera::checkpoint {
+
+/// Whole tensors by the names of parameters and buffers.
+using StateDict = std::map<std::string, at::Tensor>;
+/// The state of an optimizer by the names of parameters, and by its own names for the tensors: dict["head.weight"]["exp_avg"].
+using OptimStateDict = std::map<std::string, optim::ParameterState>;
+
+struct FullStateDictOptions {
+  bool offload_to_cpu = false;  // the tensors are on the host; no more than one unit is on the device at a time
+  bool rank0_only = false;      // the other ranks get an empty dict, and hold no more than one unit at a time
+};
+using FullOptimStateDictOptions = FullStateDictOptions;
+
+/// Which names need not be in both: whole names as regular expressions, as in LoadOptions.
+struct LoadStateDictOptions {
+  std::vector<std::string> may_be_missing = {};  // in the dict: these keep their values
+  std::vector<std::string> may_be_unknown = {};  // in the model: these are left out
+};
+struct LoadOptimStateDictOptions {
+  std::vector<std::string> may_be_unknown = {};  // names of parameters
+};
+struct LoadFullStateDictOptions {
+  bool broadcast_from_rank0 = false;  // only rank 0 has the dict; the dicts of other ranks are not looked at
+  std::vector<std::string> may_be_missing = {}, may_be_unknown = {};
+};
+struct LoadFullOptimStateDictOptions {
+  bool broadcast_from_rank0 = false;
+  std::vector<std::string> may_be_unknown = {};  // names of parameters
+};
+
+// All functions here refuse to be called in the middle of a forward or backward pass. Where one is collective, an error on one rank is
+// thrown on all of them, and loading changes nothing then. What saves returns copies, which later training does not change. What loads may
+// round numbers to a narrower dtype.
+
+/// Copies of all whole parameters and buffers. The names of a tied parameter have one tensor. Buffers are those of rank 0, in their
+/// original dtype. Collective.
+StateDict full_state_dict(const torch::nn::Module& model, const FullStateDictOptions& options = {});
+/// Each rank takes its part of the dict, which is the same on all ranks, or rank 0's, whose tensors travel one by one. Of a tied parameter
+/// one name is enough. Collective.
+void load_full_state_dict(torch::nn::Module& model, const StateDict& dict, const LoadFullStateDictOptions& options = {});
+
+/// The whole state of an optimizer, tensors in the shape of the parameter and numbers of steps. A tied parameter has its first name.
+/// Settings such as learning rates are the program's, and not in it. State in blocks of a rank's values (SmallAdamW) has no whole form, and
+/// is a UsageError. Collective.
+OptimStateDict full_optim_state_dict(const OptimizerRef& optimizer, const torch::nn::Module& model,
+                                     const FullOptimStateDictOptions& options = {});
+/// Parameters that the dict does not name start without state. Collective.
+void load_full_optim_state_dict(const OptimizerRef& optimizer, const torch::nn::Module& model, const OptimStateDict& dict,
+                                const LoadFullOptimStateDictOptions& options = {});
+
+/// The boxes of a tensor that this rank has.
+struct ShardedTensor {
+  at::ScalarType dtype = at::kFloat;
+  std::vector<int64_t> shape = {};       // of the whole tensor
+  std::vector<TensorSlice> slices = {};  // none if this rank has nothing of it
+  std::vector<at::Tensor> values = {};   // one for each slice, in its sizes
+};
+using ShardedStateDict = std::map<std::string, ShardedTensor>;
+
+struct ShardedStateDictOptions {
+  bool offload_to_cpu = false;
+};
+
+/// This rank's part of each parameter. Of buffers, and of parameters in no unit, it is this rank's own, whole. A tied parameter has its
+/// first name. Nothing is communicated.
+ShardedStateDict sharded_state_dict(const torch::nn::Module& model, const ShardedStateDictOptions& options = {});
+/// Each rank's dict must have the values of that rank's shards, in any boxes. Collective.
+void load_sharded_state_dict(torch::nn::Module& model, const ShardedStateDict& dict, const LoadStateDictOptions& options = {});
+
+using ShardedOptimStateDict = std::map<std::string, std::map<std::string, ShardedTensor>>;
+
+/// This rank's part of the state of an optimizer, named and refused as by full_optim_state_dict. Nothing is communicated. (The local form
+/// is Optimizer::state().)
+ShardedOptimStateDict sharded_optim_state_dict(const OptimizerRef& optimizer, const torch::nn::Module& model,
+                                               const ShardedStateDictOptions& options = {});
+/// Each rank's dict must have the state of the values that are in that rank's shards. Collective.
+void load_sharded_optim_state_dict(const OptimizerRef& optimizer, const torch::nn::Module& model, const ShardedOptimStateDict& dict,
+                                   const LoadOptimStateDictOptions& options = {});
+
+/// The values of this rank's shard as they lie in memory: those of the slices one after the other, each in the order of these strides.
+struct LocalTensor {
+  std::vector<int64_t> shape = {}, strides = {};  // of the whole tensor
+  std::vector<TensorSlice> slices = {};
+  at::Tensor values = {};  // flat
+};
+using LocalStateDict = std::map<std::string, LocalTensor>;
+using LocalStateDictOptions = ShardedStateDictOptions;
+
+/// As sharded_state_dict, but one flat tensor for each parameter.
+LocalStateDict local_state_dict(const torch::nn::Module& model, const LocalStateDictOptions& options = {});
+/// The model must be sharded as the one from which the dict is: the same ranks, layout, units and memory formats. Collective.
+void load_local_state_dict(torch::nn::Module& model, const LocalStateDict& dict, const LoadStateDictOptions& options = {});
+
+}  // namespace tessera::checkpoint
