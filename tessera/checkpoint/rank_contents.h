@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/checkpoint/notes.h"
 #include "tessera/checkpoint/rank_file.h"
 #include "tessera/comm/communicator.h"
 
