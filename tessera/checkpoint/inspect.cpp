@@ -50,6 +50,7 @@ Json inspect(const fs::path& path) {
   }
   result["aliases"] = catalog.aliases;
   result["values"] = catalog.values;
+  result["left_out"] = catalog.left_out;
   result["files"] = Json::object();
   for (const auto& file : catalog.files) result["files"][file.filename().string()] = fs::file_size(file);
   result["total"] = {{"tensors", catalog.tensors.size()}, {"numel", numel}, {"bytes", bytes}, {"checksums", catalog.checksums.size()}};
@@ -80,6 +81,7 @@ std::string to_table(const Json& found) {
                         tensor["bytes"].get<int64_t>(), tensor["parts"].get<int64_t>());
   }
   for (const auto& [alias, name] : found["aliases"].items()) text += fmt::format("{} is tied to {}\n", alias, name.get<std::string>());
+  for (const auto& [name, why] : found["left_out"].items()) text += fmt::format("{} is left out: {}\n", name, why.get<std::string>());
   const auto& total = found["total"];
   text += fmt::format("{} tensors, {} values, {} bytes in {} file{}\n", total["tensors"].get<int64_t>(), total["numel"].get<int64_t>(),
                       total["bytes"].get<int64_t>(), found["files"].size(), found["files"].size() == 1 ? "" : "s");
