@@ -70,8 +70,8 @@ void compare(const at::Tensor& one, const at::Tensor& other, TensorDifference& r
   if (count == 0) return;
   result.values += count;
   constexpr auto kInfinity = std::numeric_limits<double>::infinity();
-  const auto distance = at::nan_to_num((x - y).abs().masked_fill(same, 0), kInfinity);
-  const auto relative = at::nan_to_num((distance / at::max(x.abs(), y.abs())).masked_fill(same, 0), kInfinity);
+  const auto distance = at::nan_to_num((x - y).abs().masked_fill(same, 0), kInfinity, kInfinity);
+  const auto relative = at::nan_to_num((distance / at::max(x.abs(), y.abs())).masked_fill(same, 0), kInfinity, kInfinity);
   result.largest = std::max(result.largest, distance.max().item<double>());
   result.largest_relative = std::max(result.largest_relative, relative.max().item<double>());
 }
@@ -120,7 +120,9 @@ Difference diff(const fs::path& one_path, const fs::path& other_path, const Diff
         if (options.progress) options.progress(name, bytes, all);
       });
     }
-    if (found.values == 0 && found.one == found.other) {
+    // Steps are counted by integers here, by floats in PyTorch.
+    const bool is_count = here.shape.empty() && name.starts_with(kOptimizerPrefix) && state_name(name).key == "step";
+    if (found.values == 0 && (found.one == found.other || is_count)) {
       result.equal++;
     } else {
       result.different.push_back(std::move(found));

@@ -34,7 +34,7 @@ struct Difference {
 };
 
 /// Compares models, the states of optimizers, also under PyTorch's names and ours, and the generators of rank 0. Every NaN equals every
-/// other. Notes and settings are not compared.
+/// other, and counts of steps do not differ by their dtype. Notes and settings are not compared.
 Difference diff(const std::filesystem::path& one, const std::filesystem::path& other, const DiffOptions& options = {});
 
 /// For programs, and as a table.

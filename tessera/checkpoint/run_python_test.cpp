@@ -132,7 +132,8 @@ TEST(Runs, GoOnInPythonAndHere) {
     EXPECT_TRUE(checkpoint::diff(folder / "theirs" / name, folder / ("converted-" + name)).is_none()) << name;
   }
   EXPECT_EQ(checkpoint::read_run(folder / "theirs/full.pt").notes.front().at("epoch"), "3");
-  EXPECT_TRUE(checkpoint::inspect(folder / "theirs/dcp")["left_out"].contains("scheduler"));
+  EXPECT_EQ(checkpoint::read_run(folder / "theirs/dcp").notes.front().at("scheduler.gamma"), "0.5");
+  EXPECT_TRUE(checkpoint::inspect(folder / "theirs/dcp")["left_out"].contains("kind"));
 
   EXPECT_THAT(message_of<UsageError>([&] {
                 with_ranks(1, [&](const Communicator& world) {
@@ -142,7 +143,7 @@ TEST(Runs, GoOnInPythonAndHere) {
                 });
               }),
               HasSubstr("knows the parameters by numbers only"));
-  const Net plain;
+  Net plain;
   checkpoint::load_weights(*plain, folder / "theirs/numbers.pt");
 
   if (!has_accelerate) GTEST_SKIP() << "without Accelerate's folders: build/python has no package accelerate";

@@ -130,7 +130,7 @@ def write_theirs(rank):
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     train(model, optimizer, [0, 1])
     weights, state = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optimizer": state, "epoch": 3, "scheduler": scheduler}, checkpoint_id=f"{theirs}/dcp")
+    dcp.save({"model": weights, "optimizer": state, "epoch": 3, "scheduler": scheduler, "kind": types.SimpleNamespace}, checkpoint_id=f"{theirs}/dcp")
     full = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights, state = get_model_state_dict(model, options=full), get_optimizer_state_dict(model, optimizer, options=full)
     if rank == 0:
