@@ -64,7 +64,7 @@ std::string_view name_of(Format format) {
 }
 
 Format format_of(const fs::path& path) {
-  if (!is_there(path)) throw IoError(fmt::format("there is no {}", path.string()));
+  if (!is_there(path)) throw IoError(fmt::format("there is no checkpoint {}", path.string()));
   std::error_code unknown;
   if (fs::is_directory(path, unknown)) {
     if (const auto format = format_of_folder(path)) return *format;

@@ -157,6 +157,10 @@ TEST(Runs, GoOnInPythonAndHere) {
   const checkpoint::CatalogReader stored(run.catalog);
   const auto drawn = at::rand({3}, *checkpoint::read_generator(stored, run, 1));
   EXPECT_TRUE(at::allclose(drawn.to(at::kDouble), at::tensor(json_in("theirs/draws.json").get<std::vector<double>>(), at::kDouble)));
+  EXPECT_EQ(checkpoint::format_of(folder / "theirs/plain"), Format::Accelerate);
+  const auto plain_run = checkpoint::diff(folder / "theirs/plain", folder / "theirs/names.pt");
+  EXPECT_TRUE(plain_run.different.empty() && plain_run.only_other.empty());
+  EXPECT_EQ(plain_run.only_one, std::vector<std::string>{"generator.cpu"});
   // The way there and back.
   checkpoint::convert(folder / "theirs/sharded", folder / "again", {.to = Format::Accelerate, .world = 2, .full_state_dict = true});
   EXPECT_TRUE(checkpoint::diff(folder / "theirs/sharded", folder / "again").is_none());

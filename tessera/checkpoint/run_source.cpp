@@ -79,7 +79,7 @@ json RunSource::settings() const {
     for (const auto& name : needed) {
       if (options_.settings.contains(name)) continue;
       throw UsageError(
-          fmt::format("the checkpoint does not say what '{0}' the {1} had, and Python takes it from the files: give it in "
+          fmt::format("the checkpoint does not say which '{0}' its optimizer ({1}) had, and Python takes it from the files: give it in "
                       "ConvertOptions::settings (--set {0}=0.1), or convert the weights only",
                       name, run_.optimizer));
     }
@@ -101,7 +101,8 @@ at::ScalarType RunSource::python_dtype(const SourceTensor& tensor) {
 
 json value_of_note(const std::string& text) {
   auto value = json::parse(text, nullptr, false);
-  return value.is_discarded() || value.dump() != text ? json(text) : value;
+  const bool is_too_large = value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX);
+  return value.is_discarded() || is_too_large || value.dump() != text ? json(text) : value;
 }
 
 }  // namespace tessera::checkpoint

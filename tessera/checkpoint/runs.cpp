@@ -100,17 +100,11 @@ class Settings {
       }
       result.push_back(std::move(group));
     }
-    for (auto& [name, settings] : parameters_) {  // flattened: each parameter has its own
-      const auto same = std::ranges::find_if(result, [&, own = settings](const json& group) mutable {
-        own["params"] = group["params"];
-        return group == own;
-      });
-      if (same != result.end()) {
-        (*same)["params"].push_back(name);
-      } else {
-        settings["params"] = json::array({name});
-        result.push_back(std::move(settings));
-      }
+    std::map<json, json> names;  // flattened: each parameter has its own settings
+    for (const auto& [name, settings] : parameters_) names[settings].push_back(name);
+    for (const auto& [settings, params] : names) {
+      result.push_back(settings);
+      result.back()["params"] = params;
     }
     return result;
   }

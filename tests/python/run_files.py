@@ -167,6 +167,10 @@ def plain_torch():
         optimizer = torch.optim.AdamW(parameters, lr=0.05)
         train(model, optimizer, [0])
         torch.save({"model_state_dict": model.state_dict(), "optimizer_state_dict": optimizer.state_dict(), "epoch": 3}, f"{theirs}/{name}.pt")
+    if accelerate:  # without FSDP
+        accelerate.PartialState(cpu=True)
+        os.makedirs(f"{theirs}/plain")
+        save_accelerator_state(f"{theirs}/plain", [model.state_dict()], [optimizer], [], [], 0, step=5)
 
 
 def fork_ranks():

@@ -32,7 +32,7 @@ class AccelerateReader {
     add_generators();
     const std::string model = accelerate::kModel, optimizer = accelerate::kOptimizer;
     if (is_there(folder_ / (model + "_0"))) {
-      add(read_dcp(folder_ / (model + "_0")), "model.");
+      add_dcp(folder_ / (model + "_0"), "model.");
     } else if (is_there(folder_ / (model + ".bin"))) {
       add(read_torch_file(folder_ / (model + ".bin")), "model.");
     } else if (is_hub_folder(folder_)) {
@@ -41,7 +41,7 @@ class AccelerateReader {
       add(read_torch_file(folder_ / kModelFile), "model.");
     }
     if (is_there(folder_ / (optimizer + "_0"))) {
-      add(read_dcp(folder_ / (optimizer + "_0")), "optimizer.");
+      add_dcp(folder_ / (optimizer + "_0"), "optimizer.");
     } else if (is_there(folder_ / (optimizer + ".bin"))) {
       add(read_torch_file(folder_ / (optimizer + ".bin")), "optimizer.");
     }
@@ -83,10 +83,15 @@ class AccelerateReader {
     if (!state.boxes.empty()) all_.tensors.emplace(kGeneratorName, std::move(state));
   }
 
-  /// Names that have the prefix already keep it.
-  void add(Catalog part, const std::string& prefix) {
-    const auto is_prefixed = [&](const auto& entry) { return entry.first.starts_with(prefix); };
-    const auto before = std::ranges::all_of(part.tensors, is_prefixed) && std::ranges::all_of(part.values, is_prefixed) ? "" : prefix;
+  /// Accelerate has put everything under a key, but older versions had not.
+  void add_dcp(const fs::path& folder, const std::string& key) {
+    auto part = read_dcp(folder);
+    const auto has_key = [&](const auto& entry) { return entry.first.starts_with(key); };
+    const bool all_have = std::ranges::all_of(part.tensors, has_key) && std::ranges::all_of(part.values, has_key);
+    add(std::move(part), all_have ? "" : key);
+  }
+
+  void add(Catalog part, const std::string& before) {
     const auto first = all_.files.size();
     std::ranges::move(part.files, std::back_inserter(all_.files));
     for (auto& [name, tensor] : part.tensors) {
