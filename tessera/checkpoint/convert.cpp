@@ -58,9 +58,16 @@ void expect_no_blocks(const Manifest& run) {
       run.blocks.begin()->first, run.optimizer));
 }
 
-std::vector<SafetensorsEntry> entries_of(const RunSource& source) {
+/// The tensors in the order of a file: the widest dtype comes first, so that every value is aligned to its width.
+std::vector<SourceTensor> by_width(const RunSource& source) {
+  auto tensors = source.model();
+  std::ranges::stable_sort(tensors, std::greater{}, [](const SourceTensor& tensor) { return c10::elementSize(tensor.dtype); });
+  return tensors;
+}
+
+std::vector<SafetensorsEntry> entries_of(const std::vector<SourceTensor>& tensors) {
   std::vector<SafetensorsEntry> entries;
-  for (const auto& tensor : source.model()) entries.push_back({.name = tensor.name, .dtype = tensor.dtype, .sizes = tensor.shape});
+  for (const auto& tensor : tensors) entries.push_back({.name = tensor.name, .dtype = tensor.dtype, .sizes = tensor.shape});
   return entries;
 }
 
@@ -73,15 +80,17 @@ std::map<std::string, std::string> metadata_of(const RunSource& source) {
 }  // namespace
 
 std::vector<fs::path> write_safetensors(const RunSource& source, const fs::path& out) {
-  SafetensorsWriter writer(out, entries_of(source), metadata_of(source));
-  for (const auto& tensor : source.model()) source.copy(tensor, [&](const at::Tensor& values) { writer.append(values); });
+  const auto tensors = by_width(source);
+  SafetensorsWriter writer(out, entries_of(tensors), metadata_of(source));
+  for (const auto& tensor : tensors) source.copy(tensor, [&](const at::Tensor& values) { writer.append(values); });
   writer.close();
   return {out};
 }
 
 std::vector<fs::path> write_hub(const RunSource& source, const fs::path& out) {
-  HubWriter writer(out, entries_of(source), metadata_of(source), source.options().max_shard_size);
-  for (const auto& tensor : source.model()) source.copy(tensor, [&](const at::Tensor& values) { writer.append(values); });
+  const auto tensors = by_width(source);
+  HubWriter writer(out, entries_of(tensors), metadata_of(source), source.options().max_shard_size);
+  for (const auto& tensor : tensors) source.copy(tensor, [&](const at::Tensor& values) { writer.append(values); });
   writer.close();
   return writer.files();
 }

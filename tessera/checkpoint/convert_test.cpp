@@ -186,6 +186,10 @@ TEST(Convert, RefusesWhatCanNotBe) {
   convert(folder / "native", folder / "accelerate", {.to = Format::Accelerate, .settings = kRate});
   EXPECT_THAT(message_of<IoError>([&] { convert(folder / "accelerate/optimizer_0", folder / "out", {.to = Format::Hub}); }),
               HasSubstr("did you mean " + (folder / "accelerate/pytorch_model_fsdp_0").string()));
+  EXPECT_THAT(message_of<UsageError>([&] {
+                with_ranks(1, [&](const Communicator& world) { load(folder / "accelerate/pytorch_model_fsdp_0", PictureRun(world)); });
+              }),
+              AllOf(HasSubstr("has no optimizer"), HasSubstr("did you mean " + (folder / "accelerate").string())));
   std::filesystem::create_directory(folder / "around");
   std::filesystem::rename(folder / "accelerate", folder / "around/state");
   EXPECT_THAT(message_of<IoError>([&] { convert(folder / "around", folder / "out", {.to = Format::Hub}); }),

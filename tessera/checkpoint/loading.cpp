@@ -9,6 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/contents.h"
+#include "tessera/checkpoint/formats/accelerate.h"
 #include "tessera/checkpoint/generator_state.h"
 #include "tessera/checkpoint/model_plan.h"
 #include "tessera/checkpoint/optimizer_keys.h"
@@ -63,6 +64,8 @@ struct Saved {
     auto what = there.empty() ? "has no optimizer" : "is of a " + there;
     if (const auto state = manifest.catalog.left_out.find("optimizer.state"); state != manifest.catalog.left_out.end())
       what = "has state of an optimizer that can't be used, because " + state->second;
+    if (const auto around = folder.parent_path(); there.empty() && is_accelerate_folder(around))
+      what += fmt::format(" (did you mean {}?)", around.string());
     throw UsageError(fmt::format("the checkpoint {} {}, but is loaded into a {}", folder.string(), what, here.class_name()));
   }
 

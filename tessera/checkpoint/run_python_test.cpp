@@ -134,6 +134,7 @@ TEST(Runs, GoOnInPythonAndHere) {
   EXPECT_EQ(checkpoint::read_run(folder / "theirs/full.pt").notes.front().at("epoch"), "3");
   EXPECT_EQ(checkpoint::read_run(folder / "theirs/dcp").notes.front().at("scheduler.gamma"), "0.5");
   EXPECT_TRUE(checkpoint::inspect(folder / "theirs/dcp")["left_out"].contains("kind"));
+  EXPECT_TRUE(checkpoint::inspect(folder / "theirs/numbers.pt")["left_out"].contains("optimizer.state"));
 
   EXPECT_THAT(message_of<UsageError>([&] {
                 with_ranks(1, [&](const Communicator& world) {
@@ -165,6 +166,9 @@ TEST(Runs, GoOnInPythonAndHere) {
   checkpoint::convert(folder / "theirs/sharded", folder / "again", {.to = Format::Accelerate, .world = 2, .full_state_dict = true});
   EXPECT_TRUE(checkpoint::diff(folder / "theirs/sharded", folder / "again").is_none());
   EXPECT_EQ(checkpoint::read_run(folder / "again").notes, run.notes);
+  checkpoint::convert(folder / "converted-sharded", folder / "kept", {.to = Format::Dcp});
+  const auto settings_of = [](const checkpoint::Manifest& each) { return each.notes.front().at(checkpoint::kSettingsNote); };
+  EXPECT_EQ(settings_of(checkpoint::read_run(folder / "kept")), settings_of(run));
 }
 
 }  // namespace

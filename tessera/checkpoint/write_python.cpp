@@ -67,7 +67,9 @@ std::map<std::string, json> values_of_notes(const RunSource& source) {
 class DcpFolder {
  public:
   DcpFolder(const RunSource& source, const fs::path& folder) : source_(source), folder_(folder) {
-    fs::create_directories(folder);
+    std::error_code error;
+    fs::create_directories(folder, error);
+    if (error) throw IoError(fmt::format("can't create the folder {}: {}", folder.string(), error.message()));
     for (int rank = 0; rank < source.options().world; rank++) writers_.push_back(std::make_unique<DcpRankWriter>(folder, rank));
   }
 
