@@ -151,12 +151,14 @@ install_readers() {
   fi
 }
 
-# Programs whose checkpoints we read and write; tests do without those that are not there. Without their dependencies, which name torch, and with it all of CUDA.
+# Programs whose checkpoints we read and write; tests do without those that are not there. Without their dependencies, which name torch, and
+# with it all of CUDA.
 install_peers() {
-  build/python/bin/python -c "from importlib.metadata import version as v; assert (v('accelerate'), v('transformers')) == ('1.14.0', '4.57.6')" 2>/dev/null && return 0
+  local needed=(huggingface_hub==0.36.0 "tokenizers>=0.22,<=0.23" regex requests tqdm pyyaml packaging psutil urllib3 idna certifi charset_normalizer)
+  build/python/bin/python -c "from importlib.metadata import version as v; assert v('accelerate') == '1.14.0' and v('transformers') == '4.57.6'" 2>/dev/null &&
+    return 0
   begin "installing accelerate and transformers into build/python"
-  if pip_install --no-deps accelerate==1.14.0 transformers==4.57.6 huggingface_hub==0.36.0 "tokenizers>=0.22,<=0.23" regex requests tqdm pyyaml packaging psutil urllib3 \
-    idna certifi charset_normalizer; then
+  if pip_install --no-deps accelerate==1.14.0 transformers==4.57.6 "${needed[@]}"; then
     end "installed accelerate and transformers into build/python"
   else
     say "going on without accelerate and transformers: the tests with their checkpoints are left out"

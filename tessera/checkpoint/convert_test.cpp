@@ -1,6 +1,7 @@
 // Runs that are written in other formats and for other numbers of ranks, and what is different between two checkpoints.
 #include "tessera/checkpoint/convert.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -314,18 +315,40 @@ TEST(Runs, AreFoundUnderTheNamesOfOthers) {
   EXPECT_TRUE(run.optimizer.empty());
 }
 
+void write_torch(const std::filesystem::path& path, const State& state) {
+  checkpoint::TorchTree::Dict dict;
+  for (const auto& [key, tensor] : state) {
+    const checkpoint::TorchTensor like{.dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()};
+    dict.entries.emplace_back(key, checkpoint::TorchTree{std::make_shared<checkpoint::TorchTensor>(like)});
+  }
+  checkpoint::TorchFileWriter writer(path, {std::move(dict)});
+  for (const auto& [key, tensor] : state) writer.write(tensor);
+  writer.close();
+}
+
+TEST(Convert, TakesEveryShapeAndDtype) {
+  const Folder folder;
+  State state = {{"empty", at::ones({0, 4})}, {"scalar", at::ones({})}, {"one", at::ones({1, 1})}, {"deep", at::rand({2, 3, 1, 5})}};
+  for (const auto dtype : {at::kDouble, at::kHalf, at::kBFloat16, at::kLong, at::kByte, at::kBool, at::kFloat8_e5m2}) {
+    state[c10::toString(dtype)] = at::arange(6).view({3, 2}).to(dtype);
+  }
+  write_torch(folder / "in.pt", state);
+  for (const auto to : {Format::Tessera, Format::Dcp, Format::Accelerate, Format::Torch, Format::Safetensors, Format::Hub}) {
+    for (const int world : {1, 4}) {
+      const auto out = folder / fmt::format("{}-{}", static_cast<int>(to), world);
+      convert(folder / "in.pt", out, {.to = to, .world = world, .memory = 8});
+      EXPECT_EQ(checkpoint::to_table(diff(folder / "in.pt", out)), "11 tensors are equal, 0 are not\n") << out;
+      EXPECT_TRUE(checkpoint::verify(out).faults.empty());
+    }
+  }
+  convert(folder / "in.pt", folder / "half", {.to = Format::Dcp, .dtype = at::kHalf});
+  EXPECT_EQ(checkpoint::read_catalog(folder / "half").tensors.at("model.Double").dtype, at::kHalf);
+  EXPECT_EQ(checkpoint::read_catalog(folder / "half").tensors.at("model.Long").dtype, at::kLong);
+}
+
 TEST(Diff, TellsWhatDiffers) {
   const Folder folder;
-  const auto write = [&](const char* name, const State& state) {
-    checkpoint::TorchTree::Dict dict;
-    for (const auto& [key, tensor] : state) {
-      const checkpoint::TorchTensor like{.dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()};
-      dict.entries.emplace_back(key, checkpoint::TorchTree{std::make_shared<checkpoint::TorchTensor>(like)});
-    }
-    checkpoint::TorchFileWriter writer(folder / name, {std::move(dict)});
-    for (const auto& [key, tensor] : state) writer.write(tensor);
-    writer.close();
-  };
+  const auto write = [&](const char* name, const State& state) { write_torch(folder / name, state); };
   const auto nan = std::numeric_limits<double>::quiet_NaN();
   const auto shared = at::tensor({1.0, nan, 3.0});
   write("a.pt", {{"same", shared},

@@ -86,8 +86,10 @@ class Accelerated:
     """What Accelerate's functions ask of a plugin and of an Accelerator."""
 
     def __init__(self, kind):
-        self.plugin = types.SimpleNamespace(fsdp_version=2, state_dict_type=KINDS[kind], state_dict_config=types.SimpleNamespace(), optim_state_dict_config=types.SimpleNamespace(rank0_only=False))
-        self.accelerator = types.SimpleNamespace(num_processes=2, process_index=dist.get_rank(), is_fsdp2=True, is_main_process=dist.get_rank() == 0, wait_for_everyone=dist.barrier)
+        self.plugin = types.SimpleNamespace(fsdp_version=2, state_dict_type=KINDS[kind], state_dict_config=types.SimpleNamespace(),
+                                            optim_state_dict_config=types.SimpleNamespace(rank0_only=False))
+        self.accelerator = types.SimpleNamespace(num_processes=2, process_index=dist.get_rank(), is_fsdp2=True,
+                                                 is_main_process=dist.get_rank() == 0, wait_for_everyone=dist.barrier)
 
     def save(self, path, model, optimizer, scheduler):
         fsdp_utils.save_fsdp_model(self.plugin, self.accelerator, model, path)

@@ -1,4 +1,5 @@
-"""transformers_files.py write|read FOLDER: a tiny GPT-2, in which two weights are tied, in the formats of training; then from the folder that was merged of each."""
+"""transformers_files.py write|read FOLDER: a tiny GPT-2, in which two weights are tied, in the formats of training; then from the folder that was merged of
+each."""
 import os
 import sys
 
