@@ -55,7 +55,7 @@ if(NOT TESSERA_SAFETENSORS_PYTHON)
   list(FILTER _tests EXCLUDE REGEX "/formats/python_test\\.cpp$")
 endif()
 if(NOT Libtorch_PYTHON)
-  list(FILTER _tests EXCLUDE REGEX "/formats/torch_python_test\\.cpp$")
+  list(FILTER _tests EXCLUDE REGEX "/((formats/torch|run)_python|transformers_long)_test\\.cpp$")
 endif()
 function(test_program name)
   add_executable(${name} ${ARGN})
@@ -93,8 +93,11 @@ if(TESSERA_SAFETENSORS_PYTHON)
   target_compile_definitions(test_checkpoint PRIVATE
     TESSERA_TEST_PYTHON="${TESSERA_SAFETENSORS_PYTHON}" TESSERA_TEST_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/safetensors_files.py")
 endif()
-target_compile_definitions(test_checkpoint PRIVATE TESSERA_FIXTURES_FOLDER="${PROJECT_SOURCE_DIR}/tests/fixtures"
-  TESSERA_TEST_TORCH_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_TORCH_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/torch_files.py")
+target_compile_definitions(test_checkpoint PRIVATE
+  TESSERA_FIXTURES_FOLDER="${PROJECT_SOURCE_DIR}/tests/fixtures"
+  TESSERA_TEST_TORCH_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_TORCH_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/torch_files.py"
+  TESSERA_TEST_RUN_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/run_files.py"
+  TESSERA_TEST_TRANSFORMERS_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/transformers_files.py")
 target_link_libraries(test_data PRIVATE ZLIB::ZLIB)  # to pack what is read
 add_dependencies(test_cli tessera_cli)
 

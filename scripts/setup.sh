@@ -151,6 +151,20 @@ install_readers() {
   fi
 }
 
+# Programs whose checkpoints we read and write; tests do without those that are not there. Without their dependencies, which name torch, and
+# with it all of CUDA.
+install_peers() {
+  local needed=(huggingface_hub==0.36.0 "tokenizers>=0.22,<=0.23" regex requests tqdm pyyaml packaging psutil urllib3 idna certifi charset_normalizer)
+  build/python/bin/python -c "from importlib.metadata import version as v; assert v('accelerate') == '1.14.0' and v('transformers') == '4.57.6'" 2>/dev/null &&
+    return 0
+  begin "installing accelerate and transformers into build/python"
+  if pip_install --no-deps accelerate==1.14.0 transformers==4.57.6 "${needed[@]}"; then
+    end "installed accelerate and transformers into build/python"
+  else
+    say "going on without accelerate and transformers: the tests with their checkpoints are left out"
+  fi
+}
+
 # setup PRESET PURPOSE: everything up to a configured build folder. PURPOSE is `tests` or `run`.
 setup() {
   local preset=$1 purpose=$2 folder=build settings stamp arguments=()
@@ -173,6 +187,7 @@ setup() {
     arguments+=("-DTESSERA_PYTHON=$(python_with_torch)") || fail "torch was installed, but no Python finds it."
   fi
   install_readers "$purpose"
+  [ "$purpose" != tests ] || install_peers
   arguments+=("-DTESSERA_TORCH=${TESSERA_TORCH:-}" "-DTorch_DIR=${Torch_DIR:-}")
   if [ "$purpose" = tests ]; then arguments+=(-DTESSERA_TESTS=ON); else arguments+=(-DTESSERA_TESTS=OFF); fi
   begin "configuring"

@@ -7,6 +7,8 @@
 #include "tessera/checkpoint/async_saver.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/consolidate.h"
+#include "tessera/checkpoint/convert.h"
+#include "tessera/checkpoint/diff.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/merge.h"

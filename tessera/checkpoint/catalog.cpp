@@ -15,8 +15,10 @@ namespace {
 
 constexpr uint64_t kBlock = 1 << 20;  // bytes that are read at once
 constexpr size_t kCrcDigits = 8;
-constexpr int64_t kSparse = 8;            // a span of so many times the values in it is read in parts,
-constexpr uint64_t kSmallestRead = 4096;  // unless these have fewer bytes
+constexpr int64_t kSparse = 8;                // a span of so many times the values in it is read in parts,
+constexpr uint64_t kSmallestRead = 4096;      // unless these have fewer bytes
+constexpr uint64_t kMostRepeats = 1024;       // of a value in a view, as expand() makes it,
+constexpr uint64_t kMostUnchecked = 1 << 26;  // unless there are fewer values
 
 /// Values in a file: those at `offset` (in bytes) + i * strides (in values).
 struct Region {
@@ -159,6 +161,11 @@ void CatalogReader::expect_sound(const std::string& name, const StoredTensor& te
     if (__builtin_mul_overflow(last + 1, c10::elementSize(tensor.dtype), &end) || __builtin_add_overflow(end, stored.offset, &end) ||
         last + 1 == 0 || end > file.size()) {
       refuse(fmt::format("lies behind the end of the file, which has {} bytes", file.size()));
+    }
+    const auto values = static_cast<uint64_t>(box.numel());
+    if (values > kMostUnchecked && values / kMostRepeats > last + 1) {  // no memory would be enough for what a few bytes promise
+      refuse(fmt::format("is a view of [{}] that repeats {} stored values more than {} times; save a clone() of what is meant",
+                         fmt::join(box.sizes, ", "), last + 1, kMostRepeats));
     }
   }
 }

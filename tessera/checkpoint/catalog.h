@@ -44,6 +44,7 @@ struct Catalog {
   std::map<std::string, nlohmann::json> values = {};  // what is no tensor: numbers, texts, lists of them
   std::map<std::string, std::string> aliases = {};    // from each further name of a tied parameter to its first
   std::vector<StoredChecksum> checksums = {};
+  std::map<std::string, std::string> left_out = {};  // from what is neither a tensor nor such a value, or can't be used, to why
 };
 
 /// Reads the values of a catalog's tensors. The constructor opens the files, and throws IoError if one is missing or too short for what the

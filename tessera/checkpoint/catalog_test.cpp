@@ -122,6 +122,24 @@ TEST(CatalogReader, TakesScalarsAndEmptyTensors) {
   EXPECT_EQ(CatalogReader(other.catalog(empty)).read("w").sizes(), empty.sizes());
 }
 
+TEST(CatalogReader, RefusesViewsForWhichNoMemoryIsEnough) {
+  const Folder folder;
+  const auto view_of_one = [&](int64_t rows) {
+    Scattered scattered(folder / "values");
+    const auto one = at::full({1, 1}, 2.5);
+    scattered.add(one, whole_slice(one.sizes()), {0, 1});
+    auto catalog = scattered.catalog(one);
+    auto& tensor = catalog.tensors.at("w");
+    tensor.shape = {rows, 1};
+    tensor.boxes.front().box = whole_slice(tensor.shape);
+    tensor.boxes.front().strides = {0, 1};
+    return catalog;
+  };
+  EXPECT_TRUE(at::equal(CatalogReader(view_of_one(3)).read("w"), at::full({3, 1}, 2.5)));
+  EXPECT_THAT(message_of<IoError>([&] { CatalogReader(view_of_one(int64_t{1} << 40)); }),
+              HasSubstr("repeats 1 stored values more than 1024 times"));
+}
+
 TEST(CatalogReader, RefusesFilesThatCanNotHoldTheTensors) {
   const Folder folder;
   const auto whole = at::arange(12).view({6, 2});

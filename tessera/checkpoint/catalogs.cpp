@@ -7,25 +7,24 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
+#include "tessera/checkpoint/formats/accelerate.h"
 #include "tessera/checkpoint/formats/dcp.h"
 #include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/formats/torch_file.h"
 #include "tessera/checkpoint/manifest.h"
-#include "tessera/checkpoint/optimizer_state.h"
-#include "tessera/checkpoint/rank_file.h"
+#include "tessera/checkpoint/runs.h"
 
 namespace tessera::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kModelKey = "model.";
-
 /// The formats of a folder, as far as its names tell.
 std::optional<Format> format_of_folder(const fs::path& folder) {
   if (is_there(folder / ".metadata")) return Format::Dcp;
   if (is_there(folder / kManifestFile)) return Format::Tessera;
+  if (is_accelerate_folder(folder)) return Format::Accelerate;
   if (is_hub_folder(folder)) return Format::Hub;
   const auto names = names_in(folder).value_or(std::vector<std::string>());
   const auto is_of_rank = [](const std::string& name) { return name.starts_with("rank-") && name.ends_with(".safetensors"); };
@@ -58,12 +57,14 @@ std::string_view name_of(Format format) {
       return "a safetensors file";
     case Format::Torch:
       return "a file of torch.save";
+    case Format::Accelerate:
+      return "a folder of Accelerate's save_state";
   }
   return "";
 }
 
 Format format_of(const fs::path& path) {
-  if (!is_there(path)) throw IoError(fmt::format("there is no {}", path.string()));
+  if (!is_there(path)) throw IoError(fmt::format("there is no checkpoint {}", path.string()));
   std::error_code unknown;
   if (fs::is_directory(path, unknown)) {
     if (const auto format = format_of_folder(path)) return *format;
@@ -88,6 +89,8 @@ Catalog read_catalog(const fs::path& path) {
       return read_hub_folder(path);
     case Format::Torch:
       return read_torch_file(path);
+    case Format::Accelerate:
+      return read_accelerate(path);
     case Format::Safetensors:
       break;
   }
@@ -97,34 +100,12 @@ Catalog read_catalog(const fs::path& path) {
 }
 
 Catalog read_model(const fs::path& path) {
-  Catalog catalog;
-  if (format_of(path) == Format::Tessera) {
-    auto manifest = read_manifest(path);
-    catalog = std::move(manifest.catalog);
-    const auto is_of_model = [&](const std::string& name) { return name != kGeneratorName && !is_optimizer_state(name, manifest); };
-    std::erase_if(catalog.tensors, [&](const auto& entry) { return !is_of_model(entry.first); });
-    std::erase_if(catalog.checksums, [&](const StoredChecksum& bytes) { return !is_of_model(bytes.name); });
-    return catalog;
+  auto run = read_run(path);
+  std::erase_if(run.catalog.tensors, [&](const auto& entry) { return !is_of_model(entry.first, run); });
+  if (format_of(path) == Format::Tessera) {  // whose checksums have the names of the tensors
+    std::erase_if(run.catalog.checksums, [&](const StoredChecksum& bytes) { return !is_of_model(bytes.name, run); });
   }
-  catalog = read_catalog(path);
-  const auto has_key = [](const auto& entry) { return entry.first.starts_with(kModelKey); };
-  // A model may itself have a part that is called "model". Then the others are not what is kept beside a model.
-  static constexpr std::string_view kBeside[] = {"optimizer.", "optim.", "shard_metadata.", "scheduler.", "lr_scheduler."};
-  const auto is_beside = [](const auto& entry) {
-    return std::ranges::any_of(kBeside, [&](std::string_view key) { return entry.first.starts_with(key); });
-  };
-  const bool all_have_key = !catalog.tensors.empty() &&
-                            std::ranges::all_of(catalog.tensors, [&](const auto& entry) { return has_key(entry) || is_beside(entry); });
-  if (!all_have_key || std::ranges::none_of(catalog.tensors, has_key)) return catalog;
-  const auto short_name = [](const std::string& name) { return name.starts_with(kModelKey) ? name.substr(kModelKey.size()) : name; };
-  Catalog model{.files = std::move(catalog.files), .checksums = std::move(catalog.checksums)};
-  for (auto& [name, tensor] : catalog.tensors) {
-    if (name.starts_with(kModelKey)) model.tensors[short_name(name)] = std::move(tensor);
-  }
-  for (const auto& [alias, name] : catalog.aliases) {
-    if (alias.starts_with(kModelKey) && name.starts_with(kModelKey)) model.aliases[short_name(alias)] = short_name(name);
-  }
-  return model;
+  return std::move(run.catalog);
 }
 
 }  // namespace tessera::checkpoint

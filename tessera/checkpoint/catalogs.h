@@ -8,9 +8,9 @@
 
 namespace tessera::checkpoint {
 
-/// A checkpoint of Tessera, a folder of PyTorch's distributed checkpoint, a folder of the Hugging Face Hub, a safetensors file, or a file
-/// of torch.save.
-enum class Format { Tessera, Dcp, Hub, Safetensors, Torch };
+/// A checkpoint of Tessera, a folder of PyTorch's distributed checkpoint, a folder of the Hugging Face Hub, a safetensors file, a file of
+/// torch.save, or a folder of Accelerate's save_state.
+enum class Format { Tessera, Dcp, Hub, Safetensors, Torch, Accelerate };
 std::string_view name_of(Format format);
 
 /// Looks at what is there. Throws IoError if it is none of these, with what lies beside it that is one.

@@ -4,9 +4,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "tessera/checkpoint/catalogs.h"
-#include "tessera/checkpoint/manifest.h"
+#include "tessera/checkpoint/runs.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -33,11 +34,15 @@ Json inspect(const fs::path& path) {
   const CatalogReader stored(read_catalog(path));  // looks at the sizes of the files
   const auto& catalog = stored.catalog();
   Json result = {{"path", path.string()}, {"format", name_of(format)}};
+  std::optional<Manifest> run;
   if (format == Format::Tessera) {
     const auto manifest = read_manifest(path);
     result["ranks"] = manifest.ranks;
     result["optimizer"] = manifest.optimizer;
     result["notes"] = manifest.notes.front();
+  } else {
+    run = run_of(catalog);
+    result["optimizer"] = run->optimizer;
   }
   int64_t numel = 0, bytes = 0;
   result["tensors"] = Json::object();
@@ -50,6 +55,7 @@ Json inspect(const fs::path& path) {
   }
   result["aliases"] = catalog.aliases;
   result["values"] = catalog.values;
+  result["left_out"] = run ? run->catalog.left_out : catalog.left_out;
   result["files"] = Json::object();
   for (const auto& file : catalog.files) result["files"][file.filename().string()] = fs::file_size(file);
   result["total"] = {{"tensors", catalog.tensors.size()}, {"numel", numel}, {"bytes", bytes}, {"checksums", catalog.checksums.size()}};
@@ -80,6 +86,7 @@ std::string to_table(const Json& found) {
                         tensor["bytes"].get<int64_t>(), tensor["parts"].get<int64_t>());
   }
   for (const auto& [alias, name] : found["aliases"].items()) text += fmt::format("{} is tied to {}\n", alias, name.get<std::string>());
+  for (const auto& [name, why] : found["left_out"].items()) text += fmt::format("{} is left out: {}\n", name, why.get<std::string>());
   const auto& total = found["total"];
   text += fmt::format("{} tensors, {} values, {} bytes in {} file{}\n", total["tensors"].get<int64_t>(), total["numel"].get<int64_t>(),
                       total["bytes"].get<int64_t>(), found["files"].size(), found["files"].size() == 1 ? "" : "s");

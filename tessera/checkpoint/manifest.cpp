@@ -56,7 +56,7 @@ class Composition {
     // With the header's, a file that belongs to another save is noticed.
     const auto header = InputFile(file.tensors.path()).read_first(file.tensors.header_bytes());
     manifest_.catalog.checksums.push_back(
-        {.file = number_, .begin = 0, .bytes = header.size(), .checksum = checksum_of(header), .name = "header"});
+        {.file = number_, .begin = 0, .bytes = header.size(), .checksum = checksum_of(header), .name = kHeaderName});
     for (const auto& name : file.tensors.names()) {
       if (!file.tensors.has_checksum(name)) continue;
       manifest_.catalog.checksums.push_back({.file = number_,
@@ -147,17 +147,10 @@ StoredTensor tensor_from_json(const json& text) {
 
 json to_json(const fs::path& folder, const Manifest& manifest) {
   const auto& catalog = manifest.catalog;
-  json result = {{"format", kFormat},
-                 {"version", kManifestVersion},
-                 {"ranks", manifest.ranks},
-                 {"save", manifest.save},
-                 {"optimizer", manifest.optimizer},
-                 {"notes", manifest.notes},
-                 {"buffers", manifest.buffers},
-                 {"aliases", catalog.aliases},
-                 {"tensors", json::object()},
-                 {"blocks", json::object()},
-                 {"files", json::array()}};
+  json result = {{"format", kFormat},           {"version", kManifestVersion},     {"ranks", manifest.ranks},
+                 {"save", manifest.save},       {"optimizer", manifest.optimizer}, {"notes", manifest.notes},
+                 {"buffers", manifest.buffers}, {"aliases", catalog.aliases},      {"tensors", json::object()},
+                 {"blocks", json::object()},    {"files", json::array()}};
   for (const auto& [name, tensor] : catalog.tensors) result["tensors"][name] = to_json(tensor);
   for (const auto& [name, blocks] : manifest.blocks) {
     for (const auto& [range, begin, numel] : blocks.parts) {

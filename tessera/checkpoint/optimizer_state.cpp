@@ -7,6 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/model_plan.h"
+#include "tessera/checkpoint/optimizer_keys.h"
 #include "tessera/checkpoint/part_records.h"
 #include "tessera/checkpoint/rank_file.h"
 #include "tessera/shard/parameters.h"
@@ -133,15 +134,17 @@ std::map<std::string, optim::ParameterState> read_optimizer_state(const Manifest
 void load_optimizer_state(const OptimizerRef& optimizer, const std::map<std::string, optim::ParameterState>& state,
                           const Manifest& manifest, const CatalogReader& stored, const torch::nn::Module& model,
                           const Communicator& world) {
-  optimizer.load_state(model, state);
+  const auto from = manifest.optimizer, to = optimizer.class_name();
+  optimizer.load_state(model, renamed(state, from, to));
   const auto own = optimizer.state(model);
   for (const auto& [name, parameter] : named_parameters(model)) {
     const auto saved = state.find(name), target = own.find(name);
     if (saved == state.end() || target == own.end()) continue;
     for (const auto& [key, tensor] : saved->second) {
-      if (!tensor.is_meta()) continue;
+      const auto own_key = renamed_key(key, from, to);
+      if (!tensor.is_meta() || own_key.empty()) continue;
       const auto stored_name = fmt::format("{}{}.{}", kOptimizerPrefix, name, key);
-      StateReader(manifest, stored, parameter, world).read_in_place(stored_name, target->second.at(key));
+      StateReader(manifest, stored, parameter, world).read_in_place(stored_name, target->second.at(own_key));
     }
   }
 }

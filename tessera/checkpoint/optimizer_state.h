@@ -13,8 +13,9 @@ class Communicator;
 
 namespace tessera::checkpoint {
 
-/// By the names of parameters, as OptimizerRef::load_state takes it. Of what can be read straight into the optimizer's memory it has only
-/// the sizes (device "meta"). Throws UsageError for state that can't be divided as the model is.
+/// By the names of parameters, as OptimizerRef::load_state takes it, under the names of the optimizer that was saved. Of what can be read
+/// straight into the optimizer's memory it has only the sizes (device "meta"). Throws UsageError for state that can't be divided as the
+/// model is.
 std::map<std::string, optim::ParameterState> read_optimizer_state(const Manifest& manifest, const CatalogReader& stored,
                                                                   const torch::nn::Module& model, const Communicator& world);
 

@@ -1,11 +1,13 @@
 // A process that is stopped in the middle of a save, at each of its system calls in turn: the checkpoint before is whole, and the run that
-// goes on from what is there gives the same bits as one that was never stopped. For every way to save.
+// goes on from what is there gives the same bits as one that was never stopped. For every way to save, and for conversions.
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -16,6 +18,8 @@
 #include "tessera/base/process.h"
 #include "tessera/checkpoint/async_saver.h"
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/convert.h"
+#include "tessera/checkpoint/diff.h"
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/checkpoint/verify.h"
 #include "tessera/shard/full_params.h"
@@ -170,7 +174,7 @@ INSTANTIATE_TEST_SUITE_P(, Stops, ::testing::Values("blocking", "async", "in pla
   return way.param == "in place" ? "InPlace" : way.param == "async" ? "Async" : "Blocking";
 });
 
-TEST(StopsNot, WhereFoldersCanNotBeRenamedTheErrorSaysWhatToDo) {
+TEST(FoldersThatCanNotBeRenamed, AreSavedInPlace) {
   const Folder folder;
   with_ranks(2, [&](const Communicator& world) {
     const PictureRun run(world);
@@ -180,6 +184,48 @@ TEST(StopsNot, WhereFoldersCanNotBeRenamedTheErrorSaysWhatToDo) {
   });
   renames_folders = true;
   EXPECT_FALSE(std::filesystem::exists(folder / "a"));
+}
+
+/// In a copy of this process, which has no other threads here. Returns whether it came to its end.
+bool convert_until(int64_t calls, const std::filesystem::path& from, const std::filesystem::path& to,
+                   const checkpoint::ConvertOptions& options) {
+  const auto child = ::fork();
+  if (child == 0) {
+    calls_left = calls;
+    try {
+      checkpoint::convert(from, to, options);
+    } catch (...) {
+      ::_exit(1);
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_TRUE(status == 0 || (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)) << status;
+  return status == 0;
+}
+
+TEST(StopsOfConversions, LeaveNothingOrAll) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun run(world);
+    run.train(0, kFirst);
+    save(run, folder / "run", kFirst, Way::Blocking);
+  });
+  const auto from = step_folder(folder / "run", kFirst);
+  for (const auto to : {checkpoint::Format::Tessera, checkpoint::Format::Accelerate, checkpoint::Format::Torch}) {
+    const checkpoint::ConvertOptions options{.to = to, .world = 2, .settings = {{"lr", 0.05}}};
+    int stopped = 0;
+    for (int64_t calls = 1;; calls += 1 + calls / 4) {  // most of them are writes of values
+      const auto out = folder / fmt::format("{}-{}", static_cast<int>(to), calls);
+      if (convert_until(calls, from, out, options)) break;
+      stopped++;
+      if (!std::filesystem::exists(out)) checkpoint::convert(from, out, options);  // over what the stopped one has left
+      EXPECT_TRUE(checkpoint::diff(from, out).different.empty()) << out;
+      std::filesystem::remove_all(out);
+    }
+    EXPECT_GT(stopped, 5);
+  }
 }
 
 }  // namespace

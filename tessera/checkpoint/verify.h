@@ -14,7 +14,11 @@ struct Verified {
   std::vector<std::string> faults = {};  // what is damaged, with file and tensor; empty if all is well
 };
 
+struct VerifyOptions {
+  bool cheap = false;  // compare only the sizes of files, and their headers
+};
+
 /// Reads all that has a checksum in a checkpoint of any format, and compares them. Throws IoError if there is none, or it is incomplete.
-Verified verify(const std::filesystem::path& path);
+Verified verify(const std::filesystem::path& path, const VerifyOptions& options = {});
 
 }  // namespace tessera::checkpoint

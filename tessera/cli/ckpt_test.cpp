@@ -107,5 +107,31 @@ TEST_F(Ckpt, MergesInspectsAndPrunes) {
   EXPECT_THAT(ckpt("prune", {"--ckpt-prefix", folder / "none"}).output, HasSubstr("there is no checkpoint none-step-N"));
 }
 
+TEST_F(Ckpt, ConvertsReshardsAndCompares) {
+  const auto dcp = (folder / "dcp").string(), three = (folder / "three").string();
+  const auto converted = ckpt("convert", {prefix, dcp, "--to", "dcp", "--from", "tessera", "--world", "2"});
+  EXPECT_EQ(converted.status, 0) << converted.output;
+  EXPECT_THAT(converted.output,
+              HasSubstr("net-step-000020 -> " + dcp + ": a folder of torch.distributed.checkpoint, 6 tensors, 896 bytes\n"));
+  EXPECT_EQ(ckpt("reshard", {dcp, three, "--world", "3"}).status, 0);
+  EXPECT_THAT(ckpt("inspect", {three}).output, HasSubstr("of 3 ranks"));
+  const auto equal = ckpt("diff", {prefix, three});
+  EXPECT_EQ(equal.status, 0);
+  EXPECT_EQ(equal.output, "7 tensors are equal, 0 are not\n");
+  EXPECT_EQ(ckpt("convert", {dcp, folder / "half", "--to", "safetensors", "--dtype", "fp16"}).status, 0);
+  const auto different = ckpt("diff", {prefix, folder / "half"});
+  EXPECT_EQ(different.status, 1);
+  EXPECT_THAT(different.output, AllOf(HasSubstr("only in the first: generator.cpu"), HasSubstr("Float [10] / Half [10]")));
+  EXPECT_EQ(nlohmann::json::parse(ckpt("diff", {prefix, folder / "half", "--json"}).output)["different"].size(), 6U);
+  const auto trouble = ckpt("diff", {prefix, folder / "none"});
+  EXPECT_EQ(trouble.status, 2);
+  EXPECT_THAT(trouble.output, HasSubstr("none called none-step-N"));
+  EXPECT_THAT(ckpt("convert", {dcp, folder / "out", "--to", "zip"}).output, HasSubstr("write one of accelerate, dcp, hub, safetensors"));
+  EXPECT_THAT(ckpt("convert", {dcp, folder / "out", "--to", "dcp", "--set", "lr"}).output, HasSubstr("NAME=VALUE"));
+  EXPECT_THAT(ckpt("convert", {dcp, folder / "out", "--to", "hub", "--from", "torch"}).output, HasSubstr("not a file of torch.save"));
+  EXPECT_THAT(ckpt("reshard", {dcp, three, "--world", "3"}).output, HasSubstr("three"));
+  EXPECT_THAT(ckpt("verify", {"--ckpt-prefix", three, "--cheap"}).output, HasSubstr("three has all its bytes: 3 files"));
+}
+
 }  // namespace
 }  // namespace tessera::testing::ckpt_test

@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "fuzz.h"
+#include "tessera/checkpoint/runs.h"
 
 namespace tessera::fuzz {
 namespace {
@@ -50,6 +51,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::write_file(path + "/.metadata", {data, size});
   fuzz::expect_own_errors([] {
     const checkpoint::CatalogReader reader(checkpoint::read_dcp(path));
+    checkpoint::run_of(reader.catalog());
     for (const auto& checksum : reader.catalog().checksums) reader.verify(checksum);
     for (const auto& [name, tensor] : reader.catalog().tensors) reader.read(name);
   });

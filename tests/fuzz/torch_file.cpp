@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "fuzz.h"
+#include "tessera/checkpoint/runs.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace tessera;
@@ -14,6 +15,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::write_file(path, {data, size});
   fuzz::expect_own_errors([] {
     const checkpoint::CatalogReader reader(checkpoint::read_torch_file(path));
+    checkpoint::run_of(reader.catalog());
     for (const auto& checksum : reader.catalog().checksums) reader.verify(checksum);
     for (const auto& [name, tensor] : reader.catalog().tensors) {
       constexpr int64_t kMost = 1 << 24;  // a view may repeat few values as often as it likes
@@ -76,6 +78,19 @@ pickle::Value view(int64_t offset, std::vector<int64_t> shape, std::vector<int64
                         .arguments = {pickle::Storage{.id = id}, offset, numbers(shape), numbers(strides), false, pickle::Dict{}}};
 }
 
+/// A model and an optimizer that knows it by numbers.
+std::string run() {
+  const auto dict = [](const pickle::Value& key, const pickle::Value& value) -> pickle::Value {
+    return pickle::Dict{.entries = {{key, value}}};
+  };
+  const pickle::Dict group{
+      .entries = {{"lr", 0.5}, {"params", pickle::List{.items = {int64_t{0}}}}, {"param_names", pickle::List{.items = {"w"}}}}};
+  const auto values = view(0, {4}, {1});
+  const pickle::Dict optimizer{
+      .entries = {{"state", dict(int64_t{0}, dict("exp_avg", values))}, {"param_groups", pickle::List{.items = {group}}}}};
+  return archive(pickle::Dict{.entries = {{"model", dict("w", values)}, {"optimizer", optimizer}, {"epoch", int64_t{3}}}});
+}
+
 }  // namespace
 
 std::vector<std::string> seeds() {
@@ -93,6 +108,7 @@ std::vector<std::string> seeds() {
       one(pickle::Object{.name = "torch._utils._rebuild_parameter", .arguments = {view(0, {4}, {1}), true, pickle::Dict{}}}),
       one(pickle::Object{.name = "torch._utils._rebuild_sparse_tensor"}),
       archive(view(0, {4}, {1})),
+      run(),
       "PK\5\6",
       "",
   };

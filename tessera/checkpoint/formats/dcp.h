@@ -17,7 +17,7 @@
 
 namespace tessera::checkpoint {
 
-/// The tensors of a folder, and the other values as far as they are plain ones; others are left out, because they are code. Files that
+/// The tensors of a folder, and the other values as far as they are plain ones; the names of others are in left_out. Files that
 /// `.metadata` does not name are ignored. Throws IoError.
 Catalog read_dcp(const std::filesystem::path& folder);
 

@@ -30,11 +30,6 @@ std::optional<pickle::Meaning> metadata_globals(const std::string& name) {
   return std::ranges::find(kClasses, name) == kClasses.end() ? torch_globals(name) : pickle::Meaning::Object;
 }
 
-/// Values of any class can be saved. We leave those out that are no plain data, so it does no harm to know their names.
-std::optional<pickle::Meaning> any_globals(const std::string& name) {
-  return torch_globals(name).value_or(pickle::Meaning::Object);
-}
-
 class DcpReader {
  public:
   explicit DcpReader(fs::path folder) : folder_(std::move(folder)), path_(folder_ / dcp::kFile) {}
@@ -165,7 +160,11 @@ class DcpReader {
 
   void add_value(const std::string& name) {
     auto json = to_json(item({name, std::nullopt}, any_globals).archive.content());
-    if (json) catalog_.values.emplace(name, std::move(*json));
+    if (json) {
+      catalog_.values.emplace(name, std::move(*json));
+    } else {
+      catalog_.left_out.emplace(name, kNoPlainData);
+    }
   }
 
   void add_tensor(const std::string& name, const pickle::Dict& fields) {

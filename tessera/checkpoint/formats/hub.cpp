@@ -99,13 +99,26 @@ void HubWriter::next_file() {
   place_ = 0;
 }
 
+/// Goes on to the next file when one has all its tensors.
+void HubWriter::expect_place() {
+  if (place_ < shards_[shard_].size() || shard_ + 1 == shards_.size()) return;
+  writer_->close();
+  shard_++;
+  next_file();
+}
+
 void HubWriter::write(const at::Tensor& tensor) {
-  if (place_ == shards_[shard_].size() && shard_ + 1 < shards_.size()) {
-    writer_->close();
-    shard_++;
-    next_file();
-  }
+  expect_place();
   writer_->write(tensor);
+  place_++;
+}
+
+void HubWriter::append(const at::Tensor& values) {
+  expect_place();
+  writer_->append(values);
+  written_ += values.numel();
+  if (place_ == shards_[shard_].size() || written_ < c10::multiply_integers(shards_[shard_][place_].sizes)) return;
+  written_ = 0;
   place_++;
 }
 

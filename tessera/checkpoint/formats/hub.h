@@ -27,17 +27,21 @@ class HubWriter {
 
   /// Writes the next tensor, in the order of the entries.
   void write(const at::Tensor& tensor);
+  /// The same for a tensor that comes in pieces: its next values, in row-major order.
+  void append(const at::Tensor& values);
   void close();
   const std::vector<std::filesystem::path>& files() const { return files_; }
 
  private:
   void next_file();
+  void expect_place();
 
   const std::filesystem::path folder_;
   const std::map<std::string, std::string> metadata_;
   std::vector<std::vector<SafetensorsEntry>> shards_;
   std::vector<std::filesystem::path> files_;
   size_t shard_ = 0, place_ = 0;
+  int64_t written_ = 0;  // values of the next one
   std::unique_ptr<SafetensorsWriter> writer_;
 };
 

@@ -123,17 +123,32 @@ void SafetensorsWriter::write(const at::Tensor& tensor) {
                                  c10::toString(entry.dtype), fmt::join(entry.sizes, ", "), c10::toString(tensor.scalar_type()),
                                  fmt::join(tensor.sizes(), ", ")));
   }
-  const auto values = tensor.detach().cpu().contiguous();
-  std::span<const std::byte> rest(static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes());
-  Checksum checksum;
+  append(tensor);
+}
+
+void SafetensorsWriter::append(const at::Tensor& values) {
+  if (next_ == entries_.size()) throw UsageError(fmt::format("{} has all its {} tensors already", path_.string(), entries_.size()));
+  const auto& entry = entries_[next_];
+  const auto numel = c10::multiply_integers(entry.sizes);
+  if (values.scalar_type() != entry.dtype || values.numel() > numel - written_) {
+    throw UsageError(fmt::format("'{}' in {} lacks {} values of {}, but was given {} of {}", entry.name, path_.string(), numel - written_,
+                                 c10::toString(entry.dtype), values.numel(), c10::toString(values.scalar_type())));
+  }
+  const auto plain = values.detach().cpu().contiguous();
+  std::span<const std::byte> rest(static_cast<const std::byte*>(plain.const_data_ptr()), plain.nbytes());
+  if (!checksum_) checksum_.emplace();
   while (!rest.empty()) {
     const auto block = rest.first(std::min<size_t>(kBlock, rest.size()));
-    checksum.add(block);
+    checksum_->add(block);
     file_.write(block);
     rest = rest.subspan(block.size());
   }
-  checksums_ += Checksum::text(checksum.value());
+  written_ += values.numel();
+  if (written_ < numel) return;
+  checksums_ += Checksum::text(checksum_->value());
+  checksum_.reset();
   next_++;
+  written_ = 0;
 }
 
 void SafetensorsWriter::close() {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -67,6 +68,8 @@ class SafetensorsWriter {
                     const std::map<std::string, std::string>& metadata = {});
 
   void write(const at::Tensor& tensor);
+  /// The same for a tensor that comes in pieces: its next values, in row-major order.
+  void append(const at::Tensor& values);
   void close();
 
  private:
@@ -75,6 +78,8 @@ class SafetensorsWriter {
   SafetensorsHeaderText header_;
   std::string checksums_;  // of the header and of the tensors so far
   size_t next_ = 0;
+  int64_t written_ = 0;  // values of the next one
+  std::optional<Checksum> checksum_;
   NewFile file_;
 };
 

@@ -19,6 +19,7 @@ class TorchFileWriter {
   TorchFileWriter(const std::filesystem::path& path, const TorchTree& tree) : file_(path), archive_(file_, 0, tree) {}
 
   void write(const at::Tensor& tensor) { archive_.write(tensor); }
+  void append(const at::Tensor& values) { archive_.append(values); }
   void close() {
     archive_.close();
     file_.commit();

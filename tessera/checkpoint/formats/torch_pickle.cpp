@@ -123,6 +123,10 @@ std::optional<pickle::Meaning> torch_globals(const std::string& name) {
   return std::nullopt;
 }
 
+std::optional<pickle::Meaning> any_globals(const std::string& name) {
+  return torch_globals(name).value_or(pickle::Meaning::Object);
+}
+
 std::optional<nlohmann::json> to_json(const Value& value) {
   if (value.is_none()) return nlohmann::json();
   if (const auto* const flag = value.as<bool>()) return *flag;

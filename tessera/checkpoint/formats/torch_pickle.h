@@ -26,7 +26,11 @@ const TorchDtype* torch_dtype_of_storage(std::string_view global);
 
 /// The globals of tensors and plain values. Others are refused.
 std::optional<pickle::Meaning> torch_globals(const std::string& name);
+/// All globals, for what may hold values of any class: nothing is called, so it does no harm to know their names.
+std::optional<pickle::Meaning> any_globals(const std::string& name);
 
+/// Why a value that to_json can't take is in Catalog::left_out.
+inline constexpr auto kNoPlainData = "it is no plain data, but of a class of Python";
 /// Numbers, texts, bytes, lists, tuples, dicts and what stands for such. Nothing if there is something else, or a dict has keys that are
 /// neither texts nor integers, or one key twice.
 std::optional<nlohmann::json> to_json(const pickle::Value& value);

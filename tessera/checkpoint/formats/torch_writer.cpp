@@ -42,11 +42,13 @@ TorchArchiveWriter::TorchArchiveWriter(NewFile& file, uint64_t begin, const Torc
 Value TorchArchiveWriter::pickled(const TorchTree& tree, const std::string& name) {
   if (const auto* const json = std::get_if<nlohmann::json>(&tree.value)) return from_json(*json);
   if (const auto* const tensor = std::get_if<TorchTree::Tensor>(&tree.value)) return pickled(*tensor, name);
-  if (const auto* const list = std::get_if<TorchTree::List>(&tree.value)) {
-    pickle::List result;
-    for (size_t i = 0; i < list->items.size(); i++) result.items.push_back(pickled(list->items[i], joined(name, std::to_string(i))));
+  const auto items_of = [&](const std::vector<TorchTree>& items) {
+    std::vector<Value> result;
+    for (size_t i = 0; i < items.size(); i++) result.push_back(pickled(items[i], joined(name, std::to_string(i))));
     return result;
-  }
+  };
+  if (const auto* const list = std::get_if<TorchTree::List>(&tree.value)) return pickle::List{.items = items_of(list->items)};
+  if (const auto* const tuple = std::get_if<TorchTree::Tuple>(&tree.value)) return pickle::Tuple{.items = items_of(tuple->items)};
   pickle::Dict result;
   for (const auto& [key, item] : std::get<TorchTree::Dict>(tree.value).entries) {
     const auto value = std::visit([](const auto& each) { return Value(each); }, key);
@@ -86,9 +88,25 @@ void TorchArchiveWriter::write(const at::Tensor& tensor) {
     throw UsageError(fmt::format("the next tensor is '{}', {} of [{}], but was given {} of [{}]", name, c10::toString(expected->dtype),
                                  fmt::join(expected->shape, ", "), c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", ")));
   }
-  const auto values = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous();
-  zip_.add(fmt::format("{}data/{}", kFolder, next_), std::span(static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()));
+  append(tensor);
+}
+
+void TorchArchiveWriter::append(const at::Tensor& values) {
+  if (next_ == places_.size()) throw UsageError(fmt::format("the file has all its {} tensors already", next_));
+  const auto& [name, expected] = places_[next_];
+  const auto numel = c10::multiply_integers(expected->shape);
+  if (values.scalar_type() != expected->dtype || values.numel() > numel - written_) {
+    throw UsageError(fmt::format("'{}' lacks {} values of {}, but was given {} of {}", name, numel - written_,
+                                 c10::toString(expected->dtype), values.numel(), c10::toString(values.scalar_type())));
+  }
+  const auto plain = values.detach().cpu().resolve_conj().resolve_neg().contiguous();
+  if (written_ == 0) zip_.begin(fmt::format("{}data/{}", kFolder, next_), static_cast<uint64_t>(numel) * plain.element_size());
+  zip_.append(std::span(static_cast<const std::byte*>(plain.const_data_ptr()), plain.nbytes()));
+  written_ += values.numel();
+  if (written_ < numel) return;
+  zip_.end();
   next_++;
+  written_ = 0;
 }
 
 uint64_t TorchArchiveWriter::close() {

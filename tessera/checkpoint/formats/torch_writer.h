@@ -34,7 +34,10 @@ struct TorchTree {
   struct List {
     std::vector<TorchTree> items = {};
   };
-  std::variant<nlohmann::json, Tensor, Dict, List> value = {};
+  struct Tuple {
+    std::vector<TorchTree> items = {};
+  };
+  std::variant<nlohmann::json, Tensor, Dict, List, Tuple> value = {};
 };
 
 /// Writes an archive behind what is in a file already.
@@ -45,6 +48,8 @@ class TorchArchiveWriter {
 
   /// Writes the next tensor in the order of the tree. Tied ones come once, where the first one is.
   void write(const at::Tensor& tensor);
+  /// The same for a tensor that comes in pieces: its next values, in row-major order.
+  void append(const at::Tensor& values);
   /// Returns the length of the archive in bytes. Throws UsageError if tensors are missing.
   uint64_t close();
 
@@ -60,6 +65,7 @@ class TorchArchiveWriter {
   std::vector<Place> places_;  // by the number of the storage
   std::unordered_map<const TorchTensor*, size_t> storages_;
   size_t next_ = 0;
+  int64_t written_ = 0;  // values of the next one
 };
 
 }  // namespace tessera::checkpoint

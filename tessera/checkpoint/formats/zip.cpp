@@ -16,6 +16,7 @@ namespace {
 // last part comes twice, because it had no room for numbers of 64 bits at first.
 constexpr uint32_t kEntry = 0x04034b50, kRecord = 0x02014b50, kEnd = 0x06054b50, kWideEnd = 0x06064b50, kWideLocator = 0x07064b50;
 constexpr uint64_t kEntryBytes = 30, kRecordBytes = 46, kEndBytes = 22, kWideEndBytes = 56, kWideLocatorBytes = 20;
+constexpr uint64_t kCrcInEntry = 14;  // where the checksum is in the header of an entry
 constexpr uint16_t kEncrypted = 1, kStored = 0, kUtf8Names = 1 << 11;
 constexpr uint32_t kElsewhere = 0xffffffff;  // the number is in the wide field of the record
 constexpr uint16_t kWide = 1, kPadding = 'F' | 'B' << 8;
@@ -193,23 +194,55 @@ std::string read_entry(const InputFile& file, const ZipEntry& entry, const std::
   return bytes;
 }
 
-// All numbers are written with 64 bits, whatever their size: there is one way, which every test goes.
 void ZipWriter::add(const std::string& name, std::span<const std::byte> bytes) {
-  const auto crc = bytes.empty() ? 0 : crc32_of(bytes);
-  const uint64_t place = end_ - begin_;
-  const auto common = number(kVersion, 2) + number(kUtf8Names, 2) + number(0, 2) + number(0, 2) + number(kFirstDay, 2) + number(crc, 4) +
-                      number(kElsewhere, 4) + number(kElsewhere, 4) + number(name.size(), 2);
-  const auto sizes = number(bytes.size(), 8) + number(bytes.size(), 8);
+  Entry entry{.name = name, .bytes = bytes.size(), .crc32 = bytes.empty() ? 0 : crc32_of(bytes)};
+  write_header(entry);
+  write(bytes);
+  add_record(entry);
+}
+
+void ZipWriter::begin(std::string name, uint64_t bytes) {
+  entry_ = {.name = std::move(name), .bytes = bytes};
+  write_header(entry_);
+}
+
+void ZipWriter::append(std::span<const std::byte> piece) {
+  if (!piece.empty()) entry_.crc32 = crc32_of(piece, entry_.crc32);
+  write(piece);
+}
+
+void ZipWriter::end() {
+  const auto crc = number(entry_.crc32, 4);
+  file_.overwrite(begin_ + entry_.place + kCrcInEntry, std::as_bytes(std::span(crc)));
+  add_record(entry_);
+}
+
+// All numbers are written with 64 bits, whatever their size: there is one way, which every test goes.
+std::string ZipWriter::common_of(const Entry& entry) {
+  return number(kVersion, 2) + number(kUtf8Names, 2) + number(0, 2) + number(0, 2) + number(kFirstDay, 2) + number(entry.crc32, 4) +
+         number(kElsewhere, 4) + number(kElsewhere, 4) + number(entry.name.size(), 2);
+}
+
+std::string ZipWriter::sizes_of(const Entry& entry) {
+  return number(entry.bytes, 8) + number(entry.bytes, 8);
+}
+
+void ZipWriter::write_header(Entry& entry) {
+  entry.place = end_ - begin_;
+  const auto sizes = sizes_of(entry);
   auto extra = number(kWide, 2) + number(sizes.size(), 2) + sizes;
-  const auto unaligned = place + kEntryBytes + name.size() + extra.size() + 4;
+  const auto unaligned = entry.place + kEntryBytes + entry.name.size() + extra.size() + 4;
   const auto padding = (kAlignment - unaligned % kAlignment) % kAlignment;
   extra += number(kPadding, 2) + number(padding, 2) + std::string(padding, 'Z');
-  const auto header = number(kEntry, 4) + common + number(extra.size(), 2) + name + extra;
+  const auto header = number(kEntry, 4) + common_of(entry) + number(extra.size(), 2) + entry.name + extra;
   write(std::as_bytes(std::span(header)));
-  write(bytes);
-  const auto wide = number(kWide, 2) + number(sizes.size() + 8, 2) + sizes + number(place, 8);
-  directory_ += number(kRecord, 4) + number(kVersion, 2) + common + number(wide.size(), 2) + number(0, 2) + number(0, 2) + number(0, 2) +
-                number(0, 4) + number(kElsewhere, 4) + name + wide;
+}
+
+void ZipWriter::add_record(const Entry& entry) {
+  const auto sizes = sizes_of(entry);
+  const auto wide = number(kWide, 2) + number(sizes.size() + 8, 2) + sizes + number(entry.place, 8);
+  directory_ += number(kRecord, 4) + number(kVersion, 2) + common_of(entry) + number(wide.size(), 2) + number(0, 2) + number(0, 2) +
+                number(0, 2) + number(0, 4) + number(kElsewhere, 4) + entry.name + wide;
   entries_++;
 }
 

@@ -37,10 +37,23 @@ class ZipWriter {
 
   void add(const std::string& name, std::span<const std::byte> bytes);
   void add(const std::string& name, std::string_view text) { add(name, std::as_bytes(std::span(text))); }
+  /// The same for an entry of so many bytes that come in pieces.
+  void begin(std::string name, uint64_t bytes);
+  void append(std::span<const std::byte> piece);
+  void end();
   /// Writes the directory. Returns the length of the archive.
   uint64_t close();
 
  private:
+  struct Entry {
+    std::string name = {};
+    uint64_t bytes = 0, place = 0;  // in the archive
+    uint32_t crc32 = 0;
+  };
+  static std::string common_of(const Entry& entry);
+  static std::string sizes_of(const Entry& entry);
+  void write_header(Entry& entry);
+  void add_record(const Entry& entry);
   void write(std::span<const std::byte> bytes);
 
   NewFile& file_;
@@ -48,6 +61,7 @@ class ZipWriter {
   uint64_t end_;
   std::string directory_;
   uint64_t entries_ = 0;
+  Entry entry_;  // the one that comes in pieces
 };
 
 }  // namespace tessera::checkpoint

@@ -1,0 +1,141 @@
+#include "tessera/checkpoint/convert.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "tessera/base/error.h"
+#include "tessera/base/folder.h"
+#include "tessera/checkpoint/formats/accelerate.h"
+#include "tessera/checkpoint/formats/hub.h"
+#include "tessera/checkpoint/rank_file.h"
+#include "tessera/checkpoint/run_source.h"
+#include "tessera/checkpoint/runs.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_inside(const fs::path& path, const fs::path& folder) {
+  std::error_code unknown;
+  const auto inner = fs::weakly_canonical(path, unknown), outer = fs::weakly_canonical(folder, unknown);
+  return !unknown && std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
+}
+
+void expect_sound(const fs::path& checkpoint, const fs::path& out, const ConvertOptions& options) {
+  if (is_inside(out, checkpoint)) {
+    throw UsageError(
+        fmt::format("{} lies in the checkpoint {}, whose files it could replace; write elsewhere", out.string(), checkpoint.string()));
+  }
+  if (options.dtype && !at::isFloatingType(*options.dtype)) {
+    throw UsageError(fmt::format("weights can't become {}: give a dtype of numbers with fractions", c10::toString(*options.dtype)));
+  }
+  if (options.world < 1) throw UsageError(fmt::format("a checkpoint can't be for {} ranks", options.world));
+  if (options.memory < 1) throw UsageError(fmt::format("{} bytes of memory hold no tensor", options.memory));
+}
+
+Manifest model_only(const fs::path& checkpoint) {
+  Manifest model{.catalog = read_model(checkpoint), .notes = {{}}};
+  auto& left_out = model.catalog.left_out;
+  std::erase_if(left_out, [](const auto& entry) { return entry.first.starts_with(kOptimizerPrefix); });
+  return model;
+}
+
+/// For people who name the folder of the optimizer.
+std::string folder_of_model(const fs::path& checkpoint) {
+  const auto model = checkpoint.parent_path() / (std::string(accelerate::kModel) + "_0");
+  return is_there(model) ? fmt::format("; did you mean {}?", model.string()) : "";
+}
+
+void expect_no_blocks(const Manifest& run) {
+  if (run.blocks.empty()) return;
+  throw UsageError(fmt::format(
+      "'{}' of the {} has one value for each block of a rank's values, which is of use only on the ranks that saved it; convert "
+      "the weights only",
+      run.blocks.begin()->first, run.optimizer));
+}
+
+/// The tensors in the order of a file: the widest dtype comes first, so that every value is aligned to its width.
+std::vector<SourceTensor> by_width(const RunSource& source) {
+  auto tensors = source.model();
+  std::ranges::stable_sort(tensors, std::greater{}, [](const SourceTensor& tensor) { return c10::elementSize(tensor.dtype); });
+  return tensors;
+}
+
+std::vector<SafetensorsEntry> entries_of(const std::vector<SourceTensor>& tensors) {
+  std::vector<SafetensorsEntry> entries;
+  for (const auto& tensor : tensors) entries.push_back({.name = tensor.name, .dtype = tensor.dtype, .sizes = tensor.shape});
+  return entries;
+}
+
+std::map<std::string, std::string> metadata_of(const RunSource& source) {
+  auto metadata = source.run().catalog.aliases;
+  metadata["format"] = "pt";
+  return metadata;
+}
+
+}  // namespace
+
+std::vector<fs::path> write_safetensors(const RunSource& source, const fs::path& out) {
+  const auto tensors = by_width(source);
+  SafetensorsWriter writer(out, entries_of(tensors), metadata_of(source));
+  for (const auto& tensor : tensors) source.copy(tensor, [&](const at::Tensor& values) { writer.append(values); });
+  writer.close();
+  return {out};
+}
+
+std::vector<fs::path> write_hub(const RunSource& source, const fs::path& out) {
+  const auto tensors = by_width(source);
+  HubWriter writer(out, entries_of(tensors), metadata_of(source), source.options().max_shard_size);
+  for (const auto& tensor : tensors) source.copy(tensor, [&](const at::Tensor& values) { writer.append(values); });
+  writer.close();
+  return writer.files();
+}
+
+Converted convert(const fs::path& checkpoint, const fs::path& out, const ConvertOptions& options) {
+  expect_sound(checkpoint, out, options);
+  Converted result{.from = format_of(checkpoint)};
+  if (options.from && *options.from != result.from) {
+    throw UsageError(fmt::format("{} is {}, not {}", checkpoint.string(), name_of(result.from), name_of(*options.from)));
+  }
+  const bool weights_only = options.weights_only || options.to == Format::Hub || options.to == Format::Safetensors;
+  auto run = weights_only ? model_only(checkpoint) : read_run(checkpoint);
+  expect_no_blocks(run);
+  result.left_out = run.catalog.left_out;
+  const RunSource source(std::move(run), options);
+  if (source.model().empty()) {
+    throw IoError(fmt::format("{} has no tensors of a model{}", checkpoint.string(), folder_of_model(checkpoint)));
+  }
+  result.tensors = std::ssize(source.model()) + std::ssize(source.state());
+  result.bytes = source.bytes();
+  switch (options.to) {
+    case Format::Tessera:
+      result.files = write_ranks(source, out);
+      break;
+    case Format::Dcp:
+      result.files = write_dcp(source, out);
+      break;
+    case Format::Hub:
+      result.files = write_hub(source, out);
+      break;
+    case Format::Safetensors:
+      result.files = write_safetensors(source, out);
+      break;
+    case Format::Torch:
+      result.files = write_torch(source, out);
+      break;
+    case Format::Accelerate:
+      result.files = write_accelerate(source, out, result.left_out);
+      break;
+  }
+  return result;
+}
+
+Converted reshard(const fs::path& checkpoint, const fs::path& out, int world) {
+  return convert(checkpoint, out, {.to = Format::Tessera, .world = world});
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,53 @@
+// Writes a checkpoint of any format again, in another format or for another number of ranks.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/checkpoint/catalogs.h"
+
+namespace tessera::checkpoint {
+
+struct ConvertOptions {
+  Format to = Format::Tessera;
+  std::optional<Format> from = {};  // what the input has to be; it is recognised unless given
+  int world = 1;                    // the number of ranks whose files are written, where the format has such
+  /// Only the model. Hub folders and safetensors files hold nothing else.
+  bool weights_only = false;
+  std::optional<at::ScalarType> dtype = {};  // of the model's numbers with fractions; that of the checkpoint unless given
+  int64_t max_shard_size = 5'000'000'000;    // bytes of a file in a Hub folder
+  bool full_state_dict = false;              // of Accelerate: files of torch.save as for FULL_STATE_DICT
+  /// Settings of the optimizer for Python, which takes all of them from the files, such as {"lr", 0.001}. The others are those of the
+  /// checkpoint, if it has them, or PyTorch's defaults.
+  std::map<std::string, nlohmann::json> settings = {};
+  /// Notes that differ by rank, where the output can't have them by rank, are an error, or those of rank 0 are taken.
+  bool notes_of_first_rank = false;
+  int64_t memory = 1'000'000'000;  // bytes of a tensor that are in memory at once
+  /// Called after each piece of a tensor with its name, and the bytes that are written and to be written.
+  std::function<void(const std::string& name, int64_t bytes, int64_t all)> progress = {};
+};
+
+struct Converted {
+  Format from = Format::Tessera;
+  std::vector<std::filesystem::path> files = {};  // or the folder
+  int64_t tensors = 0, bytes = 0;
+  std::map<std::string, std::string> left_out = {};  // what the output lacks, and why
+};
+
+/// Reads and writes piece by piece. Everything with a checksum is compared first. The output appears when it is complete: a file replaces
+/// one of its name, a folder must not be there yet, but a Hub folder may hold other files. Throws UsageError for what the format can't
+/// hold.
+Converted convert(const std::filesystem::path& checkpoint, const std::filesystem::path& out, const ConvertOptions& options);
+
+/// Writes a checkpoint of Tessera of so many ranks.
+Converted reshard(const std::filesystem::path& checkpoint, const std::filesystem::path& out, int world);
+
+}  // namespace tessera::checkpoint

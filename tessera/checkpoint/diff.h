@@ -1,0 +1,44 @@
+// Compares two checkpoints, of any formats and numbers of ranks.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace tessera::checkpoint {
+
+struct DiffOptions {
+  int64_t memory = 1'000'000'000;  // bytes of a tensor that are in memory at once
+  /// Called after each piece of a tensor with its name, and the bytes that are compared and to be compared.
+  std::function<void(const std::string& name, int64_t bytes, int64_t all)> progress = {};
+};
+
+/// A tensor that is not the same in both.
+struct TensorDifference {
+  std::string name;
+  std::string one, other;       // dtypes and shapes: "Float [2, 3]"
+  int64_t values = 0;           // how many differ; where the shapes differ, none is compared
+  double largest = 0;           // absolute difference of two values
+  double largest_relative = 0;  // to the larger of the two
+};
+
+struct Difference {
+  int64_t equal = 0;  // tensors
+  std::vector<std::string> only_one = {}, only_other = {};
+  std::vector<TensorDifference> different = {};
+
+  bool is_none() const { return only_one.empty() && only_other.empty() && different.empty(); }
+};
+
+/// Compares models, the states of optimizers, also under PyTorch's names and ours, and the generators of rank 0. Every NaN equals every
+/// other, and counts of steps do not differ by their dtype. Notes and settings are not compared.
+Difference diff(const std::filesystem::path& one, const std::filesystem::path& other, const DiffOptions& options = {});
+
+/// For programs, and as a table.
+nlohmann::ordered_json to_json(const Difference& difference);
+std::string to_table(const Difference& difference);
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,153 @@
+#include "tessera/checkpoint/formats/accelerate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/base/folder.h"
+#include "tessera/checkpoint/formats/dcp.h"
+#include "tessera/checkpoint/formats/hub.h"
+#include "tessera/checkpoint/formats/torch_archive.h"
+#include "tessera/checkpoint/formats/torch_file.h"
+#include "tessera/checkpoint/formats/torch_pickle.h"
+#include "tessera/checkpoint/rank_file.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr auto kModelFile = "pytorch_model.bin";  // as Accelerate has them without FSDP, where it does not write safetensors
+
+std::vector<std::string> names_of(const fs::path& folder) {
+  return names_in(folder).value_or(std::vector<std::string>());
+}
+
+class AccelerateReader {
+ public:
+  explicit AccelerateReader(fs::path folder) : folder_(std::move(folder)) {}
+
+  Catalog read() {
+    add_generators();
+    const std::string model = accelerate::kModel, optimizer = accelerate::kOptimizer;
+    if (is_there(folder_ / (model + "_0"))) {
+      add_dcp(folder_ / (model + "_0"), "model.");
+    } else if (is_there(folder_ / (model + ".bin"))) {
+      add(read_torch_file(folder_ / (model + ".bin")), "model.");
+    } else if (is_hub_folder(folder_)) {
+      add(read_hub_folder(folder_), "model.");
+    } else if (is_there(folder_ / kModelFile)) {
+      add(read_torch_file(folder_ / kModelFile), "model.");
+    }
+    if (is_there(folder_ / (optimizer + "_0"))) {
+      add_dcp(folder_ / (optimizer + "_0"), "optimizer.");
+    } else if (is_there(folder_ / (optimizer + ".bin"))) {
+      add(read_torch_file(folder_ / (optimizer + ".bin")), "optimizer.");
+    }
+    for (const auto& name : names_of(folder_)) {
+      const auto is_part_of = [&](const std::string& kind) { return name.starts_with(kind + "_") && name != kind + "_0"; };
+      if (is_part_of(model) || is_part_of(optimizer)) {
+        all_.left_out.emplace(name, "it is of another model or optimizer than the first, or of FSDP's LOCAL_STATE_DICT");
+      }
+      for (const auto* kind : {"scheduler", "scaler", "sampler", "dl_state_dict", "custom_checkpoint"}) {
+        if (name.starts_with(kind) && fs::path(name).has_extension()) add_values(name);
+      }
+    }
+    return std::move(all_);
+  }
+
+ private:
+  /// Each rank's file has a state of torch's generator, and how often the gradients have been accumulated.
+  void add_generators() {
+    StoredTensor state{.dtype = at::kByte};
+    for (size_t rank = 0;; rank++) {
+      const auto path = folder_ / fmt::format("{}{}.pkl", accelerate::kGenerators, rank);
+      if (!is_there(path)) break;
+      const InputFile file(path);
+      const TorchArchive archive(file, 0, file.size(), any_globals, path.string());
+      const auto* const dict = archive.content().as<pickle::Dict>();
+      const auto* const value = dict == nullptr ? nullptr : dict->find(accelerate::kTorchGenerator);
+      const auto tensor = value == nullptr ? std::nullopt : archive.tensor(*value, accelerate::kTorchGenerator);
+      if (!tensor || tensor->dtype != at::kByte || (rank > 0 && tensor->shape != state.shape)) {
+        all_.left_out.emplace(path.filename().string(), "it has no state of torch's generator, or another one than the file of rank 0");
+        return;
+      }
+      state.shape = tensor->shape;
+      state.boxes.push_back(
+          {.box = whole_slice(tensor->shape), .file = all_.files.size(), .offset = tensor->begin, .strides = tensor->strides});
+      all_.files.push_back(path);
+      const auto* const step = dict->find("step");
+      if (const auto* const number = step == nullptr ? nullptr : step->as<int64_t>()) all_.values["step"] = *number;
+    }
+    if (!state.boxes.empty()) all_.tensors.emplace(kGeneratorName, std::move(state));
+  }
+
+  /// Accelerate has put everything under a key, but older versions had not.
+  void add_dcp(const fs::path& folder, const std::string& key) {
+    auto part = read_dcp(folder);
+    const auto has_key = [&](const auto& entry) { return entry.first.starts_with(key); };
+    const bool all_have = std::ranges::all_of(part.tensors, has_key) && std::ranges::all_of(part.values, has_key);
+    add(std::move(part), all_have ? "" : key);
+  }
+
+  void add(Catalog part, const std::string& before) {
+    const auto first = all_.files.size();
+    std::ranges::move(part.files, std::back_inserter(all_.files));
+    for (auto& [name, tensor] : part.tensors) {
+      for (auto& box : tensor.boxes) box.file += first;
+      all_.tensors.emplace(before + name, std::move(tensor));
+    }
+    for (auto& bytes : part.checksums) {
+      bytes.file += first;
+      all_.checksums.push_back(std::move(bytes));
+    }
+    for (const auto& [name, value] : part.values) all_.values.emplace(before + name, value);
+    for (const auto& [alias, name] : part.aliases) all_.aliases.emplace(before + alias, before + name);
+    for (const auto& [name, why] : part.left_out) all_.left_out.emplace(before + name, why);
+  }
+
+  /// The plain values in a file. What a program does not need to load weights is no reason to refuse the folder.
+  void add_values(const std::string& name) {
+    const auto stem = fs::path(name).stem().string();
+    try {
+      const InputFile file(folder_ / name);
+      const TorchArchive archive(file, 0, file.size(), any_globals, file.path().string());
+      const auto* const dict = archive.content().as<pickle::Dict>();
+      if (dict == nullptr) {
+        all_.left_out.emplace(name, kNoPlainData);
+        return;
+      }
+      for (const auto& [key, value] : dict->entries) {
+        const auto last = to_name(key);
+        auto json = to_json(value);
+        const auto whole = stem + "." + last.value_or(std::string(key.kind()));
+        if (last && json) {
+          all_.values.insert_or_assign(whole, std::move(*json));
+        } else {
+          all_.left_out.emplace(whole, kNoPlainData);
+        }
+      }
+    } catch (const IoError& error) {
+      all_.left_out.emplace(name, error.what());
+    }
+  }
+
+  const fs::path folder_;
+  Catalog all_;
+};
+
+}  // namespace
+
+bool is_accelerate_folder(const fs::path& folder) {
+  const std::string model = accelerate::kModel;
+  if (is_there(folder / (model + "_0")) || is_there(folder / (model + ".bin"))) return true;
+  const bool has_model = is_hub_folder(folder) || is_there(folder / kModelFile);
+  return has_model && is_there(folder / (accelerate::kGenerators + std::string("0.pkl")));
+}
+
+Catalog read_accelerate(const fs::path& folder) {
+  return AccelerateReader(folder).read();
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,40 @@
+// Transformers loads the folders that are merged of its models' checkpoints. Long because of its import.
+#include <gtest/gtest.h>
+
+#include "tessera/base/process.h"
+#include "tessera/checkpoint/merge.h"
+#include "tessera/testing/folder.h"
+
+namespace tessera::testing::transformers_long_test {
+namespace {
+
+struct Ended {
+  int status;
+  std::string output;
+};
+Ended python(const std::vector<std::string>& arguments) {
+  std::vector<std::string> command = {TESSERA_TEST_TORCH_PYTHON};
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  Process process(command, {}, Process::Output::Capture);
+  auto output = process.read_output();
+  return {.status = process.wait(std::chrono::seconds(60)).value_or(-1), .output = std::move(output)};
+}
+
+TEST(Transformers, LoadsWhatIsMerged) {
+  if (python({"-c", "import transformers"}).status != 0) GTEST_SKIP() << "build/python has no package transformers";
+  const Folder folder;
+  const auto written = python({TESSERA_TEST_TRANSFORMERS_SCRIPT, "write", folder.path()});
+  ASSERT_EQ(written.status, 0) << written.output;
+  const auto merged = [&](const std::string& from, const std::string& name, const checkpoint::MergeOptions& options) {
+    checkpoint::merge(folder / from, folder / ("merged-" + name), options);
+    std::filesystem::copy_file(folder / "config/config.json", folder / ("merged-" + name) / "config.json");
+  };
+  merged("dcp", "dcp", {.max_shard_size = 5000});
+  merged("file.pt", "file.pt", {});
+  merged("file.pt", "bin", {.unsafe_serialization = true});
+  const auto read = python({TESSERA_TEST_TRANSFORMERS_SCRIPT, "read", folder.path()});
+  EXPECT_EQ(read.status, 0) << read.output;
+}
+
+}  // namespace
+}  // namespace tessera::testing::transformers_long_test

@@ -1,0 +1,49 @@
+// `tessera ckpt diff`.
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include <iostream>
+#include <memory>
+
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/diff.h"
+#include "tessera/cli/ckpt_places.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr int kDiffers = 1, kTrouble = 2;  // as diff(1) ends
+
+struct DiffCommand {
+  std::string one, other, memory = "1GB";
+  bool as_json = false;
+
+  int run() const try {
+    checkpoint::DiffOptions options{.memory = bytes_of(memory), .progress = megabyte_bar("comparing")};
+    const auto found = checkpoint::diff(place_of(one), place_of(other), options);
+    options.progress = {};
+    std::cout << (as_json ? checkpoint::to_json(found).dump(2) + "\n" : checkpoint::to_table(found));
+    return found.is_none() ? 0 : kDiffers;
+  } catch (const Error& error) {
+    fmt::print(stderr, "tessera: {}\n", error.what());
+    return kTrouble;
+  }
+};
+
+}  // namespace
+
+void add_diff(CLI::App& command, std::function<int()>& chosen) {
+  auto* diff = command
+                   .add_subcommand("diff",
+                                   "Compares the tensors of two checkpoints of any formats: ends with 0 if they are equal, 1 if not, 2 if "
+                                   "that can't be found out")
+                   ->group("Commands");
+  const auto options = std::make_shared<DiffCommand>();
+  diff->add_option("A", options->one, "A folder or a file, or the P of folders P-step-N")->required();
+  diff->add_option("B", options->other, "The other one")->required();
+  diff->add_option("--memory", options->memory, "Bytes of tensors that are in memory at once")->type_name("SIZE")->capture_default_str();
+  diff->add_flag("--json", options->as_json, "As JSON");
+  diff->callback([&chosen, options] { chosen = [=] { return options->run(); }; });
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,45 @@
+// `tessera ckpt prune`.
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include <memory>
+
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/prune.h"
+#include "tessera/checkpoint/step_folders.h"
+#include "tessera/cli/ckpt_places.h"
+
+namespace tessera::cli {
+namespace {
+
+int prune(const std::string& given, const checkpoint::Keep& keep) {
+  const auto prefix = without_slashes(given);
+  if (checkpoint::step_folders(prefix).empty()) {
+    throw ConfigError(fmt::format("--ckpt-prefix {}: there is no checkpoint {}-step-N; {}", prefix,
+                                  std::filesystem::path(prefix).filename().string(), what_is_there(prefix)));
+  }
+  const auto removed = checkpoint::prune(prefix, keep);
+  for (const auto& folder : removed) fmt::print("removed {}\n", folder.string());
+  const auto left = checkpoint::step_folders(prefix).size();
+  fmt::print("{} removed, {} left\n", removed.size(), left);
+  return 0;
+}
+
+}  // namespace
+
+void add_prune(CLI::App& command, std::function<int()>& chosen) {
+  auto* prune_command = command.add_subcommand("prune", "Removes old checkpoints of a run")->group("Commands");
+  const auto prefix = std::make_shared<std::string>();
+  const auto keep = std::make_shared<checkpoint::Keep>();
+  prune_command->add_option("--ckpt-prefix", *prefix, "The P of folders P-step-N")->type_name("P")->required();
+  prune_command->add_option("--keep-last", keep->last, "How many of the newest stay")->type_name("N")->capture_default_str();
+  prune_command->add_option("--keep-every", keep->every, "Those whose step is a multiple of N stay")->type_name("N");
+  auto* best = prune_command->add_option("--keep-best", keep->best, "How many of the best stay")->type_name("N");
+  prune_command->add_option("--metric", keep->metric, "The note that says how good one is; the lowest is best")
+      ->type_name("NOTE")
+      ->needs(best);
+  prune_command->add_flag("--higher-is-better", keep->higher_is_better, "The highest is best")->needs(best);
+  prune_command->callback([&chosen, prefix, keep] { chosen = [=] { return prune(*prefix, *keep); }; });
+}
+
+}  // namespace tessera::cli
