@@ -12,6 +12,7 @@
 #include "tessera/checkpoint/notes.h"
 #include "tessera/checkpoint/prefix_lock.h"
 #include "tessera/checkpoint/prune.h"
+#include "tessera/checkpoint/save_torch_xla.h"
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/checkpoint/verify.h"
 #include "tessera/checkpoint/weights.h"

@@ -11,6 +11,7 @@
 #include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/formats/torch_file.h"
+#include "tessera/checkpoint/formats/torch_xla.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/checkpoint/optimizer_state.h"
 #include "tessera/checkpoint/rank_file.h"
@@ -44,6 +45,11 @@ std::string what_is_in(const fs::path& folder) {
   return fmt::format("; did you mean {}?", fmt::join(found, " or "));
 }
 
+Manifest with_buffers(Manifest manifest) {
+  manifest.catalog.buffers = {manifest.buffers.begin(), manifest.buffers.end()};
+  return manifest;
+}
+
 }  // namespace
 
 std::string_view name_of(Format format) {
@@ -58,15 +64,21 @@ std::string_view name_of(Format format) {
       return "a safetensors file";
     case Format::Torch:
       return "a file of torch.save";
+    case Format::TorchXla:
+      return "rank files of torch_xla";
   }
   return "";
 }
 
 Format format_of(const fs::path& path) {
-  if (!is_there(path)) throw IoError(fmt::format("there is no {}", path.string()));
   std::error_code unknown;
-  if (fs::is_directory(path, unknown)) {
+  const bool is_folder = fs::is_directory(path, unknown);
+  if (is_folder) {
     if (const auto format = format_of_folder(path)) return *format;
+  }
+  if (is_folder || !is_there(path)) {
+    if (!torch_xla_files(path).empty()) return Format::TorchXla;
+    if (!is_folder) throw IoError(fmt::format("there is no {}", path.string()));
     throw IoError(fmt::format("{} is no checkpoint: it has no {}, no .metadata and no model.safetensors{}", path.string(), kManifestFile,
                               what_is_in(path)));
   }
@@ -75,19 +87,22 @@ Format format_of(const fs::path& path) {
   if (file.size() >= sizeof magic) file.read(magic, sizeof magic, 0);
   const auto extension = path.extension();
   const bool is_pickle = extension == ".pt" || extension == ".pth" || extension == ".bin" || extension == ".tar";
-  return (magic[0] == 'P' && magic[1] == 'K') || is_pickle ? Format::Torch : Format::Safetensors;
+  if (!is_pickle && (magic[0] != 'P' || magic[1] != 'K')) return Format::Safetensors;
+  return is_torch_xla_file(path) ? Format::TorchXla : Format::Torch;
 }
 
 Catalog read_catalog(const fs::path& path) {
   switch (format_of(path)) {
     case Format::Tessera:
-      return read_manifest(path).catalog;
+      return with_buffers(read_manifest(path)).catalog;
     case Format::Dcp:
       return read_dcp(path);
     case Format::Hub:
       return read_hub_folder(path);
     case Format::Torch:
       return read_torch_file(path);
+    case Format::TorchXla:
+      return read_torch_xla(path);
     case Format::Safetensors:
       break;
   }
@@ -98,8 +113,10 @@ Catalog read_catalog(const fs::path& path) {
 
 Catalog read_model(const fs::path& path) {
   Catalog catalog;
-  if (format_of(path) == Format::Tessera) {
-    auto manifest = read_manifest(path);
+  const auto format = format_of(path);
+  if (format == Format::TorchXla) return read_torch_xla(path, TorchXlaContent::Model);
+  if (format == Format::Tessera) {
+    auto manifest = with_buffers(read_manifest(path));
     catalog = std::move(manifest.catalog);
     const auto is_of_model = [&](const std::string& name) { return name != kGeneratorName && !is_optimizer_state(name, manifest); };
     std::erase_if(catalog.tensors, [&](const auto& entry) { return !is_of_model(entry.first); });

@@ -8,9 +8,9 @@
 
 namespace tessera::checkpoint {
 
-/// A checkpoint of Tessera, a folder of PyTorch's distributed checkpoint, a folder of the Hugging Face Hub, a safetensors file, or a file
-/// of torch.save.
-enum class Format { Tessera, Dcp, Hub, Safetensors, Torch };
+/// A checkpoint of Tessera, a folder of PyTorch's distributed checkpoint, a folder of the Hugging Face Hub, a safetensors file, a file of
+/// torch.save, or the rank files of torch_xla: these are a prefix P of files P_rank-R-of-N.pth, one of them, or a pattern with *.
+enum class Format { Tessera, Dcp, Hub, Safetensors, Torch, TorchXla };
 std::string_view name_of(Format format);
 
 /// Looks at what is there. Throws IoError if it is none of these, with what lies beside it that is one.

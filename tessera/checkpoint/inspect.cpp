@@ -39,6 +39,7 @@ Json inspect(const fs::path& path) {
     result["optimizer"] = manifest.optimizer;
     result["notes"] = manifest.notes.front();
   }
+  if (format == Format::TorchXla) result["ranks"] = catalog.files.size();
   int64_t numel = 0, bytes = 0;
   result["tensors"] = Json::object();
   for (const auto& [name, tensor] : catalog.tensors) {

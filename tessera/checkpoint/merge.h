@@ -12,13 +12,15 @@
 
 namespace tessera::checkpoint {
 
+/// Called after each tensor with its name, and the bytes that are written and to be written.
+using MergeProgress = std::function<void(const std::string& name, int64_t bytes, int64_t all)>;
+
 struct MergeOptions {
   int64_t max_shard_size = 5'000'000'000;    // bytes in a safetensors file
   std::optional<at::ScalarType> dtype = {};  // of numbers with fractions; that of the checkpoint unless given
   bool unsafe_serialization = false;         // pytorch_model.bin, a file of torch.save, instead of safetensors
   bool remove_checkpoint_dir = false;        // when all is written
-  /// Called after each tensor with its name, and the bytes that are written and to be written.
-  std::function<void(const std::string& name, int64_t bytes, int64_t all)> progress = {};
+  MergeProgress progress = {};
 };
 
 struct Merged {

@@ -15,6 +15,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/checkpoint/consolidate.h"
+#include "tessera/checkpoint/formats/torch_xla.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/merge.h"
 #include "tessera/checkpoint/prune.h"
@@ -58,12 +59,36 @@ std::string without_slashes(std::string path) {
   return path;
 }
 
-int consolidate(const std::string& given, std::string save_path) {
+/// What a command calls after each tensor: it shows how many MB are done.
+checkpoint::MergeProgress shown_by(std::optional<train::Progress>& bar, const char* title) {
+  return [&bar, title](const std::string& /*name*/, int64_t bytes, int64_t all) {
+    constexpr int64_t kMega = 1'000'000;
+    if (!bar)
+      bar.emplace(train::ProgressOptions{.title = title, .steps = all / kMega, .at_end = train::AtEnd::Vanishes},
+                  train::Display::of(stderr));
+    bar->update(bytes / kMega);
+  };
+}
+
+/// The checkpoint of this prefix: rank files of torch_xla if a suffix is given, or if there is none of Tessera.
+fs::path find(const fs::path& prefix, const std::string& suffix) {
+  if (!suffix.empty()) return prefix.string() + suffix;
+  if (checkpoint::is_complete(prefix)) return prefix;
+  if (const auto newest = checkpoint::latest(prefix)) return *newest;
+  for (const fs::path& place : {prefix, fs::path(prefix.string() + "*.pth")}) {
+    if (!checkpoint::torch_xla_files(place).empty()) return place;
+  }
+  return find(prefix);
+}
+
+int consolidate(const std::string& given, const std::string& suffix, std::string save_path) {
   const auto prefix = without_slashes(given);
-  const auto folder = find(prefix);
-  if (save_path.empty()) save_path = prefix + "-consolidated.safetensors";
-  const auto done = checkpoint::consolidate(folder, save_path);
-  fmt::print("{} -> {}: {} parameters in {} tensors, {} bytes\n", folder.string(), save_path, done.parameters, done.tensors, done.bytes);
+  const auto place = find(prefix, suffix);
+  if (save_path.empty()) save_path = prefix + "_consolidated.pth";
+  std::optional<train::Progress> bar;
+  const auto done = checkpoint::consolidate(place, save_path, shown_by(bar, "consolidating, MB"));
+  bar.reset();
+  fmt::print("{} -> {}: {} parameters in {} tensors, {} bytes\n", place.string(), save_path, done.parameters, done.tensors, done.bytes);
   return 0;
 }
 
@@ -123,14 +148,8 @@ struct MergeCommand {
                                      .unsafe_serialization = unsafe_serialization,
                                      .remove_checkpoint_dir = remove_checkpoint_dir,
                                      .progress = {}};
-    constexpr int64_t kMega = 1'000'000;
     std::optional<train::Progress> bar;
-    options.progress = [&](const std::string& /*name*/, int64_t bytes, int64_t all) {
-      if (!bar)
-        bar.emplace(train::ProgressOptions{.title = "merging, MB", .steps = all / kMega, .at_end = train::AtEnd::Vanishes},
-                    train::Display::of(stderr));
-      bar->update(bytes / kMega);
-    };
+    options.progress = shown_by(bar, "merging, MB");
     if (!dtype.empty()) options.dtype = dtype_of(dtype);
     const auto place = without_slashes(from);
     const auto folder = is_there(place) ? fs::path(place) : find(place);
@@ -190,14 +209,20 @@ void add_merge(CLI::App& command, const std::string& name, std::function<int()>&
 void add_ckpt_command(CLI::App& app, std::function<int()>& chosen) {
   auto* command = app.add_subcommand("ckpt", "Works on saved checkpoints")->group("Commands");
   command->require_subcommand(1);
-  auto* together =
-      command->add_subcommand("consolidate", "Puts the ranks' parts of a model together into one safetensors file")->group("Commands");
-  const auto prefix = std::make_shared<std::string>(), save_path = std::make_shared<std::string>();
-  together->add_option("--ckpt-prefix", *prefix, "A checkpoint's folder P, or the P of folders P-step-N: the newest is taken")
+  auto* together = command->add_subcommand("consolidate", "Puts the ranks' parts of a model together into one file")->group("Commands");
+  const auto prefix = std::make_shared<std::string>(), save_path = std::make_shared<std::string>(),
+             suffix = std::make_shared<std::string>();
+  together
+      ->add_option(
+          "--ckpt-prefix", *prefix,
+          "A checkpoint's folder P, the P of folders P-step-N, of which the newest is taken, or the P of files P_rank-R-of-N.pth of "
+          "torch_xla")
       ->type_name("P")
       ->required();
-  together->add_option("--save-path", *save_path, "The file to write; P-consolidated.safetensors unless given")->type_name("FILE");
-  together->callback([&chosen, prefix, save_path] { chosen = [=] { return consolidate(*prefix, *save_path); }; });
+  together->add_option("--ckpt-suffix", *suffix, "The files of torch_xla are those that match P and this, such as *.pth")->type_name("S");
+  together->add_option("--save-path", *save_path, "The file to write, P_consolidated.pth unless given; .safetensors writes safetensors")
+      ->type_name("FILE");
+  together->callback([&chosen, prefix, suffix, save_path] { chosen = [=] { return consolidate(*prefix, *suffix, *save_path); }; });
   auto* check = command->add_subcommand("verify", "Reads all files of a checkpoint and compares their checksums")->group("Commands");
   check->add_option("--ckpt-prefix", *prefix, "A checkpoint's folder P, the P of folders P-step-N, or a file")->type_name("P")->required();
   check->callback([&chosen, prefix] { chosen = [=] { return verify(*prefix); }; });
