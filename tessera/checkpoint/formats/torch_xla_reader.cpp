@@ -228,7 +228,13 @@ class TorchXlaReader {
   }
 
   std::vector<TorchXlaShard> take_layout() {
-    for (auto& shard : layout_) shard.on_dim_0 = parts_of(shard).front().shape.size() > 1;
+    int64_t multiple = TorchXlaShard().size_multiple;
+    for (auto& shard : layout_) {
+      const auto part = parts_of(shard).front();
+      shard.on_dim_0 = part.shape.size() > 1;
+      if (shard.on_dim_0 || *checked_numel(part.shape) % multiple != 0) multiple = 1;  // then the model's other shards have it, too
+    }
+    for (auto& shard : layout_) shard.size_multiple = multiple;
     return std::move(layout_);
   }
 
