@@ -35,7 +35,7 @@ void save_torch_xla(const fs::path& prefix, torch::nn::Module& model, const Comm
     step.attempt(act);
     step.expect_all(world, {.unit = "checkpoint"}, fmt::format("could not save {}; nothing of it was kept", prefix.string()));
   };
-  const fs::path parts = prefix.string() + ".parts";
+  const fs::path parts = prefix.string() + "_rank.part";
   together([&] {
     if (!world.is_first()) return;
     expect_no_other_ranks(prefix, world.size());

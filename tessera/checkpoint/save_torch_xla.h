@@ -16,7 +16,7 @@ namespace tessera::checkpoint {
 
 /// Writes PREFIX_rank-R-of-N.pth on each rank R of N, or nothing on any of them: {"model": ..., "shard_metadata": ...}. Unless options are
 /// given, the modules that fully_shard was called on are those that are wrapped there. All ranks must see the same files, among which the
-/// folder PREFIX.parts has the values on their way. Collective.
+/// folder PREFIX_rank.part has the values on their way. Collective.
 void save_torch_xla(const std::filesystem::path& prefix, torch::nn::Module& model, const Communicator& world,
                     const std::optional<TorchXlaOptions>& options = {});
 

@@ -46,10 +46,11 @@ std::string what_is_there(const fs::path& prefix) {
   return fmt::format("{} has {}{}", folder.string(), fmt::join(names, ", "), more);
 }
 
-/// The folder itself if it is a checkpoint, or else the newest checkpoint with this prefix.
+/// The folder itself if it is a checkpoint, or else the newest checkpoint with this prefix, or else what other programs have called so.
 fs::path find(const fs::path& prefix) {
   if (checkpoint::is_complete(prefix)) return prefix;
   if (const auto newest = checkpoint::latest(prefix)) return *newest;
+  if (is_there(prefix) || !checkpoint::torch_xla_files(prefix).empty()) return prefix;
   throw ConfigError(fmt::format("--ckpt-prefix {}: no complete checkpoint of that name, and none called {}-step-N; {}", prefix.string(),
                                 prefix.filename().string(), what_is_there(prefix)));
 }
@@ -70,20 +71,17 @@ checkpoint::MergeProgress shown_by(std::optional<train::Progress>& bar, const ch
   };
 }
 
-/// The checkpoint of this prefix: rank files of torch_xla if a suffix is given, or if there is none of Tessera.
-fs::path find(const fs::path& prefix, const std::string& suffix) {
+/// As torch_xla finds them: all files that begin with the prefix and end in the suffix, unless there is something of just this prefix.
+fs::path find_to_consolidate(const fs::path& prefix, const std::string& suffix) {
   if (!suffix.empty()) return prefix.string() + suffix;
-  if (checkpoint::is_complete(prefix)) return prefix;
-  if (const auto newest = checkpoint::latest(prefix)) return *newest;
-  for (const fs::path& place : {prefix, fs::path(prefix.string() + "*.pth")}) {
-    if (!checkpoint::torch_xla_files(place).empty()) return place;
-  }
-  return find(prefix);
+  const auto all = prefix.string() + "*.pth";
+  const bool is_known = is_there(prefix) || !checkpoint::step_folders(prefix).empty() || !checkpoint::torch_xla_files(prefix).empty();
+  return !is_known && !checkpoint::torch_xla_files(all).empty() ? fs::path(all) : find(prefix);
 }
 
 int consolidate(const std::string& given, const std::string& suffix, std::string save_path) {
   const auto prefix = without_slashes(given);
-  const auto place = find(prefix, suffix);
+  const auto place = find_to_consolidate(prefix, suffix);
   if (save_path.empty()) save_path = prefix + "_consolidated.pth";
   std::optional<train::Progress> bar;
   const auto done = checkpoint::consolidate(place, save_path, shown_by(bar, "consolidating, MB"));

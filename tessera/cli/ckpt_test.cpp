@@ -72,6 +72,11 @@ TEST_F(Ckpt, ConsolidatesRankFilesAsTorchXlaDoes) {
   checkpoint::convert_to_torch_xla(prefix + "-step-000005", theirs, 3);
   const auto ended = consolidate({"--ckpt_prefix", theirs});
   EXPECT_EQ(ended.output, theirs + " -> " + theirs + "_consolidated.pth: 224 parameters in 6 tensors, 896 bytes\n");
+  EXPECT_THAT(ckpt("inspect", {theirs}).output, AllOf(HasSubstr("rank files of torch_xla of 3 ranks"), HasSubstr("c.bias")));
+  EXPECT_THAT(ckpt("verify", {"--ckpt-prefix", theirs}).output, HasSubstr("is whole: 3 files, 6 tensors"));
+  EXPECT_EQ(ckpt("merge", {theirs, folder / "merged", "--remove-checkpoint-dir"}).status, 0);
+  EXPECT_TRUE(checkpoint::torch_xla_files(theirs).empty());
+  checkpoint::convert_to_torch_xla(prefix + "-step-000005", theirs, 3);
   // The default of torch_xla matches the file that is there now, too.
   for (const auto* suffix : {"*.pth", "_rank-*-of-*.pth"}) {
     EXPECT_EQ(consolidate({"--ckpt_prefix", theirs, "--ckpt_suffix", suffix, "--save_path", folder / "out.pth"}).status, 0);

@@ -71,8 +71,12 @@ State without_tied(State state) {
 }
 
 struct TorchXlaOfTheirs : ::testing::Test {
-  Folder folder;
-  void SetUp() override { run_python("write", folder.path()); }
+  static const Folder& shared() {
+    static const Folder folder;
+    return folder;
+  }
+  const Folder& folder = shared();
+  static void SetUpTestSuite() { run_python("write", shared().path()); }
   State expected(const std::string& way) const { return state_of(checkpoint::read_torch_file(folder / (way + "_expected.pth"))); }
 };
 
@@ -215,7 +219,7 @@ TEST(TorchXlaOfOurs, IsWrittenOnAllRanksOrOnNone) {
                 HasSubstr("rank-00000001-of-00000003"));
     world.barrier();
     EXPECT_EQ(checkpoint::torch_xla_files(folder / "a").size(), 0U);
-    EXPECT_FALSE(std::filesystem::exists(folder / "a.parts"));
+    EXPECT_FALSE(std::filesystem::exists(folder / "a_rank.part"));
   });
 }
 
