@@ -10,6 +10,7 @@
 #include "tessera/checkpoint/catalogs.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/groups/all_or_none.h"
+#include "tessera/shard/parameters.h"
 #include "tessera/shard/shard_metadata.h"
 
 namespace tessera::checkpoint {
@@ -17,12 +18,22 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The modules of which units were made. The unit of the model itself has the name of its class.
+/// The modules of which units were made, where that of the model itself has the name of its class, and the parameters in their order.
 TorchXlaOptions options_of(const torch::nn::Module& model, const Communicator& world) {
   const auto metadata = shard_metadata(model, world);
   TorchXlaOptions options{.units = {}, .flatten_parameters = !metadata.flatten_info.empty()};
   const auto modules = model.named_modules("", /*include_self=*/false);
   for (const auto& [unit, shards] : metadata.shard_info) options.units.push_back(modules.contains(unit) ? unit : "");
+  for (const auto& [name, shard] : named_parameters(model)) {
+    if (!shard_info(shard)) continue;  // in no unit
+    std::vector<std::string> own = {name};
+    if (const auto flat = metadata.flatten_info.find(name); flat != metadata.flatten_info.end()) {
+      own = flat->second.names;
+      for (auto& each : own) each.insert(0, name.substr(0, name.rfind('.') + 1));  // of which there may be none
+    }
+    options.parameters.insert(options.parameters.end(), own.begin(), own.end());
+    if (!shard.requires_grad()) options.frozen.insert(own.begin(), own.end());
+  }
   return options;
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -47,9 +48,13 @@ std::vector<TorchXlaShard> read_torch_xla_layout(const std::filesystem::path& pa
 
 struct TorchXlaOptions {
   std::vector<std::string> units = {""};  // the modules that are wrapped; "" is the model itself
-  bool flatten_parameters = false;        // one flat parameter for each unit
-  bool shard_param_on_dim_0 = false;      // unless they are flat
-  int64_t shard_size_multiple = 128;      // of the values that a rank has, unless they are rows
+  /// The parameters that are divided, in the order in which the model lists them; all in alphabetical order unless given. The order matters
+  /// to a program that loads flat parameters.
+  std::vector<std::string> parameters = {};
+  std::set<std::string> frozen = {};  // those of them that are not trained, which have flat parameters of their own
+  bool flatten_parameters = false;    // the parameters of a unit become one
+  bool shard_param_on_dim_0 = false;  // unless they are flat
+  int64_t shard_size_multiple = 128;  // of the values that a rank has, unless they are rows
 };
 
 /// How torch_xla divides a model whose modules are wrapped in this way.

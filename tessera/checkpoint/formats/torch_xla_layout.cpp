@@ -44,6 +44,41 @@ int64_t numel_of(const std::vector<TorchXlaShard::Part>& parts) {
   return sum;
 }
 
+int64_t multiple_of(const TorchXlaOptions& options) {
+  return options.shard_param_on_dim_0 ? 1 : options.shard_size_multiple;
+}
+
+/// What is trained becomes one flat parameter, and what is frozen another one.
+void add_flat(std::vector<TorchXlaShard>& layout, const Catalog& model, const std::string& module, std::vector<TorchXlaShard::Part> parts,
+              const TorchXlaOptions& options) {
+  const auto is_trained = [&](const TorchXlaShard::Part& part) { return !options.frozen.contains(part.name); };
+  const auto frozen = std::ranges::stable_partition(parts, is_trained);
+  int number = 0;
+  for (std::vector<TorchXlaShard::Part> own : {std::vector(parts.begin(), frozen.begin()), std::vector(frozen.begin(), parts.end())}) {
+    if (own.empty()) continue;
+    expect_one_dtype(model, own);
+    const auto numel = numel_of(own);
+    layout.push_back({.module = module,
+                      .original_name = fmt::format("{}{}{}", xla::kWrapped, xla::kFlatParameter, number++),
+                      .shape = {numel},
+                      .parts = std::move(own),
+                      .size_multiple = multiple_of(options)});
+  }
+}
+
+std::vector<std::string> divided_parameters(const Catalog& model, const TorchXlaOptions& options) {
+  auto names = options.parameters;
+  for (const auto& name : names) {
+    if (!model.tensors.contains(name))
+      throw UsageError(fmt::format("the parameter '{}' of TorchXlaOptions is not in the checkpoint", name));
+  }
+  if (!names.empty()) return names;
+  for (const auto& [name, tensor] : model.tensors) {
+    if (!model.buffers.contains(name)) names.push_back(name);
+  }
+  return names;
+}
+
 /// The units with parameters in the order in which a model lists them: each before those inside of it.
 void list_units(const std::optional<std::string>& outer, const std::vector<std::string>& units, std::vector<std::string>& result) {
   for (const auto& unit : units) {
@@ -80,28 +115,21 @@ std::string TorchXlaShard::state_name() const {
 std::vector<TorchXlaShard> torch_xla_layout(const Catalog& model, const TorchXlaOptions& options) {
   if (options.shard_size_multiple < 1) throw UsageError(fmt::format("shards can't be multiples of {} values", options.shard_size_multiple));
   std::map<std::string, std::vector<TorchXlaShard::Part>> parts;  // by unit
-  for (const auto& [name, tensor] : model.tensors) {
-    if (model.buffers.contains(name)) continue;
-    if (const auto unit = unit_of(name, options.units)) {  // others are not divided
-      parts[*unit].push_back({.name = name, .original_name = std::string(xla::kFlattened) + rest_of(name, *unit), .shape = tensor.shape});
-    }
-  }
   std::vector<std::string> units, order;
-  for (const auto& [unit, own] : parts) units.push_back(unit);
+  for (const auto& name : divided_parameters(model, options)) {
+    const auto unit = unit_of(name, options.units);
+    if (!unit) continue;  // it is not divided
+    if (!parts.contains(*unit)) units.push_back(*unit);
+    parts[*unit].push_back(
+        {.name = name, .original_name = std::string(xla::kFlattened) + rest_of(name, *unit), .shape = model.tensors.at(name).shape});
+  }
   list_units({}, units, order);
   std::vector<TorchXlaShard> layout;
   for (const auto& unit : order) {
     const auto module = unit.empty() ? "" : xla::name_in_state(unit, options.units);
     auto& own = parts[unit];
-    const auto multiple = options.shard_param_on_dim_0 ? 1 : options.shard_size_multiple;
     if (options.flatten_parameters) {
-      expect_one_dtype(model, own);
-      const auto numel = numel_of(own);
-      layout.push_back({.module = module,
-                        .original_name = fmt::format("{}{}0", xla::kWrapped, xla::kFlatParameter),
-                        .shape = {numel},
-                        .parts = std::move(own),
-                        .size_multiple = multiple});
+      add_flat(layout, model, module, std::move(own), options);
       continue;
     }
     for (auto& part : own) {
@@ -111,7 +139,7 @@ std::vector<TorchXlaShard> torch_xla_layout(const Catalog& model, const TorchXla
                         .shape = part.shape,
                         .parts = {part},
                         .on_dim_0 = options.shard_param_on_dim_0 && !part.shape.empty(),
-                        .size_multiple = multiple});
+                        .size_multiple = multiple_of(options)});
     }
   }
   return layout;

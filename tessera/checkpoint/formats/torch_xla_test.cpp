@@ -173,6 +173,41 @@ TEST_F(TorchXlaOfTheirs, AreDividedOverAnotherNumberOfRanks) {
               AllOf(HasSubstr("ours/plain_rank-00000000-of-00000003.pth is of a checkpoint of 3 ranks"), HasSubstr("another prefix")));
 }
 
+std::vector<std::string> described(const std::filesystem::path& prefix) {
+  std::vector<std::string> result;
+  for (const auto& shard : checkpoint::read_torch_xla_layout(prefix)) {
+    json line = {shard.state_name(), shard.shape, shard.on_dim_0};
+    for (const auto& part : shard.parts) line.push_back({part.original_name, part.shape});
+    result.push_back(line.dump());
+  }
+  return result;
+}
+
+TEST_F(TorchXlaOfTheirs, AreWrappedAndOrderedAsOurs) {
+  std::filesystem::create_directory(folder / "live");
+  for (const std::string way : kWays) {
+    SCOPED_TRACE(way);
+    const FullyShardedOptions options{.flatten_parameters = way.ends_with("flat"), .shard_param_on_dim_0 = way == "rows"};
+    with_ranks(2, [&](const Communicator& world) {
+      const auto model = std::make_shared<Picture>();
+      if (way.starts_with("nested") || way == "rows") {
+        const FullyShardedDataParallel conv(model->conv, world, options);
+        const FullyShardedDataParallel norm(model->norm, world, options);
+      }
+      const FullyShardedDataParallel outer(model, world, options);
+      std::optional<checkpoint::TorchXlaOptions> given;
+      if (way == "rows") given = {.units = {"", "conv", "norm"}, .shard_param_on_dim_0 = true};
+      checkpoint::save_torch_xla(folder / ("live/" + way), *model, world, given);
+    });
+    auto ours = described(folder / ("live/" + way)), theirs = described(folder / (way + "2"));
+    if (way == "rows") {  // these are in alphabetical order
+      std::ranges::sort(ours);
+      std::ranges::sort(theirs);
+    }
+    EXPECT_EQ(ours, theirs);
+  }
+}
+
 TEST(TorchXlaOfOurs, IsPutTogetherByTheirRules) {
   const Folder folder;
   std::map<std::string, State> states;
