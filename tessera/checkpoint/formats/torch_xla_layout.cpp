@@ -4,13 +4,18 @@
 #include <optional>
 
 #include "tessera/base/error.h"
+#include "tessera/base/numel.h"
+#include "tessera/checkpoint/formats/torch_pickle.h"
 #include "tessera/checkpoint/formats/torch_xla.h"
 #include "tessera/checkpoint/formats/torch_xla_names.h"
+#include "tessera/checkpoint/formats/torch_xla_rank.h"
 
 namespace tessera::checkpoint {
 namespace {
 
 namespace xla = torch_xla;
+using pickle::Dict;
+using pickle::Value;
 
 bool is_in(const std::string& name, const std::string& module) {
   return module.empty() || (name.starts_with(module) && name.size() > module.size() && name[module.size()] == '.');
@@ -90,7 +95,78 @@ void list_units(const std::optional<std::string>& outer, const std::vector<std::
   }
 }
 
+/// Reads shard_info and flatten_info.
+class LayoutReader {
+ public:
+  explicit LayoutReader(const xla::RankContent& file) : file_(file) {}
+
+  std::vector<TorchXlaShard> read() const {
+    std::vector<TorchXlaShard> shards;
+    for (const auto& [module, own] : file_.dict(file_.metadata(), "shard_info").entries) {
+      const auto name = to_name(module);
+      if (!name || own.as<Dict>() == nullptr) file_.fail("has a shard_info that makes no sense");
+      for (const auto& [key, place] : own.as<Dict>()->entries) shards.push_back(shard(*name, key, place));
+    }
+    return shards;
+  }
+
+ private:
+  TorchXlaShard shard(const std::string& module, const Value& key, const Value& place) const {
+    const auto* const own = place.as<Dict>();
+    const auto* const original = own == nullptr ? nullptr : own->find("_orig_name");
+    const auto* const size = own == nullptr ? nullptr : own->find("_orig_size");
+    const auto name = to_name(key);
+    const auto shape = size == nullptr ? std::nullopt : to_integers(*size);
+    if (!name || original == nullptr || original->as<std::string>() == nullptr || !shape || !checked_numel(*shape, kWidest)) {
+      file_.fail(fmt::format("has a shard_info that does not say name and size of '{}'", name.value_or("")));
+    }
+    TorchXlaShard result{.module = module, .original_name = *original->as<std::string>(), .shape = *shape};
+    if (result.name() != *name) file_.fail(fmt::format("has a shard_info in which '{}' is said to be '{}'", *name, result.original_name));
+    const auto full = xla::joined(module, result.original_name);
+    if (full.find(std::string(xla::kWrapped) + std::string(xla::kFlatParameter)) == std::string::npos) {
+      result.parts = {{.name = xla::without_wrappers(full), .original_name = result.original_name, .shape = *shape}};
+    } else {
+      result.parts = parts(full, *checked_numel(*shape));
+    }
+    return result;
+  }
+
+  /// Of a flat parameter: from (names, shapes, numbers of values).
+  std::vector<TorchXlaShard::Part> parts(const std::string& flat, int64_t numel) const {
+    const auto* const found = file_.dict(file_.metadata(), "flatten_info").find(flat);
+    const auto json = found == nullptr ? std::nullopt : to_json(*found);
+    const auto refuse = [&] { file_.fail(fmt::format("has a flatten_info that does not fit '{}'", flat)); };
+    if (!json || !json->is_array() || json->size() != 3) refuse();
+    std::vector<TorchXlaShard::Part> result;
+    try {
+      const auto names = json->at(0).get<std::vector<std::string>>();
+      const auto shapes = json->at(1).get<std::vector<std::vector<int64_t>>>();
+      const auto numels = json->at(2).get<std::vector<int64_t>>();
+      if (shapes.size() != names.size() || numels.size() != names.size()) refuse();
+      for (size_t i = 0; i < names.size(); i++) {
+        const auto own = checked_numel(shapes[i], kWidest);
+        if (!own || *own / kWidest != numels[i] || numels[i] > numel) refuse();
+        numel -= numels[i];
+        const auto dot = flat.rfind('.');
+        const auto wrapper = dot == std::string::npos ? "" : flat.substr(0, dot);
+        result.push_back({.name = xla::without_wrappers(xla::joined(wrapper, names[i])), .original_name = names[i], .shape = shapes[i]});
+      }
+    } catch (const nlohmann::json::exception&) {
+      refuse();
+    }
+    if (numel != 0 || result.empty()) refuse();
+    return result;
+  }
+
+  static constexpr int64_t kWidest = 16;  // bytes in a value: sizes in bytes must not overflow either
+  const xla::RankContent& file_;
+};
+
 }  // namespace
+
+std::vector<TorchXlaShard> torch_xla::layout_of(const RankContent& file) {
+  return LayoutReader(file).read();
+}
 
 std::string torch_xla::name_in_state(const std::string& name, const std::vector<std::string>& units) {
   std::string result;

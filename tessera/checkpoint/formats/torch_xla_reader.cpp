@@ -1,19 +1,15 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <glob.h>
 
 #include <algorithm>
 #include <tuple>
-#include <unordered_map>
 
 #include "tessera/base/error.h"
-#include "tessera/base/folder.h"
 #include "tessera/base/log.h"
 #include "tessera/base/numel.h"
-#include "tessera/checkpoint/formats/torch_archive.h"
 #include "tessera/checkpoint/formats/torch_pickle.h"
-#include "tessera/checkpoint/formats/torch_xla.h"
 #include "tessera/checkpoint/formats/torch_xla_names.h"
+#include "tessera/checkpoint/formats/torch_xla_rank.h"
 #include "tessera/checkpoint/rank_file.h"
 
 namespace tessera::checkpoint {
@@ -24,198 +20,10 @@ namespace xla = torch_xla;
 using pickle::Dict;
 using pickle::Value;
 
-TorchArchive open_archive(const fs::path& path) {
-  const InputFile file(path);
-  return {file, 0, file.size(), torch_globals, path.string()};
-}
-
-bool is_of_shard(const std::string& name) {
-  return name.starts_with(xla::kShard) || name.find("." + std::string(xla::kShard)) != std::string::npos;
-}
-
-/// One rank's file.
-class RankContent {
- public:
-  explicit RankContent(const fs::path& path) : path_(path), archive_(open_archive(path)) {
-    if (content().find(xla::kMetadata) == nullptr) {
-      if (!has_whole_model())
-        fail("has no 'shard_metadata', without which nobody knows what its shards are; save get_shard_metadata() with them");
-      return;
-    }
-    rank_ = integer("rank");
-    ranks_ = integer("world_size");
-    const auto named = rank_in_name(path.filename().string(), path.extension().string());
-    if (named && (named->first != rank_ || named->second != ranks_)) {
-      fail(fmt::format("was written by rank {} of {}; somebody has renamed it", rank_, ranks_));
-    }
-    for (const auto& [key, value] : dict(content(), xla::kModel).entries) {
-      const auto name = to_name(key);
-      if (!name || !tensors_.emplace(*name, &value).second) fail("has a model with a name that is none, or is there twice");
-      names_.push_back(*name);
-    }
-  }
-
-  const fs::path& path() const { return path_; }
-  int64_t rank() const { return rank_; }
-  int64_t ranks() const { return ranks_; }
-  const TorchArchive& archive() const { return archive_; }
-  const std::vector<std::string>& names() const { return names_; }  // of the model's state, in their order
-  bool is_whole() const { return ranks_ == 0; }
-
-  [[noreturn]] void fail(const std::string& why) const { throw IoError(fmt::format("{} {}", path_.string(), why)); }
-
-  const Dict& content() const {
-    const auto* const result = archive_.content().as<Dict>();
-    if (result == nullptr) fail(fmt::format("holds {} instead of a dict", archive_.content().kind()));
-    return *result;
-  }
-  const Dict& metadata() const { return dict(content(), xla::kMetadata); }
-  const Dict& dict(const Dict& outer, std::string_view key) const {
-    const auto* const found = outer.find(key);
-    if (found == nullptr || found->as<Dict>() == nullptr) fail(fmt::format("has no dict '{}'", key));
-    return *found->as<Dict>();
-  }
-  /// What a file of torch_xla has under this name in its model; nullptr if that is none.
-  const Value* value(const std::string& name) const {
-    const auto found = tensors_.find(name);
-    return found == tensors_.end() ? nullptr : found->second;
-  }
-  ArchivedTensor tensor(const std::string& name) const {
-    const auto* const found = value(name);
-    const auto result = found == nullptr ? std::nullopt : archive_.tensor(*found, name);
-    if (!result) fail(fmt::format("has no tensor '{}', which its shard_info promises", name));
-    return *result;
-  }
-
- private:
-  /// As a consolidated file has, which may lie beside the rank files.
-  bool has_whole_model() const {
-    const auto* const model = content().find(xla::kModel);
-    if (model == nullptr || model->as<Dict>() == nullptr) return false;
-    return std::ranges::none_of(model->as<Dict>()->entries, [](const auto& entry) {
-      const auto name = to_name(entry.first);
-      return name && is_of_shard(*name);
-    });
-  }
-  int64_t integer(const char* key) const {
-    const auto* const found = metadata().find(key);
-    const auto* const result = found == nullptr ? nullptr : found->as<int64_t>();
-    if (result == nullptr || *result < 0 || *result > INT32_MAX || (*result == 0 && key == std::string_view("world_size"))) {
-      fail(fmt::format("has a shard_metadata without a '{}'", key));
-    }
-    return *result;
-  }
-
-  fs::path path_;
-  TorchArchive archive_;
-  int64_t rank_ = 0, ranks_ = 0;
-  std::vector<std::string> names_;
-  std::unordered_map<std::string, const Value*> tensors_;
-};
-
-/// Reads shard_info and flatten_info.
-class LayoutReader {
- public:
-  explicit LayoutReader(const RankContent& file) : file_(file) {}
-
-  std::vector<TorchXlaShard> read() const {
-    std::vector<TorchXlaShard> shards;
-    for (const auto& [module, own] : file_.dict(file_.metadata(), "shard_info").entries) {
-      const auto name = to_name(module);
-      if (!name || own.as<Dict>() == nullptr) file_.fail("has a shard_info that makes no sense");
-      for (const auto& [key, place] : own.as<Dict>()->entries) shards.push_back(shard(*name, key, place));
-    }
-    return shards;
-  }
-
- private:
-  TorchXlaShard shard(const std::string& module, const Value& key, const Value& place) const {
-    const auto* const own = place.as<Dict>();
-    const auto* const original = own == nullptr ? nullptr : own->find("_orig_name");
-    const auto* const size = own == nullptr ? nullptr : own->find("_orig_size");
-    const auto name = to_name(key);
-    const auto shape = size == nullptr ? std::nullopt : to_integers(*size);
-    if (!name || original == nullptr || original->as<std::string>() == nullptr || !shape || !checked_numel(*shape, kWidest)) {
-      file_.fail(fmt::format("has a shard_info that does not say name and size of '{}'", name.value_or("")));
-    }
-    TorchXlaShard result{.module = module, .original_name = *original->as<std::string>(), .shape = *shape};
-    if (result.name() != *name) file_.fail(fmt::format("has a shard_info in which '{}' is said to be '{}'", *name, result.original_name));
-    const auto full = xla::joined(module, result.original_name);
-    if (full.find(std::string(xla::kWrapped) + std::string(xla::kFlatParameter)) == std::string::npos) {
-      result.parts = {{.name = xla::without_wrappers(full), .original_name = result.original_name, .shape = *shape}};
-    } else {
-      result.parts = parts(full, *checked_numel(*shape));
-    }
-    return result;
-  }
-
-  /// Of a flat parameter: from (names, shapes, numbers of values).
-  std::vector<TorchXlaShard::Part> parts(const std::string& flat, int64_t numel) const {
-    const auto* const found = file_.dict(file_.metadata(), "flatten_info").find(flat);
-    const auto json = found == nullptr ? std::nullopt : to_json(*found);
-    const auto refuse = [&] { file_.fail(fmt::format("has a flatten_info that does not fit '{}'", flat)); };
-    if (!json || !json->is_array() || json->size() != 3) refuse();
-    std::vector<TorchXlaShard::Part> result;
-    try {
-      const auto names = json->at(0).get<std::vector<std::string>>();
-      const auto shapes = json->at(1).get<std::vector<std::vector<int64_t>>>();
-      const auto numels = json->at(2).get<std::vector<int64_t>>();
-      if (shapes.size() != names.size() || numels.size() != names.size()) refuse();
-      for (size_t i = 0; i < names.size(); i++) {
-        const auto own = checked_numel(shapes[i], kWidest);
-        if (!own || *own / kWidest != numels[i] || numels[i] > numel) refuse();
-        numel -= numels[i];
-        const auto dot = flat.rfind('.');
-        const auto wrapper = dot == std::string::npos ? "" : flat.substr(0, dot);
-        result.push_back({.name = xla::without_wrappers(xla::joined(wrapper, names[i])), .original_name = names[i], .shape = shapes[i]});
-      }
-    } catch (const nlohmann::json::exception&) {
-      refuse();
-    }
-    if (numel != 0 || result.empty()) refuse();
-    return result;
-  }
-
-  static constexpr int64_t kWidest = 16;  // bytes in a value: sizes in bytes must not overflow either
-  const RankContent& file_;
-};
-
-/// The files of all ranks, in the order of the ranks.
-std::vector<RankContent> open_all(const fs::path& path) {
-  const auto paths = torch_xla_files(path);
-  std::vector<RankContent> files;
-  for (const auto& each : paths) {
-    files.emplace_back(each);
-    if (files.back().is_whole()) files.pop_back();
-  }
-  if (files.empty()) throw IoError(fmt::format("there are no rank files of torch_xla {}", path.string()));
-  std::ranges::stable_sort(files, {}, &RankContent::rank);
-  const auto ranks = files.front().ranks();
-  for (const auto& file : files) {
-    if (file.ranks() == ranks) continue;
-    throw IoError(fmt::format("{} is of {} ranks and {} of {}: these are files of two checkpoints", files.front().path().string(), ranks,
-                              file.path().string(), file.ranks()));
-  }
-  for (size_t i = 0; i < files.size(); i++) {
-    const auto& file = files[i];
-    if (i > 0 && file.rank() == files[i - 1].rank()) {
-      throw IoError(fmt::format("{} and {} are both of rank {}; somebody has copied one", files[i - 1].path().string(),
-                                file.path().string(), file.rank()));
-    }
-    if (file.rank() >= ranks) file.fail(fmt::format("says that it is of rank {} of {}", file.rank(), ranks));
-  }
-  for (int64_t rank = 0; rank < ranks; rank++) {
-    if (static_cast<size_t>(rank) < files.size() && files[static_cast<size_t>(rank)].rank() == rank) continue;
-    throw IoError(fmt::format("{} is of {} ranks, but the file of rank {} is missing{}", files.front().path().string(), ranks, rank,
-                              paths.size() == 1 ? "; give the prefix of all of them, or a pattern with *" : ""));
-  }
-  return files;
-}
-
 /// Puts the files of all ranks together.
 class TorchXlaReader {
  public:
-  explicit TorchXlaReader(std::vector<RankContent> files) : files_(std::move(files)), layout_(LayoutReader(files_.front()).read()) {
+  explicit TorchXlaReader(std::vector<xla::RankContent> files) : files_(std::move(files)), layout_(xla::layout_of(files_.front())) {
     for (const auto& file : files_) catalog_.files.push_back(file.path());
   }
 
@@ -241,7 +49,7 @@ class TorchXlaReader {
  private:
   using Names = std::vector<std::string>;
 
-  const RankContent& first() const { return files_.front(); }
+  const xla::RankContent& first() const { return files_.front(); }
 
   /// The tensor of each rank.
   std::vector<ArchivedTensor> parts_of(const TorchXlaShard& shard) const {
@@ -335,12 +143,12 @@ class TorchXlaReader {
         {.file = rank, .begin = storage.begin, .bytes = storage.bytes, .checksum = fmt::format("{:08x}", storage.crc32), .name = name});
   }
 
-  void expect_no_other_shards(const RankContent& file) {
+  void expect_no_other_shards(const xla::RankContent& file) {
     if (known_.empty()) {
       for (const auto& shard : layout_) known_.insert(shard.state_name());
     }
     for (const auto& name : file.names()) {
-      if (is_of_shard(name) && !known_.contains(name))
+      if (xla::is_of_shard(name) && !known_.contains(name))
         file.fail(fmt::format("has a '{}', of which rank 0's shard_info does not know", name));
     }
   }
@@ -368,7 +176,7 @@ class TorchXlaReader {
       dtypes[xla::without_wrappers(*name)] = dtype->type;
     }
     for (const auto& stored : first().names()) {
-      if (is_of_shard(stored)) continue;
+      if (xla::is_of_shard(stored)) continue;
       const auto tensor = first().archive().tensor(*first().value(stored), stored);
       if (!tensor) continue;
       const auto name = xla::without_wrappers(stored);
@@ -466,7 +274,7 @@ class TorchXlaReader {
     }
   }
 
-  const std::vector<RankContent> files_;
+  const std::vector<xla::RankContent> files_;
   std::vector<TorchXlaShard> layout_;
   Catalog catalog_;
   std::set<std::string> known_;  // the shards of the layout
@@ -475,50 +283,14 @@ class TorchXlaReader {
   std::vector<nlohmann::json> groups_;
 };
 
-std::vector<fs::path> files_like(const fs::path& pattern) {
-  struct Found : glob_t {
-    Found() : glob_t{} {}
-    Found(const Found&) = delete;
-    Found& operator=(const Found&) = delete;
-    ~Found() { ::globfree(this); }
-  } found;
-  const int status = ::glob(pattern.c_str(), 0, nullptr, &found);
-  if (status != 0 && status != GLOB_NOMATCH) throw IoError(fmt::format("can't look for the files {}", pattern.string()));
-  return {found.gl_pathv, found.gl_pathv + found.gl_pathc};
-}
-
 }  // namespace
 
-std::vector<fs::path> torch_xla_files(const fs::path& path) {
-  const auto name = path.filename().string();
-  const auto of_file = rank_in_name(name, path.extension().string());
-  if (is_there(path) && !fs::is_directory(path) && !of_file) return {path};
-  if (!is_there(path) && name.find_first_of("*?[") != std::string::npos) return files_like(path);
-  const auto start = of_file ? name.substr(0, name.rfind("rank-")) : name + "_";
-  const auto extension = of_file ? path.extension().string() : xla::kExtension;
-  std::vector<fs::path> result;
-  const auto parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
-  for (const auto& each : names_in(parent).value_or(std::vector<std::string>())) {
-    const auto ranks = rank_in_name(each, extension);
-    const bool is_of_prefix = ranks && each.starts_with(start) && each.rfind("rank-") == start.size();
-    if (is_of_prefix && (!of_file || of_file->second == ranks->second)) result.push_back(path.parent_path() / each);
-  }
-  return result;
-}
-
-bool is_torch_xla_file(const fs::path& path) {
-  const auto archive = open_archive(path);
-  const auto* const content = archive.content().as<Dict>();
-  const auto* const metadata = content == nullptr ? nullptr : content->find(xla::kMetadata);
-  return metadata != nullptr && metadata->as<Dict>() != nullptr && metadata->as<Dict>()->find("shard_info") != nullptr;
-}
-
 Catalog read_torch_xla(const fs::path& path, TorchXlaContent content) {
-  return TorchXlaReader(open_all(path)).take(content);
+  return TorchXlaReader(xla::open_all(path)).take(content);
 }
 
 std::vector<TorchXlaShard> read_torch_xla_layout(const fs::path& path) {
-  return TorchXlaReader(open_all(path)).take_layout();
+  return TorchXlaReader(xla::open_all(path)).take_layout();
 }
 
 }  // namespace tessera::checkpoint
