@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr auto kFormat = "tessera";
-constexpr int kManifestVersion = 2;  // version 1 had no manifest
+constexpr int kVersion = 2;  // version 1 had no manifest
 
 /// Makes one manifest of the headers of the files, in the order of the ranks.
 class Composition {
@@ -147,10 +147,17 @@ StoredTensor tensor_from_json(const json& text) {
 
 json to_json(const fs::path& folder, const Manifest& manifest) {
   const auto& catalog = manifest.catalog;
-  json result = {{"format", kFormat},           {"version", kManifestVersion},     {"ranks", manifest.ranks},
-                 {"save", manifest.save},       {"optimizer", manifest.optimizer}, {"notes", manifest.notes},
-                 {"buffers", manifest.buffers}, {"aliases", catalog.aliases},      {"tensors", json::object()},
-                 {"blocks", json::object()},    {"files", json::array()}};
+  json result = {{"format", kFormat},
+                 {"version", kVersion},
+                 {"ranks", manifest.ranks},
+                 {"save", manifest.save},
+                 {"optimizer", manifest.optimizer},
+                 {"notes", manifest.notes},
+                 {"buffers", manifest.buffers},
+                 {"aliases", catalog.aliases},
+                 {"tensors", json::object()},
+                 {"blocks", json::object()},
+                 {"files", json::array()}};
   for (const auto& [name, tensor] : catalog.tensors) result["tensors"][name] = to_json(tensor);
   for (const auto& [name, blocks] : manifest.blocks) {
     for (const auto& [range, begin, numel] : blocks.parts) {
@@ -170,8 +177,8 @@ json to_json(const fs::path& folder, const Manifest& manifest) {
 /// `bytes_of_files` gets the sizes that the files should have.
 Manifest from_json(const fs::path& folder, const json& text, std::vector<uint64_t>& bytes_of_files) {
   if (text.at("format") != kFormat) throw IoError("it is of another program");
-  if (const int version = text.at("version"); version != kManifestVersion) {
-    throw IoError(fmt::format("its version is {}, this version of Tessera reads 1 and {}", version, kManifestVersion));
+  if (const int version = text.at("version"); version != kVersion) {
+    throw IoError(fmt::format("its version is {}, this version of Tessera reads 1 and {}", version, kVersion));
   }
   Manifest manifest{.ranks = text.at("ranks"),
                     .save = text.at("save"),

@@ -18,12 +18,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The modules of which units were made, where that of the model itself has the name of its class, and the parameters in their order.
+/// The modules of which units were made, and the parameters in their order.
 TorchXlaOptions options_of(const torch::nn::Module& model, const Communicator& world) {
   const auto metadata = shard_metadata(model, world);
   TorchXlaOptions options{.units = {}, .flatten_parameters = !metadata.flatten_info.empty()};
-  const auto modules = model.named_modules("", /*include_self=*/false);
-  for (const auto& [unit, shards] : metadata.shard_info) options.units.push_back(modules.contains(unit) ? unit : "");
+  for (const auto& [unit, shards] : metadata.shard_info) {
+    for (const auto& shard : shards) {
+      // What is left of the name before the part that the unit knows is the module; a tied parameter may have another name in the unit.
+      const auto& whole = shard.original_name;
+      const auto own = metadata.flatten_info.contains(whole) ? whole.substr(whole.rfind('.') + 1) : shard.name;
+      options.units.push_back(whole.ends_with("." + own) ? whole.substr(0, whole.size() - own.size() - 1) : "");
+    }
+  }
   for (const auto& [name, shard] : named_parameters(model)) {
     if (!shard_info(shard)) continue;  // in no unit
     std::vector<std::string> own = {name};

@@ -244,6 +244,24 @@ TEST(TorchXlaOfOurs, IsPutTogetherByTheirRules) {
   }
 }
 
+TEST(TorchXlaOfOurs, IsWrappedWhereOnlyPartsOfTheModelAre) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    auto net = sharded_net(world);
+    checkpoint::save_torch_xla(folder / "a", *net, world);
+    auto other = sharded_net(world);
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : other->parameters()) parameter.zero_();
+    }
+    checkpoint::load_weights(*other, folder / "a");
+    expect_equal(full_state(*other), full_state(*net));
+  });
+  std::vector<std::string> modules;
+  for (const auto& shard : checkpoint::read_torch_xla_layout(folder / "a")) modules.push_back(shard.module);
+  EXPECT_THAT(modules, ElementsAre("a", "a", "b", "b", "c", "c"));
+}
+
 TEST(TorchXlaOfOurs, IsWrittenOnAllRanksOrOnNone) {
   const Folder folder;
   with_ranks(3, [&](const Communicator& world) {

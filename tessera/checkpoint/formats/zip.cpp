@@ -21,7 +21,7 @@ constexpr uint32_t kElsewhere = 0xffffffff;  // the number is in the wide field 
 constexpr uint16_t kWide = 1, kPadding = 'F' | 'B' << 8;
 constexpr uint64_t kAlignment = 64;
 constexpr uint64_t kLongestComment = 0xffff;
-constexpr uint16_t kVersion = 45;           // of a reader that knows numbers of 64 bits
+constexpr uint16_t kZipVersion = 45;        // of a reader that knows numbers of 64 bits
 constexpr uint16_t kFirstDay = 1 << 5 | 1;  // 1980-01-01, so that equal values make equal files
 constexpr uint64_t kLargestDirectory = uint64_t{1} << 32;
 
@@ -197,7 +197,7 @@ std::string read_entry(const InputFile& file, const ZipEntry& entry, const std::
 void ZipWriter::add(const std::string& name, std::span<const std::byte> bytes) {
   const auto crc = bytes.empty() ? 0 : crc32_of(bytes);
   const uint64_t place = end_ - begin_;
-  const auto common = number(kVersion, 2) + number(kUtf8Names, 2) + number(0, 2) + number(0, 2) + number(kFirstDay, 2) + number(crc, 4) +
+  const auto common = number(kZipVersion, 2) + number(kUtf8Names, 2) + number(0, 2) + number(0, 2) + number(kFirstDay, 2) + number(crc, 4) +
                       number(kElsewhere, 4) + number(kElsewhere, 4) + number(name.size(), 2);
   const auto sizes = number(bytes.size(), 8) + number(bytes.size(), 8);
   auto extra = number(kWide, 2) + number(sizes.size(), 2) + sizes;
@@ -208,14 +208,14 @@ void ZipWriter::add(const std::string& name, std::span<const std::byte> bytes) {
   write(std::as_bytes(std::span(header)));
   write(bytes);
   const auto wide = number(kWide, 2) + number(sizes.size() + 8, 2) + sizes + number(place, 8);
-  directory_ += number(kRecord, 4) + number(kVersion, 2) + common + number(wide.size(), 2) + number(0, 2) + number(0, 2) + number(0, 2) +
+  directory_ += number(kRecord, 4) + number(kZipVersion, 2) + common + number(wide.size(), 2) + number(0, 2) + number(0, 2) + number(0, 2) +
                 number(0, 4) + number(kElsewhere, 4) + name + wide;
   entries_++;
 }
 
 uint64_t ZipWriter::close() {
   const uint64_t first = end_ - begin_, wide_end = first + directory_.size();
-  directory_ += number(kWideEnd, 4) + number(kWideEndBytes - 12, 8) + number(kVersion, 2) + number(kVersion, 2) + number(0, 4) +
+  directory_ += number(kWideEnd, 4) + number(kWideEndBytes - 12, 8) + number(kZipVersion, 2) + number(kZipVersion, 2) + number(0, 4) +
                 number(0, 4) + number(entries_, 8) + number(entries_, 8) + number(wide_end - first, 8) + number(first, 8);
   directory_ += number(kWideLocator, 4) + number(0, 4) + number(wide_end, 8) + number(1, 4);
   directory_ +=
