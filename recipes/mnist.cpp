@@ -203,7 +203,7 @@ class MnistRun {
     auto text = fmt::format("accuracy {:.2f} % {}", sharded, flags_.replicated ? "replicated" : "sharded");
     train::Values values = {{"accuracy", sharded}};
     if (last_ && !flags_.no_consolidation) {
-      const std::filesystem::path file = flags_.ckpt_prefix + "-consolidated.safetensors";
+      const std::filesystem::path file = flags_.ckpt_prefix + "_consolidated.pth";
       checkpoint::consolidate(*last_, file, world_);
       MnistNet plain;
       checkpoint::load_weights(*plain, file);

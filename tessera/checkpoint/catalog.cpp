@@ -158,8 +158,8 @@ void CatalogReader::expect_sound(const std::string& name, const StoredTensor& te
           __builtin_add_overflow(last, steps, &last);
       if (overflows) refuse("has strides that make no sense");
     }
-    if (__builtin_mul_overflow(last + 1, c10::elementSize(tensor.dtype), &end) || __builtin_add_overflow(end, stored.offset, &end) ||
-        last + 1 == 0 || end > file.size()) {
+    if (__builtin_mul_overflow(last + 1, c10::elementSize(tensor.dtype_in_files()), &end) ||
+        __builtin_add_overflow(end, stored.offset, &end) || last + 1 == 0 || end > file.size()) {
       refuse(fmt::format("lies behind the end of the file, which has {} bytes", file.size()));
     }
     const auto values = static_cast<uint64_t>(box.numel());
@@ -179,7 +179,8 @@ const StoredTensor& CatalogReader::info(const std::string& name) const {
 void CatalogReader::read(const std::string& name, const TensorSlice& box, const at::Tensor& to, size_t first) const {
   const auto& tensor = info(name);
   for_each_part(name, tensor, box, first, [&](const StoredBox& stored, const TensorSlice& part) {
-    RegionReader(files_[stored.file], tensor.dtype).read(region_of(stored, part, tensor.dtype), part_of(to, box, part));
+    const auto dtype = tensor.dtype_in_files();
+    RegionReader(files_[stored.file], dtype).read(region_of(stored, part, dtype), part_of(to, box, part));
   });
 }
 

@@ -8,6 +8,8 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -27,7 +29,10 @@ struct StoredBox {
 struct StoredTensor {
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> shape = {};
-  std::vector<StoredBox> boxes = {};  // several may have the same values, as those of replicas do
+  std::vector<StoredBox> boxes = {};           // several may have the same values, as those of replicas do
+  std::optional<at::ScalarType> rounded = {};  // the dtype of the values in the files, if it is another one
+
+  at::ScalarType dtype_in_files() const { return rounded.value_or(dtype); }
 };
 
 /// Bytes of a file with a checksum: XXH3 of 16 hexadecimal digits, or the CRC-32 of zip archives of 8.
@@ -43,6 +48,7 @@ struct Catalog {
   std::map<std::string, StoredTensor> tensors = {};
   std::map<std::string, nlohmann::json> values = {};  // what is no tensor: numbers, texts, lists of them
   std::map<std::string, std::string> aliases = {};    // from each further name of a tied parameter to its first
+  std::set<std::string> buffers = {};                 // the tensors that are buffers of the model, where the format tells
   std::vector<StoredChecksum> checksums = {};
   std::map<std::string, std::string> left_out = {};  // from what is neither a tensor nor such a value, or can't be used, to why
 };

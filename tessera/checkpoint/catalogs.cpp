@@ -12,6 +12,7 @@
 #include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/formats/torch_file.h"
+#include "tessera/checkpoint/formats/torch_xla.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/checkpoint/runs.h"
 
@@ -59,15 +60,21 @@ std::string_view name_of(Format format) {
       return "a file of torch.save";
     case Format::Accelerate:
       return "a folder of Accelerate's save_state";
+    case Format::TorchXla:
+      return "rank files of torch_xla";
   }
   return "";
 }
 
 Format format_of(const fs::path& path) {
-  if (!is_there(path)) throw IoError(fmt::format("there is no checkpoint {}", path.string()));
   std::error_code unknown;
-  if (fs::is_directory(path, unknown)) {
+  const bool is_folder = fs::is_directory(path, unknown);
+  if (is_folder) {
     if (const auto format = format_of_folder(path)) return *format;
+  }
+  if (is_folder || !is_there(path)) {
+    if (!torch_xla_files(path).empty()) return Format::TorchXla;
+    if (!is_folder) throw IoError(fmt::format("there is no {}", path.string()));
     throw IoError(fmt::format("{} is no checkpoint: it has no {}, no .metadata and no model.safetensors{}", path.string(), kManifestFile,
                               what_is_in(path)));
   }
@@ -76,7 +83,8 @@ Format format_of(const fs::path& path) {
   if (file.size() >= sizeof magic) file.read(magic, sizeof magic, 0);
   const auto extension = path.extension();
   const bool is_pickle = extension == ".pt" || extension == ".pth" || extension == ".bin" || extension == ".tar";
-  return (magic[0] == 'P' && magic[1] == 'K') || is_pickle ? Format::Torch : Format::Safetensors;
+  if (!is_pickle && (magic[0] != 'P' || magic[1] != 'K')) return Format::Safetensors;
+  return is_torch_xla_file(path) ? Format::TorchXla : Format::Torch;
 }
 
 Catalog read_catalog(const fs::path& path) {
@@ -91,6 +99,8 @@ Catalog read_catalog(const fs::path& path) {
       return read_torch_file(path);
     case Format::Accelerate:
       return read_accelerate(path);
+    case Format::TorchXla:
+      return read_torch_xla(path);
     case Format::Safetensors:
       break;
   }
@@ -100,9 +110,11 @@ Catalog read_catalog(const fs::path& path) {
 }
 
 Catalog read_model(const fs::path& path) {
+  const auto format = format_of(path);
+  if (format == Format::TorchXla) return read_torch_xla(path, TorchXlaContent::Model);
   auto run = read_run(path);
   std::erase_if(run.catalog.tensors, [&](const auto& entry) { return !is_of_model(entry.first, run); });
-  if (format_of(path) == Format::Tessera) {  // whose checksums have the names of the tensors
+  if (format == Format::Tessera) {  // whose checksums have the names of the tensors
     std::erase_if(run.catalog.checksums, [&](const StoredChecksum& bytes) { return !is_of_model(bytes.name, run); });
   }
   return std::move(run.catalog);

@@ -13,6 +13,7 @@
 #include "tessera/checkpoint/rank_file.h"
 #include "tessera/checkpoint/run_source.h"
 #include "tessera/checkpoint/runs.h"
+#include "tessera/checkpoint/save_torch_xla.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -25,14 +26,19 @@ bool is_inside(const fs::path& path, const fs::path& folder) {
   return !unknown && std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
 }
 
+/// Also if it is the same path.
+void expect_outside(const fs::path& out, const fs::path& checkpoint) {
+  if (!is_inside(out, checkpoint)) return;
+  throw UsageError(
+      fmt::format("{} lies in the checkpoint {}, whose files it could replace; write elsewhere", out.string(), checkpoint.string()));
+}
+
 void expect_sound(const fs::path& checkpoint, const fs::path& out, const ConvertOptions& options) {
-  if (is_inside(out, checkpoint)) {
-    throw UsageError(
-        fmt::format("{} lies in the checkpoint {}, whose files it could replace; write elsewhere", out.string(), checkpoint.string()));
-  }
+  expect_outside(out, checkpoint);
   if (options.dtype && !at::isFloatingType(*options.dtype)) {
     throw UsageError(fmt::format("weights can't become {}: give a dtype of numbers with fractions", c10::toString(*options.dtype)));
   }
+  if (options.dtype && options.to == Format::TorchXla) throw UsageError("rank files of torch_xla keep the dtypes of the checkpoint");
   if (options.world < 1) throw UsageError(fmt::format("a checkpoint can't be for {} ranks", options.world));
   if (options.memory < 1) throw UsageError(fmt::format("{} bytes of memory hold no tensor", options.memory));
 }
@@ -104,6 +110,7 @@ Converted convert(const fs::path& checkpoint, const fs::path& out, const Convert
   const bool weights_only = options.weights_only || options.to == Format::Hub || options.to == Format::Safetensors;
   auto run = weights_only ? model_only(checkpoint) : read_run(checkpoint);
   expect_no_blocks(run);
+  for (const auto& file : run.catalog.files) expect_outside(out, file);
   result.left_out = run.catalog.left_out;
   const RunSource source(std::move(run), options);
   if (source.model().empty()) {
@@ -111,6 +118,9 @@ Converted convert(const fs::path& checkpoint, const fs::path& out, const Convert
   }
   result.tensors = std::ssize(source.model()) + std::ssize(source.state());
   result.bytes = source.bytes();
+  for (const auto& tensor : source.model()) {
+    if (!source.run().catalog.buffers.contains(tensor.name)) result.parameters += c10::multiply_integers(tensor.shape);
+  }
   switch (options.to) {
     case Format::Tessera:
       result.files = write_ranks(source, out);
@@ -129,6 +139,9 @@ Converted convert(const fs::path& checkpoint, const fs::path& out, const Convert
       break;
     case Format::Accelerate:
       result.files = write_accelerate(source, out, result.left_out);
+      break;
+    case Format::TorchXla:
+      result.files = convert_to_torch_xla(checkpoint, out, options.world);
       break;
   }
   return result;

@@ -44,6 +44,7 @@ Json inspect(const fs::path& path) {
     run = run_of(catalog);
     result["optimizer"] = run->optimizer;
   }
+  if (format == Format::TorchXla) result["ranks"] = catalog.files.size();
   int64_t numel = 0, bytes = 0;
   result["tensors"] = Json::object();
   for (const auto& [name, tensor] : catalog.tensors) {

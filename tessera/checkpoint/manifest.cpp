@@ -27,7 +27,7 @@ class Composition {
   explicit Composition(const RankFile& first) {
     manifest_.ranks = first.record.ranks;
     manifest_.save = first.record.save;
-    manifest_.buffers = first.record.buffers;
+    manifest_.catalog.buffers = {first.record.buffers.begin(), first.record.buffers.end()};
     manifest_.optimizer = first.record.optimizer;
     manifest_.catalog.aliases = first.record.aliases;
   }
@@ -147,10 +147,10 @@ StoredTensor tensor_from_json(const json& text) {
 
 json to_json(const fs::path& folder, const Manifest& manifest) {
   const auto& catalog = manifest.catalog;
-  json result = {{"format", kFormat},           {"version", kManifestVersion},     {"ranks", manifest.ranks},
-                 {"save", manifest.save},       {"optimizer", manifest.optimizer}, {"notes", manifest.notes},
-                 {"buffers", manifest.buffers}, {"aliases", catalog.aliases},      {"tensors", json::object()},
-                 {"blocks", json::object()},    {"files", json::array()}};
+  json result = {{"format", kFormat},          {"version", kManifestVersion},     {"ranks", manifest.ranks},
+                 {"save", manifest.save},      {"optimizer", manifest.optimizer}, {"notes", manifest.notes},
+                 {"buffers", catalog.buffers}, {"aliases", catalog.aliases},      {"tensors", json::object()},
+                 {"blocks", json::object()},   {"files", json::array()}};
   for (const auto& [name, tensor] : catalog.tensors) result["tensors"][name] = to_json(tensor);
   for (const auto& [name, blocks] : manifest.blocks) {
     for (const auto& [range, begin, numel] : blocks.parts) {
@@ -173,13 +173,10 @@ Manifest from_json(const fs::path& folder, const json& text, std::vector<uint64_
   if (const int version = text.at("version"); version != kManifestVersion) {
     throw IoError(fmt::format("its version is {}, this version of Tessera reads 1 and {}", version, kManifestVersion));
   }
-  Manifest manifest{.ranks = text.at("ranks"),
-                    .save = text.at("save"),
-                    .buffers = text.at("buffers"),
-                    .optimizer = text.at("optimizer"),
-                    .notes = text.at("notes")};
+  Manifest manifest{.ranks = text.at("ranks"), .save = text.at("save"), .optimizer = text.at("optimizer"), .notes = text.at("notes")};
   auto& catalog = manifest.catalog;
   catalog.aliases = text.at("aliases");
+  catalog.buffers = text.at("buffers");
   for (const auto& file : text.at("files")) {
     const fs::path name = file.at("name").get<std::string>();
     if (name.has_parent_path() || name.empty())

@@ -29,7 +29,6 @@ struct Manifest {
   /// The files of all ranks in their order. Its tensors are those of the model, and of the optimizer's state as optimizer.PARAMETER.KEY. Of
   /// buffers and generators each rank has its own, in its own file.
   Catalog catalog = {};
-  std::vector<std::string> buffers = {};
   std::map<std::string, BlockState> blocks = {};
   std::string optimizer = {};                                  // its class; empty if there is none
   std::vector<std::map<std::string, std::string>> notes = {};  // of each rank

@@ -5,10 +5,11 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "tessera/checkpoint/convert.h"
 
 namespace tessera::checkpoint {
 
@@ -17,8 +18,7 @@ struct MergeOptions {
   std::optional<at::ScalarType> dtype = {};  // of numbers with fractions; that of the checkpoint unless given
   bool unsafe_serialization = false;         // pytorch_model.bin, a file of torch.save, instead of safetensors
   bool remove_checkpoint_dir = false;        // when all is written
-  /// Called after each tensor with its name, and the bytes that are written and to be written.
-  std::function<void(const std::string& name, int64_t bytes, int64_t all)> progress = {};
+  ConvertProgress progress = {};
 };
 
 struct Merged {

@@ -109,8 +109,7 @@ class StateReader {
 }  // namespace
 
 bool is_optimizer_state(const std::string& name, const Manifest& manifest) {
-  return !manifest.optimizer.empty() && name.starts_with(kOptimizerPrefix) &&
-         std::ranges::find(manifest.buffers, name) == manifest.buffers.end();
+  return !manifest.optimizer.empty() && name.starts_with(kOptimizerPrefix) && !manifest.catalog.buffers.contains(name);
 }
 
 std::map<std::string, optim::ParameterState> read_optimizer_state(const Manifest& manifest, const CatalogReader& stored,

@@ -18,6 +18,7 @@ namespace tessera::checkpoint {
 namespace {
 
 constexpr auto kKey = "tessera";
+constexpr std::string_view kRank = "rank-";
 constexpr int kFormat = 3;
 constexpr int kWithoutChecksums = 2;
 constexpr int kFlatFormat = 1;  // version 0.1.0: a part is a range of values in memory order, and the optimizer's state has no slices
@@ -129,15 +130,15 @@ std::optional<int> take_number(std::string_view& text, std::string_view before) 
   return number;
 }
 
-/// The rank and the number of ranks in the name of a rank's file. Returns nothing for other names.
-std::optional<std::pair<int, int>> rank_of_file(std::string_view name) {
-  const auto rank = take_number(name, "rank-");
+}  // namespace
+
+std::optional<std::pair<int, int>> rank_in_name(std::string_view name, std::string_view extension) {
+  name.remove_prefix(std::min(name.rfind(kRank), name.size()));
+  const auto rank = take_number(name, kRank);
   const auto ranks = rank ? take_number(name, "-of-") : std::nullopt;
-  if (!ranks || *ranks == 0 || name != ".safetensors") return std::nullopt;
+  if (!ranks || *ranks == 0 || name != extension) return std::nullopt;
   return std::pair(*rank, *ranks);
 }
-
-}  // namespace
 
 int64_t PartRecord::numel() const {
   int64_t sum = 0;
@@ -197,7 +198,8 @@ int saved_ranks(const std::filesystem::path& folder) {
   if (!names) throw IoError(fmt::format("there is no checkpoint {}", folder.string()));
   std::map<int, std::set<int>> found;  // from the number of ranks in the file names to the ranks whose files exist
   for (const auto& name : *names) {
-    if (const auto file = rank_of_file(name)) found[file->second].insert(file->first);
+    const auto file = name.rfind(kRank) == 0 ? rank_in_name(name, ".safetensors") : std::nullopt;
+    if (file) found[file->second].insert(file->first);
   }
   if (found.empty()) throw IoError(fmt::format("{} is no checkpoint: it has no file rank-0-of-N.safetensors", folder.string()));
   if (found.size() > 1) {

@@ -4,7 +4,10 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tessera/base/tensor_slice.h"
@@ -46,6 +49,9 @@ struct RankFile {
   SafetensorsFile tensors;
   RankRecord record;
 };
+
+/// The rank and the number of ranks in a name that ends in "rank-R-of-N" and the extension. Nothing for other names.
+std::optional<std::pair<int, int>> rank_in_name(std::string_view name, std::string_view extension);
 
 std::filesystem::path rank_file(const std::filesystem::path& folder, int rank, int ranks);
 /// Throws IoError if the file is missing or damaged, or if another rank has written it.

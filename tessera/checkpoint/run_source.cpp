@@ -73,7 +73,7 @@ json RunSource::settings() const {
     }
     if (state_.empty()) {
       for (const auto& tensor : model_) {
-        if (std::ranges::find(run_.buffers, tensor.name) == run_.buffers.end()) parameters.push_back(tensor.name);
+        if (!run_.catalog.buffers.contains(tensor.name)) parameters.push_back(tensor.name);
       }
     }
     for (const auto& name : needed) {

@@ -114,6 +114,52 @@ class Settings {
   std::map<std::string, json> parameters_;
 };
 
+/// By which ranks notice that they read different checkpoints.
+uint64_t number_of(const Catalog& catalog) {
+  std::string all;
+  for (const auto& [name, tensor] : catalog.tensors) all += fmt::format("{} {} ", name, tensor.boxes.size());
+  for (const auto& bytes : catalog.checksums) all += bytes.checksum;
+  Checksum checksum;
+  checksum.add(std::as_bytes(std::span(all)));
+  return checksum.value() >> 32;
+}
+
+std::string text_of(const json& value) {
+  return value.is_string() ? value.get<std::string>() : value.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+void set_optimizer(Manifest& run, const json& groups) {
+  run.optimizer = groups.empty() ? kSomeOptimizer : class_of_settings(groups.front());
+  if (!groups.empty()) run.notes.front()[kSettingsNote] = text_of(groups);
+}
+
+/// Of a catalog in which the model and the optimizer's state have our names already. The settings are those of one group.
+Manifest run_of_torch_xla(Catalog catalog) {
+  constexpr std::string_view kSettings = "optimizer.param_groups.0.";
+  Manifest run{.notes = {{}}};
+  auto group = json::object();
+  for (const auto& [name, value] : catalog.values) {
+    if (name.starts_with(kSettings)) {
+      group[name.substr(kSettings.size())] = value;
+    } else if (!name.starts_with("optimizer.") && !name.starts_with("shard_metadata.")) {
+      run.notes.front()[name] = text_of(value);
+    }
+  }
+  auto parameters = json::array();
+  bool has_state = false;
+  for (const auto& [name, tensor] : catalog.tensors) {
+    if (catalog.buffers.contains(name)) continue;
+    const bool is_state = name.starts_with(kOptimizerPrefix);
+    has_state |= is_state;
+    if (!is_state) parameters.push_back(name);
+  }
+  if (!group.empty()) group["params"] = parameters;
+  if (has_state) set_optimizer(run, group.empty() ? json::array() : json::array({group}));
+  run.save = number_of(catalog);
+  run.catalog = std::move(catalog);
+  return run;
+}
+
 /// Sorts what a catalog has under another program's names.
 class Sorting {
  public:
@@ -135,7 +181,7 @@ class Sorting {
     for (const auto& [alias, first] : from_.aliases) add_alias(alias, first);
     for (const auto& [name, value] : from_.values) add_value(name, value);
     finish_optimizer();
-    run_.save = number();
+    run_.save = number_of(run_.catalog);
     return std::move(run_);
   }
 
@@ -195,7 +241,7 @@ class Sorting {
                                                               : "it is a value of the model that is no tensor");
       return;
     }
-    run_.notes.front()[name] = value.is_string() ? value.get<std::string>() : value.dump(-1, ' ', false, json::error_handler_t::replace);
+    run_.notes.front()[name] = text_of(value);
   }
 
   void finish_optimizer() {
@@ -207,19 +253,7 @@ class Sorting {
       return;
     }
     if (!has_state_ && !has_settings()) return;
-    const auto groups = std::move(settings_).with_names();
-    run_.optimizer = groups.empty() ? kSomeOptimizer : class_of_settings(groups.front());
-    if (!groups.empty()) run_.notes.front()[kSettingsNote] = groups.dump(-1, ' ', false, json::error_handler_t::replace);
-  }
-
-  /// By which ranks notice that they read different checkpoints.
-  uint64_t number() const {
-    std::string all;
-    for (const auto& [name, tensor] : run_.catalog.tensors) all += fmt::format("{} {} ", name, tensor.boxes.size());
-    for (const auto& bytes : run_.catalog.checksums) all += bytes.checksum;
-    Checksum checksum;
-    checksum.add(std::as_bytes(std::span(all)));
-    return checksum.value() >> 32;
+    set_optimizer(run_, std::move(settings_).with_names());
   }
 
   Catalog from_;
@@ -240,6 +274,7 @@ Manifest run_of(Catalog catalog) {
 Manifest read_run(const std::filesystem::path& path) {
   const auto format = format_of(path);
   if (format == Format::Tessera) return read_manifest(path);
+  if (format == Format::TorchXla) return run_of_torch_xla(read_catalog(path));
   auto run = run_of(read_catalog(path));
   const auto generator = run.catalog.tensors.find(kGeneratorName);
   if (format == Format::Accelerate && generator != run.catalog.tensors.end()) {  // of each rank, in the first files

@@ -228,7 +228,8 @@ std::vector<fs::path> write_torch(const RunSource& source, const fs::path& out) 
   TreeFile file(source);
   auto model = file.model();
   if (source.options().weights_only) {
-    file.write(out, model);
+    const auto& key = source.options().model_key;
+    file.write(out, key.empty() ? model : TorchTree{TorchTree::Dict{{{key, model}}}});
     return {out};
   }
   TorchTree::Dict all{{{"model", std::move(model)}}};

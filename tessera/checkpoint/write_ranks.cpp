@@ -84,8 +84,7 @@ class RankPart {
   }
 
   void add_model(const SourceTensor& tensor) {
-    const auto& buffers = source_.run().buffers;
-    if (std::ranges::find(buffers, tensor.name) != buffers.end()) {
+    if (source_.run().catalog.buffers.contains(tensor.name)) {
       record_.buffers.push_back(tensor.name);
       add(tensor, whole(tensor), true);
     } else if (tensor.shape.empty()) {

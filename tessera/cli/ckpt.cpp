@@ -6,8 +6,11 @@
 #include <memory>
 
 #include "tessera/base/error.h"
+#include "tessera/base/folder.h"
 #include "tessera/checkpoint/consolidate.h"
+#include "tessera/checkpoint/formats/torch_xla.h"
 #include "tessera/checkpoint/inspect.h"
+#include "tessera/checkpoint/step_folders.h"
 #include "tessera/checkpoint/verify.h"
 #include "tessera/cli/ckpt_places.h"
 #include "tessera/cli/commands.h"
@@ -15,12 +18,22 @@
 namespace tessera::cli {
 namespace {
 
-int consolidate(const std::string& given, std::string save_path) {
+namespace fs = std::filesystem;
+
+/// As torch_xla finds them: all files that begin with the prefix and end in the suffix, unless there is something of just this prefix.
+fs::path find_to_consolidate(const fs::path& prefix, const std::string& suffix) {
+  if (!suffix.empty()) return prefix.string() + suffix;
+  const auto all = prefix.string() + "*.pth";
+  const bool is_known = is_there(prefix) || !checkpoint::step_folders(prefix).empty() || !checkpoint::torch_xla_files(prefix).empty();
+  return !is_known && !checkpoint::torch_xla_files(all).empty() ? fs::path(all) : place_of(prefix.string());
+}
+
+int consolidate(const std::string& given, const std::string& suffix, std::string save_path) {
   const auto prefix = without_slashes(given);
-  const auto folder = find_checkpoint(prefix);
-  if (save_path.empty()) save_path = prefix + "-consolidated.safetensors";
-  const auto done = checkpoint::consolidate(folder, save_path);
-  fmt::print("{} -> {}: {} parameters in {} tensors, {} bytes\n", folder.string(), save_path, done.parameters, done.tensors, done.bytes);
+  const auto place = find_to_consolidate(prefix, suffix);
+  if (save_path.empty()) save_path = prefix + "_consolidated.pth";
+  const auto done = checkpoint::consolidate(place, save_path, megabyte_bar("consolidating"));
+  fmt::print("{} -> {}: {} parameters in {} tensors, {} bytes\n", place.string(), save_path, done.parameters, done.tensors, done.bytes);
   return 0;
 }
 
@@ -47,14 +60,20 @@ int inspect(const std::string& given, bool as_json) {
 void add_ckpt_command(CLI::App& app, std::function<int()>& chosen) {
   auto* command = app.add_subcommand("ckpt", "Works on saved checkpoints")->group("Commands");
   command->require_subcommand(1);
-  auto* together =
-      command->add_subcommand("consolidate", "Puts the ranks' parts of a model together into one safetensors file")->group("Commands");
-  const auto prefix = std::make_shared<std::string>(), save_path = std::make_shared<std::string>();
-  together->add_option("--ckpt-prefix", *prefix, "A checkpoint's folder P, or the P of folders P-step-N: the newest is taken")
+  auto* together = command->add_subcommand("consolidate", "Puts the ranks' parts of a model together into one file")->group("Commands");
+  const auto prefix = std::make_shared<std::string>(), save_path = std::make_shared<std::string>(),
+             suffix = std::make_shared<std::string>();
+  together
+      ->add_option(
+          "--ckpt-prefix", *prefix,
+          "A checkpoint's folder P, the P of folders P-step-N, of which the newest is taken, or the P of files P_rank-R-of-N.pth of "
+          "torch_xla")
       ->type_name("P")
       ->required();
-  together->add_option("--save-path", *save_path, "The file to write; P-consolidated.safetensors unless given")->type_name("FILE");
-  together->callback([&chosen, prefix, save_path] { chosen = [=] { return consolidate(*prefix, *save_path); }; });
+  together->add_option("--ckpt-suffix", *suffix, "The files of torch_xla are those that match P and this, such as *.pth")->type_name("S");
+  together->add_option("--save-path", *save_path, "The file to write, P_consolidated.pth unless given; .safetensors writes safetensors")
+      ->type_name("FILE");
+  together->callback([&chosen, prefix, suffix, save_path] { chosen = [=] { return consolidate(*prefix, *suffix, *save_path); }; });
   auto* check = command->add_subcommand("verify", "Reads all files of a checkpoint and compares their checksums")->group("Commands");
   check->add_option("--ckpt-prefix", *prefix, "A checkpoint's folder P, the P of folders P-step-N, or a file")->type_name("P")->required();
   const auto cheap = std::make_shared<bool>(false);

@@ -15,9 +15,10 @@ namespace {
 using checkpoint::Format;
 
 const std::map<std::string, Format>& formats() {
-  static const std::map<std::string, Format> kFormats = {{"tessera", Format::Tessera}, {"dcp", Format::Dcp},
-                                                         {"hub", Format::Hub},         {"safetensors", Format::Safetensors},
-                                                         {"torch", Format::Torch},     {"accelerate", Format::Accelerate}};
+  static const std::map<std::string, Format> kFormats = {{"tessera", Format::Tessera},   {"dcp", Format::Dcp},
+                                                         {"hub", Format::Hub},           {"safetensors", Format::Safetensors},
+                                                         {"torch", Format::Torch},       {"accelerate", Format::Accelerate},
+                                                         {"torch_xla", Format::TorchXla}};
   return kFormats;
 }
 
@@ -116,7 +117,9 @@ void add_convert(CLI::App& command, std::function<int()>& chosen) {
   auto* convert = command.add_subcommand("convert", "Writes a checkpoint of any format in another format")->group("Commands");
   const auto options = std::make_shared<ConvertCommand>();
   add_common(*convert, *options);
-  convert->add_option("--to", options->to, "tessera, dcp, hub, safetensors, torch or accelerate")->type_name("FORMAT")->required();
+  convert->add_option("--to", options->to, "tessera, dcp, hub, safetensors, torch, accelerate or torch_xla")
+      ->type_name("FORMAT")
+      ->required();
   convert->add_option("--from", options->from, "What IN has to be; it is recognised unless given")->type_name("FORMAT");
   convert->add_option("--world", options->world, "The number of ranks whose files are written")->type_name("M")->capture_default_str();
   convert->add_option("--dtype", options->dtype, "fp32, fp16 or bf16 for the model; that of the checkpoint unless given")

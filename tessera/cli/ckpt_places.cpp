@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
+#include "tessera/checkpoint/formats/torch_xla.h"
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/train/progress.h"
 
@@ -47,7 +48,7 @@ std::string without_slashes(std::string path) {
 
 fs::path place_of(const std::string& given) {
   const auto path = without_slashes(given);
-  return is_there(path) ? fs::path(path) : find_checkpoint(path);
+  return is_there(path) || !checkpoint::torch_xla_files(path).empty() ? fs::path(path) : find_checkpoint(path);
 }
 
 int64_t bytes_of(const std::string& text) {

@@ -8,6 +8,8 @@
 #include "tessera/base/process.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/checkpoint/formats/torch_file.h"
+#include "tessera/checkpoint/save_torch_xla.h"
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
@@ -50,8 +52,10 @@ struct Ckpt : ::testing::Test {
 TEST_F(Ckpt, ConsolidatesTheNewestOfAPrefix) {
   const auto ended = consolidate({"--ckpt-prefix", prefix});
   EXPECT_EQ(ended.status, 0);
-  EXPECT_EQ(ended.output, prefix + "-step-000020 -> " + prefix + "-consolidated.safetensors: 224 parameters in 6 tensors, 896 bytes\n");
-  EXPECT_EQ(checkpoint::SafetensorsFile(prefix + "-consolidated.safetensors").names().size(), 6);
+  EXPECT_EQ(ended.output, prefix + "-step-000020 -> " + prefix + "_consolidated.pth: 224 parameters in 6 tensors, 896 bytes\n");
+  EXPECT_TRUE(checkpoint::read_torch_file(prefix + "_consolidated.pth").tensors.contains("model.a.weight"));
+  EXPECT_EQ(consolidate({"--ckpt-prefix", prefix, "--save-path", prefix + ".safetensors"}).status, 0);
+  EXPECT_EQ(checkpoint::SafetensorsFile(prefix + ".safetensors").names().size(), 6);
 }
 
 TEST_F(Ckpt, ConsolidatesTheFolderThatIsNamed) {
@@ -60,7 +64,27 @@ TEST_F(Ckpt, ConsolidatesTheFolderThatIsNamed) {
   EXPECT_THAT(ended.output, HasSubstr("net-step-000005 -> "));
   EXPECT_TRUE(std::filesystem::exists(folder / "out"));
   EXPECT_EQ(consolidate({"--ckpt-prefix", prefix + "-step-000005/"}).status, 0);
-  EXPECT_TRUE(std::filesystem::exists(prefix + "-step-000005-consolidated.safetensors"));
+  EXPECT_TRUE(std::filesystem::exists(prefix + "-step-000005_consolidated.pth"));
+}
+
+TEST_F(Ckpt, ConsolidatesRankFilesAsTorchXlaDoes) {
+  const std::string theirs = folder / "xla";
+  checkpoint::convert_to_torch_xla(prefix + "-step-000005", theirs, 3);
+  const auto ended = consolidate({"--ckpt_prefix", theirs});
+  EXPECT_EQ(ended.output, theirs + " -> " + theirs + "_consolidated.pth: 224 parameters in 6 tensors, 896 bytes\n");
+  EXPECT_THAT(ckpt("inspect", {theirs}).output, AllOf(HasSubstr("rank files of torch_xla of 3 ranks"), HasSubstr("c.bias")));
+  EXPECT_THAT(ckpt("verify", {"--ckpt-prefix", theirs}).output, HasSubstr("is whole: 3 files, 6 tensors"));
+  EXPECT_EQ(ckpt("merge", {theirs, folder / "merged", "--remove-checkpoint-dir"}).status, 0);
+  EXPECT_TRUE(checkpoint::torch_xla_files(theirs).empty());
+  checkpoint::convert_to_torch_xla(prefix + "-step-000005", theirs, 3);
+  // The default of torch_xla matches the file that is there now, too.
+  for (const auto* suffix : {"*.pth", "_rank-*-of-*.pth"}) {
+    EXPECT_EQ(consolidate({"--ckpt_prefix", theirs, "--ckpt_suffix", suffix, "--save_path", folder / "out.pth"}).status, 0);
+    EXPECT_TRUE(checkpoint::read_torch_file(folder / "out.pth").tensors.contains("model.c.bias"));
+  }
+  EXPECT_THAT(consolidate({"--ckpt_prefix", theirs, "--ckpt_suffix", "-none"}).output, HasSubstr("there is no " + theirs + "-none"));
+  std::filesystem::rename(checkpoint::torch_xla_file(theirs, 2, 3), folder / "elsewhere");
+  EXPECT_THAT(consolidate({"--ckpt_prefix", theirs}).output, HasSubstr("the file of rank 2 is missing"));
 }
 
 TEST_F(Ckpt, SaysWhatIsThereInstead) {

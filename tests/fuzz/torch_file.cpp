@@ -1,5 +1,6 @@
-// Files of torch.save: the zip archive, and what is in it.
+// Files of torch.save: the zip archive, and what is in it, also as a rank file of torch_xla.
 #include "tessera/checkpoint/formats/torch_file.h"
+#include "tessera/checkpoint/formats/torch_xla.h"
 
 #include <ATen/ATen.h>
 
@@ -13,15 +14,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace tessera;
   static const auto path = fuzz::folder() + "/file.pt";
   fuzz::write_file(path, {data, size});
-  fuzz::expect_own_errors([] {
-    const checkpoint::CatalogReader reader(checkpoint::read_torch_file(path));
+  const auto read_all = [](checkpoint::Catalog catalog) {
+    const checkpoint::CatalogReader reader(std::move(catalog));
     checkpoint::run_of(reader.catalog());
     for (const auto& checksum : reader.catalog().checksums) reader.verify(checksum);
     for (const auto& [name, tensor] : reader.catalog().tensors) {
       constexpr int64_t kMost = 1 << 24;  // a view may repeat few values as often as it likes
       if (whole_slice(tensor.shape).numel() < kMost) reader.read(name);
     }
-  });
+  };
+  fuzz::expect_own_errors([&] { read_all(checkpoint::read_torch_file(path)); });
+  fuzz::expect_own_errors([&] { read_all(checkpoint::read_torch_xla(path)); });
   return 0;
 }
 
@@ -48,6 +51,26 @@ std::string written() {
   writer.write(at::ones({2}, at::kFloat8_e5m2));
   writer.close();
   return bytes_of(path);
+}
+
+/// A rank file of torch_xla of one rank, with an optimizer.
+std::string of_rank(const checkpoint::TorchXlaOptions& options) {
+  const auto path = folder() + "/seed";
+  const auto tensor = std::make_shared<TorchTensor>(TorchTensor{.dtype = at::kFloat, .shape = {2, 3}});
+  TorchTree::Dict whole;
+  for (const auto* name : {"a.w", "b", "optimizer.a.w.exp_avg", "optimizer.b.exp_avg"}) whole.entries.emplace_back(name, TorchTree{tensor});
+  checkpoint::TorchFileWriter writer(path, {whole});
+  writer.write(at::ones({2, 3}));
+  writer.close();
+  auto catalog = checkpoint::read_torch_file(path);
+  for (const auto& [alias, name] : catalog.aliases) catalog.tensors[alias] = catalog.tensors.at(name);
+  auto model = catalog;
+  std::erase_if(model.tensors, [](const auto& entry) { return entry.first.starts_with("optimizer"); });
+  const auto layout = checkpoint::torch_xla_layout(model, options);
+  auto numbers = nlohmann::json::array();
+  for (size_t i = 0; i < layout.size(); i++) numbers.push_back(i);
+  catalog.values["optimizer.param_groups.0.params"] = numbers;
+  return bytes_of(checkpoint::write_torch_xla(folder() + "/seed", 1, checkpoint::CatalogReader(catalog), layout).front());
 }
 
 /// Without checksums, so that changes of the pickle are read.
@@ -99,6 +122,9 @@ std::vector<std::string> seeds() {
   return {
       written(),
       unchecked(written()),
+      unchecked(of_rank({.units = {"", "a"}})),
+      unchecked(of_rank({.flatten_parameters = true})),
+      unchecked(of_rank({.shard_param_on_dim_0 = true})),
       one(view(0, {2, 2}, {1, 2})),
       one(view(1, {2, 1000}, {1, 0})),
       one(view(0, {kHuge, 0}, {kHuge, 1})),

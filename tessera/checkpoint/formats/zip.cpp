@@ -22,7 +22,7 @@ constexpr uint32_t kElsewhere = 0xffffffff;  // the number is in the wide field 
 constexpr uint16_t kWide = 1, kPadding = 'F' | 'B' << 8;
 constexpr uint64_t kAlignment = 64;
 constexpr uint64_t kLongestComment = 0xffff;
-constexpr uint16_t kVersion = 45;           // of a reader that knows numbers of 64 bits
+constexpr uint16_t kZipVersion = 45;        // of a reader that knows numbers of 64 bits
 constexpr uint16_t kFirstDay = 1 << 5 | 1;  // 1980-01-01, so that equal values make equal files
 constexpr uint64_t kLargestDirectory = uint64_t{1} << 32;
 
@@ -219,7 +219,7 @@ void ZipWriter::end() {
 
 // All numbers are written with 64 bits, whatever their size: there is one way, which every test goes.
 std::string ZipWriter::common_of(const Entry& entry) {
-  return number(kVersion, 2) + number(kUtf8Names, 2) + number(0, 2) + number(0, 2) + number(kFirstDay, 2) + number(entry.crc32, 4) +
+  return number(kZipVersion, 2) + number(kUtf8Names, 2) + number(0, 2) + number(0, 2) + number(kFirstDay, 2) + number(entry.crc32, 4) +
          number(kElsewhere, 4) + number(kElsewhere, 4) + number(entry.name.size(), 2);
 }
 
@@ -241,14 +241,14 @@ void ZipWriter::write_header(Entry& entry) {
 void ZipWriter::add_record(const Entry& entry) {
   const auto sizes = sizes_of(entry);
   const auto wide = number(kWide, 2) + number(sizes.size() + 8, 2) + sizes + number(entry.place, 8);
-  directory_ += number(kRecord, 4) + number(kVersion, 2) + common_of(entry) + number(wide.size(), 2) + number(0, 2) + number(0, 2) +
+  directory_ += number(kRecord, 4) + number(kZipVersion, 2) + common_of(entry) + number(wide.size(), 2) + number(0, 2) + number(0, 2) +
                 number(0, 2) + number(0, 4) + number(kElsewhere, 4) + entry.name + wide;
   entries_++;
 }
 
 uint64_t ZipWriter::close() {
   const uint64_t first = end_ - begin_, wide_end = first + directory_.size();
-  directory_ += number(kWideEnd, 4) + number(kWideEndBytes - 12, 8) + number(kVersion, 2) + number(kVersion, 2) + number(0, 4) +
+  directory_ += number(kWideEnd, 4) + number(kWideEndBytes - 12, 8) + number(kZipVersion, 2) + number(kZipVersion, 2) + number(0, 4) +
                 number(0, 4) + number(entries_, 8) + number(entries_, 8) + number(wide_end - first, 8) + number(first, 8);
   directory_ += number(kWideLocator, 4) + number(0, 4) + number(wide_end, 8) + number(1, 4);
   directory_ +=

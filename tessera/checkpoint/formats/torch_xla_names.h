@@ -1,0 +1,37 @@
+// How torch_xla's FSDP calls things in its files.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::checkpoint::torch_xla {
+
+constexpr std::string_view kShard = "_fsdp_shard";
+constexpr std::string_view kSeparator = "_FSDP_SHARD_SEPARATOR_";  // in place of the dots in a name
+constexpr std::string_view kWrapped = "_fsdp_wrapped_module.";     // from the wrapper of FSDP to the wrapper of flat parameters in it
+constexpr std::string_view kFlattened = "_fpw_module.";            // and from there to the module; left out in the names of a state
+constexpr std::string_view kFlatParameter = "flat_param_";
+constexpr auto kModel = "model";
+constexpr auto kMetadata = "shard_metadata";
+constexpr auto kOptimizer = "optimizer";
+constexpr auto kExtension = ".pth";
+
+inline std::string replace_all(std::string text, std::string_view from, std::string_view to) {
+  for (size_t place = 0; (place = text.find(from, place)) != std::string::npos; place += to.size()) text.replace(place, from.size(), to);
+  return text;
+}
+
+/// The name that a parameter or a buffer has in the model.
+inline std::string without_wrappers(std::string name) {
+  return replace_all(replace_all(std::move(name), kWrapped, ""), kFlattened, "");
+}
+
+inline std::string joined(const std::string& module, const std::string& name) {
+  return module.empty() ? name : module + "." + name;
+}
+
+/// The name of a module or of a buffer in the state of a model of which these modules are wrapped.
+std::string name_in_state(const std::string& name, const std::vector<std::string>& units);
+
+}  // namespace tessera::checkpoint::torch_xla
