@@ -74,7 +74,7 @@ Format format_of(const fs::path& path) {
   }
   if (is_folder || !is_there(path)) {
     if (!torch_xla_files(path).empty()) return Format::TorchXla;
-    if (!is_folder) throw IoError(fmt::format("there is no {}", path.string()));
+    if (!is_folder) throw IoError(fmt::format("there is no checkpoint {}", path.string()));
     throw IoError(fmt::format("{} is no checkpoint: it has no {}, no .metadata and no model.safetensors{}", path.string(), kManifestFile,
                               what_is_in(path)));
   }

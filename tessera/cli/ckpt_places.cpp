@@ -26,6 +26,8 @@ std::string what_is_there(const fs::path& prefix) {
   if (!all) return fmt::format("there is no folder {}", folder.string());
   std::vector<std::string> names;
   std::ranges::copy_if(*all, std::back_inserter(names), [&](const std::string& name) {
+    std::error_code unknown;
+    if (fs::is_symlink(folder / name, unknown)) return false;  // PREFIX-latest
     return name.find("-step-") != std::string::npos || checkpoint::is_complete(folder / name);
   });
   if (names.empty()) return fmt::format("the folder {} holds no checkpoint", folder.string());
