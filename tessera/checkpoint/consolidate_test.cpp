@@ -149,7 +149,7 @@ TEST(Consolidate, GivesAllRanksTheResultOrTheError) {
     EXPECT_EQ(done.tensors, 11);
     EXPECT_EQ(checkpoint::SafetensorsFile(folder / "whole").names().size(), 11U);
     const auto said = message_of<IoError>([&] { checkpoint::consolidate(folder / "none", folder / "other", world); });
-    EXPECT_THAT(said, HasSubstr("there is no " + (folder / "none").string()));
+    EXPECT_THAT(said, HasSubstr("there is no checkpoint " + (folder / "none").string()));
     EXPECT_EQ(said.starts_with("rank 0 could not consolidate"), !world.is_first()) << said;
     const auto own_name = folder / ("whole-" + std::to_string(world.rank()));
     EXPECT_THAT(message_of<IoError>([&] { checkpoint::consolidate(folder / "a", own_name, world); }),

@@ -182,7 +182,7 @@ class Trouble(Recipe, unittest.TestCase):
         full = lambda: (resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)), signal.signal(signal.SIGXFSZ, signal.SIG_IGN))
         said = self.run_recipe("--resume", "--num-epochs", 2, *flags, status=1, preexec_fn=full)
         self.assertRegex(said, r"can't write .*net-step-000060\.part.*: File too large")
-        self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["net-step-000030", "net_consolidated.pth"])
+        self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["net-latest", "net-step-000030", "net_consolidated.pth"])
         self.run_recipe("--resume", "--num-epochs", 2, *flags)
 
     def interrupt(self, whom):
