@@ -8,7 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/formats/safetensors.h"
-#include "tessera/checkpoint/rank_file.h"
+#include "tessera/checkpoint/stored/rank_file.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"

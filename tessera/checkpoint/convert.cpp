@@ -10,10 +10,10 @@
 #include "tessera/base/folder.h"
 #include "tessera/checkpoint/formats/accelerate.h"
 #include "tessera/checkpoint/formats/hub.h"
-#include "tessera/checkpoint/rank_file.h"
-#include "tessera/checkpoint/run_source.h"
-#include "tessera/checkpoint/runs.h"
 #include "tessera/checkpoint/save_torch_xla.h"
+#include "tessera/checkpoint/stored/rank_file.h"
+#include "tessera/checkpoint/stored/run_source.h"
+#include "tessera/checkpoint/stored/runs.h"
 
 namespace tessera::checkpoint {
 namespace {

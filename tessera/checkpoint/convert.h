@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/checkpoint/catalogs.h"
+#include "tessera/checkpoint/stored/catalogs.h"
 
 namespace tessera::checkpoint {
 

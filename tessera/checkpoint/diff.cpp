@@ -9,11 +9,11 @@
 #include <limits>
 
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/optimizer_keys.h"
-#include "tessera/checkpoint/optimizer_state.h"
-#include "tessera/checkpoint/pieces.h"
-#include "tessera/checkpoint/rank_file.h"
-#include "tessera/checkpoint/runs.h"
+#include "tessera/checkpoint/live/optimizer_state.h"
+#include "tessera/checkpoint/stored/optimizer_keys.h"
+#include "tessera/checkpoint/stored/pieces.h"
+#include "tessera/checkpoint/stored/rank_file.h"
+#include "tessera/checkpoint/stored/runs.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <optional>
 
-#include "tessera/checkpoint/catalogs.h"
-#include "tessera/checkpoint/runs.h"
+#include "tessera/checkpoint/stored/catalogs.h"
+#include "tessera/checkpoint/stored/runs.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/catalogs.h"
 #include "tessera/checkpoint/convert.h"
+#include "tessera/checkpoint/stored/catalogs.h"
 
 namespace tessera::checkpoint {
 namespace {

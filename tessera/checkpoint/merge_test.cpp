@@ -6,12 +6,12 @@
 #include <torch/torch.h>
 
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/catalogs.h"
 #include "tessera/checkpoint/consolidate.h"
 #include "tessera/checkpoint/formats/dcp.h"
 #include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/formats/torch_file.h"
 #include "tessera/checkpoint/inspect.h"
+#include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/checkpoint/weights.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/testing/folder.h"

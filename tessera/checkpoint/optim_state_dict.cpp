@@ -10,9 +10,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
-#include "tessera/checkpoint/dict_source.h"
-#include "tessera/checkpoint/model_plan.h"
-#include "tessera/checkpoint/part_records.h"
+#include "tessera/checkpoint/live/dict_source.h"
+#include "tessera/checkpoint/live/model_plan.h"
+#include "tessera/checkpoint/live/part_records.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/groups/same_on_all.h"
 #include "tessera/shard/access/gather_like.h"

@@ -5,7 +5,7 @@
 
 #include <typeinfo>
 
-#include "tessera/checkpoint/torch_state.h"
+#include "tessera/checkpoint/live/torch_state.h"
 #include "tessera/optim/optimizer.h"
 
 namespace tessera::checkpoint {

@@ -7,9 +7,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
-#include "tessera/checkpoint/manifest.h"
 #include "tessera/checkpoint/notes.h"
 #include "tessera/checkpoint/step_folders.h"
+#include "tessera/checkpoint/stored/manifest.h"
 #include "tessera/comm/groups/all_or_none.h"
 
 namespace tessera::checkpoint {

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <deque>
 
-#include "tessera/checkpoint/catalogs.h"
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/shard_metadata.h"

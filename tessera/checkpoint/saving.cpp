@@ -2,7 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/checkpoint/save.h"
+#include "tessera/checkpoint/live/save.h"
 #include "tessera/comm/groups/all_or_none.h"
 
 namespace tessera::checkpoint {

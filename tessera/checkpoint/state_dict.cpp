@@ -7,9 +7,9 @@
 #include <optional>
 
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/dict_source.h"
-#include "tessera/checkpoint/model_plan.h"
-#include "tessera/checkpoint/part_records.h"
+#include "tessera/checkpoint/live/dict_source.h"
+#include "tessera/checkpoint/live/model_plan.h"
+#include "tessera/checkpoint/live/part_records.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/shard/access/buffer_dtype.h"
 #include "tessera/shard/access/local_values.h"

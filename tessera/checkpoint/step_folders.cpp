@@ -10,7 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/log.h"
-#include "tessera/checkpoint/manifest.h"
+#include "tessera/checkpoint/stored/manifest.h"
 
 namespace tessera::checkpoint {
 

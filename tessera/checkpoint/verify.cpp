@@ -4,8 +4,8 @@
 #include <map>
 
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/catalogs.h"
-#include "tessera/checkpoint/manifest.h"
+#include "tessera/checkpoint/stored/catalogs.h"
+#include "tessera/checkpoint/stored/manifest.h"
 
 namespace tessera::checkpoint {
 

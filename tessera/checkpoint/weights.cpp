@@ -2,8 +2,8 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include "tessera/checkpoint/catalogs.h"
-#include "tessera/checkpoint/model_plan.h"
+#include "tessera/checkpoint/live/model_plan.h"
+#include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/comm/self/self.h"
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/access/phases.h"

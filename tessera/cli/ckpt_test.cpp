@@ -82,7 +82,8 @@ TEST_F(Ckpt, ConsolidatesRankFilesAsTorchXlaDoes) {
     EXPECT_EQ(consolidate({"--ckpt_prefix", theirs, "--ckpt_suffix", suffix, "--save_path", folder / "out.pth"}).status, 0);
     EXPECT_TRUE(checkpoint::read_torch_file(folder / "out.pth").tensors.contains("model.c.bias"));
   }
-  EXPECT_THAT(consolidate({"--ckpt_prefix", theirs, "--ckpt_suffix", "-none"}).output, HasSubstr("there is no checkpoint " + theirs + "-none"));
+  EXPECT_THAT(consolidate({"--ckpt_prefix", theirs, "--ckpt_suffix", "-none"}).output,
+              HasSubstr("there is no checkpoint " + theirs + "-none"));
   std::filesystem::rename(checkpoint::torch_xla_file(theirs, 2, 3), folder / "elsewhere");
   EXPECT_THAT(consolidate({"--ckpt_prefix", theirs}).output, HasSubstr("the file of rank 2 is missing"));
 }

@@ -7,7 +7,7 @@
 #include <iterator>
 
 #include "fuzz.h"
-#include "tessera/checkpoint/runs.h"
+#include "tessera/checkpoint/stored/runs.h"
 
 namespace tessera::fuzz {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "fuzz.h"
 #include "tessera/checkpoint/consolidate.h"
-#include "tessera/checkpoint/rank_file.h"
+#include "tessera/checkpoint/stored/rank_file.h"
 #include "tessera/checkpoint/verify.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -8,7 +8,7 @@
 #include <iterator>
 
 #include "fuzz.h"
-#include "tessera/checkpoint/runs.h"
+#include "tessera/checkpoint/stored/runs.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace tessera;

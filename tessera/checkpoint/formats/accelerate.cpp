@@ -11,7 +11,7 @@
 #include "tessera/checkpoint/formats/torch_archive.h"
 #include "tessera/checkpoint/formats/torch_file.h"
 #include "tessera/checkpoint/formats/torch_pickle.h"
-#include "tessera/checkpoint/rank_file.h"
+#include "tessera/checkpoint/stored/rank_file.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string>
 
-#include "tessera/checkpoint/catalog.h"
+#include "tessera/checkpoint/stored/catalog.h"
 
 namespace tessera::checkpoint {
 

@@ -12,8 +12,8 @@
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/tensor_slice.h"
-#include "tessera/checkpoint/catalog.h"
 #include "tessera/checkpoint/formats/torch_writer.h"
+#include "tessera/checkpoint/stored/catalog.h"
 
 namespace tessera::checkpoint {
 

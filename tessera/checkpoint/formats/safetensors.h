@@ -14,9 +14,9 @@
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/input_file.h"
-#include "tessera/checkpoint/catalog.h"
 #include "tessera/checkpoint/formats/checksum.h"
 #include "tessera/checkpoint/formats/safetensors_header.h"
+#include "tessera/checkpoint/stored/catalog.h"
 
 namespace tessera::checkpoint {
 

@@ -4,8 +4,8 @@
 
 #include <filesystem>
 
-#include "tessera/checkpoint/catalog.h"
 #include "tessera/checkpoint/formats/torch_writer.h"
+#include "tessera/checkpoint/stored/catalog.h"
 
 namespace tessera::checkpoint {
 

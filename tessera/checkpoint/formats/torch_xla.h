@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tessera/base/atomic_write.h"
-#include "tessera/checkpoint/catalog.h"
+#include "tessera/checkpoint/stored/catalog.h"
 
 namespace tessera::checkpoint {
 

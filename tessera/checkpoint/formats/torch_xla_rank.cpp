@@ -9,7 +9,7 @@
 #include "tessera/base/folder.h"
 #include "tessera/checkpoint/formats/torch_pickle.h"
 #include "tessera/checkpoint/formats/torch_xla_names.h"
-#include "tessera/checkpoint/rank_file.h"
+#include "tessera/checkpoint/stored/rank_file.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -10,7 +10,7 @@
 #include "tessera/checkpoint/formats/torch_pickle.h"
 #include "tessera/checkpoint/formats/torch_xla_names.h"
 #include "tessera/checkpoint/formats/torch_xla_rank.h"
-#include "tessera/checkpoint/rank_file.h"
+#include "tessera/checkpoint/stored/rank_file.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -8,12 +8,12 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/process.h"
-#include "tessera/checkpoint/catalogs.h"
 #include "tessera/checkpoint/consolidate.h"
 #include "tessera/checkpoint/formats/torch_file.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/merge.h"
 #include "tessera/checkpoint/save_torch_xla.h"
+#include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/checkpoint/verify.h"
 #include "tessera/checkpoint/weights.h"
 #include "tessera/shard/full_params.h"

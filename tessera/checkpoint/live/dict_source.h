@@ -1,0 +1,31 @@
+// State dicts as that from which a model is loaded.
+#pragma once
+
+#include <memory>
+#include <string_view>
+
+#include "tessera/checkpoint/live/value_source.h"
+#include "tessera/checkpoint/state_dict.h"
+#include "tessera/comm/communicator.h"
+
+namespace tessera::checkpoint {
+
+/// What the operations of state dicts are about, for errors of communication.
+inline constexpr Subject kStateDict{.unit = "state dict"};
+
+enum class DictOf { EachRank, Rank0 };
+
+/// The ranks among which the model is sharded, or this process alone. Throws UsageError if it is not sharded and rank 0 has the dict of
+/// all.
+Communicator world_for(const torch::nn::Module& model, DictOf whose = DictOf::EachRank);
+
+/// Throws UsageError if this process stands for several ranks, each of which would have a dict of its own.
+void expect_one_rank(const Communicator& world);
+
+// The dict must outlive the source. Collective: throws on all ranks if a rank's dict has something that is no ordinary tensor, or
+// DisagreementError if names, dtypes or shapes differ between the ranks. `failure` follows the rank's name in errors.
+std::unique_ptr<ValueSource> source_of(const StateDict& dict, DictOf whose, const Communicator& world, std::string_view failure);
+std::unique_ptr<ValueSource> source_of(const ShardedStateDict& dict, const Communicator& world, std::string_view failure);
+std::unique_ptr<ValueSource> source_of(const LocalStateDict& dict, const Communicator& world, std::string_view failure);
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,149 @@
+#include "tessera/checkpoint/live/model_plan.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <regex>
+
+#include "tessera/base/error.h"
+#include "tessera/base/words.h"
+#include "tessera/checkpoint/live/part_records.h"
+#include "tessera/shard/access/buffer_dtype.h"
+#include "tessera/shard/access/local_values.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+/// Whether values of one dtype can become those of the other. Numbers may be rounded, but not to integers.
+bool converts(at::ScalarType from, at::ScalarType to) {
+  return from == to || (at::isFloatingType(to) && !at::isComplexType(from));
+}
+
+/// Files of a checkpoint.
+class StoredValues : public ValueSource {
+ public:
+  explicit StoredValues(const CatalogReader& reader) : reader_(reader) {}
+  const Catalog& catalog() const override { return reader_.catalog(); }
+  void expect_parts(const std::string& name, std::span<const PartRecord> /*parts*/) const override { reader_.expect_complete(name); }
+  void read(const std::string& name, const PartRecord& part, const at::Tensor& values, int rank) const override {
+    read_part(reader_, name, part, values, rank);
+  }
+
+ private:
+  const CatalogReader& reader_;
+};
+
+}  // namespace
+
+bool matches(const std::string& name, const std::vector<std::string>& patterns) {
+  return std::ranges::any_of(patterns, [&](const std::string& pattern) {
+    try {
+      return std::regex_match(name, std::regex(pattern));
+    } catch (const std::regex_error& error) {
+      throw UsageError(fmt::format("'{}' in the options is no regular expression: {}", pattern, error.what()));
+    }
+  });
+}
+
+ModelPlan::ModelPlan(const CatalogReader& stored, std::set<std::string> names, const LocalValues& model, const LoadOptions& options,
+                     const std::string& where)
+    : ModelPlan(std::make_unique<StoredValues>(stored), std::move(names), model, options, where) {}
+
+ModelPlan::ModelPlan(std::unique_ptr<ValueSource> stored, std::set<std::string> names, const LocalValues& model, const LoadOptions& options,
+                     const std::string& where)
+    : stored_(std::move(stored)), unused_(std::move(names)) {
+  std::map<std::string, std::vector<std::string>> aliases;
+  for (const auto& [alias, first] : model.aliases) aliases[first].push_back(alias);
+  for (const auto& part : model.parts) find(part.name, aliases[part.name], part.values, part.shape);
+  for (const auto& [name, tensor] : model.outside) find(name, aliases[name], tensor, tensor.sizes());
+  for (const auto& [name, tensor] : model.buffers) find(name, {}, tensor, tensor.sizes());
+  std::erase_if(missing_, [&](const std::string& name) { return matches(name, options.may_be_missing); });
+  std::erase_if(unused_, [&](const std::string& name) { return matches(name, options.may_be_unknown); });
+  std::vector<std::string> faults;
+  if (!missing_.empty()) faults.push_back("it has no " + some_of(missing_));
+  if (!unused_.empty()) faults.push_back("the model has no " + some_of({unused_.begin(), unused_.end()}));
+  if (!missing_.empty() || !unused_.empty())
+    faults.emplace_back("what may differ can be named in may_be_missing and may_be_unknown of the options");
+  faults.insert(faults.end(), misfits_.begin(), misfits_.begin() + std::min<std::ptrdiff_t>(std::ssize(misfits_), 5));
+  if (misfits_.size() > 5) faults.push_back(fmt::format("and {} more do not fit", misfits_.size() - 5));
+  if (!faults.empty()) throw UsageError(fmt::format("{} is of another model: {}", where, fmt::join(faults, "; ")));
+  for (const auto& part : model.parts) expect_parts(part.name, records_of(part));
+  for (const auto& [name, tensor] : model.outside) expect_parts(name, std::array{whole_record(tensor.sizes())});
+  for (const auto& [name, tensor] : model.buffers) expect_parts(name, std::array{whole_record(tensor.sizes())});
+}
+
+void ModelPlan::expect_parts(const std::string& name, std::span<const PartRecord> parts) const {
+  if (const auto found = found_.find(name); found != found_.end()) stored_->expect_parts(found->second, parts);
+}
+
+void ModelPlan::find(const std::string& name, const std::vector<std::string>& other_names, const at::Tensor& here, at::IntArrayRef shape) {
+  auto candidates = other_names;
+  candidates.insert(candidates.begin(), name);
+  // A tied parameter may be stored once, under any of its names.
+  for (const auto& candidate : std::vector(candidates)) {
+    const auto& aliases = stored_->catalog().aliases;
+    if (const auto first = aliases.find(candidate); first != aliases.end()) candidates.push_back(first->second);
+  }
+  for (const auto& candidate : candidates) {
+    const auto stored = stored_->catalog().tensors.find(candidate);
+    if (stored == stored_->catalog().tensors.end()) continue;
+    unused_.erase(candidate);
+    if (!found_.try_emplace(name, candidate).second) continue;
+    const auto& there = stored->second;
+    const auto dtype = original_dtype(here);
+    if (at::IntArrayRef(there.shape) == shape && converts(there.dtype, dtype)) continue;
+    misfits_.push_back(fmt::format("'{}' is {} of [{}] there, but {} of [{}] in the model", candidate, c10::toString(there.dtype),
+                                   fmt::join(there.shape, ", "), c10::toString(dtype), fmt::join(shape, ", ")));
+  }
+  if (!found_.contains(name)) missing_.push_back(name);
+}
+
+void ModelPlan::load(const LocalValues& model, const Communicator& world) const {
+  for (const auto& part : model.parts) load_part(part, world);
+  for (const auto& [name, tensor] : model.outside) load_whole(name, tensor, world);
+  for (const auto& [name, tensor] : model.buffers) load_whole(name, tensor, world);
+}
+
+void ModelPlan::load_part(const LocalPart& part, const Communicator& world) const {
+  const auto found = found_.find(part.name);
+  if (found == found_.end()) return;
+  const auto records = records_of(part);
+  stored_->open(found->second);
+  if (part.values.is_cpu() && records.size() == 1) {  // without a copy
+    stored_->read(found->second, records.front(), part.values.narrow(0, 0, records.front().numel()), world.local_ranks().front());
+    return;
+  }
+  std::vector<at::Tensor> values;
+  for (size_t i = 0; i < records.size(); i++) {
+    values.push_back(at::empty({records[i].numel()}, part.values.scalar_type()));
+    stored_->read(found->second, records[i], values.back(), world.local_ranks()[i]);
+  }
+  at::Tensor(part.values).copy_(tensor_of_ranks(std::move(values), part.values, records, world));
+}
+
+void ModelPlan::load_whole(const std::string& name, const at::Tensor& tensor, const Communicator& world) const {
+  const auto found = found_.find(name);
+  if (found == found_.end()) return;
+  const auto record = whole_record(tensor.sizes());
+  stored_->open(found->second);
+  std::vector<at::Tensor> values;
+  for (const int rank : world.local_ranks()) {
+    values.push_back(at::empty(tensor.sizes(), tensor.scalar_type()));
+    stored_->read(found->second, record, values.back().view({-1}), rank);
+  }
+  at::Tensor(tensor).copy_(tensor_of_ranks(std::move(values), tensor, std::vector(values.size(), record), world));
+}
+
+size_t first_file(const CatalogReader& stored, int rank) {
+  return static_cast<size_t>(rank) % std::max<size_t>(stored.catalog().files.size(), 1);
+}
+
+void read_part(const CatalogReader& stored, const std::string& name, const PartRecord& part, const at::Tensor& values, int rank) {
+  const auto views = views_of_slices(values, part.slices, part.strides);
+  for (size_t i = 0; i < views.size(); i++) stored.read(name, part.slices[i], views[i], first_file(stored, rank));
+}
+
+}  // namespace tessera::checkpoint

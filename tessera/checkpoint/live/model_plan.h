@@ -1,0 +1,57 @@
+// ModelPlan: from which tensor of a checkpoint or of a state dict each tensor of a model is loaded.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "tessera/checkpoint/live/value_source.h"
+#include "tessera/checkpoint/load_options.h"
+#include "tessera/checkpoint/stored/catalog.h"
+#include "tessera/checkpoint/stored/rank_file.h"
+
+namespace tessera {
+class Communicator;
+struct LocalPart;
+struct LocalValues;
+}  // namespace tessera
+
+namespace tessera::checkpoint {
+
+class ModelPlan {
+ public:
+  /// Throws UsageError, with all that does not fit, unless the stored tensors `names` are those of the model or the options allow the
+  /// difference. Throws if the source lacks values of them. `where` is the source in messages.
+  ModelPlan(std::unique_ptr<ValueSource> stored, std::set<std::string> names, const LocalValues& model, const LoadOptions& options,
+            const std::string& where);
+  /// From files, which must stay open. Throws IoError if they lack values.
+  ModelPlan(const CatalogReader& stored, std::set<std::string> names, const LocalValues& model, const LoadOptions& options,
+            const std::string& where);
+
+  /// Copies what each rank of this process needs into the model, whose shards must be writable.
+  void load(const LocalValues& model, const Communicator& world) const;
+
+ private:
+  void find(const std::string& name, const std::vector<std::string>& other_names, const at::Tensor& here, at::IntArrayRef shape);
+  void expect_parts(const std::string& name, std::span<const PartRecord> parts) const;
+  void load_part(const LocalPart& part, const Communicator& world) const;
+  void load_whole(const std::string& name, const at::Tensor& tensor, const Communicator& world) const;
+
+  std::unique_ptr<ValueSource> stored_;
+  std::map<std::string, std::string> found_;  // from the name of the model's tensor to that of the stored one
+  std::set<std::string> unused_;
+  std::vector<std::string> missing_;
+  std::vector<std::string> misfits_;
+};
+
+/// Whether one of these regular expressions is for the whole name. Throws UsageError for one that is none.
+bool matches(const std::string& name, const std::vector<std::string>& patterns);
+
+/// The file from which a rank reads what several files have: its own, if there is one.
+size_t first_file(const CatalogReader& stored, int rank);
+
+/// Reads the part of a stored tensor that the record describes into flat values.
+void read_part(const CatalogReader& stored, const std::string& name, const PartRecord& part, const at::Tensor& values, int rank);
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,151 @@
+#include "tessera/checkpoint/live/optimizer_state.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/live/model_plan.h"
+#include "tessera/checkpoint/live/part_records.h"
+#include "tessera/checkpoint/stored/optimizer_keys.h"
+#include "tessera/checkpoint/stored/rank_file.h"
+#include "tessera/shard/parameters.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+/// Reads tensors of the state for one parameter.
+class StateReader {
+ public:
+  StateReader(const Manifest& manifest, const CatalogReader& stored, const at::Tensor& parameter, const Communicator& world)
+      : manifest_(manifest), stored_(stored), parameter_(parameter), world_(world) {}
+
+  /// Where values can be read straight into the optimizer's own memory, only their sizes.
+  at::Tensor describe_or_read(const std::string& name) const {
+    if (!reads_in_place(name)) return read(name);
+    stored_.expect_complete(name);
+    return at::empty(parameter_.sizes(), at::TensorOptions(stored_.info(name).dtype).device(at::kMeta));
+  }
+
+  void read_in_place(const std::string& name, const at::Tensor& to) const {
+    if (!to.is_contiguous()) {
+      to.copy_(read(name));
+      return;
+    }
+    const auto part = part_of_rank(0);
+    read_part(stored_, name, part, to.view({-1}).narrow(0, 0, part.numel()), world_.local_ranks().front());
+  }
+
+ private:
+  bool reads_in_place(const std::string& name) const {
+    const auto info = shard_info(parameter_);
+    const auto& shape = stored_.info(name).shape;
+    return info && !shape.empty() && at::IntArrayRef(info->shape) == shape && !manifest_.blocks.contains(name) &&
+           world_.local_ranks().size() == 1 && parameter_.is_cpu() && world_.traits().device == parameter_.device();
+  }
+
+  PartRecord part_of_rank(size_t i) const {
+    const auto info = shard_info(parameter_);
+    return record_of(info->shape, info->strides, info->ranges[i]);
+  }
+
+  at::Tensor read(const std::string& name) const {
+    const auto& shape = stored_.info(name).shape;
+    const auto info = shard_info(parameter_);
+    const auto own_shape = info ? at::IntArrayRef(info->shape) : parameter_.sizes();
+    std::vector<at::Tensor> values;
+    for (size_t i = 0; i < world_.local_ranks().size(); i++) {
+      const int rank = world_.local_ranks()[i];
+      if (const auto blocks = manifest_.blocks.find(name); blocks != manifest_.blocks.end()) {
+        values.push_back(
+            read_blocks(name, blocks->second, info ? info->ranges[i] : ValueRange{.begin = 0, .numel = parameter_.numel()}, rank));
+      } else if (info && !shape.empty() && own_shape == at::IntArrayRef(shape)) {
+        values.push_back(read_values(name, part_of_rank(i), rank));
+      } else if (info && info->shape.empty() && shape == std::vector<int64_t>{1}) {  // of a parameter that is one number
+        values.push_back(at::empty({info->ranges[i].numel}, stored_.info(name).dtype));
+        const TensorSlice box{.shape = shape, .offsets = {0}, .sizes = {info->ranges[i].numel}};
+        stored_.read(name, box, values.back(), first_file(stored_, rank));
+      } else {
+        values.push_back(at::empty(shape, stored_.info(name).dtype));
+        stored_.read(name, whole_slice(shape), values.back(), first_file(stored_, rank));
+      }
+    }
+    return state_of_ranks(std::move(values), parameter_, world_);
+  }
+
+  /// In the shape of the shard, without its padding.
+  at::Tensor read_values(const std::string& name, const PartRecord& part, int rank) const {
+    auto sizes = parameter_.sizes().vec();
+    auto values = at::empty({part.numel()}, stored_.info(name).dtype);
+    read_part(stored_, name, part, values, rank);
+    const auto row = c10::multiply_integers(at::IntArrayRef(sizes).slice(1));
+    sizes.front() = row == 0 ? sizes.front() : part.numel() / row;
+    return values.view(sizes);
+  }
+
+  at::Tensor read_blocks(const std::string& name, const BlockState& blocks, const ValueRange& range, int rank) const {
+    if (range.numel == 0) return at::empty({0}, stored_.info(name).dtype);
+    const auto part = std::ranges::find_if(
+        blocks.parts, [&](const BlockState::Part& each) { return each.range.numel == range.numel && each.range.begin == range.begin; });
+    if (part == blocks.parts.end()) {
+      throw UsageError(
+          fmt::format("'{}' has one value for each block of a parameter's values, and no rank that saved had the values from {} to {} that "
+                      "are here; load it on {} ranks that are sharded as they were, or leave the optimizer out",
+                      name, range.begin, range.begin + range.numel, manifest_.ranks));
+    }
+    auto values = at::empty({part->numel}, stored_.info(name).dtype);
+    const TensorSlice box{.shape = stored_.info(name).shape, .offsets = {part->begin}, .sizes = {part->numel}};
+    stored_.read(name, box, values, first_file(stored_, rank));
+    return values;
+  }
+
+  const Manifest& manifest_;
+  const CatalogReader& stored_;
+  const at::Tensor& parameter_;
+  const Communicator& world_;
+};
+
+}  // namespace
+
+bool is_optimizer_state(const std::string& name, const Manifest& manifest) {
+  return !manifest.optimizer.empty() && name.starts_with(kOptimizerPrefix) && !manifest.catalog.buffers.contains(name);
+}
+
+std::map<std::string, optim::ParameterState> read_optimizer_state(const Manifest& manifest, const CatalogReader& stored,
+                                                                  const torch::nn::Module& model, const Communicator& world) {
+  std::map<std::string, at::Tensor> parameters;
+  for (const auto& [name, parameter] : named_parameters(model)) parameters[name] = parameter;
+  std::map<std::string, optim::ParameterState> result;
+  for (const auto& [name, tensor] : stored.catalog().tensors) {
+    if (!is_optimizer_state(name, manifest)) continue;
+    const auto rest = name.substr(std::string_view(kOptimizerPrefix).size());
+    const auto dot = rest.rfind('.');
+    if (dot == std::string::npos) continue;
+    const auto parameter = parameters.find(rest.substr(0, dot));
+    auto& state = result[rest.substr(0, dot)][rest.substr(dot + 1)];
+    if (parameter == parameters.end()) continue;  // the optimizer refuses it by name
+    state = StateReader(manifest, stored, parameter->second, world).describe_or_read(name);
+  }
+  return result;
+}
+
+void load_optimizer_state(const OptimizerRef& optimizer, const std::map<std::string, optim::ParameterState>& state,
+                          const Manifest& manifest, const CatalogReader& stored, const torch::nn::Module& model,
+                          const Communicator& world) {
+  const auto from = manifest.optimizer, to = optimizer.class_name();
+  optimizer.load_state(model, renamed(state, from, to));
+  const auto own = optimizer.state(model);
+  for (const auto& [name, parameter] : named_parameters(model)) {
+    const auto saved = state.find(name), target = own.find(name);
+    if (saved == state.end() || target == own.end()) continue;
+    for (const auto& [key, tensor] : saved->second) {
+      const auto own_key = renamed_key(key, from, to);
+      if (!tensor.is_meta() || own_key.empty()) continue;
+      const auto stored_name = fmt::format("{}{}.{}", kOptimizerPrefix, name, key);
+      StateReader(manifest, stored, parameter, world).read_in_place(stored_name, target->second.at(own_key));
+    }
+  }
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,76 @@
+#include "tessera/checkpoint/live/part_records.h"
+
+#include <ATen/ATen.h>
+
+#include "tessera/shard/parameters.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+std::vector<PartRecord> records_of_ranges(at::IntArrayRef shape, at::IntArrayRef strides, const std::vector<ValueRange>& ranges) {
+  std::vector<PartRecord> records;
+  for (const auto& range : ranges) records.push_back(record_of(shape, strides, range));
+  return records;
+}
+
+/// Whether `like` is a shard with padding that the value lacks. A shard has all its values in its first dimension and its padding at the
+/// end.
+bool is_padded(const at::Tensor& value, const at::Tensor& like, const PartRecord& part) {
+  return value.dim() == like.dim() && value.numel() == part.numel() && value.numel() < like.numel();
+}
+
+}  // namespace
+
+PartRecord record_of(at::IntArrayRef shape, at::IntArrayRef strides, const ValueRange& range) {
+  return {.shape = shape.vec(), .strides = strides.vec(), .slices = slices_of_range(shape, strides, range.begin, range.numel)};
+}
+
+std::vector<PartRecord> records_of(const LocalPart& part) {
+  return records_of_ranges(part.shape, part.strides, part.ranges);
+}
+
+PartRecord whole_record(at::IntArrayRef shape) {
+  const auto strides = c10::contiguous_strides(shape);
+  return {.shape = shape.vec(), .strides = {strides.begin(), strides.end()}, .slices = {whole_slice(shape)}};
+}
+
+std::vector<PartRecord> whole_records(at::IntArrayRef shape, const Communicator& world) {
+  return std::vector(world.local_ranks().size(), whole_record(shape));
+}
+
+std::vector<PartRecord> records_of_state(const at::Tensor& parameter, const at::Tensor& state, const Communicator& world) {
+  const auto info = shard_info(parameter);
+  if (!info || state.dim() == 0) return whole_records(state.sizes(), world);
+  if (state.sizes() == parameter.sizes()) return records_of_ranges(info->shape, info->strides, info->ranges);
+  return records_of_ranges({c10::multiply_integers(info->shape)}, {1}, info->ranges);
+}
+
+std::vector<at::Tensor> values_of_ranks(const at::Tensor& tensor, std::span<const PartRecord> records, const Communicator& world) {
+  const bool on_device = tensor.device() == world.traits().device;
+  // A tensor on the host has the same values for all ranks of the device.
+  auto values = on_device ? world.replicas(tensor) : std::vector(records.size(), tensor);
+  for (size_t i = 0; i < values.size(); i++) {
+    if (values[i].numel() > records[i].numel()) values[i] = values[i].narrow(0, 0, records[i].numel());
+  }
+  return values;
+}
+
+at::Tensor tensor_of_ranks(std::vector<at::Tensor> values, const at::Tensor& like, std::span<const PartRecord> records,
+                           const Communicator& world) {
+  if (like.device() != world.traits().device) return values.front();
+  for (size_t i = 0; i < values.size(); i++) {
+    if (!is_padded(values[i], like, records[i])) continue;
+    const auto padded = at::zeros(like.sizes(), values[i].options());
+    padded.narrow(0, 0, values[i].size(0)).copy_(values[i]);
+    values[i] = padded;
+  }
+  return world.from_replicas(values);
+}
+
+at::Tensor state_of_ranks(std::vector<at::Tensor> values, const at::Tensor& parameter, const Communicator& world) {
+  const auto info = shard_info(parameter);
+  const auto records = info ? records_of_ranges(info->shape, info->strides, info->ranges) : whole_records(parameter.sizes(), world);
+  return tensor_of_ranks(std::move(values), parameter, records, world);
+}
+
+}  // namespace tessera::checkpoint

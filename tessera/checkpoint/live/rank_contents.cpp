@@ -1,0 +1,104 @@
+#include "tessera/checkpoint/live/rank_contents.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "tessera/checkpoint/live/contents.h"
+#include "tessera/checkpoint/live/part_records.h"
+#include "tessera/shard/access/buffer_dtype.h"
+#include "tessera/shard/access/local_values.h"
+#include "tessera/shard/parameters.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+at::Tensor generator_state() {
+  auto generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+void add_model(std::vector<RankContents>& ranks, const torch::nn::Module& module, const Communicator& world) {
+  const auto model = local_values(module);
+  for (const auto& part : model.parts) {
+    const auto records = records_of(part);
+    const auto values = values_of_ranks(part.values, records, world);
+    for (size_t i = 0; i < ranks.size(); i++) {
+      if (!ranks[i].record.parts.emplace(part.name, records[i]).second) {
+        throw UsageError(fmt::format("two parameters in units of the model are called '{}'; shard the whole model last", part.name));
+      }
+      ranks[i].tensors.emplace_back(part.name, values[i]);
+    }
+  }
+  const auto whole_values = [&](const at::Tensor& tensor) { return values_of_ranks(tensor, whole_records(tensor.sizes(), world), world); };
+  for (const auto& [name, tensor] : model.outside) {
+    if (!world.is_first()) break;
+    ranks.front().record.outside.push_back(name);
+    ranks.front().tensors.emplace_back(name, whole_values(tensor).front());
+  }
+  for (const auto& [name, tensor] : model.buffers) {
+    const auto values = whole_values(tensor.to(original_dtype(tensor)));
+    for (size_t i = 0; i < ranks.size(); i++) {
+      ranks[i].record.buffers.push_back(name);
+      ranks[i].tensors.emplace_back(name, values[i]);
+    }
+  }
+  for (auto& rank : ranks) rank.record.aliases = model.aliases;
+}
+
+void add_optimizer(std::vector<RankContents>& ranks, const Contents& contents, const Communicator& world) {
+  std::map<std::string, at::Tensor> parameters;
+  for (const auto& [name, parameter] : named_parameters(*contents.model)) parameters[name] = parameter;
+  for (const auto& [parameter, state] : contents.optimizer.state(*contents.model)) {
+    for (const auto& [key, tensor] : state) {
+      const auto name = fmt::format("{}{}.{}", kOptimizerPrefix, parameter, key);
+      const auto records = records_of_state(parameters.at(parameter), tensor, world);
+      const auto values = values_of_ranks(tensor, records, world);
+      for (size_t i = 0; i < ranks.size(); i++) {
+        ranks[i].record.state[name] = records[i];
+        ranks[i].tensors.emplace_back(name, values[i]);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<RankContents> contents_of_ranks(uint64_t save, const Contents& contents, const Communicator& world) {
+  std::vector<RankContents> ranks;
+  std::map<std::string, std::string> notes;
+  for (const auto& [name, note] : contents.notes) notes[name] = note.text();
+  for (const int rank : world.local_ranks()) {
+    ranks.push_back(
+        {.record = {.rank = rank, .ranks = world.size(), .save = save, .optimizer = contents.optimizer.class_name(), .notes = notes}});
+  }
+  add_model(ranks, *contents.model, world);
+  if (contents.optimizer) add_optimizer(ranks, contents, world);
+  for (auto& rank : ranks) {
+    rank.tensors.emplace_back(kGeneratorName, generator_state());
+    // The widest dtype comes first, so that every value is aligned to its width for programs that map the file into memory.
+    std::ranges::stable_sort(rank.tensors, std::greater{}, [](const auto& named) { return named.second.element_size(); });
+  }
+  return ranks;
+}
+
+void expect_text(const Notes& notes) {
+  const auto is_text = [](const std::string& text) {
+    try {
+      return nlohmann::json(text).dump().size() > 1;
+    } catch (const nlohmann::json::type_error&) {
+      return false;
+    }
+  };
+  for (const auto& [name, note] : notes) {
+    if (is_text(name) && is_text(note.text())) continue;
+    throw UsageError(fmt::format("the note '{}' holds bytes that are no UTF-8; notes are text, so write such bytes in digits", name));
+  }
+}
+
+}  // namespace tessera::checkpoint

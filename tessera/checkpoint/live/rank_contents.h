@@ -1,0 +1,30 @@
+// What a save writes: the values that the ranks of this process have, and the records that describe them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/checkpoint/notes.h"
+#include "tessera/checkpoint/stored/rank_file.h"
+#include "tessera/comm/communicator.h"
+
+namespace tessera::checkpoint {
+
+struct Contents;
+
+struct RankContents {
+  RankRecord record;
+  std::vector<std::pair<std::string, at::Tensor>> tensors = {};
+};
+
+/// The contents for every rank that this process represents. Tensors are those of the model and the optimizer themselves, not copies.
+/// Throws UsageError for what can't be saved. `save` is RankRecord::save.
+std::vector<RankContents> contents_of_ranks(uint64_t save, const Contents& contents, const Communicator& world);
+
+/// Throws UsageError for what JSON can't hold: bytes that are no UTF-8.
+void expect_text(const Notes& notes);
+
+}  // namespace tessera::checkpoint

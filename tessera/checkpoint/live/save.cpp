@@ -1,0 +1,132 @@
+#include "tessera/checkpoint/live/save.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <random>
+
+#include "tessera/base/error.h"
+#include "tessera/base/folder.h"
+#include "tessera/base/log.h"
+#include "tessera/checkpoint/live/contents.h"
+#include "tessera/checkpoint/step_folders.h"
+#include "tessera/checkpoint/stored/manifest.h"
+#include "tessera/comm/groups/all_or_none.h"
+#include "tessera/shard/access/phases.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+uint64_t draw_number(const Communicator& world) {
+  std::random_device source;
+  const auto number = at::full({1}, static_cast<int64_t>(source()), at::TensorOptions(world.traits().device).dtype(at::kLong));
+  world.broadcast(number, 0, {.unit = "checkpoint"}).wait();
+  return static_cast<uint64_t>(number.item<int64_t>());
+}
+
+fs::path free_name(const fs::path& folder) {
+  auto name = fs::path(folder.string() + ".damaged");
+  for (int number = 2; is_there(name); number++) name = fmt::format("{}.damaged-{}", folder.string(), number);
+  return name;
+}
+
+/// Makes the name of a folder free that is no complete checkpoint, so that a run which has resumed from an earlier one can save under it.
+void make_way(const fs::path& folder, bool in_place) {
+  std::error_code unknown;
+  if (!fs::is_directory(folder, unknown)) return;
+  const auto why = why_incomplete(folder);
+  if (!why) return;
+  if (in_place && !is_there(folder / kManifestFile)) {  // left by a save that has not come to its end
+    fs::remove_all(folder, unknown);
+    if (unknown) throw IoError(fmt::format("can't remove {}, which an unfinished save has left: {}", folder.string(), unknown.message()));
+    return;
+  }
+  const auto aside = free_name(folder);
+  fs::rename(folder, aside, unknown);
+  if (unknown) throw IoError(fmt::format("can't set {} aside, which is no complete checkpoint: {}", folder.string(), unknown.message()));
+  log(LogLevel::Warning, fmt::format("set aside as {}: {}", aside.string(), *why));
+}
+
+void write_rank_file(const fs::path& folder, const RankContents& rank) {
+  const auto& record = rank.record;
+  if (!is_there(folder)) {
+    throw IoError(fmt::format("the folder {} that rank 0 has made is not there for rank {}; save where all ranks see the same files",
+                              folder.string(), record.rank));
+  }
+  std::vector<SafetensorsEntry> entries;
+  for (const auto& [name, tensor] : rank.tensors)
+    entries.push_back({.name = name, .dtype = tensor.scalar_type(), .sizes = tensor.sizes().vec()});
+  SafetensorsWriter writer(rank_file(folder, record.rank, record.ranks), std::move(entries), to_metadata(record));
+  for (const auto& [name, tensor] : rank.tensors) writer.write(tensor);
+  writer.close();
+}
+
+}  // namespace
+
+Save::Save(const fs::path& folder, const Contents& contents, const Communicator& world, const SaveOptions& options)
+    : folder_(folder.has_filename() ? folder : folder.parent_path()),  // "run/net/" is "run/net"
+      working_(options.in_place ? folder_ : unfinished_path(folder_)),
+      ranks_(world.size()),
+      options_(options) {
+  expect_idle("checkpoint::save");
+  expect_model(contents);
+  if (folder_.empty()) throw UsageError("a checkpoint needs a folder; this name is empty");
+  expect_text(contents.notes);
+  if (options.keep) {
+    expect_sensible(*options.keep);
+    if (!prefix_of(folder_)) {
+      throw UsageError(fmt::format("SaveOptions::keep is for the folders of a run, PREFIX-step-N, and this one is {}", folder_.string()));
+    }
+  }
+  number_ = draw_number(world);
+  AllOrNone step;
+  step.attempt([&] {
+    if (!world.is_first()) return;
+    make_way(folder_, options.in_place);
+    made_.emplace(folder_, working_);
+  });
+  step.expect_all(world, {.unit = "checkpoint"}, failure());
+}
+
+void Save::write(const std::vector<RankContents>& ranks) const {
+  for (const auto& rank : ranks) write_rank_file(working_, rank);
+}
+
+bool Save::all_have_written() const {
+  for (int rank = 0; rank < ranks_; rank++) {
+    if (!is_there(rank_file(working_, rank, ranks_))) return false;
+  }
+  return true;
+}
+
+void Save::commit() {
+  if (!made_) return;
+  write_manifest(working_, manifest_of_files(working_));
+  try {
+    made_->commit();
+  } catch (const IoError& error) {
+    throw IoError(fmt::format("{}; where folders can't be renamed, save with SaveOptions::in_place", error.what()));
+  }
+  made_.reset();
+  const auto prefix = prefix_of(folder_);
+  if (!prefix) return;
+  // The checkpoint is safe now. What goes wrong with others is no reason to stop the run.
+  try {
+    link_latest(folder_);
+    if (options_.keep) prune(*prefix, *options_.keep);
+  } catch (const Error& error) {
+    log(LogLevel::Warning, fmt::format("{} is saved, but: {}", folder_.string(), error.what()));
+  }
+}
+
+void Save::abandon() {
+  if (made_) made_->abandon();
+}
+
+std::string Save::failure() const {
+  return fmt::format("could not save {}; nothing of it was kept", folder_.string());
+}
+
+}  // namespace tessera::checkpoint

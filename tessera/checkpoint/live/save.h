@@ -1,0 +1,45 @@
+// One save, from its beginning to its commit. save() does its parts one after the other; AsyncSaver does all but the beginning beside
+// training.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/base/atomic_write.h"
+#include "tessera/checkpoint/live/rank_contents.h"
+#include "tessera/checkpoint/save_options.h"
+
+namespace tessera::checkpoint {
+
+class Save {
+ public:
+  /// Rank 0 makes the folder in which all ranks write. Collective.
+  Save(const std::filesystem::path& folder, const Contents& contents, const Communicator& world, const SaveOptions& options);
+
+  /// Drawn for this save; RankRecord::save.
+  uint64_t number() const { return number_; }
+
+  /// Writes the files of the ranks of this process. When one is there under its name, it is whole and on disk.
+  void write(const std::vector<RankContents>& ranks) const;
+  /// Whether the files of all ranks are there.
+  bool all_have_written() const;
+  /// The process of rank 0 looks at the files of all ranks, writes the manifest, and gives the folder its name. Does nothing elsewhere.
+  /// Without it, the folder is removed in the end.
+  void commit();
+  /// Leaves the folder where it is, because other ranks may still write into it.
+  void abandon();
+
+  /// What errors say of a save that is not committed.
+  std::string failure() const;
+
+ private:
+  std::filesystem::path folder_, working_;  // the working folder becomes the folder
+  int ranks_;
+  SaveOptions options_;
+  uint64_t number_ = 0;
+  std::optional<NewFolder> made_;  // in the process of rank 0, until it is committed
+};
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,31 @@
+// ValueSource: that from which a model is loaded, files of a checkpoint or a state dict in memory.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <span>
+#include <string>
+
+#include "tessera/checkpoint/stored/catalog.h"
+#include "tessera/checkpoint/stored/rank_file.h"
+
+namespace tessera::checkpoint {
+
+class ValueSource {
+ public:
+  ValueSource() = default;
+  ValueSource(const ValueSource&) = delete;
+  ValueSource& operator=(const ValueSource&) = delete;
+  virtual ~ValueSource() = default;
+
+  /// The names, dtypes and shapes of what is there, and aliases. Only files have boxes.
+  virtual const Catalog& catalog() const = 0;
+  /// Throws unless it has all that the ranks of this process need of a tensor.
+  virtual void expect_parts(const std::string& name, std::span<const PartRecord> parts) const = 0;
+  /// Called on all ranks, in the same order, before the tensor is read.
+  virtual void open(const std::string& /*name*/) {}
+  /// Copies the part of the tensor that this rank needs to flat values on the CPU, of any dtype.
+  virtual void read(const std::string& name, const PartRecord& part, const at::Tensor& values, int rank) const = 0;
+};
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,123 @@
+#include "tessera/checkpoint/stored/catalogs.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/base/folder.h"
+#include "tessera/checkpoint/formats/accelerate.h"
+#include "tessera/checkpoint/formats/dcp.h"
+#include "tessera/checkpoint/formats/hub.h"
+#include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/checkpoint/formats/torch_file.h"
+#include "tessera/checkpoint/formats/torch_xla.h"
+#include "tessera/checkpoint/stored/manifest.h"
+#include "tessera/checkpoint/stored/runs.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The formats of a folder, as far as its names tell.
+std::optional<Format> format_of_folder(const fs::path& folder) {
+  if (is_there(folder / ".metadata")) return Format::Dcp;
+  if (is_there(folder / kManifestFile)) return Format::Tessera;
+  if (is_accelerate_folder(folder)) return Format::Accelerate;
+  if (is_hub_folder(folder)) return Format::Hub;
+  const auto names = names_in(folder).value_or(std::vector<std::string>());
+  const auto is_of_rank = [](const std::string& name) { return name.starts_with("rank-") && name.ends_with(".safetensors"); };
+  if (std::ranges::any_of(names, is_of_rank)) return Format::Tessera;
+  return {};
+}
+
+/// Folders in this one that are checkpoints, for people who name the folder around them.
+std::string what_is_in(const fs::path& folder) {
+  std::vector<std::string> found;
+  for (const auto& name : names_in(folder).value_or(std::vector<std::string>())) {
+    std::error_code unknown;
+    if (fs::is_directory(folder / name, unknown) && format_of_folder(folder / name)) found.push_back((folder / name).string());
+  }
+  if (found.empty()) return "";
+  return fmt::format("; did you mean {}?", fmt::join(found, " or "));
+}
+
+}  // namespace
+
+std::string_view name_of(Format format) {
+  switch (format) {
+    case Format::Tessera:
+      return "a checkpoint of Tessera";
+    case Format::Dcp:
+      return "a folder of torch.distributed.checkpoint";
+    case Format::Hub:
+      return "a folder of safetensors files";
+    case Format::Safetensors:
+      return "a safetensors file";
+    case Format::Torch:
+      return "a file of torch.save";
+    case Format::Accelerate:
+      return "a folder of Accelerate's save_state";
+    case Format::TorchXla:
+      return "rank files of torch_xla";
+  }
+  return "";
+}
+
+Format format_of(const fs::path& path) {
+  std::error_code unknown;
+  const bool is_folder = fs::is_directory(path, unknown);
+  if (is_folder) {
+    if (const auto format = format_of_folder(path)) return *format;
+  }
+  if (is_folder || !is_there(path)) {
+    if (!torch_xla_files(path).empty()) return Format::TorchXla;
+    if (!is_folder) throw IoError(fmt::format("there is no checkpoint {}", path.string()));
+    throw IoError(fmt::format("{} is no checkpoint: it has no {}, no .metadata and no model.safetensors{}", path.string(), kManifestFile,
+                              what_is_in(path)));
+  }
+  const InputFile file(path);
+  char magic[2] = {};
+  if (file.size() >= sizeof magic) file.read(magic, sizeof magic, 0);
+  const auto extension = path.extension();
+  const bool is_pickle = extension == ".pt" || extension == ".pth" || extension == ".bin" || extension == ".tar";
+  if (!is_pickle && (magic[0] != 'P' || magic[1] != 'K')) return Format::Safetensors;
+  return is_torch_xla_file(path) ? Format::TorchXla : Format::Torch;
+}
+
+Catalog read_catalog(const fs::path& path) {
+  switch (format_of(path)) {
+    case Format::Tessera:
+      return read_manifest(path).catalog;
+    case Format::Dcp:
+      return read_dcp(path);
+    case Format::Hub:
+      return read_hub_folder(path);
+    case Format::Torch:
+      return read_torch_file(path);
+    case Format::Accelerate:
+      return read_accelerate(path);
+    case Format::TorchXla:
+      return read_torch_xla(path);
+    case Format::Safetensors:
+      break;
+  }
+  Catalog catalog;
+  add_safetensors(catalog, SafetensorsFile(path));
+  return catalog;
+}
+
+Catalog read_model(const fs::path& path) {
+  const auto format = format_of(path);
+  if (format == Format::TorchXla) return read_torch_xla(path, TorchXlaContent::Model);
+  auto run = read_run(path);
+  std::erase_if(run.catalog.tensors, [&](const auto& entry) { return !is_of_model(entry.first, run); });
+  if (format == Format::Tessera) {  // whose checksums have the names of the tensors
+    std::erase_if(run.catalog.checksums, [&](const StoredChecksum& bytes) { return !is_of_model(bytes.name, run); });
+  }
+  return std::move(run.catalog);
+}
+
+}  // namespace tessera::checkpoint

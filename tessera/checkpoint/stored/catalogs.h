@@ -1,0 +1,27 @@
+// Reads checkpoints and weights of all formats that we know.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "tessera/checkpoint/stored/catalog.h"
+
+namespace tessera::checkpoint {
+
+/// A checkpoint of Tessera, a folder of PyTorch's distributed checkpoint, a folder of the Hugging Face Hub, a safetensors file, a file of
+/// torch.save, a folder of Accelerate's save_state, or the rank files of torch_xla: these are a prefix P of files P_rank-R-of-N.pth, one of
+/// them, or a pattern with *.
+enum class Format { Tessera, Dcp, Hub, Safetensors, Torch, Accelerate, TorchXla };
+std::string_view name_of(Format format);
+
+/// Looks at what is there. Throws IoError if it is none of these, with what lies beside it that is one.
+Format format_of(const std::filesystem::path& path);
+
+/// All that a checkpoint holds.
+Catalog read_catalog(const std::filesystem::path& path);
+
+/// Only the model of it, under the model's own names: without the optimizer's state, and without the key "model" under which programs put
+/// the model beside other things.
+Catalog read_model(const std::filesystem::path& path);
+
+}  // namespace tessera::checkpoint

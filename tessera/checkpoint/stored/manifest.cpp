@@ -1,0 +1,266 @@
+#include "tessera/checkpoint/stored/manifest.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "tessera/base/atomic_write.h"
+#include "tessera/base/error.h"
+#include "tessera/base/folder.h"
+#include "tessera/base/numel.h"
+#include "tessera/checkpoint/formats/checksum.h"
+#include "tessera/checkpoint/formats/dtype_names.h"
+#include "tessera/checkpoint/stored/rank_file.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr auto kFormat = "tessera";
+constexpr int kManifestVersion = 2;  // version 1 had no manifest
+
+/// Makes one manifest of the headers of the files, in the order of the ranks.
+class Composition {
+ public:
+  explicit Composition(const RankFile& first) {
+    manifest_.ranks = first.record.ranks;
+    manifest_.save = first.record.save;
+    manifest_.catalog.buffers = {first.record.buffers.begin(), first.record.buffers.end()};
+    manifest_.optimizer = first.record.optimizer;
+    manifest_.catalog.aliases = first.record.aliases;
+  }
+
+  void add(const RankFile& file) {
+    file_ = &file;
+    number_ = manifest_.catalog.files.size();
+    manifest_.catalog.files.push_back(file.tensors.path());
+    manifest_.notes.push_back(file.record.notes);
+    for (const auto& [name, part] : file.record.parts) add_slices(name, part);
+    for (const auto& name : file.record.outside) add_whole(name);
+    for (const auto& name : file.record.buffers) add_whole(name);
+    for (const auto& [name, part] : file.record.state) {
+      const auto& sizes = file.tensors.info(name).sizes;
+      if (part.numel() == 0) {
+        empty_.emplace(name, StoredTensor{.dtype = file.tensors.info(name).dtype, .shape = part.shape});
+      } else if (sizes.empty() || part.shape.empty()) {  // one number: for all of a parameter, or of one that is a number itself
+        add_whole(name);
+      } else if (c10::multiply_integers(sizes) == part.numel()) {
+        add_slices(name, part);
+      } else {
+        add_blocks(name, part);
+      }
+    }
+    if (file.tensors.contains(kGeneratorName)) add_whole(kGeneratorName);
+    // With the header's, a file that belongs to another save is noticed.
+    const auto header = InputFile(file.tensors.path()).read_first(file.tensors.header_bytes());
+    manifest_.catalog.checksums.push_back(
+        {.file = number_, .begin = 0, .bytes = header.size(), .checksum = checksum_of(header), .name = kHeaderName});
+    for (const auto& name : file.tensors.names()) {
+      if (!file.tensors.has_checksum(name)) continue;
+      manifest_.catalog.checksums.push_back({.file = number_,
+                                             .begin = file.tensors.offset(name),
+                                             .bytes = static_cast<uint64_t>(file.tensors.info(name).bytes()),
+                                             .checksum = file.tensors.checksum(name),
+                                             .name = name});
+    }
+  }
+
+  Manifest finish() && {
+    manifest_.catalog.tensors.merge(empty_);  // of which no rank has a value
+    return std::move(manifest_);
+  }
+
+ private:
+  StoredTensor& tensor(const std::string& name, const std::vector<int64_t>& shape) {
+    const auto dtype = file_->tensors.info(name).dtype;
+    const auto [found, is_new] = manifest_.catalog.tensors.try_emplace(name, StoredTensor{.dtype = dtype, .shape = shape});
+    if (found->second.shape != shape || found->second.dtype != dtype) {
+      throw IoError(fmt::format("the ranks' files disagree about the shape or the dtype of '{}': {} and {}", name,
+                                manifest_.catalog.files.front().string(), file_->tensors.path().string()));
+    }
+    return found->second;
+  }
+
+  void add_slices(const std::string& name, const PartRecord& part) {
+    auto& stored = tensor(name, part.shape);
+    const auto views = views_of_slices(at::empty({part.numel()}, at::TensorOptions(at::kMeta)), part.slices, part.strides);
+    for (size_t i = 0; i < part.slices.size(); i++) {
+      const auto before = static_cast<uint64_t>(views[i].storage_offset()) * c10::elementSize(stored.dtype);
+      stored.boxes.push_back(
+          {.box = part.slices[i], .file = number_, .offset = file_->tensors.offset(name) + before, .strides = views[i].strides().vec()});
+    }
+  }
+
+  void add_whole(const std::string& name) {
+    const auto sizes = file_->tensors.info(name).sizes;
+    const auto strides = c10::contiguous_strides(sizes);
+    tensor(name, sizes)
+        .boxes.push_back({.box = whole_slice(sizes),
+                          .file = number_,
+                          .offset = file_->tensors.offset(name),
+                          .strides = {strides.begin(), strides.end()}});
+  }
+
+  void add_blocks(const std::string& name, const PartRecord& part) {
+    const auto numel = c10::multiply_integers(file_->tensors.info(name).sizes);
+    auto& blocks = manifest_.blocks[name];
+    auto& stored = manifest_.catalog.tensors[name];
+    const auto begin = stored.shape.empty() ? 0 : stored.shape.front();
+    const auto& slice = part.slices.front();  // of the flat parameter
+    blocks.parts.push_back({.range = {.begin = slice.offsets.front(), .numel = slice.numel()}, .begin = begin, .numel = numel});
+    stored.dtype = file_->tensors.info(name).dtype;
+    stored.shape = {begin + numel};
+    for (auto& box : stored.boxes) box.box.shape = stored.shape;
+    stored.boxes.push_back({.box = {.shape = stored.shape, .offsets = {begin}, .sizes = {numel}},
+                            .file = number_,
+                            .offset = file_->tensors.offset(name),
+                            .strides = {1}});
+  }
+
+  Manifest manifest_;
+  std::map<std::string, StoredTensor> empty_;  // state of which some rank has no value
+  const RankFile* file_ = nullptr;
+  size_t number_ = 0;
+};
+
+json to_json(const StoredTensor& tensor) {
+  auto boxes = json::array();
+  for (const auto& [box, file, offset, strides] : tensor.boxes) {
+    boxes.push_back({{"file", file}, {"offset", offset}, {"offsets", box.offsets}, {"sizes", box.sizes}, {"strides", strides}});
+  }
+  return {{"dtype", name_of(tensor.dtype)}, {"shape", tensor.shape}, {"boxes", boxes}};
+}
+
+StoredTensor tensor_from_json(const json& text) {
+  StoredTensor tensor{.dtype = dtype_named(text.at("dtype").get<std::string>()), .shape = text.at("shape")};
+  if (!checked_numel(tensor.shape)) throw IoError(fmt::format("there is no tensor of the shape [{}]", fmt::join(tensor.shape, ", ")));
+  for (const auto& box : text.at("boxes")) {
+    tensor.boxes.push_back({.box = {.shape = tensor.shape, .offsets = box.at("offsets"), .sizes = box.at("sizes")},
+                            .file = box.at("file"),
+                            .offset = box.at("offset"),
+                            .strides = box.at("strides")});
+  }
+  return tensor;
+}
+
+json to_json(const fs::path& folder, const Manifest& manifest) {
+  const auto& catalog = manifest.catalog;
+  json result = {{"format", kFormat},          {"version", kManifestVersion},     {"ranks", manifest.ranks},
+                 {"save", manifest.save},      {"optimizer", manifest.optimizer}, {"notes", manifest.notes},
+                 {"buffers", catalog.buffers}, {"aliases", catalog.aliases},      {"tensors", json::object()},
+                 {"blocks", json::object()},   {"files", json::array()}};
+  for (const auto& [name, tensor] : catalog.tensors) result["tensors"][name] = to_json(tensor);
+  for (const auto& [name, blocks] : manifest.blocks) {
+    for (const auto& [range, begin, numel] : blocks.parts) {
+      result["blocks"][name].push_back({{"range", {range.begin, range.numel}}, {"begin", begin}, {"numel", numel}});
+    }
+  }
+  for (const auto& path : catalog.files) {
+    result["files"].push_back(
+        {{"name", path.lexically_relative(folder).string()}, {"bytes", fs::file_size(path)}, {"checksums", json::object()}});
+  }
+  for (const auto& bytes : catalog.checksums) {
+    result["files"][bytes.file]["checksums"][bytes.name] = {{"begin", bytes.begin}, {"bytes", bytes.bytes}, {"xxh3_64", bytes.checksum}};
+  }
+  return result;
+}
+
+/// `bytes_of_files` gets the sizes that the files should have.
+Manifest from_json(const fs::path& folder, const json& text, std::vector<uint64_t>& bytes_of_files) {
+  if (text.at("format") != kFormat) throw IoError("it is of another program");
+  if (const int version = text.at("version"); version != kManifestVersion) {
+    throw IoError(fmt::format("its version is {}, this version of Tessera reads 1 and {}", version, kManifestVersion));
+  }
+  Manifest manifest{.ranks = text.at("ranks"), .save = text.at("save"), .optimizer = text.at("optimizer"), .notes = text.at("notes")};
+  auto& catalog = manifest.catalog;
+  catalog.aliases = text.at("aliases");
+  catalog.buffers = text.at("buffers");
+  for (const auto& file : text.at("files")) {
+    const fs::path name = file.at("name").get<std::string>();
+    if (name.has_parent_path() || name.empty())
+      throw IoError(fmt::format("it names the file '{}', which is not in its folder", name.string()));
+    const auto path = folder / name;
+    for (const auto& [tensor, bytes] : file.at("checksums").items()) {
+      catalog.checksums.push_back({.file = catalog.files.size(),
+                                   .begin = bytes.at("begin"),
+                                   .bytes = bytes.at("bytes"),
+                                   .checksum = bytes.at("xxh3_64"),
+                                   .name = tensor});
+    }
+    catalog.files.push_back(path);
+    bytes_of_files.push_back(file.at("bytes"));
+  }
+  for (const auto& [name, tensor] : text.at("tensors").items()) catalog.tensors[name] = tensor_from_json(tensor);
+  for (const auto& [name, tensor] : catalog.tensors) {
+    for (const auto& box : tensor.boxes) {
+      if (box.file >= catalog.files.size()) throw IoError(fmt::format("'{}' lies in a file that is not listed", name));
+    }
+  }
+  for (const auto& [name, parts] : text.at("blocks").items()) {
+    for (const auto& part : parts) {
+      manifest.blocks[name].parts.push_back({.range = {.begin = part.at("range").at(0), .numel = part.at("range").at(1)},
+                                             .begin = part.at("begin"),
+                                             .numel = part.at("numel")});
+    }
+  }
+  const auto ranks = static_cast<size_t>(manifest.ranks);
+  if (manifest.ranks < 1 || catalog.files.size() != ranks || manifest.notes.size() != ranks)
+    throw IoError("it does not list one file a rank");
+  return manifest;
+}
+
+/// Throws IoError if a file is missing, or has another size.
+void expect_files(const fs::path& folder, const std::vector<fs::path>& files, const std::vector<uint64_t>& sizes) {
+  for (size_t i = 0; i < files.size(); i++) {
+    std::error_code none;
+    const auto size = fs::file_size(files[i], none);
+    if (none) {
+      throw IoError(
+          fmt::format("the checkpoint {} is incomplete: '{}' is missing", folder.string(), files[i].lexically_relative(folder).string()));
+    }
+    if (size != sizes[i]) {
+      throw IoError(fmt::format("{} is cut off, or of another save: it has {} bytes, not {}", files[i].string(), size, sizes[i]));
+    }
+  }
+}
+
+}  // namespace
+
+Manifest manifest_of_files(const fs::path& folder) {
+  const int ranks = saved_ranks(folder);
+  const auto first = open_rank_file(folder, 0, ranks);
+  Composition all(first);
+  all.add(first);
+  for (int rank = 1; rank < ranks; rank++) {
+    const auto file = open_rank_file(folder, rank, ranks);
+    expect_same_save(first, file);
+    all.add(file);
+  }
+  return std::move(all).finish();
+}
+
+Manifest read_manifest(const fs::path& folder) {
+  const auto path = folder / kManifestFile;
+  if (!is_there(path)) return manifest_of_files(folder);
+  const auto text = InputFile(path).read_all();
+  Manifest manifest;
+  std::vector<uint64_t> bytes_of_files;
+  try {
+    manifest = from_json(folder, json::parse(text), bytes_of_files);
+  } catch (const std::exception& error) {
+    throw IoError(fmt::format("{} can't be used: {}", path.string(), error.what()));
+  }
+  expect_files(folder, manifest.catalog.files, bytes_of_files);
+  return manifest;
+}
+
+void write_manifest(const fs::path& folder, const Manifest& manifest) {
+  NewFile file(folder / kManifestFile);
+  const auto text = to_json(folder, manifest).dump(1, ' ', false, json::error_handler_t::replace) + "\n";
+  file.write(std::as_bytes(std::span(text)));
+  file.commit();
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,48 @@
+// Manifest: what a checkpoint of a training run holds, of all its ranks together.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tessera/checkpoint/stored/catalog.h"
+#include "tessera/shard/parameters.h"
+
+namespace tessera::checkpoint {
+
+/// A tensor of an optimizer's state that has one value for each block of a parameter's values on a rank. In the catalog, the values of all
+/// ranks lie one after the other.
+struct BlockState {
+  struct Part {
+    ValueRange range;   // of the parameter's values in memory order
+    int64_t begin = 0;  // where the values for them begin
+    int64_t numel = 0;  // and how many these are
+  };
+  std::vector<Part> parts = {};  // one for each rank
+};
+
+struct Manifest {
+  int ranks = 1;
+  uint64_t save = 0;  // a random number, by which checkpoints are told apart
+  /// The files of all ranks in their order. Its tensors are those of the model, and of the optimizer's state as optimizer.PARAMETER.KEY. Of
+  /// buffers and generators each rank has its own, in its own file.
+  Catalog catalog = {};
+  std::map<std::string, BlockState> blocks = {};
+  std::string optimizer = {};                                  // its class; empty if there is none
+  std::vector<std::map<std::string, std::string>> notes = {};  // of each rank
+};
+
+inline constexpr auto kManifestFile = "manifest.json";
+inline constexpr auto kHeaderName = "header";  // of the checksum of a rank file's header
+
+/// Reads the manifest of a checkpoint, or makes one of the headers of its files if it is older than manifests. Throws IoError if the folder
+/// is no checkpoint or incomplete.
+Manifest read_manifest(const std::filesystem::path& folder);
+/// Makes the manifest of the headers of all files. Throws IoError unless all of them are there, complete, and of one save.
+Manifest manifest_of_files(const std::filesystem::path& folder);
+/// Writes it into the folder. With it the checkpoint is complete.
+void write_manifest(const std::filesystem::path& folder, const Manifest& manifest);
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,218 @@
+#include "tessera/checkpoint/stored/rank_file.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+
+#include "tessera/base/error.h"
+#include "tessera/base/folder.h"
+#include "tessera/base/numel.h"
+#include "tessera/base/words.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+constexpr auto kKey = "tessera";
+constexpr std::string_view kRank = "rank-";
+constexpr int kFormat = 3;
+constexpr int kWithoutChecksums = 2;
+constexpr int kFlatFormat = 1;  // version 0.1.0: a part is a range of values in memory order, and the optimizer's state has no slices
+
+nlohmann::json to_json(const std::map<std::string, PartRecord>& parts) {
+  auto json = nlohmann::json::object();
+  for (const auto& [name, part] : parts) {
+    auto slices = nlohmann::json::array();
+    for (const auto& slice : part.slices) slices.push_back({{"offsets", slice.offsets}, {"sizes", slice.sizes}});
+    json[name] = {{"shape", part.shape}, {"strides", part.strides}, {"slices", slices}};
+  }
+  return json;
+}
+
+nlohmann::json to_json(const RankRecord& record) {
+  return {{"format", kFormat},
+          {"rank", record.rank},
+          {"ranks", record.ranks},
+          {"save", record.save},
+          {"parts", to_json(record.parts)},
+          {"state", to_json(record.state)},
+          {"whole", record.outside},
+          {"buffers", record.buffers},
+          {"aliases", record.aliases},
+          {"optimizer", record.optimizer},
+          {"notes", record.notes}};
+}
+
+PartRecord part_from_json(const nlohmann::json& json, int format) {
+  PartRecord part{.shape = json.at("shape"), .strides = json.at("strides"), .slices = {}};
+  if (part.strides.size() != part.shape.size()) throw IoError("it has not one stride for each dimension");
+  auto left = checked_numel(part.shape);
+  if (!left) throw IoError(fmt::format("there is no tensor of the shape [{}]", fmt::join(part.shape, ", ")));
+  if (format == kFlatFormat) {
+    part.slices = slices_of_range(part.shape, part.strides, json.at("begin").get<int64_t>(), json.at("numel").get<int64_t>());
+    return part;
+  }
+  for (const auto& slice : json.at("slices")) {
+    part.slices.push_back({.shape = part.shape, .offsets = slice.at("offsets"), .sizes = slice.at("sizes")});
+    if (!part.slices.back().fits()) throw IoError("it has a slice that does not fit into its shape");
+    *left -= part.slices.back().numel();
+    if (*left < 0) throw IoError("its slices have more values than its shape");
+  }
+  return part;
+}
+
+std::map<std::string, PartRecord> parts_from_json(const nlohmann::json& json, int format) {
+  std::map<std::string, PartRecord> parts;
+  for (const auto& [name, part] : json.items()) {
+    try {
+      parts[name] = part_from_json(part, format);
+    } catch (const Error& error) {
+      throw IoError(fmt::format("the place of '{}' makes no sense: {}", name, error.what()));
+    }
+  }
+  return parts;
+}
+
+RankRecord from_json(const nlohmann::json& json) {
+  const auto format = json.at("format").get<int>();
+  if (format < kFlatFormat || format > kFormat) {
+    throw IoError(fmt::format("its format is {}, this version of Tessera reads formats {} to {}", format, kFlatFormat, kFormat));
+  }
+  RankRecord record{.rank = json.at("rank"), .ranks = json.at("ranks"), .save = json.at("save")};
+  record.checksums = format > kWithoutChecksums;
+  record.parts = parts_from_json(json.at("parts"), format);
+  if (format != kFlatFormat) record.state = parts_from_json(json.at("state"), format);
+  record.outside = json.at("whole").get<std::vector<std::string>>();
+  record.buffers = json.at("buffers").get<std::vector<std::string>>();
+  record.aliases = json.at("aliases").get<std::map<std::string, std::string>>();
+  record.optimizer = json.at("optimizer").get<std::string>();
+  record.notes = json.at("notes").get<std::map<std::string, std::string>>();
+  return record;
+}
+
+/// Gives each tensor of the optimizer's state the place of its parameter, which files of the first format leave to the reader.
+void place_state(RankRecord& record, const SafetensorsFile& file) {
+  for (const auto& name : file.names()) {
+    const auto dot = name.rfind('.');
+    if (!name.starts_with(kOptimizerPrefix) || dot == std::string::npos) continue;
+    const auto known =
+        record.parts.find(name.substr(std::string_view(kOptimizerPrefix).size(), dot - std::string_view(kOptimizerPrefix).size()));
+    const auto& sizes = file.info(name).sizes;
+    if (known == record.parts.end() || sizes.empty()) {
+      const auto strides = c10::contiguous_strides(sizes);
+      record.state[name] = {.shape = sizes, .strides = {strides.begin(), strides.end()}, .slices = {whole_slice(sizes)}};
+      continue;
+    }
+    const auto& part = known->second;
+    if (c10::multiply_integers(sizes) == part.numel()) {
+      record.state[name] = part;
+      continue;
+    }
+    int64_t begin = 0;  // in the memory order of the parameter
+    for (size_t d = 0; !part.slices.empty() && d < part.shape.size(); d++) begin += part.slices.front().offsets[d] * part.strides[d];
+    const std::vector<int64_t> flat = {c10::multiply_integers(part.shape)};
+    record.state[name] = {.shape = flat, .strides = {1}, .slices = slices_of_range(flat, begin, part.numel())};
+  }
+}
+
+/// Removes `before` and the number that follows it from the front of the text. Returns the number, or nothing if they are not there.
+std::optional<int> take_number(std::string_view& text, std::string_view before) {
+  if (!text.starts_with(before)) return std::nullopt;
+  text.remove_prefix(before.size());
+  int number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || number < 0) return std::nullopt;
+  text.remove_prefix(static_cast<size_t>(end - text.data()));
+  return number;
+}
+
+}  // namespace
+
+std::optional<std::pair<int, int>> rank_in_name(std::string_view name, std::string_view extension) {
+  name.remove_prefix(std::min(name.rfind(kRank), name.size()));
+  const auto rank = take_number(name, kRank);
+  const auto ranks = rank ? take_number(name, "-of-") : std::nullopt;
+  if (!ranks || *ranks == 0 || name != extension) return std::nullopt;
+  return std::pair(*rank, *ranks);
+}
+
+int64_t PartRecord::numel() const {
+  int64_t sum = 0;
+  for (const auto& slice : slices) sum += slice.numel();
+  return sum;
+}
+
+std::map<std::string, std::string> to_metadata(const RankRecord& record) {
+  return {{"format", "pt"}, {kKey, to_json(record).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)}};
+}
+
+std::filesystem::path rank_file(const std::filesystem::path& folder, int rank, int ranks) {
+  return folder / fmt::format("rank-{}-of-{}.safetensors", rank, ranks);
+}
+
+RankFile open_rank_file(const std::filesystem::path& folder, int rank, int ranks) {
+  SafetensorsFile file(rank_file(folder, rank, ranks));
+  const auto text = file.metadata().find(kKey);
+  if (text == file.metadata().end()) throw IoError(fmt::format("{} is no part of a checkpoint of Tessera", file.path().string()));
+  try {
+    auto record = from_json(nlohmann::json::parse(text->second));
+    if (record.rank != rank || record.ranks != ranks) {
+      throw IoError(fmt::format("it was written by rank {} of {}; somebody has renamed it", record.rank, record.ranks));
+    }
+    if (record.state.empty() && !record.optimizer.empty()) place_state(record, file);
+    const auto has_none = [&](const std::string& name) { return !file.has_checksum(name); };
+    if (record.checksums && std::ranges::any_of(file.names(), has_none)) throw IoError("its checksums are gone");
+    const auto values_of = [&](const std::string& name) {
+      return file.contains(name) ? c10::multiply_integers(file.info(name).sizes) : -1;
+    };
+    const auto refuse = [](const std::string& name, const PartRecord& part) {
+      throw IoError(fmt::format("it has not the {} values of '{}' that it promises", part.numel(), name));
+    };
+    for (const auto& [name, part] : record.parts) {
+      if (values_of(name) != part.numel()) refuse(name, part);
+    }
+    for (const auto& [name, part] : record.state) {  // may have one value for a block of the parameter's
+      if (const auto values = values_of(name); values < std::min<int64_t>(part.numel(), 1) || values > part.numel()) refuse(name, part);
+    }
+    for (const auto* names : {&record.outside, &record.buffers}) {
+      for (const auto& name : *names) file.info(name);
+    }
+    return {std::move(file), std::move(record)};
+  } catch (const std::exception& error) {
+    throw IoError(fmt::format("{} can't be used: {}", file.path().string(), error.what()));
+  }
+}
+
+void expect_same_save(const RankFile& one, const RankFile& other) {
+  if (one.record.save == other.record.save) return;
+  throw IoError(fmt::format("{} and {} come from different saves; somebody has mixed the files of two checkpoints",
+                            one.tensors.path().string(), other.tensors.path().string()));
+}
+
+int saved_ranks(const std::filesystem::path& folder) {
+  const auto names = names_in(folder);
+  if (!names) throw IoError(fmt::format("there is no checkpoint {}", folder.string()));
+  std::map<int, std::set<int>> found;  // from the number of ranks in the file names to the ranks whose files exist
+  for (const auto& name : *names) {
+    const auto file = name.rfind(kRank) == 0 ? rank_in_name(name, ".safetensors") : std::nullopt;
+    if (file) found[file->second].insert(file->first);
+  }
+  if (found.empty()) throw IoError(fmt::format("{} is no checkpoint: it has no file rank-0-of-N.safetensors", folder.string()));
+  if (found.size() > 1) {
+    throw IoError(fmt::format("{} has files of several checkpoints: of {} ranks and of {}", folder.string(), found.begin()->first,
+                              found.rbegin()->first));
+  }
+  const auto& [ranks, there] = *found.begin();
+  const auto missing = static_cast<int64_t>(ranks) - std::ranges::distance(there.begin(), there.lower_bound(ranks));
+  if (missing == 0) return ranks;
+  int first = 0;
+  while (there.contains(first)) first++;
+  throw IoError(fmt::format("the checkpoint {} is incomplete: '{}' {} missing", folder.string(), rank_file({}, first, ranks).string(),
+                            missing == 1 ? "is" : fmt::format("and {} more are", missing - 1)));
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,108 @@
+#include "tessera/checkpoint/stored/run_source.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/live/optimizer_state.h"
+#include "tessera/checkpoint/stored/optimizer_keys.h"
+#include "tessera/checkpoint/stored/pieces.h"
+#include "tessera/checkpoint/stored/rank_file.h"
+#include "tessera/checkpoint/stored/runs.h"
+
+namespace tessera::checkpoint {
+using nlohmann::json;
+
+int64_t SourceTensor::bytes() const {
+  return c10::multiply_integers(shape) * static_cast<int64_t>(c10::elementSize(dtype));
+}
+
+RunSource::RunSource(Manifest run, const ConvertOptions& options) : run_(std::move(run)), options_(options), stored_(run_.catalog) {
+  for (const auto& [name, tensor] : run_.catalog.tensors) {
+    stored_.expect_complete(name);
+    if (name == kGeneratorName) continue;
+    SourceTensor entry{.name = name, .dtype = tensor.dtype, .shape = tensor.shape};
+    if (is_optimizer_state(name, run_)) {
+      const auto [parameter, key] = state_name(name);
+      entry.parameter = parameter;
+      entry.key = torch_key(run_.optimizer, key);
+      state_.push_back(entry);
+    } else {
+      if (options.dtype && at::isFloatingType(tensor.dtype)) entry.dtype = *options.dtype;
+      model_.push_back(entry);
+    }
+    all_ += entry.bytes();
+  }
+  for (const auto& bytes : run_.catalog.checksums) stored_.verify(bytes);
+}
+
+void RunSource::copy(const SourceTensor& tensor, const TensorSlice& box,
+                     c10::function_ref<void(const TensorSlice&, const at::Tensor&)> write, size_t first) const {
+  const auto most = std::max<int64_t>(options_.memory / static_cast<int64_t>(c10::elementSize(tensor.dtype)), 1);
+  for_each_piece(box, most, [&](const TensorSlice& piece) {
+    const auto values = at::empty(piece.sizes, tensor.dtype);
+    stored_.read(tensor.name, piece, values, first);
+    write(piece, values);
+    done_ = std::min(done_ + static_cast<int64_t>(values.nbytes()), all_);
+    if (options_.progress) options_.progress(tensor.name, done_, all_);
+  });
+}
+
+void RunSource::copy(const SourceTensor& tensor, c10::function_ref<void(const at::Tensor&)> write) const {
+  copy(tensor, whole_slice(tensor.shape), [&](const TensorSlice&, const at::Tensor& values) { write(values); });
+}
+
+std::map<std::string, std::string> RunSource::notes() const {
+  return notes_of_rank(run_, 0, 1, {.notes_of_first_rank = options_.notes_of_first_rank});
+}
+
+json RunSource::settings() const {
+  auto groups = json::array();
+  const auto notes = this->notes();
+  if (const auto note = notes.find(kSettingsNote); note != notes.end()) groups = json::parse(note->second, nullptr, false);
+  const bool is_known =
+      groups.is_array() && !groups.empty() && std::ranges::all_of(groups, [](const json& group) { return group.is_object(); });
+  if (!is_known) {
+    std::vector<std::string> needed = {"lr"};
+    auto parameters = json::array();
+    for (const auto& tensor : state_) {
+      if (parameters.empty() || parameters.back() != tensor.parameter) parameters.push_back(tensor.parameter);
+      if (tensor.key == "momentum_buffer" && needed.size() == 1) needed.emplace_back("momentum");
+    }
+    if (state_.empty()) {
+      for (const auto& tensor : model_) {
+        if (!run_.catalog.buffers.contains(tensor.name)) parameters.push_back(tensor.name);
+      }
+    }
+    for (const auto& name : needed) {
+      if (options_.settings.contains(name)) continue;
+      throw UsageError(
+          fmt::format("the checkpoint does not say which '{0}' its optimizer ({1}) had, and Python takes it from the files: give it in "
+                      "ConvertOptions::settings (--set {0}=0.1), or convert the weights only",
+                      name, run_.optimizer));
+    }
+    auto group = default_settings(run_.optimizer);
+    group["params"] = parameters;
+    groups = json::array({group});
+  }
+  for (auto& group : groups) {
+    group.update(json(options_.settings));
+    // A scheduler of Python adds it, and then asks for it when it loads.
+    if (group.contains("lr") && !group.contains("initial_lr")) group["initial_lr"] = group["lr"];
+  }
+  return groups;
+}
+
+at::ScalarType RunSource::python_dtype(const SourceTensor& tensor) {
+  return tensor.key == "step" && tensor.shape.empty() ? at::kFloat : tensor.dtype;
+}
+
+json value_of_note(const std::string& text) {
+  auto value = json::parse(text, nullptr, false);
+  const bool is_too_large = value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX);
+  return value.is_discarded() || is_too_large || value.dump() != text ? json(text) : value;
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,71 @@
+// RunSource: the tensors of a run that is written to another checkpoint, in pieces that fit into memory.
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "tessera/checkpoint/convert.h"
+#include "tessera/checkpoint/stored/manifest.h"
+
+namespace tessera::checkpoint {
+
+struct SourceTensor {
+  std::string name;  // in the catalog
+  at::ScalarType dtype = at::kFloat;
+  std::vector<int64_t> shape = {};
+  // Of the optimizer's state: the parameter, and PyTorch's key. The key is empty for what PyTorch does not keep.
+  std::string parameter = {}, key = {};
+
+  int64_t bytes() const;
+};
+
+class RunSource {
+ public:
+  /// Throws IoError if values are missing or damaged.
+  RunSource(Manifest run, const ConvertOptions& options);
+
+  const Manifest& run() const { return run_; }
+  const CatalogReader& stored() const { return stored_; }
+  const ConvertOptions& options() const { return options_; }
+  const std::vector<SourceTensor>& model() const { return model_; }
+  const std::vector<SourceTensor>& state() const { return state_; }
+  int64_t bytes() const { return all_; }
+
+  /// Calls `write` with the values of the box, piece by piece in row-major order. What several files have is read from `first`.
+  void copy(const SourceTensor& tensor, const TensorSlice& box, c10::function_ref<void(const TensorSlice&, const at::Tensor&)> write,
+            size_t first = 0) const;
+  void copy(const SourceTensor& tensor, c10::function_ref<void(const at::Tensor&)> write) const;
+
+  /// Notes that hold for all ranks.
+  std::map<std::string, std::string> notes() const;
+  /// The settings of the optimizer as Python has them, with names of parameters.
+  nlohmann::json settings() const;
+  /// The dtype of a tensor of the state in Python, where steps are counted by floats.
+  static at::ScalarType python_dtype(const SourceTensor& tensor);
+
+ private:
+  Manifest run_;
+  const ConvertOptions& options_;
+  CatalogReader stored_;
+  std::vector<SourceTensor> model_, state_;
+  int64_t all_ = 0;
+  mutable int64_t done_ = 0;
+};
+
+/// A note as a value of Python: a number, a list and so on if the text is exactly one, else the text.
+nlohmann::json value_of_note(const std::string& text);
+
+// Each writes the run to `out`, and returns its files or the folder.
+std::vector<std::filesystem::path> write_ranks(const RunSource& source, const std::filesystem::path& out);
+std::vector<std::filesystem::path> write_dcp(const RunSource& source, const std::filesystem::path& out);
+std::vector<std::filesystem::path> write_torch(const RunSource& source, const std::filesystem::path& out);
+std::vector<std::filesystem::path> write_safetensors(const RunSource& source, const std::filesystem::path& out);
+std::vector<std::filesystem::path> write_hub(const RunSource& source, const std::filesystem::path& out);
+/// Adds what has no place in Accelerate's folders to `left_out`.
+std::vector<std::filesystem::path> write_accelerate(const RunSource& source, const std::filesystem::path& out,
+                                                    std::map<std::string, std::string>& left_out);
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,316 @@
+#include "tessera/checkpoint/stored/runs.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <optional>
+#include <ranges>
+
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/formats/checksum.h"
+#include "tessera/checkpoint/live/optimizer_state.h"
+#include "tessera/checkpoint/stored/catalogs.h"
+#include "tessera/checkpoint/stored/optimizer_keys.h"
+#include "tessera/checkpoint/stored/rank_file.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::string_view kModelKeys[] = {"model.", "model_state_dict.", "state_dict."};
+constexpr std::string_view kOptimizerKeys[] = {"optimizer.", "optim.", "optimizer_state_dict.", ""};
+// A model may itself have a part that is called "model". Then the others are not what is kept beside a model.
+constexpr std::string_view kBeside[] = {"optimizer.", "optim.", "shard_metadata.", "scheduler.", "lr_scheduler.", kGeneratorName};
+
+bool is_number(std::string_view text) {
+  return !text.empty() && std::ranges::all_of(text, [](unsigned char letter) { return std::isdigit(letter) != 0; });
+}
+
+template <class Entries>
+bool has_name(const Entries& entries, const std::string& prefix) {
+  const auto found = entries.lower_bound(prefix);
+  return found != entries.end() && found->first.starts_with(prefix);
+}
+
+std::optional<std::string> optimizer_key_of(const Catalog& catalog) {
+  for (const auto prefix : kOptimizerKeys) {
+    const std::string key(prefix);
+    const bool has_settings = has_name(catalog.values, key + "param_groups");
+    if (has_settings || (!key.empty() && has_name(catalog.tensors, key + "state."))) return key;
+  }
+  return std::nullopt;
+}
+
+std::string model_key_of(const Catalog& catalog, const std::optional<std::string>& optimizer) {
+  for (const auto prefix : kModelKeys) {
+    const std::string key(prefix);
+    if (!has_name(catalog.tensors, key)) continue;
+    const bool all = std::ranges::all_of(catalog.tensors, [&](const auto& entry) {
+      return entry.first.starts_with(key) ||
+             std::ranges::any_of(kBeside, [&](std::string_view other) { return entry.first.starts_with(other); });
+    });
+    if (all || (optimizer && !optimizer->empty())) return key;
+  }
+  return "";
+}
+
+/// The settings of an optimizer: what PyTorch calls param_groups.
+class Settings {
+ public:
+  void add(const std::string& name, const json& value) {
+    const auto dot = name.rfind('.');
+    if (dot == std::string::npos) return;
+    const auto group = name.substr(0, dot), key = name.substr(dot + 1);
+    if (is_number(group) && group.size() < 10) {
+      groups_[std::stoi(group)][key] = value;
+    } else {
+      parameters_[group][key] = value;
+    }
+  }
+
+  /// The names of the parameters that the state knows by numbers, as far as the settings tell.
+  std::map<std::string, std::string> names() const {
+    std::map<std::string, std::string> result;
+    for (const auto& [number, group] : groups_) {
+      if (!group.contains("params") || !group.contains("param_names")) continue;
+      const auto &numbers = group["params"], &names = group["param_names"];
+      for (size_t i = 0; numbers.is_array() && names.is_array() && i < std::min(numbers.size(), names.size()); i++) {
+        if (numbers[i].is_number_integer() && names[i].is_string()) result[numbers[i].dump()] = names[i].get<std::string>();
+      }
+    }
+    return result;
+  }
+
+  /// Whether the state knows parameters by numbers.
+  bool has_numbers() const {
+    return std::ranges::any_of(groups_, [](const auto& entry) {
+      const auto params = entry.second.find("params");
+      return params != entry.second.end() && params->is_array() && !params->empty() && params->front().is_number();
+    });
+  }
+
+  json with_names() && {
+    auto result = json::array();
+    for (auto& [number, group] : groups_) {
+      if (group.contains("param_names")) {
+        group["params"] = group["param_names"];
+        group.erase("param_names");
+      }
+      result.push_back(std::move(group));
+    }
+    std::map<json, json> names;  // flattened: each parameter has its own settings
+    for (const auto& [name, settings] : parameters_) names[settings].push_back(name);
+    for (const auto& [settings, params] : names) {
+      result.push_back(settings);
+      result.back()["params"] = params;
+    }
+    return result;
+  }
+
+ private:
+  std::map<int, json> groups_;
+  std::map<std::string, json> parameters_;
+};
+
+/// By which ranks notice that they read different checkpoints.
+uint64_t number_of(const Catalog& catalog) {
+  std::string all;
+  for (const auto& [name, tensor] : catalog.tensors) all += fmt::format("{} {} ", name, tensor.boxes.size());
+  for (const auto& bytes : catalog.checksums) all += bytes.checksum;
+  Checksum checksum;
+  checksum.add(std::as_bytes(std::span(all)));
+  return checksum.value() >> 32;
+}
+
+std::string text_of(const json& value) {
+  return value.is_string() ? value.get<std::string>() : value.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+void set_optimizer(Manifest& run, const json& groups) {
+  run.optimizer = groups.empty() ? kSomeOptimizer : class_of_settings(groups.front());
+  if (!groups.empty()) run.notes.front()[kSettingsNote] = text_of(groups);
+}
+
+/// Of a catalog in which the model and the optimizer's state have our names already. The settings are those of one group.
+Manifest run_of_torch_xla(Catalog catalog) {
+  constexpr std::string_view kSettings = "optimizer.param_groups.0.";
+  Manifest run{.notes = {{}}};
+  auto group = json::object();
+  for (const auto& [name, value] : catalog.values) {
+    if (name.starts_with(kSettings)) {
+      group[name.substr(kSettings.size())] = value;
+    } else if (!name.starts_with("optimizer.") && !name.starts_with("shard_metadata.")) {
+      run.notes.front()[name] = text_of(value);
+    }
+  }
+  auto parameters = json::array();
+  bool has_state = false;
+  for (const auto& [name, tensor] : catalog.tensors) {
+    if (catalog.buffers.contains(name)) continue;
+    const bool is_state = name.starts_with(kOptimizerPrefix);
+    has_state |= is_state;
+    if (!is_state) parameters.push_back(name);
+  }
+  if (!group.empty()) group["params"] = parameters;
+  if (has_state) set_optimizer(run, group.empty() ? json::array() : json::array({group}));
+  run.save = number_of(catalog);
+  run.catalog = std::move(catalog);
+  return run;
+}
+
+/// Sorts what a catalog has under another program's names.
+class Sorting {
+ public:
+  explicit Sorting(Catalog catalog)
+      : from_(std::move(catalog)), optimizer_(optimizer_key_of(from_)), model_(model_key_of(from_, optimizer_)) {
+    auto& to = run_.catalog;
+    to.files = std::move(from_.files);
+    to.checksums = std::move(from_.checksums);
+    to.left_out = std::move(from_.left_out);
+    run_.notes.resize(1);
+  }
+
+  Manifest finish() && {
+    for (const auto& [name, value] : from_.values) {
+      if (const auto rest = behind(name, "param_groups.")) settings_.add(*rest, value);
+    }
+    names_ = settings_.names();
+    for (const auto& [name, tensor] : from_.tensors) add_tensor(name, tensor);
+    for (const auto& [alias, first] : from_.aliases) add_alias(alias, first);
+    for (const auto& [name, value] : from_.values) add_value(name, value);
+    finish_optimizer();
+    run_.save = number_of(run_.catalog);
+    return std::move(run_);
+  }
+
+ private:
+  /// The rest of a name in the optimizer.
+  std::optional<std::string> behind(const std::string& name, std::string_view part) const {
+    if (!optimizer_ || !name.starts_with(*optimizer_ + std::string(part))) return std::nullopt;
+    return name.substr(optimizer_->size() + part.size());
+  }
+
+  void add_tensor(const std::string& name, const StoredTensor& tensor) {
+    if (const auto rest = behind(name, "state.")) {
+      add_state(*rest, tensor);
+    } else if (name == kGeneratorName) {
+      run_.catalog.tensors[name] = tensor;
+    } else if (name.starts_with(model_)) {
+      run_.catalog.tensors[name.substr(model_.size())] = tensor;
+    } else {
+      run_.catalog.left_out.emplace(name, "it is a tensor that is neither the model's nor the optimizer's");
+    }
+  }
+
+  void add_state(const std::string& name, const StoredTensor& tensor) {
+    const auto dot = name.rfind('.');
+    if (dot == std::string::npos) return;
+    auto parameter = name.substr(0, dot);
+    if (settings_.has_numbers() || (!has_settings() && is_number(parameter))) {
+      const auto known = names_.find(parameter);
+      if (known == names_.end()) {
+        by_numbers_ = true;
+        return;
+      }
+      parameter = known->second;
+    }
+    run_.catalog.tensors[kOptimizerPrefix + parameter + name.substr(dot)] = tensor;
+    has_state_ = true;
+  }
+
+  bool has_settings() const { return optimizer_ && has_name(from_.values, *optimizer_ + "param_groups"); }
+
+  void add_alias(const std::string& alias, const std::string& first) {
+    const auto is_plain = [&](const std::string& name) { return name.starts_with(model_) && !behind(name, "state."); };
+    if (is_plain(alias) && is_plain(first)) {
+      run_.catalog.aliases[alias.substr(model_.size())] = first.substr(model_.size());
+    } else if (const auto tensor = from_.tensors.find(first); tensor != from_.tensors.end()) {
+      add_tensor(alias, tensor->second);
+    }
+  }
+
+  void add_value(const std::string& name, const json& value) {
+    if (behind(name, "param_groups")) return;
+    const auto state = behind(name, "state.");
+    if (state && value.is_null()) return;  // SGD without momentum
+    if (state || value.is_binary() || (!model_.empty() && name.starts_with(model_))) {
+      run_.catalog.left_out.emplace(name, state               ? "it is a number where PyTorch has had tensors since 1.12"
+                                          : value.is_binary() ? "it is bytes"
+                                                              : "it is a value of the model that is no tensor");
+      return;
+    }
+    run_.notes.front()[name] = text_of(value);
+  }
+
+  void finish_optimizer() {
+    if (by_numbers_) {
+      run_.catalog.left_out["optimizer.state"] =
+          "it knows the parameters by numbers only. Save what get_optimizer_state_dict (torch.distributed.checkpoint.state_dict) returns, "
+          "or give the optimizer model.named_parameters()";
+      std::erase_if(run_.catalog.tensors, [](const auto& entry) { return entry.first.starts_with(kOptimizerPrefix); });
+      return;
+    }
+    if (!has_state_ && !has_settings()) return;
+    set_optimizer(run_, std::move(settings_).with_names());
+  }
+
+  Catalog from_;
+  const std::optional<std::string> optimizer_;
+  const std::string model_;
+  Settings settings_;
+  std::map<std::string, std::string> names_;
+  bool by_numbers_ = false, has_state_ = false;
+  Manifest run_;
+};
+
+}  // namespace
+
+Manifest run_of(Catalog catalog) {
+  return Sorting(std::move(catalog)).finish();
+}
+
+Manifest read_run(const std::filesystem::path& path) {
+  const auto format = format_of(path);
+  if (format == Format::Tessera) return read_manifest(path);
+  if (format == Format::TorchXla) return run_of_torch_xla(read_catalog(path));
+  auto run = run_of(read_catalog(path));
+  const auto generator = run.catalog.tensors.find(kGeneratorName);
+  if (format == Format::Accelerate && generator != run.catalog.tensors.end()) {  // of each rank, in the first files
+    run.ranks = static_cast<int>(std::max<size_t>(generator->second.boxes.size(), 1));
+    run.notes.resize(generator->second.boxes.size(), run.notes.front());
+  }
+  return run;
+}
+
+std::map<std::string, std::string> notes_of_rank(const Manifest& run, int rank, int ranks, const LoadOptions& options) {
+  const bool has_own = run.ranks == ranks;
+  const auto& own = run.notes.at(has_own ? static_cast<size_t>(rank) : 0);
+  if (has_own || options.notes_of_first_rank) return own;
+  for (const auto& [name, text] : own) {
+    const auto differs = [&](const auto& others) {
+      const auto other = others.find(name);
+      return other == others.end() || other->second != text;
+    };
+    if (std::ranges::any_of(run.notes, differs)) {
+      throw UsageError(
+          fmt::format("the {} ranks that saved had different notes '{}', and here are {} ranks; load with "
+                      "{{.notes_of_first_rank = true}} if those of rank 0 are right for all",
+                      run.ranks, name, ranks));
+    }
+  }
+  return own;
+}
+
+StateName state_name(const std::string& name) {
+  const auto begin = std::string_view(kOptimizerPrefix).size();
+  const auto dot = name.rfind('.');
+  return {.parameter = dot <= begin ? "" : name.substr(begin, dot - begin), .key = name.substr(dot + 1)};
+}
+
+bool is_of_model(const std::string& name, const Manifest& manifest) {
+  return name != kGeneratorName && !is_optimizer_state(name, manifest);
+}
+
+}  // namespace tessera::checkpoint
