@@ -55,7 +55,7 @@ if(NOT TESSERA_SAFETENSORS_PYTHON)
   list(FILTER _tests EXCLUDE REGEX "/formats/python_test\\.cpp$")
 endif()
 if(NOT Libtorch_PYTHON)
-  list(FILTER _tests EXCLUDE REGEX "/((formats/torch|run)_python|transformers_long)_test\\.cpp$")
+  list(FILTER _tests EXCLUDE REGEX "/((formats/torch|run)_python|transformers)_test\\.cpp$")
 endif()
 function(test_program name)
   add_executable(${name} ${ARGN})
@@ -157,7 +157,7 @@ endif()
 
 # The readers of what others hand to us, fed with nonsense: by libFuzzer with clang and the address sanitizer, by a mutator of our own
 # otherwise. A target for each file but the two that all share.
-set(_fuzz_seconds 3)
+set(_fuzz_seconds 5)
 if(TESSERA_LONG_TESTS)
   set(_fuzz_seconds 600)
 endif()

@@ -25,7 +25,7 @@ int main(int argc, char** argv) {
   checkpoint::Contents contents{.model = model.get(), .optimizer = &optimizer};
   int64_t step = 0;
   data::Position position;
-  if (const auto last = checkpoint::latest(prefix)) {
+  if (const auto last = checkpoint::latest(prefix, world)) {
     checkpoint::load(*last, contents, world);
     step = contents.notes.at("step").as<int64_t>();
     position = contents.notes.at("position").as<data::Position>();
@@ -47,12 +47,14 @@ int main(int argc, char** argv) {
       {.start = position});
 
   checkpoint::AsyncSaver saver(world);
+  int64_t saved = step;
   const auto save = [&] {
-    const auto folder = checkpoint::step_folder(prefix, step);
-    if (checkpoint::latest(prefix) == folder) return;  // the run has gone on at the end of an epoch: there is nothing new
+    if (step == saved) return;  // the run has gone on at the end of an epoch: there is nothing new
     contents.notes["step"] = step;
     contents.notes["position"] = loader.position();
-    saver.save(folder, contents, {.keep = checkpoint::Keep{.last = 3}});  // training goes on while it is written
+    // Training goes on while it is written.
+    saver.save(checkpoint::step_folder(prefix, step), contents, {.keep = checkpoint::Keep{.last = 3}});
+    saved = step;
   };
 
   train::StopSignal stop(world);
@@ -65,7 +67,7 @@ int main(int argc, char** argv) {
       optimizer.zero_grad();
       loss = error.item<double>();
       step++;
-      saver.poll();  // throws if the last save has failed
+      saver.poll();                 // throws if the last save has failed
       if (stop.requested()) break;  // SIGTERM or SIGUSR1, on any rank
     }
     save();

@@ -35,13 +35,22 @@ void give_name(const fs::path& from, const fs::path& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) fail("give its final name to", from);
 }
 
+/// What a link leads to. Throws IoError for what no file should replace, such as a device.
+fs::path target_of(fs::path path) {
+  std::error_code none;
+  if (fs::is_symlink(path, none)) path = fs::weakly_canonical(path);
+  const auto status = fs::status(path, none);
+  if (!fs::exists(status) || fs::is_regular_file(status)) return path;
+  throw IoError(fmt::format("{} is no file that could be replaced", path.string()));
+}
+
 }  // namespace
 
 fs::path unfinished_path(const fs::path& path) {
   return path.string() + ".part";
 }
 
-NewFile::NewFile(fs::path path) : path_(std::move(path)), part_(unfinished_path(path_)) {
+NewFile::NewFile(fs::path path) : path_(target_of(std::move(path))), part_(unfinished_path(path_)) {
   auto part = open_locked(part_, O_WRONLY);
   if (!part.file) fail("create", part_);
   // Where there are no locks, nothing is lost but this warning.

@@ -13,7 +13,8 @@ namespace tessera {
 std::filesystem::path unfinished_path(const std::filesystem::path& path);
 
 /// A file that is written as PATH.part. commit() renames it to PATH and replaces a file of that name; without commit() the destructor
-/// removes it. Two at once, of threads or processes, never mix: the second is refused. Every failure is an IoError.
+/// removes it. If PATH is a link, what it leads to is replaced. Two at once, of threads or processes, never mix: the second is refused.
+/// Every failure is an IoError.
 class NewFile {
  public:
   explicit NewFile(std::filesystem::path path);

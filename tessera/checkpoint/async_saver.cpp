@@ -18,6 +18,8 @@
 namespace tessera::checkpoint {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr std::chrono::milliseconds kBetweenLooks{2};
 
 }  // namespace
@@ -46,7 +48,7 @@ struct AsyncSaver::Buffers {
 /// A save whose folder is made, and the thread that does the rest.
 class AsyncSaver::UnderWay {
  public:
-  enum class State { Writing, Done, Failed };
+  enum class State { Writing, Waiting, Done, Failed };  // Waiting: rank 0 for the files of others
 
   UnderWay(const std::filesystem::path& folder, const Contents& contents, const Communicator& world, const SaveOptions& options,
            Buffers& buffers)
@@ -60,16 +62,26 @@ class AsyncSaver::UnderWay {
       state_ = State::Failed;
       return;
     }
-    thread_ = std::jthread([this, ranks = std::move(ranks), is_first = world.is_first()](const std::stop_token& stop) {
-      step_.attempt([&] {
-        save_.write(ranks);
-        if (is_first) commit_when_all_have_written(stop);
+    AllOrNone start;
+    start.attempt([&] {
+      thread_ = std::jthread([this, ranks = std::move(ranks), is_first = world.is_first()](const std::stop_token& stop) {
+        step_.attempt([&] {
+          save_.write(ranks);
+          if (is_first) commit_when_all_have_written(stop);
+        });
+        state_ = step_.failed() ? State::Failed : State::Done;
       });
-      state_ = step_.failed() ? State::Failed : State::Done;
     });
+    if (!start.failed()) return;
+    step_ = start;
+    state_ = State::Failed;
   }
 
   State state() const { return state_; }
+  /// All ranks have written, so that rank 0 must see their files before long.
+  void expect_files_within(std::chrono::milliseconds limit) {
+    if (last_look_.load() == Clock::time_point::max()) last_look_ = Clock::now() + limit;
+  }
 
   /// No longer waits for other ranks, which may still write.
   void abandon() {
@@ -85,8 +97,13 @@ class AsyncSaver::UnderWay {
 
  private:
   void commit_when_all_have_written(const std::stop_token& stop) {
-    while (!save_.all_have_written()) {
+    state_ = State::Waiting;
+    while (const auto missing = save_.missing_file()) {
       if (stop.stop_requested()) return;
+      if (Clock::now() > last_look_.load()) {
+        throw IoError(
+            fmt::format("all ranks have written, but rank 0 does not see {}; save where all ranks see the same files", missing->string()));
+      }
       std::this_thread::sleep_for(kBetweenLooks);
     }
     save_.commit();
@@ -100,6 +117,7 @@ class AsyncSaver::UnderWay {
   Save save_;
   AllOrNone step_;  // the thread's, until it has ended
   std::atomic<State> state_ = State::Writing;
+  std::atomic<Clock::time_point> last_look_ = Clock::time_point::max();
   std::jthread thread_;  // last: it uses the members above
 };
 
@@ -129,18 +147,28 @@ bool AsyncSaver::poll() {
   if (!under_way_) return true;
   using State = UnderWay::State;
   const auto state = under_way_->state();
-  const auto all = at::tensor({static_cast<int64_t>(state == State::Done), static_cast<int64_t>(state != State::Failed)},
+  const auto all = at::tensor({static_cast<int64_t>(state == State::Done), static_cast<int64_t>(state != State::Failed),
+                               static_cast<int64_t>(state != State::Writing)},
                               at::TensorOptions(world_.traits().device).dtype(at::kLong));
-  world_.all_reduce(all, {.op = Reduce::Min}, {.unit = "checkpoint"}).wait();
-  const bool all_done = all[0].item<int64_t>() != 0, none_failed = all[1].item<int64_t>() != 0;
-  if (!all_done && none_failed) return false;
-  const auto ended = std::move(under_way_);
   try {
-    ended->finish(world_);
+    world_.all_reduce(all, {.op = Reduce::Min}, {.unit = "checkpoint"}).wait();
+    const auto known = all.cpu();
+    const auto* const agreed = known.const_data_ptr<int64_t>();
+    const bool all_done = agreed[0] != 0, none_failed = agreed[1] != 0, all_written = agreed[2] != 0;
+    if (!all_done && none_failed) {
+      if (all_written) under_way_->expect_files_within(world_.limit());
+      return false;
+    }
+    under_way_->finish(world_);
   } catch (const CommError&) {
-    ended->abandon();
+    under_way_->abandon();
+    under_way_.reset();
+    throw;
+  } catch (...) {
+    under_way_.reset();
     throw;
   }
+  under_way_.reset();
   return true;
 }
 

@@ -23,7 +23,7 @@ class AsyncSaver {
   /// Waits for the last save, copies the contents and returns; a thread writes them to disk. Throws what poll() throws.
   void save(const std::filesystem::path& folder, const Contents& contents, const SaveOptions& options = {});
   /// Returns true if no save is under way (any more). If a rank could not write, it throws on all ranks, and nothing of that checkpoint is
-  /// left. Call it after each step: while a save is under way it costs an all-reduce of two values, otherwise nothing.
+  /// left. Call it after each step: while a save is under way it costs an all-reduce of three values, otherwise nothing.
   bool poll();
   /// Returns when no save is under way. Throws what poll() throws.
   void wait();

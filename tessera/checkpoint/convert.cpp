@@ -8,11 +8,11 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
+#include "tessera/checkpoint/convert/run_source.h"
 #include "tessera/checkpoint/formats/accelerate.h"
 #include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/save_torch_xla.h"
 #include "tessera/checkpoint/stored/rank_file.h"
-#include "tessera/checkpoint/stored/run_source.h"
 #include "tessera/checkpoint/stored/runs.h"
 
 namespace tessera::checkpoint {
@@ -33,12 +33,26 @@ void expect_outside(const fs::path& out, const fs::path& checkpoint) {
       fmt::format("{} lies in the checkpoint {}, whose files it could replace; write elsewhere", out.string(), checkpoint.string()));
 }
 
+/// Throws UsageError for options that mean nothing for this format.
+void expect_used(const ConvertOptions& options) {
+  const auto to = options.to;
+  const ConvertOptions plain;
+  const auto refuse = [&](const char* option) {
+    throw UsageError(
+        fmt::format("ConvertOptions::{} means nothing for {}{}", option, name_of(to), options.weights_only ? " with weights only" : ""));
+  };
+  if (options.full_state_dict && to != Format::Accelerate) refuse("full_state_dict");
+  if (options.max_shard_size != plain.max_shard_size && to != Format::Hub) refuse("max_shard_size");
+  if (!options.model_key.empty() && (to != Format::Torch || !options.weights_only)) refuse("model_key");
+}
+
 void expect_sound(const fs::path& checkpoint, const fs::path& out, const ConvertOptions& options) {
   expect_outside(out, checkpoint);
   if (options.dtype && !at::isFloatingType(*options.dtype)) {
     throw UsageError(fmt::format("weights can't become {}: give a dtype of numbers with fractions", c10::toString(*options.dtype)));
   }
   if (options.dtype && options.to == Format::TorchXla) throw UsageError("rank files of torch_xla keep the dtypes of the checkpoint");
+  expect_used(options);
   if (options.world < 1) throw UsageError(fmt::format("a checkpoint can't be for {} ranks", options.world));
   if (options.memory < 1) throw UsageError(fmt::format("{} bytes of memory hold no tensor", options.memory));
 }

@@ -138,6 +138,47 @@ TEST(CheckpointDamage, ThatIsDamagedInsideChangesNothing) {
   }
 }
 
+TEST(CheckpointDamage, OfTheManifestIsFound) {
+  const Folder folder;
+  const auto saved = step_folder(folder / "run", 1);
+  with_ranks(2, [&](const Communicator& world) { save(saved, PictureRun(world), {{"step", 17}}); });
+  const auto whole = read_file(saved / "manifest.json");
+  auto changed = whole;
+  changed.replace(changed.find("\"17\""), 4, "\"16\"");
+  write_file(saved / "manifest.json", changed);
+  with_ranks(2, [&](const Communicator& world) {
+    EXPECT_THAT(message_of<IoError>([&] { load(saved, PictureRun(world)); }), HasSubstr("manifest.json can't be used: it is damaged"));
+    EXPECT_FALSE(latest(folder / "run", world));
+  });
+  changed = whole;
+  changed.replace(changed.find("\"version\": 2"), 12, "\"version\": 9");
+  write_file(saved / "manifest.json", changed);
+  with_ranks(2, [&](const Communicator& world) {
+    const auto said = message_of<UsageError>([&] { latest(folder / "run", world); });
+    EXPECT_THAT(said, HasSubstr("is of version 9"));
+    EXPECT_THAT(message_of<UsageError>([&] { save(saved, PictureRun(world)); }), HasSubstr("is of version 9"));
+  });
+  EXPECT_TRUE(std::filesystem::exists(saved / "rank-0-of-2.safetensors"));
+}
+
+TEST(CheckpointDamage, InsideOfFilesIsPassedOverIfAskedFor) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun run(world);
+    for (const int step : {1, 2}) save(step_folder(folder / "run", step), run);
+    world.barrier();
+    if (world.is_first()) {
+      const auto file = step_folder(folder / "run", 2) / "rank-1-of-2.safetensors";
+      auto bytes = read_file(file);
+      bytes.back() = static_cast<char>(bytes.back() ^ 1);
+      write_file(file, bytes);
+    }
+    world.barrier();
+    EXPECT_EQ(latest(folder / "run", world), step_folder(folder / "run", 2));
+    EXPECT_EQ(latest(folder / "run", world, checkpoint::Check::Checksums), step_folder(folder / "run", 1));
+  });
+}
+
 // To take "can't be read" for "is not there" would start a training anew, beside its own checkpoints.
 TEST(CheckpointDamage, InAFolderThatCanNotBeReadIsNotMistakenForNone) {
   const Folder folder;

@@ -98,12 +98,17 @@ void load(const fs::path& folder, Contents& contents, const Communicator& world,
   step.attempt([&] { saved.emplace(folder, contents, model, options, world); });
   step.expect_all(world, {.unit = "checkpoint"}, fmt::format("can't load {}; nothing was changed", folder.string()));
   expect_one_save(saved->manifest, folder, world);
-  if (contents.optimizer)
-    load_optimizer_state(contents.optimizer, saved->optimizer, saved->manifest, saved->stored, *contents.model, world);
-  {
+  AllOrNone reading;
+  reading.attempt([&] {
+    if (contents.optimizer)
+      load_optimizer_state(contents.optimizer, saved->optimizer, saved->manifest, saved->stored, *contents.model, world);
+  });
+  reading.attempt([&] {
     const WriteGuard guard(model.units, WriteKind::Load);
     saved->plan.load(local_values(*contents.model), world);  // asked again, because the guard may have moved shards into other memory
-  }
+  });
+  reading.expect_all(world, {.unit = "checkpoint"},
+                     fmt::format("could not finish loading {}; what is loaded is part of it", folder.string()));
   if (saved->generator) {
     auto generator = at::detail::getDefaultCPUGenerator();
     const std::lock_guard lock(generator.mutex());

@@ -176,6 +176,19 @@ TEST(HubFolder, RefusesFilesOfDifferentModels) {
   EXPECT_THAT(message_of<IoError>([&] { checkpoint::read_hub_folder(folder / "out"); }), HasSubstr("can't open"));
 }
 
+TEST(Merge, LeavesFilesOfOthersAlone) {
+  const Folder folder;
+  save_run(folder / "a");
+  std::filesystem::create_directories(folder / "out");
+  write_file(folder / "out/model-ema.safetensors", "mine");
+  write_file(folder / "out/model-00001-of-00009.safetensors", "of another model");
+  checkpoint::merge(folder / "a", folder / "out");
+  EXPECT_EQ(read_file(folder / "out/model-ema.safetensors"), "mine");
+  EXPECT_FALSE(std::filesystem::exists(folder / "out/model-00001-of-00009.safetensors"));
+  const auto said = message_of<UsageError>([&] { checkpoint::merge(folder / "a", folder / "out", {.unsafe_serialization = true}); });
+  EXPECT_THAT(said, HasSubstr("has a model in safetensors already"));
+}
+
 TEST(Inspect, ListsWhatIsThere) {
   const Folder folder;
   const auto state = save_run(folder / "a");

@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
+#include "tessera/checkpoint/formats/checksum.h"
 #include "tessera/checkpoint/live/dict_source.h"
 #include "tessera/checkpoint/live/model_plan.h"
 #include "tessera/checkpoint/live/part_records.h"
@@ -251,7 +252,7 @@ OptimStateDict full_optim_state_dict(const OptimizerRef& optimizer, const torch:
   const auto world = world_for(model);
   std::optional<OwnState> own;
   all_or_none(world, kStateDict, "can't make the state dict of its optimizer", [&] { own.emplace(optimizer, model); });
-  if (!same_on_all(world, std::hash<std::string>()(own->description()), kStateDict)) {
+  if (!same_on_all(world, checksum_value(own->description()), kStateDict)) {
     throw DisagreementError(
         fmt::format("the optimizers of the ranks have state for different parameters, this one for {}; some ranks may have left out steps "
                     "that others took. checkpoint::save keeps what each rank has",

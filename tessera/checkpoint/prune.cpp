@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "tessera/base/error.h"
@@ -39,10 +40,11 @@ void remove_checkpoint(const fs::path& folder) {
 
 void expect_sensible(const Keep& keep) {
   if (keep.last < 1) throw UsageError(fmt::format("Keep::last is {}, but the newest checkpoint always stays: give 1 or more", keep.last));
+  if (keep.every < 0 || keep.best < 0) throw UsageError("Keep::every and Keep::best can't be negative");
   if (keep.best > 0 && keep.metric.empty()) throw UsageError("Keep::best needs a metric: the name of a note that is a number");
 }
 
-std::vector<fs::path> prune(const fs::path& prefix, const Keep& keep) {
+std::vector<fs::path> prune(const fs::path& prefix, const Keep& keep, const fs::path& also) {
   expect_sensible(keep);
   auto all = step_folders(prefix);
   std::erase_if(all, [](const StepFolder& each) { return !is_complete(each.folder); });
@@ -55,6 +57,7 @@ std::vector<fs::path> prune(const fs::path& prefix, const Keep& keep) {
     std::vector<std::pair<double, int64_t>> ranking;
     for (const auto& each : all) {
       const auto metric = metric_of(each.folder, keep.metric);
+      if (std::isnan(metric)) continue;                                            // the worst
       ranking.emplace_back(keep.higher_is_better ? -metric : metric, -each.step);  // of equal ones the newer
     }
     std::ranges::sort(ranking);
@@ -63,7 +66,7 @@ std::vector<fs::path> prune(const fs::path& prefix, const Keep& keep) {
   }
   std::vector<fs::path> removed;
   for (const auto& each : all) {
-    if (kept.contains(each.step)) continue;
+    if (kept.contains(each.step) || each.folder.lexically_normal() == also.lexically_normal()) continue;
     remove_checkpoint(each.folder);
     removed.push_back(each.folder);
   }

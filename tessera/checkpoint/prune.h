@@ -24,7 +24,8 @@ void expect_sensible(const Keep& keep);
 
 /// Removes all checkpoints PREFIX-step-N that `keep` does not name, oldest first, and returns them. Folders that are no complete checkpoint
 /// stay. A checkpoint that is being removed is none any more, so that it is never taken for one, whenever this ends. For one process.
-std::vector<std::filesystem::path> prune(const std::filesystem::path& prefix, const Keep& keep);
+/// `also` stays in any case.
+std::vector<std::filesystem::path> prune(const std::filesystem::path& prefix, const Keep& keep, const std::filesystem::path& also = {});
 /// The same for programs of several ranks: rank 0 does it, and an error is thrown on all ranks. Collective.
 std::vector<std::filesystem::path> prune(const std::filesystem::path& prefix, const Keep& keep, const Communicator& world);
 

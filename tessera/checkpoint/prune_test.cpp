@@ -54,6 +54,18 @@ TEST(Prune, KeepsEveryFewStepsAndTheBest) {
   EXPECT_THAT(steps_of(prefix), ElementsAre(30, 60));
 }
 
+TEST(Prune, TakesNothingForTheBestThatIsNoNumber) {
+  const Folder folder;
+  const auto prefix = folder / "run";
+  with_ranks(1, [&](const Communicator& world) {
+    const PictureRun run(world);
+    const double losses[] = {0.2, std::nan(""), 0.1, std::nan(""), 0.3, std::nan("")};
+    for (int i = 0; i < 6; i++) save(step_folder(prefix, 10 * (i + 1)), run, {{"loss", losses[i]}});
+  });
+  prune(prefix, {.best = 2, .metric = "loss"});
+  EXPECT_THAT(steps_of(prefix), ElementsAre(10, 30, 60));
+}
+
 TEST(Prune, LeavesOtherFoldersAlone) {
   const Folder folder;
   const auto prefix = save_six(folder);

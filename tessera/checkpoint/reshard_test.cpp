@@ -202,6 +202,16 @@ TEST(Reshard, SharesNotesOnWhichAllRanksAgree) {
   });
 }
 
+TEST(Reshard, LosesNoNoteThatOnlyOneRankHas) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    save(folder / "a", PictureRun(world), world.rank() == 1 ? checkpoint::Notes{{"own", 1}} : checkpoint::Notes());
+  });
+  with_ranks(1, [&](const Communicator& world) {
+    EXPECT_THAT(message_of<UsageError>([&] { load(folder / "a", PictureRun(world)); }), HasSubstr("had different notes 'own'"));
+  });
+}
+
 TEST(Reshard, RefusesStateInBlocksThatNoRankHad) {
   const Folder folder;
   const auto make = [](const Communicator& world) {

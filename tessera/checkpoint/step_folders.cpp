@@ -1,9 +1,11 @@
 #include "tessera/checkpoint/step_folders.h"
 
+#include <ATen/ATen.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <charconv>
+#include <limits>
 #include <random>
 
 #include "tessera/base/atomic_write.h"
@@ -11,6 +13,8 @@
 #include "tessera/base/folder.h"
 #include "tessera/base/log.h"
 #include "tessera/checkpoint/stored/manifest.h"
+#include "tessera/checkpoint/verify.h"
+#include "tessera/comm/groups/all_or_none.h"
 
 namespace tessera::checkpoint {
 
@@ -71,14 +75,42 @@ bool is_complete(const fs::path& folder) {
   return is_there(folder) && fs::is_directory(folder, no_folder) && !why_incomplete(folder);
 }
 
-std::optional<fs::path> latest(const fs::path& prefix) {
+std::optional<fs::path> latest(const fs::path& prefix, Check check) {
   const auto all = step_folders(prefix);
   for (auto each = all.rbegin(); each != all.rend(); each++) {
-    const auto why = why_incomplete(each->folder);
+    auto why = why_incomplete(each->folder);
+    if (!why && check == Check::Checksums) {
+      if (const auto faults = verify(each->folder).faults; !faults.empty()) why = faults.front();
+    }
     if (!why) return each->folder;
     log(LogLevel::Warning, fmt::format("passing over a checkpoint that can't be loaded: {}", *why));
   }
   return {};
+}
+
+std::optional<fs::path> latest(const fs::path& prefix, const Communicator& world, Check check) {
+  constexpr int64_t kNone = std::numeric_limits<int64_t>::min();
+  const auto failure = fmt::format("could not look for checkpoints {}-step-N", prefix.string());
+  auto step = kNone;
+  std::optional<fs::path> found;
+  all_or_none(world, {.unit = "checkpoint"}, failure, [&] {
+    if (world.is_first()) found = latest(prefix, check);
+    if (found) step = number_in(found->filename().string().substr(prefix.filename().string().size() + kStep.size())).value();
+  });
+  const auto sent = at::full({1}, step, at::TensorOptions(world.traits().device).dtype(at::kLong));
+  world.broadcast(sent, 0, {.unit = "checkpoint"}).wait();
+  step = sent.item<int64_t>();
+  all_or_none(world, {.unit = "checkpoint"}, failure, [&] {
+    if (step == kNone || found) return;
+    for (const auto& each : step_folders(prefix)) {
+      if (each.step == step) found = each.folder;
+    }
+    if (!found)
+      throw IoError(
+          fmt::format("rank 0 has found {}, which is not there for another rank; keep checkpoints where all ranks see the same files",
+                      step_folder(prefix, step).string()));
+  });
+  return found;
 }
 
 void link_latest(const fs::path& folder) {

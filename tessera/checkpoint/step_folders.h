@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "tessera/comm/communicator.h"
+
 namespace tessera::checkpoint {
 
 /// For step 500: PREFIX-step-000500
@@ -20,9 +22,13 @@ struct StepFolder {
 /// All folders PREFIX-step-N, by their steps. Throws IoError if the folder around them can't be read.
 std::vector<StepFolder> step_folders(const std::filesystem::path& prefix);
 
-/// The complete checkpoint PREFIX-step-N with the largest N, or nothing if there is none. Newer folders that are no complete checkpoints
-/// are passed over, with a warning that says why. Throws IoError if the folder around them can't be read.
-std::optional<std::filesystem::path> latest(const std::filesystem::path& prefix);
+enum class Check { Sizes, Checksums };
+/// The complete checkpoint PREFIX-step-N with the largest N, or nothing if there is none. Newer folders that are no complete checkpoints,
+/// or are damaged, are passed over, with a warning that says why. Without Check::Checksums, which reads every byte, load() finds damage
+/// inside of files. Throws IoError if the folder around them can't be read, and UsageError for a checkpoint of a later version.
+std::optional<std::filesystem::path> latest(const std::filesystem::path& prefix, Check check = Check::Sizes);
+/// The same for programs of several ranks: rank 0 looks, so that all go on from the same one. Collective.
+std::optional<std::filesystem::path> latest(const std::filesystem::path& prefix, const Communicator& world, Check check = Check::Sizes);
 /// Whether the folder holds a manifest and the files of all ranks with their sizes. Reads no tensors: verify() does. Throws IoError if the
 /// folder can't be read.
 bool is_complete(const std::filesystem::path& folder);

@@ -186,6 +186,21 @@ TEST(FoldersThatCanNotBeRenamed, AreSavedInPlace) {
   EXPECT_FALSE(std::filesystem::exists(folder / "a"));
 }
 
+TEST(FoldersThatCanNotBeRenamed, AreNeverRemovedIfTheyHoldOtherThings) {
+  const Folder folder;
+  std::filesystem::create_directories(folder / "run/net-step-1");
+  write_file(folder / "run/net-step-1/rank-0-of-2.safetensors", "torn");
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun run(world);
+    for (const bool in_place : {true, false}) {
+      EXPECT_THAT(message_of<IoError>([&] { checkpoint::save(folder / "run", {.model = run.model.get()}, world, {.in_place = in_place}); }),
+                  ::testing::HasSubstr("there is a "));
+    }
+    checkpoint::save(folder / "run/net-step-1", {.model = run.model.get()}, world, {.in_place = true});
+  });
+  EXPECT_TRUE(checkpoint::is_complete(folder / "run/net-step-1"));
+}
+
 /// In a copy of this process, which has no other threads here. Returns whether it came to its end.
 bool convert_until(int64_t calls, const std::filesystem::path& from, const std::filesystem::path& to,
                    const checkpoint::ConvertOptions& options) {

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <memory>
 
 #include "tessera/base/error.h"
@@ -77,6 +78,12 @@ struct ConvertCommand {
                                        .notes_of_first_rank = notes_of_first_rank,
                                        .memory = bytes_of(memory),
                                        .progress = megabyte_bar("converting")};
+    const auto expect_meaning = [&](bool given, const char* flag, std::initializer_list<Format> formats) {
+      if (!given || std::ranges::find(formats, options.to) != formats.end()) return;
+      throw ConfigError(fmt::format("{} means nothing for --to {}", flag, to));
+    };
+    expect_meaning(world != 1, "--world", {Format::Tessera, Format::Dcp, Format::Accelerate, Format::TorchXla});
+    expect_meaning(!settings.empty(), "--set", {Format::Dcp, Format::Torch, Format::Accelerate});
     if (!from.empty()) options.from = format_named(from);
     if (!dtype.empty()) options.dtype = dtype_of(dtype);
     for (const auto& text : settings) options.settings.insert(setting_of(text));

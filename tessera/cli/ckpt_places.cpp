@@ -66,7 +66,7 @@ int64_t bytes_of(const std::string& text) {
   unit.erase(0, unit.find_first_not_of(' '));
   std::ranges::transform(unit, unit.begin(), [](unsigned char letter) { return std::toupper(letter); });
   const auto known = kUnits.find(unit);
-  if (known == kUnits.end() || !(number * known->second >= 1))
+  if (known == kUnits.end() || !(number * known->second >= 1) || number * known->second > 1e18)
     throw ConfigError(fmt::format("'{}' is no size; write 5GB, 200MB or a number of bytes", text));
   return static_cast<int64_t>(number * known->second);
 }

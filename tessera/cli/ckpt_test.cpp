@@ -128,8 +128,11 @@ TEST_F(Ckpt, MergesInspectsAndPrunes) {
   EXPECT_EQ(ckpt("merge", {prefix, out, "more"}).status, 2);
   EXPECT_THAT(ckpt("inspect", {prefix}).output, AllOf(HasSubstr("of 2 ranks"), HasSubstr("a.weight"), HasSubstr("in 2 files")));
   EXPECT_EQ(nlohmann::json::parse(ckpt("inspect", {out, "--json"}).output)["total"]["numel"], 224);
-  EXPECT_THAT(ckpt("prune", {"--ckpt-prefix", prefix}).output, AllOf(HasSubstr("net-step-000005"), HasSubstr("1 removed, 1 left")));
-  EXPECT_THAT(ckpt("prune", {"--ckpt-prefix", folder / "none"}).output, HasSubstr("there is no checkpoint none-step-N"));
+  EXPECT_THAT(ckpt("prune", {"--ckpt-prefix", prefix, "--keep-last", "1"}).output,
+              AllOf(HasSubstr("net-step-000005"), HasSubstr("1 removed, 1 left")));
+  EXPECT_THAT(ckpt("prune", {"--ckpt-prefix", folder / "none", "--keep-last", "1"}).output,
+              HasSubstr("there is no checkpoint none-step-N"));
+  EXPECT_EQ(ckpt("prune", {"--ckpt-prefix", prefix}).status, 2);
 }
 
 TEST_F(Ckpt, ConvertsReshardsAndCompares) {
@@ -138,6 +141,8 @@ TEST_F(Ckpt, ConvertsReshardsAndCompares) {
   EXPECT_EQ(converted.status, 0) << converted.output;
   EXPECT_THAT(converted.output,
               HasSubstr("net-step-000020 -> " + dcp + ": a folder of torch.distributed.checkpoint, 6 tensors, 896 bytes\n"));
+  EXPECT_THAT(ckpt("convert", {prefix, folder / "x", "--to", "hub", "--world", "2"}).output,
+              HasSubstr("--world means nothing for --to hub"));
   EXPECT_EQ(ckpt("reshard", {dcp, three, "--world", "3"}).status, 0);
   EXPECT_THAT(ckpt("inspect", {three}).output, HasSubstr("of 3 ranks"));
   const auto equal = ckpt("diff", {prefix, three});

@@ -333,7 +333,9 @@ void Optimizer::expect_state(const torch::nn::Module& model, const std::map<std:
                                      kind.name, name, tensor->second.numel(), expected));
       }
     }
-    if (!saved.contains(kSteps)) throw UsageError(fmt::format("the state of '{}' has no '{}'", name, kSteps));
+    const auto steps = saved.find(kSteps);
+    if (steps == saved.end()) throw UsageError(fmt::format("the state of '{}' has no '{}'", name, kSteps));
+    if (steps->second.numel() != 1 || steps->second.is_meta()) throw UsageError(fmt::format("'{}' of '{}' is no number", kSteps, name));
     for (const auto& [key, tensor] : saved) {
       if (key == kSteps || std::ranges::any_of(state_kinds_, [&](const StateKind& kind) { return kind.name == key; })) continue;
       throw UsageError(

@@ -27,6 +27,7 @@ class Checksum {
   std::unique_ptr<State> state_;
 };
 
+uint64_t checksum_value(std::string_view bytes);
 /// The checksum as a text.
 std::string checksum_of(std::string_view bytes);
 

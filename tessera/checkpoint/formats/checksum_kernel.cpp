@@ -29,8 +29,12 @@ std::string Checksum::text(uint64_t value) {
   return fmt::format("{:016x}", value);
 }
 
+uint64_t checksum_value(std::string_view bytes) {
+  return XXH3_64bits(bytes.data(), bytes.size());
+}
+
 std::string checksum_of(std::string_view bytes) {
-  return Checksum::text(XXH3_64bits(bytes.data(), bytes.size()));
+  return Checksum::text(checksum_value(bytes));
 }
 
 }  // namespace tessera::checkpoint

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <set>
 
 #include "tessera/base/atomic_write.h"
@@ -20,8 +21,10 @@ namespace fs = std::filesystem;
 constexpr auto kSingle = "model.safetensors";
 constexpr auto kIndex = "model.safetensors.index.json";
 
-bool is_shard(std::string_view name) {
-  return name == kSingle || name == kIndex || (name.starts_with("model-") && name.ends_with(".safetensors"));
+/// model-00001-of-00003.safetensors, whatever the numbers, and not other files that begin and end so.
+bool is_shard(const std::string& name) {
+  static const std::regex kNumbered(R"(model-\d{5}-of-\d{5}\.safetensors)");
+  return name == kSingle || name == kIndex || std::regex_match(name, kNumbered);
 }
 
 /// From each tensor to the name of its file.
@@ -91,6 +94,9 @@ HubWriter::HubWriter(fs::path folder, const std::vector<SafetensorsEntry>& entri
   std::error_code error;
   fs::create_directories(folder_, error);
   if (error) throw IoError(fmt::format("can't create the folder {}: {}", folder_.string(), error.message()));
+  // While the files of another model are replaced one by one, nobody should take them for one model.
+  fs::remove(folder_ / kIndex, error);
+  if (error) throw IoError(fmt::format("can't remove {}: {}", (folder_ / kIndex).string(), error.message()));
   next_file();
 }
 

@@ -240,7 +240,13 @@ std::vector<fs::path> write_torch_xla(const fs::path& prefix, int ranks, const C
     files.emplace_back(prefix, rank, ranks, stored, layout);
     result.push_back(torch_xla_file(prefix, rank, ranks));
   }
-  for (auto& file : files) file.commit();
+  try {
+    for (auto& file : files) file.commit();
+  } catch (...) {  // some have their names, perhaps beside files of an earlier save
+    std::error_code ignored;
+    for (const auto& path : result) fs::remove(path, ignored);
+    throw;
+  }
   return result;
 }
 

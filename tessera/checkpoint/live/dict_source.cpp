@@ -9,6 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
+#include "tessera/checkpoint/formats/checksum.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/groups/same_on_all.h"
 #include "tessera/comm/self/self.h"
@@ -93,7 +94,7 @@ std::string broadcast_text(const Communicator& world, const std::string& text) {
 Catalog agreed(const Communicator& world, std::string_view failure, const std::function<Catalog()>& describe) {
   Catalog catalog;
   all_or_none(world, kStateDict, failure, [&] { catalog = describe(); });
-  if (same_on_all(world, std::hash<std::string>()(to_text(catalog)), kStateDict)) return catalog;
+  if (same_on_all(world, checksum_value(to_text(catalog)), kStateDict)) return catalog;
   throw DisagreementError(
       fmt::format("ranks load state dicts that have different names, dtypes or shapes, this one {} tensors; give all ranks the same, or "
                   "that of rank 0 to all of them (broadcast_from_rank0). Nothing was changed",

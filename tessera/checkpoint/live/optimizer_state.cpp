@@ -10,6 +10,7 @@
 #include "tessera/checkpoint/live/part_records.h"
 #include "tessera/checkpoint/stored/optimizer_keys.h"
 #include "tessera/checkpoint/stored/rank_file.h"
+#include "tessera/checkpoint/stored/runs.h"
 #include "tessera/shard/parameters.h"
 
 namespace tessera::checkpoint {
@@ -41,7 +42,7 @@ class StateReader {
   bool reads_in_place(const std::string& name) const {
     const auto info = shard_info(parameter_);
     const auto& shape = stored_.info(name).shape;
-    return info && !shape.empty() && at::IntArrayRef(info->shape) == shape && !manifest_.blocks.contains(name) &&
+    return info && parameter_.numel() > 1 && !shape.empty() && at::IntArrayRef(info->shape) == shape && !manifest_.blocks.contains(name) &&
            world_.local_ranks().size() == 1 && parameter_.is_cpu() && world_.traits().device == parameter_.device();
   }
 
@@ -108,10 +109,6 @@ class StateReader {
 
 }  // namespace
 
-bool is_optimizer_state(const std::string& name, const Manifest& manifest) {
-  return !manifest.optimizer.empty() && name.starts_with(kOptimizerPrefix) && !manifest.catalog.buffers.contains(name);
-}
-
 std::map<std::string, optim::ParameterState> read_optimizer_state(const Manifest& manifest, const CatalogReader& stored,
                                                                   const torch::nn::Module& model, const Communicator& world) {
   std::map<std::string, at::Tensor> parameters;
@@ -119,11 +116,9 @@ std::map<std::string, optim::ParameterState> read_optimizer_state(const Manifest
   std::map<std::string, optim::ParameterState> result;
   for (const auto& [name, tensor] : stored.catalog().tensors) {
     if (!is_optimizer_state(name, manifest)) continue;
-    const auto rest = name.substr(std::string_view(kOptimizerPrefix).size());
-    const auto dot = rest.rfind('.');
-    if (dot == std::string::npos) continue;
-    const auto parameter = parameters.find(rest.substr(0, dot));
-    auto& state = result[rest.substr(0, dot)][rest.substr(dot + 1)];
+    const auto place = state_name(name);
+    const auto parameter = parameters.find(place.parameter);
+    auto& state = result[place.parameter][place.key];
     if (parameter == parameters.end()) continue;  // the optimizer refuses it by name
     state = StateReader(manifest, stored, parameter->second, world).describe_or_read(name);
   }

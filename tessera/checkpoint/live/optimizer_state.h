@@ -23,7 +23,4 @@ std::map<std::string, optim::ParameterState> read_optimizer_state(const Manifest
 void load_optimizer_state(const OptimizerRef& optimizer, const std::map<std::string, optim::ParameterState>& state,
                           const Manifest& manifest, const CatalogReader& stored, const torch::nn::Module& model, const Communicator& world);
 
-/// Whether a tensor of a checkpoint is state of an optimizer.
-bool is_optimizer_state(const std::string& name, const Manifest& manifest);
-
 }  // namespace tessera::checkpoint

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <random>
 
 #include "tessera/base/error.h"
@@ -32,13 +33,31 @@ fs::path free_name(const fs::path& folder) {
   return name;
 }
 
+/// Which stays the same when the program goes to another folder meanwhile. "run/net/" is "run/net".
+fs::path lasting_name(const fs::path& folder) {
+  const auto named = folder.has_filename() ? folder : folder.parent_path();
+  return named.empty() ? named : fs::absolute(named);
+}
+
+/// Whether a save has made the folder: it has nothing but the files of one.
+bool is_of_a_save(const fs::path& folder) {
+  return std::ranges::all_of(names_in(folder).value_or(std::vector<std::string>()), [](std::string_view name) {
+    if (name.ends_with(".part")) name.remove_suffix(std::string_view(".part").size());
+    return name == kManifestFile || (name.starts_with("rank-") && name.ends_with(".safetensors"));
+  });
+}
+
 /// Makes the name of a folder free that is no complete checkpoint, so that a run which has resumed from an earlier one can save under it.
 void make_way(const fs::path& folder, bool in_place) {
   std::error_code unknown;
   if (!fs::is_directory(folder, unknown)) return;
   const auto why = why_incomplete(folder);
-  if (!why) return;
-  if (in_place && !is_there(folder / kManifestFile)) {  // left by a save that has not come to its end
+  if (fs::is_empty(folder, unknown)) {
+    fs::remove(folder, unknown);
+    return;
+  }
+  if (!why || fs::is_symlink(folder, unknown) || !is_of_a_save(folder)) return;  // NewFolder refuses the name
+  if (in_place && !is_there(folder / kManifestFile)) {                           // left by a save that has not come to its end
     fs::remove_all(folder, unknown);
     if (unknown) throw IoError(fmt::format("can't remove {}, which an unfinished save has left: {}", folder.string(), unknown.message()));
     return;
@@ -63,26 +82,34 @@ void write_rank_file(const fs::path& folder, const RankContents& rank) {
   writer.close();
 }
 
+/// Throws UsageError for what can't be saved, or not in this way.
+void expect_sound(const fs::path& folder, const Contents& contents, const SaveOptions& options) {
+  expect_model(contents);
+  if (folder.empty()) throw UsageError("a checkpoint needs a folder; this name is empty");
+  expect_text(contents.notes);
+  if (!options.keep) return;
+  const auto& keep = *options.keep;
+  expect_sensible(keep);
+  if (!prefix_of(folder)) {
+    throw UsageError(fmt::format("SaveOptions::keep is for the folders of a run, PREFIX-step-N, and this one is {}", folder.string()));
+  }
+  if (keep.best > 0 && !contents.notes.contains(keep.metric)) {
+    throw UsageError(fmt::format("Keep::best is by the note '{}', which this checkpoint has not", keep.metric));
+  }
+}
+
 }  // namespace
 
 Save::Save(const fs::path& folder, const Contents& contents, const Communicator& world, const SaveOptions& options)
-    : folder_(folder.has_filename() ? folder : folder.parent_path()),  // "run/net/" is "run/net"
+    : folder_(lasting_name(folder)),
       working_(options.in_place ? folder_ : unfinished_path(folder_)),
       ranks_(world.size()),
       options_(options) {
   expect_idle("checkpoint::save");
-  expect_model(contents);
-  if (folder_.empty()) throw UsageError("a checkpoint needs a folder; this name is empty");
-  expect_text(contents.notes);
-  if (options.keep) {
-    expect_sensible(*options.keep);
-    if (!prefix_of(folder_)) {
-      throw UsageError(fmt::format("SaveOptions::keep is for the folders of a run, PREFIX-step-N, and this one is {}", folder_.string()));
-    }
-  }
   number_ = draw_number(world);
   AllOrNone step;
   step.attempt([&] {
+    expect_sound(folder_, contents, options);
     if (!world.is_first()) return;
     make_way(folder_, options.in_place);
     made_.emplace(folder_, working_);
@@ -94,11 +121,11 @@ void Save::write(const std::vector<RankContents>& ranks) const {
   for (const auto& rank : ranks) write_rank_file(working_, rank);
 }
 
-bool Save::all_have_written() const {
+std::optional<fs::path> Save::missing_file() const {
   for (int rank = 0; rank < ranks_; rank++) {
-    if (!is_there(rank_file(working_, rank, ranks_))) return false;
+    if (const auto file = rank_file(working_, rank, ranks_); !is_there(file)) return file;
   }
-  return true;
+  return {};
 }
 
 void Save::commit() {
@@ -107,6 +134,7 @@ void Save::commit() {
   try {
     made_->commit();
   } catch (const IoError& error) {
+    if (is_there(folder_)) throw IoError(fmt::format("{}; the checkpoint is there, but may not outlast a loss of power", error.what()));
     throw IoError(fmt::format("{}; where folders can't be renamed, save with SaveOptions::in_place", error.what()));
   }
   made_.reset();
@@ -115,7 +143,7 @@ void Save::commit() {
   // The checkpoint is safe now. What goes wrong with others is no reason to stop the run.
   try {
     link_latest(folder_);
-    if (options_.keep) prune(*prefix, *options_.keep);
+    if (options_.keep) prune(*prefix, *options_.keep, folder_);
   } catch (const Error& error) {
     log(LogLevel::Warning, fmt::format("{} is saved, but: {}", folder_.string(), error.what()));
   }

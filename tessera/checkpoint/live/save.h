@@ -23,8 +23,8 @@ class Save {
 
   /// Writes the files of the ranks of this process. When one is there under its name, it is whole and on disk.
   void write(const std::vector<RankContents>& ranks) const;
-  /// Whether the files of all ranks are there.
-  bool all_have_written() const;
+  /// The first file of a rank that is not there (yet).
+  std::optional<std::filesystem::path> missing_file() const;
   /// The process of rank 0 looks at the files of all ranks, writes the manifest, and gives the folder its name. Does nothing elsewhere.
   /// Without it, the folder is removed in the end.
   void commit();

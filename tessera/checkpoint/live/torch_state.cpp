@@ -180,7 +180,10 @@ void expect_torch_state(to::Optimizer& optimizer, const torch::nn::Module& model
     };
     const auto number = [&](const char* key, int64_t&) {
       kept.insert(key);
-      if (!saved->second.contains(key)) refuse_missing(key);
+      const auto value = saved->second.find(key);
+      if (value == saved->second.end()) refuse_missing(key);
+      if (value->second.numel() != 1 || value->second.is_meta())
+        throw UsageError(fmt::format("'{}' of '{}' is no number", key, saved->first));
     };
     rule.fields(*rule.make(), options, {.tensor = tensor, .number = number});
     for (const auto& [key, value] : saved->second) {

@@ -105,7 +105,11 @@ Catalog read_catalog(const fs::path& path) {
       break;
   }
   Catalog catalog;
-  add_safetensors(catalog, SafetensorsFile(path));
+  const SafetensorsFile file(path);
+  if (is_rank_file(file)) {
+    throw UsageError(fmt::format("{} is the part of one rank; give the folder {}", path.string(), path.parent_path().string()));
+  }
+  add_safetensors(catalog, file);
   return catalog;
 }
 

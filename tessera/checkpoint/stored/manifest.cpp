@@ -18,8 +18,10 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr auto kFormat = "tessera";
-constexpr int kManifestVersion = 2;  // version 1 had no manifest
+constexpr auto kManifestFormat = "tessera";
+constexpr int kManifestVersion = 2;                                        // version 1 had no manifest
+constexpr auto kChecksum = "xxh3_64";                                      // of all else in the manifest, as JSON without spaces
+constexpr int64_t kMostValues = std::numeric_limits<int64_t>::max() / 16;  // so that their bytes can be counted
 
 /// Makes one manifest of the headers of the files, in the order of the ranks.
 class Composition {
@@ -34,6 +36,10 @@ class Composition {
 
   void add(const RankFile& file) {
     file_ = &file;
+    if (file.record.optimizer != manifest_.optimizer) {
+      throw UsageError(fmt::format("rank {} has saved {}, and rank 0 {}; give all ranks an optimizer of the same class, or none",
+                                   file.record.rank, named(file.record.optimizer), named(manifest_.optimizer)));
+    }
     number_ = manifest_.catalog.files.size();
     manifest_.catalog.files.push_back(file.tensors.path());
     manifest_.notes.push_back(file.record.notes);
@@ -73,6 +79,8 @@ class Composition {
   }
 
  private:
+  static std::string named(const std::string& optimizer) { return optimizer.empty() ? "no optimizer" : "a " + optimizer; }
+
   StoredTensor& tensor(const std::string& name, const std::vector<int64_t>& shape) {
     const auto dtype = file_->tensors.info(name).dtype;
     const auto [found, is_new] = manifest_.catalog.tensors.try_emplace(name, StoredTensor{.dtype = dtype, .shape = shape});
@@ -135,7 +143,8 @@ json to_json(const StoredTensor& tensor) {
 
 StoredTensor tensor_from_json(const json& text) {
   StoredTensor tensor{.dtype = dtype_named(text.at("dtype").get<std::string>()), .shape = text.at("shape")};
-  if (!checked_numel(tensor.shape)) throw IoError(fmt::format("there is no tensor of the shape [{}]", fmt::join(tensor.shape, ", ")));
+  if (!checked_numel(tensor.shape) || *checked_numel(tensor.shape) > kMostValues)
+    throw IoError(fmt::format("there is no tensor of the shape [{}]", fmt::join(tensor.shape, ", ")));
   for (const auto& box : text.at("boxes")) {
     tensor.boxes.push_back({.box = {.shape = tensor.shape, .offsets = box.at("offsets"), .sizes = box.at("sizes")},
                             .file = box.at("file"),
@@ -147,7 +156,7 @@ StoredTensor tensor_from_json(const json& text) {
 
 json to_json(const fs::path& folder, const Manifest& manifest) {
   const auto& catalog = manifest.catalog;
-  json result = {{"format", kFormat},          {"version", kManifestVersion},     {"ranks", manifest.ranks},
+  json result = {{"format", kManifestFormat},  {"version", kManifestVersion},     {"ranks", manifest.ranks},
                  {"save", manifest.save},      {"optimizer", manifest.optimizer}, {"notes", manifest.notes},
                  {"buffers", catalog.buffers}, {"aliases", catalog.aliases},      {"tensors", json::object()},
                  {"blocks", json::object()},   {"files", json::array()}};
@@ -167,12 +176,19 @@ json to_json(const fs::path& folder, const Manifest& manifest) {
   return result;
 }
 
+/// Throws UsageError for one of a later version, which is no damage.
+void expect_known(const json& text) {
+  if (text.at("format") != kManifestFormat) throw IoError("it is of another program");
+  const int version = text.at("version");
+  if (version < 1) throw IoError(fmt::format("its version is {}", version));
+  if (version == kManifestVersion) return;
+  throw UsageError(
+      fmt::format("the checkpoint is of version {}, this version of Tessera reads 1 and {}; load it with the one that wrote it", version,
+                  kManifestVersion));
+}
+
 /// `bytes_of_files` gets the sizes that the files should have.
 Manifest from_json(const fs::path& folder, const json& text, std::vector<uint64_t>& bytes_of_files) {
-  if (text.at("format") != kFormat) throw IoError("it is of another program");
-  if (const int version = text.at("version"); version != kManifestVersion) {
-    throw IoError(fmt::format("its version is {}, this version of Tessera reads 1 and {}", version, kManifestVersion));
-  }
   Manifest manifest{.ranks = text.at("ranks"), .save = text.at("save"), .optimizer = text.at("optimizer"), .notes = text.at("notes")};
   auto& catalog = manifest.catalog;
   catalog.aliases = text.at("aliases");
@@ -203,6 +219,11 @@ Manifest from_json(const fs::path& folder, const json& text, std::vector<uint64_
       manifest.blocks[name].parts.push_back({.range = {.begin = part.at("range").at(0), .numel = part.at("range").at(1)},
                                              .begin = part.at("begin"),
                                              .numel = part.at("numel")});
+      const auto& [range, begin, numel] = manifest.blocks[name].parts.back();
+      const auto tensor = catalog.tensors.find(name);
+      const auto values = tensor != catalog.tensors.end() && tensor->second.shape.size() == 1 ? tensor->second.shape.front() : -1;
+      if (range.begin < 0 || range.numel < 0 || begin < 0 || numel < 0 || begin > values || numel > values - begin)
+        throw IoError(fmt::format("the blocks of '{}' make no sense", name));
     }
   }
   const auto ranks = static_cast<size_t>(manifest.ranks);
@@ -248,7 +269,15 @@ Manifest read_manifest(const fs::path& folder) {
   Manifest manifest;
   std::vector<uint64_t> bytes_of_files;
   try {
-    manifest = from_json(folder, json::parse(text), bytes_of_files);
+    auto content = json::parse(text);
+    const auto checksum = content.at(kChecksum).get<std::string>();
+    content.erase(kChecksum);
+    expect_known(content);
+    if (checksum != checksum_of(content.dump()))
+      throw IoError("it is damaged: it is not what was written, because it has another checksum");
+    manifest = from_json(folder, content, bytes_of_files);
+  } catch (const UsageError&) {
+    throw;
   } catch (const std::exception& error) {
     throw IoError(fmt::format("{} can't be used: {}", path.string(), error.what()));
   }
@@ -258,7 +287,9 @@ Manifest read_manifest(const fs::path& folder) {
 
 void write_manifest(const fs::path& folder, const Manifest& manifest) {
   NewFile file(folder / kManifestFile);
-  const auto text = to_json(folder, manifest).dump(1, ' ', false, json::error_handler_t::replace) + "\n";
+  auto content = json::parse(to_json(folder, manifest).dump(-1, ' ', false, json::error_handler_t::replace));
+  content[kChecksum] = checksum_of(content.dump());
+  const auto text = content.dump(1) + "\n";
   file.write(std::as_bytes(std::span(text)));
   file.commit();
 }

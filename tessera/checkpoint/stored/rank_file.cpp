@@ -19,7 +19,7 @@ namespace {
 
 constexpr auto kKey = "tessera";
 constexpr std::string_view kRank = "rank-";
-constexpr int kFormat = 3;
+constexpr int kRankFormat = 3;
 constexpr int kWithoutChecksums = 2;
 constexpr int kFlatFormat = 1;  // version 0.1.0: a part is a range of values in memory order, and the optimizer's state has no slices
 
@@ -34,16 +34,11 @@ nlohmann::json to_json(const std::map<std::string, PartRecord>& parts) {
 }
 
 nlohmann::json to_json(const RankRecord& record) {
-  return {{"format", kFormat},
-          {"rank", record.rank},
-          {"ranks", record.ranks},
-          {"save", record.save},
-          {"parts", to_json(record.parts)},
-          {"state", to_json(record.state)},
-          {"whole", record.outside},
-          {"buffers", record.buffers},
-          {"aliases", record.aliases},
-          {"optimizer", record.optimizer},
+  return {{"format", kRankFormat},          {"rank", record.rank},
+          {"ranks", record.ranks},          {"save", record.save},
+          {"parts", to_json(record.parts)}, {"state", to_json(record.state)},
+          {"whole", record.outside},        {"buffers", record.buffers},
+          {"aliases", record.aliases},      {"optimizer", record.optimizer},
           {"notes", record.notes}};
 }
 
@@ -79,8 +74,12 @@ std::map<std::string, PartRecord> parts_from_json(const nlohmann::json& json, in
 
 RankRecord from_json(const nlohmann::json& json) {
   const auto format = json.at("format").get<int>();
-  if (format < kFlatFormat || format > kFormat) {
-    throw IoError(fmt::format("its format is {}, this version of Tessera reads formats {} to {}", format, kFlatFormat, kFormat));
+  if (format > kRankFormat) {
+    throw UsageError(fmt::format("its format is {}, this version of Tessera reads formats {} to {}; load it with the one that wrote it",
+                                 format, kFlatFormat, kRankFormat));
+  }
+  if (format < kFlatFormat) {
+    throw IoError(fmt::format("its format is {}, this version of Tessera reads formats {} to {}", format, kFlatFormat, kRankFormat));
   }
   RankRecord record{.rank = json.at("rank"), .ranks = json.at("ranks"), .save = json.at("save")};
   record.checksums = format > kWithoutChecksums;
@@ -182,9 +181,15 @@ RankFile open_rank_file(const std::filesystem::path& folder, int rank, int ranks
       for (const auto& name : *names) file.info(name);
     }
     return {std::move(file), std::move(record)};
+  } catch (const UsageError& error) {
+    throw UsageError(fmt::format("{} can't be used: {}", file.path().string(), error.what()));
   } catch (const std::exception& error) {
     throw IoError(fmt::format("{} can't be used: {}", file.path().string(), error.what()));
   }
+}
+
+bool is_rank_file(const SafetensorsFile& file) {
+  return file.metadata().contains(kKey);
 }
 
 void expect_same_save(const RankFile& one, const RankFile& other) {

@@ -57,6 +57,9 @@ std::filesystem::path rank_file(const std::filesystem::path& folder, int rank, i
 /// Throws IoError if the file is missing or damaged, or if another rank has written it.
 RankFile open_rank_file(const std::filesystem::path& folder, int rank, int ranks);
 
+/// Whether a safetensors file is one rank's.
+bool is_rank_file(const SafetensorsFile& file);
+
 /// Throws IoError if the files come from different saves.
 void expect_same_save(const RankFile& one, const RankFile& other);
 

@@ -183,6 +183,15 @@ TEST(RankFile, WithoutItsChecksumsIsRefused) {
   EXPECT_THAT(message_of<IoError>([&] { (void)open_rank_file(folder / "a", 0, 1); }), HasSubstr("its checksums are gone"));
 }
 
+TEST(RankFile, OfALaterVersionIsNotTakenForADamagedOne) {
+  const Folder folder;
+  with_ranks(1, [&](const Communicator& world) {
+    checkpoint::save(folder / "a", {.model = sharded_net(world).ptr().get()}, world);
+    change(rank_file(folder / "a", 0, 1), [](auto& record) { record["format"] = 4; });
+    EXPECT_THAT(message_of<UsageError>([&] { (void)open_rank_file(folder / "a", 0, 1); }), HasSubstr("reads formats 1 to 3"));
+  });
+}
+
 TEST(RankFile, ThatMakesNoSenseIsRefused) {
   const Folder folder;
   with_ranks(1, [&](const Communicator& world) {
@@ -192,7 +201,7 @@ TEST(RankFile, ThatMakesNoSenseIsRefused) {
       change(rank_file(folder / "a", 0, 1), edit);
       return message_of<IoError>([&] { (void)open_rank_file(folder / "a", 0, 1); });
     };
-    EXPECT_THAT(refusal([](auto& record) { record["format"] = 4; }), HasSubstr("reads formats 1 to 3"));
+    EXPECT_THAT(refusal([](auto& record) { record["format"] = 0; }), HasSubstr("reads formats 1 to 3"));
     const auto of_part = [&](const std::function<void(nlohmann::json&)>& edit) {
       return refusal([&](auto& record) { edit(record["parts"]["a.weight"]); });
     };

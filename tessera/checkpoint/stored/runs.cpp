@@ -9,7 +9,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/formats/checksum.h"
-#include "tessera/checkpoint/live/optimizer_state.h"
 #include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/checkpoint/stored/optimizer_keys.h"
 #include "tessera/checkpoint/stored/rank_file.h"
@@ -119,9 +118,7 @@ uint64_t number_of(const Catalog& catalog) {
   std::string all;
   for (const auto& [name, tensor] : catalog.tensors) all += fmt::format("{} {} ", name, tensor.boxes.size());
   for (const auto& bytes : catalog.checksums) all += bytes.checksum;
-  Checksum checksum;
-  checksum.add(std::as_bytes(std::span(all)));
-  return checksum.value() >> 32;
+  return checksum_value(all) >> 32;
 }
 
 std::string text_of(const json& value) {
@@ -288,7 +285,9 @@ std::map<std::string, std::string> notes_of_rank(const Manifest& run, int rank, 
   const bool has_own = run.ranks == ranks;
   const auto& own = run.notes.at(has_own ? static_cast<size_t>(rank) : 0);
   if (has_own || options.notes_of_first_rank) return own;
-  for (const auto& [name, text] : own) {
+  std::map<std::string, std::string> all;
+  for (const auto& notes : run.notes) all.insert(notes.begin(), notes.end());
+  for (const auto& [name, text] : all) {
     const auto differs = [&](const auto& others) {
       const auto other = others.find(name);
       return other == others.end() || other->second != text;
@@ -307,6 +306,10 @@ StateName state_name(const std::string& name) {
   const auto begin = std::string_view(kOptimizerPrefix).size();
   const auto dot = name.rfind('.');
   return {.parameter = dot <= begin ? "" : name.substr(begin, dot - begin), .key = name.substr(dot + 1)};
+}
+
+bool is_optimizer_state(const std::string& name, const Manifest& manifest) {
+  return !manifest.optimizer.empty() && name.starts_with(kOptimizerPrefix) && !manifest.catalog.buffers.contains(name);
 }
 
 bool is_of_model(const std::string& name, const Manifest& manifest) {

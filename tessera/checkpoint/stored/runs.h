@@ -31,7 +31,8 @@ struct StateName {
 };
 StateName state_name(const std::string& name);
 
-/// Whether a tensor is one of the model.
+/// Whether a tensor is state of the optimizer, or one of the model.
+bool is_optimizer_state(const std::string& name, const Manifest& manifest);
 bool is_of_model(const std::string& name, const Manifest& manifest);
 
 }  // namespace tessera::checkpoint

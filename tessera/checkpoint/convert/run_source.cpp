@@ -1,4 +1,4 @@
-#include "tessera/checkpoint/stored/run_source.h"
+#include "tessera/checkpoint/convert/run_source.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -6,9 +6,9 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/convert/pieces.h"
 #include "tessera/checkpoint/live/optimizer_state.h"
 #include "tessera/checkpoint/stored/optimizer_keys.h"
-#include "tessera/checkpoint/stored/pieces.h"
 #include "tessera/checkpoint/stored/rank_file.h"
 #include "tessera/checkpoint/stored/runs.h"
 

@@ -1,11 +1,11 @@
-// Transformers loads the folders that are merged of its models' checkpoints. Long because of its import.
+// Transformers loads the folders that are merged of its models' checkpoints.
 #include <gtest/gtest.h>
 
 #include "tessera/base/process.h"
 #include "tessera/checkpoint/merge.h"
 #include "tessera/testing/folder.h"
 
-namespace tessera::testing::transformers_long_test {
+namespace tessera::testing::transformers_test {
 namespace {
 
 struct Ended {
@@ -37,4 +37,4 @@ TEST(Transformers, LoadsWhatIsMerged) {
 }
 
 }  // namespace
-}  // namespace tessera::testing::transformers_long_test
+}  // namespace tessera::testing::transformers_test

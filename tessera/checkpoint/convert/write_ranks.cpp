@@ -8,11 +8,11 @@
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/convert/run_source.h"
 #include "tessera/checkpoint/live/generator_state.h"
 #include "tessera/checkpoint/live/model_plan.h"
 #include "tessera/checkpoint/live/part_records.h"
 #include "tessera/checkpoint/stored/rank_file.h"
-#include "tessera/checkpoint/stored/run_source.h"
 #include "tessera/checkpoint/stored/runs.h"
 
 namespace tessera::checkpoint {

@@ -7,12 +7,12 @@
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/convert/run_source.h"
 #include "tessera/checkpoint/formats/accelerate.h"
 #include "tessera/checkpoint/formats/dcp.h"
 #include "tessera/checkpoint/formats/torch_file.h"
 #include "tessera/checkpoint/live/generator_state.h"
 #include "tessera/checkpoint/stored/rank_file.h"
-#include "tessera/checkpoint/stored/run_source.h"
 #include "tessera/checkpoint/stored/runs.h"
 
 namespace tessera::checkpoint {

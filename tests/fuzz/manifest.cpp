@@ -1,0 +1,72 @@
+// manifest.json of a checkpoint, beside a rank's file that is whole.
+#include <ATen/ATen.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "fuzz.h"
+#include "tessera/checkpoint/convert.h"
+#include "tessera/checkpoint/formats/checksum.h"
+#include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/checkpoint/stored/manifest.h"
+#include "tessera/checkpoint/stored/rank_file.h"
+#include "tessera/checkpoint/verify.h"
+
+namespace {
+
+using namespace tessera;
+
+std::string checkpoint_folder() {
+  static const auto folder = fuzz::folder() + "/checkpoint";
+  static const bool made = [] {
+    std::filesystem::create_directories(folder);
+    const checkpoint::PartRecord part{.shape = {2, 3}, .strides = {3, 1}, .slices = {whole_slice({2, 3})}};
+    checkpoint::SafetensorsWriter writer(
+        checkpoint::rank_file(folder, 0, 1),
+        {{.name = "w", .dtype = at::kFloat, .sizes = {6}}, {.name = "b", .dtype = at::kFloat, .sizes = {2}}},
+        checkpoint::to_metadata({.save = 17, .parts = {{"w", part}}, .buffers = {"b"}, .notes = {{"step", "1"}}}));
+    writer.write(at::ones({6}));
+    writer.write(at::ones({2}));
+    writer.close();
+    return true;
+  }();
+  (void)made;
+  return folder;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  // The checksum of what is changed is made to fit: what lies behind it is to be read.
+  auto content = nlohmann::json::parse(data, data + size, nullptr, false);
+  if (!content.is_object()) return 0;
+  content.erase("xxh3_64");
+  content["xxh3_64"] = checkpoint::checksum_of(content.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  const auto text = content.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  fuzz::write_file(checkpoint_folder() + "/manifest.json", {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
+  fuzz::expect_own_errors([] { checkpoint::verify(checkpoint_folder()); });
+  fuzz::expect_own_errors([] { checkpoint::read_manifest(checkpoint_folder()); });
+  return 0;
+}
+
+namespace tessera::fuzz {
+
+std::vector<std::string> seeds() {
+  std::filesystem::remove(checkpoint_folder() + "/manifest.json");
+  checkpoint::write_manifest(checkpoint_folder(), checkpoint::manifest_of_files(checkpoint_folder()));
+  std::ifstream file(checkpoint_folder() + "/manifest.json");
+  auto whole = nlohmann::json::parse(file);
+  std::vector<std::string> result = {whole.dump()};
+  const auto changes = nlohmann::json::object({{"offset", -1}, {"sizes", {int64_t{1} << 62, 3}}, {"strides", {-1, int64_t{1} << 62}}});
+  for (const auto& [key, value] : changes.items()) {
+    auto copy = whole;
+    copy["tensors"]["w"]["boxes"][0][key] = value;
+    result.push_back(copy.dump());
+  }
+  whole["blocks"]["b"] = {{{"range", {0, int64_t{1} << 60}}, {"begin", -3}, {"numel", int64_t{1} << 60}}};
+  result.push_back(whole.dump());
+  return result;
+}
+
+}  // namespace tessera::fuzz
