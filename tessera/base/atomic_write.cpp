@@ -16,8 +16,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kFlushed = 16 << 20;  // bytes that go to the disk together
-
 [[noreturn]] void fail(const char* what, const fs::path& path) {
   throw IoError(fmt::format("can't {} {}: {}", what, path.string(), std::strerror(errno)));
 }
@@ -75,12 +73,7 @@ void NewFile::write(std::span<const std::byte> bytes) {
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail("write", part_);
     bytes = bytes.subspan(static_cast<size_t>(count));
-    written_ += static_cast<uint64_t>(count);
   }
-  // The disk begins now, and not only when commit() waits for it. Where this can't be asked for, nothing is lost.
-  if (written_ - flushed_ < kFlushed) return;
-  (void)::sync_file_range(fd_.get(), static_cast<off_t>(flushed_), static_cast<off_t>(written_ - flushed_), SYNC_FILE_RANGE_WRITE);
-  flushed_ = written_;
 }
 
 void NewFile::overwrite(uint64_t offset, std::span<const std::byte> bytes) {

@@ -31,7 +31,6 @@ class NewFile {
  private:
   std::filesystem::path path_, part_;
   Fd fd_;
-  uint64_t written_ = 0, flushed_ = 0;  // bytes
 };
 
 /// A folder that is filled under another name. commit() renames it to PATH; without commit() the destructor removes it. PATH must not exist
