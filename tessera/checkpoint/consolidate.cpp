@@ -7,20 +7,13 @@
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/checkpoint/convert.h"
+#include "tessera/checkpoint/formats/torch_file.h"
 #include "tessera/comm/groups/all_or_none.h"
 
 namespace tessera::checkpoint {
 
-namespace {
-
-bool is_of_torch(const std::filesystem::path& path) {
-  return path.extension() == ".pth" || path.extension() == ".pt" || path.extension() == ".bin";
-}
-
-}  // namespace
-
 Consolidated consolidate(const std::filesystem::path& checkpoint, const std::filesystem::path& save_path, const ConvertProgress& progress) {
-  const bool torch = is_of_torch(save_path);
+  const bool torch = has_torch_extension(save_path);
   const auto done = convert(
       checkpoint, save_path,
       {.to = torch ? Format::Torch : Format::Safetensors, .weights_only = true, .model_key = torch ? "model" : "", .progress = progress});

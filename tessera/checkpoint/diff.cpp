@@ -10,7 +10,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/convert/pieces.h"
-#include "tessera/checkpoint/live/optimizer_state.h"
 #include "tessera/checkpoint/stored/optimizer_keys.h"
 #include "tessera/checkpoint/stored/rank_file.h"
 #include "tessera/checkpoint/stored/runs.h"

@@ -40,6 +40,7 @@ Json inspect(const fs::path& path) {
     result["ranks"] = manifest.ranks;
     result["optimizer"] = manifest.optimizer;
     result["notes"] = manifest.notes.front();
+    result["origin"] = manifest.origin;
   } else {
     run = run_of(catalog);
     result["optimizer"] = run->optimizer;
@@ -69,6 +70,11 @@ std::string to_table(const Json& found) {
   text += '\n';
   if (found.contains("optimizer") && found["optimizer"] != "")
     text += fmt::format("optimizer: {}\n", found["optimizer"].get<std::string>());
+  if (found.contains("origin") && !found["origin"].empty()) {
+    std::vector<std::string> words;
+    for (const auto& [name, value] : found["origin"].items()) words.push_back(fmt::format("{} {}", name, value.get<std::string>()));
+    text += fmt::format("origin: {}\n", fmt::join(words, ", "));
+  }
   for (const auto* key : {"notes", "values"}) {
     if (!found.contains(key)) continue;
     for (const auto& [name, value] : found[key].items()) text += fmt::format("{}: {}\n", name, shown(value));

@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
 #include "tessera/comm/self/self.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/testing/folder.h"
@@ -16,6 +17,7 @@ namespace {
 using checkpoint::Contents;
 using checkpoint::LoadOptions;
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::HasSubstr;
 
 ShardPicture with_options(ShardOptions options, bool nested = true) {
@@ -182,7 +184,20 @@ TEST(Reshard, LeavesOutWhatMayDiffer) {
     EXPECT_THAT(refused({.may_be_missing = {"adapter"}, .may_be_unknown = {"frozen\\..*"}}), HasSubstr("it has no 'adapter"));
     EXPECT_THAT(refused({.may_be_missing = {"("}}), HasSubstr("is no regular expression"));
     expect_same(full_state(*other), before);
+    std::vector<std::string> lines;
+    if (world.is_first()) {
+      set_log_level(LogLevel::Info);
+      set_log_sink([&](const LogRecord& record) { lines.emplace_back(record.text); });
+    }
+    world.barrier();
     checkpoint::load(folder / "a", into, world, {.may_be_missing = {"adapter\\..*"}, .may_be_unknown = {"frozen\\..*"}});
+    world.barrier();
+    if (world.is_first()) {
+      set_log_sink({});
+      set_log_level(LogLevel::Warning);
+      EXPECT_THAT(lines, Contains(HasSubstr("has no adapter.bias, adapter.weight, which keep their values")));
+      EXPECT_THAT(lines, Contains(HasSubstr("the model has no frozen.bias, frozen.weight, which are left out")));
+    }
     const auto after = full_state(*other);
     EXPECT_TRUE(at::equal(after.at("adapter.weight"), before.at("adapter.weight")));
     EXPECT_TRUE(at::equal(after.at("conv.weight"), full_state(*saved.model).at("conv.weight")));

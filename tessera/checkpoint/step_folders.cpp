@@ -75,42 +75,50 @@ bool is_complete(const fs::path& folder) {
   return is_there(folder) && fs::is_directory(folder, no_folder) && !why_incomplete(folder);
 }
 
-std::optional<fs::path> latest(const fs::path& prefix, Check check) {
+namespace {
+
+/// The newest one that can be loaded.
+std::optional<StepFolder> newest(const fs::path& prefix, Check check) {
   const auto all = step_folders(prefix);
   for (auto each = all.rbegin(); each != all.rend(); each++) {
     auto why = why_incomplete(each->folder);
     if (!why && check == Check::Checksums) {
       if (const auto faults = verify(each->folder).faults; !faults.empty()) why = faults.front();
     }
-    if (!why) return each->folder;
+    if (!why) return *each;
     log(LogLevel::Warning, fmt::format("passing over a checkpoint that can't be loaded: {}", *why));
   }
   return {};
 }
 
+}  // namespace
+
+std::optional<fs::path> latest(const fs::path& prefix, Check check) {
+  const auto found = newest(prefix, check);
+  return found ? std::optional(found->folder) : std::nullopt;
+}
+
 std::optional<fs::path> latest(const fs::path& prefix, const Communicator& world, Check check) {
   constexpr int64_t kNone = std::numeric_limits<int64_t>::min();
   const auto failure = fmt::format("could not look for checkpoints {}-step-N", prefix.string());
-  auto step = kNone;
-  std::optional<fs::path> found;
+  std::optional<StepFolder> found;
   all_or_none(world, {.unit = "checkpoint"}, failure, [&] {
-    if (world.is_first()) found = latest(prefix, check);
-    if (found) step = number_in(found->filename().string().substr(prefix.filename().string().size() + kStep.size())).value();
+    if (world.is_first()) found = newest(prefix, check);
   });
-  const auto sent = at::full({1}, step, at::TensorOptions(world.traits().device).dtype(at::kLong));
+  const auto sent = at::full({1}, found ? found->step : kNone, at::TensorOptions(world.traits().device).dtype(at::kLong));
   world.broadcast(sent, 0, {.unit = "checkpoint"}).wait();
-  step = sent.item<int64_t>();
+  const auto step = sent.item<int64_t>();
+  if (step == kNone) return {};
   all_or_none(world, {.unit = "checkpoint"}, failure, [&] {
-    if (step == kNone || found) return;
     for (const auto& each : step_folders(prefix)) {
-      if (each.step == step) found = each.folder;
+      if (!found && each.step == step) found = each;
     }
-    if (!found)
-      throw IoError(
-          fmt::format("rank 0 has found {}, which is not there for another rank; keep checkpoints where all ranks see the same files",
-                      step_folder(prefix, step).string()));
+    if (found) return;
+    throw IoError(
+        fmt::format("rank 0 has found {}, which is not there for another rank; keep checkpoints where all ranks see the same files",
+                    step_folder(prefix, step).string()));
   });
-  return found;
+  return found->folder;
 }
 
 void link_latest(const fs::path& folder) {

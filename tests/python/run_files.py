@@ -6,7 +6,6 @@ Two ranks are forked before anything else, because threads of torch do not survi
 import json
 import os
 import sys
-import traceback
 import types
 import warnings
 
@@ -19,6 +18,8 @@ from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import StateDictType, fully_shard
 from torch.distributed.tensor import DTensor
+
+from ranks import fork_ranks
 
 try:
     import accelerate
@@ -175,21 +176,6 @@ def plain_torch():
         save_accelerator_state(f"{theirs}/plain", [model.state_dict()], [optimizer], [], [], 0, step=5)
 
 
-def fork_ranks():
-    children = []
-    for rank in range(2):
-        child = os.fork()
-        if child == 0:
-            try:
-                run_as_rank(rank)
-                os._exit(0)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-        children.append(child)
-    assert all(os.waitpid(child, 0)[1] == 0 for child in children), "a rank has failed"
-
-
 def merge():
     """Accelerate's own command on our folder."""
     from accelerate.utils import merge_fsdp_weights
@@ -197,7 +183,7 @@ def merge():
     merge_fsdp_weights(f"{ours}/sharded/pytorch_model_fsdp_0", f"{folder}/merged")
 
 
-fork_ranks()
+fork_ranks(run_as_rank)
 plain_torch()
 if accelerate and os.path.exists(ours):
     merge()

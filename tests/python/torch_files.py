@@ -5,7 +5,6 @@ Two ranks are forked before anything else, because threads of torch do not survi
 import json
 import os
 import sys
-import traceback
 import warnings
 import zipfile
 
@@ -18,6 +17,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+
+from ranks import fork_ranks
 
 warnings.simplefilter("ignore")
 folder = sys.argv[1]
@@ -67,21 +68,6 @@ def save_as_rank(rank):
         with open(f"{theirs}/dcp.json", "w") as file:
             json.dump(expected, file)
     dist.destroy_process_group()
-
-
-def fork_ranks():
-    children = []
-    for rank in range(2):
-        child = os.fork()
-        if child == 0:
-            try:
-                save_as_rank(rank)
-                os._exit(0)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-        children.append(child)
-    assert all(os.waitpid(child, 0)[1] == 0 for child in children), "a rank has failed"
 
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
@@ -158,6 +144,6 @@ def write_theirs():
     torch.save({"m": nn.Linear(2, 2)}, f"{theirs}/module.pt")
 
 
-fork_ranks()
+fork_ranks(save_as_rank)
 check_ours()
 write_theirs()

@@ -32,7 +32,8 @@ class RankPart {
                .save = save,
                .aliases = run.catalog.aliases,
                .optimizer = run.optimizer,
-               .notes = notes_of_rank(run, rank, ranks, {.notes_of_first_rank = source.options().notes_of_first_rank})};
+               .notes = notes_of_rank(run, rank, ranks, {.notes_of_first_rank = source.options().notes_of_first_rank}),
+               .origin = origin_here("flat", fmt::format("shard {}", ranks))};
     for (const auto& tensor : source.model()) add_model(tensor);
     for (const auto& tensor : source.state()) {
       const auto part = tensor.shape.empty() ? whole(tensor) : even_part(tensor);

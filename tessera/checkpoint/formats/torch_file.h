@@ -9,6 +9,11 @@
 
 namespace tessera::checkpoint {
 
+/// Whether a name is one that people give to such files.
+inline bool has_torch_extension(const std::filesystem::path& path) {
+  return path.extension() == ".pt" || path.extension() == ".pth" || path.extension() == ".bin";
+}
+
 /// The tensors of a file, by the keys of the dicts in which they are and the places in lists, joined by dots; and the other values, of
 /// which a list is one value unless it has tensors or dicts in it. Names that share all values become aliases. Throws IoError.
 Catalog read_torch_file(const std::filesystem::path& path);

@@ -9,6 +9,7 @@
 #include <regex>
 
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/live/part_records.h"
 #include "tessera/shard/access/buffer_dtype.h"
@@ -36,6 +37,17 @@ class StoredValues : public ValueSource {
   const CatalogReader& reader_;
 };
 
+/// Takes out of a container what the patterns allow, and returns it.
+std::vector<std::string> taken_out(auto& names, const std::vector<std::string>& patterns) {
+  std::vector<std::string> taken;
+  std::erase_if(names, [&](const std::string& name) {
+    if (!matches(name, patterns)) return false;
+    taken.push_back(name);
+    return true;
+  });
+  return taken;
+}
+
 }  // namespace
 
 bool matches(const std::string& name, const std::vector<std::string>& patterns) {
@@ -60,8 +72,10 @@ ModelPlan::ModelPlan(std::unique_ptr<ValueSource> stored, std::set<std::string> 
   for (const auto& part : model.parts) find(part.name, aliases[part.name], part.values, part.shape);
   for (const auto& [name, tensor] : model.outside) find(name, aliases[name], tensor, tensor.sizes());
   for (const auto& [name, tensor] : model.buffers) find(name, {}, tensor, tensor.sizes());
-  std::erase_if(missing_, [&](const std::string& name) { return matches(name, options.may_be_missing); });
-  std::erase_if(unused_, [&](const std::string& name) { return matches(name, options.may_be_unknown); });
+  const auto missing = taken_out(missing_, options.may_be_missing);
+  const auto unused = taken_out(unused_, options.may_be_unknown);
+  if (!missing.empty()) log(LogLevel::Info, fmt::format("{} has no {}, which keep their values", where, fmt::join(missing, ", ")));
+  if (!unused.empty()) log(LogLevel::Info, fmt::format("the model has no {}, which are left out of {}", fmt::join(unused, ", "), where));
   std::vector<std::string> faults;
   if (!missing_.empty()) faults.push_back("it has no " + some_of(missing_));
   if (!unused_.empty()) faults.push_back("the model has no " + some_of({unused_.begin(), unused_.end()}));

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <functional>
@@ -48,7 +49,11 @@ void add_model(std::vector<RankContents>& ranks, const torch::nn::Module& module
       ranks[i].tensors.emplace_back(name, values[i]);
     }
   }
-  for (auto& rank : ranks) rank.record.aliases = model.aliases;
+  const auto origin = origin_here(fmt::format("{}", fmt::join(model.layouts, ", ")), fmt::format("{}", fmt::join(model.meshes, ", ")));
+  for (auto& rank : ranks) {
+    rank.record.aliases = model.aliases;
+    rank.record.origin = origin;
+  }
 }
 
 void add_optimizer(std::vector<RankContents>& ranks, const Contents& contents, const Communicator& world) {

@@ -43,7 +43,7 @@ fs::path lasting_name(const fs::path& folder) {
 bool is_of_a_save(const fs::path& folder) {
   return std::ranges::all_of(names_in(folder).value_or(std::vector<std::string>()), [](std::string_view name) {
     if (name.ends_with(".part")) name.remove_suffix(std::string_view(".part").size());
-    return name == kManifestFile || (name.starts_with("rank-") && name.ends_with(".safetensors"));
+    return name == kManifestFile || has_rank_file_name(name);
   });
 }
 

@@ -14,6 +14,7 @@
 #include "tessera/checkpoint/formats/torch_file.h"
 #include "tessera/checkpoint/formats/torch_xla.h"
 #include "tessera/checkpoint/stored/manifest.h"
+#include "tessera/checkpoint/stored/rank_file.h"
 #include "tessera/checkpoint/stored/runs.h"
 
 namespace tessera::checkpoint {
@@ -28,8 +29,7 @@ std::optional<Format> format_of_folder(const fs::path& folder) {
   if (is_accelerate_folder(folder)) return Format::Accelerate;
   if (is_hub_folder(folder)) return Format::Hub;
   const auto names = names_in(folder).value_or(std::vector<std::string>());
-  const auto is_of_rank = [](const std::string& name) { return name.starts_with("rank-") && name.ends_with(".safetensors"); };
-  if (std::ranges::any_of(names, is_of_rank)) return Format::Tessera;
+  if (std::ranges::any_of(names, has_rank_file_name)) return Format::Tessera;
   return {};
 }
 
@@ -81,8 +81,7 @@ Format format_of(const fs::path& path) {
   const InputFile file(path);
   char magic[2] = {};
   if (file.size() >= sizeof magic) file.read(magic, sizeof magic, 0);
-  const auto extension = path.extension();
-  const bool is_pickle = extension == ".pt" || extension == ".pth" || extension == ".bin" || extension == ".tar";
+  const bool is_pickle = has_torch_extension(path) || path.extension() == ".tar";
   if (!is_pickle && (magic[0] != 'P' || magic[1] != 'K')) return Format::Safetensors;
   return is_torch_xla_file(path) ? Format::TorchXla : Format::Torch;
 }

@@ -32,6 +32,7 @@ class Composition {
     manifest_.catalog.buffers = {first.record.buffers.begin(), first.record.buffers.end()};
     manifest_.optimizer = first.record.optimizer;
     manifest_.catalog.aliases = first.record.aliases;
+    manifest_.origin = first.record.origin;
   }
 
   void add(const RankFile& file) {
@@ -159,7 +160,7 @@ json to_json(const fs::path& folder, const Manifest& manifest) {
   json result = {{"format", kManifestFormat},  {"version", kManifestVersion},     {"ranks", manifest.ranks},
                  {"save", manifest.save},      {"optimizer", manifest.optimizer}, {"notes", manifest.notes},
                  {"buffers", catalog.buffers}, {"aliases", catalog.aliases},      {"tensors", json::object()},
-                 {"blocks", json::object()},   {"files", json::array()}};
+                 {"blocks", json::object()},   {"files", json::array()},          {"origin", manifest.origin}};
   for (const auto& [name, tensor] : catalog.tensors) result["tensors"][name] = to_json(tensor);
   for (const auto& [name, blocks] : manifest.blocks) {
     for (const auto& [range, begin, numel] : blocks.parts) {
@@ -190,6 +191,7 @@ void expect_known(const json& text) {
 /// `bytes_of_files` gets the sizes that the files should have.
 Manifest from_json(const fs::path& folder, const json& text, std::vector<uint64_t>& bytes_of_files) {
   Manifest manifest{.ranks = text.at("ranks"), .save = text.at("save"), .optimizer = text.at("optimizer"), .notes = text.at("notes")};
+  manifest.origin = text.value("origin", manifest.origin);  // older ones have none
   auto& catalog = manifest.catalog;
   catalog.aliases = text.at("aliases");
   catalog.buffers = text.at("buffers");

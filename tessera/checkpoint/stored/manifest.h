@@ -32,6 +32,7 @@ struct Manifest {
   std::map<std::string, BlockState> blocks = {};
   std::string optimizer = {};                                  // its class; empty if there is none
   std::vector<std::map<std::string, std::string>> notes = {};  // of each rank
+  std::map<std::string, std::string> origin = {};              // RankRecord::origin of rank 0
 };
 
 inline constexpr auto kManifestFile = "manifest.json";

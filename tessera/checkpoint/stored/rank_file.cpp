@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/version.h>
 
 #include <algorithm>
 #include <charconv>
@@ -39,7 +40,7 @@ nlohmann::json to_json(const RankRecord& record) {
           {"parts", to_json(record.parts)}, {"state", to_json(record.state)},
           {"whole", record.outside},        {"buffers", record.buffers},
           {"aliases", record.aliases},      {"optimizer", record.optimizer},
-          {"notes", record.notes}};
+          {"notes", record.notes},          {"origin", record.origin}};
 }
 
 PartRecord part_from_json(const nlohmann::json& json, int format) {
@@ -90,6 +91,7 @@ RankRecord from_json(const nlohmann::json& json) {
   record.aliases = json.at("aliases").get<std::map<std::string, std::string>>();
   record.optimizer = json.at("optimizer").get<std::string>();
   record.notes = json.at("notes").get<std::map<std::string, std::string>>();
+  record.origin = json.value("origin", std::map<std::string, std::string>());  // older files have none
   return record;
 }
 
@@ -145,12 +147,20 @@ int64_t PartRecord::numel() const {
   return sum;
 }
 
+std::map<std::string, std::string> origin_here(std::string layout, std::string mesh) {
+  return {{"tessera", TESSERA_VERSION}, {"libtorch", TORCH_VERSION}, {"layout", std::move(layout)}, {"mesh", std::move(mesh)}};
+}
+
 std::map<std::string, std::string> to_metadata(const RankRecord& record) {
   return {{"format", "pt"}, {kKey, to_json(record).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)}};
 }
 
 std::filesystem::path rank_file(const std::filesystem::path& folder, int rank, int ranks) {
   return folder / fmt::format("rank-{}-of-{}.safetensors", rank, ranks);
+}
+
+bool has_rank_file_name(std::string_view name) {
+  return name.starts_with("rank-") && name.ends_with(".safetensors");
 }
 
 RankFile open_rank_file(const std::filesystem::path& folder, int rank, int ranks) {

@@ -40,8 +40,12 @@ struct RankRecord {
   std::map<std::string, std::string> aliases = {};  // from each further name of a tied parameter to its first name
   std::string optimizer = {};                       // its class; empty if there is none
   std::map<std::string, std::string> notes = {};
+  /// Where it comes from, for people to read: the versions of the libraries, the layout and the mesh.
+  std::map<std::string, std::string> origin = {};
 };
 
+/// RankRecord::origin of what this program writes.
+std::map<std::string, std::string> origin_here(std::string layout, std::string mesh);
 /// The record as metadata for the file's header.
 std::map<std::string, std::string> to_metadata(const RankRecord& record);
 
@@ -54,6 +58,8 @@ struct RankFile {
 std::optional<std::pair<int, int>> rank_in_name(std::string_view name, std::string_view extension);
 
 std::filesystem::path rank_file(const std::filesystem::path& folder, int rank, int ranks);
+/// Whether a name looks like that of one, whatever the numbers.
+bool has_rank_file_name(std::string_view name);
 /// Throws IoError if the file is missing or damaged, or if another rank has written it.
 RankFile open_rank_file(const std::filesystem::path& folder, int rank, int ranks);
 

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/nn/module.h>
 
 #include "tessera/base/error.h"
@@ -18,6 +19,13 @@ namespace {
       "'{}' is a shard whose unsharded parameter no module holds any more, so its unit is gone and only this rank's part is left; keep the "
       "parameter in a member of its module",
       name));
+}
+
+/// "replicate 2 x shard 4"
+std::string words_of(const Mesh& mesh) {
+  std::vector<std::string> axes;
+  for (const auto& [name, size] : mesh.axes()) axes.push_back(fmt::format("{} {}", name, size));
+  return fmt::format("{}", fmt::join(axes, " x "));
 }
 
 }  // namespace
@@ -39,7 +47,11 @@ void expect_shards_current(Unit& unit) {
 
 LocalValues local_values(const torch::nn::Module& model) {
   LocalValues result{.units = units(model)};
-  for (const auto& unit : result.units) expect_shards_current(*unit);
+  for (const auto& unit : result.units) {
+    expect_shards_current(*unit);
+    result.layouts.emplace(unit->layout_name());
+    result.meshes.insert(words_of(unit->mesh()));
+  }
   // Names come from the model rather than from the units, because a unit knows the whole model only if fully_shard was called on it.
   std::map<const void*, std::string> names;  // keyed by Unit::Parameter or, for parameters in no unit, by tensor
   for (const auto& item : model.named_parameters()) {

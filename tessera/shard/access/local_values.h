@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,7 @@ struct LocalValues {
   std::map<std::string, at::Tensor> buffers = {};   // only those that are defined
   std::map<std::string, std::string> aliases = {};  // from each further name of a tied parameter to its first name
   std::vector<std::shared_ptr<Unit>> units = {};
+  std::set<std::string> layouts = {}, meshes = {};  // of the units, in words
 };
 
 /// The ranks among which the model is sharded; nothing if it is not.

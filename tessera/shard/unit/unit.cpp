@@ -38,6 +38,16 @@ std::string_view Unit::residence() const {
   return state_->memory().name();
 }
 
+std::string_view Unit::layout_name() const {
+  switch (layout_) {
+    case UnitLayout::Flat: return "flat";
+    case UnitLayout::Rows: return "rows";
+    case UnitLayout::WholeParameters: return "whole parameters";
+    case UnitLayout::PaddedChunks: return "padded chunks";
+  }
+  return {};
+}
+
 void Unit::refuse_lock() {
   throw std::logic_error("the state of a unit was asked for with the lock of another schedule");
 }

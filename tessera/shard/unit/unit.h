@@ -113,6 +113,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// The memory that it takes now beyond its shards.
   uint64_t held_bytes() const;
   std::string_view residence() const;
+  std::string_view layout_name() const;
 
   const std::shared_ptr<Schedule>& schedule() const { return schedule_; }
   /// Moves the unit to the schedule of a larger model. Must not be called while either model is in use.
