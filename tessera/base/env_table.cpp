@@ -23,6 +23,8 @@ constexpr std::array kTable = {
     EnvVariable{"TESSERA_HOST_ID", "any text", "ranks with the same text count as ranks of one host", "`tessera::init`"},
     EnvVariable{"TESSERA_RESIDENCE", "auto, gathered, node-shared", "the unit memory where `ShardOptions::residence` is `Auto`",
                 "`fully_shard`"},
+    EnvVariable{"TESSERA_DETECT_ANOMALY", "0, 1",
+                "looks for inf and NaN in each gradient before it is averaged, and names the parameter and the rank", "the library"},
     EnvVariable{"TESSERA_LOG", "debug, info, warning, error", "the lowest level that is logged; warning if unset", "the library"},
     EnvVariable{"TESSERA_LAUNCH_RECORD", "a path",
                 "where a rank says that it waits at the start, and because of which rank it fails; set by `tessera launch`", "the library"},

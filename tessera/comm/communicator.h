@@ -64,6 +64,8 @@ class Communicator {
   std::vector<at::Tensor> replicas(const at::Tensor& tensor) const { return transport_->replicas(tensor); }
   at::Tensor from_replicas(std::span<const at::Tensor> tensors) const { return transport_->from_replicas(tensors); }
 
+  /// Notes where the program is ("backward" of a unit), for reports about jobs that hang.
+  void enter(std::string_view phase, std::string_view unit = {}) const { transport_->enter(phase, unit); }
   /// Marks the end of a training step, for tracing engines. Does nothing on others.
   void step_done() const { transport_->step_done(); }
   /// For a rank that can't go on: all ranks of the group get an error with this reason (see Transport::abort).

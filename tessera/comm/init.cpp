@@ -52,8 +52,10 @@ Topology find_hosts(Link& link, std::chrono::milliseconds limit) {
 }
 
 /// Returns after a barrier of all ranks, so no rank needs the store any more to join.
-Communicator wrap(std::string name, Topology topology, std::unique_ptr<Link> link, const InitOptions& options) {
-  const Communicator world(host_transport({.name = std::move(name), .topology = std::move(topology)}, std::move(link)),
+Communicator wrap(std::string name, Topology topology, std::unique_ptr<Link> link, const InitOptions& options, const StorePtr& store) {
+  const auto family = std::make_shared<LinkFamily>();
+  if (store) family->look_out(store, {.rank = link->rank(), .world_size = link->size()});
+  const Communicator world(host_transport({.name = std::move(name), .topology = std::move(topology)}, std::move(link), family),
                            options.operation_limit);
   world.with_limit(options.start_limit).barrier({.unit = "start"});
   world.reset_traffic();
@@ -146,13 +148,14 @@ Communicator join(const StorePtr& store, const Identity& identity, const InitOpt
   if (world_size == 1 && kind != TransportKind::Gloo && kind != TransportKind::Shm) return self_world().with_limit(options.operation_limit);
   if (one_host && kind != TransportKind::Gloo) {
     auto attempt = shm_link(own_store, identity, end);
-    if (attempt.link) return wrap("shm", topology, std::move(attempt.link), options);
+    if (attempt.link) return wrap("shm", topology, std::move(attempt.link), options, own_store);
     if (kind == TransportKind::Shm) throw CommError(attempt.why_not);
     log(rank == 0 ? LogLevel::Warning : LogLevel::Debug, attempt.why_not + "; talking over gloo instead");
   }
   const auto address = address_towards_master(end);
   if (!one_host) warn_of_loopback(address);
-  return wrap("gloo", topology, gloo_link(own_store, rank, world_size, {.address = address, .start_limit = options.start_limit}), options);
+  return wrap("gloo", topology, gloo_link(own_store, rank, world_size, {.address = address, .start_limit = options.start_limit}), options,
+              own_store);
 }
 
 }  // namespace
@@ -187,8 +190,13 @@ Communicator init(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Ini
   }
   start_log(backend->getRank());
   auto link = backend_link(backend, group->getStore(), options.start_limit);
+  StorePtr store;
+  if (group->getStore()) {
+    const auto prefix = fmt::format("tessera/world{}", next_round(group->getStore(), backend->getRank()));
+    store = c10::make_intrusive<c10d::PrefixStore>(prefix, group->getStore());
+  }
   auto topology = find_hosts(*link, options.start_limit);
-  return wrap(backend->getBackendName(), std::move(topology), std::move(link), options);
+  return wrap(backend->getBackendName(), std::move(topology), std::move(link), options, store);
 }
 
 int local_rank() {

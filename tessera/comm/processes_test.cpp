@@ -96,6 +96,16 @@ int child(const std::string& task) {
       std::printf("%s\n", attempt.area ? "shared" : attempt.why_not.c_str());
     }
     if (task == "throw" && world.rank() == world.size() - 1) throw Error("this rank is out of luck");
+    if (task == "sleep" && world.rank() == 1) {
+      world.enter("forward", "layers.3");
+      std::this_thread::sleep_for(std::chrono::seconds(5));
+    }
+    if (task == "sleep") world.with_limit(std::chrono::seconds(1)).barrier({.unit = "nap"});
+    if (task == "disagree") world.all_reduce(sum, {}, {.unit = world.rank() == 1 ? "b" : "a"}).wait();
+    if (task == "take a signal") {
+      if (world.rank() == 2) ::raise(SIGUSR2);
+      std::this_thread::sleep_for(std::chrono::seconds(4));
+    }
     for (int i = 0; i < 2; i++) world.all_reduce(sum, {}, {.unit = "after"}).wait();
     return 0;
   } catch (const Error& error) {
@@ -107,6 +117,7 @@ int child(const std::string& task) {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 const ChildTask in_child("meet", child);
 
@@ -216,6 +227,40 @@ TEST_P(OverTransport, ARankThatEndsWithAnErrorIsNamed) {
     EXPECT_EQ(ended[rank].status, 3);
     EXPECT_THAT(ended[rank].output, HasSubstr("rank 2"));
   }
+}
+
+/// What the one rank has said that made a flight report.
+std::string the_report(const std::vector<Ended>& ended) {
+  constexpr std::string_view kHead = "Where the ranks are:";
+  std::string report;
+  for (const auto& [status, output] : ended) {
+    if (output.find(kHead) == std::string::npos) continue;
+    EXPECT_EQ(report, "") << "a second report";
+    report = output;
+  }
+  return report;
+}
+
+TEST_P(OverTransport, AReportSaysWhereARankIsThatOthersWaitFor) {
+  const auto report = the_report(run_job({.ranks = 3, .task = "sleep", .transport = GetParam()}));
+  EXPECT_THAT(report, ContainsRegex("rank 0 is before its first unit; waits for [0-9.]+ m?s in barrier of 'nap' \\(operation 2\\)"));
+  EXPECT_THAT(report,
+              ContainsRegex("rank 1 is in forward of 'layers.3' for [0-9.]+ s; in no operation, the last was all_reduce of 'hello'"));
+  EXPECT_THAT(report, HasSubstr("the last operations of rank 2:\n  0 barrier of 'start': done"));
+}
+
+TEST_P(OverTransport, AReportSaysInWhatRanksDiffer) {
+  const auto report = the_report(run_job({.ranks = 3, .task = "disagree", .transport = GetParam()}));
+  EXPECT_THAT(
+      report,
+      HasSubstr("the ranks differ at operation 2:\n  ranks 0 and 2: all_reduce of 'a': 1000 x Float, sum\n  rank 1: all_reduce of 'b'"));
+}
+
+TEST_P(OverTransport, ASignalToOneRankBringsAReport) {
+  const auto ended = run_job({.ranks = 3, .task = "take a signal", .transport = GetParam()});
+  for (const auto& [status, output] : ended) EXPECT_EQ(status, 0) << output;
+  EXPECT_THAT(the_report(ended),
+              AllOf(HasSubstr("SIGUSR2. Where"), HasSubstr("rank 0 is"), HasSubstr("rank 1 is"), HasSubstr("rank 2 is")));
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, OverTransport, ::testing::Values("shm", "gloo"));

@@ -33,6 +33,9 @@ struct Subject {
   std::string_view writer = {};
 };
 
+/// The unit that tessera::recover names: ranks enter it from different points of their programs, so disagreement is no fault there.
+inline constexpr std::string_view kRecovery = "tessera::recover";
+
 /// One buffer of a unit, and the part of it that belongs to this rank. `own` may lie inside `whole`, but only at this rank's place.
 struct Piece {
   at::Tensor whole;
@@ -119,6 +122,9 @@ class Transport {
   /// The value that each local rank sees; from_replicas is the inverse. One value on engines with one rank per process.
   virtual std::vector<at::Tensor> replicas(const at::Tensor& tensor) { return {tensor}; }
   virtual at::Tensor from_replicas(std::span<const at::Tensor> tensors) { return tensors.front(); }
+
+  /// Notes where the program is ("backward" of a unit), for reports about jobs that hang.
+  virtual void enter(std::string_view /*phase*/, std::string_view /*unit*/) {}
 
   /// Marks the end of a training step, where a tracing engine ends its program.
   virtual void step_done() {}

@@ -79,7 +79,9 @@ void Optimizer::BackwardStep::take(const std::shared_ptr<Unit>& unit, std::span<
   for (const auto& shard : shards) with_gradient.insert(shard.unsafeGetTensorImpl());
   for (auto& group : optimizer().groups_) {
     for (auto& run : group.runs) {
-      if (run.unit.lock() == unit) update(group.settings, run, guard, with_gradient, mean);
+      if (run.unit.lock() != unit) continue;
+      update(group.settings, run, guard, with_gradient, mean);
+      evict(run);
     }
   }
   guard.publish();

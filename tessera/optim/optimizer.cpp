@@ -36,6 +36,16 @@ void expect_leaf(const at::Tensor& parameter) {
   }
 }
 
+at::Tensor zeros_on_disk(const at::Tensor& like, const at::TensorOptions& options, const DiskMemoryOptions& disk) {
+  const auto bytes = like.storage().nbytes();
+  const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, allocate_on_disk(bytes, disk), nullptr, /*resizable=*/false);
+  return at::empty({0}, options).set_(storage, 0, like.sizes(), like.strides());
+}
+
+void read_ahead(std::span<const at::Tensor> state) {
+  for (const auto& tensor : state) read_pages_ahead(tensor.const_data_ptr(), tensor.nbytes());
+}
+
 }  // namespace
 
 void Optimizer::expect_rate(double lr) {
@@ -123,9 +133,30 @@ void Optimizer::make_state(Run& run) const {
   // Made from options, which do not carry the paging key: state is no shard.
   for (const auto& kind : state_kinds_) {
     const auto like = run.flat.options().dtype(kind.dtype.value_or(run.flat.scalar_type()));
-    run.state.push_back(kind.block == 1 ? at::zeros_like(run.flat, like)
-                                        : at::zeros({(run.flat.numel() + kind.block - 1) / kind.block}, like));
+    const auto zeros = [&](const at::TensorOptions& options) {
+      return kind.block == 1 ? at::zeros_like(run.flat, options) : at::zeros({(run.flat.numel() + kind.block - 1) / kind.block}, options);
+    };
+    run.state.push_back(disk_ ? zeros_on_disk(zeros(like.device(at::kMeta)), like, *disk_) : zeros(like));
   }
+}
+
+/// Of what does not lie on disk, it changes nothing.
+void Optimizer::evict(const Run& run) {
+  for (const auto& state : run.state) evict_pages(state.const_data_ptr(), state.nbytes());
+  for (const auto& member : run.members) {
+    if (const auto& gradient = member.parameter.grad(); gradient.defined() && gradient.has_storage())
+      evict_pages(gradient.const_data_ptr(), gradient.nbytes());
+  }
+}
+
+void Optimizer::offload_state(OffloadTo to, const DiskMemoryOptions& disk) {
+  for (const auto& group : groups_) {
+    for (const auto& run : group.runs) {
+      if (!run.state.empty()) throw UsageError("offload_state: the optimizer has state already; call it before the first step");
+      expect_possible(to, "the state of the optimizer", disk, run.flat.device());
+    }
+  }
+  disk_ = to == OffloadTo::Disk ? std::optional(disk) : std::nullopt;
 }
 
 void Optimizer::step_run(const Settings& settings, Run& run, const WriteGuard& guard) {
@@ -222,7 +253,11 @@ void Optimizer::step() {
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   begin_step();
   for (auto& group : groups_) {
-    for (auto& run : group.runs) step_run(group.settings, run, guard);
+    for (size_t i = 0; i < group.runs.size(); i++) {
+      if (i + 1 < group.runs.size()) read_ahead(group.runs[i + 1].state);
+      step_run(group.settings, group.runs[i], guard);
+      evict(group.runs[i]);
+    }
   }
   end_step();
   factor_ = at::Tensor();

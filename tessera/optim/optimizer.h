@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/shard/options.h"
 
 namespace torch::nn {
 class Module;
@@ -53,6 +54,9 @@ class Optimizer {
   bool steps_in_backward() const { return backward_step_ != nullptr; }
   /// To be called instead of step() if this rank leaves out a step that others take. Its parameters do not change.
   void skip_step();
+  /// Keeps the state where `to` says between its uses. Call it before there is state: before the first step, and before a checkpoint is
+  /// loaded. Throws ConfigError if that is not possible.
+  void offload_state(OffloadTo to, const DiskMemoryOptions& disk = {});
   /// Makes the next step multiply the gradients by a scalar, without another pass over memory. Several factors multiply. step(),
   /// skip_step() and zero_grad() reset the factor.
   void scale_gradients(const at::Tensor& factor);
@@ -144,12 +148,14 @@ class Optimizer {
   std::span<const std::shared_ptr<Unit>> units_with_gradients();
   const std::string& description();
   void expect_all_synced() const;
+  static void evict(const Run& run);
   static bool has_gradient(const Run& run);
   Member* find(const at::Tensor& parameter, Run*& run);
 
   std::vector<Group> groups_;
   const std::vector<StateKind> state_kinds_;
   const std::string rule_;
+  std::optional<DiskMemoryOptions> disk_;        // for the state
   std::string description_;                      // of the rule and its settings; empty until it is needed
   at::Tensor factor_;                            // for the next step's gradients; undefined for 1
   std::vector<Communicator> worlds_;             // of the sharded parameters; nearly always one

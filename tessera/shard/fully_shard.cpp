@@ -13,6 +13,7 @@
 #include "tessera/comm/groups/per_group.h"
 #include "tessera/shard/access/buffer_dtype.h"
 #include "tessera/shard/paging/paging.h"
+#include "tessera/shard/unit/agreement.h"
 #include "tessera/shard/unit/apart.h"
 #include "tessera/shard/unit/boundary.h"
 #include "tessera/shard/unit/schedule.h"
@@ -229,6 +230,10 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   if (options.listing == Listing::Flat && modules.size() > 1) {
     throw UsageError("a unit of several modules can't be listed flat, because no module would own the vector; shard them one by one");
   }
+  const auto name = fmt::format("{}", fmt::join(names, "+"));
+  auto all = collected.sharded.candidates;
+  all.insert(all.end(), collected.replicated.candidates.begin(), collected.replicated.candidates.end());
+  if (!all.empty()) expect_same_unit(name, all, options);
   // A module of several units is a model and gets a schedule of its own.
   const bool is_model = !collected.replicated.candidates.empty() ||
                         std::ranges::any_of(modules, [](const Module* module) { return !units(*module).empty(); });
@@ -239,7 +244,6 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
     for (auto* module : modules) remember_unit(*module, unit);
     return unit;
   };
-  const auto name = fmt::format("{}", fmt::join(names, "+"));
   std::shared_ptr<Unit> unit;
   if (!collected.sharded.candidates.empty()) {
     unit = make_unit(collected.sharded, name, options);

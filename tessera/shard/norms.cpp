@@ -6,10 +6,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/base/words.h"
 #include "tessera/comm/groups/group_list.h"
 #include "tessera/shard/access/gradient_sink.h"
 #include "tessera/shard/access/gradients.h"
@@ -106,6 +109,25 @@ bool is_finite(const at::Tensor& gradient) {
   return std::isfinite(at::linalg_vector_norm(gradient, std::numeric_limits<double>::infinity()).item<double>());
 }
 
+/// Names the parameters of which this rank's part of the gradient is inf or NaN. A scaler makes such gradients on purpose, so this is said
+/// a few times only.
+void say_what_is_not_finite(std::span<const at::Tensor> parameters, const at::Tensor& norm) {
+  constexpr int kMostTimes = 3;
+  static std::atomic<int> said = 0;
+  if (!norm.is_cpu() || std::isfinite(norm.item<double>()) || said >= kMostTimes) return;
+  std::vector<std::string> names;
+  for (const auto& parameter : parameters) {
+    if (!parameter.grad().defined() || is_finite(parameter.grad())) continue;
+    const auto found = locate(parameter);
+    names.push_back(found.parameter != nullptr ? found.parameter->name : "a parameter in no unit");
+  }
+  if (names.empty()) return;
+  said++;
+  log(LogLevel::Warning, fmt::format("the norm of the gradients is {}, because the gradients of {} have inf or NaN in this rank's part; "
+                                     "TESSERA_DETECT_ANOMALY=1 names the rank on which they arise",
+                                     norm.item<double>(), some_of(names)));
+}
+
 }  // namespace
 
 at::Tensor grad_norm(std::span<const at::Tensor> listed, const NormOptions& options) {
@@ -147,7 +169,9 @@ at::Tensor grad_norm(std::span<const at::Tensor> listed, const NormOptions& opti
     all = combine(all, total, p);
   }
   if (!all.defined()) return at::zeros({}, at::kFloat);
-  return std::isinf(p) ? all : all.pow(1 / p);
+  const auto norm = std::isinf(p) ? all : all.pow(1 / p);
+  say_what_is_not_finite(parameters, norm);
+  return norm;
 }
 
 bool gradients_are_finite(std::span<const at::Tensor> listed) {

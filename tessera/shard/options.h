@@ -8,8 +8,10 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "tessera/base/disk_memory.h"
 #include "tessera/comm/mesh.h"
 #include "tessera/shard/codec.h"
 
@@ -88,6 +90,23 @@ enum class Layout {
   WholeParameters,  // each parameter belongs to one rank
 };
 
+/// Where values lie while nobody uses them.
+enum class OffloadTo {
+  Nowhere,  // where they are computed with
+  Host,     // in host memory; ConfigError where that is where they are computed with
+  Disk,     // in files without names that are mapped into memory, and read ahead
+};
+
+/// What takes room between its uses elsewhere than where it is computed with. The state of an optimizer is offloaded by the optimizer.
+struct OffloadOptions {
+  OffloadTo parameters = OffloadTo::Nowhere;  // the shards; units are then gathered
+  OffloadTo gradients = OffloadTo::Nowhere;   // of the shards
+  DiskMemoryOptions disk = {};
+};
+
+/// Throws ConfigError if what lies on this device can't be offloaded like that, or needs not. `what` is "the parameters".
+void expect_possible(OffloadTo to, std::string_view what, const DiskMemoryOptions& disk, at::Device device);
+
 /// Whether a setting that is changed later is for the unit of a module only, or also for all units below it.
 enum class Recurse { No, Yes };
 
@@ -99,6 +118,7 @@ struct ShardOptions {
   Listing listing = Listing::ByName;
   Residence residence = Residence::Auto;
   Layout layout = Layout::Auto;
+  OffloadOptions offload = {};
   /// The form in which values are sent and computed with. Replaces mixed_precision.param_dtype; giving both is an error. A codec that
   /// decodes needs gathered memory.
   CodecPtr codec = {};

@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-const Subject kMeeting = {.unit = "tessera::recover"};
+const Subject kMeeting = {.unit = kRecovery};
 
 /// Waits until all ranks are in this barrier. A rank that is still in a collective of the failed pass gets a DisagreementError there, and
 /// comes; so does this one, and it tries again.

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/FunctionRef.h>
+#include <c10/util/ScopeExit.h>
 #include <c10/util/SmallVector.h>
 #include <fmt/format.h>
 
@@ -48,6 +49,11 @@ Transport::Traits with_place(Transport::Traits traits, const Link& link) {
   return traits;
 }
 
+uint64_t number_of_part(uint64_t whole, uint64_t sequence, int color) {
+  constexpr uint64_t kMixer = 0x9e3779b97f4a7c15;
+  return ((whole ^ (sequence + 1)) * kMixer ^ static_cast<uint64_t>(color + 1)) * kMixer;
+}
+
 std::vector<int> ranks_up_to(int size) {
   std::vector<int> ranks(static_cast<size_t>(size));
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -56,14 +62,16 @@ std::vector<int> ranks_up_to(int size) {
 
 }  // namespace
 
-HostTransport::HostTransport(Traits traits, std::unique_ptr<Link> link)
-    : HostTransport(std::move(traits), std::shared_ptr<Link>(std::move(link)), std::make_shared<LinkFamily>(), {}) {}
+HostTransport::HostTransport(Traits traits, std::unique_ptr<Link> link, std::shared_ptr<LinkFamily> family)
+    : HostTransport(std::move(traits), std::shared_ptr<Link>(std::move(link)), std::move(family), {}, 0) {}
 
-HostTransport::HostTransport(Traits traits, std::shared_ptr<Link> link, std::shared_ptr<LinkFamily> family, std::vector<int> world_ranks)
+HostTransport::HostTransport(Traits traits, std::shared_ptr<Link> link, std::shared_ptr<LinkFamily> family, std::vector<int> world_ranks,
+                             uint64_t number)
     : Transport(with_place(std::move(traits), *link)),
       link_(std::move(link)),
       family_(std::move(family)),
       world_ranks_(world_ranks.empty() ? ranks_up_to(link_->size()) : std::move(world_ranks)),
+      number_(number),
       envelopes_(static_cast<size_t>(link_->size())) {
   family_->add(link_);
   link_->ask([this] { return queue_.waited_for(); }, [this] { return now_.describe(); }, queue_.watch());
@@ -188,7 +196,9 @@ std::unique_ptr<Transport> HostTransport::split(std::span<const int> colors, con
   });
   std::shared_ptr<Link> part;
   std::vector<int> members, world_ranks;
-  start(envelope, call.limit, [this, &part, &members, &world_ranks, colors](auto deadline) {
+  uint64_t number = 0;
+  start(envelope, call.limit, [this, &part, &members, &world_ranks, &number, colors](auto deadline) {
+    number = number_of_part(number_, now_.sequence, colors[rank()]);
     for (int r = 0; r < size(); r++) {
       if (colors[r] != colors[rank()]) continue;
       members.push_back(r);
@@ -200,7 +210,7 @@ std::unique_ptr<Transport> HostTransport::split(std::span<const int> colors, con
   auto part_traits = traits();
   part_traits.topology = traits().topology.part(members);
   // Not make_unique: the constructor that takes a family is private.
-  return std::unique_ptr<Transport>(new HostTransport(std::move(part_traits), std::move(part), family_, std::move(world_ranks)));
+  return std::unique_ptr<Transport>(new HostTransport(std::move(part_traits), std::move(part), family_, std::move(world_ranks), number));
 }
 
 SharedAttempt HostTransport::share(const AreaShape& shape, const Call& call) {
@@ -218,6 +228,7 @@ SharedAttempt HostTransport::share(const AreaShape& shape, const Call& call) {
   if (attempt.area) {
     attempt.area->when_broken([family = family_, own = rank(), ranks = world_ranks_](const LinkFailure& failure, std::string_view message) {
       const int culprit = record_culprit(failure, own, ranks);
+      if (failure.kind == LinkFailure::Kind::Late) family->report("wait", message);
       if (failure.kind != LinkFailure::Kind::Aborted) family->abort(ranks[static_cast<size_t>(own)], message, culprit);
     });
   } else {
@@ -240,13 +251,27 @@ Work HostTransport::start(Envelope envelope, std::chrono::milliseconds limit, Mo
     envelope.sequence = sequence_++;
     now_ = envelope;
     const auto deadline = Clock::now() + limit;
+    const auto recorded = family_->recorder().begin(number_, envelope);
+    auto outcome = FlightRecorder::Outcome::Failed;
+    const auto record = c10::make_scope_exit([&] { family_->recorder().end(recorded, outcome); });
     try {
       agree(envelope, deadline);
       run_agreed(envelope, deadline, move);
+      outcome = FlightRecorder::Outcome::Done;
     } catch (const LinkFailure& failure) {
       fail(failure, envelope, limit);
+    } catch (const DisagreementError& error) {
+      report(envelope, error.what());
+      throw;
     }
   });
+}
+
+void HostTransport::report(const Envelope& envelope, std::string_view reason) const noexcept {
+  // Ranks meet in tessera::recover from different points of their programs.
+  const auto recovers = [](const Envelope& each) { return std::string_view(each.unit.data()) == kRecovery; };
+  if (std::ranges::any_of(envelopes_, recovers)) return;
+  family_->report(fmt::format("{:x}-{}", number_, envelope.sequence), reason);
 }
 
 void HostTransport::run_agreed(const Envelope& envelope, Clock::time_point deadline, const Move& move) {
@@ -308,6 +333,7 @@ void HostTransport::fail(const LinkFailure& failure, const Envelope& envelope, s
       const auto message = fmt::format("{}, waited {} s for {} and gave up; {}", what, std::chrono::duration<double>(limit).count(),
                                        name_ranks(failure.ranks), before);
       broken_ = std::make_exception_ptr(TimeoutError(message));
+      report(envelope, message);
       link_->abort(message, culprit);
       break;
     }
@@ -325,8 +351,8 @@ void HostTransport::fail(const LinkFailure& failure, const Envelope& envelope, s
   std::rethrow_exception(broken_);
 }
 
-std::shared_ptr<Transport> host_transport(Transport::Traits traits, std::unique_ptr<Link> link) {
-  return std::make_shared<HostTransport>(std::move(traits), std::move(link));
+std::shared_ptr<Transport> host_transport(Transport::Traits traits, std::unique_ptr<Link> link, std::shared_ptr<LinkFamily> family) {
+  return std::make_shared<HostTransport>(std::move(traits), std::move(link), std::move(family));
 }
 
 }  // namespace tessera

@@ -17,7 +17,7 @@ namespace tessera {
 class HostTransport final : public Transport {
  public:
   /// Size and rank come from the link.
-  HostTransport(Traits traits, std::unique_ptr<Link> link);
+  HostTransport(Traits traits, std::unique_ptr<Link> link, std::shared_ptr<LinkFamily> family = std::make_shared<LinkFamily>());
   ~HostTransport() override;
 
   Work all_gather(std::span<const Piece> pieces, std::span<at::Tensor> companions, const Call& call) override;
@@ -27,10 +27,13 @@ class HostTransport final : public Transport {
   Work barrier(const Call& call) override;
   std::unique_ptr<Transport> split(std::span<const int> colors, const Call& call) override;
   SharedAttempt share(const AreaShape& shape, const Call& call) override;
+  void enter(std::string_view phase, std::string_view unit) override { family_->recorder().enter(phase, unit); }
   void abort(std::string_view reason) noexcept override;
 
  private:
-  HostTransport(Traits traits, std::shared_ptr<Link> link, std::shared_ptr<LinkFamily> family, std::vector<int> world_ranks);
+  /// `number` is the same on all ranks of the group, and different from those of this rank's other groups.
+  HostTransport(Traits traits, std::shared_ptr<Link> link, std::shared_ptr<LinkFamily> family, std::vector<int> world_ranks,
+                uint64_t number);
 
   int rank() const { return link_->rank(); }
   int size() const { return link_->size(); }
@@ -46,12 +49,15 @@ class HostTransport final : public Transport {
   uint64_t reduce(const Reducer& reducer, std::span<const ConstBytes> to, const at::Tensor& own, Clock::time_point deadline,
                   double* squares = nullptr);
   uint64_t sent_to_others(std::span<const ConstBytes> to) const;
+  /// Logs where all ranks are.
+  void report(const Envelope& envelope, std::string_view reason) const noexcept;
   /// Throws what `failure` means for the operation, after telling the other ranks.
   [[noreturn]] void fail(const LinkFailure& failure, const Envelope& envelope, std::chrono::milliseconds limit);
 
   std::shared_ptr<Link> link_;
   std::shared_ptr<LinkFamily> family_;
   const std::vector<int> world_ranks_;  // the world rank of each rank of this group
+  const uint64_t number_;
   CallerThreads callers_;
   uint64_t sequence_ = 0;
   std::optional<Envelope> last_;     // the last operation that finished
@@ -63,6 +69,7 @@ class HostTransport final : public Transport {
 };
 
 /// A HostTransport over the link. `traits` needs no size and no ranks, which come from the link.
-std::shared_ptr<Transport> host_transport(Transport::Traits traits, std::unique_ptr<Link> link);
+std::shared_ptr<Transport> host_transport(Transport::Traits traits, std::unique_ptr<Link> link,
+                                          std::shared_ptr<LinkFamily> family = std::make_shared<LinkFamily>());
 
 }  // namespace tessera

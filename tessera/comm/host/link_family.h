@@ -1,13 +1,16 @@
-// Links that fail together, and the rank that made them fail.
+// What the groups of a rank have in common: links that fail together, the record of operations, and the rank that made them fail.
 #pragma once
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
 
+#include "tessera/comm/host/flight_recorder.h"
 #include "tessera/comm/host/link.h"
+#include "tessera/comm/host/lookout.h"
 
 namespace tessera {
 
@@ -15,6 +18,12 @@ namespace tessera {
 class LinkFamily {
  public:
   void add(const std::shared_ptr<Link>& link);
+  FlightRecorder& recorder() { return *recorder_; }
+  /// From now on, report() collects what all ranks that have met in the store have recorded. Without it, report() does nothing.
+  void look_out(const StorePtr& store, const Identity& identity) { lookout_.emplace(store, identity, recorder_); }
+  void report(std::string_view incident, std::string_view reason) const noexcept {
+    if (lookout_) lookout_->report(incident, reason);
+  }
   /// Aborts all links. The other ranks get the reason with "rank R: " in front, where R is the world rank that aborts.
   void abort(int world_rank, std::string_view reason, int culprit) noexcept;
 
@@ -23,6 +32,8 @@ class LinkFamily {
 
   std::mutex mutex_;
   std::vector<std::weak_ptr<Link>> links_;
+  const std::shared_ptr<FlightRecorder> recorder_ = std::make_shared<FlightRecorder>();
+  std::optional<Lookout> lookout_;
 };
 
 /// The world rank that made rank `own` of a group fail. If it is another rank, it is recorded for the launcher. `world_ranks` maps the

@@ -94,12 +94,13 @@ class Handing final : public Work::State {
 
 class GatheredMemory final : public UnitMemory {
  public:
-  explicit GatheredMemory(Communicator shard) : shard_(std::move(shard)) {}
+  GatheredMemory(Communicator shard, std::optional<DiskMemoryOptions> disk) : shard_(std::move(shard)), disk_(std::move(disk)) {}
 
   std::string_view name() const override { return "gathered"; }
 
   MemoryPtr add(const BufferPlan& plan) override {
-    return allocate_memory(static_cast<size_t>(plan.chunk) * c10::elementSize(plan.dtype), plan.device);
+    const auto bytes = static_cast<size_t>(plan.chunk) * c10::elementSize(plan.dtype);
+    return disk_ ? std::make_shared<at::DataPtr>(allocate_on_disk(bytes, *disk_)) : allocate_memory(bytes, plan.device);
   }
 
   uint64_t unsharded_bytes(std::span<const Buffer> buffers) const override {
@@ -120,6 +121,9 @@ class GatheredMemory final : public UnitMemory {
 
   Works unshard(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) override {
     Works works;
+    if (disk_) {
+      for (const auto& buffer : buffers) read_pages_ahead(buffer.own.const_data_ptr(), buffer.own.nbytes());
+    }
     for (const auto& buffer : buffers) buffer.unsharded->allocate();  // all before the first collective, which can't be cancelled
     if (!parts_.empty()) return unshard_from_parts(buffers, subject, fault);
     for_each_run(
@@ -163,13 +167,14 @@ class GatheredMemory final : public UnitMemory {
       }
     }
     for (const auto& buffer : buffers) buffer.unsharded->release();
+    evict(buffers);
   }
 
   void make_private(std::span<const Buffer> /*buffers*/) override {}
   void done_reading(const Subject& /*subject*/) override {}
   bool wait_for_readers(const Subject& /*subject*/) override { return true; }
   bool keep_copy(const Buffer& /*buffer*/) override { return false; }
-  void publish(std::span<const Buffer> /*buffers*/, const Subject& /*subject*/, bool /*make_copy*/) override {}
+  void publish(std::span<const Buffer> buffers, const Subject& /*subject*/, bool /*make_copy*/) override { evict(buffers); }
   at::Tensor published_copy(size_t /*buffer*/) const override { return {}; }
 
   GradientBuffers gradient_buffers(std::span<const GradientPlan> plans) override {
@@ -203,6 +208,11 @@ class GatheredMemory final : public UnitMemory {
  private:
   static Codec::Form sent_form(const Buffer& buffer) { return buffer.codec->sent(buffer.own.scalar_type(), buffer.own.numel()); }
 
+  void evict(std::span<const Buffer> buffers) const {
+    if (!disk_) return;
+    for (const auto& buffer : buffers) evict_pages(buffer.own.const_data_ptr(), buffer.own.nbytes());
+  }
+
   static at::Tensor computed(const Buffer& buffer) { return buffer.unsharded->memory_view(buffer.unsharded_dtype()); }
 
   Works unshard_from_parts(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) {
@@ -226,6 +236,7 @@ class GatheredMemory final : public UnitMemory {
   }
 
   Communicator shard_;
+  const std::optional<DiskMemoryOptions> disk_;
   const std::shared_ptr<ConsecutiveRanks> divisions_ = ConsecutiveRanks::of(shard_);
   std::optional<Communicator> few_;        // among which a partly resharded unit is divided, if it ever is
   c10::SmallVector<at::Tensor, 2> parts_;  // of the buffers of a partly resharded unit
@@ -233,8 +244,8 @@ class GatheredMemory final : public UnitMemory {
 
 }  // namespace
 
-std::unique_ptr<UnitMemory> gathered_memory(Communicator shard) {
-  return std::make_unique<GatheredMemory>(std::move(shard));
+std::unique_ptr<UnitMemory> gathered_memory(Communicator shard, std::optional<DiskMemoryOptions> disk) {
+  return std::make_unique<GatheredMemory>(std::move(shard), std::move(disk));
 }
 
 }  // namespace tessera

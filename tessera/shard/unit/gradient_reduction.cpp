@@ -11,7 +11,9 @@
 #include <limits>
 #include <utility>
 
+#include "tessera/base/env.h"
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
 #include "tessera/shard/paging/storage_tag.h"
 #include "tessera/shard/unit/unit_state.h"
 
@@ -24,6 +26,19 @@ at::ScalarType wire_dtype(const Unit::Group& group, const MixedPrecision& precis
   const auto own = sums ? at::promoteTypes(group.unsharded_dtype, at::kFloat) : group.unsharded_dtype;
   const auto wanted = precision.reduce_dtype.value_or(own);
   return c10::elementSize(wanted) < c10::elementSize(own) ? wanted : own;
+}
+
+bool detects_anomaly() {
+  static const bool wanted = env_int("TESSERA_DETECT_ANOMALY", 0, 1).value_or(0) == 1;
+  return wanted;
+}
+
+/// Says which values of this rank's own gradient are not finite. After the reduction, nobody can tell whose they were.
+void say_anomaly(const Unit& unit, const Unit::Parameter& parameter, const at::Tensor& gradient) {
+  const auto nans = gradient.isnan().sum().item<int64_t>(), infs = gradient.isinf().sum().item<int64_t>();
+  if (nans + infs == 0) return;
+  log(LogLevel::Error, fmt::format("rank {}: the gradient of '{}', unit '{}', has {} NaN and {} inf among {} values before it is averaged",
+                                   unit.mesh().world().local_ranks().front(), parameter.name, unit.name(), nans, infs, gradient.numel()));
 }
 
 }  // namespace
@@ -86,6 +101,7 @@ void GradientReduction::Packing::pack(size_t group, std::span<const Unit::Parame
     fill_gap(parameter.span.offset);
     const auto place = buffer.as_strided(parameter.sizes, parameter.strides, parameter.span.offset);
     const auto values = gradient.is_sparse() ? gradient.to_dense() : gradient;
+    if (detects_anomaly()) say_anomaly(reduction_.unit_, parameter, values);
     const bool divides = rules().divide && rules().divide->pre != 1 && !rules().reduction_hook;
     reduction_.memory_.pack(place, divides ? values / rules().divide->pre : values);
     end = parameter.span.offset + parameter.span.numel;
@@ -204,7 +220,11 @@ GradientMemory& GradientReduction::make_memory(const Unit::Group& group) {
   auto& memory = memories_[number];
   if (!memory || memory.storage.use_count() > 1) {
     memory.storage = unit_.make_storage(Role::Gradient, number, group.chunk, group.dtype, group.own.device());
-    memory.storage->allocate();
+    if (const auto& offload = unit_.options().offload; offload.gradients == OffloadTo::Disk) {
+      memory.storage->attach(std::make_shared<at::DataPtr>(allocate_on_disk(memory.storage->nbytes(), offload.disk)));
+    } else {
+      memory.storage->allocate();
+    }
     memory.storage->explain(
         fmt::format("the gradients of unit '{}' are on their way to the sum over all ranks; operators wait for that by themselves, "
                     "raw pointers can be had when backward() has returned",
@@ -276,6 +296,7 @@ void GradientReduction::finish() {
   for (const auto& memory : reduced) {
     if (!memory.storage) continue;
     memory.storage->unguard();
+    if (unit_.options().offload.gradients == OffloadTo::Disk) evict_pages(memory.values.const_data_ptr(), memory.values.nbytes());
     if (settling_.is_plain() && memory.squares && !std::isnan(*memory.squares)) memory.storage->remember_squares(*memory.squares);
   }
   in_flight_ = false;  // last, because other threads read it without the lock

@@ -79,6 +79,7 @@ void Schedule::end_backward(uint64_t number, bool complete) {
 void Schedule::visit(const ScheduleLock& held, Unit& unit) {
   if (visited_ != nullptr && visited_ != &unit) visited_->state(held).casts.clear();
   visited_ = &unit;
+  unit.mesh().world().enter(name_of(pass_), unit.name());
   unit.state(held).note_early(UnitState::Early::No);
   unit.state(held).note_use(pass_number_);
   const auto pass_ends = pass_ == Pass::Evaluation ? UseOrder::PassEnds::WhenOrderRepeats : UseOrder::PassEnds::WithWhatFollows;
@@ -214,6 +215,7 @@ void Schedule::expect_writable(const Unit& unit) const {
 
 void Schedule::done_reading(Unit& unit) {
   const auto held = lock();
+  unit.mesh().world().enter("a write to the shards", unit.name());
   finish_reductions();
   if (!unit.pinned()) live_.reshard(held, unit);
   unit.state(held).versions.done_reading();

@@ -40,10 +40,14 @@ std::string_view Unit::residence() const {
 
 std::string_view Unit::layout_name() const {
   switch (layout_) {
-    case UnitLayout::Flat: return "flat";
-    case UnitLayout::Rows: return "rows";
-    case UnitLayout::WholeParameters: return "whole parameters";
-    case UnitLayout::PaddedChunks: return "padded chunks";
+    case UnitLayout::Flat:
+      return "flat";
+    case UnitLayout::Rows:
+      return "rows";
+    case UnitLayout::WholeParameters:
+      return "whole parameters";
+    case UnitLayout::PaddedChunks:
+      return "padded chunks";
   }
   return {};
 }

@@ -23,6 +23,19 @@ Residence wanted(Residence option) {
 
 }  // namespace
 
+void expect_possible(OffloadTo to, std::string_view what, const DiskMemoryOptions& disk, at::Device device) {
+  if (to == OffloadTo::Nowhere) return;
+  if (to == OffloadTo::Host) {
+    if (device.is_cpu())
+      throw ConfigError(
+          fmt::format("{} lie in host memory already, so OffloadTo::Host would change nothing; OffloadTo::Disk keeps them in files", what));
+    throw ConfigError(fmt::format("{} on {} can't be offloaded yet", what, device.str()));
+  }
+  if (!device.is_cpu())
+    throw ConfigError(fmt::format("{} are on {}; only what lies in host memory can be offloaded to disk", what, device.str()));
+  expect_sensible(disk);
+}
+
 void give_mean(std::span<const Piece> pieces, const TakeMean& take) {
   take([&](size_t piece, int64_t begin, const at::Tensor& target) {
     at::Tensor(target).copy_(pieces[piece].own.narrow(0, begin, target.numel()));
@@ -31,6 +44,14 @@ void give_mean(std::span<const Piece> pieces, const TakeMean& take) {
 
 std::unique_ptr<UnitMemory> make_unit_memory(const ShardOptions& options, bool decodes, at::Device device) {
   const auto& shard = options.mesh.shard();
+  const auto& offload = options.offload;
+  expect_possible(offload.parameters, "the parameters", offload.disk, device);
+  expect_possible(offload.gradients, "the gradients", offload.disk, device);
+  if (offload.parameters == OffloadTo::Disk) {
+    if (options.residence == Residence::NodeShared)
+      throw ConfigError("parameters that ranks share in memory can't be offloaded to disk as well; leave ShardOptions::residence at Auto");
+    return gathered_memory(shard, offload.disk);
+  }
   const auto residence = wanted(options.residence);
   if (residence == Residence::Gathered) return gathered_memory(shard);
   std::string why_not;

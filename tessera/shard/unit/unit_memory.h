@@ -8,10 +8,12 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 
+#include "tessera/base/disk_memory.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/shard/codec.h"
 #include "tessera/shard/paging/storage_tag.h"
@@ -125,8 +127,8 @@ class UnitMemory {
   virtual void start_anew(const Subject& subject, bool again) = 0;
 };
 
-/// Memory that an all-gather fills and that resharding frees. Works everywhere.
-std::unique_ptr<UnitMemory> gathered_memory(Communicator shard);
+/// Memory that an all-gather fills and that resharding frees. Works everywhere. `disk`: where the shards lie, if not in memory.
+std::unique_ptr<UnitMemory> gathered_memory(Communicator shard, std::optional<DiskMemoryOptions> disk = {});
 
 /// Memory that the ranks of one host share: their chunks lie in rank order, so a unit is unsharded without a copy. Returns null, and the
 /// reason in `why_not`, if the ranks can't share memory. Collective.

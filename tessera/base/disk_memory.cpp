@@ -1,0 +1,155 @@
+#include "tessera/base/disk_memory.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <linux/magic.h>
+#include <sys/mman.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "tessera/base/env.h"
+#include "tessera/base/error.h"
+#include "tessera/base/fd.h"
+
+namespace tessera {
+namespace {
+
+uintptr_t page_size() {
+  static const auto size = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  return size;
+}
+
+std::filesystem::path folder_of(const DiskMemoryOptions& options) {
+  return options.folder.empty() ? std::filesystem::path(env("TMPDIR").value_or("/tmp")) : options.folder;
+}
+
+/// The parts of the address space that are mapped from files.
+class Mapped {
+ public:
+  static Mapped& all() {
+    static auto& all = *new Mapped;  // never destroyed: tensors may outlive this library's objects
+    return all;
+  }
+
+  void add(uintptr_t begin, uintptr_t end) {
+    const std::lock_guard lock(mutex_);
+    ends_[begin] = end;
+    count_++;
+  }
+  void remove(uintptr_t begin) {
+    const std::lock_guard lock(mutex_);
+    ends_.erase(begin);
+    count_--;
+  }
+
+  /// Advises the system about the pages that lie wholly inside both the bytes and a mapped part.
+  void advise(const void* from, size_t bytes, int advice) noexcept {
+    if (count_ == 0) return;
+    const std::lock_guard lock(mutex_);  // held to the end: a part that is unmapped meanwhile could be somebody else's memory by then
+    auto begin = reinterpret_cast<uintptr_t>(from);
+    auto end = begin + bytes;
+    auto part = ends_.upper_bound(begin);
+    if (part == ends_.begin()) return;
+    part--;
+    begin = (std::max(begin, part->first) + page_size() - 1) / page_size() * page_size();
+    end = std::min(end, part->second) / page_size() * page_size();
+    if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, advice);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<uintptr_t, uintptr_t> ends_;  // from where each begins
+  std::atomic<size_t> count_ = 0;
+};
+
+/// A file without a name. Not all file systems make one at once.
+Fd nameless_file(const std::filesystem::path& folder) {
+  Fd file(::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  if (file) return file;
+  auto name = (folder / "tessera-XXXXXX").string();
+  file = Fd(::mkostemp(name.data(), O_CLOEXEC));
+  if (file) ::unlink(name.c_str());
+  return file;
+}
+
+/// What a DataPtr of such memory keeps.
+class Region {
+ public:
+  Region(size_t bytes, size_t on_disk, const std::filesystem::path& folder) : bytes_(bytes) {
+    const auto fail = [&](int error) {
+      throw IoError(fmt::format("can't keep {} bytes in a file in {}: {}", on_disk, folder.string(), std::strerror(error)));
+    };
+    const auto file = nameless_file(folder);
+    if (!file) fail(errno);
+    if (const int error = ::posix_fallocate(file.get(), 0, static_cast<off_t>(on_disk)); error != 0) fail(error);
+    data_ = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data_ == MAP_FAILED) fail(errno);
+    if (::mmap(data_, on_disk, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file.get(), 0) == MAP_FAILED) {
+      const int error = errno;
+      ::munmap(data_, bytes);
+      fail(error);
+    }
+    const auto begin = reinterpret_cast<uintptr_t>(data_);
+    Mapped::all().add(begin, begin + on_disk);
+  }
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+  ~Region() {
+    Mapped::all().remove(reinterpret_cast<uintptr_t>(data_));
+    ::munmap(data_, bytes_);
+  }
+
+  void* data() const { return data_; }
+
+ private:
+  size_t bytes_;
+  void* data_ = nullptr;
+};
+
+}  // namespace
+
+void expect_sensible(const DiskMemoryOptions& options) {
+  if (!(options.fraction >= 0 && options.fraction <= 1))
+    throw ConfigError(fmt::format("the fraction to keep on disk is {}; it lies between 0 and 1", options.fraction));
+  const auto folder = folder_of(options);
+  struct statfs status = {};
+  if (::statfs(folder.c_str(), &status) != 0)
+    throw ConfigError(fmt::format("the folder {} for what is kept on disk can't be used: {}", folder.string(), std::strerror(errno)));
+  if (status.f_type == TMPFS_MAGIC || status.f_type == RAMFS_MAGIC) {
+    throw ConfigError(fmt::format(
+        "the folder {} lies in memory (tmpfs), so nothing would be gained there; name one on a disk, or set TMPDIR", folder.string()));
+  }
+}
+
+at::DataPtr allocate_on_disk(size_t bytes, const DiskMemoryOptions& options) {
+  const auto pages = [](double wanted) { return static_cast<size_t>(std::ceil(wanted / static_cast<double>(page_size()))) * page_size(); };
+  const auto on_disk = std::min(pages(static_cast<double>(bytes) * options.fraction), pages(static_cast<double>(bytes)));
+  if (on_disk == 0) {
+    auto memory = c10::GetAllocator(at::kCPU)->allocate(bytes);
+    if (bytes > 0) std::memset(memory.get(), 0, bytes);
+    return memory;
+  }
+  auto* const region = new Region(pages(static_cast<double>(bytes)), on_disk, folder_of(options));
+  return {region->data(), region, [](void* kept) { delete static_cast<Region*>(kept); }, at::Device(at::kCPU)};
+}
+
+void evict_pages(const void* begin, size_t bytes) noexcept {
+  Mapped::all().advise(begin, bytes, MADV_DONTNEED);
+}
+
+void read_pages_ahead(const void* begin, size_t bytes) noexcept {
+  Mapped::all().advise(begin, bytes, MADV_WILLNEED);
+}
+
+}  // namespace tessera

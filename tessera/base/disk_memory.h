@@ -1,0 +1,30 @@
+// Memory whose values lie in a file: the system can have the pages back while nobody uses them.
+#pragma once
+
+#include <c10/core/Allocator.h>
+
+#include <cstddef>
+#include <filesystem>
+
+namespace tessera {
+
+struct DiskMemoryOptions {
+  /// Where the files lie. They have no name there, and end with the memory. Empty: TMPDIR, or /tmp.
+  std::filesystem::path folder = {};
+  double fraction = 1;  // of the bytes; the rest is ordinary memory
+};
+
+/// Throws ConfigError if the folder is no place for such files, or the fraction makes no sense.
+void expect_sensible(const DiskMemoryOptions& options);
+
+/// All zeros at first. The room on the disk is taken at once, so that a full disk is an IoError here and not the end of the process later.
+at::DataPtr allocate_on_disk(size_t bytes, const DiskMemoryOptions& options);
+
+// For any memory; of what does not lie on disk they leave everything as it is.
+
+/// Gives the pages back. Their values stay in the file, and come back when somebody reads them.
+void evict_pages(const void* begin, size_t bytes) noexcept;
+/// Lets the system read the pages before somebody needs them.
+void read_pages_ahead(const void* begin, size_t bytes) noexcept;
+
+}  // namespace tessera

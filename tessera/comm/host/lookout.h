@@ -1,0 +1,31 @@
+// Lookout: puts together what the flight recorders of all ranks say, when ranks wait in vain, disagree, or get SIGUSR2.
+#pragma once
+
+#include <memory>
+#include <string_view>
+
+#include "tessera/base/launcher.h"
+#include "tessera/comm/host/flight_recorder.h"
+#include "tessera/comm/host/rendezvous.h"
+
+namespace tessera {
+
+/// A thread that answers other ranks, so that one gets an answer from a rank that computes, or that hangs somewhere else. It looks into the
+/// store once a second.
+class Lookout {
+ public:
+  Lookout(StorePtr store, const Identity& identity, std::shared_ptr<const FlightRecorder> recorder);
+  Lookout(const Lookout&) = delete;
+  Lookout& operator=(const Lookout&) = delete;
+  ~Lookout();
+
+  /// Logs one text about all ranks; of the ranks that call it for the same incident, only one does. Waits for their answers for a few
+  /// seconds.
+  void report(std::string_view incident, std::string_view reason) const noexcept;
+
+ private:
+  struct Watch;
+  std::shared_ptr<Watch> watch_;
+};
+
+}  // namespace tessera

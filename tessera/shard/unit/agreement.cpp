@@ -1,0 +1,110 @@
+#include "tessera/shard/unit/agreement.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <map>
+
+#include "tessera/base/error.h"
+#include "tessera/base/words.h"
+#include "tessera/comm/groups/same_on_all.h"
+
+namespace tessera {
+namespace {
+
+std::string dtype_text(const std::optional<at::ScalarType>& dtype) {
+  return dtype ? c10::toString(*dtype) : "unset";
+}
+
+/// What must be the same, one fact a line.
+std::string description_of(const std::string& name, std::span<const Candidate> candidates, const ShardOptions& options) {
+  std::vector<std::string> lines = {"the module " + name};
+  for (const auto& candidate : candidates) {
+    const auto& tensor = candidate.tensor;
+    lines.push_back(fmt::format("parameter '{}' of {} [{}], {}", candidate.name, c10::toString(tensor.scalar_type()),
+                                fmt::join(tensor.sizes(), ", "), tensor.requires_grad() ? "trained" : "frozen"));
+    if (!candidate.other_names.empty()) lines.back() += fmt::format(", tied to {}", fmt::join(candidate.other_names, ", "));
+  }
+  const auto shape = options.mesh.shape();
+  const auto& precision = options.mixed_precision;
+  const auto& after_forward = options.reshard_after_forward;
+  const auto option = [&](std::string_view option_name, const auto& value) { lines.push_back(fmt::format("{} {}", option_name, value)); };
+  option("replicas in the mesh", shape.replicate);
+  option("param_dtype", dtype_text(precision.param_dtype));
+  option("reduce_dtype", dtype_text(precision.reduce_dtype));
+  option("buffer_dtype", dtype_text(precision.buffer_dtype));
+  option("output_dtype", dtype_text(precision.output_dtype));
+  option("start", static_cast<int>(options.start));
+  option("listing", static_cast<int>(options.listing));
+  option("residence", static_cast<int>(options.residence));
+  option("layout", static_cast<int>(options.layout));
+  option("shard_size_multiple", options.shard_size_multiple);
+  option("max_live_units", options.max_live_units);
+  option("reshard_after_forward of inner units", after_forward.keeps(false) ? 1 : after_forward.ranks(shape.shard));
+  option("reshard_after_forward of the root", after_forward.keeps(true) ? 1 : after_forward.ranks(shape.shard));
+  option("backward_prefetch", static_cast<int>(options.backward_prefetch));
+  option("forward_prefetch", options.forward_prefetch);
+  option("prefetch_depth", options.prefetch_depth);
+  option("limit_all_gathers", options.limit_all_gathers);
+  option("unused_parameters", static_cast<int>(options.unused_parameters));
+  return fmt::format("{}\n", fmt::join(lines, "\n"));
+}
+
+/// The texts of all ranks. Collective.
+std::vector<std::string> gather_texts(const Communicator& world, const std::string& own, const Subject& subject) {
+  const auto on_device = at::TensorOptions(world.traits().device);
+  const auto longest = at::full({1}, static_cast<int64_t>(own.size()), on_device.dtype(at::kLong));
+  world.all_reduce(longest, {.op = Reduce::Max}, subject).wait();
+  const auto row = at::zeros({longest.item<int64_t>() + 1}, at::kByte);
+  own.copy(reinterpret_cast<char*>(row.mutable_data_ptr<uint8_t>()), own.size());
+  const auto part = row.to(world.traits().device);
+  const auto whole = at::empty({part.numel() * world.size()}, part.options());
+  world.all_gather(std::array{Piece{.whole = whole, .own = part}}, subject).wait();
+  const auto rows = whole.cpu();
+  std::vector<std::string> texts;
+  for (int rank = 0; rank < world.size(); rank++) {
+    texts.emplace_back(reinterpret_cast<const char*>(rows.const_data_ptr<uint8_t>()) + rank * part.numel());
+  }
+  return texts;
+}
+
+/// Takes the first line off the text.
+std::string take_line(std::string& text) {
+  const auto end = std::min(text.find('\n'), text.size());
+  auto line = text.substr(0, end);
+  text.erase(0, end + 1);
+  return line;
+}
+
+/// "rank 0: ...; ranks 1 and 2: ...", of the first line that is not the same in all texts.
+std::string first_difference(std::vector<std::string> texts) {
+  while (std::ranges::any_of(texts, [](const std::string& text) { return !text.empty(); })) {
+    std::map<std::string, std::vector<int>> lines;
+    for (size_t rank = 0; rank < texts.size(); rank++) lines[take_line(texts[rank])].push_back(static_cast<int>(rank));
+    if (lines.size() == 1) continue;
+    std::vector<std::string> words;
+    for (const auto& [line, ranks] : lines) words.push_back(fmt::format("{}: {}", name_ranks(ranks), line.empty() ? "nothing more" : line));
+    return fmt::format("{}", fmt::join(words, "; "));
+  }
+  return {};
+}
+
+}  // namespace
+
+void expect_same_unit(const std::string& name, std::span<const Candidate> candidates, const ShardOptions& options) {
+  const auto& world = options.mesh.world();
+  if (world.size() == 1 || world.traits().simulated || world.traits().traces) return;
+  const Subject subject{.unit = name};
+  const auto own = description_of(name, candidates, options);
+  if (same_on_all(world, std::hash<std::string>()(own), subject)) return;
+  throw DisagreementError(
+      fmt::format("ranks call fully_shard for different modules, or with different options; build the same model in the same way on all of "
+                  "them. {}",
+                  first_difference(gather_texts(world, own, subject))));
+}
+
+}  // namespace tessera

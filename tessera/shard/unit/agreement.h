@@ -1,0 +1,16 @@
+// Whether all ranks make the same unit: parameters of the same names, shapes and dtypes in the same order, and the same options.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "tessera/shard/options.h"
+#include "tessera/shard/unit/candidate.h"
+
+namespace tessera {
+
+/// Throws DisagreementError on all ranks, with the first difference and who has what, before anything is changed. Collective over the world
+/// of the mesh, unless the other ranks are simulated or traced.
+void expect_same_unit(const std::string& name, std::span<const Candidate> candidates, const ShardOptions& options);
+
+}  // namespace tessera
