@@ -58,6 +58,16 @@ TEST(Words, FindTheNearestName) {
   EXPECT_EQ(nearest_name("launch", {}), "");
 }
 
+TEST(Words, CountAndShowControlCharacters) {
+  EXPECT_EQ(counted(1, "file"), "1 file");
+  EXPECT_EQ(counted(0, "file"), "0 files");
+  EXPECT_EQ(printable("größe\x1b[2J\n\x7f"), "größe\\x1b[2J\\x0a\\x7f");
+  EXPECT_EQ(printable("two\nlines\t", "\n"), "two\nlines\\x09");
+  EXPECT_EQ(printable("\xc2\x9b"
+                      "2J\xc2"),
+            "\\x9b2J\xc2");  // U+009B begins a command, too
+}
+
 TEST(Compat, GuardsAStorageAndLiftsTheGuard) {
   const auto tensor = at::ones({4});
   auto& storage = *tensor.storage().unsafeGetStorageImpl();

@@ -21,6 +21,12 @@ std::optional<std::vector<std::string>> names_in(const fs::path& folder) {
   return names;
 }
 
+void make_folder(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) throw IoError(fmt::format("can't create the folder {}: {}", folder.string(), error.message()));
+}
+
 bool is_there(const fs::path& path) {
   std::error_code error;
   const auto status = fs::status(path, error);

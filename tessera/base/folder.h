@@ -12,6 +12,9 @@ namespace tessera {
 /// was missed would look like one that does not exist.
 std::optional<std::vector<std::string>> names_in(const std::filesystem::path& folder);
 
+/// Makes a folder and those around it, unless they are there. Throws IoError if it can't.
+void make_folder(const std::filesystem::path& folder);
+
 /// Whether there is something at the path. Throws IoError if that can't be found out.
 bool is_there(const std::filesystem::path& path);
 

@@ -42,6 +42,26 @@ std::string some_of(const std::vector<std::string>& names) {
   return shown == names.size() ? text : fmt::format("{} and {} more", text, names.size() - shown);
 }
 
+std::string counted(int64_t number, std::string_view thing) {
+  return fmt::format("{} {}{}", number, thing, number == 1 ? "" : "s");
+}
+
+std::string printable(std::string_view text, std::string_view kept) {
+  std::string result;
+  for (size_t i = 0; i < text.size(); i++) {
+    const auto byte = static_cast<unsigned char>(text[i]), next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
+    if (byte == 0xc2 && next >= 0x80 && next < 0xa0) {  // U+0080 to U+009F in UTF-8
+      result += fmt::format("\\x{:02x}", next);
+      i++;
+    } else if ((byte < ' ' || byte == 0x7f) && kept.find(text[i]) == std::string_view::npos) {
+      result += fmt::format("\\x{:02x}", byte);
+    } else {
+      result += text[i];
+    }
+  }
+  return result;
+}
+
 std::string nearest_name(std::string_view name, const std::vector<std::string>& known, std::string_view prefix) {
   const auto distance = [&](const std::string& other) { return edit_distance(name, other); };
   const auto nearest = std::ranges::min_element(known, {}, distance);

@@ -1,6 +1,7 @@
 // Words for messages.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,6 +14,12 @@ std::string name_ranks(std::span<const int> ranks);
 
 /// "'a', 'b' and 7 more"
 std::string some_of(const std::vector<std::string>& names);
+
+/// "1 file", "2 files"
+std::string counted(int64_t number, std::string_view thing);
+
+/// The text with control characters as "\x1b", so that a terminal shows them in place of obeying. Those in `kept` stay.
+std::string printable(std::string_view text, std::string_view kept = {});
 
 /// The known name that is most like a mistyped one, for "did you mean"; empty if none is like it. All names begin with `prefix`.
 std::string nearest_name(std::string_view name, const std::vector<std::string>& known, std::string_view prefix = {});

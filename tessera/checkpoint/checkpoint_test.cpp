@@ -7,6 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/consolidate.h"
+#include "tessera/checkpoint/state_dict.h"
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/optim/adam.h"
 #include "tessera/optim/sgd.h"
@@ -323,6 +324,23 @@ TEST(Checkpoint, NamesAndNotesAreText) {
     EXPECT_THAT(message_of<UsageError>([&] { save("", run); }), HasSubstr("this name is empty"));
     save(folder / "with-slash/", run, {{"text", "\u00e4"}});
     EXPECT_EQ(load(folder / "with-slash", run).at("text").text(), "\u00e4");
+  });
+}
+
+TEST(Checkpoint, ChangesNoOptimizerWhereTheModelCanNotBeWritten) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun run(world);
+    run.train(0, 2);
+    save(folder / "a", run);
+    run.train(2, 3);
+    const auto before = checkpoint::full_optim_state_dict(run.optimizer.get(), *run.model);
+    {
+      const auto guard = full_params(*run.model);
+      EXPECT_THROW(load(folder / "a", run), UsageError);
+    }
+    for (const auto& [name, state] : checkpoint::full_optim_state_dict(run.optimizer.get(), *run.model))
+      expect_same(state, before.at(name));
   });
 }
 

@@ -41,6 +41,12 @@ void expect_used(const ConvertOptions& options) {
     throw UsageError(
         fmt::format("ConvertOptions::{} means nothing for {}{}", option, name_of(to), options.weights_only ? " with weights only" : ""));
   };
+  if (to == Format::TorchXla) {
+    if (options.dtype) refuse("dtype");
+    if (options.weights_only) refuse("weights_only");
+    if (options.notes_of_first_rank) refuse("notes_of_first_rank");
+    if (options.memory != plain.memory) refuse("memory");
+  }
   if (options.full_state_dict && to != Format::Accelerate) refuse("full_state_dict");
   if (options.max_shard_size != plain.max_shard_size && to != Format::Hub) refuse("max_shard_size");
   if (!options.model_key.empty() && (to != Format::Torch || !options.weights_only)) refuse("model_key");
@@ -51,9 +57,9 @@ void expect_sound(const fs::path& checkpoint, const fs::path& out, const Convert
   if (options.dtype && !at::isFloatingType(*options.dtype)) {
     throw UsageError(fmt::format("weights can't become {}: give a dtype of numbers with fractions", c10::toString(*options.dtype)));
   }
-  if (options.dtype && options.to == Format::TorchXla) throw UsageError("rank files of torch_xla keep the dtypes of the checkpoint");
   expect_used(options);
-  if (options.world < 1) throw UsageError(fmt::format("a checkpoint can't be for {} ranks", options.world));
+  if (options.world < 1 || options.world > kMostRanks)
+    throw UsageError(fmt::format("a checkpoint can't be for {} ranks; {} are the most", options.world, kMostRanks));
   if (options.memory < 1) throw UsageError(fmt::format("{} bytes of memory hold no tensor", options.memory));
 }
 
@@ -74,14 +80,13 @@ void expect_no_blocks(const Manifest& run) {
   if (run.blocks.empty()) return;
   throw UsageError(fmt::format(
       "'{}' of the {} has one value for each block of a rank's values, which is of use only on the ranks that saved it; convert "
-      "the weights only",
+      "the weights only (.weights_only = true)",
       run.blocks.begin()->first, run.optimizer));
 }
 
-/// The tensors in the order of a file: the widest dtype comes first, so that every value is aligned to its width.
 std::vector<SourceTensor> by_width(const RunSource& source) {
   auto tensors = source.model();
-  std::ranges::stable_sort(tensors, std::greater{}, [](const SourceTensor& tensor) { return c10::elementSize(tensor.dtype); });
+  sort_by_width(tensors, [](const SourceTensor& tensor) { return tensor.dtype; });
   return tensors;
 }
 

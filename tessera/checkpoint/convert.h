@@ -19,6 +19,9 @@ namespace tessera::checkpoint {
 /// Called after each piece of a tensor with its name, and the bytes that are written and to be written.
 using ConvertProgress = std::function<void(const std::string& name, int64_t bytes, int64_t all)>;
 
+/// Of a checkpoint: each has a file.
+inline constexpr int kMostRanks = 65'536;
+
 struct ConvertOptions {
   Format to = Format::Tessera;
   std::optional<Format> from = {};  // what the input has to be; it is recognised unless given
@@ -34,7 +37,7 @@ struct ConvertOptions {
   std::map<std::string, nlohmann::json> settings = {};
   /// Notes that differ by rank, where the output can't have them by rank, are an error, or those of rank 0 are taken.
   bool notes_of_first_rank = false;
-  int64_t memory = 1'000'000'000;  // bytes of a tensor that are in memory at once
+  int64_t memory = 1'000'000'000;  // bytes of a tensor that are in memory at once; rank files of torch_xla need a rank's part of one
   ConvertProgress progress = {};
 };
 

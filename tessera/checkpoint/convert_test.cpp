@@ -174,7 +174,7 @@ TEST(Convert, RefusesWhatCanNotBe) {
   };
   EXPECT_THAT(refused({}, "native/out"), HasSubstr("lies in the checkpoint"));
   EXPECT_THAT(refused({.to = Format::Dcp}),
-              AllOf(HasSubstr("which 'lr' its optimizer (tessera::optim::AdamW) had"), HasSubstr("--set lr=0.1")));
+              AllOf(HasSubstr("which 'lr' its optimizer (tessera::optim::AdamW) had"), HasSubstr(".settings = {{\"lr\", 0.1}}")));
   EXPECT_THAT(refused({.from = Format::Dcp}), HasSubstr("is a checkpoint of Tessera, not a folder of torch.distributed"));
   EXPECT_THAT(refused({.world = 0}), HasSubstr("0 ranks"));
   EXPECT_THAT(refused({.memory = 0}), HasSubstr("0 bytes"));
@@ -385,7 +385,7 @@ TEST(Diff, TellsWhatDiffers) {
       EXPECT_EQ(std::isinf(tensor.largest), tensor.name == "near" || tensor.name == "lost") << tensor.name;
     }
     EXPECT_THAT(checkpoint::to_table(found),
-                AllOf(HasSubstr("only in the first: a\n"), HasSubstr("Float [2] / Half [2]"), HasSubstr("1 tensors are equal, 8 are not")));
+                AllOf(HasSubstr("only in the first: a\n"), HasSubstr("Float [2] / Half [2]"), HasSubstr("1 tensor is equal, 8 are not")));
   }
   EXPECT_TRUE(diff(folder / "a.pt", folder / "a.pt").is_none());
   write("c.pt", {{"near", at::tensor({1.0, 2.5})}});

@@ -11,6 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/step_folders.h"
+#include "tessera/checkpoint/stored/manifest.h"
 #include "tessera/checkpoint/stored/rank_file.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/testing/folder.h"
@@ -150,6 +151,11 @@ TEST(CheckpointDamage, OfTheManifestIsFound) {
     EXPECT_THAT(message_of<IoError>([&] { load(saved, PictureRun(world)); }), HasSubstr("manifest.json can't be used: it is damaged"));
     EXPECT_FALSE(latest(folder / "run", world));
   });
+  for (const auto& [text, said] : {std::pair{whole.substr(0, 100), "it is no JSON at byte "}, {std::string("{}"), "it lacks something"}}) {
+    write_file(saved / "manifest.json", text);
+    EXPECT_THAT(message_of<IoError>([&] { checkpoint::read_manifest(saved); }),
+                AllOf(HasSubstr("manifest.json can't be used"), HasSubstr(said)));
+  }
   changed = whole;
   changed.replace(changed.find("\"version\": 2"), 12, "\"version\": 9");
   write_file(saved / "manifest.json", changed);

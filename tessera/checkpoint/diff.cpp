@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "tessera/base/error.h"
+#include "tessera/base/words.h"
 #include "tessera/checkpoint/convert/pieces.h"
 #include "tessera/checkpoint/stored/optimizer_keys.h"
 #include "tessera/checkpoint/stored/rank_file.h"
@@ -147,25 +148,26 @@ nlohmann::ordered_json to_json(const Difference& difference) {
 
 std::string to_table(const Difference& difference) {
   std::string text;
-  for (const auto& name : difference.only_one) text += fmt::format("only in the first: {}\n", name);
-  for (const auto& name : difference.only_other) text += fmt::format("only in the second: {}\n", name);
+  for (const auto& name : difference.only_one) text += fmt::format("only in the first: {}\n", printable(name));
+  for (const auto& name : difference.only_other) text += fmt::format("only in the second: {}\n", printable(name));
   if (!difference.different.empty()) {
     size_t names = 6, kinds = 5;
     const auto kind_of = [](const TensorDifference& tensor) {
       return tensor.one == tensor.other ? tensor.one : tensor.one + " / " + tensor.other;
     };
     for (const auto& tensor : difference.different) {
-      names = std::max(names, tensor.name.size());
+      names = std::max(names, printable(tensor.name).size());
       kinds = std::max(kinds, kind_of(tensor).size());
     }
     text += fmt::format("{:<{}}  {:<{}}  {:>12}  {:>12}  {:>12}\n", "tensor", names, "kind", kinds, "values", "absolute", "relative");
     for (const auto& tensor : difference.different) {
-      text += fmt::format("{:<{}}  {:<{}}  {:>12}  {:>12.4g}  {:>12.4g}\n", tensor.name, names, kind_of(tensor), kinds, tensor.values,
-                          tensor.largest, tensor.largest_relative);
+      text += fmt::format("{:<{}}  {:<{}}  {:>12}  {:>12.4g}  {:>12.4g}\n", printable(tensor.name), names, kind_of(tensor), kinds,
+                          tensor.values, tensor.largest, tensor.largest_relative);
     }
   }
   const auto others = difference.only_one.size() + difference.only_other.size() + difference.different.size();
-  text += fmt::format("{} tensors are equal, {} {} not\n", difference.equal, others, others == 1 ? "is" : "are");
+  text += fmt::format("{} {} equal, {} {} not\n", counted(difference.equal, "tensor"), difference.equal == 1 ? "is" : "are", others,
+                      others == 1 ? "is" : "are");
   return text;
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "tessera/base/words.h"
 #include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/checkpoint/stored/runs.h"
 
@@ -20,7 +21,7 @@ constexpr size_t kLongestValue = 60;
 std::string shown(const Json& value) {
   auto text = value.is_string() ? value.get<std::string>() : value.dump(-1, ' ', false, Json::error_handler_t::replace);
   if (text.size() > kLongestValue) text = text.substr(0, kLongestValue) + "...";
-  return text;
+  return printable(text);
 }
 
 std::string dtype_of(const StoredTensor& tensor) {
@@ -69,34 +70,36 @@ std::string to_table(const Json& found) {
   if (found.contains("ranks")) text += fmt::format(" of {} ranks", found["ranks"].get<int>());
   text += '\n';
   if (found.contains("optimizer") && found["optimizer"] != "")
-    text += fmt::format("optimizer: {}\n", found["optimizer"].get<std::string>());
+    text += fmt::format("optimizer: {}\n", printable(found["optimizer"].get<std::string>()));
   if (found.contains("origin") && !found["origin"].empty()) {
     std::vector<std::string> words;
     for (const auto& [name, value] : found["origin"].items()) words.push_back(fmt::format("{} {}", name, value.get<std::string>()));
-    text += fmt::format("origin: {}\n", fmt::join(words, ", "));
+    text += fmt::format("origin: {}\n", printable(fmt::format("{}", fmt::join(words, ", "))));
   }
   for (const auto* key : {"notes", "values"}) {
     if (!found.contains(key)) continue;
-    for (const auto& [name, value] : found[key].items()) text += fmt::format("{}: {}\n", name, shown(value));
+    for (const auto& [name, value] : found[key].items()) text += fmt::format("{}: {}\n", printable(name), shown(value));
   }
   size_t names = 6, shapes = 5;
   const auto shape_of = [](const Json& tensor) {
     return fmt::format("[{}]", fmt::join(tensor["shape"].get<std::vector<int64_t>>(), ", "));
   };
   for (const auto& [name, tensor] : found["tensors"].items()) {
-    names = std::max(names, name.size());
+    names = std::max(names, printable(name).size());
     shapes = std::max(shapes, shape_of(tensor).size());
   }
   text += fmt::format("{:<{}}  {:<8}  {:<{}}  {:>12}  {:>5}\n", "tensor", names, "dtype", "shape", shapes, "bytes", "parts");
   for (const auto& [name, tensor] : found["tensors"].items()) {
-    text += fmt::format("{:<{}}  {:<8}  {:<{}}  {:>12}  {:>5}\n", name, names, tensor["dtype"].get<std::string>(), shape_of(tensor), shapes,
-                        tensor["bytes"].get<int64_t>(), tensor["parts"].get<int64_t>());
+    text += fmt::format("{:<{}}  {:<8}  {:<{}}  {:>12}  {:>5}\n", printable(name), names, tensor["dtype"].get<std::string>(),
+                        shape_of(tensor), shapes, tensor["bytes"].get<int64_t>(), tensor["parts"].get<int64_t>());
   }
-  for (const auto& [alias, name] : found["aliases"].items()) text += fmt::format("{} is tied to {}\n", alias, name.get<std::string>());
-  for (const auto& [name, why] : found["left_out"].items()) text += fmt::format("{} is left out: {}\n", name, why.get<std::string>());
+  for (const auto& [alias, name] : found["aliases"].items())
+    text += printable(fmt::format("{} is tied to {}", alias, name.get<std::string>())) + '\n';
+  for (const auto& [name, why] : found["left_out"].items())
+    text += printable(fmt::format("{} is left out: {}", name, why.get<std::string>())) + '\n';
   const auto& total = found["total"];
-  text += fmt::format("{} tensors, {} values, {} bytes in {} file{}\n", total["tensors"].get<int64_t>(), total["numel"].get<int64_t>(),
-                      total["bytes"].get<int64_t>(), found["files"].size(), found["files"].size() == 1 ? "" : "s");
+  text += fmt::format("{}, {}, {} in {}\n", counted(total["tensors"], "tensor"), counted(total["numel"], "value"),
+                      counted(total["bytes"], "byte"), counted(std::ssize(found["files"]), "file"));
   return text;
 }
 

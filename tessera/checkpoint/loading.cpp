@@ -3,7 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <numeric>
 #include <optional>
 #include <set>
 
@@ -26,14 +26,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Throws IoError if bytes are damaged. Each rank looks at the files of some ranks, its own first of all.
-void verify(const CatalogReader& stored, const Communicator& world) {
-  for (const auto& bytes : stored.catalog().checksums) {
-    const auto rank = static_cast<int>(bytes.file % static_cast<size_t>(world.size()));
-    if (std::ranges::find(world.local_ranks(), rank) != world.local_ranks().end()) stored.verify(bytes);
-  }
-}
-
 std::set<std::string> names_in_model(const Manifest& manifest) {
   std::set<std::string> names;
   for (const auto& [name, tensor] : manifest.catalog.tensors) {
@@ -51,7 +43,9 @@ struct Saved {
     const int rank = world.local_ranks().front();
     for (const auto& [name, text] : notes_of_rank(manifest, rank, world.size(), options)) notes[name] = text;
     if (contents.optimizer) expect_class(folder, contents.optimizer);
-    verify(stored, world);
+    std::vector<int> all(static_cast<size_t>(world.size()));
+    std::iota(all.begin(), all.end(), 0);
+    verify_share(stored, world, all);
     generator = read_generator(stored, manifest, rank);
     if (!contents.optimizer) return;
     optimizer = read_optimizer_state(manifest, stored, *contents.model, world);
@@ -95,7 +89,10 @@ void load(const fs::path& folder, Contents& contents, const Communicator& world,
   const auto model = local_values(*contents.model);
   std::optional<Saved> saved;
   AllOrNone step;
-  step.attempt([&] { saved.emplace(folder, contents, model, options, world); });
+  step.attempt([&] {
+    saved.emplace(folder, contents, model, options, world);
+    expect_writable(model.units);
+  });
   step.expect_all(world, {.unit = "checkpoint"}, fmt::format("can't load {}; nothing was changed", folder.string()));
   expect_one_save(saved->manifest, folder, world);
   AllOrNone reading;

@@ -2,8 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <set>
+
 #include "tessera/base/error.h"
+#include "tessera/base/folder.h"
 #include "tessera/checkpoint/convert.h"
+#include "tessera/checkpoint/formats/accelerate.h"
 #include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/stored/catalogs.h"
 
@@ -12,24 +16,40 @@ namespace {
 
 namespace fs = std::filesystem;
 
-void make_folder(const fs::path& folder) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) throw IoError(fmt::format("can't create the folder {}: {}", folder.string(), error.message()));
-}
-
-/// Folders are removed with all that is in them; otherwise they are a file, or several with one prefix.
-void remove(const fs::path& checkpoint, const std::vector<fs::path>& files) {
-  std::error_code error, none;
-  if (fs::is_directory(checkpoint, none)) {
-    const auto folder = fs::canonical(checkpoint, error);  // not a link to it, such as PREFIX-latest
-    if (!error) fs::remove_all(folder, error);
-  } else {
-    for (const auto& file : files) {
-      if (!error) fs::remove(file, error);
+/// Throws UsageError if there is something in the folder that is no part of its checkpoint, with which it would be removed.
+void expect_only_parts(const fs::path& folder, const std::set<fs::path>& parts, bool is_accelerates) {
+  for (const auto& name : names_in(folder).value_or(std::vector<std::string>())) {
+    const auto path = folder / name;
+    std::error_code unknown;
+    if (fs::is_directory(path, unknown)) {
+      expect_only_parts(path, parts, is_accelerates);
+    } else if (!is_part(name) && !(is_accelerates && is_accelerate_file(name)) && !parts.contains(fs::weakly_canonical(path, unknown))) {
+      throw UsageError(
+          fmt::format("{} is no part of the checkpoint, with which it would be removed; put it elsewhere, or leave the checkpoint where it "
+                      "is. Nothing was written",
+                      path.string()));
     }
   }
-  if (error) throw IoError(fmt::format("all is written, but {} can't be removed: {}", checkpoint.string(), error.message()));
+}
+
+/// What is to be removed with a checkpoint: its folder, or a file, or several with one prefix.
+std::vector<fs::path> removable(const fs::path& checkpoint) {
+  const auto format = format_of(checkpoint);
+  const auto files = read_catalog(checkpoint).files;
+  std::error_code unknown;
+  if (format == Format::TorchXla || !fs::is_directory(checkpoint, unknown)) return files;
+  std::set<fs::path> parts;
+  for (const auto& file : files) parts.insert(fs::weakly_canonical(file, unknown));
+  expect_only_parts(checkpoint, parts, format == Format::Accelerate);
+  return {fs::canonical(checkpoint, unknown)};  // not a link to it, such as PREFIX-latest
+}
+
+void remove(const std::vector<fs::path>& all) {
+  for (const auto& each : all) {
+    std::error_code error;
+    fs::remove_all(each, error);
+    if (error) throw IoError(fmt::format("all is written, but {} can't be removed: {}", each.string(), error.message()));
+  }
 }
 
 /// Other programs take safetensors where there are both.
@@ -49,6 +69,7 @@ Merged merge(const fs::path& checkpoint, const fs::path& out, const MergeOptions
                      .dtype = options.dtype,
                      .max_shard_size = options.max_shard_size,
                      .progress = options.progress};
+  const auto old = options.remove_checkpoint_dir ? removable(checkpoint) : std::vector<fs::path>();
   auto to = out;
   if (options.unsafe_serialization) {
     how.to = Format::Torch;
@@ -56,9 +77,8 @@ Merged merge(const fs::path& checkpoint, const fs::path& out, const MergeOptions
     expect_no_safetensors(out);
     make_folder(out);
   }
-  const auto files = options.remove_checkpoint_dir ? read_model(checkpoint).files : std::vector<fs::path>();
   const auto done = convert(checkpoint, to, how);
-  if (options.remove_checkpoint_dir) remove(checkpoint, files);
+  remove(old);
   return {.files = done.files, .tensors = done.tensors, .bytes = done.bytes};
 }
 

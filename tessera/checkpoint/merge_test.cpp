@@ -144,6 +144,26 @@ TEST(Merge, RemovesTheCheckpointOnlyIfAsked) {
   EXPECT_TRUE(std::filesystem::exists(folder / "two/model.safetensors"));
 }
 
+TEST(Merge, RemovesNoFilesOfOthers) {
+  const Folder folder;
+  save_run(folder / "a");
+  merge(folder / "a", folder / "hub", {.max_shard_size = 300});
+  checkpoint::convert(folder / "a", folder / "accelerate", {.to = Format::Accelerate, .world = 2, .settings = {{"lr", 0.1}}});
+  for (const auto* name : {"a", "hub", "accelerate"}) {
+    for (const bool unsafe : {false, true}) {
+      write_file(folder / name / "notes.txt", "mine");
+      EXPECT_THAT(message_of<UsageError>(
+                      [&] { merge(folder / name, folder / "out", {.unsafe_serialization = unsafe, .remove_checkpoint_dir = true}); }),
+                  AllOf(HasSubstr("notes.txt is no part of the checkpoint"), HasSubstr("Nothing was written")));
+      EXPECT_FALSE(std::filesystem::exists(folder / "out"));
+    }
+    std::filesystem::remove(folder / name / "notes.txt");
+    merge(folder / name, folder / "out", {.remove_checkpoint_dir = true});
+    EXPECT_FALSE(std::filesystem::exists(folder / name));
+    std::filesystem::remove_all(folder / "out");
+  }
+}
+
 TEST(Merge, RefusesWhatItCanNotDo) {
   const Folder folder;
   save_run(folder / "run/a");
@@ -169,7 +189,8 @@ TEST(HubFolder, RefusesFilesOfDifferentModels) {
     return message_of<IoError>([&] { checkpoint::read_hub_folder(folder / "out"); });
   };
   EXPECT_THAT(refused("\"conv.bias\"", "\"conv.scale\""), HasSubstr("'conv.bias', which the index says is nowhere"));
-  EXPECT_THAT(refused("weight_map", "weights"), HasSubstr("can't be used"));
+  EXPECT_THAT(refused("weight_map", "weights"), HasSubstr("can't be used: it is damaged: it lacks something"));
+  EXPECT_THAT(refused("\"weight_map\"", "weight_map"), HasSubstr("can't be used: it is damaged: it is no JSON at byte "));
   EXPECT_THAT(refused("\"model-00001-of", "\"../model-00001-of"), HasSubstr("not in this folder"));
   write_file(folder / "out/model.safetensors.index.json", index);
   std::filesystem::remove(merged.files.back());

@@ -1,4 +1,5 @@
-// Python goes on with runs that we have written, and we go on with runs that Python has written: PyTorch's FSDP and Accelerate's functions.
+// Python goes on with runs that we have written, and we go on with runs that Python has written: PyTorch's FSDP, and Accelerate's
+// load_state and save_state.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -233,6 +233,8 @@ TEST(FullStateDict, RefusesOnAllRanksWhatDoesNotFit) {
     wrong["conv.weight"] = at::Tensor();
     EXPECT_THAT(refused(usage, on(2, wrong)), AllOf(HasSubstr("'conv.weight' in the state dict is undefined"),
                                                     HasSubstr(world.rank() == 2 ? "" : "rank 2 can't load its state dict")));
+    wrong["conv.weight"] = at::empty({5, 3, 3, 3}, at::kMeta);
+    EXPECT_THAT(refused(usage, on(1, wrong)), HasSubstr("'conv.weight' in the state dict is a tensor of the meta device"));
     wrong["conv.weight"] = run.model->conv->weight;
     EXPECT_THAT(refused(usage, world.rank() == 0 ? wrong : StateDict(), {.broadcast_from_rank0 = true}),
                 HasSubstr("'conv.weight' in the state dict is a shard or a member of a sharded model"));
@@ -246,6 +248,34 @@ TEST(FullStateDict, RefusesOnAllRanksWhatDoesNotFit) {
     const auto after = full_state_dict(*run.model);
     EXPECT_TRUE(at::equal(after.at("conv.bias"), start.at("conv.bias")));
     EXPECT_TRUE(at::equal(after.at("conv.weight"), other.at("conv.weight")));
+  });
+}
+
+TEST(StateDicts, AreRefusedWhereNamesOfAParameterContradict) {
+  with_ranks(2, [](const Communicator& world) {
+    const PictureRun run(world);
+    const auto start = full_state_dict(*run.model);
+    const auto said = AllOf(HasSubstr("are one parameter in the model, but differ there"), HasSubstr("'tied'"), HasSubstr("'head.weight'"));
+    for (const bool broadcast : {false, true}) {
+      StateDict other;
+      for (const auto& [name, tensor] : start) other[name] = at::zeros_like(tensor);
+      load_full_state_dict(*run.model, other, {.broadcast_from_rank0 = broadcast});  // as they are written, each by itself
+      load_full_state_dict(*run.model, start);
+      if (world.rank() == 0) other.at("tied") = at::ones_like(other.at("tied"));
+      EXPECT_THAT(message_of<UsageError>([&] { load_full_state_dict(*run.model, other, {.broadcast_from_rank0 = broadcast}); }), said);
+      expect_same(full_state_dict(*run.model), start);
+    }
+    auto slices = sharded_state_dict(*run.model);
+    auto shards = local_state_dict(*run.model);
+    slices["head.weight"] = slices.at("tied");
+    shards["head.weight"] = shards.at("tied");
+    load_sharded_state_dict(*run.model, slices);
+    load_local_state_dict(*run.model, shards);
+    for (auto& values : slices["head.weight"].values) values = values + 1;
+    shards["head.weight"].values = shards.at("tied").values + 1;
+    EXPECT_THAT(message_of<UsageError>([&] { load_sharded_state_dict(*run.model, slices); }), said);
+    EXPECT_THAT(message_of<UsageError>([&] { load_local_state_dict(*run.model, shards); }), said);
+    expect_same(full_state_dict(*run.model), start);
   });
 }
 

@@ -7,6 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/consolidate.h"
+#include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
@@ -44,6 +45,30 @@ TEST(Weights, GoIntoPlainAndShardedModels) {
     checkpoint::load_weights(*narrow, folder / "a.safetensors");
     expect_same_state(*narrow, *run.model);
   });
+}
+
+// Each rank looks at a share of the checksums, and all hear of it.
+TEST(Weights, ThatAreDamagedChangeNothingOnAnyRank) {
+  const Folder folder;
+  with_ranks(1, [&](const Communicator& world) {
+    const PictureRun run(world);
+    checkpoint::save(folder / "a", {.model = run.model.get()}, world);
+    checkpoint::consolidate(folder / "a", folder / "a.safetensors");
+  });
+  const auto whole = read_file(folder / "a.safetensors");
+  const checkpoint::SafetensorsFile file(folder / "a.safetensors");
+  for (const auto& name : file.names()) {
+    auto damaged = whole;
+    damaged[file.offset(name)] = static_cast<char>(damaged[file.offset(name)] ^ 1);
+    write_file(folder / "damaged.safetensors", damaged);
+    with_ranks(3, [&](const Communicator& world) {
+      const PictureRun run(world, shard_nested, 0.25);
+      const auto before = full_state(*run.model);
+      EXPECT_THAT(message_of<IoError>([&] { checkpoint::load_weights(*run.model, folder / "damaged.safetensors"); }),
+                  HasSubstr("the bytes of '" + name + "'"));
+      for (const auto& [each, tensor] : full_state(*run.model)) EXPECT_TRUE(at::equal(tensor, before.at(each))) << each;
+    });
+  }
 }
 
 TEST(Weights, OfAnotherModelAreRefused) {

@@ -7,6 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
+#include "tessera/base/words.h"
 #include "tessera/checkpoint/consolidate.h"
 #include "tessera/checkpoint/formats/torch_xla.h"
 #include "tessera/checkpoint/inspect.h"
@@ -33,19 +34,26 @@ int consolidate(const std::string& given, const std::string& suffix, std::string
   const auto place = find_to_consolidate(prefix, suffix);
   if (save_path.empty()) save_path = prefix + "_consolidated.pth";
   const auto done = checkpoint::consolidate(place, save_path, megabyte_bar("consolidating"));
-  fmt::print("{} -> {}: {} parameters in {} tensors, {} bytes\n", place.string(), save_path, done.parameters, done.tensors, done.bytes);
+  fmt::print("{} -> {}: {} in {}, {}\n", place.string(), save_path, counted(done.parameters, "parameter"), counted(done.tensors, "tensor"),
+             counted(done.bytes, "byte"));
   return 0;
 }
 
 int verify(const std::string& given, bool cheap) {
   const auto place = place_of(given);
   const auto found = checkpoint::verify(place, {.cheap = cheap});
-  for (const auto& fault : found.faults) fmt::print(stderr, "{}\n", fault);
-  if (!found.faults.empty())
-    throw IoError(fmt::format("{} is damaged in {} place{}", place.string(), found.faults.size(), found.faults.size() == 1 ? "" : "s"));
-  fmt::print("{} {}: {} files, {} tensors, {} bytes{}\n", place.string(), cheap ? "has all its bytes" : "is whole", found.files,
-             found.tensors, found.bytes,
-             found.without_checksum == 0 ? "" : fmt::format("; {} tensors have no checksum", found.without_checksum));
+  for (const auto& fault : found.faults) fmt::print(stderr, "{}\n", printable(fault));
+  if (!found.faults.empty()) throw IoError(fmt::format("{} is damaged in {}", place.string(), counted(std::ssize(found.faults), "place")));
+  std::string unchecked;
+  if (cheap) {
+    unchecked = "; checksums were not compared";
+  } else if (found.without_checksum == found.tensors) {
+    unchecked = "; there are no checksums to compare";
+  } else if (found.without_checksum > 0) {
+    unchecked = fmt::format("; {} of the tensors have no checksum", found.without_checksum);
+  }
+  fmt::print("{} {}: {}, {}, {}{}\n", place.string(), unchecked.empty() ? "is whole" : "has all its bytes", counted(found.files, "file"),
+             counted(found.tensors, "tensor"), counted(found.bytes, "byte"), unchecked);
   return 0;
 }
 

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <memory>
+#include <regex>
 
 #include "tessera/base/error.h"
+#include "tessera/base/words.h"
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/merge.h"
 #include "tessera/cli/ckpt_places.h"
@@ -39,114 +41,143 @@ std::pair<std::string, nlohmann::json> setting_of(const std::string& text) {
   return {text.substr(0, end), std::move(value)};
 }
 
-void print_done(const std::filesystem::path& from, const std::string& out, const std::vector<std::filesystem::path>& files, int64_t tensors,
-                int64_t bytes) {
-  fmt::print("{} -> {}: {} tensors, {} bytes in {} file{}\n", from.string(), files.size() == 1 ? files.front().string() : out, tensors,
-             bytes, files.size(), files.size() == 1 ? "" : "s");
+/// An error of the library, which has options as programs write them, in the words of the command line.
+std::string in_flags(std::string text) {
+  static const std::pair<std::regex, const char*> kFlags[] = {
+      {std::regex(R"--(\.settings = \{\{"(\w+)", ([^}]+)\}\})--"), "--set $1=$2"},
+      {std::regex(R"(\{\.notes_of_first_rank = true\})"), "--notes-of-first-rank"},
+      {std::regex(R"(\.weights_only = true)"), "--weights-only"},
+  };
+  for (const auto& [words, flag] : kFlags) text = std::regex_replace(text, words, flag);
+  return text;
 }
 
 struct MergeCommand {
-  std::string from, out, max_shard_size = "5GB", dtype;
-  bool unsafe_serialization = false, remove_checkpoint_dir = false;
+  std::string from, out;
+  checkpoint::MergeOptions options;
 
-  int run() const {
-    checkpoint::MergeOptions options{.max_shard_size = bytes_of(max_shard_size),
-                                     .unsafe_serialization = unsafe_serialization,
-                                     .remove_checkpoint_dir = remove_checkpoint_dir,
-                                     .progress = megabyte_bar("merging")};
-    if (!dtype.empty()) options.dtype = dtype_of(dtype);
+  int run() {
+    options.progress = megabyte_bar("merging");
     const auto folder = place_of(from);
     const auto merged = checkpoint::merge(folder, out, options);
     options.progress = {};
-    print_done(folder, out, merged.files, merged.tensors, merged.bytes);
+    const auto& files = merged.files;
+    fmt::print("{} -> {}: {}, {} in {}\n", folder.string(), files.size() == 1 ? files.front().string() : out,
+               counted(merged.tensors, "tensor"), counted(merged.bytes, "byte"), counted(std::ssize(files), "file"));
     return 0;
   }
 };
 
 struct ConvertCommand {
-  std::string in, out, to = "tessera", from, max_shard_size = "5GB", dtype, memory = "1GB";
-  std::vector<std::string> settings;
-  int world = 1;
-  bool weights_only = false, full = false, notes_of_first_rank = false;
+  std::string in, out, to = "tessera";
+  checkpoint::ConvertOptions options;
 
-  int run() const {
-    checkpoint::ConvertOptions options{.to = format_named(to),
-                                       .world = world,
-                                       .weights_only = weights_only,
-                                       .max_shard_size = bytes_of(max_shard_size),
-                                       .full_state_dict = full,
-                                       .notes_of_first_rank = notes_of_first_rank,
-                                       .memory = bytes_of(memory),
-                                       .progress = megabyte_bar("converting")};
-    const auto expect_meaning = [&](bool given, const char* flag, std::initializer_list<Format> formats) {
-      if (!given || std::ranges::find(formats, options.to) != formats.end()) return;
-      throw ConfigError(fmt::format("{} means nothing for --to {}", flag, to));
+  /// Throws ConfigError for a flag that is given and means nothing for the format.
+  void expect_meaning(const CLI::App& command) const {
+    using enum Format;
+    static const std::pair<const char*, std::vector<Format>> kMeaning[] = {
+        {"--world", {Tessera, Dcp, Accelerate, TorchXla}},
+        {"--set", {Dcp, Torch, Accelerate}},
+        {"--full", {Accelerate}},
+        {"--max-shard-size", {Hub}},
+        {"--dtype", {Tessera, Dcp, Hub, Safetensors, Torch, Accelerate}},
+        {"--memory", {Tessera, Dcp, Hub, Safetensors, Torch, Accelerate}},
+        {"--weights-only", {Tessera, Dcp, Hub, Safetensors, Torch, Accelerate}},
+        {"--notes-of-first-rank", {Tessera, Dcp, Torch, Accelerate}},
     };
-    expect_meaning(world != 1, "--world", {Format::Tessera, Format::Dcp, Format::Accelerate, Format::TorchXla});
-    expect_meaning(!settings.empty(), "--set", {Format::Dcp, Format::Torch, Format::Accelerate});
-    if (!from.empty()) options.from = format_named(from);
-    if (!dtype.empty()) options.dtype = dtype_of(dtype);
-    for (const auto& text : settings) options.settings.insert(setting_of(text));
+    for (const auto& [flag, formats] : kMeaning) {
+      if (command.count(flag) == 0 || std::ranges::find(formats, options.to) != formats.end()) continue;
+      throw ConfigError(fmt::format("{} means nothing for --to {}", flag, to));
+    }
+  }
+
+  int run() try {
+    options.progress = megabyte_bar("converting");
     const auto place = place_of(in);
     const auto target = without_slashes(out);
     const auto done = checkpoint::convert(place, target, options);
     options.progress = {};
-    for (const auto& [name, why] : done.left_out) fmt::print(stderr, "{} is left out: {}\n", name, why);
-    fmt::print("{} -> {}: {}, {} tensors, {} bytes\n", place.string(), target, checkpoint::name_of(options.to), done.tensors, done.bytes);
+    for (const auto& [name, why] : done.left_out) fmt::print(stderr, "{}\n", printable(fmt::format("{} is left out: {}", name, why)));
+    fmt::print("{} -> {}: {}, {}, {}\n", place.string(), target, checkpoint::name_of(options.to), counted(done.tensors, "tensor"),
+               counted(done.bytes, "byte"));
     return 0;
+  } catch (const UsageError& error) {
+    throw UsageError(in_flags(error.what()));
   }
 };
 
-void add_common(CLI::App& command, ConvertCommand& options) {
-  command.add_option("IN", options.in, "The checkpoint: a folder or a file, or the P of folders P-step-N")->required();
-  command.add_option("OUT", options.out, "The folder or the file to write")->required();
-  command.add_option("--memory", options.memory, "Bytes of a tensor that are in memory at once")->type_name("SIZE")->capture_default_str();
-  command.add_flag("--notes-of-first-rank", options.notes_of_first_rank, "Where notes differ by rank and can't, take those of rank 0");
+void add_common(CLI::App& command, ConvertCommand& convert) {
+  command.add_option("IN", convert.in, "The checkpoint: a folder or a file, or the P of folders P-step-N")->required();
+  command.add_option("OUT", convert.out, "The folder or the file to write")->required();
+  command.add_option("--world", convert.options.world, "The number of ranks whose files are written")
+      ->type_name("M")
+      ->check(CLI::Range(1, checkpoint::kMostRanks));
+  add_value(command, "--memory", convert.options.memory, bytes_of, "Bytes of a tensor that are in memory at once")
+      ->type_name("SIZE")
+      ->default_str("1GB");
+  command.add_flag("--notes-of-first-rank", convert.options.notes_of_first_rank,
+                   "Where notes differ by rank and can't, take those of rank 0");
 }
 
 }  // namespace
 
 void add_merge(CLI::App& command, const std::string& name, std::function<int()>& chosen) {
-  auto* merge = command.add_subcommand(name, "Makes files with the whole model of a checkpoint of any format")->group("Commands");
-  const auto options = std::make_shared<MergeCommand>();
-  merge->add_option("IN", options->from, "The checkpoint: a folder or a file, or the P of folders P-step-N")->required();
-  merge->add_option("OUT", options->out, "The folder for model.safetensors")->required();
-  merge->add_option("--max-shard-size", options->max_shard_size, "The largest file; if the model is larger, there are several and an index")
+  auto* flags = command.add_subcommand(name, "Makes files with the whole model of a checkpoint of any format")->group("Commands");
+  const auto merge = std::make_shared<MergeCommand>();
+  auto& options = merge->options;
+  flags->add_option("IN", merge->from, "The checkpoint: a folder or a file, or the P of folders P-step-N")->required();
+  flags->add_option("OUT", merge->out, "The folder for model.safetensors")->required();
+  add_value(*flags, "--max-shard-size", options.max_shard_size, bytes_of,
+            "The largest file; if the model is larger, there are several and an index")
       ->type_name("SIZE")
-      ->capture_default_str();
-  merge->add_option("--dtype", options->dtype, "fp32, fp16 or bf16; that of the checkpoint unless given")->type_name("DTYPE");
-  merge->add_flag("--unsafe-serialization", options->unsafe_serialization, "Write pytorch_model.bin, a file of torch.save");
-  merge->add_flag("--remove-checkpoint-dir", options->remove_checkpoint_dir, "Remove IN when all is written");
-  merge->callback([&chosen, options] { chosen = [=] { return options->run(); }; });
+      ->default_str("5GB");
+  add_value(*flags, "--dtype", options.dtype, dtype_of, "fp32, fp16 or bf16; that of the checkpoint unless given")->type_name("DTYPE");
+  flags->add_flag("--unsafe-serialization", options.unsafe_serialization, "Write pytorch_model.bin, a file of torch.save");
+  flags->add_flag("--remove-checkpoint-dir", options.remove_checkpoint_dir, "Remove IN when all is written");
+  flags->callback([&chosen, merge] { chosen = [=] { return merge->run(); }; });
 }
 
 void add_convert(CLI::App& command, std::function<int()>& chosen) {
-  auto* convert = command.add_subcommand("convert", "Writes a checkpoint of any format in another format")->group("Commands");
-  const auto options = std::make_shared<ConvertCommand>();
-  add_common(*convert, *options);
-  convert->add_option("--to", options->to, "tessera, dcp, hub, safetensors, torch, accelerate or torch_xla")
+  auto* flags = command.add_subcommand("convert", "Writes a checkpoint of any format in another format")->group("Commands");
+  const auto convert = std::make_shared<ConvertCommand>();
+  auto& options = convert->options;
+  add_common(*flags, *convert);
+  const auto named = [raw = convert.get()](const std::string& name) {
+    raw->to = name;
+    return format_named(name);
+  };
+  add_value(*flags, "--to", options.to, named, "tessera, dcp, hub, safetensors, torch, accelerate or torch_xla")
       ->type_name("FORMAT")
       ->required();
-  convert->add_option("--from", options->from, "What IN has to be; it is recognised unless given")->type_name("FORMAT");
-  convert->add_option("--world", options->world, "The number of ranks whose files are written")->type_name("M")->capture_default_str();
-  convert->add_option("--dtype", options->dtype, "fp32, fp16 or bf16 for the model; that of the checkpoint unless given")
+  add_value(*flags, "--from", options.from, format_named, "What IN has to be; it is recognised unless given")->type_name("FORMAT");
+  flags->get_option("--world")->capture_default_str();
+  add_value(*flags, "--dtype", options.dtype, dtype_of, "fp32, fp16 or bf16 for the model; that of the checkpoint unless given")
       ->type_name("DTYPE");
-  convert->add_option("--max-shard-size", options->max_shard_size, "The largest file of a Hub folder")
+  add_value(*flags, "--max-shard-size", options.max_shard_size, bytes_of, "The largest file of a Hub folder")
       ->type_name("SIZE")
-      ->capture_default_str();
-  convert->add_flag("--weights-only", options->weights_only, "Leave the optimizer and all else out");
-  convert->add_flag("--full", options->full, "Of Accelerate's folders those of FULL_STATE_DICT");
-  convert->add_option("--set", options->settings, "A setting of the optimizer for Python, such as lr=0.001; may be repeated")
+      ->default_str("5GB");
+  flags->add_flag("--weights-only", options.weights_only, "Leave the optimizer and all else out");
+  flags->add_flag("--full", options.full_state_dict, "Of Accelerate's folders those of FULL_STATE_DICT");
+  flags
+      ->add_option_function<std::vector<std::string>>(
+          "--set",
+          [&options](const std::vector<std::string>& texts) {
+            for (const auto& text : texts) options.settings.insert(setting_of(text));
+          },
+          "A setting of the optimizer for Python, such as lr=0.001; may be repeated")
       ->type_name("NAME=VALUE");
-  convert->callback([&chosen, options] { chosen = [=] { return options->run(); }; });
+  flags->callback([&chosen, convert, flags] {
+    convert->expect_meaning(*flags);
+    chosen = [=] { return convert->run(); };
+  });
 }
 
 void add_reshard(CLI::App& command, std::function<int()>& chosen) {
-  auto* reshard = command.add_subcommand("reshard", "Writes a checkpoint of Tessera for another number of ranks")->group("Commands");
-  const auto options = std::make_shared<ConvertCommand>();
-  add_common(*reshard, *options);
-  reshard->add_option("--world", options->world, "The number of ranks")->type_name("M")->required();
-  reshard->callback([&chosen, options] { chosen = [=] { return options->run(); }; });
+  auto* flags = command.add_subcommand("reshard", "Writes a checkpoint of Tessera for another number of ranks")->group("Commands");
+  const auto convert = std::make_shared<ConvertCommand>();
+  add_common(*flags, *convert);
+  flags->get_option("--world")->required();
+  flags->callback([&chosen, convert] { chosen = [=] { return convert->run(); }; });
 }
 
 }  // namespace tessera::cli

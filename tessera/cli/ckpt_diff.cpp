@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "tessera/base/error.h"
+#include "tessera/base/words.h"
 #include "tessera/checkpoint/diff.h"
 #include "tessera/cli/ckpt_places.h"
 
@@ -15,17 +16,18 @@ namespace {
 constexpr int kDiffers = 1, kTrouble = 2;  // as diff(1) ends
 
 struct DiffCommand {
-  std::string one, other, memory = "1GB";
+  std::string one, other;
+  int64_t memory = checkpoint::DiffOptions{}.memory;
   bool as_json = false;
 
   int run() const try {
-    checkpoint::DiffOptions options{.memory = bytes_of(memory), .progress = megabyte_bar("comparing")};
+    checkpoint::DiffOptions options{.memory = memory, .progress = megabyte_bar("comparing")};
     const auto found = checkpoint::diff(place_of(one), place_of(other), options);
     options.progress = {};
     std::cout << (as_json ? checkpoint::to_json(found).dump(2) + "\n" : checkpoint::to_table(found));
     return found.is_none() ? 0 : kDiffers;
   } catch (const Error& error) {
-    fmt::print(stderr, "tessera: {}\n", error.what());
+    fmt::print(stderr, "tessera: {}\n", printable(error.what(), "\n"));
     return kTrouble;
   }
 };
@@ -41,7 +43,9 @@ void add_diff(CLI::App& command, std::function<int()>& chosen) {
   const auto options = std::make_shared<DiffCommand>();
   diff->add_option("A", options->one, "A folder or a file, or the P of folders P-step-N")->required();
   diff->add_option("B", options->other, "The other one")->required();
-  diff->add_option("--memory", options->memory, "Bytes of tensors that are in memory at once")->type_name("SIZE")->capture_default_str();
+  add_value(*diff, "--memory", options->memory, bytes_of, "Bytes of tensors that are in memory at once")
+      ->type_name("SIZE")
+      ->default_str("1GB");
   diff->add_flag("--json", options->as_json, "As JSON");
   diff->callback([&chosen, options] { chosen = [=] { return options->run(); }; });
 }

@@ -2,15 +2,14 @@
 #pragma once
 
 #include <c10/core/ScalarType.h>
+#include <CLI/CLI.hpp>
 
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <string>
 
-namespace CLI {
-class App;
-}
+#include "tessera/base/error.h"
 
 namespace tessera::cli {
 
@@ -25,6 +24,19 @@ std::string what_is_there(const std::filesystem::path& prefix);
 /// "5GB", "200 MB", "1000000". Units are decimal, as in Accelerate.
 int64_t bytes_of(const std::string& text);
 at::ScalarType dtype_of(const std::string& name);
+
+/// Adds a flag whose value is read by `read`. What that refuses is wrong usage.
+template <class Value, class Read>
+CLI::Option* add_value(CLI::App& command, const std::string& flag, Value& value, const Read& read, const std::string& description) {
+  const auto take = [flag, &value, read](const std::string& text) {
+    try {
+      value = read(text);
+    } catch (const ConfigError& error) {
+      throw ConfigError(flag + ": " + error.what());
+    }
+  };
+  return command.add_option_function<std::string>(flag, take, description);
+}
 
 /// A progress bar on standard error, in MB, that vanishes at the end.
 std::function<void(const std::string& name, int64_t bytes, int64_t all)> megabyte_bar(const std::string& title);

@@ -35,9 +35,11 @@ void add_prune(CLI::App& command, std::function<int()>& chosen) {
   auto* last = prune_command->add_option("--keep-last", keep->last, "How many of the newest stay")->type_name("N")->capture_default_str();
   auto* every = prune_command->add_option("--keep-every", keep->every, "Those whose step is a multiple of N stay")->type_name("N");
   auto* best = prune_command->add_option("--keep-best", keep->best, "How many of the best stay")->type_name("N");
-  prune_command->add_option("--metric", keep->metric, "The note that says how good one is; the lowest is best")
-      ->type_name("NOTE")
-      ->needs(best);
+  for (auto* count : {last, every, best}) count->check(CLI::PositiveNumber);
+  auto* metric = prune_command->add_option("--metric", keep->metric, "The note that says how good one is; the lowest is best")
+                     ->type_name("NOTE")
+                     ->needs(best);
+  best->needs(metric);
   prune_command->add_flag("--higher-is-better", keep->higher_is_better, "The highest is best")->needs(best);
   prune_command->callback([&chosen, prefix, keep, last, every, best] {
     if (last->empty() && every->empty() && best->empty()) throw CLI::RequiredError("one of --keep-last, --keep-every and --keep-best");

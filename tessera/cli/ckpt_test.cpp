@@ -11,6 +11,8 @@
 #include "tessera/checkpoint/formats/torch_file.h"
 #include "tessera/checkpoint/save_torch_xla.h"
 #include "tessera/checkpoint/step_folders.h"
+#include "tessera/optim/adam.h"
+#include "tessera/shard/parameters.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
 
@@ -122,7 +124,9 @@ TEST_F(Ckpt, MergesInspectsAndPrunes) {
   EXPECT_EQ(merged.status, 0) << merged.output;
   EXPECT_THAT(merged.output, HasSubstr("net-step-000020 -> " + out + ": 6 tensors, 448 bytes in "));
   EXPECT_TRUE(std::filesystem::exists(folder / "out/model.safetensors.index.json"));
-  EXPECT_THAT(ckpt("merge", {prefix, out, "--dtype", "int8"}).output, HasSubstr("write fp32, fp16 or bf16"));
+  const auto wrong = ckpt("merge", {prefix, out, "--dtype", "int8"});
+  EXPECT_EQ(wrong.status, 2);
+  EXPECT_THAT(wrong.output, HasSubstr("--dtype: 'int8' is no dtype for weights; write fp32, fp16 or bf16"));
   EXPECT_THAT(ckpt("merge", {prefix, out, "--max-shard-size", "5XB"}).output, HasSubstr("'5XB' is no size"));
   EXPECT_THAT(ckpt("merge", {prefix}).output, HasSubstr("OUT is required"));
   EXPECT_EQ(ckpt("merge", {prefix, out, "more"}).status, 2);
@@ -135,14 +139,102 @@ TEST_F(Ckpt, MergesInspectsAndPrunes) {
   EXPECT_EQ(ckpt("prune", {"--ckpt-prefix", prefix}).status, 2);
 }
 
+TEST_F(Ckpt, TellsWrongUsageFromFailure) {
+  const auto dcp = (folder / "dcp").string(), out = (folder / "out").string();
+  EXPECT_EQ(ckpt("convert", {prefix, dcp, "--to", "dcp"}).status, 0);
+  const std::vector<std::pair<std::vector<std::string>, std::string>> wrong = {
+      {{"--to", "zip"}, "--to: 'zip' is no format; write one of accelerate, dcp, hub, safetensors"},
+      {{"--to", "dcp", "--from", "zip"}, "--from: 'zip' is no format"},
+      {{"--to", "dcp", "--set", "lr"}, "NAME=VALUE"},
+      {{"--to", "dcp", "--memory", "0"}, "--memory: '0' is no size"},
+      {{"--to", "tessera", "--world", "0"}, "--world: "},
+      {{"--to", "tessera", "--world", "1000000"}, "--world: "},
+      {{"--to", "hub", "--world", "2"}, "--world means nothing for --to hub"},
+      {{"--to", "dcp", "--full"}, "--full means nothing for --to dcp"},
+      {{"--to", "dcp", "--max-shard-size", "1GB"}, "--max-shard-size means nothing for --to dcp"},
+      {{"--to", "torch_xla", "--memory", "1GB"}, "--memory means nothing for --to torch_xla"},
+      {{"--to", "torch_xla", "--dtype", "bf16"}, "--dtype means nothing for --to torch_xla"},
+      {{"--to", "torch_xla", "--weights-only"}, "--weights-only means nothing for --to torch_xla"},
+  };
+  for (const auto& [flags, said] : wrong) {
+    std::vector<std::string> arguments = {dcp, out};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    const auto ended = ckpt("convert", arguments);
+    EXPECT_EQ(ended.status, 2) << ended.output;
+    EXPECT_THAT(ended.output, HasSubstr(said));
+  }
+  EXPECT_EQ(ckpt("diff", {dcp, dcp, "--memory", "much"}).status, 2);
+  EXPECT_EQ(ckpt("prune", {"--ckpt-prefix", prefix, "--keep-last", "0"}).status, 2);
+  EXPECT_EQ(ckpt("prune", {"--ckpt-prefix", prefix, "--keep-best", "2"}).status, 2);
+  const auto other = ckpt("convert", {dcp, out, "--to", "hub", "--from", "torch"});
+  EXPECT_EQ(other.status, 1);
+  EXPECT_THAT(other.output, HasSubstr("not a file of torch.save"));
+  EXPECT_FALSE(std::filesystem::exists(out));
+}
+
+TEST_F(Ckpt, NamesFlagsInErrorsOfTheLibrary) {
+  const auto run = (folder / "run").string();
+  with_ranks(2, [&](const Communicator& world) {
+    const auto net = sharded_net(world);
+    optim::AdamW optimizer(parameters(*net), {.lr = 0.1});
+    checkpoint::save(run, {.model = net.ptr().get(), .optimizer = &optimizer, .notes = {{"rank", world.rank()}}}, world);
+  });
+  EXPECT_THAT(ckpt("reshard", {run, folder / "out", "--world", "3"}).output,
+              HasSubstr("load with --notes-of-first-rank if those of rank 0"));
+  EXPECT_THAT(ckpt("convert", {run, folder / "out", "--to", "dcp", "--notes-of-first-rank"}).output,
+              HasSubstr("give it with --set lr=0.1, or convert the weights only (--weights-only)"));
+  EXPECT_EQ(ckpt("convert", {run, folder / "out", "--to", "dcp", "--notes-of-first-rank", "--set", "lr=0.1"}).status, 0);
+}
+
+TEST_F(Ckpt, SaysWhatItCouldNotVerify) {
+  const std::string header = R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";  // as Python's package writes it
+  write_file(folder / "python.safetensors", std::string{static_cast<char>(header.size())} + std::string(7, '\0') + header + "12345678");
+  EXPECT_THAT(ckpt("verify", {"--ckpt-prefix", folder / "python.safetensors"}).output,
+              HasSubstr("python.safetensors has all its bytes: 1 file, 1 tensor, 8 bytes; there are no checksums to compare\n"));
+  EXPECT_THAT(ckpt("verify", {"--ckpt-prefix", prefix, "--cheap"}).output, HasSubstr("; checksums were not compared\n"));
+}
+
+TEST_F(Ckpt, HintsAtTheFolderOfAPart) {
+  const auto dcp = (folder / "dcp").string(), hub = (folder / "hub").string(), native = prefix + "-step-000020";
+  ckpt("convert", {prefix, dcp, "--to", "dcp"});
+  ckpt("merge", {prefix, hub, "--max-shard-size", "0.3KB"});
+  const std::vector<std::pair<std::string, std::string>> parts = {{dcp, "/.metadata"},
+                                                                  {dcp, "/__0_0.distcp"},
+                                                                  {hub, "/model.safetensors.index.json"},
+                                                                  {native, "/manifest.json"},
+                                                                  {native, "/rank-0-of-2.safetensors"}};
+  for (const auto& [whole, part] : parts) {
+    const auto ended = ckpt("inspect", {whole + part});
+    EXPECT_EQ(ended.status, 1);
+    EXPECT_THAT(ended.output, HasSubstr(part + " is a part of a checkpoint; give its folder, " + whole));
+  }
+}
+
+TEST_F(Ckpt, ShowsControlCharactersInNames) {
+  const auto write = [&](const std::string& file, const std::string& name) {
+    checkpoint::SafetensorsWriter writer(folder / file, {{.name = name, .dtype = at::kFloat, .sizes = {2}}});
+    writer.write(at::ones({2}));
+    writer.close();
+    return (folder / file).string();
+  };
+  const auto one = write("one.safetensors", "a\x1b[2J\nb"), other = write("other.safetensors",
+                                                                          "\xc2\x9b"
+                                                                          "2J");
+  const auto inspected = ckpt("inspect", {one});
+  EXPECT_THAT(inspected.output, AllOf(HasSubstr("a\\x1b[2J\\x0ab "), HasSubstr("1 tensor, 2 values, 8 bytes in 1 file\n")));
+  const auto different = ckpt("diff", {one, other});
+  EXPECT_THAT(different.output, AllOf(HasSubstr("only in the first: a\\x1b[2J\\x0ab\n"), HasSubstr("only in the second: \\x9b2J\n")));
+  std::filesystem::resize_file(one, std::filesystem::file_size(one) - 1);
+  const auto cut = ckpt("inspect", {one});
+  for (const auto& ended : {inspected, different, cut}) EXPECT_EQ(ended.output.find('\x1b'), std::string::npos) << ended.output;
+}
+
 TEST_F(Ckpt, ConvertsReshardsAndCompares) {
   const auto dcp = (folder / "dcp").string(), three = (folder / "three").string();
   const auto converted = ckpt("convert", {prefix, dcp, "--to", "dcp", "--from", "tessera", "--world", "2"});
   EXPECT_EQ(converted.status, 0) << converted.output;
   EXPECT_THAT(converted.output,
               HasSubstr("net-step-000020 -> " + dcp + ": a folder of torch.distributed.checkpoint, 6 tensors, 896 bytes\n"));
-  EXPECT_THAT(ckpt("convert", {prefix, folder / "x", "--to", "hub", "--world", "2"}).output,
-              HasSubstr("--world means nothing for --to hub"));
   EXPECT_EQ(ckpt("reshard", {dcp, three, "--world", "3"}).status, 0);
   EXPECT_THAT(ckpt("inspect", {three}).output, HasSubstr("of 3 ranks"));
   const auto equal = ckpt("diff", {prefix, three});
@@ -156,9 +248,6 @@ TEST_F(Ckpt, ConvertsReshardsAndCompares) {
   const auto trouble = ckpt("diff", {prefix, folder / "none"});
   EXPECT_EQ(trouble.status, 2);
   EXPECT_THAT(trouble.output, HasSubstr("none called none-step-N"));
-  EXPECT_THAT(ckpt("convert", {dcp, folder / "out", "--to", "zip"}).output, HasSubstr("write one of accelerate, dcp, hub, safetensors"));
-  EXPECT_THAT(ckpt("convert", {dcp, folder / "out", "--to", "dcp", "--set", "lr"}).output, HasSubstr("NAME=VALUE"));
-  EXPECT_THAT(ckpt("convert", {dcp, folder / "out", "--to", "hub", "--from", "torch"}).output, HasSubstr("not a file of torch.save"));
   EXPECT_THAT(ckpt("reshard", {dcp, three, "--world", "3"}).output, HasSubstr("three"));
   EXPECT_THAT(ckpt("verify", {"--ckpt-prefix", three, "--cheap"}).output, HasSubstr("three has all its bytes: 3 files"));
 }

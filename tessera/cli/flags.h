@@ -138,7 +138,7 @@ class Program : public CLI::App {
       if (status == 0) expect_printed();
       return status;
     } catch (const std::exception& error) {
-      std::fprintf(stderr, "%s: %s\n", get_name().c_str(), error.what());
+      std::fprintf(stderr, "%s: %s\n", get_name().c_str(), printable(error.what(), "\n").c_str());
       return status_of_error;
     }
   }

@@ -1,5 +1,5 @@
 """run_files.py FOLDER: reads the run that tessera/checkpoint/run_python_test.cpp has written to FOLDER/ours, takes a step of it, and writes a run of its own to
-FOLDER/theirs: for Accelerate by its own functions, and by PyTorch's alone.
+FOLDER/theirs: by an Accelerator, and by PyTorch's functions alone.
 
 Two ranks are forked before anything else, because threads of torch do not survive a fork.
 """
@@ -16,15 +16,14 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict, get_state_dict, set_model_state_dict
 from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import StateDictType, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from ranks import fork_ranks
 
 try:
     import accelerate
-    from accelerate.checkpointing import load_accelerator_state, save_accelerator_state
-    from accelerate.utils import fsdp_utils
+    from accelerate.state import AcceleratorState, PartialState
 except ImportError:
     accelerate = None
 
@@ -32,7 +31,7 @@ warnings.simplefilter("ignore")
 folder = sys.argv[1]
 ours, theirs = f"{folder}/ours", f"{folder}/theirs"
 os.makedirs(theirs)
-KINDS = {"sharded": StateDictType.SHARDED_STATE_DICT, "full": StateDictType.FULL_STATE_DICT}
+KINDS = {"sharded": "SHARDED_STATE_DICT", "full": "FULL_STATE_DICT"}
 
 
 class Net(nn.Module):
@@ -48,13 +47,16 @@ def numbers(*shape):
     return torch.arange(torch.Size(shape).numel(), dtype=torch.float32).mul(0.7).sin().view(shape)
 
 
-def new_run():
+def new_run(accelerator=None):
     model = Net()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(numbers(*parameter.shape))
-    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-    return model, torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.02)
+    if accelerator is None:
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.02)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    return (model, optimizer, scheduler) if accelerator is None else accelerator.prepare(model, optimizer, scheduler)
 
 
 def train(model, optimizer, steps):
@@ -83,33 +85,24 @@ def write_json(rank, path, model, optimizer):
             json.dump({"tensors": result, "lr": optimizer.param_groups[0]["lr"], "betas": optimizer.param_groups[0]["betas"]}, file)
 
 
-class Accelerated:
-    """What Accelerate's functions ask of a plugin and of an Accelerator."""
-
-    def __init__(self, kind):
-        self.plugin = types.SimpleNamespace(fsdp_version=2, state_dict_type=KINDS[kind], state_dict_config=types.SimpleNamespace(),
-                                            optim_state_dict_config=types.SimpleNamespace(rank0_only=False))
-        self.accelerator = types.SimpleNamespace(num_processes=2, process_index=dist.get_rank(), is_fsdp2=True,
-                                                 is_main_process=dist.get_rank() == 0, wait_for_everyone=dist.barrier)
-
-    def save(self, path, model, optimizer, scheduler):
-        fsdp_utils.save_fsdp_model(self.plugin, self.accelerator, model, path)
-        fsdp_utils.save_fsdp_optimizer(self.plugin, self.accelerator, optimizer, model, path)
-        save_accelerator_state(path, [], [], [scheduler], [], dist.get_rank(), step=5)
-
-    def load(self, path, model, optimizer, scheduler):
-        fsdp_utils.load_fsdp_model(self.plugin, self.accelerator, model, path)
-        fsdp_utils.load_fsdp_optimizer(self.plugin, self.accelerator, optimizer, model, path)
-        return load_accelerator_state(path, [], [], [scheduler], [], dist.get_rank())
+def new_accelerator(kind):
+    """With FSDP, which Accelerate never chooses for CPUs, so it is told that it has. All else is Accelerate's own."""
+    AcceleratorState._reset_state()
+    plugin = accelerate.FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=KINDS[kind], auto_wrap_policy="NO_WRAP",
+                                                       cpu_ram_efficient_loading=False)
+    accelerator = accelerate.Accelerator(cpu=True, fsdp_plugin=plugin)
+    PartialState._shared_state["distributed_type"] = accelerate.DistributedType.FSDP
+    accelerator.state.distributed_type, accelerator.state.fsdp_plugin = accelerate.DistributedType.FSDP, plugin
+    return accelerator
 
 
 def read_ours(rank):
     """Each checkpoint goes on for a step here."""
     names = ["dcp"] + (["sharded", "full"] if accelerate else [])
     for name in names:
-        model, optimizer = new_run()
+        accelerator = None if name == "dcp" else new_accelerator(name)
+        model, optimizer, scheduler = new_run(accelerator)
         train(model, optimizer, [7])  # other values than those that are loaded
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
         if name == "dcp":
             weights, state = get_state_dict(model, optimizer)
             everything = {"model": weights, "optimizer": state, "epoch": 0}
@@ -119,18 +112,17 @@ def read_ours(rank):
             assert everything["epoch"] == 3, everything["epoch"]
         else:
             generator = torch.get_rng_state()
-            found = Accelerated(name).load(f"{ours}/{name}", model, optimizer, scheduler)
-            assert found == {"step": 5}, found
-            assert scheduler.last_epoch == 2, scheduler.state_dict()
+            accelerator.load_state(f"{ours}/{name}")
+            assert accelerator.step == 5, accelerator.step
+            assert scheduler.scheduler.last_epoch == 2, scheduler.state_dict()
             assert not torch.equal(generator, torch.get_rng_state())
+            optimizer = optimizer.optimizer  # that of torch
         train(model, optimizer, [2])
         write_json(rank, f"{folder}/read_{name}.json", model, optimizer)
 
 
 def write_theirs(rank):
-    torch.manual_seed(100 + rank)
-    model, optimizer = new_run()
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    model, optimizer, scheduler = new_run()
     train(model, optimizer, [0, 1])
     weights, state = get_state_dict(model, optimizer)
     dcp.save({"model": weights, "optimizer": state, "epoch": 3, "scheduler": scheduler, "kind": types.SimpleNamespace}, checkpoint_id=f"{theirs}/dcp")
@@ -138,25 +130,26 @@ def write_theirs(rank):
     weights, state = get_model_state_dict(model, options=full), get_optimizer_state_dict(model, optimizer, options=full)
     if rank == 0:
         torch.save({"model": weights, "optimizer": state, "epoch": 3}, f"{theirs}/full.pt")
-    if accelerate:
-        for kind in KINDS:
-            Accelerated(kind).save(f"{theirs}/{kind}", model, optimizer, scheduler)
-            if rank == 0:
-                torch.save({"counts": [1, 2], "object": nn.Linear}, f"{theirs}/{kind}/custom_checkpoint_0.pkl")
-    write_json(rank, f"{theirs}/before.json", model, optimizer)
+    train(model, optimizer, [2])
+    write_json(rank, f"{theirs}/after.json", model, optimizer)
+    for kind in KINDS if accelerate else []:
+        accelerator = new_accelerator(kind)
+        model, optimizer, scheduler = new_run(accelerator)
+        train(model, optimizer, [0, 1])
+        accelerator.step = 5
+        torch.manual_seed(100 + rank)
+        accelerator.save_state(f"{theirs}/{kind}")
+        if rank == 0:
+            torch.save({"counts": [1, 2], "object": nn.Linear}, f"{theirs}/{kind}/custom_checkpoint_0.pkl")
     draws = torch.rand(3).tolist()
     if rank == 1:
         with open(f"{theirs}/draws.json", "w") as file:
             json.dump(draws, file)
-    train(model, optimizer, [2])
-    write_json(rank, f"{theirs}/after.json", model, optimizer)
 
 
 def run_as_rank(rank):
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2", ACCELERATE_USE_CPU="true")
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    if accelerate:
-        accelerate.PartialState(cpu=True)
     write_theirs(rank)
     if os.path.exists(ours):
         read_ours(rank)
@@ -171,9 +164,9 @@ def plain_torch():
         train(model, optimizer, [0])
         torch.save({"model_state_dict": model.state_dict(), "optimizer_state_dict": optimizer.state_dict(), "epoch": 3}, f"{theirs}/{name}.pt")
     if accelerate:  # without FSDP
-        accelerate.PartialState(cpu=True)
-        os.makedirs(f"{theirs}/plain")
-        save_accelerator_state(f"{theirs}/plain", [model.state_dict()], [optimizer], [], [], 0, step=5)
+        accelerator = accelerate.Accelerator(cpu=True)
+        accelerator.prepare(model, optimizer)
+        accelerator.save_state(f"{theirs}/plain")
 
 
 def merge():

@@ -78,8 +78,8 @@ json RunSource::settings() const {
     for (const auto& name : needed) {
       if (options_.settings.contains(name)) continue;
       throw UsageError(
-          fmt::format("the checkpoint does not say which '{0}' its optimizer ({1}) had, and Python takes it from the files: give it in "
-                      "ConvertOptions::settings (--set {0}=0.1), or convert the weights only",
+          fmt::format("the checkpoint does not say which '{0}' its optimizer ({1}) had, and Python takes it from the files: give it with "
+                      ".settings = {{{{\"{0}\", 0.1}}}}, or convert the weights only (.weights_only = true)",
                       name, run_.optimizer));
     }
     auto group = default_settings(run_.optimizer);

@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
 #include <random>
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/convert/run_source.h"
+#include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/live/generator_state.h"
 #include "tessera/checkpoint/live/model_plan.h"
 #include "tessera/checkpoint/live/part_records.h"
@@ -40,8 +40,7 @@ class RankPart {
       record_.state[tensor.name] = part;
       add(tensor, part, tensor.shape.empty());
     }
-    // The widest dtype comes first, so that every value is aligned to its width for programs that map the file into memory.
-    std::ranges::stable_sort(items_, std::greater{}, [](const Item& item) { return c10::elementSize(item.tensor->dtype); });
+    sort_by_width(items_, [](const Item& item) { return item.tensor->dtype; });
   }
 
   void write(const fs::path& folder) const {

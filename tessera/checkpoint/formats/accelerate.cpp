@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
@@ -19,6 +20,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr auto kModelFile = "pytorch_model.bin";  // as Accelerate has them without FSDP, where it does not write safetensors
+
+/// The objects whose values stand in files of their own.
+constexpr std::array kStateFiles = {"scheduler", "scaler", "sampler", "dl_state_dict", "custom_checkpoint"};
 
 std::vector<std::string> names_of(const fs::path& folder) {
   return names_in(folder).value_or(std::vector<std::string>());
@@ -50,7 +54,7 @@ class AccelerateReader {
       if (is_part_of(model) || is_part_of(optimizer)) {
         all_.left_out.emplace(name, "it is of another model or optimizer than the first, or of FSDP's LOCAL_STATE_DICT");
       }
-      for (const auto* kind : {"scheduler", "scaler", "sampler", "dl_state_dict", "custom_checkpoint"}) {
+      for (const auto* kind : kStateFiles) {
         if (name.starts_with(kind) && fs::path(name).has_extension()) add_values(name);
       }
     }
@@ -144,6 +148,13 @@ bool is_accelerate_folder(const fs::path& folder) {
   if (is_there(folder / (model + "_0")) || is_there(folder / (model + ".bin"))) return true;
   const bool has_model = is_hub_folder(folder) || is_there(folder / kModelFile);
   return has_model && is_there(folder / (accelerate::kGenerators + std::string("0.pkl")));
+}
+
+bool is_accelerate_file(const fs::path& file) {
+  const auto name = file.filename().string();
+  const auto begins = [&](const char* kind) { return name.starts_with(kind); };
+  return file.has_extension() && (begins(accelerate::kModel) || begins(accelerate::kOptimizer) || begins(accelerate::kGenerators) ||
+                                  begins(kModelFile) || std::ranges::any_of(kStateFiles, begins));
 }
 
 Catalog read_accelerate(const fs::path& folder) {

@@ -19,6 +19,9 @@ constexpr auto kTorchGenerator = "torch_manual_seed";
 /// Whether the folder has such files.
 bool is_accelerate_folder(const std::filesystem::path& folder);
 
+/// Whether a file of such a folder has one of Accelerate's names.
+bool is_accelerate_file(const std::filesystem::path& file);
+
 /// The tensors of the first model as model.NAME, those of the first optimizer as optimizer.state.NAME.KEY, and the state of each rank's
 /// generator of torch, in the first files, as generator.cpu. The values of other files are named after the file: scheduler.last_epoch.
 Catalog read_accelerate(const std::filesystem::path& folder);

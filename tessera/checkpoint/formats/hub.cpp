@@ -12,6 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/input_file.h"
+#include "tessera/checkpoint/formats/json_fault.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -19,12 +20,11 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr auto kSingle = "model.safetensors";
-constexpr auto kIndex = "model.safetensors.index.json";
 
 /// model-00001-of-00003.safetensors, whatever the numbers, and not other files that begin and end so.
 bool is_shard(const std::string& name) {
   static const std::regex kNumbered(R"(model-\d{5}-of-\d{5}\.safetensors)");
-  return name == kSingle || name == kIndex || std::regex_match(name, kNumbered);
+  return name == kSingle || name == kHubIndex || std::regex_match(name, kNumbered);
 }
 
 /// From each tensor to the name of its file.
@@ -36,6 +36,8 @@ std::map<std::string, std::string> read_index(const fs::path& path) {
       if (fs::path(shard).has_parent_path()) throw IoError(fmt::format("'{}' is in '{}', which is not in this folder", name, shard));
     }
     return map;
+  } catch (const nlohmann::json::exception& error) {
+    throw IoError(fmt::format("the index {} can't be used: {}", path.string(), fault_of(error)));
   } catch (const std::exception& error) {
     throw IoError(fmt::format("the index {} can't be used: {}", path.string(), error.what()));
   }
@@ -44,16 +46,16 @@ std::map<std::string, std::string> read_index(const fs::path& path) {
 }  // namespace
 
 bool is_hub_folder(const fs::path& folder) {
-  return is_there(folder / kIndex) || is_there(folder / kSingle);
+  return is_there(folder / kHubIndex) || is_there(folder / kSingle);
 }
 
 Catalog read_hub_folder(const fs::path& folder) {
   Catalog catalog;
-  if (!is_there(folder / kIndex)) {
+  if (!is_there(folder / kHubIndex)) {
     add_safetensors(catalog, SafetensorsFile(folder / kSingle));
     return catalog;
   }
-  const auto index = read_index(folder / kIndex);
+  const auto index = read_index(folder / kHubIndex);
   std::set<std::string> shards;
   for (const auto& [name, shard] : index) shards.insert(shard);
   for (const auto& shard : shards) {
@@ -91,12 +93,11 @@ HubWriter::HubWriter(fs::path folder, const std::vector<SafetensorsEntry>& entri
   for (size_t i = 0; i < shards_.size(); i++) {
     files_.push_back(folder_ / (shards_.size() == 1 ? kSingle : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards_.size())));
   }
-  std::error_code error;
-  fs::create_directories(folder_, error);
-  if (error) throw IoError(fmt::format("can't create the folder {}: {}", folder_.string(), error.message()));
+  make_folder(folder_);
   // While the files of another model are replaced one by one, nobody should take them for one model.
-  fs::remove(folder_ / kIndex, error);
-  if (error) throw IoError(fmt::format("can't remove {}: {}", (folder_ / kIndex).string(), error.message()));
+  std::error_code error;
+  fs::remove(folder_ / kHubIndex, error);
+  if (error) throw IoError(fmt::format("can't remove {}: {}", (folder_ / kHubIndex).string(), error.message()));
   next_file();
 }
 
@@ -140,14 +141,14 @@ void HubWriter::close() {
       }
     }
     index["metadata"]["total_size"] = bytes;
-    NewFile file(folder_ / kIndex);
+    NewFile file(folder_ / kHubIndex);
     const auto text = index.dump(2) + "\n";
     file.write(std::as_bytes(std::span(text)));
     file.commit();
   }
   // What is left of another model would be loaded along with this one.
   for (const auto& name : names_in(folder_).value_or(std::vector<std::string>())) {
-    const bool is_ours = std::ranges::find(files_, folder_ / name) != files_.end() || (name == kIndex && shards_.size() > 1);
+    const bool is_ours = std::ranges::find(files_, folder_ / name) != files_.end() || (name == kHubIndex && shards_.size() > 1);
     if (is_shard(name) && !is_ours) fs::remove(folder_ / name);
   }
 }

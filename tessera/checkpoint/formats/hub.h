@@ -12,6 +12,8 @@
 
 namespace tessera::checkpoint {
 
+inline constexpr auto kHubIndex = "model.safetensors.index.json";
+
 /// Whether the folder has such files.
 bool is_hub_folder(const std::filesystem::path& folder);
 

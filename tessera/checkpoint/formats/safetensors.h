@@ -4,8 +4,10 @@
 
 #include <c10/util/FunctionRef.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -60,6 +62,12 @@ class SafetensorsFile {
 
 /// Adds the file and its tensors. Names in the metadata that stand for a tensor of the file are aliases.
 void add_safetensors(Catalog& catalog, const SafetensorsFile& file);
+
+/// Sorts what one file will have: the widest dtype comes first, so that every value is aligned to its width for programs that map the file
+/// into memory.
+void sort_by_width(auto& tensors, const auto& dtype_of) {
+  std::ranges::stable_sort(tensors, std::greater{}, [&](const auto& tensor) { return c10::elementSize(dtype_of(tensor)); });
+}
 
 /// Writes tensors one after the other, in the order of `entries`. The file appears under its name only when close() is called.
 class SafetensorsWriter {

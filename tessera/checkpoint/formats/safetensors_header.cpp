@@ -11,6 +11,7 @@
 #include "tessera/base/numel.h"
 #include "tessera/checkpoint/formats/checksum.h"
 #include "tessera/checkpoint/formats/dtype_names.h"
+#include "tessera/checkpoint/formats/json_fault.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -91,7 +92,7 @@ class Parser final : public nlohmann::json_sax<nlohmann::json> {
   bool boolean(bool value) override { return unexpected(value ? "true" : "false"); }
   bool binary(binary_t& /*bytes*/) override { return unexpected("binary data"); }
   bool parse_error(size_t /*place*/, const std::string& /*token*/, const nlohmann::json::exception& error) override {
-    throw IoError(error.what());
+    throw IoError(fault_of(error));
   }
 
  private:

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 
@@ -22,6 +23,7 @@ void expect_ordinary(const std::string& name, const at::Tensor& tensor) {
   const auto refuse = [&](std::string_view why) { throw UsageError(fmt::format("'{}' in the state dict is {}", name, why)); };
   if (!tensor.defined()) refuse("undefined; leave it out");
   if (tensor.layout() != at::kStrided) refuse("no dense tensor");
+  if (tensor.is_meta()) refuse("a tensor of the meta device, which has no values");
   if (tensor.key_set().has(kPagingKey))
     refuse("a shard or a member of a sharded model; state dicts are made by full_state_dict and the like");
 }
@@ -110,6 +112,14 @@ class DictSource : public ValueSource {
   const Catalog catalog_;
 };
 
+/// Whether two tensors have the same dtype, shape and bits.
+bool are_same(const at::Tensor& one, const at::Tensor& other) {
+  if (one.is_same(other)) return true;
+  if (one.scalar_type() != other.scalar_type() || one.sizes() != other.sizes()) return false;
+  const auto bytes = [](const at::Tensor& tensor) { return tensor.detach().contiguous().view({-1}).view(at::kByte); };
+  return at::equal(bytes(one), bytes(other).to(one.device()));
+}
+
 /// Copies the slices of a whole tensor.
 void read_slices(const at::Tensor& whole, const PartRecord& part, const at::Tensor& values) {
   const auto views = views_of_slices(values, part.slices, part.strides);
@@ -119,6 +129,7 @@ void read_slices(const at::Tensor& whole, const PartRecord& part, const at::Tens
 class OwnDict : public DictSource {
  public:
   OwnDict(Catalog catalog, const StateDict& dict) : DictSource(std::move(catalog)), dict_(dict) {}
+  bool is_same(const std::string& one, const std::string& other) const override { return are_same(dict_.at(one), dict_.at(other)); }
   void expect_parts(const std::string& /*name*/, std::span<const PartRecord> /*parts*/) const override {}
   void read(const std::string& name, const PartRecord& part, const at::Tensor& values, int /*rank*/) const override {
     read_slices(dict_.at(name).detach(), part, values);
@@ -132,6 +143,9 @@ class DictOfRank0 : public DictSource {
  public:
   DictOfRank0(Catalog catalog, const StateDict& dict, Communicator world)
       : DictSource(std::move(catalog)), dict_(dict), world_(std::move(world)) {}
+  bool is_same(const std::string& one, const std::string& other) const override {
+    return !world_.is_first() || are_same(dict_.at(one), dict_.at(other));
+  }
   void expect_parts(const std::string& /*name*/, std::span<const PartRecord> /*parts*/) const override {}
   void open(const std::string& name) override {
     opened_ = at::Tensor();  // before there is memory for the next
@@ -155,6 +169,10 @@ class OwnSlices : public DictSource {
  public:
   OwnSlices(Catalog catalog, const ShardedStateDict& dict) : DictSource(std::move(catalog)), dict_(dict) {}
 
+  bool is_same(const std::string& one, const std::string& other) const override {
+    const auto &first = dict_.at(one), &second = dict_.at(other);
+    return first.slices == second.slices && std::ranges::equal(first.values, second.values, are_same);
+  }
   void expect_parts(const std::string& name, std::span<const PartRecord> parts) const override {
     for (const auto& part : parts) {
       for (const auto& slice : part.slices) expect_covered(name, slice);
@@ -204,6 +222,10 @@ class OwnShards : public DictSource {
  public:
   OwnShards(Catalog catalog, const LocalStateDict& dict) : DictSource(std::move(catalog)), dict_(dict) {}
 
+  bool is_same(const std::string& one, const std::string& other) const override {
+    const auto &first = dict_.at(one), &second = dict_.at(other);
+    return first.slices == second.slices && first.strides == second.strides && are_same(first.values, second.values);
+  }
   void expect_parts(const std::string& name, std::span<const PartRecord> parts) const override {
     const auto& there = dict_.at(name);
     for (const auto& part : parts) {

@@ -105,7 +105,12 @@ void ModelPlan::find(const std::string& name, const std::vector<std::string>& ot
     const auto stored = stored_->catalog().tensors.find(candidate);
     if (stored == stored_->catalog().tensors.end()) continue;
     unused_.erase(candidate);
-    if (!found_.try_emplace(name, candidate).second) continue;
+    if (const auto [found, is_first] = found_.try_emplace(name, candidate); !is_first) {
+      if (found->second != candidate && !stored_->is_same(found->second, candidate)) {
+        misfits_.push_back(fmt::format("'{}' and '{}' are one parameter in the model, but differ there", found->second, candidate));
+      }
+      continue;
+    }
     const auto& there = stored->second;
     const auto dtype = original_dtype(here);
     if (at::IntArrayRef(there.shape) == shape && converts(there.dtype, dtype)) continue;
@@ -153,6 +158,15 @@ void ModelPlan::load_whole(const std::string& name, const at::Tensor& tensor, co
 
 size_t first_file(const CatalogReader& stored, int rank) {
   return static_cast<size_t>(rank) % std::max<size_t>(stored.catalog().files.size(), 1);
+}
+
+void verify_share(const CatalogReader& stored, const Communicator& world, std::span<const int> ranks) {
+  const auto& checksums = stored.catalog().checksums;
+  const bool by_file = stored.catalog().files.size() >= ranks.size();
+  for (size_t i = 0; i < checksums.size(); i++) {
+    const int rank = ranks[(by_file ? checksums[i].file : i) % ranks.size()];
+    if (std::ranges::find(world.local_ranks(), rank) != world.local_ranks().end()) stored.verify(checksums[i]);
+  }
 }
 
 void read_part(const CatalogReader& stored, const std::string& name, const PartRecord& part, const at::Tensor& values, int rank) {

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 
 #include "tessera/checkpoint/live/value_source.h"
@@ -50,6 +51,10 @@ bool matches(const std::string& name, const std::vector<std::string>& patterns);
 
 /// The file from which a rank reads what several files have: its own, if there is one.
 size_t first_file(const CatalogReader& stored, int rank);
+
+/// Throws IoError if bytes are damaged. Of those with a checksum each of `ranks`, which see the same files, looks at a share, first of all
+/// at what it has written itself.
+void verify_share(const CatalogReader& stored, const Communicator& world, std::span<const int> ranks);
 
 /// Reads the part of a stored tensor that the record describes into flat values.
 void read_part(const CatalogReader& stored, const std::string& name, const PartRecord& part, const at::Tensor& values, int rank);

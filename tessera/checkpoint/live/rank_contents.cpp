@@ -6,9 +6,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <functional>
 #include <nlohmann/json.hpp>
 
+#include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/live/contents.h"
 #include "tessera/checkpoint/live/part_records.h"
 #include "tessera/shard/access/buffer_dtype.h"
@@ -86,8 +86,7 @@ std::vector<RankContents> contents_of_ranks(uint64_t save, const Contents& conte
   if (contents.optimizer) add_optimizer(ranks, contents, world);
   for (auto& rank : ranks) {
     rank.tensors.emplace_back(kGeneratorName, generator_state());
-    // The widest dtype comes first, so that every value is aligned to its width for programs that map the file into memory.
-    std::ranges::stable_sort(rank.tensors, std::greater{}, [](const auto& named) { return named.second.element_size(); });
+    sort_by_width(rank.tensors, [](const auto& named) { return named.second.scalar_type(); });
   }
   return ranks;
 }

@@ -44,6 +44,13 @@ std::string what_is_in(const fs::path& folder) {
   return fmt::format("; did you mean {}?", fmt::join(found, " or "));
 }
 
+/// For people who name a file of the folder.
+void expect_no_part(const fs::path& file) {
+  const auto folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
+  if (!is_part(file) || !format_of_folder(folder)) return;
+  throw UsageError(fmt::format("{} is a part of a checkpoint; give its folder, {}", file.string(), folder.string()));
+}
+
 }  // namespace
 
 std::string_view name_of(Format format) {
@@ -66,6 +73,11 @@ std::string_view name_of(Format format) {
   return "";
 }
 
+bool is_part(const fs::path& file) {
+  const auto name = file.filename().string();
+  return name == ".metadata" || name == kManifestFile || name == kHubIndex || file.extension() == ".distcp" || has_rank_file_name(name);
+}
+
 Format format_of(const fs::path& path) {
   std::error_code unknown;
   const bool is_folder = fs::is_directory(path, unknown);
@@ -78,6 +90,7 @@ Format format_of(const fs::path& path) {
     throw IoError(fmt::format("{} is no checkpoint: it has no {}, no .metadata and no model.safetensors{}", path.string(), kManifestFile,
                               what_is_in(path)));
   }
+  expect_no_part(path);
   const InputFile file(path);
   char magic[2] = {};
   if (file.size() >= sizeof magic) file.read(magic, sizeof magic, 0);

@@ -14,8 +14,12 @@ namespace tessera::checkpoint {
 enum class Format { Tessera, Dcp, Hub, Safetensors, Torch, Accelerate, TorchXla };
 std::string_view name_of(Format format);
 
-/// Looks at what is there. Throws IoError if it is none of these, with what lies beside it that is one.
+/// Looks at what is there. Throws IoError if it is none of these, with what lies beside it that is one, and UsageError if it is one file of
+/// a folder.
 Format format_of(const std::filesystem::path& path);
+
+/// Whether a file has a name of those that say nothing without the others in their folder.
+bool is_part(const std::filesystem::path& file);
 
 /// All that a checkpoint holds.
 Catalog read_catalog(const std::filesystem::path& path);

@@ -10,6 +10,7 @@
 #include "tessera/base/numel.h"
 #include "tessera/checkpoint/formats/checksum.h"
 #include "tessera/checkpoint/formats/dtype_names.h"
+#include "tessera/checkpoint/formats/json_fault.h"
 #include "tessera/checkpoint/stored/rank_file.h"
 
 namespace tessera::checkpoint {
@@ -280,6 +281,8 @@ Manifest read_manifest(const fs::path& folder) {
     manifest = from_json(folder, content, bytes_of_files);
   } catch (const UsageError&) {
     throw;
+  } catch (const json::exception& error) {
+    throw IoError(fmt::format("{} can't be used: {}", path.string(), fault_of(error)));
   } catch (const std::exception& error) {
     throw IoError(fmt::format("{} can't be used: {}", path.string(), error.what()));
   }

@@ -14,6 +14,7 @@
 #include "tessera/base/folder.h"
 #include "tessera/base/numel.h"
 #include "tessera/base/words.h"
+#include "tessera/checkpoint/formats/json_fault.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -193,6 +194,8 @@ RankFile open_rank_file(const std::filesystem::path& folder, int rank, int ranks
     return {std::move(file), std::move(record)};
   } catch (const UsageError& error) {
     throw UsageError(fmt::format("{} can't be used: {}", file.path().string(), error.what()));
+  } catch (const nlohmann::json::exception& error) {
+    throw IoError(fmt::format("{} can't be used: {}", file.path().string(), fault_of(error)));
   } catch (const std::exception& error) {
     throw IoError(fmt::format("{} can't be used: {}", file.path().string(), error.what()));
   }

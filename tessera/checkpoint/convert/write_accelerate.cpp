@@ -1,0 +1,104 @@
+// Accelerate's folders, which have files of torch.save and folders of torch.distributed.checkpoint.
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <fmt/format.h>
+
+#include "tessera/base/atomic_write.h"
+#include "tessera/checkpoint/convert/python_run.h"
+#include "tessera/checkpoint/convert/write_dcp.h"
+#include "tessera/checkpoint/convert/write_torch.h"
+#include "tessera/checkpoint/formats/accelerate.h"
+#include "tessera/checkpoint/stored/runs.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr int kWords = 624;
+
+/// What random.setstate and numpy.random.set_state take: the words of a Mersenne twister, and the number of those that are used up.
+TorchTree::List drawn_words(at::CPUGeneratorImpl& source) {
+  TorchTree::List words;
+  for (int i = 0; i < kWords; i++) words.items.emplace_back().value.emplace<json>(source.random());
+  return words;
+}
+
+/// Torch's generator goes on. We know nothing of Python's and NumPy's, so they begin anew, each rank's in another state.
+void write_generators(const fs::path& path, const at::Tensor& state, const json& step) {
+  auto generator = at::detail::createCPUGenerator();
+  generator.set_state(state);
+  auto& draws = *at::check_generator<at::CPUGeneratorImpl>(generator);
+  const auto tensor = std::make_shared<TorchTensor>(TorchTensor{.dtype = state.scalar_type(), .shape = state.sizes().vec()});
+  auto words = drawn_words(draws);
+  const TorchTree numpy{TorchTree::Tuple{{{json("MT19937")}, {drawn_words(draws)}, {json(kWords)}, {json(0)}, {json(0.0)}}}};
+  words.items.emplace_back().value.emplace<json>(kWords);
+  const TorchTree python{TorchTree::Tuple{{{json(3)}, {TorchTree::Tuple{std::move(words.items)}}, {json()}}}};
+  TorchFileWriter writer(path, {TorchTree::Dict{{{"step", {step}},
+                                                 {"random_state", python},
+                                                 {"numpy_random_seed", numpy},
+                                                 {accelerate::kTorchGenerator, {TorchTree::Tensor(tensor)}}}}});
+  writer.write(state);
+  writer.close();
+}
+
+/// Writes the notes of each object into its file, as far as they are of one: "scheduler.last_epoch" into scheduler.bin.
+void write_objects(const RunSource& source, const fs::path& folder, std::map<std::string, std::string>& left_out) {
+  std::map<std::string, TorchTree::Dict> files;
+  for (const auto& [name, text] : source.notes()) {
+    if (name == "step" || name == kSettingsNote) continue;
+    const auto dot = name.find('.');
+    const auto object = name.substr(0, dot);
+    const auto is_one_of = [&](std::string_view kind) { return object == kind || object.starts_with(std::string(kind) + "_"); };
+    const auto* const extension = is_one_of("custom_checkpoint")                         ? ".pkl"
+                                  : object == "scaler"                                   ? ".pt"
+                                  : is_one_of("scheduler") || is_one_of("dl_state_dict") ? ".bin"
+                                                                                         : nullptr;
+    if (extension == nullptr || dot == std::string::npos) {
+      left_out.emplace(name, "Accelerate has no place for a note of this name");
+    } else {
+      files[object + extension].entries.emplace_back(name.substr(dot + 1), TorchTree{value_of_note(text)});
+    }
+  }
+  for (auto& [name, dict] : files) TorchFileWriter(folder / name, {std::move(dict)}).close();
+}
+
+}  // namespace
+
+std::vector<fs::path> write_accelerate(const RunSource& source, const fs::path& out, std::map<std::string, std::string>& left_out) {
+  NewFolder made(out);
+  const auto folder = unfinished_path(out);
+  const std::string model = accelerate::kModel, optimizer = accelerate::kOptimizer;
+  const bool has_optimizer = !source.run().optimizer.empty();
+  if (source.options().full_state_dict) {
+    TreeFile weights(source);
+    weights.write(folder / (model + ".bin"), weights.model());
+    TreeFile state(source);
+    if (has_optimizer) state.write(folder / (optimizer + ".bin"), state.optimizer());
+  } else {
+    DcpFolder weights(source, folder / (model + "_0"));
+    weights.add_model();
+    weights.close();
+    if (has_optimizer) {
+      DcpFolder state(source, folder / (optimizer + "_0"));
+      state.add_optimizer();
+      state.close();
+    }
+  }
+  if (!source.options().weights_only) {
+    const auto notes = source.notes();
+    const auto step = notes.find("step");
+    for (int rank = 0; rank < source.options().world; rank++) {
+      const auto state = generator_of(source, rank);
+      if (!state.defined()) break;
+      write_generators(folder / fmt::format("{}{}.pkl", accelerate::kGenerators, rank), state,
+                       step == notes.end() ? json(0) : value_of_note(step->second));
+    }
+    write_objects(source, folder, left_out);
+  }
+  made.commit();
+  return {out};
+}
+
+}  // namespace tessera::checkpoint

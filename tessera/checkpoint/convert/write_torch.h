@@ -1,0 +1,28 @@
+// TreeFile: a run, or a part of it, as a file of torch.save.
+#pragma once
+
+#include <filesystem>
+#include <vector>
+
+#include "tessera/checkpoint/convert/run_source.h"
+#include "tessera/checkpoint/formats/torch_file.h"
+
+namespace tessera::checkpoint {
+
+/// A tree, and the tensors in it in its order.
+class TreeFile {
+ public:
+  explicit TreeFile(const RunSource& source) : source_(source) {}
+
+  TorchTree model();
+  TorchTree optimizer();
+  void write(const std::filesystem::path& path, const TorchTree& tree);
+
+ private:
+  TorchTree::Tensor add(const SourceTensor& tensor);
+
+  const RunSource& source_;
+  std::vector<SourceTensor> tensors_;
+};
+
+}  // namespace tessera::checkpoint

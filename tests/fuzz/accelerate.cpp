@@ -1,0 +1,63 @@
+// The files of Accelerate's folders that are no model: a generator's state and the values of a scheduler, beside a model that is whole.
+#include "tessera/checkpoint/formats/accelerate.h"
+
+#include <ATen/ATen.h>
+
+#include <fstream>
+#include <iterator>
+
+#include "fuzz.h"
+#include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/checkpoint/formats/torch_file.h"
+#include "tessera/checkpoint/stored/runs.h"
+
+namespace {
+
+using namespace tessera;
+using checkpoint::TorchTensor;
+using checkpoint::TorchTree;
+
+const std::string& state_folder() {
+  static const auto path = [] {
+    auto result = fuzz::folder() + "/state";
+    std::filesystem::create_directories(result);
+    checkpoint::SafetensorsWriter writer(result + "/model.safetensors", {{.name = "w", .dtype = at::kFloat, .sizes = {2}}});
+    writer.write(at::ones({2}));
+    writer.close();
+    return result;
+  }();
+  return path;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  for (const auto* name : {"/random_states_0.pkl", "/scheduler.bin"}) fuzz::write_file(state_folder() + name, {data, size});
+  fuzz::expect_own_errors([] {
+    const checkpoint::CatalogReader reader(checkpoint::read_accelerate(state_folder()));
+    checkpoint::run_of(reader.catalog());
+    for (const auto& [name, tensor] : reader.catalog().tensors) {
+      constexpr int64_t kMost = 1 << 24;  // a view may repeat few values as often as it likes
+      if (whole_slice(tensor.shape).numel() < kMost) reader.read(name);
+    }
+  });
+  return 0;
+}
+
+namespace tessera::fuzz {
+
+std::vector<std::string> seeds() {
+  const auto written = [](at::ScalarType dtype, const nlohmann::json& step) {
+    const auto path = folder() + "/seed";
+    const auto state = std::make_shared<TorchTensor>(TorchTensor{.dtype = dtype, .shape = {8}});
+    checkpoint::TorchFileWriter writer(
+        path, {TorchTree::Dict{{{"step", {step}}, {checkpoint::accelerate::kTorchGenerator, {TorchTree::Tensor(state)}}}}});
+    writer.write(at::ones({8}, dtype));
+    writer.close();
+    std::ifstream file(path, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  return {written(at::kByte, 5), written(at::kFloat, nlohmann::json::array({1, "x"})), written(at::kByte, nullptr), "PK\5\6", ""};
+}
+
+}  // namespace tessera::fuzz
