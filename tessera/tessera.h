@@ -36,6 +36,7 @@
 #include "tessera/data/samples.h"
 #include "tessera/optim/adagrad.h"
 #include "tessera/optim/adam.h"
+#include "tessera/optim/average.h"
 #include "tessera/optim/grad_scaler.h"
 #include "tessera/optim/lamb.h"
 #include "tessera/optim/learning_rate.h"

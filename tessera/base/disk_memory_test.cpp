@@ -12,6 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/process.h"
 #include "tessera/testing/folder.h"
+#include "tessera/testing/transports.h"
 
 namespace tessera::testing::disk_memory_test {
 namespace {
