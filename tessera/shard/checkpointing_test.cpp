@@ -57,7 +57,7 @@ struct Plan {
   std::vector<std::vector<int>> units;
   at::Tensor (*value)(Blocks& m, at::Tensor x, Around around);
   std::vector<uint64_t> reductions;  // of each unit in a step, by hand: one for each graph that a part of it is in
-  uint64_t more_gathers = 0;         // in backward, ours: of units that had to make room for others of the same segment
+  uint64_t more_gathers = 0;         // in backward, ours: segments in a segment run once more
   friend std::ostream& operator<<(std::ostream& out, const Plan& self) { return out << self.name; }
 };
 
@@ -115,7 +115,9 @@ TEST_P(Checkpointing, GivesTheGradientsOfThePlainModel) {
           }
           EXPECT_EQ(reductions, std::vector<uint64_t>(plan.units.size(), 1));
           plan.value(*plain, numbers({5, 8}, step).set_requires_grad(needs), &plainly).pow(2).mean().backward();
-          EXPECT_EQ(gathers_of(*sharded), gathers_of(*plain) + plan.more_gathers) << "step " << step;
+          // The first step does not know the order of uses yet.
+          if (step == 0) continue;
+          EXPECT_EQ(gathers_of(*sharded), gathers_of(*plain) + plan.more_gathers);
         }
       }
     }
@@ -152,7 +154,8 @@ INSTANTIATE_TEST_SUITE_P(
                              };
                              return around(inner, m.block[3]->forward(x));
                            },
-                           {1, 1, 1, 1}},
+                           {1, 1, 1, 1},
+                           1},
                       Plan{"HalfOfAUnit",
                            kPairs,
                            [](Blocks& m, at::Tensor x, Plan::Around around) {

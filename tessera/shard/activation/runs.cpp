@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -61,6 +60,14 @@ std::vector<at::Tensor> tensors_on(const Stack& stack, size_t base) {
   return tensors;
 }
 
+/// Stands for what has computed an input of a later run. The graphs of such runs end here.
+class Beginning final : public ag::Node {
+ public:
+  ag::variable_list apply(ag::variable_list&&) override {
+    throw UsageError("a checkpointed segment runs a backward pass that goes on outside of it; give autograd::grad the inputs to stop at");
+  }
+};
+
 [[noreturn]] void refuse_other_course() {
   throw UsageError(
       "a checkpointed segment did something else when it ran again in backward than in forward; it must depend on nothing but its inputs "
@@ -72,8 +79,10 @@ std::vector<at::Tensor> tensors_on(const Stack& stack, size_t base) {
 
 at::Tensor stand_in(const at::Tensor& values, bool requires_grad) {
   auto tensor = without_graph(values);
-  // The graph that is made with it is never used, so any node will do. A leaf could not be changed in place.
-  if (requires_grad) ag::impl::set_gradient_edge(tensor, ag::Edge(compat::make_node<ag::Error>("a checkpointed segment runs again"), 0));
+  if (!requires_grad) return tensor;
+  const auto node = compat::make_node<Beginning>();  // a leaf could not be changed in place
+  node->add_input_metadata(tensor);
+  ag::impl::set_gradient_edge(tensor, ag::Edge(node, 0));
   return tensor;
 }
 
@@ -274,8 +283,7 @@ at::Tensor LaterRun::replaced(const at::Tensor& tensor) const {
 
 void LaterRun::run(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, Stack& stack) {
   if (op.marks) return handle.redispatchBoxed(below, &stack);
-  const auto base = stack.size() - op.arguments;
-  for (size_t i = base; i < stack.size(); i++) {
+  for (size_t i = stack.size() - op.arguments; i < stack.size() && has_copies(); i++) {
     if (stack[i].isTensor()) {
       stack[i] = replaced(stack[i].toTensor());
     } else if (stack[i].isTensorList()) {

@@ -89,6 +89,7 @@ class LaterRun final : public SegmentRun {
 
   LaterRun(std::shared_ptr<Log> log, LaterRun* outer);
   void make_copies();
+  bool has_copies() const { return !copies_.empty() || (outer_ != nullptr && outer_->has_copies()); }
   const Copy* copy_of(const at::Tensor& tensor) const;
   at::Tensor replaced(const at::Tensor& tensor) const;
   void repeat_kept(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, Stack& stack);
