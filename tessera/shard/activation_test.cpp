@@ -434,6 +434,15 @@ TEST(Offload, NeedsNoMemoryWhileTheValuesAreOnDisk) {
   EXPECT_TRUE(at::equal(x.grad(), y.grad()));
 }
 
+TEST(Offload, NamesTheFolderThatIsFull) {
+  const Folder folder;
+  const FullDisk full(1000);
+  const activation::Options options{.offload = activation::Offload::Disk, .folder = folder.path()};
+  const auto x = at::ones({1000}).set_requires_grad(true);
+  EXPECT_THAT(error_of([&] { checkpoint(options, [](const at::Tensor& t) { return t.exp(); }, x * 1); }),
+              AllOf(HasSubstr("can't write activations to " + folder.path().string()), HasSubstr("activation::Options::folder")));
+}
+
 TEST(Modules, AreSegmentsWhereTheyAreCalled) {
   nn::Sequential model(nn::Linear(8, 8), nn::Tanh(), nn::Linear(8, 8), nn::Tanh());
   fill_with_numbers(*model);

@@ -23,9 +23,17 @@ namespace nn = torch::nn;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
+/// Several layers that take the same input, which is cast once where they are narrower.
+struct Heads : nn::Module {
+  nn::Linear a = register_module("a", nn::Linear(8, 8)), b = register_module("b", nn::Linear(8, 8)),
+             c = register_module("c", nn::Linear(8, 8));
+  at::Tensor forward(const at::Tensor& x) { return x + a(x) * b(x) + c(x); }
+};
+
 /// Blocks that call each other so that calls can be seen, with a norm whose running statistics would show a second update.
 struct Called : nn::Module {
   std::vector<std::shared_ptr<Block>> block;
+  std::shared_ptr<Heads> heads = register_module("heads", std::make_shared<Heads>());
   nn::BatchNorm1d norm = register_module("norm", nn::BatchNorm1d(8));
   nn::Linear head = register_module("head", nn::Linear(8, 8));
   Called() {
@@ -34,12 +42,12 @@ struct Called : nn::Module {
   }
   at::Tensor forward(at::Tensor x) {
     for (const auto& each : block) x = call(each, x);
-    return head(call(norm, x));
+    return head(call(norm, call(heads, x)));
   }
 };
 
 WrapPolicy blocks_and_norm() {
-  return wrap_classes({"Block", "BatchNorm1d"});
+  return wrap_classes({"Block", "Heads", "BatchNorm1d"});
 }
 
 enum class Marked { Not, BeforeSharding, AfterSharding };
@@ -54,7 +62,7 @@ Outcome train(const ShardOptions& options, const activation::Options& checkpoint
   const auto model = std::make_shared<Called>();
   if (marked == Marked::BeforeSharding) activation::checkpoint_modules(model, blocks_and_norm(), checkpointing);
   if (in_units) {
-    fully_shard(model, options, wrap_classes({"Block"}));
+    fully_shard(model, options, wrap_classes({"Block", "Heads"}));
   } else {
     fully_shard(model, options);
   }
@@ -146,9 +154,9 @@ TEST(CheckpointedModule, IsNotCalledPlainly) {
       if (!first) activation::checkpoint_module(model->block[1]);
       const auto x = numbers({2, 8});
       model->block[0]->forward(x);  // of the same unit, but not marked
-      EXPECT_THAT(
-          message_of<UsageError>([&] { model->block[1]->forward(x); }),
-          AllOf(HasSubstr("activation checkpointing of Block acts where that module is called"), HasSubstr("tessera::call(module, x...)")));
+      EXPECT_THAT(message_of<UsageError>([&] { model->block[1]->forward(x); }),
+                  AllOf(HasSubstr("activation checkpointing of Block acts where that module is called"),
+                        HasSubstr("tessera::call(module, x...)"), HasSubstr("activation::checkpoint_sequential, or leave the option out")));
       const torch::NoGradGuard no_grad;
       model->block[1]->forward(x);
     }

@@ -31,7 +31,11 @@ Marks& marks() {
 }
 
 void need_call(const Module& module, const Unit& of_unit) {
-  NeededCall call{.modules = {&module}, .name = class_name(module), .option = "activation checkpointing", .with_graph_only = true};
+  NeededCall call{.modules = {&module},
+                  .name = class_name(module),
+                  .option = "activation checkpointing",
+                  .other_way = " run the Sequential that calls it by activation::checkpoint_sequential,",
+                  .with_graph_only = true};
   std::shared_ptr<Unit> unit;
   for (const auto& tensor : module.parameters()) {
     const auto found = locate(tensor);

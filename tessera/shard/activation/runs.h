@@ -26,6 +26,7 @@ class SegmentRun : public Watcher, public SavedTensors {
   static SegmentRun* current() { return dynamic_cast<SegmentRun*>(Watcher::current()); }
 
   bool opens(const OperatorFacts& op) const final;
+  void hold(const at::Tensor& cast) final { casts_.push_back(cast); }
   std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() final;
   /// A tensor that autograd, or a segment inside, needs in backward.
   virtual Held save(const at::Tensor& tensor) = 0;
@@ -41,6 +42,7 @@ class SegmentRun : public Watcher, public SavedTensors {
   const std::shared_ptr<Log> log_;
 
  private:
+  std::vector<at::Tensor> casts_;
   const Watching watching_;
 };
 

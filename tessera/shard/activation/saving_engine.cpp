@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/engine.h>
 
+#include <atomic>
 #include <mutex>
 #include <utility>
 
@@ -38,7 +39,7 @@ class SavingEngine final : public ag::Engine {
   Engine& before_;
 };
 
-SavingEngine* installed = nullptr;
+std::atomic<SavingEngine*> installed = nullptr;
 
 /// Another library may install an engine of its own at any time, as Python does when it is loaded; ours then goes before that one.
 void install() {
@@ -47,7 +48,7 @@ void install() {
   auto& now = ag::Engine::get_default_engine();
   if (&now == installed) return;
   installed = new SavingEngine(now);  // never destroyed, because nodes run after main, too
-  ag::set_default_engine_stub([]() -> ag::Engine& { return *installed; });
+  ag::set_default_engine_stub([]() -> ag::Engine& { return *installed.load(); });
 }
 
 }  // namespace

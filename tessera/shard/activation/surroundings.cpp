@@ -1,7 +1,6 @@
 #include "tessera/shard/activation/surroundings.h"
 
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
 
 #include <algorithm>
@@ -11,7 +10,12 @@ namespace tessera::activation {
 
 RandomStates::RandomStates(const std::vector<c10::Device>& devices) {
   for (const auto device : devices) {
-    auto generator = device.is_cpu() ? at::detail::getDefaultCPUGenerator() : at::globalContext().defaultGenerator(device);
+    at::Generator generator;
+    try {
+      generator = at::globalContext().defaultGenerator(device);
+    } catch (const c10::Error&) {
+      continue;  // a device that draws no random numbers
+    }
     const std::lock_guard lock(generator.mutex());
     auto state = generator.get_state();
     states_.push_back({.generator = std::move(generator), .state = std::move(state)});

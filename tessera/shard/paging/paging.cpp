@@ -60,8 +60,8 @@ void expect_calls(const Unit& unit, const at::Tensor& used, const OperatorFacts&
     if (std::ranges::any_of(call.modules, [](const auto* module) { return in_forward_of(*module); })) continue;
     throw UsageError(
         fmt::format("{} uses unit '{}', but the {} of {} acts where that module is called, and modules have no hooks that would tell; call "
-                    "it as tessera::call(module, x...), make it a tessera::FullyShardedDataParallel, or leave the option out",
-                    op.name(), unit.name(), call.option, call.name));
+                    "it as tessera::call(module, x...), make it a tessera::FullyShardedDataParallel,{} or leave the option out",
+                    op.name(), unit.name(), call.option, call.name, call.other_way));
   }
 }
 
@@ -164,7 +164,9 @@ void cast_operands(const OperatorFacts& op, Stack& stack, Unit& unit) {
     if (op.updates_statistics) return is_paged(tensor) ? tensor.to(at::kFloat) : tensor;
     if (is_paged(tensor) || tensor.scalar_type() == *dtype) return tensor;
     const auto held = unit.schedule()->lock();
-    return unit.state(held).casts.cast(tensor, *dtype);
+    auto result = unit.state(held).casts.cast(tensor, *dtype);
+    if (auto* const watcher = Watcher::current()) watcher->hold(result);
+    return result;
   };
   for (size_t i = 0; i < op.arguments; i++) {
     if (op.writes[i]) continue;

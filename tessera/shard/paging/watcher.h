@@ -1,6 +1,7 @@
 // Watcher: sees every operator that a thread calls, and not only those with paged operands. Segments of activation checkpointing need it.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -23,6 +24,9 @@ class Watcher {
   /// Called with the operands on the stack, unsharded and cast: runs the operator with `handle.redispatchBoxed(below, &stack)`, or puts its
   /// results onto the stack in another way.
   virtual void run(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, torch::jit::Stack& stack) = 0;
+
+  /// Called with an operand that was cast: keeps it as long as autograd would have, since later operators are given the same tensor.
+  virtual void hold(const at::Tensor& cast) = 0;
 
   /// Of this thread, or null.
   static Watcher* current();
