@@ -12,7 +12,7 @@ using namespace tessera;
 using How = std::optional<activation::Options>;
 
 /// What models::Gpt computes, with each block as a segment.
-torch::Tensor scores_of(const models::Gpt& model, const torch::Tensor& ids, const How& how) {
+torch::Tensor scores_of(models::Gpt& model, const torch::Tensor& ids, const How& how) {
   auto x = model->tokens(ids) + model->positions(torch::arange(ids.size(1)));
   for (const auto& each : *model->blocks) {
     const auto block = std::static_pointer_cast<models::GptBlockImpl>(each);
@@ -52,7 +52,7 @@ double loss_of_marked_model(const Communicator& world) {
 int main() {
   const auto world = init();
   const auto show = [&](const char* how, double loss) {
-    if (world.rank() == 0) std::printf("%-22s loss %.6f\n", how, loss);
+    if (world.rank() == 0) std::printf("%-22s loss %.3f\n", how, loss);
   };
   show("kept", loss_after_training(world, {}));
   show("computed again", loss_after_training(world, activation::Options{}));
