@@ -86,7 +86,7 @@ class Training(Recipe, unittest.TestCase):
 
     def test_checkpointed_activations_give_the_losses_of_kept_ones(self):
         flags = ["--num-epochs", 1, "--batch-size", 300]
-        for more in ([], ["--use-nested-fsdp"], ["--use-nested-fsdp", "--compute-dtype", "bfloat16"], ["--run-without-fsdp"]):
+        for more in ([], ["--use-nested-fsdp", "--compute-dtype", "bfloat16"], ["--run-without-fsdp"]):
             self.assertEqual(self.metrics("--use-gradient-checkpointing", *more, *flags), self.metrics(*more, *flags))
 
     def test_lower_precision_learns(self):
