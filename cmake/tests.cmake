@@ -102,8 +102,8 @@ target_link_libraries(test_data PRIVATE ZLIB::ZLIB)  # to pack what is read
 add_dependencies(test_cli tessera_cli)
 
 # Where both are possible, parameters lie in memory that ranks share; what can be seen of them must be the same where they are gathered.
-foreach(_name IN ITEMS checkpointing engine full_params gradients memory nested_units parameter_uses parity passes precision prefetch property refusal report
-  write)
+foreach(_name IN ITEMS checkpoint_modules checkpointing engine full_params gradients memory nested_units parameter_uses parity passes precision prefetch
+  property refusal report write)
   if(NOT TEST shard/${_name})
     continue()
   endif()
@@ -221,7 +221,7 @@ set_tests_properties(install/other_libtorch PROPERTIES RESOURCE_LOCK build)
 # The pages: their listings stand in the examples, and their command lines are run as a reader would, one page at a time, because they build.
 other_test(guides/listings COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/guides/pages.py" listings "${PROJECT_SOURCE_DIR}")
 if(NOT TESSERA_SANITIZE)
-  foreach(_page IN ITEMS getting-started training models checkpoints launching communication sharding precision gradients wrapping)
+  foreach(_page IN ITEMS getting-started activations training models checkpoints launching communication sharding precision gradients wrapping)
     other_test(guides/${_page} COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/guides/pages.py" commands "${PROJECT_SOURCE_DIR}"
       "${PROJECT_BINARY_DIR}" docs/${_page}.md)
     set_tests_properties(guides/${_page} PROPERTIES RESOURCE_LOCK build TIMEOUT 240)

@@ -21,6 +21,7 @@ constexpr double kMean = 0.1307, kDeviation = 0.3081;
 MnistNet make_model(const Flags& flags, const Communicator& world) {
   torch::manual_seed(flags.seed);  // the same weights on every rank
   MnistNet model;
+  if (flags.gradient_checkpointing) activation::checkpoint_module(model);
   if (flags.replicated) return model;
   ShardOptions options{.mesh = world, .listing = flags.flatten ? Listing::Flat : Listing::ByName};
   if (flags.compute_dtype == "bfloat16") options.mixed_precision.param_dtype = torch::kBFloat16;
@@ -136,7 +137,7 @@ class MnistRun {
     int64_t batches = position_.batch;
     for (const auto& batch : loader) {
       const auto targets = on_ranks(batch.targets, world_);
-      const auto scores = model_(on_ranks(batch.inputs, world_)).to(torch::kFloat);
+      const auto scores = call(model_, on_ranks(batch.inputs, world_)).to(torch::kFloat);
       const auto loss = torch::nll_loss(scores, targets);
       loss.backward();
       if (flags_.replicated) average_gradients();

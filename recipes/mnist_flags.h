@@ -11,6 +11,7 @@
 struct Flags {
   std::filesystem::path datadir = "/usr/share/datasets/fashion-mnist";
   bool fake_data = false, drop_last = false, nested = false, replicated = false, flatten = false, no_consolidation = false, resume = false;
+  bool gradient_checkpointing = false;
   int64_t batch_size = 16, epochs = 2, log_steps = 20;
   int workers = 1;
   double lr = 0.02, momentum = 0.5, target = 0;
@@ -37,6 +38,8 @@ inline void declare(CLI::App& app, Flags& flags) {
   app.add_flag("--use-nested-fsdp", flags.nested, "Shard each convolution and linear layer as a unit of its own");
   app.add_flag("--run-without-fsdp", flags.replicated, "Whole parameters on every rank, gradients averaged");
   app.add_flag("--flatten-parameters", flags.flatten, "One vector per unit in place of a shard per parameter");
+  app.add_flag("--use-gradient-checkpointing", flags.gradient_checkpointing,
+               "Run the network again in backward instead of keeping activations");
   app.add_option("--compute-dtype", flags.compute_dtype, "What parameters are computed with")
       ->capture_default_str()
       ->check(CLI::IsMember({"float32", "bfloat16", "float16"}));

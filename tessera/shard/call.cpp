@@ -4,6 +4,7 @@
 #include <torch/nn/module.h>
 
 #include "tessera/shard/access/forward_phase.h"
+#include "tessera/shard/activation/marks.h"
 #include "tessera/shard/unit/boundary.h"
 #include "tessera/shard/unit/unit.h"
 
@@ -15,6 +16,7 @@ ForwardCall::ForwardCall(const torch::nn::Module& module) {
     input_dtype_ = boundary->input_dtype;
     output_dtype_ = boundary->output_dtype;
   }
+  checkpointing_ = activation::mark_of(module);
   phase_ = std::make_unique<ForwardPhase>(module, unit_.get());
 }
 

@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "tessera/shard/activation.h"
 #include "tessera/shard/tensors.h"
 
 namespace torch::nn {
@@ -40,6 +41,8 @@ class ForwardCall {
   T output(T value) const {
     return cast(std::move(value), output_dtype_);
   }
+  /// Null if the module's activations are kept; see activation::checkpoint_module.
+  const activation::Options* checkpointing() const { return checkpointing_.get(); }
 
  private:
   static void cast_tensor(at::Tensor& tensor, at::ScalarType dtype);
@@ -50,6 +53,7 @@ class ForwardCall {
   }
 
   std::shared_ptr<const Unit> unit_;
+  std::shared_ptr<const activation::Options> checkpointing_;
   std::optional<at::ScalarType> input_dtype_, output_dtype_;
   std::unique_ptr<ForwardPhase> phase_;
 };
@@ -82,17 +86,29 @@ using ModuleOf = std::remove_reference_t<decltype(*pointer_of(std::declval<const
 
 /// module->forward(inputs...), where `module` is a module holder or a shared_ptr. Floating-point inputs are cast to the param_dtype of the
 /// module, unless its MixedPrecision::cast_forward_inputs is false, and floating-point outputs to its output_dtype. Tensors are found as
-/// for_each_tensor_in finds them. For a module that fully_shard does not know, it is a plain call.
+/// for_each_tensor_in finds them. For a module that fully_shard does not know, it is a plain call. A module that was given to
+/// activation::checkpoint_module runs again in backward.
 template <class M, class... Inputs>
 auto call(const M& module, Inputs&&... inputs) {
   static_assert(HasForward<ModuleOf<M>>,
                 "this module has no forward (as ModuleList and ModuleDict have none): call the modules in it one by one");
   const auto pointer = pointer_of(module);
   const ForwardCall boundary(*pointer);
-  if constexpr (std::is_void_v<decltype(pointer->forward(boundary.input(std::forward<Inputs>(inputs))...))>) {
-    pointer->forward(boundary.input(std::forward<Inputs>(inputs))...);
+  const auto forward = [pointer](auto&&... values) { return pointer->forward(std::forward<decltype(values)>(values)...); };
+  const auto run = [&] {
+    if constexpr ((std::is_copy_constructible_v<std::decay_t<Inputs>> && ...)) {
+      if (const auto* options = boundary.checkpointing()) {
+        return activation::checkpoint(*options, forward, boundary.input(std::forward<Inputs>(inputs))...);
+      }
+    } else if (boundary.checkpointing() != nullptr) {
+      activation::detail::refuse_inputs();
+    }
+    return forward(boundary.input(std::forward<Inputs>(inputs))...);
+  };
+  if constexpr (std::is_void_v<decltype(run())>) {
+    run();
   } else {
-    return boundary.output(pointer->forward(boundary.input(std::forward<Inputs>(inputs))...));
+    return boundary.output(run());
   }
 }
 

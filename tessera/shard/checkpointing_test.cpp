@@ -1,8 +1,9 @@
-// Activation checkpointing, which runs a forward and a backward pass inside of backward: every way to do it gives the gradients of the
-// plain model.
+// Activation checkpointing of parts of sharded models: every way to do it gives the gradients of the plain model. One way is ours; the
+// other is a Function as programs write it, which runs a forward and a backward pass inside of backward.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "tessera/shard/activation.h"
 #include "tessera/shard/report.h"
 #include "tessera/testing/blocks.h"
 #include "tessera/testing/net.h"
@@ -40,8 +41,11 @@ struct Checkpoint : ag::Function<Checkpoint> {
   }
 };
 
-at::Tensor checkpoint(const Run& run, const at::Tensor& x) {
+at::Tensor by_hand(const Run& run, const at::Tensor& x) {
   return Checkpoint::apply(x, at::zeros({1}).set_requires_grad(true), run);
+}
+at::Tensor ours(const Run& run, const at::Tensor& x) {
+  return activation::checkpoint(run, x);
 }
 at::Tensor plainly(const Run& run, const at::Tensor& x) {
   return run(x);
@@ -52,7 +56,8 @@ struct Plan {
   std::string name;
   std::vector<std::vector<int>> units;
   at::Tensor (*value)(Blocks& m, at::Tensor x, Around around);
-  std::vector<uint64_t> reductions;  // of each unit in a step: one for each graph that a part of it is in
+  std::vector<uint64_t> reductions;  // of each unit in a step, by hand: one for each graph that a part of it is in
+  uint64_t more_gathers = 0;         // in backward, ours: segments in a segment run once more
   friend std::ostream& operator<<(std::ostream& out, const Plan& self) { return out << self.name; }
 };
 
@@ -65,32 +70,55 @@ Run part(Blocks& m, size_t first, size_t last) {
 
 class Checkpointing : public ::testing::TestWithParam<Plan> {};
 
+std::shared_ptr<Blocks> sharded_as(const Plan& plan, const Communicator& world) {
+  const auto sharded = std::make_shared<Blocks>();
+  for (const auto& members : plan.units) {
+    std::vector<std::shared_ptr<nn::Module>> modules;
+    for (const int i : members) modules.push_back(sharded->block[static_cast<size_t>(i)]);
+    fully_shard(modules, {.mesh = world});
+  }
+  fully_shard(sharded, {.mesh = world});
+  return sharded;
+}
+
+uint64_t gathers_of(Blocks& model) {
+  uint64_t gathers = 0;
+  for (const auto& unit : units(model)) gathers += unit->counters().gathers;
+  return gathers;
+}
+
 TEST_P(Checkpointing, GivesTheGradientsOfThePlainModel) {
   const auto& plan = GetParam();
   with_ranks(2, [&](const Communicator& world) {
     for (const bool needs : {false, true}) {
-      Blocks whole, sharded;
-      for (const auto& members : plan.units) {
-        std::vector<std::shared_ptr<nn::Module>> modules;
-        for (const int i : members) modules.push_back(sharded.block[static_cast<size_t>(i)]);
-        fully_shard(modules, {.mesh = world});
-      }
-      fully_shard(sharded, {.mesh = world});
-      for (int step = 0; step < 3; step++) {
-        whole.zero_grad();
-        sharded.zero_grad();
-        reset_counters(sharded);
-        const auto x = numbers({5, 8}, step).set_requires_grad(needs), y = x.detach().clone().set_requires_grad(needs);
-        plan.value(whole, x, &plainly).pow(2).mean().backward();
-        plan.value(sharded, y, &checkpoint).pow(2).mean().backward();
-        expect_same_gradients(sharded, whole);
-        if (needs) {
-          EXPECT_TRUE(at::allclose(y.grad(), x.grad(), 1e-5, 1e-6));
+      for (const auto around : {&ours, &by_hand}) {
+        Blocks whole;
+        const auto plain = sharded_as(plan, world), sharded = sharded_as(plan, world);
+        for (int step = 0; step < 3; step++) {
+          whole.zero_grad();
+          sharded->zero_grad();
+          reset_counters(*sharded);
+          reset_counters(*plain);
+          const auto x = numbers({5, 8}, step).set_requires_grad(needs), y = x.detach().clone().set_requires_grad(needs);
+          plan.value(whole, x, &plainly).pow(2).mean().backward();
+          plan.value(*sharded, y, around).pow(2).mean().backward();
+          expect_same_gradients(*sharded, whole);
+          if (needs) {
+            EXPECT_TRUE(at::allclose(y.grad(), x.grad(), 1e-5, 1e-6));
+          }
+          expect_all_freed(*sharded);
+          std::vector<uint64_t> reductions;
+          for (const auto& unit : units(*sharded)) reductions.push_back(unit->counters().reductions);
+          if (around == &by_hand) {
+            EXPECT_EQ(reductions, plan.reductions);
+            continue;
+          }
+          EXPECT_EQ(reductions, std::vector<uint64_t>(plan.units.size(), 1));
+          plan.value(*plain, numbers({5, 8}, step).set_requires_grad(needs), &plainly).pow(2).mean().backward();
+          // The first step does not know the order of uses yet.
+          if (step == 0) continue;
+          EXPECT_EQ(gathers_of(*sharded), gathers_of(*plain) + plan.more_gathers);
         }
-        expect_all_freed(sharded);
-        std::vector<uint64_t> reductions;
-        for (const auto& unit : units(sharded)) reductions.push_back(unit->counters().reductions);
-        EXPECT_EQ(reductions, plan.reductions);
       }
     }
   });
@@ -126,7 +154,8 @@ INSTANTIATE_TEST_SUITE_P(
                              };
                              return around(inner, m.block[3]->forward(x));
                            },
-                           {1, 1, 1, 1}},
+                           {1, 1, 1, 1},
+                           1},
                       Plan{"HalfOfAUnit",
                            kPairs,
                            [](Blocks& m, at::Tensor x, Plan::Around around) {
@@ -148,19 +177,21 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::PrintToStringParamName());
 
 /// So deep that the engine goes on in another thread.
-at::Tensor nested_checkpoints(const Run& innermost, int depth, const at::Tensor& x) {
+at::Tensor nested_checkpoints(const Run& innermost, Plan::Around around, int depth, const at::Tensor& x) {
   if (depth == 0) return innermost(x);
-  return checkpoint([=](const at::Tensor& t) { return nested_checkpoints(innermost, depth - 1, t); }, x);
+  return around([=](const at::Tensor& t) { return nested_checkpoints(innermost, around, depth - 1, t); }, x);
 }
 
 TEST(CheckpointedBackward, MayNestDeeperThanTheEngineKeepsInOneThread) {
   with_ranks(2, [](const Communicator& world) {
     Blocks whole;
-    const auto sharded = sharded_blocks(world);
     whole.forward(numbers({2, 8})).sum().backward();
-    const auto run = [&](const at::Tensor& x) { return sharded->forward(x); };
-    nested_checkpoints(run, 80, numbers({2, 8}).set_requires_grad(true)).sum().backward();
-    expect_same_gradients(*sharded, whole);
+    for (const auto around : {&ours, &by_hand}) {
+      const auto sharded = sharded_blocks(world);
+      const auto run = [&](const at::Tensor& x) { return sharded->forward(x); };
+      nested_checkpoints(run, around, 80, numbers({2, 8}).set_requires_grad(true)).sum().backward();
+      expect_same_gradients(*sharded, whole);
+    }
   });
 }
 

@@ -7,6 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/optim/adam.h"
 #include "tessera/optim/sgd.h"
+#include "tessera/shard/activation.h"
 #include "tessera/shard/buffers.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
@@ -353,6 +354,25 @@ TEST_F(Device, RefusesAndDescribesAsElsewhere) {
   EXPECT_THAT(message_of<c10::Error>([&] { (void)net->a->weight.const_data_ptr(); }), HasSubstr("unit 'a'"));
   EXPECT_THAT(message_of<UsageError>([&] { (void)parameters(*net).front().norm(); }), HasSubstr("clip_grad_norm"));
   EXPECT_THAT(describe(*net), HasSubstr("\nb "));
+}
+
+TEST_F(Device, RunsCheckpointedSegmentsAgainWithoutReadingThem) {
+  const auto gradients = [&](const auto& forward) {
+    auto net = net_on_device(world_);
+    const auto reads = host_reads();
+    forward(net).pow(2).sum().backward();
+    EXPECT_EQ(host_reads(), reads);
+    std::vector<at::Tensor> result;
+    for (const auto& shard : parameters(*net)) {
+      for (const auto& gradient : download(shard.grad())) result.push_back(gradient);
+    }
+    return result;
+  };
+  const auto plain = gradients([&](Net& net) { return net(batch_); });
+  const auto again =
+      gradients([&](Net& net) { return activation::checkpoint([net](const at::Tensor& x) mutable { return net(x); }, batch_); });
+  ASSERT_EQ(plain.size(), again.size());
+  for (size_t i = 0; i < plain.size(); i++) EXPECT_TRUE(at::equal(plain[i], again[i]));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/groups/per_group.h"
 #include "tessera/shard/access/buffer_dtype.h"
+#include "tessera/shard/activation/marks.h"
 #include "tessera/shard/paging/paging.h"
 #include "tessera/shard/unit/agreement.h"
 #include "tessera/shard/unit/apart.h"
@@ -241,7 +242,10 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   const auto make_unit = [&](Found& found, const std::string& name, const ShardOptions& own) {
     auto unit = Unit::make(name, std::move(found.candidates), own, schedule);
     register_shards(*unit, found.places, *modules.front());
-    for (auto* module : modules) remember_unit(*module, unit);
+    for (auto* module : modules) {
+      remember_unit(*module, unit);
+      activation::need_marked_calls(*module, *unit);
+    }
     return unit;
   };
   std::shared_ptr<Unit> unit;

@@ -7,6 +7,7 @@
 #include "tessera/shard/call.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/norms.h"
+#include "tessera/shard/parameters.h"
 #include "tessera/shard/reduction.h"
 #include "tessera/shard/training.h"
 #include "tessera/shard/unsharding.h"

@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 RANKS, STEPS = 4, 3
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -214,6 +215,9 @@ def shard(net, case, units, mesh, apart):
         "ignored_params": set(apart),
         "shard_placement_fn": (lambda p: Shard(dim) if p.dim() > dim else None) if dim else None,
     }
+    for name in case.get("checkpoint", []):
+        module = net.get_submodule(name)
+        module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)
     for unit in units:
         fully_shard([net.get_submodule(name) for name in unit] if isinstance(unit, list) else net.get_submodule(unit), **options)
     options["mp_policy"] = MixedPrecisionPolicy(policy.param_dtype, policy.reduce_dtype, output_dtype=dtype("output_dtype"))

@@ -3,6 +3,7 @@
 
 #include "models.h"
 #include "tessera/checkpoint/state_dict.h"
+#include "tessera/shard/activation.h"
 #include "tessera/shard/call.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_sharded.h"
@@ -118,6 +119,10 @@ class Sharded final : public Trainee {
 
   at::Tensor loss(int64_t shift) override {
     if (class_) return model_->loss((*class_)(model_->input(shift)).to(at::kFloat), shift);
+    if (test_.has("checkpoint")) {
+      const auto output = activation::checkpoint([model = model_](const at::Tensor& x) { return model->forward(x); }, model_->input(shift));
+      return model_->loss(output.to(at::kFloat), shift);
+    }
     if (test_.has("output_dtype")) return model_->loss(call(model_, model_->input(shift)), shift);
     return model_->loss(model_->forward(model_->input(shift)).to(at::kFloat), shift);
   }

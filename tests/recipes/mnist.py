@@ -84,6 +84,11 @@ class Training(Recipe, unittest.TestCase):
                                 for residence in ("node-shared", "gathered"))
             self.assertEqual(shared, gathered)
 
+    def test_checkpointed_activations_give_the_losses_of_kept_ones(self):
+        flags = ["--num-epochs", 1, "--batch-size", 300]
+        for more in ([], ["--use-nested-fsdp", "--compute-dtype", "bfloat16"], ["--run-without-fsdp"]):
+            self.assertEqual(self.metrics("--use-gradient-checkpointing", *more, *flags), self.metrics(*more, *flags))
+
     def test_lower_precision_learns(self):
         for dtype in ("bfloat16", "float16"):
             losses = self.losses("--compute-dtype", dtype, "--use-nested-fsdp", "--num-epochs", 1, "--batch-size", 50)

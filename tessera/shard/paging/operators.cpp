@@ -67,6 +67,8 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& handle)
       elementwise(is_elementwise(handle, name()) || name() == "aten::_is_any_true"),
       random(handle.hasTag(at::Tag::nondeterministic_seeded)),
       inspects(name() == "aten::_is_any_true"),
+      composite(handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)),
+      marks(Names{"aten::requires_grad_", "aten::retain_grad", "aten::detach_", "aten::rename_", "aten::set_data"}.contains(name())),
       by_parts(name().starts_with("aten::") && !handle.hasKernelForDispatchKey(c10::DispatchKey::CPU)),
       recurrent(Names{"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"}.contains(name())),
       sets_storage(name() == "aten::set_" && schema->overload_name() == "source_Tensor"),

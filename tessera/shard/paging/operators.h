@@ -18,6 +18,8 @@ struct OperatorFacts {
   bool elementwise;          // each result value depends only on the operand values at the same position
   bool random;               // draws random numbers
   bool inspects;             // aten::_is_any_true, by which autograd's anomaly mode looks for NaNs; its result is not a local value
+  bool composite;            // made of other operators, also for autograd
+  bool marks;                // changes what a tensor is to autograd, but no values
   bool by_parts;             // has no CPU kernel: it calls other operators, and paging sees these
   bool recurrent;            // lstm, gru or rnn
   bool sets_storage;         // the set_ overload by which torch::load gives a tensor the memory that it has read
@@ -25,7 +27,9 @@ struct OperatorFacts {
   bool compares_kinds;       // the first operator of set_data, which reads no values
   bool clones;
   bool updates_statistics;  // writes running statistics, although its schema says that it only reads them
-  bool backward;            // expects its operands exactly as the forward operator saw them
+  // Places of running_mean, before running_var, and of `training` among the operands of all operators that update statistics.
+  static constexpr size_t kRunningMean = 3, kTraining = 5;
+  bool backward;  // expects its operands exactly as the forward operator saw them
 
   const std::string& name() const { return schema->name(); }
 };

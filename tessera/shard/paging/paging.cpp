@@ -18,6 +18,7 @@
 #include "tessera/shard/paging/operators.h"
 #include "tessera/shard/paging/paged_tensor.h"
 #include "tessera/shard/paging/storage_tag.h"
+#include "tessera/shard/paging/watcher.h"
 #include "tessera/shard/unit/parameter_meta.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
@@ -51,14 +52,16 @@ bool may_write_unsharded(Unit& unit) {
 }
 
 /// Throws UsageError if forward uses a unit whose options need to see the call of a module, and can't.
-void expect_calls(const Unit& unit, const OperatorFacts& op) {
+void expect_calls(const Unit& unit, const at::Tensor& used, const OperatorFacts& op) {
   if (torch::autograd::get_current_graph_task_id() != -1 || unit.pinned()) return;
   for (const auto& call : unit.needed_calls()) {
+    if (call.with_graph_only && !c10::GradMode::is_enabled()) continue;
+    if (!call.parameters.empty() && std::ranges::find(call.parameters, unit.around(used)) == call.parameters.end()) continue;
     if (std::ranges::any_of(call.modules, [](const auto* module) { return in_forward_of(*module); })) continue;
     throw UsageError(
         fmt::format("{} uses unit '{}', but the {} of {} acts where that module is called, and modules have no hooks that would tell; call "
-                    "it as tessera::call(module, x...), make it a tessera::FullyShardedDataParallel, or leave the option out",
-                    op.name(), unit.name(), call.option, call.name));
+                    "it as tessera::call(module, x...), make it a tessera::FullyShardedDataParallel,{} or leave the option out",
+                    op.name(), unit.name(), call.option, call.name, call.other_way));
   }
 }
 
@@ -79,7 +82,7 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const Opera
           "be made after it; one of torch::optim can be moved instead, with tessera::rebind(optimizer, model)",
           op.name(), name_of(*unit->around(tensor), *unit)));
     }
-    expect_calls(*unit, op);
+    expect_calls(*unit, tensor, op);
     if (c10::GradMode::is_enabled()) unit->follow_training(tensor);
     if (std::ranges::find(operands.units, unit) == operands.units.end()) operands.units.push_back(unit);
     return;
@@ -161,7 +164,9 @@ void cast_operands(const OperatorFacts& op, Stack& stack, Unit& unit) {
     if (op.updates_statistics) return is_paged(tensor) ? tensor.to(at::kFloat) : tensor;
     if (is_paged(tensor) || tensor.scalar_type() == *dtype) return tensor;
     const auto held = unit.schedule()->lock();
-    return unit.state(held).casts.cast(tensor, *dtype);
+    auto result = unit.state(held).casts.cast(tensor, *dtype);
+    if (auto* const watcher = Watcher::current()) watcher->hold(result);
+    return result;
   };
   for (size_t i = 0; i < op.arguments; i++) {
     if (op.writes[i]) continue;
@@ -183,8 +188,8 @@ class WideStatistics {
   WideStatistics(const OperatorFacts& op, Stack& stack) {
     if (!op.updates_statistics) return;
     const auto base = stack.size() - op.arguments;
-    const bool updates = stack[base + kTraining].toBool();
-    for (const auto place : {kRunningMean, kRunningMean + 1}) {
+    const bool updates = stack[base + OperatorFacts::kTraining].toBool();
+    for (const auto place : {OperatorFacts::kRunningMean, OperatorFacts::kRunningMean + 1}) {
       auto& value = stack[base + place];
       if (!value.isTensor() || !value.toTensor().defined() || !at::isReducedFloatingType(value.toTensor().scalar_type())) continue;
       const auto narrow = value.toTensor();
@@ -199,8 +204,6 @@ class WideStatistics {
   }
 
  private:
-  // Places among the operands of all such operators.
-  static constexpr size_t kRunningMean = 3, kTraining = 5;
   c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 2> copies_;
 };
 
@@ -323,9 +326,34 @@ void page_view(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::
   if (origin) mark_results(*stack, base, origin);
 }
 
+bool has_paged_operand(const OperatorFacts& op, const Stack& stack) {
+  bool found = false;
+  for (size_t i = stack.size() - op.arguments; i < stack.size(); i++) {
+    for_each_tensor(stack[i], [&](const at::Tensor& tensor) { found = found || is_paged(tensor); });
+  }
+  return found;
+}
+
+/// Runs the operator itself. Operators of which it is made, and those of its kernel, are not paged again.
+void run(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, Stack* stack) {
+  auto* const watcher = Watcher::current();
+  const c10::impl::ExcludeDispatchKeyGuard excluded(kPagingKey);
+  if (watcher != nullptr) {
+    watcher->run(handle, op, below, *stack);
+  } else {
+    handle.redispatchBoxed(below, stack);
+  }
+}
+
 void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
   const auto& op = facts_of(handle);
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kPagingKey);
+  if (c10::impl::tls_is_dispatch_key_included(kPagingKey)) {
+    // A thread that a watched one has started inherits its keys, but no watcher.
+    const auto* const watcher = Watcher::current();
+    if (watcher != nullptr && watcher->opens(op)) return handle.redispatchBoxed(below, stack);
+    if (!has_paged_operand(op, *stack)) return run(handle, op, below, stack);
+  }
   if (op.sets_storage && loads_shard(*stack)) return;
   if (op.rebinds) refuse_rebinding(op);
   if (op.compares_kinds) {
@@ -364,10 +392,7 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
   const WideStatistics statistics(op, *stack);
   c10::SmallVector<TaggedStorage*, 2> written;
   for (const auto* shard : operands.written) written.push_back(tagged_storage(*shard));
-  {
-    const c10::impl::ExcludeDispatchKeyGuard excluded(kPagingKey);
-    handle.redispatchBoxed(below, stack);
-  }
+  run(handle, op, below, stack);
   statistics.write_back();
   for (auto* storage : written) storage->watch_raw_writes();
   if (operands.origin && !op.inspects) mark_results(*stack, base, operands.origin);

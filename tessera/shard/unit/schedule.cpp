@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/shard/paging/watcher.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/unit_node.h"
 #include "tessera/shard/unit/unit_state.h"
@@ -100,6 +101,7 @@ void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
     for (auto* unit : units) unit->pin(held);
     return;
   }
+  const Unwatched unwatched;
   // A rank that reads a unit has finished its step, so all units that it has written are published now; other ranks may be waiting for
   // them.
   while (!written_.empty()) publish(*written_.back());
@@ -195,6 +197,7 @@ void Schedule::reduce_next(const ScheduleLock& held, bool all) {
 }
 
 void Schedule::finish_reductions() {
+  const Unwatched unwatched;
   const auto held = lock();
   if (auto* unit = std::exchange(reducing_, nullptr)) unit->state(held).reduction.finish();
 }
@@ -227,6 +230,7 @@ void Schedule::note_written(Unit& unit) {
 }
 
 void Schedule::publish(Unit& unit) {
+  const Unwatched unwatched;
   const auto held = lock();
   if (!unit.pinned()) unit.state(held).versions.publish();
   std::erase(written_, &unit);
@@ -245,6 +249,7 @@ void Schedule::abandon_pass() {
 }
 
 void Schedule::ask_for(Unit& unit) {
+  const Unwatched unwatched;
   const auto held = lock();
   if (!unit.state(held).has_memory()) {
     while (!written_.empty()) publish(*written_.back());
@@ -254,6 +259,7 @@ void Schedule::ask_for(Unit& unit) {
 }
 
 void Schedule::wait_for(Unit& unit) {
+  const Unwatched unwatched;
   const auto held = lock();
   if (!unit.state(held).has_memory()) return;  // it was resharded meanwhile
   Unit* const units[] = {&unit};

@@ -49,6 +49,9 @@ struct NeededCall {
   std::vector<const torch::nn::Module*> modules;  // only compared
   std::string name;
   std::string_view option;
+  std::string_view other_way = {};           // to do what the option does
+  bool with_graph_only = false;              // the option does nothing where no graph is built
+  std::vector<const void*> parameters = {};  // Unit::Parameters, only compared: those that it is about; all of them, if empty
 };
 
 /// This class holds what stays the same while a model trains. What changes is in UnitState, which needs the lock of the unit's schedule.

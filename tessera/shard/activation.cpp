@@ -1,0 +1,65 @@
+#include "tessera/shard/activation.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "tessera/base/error.h"
+#include "tessera/base/words.h"
+#include "tessera/shard/activation/runs.h"
+#include "tessera/shard/paging/paging.h"
+
+namespace tessera::activation {
+
+KeepRule operators(std::vector<std::string> names) {
+  std::set<std::string> known;
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) known.insert(name.name);
+  for (const auto& name : names) {
+    if (known.contains(name)) continue;
+    const auto nearest = nearest_name(name, {known.begin(), known.end()});
+    throw UsageError(fmt::format("libtorch has no operator '{}'{}", name,
+                                 nearest.empty() ? "; names look like aten::mm" : fmt::format(" (did you mean '{}'?)", nearest)));
+  }
+  return [names = std::set<std::string, std::less<>>(names.begin(), names.end())](std::string_view name) { return names.contains(name); };
+}
+
+namespace detail {
+
+at::Tensor placeholder() {
+  static const auto empty = at::empty({0});
+  return empty;
+}
+
+void refuse_inputs() {
+  throw UsageError("a checkpointed module is called with an input that can't be copied, so it could not run again; give a pointer");
+}
+
+class Recording::Impl {
+ public:
+  explicit Impl(std::unique_ptr<SegmentRun> segment_run) : run(std::move(segment_run)) {}
+  const std::unique_ptr<SegmentRun> run;
+};
+
+Recording::Recording(const Options& options, Tensors inputs, Again again)
+    : impl_([&] {
+        install_paging();
+        if (options.offload == Offload::Host && std::ranges::all_of(inputs, [](const at::Tensor& input) { return input.is_cpu(); })) {
+          throw UsageError(
+              "Offload::Host moves activations from a device to the host, and all inputs of the checkpointed segment are there "
+              "already; Offload::Disk moves them to disk");
+        }
+        if (auto* const outer = SegmentRun::current()) return std::make_unique<Impl>(outer->inner(options, inputs, std::move(again)));
+        return std::make_unique<Impl>(std::make_unique<FirstRun>(options, inputs, std::move(again), nullptr));
+      }()) {}
+
+Recording::~Recording() = default;
+
+void Recording::result(at::Tensor& tensor) const {
+  impl_->run->result(tensor);
+}
+
+}  // namespace detail
+}  // namespace tessera::activation

@@ -1,0 +1,125 @@
+// Activation checkpointing: parts of a model keep their inputs only, and run again in backward for what autograd needs of them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "tessera/shard/tensors.h"
+
+namespace torch::nn {
+class Module;
+class SequentialImpl;
+}  // namespace torch::nn
+
+namespace tessera {
+struct WrapPolicy;
+}
+
+namespace tessera::activation {
+
+/// Where the inputs of segments, and the results of operators that are kept, are until backward.
+enum class Offload {
+  None,
+  Host,  // the memory of the host, for tensors on other devices
+  Disk,  // files that are written while forward goes on and read ahead in backward
+};
+
+/// Says of an operator, such as "aten::mm", whether its results are kept and it need not run again.
+using KeepRule = std::function<bool(std::string_view name)>;
+
+/// A rule for these operators. Throws UsageError if libtorch has none of such a name.
+KeepRule operators(std::vector<std::string> names);
+
+struct Options {
+  KeepRule keep = {};
+  Offload offload = Offload::None;
+  /// Of the files of Offload::Disk, which have no names there. The system's folder for temporary files, if empty.
+  std::filesystem::path folder = {};
+  /// Whether the random generators are set back before a segment runs again, so that dropout drops the same values.
+  bool preserve_rng_state = true;
+};
+
+namespace detail {
+
+using Tensors = std::vector<at::Tensor>;
+at::Tensor placeholder();
+/// Throws UsageError: inputs that can't be copied can't be kept.
+[[noreturn]] void refuse_inputs();
+
+/// How an input is passed on that was copied: as the caller passed the original.
+template <class T>
+using Passed = std::conditional_t<std::is_same_v<std::remove_cvref_t<T>, std::decay_t<T>>, T&&, std::decay_t<T>&>;
+
+/// Runs a segment again.
+using Again = std::function<void(const Tensors& inputs)>;
+
+/// This thread runs a segment as long as the object exists.
+class Recording {
+ public:
+  Recording(const Options& options, Tensors inputs, Again again);
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+  ~Recording();
+  /// Called for each result.
+  void result(at::Tensor& tensor) const;
+
+ private:
+  class Impl;
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace detail
+
+/// A module holder, or a shared_ptr to a module.
+template <class T>
+concept IsModule = requires(const std::remove_cvref_t<T>& module) { module->named_parameters(); };
+
+/// run(inputs...), which takes no memory for activations until backward: then it runs again, from its inputs. It and inputs that are no
+/// tensors are copied. Results and gradients are the same to the bit as those of a plain call. Tensors are found as for_each_tensor_in
+/// finds them. Segments may nest, contain parts of sharded units or several, and be differentiated twice. Without gradients it is a plain
+/// call.
+template <class Run, class... Inputs>
+  requires(!IsModule<Run>)
+auto checkpoint(const Options& options, Run&& run, Inputs&&... inputs) {
+  static_assert((std::is_copy_constructible_v<std::decay_t<Inputs>> && ...), "inputs of a checkpointed segment are copied: give a pointer");
+  if (!c10::GradMode::is_enabled()) return run(std::forward<Inputs>(inputs)...);
+  // What is copied has empty tensors in place of the inputs, which Recording keeps.
+  std::tuple<std::decay_t<Inputs>...> kept(inputs...);
+  detail::Tensors tensors;
+  for_each_tensor_in(kept, [&](at::Tensor& tensor) { tensors.push_back(std::exchange(tensor, detail::placeholder())); });
+  auto again = [run = std::decay_t<Run>(run), kept = std::move(kept)](const detail::Tensors& fresh) {
+    auto same = run;
+    auto values = kept;
+    size_t next = 0;
+    for_each_tensor_in(values, [&](at::Tensor& tensor) { tensor = fresh.at(next++); });
+    std::apply([&](auto&... value) { same(static_cast<detail::Passed<Inputs>>(value)...); }, values);
+  };
+  const detail::Recording recording(options, std::move(tensors), std::move(again));
+  using Output = std::remove_cvref_t<decltype(run(std::forward<Inputs>(inputs)...))>;
+  if constexpr (std::is_void_v<Output>) {
+    run(std::forward<Inputs>(inputs)...);
+  } else {
+    Output output = run(std::forward<Inputs>(inputs)...);
+    for_each_tensor_in(output, [&](at::Tensor& tensor) { recording.result(tensor); });
+    return output;
+  }
+}
+
+template <class Run, class... Inputs>
+  requires(!IsModule<Run> && !std::is_same_v<std::remove_cvref_t<Run>, Options>)
+auto checkpoint(Run&& run, Inputs&&... inputs) {
+  return checkpoint(Options{}, std::forward<Run>(run), std::forward<Inputs>(inputs)...);
+}
+
+}  // namespace tessera::activation

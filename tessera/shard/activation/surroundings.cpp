@@ -1,0 +1,65 @@
+#include "tessera/shard/activation/surroundings.h"
+
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+
+#include <algorithm>
+#include <mutex>
+
+namespace tessera::activation {
+
+RandomStates::RandomStates(const std::vector<c10::Device>& devices) {
+  for (const auto device : devices) {
+    at::Generator generator;
+    try {
+      generator = at::globalContext().defaultGenerator(device);
+    } catch (const c10::Error&) {
+      continue;  // a device that draws no random numbers
+    }
+    const std::lock_guard lock(generator.mutex());
+    auto state = generator.get_state();
+    states_.push_back({.generator = std::move(generator), .state = std::move(state)});
+  }
+}
+
+void RandomStates::set() const {
+  for (auto [generator, state] : states_) {
+    const std::lock_guard lock(generator.mutex());
+    generator.set_state(state);
+  }
+}
+
+bool RandomStates::operator==(const RandomStates& other) const {
+  return std::ranges::equal(states_, other.states_, [](const State& a, const State& b) { return a.state.equal(b.state); });
+}
+
+std::vector<c10::Device> RandomStates::devices() const {
+  std::vector<c10::Device> devices;
+  for (const auto& [generator, state] : states_) devices.push_back(generator.device());
+  return devices;
+}
+
+AutocastState::AutocastState(const std::vector<c10::Device>& devices) : caches_(at::autocast::is_autocast_cache_enabled()) {
+  for (const auto device : devices) {
+    const auto type = device.type();
+    devices_.push_back({.type = type, .enabled = at::autocast::is_autocast_enabled(type), .dtype = at::autocast::get_autocast_dtype(type)});
+  }
+}
+
+void AutocastState::set() const {
+  for (const auto& [type, enabled, dtype] : devices_) {
+    at::autocast::set_autocast_enabled(type, enabled);
+    at::autocast::set_autocast_dtype(type, dtype);
+  }
+  at::autocast::set_autocast_cache_enabled(caches_);
+}
+
+std::vector<c10::Device> devices_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<c10::Device> devices = {at::kCPU};
+  for (const auto& tensor : tensors) {
+    if (std::ranges::find(devices, tensor.device()) == devices.end()) devices.push_back(tensor.device());
+  }
+  return devices;
+}
+
+}  // namespace tessera::activation

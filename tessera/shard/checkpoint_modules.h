@@ -1,0 +1,55 @@
+// Activation checkpointing of whole modules; see activation.h.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include "tessera/shard/activation.h"
+#include "tessera/shard/call.h"
+#include "tessera/shard/wrap.h"
+
+namespace tessera::activation {
+
+/// tessera::call(module, inputs...) as a checkpointed segment.
+template <class M, class... Inputs>
+  requires IsModule<M>
+auto checkpoint(const Options& options, const M& module, Inputs&&... inputs) {
+  const auto run = [module](auto&&... values) { return call(module, std::forward<decltype(values)>(values)...); };
+  return checkpoint(options, run, std::forward<Inputs>(inputs)...);
+}
+template <class M, class... Inputs>
+  requires IsModule<M>
+auto checkpoint(const M& module, Inputs&&... inputs) {
+  return checkpoint(Options{}, module, std::forward<Inputs>(inputs)...);
+}
+
+/// From now on, tessera::call(module, x...) and calls through FullyShardedDataParallel are checkpointed segments, before and after
+/// fully_shard. Plain calls can't be seen: they are an error if parameters of the module are sharded.
+void checkpoint_module(const std::shared_ptr<torch::nn::Module>& module, const Options& options = {});
+template <class Holder>
+  requires requires(const Holder& holder) { holder.ptr()->named_parameters(); }
+void checkpoint_module(const Holder& holder, const Options& options = {}) {
+  checkpoint_module(std::shared_ptr<torch::nn::Module>(holder.ptr()), options);
+}
+
+/// checkpoint_module for all modules in the model that the policy chooses.
+void checkpoint_modules(torch::nn::Module& model, const WrapPolicy& policy, const Options& options = {});
+template <class Holder>
+  requires IsModule<Holder>
+void checkpoint_modules(const Holder& holder, const WrapPolicy& policy, const Options& options = {}) {
+  checkpoint_modules(static_cast<torch::nn::Module&>(*pointer_of(holder)), policy, options);
+}
+
+/// sequential->forward(x) in so many segments of about as many modules each. All but the last are checkpointed: what the last would drop,
+/// backward needs at once.
+at::Tensor checkpoint_sequential(const std::shared_ptr<torch::nn::SequentialImpl>& sequential, int64_t segments, at::Tensor x,
+                                 const Options& options = {});
+template <class Holder>
+  requires requires(const Holder& holder) { std::shared_ptr<torch::nn::SequentialImpl>(holder.ptr()); }
+at::Tensor checkpoint_sequential(const Holder& holder, int64_t segments, at::Tensor x, const Options& options = {}) {
+  return checkpoint_sequential(std::shared_ptr<torch::nn::SequentialImpl>(holder.ptr()), segments, std::move(x), options);
+}
+
+}  // namespace tessera::activation

@@ -1,0 +1,59 @@
+// Watcher: sees every operator that a thread calls, and not only those with paged operands. Segments of activation checkpointing need it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <optional>
+
+namespace tessera {
+
+struct OperatorFacts;
+
+class Watcher {
+ public:
+  Watcher() = default;
+  Watcher(const Watcher&) = delete;
+  Watcher& operator=(const Watcher&) = delete;
+  virtual ~Watcher() = default;
+
+  /// Whether to see the operators of which this one is made, one by one, in place of it.
+  virtual bool opens(const OperatorFacts& op) const = 0;
+  /// Called with the operands on the stack, unsharded and cast: runs the operator with `handle.redispatchBoxed(below, &stack)`, or puts its
+  /// results onto the stack in another way.
+  virtual void run(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, torch::jit::Stack& stack) = 0;
+
+  /// Called with an operand that was cast: keeps it as long as autograd would have, since later operators are given the same tensor.
+  virtual void hold(const at::Tensor& cast) = 0;
+
+  /// Of this thread, or null.
+  static Watcher* current();
+};
+
+/// Makes a watcher this thread's as long as the object exists; null ends the watch for a while.
+class Watching {
+ public:
+  explicit Watching(Watcher* watcher);
+  Watching(const Watching&) = delete;
+  Watching& operator=(const Watching&) = delete;
+  ~Watching();
+
+ private:
+  Watcher* const outer_;
+  const c10::impl::ForceDispatchKeyGuard keys_;
+};
+
+/// For work of the library inside of an operator, which is no part of what the program does: nobody watches it.
+class Unwatched {
+ public:
+  Unwatched() {
+    if (Watcher::current() != nullptr) pause_.emplace(nullptr);
+  }
+
+ private:
+  std::optional<Watching> pause_;
+};
+
+}  // namespace tessera
