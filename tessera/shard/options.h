@@ -64,8 +64,12 @@ enum class UnusedParameters {
 /// How all ranks come to start with the same parameters.
 enum class Start {
   Equal,      // they already do (same seed, same file); this is checked at the first use, and the error names the unit that differs
-  FromRank0,  // rank 0 broadcasts its parameters
+  FromRank0,  // rank 0 broadcasts its parameters; those of other ranks need no values
+  Loaded,     // no parameter has values until it is loaded: nothing is computed for what was made inside deferred_init
 };
+
+/// Fills a parameter or a buffer of this name. The tensor has memory, all of it, and any values.
+using InitFunction = std::function<void(const std::string& name, at::Tensor& values)>;
 
 /// What `parameters()` lists of a sharded module.
 enum class Listing {
@@ -96,6 +100,9 @@ struct ShardOptions {
   Mesh mesh;
   MixedPrecision mixed_precision = {};
   Start start = Start::Equal;
+  /// Fills the parameters of this call that are on the meta device, one after the other, and buffers there of which nothing is recorded.
+  /// Without it, the values are those that deferred_init has recorded, or have to be loaded before the first use.
+  InitFunction param_init_fn = {};
   Listing listing = Listing::ByName;
   Residence residence = Residence::Auto;
   Layout layout = Layout::Auto;
