@@ -34,7 +34,8 @@ INNER = {
     "comm/self/loopback_link.h": ["comm/self/*.cpp", "comm/fake/fake.cpp"],
     "shard/access/*": ["shard/*.cpp", "shard/*/*", "optim/*.cpp", "checkpoint/*.cpp", "checkpoint/live/*"],
     "shard/unit/*": ["shard/*.cpp", "shard/unit/*", "shard/paging/*", "shard/access/*.cpp"],
-    "shard/paging/*": ["shard/*.cpp", "shard/unit/*", "shard/paging/*", "shard/access/*.cpp"],
+    "shard/paging/*": ["shard/*.cpp", "shard/unit/*", "shard/paging/*", "shard/deferred/*", "shard/access/*.cpp"],
+    "shard/deferred/*": ["shard/*.cpp", "shard/unit/*", "shard/paging/*", "shard/deferred/*", "shard/access/*.cpp"],
 }
 # What inner rooms may use of the top of their own room: interfaces and options, which rest on nothing but themselves.
 PLAIN = {

@@ -155,7 +155,7 @@ class Recorder {
   }
 
   void run_inside(const Seen& seen, const std::shared_ptr<Tape>& tape) {
-    if (op_.by_parts) {
+    if (op_.composed) {
       fill_in_device(seen);
       handle_.redispatchBoxed(below_, &stack_);  // the operators of which it is made will come here one by one
       return;

@@ -93,6 +93,8 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& handle)
       updates_statistics(
           Names{"aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm", "aten::_native_batch_norm_legit"}.contains(name())),
       backward(name().ends_with("_backward")),
+      composed(by_parts && (handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
+                            place_of(c10::TypeKind::DeviceObjType, *schema))),
       needs_values(!can_be_deferred(handle, *schema)),
       replaces(Names{"aten::copy_", "aten::zero_", "aten::fill_", "aten::normal_", "aten::uniform_", "aten::random_", "aten::exponential_",
                      "aten::cauchy_", "aten::log_normal_", "aten::geometric_", "aten::bernoulli_"}
