@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <mutex>
+#include <span>
 #include <utility>
 
+#include "tessera/base/compat.h"
 #include "tessera/base/error.h"
 #include "tessera/shard/deferred/values.h"
 #include "tessera/shard/paging/paged_tensor.h"
@@ -30,6 +32,22 @@ struct Seen {
   bool values = false;           // tensors that have values
   bool writes_values = false;    // and are changed
   bool has_changed = false;      // an operand has got its values since it was last used, so keys have to be computed anew
+};
+
+/// While operators run on the meta device: they compare pointers, to see whether operands overlap.
+class Unguarded {
+ public:
+  explicit Unguarded(std::span<const at::Tensor> tensors) : tensors_(tensors) {
+    for (const auto& tensor : tensors_) compat::unguard_storage(*deferred_storage(tensor));
+  }
+  Unguarded(const Unguarded&) = delete;
+  Unguarded& operator=(const Unguarded&) = delete;
+  ~Unguarded() {
+    for (const auto& tensor : tensors_) compat::guard_storage(*deferred_storage(tensor));
+  }
+
+ private:
+  const std::span<const at::Tensor> tensors_;
 };
 
 class Recorder {
@@ -167,11 +185,13 @@ class Recorder {
     if (!run_on_meta(seen, tape, draws)) run_for_values(seen);
   }
 
-  /// torch::tensor({1, 2}) makes a tensor and writes its values through a pointer. It is the only one that leaves out autograd but not the
-  /// key below.
-  static bool from_data() {
+  /// torch::tensor({1, 2}) makes a tensor on the host and writes its values through a pointer. It is the only one that leaves out autograd but
+  /// not the key below.
+  bool from_data() const {
     using c10::impl::tls_is_dispatch_key_excluded;
-    return tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradCPU) && !tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView);
+    const auto& device = stack_[base_ + *op_.device];
+    return (device.isNone() || device.toDevice().is_cpu()) &&
+           tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality) && !tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView);
   }
 
   c10::Device device_for(const Seen& seen) const {
@@ -215,6 +235,7 @@ class Recorder {
       stack_[base_ + *op_.device] = c10::Device(c10::kMeta);
     }
     try {
+      const Unguarded operands(seen.deferred);
       handle_.callBoxed(&stack_);
     } catch (const c10::NotImplementedError&) {
       stack_.erase(stack_.begin() + static_cast<std::ptrdiff_t>(base_), stack_.end());
@@ -287,6 +308,11 @@ class Recorder {
 
   /// Runs the operator on values that are computed for it. Its results are not deferred.
   void run_for_values(const Seen& seen) {
+    if (const auto& tape = Recording::tape(); op_.generator && tape->is_seeded() && stack_[base_ + *op_.generator].isNone()) {
+      auto generator = at::globalContext().defaultGenerator(device_for(seen)).clone();
+      generator.set_current_seed(tape->next_key());
+      stack_[base_ + *op_.generator] = generator;
+    }
     if (seen.deferred.empty()) {
       const c10::impl::ExcludeDispatchKeyGuard excluded(kPagingKey);
       handle_.redispatchBoxed(below_, &stack_);

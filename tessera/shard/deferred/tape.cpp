@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "tessera/base/paging_key.h"
-#include "tessera/shard/deferred/keyed_random.h"
 #include "tessera/shard/paging/operators.h"
 
 namespace tessera {
@@ -139,7 +138,7 @@ size_t Tape::new_number() {
 }
 
 void Tape::append(TapeRecord record) {
-  if (is_keyed(record)) record.draw->key = key_of(*seed_, {}, records_.size());
+  if (is_keyed(record)) record.draw->key = next_key();
   for (const auto number : record.written) writers_[number].push_back(records_.size());
   records_.push_back(std::move(record));
 }

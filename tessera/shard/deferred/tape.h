@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/shard/deferred/keyed_random.h"
 #include "tessera/shard/parameters.h"
 
 namespace tessera {
@@ -62,6 +63,9 @@ class Tape {
   void append(TapeRecord record);
   /// Random numbers in what has this number are for the tensor of this name from now on, except those that are for another one already.
   void name(size_t number, const std::string& name);
+
+  /// A key for random numbers that are needed at once.
+  uint64_t next_key() { return key_of(*seed_, {}, draws_[{}]++); }
 
   /// New memory with the values.
   at::Tensor replay(const TapeTensor& wanted) const;
