@@ -88,7 +88,7 @@ LocalValues local_values(const torch::nn::Module& model) {
     const auto& tensor = item.value();
     const auto found = locate(tensor);
     const auto* parameter = found.parameter;
-    if (is_paged(tensor) && parameter == nullptr) refuse_orphan(item.key());
+    if (is_paged(tensor) && parameter == nullptr && !lacks_values(tensor)) refuse_orphan(item.key());
     if (parameter != nullptr && found.group->flat && parameter == &*found.group->flat) {
       // The module lists a flat shard in place of the group's parameters.
       const auto prefix = item.key().substr(0, item.key().size() - parameter->local_name.size());
