@@ -1,4 +1,5 @@
-// A model that no rank ever holds: made without memory, and then drawn part by part, or loaded from a file: deferred_init [WEIGHTS.safetensors]
+// A model that no rank ever holds: made without memory, and then drawn part by part, or loaded from a file: deferred_init
+// [WEIGHTS.safetensors]
 #include <tessera/models/gpt.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>

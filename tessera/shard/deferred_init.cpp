@@ -50,9 +50,10 @@ void materialize(torch::nn::Module& module, const InitFunction& init) {
     if (!materialize(item.value(), DeferredStorage::Kind::Buffer, item.key(), init, c10::kCPU)) unknown.push_back(item.key());
   }
   if (unknown.empty()) return;
-  throw UsageError(fmt::format("nobody knows the values of {}: make the module inside deferred_init, give materialize a function that "
-                               "initialises them, or load weights into it",
-                               some_of(unknown)));
+  throw UsageError(
+      fmt::format("nobody knows the values of {}: make the module inside deferred_init, give materialize a function that "
+                  "initialises them, or load weights into it",
+                  some_of(unknown)));
 }
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
-// deferred_init: makes a module without memory for its parameters. fully_shard then computes the values of one parameter after the other and
-// keeps this rank's part, so that no process ever holds the whole model.
+// deferred_init: makes a module without memory for its parameters. fully_shard then computes the values of one parameter after the other
+// and keeps this rank's part, so that no process ever holds the whole model.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +45,9 @@ class DeferredInit {
 }  // namespace detail
 
 /// Calls `construct`, which returns a module holder (`Llama(config)`) or a shared pointer to a module, and returns that. What it calls on
-/// tensors is recorded; tensors are on the meta device until fully_shard or materialize gives them values. Operators that change such tensors
-/// later, or convert them, are recorded as well. Tensors that neither are parameters nor buffers get their values when they are used.
+/// tensors is recorded; tensors are on the meta device until fully_shard or materialize gives them values. Operators that change such
+/// tensors later, or convert them, are recorded as well. Tensors that neither are parameters nor buffers get their values when they are
+/// used.
 template <class Construct>
 auto deferred_init(Construct&& construct, const DeferredInitOptions& options = {}) {
   detail::DeferredInit recording(options);

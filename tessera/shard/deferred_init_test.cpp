@@ -67,7 +67,8 @@ struct Corners : Module {
     const auto v = direction.detach();
     gain = register_parameter("gain", v.norm(2, 1, true));
     low = register_parameter("low", torch::randn({16, 8}).slice(0, 4, 12).to(torch::kBFloat16));
-    table = register_buffer("table", torch::outer(torch::arange(5, torch::kFloat), torch::arange(3).to(torch::kFloat).mul(-0.3).exp()).sin());
+    table =
+        register_buffer("table", torch::outer(torch::arange(5, torch::kFloat), torch::arange(3).to(torch::kFloat).mul(-0.3).exp()).sin());
     mask = register_buffer("mask", torch::ones({4, 4}).triu(1).to(torch::kBool));
     frequencies = torch::pow(10000, -torch::arange(0, 8, 2).div(8.0));
     chosen = register_parameter("chosen", torch::full({3}, torch::randn({2}).sum().item<double>() > 0 ? 1.5 : 0.5));
@@ -94,7 +95,10 @@ struct Case {
 
 std::vector<Case> cases() {
   return {{"mlp", []() -> std::shared_ptr<Module> { return models::Mlp(models::MlpOptions{.width = 8, .layers = 3, .classes = 4}).ptr(); }},
-          {"gpt", []() -> std::shared_ptr<Module> { return models::Gpt(models::GptOptions{.vocabulary = 40, .width = 16, .layers = 2, .heads = 2, .longest = 8}).ptr(); }},
+          {"gpt",
+           []() -> std::shared_ptr<Module> {
+             return models::Gpt(models::GptOptions{.vocabulary = 40, .width = 16, .layers = 2, .heads = 2, .longest = 8}).ptr();
+           }},
           {"resnet", []() -> std::shared_ptr<Module> { return models::ResNet50().ptr(); }},
           {"transformer",
            [] {
@@ -295,7 +299,8 @@ TEST(DeferredInit, RefusesWhatNeedsValues) {
               AllOf(HasSubstr("parameter 'a.bias', which has none yet, because it was made inside deferred_init"),
                     HasSubstr("materialize(module)")));
   EXPECT_THAT(message_of<c10::Error>([&] { (void)net->a->weight.data_ptr<float>(); }), HasSubstr("made inside tessera::deferred_init"));
-  EXPECT_THAT(message_of<UsageError>([&] { deferred_init([] { return deferred_init([] { return Net(); }); }); }), HasSubstr("inside deferred_init"));
+  EXPECT_THAT(message_of<UsageError>([&] { deferred_init([] { return deferred_init([] { return Net(); }); }); }),
+              HasSubstr("inside deferred_init"));
   with_ranks(1, [&](const Communicator& world) {
     EXPECT_THAT(message_of<UsageError>([&] {
                   deferred_init([&] {

@@ -231,7 +231,8 @@ void materialize_rest(Module& module, const std::string& prefix, const ShardOpti
 }
 
 void shard(std::span<Module* const> modules, const ShardOptions& options) {
-  if (Recording::tape() != nullptr) throw UsageError("fully_shard was called inside deferred_init; call it with what deferred_init returns");
+  if (Recording::tape() != nullptr)
+    throw UsageError("fully_shard was called inside deferred_init; call it with what deferred_init returns");
   install_paging();
   expect_valid(options);
   (void)options.mesh.shard();  // refuses a mesh of too many axes

@@ -66,9 +66,10 @@ void expect_values(const LocalValues& values, std::string_view what) {
     }
   }
   if (names.empty()) return;
-  throw UsageError(fmt::format("{} needs the values of {}, but nobody has loaded or initialised them; load weights, or for a module that is "
-                               "not sharded call materialize",
-                               what, some_of(names)));
+  throw UsageError(
+      fmt::format("{} needs the values of {}, but nobody has loaded or initialised them; load weights, or for a module that is "
+                  "not sharded call materialize",
+                  what, some_of(names)));
 }
 
 void allocate_if_meta(const at::Tensor& tensor, c10::Device otherwise) {

@@ -20,7 +20,15 @@ DeferredStorage::DeferredStorage(const c10::StorageImpl& meta, std::shared_ptr<T
 }
 
 DeferredStorage::~DeferredStorage() {
-  detail::deferring--;
+  if (counted_) detail::deferring--;
+}
+
+// Called when the last tensor of the storage is gone, while FormerMemory still has a weak reference.
+void DeferredStorage::release_resources() {
+  StorageImpl::release_resources();
+  tape.reset();
+  values = {};
+  if (std::exchange(counted_, false)) detail::deferring--;
 }
 
 }  // namespace tessera

@@ -18,14 +18,19 @@ class DeferredStorage final : public c10::StorageImpl {
   DeferredStorage(const c10::StorageImpl& meta, std::shared_ptr<Tape> tape, c10::Device device);
   ~DeferredStorage() override;
 
-  const std::shared_ptr<Tape> tape;
+  void release_resources() override;
+
+  std::shared_ptr<Tape> tape;
   size_t number = 0;                   // of its present values, on the tape
   const c10::Device device_of_values;  // where they will be
   /// What a tensor is to the module that was made. Free tensors get their values at their first use outside of deferred_init.
   enum class Kind { Free, Parameter, Buffer } kind = Kind::Free;
   std::string name;
-  c10::Storage values;      // if it has them meanwhile: other tensors over this storage have not noticed
-  bool abandoned = false;   // its values went into a unit, so that tensors which still have it are outdated
+  c10::Storage values;     // if it has them meanwhile: other tensors over this storage have not noticed
+  bool abandoned = false;  // its values went into a unit, so that tensors which still have it are outdated
+
+ private:
+  bool counted_ = true;
 };
 using DeferredStoragePtr = c10::intrusive_ptr<DeferredStorage>;
 

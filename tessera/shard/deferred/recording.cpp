@@ -26,12 +26,12 @@ thread_local std::shared_ptr<Tape> tape_of_thread;
 /// What the operands of an operator are.
 struct Seen {
   std::vector<at::Tensor> deferred = {};
-  at::Tensor written = {};       // the first deferred tensor that is changed
-  bool anything = false;         // an operand
-  bool sharded = false;          // of a unit
-  bool values = false;           // tensors that have values
-  bool writes_values = false;    // and are changed
-  bool has_changed = false;      // an operand has got its values since it was last used, so keys have to be computed anew
+  at::Tensor written = {};     // the first deferred tensor that is changed
+  bool anything = false;       // an operand
+  bool sharded = false;        // of a unit
+  bool values = false;         // tensors that have values
+  bool writes_values = false;  // and are changed
+  bool has_changed = false;    // an operand has got its values since it was last used, so keys have to be computed anew
 };
 
 /// While operators run on the meta device: they compare pointers, to see whether operands overlap.
@@ -126,7 +126,8 @@ class Recorder {
         const auto bytes = static_cast<int64_t>(storage.nbytes());
         const auto all = at::TensorOptions(c10::kMeta).dtype(at::kByte);
         const c10::impl::ExcludeDispatchKeyGuard excluded(kPagingKey);
-        storage.values = storage.tape->replay({at::empty({bytes}, all), storage.number, storage.nbytes(), storage.device_of_values}).storage();
+        storage.values =
+            storage.tape->replay({at::empty({bytes}, all), storage.number, storage.nbytes(), storage.device_of_values}).storage();
       }
       seen.has_changed = follow_values(tensor);
     }
@@ -185,13 +186,13 @@ class Recorder {
     if (!run_on_meta(seen, tape, draws)) run_for_values(seen);
   }
 
-  /// torch::tensor({1, 2}) makes a tensor on the host and writes its values through a pointer. It is the only one that leaves out autograd but
-  /// not the key below.
+  /// torch::tensor({1, 2}) makes a tensor on the host and writes its values through a pointer. It is the only one that leaves out autograd
+  /// but not the key below.
   bool from_data() const {
     using c10::impl::tls_is_dispatch_key_excluded;
     const auto& device = stack_[base_ + *op_.device];
-    return (device.isNone() || device.toDevice().is_cpu()) &&
-           tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality) && !tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView);
+    return (device.isNone() || device.toDevice().is_cpu()) && tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality) &&
+           !tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView);
   }
 
   c10::Device device_for(const Seen& seen) const {

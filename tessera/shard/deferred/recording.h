@@ -29,8 +29,8 @@ class Recording {
   c10::impl::IncludeDispatchKeyGuard included_{kPagingKey};
 };
 
-/// Called by the fallback of paging, if may_be_deferred(). Runs the operator, unless this thread does not record and no operand is deferred:
-/// then it returns false. Throws UsageError if the operator needs values of a parameter or a buffer that has none.
+/// Called by the fallback of paging, if may_be_deferred(). Runs the operator, unless this thread does not record and no operand is
+/// deferred: then it returns false. Throws UsageError if the operator needs values of a parameter or a buffer that has none.
 bool record(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
 
 }  // namespace tessera

@@ -77,7 +77,8 @@ class Tape::Replay {
     auto& storage = storages_[wanted.number];
     const auto options = at::TensorOptions(wanted.device).dtype(wanted.dtype);
     if (!storage) {
-      storage = range_ ? at::empty({range_->numel}, options).storage() : at::empty({static_cast<int64_t>(wanted.bytes)}, options.dtype(at::kByte)).storage();
+      storage = range_ ? at::empty({range_->numel}, options).storage()
+                       : at::empty({static_cast<int64_t>(wanted.bytes)}, options.dtype(at::kByte)).storage();
     }
     if (range_) return at::empty({0}, options).set_(storage, 0, {range_->numel}, {1});
     auto result = at::empty({0}, options).set_(storage, wanted.offset, wanted.sizes, wanted.strides);

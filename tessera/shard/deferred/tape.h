@@ -37,18 +37,18 @@ struct TapeTensor {
 
 /// The random numbers of one operator.
 struct TapeDraw {
-  size_t argument = 0;         // that of the generator
-  at::Tensor state = {};       // of the generator, as the operator found it; undefined if a key takes its place
+  size_t argument = 0;    // that of the generator
+  at::Tensor state = {};  // of the generator, as the operator found it; undefined if a key takes its place
   uint64_t key = 0;
   mutable bool settled = false;  // whether the key comes from the name of a tensor, or was used
 };
 
 struct TapeRecord {
   c10::OperatorHandle handle;
-  torch::jit::Stack arguments = {};         // copies of tensors that have values; nothing where `operands` are
+  torch::jit::Stack arguments = {};  // copies of tensors that have values; nothing where `operands` are
   std::vector<TapeTensor> operands = {};
-  std::vector<size_t> written = {};         // numbers of what it changes or makes
-  std::vector<TapeTensor> results = {};     // those with storages of their own
+  std::vector<size_t> written = {};      // numbers of what it changes or makes
+  std::vector<TapeTensor> results = {};  // those with storages of their own
   std::optional<TapeDraw> draw = {};
 };
 

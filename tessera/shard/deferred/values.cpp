@@ -37,7 +37,8 @@ at::Tensor computed_values(const at::Tensor& tensor) {
 
 bool has_parts(const at::Tensor& tensor) {
   const auto* const storage = deferred_storage(tensor);
-  return storage != nullptr && storage->tape != nullptr && storage->tape->is_seeded() && storage->tape->has_parts(on_tape(tensor, *storage));
+  return storage != nullptr && storage->tape != nullptr && storage->tape->is_seeded() &&
+         storage->tape->has_parts(on_tape(tensor, *storage));
 }
 
 at::Tensor computed_values(const at::Tensor& tensor, const ValueRange& range) {
@@ -105,7 +106,8 @@ void expect_values_later(const at::Tensor& tensor, DeferredStorage::Kind kind, c
   auto storage = c10::make_intrusive<DeferredStorage>(*tensor.storage().unsafeGetStorageImpl(), nullptr, device);
   storage->kind = kind;
   storage->name = name;
-  const auto view = paged_view(c10::Storage(std::move(storage)), tensor.scalar_type(), tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  const auto view =
+      paged_view(c10::Storage(std::move(storage)), tensor.scalar_type(), tensor.sizes(), tensor.strides(), tensor.storage_offset());
   tensor.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());
 }
 

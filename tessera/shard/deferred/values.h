@@ -34,8 +34,8 @@ void give_values(const at::Tensor& tensor, const at::Tensor& values);
 bool follow_values(const at::Tensor& tensor);
 /// Gives it memory with any values.
 void allocate_values(const at::Tensor& tensor, c10::Device otherwise);
-/// Gives values to a tensor that lacks them: for parameters by `init` if there is one, by its recipe, or by `init`. Returns false if there is
-/// neither: then a use of it is an error with its name.
+/// Gives values to a tensor that lacks them: for parameters by `init` if there is one, by its recipe, or by `init`. Returns false if there
+/// is neither: then a use of it is an error with its name.
 bool materialize(const at::Tensor& tensor, DeferredStorage::Kind kind, const std::string& name, const InitFunction& init,
                  c10::Device otherwise);
 /// Any use of a tensor on the meta device that has no recipe is an error with this name from now on.

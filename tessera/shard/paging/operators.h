@@ -28,9 +28,9 @@ struct OperatorFacts {
   bool updates_statistics;  // writes running statistics, although its schema says that it only reads them
   bool backward;            // expects its operands exactly as the forward operator saw them
   // For deferred tensors:
-  bool composed;                           // calls other operators for all that it does
-  bool needs_values;                       // its results, or their sizes, can't be known without the values of its operands
-  bool replaces;                           // gives every value of its first argument a new one
+  bool composed;                            // calls other operators for all that it does
+  bool needs_values;                        // its results, or their sizes, can't be known without the values of its operands
+  bool replaces;                            // gives every value of its first argument a new one
   std::optional<size_t> device, generator;  // places of these arguments
 
   const std::string& name() const { return schema->name(); }

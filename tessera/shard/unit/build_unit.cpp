@@ -187,7 +187,9 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candid
   // All memory is allocated before the first parameter changes, so that the model stays as it was if there is not enough.
   std::vector<MemoryPtr> memory;
   for (const auto& group : groups) memory.push_back(unit->state_->memory().add(unit->plan(group)));
-  for (size_t i = 0; i < groups.size(); i++) unit->add_group(std::move(groups[i]), std::move(memory[i]), options);
+  Arrivals arrivals;
+  for (size_t i = 0; i < groups.size(); i++) unit->add_group(std::move(groups[i]), std::move(memory[i]), options, arrivals);
+  expect_arrived(arrivals, options, unit->name());
   unit->unsharded_bytes_ = unit->state_->memory().unsharded_bytes(unit->buffers());
   former.abandon();
   for (auto& group : unit->groups_) {
@@ -224,7 +226,11 @@ BufferPlan Unit::plan(std::span<const Candidate> candidates) const {
   const auto& first = candidates.front().tensor;
   const auto chunk = layout(candidates).chunk;
   expect_consistent(*codec_, first.scalar_type(), chunk);
-  return {.chunk = chunk, .dtype = first.scalar_type(), .codec = codec_.get(), .device = device_of(candidates.front()), .trained = first.requires_grad()};
+  return {.chunk = chunk,
+          .dtype = first.scalar_type(),
+          .codec = codec_.get(),
+          .device = device_of(candidates.front()),
+          .trained = first.requires_grad()};
 }
 
 TaggedStoragePtr Unit::make_storage(Role role, size_t group, int64_t numel, at::ScalarType dtype, c10::Device device) {
@@ -232,7 +238,7 @@ TaggedStoragePtr Unit::make_storage(Role role, size_t group, int64_t numel, at::
   return c10::make_intrusive<TaggedStorage>(std::move(tag), static_cast<size_t>(numel) * c10::elementSize(dtype), device);
 }
 
-void Unit::add_group(std::vector<Candidate> candidates, MemoryPtr memory, const ShardOptions& options) {
+void Unit::add_group(std::vector<Candidate> candidates, MemoryPtr memory, const ShardOptions& options, Arrivals& arrivals) {
   const auto& shard = mesh().shard();
   const auto& first = candidates.front().tensor;
   const auto layout = this->layout(candidates);
@@ -274,14 +280,12 @@ void Unit::add_group(std::vector<Candidate> candidates, MemoryPtr memory, const 
                                c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>())};
   }
 
-  std::vector<std::string> names;
-  std::vector<uint64_t> fingerprints;
   for (size_t i = 0; i < candidates.size(); i++) {
     auto& tensor = candidates[i].tensor;
     const auto& span = layout.spans[i];
     auto start = start_values(candidates[i], span, options, name_);
-    names.push_back(candidates[i].name);
-    fingerprints.push_back(start.fingerprint);
+    arrivals.names.push_back(candidates[i].name);
+    arrivals.fingerprints.push_back(start.fingerprint);
     group.fingerprint = group.fingerprint * 31 + start.fingerprint;
     const auto own = group.own.narrow(0, span.shard_offset, span.shard_numel);
     if (start.all.defined()) {
@@ -313,7 +317,6 @@ void Unit::add_group(std::vector<Candidate> candidates, MemoryPtr memory, const 
     if (!group.flat) ShardedMeta::replace(group.parameters.back().shard, tensor);
     tensor = at::Tensor();
   }
-  if (options.start == Start::FromRank0 && !shard.traits().traces) expect_arrived(names, fingerprints, mesh().world(), name_);
   groups_.push_back(std::move(group));
 }
 

@@ -46,9 +46,10 @@ void expect_start(const std::vector<Candidate>& candidates, const ShardOptions& 
       if (lacks_values(candidate.tensor) && !has_source(candidate.tensor, options)) unknown.push_back(candidate.name);
     }
     if (unknown.empty()) return;
-    throw UsageError(fmt::format("rank 0 is to send its parameters to the others, but has no values for {}; make or load the module there, or "
-                                 "shard with {{.start = tessera::Start::Loaded}} and load afterwards",
-                                 some_of(unknown)));
+    throw UsageError(
+        fmt::format("rank 0 is to send its parameters to the others, but has no values for {}; make or load the module there, or "
+                    "shard with {{.start = tessera::Start::Loaded}} and load afterwards",
+                    some_of(unknown)));
   });
 }
 
@@ -63,7 +64,8 @@ StartValues start_values(const Candidate& candidate, const Span& span, const Sha
     result.all = at::empty({tensor.numel()}, tensor.options().device(device_of_values(tensor, world.traits().device)));
   } else if (lacks && !sends && !has_source(tensor, options)) {
     return result;
-  } else if (lacks && !sends && !options.param_init_fn && !world.traits().traces && tensor.strides() == full.strides() && has_parts(tensor)) {
+  } else if (lacks && !sends && !options.param_init_fn && !world.traits().traces && tensor.strides() == full.strides() &&
+             has_parts(tensor)) {
     result.part = computed_values(tensor, {.begin = span.shard_begin, .numel = span.shard_numel});
     result.fingerprint = fingerprint_of_recipe(tensor);
     return result;
@@ -80,8 +82,10 @@ StartValues start_values(const Candidate& candidate, const Span& span, const Sha
   return result;
 }
 
-void expect_arrived(const std::vector<std::string>& names, const std::vector<uint64_t>& fingerprints, const Communicator& world,
-                    const std::string& unit) {
+void expect_arrived(const Arrivals& arrivals, const ShardOptions& options, const std::string& unit) {
+  const auto& world = options.mesh.world();
+  if (options.start != Start::FromRank0 || world.traits().traces) return;
+  const auto& [names, fingerprints] = arrivals;
   const auto numbers = at::empty({static_cast<int64_t>(fingerprints.size())}, at::kLong);
   for (size_t i = 0; i < fingerprints.size(); i++) numbers[static_cast<int64_t>(i)] = static_cast<int64_t>(fingerprints[i]);
   const auto sent = numbers.to(world.traits().device);

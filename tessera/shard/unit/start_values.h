@@ -29,8 +29,14 @@ struct StartValues {
 /// Makes room for the values of this parameter only. Collective with Start::FromRank0.
 StartValues start_values(const Candidate& candidate, const Span& span, const ShardOptions& options, const std::string& unit);
 
-/// Whether what rank 0 has sent has arrived: throws on all ranks, with the names of the parameter and the rank. Collective.
-void expect_arrived(const std::vector<std::string>& names, const std::vector<uint64_t>& fingerprints, const Communicator& world,
-                    const std::string& unit);
+/// The parameters of a unit as they have arrived.
+struct Arrivals {
+  std::vector<std::string> names = {};
+  std::vector<uint64_t> fingerprints = {};
+};
+
+/// With Start::FromRank0, throws on all ranks, with the names of the parameter and the rank, if values are not those that rank 0 has sent.
+/// Collective then.
+void expect_arrived(const Arrivals& arrivals, const ShardOptions& options, const std::string& unit);
 
 }  // namespace tessera

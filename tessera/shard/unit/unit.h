@@ -27,6 +27,7 @@ namespace tessera {
 
 class Schedule;
 class UnitState;
+struct Arrivals;
 
 /// What one unit cost this rank since the last reset.
 struct UnitCounters {
@@ -183,7 +184,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   BufferLayout layout(std::span<const Candidate> candidates) const;
   BufferPlan plan(std::span<const Candidate> candidates) const;
   c10::Device device_of(const Candidate& candidate) const;
-  void add_group(std::vector<Candidate> candidates, MemoryPtr memory, const ShardOptions& options);
+  void add_group(std::vector<Candidate> candidates, MemoryPtr memory, const ShardOptions& options, Arrivals& arrivals);
   TaggedStoragePtr make_storage(Role role, size_t group, int64_t numel, at::ScalarType dtype, c10::Device device);
 
   // Used by UnitState and its parts.
