@@ -48,6 +48,7 @@
 #include "tessera/shard/call.h"
 #include "tessera/shard/checkpoint_modules.h"
 #include "tessera/shard/codec.h"
+#include "tessera/shard/deferred_init.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/fully_sharded.h"

@@ -34,13 +34,14 @@ INNER = {
     "comm/self/loopback_link.h": ["comm/self/*.cpp", "comm/fake/fake.cpp"],
     "shard/access/*": ["shard/*.cpp", "shard/*/*", "optim/*.cpp", "checkpoint/*.cpp", "checkpoint/live/*"],
     "shard/unit/*": ["shard/*.cpp", "shard/unit/*", "shard/paging/*", "shard/activation/*", "shard/access/*.cpp"],
-    "shard/paging/*": ["shard/*.cpp", "shard/unit/*", "shard/paging/*", "shard/activation/*", "shard/access/*.cpp"],
+    "shard/paging/*": ["shard/*.cpp", "shard/unit/*", "shard/paging/*", "shard/deferred/*", "shard/activation/*", "shard/access/*.cpp"],
     "shard/activation/*": ["shard/*.cpp", "shard/activation/*"],
+    "shard/deferred/*": ["shard/*.cpp", "shard/unit/*", "shard/paging/*", "shard/deferred/*", "shard/access/*.cpp"],
 }
 # What inner rooms may use of the top of their own room: interfaces and options, which rest on nothing but themselves.
 PLAIN = {
     "comm": {"transport.h", "work.h", "topology.h", "communicator.h"},
-    "shard": {"options.h", "codec.h", "parameters.h", "reduction.h", "activation.h", "tensors.h"},
+    "shard": {"options.h", "codec.h", "parameters.h", "reduction.h", "activation.h", "offload.h", "tensors.h"},
 }
 INCLUDE = re.compile(r'#include\s+["<](tessera/[^">]+|\.[^">]*)[">]')
 

@@ -27,6 +27,7 @@ template <class Visit>
 void for_each_part(const torch::nn::Module& model, const Communicator& world, const Visit& visit) {
   expect_one_rank(world);
   const auto values = local_values(model);
+  expect_values(values, "a state dict");
   const auto whole = [&](const std::string& name, const at::Tensor& tensor) {
     visit(name, whole_record(tensor.sizes()), tensor.contiguous().view({-1}));
   };
@@ -72,7 +73,7 @@ void load_own_part(torch::nn::Module& model, const Dict& dict, const LoadStateDi
 StateDict full_state_dict(const torch::nn::Module& model, const FullStateDictOptions& options) {
   expect_idle("full_state_dict");
   const c10::AutoGradMode no_grad(false);
-  all_or_none(world_for(model), kStateDict, "can't make its state dict", [&] { local_values(model); });
+  all_or_none(world_for(model), kStateDict, "can't make its state dict", [&] { expect_values(local_values(model), "a state dict"); });
   return full_state(model, options.rank0_only ? Ranks::First : Ranks::All, BufferSync::Rank0,
                     options.offload_to_cpu ? CopyTo::Host : CopyTo::Device);
 }

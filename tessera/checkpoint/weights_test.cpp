@@ -8,7 +8,11 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/consolidate.h"
 #include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/checkpoint/state_dict.h"
+#include "tessera/comm/self/self.h"
+#include "tessera/shard/deferred_init.h"
 #include "tessera/shard/full_params.h"
+#include "tessera/testing/allocations.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
 #include "tessera/testing/picture.h"
@@ -83,6 +87,74 @@ TEST(Weights, OfAnotherModelAreRefused) {
     wide->c = wide->replace_module("c", torch::nn::Linear(10, 5));
     EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load_weights(*wide, folder / "a.safetensors"); }),
                 AllOf(HasSubstr("'c.bias' is Float of [4] there, but Float of [5] in the model"), HasSubstr("'c.weight'")));
+  });
+}
+
+std::shared_ptr<Picture> deferred_picture() {
+  return deferred_init([] { return std::make_shared<Picture>(0.1); });
+}
+
+TEST(Weights, GoIntoModelsWithoutMemory) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    PictureRun run(world);
+    checkpoint::save(folder / "a", {.model = run.model.get()}, world);
+    if (world.rank() == 0) checkpoint::consolidate(folder / "a", folder / "a.safetensors");
+    world.barrier();
+    for (const auto* name : {"a", "a.safetensors"}) {
+      const auto plain = deferred_picture();
+      checkpoint::load_weights(*plain, folder / name);
+      expect_same_state(*plain, *run.model);
+      for (const auto start : {Start::Equal, Start::Loaded}) {
+        const auto sharded = deferred_picture();
+        fully_shard(sharded, {.mesh = world, .start = start, .ignored = {sharded->conv->bias}});
+        checkpoint::load_weights(*sharded, folder / name);
+        expect_same_state(*sharded, *run.model);
+      }
+    }
+    const auto dict = checkpoint::full_state_dict(*run.model);
+    const auto sharded = deferred_picture();
+    fully_shard(sharded, {.mesh = world, .start = Start::Loaded});
+    checkpoint::load_full_state_dict(*sharded, dict, {.broadcast_from_rank0 = true});
+    expect_same_state(*sharded, *run.model);
+    const auto model = deferred_picture();
+    fully_shard(model, {.mesh = world, .start = Start::Loaded});
+    checkpoint::Contents resumed{.model = model.get()};
+    checkpoint::load(folder / "a", resumed, world);
+    expect_same_state(*model, *run.model);
+  });
+}
+
+TEST(Weights, ThatNobodyLoadedAreAnError) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    checkpoint::save(folder / "a", {.model = seeded_net().get()}, world);
+    auto net = deferred_init([] { return Net(); });
+    fully_shard(net, {.mesh = world, .start = Start::Loaded});
+    EXPECT_THAT(message_of<UsageError>([&] { checkpoint::save(folder / "b", {.model = net.get()}, world); }), HasSubstr("'a.weight'"));
+    EXPECT_THAT(message_of<UsageError>([&] { checkpoint::full_state_dict(*net); }), HasSubstr("'a.weight'"));
+    EXPECT_THAT(message_of<UsageError>([&] { checkpoint::local_state_dict(*net); }), HasSubstr("'a.weight'"));
+    auto dict = checkpoint::full_state_dict(*seeded_net());
+    dict.erase("b.weight");
+    checkpoint::load_full_state_dict(*net, dict, {.may_be_missing = {"b.weight"}});
+    EXPECT_THAT(message_of<UsageError>([&] { net->forward(input()); }), HasSubstr("values of 'b.weight', but nobody has loaded"));
+  });
+}
+
+TEST(Weights, NeedNoMemoryBesidesTheShards) {
+  const Folder folder;
+  const auto make = [] { return torch::nn::Linear(1024, 1024); };
+  with_ranks(2, [&](const Communicator& world) {
+    if (world.rank() == 0) {
+      const auto whole = make();
+      checkpoint::save(folder / "a", {.model = whole.ptr().get()}, self_world());
+    }
+    world.barrier();
+    const Allocations allocations;
+    auto model = deferred_init(make, {.seed = 1});
+    fully_shard(model, {.mesh = world, .start = Start::Loaded, .residence = Residence::Gathered});
+    checkpoint::load_weights(*model, folder / "a");
+    EXPECT_LT(allocations.peak(), 1024 * 1024 * 4 / 2 + (256 << 10));
   });
 }
 

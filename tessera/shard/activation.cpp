@@ -46,10 +46,10 @@ class Recording::Impl {
 Recording::Recording(const Options& options, Tensors inputs, Again again)
     : impl_([&] {
         install_paging();
-        if (options.offload == Offload::Host && std::ranges::all_of(inputs, [](const at::Tensor& input) { return input.is_cpu(); })) {
+        if (options.offload == OffloadTo::Host && std::ranges::all_of(inputs, [](const at::Tensor& input) { return input.is_cpu(); })) {
           throw UsageError(
-              "Offload::Host moves activations from a device to the host, and all inputs of the checkpointed segment are there "
-              "already; Offload::Disk moves them to disk");
+              "OffloadTo::Host moves activations from a device to the host, and all inputs of the checkpointed segment are there "
+              "already; OffloadTo::Disk moves them to disk");
         }
         if (auto* const outer = SegmentRun::current()) return std::make_unique<Impl>(outer->inner(options, inputs, std::move(again)));
         return std::make_unique<Impl>(std::make_unique<FirstRun>(options, inputs, std::move(again), nullptr));

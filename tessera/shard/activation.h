@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/shard/offload.h"
 #include "tessera/shard/tensors.h"
 
 namespace torch::nn {
@@ -28,13 +29,6 @@ struct WrapPolicy;
 
 namespace tessera::activation {
 
-/// Where the inputs of segments, and the results of operators that are kept, are until backward.
-enum class Offload {
-  None,
-  Host,  // the memory of the host, for tensors on other devices
-  Disk,  // files that are written while forward goes on and read ahead in backward
-};
-
 /// Says of an operator, such as "aten::mm", whether its results are kept and it need not run again.
 using KeepRule = std::function<bool(std::string_view name)>;
 
@@ -43,8 +37,9 @@ KeepRule operators(std::vector<std::string> names);
 
 struct Options {
   KeepRule keep = {};
-  Offload offload = Offload::None;
-  /// Of the files of Offload::Disk, which have no names there. The system's folder for temporary files, if empty.
+  /// Where the inputs of segments, and the results of operators that are kept, are until backward. Files are written while forward goes on.
+  OffloadTo offload = OffloadTo::Nowhere;
+  /// Of the files of OffloadTo::Disk, which have no names there. The system's folder for temporary files, if empty.
   std::filesystem::path folder = {};
   /// Whether the random generators are set back before a segment runs again, so that dropout drops the same values.
   bool preserve_rng_state = true;

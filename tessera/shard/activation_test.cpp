@@ -152,7 +152,7 @@ TEST_P(Segments, GiveWhatAPlainCallGives) {
          {activation::KeepRule([](std::string_view) { return true; }),
           activation::operators({"aten::addmm", "aten::mm", "aten::convolution", "aten::bmm", "aten::lstm"}),
           activation::KeepRule([](std::string_view name) { return name.find("dropout") != name.npos || name == "aten::linear"; })}) {
-      for (const auto offload : {activation::Offload::None, activation::Offload::Disk}) {
+      for (const auto offload : {OffloadTo::Nowhere, OffloadTo::Disk}) {
         expect_same(train(GetParam(), needs,
                           [&](const auto& run, const at::Tensor& x) { return checkpoint({.keep = keep, .offload = offload}, run, x); }),
                     plain);
@@ -409,8 +409,8 @@ TEST(Misuse, IsRefusedByName) {
     EXPECT_THAT(error_of([&] { checkpoint(moody, x * w).sum().backward(); }),
                 HasSubstr("did something else when it ran again in backward"));
   }
-  EXPECT_THAT(error_of([&] { checkpoint({.offload = activation::Offload::Host}, f, x); }), HasSubstr("Offload::Disk moves them to disk"));
-  EXPECT_THAT(error_of([&] { checkpoint({.offload = activation::Offload::Disk, .folder = "/nowhere"}, f, x); }),
+  EXPECT_THAT(error_of([&] { checkpoint({.offload = OffloadTo::Host}, f, x); }), HasSubstr("OffloadTo::Disk moves them to disk"));
+  EXPECT_THAT(error_of([&] { checkpoint({.offload = OffloadTo::Disk, .folder = "/nowhere"}, f, x); }),
               HasSubstr("can't make a file for activations in /nowhere: No such file"));
 }
 
@@ -423,7 +423,7 @@ TEST(Offload, NeedsNoMemoryWhileTheValuesAreOnDisk) {
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> memory;
   for (int i = 0; i < 8; i++) {
     memory.emplace_back(value.storage().getWeakStorageImpl());
-    value = checkpoint({.offload = activation::Offload::Disk, .folder = folder.path()}, segment, value);
+    value = checkpoint({.offload = OffloadTo::Disk, .folder = folder.path()}, segment, value);
   }
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
   const auto in_memory = [&] { return std::ranges::count_if(memory, [](const auto& storage) { return !storage.expired(); }); };
@@ -437,7 +437,7 @@ TEST(Offload, NeedsNoMemoryWhileTheValuesAreOnDisk) {
 TEST(Offload, NamesTheFolderThatIsFull) {
   const Folder folder;
   const FullDisk full(1000);
-  const activation::Options options{.offload = activation::Offload::Disk, .folder = folder.path()};
+  const activation::Options options{.offload = OffloadTo::Disk, .folder = folder.path()};
   const auto x = at::ones({1000}).set_requires_grad(true);
   EXPECT_THAT(error_of([&] { checkpoint(options, [](const at::Tensor& t) { return t.exp(); }, x * 1); }),
               AllOf(HasSubstr("can't write activations to " + folder.path().string()), HasSubstr("activation::Options::folder")));

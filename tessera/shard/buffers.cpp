@@ -4,6 +4,8 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
+#include "tessera/shard/deferred/values.h"
+
 namespace tessera {
 
 at::Tensor synced(const std::string& name, const at::Tensor& buffer, const Communicator& world, BufferSync sync) {
@@ -22,6 +24,7 @@ void sync_buffers(const torch::nn::Module& module, const Communicator& world, Bu
   const c10::AutoGradMode no_grad(false);
   for (const auto& item : module.named_buffers()) {
     auto buffer = item.value();
+    if (!world.is_first() && lacks_values(buffer)) allocate_values(buffer, world.traits().device);
     if (buffer.defined()) buffer.copy_(synced(item.key(), buffer, world, sync));
   }
 }

@@ -123,7 +123,7 @@ TEST_P(CheckpointedModules, TrainAsPlainOnes) {
         if (way != Way::Plain) continue;
         expect_equal({}, Marked::BeforeSharding);
         expect_equal({.keep = activation::operators({"aten::addmm", "aten::mm"})}, Marked::AfterSharding);
-        expect_equal({.offload = activation::Offload::Disk}, Marked::AfterSharding);
+        expect_equal({.offload = OffloadTo::Disk}, Marked::AfterSharding);
       }
     }
   });

@@ -1,11 +1,13 @@
 #include "tessera/shard/fully_shard.h"
 
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/parameterdict.h>
 #include <torch/nn/modules/container/parameterlist.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -13,6 +15,8 @@
 #include "tessera/comm/groups/per_group.h"
 #include "tessera/shard/access/buffer_dtype.h"
 #include "tessera/shard/activation/marks.h"
+#include "tessera/shard/deferred/recording.h"
+#include "tessera/shard/deferred/values.h"
 #include "tessera/shard/paging/paging.h"
 #include "tessera/shard/unit/agreement.h"
 #include "tessera/shard/unit/apart.h"
@@ -214,7 +218,23 @@ void need_calls(std::span<Module* const> modules, const MixedPrecision& precisio
   for (const auto& unit : own) unit->need(call);
 }
 
+/// Gives values to what belongs to the modules and is not sharded: buffers, and parameters that are ignored.
+void materialize_rest(Module& module, const std::string& prefix, const ShardOptions& options) {
+  if (std::ranges::none_of(module.buffers(), lacks_values) && std::ranges::none_of(options.ignored, lacks_values)) return;
+  const c10::AutoGradMode no_grad(false);
+  const auto device = options.mesh.world().traits().device;
+  for (const auto& item : module.named_parameters()) {
+    if (!is_in(options.ignored, item.value())) continue;
+    materialize(item.value(), DeferredStorage::Kind::Parameter, path_below(prefix, item.key()), options.param_init_fn, device);
+  }
+  for (const auto& item : module.named_buffers()) {
+    materialize(item.value(), DeferredStorage::Kind::Buffer, path_below(prefix, item.key()), options.param_init_fn, device);
+  }
+}
+
 void shard(std::span<Module* const> modules, const ShardOptions& options) {
+  if (Recording::tape() != nullptr)
+    throw UsageError("fully_shard was called inside deferred_init; call it with what deferred_init returns");
   install_paging();
   expect_valid(options);
   (void)options.mesh.shard();  // refuses a mesh of too many axes
@@ -257,6 +277,7 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
     make_unit(collected.replicated, path_below(name, std::string(kReplicated)), replicated(options));
   }
   need_calls(modules, options.mixed_precision, name);
+  for (size_t i = 0; i < modules.size(); i++) materialize_rest(*modules[i], prefix(i), options);
   for (auto* module : modules) {
     set_boundary(*module, options, unit);
     if (const auto dtype = options.mixed_precision.buffer_dtype) cast_buffers(*module, *dtype);

@@ -11,9 +11,9 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/base/disk_memory.h"
 #include "tessera/comm/mesh.h"
 #include "tessera/shard/codec.h"
+#include "tessera/shard/offload.h"
 
 namespace tessera {
 
@@ -66,8 +66,12 @@ enum class UnusedParameters {
 /// How all ranks come to start with the same parameters.
 enum class Start {
   Equal,      // they already do (same seed, same file); this is checked at the first use, and the error names the unit that differs
-  FromRank0,  // rank 0 broadcasts its parameters
+  FromRank0,  // rank 0 broadcasts its parameters; those of other ranks need no values
+  Loaded,     // no parameter has values until it is loaded: nothing is computed for what was made inside deferred_init
 };
+
+/// Fills a parameter or a buffer of this name. The tensor has memory, all of it, and any values.
+using InitFunction = std::function<void(const std::string& name, at::Tensor& values)>;
 
 /// What `parameters()` lists of a sharded module.
 enum class Listing {
@@ -90,23 +94,6 @@ enum class Layout {
   WholeParameters,  // each parameter belongs to one rank
 };
 
-/// Where values lie while nobody uses them.
-enum class OffloadTo {
-  Nowhere,  // where they are computed with
-  Host,     // in host memory; ConfigError where that is where they are computed with
-  Disk,     // in files without names that are mapped into memory, and read ahead
-};
-
-/// What takes room between its uses elsewhere than where it is computed with. The state of an optimizer is offloaded by the optimizer.
-struct OffloadOptions {
-  OffloadTo parameters = OffloadTo::Nowhere;  // the shards; units are then gathered
-  OffloadTo gradients = OffloadTo::Nowhere;   // of the shards
-  DiskMemoryOptions disk = {};
-};
-
-/// Throws ConfigError if what lies on this device can't be offloaded like that, or needs not. `what` is "the parameters".
-void expect_possible(OffloadTo to, std::string_view what, const DiskMemoryOptions& disk, at::Device device);
-
 /// Whether a setting that is changed later is for the unit of a module only, or also for all units below it.
 enum class Recurse { No, Yes };
 
@@ -115,6 +102,9 @@ struct ShardOptions {
   Mesh mesh;
   MixedPrecision mixed_precision = {};
   Start start = Start::Equal;
+  /// Fills the parameters of this call that are on the meta device, one after the other, and buffers there of which nothing is recorded.
+  /// Without it, the values are those that deferred_init has recorded, or have to be loaded before the first use.
+  InitFunction param_init_fn = {};
   Listing listing = Listing::ByName;
   Residence residence = Residence::Auto;
   Layout layout = Layout::Auto;

@@ -23,7 +23,7 @@ void expect_ordinary(const std::string& name, const at::Tensor& tensor) {
   const auto refuse = [&](std::string_view why) { throw UsageError(fmt::format("'{}' in the state dict is {}", name, why)); };
   if (!tensor.defined()) refuse("undefined; leave it out");
   if (tensor.layout() != at::kStrided) refuse("no dense tensor");
-  if (tensor.is_meta()) refuse("a tensor of the meta device, which has no values");
+  if (tensor.is_meta()) refuse("a tensor of the meta device, which has no values; call materialize for the module that it is from");
   if (tensor.key_set().has(kPagingKey))
     refuse("a shard or a member of a sharded model; state dicts are made by full_state_dict and the like");
 }

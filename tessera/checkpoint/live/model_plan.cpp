@@ -133,6 +133,7 @@ void ModelPlan::load_part(const LocalPart& part, const Communicator& world) cons
   stored_->open(found->second);
   if (part.values.is_cpu() && records.size() == 1) {  // without a copy
     stored_->read(found->second, records.front(), part.values.narrow(0, 0, records.front().numel()), world.local_ranks().front());
+    part.note_values();
     return;
   }
   std::vector<at::Tensor> values;
@@ -141,12 +142,14 @@ void ModelPlan::load_part(const LocalPart& part, const Communicator& world) cons
     stored_->read(found->second, records[i], values.back(), world.local_ranks()[i]);
   }
   at::Tensor(part.values).copy_(tensor_of_ranks(std::move(values), part.values, records, world));
+  part.note_values();
 }
 
 void ModelPlan::load_whole(const std::string& name, const at::Tensor& tensor, const Communicator& world) const {
   const auto found = found_.find(name);
   if (found == found_.end()) return;
   const auto record = whole_record(tensor.sizes());
+  allocate_if_meta(tensor, world.traits().device);
   stored_->open(found->second);
   std::vector<at::Tensor> values;
   for (const int rank : world.local_ranks()) {

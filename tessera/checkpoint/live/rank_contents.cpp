@@ -26,6 +26,7 @@ at::Tensor generator_state() {
 
 void add_model(std::vector<RankContents>& ranks, const torch::nn::Module& module, const Communicator& world) {
   const auto model = local_values(module);
+  expect_values(model, "a save");
   for (const auto& part : model.parts) {
     const auto records = records_of(part);
     const auto values = values_of_ranks(part.values, records, world);

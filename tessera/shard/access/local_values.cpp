@@ -6,6 +6,8 @@
 #include <torch/nn/module.h>
 
 #include "tessera/base/error.h"
+#include "tessera/base/words.h"
+#include "tessera/shard/deferred/values.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/unit_state.h"
@@ -45,6 +47,35 @@ void expect_shards_current(Unit& unit) {
                   unit.name()));
 }
 
+bool LocalPart::is_unset() const {
+  return unit->groups()[group].parameters[parameter].unset;
+}
+
+void LocalPart::note_values() const {
+  unit->note_values(unit->groups()[group].parameters[parameter]);
+}
+
+void expect_values(const LocalValues& values, std::string_view what) {
+  std::vector<std::string> names;
+  for (const auto& part : values.parts) {
+    if (part.is_unset()) names.push_back(part.name);
+  }
+  for (const auto* tensors : {&values.outside, &values.buffers}) {
+    for (const auto& [name, tensor] : *tensors) {
+      if (lacks_values(tensor)) names.push_back(name);
+    }
+  }
+  if (names.empty()) return;
+  throw UsageError(
+      fmt::format("{} needs the values of {}, but nobody has loaded or initialised them; load weights, or for a module that is "
+                  "not sharded call materialize",
+                  what, some_of(names)));
+}
+
+void allocate_if_meta(const at::Tensor& tensor, c10::Device otherwise) {
+  if (lacks_values(tensor)) allocate_values(tensor, otherwise);
+}
+
 LocalValues local_values(const torch::nn::Module& model) {
   LocalValues result{.units = units(model)};
   for (const auto& unit : result.units) {
@@ -58,7 +89,7 @@ LocalValues local_values(const torch::nn::Module& model) {
     const auto& tensor = item.value();
     const auto found = locate(tensor);
     const auto* parameter = found.parameter;
-    if (is_paged(tensor) && parameter == nullptr) refuse_orphan(item.key());
+    if (is_paged(tensor) && parameter == nullptr && !lacks_values(tensor)) refuse_orphan(item.key());
     if (parameter != nullptr && found.group->flat && parameter == &*found.group->flat) {
       // The module lists a flat shard in place of the group's parameters.
       const auto prefix = item.key().substr(0, item.key().size() - parameter->local_name.size());
@@ -73,12 +104,13 @@ LocalValues local_values(const torch::nn::Module& model) {
     if (!is_new) {
       result.aliases[item.key()] = known->second;
     } else if (parameter == nullptr) {
-      result.outside[item.key()] = tensor.detach();
+      result.outside[item.key()] = lacks_values(tensor) ? tensor : tensor.detach();
     }
   }
   for (const auto& unit : result.units) {
     for (const auto& group : unit->groups()) {
-      for (const auto& parameter : group.parameters) {
+      for (size_t i = 0; i < group.parameters.size(); i++) {
+        const auto& parameter = group.parameters[i];
         const auto name = names.find(&parameter);
         result.parts.push_back({.name = name != names.end() ? name->second : parameter.name,
                                 .shape = parameter.sizes,
@@ -86,7 +118,10 @@ LocalValues local_values(const torch::nn::Module& model) {
                                 .values = group.own.narrow(0, parameter.span.shard_offset, parameter.span.shard_numel),
                                 .ranges = unit->ranges_of(parameter),
                                 .shard = parameter.shard,
-                                .offset = group.flat ? parameter.span.shard_offset : 0});
+                                .offset = group.flat ? parameter.span.shard_offset : 0,
+                                .unit = unit,
+                                .group = unit->number_of(group),
+                                .parameter = i});
       }
     }
   }

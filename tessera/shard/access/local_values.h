@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/comm/communicator.h"
@@ -25,11 +26,18 @@ struct LocalPart {
   std::vector<ValueRange> ranges;       // one for each rank that this process represents, without padding
   at::Tensor shard = {};                // the listed tensor in which the values lie: of this parameter, or of several (Listing::Flat)
   int64_t offset = 0;                   // where in the shard they begin
+  std::shared_ptr<Unit> unit = {};
+  size_t group = 0, parameter = 0;  // indices in the unit and in the group
+
+  /// Whether nobody has initialised or loaded it.
+  bool is_unset() const;
+  /// Its values have been written.
+  void note_values() const;
 };
 
 struct LocalValues {
   std::vector<LocalPart> parts = {};
-  std::map<std::string, at::Tensor> outside = {};   // parameters that belong to no unit
+  std::map<std::string, at::Tensor> outside = {};   // parameters that belong to no unit; they and buffers may be on the meta device
   std::map<std::string, at::Tensor> buffers = {};   // only those that are defined
   std::map<std::string, std::string> aliases = {};  // from each further name of a tied parameter to its first name
   std::vector<std::shared_ptr<Unit>> units = {};
@@ -41,6 +49,11 @@ std::optional<Communicator> world_of(const torch::nn::Module& model);
 
 /// Throws UsageError if the program may have written the unsharded form of the unit, inside full_params(module, Access::Write).
 void expect_shards_current(Unit& unit);
+
+/// Throws UsageError, with their names, if parameters or buffers have no values because nobody initialised or loaded them.
+void expect_values(const LocalValues& values, std::string_view what);
+/// Gives a tensor on the meta device memory of the device of its values, so that it can be loaded. Does nothing for others.
+void allocate_if_meta(const at::Tensor& tensor, c10::Device otherwise);
 
 /// Throws UsageError if the module has a shard whose unit no longer exists.
 LocalValues local_values(const torch::nn::Module& model);

@@ -166,7 +166,7 @@ OnDisk::OnDisk(const at::Tensor& tensor, const fs::path& folder)
 }
 
 void OnDisk::fail(const char* what) const {
-  throw IoError(fmt::format("can't {} {}: {}; name another one in activation::Options::folder, or leave Offload::Disk out", what, folder_,
+  throw IoError(fmt::format("can't {} {}: {}; name another one in activation::Options::folder, or leave OffloadTo::Disk out", what, folder_,
                             std::strerror(errno)));
 }
 
@@ -243,7 +243,7 @@ void OnDisk::finish() {
 std::shared_ptr<Stowed> Stowed::make(const at::Tensor& tensor, const Options& options) {
   const c10::impl::ExcludeDispatchKeyGuard unpaged(kPagingKey);
   const c10::AutoGradMode no_grad(false);
-  if (options.offload == Offload::Host) return std::make_shared<OnHost>(tensor);
+  if (options.offload == OffloadTo::Host) return std::make_shared<OnHost>(tensor);
   thread_local std::weak_ptr<OnDisk> last;
   auto made = std::make_shared<OnDisk>(tensor, options.folder.empty() ? fs::temp_directory_path() : options.folder);
   made->start(last.lock());
@@ -252,7 +252,7 @@ std::shared_ptr<Stowed> Stowed::make(const at::Tensor& tensor, const Options& op
 }
 
 bool can_be_stowed(const at::Tensor& tensor, const Options& options) {
-  if (options.offload == Offload::None || (options.offload == Offload::Host && tensor.is_cpu())) return false;
+  if (options.offload == OffloadTo::Nowhere || (options.offload == OffloadTo::Host && tensor.is_cpu())) return false;
   if (is_paged(tensor) || (tensor.is_leaf() && tensor.requires_grad()) || !tensor.has_storage()) return false;
   return tensor.numel() > 0 && tensor.is_non_overlapping_and_dense();
 }

@@ -2,6 +2,7 @@
 
 #include <ATen/core/enum_tag.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <string_view>
@@ -29,6 +30,22 @@ bool is_view(const c10::FunctionSchema& schema) {
   if (schema.arguments().empty()) return false;
   const auto* alias = schema.arguments().front().alias_info();
   return alias != nullptr && !alias->isWrite();
+}
+
+bool can_be_deferred(const c10::OperatorHandle& handle, const c10::FunctionSchema& schema) {
+  if (handle.hasTag(at::Tag::data_dependent_output) || handle.hasTag(at::Tag::dynamic_output_shape)) return false;
+  return std::ranges::all_of(schema.returns(), [](const c10::Argument& result) {
+    return result.type()->isSubtypeOf(*c10::TensorType::get()) || result.type()->isSubtypeOf(*c10::ListType::ofTensors());
+  });
+}
+
+std::optional<size_t> place_of(c10::TypeKind kind, const c10::FunctionSchema& schema) {
+  for (size_t i = 0; i < schema.arguments().size(); i++) {
+    auto type = schema.arguments()[i].real_type();
+    if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+    if (type->kind() == kind) return i;
+  }
+  return std::nullopt;
 }
 
 struct KnownOperator {
@@ -77,7 +94,15 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& handle)
       clones(name() == "aten::clone"),
       updates_statistics(
           Names{"aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm", "aten::_native_batch_norm_legit"}.contains(name())),
-      backward(name().ends_with("_backward")) {
+      backward(name().ends_with("_backward")),
+      composed(by_parts && (handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
+                            place_of(c10::TypeKind::DeviceObjType, *schema))),
+      needs_values(!can_be_deferred(handle, *schema)),
+      replaces(Names{"aten::copy_", "aten::zero_", "aten::fill_", "aten::normal_", "aten::uniform_", "aten::random_", "aten::exponential_",
+                     "aten::cauchy_", "aten::log_normal_", "aten::geometric_", "aten::bernoulli_"}
+                   .contains(name())),
+      device(place_of(c10::TypeKind::DeviceObjType, *schema)),
+      generator(place_of(c10::TypeKind::GeneratorType, *schema)) {
   for (size_t i = 0; i < arguments; i++) {
     const auto* alias = schema->arguments()[i].alias_info();
     writes.push_back(alias != nullptr && alias->isWrite());

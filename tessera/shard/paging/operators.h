@@ -3,6 +3,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,11 @@ struct OperatorFacts {
   // Places of running_mean, before running_var, and of `training` among the operands of all operators that update statistics.
   static constexpr size_t kRunningMean = 3, kTraining = 5;
   bool backward;  // expects its operands exactly as the forward operator saw them
+  // For deferred tensors:
+  bool composed;                            // calls other operators for all that it does
+  bool needs_values;                        // its results, or their sizes, can't be known without the values of its operands
+  bool replaces;                            // gives every value of its first argument a new one
+  std::optional<size_t> device, generator;  // places of these arguments
 
   const std::string& name() const { return schema->name(); }
 };

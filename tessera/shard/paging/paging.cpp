@@ -14,6 +14,8 @@
 #include "tessera/base/error.h"
 #include "tessera/shard/access/forward_phase.h"
 #include "tessera/shard/access/write_guard.h"
+#include "tessera/shard/deferred/deferred_storage.h"
+#include "tessera/shard/deferred/recording.h"
 #include "tessera/shard/paging/locality.h"
 #include "tessera/shard/paging/operators.h"
 #include "tessera/shard/paging/paged_tensor.h"
@@ -97,6 +99,13 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const Opera
   const auto unit = tag->unit.lock();
   if (!unit) return;  // the model is gone, and its shards are ordinary tensors
   if (!operands.origin) operands.origin = origin_of(tensor, tag);
+  if (tag->role == Role::Sharded && unit->has_unset()) {
+    if (const auto* parameter = unit->around(tensor); writes) {
+      unit->note_values(*parameter);
+    } else if (parameter->unset) {
+      unit->expect_values(op.name());
+    }
+  }
   if (writes && tag->role == Role::Sharded) {
     operands.written.push_back(&tensor);
     if (std::ranges::find(operands.changed, unit) == operands.changed.end()) operands.changed.push_back(unit);
@@ -348,6 +357,7 @@ void run(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::Dispat
 void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
   const auto& op = facts_of(handle);
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kPagingKey);
+  if (may_be_deferred() && record(handle, op, below, stack)) return;
   if (c10::impl::tls_is_dispatch_key_included(kPagingKey)) {
     // A thread that a watched one has started inherits its keys, but no watcher.
     const auto* const watcher = Watcher::current();

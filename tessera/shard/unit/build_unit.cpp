@@ -8,9 +8,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
-#include "tessera/shard/unit/fingerprint.h"
+#include "tessera/shard/deferred/values.h"
 #include "tessera/shard/unit/parameter_meta.h"
 #include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/unit/start_values.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/unit_node.h"
 #include "tessera/shard/unit/unit_state.h"
@@ -19,11 +20,6 @@ namespace tessera {
 namespace {
 
 constexpr int64_t kAlignment = 64;  // bytes; the alignment that libtorch's allocator gives every tensor
-
-/// All values of a dense tensor in the order in which they lie in memory.
-at::Tensor in_memory_order(const at::Tensor& tensor) {
-  return tensor.as_strided({tensor.numel()}, {1}, tensor.storage_offset());
-}
 
 /// Throws UsageError if reduce_dtype can't be had: gradients have the dtype of the unsharded parameters and may be sent in a narrower one,
 /// and sums are at least float32.
@@ -163,6 +159,7 @@ void choose_dims(std::vector<Candidate>& candidates, const ShardOptions& options
 ShardOptions without_parameters(ShardOptions options) {
   options.replicated = options.left_out = {};
   options.shard_dim = {};
+  options.param_init_fn = {};
   return options;
 }
 
@@ -171,6 +168,7 @@ ShardOptions without_parameters(ShardOptions options) {
 std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candidates, const ShardOptions& options,
                                  std::shared_ptr<Schedule> schedule) {
   expect_shardable(candidates);
+  expect_start(candidates, options, name);
   choose_dims(candidates, options);
   const std::shared_ptr<Unit> unit(new Unit(std::move(name), without_parameters(options), chosen_layout(options), chosen_codec(options)));
   bool decodes = false;
@@ -180,7 +178,7 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candid
     decodes = decodes || unit->codec_->decodes(stored);
   }
   unit->join(std::move(schedule));
-  unit->state_ = std::make_unique<UnitState>(*unit, make_unit_memory(options, decodes, candidates.front().tensor.device()), UnitRules{});
+  unit->state_ = std::make_unique<UnitState>(*unit, make_unit_memory(options, decodes, unit->device_of(candidates.front())), UnitRules{});
   unit->set_reshard_after_forward(options.reshard_after_forward);
   FormerMemory former(candidates);
   auto groups = grouped(std::move(candidates), unit->layout_);
@@ -189,7 +187,9 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candid
   // All memory is allocated before the first parameter changes, so that the model stays as it was if there is not enough.
   std::vector<MemoryPtr> memory;
   for (const auto& group : groups) memory.push_back(unit->state_->memory().add(unit->plan(group)));
-  for (size_t i = 0; i < groups.size(); i++) unit->add_group(std::move(groups[i]), std::move(memory[i]));
+  Arrivals arrivals;
+  for (size_t i = 0; i < groups.size(); i++) unit->add_group(std::move(groups[i]), std::move(memory[i]), options, arrivals);
+  expect_arrived(arrivals, options, unit->name());
   unit->unsharded_bytes_ = unit->state_->memory().unsharded_bytes(unit->buffers());
   former.abandon();
   for (auto& group : unit->groups_) {
@@ -202,6 +202,10 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candid
   }
   attach_unit_node(unit);
   return unit;
+}
+
+c10::Device Unit::device_of(const Candidate& candidate) const {
+  return device_of_values(candidate.tensor, mesh().world().traits().device);
 }
 
 BufferLayout Unit::layout(std::span<const Candidate> candidates) const {
@@ -222,7 +226,11 @@ BufferPlan Unit::plan(std::span<const Candidate> candidates) const {
   const auto& first = candidates.front().tensor;
   const auto chunk = layout(candidates).chunk;
   expect_consistent(*codec_, first.scalar_type(), chunk);
-  return {.chunk = chunk, .dtype = first.scalar_type(), .codec = codec_.get(), .device = first.device(), .trained = first.requires_grad()};
+  return {.chunk = chunk,
+          .dtype = first.scalar_type(),
+          .codec = codec_.get(),
+          .device = device_of(candidates.front()),
+          .trained = first.requires_grad()};
 }
 
 TaggedStoragePtr Unit::make_storage(Role role, size_t group, int64_t numel, at::ScalarType dtype, c10::Device device) {
@@ -230,19 +238,20 @@ TaggedStoragePtr Unit::make_storage(Role role, size_t group, int64_t numel, at::
   return c10::make_intrusive<TaggedStorage>(std::move(tag), static_cast<size_t>(numel) * c10::elementSize(dtype), device);
 }
 
-void Unit::add_group(std::vector<Candidate> candidates, MemoryPtr memory) {
+void Unit::add_group(std::vector<Candidate> candidates, MemoryPtr memory, const ShardOptions& options, Arrivals& arrivals) {
   const auto& shard = mesh().shard();
   const auto& first = candidates.front().tensor;
   const auto layout = this->layout(candidates);
   const auto number = groups_.size();
   const bool padded = layout_ == UnitLayout::PaddedChunks;
+  const auto device = device_of(candidates.front());
   Group group{.dtype = first.scalar_type(), .unsharded_dtype = codec_->computed(first.scalar_type()), .chunk = layout.chunk};
   group.optimizers_cast = group.dtype == at::kFloat && group.unsharded_dtype == at::kBFloat16 && !options_.codec;
 
-  const auto own_storage = make_storage(Role::Sharded, number, layout.chunk, group.dtype, first.device());
+  const auto own_storage = make_storage(Role::Sharded, number, layout.chunk, group.dtype, device);
   own_storage->attach(std::move(memory));
   group.own = own_storage->memory_view(group.dtype).zero_();
-  const auto unsharded_storage = make_storage(Role::Unsharded, number, layout.chunk * shard.size(), group.unsharded_dtype, first.device());
+  const auto unsharded_storage = make_storage(Role::Unsharded, number, layout.chunk * shard.size(), group.unsharded_dtype, device);
   unsharded_storage->explain(freed_message(name_));
   group.unsharded = c10::weak_intrusive_ptr<TaggedStorage>(unsharded_storage);
 
@@ -274,25 +283,34 @@ void Unit::add_group(std::vector<Candidate> candidates, MemoryPtr memory) {
   for (size_t i = 0; i < candidates.size(); i++) {
     auto& tensor = candidates[i].tensor;
     const auto& span = layout.spans[i];
-    const auto full = dense(candidates[i]);
-    const auto values = in_memory_order(full);
-    if (options_.start == Start::FromRank0) mesh().world().broadcast(values, 0, {.unit = name_}).wait();
-    if (!shard.traits().traces) group.fingerprint = group.fingerprint * 31 + fingerprint(values);
-    group.own.narrow(0, span.shard_offset, span.shard_numel)
-        .copy_(padded ? shard.own_chunk(values) : values.narrow(0, span.shard_begin, span.shard_numel));
+    auto start = start_values(candidates[i], span, options, name_);
+    arrivals.names.push_back(candidates[i].name);
+    arrivals.fingerprints.push_back(start.fingerprint);
+    group.fingerprint = group.fingerprint * 31 + start.fingerprint;
+    const auto own = group.own.narrow(0, span.shard_offset, span.shard_numel);
+    if (start.all.defined()) {
+      own.copy_(padded ? shard.own_chunk(start.all) : start.all.narrow(0, span.shard_begin, span.shard_numel));
+    } else if (start.part.defined()) {
+      own.copy_(start.part);
+    }
+    const bool unset = !start.known();
+    unset_ += unset ? 1 : 0;
+    start.all = start.part = at::Tensor();  // before there is memory for the next
 
     // The tensor that the module holds becomes a view of the unsharded storage: the same object with the same sizes, but other memory.
-    const auto view = paged_view(c10::Storage(unsharded_storage), group.unsharded_dtype, full.sizes(), full.strides(), span.offset);
+    const auto view = paged_view(c10::Storage(unsharded_storage), group.unsharded_dtype, start.sizes, start.strides, span.offset);
     group.parameters.push_back({.name = candidates[i].name,
                                 .local_name = candidates[i].name,
                                 .other_names = candidates[i].other_names,
                                 .index = candidates[i].index,
                                 .shard = group.flat ? group.flat->shard : shard_of(span, tensor.dim(), tensor.requires_grad(), i),
-                                .sizes = full.sizes().vec(),
-                                .strides = full.strides().vec(),
+                                .sizes = start.sizes,
+                                .strides = start.strides,
                                 .span = span,
                                 .origin = c10::make_intrusive<Origin>(shared_from_this(), number, i),
-                                .unsharded = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr())});
+                                .unsharded = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr()),
+                                .unset = unset});
+    abandon_values(tensor);
     // set_data would refuse a change of dtype, and devices that libtorch does not know.
     tensor.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());
     UnshardedMeta::replace(tensor, group.parameters.back().shard, options_.listing);

@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/words.h"
 #include "tessera/shard/unit/parameter_meta.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit_node.h"
@@ -123,6 +125,29 @@ void Unit::follow_training(const at::Tensor& used) {
       if (unsharded.defined() && !agrees(unsharded_meta(unsharded))) return attach_unit_node(shared_from_this());
     }
   }
+}
+
+void Unit::note_values(const Parameter& parameter) {
+  if (std::exchange(parameter.unset, false)) unset_--;
+}
+
+std::vector<std::string> Unit::unset_names() const {
+  std::vector<std::string> names;
+  for (const auto& group : groups_) {
+    for (const auto& parameter : group.parameters) {
+      if (parameter.unset) names.push_back(parameter.name);
+    }
+  }
+  return names;
+}
+
+void Unit::expect_values(std::string_view what) const {
+  if (!has_unset()) return;
+  throw UsageError(
+      fmt::format("{} needs the values of {}, but nobody has loaded or initialised them: load_weights, checkpoint::load and "
+                  "load_full_state_dict load parameters, ShardOptions::param_init_fn initialises those of a module on the meta device, and "
+                  "deferred_init records how a module makes its own",
+                  what, some_of(unset_names())));
 }
 
 void Unit::outdate(const at::Tensor& written) {

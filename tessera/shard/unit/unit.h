@@ -27,6 +27,7 @@ namespace tessera {
 
 class Schedule;
 class UnitState;
+struct Arrivals;
 
 /// What one unit cost this rank since the last reset.
 struct UnitCounters {
@@ -67,6 +68,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
     Span span;
     OriginPtr origin;  // marks local values that are computed from the shard
     c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> unsharded;
+    mutable bool unset = false;  // it had no values when it was sharded, and nobody has written any since
   };
 
   /// Parameters of one dtype that were all trainable or all frozen when the unit was made. They share one flat buffer.
@@ -159,6 +161,14 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Makes backward an error for graphs that have saved a parameter to which `written` belongs: a shard, a view of one, or undefined for
   /// all.
   void outdate(const at::Tensor& written);
+  /// Whether some parameter has no values yet, because it was on the meta device and nobody initialised or loaded it.
+  bool has_unset() const { return unset_ > 0; }
+  /// Somebody has written the parameter.
+  void note_values(const Parameter& parameter);
+  /// The names of such parameters.
+  std::vector<std::string> unset_names() const;
+  /// Throws UsageError if there are any: `what` needs their values.
+  void expect_values(std::string_view what) const;
   /// Whether a reduction of its gradients has started and not finished.
   bool is_reducing() const;
   /// Makes reductions also compute sums of squares from now on, because a norm of the gradients was requested.
@@ -176,7 +186,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   // Used while the unit is made; defined in build_unit.cpp.
   BufferLayout layout(std::span<const Candidate> candidates) const;
   BufferPlan plan(std::span<const Candidate> candidates) const;
-  void add_group(std::vector<Candidate> candidates, MemoryPtr memory);
+  c10::Device device_of(const Candidate& candidate) const;
+  void add_group(std::vector<Candidate> candidates, MemoryPtr memory, const ShardOptions& options, Arrivals& arrivals);
   TaggedStoragePtr make_storage(Role role, size_t group, int64_t numel, at::ScalarType dtype, c10::Device device);
 
   // Used by UnitState and its parts.
@@ -202,7 +213,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool is_root_ = false;
   std::unique_ptr<UnitState> state_;
   UnitCounters counters_;
-  std::atomic<int> pins_ = 0;
+  std::atomic<int> pins_ = 0, unset_ = 0;
   std::atomic<uint64_t> followed_ = 0;  // the pass in which follow_training() last looked at all parameters
 };
 

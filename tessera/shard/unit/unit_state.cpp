@@ -89,13 +89,24 @@ void UnitState::make_readable() {
 void UnitState::expect_equal_start() {
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   const auto& world = unit_.mesh().world();
-  if (start_checked_ || world.traits().traces) return;  // in a trace, one process provides the parameters of all ranks
+  const auto use = fmt::format("the use of unit '{}'", unit_.name());
+  if (start_checked_ || world.traits().traces)
+    return unit_.expect_values(use);  // in a trace, one process provides the parameters of all ranks
   uint64_t all = 0;
   for (const auto& group : unit_.groups()) all = all * 31 + group.fingerprint;
   const auto own = static_cast<int64_t>(all >> 2);  // not negative, and so that -own can't overflow
-  const auto extremes = at::tensor({own, -own}, at::kLong).to(world.traits().device);
+  const auto extremes =
+      at::tensor({own, -own, int64_t{unit_.has_unset()}, -int64_t{unit_.has_unset()}}, at::kLong).to(world.traits().device);
   world.all_reduce(extremes, {.op = Reduce::Max}, {.unit = unit_.name(), .number = unit_.number()}).wait();
   const auto found = extremes.cpu();
+  const bool some_lack = found[2].item<int64_t>() != 0, all_lack = found[3].item<int64_t>() != 0;
+  if (some_lack && !all_lack) {
+    throw ConfigError(fmt::format(
+        "only some ranks have values for all parameters of unit '{}'; shard with {{.start = tessera::Start::FromRank0}} to send "
+        "those of rank 0, or load the model on all ranks",
+        unit_.name()));
+  }
+  unit_.expect_values(use);
   if (found[0].item<int64_t>() != -found[1].item<int64_t>()) {
     throw UsageError(
         fmt::format("the ranks brought different parameters for unit '{}'; give them the same seed or file before they make the model, "

@@ -1,0 +1,53 @@
+// DeferredStorage: the storage of a tensor that has no values yet, on the meta device. It says where the values are to come from.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <typeinfo>
+
+namespace tessera {
+
+class Tape;
+
+class DeferredStorage final : public c10::StorageImpl {
+ public:
+  /// Takes the place of a storage on the meta device. `tape` is null if nobody knows the values.
+  DeferredStorage(const c10::StorageImpl& meta, std::shared_ptr<Tape> tape, c10::Device device);
+  ~DeferredStorage() override;
+
+  void release_resources() override;
+
+  std::shared_ptr<Tape> tape;
+  size_t number = 0;                   // of its present values, on the tape
+  const c10::Device device_of_values;  // where they will be
+  /// What a tensor is to the module that was made. Free tensors get their values at their first use outside of deferred_init.
+  enum class Kind { Free, Parameter, Buffer } kind = Kind::Free;
+  std::string name;
+  c10::Storage values;     // if it has them meanwhile: other tensors over this storage have not noticed
+  bool abandoned = false;  // its values went into a unit, so that tensors which still have it are outdated
+
+ private:
+  bool counted_ = true;
+};
+using DeferredStoragePtr = c10::intrusive_ptr<DeferredStorage>;
+
+/// Null if the tensor is not deferred.
+inline DeferredStorage* deferred_storage(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) return nullptr;
+  auto* const storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  return storage != nullptr && typeid(*storage) == typeid(DeferredStorage) ? static_cast<DeferredStorage*>(storage) : nullptr;
+}
+
+namespace detail {
+inline std::atomic<int> deferring = 0;  // deferred storages, and threads that record
+}
+
+/// Whether any tensor of the process is deferred or about to be.
+inline bool may_be_deferred() {
+  return detail::deferring.load(std::memory_order_relaxed) != 0;
+}
+
+}  // namespace tessera

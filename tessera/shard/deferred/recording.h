@@ -1,0 +1,36 @@
+// Recording: operators on deferred tensors run on the meta device and are written down, inside deferred_init and after it.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <memory>
+
+#include "tessera/base/paging_key.h"
+#include "tessera/shard/deferred/tape.h"
+#include "tessera/shard/paging/operators.h"
+
+namespace tessera {
+
+/// While it lives, tensors that this thread makes are deferred. Every operator of the thread then goes through the fallback of paging.
+class Recording {
+ public:
+  explicit Recording(std::shared_ptr<Tape> tape);
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+  ~Recording();
+
+  /// The tape of this thread, or null.
+  static const std::shared_ptr<Tape>& tape();
+
+ private:
+  std::shared_ptr<Tape> before_;
+  c10::impl::IncludeDispatchKeyGuard included_{kPagingKey};
+};
+
+/// Called by the fallback of paging, if may_be_deferred(). Runs the operator, unless this thread does not record and no operand is
+/// deferred: then it returns false. Throws UsageError if the operator needs values of a parameter or a buffer that has none.
+bool record(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
+
+}  // namespace tessera

@@ -1,0 +1,109 @@
+// Tape: the operators that compute the values of deferred tensors, in the order in which a program called them. The values of each tensor
+// can be computed at any later time, without those of the others.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tessera/shard/deferred/keyed_random.h"
+#include "tessera/shard/parameters.h"
+
+namespace tessera {
+
+/// Which tensor an operator saw or made: a view of what a storage held at that time. The storage has a number for each value that it had
+/// from the beginning, which is another one after every operator that replaces all of it.
+struct TapeTensor {
+  size_t number = 0;
+  size_t bytes = 0;  // of the storage
+  c10::Device device;
+  at::ScalarType dtype;
+  std::vector<int64_t> sizes, strides;
+  int64_t offset = 0;
+  bool conjugated = false, negated = false;
+  size_t argument = 0, element = 0;  // its place among the arguments or results, and in a list
+
+  TapeTensor(const at::Tensor& tensor, size_t number, size_t bytes, c10::Device device);
+  /// Whether its values fill the storage.
+  bool is_all() const;
+};
+
+/// The random numbers of one operator.
+struct TapeDraw {
+  size_t argument = 0;    // that of the generator
+  at::Tensor state = {};  // of the generator, as the operator found it; undefined if a key takes its place
+  uint64_t key = 0;
+  mutable bool settled = false;  // whether the key comes from the name of a tensor, or was used
+};
+
+struct TapeRecord {
+  c10::OperatorHandle handle;
+  torch::jit::Stack arguments = {};  // copies of tensors that have values; nothing where `operands` are
+  std::vector<TapeTensor> operands = {};
+  std::vector<size_t> written = {};      // numbers of what it changes or makes
+  std::vector<TapeTensor> results = {};  // those with storages of their own
+  std::optional<TapeDraw> draw = {};
+};
+
+class Tape {
+ public:
+  /// With a seed, random numbers depend on it and on the names of tensors. Without one they are those of the generator.
+  explicit Tape(std::optional<uint64_t> seed) : seed_(seed) {}
+  bool is_seeded() const { return seed_.has_value(); }
+
+  /// The number of a storage with any values.
+  size_t new_number();
+  void append(TapeRecord record);
+  /// Random numbers in what has this number are for the tensor of this name from now on, except those that are for another one already.
+  void name(size_t number, const std::string& name);
+
+  /// A key for random numbers that are needed at once.
+  uint64_t next_key() { return key_of(*seed_, {}, draws_[{}]++); }
+
+  /// New memory with the values.
+  at::Tensor replay(const TapeTensor& wanted) const;
+  /// Whether some values of a tensor, in the order in which they lie in memory, can be computed without the others.
+  bool has_parts(const TapeTensor& wanted) const;
+  /// These values, flat.
+  at::Tensor replay(const TapeTensor& wanted, const ValueRange& range) const;
+  /// A hash of the operators, for values of which no rank has all.
+  uint64_t fingerprint(const TapeTensor& wanted) const;
+
+ private:
+  class Replay;
+  std::set<size_t> records_for(size_t number) const;
+
+  const std::optional<uint64_t> seed_;
+  std::vector<TapeRecord> records_;
+  std::vector<std::vector<size_t>> writers_;  // for each number, the records that write it
+  std::map<std::string, uint64_t> draws_;     // how many there are for a name
+};
+
+/// Visits the tensors of an operator's arguments or results, which begin at `base`: visit(argument, element, tensor).
+template <class Visit>
+void for_each_operand(const torch::jit::Stack& stack, size_t base, Visit&& visit) {
+  for (size_t i = base; i < stack.size(); i++) {
+    const auto& value = stack[i];
+    if (value.isTensor()) {
+      if (value.toTensor().defined()) visit(i - base, size_t{0}, value.toTensor());
+    } else if (value.isTensorList() || value.isOptionalTensorList()) {
+      size_t element = 0;
+      for (const auto& each : value.toListRef()) {
+        if (each.isTensor() && each.toTensor().defined()) visit(i - base, element, each.toTensor());
+        element++;
+      }
+    }
+  }
+}
+
+/// Puts a tensor into an argument or a result, in place of another one. Lists are copied.
+void put_operand(c10::IValue& value, size_t element, at::Tensor tensor);
+
+}  // namespace tessera

@@ -1,0 +1,118 @@
+#include "tessera/shard/deferred/values.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "tessera/base/paging_key.h"
+#include "tessera/shard/paging/paged_tensor.h"
+
+namespace tessera {
+namespace {
+
+TapeTensor on_tape(const at::Tensor& tensor, const DeferredStorage& storage) {
+  return {tensor, storage.number, storage.nbytes(), storage.device_of_values};
+}
+
+}  // namespace
+
+bool lacks_values(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.is_meta();
+}
+
+bool has_recipe(const at::Tensor& tensor) {
+  const auto* const storage = deferred_storage(tensor);
+  return storage != nullptr && storage->tape != nullptr;
+}
+
+c10::Device device_of_values(const at::Tensor& tensor, c10::Device otherwise) {
+  const auto* const storage = deferred_storage(tensor);
+  return storage != nullptr ? storage->device_of_values : tensor.is_meta() ? otherwise : tensor.device();
+}
+
+at::Tensor computed_values(const at::Tensor& tensor) {
+  const auto& storage = *deferred_storage(tensor);
+  return storage.tape->replay(on_tape(tensor, storage));
+}
+
+bool has_parts(const at::Tensor& tensor) {
+  const auto* const storage = deferred_storage(tensor);
+  return storage != nullptr && storage->tape != nullptr && storage->tape->is_seeded() &&
+         storage->tape->has_parts(on_tape(tensor, *storage));
+}
+
+at::Tensor computed_values(const at::Tensor& tensor, const ValueRange& range) {
+  const auto& storage = *deferred_storage(tensor);
+  return storage.tape->replay(on_tape(tensor, storage), range);
+}
+
+uint64_t fingerprint_of_recipe(const at::Tensor& tensor) {
+  const auto& storage = *deferred_storage(tensor);
+  return storage.tape->fingerprint(on_tape(tensor, storage));
+}
+
+void give_values(const at::Tensor& tensor, const at::Tensor& values) {
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  if (auto* const storage = deferred_storage(tensor)) storage->values = values.storage();
+  // Keeps what autograd knows of the tensor. set_data would refuse another device.
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(values.detach().getIntrusivePtr());
+}
+
+bool follow_values(const at::Tensor& tensor) {
+  const auto* const storage = deferred_storage(tensor);
+  if (storage == nullptr || !storage->values) return false;
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const c10::Storage values = storage->values;
+  const auto view = at::empty({0}, at::TensorOptions(values.device()).dtype(tensor.scalar_type()))
+                        .set_(values, tensor.storage_offset(), tensor.sizes(), tensor.strides());
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());
+  return true;
+}
+
+void allocate_values(const at::Tensor& tensor, c10::Device otherwise) {
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  if (follow_values(tensor)) return;
+  const auto device = device_of_values(tensor, otherwise);
+  if (auto* const storage = deferred_storage(tensor)) {
+    storage->values = at::empty({static_cast<int64_t>(storage->nbytes())}, at::TensorOptions(device).dtype(at::kByte)).storage();
+    follow_values(tensor);
+  } else {
+    give_values(tensor, at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(device)));
+  }
+}
+
+bool materialize(const at::Tensor& tensor, DeferredStorage::Kind kind, const std::string& name, const InitFunction& init,
+                 c10::Device otherwise) {
+  if (!lacks_values(tensor) || follow_values(tensor)) return true;
+  if (has_recipe(tensor) && (!init || kind != DeferredStorage::Kind::Parameter)) {
+    give_values(tensor, computed_values(tensor));
+  } else if (init) {
+    allocate_values(tensor, otherwise);
+    auto values = tensor.detach();
+    init(name, values);
+  } else {
+    expect_values_later(tensor, kind, name, otherwise);
+    return false;
+  }
+  return true;
+}
+
+void expect_values_later(const at::Tensor& tensor, DeferredStorage::Kind kind, const std::string& name, c10::Device device) {
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  if (deferred_storage(tensor) != nullptr) return;
+  auto storage = c10::make_intrusive<DeferredStorage>(*tensor.storage().unsafeGetStorageImpl(), nullptr, device);
+  storage->kind = kind;
+  storage->name = name;
+  const auto view =
+      paged_view(c10::Storage(std::move(storage)), tensor.scalar_type(), tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());
+}
+
+void abandon_values(const at::Tensor& tensor) {
+  if (auto* const storage = deferred_storage(tensor)) storage->abandoned = true;
+}
+
+}  // namespace tessera

@@ -1,0 +1,102 @@
+#include "tessera/shard/unit/start_values.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/base/words.h"
+#include "tessera/comm/groups/all_or_none.h"
+#include "tessera/shard/deferred/values.h"
+#include "tessera/shard/unit/fingerprint.h"
+
+namespace tessera {
+namespace {
+
+/// Whether this rank can have the values of a parameter that lacks them.
+bool has_source(const at::Tensor& tensor, const ShardOptions& options) {
+  return options.param_init_fn || has_recipe(tensor);
+}
+
+/// New memory with the values of a parameter that lacks them.
+at::Tensor made(const Candidate& candidate, const ShardOptions& options) {
+  const auto& tensor = candidate.tensor;
+  if (!options.param_init_fn) return computed_values(tensor);
+  const auto device = device_of_values(tensor, options.mesh.world().traits().device);
+  auto values = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(device));
+  options.param_init_fn(candidate.name, values);
+  return values;
+}
+
+/// All values of a dense tensor in the order in which they lie in memory.
+at::Tensor in_memory_order(const at::Tensor& tensor) {
+  return tensor.as_strided({tensor.numel()}, {1}, tensor.storage_offset());
+}
+
+}  // namespace
+
+void expect_start(const std::vector<Candidate>& candidates, const ShardOptions& options, const std::string& unit) {
+  const auto& world = options.mesh.world();
+  if (options.start != Start::FromRank0 || world.traits().traces) return;
+  all_or_none(world, {.unit = unit}, "can't send its parameters", [&] {
+    if (!world.is_first()) return;
+    std::vector<std::string> unknown;
+    for (const auto& candidate : candidates) {
+      if (lacks_values(candidate.tensor) && !has_source(candidate.tensor, options)) unknown.push_back(candidate.name);
+    }
+    if (unknown.empty()) return;
+    throw UsageError(
+        fmt::format("rank 0 is to send its parameters to the others, but has no values for {}; make or load the module there, or "
+                    "shard with {{.start = tessera::Start::Loaded}} and load afterwards",
+                    some_of(unknown)));
+  });
+}
+
+StartValues start_values(const Candidate& candidate, const Span& span, const ShardOptions& options, const std::string& unit) {
+  const auto& tensor = candidate.tensor;
+  const auto& world = options.mesh.world();
+  const bool lacks = lacks_values(tensor), sends = options.start == Start::FromRank0;
+  auto full = dense(candidate);
+  StartValues result{.sizes = full.sizes().vec(), .strides = full.strides().vec()};
+  if (options.start == Start::Loaded) return result;
+  if (lacks && sends && !world.is_first()) {
+    result.all = at::empty({tensor.numel()}, tensor.options().device(device_of_values(tensor, world.traits().device)));
+  } else if (lacks && !sends && !has_source(tensor, options)) {
+    return result;
+  } else if (lacks && !sends && !options.param_init_fn && !world.traits().traces && tensor.strides() == full.strides() &&
+             has_parts(tensor)) {
+    result.part = computed_values(tensor, {.begin = span.shard_begin, .numel = span.shard_numel});
+    result.fingerprint = fingerprint_of_recipe(tensor);
+    return result;
+  } else if (lacks) {
+    auto with_values = candidate;
+    with_values.tensor = made(candidate, options);
+    full = dense(with_values);
+    result.all = in_memory_order(full);
+  } else {
+    result.all = in_memory_order(full);
+  }
+  if (sends) world.broadcast(result.all, 0, {.unit = unit}).wait();
+  if (!world.traits().traces) result.fingerprint = fingerprint(result.all);
+  return result;
+}
+
+void expect_arrived(const Arrivals& arrivals, const ShardOptions& options, const std::string& unit) {
+  const auto& world = options.mesh.world();
+  if (options.start != Start::FromRank0 || world.traits().traces) return;
+  const auto& [names, fingerprints] = arrivals;
+  const auto numbers = at::empty({static_cast<int64_t>(fingerprints.size())}, at::kLong);
+  for (size_t i = 0; i < fingerprints.size(); i++) numbers[static_cast<int64_t>(i)] = static_cast<int64_t>(fingerprints[i]);
+  const auto sent = numbers.to(world.traits().device);
+  world.broadcast(sent, 0, {.unit = unit}).wait();
+  const auto expected = sent.cpu();
+  all_or_none(world, {.unit = unit}, "has other parameters than rank 0 sent", [&] {
+    for (size_t i = 0; i < names.size(); i++) {
+      if (expected[static_cast<int64_t>(i)].item<int64_t>() == static_cast<int64_t>(fingerprints[i])) continue;
+      throw DisagreementError(fmt::format("the values of parameter '{}' that arrived are not those that rank 0 sent", names[i]));
+    }
+  });
+}
+
+}  // namespace tessera
