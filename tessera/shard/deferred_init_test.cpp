@@ -22,9 +22,10 @@ using ::testing::HasSubstr;
 using torch::nn::Module;
 
 /// Ranks are threads of one process and share its generator.
+std::mutex generator;
+
 template <class Make>
 auto seeded(const Make& make) {
-  static std::mutex generator;
   const std::lock_guard lock(generator);
   torch::manual_seed(3);
   return make();

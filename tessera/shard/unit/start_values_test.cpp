@@ -10,7 +10,6 @@
 namespace tessera::testing::start_values_test {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 TEST(StartValues, ThatArriveChangedAreAnErrorOnAllRanks) {
@@ -20,7 +19,7 @@ TEST(StartValues, ThatArriveChangedAreAnErrorOnAllRanks) {
     const Arrivals arrivals{.names = {"a", "b"}, .fingerprints = {1, world.rank() == 2 ? uint64_t{3} : uint64_t{2}}};
     const auto message = message_of<DisagreementError>([&] { expect_arrived(arrivals, options, "unit"); });
     EXPECT_THAT(message, HasSubstr("parameter 'b' that arrived are not those that rank 0 sent"));
-    if (world.rank() != 2) EXPECT_THAT(message, HasSubstr("rank 2"));
+    EXPECT_TRUE(world.rank() == 2 || message.find("rank 2") != std::string::npos) << message;
   });
 }
 

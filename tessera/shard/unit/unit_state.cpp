@@ -89,9 +89,10 @@ void UnitState::make_readable() {
 void UnitState::expect_equal_start() {
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   const auto& world = unit_.mesh().world();
-  const auto use = fmt::format("the use of unit '{}'", unit_.name());
-  if (start_checked_ || world.traits().traces)
-    return unit_.expect_values(use);  // in a trace, one process provides the parameters of all ranks
+  if (start_checked_ || world.traits().traces) {  // in a trace, one process provides the parameters of all ranks
+    if (unit_.has_unset()) unit_.expect_values(fmt::format("the use of unit '{}'", unit_.name()));
+    return;
+  }
   uint64_t all = 0;
   for (const auto& group : unit_.groups()) all = all * 31 + group.fingerprint;
   const auto own = static_cast<int64_t>(all >> 2);  // not negative, and so that -own can't overflow
@@ -106,7 +107,7 @@ void UnitState::expect_equal_start() {
         "those of rank 0, or load the model on all ranks",
         unit_.name()));
   }
-  unit_.expect_values(use);
+  unit_.expect_values(fmt::format("the use of unit '{}'", unit_.name()));
   if (found[0].item<int64_t>() != -found[1].item<int64_t>()) {
     throw UsageError(
         fmt::format("the ranks brought different parameters for unit '{}'; give them the same seed or file before they make the model, "
