@@ -5,7 +5,11 @@
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 
+#include <exception>
+#include <utility>
+
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
 #include "tessera/base/paging_key.h"
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/access/phases.h"
@@ -19,40 +23,71 @@ Average::Average(std::shared_ptr<torch::nn::Module> model, AverageOptions option
   if (!(options_.decay >= 0 && options_.decay < 1))
     throw UsageError(fmt::format("AverageOptions::decay is {}; it must be at least 0 and below 1", options_.decay));
   const c10::AutoGradMode no_grad(false);
+  expect_values(local_values(*model_), "Average");
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   for (const auto& [name, parameter] : named_parameters(*model_)) {
-    if (!at::isFloatingType(parameter.scalar_type()) && !at::isComplexType(parameter.scalar_type())) continue;
+    const auto dtype = parameter.scalar_type();
+    if (!at::isFloatingType(dtype) && !at::isComplexType(dtype)) continue;
     // Made from options, which do not carry the paging key: the average is no shard.
-    members_.push_back({.parameter = parameter, .average = at::empty_like(parameter, parameter.options()).copy_(parameter)});
+    const auto wide = parameter.options().dtype(at::isComplexType(dtype) ? dtype : at::promoteTypes(dtype, at::kFloat));
+    members_.push_back({.parameter = parameter, .average = at::empty_like(parameter, wide).copy_(parameter)});
   }
+}
+
+void Average::expect_usable(const char* what) const {
+  expect_idle(what);
+  if (is_swapped_) throw UsageError(fmt::format("{} was called while the model has the average in place of its own parameters", what));
 }
 
 void Average::update() {
-  expect_idle("Average::update");
+  expect_usable("Average::update");
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  for (auto& [parameter, average] : members_) average.lerp_(parameter, 1 - options_.decay);
+  for (auto& [parameter, average, own] : members_) average.lerp_(parameter.to(average.scalar_type()), 1 - options_.decay);
 }
 
 void Average::assign() {
-  expect_idle("Average::assign");
+  expect_usable("Average::assign");
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  for (auto& [parameter, average] : members_) average.copy_(parameter);
+  for (auto& [parameter, average, own] : members_) average.copy_(parameter);
 }
 
-void Average::swap() {
-  expect_idle("Average::swapped");
+void Average::put_in() {
   const c10::AutoGradMode no_grad(false);
   const auto units = local_values(*model_).units;
-  const WriteGuard guard(units, WriteKind::Load);
+  const WriteGuard guard(units, WriteKind::Operators);
   guard.outdate_all();
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  for (auto& [parameter, average] : members_) {
-    const auto before = parameter.clone();
+  for (auto& [parameter, average, own] : members_) {
+    own = at::empty_like(parameter, parameter.options()).copy_(parameter);
     at::Tensor(parameter).copy_(average);
-    average.copy_(before);
   }
+}
+
+void Average::take_out() {
+  const c10::AutoGradMode no_grad(false);
+  const auto units = local_values(*model_).units;
+  const WriteGuard guard(units, WriteKind::Operators);
+  guard.outdate_all();
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  for (auto& [parameter, average, own] : members_) at::Tensor(parameter).copy_(std::exchange(own, at::Tensor()));
+}
+
+Average::Swapped::Swapped(Average& average) : average_(average), exceptions_(std::uncaught_exceptions()) {
+  average_.expect_usable("Average::swapped");
+  average_.put_in();
+  average_.is_swapped_ = true;
+}
+
+Average::Swapped::~Swapped() noexcept(false) {
+  if (std::uncaught_exceptions() > exceptions_) {
+    log(LogLevel::Warning, "an exception left the average of a model's weights in place of its own; load a checkpoint");
+    return;
+  }
+  expect_idle("the end of Average::swapped");
+  average_.take_out();
+  average_.is_swapped_ = false;
 }
 
 }  // namespace tessera::optim

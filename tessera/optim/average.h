@@ -17,7 +17,8 @@ struct AverageOptions {
 };
 
 /// A copy of a model's weights that follows them slowly: for evaluation, or as the teacher of a student. The copy is divided among the
-/// ranks as the parameters are. It begins with the parameters as they are.
+/// ranks as the parameters are, and kept in at least float32. It begins with the parameters as they are, so make it when they are sharded
+/// and loaded.
 class Average {
  public:
   explicit Average(std::shared_ptr<torch::nn::Module> model, AverageOptions options = {});
@@ -27,29 +28,35 @@ class Average {
   /// Makes the average equal to the parameters, as after a checkpoint of the average was loaded into the model.
   void assign();
 
-  /// While it exists, the model has the average in place of its own parameters, which it gets back in the end. The model must not be
-  /// trained meanwhile. Saving the model then saves the average. Making and destroying it are collective.
+  /// While it exists, the model has the average in place of its own parameters, which it gets back in the end; update(), assign() and a
+  /// second one are errors meanwhile, and the model must not be trained. Saving the model then saves the average. Making and destroying it
+  /// are collective. If it is destroyed by an exception, the model keeps the average, because the other ranks may not come.
   class Swapped {
    public:
-    explicit Swapped(Average& average) : average_(average) { average_.swap(); }
+    explicit Swapped(Average& average);
     Swapped(const Swapped&) = delete;
     Swapped& operator=(const Swapped&) = delete;
-    ~Swapped() noexcept(false) { average_.swap(); }
+    ~Swapped() noexcept(false);
 
    private:
     Average& average_;
+    const int exceptions_;  // under way when it was made
   };
   [[nodiscard]] Swapped swapped() { return Swapped(*this); }
 
  private:
   struct Member {
     at::Tensor parameter, average;
+    at::Tensor own = {};  // the parameter's values while the average takes their place
   };
-  void swap();
+  void expect_usable(const char* what) const;
+  void put_in();
+  void take_out();
 
   const std::shared_ptr<torch::nn::Module> model_;
   const AverageOptions options_;
   std::vector<Member> members_;
+  bool is_swapped_ = false;
 };
 
 }  // namespace tessera::optim

@@ -6,6 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/optim/sgd.h"
+#include "tessera/shard/local.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/testing/net.h"
 
@@ -14,6 +15,10 @@ namespace {
 
 using optim::Average;
 using ::testing::HasSubstr;
+
+at::Tensor values_of(const at::Tensor& shard) {
+  return to_local(shard.detach()).clone();
+}
 
 class Averages : public ::testing::TestWithParam<std::tuple<Residence, std::optional<at::ScalarType>>> {};
 
@@ -27,24 +32,24 @@ TEST_P(Averages, EqualThoseOfAPlainModel) {
     optim::SGD optimizer(parameters(*net), {.lr = 0.1});
     Average average(net.ptr(), {.decay = 0.75});
     std::map<std::string, at::Tensor> expected;
-    for (const auto& [name, shard] : named_parameters(*net)) expected[name] = shard.detach().clone();
+    for (const auto& [name, shard] : named_parameters(*net)) expected[name] = values_of(shard);
     for (int step = 0; step < 3; step++) {
       net->forward(input(world.rank() + step)).pow(2).sum().backward();
       optimizer.step();
       optimizer.zero_grad();
       average.update();
-      for (const auto& [name, shard] : named_parameters(*net)) expected[name] = expected[name] * 0.75 + shard.detach().clone() * 0.25;
+      for (const auto& [name, shard] : named_parameters(*net)) expected[name] = expected[name] * 0.75 + values_of(shard) * 0.25;
     }
     std::map<std::string, at::Tensor> own;
-    for (const auto& [name, shard] : named_parameters(*net)) own[name] = shard.detach().clone();
+    for (const auto& [name, shard] : named_parameters(*net)) own[name] = values_of(shard);
     const auto trained = net->forward(input()).detach();
     {
       const auto swapped = average.swapped();
-      for (const auto& [name, shard] : named_parameters(*net)) EXPECT_TRUE(at::allclose(shard.detach().clone(), expected[name])) << name;
+      for (const auto& [name, shard] : named_parameters(*net)) EXPECT_TRUE(at::allclose(values_of(shard), expected[name])) << name;
       const at::NoGradGuard no_grad;
       EXPECT_FALSE(at::allclose(net->forward(input()), trained));
     }
-    for (const auto& [name, shard] : named_parameters(*net)) EXPECT_TRUE(at::equal(shard.detach().clone(), own[name])) << name;
+    for (const auto& [name, shard] : named_parameters(*net)) EXPECT_TRUE(at::equal(values_of(shard), own[name])) << name;
     EXPECT_TRUE(at::equal(net->forward(input()), trained));
     average.assign();
     const auto swapped = average.swapped();
@@ -55,6 +60,31 @@ TEST_P(Averages, EqualThoseOfAPlainModel) {
 INSTANTIATE_TEST_SUITE_P(Units, Averages,
                          ::testing::Combine(::testing::Values(Residence::Gathered, Residence::NodeShared),
                                             ::testing::Values(std::optional<at::ScalarType>(), at::kBFloat16)));
+
+TEST(Average, IsFinerThanTheParameters) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = seeded_net();
+    net->to(at::kBFloat16);
+    fully_shard(net, {.mesh = world, .listing = Listing::Flat});
+    Average average(net.ptr(), {.decay = 0.999});
+    const at::NoGradGuard no_grad;
+    for (auto& shard : parameters(*net)) shard.fill_(1);
+    average.assign();
+    for (auto& shard : parameters(*net)) shard.fill_(2);
+    for (int step = 0; step < 1000; step++) average.update();
+    const auto swapped = average.swapped();
+    for (const auto& shard : parameters(*net)) EXPECT_NEAR(values_of(shard).flatten()[0].item<double>(), 2 - std::pow(0.999, 1000), 0.01);
+  });
+}
+
+TEST(Average, RefusesToChangeWhileItIsInUse) {
+  auto net = seeded_net();
+  Average average(net.ptr());
+  const auto swapped = average.swapped();
+  EXPECT_THAT(message_of<UsageError>([&] { average.update(); }), HasSubstr("Average::update was called while"));
+  EXPECT_THAT(message_of<UsageError>([&] { average.assign(); }), HasSubstr("Average::assign was called while"));
+  EXPECT_THAT(message_of<UsageError>([&] { (void)average.swapped(); }), HasSubstr("Average::swapped was called while"));
+}
 
 TEST(Average, RefusesWhatMakesNoSense) {
   const auto net = seeded_net();

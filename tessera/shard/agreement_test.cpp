@@ -78,6 +78,9 @@ TEST(Agreement, NamesOtherOptions) {
               [](ShardOptions& options, int rank) { options.max_live_units = rank == 1 ? 3 : 2; });
   expect_told(same, "rank 0: reshard_after_forward of inner units 1", "ranks 1 and 2: reshard_after_forward of inner units 3",
               [](ShardOptions& options, int rank) { options.reshard_after_forward = rank != 0; });
+  expect_told(same, "offload.parameters 0", "offload.parameters 2", [](ShardOptions& options, int rank) {
+    if (rank == 2) options.offload.parameters = OffloadTo::Disk;
+  });
   expect_told(same, "param_dtype BFloat16", "param_dtype unset", [](ShardOptions& options, int rank) {
     if (rank == 1) options.mixed_precision.param_dtype = at::kBFloat16;
   });

@@ -252,9 +252,8 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
     throw UsageError("a unit of several modules can't be listed flat, because no module would own the vector; shard them one by one");
   }
   const auto name = fmt::format("{}", fmt::join(names, "+"));
-  auto all = collected.sharded.candidates;
-  all.insert(all.end(), collected.replicated.candidates.begin(), collected.replicated.candidates.end());
-  if (!all.empty()) expect_same_unit(name, all, options);
+  if (!collected.sharded.candidates.empty() || !collected.replicated.candidates.empty())
+    expect_same_unit(name, collected.sharded.candidates, collected.replicated.candidates, options);
   // A module of several units is a model and gets a schedule of its own.
   const bool is_model = !collected.replicated.candidates.empty() ||
                         std::ranges::any_of(modules, [](const Module* module) { return !units(*module).empty(); });

@@ -25,6 +25,9 @@ constexpr int64_t kSmallReduction = 32 * 1024;
 // How long the destructor waits for operations that were started and not waited for.
 constexpr auto kFarewell = std::chrono::seconds(10);
 
+// What time-outs are reported as: the first ends all groups, so that there is only one.
+constexpr auto kLate = "late";
+
 /// One element for each rank.
 template <class T>
 using Ranks = c10::SmallVector<T, 8>;
@@ -228,7 +231,7 @@ SharedAttempt HostTransport::share(const AreaShape& shape, const Call& call) {
   if (attempt.area) {
     attempt.area->when_broken([family = family_, own = rank(), ranks = world_ranks_](const LinkFailure& failure, std::string_view message) {
       const int culprit = record_culprit(failure, own, ranks);
-      if (failure.kind == LinkFailure::Kind::Late) family->report("wait", message);
+      if (failure.kind == LinkFailure::Kind::Late) family->report(kLate, message);
       if (failure.kind != LinkFailure::Kind::Aborted) family->abort(ranks[static_cast<size_t>(own)], message, culprit);
     });
   } else {
@@ -261,17 +264,12 @@ Work HostTransport::start(Envelope envelope, std::chrono::milliseconds limit, Mo
     } catch (const LinkFailure& failure) {
       fail(failure, envelope, limit);
     } catch (const DisagreementError& error) {
-      report(envelope, error.what());
+      // Ranks come to tessera::recover from different points of their programs.
+      const auto recovers = [](const Envelope& each) { return std::string_view(each.unit.data()) == kRecovery; };
+      if (std::ranges::none_of(envelopes_, recovers)) family_->report(fmt::format("{:x}-{}", number_, envelope.sequence), error.what());
       throw;
     }
   });
-}
-
-void HostTransport::report(const Envelope& envelope, std::string_view reason) const noexcept {
-  // Ranks meet in tessera::recover from different points of their programs.
-  const auto recovers = [](const Envelope& each) { return std::string_view(each.unit.data()) == kRecovery; };
-  if (std::ranges::any_of(envelopes_, recovers)) return;
-  family_->report(fmt::format("{:x}-{}", number_, envelope.sequence), reason);
 }
 
 void HostTransport::run_agreed(const Envelope& envelope, Clock::time_point deadline, const Move& move) {
@@ -333,7 +331,7 @@ void HostTransport::fail(const LinkFailure& failure, const Envelope& envelope, s
       const auto message = fmt::format("{}, waited {} s for {} and gave up; {}", what, std::chrono::duration<double>(limit).count(),
                                        name_ranks(failure.ranks), before);
       broken_ = std::make_exception_ptr(TimeoutError(message));
-      report(envelope, message);
+      family_->report(kLate, message);
       link_->abort(message, culprit);
       break;
     }

@@ -49,8 +49,6 @@ class HostTransport final : public Transport {
   uint64_t reduce(const Reducer& reducer, std::span<const ConstBytes> to, const at::Tensor& own, Clock::time_point deadline,
                   double* squares = nullptr);
   uint64_t sent_to_others(std::span<const ConstBytes> to) const;
-  /// Logs where all ranks are.
-  void report(const Envelope& envelope, std::string_view reason) const noexcept;
   /// Throws what `failure` means for the operation, after telling the other ranks.
   [[noreturn]] void fail(const LinkFailure& failure, const Envelope& envelope, std::chrono::milliseconds limit);
 

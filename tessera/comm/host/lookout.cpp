@@ -7,17 +7,22 @@
 #include <csignal>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
-#include "tessera/base/error.h"
 #include "tessera/base/log.h"
 
 namespace tessera {
 namespace {
 
+using Time = FlightRecorder::Clock;
+
 constexpr auto kLookEvery = std::chrono::seconds(1);
 constexpr auto kPatience = std::chrono::seconds(3);  // with ranks that have not answered
+constexpr auto kMostPatience = kPatience + kLookEvery;
 constexpr auto kPollAnswers = std::chrono::milliseconds(20);
 
 std::atomic<int> signals_seen = 0;
@@ -38,90 +43,117 @@ void take_signal() {
   });
 }
 
-std::string answer_key(std::string_view incident, int rank) {
-  return fmt::format("flight/{}/{}", incident, rank);
-}
+constexpr auto kRequests = "flight/requests";  // how many there are
+
 std::string request_key(int64_t number) {
   return fmt::format("flight/request/{}", number);
+}
+std::string answer_key(const std::string& incident, int rank) {
+  return fmt::format("flight/{}/{}", incident, rank);
 }
 
 }  // namespace
 
 /// What the thread uses. It outlives the Lookout if the store does not answer any more.
 struct Lookout::Watch {
+  struct Incident {
+    std::string name, reason;
+  };
+
   StorePtr store;
   Identity identity;
   std::shared_ptr<const FlightRecorder> recorder;
-  std::mutex mutex;
-  std::condition_variable ended;
+  std::set<int64_t> answered = {};  // requests of other ranks
+
+  std::mutex mutex;  // for what follows
+  std::condition_variable changed;
+  std::vector<Incident> incidents = {};  // to be reported
+  std::set<std::string> reported = {};
   bool ends = false, has_ended = false;
+
+  /// What the thread does.
+  void run() {
+    std::unique_lock lock(mutex);
+    while (!ends) {
+      const auto now = std::exchange(incidents, {});
+      lock.unlock();
+      for (const auto& incident : now) report(incident);
+      look();
+      lock.lock();
+      for (const auto& incident : now) reported.insert(incident.name);
+      changed.notify_all();
+      changed.wait_for(lock, kLookEvery, [&] { return ends || !incidents.empty(); });
+    }
+  }
+
+  void look() {
+    const auto requests = store->add(kRequests, 0);
+    for (int64_t number = 1; number <= requests; number++) {
+      if (answered.contains(number) || !store->check({request_key(number)})) continue;
+      answer(store->get_to_str(request_key(number)));
+      answered.insert(number);
+    }
+    // Of the worlds of a process, which may be several, one answers the signal.
+    if (signals_seen.exchange(0) > 0) report({.name = fmt::format("signal-{}-{}", identity.rank, requests), .reason = "SIGUSR2"});
+  }
 
   void answer(const std::string& incident) const { store->set(answer_key(incident, identity.rank), recorder->to_json()); }
 
-  void run() {
-    int64_t next = 1;
-    int signals = signals_seen;
-    for (std::unique_lock lock(mutex); !ends; ended.wait_for(lock, kLookEvery, [&] { return ends; })) {
-      lock.unlock();
-      while (store->check({request_key(next)})) answer(store->get_to_str(request_key(next++)));
-      // Of the worlds of a process, which may be several, one answers the signal.
-      if (int seen = signals_seen; seen != signals && signals_seen.compare_exchange_strong(seen, signals)) {
-        report(fmt::format("signal-{}-{}", identity.rank, next), "SIGUSR2");
-      }
-      lock.lock();
+  /// Logs the text, or waits until the rank that came first has.
+  void report(const Incident& incident) const {
+    const auto done = "flight/done/" + incident.name;
+    answer(incident.name);
+    const auto end = Time::now() + kPatience;
+    if (store->add("flight/claims/" + incident.name, 1) != 1) {
+      while (!store->check({done}) && Time::now() < end) std::this_thread::sleep_for(kPollAnswers);
+      return;
     }
-  }
-
-  void report(std::string_view incident, std::string_view reason) const {
-    const auto name = std::string(incident);
-    answer(name);
-    if (store->add("flight/claims/" + name, 1) != 1) return;
-    store->set(request_key(store->add("flight/requests", 1)), name);
+    store->set(request_key(store->add(kRequests, 1)), incident.name);
     std::map<int, std::string> answers;
-    const auto end = FlightRecorder::Clock::now() + kPatience;
-    for (bool late = false; !late && static_cast<int>(answers.size()) < identity.world_size;) {
-      late = FlightRecorder::Clock::now() >= end;
+    for (bool late = false; !late && std::ssize(answers) < identity.world_size;) {
+      late = Time::now() >= end;
       for (int rank = 0; rank < identity.world_size; rank++) {
-        if (answers.contains(rank) || !store->check({answer_key(incident, rank)})) continue;
-        answers[rank] = store->get_to_str(answer_key(incident, rank));
+        if (answers.contains(rank) || !store->check({answer_key(incident.name, rank)})) continue;
+        answers[rank] = store->get_to_str(answer_key(incident.name, rank));
       }
       std::this_thread::sleep_for(kPollAnswers);
     }
-    log(LogLevel::Error, fmt::format("{}. Where the ranks are:\n{}", reason, flight_report(answers, identity.world_size)));
+    log(LogLevel::Error, fmt::format("{}. Where the ranks are:\n{}", incident.reason, flight_report(answers, identity.world_size)));
+    store->set(done, std::string("1"));
   }
 };
 
-Lookout::Lookout(StorePtr store, const Identity& identity, std::shared_ptr<const FlightRecorder> recorder)
+Lookout::Lookout(const StorePtr& store, const Identity& identity, std::shared_ptr<const FlightRecorder> recorder)
     : watch_(std::make_shared<Watch>()) {
   take_signal();
-  watch_->store = std::move(store);
+  watch_->store = store->clone();  // so that nobody waits for a request of the program's, nor the program for one of the thread's
   watch_->identity = identity;
   watch_->recorder = std::move(recorder);
   std::thread([watch = watch_] {
     try {
       watch->run();
-    } catch (const std::exception& error) {  // rank 0 keeps the store, and has ended
-      log(LogLevel::Debug, fmt::format("no more flight reports: {}", first_line(error)));
+    } catch (const std::exception&) {  // rank 0 keeps the store, and has ended
     }
     const std::lock_guard lock(watch->mutex);
     watch->has_ended = true;
-    watch->ended.notify_all();
+    watch->changed.notify_all();
   }).detach();
 }
 
 Lookout::~Lookout() {
   std::unique_lock lock(watch_->mutex);
   watch_->ends = true;
-  watch_->ended.notify_all();
-  watch_->ended.wait_for(lock, kPatience, [&] { return watch_->has_ended; });
+  watch_->changed.notify_all();
+  watch_->changed.wait_for(lock, kMostPatience, [&] { return watch_->has_ended; });
 }
 
 void Lookout::report(std::string_view incident, std::string_view reason) const noexcept {
-  try {
-    watch_->report(incident, reason);
-  } catch (const std::exception& error) {
-    log(LogLevel::Debug, fmt::format("no flight report: {}", first_line(error)));
-  }
+  const std::string name(incident);
+  std::unique_lock lock(watch_->mutex);
+  if (watch_->reported.contains(name)) return;
+  watch_->incidents.push_back({.name = name, .reason = std::string(reason)});
+  watch_->changed.notify_all();
+  watch_->changed.wait_for(lock, kMostPatience, [&] { return watch_->reported.contains(name) || watch_->has_ended; });
 }
 
 }  // namespace tessera

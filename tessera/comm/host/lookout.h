@@ -14,13 +14,13 @@ namespace tessera {
 /// store once a second.
 class Lookout {
  public:
-  Lookout(StorePtr store, const Identity& identity, std::shared_ptr<const FlightRecorder> recorder);
+  Lookout(const StorePtr& store, const Identity& identity, std::shared_ptr<const FlightRecorder> recorder);
   Lookout(const Lookout&) = delete;
   Lookout& operator=(const Lookout&) = delete;
   ~Lookout();
 
-  /// Logs one text about all ranks; of the ranks that call it for the same incident, only one does. Waits for their answers for a few
-  /// seconds.
+  /// Logs one text about all ranks; of the ranks that call it for the same incident, only one does. Returns when it is logged, but after
+  /// some seconds even if the store does not answer.
   void report(std::string_view incident, std::string_view reason) const noexcept;
 
  private:

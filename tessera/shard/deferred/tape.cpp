@@ -205,7 +205,7 @@ bool Tape::has_parts(const TapeTensor& wanted) const {
     if (is_keyed(record) && distribution_of(record) != Distribution::Other) return true;
     if (record.draw || !facts_of(record.handle).elementwise) return false;
     bool scalars = true;
-    for_each_operand(record.arguments, 0, [&](size_t, size_t, const at::Tensor& tensor) { scalars = scalars && tensor.numel() == 1; });
+    for_each_operand(record.arguments, 0, [&](size_t, size_t, const at::Tensor& tensor) { scalars = scalars && tensor.numel() == 1 && tensor.dim() <= 1; });
     return scalars;
   });
 }

@@ -21,14 +21,17 @@ std::string dtype_text(const std::optional<at::ScalarType>& dtype) {
 }
 
 /// What must be the same, one fact a line.
-std::string description_of(const std::string& name, std::span<const Candidate> candidates, const ShardOptions& options) {
+std::string description_of(const std::string& name, std::span<const Candidate> sharded, std::span<const Candidate> replicated,
+                           const ShardOptions& options) {
   std::vector<std::string> lines = {"the module " + name};
-  for (const auto& candidate : candidates) {
+  const auto add = [&](const Candidate& candidate, std::string_view how) {
     const auto& tensor = candidate.tensor;
-    lines.push_back(fmt::format("parameter '{}' of {} [{}], {}", candidate.name, c10::toString(tensor.scalar_type()),
-                                fmt::join(tensor.sizes(), ", "), tensor.requires_grad() ? "trained" : "frozen"));
+    lines.push_back(fmt::format("parameter '{}' of {} [{}], {}{}", candidate.name, c10::toString(tensor.scalar_type()),
+                                fmt::join(tensor.sizes(), ", "), tensor.requires_grad() ? "trained" : "frozen", how));
     if (!candidate.other_names.empty()) lines.back() += fmt::format(", tied to {}", fmt::join(candidate.other_names, ", "));
-  }
+  };
+  for (const auto& candidate : sharded) add(candidate, "");
+  for (const auto& candidate : replicated) add(candidate, ", replicated");
   const auto shape = options.mesh.shape();
   const auto& precision = options.mixed_precision;
   const auto& after_forward = options.reshard_after_forward;
@@ -51,6 +54,9 @@ std::string description_of(const std::string& name, std::span<const Candidate> c
   option("prefetch_depth", options.prefetch_depth);
   option("limit_all_gathers", options.limit_all_gathers);
   option("unused_parameters", static_cast<int>(options.unused_parameters));
+  option("offload.parameters", static_cast<int>(options.offload.parameters));
+  option("codec", options.codec ? "given" : "unset");
+  option("shard_dim", options.shard_dim ? "given" : "unset");
   return fmt::format("{}\n", fmt::join(lines, "\n"));
 }
 
@@ -95,11 +101,12 @@ std::string first_difference(std::vector<std::string> texts) {
 
 }  // namespace
 
-void expect_same_unit(const std::string& name, std::span<const Candidate> candidates, const ShardOptions& options) {
+void expect_same_unit(const std::string& name, std::span<const Candidate> sharded, std::span<const Candidate> replicated,
+                      const ShardOptions& options) {
   const auto& world = options.mesh.world();
   if (world.size() == 1 || world.traits().simulated || world.traits().traces) return;
   const Subject subject{.unit = name};
-  const auto own = description_of(name, candidates, options);
+  const auto own = description_of(name, sharded, replicated, options);
   if (same_on_all(world, std::hash<std::string>()(own), subject)) return;
   throw DisagreementError(
       fmt::format("ranks call fully_shard for different modules, or with different options; build the same model in the same way on all of "

@@ -11,6 +11,7 @@ namespace tessera {
 
 /// Throws DisagreementError on all ranks, with the first difference and who has what, before anything is changed. Collective over the world
 /// of the mesh, unless the other ranks are simulated or traced.
-void expect_same_unit(const std::string& name, std::span<const Candidate> candidates, const ShardOptions& options);
+void expect_same_unit(const std::string& name, std::span<const Candidate> sharded, std::span<const Candidate> replicated,
+                      const ShardOptions& options);
 
 }  // namespace tessera

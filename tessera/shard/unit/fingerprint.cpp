@@ -1,12 +1,16 @@
 #include "tessera/shard/unit/fingerprint.h"
 
 #include <ATen/ATen.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
 #include <algorithm>
 
 namespace tessera {
 
 uint64_t fingerprint(const at::Tensor& values) {
+  // At the speed of memory; what follows takes ten times as long.
+  if (values.is_cpu() && values.is_contiguous()) return XXH3_64bits(values.const_data_ptr(), values.nbytes());
   constexpr int64_t kBlock = int64_t{1} << 16;  // so that the temporary tensors stay in the cache and are cheap to allocate
   const auto width = c10::elementSize(values.scalar_type());
   const auto bits = values.view(width == 8 ? at::kLong : width == 4 ? at::kInt : width == 2 ? at::kShort : at::kChar);

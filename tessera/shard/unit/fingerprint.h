@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// A hash of the bits of a flat tensor. Computed by tensor operations, so that it works on any device.
+/// A hash of the bits of a flat tensor, on any device. Those of different devices can't be compared.
 uint64_t fingerprint(const at::Tensor& values);
 
 }  // namespace tessera
