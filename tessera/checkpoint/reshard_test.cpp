@@ -195,7 +195,7 @@ TEST(Reshard, LeavesOutWhatMayDiffer) {
     if (world.is_first()) {
       set_log_sink({});
       set_log_level(LogLevel::Warning);
-      EXPECT_THAT(lines, Contains(HasSubstr("has no adapter.bias, adapter.weight, which keep their values")));
+      EXPECT_THAT(lines, Contains(HasSubstr("has no adapter.weight, adapter.bias, which keep their values")));
       EXPECT_THAT(lines, Contains(HasSubstr("the model has no frozen.bias, frozen.weight, which are left out")));
     }
     const auto after = full_state(*other);
