@@ -90,12 +90,12 @@ auto checkpoint(const Options& options, Run&& run, Inputs&&... inputs) {
   static_assert((std::is_copy_constructible_v<std::decay_t<Inputs>> && ...), "inputs of a checkpointed segment are copied: give a pointer");
   if (!c10::GradMode::is_enabled()) return run(std::forward<Inputs>(inputs)...);
   // What is copied has empty tensors in place of the inputs, which Recording keeps.
-  std::tuple<std::decay_t<Inputs>...> kept(inputs...);
+  const auto kept = std::make_shared<std::tuple<std::decay_t<Inputs>...>>(inputs...);
   detail::Tensors tensors;
-  for_each_tensor_in(kept, [&](at::Tensor& tensor) { tensors.push_back(std::exchange(tensor, detail::placeholder())); });
-  auto again = [run = std::decay_t<Run>(run), kept = std::move(kept)](const detail::Tensors& fresh) {
+  for_each_tensor_in(*kept, [&](at::Tensor& tensor) { tensors.push_back(std::exchange(tensor, detail::placeholder())); });
+  auto again = [run = std::decay_t<Run>(run), kept](const detail::Tensors& fresh) {
     auto same = run;
-    auto values = kept;
+    auto values = *kept;
     size_t next = 0;
     for_each_tensor_in(values, [&](at::Tensor& tensor) { tensor = fresh.at(next++); });
     std::apply([&](auto&... value) { same(static_cast<detail::Passed<Inputs>>(value)...); }, values);
