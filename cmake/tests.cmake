@@ -201,6 +201,7 @@ other_test(cli/two_masters STATUS 2 SAYS "leave --ranks" ENVIRONMENT RANK=0 WORL
 foreach(_part IN ITEMS Training Trouble)
   other_test(recipes/mnist_${_part} COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/recipes/mnist.py"
     $<TARGET_FILE:tessera_cli> $<TARGET_FILE:mnist> ${_part})
+  set_tests_properties(recipes/mnist_${_part} PROPERTIES TIMEOUT 300)
 endforeach()
 
 # Launchers that others wrote.
