@@ -43,7 +43,7 @@ at::Tensor combine(const at::Tensor& a, const at::Tensor& b, double p) {
 struct PartialSum {
   at::TensorOptions options = {};
   at::Tensor sum = {};  // of partial_norm()
-  double squares = 0;   // sums of squares that reductions have computed
+  double squares = 0;   // sums of squares
 };
 
 std::shared_ptr<Unit> unit_of_shard(const at::Tensor& shard) {
@@ -156,6 +156,10 @@ at::Tensor grad_norm(std::span<const at::Tensor> listed, const NormOptions& opti
     if (const auto known = p == 2 ? with_known_squares(parameters.subspan(i)) : 0; known > 0) {
       partial.squares += *tag_of(gradient)->squares;
       i += known - 1;
+    } else if (p == 2 && &partial != &outside && gradient.defined() && gradient.is_cpu() && !gradient.is_complex()) {
+      // In double, as reductions add up, so that a norm does not depend on who has computed it.
+      const auto norm = gradient.numel() == 0 ? 0 : at::linalg_vector_norm(gradient, 2, std::nullopt, false, at::kDouble).item<double>();
+      partial.squares += norm * norm;
     } else if (gradient.defined()) {
       partial.sum = combine(partial.sum, partial_norm(gradient, p), p);
     }
@@ -164,7 +168,7 @@ at::Tensor grad_norm(std::span<const at::Tensor> listed, const NormOptions& opti
   for (size_t i = 0; i < sums.size(); i++) {
     const auto& partial = sums[i];
     auto total = partial.sum.defined() ? partial.sum.contiguous() : at::zeros({}, partial.options);
-    if (partial.squares > 0) total.add_(partial.squares);
+    if (partial.squares != 0) total.add_(partial.squares);
     groups[i].all_reduce(total, {.op = std::isinf(p) ? Reduce::Max : Reduce::Sum}, {.unit = "gradient norm"}).wait();
     all = combine(all, total, p);
   }

@@ -109,10 +109,7 @@ class Training(Recipe, unittest.TestCase):
         self.assertTrue((self.folder / "net-step-000060.damaged").exists())
         shutil.rmtree(self.folder / "net-step-000060")
         parts = self.metrics("--resume", "--num-epochs", 3, *flags, *prefix, name="parts")
-        for row, expected in zip((row for row in parts if "loss" in row), (row for row in through if "loss" in row), strict=True):
-            # The first norm of a process is not computed along with the reduction, and may differ in its last digit.
-            self.assertAlmostEqual(row.pop("grad_norm"), expected.pop("grad_norm"), places=6)
-            self.assertEqual(row, expected)
+        self.assertEqual([row for row in parts if "loss" in row], [row for row in through if "loss" in row])
         self.assertEqual(parts[-1]["accuracy"], parts[-1]["consolidated_accuracy"])
         said = self.run_recipe("--resume", "--num-epochs", 3, "--seed", 1, *flags, *prefix, status=1)
         self.assertIn("seed 42", said)
