@@ -20,7 +20,7 @@
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
-#include "tessera/base/fd.h"
+#include "tessera/base/nameless_file.h"
 
 namespace tessera {
 namespace {
@@ -72,16 +72,6 @@ class Mapped {
   std::map<uintptr_t, uintptr_t> ends_;  // from where each begins
   std::atomic<size_t> count_ = 0;
 };
-
-/// A file without a name. Not all file systems make one at once.
-Fd nameless_file(const std::filesystem::path& folder) {
-  Fd file(::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
-  if (file) return file;
-  auto name = (folder / "tessera-XXXXXX").string();
-  file = Fd(::mkostemp(name.data(), O_CLOEXEC));
-  if (file) ::unlink(name.c_str());
-  return file;
-}
 
 /// What a DataPtr of such memory keeps.
 class Region {

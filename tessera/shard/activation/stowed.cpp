@@ -19,6 +19,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/fd.h"
+#include "tessera/base/nameless_file.h"
 #include "tessera/base/paging_key.h"
 #include "tessera/shard/activation/held.h"
 #include "tessera/shard/activation/segment.h"
@@ -139,16 +140,6 @@ class DiskThread {
   size_t waiting_ = 0;
 };
 
-/// A file without a name, which is gone when it is closed.
-Fd unnamed_file(const fs::path& folder) {
-  Fd file(::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
-  if (file || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)) return file;
-  auto path = (folder / "activations-XXXXXX").string();  // a file system that makes no such files
-  file = Fd(::mkostemp(path.data(), O_CLOEXEC));
-  if (file) ::unlink(path.c_str());
-  return file;
-}
-
 OnDisk::OnDisk(const at::Tensor& tensor, const fs::path& folder)
     : Stowed(tensor),
       folder_(folder.string()),
@@ -157,7 +148,7 @@ OnDisk::OnDisk(const at::Tensor& tensor, const fs::path& folder)
       sizes_(tensor.sizes().vec()),
       strides_(tensor.strides().vec()),
       bytes_(tensor.nbytes()),
-      file_(unnamed_file(folder)),
+      file_(nameless_file(folder)),
       values_(tensor.device().is_cpu() ? tensor : at::empty_strided(sizes_, strides_, options_).copy_(tensor)),
       version_(version_of(values_)) {
   if (!file_) fail("make a file for activations in");
