@@ -58,6 +58,6 @@ int main() {
   show("computed again", loss_after_training(world, activation::Options{}));
   const auto products = activation::operators({"aten::addmm", "aten::mm"});
   show("all but products again", loss_after_training(world, activation::Options{.keep = products}));
-  show("inputs on disk", loss_after_training(world, activation::Options{.offload = OffloadTo::Disk}));
+  show("inputs on disk", loss_after_training(world, activation::Options{.offload = OffloadTo::Disk, .disk = {.folder = "."}}));
   show("another model", loss_of_marked_model(world));
 }

@@ -30,10 +30,6 @@ uintptr_t page_size() {
   return size;
 }
 
-std::filesystem::path folder_of(const DiskMemoryOptions& options) {
-  return options.folder.empty() ? std::filesystem::path(env("TMPDIR").value_or("/tmp")) : options.folder;
-}
-
 /// The parts of the address space that are mapped from files.
 class Mapped {
  public:
@@ -108,6 +104,10 @@ class Region {
 };
 
 }  // namespace
+
+std::filesystem::path folder_of(const DiskMemoryOptions& options) {
+  return options.folder.empty() ? std::filesystem::path(env("TMPDIR").value_or("/tmp")) : options.folder;
+}
 
 void expect_sensible(const DiskMemoryOptions& options) {
   if (!(options.fraction >= 0 && options.fraction <= 1))

@@ -14,6 +14,9 @@ struct DiskMemoryOptions {
   double fraction = 1;  // of the bytes; the rest is ordinary memory
 };
 
+/// The folder itself, or the one for temporary files if it is left out.
+std::filesystem::path folder_of(const DiskMemoryOptions& options);
+
 /// Throws ConfigError if the folder is no place for such files, or the fraction makes no sense.
 void expect_sensible(const DiskMemoryOptions& options);
 

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/base/process.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/transports.h"
 
@@ -18,11 +17,6 @@ namespace tessera::testing::disk_memory_test {
 namespace {
 
 using ::testing::HasSubstr;
-
-/// On a disk, as the folder for temporary files may not be.
-std::filesystem::path folder_on_disk() {
-  return std::filesystem::path(this_program()).parent_path();
-}
 
 /// Of this process, in kB, as the kernel counts it.
 size_t resident(const std::string& kind) {

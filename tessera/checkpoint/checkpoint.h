@@ -13,13 +13,19 @@ namespace torch::nn {
 class Module;
 }
 
+namespace tessera::optim {
+class Average;
+}
+
 namespace tessera::checkpoint {
 
 /// The parts of a training run that a checkpoint holds. A checkpoint also holds the state of libtorch's default CPU generator.
 struct Contents {
   torch::nn::Module* model = nullptr;
-  OptimizerRef optimizer = {};  // a pointer to one of tessera::optim or torch::optim; none to save or load weights only
-  Notes notes = {};             // anything else: step, position, learning rate
+  /// A pointer to one of tessera::optim or torch::optim, or {&one, &another} of one class; none to save or load weights only.
+  OptimizerRef optimizer = {};
+  optim::Average* average = nullptr;  // of the model or of a part of it; saved beside the optimizer's state
+  Notes notes = {};                   // anything else: step, position, learning rate
 };
 
 /// Saves a checkpoint. All ranks must see the same folder. It appears under its name after all ranks have written their files; if there is

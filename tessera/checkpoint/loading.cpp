@@ -12,7 +12,7 @@
 #include "tessera/checkpoint/live/contents.h"
 #include "tessera/checkpoint/live/generator_state.h"
 #include "tessera/checkpoint/live/model_plan.h"
-#include "tessera/checkpoint/live/optimizer_state.h"
+#include "tessera/checkpoint/live/training_state.h"
 #include "tessera/checkpoint/stored/optimizer_keys.h"
 #include "tessera/checkpoint/stored/runs.h"
 #include "tessera/comm/groups/all_or_none.h"
@@ -48,8 +48,8 @@ struct Saved {
     verify_share(stored, world, all);
     generator = read_generator(stored, manifest, rank);
     if (!contents.optimizer) return;
-    optimizer = read_optimizer_state(manifest, stored, *contents.model, world);
-    contents.optimizer.expect_state(*contents.model, renamed(optimizer, manifest.optimizer, contents.optimizer.class_name()));
+    training = read_training_state(manifest, stored, *contents.model, world);
+    expect_training_state(contents, training, manifest);
   }
 
   void expect_class(const fs::path& folder, const OptimizerRef& here) const {
@@ -68,7 +68,7 @@ struct Saved {
   ModelPlan plan;
   Notes notes;
   std::optional<at::Generator> generator;
-  std::map<std::string, optim::ParameterState> optimizer;
+  std::map<std::string, optim::ParameterState> training;
 };
 
 /// Throws DisagreementError on all ranks unless all of them have opened the same save.
@@ -97,8 +97,7 @@ void load(const fs::path& folder, Contents& contents, const Communicator& world,
   expect_one_save(saved->manifest, folder, world);
   AllOrNone reading;
   reading.attempt([&] {
-    if (contents.optimizer)
-      load_optimizer_state(contents.optimizer, saved->optimizer, saved->manifest, saved->stored, *contents.model, world);
+    if (contents.optimizer) load_training_state(contents, saved->training, saved->manifest, saved->stored, world);
   });
   reading.attempt([&] {
     const WriteGuard guard(model.units, WriteKind::Load);

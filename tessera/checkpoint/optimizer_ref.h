@@ -1,11 +1,13 @@
-// OptimizerRef: refers to an optimizer of Tessera or to one of torch::optim, whose state checkpoints save and load in the same way.
+// OptimizerRef: refers to optimizers of Tessera or of torch::optim, whose state checkpoints save and load in the same way.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <initializer_list>
 #include <map>
 #include <string>
+#include <vector>
 
 namespace torch::nn {
 class Module;
@@ -20,16 +22,18 @@ using ParameterState = std::map<std::string, at::Tensor>;
 
 namespace tessera::checkpoint {
 
-/// It is made from a pointer to either, and null if there is no optimizer.
+/// It is made from a pointer to either, or from several pointers. It is null if there is no optimizer.
 class OptimizerRef {
  public:
   OptimizerRef(std::nullptr_t = nullptr) {}
-  OptimizerRef(optim::Optimizer* optimizer) : own_(optimizer) {}
-  OptimizerRef(torch::optim::Optimizer* optimizer) : torch_(optimizer) {}
+  OptimizerRef(optim::Optimizer* optimizer);
+  OptimizerRef(torch::optim::Optimizer* optimizer);
+  /// Several, of one class, that divide the parameters of a model among them. Throws UsageError for several classes.
+  OptimizerRef(std::initializer_list<OptimizerRef> optimizers);
 
-  explicit operator bool() const { return own_ != nullptr || torch_ != nullptr; }
+  explicit operator bool() const { return !all_.empty(); }
 
-  /// Empty if there is none.
+  /// Of the class of all of them. Empty if there is none.
   std::string class_name() const;
 
   // As those of optim::Optimizer. Of torch::optim they know Adam, AdamW, SGD, Adagrad and RMSprop; any other class is a UsageError.
@@ -38,8 +42,21 @@ class OptimizerRef {
   void load_state(const torch::nn::Module& model, const std::map<std::string, optim::ParameterState>& state) const;
 
  private:
-  optim::Optimizer* own_ = nullptr;
-  torch::optim::Optimizer* torch_ = nullptr;
+  using States = std::map<std::string, optim::ParameterState>;
+  struct One {
+    optim::Optimizer* own = nullptr;
+    torch::optim::Optimizer* torch = nullptr;
+
+    std::string class_name() const;
+    std::vector<at::Tensor> parameters() const;
+    States state(const torch::nn::Module& model) const;
+    void expect_state(const torch::nn::Module& model, const States& state) const;
+    void load_state(const torch::nn::Module& model, const States& state) const;
+  };
+  /// The state for each of them; what is for none of them goes to the first, which refuses it by name.
+  std::vector<States> divided(const torch::nn::Module& model, const States& state) const;
+
+  std::vector<One> all_;
 };
 
 }  // namespace tessera::checkpoint

@@ -53,6 +53,19 @@ void Average::assign() {
   for (auto& [parameter, average, own] : members_) average.copy_(parameter);
 }
 
+std::map<std::string, at::Tensor> Average::state(const torch::nn::Module& model) const {
+  if (is_swapped_)
+    throw UsageError("a checkpoint of the average was asked for while it is in the place of the parameters; end swapped() before");
+  std::map<const c10::TensorImpl*, at::Tensor> averages;
+  for (const auto& member : members_) averages[member.parameter.unsafeGetTensorImpl()] = member.average;
+  std::map<std::string, at::Tensor> result;
+  for (const auto& [name, parameter] : named_parameters(model)) {
+    if (const auto found = averages.find(parameter.unsafeGetTensorImpl()); found != averages.end()) result[name] = found->second;
+  }
+  if (result.size() < averages.size()) throw UsageError("the average is of parameters that the model of the checkpoint does not have");
+  return result;
+}
+
 void Average::put_in() {
   const c10::AutoGradMode no_grad(false);
   const auto units = local_values(*model_).units;

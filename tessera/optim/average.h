@@ -3,7 +3,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace torch::nn {
@@ -25,8 +27,11 @@ class Average {
 
   /// Moves the average towards the parameters. Call it after each step.
   void update();
-  /// Makes the average equal to the parameters, as after a checkpoint of the average was loaded into the model.
+  /// Makes the average equal to the parameters.
   void assign();
+  /// This rank's parts of the average, by the names of the parameters in this model, of which the averaged one may be a part. For
+  /// checkpoints (Contents::average).
+  std::map<std::string, at::Tensor> state(const torch::nn::Module& model) const;
 
   /// While it exists, the model has the average in place of its own parameters, which it gets back in the end; update(), assign() and a
   /// second one are errors meanwhile, and the model must not be trained. Saving the model then saves the average. Making and destroying it

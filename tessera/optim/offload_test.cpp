@@ -3,11 +3,11 @@
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
-#include "tessera/base/process.h"
 #include "tessera/optim/adam.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/norms.h"
 #include "tessera/shard/parameters.h"
+#include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
 
 namespace tessera::testing::offload_test {
@@ -17,7 +17,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 DiskMemoryOptions on_disk(double fraction = 1) {
-  return {.folder = std::filesystem::path(this_program()).parent_path(), .fraction = fraction};
+  return {.folder = folder_on_disk(), .fraction = fraction};
 }
 
 struct Plan {

@@ -37,13 +37,13 @@ void refuse_inputs() {
   throw UsageError("a checkpointed module is called with an input that can't be copied, so it could not run again; give a pointer");
 }
 
-class Recording::Impl {
+class RunningSegment::Impl {
  public:
   explicit Impl(std::unique_ptr<SegmentRun> segment_run) : run(std::move(segment_run)) {}
   const std::unique_ptr<SegmentRun> run;
 };
 
-Recording::Recording(const Options& options, Tensors inputs, Again again)
+RunningSegment::RunningSegment(const Options& options, Tensors inputs, Again again)
     : impl_([&] {
         install_paging();
         if (options.offload == OffloadTo::Host && std::ranges::all_of(inputs, [](const at::Tensor& input) { return input.is_cpu(); })) {
@@ -51,13 +51,14 @@ Recording::Recording(const Options& options, Tensors inputs, Again again)
               "OffloadTo::Host moves activations from a device to the host, and all inputs of the checkpointed segment are there "
               "already; OffloadTo::Disk moves them to disk");
         }
+        if (options.offload == OffloadTo::Disk) expect_sensible(options.disk);
         if (auto* const outer = SegmentRun::current()) return std::make_unique<Impl>(outer->inner(options, inputs, std::move(again)));
         return std::make_unique<Impl>(std::make_unique<FirstRun>(options, inputs, std::move(again), nullptr));
       }()) {}
 
-Recording::~Recording() = default;
+RunningSegment::~RunningSegment() = default;
 
-void Recording::result(at::Tensor& tensor) const {
+void RunningSegment::result(at::Tensor& tensor) const {
   impl_->run->result(tensor);
 }
 

@@ -5,7 +5,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -15,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/base/disk_memory.h"
 #include "tessera/shard/offload.h"
 #include "tessera/shard/tensors.h"
 
@@ -39,8 +39,7 @@ struct Options {
   KeepRule keep = {};
   /// Where the inputs of segments, and the results of operators that are kept, are until backward. Files are written while forward goes on.
   OffloadTo offload = OffloadTo::Nowhere;
-  /// Of the files of OffloadTo::Disk, which have no names there. The system's folder for temporary files, if empty.
-  std::filesystem::path folder = {};
+  DiskMemoryOptions disk = {};  // with OffloadTo::Disk
   /// Whether the random generators are set back before a segment runs again, so that dropout drops the same values.
   bool preserve_rng_state = true;
 };
@@ -60,12 +59,12 @@ using Passed = std::conditional_t<std::is_same_v<std::remove_cvref_t<T>, std::de
 using Again = std::function<void(const Tensors& inputs)>;
 
 /// This thread runs a segment as long as the object exists.
-class Recording {
+class RunningSegment {
  public:
-  Recording(const Options& options, Tensors inputs, Again again);
-  Recording(const Recording&) = delete;
-  Recording& operator=(const Recording&) = delete;
-  ~Recording();
+  RunningSegment(const Options& options, Tensors inputs, Again again);
+  RunningSegment(const RunningSegment&) = delete;
+  RunningSegment& operator=(const RunningSegment&) = delete;
+  ~RunningSegment();
   /// Called for each result.
   void result(at::Tensor& tensor) const;
 
@@ -89,7 +88,7 @@ template <class Run, class... Inputs>
 auto checkpoint(const Options& options, Run&& run, Inputs&&... inputs) {
   static_assert((std::is_copy_constructible_v<std::decay_t<Inputs>> && ...), "inputs of a checkpointed segment are copied: give a pointer");
   if (!c10::GradMode::is_enabled()) return run(std::forward<Inputs>(inputs)...);
-  // What is copied has empty tensors in place of the inputs, which Recording keeps.
+  // What is copied has empty tensors in place of the inputs, which RunningSegment keeps.
   const auto kept = std::make_shared<std::tuple<std::decay_t<Inputs>...>>(inputs...);
   detail::Tensors tensors;
   for_each_tensor_in(*kept, [&](at::Tensor& tensor) { tensors.push_back(std::exchange(tensor, detail::placeholder())); });
@@ -100,13 +99,13 @@ auto checkpoint(const Options& options, Run&& run, Inputs&&... inputs) {
     for_each_tensor_in(values, [&](at::Tensor& tensor) { tensor = fresh.at(next++); });
     std::apply([&](auto&... value) { same(static_cast<detail::Passed<Inputs>>(value)...); }, values);
   };
-  const detail::Recording recording(options, std::move(tensors), std::move(again));
+  const detail::RunningSegment segment(options, std::move(tensors), std::move(again));
   using Output = std::remove_cvref_t<decltype(run(std::forward<Inputs>(inputs)...))>;
   if constexpr (std::is_void_v<Output>) {
     run(std::forward<Inputs>(inputs)...);
   } else {
     Output output = run(std::forward<Inputs>(inputs)...);
-    for_each_tensor_in(output, [&](at::Tensor& tensor) { recording.result(tensor); });
+    for_each_tensor_in(output, [&](at::Tensor& tensor) { segment.result(tensor); });
     return output;
   }
 }

@@ -82,13 +82,6 @@ struct Corners : Module {
   }
 };
 
-/// As libraries that make models of files do it.
-void move_to_meta(const Module& module) {
-  for (const auto& [name, tensor] : state_of(module)) {
-    tensor.unsafeGetTensorImpl()->shallow_copy_from(at::empty_like(tensor.detach(), at::kMeta).getIntrusivePtr());
-  }
-}
-
 struct Case {
   std::string name;
   std::function<std::shared_ptr<Module>()> make;
@@ -177,6 +170,33 @@ TEST(DeferredInit, TakesMemoryForOneParameterBesidesTheShards) {
     for (const auto& shard : (*model)->parameters()) shards += shard.numel() * 4;
     EXPECT_LT(allocations.peak(), shards + kLargest + kSlack);
     EXPECT_GT(allocations.peak(), shards);
+  });
+}
+
+TEST(DeferredInit, ForgetsCopiedDataOnceItsParameterIsSharded) {
+  constexpr int64_t kNumel = 1 << 20, kBytes = 4 * kNumel, kSlack = 3 << 20;
+  struct Copied : Module {
+    at::Tensor weight;
+    explicit Copied(const at::Tensor& data) {
+      weight = register_parameter("weight", torch::empty({kNumel}));
+      torch::NoGradGuard no_grad;
+      weight.copy_(torch::ones({kNumel}));  // forgotten at once
+      weight.copy_(data);
+    }
+  };
+  with_ranks(2, [&](const Communicator& world) {
+    const auto data = at::arange(kNumel, at::kFloat);
+    const Allocations allocations;
+    torch::nn::ModuleList parts = deferred_init([&] {
+      torch::nn::ModuleList list;
+      for (int i = 0; i < 8; i++) list->push_back(std::make_shared<Copied>(data));
+      return list;
+    });
+    EXPECT_GE(allocations.held(), 8 * kBytes);
+    for (const auto& part : *parts) fully_shard(part, {.mesh = world, .residence = Residence::Gathered});
+    EXPECT_LT(allocations.held(), 4 * kBytes + kSlack);               // half of eight shards, and nothing else
+    EXPECT_LT(allocations.peak(), 8 * kBytes + 2 * kBytes + kSlack);  // what is copied, one shard, and one parameter
+    EXPECT_TRUE(at::equal(full_state(*parts)["7.weight"], data));
   });
 }
 
@@ -313,81 +333,6 @@ TEST(DeferredInit, RefusesWhatNeedsValues) {
                 HasSubstr("call it with what deferred_init returns"));
   });
   EXPECT_EQ(Net()->forward(input()).sizes(), at::IntArrayRef({3, 4}));  // nothing is left of a recording that broke off
-}
-
-TEST(MetaModule, IsFilledByTheInitFunction) {
-  with_ranks(2, [](const Communicator& world) {
-    Net net;
-    move_to_meta(*net);
-    std::vector<std::string> names;
-    fully_shard(net, {.mesh = world, .param_init_fn = [&](const std::string& name, at::Tensor& values) {
-                        names.push_back(name);
-                        values.fill_(static_cast<double>(names.size()));
-                      }});
-    EXPECT_EQ(names, (std::vector<std::string>{"a.weight", "a.bias", "b.weight", "b.bias", "c.weight", "c.bias"}));
-    EXPECT_EQ(full_state(*net)["b.weight"].min().item<float>(), 3);
-    EXPECT_EQ(full_state(*net)["b.weight"].sizes(), at::IntArrayRef({10, 10}));
-  });
-}
-
-TEST(MetaModule, IsMaterializedByAFunction) {
-  struct Scaled : Module {
-    at::Tensor scale, offset;
-    Scaled() {
-      scale = register_parameter("scale", torch::ones({3}));
-      offset = register_buffer("offset", torch::ones({3}));
-    }
-  };
-  Scaled model;
-  move_to_meta(model);
-  EXPECT_THAT(message_of<UsageError>([&] { materialize(model); }), HasSubstr("nobody knows the values of 'scale', 'offset'"));
-  EXPECT_THAT(message_of<UsageError>([&] { (void)(model.offset + 1); }), HasSubstr("buffer 'offset', which has none"));
-  materialize(model, [](const std::string& name, at::Tensor& values) { values.fill_(name == "scale" ? 2 : 3); });
-  EXPECT_TRUE(at::equal(model.scale + model.offset, at::full({3}, 5.0)));
-}
-
-TEST(MetaModule, IsAnErrorByNameUntilItIsLoaded) {
-  for (const auto start : {Start::Equal, Start::Loaded}) {
-    with_ranks(2, [&](const Communicator& world) {
-      auto net = deferred_init([] { return Net(); });
-      if (start == Start::Equal) {
-        net = Net();
-        move_to_meta(*net);
-      }
-      fully_shard(net, {.mesh = world, .start = start});
-      const auto expected = AllOf(HasSubstr("'a.weight'"), HasSubstr("nobody has loaded or initialised"));
-      EXPECT_THAT(message_of<UsageError>([&] { net->forward(input()); }), expected);
-      EXPECT_THAT(message_of<UsageError>([&] { full_state(*net); }), expected);
-      EXPECT_THAT(message_of<UsageError>([&] { (void)net->parameters()[0].abs(); }), expected);
-      torch::NoGradGuard no_grad;
-      for (auto& shard : net->parameters()) shard.fill_(0.5);
-      EXPECT_EQ(net->forward(input()).sizes(), at::IntArrayRef({3, 4}));
-    });
-  }
-}
-
-TEST(MetaModule, OnSomeRanksNeedsTheValuesOfRank0) {
-  const auto part_on_meta = [](const Communicator& world) {
-    Net net = seeded_net();
-    if (!world.is_first()) move_to_meta(*net);
-    return net;
-  };
-  with_ranks(3, [&](const Communicator& world) {
-    auto net = part_on_meta(world);
-    fully_shard(net, {.mesh = world});
-    EXPECT_THAT(message_of<ConfigError>([&] { net->forward(input()); }), HasSubstr("Start::FromRank0"));
-  });
-  with_ranks(3, [&](const Communicator& world) {
-    auto net = part_on_meta(world);
-    fully_shard(net, {.mesh = world, .start = Start::FromRank0});
-    expect_equal(full_state(*net), state_of(*seeded_net()));
-  });
-  with_ranks(2, [&](const Communicator& world) {
-    Net net;
-    if (world.is_first()) move_to_meta(*net);
-    EXPECT_THAT(message_of<UsageError>([&] { fully_shard(net, {.mesh = world, .start = Start::FromRank0}); }),
-                AllOf(HasSubstr("has no values for"), HasSubstr("'a.weight'")));
-  });
 }
 
 TEST(DeferredInit, IsNotComputedWhereRank0SendsValues) {

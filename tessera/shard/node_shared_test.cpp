@@ -244,6 +244,7 @@ INSTANTIATE_TEST_SUITE_P(, RanksInHaste, ::testing::ValuesIn(all_cases()), ::tes
 TEST(NodeShared, MovesNoParametersAndKeepsOneCopy) {
   with_ranks(2, [](const Communicator& world) {
     auto net = net_in(Residence::NodeShared, world);
+    world.reset_traffic();
     loss_of(net, world.rank(), 0).backward();
     world.barrier();
     EXPECT_EQ(world.traffic(Operation::AllGather).calls, 0U);

@@ -13,6 +13,8 @@ namespace tessera::testing {
 class Allocations {
  public:
   int64_t bytes() const { return report_->bytes; }
+  /// What it has of that and has not freed.
+  int64_t held() const { return report_->held; }
   /// The most that it had at one time and had not freed.
   int64_t peak() const { return report_->peak; }
 

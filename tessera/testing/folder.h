@@ -10,13 +10,15 @@
 #include <fstream>
 #include <string>
 
+#include "tessera/base/process.h"
+
 namespace tessera::testing {
 
 /// A new empty folder, which the destructor removes.
 class Folder {
  public:
-  Folder() {
-    auto name = (std::filesystem::temp_directory_path() / "tessera-XXXXXX").string();
+  explicit Folder(const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {
+    auto name = (parent / "tessera-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no folder for the test");
     path_ = name;
   }
@@ -30,6 +32,11 @@ class Folder {
  private:
   std::filesystem::path path_;
 };
+
+/// A folder that is on a disk, as the one for temporary files may not be: that of this program.
+inline std::filesystem::path folder_on_disk() {
+  return std::filesystem::path(this_program()).parent_path();
+}
 
 /// Limits the size of all files that this process writes to `bytes`, until it is destroyed. Writes beyond fail as on a full disk.
 class FullDisk {

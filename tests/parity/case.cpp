@@ -14,7 +14,8 @@ namespace {
 constexpr std::string_view kWords =
     " section name model ranks mesh units policy class strategy reshard_after_forward reshard_after_backward gathers tessera_gathers "
     "param_dtype reduce_dtype output_dtype buffer_dtype scale frozen unused passes accumulate divide clip_norm clip_value layout "
-    "shard_size_multiple listing residence shard_dim ignored replicated prefetch optimizer ours in_backward checkpoint fsdp2 within noise because ";
+    "shard_size_multiple listing residence shard_dim ignored replicated prefetch optimizer ours in_backward checkpoint start offload fsdp2 "
+    "within noise because ";
 
 Case read(nlohmann::json settings, const nlohmann::json& models, const std::string& section) {
   for (const auto& [word, value] : settings.items()) {

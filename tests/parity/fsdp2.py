@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -224,6 +224,27 @@ def shard(net, case, units, mesh, apart):
     fully_shard(net, **options)
 
 
+def fill(net):
+    with torch.no_grad():
+        for i, parameter in enumerate(net.parameters()):
+            values = numbers(parameter.shape, i).mul(0.3)
+            parameter.copy_(distribute_tensor(values, parameter.device_mesh, parameter.placements) if isinstance(parameter, DTensor) else values)
+
+
+def give_values(net, case):
+    """To a model that was on the meta device when it was sharded."""
+    net.to_empty(device="cpu")
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.reset_running_stats()
+    if case["start"] == "deferred":
+        return fill(net)
+    whole_net = MODELS[case["model"]]()
+    fill(whole_net)
+    state = whole_net.state_dict() if dist.get_rank() % case["ranks"] == 0 else {}
+    set_model_state_dict(net, state, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+
+
 def prepare(net, case, units):
     """What is set after the model has been sharded."""
     if case.get("prefetch") == "lists":
@@ -289,10 +310,10 @@ def train(case, units):
     ranks = case["ranks"]
     rank = dist.get_rank() % ranks
     part = mesh_of((ranks,)).get_group()
-    net = MODELS[case["model"]]()
-    with torch.no_grad():
-        for i, parameter in enumerate(net.parameters()):
-            parameter.copy_(numbers(parameter.shape, i).mul(0.3))
+    with torch.device("meta" if "start" in case else "cpu"):
+        net = MODELS[case["model"]]()
+    if "start" not in case:
+        fill(net)
     for parameter in own_parameters(net, case.get("frozen", [])):
         parameter.requires_grad_(False)
     if "buffer_dtype" in case:  # FSDP2 leaves buffers to the program
@@ -301,6 +322,8 @@ def train(case, units):
                 buffer.data = buffer.data.to(DTYPES[case["buffer_dtype"]])
     apart = own_parameters(net, case.get("ignored", []) + case.get("replicated", []))
     shard(net, case, units, mesh, apart)
+    if "start" in case:
+        give_values(net, case)
     prepare(net, case, units)
     trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
     in_backward = case.get("in_backward", False)

@@ -5,6 +5,7 @@
 #include "tessera/checkpoint/state_dict.h"
 #include "tessera/shard/activation.h"
 #include "tessera/shard/call.h"
+#include "tessera/shard/deferred_init.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_sharded.h"
 #include "tessera/shard/norms.h"
@@ -53,6 +54,8 @@ ShardOptions options_of(const Communicator& world, const Case& test, Model& mode
     options.backward_prefetch = BackwardPrefetch::None;
     options.forward_prefetch = false;
   }
+  if (test.get("start", std::string()) == "from_rank0") options.start = Start::FromRank0;
+  if (test.has("offload")) options.offload = {.parameters = OffloadTo::Disk, .gradients = OffloadTo::Disk, .disk = disk_for_tests()};
   if (test.has("unused")) options.unused_parameters = UnusedParameters::Zeros;
   return options;
 }
@@ -92,9 +95,16 @@ void shard(Model& model, const Case& test, ShardOptions options) {
   if (test.has("divide")) set_gradient_divide_factors(model, {.pre = test.settings["divide"][0], .post = test.settings["divide"][1]});
 }
 
+/// With or without values.
+std::shared_ptr<Model> made(const Communicator& world, const Case& test) {
+  const auto start = test.get("start", std::string());
+  const auto make = [&] { return make_model(test.model); };
+  return start == "deferred" || (start == "from_rank0" && !world.is_first()) ? deferred_init(make) : make();
+}
+
 class Sharded final : public Trainee {
  public:
-  Sharded(const Communicator& world, const Case& test) : Trainee(world, test), model_(make_model(test.model)) {
+  Sharded(const Communicator& world, const Case& test) : Trainee(world, test), model_(made(world, test)) {
     for (auto& parameter : parameters_of(*model_, test.names("frozen"))) parameter.set_requires_grad(false);
     const auto options = options_of(world, test, *model_);
     ignored_ = options.ignored;
@@ -120,7 +130,10 @@ class Sharded final : public Trainee {
   at::Tensor loss(int64_t shift) override {
     if (class_) return model_->loss((*class_)(model_->input(shift)).to(at::kFloat), shift);
     if (test_.has("checkpoint")) {
-      const auto output = activation::checkpoint([model = model_](const at::Tensor& x) { return model->forward(x); }, model_->input(shift));
+      activation::Options options;
+      if (test_.has("offload")) options = {.offload = OffloadTo::Disk, .disk = disk_for_tests()};
+      const auto output =
+          activation::checkpoint(options, [model = model_](const at::Tensor& x) { return model->forward(x); }, model_->input(shift));
       return model_->loss(output.to(at::kFloat), shift);
     }
     if (test_.has("output_dtype")) return model_->loss(call(model_, model_->input(shift)), shift);

@@ -8,6 +8,7 @@
 #include "tessera/optim/adam.h"
 #include "tessera/optim/grad_scaler.h"
 #include "tessera/optim/sgd.h"
+#include "tessera/testing/folder.h"
 
 namespace tessera::parity {
 namespace {
@@ -27,6 +28,7 @@ class Optimizer {
       } else {
         ours = std::make_unique<optim::SGD>(trained, optim::SgdOptions{.lr = 0.1, .momentum = 0.5});
       }
+      if (test.has("offload")) ours->offload_state(OffloadTo::Disk, disk_for_tests());
       if (test.has("in_backward")) ours->step_in_backward();
       optimizer_ = std::move(ours);
     } else if (adamw) {
@@ -72,6 +74,10 @@ double mean(const Communicator& world, const at::Tensor& loss) {
 }
 
 }  // namespace
+
+DiskMemoryOptions disk_for_tests() {
+  return {.folder = testing::folder_on_disk()};
+}
 
 std::ostream& operator<<(std::ostream& out, const Bytes& bytes) {
   out << bytes.gathered << " + " << bytes.reduced;

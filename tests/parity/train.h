@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "case.h"
+#include "tessera/base/disk_memory.h"
 #include "tessera/checkpoint/optimizer_ref.h"
 #include "tessera/comm/communicator.h"
 
@@ -28,6 +29,9 @@ struct Result {
 Result train_with_tessera(const Communicator& world, const Case& test);
 /// Every rank has a copy of the model, in plain libtorch. What is special in the case is computed as the guides define it.
 Result train_replicated(const Communicator& world, const Case& test);
+
+/// For cases that keep values on disk.
+DiskMemoryOptions disk_for_tests();
 
 /// A model that is trained in one of these ways.
 class Trainee {

@@ -8,6 +8,8 @@ namespace tessera::checkpoint {
 
 inline void expect_model(const Contents& contents) {
   if (contents.model == nullptr) throw UsageError("a checkpoint needs a model: give Contents::model");
+  if (contents.average != nullptr && !contents.optimizer)
+    throw UsageError("a checkpoint holds an average beside the state of the optimizer: give Contents::optimizer");
 }
 
 }  // namespace tessera::checkpoint

@@ -11,6 +11,7 @@
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/live/contents.h"
 #include "tessera/checkpoint/live/part_records.h"
+#include "tessera/checkpoint/live/training_state.h"
 #include "tessera/shard/access/buffer_dtype.h"
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/parameters.h"
@@ -60,7 +61,7 @@ void add_model(std::vector<RankContents>& ranks, const torch::nn::Module& module
 void add_optimizer(std::vector<RankContents>& ranks, const Contents& contents, const Communicator& world) {
   std::map<std::string, at::Tensor> parameters;
   for (const auto& [name, parameter] : named_parameters(*contents.model)) parameters[name] = parameter;
-  for (const auto& [parameter, state] : contents.optimizer.state(*contents.model)) {
+  for (const auto& [parameter, state] : training_state(contents)) {
     for (const auto& [key, tensor] : state) {
       const auto name = fmt::format("{}{}.{}", kOptimizerPrefix, parameter, key);
       const auto records = records_of_state(parameters.at(parameter), tensor, world);

@@ -52,7 +52,7 @@ void AllOrNone::expect_all(const Communicator& world, Subject subject, std::stri
   } catch (...) {
     if (!failed()) throw;
   }
-  if (failed()) std::rethrow_exception(error_);
+  expect_own();
   if (found) {
     rethrow_as(static_cast<char>(found->words.front() - '0'), fmt::format("rank {} {}: {}", found->rank, failure, found->words.substr(1)));
   }

@@ -19,7 +19,7 @@ Held Held::in_memory(const at::Tensor& tensor) {
 }
 
 Held Held::stowed(const at::Tensor& tensor, const Options& options) {
-  if (!can_be_stowed(tensor, options)) return in_memory(tensor);
+  if (!is_stowed(tensor, options)) return in_memory(tensor);
   Held held;
   held.where_ = Stowed::make(without_graph(tensor), options);
   return held;

@@ -31,7 +31,7 @@ class SegmentRun : public Watcher, public SavedTensors {
   /// A tensor that autograd, or a segment inside, needs in backward.
   virtual Held save(const at::Tensor& tensor) = 0;
 
-  /// What is to run inside of this one; see Recording.
+  /// What is to run inside of this one; see RunningSegment.
   virtual std::unique_ptr<SegmentRun> inner(const Options& options, const std::vector<at::Tensor>& inputs, detail::Again again) = 0;
   virtual void result(at::Tensor& tensor) const = 0;
 

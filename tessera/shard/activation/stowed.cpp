@@ -157,8 +157,8 @@ OnDisk::OnDisk(const at::Tensor& tensor, const fs::path& folder)
 }
 
 void OnDisk::fail(const char* what) const {
-  throw IoError(fmt::format("can't {} {}: {}; name another one in activation::Options::folder, or leave OffloadTo::Disk out", what, folder_,
-                            std::strerror(errno)));
+  throw IoError(fmt::format("can't {} {}: {}; name another folder in activation::Options::disk, or leave OffloadTo::Disk out", what,
+                            folder_, std::strerror(errno)));
 }
 
 void OnDisk::start(const std::shared_ptr<OnDisk>& before) {
@@ -236,16 +236,22 @@ std::shared_ptr<Stowed> Stowed::make(const at::Tensor& tensor, const Options& op
   const c10::AutoGradMode no_grad(false);
   if (options.offload == OffloadTo::Host) return std::make_shared<OnHost>(tensor);
   thread_local std::weak_ptr<OnDisk> last;
-  auto made = std::make_shared<OnDisk>(tensor, options.folder.empty() ? fs::temp_directory_path() : options.folder);
+  auto made = std::make_shared<OnDisk>(tensor, folder_of(options.disk));
   made->start(last.lock());
   last = made;
   return made;
 }
 
-bool can_be_stowed(const at::Tensor& tensor, const Options& options) {
+bool is_stowed(const at::Tensor& tensor, const Options& options) {
   if (options.offload == OffloadTo::Nowhere || (options.offload == OffloadTo::Host && tensor.is_cpu())) return false;
   if (is_paged(tensor) || (tensor.is_leaf() && tensor.requires_grad()) || !tensor.has_storage()) return false;
-  return tensor.numel() > 0 && tensor.is_non_overlapping_and_dense();
+  if (tensor.numel() == 0 || !tensor.is_non_overlapping_and_dense()) return false;
+  if (options.offload != OffloadTo::Disk || options.disk.fraction == 1) return true;
+  thread_local double owed = 0;  // bytes that should be on disk for the fraction, and are not yet
+  owed += options.disk.fraction * static_cast<double>(tensor.nbytes());
+  if (owed < static_cast<double>(tensor.nbytes())) return false;
+  owed -= static_cast<double>(tensor.nbytes());
+  return true;
 }
 
 }  // namespace tessera::activation

@@ -29,7 +29,8 @@ class Stowed {
   const c10::StorageImpl* const storage_;  // only compared
 };
 
-/// Whether the values can be where the options say. Those of leaves can't: the program keeps them anyway.
-bool can_be_stowed(const at::Tensor& tensor, const Options& options);
+/// Whether the values are to be where the options say. Those of leaves are not: the program keeps them anyway. Of the fraction of the bytes
+/// that goes to disk, whole tensors do.
+bool is_stowed(const at::Tensor& tensor, const Options& options);
 
 }  // namespace tessera::activation

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "tessera/base/compat.h"
+#include "tessera/shard/deferred/tape.h"
 
 namespace tessera {
 
@@ -26,6 +27,7 @@ DeferredStorage::~DeferredStorage() {
 // Called when the last tensor of the storage is gone, while FormerMemory still has a weak reference.
 void DeferredStorage::release_resources() {
   StorageImpl::release_resources();
+  if (tape) tape->close(number);
   tape.reset();
   values = {};
   if (std::exchange(counted_, false)) detail::deferring--;

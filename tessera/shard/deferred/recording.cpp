@@ -254,12 +254,14 @@ class Recorder {
       record.results.push_back(operand(tensor, *storage, result, element));
     });
     if (!seen.anything && op_.name().starts_with("aten::empty")) return true;  // any values will do
+    std::optional<size_t> replaced;
     if (op_.replaces && record.operands.front().is_all()) {
-      auto& storage = *written.front();
-      storage.number = record.operands.front().number = tape->new_number();
+      replaced = std::exchange(written.front()->number, tape->new_number());
+      record.operands.front().number = written.front()->number;
     }
     for (const auto* storage : written) record.written.push_back(storage->number);
     tape->append(std::move(record));
+    if (replaced) tape->close(*replaced);
     return true;
   }
 

@@ -135,12 +135,41 @@ class Tape::Replay {
 
 size_t Tape::new_number() {
   writers_.emplace_back();
+  readers_.emplace_back();
+  open_.push_back(true);
   return writers_.size() - 1;
+}
+
+void Tape::close(size_t number) {
+  if (!open_[number]) return;
+  open_[number] = false;
+  for (const auto index : records_for(number)) {
+    if (is_needed(index)) continue;
+    records_[index].arguments.clear();
+    records_[index].draw.reset();
+  }
+}
+
+bool Tape::is_needed(size_t record) const {
+  std::set<size_t> seen;
+  std::vector<size_t> next = {record};
+  while (!next.empty()) {
+    const auto index = next.back();
+    next.pop_back();
+    for (const auto number : records_[index].written) {
+      if (open_[number]) return true;
+      for (const auto reader : readers_[number]) {
+        if (reader > index && seen.insert(reader).second) next.push_back(reader);
+      }
+    }
+  }
+  return false;
 }
 
 void Tape::append(TapeRecord record) {
   if (is_keyed(record)) record.draw->key = next_key();
   for (const auto number : record.written) writers_[number].push_back(records_.size());
+  for (const auto& operand : record.operands) readers_[operand.number].push_back(records_.size());
   records_.push_back(std::move(record));
 }
 
@@ -205,7 +234,8 @@ bool Tape::has_parts(const TapeTensor& wanted) const {
     if (is_keyed(record) && distribution_of(record) != Distribution::Other) return true;
     if (record.draw || !facts_of(record.handle).elementwise) return false;
     bool scalars = true;
-    for_each_operand(record.arguments, 0, [&](size_t, size_t, const at::Tensor& tensor) { scalars = scalars && tensor.numel() == 1 && tensor.dim() <= 1; });
+    for_each_operand(record.arguments, 0,
+                     [&](size_t, size_t, const at::Tensor& tensor) { scalars = scalars && tensor.numel() == 1 && tensor.dim() <= 1; });
     return scalars;
   });
 }

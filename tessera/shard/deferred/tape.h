@@ -60,6 +60,8 @@ class Tape {
 
   /// The number of a storage with any values.
   size_t new_number();
+  /// No tensor has the values of this number any more. Forgets the data that only they needed.
+  void close(size_t number);
   void append(TapeRecord record);
   /// Random numbers in what has this number are for the tensor of this name from now on, except those that are for another one already.
   void name(size_t number, const std::string& name);
@@ -79,11 +81,13 @@ class Tape {
  private:
   class Replay;
   std::set<size_t> records_for(size_t number) const;
+  bool is_needed(size_t record) const;
 
   const std::optional<uint64_t> seed_;
   std::vector<TapeRecord> records_;
-  std::vector<std::vector<size_t>> writers_;  // for each number, the records that write it
-  std::map<std::string, uint64_t> draws_;     // how many there are for a name
+  std::vector<std::vector<size_t>> writers_, readers_;  // for each number, the records that write or read it
+  std::vector<bool> open_;                              // for each number, whether some tensor has its values
+  std::map<std::string, uint64_t> draws_;               // how many there are for a name
 };
 
 /// Visits the tensors of an operator's arguments or results, which begin at `base`: visit(argument, element, tensor).

@@ -112,7 +112,9 @@ void expect_values_later(const at::Tensor& tensor, DeferredStorage::Kind kind, c
 }
 
 void abandon_values(const at::Tensor& tensor) {
-  if (auto* const storage = deferred_storage(tensor)) storage->abandoned = true;
+  auto* const storage = deferred_storage(tensor);
+  if (storage == nullptr || std::exchange(storage->abandoned, true)) return;
+  if (storage->tape) storage->tape->close(storage->number);
 }
 
 }  // namespace tessera

@@ -100,11 +100,7 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const Opera
   if (!unit) return;  // the model is gone, and its shards are ordinary tensors
   if (!operands.origin) operands.origin = origin_of(tensor, tag);
   if (tag->role == Role::Sharded && unit->has_unset()) {
-    if (const auto* parameter = unit->around(tensor); writes) {
-      unit->note_values(*parameter);
-    } else if (parameter->unset) {
-      unit->expect_values(op.name());
-    }
+    writes ? unit->note_values(tensor) : unit->expect_values_of(tensor, op.name());
   }
   if (writes && tag->role == Role::Sharded) {
     operands.written.push_back(&tensor);

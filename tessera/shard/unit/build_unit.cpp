@@ -165,6 +165,19 @@ ShardOptions without_parameters(ShardOptions options) {
 
 }  // namespace
 
+/// A group whose shards have their values, while its parameters are still as they were.
+struct Unit::Prepared {
+  struct Start {
+    std::vector<int64_t> sizes, strides;
+    bool unset;
+  };
+  std::vector<Candidate> candidates;
+  BufferLayout layout;
+  Group group;
+  TaggedStoragePtr own_storage, unsharded_storage;
+  std::vector<Start> starts = {};
+};
+
 std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candidates, const ShardOptions& options,
                                  std::shared_ptr<Schedule> schedule) {
   expect_shardable(candidates);
@@ -184,12 +197,14 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candid
   auto groups = grouped(std::move(candidates), unit->layout_);
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  // All memory is allocated before the first parameter changes, so that the model stays as it was if there is not enough.
+  // All memory is allocated and filled before the first parameter changes, so that the model stays as it was if that fails.
   std::vector<MemoryPtr> memory;
   for (const auto& group : groups) memory.push_back(unit->state_->memory().add(unit->plan(group)));
-  Arrivals arrivals;
-  for (size_t i = 0; i < groups.size(); i++) unit->add_group(std::move(groups[i]), std::move(memory[i]), options, arrivals);
-  expect_arrived(arrivals, options, unit->name());
+  Starts starts(options, unit->name());
+  std::vector<Prepared> prepared;
+  for (size_t i = 0; i < groups.size(); i++) prepared.push_back(unit->prepare(std::move(groups[i]), i, std::move(memory[i]), starts));
+  starts.expect_all();
+  for (auto& group : prepared) unit->add_group(std::move(group));
   unit->unsharded_bytes_ = unit->state_->memory().unsharded_bytes(unit->buffers());
   former.abandon();
   for (auto& group : unit->groups_) {
@@ -238,40 +253,59 @@ TaggedStoragePtr Unit::make_storage(Role role, size_t group, int64_t numel, at::
   return c10::make_intrusive<TaggedStorage>(std::move(tag), static_cast<size_t>(numel) * c10::elementSize(dtype), device);
 }
 
-void Unit::add_group(std::vector<Candidate> candidates, MemoryPtr memory, const ShardOptions& options, Arrivals& arrivals) {
+Unit::Prepared Unit::prepare(std::vector<Candidate> candidates, size_t number, MemoryPtr memory, Starts& starts) {
   const auto& shard = mesh().shard();
-  const auto& first = candidates.front().tensor;
   const auto layout = this->layout(candidates);
-  const auto number = groups_.size();
-  const bool padded = layout_ == UnitLayout::PaddedChunks;
   const auto device = device_of(candidates.front());
-  Group group{.dtype = first.scalar_type(), .unsharded_dtype = codec_->computed(first.scalar_type()), .chunk = layout.chunk};
-  group.optimizers_cast = group.dtype == at::kFloat && group.unsharded_dtype == at::kBFloat16 && !options_.codec;
+  const auto stored = candidates.front().tensor.scalar_type(), computed = codec_->computed(stored);
+  Prepared result{.candidates = std::move(candidates),
+                  .layout = layout,
+                  .group = {.dtype = stored, .unsharded_dtype = computed, .chunk = layout.chunk},
+                  .own_storage = make_storage(Role::Sharded, number, layout.chunk, stored, device),
+                  .unsharded_storage = make_storage(Role::Unsharded, number, layout.chunk * shard.size(), computed, device)};
+  auto& group = result.group;
+  group.optimizers_cast = stored == at::kFloat && computed == at::kBFloat16 && !options_.codec;
+  result.own_storage->attach(std::move(memory));
+  group.own = result.own_storage->memory_view(stored).zero_();
+  result.unsharded_storage->explain(freed_message(name_));
+  group.unsharded = c10::weak_intrusive_ptr<TaggedStorage>(result.unsharded_storage);
+  for (size_t i = 0; i < result.candidates.size(); i++) {
+    const auto& span = layout.spans[i];
+    auto start = starts.of(result.candidates[i], span);
+    group.fingerprint = group.fingerprint * 31 + start.fingerprint;
+    const auto own = group.own.narrow(0, span.shard_offset, span.shard_numel);
+    if (start.all.defined()) {
+      own.copy_(layout_ == UnitLayout::PaddedChunks ? shard.own_chunk(start.all) : start.all.narrow(0, span.shard_begin, span.shard_numel));
+    } else if (start.part.defined()) {
+      own.copy_(start.part);
+    }
+    result.starts.push_back({.sizes = std::move(start.sizes), .strides = std::move(start.strides), .unset = !start.known()});
+  }
+  return result;
+}
 
-  const auto own_storage = make_storage(Role::Sharded, number, layout.chunk, group.dtype, device);
-  own_storage->attach(std::move(memory));
-  group.own = own_storage->memory_view(group.dtype).zero_();
-  const auto unsharded_storage = make_storage(Role::Unsharded, number, layout.chunk * shard.size(), group.unsharded_dtype, device);
-  unsharded_storage->explain(freed_message(name_));
-  group.unsharded = c10::weak_intrusive_ptr<TaggedStorage>(unsharded_storage);
-
+void Unit::add_group(Prepared prepared) {
+  auto& group = prepared.group;
+  const auto number = groups_.size();
   const auto shard_of = [&](const Span& span, int64_t dim, bool trained, size_t index) {
     // The shard has as many dimensions as the parameter, so that programs can still tell matrices from biases by `dim() >= 2`.
     std::vector<int64_t> sizes(static_cast<size_t>(std::max<int64_t>(dim, 1)), 1), strides(sizes);
     sizes.front() = span.shard_numel;
     // The place of an empty shard does not tell its parameter, so its stride, which has no other meaning, holds the index: see around().
     if (span.shard_numel == 0) strides.front() = static_cast<int64_t>(index) + 1;
-    auto view = paged_view(c10::Storage(own_storage), group.dtype, sizes, strides, span.shard_offset);
+    auto view = paged_view(c10::Storage(prepared.own_storage), group.dtype, sizes, strides, span.shard_offset);
     view.set_requires_grad(trained);
     return view;
   };
   if (options_.listing == Listing::Flat) {
-    const auto numel = layout.chunk * shard.size();
-    const Span span{.numel = numel, .shard_numel = layout.chunk, .shard_begin = padded ? 0 : shard.rank() * layout.chunk};
+    const auto& shard = mesh().shard();
+    const auto numel = group.chunk * shard.size();
+    const auto begin = layout_ == UnitLayout::PaddedChunks ? 0 : shard.rank() * group.chunk;
+    const Span span{.numel = numel, .shard_numel = group.chunk, .shard_begin = begin};
     const auto name = fmt::format("flat_param_{}", number);
     group.flat = Parameter{.name = name,
                            .local_name = name,
-                           .shard = shard_of(span, 1, first.requires_grad(), 0),
+                           .shard = shard_of(span, 1, prepared.candidates.front().tensor.requires_grad(), 0),
                            .sizes = {numel},
                            .strides = {1},
                            .span = span,
@@ -279,37 +313,24 @@ void Unit::add_group(std::vector<Candidate> candidates, MemoryPtr memory, const 
                            .unsharded = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(
                                c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>())};
   }
-
-  for (size_t i = 0; i < candidates.size(); i++) {
-    auto& tensor = candidates[i].tensor;
-    const auto& span = layout.spans[i];
-    auto start = start_values(candidates[i], span, options, name_);
-    arrivals.names.push_back(candidates[i].name);
-    arrivals.fingerprints.push_back(start.fingerprint);
-    group.fingerprint = group.fingerprint * 31 + start.fingerprint;
-    const auto own = group.own.narrow(0, span.shard_offset, span.shard_numel);
-    if (start.all.defined()) {
-      own.copy_(padded ? shard.own_chunk(start.all) : start.all.narrow(0, span.shard_begin, span.shard_numel));
-    } else if (start.part.defined()) {
-      own.copy_(start.part);
-    }
-    const bool unset = !start.known();
-    unset_ += unset ? 1 : 0;
-    start.all = start.part = at::Tensor();  // before there is memory for the next
-
+  for (size_t i = 0; i < prepared.candidates.size(); i++) {
+    auto& [name, tensor, index, other_names, dim] = prepared.candidates[i];
+    auto& [sizes, strides, unset] = prepared.starts[i];
+    const auto& span = prepared.layout.spans[i];
     // The tensor that the module holds becomes a view of the unsharded storage: the same object with the same sizes, but other memory.
-    const auto view = paged_view(c10::Storage(unsharded_storage), group.unsharded_dtype, start.sizes, start.strides, span.offset);
-    group.parameters.push_back({.name = candidates[i].name,
-                                .local_name = candidates[i].name,
-                                .other_names = candidates[i].other_names,
-                                .index = candidates[i].index,
+    const auto view = paged_view(c10::Storage(prepared.unsharded_storage), group.unsharded_dtype, sizes, strides, span.offset);
+    group.parameters.push_back({.name = name,
+                                .local_name = name,
+                                .other_names = std::move(other_names),
+                                .index = index,
                                 .shard = group.flat ? group.flat->shard : shard_of(span, tensor.dim(), tensor.requires_grad(), i),
-                                .sizes = start.sizes,
-                                .strides = start.strides,
+                                .sizes = std::move(sizes),
+                                .strides = std::move(strides),
                                 .span = span,
                                 .origin = c10::make_intrusive<Origin>(shared_from_this(), number, i),
                                 .unsharded = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr()),
                                 .unset = unset});
+    unset_ += unset ? 1 : 0;
     abandon_values(tensor);
     // set_data would refuse a change of dtype, and devices that libtorch does not know.
     tensor.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());

@@ -7,7 +7,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
-#include "tessera/comm/groups/all_or_none.h"
 #include "tessera/shard/deferred/values.h"
 #include "tessera/shard/unit/fingerprint.h"
 
@@ -17,16 +16,6 @@ namespace {
 /// Whether this rank can have the values of a parameter that lacks them.
 bool has_source(const at::Tensor& tensor, const ShardOptions& options) {
   return options.param_init_fn || has_recipe(tensor);
-}
-
-/// New memory with the values of a parameter that lacks them.
-at::Tensor made(const Candidate& candidate, const ShardOptions& options) {
-  const auto& tensor = candidate.tensor;
-  if (!options.param_init_fn) return computed_values(tensor);
-  const auto device = device_of_values(tensor, options.mesh.world().traits().device);
-  auto values = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(device));
-  options.param_init_fn(candidate.name, values);
-  return values;
 }
 
 /// All values of a dense tensor in the order in which they lie in memory.
@@ -53,35 +42,6 @@ void expect_start(const std::vector<Candidate>& candidates, const ShardOptions& 
   });
 }
 
-StartValues start_values(const Candidate& candidate, const Span& span, const ShardOptions& options, const std::string& unit) {
-  const auto& tensor = candidate.tensor;
-  const auto& world = options.mesh.world();
-  const bool lacks = lacks_values(tensor), sends = options.start == Start::FromRank0;
-  auto full = dense(candidate);
-  StartValues result{.sizes = full.sizes().vec(), .strides = full.strides().vec()};
-  if (options.start == Start::Loaded) return result;
-  if (lacks && sends && !world.is_first()) {
-    result.all = at::empty({tensor.numel()}, tensor.options().device(device_of_values(tensor, world.traits().device)));
-  } else if (lacks && !sends && !has_source(tensor, options)) {
-    return result;
-  } else if (lacks && !sends && !options.param_init_fn && !world.traits().traces && tensor.strides() == full.strides() &&
-             has_parts(tensor)) {
-    result.part = computed_values(tensor, {.begin = span.shard_begin, .numel = span.shard_numel});
-    result.fingerprint = fingerprint_of_recipe(tensor);
-    return result;
-  } else if (lacks) {
-    auto with_values = candidate;
-    with_values.tensor = made(candidate, options);
-    full = dense(with_values);
-    result.all = in_memory_order(full);
-  } else {
-    result.all = in_memory_order(full);
-  }
-  if (sends) world.broadcast(result.all, 0, {.unit = unit}).wait();
-  if (!world.traits().traces) result.fingerprint = fingerprint(result.all);
-  return result;
-}
-
 void expect_arrived(const Arrivals& arrivals, const ShardOptions& options, const std::string& unit) {
   const auto& world = options.mesh.world();
   if (options.start != Start::FromRank0 || world.traits().traces) return;
@@ -97,6 +57,70 @@ void expect_arrived(const Arrivals& arrivals, const ShardOptions& options, const
       throw DisagreementError(fmt::format("the values of parameter '{}' that arrived are not those that rank 0 sent", names[i]));
     }
   });
+}
+
+/// New memory with the values of a parameter that lacks them.
+at::Tensor Starts::computed(const Candidate& candidate) const {
+  const auto& tensor = candidate.tensor;
+  if (!options_.param_init_fn) return computed_values(tensor);
+  const auto device = device_of_values(tensor, options_.mesh.world().traits().device);
+  auto values = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(device));
+  options_.param_init_fn(candidate.name, values);
+  return values;
+}
+
+/// Those that this rank has or makes itself.
+StartValues Starts::made(const Candidate& candidate, const Span& span) const {
+  const auto& tensor = candidate.tensor;
+  const auto full = dense(candidate);
+  StartValues result{.sizes = full.sizes().vec(), .strides = full.strides().vec()};
+  if (!lacks_values(tensor)) {
+    result.all = in_memory_order(full);
+    return result;
+  }
+  if (!has_source(tensor, options_)) return result;
+  const bool may_be_part = options_.start != Start::FromRank0 && !options_.param_init_fn && !options_.mesh.world().traits().traces;
+  if (may_be_part && tensor.strides() == full.strides() && has_parts(tensor)) {
+    result.part = computed_values(tensor, {.begin = span.shard_begin, .numel = span.shard_numel});
+    result.fingerprint = fingerprint_of_recipe(tensor);
+    return result;
+  }
+  auto with_values = candidate;
+  with_values.tensor = computed(candidate);
+  result.all = in_memory_order(dense(with_values));
+  return result;
+}
+
+StartValues Starts::of(const Candidate& candidate, const Span& span) {
+  const auto& world = options_.mesh.world();
+  const auto& tensor = candidate.tensor;
+  const bool sends = options_.start == Start::FromRank0;
+  StartValues result;
+  if (options_.start == Start::Loaded || making_.failed() || (sends && !world.is_first() && lacks_values(tensor))) {
+    const auto full = dense(candidate);
+    result = {.sizes = full.sizes().vec(), .strides = full.strides().vec()};
+  } else {
+    making_.attempt([&] { result = made(candidate, span); });
+  }
+  if (sends) {
+    // Also if this rank has failed, for the others wait for it here.
+    if (!result.known()) result.all = at::empty({tensor.numel()}, tensor.options().device(device_of_values(tensor, world.traits().device)));
+    world.broadcast(result.all, 0, {.unit = unit_}).wait();
+  }
+  if (result.all.defined() && !world.traits().traces) result.fingerprint = fingerprint(result.all);
+  arrivals_.names.push_back(candidate.name);
+  arrivals_.fingerprints.push_back(result.fingerprint);
+  return result;
+}
+
+void Starts::expect_all() const {
+  const auto& traits = options_.mesh.world().traits();
+  if (traits.traces || traits.simulated) {
+    making_.expect_own();
+  } else {
+    making_.expect_all(options_.mesh.world(), {.unit = unit_}, "can't make its parameters");
+  }
+  expect_arrived(arrivals_, options_, unit_);
 }
 
 }  // namespace tessera

@@ -5,8 +5,10 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "tessera/comm/groups/all_or_none.h"
 #include "tessera/shard/options.h"
 #include "tessera/shard/unit/candidate.h"
 #include "tessera/shard/unit/layout.h"
@@ -26,9 +28,6 @@ struct StartValues {
   bool known() const { return all.defined() || part.defined(); }
 };
 
-/// Makes room for the values of this parameter only. Collective with Start::FromRank0.
-StartValues start_values(const Candidate& candidate, const Span& span, const ShardOptions& options, const std::string& unit);
-
 /// The parameters of a unit as they have arrived.
 struct Arrivals {
   std::vector<std::string> names = {};
@@ -38,5 +37,27 @@ struct Arrivals {
 /// With Start::FromRank0, throws on all ranks, with the names of the parameter and the rank, if values are not those that rank 0 has sent.
 /// Collective then.
 void expect_arrived(const Arrivals& arrivals, const ShardOptions& options, const std::string& unit);
+
+/// Gets the values of a unit's parameters, one after the other. The parameters stay as they are.
+class Starts {
+ public:
+  /// The options must live as long.
+  Starts(const ShardOptions& options, std::string unit) : options_(options), unit_(std::move(unit)) {}
+
+  /// Makes room for the values of this parameter only. What goes wrong while they are made is left to expect_all(). Collective with
+  /// Start::FromRank0.
+  StartValues of(const Candidate& candidate, const Span& span);
+  /// Throws on all ranks if some rank could not make its values, or if they are not those that rank 0 has sent. Collective.
+  void expect_all() const;
+
+ private:
+  at::Tensor computed(const Candidate& candidate) const;
+  StartValues made(const Candidate& candidate, const Span& span) const;
+
+  const ShardOptions& options_;
+  const std::string unit_;
+  AllOrNone making_;
+  Arrivals arrivals_;
+};
 
 }  // namespace tessera

@@ -131,6 +131,12 @@ void Unit::note_values(const Parameter& parameter) {
   if (std::exchange(parameter.unset, false)) unset_--;
 }
 
+void Unit::note_values(const at::Tensor& shard) {
+  const auto& group = groups_[tag_of(shard)->group];
+  if (!group.flat || shard.numel() < group.chunk) return note_values(*around(shard));
+  for (const auto& parameter : group.parameters) note_values(parameter);
+}
+
 std::vector<std::string> Unit::unset_names() const {
   std::vector<std::string> names;
   for (const auto& group : groups_) {
@@ -148,6 +154,12 @@ void Unit::expect_values(std::string_view what) const {
                   "load_full_state_dict load parameters, ShardOptions::param_init_fn initialises those of a module on the meta device, and "
                   "deferred_init records how a module makes its own",
                   what, some_of(unset_names())));
+}
+
+void Unit::expect_values_of(const at::Tensor& shard, std::string_view what) const {
+  const auto& group = groups_[tag_of(shard)->group];
+  const bool all = group.flat && shard.numel() == group.chunk;
+  if (all ? std::ranges::any_of(group.parameters, &Parameter::unset) : around(shard)->unset) expect_values(what);
 }
 
 void Unit::outdate(const at::Tensor& written) {

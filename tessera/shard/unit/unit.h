@@ -27,7 +27,7 @@ namespace tessera {
 
 class Schedule;
 class UnitState;
-struct Arrivals;
+class Starts;
 
 /// What one unit cost this rank since the last reset.
 struct UnitCounters {
@@ -165,10 +165,14 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool has_unset() const { return unset_ > 0; }
   /// Somebody has written the parameter.
   void note_values(const Parameter& parameter);
+  /// Somebody has written this shard, or a view of one.
+  void note_values(const at::Tensor& shard);
   /// The names of such parameters.
   std::vector<std::string> unset_names() const;
   /// Throws UsageError if there are any: `what` needs their values.
   void expect_values(std::string_view what) const;
+  /// The same, if this shard, or view of one, has any part in them.
+  void expect_values_of(const at::Tensor& shard, std::string_view what) const;
   /// Whether a reduction of its gradients has started and not finished.
   bool is_reducing() const;
   /// Makes reductions also compute sums of squares from now on, because a norm of the gradients was requested.
@@ -187,7 +191,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   BufferLayout layout(std::span<const Candidate> candidates) const;
   BufferPlan plan(std::span<const Candidate> candidates) const;
   c10::Device device_of(const Candidate& candidate) const;
-  void add_group(std::vector<Candidate> candidates, MemoryPtr memory, const ShardOptions& options, Arrivals& arrivals);
+  struct Prepared;
+  Prepared prepare(std::vector<Candidate> candidates, size_t number, MemoryPtr memory, Starts& starts);
+  void add_group(Prepared prepared);
   TaggedStoragePtr make_storage(Role role, size_t group, int64_t numel, at::ScalarType dtype, c10::Device device);
 
   // Used by UnitState and its parts.

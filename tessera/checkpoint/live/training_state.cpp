@@ -1,4 +1,4 @@
-#include "tessera/checkpoint/live/optimizer_state.h"
+#include "tessera/checkpoint/live/training_state.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -11,10 +11,20 @@
 #include "tessera/checkpoint/stored/optimizer_keys.h"
 #include "tessera/checkpoint/stored/rank_file.h"
 #include "tessera/checkpoint/stored/runs.h"
+#include "tessera/optim/average.h"
 #include "tessera/shard/parameters.h"
 
 namespace tessera::checkpoint {
 namespace {
+
+constexpr auto kAverageKey = "average";  // no optimizer has state of this name
+
+/// What is left for the optimizer.
+std::map<std::string, optim::ParameterState> without_averages(std::map<std::string, optim::ParameterState> state) {
+  for (auto& [name, tensors] : state) tensors.erase(kAverageKey);
+  std::erase_if(state, [](const auto& entry) { return entry.second.empty(); });
+  return state;
+}
 
 /// Reads tensors of the state for one parameter.
 class StateReader {
@@ -109,8 +119,15 @@ class StateReader {
 
 }  // namespace
 
-std::map<std::string, optim::ParameterState> read_optimizer_state(const Manifest& manifest, const CatalogReader& stored,
-                                                                  const torch::nn::Module& model, const Communicator& world) {
+std::map<std::string, optim::ParameterState> training_state(const Contents& contents) {
+  auto state = contents.optimizer.state(*contents.model);
+  if (contents.average == nullptr) return state;
+  for (const auto& [name, average] : contents.average->state(*contents.model)) state[name][kAverageKey] = average;
+  return state;
+}
+
+std::map<std::string, optim::ParameterState> read_training_state(const Manifest& manifest, const CatalogReader& stored,
+                                                                 const torch::nn::Module& model, const Communicator& world) {
   std::map<std::string, at::Tensor> parameters;
   for (const auto& [name, parameter] : named_parameters(model)) parameters[name] = parameter;
   std::map<std::string, optim::ParameterState> result;
@@ -125,20 +142,39 @@ std::map<std::string, optim::ParameterState> read_optimizer_state(const Manifest
   return result;
 }
 
-void load_optimizer_state(const OptimizerRef& optimizer, const std::map<std::string, optim::ParameterState>& state,
-                          const Manifest& manifest, const CatalogReader& stored, const torch::nn::Module& model,
-                          const Communicator& world) {
-  const auto from = manifest.optimizer, to = optimizer.class_name();
-  optimizer.load_state(model, renamed(state, from, to));
-  const auto own = optimizer.state(model);
+void expect_training_state(const Contents& contents, const std::map<std::string, optim::ParameterState>& state, const Manifest& manifest) {
+  const auto& model = *contents.model;
+  contents.optimizer.expect_state(model, renamed(without_averages(state), manifest.optimizer, contents.optimizer.class_name()));
+  if (contents.average == nullptr) return;
+  for (const auto& [name, average] : contents.average->state(model)) {
+    const auto saved = state.find(name);
+    if (saved == state.end() || !saved->second.contains(kAverageKey))
+      throw UsageError(
+          fmt::format("the checkpoint has no average of '{}'; leave Contents::average out, and call assign() after loading", name));
+    if (saved->second.at(kAverageKey).numel() != average.numel())
+      throw UsageError(fmt::format("the average of '{}' that was saved has another shape than the parameter", name));
+  }
+}
+
+void load_training_state(const Contents& contents, const std::map<std::string, optim::ParameterState>& state, const Manifest& manifest,
+                         const CatalogReader& stored, const Communicator& world) {
+  const auto& model = *contents.model;
+  const auto from = manifest.optimizer, to = contents.optimizer.class_name();
+  contents.optimizer.load_state(model, renamed(without_averages(state), from, to));
+  const auto own = training_state(contents);
   for (const auto& [name, parameter] : named_parameters(model)) {
     const auto saved = state.find(name), target = own.find(name);
     if (saved == state.end() || target == own.end()) continue;
     for (const auto& [key, tensor] : saved->second) {
-      const auto own_key = renamed_key(key, from, to);
-      if (!tensor.is_meta() || own_key.empty()) continue;
-      const auto stored_name = fmt::format("{}{}.{}", kOptimizerPrefix, name, key);
-      StateReader(manifest, stored, parameter, world).read_in_place(stored_name, target->second.at(own_key));
+      const bool is_average = key == kAverageKey;
+      const auto to_memory = target->second.find(is_average ? key : renamed_key(key, from, to));
+      if (to_memory == target->second.end() || (!tensor.is_meta() && !is_average)) continue;
+      if (tensor.is_meta()) {
+        const auto stored_name = fmt::format("{}{}.{}", kOptimizerPrefix, name, key);
+        StateReader(manifest, stored, parameter, world).read_in_place(stored_name, to_memory->second);
+      } else {
+        at::Tensor(to_memory->second).copy_(tensor);
+      }
     }
   }
 }
