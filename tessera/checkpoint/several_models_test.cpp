@@ -13,6 +13,7 @@
 #include "tessera/shard/parameters.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
+#include "tessera/testing/numbers.h"
 
 namespace tessera::testing::several_models_test {
 namespace {
@@ -78,14 +79,12 @@ class Gan {
 
  private:
   struct Both : nn::Module {
-    Net generator = seeded_net();
+    Net generator;
     nn::Sequential discriminator{nn::Linear(4, 8), nn::Tanh(), nn::Linear(8, 1)};
     Both() {
       register_module("generator", generator);
       register_module("discriminator", discriminator);
-      torch::NoGradGuard no_grad;
-      for (auto& parameter : discriminator->parameters())
-        parameter.copy_(at::linspace(-0.5, 0.5, parameter.numel()).view(parameter.sizes()));
+      fill_with_numbers(*this);  // the ranks share the random generator
     }
   };
   template <class M>
