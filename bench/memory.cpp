@@ -1,5 +1,5 @@
-// Trains a GPT by one technique, and says what it takes of memory: by formula, by kind, and as the kernel counts it. bench/memory runs it for a
-// table of techniques.
+// Trains a GPT by one technique, and says what it takes of memory: by formula, by kind, and as the kernel counts it. bench/memory runs it
+// for a table of techniques.
 #include <fmt/format.h>
 #include <tessera/models/gpt.h>
 #include <tessera/tessera.h>
@@ -18,10 +18,10 @@ using namespace tessera;
 using Clock = std::chrono::steady_clock;
 
 struct Flags {
-  int64_t width = 2048, layers = 19, length = 128;
+  int64_t width = 2048, layers = 9, length = 32;
   int steps = 2;
   std::string strategy = "FULL_SHARD", weights;
-  bool bf16 = false, checkpointing = false, state_on_disk = false, parameters_on_disk = false;
+  bool unsynced = false, bf16 = false, checkpointing = false, state_on_disk = false, parameters_on_disk = false;
 };
 
 /// What this process takes, its part of what it shares with others counted.
@@ -71,6 +71,21 @@ class Training {
   }
 
   double step() {
+    if (flags_.unsynced) {
+      const auto unsynced = no_sync(*model_);
+      loss().backward();
+    }
+    const auto last = loss();
+    last.backward();
+    optimizer_.step();
+    optimizer_.zero_grad();
+    return last.item<double>();
+  }
+
+  models::Gpt& model() { return model_; }
+
+ private:
+  torch::Tensor loss() {
     const auto ids = torch::randint(options().vocabulary, {1, flags_.length + 1}, torch::kLong);
     auto x = model_->tokens(ids.slice(1, 0, -1)) + model_->positions(torch::arange(flags_.length));
     for (const auto& each : *model_->blocks) {
@@ -78,16 +93,8 @@ class Training {
       x = flags_.checkpointing ? activation::checkpoint(block, x) : block->forward(x);
     }
     const auto scores = model_->head(model_->norm(x)).to(torch::kFloat);
-    const auto loss = torch::cross_entropy_loss(scores.flatten(0, 1), ids.slice(1, 1).flatten());
-    loss.backward();
-    optimizer_.step();
-    optimizer_.zero_grad();
-    return loss.item<double>();
+    return torch::cross_entropy_loss(scores.flatten(0, 1), ids.slice(1, 1).flatten());
   }
-
-  models::Gpt& model() { return model_; }
-
- private:
   models::GptOptions options() const {
     return {.width = flags_.width, .layers = flags_.layers, .heads = flags_.width / 128, .longest = flags_.length};
   }
@@ -108,6 +115,23 @@ class Training {
   models::Gpt model_;
   optim::SGD optimizer_;
 };
+
+/// What all ranks take together, by kind, in MB.
+nlohmann::json formula(const Flags& flags, int ranks) {
+  const auto width = static_cast<double>(flags.width), layers = static_cast<double>(flags.layers);
+  const auto block = 4 * (12 * width * width + 13 * width) / 1e6;
+  const auto root = 4 * width * static_cast<double>(2 * models::GptOptions().vocabulary + flags.length + 2) / 1e6;
+  const auto all = layers * block + root, some = root + 2 * block;  // units that are unsharded, or not reduced, at a time
+  const bool replicated = flags.strategy == "NO_SHARD", stays = flags.strategy == "SHARD_GRAD_OP";
+  const double copies = replicated ? ranks : 1, computed = flags.bf16 ? 0.5 : 1;
+  const auto token = computed * 4 * width * static_cast<double>(flags.length) / 1e6;
+  return {{"parameters", flags.parameters_on_disk ? 0 : copies * all},
+          {"gradients", copies * all},
+          {"state", flags.state_on_disk ? 0 : copies * all},
+          {"unsharded", replicated && !flags.bf16 ? 0 : ranks * computed * (stays ? all : some)},
+          {"unreduced", replicated ? 0 : ranks * computed * (flags.unsynced ? all : some)},
+          {"activations", ranks * token * (flags.checkpointing ? layers + 32 : 16 * layers)}};
+}
 
 int run(const Flags& flags) {
   const auto world = init();
@@ -141,16 +165,9 @@ int run(const Flags& flags) {
     most = peak.megabytes();
   }
   const auto peak_of_step = over_ranks(world, most - before, Reduce::Sum);
-  int64_t numel = 0;
-  for (const auto& [name, shard] : named_parameters(*training->model())) numel += shard_info(shard)->numel;
-  const auto all = over_ranks(world, static_cast<double>(numel), Reduce::Sum) * 4 / 1e6;  // of all ranks, in MB
-  const auto unsharded = over_ranks(world, static_cast<double>(counters(*training->model()).peak_unsharded_bytes) / 1e6, Reduce::Sum);
   if (world.rank() != 0) return 0;
   const nlohmann::json row = {{"world", world.size()},
-                              {"shards_mb", all},
-                              {"gradients_mb", all},
-                              {"state_mb", all},
-                              {"unsharded_mb", unsharded},
+                              {"formula_mb", formula(flags, world.size())},
                               {"measured_mb", peak_of_step},
                               {"building_mb", peak_of_building},
                               {"building_s", seconds_to_build},
@@ -163,7 +180,8 @@ int run(const Flags& flags) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Trains a GPT by one technique on the ranks that tessera launch has started, and prints what it takes of memory.", "bench_memory");
+  CLI::App app("Trains a GPT by one technique on the ranks that tessera launch has started, and prints what it takes of memory.",
+               "bench_memory");
   Flags flags;
   app.add_option("--width", flags.width)->check(CLI::Range(128, 100'000))->capture_default_str();
   app.add_option("--layers", flags.layers)->check(CLI::Range(1, 10'000))->capture_default_str();
@@ -171,6 +189,7 @@ int main(int argc, char** argv) {
   app.add_option("--steps", flags.steps)->check(CLI::Range(1, 1000))->capture_default_str();
   app.add_option("--strategy", flags.strategy)->check(CLI::IsMember({"NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD"}))->capture_default_str();
   app.add_option("--weights", flags.weights, "A file of weights to load in place of random ones")->check(CLI::ExistingPath);
+  app.add_flag("--unsynced-pass", flags.unsynced, "A pass of no_sync before each step, whose gradients are not divided");
   app.add_flag("--bf16", flags.bf16, "Compute in bfloat16");
   app.add_flag("--activation-checkpointing", flags.checkpointing);
   app.add_flag("--state-on-disk", flags.state_on_disk);

@@ -69,10 +69,13 @@ class Launched {
 
   pid_t pid() const { return process_.pid(); }
 
-  std::string read_line() {
+  std::string read_line() { return read_line(out_); }
+  /// Reads standard error up to the line that has this text. False if there is none.
+  bool says(const std::string& text) {
     std::string line;
-    for (char letter = 0; ::read(out_.read.get(), &letter, 1) == 1 && letter != '\n';) line += letter;
-    return line;
+    do line = read_line(err_);
+    while (!line.empty() && line.find(text) == std::string::npos);
+    return !line.empty();
   }
 
   void stop_reading() {
@@ -91,6 +94,12 @@ class Launched {
   }
 
  private:
+  static std::string read_line(const Pipe& pipe) {
+    std::string line;
+    for (char letter = 0; ::read(pipe.read.get(), &letter, 1) == 1 && letter != '\n';) line += letter;
+    return line;
+  }
+
   Pipe out_, err_;
   Process process_;
 };
