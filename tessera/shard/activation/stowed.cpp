@@ -69,6 +69,8 @@ class OnDisk final : public Stowed, public std::enable_shared_from_this<OnDisk> 
   enum class State { Waiting, Stored, Reading, Read };
 
   void read_ahead();
+  /// If the values are on disk only. Needs the lock, so that they can't come to be there between a look and the wait.
+  void begin_to_read();
   void store(const at::Tensor& values);
   void load(const at::Tensor& values);
   [[noreturn]] void fail(const char* what) const;
@@ -202,17 +204,21 @@ void OnDisk::work() {
   changed_.notify_all();
 }
 
-void OnDisk::read_ahead() {
-  const std::lock_guard lock(mutex_);
+void OnDisk::begin_to_read() {
   if (state_ != State::Stored || error_) return;
   state_ = State::Reading;
   DiskThread::instance().read(shared_from_this());
 }
 
+void OnDisk::read_ahead() {
+  const std::lock_guard lock(mutex_);
+  begin_to_read();
+}
+
 at::Tensor OnDisk::get() {
-  read_ahead();
   if (const auto before = before_.lock()) before->read_ahead();
   std::unique_lock lock(mutex_);
+  begin_to_read();
   changed_.wait(lock, [&] { return error_ || state_ != State::Reading; });
   if (error_) std::rethrow_exception(error_);
   const bool was_read = state_ == State::Read;
