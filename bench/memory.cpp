@@ -129,7 +129,7 @@ nlohmann::json formula(const Flags& flags, int ranks) {
           {"gradients", copies * all},
           {"state", flags.state_on_disk ? 0 : copies * all},
           {"unsharded", replicated && !flags.bf16 ? 0 : ranks * computed * (stays ? all : some)},
-          {"unreduced", replicated ? 0 : ranks * computed * (flags.unsynced ? all : some)},
+          {"unreduced", ranks * computed * (flags.unsynced ? all : some)},
           {"activations", ranks * token * (flags.checkpointing ? layers + 32 : 16 * layers)}};
 }
 

@@ -260,6 +260,13 @@ TEST(SeveralModels, AreRefusedByNameIfTheyDoNotFit) {
     contents.average = &average;
     EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load(folder / "b", contents, world); }), HasSubstr("has no average of 'a.bias'"));
     checkpoint::save(folder / "c", contents, world);
+    {
+      const auto swapped = average.swapped();
+      EXPECT_THAT(message_of<UsageError>([&] { checkpoint::save(folder / "d", contents, world); }),
+                  HasSubstr("save after swapped() has ended"));
+      checkpoint::load(folder / "c", contents, world);  // both are what they were
+    }
+    average.update();
     contents.average = nullptr;
     checkpoint::load(folder / "c", contents, world);
   });

@@ -54,8 +54,6 @@ void Average::assign() {
 }
 
 std::map<std::string, at::Tensor> Average::state(const torch::nn::Module& model) const {
-  if (is_swapped_)
-    throw UsageError("a checkpoint of the average was asked for while it is in the place of the parameters; end swapped() before");
   std::map<const c10::TensorImpl*, at::Tensor> averages;
   for (const auto& member : members_) averages[member.parameter.unsafeGetTensorImpl()] = member.average;
   std::map<std::string, at::Tensor> result;
@@ -64,6 +62,11 @@ std::map<std::string, at::Tensor> Average::state(const torch::nn::Module& model)
   }
   if (result.size() < averages.size()) throw UsageError("the average is of parameters that the model of the checkpoint does not have");
   return result;
+}
+
+void Average::was_loaded() {
+  for (auto& member : members_) member.own = at::Tensor();
+  is_swapped_ = false;
 }
 
 void Average::put_in() {
@@ -98,6 +101,7 @@ Average::Swapped::~Swapped() noexcept(false) {
     log(LogLevel::Warning, "an exception left the average of a model's weights in place of its own; load a checkpoint");
     return;
   }
+  if (!average_.is_swapped_) return;  // both were loaded meanwhile
   expect_idle("the end of Average::swapped");
   average_.take_out();
   average_.is_swapped_ = false;

@@ -32,6 +32,9 @@ class Average {
   /// This rank's parts of the average, by the names of the parameters in this model, of which the averaged one may be a part. For
   /// checkpoints (Contents::average).
   std::map<std::string, at::Tensor> state(const torch::nn::Module& model) const;
+  bool is_swapped() const { return is_swapped_; }
+  /// The model and the average have been loaded: what an exception left swapped is gone.
+  void was_loaded();
 
   /// While it exists, the model has the average in place of its own parameters, which it gets back in the end; update(), assign() and a
   /// second one are errors meanwhile, and the model must not be trained. Saving the model then saves the average. Making and destroying it

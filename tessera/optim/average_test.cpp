@@ -86,6 +86,21 @@ TEST(Average, RefusesToChangeWhileItIsInUse) {
   EXPECT_THAT(message_of<UsageError>([&] { (void)average.swapped(); }), HasSubstr("Average::swapped was called while"));
 }
 
+TEST(Average, IsUsableAgainAfterAnExceptionOnceItIsLoaded) {
+  auto net = seeded_net();
+  Average average(net.ptr());
+  try {
+    const auto swapped = average.swapped();
+    throw UsageError("evaluation failed");
+  } catch (const UsageError&) {
+  }
+  EXPECT_THAT(message_of<UsageError>([&] { average.update(); }), HasSubstr("Average::update was called while"));
+  EXPECT_EQ(average.state(*net).size(), 6U);
+  average.was_loaded();
+  average.update();
+  const auto swapped = average.swapped();
+}
+
 TEST(Average, RefusesWhatMakesNoSense) {
   const auto net = seeded_net();
   EXPECT_THAT(message_of<UsageError>([&] { Average(net.ptr(), {.decay = 1}); }), HasSubstr("below 1"));

@@ -46,7 +46,8 @@ class RunningSegment::Impl {
 RunningSegment::RunningSegment(const Options& options, Tensors inputs, Again again)
     : impl_([&] {
         install_paging();
-        if (options.offload == OffloadTo::Host && std::ranges::all_of(inputs, [](const at::Tensor& input) { return input.is_cpu(); })) {
+        if (options.offload == OffloadTo::Host && !inputs.empty() &&
+            std::ranges::all_of(inputs, [](const at::Tensor& input) { return input.is_cpu(); })) {
           throw UsageError(
               "OffloadTo::Host moves activations from a device to the host, and all inputs of the checkpointed segment are there "
               "already; OffloadTo::Disk moves them to disk");

@@ -53,6 +53,25 @@ TEST(Agreement, NamesAnotherDtype) {
   expect_told(make, "ranks 0 and 1: parameter 'weight' of Float", "rank 2: parameter 'weight' of Double");
 }
 
+TEST(Agreement, NamesAnotherOrderInMemory) {
+  const auto make = [](int rank) {
+    auto model = std::make_shared<nn::LinearImpl>(nn::LinearOptions(4, 5).bias(false));
+    if (rank == 0) model->weight.set_data(at::ones({4, 5}).t());
+    return model;
+  };
+  for (const auto start : {Start::Equal, Start::Loaded, Start::FromRank0}) {
+    expect_told(make, "rank 0: parameter 'weight' of Float [5, 4], trained, strides [1, 5]",
+                "ranks 1 and 2: parameter 'weight' of Float [5, 4], trained", [&](ShardOptions& options, int) { options.start = start; });
+  }
+  expect_told([](int) { return linear(4, 5); }, "rank 1: parameter 'weight' of Float [5, 4], trained, divided along 1", "divided along 0",
+              [](ShardOptions& options, int rank) {
+                options.layout = Layout::Rows;
+                options.shard_dim = [rank](const std::string&, const at::Tensor& tensor) {
+                  return std::optional<int64_t>(rank == 1 ? tensor.dim() - 1 : 0);
+                };
+              });
+}
+
 TEST(Agreement, NamesWhatIsFrozenElsewhere) {
   const auto make = [](int rank) {
     auto model = linear(4, 5);

@@ -182,6 +182,8 @@ TEST(DeferredInit, ForgetsCopiedDataOnceItsParameterIsSharded) {
       torch::NoGradGuard no_grad;
       weight.copy_(torch::ones({kNumel}));  // forgotten at once
       weight.copy_(data);
+      to(torch::kDouble);  // what it was made of goes with the parameter, too
+      to(torch::kFloat);
     }
   };
   with_ranks(2, [&](const Communicator& world) {
@@ -197,6 +199,33 @@ TEST(DeferredInit, ForgetsCopiedDataOnceItsParameterIsSharded) {
     EXPECT_LT(allocations.held(), 4 * kBytes + kSlack);               // half of eight shards, and nothing else
     EXPECT_LT(allocations.peak(), 8 * kBytes + 2 * kBytes + kSlack);  // what is copied, one shard, and one parameter
     EXPECT_TRUE(at::equal(full_state(*parts)["7.weight"], data));
+  });
+}
+
+/// Parameters that are parts of one buffer, and a buffer that is a parameter's memory.
+struct Parts : Module {
+  std::shared_ptr<Module> first = std::make_shared<Module>(), second = std::make_shared<Module>();
+  Parts() {
+    const auto whole = torch::randn({8, 4});
+    register_module("first", first)->register_parameter("weight", whole.slice(0, 0, 3));
+    register_module("second", second)->register_parameter("weight", whole.slice(0, 3, 8));
+    const auto bias = register_parameter("bias", torch::randn({4}));
+    register_buffer("same", bias.detach());
+  }
+};
+
+TEST(DeferredInit, PartsOfOneBufferMayBeShardedOneAfterTheOther) {
+  const auto make = [] { return std::make_shared<Parts>(); };
+  with_ranks(2, [&](const Communicator& world) {
+    const auto eager = seeded(make), deferred = seeded([&] { return deferred_init(make); });
+    for (const auto& model : {eager, deferred}) {
+      fully_shard(model->first, {.mesh = world});
+      fully_shard(model->second, {.mesh = world});
+      fully_shard(model, {.mesh = world});
+    }
+    for (const auto* name : {"first.weight", "second.weight", "bias"}) {
+      EXPECT_TRUE(at::equal(full_state(*deferred, name), full_state(*eager, name))) << name;
+    }
   });
 }
 

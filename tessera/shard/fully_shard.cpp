@@ -12,6 +12,7 @@
 #include <set>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/groups/per_group.h"
 #include "tessera/shard/access/buffer_dtype.h"
 #include "tessera/shard/activation/marks.h"
@@ -254,6 +255,12 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   const auto name = fmt::format("{}", fmt::join(names, "+"));
   if (!collected.sharded.candidates.empty() || !collected.replicated.candidates.empty())
     expect_same_unit(name, collected.sharded.candidates, collected.replicated.candidates, options);
+  // Before anything is sharded, so that the modules stay as they were if that fails. Recipes are the same on all ranks; a function need not
+  // be.
+  const auto give_rest = [&] {
+    for (size_t i = 0; i < modules.size(); i++) materialize_rest(*modules[i], prefix(i), options);
+  };
+  options.param_init_fn ? all_or_none(options.mesh.world(), {.unit = name}, "can't make its buffers", give_rest) : give_rest();
   // A module of several units is a model and gets a schedule of its own.
   const bool is_model = !collected.replicated.candidates.empty() ||
                         std::ranges::any_of(modules, [](const Module* module) { return !units(*module).empty(); });
@@ -276,7 +283,6 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
     make_unit(collected.replicated, path_below(name, std::string(kReplicated)), replicated(options));
   }
   need_calls(modules, options.mixed_precision, name);
-  for (size_t i = 0; i < modules.size(); i++) materialize_rest(*modules[i], prefix(i), options);
   for (auto* module : modules) {
     set_boundary(*module, options, unit);
     if (const auto dtype = options.mixed_precision.buffer_dtype) cast_buffers(*module, *dtype);

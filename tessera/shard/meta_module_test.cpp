@@ -129,6 +129,35 @@ TEST(MetaModule, StaysAsItWasIfTheInitFunctionFails) {
   }
 }
 
+TEST(MetaModule, ThatCanNotBeSentLeavesTheValuesOfOtherRanksAlone) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = seeded_net();
+    if (world.is_first()) move_to_meta(*net);
+    const InitFunction fails = [](const std::string&, at::Tensor&) { throw UsageError("no such distribution"); };
+    EXPECT_THAT(message_of<UsageError>([&] { fully_shard(net, {.mesh = world, .start = Start::FromRank0, .param_init_fn = fails}); }),
+                HasSubstr("no such distribution"));
+    if (world.is_first()) return;
+    for (const auto& item : seeded_net()->named_parameters()) EXPECT_TRUE(at::equal(net->named_parameters()[item.key()], item.value()));
+  });
+}
+
+TEST(MetaModule, FailsOnAllRanksIfABufferCanNotBeMade) {
+  with_ranks(2, [](const Communicator& world) {
+    torch::nn::BatchNorm1d norm(3);
+    move_to_meta(*norm);
+    const auto with = [&](bool fails) {
+      fully_shard(norm, {.mesh = world, .param_init_fn = [&](const std::string& name, at::Tensor& values) {
+                           if (fails && name == "running_mean") throw 17;
+                           values.fill_(1);
+                         }});
+    };
+    EXPECT_ANY_THROW(with(world.rank() == 1));
+    EXPECT_FALSE(shard_info(norm->weight));
+    with(false);
+    EXPECT_TRUE(shard_info(norm->parameters()[0]));
+  });
+}
+
 TEST(MetaModule, ListedFlatHasItsValuesWhenTheVectorIsWritten) {
   with_ranks(2, [](const Communicator& world) {
     Net net;

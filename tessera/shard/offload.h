@@ -12,7 +12,7 @@ namespace tessera {
 /// Where values lie while nobody uses them.
 enum class OffloadTo {
   Nowhere,  // where they are computed with
-  Host,     // in host memory; ConfigError where that is where they are computed with
+  Host,     // in host memory: activations on a device only, so far. ConfigError for all others
   Disk,     // in files without names that are mapped into memory, and read ahead
 };
 

@@ -69,13 +69,17 @@ class Launched {
 
   pid_t pid() const { return process_.pid(); }
 
-  std::string read_line() { return read_line(out_); }
+  std::string read_line() {
+    std::string line;
+    read_line(out_, line);
+    return line;
+  }
   /// Reads standard error up to the line that has this text. False if there is none.
   bool says(const std::string& text) {
-    std::string line;
-    do line = read_line(err_);
-    while (!line.empty() && line.find(text) == std::string::npos);
-    return !line.empty();
+    for (std::string line; read_line(err_, line);) {
+      if (line.find(text) != std::string::npos) return true;
+    }
+    return false;
   }
 
   void stop_reading() {
@@ -94,10 +98,15 @@ class Launched {
   }
 
  private:
-  static std::string read_line(const Pipe& pipe) {
-    std::string line;
-    for (char letter = 0; ::read(pipe.read.get(), &letter, 1) == 1 && letter != '\n';) line += letter;
-    return line;
+  /// False at the end.
+  static bool read_line(const Pipe& pipe, std::string& line) {
+    line.clear();
+    char letter = 0;
+    while (::read(pipe.read.get(), &letter, 1) == 1) {
+      if (letter == '\n') return true;
+      line += letter;
+    }
+    return !line.empty();
   }
 
   Pipe out_, err_;

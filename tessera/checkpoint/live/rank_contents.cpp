@@ -8,10 +8,12 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "tessera/base/error.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/live/contents.h"
 #include "tessera/checkpoint/live/part_records.h"
 #include "tessera/checkpoint/live/training_state.h"
+#include "tessera/optim/average.h"
 #include "tessera/shard/access/buffer_dtype.h"
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/parameters.h"
@@ -59,6 +61,11 @@ void add_model(std::vector<RankContents>& ranks, const torch::nn::Module& module
 }
 
 void add_optimizer(std::vector<RankContents>& ranks, const Contents& contents, const Communicator& world) {
+  if (contents.average != nullptr && contents.average->is_swapped()) {
+    throw UsageError(
+        "a run was to be saved while its model has the average in place of its own parameters; save after swapped() has ended, "
+        "or leave Contents::average out to save the average as a model");
+  }
   std::map<std::string, at::Tensor> parameters;
   for (const auto& [name, parameter] : named_parameters(*contents.model)) parameters[name] = parameter;
   for (const auto& [parameter, state] : training_state(contents)) {

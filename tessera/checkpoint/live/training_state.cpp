@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
 #include "tessera/checkpoint/live/model_plan.h"
 #include "tessera/checkpoint/live/part_records.h"
 #include "tessera/checkpoint/stored/optimizer_keys.h"
@@ -122,7 +123,11 @@ class StateReader {
 std::map<std::string, optim::ParameterState> training_state(const Contents& contents) {
   auto state = contents.optimizer.state(*contents.model);
   if (contents.average == nullptr) return state;
-  for (const auto& [name, average] : contents.average->state(*contents.model)) state[name][kAverageKey] = average;
+  for (const auto& [name, average] : contents.average->state(*contents.model)) {
+    if (state[name].emplace(kAverageKey, average).second) continue;
+    throw UsageError(
+        fmt::format("the optimizer calls its own state '{}', as a checkpoint calls a moving average; give it another name", kAverageKey));
+  }
   return state;
 }
 
@@ -145,7 +150,11 @@ std::map<std::string, optim::ParameterState> read_training_state(const Manifest&
 void expect_training_state(const Contents& contents, const std::map<std::string, optim::ParameterState>& state, const Manifest& manifest) {
   const auto& model = *contents.model;
   contents.optimizer.expect_state(model, renamed(without_averages(state), manifest.optimizer, contents.optimizer.class_name()));
-  if (contents.average == nullptr) return;
+  if (contents.average == nullptr) {
+    if (std::ranges::any_of(state, [](const auto& entry) { return entry.second.contains(kAverageKey); }))
+      log(LogLevel::Info, "the checkpoint has a moving average, which is not loaded, because Contents::average was not given");
+    return;
+  }
   for (const auto& [name, average] : contents.average->state(model)) {
     const auto saved = state.find(name);
     if (saved == state.end() || !saved->second.contains(kAverageKey))
@@ -177,6 +186,7 @@ void load_training_state(const Contents& contents, const std::map<std::string, o
       }
     }
   }
+  if (contents.average != nullptr) contents.average->was_loaded();
 }
 
 }  // namespace tessera::checkpoint

@@ -34,6 +34,10 @@ void AllOrNone::attempt(c10::function_ref<void()> act) {
     error_ = with_context("");
     trouble_ = first_line(error);
     if (trouble_.empty()) trouble_ = "failed without a message";
+  } catch (...) {
+    if (failed()) return;
+    error_ = std::current_exception();
+    trouble_ = "threw something that is no std::exception";
   }
 }
 
@@ -48,11 +52,11 @@ void AllOrNone::expect_all(const Communicator& world, Subject subject, std::stri
   std::optional<RankTrouble> found;
   try {
     const auto own = failed() ? static_cast<char>('0' + class_number(error_)) + trouble_ : std::string();
-    found = first(gather_words(world, subject, own));
+    if (!world.traits().simulated && !world.traits().traces) found = first(gather_words(world, subject, own));
   } catch (...) {
     if (!failed()) throw;
   }
-  expect_own();
+  if (failed()) std::rethrow_exception(error_);
   if (found) {
     rethrow_as(static_cast<char>(found->words.front() - '0'), fmt::format("rank {} {}: {}", found->rank, failure, found->words.substr(1)));
   }

@@ -33,12 +33,8 @@ class AllOrNone {
   /// The first rank that has failed, given the trouble() of all ranks in rank order.
   static std::optional<RankTrouble> first(std::span<const std::string> troubles);
 
-  /// Throws what this rank has failed with, if it has.
-  void expect_own() const {
-    if (failed()) std::rethrow_exception(error_);
-  }
   /// Collective. If any rank has failed, it throws on all ranks: a failed rank its own error, the others one of the same class as the first
-  /// failed rank, "rank 1 FAILURE: trouble of rank 1".
+  /// failed rank, "rank 1 FAILURE: trouble of rank 1". Where the other ranks are simulated or traced, nobody is asked.
   void expect_all(const Communicator& world, Subject subject, std::string_view failure) const;
 
  private:

@@ -216,9 +216,9 @@ void OnDisk::read_ahead() {
 }
 
 at::Tensor OnDisk::get() {
-  if (const auto before = before_.lock()) before->read_ahead();
   std::unique_lock lock(mutex_);
   begin_to_read();
+  if (const auto before = std::exchange(before_, {}).lock()) before->read_ahead();  // once, for it may be used up the next time
   changed_.wait(lock, [&] { return error_ || state_ != State::Reading; });
   if (error_) std::rethrow_exception(error_);
   const bool was_read = state_ == State::Read;

@@ -21,12 +21,16 @@ DeferredStorage::DeferredStorage(const c10::StorageImpl& meta, std::shared_ptr<T
 }
 
 DeferredStorage::~DeferredStorage() {
-  if (counted_) detail::deferring--;
+  end();
 }
 
-// Called when the last tensor of the storage is gone, while FormerMemory still has a weak reference.
+// Called when the last tensor of the storage is gone, if FormerMemory still has a weak reference.
 void DeferredStorage::release_resources() {
   StorageImpl::release_resources();
+  end();
+}
+
+void DeferredStorage::end() {
   if (tape) tape->close(number);
   tape.reset();
   values = {};

@@ -30,6 +30,9 @@ class DeferredStorage final : public c10::StorageImpl {
   bool abandoned = false;  // its values went into a unit, so that tensors which still have it are outdated
 
  private:
+  /// No tensor has it any more.
+  void end();
+
   bool counted_ = true;
 };
 using DeferredStoragePtr = c10::intrusive_ptr<DeferredStorage>;

@@ -112,9 +112,7 @@ void expect_values_later(const at::Tensor& tensor, DeferredStorage::Kind kind, c
 }
 
 void abandon_values(const at::Tensor& tensor) {
-  auto* const storage = deferred_storage(tensor);
-  if (storage == nullptr || std::exchange(storage->abandoned, true)) return;
-  if (storage->tape) storage->tape->close(storage->number);
+  if (auto* const storage = deferred_storage(tensor)) storage->abandoned = true;
 }
 
 }  // namespace tessera

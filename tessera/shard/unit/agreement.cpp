@@ -28,6 +28,11 @@ std::string description_of(const std::string& name, std::span<const Candidate> s
     const auto& tensor = candidate.tensor;
     lines.push_back(fmt::format("parameter '{}' of {} [{}], {}{}", candidate.name, c10::toString(tensor.scalar_type()),
                                 fmt::join(tensor.sizes(), ", "), tensor.requires_grad() ? "trained" : "frozen", how));
+    // Values are sent and divided in the order in which they lie in memory.
+    if (!tensor.is_contiguous()) lines.back() += fmt::format(", strides [{}]", fmt::join(tensor.strides(), ", "));
+    if (options.shard_dim) {
+      if (const auto dim = options.shard_dim(candidate.name, tensor)) lines.back() += fmt::format(", divided along {}", *dim);
+    }
     if (!candidate.other_names.empty()) lines.back() += fmt::format(", tied to {}", fmt::join(candidate.other_names, ", "));
   };
   for (const auto& candidate : sharded) add(candidate, "");
@@ -57,6 +62,7 @@ std::string description_of(const std::string& name, std::span<const Candidate> s
   option("offload.parameters", static_cast<int>(options.offload.parameters));
   option("codec", options.codec ? "given" : "unset");
   option("shard_dim", options.shard_dim ? "given" : "unset");
+  option("param_init_fn", options.param_init_fn ? "given" : "unset");
   return fmt::format("{}\n", fmt::join(lines, "\n"));
 }
 

@@ -191,15 +191,21 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candid
     decodes = decodes || unit->codec_->decodes(stored);
   }
   unit->join(std::move(schedule));
-  unit->state_ = std::make_unique<UnitState>(*unit, make_unit_memory(options, decodes, unit->device_of(candidates.front())), UnitRules{});
-  unit->set_reshard_after_forward(options.reshard_after_forward);
+  const auto device = unit->device_of(candidates.front());
   FormerMemory former(candidates);
   auto groups = grouped(std::move(candidates), unit->layout_);
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   // All memory is allocated and filled before the first parameter changes, so that the model stays as it was if that fails.
   std::vector<MemoryPtr> memory;
-  for (const auto& group : groups) memory.push_back(unit->state_->memory().add(unit->plan(group)));
+  const auto allocate = [&] {
+    unit->state_ = std::make_unique<UnitState>(*unit, make_unit_memory(options, decodes, device), UnitRules{});
+    for (const auto& group : groups) memory.push_back(unit->state_->memory().add(unit->plan(group)));
+  };
+  // Disks fill up on one host alone.
+  const bool on_disk = options.offload.parameters == OffloadTo::Disk;
+  on_disk ? all_or_none(options.mesh.world(), {.unit = unit->name()}, "has no room for its parameters", allocate) : allocate();
+  unit->set_reshard_after_forward(options.reshard_after_forward);
   Starts starts(options, unit->name());
   std::vector<Prepared> prepared;
   for (size_t i = 0; i < groups.size(); i++) prepared.push_back(unit->prepare(std::move(groups[i]), i, std::move(memory[i]), starts));

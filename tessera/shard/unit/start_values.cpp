@@ -96,7 +96,7 @@ StartValues Starts::of(const Candidate& candidate, const Span& span) {
   const auto& tensor = candidate.tensor;
   const bool sends = options_.start == Start::FromRank0;
   StartValues result;
-  if (options_.start == Start::Loaded || making_.failed() || (sends && !world.is_first() && lacks_values(tensor))) {
+  if (options_.start == Start::Loaded || making_.failed() || (sends && !world.is_first())) {
     const auto full = dense(candidate);
     result = {.sizes = full.sizes().vec(), .strides = full.strides().vec()};
   } else {
@@ -114,12 +114,7 @@ StartValues Starts::of(const Candidate& candidate, const Span& span) {
 }
 
 void Starts::expect_all() const {
-  const auto& traits = options_.mesh.world().traits();
-  if (traits.traces || traits.simulated) {
-    making_.expect_own();
-  } else {
-    making_.expect_all(options_.mesh.world(), {.unit = unit_}, "can't make its parameters");
-  }
+  making_.expect_all(options_.mesh.world(), {.unit = unit_}, "can't make its parameters");
   expect_arrived(arrivals_, options_, unit_);
 }
 

@@ -131,10 +131,21 @@ void Unit::note_values(const Parameter& parameter) {
   if (std::exchange(parameter.unset, false)) unset_--;
 }
 
-void Unit::note_values(const at::Tensor& shard) {
+std::vector<const Unit::Parameter*> Unit::parameters_in(const at::Tensor& shard) const {
   const auto& group = groups_[tag_of(shard)->group];
-  if (!group.flat || shard.numel() < group.chunk) return note_values(*around(shard));
-  for (const auto& parameter : group.parameters) note_values(parameter);
+  if (!group.flat) return {around(shard)};
+  std::vector<const Parameter*> result;
+  const bool is_all = shard.numel() == group.chunk;  // also of what is empty here, and has its values on other ranks
+  const auto begin = shard.storage_offset(), end = begin + shard.numel();
+  for (const auto& parameter : group.parameters) {
+    const auto& span = parameter.span;
+    if (is_all || (span.shard_offset < end && begin < span.shard_offset + span.shard_numel)) result.push_back(&parameter);
+  }
+  return result;
+}
+
+void Unit::note_values(const at::Tensor& shard) {
+  for (const auto* parameter : parameters_in(shard)) note_values(*parameter);
 }
 
 std::vector<std::string> Unit::unset_names() const {
@@ -157,9 +168,8 @@ void Unit::expect_values(std::string_view what) const {
 }
 
 void Unit::expect_values_of(const at::Tensor& shard, std::string_view what) const {
-  const auto& group = groups_[tag_of(shard)->group];
-  const bool all = group.flat && shard.numel() == group.chunk;
-  if (all ? std::ranges::any_of(group.parameters, &Parameter::unset) : around(shard)->unset) expect_values(what);
+  const auto parameters = parameters_in(shard);
+  if (std::ranges::any_of(parameters, [](const Parameter* parameter) { return parameter->unset; })) expect_values(what);
 }
 
 void Unit::outdate(const at::Tensor& written) {

@@ -144,6 +144,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const Parameter* find(const at::Tensor& tensor) const;
   /// The parameter in whose unsharded form, shard or gradient the view begins. The view must lie in memory of this unit.
   const Parameter* around(const at::Tensor& view) const;
+  /// The parameters that have values in a shard, or in a view of one: several only with Listing::Flat.
+  std::vector<const Parameter*> parameters_in(const at::Tensor& shard) const;
   /// The values of a parameter that its shard holds: one range for each rank that this process represents, without padding.
   std::vector<ValueRange> ranges_of(const Parameter& parameter) const;
   const Parameter& operator[](const Origin& origin) const { return groups_[origin.group].parameters[origin.parameter]; }

@@ -29,7 +29,7 @@ void expect_possible(OffloadTo to, std::string_view what, const DiskMemoryOption
     if (device.is_cpu())
       throw ConfigError(
           fmt::format("{} lie in host memory already, so OffloadTo::Host would change nothing; OffloadTo::Disk keeps them in files", what));
-    throw ConfigError(fmt::format("{} on {} can't be offloaded yet", what, device.str()));
+    throw ConfigError(fmt::format("{} are on {}, and what lies there can't be offloaded; leave OffloadOptions out", what, device.str()));
   }
   if (!device.is_cpu())
     throw ConfigError(fmt::format("{} are on {}; only what lies in host memory can be offloaded to disk", what, device.str()));
