@@ -9,6 +9,7 @@
 #include "tessera/optim/adam.h"
 #include "tessera/optim/average.h"
 #include "tessera/optim/sgd.h"
+#include "tessera/shard/deferred_init.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/testing/folder.h"
@@ -233,6 +234,47 @@ TYPED_TEST(SeveralModels, TrainAsPlainOnesAndGoOn) {
     checkpoint::load(folder / "run", contents, world);
     for (const auto& [name, values] : resumed.state()) EXPECT_TRUE(at::equal(saved.at(name), values)) << name;
   });
+}
+
+/// Nobody draws values that a checkpoint replaces.
+template <class Optimizer>
+void expect_resumption_into_a_model_without_values(const std::function<std::unique_ptr<Optimizer>(Net&)>& make_optimizer) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    const auto train = [&](Net& net, Optimizer& optimizer, optim::Average& average) {
+      net->forward(input(world.rank())).pow(2).sum().backward();
+      optimizer.step();
+      optimizer.zero_grad();
+      average.update();
+    };
+    auto net = sharded_net(world);
+    const auto optimizer = make_optimizer(net);
+    optim::Average average(net.ptr());
+    train(net, *optimizer, average);
+    checkpoint::save(folder / "a", {.model = net.get(), .optimizer = optimizer.get(), .average = &average}, world);
+    train(net, *optimizer, average);
+
+    auto fresh = deferred_init([] { return Net(); });
+    for (const auto& child : fresh->children()) fully_shard(child, {.mesh = world, .start = Start::Loaded});
+    const auto resumed = make_optimizer(fresh);
+    optim::Average resumed_average(fresh.ptr());
+    EXPECT_THAT(message_of<UsageError>([&] { resumed_average.update(); }), HasSubstr("Average::update needs the values of 'a."));
+    Contents contents{.model = fresh.get(), .optimizer = resumed.get(), .average = &resumed_average};
+    checkpoint::load(folder / "a", contents, world);
+    train(fresh, *resumed, resumed_average);
+    for (const bool averaged : {false, true}) {
+      const auto swapped = averaged ? std::optional<optim::Average::Swapped>(std::in_place, average) : std::nullopt;
+      const auto also = averaged ? std::optional<optim::Average::Swapped>(std::in_place, resumed_average) : std::nullopt;
+      for (const auto& [name, values] : full_state(*net)) EXPECT_TRUE(at::equal(full_state(*fresh)[name], values)) << name;
+    }
+  });
+}
+
+TEST(Resumption, NeedsNoValuesBefore) {
+  expect_resumption_into_a_model_without_values<optim::Optimizer>(
+      [](Net& net) { return std::make_unique<optim::Adam>(parameters(*net), optim::AdamOptions{.lr = kRate}); });
+  expect_resumption_into_a_model_without_values<torch::optim::Optimizer>(
+      [](Net& net) { return std::make_unique<torch::optim::Adam>(net->parameters(), torch::optim::AdamOptions(kRate)); });
 }
 
 TEST(SeveralModels, AreRefusedByNameIfTheyDoNotFit) {

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -15,6 +16,7 @@
 #include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/parameters.h"
+#include "tessera/shard/unit/unit.h"
 
 namespace tessera::optim {
 
@@ -23,20 +25,38 @@ Average::Average(std::shared_ptr<torch::nn::Module> model, AverageOptions option
   if (!(options_.decay >= 0 && options_.decay < 1))
     throw UsageError(fmt::format("AverageOptions::decay is {}; it must be at least 0 and below 1", options_.decay));
   const c10::AutoGradMode no_grad(false);
-  expect_values(local_values(*model_), "Average");
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   for (const auto& [name, parameter] : named_parameters(*model_)) {
     const auto dtype = parameter.scalar_type();
     if (!at::isFloatingType(dtype) && !at::isComplexType(dtype)) continue;
+    const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
     // Made from options, which do not carry the paging key: the average is no shard.
     const auto wide = parameter.options().dtype(at::isComplexType(dtype) ? dtype : at::promoteTypes(dtype, at::kFloat));
-    members_.push_back({.parameter = parameter, .average = at::empty_like(parameter, wide).copy_(parameter)});
+    members_.push_back({.parameter = parameter, .average = at::zeros_like(parameter, wide)});
   }
+  const auto units = local_values(*model_).units;
+  if (std::ranges::none_of(units, [](const auto& unit) { return unit->has_unset(); })) begin("Average");
 }
 
-void Average::expect_usable(const char* what) const {
+void Average::begin(const char* what) {
+  if (has_begun_) return;
+  expect_values(local_values(*model_), what);
+  has_begun_ = true;
+  assign();
+}
+
+void Average::expect_usable(const char* what) {
   expect_idle(what);
   if (is_swapped_) throw UsageError(fmt::format("{} was called while the model has the average in place of its own parameters", what));
+  begin(what);
+}
+
+void Average::expect_savable() {
+  if (is_swapped_) {
+    throw UsageError(
+        "a run was to be saved while its model has the average in place of its own parameters; save after swapped() has ended, or leave "
+        "Contents::average out to save the average as a model");
+  }
+  begin("a checkpoint of an average");
 }
 
 void Average::update() {
@@ -66,6 +86,7 @@ std::map<std::string, at::Tensor> Average::state(const torch::nn::Module& model)
 
 void Average::was_loaded() {
   for (auto& member : members_) member.own = at::Tensor();
+  has_begun_ = true;
   is_swapped_ = false;
 }
 

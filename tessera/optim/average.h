@@ -19,8 +19,8 @@ struct AverageOptions {
 };
 
 /// A copy of a model's weights that follows them slowly: for evaluation, or as the teacher of a student. The copy is divided among the
-/// ranks as the parameters are, and kept in at least float32. It begins with the parameters as they are, so make it when they are sharded
-/// and loaded.
+/// ranks as the parameters are, and kept in at least float32. Make it when the model is sharded. It begins with the parameters as they are
+/// then, or if they have no values yet (Start::Loaded), as they are at its first use, unless it is loaded as well.
 class Average {
  public:
   explicit Average(std::shared_ptr<torch::nn::Module> model, AverageOptions options = {});
@@ -32,7 +32,8 @@ class Average {
   /// This rank's parts of the average, by the names of the parameters in this model, of which the averaged one may be a part. For
   /// checkpoints (Contents::average).
   std::map<std::string, at::Tensor> state(const torch::nn::Module& model) const;
-  bool is_swapped() const { return is_swapped_; }
+  /// Throws UsageError if it can't be saved beside the model now.
+  void expect_savable();
   /// The model and the average have been loaded: what an exception left swapped is gone.
   void was_loaded();
 
@@ -57,14 +58,15 @@ class Average {
     at::Tensor parameter, average;
     at::Tensor own = {};  // the parameter's values while the average takes their place
   };
-  void expect_usable(const char* what) const;
+  void expect_usable(const char* what);
+  void begin(const char* what);
   void put_in();
   void take_out();
 
   const std::shared_ptr<torch::nn::Module> model_;
   const AverageOptions options_;
   std::vector<Member> members_;
-  bool is_swapped_ = false;
+  bool has_begun_ = false, is_swapped_ = false;
 };
 
 }  // namespace tessera::optim

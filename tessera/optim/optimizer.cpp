@@ -130,6 +130,7 @@ at::Tensor Optimizer::flat_gradient(const Run& run) {
 
 void Optimizer::make_state(Run& run) const {
   if (!run.state.empty()) return;
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);  // the parameters need no values for it
   // Made from options, which do not carry the paging key: state is no shard.
   for (const auto& kind : state_kinds_) {
     const auto like = run.flat.options().dtype(kind.dtype.value_or(run.flat.scalar_type()));

@@ -21,6 +21,8 @@ at::Tensor to_local(const at::Tensor& tensor) {
         "tessera::parameters(model)");
   }
   if (const auto unit = tag != nullptr ? tag->unit.lock() : nullptr) unit->schedule()->finish_reductions();
+  if (const auto unit = tag != nullptr && tag->role == Role::Sharded ? tag->unit.lock() : nullptr; unit && unit->has_unset())
+    unit->expect_values_of(tensor, "to_local");
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   return at::empty(tensor.sizes(), tensor.options()).copy_(tensor);

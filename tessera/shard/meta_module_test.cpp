@@ -8,6 +8,7 @@
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/local.h"
 #include "tessera/shard/parameters.h"
+#include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
 
 namespace tessera::testing::meta_module_test {
@@ -70,6 +71,7 @@ TEST(MetaModule, IsAnErrorByNameUntilItIsLoaded) {
       EXPECT_THAT(message_of<UsageError>([&] { net->forward(input()); }), expected);
       EXPECT_THAT(message_of<UsageError>([&] { full_state(*net); }), expected);
       EXPECT_THAT(message_of<UsageError>([&] { (void)net->parameters()[0].abs(); }), expected);
+      EXPECT_THAT(message_of<UsageError>([&] { to_local(net->parameters()[0]); }), expected);
       torch::NoGradGuard no_grad;
       for (auto& shard : net->parameters()) shard.fill_(0.5);
       EXPECT_EQ(net->forward(input()).sizes(), at::IntArrayRef({3, 4}));
@@ -100,6 +102,38 @@ TEST(MetaModule, OnSomeRanksNeedsTheValuesOfRank0) {
     EXPECT_THAT(message_of<UsageError>([&] { fully_shard(net, {.mesh = world, .start = Start::FromRank0}); }),
                 AllOf(HasSubstr("has no values for"), HasSubstr("'a.weight'")));
   });
+}
+
+TEST(MetaModule, TakesWhatTheInitFunctionPutsInPlaceOfTheValues) {
+  const auto transposed = at::arange(60, at::kFloat).view({6, 10}).t();
+  const InitFunction assigns = [&](const std::string& name, at::Tensor& values) {
+    values = name == "a.weight" ? transposed : at::zeros(values.sizes(), at::kDouble);
+  };
+  with_ranks(2, [&](const Communicator& world) {
+    for (const auto layout : {Layout::Flat, Layout::Rows}) {
+      Net net;
+      move_to_meta(*net);
+      fully_shard(net, {.mesh = world, .param_init_fn = assigns, .layout = layout});
+      EXPECT_TRUE(at::equal(full_state(*net)["a.weight"], transposed));
+    }
+    Net net;
+    move_to_meta(*net);
+    materialize(*net, assigns);
+    EXPECT_TRUE(at::equal(net->a->weight, transposed));
+    Net other;
+    move_to_meta(*other);
+    const InitFunction resizes = [](const std::string&, at::Tensor& values) { values = at::zeros({100}); };
+    EXPECT_THAT(message_of<UsageError>([&] { fully_shard(other, {.mesh = world, .param_init_fn = resizes}); }),
+                HasSubstr("param_init_fn gave a tensor of [100] for 'a.weight', which has the shape [10, 6]"));
+  });
+}
+
+TEST(MetaModule, IsLoadedByTorchLoad) {
+  const Folder folder;
+  torch::save(seeded_net(), folder / "net.pt");
+  auto net = deferred_init([] { return Net(); });
+  torch::load(net, folder / "net.pt");
+  for (const auto& item : seeded_net()->named_parameters()) EXPECT_TRUE(at::equal(net->named_parameters()[item.key()], item.value()));
 }
 
 TEST(MetaModule, StaysAsItWasIfTheInitFunctionFails) {

@@ -61,11 +61,7 @@ void add_model(std::vector<RankContents>& ranks, const torch::nn::Module& module
 }
 
 void add_optimizer(std::vector<RankContents>& ranks, const Contents& contents, const Communicator& world) {
-  if (contents.average != nullptr && contents.average->is_swapped()) {
-    throw UsageError(
-        "a run was to be saved while its model has the average in place of its own parameters; save after swapped() has ended, "
-        "or leave Contents::average out to save the average as a model");
-  }
+  if (contents.average != nullptr) contents.average->expect_savable();
   std::map<std::string, at::Tensor> parameters;
   for (const auto& [name, parameter] : named_parameters(*contents.model)) parameters[name] = parameter;
   for (const auto& [parameter, state] : training_state(contents)) {

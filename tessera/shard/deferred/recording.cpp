@@ -114,6 +114,7 @@ class Recorder {
     const auto& other = stack_[base_ + 1].toTensor();
     if (deferred_storage(self) == nullptr || lacks_values(other) || self.sizes() != other.sizes()) return;
     give_values(self, other);
+    seen.deferred.clear();
     seen.has_changed = true;
   }
 

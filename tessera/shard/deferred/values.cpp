@@ -3,7 +3,10 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
 #include "tessera/shard/paging/paged_tensor.h"
 
@@ -51,6 +54,19 @@ uint64_t fingerprint_of_recipe(const at::Tensor& tensor) {
   return storage.tape->fingerprint(on_tape(tensor, storage));
 }
 
+void initialise(const InitFunction& init, const std::string& name, const at::Tensor& values) {
+  const auto own = values.detach();
+  auto given = own;
+  init(name, given);
+  if (!given.defined() || given.sizes() != values.sizes()) {
+    const auto shape = given.defined() ? fmt::format("a tensor of [{}]", fmt::join(given.sizes(), ", ")) : "an undefined tensor";
+    throw UsageError(fmt::format("param_init_fn gave {} for '{}', which has the shape [{}]; fill the values in place", shape, name,
+                                 fmt::join(values.sizes(), ", ")));
+  }
+  const c10::AutoGradMode no_grad(false);
+  if (!given.is_same(own) || !given.is_alias_of(values) || given.strides() != values.strides()) at::Tensor(values).copy_(given);
+}
+
 void give_values(const at::Tensor& tensor, const at::Tensor& values) {
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
@@ -91,8 +107,7 @@ bool materialize(const at::Tensor& tensor, DeferredStorage::Kind kind, const std
     give_values(tensor, computed_values(tensor));
   } else if (init) {
     allocate_values(tensor, otherwise);
-    auto values = tensor.detach();
-    init(name, values);
+    initialise(init, name, tensor);
   } else {
     expect_values_later(tensor, kind, name, otherwise);
     return false;

@@ -28,6 +28,10 @@ at::Tensor computed_values(const at::Tensor& tensor, const ValueRange& range);
 /// A hash of the recipe of such a tensor.
 uint64_t fingerprint_of_recipe(const at::Tensor& tensor);
 
+/// Lets the function fill the values, or put a tensor of the same shape in their place, which is copied. Throws UsageError with the name
+/// for one of another shape.
+void initialise(const InitFunction& init, const std::string& name, const at::Tensor& values);
+
 /// From now on the tensor has this memory, and so have all that share its storage.
 void give_values(const at::Tensor& tensor, const at::Tensor& values);
 /// If others have given values to the storage of a deferred tensor, lets the tensor see them.

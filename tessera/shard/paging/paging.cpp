@@ -100,7 +100,11 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const Opera
   if (!unit) return;  // the model is gone, and its shards are ordinary tensors
   if (!operands.origin) operands.origin = origin_of(tensor, tag);
   if (tag->role == Role::Sharded && unit->has_unset()) {
-    writes ? unit->note_values(tensor) : unit->expect_values_of(tensor, op.name());
+    if (writes) {
+      unit->note_values(tensor);
+    } else if (!op.name().ends_with("_like")) {  // zeros_like needs only the shape
+      unit->expect_values_of(tensor, op.name());
+    }
   }
   if (writes && tag->role == Role::Sharded) {
     operands.written.push_back(&tensor);

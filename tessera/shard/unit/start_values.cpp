@@ -64,8 +64,8 @@ at::Tensor Starts::computed(const Candidate& candidate) const {
   const auto& tensor = candidate.tensor;
   if (!options_.param_init_fn) return computed_values(tensor);
   const auto device = device_of_values(tensor, options_.mesh.world().traits().device);
-  auto values = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(device));
-  options_.param_init_fn(candidate.name, values);
+  const auto values = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(device));
+  initialise(options_.param_init_fn, candidate.name, values);
   return values;
 }
 
