@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -16,7 +15,6 @@
 #include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/parameters.h"
-#include "tessera/shard/unit/unit.h"
 
 namespace tessera::optim {
 
@@ -33,8 +31,7 @@ Average::Average(std::shared_ptr<torch::nn::Module> model, AverageOptions option
     const auto wide = parameter.options().dtype(at::isComplexType(dtype) ? dtype : at::promoteTypes(dtype, at::kFloat));
     members_.push_back({.parameter = parameter, .average = at::zeros_like(parameter, wide)});
   }
-  const auto units = local_values(*model_).units;
-  if (std::ranges::none_of(units, [](const auto& unit) { return unit->has_unset(); })) begin("Average");
+  if (has_values(local_values(*model_))) begin("Average");
 }
 
 void Average::begin(const char* what) {

@@ -5,6 +5,8 @@
 #include <fmt/ranges.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
+
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
 #include "tessera/shard/deferred/values.h"
@@ -53,6 +55,10 @@ bool LocalPart::is_unset() const {
 
 void LocalPart::note_values() const {
   unit->note_values(unit->groups()[group].parameters[parameter]);
+}
+
+bool has_values(const LocalValues& values) {
+  return std::ranges::none_of(values.parts, &LocalPart::is_unset);
 }
 
 void expect_values(const LocalValues& values, std::string_view what) {

@@ -50,6 +50,8 @@ std::optional<Communicator> world_of(const torch::nn::Module& model);
 /// Throws UsageError if the program may have written the unsharded form of the unit, inside full_params(module, Access::Write).
 void expect_shards_current(Unit& unit);
 
+/// Whether all sharded parameters have values.
+bool has_values(const LocalValues& values);
 /// Throws UsageError, with their names, if parameters or buffers have no values because nobody initialised or loaded them.
 void expect_values(const LocalValues& values, std::string_view what);
 /// Gives a tensor on the meta device memory of the device of its values, so that it can be loaded. Does nothing for others.
