@@ -82,8 +82,6 @@ class Training {
     return last.item<double>();
   }
 
-  models::Gpt& model() { return model_; }
-
  private:
   torch::Tensor loss() {
     const auto ids = torch::randint(options().vocabulary, {1, flags_.length + 1}, torch::kLong);
@@ -166,8 +164,7 @@ int run(const Flags& flags) {
   }
   const auto peak_of_step = over_ranks(world, most - before, Reduce::Sum);
   if (world.rank() != 0) return 0;
-  const nlohmann::json row = {{"world", world.size()},
-                              {"formula_mb", formula(flags, world.size())},
+  const nlohmann::json row = {{"formula_mb", formula(flags, world.size())},
                               {"measured_mb", peak_of_step},
                               {"building_mb", peak_of_building},
                               {"building_s", seconds_to_build},

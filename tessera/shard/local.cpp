@@ -20,9 +20,10 @@ at::Tensor to_local(const at::Tensor& tensor) {
         "to_local was given what is made of a whole parameter, or a member of a unit that lists one vector of all parameters; pass one of "
         "tessera::parameters(model)");
   }
-  if (const auto unit = tag != nullptr ? tag->unit.lock() : nullptr) unit->schedule()->finish_reductions();
-  if (const auto unit = tag != nullptr && tag->role == Role::Sharded ? tag->unit.lock() : nullptr; unit && unit->has_unset())
-    unit->expect_values_of(tensor, "to_local");
+  if (const auto unit = tag != nullptr ? tag->unit.lock() : nullptr) {
+    unit->schedule()->finish_reductions();
+    if (tag->role == Role::Sharded && unit->has_unset()) unit->expect_values_of(tensor, "to_local");
+  }
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   return at::empty(tensor.sizes(), tensor.options()).copy_(tensor);
