@@ -54,8 +54,22 @@ if(NOT TESSERA_SAFETENSORS_PYTHON)
   message(STATUS "No Python here imports safetensors, numpy and xxhash: the test that lets it read our files is left out")
   list(FILTER _tests EXCLUDE REGEX "/formats/python_test\\.cpp$")
 endif()
+if(NOT DEFINED TESSERA_TENSORBOARD_PYTHON)
+  foreach(_python IN ITEMS "${TESSERA_PYTHON}" "${PROJECT_SOURCE_DIR}/build/python/bin/python" python3)
+    execute_process(COMMAND "${_python}" -c "from tensorboard.backend.event_processing import event_accumulator" OUTPUT_QUIET ERROR_QUIET
+      RESULT_VARIABLE _failed)
+    if(_python AND _failed EQUAL 0)
+      set(TESSERA_TENSORBOARD_PYTHON "${_python}" CACHE INTERNAL "An interpreter that imports TensorBoard")
+      break()
+    endif()
+  endforeach()
+endif()
+if(NOT TESSERA_TENSORBOARD_PYTHON)
+  message(STATUS "No Python here imports tensorboard: the test that lets it read our files is left out")
+  list(FILTER _tests EXCLUDE REGEX "/tensorboard_reporter_test\\.cpp$")
+endif()
 if(NOT Libtorch_PYTHON)
-  list(FILTER _tests EXCLUDE REGEX "/((formats/torch|run)_python|transformers)_test\\.cpp$")
+  list(FILTER _tests EXCLUDE REGEX "/((formats/torch|run)_python|([a-z]+_)?transformers|config/accelerate)_test\\.cpp$")
 endif()
 function(test_program name)
   add_executable(${name} ${ARGN})
@@ -98,7 +112,18 @@ target_compile_definitions(test_checkpoint PRIVATE
   TESSERA_TEST_TORCH_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_TORCH_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/torch_files.py"
   TESSERA_TEST_RUN_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/run_files.py"
   TESSERA_TEST_TRANSFORMERS_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/transformers_files.py")
-target_link_libraries(test_data PRIVATE ZLIB::ZLIB)  # to pack what is read
+target_compile_definitions(test_data PRIVATE
+  TESSERA_TEST_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/bert_tokens.py")
+target_link_libraries(test_data PRIVATE nlohmann_json::nlohmann_json ZLIB::ZLIB)  # to pack what is read
+target_compile_definitions(test_models PRIVATE
+  TESSERA_TEST_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/bert_files.py")
+target_compile_definitions(test_train PRIVATE
+  TESSERA_TEST_TENSORBOARD_PYTHON="${TESSERA_TENSORBOARD_PYTHON}"
+  TESSERA_TEST_TENSORBOARD_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/tensorboard_files.py")
+target_compile_definitions(test_config PRIVATE
+  TESSERA_TEST_TORCH_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_ACCELERATE_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/accelerate_files.py"
+  TESSERA_CONFIGURATION_PAGE="${PROJECT_SOURCE_DIR}/docs/configuration.md")
+target_link_libraries(test_config PRIVATE fmt::fmt-header-only)
 add_dependencies(test_cli tessera_cli)
 
 # Where both are possible, parameters lie in memory that ranks share; what can be seen of them must be the same where they are gathered.
@@ -190,19 +215,21 @@ other_test(cli/test_on_a_full_disk STATUS 1 SAYS "standard output can't be writt
 other_test(cli/nine_ranks SAYS "threads: 9 ranks.*all transports keep" COMMAND $<TARGET_FILE:tessera_cli> test --transport threads --ranks 9)
 other_test(cli/help SAYS "--transport.*all unless given.*--ranks.*Exit status" COMMAND $<TARGET_FILE:tessera_cli> test --help)
 other_test(cli/unknown_transport STATUS 2 SAYS "pigeon" COMMAND $<TARGET_FILE:tessera_cli> test --transport pigeon)
-other_test(cli/unknown_command STATUS 2 SAYS "no command 'lunch' .did you mean launch.*; choose one of launch, ckpt, merge-weights, test" COMMAND $<TARGET_FILE:tessera_cli> lunch)
-other_test(cli/no_command STATUS 2 SAYS "a command is missing; choose one of launch, ckpt, merge-weights, test" COMMAND $<TARGET_FILE:tessera_cli>)
+other_test(cli/unknown_command STATUS 2 SAYS "no command 'lunch' .did you mean launch.*; choose one of config, to-fsdp2, launch, ckpt, merge-weights, test, env, completion" COMMAND $<TARGET_FILE:tessera_cli> lunch)
+other_test(cli/no_command STATUS 2 SAYS "a command is missing; choose one of config, to-fsdp2, launch, ckpt, merge-weights, test, env, completion" COMMAND $<TARGET_FILE:tessera_cli>)
 set(_store "TESSERA_STORE=file:${PROJECT_BINARY_DIR}/tests")
 other_test(cli/missing_ranks STATUS 1 SAYS "ranks 1 and 2 of 3 still missing" ENVIRONMENT RANK=0 WORLD_SIZE=3 ${_store}/missing_ranks
   COMMAND $<TARGET_FILE:tessera_cli> test --limit 0.5)
 other_test(cli/two_masters STATUS 2 SAYS "leave --ranks" ENVIRONMENT RANK=0 WORLD_SIZE=1 COMMAND $<TARGET_FILE:tessera_cli> test --ranks 3)
 
-# The recipe as a person runs it.
+# The recipes as a person runs them.
 foreach(_part IN ITEMS Training Trouble)
   other_test(recipes/mnist_${_part} COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/recipes/mnist.py"
     $<TARGET_FILE:tessera_cli> $<TARGET_FILE:mnist> ${_part})
   set_tests_properties(recipes/mnist_${_part} PROPERTIES TIMEOUT 300)
 endforeach()
+other_test(recipes/glue COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/recipes/glue.py" $<TARGET_FILE:tessera_cli> $<TARGET_FILE:glue>
+  "${Libtorch_PYTHON}")
 
 # Launchers that others wrote.
 find_program(MPIRUN mpirun)
@@ -222,7 +249,7 @@ set_tests_properties(install/other_libtorch PROPERTIES RESOURCE_LOCK build)
 # The pages: their listings stand in the examples, and their command lines are run as a reader would, one page at a time, because they build.
 other_test(guides/listings COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/guides/pages.py" listings "${PROJECT_SOURCE_DIR}")
 if(NOT TESSERA_SANITIZE)
-  foreach(_page IN ITEMS getting-started activations training models checkpoints launching communication sharding precision gradients wrapping)
+  foreach(_page IN ITEMS getting-started activations trainer training models language-models checkpoints configuration launching communication sharding precision gradients wrapping)
     other_test(guides/${_page} COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/guides/pages.py" commands "${PROJECT_SOURCE_DIR}"
       "${PROJECT_BINARY_DIR}" docs/${_page}.md)
     set_tests_properties(guides/${_page} PROPERTIES RESOURCE_LOCK build TIMEOUT 240)

@@ -47,7 +47,7 @@ int main() {
   optim::AdamW optimizer({{.parameters = matrices}, {.parameters = biases, .weight_decay = 0}}, {.lr = 3e-3, .weight_decay = 0.1});
   const optim::LearningRate rate{.base = 3e-3, .shape = optim::LearningRate::Shape::Cosine, .warmup = 10, .steps = kSteps};
 
-  train::MetricsFile metrics("metrics.jsonl", {.first_step = 1, .rank = world.rank()});
+  train::JsonlReporter metrics("metrics.jsonl", {.first_step = 1, .rank = world.rank()});
   train::Progress progress({.title = "training", .steps = kSteps, .line_every = 80, .rank = world.rank()});
   for (int64_t step = 1; step <= kSteps; step++) {
     train::Mean loss;

@@ -5,7 +5,6 @@
 #include <tessera/tessera.h>
 #include <torch/torch.h>
 
-#include <cstdio>
 #include <filesystem>
 
 #include "mnist_flags.h"
@@ -18,21 +17,23 @@ using models::MnistNet;
 constexpr int kBelowTarget = 21;  // exit status
 constexpr double kMean = 0.1307, kDeviation = 0.3081;
 
-MnistNet make_model(const Flags& flags, const Communicator& world) {
+/// What the flags say of the configuration. What they leave open, launch may have set.
+TrainerOptions options_of(const Flags& flags) {
+  TrainerOptions options;
+  auto& settings = options.settings;
+  if (flags.replicated) settings["distributed_type"] = "MULTI_CPU";
+  if (flags.compute_dtype != "float32") settings["mixed_precision"] = flags.compute_dtype == "float16" ? "fp16" : "bf16";
+  if (flags.flatten) settings["fsdp_use_orig_params"] = "false";
+  if (flags.nested) settings["fsdp_auto_wrap_policy"] = "TRANSFORMER_BASED_WRAP";
+  if (flags.nested) settings["fsdp_transformer_layer_cls_to_wrap"] = "Conv2d,Linear";
+  return options;
+}
+
+MnistNet make_model(const Flags& flags, Trainer& trainer) {
   torch::manual_seed(flags.seed);  // the same weights on every rank
-  MnistNet model;
+  auto model = trainer.make_model([] { return MnistNet(); });
   if (flags.gradient_checkpointing) activation::checkpoint_module(model);
-  if (flags.replicated) return model;
-  ShardOptions options{.mesh = world, .listing = flags.flatten ? Listing::Flat : Listing::ByName};
-  if (flags.compute_dtype == "bfloat16") options.mixed_precision.param_dtype = torch::kBFloat16;
-  if (flags.compute_dtype == "float16") options.mixed_precision.param_dtype = torch::kHalf;
-  if (flags.nested) {
-    fully_shard(model->conv1, options);
-    fully_shard(model->conv2, options);
-    fully_shard(model->fc1, options);
-    fully_shard(model->fc2, options);
-  }
-  fully_shard(model, options);
+  trainer.prepare(model);
   return model;
 }
 
@@ -83,13 +84,15 @@ double evaluate(MnistNet& model, const data::Samples& test, const Communicator& 
 /// One run, from its flags to what it has learnt.
 class MnistRun {
  public:
-  MnistRun(const Flags& flags, const Communicator& world)
+  explicit MnistRun(const Flags& flags)
       : flags_(flags),
-        world_(world),
+        trainer_(options_of(flags)),
         train_(read(flags, data::Split::Train)),
         test_(read(flags, data::Split::Test)),
-        model_(make_model(flags, world)),
-        optimizer_(model_->parameters(), {.lr = flags.lr, .momentum = flags.momentum}) {}
+        model_(make_model(flags, trainer_)),
+        optimizer_(parameters(*model_), {.lr = flags.lr, .momentum = flags.momentum}) {
+    trainer_.prepare(optimizer_);
+  }
 
   int run() {
     if (!flags_.ckpt_prefix.empty()) {
@@ -101,8 +104,7 @@ class MnistRun {
     } else if (const auto other = flags_.ckpt_prefix.empty() ? std::nullopt : checkpoint::latest(flags_.ckpt_prefix)) {
       throw ConfigError(fmt::format("there is a {} already; go on from it with --resume, or give another --ckpt-prefix", other->string()));
     }
-    if (!flags_.metrics.empty())
-      metrics_.emplace(flags_.metrics, train::MetricsOptions{.first_step = step_ + 1, .rank = world_.local_ranks().front()});
+    metrics_.emplace(flags_.metrics, train::ReporterOptions{.first_step = step_ + 1, .rank = world_.local_ranks().front()});
     data::Loader loader(data::Sampler({.size = train_.size(),
                                        .global_batch = flags_.batch_size * world_.size(),
                                        .local_ranks = world_.local_ranks(),
@@ -131,7 +133,7 @@ class MnistRun {
     train::Progress progress({.title = fmt::format("epoch {}/{}", position_.epoch + 1, flags_.epochs),
                               .steps = loader.batches(),
                               .start = position_.batch,
-                              .samples_per_step = flags_.batch_size * world_.size(),
+                              .items_per_step = flags_.batch_size * world_.size(),
                               .line_every = 10 * flags_.log_steps,
                               .rank = world_.local_ranks().front()});
     int64_t batches = position_.batch;
@@ -139,14 +141,12 @@ class MnistRun {
       const auto targets = on_ranks(batch.targets, world_);
       const auto scores = call(model_, on_ranks(batch.inputs, world_)).to(torch::kFloat);
       const auto loss = torch::nll_loss(scores, targets);
-      loss.backward();
-      if (flags_.replicated) average_gradients();
+      trainer_.backward(loss);
       step_++;
       batches++;
       const bool due = batches % flags_.log_steps == 0;
-      const auto norm = due ? grad_norm(model_->parameters()) : torch::Tensor();
-      optimizer_.step();
-      optimizer_.zero_grad();
+      const auto norm = due ? trainer_.grad_norm() : torch::Tensor();
+      trainer_.step();
       if (due) report(loss.detach(), train::accuracy(scores.detach(), targets), norm, progress, batches);
       if (stop_ && batches < loader.batches() && stop_->requested()) break;
     }
@@ -154,18 +154,15 @@ class MnistRun {
     return batches == loader.batches();
   }
 
-  void average_gradients() {
-    for (const auto& parameter : model_->parameters())
-      world_.all_reduce(parameter.grad(), {.op = Reduce::Mean}, {.unit = "gradient"}).wait();
-  }
-
   void report(const torch::Tensor& loss, const torch::Tensor& accuracy, const torch::Tensor& norm, train::Progress& progress,
               int64_t batches) {
     const auto means = torch::stack({loss.to(torch::kDouble), accuracy.to(torch::kDouble)});
     world_.all_reduce(means, {.op = Reduce::Mean}, {.unit = "loss"}).wait();
-    shown_ = {{"loss", means[0].item<double>()}, {"accuracy", means[1].item<double>()}};
+    const auto mean_loss = means[0].item<double>();
+    const train::Value of_gradients = {"grad_norm", norm.item<double>()}, lr = {"lr", optimizer_.lr()};
+    shown_ = {{"loss", running_loss_.add(mean_loss)}, {"accuracy", means[1].item<double>()}, of_gradients, lr, train::memory()};
     progress.update(batches, shown_);
-    if (metrics_) metrics_->write(step_, {shown_[0], {"lr", optimizer_.lr()}, {"grad_norm", norm.item<double>()}});
+    metrics_->write(step_, {{"loss", mean_loss}, lr, of_gradients});
   }
 
   // What must be the same for a run to go on: the samples would come in another order.
@@ -212,7 +209,7 @@ class MnistRun {
       text += fmt::format(", {:.2f} % consolidated in {}", consolidated, file.string());
       values.push_back({"consolidated_accuracy", consolidated});
     }
-    if (metrics_) metrics_->write(step_, values);
+    metrics_->write(step_, values);
     say("{}", text);
     if (sharded >= flags_.target) return 0;
     say("that is below the target of {} %", flags_.target);
@@ -221,22 +218,22 @@ class MnistRun {
 
   template <class... Args>
   void say(fmt::format_string<Args...> text, Args&&... args) const {
-    if (!world_.is_first()) return;
-    fmt::print("{}\n", fmt::format(text, std::forward<Args>(args)...));
-    std::fflush(stdout);
+    trainer_.print(fmt::format(text, std::forward<Args>(args)...));
   }
 
   const Flags flags_;
-  const Communicator world_;
+  Trainer trainer_;
+  const Communicator world_ = trainer_.world();
   const data::Samples train_, test_;
   MnistNet model_;
   optim::SGD optimizer_;
   std::optional<checkpoint::PrefixLock> lock_;  // of the prefix
   std::optional<train::StopSignal> stop_;
-  std::optional<train::MetricsFile> metrics_;
+  std::optional<train::Reporters> metrics_;
   std::optional<std::filesystem::path> last_;  // checkpoint that was saved or loaded
   data::Position position_;
   int64_t step_ = 0;
+  train::RunningMean running_loss_{10};
   train::Values shown_;
 };
 
@@ -249,5 +246,5 @@ int main(int argc, char** argv) {
       "mnist");
   Flags flags;
   declare(app, flags);
-  return app.run(argc, argv, [&] { return MnistRun(flags, init()).run(); });
+  return app.run(argc, argv, [&] { return MnistRun(flags).run(); });
 }

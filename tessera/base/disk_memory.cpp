@@ -72,9 +72,9 @@ class Mapped {
 /// What a DataPtr of such memory keeps.
 class Region {
  public:
-  Region(size_t bytes, size_t on_disk, const std::filesystem::path& folder) : bytes_(bytes) {
+  Region(size_t bytes, size_t on_disk, const std::filesystem::path& folder, std::string_view what) : bytes_(bytes) {
     const auto fail = [&](int error) {
-      throw IoError(fmt::format("can't keep {} bytes in a file in {}: {}", on_disk, folder.string(), std::strerror(error)));
+      throw IoError(fmt::format("can't keep {} in a file of {} bytes in {}: {}", what, on_disk, folder.string(), std::strerror(error)));
     };
     const auto file = nameless_file(folder);
     if (!file) fail(errno);
@@ -122,7 +122,7 @@ void expect_sensible(const DiskMemoryOptions& options) {
   }
 }
 
-at::DataPtr allocate_on_disk(size_t bytes, const DiskMemoryOptions& options) {
+at::DataPtr allocate_on_disk(size_t bytes, const DiskMemoryOptions& options, std::string_view what) {
   const auto pages = [](double wanted) { return static_cast<size_t>(std::ceil(wanted / static_cast<double>(page_size()))) * page_size(); };
   const auto on_disk = std::min(pages(static_cast<double>(bytes) * options.fraction), pages(static_cast<double>(bytes)));
   if (on_disk == 0) {
@@ -130,7 +130,7 @@ at::DataPtr allocate_on_disk(size_t bytes, const DiskMemoryOptions& options) {
     if (bytes > 0) std::memset(memory.get(), 0, bytes);
     return memory;
   }
-  auto* const region = new Region(pages(static_cast<double>(bytes)), on_disk, folder_of(options));
+  auto* const region = new Region(pages(static_cast<double>(bytes)), on_disk, folder_of(options), what);
   return {region->data(), region, [](void* kept) { delete static_cast<Region*>(kept); }, at::Device(at::kCPU)};
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <string_view>
 
 namespace tessera {
 
@@ -21,7 +22,8 @@ std::filesystem::path folder_of(const DiskMemoryOptions& options);
 void expect_sensible(const DiskMemoryOptions& options);
 
 /// All zeros at first. The room on the disk is taken at once, so that a full disk is an IoError here and not the end of the process later.
-at::DataPtr allocate_on_disk(size_t bytes, const DiskMemoryOptions& options);
+/// `what` will be kept there, for that error.
+at::DataPtr allocate_on_disk(size_t bytes, const DiskMemoryOptions& options, std::string_view what);
 
 // For any memory; of what does not lie on disk they leave everything as it is.
 

@@ -29,7 +29,7 @@ size_t resident(const std::string& kind) {
 
 TEST(DiskMemory, KeepsItsValuesWithoutPages) {
   constexpr size_t kBytes = 64U << 20;
-  const auto memory = allocate_on_disk(kBytes, {.folder = folder_on_disk()});
+  const auto memory = allocate_on_disk(kBytes, {.folder = folder_on_disk()}, "numbers");
   const auto bytes = std::span(static_cast<unsigned char*>(memory.get()), kBytes);
   EXPECT_TRUE(std::ranges::all_of(bytes.first(100'000), [](unsigned char byte) { return byte == 0; }));
   const auto before = resident("RssFile") + resident("RssShmem");
@@ -44,7 +44,7 @@ TEST(DiskMemory, KeepsItsValuesWithoutPages) {
 TEST(DiskMemory, KeepsAFractionOnDisk) {
   constexpr size_t kBytes = 1'000'003;
   for (const double fraction : {0.0, 0.25, 1.0}) {
-    const auto memory = allocate_on_disk(kBytes, {.folder = folder_on_disk(), .fraction = fraction});
+    const auto memory = allocate_on_disk(kBytes, {.folder = folder_on_disk(), .fraction = fraction}, "numbers");
     std::memset(memory.get(), 7, kBytes);
     evict_pages(memory.get(), kBytes);
     const auto bytes = std::span(static_cast<const unsigned char*>(memory.get()), kBytes);
@@ -54,7 +54,7 @@ TEST(DiskMemory, KeepsAFractionOnDisk) {
 
 TEST(DiskMemory, LeavesOtherMemoryAlone) {
   std::vector<char> ordinary(1U << 20, 'x');
-  const auto memory = allocate_on_disk(1U << 20, {.folder = folder_on_disk()});
+  const auto memory = allocate_on_disk(1U << 20, {.folder = folder_on_disk()}, "numbers");
   evict_pages(ordinary.data(), ordinary.size());
   evict_pages(nullptr, 0);
   EXPECT_EQ(std::ranges::count(ordinary, 'x'), std::ssize(ordinary));
@@ -66,8 +66,8 @@ TEST(DiskMemory, RefusesWhatIsNoPlaceForFiles) {
   EXPECT_THAT(message_of<ConfigError>([&] { expect_sensible({.folder = "/dev/shm"}); }), HasSubstr("lies in memory (tmpfs)"));
   EXPECT_THAT(message_of<ConfigError>([&] { expect_sensible({.folder = folder_on_disk(), .fraction = 1.5}); }),
               HasSubstr("between 0 and 1"));
-  EXPECT_THAT(message_of<IoError>([&] { allocate_on_disk(size_t{1} << 50, {.folder = folder_on_disk()}); }),
-              HasSubstr("can't keep 1125899906842624 bytes in a file in"));
+  EXPECT_THAT(message_of<IoError>([&] { allocate_on_disk(size_t{1} << 50, {.folder = folder_on_disk()}, "numbers"); }),
+              HasSubstr("can't keep numbers in a file of 1125899906842624 bytes in"));
 }
 
 }  // namespace

@@ -62,6 +62,24 @@ std::string printable(std::string_view text, std::string_view kept) {
   return result;
 }
 
+bool is_utf8(std::string_view text) {
+  for (size_t i = 0; i < text.size();) {
+    const auto at = [&](size_t place) { return static_cast<unsigned char>(text[place]); };
+    const unsigned first = at(i++);
+    const size_t more = first < 0x80 ? 0 : first >= 0xc2 && first < 0xe0 ? 1 : first >= 0xe0 && first < 0xf0 ? 2 : 3;
+    if (more == 0) continue;
+    if (first < 0xc2 || first > 0xf4 || text.size() - i < more) return false;
+    const unsigned second = at(i);  // of some first bytes only part of the range, so that every letter has one form
+    const unsigned least = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80, most = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
+    if (second < least || second > most) return false;
+    for (size_t k = 1; k < more; k++) {
+      if ((at(i + k) & 0xc0) != 0x80) return false;
+    }
+    i += more;
+  }
+  return true;
+}
+
 std::string nearest_name(std::string_view name, const std::vector<std::string>& known, std::string_view prefix) {
   const auto distance = [&](const std::string& other) { return edit_distance(name, other); };
   const auto nearest = std::ranges::min_element(known, {}, distance);

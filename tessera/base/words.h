@@ -21,6 +21,9 @@ std::string counted(int64_t number, std::string_view thing);
 /// The text with control characters as "\x1b", so that a terminal shows them in place of obeying. Those in `kept` stay.
 std::string printable(std::string_view text, std::string_view kept = {});
 
+/// Whether a text is UTF-8 as Python writes it: without surrogates.
+bool is_utf8(std::string_view text);
+
 /// The known name that is most like a mistyped one, for "did you mean"; empty if none is like it. All names begin with `prefix`.
 std::string nearest_name(std::string_view name, const std::vector<std::string>& known, std::string_view prefix = {});
 

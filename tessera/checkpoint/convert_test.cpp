@@ -175,6 +175,8 @@ TEST(Convert, RefusesWhatCanNotBe) {
   EXPECT_THAT(refused({}, "native/out"), HasSubstr("lies in the checkpoint"));
   EXPECT_THAT(refused({.to = Format::Dcp}),
               AllOf(HasSubstr("which 'lr' its optimizer (tessera::optim::AdamW) had"), HasSubstr(".settings = {{\"lr\", 0.1}}")));
+  EXPECT_THAT(refused({.to = Format::Torch, .settings = {{"lr", 0.1}, {"betaz", 1}}}),
+              AllOf(HasSubstr("has no setting 'betaz'; it has"), HasSubstr("betas")));
   EXPECT_THAT(refused({.from = Format::Dcp}), HasSubstr("is a checkpoint of Tessera, not a folder of torch.distributed"));
   EXPECT_THAT(refused({.world = 0}), HasSubstr("0 ranks"));
   EXPECT_THAT(refused({.memory = 0}), HasSubstr("0 bytes"));

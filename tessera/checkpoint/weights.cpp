@@ -4,7 +4,9 @@
 #include <fmt/format.h>
 
 #include <optional>
+#include <regex>
 
+#include "tessera/base/error.h"
 #include "tessera/checkpoint/live/model_plan.h"
 #include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/comm/groups/all_or_none.h"
@@ -14,8 +16,49 @@
 #include "tessera/shard/access/write_guard.h"
 
 namespace tessera::checkpoint {
+namespace {
 
-void load_weights(torch::nn::Module& module, const std::filesystem::path& path, const LoadOptions& options) {
+/// Names as they are in the model.
+class Renames {
+ public:
+  explicit Renames(const std::vector<std::pair<std::string, std::string>>& pairs) {
+    for (const auto& [pattern, replacement] : pairs) {
+      try {
+        pairs_.emplace_back(std::regex(pattern), replacement);
+      } catch (const std::regex_error& error) {
+        throw UsageError(fmt::format("'{}' in the option renamed is no regular expression: {}", pattern, error.what()));
+      }
+    }
+  }
+
+  std::string operator()(std::string name) const {
+    for (const auto& [pattern, replacement] : pairs_) name = std::regex_replace(name, pattern, replacement);
+    return name;
+  }
+
+ private:
+  std::vector<std::pair<std::regex, std::string>> pairs_;
+};
+
+Catalog renamed(Catalog catalog, const Renames& renames) {
+  decltype(catalog.tensors) tensors;
+  for (auto& [name, tensor] : catalog.tensors) {
+    if (!tensors.try_emplace(renames(name), std::move(tensor)).second)
+      throw UsageError(fmt::format("the option renamed makes '{}' of '{}' and of another tensor", renames(name), name));
+  }
+  decltype(catalog.aliases) aliases;
+  for (const auto& [alias, first] : catalog.aliases) aliases[renames(alias)] = renames(first);
+  decltype(catalog.buffers) buffers;
+  for (const auto& name : catalog.buffers) buffers.insert(renames(name));
+  catalog.tensors = std::move(tensors);
+  catalog.aliases = std::move(aliases);
+  catalog.buffers = std::move(buffers);
+  return catalog;
+}
+
+}  // namespace
+
+void load_weights(torch::nn::Module& module, const std::filesystem::path& path, const WeightsOptions& options) {
   expect_idle("load_weights");
   const c10::AutoGradMode no_grad(false);
   const auto world = world_of(module).value_or(self_world());
@@ -27,10 +70,11 @@ void load_weights(torch::nn::Module& module, const std::filesystem::path& path, 
   std::optional<ModelPlan> plan;
   together(fmt::format("can't load {}; nothing was changed", path.string()), [&] {
     model = local_values(module);
-    stored.emplace(read_model(path));
+    stored.emplace(renamed(read_model(path), Renames(options.renamed)));
     std::set<std::string> names;
     for (const auto& [name, tensor] : stored->catalog().tensors) names.insert(name);
-    plan.emplace(*stored, std::move(names), model, options, path.string());
+    const LoadOptions difference{.may_be_missing = options.may_be_missing, .may_be_unknown = options.may_be_unknown};
+    plan.emplace(*stored, std::move(names), model, difference, path.string());
     const auto& topology = world.topology();
     verify_share(*stored, world, topology.ranks_on(topology.host_of(world.local_ranks().front())));  // each host may have its own copy
     expect_writable(model.units);

@@ -2,8 +2,9 @@
 #pragma once
 
 #include <filesystem>
-
-#include "tessera/checkpoint/load_options.h"
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace torch::nn {
 class Module;
@@ -11,10 +12,19 @@ class Module;
 
 namespace tessera::checkpoint {
 
+/// What a model and the weights that are loaded into it need not have in common. Patterns are regular expressions (ECMAScript).
+struct WeightsOptions {
+  std::vector<std::string> may_be_missing = {};  // whole names, such as "head\\..*", which keep their values if they are not in the files
+  std::vector<std::string> may_be_unknown = {};  // whole names that the model may lack
+  /// What a pattern finds in a name in the files is replaced, as std::regex_replace does, by one pair after the other. The patterns above
+  /// are for the names that come out.
+  std::vector<std::pair<std::string, std::string>> renamed = {};
+};
+
 /// Copies parameters and buffers into a module, which may be sharded: from a file of safetensors or torch.save, a folder of the Hugging
 /// Face Hub or of torch.distributed.checkpoint, or a checkpoint of Tessera. Every rank reads its own part of them. Unless the names and
 /// shapes are those of the module, it throws UsageError and changes nothing. What has a checksum is compared first, by each rank a share if
 /// the module is sharded: then it is collective, and an error on one rank is one on all.
-void load_weights(torch::nn::Module& module, const std::filesystem::path& path, const LoadOptions& options = {});
+void load_weights(torch::nn::Module& module, const std::filesystem::path& path, const WeightsOptions& options = {});
 
 }  // namespace tessera::checkpoint

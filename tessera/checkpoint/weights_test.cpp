@@ -90,6 +90,28 @@ TEST(Weights, OfAnotherModelAreRefused) {
   });
 }
 
+TEST(Weights, MayHaveOtherNames) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun run(world);
+    checkpoint::save(folder / "a", {.model = run.model.get()}, world);
+    if (world.rank() == 0) checkpoint::consolidate(folder / "a", folder / "a.safetensors");
+    world.barrier();
+    const auto inner = std::make_shared<Picture>(0.1);
+    torch::nn::Sequential outer;
+    outer->push_back("inner", torch::nn::AnyModule(inner));
+    fully_shard(outer, {.mesh = world});
+    checkpoint::load_weights(*outer, folder / "a.safetensors", {.renamed = {{"^(.*)$", "outer.$1"}, {"^outer", "inner"}}});
+    expect_same_state(*inner, *run.model);
+    const auto refusal = [&](const checkpoint::WeightsOptions& options) {
+      return message_of<UsageError>([&] { checkpoint::load_weights(*outer, folder / "a.safetensors", options); });
+    };
+    EXPECT_THAT(refusal({}), HasSubstr("it has no 'inner."));
+    EXPECT_THAT(refusal({.renamed = {{"[", ""}}}), HasSubstr("'[' in the option renamed is no regular expression"));
+    EXPECT_THAT(refusal({.renamed = {{"weight$", "bias"}}}), HasSubstr("and of another tensor"));
+  });
+}
+
 std::shared_ptr<Picture> deferred_picture() {
   return deferred_init([] { return std::make_shared<Picture>(0.1); });
 }

@@ -11,6 +11,7 @@
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/merge.h"
 #include "tessera/cli/ckpt_places.h"
+#include "tessera/cli/help.h"
 
 namespace tessera::cli {
 namespace {
@@ -131,9 +132,11 @@ void add_merge(CLI::App& command, const std::string& name, std::function<int()>&
             "The largest file; if the model is larger, there are several and an index")
       ->type_name("SIZE")
       ->default_str("5GB");
-  add_value(*flags, "--dtype", options.dtype, dtype_of, "fp32, fp16 or bf16; that of the checkpoint unless given")->type_name("DTYPE");
+  add_value(*flags, "--dtype", options.dtype, dtype_of, "Of the files; that of the checkpoint unless given")->type_name("{fp32,fp16,bf16}");
   flags->add_flag("--unsafe-serialization", options.unsafe_serialization, "Write pytorch_model.bin, a file of torch.save");
   flags->add_flag("--remove-checkpoint-dir", options.remove_checkpoint_dir, "Remove IN when all is written");
+  const auto program = (command.get_parent() != nullptr ? "tessera ckpt " : "tessera ") + name;
+  flags->footer(Help::footer_of({program + " run/mnist merged", program + " run/mnist merged --dtype bf16 --max-shard-size 2GB"}));
   flags->callback([&chosen, merge] { chosen = [=] { return merge->run(); }; });
 }
 
@@ -146,13 +149,13 @@ void add_convert(CLI::App& command, std::function<int()>& chosen) {
     raw->to = name;
     return format_named(name);
   };
-  add_value(*flags, "--to", options.to, named, "tessera, dcp, hub, safetensors, torch, accelerate or torch_xla")
-      ->type_name("FORMAT")
-      ->required();
-  add_value(*flags, "--from", options.from, format_named, "What IN has to be; it is recognised unless given")->type_name("FORMAT");
+  std::string names;
+  for (const auto& [name, format] : formats()) names += (names.empty() ? "{" : ",") + name;
+  names += "}";
+  add_value(*flags, "--to", options.to, named, "The format to write")->type_name(names)->required();
+  add_value(*flags, "--from", options.from, format_named, "What IN has to be; it is recognised unless given")->type_name(names);
   flags->get_option("--world")->capture_default_str();
-  add_value(*flags, "--dtype", options.dtype, dtype_of, "fp32, fp16 or bf16 for the model; that of the checkpoint unless given")
-      ->type_name("DTYPE");
+  add_value(*flags, "--dtype", options.dtype, dtype_of, "Of the model; that of the checkpoint unless given")->type_name("{fp32,fp16,bf16}");
   add_value(*flags, "--max-shard-size", options.max_shard_size, bytes_of, "The largest file of a Hub folder")
       ->type_name("SIZE")
       ->default_str("5GB");
@@ -166,6 +169,8 @@ void add_convert(CLI::App& command, std::function<int()>& chosen) {
           },
           "A setting of the optimizer for Python, such as lr=0.001; may be repeated")
       ->type_name("NAME=VALUE");
+  flags->footer(Help::footer_of(
+      {"tessera ckpt convert run/mnist hub --to hub --dtype bf16", "tessera ckpt convert accelerate/run ours --to tessera --world 4"}));
   flags->callback([&chosen, convert, flags] {
     convert->expect_meaning(*flags);
     chosen = [=] { return convert->run(); };
@@ -177,6 +182,7 @@ void add_reshard(CLI::App& command, std::function<int()>& chosen) {
   const auto convert = std::make_shared<ConvertCommand>();
   add_common(*flags, *convert);
   flags->get_option("--world")->required();
+  flags->footer(Help::footer_of({"tessera ckpt reshard run/mnist-step-000100 run/mnist-on-8 --world 8"}));
   flags->callback([&chosen, convert] { chosen = [=] { return convert->run(); }; });
 }
 

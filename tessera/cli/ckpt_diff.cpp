@@ -35,11 +35,7 @@ struct DiffCommand {
 }  // namespace
 
 void add_diff(CLI::App& command, std::function<int()>& chosen) {
-  auto* diff = command
-                   .add_subcommand("diff",
-                                   "Compares the tensors of two checkpoints of any formats: ends with 0 if they are equal, 1 if not, 2 if "
-                                   "that can't be found out")
-                   ->group("Commands");
+  auto* diff = command.add_subcommand("diff", "Compares the tensors of two checkpoints of any formats")->group("Commands");
   const auto options = std::make_shared<DiffCommand>();
   diff->add_option("A", options->one, "A folder or a file, or the P of folders P-step-N")->required();
   diff->add_option("B", options->other, "The other one")->required();
@@ -47,6 +43,11 @@ void add_diff(CLI::App& command, std::function<int()>& chosen) {
       ->type_name("SIZE")
       ->default_str("1GB");
   diff->add_flag("--json", options->as_json, "As JSON");
+  diff->footer(
+      "Examples:\n"
+      "  tessera ckpt diff run/first-step-000100 run/second-step-000100\n"
+      "  tessera ckpt diff run/mnist model.safetensors --json\n\n"
+      "Exit status: 0 if they are equal, 1 if they differ, 2 if that can't be found out.");
   diff->callback([&chosen, options] { chosen = [=] { return options->run(); }; });
 }
 

@@ -39,7 +39,7 @@ std::string what_is_there(const fs::path& prefix) {
 fs::path find_checkpoint(const fs::path& prefix) {
   if (checkpoint::is_complete(prefix)) return prefix;
   if (const auto newest = checkpoint::latest(prefix)) return *newest;
-  throw ConfigError(fmt::format("--ckpt-prefix {}: no complete checkpoint of that name, and none called {}-step-N; {}", prefix.string(),
+  throw ConfigError(fmt::format("{}: no complete checkpoint of that name, and none called {}-step-N; {}", prefix.string(),
                                 prefix.filename().string(), what_is_there(prefix)));
 }
 

@@ -8,6 +8,7 @@
 #include "tessera/checkpoint/prune.h"
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/cli/ckpt_places.h"
+#include "tessera/cli/help.h"
 
 namespace tessera::cli {
 namespace {
@@ -41,6 +42,8 @@ void add_prune(CLI::App& command, std::function<int()>& chosen) {
                      ->needs(best);
   best->needs(metric);
   prune_command->add_flag("--higher-is-better", keep->higher_is_better, "The highest is best")->needs(best);
+  prune_command->footer(Help::footer_of({"tessera ckpt prune --ckpt-prefix run/mnist --keep-last 3",
+                                         "tessera ckpt prune --ckpt-prefix run/mnist --keep-best 2 --metric loss"}));
   prune_command->callback([&chosen, prefix, keep, last, every, best] {
     if (last->empty() && every->empty() && best->empty()) throw CLI::RequiredError("one of --keep-last, --keep-every and --keep-best");
     chosen = [=] { return prune(*prefix, *keep); };

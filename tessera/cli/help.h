@@ -1,9 +1,14 @@
-// What --help prints: lines of at most 80 columns, with what a flag is unless it is given.
+// What --help prints: lines of at most 80 columns, with what a flag is unless it is given. On a terminal, headings are bold.
 #pragma once
+
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <sstream>
 #include <string>
+#include <vector>
+
+#include "tessera/base/env.h"
 
 namespace tessera::cli {
 
@@ -13,10 +18,18 @@ class Help : public CLI::Formatter {
 
   Help() { label("SUBCOMMAND", "COMMAND"); }
 
+  /// The end of a command's help: command lines to start from, what else there is to say, and how it ends.
+  static std::string footer_of(const std::vector<std::string>& examples, const std::string& more = {}) {
+    std::string text = examples.empty() ? "" : "Examples:\n";
+    for (const auto& example : examples) text += "  " + example + "\n";
+    return text + (examples.empty() ? "" : "\n") + (more.empty() ? "" : more + "\n\n") + kExitStatus;
+  }
+
   // Versions of CLI11 put empty lines at different places.
   std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override {
-    return make_description(app) + make_usage(app, std::move(name)) + make_groups(app, mode) + make_subcommands(app, mode) + "\n" +
-           make_footer(app);
+    const auto text = make_description(app) + make_usage(app, std::move(name)) + make_groups(app, mode) + make_subcommands(app, mode) +
+                      "\n" + make_footer(app);
+    return has_colour(STDOUT_FILENO) ? with_bold_headings(text) : text;
   }
 
  protected:
@@ -36,6 +49,22 @@ class Help : public CLI::Formatter {
 
  private:
   static constexpr size_t kWidth = 80, kIndent = 27;
+
+  /// Whether what is printed there may have colours: a terminal that knows them, and a user who did not refuse (no-color.org).
+  static bool has_colour(int stream) { return ::isatty(stream) != 0 && env("TERM").value_or("dumb") != "dumb" && !env("NO_COLOR"); }
+
+  /// "Options:" and the like, also the first word of a line of usage.
+  static std::string with_bold_headings(const std::string& text) {
+    std::string result;
+    std::istringstream all(text);
+    for (std::string line; std::getline(all, line);) {
+      const auto end = line.find(':');
+      const bool is_heading = end != std::string::npos && line.find(' ') > end && (end + 1 == line.size() || line.starts_with("Usage:"));
+      result += is_heading ? "\033[1m" + line.substr(0, end + 1) + "\033[0m" + line.substr(end + 1) : line;
+      result += '\n';
+    }
+    return result;
+  }
 
   /// " INT", or " {shm,gloo}" where CLI11 has "TEXT:{shm,gloo}"
   static std::string value(const CLI::Option& option) {

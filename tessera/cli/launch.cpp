@@ -6,7 +6,9 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <map>
+#include <optional>
 
 #include "tessera/base/env.h"
 #include "tessera/base/env_table.h"
@@ -15,6 +17,7 @@
 #include "tessera/base/port.h"
 #include "tessera/base/words.h"
 #include "tessera/cli/commands.h"
+#include "tessera/cli/config_flags.h"
 #include "tessera/cli/help.h"
 #include "tessera/cli/local_job.h"
 #include "tessera/cli/ranks_here.h"
@@ -73,8 +76,8 @@ std::string report(const Ending& ending) {
 
 /// The variables by which other launchers describe ranks: those of a launcher around this one do not hold for the ranks that this one
 /// starts.
-std::map<std::string, std::string> environment_of_ranks(int ranks, int port, const std::string& threads) {
-  std::map<std::string, std::string> environment;
+std::map<std::string, std::string> environment_of_ranks(const config::Settings& settings, int ranks, int port, const std::string& threads) {
+  auto environment = settings.environment();
   for (const auto name : launcher_variables()) environment[std::string(name)] = "";
   environment.merge(std::map<std::string, std::string>{{"TESSERA_STORE", ""}, {"TORCHELASTIC_USE_AGENT_STORE", ""}});
   environment["WORLD_SIZE"] = environment["LOCAL_WORLD_SIZE"] = std::to_string(ranks);
@@ -85,15 +88,16 @@ std::map<std::string, std::string> environment_of_ranks(int ranks, int port, con
   return environment;
 }
 
-int launch(const std::vector<std::string>& command, int ranks, std::chrono::seconds grace) {
+int launch(const std::vector<std::string>& command, const config::Settings& settings, int ranks, std::chrono::seconds grace) {
   Console console;
+  for (const auto& remark : settings.remarks()) console.err().write(fmt::format("launch: {}\n", remark));
   if (const auto warning = warning_of_unknown_env()) console.err().write(fmt::format("launch: {}\n", *warning));
   const auto threads = threads_of_a_rank(ranks);
   const auto port = free_port();
   console.err().write(fmt::format("launch: {} on {}, {} thread{} each ({}), port {}\n", plural(ranks, "rank"), plural(cores(), "core"),
                                   threads, threads == "1" ? "" : "s",
                                   env("OMP_NUM_THREADS") ? "OMP_NUM_THREADS as it was" : "OMP_NUM_THREADS", port));
-  const auto ending = LocalJob(command, ranks, environment_of_ranks(ranks, port, threads), grace, console).run();
+  const auto ending = LocalJob(command, ranks, environment_of_ranks(settings, ranks, port, threads), grace, console).run();
   if (ending.failed_rank) console.err().write(console.err().fresh_line() + report(ending));
   console.finish();
   if (const auto trouble = console.out().trouble()) {
@@ -113,6 +117,17 @@ ConfigError missing_ranks(const std::vector<std::string>& program) {
                                : "--nproc-per-node is required; see tessera launch --help");
 }
 
+/// The ranks that the configuration asks for; none if it does not.
+std::optional<int> ranks_of(const config::Settings& settings) {
+  if (settings.integer("num_machines") > 1) {
+    throw ConfigError(
+        fmt::format("num_machines {} ({}): launch starts the ranks of one host; torchrun --no-python and mpirun reach several",
+                    settings.text("num_machines"), settings.setting("num_machines").where));
+  }
+  if (!settings.is_set("num_processes")) return {};
+  return static_cast<int>(std::min<int64_t>(settings.integer("num_processes"), std::numeric_limits<int>::max()));
+}
+
 /// CLI11's usage line would not show the program and its arguments, because they are no options.
 struct LaunchHelp : Help {
   std::string make_usage(const CLI::App*, std::string) const override {
@@ -126,26 +141,33 @@ void add_launch_command(CLI::App& app, std::function<int()>& chosen) {
   auto* command = app.add_subcommand("launch", "Starts a program as several ranks on this host")->group("Commands");
   command->formatter(std::make_shared<LaunchHelp>());
   const auto ranks = std::make_shared<int>(1);
-  const auto* flag = command->add_option("-n,--nproc-per-node", *ranks, "How many ranks (required)")->type_name("N");
+  const auto* flag = command->add_option("-n,--nproc-per-node", *ranks, "How many ranks; num_processes unless given")->type_name("N");
   const auto grace = std::make_shared<int>(10);
   command->add_option("--grace", *grace, "How many seconds ranks may still run after a signal that asks them to end")
       ->type_name("S")
       ->capture_default_str()
       ->check(CLI::Range(0, 86'400));
+  const ConfigFlags configuration(*command);
   command->prefix_command();
   command->footer(
       "Each line that a rank prints gets its number in front. When a rank fails, the others are stopped and its last words are repeated. "
       "Ctrl-C reaches the ranks; a second one kills them. Nothing is left behind, whatever becomes of launch. A rank has the cores / N "
-      "threads in OMP_NUM_THREADS, unless that is set. Standard input goes to rank 0.\n"
+      "threads in OMP_NUM_THREADS, unless that is set. Standard input goes to rank 0.\n\n"
+      "Examples:\n"
       "  tessera launch --nproc-per-node 2 tessera test\n"
       "  tessera launch --nproc-per-node 4 ./train --epochs 3\n"
-      "torchrun --no-python and mpirun start the same programs.\n\n"
+      "  tessera launch --config-file run.yaml --mixed-precision bf16 ./train\n"
+      "\ntorchrun --no-python and mpirun start the same programs.\n\n"
       "Exit status: 0 if that of all ranks is 0, or else that of the rank that failed first; 1 if launch itself failed, 2 if the command "
       "line is wrong, 128 + n after signal n.");
-  command->callback([&chosen, command, flag, ranks, grace] {
-    if (flag->count() == 0) throw missing_ranks(command->remaining());
+  command->callback([&chosen, command, flag, ranks, grace, configuration] {
+    const auto settings = configuration.settings();
+    if (const auto wanted = ranks_of(settings); flag->count() == 0) {
+      if (!wanted) throw missing_ranks(command->remaining());
+      *ranks = *wanted;
+    }
     check(command->remaining(), *ranks);
-    chosen = [command, ranks, grace] { return launch(command->remaining(), *ranks, std::chrono::seconds(*grace)); };
+    chosen = [command, settings, ranks, grace] { return launch(command->remaining(), settings, *ranks, std::chrono::seconds(*grace)); };
   });
 }
 

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tessera/testing/folder.h"
 #include "tessera/testing/launched.h"
 
 namespace tessera::testing::launch_test {
@@ -338,6 +339,29 @@ TEST(Launch, TakesDashesAndUnderscoresForTheSame) {
   EXPECT_EQ(started({"-n1", "echo"}).out, "[rank 0] \n");
   EXPECT_THAT(started({"true", "--nproc-per-node", "2"}).err, HasSubstr("stands behind the program"));
   EXPECT_THAT(started({"true"}).err, HasSubstr("--nproc-per-node is required"));
+}
+
+TEST(Launch, GivesRanksTheConfiguration) {
+  const Folder folder;
+  write_file(folder / "run.yaml",
+             "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 2\nfsdp_config:\n  fsdp_sharding_strategy: SHARD_GRAD_OP\n");
+  const auto started = [](Command flags) {
+    auto command = launch("", {});
+    command.resize(2);
+    command.insert(command.end(), flags.begin(), flags.end());
+    for (const auto* word :
+         {"sh", "-c", "echo $RANK $WORLD_SIZE $ACCELERATE_MIXED_PRECISION $FSDP_SHARDING_STRATEGY ${FSDP_STATE_DICT_TYPE:-unset}"})
+      command.emplace_back(word);
+    return Launched(command).end();
+  };
+  const auto file = (folder / "run.yaml").string();
+  EXPECT_THAT(started({"--config-file", file}).out,
+              AllOf(HasSubstr("0 2 bf16 SHARD_GRAD_OP unset"), HasSubstr("1 2 bf16 SHARD_GRAD_OP unset")));
+  EXPECT_EQ(started({"--config-file", file, "-n", "1", "--mixed_precision", "no"}).out, "[rank 0] 0 1 no SHARD_GRAD_OP unset\n");
+  const auto wrong = started({"--config-file", file, "--fsdp-sharding-strategy", "FULL_CHARD"});
+  EXPECT_EQ(wrong.status, 2);
+  EXPECT_THAT(wrong.err, HasSubstr("--fsdp-sharding-strategy"));
+  EXPECT_THAT(started({"--config-file", file, "--num-machines", "2"}).err, HasSubstr("torchrun --no-python and mpirun reach several"));
 }
 
 }  // namespace

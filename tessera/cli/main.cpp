@@ -11,8 +11,13 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.set_version_flag("--version", TESSERA_VERSION, "Print the version and exit");
   std::function<int()> chosen;
+  tessera::cli::add_config_command(app, chosen);
   tessera::cli::add_launch_command(app, chosen);
   tessera::cli::add_ckpt_command(app, chosen);
   tessera::cli::add_test_command(app, chosen);
+  tessera::cli::add_env_command(app, chosen);
+  tessera::cli::add_completion_command(app, chosen);
+  // Now, because a command that is added has the footer of the program unless it has its own.
+  app.footer(tessera::cli::Help::footer_of({"tessera launch -n 2 ./train --epochs 3", "tessera ckpt inspect run/mnist", "tessera env"}));
   return app.run(argc, argv, [&] { return chosen(); });
 }

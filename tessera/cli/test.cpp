@@ -236,10 +236,9 @@ void add_test_command(CLI::App& app, std::function<int()>& chosen) {
   command->add_option("--limit", flags->limit_s, "Seconds that the whole test may take")
       ->check(CLI::Range(0.1, 3600.0))
       ->capture_default_str();
-  command->footer(std::string("Started by torchrun or mpirun it is one rank of their job:\n"
-                              "  mpirun -n 4 tessera test\n"
-                              "  torchrun --no-python --nproc-per-node 4 tessera test\n\n") +
-                  Help::kExitStatus);
+  command->footer(Help::footer_of({"tessera test", "tessera test --transport gloo --ranks 4", "mpirun -n 4 tessera test",
+                                   "torchrun --no-python --nproc-per-node 4 tessera test"},
+                                  "Started by torchrun or mpirun it is one rank of their job."));
   command->callback([&chosen, flags, transport, ranks] {
     expect_one_master(transport->count() + ranks->count() > 0);
     chosen = [flags] { return run(*flags); };

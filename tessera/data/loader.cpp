@@ -29,13 +29,27 @@ Loader::Loader(Sampler sampler, SeededFetch fetch, const LoaderOptions& options)
     throw UsageError(
         fmt::format("loader: {} workers and {} batches ahead make no sense; from 0 workers, from 1 batch", options.workers, options.ahead));
   }
-  if (position_.epoch < 0 || position_.epoch > kMostEpochs || position_.batch < 0 || position_.batch > batches()) {
-    throw UsageError(
-        fmt::format("loader: can't start at batch {} of epoch {}, where an epoch has {}; was the position saved with another "
-                    "data set or global batch?",
-                    position_.batch, position_.epoch, batches()));
-  }
+  expect_place(position_);
   for (int i = 0; i < options.workers; i++) workers_.emplace_back([this] { work(); });
+}
+
+void Loader::expect_place(const Position& position) const {
+  if (position.epoch >= 0 && position.epoch <= kMostEpochs && position.batch >= 0 && position.batch <= batches()) return;
+  throw UsageError(
+      fmt::format("loader: can't start at batch {} of epoch {}, where an epoch has {}; was the position saved with another data set or "
+                  "global batch?",
+                  position.batch, position.epoch, batches()));
+}
+
+void Loader::seek(const Position& position) {
+  expect_place(position);
+  {
+    const std::lock_guard lock(mutex_);
+    position_ = to_fetch_ = position;
+    delivered_ = begun_;  // so that workers drop what they are about to bring
+    ready_.clear();
+  }
+  news_.notify_all();
 }
 
 Loader::~Loader() {
@@ -95,7 +109,7 @@ void Loader::work() {
     lock.unlock();
     auto result = make(position, part);
     lock.lock();
-    ready_.emplace(number, std::move(result));
+    if (number >= delivered_) ready_.emplace(number, std::move(result));
     news_.notify_all();
   }
 }

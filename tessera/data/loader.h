@@ -40,6 +40,8 @@ class Loader {
   /// exception with the position in front of its message. It then stays at that batch, so another call throws again.
   std::optional<Samples> next();
 
+  /// Goes to another position, before the first batch or in the middle of an epoch. Throws UsageError for one that an epoch does not have.
+  void seek(const Position& position);
   /// The position of the batch that next() will return.
   Position position() const { return position_; }
   /// The number of batches in an epoch.
@@ -69,6 +71,7 @@ class Loader {
     std::exception_ptr error;
   };
 
+  void expect_place(const Position& position) const;
   void work();
   Result make(const Position& position, const Part& part) const;
   Result take_result();

@@ -19,6 +19,10 @@ class Adam : public Optimizer {
   Adam(std::vector<at::Tensor> parameters, AdamOptions options);
   Adam(std::vector<ParameterGroup> groups, AdamOptions options);
 
+  std::map<std::string, std::vector<double>> hyperparameters() const override {
+    return {{"betas", {options_.beta1, options_.beta2}}, {"eps", {options_.eps}}, {"weight_decay", {options_.weight_decay}}};
+  }
+
  protected:
   /// Whether weight decay is added to the gradient, or shrinks the parameters directly.
   enum class WeightDecay { L2, Decoupled };

@@ -6,11 +6,13 @@
 #include <torch/nn/module.h>
 
 #include <exception>
+#include <functional>
 #include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/paging_key.h"
+#include "tessera/comm/groups/same_on_all.h"
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/write_guard.h"
@@ -43,12 +45,12 @@ void Average::begin(const char* what) {
 
 void Average::expect_usable(const char* what) {
   expect_idle(what);
-  if (is_swapped_) throw UsageError(fmt::format("{} was called while the model has the average in place of its own parameters", what));
+  if (is_swapped()) throw UsageError(fmt::format("{} was called while the model has the average in place of its own parameters", what));
   begin(what);
 }
 
 void Average::expect_savable() {
-  if (is_swapped_) {
+  if (is_swapped()) {
     throw UsageError(
         "a run was to be saved while its model has the average in place of its own parameters; save after swapped() has ended, or leave "
         "Contents::average out to save the average as a model");
@@ -60,11 +62,13 @@ void Average::update() {
   expect_usable("Average::update");
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  updates_++;
   for (auto& [parameter, average, own] : members_) average.lerp_(parameter.to(average.scalar_type()), 1 - options_.decay);
 }
 
 void Average::assign() {
   expect_usable("Average::assign");
+  updates_ = 0;
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   for (auto& [parameter, average, own] : members_) average.copy_(parameter);
@@ -82,9 +86,26 @@ std::map<std::string, at::Tensor> Average::state(const torch::nn::Module& model)
 }
 
 void Average::was_loaded() {
-  for (auto& member : members_) member.own = at::Tensor();
   has_begun_ = true;
+  updates_ = 0;
+  forget_own();
+}
+
+void Average::forget_own() {
+  for (auto& member : members_) member.own = at::Tensor();
   is_swapped_ = false;
+}
+
+/// Ranks that update their parts differently would mix two averages, and nothing else would tell.
+void Average::expect_same() const {
+  const auto world = world_of(*model_);
+  const auto which = fmt::format("decay {} after {} updates", options_.decay, updates_);
+  if (!world || world->traits().simulated || world->traits().traces) return;
+  if (same_on_all(*world, std::hash<std::string>()(which), {.unit = "Average"})) return;
+  throw DisagreementError(fmt::format(
+      "ranks have different moving averages of the model, this one with {}; make it with the same options on all ranks, and call update() "
+      "as often on each",
+      which));
 }
 
 void Average::put_in() {
@@ -97,32 +118,43 @@ void Average::put_in() {
     own = at::empty_like(parameter, parameter.options()).copy_(parameter);
     at::Tensor(parameter).copy_(average);
   }
+  lend(units);
+  is_swapped_ = true;
 }
 
-void Average::take_out() {
+void Average::restore() {
+  expect_idle("Average::restore");
+  if (!is_swapped()) return;
   const c10::AutoGradMode no_grad(false);
   const auto units = local_values(*model_).units;
+  end_lending(units);
   const WriteGuard guard(units, WriteKind::Operators);
   guard.outdate_all();
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   for (auto& [parameter, average, own] : members_) at::Tensor(parameter).copy_(std::exchange(own, at::Tensor()));
+  is_swapped_ = false;
+}
+
+/// A model that was loaded meanwhile has its own parameters again.
+bool Average::is_swapped() {
+  if (is_swapped_ && !are_lent(local_values(*model_).units)) forget_own();
+  return is_swapped_;
 }
 
 Average::Swapped::Swapped(Average& average) : average_(average), exceptions_(std::uncaught_exceptions()) {
   average_.expect_usable("Average::swapped");
+  average_.expect_same();
   average_.put_in();
-  average_.is_swapped_ = true;
 }
 
 Average::Swapped::~Swapped() noexcept(false) {
   if (std::uncaught_exceptions() > exceptions_) {
-    log(LogLevel::Warning, "an exception left the average of a model's weights in place of its own; load a checkpoint");
+    log(LogLevel::Warning,
+        "an exception left the average of a model's weights in place of its own; call recover() and Average::restore(), or load a "
+        "checkpoint");
     return;
   }
-  if (!average_.is_swapped_) return;  // both were loaded meanwhile
-  expect_idle("the end of Average::swapped");
-  average_.take_out();
-  average_.is_swapped_ = false;
+  average_.restore();
 }
 
 }  // namespace tessera::optim

@@ -37,9 +37,10 @@ class Average {
   /// The model and the average have been loaded: what an exception left swapped is gone.
   void was_loaded();
 
-  /// While it exists, the model has the average in place of its own parameters, which it gets back in the end; update(), assign() and a
-  /// second one are errors meanwhile, and the model must not be trained. Saving the model then saves the average. Making and destroying it
-  /// are collective. If it is destroyed by an exception, the model keeps the average, because the other ranks may not come.
+  /// While it exists, the model has the average in place of its own parameters, which it gets back in the end. Meanwhile update(),
+  /// assign(), a second one, and whatever writes a sharded parameter are errors; loading the model is not, and ends the swap. Saving the
+  /// model saves the average. Making and destroying it are collective. If it is destroyed by an exception, the model keeps the average,
+  /// because the other ranks may not come: see restore().
   class Swapped {
    public:
     explicit Swapped(Average& average);
@@ -52,6 +53,8 @@ class Average {
     const int exceptions_;  // under way when it was made
   };
   [[nodiscard]] Swapped swapped() { return Swapped(*this); }
+  /// Gives the model its own parameters back if an exception has ended swapped(). All ranks call it, after recover(). Collective.
+  void restore();
 
  private:
   struct Member {
@@ -60,12 +63,15 @@ class Average {
   };
   void expect_usable(const char* what);
   void begin(const char* what);
+  void expect_same() const;
   void put_in();
-  void take_out();
+  bool is_swapped();
+  void forget_own();
 
   const std::shared_ptr<torch::nn::Module> model_;
   const AverageOptions options_;
   std::vector<Member> members_;
+  int64_t updates_ = 0;  // since it was made, assigned or loaded
   bool has_begun_ = false, is_swapped_ = false;
 };
 

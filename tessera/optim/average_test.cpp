@@ -3,17 +3,21 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/optim/sgd.h>
 
 #include "tessera/base/error.h"
 #include "tessera/optim/sgd.h"
+#include "tessera/shard/full_params.h"
 #include "tessera/shard/local.h"
 #include "tessera/shard/parameters.h"
+#include "tessera/shard/recover.h"
 #include "tessera/testing/net.h"
 
 namespace tessera::testing::average_test {
 namespace {
 
 using optim::Average;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 at::Tensor values_of(const at::Tensor& shard) {
@@ -84,6 +88,69 @@ TEST(Average, RefusesToChangeWhileItIsInUse) {
   EXPECT_THAT(message_of<UsageError>([&] { average.update(); }), HasSubstr("Average::update was called while"));
   EXPECT_THAT(message_of<UsageError>([&] { average.assign(); }), HasSubstr("Average::assign was called while"));
   EXPECT_THAT(message_of<UsageError>([&] { (void)average.swapped(); }), HasSubstr("Average::swapped was called while"));
+}
+
+TEST(Average, RefusesStepsThatWouldBeLost) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = seeded_net();
+    fully_shard(net, {.mesh = world});
+    optim::SGD ours(parameters(*net), {.lr = 0.1});
+    torch::optim::SGD theirs(parameters(*net), 0.1);
+    Average average(net.ptr());
+    const auto before = values_of(parameters(*net).front()).clone();
+    {
+      const auto swapped = average.swapped();
+      net->forward(input(0)).sum().backward();
+      EXPECT_THAT(message_of<UsageError>([&] { ours.step(); }), HasSubstr("a moving average in place of its own parameters"));
+      EXPECT_THAT(message_of<UsageError>([&] { theirs.step(); }), HasSubstr("would be lost"));
+      EXPECT_THAT(message_of<UsageError>([&] { const auto writes = full_params(*net, Access::Write); }), HasSubstr("would be lost"));
+      ours.zero_grad();
+    }
+    EXPECT_TRUE(torch::equal(values_of(parameters(*net).front()), before));
+    net->forward(input(0)).sum().backward();
+    ours.step();
+  });
+}
+
+TEST(Average, IsRestoredAfterAnException) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = seeded_net();
+    fully_shard(net, {.mesh = world});
+    optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+    Average average(net.ptr());
+    const auto before = values_of(parameters(*net).front()).clone();
+    for (auto& shard : parameters(*net)) at::Tensor(shard).detach().add_(1);
+    try {
+      const auto swapped = average.swapped();
+      throw UsageError("evaluation failed");
+    } catch (const UsageError&) {
+    }
+    recover(*net);
+    EXPECT_TRUE(torch::equal(values_of(parameters(*net).front()), before));
+    EXPECT_THAT(message_of<UsageError>([&] { average.update(); }), HasSubstr("Average::update was called while"));
+    average.restore();
+    EXPECT_TRUE(torch::equal(values_of(parameters(*net).front()), before + 1));
+    average.update();
+    net->forward(input(0)).sum().backward();
+    optimizer.step();
+  });
+}
+
+TEST(Average, OfRanksThatDifferIsTold) {
+  const auto expect_told = [](bool decays_differ) {
+    with_ranks(2, [&](const Communicator& world) {
+      auto net = seeded_net();
+      fully_shard(net, {.mesh = world});
+      Average average(net.ptr(), {.decay = decays_differ && !world.is_first() ? 0.9 : 0.99});
+      if (!decays_differ && world.is_first()) average.update();
+      const auto own = !decays_differ && world.is_first()   ? "decay 0.99 after 1 updates"
+                       : decays_differ && !world.is_first() ? "decay 0.9 after 0 updates"
+                                                            : "decay 0.99 after 0 updates";
+      EXPECT_THAT(message_of<DisagreementError>([&] { (void)average.swapped(); }), HasSubstr(own));
+    });
+  };
+  expect_told(true);
+  expect_told(false);
 }
 
 TEST(Average, IsUsableAgainAfterAnExceptionOnceItIsLoaded) {

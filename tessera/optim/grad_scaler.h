@@ -46,6 +46,7 @@ class GradScaler {
 
   double get_scale() const { return options_.enabled ? scale_ : 1; }
   const GradScalerOptions& options() const { return options_; }
+  int64_t growth_tracker() const { return growth_tracker_; }
 
   /// One line of text; load() is the inverse, and throws UsageError for text of another form. Save between update() and the next step().
   std::string save() const;

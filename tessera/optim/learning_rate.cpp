@@ -20,16 +20,17 @@ void expect_sense(const LearningRate& rate) {
     throw UsageError(fmt::format("a learning rate of {} (last {}, factor {}) is none: give finite numbers that are not negative", rate.base,
                                  rate.last, rate.factor));
   }
-  if (rate.shape < LearningRate::Shape::Constant || rate.shape > LearningRate::Shape::Cosine) {
+  if (rate.shape < LearningRate::Shape::Constant || rate.shape > LearningRate::Shape::Linear) {
     throw UsageError(fmt::format("a learning rate has no shape number {}", static_cast<int>(rate.shape)));
   }
   if (rate.warmup < 0 || rate.every < 1)
     throw UsageError(fmt::format("a warm-up of {} and a change every {} steps", rate.warmup, rate.every));
-  if (rate.shape == LearningRate::Shape::Cosine && rate.steps <= rate.warmup) {
+  const bool goes_down = rate.shape == LearningRate::Shape::Cosine || rate.shape == LearningRate::Shape::Linear;
+  if (goes_down && rate.steps <= rate.warmup) {
     throw UsageError(
-        fmt::format("a cosine over {} steps, of which {} are warm-up, has no end to go down to; give .steps, the length of the run, "
+        fmt::format("a {} over {} steps, of which {} are warm-up, has no end to go down to; give .steps, the length of the run, "
                     "including the warm-up",
-                    rate.steps, rate.warmup));
+                    rate.shape == LearningRate::Shape::Cosine ? "cosine" : "line", rate.steps, rate.warmup));
   }
 }
 
@@ -39,15 +40,16 @@ double LearningRate::at(int64_t step) const {
   expect_sense(*this);
   if (step < 0) throw UsageError(fmt::format("there is no learning rate for step {}; steps count from 0", step));
   if (step < warmup) return base * static_cast<double>(step + 1) / static_cast<double>(warmup);
+  const auto progress = [&] { return std::min(1.0, static_cast<double>(step - warmup) / static_cast<double>(steps - warmup)); };
   switch (shape) {
     case Shape::Constant:
       break;
     case Shape::Steps:
       return base * std::pow(factor, static_cast<double>((step - warmup) / every));
-    case Shape::Cosine: {
-      const double update = std::min(1.0, static_cast<double>(step - warmup) / static_cast<double>(steps - warmup));
-      return last + (base - last) * 0.5 * (1 + std::cos(std::numbers::pi * update));
-    }
+    case Shape::Cosine:
+      return last + (base - last) * 0.5 * (1 + std::cos(std::numbers::pi * progress()));
+    case Shape::Linear:
+      return last + (base - last) * (1 - progress());
   }
   return base;
 }

@@ -11,6 +11,7 @@ struct LearningRate {
     Constant,
     Steps,   // multiplied by `factor` after every `every` steps
     Cosine,  // from `base` down to `last`, along half a cosine wave
+    Linear,  // from `base` down to `last`, by the same amount in each step
   };
 
   double base = 1e-3;
@@ -18,8 +19,8 @@ struct LearningRate {
   int64_t warmup = 0;   // number of steps over which the rate rises linearly to `base`; the shape begins after them
   double factor = 0.1;  // Steps
   int64_t every = 1;    // Steps: in steps, so for epochs multiply by the steps of an epoch
-  int64_t steps = 0;    // Cosine: the length of the run, including the warm-up; must be given
-  double last = 0;      // Cosine: the rate at the end
+  int64_t steps = 0;    // Cosine, Linear: the length of the run, including the warm-up; must be given
+  double last = 0;      // Cosine, Linear: the rate at the end
 
   /// The rate for a step, counted from 0. Throws UsageError if the settings make no sense.
   double at(int64_t step) const;

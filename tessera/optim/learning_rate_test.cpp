@@ -27,11 +27,19 @@ TEST(LearningRate, FollowsItsShape) {
   EXPECT_NEAR(cosine.at(60), 0.6, 1e-12);
   EXPECT_DOUBLE_EQ(cosine.at(110), 0.2);
   EXPECT_DOUBLE_EQ(cosine.at(5000), 0.2);
+  const LearningRate linear{.base = 1, .shape = Shape::Linear, .warmup = 10, .steps = 110, .last = 0.2};
+  EXPECT_DOUBLE_EQ(linear.at(9), 1);
+  EXPECT_DOUBLE_EQ(linear.at(10), 1);
+  EXPECT_DOUBLE_EQ(linear.at(35), 0.8);
+  EXPECT_DOUBLE_EQ(linear.at(110), 0.2);
+  EXPECT_DOUBLE_EQ(linear.at(5000), 0.2);
 }
 
 TEST(LearningRate, SurvivesBeingSaved) {
   const LearningRate cosine{.base = 1.0 / 3, .shape = Shape::Cosine, .warmup = 10, .steps = 110, .last = 1e-9};
   EXPECT_EQ(LearningRate::load(cosine.save()), cosine);
+  const LearningRate linear{.shape = Shape::Linear, .steps = 110};
+  EXPECT_EQ(LearningRate::load(linear.save()), linear);
   EXPECT_THAT(testing::message_of<UsageError>([] { LearningRate::load("learning-rate-1 0.1"); }), ::testing::HasSubstr("no learning rate"));
 }
 
@@ -40,9 +48,10 @@ TEST(LearningRate, RefusesNonsense) {
   EXPECT_THROW((void)(LearningRate{.base = std::nan("")}.at(0)), UsageError);
   EXPECT_THROW((void)(LearningRate{.factor = std::nan("")}.at(0)), UsageError);
   EXPECT_THROW((void)(LearningRate{}.at(-1)), UsageError);
-  EXPECT_THROW((void)(LearningRate{.shape = static_cast<Shape>(3)}.at(0)), UsageError);
+  EXPECT_THROW((void)(LearningRate{.shape = static_cast<Shape>(4)}.at(0)), UsageError);
   EXPECT_THROW((void)LearningRate::load(LearningRate{}.save() + " more"), UsageError);
-  for (const auto& rate : {LearningRate{.shape = Shape::Cosine}, LearningRate{.shape = Shape::Cosine, .warmup = 5, .steps = 5}}) {
+  for (const auto& rate : {LearningRate{.shape = Shape::Cosine}, LearningRate{.shape = Shape::Cosine, .warmup = 5, .steps = 5},
+                           LearningRate{.shape = Shape::Linear}, LearningRate{.shape = Shape::Linear, .warmup = 5, .steps = 5}}) {
     EXPECT_THAT(testing::message_of<UsageError>([&] { (void)rate.at(0); }), ::testing::HasSubstr("give .steps, the length of the run"));
   }
 }

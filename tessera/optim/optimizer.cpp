@@ -38,7 +38,8 @@ void expect_leaf(const at::Tensor& parameter) {
 
 at::Tensor zeros_on_disk(const at::Tensor& like, const at::TensorOptions& options, const DiskMemoryOptions& disk) {
   const auto bytes = like.storage().nbytes();
-  const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, allocate_on_disk(bytes, disk), nullptr, /*resizable=*/false);
+  const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, allocate_on_disk(bytes, disk, "state of the optimizer"), nullptr,
+                             /*resizable=*/false);
   return at::empty({0}, options).set_(storage, 0, like.sizes(), like.strides());
 }
 

@@ -73,6 +73,10 @@ class Optimizer {
   double lr() const { return groups_.front().settings.lr; }
   void set_lr(double lr);
 
+  /// The options of the rule beside the settings of groups, by the names that torch::optim has for them: {"betas", {0.9, 0.999}}. For
+  /// checkpoints that Python reads.
+  virtual std::map<std::string, std::vector<double>> hyperparameters() const { return {}; }
+
   /// The state of every parameter that has taken a step, by its name in the model. The tensors are the optimizer's own and not copies.
   std::map<std::string, ParameterState> state(const torch::nn::Module& model) const;
   /// Throws UsageError if load_state would.

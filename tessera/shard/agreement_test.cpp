@@ -41,7 +41,7 @@ TEST(Agreement, NamesAnotherShape) {
 
 TEST(Agreement, NamesAParameterThatOthersDoNotHave) {
   expect_told([](int rank) { return linear(4, 5, rank != 2); }, "ranks 0 and 1: parameter 'bias' of Float [5], trained",
-              "rank 2: replicas in the mesh 1");
+              "rank 2: no parameter 'bias'");
 }
 
 TEST(Agreement, NamesAnotherDtype) {
@@ -88,7 +88,16 @@ TEST(Agreement, NamesAnotherOrder) {
     model->push_back(rank == 0 ? "b" : "a", nn::Linear(2, 2));
     return model;
   };
-  expect_told(make, "rank 0: parameter 'a.weight'", "ranks 1 and 2: parameter 'b.weight'");
+  expect_told(make, "rank 0: parameter 'a.weight' of", "ranks 1 and 2: parameter 'b.weight' of");
+}
+
+TEST(Agreement, NamesALayerThatOnlyOneRankHas) {
+  const auto make = [](int rank) {
+    nn::Sequential model;
+    for (int i = 0; i < (rank == 1 ? 3 : 2); i++) model->push_back(nn::Linear(2, 2));
+    return model.ptr();
+  };
+  expect_told(make, "ranks 0 and 2: no parameter '2.weight'", "rank 1: parameter '2.weight' of Float [2, 2], trained");
 }
 
 TEST(Agreement, NamesOtherOptions) {
@@ -97,7 +106,7 @@ TEST(Agreement, NamesOtherOptions) {
               [](ShardOptions& options, int rank) { options.max_live_units = rank == 1 ? 3 : 2; });
   expect_told(same, "rank 0: reshard_after_forward of inner units 1", "ranks 1 and 2: reshard_after_forward of inner units 3",
               [](ShardOptions& options, int rank) { options.reshard_after_forward = rank != 0; });
-  expect_told(same, "offload.parameters 0", "offload.parameters 2", [](ShardOptions& options, int rank) {
+  expect_told(same, "offload.parameters Nowhere", "rank 2: offload.parameters Disk", [](ShardOptions& options, int rank) {
     if (rank == 2) options.offload.parameters = OffloadTo::Disk;
   });
   expect_told(same, "param_dtype BFloat16", "param_dtype unset", [](ShardOptions& options, int rank) {

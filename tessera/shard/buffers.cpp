@@ -2,11 +2,28 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
 #include <torch/nn/module.h>
 
+#include "tessera/base/error.h"
+#include "tessera/comm/groups/all_or_none.h"
 #include "tessera/shard/deferred/values.h"
 
 namespace tessera {
+
+namespace {
+
+void expect_buffers_with_values(const torch::nn::Module& module) {
+  for (const auto& item : module.named_buffers()) {
+    if (!item.value().defined() || !lacks_values(item.value())) continue;
+    throw UsageError(fmt::format(
+        "the buffer '{}' has no values to send; call materialize() for what deferred_init has made, or fully_shard, or load the "
+        "module before sync_buffers",
+        item.key()));
+  }
+}
+
+}  // namespace
 
 at::Tensor synced(const std::string& name, const at::Tensor& buffer, const Communicator& world, BufferSync sync) {
   const c10::AutoGradMode no_grad(false);
@@ -22,6 +39,9 @@ at::Tensor synced(const std::string& name, const at::Tensor& buffer, const Commu
 void sync_buffers(const torch::nn::Module& module, const Communicator& world, BufferSync sync) {
   if (sync == BufferSync::None) return;
   const c10::AutoGradMode no_grad(false);
+  all_or_none(world, {.unit = "sync_buffers"}, "has buffers without values", [&] {
+    if (world.is_first() || sync == BufferSync::Mean) expect_buffers_with_values(module);
+  });
   for (const auto& item : module.named_buffers()) {
     auto buffer = item.value();
     if (!world.is_first() && lacks_values(buffer)) allocate_values(buffer, world.traits().device);

@@ -1,9 +1,12 @@
 // Synchronizing the buffers of all ranks.
 #include "tessera/shard/buffers.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "tessera/base/error.h"
+#include "tessera/shard/deferred_init.h"
 #include "tessera/testing/net.h"
 
 namespace tessera::testing::buffers_test {
@@ -20,6 +23,16 @@ TEST(Buffers, GetTheValuesThatTheCallerAsksFor) {
     EXPECT_EQ(mean_of(BufferSync::Rank0), 0);
     EXPECT_EQ(mean_of(BufferSync::Mean), 1);
     EXPECT_EQ(mean_of(BufferSync::None), world.rank());
+  });
+}
+
+TEST(Buffers, ThatHaveNoValuesAreNamedOnAllRanks) {
+  with_ranks(2, [](const Communicator& world) {
+    const auto norm = deferred_init([] { return std::make_shared<torch::nn::BatchNorm1dImpl>(2); });
+    EXPECT_THAT(message_of<UsageError>([&] { sync_buffers(*norm, world, BufferSync::Rank0); }),
+                ::testing::HasSubstr("the buffer 'running_mean' has no values to send"));
+    materialize(*norm);
+    sync_buffers(*norm, world, BufferSync::Rank0);
   });
 }
 

@@ -65,7 +65,7 @@ Row row_of(Unit& unit, size_t depth) {
           size_text(unit.unsharded_bytes()),
           size_text(shard_bytes),
           fmt::format("{}", fmt::join(dtypes, "+")),
-          std::string(unit.residence()),
+          fmt::format("{}{}", unit.residence(), unit.options().offload.parameters == OffloadTo::Disk ? ", disk" : ""),
           fmt::format("{}", counters.gathers),
           size_text(counters.gathered_bytes),
           fmt::format("{}", counters.reductions)};

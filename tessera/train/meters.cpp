@@ -1,8 +1,12 @@
 #include "tessera/train/meters.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include <limits>
+#include <numeric>
+
+#include "tessera/base/error.h"
 
 namespace tessera::train {
 namespace {
@@ -29,6 +33,16 @@ double Mean::value(const Communicator& world) const {
   auto total = at::tensor({own, static_cast<double>(samples_)}, at::TensorOptions(at::kDouble).device(world.traits().device));
   world.all_reduce(total, {}, {.unit = "a mean over samples"}).wait();
   return ratio(total[0].item<double>(), total[1].item<double>());
+}
+
+RunningMean::RunningMean(int64_t values) : most_(static_cast<size_t>(values)) {
+  if (values < 1) throw UsageError(fmt::format("a running mean of {} values makes no sense; it needs one or more", values));
+}
+
+double RunningMean::add(double value) {
+  values_.push_back(value);
+  if (values_.size() > most_) values_.pop_front();
+  return std::accumulate(values_.begin(), values_.end(), 0.0) / static_cast<double>(values_.size());
 }
 
 at::Tensor accuracy(const at::Tensor& scores, const at::Tensor& targets) {

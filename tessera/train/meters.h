@@ -1,9 +1,10 @@
-// Means over the samples of many batches.
+// Meters: means over many batches, and accuracy.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <deque>
 
 #include "tessera/comm/communicator.h"
 
@@ -25,6 +26,19 @@ class Mean {
  private:
   at::Tensor sum_;
   int64_t samples_ = 0;
+};
+
+/// The mean of the last values that were added: where a loss goes, without the jitter of single batches.
+class RunningMean {
+ public:
+  explicit RunningMean(int64_t values = 20);
+
+  /// Adds a value and returns the mean. One that is not finite shows until it is no longer among the last.
+  double add(double value);
+
+ private:
+  size_t most_;
+  std::deque<double> values_;
 };
 
 /// The fraction of samples whose target has the largest score, as a tensor on the same device. Scores are {samples, classes}.

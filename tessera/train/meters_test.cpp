@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "tessera/base/error.h"
 #include "tessera/testing/transports.h"
 
 namespace tessera::train::meters_test {
@@ -49,6 +50,17 @@ TEST(Mean, GoesOverTheSamplesOfAllRanks) {
       EXPECT_TRUE(std::isnan(Mean().value(ranks)));
     });
   }
+}
+
+TEST(RunningMean, ForgetsWhatIsLongAgo) {
+  RunningMean mean(3);
+  EXPECT_EQ(mean.add(6), 6);
+  EXPECT_EQ(mean.add(2), 4);
+  EXPECT_TRUE(std::isnan(mean.add(std::nan(""))));
+  EXPECT_TRUE(std::isnan(mean.add(1)));
+  mean.add(2);
+  EXPECT_EQ(mean.add(3), 2);
+  EXPECT_THROW(RunningMean(0), UsageError);
 }
 
 TEST(Accuracy, IsTheShareOfRightOnes) {

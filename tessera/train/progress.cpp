@@ -91,9 +91,9 @@ ProgressState Progress::state() const {
     result.left = static_cast<double>(std::max<int64_t>(options_.steps - step_, 0)) / *rate;
   }
   if (rate) {
-    const bool samples = options_.samples_per_step > 0;
-    result.rate = *rate * static_cast<double>(samples ? options_.samples_per_step : 1);
-    result.unit = samples ? "samples" : "steps";
+    const bool has_items = options_.items_per_step > 0;
+    result.rate = *rate * static_cast<double>(has_items ? options_.items_per_step : 1);
+    result.unit = has_items ? std::string_view(options_.items) : "steps";
   }
   return result;
 }

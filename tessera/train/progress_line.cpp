@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cmath>
 #include <vector>
 
@@ -70,7 +71,9 @@ std::string bar(double share, int columns, Glyphs glyphs) {
   return result + std::string(full, '#') + std::string(static_cast<size_t>(inside) - full, ' ') + "]";
 }
 
-std::string value_text(double value) {
+std::string value_text(const Value& shown) {
+  const double value = shown.value;
+  if (shown.unit == Unit::Bytes) return short_bytes(value);
   const double size = std::abs(value);
   if (size != 0 && (size < 0.01 || size >= 1e7)) return fmt::format("{:.3g}", value);
   return size < 1000 ? fmt::format("{:.3f}", value) : fmt::format("{:.0f}", value);
@@ -80,15 +83,44 @@ std::string count(const ProgressState& state) {
   return state.steps > 0 ? fmt::format("{}/{}", state.step, state.steps) : std::to_string(state.step);
 }
 
-/// The items after the count, the most important first.
-std::vector<std::string> details(const ProgressState& state) {
-  std::vector<std::string> result;
-  for (const auto& [name, value] : state.values) result.push_back(name + " " + value_text(value));
-  if (state.rate) result.push_back(fmt::format("{} {}/s", short_number(*state.rate), state.unit));
+/// An item after the count. Where not all of them fit, the first value is the last to go, and before it rate and time.
+struct Detail {
+  enum class Need { First, Then, AtLast } need;
+  std::string text;
+};
+
+/// In the order in which they are shown.
+std::vector<Detail> details(const ProgressState& state) {
+  std::vector<Detail> result;
+  for (const auto& value : state.values) {
+    result.push_back({result.empty() ? Detail::Need::First : Detail::Need::AtLast, value.name + " " + value_text(value)});
+  }
+  if (state.rate) result.push_back({Detail::Need::Then, fmt::format("{} {}/s", short_number(*state.rate), state.unit)});
   if (state.took) {
-    result.push_back("in " + short_time(*state.took));
+    result.push_back({Detail::Need::Then, "in " + short_time(*state.took)});
   } else if (state.left) {
-    result.push_back(short_time(*state.left) + " left");
+    result.push_back({Detail::Need::Then, short_time(*state.left) + " left"});
+  }
+  return result;
+}
+
+/// Those that fit into the columns with a gap before each. As soon as one does not fit, nothing that is needed less is shown.
+std::vector<std::string> fitting(const std::vector<Detail>& all, int columns, int gap) {
+  std::vector<bool> fits(all.size());
+  bool is_room = true;
+  for (const auto need : {Detail::Need::First, Detail::Need::Then, Detail::Need::AtLast}) {
+    for (size_t i = 0; i < all.size(); i++) {
+      if (all[i].need != need) continue;
+      const int columns_needed = gap + columns_of(all[i].text);
+      is_room = is_room && columns_needed <= columns;
+      if (!is_room) break;
+      fits[i] = true;
+      columns -= columns_needed;
+    }
+  }
+  std::vector<std::string> result;
+  for (size_t i = 0; i < all.size(); i++) {
+    if (fits[i]) result.push_back(all[i].text);
   }
   return result;
 }
@@ -115,7 +147,11 @@ std::string render_bar(const ProgressState& state, int columns, Glyphs glyphs) {
   const auto counted = count(state);
   const auto widest = state.steps > 0 ? 2 * std::to_string(state.steps).size() + 1 : 0;
   fits = fits && add(end, fmt::format("{:>{}}", counted, widest), state.steps > 0 ? " " : "  ");
-  for (const auto& detail : details(state)) fits = fits && add(end, detail, "  ");
+  constexpr std::string_view kGap = "  ";
+  const auto all = details(state);
+  const auto shown = fits ? fitting(all, free, static_cast<int>(kGap.size())) : std::vector<std::string>();
+  for (const auto& detail : shown) add(end, detail, kGap);
+  fits = fits && shown.size() == all.size();
   if (state.steps > 0 && fits && free > kShortestBar) begin += " " + bar(share(state), std::min(free - 1, kLongestBar), glyphs);
   return begin + end;
 }
@@ -123,7 +159,7 @@ std::string render_bar(const ProgressState& state, int columns, Glyphs glyphs) {
 std::string render_line(const ProgressState& state) {
   auto result = truncated(state.title, columns_of(state.title));
   result += (result.empty() ? "step " : " step ") + count(state);
-  for (const auto& detail : details(state)) result += " " + detail;
+  for (const auto& detail : details(state)) result += " " + detail.text;
   return result;
 }
 
@@ -137,6 +173,13 @@ std::string short_number(double number) {
   }
   if (unit == 0 && number < 0.0995) return fmt::format("{:.1g}", number);
   return fmt::format("{:.{}f}{}", number, number < 0.995 ? 2 : number < 9.95 ? 1 : 0, kUnits[unit]);
+}
+
+std::string short_bytes(double bytes) {
+  if (!std::isfinite(bytes)) return "unknown";
+  const auto number = short_number(bytes);
+  const bool has_prefix = std::isalpha(static_cast<unsigned char>(number.back())) != 0;
+  return has_prefix ? number.substr(0, number.size() - 1) + " " + number.back() + "B" : number + " B";
 }
 
 std::string short_time(double seconds) {

@@ -24,7 +24,8 @@ struct ProgressState {
 };
 
 /// "epoch 1/2  42% ▕███▎    ▏ 788/1875  loss 0.412  9.8k samples/s  0:14 left", in at most `columns` columns. If there are too few, the bar
-/// shrinks first; then items are left out from the end. Items are never truncated, because half a number would be another number.
+/// shrinks first; then values are left out, the last one first, then time and rate, then the first value. Items are never truncated,
+/// because half a number would be another number.
 std::string render_bar(const ProgressState& state, int columns, Glyphs glyphs);
 
 /// "epoch 1/2 step 800/1875 loss 0.412 9.8k samples/s 0:14 left"
@@ -32,6 +33,9 @@ std::string render_line(const ProgressState& state);
 
 /// For example 9.8k, 123, 0.05
 std::string short_number(double number);
+
+/// For example 3.2 GB, 12 MB
+std::string short_bytes(double bytes);
 
 /// For example 0:14, 1:02:03
 std::string short_time(double seconds);

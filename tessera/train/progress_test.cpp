@@ -44,6 +44,13 @@ TEST(Bar, TakesTheRoomThatIsThere) {
   EXPECT_EQ(render_bar(kState, 200, Glyphs::Ascii).size(), 120U);
 }
 
+TEST(Bar, LeavesOutWhatIsNeededLeast) {
+  const auto bar = [](int columns) { return render_bar(kState, columns, kBlocks); };
+  EXPECT_EQ(bar(77), "epoch 1/2  42%  788/1875  loss 0.412  9.8k samples/s  0:14 left");
+  EXPECT_EQ(bar(62), "epoch 1/2  42%  788/1875  loss 0.412  9.8k samples/s");
+  EXPECT_EQ(bar(45), "epoch 1/2  42%  788/1875  loss 0.412");
+}
+
 TEST(Bar, NeverLongerThanTheScreenAndNeverCutsANumber) {
   for (int columns = 0; columns <= 200; columns++) {
     const auto text = render_bar(kState, columns, Glyphs::Ascii);
@@ -85,6 +92,10 @@ TEST(Line, NumbersAreShort) {
   EXPECT_EQ(short_number(999.6), "1.0k");
   EXPECT_EQ(short_number(12345), "12k");
   EXPECT_EQ(short_number(2.5e6), "2.5M");
+  EXPECT_EQ(short_bytes(3.2e9), "3.2 GB");
+  EXPECT_EQ(short_bytes(12), "12 B");
+  EXPECT_EQ(short_bytes(0), "0 B");
+  EXPECT_EQ(short_bytes(std::numeric_limits<double>::quiet_NaN()), "unknown");
   EXPECT_EQ(short_time(13.6), "0:14");
   EXPECT_EQ(short_time(3599.7), "1:00:00");
   EXPECT_EQ(short_time(100 * 3600 + 62), "100:01:02");
@@ -114,7 +125,7 @@ struct FakeDisplay {
 TEST(Progress, LinesComeEverySoManyStepsAndAtTheEnd) {
   FakeDisplay fake;
   {
-    Progress progress({.title = "epoch 1/2", .steps = 250, .samples_per_step = 10}, fake.display());
+    Progress progress({.title = "epoch 1/2", .steps = 250, .items_per_step = 10}, fake.display());
     for (int step = 1; step <= 250; step++) {
       fake.now += 100ms;
       progress.update(step, {{"loss", 1.0 / step}});
@@ -124,6 +135,14 @@ TEST(Progress, LinesComeEverySoManyStepsAndAtTheEnd) {
             "epoch 1/2 step 100/250 loss 0.010 100 samples/s 0:15 left\n"
             "epoch 1/2 step 200/250 loss 0.005 100 samples/s 0:05 left\n"
             "epoch 1/2 step 250/250 loss 0.004 100 samples/s in 0:25\n");
+}
+
+TEST(Progress, ShowsTheItemsOfAStepAndValuesWithTheirUnit) {
+  FakeDisplay fake;
+  Progress progress({.steps = 10, .items_per_step = 4096, .items = "tokens", .line_every = 1}, fake.display());
+  fake.now += 1s;
+  progress.update(1, {{"memory", 3.21e9, Unit::Bytes}});
+  EXPECT_EQ(fake.taken(), "step 1/10 memory 3.2 GB 4.1k tokens/s 0:09 left\n");
 }
 
 TEST(Progress, StepsThatAreSkippedCount) {

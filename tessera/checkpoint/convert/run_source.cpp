@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -57,6 +58,18 @@ std::map<std::string, std::string> RunSource::notes() const {
   return notes_of_rank(run_, 0, 1, {.notes_of_first_rank = options_.notes_of_first_rank});
 }
 
+void RunSource::expect_known_settings(const json& group) const {
+  std::vector<std::string> known;
+  for (const auto& [name, value] : group.items()) {
+    if (name != "params") known.push_back(name);
+  }
+  if (known.empty()) return;  // of other optimizers nothing is known
+  for (const auto& [name, value] : options_.settings) {
+    if (!group.contains(name))
+      throw UsageError(fmt::format("{} has no setting '{}'; it has {}", run_.optimizer, name, fmt::join(known, ", ")));
+  }
+}
+
 json RunSource::settings() const {
   auto groups = json::array();
   const auto notes = this->notes();
@@ -86,6 +99,7 @@ json RunSource::settings() const {
     group["params"] = parameters;
     groups = json::array({group});
   }
+  expect_known_settings(groups.front());
   for (auto& group : groups) {
     group.update(json(options_.settings));
     // A scheduler of Python adds it, and then asks for it when it loads.

@@ -47,6 +47,8 @@ class RunSource {
   static at::ScalarType python_dtype(const SourceTensor& tensor);
 
  private:
+  void expect_known_settings(const nlohmann::json& group) const;
+
   Manifest run_;
   const ConvertOptions& options_;
   CatalogReader stored_;

@@ -120,9 +120,6 @@ Value read(std::span<const std::byte> bytes, const Globals& globals, const std::
 /// Protocol 2. Equal texts and globals are written once. Throws UsageError for text that is no UTF-8.
 std::string write(const Value& value);
 
-/// Whether a text is UTF-8 as Python writes it: without surrogates.
-bool is_utf8(std::string_view text);
-
 /// Protocol 2 has no bytes: Python writes the text whose letters have these numbers. The way back fails if a letter is none of them.
 std::string to_latin1(std::string_view bytes);
 std::optional<std::string> from_latin1(std::string_view text);

@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "tessera/base/error.h"
+#include "tessera/base/words.h"
 #include "tessera/checkpoint/formats/pickle.h"
 #include "tessera/checkpoint/formats/pickle_input.h"
 

@@ -2,6 +2,7 @@
 #include <unordered_map>
 
 #include "tessera/base/error.h"
+#include "tessera/base/words.h"
 #include "tessera/checkpoint/formats/pickle.h"
 
 namespace tessera::checkpoint::pickle {

@@ -27,6 +27,7 @@ void begin(Unit& unit, WriteKind how, std::string_view writer) {
   auto& schedule = *unit.schedule();
   const auto held = schedule.lock();
   auto& state = unit.state(held);
+  if (how == WriteKind::Load) state.end_lending();
   state.versions.set_writer(how, writer);
   if (how == WriteKind::Skip) {
     state.versions.skip();
@@ -45,6 +46,11 @@ WriteGuard::WriteGuard(std::span<const std::shared_ptr<Unit>> units, WriteKind h
   if (how != WriteKind::Unsharded) expect_writable(units);
   if (how != WriteKind::Unsharded && how != WriteKind::Load) {
     for (const auto& unit : units) expect_synced(*unit);
+  }
+  for (const auto& unit : units) {
+    if (how == WriteKind::Load || how == WriteKind::Skip) break;
+    const auto held = unit->schedule()->lock();
+    unit->state(held).expect_own_values();
   }
   // An optimizer of torch::optim writes only what has a gradient, so units that wait for theirs may be among those that it leaves out.
   for (const auto& unit : units) {
@@ -82,6 +88,27 @@ void WriteGuard::publish() const {
 
 void expect_writable(std::span<const std::shared_ptr<Unit>> units) {
   for (const auto& unit : units) unit->schedule()->expect_writable(*unit);
+}
+
+void lend(std::span<const std::shared_ptr<Unit>> units) {
+  for (const auto& unit : units) {
+    const auto held = unit->schedule()->lock();
+    unit->state(held).lend();
+  }
+}
+
+void end_lending(std::span<const std::shared_ptr<Unit>> units) {
+  for (const auto& unit : units) {
+    const auto held = unit->schedule()->lock();
+    unit->state(held).end_lending();
+  }
+}
+
+bool are_lent(std::span<const std::shared_ptr<Unit>> units) {
+  return std::ranges::all_of(units, [](const auto& unit) {
+    const auto held = unit->schedule()->lock();
+    return unit->state(held).is_lent();
+  });
 }
 
 void hand_out_pointer(const std::shared_ptr<Unit>& unit) {

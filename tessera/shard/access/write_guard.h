@@ -28,8 +28,9 @@ enum class WriteKind {
 /// locks of their schedules until it is destroyed.
 class WriteGuard {
  public:
-  /// Throws UsageError if a unit is pinned (except with WriteKind::Unsharded), and TimeoutError or DeadlockError if waiting fails. The
-  /// units must outlive the guard. `writer` describes the optimizer, so that ranks with different ones get an error at the next operation.
+  /// Throws UsageError if a unit is pinned (except with WriteKind::Unsharded) or lent (except with Load and Skip), and TimeoutError or
+  /// DeadlockError if waiting fails. The units must outlive the guard. `writer` describes the optimizer, so that ranks with different ones
+  /// get an error at the next operation.
   WriteGuard(std::span<const std::shared_ptr<Unit>> units, WriteKind how, std::string_view writer = {});
   WriteGuard(const WriteGuard&) = delete;
   WriteGuard& operator=(const WriteGuard&) = delete;
@@ -54,6 +55,13 @@ class WriteGuard {
 
 /// Throws UsageError if a guard for these units would, because one is pinned. It lets ranks find that out together.
 void expect_writable(std::span<const std::shared_ptr<Unit>> units);
+
+/// The shards hold other values for a while. The model's own come back, so writing the shards is an error until end_lending, or until the
+/// model is loaded.
+void lend(std::span<const std::shared_ptr<Unit>> units);
+void end_lending(std::span<const std::shared_ptr<Unit>> units);
+/// Whether all of them still are.
+bool are_lent(std::span<const std::shared_ptr<Unit>> units);
 
 /// Called when a raw pointer to shards of the unit is handed out, through which the program may write from now on. Waits like a write.
 void hand_out_pointer(const std::shared_ptr<Unit>& unit);

@@ -247,7 +247,8 @@ BufferPlan Unit::plan(std::span<const Candidate> candidates) const {
   const auto& first = candidates.front().tensor;
   const auto chunk = layout(candidates).chunk;
   expect_consistent(*codec_, first.scalar_type(), chunk);
-  return {.chunk = chunk,
+  return {.unit = name_,
+          .chunk = chunk,
           .dtype = first.scalar_type(),
           .codec = codec_.get(),
           .device = device_of(candidates.front()),

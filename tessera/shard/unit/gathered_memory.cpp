@@ -1,5 +1,6 @@
 // Gathered unit memory: works across machines and on any device.
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include <map>
 #include <mutex>
@@ -100,7 +101,8 @@ class GatheredMemory final : public UnitMemory {
 
   MemoryPtr add(const BufferPlan& plan) override {
     const auto bytes = static_cast<size_t>(plan.chunk) * c10::elementSize(plan.dtype);
-    return disk_ ? std::make_shared<at::DataPtr>(allocate_on_disk(bytes, *disk_)) : allocate_memory(bytes, plan.device);
+    if (!disk_) return allocate_memory(bytes, plan.device);
+    return std::make_shared<at::DataPtr>(allocate_on_disk(bytes, *disk_, fmt::format("shards of unit '{}'", plan.unit)));
   }
 
   uint64_t unsharded_bytes(std::span<const Buffer> buffers) const override {

@@ -221,7 +221,8 @@ GradientMemory& GradientReduction::make_memory(const Unit::Group& group) {
   if (!memory || memory.storage.use_count() > 1) {
     memory.storage = unit_.make_storage(Role::Gradient, number, group.chunk, group.dtype, group.own.device());
     if (const auto& offload = unit_.options().offload; offload.gradients == OffloadTo::Disk) {
-      memory.storage->attach(std::make_shared<at::DataPtr>(allocate_on_disk(memory.storage->nbytes(), offload.disk)));
+      memory.storage->attach(std::make_shared<at::DataPtr>(
+          allocate_on_disk(memory.storage->nbytes(), offload.disk, fmt::format("gradients of unit '{}'", unit_.name()))));
     } else {
       memory.storage->allocate();
     }

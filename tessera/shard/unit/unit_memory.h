@@ -43,6 +43,7 @@ struct Buffer {
 
 /// A buffer to be made.
 struct BufferPlan {
+  std::string_view unit;  // its name
   int64_t chunk = 0;
   at::ScalarType dtype;
   const Codec* codec;

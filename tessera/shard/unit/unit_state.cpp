@@ -59,7 +59,16 @@ uint64_t UnitState::held_bytes() const {
   return is_partly_resharded() ? memory_->part_bytes() : 0;
 }
 
+void UnitState::expect_own_values() const {
+  if (!lent_) return;
+  throw UsageError(
+      fmt::format("unit '{}' has a moving average in place of its own parameters, so what is written to it now would be lost; write when "
+                  "swapped() has ended, or if an exception ended it, after Average::restore()",
+                  unit_.name()));
+}
+
 void UnitState::begin_unsharded_writes() {
+  expect_own_values();
   memory_->make_private(unit_.buffers());
   unsharded_writers_++;
 }

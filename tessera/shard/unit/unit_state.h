@@ -59,6 +59,12 @@ class UnitState {
   void begin_unsharded_writes();
   void end_unsharded_writes() { unsharded_writers_--; }
   bool allows_unsharded_writes() const { return unsharded_writers_ > 0; }
+  /// While the shards hold values that are not the model's own, which come back later, writing them is an error: it would be lost.
+  void lend() { lent_ = true; }
+  void end_lending() { lent_ = false; }
+  bool is_lent() const { return lent_; }
+  /// Throws UsageError if the shards are lent.
+  void expect_own_values() const;
   /// Copies this rank's part of the unsharded parameters into the shards. The unit must be unsharded.
   void keep_own_part();
 
@@ -86,6 +92,7 @@ class UnitState {
   bool used_after_gradients_ = false;
   bool start_checked_ = false;
   int unsharded_writers_ = 0;
+  bool lent_ = false;
 };
 
 }  // namespace tessera

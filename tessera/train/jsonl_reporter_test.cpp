@@ -1,4 +1,4 @@
-#include "tessera/train/metrics.h"
+#include "tessera/train/jsonl_reporter.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,17 +11,17 @@
 #include "tessera/base/process.h"
 #include "tessera/testing/transports.h"
 
-namespace tessera::train::metrics_test {
+namespace tessera::train::jsonl_reporter_test {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::message_of;
 
-class Metrics : public ::testing::Test {
+class JsonlReports : public ::testing::Test {
  protected:
-  Metrics() { std::filesystem::remove_all(folder_); }
-  ~Metrics() override { std::filesystem::remove_all(folder_); }
+  JsonlReports() { std::filesystem::remove_all(folder_); }
+  ~JsonlReports() override { std::filesystem::remove_all(folder_); }
 
   std::string text() const {
     std::ifstream stream(path_);
@@ -36,15 +36,15 @@ class Metrics : public ::testing::Test {
   const std::filesystem::path path_ = folder_ / "runs" / "first" / "metrics.jsonl";
 };
 
-TEST_F(Metrics, EachStepIsALineThatCanBeReadAtOnce) {
-  MetricsFile file(path_);
+TEST_F(JsonlReports, EachStepIsALineThatCanBeReadAtOnce) {
+  JsonlReporter file(path_);
   file.write(17, {{"loss", 0.4123F}, {"lr", 0.02}, {"grad_norm", 1.25}});
   EXPECT_EQ(text(), "{\"step\":17,\"loss\":0.4123,\"lr\":0.02,\"grad_norm\":1.25}\n");
   file.write(18, {});
   EXPECT_THAT(text(), ::testing::EndsWith("\n{\"step\":18}\n"));
 }
 
-TEST_F(Metrics, AnyNumberAndAnyNameIsJson) {
+TEST_F(JsonlReports, AnyNumberAndAnyNameIsJson) {
   using Limits = std::numeric_limits<double>;
   const Values values = {{"third", 1.0 / 3},
                          {"small", Limits::denorm_min()},
@@ -55,7 +55,7 @@ TEST_F(Metrics, AnyNumberAndAnyNameIsJson) {
                          {"nan", Limits::quiet_NaN()},
                          {"inf", -Limits::infinity()},
                          {"a \"b\" \\ \t ä", 1e-7}};
-  MetricsFile(path_).write(0, values);
+  JsonlReporter(path_).write(0, values);
   Process python({"python3", "-c",
                   "import json, struct, sys\n"
                   "row = json.loads(open(sys.argv[1]).read())\n"
@@ -71,13 +71,13 @@ TEST_F(Metrics, AnyNumberAndAnyNameIsJson) {
   EXPECT_EQ(python.wait(std::chrono::seconds(10)), 0);
 }
 
-TEST_F(Metrics, ResumedRunHasEachStepOnce) {
+TEST_F(JsonlReports, ResumedRunHasEachStepOnce) {
   {
-    MetricsFile first(path_);
+    JsonlReporter first(path_);
     for (int step = 0; step < 5; step++) first.write(step, {{"run", 1}});
   }
   std::ofstream(path_, std::ios::app) << "{\"step\":5,\"ru";  // cut off by a crash
-  MetricsFile second(path_, {.first_step = 3});
+  JsonlReporter second(path_, {.first_step = 3});
   second.write(3, {{"run", 2}});
   second.write(4, {{"run", 2}});
   EXPECT_EQ(text(),
@@ -85,56 +85,65 @@ TEST_F(Metrics, ResumedRunHasEachStepOnce) {
             "{\"step\":3,\"run\":2}\n{\"step\":4,\"run\":2}\n");
 }
 
-TEST_F(Metrics, HalfALineGoesAlsoBeforeTheStep) {
+TEST_F(JsonlReports, HalfALineGoesAlsoBeforeTheStep) {
   put("{\"step\":1}\n{\"step\":2");
-  MetricsFile(path_, {.first_step = 20}).write(20, {});
+  JsonlReporter(path_, {.first_step = 20}).write(20, {});
   EXPECT_EQ(text(), "{\"step\":1}\n{\"step\":20}\n");
 }
 
-TEST_F(Metrics, AFreshRunBeginsAFreshFile) {
+TEST_F(JsonlReports, AFreshRunBeginsAFreshFile) {
   put("{\"step\":1}\n");
-  const MetricsFile file(path_);
+  const JsonlReporter file(path_);
   EXPECT_EQ(text(), "");
 }
 
-TEST_F(Metrics, OneThatIsMissingWhenResumedBeginsThere) {
-  MetricsFile(path_, {.first_step = 7}).write(7, {});
+TEST_F(JsonlReports, OneThatIsMissingWhenResumedBeginsThere) {
+  JsonlReporter(path_, {.first_step = 7}).write(7, {});
   EXPECT_EQ(text(), "{\"step\":7}\n");
 }
 
-TEST_F(Metrics, OtherFilesAreNotCut) {
+TEST_F(JsonlReports, OtherFilesAreNotCut) {
   put("{\"step\":1}\nmy diary\n");
-  EXPECT_THAT(message_of<IoError>([&] { MetricsFile(path_, {.first_step = 5}); }),
+  EXPECT_THAT(message_of<IoError>([&] { JsonlReporter(path_, {.first_step = 5}); }),
               AllOf(HasSubstr("line 2 of " + path_.string()), HasSubstr("my diary")));
   EXPECT_EQ(text(), "{\"step\":1}\nmy diary\n");
 }
 
-TEST_F(Metrics, StepsComeInOrder) {
-  MetricsFile file(path_, {.first_step = 3});
+TEST_F(JsonlReports, StepsComeInOrder) {
+  JsonlReporter file(path_, {.first_step = 3});
   EXPECT_THAT(message_of<UsageError>([&] { file.write(1, {}); }), HasSubstr("step 1 comes after step 2"));
   file.write(3, {});
   file.write(3, {{"test_loss", 1}});
   EXPECT_EQ(text(), "{\"step\":3}\n{\"step\":3,\"test_loss\":1}\n");
 }
 
-TEST_F(Metrics, AFullDiskIsAnErrorThatNamesTheFile) {
-  MetricsFile file("/dev/full");
+TEST_F(JsonlReports, ValuesHaveNamesOfTheirOwn) {
+  JsonlReporter file(path_);
+  for (const std::string name : {"", "step", "\xff"}) {
+    EXPECT_THAT(message_of<UsageError>([&] { file.write(1, {{name, 1}}); }), HasSubstr("can't be called '" + name)) << name;
+  }
+  EXPECT_THAT(message_of<UsageError>([&] { file.write(1, {{"a", 1}, {"b", 1}, {"a", 2}}); }), HasSubstr("are called 'a'"));
+  EXPECT_EQ(text(), "");
+}
+
+TEST_F(JsonlReports, AFullDiskIsAnErrorThatNamesTheFile) {
+  JsonlReporter file("/dev/full");
   EXPECT_THAT(message_of<IoError>([&] { file.write(4, {}); }),
               AllOf(HasSubstr("step 4"), HasSubstr("/dev/full"), HasSubstr("No space left")));
 }
 
-TEST_F(Metrics, APathThatCannotBeIsAnErrorThatNamesTheFile) {
+TEST_F(JsonlReports, APathThatCannotBeIsAnErrorThatNamesTheFile) {
   put("");
   const auto below_a_file = path_ / "metrics.jsonl";
-  EXPECT_THAT(message_of<IoError>([&] { MetricsFile(below_a_file, {}); }), HasSubstr(below_a_file.string()));
-  EXPECT_THAT(message_of<IoError>([&] { MetricsFile(folder_, {}); }), AllOf(HasSubstr(folder_.string()), HasSubstr("Is a directory")));
-  EXPECT_THAT(message_of<IoError>([&] { MetricsFile(folder_, {.first_step = 1}); }), HasSubstr(folder_.string()));
+  EXPECT_THAT(message_of<IoError>([&] { JsonlReporter(below_a_file, {}); }), HasSubstr(below_a_file.string()));
+  EXPECT_THAT(message_of<IoError>([&] { JsonlReporter(folder_, {}); }), AllOf(HasSubstr(folder_.string()), HasSubstr("Is a directory")));
+  EXPECT_THAT(message_of<IoError>([&] { JsonlReporter(folder_, {.first_step = 1}); }), HasSubstr(folder_.string()));
 }
 
-TEST_F(Metrics, OtherRanksTouchNothing) {
-  MetricsFile(path_, {.rank = 1}).write(0, {});
+TEST_F(JsonlReports, OtherRanksTouchNothing) {
+  JsonlReporter(path_, {.rank = 1}).write(0, {});
   EXPECT_FALSE(std::filesystem::exists(folder_));
 }
 
 }  // namespace
-}  // namespace tessera::train::metrics_test
+}  // namespace tessera::train::jsonl_reporter_test

@@ -1,0 +1,57 @@
+// The command line of the recipe for pairs of sentences.
+#pragma once
+
+#include <tessera/base/error.h>
+#include <tessera/cli/flags.h>
+#include <tessera/train/reporters.h>
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+struct Flags {
+  std::filesystem::path model, data, state, output;
+  bool fake_data = false, resume = false;
+  int64_t epochs = 3, batch_size = 16, max_length = 128, log_steps = 20;
+  int workers = 1;
+  std::optional<double> lr;
+  double target = 0;
+  uint64_t seed = 42;
+  std::vector<std::string> metrics;
+};
+
+inline void declare(CLI::App& app, Flags& flags) {
+  app.add_option("--model", flags.model,
+                 "Hugging Face folder of a BERT: config.json, weights and vocab.txt. Without it a small one is trained from nothing")
+      ->type_name("FOLDER");
+  app.add_option("--data", flags.data, "Folder with train.tsv and dev.tsv, as MRPC in GLUE")->type_name("FOLDER");
+  app.add_flag("--fake-data", flags.fake_data, "Generated pairs instead of files");
+  app.add_option("--batch-size", flags.batch_size, "Pairs per rank and step")->capture_default_str()->check(CLI::Range(1, 1'000'000));
+  app.add_option("--num-epochs", flags.epochs, "How often to go through the training set")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1'000'000));
+  app.add_option("--lr", flags.lr, "Highest learning rate; unless given 2e-5, or 2e-3 without --model")->check(CLI::Range(0.0, 1000.0));
+  app.add_option("--max-length", flags.max_length, "Tokens of a pair; longer ones lose their ends")
+      ->capture_default_str()
+      ->check(CLI::Range(3, 1'000'000));
+  app.add_option("--seed", flags.seed, "Of new weights, of dropout and of the order of pairs")->capture_default_str();
+  app.add_option("--num-workers", flags.workers, "Threads that prepare batches; 0 for none")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1000));
+  app.add_option("--save-state", flags.state, "Where to save the run after every epoch, as Accelerate does")->type_name("FOLDER");
+  app.add_flag("--resume", flags.resume, "Go on from what is saved there, if anything is")->needs("--save-state");
+  app.add_option("--output", flags.output, "Where to write the trained model, as a Hugging Face folder")->type_name("FOLDER");
+  app.add_option("--target-accuracy", flags.target, "In percent; below it the exit status is 21")->check(CLI::Range(0.0, 100.0));
+  app.add_option("--log-steps", flags.log_steps, "Steps between two reports")->capture_default_str()->check(CLI::Range(1, 1'000'000));
+  app.add_option("--metrics", flags.metrics,
+                 "Where to write the numbers of each report: FILE.jsonl, FILE.csv, or a folder for TensorBoard; may be repeated")
+      ->type_name("FILE")
+      ->allow_extra_args(false);
+  app.callback([&flags] {
+    for (const auto& path : flags.metrics) tessera::train::report_format(path);
+    if (flags.fake_data == !flags.data.empty())
+      throw tessera::ConfigError("give either --data FOLDER, with train.tsv and dev.tsv, or --fake-data");
+  });
+}

@@ -1,0 +1,27 @@
+// Writes the folder of Accelerate's save_state from a live run.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/comm/communicator.h"
+
+namespace tessera::checkpoint {
+
+struct SaveAccelerateOptions {
+  /// Files of torch.save as for FULL_STATE_DICT, in place of folders of torch.distributed.checkpoint (SHARDED_STATE_DICT).
+  bool full_state_dict = false;
+  /// Settings of the optimizer for Python, which takes all of them from the files, such as {"lr", 0.001}.
+  std::map<std::string, nlohmann::json> settings = {};
+};
+
+/// Saves a run as a folder that Accelerator.load_state and checkpoint::load read. It replaces an earlier folder of Accelerate's once it is
+/// complete. All ranks must see the same files, among which FOLDER.native has the values on their way. An error on one rank is thrown on
+/// all, and leaves what was there. Collective.
+void save_accelerate(const std::filesystem::path& folder, const Contents& contents, const Communicator& world,
+                     const SaveAccelerateOptions& options = {});
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,39 @@
+// The commands of a program with their flags, as its command line knows them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
+
+namespace tessera::cli {
+
+/// What a word on the command line may be.
+enum class Words { None, Any, Choices, Paths, Program };
+
+struct FlagWords {
+  std::vector<std::string> names;  // "-n", "--nproc-per-node"
+  std::string description;
+  Words value = Words::None;
+  std::vector<std::string> choices;
+};
+
+struct CommandWords {
+  std::string path;  // "tessera ckpt merge"
+  std::string name;
+  std::string description;
+  std::vector<FlagWords> flags;
+  std::vector<CommandWords> commands;
+  Words rest = Words::None;  // what words may be that are neither flags nor commands
+  std::vector<std::string> choices;
+};
+
+CommandWords command_tree(const CLI::App& app);
+
+/// Every command of a tree, from the top.
+std::vector<const CommandWords*> all_commands(const CommandWords& top);
+
+}  // namespace tessera::cli

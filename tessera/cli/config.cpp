@@ -1,0 +1,180 @@
+// `tessera config`: makes, changes, explains and converts configurations.
+#include <fmt/format.h>
+#include <torch/cuda.h>
+#include <CLI/CLI.hpp>
+
+#include <filesystem>
+#include <memory>
+
+#include "tessera/base/atomic_write.h"
+#include "tessera/base/error.h"
+#include "tessera/cli/commands.h"
+#include "tessera/cli/config_explain.h"
+#include "tessera/cli/config_prompt.h"
+#include "tessera/cli/config_questions.h"
+#include "tessera/cli/help.h"
+#include "tessera/config/settings.h"
+
+namespace tessera::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct ConfigFlags {
+  std::string file, answers, mixed_precision, output;
+  std::vector<std::string> assignments;
+  bool overwrites = false;
+  GivenAnswers given = {};
+
+  fs::path place() const { return file.empty() ? config::default_file() : fs::path(file); }
+
+  /// --set wins over --answers.
+  void read_given() {
+    if (!answers.empty()) read_given_answers(given, answers);
+    if (!mixed_precision.empty()) given["mixed_precision"] = {mixed_precision, "--mixed-precision"};
+    for (const auto& assignment : assignments) add_given_answer(given, assignment);
+    for (const auto& [name, answer] : given) {
+      if (config::find_key(name) != nullptr) config::Settings().set(name, answer.value, config::Origin::Flag, answer.where);
+    }
+  }
+};
+
+void print_remarks(const config::Settings& settings) {
+  for (const auto& remark : settings.remarks()) fmt::print(stderr, "{}\n", remark);
+}
+
+void write_configuration(const config::Settings& settings, const fs::path& place) {
+  print_remarks(settings);
+  std::error_code failure;
+  if (place.has_parent_path()) fs::create_directories(place.parent_path(), failure);
+  if (failure) throw IoError(fmt::format("the folder {} can't be made: {}", place.parent_path().string(), failure.message()));
+  const auto text = config::to_yaml(settings);
+  NewFile file(place);
+  file.write(std::as_bytes(std::span(text)));
+  file.commit();
+  fmt::print("wrote {}\n", place.string());
+}
+
+config::Settings read_configuration(const fs::path& place) {
+  if (!fs::exists(place)) throw ConfigError(fmt::format("there is no configuration {}; tessera config makes one", place.string()));
+  config::Settings settings;
+  settings.read_file(place);
+  return settings;
+}
+
+int ask_all(const ConfigFlags& flags) {
+  write_configuration(interview(ask_user, flags.given), flags.place());
+  return 0;
+}
+
+int write_defaults(const ConfigFlags& flags) {
+  const auto place = flags.place();
+  if (fs::exists(place)) {
+    throw ConfigError(fmt::format(
+        "{} is there already; change it with tessera config update --set KEY=VALUE, or name another with --config-file", place.string()));
+  }
+  write_configuration(default_settings(static_cast<int>(torch::cuda::device_count()), flags.given), place);
+  return 0;
+}
+
+int update(const ConfigFlags& flags) {
+  auto settings = read_configuration(flags.place());
+  set_given(settings, flags.given);
+  settings.expect_consistent();
+  write_configuration(settings, flags.place());
+  return 0;
+}
+
+int explain(const ConfigFlags& flags) {
+  config::Settings settings;
+  if (!flags.file.empty() || fs::exists(flags.place())) settings = read_configuration(flags.place());
+  settings.read_environment();
+  set_given(settings, flags.given);
+  fmt::print("{}", explanation(settings));
+  settings.expect_consistent();
+  return 0;
+}
+
+int convert_to_fsdp2(const ConfigFlags& flags) {
+  if (flags.output.empty() == !flags.overwrites) throw ConfigError("one of --output-file FILE and --overwrite is needed, and not both");
+  const auto from = read_configuration(flags.place());
+  if (from.text("fsdp_version") == "2") {
+    fmt::print("{} is of version 2 already; nothing was written\n", flags.place().string());
+    return 0;
+  }
+  if (from.text("distributed_type") != "FSDP") {
+    throw ConfigError(
+        fmt::format("{} has no FSDP to convert: distributed_type is {}", flags.place().string(), from.text("distributed_type")));
+  }
+  if (!flags.output.empty() && fs::exists(flags.output)) {
+    throw ConfigError(fmt::format("--output-file {} is there already; remove it, or name another", flags.output));
+  }
+  write_configuration(config::to_fsdp2(from), flags.output.empty() ? flags.place() : fs::path(flags.output));
+  return 0;
+}
+
+using SharedFlags = std::shared_ptr<ConfigFlags>;
+
+void add_file(CLI::App& command, const SharedFlags& flags) {
+  command
+      .add_option("--config-file", flags->file,
+                  "The file, that of Accelerate unless given: ~/.cache/huggingface/accelerate/default_config.yaml")
+      ->type_name("FILE");
+}
+
+void add_answers(CLI::App& command, const SharedFlags& flags) {
+  command.add_option("--set", flags->assignments, "The value of a key, which is not asked for; may be repeated")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false)
+      ->take_all();
+  command.add_option("--answers", flags->answers, "A YAML file with such keys and values")->type_name("FILE");
+}
+
+SharedFlags add_part(CLI::App& command, std::function<int()>& chosen, int (*run)(const ConfigFlags&)) {
+  const auto flags = std::make_shared<ConfigFlags>();
+  add_file(command, flags);
+  command.callback([&command, &chosen, flags, run] {
+    if (!command.get_subcommands().empty()) return;
+    flags->read_given();
+    chosen = [flags, run] { return run(*flags); };
+  });
+  return flags;
+}
+
+void add_to_fsdp2(CLI::App& command, std::function<int()>& chosen) {
+  auto* part = command.add_subcommand("to-fsdp2", "Writes a configuration with the keys of fsdp_version 2")->group("Commands");
+  const auto flags = add_part(*part, chosen, convert_to_fsdp2);
+  part->add_option("--output-file", flags->output, "The new file")->type_name("FILE");
+  part->add_flag("--overwrite", flags->overwrites, "Replace the file that is converted");
+  part->footer(Help::footer_of({"tessera to-fsdp2 --config-file old.yaml --output-file new.yaml"},
+                               "What version 2 has no key for is listed. Copies of the model become sizes in parallelism_config."));
+}
+
+}  // namespace
+
+void add_config_command(CLI::App& app, std::function<int()>& chosen) {
+  auto* command = app.add_subcommand("config", "Asks how to train, and writes a configuration for launch")->group("Commands");
+  add_answers(*command, add_part(*command, chosen, ask_all));
+  command->footer(Help::footer_of({"tessera config", "tessera config --set num_processes=8 --config-file run.yaml",
+                                   "tessera config default --mixed-precision bf16", "tessera config explain --config-file run.yaml"},
+                                  "The files are those of Accelerate: either program reads what the other has written. Questions whose "
+                                  "answer would change nothing here are left out."));
+  auto* defaults = command->add_subcommand("default", "Writes a configuration without questions")->group("Commands");
+  const auto flags = add_part(*defaults, chosen, write_defaults);
+  add_answers(*defaults, flags);
+  defaults->add_option("--mixed-precision", flags->mixed_precision, "no, bf16 or fp16")->type_name("DTYPE");
+  defaults->footer(Help::footer_of({"tessera config default --set num_processes=4 --config-file run.yaml"},
+                                   "Without --set, the model is sharded among the GPUs of this machine; without a GPU there is one rank."));
+  auto* change = command->add_subcommand("update", "Writes a configuration again, in the keys of today")->group("Commands");
+  add_answers(*change, add_part(*change, chosen, update));
+  change->footer(
+      Help::footer_of({"tessera config update --set mixed_precision=bf16"}, "Comments are lost. A DeepSpeed section becomes FSDP."));
+  auto* reasons = command->add_subcommand("explain", "Prints each value and where it comes from")->group("Commands");
+  add_answers(*reasons, add_part(*reasons, chosen, explain));
+  reasons->footer(Help::footer_of({"tessera config explain --config-file zero3.json"},
+                                  "A flag wins over a variable of the environment, that over the file, and that over the default."));
+  add_to_fsdp2(*command, chosen);
+  add_to_fsdp2(app, chosen);
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,56 @@
+#include "tessera/cli/config_explain.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace tessera::cli {
+namespace {
+
+std::string origin_of(const config::Setting& setting) {
+  using enum config::Origin;
+  switch (setting.origin) {
+    case Default:
+      return "default";
+    case File:
+      return "file " + setting.where;
+    case Environment:
+      return "environment " + setting.where;
+    case Flag:
+      return "flag " + setting.where;
+    case Code:
+      return "code " + setting.where;
+  }
+  return {};
+}
+
+/// A key that was not given, and could change nothing if it were, would only make the table longer.
+bool matters(const config::Settings& settings, const config::Key& key) {
+  const bool can_change = key.no_effect.empty() && (key.refusal.empty() || key.choices.size() > 1);
+  return settings.is_set(key.name) || can_change;
+}
+
+}  // namespace
+
+std::string explanation(const config::Settings& settings) {
+  std::vector<const config::Key*> shown;
+  size_t name_width = 0, value_width = 0;
+  for (const auto& key : config::keys()) {
+    if (!matters(settings, key)) continue;
+    shown.push_back(&key);
+    name_width = std::max(name_width, key.name.size());
+    value_width = std::max(value_width, settings.text(key.name).size());
+  }
+  std::string text;
+  for (const auto* key : shown) {
+    const auto& setting = settings.setting(key->name);
+    text += fmt::format("{:{}}  {:{}}  {}\n", key->name, name_width, setting.value.empty() ? "-" : setting.value, value_width,
+                        origin_of(setting));
+  }
+  text += fmt::format("\nThe sharding strategy is {}.\n", settings.sharding_strategy());
+  for (const auto& remark : settings.remarks()) text += remark + "\n";
+  return text;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,49 @@
+#include "tessera/cli/config_flags.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "tessera/base/folder.h"
+#include "tessera/config/keys.h"
+
+namespace tessera::cli {
+namespace {
+
+std::string flag_of(std::string_view key) {
+  auto flag = fmt::format("--{}", key);
+  std::ranges::replace(flag, '_', '-');
+  return flag;
+}
+
+}  // namespace
+
+ConfigFlags::ConfigFlags(CLI::App& command) {
+  command.add_option("--config-file", *file_, "A configuration of Tessera, Accelerate or DeepSpeed; that of `tessera config` unless given")
+      ->type_name("FILE")
+      ->group("Configuration");
+  for (const auto& key : config::keys()) {
+    command
+        .add_option_function<std::string>(
+            flag_of(key.name), [values = values_, name = std::string(key.name)](const std::string& value) { (*values)[name] = value; },
+            std::string(key.meaning))
+        ->type_name("VALUE")
+        ->group("Configuration");
+  }
+}
+
+config::Settings ConfigFlags::settings() const {
+  config::Settings settings;
+  if (!file_->empty()) {
+    settings.read_file(*file_);
+  } else if (const auto file = config::default_file(); is_there(file)) {
+    settings.read_file(file);
+  }
+  settings.read_environment();
+  for (const auto& [key, value] : *values_) settings.set(key, value, config::Origin::Flag, flag_of(key));
+  settings.expect_consistent();
+  return settings;
+}
+
+}  // namespace tessera::cli

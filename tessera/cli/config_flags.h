@@ -1,0 +1,30 @@
+// The flags of a command for all keys of a configuration: --mixed-precision, --fsdp-sharding-strategy and so on.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "tessera/config/settings.h"
+
+namespace CLI {
+class App;
+}
+
+namespace tessera::cli {
+
+class ConfigFlags {
+ public:
+  /// Adds the flags, and --config-file.
+  explicit ConfigFlags(CLI::App& command);
+
+  /// A flag wins over the environment, and that over the file: the one that is named, or else config::default_file(), if it is there.
+  config::Settings settings() const;
+
+ private:
+  // Shared, because the command keeps references to them.
+  std::shared_ptr<std::string> file_ = std::make_shared<std::string>();
+  std::shared_ptr<std::map<std::string, std::string>> values_ = std::make_shared<std::map<std::string, std::string>>();
+};
+
+}  // namespace tessera::cli

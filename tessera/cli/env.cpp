@@ -1,0 +1,160 @@
+// `tessera env`: what a bug report should say about where Tessera runs.
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <torch/version.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <sstream>
+
+#include "tessera/base/env_table.h"
+#include "tessera/base/error.h"
+#include "tessera/base/fd.h"
+#include "tessera/base/launcher.h"
+#include "tessera/base/process.h"
+#include "tessera/base/words.h"
+#include "tessera/cli/commands.h"
+#include "tessera/cli/facts.h"
+#include "tessera/cli/help.h"
+
+namespace tessera::cli {
+namespace {
+
+Chapter facts_of_tessera() {
+#ifdef __clang__
+  const std::string compiler = __VERSION__;
+#else
+  const std::string compiler = "GCC " __VERSION__;
+#endif
+  return {"tessera",
+          {fact("version", TESSERA_VERSION), fact("build", TESSERA_BUILD), fact("compiler", compiler), fact("program", this_program())}};
+}
+
+/// The library that a function was loaded from.
+std::string library_of(const void* function) {
+  Dl_info info = {};
+  return ::dladdr(function, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "unknown";
+}
+
+Chapter facts_of_libtorch() {
+  nlohmann::ordered_json lines = nlohmann::ordered_json::array();
+  std::string text;
+  std::istringstream config(at::show_config());
+  for (std::string line; std::getline(config, line);) {
+    line.erase(0, line.find_first_not_of(" -"));
+    if (line.empty() || line.starts_with("PyTorch built with")) continue;
+    lines.push_back(line);
+    // Pages of compiler flags are for programs.
+    text += line.starts_with("Build settings") ? "\n    Build settings: see --json" : "\n    " + line;
+  }
+  return {"libtorch",
+          {fact("version", TORCH_VERSION),
+           fact("library", library_of(reinterpret_cast<const void*>(&at::show_config))),
+           fact("abi", fmt::format("std::string of C++{}", _GLIBCXX_USE_CXX11_ABI != 0 ? "11" : "98")),
+           fact("cuda", at::hasCUDA() ? "yes" : "no"),
+           fact("threads", std::to_string(at::get_num_threads())),
+           {"built_with", lines, text}}};
+}
+
+Chapter facts_of_transports() {
+  const Fd memory(::memfd_create("tessera-env", MFD_CLOEXEC));
+  const bool has_gloo = at::show_config().find("USE_GLOO=0") == std::string::npos;
+  return {
+      "transports",
+      {fact("self", "yes"), fact("threads", "yes"), fact("fake", "yes"),
+       fact("shm", memory ? "yes" : "no: this system refuses memfd_create"), fact("gloo", has_gloo ? "yes" : "no: not in this libtorch")}};
+}
+
+Fact rank_here() try {
+  const auto identity = identity_from_environment();
+  return identity ? fact("this_process", fmt::format("rank {} of {}", identity->rank, identity->world_size))
+                  : unknown_fact("this_process", "started by no launcher: a world of one");
+} catch (const ConfigError& error) {
+  return fact("this_process", fmt::format("error: {}", error.what()));
+}
+
+bool is_of_launchers(std::string_view name) {
+  constexpr std::array<std::string_view, 12> kPrefixes = {"SLURM_",          "PMI_",      "PMIX_",         "OMPI_COMM_WORLD_",
+                                                          "MV2_COMM_WORLD_", "MPI_LOCAL", "TORCHELASTIC_", "MASTER_",
+                                                          "ACCELERATE_",     "FSDP_",     "GROUP_",        "GLOO_"};
+  const auto numbering = launcher_variables();
+  return std::ranges::find(numbering, name) != numbering.end() ||
+         std::ranges::any_of(kPrefixes, [&](std::string_view prefix) { return name.starts_with(prefix); });
+}
+
+bool is_of_threads(std::string_view name) {
+  return name.starts_with("OMP_") || name.starts_with("KMP_") || name.starts_with("GOMP_") || name.starts_with("MKL_") ||
+         name == "CUDA_VISIBLE_DEVICES" || name == "LD_PRELOAD" || name == "LD_LIBRARY_PATH";
+}
+
+/// The variables of a kind, by name. What nobody else may know is left out.
+std::vector<Fact> variables(const std::function<bool(std::string_view)>& is_meant) {
+  std::vector<Fact> found;
+  for (char** entry = environ; *entry != nullptr; entry++) {
+    const std::string text = *entry;
+    const auto name = text.substr(0, text.find('='));
+    if (!is_meant(name) || name.size() + 1 >= text.size()) continue;
+    const bool is_secret = name.ends_with("SECRET") || name.ends_with("TOKEN") || name.ends_with("KEY") || name.ends_with("PASSWORD");
+    auto own = fact(name, is_secret ? "(set, not shown)" : text.substr(name.size() + 1));
+    if (!is_known_env(name)) own.text += "  (nobody reads this one)";
+    found.push_back(std::move(own));
+  }
+  std::ranges::sort(found, {}, &Fact::name);
+  return found;
+}
+
+std::vector<Chapter> all_facts() {
+  std::vector<Chapter> all = {facts_of_tessera(), facts_of_libtorch(), facts_of_transports()};
+  std::ranges::move(facts_of_machine(), std::back_inserter(all));
+  all.push_back({"launcher", {rank_here()}});
+  std::ranges::move(variables(is_of_launchers), std::back_inserter(all.back().facts));
+  all.push_back({"environment", variables([](std::string_view name) { return name.starts_with("TESSERA_") || is_of_threads(name); })});
+  return all;
+}
+
+void print_for_people(const std::vector<Chapter>& all) {
+  for (const auto& [name, facts] : all) {
+    fmt::print("{}\n", name);
+    if (facts.empty()) fmt::print("  nothing is set\n");
+    size_t widest = 0;
+    for (const auto& fact : facts) widest = std::max(widest, fact.name.size());
+    for (const auto& fact : facts) {
+      auto words = fact.name;
+      if (name != "environment" && name != "launcher") std::ranges::replace(words, '_', ' ');
+      fmt::print("  {:<{}}  {}\n", words, widest, fact.text);
+    }
+  }
+}
+
+void print_as_json(const std::vector<Chapter>& all) {
+  nlohmann::ordered_json root;
+  for (const auto& [name, facts] : all) {
+    auto& chapter = root[name] = nlohmann::ordered_json::object();
+    for (const auto& fact : facts) chapter[fact.name] = fact.value;
+  }
+  fmt::print("{}\n", root.dump(2));
+}
+
+}  // namespace
+
+void add_env_command(CLI::App& app, std::function<int()>& chosen) {
+  auto* command = app.add_subcommand("env", "Describes this machine and this build, for bug reports")->group("Commands");
+  const auto as_json = std::make_shared<bool>(false);
+  command->add_flag("--json", *as_json, "As JSON: sizes in bytes, null for what is unknown or has no limit");
+  command->footer(Help::footer_of({"tessera env", "tessera env --json >env.json", "tessera launch -n 2 tessera env"}));
+  command->callback([&chosen, as_json] {
+    chosen = [as_json] {
+      *as_json ? print_as_json(all_facts()) : print_for_people(all_facts());
+      return 0;
+    };
+  });
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,29 @@
+// Facts about the surroundings of a run, for people and for programs.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace tessera::cli {
+
+struct Fact {
+  std::string name;
+  nlohmann::ordered_json value;  // null if it is unknown
+  std::string text;              // for people
+};
+
+struct Chapter {
+  std::string name;
+  std::vector<Fact> facts;
+};
+
+/// A fact whose text is its value.
+Fact fact(std::string name, const std::string& value);
+Fact bytes_fact(std::string name, uint64_t bytes);
+Fact unknown_fact(std::string name, const std::string& why = "unknown");
+
+/// Processors, memory and their limits, and the system.
+std::vector<Chapter> facts_of_machine();
+
+}  // namespace tessera::cli

@@ -1,0 +1,99 @@
+// What settings mean together, and which contradict each other.
+#include <fmt/format.h>
+
+#include "tessera/base/error.h"
+#include "tessera/config/settings.h"
+
+namespace tessera::config {
+namespace {
+
+bool keeps_unsharded(const std::string& strategy) {
+  return strategy == "SHARD_GRAD_OP" || strategy == "HYBRID_SHARD_ZERO2" || strategy == "NO_SHARD";
+}
+
+std::string with_resharding(const std::string& strategy, bool reshards) {
+  if (strategy == "NO_SHARD") return strategy;
+  const bool is_hybrid = strategy.starts_with("HYBRID");
+  if (reshards) return is_hybrid ? "HYBRID_SHARD" : "FULL_SHARD";
+  return is_hybrid ? "HYBRID_SHARD_ZERO2" : "SHARD_GRAD_OP";
+}
+
+/// What the two keys for a strategy mean. Accelerate's launch gives ranks both, one of them with a default that nobody wrote: FULL_SHARD
+/// beside another name, or true beside a strategy of version 1.
+std::string strategy_of_keys(const Settings& settings) {
+  const auto& strategy = settings.text("fsdp_sharding_strategy");
+  const auto& reshard = settings.text("fsdp_reshard_after_forward");
+  if (!settings.is_set("fsdp_reshard_after_forward")) return strategy;
+  const bool is_bool = reshard == "true" || reshard == "false";
+  const bool has_strategy = settings.is_set("fsdp_sharding_strategy");
+  if (settings.text("fsdp_version") == "1" && has_strategy && (is_bool || strategy != "FULL_SHARD")) return strategy;
+  return is_bool ? with_resharding(strategy, reshard == "true") : reshard;
+}
+
+void expect_one_strategy(const Settings& settings) {
+  const auto& strategy = settings.setting("fsdp_sharding_strategy");
+  const auto& reshard = settings.setting("fsdp_reshard_after_forward");
+  if (strategy.origin != reshard.origin || strategy.origin == Origin::Default || strategy.origin == Origin::Environment) return;
+  const bool is_bool = reshard.value == "true" || reshard.value == "false";
+  const bool agree = is_bool ? keeps_unsharded(strategy.value) == (reshard.value == "false") : strategy.value == reshard.value;
+  if (agree) return;
+  throw ConfigError(fmt::format("{}: fsdp_reshard_after_forward {} contradicts fsdp_sharding_strategy {} ({}); leave one of them out",
+                                reshard.where, reshard.value, strategy.value, strategy.where));
+}
+
+void expect_sizes_that_fit(const Settings& settings) {
+  const auto machines = settings.integer("num_machines"), machine = settings.integer("machine_rank"),
+             ranks = settings.integer("num_processes");
+  if (machine >= machines) {
+    throw ConfigError(fmt::format("{}: machine_rank {} is not below num_machines {}; machines are counted from 0",
+                                  settings.setting("machine_rank").where, machine, machines));
+  }
+  if (!settings.is_set("num_processes")) return;
+  const auto& where = settings.setting("num_processes").where;
+  if (ranks % machines != 0) {
+    throw ConfigError(fmt::format("{}: num_processes {} can't be divided among num_machines {}; it is the number of ranks on all machines",
+                                  where, ranks, machines));
+  }
+  const auto copies = settings.integer("parallelism_config_dp_replicate_size"),
+             shards = settings.integer("parallelism_config_dp_shard_size");
+  if (copies * shards != 1 && copies * shards != ranks) {
+    throw ConfigError(
+        fmt::format("{}: num_processes {} is not parallelism_config_dp_replicate_size {} times parallelism_config_dp_shard_size {}", where,
+                    ranks, copies, shards));
+  }
+}
+
+}  // namespace
+
+std::string Settings::sharding_strategy() const {
+  if (text("distributed_type") != "FSDP") return "NO_SHARD";
+  const auto strategy = strategy_of_keys(*this);
+  if (integer("parallelism_config_dp_replicate_size") == 1) return strategy;
+  if (integer("parallelism_config_dp_shard_size") == 1) return "NO_SHARD";
+  return keeps_unsharded(strategy) ? "HYBRID_SHARD_ZERO2" : "HYBRID_SHARD";
+}
+
+void Settings::expect_consistent() const {
+  expect_one_strategy(*this);
+  expect_sizes_that_fit(*this);
+  if (is_true("fsdp_cpu_ram_efficient_loading") && !is_true("fsdp_sync_module_states")) {
+    throw ConfigError(
+        fmt::format("{}: fsdp_cpu_ram_efficient_loading true needs fsdp_sync_module_states true ({}): only rank 0 loads values, and the "
+                    "others get theirs from it",
+                    setting("fsdp_cpu_ram_efficient_loading").where, setting("fsdp_sync_module_states").where));
+  }
+  if (!text("fsdp_transformer_layer_cls_to_wrap").empty() && text("fsdp_auto_wrap_policy") != "TRANSFORMER_BASED_WRAP") {
+    throw ConfigError(fmt::format("{}: fsdp_transformer_layer_cls_to_wrap needs fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP; it is {}",
+                                  setting("fsdp_transformer_layer_cls_to_wrap").where, text("fsdp_auto_wrap_policy")));
+  }
+  if (text("fsdp_version") == "2" && text("fsdp_state_dict_type") == "LOCAL_STATE_DICT") {
+    throw ConfigError(fmt::format("{}: fsdp_state_dict_type LOCAL_STATE_DICT is of fsdp_version 1; use SHARDED_STATE_DICT",
+                                  setting("fsdp_state_dict_type").where));
+  }
+  if (is_true("use_cpu") && text("distributed_type") == "MULTI_GPU") {
+    throw ConfigError(fmt::format("{}: use_cpu true contradicts distributed_type MULTI_GPU ({})", setting("use_cpu").where,
+                                  setting("distributed_type").where));
+  }
+}
+
+}  // namespace tessera::config

@@ -1,0 +1,160 @@
+// Files of Accelerate: their sections, and what older versions of it wrote.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/base/words.h"
+#include "tessera/config/file_entries.h"
+#include "tessera/config/settings.h"
+#include "tessera/config/value.h"
+
+namespace tessera::config {
+namespace {
+
+using Shape = YamlValue::Shape;
+
+constexpr Section kSections[] = {Section::Fsdp, Section::Parallelism, Section::Dynamo};
+
+std::string_view prefix_of(Section section) {
+  switch (section) {
+    case Section::Top:
+      return {};
+    case Section::Fsdp:
+      return "fsdp_";
+    case Section::Parallelism:
+      return "parallelism_config_";
+    case Section::Dynamo:
+      return "dynamo_";
+  }
+  return {};
+}
+
+/// A list is its parts with commas in between. Sections that are refused are refused if there is anything in them.
+std::string text_of(const Key& key, const YamlValue& value) {
+  if (value.shape == Shape::Scalar) return value.text;
+  if (key.kind != Kind::Text || (value.shape == Shape::Map && key.refusal.empty())) {
+    throw ConfigError(fmt::format("{}: {} has several values; it is {}", value.where, key.name, describe_values(key)));
+  }
+  if (value.shape == Shape::Map) return value.values.empty() ? "" : "{...}";
+  std::string text;
+  for (const auto& each : value.values) {
+    if (each.shape != Shape::Scalar) throw ConfigError(fmt::format("{}: {} is not a list of texts", value.where, key.name));
+    text += (text.empty() ? "" : ",") + each.text;
+  }
+  return text;
+}
+
+class AccelerateFile {
+ public:
+  explicit AccelerateFile(const YamlValue& root) : root_(root) {}
+
+  FileEntries read() {
+    // A file for SageMaker has many keys of its own, and this one says why they are refused.
+    const auto* place = root_.find("compute_environment");
+    if (place != nullptr) Settings().set("compute_environment", place->text, Origin::File, place->where);
+    for (size_t i = 0; i < root_.names.size(); i++) read_top(root_.names[i], root_.values[i]);
+    remark_unused_sections();
+    return std::move(result_);
+  }
+
+ private:
+  void read_top(const std::string& name, const YamlValue& value) {
+    for (const auto section : kSections) {
+      if (name == section_name(section)) return read_section(section, value);
+    }
+    if (name == "deepspeed_config") return read_deepspeed(value);
+    if (name == "fp16") return read_fp16(value);
+    if (name == "distributed_type" && is_for_deepspeed()) return result_.add(name, "FSDP", value.where);
+    if (name == "num_processes" && value.text == "-1") {
+      result_.remarks.push_back(fmt::format("{}: num_processes -1 leaves the number to the command line", value.where));
+      return;
+    }
+    const auto* key = find_key(name);
+    if (key != nullptr && key->section != Section::Top && name != "dynamo_backend") expect_lost_indentation(*key, value);
+    add(name, value);
+  }
+
+  /// Copied from a page, a section may have lost its indentation: then it is empty, and its keys follow at the top.
+  void expect_lost_indentation(const Key& key, const YamlValue& value) const {
+    const auto name = section_name(key.section);
+    const auto* section = root_.find(name);
+    if (section == nullptr || !section->is_empty()) throw ConfigError(fmt::format("{}: {} belongs under {}", value.where, key.name, name));
+  }
+
+  void read_section(Section section, const YamlValue& value) {
+    if (value.shape != Shape::Map && !value.is_empty()) {
+      throw ConfigError(fmt::format("{}: {} is not a section of keys", value.where, section_name(section)));
+    }
+    const auto prefix = prefix_of(section);
+    for (size_t i = 0; i < value.names.size(); i++) {
+      const auto& name = value.names[i];
+      const auto full = name.starts_with(prefix) ? name : std::string(prefix) + name;
+      const auto* key = find_key(full);
+      if (key != nullptr && key->section != section) {
+        throw ConfigError(fmt::format("{}: {} does not belong under {}", value.values[i].where, name, section_name(section)));
+      }
+      add(full, value.values[i]);
+    }
+  }
+
+  void add(const std::string& name, const YamlValue& value) {
+    const auto* key = find_key(name);
+    if (key == nullptr) throw ConfigError(fmt::format("{}: there is no key '{}'{}", value.where, printable(name), suggestion(name)));
+    const auto is_same = [&](const FileEntry& entry) { return entry.key == key->name; };
+    const auto other = std::ranges::find_if(result_.entries, is_same);
+    if (other != result_.entries.end()) throw ConfigError(fmt::format("{}: {} is there already: {}", value.where, name, other->where));
+    if (value.shape != Shape::Null) result_.add(key->name, text_of(*key, value), value.where);
+  }
+
+  void read_fp16(const YamlValue& value) {
+    const auto is_fp16 = to_bool(value.text);
+    if (!is_fp16) throw ConfigError(fmt::format("{}: fp16 '{}' is not true or false", value.where, printable(value.text)));
+    if (root_.find("mixed_precision") == nullptr) result_.add("mixed_precision", *is_fp16 ? "fp16" : "no", value.where);
+  }
+
+  bool is_for_deepspeed() const {
+    const auto* type = root_.find("distributed_type");
+    return type != nullptr && type->text == "DEEPSPEED";
+  }
+
+  void read_deepspeed(const YamlValue& value) {
+    if (value.is_empty()) return;
+    if (!is_for_deepspeed()) {
+      result_.remarks.push_back(fmt::format("{}: deepspeed_config has no effect: distributed_type is not DEEPSPEED", value.where));
+      return;
+    }
+    auto found = deepspeed_section_entries(value);
+    std::ranges::move(found.remarks, std::back_inserter(result_.remarks));
+    // What the file says itself is meant for all kinds of training.
+    for (auto& entry : found.entries) {
+      if (root_.find(entry.key) == nullptr) result_.entries.push_back(std::move(entry));
+    }
+  }
+
+  void remark_unused_sections() {
+    const auto* type = root_.find("distributed_type");
+    const auto* fsdp = root_.find(section_name(Section::Fsdp));
+    if (type == nullptr || fsdp == nullptr || fsdp->is_empty() || type->text == "FSDP") return;
+    result_.remarks.push_back(fmt::format("{}: fsdp_config shards nothing: distributed_type is {}", fsdp->where, printable(type->text)));
+  }
+
+  const YamlValue& root_;
+  FileEntries result_;
+};
+
+}  // namespace
+
+FileEntries accelerate_entries(const YamlValue& root) {
+  return AccelerateFile(root).read();
+}
+
+void Settings::read_file(const std::filesystem::path& file) {
+  const auto root = read_yaml(file);
+  if (root.shape != Shape::Map || root.values.empty()) throw ConfigError(fmt::format("{} has no keys", file.string()));
+  const auto found = is_deepspeed(root) ? deepspeed_entries(root) : accelerate_entries(root);
+  for (const auto& entry : found.entries) set(entry.key, entry.value, Origin::File, entry.where);
+  for (const auto& remark : found.remarks) add_remark(remark);
+}
+
+}  // namespace tessera::config

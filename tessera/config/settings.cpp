@@ -1,0 +1,112 @@
+#include "tessera/config/settings.h"
+
+#include <fmt/format.h>
+#include <pwd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+#include "tessera/base/env.h"
+#include "tessera/base/error.h"
+#include "tessera/base/words.h"
+#include "tessera/config/value.h"
+
+namespace tessera::config {
+namespace {
+
+/// This variable says only whether there is FSDP.
+constexpr std::string_view kUseFsdp = "ACCELERATE_USE_FSDP";
+
+std::string from_variable(const Key& key, const std::string& value) {
+  if (key.variable != kUseFsdp) return value;
+  const auto uses_fsdp = to_bool(value);
+  if (!uses_fsdp) throw ConfigError(fmt::format("{}: '{}' is not true or false", key.variable, printable(value)));
+  return *uses_fsdp ? "FSDP" : "NO";
+}
+
+std::string to_variable(const Key& key, const std::string& value) {
+  if (key.variable != kUseFsdp) return value;
+  return value == "FSDP" ? "true" : "false";
+}
+
+std::string home() {
+  if (auto folder = env("HOME")) return *folder;
+  const auto* user = ::getpwuid(::getuid());
+  if (user == nullptr)
+    throw ConfigError("there is no HOME in the environment, so the configuration has no place; name a file with --config-file");
+  return user->pw_dir;
+}
+
+}  // namespace
+
+Settings::Settings() {
+  for (const auto& key : keys()) values_.emplace(key.name, Setting{.value = std::string(key.otherwise)});
+}
+
+void Settings::set(std::string_view key, std::string_view value, Origin origin, std::string where) try {
+  const auto* known = find_key(key);
+  if (known == nullptr) throw ConfigError(fmt::format("there is no key '{}'{}", printable(key), suggestion(key)));
+  auto spelled = to_value(*known, value);
+  auto& now = values_.find(known->name)->second;
+  if (now.origin > origin) return;
+  if (!known->no_effect.empty() && spelled != known->otherwise) {
+    add_remark(fmt::format("{}: {} {} has no effect: {}", where, known->name, spelled, known->no_effect));
+  }
+  now = {.value = std::move(spelled), .origin = origin, .where = where};
+} catch (const ConfigError& error) {
+  throw ConfigError(fmt::format("{}: {}", where, error.what()));
+}
+
+void Settings::read_environment() {
+  for (const auto& key : keys()) {
+    if (key.variable.empty()) continue;
+    if (const auto value = env(key.variable.data()))
+      set(key.name, from_variable(key, *value), Origin::Environment, std::string(key.variable));
+  }
+}
+
+const Setting& Settings::setting(std::string_view key) const {
+  const auto* known = find_key(key);
+  if (known == nullptr) throw UsageError(fmt::format("there is no key '{}'{}", key, suggestion(key)));
+  return values_.find(known->name)->second;
+}
+
+bool Settings::is_true(std::string_view key) const {
+  return text(key) == "true";
+}
+
+int64_t Settings::integer(std::string_view key) const {
+  const auto value = to_integer(text(key));
+  if (!value) throw UsageError(fmt::format("{} '{}' is not a whole number", key, text(key)));
+  return *value;
+}
+
+double Settings::number(std::string_view key) const {
+  return std::strtod(text(key).c_str(), nullptr);
+}
+
+void Settings::add_remark(std::string remark) {
+  if (std::ranges::find(remarks_, remark) == remarks_.end()) remarks_.push_back(std::move(remark));
+}
+
+std::map<std::string, std::string> Settings::environment() const {
+  std::map<std::string, std::string> variables;
+  for (const auto& key : keys()) {
+    const auto& value = text(key.name);
+    if (!key.variable.empty() && is_set(key.name) && !value.empty()) variables.emplace(key.variable, to_variable(key, value));
+  }
+  return variables;
+}
+
+std::filesystem::path default_file() {
+  const auto place = [](const std::string& folder) -> std::filesystem::path {
+    return folder.starts_with("~/") ? home() + folder.substr(1) : folder;
+  };
+  const auto name = std::filesystem::path("accelerate") / "default_config.yaml";
+  if (const auto folder = env("HF_HOME")) return place(*folder) / name;
+  return place(env("XDG_CACHE_HOME").value_or("~/.cache")) / "huggingface" / name;
+}
+
+}  // namespace tessera::config

@@ -1,0 +1,338 @@
+#include "tessera/config/settings.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <list>
+
+#include "tessera/base/error.h"
+#include "tessera/testing/folder.h"
+
+namespace tessera::testing::settings_test {
+namespace {
+
+using config::Origin;
+using config::Settings;
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Pair;
+using ::testing::UnorderedElementsAre;
+
+/// As a page has it that lost its indentation: the keys of fsdp_config stand at the top.
+constexpr auto kWithoutIndentation = R"(compute_environment: LOCAL_MACHINE
+debug: false
+distributed_type: FSDP
+downcast_bf16: 'no'
+fsdp_config:
+fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+fsdp_backward_prefetch_policy: BACKWARD_PRE
+fsdp_forward_prefetch: false
+fsdp_cpu_ram_efficient_loading: true
+fsdp_offload_params: false
+fsdp_sharding_strategy: FULL_SHARD
+fsdp_state_dict_type: SHARDED_STATE_DICT
+fsdp_sync_module_states: true
+fsdp_transformer_layer_cls_to_wrap: BertLayer
+fsdp_use_orig_params: true
+machine_rank: 0
+main_training_function: main
+mixed_precision: bf16
+num_machines: 1
+num_processes: 2
+rdzv_backend: static
+same_network: true
+tpu_env: []
+tpu_use_cluster: false
+tpu_use_sudo: false
+use_cpu: false
+)";
+
+class Files : public ::testing::Test {
+ protected:
+  Settings read(const std::string& text, const std::string& name = "c.yaml") const {
+    write_file(folder_ / name, text);
+    Settings settings;
+    settings.read_file(folder_ / name);
+    return settings;
+  }
+  /// What reading the file says, without the folder of the file.
+  std::string error(const std::string& text) const {
+    try {
+      read(text).expect_consistent();
+    } catch (const ConfigError& error) {
+      const std::string message = error.what(), folder = folder_.path().string() + "/";
+      return message.starts_with(folder) ? message.substr(folder.size()) : message;
+    }
+    return "no error came";
+  }
+  std::vector<std::string> remarks(const std::string& text) const {
+    auto found = read(text).remarks();
+    for (auto& remark : found) remark = remark.substr(folder_.path().string().size() + 1);
+    return found;
+  }
+
+  Folder folder_;
+};
+
+/// Sets a variable for as long as it lives.
+class Set {
+ public:
+  Set(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
+  Set(const Set&) = delete;
+  Set& operator=(const Set&) = delete;
+  ~Set() { ::unsetenv(name_); }
+
+ private:
+  const char* name_;
+};
+
+template <class Act>
+std::string config_error(const Act& act) {
+  try {
+    act();
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "no error came";
+}
+
+TEST_F(Files, MayHaveLostTheirIndentation) {
+  for (const std::string indentation : {"", "  "}) {
+    std::string text = kWithoutIndentation;
+    for (size_t at = 0; (at = text.find("\nfsdp_", at)) != std::string::npos; at += 2) {
+      if (!text.substr(at).starts_with("\nfsdp_config")) text.insert(at + 1, indentation);
+    }
+    const auto settings = read(text);
+    settings.expect_consistent();
+    EXPECT_EQ(settings.text("fsdp_auto_wrap_policy"), "TRANSFORMER_BASED_WRAP");
+    EXPECT_EQ(settings.text("fsdp_transformer_layer_cls_to_wrap"), "BertLayer");
+    EXPECT_EQ(settings.sharding_strategy(), "FULL_SHARD");
+    EXPECT_EQ(settings.text("mixed_precision"), "bf16");
+    EXPECT_EQ(settings.integer("num_processes"), 2);
+    EXPECT_TRUE(settings.is_true("fsdp_cpu_ram_efficient_loading"));
+    EXPECT_EQ(settings.setting("fsdp_backward_prefetch").where, (folder_ / "c.yaml").string() + ":7");
+    EXPECT_THAT(settings.remarks(), IsEmpty());
+    EXPECT_THAT(settings.environment(),
+                AllOf(Contains(Pair("FSDP_TRANSFORMER_CLS_TO_WRAP", "BertLayer")), Contains(Pair("ACCELERATE_USE_FSDP", "true")),
+                      Contains(Pair("FSDP_BACKWARD_PREFETCH", "BACKWARD_PRE")), Contains(Pair("ACCELERATE_MIXED_PRECISION", "bf16"))));
+  }
+}
+
+TEST_F(Files, NameUnknownKeysWithTheNearest) {
+  EXPECT_EQ(error("num_procesess: 2\n"), "c.yaml:1: there is no key 'num_procesess' (did you mean num_processes?)");
+  EXPECT_EQ(error("debug: false\nfsdp_config:\n  fsdp_versoin: 2\n"),
+            "c.yaml:3: there is no key 'fsdp_versoin' (did you mean fsdp_version?)");
+  EXPECT_EQ(error("fsdp_config:\n  shading_strategy: 1\n"),
+            "c.yaml:2: there is no key 'fsdp_shading_strategy' (did you mean fsdp_sharding_strategy?)");
+  EXPECT_THAT(error("tea: 2\n"), HasSubstr("c.yaml:1: there is no key 'tea'"));
+  EXPECT_EQ(error("fsdp_config:\n  mixed_precision: no\n"),
+            "c.yaml:2: there is no key 'fsdp_mixed_precision' (did you mean mixed_precision?)");
+  EXPECT_EQ(error("fsdp_version: 2\n"), "c.yaml:1: fsdp_version belongs under fsdp_config");
+  EXPECT_EQ(error("fsdp_config:\n  fsdp_version: 1\nfsdp_offload_params: true\n"),
+            "c.yaml:3: fsdp_offload_params belongs under fsdp_config");
+}
+
+TEST_F(Files, AddThePrefixOfASection) {
+  const auto settings = read("fsdp_config: {version: 2, reshard_after_forward: no}\nparallelism_config:\n  dp_shard_size: 2\n");
+  EXPECT_EQ(settings.text("fsdp_version"), "2");
+  EXPECT_EQ(settings.sharding_strategy(), "SHARD_GRAD_OP");
+  EXPECT_EQ(settings.integer("parallelism_config_dp_shard_size"), 2);
+}
+
+TEST_F(Files, HaveEachKeyOnce) {
+  EXPECT_EQ(error("debug: false\ndebug: true\n"), "c.yaml:2: the key 'debug' is there twice");
+  EXPECT_THAT(error("fsdp_config:\n  fsdp_version: 1\n  version: 1\n"),
+              AllOf(HasSubstr("c.yaml:3: fsdp_version is there already"), HasSubstr("c.yaml:2")));
+  EXPECT_THAT(error("fsdp_config:\n  backward_prefetch: NO_PREFETCH\n  fsdp_backward_prefetch_policy: BACKWARD_PRE\n"),
+              HasSubstr("c.yaml:3: fsdp_backward_prefetch_policy is there already"));
+}
+
+TEST_F(Files, MayCallThingsByOtherNames) {
+  EXPECT_EQ(read("mixed_precision: no\ndowncast_bf16: no\n").text("mixed_precision"), "no");
+  EXPECT_EQ(read("mixed_precision: false\ndowncast_bf16: False\n").text("mixed_precision"), "no");
+  EXPECT_EQ(read("mixed_precision: BF16\n").text("mixed_precision"), "bf16");
+  EXPECT_EQ(read("use_cpu: Yes\n").text("use_cpu"), "true");
+  EXPECT_EQ(read("fp16: true\n").text("mixed_precision"), "fp16");
+  EXPECT_EQ(read("fp16: true\nmixed_precision: bf16\n").text("mixed_precision"), "bf16");
+  EXPECT_EQ(read("fsdp_config: {fsdp_min_num_params: 1e8}\n").integer("fsdp_min_num_params"), 100'000'000);
+  EXPECT_EQ(read("fsdp_config: {fsdp_transformer_layer_cls_to_wrap: [A, B]}\n").text("fsdp_transformer_layer_cls_to_wrap"), "A,B");
+  EXPECT_EQ(read("gpu_ids: 0,1\n").text("gpu_ids"), "0,1");
+  EXPECT_EQ(read("dynamo_backend: 'NO'\ngpu_ids: null\ntpu_env: ['']\n").text("gpu_ids"), "all");
+  const char* const strategies[] = {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"};
+  for (int i = 0; i < 5; i++) {
+    EXPECT_EQ(read("fsdp_config: {fsdp_sharding_strategy: " + std::to_string(i + 1) + "}\n").sharding_strategy(), strategies[i]);
+  }
+  EXPECT_THAT(error("fsdp_config: {fsdp_sharding_strategy: 6}\n"), HasSubstr("fsdp_sharding_strategy '6' is not one of FULL_SHARD, "));
+}
+
+TEST_F(Files, AreRefusedWithTheReason) {
+  EXPECT_THAT(error("mixed_precision: fp8\n"),
+              HasSubstr("c.yaml:1: mixed_precision 'fp8' is not one of no, fp16, bf16: libtorch has no fp8"));
+  EXPECT_THAT(error("base_job_name: x\ncompute_environment: AMAZON_SAGEMAKER\n"),
+              HasSubstr("c.yaml:2: compute_environment 'AMAZON_SAGEMAKER'"));
+  EXPECT_THAT(error("tpu_use_cluster: true\n"), HasSubstr("tpu_use_cluster 'true' is refused: Tessera starts no TPU pods"));
+  EXPECT_THAT(error("tpu_env: [A=1]\n"), HasSubstr("tpu_env 'A=1' is refused"));
+  EXPECT_THAT(error("fp8_config: {backend: TE}\n"), HasSubstr("fp8_config '{...}' is refused"));
+  EXPECT_THAT(error("dynamo_config: {dynamo_backend: INDUCTOR}\n"), HasSubstr("dynamo_backend 'INDUCTOR' is not no: C++ modules"));
+  EXPECT_THAT(error("parallelism_config: {parallelism_config_tp_size: 2}\n"), HasSubstr("parallelism_config_tp_size '2' is refused"));
+  EXPECT_THAT(error("distributed_type: MEGATRON_LM\n"), HasSubstr("distributed_type 'MEGATRON_LM' is not one of NO, "));
+  EXPECT_THAT(error("num_processes: 0\n"), HasSubstr("num_processes '0' is not a whole number from 1 on"));
+  EXPECT_THAT(error("num_processes: 2.5\n"), HasSubstr("num_processes '2.5' is not"));
+  EXPECT_THAT(error("num_processes: [1, 2]\n"), HasSubstr("c.yaml:1: num_processes has several values"));
+  EXPECT_THAT(error("debug: maybe\n"), HasSubstr("debug 'maybe' is not true or false"));
+}
+
+TEST_F(Files, ThatAreNoneSayWhy) {
+  EXPECT_THAT(error(""), HasSubstr("has no keys"));
+  EXPECT_THAT(error("- a\n"), HasSubstr("has no keys"));
+  EXPECT_THAT(error("debug: [\n\n"), HasSubstr("is no YAML or JSON"));
+  EXPECT_THAT(error("debug: true\n  use_cpu: [}"), HasSubstr("c.yaml:2 is no YAML or JSON"));
+  EXPECT_THAT(error(std::string(1000, '[')), HasSubstr("c.yaml"));
+  EXPECT_THAT(error("a: &a [*a]\n"), HasSubstr("c.yaml"));
+  EXPECT_THAT(error("debug: true\n---\ndebug: true\n"), HasSubstr("more than one document"));
+  EXPECT_THAT(error("{debug: true} {}"), HasSubstr("c.yaml"));
+  EXPECT_THAT(error(",n]ulnull"), HasSubstr("c.yaml"));
+  EXPECT_THAT(error(std::string(2 << 20, '#')), HasSubstr("too large"));
+  EXPECT_THAT(error("fsdp_config: 3\n"), HasSubstr("fsdp_config is not a section"));
+  EXPECT_THAT(error("main_training_function: \"a\\nb\"\n"), HasSubstr("control character"));
+  Settings settings;
+  EXPECT_THROW(settings.read_file(folder_ / "missing.yaml"), IoError);
+  EXPECT_THROW(settings.read_file(folder_.path()), IoError);
+}
+
+TEST_F(Files, MayBeJson) {
+  const auto settings =
+      read("{\n\t\"distributed_type\": \"FSDP\",\n\t\"fsdp_config\": {\"fsdp_version\": 2},\n\t\"gpu_ids\": null, \"use_cpu\": true\n}\n",
+           "c.json");
+  EXPECT_EQ(settings.text("fsdp_version"), "2");
+  EXPECT_TRUE(settings.is_true("use_cpu"));
+}
+
+TEST_F(Files, SayWhatHasNoEffect) {
+  EXPECT_THAT(remarks("distributed_type: MULTI_CPU\nsame_network: false\ndebug: true\nfsdp_config: {fsdp_version: 1}\nnum_processes: -1\n"),
+              UnorderedElementsAre(HasSubstr("c.yaml:2: same_network false has no effect"), HasSubstr("c.yaml:3: debug true has no"),
+                                   HasSubstr("c.yaml:5: num_processes -1"), HasSubstr("c.yaml:4: fsdp_config shards nothing")));
+}
+
+TEST_F(Files, AreWrittenSortedAndReadAgain) {
+  const auto settings = read(kWithoutIndentation);
+  const auto text = to_yaml(settings);
+  EXPECT_THAT(
+      text, HasSubstr("distributed_type: FSDP\ndowncast_bf16: 'no'\nenable_cpu_affinity: false\nfsdp_config:\n  fsdp_auto_wrap_policy: "));
+  EXPECT_EQ(to_yaml(read(text)), text);
+  Settings other;
+  other.set("gpu_ids", "0,1", Origin::Flag, "a");
+  other.set("fsdp_ignored_modules", "it's .*: x", Origin::Flag, "b");
+  other.set("fsdp_transformer_layer_cls_to_wrap", "No", Origin::Flag, "b");
+  EXPECT_THAT(to_yaml(other), AllOf(HasSubstr("gpu_ids: '0,1'\n"), HasSubstr("'it''s .*: x'\n"), HasSubstr("_wrap: 'No'\n")));
+  EXPECT_EQ(read(to_yaml(other)).text("fsdp_ignored_modules"), "it's .*: x");
+}
+
+TEST(Settings, LaterOriginsWin) {
+  Settings settings;
+  EXPECT_FALSE(settings.is_set("mixed_precision"));
+  settings.set("mixed_precision", "bf16", Origin::Flag, "--mixed-precision");
+  settings.set("mixed_precision", "fp16", Origin::File, "c.yaml:3");
+  EXPECT_EQ(settings.setting("mixed_precision").where, "--mixed-precision");
+  settings.set("mixed_precision", "no", Origin::Code, "TrainerOptions");
+  EXPECT_EQ(settings.text("mixed_precision"), "no");
+  EXPECT_THAT(config_error([&] { settings.set("mixed_precison", "no", Origin::Flag, "--mixed-precison"); }),
+              HasSubstr("--mixed-precison: there is no key 'mixed_precison' (did you mean mixed_precision?)"));
+  EXPECT_THAT(config_error([&] { settings.set("debug", "x", Origin::Flag, "--debug"); }), "--debug: debug 'x' is not true or false");
+  EXPECT_THROW((void)settings.text("tea"), UsageError);
+}
+
+TEST(Settings, GoThroughTheEnvironment) {
+  EXPECT_THAT(Settings().environment(), IsEmpty());
+  Settings sent;
+  sent.set("fsdp_min_num_params", "1e6", Origin::Flag, "-");
+  sent.set("distributed_type", "MULTI_CPU", Origin::Flag, "-");
+  sent.set("num_processes", "4", Origin::Flag, "-");
+  sent.set("gradient_clipping", "1.5", Origin::Flag, "-");
+  const auto variables = sent.environment();
+  EXPECT_THAT(variables, UnorderedElementsAre(Pair("FSDP_MIN_NUM_PARAMS", "1000000"), Pair("ACCELERATE_USE_FSDP", "false"),
+                                              Pair("ACCELERATE_GRADIENT_CLIPPING", "1.5")));
+  Settings received;
+  {
+    std::list<Set> set;
+    for (const auto& [name, value] : variables) set.emplace_back(name.c_str(), value.c_str());
+    received.read_environment();
+  }
+  EXPECT_EQ(received.integer("fsdp_min_num_params"), 1'000'000);
+  EXPECT_EQ(received.text("distributed_type"), "NO");
+  EXPECT_EQ(received.number("gradient_clipping"), 1.5);
+  EXPECT_EQ(received.setting("fsdp_min_num_params").origin, Origin::Environment);
+  const Set wrong("FSDP_VERSION", "3");
+  EXPECT_EQ(config_error([&] { received.read_environment(); }), "FSDP_VERSION: fsdp_version '3' is not one of 1, 2");
+}
+
+TEST(Settings, UnderstandWhatAccelerateGivesItsRanks) {
+  // Beside what a file says, it gives the other key with a default that nobody wrote.
+  const auto strategy = [](const char* version, const char* strategy, const char* reshard) {
+    const Set use("ACCELERATE_USE_FSDP", "true"), one("FSDP_VERSION", version), two("FSDP_SHARDING_STRATEGY", strategy),
+        three("FSDP_RESHARD_AFTER_FORWARD", reshard);
+    Settings settings;
+    settings.read_environment();
+    settings.expect_consistent();
+    return settings.sharding_strategy();
+  };
+  EXPECT_EQ(strategy("1", "FULL_SHARD", "shard_grad_op"), "SHARD_GRAD_OP");
+  EXPECT_EQ(strategy("1", "HYBRID_SHARD", "true"), "HYBRID_SHARD");
+  EXPECT_EQ(strategy("1", "SHARD_GRAD_OP", "true"), "SHARD_GRAD_OP");
+  EXPECT_EQ(strategy("2", "FULL_SHARD", "false"), "SHARD_GRAD_OP");
+  EXPECT_EQ(strategy("2", "FULL_SHARD", "true"), "FULL_SHARD");
+}
+
+TEST_F(Files, ThatContradictThemselvesAreRefused) {
+  EXPECT_THAT(error("fsdp_config: {cpu_ram_efficient_loading: true, sync_module_states: false}\n"),
+              HasSubstr("needs fsdp_sync_module_states true"));
+  EXPECT_THAT(error("fsdp_config: {sharding_strategy: FULL_SHARD, reshard_after_forward: SHARD_GRAD_OP}\n"),
+              HasSubstr("leave one of them out"));
+  EXPECT_THAT(error("fsdp_config: {fsdp_transformer_layer_cls_to_wrap: A}\n"),
+              HasSubstr("needs fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP; it is NO_WRAP"));
+  EXPECT_THAT(error("fsdp_config: {fsdp_version: 2, fsdp_state_dict_type: LOCAL_STATE_DICT}\n"), HasSubstr("is of fsdp_version 1"));
+  EXPECT_THAT(error("num_machines: 2\nmachine_rank: 2\n"), HasSubstr("c.yaml:2: machine_rank 2 is not below num_machines 2"));
+  EXPECT_THAT(error("num_machines: 2\nnum_processes: 3\n"), HasSubstr("can't be divided"));
+  EXPECT_THAT(error("num_processes: 6\nparallelism_config: {dp_replicate_size: 2, dp_shard_size: 2}\n"),
+              HasSubstr("num_processes 6 is not"));
+  EXPECT_THAT(error("distributed_type: MULTI_GPU\nuse_cpu: true\n"), HasSubstr("use_cpu true contradicts"));
+}
+
+TEST(Settings, OfVersion2SayTheSame) {
+  const auto convert = [](const std::string& strategy, bool with_ranks) {
+    Settings settings;
+    settings.set("fsdp_sharding_strategy", strategy, Origin::File, "c.yaml:1");
+    settings.set("fsdp_backward_prefetch", "NO_PREFETCH", Origin::File, "c.yaml:2");
+    settings.set("fsdp_state_dict_type", "LOCAL_STATE_DICT", Origin::File, "c.yaml:3");
+    settings.set("num_machines", "2", Origin::File, "c.yaml:4");
+    if (with_ranks) settings.set("num_processes", "8", Origin::File, "c.yaml:5");
+    auto converted = to_fsdp2(settings);
+    converted.expect_consistent();
+    EXPECT_EQ(converted.text("fsdp_version"), "2");
+    EXPECT_FALSE(converted.is_set("fsdp_sharding_strategy"));
+    EXPECT_THAT(converted.remarks(), Contains(HasSubstr("c.yaml:2: fsdp_backward_prefetch NO_PREFETCH has no key")));
+    EXPECT_THAT(converted.remarks(), Contains(HasSubstr("c.yaml:3: fsdp_state_dict_type LOCAL_STATE_DICT becomes")));
+    return converted;
+  };
+  for (const auto* strategy : {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"}) {
+    EXPECT_EQ(convert(strategy, true).sharding_strategy(), strategy);
+  }
+  EXPECT_EQ(convert("HYBRID_SHARD", true).integer("parallelism_config_dp_shard_size"), 4);
+  EXPECT_THAT(convert("HYBRID_SHARD", false).remarks(), Contains(HasSubstr("needs num_processes")));
+}
+
+TEST(DefaultFile, IsWhereAccelerateHasIt) {
+  const Set home("HOME", "/home/me");
+  EXPECT_EQ(config::default_file(), "/home/me/.cache/huggingface/accelerate/default_config.yaml");
+  const Set cache("XDG_CACHE_HOME", "/cache");
+  EXPECT_EQ(config::default_file(), "/cache/huggingface/accelerate/default_config.yaml");
+  const Set place("HF_HOME", "~/hf");
+  EXPECT_EQ(config::default_file(), "/home/me/hf/accelerate/default_config.yaml");
+}
+
+}  // namespace
+}  // namespace tessera::testing::settings_test

@@ -1,0 +1,114 @@
+#include "tessera/config/value.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+
+#include "tessera/base/error.h"
+#include "tessera/base/words.h"
+
+namespace tessera::config {
+namespace {
+
+std::string lower(std::string_view text) {
+  std::string result(text);
+  std::ranges::transform(result, result.begin(), [](unsigned char letter) { return std::tolower(letter); });
+  return result;
+}
+
+std::optional<double> to_number(std::string_view text) {
+  double value = 0;
+  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (failure != std::errc{} || end != text.data() + text.size() || !std::isfinite(value)) return std::nullopt;
+  return value;
+}
+
+std::optional<std::string> to_choice(const Key& key, std::string_view text) {
+  const auto bool_value = to_bool(text);
+  const auto is_it = [&](std::string_view choice) {
+    return lower(choice) == lower(text) ||
+           (bool_value.has_value() && to_bool(choice) == bool_value && to_integer(choice) == to_integer(text));
+  };
+  const auto found = std::ranges::find_if(key.choices, is_it);
+  if (found != key.choices.end()) return std::string(*found);
+  const auto number = to_integer(text).value_or(0);
+  if (key.section != Section::Fsdp || number < 1 || number > std::ssize(key.choices)) return std::nullopt;
+  return std::string(key.choices[static_cast<size_t>(number - 1)]);
+}
+
+std::optional<std::string> spelled(const Key& key, std::string_view text) {
+  switch (key.kind) {
+    case Kind::Bool:
+      if (const auto value = to_bool(text)) return *value ? "true" : "false";
+      return std::nullopt;
+    case Kind::Integer:
+      if (const auto value = to_integer(text); value && *value >= key.least) return fmt::format("{}", *value);
+      return std::nullopt;
+    case Kind::Number:
+      if (const auto value = to_number(text); value && *value >= static_cast<double>(key.least)) return fmt::format("{}", *value);
+      return std::nullopt;
+    case Kind::Choice:
+      return to_choice(key, text);
+    case Kind::Text:
+      return std::string(text);
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<bool> to_bool(std::string_view text) {
+  constexpr std::array<std::string_view, 5> kTrue = {"true", "yes", "on", "y", "1"}, kFalse = {"false", "no", "off", "n", "0"};
+  const auto word = lower(text);
+  if (std::ranges::find(kTrue, word) != kTrue.end()) return true;
+  if (std::ranges::find(kFalse, word) != kFalse.end()) return false;
+  return std::nullopt;
+}
+
+std::optional<int64_t> to_integer(std::string_view text) {
+  int64_t value = 0;
+  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (failure == std::errc{} && end == text.data() + text.size()) return value;
+  constexpr double kExact = 9007199254740992;  // doubles beyond have no room for the last digit
+  const auto number = to_number(text);
+  if (!number || std::abs(*number) > kExact || *number != std::trunc(*number)) return std::nullopt;
+  return static_cast<int64_t>(*number);
+}
+
+std::string describe_values(const Key& key) {
+  switch (key.kind) {
+    case Kind::Bool:
+      return "true or false";
+    case Kind::Integer:
+      return fmt::format("a whole number from {} on", key.least);
+    case Kind::Number:
+      return fmt::format("a number from {} on", key.least);
+    case Kind::Choice:
+      return key.choices.size() == 1 ? std::string(key.choices[0]) : fmt::format("one of {}", fmt::join(key.choices, ", "));
+    case Kind::Text:
+      return "a text";
+  }
+  return {};
+}
+
+std::string to_value(const Key& key, std::string_view text) {
+  const auto value = spelled(key, text);
+  const auto shown = fmt::format("{} '{}'", key.name, printable(text));
+  if (!value && key.kind == Kind::Choice && !key.refusal.empty()) {
+    throw ConfigError(fmt::format("{} is not {}: {}", shown, describe_values(key), key.refusal));
+  }
+  if (!value) throw ConfigError(fmt::format("{} is not {}", shown, describe_values(key)));
+  if (key.kind != Kind::Choice && !key.refusal.empty() && *value != key.otherwise) {
+    throw ConfigError(fmt::format("{} is refused: {}", shown, key.refusal));
+  }
+  if (std::ranges::any_of(*value, [](unsigned char letter) { return letter < ' '; })) {
+    throw ConfigError(fmt::format("{} has a control character", shown));
+  }
+  return *value;
+}
+
+}  // namespace tessera::config

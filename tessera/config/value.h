@@ -1,0 +1,25 @@
+// The values of a key: how they are spelled, and which are refused.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "tessera/config/keys.h"
+
+namespace tessera::config {
+
+/// The one spelling of a value: "true" for yes, "100000000" for 1e8, "FULL_SHARD" for full_shard, or for 1. Throws ConfigError, which names
+/// the key, for a value that makes no sense or is refused.
+std::string to_value(const Key& key, std::string_view text);
+
+/// As YAML 1.1 has it: yes, no, on, off, true, false in any case; also 1 and 0.
+std::optional<bool> to_bool(std::string_view text);
+/// Also 1e8, if that is a whole number.
+std::optional<int64_t> to_integer(std::string_view text);
+
+/// "one of no, fp16, bf16", "a whole number from 1 on"
+std::string describe_values(const Key& key);
+
+}  // namespace tessera::config

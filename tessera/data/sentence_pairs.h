@@ -1,0 +1,42 @@
+// Pairs of sentences that mean the same or do not, in files like those of the Microsoft Research Paraphrase Corpus (MRPC).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/data/samples.h"
+
+namespace tessera::data {
+
+struct SentencePairs {
+  std::vector<std::pair<std::string, std::string>> sentences;
+  std::vector<int64_t> labels;  // 1 where both sentences mean the same, else 0
+
+  int64_t size() const { return static_cast<int64_t>(sentences.size()); }
+  bool operator==(const SentencePairs&) const = default;
+};
+
+/// Reads a file of tab-separated columns, with a header line that names "Quality", "#1 String" and "#2 String"; further columns are left
+/// out. Quotes are characters like all others. Throws IoError, with file and line, for what has another form or is no UTF-8.
+SentencePairs read_sentence_pairs(const std::filesystem::path& file);
+
+/// Reads train.tsv of the folder, or dev.tsv for Split::Test: GLUE's own test.tsv has no labels.
+SentencePairs read_sentence_pairs(const std::filesystem::path& folder, Split split);
+
+/// Writes such a file, with the columns of MRPC. Throws UsageError for sentences with tabs or line breaks, which it can't hold.
+void write_sentence_pairs(const std::filesystem::path& file, const SentencePairs& pairs);
+
+struct FakeSentencePairs {
+  int64_t count = 2000;
+  Split split = Split::Train;
+  uint64_t seed = 0;
+};
+
+/// Generated pairs for trying a program without a data set: sentences that mean the same have words of one subject, others of two. The same
+/// options give the same pairs on every machine.
+SentencePairs fake_sentence_pairs(const FakeSentencePairs& options = {});
+
+}  // namespace tessera::data

@@ -1,0 +1,139 @@
+#include "tessera/data/unicode.h"
+
+#include <fmt/format.h>
+#include <utf8proc.h>
+
+#include <cctype>
+#include <cstdlib>
+#include <memory>
+
+#include "tessera/base/error.h"
+
+namespace tessera::data {
+namespace {
+
+constexpr char32_t kDottedI = U'\u0130';  // the only character whose lower case is two, whatever the language
+
+const utf8proc_uint8_t* bytes_of(std::string_view text) {
+  return reinterpret_cast<const utf8proc_uint8_t*>(text.data());
+}
+
+/// Calls visit(character) for each, up to the end or to the byte that is returned.
+template <class Visit>
+std::optional<size_t> each_character(std::string_view text, const Visit& visit) {
+  for (size_t at = 0; at < text.size();) {
+    utf8proc_int32_t character = 0;
+    const auto length = utf8proc_iterate(bytes_of(text) + at, static_cast<utf8proc_ssize_t>(text.size() - at), &character);
+    if (length <= 0) return at;
+    visit(static_cast<char32_t>(character));
+    at += static_cast<size_t>(length);
+  }
+  return std::nullopt;
+}
+
+utf8proc_category_t category_of(char32_t character) {
+  return utf8proc_category(static_cast<utf8proc_int32_t>(character));
+}
+
+}  // namespace
+
+std::optional<size_t> invalid_utf8(std::string_view text) {
+  return each_character(text, [](char32_t) {});
+}
+
+std::u32string characters_of(std::string_view text) {
+  std::u32string characters;
+  characters.reserve(text.size());
+  if (const auto at = each_character(text, [&](char32_t character) { characters.push_back(character); })) {
+    throw UsageError(
+        fmt::format("a text is no UTF-8: its byte {} is {:#04x}, which begins no character; convert it, for example with iconv", *at,
+                    static_cast<unsigned char>(text[*at])));
+  }
+  return characters;
+}
+
+std::string to_utf8(std::u32string_view text) {
+  std::string bytes;
+  bytes.reserve(text.size());
+  for (const auto character : text) {
+    utf8proc_uint8_t encoded[4];
+    const auto length = utf8proc_encode_char(static_cast<utf8proc_int32_t>(character), encoded);
+    bytes.append(reinterpret_cast<const char*>(encoded), static_cast<size_t>(length));
+  }
+  return bytes;
+}
+
+std::u32string normalized(std::u32string_view text, NormalForm form) {
+  const auto bytes = to_utf8(text);
+  const auto options = UTF8PROC_STABLE | (form == NormalForm::Composed ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE);
+  utf8proc_uint8_t* made = nullptr;
+  const auto length =
+      utf8proc_map(bytes_of(bytes), static_cast<utf8proc_ssize_t>(bytes.size()), &made, static_cast<utf8proc_option_t>(options));
+  const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(made, &std::free);
+  if (length < 0) throw Error(fmt::format("a text can't be normalized: {}", utf8proc_errmsg(length)));
+  return characters_of({reinterpret_cast<const char*>(made), static_cast<size_t>(length)});
+}
+
+std::u32string in_lower_case(std::u32string_view text) {
+  std::u32string lower;
+  lower.reserve(text.size());
+  for (const auto character : text) {
+    if (character == kDottedI) {
+      lower += U"i\u0307";
+    } else {
+      lower.push_back(static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(character))));
+    }
+  }
+  return lower;
+}
+
+bool is_space(char32_t character) {
+  switch (character) {
+    case U'\t':
+    case U'\n':
+    case U'\r':
+      return true;
+    default:
+      break;
+  }
+  const auto category = category_of(character);
+  return category == UTF8PROC_CATEGORY_ZS || category == UTF8PROC_CATEGORY_ZL || category == UTF8PROC_CATEGORY_ZP;
+}
+
+bool is_control(char32_t character) {
+  if (is_space(character)) return false;
+  switch (category_of(character)) {
+    case UTF8PROC_CATEGORY_CC:
+    case UTF8PROC_CATEGORY_CF:
+    case UTF8PROC_CATEGORY_CS:
+    case UTF8PROC_CATEGORY_CO:
+    case UTF8PROC_CATEGORY_CN:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool is_punctuation(char32_t character) {
+  if (character < 128) return character > 32 && character < 127 && std::isalnum(static_cast<int>(character)) == 0;
+  const auto category = category_of(character);
+  return category >= UTF8PROC_CATEGORY_PC && category <= UTF8PROC_CATEGORY_PO;
+}
+
+bool is_accent(char32_t character) {
+  return category_of(character) == UTF8PROC_CATEGORY_MN;
+}
+
+bool is_ideograph(char32_t character) {
+  struct Block {
+    char32_t first, last;
+  };
+  constexpr Block kBlocks[] = {{0x3400, 0x4DBF},   {0x4E00, 0x9FFF},   {0xF900, 0xFAFF},   {0x20000, 0x2A6DF},
+                               {0x2A700, 0x2B73F}, {0x2B740, 0x2B81F}, {0x2B820, 0x2CEAF}, {0x2F800, 0x2FA1F}};
+  for (const auto& block : kBlocks) {
+    if (character >= block.first && character <= block.last) return true;
+  }
+  return false;
+}
+
+}  // namespace tessera::data

@@ -1,0 +1,33 @@
+// Text as Unicode characters: what tokenizers ask of them.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace tessera::data {
+
+/// The place of the first byte that belongs to no character of UTF-8; nothing if all do.
+std::optional<size_t> invalid_utf8(std::string_view text);
+
+/// Throws UsageError, with the place, if the text is no UTF-8.
+std::u32string characters_of(std::string_view text);
+std::string to_utf8(std::u32string_view text);
+
+enum class NormalForm {
+  Composed,    // NFC: é is one character
+  Decomposed,  // NFD: é is e and an accent
+};
+std::u32string normalized(std::u32string_view text, NormalForm form);
+
+/// Each character in lower case by itself, whatever stands beside it.
+std::u32string in_lower_case(std::u32string_view text);
+
+bool is_space(char32_t character);        // between words, also line breaks and tabs
+bool is_control(char32_t character);      // shows nothing: controls, formats, what is not assigned; no space is
+bool is_punctuation(char32_t character);  // also all ASCII characters that are neither letters nor digits nor spaces, such as $ and ^
+bool is_accent(char32_t character);       // is drawn on the character before it and takes no space
+bool is_ideograph(char32_t character);    // of Chinese, which is written without spaces
+
+}  // namespace tessera::data

@@ -1,0 +1,143 @@
+// BERT, an encoder of texts. Parameters have the names of transformers' BertModel and BertForSequenceClassification, so that weights can be
+// exchanged, and modules have the names of its classes, so that a list of classes to shard means the same.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/nn/pimpl.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/models/bert_config.h"
+
+namespace tessera::models {
+
+/// Patterns and what to put in place of what they find, for checkpoint::WeightsOptions::renamed.
+using Renames = std::vector<std::pair<std::string, std::string>>;
+
+// Below, states are {batch, length, hidden_size}, and a mask is of bool, {batch, 1, 1, length}, true where there is a token.
+
+struct BertEmbeddingsImpl : torch::nn::Module {
+  explicit BertEmbeddingsImpl(const BertConfig& config);
+  at::Tensor forward(const at::Tensor& tokens, const at::Tensor& types);
+
+  torch::nn::Embedding word_embeddings{nullptr}, position_embeddings{nullptr}, token_type_embeddings{nullptr};
+  torch::nn::LayerNorm norm{nullptr};
+  torch::nn::Dropout dropout{nullptr};
+};
+TORCH_MODULE(BertEmbeddings);
+
+struct BertSelfAttentionImpl : torch::nn::Module {
+  explicit BertSelfAttentionImpl(const BertConfig& config);
+  at::Tensor forward(const at::Tensor& states, const at::Tensor& mask);
+
+  const int64_t heads;
+  const double dropout;
+  torch::nn::Linear query{nullptr}, key{nullptr}, value{nullptr};
+};
+TORCH_MODULE(BertSelfAttention);
+
+/// The norm of x plus a linear function of y.
+struct BertResidual : torch::nn::Module {
+  BertResidual(int64_t inputs, const BertConfig& config);
+  at::Tensor forward(const at::Tensor& y, const at::Tensor& x);
+
+  torch::nn::Linear dense{nullptr};
+  torch::nn::LayerNorm norm{nullptr};
+  torch::nn::Dropout dropout{nullptr};
+};
+struct BertSelfOutputImpl : BertResidual {
+  explicit BertSelfOutputImpl(const BertConfig& config) : BertResidual(config.hidden_size, config) {}
+};
+TORCH_MODULE(BertSelfOutput);
+struct BertOutputImpl : BertResidual {
+  explicit BertOutputImpl(const BertConfig& config) : BertResidual(config.intermediate_size, config) {}
+};
+TORCH_MODULE(BertOutput);
+
+struct BertAttentionImpl : torch::nn::Module {
+  explicit BertAttentionImpl(const BertConfig& config);
+  at::Tensor forward(const at::Tensor& states, const at::Tensor& mask);
+
+  BertSelfAttention self{nullptr};
+  BertSelfOutput output{nullptr};
+};
+TORCH_MODULE(BertAttention);
+
+struct BertIntermediateImpl : torch::nn::Module {
+  explicit BertIntermediateImpl(const BertConfig& config);
+  at::Tensor forward(const at::Tensor& states);
+
+  const BertActivation activation;
+  torch::nn::Linear dense{nullptr};
+};
+TORCH_MODULE(BertIntermediate);
+
+struct BertLayerImpl : torch::nn::Module {
+  explicit BertLayerImpl(const BertConfig& config);
+  at::Tensor forward(const at::Tensor& states, const at::Tensor& mask);
+
+  BertAttention attention{nullptr};
+  BertIntermediate intermediate{nullptr};
+  BertOutput output{nullptr};
+};
+TORCH_MODULE(BertLayer);
+
+struct BertEncoderImpl : torch::nn::Module {
+  explicit BertEncoderImpl(const BertConfig& config);
+  at::Tensor forward(at::Tensor states, const at::Tensor& mask);
+
+  torch::nn::ModuleList layer;
+  /// How each layer is called. A program that computes activations again sets a function that uses tessera::call.
+  std::function<at::Tensor(const BertLayer& layer, const at::Tensor& states, const at::Tensor& mask)> call_layer;
+};
+TORCH_MODULE(BertEncoder);
+
+struct BertPoolerImpl : torch::nn::Module {
+  explicit BertPoolerImpl(const BertConfig& config);
+  at::Tensor forward(const at::Tensor& states);
+
+  torch::nn::Linear dense{nullptr};
+};
+TORCH_MODULE(BertPooler);
+
+struct BertModelImpl : torch::nn::Module {
+  explicit BertModelImpl(const BertConfig& config = {});
+
+  /// Takes integers {batch, length}: tokens; 1 for tokens and 0 for padding, without which all are tokens; and 0 for the first text and 1
+  /// for the second, without which all are of the first. Returns the hidden states of the last layer, {batch, length, hidden_size}, and
+  /// the pooled output, {batch, hidden_size}, which is made of the first token's.
+  std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& tokens, const at::Tensor& mask = {}, const at::Tensor& types = {});
+
+  /// From the names in files to those of this model: files of larger models have "bert." before them, and old ones names of TensorFlow.
+  static Renames renames();
+
+  BertEmbeddings embeddings{nullptr};
+  BertEncoder encoder{nullptr};
+  BertPooler pooler{nullptr};
+};
+TORCH_MODULE(BertModel);
+
+struct BertForSequenceClassificationImpl : torch::nn::Module {
+  explicit BertForSequenceClassificationImpl(const BertConfig& config = {});
+
+  /// Takes what BertModel takes, and returns scores {batch, num_labels}.
+  at::Tensor forward(const at::Tensor& tokens, const at::Tensor& mask = {}, const at::Tensor& types = {});
+
+  /// From the names in files to those of this model: files of a BertModel lack "bert." before them.
+  static Renames renames();
+
+  BertModel bert{nullptr};
+  torch::nn::Dropout dropout{nullptr};
+  torch::nn::Linear classifier{nullptr};
+};
+TORCH_MODULE(BertForSequenceClassification);
+
+}  // namespace tessera::models

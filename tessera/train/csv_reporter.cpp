@@ -1,0 +1,165 @@
+#include "tessera/train/csv_reporter.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string_view>
+#include <utility>
+
+#include "tessera/base/atomic_write.h"
+#include "tessera/base/error.h"
+#include "tessera/base/words.h"
+
+namespace tessera::train {
+namespace {
+
+constexpr std::string_view kStep = "step";
+
+std::string field_text(std::string_view text) {
+  if (text.find_first_of(",\"\r\n") == std::string_view::npos) return std::string(text);
+  std::string result = "\"";
+  for (const char c : text) result += c == '"' ? "\"\"" : std::string(1, c);
+  return result + '"';
+}
+
+/// Takes a record off the beginning of the text. Nothing if it has no end.
+std::optional<std::vector<std::string>> take_record(std::string_view& text) {
+  std::vector<std::string> fields(1);
+  bool quoted = false;
+  for (size_t i = 0; i < text.size(); i++) {
+    const char c = text[i];
+    if (c == '"') {
+      const bool is_letter = quoted && i + 1 < text.size() && text[i + 1] == '"';
+      if (is_letter) fields.back() += text[i++];
+      if (!is_letter) quoted = !quoted;
+    } else if (quoted) {
+      fields.back() += c;
+    } else if (c == ',') {
+      fields.emplace_back();
+    } else if (c == '\n') {
+      text.remove_prefix(i + 1);
+      return fields;
+    } else if (c != '\r') {
+      fields.back() += c;
+    }
+  }
+  return std::nullopt;
+}
+
+std::string number_text(double number) {
+  if (std::isnan(number)) return "nan";
+  return std::isfinite(number) ? shortest_text(number) : number > 0 ? "inf" : "-inf";
+}
+
+std::string contents_of(const std::filesystem::path& path) {
+  std::ifstream stream(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+}  // namespace
+
+CsvReporter::CsvReporter(std::filesystem::path path, const ReporterOptions& options)
+    : path_(std::move(path)), rules_(path_, options.first_step) {
+  if (options.rank != 0) return;
+  make_folders_for(path_);
+  open_report(path_, 0);  // whether it can be written at all
+  std::string rows;
+  if (options.first_step > 0) read_before(options.first_step, rows);
+  replace(rows);
+}
+
+/// Reads the columns, the rows of earlier steps, and the last of these. Drops an incomplete last row, which an interrupted run has left.
+void CsvReporter::read_before(int64_t first_step, std::string& rows) {
+  const auto text = contents_of(path_);
+  std::string_view rest = text;
+  if (rest.empty()) return;
+  const auto refuse = [&](const std::string& what) {
+    throw IoError(fmt::format("{} of {}, so this run does not go on in that file; name another one", what, path_.string()));
+  };
+  const auto names = take_record(rest);
+  if (!names || names->front() != kStep) refuse("'step' is not the first column");
+  columns_.assign(names->begin() + 1, names->end());
+  for (int64_t number = 1; !rest.empty(); number++) {
+    const auto line = rest.substr(0, rest.find('\n'));
+    const auto fields = take_record(rest);
+    if (!fields && line.size() == rest.size()) return;
+    const auto step = fields && fields->size() == names->size() ? leading_number(fields->front()) : std::nullopt;
+    if (!step) refuse(fmt::format("row {} ('{}') is not one", number, printable(line.substr(0, 40))));
+    if (*step >= first_step) return;
+    last_ = Row{.step = *step, .fields = {fields->begin() + 1, fields->end()}};
+    rows += text_of(*last_);
+  }
+}
+
+std::string CsvReporter::text_of(const Row& row) const {
+  auto line = std::to_string(row.step);
+  for (size_t i = 0; i < columns_.size(); i++) line += ',' + (i < row.fields.size() ? field_text(row.fields[i]) : "");
+  return line + '\n';
+}
+
+std::string CsvReporter::header() const {
+  std::string line(kStep);
+  for (const auto& name : columns_) line += ',' + field_text(name);
+  return line + '\n';
+}
+
+/// Makes these rows, of which the last is `last_`, all that the file has.
+void CsvReporter::replace(const std::string& rows) {
+  const auto text = header() + rows;
+  NewFile file(path_);
+  file.write(std::as_bytes(std::span(text)));
+  file.commit();
+  file_ = open_report(path_, 0);
+  size_ = static_cast<off_t>(text.size());
+  last_begin_ = size_ - (last_ ? static_cast<off_t>(text_of(*last_).size()) : 0);
+}
+
+void CsvReporter::add_columns(const Values& values) {
+  auto columns = columns_;
+  for (const auto& value : values) {
+    if (std::ranges::find(columns, value.name) == columns.end()) columns.push_back(value.name);
+  }
+  if (columns.size() == columns_.size()) return;
+  const auto text = contents_of(path_);
+  const std::string more(columns.size() - columns_.size(), ',');
+  std::string rows;
+  bool quoted = false;
+  for (const char c : std::string_view(text).substr(std::min(header().size(), text.size()))) {
+    quoted ^= c == '"';
+    if (c == '\n' && !quoted) rows += more;
+    rows += c;
+  }
+  columns_ = std::move(columns);
+  replace(rows);
+}
+
+void CsvReporter::write(int64_t step, const Values& values) {
+  if (!file_) return;
+  rules_.check(step, values);
+  add_columns(values);
+  if (!last_ || last_->step != step) {
+    last_ = Row{.step = step, .fields = {}};
+    last_begin_ = size_;
+  }
+  last_->fields.resize(columns_.size());
+  for (const auto& [name, value, unit] : values) {
+    const auto column = static_cast<size_t>(std::ranges::find(columns_, name) - columns_.begin());
+    last_->fields[column] = number_text(value);
+  }
+  const auto line = text_of(*last_);
+  write_report(file_, path_, step, line, last_begin_);
+  size_ = last_begin_ + static_cast<off_t>(line.size());
+  // Another value of the same name may be shorter, and a full disk may have left a part of a row.
+  if (::ftruncate(file_.get(), size_) != 0) {
+    throw IoError(fmt::format("can't shorten the metrics file {}: {}", path_.string(), std::strerror(errno)));
+  }
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,42 @@
+// Reports as a table of comma-separated values: a row for each step, a column for each name.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/base/fd.h"
+#include "tessera/train/report.h"
+#include "tessera/train/reporter.h"
+
+namespace tessera::train {
+
+/// Quoted as RFC 4180 says, with lines that end in \n. Several reports of a step share its row; a field without a value is empty; numbers
+/// are exact, "nan", "inf" or "-inf". When a report has a new name, the file is replaced at once by one with another column.
+class CsvReporter : public Reporter {
+ public:
+  explicit CsvReporter(std::filesystem::path path, const ReporterOptions& options = {});
+  void write(int64_t step, const Values& values) override;
+
+ private:
+  struct Row {
+    int64_t step;
+    std::vector<std::string> fields;  // without the step; columns at the end may be missing
+  };
+  std::string text_of(const Row& row) const;
+  std::string header() const;
+  void read_before(int64_t first_step, std::string& rows);
+  void replace(const std::string& rows);
+  void add_columns(const Values& values);
+
+  std::filesystem::path path_;
+  ReportRules rules_;
+  Fd file_;  // only on rank 0
+  std::vector<std::string> columns_;
+  std::optional<Row> last_;
+  off_t last_begin_ = 0, size_ = 0;  // of the last row, and of the file
+};
+
+}  // namespace tessera::train

@@ -1,0 +1,25 @@
+// Reports as a file of JSON lines: {"step":17,"loss":0.4123,"lr":0.02,"grad_norm":1.25}
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+
+#include "tessera/base/fd.h"
+#include "tessera/train/report.h"
+#include "tessera/train/reporter.h"
+
+namespace tessera::train {
+
+/// A report is a line. Numbers have as many digits as it takes to read them back exactly; infinities and NaN become null.
+class JsonlReporter : public Reporter {
+ public:
+  explicit JsonlReporter(std::filesystem::path path, const ReporterOptions& options = {});
+  void write(int64_t step, const Values& values) override;
+
+ private:
+  std::filesystem::path path_;
+  ReportRules rules_;
+  Fd file_;  // only on rank 0
+};
+
+}  // namespace tessera::train

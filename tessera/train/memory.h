@@ -1,0 +1,14 @@
+// The memory of this process, as values to show.
+#pragma once
+
+#include "tessera/train/value.h"
+
+namespace tessera::train {
+
+/// What of this process is in memory: {"memory", 3.2e9, Unit::Bytes}. Memory that ranks of a host share counts in each of them.
+Value memory();
+
+/// The most that there has been: {"peak_memory", 4.1e9, Unit::Bytes}
+Value peak_memory();
+
+}  // namespace tessera::train

@@ -1,0 +1,100 @@
+#include "tessera/train/sharding_settings.h"
+
+#include <fmt/format.h>
+
+#include <string>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/shard/strategy.h"
+
+namespace tessera::train {
+namespace {
+
+using config::Settings;
+
+/// "fsdp_version (config.yaml:7)"
+std::string shown(const Settings& settings, std::string_view key) {
+  const auto& setting = settings.setting(key);
+  return setting.where.empty() ? std::string(key) : fmt::format("{} ({})", key, setting.where);
+}
+
+std::vector<std::string> comma_separated(const std::string& text) {
+  std::vector<std::string> names;
+  for (size_t begin = 0; begin <= text.size();) {
+    const auto end = std::min(text.find(',', begin), text.size());
+    const auto first = text.find_first_not_of(' ', begin);
+    if (first < end) names.push_back(text.substr(first, text.find_last_not_of(' ', end - 1) + 1 - first));
+    begin = end + 1;
+  }
+  return names;
+}
+
+ShardOptions strategy_of(const Settings& settings, const Communicator& world) {
+  const auto copies = settings.integer("parallelism_config_dp_replicate_size"),
+             parts = settings.integer("parallelism_config_dp_shard_size");
+  if (copies * parts > 1 && copies * parts != world.size()) {
+    throw ConfigError(fmt::format("{} times {} is {} x {}, but there are {} ranks", shown(settings, "parallelism_config_dp_replicate_size"),
+                                  shown(settings, "parallelism_config_dp_shard_size"), copies, parts, world.size()));
+  }
+  auto options = sharding_strategy(world, settings.sharding_strategy());
+  if (copies > 1) options.mesh = Mesh(world, {.replicate = static_cast<int>(copies), .shard = static_cast<int>(parts)});
+  return options;
+}
+
+MixedPrecision precision_of(const Settings& settings) {
+  const auto& name = settings.text("mixed_precision");
+  if (name == "no") return {};
+  const auto dtype = name == "fp16" ? at::kHalf : at::kBFloat16;
+  MixedPrecision precision{.param_dtype = dtype, .reduce_dtype = dtype};
+  if (settings.text("fsdp_version") == "1") precision.buffer_dtype = dtype;
+  return precision;
+}
+
+BackwardPrefetch prefetch_of(const std::string& name) {
+  if (name == "BACKWARD_POST") return BackwardPrefetch::Post;
+  return name == "NO_PREFETCH" ? BackwardPrefetch::None : BackwardPrefetch::Pre;
+}
+
+std::optional<WrapPolicy> policy_of(const Settings& settings) {
+  const auto& name = settings.text("fsdp_auto_wrap_policy");
+  if (name == "SIZE_BASED_WRAP") return wrap_by_size({.min_params = settings.integer("fsdp_min_num_params")});
+  if (name != "TRANSFORMER_BASED_WRAP") return {};
+  const auto classes = comma_separated(settings.text("fsdp_transformer_layer_cls_to_wrap"));
+  if (classes.empty()) {
+    throw ConfigError(fmt::format(
+        "{} is TRANSFORMER_BASED_WRAP, but fsdp_transformer_layer_cls_to_wrap names no class; give it the classes of the layers, "
+        "such as BertLayer, or take NO_WRAP",
+        shown(settings, "fsdp_auto_wrap_policy")));
+  }
+  return wrap_classes(classes);
+}
+
+}  // namespace
+
+Sharding sharding_of(const Settings& settings, const torch::nn::Module& model, const Communicator& world) {
+  Sharding result{.options = strategy_of(settings, world)};
+  auto& options = result.options;
+  options.mixed_precision = precision_of(settings);
+  if (settings.text("distributed_type") != "FSDP") {
+    options.start = Start::FromRank0;  // as PyTorch's data parallelism does
+    return result;
+  }
+  if (settings.is_true("fsdp_offload_params") && world.traits().device.is_cpu()) {
+    throw ConfigError(
+        fmt::format("{} is true, but parameters are in the memory of the host already; leave it out, or keep them on disk: "
+                    "TrainerOptions::adjust_sharding can set ShardOptions::offload",
+                    shown(settings, "fsdp_offload_params")));
+  }
+  options.start = settings.is_true("fsdp_sync_module_states") ? Start::FromRank0 : Start::Equal;
+  options.listing = settings.is_true("fsdp_use_orig_params") ? Listing::ByName : Listing::Flat;
+  options.backward_prefetch = prefetch_of(settings.text("fsdp_backward_prefetch"));
+  options.forward_prefetch = settings.is_true("fsdp_forward_prefetch");
+  if (const auto& pattern = settings.text("fsdp_ignored_modules"); !pattern.empty())
+    options.ignored = parameters_of_modules(model, pattern);
+  result.policy = policy_of(settings);
+  result.checkpoints_activations = settings.is_true("fsdp_activation_checkpointing");
+  return result;
+}
+
+}  // namespace tessera::train

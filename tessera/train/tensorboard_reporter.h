@@ -1,0 +1,29 @@
+// Reports as event files of TensorBoard, in a folder of their own.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "tessera/base/fd.h"
+#include "tessera/train/report.h"
+#include "tessera/train/reporter.h"
+
+namespace tessera::train {
+
+/// Each value is a scalar whose tag is its name, with the precision of a float, as TensorBoard has it. Each run adds a file to the folder,
+/// which begins by telling TensorBoard to forget what earlier files say of first_step and later ones.
+class TensorBoardReporter : public Reporter {
+ public:
+  explicit TensorBoardReporter(std::filesystem::path folder, const ReporterOptions& options = {});
+  void write(int64_t step, const Values& values) override;
+
+ private:
+  void write_event(int64_t step, const std::string& what);
+
+  std::filesystem::path path_;
+  ReportRules rules_;
+  Fd file_;  // only on rank 0
+};
+
+}  // namespace tessera::train

@@ -1,0 +1,249 @@
+#include "tessera/train/trainer.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <set>
+
+#include "tessera/base/env.h"
+#include "tessera/base/error.h"
+#include "tessera/base/words.h"
+#include "tessera/comm/init.h"
+#include "tessera/shard/buffers.h"
+#include "tessera/shard/checkpoint_modules.h"
+#include "tessera/shard/norms.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/shard/rebind.h"
+#include "tessera/shard/wrap.h"
+#include "tessera/train/sharding_settings.h"
+
+namespace tessera {
+namespace {
+
+config::Settings settings_of(const TrainerOptions& options) {
+  config::Settings settings;
+  const auto file = options.config_file.empty() ? env("TESSERA_CONFIG_FILE").value_or("") : options.config_file.string();
+  if (!file.empty()) settings.read_file(file);
+  settings.read_environment();
+  for (const auto& [key, value] : options.settings) settings.set(key, value, config::Origin::Code, "TrainerOptions::settings");
+  settings.expect_consistent();
+  return settings;
+}
+
+std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> result;
+  for (const auto& group : optimizer.param_groups()) result.insert(result.end(), group.params().begin(), group.params().end());
+  return result;
+}
+
+/// A backward pass over an optimizer that was made before the model was sharded would leave its parameters without gradients.
+void expect_parameters_of(const torch::nn::Module& model, const std::vector<at::Tensor>& held) {
+  std::set<const c10::TensorImpl*> own;
+  for (const auto& parameter : parameters(model)) own.insert(parameter.unsafeGetTensorImpl());
+  const auto is_own = [&](const at::Tensor& parameter) { return own.contains(parameter.unsafeGetTensorImpl()); };
+  if (std::ranges::all_of(held, is_own)) return;
+  throw UsageError(
+      "Trainer::prepare was given an optimizer with parameters that the model before it does not have; prepare the model first, and then "
+      "make "
+      "the optimizer with tessera::parameters(*model)");
+}
+
+}  // namespace
+
+Trainer::Trainer(TrainerOptions options)
+    : options_(std::move(options)),
+      settings_(settings_of(options_)),
+      world_(options_.world ? *options_.world : init()),
+      scaler_({.enabled = settings_.text("mixed_precision") == "fp16"}) {}
+
+Trainer::~Trainer() = default;
+
+bool Trainer::is_local_main_process() const {
+  const auto& topology = world_.topology();
+  const int rank = world_.local_ranks().front();
+  for (int other = 0; other < rank; other++) {
+    if (topology.host_of(other) == topology.host_of(rank)) return false;
+  }
+  return true;
+}
+
+void Trainer::print(std::string_view line) const {
+  if (!is_main_process()) return;
+  fmt::print("{}\n", line);
+  std::fflush(stdout);
+}
+
+bool Trainer::needs_values() const {
+  return is_main_process() || settings_.text("distributed_type") != "FSDP" || !settings_.is_true("fsdp_cpu_ram_efficient_loading");
+}
+
+void Trainer::prepare_one(const std::shared_ptr<torch::nn::Module>& model) {
+  if (!model) throw UsageError("Trainer::prepare was given an empty pointer in place of a model");
+  auto sharding = train::sharding_of(settings_, *model, world_);
+  if (options_.adjust_sharding) options_.adjust_sharding(sharding.options);
+  if (sharding.checkpoints_activations) {
+    if (sharding.policy) {
+      activation::checkpoint_modules(*model, *sharding.policy);
+    } else {
+      activation::checkpoint_module(model);
+    }
+  }
+  if (sharding.policy) {
+    fully_shard(*model, sharding.options, *sharding.policy);
+  } else {
+    fully_shard(model, sharding.options);
+  }
+  if (sharding.options.start == Start::FromRank0) sync_buffers(*model, world_, BufferSync::Rank0);
+  models_.push_back({.module = model});
+}
+
+void Trainer::add(Prepared prepared) {
+  if (models_.empty()) throw UsageError("Trainer::prepare was given an optimizer before a model; an optimizer comes after its model");
+  models_.back().optimizers.push_back(optimizers_.size());
+  optimizers_.push_back(std::move(prepared));
+}
+
+void Trainer::prepare_one(optim::Optimizer& optimizer) {
+  if (!models_.empty()) expect_parameters_of(*models_.back().module, optimizer.parameters());
+  add({.own = &optimizer});
+}
+
+void Trainer::prepare_one(torch::optim::Optimizer& optimizer) {
+  Prepared prepared{.torch = &optimizer};
+  for (const auto& group : optimizer.param_groups()) prepared.first_rates.push_back(group.options().get_lr());
+  add(std::move(prepared));
+  const auto& model = *models_.back().module;
+  std::set<const c10::TensorImpl*> own;
+  for (const auto& parameter : parameters(model)) own.insert(parameter.unsafeGetTensorImpl());
+  const auto held = parameters_of(optimizer);
+  const auto is_own = [&](const at::Tensor& parameter) { return own.contains(parameter.unsafeGetTensorImpl()); };
+  if (!std::ranges::all_of(held, is_own)) rebind(optimizer, model);
+}
+
+void Trainer::prepare_one(const optim::LearningRate& rate) {
+  if (optimizers_.empty())
+    throw UsageError("Trainer::prepare was given a learning rate before an optimizer; it belongs to the one before it");
+  rate.at(0);  // throws for settings that make no sense
+  optimizers_.back().rate = rate;
+}
+
+Trainer::Accumulation Trainer::accumulate() {
+  if (syncs_) batches_ = 0;
+  batches_++;
+  const auto is_at_end = [](const data::Loader* loader) { return loader->position().batch == loader->batches(); };
+  syncs_ = batches_ >= settings_.integer("gradient_accumulation_steps") || std::ranges::any_of(loaders_, is_at_end);
+  Accumulation accumulation;
+  if (syncs_) return accumulation;
+  for (const auto& model : models_) accumulation.held_.push_back(no_sync(*model.module));
+  return accumulation;
+}
+
+void Trainer::backward(const at::Tensor& loss) {
+  const auto batches = settings_.integer("gradient_accumulation_steps");
+  scaler_.scale(batches == 1 ? loss : loss / batches).backward();
+}
+
+/// Of all optimizers, with gradients that are not scaled any more.
+std::vector<at::Tensor> Trainer::unscaled_parameters() {
+  std::vector<at::Tensor> all;
+  for (auto& optimizer : optimizers_) {
+    if (scaler_.options().enabled && !unscaled_) {
+      optimizer.own != nullptr ? scaler_.unscale_(*optimizer.own) : scaler_.unscale_(*optimizer.torch);
+    }
+    const auto held = optimizer.own != nullptr ? optimizer.own->parameters() : parameters_of(*optimizer.torch);
+    all.insert(all.end(), held.begin(), held.end());
+  }
+  unscaled_ = true;
+  return all;
+}
+
+at::Tensor Trainer::grad_norm(double p) {
+  if (!syncs_) return {};
+  return tessera::grad_norm(unscaled_parameters(), {.p = p});
+}
+
+at::Tensor Trainer::clip_grad_norm(double max_norm, double p) {
+  if (!syncs_) return {};
+  const auto all = unscaled_parameters();
+  clipped_ = true;
+  if (optimizers_.size() == 1 && optimizers_.front().own != nullptr) return optimizers_.front().own->clip_grad_norm(max_norm, p);
+  return tessera::clip_grad_norm(all, max_norm, {.p = p});
+}
+
+bool Trainer::step() {
+  if (optimizers_.empty()) throw UsageError("Trainer::step was called, but prepare() was given no optimizer");
+  return step_some(nullptr);
+}
+
+bool Trainer::step_some(const void* optimizer) {
+  const auto is_meant = [&](const Prepared& each) { return optimizer == nullptr || optimizer == each.own || optimizer == each.torch; };
+  if (std::ranges::none_of(optimizers_, is_meant)) throw UsageError("Trainer::step was called for an optimizer that was not prepared");
+  if (!syncs_) return false;
+  if (const double limit = settings_.number("gradient_clipping"); limit > 0 && !clipped_) clip_grad_norm(limit);
+  clipped_ = unscaled_ = false;
+  bool changed = true;
+  for (auto& each : optimizers_) {
+    if (is_meant(each)) changed &= take_step(each);
+  }
+  scaler_.update();
+  return changed;
+}
+
+void Trainer::take_rate(Prepared& optimizer) const {
+  if (!optimizer.rate) return;
+  const double rate = optimizer.rate->at(optimizer.steps);
+  if (optimizer.own != nullptr) return optimizer.own->set_lr(rate);
+  auto& groups = optimizer.torch->param_groups();
+  for (size_t i = 0; i < groups.size(); i++) {
+    const double first = optimizer.first_rates.front();
+    groups[i].options().set_lr(first == 0 ? rate : rate * optimizer.first_rates[i] / first);
+  }
+}
+
+bool Trainer::take_step(Prepared& optimizer) {
+  take_rate(optimizer);
+  const bool changed = optimizer.own != nullptr ? scaler_.step(*optimizer.own) : scaler_.step(*optimizer.torch);
+  optimizer.own != nullptr ? optimizer.own->zero_grad() : optimizer.torch->zero_grad();
+  if (changed) optimizer.steps++;
+  return changed;
+}
+
+int64_t Trainer::steps() const {
+  return optimizers_.empty() ? 0 : optimizers_.front().steps;
+}
+
+checkpoint::StateDict Trainer::get_state_dict(const torch::nn::Module& model) const {
+  return checkpoint::full_state_dict(model, {.offload_to_cpu = true, .rank0_only = true});
+}
+
+at::Tensor Trainer::gather_for_metrics(const at::Tensor& rows, const data::Samples& batch) const {
+  const auto own = rows.detach().contiguous();
+  if (own.dim() == 0) throw UsageError("gather_for_metrics takes rows, one for each sample, and was given a single number");
+  const auto device = world_.traits().device;
+  const auto counts = at::empty({2 * world_.size()}, at::TensorOptions(at::kLong).device(device));
+  const auto mine = at::tensor({own.size(0), std::max<int64_t>(own.size(0) - batch.repeats, 0)}, at::kLong).to(device);
+  world_.all_gather(std::array{Piece{.whole = counts, .own = mine}}, {.unit = "gather_for_metrics"}).wait();
+  const auto on_host = counts.cpu().view({-1, 2});
+  const auto most = on_host.select(1, 0).max().item<int64_t>();
+  auto sizes = own.sizes().vec();
+  sizes.front() = most;
+  const auto padded = at::zeros(sizes, own.options());
+  padded.narrow(0, 0, own.size(0)).copy_(own);
+  sizes.insert(sizes.begin(), world_.size());
+  const auto all = at::empty(sizes, own.options());
+  world_.all_gather(std::array{Piece{.whole = all.view({-1}), .own = padded.view({-1})}}, {.unit = "gather_for_metrics"}).wait();
+  std::vector<at::Tensor> parts;
+  for (int rank = 0; rank < world_.size(); rank++) parts.push_back(all[rank].narrow(0, 0, on_host[rank][1].item<int64_t>()));
+  return at::cat(parts);
+}
+
+void Trainer::skip_first_batches(data::Loader& loader, int64_t batches) {
+  auto position = loader.position();
+  position.batch += batches;
+  loader.seek(position);
+}
+
+}  // namespace tessera

@@ -1,0 +1,188 @@
+// Trainer: prepares models, optimizers and loaders as the configuration says. The loop stays the program's.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <concepts>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tessera/checkpoint/notes.h"
+#include "tessera/checkpoint/state_dict.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/config/settings.h"
+#include "tessera/data/loader.h"
+#include "tessera/optim/grad_scaler.h"
+#include "tessera/optim/learning_rate.h"
+#include "tessera/optim/optimizer.h"
+#include "tessera/shard/deferred_init.h"
+#include "tessera/shard/options.h"
+#include "tessera/shard/reduction.h"
+
+namespace tessera {
+
+struct TrainerOptions {
+  std::optional<Communicator> world = {};            // init() unless given
+  std::map<std::string, std::string> settings = {};  // keys of the configuration, such as {"mixed_precision", "bf16"}; they win over all
+  /// A file of the configuration. What launch has set wins over it. TESSERA_CONFIG_FILE unless given.
+  std::filesystem::path config_file = {};
+  std::function<void(ShardOptions& options)> adjust_sharding = {};  // changes what the settings give, for each model
+};
+
+/// What is prepared must outlive the Trainer. All ranks call the same functions in the same order.
+class Trainer {
+ public:
+  explicit Trainer(TrainerOptions options = {});
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
+  ~Trainer();
+
+  const Communicator& world() const { return world_; }
+  const config::Settings& settings() const { return settings_; }
+  int process_index() const { return world_.rank(); }
+  int num_processes() const { return world_.size(); }
+  bool is_main_process() const { return world_.is_first(); }
+  bool is_local_main_process() const;
+  void wait_for_everyone() const { world_.barrier({.unit = "wait_for_everyone"}); }
+  /// Prints a line on rank 0.
+  void print(std::string_view line) const;
+
+  /// Calls `construct`, which returns a module. With fsdp_cpu_ram_efficient_loading only rank 0 makes values, which prepare() sends to the
+  /// others.
+  template <class Construct>
+  auto make_model(Construct&& construct) const {
+    return needs_values() ? std::forward<Construct>(construct)() : deferred_init(std::forward<Construct>(construct));
+  }
+  /// Whether this rank has to load weights before prepare().
+  bool needs_values() const;
+
+  /// Prepares in the order given: models are sharded; torch's optimizers that were made before are moved over to the shards; a learning
+  /// rate belongs to the optimizer before it; loaders are saved with the run, and end an accumulation. With several models, an optimizer
+  /// comes after its model. Collective.
+  template <class... Things>
+  void prepare(Things&&... things) {
+    (prepare_one(things), ...);
+  }
+
+  /// For one batch: as long as it lives, backward passes reduce gradients only if this batch ends a step, which it does after
+  /// gradient_accumulation_steps of them, and at the end of an epoch.
+  class [[nodiscard]] Accumulation {
+   private:
+    friend class Trainer;
+    std::vector<NoSync> held_ = {};
+  };
+  Accumulation accumulate();
+  /// Whether the present batch ends a step.
+  bool sync_gradients() const { return syncs_; }
+
+  /// loss.backward(), with the loss divided by the batches of a step, and scaled where gradients are in float16.
+  void backward(const at::Tensor& loss);
+  /// The norm of all gradients of the prepared optimizers; undefined if this batch ends no step. Collective.
+  at::Tensor grad_norm(double p = 2);
+  /// Limits the norm of all gradients of the prepared optimizers, and returns the norm before; undefined if this batch ends no step.
+  /// Collective.
+  at::Tensor clip_grad_norm(double max_norm, double p = 2);
+  /// Where this batch ends a step: limits the norm to gradient_clipping, unless clip_grad_norm was called; sets the learning rate, takes
+  /// the step of each prepared optimizer, or of this one, and drops the gradients. Returns whether the parameters have changed: not if
+  /// gradients in float16 overflowed. Collective.
+  bool step();
+  bool step(optim::Optimizer& optimizer) { return step_some(&optimizer); }
+  bool step(torch::optim::Optimizer& optimizer) { return step_some(&optimizer); }
+  /// Steps of the first optimizer so far, also over resumes.
+  int64_t steps() const;
+
+  /// Saves all that was prepared and registered, and the generators: in the layout that fsdp_state_dict_type names, which is Accelerate's,
+  /// or for LOCAL_STATE_DICT a checkpoint of Tessera. Several models lie in folders model_0, model_1 and so on. Replaces an earlier save
+  /// once it is complete. Collective.
+  void save_state(const std::filesystem::path& folder);
+  /// Loads what save_state has saved, on any number of ranks. Collective.
+  void load_state(const std::filesystem::path& folder);
+  /// Has an object saved and loaded with the run: any value with save() and a static load(text).
+  template <checkpoint::Savable T>
+  void register_for_checkpointing(T& object) {
+    registered_.push_back(
+        {.save = [&object] { return std::string(object.save()); }, .load = [&object](const std::string& text) { object = T::load(text); }});
+  }
+
+  /// The whole state dict on rank 0, and an empty one on the others. Collective.
+  checkpoint::StateDict get_state_dict(const torch::nn::Module& model) const;
+  template <class Holder>
+    requires requires(const Holder& holder) { holder->parameters(); }
+  checkpoint::StateDict get_state_dict(const Holder& model) const {
+    return get_state_dict(static_cast<const torch::nn::Module&>(*model));
+  }
+  /// The rows of all ranks, in rank order, without those that only fill the batch. Ranks may have different numbers of rows. Collective.
+  at::Tensor gather_for_metrics(const at::Tensor& rows, const data::Samples& batch) const;
+  /// Goes so many batches further in a loader, without fetching them.
+  static void skip_first_batches(data::Loader& loader, int64_t batches);
+  /// The module that the program made. prepare() never wraps one, so only FullyShardedDataParallel has something to take off.
+  template <class M>
+  static const auto& unwrap(const M& model) {
+    if constexpr (requires { model.module(); }) {
+      return model.module();
+    } else {
+      return model;
+    }
+  }
+
+ private:
+  struct Model {
+    std::shared_ptr<torch::nn::Module> module;
+    std::vector<size_t> optimizers = {};  // their places in optimizers_
+  };
+  struct Prepared {
+    optim::Optimizer* own = nullptr;
+    torch::optim::Optimizer* torch = nullptr;
+    std::optional<optim::LearningRate> rate = {};
+    std::vector<double> first_rates = {};  // of torch's parameter groups
+    int64_t steps = 0;
+
+    checkpoint::OptimizerRef ref() const { return own != nullptr ? checkpoint::OptimizerRef(own) : checkpoint::OptimizerRef(torch); }
+  };
+  struct Registered {
+    std::function<std::string()> save;
+    std::function<void(const std::string&)> load;
+  };
+
+  void prepare_one(const std::shared_ptr<torch::nn::Module>& model);
+  void prepare_one(optim::Optimizer& optimizer);
+  void prepare_one(torch::optim::Optimizer& optimizer);
+  void prepare_one(const optim::LearningRate& rate);
+  void prepare_one(data::Loader& loader) { loaders_.push_back(&loader); }
+  template <class M>
+    requires requires(const M& holder) { std::shared_ptr<torch::nn::Module>(holder.ptr()); }
+  void prepare_one(const M& holder) {
+    prepare_one(std::shared_ptr<torch::nn::Module>(holder.ptr()));
+  }
+
+  void add(Prepared prepared);
+  std::vector<at::Tensor> unscaled_parameters();
+  void take_rate(Prepared& optimizer) const;
+  bool take_step(Prepared& optimizer);
+  bool step_some(const void* optimizer);
+  checkpoint::Notes notes_of(size_t model) const;
+  void take_notes(size_t model, const checkpoint::Notes& notes);
+
+  const TrainerOptions options_;
+  config::Settings settings_;
+  const Communicator world_;
+  optim::GradScaler scaler_;
+  std::vector<Model> models_;
+  std::vector<Prepared> optimizers_;
+  std::vector<data::Loader*> loaders_;
+  std::vector<Registered> registered_;
+  int64_t batches_ = 0;  // since the last step
+  bool syncs_ = true;
+  bool clipped_ = false, unscaled_ = false;  // the gradients of this step
+};
+
+}  // namespace tessera

@@ -1,0 +1,229 @@
+// The Trainer takes the same steps as a loop that shards, accumulates and clips by hand, and goes on from what it has saved.
+#include "tessera/train/trainer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/base/error.h"
+#include "tessera/base/folder.h"
+#include "tessera/optim/adam.h"
+#include "tessera/optim/sgd.h"
+#include "tessera/shard/full_params.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/shard/report.h"
+#include "tessera/testing/folder.h"
+#include "tessera/testing/net.h"
+
+namespace tessera::testing::trainer_test {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
+
+TrainerOptions options_for(const Communicator& world, std::map<std::string, std::string> settings = {}) {
+  return {.world = world, .settings = std::move(settings)};
+}
+
+std::vector<at::Tensor> whole_values(const torch::nn::Module& model) {
+  std::vector<at::Tensor> values;
+  for (const auto& [name, tensor] : checkpoint::full_state_dict(model)) values.push_back(tensor);
+  return values;
+}
+
+void expect_equal(const std::vector<at::Tensor>& one, const std::vector<at::Tensor>& other) {
+  ASSERT_EQ(one.size(), other.size());
+  for (size_t i = 0; i < one.size(); i++) EXPECT_TRUE(torch::equal(one[i], other[i])) << i;
+}
+
+at::Tensor loss_of(Net& net, int64_t number) {
+  return net->forward(input(number)).pow(2).mean();
+}
+
+data::Loader numbers_loader(const Communicator& world, int64_t size) {
+  return data::Loader(
+      data::Sampler({.size = size, .global_batch = world.size(), .local_ranks = world.local_ranks(), .ranks = world.size()}),
+      [](std::span<const int64_t> numbers) { return data::Samples{.inputs = at::tensor(numbers, at::kLong), .targets = {}}; },
+      {.workers = 1});
+}
+
+TEST(Trainer, TakesTheStepsOfAHandWrittenLoop) {
+  with_ranks(2, [](const Communicator& world) {
+    auto by_hand = seeded_net();
+    fully_shard(by_hand, {.mesh = world});
+    optim::AdamW hand_optimizer(parameters(*by_hand), {.lr = 0.1});
+    for (int step = 0; step < 3; step++) {
+      {
+        const auto held = no_sync(*by_hand);
+        (loss_of(by_hand, 2 * step + world.rank()) / 2).backward();
+      }
+      (loss_of(by_hand, 2 * step + 1 + world.rank()) / 2).backward();
+      hand_optimizer.clip_grad_norm(0.5);
+      hand_optimizer.set_lr(0.1 * (step + 1) / 4);
+      hand_optimizer.step();
+      hand_optimizer.zero_grad();
+    }
+
+    Trainer trainer(options_for(world, {{"gradient_accumulation_steps", "2"}, {"fsdp_sync_module_states", "false"}}));
+    auto net = seeded_net();
+    trainer.prepare(net);
+    optim::AdamW optimizer(parameters(*net), {.lr = 0.1});
+    trainer.prepare(optimizer, optim::LearningRate{.base = 0.1, .warmup = 4});
+    for (int batch = 0; batch < 6; batch++) {
+      const auto accumulation = trainer.accumulate();
+      trainer.backward(loss_of(net, batch + world.rank()));
+      trainer.clip_grad_norm(0.5);
+      EXPECT_EQ(trainer.step(), batch % 2 == 1);
+    }
+    EXPECT_EQ(trainer.steps(), 3);
+    expect_equal(whole_values(*net), whole_values(*by_hand));
+  });
+}
+
+TEST(Trainer, EndsAnAccumulationWithTheEpoch) {
+  with_ranks(2, [](const Communicator& world) {
+    Trainer trainer(options_for(world, {{"gradient_accumulation_steps", "2"}}));
+    auto net = seeded_net();
+    auto loader = numbers_loader(world, 6);
+    trainer.prepare(net, loader);
+    optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+    trainer.prepare(optimizer);
+    std::vector<bool> synced;
+    for (const auto& batch : loader) {
+      const auto accumulation = trainer.accumulate();
+      synced.push_back(trainer.sync_gradients());
+      trainer.backward(loss_of(net, batch.inputs[0].item<int64_t>()));
+      trainer.step();
+    }
+    EXPECT_EQ(synced, (std::vector<bool>{false, true, true}));
+  });
+}
+
+TEST(Trainer, SendsTheModelOfRank0) {
+  with_ranks(2, [](const Communicator& world) {
+    Trainer trainer(options_for(world, {{"fsdp_cpu_ram_efficient_loading", "true"}}));
+    EXPECT_EQ(trainer.needs_values(), world.is_first());
+    const auto expected = seeded_net()->a->weight.clone();
+    auto net = trainer.make_model([] { return seeded_net(); });
+    EXPECT_EQ(net->a->weight.is_meta(), !world.is_first());
+    trainer.prepare(net);
+    const auto access = full_params(*net, Access::Read);
+    EXPECT_TRUE(torch::equal(net->a->weight, expected));
+  });
+}
+
+TEST(Trainer, GathersRowsWithoutThoseThatFillABatch) {
+  with_ranks(3, [](const Communicator& world) {
+    const Trainer trainer(options_for(world));
+    const auto rows = at::arange(2).add(10 * world.rank());
+    const data::Samples batch{.inputs = rows, .targets = {}, .repeats = world.rank() == 2 ? 1 : 0};
+    EXPECT_TRUE(torch::equal(trainer.gather_for_metrics(rows, batch), at::tensor({0, 1, 10, 11, 20})));
+  });
+}
+
+/// What a run has to bring along that nothing prepared holds.
+struct Phase {
+  int64_t number = 0;
+  std::string save() const { return std::to_string(number); }
+  static Phase load(const std::string& text) { return {.number = std::stoll(text)}; }
+};
+
+std::vector<at::Tensor> train(const Communicator& world, const std::string& layout, const std::filesystem::path& folder, int saves_after,
+                              int loads_before) {
+  Trainer trainer(options_for(world, {{"fsdp_state_dict_type", layout}}));
+  auto net = seeded_net();
+  auto loader = numbers_loader(world, 12);
+  trainer.prepare(net, loader);
+  optim::AdamW optimizer(parameters(*net), {.lr = 0.1, .beta1 = 0.8});
+  trainer.prepare(optimizer, optim::LearningRate{.base = 0.1, .warmup = 8});
+  Phase phase;
+  trainer.register_for_checkpointing(phase);
+  if (loads_before > 0) {
+    trainer.load_state(folder);
+    EXPECT_EQ(trainer.steps(), loads_before);
+    EXPECT_EQ(loader.position().batch, loads_before);
+    EXPECT_EQ(phase.number, 17);
+  }
+  phase.number = 17;
+  for (const auto& batch : loader) {
+    trainer.backward(loss_of(net, batch.inputs[0].item<int64_t>()));
+    trainer.step();
+    if (trainer.steps() == saves_after) trainer.save_state(folder);
+  }
+  return whole_values(*net);
+}
+
+TEST(Trainer, GoesOnFromWhatItHasSaved) {
+  const Folder folder;
+  for (const auto* layout : {"SHARDED_STATE_DICT", "FULL_STATE_DICT", "LOCAL_STATE_DICT"}) {
+    with_ranks(2, [&](const Communicator& world) {
+      const auto place = folder / layout;
+      const auto expected = train(world, layout, place, 3, 0);
+      expect_equal(train(world, layout, place, 0, 3), expected);
+    });
+  }
+  EXPECT_THAT(names_in(folder / "SHARDED_STATE_DICT").value(),
+              UnorderedElementsAre("pytorch_model_fsdp_0", "optimizer_0", "random_states_0.pkl", "random_states_1.pkl", "scheduler.bin",
+                                   "dl_state_dict.bin", "custom_checkpoint_0.pkl"));
+}
+
+TEST(Trainer, KeepsSeveralModelsApart) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    const auto run = [&](auto act) {
+      Trainer trainer(options_for(world));
+      auto one = seeded_net(), other = seeded_net();
+      trainer.prepare(one);
+      optim::SGD for_one(parameters(*one), {.lr = 0.1});
+      trainer.prepare(for_one, other);
+      torch::optim::AdamW for_other(parameters(*other), torch::optim::AdamWOptions(0.1));
+      trainer.prepare(for_other);
+      act(trainer, one, other, for_one, for_other);
+      auto values = whole_values(*one);
+      for (const auto& value : whole_values(*other)) values.push_back(value);
+      return values;
+    };
+    const auto saved = run([&](Trainer& trainer, Net& one, Net& other, auto& for_one, auto& for_other) {
+      trainer.backward(loss_of(one, 1));
+      trainer.step(for_one);
+      trainer.backward(loss_of(other, 2));
+      trainer.step(for_other);
+      trainer.save_state(folder / "run");
+    });
+    expect_equal(run([&](Trainer& trainer, Net&, Net&, auto&, auto&) { trainer.load_state(folder / "run"); }), saved);
+  });
+}
+
+TEST(Trainer, RefusesWhatComesInTheWrongOrder) {
+  with_ranks(1, [](const Communicator& world) {
+    Trainer trainer(options_for(world));
+    auto net = seeded_net();
+    optim::SGD early(net->parameters(), {.lr = 0.1});
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.prepare(early); }), HasSubstr("an optimizer comes after its model"));
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.prepare(optim::LearningRate{}); }), HasSubstr("before an optimizer"));
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.step(); }), HasSubstr("was given no optimizer"));
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.save_state("nowhere"); }), HasSubstr("before prepare()"));
+    trainer.prepare(net);
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.prepare(early); }), HasSubstr("then make the optimizer"));
+  });
+}
+
+TEST(Trainer, MovesATorchOptimizerThatWasMadeBefore) {
+  with_ranks(2, [](const Communicator& world) {
+    Trainer trainer(options_for(world));
+    auto net = seeded_net();
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    trainer.prepare(net, optimizer,
+                    optim::LearningRate{.base = 0.1, .shape = optim::LearningRate::Shape::Steps, .factor = 0.5, .every = 1});
+    const auto before = whole_values(*net);
+    for (int step = 0; step < 2; step++) {
+      trainer.backward(loss_of(net, step));
+      trainer.step();
+    }
+    EXPECT_FALSE(torch::equal(whole_values(*net).front(), before.front()));
+    EXPECT_DOUBLE_EQ(optimizer.param_groups().front().options().get_lr(), 0.05);
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing::trainer_test

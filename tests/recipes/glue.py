@@ -1,0 +1,128 @@
+"""Runs the recipe for pairs of sentences as a person would, and looks at what it learns, saves and leaves behind."""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+LAUNCHER, GLUE, PYTHON = sys.argv[1:4]
+CONFIG = """distributed_type: FSDP
+fsdp_config:
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_transformer_layer_cls_to_wrap: BertLayer
+  fsdp_cpu_ram_efficient_loading: true
+  fsdp_sync_module_states: true
+  fsdp_state_dict_type: SHARDED_STATE_DICT
+mixed_precision: bf16
+num_machines: 1
+num_processes: 2
+"""
+HEADER = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
+READ = """
+import sys, torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+folder = sys.argv[1]
+model, info = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
+assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+texts = ["Again sails fog tide waves anchor"] * 2, ["Today: fog sails harbour tide waves", "Today: flour oven sugar dough crust"]
+print(model.eval()(**AutoTokenizer.from_pretrained(folder, use_fast=False)(*texts, return_tensors="pt")).logits.argmax(1).tolist())
+"""
+
+
+class Glue(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        (self.folder / "config.yaml").write_text(CONFIG)
+        (self.folder / "data").mkdir()
+
+    def run_recipe(self, *flags, status=0, launch=(), data=("--fake-data",)):
+        command = [LAUNCHER, "launch", *(launch or ["--config-file", self.folder / "config.yaml"]), GLUE, *data, *flags]
+        done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+        self.assertEqual(done.returncode, status, done.stdout + done.stderr)
+        return done.stdout + done.stderr
+
+    def metrics(self, name, *flags, **more):
+        file = self.folder / f"{name}.jsonl"
+        said = self.run_recipe("--metrics", file, "--log-steps", 1, *flags, **more)
+        return said, [json.loads(line) for line in file.read_text().splitlines()]
+
+    def transformers(self, program, *arguments):
+        done = subprocess.run([PYTHON, "-c", program, *map(str, arguments)], capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def test_learns_and_goes_on_and_transformers_reads_it(self):
+        flags = ["--num-epochs", 3]
+        said, through = self.metrics("through", *flags, "--target-accuracy", 90, "--output", self.folder / "output")
+        self.assertRegex(said, r"accuracy (9[5-9]|100)\.\d+ %, F1 (9[5-9]|100)\.\d+ % after 375 steps")
+        losses = [row["loss"] for row in through if "loss" in row]
+        self.assertEqual(len(losses), 375)
+        self.assertLess(sum(losses[-20:]), sum(losses[:20]) / 3)
+        self.assertLess(through[0]["lr"], through[36]["lr"])
+        self.assertLess(through[374]["lr"], 1e-5)
+
+        # What transformers makes of the folder, and what becomes of the folder here.
+        if PYTHON and subprocess.run([PYTHON, "-c", "import transformers"], capture_output=True).returncode == 0:
+            self.assertEqual(self.transformers(READ, self.folder / "output").splitlines()[-1], "[1, 0]")
+        said = self.run_recipe("--model", self.folder / "output", "--num-epochs", 0, "--max-length", 64, "--target-accuracy", 90)
+        self.assertIn("after 0 steps", said)
+
+    def test_goes_on_where_it_was(self):
+        flags = ["--num-epochs", 2, "--batch-size", 50]
+        _, through = self.metrics("through", *flags, "--save-state", self.folder / "state")
+        self.assertIn("pytorch_model_fsdp_0", os.listdir(self.folder / "state"))
+        said = self.run_recipe("--save-state", self.folder / "state", "--resume", *flags)
+        self.assertIn("going on", said)
+        self.assertIn("after 80 steps", said)
+        self.assertNotIn("epoch", said)
+        merged = subprocess.run([LAUNCHER, "ckpt", "merge", self.folder / "state/pytorch_model_fsdp_0", self.folder / "merged"], capture_output=True, text=True)
+        self.assertEqual(merged.returncode, 0, merged.stderr)
+        self.assertTrue((self.folder / "merged/model.safetensors").exists())
+
+    def test_sharded_is_replicated(self):
+        flags = ["--num-epochs", 1, "--batch-size", 50]
+        one = ["--nproc-per-node", "2"]
+        _, sharded = self.metrics("sharded", *flags, launch=one)
+        os.environ["ACCELERATE_USE_FSDP"] = "false"
+        self.addCleanup(os.environ.pop, "ACCELERATE_USE_FSDP")
+        _, whole = self.metrics("whole", *flags, launch=one)
+        for a, b in zip(sharded, whole, strict=True):
+            if "loss" in a:
+                self.assertAlmostEqual(a["loss"], b["loss"], delta=1e-4)
+
+    def test_computed_activations_give_the_losses_of_kept_ones(self):
+        flags = ["--num-epochs", 1, "--batch-size", 100]
+        _, kept = self.metrics("kept", *flags)
+        (self.folder / "config.yaml").write_text(CONFIG.replace("fsdp_config:", "fsdp_config:\n  fsdp_activation_checkpointing: true"))
+        _, computed = self.metrics("computed", *flags)
+        self.assertEqual(computed, kept)
+
+    def test_files_are_read(self):
+        lines = ["1\t1\t2\tHe said \"no\" .\tHe said no .\n", "0\t3\t4\tCafé olé\t東京\n"] * 8
+        for name in ("train", "dev"):
+            (self.folder / f"data/{name}.tsv").write_text(HEADER + "".join(lines))
+        data = ["--data", self.folder / "data"]
+        self.assertIn("after 1 steps", self.run_recipe("--num-epochs", 1, data=data))
+        (self.folder / "data/dev.tsv").write_text(HEADER + lines[0] + "1\tbroken\n")
+        said = self.run_recipe(data=data, status=1)
+        self.assertIn("dev.tsv:3: 2 columns, but the header has 5", said)
+        (self.folder / "data/train.tsv").unlink()
+        self.assertIn("has no train.tsv", self.run_recipe(data=data, status=1))
+
+    def test_wrong_flags_are_told(self):
+        one = ["--nproc-per-node", "1"]
+        self.assertIn("--fake-data", self.run_recipe(status=2, data=[], launch=one))
+        self.assertIn("--save-state", self.run_recipe("--resume", status=2, launch=one))
+        self.assertIn("below the target", self.run_recipe("--num-epochs", 0, "--target-accuracy", 99, status=21, launch=one))
+        self.assertIn("vocab.txt", self.run_recipe("--model", self.folder / "nowhere", status=1, launch=one))
+        self.run_recipe("--num-epochs", 0, "--output", self.folder / "small", "--max-length", 32, launch=one)
+        said = self.run_recipe("--model", self.folder / "small", status=1, launch=one)
+        self.assertIn("--max-length 128: the model in", said)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0]])
