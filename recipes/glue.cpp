@@ -114,7 +114,7 @@ class GlueRun {
   }
 
   int run() {
-    if (flags_.resume && std::filesystem::exists(flags_.state)) {
+    if ((flags_.resume || restart_count() > 0) && std::filesystem::exists(flags_.state)) {
       trainer_.load_state(flags_.state);
       say("going on from {} after {} steps", flags_.state.string(), trainer_.steps());
     }

@@ -99,7 +99,7 @@ class MnistRun {
       lock_.emplace(flags_.ckpt_prefix, world_);
       stop_.emplace(world_);
     }
-    if (flags_.resume) {
+    if (flags_.resume || (restart_count() > 0 && !flags_.ckpt_prefix.empty())) {
       resume();
     } else if (const auto other = flags_.ckpt_prefix.empty() ? std::nullopt : checkpoint::latest(flags_.ckpt_prefix)) {
       throw ConfigError(fmt::format("there is a {} already; go on from it with --resume, or give another --ckpt-prefix", other->string()));

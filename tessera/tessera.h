@@ -2,6 +2,8 @@
 #pragma once
 
 #include "tessera/base/error.h"
+#include "tessera/base/error_record.h"
+#include "tessera/base/launcher.h"
 #include "tessera/base/log.h"
 #include "tessera/base/tensor_slice.h"
 #include "tessera/checkpoint/async_saver.h"

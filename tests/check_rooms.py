@@ -28,7 +28,7 @@ OUTSIDE = {"testing"}  # tests stand outside of the house
 INNER = {
     "comm/groups/*": ["comm/*/*", "shard/*.cpp", "shard/*/*", "optim/*.cpp", "checkpoint/*.cpp", "checkpoint/live/*"],
     "comm/host/*": ["comm/host/*", "comm/shm/*", "comm/self/loopback_link.*", "comm/self/self.cpp", "comm/backend/*", "comm/gloo/*",
-                    "comm/threads/run_ranks.cpp", "comm/fake/fake.cpp", "comm/init.cpp", "shard/unit/*"],
+                    "comm/threads/run_ranks.cpp", "comm/fake/fake.cpp", "comm/init.cpp", "shard/unit/*", "cli/nodes.cpp"],
     "comm/shm/*": ["comm/shm/*", "comm/threads/run_ranks.cpp", "comm/init.cpp"],
     "comm/backend/*": ["comm/backend/*", "comm/gloo/*", "comm/init.cpp"],
     "comm/gloo/*": ["comm/gloo/*", "comm/init.cpp"],

@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "tessera/base/error.h"
+#include "tessera/base/error_record.h"
 
 namespace tessera {
 namespace {
@@ -21,11 +22,14 @@ std::terminate_handler handler_before = nullptr;
     try {
       std::rethrow_exception(error);
     } catch (const Error& own) {
+      record_error(own.what());
       std::fflush(stdout);  // what the program has said belongs before its end
       // One write, so that lines of several ranks do not interleave.
       const auto line = fmt::format("{}: {}\n", ::program_invocation_short_name, own.what());
       [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
       std::_Exit(1);
+    } catch (const std::exception& other) {
+      record_error(first_line(other));
     } catch (...) {
     }
   }

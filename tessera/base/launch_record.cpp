@@ -2,19 +2,16 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <charconv>
-#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 
 #include "tessera/base/env.h"
-#include "tessera/base/error.h"
+#include "tessera/base/fd.h"
 
 namespace tessera {
 namespace {
@@ -47,13 +44,7 @@ void record_failure(int rank, int culprit) noexcept {
   add_line(rank, std::to_string(culprit));
 }
 
-LaunchRecord::LaunchRecord() : file_(::memfd_create(kName, MFD_CLOEXEC)) {
-  if (!file_) throw IoError(fmt::format("no memory file for the record of the launch: {}", std::strerror(errno)));
-}
-
-std::string LaunchRecord::path() const {
-  return fmt::format("/proc/{}/fd/{}", ::getpid(), file_.get());
-}
+LaunchRecord::LaunchRecord() : file_(kName) {}
 
 std::map<int, LaunchRecord::Rank> LaunchRecord::read() const {
   std::map<int, Rank> ranks;

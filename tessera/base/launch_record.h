@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "tessera/base/fd.h"
+#include "tessera/base/memory_file.h"
 
 namespace tessera {
 
@@ -18,8 +18,7 @@ void record_joined(int rank) noexcept;
 /// `rank` fails because of rank `culprit`.
 void record_failure(int rank, int culprit) noexcept;
 
-/// The launcher's side: a memory file (memfd), which disappears with the launcher. A line is `RANK starts`, `RANK joined`, or
-/// `RANK CULPRIT`. Ranks open the file by its path, so it also works under wrappers that close inherited descriptors.
+/// The launcher's side. A line is `RANK starts`, `RANK joined`, or `RANK CULPRIT`.
 class LaunchRecord {
  public:
   /// The environment variable that holds path() for a rank.
@@ -27,7 +26,7 @@ class LaunchRecord {
 
   LaunchRecord();
 
-  std::string path() const;
+  std::string path() const { return file_.path(); }
 
   struct Rank {
     int starts = 0, joined = 0;       // how many worlds
@@ -39,7 +38,7 @@ class LaunchRecord {
   std::map<int, Rank> read() const;
 
  private:
-  Fd file_;
+  MemoryFile file_;
 };
 
 }  // namespace tessera

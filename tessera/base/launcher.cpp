@@ -21,6 +21,8 @@ struct Launcher {
   const char* local_size;
 };
 constexpr Launcher kPlain = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};  // torchrun, tessera launch, or by hand
+// A server of PMIx counts ranks, but leaves it to others to say how many there are.
+constexpr Launcher kPmix = {"PMIX_RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
 constexpr std::array kMpi = {
     Launcher{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
     Launcher{"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},  // MPICH, Intel MPI
@@ -47,13 +49,32 @@ std::string describe(const Launcher& launcher, const Identity& identity) {
   return fmt::format("{}={} of {}={}", launcher.rank, identity.rank, launcher.size, identity.world_size);
 }
 
+ConfigError contradiction(const Launcher& one, const Launcher& other) {
+  return ConfigError(fmt::format("the environment describes this process twice: {}, but {}; unset the variables that are left over",
+                                 describe(one, *identity_by(one)), describe(other, *identity_by(other))));
+}
+
+bool agree(const Launcher& one, const Launcher& other) {
+  const auto a = *identity_by(one), b = *identity_by(other);
+  return a.rank == b.rank && a.world_size == b.world_size;
+}
+
 /// The launcher outside of RANK and WORLD_SIZE that has started this process, if there is one. mpirun may itself use srun, so its
 /// variables come first.
 const Launcher* outer_launcher() {
+  const Launcher* found = nullptr;
   for (const auto& launcher : kMpi) {
-    if (env(launcher.size) || env(launcher.rank)) return &launcher;
+    if (!env(launcher.size) && !env(launcher.rank)) continue;
+    if (found != nullptr && !agree(*found, launcher)) throw contradiction(*found, launcher);
+    if (found == nullptr) found = &launcher;
   }
-  return env(kSlurm.size) ? &kSlurm : nullptr;
+  return found != nullptr ? found : env(kSlurm.size) ? &kSlurm : nullptr;
+}
+
+/// RANK and WORLD_SIZE, or what stands in for RANK.
+const Launcher* plain_launcher() {
+  if (env(kPlain.rank) || !env(kPmix.rank)) return identity_by(kPlain) ? &kPlain : nullptr;
+  return env(kPmix.size) ? &kPmix : nullptr;
 }
 
 /// Another job of the same host should not come to the same port.
@@ -66,16 +87,15 @@ int slurm_port() {
 
 /// The launcher whose variables hold for this process; null if there is none.
 const Launcher* launcher_of_this_process() {
-  const auto plain = identity_by(kPlain);
   const auto* const outer = outer_launcher();
+  const auto* const plain = plain_launcher();
   // torchrun starts ranks also inside of a job of another launcher, which then only started torchrun.
-  if (plain && (outer == nullptr || env("TORCHELASTIC_RUN_ID"))) return &kPlain;
-  if (outer == nullptr) return nullptr;
-  const auto given = identity_by(*outer);
-  if (plain && (plain->rank != given->rank || plain->world_size != given->world_size)) {
-    throw ConfigError(fmt::format("the environment describes this process twice: {}, but {}; unset the variables that are left over",
-                                  describe(kPlain, *plain), describe(*outer, *given)));
+  if (plain != nullptr && (outer == nullptr || env("TORCHELASTIC_RUN_ID"))) return plain;
+  if (outer == nullptr && env(kPmix.rank)) {
+    throw ConfigError(fmt::format("{}={} says that this process is one of several, but nothing says of how many; set {}", kPmix.rank,
+                                  *env(kPmix.rank), kPmix.size));
   }
+  if (outer != nullptr && plain != nullptr && !agree(*plain, *outer)) throw contradiction(*plain, *outer);
   return outer;
 }
 
@@ -118,13 +138,17 @@ MeetingPoint meeting_point() {
 std::vector<std::string_view> launcher_variables() {
   std::vector<std::string_view> names;
   std::vector<Launcher> launchers(kMpi.begin(), kMpi.end());
-  launchers.insert(launchers.end(), {kPlain, kSlurm});
+  launchers.insert(launchers.end(), {kPlain, kPmix, kSlurm});
   for (const auto& launcher : launchers) {
     for (const char* name : {launcher.rank, launcher.size, launcher.local_rank, launcher.local_size}) {
       if (name != nullptr) names.emplace_back(name);
     }
   }
   return names;
+}
+
+int restart_count() {
+  return static_cast<int>(env_int("TORCHELASTIC_RESTART_COUNT", 0, kMost).value_or(0));
 }
 
 std::string first_host(const std::string& list) {

@@ -20,6 +20,9 @@ std::optional<Identity> identity_from_environment();
 /// The number of this rank on its host, if a launcher has set it.
 std::optional<int> local_rank_from_environment();
 
+/// How often the launcher has started all ranks again after a failure. Then a program goes on from its newest checkpoint.
+int restart_count();
+
 /// Where rank 0 keeps the store of the job.
 struct MeetingPoint {
   std::string host;

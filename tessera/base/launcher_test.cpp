@@ -26,7 +26,7 @@ class Environment {
  public:
   explicit Environment(Variables variables, const Variables& more = {}) {
     for (const auto name : launcher_variables()) names_.emplace_back(name);
-    for (const auto* name : {"TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST",
+    for (const auto* name : {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST",
                              "SLURM_STEP_NUM_NODES"}) {
       names_.emplace_back(name);
     }
@@ -142,6 +142,34 @@ TEST(Launcher, MustNotContradictAnother) {
               AllOf(HasSubstr("RANK=0 of WORLD_SIZE=8"), HasSubstr("SLURM_PROCID=5 of SLURM_STEP_NUM_TASKS=8")));
   EXPECT_THAT(trouble({{"RANK", "1"}}), HasSubstr("RANK is set but WORLD_SIZE is not"));
   EXPECT_THAT(trouble({{"RANK", "2"}, {"WORLD_SIZE", "2"}}), HasSubstr("RANK=2 does not exist in a world of WORLD_SIZE=2"));
+}
+
+TEST(Launcher, MustNotBeTwoOfMpi) {
+  EXPECT_THAT(trouble(kOpenMpi, {{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}),
+              AllOf(HasSubstr("OMPI_COMM_WORLD_RANK=1 of OMPI_COMM_WORLD_SIZE=4"), HasSubstr("PMI_RANK=0 of PMI_SIZE=2")));
+  const Environment environment(kOpenMpi, {{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}});
+  expect_identity(1, 4);
+}
+
+TEST(Launcher, OfPmixNeedsToBeToldHowManyThereAre) {
+  {
+    const Environment environment({{"PMIX_RANK", "1"}, {"WORLD_SIZE", "3"}});
+    expect_identity(1, 3);
+  }
+  {
+    const Environment environment(kOpenMpi, {{"PMIX_RANK", "1"}});
+    expect_identity(1, 4);
+  }
+  EXPECT_THAT(trouble({{"PMIX_RANK", "1"}}), AllOf(HasSubstr("PMIX_RANK=1"), HasSubstr("set WORLD_SIZE")));
+}
+
+TEST(Launcher, CountsAttempts) {
+  {
+    const Environment environment({});
+    EXPECT_EQ(restart_count(), 0);
+  }
+  const Environment environment({{"TORCHELASTIC_RESTART_COUNT", "2"}});
+  EXPECT_EQ(restart_count(), 2);
 }
 
 TEST(Launcher, NamesTheFirstHostOfAList) {

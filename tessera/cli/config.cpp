@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct ConfigFlags {
+struct CommandFlags {
   std::string file, answers, mixed_precision, output;
   std::vector<std::string> assignments;
   bool overwrites = false;
@@ -62,12 +62,12 @@ config::Settings read_configuration(const fs::path& place) {
   return settings;
 }
 
-int ask_all(const ConfigFlags& flags) {
+int ask_all(const CommandFlags& flags) {
   write_configuration(interview(ask_user, flags.given), flags.place());
   return 0;
 }
 
-int write_defaults(const ConfigFlags& flags) {
+int write_defaults(const CommandFlags& flags) {
   const auto place = flags.place();
   if (fs::exists(place)) {
     throw ConfigError(fmt::format(
@@ -77,7 +77,7 @@ int write_defaults(const ConfigFlags& flags) {
   return 0;
 }
 
-int update(const ConfigFlags& flags) {
+int update(const CommandFlags& flags) {
   auto settings = read_configuration(flags.place());
   set_given(settings, flags.given);
   settings.expect_consistent();
@@ -85,7 +85,7 @@ int update(const ConfigFlags& flags) {
   return 0;
 }
 
-int explain(const ConfigFlags& flags) {
+int explain(const CommandFlags& flags) {
   config::Settings settings;
   if (!flags.file.empty() || fs::exists(flags.place())) settings = read_configuration(flags.place());
   settings.read_environment();
@@ -95,7 +95,7 @@ int explain(const ConfigFlags& flags) {
   return 0;
 }
 
-int convert_to_fsdp2(const ConfigFlags& flags) {
+int convert_to_fsdp2(const CommandFlags& flags) {
   if (flags.output.empty() == !flags.overwrites) throw ConfigError("one of --output-file FILE and --overwrite is needed, and not both");
   const auto from = read_configuration(flags.place());
   if (from.text("fsdp_version") == "2") {
@@ -113,7 +113,7 @@ int convert_to_fsdp2(const ConfigFlags& flags) {
   return 0;
 }
 
-using SharedFlags = std::shared_ptr<ConfigFlags>;
+using SharedFlags = std::shared_ptr<CommandFlags>;
 
 void add_file(CLI::App& command, const SharedFlags& flags) {
   command
@@ -130,8 +130,8 @@ void add_answers(CLI::App& command, const SharedFlags& flags) {
   command.add_option("--answers", flags->answers, "A YAML file with such keys and values")->type_name("FILE");
 }
 
-SharedFlags add_part(CLI::App& command, std::function<int()>& chosen, int (*run)(const ConfigFlags&)) {
-  const auto flags = std::make_shared<ConfigFlags>();
+SharedFlags add_part(CLI::App& command, std::function<int()>& chosen, int (*run)(const CommandFlags&)) {
+  const auto flags = std::make_shared<CommandFlags>();
   add_file(command, flags);
   command.callback([&command, &chosen, flags, run] {
     if (!command.get_subcommands().empty()) return;

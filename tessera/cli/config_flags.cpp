@@ -4,6 +4,8 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
+#include <utility>
 
 #include "tessera/base/folder.h"
 #include "tessera/config/keys.h"
@@ -17,6 +19,15 @@ std::string flag_of(std::string_view key) {
   return flag;
 }
 
+/// The names that torchrun has for some keys.
+constexpr std::array kOtherFlags = {std::pair("num_machines", ",--nnodes"), std::pair("machine_rank", ",--node-rank"),
+                                    std::pair("main_process_ip", ",--master-addr"), std::pair("main_process_port", ",--master-port")};
+
+std::string all_flags_of(std::string_view key) {
+  const auto* const other = std::ranges::find(kOtherFlags, key, [](const auto& pair) { return std::string_view(pair.first); });
+  return flag_of(key) + (other == kOtherFlags.end() ? "" : other->second);
+}
+
 }  // namespace
 
 ConfigFlags::ConfigFlags(CLI::App& command) {
@@ -26,7 +37,7 @@ ConfigFlags::ConfigFlags(CLI::App& command) {
   for (const auto& key : config::keys()) {
     command
         .add_option_function<std::string>(
-            flag_of(key.name), [values = values_, name = std::string(key.name)](const std::string& value) { (*values)[name] = value; },
+            all_flags_of(key.name), [values = values_, name = std::string(key.name)](const std::string& value) { (*values)[name] = value; },
             std::string(key.meaning))
         ->type_name("VALUE")
         ->group("Configuration");

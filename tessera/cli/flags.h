@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/base/error_record.h"
 #include "tessera/base/words.h"
 #include "tessera/cli/help.h"
 
@@ -138,6 +139,7 @@ class Program : public CLI::App {
       if (status == 0) expect_printed();
       return status;
     } catch (const std::exception& error) {
+      record_error(error.what());
       std::fprintf(stderr, "%s: %s\n", get_name().c_str(), printable(error.what(), "\n").c_str());
       return status_of_error;
     }

@@ -1,33 +1,26 @@
-// `tessera launch`: starts a program as several ranks on this host and waits until all of them have ended.
+// `tessera launch`: what its flags and the configuration come to.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
-#include <string.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
-#include <limits>
 #include <map>
-#include <optional>
 
 #include "tessera/base/env.h"
 #include "tessera/base/env_table.h"
 #include "tessera/base/error.h"
 #include "tessera/base/launcher.h"
-#include "tessera/base/port.h"
 #include "tessera/base/words.h"
+#include "tessera/cli/attempts.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/config_flags.h"
 #include "tessera/cli/help.h"
-#include "tessera/cli/local_job.h"
 #include "tessera/cli/ranks_here.h"
 
 namespace tessera::cli {
 namespace {
 
-std::string plural(int count, const std::string& noun) {
-  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
-}
+const std::map<std::string, Tee> kTees = {{"none", Tee::None}, {"out", Tee::Out}, {"err", Tee::Err}, {"both", Tee::Both}};
 
 /// Refuses to run as one of several ranks of another launcher: each of them would start a job of its own.
 void refuse_to_be_a_rank() {
@@ -45,68 +38,10 @@ void refuse_to_be_a_rank() {
                   identity->rank, identity->world_size));
 }
 
-void check(const std::vector<std::string>& command, int ranks) {
-  if (command.empty()) throw ConfigError("launch needs a program to start: tessera launch --nproc-per-node N PROGRAM ARGS...");
-  const int most = std::max(64, 4 * cores());
-  if (ranks < 1 || ranks > most) {
-    throw ConfigError(
-        fmt::format("--nproc-per-node {} makes no sense on this host: it has {}, so 1 to {} ranks", ranks, plural(cores(), "core"), most));
-  }
-  refuse_to_be_a_rank();
-}
-
-std::string how_it_ended(int status) {
-  if (status <= 128 || ::sigabbrev_np(status - 128) == nullptr) return fmt::format("ended with status {}", status);
-  const int signal = status - 128;
-  const auto* const hint = signal == SIGKILL ? "; if nobody did that by hand, memory ran out" : "";
-  return fmt::format("was killed by signal {} (SIG{}{})", signal, ::sigabbrev_np(signal), hint);
-}
-
-std::string report(const Ending& ending) {
-  const bool silent = ending.last_words.empty();
-  auto text = fmt::format("launch: rank {} {}", *ending.failed_rank, how_it_ended(ending.left_waiting.empty() ? ending.status : 0));
-  if (silent) text += " and said nothing on standard error";
-  if (!ending.left_waiting.empty()) text += fmt::format(", while {} waited for it to join", name_ranks(ending.left_waiting));
-  if (ending.left_early) text += fmt::format("; rank {}, which it still needed, had ended with status 0", *ending.left_early);
-  if (!ending.stopped.empty()) text += fmt::format("; stopped {}", name_ranks(ending.stopped));
-  text += silent ? "\n" : "; its last words:\n";
-  for (const auto& line : ending.last_words) text += fmt::format("  {}\n", line);
-  return text;
-}
-
-/// The variables by which other launchers describe ranks: those of a launcher around this one do not hold for the ranks that this one
-/// starts.
-std::map<std::string, std::string> environment_of_ranks(const config::Settings& settings, int ranks, int port, const std::string& threads) {
-  auto environment = settings.environment();
-  for (const auto name : launcher_variables()) environment[std::string(name)] = "";
-  environment.merge(std::map<std::string, std::string>{{"TESSERA_STORE", ""}, {"TORCHELASTIC_USE_AGENT_STORE", ""}});
-  environment["WORLD_SIZE"] = environment["LOCAL_WORLD_SIZE"] = std::to_string(ranks);
-  environment["MASTER_ADDR"] = "127.0.0.1";
-  environment["MASTER_PORT"] = std::to_string(port);
-  environment["OMP_NUM_THREADS"] = threads;
-  environment["TESSERA_SECRET"] = random_secret();
-  return environment;
-}
-
-int launch(const std::vector<std::string>& command, const config::Settings& settings, int ranks, std::chrono::seconds grace) {
-  Console console;
-  for (const auto& remark : settings.remarks()) console.err().write(fmt::format("launch: {}\n", remark));
-  if (const auto warning = warning_of_unknown_env()) console.err().write(fmt::format("launch: {}\n", *warning));
-  const auto threads = threads_of_a_rank(ranks);
-  const auto port = free_port();
-  console.err().write(fmt::format("launch: {} on {}, {} thread{} each ({}), port {}\n", plural(ranks, "rank"), plural(cores(), "core"),
-                                  threads, threads == "1" ? "" : "s",
-                                  env("OMP_NUM_THREADS") ? "OMP_NUM_THREADS as it was" : "OMP_NUM_THREADS", port));
-  const auto ending = LocalJob(command, ranks, environment_of_ranks(settings, ranks, port, threads), grace, console).run();
-  if (ending.failed_rank) console.err().write(console.err().fresh_line() + report(ending));
-  console.finish();
-  if (const auto trouble = console.out().trouble()) {
-    console.err().write(fmt::format("launch: standard output {}\n", *trouble));
-    console.finish();
-    return ending.status != 0 ? ending.status : 1;
-  }
-  return ending.status;
-}
+struct LaunchFlags {
+  int ranks = 1, grace = 10, node_timeout = 15, max_restarts = 0, min_ranks = 0;
+  std::string endpoint, logs, tee = "both";
+};
 
 /// The error of a command line that does not say how many ranks: perhaps it says so behind the program.
 ConfigError missing_ranks(const std::vector<std::string>& program) {
@@ -117,15 +52,83 @@ ConfigError missing_ranks(const std::vector<std::string>& program) {
                                : "--nproc-per-node is required; see tessera launch --help");
 }
 
-/// The ranks that the configuration asks for; none if it does not.
-std::optional<int> ranks_of(const config::Settings& settings) {
-  if (settings.integer("num_machines") > 1) {
-    throw ConfigError(
-        fmt::format("num_machines {} ({}): launch starts the ranks of one host; torchrun --no-python and mpirun reach several",
-                    settings.text("num_machines"), settings.setting("num_machines").where));
+/// The ranks of this host: those of the flag, or the host's part of all that the configuration asks for.
+int ranks_of(const CLI::App& command, const LaunchFlags& flags, const config::Settings& settings) {
+  const bool given = command.count("--nproc-per-node") > 0;
+  if (!given && !settings.is_set("num_processes")) throw missing_ranks(command.remaining());
+  const int64_t ranks = given ? flags.ranks : settings.integer("num_processes") / settings.integer("num_machines");
+  const int most = std::max(64, 4 * cores());
+  if (ranks < 1 || ranks > most) {
+    throw ConfigError(fmt::format("{} {} makes no sense on this host: it has {}, so 1 to {} ranks",
+                                  given ? "--nproc-per-node" : "num_processes / num_machines =", ranks, counted(cores(), "core"), most));
   }
-  if (!settings.is_set("num_processes")) return {};
-  return static_cast<int>(std::min<int64_t>(settings.integer("num_processes"), std::numeric_limits<int>::max()));
+  return static_cast<int>(ranks);
+}
+
+/// Takes HOST:PORT apart, also [::1]:29500.
+void read_endpoint(const std::string& endpoint, config::Settings& settings) {
+  const auto colon = endpoint.rfind(':');
+  const bool brackets = endpoint.starts_with('[');
+  auto host = endpoint.substr(0, colon);
+  if (colon == std::string::npos || host.empty() || (brackets ? !host.ends_with(']') : host.find(':') != std::string::npos)) {
+    throw ConfigError(fmt::format("--rdzv-endpoint {} is no HOST:PORT, such as node0:29500 or [fe80::1]:29500", endpoint));
+  }
+  if (brackets) host = host.substr(1, host.size() - 2);
+  settings.set("main_process_ip", host, config::Origin::Flag, "--rdzv-endpoint");
+  settings.set("main_process_port", endpoint.substr(colon + 1), config::Origin::Flag, "--rdzv-endpoint");
+}
+
+/// Which of the nodes this is: as the flag or the configuration says, or as the launcher around this one has counted, such as srun with a
+/// task on each.
+int node_of(const config::Settings& settings, int nodes) {
+  if (settings.is_set("machine_rank")) return static_cast<int>(settings.integer("machine_rank"));
+  const auto identity = identity_from_environment();
+  if (identity && identity->world_size == nodes) return identity->rank;
+  throw ConfigError(fmt::format("--nnodes {} needs --node-rank, 0 to {}, another one on each node", nodes, nodes - 1));
+}
+
+LaunchPlan plan_of(const CLI::App& command, const LaunchFlags& flags, config::Settings settings) {
+  constexpr int kUsualPort = 29500;
+  if (!flags.endpoint.empty()) read_endpoint(flags.endpoint, settings);
+  LaunchPlan plan = {.command = command.remaining(),
+                     .environment = settings.environment(),
+                     .ranks = ranks_of(command, flags, settings),
+                     .nodes = static_cast<int>(settings.integer("num_machines")),
+                     .point = {.host = settings.text("main_process_ip"), .port = static_cast<int>(settings.integer("main_process_port"))},
+                     .bind = settings.is_true("enable_cpu_affinity"),
+                     .max_restarts = flags.max_restarts,
+                     .min_ranks = flags.min_ranks,
+                     .grace = std::chrono::seconds(flags.grace),
+                     .node_timeout = std::chrono::seconds(flags.node_timeout),
+                     .logs = flags.logs,
+                     .tee = kTees.at(flags.tee)};
+  if (plan.command.empty()) throw ConfigError("launch needs a program to start: tessera launch --nproc-per-node N PROGRAM ARGS...");
+  if (plan.point.port > 65535) throw ConfigError(fmt::format("there is no port {}; ports end at 65535", plan.point.port));
+  if (const auto gpus = settings.text("gpu_ids"); gpus != "all") plan.gpus = gpus;
+  if (plan.nodes == 1) {
+    refuse_to_be_a_rank();
+    return plan;
+  }
+  plan.node = node_of(settings, plan.nodes);
+  if (plan.point.host.empty()) {
+    throw ConfigError(fmt::format("--nnodes {} needs --rdzv-endpoint HOST:PORT, where node 0 can be reached", plan.nodes));
+  }
+  if (plan.point.port == 0) plan.point.port = kUsualPort;
+  return plan;
+}
+
+int launch(const LaunchPlan& plan, const std::vector<std::string>& remarks) {
+  Console console;
+  for (const auto& remark : remarks) console.err().write(fmt::format("launch: {}\n", remark));
+  if (const auto warning = warning_of_unknown_env()) console.err().write(fmt::format("launch: {}\n", *warning));
+  const int status = run_attempts(plan, console);
+  console.finish();
+  if (const auto trouble = console.out().trouble()) {
+    console.err().write(fmt::format("launch: standard output {}\n", *trouble));
+    console.finish();
+    return status != 0 ? status : 1;
+  }
+  return status;
 }
 
 /// CLI11's usage line would not show the program and its arguments, because they are no options.
@@ -138,36 +141,59 @@ struct LaunchHelp : Help {
 }  // namespace
 
 void add_launch_command(CLI::App& app, std::function<int()>& chosen) {
-  auto* command = app.add_subcommand("launch", "Starts a program as several ranks on this host")->group("Commands");
+  auto* command = app.add_subcommand("launch", "Starts a program as several ranks, on this host or on several")->group("Commands");
   command->formatter(std::make_shared<LaunchHelp>());
-  const auto ranks = std::make_shared<int>(1);
-  const auto* flag = command->add_option("-n,--nproc-per-node", *ranks, "How many ranks; num_processes unless given")->type_name("N");
-  const auto grace = std::make_shared<int>(10);
-  command->add_option("--grace", *grace, "How many seconds ranks may still run after a signal that asks them to end")
+  const auto flags = std::make_shared<LaunchFlags>();
+  command->add_option("-n,--nproc-per-node", flags->ranks, "How many ranks on this host; num_processes / num_machines unless given")
+      ->type_name("N");
+  auto* endpoint = command
+                       ->add_option("--rdzv-endpoint", flags->endpoint,
+                                    "Where node 0 can be reached by the others, with --nnodes; as --main-process-ip and -port")
+                       ->type_name("HOST:PORT");
+  command->add_option("--max-restarts", flags->max_restarts, "How often all ranks are started again after a failure")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1'000'000));
+  command
+      ->add_option("--min-ranks", flags->min_ranks,
+                   "Start again without the ranks that were killed, and without nodes that are gone, if so many are left")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1'000'000))
+      ->needs("--max-restarts");
+  auto* logs =
+      command->add_option("--log-dir", flags->logs, "Keep what each rank prints in FOLDER/RUN/attempt_A/rank_R")->type_name("FOLDER");
+  command->add_option("--tee", flags->tee, "What is shown beside the logs")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"none", "out", "err", "both"}))
+      ->needs(logs);
+  command->add_option("--grace", flags->grace, "How many seconds ranks may still run after a signal that asks them to end")
       ->type_name("S")
       ->capture_default_str()
       ->check(CLI::Range(0, 86'400));
+  command->add_option("--node-timeout", flags->node_timeout, "After how many seconds a node that gives no sign of life is lost")
+      ->type_name("S")
+      ->capture_default_str()
+      ->check(CLI::Range(2, 86'400));
   const ConfigFlags configuration(*command);
+  for (const auto* other : {"--main-process-ip", "--main-process-port"}) endpoint->excludes(command->get_option(other));
   command->prefix_command();
   command->footer(
-      "Each line that a rank prints gets its number in front. When a rank fails, the others are stopped and its last words are repeated. "
-      "Ctrl-C reaches the ranks; a second one kills them. Nothing is left behind, whatever becomes of launch. A rank has the cores / N "
-      "threads in OMP_NUM_THREADS, unless that is set. Standard input goes to rank 0.\n\n"
+      "Each line that a rank prints gets its number in front. When a rank fails, the others are stopped, and its error or last words are "
+      "repeated; with --max-restarts all begin again, and a program that loads its newest checkpoint goes on. Ctrl-C reaches the ranks; a "
+      "second one kills them. Nothing is left behind, whatever becomes of launch. A rank has the cores / N threads in OMP_NUM_THREADS, "
+      "unless that is set. Standard input goes to rank 0.\n\n"
       "Examples:\n"
       "  tessera launch --nproc-per-node 2 tessera test\n"
-      "  tessera launch --nproc-per-node 4 ./train --epochs 3\n"
+      "  tessera launch --nproc-per-node 4 --max-restarts 3 ./train --resume\n"
       "  tessera launch --config-file run.yaml --mixed-precision bf16 ./train\n"
-      "\ntorchrun --no-python and mpirun start the same programs.\n\n"
+      "  tessera launch -n 8 --nnodes 2 --node-rank 1 --rdzv-endpoint node0:29500 ./train\n"
+      "\ntorchrun --no-python, mpirun and srun start the same programs.\n\n"
       "Exit status: 0 if that of all ranks is 0, or else that of the rank that failed first; 1 if launch itself failed, 2 if the command "
       "line is wrong, 128 + n after signal n.");
-  command->callback([&chosen, command, flag, ranks, grace, configuration] {
+  command->callback([&chosen, command, flags, configuration] {
     const auto settings = configuration.settings();
-    if (const auto wanted = ranks_of(settings); flag->count() == 0) {
-      if (!wanted) throw missing_ranks(command->remaining());
-      *ranks = *wanted;
-    }
-    check(command->remaining(), *ranks);
-    chosen = [command, settings, ranks, grace] { return launch(command->remaining(), settings, *ranks, std::chrono::seconds(*grace)); };
+    const auto plan = plan_of(*command, *flags, settings);
+    chosen = [plan, remarks = settings.remarks()] { return launch(plan, remarks); };
   });
 }
 

@@ -16,8 +16,8 @@ constexpr size_t kMostReady = 1 << 18;
 
 }  // namespace
 
-LineRelay::LineRelay(Fd source, Output& target, std::string prefix)
-    : source_(std::move(source)), target_(&target), prefix_(std::move(prefix)) {
+LineRelay::LineRelay(Fd source, Output* target, std::string prefix, LogFile log)
+    : source_(std::move(source)), target_(target), prefix_(std::move(prefix)), log_(std::move(log)) {
   ::fcntl(source_.get(), F_SETFL, O_NONBLOCK);
 }
 
@@ -27,7 +27,7 @@ bool LineRelay::has_room() const {
 
 void LineRelay::pump() {
   if (source_ && has_room()) read_some();
-  if (ready_.empty() || !target_->idle()) return;
+  if (ready_.empty() || target_ == nullptr || !target_->idle()) return;
   target_->write(ready_);
   ready_.clear();
 }
@@ -42,7 +42,7 @@ void LineRelay::finish() {
   }
   if (!line_.empty()) end_line();
   source_ = Fd();
-  target_->write(ready_);
+  if (target_ != nullptr) target_->write(ready_);
   ready_.clear();
 }
 
@@ -52,7 +52,9 @@ size_t LineRelay::read_some() {
   const auto count = ::read(source_.get(), buffer.data(), buffer.size());
   if (count < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
   if (count > 0) {
-    take({buffer.data(), static_cast<size_t>(count)});
+    const std::string_view text(buffer.data(), static_cast<size_t>(count));
+    log_.write(text);
+    take(text);
     return static_cast<size_t>(count);
   }
   if (!line_.empty()) end_line();
@@ -75,7 +77,7 @@ void LineRelay::take(std::string_view text) {
 
 void LineRelay::end_line() {
   while (line_.ends_with('\r')) line_.pop_back();
-  ready_ += prefix_ + line_ + '\n';
+  if (target_ != nullptr) ready_ += prefix_ + line_ + '\n';
   // The stack trace in an error of libtorch would push its message out of the last lines.
   if (!line_.starts_with("frame #") && !line_.starts_with("Exception raised from ")) last_lines_.push_back(std::move(line_));
   if (last_lines_.size() > kLastLines) last_lines_.pop_front();

@@ -1,4 +1,5 @@
-// Copies the output of one rank to the launcher's own output, with a prefix before each line. Lines of different ranks do not mix.
+// Copies the output of one rank to the launcher's own output, with a prefix before each line, and to a log as it is. Lines of different
+// ranks do not mix.
 #pragma once
 
 #include <deque>
@@ -6,13 +7,15 @@
 
 #include "tessera/base/fd.h"
 #include "tessera/cli/output.h"
+#include "tessera/cli/rank_log.h"
 
 namespace tessera::cli {
 
 class LineRelay {
  public:
-  /// Reads from a pipe. Of a line that was overwritten after carriage returns, only the last state is copied.
-  LineRelay(Fd source, Output& target, std::string prefix);
+  /// Reads from a pipe. Of a line that was overwritten after carriage returns, only the last state is copied. Without a target, lines only
+  /// go to the log.
+  LineRelay(Fd source, Output* target, std::string prefix, LogFile log);
 
   /// The descriptor to poll for input; -1 after the end, and while enough lines wait for the target. The rank then waits in its own pipe.
   int source() const { return has_room() ? source_.get() : -1; }
@@ -27,6 +30,8 @@ class LineRelay {
   /// The last few lines, without the prefix.
   const std::deque<std::string>& last_lines() const { return last_lines_; }
 
+  const LogFile& log() const { return log_; }
+
  private:
   bool has_room() const;
   size_t read_some();
@@ -36,6 +41,7 @@ class LineRelay {
   Fd source_;
   Output* target_;
   std::string prefix_;
+  LogFile log_;
   std::string line_;   // the current line so far
   std::string ready_;  // complete lines, to be written
   std::deque<std::string> last_lines_;

@@ -3,7 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
-#include <sys/signalfd.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,11 +11,12 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <set>
 #include <utility>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
+#include "tessera/cli/blame.h"
+#include "tessera/cli/core_sets.h"
 
 namespace tessera::cli {
 namespace {
@@ -41,35 +42,31 @@ std::string prefix(int rank, const Output& target) {
 
 }  // namespace
 
-LocalJob::HeldSignals::HeldSignals() {
-  sigset_t set;
-  ::sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCHLD}) {
-    struct sigaction now{};
-    // If launch was started with a signal ignored (nohup), the ranks must ignore it too.
-    if (::sigaction(signal, nullptr, &now) == 0 && now.sa_handler != SIG_IGN) ::sigaddset(&set, signal);
+LocalJob::LocalJob(Job job, Console& console) : job_(std::move(job)), console_(console), watchdog_(job_.ranks) {
+  ranks_.reserve(static_cast<size_t>(job_.ranks));
+  for (int place = 0; place < job_.ranks; place++) start(place);
+}
+
+void LocalJob::start(int place) {
+  const int rank = job_.first_rank + place;
+  LogFile out_log, err_log;
+  std::string error_path;
+  if (job_.logs.empty()) {
+    error_path = error_files_.emplace_back("tessera-error-record").path();
+  } else {
+    const auto folder = make_rank_folder(job_.logs, job_.attempt, rank);
+    out_log = LogFile(folder / "stdout.log");
+    err_log = LogFile(folder / "stderr.log");
+    error_path = folder / "error.json";
   }
-  incoming = Fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!incoming) throw IoError(fmt::format("no signalfd: {}", std::strerror(errno)));
-  ::pthread_sigmask(SIG_BLOCK, &set, &before);
-}
-
-LocalJob::HeldSignals::~HeldSignals() {
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-}
-
-LocalJob::LocalJob(const std::vector<std::string>& command, int ranks, const std::map<std::string, std::string>& environment,
-                   std::chrono::seconds grace, Console& console)
-    : grace_(grace), console_(console), watchdog_(ranks) {
-  for (int rank = 0; rank < ranks; rank++) start(command, environment);
-}
-
-void LocalJob::start(const std::vector<std::string>& command, std::map<std::string, std::string> environment) {
-  const int rank = static_cast<int>(ranks_.size());
-  environment["RANK"] = environment["LOCAL_RANK"] = std::to_string(rank);
+  auto environment = job_.environment;
+  environment["RANK"] = std::to_string(rank);
+  environment["LOCAL_RANK"] = std::to_string(place);
   environment[LaunchRecord::kVariable] = record_.path();
+  environment[kErrorFile] = error_path;
   // Rank 0 writes directly to a terminal, because progress bars check whether they write to one.
-  const bool direct = rank == 0 && console_.out().is_terminal();
+  const bool direct = rank == 0 && console_.out().is_terminal() && job_.logs.empty();
+  const auto processors = job_.cores.empty() ? std::optional<cpu_set_t>() : to_cpu_set(job_.cores[static_cast<size_t>(place)]);
   Pipe out, err;
   const auto prepare = [&] {
     ::setpgid(0, 0);
@@ -78,20 +75,28 @@ void LocalJob::start(const std::vector<std::string>& command, std::map<std::stri
     ::signal(SIGTTIN, SIG_IGN);
     ::signal(SIGTTOU, SIG_IGN);
     ::pthread_sigmask(SIG_SETMASK, &signals_.before, nullptr);
+    if (processors) ::sched_setaffinity(0, sizeof *processors, &*processors);
     if (rank != 0) ::dup2(::open("/dev/null", O_RDONLY | O_CLOEXEC), STDIN_FILENO);
     if (!direct) ::dup2(out.write.get(), STDOUT_FILENO);
     ::dup2(err.write.get(), STDERR_FILENO);
   };
-  ranks_.push_back({.process = Process(command, environment, Process::Output::Inherit, prepare), .output = {}, .status = {}});
+  ranks_.push_back({.process = Process(job_.command, environment, Process::Output::Inherit, prepare),
+                    .output = {},
+                    .status = {},
+                    .error_path = error_path});
   auto& started = ranks_.back();
-  watchdog_.watch(rank, started.process.pid());
-  if (!direct) started.output.emplace_back(std::move(out.read), console_.out(), prefix(rank, console_.out()));
-  started.output.emplace_back(std::move(err.read), console_.err(), prefix(rank, console_.err()));
+  watchdog_.watch(place, started.process.pid());
+  auto& output = console_.out();
+  auto& errors = console_.err();
+  const bool shows_out = job_.tee == Tee::Out || job_.tee == Tee::Both, shows_err = job_.tee == Tee::Err || job_.tee == Tee::Both;
+  if (!direct) started.output.emplace_back(std::move(out.read), shows_out ? &output : nullptr, prefix(rank, output), std::move(out_log));
+  started.output.emplace_back(std::move(err.read), shows_err ? &errors : nullptr, prefix(rank, errors), std::move(err_log));
 }
 
 Ending LocalJob::run() {
   while (runs()) {
     wait_for_news();
+    take_news_from_others();
     take_signals();
     relay_output();
     reap();
@@ -99,9 +104,14 @@ Ending LocalJob::run() {
     act();
   }
   for (auto& rank : ranks_) {
-    for (auto& relay : rank.output) relay.finish();
+    for (auto& relay : rank.output) {
+      relay.finish();
+      if (const auto trouble = relay.log().trouble()) ending_.trouble.push_back(*trouble);
+    }
+    if (*rank.status == 128 + SIGKILL && !rank.stopped && !interrupted_) ending_.killed++;
   }
   if (interrupted_) say("");  // a rank has perhaps left an unfinished line
+  ending_.interrupted = interrupted_.has_value();
   if (ending_.failed_rank) {
     blame();
   } else if (interrupted_ && std::ranges::any_of(ranks_, [](const auto& rank) { return *rank.status != 0; })) {
@@ -115,13 +125,13 @@ void LocalJob::say(std::string_view words) {
 }
 
 bool LocalJob::has_ended_well(int rank) const {
-  return ranks_[static_cast<size_t>(rank)].status == 0;
+  return at(rank).status == 0;
 }
 
 std::vector<int> LocalJob::running() const {
   std::vector<int> numbers;
-  for (size_t i = 0; i < ranks_.size(); i++) {
-    if (!ranks_[i].status) numbers.push_back(static_cast<int>(i));
+  for (const auto& rank : ranks_) {
+    if (!rank.status) numbers.push_back(number_of(rank));
   }
   return numbers;
 }
@@ -130,29 +140,29 @@ bool LocalJob::runs() const {
   return std::ranges::any_of(ranks_, [](const auto& rank) { return !rank.status; });
 }
 
-/// Replaces the rank that failed first by the one because of which it failed, as the record has it: that one may end later. It may itself
-/// have failed because of a third one.
 void LocalJob::blame() {
   auto told = record_.read();
-  std::set<int> seen;
-  for (int rank = *ending_.failed_rank; ending_.left_waiting.empty() && seen.insert(rank).second;) {
-    ending_.failed_rank = rank;
-    const int culprit = told[rank].culprit.value_or(rank);
-    const bool exists = culprit >= 0 && culprit < static_cast<int>(ranks_.size());
-    if (!exists || std::ranges::find(ending_.stopped, culprit) != ending_.stopped.end()) break;
-    if (culprit != rank && has_ended_well(culprit)) {
-      ending_.left_early = culprit;
-      break;
-    }
-    rank = culprit;
+  std::map<int, RankEnd> ends;
+  for (const auto& rank : ranks_) {
+    const int number = number_of(rank);
+    ends[number] = {
+        .status = *rank.status, .stopped = rank.stopped, .culprit = told[number].culprit, .error = read_error_record(rank.error_path)};
   }
-  const auto& failed = ranks_[static_cast<size_t>(*ending_.failed_rank)];
-  ending_.status = ending_.left_waiting.empty() ? *failed.status : 1;
+  if (ending_.left_waiting.empty()) {
+    const auto found = find_blame(*ending_.failed_rank, ends, job_.world_size);
+    ending_.failed_rank = found.rank;
+    ending_.left_early = found.left_early;
+    ending_.elsewhere = found.elsewhere;
+  }
+  const auto& failed = at(*ending_.failed_rank);
+  ending_.status = ending_.left_waiting.empty() && !failed.stopped ? *failed.status : 1;
+  ending_.error = ends[*ending_.failed_rank].error;
   ending_.last_words.assign(failed.output.back().last_lines().begin(), failed.output.back().last_lines().end());
 }
 
 void LocalJob::wait_for_news() {
-  std::vector<pollfd> sources = {{.fd = signals_.incoming.get(), .events = POLLIN, .revents = 0}};
+  std::vector<pollfd> sources = {{.fd = signals_.incoming.get(), .events = POLLIN, .revents = 0},
+                                 {.fd = job_.news, .events = POLLIN, .revents = 0}};  // poll() leaves -1 out
   for (const auto& rank : ranks_) {
     for (const auto& relay : rank.output) {
       if (relay.source() >= 0) sources.push_back({.fd = relay.source(), .events = POLLIN, .revents = 0});
@@ -170,6 +180,17 @@ void LocalJob::wait_for_news() {
   ::poll(sources.data(), sources.size(), end ? std::max(0, static_cast<int>(left.count())) : -1);
 }
 
+void LocalJob::take_news_from_others() {
+  char signal = 0;
+  if (job_.news < 0 || ending_.ended_from_elsewhere || ::read(job_.news, &signal, 1) != 1) return;
+  ending_.ended_from_elsewhere = true;
+  if (signal != 0) {
+    if (!interrupted_) pass_on(signal);
+  } else if (!ending_.failed_rank) {
+    stop_soon();
+  }
+}
+
 void LocalJob::take_signals() {
   signalfd_siginfo news{};
   while (::read(signals_.incoming.get(), &news, sizeof news) == sizeof news) take_signal(static_cast<int>(news.ssi_signo));
@@ -182,16 +203,23 @@ void LocalJob::take_signal(int signal) {
   const auto now = Clock::now();
   if (!interrupted_) {
     if (is_typed(signal) && console_.err().is_terminal()) console_.err().write("\n");  // the terminal has just written ^C
-    say(fmt::format("launch: passing SIG{} on; ranks that still run in {} s are killed, after another signal at once\n",
-                    ::sigabbrev_np(signal), grace_.count()));
-    plan_ = {{now, signal}, {now + grace_, SIGKILL}};
-    interrupted_at_ = now;
+    job_.tell(signal);
+    pass_on(signal);
   } else if (now < interrupted_at_ + (is_typed(signal) ? kSameKey : kSameEvent)) {
     return;  // a terminal that closes, or `timeout`, sends the same signal to the process and to its group
   } else {
     plan_ = {{now, SIGKILL}};
   }
   interrupted_ = signal;
+}
+
+void LocalJob::pass_on(int signal) {
+  const auto now = Clock::now();
+  say(fmt::format("launch: passing SIG{} on; ranks that still run in {} s are killed, after another signal at once\n",
+                  ::sigabbrev_np(signal), job_.grace.count()));
+  plan_ = {{now, signal}, {now + job_.grace, SIGKILL}};
+  interrupted_ = signal;
+  interrupted_at_ = now;
 }
 
 /// What Ctrl-Z asks for. The kernel decides: where no shell could continue this process, it does not stop.
@@ -216,18 +244,17 @@ void LocalJob::relay_output() {
 }
 
 void LocalJob::reap() {
-  for (size_t i = 0; i < ranks_.size(); i++) {
-    auto& rank = ranks_[i];
+  for (auto& rank : ranks_) {
     if (rank.status) continue;
     rank.status = rank.process.wait(std::chrono::milliseconds(0));
     if (!rank.status) continue;
     ::kill(-rank.process.pid(), SIGKILL);  // the processes that it has left behind
-    watchdog_.watch(static_cast<int>(i), 0);
-    if (*rank.status == 0 || interrupted_) continue;
+    watchdog_.watch(static_cast<int>(&rank - ranks_.data()), 0);
+    if (*rank.status == 0 || interrupted_ || rank.stopped) continue;
     // A rank that was killed by a signal counts as the first to fail, even if a rank that only noticed its death ended before it.
     const bool killed = *rank.status > 128 && ending_.status <= 128 && ending_.stopped.empty() && ending_.left_waiting.empty();
     if (ending_.failed_rank && !killed) continue;
-    fail(static_cast<int>(i));
+    fail(number_of(rank));
   }
   keep_watchdog();
 }
@@ -247,7 +274,8 @@ void LocalJob::find_early_leaver() {
   const auto running_ranks = running();
   if (running_ranks.empty() || running_ranks.size() == ranks_.size()) return;
   auto told = record_.read();
-  for (int rank = 0; rank < static_cast<int>(ranks_.size()); rank++) {
+  for (const auto& each : ranks_) {
+    const int rank = number_of(each);
     if (!has_ended_well(rank)) continue;
     std::vector<int> waiting;
     std::ranges::copy_if(running_ranks, std::back_inserter(waiting),
@@ -261,7 +289,13 @@ void LocalJob::find_early_leaver() {
 
 void LocalJob::fail(int rank) {
   ending_.failed_rank = rank;
-  ending_.status = *ranks_[static_cast<size_t>(rank)].status;
+  ending_.status = *at(rank).status;
+  job_.tell(0);
+  stop_soon();
+}
+
+/// After a failure: ranks may still say what they saw of it.
+void LocalJob::stop_soon() {
   const auto now = Clock::now();
   plan_ = {{now + kLastWords, SIGTERM}, {now + kLastWords + kEnough, SIGKILL}};
 }
@@ -270,7 +304,10 @@ void LocalJob::act() {
   while (!plan_.empty() && plan_.front().when <= Clock::now()) {
     const int signal = plan_.front().signal;
     plan_.erase(plan_.begin());
-    if (ending_.failed_rank && ending_.stopped.empty()) ending_.stopped = running();
+    if (!interrupted_ && ending_.stopped.empty()) {
+      ending_.stopped = running();
+      for (const int rank : ending_.stopped) at(rank).stopped = true;
+    }
     send(signal);
   }
 }

@@ -4,6 +4,8 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <array>
+#include <ctime>
 #include <random>
 
 #include "tessera/base/env.h"
@@ -22,6 +24,15 @@ std::string threads_of_a_rank(int ranks) {
 std::string random_secret() {
   std::random_device source;
   return fmt::format("{:08x}{:08x}{:08x}{:08x}", source(), source(), source(), source());
+}
+
+std::string run_name() {
+  const auto now = std::time(nullptr);
+  std::tm local{};
+  ::localtime_r(&now, &local);
+  std::array<char, 32> text{};
+  std::strftime(text.data(), text.size(), "%Y%m%d-%H%M%S", &local);
+  return fmt::format("{}-{:04x}", text.data(), std::random_device()() & 0xffffU);
 }
 
 }  // namespace tessera::cli

@@ -11,5 +11,7 @@ int cores();
 std::string threads_of_a_rank(int ranks);
 /// What the ranks of a job know, and nobody else.
 std::string random_secret();
+/// A name for a run that no other one has: when it began, and something random.
+std::string run_name();
 
 }  // namespace tessera::cli

@@ -14,6 +14,7 @@
 #include "tessera/base/env.h"
 #include "tessera/base/env_table.h"
 #include "tessera/base/error.h"
+#include "tessera/base/last_words.h"
 #include "tessera/base/launch_record.h"
 #include "tessera/base/launcher.h"
 #include "tessera/base/log.h"
@@ -163,9 +164,10 @@ Communicator join(const StorePtr& store, const Identity& identity, const InitOpt
 Communicator init(const InitOptions& options) {
   const auto identity = identity_from_environment();
   if (!identity) return lone_world(options);
+  say_last_words();
   record_start(identity->rank);
   start_log(identity->rank);
-  const auto store = store_from_environment(*identity, start_wait(options, {}));
+  const auto store = store_from_environment(*identity, start_wait(options, meeting_place()));
   auto world = join(store, *identity, options, start_wait(options, meeting_place()));
   record_joined(identity->rank);
   return world;

@@ -26,9 +26,10 @@ namespace tessera::testing {
 using Command = std::vector<std::string>;
 using Environment = std::map<std::string, std::string>;
 
-inline Command launch(const std::string& ranks, const Command& program) {
+inline Command launch(const std::string& ranks, const Command& program, const Command& flags = {}) {
   const auto tessera = std::filesystem::path(this_program()).parent_path().parent_path() / "bin/tessera";
   Command command = {tessera, "launch", "--nproc-per-node", ranks};
+  command.insert(command.end(), flags.begin(), flags.end());
   command.insert(command.end(), program.begin(), program.end());
   return command;
 }
@@ -113,8 +114,9 @@ class Launched {
   Process process_;
 };
 
-inline Launched::Ended run(const std::string& ranks, const Command& program, const Environment& environment = {}) {
-  return Launched(launch(ranks, program), environment).end();
+inline Launched::Ended run(const std::string& ranks, const Command& program, const Environment& environment = {},
+                           const Command& flags = {}) {
+  return Launched(launch(ranks, program, flags), environment).end();
 }
 
 /// State of a process as ps shows it: 'T' for stopped; 'Z', or nothing at all, once it has ended.

@@ -105,18 +105,6 @@ std::string time_left(Clock::time_point end) {
   return fmt::format("{:.3g} s", std::chrono::duration<double>(time_until(end)).count());
 }
 
-StorePtr own_store(const Identity& identity, const MeetingPoint& point, const StartWait& wait) {
-  static std::optional<StoreServer> server;                                     // until the process ends
-  if (identity.world_size == 1) return c10::make_intrusive<c10d::HashStore>();  // there is nobody to meet
-  const auto secret = env("TESSERA_SECRET").value_or("");
-  if (identity.rank == 0) server.emplace(listen_at(point.host, point.port, point.one_host, wait.end), secret);
-  const auto warn_once = [&, warned = false](const std::string& why) mutable {
-    if (Clock::now() < wait.notice || std::exchange(warned, true)) return;
-    log(LogLevel::Warning, fmt::format("can't reach the store {}: {}; trying for {} more", meeting_place(), why, time_left(wait.end)));
-  };
-  return c10::make_intrusive<StoreClient>(point.host, point.port, secret, wait.end, warn_once);
-}
-
 bool torchrun_serves() {
   return env("TORCHELASTIC_USE_AGENT_STORE") == "True";
 }
@@ -129,7 +117,7 @@ StorePtr open_store(const Identity& identity, const StartWait& wait) {
   const bool agent_serves = torchrun_serves();
   const auto limit = std::chrono::duration<double>(end - Clock::now()).count();
   try {
-    const auto store = agent_serves ? agent_store(identity, point, end) : own_store(identity, point, wait);
+    const auto store = agent_serves ? agent_store(identity, point, end) : serve_or_join(identity, point, wait);
     // A restarted job must not find the keys of the run before.
     return c10::make_intrusive<c10d::PrefixStore>("tessera/" + env("TORCHELASTIC_RESTART_COUNT").value_or("0"), store);
   } catch (const TimeoutError& error) {
@@ -202,6 +190,18 @@ std::vector<std::string> exchange_now(c10d::Store& store, const Identity& identi
 }
 
 }  // namespace
+
+StorePtr serve_or_join(const Identity& identity, const MeetingPoint& point, const StartWait& wait) {
+  static std::optional<StoreServer> server;                                     // until the process ends
+  if (identity.world_size == 1) return c10::make_intrusive<c10d::HashStore>();  // there is nobody to meet
+  const auto secret = env("TESSERA_SECRET").value_or("");
+  if (identity.rank == 0) server.emplace(listen_at(point.host, point.port, point.one_host, wait.end), secret);
+  const auto warn_once = [&, warned = false](const std::string& why) mutable {
+    if (Clock::now() < wait.notice || std::exchange(warned, true)) return;
+    log(LogLevel::Warning, fmt::format("can't reach the store {}: {}; trying for {} more", wait.place, why, time_left(wait.end)));
+  };
+  return c10::make_intrusive<StoreClient>(point.host, point.port, secret, wait.end, warn_once);
+}
 
 StorePtr store_from_environment(const Identity& identity, const StartWait& wait) {
   static std::mutex mutex;

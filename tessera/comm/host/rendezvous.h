@@ -19,7 +19,7 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 struct StartWait {
   Clock::time_point end;                                // then an error says who is missing
   Clock::time_point notice = Clock::time_point::max();  // then a warning says it
-  std::string place = {};                               // where the ranks meet, for the warning
+  std::string place = {};                               // where they meet, for warnings
 };
 
 /// The store that TESSERA_STORE names, or else the one that torchrun or rank 0 serves at the meeting point. It exists until the process
@@ -28,6 +28,10 @@ StorePtr store_from_environment(const Identity& identity, const StartWait& wait)
 
 /// Where that store is: "at 127.0.0.1:29500, where rank 0 listens (MASTER_ADDR, MASTER_PORT)".
 std::string meeting_place();
+
+/// A store at `point`: rank 0 serves it until its process ends, the others are its clients. TESSERA_SECRET keeps strangers out. Throws
+/// TimeoutError with the reason of the last attempt.
+StorePtr serve_or_join(const Identity& identity, const MeetingPoint& point, const StartWait& wait);
 
 /// How many worlds this process has joined as this rank through this store; each world has keys of its own. The process counts, and not the
 /// store: a second process of the same rank, or a file of an earlier run, would change a count in the store and so stay unnoticed.

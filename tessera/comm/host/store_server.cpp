@@ -16,6 +16,7 @@
 #include <memory>
 
 #include "tessera/base/error.h"
+#include "tessera/base/quiet_thread.h"
 #include "tessera/comm/host/addresses.h"
 
 namespace tessera {
@@ -82,7 +83,7 @@ Fd listen_at(const std::string& host, int port, bool one_host, std::chrono::stea
 StoreServer::StoreServer(Fd listener, std::string secret)
     : listener_(std::move(listener)), secret_(std::move(secret)), stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!stop_) throw IoError(fmt::format("no event for the store: {}", std::strerror(errno)));
-  thread_ = std::thread([this] { serve(); });
+  thread_ = quiet_thread([this] { serve(); });
 }
 
 StoreServer::~StoreServer() {

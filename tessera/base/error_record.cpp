@@ -1,0 +1,46 @@
+#include "tessera/base/error_record.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <exception>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/env.h"
+#include "tessera/base/fd.h"
+
+namespace tessera {
+
+void record_error(std::string_view message) noexcept try {
+  const auto path = env(kErrorFile);
+  if (!path) return;
+  const Fd file(::open(path->c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  struct stat status = {};
+  if (!file || ::fstat(file.get(), &status) != 0 || status.st_size > 0) return;
+  const auto now = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch());
+  // torchrun reads the seconds as a text, and the message inside of a message.
+  const nlohmann::json record = {
+      {"message", {{"message", message}, {"extraInfo", {{"py_callstack", ""}, {"timestamp", std::to_string(now.count())}}}}}};
+  const auto text = record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  [[maybe_unused]] const auto written = ::write(file.get(), text.data(), text.size());
+} catch (const std::exception&) {  // then the launcher repeats what the rank has said last
+}
+
+std::optional<ErrorRecord> read_error_record(const std::filesystem::path& file) {
+  struct stat status = {};
+  std::ifstream stream(file);
+  if (!stream || ::stat(file.c_str(), &status) != 0) return std::nullopt;
+  const std::string text{std::istreambuf_iterator<char>(stream), {}};
+  const auto record = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!record.is_object() || !record.contains("message")) return std::nullopt;
+  const auto& outer = record["message"];  // a text, or an object around it
+  const auto& message = outer.is_object() && outer.contains("message") ? outer["message"] : outer;
+  if (!message.is_string()) return std::nullopt;
+  const auto since_epoch = std::chrono::seconds(status.st_mtim.tv_sec) + std::chrono::nanoseconds(status.st_mtim.tv_nsec);
+  return ErrorRecord{.message = message.get<std::string>(), .when = std::chrono::system_clock::time_point(since_epoch)};
+}
+
+}  // namespace tessera

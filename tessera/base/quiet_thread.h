@@ -1,0 +1,26 @@
+// A thread of the library, to which the system delivers no signals: they are for the program.
+#pragma once
+
+#include <signal.h>
+
+#include <thread>
+#include <utility>
+
+namespace tessera {
+
+template <class Body>
+std::thread quiet_thread(Body&& body) {
+  struct AllBlocked {
+    sigset_t before;
+    AllBlocked() {
+      sigset_t all;
+      ::sigfillset(&all);
+      ::pthread_sigmask(SIG_SETMASK, &all, &before);
+    }
+    ~AllBlocked() { ::pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+  };
+  const AllBlocked inherited_by_it;
+  return std::thread(std::forward<Body>(body));
+}
+
+}  // namespace tessera

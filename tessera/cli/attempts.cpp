@@ -1,0 +1,175 @@
+#include "tessera/cli/attempts.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <signal.h>
+#include <string.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "tessera/base/env.h"
+#include "tessera/base/error.h"
+#include "tessera/base/port.h"
+#include "tessera/base/words.h"
+#include "tessera/cli/core_sets.h"
+#include "tessera/cli/nodes.h"
+#include "tessera/cli/ranks_here.h"
+#include "tessera/cli/share.h"
+
+namespace tessera::cli {
+namespace {
+
+std::string how_it_ended(int status) {
+  if (status <= 128 || ::sigabbrev_np(status - 128) == nullptr) return fmt::format("ended with status {}", status);
+  const int signal = status - 128;
+  const auto* const hint = signal == SIGKILL ? "; if nobody did that by hand, memory ran out" : "";
+  return fmt::format("was killed by signal {} (SIG{}{})", signal, ::sigabbrev_np(signal), hint);
+}
+
+std::string report(const Ending& ending) {
+  const bool silent = ending.last_words.empty() && !ending.error;
+  auto text = fmt::format("rank {} {}", *ending.failed_rank, how_it_ended(ending.left_waiting.empty() ? ending.status : 0));
+  if (silent) text += " and said nothing on standard error";
+  if (!ending.left_waiting.empty()) text += fmt::format(", while {} waited for it to join", name_ranks(ending.left_waiting));
+  if (ending.left_early) text += fmt::format("; rank {}, which it still needed, had ended with status 0", *ending.left_early);
+  if (ending.elsewhere) text += fmt::format("; it failed because of rank {}, on another node", *ending.elsewhere);
+  if (!ending.stopped.empty()) text += fmt::format("; stopped {}", name_ranks(ending.stopped));
+  if (silent) return text + "\n";
+  text += ending.error ? "; its error:\n" : "; its last words:\n";
+  auto lines = ending.last_words;
+  if (ending.error) lines = {printable(ending.error->message, "\n")};
+  for (const auto& line : lines) text += fmt::format("  {}\n", line);
+  return text;
+}
+
+/// One job, over all its attempts.
+class Attempts {
+ public:
+  Attempts(const LaunchPlan& plan, Console& console) : plan_(plan), console_(console), ranks_(plan.ranks) {
+    if (plan.nodes == 1) return;
+    say(fmt::format("node {} of {}, meeting at {}:{}", plan.node, plan.nodes, plan.point.host, plan.point.port));
+    nodes_ = std::make_unique<Nodes>(
+        NodesOptions{
+            .point = plan.point, .nodes = plan.nodes, .node = plan.node, .min_ranks = plan.min_ranks, .timeout = plan.node_timeout},
+        [this](const std::string& words) { say(words); });
+  }
+
+  int run() {
+    for (;;) {
+      const auto share = nodes_ ? nodes_->meet(ranks_) : lone_share();
+      introduce(share);
+      const auto ending = LocalJob(job_of(share), console_).run();
+      for (const auto& trouble : ending.trouble) say("the log " + trouble);
+      const auto report = ending.failed_rank ? cli::report(ending) : "";
+      if (!report.empty()) say(report);
+      const bool may_restart = share.attempt < plan_.max_restarts;
+      if (plan_.min_ranks > 0) ranks_ = std::max(nodes_ ? 1 : 0, ranks_ - ending.killed);
+      const auto verdict = nodes_ ? agree(ending, report, may_restart) : lone_verdict(ending, may_restart);
+      if (!verdict.again) return verdict.status;
+      say(fmt::format("attempt {} of {} begins", share.attempt + 2, plan_.max_restarts + 1));
+      attempt_++;
+    }
+  }
+
+ private:
+  void say(std::string words) {
+    if (!words.ends_with('\n')) words += '\n';
+    console_.err().write(fmt::format("{}launch: {}", console_.err().fresh_line(), words));
+  }
+
+  Share lone_share() {
+    if (run_.empty()) run_ = run_name();
+    return {.attempt = attempt_,
+            .ranks = ranks_,
+            .world_size = ranks_,
+            .port = plan_.point.port > 0 ? plan_.point.port : free_port(),
+            .secret = random_secret(),
+            .run = run_};
+  }
+
+  Verdict lone_verdict(const Ending& ending, bool may_restart) {
+    const bool again = may_restart && ending.failed_rank && !ending.interrupted;
+    if (again && ranks_ < std::max(1, plan_.min_ranks)) {
+      say(fmt::format("{} of at least {} ranks are left, so this was the last attempt", ranks_, plan_.min_ranks));
+      return {.status = ending.status, .again = false};
+    }
+    return {.status = ending.status, .again = again};
+  }
+
+  Verdict agree(const Ending& ending, const std::string& report, bool may_restart) {
+    auto verdict = nodes_->agree({.failed = ending.failed_rank.has_value(),
+                                  .interrupted = ending.interrupted,
+                                  .status = ending.status,
+                                  .rank = ending.failed_rank,
+                                  .elsewhere = ending.elsewhere,
+                                  .report = report},
+                                 may_restart);
+    if (!verdict.words.empty() && (report.empty() || verdict.words.find(report) == std::string::npos)) say(verdict.words);
+    return verdict;
+  }
+
+  void introduce(const Share& share) {
+    const auto threads = threads_of_a_rank(share.ranks);
+    const auto here = share.nodes == 1 ? std::string() : fmt::format(" of {}", share.world_size);
+    say(fmt::format("{}{} on {}, {} thread{} each ({}){}, port {}", counted(share.ranks, "rank"), here, counted(cores(), "core"), threads,
+                    threads == "1" ? "" : "s", env("OMP_NUM_THREADS") ? "OMP_NUM_THREADS as it was" : "OMP_NUM_THREADS",
+                    plan_.bind ? ", bound to cores" : "", share.port));
+    if (!plan_.logs.empty() && share.attempt == 0) say(fmt::format("logs in {}", logs_of(share).string()));
+  }
+
+  std::filesystem::path logs_of(const Share& share) const { return plan_.logs.empty() ? plan_.logs : plan_.logs / share.run; }
+
+  Job job_of(const Share& share) {
+    return {.command = plan_.command,
+            .environment = environment_of(share),
+            .first_rank = share.first_rank,
+            .ranks = share.ranks,
+            .world_size = share.world_size,
+            .cores = plan_.bind ? core_sets(processors_in_order(), share.ranks) : std::vector<std::vector<int>>(),
+            .logs = logs_of(share),
+            .attempt = share.attempt,
+            .tee = plan_.tee,
+            .grace = plan_.grace,
+            .news = nodes_ ? nodes_->news() : -1,
+            .tell = [this](int signal) {
+              if (nodes_) nodes_->tell(signal);
+            }};
+  }
+
+  /// The variables by which other launchers describe ranks: those of a launcher around this one do not hold for the ranks that this one
+  /// starts.
+  std::map<std::string, std::string> environment_of(const Share& share) const {
+    auto environment = plan_.environment;
+    for (const auto name : launcher_variables()) environment[std::string(name)] = "";
+    environment["TESSERA_STORE"] = environment["TORCHELASTIC_USE_AGENT_STORE"] = "";
+    environment["WORLD_SIZE"] = std::to_string(share.world_size);
+    environment["LOCAL_WORLD_SIZE"] = std::to_string(share.ranks);
+    environment["GROUP_RANK"] = std::to_string(share.node);
+    environment["GROUP_WORLD_SIZE"] = std::to_string(share.nodes);
+    environment["MASTER_ADDR"] = share.host;
+    environment["MASTER_PORT"] = std::to_string(share.port);
+    environment["OMP_NUM_THREADS"] = threads_of_a_rank(share.ranks);
+    environment["TESSERA_SECRET"] = share.secret;
+    environment["TORCHELASTIC_RUN_ID"] = share.run;
+    environment["TORCHELASTIC_RESTART_COUNT"] = std::to_string(share.attempt);
+    environment["TORCHELASTIC_MAX_RESTARTS"] = std::to_string(plan_.max_restarts);
+    if (!plan_.gpus.empty()) environment["CUDA_VISIBLE_DEVICES"] = plan_.gpus;
+    return environment;
+  }
+
+  const LaunchPlan& plan_;
+  Console& console_;
+  std::unique_ptr<Nodes> nodes_;
+  int ranks_;  // of the next attempt
+  int attempt_ = 0;
+  std::string run_;
+};
+
+}  // namespace
+
+int run_attempts(const LaunchPlan& plan, Console& console) {
+  return Attempts(plan, console).run();
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,189 @@
+// Launchers of several hosts, which are all this one here.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tessera/base/port.h"
+#include "tessera/testing/folder.h"
+#include "tessera/testing/launched.h"
+
+namespace tessera::testing::nodes_test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::UnorderedElementsAre;
+
+/// A job of several nodes.
+struct Cluster {
+  int nodes;
+  Command flags = {};
+  std::string endpoint = "127.0.0.1:" + std::to_string(free_port());
+
+  Launched start(int node, const std::string& ranks, const Command& program) const {
+    Command all = {"--nnodes", std::to_string(nodes), "--node-rank", std::to_string(node), "--rdzv-endpoint", endpoint};
+    all.insert(all.end(), flags.begin(), flags.end());
+    return Launched(launch(ranks, program, all), {{"TESSERA_HOST_ID", "host" + std::to_string(node)}});
+  }
+};
+
+TEST(Nodes, NumberTheirRanksTogether) {
+  const Cluster cluster{.nodes = 2};
+  const auto script = shell(
+      "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE; "
+      "echo $MASTER_ADDR $MASTER_PORT $TESSERA_SECRET $TORCHELASTIC_RUN_ID >&2");
+  auto second = cluster.start(1, "2", script), first = cluster.start(0, "1", script);
+  const auto zero = first.end(), one = second.end();
+  EXPECT_EQ(zero.status, 0) << zero.err;
+  EXPECT_EQ(one.status, 0) << one.err;
+  EXPECT_THAT(lines(zero.out), ElementsAre("[rank 0] 0 0 3 1 0 2"));
+  EXPECT_THAT(lines(one.out), UnorderedElementsAre("[rank 1] 1 0 3 2 1 2", "[rank 2] 2 1 3 2 1 2"));
+  const auto place = [](const Launched::Ended& ended) {
+    const auto all = lines(ended.err);
+    return all.back().substr(all.back().find(']'));
+  };
+  EXPECT_EQ(place(zero), place(one));
+  EXPECT_THAT(place(zero), HasSubstr("127.0.0.1"));
+}
+
+TEST(Nodes, RunWhatTalksBetweenHosts) {
+  const Cluster cluster{.nodes = 2};
+  const Command test = {launch("", {}).front(), "test"};
+  auto second = cluster.start(1, "1", test), first = cluster.start(0, "1", test);
+  const auto zero = first.end();
+  EXPECT_EQ(zero.status, 0) << zero.err;
+  EXPECT_THAT(zero.out, HasSubstr("gloo: 2 ranks"));
+  EXPECT_EQ(second.end().status, 0);
+}
+
+TEST(Nodes, StopWhenARankOfAnotherOneFails) {
+  const Cluster cluster{.nodes = 2};
+  const auto script = shell("[ $RANK = 1 ] || exec sleep 100; echo 'no such file' >&2; exit 3");
+  auto second = cluster.start(1, "1", script), first = cluster.start(0, "1", script);
+  const auto zero = first.end(), one = second.end();
+  EXPECT_EQ(zero.status, 3);
+  EXPECT_EQ(one.status, 3);
+  EXPECT_THAT(zero.err,
+              AllOf(HasSubstr("launch: on node 1 ("), HasSubstr("rank 1 ended with status 3; its last words:\n  no such file\n")));
+  EXPECT_THAT(one.err, Not(HasSubstr("on node")));  // it has said so itself
+}
+
+TEST(Nodes, FindTheRankBecauseOfWhichOthersFail) {
+  const Cluster cluster{.nodes = 2};
+  const auto script = shell("[ $RANK = 1 ] && { sleep 0.5; echo 'the cause' >&2; exit 5; }; echo 0 1 >>$TESSERA_LAUNCH_RECORD; exit 4");
+  auto second = cluster.start(1, "1", script), first = cluster.start(0, "1", script);
+  const auto zero = first.end();
+  EXPECT_EQ(zero.status, 5) << zero.err;
+  EXPECT_THAT(zero.err,
+              AllOf(HasSubstr("it failed because of rank 1, on another node"), HasSubstr("launch: on node 1 ("), HasSubstr("the cause")));
+  EXPECT_EQ(second.end().status, 5);
+}
+
+TEST(Nodes, BeginAgainTogether) {
+  const Cluster cluster{.nodes = 2, .flags = {"--max-restarts", "1"}};
+  const auto script = shell("[ $TORCHELASTIC_RESTART_COUNT = 1 ] && { echo through; exit 0; }; [ $RANK = 1 ] && exit 3; exec sleep 100");
+  auto second = cluster.start(1, "1", script), first = cluster.start(0, "1", script);
+  const auto zero = first.end(), one = second.end();
+  EXPECT_EQ(zero.status, 0) << zero.err;
+  EXPECT_EQ(one.status, 0) << one.err;
+  EXPECT_EQ(zero.out, "[rank 0] through\n");
+  EXPECT_EQ(one.out, "[rank 1] through\n");
+}
+
+TEST(Nodes, GoOnWithoutOneThatIsGone) {
+  const Cluster cluster{.nodes = 2, .flags = {"--max-restarts", "1", "--min-ranks", "1", "--node-timeout", "3"}};
+  const auto script = shell("[ $TORCHELASTIC_RESTART_COUNT = 1 ] || { echo ready $$; exec sleep 100; }; echo of $WORLD_SIZE");
+  auto second = cluster.start(1, "1", script), first = cluster.start(0, "1", script);
+  EXPECT_THAT(first.read_line(), HasSubstr("ready"));
+  const auto rank = numbers_in(second.read_line()).at(1);
+  ::kill(second.pid(), SIGKILL);
+  const auto zero = first.end();
+  EXPECT_EQ(zero.status, 0) << zero.err;
+  EXPECT_THAT(zero.err, AllOf(HasSubstr("launch: node 1 ("), HasSubstr("lost: no sign of life for 3 s")));
+  EXPECT_EQ(zero.out, "[rank 0] of 1\n");
+  EXPECT_TRUE(ends(rank));
+}
+
+TEST(Nodes, TakeBackOneThatComesAgain) {
+  const Cluster cluster{.nodes = 2, .flags = {"--max-restarts", "1", "--node-timeout", "3"}};
+  const auto script = shell("[ $TORCHELASTIC_RESTART_COUNT = 1 ] || { echo ready; exec sleep 100; }; echo of $WORLD_SIZE");
+  auto second = cluster.start(1, "1", script), first = cluster.start(0, "1", script);
+  EXPECT_THAT(first.read_line(), HasSubstr("ready"));
+  EXPECT_THAT(second.read_line(), HasSubstr("ready"));
+  ::kill(second.pid(), SIGKILL);
+  auto again = cluster.start(1, "1", script);
+  const auto zero = first.end(), one = again.end();
+  EXPECT_EQ(zero.status, 0) << zero.err;
+  EXPECT_EQ(one.status, 0) << one.err;
+  EXPECT_EQ(zero.out, "[rank 0] of 2\n");
+  EXPECT_EQ(one.out, "[rank 1] of 2\n");
+  EXPECT_THAT(one.err, HasSubstr("launch: the job runs already; waiting for its next attempt\n"));
+}
+
+TEST(Nodes, EndWhenTheFirstOneIsGone) {
+  const Cluster cluster{.nodes = 2, .flags = {"--max-restarts", "1"}};
+  const auto script = shell("echo ready $$; exec sleep 100");
+  auto second = cluster.start(1, "1", script), first = cluster.start(0, "1", script);
+  EXPECT_THAT(first.read_line(), HasSubstr("ready"));
+  const auto rank = numbers_in(second.read_line()).at(1);
+  ::kill(first.pid(), SIGKILL);
+  const auto one = second.end();
+  EXPECT_EQ(one.status, 1);
+  EXPECT_THAT(one.err, HasSubstr("the launcher of node 0 at " + cluster.endpoint + " is gone"));
+  EXPECT_TRUE(ends(rank));
+}
+
+TEST(Nodes, PassASignalOnToAll) {
+  const Cluster cluster{.nodes = 2, .flags = {"--max-restarts", "1"}};
+  const auto script = shell("trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.1; done");
+  auto second = cluster.start(1, "1", script), first = cluster.start(0, "1", script);
+  EXPECT_THAT(first.read_line(), HasSubstr("ready"));
+  EXPECT_THAT(second.read_line(), HasSubstr("ready"));
+  ::kill(second.pid(), SIGTERM);
+  const auto zero = first.end(), one = second.end();
+  EXPECT_EQ(zero.status, 0) << zero.err;
+  EXPECT_EQ(zero.out, "[rank 0] saved\n");
+  EXPECT_EQ(one.out, "[rank 1] saved\n");
+}
+
+TEST(Nodes, NeedEachANumberOfItsOwn) {
+  const Cluster cluster{.nodes = 3};
+  auto first = cluster.start(0, "1", {"true"}), second = cluster.start(1, "1", {"true"});
+  EXPECT_TRUE(second.says("meeting at " + cluster.endpoint));
+  const auto twin = cluster.start(1, "1", {"true"}).end(), other = second.end();
+  EXPECT_EQ(std::max(twin.status, other.status), 1);
+  EXPECT_THAT(twin.err + other.err, HasSubstr("there is a node 1 already"));
+  ::kill(first.pid(), SIGTERM);
+}
+
+TEST(Nodes, AreNumberedByALauncherAroundThem) {
+  const auto endpoint = "127.0.0.1:" + std::to_string(free_port());
+  const auto start = [&](const std::string& node) {
+    return Launched(launch("1", shell("echo $RANK of $WORLD_SIZE"),
+                           {"--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", endpoint.substr(endpoint.find(':') + 1)}),
+                    {{"OMPI_COMM_WORLD_RANK", node}, {"OMPI_COMM_WORLD_SIZE", "2"}});
+  };
+  auto second = start("1"), first = start("0");
+  EXPECT_EQ(first.end().out, "[rank 0] 0 of 2\n");
+  EXPECT_EQ(second.end().out, "[rank 1] 1 of 2\n");
+}
+
+TEST(Nodes, AreRefusedWithTheWayOut) {
+  const auto refusal = [](const Command& flags) {
+    const auto ended = run("1", {"true"}, {}, flags);
+    EXPECT_EQ(ended.status, 2) << ended.err;
+    return ended.err;
+  };
+  EXPECT_THAT(refusal({"--nnodes", "2", "--rdzv-endpoint", "a:1"}), HasSubstr("--nnodes 2 needs --node-rank, 0 to 1"));
+  EXPECT_THAT(refusal({"--nnodes", "2", "--node-rank", "0"}), HasSubstr("--nnodes 2 needs --rdzv-endpoint HOST:PORT"));
+  EXPECT_THAT(refusal({"--nnodes", "2", "--node-rank", "2"}), HasSubstr("machine_rank 2 is not below num_machines 2"));
+  for (const auto* wrong : {"host", ":1", "fe80::1:29500"})
+    EXPECT_THAT(refusal({"--rdzv-endpoint", wrong}), HasSubstr("is no HOST:PORT")) << wrong;
+  EXPECT_THAT(refusal({"--rdzv-endpoint", "a:port"}), HasSubstr("--rdzv-endpoint"));
+  EXPECT_THAT(refusal({"--rdzv-endpoint", "a:1", "--main-process-ip", "b"}), HasSubstr("--main-process-ip"));
+  EXPECT_THAT(refusal({"--min-ranks", "1"}), HasSubstr("--max-restarts"));
+}
+
+}  // namespace
+}  // namespace tessera::testing::nodes_test

@@ -1,0 +1,34 @@
+// The folder in which launch keeps what each rank prints: attempt_0/rank_3/stdout.log, stderr.log and error.json.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "tessera/base/fd.h"
+
+namespace tessera::cli {
+
+/// Makes the folder of a rank. Throws IoError.
+std::filesystem::path make_rank_folder(const std::filesystem::path& logs, int attempt, int rank);
+
+/// A file that takes every byte at once. A full disk does not disturb the job: what can't be written is dropped.
+class LogFile {
+ public:
+  LogFile() = default;  // takes nothing
+  /// Throws IoError.
+  explicit LogFile(std::filesystem::path path);
+
+  void write(std::string_view bytes);
+  /// "logs/x/stdout.log lost 12 bytes: No space left on device"
+  std::optional<std::string> trouble() const;
+
+ private:
+  std::filesystem::path path_;
+  Fd file_;
+  uint64_t lost_ = 0;  // bytes
+  int reason_ = 0;     // errno of the first loss
+};
+
+}  // namespace tessera::cli
