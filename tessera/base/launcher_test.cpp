@@ -26,8 +26,8 @@ class Environment {
  public:
   explicit Environment(Variables variables, const Variables& more = {}) {
     for (const auto name : launcher_variables()) names_.emplace_back(name);
-    for (const auto* name : {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST",
-                             "SLURM_STEP_NUM_NODES"}) {
+    for (const auto* name : {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID",
+                             "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES"}) {
       names_.emplace_back(name);
     }
     clear();
@@ -153,7 +153,7 @@ TEST(Launcher, MustNotBeTwoOfMpi) {
 
 TEST(Launcher, OfPmixNeedsToBeToldHowManyThereAre) {
   {
-    const Environment environment({{"PMIX_RANK", "1"}, {"WORLD_SIZE", "3"}});
+    const Environment environment(Variables{{"PMIX_RANK", "1"}, {"WORLD_SIZE", "3"}});
     expect_identity(1, 3);
   }
   {
@@ -168,7 +168,7 @@ TEST(Launcher, CountsAttempts) {
     const Environment environment({});
     EXPECT_EQ(restart_count(), 0);
   }
-  const Environment environment({{"TORCHELASTIC_RESTART_COUNT", "2"}});
+  const Environment environment(Variables{{"TORCHELASTIC_RESTART_COUNT", "2"}});
   EXPECT_EQ(restart_count(), 2);
 }
 

@@ -312,7 +312,8 @@ TEST(Launch, RefusesWhatCanNotWork) {
   EXPECT_THAT(refusal("100000", {"true"}), HasSubstr("--nproc-per-node 100000 makes no sense"));
   EXPECT_THAT(refusal("two", {"true"}), HasSubstr("two"));
   EXPECT_THAT(refusal("2", {}), HasSubstr("needs a program"));
-  EXPECT_THAT(refusal("2", {"--nodes", "2", "true"}), HasSubstr("no flag '--nodes'; flags of launch come before the program"));
+  EXPECT_THAT(refusal("2", {"--nodes", "2", "true"}),
+              HasSubstr("no flag '--nodes 2' (did you mean --nnodes?); flags of launch come before the program"));
   EXPECT_THAT(refusal("2", {"true"}, {{"WORLD_SIZE", "2"}}), HasSubstr("WORLD_SIZE=2"));
   EXPECT_THAT(refusal("2", {"true"}, {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}}), HasSubstr("as rank 1 of 2"));
 }
@@ -361,7 +362,7 @@ TEST(Launch, GivesRanksTheConfiguration) {
   const auto wrong = started({"--config-file", file, "--fsdp-sharding-strategy", "FULL_CHARD"});
   EXPECT_EQ(wrong.status, 2);
   EXPECT_THAT(wrong.err, HasSubstr("--fsdp-sharding-strategy"));
-  EXPECT_THAT(started({"--config-file", file, "--num-machines", "2"}).err, HasSubstr("torchrun --no-python and mpirun reach several"));
+  EXPECT_THAT(started({"--config-file", file, "--num-machines", "2"}).err, HasSubstr("--nnodes 2 needs --node-rank"));
 }
 
 }  // namespace

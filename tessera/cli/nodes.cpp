@@ -13,7 +13,6 @@
 #include "tessera/base/error.h"
 #include "tessera/base/port.h"
 #include "tessera/base/quiet_thread.h"
-#include "tessera/cli/ranks_here.h"
 #include "tessera/comm/host/rendezvous.h"
 
 namespace tessera::cli {
@@ -154,7 +153,7 @@ Share Nodes::meet(int ranks) {
     if (store_->add(key("seen", options_.node), 1) != 1) {
       throw ConfigError(fmt::format("there is a node {} already; give each launcher a --node-rank of its own", options_.node));
     }
-    store_->set(key("here", options_.node), dump({{"ranks", ranks}, {"host", host_name()}}));
+    store_->set(key("here", options_.node), dump({{"ranks", ranks}, {"host", host_name()}, {"id", id_}}));
   });
   if (decides()) invite();
   const auto plan = Json::parse(await(key("plan")));
@@ -176,7 +175,7 @@ Share Nodes::meet(int ranks) {
       share.first_rank = member.at("first");
       share.ranks = member.at("ranks");
     }
-    members_[node] = member.at("host");
+    members_[node] = {.host = member.at("host"), .id = member.at("id")};
   }
   if (share.ranks == 0) throw TimeoutError(fmt::format("the job went on without node {}, which came too late", options_.node));
   told_ = false;
@@ -209,7 +208,8 @@ void Nodes::invite() {
   for (int node = 0; node < options_.nodes; node++) {
     if (missing.contains(node)) continue;
     const auto here = Json::parse(read(key("here", node)));
-    members.push_back({{"node", node}, {"first", world_size}, {"ranks", here.at("ranks")}, {"host", here.at("host")}});
+    members.push_back(
+        {{"node", node}, {"first", world_size}, {"ranks", here.at("ranks")}, {"host", here.at("host")}, {"id", here.at("id")}});
     world_size += here.at("ranks").get<int>();
   }
   Json plan = {{"members", members}, {"world", world_size}};
@@ -237,7 +237,7 @@ void Nodes::keep_in_touch() try {
   int64_t beats = 0;
   for (std::unique_lock lock(mutex_); !stop_; wake_.wait_for(lock, kPatience)) {
     if (Clock::now() >= next_beat) {
-      store->set(fmt::format("beat/{}", options_.node), std::to_string(beats++));
+      store->set("beat/" + id_, std::to_string(beats++));
       next_beat = Clock::now() + kBeat;
     }
     if (runs_) look(*store);
@@ -261,9 +261,9 @@ void Nodes::look(c10d::Store& store) {
 }
 
 void Nodes::watch_others(c10d::Store& store) {
-  for (const auto& [node, host] : members_) {
+  for (const auto& [node, member] : members_) {
     if (node == 0 || lost_.contains(node)) continue;
-    const auto name = fmt::format("beat/{}", node);
+    const auto name = "beat/" + member.id;
     auto beat = store.check({name}) ? store.get_to_str(name) : std::string();
     const auto [entry, is_new] = beats_.try_emplace(node, beat, Clock::now());
     if (is_new || entry->second.first != beat) {
@@ -313,7 +313,7 @@ Verdict Nodes::agree(const NodeEnd& end, bool may_restart) {
 Verdict Nodes::decide(bool may_restart) {
   std::map<int, NodeEnd> ends;
   std::set<int> lost;
-  for (const auto& [node, host] : members_) {
+  for (const auto& [node, member] : members_) {
     while (!is_there(key("end", node)) && !is_lost(node)) std::this_thread::sleep_for(kPoll);
     if (is_there(key("end", node))) {
       ends[node] = end_from(Json::parse(read(key("end", node))));
@@ -332,13 +332,13 @@ Verdict Nodes::decide(bool may_restart) {
   }
   if (!lost.empty()) {
     std::vector<std::string> hosts;
-    for (const int node : lost) hosts.push_back(members_[node]);
+    for (const int node : lost) hosts.push_back(members_[node].host);
     verdict.words =
         fmt::format("{} ({}) lost: no sign of life for {} s", name_nodes(lost), fmt::join(hosts, ", "), options_.timeout.count());
     if (verdict.status == 0) verdict.status = 1;
   } else if (blamed) {
     verdict.status = ends[*blamed].status;
-    verdict.words = fmt::format("on node {} ({}): {}", *blamed, members_[*blamed], ends[*blamed].report);
+    verdict.words = fmt::format("on node {} ({}): {}", *blamed, members_[*blamed].host, ends[*blamed].report);
   }
   verdict.again = may_restart && !interrupted && (blamed || !lost.empty());
   return verdict;

@@ -17,6 +17,7 @@
 
 #include "tessera/base/launcher.h"
 #include "tessera/base/process.h"
+#include "tessera/cli/ranks_here.h"
 #include "tessera/cli/share.h"
 
 namespace c10d {
@@ -91,9 +92,14 @@ class Nodes {
 
   const NodesOptions options_;
   const Say say_;
+  const std::string id_ = random_secret();
   c10::intrusive_ptr<c10d::Store> store_;
   int attempt_ = -1;
-  std::map<int, std::string> members_;  // the hosts of this attempt, by their nodes
+  struct Member {
+    std::string host;
+    std::string id;  // of the launcher, which may be another one in the next attempt
+  };
+  std::map<int, Member> members_;  // of this attempt, by their nodes
 
   Pipe news_;
   static constexpr int kNothing = -1;

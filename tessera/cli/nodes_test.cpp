@@ -149,12 +149,14 @@ TEST(Nodes, PassASignalOnToAll) {
 
 TEST(Nodes, NeedEachANumberOfItsOwn) {
   const Cluster cluster{.nodes = 3};
-  auto first = cluster.start(0, "1", {"true"}), second = cluster.start(1, "1", {"true"});
-  EXPECT_TRUE(second.says("meeting at " + cluster.endpoint));
-  const auto twin = cluster.start(1, "1", {"true"}).end(), other = second.end();
-  EXPECT_EQ(std::max(twin.status, other.status), 1);
-  EXPECT_THAT(twin.err + other.err, HasSubstr("there is a node 1 already"));
-  ::kill(first.pid(), SIGTERM);
+  auto first = cluster.start(0, "1", {"true"}), second = cluster.start(1, "1", {"true"}), twin = cluster.start(1, "1", {"true"});
+  EXPECT_TRUE(comes_true([&] { return state(std::to_string(second.pid())) == 'Z' || state(std::to_string(twin.pid())) == 'Z'; }));
+  ::kill(first.pid(), SIGTERM);  // it waits for node 2
+  const auto one = second.end(), other = twin.end();
+  EXPECT_EQ(one.status, 1);
+  EXPECT_EQ(other.status, 1);
+  EXPECT_THAT(one.err + other.err,
+              AllOf(HasSubstr("there is a node 1 already"), HasSubstr("of node 0 at " + cluster.endpoint + " is gone")));
 }
 
 TEST(Nodes, AreNumberedByALauncherAroundThem) {
