@@ -228,8 +228,11 @@ foreach(_part IN ITEMS Training Trouble)
     $<TARGET_FILE:tessera_cli> $<TARGET_FILE:mnist> ${_part})
   set_tests_properties(recipes/mnist_${_part} PROPERTIES TIMEOUT 300)
 endforeach()
-other_test(recipes/glue COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/recipes/glue.py" $<TARGET_FILE:tessera_cli> $<TARGET_FILE:glue>
-  "${Libtorch_PYTHON}")
+foreach(_part IN ITEMS Training Settings)
+  other_test(recipes/glue_${_part} COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/recipes/glue.py"
+    $<TARGET_FILE:tessera_cli> $<TARGET_FILE:glue> "${Libtorch_PYTHON}" ${_part})
+  set_tests_properties(recipes/glue_${_part} PROPERTIES TIMEOUT 300)
+endforeach()
 
 # Launchers that others wrote.
 find_program(MPIRUN mpirun)
@@ -241,6 +244,8 @@ endif()
 if(Libtorch_PYTHON)
   other_test(launchers/torchrun SAYS "shm: 3 ranks.*errors +ok"
     COMMAND ${Libtorch_PYTHON} -m torch.distributed.run --standalone --no-python --nproc-per-node 3 $<TARGET_FILE:tessera_cli> test)
+  other_test(launchers/torchrun_shows_errors STATUS 1 SAYS "traceback : .*no/such/checkpoint"
+    COMMAND ${Libtorch_PYTHON} -m torch.distributed.run --standalone --no-python --nproc-per-node 1 $<TARGET_FILE:tessera_cli> ckpt inspect no/such/checkpoint)
 endif()
 
 other_test(install/other_libtorch COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/install/other_libtorch.py" "${PROJECT_BINARY_DIR}")

@@ -19,6 +19,34 @@ mixed_precision: bf16
 num_machines: 1
 num_processes: 2
 """
+# As Accelerate's guide to FSDP shows it.
+ACCELERATE = """compute_environment: LOCAL_MACHINE
+debug: false
+distributed_type: FSDP
+downcast_bf16: 'no'
+fsdp_config:
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_backward_prefetch_policy: BACKWARD_PRE
+  fsdp_forward_prefetch: false
+  fsdp_cpu_ram_efficient_loading: true
+  fsdp_offload_params: false
+  fsdp_sharding_strategy: FULL_SHARD
+  fsdp_state_dict_type: SHARDED_STATE_DICT
+  fsdp_sync_module_states: true
+  fsdp_transformer_layer_cls_to_wrap: BertLayer
+  fsdp_use_orig_params: true
+machine_rank: 0
+main_training_function: main
+mixed_precision: bf16
+num_machines: 1
+num_processes: 2
+rdzv_backend: static
+same_network: true
+tpu_env: []
+tpu_use_cluster: false
+tpu_use_sudo: false
+use_cpu: false
+"""
 HEADER = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
 READ = """
 import sys, torch
@@ -31,7 +59,7 @@ print(model.eval()(**AutoTokenizer.from_pretrained(folder, use_fast=False)(*text
 """
 
 
-class Glue(unittest.TestCase):
+class Runs(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -55,6 +83,8 @@ class Glue(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout
 
+
+class Training(Runs):
     def test_learns_and_goes_on_and_transformers_reads_it(self):
         flags = ["--num-epochs", 3]
         said, through = self.metrics("through", *flags, "--target-accuracy", 90, "--output", self.folder / "output")
@@ -83,6 +113,8 @@ class Glue(unittest.TestCase):
         self.assertEqual(merged.returncode, 0, merged.stderr)
         self.assertTrue((self.folder / "merged/model.safetensors").exists())
 
+
+class Settings(Runs):
     def test_sharded_is_replicated(self):
         flags = ["--num-epochs", 1, "--batch-size", 50]
         one = ["--nproc-per-node", "2"]
@@ -93,6 +125,18 @@ class Glue(unittest.TestCase):
         for a, b in zip(sharded, whole, strict=True):
             if "loss" in a:
                 self.assertAlmostEqual(a["loss"], b["loss"], delta=1e-4)
+
+    def test_takes_files_of_others_as_they_stand(self):
+        flags = ["--num-epochs", 1, "--batch-size", 100]
+        _, own = self.metrics("own", *flags)
+        (self.folder / "config.yaml").write_text(ACCELERATE)
+        _, accelerate = self.metrics("accelerate", *flags)
+        self.assertEqual(accelerate, own)
+        (self.folder / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}))
+        _, deepspeed = self.metrics("deepspeed", *flags, launch=["-n", 2, "--config-file", self.folder / "ds.json"])
+        for a, b in zip(deepspeed, own, strict=True):
+            if "loss" in a:
+                self.assertAlmostEqual(a["loss"], b["loss"], delta=0.02)
 
     def test_computed_activations_give_the_losses_of_kept_ones(self):
         flags = ["--num-epochs", 1, "--batch-size", 100]
@@ -125,4 +169,4 @@ class Glue(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=[sys.argv[0]])
+    unittest.main(argv=[sys.argv[0], *sys.argv[4:]])
