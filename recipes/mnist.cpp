@@ -138,30 +138,31 @@ class MnistRun {
                               .rank = world_.local_ranks().front()});
     int64_t batches = position_.batch;
     for (const auto& batch : loader) {
+      const auto accumulation = trainer_.accumulate();
       const auto targets = on_ranks(batch.targets, world_);
       const auto scores = call(model_, on_ranks(batch.inputs, world_)).to(torch::kFloat);
       const auto loss = torch::nll_loss(scores, targets);
       trainer_.backward(loss);
-      step_++;
       batches++;
-      const bool due = batches % flags_.log_steps == 0;
+      const bool due = trainer_.sync_gradients() && (step_ + 1) % flags_.log_steps == 0;
       const auto norm = due ? trainer_.grad_norm() : torch::Tensor();
+      if (trainer_.sync_gradients()) step_++;
       trainer_.step();
-      if (due) report(loss.detach(), train::accuracy(scores.detach(), targets), norm, progress, batches);
+      if (due) report(loss.detach(), train::accuracy(scores.detach(), targets), norm);
+      progress.update(batches, shown_);
       if (stop_ && batches < loader.batches() && stop_->requested()) break;
     }
     progress.update(batches, shown_);
     return batches == loader.batches();
   }
 
-  void report(const torch::Tensor& loss, const torch::Tensor& accuracy, const torch::Tensor& norm, train::Progress& progress,
-              int64_t batches) {
+  void report(const torch::Tensor& loss, const torch::Tensor& accuracy, const torch::Tensor& norm) {
     const auto means = torch::stack({loss.to(torch::kDouble), accuracy.to(torch::kDouble)});
     world_.all_reduce(means, {.op = Reduce::Mean}, {.unit = "loss"}).wait();
     const auto mean_loss = means[0].item<double>();
     const train::Value of_gradients = {"grad_norm", norm.item<double>()}, lr = {"lr", optimizer_.lr()};
-    shown_ = {{"loss", running_loss_.add(mean_loss)}, {"accuracy", means[1].item<double>()}, of_gradients, lr, train::memory()};
-    progress.update(batches, shown_);
+    shown_ = {{"loss", running_loss_.add(mean_loss)}, {"accuracy", running_accuracy_.add(means[1].item<double>())}, of_gradients, lr,
+              train::memory()};
     metrics_->write(step_, {{"loss", mean_loss}, lr, of_gradients});
   }
 
@@ -233,7 +234,7 @@ class MnistRun {
   std::optional<std::filesystem::path> last_;  // checkpoint that was saved or loaded
   data::Position position_;
   int64_t step_ = 0;
-  train::RunningMean running_loss_{10};
+  train::RunningMean running_loss_{10}, running_accuracy_{10};
   train::Values shown_;
 };
 

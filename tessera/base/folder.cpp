@@ -1,6 +1,8 @@
 #include "tessera/base/folder.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <stdio.h>
 
 #include <algorithm>
 
@@ -9,6 +11,16 @@
 namespace tessera {
 
 namespace fs = std::filesystem;
+
+namespace {
+
+void move_folder(const fs::path& from, const fs::path& to) {
+  std::error_code error;
+  fs::rename(from, to, error);
+  if (error) throw IoError(fmt::format("can't rename {} to {}: {}", from.string(), to.string(), error.message()));
+}
+
+}  // namespace
 
 std::optional<std::vector<std::string>> names_in(const fs::path& folder) {
   std::error_code error;
@@ -33,6 +45,31 @@ bool is_there(const fs::path& path) {
   if (status.type() == fs::file_type::not_found) return false;
   if (error) throw IoError(fmt::format("can't look at {}: {}", path.string(), error.message()));
   return true;
+}
+
+fs::path beside(fs::path path, const char* suffix) {
+  if (!path.has_filename()) path = path.parent_path();
+  return path += suffix;
+}
+
+void replace_folder(const fs::path& folder, const fs::path& made) {
+  recover_folder(folder);
+  std::error_code unknown;
+  if (!is_there(folder)) return move_folder(made, folder);
+  if (::renameat2(AT_FDCWD, made.c_str(), AT_FDCWD, folder.c_str(), RENAME_EXCHANGE) == 0) {
+    fs::remove_all(made, unknown);
+    return;
+  }
+  const auto old = beside(folder, ".old");
+  fs::remove_all(old, unknown);
+  move_folder(folder, old);
+  move_folder(made, folder);
+  fs::remove_all(old, unknown);
+}
+
+void recover_folder(const fs::path& folder) {
+  const auto old = beside(folder, ".old");
+  if (!is_there(folder) && is_there(old)) move_folder(old, folder);
 }
 
 }  // namespace tessera

@@ -18,4 +18,13 @@ void make_folder(const std::filesystem::path& folder);
 /// Whether there is something at the path. Throws IoError if that can't be found out.
 bool is_there(const std::filesystem::path& path);
 
+/// The path of something beside it, also where the path ends with a slash: "run.new" for "run/" and ".new".
+std::filesystem::path beside(std::filesystem::path path, const char* suffix);
+
+/// Gives the folder `made` the name `folder`. What had that name is removed. Where the file system can exchange two names, there is a
+/// complete folder under the name at any moment; elsewhere it is under FOLDER.old for an instant, and recover_folder() brings it back after
+/// the process was killed then. Throws IoError.
+void replace_folder(const std::filesystem::path& folder, const std::filesystem::path& made);
+void recover_folder(const std::filesystem::path& folder);
+
 }  // namespace tessera

@@ -1,8 +1,11 @@
 // What a model and the checkpoint that is loaded into it need not have in common.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
+
+#include "tessera/checkpoint/notes.h"
 
 namespace tessera::checkpoint {
 
@@ -12,6 +15,8 @@ struct LoadOptions {
   std::vector<std::string> may_be_unknown = {};  // in the model: these are left out
   /// On another number of ranks than saved, notes that differ by rank are an error, or all ranks take those of rank 0.
   bool notes_of_first_rank = false;
+  /// Called with the notes before anything changes. What it throws on one rank is thrown on all, and nothing is loaded.
+  std::function<void(const Notes& notes)> expect = {};
 };
 
 }  // namespace tessera::checkpoint

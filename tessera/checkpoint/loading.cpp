@@ -42,6 +42,7 @@ struct Saved {
         plan(stored, names_in_model(manifest), model, options, "the checkpoint " + folder.string()) {
     const int rank = world.local_ranks().front();
     for (const auto& [name, text] : notes_of_rank(manifest, rank, world.size(), options)) notes[name] = text;
+    if (options.expect) options.expect(notes);
     if (contents.optimizer) expect_class(folder, contents.optimizer);
     std::vector<int> all(static_cast<size_t>(world.size()));
     std::iota(all.begin(), all.end(), 0);

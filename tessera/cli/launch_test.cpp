@@ -61,7 +61,7 @@ TEST(Launch, SaysHowManyThreadsARankHas) {
 TEST(Launch, NamesTheRankThatFailsAndStopsTheOthers) {
   const auto ended = run("3", shell("[ $RANK = 1 ] || exec sleep 100; for i in 1 2 3 4 5 6; do echo word $i >&2; done; exit 3"));
   EXPECT_EQ(ended.status, 3);
-  EXPECT_THAT(ended.err, ::testing::EndsWith("launch: rank 1 ended with status 3; stopped ranks 0 and 2; its last words:\n"
+  EXPECT_THAT(ended.err, ::testing::EndsWith("launch: rank 1 ended with status 3 (stopped ranks 0 and 2); its last words:\n"
                                              "  word 2\n  word 3\n  word 4\n  word 5\n  word 6\n"));
 }
 
@@ -98,7 +98,7 @@ TEST(Launch, NamesTheRankForWhichOthersWaitInVain) {
   const auto ended = run("3", shell("[ $RANK = 1 ] && exit 0; sleep 0.$RANK; echo $RANK starts >>$TESSERA_LAUNCH_RECORD; exec sleep 100"));
   EXPECT_EQ(ended.status, 1);
   EXPECT_THAT(ended.err, HasSubstr("launch: rank 1 ended with status 0 and said nothing on standard error, while rank 0 waited for it to "
-                                   "join; stopped ranks 0 and 2\n"));
+                                   "join (stopped ranks 0 and 2)\n"));
   // Nobody waits for it here: not before they join, nor in a world that it has joined too.
   const auto joined = run("2", shell("echo $RANK starts >>$TESSERA_LAUNCH_RECORD; [ $RANK = 1 ] || sleep 0.5; "
                                      "echo $RANK joined >>$TESSERA_LAUNCH_RECORD; exit 0"));

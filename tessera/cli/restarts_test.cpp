@@ -25,7 +25,7 @@ std::string record(const std::string& message) {
 TEST(ErrorFile, IsRepeatedInsteadOfLastWords) {
   const auto ended = run("2", shell("[ $RANK = 1 ] || exec sleep 100; " + record("no such file: a.bin") + "echo noise >&2; exit 3"));
   EXPECT_EQ(ended.status, 3);
-  EXPECT_THAT(ended.err, EndsWith("launch: rank 1 ended with status 3; stopped rank 0; its error:\n  no such file: a.bin\n"));
+  EXPECT_THAT(ended.err, EndsWith("launch: rank 1 ended with status 3 (stopped rank 0); its error:\n  no such file: a.bin\n"));
 }
 
 TEST(ErrorFile, IsWrittenByProgramsOfTessera) {

@@ -46,6 +46,8 @@ class Loader {
   Position position() const { return position_; }
   /// The number of batches in an epoch.
   int64_t batches() const { return sampler_.batches(); }
+  /// Samples of one batch on all ranks together.
+  int64_t global_batch() const { return sampler_.global_batch(); }
 
   /// Iterates over the rest of the epoch: for (auto& batch : loader)
   class Iterator {

@@ -59,6 +59,9 @@ class Sampler {
   /// cached.
   Part part(const Position& position);
 
+  /// Samples of one step on all ranks together.
+  int64_t global_batch() const { return options_.global_batch; }
+
  private:
   void arrange(int64_t epoch);
 

@@ -51,6 +51,7 @@ void Adam::apply(const Settings& settings, int64_t step, const Item& item) {
     return update_in_parallel(rule_of(settings.lr, settings.weight_decay, options_, step, direct, item.factor),
                               update_range(item.parameter, item.gradient, item.state, item.cast_copy));
   }
+  if (item.parameter.scalar_type() == at::kDouble && item.parameter.is_cpu()) return apply_in_double(settings, step, item);
   const std::vector<at::Tensor> parameters = {item.parameter}, gradients = {scaled(item.gradient, item.factor)}, first = {item.state[0]},
                                 second = {item.state[1]}, steps = {at::full({}, step, item.parameter.options().dtype(at::kFloat))};
   const auto fused = [&](const auto& kernel) {
@@ -62,6 +63,21 @@ void Adam::apply(const Settings& settings, int64_t step, const Item& item) {
   } else {
     fused([](auto&&... arguments) { at::_fused_adam_(arguments...); });
   }
+}
+
+void Adam::apply_in_double(const Settings& settings, int64_t step, const Item& item) const {
+  const auto n = static_cast<double>(step);
+  const auto &parameter = item.parameter, &first = item.state[0], &second = item.state[1];
+  auto gradient = scaled(item.gradient, item.factor);
+  if (decay_ == WeightDecay::Decoupled) {
+    parameter.mul_(1 - settings.lr * settings.weight_decay);
+  } else if (settings.weight_decay != 0) {
+    gradient = gradient.add(parameter, settings.weight_decay);
+  }
+  first.lerp_(gradient, 1 - options_.beta1);
+  second.mul_(options_.beta2).addcmul_(gradient, gradient, 1 - options_.beta2);
+  const auto root = second.sqrt().div_(std::sqrt(1 - std::pow(options_.beta2, n))).add_(options_.eps);
+  parameter.addcdiv_(first, root, -settings.lr / (1 - std::pow(options_.beta1, n)));
 }
 
 AdamW::AdamW(std::vector<at::Tensor> parameters, AdamWOptions options)

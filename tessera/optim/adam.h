@@ -30,6 +30,9 @@ class Adam : public Optimizer {
 
  private:
   void apply(const Settings& settings, int64_t step, const Item& item) override;
+  /// libtorch's fused kernel rounds the last values of a tensor otherwise than the others, so in float64 it would depend on how a parameter
+  /// is divided what comes out.
+  void apply_in_double(const Settings& settings, int64_t step, const Item& item) const;
   AdamOptions options_;
   WeightDecay decay_;
 };

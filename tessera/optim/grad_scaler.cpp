@@ -86,7 +86,8 @@ void skip(const torch::optim::Optimizer& optimizer) {
 
 }  // namespace
 
-GradScaler::GradScaler(GradScalerOptions options) : options_(options), scale_(options.init_scale) {
+GradScaler::GradScaler(GradScalerOptions options, int64_t growth_tracker)
+    : options_(options), scale_(options.init_scale), growth_tracker_(growth_tracker) {
   expect_sense(options);
 }
 
@@ -177,9 +178,7 @@ GradScaler GradScaler::load(const std::string& text) {
       options.enabled;
   if (std::string more; !in || format != kScalerFormat || tracker < 0 || in >> more)
     throw UsageError(fmt::format("'{}' describes no GradScaler", text));
-  GradScaler scaler(options);
-  scaler.growth_tracker_ = tracker;
-  return scaler;
+  return GradScaler(options, tracker);
 }
 
 }  // namespace tessera::optim

@@ -29,8 +29,8 @@ struct GradScalerOptions {
 /// unscale_(optimizer) before.
 class GradScaler {
  public:
-  /// Throws UsageError if the options make no sense.
-  explicit GradScaler(GradScalerOptions options = {});
+  /// `growth_tracker` is how many updates in a row had neither inf nor NaN. Throws UsageError if the options make no sense.
+  explicit GradScaler(GradScalerOptions options = {}, int64_t growth_tracker = 0);
 
   at::Tensor scale(const at::Tensor& loss) const;
   /// Divides the gradients by the scale, so that they can be clipped. Collective.
@@ -66,7 +66,7 @@ class GradScaler {
 
   GradScalerOptions options_;
   double scale_;
-  int64_t growth_tracker_ = 0;                // updates in a row without inf or NaN
+  int64_t growth_tracker_;
   std::map<const void*, Progress> progress_;  // of the optimizers that were unscaled since the last update
 };
 

@@ -11,7 +11,8 @@
 namespace tessera::train {
 namespace {
 
-constexpr int kShortestBar = 6, kLongestBar = 40;  // columns, including both edges
+// Columns, including both edges. A bar of kUsefulBar is worth more than the details that are needed least.
+constexpr int kShortestBar = 6, kUsefulBar = 9, kLongestBar = 40;
 constexpr int kEighths = 8;
 constexpr std::array<std::string_view, kEighths> kBlocks = {" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
 
@@ -104,11 +105,13 @@ std::vector<Detail> details(const ProgressState& state) {
   return result;
 }
 
-/// Those that fit into the columns with a gap before each. As soon as one does not fit, nothing that is needed less is shown.
-std::vector<std::string> fitting(const std::vector<Detail>& all, int columns, int gap) {
+/// Those that fit into the columns with a gap before each. As soon as one does not fit, nothing that is needed less is shown. The columns
+/// for a bar are needed more than what is needed at last.
+std::vector<std::string> fitting(const std::vector<Detail>& all, int columns, int gap, int for_bar) {
   std::vector<bool> fits(all.size());
   bool is_room = true;
   for (const auto need : {Detail::Need::First, Detail::Need::Then, Detail::Need::AtLast}) {
+    if (need == Detail::Need::AtLast) columns -= for_bar;
     for (size_t i = 0; i < all.size(); i++) {
       if (all[i].need != need) continue;
       const int columns_needed = gap + columns_of(all[i].text);
@@ -149,10 +152,11 @@ std::string render_bar(const ProgressState& state, int columns, Glyphs glyphs) {
   fits = fits && add(end, fmt::format("{:>{}}", counted, widest), state.steps > 0 ? " " : "  ");
   constexpr std::string_view kGap = "  ";
   const auto all = details(state);
-  const auto shown = fits ? fitting(all, free, static_cast<int>(kGap.size())) : std::vector<std::string>();
+  const int for_bar = state.steps > 0 ? 1 + kUsefulBar : 0;
+  const auto shown = fits ? fitting(all, free, static_cast<int>(kGap.size()), for_bar) : std::vector<std::string>();
   for (const auto& detail : shown) add(end, detail, kGap);
-  fits = fits && shown.size() == all.size();
-  if (state.steps > 0 && fits && free > kShortestBar) begin += " " + bar(share(state), std::min(free - 1, kLongestBar), glyphs);
+  const int least = shown.size() == all.size() ? kShortestBar : kUsefulBar;
+  if (state.steps > 0 && fits && free > least) begin += " " + bar(share(state), std::min(free - 1, kLongestBar), glyphs);
   return begin + end;
 }
 

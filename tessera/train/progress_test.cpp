@@ -36,7 +36,7 @@ const ProgressState kState = {.title = "epoch 1/2",
 TEST(Bar, TakesTheRoomThatIsThere) {
   EXPECT_EQ(render_bar(kState, 20, kBlocks), "epoch 1/2  42%");
   EXPECT_EQ(render_bar(kState, 40, kBlocks), "epoch 1/2  42%  788/1875  loss 0.412");
-  EXPECT_EQ(render_bar(kState, 80, kBlocks), "epoch 1/2  42%  788/1875  loss 0.412  accuracy 0.853  9.8k samples/s  0:14 left");
+  EXPECT_EQ(render_bar(kState, 80, kBlocks), "epoch 1/2  42% ▕█████▉        ▏  788/1875  loss 0.412  9.8k samples/s  0:14 left");
   EXPECT_EQ(render_bar(kState, 90, kBlocks), "epoch 1/2  42% ▕███▎    ▏  788/1875  loss 0.412  accuracy 0.853  9.8k samples/s  0:14 left");
   EXPECT_EQ(render_bar(kState, 90, Glyphs::Ascii),
             "epoch 1/2  42% [###     ]  788/1875  loss 0.412  accuracy 0.853  9.8k samples/s  0:14 left");
@@ -46,8 +46,8 @@ TEST(Bar, TakesTheRoomThatIsThere) {
 
 TEST(Bar, LeavesOutWhatIsNeededLeast) {
   const auto bar = [](int columns) { return render_bar(kState, columns, kBlocks); };
-  EXPECT_EQ(bar(77), "epoch 1/2  42%  788/1875  loss 0.412  9.8k samples/s  0:14 left");
-  EXPECT_EQ(bar(62), "epoch 1/2  42%  788/1875  loss 0.412  9.8k samples/s");
+  EXPECT_EQ(bar(77), "epoch 1/2  42% ▕████▌      ▏  788/1875  loss 0.412  9.8k samples/s  0:14 left");
+  EXPECT_EQ(bar(62), "epoch 1/2  42% ▕██▉    ▏  788/1875  loss 0.412  9.8k samples/s");
   EXPECT_EQ(bar(45), "epoch 1/2  42%  788/1875  loss 0.412");
 }
 

@@ -10,6 +10,7 @@
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
 #include "tessera/base/words.h"
 #include "tessera/comm/init.h"
 #include "tessera/shard/buffers.h"
@@ -33,22 +34,28 @@ config::Settings settings_of(const TrainerOptions& options) {
   return settings;
 }
 
-std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) {
+std::vector<at::Tensor> all_of(const torch::optim::Optimizer& optimizer) {
   std::vector<at::Tensor> result;
   for (const auto& group : optimizer.param_groups()) result.insert(result.end(), group.params().begin(), group.params().end());
   return result;
 }
 
-/// A backward pass over an optimizer that was made before the model was sharded would leave its parameters without gradients.
-void expect_parameters_of(const torch::nn::Module& model, const std::vector<at::Tensor>& held) {
+bool have_gradients(const std::vector<at::Tensor>& parameters) {
+  return std::ranges::any_of(parameters, [](const at::Tensor& parameter) { return parameter.grad().defined(); });
+}
+
+bool are_of(const torch::nn::Module& model, const std::vector<at::Tensor>& held) {
   std::set<const c10::TensorImpl*> own;
   for (const auto& parameter : parameters(model)) own.insert(parameter.unsafeGetTensorImpl());
-  const auto is_own = [&](const at::Tensor& parameter) { return own.contains(parameter.unsafeGetTensorImpl()); };
-  if (std::ranges::all_of(held, is_own)) return;
+  return std::ranges::all_of(held, [&](const at::Tensor& parameter) { return own.contains(parameter.unsafeGetTensorImpl()); });
+}
+
+/// A backward pass over an optimizer that was made before the model was sharded would leave its parameters without gradients.
+void expect_parameters_of(const torch::nn::Module& model, const std::vector<at::Tensor>& held) {
+  if (are_of(model, held)) return;
   throw UsageError(
       "Trainer::prepare was given an optimizer with parameters that the model before it does not have; prepare the model first, and then "
-      "make "
-      "the optimizer with tessera::parameters(*model)");
+      "make the optimizer with tessera::parameters(*model)");
 }
 
 }  // namespace
@@ -57,7 +64,10 @@ Trainer::Trainer(TrainerOptions options)
     : options_(std::move(options)),
       settings_(settings_of(options_)),
       world_(options_.world ? *options_.world : init()),
-      scaler_({.enabled = settings_.text("mixed_precision") == "fp16"}) {}
+      scaler_({.enabled = settings_.text("mixed_precision") == "fp16"}) {
+  if (!is_main_process()) return;
+  for (const auto& remark : settings_.remarks()) log(LogLevel::Warning, remark);
+}
 
 Trainer::~Trainer() = default;
 
@@ -116,11 +126,7 @@ void Trainer::prepare_one(torch::optim::Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups()) prepared.first_rates.push_back(group.options().get_lr());
   add(std::move(prepared));
   const auto& model = *models_.back().module;
-  std::set<const c10::TensorImpl*> own;
-  for (const auto& parameter : parameters(model)) own.insert(parameter.unsafeGetTensorImpl());
-  const auto held = parameters_of(optimizer);
-  const auto is_own = [&](const at::Tensor& parameter) { return own.contains(parameter.unsafeGetTensorImpl()); };
-  if (!std::ranges::all_of(held, is_own)) rebind(optimizer, model);
+  if (!are_of(model, all_of(optimizer))) rebind(optimizer, model);
 }
 
 void Trainer::prepare_one(const optim::LearningRate& rate) {
@@ -135,29 +141,63 @@ Trainer::Accumulation Trainer::accumulate() {
   batches_++;
   const auto is_at_end = [](const data::Loader* loader) { return loader->position().batch == loader->batches(); };
   syncs_ = batches_ >= settings_.integer("gradient_accumulation_steps") || std::ranges::any_of(loaders_, is_at_end);
-  Accumulation accumulation;
-  if (syncs_) return accumulation;
-  for (const auto& model : models_) accumulation.held_.push_back(no_sync(*model.module));
-  return accumulation;
+  std::vector<NoSync> held;
+  for (const auto& model : models_) {
+    if (!syncs_) held.push_back(no_sync(*model.module));
+  }
+  return {*this, std::move(held)};
 }
 
 void Trainer::backward(const at::Tensor& loss) {
   const auto batches = settings_.integer("gradient_accumulation_steps");
+  if (batches > 1 && !in_batch_) {
+    throw UsageError(fmt::format(
+        "gradient_accumulation_steps is {} ({}), but Trainer::backward was called outside of an accumulation; begin each batch with: const "
+        "auto accumulation = trainer.accumulate();",
+        batches, settings_.setting("gradient_accumulation_steps").where));
+  }
+  update_scale();  // the program may have dropped gradients by itself
   scaler_.scale(batches == 1 ? loss : loss / batches).backward();
 }
 
-/// Of all optimizers, with gradients that are not scaled any more.
+std::vector<at::Tensor> Trainer::parameters_of(const Prepared& optimizer) {
+  return optimizer.own != nullptr ? optimizer.own->parameters() : all_of(*optimizer.torch);
+}
+
+void Trainer::expect_one_scale(const Prepared& optimizer) const {
+  if (!scaler_.options().enabled || !optimizer.stepped) return;
+  throw UsageError(
+      "with mixed_precision fp16, an optimizer takes its next step when no other one has gradients of an earlier loss; step those, too, or "
+      "drop their gradients by zero_grad()");
+}
+
+void Trainer::unscale(Prepared& optimizer) {
+  expect_one_scale(optimizer);
+  if (!scaler_.options().enabled || optimizer.unscaled) return;
+  optimizer.own != nullptr ? scaler_.unscale_(*optimizer.own) : scaler_.unscale_(*optimizer.torch);
+  optimizer.unscaled = true;
+}
+
+/// Of all optimizers that have gradients, which are not scaled any more.
 std::vector<at::Tensor> Trainer::unscaled_parameters() {
   std::vector<at::Tensor> all;
   for (auto& optimizer : optimizers_) {
-    if (scaler_.options().enabled && !unscaled_) {
-      optimizer.own != nullptr ? scaler_.unscale_(*optimizer.own) : scaler_.unscale_(*optimizer.torch);
-    }
-    const auto held = optimizer.own != nullptr ? optimizer.own->parameters() : parameters_of(*optimizer.torch);
+    const auto held = parameters_of(optimizer);
+    if (!have_gradients(held)) continue;
+    unscale(optimizer);
     all.insert(all.end(), held.begin(), held.end());
   }
-  unscaled_ = true;
   return all;
+}
+
+/// All gradients of a loss have the same scale, so it stays as long as some of them are left.
+void Trainer::update_scale() {
+  const auto has_stepped = [](const Prepared& each) { return each.stepped; };
+  const auto has_gradients = [](const Prepared& each) { return have_gradients(parameters_of(each)); };
+  if (!scaler_.options().enabled || std::ranges::none_of(optimizers_, has_stepped) || std::ranges::any_of(optimizers_, has_gradients))
+    return;
+  scaler_.update();
+  for (auto& each : optimizers_) each.stepped = each.unscaled = false;
 }
 
 at::Tensor Trainer::grad_norm(double p) {
@@ -168,7 +208,7 @@ at::Tensor Trainer::grad_norm(double p) {
 at::Tensor Trainer::clip_grad_norm(double max_norm, double p) {
   if (!syncs_) return {};
   const auto all = unscaled_parameters();
-  clipped_ = true;
+  for (auto& each : optimizers_) each.clipped = true;
   if (optimizers_.size() == 1 && optimizers_.front().own != nullptr) return optimizers_.front().own->clip_grad_norm(max_norm, p);
   return tessera::clip_grad_norm(all, max_norm, {.p = p});
 }
@@ -182,13 +222,20 @@ bool Trainer::step_some(const void* optimizer) {
   const auto is_meant = [&](const Prepared& each) { return optimizer == nullptr || optimizer == each.own || optimizer == each.torch; };
   if (std::ranges::none_of(optimizers_, is_meant)) throw UsageError("Trainer::step was called for an optimizer that was not prepared");
   if (!syncs_) return false;
-  if (const double limit = settings_.number("gradient_clipping"); limit > 0 && !clipped_) clip_grad_norm(limit);
-  clipped_ = unscaled_ = false;
+  const double limit = settings_.number("gradient_clipping");
+  std::vector<at::Tensor> to_clip;
+  for (auto& each : optimizers_) {
+    if (limit == 0 || !is_meant(each) || each.clipped) continue;
+    unscale(each);
+    const auto held = parameters_of(each);
+    to_clip.insert(to_clip.end(), held.begin(), held.end());
+  }
+  if (!to_clip.empty()) tessera::clip_grad_norm(to_clip, limit);
   bool changed = true;
   for (auto& each : optimizers_) {
     if (is_meant(each)) changed &= take_step(each);
   }
-  scaler_.update();
+  update_scale();
   return changed;
 }
 
@@ -204,9 +251,12 @@ void Trainer::take_rate(Prepared& optimizer) const {
 }
 
 bool Trainer::take_step(Prepared& optimizer) {
+  expect_one_scale(optimizer);
   take_rate(optimizer);
   const bool changed = optimizer.own != nullptr ? scaler_.step(*optimizer.own) : scaler_.step(*optimizer.torch);
   optimizer.own != nullptr ? optimizer.own->zero_grad() : optimizer.torch->zero_grad();
+  optimizer.clipped = false;
+  optimizer.stepped = true;
   if (changed) optimizer.steps++;
   return changed;
 }

@@ -76,15 +76,22 @@ class Trainer {
   /// For one batch: as long as it lives, backward passes reduce gradients only if this batch ends a step, which it does after
   /// gradient_accumulation_steps of them, and at the end of an epoch.
   class [[nodiscard]] Accumulation {
+   public:
+    Accumulation(const Accumulation&) = delete;
+    ~Accumulation() { trainer_.in_batch_ = false; }
+
    private:
     friend class Trainer;
-    std::vector<NoSync> held_ = {};
+    Accumulation(Trainer& trainer, std::vector<NoSync> held) : trainer_(trainer), held_(std::move(held)) { trainer_.in_batch_ = true; }
+    Trainer& trainer_;
+    std::vector<NoSync> held_;
   };
   Accumulation accumulate();
   /// Whether the present batch ends a step.
   bool sync_gradients() const { return syncs_; }
 
-  /// loss.backward(), with the loss divided by the batches of a step, and scaled where gradients are in float16.
+  /// loss.backward(), with the loss divided by the batches of a step, and scaled where gradients are in float16. Throws UsageError if a
+  /// step has several batches and accumulate() was not called for this one.
   void backward(const at::Tensor& loss);
   /// The norm of all gradients of the prepared optimizers; undefined if this batch ends no step. Collective.
   at::Tensor grad_norm(double p = 2);
@@ -93,7 +100,7 @@ class Trainer {
   at::Tensor clip_grad_norm(double max_norm, double p = 2);
   /// Where this batch ends a step: limits the norm to gradient_clipping, unless clip_grad_norm was called; sets the learning rate, takes
   /// the step of each prepared optimizer, or of this one, and drops the gradients. Returns whether the parameters have changed: not if
-  /// gradients in float16 overflowed. Collective.
+  /// gradients in float16 overflowed. Their scale changes when no prepared optimizer has gradients left. Collective.
   bool step();
   bool step(optim::Optimizer& optimizer) { return step_some(&optimizer); }
   bool step(torch::optim::Optimizer& optimizer) { return step_some(&optimizer); }
@@ -102,9 +109,10 @@ class Trainer {
 
   /// Saves all that was prepared and registered, and the generators: in the layout that fsdp_state_dict_type names, which is Accelerate's,
   /// or for LOCAL_STATE_DICT a checkpoint of Tessera. Several models lie in folders model_0, model_1 and so on. Replaces an earlier save
-  /// once it is complete. Collective.
+  /// once it is complete. Throws UsageError in the middle of an accumulation, whose gradients would be lost. Collective.
   void save_state(const std::filesystem::path& folder);
-  /// Loads what save_state has saved, on any number of ranks. Collective.
+  /// Loads what save_state has saved, or Accelerate, on any number of ranks; of what Accelerate keeps otherwise, a warning says what is
+  /// left as it is. If anything does not fit, it throws and changes nothing; of several models, those before are loaded. Collective.
   void load_state(const std::filesystem::path& folder);
   /// Has an object saved and loaded with the run: any value with save() and a static load(text).
   template <checkpoint::Savable T>
@@ -145,6 +153,8 @@ class Trainer {
     std::optional<optim::LearningRate> rate = {};
     std::vector<double> first_rates = {};  // of torch's parameter groups
     int64_t steps = 0;
+    bool clipped = false, unscaled = false;  // the gradients that it has
+    bool stepped = false;                    // since the scale of gradients in float16 may have changed
 
     checkpoint::OptimizerRef ref() const { return own != nullptr ? checkpoint::OptimizerRef(own) : checkpoint::OptimizerRef(torch); }
   };
@@ -165,12 +175,25 @@ class Trainer {
   }
 
   void add(Prepared prepared);
+  static std::vector<at::Tensor> parameters_of(const Prepared& optimizer);
+  void expect_one_scale(const Prepared& optimizer) const;
+  void unscale(Prepared& optimizer);
   std::vector<at::Tensor> unscaled_parameters();
+  void update_scale();
   void take_rate(Prepared& optimizer) const;
   bool take_step(Prepared& optimizer);
   bool step_some(const void* optimizer);
   checkpoint::Notes notes_of(size_t model) const;
-  void take_notes(size_t model, const checkpoint::Notes& notes);
+  /// What notes say, read before anything changes.
+  struct Resumed {
+    std::vector<int64_t> steps = {};
+    std::vector<std::optional<data::Position>> positions = {};
+    std::vector<std::string> states = {};
+    std::optional<optim::GradScaler> scaler = {};
+  };
+  Resumed read_notes(size_t model, const checkpoint::Notes& notes, int processes) const;
+  void resume(size_t model, Resumed resumed);
+  void save_model(size_t model, const std::filesystem::path& folder, checkpoint::Notes notes);
 
   const TrainerOptions options_;
   config::Settings settings_;
@@ -181,8 +204,7 @@ class Trainer {
   std::vector<data::Loader*> loaders_;
   std::vector<Registered> registered_;
   int64_t batches_ = 0;  // since the last step
-  bool syncs_ = true;
-  bool clipped_ = false, unscaled_ = false;  // the gradients of this step
+  bool syncs_ = true, in_batch_ = false;
 };
 
 }  // namespace tessera

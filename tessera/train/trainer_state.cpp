@@ -4,12 +4,17 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
+#include "tessera/base/log.h"
+#include "tessera/base/words.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/save_accelerate.h"
+#include "tessera/checkpoint/stored/catalogs.h"
+#include "tessera/comm/groups/all_or_none.h"
 #include "tessera/train/trainer.h"
 
 namespace tessera {
@@ -54,6 +59,55 @@ std::map<std::string, json> settings_for_python(const torch::optim::Optimizer& o
   return settings;
 }
 
+constexpr auto kSteps = ".tessera_steps";  // beside Accelerate's own count, which is of processes times steps
+
+std::string registered_name(size_t number) {
+  return fmt::format("custom_checkpoint_{}.state", number);
+}
+
+/// Several models have a folder each.
+fs::path place_of(const fs::path& folder, size_t model, size_t models) {
+  return models == 1 ? folder : folder / fmt::format("model_{}", model);
+}
+
+/// How many processes have saved a folder of Accelerate's.
+int processes_of(const fs::path& folder) {
+  const auto names = names_in(folder).value_or(std::vector<std::string>());
+  const auto count = std::ranges::count_if(names, [](const auto& name) { return name.starts_with("random_states_"); });
+  return std::max(1, static_cast<int>(count));
+}
+
+/// Throws UsageError if something else than an earlier save has the name.
+void expect_replaceable(const fs::path& folder) {
+  const auto names = names_in(folder);
+  if (!names || names->empty()) return;
+  const auto is_model = [](const std::string& name) { return name.starts_with("model_"); };
+  if (std::ranges::all_of(*names, is_model)) return;
+  try {
+    const auto format = checkpoint::format_of(folder);
+    if (format == checkpoint::Format::Accelerate || format == checkpoint::Format::Tessera) return;
+  } catch (const Error&) {  // it is no checkpoint at all
+  }
+  throw UsageError(fmt::format("{} is there already, and no earlier save_state; save under another name", folder.string()));
+}
+
+/// The place in this loader of what was saved for one, whose batches may have had another size. Nothing if there is none of ours.
+std::optional<data::Position> position_in(const checkpoint::Notes& notes, size_t number, const data::Loader& loader) {
+  const auto name = numbered("dl_state_dict", number);
+  if (!notes.contains(name + ".position")) return std::nullopt;
+  auto position = notes.at(name + ".position").as<data::Position>();
+  const auto then = notes.contains(name + ".global_batch") ? notes.at(name + ".global_batch").as<int64_t>() : loader.global_batch();
+  const auto samples = position.batch * then, now = loader.global_batch();
+  if (samples % now != 0) {
+    throw UsageError(fmt::format(
+        "the run was saved after {} samples of an epoch, in batches of {} on all ranks together; batches of {} can't go on there: choose a "
+        "size that divides {}",
+        samples, then, now, samples));
+  }
+  position.batch = std::min(samples / now, loader.batches());
+  return position;
+}
+
 }  // namespace
 
 /// Under the names of the files in which Accelerate keeps such things. What all models share goes with the first one.
@@ -65,77 +119,139 @@ checkpoint::Notes Trainer::notes_of(size_t model) const {
     const auto name = numbered("scheduler", i);
     notes[name + ".last_epoch"] = optimizer.steps;
     notes[name + "._step_count"] = optimizer.steps + 1;
+    notes[name + kSteps] = optimizer.steps;
   }
   if (model > 0) return notes;
-  for (size_t i = 0; i < loaders_.size(); i++) notes[numbered("dl_state_dict", i) + ".position"] = loaders_[i]->position();
-  for (size_t i = 0; i < registered_.size(); i++) notes[fmt::format("custom_checkpoint_{}.state", i)] = registered_[i].save();
+  for (size_t i = 0; i < loaders_.size(); i++) {
+    notes[numbered("dl_state_dict", i) + ".position"] = loaders_[i]->position();
+    notes[numbered("dl_state_dict", i) + ".global_batch"] = loaders_[i]->global_batch();
+  }
+  for (size_t i = 0; i < registered_.size(); i++) notes[registered_name(i)] = registered_[i].save();
   if (scaler_.options().enabled) {
     notes["scaler.scale"] = scaler_.get_scale();
     notes["scaler.growth_factor"] = scaler_.options().growth_factor;
     notes["scaler.backoff_factor"] = scaler_.options().backoff_factor;
     notes["scaler.growth_interval"] = scaler_.options().growth_interval;
     notes["scaler._growth_tracker"] = scaler_.growth_tracker();
-    notes["scaler.tessera"] = scaler_.save();
   }
   return notes;
 }
 
-void Trainer::take_notes(size_t model, const checkpoint::Notes& notes) {
-  const auto& own = models_[model].optimizers;
-  for (size_t i = 0; i < own.size(); i++) optimizers_[own[i]].steps = notes.at(numbered("scheduler", i) + ".last_epoch").as<int64_t>();
-  if (model > 0) return;
-  // All are read before the first one changes.
-  std::vector<data::Position> positions;
-  std::vector<std::string> states;
-  for (size_t i = 0; i < loaders_.size(); i++)
-    positions.push_back(notes.at(numbered("dl_state_dict", i) + ".position").as<data::Position>());
-  for (size_t i = 0; i < registered_.size(); i++)
-    states.push_back(notes.at(fmt::format("custom_checkpoint_{}.state", i)).as<std::string>());
-  if (notes.contains(fmt::format("custom_checkpoint_{}.state", registered_.size()))) {
+Trainer::Resumed Trainer::read_notes(size_t model, const checkpoint::Notes& notes, int processes) const {
+  Resumed resumed;
+  const auto remark = [&](std::string_view text) {
+    if (is_main_process()) log(LogLevel::Warning, fmt::format("load_state: {}", text));
+  };
+  for (size_t i = 0; i < models_[model].optimizers.size(); i++) {
+    const auto name = numbered("scheduler", i);
+    if (notes.contains(name + kSteps)) {
+      resumed.steps.push_back(notes.at(name + kSteps).as<int64_t>());
+    } else if (notes.contains(name + ".last_epoch")) {
+      // Accelerate lets a scheduler step once for each process.
+      const auto total = notes.at(name + ".last_epoch").as<int64_t>();
+      resumed.steps.push_back(total / processes);
+      remark(fmt::format("{}.bin counts {} for {} processes, which are {} steps", name, total, processes, resumed.steps.back()));
+    } else {
+      resumed.steps.push_back(0);
+      remark(fmt::format("there is no {}.bin, so steps and the learning rate begin anew", name));
+    }
+  }
+  if (model > 0) return resumed;
+  for (size_t i = 0; i < loaders_.size(); i++) resumed.positions.push_back(position_in(notes, i, *loaders_[i]));
+  if (std::ranges::any_of(resumed.positions, [](const auto& position) { return !position; }))
+    remark("there is no position of a loader that this program could take, so loaders stay where they are");
+  for (size_t i = 0; i < registered_.size(); i++) {
+    if (!notes.contains(registered_name(i))) {
+      throw UsageError(
+          fmt::format("the run that was saved has no custom_checkpoint_{}.pkl of a program of Tessera, but this one has registered {}", i,
+                      counted(static_cast<int64_t>(registered_.size()), "object")));
+    }
+    resumed.states.push_back(notes.at(registered_name(i)).as<std::string>());
+  }
+  if (notes.contains(registered_name(registered_.size()))) {
     throw UsageError(
         fmt::format("the run that was saved had more objects registered than the {} of this one; register the same ones, in the same order",
                     registered_.size()));
   }
-  for (size_t i = 0; i < loaders_.size(); i++) loaders_[i]->seek(positions[i]);
-  for (size_t i = 0; i < registered_.size(); i++) registered_[i].load(states[i]);
-  if (scaler_.options().enabled && notes.contains("scaler.tessera"))
-    scaler_ = optim::GradScaler::load(notes.at("scaler.tessera").as<std::string>());
+  if (!scaler_.options().enabled) return resumed;
+  if (notes.contains("scaler.scale")) {
+    resumed.scaler.emplace(optim::GradScalerOptions{.init_scale = notes.at("scaler.scale").as<double>(),
+                                                    .growth_factor = notes.at("scaler.growth_factor").as<double>(),
+                                                    .backoff_factor = notes.at("scaler.backoff_factor").as<double>(),
+                                                    .growth_interval = notes.at("scaler.growth_interval").as<int64_t>()},
+                           notes.at("scaler._growth_tracker").as<int64_t>());
+  } else {
+    remark("there is no scaler.pt, so the scale of gradients begins anew");
+  }
+  return resumed;
+}
+
+void Trainer::resume(size_t model, Resumed resumed) {
+  const auto& own = models_[model].optimizers;
+  for (size_t i = 0; i < own.size(); i++) optimizers_[own[i]].steps = resumed.steps[i];
+  for (size_t i = 0; i < resumed.positions.size(); i++) {
+    if (resumed.positions[i]) loaders_[i]->seek(*resumed.positions[i]);
+  }
+  for (size_t i = 0; i < resumed.states.size(); i++) registered_[i].load(resumed.states[i]);
+  if (resumed.scaler) scaler_ = std::move(*resumed.scaler);
+}
+
+void Trainer::save_model(size_t model, const fs::path& folder, checkpoint::Notes notes) {
+  const auto& type = settings_.text("fsdp_state_dict_type");
+  checkpoint::Contents contents{.model = models_[model].module.get(), .notes = std::move(notes)};
+  std::map<std::string, json> settings;
+  for (const auto number : models_[model].optimizers) {
+    const auto& optimizer = optimizers_[number];
+    contents.optimizer = {contents.optimizer, optimizer.ref()};
+    if (settings.empty()) settings = optimizer.own != nullptr ? settings_for_python(*optimizer.own) : settings_for_python(*optimizer.torch);
+  }
+  if (type == "LOCAL_STATE_DICT") {
+    checkpoint::save(folder, contents, world_);
+  } else {
+    checkpoint::save_accelerate(folder, contents, world_, {.full_state_dict = type == "FULL_STATE_DICT", .settings = settings});
+  }
 }
 
 void Trainer::save_state(const fs::path& folder) {
   if (models_.empty()) throw UsageError("Trainer::save_state was called before prepare() was given a model");
-  const auto& type = settings_.text("fsdp_state_dict_type");
-  for (size_t i = 0; i < models_.size(); i++) {
-    const auto place = models_.size() == 1 ? folder : folder / fmt::format("model_{}", i);
-    checkpoint::Contents contents{.model = models_[i].module.get(), .notes = notes_of(i)};
-    std::map<std::string, json> settings;
-    for (const auto number : models_[i].optimizers) {
-      const auto& optimizer = optimizers_[number];
-      contents.optimizer = {contents.optimizer, optimizer.ref()};
-      if (settings.empty())
-        settings = optimizer.own != nullptr ? settings_for_python(*optimizer.own) : settings_for_python(*optimizer.torch);
-    }
-    if (type == "LOCAL_STATE_DICT") {
-      checkpoint::save(place, contents, world_);
-    } else {
-      checkpoint::save_accelerate(place, contents, world_, {.full_state_dict = type == "FULL_STATE_DICT", .settings = settings});
-    }
+  if (!syncs_) {
+    throw UsageError(
+        "Trainer::save_state was called in the middle of an accumulation, whose gradients would be lost; save where sync_gradients() is "
+        "true, after step()");
   }
+  const auto made = beside(folder, ".new");
+  std::vector<checkpoint::Notes> notes;
+  all_or_none(world_, {.unit = "save_state"}, fmt::format("could not save {}; what was there is unchanged", folder.string()), [&] {
+    for (size_t i = 0; i < models_.size(); i++) notes.push_back(notes_of(i));
+    if (!is_main_process()) return;
+    recover_folder(folder);
+    expect_replaceable(folder);
+    fs::remove_all(made);  // of a program that was killed
+  });
+  for (size_t i = 0; i < models_.size(); i++) save_model(i, place_of(made, i, models_.size()), std::move(notes[i]));
+  all_or_none(world_, {.unit = "save_state"}, fmt::format("could not save {}; the new one is {}", folder.string(), made.string()), [&] {
+    if (is_main_process()) replace_folder(folder, made);
+  });
 }
 
 void Trainer::load_state(const fs::path& folder) {
   if (models_.empty()) throw UsageError("Trainer::load_state was called before prepare() was given a model");
+  all_or_none(world_, {.unit = "load_state"}, fmt::format("can't load {}", folder.string()), [&] {
+    if (!is_main_process()) return;
+    recover_folder(folder);
+    const auto first = place_of(folder, 0, models_.size());
+    if (!is_there(first))
+      throw UsageError(fmt::format("there is no {} to load; save_state of {} makes it", first.string(),
+                                   counted(static_cast<int64_t>(models_.size()), "model")));
+  });
   for (size_t i = 0; i < models_.size(); i++) {
-    const auto place = models_.size() == 1 ? folder : folder / fmt::format("model_{}", i);
-    if (!is_there(place))
-      throw UsageError(fmt::format("there is no {} to load; save_state of {} models makes it", place.string(), models_.size()));
+    const auto place = place_of(folder, i, models_.size());
     checkpoint::Contents contents{.model = models_[i].module.get()};
-    for (const auto number : models_[i].optimizers) {
-      const auto& optimizer = optimizers_[number];
-      contents.optimizer = {contents.optimizer, optimizer.ref()};
-    }
-    checkpoint::load(place, contents, world_, {.notes_of_first_rank = true});
-    take_notes(i, contents.notes);
+    for (const auto number : models_[i].optimizers) contents.optimizer = {contents.optimizer, optimizers_[number].ref()};
+    Resumed resumed;
+    const auto look = [&](const checkpoint::Notes& notes) { resumed = read_notes(i, notes, processes_of(place)); };
+    checkpoint::load(place, contents, world_, {.notes_of_first_rank = true, .expect = look});
+    resume(i, std::move(resumed));
   }
   batches_ = 0;
   syncs_ = true;
