@@ -91,6 +91,13 @@ struct Scores {
   double accuracy = 0, f1 = 0;  // in percent
 };
 
+/// A text that is saved with the run.
+struct Course {
+  std::string text;
+  std::string save() const { return text; }
+  static Course load(const std::string& text) { return {.text = text}; }
+};
+
 /// One run, from its flags to what it has learnt.
 class GlueRun {
  public:
@@ -114,9 +121,15 @@ class GlueRun {
   }
 
   int run() {
-    if ((flags_.resume || restart_count() > 0) && std::filesystem::exists(flags_.state)) {
-      trainer_.load_state(flags_.state);
-      say("going on from {} after {} steps", flags_.state.string(), trainer_.steps());
+    trainer_.register_for_checkpointing(course_);
+    const bool resumes = flags_.resume || (restart_count() > 0 && !flags_.state.empty()), is_saved = std::filesystem::exists(flags_.state);
+    if (resumes && is_saved) {
+      resume();
+    } else if (resumes) {
+      say("nothing saved in {} yet, starting anew", flags_.state.string());
+    } else if (is_saved) {
+      throw ConfigError(
+          fmt::format("there is a {} already; go on from it with --resume, or give another --save-state", flags_.state.string()));
     }
     metrics_.emplace(flags_.metrics, train::ReporterOptions{.first_step = trainer_.steps() + 1, .rank = trainer_.process_index()});
     while (loader_.position().epoch < flags_.epochs) {
@@ -139,6 +152,18 @@ class GlueRun {
             .steps = steps};
   }
 
+  // What must be the same for a run to go on: the samples would come in another order.
+  std::string course() const { return fmt::format("seed {}, {} samples a step of {}", flags_.seed, loader_.global_batch(), train_.size()); }
+
+  void resume() {
+    trainer_.load_state(flags_.state);
+    if (course_.text != course()) {
+      throw ConfigError(fmt::format("{} is of a run with {}, this one has {}; give the same flags, or another --save-state",
+                                    flags_.state.string(), course_.text, course()));
+    }
+    say("going on from {} after {} steps", flags_.state.string(), trainer_.steps());
+  }
+
   void train_epoch(int64_t epoch) {
     train::Progress progress({.title = fmt::format("epoch {}/{}", epoch, flags_.epochs),
                               .steps = loader_.batches(),
@@ -150,16 +175,19 @@ class GlueRun {
       const auto accumulation = trainer_.accumulate();
       const auto loss = torch::cross_entropy_loss(scores_of(model_, batch), batch.targets);
       trainer_.backward(loss);
-      const auto norm = trainer_.clip_grad_norm(1.0);
-      if (!trainer_.step() || trainer_.steps() % flags_.log_steps != 0) continue;
-      const auto mean = loss.detach().to(torch::kDouble);
-      trainer_.world().all_reduce(mean, {.op = Reduce::Mean}, {.unit = "loss"}).wait();
-      const train::Value lr = {"lr", optimizer_.lr()}, grad_norm = {"grad_norm", norm.item<double>()};
-      metrics_->write(trainer_.steps(), {{"loss", mean.item<double>()}, lr, grad_norm});
-      shown_ = {{"loss", running_loss_.add(mean.item<double>())}, grad_norm, lr, train::memory()};
+      const auto norm = clipping_ > 0 ? trainer_.clip_grad_norm(clipping_) : trainer_.grad_norm();
+      if (trainer_.step() && trainer_.steps() % flags_.log_steps == 0) report(loss, norm);
       progress.update(loader_.position().batch, shown_);
     }
     progress.update(loader_.batches(), shown_);
+  }
+
+  void report(const torch::Tensor& loss, const torch::Tensor& norm) {
+    const auto mean = loss.detach().to(torch::kDouble);
+    trainer_.world().all_reduce(mean, {.op = Reduce::Mean}, {.unit = "loss"}).wait();
+    const train::Value lr = {"lr", optimizer_.lr()}, grad_norm = {"grad_norm", norm.item<double>()};
+    metrics_->write(trainer_.steps(), {{"loss", mean.item<double>()}, lr, grad_norm});
+    shown_ = {{"loss", running_loss_.add(mean.item<double>())}, grad_norm, lr, train::memory()};
   }
 
   Scores evaluate() {
@@ -215,6 +243,7 @@ class GlueRun {
 
   const Flags flags_;
   Trainer trainer_;
+  const double clipping_ = trainer_.settings().is_set("gradient_clipping") ? trainer_.settings().number("gradient_clipping") : 1.0;
   const data::SentencePairs train_, dev_;
   const data::WordPiece tokenizer_;
   const BertConfig config_;
@@ -222,6 +251,7 @@ class GlueRun {
   data::Loader loader_;
   optim::AdamW optimizer_;
   std::optional<train::Reporters> metrics_;
+  Course course_{.text = course()};
   train::RunningMean running_loss_{10};
   train::Values shown_;
 };

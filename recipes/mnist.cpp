@@ -105,13 +105,14 @@ class MnistRun {
       throw ConfigError(fmt::format("there is a {} already; go on from it with --resume, or give another --ckpt-prefix", other->string()));
     }
     metrics_.emplace(flags_.metrics, train::ReporterOptions{.first_step = step_ + 1, .rank = world_.local_ranks().front()});
-    data::Loader loader(data::Sampler({.size = train_.size(),
-                                       .global_batch = flags_.batch_size * world_.size(),
-                                       .local_ranks = world_.local_ranks(),
-                                       .ranks = world_.size(),
-                                       .tail = flags_.drop_last ? data::Tail::Drop : data::Tail::Fill,
-                                       .seed = flags_.seed}),
-                        fetch_from(train_), {.workers = flags_.workers, .start = position_});
+    auto& loader = loader_.emplace(data::Sampler({.size = train_.size(),
+                                                  .global_batch = flags_.batch_size * world_.size(),
+                                                  .local_ranks = world_.local_ranks(),
+                                                  .ranks = world_.size(),
+                                                  .tail = flags_.drop_last ? data::Tail::Drop : data::Tail::Fill,
+                                                  .seed = flags_.seed}),
+                                   fetch_from(train_), data::LoaderOptions{.workers = flags_.workers, .start = position_});
+    trainer_.prepare(loader);
     while (position_.epoch < flags_.epochs) {
       if (!train_epoch(loader)) {
         position_ = loader.position();
@@ -150,7 +151,7 @@ class MnistRun {
       trainer_.step();
       if (due) report(loss.detach(), train::accuracy(scores.detach(), targets), norm);
       progress.update(batches, shown_);
-      if (stop_ && batches < loader.batches() && stop_->requested()) break;
+      if (stop_ && trainer_.sync_gradients() && batches < loader.batches() && stop_->requested()) break;
     }
     progress.update(batches, shown_);
     return batches == loader.batches();
@@ -161,7 +162,10 @@ class MnistRun {
     world_.all_reduce(means, {.op = Reduce::Mean}, {.unit = "loss"}).wait();
     const auto mean_loss = means[0].item<double>();
     const train::Value of_gradients = {"grad_norm", norm.item<double>()}, lr = {"lr", optimizer_.lr()};
-    shown_ = {{"loss", running_loss_.add(mean_loss)}, {"accuracy", running_accuracy_.add(means[1].item<double>())}, of_gradients, lr,
+    shown_ = {{"loss", running_loss_.add(mean_loss)},
+              {"accuracy", running_accuracy_.add(means[1].item<double>())},
+              of_gradients,
+              lr,
               train::memory()};
     metrics_->write(step_, {{"loss", mean_loss}, lr, of_gradients});
   }
@@ -230,6 +234,7 @@ class MnistRun {
   optim::SGD optimizer_;
   std::optional<checkpoint::PrefixLock> lock_;  // of the prefix
   std::optional<train::StopSignal> stop_;
+  std::optional<data::Loader> loader_;
   std::optional<train::Reporters> metrics_;
   std::optional<std::filesystem::path> last_;  // checkpoint that was saved or loaded
   data::Position position_;

@@ -7,6 +7,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/save_accelerate.h"
 #include "tessera/optim/adam.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/full_params.h"
@@ -191,6 +193,193 @@ TEST(Trainer, KeepsSeveralModelsApart) {
       trainer.save_state(folder / "run");
     });
     expect_equal(run([&](Trainer& trainer, Net&, Net&, auto&, auto&) { trainer.load_state(folder / "run"); }), saved);
+  });
+}
+
+TEST(Trainer, ReplacesWhatItHasSaved) {
+  const Folder folder;
+  for (const auto* layout : {"SHARDED_STATE_DICT", "FULL_STATE_DICT", "LOCAL_STATE_DICT"}) {
+    with_ranks(2, [&](const Communicator& world) {
+      Trainer trainer(options_for(world, {{"fsdp_state_dict_type", layout}}));
+      auto net = seeded_net();
+      trainer.prepare(net);
+      optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+      trainer.prepare(optimizer);
+      for (int step = 0; step < 3; step++) {
+        trainer.backward(loss_of(net, step));
+        trainer.step();
+        trainer.save_state(folder / layout);
+      }
+      const auto last = whole_values(*net);
+      trainer.backward(loss_of(net, 7));
+      trainer.step();
+      // As a process that was killed between two renames leaves it.
+      world.barrier();
+      if (world.is_first()) std::filesystem::rename(folder / layout, folder / (std::string(layout) + ".old"));
+      trainer.load_state(folder / layout);
+      EXPECT_EQ(trainer.steps(), 3);
+      expect_equal(whole_values(*net), last);
+    });
+    EXPECT_EQ(names_in(folder / layout)->empty(), false);
+  }
+  EXPECT_THAT(names_in(folder / "").value(), UnorderedElementsAre("SHARDED_STATE_DICT", "FULL_STATE_DICT", "LOCAL_STATE_DICT"));
+  std::filesystem::create_directory(folder / "mine");
+  write_file(folder / "mine/notes.txt", "a diary");
+  with_ranks(2, [&](const Communicator& world) {
+    Trainer trainer(options_for(world));
+    auto net = seeded_net();
+    trainer.prepare(net);
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.save_state(folder / "mine"); }), HasSubstr("no earlier save_state"));
+  });
+  EXPECT_EQ(read_file(folder / "mine/notes.txt"), "a diary");
+}
+
+TEST(Trainer, GoesOnInTheMiddleOfAnEpochWithBatchesOfAnotherSize) {
+  const Folder folder;
+  const auto run = [&](int ranks, const auto& act) {
+    with_ranks(ranks, [&](const Communicator& world) {
+      Trainer trainer(options_for(world));
+      auto net = seeded_net();
+      auto loader = numbers_loader(world, 24);
+      trainer.prepare(net, loader);
+      optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+      trainer.prepare(optimizer);
+      act(trainer, loader);
+    });
+  };
+  run(4, [&](Trainer& trainer, data::Loader& loader) {
+    for (int batch = 0; batch < 3; batch++) loader.next();
+    trainer.save_state(folder / "run");
+  });
+  run(2, [&](Trainer& trainer, data::Loader& loader) {
+    trainer.load_state(folder / "run");
+    EXPECT_EQ(loader.position().batch, 6);
+  });
+  run(5, [&](Trainer& trainer, data::Loader&) {
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.load_state(folder / "run"); }), HasSubstr("after 12 samples of an epoch"));
+  });
+}
+
+TEST(Trainer, TakesWhatItCanOfAccelerate) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    Trainer trainer(options_for(world));
+    auto net = seeded_net();
+    trainer.prepare(net);
+    optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+    trainer.prepare(optimizer);
+    // Under the names of Accelerate, whose scheduler counts a step for each process.
+    checkpoint::Contents contents{
+        .model = net.get(), .optimizer = &optimizer, .notes = {{"step", 0}, {"scheduler.last_epoch", 12}, {"dl_state_dict.other", 1}}};
+    checkpoint::save_accelerate(folder / "run", contents, world, {.settings = {{"lr", 0.1}}});
+    auto loader = numbers_loader(world, 12);
+    trainer.prepare(loader);
+    trainer.load_state(folder / "run");
+    EXPECT_EQ(trainer.steps(), 6);
+    EXPECT_EQ(loader.position(), data::Position());
+    Phase phase;
+    trainer.register_for_checkpointing(phase);
+    const auto before = whole_values(*net);
+    trainer.backward(loss_of(net, 1));
+    trainer.step();
+    const auto stepped = whole_values(*net);
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.load_state(folder / "run"); }), HasSubstr("has registered 1 object"));
+    expect_equal(whole_values(*net), stepped);  // nothing was loaded
+    EXPECT_FALSE(torch::equal(before.front(), stepped.front()));
+  });
+}
+
+// torch scales both losses alike, and changes the scale after both steps.
+TEST(Trainer, ScalesForSeveralOptimizers) {
+  with_ranks(2, [](const Communicator& world) {
+    const auto small = [](Net& net, int64_t step) {
+      return net->forward(input(step)).to(at::kFloat).pow(2).mean() * 0.01;  // so that nothing overflows
+    };
+    const auto run = [&](const std::string& precision, bool one_by_one, double clipping) {
+      Trainer trainer(options_for(world, {{"mixed_precision", precision}, {"gradient_clipping", std::to_string(clipping)}}));
+      auto one = seeded_net(), other = seeded_net();
+      trainer.prepare(one);
+      optim::SGD for_one(parameters(*one), {.lr = 10});
+      trainer.prepare(for_one, other);
+      torch::optim::SGD for_other(parameters(*other), 10);
+      trainer.prepare(for_other);
+      for (int step = 0; step < 3; step++) {
+        if (one_by_one) {
+          trainer.backward(small(one, step));
+          EXPECT_TRUE(trainer.step(for_one));
+          trainer.backward(small(other, step));
+          EXPECT_TRUE(trainer.step(for_other));
+        } else {
+          trainer.backward(small(one, step) + small(other, step));
+          EXPECT_TRUE(trainer.step(for_one));
+          EXPECT_TRUE(trainer.step(for_other));
+        }
+      }
+      auto values = whole_values(*one);
+      for (const auto& value : whole_values(*other)) values.push_back(value);
+      return values;
+    };
+    for (const double clipping : {0.0, 0.0005}) {
+      const auto expected = run("no", true, clipping);
+      for (const bool one_by_one : {true, false}) {
+        const auto found = run("fp16", one_by_one, clipping);
+        for (size_t i = 0; i < expected.size(); i++) EXPECT_TRUE(at::allclose(found[i], expected[i], 2e-2, 2e-3)) << i;
+      }
+    }
+  });
+}
+
+TEST(Trainer, SkipsAStepThatOverflows) {
+  with_ranks(2, [](const Communicator& world) {
+    Trainer trainer(options_for(world, {{"mixed_precision", "fp16"}}));
+    auto net = seeded_net();
+    trainer.prepare(net);
+    optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+    trainer.prepare(optimizer);
+    trainer.backward(loss_of(net, 1) * 1e6);
+    trainer.clip_grad_norm(1);
+    EXPECT_FALSE(trainer.step());
+    EXPECT_EQ(trainer.steps(), 0);
+    int steps = 0;
+    while (!trainer.step() && steps++ < 30) trainer.backward(loss_of(net, 1));
+    trainer.backward(loss_of(net, 1));
+    EXPECT_TRUE(trainer.step());
+  });
+}
+
+TEST(Trainer, SaysWhereAnAccumulationIsMissing) {
+  with_ranks(2, [](const Communicator& world) {
+    const Folder folder;
+    Trainer trainer(options_for(world, {{"gradient_accumulation_steps", "4"}}));
+    auto net = seeded_net();
+    trainer.prepare(net);
+    optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+    trainer.prepare(optimizer);
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.backward(loss_of(net, 1)); }), HasSubstr("gradient_accumulation_steps is 4"));
+    {
+      const auto accumulation = trainer.accumulate();
+      trainer.backward(loss_of(net, 1));
+      EXPECT_FALSE(trainer.step());
+    }
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.backward(loss_of(net, 1)); }), HasSubstr("outside of an accumulation"));
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.save_state(folder / "run"); }), HasSubstr("in the middle of an accumulation"));
+  });
+}
+
+TEST(Trainer, KnowsItsProcesses) {
+  with_ranks(3, [](const Communicator& world) {
+    const Trainer trainer(options_for(world));
+    EXPECT_EQ(trainer.num_processes(), 3);
+    EXPECT_EQ(trainer.is_main_process(), world.rank() == 0);
+    EXPECT_EQ(trainer.is_local_main_process(), world.rank() == 0);  // all are on one host
+    trainer.wait_for_everyone();
+    const auto net = seeded_net();
+    EXPECT_EQ(&Trainer::unwrap(net), &net);
+    auto loader = numbers_loader(world, 9);
+    Trainer::skip_first_batches(loader, 2);
+    EXPECT_EQ(loader.position().batch, 2);
+    EXPECT_TRUE(loader.next());
+    EXPECT_FALSE(loader.next());
   });
 }
 

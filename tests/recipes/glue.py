@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 LAUNCHER, GLUE, PYTHON = sys.argv[1:4]
@@ -67,9 +68,11 @@ class Runs(unittest.TestCase):
         (self.folder / "config.yaml").write_text(CONFIG)
         (self.folder / "data").mkdir()
 
-    def run_recipe(self, *flags, status=0, launch=(), data=("--fake-data",)):
-        command = [LAUNCHER, "launch", *(launch or ["--config-file", self.folder / "config.yaml"]), GLUE, *data, *flags]
-        done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    def command(self, *flags, launch=(), data=("--fake-data",)):
+        return [LAUNCHER, "launch", *(launch or ["--config-file", self.folder / "config.yaml"]), GLUE, *data, *flags]
+
+    def run_recipe(self, *flags, status=0, **more):
+        done = subprocess.run([str(word) for word in self.command(*flags, **more)], capture_output=True, text=True)
         self.assertEqual(done.returncode, status, done.stdout + done.stderr)
         return done.stdout + done.stderr
 
@@ -102,16 +105,23 @@ class Training(Runs):
         self.assertIn("after 0 steps", said)
 
     def test_goes_on_where_it_was(self):
-        flags = ["--num-epochs", 2, "--batch-size", 50]
-        _, through = self.metrics("through", *flags, "--save-state", self.folder / "state")
-        self.assertIn("pytorch_model_fsdp_0", os.listdir(self.folder / "state"))
-        said = self.run_recipe("--save-state", self.folder / "state", "--resume", *flags)
-        self.assertIn("going on", said)
-        self.assertIn("after 80 steps", said)
-        self.assertNotIn("epoch", said)
-        merged = subprocess.run([LAUNCHER, "ckpt", "merge", self.folder / "state/pytorch_model_fsdp_0", self.folder / "merged"], capture_output=True, text=True)
+        state, flags = self.folder / "state", ["--num-epochs", 2, "--batch-size", 50]
+        _, through = self.metrics("through", *flags, "--output", self.folder / "output")
+        with subprocess.Popen(list(map(str, self.command(*flags, "--save-state", state))), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as killed:
+            while not state.exists() and killed.poll() is None:
+                time.sleep(0.01)
+            killed.kill()
+        self.assertIn("pytorch_model_fsdp_0", os.listdir(state))
+        self.assertIn("go on from it with --resume", self.run_recipe("--save-state", state, *flags, status=1))
+        self.assertIn("is of a run with", self.run_recipe("--save-state", state, "--resume", "--num-epochs", 2, "--batch-size", 25, status=1))
+        said, after = self.metrics("after", "--save-state", state, "--resume", *flags)
+        self.assertIn("after 40 steps", said)
+        self.assertEqual(after, through[40:])
+
+        merged = subprocess.run([LAUNCHER, "ckpt", "merge", state / "pytorch_model_fsdp_0", self.folder / "output"], capture_output=True, text=True)
         self.assertEqual(merged.returncode, 0, merged.stderr)
-        self.assertTrue((self.folder / "merged/model.safetensors").exists())
+        if PYTHON and subprocess.run([PYTHON, "-c", "import transformers"], capture_output=True).returncode == 0:
+            self.transformers(READ, self.folder / "output")
 
 
 class Settings(Runs):
