@@ -117,13 +117,14 @@ target_compile_definitions(test_data PRIVATE
 target_link_libraries(test_data PRIVATE nlohmann_json::nlohmann_json ZLIB::ZLIB)  # to pack what is read
 target_compile_definitions(test_models PRIVATE
   TESSERA_TEST_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/bert_files.py")
-target_compile_definitions(test_train PRIVATE
+target_compile_definitions(test_train PRIVATE TESSERA_CONFIGURATION_PAGE="${PROJECT_SOURCE_DIR}/docs/configuration.md"
   TESSERA_TEST_TENSORBOARD_PYTHON="${TESSERA_TENSORBOARD_PYTHON}"
   TESSERA_TEST_TENSORBOARD_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/tensorboard_files.py")
 target_compile_definitions(test_config PRIVATE
   TESSERA_TEST_TORCH_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_ACCELERATE_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/accelerate_files.py"
   TESSERA_CONFIGURATION_PAGE="${PROJECT_SOURCE_DIR}/docs/configuration.md")
 target_link_libraries(test_config PRIVATE fmt::fmt-header-only)
+target_link_libraries(test_train PRIVATE fmt::fmt-header-only)
 add_dependencies(test_cli tessera_cli)
 
 # Where both are possible, parameters lie in memory that ranks share; what can be seen of them must be the same where they are gathered.
@@ -246,6 +247,17 @@ if(Libtorch_PYTHON)
     COMMAND ${Libtorch_PYTHON} -m torch.distributed.run --standalone --no-python --nproc-per-node 3 $<TARGET_FILE:tessera_cli> test)
   other_test(launchers/torchrun_shows_errors STATUS 1 SAYS "traceback : .*no/such/checkpoint"
     COMMAND ${Libtorch_PYTHON} -m torch.distributed.run --standalone --no-python --nproc-per-node 1 $<TARGET_FILE:tessera_cli> ckpt inspect no/such/checkpoint)
+endif()
+
+# One training by every launcher has the same losses. With --long also by MPICH's and by a Slurm of two nodes, which the test makes.
+if(MPIRUN AND Libtorch_PYTHON)
+  set(_long "")
+  if(TESSERA_LONG_TESTS AND NOT TESSERA_SANITIZE)
+    set(_long --long)
+  endif()
+  other_test(launchers/losses SAYS " 0 failed" COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/launchers.py"
+    $<TARGET_FILE_DIR:mnist> "${Libtorch_PYTHON}" ${_long})
+  set_tests_properties(launchers/losses PROPERTIES TIMEOUT 600)
 endif()
 
 other_test(install/other_libtorch COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/install/other_libtorch.py" "${PROJECT_BINARY_DIR}")

@@ -51,7 +51,14 @@ missing_packages() {
     has_header gtest/gtest.h || echo libgtest-dev
     has_header gmock/gmock.h || echo libgmock-dev
     command -v mpirun >/dev/null || echo openmpi-bin
-    [ "${TESSERA_LONG_TESTS:-OFF}" = OFF ] || command -v doxygen >/dev/null || echo doxygen
+    if [ "${TESSERA_LONG_TESTS:-OFF}" != OFF ]; then
+      command -v doxygen >/dev/null || echo doxygen
+      command -v mpiexec.hydra >/dev/null || echo mpich
+      command -v srun >/dev/null || echo slurm-client
+      [ -x /usr/sbin/munged ] || echo munge
+      [ -x /usr/sbin/slurmctld ] || echo slurmctld
+      [ -x /usr/sbin/slurmd ] || echo slurmd
+    fi
   fi
 }
 

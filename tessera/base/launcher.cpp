@@ -68,7 +68,9 @@ const Launcher* outer_launcher() {
     if (found != nullptr && !agree(*found, launcher)) throw contradiction(*found, launcher);
     if (found == nullptr) found = &launcher;
   }
-  return found != nullptr ? found : env(kSlurm.size) ? &kSlurm : nullptr;
+  // srun --mpi=pmi2 sets the variables of PMI beside its own, which say more.
+  const bool is_srun = env(kSlurm.size) && (found == nullptr || (found == &kMpi[1] && agree(*found, kSlurm)));
+  return is_srun ? &kSlurm : found;
 }
 
 /// RANK and WORLD_SIZE, or what stands in for RANK.
@@ -77,9 +79,23 @@ const Launcher* plain_launcher() {
   return env(kPmix.size) ? &kPmix : nullptr;
 }
 
+constexpr int kFirst = 20000, kCount = 10000;  // ports of jobs that set none
+
 /// Another job of the same host should not come to the same port.
+int port_of(const std::string& job) {
+  uint32_t mixed = 2166136261U;  // FNV-1a, which is the same on every host
+  for (const char letter : job) mixed = (mixed ^ static_cast<unsigned char>(letter)) * 16777619U;
+  return kFirst + static_cast<int>(mixed % kCount);
+}
+
+std::string job_of(const Launcher& launcher) {
+  if (&launcher == &kSlurm) return fmt::format("{}.{}", env("SLURM_JOB_ID").value_or(""), env("SLURM_STEP_ID").value_or(""));
+  if (&launcher == &kMpi[0]) return env("PMIX_NAMESPACE").value_or("");
+  return &launcher == &kMpi[1] ? env("PMI_JOBID").value_or("") : "";
+}
+
 int slurm_port() {
-  constexpr int kFirst = 20000, kCount = 10000, kStepsApart = 101;
+  constexpr int kStepsApart = 101;
   const auto job = env_int("SLURM_JOB_ID", 0, kMost).value_or(0);
   const auto step = env_int("SLURM_STEP_ID", 0, std::numeric_limits<int64_t>::max()).value_or(0);
   return static_cast<int>(kFirst + (job + step % kCount * kStepsApart) % kCount);
@@ -123,8 +139,10 @@ std::optional<int> local_rank_from_environment() {
 MeetingPoint meeting_point() {
   const auto* const launcher = launcher_of_this_process();
   const bool slurm = launcher == &kSlurm;
-  MeetingPoint point{.host = env("MASTER_ADDR").value_or(""),
-                     .port = static_cast<int>(env_int("MASTER_PORT", 1, 65535).value_or(slurm ? slurm_port() : kDefaultPort))};
+  const auto job = launcher == nullptr ? "" : job_of(*launcher);
+  const int usual = slurm ? slurm_port() : job.empty() ? kDefaultPort : port_of(job);
+  MeetingPoint point{
+      .host = env("MASTER_ADDR").value_or(""), .port = static_cast<int>(env_int("MASTER_PORT", 1, 65535).value_or(usual)), .job = job};
   // torchrun serves its store at MASTER_ADDR, wherever the ranks are.
   point.one_host = launcher != nullptr && all_ranks_are_here(*launcher) && env("TORCHELASTIC_USE_AGENT_STORE") != "True";
   if (point.one_host || (point.host.empty() && !slurm)) {

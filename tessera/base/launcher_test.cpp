@@ -26,8 +26,8 @@ class Environment {
  public:
   explicit Environment(Variables variables, const Variables& more = {}) {
     for (const auto name : launcher_variables()) names_.emplace_back(name);
-    for (const auto* name : {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID",
-                             "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES"}) {
+    for (const auto* name : {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "PMIX_NAMESPACE", "MASTER_ADDR", "MASTER_PORT",
+                             "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES"}) {
       names_.emplace_back(name);
     }
     clear();
@@ -149,6 +149,27 @@ TEST(Launcher, MustNotBeTwoOfMpi) {
               AllOf(HasSubstr("OMPI_COMM_WORLD_RANK=1 of OMPI_COMM_WORLD_SIZE=4"), HasSubstr("PMI_RANK=0 of PMI_SIZE=2")));
   const Environment environment(kOpenMpi, {{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}});
   expect_identity(1, 4);
+}
+
+TEST(Launcher, OfSlurmMaySpeakPmiToo) {
+  const Environment environment(kSrun, {{"PMI_RANK", "5"}, {"PMI_SIZE", "8"}});
+  expect_identity(5, 8);
+  EXPECT_EQ(local_rank_from_environment(), 1);
+  EXPECT_EQ(meeting_point().host, "n07");
+}
+
+TEST(Launcher, KeepsJobsOfOneHostApart) {
+  const auto point_of = [](const char* job, const Variables& more) {
+    Variables variables = more;
+    variables["PMIX_NAMESPACE"] = job;
+    const Environment environment(kOpenMpi, variables);
+    return meeting_point();
+  };
+  const auto one = point_of("4711.0", {}), other = point_of("4712.0", {});
+  EXPECT_NE(one.port, other.port);
+  EXPECT_NE(one.job, other.job);
+  EXPECT_EQ(point_of("4711.0", {}).port, one.port);
+  EXPECT_EQ(point_of("4711.0", {{"MASTER_PORT", "77"}}).port, 77);
 }
 
 TEST(Launcher, OfPmixNeedsToBeToldHowManyThereAre) {

@@ -142,6 +142,7 @@ class Attempts {
   std::map<std::string, std::string> environment_of(const Share& share) const {
     auto environment = plan_.environment;
     for (const auto name : launcher_variables()) environment[std::string(name)] = "";
+    environment["TESSERA_CONFIG_FILE"] = "";  // launch has read it
     environment["TESSERA_STORE"] = environment["TORCHELASTIC_USE_AGENT_STORE"] = "";
     environment["WORLD_SIZE"] = std::to_string(share.world_size);
     environment["LOCAL_WORLD_SIZE"] = std::to_string(share.ranks);

@@ -48,7 +48,10 @@ void write_configuration(const config::Settings& settings, const fs::path& place
   std::error_code failure;
   if (place.has_parent_path()) fs::create_directories(place.parent_path(), failure);
   if (failure) throw IoError(fmt::format("the folder {} can't be made: {}", place.parent_path().string(), failure.message()));
-  const auto text = config::to_yaml(settings);
+  for (const auto* key : {"gradient_accumulation_steps", "gradient_clipping"}) {
+    if (settings.is_set(key)) fmt::print(stderr, "{}: Accelerate has no such key in a file, and refuses this one; Tessera reads it\n", key);
+  }
+  const auto text = place.extension() == ".json" ? config::to_json(settings) : config::to_yaml(settings);
   NewFile file(place);
   file.write(std::as_bytes(std::span(text)));
   file.commit();
@@ -79,9 +82,13 @@ int write_defaults(const CommandFlags& flags) {
 
 int update(const CommandFlags& flags) {
   auto settings = read_configuration(flags.place());
+  if (flags.output.empty() && config::is_deepspeed_file(flags.place())) {
+    throw ConfigError(fmt::format("{} is of DeepSpeed, which could not read it afterwards; give the new file a name by --output-file",
+                                  flags.place().string()));
+  }
   set_given(settings, flags.given);
   settings.expect_consistent();
-  write_configuration(settings, flags.place());
+  write_configuration(settings, flags.output.empty() ? flags.place() : fs::path(flags.output));
   return 0;
 }
 
@@ -166,9 +173,12 @@ void add_config_command(CLI::App& app, std::function<int()>& chosen) {
   defaults->footer(Help::footer_of({"tessera config default --set num_processes=4 --config-file run.yaml"},
                                    "Without --set, the model is sharded among the GPUs of this machine; without a GPU there is one rank."));
   auto* change = command->add_subcommand("update", "Writes a configuration again, in the keys of today")->group("Commands");
-  add_answers(*change, add_part(*change, chosen, update));
-  change->footer(
-      Help::footer_of({"tessera config update --set mixed_precision=bf16"}, "Comments are lost. A DeepSpeed section becomes FSDP."));
+  const auto of_change = add_part(*change, chosen, update);
+  add_answers(*change, of_change);
+  change->add_option("--output-file", of_change->output, "The new file, if the other one shall stay")->type_name("FILE");
+  change->footer(Help::footer_of(
+      {"tessera config update --set mixed_precision=bf16", "tessera config update --config-file zero3.json --output-file run.yaml"},
+      "Comments are lost. What a file of DeepSpeed says becomes FSDP. A name that ends in .json makes JSON."));
   auto* reasons = command->add_subcommand("explain", "Prints each value and where it comes from")->group("Commands");
   add_answers(*reasons, add_part(*reasons, chosen, explain));
   reasons->footer(Help::footer_of({"tessera config explain --config-file zero3.json"},

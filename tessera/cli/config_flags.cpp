@@ -1,12 +1,15 @@
 #include "tessera/cli/config_flags.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <utility>
 
+#include "tessera/base/env.h"
 #include "tessera/base/folder.h"
 #include "tessera/config/keys.h"
 
@@ -19,13 +22,21 @@ std::string flag_of(std::string_view key) {
   return flag;
 }
 
-/// The names that torchrun has for some keys.
-constexpr std::array kOtherFlags = {std::pair("num_machines", ",--nnodes"), std::pair("machine_rank", ",--node-rank"),
+/// The names that torchrun has for some keys, and older ones of Accelerate.
+constexpr std::array kOtherFlags = {std::pair("fsdp_backward_prefetch", ",--fsdp-backward-prefetch-policy"),
+                                    std::pair("num_machines", ",--nnodes"), std::pair("machine_rank", ",--node-rank"),
                                     std::pair("main_process_ip", ",--master-addr"), std::pair("main_process_port", ",--master-port")};
 
 std::string all_flags_of(std::string_view key) {
   const auto* const other = std::ranges::find(kOtherFlags, key, [](const auto& pair) { return std::string_view(pair.first); });
   return flag_of(key) + (other == kOtherFlags.end() ? "" : other->second);
+}
+
+/// As help shows it, and as shells complete it.
+std::string values_of(const config::Key& key) {
+  if (key.kind == config::Kind::Bool) return "TEXT:{true,false}";
+  if (key.kind == config::Kind::Choice) return fmt::format("TEXT:{{{}}}", fmt::join(key.choices, ","));
+  return key.kind == config::Kind::Text ? "TEXT" : "N";
 }
 
 }  // namespace
@@ -39,15 +50,19 @@ ConfigFlags::ConfigFlags(CLI::App& command) {
         .add_option_function<std::string>(
             all_flags_of(key.name), [values = values_, name = std::string(key.name)](const std::string& value) { (*values)[name] = value; },
             std::string(key.meaning))
-        ->type_name("VALUE")
-        ->group("Configuration");
+        ->type_name(values_of(key))
+        ->group(key.refusal.empty() || !key.choices.empty() ? "Configuration" : "");  // what is always refused is not shown
   }
+  command.add_flag_callback(
+             "--use-fsdp", [values = values_] { (*values)["distributed_type"] = "FSDP"; }, "As --distributed-type FSDP")
+      ->group("Configuration");
 }
 
 config::Settings ConfigFlags::settings() const {
   config::Settings settings;
-  if (!file_->empty()) {
-    settings.read_file(*file_);
+  const auto named = file_->empty() ? env("TESSERA_CONFIG_FILE") : std::optional(*file_);
+  if (named) {
+    settings.read_file(*named);
   } else if (const auto file = config::default_file(); is_there(file)) {
     settings.read_file(file);
   }

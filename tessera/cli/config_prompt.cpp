@@ -128,7 +128,8 @@ std::string ask_menu(const Question& question) {
   const auto end = move_in_menu(question, place);
   if (end == MenuEnd::InputEnded) throw input_ended(question);
   if (end == MenuEnd::Interrupted) ::raise(SIGINT);  // once the terminal is as it was
-  show(fmt::format("\x1b[1A\x1b[K{}: {}\n", question.text, question.choices[place].label));
+  const auto* const colon = question.text.ends_with('?') ? "" : ":";
+  show(fmt::format("\x1b[1A\x1b[K{}{} {}\n", question.text, colon, question.choices[place].label));
   return question.choices[place].value;
 }
 

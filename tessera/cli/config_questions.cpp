@@ -57,7 +57,7 @@ class Interview {
     if (!settings_.is_set("mixed_precision")) {
       ask_key({.name = "mixed_precision",
                .text = "Do you wish to use mixed precision?",
-               .choices = menu({"no", "bf16", "fp16"}),
+               .choices = menu({"no", "fp16", "bf16"}),
                .otherwise = "no"});
     }
     // What was given and has no question is meant all the same.

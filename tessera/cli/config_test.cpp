@@ -41,6 +41,11 @@ class Config : public ::testing::Test {
     return settings;
   }
 
+  std::string says(const Command& arguments) {
+    const auto ended = run(arguments);
+    return std::to_string(ended.status) + " " + ended.output;
+  }
+
   Folder folder_;
   const Environment environment_ = {{"HF_HOME", folder_.path()}, {"FSDP_VERSION", ""}};
   const std::filesystem::path file_ = folder_ / "accelerate/default_config.yaml";
@@ -54,7 +59,7 @@ TEST_F(Config, AsksInTheOrderOfAccelerate) {
                          "2\n1e6\n"      // SIZE_BASED_WRAP
                          "\n3\nyes\n\n"  // prefetch, SHARDED_STATE_DICT, forward prefetch, names
                          "no\n\nyes\n"   // loading, sync, checkpointing
-                         "4\n2\n");      // ranks, bf16
+                         "4\n3\n");      // ranks, bf16
   ASSERT_EQ(ended.status, 0) << ended.output;
   EXPECT_THAT(ended.output, HasSubstr("wrote " + file_.string()));
   const auto settings = read(file_);
@@ -110,10 +115,6 @@ TEST_F(Config, TakesAnswersInAdvance) {
 }
 
 TEST_F(Config, RefusesWrongAnswersInAdvance) {
-  const auto says = [&](const Command& arguments) {
-    const auto ended = run(arguments);
-    return std::to_string(ended.status) + " " + ended.output;
-  };
   EXPECT_THAT(says({"config", "--set", "mixed_precision=fp8"}),
               HasSubstr("2 tessera: --set mixed_precision=fp8: mixed_precision 'fp8' is not"));
   EXPECT_THAT(says({"config", "--set", "bf16"}), HasSubstr("2 tessera: --set bf16: it is not KEY=VALUE"));
@@ -131,6 +132,19 @@ TEST_F(Config, StartsFromDeepSpeed) {
   EXPECT_THAT(ended.output, AllOf(HasSubstr("/no/where can't be read"), HasSubstr("steps_per_print of DeepSpeed has no counterpart")));
   EXPECT_EQ(read(file_).sharding_strategy(), "SHARD_GRAD_OP");
   EXPECT_EQ(read(file_).text("mixed_precision"), "bf16");
+}
+
+TEST_F(Config, LeavesFilesOfDeepSpeedAlone) {
+  const auto zero = (folder_ / "zero.json").string(), mine = (folder_ / "mine.json").string();
+  const std::string text = R"({"zero_optimization": {"stage": 2}, "steps_per_print": 1, "gradient_clipping": 0.5})";
+  write_file(zero, text);
+  EXPECT_THAT(says({"config", "update", "--config-file", zero}), HasSubstr("1 tessera: " + zero + " is of DeepSpeed"));
+  EXPECT_EQ(testing::read_file(zero), text);
+  const auto made = says({"config", "update", "--config-file", zero, "--output-file", mine});
+  EXPECT_THAT(made, AllOf(HasSubstr("0 "), HasSubstr("gradient_clipping: Accelerate has no such key"), HasSubstr("wrote " + mine)));
+  EXPECT_THAT(testing::read_file(mine), ::testing::StartsWith("{\n"));
+  EXPECT_EQ(read(mine).sharding_strategy(), "SHARD_GRAD_OP");
+  EXPECT_EQ(read(mine).number("gradient_clipping"), 0.5);
 }
 
 TEST_F(Config, HasDefaultsWhichCanBeUpdated) {
@@ -216,7 +230,7 @@ TEST_F(ConfigOnTerminal, HasMenus) {
   terminal.wait_for({"already in forward"});
   type(terminal, "\n\n\n\n2\n");
   terminal.wait_for({"mixed precision", "> 1. no"});
-  type(terminal, "\x1b[1;2B\r");  // with shift
+  type(terminal, "\x1b[1;2B\x1b[B\r");  // the first with shift
   EXPECT_THAT(terminal.screen(), HasSubstr("wrote " + file_.string()));
   EXPECT_EQ(terminal.process.wait(std::chrono::seconds(10)), 0);
   EXPECT_TRUE(is_as_it_was(terminal));

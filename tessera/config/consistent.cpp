@@ -18,16 +18,23 @@ std::string with_resharding(const std::string& strategy, bool reshards) {
   return is_hybrid ? "HYBRID_SHARD_ZERO2" : "SHARD_GRAD_OP";
 }
 
-/// What the two keys for a strategy mean. Accelerate's launch gives ranks both, one of them with a default that nobody wrote: FULL_SHARD
-/// beside another name, or true beside a strategy of version 1.
-std::string strategy_of_keys(const Settings& settings) {
+bool has_sizes(const Settings& settings) {
+  return settings.integer("parallelism_config_dp_replicate_size") * settings.integer("parallelism_config_dp_shard_size") > 1;
+}
+
+/// Sizes divide ranks into copies of a sharded model, so what shards nothing, or says itself how ranks are divided, contradicts them.
+void expect_sizes_of_strategy(const Settings& settings) {
+  if (!has_sizes(settings)) return;
+  const bool has_copies = settings.integer("parallelism_config_dp_replicate_size") > 1;
+  const auto& sizes = settings.setting(has_copies ? "parallelism_config_dp_replicate_size" : "parallelism_config_dp_shard_size");
+  const auto refuse = [&](std::string_view key) {
+    throw ConfigError(fmt::format("{}: the sizes of parallelism_config contradict {} {} ({}); leave one of them out", sizes.where, key,
+                                  settings.text(key), settings.setting(key).where));
+  };
+  if (settings.text("distributed_type") != "FSDP") refuse("distributed_type");
   const auto& strategy = settings.text("fsdp_sharding_strategy");
-  const auto& reshard = settings.text("fsdp_reshard_after_forward");
-  if (!settings.is_set("fsdp_reshard_after_forward")) return strategy;
-  const bool is_bool = reshard == "true" || reshard == "false";
-  const bool has_strategy = settings.is_set("fsdp_sharding_strategy");
-  if (settings.text("fsdp_version") == "1" && has_strategy && (is_bool || strategy != "FULL_SHARD")) return strategy;
-  return is_bool ? with_resharding(strategy, reshard == "true") : reshard;
+  if (strategy == "NO_SHARD" && settings.integer("parallelism_config_dp_shard_size") > 1) refuse("fsdp_sharding_strategy");
+  if (strategy.starts_with("HYBRID") && !has_copies) refuse("fsdp_sharding_strategy");
 }
 
 void expect_one_strategy(const Settings& settings) {
@@ -48,6 +55,7 @@ void expect_sizes_that_fit(const Settings& settings) {
     throw ConfigError(fmt::format("{}: machine_rank {} is not below num_machines {}; machines are counted from 0",
                                   settings.setting("machine_rank").where, machine, machines));
   }
+  expect_sizes_of_strategy(settings);
   if (!settings.is_set("num_processes")) return;
   const auto& where = settings.setting("num_processes").where;
   if (ranks % machines != 0) {
@@ -56,7 +64,7 @@ void expect_sizes_that_fit(const Settings& settings) {
   }
   const auto copies = settings.integer("parallelism_config_dp_replicate_size"),
              shards = settings.integer("parallelism_config_dp_shard_size");
-  if (copies * shards != 1 && copies * shards != ranks) {
+  if (has_sizes(settings) && copies * shards != ranks) {
     throw ConfigError(
         fmt::format("{}: num_processes {} is not parallelism_config_dp_replicate_size {} times parallelism_config_dp_shard_size {}", where,
                     ranks, copies, shards));
@@ -65,9 +73,20 @@ void expect_sizes_that_fit(const Settings& settings) {
 
 }  // namespace
 
+std::string Settings::keyed_strategy() const {
+  const auto& [strategy, strategy_origin, strategy_where] = setting("fsdp_sharding_strategy");
+  const auto& [reshard, reshard_origin, reshard_where] = setting("fsdp_reshard_after_forward");
+  if (reshard_origin == Origin::Default || strategy_origin > reshard_origin) return strategy;
+  const bool is_bool = reshard == "true" || reshard == "false";
+  // Accelerate's launch gives ranks both keys, one of them with a default that nobody wrote: FULL_SHARD beside another name, or true
+  // beside a strategy of version 1.
+  if (strategy_origin == reshard_origin && text("fsdp_version") == "1" && (is_bool || strategy != "FULL_SHARD")) return strategy;
+  return is_bool ? with_resharding(strategy, reshard == "true") : reshard;
+}
+
 std::string Settings::sharding_strategy() const {
   if (text("distributed_type") != "FSDP") return "NO_SHARD";
-  const auto strategy = strategy_of_keys(*this);
+  const auto strategy = keyed_strategy();
   if (integer("parallelism_config_dp_replicate_size") == 1) return strategy;
   if (integer("parallelism_config_dp_shard_size") == 1) return "NO_SHARD";
   return keeps_unsharded(strategy) ? "HYBRID_SHARD_ZERO2" : "HYBRID_SHARD";

@@ -52,7 +52,7 @@ class AccelerateFile {
   FileEntries read() {
     // A file for SageMaker has many keys of its own, and this one says why they are refused.
     const auto* place = root_.find("compute_environment");
-    if (place != nullptr) Settings().set("compute_environment", place->text, Origin::File, place->where);
+    if (place != nullptr && place->shape != Shape::Null) Settings().set("compute_environment", place->text, Origin::File, place->where);
     for (size_t i = 0; i < root_.names.size(); i++) read_top(root_.names[i], root_.values[i]);
     remark_unused_sections();
     return std::move(result_);
@@ -147,6 +147,11 @@ class AccelerateFile {
 
 FileEntries accelerate_entries(const YamlValue& root) {
   return AccelerateFile(root).read();
+}
+
+bool is_deepspeed_file(const std::filesystem::path& file) {
+  const auto root = read_yaml(file);
+  return root.shape == Shape::Map && is_deepspeed(root);
 }
 
 void Settings::read_file(const std::filesystem::path& file) {

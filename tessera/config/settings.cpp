@@ -97,6 +97,14 @@ std::map<std::string, std::string> Settings::environment() const {
     const auto& value = text(key.name);
     if (!key.variable.empty() && is_set(key.name) && !value.empty()) variables.emplace(key.variable, to_variable(key, value));
   }
+  if (is_set("fsdp_sharding_strategy") || is_set("fsdp_reshard_after_forward")) {
+    const auto strategy = keyed_strategy();
+    const bool is_first = text("fsdp_version") == "1", is_truth = strategy == "FULL_SHARD" || strategy == "SHARD_GRAD_OP";
+    variables.erase("FSDP_SHARDING_STRATEGY");
+    variables.erase("FSDP_RESHARD_AFTER_FORWARD");
+    if (is_first || !is_truth) variables["FSDP_SHARDING_STRATEGY"] = strategy;
+    if (!is_first) variables["FSDP_RESHARD_AFTER_FORWARD"] = strategy == "FULL_SHARD" || strategy == "HYBRID_SHARD" ? "true" : "false";
+  }
   return variables;
 }
 

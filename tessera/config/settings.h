@@ -46,13 +46,16 @@ class Settings {
   /// the sizes of parallelism_config mean together. If these sizes are set, they also say how many copies there are.
   std::string sharding_strategy() const;
 
-  /// The variables for ranks: of what was set, and nothing else.
+  /// The variables for ranks: of what was set, and nothing else. The keys for a strategy say the same, whichever was set.
   std::map<std::string, std::string> environment() const;
   /// What was read but has no effect here, such as settings of DeepSpeed without a counterpart.
   const std::vector<std::string>& remarks() const { return remarks_; }
   void add_remark(std::string remark);
 
  private:
+  /// What the two keys for a strategy mean, of which the one with the later origin decides.
+  std::string keyed_strategy() const;
+
   std::map<std::string, Setting, std::less<>> values_;
   std::vector<std::string> remarks_;
 };
@@ -60,8 +63,13 @@ class Settings {
 /// Where `tessera config` writes, and launch reads, unless told otherwise: Accelerate's own place.
 std::filesystem::path default_file();
 
+/// Whether the file is a JSON file of DeepSpeed.
+bool is_deepspeed_file(const std::filesystem::path& file);
+
 /// The text of a file as Accelerate writes it: the keys that it always writes, and all that were set.
 std::string to_yaml(const Settings& settings);
+/// The same as JSON, which Accelerate reads from files of that name.
+std::string to_json(const Settings& settings);
 
 /// The same training in the keys of fsdp_version 2. Its remarks say what that version has no key for.
 Settings to_fsdp2(const Settings& settings);

@@ -302,6 +302,54 @@ TEST_F(Files, ThatContradictThemselvesAreRefused) {
   EXPECT_THAT(error("distributed_type: MULTI_GPU\nuse_cpu: true\n"), HasSubstr("use_cpu true contradicts"));
 }
 
+TEST_F(Files, ThatDivideRanksOtherwiseThanTheStrategyAreRefused) {
+  const std::string sizes = "parallelism_config: {dp_replicate_size: 2, dp_shard_size: 2}\n";
+  EXPECT_THAT(error("distributed_type: MULTI_CPU\n" + sizes), HasSubstr("contradict distributed_type MULTI_CPU ("));
+  EXPECT_THAT(error("fsdp_config: {sharding_strategy: NO_SHARD}\n" + sizes), HasSubstr("contradict fsdp_sharding_strategy NO_SHARD"));
+  EXPECT_THAT(error("fsdp_config: {sharding_strategy: HYBRID_SHARD}\nparallelism_config: {dp_shard_size: 2}\n"),
+              HasSubstr("contradict fsdp_sharding_strategy HYBRID_SHARD"));
+  EXPECT_EQ(read("fsdp_config: {sharding_strategy: HYBRID_SHARD}\n" + sizes).sharding_strategy(), "HYBRID_SHARD");
+}
+
+TEST(Strategy, IsThatOfTheStrongerOrigin) {
+  const auto strategy = [](const char* version, const char* key, const char* in_file, const char* other, const char* by_flag) {
+    Settings settings;
+    settings.set("fsdp_version", version, Origin::File, "c.yaml:1");
+    settings.set(key, in_file, Origin::File, "c.yaml:2");
+    settings.set(other, by_flag, Origin::Flag, "--flag");
+    settings.expect_consistent();
+    // Ranks read from variables, of which none is stronger, and come to the same.
+    Settings of_ranks;
+    for (const auto& [name, value] : settings.environment()) {
+      const auto is_it = [&](const config::Key& each) { return each.variable == name; };
+      if (const auto found = std::ranges::find_if(config::keys(), is_it); found->name != "distributed_type")
+        of_ranks.set(found->name, value, Origin::Environment, name);
+    }
+    EXPECT_EQ(of_ranks.sharding_strategy(), settings.sharding_strategy());
+    return settings.sharding_strategy();
+  };
+  const auto *sharding = "fsdp_sharding_strategy", *reshard = "fsdp_reshard_after_forward";
+  EXPECT_EQ(strategy("2", reshard, "true", sharding, "SHARD_GRAD_OP"), "SHARD_GRAD_OP");
+  EXPECT_EQ(strategy("1", sharding, "SHARD_GRAD_OP", reshard, "true"), "FULL_SHARD");
+  EXPECT_EQ(strategy("1", sharding, "SHARD_GRAD_OP", reshard, "NO_SHARD"), "NO_SHARD");
+  EXPECT_EQ(strategy("1", reshard, "SHARD_GRAD_OP", sharding, "FULL_SHARD"), "FULL_SHARD");
+  EXPECT_EQ(strategy("2", sharding, "HYBRID_SHARD", reshard, "false"), "HYBRID_SHARD_ZERO2");
+}
+
+TEST_F(Files, ThatAreWrittenInventNoRanks) {
+  Settings settings;
+  settings.set("mixed_precision", "bf16", Origin::Flag, "a");
+  EXPECT_THAT(to_yaml(settings), HasSubstr("num_processes: -1\n"));
+  const auto again = read(to_yaml(settings));
+  EXPECT_FALSE(again.is_set("num_processes"));
+  settings.set("num_processes", "4", Origin::Flag, "a");
+  settings.set("fsdp_ignored_modules", "a: 'b'", Origin::Flag, "a");
+  settings.set("gradient_clipping", "0.5", Origin::Flag, "a");
+  const auto as_json = read(to_json(settings));
+  EXPECT_EQ(to_yaml(as_json), to_yaml(settings));
+  EXPECT_EQ(read("compute_environment:\n").text("compute_environment"), "LOCAL_MACHINE");
+}
+
 TEST(Settings, OfVersion2SayTheSame) {
   const auto convert = [](const std::string& strategy, bool with_ranks) {
     Settings settings;
@@ -309,6 +357,7 @@ TEST(Settings, OfVersion2SayTheSame) {
     settings.set("fsdp_backward_prefetch", "NO_PREFETCH", Origin::File, "c.yaml:2");
     settings.set("fsdp_state_dict_type", "LOCAL_STATE_DICT", Origin::File, "c.yaml:3");
     settings.set("num_machines", "2", Origin::File, "c.yaml:4");
+    settings.add_remark("c.yaml:6: something else");
     if (with_ranks) settings.set("num_processes", "8", Origin::File, "c.yaml:5");
     auto converted = to_fsdp2(settings);
     converted.expect_consistent();
@@ -316,6 +365,7 @@ TEST(Settings, OfVersion2SayTheSame) {
     EXPECT_FALSE(converted.is_set("fsdp_sharding_strategy"));
     EXPECT_THAT(converted.remarks(), Contains(HasSubstr("c.yaml:2: fsdp_backward_prefetch NO_PREFETCH has no key")));
     EXPECT_THAT(converted.remarks(), Contains(HasSubstr("c.yaml:3: fsdp_state_dict_type LOCAL_STATE_DICT becomes")));
+    EXPECT_THAT(converted.remarks(), Contains("c.yaml:6: something else"));
     return converted;
   };
   for (const auto* strategy : {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"}) {

@@ -38,6 +38,7 @@ Settings to_fsdp2(const Settings& from) {
   if (from.text("fsdp_version") == "2" || from.text("distributed_type") != "FSDP") return from;
   from.expect_consistent();
   Settings to;
+  for (const auto& remark : from.remarks()) to.add_remark(remark);
   for (const auto& key : keys()) {
     const auto& [value, origin, where] = from.setting(key.name);
     if (origin == Origin::Default) continue;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "tessera/config/settings.h"
@@ -50,7 +51,30 @@ bool is_written(const Settings& settings, const Key& key) {
   return settings.is_set(key.name) && !(key.kind == Kind::Text && settings.text(key.name).empty());
 }
 
+/// Launch asks for a number of ranks that nobody has given, and so does Accelerate's if the file says -1.
+std::string written_value(const Settings& settings, const Key& key) {
+  return key.name == "num_processes" && !settings.is_set(key.name) ? "-1" : settings.text(key.name);
+}
+
+nlohmann::json to_json_value(const Key& key, const std::string& value) {
+  if (key.name == "tpu_env") return nlohmann::json::array();
+  if (key.kind == Kind::Text) return value;
+  if (const auto truth = to_bool(value); truth && (key.kind == Kind::Bool || value == "true" || value == "false")) return *truth;
+  if (const auto number = to_integer(value)) return *number;
+  return key.kind == Kind::Number ? nlohmann::json::parse(value) : nlohmann::json(value);
+}
+
 }  // namespace
+
+std::string to_json(const Settings& settings) {
+  nlohmann::json top;
+  for (const auto& key : keys()) {
+    if (!is_written(settings, key)) continue;
+    auto& place = key.section == Section::Top ? top : top[std::string(section_name(key.section))];
+    place[std::string(key.name)] = to_json_value(key, written_value(settings, key));
+  }
+  return top.dump(2) + "\n";
+}
 
 std::string to_yaml(const Settings& settings) {
   std::map<std::string_view, std::string> top;
@@ -58,7 +82,7 @@ std::string to_yaml(const Settings& settings) {
   for (const auto& key : keys()) {
     if (!is_written(settings, key)) continue;
     auto& place = key.section == Section::Top ? top : sections[section_name(key.section)];
-    place[key.name] = to_scalar(key, settings.text(key.name));
+    place[key.name] = to_scalar(key, written_value(settings, key));
   }
   for (const auto& [name, values] : sections) {
     std::string block;

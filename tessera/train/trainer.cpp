@@ -67,6 +67,9 @@ Trainer::Trainer(TrainerOptions options)
       scaler_({.enabled = settings_.text("mixed_precision") == "fp16"}) {
   if (!is_main_process()) return;
   for (const auto& remark : settings_.remarks()) log(LogLevel::Warning, remark);
+  if (settings_.text("distributed_type") == "MULTI_GPU" && world_.traits().device.is_cpu())
+    log(LogLevel::Warning,
+        fmt::format("{}: distributed_type MULTI_GPU, but ranks train on the CPU", settings_.setting("distributed_type").where));
 }
 
 Trainer::~Trainer() = default;

@@ -194,7 +194,7 @@ std::vector<std::string> exchange_now(c10d::Store& store, const Identity& identi
 StorePtr serve_or_join(const Identity& identity, const MeetingPoint& point, const StartWait& wait) {
   static std::optional<StoreServer> server;                                     // until the process ends
   if (identity.world_size == 1) return c10::make_intrusive<c10d::HashStore>();  // there is nobody to meet
-  const auto secret = env("TESSERA_SECRET").value_or("");
+  const auto secret = env("TESSERA_SECRET").value_or(point.job);
   if (identity.rank == 0) server.emplace(listen_at(point.host, point.port, point.one_host, wait.end), secret);
   const auto warn_once = [&, warned = false](const std::string& why) mutable {
     if (Clock::now() < wait.notice || std::exchange(warned, true)) return;
