@@ -147,7 +147,8 @@ Seen observe(const Pairs& settings) {
     run_ranks(kRanks, [&](const Communicator& world) { train_on(world, settings, folder / "state", seen, makers); },
               {.host_of = {0, 0, 1, 1}});
   } catch (const ConfigError& error) {
-    return {{"error", std::string(error.what())}};
+    const std::string text = error.what();
+    return {{"error", text.substr(text.find(": ") + 2)}};  // without the rank, which may be any
   }
   seen["ranks that make values"] = fmt::format("{}", makers.load());
   seen["layers computed"] = fmt::format("{}", BlockImpl::calls.load());

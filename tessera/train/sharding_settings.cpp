@@ -80,7 +80,7 @@ Sharding sharding_of(const Settings& settings, const torch::nn::Module& model, c
     options.start = Start::FromRank0;  // as PyTorch's data parallelism does
     return result;
   }
-  if (settings.is_true("fsdp_offload_params") && world.traits().device.is_cpu()) {
+  if (settings.is_true("fsdp_offload_params")) {
     throw ConfigError(
         fmt::format("{} is true, but parameters are in the memory of the host already; leave it out, or keep them on disk: "
                     "TrainerOptions::adjust_sharding can set ShardOptions::offload",
