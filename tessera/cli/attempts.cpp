@@ -27,6 +27,12 @@ std::string how_it_ended(int status) {
   return fmt::format("was killed by signal {} (SIG{}{})", signal, ::sigabbrev_np(signal), hint);
 }
 
+/// A terminal's worth of it.
+std::string shortened(const std::string& text) {
+  constexpr size_t kMost = 4000;
+  return text.size() <= kMost ? text : text.substr(0, kMost) + fmt::format(" ... ({} bytes)", text.size());
+}
+
 std::string report(const Ending& ending) {
   const bool silent = ending.last_words.empty() && !ending.error;
   auto text = fmt::format("rank {} {}", *ending.failed_rank, how_it_ended(ending.left_waiting.empty() ? ending.status : 0));
@@ -38,7 +44,7 @@ std::string report(const Ending& ending) {
   if (silent) return text + "\n";
   text += ending.error ? "; its error:\n" : "; its last words:\n";
   auto lines = ending.last_words;
-  if (ending.error) lines = {printable(ending.error->message, "\n")};
+  if (ending.error) lines = {shortened(printable(ending.error->message, "\n"))};
   for (const auto& line : lines) text += fmt::format("  {}\n", line);
   return text;
 }
@@ -49,25 +55,28 @@ class Attempts {
   Attempts(const LaunchPlan& plan, Console& console) : plan_(plan), console_(console), ranks_(plan.ranks) {
     if (plan.nodes == 1) return;
     say(fmt::format("node {} of {}, meeting at {}:{}", plan.node, plan.nodes, plan.point.host, plan.point.port));
-    nodes_ = std::make_unique<Nodes>(
-        NodesOptions{
-            .point = plan.point, .nodes = plan.nodes, .node = plan.node, .min_ranks = plan.min_ranks, .timeout = plan.node_timeout},
-        [this](const std::string& words) { say(words); });
+    nodes_ = std::make_unique<Nodes>(NodesOptions{.point = plan.point,
+                                                  .nodes = plan.nodes,
+                                                  .node = plan.node,
+                                                  .max_restarts = plan.max_restarts,
+                                                  .min_ranks = plan.min_ranks,
+                                                  .timeout = plan.node_timeout},
+                                     [this](const std::string& words) { say(words); });
   }
 
   int run() {
     for (;;) {
       const auto share = nodes_ ? nodes_->meet(ranks_) : lone_share();
       introduce(share);
-      const auto ending = LocalJob(job_of(share), console_).run();
+      const auto ending = run_here(share);
       for (const auto& trouble : ending.trouble) say("the log " + trouble);
       const auto report = ending.failed_rank ? cli::report(ending) : "";
       if (!report.empty()) say(report);
-      const bool may_restart = share.attempt < plan_.max_restarts;
-      if (plan_.min_ranks > 0) ranks_ = std::max(nodes_ ? 1 : 0, ranks_ - ending.killed);
+      const bool may_restart = share.attempt < share.max_restarts;
+      if (share.min_ranks > 0) ranks_ = std::max(nodes_ ? 1 : 0, ranks_ - ending.killed);
       const auto verdict = nodes_ ? agree(ending, report, may_restart) : lone_verdict(ending, may_restart);
       if (!verdict.again) return verdict.status;
-      say(fmt::format("attempt {} of {} begins", share.attempt + 2, plan_.max_restarts + 1));
+      say(fmt::format("attempt {} of {} begins", share.attempt + 2, share.max_restarts + 1));
       attempt_++;
     }
   }
@@ -78,6 +87,15 @@ class Attempts {
     console_.err().write(fmt::format("{}launch: {}", console_.err().fresh_line(), words));
   }
 
+  /// If ranks can't be started here, the other nodes learn why, and end.
+  Ending run_here(const Share& share) try { return LocalJob(job_of(share), console_).run(); } catch (const Error& error) {
+    if (nodes_) {
+      nodes_->tell(0);
+      nodes_->agree({.failed = true, .interrupted = true, .status = 1, .report = error.what()}, false);
+    }
+    throw;
+  }
+
   Share lone_share() {
     if (run_.empty()) run_ = run_name();
     return {.attempt = attempt_,
@@ -85,7 +103,9 @@ class Attempts {
             .world_size = ranks_,
             .port = plan_.point.port > 0 ? plan_.point.port : free_port(),
             .secret = random_secret(),
-            .run = run_};
+            .run = run_,
+            .max_restarts = plan_.max_restarts,
+            .min_ranks = plan_.min_ranks};
   }
 
   Verdict lone_verdict(const Ending& ending, bool may_restart) {
@@ -154,7 +174,7 @@ class Attempts {
     environment["TESSERA_SECRET"] = share.secret;
     environment["TORCHELASTIC_RUN_ID"] = share.run;
     environment["TORCHELASTIC_RESTART_COUNT"] = std::to_string(share.attempt);
-    environment["TORCHELASTIC_MAX_RESTARTS"] = std::to_string(plan_.max_restarts);
+    environment["TORCHELASTIC_MAX_RESTARTS"] = std::to_string(share.max_restarts);
     if (!plan_.gpus.empty()) environment["CUDA_VISIBLE_DEVICES"] = plan_.gpus;
     return environment;
   }

@@ -107,6 +107,11 @@ LaunchPlan plan_of(const CLI::App& command, const LaunchFlags& flags, config::Se
   if (const auto gpus = settings.text("gpu_ids"); gpus != "all") plan.gpus = gpus;
   if (plan.nodes == 1) {
     refuse_to_be_a_rank();
+    if (plan.min_ranks > plan.ranks)
+      throw ConfigError(
+          fmt::format("--min-ranks {} can't be kept: there are {} from the beginning", plan.min_ranks, counted(plan.ranks, "rank")));
+    if (const auto& all = settings.setting("num_processes"); all.origin == config::Origin::Flag && all.value != std::to_string(plan.ranks))
+      throw ConfigError(fmt::format("--num-processes {} contradicts --nproc-per-node {}; leave one of them out", all.value, plan.ranks));
     return plan;
   }
   plan.node = node_of(settings, plan.nodes);

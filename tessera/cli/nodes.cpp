@@ -49,6 +49,10 @@ StorePtr connect(const NodesOptions& options) {
   } catch (const TimeoutError& error) {
     throw TimeoutError(fmt::format("node {} found no launcher {} within {} s: {}; does it run, and does --rdzv-endpoint name its host?",
                                    options.node, place, options.start_limit.count(), error.what()));
+  } catch (const CommError&) {
+    if (options.node > 0) throw;
+    throw CommError(fmt::format("node 0 can't listen at {}; does another launcher with --node-rank 0 run there, or is that another host?",
+                                place_of(options.point)));
   } catch (const ConfigError& error) {
     throw ConfigError(fmt::format("node {}, at the store {}: {}", options.node, place, error.what()));
   }
@@ -135,14 +139,20 @@ std::string Nodes::await(const std::string& key) {
 void Nodes::find_attempt() {
   if (decides()) {
     attempt_++;
+    store_->set("nodes", std::to_string(options_.nodes));
     store_->set("attempt", std::to_string(attempt_));
     return;
+  }
+  if (const auto nodes = await("nodes"); nodes != std::to_string(options_.nodes)) {
+    throw ConfigError(fmt::format("--nnodes {} here, but {} on node 0; give all launchers the same", options_.nodes, nodes));
   }
   const int before = attempt_;
   bool said = false;
   for (;; std::this_thread::sleep_for(kPoll)) {
     attempt_ = std::stoi(await("attempt"));
     if (attempt_ > before && !is_there(key("plan"))) return;
+    if (before < 0 && Json::parse(read(key("plan"))).value("max_restarts", 0) <= attempt_)
+      throw ConfigError(fmt::format("the job runs already, and has no further attempt in which node {} could take part", options_.node));
     if (before < 0 && !std::exchange(said, true)) say_("the job runs already; waiting for its next attempt");
   }
 }
@@ -165,7 +175,9 @@ Share Nodes::meet(int ranks) {
                  .host = options_.point.host,
                  .port = plan.at("port"),
                  .secret = plan.at("secret"),
-                 .run = plan.at("run")};
+                 .run = plan.at("run"),
+                 .max_restarts = plan.at("max_restarts"),
+                 .min_ranks = plan.at("min_ranks")};
   const std::lock_guard lock(mutex_);
   members_.clear();
   for (const auto& member : plan.at("members")) {
@@ -212,7 +224,7 @@ void Nodes::invite() {
         {{"node", node}, {"first", world_size}, {"ranks", here.at("ranks")}, {"host", here.at("host")}, {"id", here.at("id")}});
     world_size += here.at("ranks").get<int>();
   }
-  Json plan = {{"members", members}, {"world", world_size}};
+  Json plan = {{"members", members}, {"world", world_size}, {"max_restarts", options_.max_restarts}, {"min_ranks", options_.min_ranks}};
   const bool enough = attempt_ > 0 && options_.min_ranks > 0 && world_size >= options_.min_ranks;
   if (!missing.empty() && !enough) {
     plan["refusal"] = fmt::format("{} of {} did not come to {} within {} s", name_nodes(missing), options_.nodes, place_of(options_.point),

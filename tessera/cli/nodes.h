@@ -29,7 +29,8 @@ namespace tessera::cli {
 struct NodesOptions {
   MeetingPoint point = {};
   int nodes = 1, node = 0;
-  int min_ranks = 0;                                           // with fewer there is no further attempt
+  int max_restarts = 0;                                        // those of node 0 hold, as its min_ranks
+  int min_ranks = 0;                                           // with fewer there is no further attempt; 0: all are needed
   std::chrono::seconds start_limit = std::chrono::minutes(5);  // until all nodes are there
   std::chrono::seconds timeout = std::chrono::seconds(15);     // then a node that says nothing is lost, and one that was lost stays so
 };

@@ -159,6 +159,31 @@ TEST(Nodes, NeedEachANumberOfItsOwn) {
               AllOf(HasSubstr("there is a node 1 already"), HasSubstr("of node 0 at " + cluster.endpoint + " is gone")));
 }
 
+TEST(Nodes, LearnWhyAnotherOneCanNotStart) {
+  const Cluster cluster{.nodes = 2, .flags = {"--max-restarts", "1"}};
+  auto second = cluster.start(1, "1", {"/no/such/program"}), first = cluster.start(0, "1", {"sleep", "100"});
+  const auto zero = first.end(), one = second.end();
+  EXPECT_EQ(zero.status, 1);
+  EXPECT_EQ(one.status, 1);
+  EXPECT_THAT(zero.err, AllOf(HasSubstr("launch: on node 1 ("), HasSubstr("can't start '/no/such/program'"), Not(HasSubstr("begins"))));
+}
+
+TEST(Nodes, HaveTheFlagsOfNode0) {
+  Cluster cluster{.nodes = 2, .flags = {"--max-restarts", "1"}};
+  const auto script = shell("echo $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; exit 3");
+  auto first = cluster.start(0, "1", script);
+  cluster.flags = {};
+  auto second = cluster.start(1, "1", script);
+  EXPECT_THAT(lines(second.end().out), ElementsAre("[rank 1] 0 of 1", "[rank 1] 1 of 1"));
+  EXPECT_EQ(first.end().status, 3);
+  const Cluster two{.nodes = 2}, three{.nodes = 3, .flags = {}, .endpoint = two.endpoint};
+  auto of_two = two.start(0, "1", {"true"});
+  const auto refused = three.start(1, "1", {"true"}).end();
+  EXPECT_EQ(refused.status, 1);
+  EXPECT_THAT(refused.err, HasSubstr("--nnodes 3 here, but 2 on node 0"));
+  ::kill(of_two.pid(), SIGTERM);
+}
+
 TEST(Nodes, AreNumberedByALauncherAroundThem) {
   const auto endpoint = "127.0.0.1:" + std::to_string(free_port());
   const auto start = [&](const std::string& node) {
