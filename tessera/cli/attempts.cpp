@@ -121,8 +121,7 @@ class Attempts {
     auto verdict = nodes_->agree({.failed = ending.failed_rank.has_value(),
                                   .interrupted = ending.interrupted,
                                   .status = ending.status,
-                                  .rank = ending.failed_rank,
-                                  .elsewhere = ending.elsewhere,
+                                  .noticed = ending.elsewhere.has_value(),
                                   .report = report},
                                  may_restart);
     if (!verdict.words.empty() && (report.empty() || verdict.words.find(report) == std::string::npos)) say(verdict.words);

@@ -8,6 +8,7 @@
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/error.h"
+#include "tessera/base/folder.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/config_explain.h"
 #include "tessera/cli/config_prompt.h"
@@ -45,9 +46,7 @@ void print_remarks(const config::Settings& settings) {
 
 void write_configuration(const config::Settings& settings, const fs::path& place) {
   print_remarks(settings);
-  std::error_code failure;
-  if (place.has_parent_path()) fs::create_directories(place.parent_path(), failure);
-  if (failure) throw IoError(fmt::format("the folder {} can't be made: {}", place.parent_path().string(), failure.message()));
+  if (place.has_parent_path()) make_folder(place.parent_path());
   for (const auto* key : {"gradient_accumulation_steps", "gradient_clipping"}) {
     if (settings.is_set(key)) fmt::print(stderr, "{}: Accelerate has no such key in a file, and refuses this one; Tessera reads it\n", key);
   }

@@ -59,24 +59,15 @@ StorePtr connect(const NodesOptions& options) {
 }
 
 Json to_json(const NodeEnd& end) {
-  return {{"failed", end.failed},
-          {"interrupted", end.interrupted},
-          {"status", end.status},
-          {"rank", end.rank ? Json(*end.rank) : Json()},
-          {"elsewhere", end.elsewhere ? Json(*end.elsewhere) : Json()},
-          {"report", end.report}};
-}
-
-std::optional<int> optional_int(const Json& value) {
-  return value.is_null() ? std::nullopt : std::optional(value.get<int>());
+  return {
+      {"failed", end.failed}, {"interrupted", end.interrupted}, {"status", end.status}, {"noticed", end.noticed}, {"report", end.report}};
 }
 
 NodeEnd end_from(const Json& json) {
   return {.failed = json.at("failed"),
           .interrupted = json.at("interrupted"),
           .status = json.at("status"),
-          .rank = optional_int(json.at("rank")),
-          .elsewhere = optional_int(json.at("elsewhere")),
+          .noticed = json.at("noticed"),
           .report = json.at("report")};
 }
 
@@ -340,7 +331,7 @@ Verdict Nodes::decide(bool may_restart) {
     interrupted |= end.interrupted;
     if (end.status != 0 && verdict.status == 0) verdict.status = end.status;
     // A node whose rank failed by itself comes before one that only noticed it.
-    if (end.failed && (!blamed || (ends[*blamed].elsewhere && !end.elsewhere))) blamed = node;
+    if (end.failed && (!blamed || (ends[*blamed].noticed && !end.noticed))) blamed = node;
   }
   if (!lost.empty()) {
     std::vector<std::string> hosts;

@@ -39,9 +39,8 @@ struct NodesOptions {
 struct NodeEnd {
   bool failed = false, interrupted = false;
   int status = 0;
-  std::optional<int> rank = {};       // that failed
-  std::optional<int> elsewhere = {};  // the rank of another node because of which it failed
-  std::string report = {};            // what this launcher has printed of it
+  bool noticed = false;     // its rank failed because of one of another node
+  std::string report = {};  // what this launcher has printed of it
 };
 
 /// What becomes of the job.
