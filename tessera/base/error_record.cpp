@@ -13,6 +13,18 @@
 #include "tessera/base/fd.h"
 
 namespace tessera {
+namespace {
+
+/// The message of a record, or else all of the text.
+std::string message_in(const std::string& text) {
+  const auto record = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!record.is_object() || !record.contains("message")) return text;
+  const auto& outer = record["message"];  // a text, or an object around it
+  const auto& message = outer.is_object() && outer.contains("message") ? outer["message"] : outer;
+  return message.is_string() ? message.get<std::string>() : text;
+}
+
+}  // namespace
 
 void record_error(std::string_view message) noexcept try {
   const auto path = env(kErrorFile);
@@ -34,13 +46,9 @@ std::optional<ErrorRecord> read_error_record(const std::filesystem::path& file) 
   std::ifstream stream(file);
   if (!stream || ::stat(file.c_str(), &status) != 0) return std::nullopt;
   const std::string text{std::istreambuf_iterator<char>(stream), {}};
-  const auto record = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!record.is_object() || !record.contains("message")) return std::nullopt;
-  const auto& outer = record["message"];  // a text, or an object around it
-  const auto& message = outer.is_object() && outer.contains("message") ? outer["message"] : outer;
-  if (!message.is_string()) return std::nullopt;
+  if (text.empty()) return std::nullopt;
   const auto since_epoch = std::chrono::seconds(status.st_mtim.tv_sec) + std::chrono::nanoseconds(status.st_mtim.tv_nsec);
-  return ErrorRecord{.message = message.get<std::string>(), .when = std::chrono::system_clock::time_point(since_epoch)};
+  return ErrorRecord{.message = message_in(text), .when = std::chrono::system_clock::time_point(since_epoch)};
 }
 
 }  // namespace tessera

@@ -21,7 +21,7 @@ struct ErrorRecord {
   std::chrono::system_clock::time_point when;  // it was written
 };
 
-/// What is written there, by a process of Tessera or by one of Python's torch. Nothing if there is no record, or it makes no sense.
+/// What is written there, by a process of Tessera, by one of Python's torch, or as plain text. Nothing if nobody has written.
 std::optional<ErrorRecord> read_error_record(const std::filesystem::path& file);
 
 }  // namespace tessera

@@ -10,6 +10,7 @@
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
+#include "tessera/base/folder.h"
 #include "tessera/base/port.h"
 #include "tessera/base/words.h"
 #include "tessera/cli/core_sets.h"
@@ -67,7 +68,6 @@ class Attempts {
   int run() {
     for (;;) {
       const auto share = nodes_ ? nodes_->meet(ranks_) : lone_share();
-      introduce(share);
       const auto ending = run_here(share);
       for (const auto& trouble : ending.trouble) say("the log " + trouble);
       const auto report = ending.failed_rank ? cli::report(ending) : "";
@@ -88,7 +88,10 @@ class Attempts {
   }
 
   /// If ranks can't be started here, the other nodes learn why, and end.
-  Ending run_here(const Share& share) try { return LocalJob(job_of(share), console_).run(); } catch (const Error& error) {
+  Ending run_here(const Share& share) try {
+    introduce(share);
+    return LocalJob(job_of(share), console_).run();
+  } catch (const Error& error) {
     if (nodes_) {
       nodes_->tell(0);
       nodes_->agree({.failed = true, .interrupted = true, .status = 1, .report = error.what()}, false);
@@ -134,7 +137,9 @@ class Attempts {
     say(fmt::format("{}{} on {}, {} thread{} each ({}){}, port {}", counted(share.ranks, "rank"), here, counted(cores(), "core"), threads,
                     threads == "1" ? "" : "s", env("OMP_NUM_THREADS") ? "OMP_NUM_THREADS as it was" : "OMP_NUM_THREADS",
                     plan_.bind ? ", bound to cores" : "", share.port));
-    if (!plan_.logs.empty() && share.attempt == 0) say(fmt::format("logs in {}", logs_of(share).string()));
+    if (plan_.logs.empty() || share.attempt > 0) return;
+    make_folder(logs_of(share));
+    say(fmt::format("logs in {}", logs_of(share).string()));
   }
 
   std::filesystem::path logs_of(const Share& share) const { return plan_.logs.empty() ? plan_.logs : plan_.logs / share.run; }

@@ -69,6 +69,7 @@ TEST_F(Completion, OffersFlagsAndTheirValues) {
   EXPECT_THAT(offered({"test", "--transport", "="}), Contains("gloo"));
   EXPECT_THAT(offered({"test", "--transport", "shm", "--li"}), ElementsAre("--limit"));
   EXPECT_THAT(offered({"test", "--ranks", ""}), IsEmpty());
+  EXPECT_THAT(offered({"launch", "--mixed_precision", ""}), UnorderedElementsAre("no", "fp16", "bf16"));
 }
 
 TEST_F(Completion, OffersFilesAndPrograms) {

@@ -1,6 +1,5 @@
 // `tessera config`: makes, changes, explains and converts configurations.
 #include <fmt/format.h>
-#include <torch/cuda.h>
 #include <CLI/CLI.hpp>
 
 #include <filesystem>
@@ -47,9 +46,6 @@ void print_remarks(const config::Settings& settings) {
 void write_configuration(const config::Settings& settings, const fs::path& place) {
   print_remarks(settings);
   if (place.has_parent_path()) make_folder(place.parent_path());
-  for (const auto* key : {"gradient_accumulation_steps", "gradient_clipping"}) {
-    if (settings.is_set(key)) fmt::print(stderr, "{}: Accelerate has no such key in a file, and refuses this one; Tessera reads it\n", key);
-  }
   const auto text = place.extension() == ".json" ? config::to_json(settings) : config::to_yaml(settings);
   NewFile file(place);
   file.write(std::as_bytes(std::span(text)));
@@ -64,6 +60,18 @@ config::Settings read_configuration(const fs::path& place) {
   return settings;
 }
 
+/// Where a changed configuration goes: the new file, or the old one again.
+fs::path place_to_write(const CommandFlags& flags) {
+  if (flags.output.empty() && config::is_deepspeed_file(flags.place())) {
+    throw ConfigError(fmt::format("{} is of DeepSpeed, which could not read it afterwards; give the new file a name by --output-file",
+                                  flags.place().string()));
+  }
+  if (!flags.output.empty() && fs::exists(flags.output)) {
+    throw ConfigError(fmt::format("--output-file {} is there already; remove it, or name another", flags.output));
+  }
+  return flags.output.empty() ? flags.place() : fs::path(flags.output);
+}
+
 int ask_all(const CommandFlags& flags) {
   write_configuration(interview(ask_user, flags.given), flags.place());
   return 0;
@@ -75,25 +83,22 @@ int write_defaults(const CommandFlags& flags) {
     throw ConfigError(fmt::format(
         "{} is there already; change it with tessera config update --set KEY=VALUE, or name another with --config-file", place.string()));
   }
-  write_configuration(default_settings(static_cast<int>(torch::cuda::device_count()), flags.given), place);
+  write_configuration(default_settings(flags.given), place);
   return 0;
 }
 
 int update(const CommandFlags& flags) {
   auto settings = read_configuration(flags.place());
-  if (flags.output.empty() && config::is_deepspeed_file(flags.place())) {
-    throw ConfigError(fmt::format("{} is of DeepSpeed, which could not read it afterwards; give the new file a name by --output-file",
-                                  flags.place().string()));
-  }
   set_given(settings, flags.given);
   settings.expect_consistent();
-  write_configuration(settings, flags.output.empty() ? flags.place() : fs::path(flags.output));
+  write_configuration(settings, place_to_write(flags));
   return 0;
 }
 
 int explain(const CommandFlags& flags) {
   config::Settings settings;
-  if (!flags.file.empty() || fs::exists(flags.place())) settings = read_configuration(flags.place());
+  if (const auto file = flags.file.empty() ? config::usual_file() : fs::path(flags.file); !file.empty())
+    settings = read_configuration(file);
   settings.read_environment();
   set_given(settings, flags.given);
   fmt::print("{}", explanation(settings));
@@ -112,10 +117,7 @@ int convert_to_fsdp2(const CommandFlags& flags) {
     throw ConfigError(
         fmt::format("{} has no FSDP to convert: distributed_type is {}", flags.place().string(), from.text("distributed_type")));
   }
-  if (!flags.output.empty() && fs::exists(flags.output)) {
-    throw ConfigError(fmt::format("--output-file {} is there already; remove it, or name another", flags.output));
-  }
-  write_configuration(config::to_fsdp2(from), flags.output.empty() ? flags.place() : fs::path(flags.output));
+  write_configuration(config::to_fsdp2(from), place_to_write(flags));
   return 0;
 }
 
@@ -170,7 +172,7 @@ void add_config_command(CLI::App& app, std::function<int()>& chosen) {
   add_answers(*defaults, flags);
   defaults->add_option("--mixed-precision", flags->mixed_precision, "no, bf16 or fp16")->type_name("DTYPE");
   defaults->footer(Help::footer_of({"tessera config default --set num_processes=4 --config-file run.yaml"},
-                                   "Without --set, the model is sharded among the GPUs of this machine; without a GPU there is one rank."));
+                                   "Without --set num_processes there is one rank."));
   auto* change = command->add_subcommand("update", "Writes a configuration again, in the keys of today")->group("Commands");
   const auto of_change = add_part(*change, chosen, update);
   add_answers(*change, of_change);

@@ -14,11 +14,6 @@ namespace {
 using config::Origin;
 using config::YamlValue;
 
-std::string todays_name(const std::string& name) {
-  const auto* key = config::find_key(name);
-  return key == nullptr ? name : std::string(key->name);
-}
-
 void add_answers_of(GivenAnswers& answers, const YamlValue& map) {
   for (size_t i = 0; i < map.names.size(); i++) {
     const auto& value = map.values[i];
@@ -28,7 +23,7 @@ void add_answers_of(GivenAnswers& answers, const YamlValue& map) {
     }
     std::string text = value.text;
     for (const auto& part : value.values) text += (text.empty() ? "" : ",") + part.text;
-    if (!value.is_empty()) answers.insert_or_assign(todays_name(map.names[i]), GivenAnswer{text, value.where});
+    if (!value.is_empty()) answers.insert_or_assign(std::string(config::todays_name(map.names[i])), GivenAnswer{text, value.where});
   }
 }
 
@@ -41,7 +36,8 @@ void add_given_answer(GivenAnswers& answers, const std::string& assignment) {
   }
   auto name = assignment.substr(0, sign);
   std::ranges::replace(name, '-', '_');
-  answers.insert_or_assign(todays_name(name), GivenAnswer{assignment.substr(sign + 1), "--set " + printable(assignment)});
+  answers.insert_or_assign(std::string(config::todays_name(name)),
+                           GivenAnswer{assignment.substr(sign + 1), "--set " + printable(assignment)});
 }
 
 void read_given_answers(GivenAnswers& answers, const std::string& file) {
@@ -54,10 +50,10 @@ void set_given(config::Settings& settings, const GivenAnswers& given) {
   for (const auto& [name, answer] : given) settings.set(name, answer.value, Origin::Flag, answer.where);
 }
 
-config::Settings default_settings(int gpus, const GivenAnswers& given) {
+config::Settings default_settings(const GivenAnswers& given) {
   config::Settings settings;
-  settings.set("use_cpu", gpus == 0 ? "true" : "false", Origin::File, "this machine");
-  settings.set("num_processes", std::to_string(std::max(1, gpus)), Origin::File, "this machine");
+  settings.set("use_cpu", "true", Origin::File, "tessera config default");
+  settings.set("num_processes", "1", Origin::File, "tessera config default");
   settings.set("fsdp_version", "2", Origin::File, "tessera config default");
   set_given(settings, given);
   settings.expect_consistent();

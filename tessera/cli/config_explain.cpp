@@ -31,7 +31,28 @@ bool matters(const config::Settings& settings, const config::Key& key) {
   return settings.is_set(key.name) || can_change;
 }
 
+/// All that has the same one stands on one line.
+std::string source_of(const config::Setting& setting) {
+  if (setting.origin == config::Origin::File) return setting.where.substr(0, setting.where.rfind(':'));
+  return setting.origin == config::Origin::Environment ? "environment" : "flags";
+}
+
 }  // namespace
+
+std::vector<std::string> origins_of_ranks(const config::Settings& settings) {
+  std::vector<std::pair<std::string, std::string>> lines;
+  for (const auto& key : config::keys()) {
+    const auto& setting = settings.setting(key.name);
+    if (setting.origin == config::Origin::Default || key.variable.empty() || !key.no_effect.empty() || setting.value.empty()) continue;
+    const auto source = source_of(setting);
+    auto line = std::ranges::find(lines, source, &std::pair<std::string, std::string>::first);
+    if (line == lines.end()) line = lines.insert(lines.end(), {source, source + ": "});
+    line->second += fmt::format("{}{} {}", line->second.ends_with(": ") ? "" : ", ", key.name, setting.value);
+  }
+  std::vector<std::string> texts;
+  for (auto& [source, text] : lines) texts.push_back(std::move(text));
+  return texts;
+}
 
 std::string explanation(const config::Settings& settings) {
   std::vector<const config::Key*> shown;

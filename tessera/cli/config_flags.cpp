@@ -6,11 +6,8 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
-#include <optional>
 #include <utility>
 
-#include "tessera/base/env.h"
-#include "tessera/base/folder.h"
 #include "tessera/config/keys.h"
 
 namespace tessera::cli {
@@ -60,12 +57,7 @@ ConfigFlags::ConfigFlags(CLI::App& command) {
 
 config::Settings ConfigFlags::settings() const {
   config::Settings settings;
-  const auto named = file_->empty() ? env("TESSERA_CONFIG_FILE") : std::optional(*file_);
-  if (named) {
-    settings.read_file(*named);
-  } else if (const auto file = config::default_file(); is_there(file)) {
-    settings.read_file(file);
-  }
+  if (const auto file = file_->empty() ? config::usual_file() : std::filesystem::path(*file_); !file.empty()) settings.read_file(file);
   settings.read_environment();
   for (const auto& [key, value] : *values_) settings.set(key, value, config::Origin::Flag, flag_of(key));
   settings.expect_consistent();

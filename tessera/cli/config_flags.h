@@ -18,8 +18,7 @@ class ConfigFlags {
   /// Adds the flags, and --config-file.
   explicit ConfigFlags(CLI::App& command);
 
-  /// A flag wins over the environment, and that over the file: the one that is named, here or in TESSERA_CONFIG_FILE, or else
-  /// config::default_file(), if it is there.
+  /// A flag wins over the environment, and that over the file: the one that is named, or else config::usual_file().
   config::Settings settings() const;
 
  private:

@@ -18,10 +18,12 @@ using config::Settings;
 
 const std::vector<Choice> kMachines = {{"NO", "No distributed training"}, {"MULTI_CPU", "multi-CPU"}, {"MULTI_GPU", "multi-GPU"}};
 
-/// Shown as they are written in files.
-std::vector<Choice> menu(std::initializer_list<const char*> values) {
+const std::vector<Choice> kStateDictsOfVersion2 = {{"SHARDED_STATE_DICT", "SHARDED_STATE_DICT"}, {"FULL_STATE_DICT", "FULL_STATE_DICT"}};
+
+/// All choices of a key, shown as they are written in files.
+std::vector<Choice> menu(std::string_view key) {
   std::vector<Choice> choices;
-  for (const auto* value : values) choices.push_back({value, value});
+  for (const auto value : config::find_key(key)->choices) choices.push_back({std::string(value), std::string(value)});
   return choices;
 }
 
@@ -57,7 +59,7 @@ class Interview {
     if (!settings_.is_set("mixed_precision")) {
       ask_key({.name = "mixed_precision",
                .text = "Do you wish to use mixed precision?",
-               .choices = menu({"no", "fp16", "bf16"}),
+               .choices = menu("mixed_precision"),
                .otherwise = "no"});
     }
     // What was given and has no question is meant all the same.
@@ -110,12 +112,12 @@ class Interview {
   }
 
   void ask_fsdp() {
-    ask_key({.name = "fsdp_version", .text = "What should be your FSDP version?", .choices = menu({"1", "2"}), .otherwise = "2"});
+    ask_key({.name = "fsdp_version", .text = "What should be your FSDP version?", .choices = menu("fsdp_version"), .otherwise = "2"});
     const bool is_first = settings_.text("fsdp_version") == "1";
     if (is_first) {
       ask_key({.name = "fsdp_sharding_strategy",
                .text = "What should be your sharding strategy?",
-               .choices = menu({"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"}),
+               .choices = menu("fsdp_sharding_strategy"),
                .otherwise = "FULL_SHARD"});
     } else {
       ask_key({.name = "fsdp_reshard_after_forward", .text = "Do you want to reshard parameters after forward?", .otherwise = "yes"});
@@ -127,13 +129,12 @@ class Interview {
     if (is_first) {
       ask_key({.name = "fsdp_backward_prefetch",
                .text = "What should be your backward prefetch policy?",
-               .choices = menu({"BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"}),
+               .choices = menu("fsdp_backward_prefetch"),
                .otherwise = "BACKWARD_PRE"});
     }
     ask_key({.name = "fsdp_state_dict_type",
              .text = "What should be your state dict type?",
-             .choices = is_first ? menu({"FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"})
-                                 : menu({"SHARDED_STATE_DICT", "FULL_STATE_DICT"}),
+             .choices = is_first ? menu("fsdp_state_dict_type") : kStateDictsOfVersion2,
              .otherwise = "SHARDED_STATE_DICT"});
     if (is_first) {
       ask_key({.name = "fsdp_forward_prefetch", .text = "Do you want to gather the next unit already in forward?", .otherwise = "no"});
@@ -150,7 +151,7 @@ class Interview {
   void ask_units() {
     ask_key({.name = "fsdp_auto_wrap_policy",
              .text = "What should be your auto wrap policy?",
-             .choices = menu({"TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"}),
+             .choices = menu("fsdp_auto_wrap_policy"),
              .otherwise = "TRANSFORMER_BASED_WRAP"});
     const auto& policy = settings_.text("fsdp_auto_wrap_policy");
     if (policy == "TRANSFORMER_BASED_WRAP") {

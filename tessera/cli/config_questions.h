@@ -39,8 +39,8 @@ void read_given_answers(GivenAnswers& answers, const std::string& file);
 /// Asks what is not answered yet, in the order of `accelerate config`. Throws ConfigError for a given answer that makes no sense.
 config::Settings interview(const Ask& ask, GivenAnswers given);
 
-/// The settings of `tessera config default`: all ranks of this machine share one model. Given answers change it.
-config::Settings default_settings(int gpus, const GivenAnswers& given);
+/// The settings of `tessera config default`: one rank, and more would share one model. Given answers change it.
+config::Settings default_settings(const GivenAnswers& given);
 
 /// Given answers as settings. Throws ConfigError for names of no key.
 void set_given(config::Settings& settings, const GivenAnswers& given);

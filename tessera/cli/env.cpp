@@ -23,6 +23,7 @@
 #include "tessera/cli/commands.h"
 #include "tessera/cli/facts.h"
 #include "tessera/cli/help.h"
+#include "tessera/config/settings.h"
 
 namespace tessera::cli {
 namespace {
@@ -80,10 +81,29 @@ Fact rank_here() try {
   return fact("this_process", fmt::format("error: {}", error.what()));
 }
 
+/// What launch would read, and what that says.
+std::vector<Fact> facts_of_configuration() try {
+  const auto file = config::usual_file();
+  if (file.empty()) return {unknown_fact("file", "none: tessera config makes one")};
+  std::vector<Fact> facts = {fact("file", file)};
+  try {
+    config::Settings settings;
+    settings.read_file(file);
+    for (const auto& key : config::keys()) {
+      if (settings.is_set(key.name)) facts.push_back(fact(std::string(key.name), settings.text(key.name)));
+    }
+  } catch (const Error& error) {
+    facts.push_back(fact("error", error.what()));
+  }
+  return facts;
+} catch (const Error& error) {  // there is no place where it could be
+  return {fact("error", error.what())};
+}
+
 bool is_of_launchers(std::string_view name) {
-  constexpr std::array<std::string_view, 12> kPrefixes = {"SLURM_",          "PMI_",      "PMIX_",         "OMPI_COMM_WORLD_",
-                                                          "MV2_COMM_WORLD_", "MPI_LOCAL", "TORCHELASTIC_", "MASTER_",
-                                                          "ACCELERATE_",     "FSDP_",     "GROUP_",        "GLOO_"};
+  constexpr std::array<std::string_view, 13> kPrefixes = {
+      "SLURM_",  "PMI_",        "PMIX_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "MPI_LOCAL",          "TORCHELASTIC_",
+      "MASTER_", "ACCELERATE_", "FSDP_", "GROUP_",           "GLOO_",           "PARALLELISM_CONFIG_"};
   const auto numbering = launcher_variables();
   return std::ranges::find(numbering, name) != numbering.end() ||
          std::ranges::any_of(kPrefixes, [&](std::string_view prefix) { return name.starts_with(prefix); });
@@ -113,6 +133,7 @@ std::vector<Fact> variables(const std::function<bool(std::string_view)>& is_mean
 std::vector<Chapter> all_facts() {
   std::vector<Chapter> all = {facts_of_tessera(), facts_of_libtorch(), facts_of_transports()};
   std::ranges::move(facts_of_machine(), std::back_inserter(all));
+  all.push_back({"configuration", facts_of_configuration()});
   all.push_back({"launcher", {rank_here()}});
   std::ranges::move(variables(is_of_launchers), std::back_inserter(all.back().facts));
   all.push_back({"environment", variables([](std::string_view name) { return name.starts_with("TESSERA_") || is_of_threads(name); })});
@@ -127,7 +148,7 @@ void print_for_people(const std::vector<Chapter>& all) {
     for (const auto& fact : facts) widest = std::max(widest, fact.name.size());
     for (const auto& fact : facts) {
       auto words = fact.name;
-      if (name != "environment" && name != "launcher") std::ranges::replace(words, '_', ' ');
+      if (name != "environment" && name != "launcher" && name != "configuration") std::ranges::replace(words, '_', ' ');
       fmt::print("  {:<{}}  {}\n", words, widest, fact.text);
     }
   }

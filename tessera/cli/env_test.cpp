@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "tessera/testing/folder.h"
 #include "tessera/testing/launched.h"
 
 namespace tessera::testing::cli_env_test {
@@ -47,6 +48,17 @@ TEST(EnvCommand, ShowsVariablesButNoSecrets) {
   EXPECT_EQ(ended.status, 0) << ended.err;
   EXPECT_THAT(ended.out, AllOf(HasSubstr("rank 1 of 2\n"), ContainsRegex("TESSERA_LOG +info\n"), HasSubstr("(nobody reads this one)"),
                                HasSubstr("1\\x1b[31m"), Not(HasSubstr("sesame"))));
+}
+
+TEST(EnvCommand, ShowsTheConfigurationThatLaunchWouldRead) {
+  const Folder folder;
+  const auto file = (folder / "run.yaml").string();
+  write_file(file, "mixed_precision: bf16\n");
+  const auto found = nlohmann::json::parse(env_command({"--json"}, {{"TESSERA_CONFIG_FILE", file}}).out);
+  EXPECT_EQ(found.at("configuration").at("file"), file);
+  EXPECT_EQ(found.at("configuration").at("mixed_precision"), "bf16");
+  write_file(file, "mixed_precision: bf61\n");
+  EXPECT_THAT(env_command({}, {{"TESSERA_CONFIG_FILE", file}}).out, HasSubstr("'bf61' is not one of"));
 }
 
 TEST(EnvCommand, GoesOnWhereLaunchersContradictThemselves) {

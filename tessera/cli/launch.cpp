@@ -13,6 +13,7 @@
 #include "tessera/base/words.h"
 #include "tessera/cli/attempts.h"
 #include "tessera/cli/commands.h"
+#include "tessera/cli/config_explain.h"
 #include "tessera/cli/config_flags.h"
 #include "tessera/cli/help.h"
 #include "tessera/cli/ranks_here.h"
@@ -122,9 +123,10 @@ LaunchPlan plan_of(const CLI::App& command, const LaunchFlags& flags, config::Se
   return plan;
 }
 
-int launch(const LaunchPlan& plan, const std::vector<std::string>& remarks) {
+int launch(const LaunchPlan& plan, const config::Settings& settings) {
   Console console;
-  for (const auto& remark : remarks) console.err().write(fmt::format("launch: {}\n", remark));
+  for (const auto& line : origins_of_ranks(settings)) console.err().write(fmt::format("launch: {}\n", line));
+  for (const auto& remark : settings.remarks()) console.err().write(fmt::format("launch: {}\n", remark));
   if (const auto warning = warning_of_unknown_env()) console.err().write(fmt::format("launch: {}\n", *warning));
   const int status = run_attempts(plan, console);
   console.finish();
@@ -198,7 +200,7 @@ void add_launch_command(CLI::App& app, std::function<int()>& chosen) {
   command->callback([&chosen, command, flags, configuration] {
     const auto settings = configuration.settings();
     const auto plan = plan_of(*command, *flags, settings);
-    chosen = [plan, remarks = settings.remarks()] { return launch(plan, remarks); };
+    chosen = [plan, settings] { return launch(plan, settings); };
   });
 }
 

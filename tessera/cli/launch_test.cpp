@@ -361,6 +361,9 @@ TEST(Launch, GivesRanksTheConfiguration) {
   EXPECT_EQ(started({"--config-file", file, "-n", "1", "--mixed_precision", "no"}).out, "[rank 0] 0 1 no SHARD_GRAD_OP unset\n");
   EXPECT_EQ(started({"--config-file", file, "-n", "1", "--use_fsdp", "--fsdp_reshard_after_forward", "FULL_SHARD"}).out,
             "[rank 0] 0 1 bf16 FULL_SHARD unset\n");
+  const auto both = started({"--config-file", file, "--fsdp-sharding-strategy", "FULL_SHARD"});
+  EXPECT_THAT(both.err, AllOf(HasSubstr("launch: " + file + ": distributed_type FSDP, mixed_precision bf16\n"),
+                              HasSubstr("launch: flags: fsdp_sharding_strategy FULL_SHARD\n")));
   const auto wrong = started({"--config-file", file, "--fsdp-sharding-strategy", "FULL_CHARD"});
   EXPECT_EQ(wrong.status, 2);
   EXPECT_THAT(wrong.err, HasSubstr("--fsdp-sharding-strategy"));

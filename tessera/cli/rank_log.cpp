@@ -8,14 +8,13 @@
 #include <cstring>
 
 #include "tessera/base/error.h"
+#include "tessera/base/folder.h"
 
 namespace tessera::cli {
 
 std::filesystem::path make_rank_folder(const std::filesystem::path& logs, int attempt, int rank) {
   const auto folder = logs / fmt::format("attempt_{}", attempt) / fmt::format("rank_{}", rank);
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (error) throw IoError(fmt::format("the log folder {} can't be made: {}; give another --log-dir", folder.string(), error.message()));
+  make_folder(folder);
   return folder;
 }
 

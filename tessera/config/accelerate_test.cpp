@@ -45,7 +45,12 @@ const std::map<std::string, Settings> kOurs = {
                          {"fsdp_min_num_params", "1e6"},
                          {"parallelism_config_dp_replicate_size", "2"},
                          {"parallelism_config_dp_shard_size", "2"}})},
-    {"cpu", settings_of({{"distributed_type", "MULTI_CPU"}, {"use_cpu", "true"}, {"num_processes", "3"}, {"gpu_ids", "0,1"}})},
+    {"cpu", settings_of({{"distributed_type", "MULTI_CPU"},
+                         {"use_cpu", "true"},
+                         {"num_processes", "3"},
+                         {"gpu_ids", "0,1"},
+                         {"gradient_clipping", "0.5"},
+                         {"gradient_accumulation_steps", "4"}})},
 };
 
 std::string in_lower_case(std::string text) {

@@ -64,7 +64,7 @@ class DeepSpeedFile {
   }
 
   bool read_shared(const std::string& name, const YamlValue& value) {
-    if (name != "gradient_accumulation_steps" && name != "gradient_clipping") return false;
+    if (!is_of_deepspeed_section(name)) return false;
     result_.add(name, value.text, value.where);
     return true;
   }
@@ -177,6 +177,10 @@ bool is_deepspeed(const YamlValue& root) {
   };
   return root.find("zero_optimization") != nullptr || root.find("train_batch_size") != nullptr ||
          root.find("train_micro_batch_size_per_gpu") != nullptr || is_section("bf16") || is_section("fp16");
+}
+
+bool is_of_deepspeed_section(std::string_view key) {
+  return key == "gradient_accumulation_steps" || key == "gradient_clipping";
 }
 
 FileEntries deepspeed_entries(const YamlValue& root) {

@@ -26,6 +26,8 @@ struct FileEntries {
 FileEntries accelerate_entries(const YamlValue& root);
 
 bool is_deepspeed(const YamlValue& root);
+/// Whether a key, good for any training here, is one that Accelerate knows in its section deepspeed_config only.
+bool is_of_deepspeed_section(std::string_view key);
 /// The JSON file of DeepSpeed. What has no counterpart becomes a remark.
 FileEntries deepspeed_entries(const YamlValue& root);
 /// The section deepspeed_config of Accelerate's files, which may name such a JSON file.

@@ -9,14 +9,6 @@
 #include "tessera/config/key_tables.h"
 
 namespace tessera::config {
-namespace {
-
-/// Names that keys have, or had, elsewhere. Accelerate drops this one in silence.
-std::string_view todays_name(std::string_view name) {
-  return name == "fsdp_backward_prefetch_policy" ? "fsdp_backward_prefetch" : name;
-}
-
-}  // namespace
 
 std::span<const Key> keys() {
   static const auto all = [] {
@@ -25,6 +17,11 @@ std::span<const Key> keys() {
     return both;
   }();
   return all;
+}
+
+// Accelerate drops this one in silence.
+std::string_view todays_name(std::string_view name) {
+  return name == "fsdp_backward_prefetch_policy" ? "fsdp_backward_prefetch" : name;
 }
 
 const Key* find_key(std::string_view name) {

@@ -26,6 +26,8 @@ struct Key {
 
 std::span<const Key> keys();
 
+/// The name that a key has today. A name that no key ever had stays as it is.
+std::string_view todays_name(std::string_view name);
 /// Nothing if there is no such key. Also finds a key by an older name of it.
 const Key* find_key(std::string_view name);
 

@@ -120,15 +120,24 @@ class AccelerateFile {
 
   void read_deepspeed(const YamlValue& value) {
     if (value.is_empty()) return;
-    if (!is_for_deepspeed()) {
-      result_.remarks.push_back(fmt::format("{}: deepspeed_config has no effect: distributed_type is not DEEPSPEED", value.where));
-      return;
-    }
+    if (!is_for_deepspeed()) return read_shared(value);
     auto found = deepspeed_section_entries(value);
     std::ranges::move(found.remarks, std::back_inserter(result_.remarks));
     // What the file says itself is meant for all kinds of training.
     for (auto& entry : found.entries) {
       if (root_.find(entry.key) == nullptr) result_.entries.push_back(std::move(entry));
+    }
+  }
+
+  void read_shared(const YamlValue& section) {
+    for (size_t i = 0; i < section.names.size(); i++) {
+      const auto &name = section.names[i], &where = section.values[i].where;
+      if (is_of_deepspeed_section(name) && section.values[i].text != "auto") {
+        add(name, section.values[i]);
+      } else {
+        const auto reason = fmt::format("{} of deepspeed_config has no effect: distributed_type is not DEEPSPEED", printable(name));
+        result_.remarks.push_back(fmt::format("{}: {}", where, reason));
+      }
     }
   }
 

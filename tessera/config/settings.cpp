@@ -10,6 +10,7 @@
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
+#include "tessera/base/folder.h"
 #include "tessera/base/words.h"
 #include "tessera/config/value.h"
 
@@ -93,19 +94,18 @@ void Settings::add_remark(std::string remark) {
 
 std::map<std::string, std::string> Settings::environment() const {
   std::map<std::string, std::string> variables;
+  const auto settings = settled();
   for (const auto& key : keys()) {
-    const auto& value = text(key.name);
+    const auto& value = settings.text(key.name);
     if (!key.variable.empty() && is_set(key.name) && !value.empty()) variables.emplace(key.variable, to_variable(key, value));
   }
-  if (is_set("fsdp_sharding_strategy") || is_set("fsdp_reshard_after_forward")) {
-    const auto strategy = keyed_strategy();
-    const bool is_first = text("fsdp_version") == "1", is_truth = strategy == "FULL_SHARD" || strategy == "SHARD_GRAD_OP";
-    variables.erase("FSDP_SHARDING_STRATEGY");
-    variables.erase("FSDP_RESHARD_AFTER_FORWARD");
-    if (is_first || !is_truth) variables["FSDP_SHARDING_STRATEGY"] = strategy;
-    if (!is_first) variables["FSDP_RESHARD_AFTER_FORWARD"] = strategy == "FULL_SHARD" || strategy == "HYBRID_SHARD" ? "true" : "false";
-  }
   return variables;
+}
+
+std::filesystem::path usual_file() {
+  if (auto file = env("TESSERA_CONFIG_FILE")) return *file;
+  auto file = default_file();
+  return is_there(file) ? file : std::filesystem::path();
 }
 
 std::filesystem::path default_file() {

@@ -46,7 +46,12 @@ class Settings {
   /// the sizes of parallelism_config mean together. If these sizes are set, they also say how many copies there are.
   std::string sharding_strategy() const;
 
-  /// The variables for ranks: of what was set, and nothing else. The keys for a strategy say the same, whichever was set.
+  /// Throws ConfigError if there are sizes of parallelism_config that don't divide so many ranks.
+  void expect_sizes_for(int64_t ranks) const;
+
+  /// The same for readers who know of no origins: where both keys for a strategy are set, they say the same.
+  Settings settled() const;
+  /// The variables for ranks: of what was set, and nothing else.
   std::map<std::string, std::string> environment() const;
   /// What was read but has no effect here, such as settings of DeepSpeed without a counterpart.
   const std::vector<std::string>& remarks() const { return remarks_; }
@@ -60,8 +65,10 @@ class Settings {
   std::vector<std::string> remarks_;
 };
 
-/// Where `tessera config` writes, and launch reads, unless told otherwise: Accelerate's own place.
+/// Where `tessera config` writes unless told otherwise: Accelerate's own place.
 std::filesystem::path default_file();
+/// What launch reads unless told otherwise: the file that TESSERA_CONFIG_FILE names, or else default_file(); empty if that isn't there.
+std::filesystem::path usual_file();
 
 /// Whether the file is a JSON file of DeepSpeed.
 bool is_deepspeed_file(const std::filesystem::path& file);

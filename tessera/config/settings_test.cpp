@@ -298,8 +298,9 @@ TEST_F(Files, ThatContradictThemselvesAreRefused) {
   EXPECT_THAT(error("num_machines: 2\nmachine_rank: 2\n"), HasSubstr("c.yaml:2: machine_rank 2 is not below num_machines 2"));
   EXPECT_THAT(error("num_machines: 2\nnum_processes: 3\n"), HasSubstr("can't be divided"));
   EXPECT_THAT(error("num_processes: 6\nparallelism_config: {dp_replicate_size: 2, dp_shard_size: 2}\n"),
-              HasSubstr("num_processes 6 is not"));
+              HasSubstr("is 4, but there are 6 ranks"));
   EXPECT_THAT(error("distributed_type: MULTI_GPU\nuse_cpu: true\n"), HasSubstr("use_cpu true contradicts"));
+  EXPECT_THAT(error("gpu_ids: 0;1\n"), HasSubstr("c.yaml:1: gpu_ids '0;1' is neither all nor numbers"));
 }
 
 TEST_F(Files, ThatDivideRanksOtherwiseThanTheStrategyAreRefused) {
@@ -308,6 +309,8 @@ TEST_F(Files, ThatDivideRanksOtherwiseThanTheStrategyAreRefused) {
   EXPECT_THAT(error("fsdp_config: {sharding_strategy: NO_SHARD}\n" + sizes), HasSubstr("contradict fsdp_sharding_strategy NO_SHARD"));
   EXPECT_THAT(error("fsdp_config: {sharding_strategy: HYBRID_SHARD}\nparallelism_config: {dp_shard_size: 2}\n"),
               HasSubstr("contradict fsdp_sharding_strategy HYBRID_SHARD"));
+  EXPECT_THAT(error("fsdp_config: {reshard_after_forward: NO_SHARD}\n" + sizes),
+              HasSubstr("contradict fsdp_reshard_after_forward NO_SHARD"));
   EXPECT_EQ(read("fsdp_config: {sharding_strategy: HYBRID_SHARD}\n" + sizes).sharding_strategy(), "HYBRID_SHARD");
 }
 
@@ -334,6 +337,53 @@ TEST(Strategy, IsThatOfTheStrongerOrigin) {
   EXPECT_EQ(strategy("1", sharding, "SHARD_GRAD_OP", reshard, "NO_SHARD"), "NO_SHARD");
   EXPECT_EQ(strategy("1", reshard, "SHARD_GRAD_OP", sharding, "FULL_SHARD"), "FULL_SHARD");
   EXPECT_EQ(strategy("2", sharding, "HYBRID_SHARD", reshard, "false"), "HYBRID_SHARD_ZERO2");
+  EXPECT_EQ(strategy("2", sharding, "NO_SHARD", reshard, "true"), "FULL_SHARD");
+}
+
+TEST(Strategy, OutlivesVariablesThatRanksInherit) {
+  Settings settings;
+  const Set inherited("FSDP_RESHARD_AFTER_FORWARD", "SHARD_GRAD_OP");
+  settings.read_environment();
+  settings.set("fsdp_sharding_strategy", "FULL_SHARD", Origin::Flag, "--fsdp-sharding-strategy");
+  EXPECT_THAT(settings.environment(),
+              AllOf(Contains(Pair("FSDP_SHARDING_STRATEGY", "FULL_SHARD")), Contains(Pair("FSDP_RESHARD_AFTER_FORWARD", "FULL_SHARD"))));
+}
+
+TEST_F(Files, ThatAreUpdatedDoNotContradictThemselves) {
+  for (const auto* const reshard : {"true", "NO_SHARD"}) {
+    for (const auto* const version : {"1", "2"}) {
+      auto settings = read(std::string("fsdp_config: {version: ") + version + ", sharding_strategy: SHARD_GRAD_OP}\n");
+      settings.set("fsdp_reshard_after_forward", reshard, Origin::Flag, "--set");
+      const auto again = read(to_yaml(settings));
+      again.expect_consistent();
+      EXPECT_EQ(again.sharding_strategy(), settings.sharding_strategy()) << version << reshard;
+    }
+  }
+}
+
+TEST_F(Files, HaveTwoKeysWhereAccelerateKnowsThem) {
+  Settings settings;
+  settings.set("gradient_clipping", "0.5", Origin::Flag, "a");
+  settings.set("gradient_accumulation_steps", "4", Origin::Flag, "a");
+  EXPECT_THAT(to_yaml(settings), HasSubstr("deepspeed_config:\n  gradient_accumulation_steps: 4\n  gradient_clipping: 0.5\n"));
+  for (const auto& text : {to_yaml(settings), to_json(settings)}) {
+    EXPECT_EQ(read(text).number("gradient_clipping"), 0.5);
+    EXPECT_EQ(read(text).integer("gradient_accumulation_steps"), 4);
+  }
+  EXPECT_THAT(error("gradient_clipping: 1\ndeepspeed_config: {gradient_clipping: 2}\n"), HasSubstr("is there already"));
+  EXPECT_EQ(read("deepspeed_config: {gradient_clipping: auto, zero_stage: 3}\n").remarks().size(), 2U);
+}
+
+TEST(UsualFile, IsNamedByTheEnvironmentOrThere) {
+  const Folder folder;
+  const auto place = folder.path().string();
+  const Set home("HF_HOME", place.c_str());
+  EXPECT_EQ(config::usual_file(), "");
+  std::filesystem::create_directory(folder / "accelerate");
+  write_file(config::default_file(), "debug: false\n");
+  EXPECT_EQ(config::usual_file(), config::default_file());
+  const Set named("TESSERA_CONFIG_FILE", "/no/where.yaml");
+  EXPECT_EQ(config::usual_file(), "/no/where.yaml");
 }
 
 TEST_F(Files, ThatAreWrittenInventNoRanks) {

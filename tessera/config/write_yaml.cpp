@@ -5,8 +5,8 @@
 #include <array>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
 
+#include "tessera/config/file_entries.h"
 #include "tessera/config/settings.h"
 #include "tessera/config/value.h"
 
@@ -51,11 +51,6 @@ bool is_written(const Settings& settings, const Key& key) {
   return settings.is_set(key.name) && !(key.kind == Kind::Text && settings.text(key.name).empty());
 }
 
-/// Launch asks for a number of ranks that nobody has given, and so does Accelerate's if the file says -1.
-std::string written_value(const Settings& settings, const Key& key) {
-  return key.name == "num_processes" && !settings.is_set(key.name) ? "-1" : settings.text(key.name);
-}
-
 nlohmann::json to_json_value(const Key& key, const std::string& value) {
   if (key.name == "tpu_env") return nlohmann::json::array();
   if (key.kind == Kind::Text) return value;
@@ -64,25 +59,45 @@ nlohmann::json to_json_value(const Key& key, const std::string& value) {
   return key.kind == Kind::Number ? nlohmann::json::parse(value) : nlohmann::json(value);
 }
 
+struct WrittenKey {
+  const Key& key;
+  std::string section, value;
+};
+
+std::vector<WrittenKey> written_keys(const Settings& given) {
+  const auto settings = given.settled();
+  std::vector<WrittenKey> written;
+  for (const auto& key : keys()) {
+    if (!is_written(settings, key)) continue;
+    // Launch asks for a number of ranks that nobody has given, and so does Accelerate's if the file says -1.
+    const bool is_open = key.name == "num_processes" && !settings.is_set(key.name);
+    const auto section = is_of_deepspeed_section(key.name) ? "deepspeed_config" : section_name(key.section);
+    written.push_back({.key = key, .section = std::string(section), .value = is_open ? "-1" : settings.text(key.name)});
+  }
+  return written;
+}
+
 }  // namespace
 
 std::string to_json(const Settings& settings) {
   nlohmann::json top;
-  for (const auto& key : keys()) {
-    if (!is_written(settings, key)) continue;
-    auto& place = key.section == Section::Top ? top : top[std::string(section_name(key.section))];
-    place[std::string(key.name)] = to_json_value(key, written_value(settings, key));
+  for (const auto& [key, section, value] : written_keys(settings)) {
+    auto& place = section.empty() ? top : top[section];
+    place[std::string(key.name)] = to_json_value(key, value);
   }
   return top.dump(2) + "\n";
 }
 
 std::string to_yaml(const Settings& settings) {
-  std::map<std::string_view, std::string> top;
-  std::map<std::string_view, std::map<std::string_view, std::string>> sections;
-  for (const auto& key : keys()) {
-    if (!is_written(settings, key)) continue;
-    auto& place = key.section == Section::Top ? top : sections[section_name(key.section)];
-    place[key.name] = to_scalar(key, written_value(settings, key));
+  std::map<std::string, std::string> top;
+  std::map<std::string, std::map<std::string_view, std::string>> sections;
+  for (const auto& [key, section, value] : written_keys(settings)) {
+    const auto scalar = to_scalar(key, value);
+    if (section.empty()) {
+      top.emplace(key.name, scalar);
+    } else {
+      sections[section].emplace(key.name, scalar);
+    }
   }
   for (const auto& [name, values] : sections) {
     std::string block;

@@ -168,7 +168,9 @@ const Pairs kUnwrapped = {{"fsdp_auto_wrap_policy", "NO_WRAP"}};
 const Pairs kBySize = {{"fsdp_auto_wrap_policy", "SIZE_BASED_WRAP"}};
 
 const std::vector<Row> kRows = {
+    {"distributed_type", "NO"},
     {"distributed_type", "MULTI_CPU"},
+    {"distributed_type", "MULTI_GPU"},
     {"mixed_precision", "bf16"},
     {"mixed_precision", "fp16"},
     {"gradient_accumulation_steps", "2"},
@@ -179,6 +181,9 @@ const std::vector<Row> kRows = {
     {"fsdp_sharding_strategy", "HYBRID_SHARD"},
     {"fsdp_sharding_strategy", "HYBRID_SHARD_ZERO2"},
     {"fsdp_reshard_after_forward", "SHARD_GRAD_OP"},
+    {"fsdp_reshard_after_forward", "NO_SHARD"},
+    {"fsdp_reshard_after_forward", "HYBRID_SHARD"},
+    {"fsdp_reshard_after_forward", "HYBRID_SHARD_ZERO2"},
     {"fsdp_reshard_after_forward", "false", {{"fsdp_version", "2"}}},
     {"fsdp_offload_params", "true"},
     {"fsdp_auto_wrap_policy", "NO_WRAP"},

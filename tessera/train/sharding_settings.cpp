@@ -31,13 +31,11 @@ std::vector<std::string> comma_separated(const std::string& text) {
 }
 
 ShardOptions strategy_of(const Settings& settings, const Communicator& world) {
+  auto options = sharding_strategy(world, settings.sharding_strategy());
+  if (settings.text("distributed_type") != "FSDP") return options;
+  settings.expect_sizes_for(world.size());
   const auto copies = settings.integer("parallelism_config_dp_replicate_size"),
              parts = settings.integer("parallelism_config_dp_shard_size");
-  if (copies * parts > 1 && copies * parts != world.size()) {
-    throw ConfigError(fmt::format("{} times {} is {} x {}, but there are {} ranks", shown(settings, "parallelism_config_dp_replicate_size"),
-                                  shown(settings, "parallelism_config_dp_shard_size"), copies, parts, world.size()));
-  }
-  auto options = sharding_strategy(world, settings.sharding_strategy());
   if (copies > 1) options.mesh = Mesh(world, {.replicate = static_cast<int>(copies), .shard = static_cast<int>(parts)});
   return options;
 }

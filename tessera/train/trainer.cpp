@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <torch/optim/schedulers/lr_scheduler.h>
 
 #include <algorithm>
 #include <array>
@@ -132,11 +133,24 @@ void Trainer::prepare_one(torch::optim::Optimizer& optimizer) {
   if (!are_of(model, all_of(optimizer))) rebind(optimizer, model);
 }
 
-void Trainer::prepare_one(const optim::LearningRate& rate) {
+Trainer::Prepared& Trainer::without_rate() {
   if (optimizers_.empty())
     throw UsageError("Trainer::prepare was given a learning rate before an optimizer; it belongs to the one before it");
+  auto& optimizer = optimizers_.back();
+  if (optimizer.rate || optimizer.scheduler != nullptr) throw UsageError("Trainer::prepare was given two learning rates for one optimizer");
+  return optimizer;
+}
+
+void Trainer::prepare_one(const optim::LearningRate& rate) {
   rate.at(0);  // throws for settings that make no sense
-  optimizers_.back().rate = rate;
+  without_rate().rate = rate;
+}
+
+void Trainer::prepare_one(torch::optim::LRScheduler& scheduler) {
+  auto& optimizer = without_rate();
+  if (optimizer.torch == nullptr)
+    throw UsageError("Trainer::prepare was given a scheduler of torch after an optimizer of Tessera; give that one an optim::LearningRate");
+  optimizer.scheduler = &scheduler;
 }
 
 Trainer::Accumulation Trainer::accumulate() {
@@ -261,7 +275,14 @@ bool Trainer::take_step(Prepared& optimizer) {
   optimizer.clipped = false;
   optimizer.stepped = true;
   if (changed) optimizer.steps++;
+  follow_steps(optimizer);
   return changed;
+}
+
+/// A scheduler of torch can't be saved, but its steps can be taken again.
+void Trainer::follow_steps(Prepared& optimizer) {
+  if (optimizer.scheduler == nullptr) return;
+  for (; optimizer.scheduled < optimizer.steps; optimizer.scheduled++) optimizer.scheduler->step();
 }
 
 int64_t Trainer::steps() const {

@@ -28,6 +28,10 @@
 #include "tessera/shard/options.h"
 #include "tessera/shard/reduction.h"
 
+namespace torch::optim {
+class LRScheduler;
+}
+
 namespace tessera {
 
 struct TrainerOptions {
@@ -66,8 +70,8 @@ class Trainer {
   bool needs_values() const;
 
   /// Prepares in the order given: models are sharded; torch's optimizers that were made before are moved over to the shards; a learning
-  /// rate belongs to the optimizer before it; loaders are saved with the run, and end an accumulation. With several models, an optimizer
-  /// comes after its model. Collective.
+  /// rate, or a scheduler of torch, belongs to the optimizer before it; loaders are saved with the run, and end an accumulation. With
+  /// several models, an optimizer comes after its model. Collective.
   template <class... Things>
   void prepare(Things&&... things) {
     (prepare_one(things), ...);
@@ -99,8 +103,8 @@ class Trainer {
   /// Collective.
   at::Tensor clip_grad_norm(double max_norm, double p = 2);
   /// Where this batch ends a step: limits the norm to gradient_clipping, unless clip_grad_norm was called; sets the learning rate, takes
-  /// the step of each prepared optimizer, or of this one, and drops the gradients. Returns whether the parameters have changed: not if
-  /// gradients in float16 overflowed. Their scale changes when no prepared optimizer has gradients left. Collective.
+  /// the step of each prepared optimizer, or of this one, and of torch's scheduler, and drops the gradients. Returns whether the parameters
+  /// have changed: not if gradients in float16 overflowed. Their scale changes when no prepared optimizer has gradients left. Collective.
   bool step();
   bool step(optim::Optimizer& optimizer) { return step_some(&optimizer); }
   bool step(torch::optim::Optimizer& optimizer) { return step_some(&optimizer); }
@@ -151,8 +155,9 @@ class Trainer {
     optim::Optimizer* own = nullptr;
     torch::optim::Optimizer* torch = nullptr;
     std::optional<optim::LearningRate> rate = {};
-    std::vector<double> first_rates = {};  // of torch's parameter groups
-    int64_t steps = 0;
+    torch::optim::LRScheduler* scheduler = nullptr;
+    std::vector<double> first_rates = {};    // of torch's parameter groups
+    int64_t steps = 0, scheduled = 0;        // of the scheduler, by this process
     bool clipped = false, unscaled = false;  // the gradients that it has
     bool stepped = false;                    // since the scale of gradients in float16 may have changed
 
@@ -167,6 +172,7 @@ class Trainer {
   void prepare_one(optim::Optimizer& optimizer);
   void prepare_one(torch::optim::Optimizer& optimizer);
   void prepare_one(const optim::LearningRate& rate);
+  void prepare_one(torch::optim::LRScheduler& scheduler);
   void prepare_one(data::Loader& loader) { loaders_.push_back(&loader); }
   template <class M>
     requires requires(const M& holder) { std::shared_ptr<torch::nn::Module>(holder.ptr()); }
@@ -175,12 +181,14 @@ class Trainer {
   }
 
   void add(Prepared prepared);
+  Prepared& without_rate();
   static std::vector<at::Tensor> parameters_of(const Prepared& optimizer);
   void expect_one_scale(const Prepared& optimizer) const;
   void unscale(Prepared& optimizer);
   std::vector<at::Tensor> unscaled_parameters();
   void update_scale();
   void take_rate(Prepared& optimizer) const;
+  static void follow_steps(Prepared& optimizer);
   bool take_step(Prepared& optimizer);
   bool step_some(const void* optimizer);
   checkpoint::Notes notes_of(size_t model) const;

@@ -156,6 +156,13 @@ Trainer::Resumed Trainer::read_notes(size_t model, const checkpoint::Notes& note
       remark(fmt::format("there is no {}.bin, so steps and the learning rate begin anew", name));
     }
   }
+  for (size_t i = 0; i < resumed.steps.size(); i++) {
+    const auto& optimizer = optimizers_[models_[model].optimizers[i]];
+    if (optimizer.scheduled > resumed.steps[i]) {
+      throw UsageError(fmt::format("torch's scheduler has taken {} and can't go back to step {}; load before the first step",
+                                   counted(optimizer.scheduled, "step"), resumed.steps[i]));
+    }
+  }
   if (model > 0) return resumed;
   for (size_t i = 0; i < loaders_.size(); i++) resumed.positions.push_back(position_in(notes, i, *loaders_[i]));
   if (std::ranges::any_of(resumed.positions, [](const auto& position) { return !position; }))
@@ -188,7 +195,10 @@ Trainer::Resumed Trainer::read_notes(size_t model, const checkpoint::Notes& note
 
 void Trainer::resume(size_t model, Resumed resumed) {
   const auto& own = models_[model].optimizers;
-  for (size_t i = 0; i < own.size(); i++) optimizers_[own[i]].steps = resumed.steps[i];
+  for (size_t i = 0; i < own.size(); i++) {
+    optimizers_[own[i]].steps = resumed.steps[i];
+    follow_steps(optimizers_[own[i]]);
+  }
   for (size_t i = 0; i < resumed.positions.size(); i++) {
     if (resumed.positions[i]) loaders_[i]->seek(*resumed.positions[i]);
   }

@@ -414,5 +414,44 @@ TEST(Trainer, MovesATorchOptimizerThatWasMadeBefore) {
   });
 }
 
+TEST(Trainer, StepsASchedulerOfTorch) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    auto by_hand = seeded_net();
+    torch::optim::SGD hand_optimizer(by_hand->parameters(), 0.1);
+    torch::optim::StepLR hand_scheduler(hand_optimizer, 2, 0.5);
+    for (int step = 0; step < 6; step++) {
+      loss_of(by_hand, step).backward();
+      hand_optimizer.step();
+      hand_scheduler.step();
+      hand_optimizer.zero_grad();
+    }
+
+    for (int part = 0; part < 2; part++) {
+      Trainer trainer(options_for(world));
+      auto net = seeded_net();
+      torch::optim::SGD optimizer(net->parameters(), 0.1);
+      torch::optim::StepLR scheduler(optimizer, 2, 0.5);
+      trainer.prepare(net, optimizer, scheduler);
+      EXPECT_THAT(message_of<UsageError>([&] { trainer.prepare(optim::LearningRate{.base = 1}); }), HasSubstr("two learning rates"));
+      if (part == 1) trainer.load_state(folder / "run");
+      for (int step = 3 * part; step < 3 * (part + 1); step++) {
+        trainer.backward(loss_of(net, step));
+        trainer.step();
+      }
+      if (part == 0) {
+        trainer.save_state(folder / "run");
+        trainer.backward(loss_of(net, 0));
+        trainer.step();
+        EXPECT_THAT(message_of<UsageError>([&] { trainer.load_state(folder / "run"); }), HasSubstr("has taken 4 steps"));
+        continue;
+      }
+      EXPECT_EQ(optimizer.param_groups().front().options().get_lr(), hand_optimizer.param_groups().front().options().get_lr());
+      const auto values = whole_values(*net), expected = whole_values(*by_hand);
+      for (size_t i = 0; i < values.size(); i++) EXPECT_TRUE(torch::allclose(values[i], expected[i])) << i;
+    }
+  });
+}
+
 }  // namespace
 }  // namespace tessera::testing::trainer_test

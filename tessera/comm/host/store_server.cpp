@@ -14,8 +14,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
 #include "tessera/base/quiet_thread.h"
 #include "tessera/comm/host/addresses.h"
 
@@ -180,6 +182,9 @@ void StoreServer::admit(Peer& peer) {
   if (!secret) return;
   peer.in = std::move(rest);
   peer.admitted = *secret == secret_;
+  if (!peer.admitted && !std::exchange(has_refused_, true)) {
+    log(LogLevel::Warning, "a process with another TESSERA_SECRET came to the store of this job, and was turned away");
+  }
   peer.out += peer.admitted ? kWelcome : kRefused;
   flush(peer);
   peer.gone |= !peer.admitted;

@@ -47,6 +47,7 @@ class StoreServer {
   std::list<Peer> peers_;  // the oldest first
   Clock::time_point accepts_from_ = {};
   Fd stop_;
+  bool has_refused_ = false;
   std::thread thread_;
 };
 
