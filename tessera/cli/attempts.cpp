@@ -132,14 +132,19 @@ class Attempts {
   }
 
   void introduce(const Share& share) {
-    const auto threads = threads_of_a_rank(share.ranks);
+    const auto threads = threads_of(share);
     const auto here = share.nodes == 1 ? std::string() : fmt::format(" of {}", share.world_size);
     say(fmt::format("{}{} on {}, {} thread{} each ({}){}, port {}", counted(share.ranks, "rank"), here, counted(cores(), "core"), threads,
-                    threads == "1" ? "" : "s", env("OMP_NUM_THREADS") ? "OMP_NUM_THREADS as it was" : "OMP_NUM_THREADS",
+                    threads == "1" ? "" : "s",
+                    plan_.threads == 0 && env("OMP_NUM_THREADS") ? "OMP_NUM_THREADS as it was" : "OMP_NUM_THREADS",
                     plan_.bind ? ", bound to cores" : "", share.port));
     if (plan_.logs.empty() || share.attempt > 0) return;
     make_folder(logs_of(share));
     say(fmt::format("logs in {}", logs_of(share).string()));
+  }
+
+  std::string threads_of(const Share& share) const {
+    return plan_.threads > 0 ? std::to_string(plan_.threads) : threads_of_a_rank(share.ranks);
   }
 
   std::filesystem::path logs_of(const Share& share) const { return plan_.logs.empty() ? plan_.logs : plan_.logs / share.run; }
@@ -174,7 +179,7 @@ class Attempts {
     environment["GROUP_WORLD_SIZE"] = std::to_string(share.nodes);
     environment["MASTER_ADDR"] = share.host;
     environment["MASTER_PORT"] = std::to_string(share.port);
-    environment["OMP_NUM_THREADS"] = threads_of_a_rank(share.ranks);
+    environment["OMP_NUM_THREADS"] = threads_of(share);
     environment["TESSERA_SECRET"] = share.secret;
     environment["TORCHELASTIC_RUN_ID"] = share.run;
     environment["TORCHELASTIC_RESTART_COUNT"] = std::to_string(share.attempt);

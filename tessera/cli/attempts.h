@@ -19,6 +19,7 @@ struct LaunchPlan {
   std::vector<std::string> command = {};
   std::map<std::string, std::string> environment = {};  // what the configuration says to ranks
   int ranks = 1;                                        // on this host
+  int threads = 0;                                      // of each rank; 0: its part of the cores, or what OMP_NUM_THREADS says
   int nodes = 1, node = 0;
   MeetingPoint point = {};  // where nodes meet, if there are several; port 0 is any
   bool bind = false;        // each rank to cores of its own

@@ -50,9 +50,15 @@ ConfigFlags::ConfigFlags(CLI::App& command) {
         ->type_name(values_of(key))
         ->group(key.refusal.empty() || !key.choices.empty() ? "Configuration" : "");  // what is always refused is not shown
   }
-  command.add_flag_callback(
-             "--use-fsdp", [values = values_] { (*values)["distributed_type"] = "FSDP"; }, "As --distributed-type FSDP")
-      ->group("Configuration");
+  const auto add_short = [&](const std::string& flag, const std::string& key, const std::string& value) {
+    command
+        .add_flag_callback(
+            flag, [values = values_, key, value] { (*values)[key] = value; }, fmt::format("As {} {}", flag_of(key), value))
+        ->group("Configuration");
+  };
+  add_short("--use-fsdp", "distributed_type", "FSDP");
+  add_short("--multi-gpu", "distributed_type", "MULTI_GPU");
+  add_short("--cpu", "use_cpu", "true");
 }
 
 config::Settings ConfigFlags::settings() const {

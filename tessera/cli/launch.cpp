@@ -40,7 +40,7 @@ void refuse_to_be_a_rank() {
 }
 
 struct LaunchFlags {
-  int ranks = 1, grace = 10, node_timeout = 15, max_restarts = 0, min_ranks = 0;
+  int ranks = 1, threads = 0, grace = 10, node_timeout = 15, max_restarts = 0, min_ranks = 0;
   std::string endpoint, logs, tee = "both";
 };
 
@@ -94,6 +94,7 @@ LaunchPlan plan_of(const CLI::App& command, const LaunchFlags& flags, config::Se
   LaunchPlan plan = {.command = command.remaining(),
                      .environment = settings.environment(),
                      .ranks = ranks_of(command, flags, settings),
+                     .threads = flags.threads,
                      .nodes = static_cast<int>(settings.integer("num_machines")),
                      .point = {.host = settings.text("main_process_ip"), .port = static_cast<int>(settings.integer("main_process_port"))},
                      .bind = settings.is_true("enable_cpu_affinity"),
@@ -153,6 +154,9 @@ void add_launch_command(CLI::App& app, std::function<int()>& chosen) {
   const auto flags = std::make_shared<LaunchFlags>();
   command->add_option("-n,--nproc-per-node", flags->ranks, "How many ranks on this host; num_processes / num_machines unless given")
       ->type_name("N");
+  command->add_option("--num-cpu-threads-per-process", flags->threads, "OMP_NUM_THREADS of each rank; its part of the cores unless given")
+      ->type_name("N")
+      ->check(CLI::Range(1, 100'000));
   auto* endpoint = command
                        ->add_option("--rdzv-endpoint", flags->endpoint,
                                     "Where node 0 can be reached by the others, with --nnodes; as --main-process-ip and -port")

@@ -56,6 +56,9 @@ TEST(Launch, SaysHowManyThreadsARankHas) {
   const auto given = run("2", script, {{"OMP_NUM_THREADS", "7"}});
   EXPECT_THAT(given.err, HasSubstr("7 threads each (OMP_NUM_THREADS as it was)"));
   EXPECT_THAT(lines(given.out), UnorderedElementsAre("[rank 0] 7", "[rank 1] 7"));
+  const auto asked = run("2", script, {{"OMP_NUM_THREADS", "7"}}, {"--num_cpu_threads_per_process", "3"});
+  EXPECT_THAT(asked.err, HasSubstr("3 threads each (OMP_NUM_THREADS), port"));
+  EXPECT_THAT(lines(asked.out), UnorderedElementsAre("[rank 0] 3", "[rank 1] 3"));
 }
 
 TEST(Launch, NamesTheRankThatFailsAndStopsTheOthers) {
@@ -361,8 +364,10 @@ TEST(Launch, GivesRanksTheConfiguration) {
   EXPECT_EQ(started({"--config-file", file, "-n", "1", "--mixed_precision", "no"}).out, "[rank 0] 0 1 no SHARD_GRAD_OP unset\n");
   EXPECT_EQ(started({"--config-file", file, "-n", "1", "--use_fsdp", "--fsdp_reshard_after_forward", "FULL_SHARD"}).out,
             "[rank 0] 0 1 bf16 FULL_SHARD unset\n");
+  EXPECT_THAT(started({"--config-file", file, "--cpu", "--multi-gpu"}).err,
+              HasSubstr("use_cpu true contradicts distributed_type MULTI_GPU"));
   const auto both = started({"--config-file", file, "--fsdp-sharding-strategy", "FULL_SHARD"});
-  EXPECT_THAT(both.err, AllOf(HasSubstr("launch: " + file + ": distributed_type FSDP, mixed_precision bf16\n"),
+  EXPECT_THAT(both.err, AllOf(HasSubstr("launch: " + file + ": mixed_precision bf16\n"),
                               HasSubstr("launch: flags: fsdp_sharding_strategy FULL_SHARD\n")));
   const auto wrong = started({"--config-file", file, "--fsdp-sharding-strategy", "FULL_CHARD"});
   EXPECT_EQ(wrong.status, 2);
