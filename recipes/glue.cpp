@@ -153,7 +153,9 @@ class GlueRun {
   }
 
   // What must be the same for a run to go on: the samples would come in another order.
-  std::string course() const { return fmt::format("seed {}, {} samples a step of {}", flags_.seed, loader_.global_batch(), train_.size()); }
+  std::string course() const {
+    return fmt::format("seed {}, {} samples, {} a step of each rank", flags_.seed, train_.size(), flags_.batch_size);
+  }
 
   void resume() {
     trainer_.load_state(flags_.state);

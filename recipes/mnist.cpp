@@ -106,7 +106,7 @@ class MnistRun {
     }
     metrics_.emplace(flags_.metrics, train::ReporterOptions{.first_step = step_ + 1, .rank = world_.local_ranks().front()});
     auto& loader = loader_.emplace(data::Sampler({.size = train_.size(),
-                                                  .global_batch = flags_.batch_size * world_.size(),
+                                                  .global_batch = global_batch(),
                                                   .local_ranks = world_.local_ranks(),
                                                   .ranks = world_.size(),
                                                   .tail = flags_.drop_last ? data::Tail::Drop : data::Tail::Fill,
@@ -172,16 +172,16 @@ class MnistRun {
 
   // What must be the same for a run to go on: the samples would come in another order.
   std::string course() const {
-    return fmt::format("seed {}, {} samples a step of {}{}", flags_.seed, flags_.batch_size * world_.size(), train_.size(),
-                       flags_.drop_last ? ", dropping the last" : "");
+    return fmt::format("seed {}, {} samples{}", flags_.seed, train_.size(), flags_.drop_last ? ", dropping the last" : "");
   }
+
+  int64_t global_batch() const { return flags_.batch_size * world_.size(); }
 
   void save() {
     last_ = checkpoint::step_folder(flags_.ckpt_prefix, step_);
-    checkpoint::save(
-        *last_,
-        {.model = model_.get(), .optimizer = &optimizer_, .notes = {{"step", step_}, {"position", position_}, {"course", course()}}},
-        world_);
+    const checkpoint::Notes notes = {
+        {"step", step_}, {"position", position_}, {"samples", position_.batch * global_batch()}, {"course", course()}};
+    checkpoint::save(*last_, {.model = model_.get(), .optimizer = &optimizer_, .notes = notes}, world_);
     say("saved {}", last_->string());
   }
 
@@ -196,6 +196,14 @@ class MnistRun {
     }
     step_ = contents.notes.at("step").as<int64_t>();
     position_ = contents.notes.at("position").as<data::Position>();
+    const auto samples = contents.notes.at("samples").as<int64_t>();
+    if (samples % global_batch() != 0) {
+      throw ConfigError(
+          fmt::format("{} was saved after {} samples of an epoch, where batches of {} on all ranks together can't go on; give a "
+                      "--batch-size with which {} is a multiple of that",
+                      folder->string(), samples, global_batch(), samples));
+    }
+    position_.batch = samples / global_batch();  // the run may have had another number of ranks
     last_ = folder;
     say("going on from {}", folder->string());
   }

@@ -26,7 +26,10 @@ struct CommandFlags {
   bool overwrites = false;
   GivenAnswers given = {};
 
-  fs::path place() const { return file.empty() ? config::default_file() : fs::path(file); }
+  fs::path place() const {
+    if (fs::is_directory(file)) throw ConfigError(fmt::format("--config-file {} is a folder; name a file in it", file));
+    return file.empty() ? config::default_file() : fs::path(file);
+  }
 
   /// --set wins over --answers.
   void read_given() {

@@ -27,8 +27,7 @@ std::string origin_of(const config::Setting& setting) {
 
 /// A key that was not given, and could change nothing if it were, would only make the table longer.
 bool matters(const config::Settings& settings, const config::Key& key) {
-  const bool can_change = key.no_effect.empty() && (key.refusal.empty() || key.choices.size() > 1);
-  return settings.is_set(key.name) || can_change;
+  return settings.is_set(key.name) || has_effect(key);
 }
 
 /// All that has the same one stands on one line.

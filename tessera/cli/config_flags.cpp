@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <utility>
 
 #include "tessera/config/keys.h"
@@ -36,6 +37,12 @@ std::string values_of(const config::Key& key) {
   return key.kind == config::Kind::Text ? "TEXT" : "N";
 }
 
+std::string sentence(std::string_view text) {
+  std::string result(text);
+  result.front() = static_cast<char>(std::toupper(static_cast<unsigned char>(result.front())));
+  return result;
+}
+
 }  // namespace
 
 ConfigFlags::ConfigFlags(CLI::App& command) {
@@ -46,9 +53,9 @@ ConfigFlags::ConfigFlags(CLI::App& command) {
     command
         .add_option_function<std::string>(
             all_flags_of(key.name), [values = values_, name = std::string(key.name)](const std::string& value) { (*values)[name] = value; },
-            std::string(key.meaning))
+            sentence(key.meaning))
         ->type_name(values_of(key))
-        ->group(key.refusal.empty() || !key.choices.empty() ? "Configuration" : "");  // what is always refused is not shown
+        ->group(config::has_effect(key) ? "Configuration" : "");
   }
   const auto add_short = [&](const std::string& flag, const std::string& key, const std::string& value) {
     command
@@ -61,11 +68,15 @@ ConfigFlags::ConfigFlags(CLI::App& command) {
   add_short("--cpu", "use_cpu", "true");
 }
 
-config::Settings ConfigFlags::settings() const {
+config::Settings ConfigFlags::settings(std::optional<int> ranks_here) const {
   config::Settings settings;
   if (const auto file = file_->empty() ? config::usual_file() : std::filesystem::path(*file_); !file.empty()) settings.read_file(file);
   settings.read_environment();
   for (const auto& [key, value] : *values_) settings.set(key, value, config::Origin::Flag, flag_of(key));
+  if (ranks_here && *ranks_here > 0 && settings.setting("num_processes").origin != config::Origin::Flag) {
+    const auto ranks = *ranks_here * settings.integer("num_machines");
+    settings.set("num_processes", std::to_string(ranks), config::Origin::Flag, "--nproc-per-node");
+  }
   settings.expect_consistent();
   return settings;
 }

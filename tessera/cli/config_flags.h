@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "tessera/config/settings.h"
@@ -19,7 +20,8 @@ class ConfigFlags {
   explicit ConfigFlags(CLI::App& command);
 
   /// A flag wins over the environment, and that over the file: the one that is named, or else config::usual_file().
-  config::Settings settings() const;
+  /// The ranks that --nproc-per-node asks for on each machine win over num_processes of the file.
+  config::Settings settings(std::optional<int> ranks_here) const;
 
  private:
   // Shared, because the command keeps references to them.

@@ -185,7 +185,9 @@ class Interview {
       take(value.empty() ? question.otherwise : value, where);
       return;
     }
-    for (std::string complaint;;) {
+    constexpr int kPatience = 20;
+    std::string complaint;
+    for (int asked = 0; asked < kPatience; asked++) {
       const auto answer = ask_(question, complaint);
       try {
         if (answer.empty() && question.otherwise.empty()) throw ConfigError("this question needs an answer");
@@ -197,6 +199,7 @@ class Interview {
         complaint = error.what();
       }
     }
+    throw ConfigError(fmt::format("'{}' was asked {} times without an answer that fits: {}", question.text, kPatience, complaint));
   }
 
   void ask_key(const Question& question) {

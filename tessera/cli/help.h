@@ -27,8 +27,9 @@ class Help : public CLI::Formatter {
 
   // Versions of CLI11 put empty lines at different places.
   std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override {
-    const auto text = make_description(app) + make_usage(app, std::move(name)) + make_groups(app, mode) + make_subcommands(app, mode) +
-                      "\n" + make_footer(app);
+    auto text = make_description(app) + make_usage(app, std::move(name)) + make_groups(app, mode) + make_subcommands(app, mode) + "\n" +
+                make_footer(app);
+    text = CLI::detail::find_and_replace(text, "\n\n\n", "\n\n");
     return has_colour(STDOUT_FILENO) ? with_bold_headings(text) : text;
   }
 

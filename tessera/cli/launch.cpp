@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <optional>
 
 #include "tessera/base/env.h"
 #include "tessera/base/env_table.h"
@@ -50,7 +51,7 @@ ConfigError missing_ranks(const std::vector<std::string>& program) {
   const bool is_behind = std::ranges::any_of(program, is_it);
   return ConfigError(is_behind ? "--nproc-per-node stands behind the program, which gets it; flags of launch come before: "
                                  "tessera launch --nproc-per-node N PROGRAM ARGS..."
-                               : "--nproc-per-node is required; see tessera launch --help");
+                               : "--nproc-per-node is required, or num_processes in the configuration; see tessera launch --help");
 }
 
 /// The ranks of this host: those of the flag, or the host's part of all that the configuration asks for.
@@ -66,17 +67,18 @@ int ranks_of(const CLI::App& command, const LaunchFlags& flags, const config::Se
   return static_cast<int>(ranks);
 }
 
-/// Takes HOST:PORT apart, also [::1]:29500.
+/// Takes HOST:PORT apart, also [::1]:29500, and HOST alone.
 void read_endpoint(const std::string& endpoint, config::Settings& settings) {
-  const auto colon = endpoint.rfind(':');
   const bool brackets = endpoint.starts_with('[');
+  const auto colon = endpoint.ends_with(']') ? std::string::npos : endpoint.rfind(':');
   auto host = endpoint.substr(0, colon);
-  if (colon == std::string::npos || host.empty() || (brackets ? !host.ends_with(']') : host.find(':') != std::string::npos)) {
+  if (host.empty() || (brackets ? !host.ends_with(']') : host.find(':') != std::string::npos)) {
     throw ConfigError(fmt::format("--rdzv-endpoint {} is no HOST:PORT, such as node0:29500 or [fe80::1]:29500", endpoint));
   }
   if (brackets) host = host.substr(1, host.size() - 2);
   settings.set("main_process_ip", host, config::Origin::Flag, "--rdzv-endpoint");
-  settings.set("main_process_port", endpoint.substr(colon + 1), config::Origin::Flag, "--rdzv-endpoint");
+  if (colon != std::string::npos) settings.set("main_process_port", endpoint.substr(colon + 1), config::Origin::Flag, "--rdzv-endpoint");
+  settings.expect_consistent();
 }
 
 /// Which of the nodes this is: as the flag or the configuration says, or as the launcher around this one has counted, such as srun with a
@@ -105,7 +107,6 @@ LaunchPlan plan_of(const CLI::App& command, const LaunchFlags& flags, config::Se
                      .logs = flags.logs,
                      .tee = kTees.at(flags.tee)};
   if (plan.command.empty()) throw ConfigError("launch needs a program to start: tessera launch --nproc-per-node N PROGRAM ARGS...");
-  if (plan.point.port > 65535) throw ConfigError(fmt::format("there is no port {}; ports end at 65535", plan.point.port));
   if (const auto gpus = settings.text("gpu_ids"); gpus != "all") plan.gpus = gpus;
   if (plan.nodes == 1) {
     refuse_to_be_a_rank();
@@ -159,8 +160,8 @@ void add_launch_command(CLI::App& app, std::function<int()>& chosen) {
       ->check(CLI::Range(1, 100'000));
   auto* endpoint = command
                        ->add_option("--rdzv-endpoint", flags->endpoint,
-                                    "Where node 0 can be reached by the others, with --nnodes; as --main-process-ip and -port")
-                       ->type_name("HOST:PORT");
+                                    "HOST:PORT where node 0 can be reached by the others, with --nnodes; as --main-process-ip and -port")
+                       ->type_name("ENDPOINT");
   command->add_option("--max-restarts", flags->max_restarts, "How often all ranks are started again after a failure")
       ->type_name("N")
       ->capture_default_str()
@@ -202,7 +203,7 @@ void add_launch_command(CLI::App& app, std::function<int()>& chosen) {
       "Exit status: 0 if that of all ranks is 0, or else that of the rank that failed first; 1 if launch itself failed, 2 if the command "
       "line is wrong, 128 + n after signal n.");
   command->callback([&chosen, command, flags, configuration] {
-    const auto settings = configuration.settings();
+    const auto settings = configuration.settings(command->count("--nproc-per-node") > 0 ? std::optional(flags->ranks) : std::nullopt);
     const auto plan = plan_of(*command, *flags, settings);
     chosen = [plan, settings] { return launch(plan, settings); };
   });

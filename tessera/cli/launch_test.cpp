@@ -364,6 +364,10 @@ TEST(Launch, GivesRanksTheConfiguration) {
   EXPECT_EQ(started({"--config-file", file, "-n", "1", "--mixed_precision", "no"}).out, "[rank 0] 0 1 no SHARD_GRAD_OP unset\n");
   EXPECT_EQ(started({"--config-file", file, "-n", "1", "--use_fsdp", "--fsdp_reshard_after_forward", "FULL_SHARD"}).out,
             "[rank 0] 0 1 bf16 FULL_SHARD unset\n");
+  EXPECT_THAT(
+      started({"--config-file", file, "-n", "4", "--parallelism-config-dp-replicate-size", "2", "--parallelism-config-dp-shard-size", "2"})
+          .out,
+      HasSubstr("3 4 bf16"));
   EXPECT_THAT(started({"--config-file", file, "--cpu", "--multi-gpu"}).err,
               HasSubstr("use_cpu true contradicts distributed_type MULTI_GPU"));
   const auto both = started({"--config-file", file, "--fsdp-sharding-strategy", "FULL_SHARD"});

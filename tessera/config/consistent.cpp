@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <regex>
 
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
@@ -62,6 +63,15 @@ void expect_gpu_ids(const Setting& ids) {
   if (ids.value == "all" || (std::ranges::all_of(ids.value, is_fine) && to_integer(ids.value.substr(0, 1)))) return;
   throw ConfigError(
       fmt::format("{}: gpu_ids '{}' is neither all nor numbers with commas between them, such as 0,1", ids.where, printable(ids.value)));
+}
+
+void expect_pattern(const Setting& pattern) {
+  try {
+    const std::regex compiled(pattern.value);
+  } catch (const std::regex_error& error) {
+    throw ConfigError(
+        fmt::format("{}: fsdp_ignored_modules '{}' is no regular expression: {}", pattern.where, printable(pattern.value), error.what()));
+  }
 }
 
 void expect_machines_that_fit(const Settings& settings) {
@@ -133,11 +143,16 @@ void Settings::expect_consistent() const {
     throw ConfigError(fmt::format("{}: fsdp_transformer_layer_cls_to_wrap needs fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP; it is {}",
                                   setting("fsdp_transformer_layer_cls_to_wrap").where, text("fsdp_auto_wrap_policy")));
   }
+  expect_pattern(setting("fsdp_ignored_modules"));
   if (text("fsdp_version") == "2" && text("fsdp_state_dict_type") == "LOCAL_STATE_DICT") {
     throw ConfigError(fmt::format("{}: fsdp_state_dict_type LOCAL_STATE_DICT is of fsdp_version 1; use SHARDED_STATE_DICT",
                                   setting("fsdp_state_dict_type").where));
   }
   expect_gpu_ids(setting("gpu_ids"));
+  if (integer("main_process_port") > 65535) {
+    throw ConfigError(
+        fmt::format("{}: there is no port {}; ports end at 65535", setting("main_process_port").where, text("main_process_port")));
+  }
   if (is_true("use_cpu") && text("distributed_type") == "MULTI_GPU") {
     throw ConfigError(fmt::format("{}: use_cpu true contradicts distributed_type MULTI_GPU ({})", setting("use_cpu").where,
                                   setting("distributed_type").where));

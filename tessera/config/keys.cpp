@@ -19,6 +19,10 @@ std::span<const Key> keys() {
   return all;
 }
 
+bool has_effect(const Key& key) {
+  return key.no_effect.empty() && (key.refusal.empty() || key.choices.size() > 1);
+}
+
 // Accelerate drops this one in silence.
 std::string_view todays_name(std::string_view name) {
   return name == "fsdp_backward_prefetch_policy" ? "fsdp_backward_prefetch" : name;

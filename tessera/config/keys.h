@@ -26,6 +26,9 @@ struct Key {
 
 std::span<const Key> keys();
 
+/// Whether one of its values changes something here.
+bool has_effect(const Key& key);
+
 /// The name that a key has today. A name that no key ever had stays as it is.
 std::string_view todays_name(std::string_view name);
 /// Nothing if there is no such key. Also finds a key by an older name of it.

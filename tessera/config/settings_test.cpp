@@ -300,6 +300,7 @@ TEST_F(Files, ThatContradictThemselvesAreRefused) {
   EXPECT_THAT(error("num_processes: 6\nparallelism_config: {dp_replicate_size: 2, dp_shard_size: 2}\n"),
               HasSubstr("is 4, but there are 6 ranks"));
   EXPECT_THAT(error("distributed_type: MULTI_GPU\nuse_cpu: true\n"), HasSubstr("use_cpu true contradicts"));
+  EXPECT_THAT(error("fsdp_config: {fsdp_ignored_modules: '(head'}\n"), HasSubstr("c.yaml:1: fsdp_ignored_modules '(head' is no regular"));
   EXPECT_THAT(error("gpu_ids: 0;1\n"), HasSubstr("c.yaml:1: gpu_ids '0;1' is neither all nor numbers"));
 }
 

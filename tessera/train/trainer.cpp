@@ -13,6 +13,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/words.h"
+#include "tessera/comm/groups/same_on_all.h"
 #include "tessera/comm/init.h"
 #include "tessera/shard/buffers.h"
 #include "tessera/shard/checkpoint_modules.h"
@@ -33,6 +34,17 @@ config::Settings settings_of(const TrainerOptions& options) {
   for (const auto& [key, value] : options.settings) settings.set(key, value, config::Origin::Code, "TrainerOptions::settings");
   settings.expect_consistent();
   return settings;
+}
+
+/// What launch has told one rank must hold for all of them: launchers of several hosts may have been given different flags.
+void expect_same_settings(const config::Settings& settings, const Communicator& world) {
+  if (world.size() == 1 || world.traits().simulated || world.traits().traces) return;
+  std::string lines;
+  for (const auto& key : config::keys()) {
+    if (!key.variable.empty() && key.no_effect.empty()) lines += fmt::format("{}\t{}\n", key.name, settings.text(key.name));
+  }
+  const auto different = difference_on_ranks(world, lines, {.unit = "settings"});
+  if (!different.empty()) throw DisagreementError(fmt::format("ranks have different settings; give all of them the same. {}", different));
 }
 
 std::vector<at::Tensor> all_of(const torch::optim::Optimizer& optimizer) {
@@ -66,6 +78,7 @@ Trainer::Trainer(TrainerOptions options)
       settings_(settings_of(options_)),
       world_(options_.world ? *options_.world : init()),
       scaler_({.enabled = settings_.text("mixed_precision") == "fp16"}) {
+  expect_same_settings(settings_, world_);
   if (!is_main_process()) return;
   for (const auto& remark : settings_.remarks()) log(LogLevel::Warning, remark);
   if (settings_.text("distributed_type") == "MULTI_GPU" && world_.traits().device.is_cpu())
@@ -116,6 +129,8 @@ void Trainer::prepare_one(const std::shared_ptr<torch::nn::Module>& model) {
 
 void Trainer::add(Prepared prepared) {
   if (models_.empty()) throw UsageError("Trainer::prepare was given an optimizer before a model; an optimizer comes after its model");
+  const auto is_it = [&](const Prepared& each) { return each.own == prepared.own && each.torch == prepared.torch; };
+  if (std::ranges::any_of(optimizers_, is_it)) throw UsageError("Trainer::prepare was given the same optimizer twice");
   models_.back().optimizers.push_back(optimizers_.size());
   optimizers_.push_back(std::move(prepared));
 }

@@ -77,6 +77,15 @@ int processes_of(const fs::path& folder) {
   return std::max(1, static_cast<int>(count));
 }
 
+/// Throws IoError for a file that is there, but of which nothing could be read: what it says would begin anew without anybody noticing.
+void expect_read(const fs::path& folder, const std::string& file, const checkpoint::Notes& notes) {
+  const auto beginning = fs::path(file).stem().string() + ".";
+  const auto is_of_file = [&](const auto& note) { return note.first.starts_with(beginning); };
+  if (!is_there(folder / file) || std::ranges::any_of(notes, is_of_file)) return;
+  throw IoError(fmt::format("{} is damaged, or has nothing that can be read (tessera ckpt inspect says why); remove it to go on without it",
+                            (folder / file).string()));
+}
+
 /// Throws UsageError if something else than an earlier save has the name.
 void expect_replaceable(const fs::path& folder) {
   const auto names = names_in(folder);
@@ -224,6 +233,7 @@ void Trainer::save_model(size_t model, const fs::path& folder, checkpoint::Notes
 
 void Trainer::save_state(const fs::path& folder) {
   if (models_.empty()) throw UsageError("Trainer::save_state was called before prepare() was given a model");
+  if (folder.empty()) throw UsageError("Trainer::save_state was given an empty path");
   if (!syncs_) {
     throw UsageError(
         "Trainer::save_state was called in the middle of an accumulation, whose gradients would be lost; save where sync_gradients() is "
@@ -246,6 +256,7 @@ void Trainer::save_state(const fs::path& folder) {
 
 void Trainer::load_state(const fs::path& folder) {
   if (models_.empty()) throw UsageError("Trainer::load_state was called before prepare() was given a model");
+  if (folder.empty()) throw UsageError("Trainer::load_state was given an empty path");
   all_or_none(world_, {.unit = "load_state"}, fmt::format("can't load {}", folder.string()), [&] {
     if (!is_main_process()) return;
     recover_folder(folder);
@@ -259,7 +270,12 @@ void Trainer::load_state(const fs::path& folder) {
     checkpoint::Contents contents{.model = models_[i].module.get()};
     for (const auto number : models_[i].optimizers) contents.optimizer = {contents.optimizer, optimizers_[number].ref()};
     Resumed resumed;
-    const auto look = [&](const checkpoint::Notes& notes) { resumed = read_notes(i, notes, processes_of(place)); };
+    const auto look = [&](const checkpoint::Notes& notes) {
+      for (size_t k = 0; k < models_[i].optimizers.size(); k++) expect_read(place, numbered("scheduler", k) + ".bin", notes);
+      for (size_t k = 0; i == 0 && k < loaders_.size(); k++) expect_read(place, numbered("dl_state_dict", k) + ".bin", notes);
+      if (i == 0 && scaler_.options().enabled) expect_read(place, "scaler.pt", notes);
+      resumed = read_notes(i, notes, processes_of(place));
+    };
     checkpoint::load(place, contents, world_, {.notes_of_first_rank = true, .expect = look});
     resume(i, std::move(resumed));
   }

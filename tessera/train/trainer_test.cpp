@@ -394,6 +394,11 @@ TEST(Trainer, RefusesWhatComesInTheWrongOrder) {
     EXPECT_THAT(message_of<UsageError>([&] { trainer.save_state("nowhere"); }), HasSubstr("before prepare()"));
     trainer.prepare(net);
     EXPECT_THAT(message_of<UsageError>([&] { trainer.prepare(early); }), HasSubstr("then make the optimizer"));
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.load_state(""); }), HasSubstr("an empty path"));
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.save_state(""); }), HasSubstr("an empty path"));
+    optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+    trainer.prepare(optimizer);
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.prepare(optimizer); }), HasSubstr("the same optimizer twice"));
   });
 }
 
@@ -411,6 +416,41 @@ TEST(Trainer, MovesATorchOptimizerThatWasMadeBefore) {
     }
     EXPECT_FALSE(torch::equal(whole_values(*net).front(), before.front()));
     EXPECT_DOUBLE_EQ(optimizer.param_groups().front().options().get_lr(), 0.05);
+  });
+}
+
+TEST(Trainer, NamesASettingThatRanksDoNotShare) {
+  with_ranks(2, [](const Communicator& world) {
+    const auto message = message_of<DisagreementError>(
+        [&] { const Trainer trainer(options_for(world, {{"gradient_clipping", world.is_first() ? "1" : "2"}})); });
+    EXPECT_THAT(message, HasSubstr("different settings"));
+    EXPECT_THAT(message, HasSubstr("rank 0: gradient_clipping 1; rank 1: gradient_clipping 2"));
+  });
+}
+
+TEST(Trainer, DoesNotTakeADamagedFileForAMissingOne) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    Trainer trainer(options_for(world));
+    auto net = seeded_net();
+    auto loader = numbers_loader(world, 8);
+    trainer.prepare(net, loader);
+    optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+    trainer.prepare(optimizer);
+    trainer.save_state(folder / "run");
+    for (const auto* name : {"scheduler.bin", "dl_state_dict.bin"}) {
+      const auto file = folder / "run" / name;
+      if (world.is_first()) {
+        std::filesystem::copy_file(file, folder / name);
+        std::filesystem::resize_file(file, std::filesystem::file_size(file) / 2);
+      }
+      world.barrier({.unit = "damage"});
+      EXPECT_THAT(message_of<IoError>([&] { trainer.load_state(folder / "run"); }), HasSubstr(std::string(name) + " is damaged"));
+      world.barrier({.unit = "mended"});
+      if (world.is_first()) std::filesystem::rename(folder / name, file);
+      world.barrier({.unit = "mended"});
+      trainer.load_state(folder / "run");
+    }
   });
 }
 

@@ -125,6 +125,24 @@ class Training(Recipe, unittest.TestCase):
         said = self.run_recipe("--resume", "--num-epochs", 3, "--seed", 1, *flags, *prefix, status=1)
         self.assertIn("seed 42", said)
 
+    def test_run_goes_on_with_another_number_of_ranks(self):
+        flags = ["--batch-size", 100, "--ckpt-prefix", self.folder / "net"]
+        self.run_recipe("--num-epochs", 1, *flags)
+        said = self.run_recipe("--resume", "--num-epochs", 2, *flags, ranks=3)
+        self.assertIn("net-step-000030", said)
+        self.assertIn("epoch 2/2: accuracy", said)
+
+    def test_run_goes_on_without_a_rank_that_was_killed(self):
+        command = self.command("--num-epochs", 4, "--batch-size", 100, "--ckpt-prefix", self.folder / "net")
+        command[2:2] = ["--max-restarts", "1", "--min-ranks", "1"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launcher:
+            wait_for(lambda: launcher.poll() is not None or list(self.folder.glob("net-step-*[0-9]")))
+            os.kill(ranks_of(launcher.pid)[1], signal.SIGKILL)
+            said = launcher.communicate(timeout=60)[0]
+        self.assertEqual(launcher.returncode, 0, said)
+        self.assertIn("launch: 1 rank on", said)
+        self.assertIn("epoch 4/4: accuracy", said)
+
     def test_signal_saves_in_the_middle_of_an_epoch_and_the_run_goes_on(self):
         flags = ["--batch-size", 10, "--use-nested-fsdp", "--num-epochs", 2]
         losses = lambda rows: [(row["step"], row["loss"]) for row in rows if "loss" in row]  # the first norm after a start is rounded otherwise
