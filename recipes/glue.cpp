@@ -122,7 +122,8 @@ class GlueRun {
 
   int run() {
     trainer_.register_for_checkpointing(course_);
-    const bool resumes = flags_.resume || (restart_count() > 0 && !flags_.state.empty()), is_saved = std::filesystem::exists(flags_.state);
+    const bool resumes = flags_.resume || (restart_count() > 0 && !flags_.state.empty());
+    const bool is_saved = !flags_.state.empty() && trainer_.has_state(flags_.state);
     if (resumes && is_saved) {
       resume();
     } else if (resumes) {

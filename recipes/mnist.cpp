@@ -198,10 +198,10 @@ class MnistRun {
     position_ = contents.notes.at("position").as<data::Position>();
     const auto samples = contents.notes.at("samples").as<int64_t>();
     if (samples % global_batch() != 0) {
-      throw ConfigError(
-          fmt::format("{} was saved after {} samples of an epoch, where batches of {} on all ranks together can't go on; give a "
-                      "--batch-size with which {} is a multiple of that",
-                      folder->string(), samples, global_batch(), samples));
+      throw ConfigError(fmt::format(
+          "{} was saved after {} samples of an epoch, where batches of {} on all ranks together can't go on; give a --batch-size "
+          "whose product with {} ranks divides {}",
+          folder->string(), samples, global_batch(), world_.size(), samples));
     }
     position_.batch = samples / global_batch();  // the run may have had another number of ranks
     last_ = folder;

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
@@ -14,6 +15,7 @@
 #include "tessera/base/port.h"
 #include "tessera/base/words.h"
 #include "tessera/cli/core_sets.h"
+#include "tessera/cli/held_signals.h"
 #include "tessera/cli/nodes.h"
 #include "tessera/cli/ranks_here.h"
 #include "tessera/cli/share.h"
@@ -53,19 +55,10 @@ std::string report(const Ending& ending) {
 /// One job, over all its attempts.
 class Attempts {
  public:
-  Attempts(const LaunchPlan& plan, Console& console) : plan_(plan), console_(console), ranks_(plan.ranks) {
-    if (plan.nodes == 1) return;
-    say(fmt::format("node {} of {}, meeting at {}:{}", plan.node, plan.nodes, plan.point.host, plan.point.port));
-    nodes_ = std::make_unique<Nodes>(NodesOptions{.point = plan.point,
-                                                  .nodes = plan.nodes,
-                                                  .node = plan.node,
-                                                  .max_restarts = plan.max_restarts,
-                                                  .min_ranks = plan.min_ranks,
-                                                  .timeout = plan.node_timeout},
-                                     [this](const std::string& words) { say(words); });
-  }
+  Attempts(const LaunchPlan& plan, Console& console)
+      : plan_(plan), console_(console), nodes_(plan.nodes > 1 ? find_others() : nullptr), ranks_(plan.ranks) {}
 
-  int run() {
+  int run() try {
     for (;;) {
       const auto share = nodes_ ? nodes_->meet(ranks_) : lone_share();
       const auto ending = run_here(share);
@@ -79,9 +72,40 @@ class Attempts {
       say(fmt::format("attempt {} of {} begins", share.attempt + 2, share.max_restarts + 1));
       attempt_++;
     }
+  } catch (const Interrupted& interrupted) {
+    return 128 + interrupted.signal;
   }
 
  private:
+  struct Interrupted {  // no Error: it is how run() is left where nothing is wrong
+    int signal;
+  };
+
+  std::unique_ptr<Nodes> find_others() {
+    say(fmt::format("node {} of {}, meeting at {}:{}", plan_.node, plan_.nodes, plan_.point.host, plan_.point.port));
+    return std::make_unique<Nodes>(
+        NodesOptions{.point = plan_.point,
+                     .nodes = plan_.nodes,
+                     .node = plan_.node,
+                     .max_restarts = plan_.max_restarts,
+                     .min_ranks = plan_.min_ranks,
+                     .timeout = plan_.node_timeout},
+        Nodes::Hooks{.say = [this](const std::string& words) { say(words); }, .wait = [this] { take_signals(); }});
+  }
+
+  /// While no ranks run here. Those of other nodes shall hear of a signal, too; a second one does not wait for them.
+  void take_signals() {
+    while (const auto signal = signals_.take()) {
+      if (*signal == SIGTSTP) {
+        HeldSignals::stop_for_a_while();
+      } else if (*signal != SIGCHLD && *signal != SIGUSR1 && *signal != SIGUSR2) {  // what SIGUSR1 and SIGUSR2 mean is the ranks' to say
+        if (!agrees_ || interrupted_) throw Interrupted{*signal};
+        interrupted_ = signal;
+        nodes_->tell(*signal);
+      }
+    }
+  }
+
   void say(std::string words) {
     if (!words.ends_with('\n')) words += '\n';
     console_.err().write(fmt::format("{}launch: {}", console_.err().fresh_line(), words));
@@ -90,11 +114,11 @@ class Attempts {
   /// If ranks can't be started here, the other nodes learn why, and end.
   Ending run_here(const Share& share) try {
     introduce(share);
-    return LocalJob(job_of(share), console_).run();
+    return LocalJob(job_of(share), console_, signals_).run();
   } catch (const Error& error) {
     if (nodes_) {
       nodes_->tell(0);
-      nodes_->agree({.failed = true, .interrupted = true, .status = 1, .report = error.what()}, false);
+      agree({.failed = true, .interrupted = true, .status = 1, .report = error.what()}, false);
     }
     throw;
   }
@@ -114,20 +138,30 @@ class Attempts {
   Verdict lone_verdict(const Ending& ending, bool may_restart) {
     const bool again = may_restart && ending.failed_rank && !ending.interrupted;
     if (again && ranks_ < std::max(1, plan_.min_ranks)) {
-      say(fmt::format("{} of at least {} ranks are left, so this was the last attempt", ranks_, plan_.min_ranks));
+      say(too_few_ranks(ranks_, plan_.min_ranks));
       return {.status = ending.status, .again = false};
     }
     return {.status = ending.status, .again = again};
   }
 
+  Verdict agree(const NodeEnd& end, bool may_restart) {
+    agrees_ = true;
+    auto verdict = nodes_->agree(end, may_restart);
+    agrees_ = false;
+    if (verdict.again && interrupted_) throw Interrupted{*interrupted_};
+    return verdict;
+  }
+
   Verdict agree(const Ending& ending, const std::string& report, bool may_restart) {
-    auto verdict = nodes_->agree({.failed = ending.failed_rank.has_value(),
-                                  .interrupted = ending.interrupted,
-                                  .status = ending.status,
-                                  .noticed = ending.elsewhere.has_value(),
-                                  .report = report},
-                                 may_restart);
+    auto verdict = agree({.failed = ending.failed_rank.has_value(),
+                          .interrupted = ending.interrupted,
+                          .status = ending.status,
+                          .ranks_left = ranks_,
+                          .noticed = ending.elsewhere.has_value(),
+                          .report = report},
+                         may_restart);
     if (!verdict.words.empty() && (report.empty() || verdict.words.find(report) == std::string::npos)) say(verdict.words);
+    if (!verdict.why_last.empty()) say(verdict.why_last);
     return verdict;
   }
 
@@ -191,7 +225,10 @@ class Attempts {
   const LaunchPlan& plan_;
   Console& console_;
   std::unique_ptr<Nodes> nodes_;
-  int ranks_;  // of the next attempt
+  HeldSignals signals_;             // once the others are found: until then a signal just ends this process
+  bool agrees_ = false;             // it waits for the others to say how their ranks have ended
+  std::optional<int> interrupted_;  // by this signal, meanwhile
+  int ranks_;                       // of the next attempt
   int attempt_ = 0;
   std::string run_;
 };

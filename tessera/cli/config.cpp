@@ -27,7 +27,8 @@ struct CommandFlags {
   GivenAnswers given = {};
 
   fs::path place() const {
-    if (fs::is_directory(file)) throw ConfigError(fmt::format("--config-file {} is a folder; name a file in it", file));
+    std::error_code unknown;
+    if (fs::is_directory(file, unknown)) throw ConfigError(fmt::format("--config-file {} is a folder; name a file in it", file));
     return file.empty() ? config::default_file() : fs::path(file);
   }
 
@@ -57,7 +58,7 @@ void write_configuration(const config::Settings& settings, const fs::path& place
 }
 
 config::Settings read_configuration(const fs::path& place) {
-  if (!fs::exists(place)) throw ConfigError(fmt::format("there is no configuration {}; tessera config makes one", place.string()));
+  if (!is_there(place)) throw ConfigError(fmt::format("there is no configuration {}; tessera config makes one", place.string()));
   config::Settings settings;
   settings.read_file(place);
   return settings;
@@ -69,7 +70,7 @@ fs::path place_to_write(const CommandFlags& flags) {
     throw ConfigError(fmt::format("{} is of DeepSpeed, which could not read it afterwards; give the new file a name by --output-file",
                                   flags.place().string()));
   }
-  if (!flags.output.empty() && fs::exists(flags.output)) {
+  if (!flags.output.empty() && is_there(flags.output)) {
     throw ConfigError(fmt::format("--output-file {} is there already; remove it, or name another", flags.output));
   }
   return flags.output.empty() ? flags.place() : fs::path(flags.output);
@@ -82,7 +83,7 @@ int ask_all(const CommandFlags& flags) {
 
 int write_defaults(const CommandFlags& flags) {
   const auto place = flags.place();
-  if (fs::exists(place)) {
+  if (is_there(place)) {
     throw ConfigError(fmt::format(
         "{} is there already; change it with tessera config update --set KEY=VALUE, or name another with --config-file", place.string()));
   }

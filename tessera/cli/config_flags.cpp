@@ -73,10 +73,10 @@ config::Settings ConfigFlags::settings(std::optional<int> ranks_here) const {
   if (const auto file = file_->empty() ? config::usual_file() : std::filesystem::path(*file_); !file.empty()) settings.read_file(file);
   settings.read_environment();
   for (const auto& [key, value] : *values_) settings.set(key, value, config::Origin::Flag, flag_of(key));
-  if (ranks_here && *ranks_here > 0 && settings.setting("num_processes").origin != config::Origin::Flag) {
-    const auto ranks = *ranks_here * settings.integer("num_machines");
-    settings.set("num_processes", std::to_string(ranks), config::Origin::Flag, "--nproc-per-node");
-  }
+  // Of several hosts, each may have another number.
+  if (ranks_here && *ranks_here > 0 && settings.integer("num_machines") == 1 &&
+      settings.setting("num_processes").origin != config::Origin::Flag)
+    settings.set("num_processes", std::to_string(*ranks_here), config::Origin::Flag, "--nproc-per-node");
   settings.expect_consistent();
   return settings;
 }

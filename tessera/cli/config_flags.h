@@ -20,7 +20,7 @@ class ConfigFlags {
   explicit ConfigFlags(CLI::App& command);
 
   /// A flag wins over the environment, and that over the file: the one that is named, or else config::usual_file().
-  /// The ranks that --nproc-per-node asks for on each machine win over num_processes of the file.
+  /// On a single host, the ranks that --nproc-per-node asks for win over num_processes of the file.
   config::Settings settings(std::optional<int> ranks_here) const;
 
  private:

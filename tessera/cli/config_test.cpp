@@ -268,5 +268,19 @@ TEST_F(ConfigOnTerminal, GivesTheTerminalBack) {
   EXPECT_FALSE(std::filesystem::exists(file_));
 }
 
+TEST_F(Config, GivesUpAfterManyWrongAnswers) {
+  std::string input;
+  for (int i = 0; i < 30; i++) input += "nonsense\n";
+  const auto ended = run({"config"}, input);
+  EXPECT_EQ(ended.status, 1);
+  EXPECT_THAT(ended.output, HasSubstr("was asked 20 times without an answer that fits"));
+  EXPECT_FALSE(std::filesystem::exists(file_));
+}
+
+TEST_F(Config, WantsAFileAndNoFolder) {
+  EXPECT_THAT(says({"config", "default", "--config-file", folder_.path()}), HasSubstr("is a folder; name a file in it"));
+  EXPECT_THAT(says({"config", "explain", "--config-file", std::string(300, 'a')}), Not(HasSubstr("filesystem error")));
+}
+
 }  // namespace
 }  // namespace tessera::testing::config_test

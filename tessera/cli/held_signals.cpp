@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <sys/signalfd.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -11,6 +12,7 @@
 namespace tessera::cli {
 
 HeldSignals::HeldSignals() {
+  ::signal(SIGCHLD, SIG_DFL);  // if launch was started with this one ignored, the kernel would keep the status of ranks from it
   sigset_t set;
   ::sigemptyset(&set);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCHLD}) {
@@ -25,6 +27,21 @@ HeldSignals::HeldSignals() {
 
 HeldSignals::~HeldSignals() {
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+std::optional<int> HeldSignals::take() {
+  signalfd_siginfo news{};
+  if (::read(incoming.get(), &news, sizeof news) != sizeof news) return {};
+  return static_cast<int>(news.ssi_signo);
+}
+
+void HeldSignals::stop_for_a_while() {
+  sigset_t set;
+  ::sigemptyset(&set);
+  ::sigaddset(&set, SIGTSTP);
+  ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+  ::raise(SIGTSTP);
+  ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
 }
 
 }  // namespace tessera::cli

@@ -3,6 +3,8 @@
 
 #include <signal.h>
 
+#include <optional>
+
 #include "tessera/base/fd.h"
 
 namespace tessera::cli {
@@ -16,6 +18,11 @@ struct HeldSignals {
   HeldSignals();
   HeldSignals(HeldSignals&&) = delete;
   ~HeldSignals();
+
+  /// The next one that has come, or nothing.
+  std::optional<int> take();
+  /// Stops this process, as SIGTSTP asks for. The kernel decides: where no shell could continue it, it does not stop.
+  static void stop_for_a_while();
 };
 
 }  // namespace tessera::cli

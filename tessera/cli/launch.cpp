@@ -117,6 +117,12 @@ LaunchPlan plan_of(const CLI::App& command, const LaunchFlags& flags, config::Se
       throw ConfigError(fmt::format("--num-processes {} contradicts --nproc-per-node {}; leave one of them out", all.value, plan.ranks));
     return plan;
   }
+  if (const auto& all = settings.setting("num_processes");
+      all.origin == config::Origin::Flag && plan.ranks >= settings.integer("num_processes"))
+    throw ConfigError(
+        fmt::format("--num-processes {} is for all nodes together, and --nproc-per-node {} leaves none for the others; leave one of "
+                    "them out",
+                    all.value, plan.ranks));
   plan.node = node_of(settings, plan.nodes);
   if (plan.point.host.empty()) {
     throw ConfigError(fmt::format("--nnodes {} needs --rdzv-endpoint HOST:PORT, where node 0 can be reached", plan.nodes));

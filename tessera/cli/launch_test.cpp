@@ -15,6 +15,13 @@ using ::testing::MatchesRegex;
 using ::testing::Not;
 using ::testing::UnorderedElementsAre;
 
+TEST(Signals, OfEndedRanksComeWhereTheyWereIgnored) {
+  Command command = {"sh", "-c", "trap '' CHLD; exec \"$@\"", "-"};
+  for (const auto& word : launch("2", shell("exit $((RANK * 3))"))) command.push_back(word);
+  const auto ended = Launched(command).end();
+  EXPECT_EQ(ended.status, 3) << ended.err;
+}
+
 TEST(Launch, PutsTheRankBeforeEachLineAndKeepsTheStreamsApart) {
   const auto ended = run("2", shell("echo \"out of $RANK\"; echo \"err of $RANK\" >&2; printf unfinished"));
   EXPECT_EQ(ended.status, 0);

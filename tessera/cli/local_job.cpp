@@ -42,7 +42,8 @@ std::string prefix(int rank, const Output& target) {
 
 }  // namespace
 
-LocalJob::LocalJob(Job job, Console& console) : job_(std::move(job)), console_(console), watchdog_(job_.ranks) {
+LocalJob::LocalJob(Job job, Console& console, HeldSignals& signals)
+    : job_(std::move(job)), console_(console), signals_(signals), watchdog_(job_.ranks) {
   ranks_.reserve(static_cast<size_t>(job_.ranks));
   for (int place = 0; place < job_.ranks; place++) start(place);
 }
@@ -192,8 +193,7 @@ void LocalJob::take_news_from_others() {
 }
 
 void LocalJob::take_signals() {
-  signalfd_siginfo news{};
-  while (::read(signals_.incoming.get(), &news, sizeof news) == sizeof news) take_signal(static_cast<int>(news.ssi_signo));
+  while (const auto signal = signals_.take()) take_signal(*signal);
 }
 
 void LocalJob::take_signal(int signal) {
@@ -222,15 +222,10 @@ void LocalJob::pass_on(int signal) {
   interrupted_at_ = now;
 }
 
-/// What Ctrl-Z asks for. The kernel decides: where no shell could continue this process, it does not stop.
+/// What Ctrl-Z asks for.
 void LocalJob::stop_for_a_while() {
   send(SIGTSTP);
-  sigset_t set;
-  ::sigemptyset(&set);
-  ::sigaddset(&set, SIGTSTP);
-  ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
-  ::raise(SIGTSTP);
-  ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  HeldSignals::stop_for_a_while();
   send(SIGCONT);  // the launcher runs again
 }
 

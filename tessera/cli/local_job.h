@@ -60,7 +60,7 @@ class LocalJob {
  public:
   /// Starts the program once for each rank. Each rank is a process group, so that signals also reach the processes that it starts. Adds
   /// RANK, LOCAL_RANK, and the paths of the launch record and of the error file to the environment.
-  LocalJob(Job job, Console& console);
+  LocalJob(Job job, Console& console, HeldSignals& signals);
 
   /// Relays output and signals until all ranks have ended. When one fails, the others get a moment to print what they know about it, then
   /// SIGTERM, then SIGKILL. Some output may still wait in the console.
@@ -106,7 +106,7 @@ class LocalJob {
 
   const Job job_;
   Console& console_;
-  HeldSignals signals_;
+  HeldSignals& signals_;
   Watchdog watchdog_;
   bool watchdog_missed_ = false;  // it has ended and can't be started again
   LaunchRecord record_;

@@ -13,6 +13,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/port.h"
 #include "tessera/base/quiet_thread.h"
+#include "tessera/base/words.h"
 #include "tessera/comm/host/rendezvous.h"
 
 namespace tessera::cli {
@@ -59,14 +60,15 @@ StorePtr connect(const NodesOptions& options) {
 }
 
 Json to_json(const NodeEnd& end) {
-  return {
-      {"failed", end.failed}, {"interrupted", end.interrupted}, {"status", end.status}, {"noticed", end.noticed}, {"report", end.report}};
+  return {{"failed", end.failed},         {"interrupted", end.interrupted}, {"status", end.status},
+          {"ranks_left", end.ranks_left}, {"noticed", end.noticed},         {"report", end.report}};
 }
 
 NodeEnd end_from(const Json& json) {
   return {.failed = json.at("failed"),
           .interrupted = json.at("interrupted"),
           .status = json.at("status"),
+          .ranks_left = json.at("ranks_left"),
           .noticed = json.at("noticed"),
           .report = json.at("report")};
 }
@@ -77,6 +79,10 @@ std::string dump(const Json& json) {
 }
 
 }  // namespace
+
+std::string too_few_ranks(int left, int least) {
+  return fmt::format("{} of at least {} ranks are left, so this was the last attempt", left, least);
+}
 
 /// A store of c10d that is gone throws what it likes.
 template <class Call>
@@ -91,7 +97,7 @@ auto Nodes::asking_node_0(Call&& call) const {
   }
 }
 
-Nodes::Nodes(NodesOptions options, Say say) : options_(std::move(options)), say_(std::move(say)), store_(connect(options_)) {
+Nodes::Nodes(NodesOptions options, Hooks hooks) : options_(std::move(options)), hooks_(std::move(hooks)), store_(connect(options_)) {
   ::fcntl(news_.read.get(), F_SETFL, O_NONBLOCK);
   watcher_ = quiet_thread([this] { keep_in_touch(); });
 }
@@ -121,8 +127,13 @@ std::string Nodes::read(const std::string& key) {
   return asking_node_0([&] { return store_->get_to_str(key); });
 }
 
+void Nodes::pause() const {
+  std::this_thread::sleep_for(kPoll);
+  hooks_.wait();
+}
+
 std::string Nodes::await(const std::string& key) {
-  while (!is_there(key)) std::this_thread::sleep_for(kPoll);
+  while (!is_there(key)) pause();
   return read(key);
 }
 
@@ -139,12 +150,12 @@ void Nodes::find_attempt() {
   }
   const int before = attempt_;
   bool said = false;
-  for (;; std::this_thread::sleep_for(kPoll)) {
+  for (;; pause()) {
     attempt_ = std::stoi(await("attempt"));
     if (attempt_ > before && !is_there(key("plan"))) return;
     if (before < 0 && Json::parse(read(key("plan"))).value("max_restarts", 0) <= attempt_)
       throw ConfigError(fmt::format("the job runs already, and has no further attempt in which node {} could take part", options_.node));
-    if (before < 0 && !std::exchange(said, true)) say_("the job runs already; waiting for its next attempt");
+    if (before < 0 && !std::exchange(said, true)) hooks_.say("the job runs already; waiting for its next attempt");
   }
 }
 
@@ -196,14 +207,14 @@ void Nodes::invite() {
   bool said = false;
   std::set<int> missing;
   for (int node = 1; node < options_.nodes; node++) missing.insert(node);
-  for (;; std::this_thread::sleep_for(kPoll)) {
+  for (;; pause()) {
     std::erase_if(missing, [&](int node) { return is_there(key("here", node)); });
     const auto waited = Clock::now() - begin;
     if (missing.empty() || waited > limit) break;
     if (waited > kNotice && !std::exchange(said, true)) {
       const auto left = std::chrono::ceil<std::chrono::seconds>(limit - waited).count();
-      say_(fmt::format("waiting for {} of {} to come to {}; giving up in {} s", name_nodes(missing), options_.nodes,
-                       place_of(options_.point), left));
+      hooks_.say(fmt::format("waiting for {} of {} to come to {}; giving up in {} s", name_nodes(missing), options_.nodes,
+                             place_of(options_.point), left));
     }
   }
   Json members = Json::array();
@@ -216,10 +227,13 @@ void Nodes::invite() {
     world_size += here.at("ranks").get<int>();
   }
   Json plan = {{"members", members}, {"world", world_size}, {"max_restarts", options_.max_restarts}, {"min_ranks", options_.min_ranks}};
-  const bool enough = attempt_ > 0 && options_.min_ranks > 0 && world_size >= options_.min_ranks;
-  if (!missing.empty() && !enough) {
+  const bool may_be_fewer = attempt_ > 0 && options_.min_ranks > 0;
+  if (!missing.empty() && (!may_be_fewer || world_size < options_.min_ranks)) {
     plan["refusal"] = fmt::format("{} of {} did not come to {} within {} s", name_nodes(missing), options_.nodes, place_of(options_.point),
                                   limit.count());
+  } else if (world_size < options_.min_ranks) {
+    plan["refusal"] =
+        fmt::format("--min-ranks {} can't be kept: all nodes together have {}", options_.min_ranks, counted(world_size, "rank"));
   }
   plan["port"] = free_port();
   plan["secret"] = random_secret();
@@ -265,7 +279,7 @@ void Nodes::look(c10d::Store& store) {
 
 void Nodes::watch_others(c10d::Store& store) {
   for (const auto& [node, member] : members_) {
-    if (node == 0 || lost_.contains(node)) continue;
+    if (node == 0 || lost_.contains(node) || store.check({key("end", node)})) continue;  // one that has ended need not live any more
     const auto name = "beat/" + member.id;
     auto beat = store.check({name}) ? store.get_to_str(name) : std::string();
     const auto [entry, is_new] = beats_.try_emplace(node, beat, Clock::now());
@@ -293,7 +307,8 @@ Verdict Nodes::agree(const NodeEnd& end, bool may_restart) {
   asking_node_0([&] { store_->set(key("end", options_.node), dump(to_json(end))); });
   if (decides()) {
     const auto verdict = decide(may_restart);
-    store_->set(key("verdict"), dump({{"status", verdict.status}, {"again", verdict.again}, {"words", verdict.words}}));
+    store_->set(key("verdict"),
+                dump({{"status", verdict.status}, {"again", verdict.again}, {"words", verdict.words}, {"why_last", verdict.why_last}}));
   }
   const auto verdict = Json::parse(await(key("verdict")));
   asking_node_0([&] { store_->add(key("read"), 1); });
@@ -304,12 +319,12 @@ Verdict Nodes::agree(const NodeEnd& end, bool may_restart) {
   if (decides() && !verdict.at("again").get<bool>()) {
     const auto last = Clock::now() + kFarewell;
     const auto present = static_cast<int64_t>(members_.size() - lost_.size());
-    while (store_->add(key("read"), 0) < present && Clock::now() < last) std::this_thread::sleep_for(kPoll);
+    while (store_->add(key("read"), 0) < present && Clock::now() < last) pause();
   }
   char rest = 0;  // what came when all was over
   while (::read(news_.read.get(), &rest, 1) == 1) {
   }
-  return {.status = verdict.at("status"), .again = verdict.at("again"), .words = verdict.at("words")};
+  return {.status = verdict.at("status"), .again = verdict.at("again"), .words = verdict.at("words"), .why_last = verdict.at("why_last")};
 }
 
 /// Node 0's part: it waits for the others, unless they are lost.
@@ -317,11 +332,11 @@ Verdict Nodes::decide(bool may_restart) {
   std::map<int, NodeEnd> ends;
   std::set<int> lost;
   for (const auto& [node, member] : members_) {
-    while (!is_there(key("end", node)) && !is_lost(node)) std::this_thread::sleep_for(kPoll);
-    if (is_there(key("end", node))) {
-      ends[node] = end_from(Json::parse(read(key("end", node))));
-    } else {
+    while (!is_there(key("end", node)) && !is_lost(node)) pause();
+    if (is_lost(node)) {  // perhaps it was only held up, and now says how the ranks ended that were stopped because of it
       lost.insert(node);
+    } else {
+      ends[node] = end_from(Json::parse(read(key("end", node))));
     }
   }
   Verdict verdict;
@@ -344,6 +359,14 @@ Verdict Nodes::decide(bool may_restart) {
     verdict.words = fmt::format("on node {} ({}): {}", *blamed, members_[*blamed].host, ends[*blamed].report);
   }
   verdict.again = may_restart && !interrupted && (blamed || !lost.empty());
+  if (verdict.again && lost.empty()) {  // those that are lost may come back
+    int left = 0;
+    for (const auto& [node, end] : ends) left += end.ranks_left;
+    if (left < options_.min_ranks) {
+      verdict.again = false;
+      verdict.why_last = too_few_ranks(left, options_.min_ranks);
+    }
+  }
   return verdict;
 }
 

@@ -39,6 +39,7 @@ struct NodesOptions {
 struct NodeEnd {
   bool failed = false, interrupted = false;
   int status = 0;
+  int ranks_left = 0;       // that a further attempt could have here
   bool noticed = false;     // its rank failed because of one of another node
   std::string report = {};  // what this launcher has printed of it
 };
@@ -46,16 +47,23 @@ struct NodeEnd {
 /// What becomes of the job.
 struct Verdict {
   int status = 0;
-  bool again = false;      // there is another attempt
-  std::string words = {};  // what happened on other nodes; empty if there is nothing to say
+  bool again = false;         // there is another attempt
+  std::string words = {};     // what happened on other nodes; empty if there is nothing to say
+  std::string why_last = {};  // why there is no other attempt although one was allowed; empty if there is nothing to say
 };
+
+/// Why a job ends: it has fewer ranks than --min-ranks.
+std::string too_few_ranks(int left, int least);
 
 class Nodes {
  public:
-  using Say = std::function<void(const std::string& words)>;
+  struct Hooks {
+    std::function<void(const std::string& words)> say;
+    std::function<void()> wait;  // called again and again while meet() and agree() wait; what it throws ends them
+  };
 
   /// Connects to node 0. Throws an Error that names the way out.
-  Nodes(NodesOptions options, Say say);
+  Nodes(NodesOptions options, Hooks hooks);
   Nodes(Nodes&&) = delete;
   ~Nodes();
 
@@ -78,6 +86,7 @@ class Nodes {
   std::string key(const std::string& topic, int node) const;
   bool is_there(const std::string& key);
   std::string read(const std::string& key);
+  void pause() const;
   std::string await(const std::string& key);
   void find_attempt();
   void invite();
@@ -91,7 +100,7 @@ class Nodes {
   auto asking_node_0(Call&& call) const;
 
   const NodesOptions options_;
-  const Say say_;
+  const Hooks hooks_;
   const std::string id_ = random_secret();
   c10::intrusive_ptr<c10d::Store> store_;
   int attempt_ = -1;

@@ -10,6 +10,7 @@ namespace tessera::testing::nodes_test {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -103,6 +104,67 @@ TEST(Nodes, GoOnWithoutOneThatIsGone) {
   EXPECT_THAT(zero.err, AllOf(HasSubstr("launch: node 1 ("), HasSubstr("lost: no sign of life for 3 s")));
   EXPECT_EQ(zero.out, "[rank 0] of 1\n");
   EXPECT_TRUE(ends(rank));
+}
+
+// Its ranks are done, so nobody needs it any more.
+TEST(Nodes, MayEndBeforeTheOthersHaveFinished) {
+  const Cluster cluster{.nodes = 2, .flags = {"--node-timeout", "2"}};
+  const auto script = shell("echo ready; [ $RANK = 1 ] && exit 0; sleep 5; echo finished");
+  auto second = cluster.start(1, "1", script), first = cluster.start(0, "1", script);
+  EXPECT_THAT(second.read_line(), HasSubstr("ready"));
+  EXPECT_THAT(first.read_line(), HasSubstr("ready"));
+  std::this_thread::sleep_for(std::chrono::milliseconds(1000));  // until it has told that they have ended
+  ::kill(second.pid(), SIGKILL);
+  const auto zero = first.end();
+  EXPECT_EQ(zero.status, 0) << zero.err;
+  EXPECT_EQ(zero.out, "[rank 0] finished\n") << zero.err;
+}
+
+TEST(Nodes, KeepTheLeastNumberOfRanksTogether) {
+  const auto script = shell("[ $RANK = 3 ] && kill -9 $$; exec sleep 100");
+  const Cluster cluster{.nodes = 2, .flags = {"--max-restarts", "2", "--min-ranks", "4"}};
+  auto second = cluster.start(1, "2", script), first = cluster.start(0, "2", script);
+  for (auto* node : {&first, &second}) {
+    const auto ended = node->end();
+    EXPECT_EQ(ended.status, 137) << ended.err;
+    EXPECT_THAT(ended.err, AllOf(HasSubstr("3 of at least 4 ranks are left, so this was the last attempt"), Not(HasSubstr("begins"))));
+  }
+  const Cluster too_small{.nodes = 2, .flags = {"--max-restarts", "2", "--min-ranks", "5"}};
+  auto other = too_small.start(1, "2", script), one = too_small.start(0, "2", script);
+  EXPECT_EQ(other.end().status, 1);
+  EXPECT_THAT(one.end().err, HasSubstr("--min-ranks 5 can't be kept: all nodes together have 4 ranks"));
+}
+
+TEST(Nodes, HearOfSignalsToOneWhoseRanksHaveEnded) {
+  const Cluster cluster{.nodes = 2, .flags = {"--max-restarts", "1"}};
+  const auto script =
+      shell("echo ready; [ $RANK = 1 ] && exit 0; trap 'echo saved; exit 0' TERM; echo waiting; while :; do sleep 0.1; done");
+  auto second = cluster.start(1, "1", script), first = cluster.start(0, "1", script);
+  EXPECT_THAT(second.read_line(), HasSubstr("ready"));
+  EXPECT_THAT(first.read_line(), HasSubstr("ready"));
+  EXPECT_THAT(first.read_line(), HasSubstr("waiting"));
+  std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+  ::kill(second.pid(), SIGUSR1);  // which is the ranks' to say, and there are none
+  ::kill(second.pid(), SIGTERM);
+  const auto zero = first.end();
+  EXPECT_EQ(zero.out, "[rank 0] saved\n") << zero.err;
+  EXPECT_EQ(second.end().status, zero.status);
+}
+
+TEST(Nodes, EndAtOnceWhileTheyWaitForOthers) {
+  const Cluster cluster{.nodes = 2};
+  auto first = cluster.start(0, "1", {"true"});
+  std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+  ::kill(first.pid(), SIGTERM);
+  EXPECT_THAT(first.end().status, AnyOf(128 + SIGTERM, -SIGTERM));  // the latter if it has not come so far
+}
+
+TEST(Nodes, MayHaveDifferentNumbersOfRanksBesideSizes) {
+  const Cluster cluster{.nodes = 2, .flags = {"--parallelism-config-dp-replicate-size", "3", "--parallelism-config-dp-shard-size", "1"}};
+  auto second = cluster.start(1, "1", {"true"}), first = cluster.start(0, "2", {"true"});
+  const auto zero = first.end();
+  EXPECT_EQ(zero.status, 0) << zero.err;
+  EXPECT_EQ(second.end().status, 0);
 }
 
 TEST(Nodes, TakeBackOneThatComesAgain) {
@@ -214,6 +276,10 @@ TEST(Nodes, AreRefusedWithTheWayOut) {
   }
   EXPECT_THAT(refusal({"--rdzv-endpoint", "a:1", "--main-process-ip", "b"}), HasSubstr("--main-process-ip"));
   EXPECT_THAT(refusal({"--min-ranks", "1"}), HasSubstr("--max-restarts"));
+  EXPECT_THAT(refusal({"--nnodes", "4294967297"}), HasSubstr("num_machines 4294967297 makes no sense"));
+  const auto too_many = run("4", {"true"}, {}, {"--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", "a:1", "--num-processes", "4"});
+  EXPECT_EQ(too_many.status, 2);
+  EXPECT_THAT(too_many.err, HasSubstr("--num-processes 4 is for all nodes together, and --nproc-per-node 4 leaves none for the others"));
 }
 
 }  // namespace

@@ -75,6 +75,11 @@ void expect_pattern(const Setting& pattern) {
 }
 
 void expect_machines_that_fit(const Settings& settings) {
+  constexpr int64_t kMost = 65'536;
+  if (settings.integer("num_machines") > kMost) {
+    throw ConfigError(fmt::format("{}: num_machines {} makes no sense; there may be {}", settings.setting("num_machines").where,
+                                  settings.text("num_machines"), kMost));
+  }
   const auto machines = settings.integer("num_machines"), machine = settings.integer("machine_rank"),
              ranks = settings.integer("num_processes");
   if (machine >= machines) {

@@ -102,7 +102,7 @@ class DeepSpeedFile {
     stage_ = *stage;
     stage_where_ = value.where;
     if (stage_ == 1) remark(value, "stage 1 of ZeRO becomes SHARD_GRAD_OP, which also shards the gradients");
-    if (stage_ == 3) remark(value, "stage 3 of ZeRO gathers the whole model at once, unless fsdp_auto_wrap_policy divides it into units");
+    if (stage_ == 3) remark(value, "stage 3 of ZeRO becomes FULL_SHARD; what is gathered together is for fsdp_auto_wrap_policy to say");
     return true;
   }
 

@@ -71,7 +71,7 @@ TEST_F(DeepSpeed, WhatHasNoCounterpartIsARemark) {
   EXPECT_TRUE(settings.is_true("fsdp_offload_params"));
   EXPECT_THAT(settings.setting("fsdp_offload_params").where, HasSubstr("ds.json:11"));
   EXPECT_EQ(settings.remarks().size(), 6);
-  EXPECT_THAT(settings.remarks(), Contains(HasSubstr("ds.json:9: stage 3 of ZeRO gathers the whole model at once")));
+  EXPECT_THAT(settings.remarks(), Contains(HasSubstr("ds.json:9: stage 3 of ZeRO becomes FULL_SHARD")));
   EXPECT_THAT(settings.remarks(), Contains(HasSubstr("ds.json:6: steps_per_print of DeepSpeed has no counterpart here")));
   EXPECT_THAT(settings.remarks(), Contains(HasSubstr("ds.json:7: train_micro_batch_size_per_gpu auto is left to the program")));
   EXPECT_THAT(settings.remarks(), Contains(HasSubstr("zero_optimization.overlap_comm of DeepSpeed")));
@@ -95,7 +95,7 @@ num_processes: 2
   EXPECT_EQ(settings.sharding_strategy(), "FULL_SHARD");
   EXPECT_EQ(settings.integer("gradient_accumulation_steps"), 2);
   EXPECT_EQ(settings.text("mixed_precision"), "fp16");
-  EXPECT_THAT(settings.remarks(), ElementsAre(HasSubstr("c.yaml:7: stage 3 of ZeRO gathers the whole model at once")));
+  EXPECT_THAT(settings.remarks(), ElementsAre(HasSubstr("c.yaml:7: stage 3 of ZeRO becomes FULL_SHARD")));
 }
 
 TEST_F(DeepSpeed, MayBeAFileThatAccelerateNames) {

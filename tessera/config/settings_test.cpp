@@ -426,6 +426,20 @@ TEST(Settings, OfVersion2SayTheSame) {
   EXPECT_THAT(convert("HYBRID_SHARD", false).remarks(), Contains(HasSubstr("needs num_processes")));
 }
 
+TEST(Settings, OfVersion2KeepTheSizesThatWereGiven) {
+  for (const auto* strategy : {"FULL_SHARD", "HYBRID_SHARD"}) {
+    Settings settings;
+    settings.set("fsdp_sharding_strategy", strategy, Origin::File, "c.yaml:1");
+    settings.set("num_processes", "8", Origin::File, "c.yaml:2");
+    settings.set("parallelism_config_dp_replicate_size", "4", Origin::File, "c.yaml:3");
+    settings.set("parallelism_config_dp_shard_size", "2", Origin::File, "c.yaml:4");
+    const auto converted = to_fsdp2(settings);
+    EXPECT_EQ(converted.integer("parallelism_config_dp_replicate_size"), 4);
+    EXPECT_EQ(converted.integer("parallelism_config_dp_shard_size"), 2);
+    EXPECT_EQ(converted.sharding_strategy(), settings.sharding_strategy());
+  }
+}
+
 TEST(DefaultFile, IsWhereAccelerateHasIt) {
   const Set home("HOME", "/home/me");
   EXPECT_EQ(config::default_file(), "/home/me/.cache/huggingface/accelerate/default_config.yaml");

@@ -4,6 +4,8 @@
 #include <c10/util/ParallelGuard.h>
 #include <fmt/format.h>
 
+#include <atomic>
+
 #include "tessera/base/error.h"
 
 namespace tessera::data {
@@ -69,6 +71,8 @@ std::optional<Samples> Loader::next() {
   auto result = options_.workers == 0 ? make(position_, sampler_.part(position_)) : take_result();
   if (result.error) std::rethrow_exception(result.error);
   position_.batch++;
+  static std::atomic<uint64_t> taken = 0;
+  last_taken_ = ++taken;
   return std::move(result.batch);
 }
 

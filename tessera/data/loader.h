@@ -44,6 +44,8 @@ class Loader {
   void seek(const Position& position);
   /// The position of the batch that next() will return.
   Position position() const { return position_; }
+  /// A number that grows with each batch that is taken from any loader: the last one of this loader, 0 before its first batch.
+  uint64_t last_taken() const { return last_taken_; }
   /// The number of batches in an epoch.
   int64_t batches() const { return sampler_.batches(); }
   /// Samples of one batch on all ranks together.
@@ -82,6 +84,7 @@ class Loader {
   SeededFetch fetch_;
   LoaderOptions options_;
   Position position_;
+  uint64_t last_taken_ = 0;
 
   std::mutex mutex_;  // protects all members below, and the sampler if there are workers
   std::condition_variable news_;

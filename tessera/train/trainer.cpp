@@ -127,25 +127,30 @@ void Trainer::prepare_one(const std::shared_ptr<torch::nn::Module>& model) {
   models_.push_back({.module = model});
 }
 
-void Trainer::add(Prepared prepared) {
+void Trainer::expect_new(const void* optimizer) const {
   if (models_.empty()) throw UsageError("Trainer::prepare was given an optimizer before a model; an optimizer comes after its model");
-  const auto is_it = [&](const Prepared& each) { return each.own == prepared.own && each.torch == prepared.torch; };
+  const auto is_it = [&](const Prepared& each) { return each.own == optimizer || each.torch == optimizer; };
   if (std::ranges::any_of(optimizers_, is_it)) throw UsageError("Trainer::prepare was given the same optimizer twice");
+}
+
+void Trainer::add(Prepared prepared) {
   models_.back().optimizers.push_back(optimizers_.size());
   optimizers_.push_back(std::move(prepared));
 }
 
 void Trainer::prepare_one(optim::Optimizer& optimizer) {
-  if (!models_.empty()) expect_parameters_of(*models_.back().module, optimizer.parameters());
+  expect_new(&optimizer);
+  expect_parameters_of(*models_.back().module, optimizer.parameters());
   add({.own = &optimizer});
 }
 
 void Trainer::prepare_one(torch::optim::Optimizer& optimizer) {
+  expect_new(&optimizer);
+  const auto& model = *models_.back().module;
+  if (!are_of(model, all_of(optimizer))) rebind(optimizer, model);
   Prepared prepared{.torch = &optimizer};
   for (const auto& group : optimizer.param_groups()) prepared.first_rates.push_back(group.options().get_lr());
   add(std::move(prepared));
-  const auto& model = *models_.back().module;
-  if (!are_of(model, all_of(optimizer))) rebind(optimizer, model);
 }
 
 Trainer::Prepared& Trainer::without_rate() {
@@ -171,8 +176,12 @@ void Trainer::prepare_one(torch::optim::LRScheduler& scheduler) {
 Trainer::Accumulation Trainer::accumulate() {
   if (syncs_) batches_ = 0;
   batches_++;
-  const auto is_at_end = [](const data::Loader* loader) { return loader->position().batch == loader->batches(); };
-  syncs_ = batches_ >= settings_.integer("gradient_accumulation_steps") || std::ranges::any_of(loaders_, is_at_end);
+  const auto is_at_end = [](const data::Loader* loader) {
+    return loader->last_taken() > 0 && loader->position().batch == loader->batches();
+  };
+  // The loader of this batch: one for evaluation may stay at its end.
+  const auto current = std::ranges::max_element(loaders_, {}, &data::Loader::last_taken);
+  syncs_ = batches_ >= settings_.integer("gradient_accumulation_steps") || (current != loaders_.end() && is_at_end(*current));
   std::vector<NoSync> held;
   for (const auto& model : models_) {
     if (!syncs_) held.push_back(no_sync(*model.module));
@@ -188,7 +197,9 @@ void Trainer::backward(const at::Tensor& loss) {
         "auto accumulation = trainer.accumulate();",
         batches, settings_.setting("gradient_accumulation_steps").where));
   }
-  update_scale();  // the program may have dropped gradients by itself
+  // The program may have dropped gradients by itself.
+  update_scale();
+  for (auto& each : optimizers_) each.clipped = each.clipped && have_gradients(parameters_of(each));
   scaler_.scale(batches == 1 ? loss : loss / batches).backward();
 }
 
@@ -240,7 +251,7 @@ at::Tensor Trainer::grad_norm(double p) {
 at::Tensor Trainer::clip_grad_norm(double max_norm, double p) {
   if (!syncs_) return {};
   const auto all = unscaled_parameters();
-  for (auto& each : optimizers_) each.clipped = true;
+  for (auto& each : optimizers_) each.clipped |= have_gradients(parameters_of(each));
   if (optimizers_.size() == 1 && optimizers_.front().own != nullptr) return optimizers_.front().own->clip_grad_norm(max_norm, p);
   return tessera::clip_grad_norm(all, max_norm, {.p = p});
 }

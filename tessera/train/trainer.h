@@ -111,11 +111,14 @@ class Trainer {
   /// Steps of the first optimizer so far, also over resumes.
   int64_t steps() const;
 
+  /// Whether load_state finds anything there; what a program that was killed has left half replaced is put right first. Collective.
+  bool has_state(const std::filesystem::path& folder) const;
   /// Saves all that was prepared and registered, and the generators: in the layout that fsdp_state_dict_type names, which is Accelerate's,
   /// or for LOCAL_STATE_DICT a checkpoint of Tessera. Several models lie in folders model_0, model_1 and so on. Replaces an earlier save
   /// once it is complete. Throws UsageError in the middle of an accumulation, whose gradients would be lost. Collective.
   void save_state(const std::filesystem::path& folder);
-  /// Loads what save_state has saved, or Accelerate, on any number of ranks; of what Accelerate keeps otherwise, a warning says what is
+  /// Loads what save_state has saved, or Accelerate, on any number of ranks. Where batches of all ranks have another size than then, steps
+  /// are counted in those of now, so that learning rates end with the data. Of what Accelerate keeps otherwise, a warning says what is
   /// left as it is. If anything does not fit, it throws and changes nothing; of several models, those before are loaded. Collective.
   void load_state(const std::filesystem::path& folder);
   /// Has an object saved and loaded with the run: any value with save() and a static load(text).
@@ -180,6 +183,7 @@ class Trainer {
     prepare_one(std::shared_ptr<torch::nn::Module>(holder.ptr()));
   }
 
+  void expect_new(const void* optimizer) const;
   void add(Prepared prepared);
   Prepared& without_rate();
   static std::vector<at::Tensor> parameters_of(const Prepared& optimizer);

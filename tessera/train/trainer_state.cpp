@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
@@ -59,7 +60,8 @@ std::map<std::string, json> settings_for_python(const torch::optim::Optimizer& o
   return settings;
 }
 
-constexpr auto kSteps = ".tessera_steps";  // beside Accelerate's own count, which is of processes times steps
+// Beside Accelerate's own count, which is of processes times steps.
+constexpr auto kSteps = ".tessera_steps", kStepSize = ".tessera_samples_of_a_step";
 
 std::string registered_name(size_t number) {
   return fmt::format("custom_checkpoint_{}.state", number);
@@ -86,17 +88,21 @@ void expect_read(const fs::path& folder, const std::string& file, const checkpoi
                             (folder / file).string()));
 }
 
+bool is_saved_model(const fs::path& folder) {
+  try {
+    const auto format = checkpoint::format_of(folder);
+    return format == checkpoint::Format::Accelerate || format == checkpoint::Format::Tessera;
+  } catch (const Error&) {  // it is no checkpoint at all
+    return false;
+  }
+}
+
 /// Throws UsageError if something else than an earlier save has the name.
 void expect_replaceable(const fs::path& folder) {
   const auto names = names_in(folder);
-  if (!names || names->empty()) return;
-  const auto is_model = [](const std::string& name) { return name.starts_with("model_"); };
+  if (!names || names->empty() || is_saved_model(folder)) return;
+  const auto is_model = [&](const std::string& name) { return name.starts_with("model_") && is_saved_model(folder / name); };
   if (std::ranges::all_of(*names, is_model)) return;
-  try {
-    const auto format = checkpoint::format_of(folder);
-    if (format == checkpoint::Format::Accelerate || format == checkpoint::Format::Tessera) return;
-  } catch (const Error&) {  // it is no checkpoint at all
-  }
   throw UsageError(fmt::format("{} is there already, and no earlier save_state; save under another name", folder.string()));
 }
 
@@ -105,6 +111,10 @@ std::optional<data::Position> position_in(const checkpoint::Notes& notes, size_t
   const auto name = numbered("dl_state_dict", number);
   if (!notes.contains(name + ".position")) return std::nullopt;
   auto position = notes.at(name + ".position").as<data::Position>();
+  if (notes.contains(name + ".batches") && notes.at(name + ".batches").as<int64_t>() == position.batch) {
+    position.batch = loader.batches();  // the epoch was over, whatever filled its last batch
+    return position;
+  }
   const auto then = notes.contains(name + ".global_batch") ? notes.at(name + ".global_batch").as<int64_t>() : loader.global_batch();
   const auto samples = position.batch * then, now = loader.global_batch();
   if (samples % now != 0) {
@@ -129,11 +139,13 @@ checkpoint::Notes Trainer::notes_of(size_t model) const {
     notes[name + ".last_epoch"] = optimizer.steps;
     notes[name + "._step_count"] = optimizer.steps + 1;
     notes[name + kSteps] = optimizer.steps;
+    if (!loaders_.empty()) notes[name + kStepSize] = loaders_.front()->global_batch();
   }
   if (model > 0) return notes;
   for (size_t i = 0; i < loaders_.size(); i++) {
     notes[numbered("dl_state_dict", i) + ".position"] = loaders_[i]->position();
     notes[numbered("dl_state_dict", i) + ".global_batch"] = loaders_[i]->global_batch();
+    notes[numbered("dl_state_dict", i) + ".batches"] = loaders_[i]->batches();
   }
   for (size_t i = 0; i < registered_.size(); i++) notes[registered_name(i)] = registered_[i].save();
   if (scaler_.options().enabled) {
@@ -155,6 +167,13 @@ Trainer::Resumed Trainer::read_notes(size_t model, const checkpoint::Notes& note
     const auto name = numbered("scheduler", i);
     if (notes.contains(name + kSteps)) {
       resumed.steps.push_back(notes.at(name + kSteps).as<int64_t>());
+      if (loaders_.empty() || !notes.contains(name + kStepSize)) continue;
+      const auto then = notes.at(name + kStepSize).as<int64_t>(), now = loaders_.front()->global_batch();
+      if (then == now) continue;
+      auto& steps = resumed.steps.back();
+      const auto before = std::exchange(steps, (steps * then + now / 2) / now);
+      remark(fmt::format("{} with batches of {} on all ranks together count as {} with batches of {}", counted(before, "step"), then, steps,
+                         now));
     } else if (notes.contains(name + ".last_epoch")) {
       // Accelerate lets a scheduler step once for each process.
       const auto total = notes.at(name + ".last_epoch").as<int64_t>();
@@ -254,6 +273,13 @@ void Trainer::save_state(const fs::path& folder) {
   });
 }
 
+bool Trainer::has_state(const fs::path& folder) const {
+  all_or_none(world_, {.unit = "has_state"}, fmt::format("can't look at {}", folder.string()), [&] {
+    if (is_main_process()) recover_folder(folder);
+  });
+  return is_there(folder);
+}
+
 void Trainer::load_state(const fs::path& folder) {
   if (models_.empty()) throw UsageError("Trainer::load_state was called before prepare() was given a model");
   if (folder.empty()) throw UsageError("Trainer::load_state was given an empty path");
@@ -273,6 +299,7 @@ void Trainer::load_state(const fs::path& folder) {
     const auto look = [&](const checkpoint::Notes& notes) {
       for (size_t k = 0; k < models_[i].optimizers.size(); k++) expect_read(place, numbered("scheduler", k) + ".bin", notes);
       for (size_t k = 0; i == 0 && k < loaders_.size(); k++) expect_read(place, numbered("dl_state_dict", k) + ".bin", notes);
+      for (size_t k = 0; i == 0 && k < registered_.size(); k++) expect_read(place, fmt::format("custom_checkpoint_{}.pkl", k), notes);
       if (i == 0 && scaler_.options().enabled) expect_read(place, "scaler.pt", notes);
       resumed = read_notes(i, notes, processes_of(place));
     };

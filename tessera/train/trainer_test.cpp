@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cmath>
+
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/checkpoint/checkpoint.h"
@@ -234,6 +236,32 @@ TEST(Trainer, ReplacesWhatItHasSaved) {
   EXPECT_EQ(read_file(folder / "mine/notes.txt"), "a diary");
 }
 
+TEST(Trainer, DoesNotReplaceWhatOnlyLooksLikeModels) {
+  const Folder folder;
+  write_file(folder / "model_best.pth", "weights");
+  with_ranks(2, [&](const Communicator& world) {
+    Trainer trainer(options_for(world));
+    auto net = seeded_net();
+    trainer.prepare(net);
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.save_state(folder.path()); }), HasSubstr("no earlier save_state"));
+  });
+  EXPECT_EQ(read_file(folder / "model_best.pth"), "weights");
+}
+
+TEST(Trainer, FindsAStateThatWasHalfReplaced) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    Trainer trainer(options_for(world));
+    auto net = seeded_net();
+    trainer.prepare(net);
+    EXPECT_FALSE(trainer.has_state(folder / "run"));
+    trainer.save_state(folder / "run");
+    world.barrier({.unit = "saved"});
+    if (world.is_first()) std::filesystem::rename(folder / "run", folder / "run.old");
+    EXPECT_TRUE(trainer.has_state(folder / "run"));
+  });
+}
+
 TEST(Trainer, GoesOnInTheMiddleOfAnEpochWithBatchesOfAnotherSize) {
   const Folder folder;
   const auto run = [&](int ranks, const auto& act) {
@@ -257,6 +285,92 @@ TEST(Trainer, GoesOnInTheMiddleOfAnEpochWithBatchesOfAnotherSize) {
   });
   run(5, [&](Trainer& trainer, data::Loader&) {
     EXPECT_THAT(message_of<UsageError>([&] { trainer.load_state(folder / "run"); }), HasSubstr("after 12 samples of an epoch"));
+  });
+}
+
+// An epoch that is over stays so, whatever its last batch was filled with, and a schedule over the data is where it was.
+TEST(Trainer, GoesOnAfterAnEpochWithBatchesOfAnotherSize) {
+  const Folder folder;
+  const auto run = [&](int ranks, const auto& act) {
+    with_ranks(ranks, [&](const Communicator& world) {
+      Trainer trainer(options_for(world));
+      auto net = seeded_net();
+      data::Loader loader(data::Sampler({.size = 10,
+                                         .global_batch = world.size(),
+                                         .local_ranks = world.local_ranks(),
+                                         .ranks = world.size(),
+                                         .tail = data::Tail::Fill}),
+                          [](std::span<const int64_t>) { return data::Samples{.inputs = at::zeros({1}), .targets = {}}; }, {.workers = 0});
+      trainer.prepare(net, loader);
+      optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+      trainer.prepare(optimizer);
+      act(trainer, loader, net);
+    });
+  };
+  run(4, [&](Trainer& trainer, data::Loader& loader, Net& net) {
+    while (loader.position().batch < loader.batches()) {
+      loader.next();
+      trainer.backward(loss_of(net, 1));
+      trainer.step();
+    }
+    EXPECT_EQ(trainer.steps(), 3);
+    trainer.save_state(folder / "run");
+  });
+  for (const int ranks : {2, 5}) {
+    run(ranks, [&](Trainer& trainer, data::Loader& loader, Net&) {
+      trainer.load_state(folder / "run");
+      EXPECT_EQ(loader.position(), (data::Position{.epoch = 0, .batch = loader.batches()}));
+      EXPECT_EQ(trainer.steps(), ranks == 2 ? 6 : 2);
+    });
+  }
+}
+
+TEST(Trainer, AccumulatesWhereAnotherLoaderIsAtItsEnd) {
+  with_ranks(2, [](const Communicator& world) {
+    Trainer trainer(options_for(world, {{"gradient_accumulation_steps", "2"}}));
+    auto net = seeded_net();
+    auto evaluation = numbers_loader(world, 4), loader = numbers_loader(world, 10);
+    trainer.prepare(net, loader, evaluation);
+    for (int batch = 0; batch < evaluation.batches(); batch++) evaluation.next();
+    std::vector<bool> ends;
+    while (loader.next()) {
+      const auto accumulation = trainer.accumulate();
+      ends.push_back(trainer.sync_gradients());
+    }
+    EXPECT_EQ(ends, std::vector<bool>({false, true, false, true, true}));
+  });
+}
+
+TEST(Trainer, LimitsTheGradientsOfEachOptimizer) {
+  with_ranks(2, [](const Communicator& world) {
+    Trainer trainer(options_for(world, {{"gradient_clipping", "0.001"}}));
+    auto one = seeded_net(), other = seeded_net();
+    trainer.prepare(one);
+    optim::SGD for_one(parameters(*one), {.lr = 1});
+    trainer.prepare(for_one, other);
+    optim::SGD for_other(parameters(*other), {.lr = 1});
+    trainer.prepare(for_other);
+    const auto change = [](const std::vector<at::Tensor>& from, const std::vector<at::Tensor>& to) {
+      double squares = 0;
+      for (size_t i = 0; i < from.size(); i++) squares += (from[i] - to[i]).pow(2).sum().item<double>();
+      return std::sqrt(squares);
+    };
+    trainer.backward(loss_of(one, 1));
+    trainer.clip_grad_norm(0.01);  // which has no gradients of the other one yet
+    const auto one_before = whole_values(*one), other_before = whole_values(*other);
+    trainer.step(for_one);
+    trainer.backward(loss_of(other, 2));
+    trainer.step(for_other);
+    EXPECT_NEAR(change(one_before, whole_values(*one)), 0.01, 1e-4);
+    EXPECT_NEAR(change(other_before, whole_values(*other)), 0.001, 1e-5);
+    // What was limited and then dropped says nothing of the next gradients.
+    trainer.backward(loss_of(one, 1));
+    trainer.clip_grad_norm(0.01);
+    for_one.zero_grad();
+    const auto before = whole_values(*one);
+    trainer.backward(loss_of(one, 1));
+    trainer.step(for_one);
+    EXPECT_NEAR(change(before, whole_values(*one)), 0.001, 1e-5);
   });
 }
 
@@ -437,8 +551,10 @@ TEST(Trainer, DoesNotTakeADamagedFileForAMissingOne) {
     trainer.prepare(net, loader);
     optim::SGD optimizer(parameters(*net), {.lr = 0.1});
     trainer.prepare(optimizer);
+    Phase phase;
+    trainer.register_for_checkpointing(phase);
     trainer.save_state(folder / "run");
-    for (const auto* name : {"scheduler.bin", "dl_state_dict.bin"}) {
+    for (const auto* name : {"scheduler.bin", "dl_state_dict.bin", "custom_checkpoint_0.pkl"}) {
       const auto file = folder / "run" / name;
       if (world.is_first()) {
         std::filesystem::copy_file(file, folder / name);

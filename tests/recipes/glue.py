@@ -117,6 +117,10 @@ class Training(Runs):
         said, after = self.metrics("after", "--save-state", state, "--resume", *flags)
         self.assertIn("after 40 steps", said)
         self.assertEqual(after, through[40:])
+        one_rank = ["--config-file", self.folder / "config.yaml", "-n", 1]
+        said = self.run_recipe("--save-state", state, "--resume", *flags, launch=one_rank)
+        self.assertIn("80 steps with batches of 100 on all ranks together count as 160 with batches of 50", said)
+        self.assertIn("after 160 steps", said)
 
         merged = subprocess.run([LAUNCHER, "ckpt", "merge", state / "pytorch_model_fsdp_0", self.folder / "output"], capture_output=True, text=True)
         self.assertEqual(merged.returncode, 0, merged.stderr)

@@ -72,10 +72,10 @@ std::string first_difference(const std::vector<std::string>& texts) {
   }
   for (size_t i = 0; i < lines.front().size(); i++) {
     std::vector<std::string> found;
-    for (const auto& own : lines) found.push_back(own[i]);
+    for (const auto& own : lines) found.push_back(i < own.size() ? own[i] : "nothing more");
     if (auto words = difference(found); !words.empty()) return words;
   }
-  return {};
+  return "what they have differs";
 }
 
 }  // namespace
