@@ -1,9 +1,7 @@
 # One test program for each room, such as tests/test_comm, and one test of ctest for each *_test.cpp, known by its path: "comm/mesh". Every
 # test ends within 20 s on two idle cores, or belongs under --long.
 find_package(GTest REQUIRED)
-# Half of the time that a small source takes goes into templates of torch's headers, so few are compiled at a time; and as they test what is
-# optimised elsewhere, a little optimisation does.
-set(CMAKE_UNITY_BUILD_BATCH_SIZE 4)
+# They test what is optimised elsewhere, so a little optimisation does.
 set(_optimisation "$<$<CONFIG:Release>:-O1>")
 
 set(_environment OMP_NUM_THREADS=1 TESSERA_POISON=1)
@@ -163,6 +161,7 @@ endfunction()
 # The corpus of idioms, a chapter a test, and the page that is made of it.
 file(GLOB _idioms CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/idioms/*.cpp")
 test_program(test_idioms ${_idioms})
+set_target_properties(test_idioms PROPERTIES UNITY_BUILD_BATCH_SIZE 4)  # chapters have small functions of the same names
 target_compile_definitions(test_idioms PRIVATE TESSERA_IDIOMS_PAGE="${PROJECT_SOURCE_DIR}/docs/idioms.md")
 foreach(_chapter IN ITEMS Construction Views Writing Freezing Hooks Gradients Autograd Passes Precision Optimizers Values States Ranks Places Page)
   add_test(NAME idioms/${_chapter} COMMAND test_idioms --gtest_brief=1 "--gtest_filter=*/${_chapter}*:${_chapter}.*")

@@ -17,7 +17,7 @@ namespace tessera::testing {
 namespace {
 
 constexpr auto kDelayed = c10::DeviceType::PrivateUse1;
-const c10::Device kDevice(kDelayed, 0);
+const c10::Device kDelayedDevice(kDelayed, 0);
 
 // --- Streams and events ---
 
@@ -50,7 +50,7 @@ Queue& queue(c10::StreamId stream) {
 c10::StreamId current = 0;
 
 c10::Stream stream(c10::StreamId id) {
-  return c10::Stream(c10::Stream::UNSAFE, kDevice, id);
+  return c10::Stream(c10::Stream::UNSAFE, kDelayedDevice, id);
 }
 
 bool passed(const Mark& mark) {
@@ -72,7 +72,7 @@ void synchronize(const Mark& mark) {
   }
 }
 
-struct Guard final : OneDeviceGuard {
+struct DelayedGuard final : OneDeviceGuard {
   c10::Stream getStream(c10::Device /*device*/) const override { return stream(current); }
   c10::Stream exchangeStream(c10::Stream next) const override { return stream(std::exchange(current, next.id())); }
 
@@ -108,7 +108,7 @@ class DelayedMemory final : public c10::Allocator {
     free.pop_back();
     sizes_[address] = bytes;
     in_use_ += bytes;
-    return {address, address, &release, kDevice};
+    return {address, address, &release, kDelayedDevice};
   }
   void copy_data(void* dest, const void* src, size_t bytes) const override { std::memcpy(dest, src, bytes); }
 
@@ -127,8 +127,8 @@ class DelayedMemory final : public c10::Allocator {
   size_t in_use_ = 0;
 };
 
-at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> /*layout*/,
-                 std::optional<at::Device> /*device*/, std::optional<bool> /*pin*/, std::optional<at::MemoryFormat> format) {
+at::Tensor empty_delayed(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> /*layout*/,
+                         std::optional<at::Device> /*device*/, std::optional<bool> /*pin*/, std::optional<at::MemoryFormat> format) {
   constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
   return at::detail::empty_generic(sizes, &DelayedMemory::instance(), kKeys, c10::dtype_or_default(dtype), format);
 }
@@ -139,13 +139,13 @@ c10::Device delayed_device() {
   [[maybe_unused]] static const bool registered = [] {
     c10::register_privateuse1_backend("delayed");
     c10::SetAllocator(kDelayed, &DelayedMemory::instance());
-    static const c10::impl::DeviceGuardImplRegistrar guard(kDelayed, new Guard);  // libtorch never frees it
+    static const c10::impl::DeviceGuardImplRegistrar guard(kDelayed, new DelayedGuard);  // libtorch never frees it
     static torch::Library aten(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
-    aten.impl("empty.memory_format", &empty);
+    aten.impl("empty.memory_format", &empty_delayed);
     aten.impl("set_.source_Storage_storage_offset", TORCH_FN(at::native::set_storage_cpu_));  // views of a storage need no values
     return true;
   }();
-  return kDevice;
+  return kDelayedDevice;
 }
 
 c10::Stream new_stream() {
