@@ -66,6 +66,7 @@ void expect_gpu_ids(const Setting& ids) {
 }
 
 void expect_pattern(const Setting& pattern) {
+  if (pattern.value.empty()) return;
   try {
     const std::regex compiled(pattern.value);
   } catch (const std::regex_error& error) {
