@@ -26,7 +26,7 @@ std::vector<MeshAxis> checked(const Communicator& world, std::vector<MeshAxis> a
     throw UsageError(fmt::format("a mesh of the axes {} {}", axes.empty() ? "(none)" : text_of(axes), why));
   };
   if (axes.empty()) refuse("has no place for a rank; give at least one, such as {\"shard\", -1}");
-  int known = 1;
+  int64_t known = 1;
   MeshAxis* open = nullptr;
   for (auto& axis : axes) {
     if (axis.name.empty()) refuse("has one without a name");
@@ -38,12 +38,13 @@ std::vector<MeshAxis> checked(const Communicator& world, std::vector<MeshAxis> a
       refuse(fmt::format("has no ranks along '{}'; sizes are positive, or -1 for the rest", axis.name));
     } else {
       known *= axis.size;
+      if (known > world.size()) break;
     }
   }
   if (world.size() % known != 0 || (open == nullptr && known != world.size())) {
     refuse(fmt::format("does not fit a world of {} ranks; the sizes have to multiply to that", world.size()));
   }
-  if (open != nullptr) open->size = world.size() / known;
+  if (open != nullptr) open->size = static_cast<int>(world.size() / known);
   if (axes.size() == 2 && (axes[0].name == "shard" || axes[1].name == "replicate")) {
     refuse("replicates over the first and shards over the second, unlike their names; exchange them");
   }

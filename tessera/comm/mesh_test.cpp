@@ -129,6 +129,7 @@ TEST(Mesh, ByHostShardsWithinHosts) {
 TEST(Mesh, RefusesWhatDoesNotFit) {
   run_world({.transport = "threads", .ranks = 3}, [](const Communicator& world) {
     const auto refused = [&](std::vector<MeshAxis> axes) { return message_of<UsageError>([&] { Mesh(world, std::move(axes)); }); };
+    EXPECT_THAT(refused({{"a", 65536}, {"b", 65536}}), HasSubstr("have to multiply to that"));
     EXPECT_THAT(message_of<UsageError>([&] { Mesh(world, {.replicate = 2, .shard = 2}); }),
                 HasSubstr("replicate = 2 x shard = 2 does not fit a world of 3 ranks"));
     EXPECT_THAT(refused({{"replicate", 2}, {"shard", -1}}), HasSubstr("does not fit a world of 3 ranks"));

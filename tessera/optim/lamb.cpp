@@ -46,7 +46,9 @@ Lamb::Lamb(std::vector<ParameterGroup> groups, LambOptions options)
 }
 
 void Lamb::apply(const Settings& settings, int64_t step, const Item& item) {
-  if (!has_loops(item.parameter, item.gradient, item.state)) {
+  // With gaps, `item` is of a copy, which is gone at the end of the step.
+  const bool has_gaps = item.members.size() == 1 && !item.members.front().parameter.is_non_overlapping_and_dense();
+  if (has_gaps || !has_loops(item.parameter, item.gradient, item.state)) {
     throw UsageError("Lamb works on dense float32 parameters in host memory");
   }
   const auto place = place_of(item.members.front().parameter);

@@ -61,6 +61,24 @@ TEST(UnusedParameters, AreAnErrorOtherwise) {
   });
 }
 
+TEST(UnusedParameters, AreAnErrorBetweenReplicas) {
+  with_ranks(2, [](const Communicator& world) {
+    const auto model = sharded_rooted_blocks({.mesh = Mesh(world, {.replicate = 2, .shard = 1})});
+    EXPECT_THAT([&] { loss_of_some(*model, world.rank(), 2, 0).backward(); }, ThrowsMessage<CommError>(HasSubstr("block")));
+  });
+}
+
+// Each rank has a gradient for all that it trains, but not for the same parameters.
+TEST(UnusedParameters, AreNotThoseThatAnotherRankHasFrozen) {
+  for (const auto residence : {Residence::Gathered, Residence::Auto}) {
+    with_ranks(2, [&](const Communicator& world) {
+      const auto model = sharded_rooted_blocks({.mesh = world, .residence = residence});
+      parameters(*model->block[0])[static_cast<size_t>(world.rank())].requires_grad_(false);
+      EXPECT_THAT([&] { loss_of(*model, world.rank()).backward(); }, ThrowsMessage<CommError>(HasSubstr("block0")));
+    });
+  }
+}
+
 TEST(UnusedParameters, LeaveSwitchesAlone) {
   with_ranks(2, [](const Communicator& world) {
     const auto model = sharded_rooted_blocks({.mesh = world, .unused_parameters = UnusedParameters::Zeros});

@@ -149,6 +149,10 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
   }
   subject.unit = described;
   subject.members = members;
+  reduction.described_ = subject.unit;
+  reduction.writer_ = subject.writer;
+  reduction.members_ = members;
+  reduction.version_ = subject.version;
   reduction.taken_ = taking_.sink != nullptr;
   reduction.taking_ = std::move(taking_);
   reduction.settling_ = settling_;
@@ -266,7 +270,11 @@ void GradientReduction::settle(const GradientMemory& memory) {
   if (settling_.is_part) return unsynced.add_part(memory.group, memory.values, packed_);
   if (settling_.all_reduces) {
     unsynced.add_part_to(memory.group, memory.values);
-    unit_.mesh().replicate().all_reduce(memory.values, {.op = settling_.op}, {.unit = unit_.name(), .number = unit_.number()}).wait();
+    unit_.mesh()
+        .replicate()
+        .all_reduce(memory.values, {.op = settling_.op},
+                    {.unit = described_, .number = unit_.number(), .version = version_, .members = members_, .writer = writer_})
+        .wait();
   }
   if (settling_.divisor != 1) at::Tensor(memory.values).div_(settling_.divisor);
 }

@@ -126,6 +126,8 @@ class GradientReduction {
   std::weak_ptr<GradientSink> sink_;
   Taking taking_;  // of the reduction in flight
   Settling settling_;
+  std::string described_, writer_;  // what ranks have to agree about, and with them their replicas
+  uint64_t members_ = 0, version_ = 0;
   std::set<const Unit::Parameter*> packed_;
   bool taken_ = false;  // whether the sink has taken gradients in this step
   std::atomic<bool> in_flight_ = false;

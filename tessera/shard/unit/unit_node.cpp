@@ -137,10 +137,11 @@ class UnitBackward {
     return text;
   }
 
-  /// The same as a hash, because the name may be truncated in the envelope.
-  static uint64_t used(std::span<const at::Tensor> gradients) {
+  /// The same as a hash, because the name may be truncated in the envelope, and does not say which parameters are frozen.
+  uint64_t used(std::span<const at::Tensor> gradients) const {
     uint64_t hash = 0;
-    for (const auto& gradient : gradients) hash = hash * 31 + (gradient.defined() ? 1 : 2);
+    for (size_t i = 0; i < gradients.size(); i++)
+      hash = hash * 31 + std::hash<std::string>()(parameters_[i]->name) + (gradients[i].defined() ? 1 : 2);
     return hash;
   }
 
