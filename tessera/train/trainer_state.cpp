@@ -298,9 +298,11 @@ void Trainer::load_state(const fs::path& folder) {
     Resumed resumed;
     const auto look = [&](const checkpoint::Notes& notes) {
       for (size_t k = 0; k < models_[i].optimizers.size(); k++) expect_read(place, numbered("scheduler", k) + ".bin", notes);
-      for (size_t k = 0; i == 0 && k < loaders_.size(); k++) expect_read(place, numbered("dl_state_dict", k) + ".bin", notes);
-      for (size_t k = 0; i == 0 && k < registered_.size(); k++) expect_read(place, fmt::format("custom_checkpoint_{}.pkl", k), notes);
-      if (i == 0 && scaler_.options().enabled) expect_read(place, "scaler.pt", notes);
+      if (i == 0) {  // what all models share
+        for (size_t k = 0; k < loaders_.size(); k++) expect_read(place, numbered("dl_state_dict", k) + ".bin", notes);
+        for (size_t k = 0; k < registered_.size(); k++) expect_read(place, fmt::format("custom_checkpoint_{}.pkl", k), notes);
+        if (scaler_.options().enabled) expect_read(place, "scaler.pt", notes);
+      }
       resumed = read_notes(i, notes, processes_of(place));
     };
     checkpoint::load(place, contents, world_, {.notes_of_first_rank = true, .expect = look});

@@ -149,10 +149,12 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
   }
   subject.unit = described;
   subject.members = members;
-  reduction.described_ = subject.unit;
-  reduction.writer_ = subject.writer;
-  reduction.members_ = members;
-  reduction.version_ = subject.version;
+  if (settling_.all_reduces) {  // in settle(), where replicas have to agree about the same
+    reduction.described_ = subject.unit;
+    reduction.writer_ = subject.writer;
+    reduction.members_ = members;
+    reduction.version_ = subject.version;
+  }
   reduction.taken_ = taking_.sink != nullptr;
   reduction.taking_ = std::move(taking_);
   reduction.settling_ = settling_;
