@@ -1,5 +1,6 @@
 #include "tessera/comm/threads/run_ranks.h"
 
+#include <ATen/ATen.h>
 #include <fmt/format.h>
 
 #include <mutex>
@@ -33,6 +34,23 @@ class FirstFailure {
   bool is_echo_ = false;
 };
 
+/// libtorch's vector functions are those of MKL, which chooses the kernel of each in its first call. If several threads make that call at
+/// once, one may compute with a kernel of low accuracy (pytorch issue 188792). Ranks that are threads do so in their first pass, so each
+/// function is called here before they start.
+void choose_math_kernels() {
+  static const bool chosen = [] {
+    for (const auto type : {at::kFloat, at::kDouble}) {
+      const auto half = at::full({1}, 0.5, type);
+      for (auto* function : {&at::acos, &at::asin, &at::atan, &at::cos, &at::erf, &at::erfc, &at::erfinv, &at::exp, &at::log, &at::log10,
+                             &at::log2, &at::sin, &at::sqrt, &at::tan, &at::tanh}) {
+        function(half);
+      }
+    }
+    return true;
+  }();
+  static_cast<void>(chosen);
+}
+
 void run_rank(const Communicator& world, const std::function<void(Communicator)>& program, FirstFailure& first) {
   const auto where = fmt::format("rank {}: ", world.rank());
   const auto end = [&](bool is_echo) {
@@ -61,6 +79,7 @@ void run_ranks(int size, const std::function<void(Communicator world)>& program,
     worlds.emplace_back(host_transport({.name = "threads", .topology = topology}, std::make_unique<SharedMemoryLink>(block, rank, size)),
                         options.limit);
   }
+  choose_math_kernels();
   FirstFailure first;
   {
     std::vector<std::jthread> threads;
