@@ -32,7 +32,6 @@ int main() {
       optimizer.zero_grad();
     } catch (const std::exception& error) {
       tessera::recover(*model);  // collective: drops all gradients and synchronises the ranks again
-      optimizer.zero_grad();     // forgets a limit of clip_grad_norm that no step has used
     }
   }
   if (world.rank() == 0) std::printf("%d of 6 batches\n", steps);

@@ -137,6 +137,7 @@ void Optimizer::step_in_backward() {
   if (!can_step_in_backward()) {
     throw UsageError(fmt::format("{} needs the gradients of all parameters before it changes one; call step() after backward", rule_));
   }
+  forget_stale_factor();
   if (factor_.defined()) throw UsageError("step_in_backward: the gradients of a step are scaled already; call step() first");
   auto next = std::make_shared<BackwardStep>(*this);
   if (next->units().empty()) throw UsageError("step_in_backward: none of the parameters is a shard; shard the model first, or call step()");

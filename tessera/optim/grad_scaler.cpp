@@ -11,6 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
 #include "tessera/optim/optimizer.h"
+#include "tessera/shard/access/gradients.h"
 #include "tessera/shard/access/phases.h"
 #include "tessera/shard/norms.h"
 #include "tessera/shard/training.h"
@@ -96,12 +97,23 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
   return options_.enabled ? loss * at::scalar_tensor(scale_, loss.options().dtype(at::kFloat)) : loss;
 }
 
+/// What has happened to the gradients that the optimizer has now; null if nothing has. Forgets what happened to those that tessera::recover
+/// has dropped.
+template <class AnyOptimizer>
+GradScaler::Progress* GradScaler::progress_of(const AnyOptimizer& optimizer) {
+  const auto known = progress_.find(&optimizer);
+  if (known == progress_.end()) return nullptr;
+  if (known->second.recoveries == recoveries_of(parameters_of(optimizer))) return &known->second;
+  progress_.erase(known);
+  return nullptr;
+}
+
 template <class AnyOptimizer>
 void GradScaler::unscale_any(AnyOptimizer& optimizer, bool now) {
   if (!options_.enabled) return;
-  if (const auto known = progress_.find(&optimizer); known != progress_.end()) {
+  if (const auto* known = progress_of(optimizer); known != nullptr) {
     throw UsageError(fmt::format("GradScaler::unscale_ was called {} for this optimizer; call it once between two updates",
-                                 known->second.stepped ? "after step()" : "twice"));
+                                 known->stepped ? "after step()" : "twice"));
   }
   expect_idle("GradScaler::unscale_");
   expect_not_in_backward(optimizer);
@@ -111,7 +123,7 @@ void GradScaler::unscale_any(AnyOptimizer& optimizer, bool now) {
   } else {
     multiply_gradients_in_step(optimizer, 1 / scale_);
   }
-  progress_[&optimizer] = {.finite = finite};
+  progress_[&optimizer] = {.finite = finite, .recoveries = recoveries_of(parameters_of(optimizer))};
 }
 
 template <class AnyOptimizer>
@@ -120,7 +132,7 @@ bool GradScaler::step_any(AnyOptimizer& optimizer) {
     optimizer.step();
     return true;
   }
-  if (!progress_.contains(&optimizer)) unscale_any(optimizer, /*now=*/false);
+  if (progress_of(optimizer) == nullptr) unscale_any(optimizer, /*now=*/false);
   auto& progress = progress_.at(&optimizer);
   if (progress.stepped) throw UsageError("GradScaler::step was called twice for this optimizer; call update() after each step");
   progress.stepped = true;

@@ -57,8 +57,11 @@ class GradScaler {
   struct Progress {
     bool finite = true;
     bool stepped = false;
+    uint64_t recoveries = 0;  // see recoveries_of()
   };
 
+  template <class AnyOptimizer>
+  Progress* progress_of(const AnyOptimizer& optimizer);
   template <class AnyOptimizer>
   void unscale_any(AnyOptimizer& optimizer, bool now);
   template <class AnyOptimizer>

@@ -253,6 +253,7 @@ void Optimizer::step() {
   const Releases after{units_};
   const WriteGuard guard(units_with_gradients(), WriteKind::Update, description());
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  forget_stale_factor();
   begin_step();
   for (auto& group : groups_) {
     for (size_t i = 0; i < group.runs.size(); i++) {
@@ -283,13 +284,21 @@ void Optimizer::skip_step() {
 void Optimizer::scale_gradients(const at::Tensor& factor) {
   refuse_in_backward("scale_gradients");
   if (!factor.defined() || factor.numel() != 1) throw UsageError("scale_gradients takes a scalar: one factor for all gradients");
+  forget_stale_factor();
   factor_ = factor_.defined() ? factor_ * factor : factor;
+  recoveries_ = recoveries_of(parameters_);
+}
+
+/// Forgets the factor if tessera::recover has dropped the gradients that it was for.
+void Optimizer::forget_stale_factor() {
+  if (factor_.defined() && recoveries_of(parameters_) != recoveries_) factor_ = at::Tensor();
 }
 
 at::Tensor Optimizer::clip_grad_norm(double max_norm, double p) {
   refuse_in_backward("clip_grad_norm");
   expect_max_norm(max_norm);
   auto norm = grad_norm(parameters_, {.p = p});
+  forget_stale_factor();
   if (factor_.defined()) norm = norm * factor_.abs();
   scale_gradients(clip_factor(norm, max_norm));
   return norm;
@@ -299,8 +308,11 @@ void Optimizer::zero_grad() {
   factor_ = at::Tensor();
   for (const auto& group : groups_) {
     for (const auto& run : group.runs) {
-      for (const auto& member : run.members) member.parameter.mutable_grad() = at::Tensor();
-      if (const auto unit = run.unit.lock()) drop_unsynced(*unit);
+      const auto unit = run.unit.lock();
+      for (const auto& member : run.members) {
+        member.parameter.mutable_grad() = at::Tensor();
+        if (unit) drop_unsynced(*unit, member.parameter);
+      }
     }
   }
 }

@@ -154,6 +154,7 @@ class Optimizer {
   void expect_all_synced() const;
   static void evict(const Run& run);
   static bool has_gradient(const Run& run);
+  void forget_stale_factor();
   Member* find(const at::Tensor& parameter, Run*& run);
 
   std::vector<Group> groups_;
@@ -162,6 +163,7 @@ class Optimizer {
   std::optional<DiskMemoryOptions> disk_;        // for the state
   std::string description_;                      // of the rule and its settings; empty until it is needed
   at::Tensor factor_;                            // for the next step's gradients; undefined for 1
+  uint64_t recoveries_ = 0;                      // when it was set
   std::vector<Communicator> worlds_;             // of the sharded parameters; nearly always one
   std::vector<at::Tensor> parameters_;           // of all groups
   std::vector<std::shared_ptr<Unit>> units_;     // the units of the current step; a member only so that its memory is reused

@@ -192,6 +192,18 @@ TEST(Factors, AreForgottenWithTheStepThatTheyWereFor) {
   EXPECT_TRUE(at::allclose(weight, at::zeros({4}), 0, 1e-5));  // two steps of a half each
 }
 
+TEST(Factors, MayBeTooSmallForTheDtypeOfTheGradients) {
+  for (const auto dtype : {at::kHalf, at::kBFloat16, at::kFloat}) {
+    auto weight = at::ones({4}, dtype).set_requires_grad(true);
+    optim::SGD optimizer({weight}, {.lr = std::ldexp(1, 14)});
+    weight.mutable_grad() = at::full({4}, std::ldexp(1, 10), dtype);
+    optimizer.scale_gradients(at::full({}, std::ldexp(1, -25)));
+    optimizer.step();
+    EXPECT_TRUE(at::equal(weight, at::full({4}, 0.5, dtype))) << dtype;
+    EXPECT_EQ(weight.grad()[0].item<float>(), 1024) << "the step has changed the gradient";
+  }
+}
+
 TEST(OtherMemory, GoesThroughOperators) {
   for (const auto& test : kCases) {
     if (test.name == "Lamb") continue;

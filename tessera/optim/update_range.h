@@ -55,9 +55,11 @@ inline float value_of(const at::Tensor& factor) {
   return factor.defined() ? factor.item<float>() : 1;
 }
 
-/// The gradient times the factor, for rules that are made of operators.
+/// The gradient times the factor, for rules that are made of operators. The factor may be too small for the dtype of the gradient.
 inline at::Tensor scaled(const at::Tensor& gradient, const at::Tensor& factor) {
-  return factor.defined() ? gradient * factor.to(gradient.scalar_type()) : gradient;
+  if (!factor.defined()) return gradient;
+  const auto wide = at::promoteTypes(gradient.scalar_type(), at::kFloat);
+  return gradient.to(wide).mul(factor).to(gradient.scalar_type());
 }
 
 }  // namespace tessera::optim

@@ -95,6 +95,14 @@ void report_loss(const Unit& unit, const std::exception& error) {
   log(LogLevel::Error, fmt::format("changes of the parameters of unit '{}' are lost: {}", unit.name(), error.what()));
 }
 
+/// The last guard of a unit that was written reshards it.
+void let_go(Unit& unit) {
+  const auto schedule = unit.schedule();
+  const auto held = schedule->lock();
+  unit.unpin();
+  if (!unit.pinned() && unit.state(held).is_private()) schedule->reshard(unit);
+}
+
 }  // namespace
 
 FullParams full_params(const torch::nn::Module& module, Access access) {
@@ -120,7 +128,7 @@ FullParams full_params(const torch::nn::Module& module, Access access) {
 
 FullParams::~FullParams() {
   if (access_ == Access::Read) {
-    for (const auto& unit : units_) unit->unpin();
+    for (const auto& unit : units_) let_go(*unit);
     return;
   }
   std::optional<WriteGuard> guard;  // keeps other threads out until the shards have taken over what was written
@@ -142,8 +150,7 @@ FullParams::~FullParams() {
       report_loss(*unit, error);
     }
     state.end_unsharded_writes();
-    unit->unpin();
-    if (!unit->pinned()) schedule->reshard(*unit);  // the unsharded form may differ from the shards now
+    let_go(*unit);
   }
 }
 

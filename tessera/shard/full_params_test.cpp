@@ -45,6 +45,24 @@ TEST(FullParams, CanBeReadAndWritten) {
   });
 }
 
+TEST(FullParams, OfAReaderAroundAWriterLeaveWhatTheShardsHave) {
+  with_ranks(3, [](const Communicator& world) {
+    for (const auto residence : {Residence::NodeShared, Residence::Gathered}) {
+      auto net = seeded_net();
+      fully_shard(net, {.mesh = world, .residence = residence});
+      const torch::NoGradGuard no_grad;
+      {
+        const auto reads = full_params(*net);
+        const auto writes = full_params(*net, Access::Write);
+        net->b->weight.fill_(world.rank());
+      }
+      const auto expected = full_parameter(net->b->weight);
+      ASSERT_NE(expected.min().item<float>(), expected.max().item<float>()) << "the unit lies on one rank";
+      EXPECT_TRUE(at::equal(net->b->weight.clone(), expected));
+    }
+  });
+}
+
 TEST(FullState, IsThatOfTheUnshardedModel) {
   with_ranks(3, [](const Communicator& world) {
     auto net = sharded_net(world);

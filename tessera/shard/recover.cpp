@@ -66,6 +66,7 @@ void start_anew(Unit& unit) {
   auto& state = unit.state(held);
   state.reduction.abandon();
   state.versions.start_anew();
+  unit.count_recovery();
   for (const auto& group : unit.groups()) {
     for (const auto& parameter : group.parameters) parameter.shard.mutable_grad() = at::Tensor();
   }

@@ -7,6 +7,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/optim/adam.h"
+#include "tessera/optim/grad_scaler.h"
+#include "tessera/optim/sgd.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/parameters.h"
@@ -93,6 +95,31 @@ TEST(Recovery, IsOfNoUseAfterDifferentSteps) {
       for (auto& shard : parameters(*net)) shard.mul_(1);
     }
     EXPECT_THAT(message_of<CommError>([&] { recover(*net); }), HasSubstr("load a checkpoint"));
+  });
+}
+
+TEST(Recovery, ForgetsHowTheDroppedGradientsWereScaled) {
+  with_ranks(2, [](const Communicator& world) {
+    const auto trained = [&](bool breaks_off) {
+      auto net = seeded_net();
+      fully_shard(net, {.mesh = world});
+      optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+      optim::GradScaler scaler({.init_scale = 8});
+      const auto backward = [&](int number, double most) {
+        scaler.scale(net(input(number)).pow(2).sum()).backward();
+        scaler.unscale_(optimizer);
+        optimizer.clip_grad_norm(most);
+      };
+      if (breaks_off) {
+        backward(1, 1e-6);
+        recover(*net);
+      }
+      backward(2, 1);
+      scaler.step(optimizer);
+      scaler.update();
+      return full_parameter(net->a->weight);
+    };
+    EXPECT_TRUE(at::equal(trained(true), trained(false)));
   });
 }
 

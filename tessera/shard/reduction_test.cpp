@@ -7,6 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/call.h"
+#include "tessera/shard/full_params.h"
 #include "tessera/shard/local.h"
 #include "tessera/shard/norms.h"
 #include "tessera/shard/recover.h"
@@ -131,6 +132,34 @@ TEST(NoSync, EndsInZeroGrad) {
     optimizer.zero_grad();
     loss_of(*model, 10 + world.rank()).backward();
     expect_same_gradients(*model, whole_after(2, {1}));
+  });
+}
+
+TEST(NoSync, EndsInZeroGradForTheParametersOfThatOptimizerOnly) {
+  with_ranks(4, [](const Communicator& world) {
+    for (const bool over_replicas : {false, true}) {
+      auto net = seeded_net();
+      fully_shard(net, {.mesh = Mesh(world, {.replicate = 2, .shard = 2})});
+      optim::SGD one(parameters(*net->a), {.lr = 0.1}), other(parameters(*net->b), {.lr = 0.1});
+      if (over_replicas) {
+        set_requires_all_reduce(*net, false);
+        net(input(world.rank())).sum().backward();
+        set_requires_all_reduce(*net, true);
+      } else {
+        const auto guard = no_sync(*net);
+        net(input(world.rank())).sum().backward();
+      }
+      one.zero_grad();
+      net(input(10 + world.rank())).sum().backward();
+
+      auto first = seeded_net(), second = seeded_net();
+      for (int rank = 0; rank < 4; rank++) {
+        (first(input(rank)).sum() / 4).backward();
+        (second(input(10 + rank)).sum() / 4).backward();
+      }
+      EXPECT_TRUE(at::allclose(full_grad(net->a->weight), second->a->weight.grad(), 1e-5, 1e-6)) << over_replicas;
+      EXPECT_TRUE(at::allclose(full_grad(net->b->weight), first->b->weight.grad() + second->b->weight.grad(), 1e-5, 1e-6)) << over_replicas;
+    }
   });
 }
 

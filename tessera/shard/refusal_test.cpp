@@ -101,6 +101,21 @@ TEST(Refused, AreWritesToShardsOfAUnitThatIsInUse) {
   });
 }
 
+TEST(Refused, AreWritesToShardsThatReadTheModelItself) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    fully_shard(net, {.mesh = world});
+    const torch::NoGradGuard no_grad;
+    auto shard = parameters(*net)[1];
+    EXPECT_THAT(message_of<UsageError>([&] { shard.mul_(net->c->bias[0]); }),
+                ::testing::AllOf(HasSubstr("mul_ writes shards of unit 'a'"), HasSubstr("of unit 'c'; clone() these before")));
+    const auto expected = full_parameter(shard) * full_parameter(net->c->bias)[0];
+    shard.mul_(net->c->bias[0].clone());
+    EXPECT_TRUE(at::equal(full_parameter(shard), expected));
+    EXPECT_TRUE(at::equal(net->a->bias.clone(), expected));
+  });
+}
+
 TEST(Refused, AreRanksThatUseDifferentParametersOfAUnit) {
   with_ranks(2, [](const Communicator& world) {
     auto net = seeded_net();

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
+#include "tessera/shard/paging/storage_tag.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/unit_state.h"
@@ -48,9 +49,22 @@ void expect_synced(Unit& unit) {
   unit.state(held).reduction.expect_synced();
 }
 
-void drop_unsynced(Unit& unit) {
+void drop_unsynced(Unit& unit, const at::Tensor& shard) {
   const auto held = unit.schedule()->lock();
-  unit.state(held).reduction.unsynced.clear();
+  auto& unsynced = unit.state(held).reduction.unsynced;
+  if (unsynced.empty()) return;
+  for (const auto* parameter : unit.parameters_in(shard)) unsynced.drop(*parameter, tag_of(shard)->group);
+}
+
+uint64_t recoveries_of(std::span<const at::Tensor> parameters) {
+  uint64_t sum = 0;
+  const Unit* last = nullptr;
+  for (const auto& parameter : parameters) {
+    const auto unit = locate(parameter).unit;
+    if (unit && unit.get() != last) sum += unit->recoveries();
+    last = unit.get();
+  }
+  return sum;
 }
 
 void expect_max_norm(double max_norm) {

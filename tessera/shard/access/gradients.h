@@ -22,8 +22,10 @@ bool is_ignored(std::span<const std::shared_ptr<Unit>> units, const at::Tensor& 
 
 /// Throws UsageError if some of the unit's gradients have not been reduced over the ranks, because a step would leave them out.
 void expect_synced(Unit& unit);
-/// Drops those gradients.
-void drop_unsynced(Unit& unit);
+/// Drops such gradients of one of its shards.
+void drop_unsynced(Unit& unit, const at::Tensor& shard);
+/// How often tessera::recover has dropped the gradients of these parameters. What was known of gradients is forgotten when it grows.
+uint64_t recoveries_of(std::span<const at::Tensor> parameters);
 
 /// The factor by which clip_grad_norm multiplies gradients that have this norm.
 void expect_max_norm(double max_norm);

@@ -268,6 +268,18 @@ class Pins {
   c10::SmallVector<Use, 2> used_;
 };
 
+/// Throws UsageError if an operator reads unsharded parameters of the model whose shards it writes. To unshard is to publish what was
+/// written to the model before, and this operator's own write would come after that.
+void expect_written_apart(const OperatorFacts& op, const Operands& operands) {
+  for (const auto& changed : operands.changed) {
+    const auto reads = std::ranges::find(operands.units, changed->schedule(), [](const Unit* unit) { return unit->schedule(); });
+    if (reads == operands.units.end()) continue;
+    throw UsageError(fmt::format(
+        "{} writes shards of unit '{}' with values of the same model's unsharded parameters, of unit '{}'; clone() these before", op.name(),
+        changed->name(), (*reads)->name()));
+  }
+}
+
 /// The operator's other tensors, for a transport that traces: it ties the all-gather to them, and may replace them by tensors with equal
 /// values.
 class Companions {
@@ -386,6 +398,7 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
   }
   if (operands.origin) expect_same_places(op, *stack, base, *operands.origin);
   for (auto* unit : operands.reduced) unit->schedule()->finish_reductions();
+  if (!operands.units.empty()) expect_written_apart(op, operands);
   std::optional<WriteGuard> guard;
   if (!operands.written.empty()) {
     guard.emplace(operands.changed, WriteKind::Operators);

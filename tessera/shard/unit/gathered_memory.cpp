@@ -29,26 +29,38 @@ void for_each_run(std::span<const Item> items, const Key& key, const Act& act) {
 class Decoding final : public Work::State {
  public:
   Decoding(Work gather, std::span<const Buffer> buffers, std::span<const Piece> pieces, int ranks)
-      : gather_(std::move(gather)), buffers_(buffers.begin(), buffers.end()), ranks_(ranks) {
-    for (const auto& piece : pieces) sent_.push_back(piece.whole);
+      : gather_(std::move(gather)), ranks_(ranks) {
+    for (size_t i = 0; i < buffers.size(); i++) {
+      arrivals_.push_back({.sent = pieces[i].whole,
+                           .unsharded = c10::weak_intrusive_ptr<TaggedStorage>(buffers[i].unsharded),
+                           .dtype = buffers[i].unsharded_dtype(),
+                           .codec = buffers[i].codec});
+    }
   }
 
   void wait() override {
     gather_.wait();
-    for (size_t i = 0; i < sent_.size(); i++) {
-      const auto& buffer = buffers_[i];
-      const auto computed = buffer.unsharded->memory_view(buffer.unsharded_dtype());
-      const auto sent = sent_[i].chunk(ranks_), chunks = computed.chunk(ranks_);
-      for (size_t rank = 0; rank < sent.size(); rank++) buffer.codec->decode(sent[rank], chunks[rank]);
+    for (const auto& arrival : arrivals_) {
+      const auto unsharded = arrival.unsharded.lock();
+      if (!unsharded) continue;  // its module was taken out of the model
+      const auto sent = arrival.sent.chunk(ranks_), chunks = unsharded->memory_view(arrival.dtype).chunk(ranks_);
+      for (size_t rank = 0; rank < sent.size(); rank++) arrival.codec->decode(sent[rank], chunks[rank]);
     }
-    sent_.clear();
+    arrivals_.clear();
   }
-  bool done() const override { return sent_.empty(); }
+  bool done() const override { return arrivals_.empty(); }
 
  private:
+  /// What all ranks have sent of a buffer. It does not own the buffer's unit, whose state owns this work.
+  struct Arrival {
+    at::Tensor sent;
+    c10::weak_intrusive_ptr<TaggedStorage> unsharded;
+    at::ScalarType dtype;
+    const Codec* codec;
+  };
+
   const Work gather_;
-  const c10::SmallVector<Buffer, 2> buffers_;
-  c10::SmallVector<at::Tensor, 2> sent_;  // what all ranks have sent, for each buffer; empty once it is decoded
+  c10::SmallVector<Arrival, 2> arrivals_;  // empty once all are decoded
   const int ranks_;
 };
 

@@ -175,6 +175,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void expect_values(std::string_view what) const;
   /// The same, if this shard, or view of one, has any part in them.
   void expect_values_of(const at::Tensor& shard, std::string_view what) const;
+  /// How often tessera::recover has dropped the unit's gradients.
+  uint64_t recoveries() const { return recoveries_; }
+  void count_recovery() { recoveries_++; }
   /// Whether a reduction of its gradients has started and not finished.
   bool is_reducing() const;
   /// Makes reductions also compute sums of squares from now on, because a norm of the gradients was requested.
@@ -222,6 +225,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::unique_ptr<UnitState> state_;
   UnitCounters counters_;
   std::atomic<int> pins_ = 0, unset_ = 0;
+  std::atomic<uint64_t> recoveries_ = 0;
   std::atomic<uint64_t> followed_ = 0;  // the pass in which follow_training() last looked at all parameters
 };
 

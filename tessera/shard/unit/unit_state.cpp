@@ -44,6 +44,7 @@ void UnitState::reshard() {
     memory_->reshard(unit_.buffers(), std::exchange(unsharding_, {}));
   }
   state_ = State::Sharded;
+  is_private_ = false;
 }
 
 void UnitState::reshard_after_forward() {
@@ -70,6 +71,7 @@ void UnitState::expect_own_values() const {
 void UnitState::begin_unsharded_writes() {
   expect_own_values();
   memory_->make_private(unit_.buffers());
+  is_private_ = true;
   unsharded_writers_++;
 }
 

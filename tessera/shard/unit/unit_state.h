@@ -59,6 +59,8 @@ class UnitState {
   void begin_unsharded_writes();
   void end_unsharded_writes() { unsharded_writers_--; }
   bool allows_unsharded_writes() const { return unsharded_writers_ > 0; }
+  /// Whether the unsharded parameters lie in private memory, which may differ from the shards when it is no longer written.
+  bool is_private() const { return is_private_; }
   /// While the shards hold values that are not the model's own, which come back later, writing them is an error: it would be lost.
   void lend() { lent_ = true; }
   void end_lending() { lent_ = false; }
@@ -92,6 +94,7 @@ class UnitState {
   bool used_after_gradients_ = false;
   bool start_checked_ = false;
   int unsharded_writers_ = 0;
+  bool is_private_ = false;
   bool lent_ = false;
 };
 

@@ -9,6 +9,14 @@
 
 namespace tessera {
 
+void UnsyncedGradients::drop(const Unit::Parameter& parameter, size_t group) {
+  sums_.erase(&parameter);
+  if (in_parts_.erase(&parameter) == 0) return;
+  if (const auto part = parts_.find(group); part != parts_.end())
+    part->second.narrow(0, parameter.span.shard_offset, parameter.span.shard_numel).zero_();
+  if (in_parts_.empty()) parts_.clear();
+}
+
 void UnsyncedGradients::add(std::span<const Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients) {
   for (size_t i = 0; i < parameters.size(); i++) {
     const auto gradient = gradients[i].defined() && gradients[i].is_sparse() ? gradients[i].to_dense() : gradients[i];

@@ -20,6 +20,9 @@ class UnsyncedGradients {
     in_parts_.clear();
   }
 
+  /// Drops what is here of a parameter, which belongs to the group of this number.
+  void drop(const Unit::Parameter& parameter, size_t group);
+
   /// Adds gradients of whole parameters on this rank, in at least float32.
   void add(std::span<const Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients);
   /// Adds what is here to gradients that are about to be reduced, and forgets it. Throws UsageError if some belongs to a parameter that has
