@@ -80,7 +80,7 @@ TEST_F(Config, AsksAgainAndSaysWhy) {
   const auto ended = run({"config", "--set", "fsdp_auto_wrap_policy=NO_WRAP"},
                          "4\n2\n0\n2\n2\n0\n\n0\nhost\n0\n29600\nperhaps\nno\n\n\n\n\n\n\n\n\n3\n4\n\n");
   EXPECT_THAT(ended.output, HasSubstr("  distributed_type '4' is not one of NO, MULTI_CPU"));
-  EXPECT_THAT(ended.output, HasSubstr("  num_machines '0' is not a whole number from 1 on\n"));
+  EXPECT_THAT(ended.output, HasSubstr("  num_machines '0' is not a whole number from 1 to 65536\n"));
   EXPECT_THAT(ended.output, HasSubstr("machine_rank 2 is not below num_machines 2"));
   EXPECT_THAT(ended.output, HasSubstr("  this question needs an answer\n"));
   EXPECT_THAT(ended.output, HasSubstr("  'perhaps' is not yes or no\n"));

@@ -23,10 +23,6 @@ std::string with_resharding(const std::string& strategy, bool reshards) {
   return is_hybrid ? "HYBRID_SHARD_ZERO2" : "SHARD_GRAD_OP";
 }
 
-bool has_sizes(const Settings& settings) {
-  return settings.integer("parallelism_config_dp_replicate_size") * settings.integer("parallelism_config_dp_shard_size") > 1;
-}
-
 const std::string& where_sizes_are(const Settings& settings) {
   const bool has_copies = settings.integer("parallelism_config_dp_replicate_size") > 1;
   return settings.setting(has_copies ? "parallelism_config_dp_replicate_size" : "parallelism_config_dp_shard_size").where;
@@ -34,7 +30,7 @@ const std::string& where_sizes_are(const Settings& settings) {
 
 /// Sizes divide ranks into copies of a sharded model, so what shards nothing, or says itself how ranks are divided, contradicts them.
 void expect_sizes_of_strategy(const Settings& settings, const std::string& strategy) {
-  if (!has_sizes(settings)) return;
+  if (!settings.has_sizes()) return;
   const bool has_copies = settings.integer("parallelism_config_dp_replicate_size") > 1;
   const auto refuse = [&](std::string_view key) {
     throw ConfigError(fmt::format("{}: the sizes of parallelism_config contradict {} {} ({}); leave one of them out",
@@ -76,11 +72,6 @@ void expect_pattern(const Setting& pattern) {
 }
 
 void expect_machines_that_fit(const Settings& settings) {
-  constexpr int64_t kMost = 65'536;
-  if (settings.integer("num_machines") > kMost) {
-    throw ConfigError(fmt::format("{}: num_machines {} makes no sense; there may be {}", settings.setting("num_machines").where,
-                                  settings.text("num_machines"), kMost));
-  }
   const auto machines = settings.integer("num_machines"), machine = settings.integer("machine_rank"),
              ranks = settings.integer("num_processes");
   if (machine >= machines) {
@@ -97,6 +88,10 @@ void expect_machines_that_fit(const Settings& settings) {
 }
 
 }  // namespace
+
+bool Settings::has_sizes() const {
+  return integer("parallelism_config_dp_replicate_size") * integer("parallelism_config_dp_shard_size") > 1;
+}
 
 std::string Settings::keyed_strategy() const {
   const auto& [strategy, strategy_origin, strategy_where] = setting("fsdp_sharding_strategy");
@@ -121,7 +116,7 @@ Settings Settings::settled() const {
 
 void Settings::expect_sizes_for(int64_t ranks) const {
   const auto copies = integer("parallelism_config_dp_replicate_size"), shards = integer("parallelism_config_dp_shard_size");
-  if (!has_sizes(*this) || copies * shards == ranks) return;
+  if (!has_sizes() || copies * shards == ranks) return;
   throw ConfigError(
       fmt::format("{}: parallelism_config_dp_replicate_size {} times parallelism_config_dp_shard_size {} is {}, but there are {} ranks",
                   where_sizes_are(*this), copies, shards, copies * shards, ranks));
@@ -155,10 +150,6 @@ void Settings::expect_consistent() const {
                                   setting("fsdp_state_dict_type").where));
   }
   expect_gpu_ids(setting("gpu_ids"));
-  if (integer("main_process_port") > 65535) {
-    throw ConfigError(
-        fmt::format("{}: there is no port {}; ports end at 65535", setting("main_process_port").where, text("main_process_port")));
-  }
   if (is_true("use_cpu") && text("distributed_type") == "MULTI_GPU") {
     throw ConfigError(fmt::format("{}: use_cpu true contradicts distributed_type MULTI_GPU ({})", setting("use_cpu").where,
                                   setting("distributed_type").where));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,12 +12,14 @@ namespace tessera::config {
 enum class Section { Top, Fsdp, Parallelism, Dynamo };
 enum class Kind { Bool, Integer, Number, Text, Choice };
 
+inline constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+
 struct Key {
   std::string_view name;  // "mixed_precision", "fsdp_sharding_strategy"
   Section section = Section::Top;
   Kind kind = Kind::Text;
   std::span<const std::string_view> choices = {};  // of Kind::Choice, in the order of Accelerate's menus: 1 stands for the first one
-  int64_t least = 0;                               // of Kind::Integer and Kind::Number
+  int64_t least = 0, most = kNoLimit;              // of Kind::Integer and Kind::Number
   std::string_view otherwise = {};                 // the value if nobody gives one
   std::string_view variable = {};                  // through which launch tells ranks; empty if only launch needs to know
   std::string_view meaning = {};                   // a sentence for help texts and docs

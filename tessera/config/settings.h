@@ -46,6 +46,8 @@ class Settings {
   /// the sizes of parallelism_config mean together. If these sizes are set, they also say how many copies there are.
   std::string sharding_strategy() const;
 
+  /// Whether the sizes of parallelism_config say how ranks are divided.
+  bool has_sizes() const;
   /// Throws ConfigError if there are sizes of parallelism_config that don't divide so many ranks.
   void expect_sizes_for(int64_t ranks) const;
 

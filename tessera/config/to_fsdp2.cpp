@@ -18,7 +18,7 @@ bool is_removed(std::string_view key) {
 
 /// Version 2 knows copies of the model only as sizes.
 void set_sizes(const Settings& from, Settings& to, const std::string& strategy) {
-  if (from.integer("parallelism_config_dp_replicate_size") * from.integer("parallelism_config_dp_shard_size") > 1) return;  // copied
+  if (from.has_sizes()) return;  // copied
   const auto ranks = from.integer("num_processes"), machines = from.integer("num_machines");
   const auto copies = strategy == "NO_SHARD" ? ranks : machines;
   const auto where = fmt::format("strategy {}", strategy);

@@ -46,10 +46,11 @@ std::optional<std::string> spelled(const Key& key, std::string_view text) {
       if (const auto value = to_bool(text)) return *value ? "true" : "false";
       return std::nullopt;
     case Kind::Integer:
-      if (const auto value = to_integer(text); value && *value >= key.least) return fmt::format("{}", *value);
+      if (const auto value = to_integer(text); value && *value >= key.least && *value <= key.most) return fmt::format("{}", *value);
       return std::nullopt;
     case Kind::Number:
-      if (const auto value = to_number(text); value && *value >= static_cast<double>(key.least)) return fmt::format("{}", *value);
+      if (const auto value = to_number(text); value && *value >= static_cast<double>(key.least) && *value <= static_cast<double>(key.most))
+        return fmt::format("{}", *value);
       return std::nullopt;
     case Kind::Choice:
       return to_choice(key, text);
@@ -57,6 +58,10 @@ std::optional<std::string> spelled(const Key& key, std::string_view text) {
       return std::string(text);
   }
   return std::nullopt;
+}
+
+std::string range_of(const Key& key) {
+  return key.most == kNoLimit ? fmt::format("from {} on", key.least) : fmt::format("from {} to {}", key.least, key.most);
 }
 
 }  // namespace
@@ -84,9 +89,9 @@ std::string describe_values(const Key& key) {
     case Kind::Bool:
       return "true or false";
     case Kind::Integer:
-      return fmt::format("a whole number from {} on", key.least);
+      return "a whole number " + range_of(key);
     case Kind::Number:
-      return fmt::format("a number from {} on", key.least);
+      return "a number " + range_of(key);
     case Kind::Choice:
       return key.choices.size() == 1 ? std::string(key.choices[0]) : fmt::format("one of {}", fmt::join(key.choices, ", "));
     case Kind::Text:

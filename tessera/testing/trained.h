@@ -1,0 +1,46 @@
+// What tests of the Trainer have in common.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/testing/net.h"
+#include "tessera/train/trainer.h"
+
+namespace tessera::testing {
+
+inline TrainerOptions options_for(const Communicator& world, std::map<std::string, std::string> settings = {}) {
+  return {.world = world, .settings = std::move(settings)};
+}
+
+/// What a run has to bring along that nothing prepared holds.
+struct Phase {
+  int64_t number = 0;
+  std::string save() const { return std::to_string(number); }
+  static Phase load(const std::string& text) { return {.number = std::stoll(text)}; }
+};
+
+inline std::vector<at::Tensor> whole_values(const torch::nn::Module& model) {
+  std::vector<at::Tensor> values;
+  for (const auto& [name, tensor] : checkpoint::full_state_dict(model)) values.push_back(tensor);
+  return values;
+}
+
+inline void expect_equal(const std::vector<at::Tensor>& one, const std::vector<at::Tensor>& other) {
+  ASSERT_EQ(one.size(), other.size());
+  for (size_t i = 0; i < one.size(); i++) EXPECT_TRUE(torch::equal(one[i], other[i])) << i;
+}
+
+inline at::Tensor squared_output(Net& net, int64_t number) {
+  return net->forward(input(number)).pow(2).mean();
+}
+
+inline data::Loader numbers_loader(const Communicator& world, int64_t size) {
+  return data::Loader(
+      data::Sampler({.size = size, .global_batch = world.size(), .local_ranks = world.local_ranks(), .ranks = world.size()}),
+      [](std::span<const int64_t> numbers) { return data::Samples{.inputs = at::tensor(numbers, at::kLong), .targets = {}}; },
+      {.workers = 1});
+}
+
+}  // namespace tessera::testing

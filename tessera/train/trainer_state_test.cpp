@@ -1,0 +1,244 @@
+// What the Trainer saves and goes on from: states of all layouts, replaced, damaged, and of another number of ranks.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/base/error.h"
+#include "tessera/base/folder.h"
+#include "tessera/optim/adam.h"
+#include "tessera/optim/sgd.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/testing/folder.h"
+#include "tessera/testing/net.h"
+#include "tessera/testing/trained.h"
+#include "tessera/train/trainer.h"
+
+namespace tessera::testing::trainer_state_test {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
+
+std::vector<at::Tensor> train(const Communicator& world, const std::string& layout, const std::filesystem::path& folder, int saves_after,
+                              int loads_before) {
+  Trainer trainer(options_for(world, {{"fsdp_state_dict_type", layout}}));
+  auto net = seeded_net();
+  auto loader = numbers_loader(world, 12);
+  trainer.prepare(net, loader);
+  optim::AdamW optimizer(parameters(*net), {.lr = 0.1, .beta1 = 0.8});
+  trainer.prepare(optimizer, optim::LearningRate{.base = 0.1, .warmup = 8});
+  Phase phase;
+  trainer.register_for_checkpointing(phase);
+  if (loads_before > 0) {
+    trainer.load_state(folder);
+    EXPECT_EQ(trainer.steps(), loads_before);
+    EXPECT_EQ(loader.position().batch, loads_before);
+    EXPECT_EQ(phase.number, 17);
+  }
+  phase.number = 17;
+  for (const auto& batch : loader) {
+    trainer.backward(squared_output(net, batch.inputs[0].item<int64_t>()));
+    trainer.step();
+    if (trainer.steps() == saves_after) trainer.save_state(folder);
+  }
+  return whole_values(*net);
+}
+
+TEST(TrainerState, GoesOnFromWhatItHasSaved) {
+  const Folder folder;
+  for (const auto* layout : {"SHARDED_STATE_DICT", "FULL_STATE_DICT", "LOCAL_STATE_DICT"}) {
+    with_ranks(2, [&](const Communicator& world) {
+      const auto place = folder / layout;
+      const auto expected = train(world, layout, place, 3, 0);
+      expect_equal(train(world, layout, place, 0, 3), expected);
+    });
+  }
+  EXPECT_THAT(names_in(folder / "SHARDED_STATE_DICT").value(),
+              UnorderedElementsAre("pytorch_model_fsdp_0", "optimizer_0", "random_states_0.pkl", "random_states_1.pkl", "scheduler.bin",
+                                   "dl_state_dict.bin", "custom_checkpoint_0.pkl"));
+}
+
+TEST(TrainerState, KeepsSeveralModelsApart) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    const auto run = [&](auto act) {
+      Trainer trainer(options_for(world));
+      auto one = seeded_net(), other = seeded_net();
+      trainer.prepare(one);
+      optim::SGD for_one(parameters(*one), {.lr = 0.1});
+      trainer.prepare(for_one, other);
+      torch::optim::AdamW for_other(parameters(*other), torch::optim::AdamWOptions(0.1));
+      trainer.prepare(for_other);
+      act(trainer, one, other, for_one, for_other);
+      auto values = whole_values(*one);
+      for (const auto& value : whole_values(*other)) values.push_back(value);
+      return values;
+    };
+    const auto saved = run([&](Trainer& trainer, Net& one, Net& other, auto& for_one, auto& for_other) {
+      trainer.backward(squared_output(one, 1));
+      trainer.step(for_one);
+      trainer.backward(squared_output(other, 2));
+      trainer.step(for_other);
+      trainer.save_state(folder / "run");
+    });
+    expect_equal(run([&](Trainer& trainer, Net&, Net&, auto&, auto&) { trainer.load_state(folder / "run"); }), saved);
+  });
+}
+
+TEST(TrainerState, ReplacesWhatItHasSaved) {
+  const Folder folder;
+  for (const auto* layout : {"SHARDED_STATE_DICT", "FULL_STATE_DICT", "LOCAL_STATE_DICT"}) {
+    with_ranks(2, [&](const Communicator& world) {
+      Trainer trainer(options_for(world, {{"fsdp_state_dict_type", layout}}));
+      auto net = seeded_net();
+      trainer.prepare(net);
+      optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+      trainer.prepare(optimizer);
+      for (int step = 0; step < 3; step++) {
+        trainer.backward(squared_output(net, step));
+        trainer.step();
+        trainer.save_state(folder / layout);
+      }
+      const auto last = whole_values(*net);
+      trainer.backward(squared_output(net, 7));
+      trainer.step();
+      // As a process that was killed between two renames leaves it.
+      world.barrier();
+      if (world.is_first()) std::filesystem::rename(folder / layout, folder / (std::string(layout) + ".old"));
+      trainer.load_state(folder / layout);
+      EXPECT_EQ(trainer.steps(), 3);
+      expect_equal(whole_values(*net), last);
+    });
+    EXPECT_EQ(names_in(folder / layout)->empty(), false);
+  }
+  EXPECT_THAT(names_in(folder / "").value(), UnorderedElementsAre("SHARDED_STATE_DICT", "FULL_STATE_DICT", "LOCAL_STATE_DICT"));
+  std::filesystem::create_directory(folder / "mine");
+  write_file(folder / "mine/notes.txt", "a diary");
+  with_ranks(2, [&](const Communicator& world) {
+    Trainer trainer(options_for(world));
+    auto net = seeded_net();
+    trainer.prepare(net);
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.save_state(folder / "mine"); }), HasSubstr("no earlier save_state"));
+  });
+  EXPECT_EQ(read_file(folder / "mine/notes.txt"), "a diary");
+}
+
+TEST(TrainerState, DoesNotReplaceWhatOnlyLooksLikeModels) {
+  const Folder folder;
+  write_file(folder / "model_best.pth", "weights");
+  with_ranks(2, [&](const Communicator& world) {
+    Trainer trainer(options_for(world));
+    auto net = seeded_net();
+    trainer.prepare(net);
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.save_state(folder.path()); }), HasSubstr("no earlier save_state"));
+  });
+  EXPECT_EQ(read_file(folder / "model_best.pth"), "weights");
+}
+
+TEST(TrainerState, FindsAStateThatWasHalfReplaced) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    Trainer trainer(options_for(world));
+    auto net = seeded_net();
+    trainer.prepare(net);
+    EXPECT_FALSE(trainer.has_state(folder / "run"));
+    trainer.save_state(folder / "run");
+    world.barrier({.unit = "saved"});
+    if (world.is_first()) std::filesystem::rename(folder / "run", folder / "run.old");
+    EXPECT_TRUE(trainer.has_state(folder / "run"));
+  });
+}
+
+TEST(TrainerState, GoesOnInTheMiddleOfAnEpochWithBatchesOfAnotherSize) {
+  const Folder folder;
+  const auto run = [&](int ranks, const auto& act) {
+    with_ranks(ranks, [&](const Communicator& world) {
+      Trainer trainer(options_for(world));
+      auto net = seeded_net();
+      auto loader = numbers_loader(world, 24);
+      trainer.prepare(net, loader);
+      optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+      trainer.prepare(optimizer);
+      act(trainer, loader);
+    });
+  };
+  run(4, [&](Trainer& trainer, data::Loader& loader) {
+    for (int batch = 0; batch < 3; batch++) loader.next();
+    trainer.save_state(folder / "run");
+  });
+  run(2, [&](Trainer& trainer, data::Loader& loader) {
+    trainer.load_state(folder / "run");
+    EXPECT_EQ(loader.position().batch, 6);
+  });
+  run(5, [&](Trainer& trainer, data::Loader&) {
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.load_state(folder / "run"); }), HasSubstr("after 12 samples of an epoch"));
+  });
+}
+
+// An epoch that is over stays so, whatever its last batch was filled with, and a schedule over the data is where it was.
+TEST(TrainerState, GoesOnAfterAnEpochWithBatchesOfAnotherSize) {
+  const Folder folder;
+  const auto run = [&](int ranks, const auto& act) {
+    with_ranks(ranks, [&](const Communicator& world) {
+      Trainer trainer(options_for(world));
+      auto net = seeded_net();
+      data::Loader loader(data::Sampler({.size = 10,
+                                         .global_batch = world.size(),
+                                         .local_ranks = world.local_ranks(),
+                                         .ranks = world.size(),
+                                         .tail = data::Tail::Fill}),
+                          [](std::span<const int64_t>) { return data::Samples{.inputs = at::zeros({1}), .targets = {}}; }, {.workers = 0});
+      trainer.prepare(net, loader);
+      optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+      trainer.prepare(optimizer);
+      act(trainer, loader, net);
+    });
+  };
+  run(4, [&](Trainer& trainer, data::Loader& loader, Net& net) {
+    while (loader.position().batch < loader.batches()) {
+      loader.next();
+      trainer.backward(squared_output(net, 1));
+      trainer.step();
+    }
+    EXPECT_EQ(trainer.steps(), 3);
+    trainer.save_state(folder / "run");
+  });
+  for (const int ranks : {2, 5}) {
+    run(ranks, [&](Trainer& trainer, data::Loader& loader, Net&) {
+      trainer.load_state(folder / "run");
+      EXPECT_EQ(loader.position(), (data::Position{.epoch = 0, .batch = loader.batches()}));
+      EXPECT_EQ(trainer.steps(), ranks == 2 ? 6 : 2);
+    });
+  }
+}
+
+TEST(TrainerState, DoesNotTakeADamagedFileForAMissingOne) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    Trainer trainer(options_for(world));
+    auto net = seeded_net();
+    auto loader = numbers_loader(world, 8);
+    trainer.prepare(net, loader);
+    optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+    trainer.prepare(optimizer);
+    Phase phase;
+    trainer.register_for_checkpointing(phase);
+    trainer.save_state(folder / "run");
+    for (const auto* name : {"scheduler.bin", "dl_state_dict.bin", "custom_checkpoint_0.pkl"}) {
+      const auto file = folder / "run" / name;
+      if (world.is_first()) {
+        std::filesystem::copy_file(file, folder / name);
+        std::filesystem::resize_file(file, std::filesystem::file_size(file) / 2);
+      }
+      world.barrier({.unit = "damage"});
+      EXPECT_THAT(message_of<IoError>([&] { trainer.load_state(folder / "run"); }), HasSubstr(std::string(name) + " is damaged"));
+      world.barrier({.unit = "mended"});
+      if (world.is_first()) std::filesystem::rename(folder / name, file);
+      world.barrier({.unit = "mended"});
+      trainer.load_state(folder / "run");
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing::trainer_state_test
