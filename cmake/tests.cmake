@@ -67,7 +67,7 @@ if(NOT TESSERA_TENSORBOARD_PYTHON)
   list(FILTER _tests EXCLUDE REGEX "/tensorboard_reporter_test\\.cpp$")
 endif()
 if(NOT Libtorch_PYTHON)
-  list(FILTER _tests EXCLUDE REGEX "/((formats/torch|run)_python|([a-z]+_)?transformers|config/accelerate)_test\\.cpp$")
+  list(FILTER _tests EXCLUDE REGEX "/((formats/torch|run)_python|([a-z]+_)?transformers|(config|train)/accelerate)_test\\.cpp$")
 endif()
 function(test_program name)
   add_executable(${name} ${ARGN})
@@ -116,6 +116,7 @@ target_link_libraries(test_data PRIVATE nlohmann_json::nlohmann_json ZLIB::ZLIB)
 target_compile_definitions(test_models PRIVATE
   TESSERA_TEST_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/bert_files.py")
 target_compile_definitions(test_train PRIVATE TESSERA_CONFIGURATION_PAGE="${PROJECT_SOURCE_DIR}/docs/configuration.md"
+  TESSERA_TEST_TORCH_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_ACCELERATE_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/accelerate_ranks.py"
   TESSERA_TEST_TENSORBOARD_PYTHON="${TESSERA_TENSORBOARD_PYTHON}"
   TESSERA_TEST_TENSORBOARD_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/tensorboard_files.py")
 target_compile_definitions(test_config PRIVATE

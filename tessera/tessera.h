@@ -77,6 +77,7 @@
 #include "tessera/train/jsonl_reporter.h"
 #include "tessera/train/memory.h"
 #include "tessera/train/meters.h"
+#include "tessera/train/profile.h"
 #include "tessera/train/progress.h"
 #include "tessera/train/reporter.h"
 #include "tessera/train/reporters.h"

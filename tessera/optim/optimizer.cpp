@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
 #include <c10/util/SmallVector.h>
 #include <fmt/format.h>
 
@@ -247,6 +248,8 @@ struct Optimizer::Releases {
 };
 
 void Optimizer::step() {
+  at::RecordFunction recorded(at::RecordScope::USER_SCOPE);
+  if (recorded.isActive()) recorded.before("tessera::step");
   expect_idle("step()");
   expect_all_synced();
   const c10::AutoGradMode no_grad(false);

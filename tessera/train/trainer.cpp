@@ -5,7 +5,6 @@
 #include <torch/optim/schedulers/lr_scheduler.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <set>
 
@@ -13,6 +12,8 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/words.h"
+#include "tessera/checkpoint/formats/hub.h"
+#include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/groups/same_on_all.h"
 #include "tessera/comm/init.h"
 #include "tessera/shard/buffers.h"
@@ -79,23 +80,15 @@ Trainer::Trainer(TrainerOptions options)
       world_(options_.world ? *options_.world : init()),
       scaler_({.enabled = settings_.text("mixed_precision") == "fp16"}) {
   expect_same_settings(settings_, world_);
+  for (const auto& path : options_.log_with) train::report_format(path);  // throws for what can't be written
   if (!is_main_process()) return;
-  for (const auto& remark : settings_.remarks()) log(LogLevel::Warning, remark);
+  for (const auto& remark : settings_.remarks()) tessera::log(LogLevel::Warning, remark);
   if (settings_.text("distributed_type") == "MULTI_GPU" && world_.traits().device.is_cpu())
-    log(LogLevel::Warning,
+    tessera::log(LogLevel::Warning,
         fmt::format("{}: distributed_type MULTI_GPU, but ranks train on the CPU", settings_.setting("distributed_type").where));
 }
 
 Trainer::~Trainer() = default;
-
-bool Trainer::is_local_main_process() const {
-  const auto& topology = world_.topology();
-  const int rank = world_.local_ranks().front();
-  for (int other = 0; other < rank; other++) {
-    if (topology.host_of(other) == topology.host_of(rank)) return false;
-  }
-  return true;
-}
 
 void Trainer::print(std::string_view line) const {
   if (!is_main_process()) return;
@@ -105,6 +98,16 @@ void Trainer::print(std::string_view line) const {
 
 bool Trainer::needs_values() const {
   return is_main_process() || settings_.text("distributed_type") != "FSDP" || !settings_.is_true("fsdp_cpu_ram_efficient_loading");
+}
+
+void Trainer::free_memory() {
+  models_.clear();
+  optimizers_.clear();
+  loaders_.clear();
+  registered_.clear();
+  scaler_ = optim::GradScaler({.enabled = scaler_.options().enabled});
+  batches_ = 0;
+  syncs_ = true;
 }
 
 void Trainer::prepare_one(const std::shared_ptr<torch::nn::Module>& model) {
@@ -248,12 +251,27 @@ at::Tensor Trainer::grad_norm(double p) {
   return tessera::grad_norm(unscaled_parameters(), {.p = p});
 }
 
+/// Somebody has asked for the limit of the settings, such as by a flag of launch, and would wait for its effect.
+void Trainer::warn_of_other_limit(double max_norm) {
+  if (!settings_.is_set("gradient_clipping") || settings_.number("gradient_clipping") == max_norm) return;
+  if (std::exchange(warned_of_limit_, true) || !is_main_process()) return;
+  tessera::log(LogLevel::Warning,
+               fmt::format("gradient_clipping is {} ({}), but the program limits the norm of gradients to {} by clip_grad_norm, and that "
+                           "holds; a program takes the limit from the settings if it calls no clip_grad_norm",
+                           settings_.text("gradient_clipping"), settings_.setting("gradient_clipping").where, max_norm));
+}
+
 at::Tensor Trainer::clip_grad_norm(double max_norm, double p) {
   if (!syncs_) return {};
+  warn_of_other_limit(max_norm);
   const auto all = unscaled_parameters();
   for (auto& each : optimizers_) each.clipped |= have_gradients(parameters_of(each));
   if (optimizers_.size() == 1 && optimizers_.front().own != nullptr) return optimizers_.front().own->clip_grad_norm(max_norm, p);
   return tessera::clip_grad_norm(all, max_norm, {.p = p});
+}
+
+void Trainer::clip_grad_value(double clip_value) {
+  if (syncs_) tessera::clip_grad_value(unscaled_parameters(), clip_value);
 }
 
 bool Trainer::step() {
@@ -319,25 +337,27 @@ checkpoint::StateDict Trainer::get_state_dict(const torch::nn::Module& model) co
   return checkpoint::full_state_dict(model, {.offload_to_cpu = true, .rank0_only = true});
 }
 
-at::Tensor Trainer::gather_for_metrics(const at::Tensor& rows, const data::Samples& batch) const {
-  const auto own = rows.detach().contiguous();
-  if (own.dim() == 0) throw UsageError("gather_for_metrics takes rows, one for each sample, and was given a single number");
-  const auto device = world_.traits().device;
-  const auto counts = at::empty({2 * world_.size()}, at::TensorOptions(at::kLong).device(device));
-  const auto mine = at::tensor({own.size(0), std::max<int64_t>(own.size(0) - batch.repeats, 0)}, at::kLong).to(device);
-  world_.all_gather(std::array{Piece{.whole = counts, .own = mine}}, {.unit = "gather_for_metrics"}).wait();
-  const auto on_host = counts.cpu().view({-1, 2});
-  const auto most = on_host.select(1, 0).max().item<int64_t>();
-  auto sizes = own.sizes().vec();
-  sizes.front() = most;
-  const auto padded = at::zeros(sizes, own.options());
-  padded.narrow(0, 0, own.size(0)).copy_(own);
-  sizes.insert(sizes.begin(), world_.size());
-  const auto all = at::empty(sizes, own.options());
-  world_.all_gather(std::array{Piece{.whole = all.view({-1}), .own = padded.view({-1})}}, {.unit = "gather_for_metrics"}).wait();
-  std::vector<at::Tensor> parts;
-  for (int rank = 0; rank < world_.size(); rank++) parts.push_back(all[rank].narrow(0, 0, on_host[rank][1].item<int64_t>()));
-  return at::cat(parts);
+void Trainer::save_model(const torch::nn::Module& model, const std::filesystem::path& folder, const SaveModelOptions& options) const {
+  const auto state = get_state_dict(model);
+  all_or_none(world_, {.unit = "save_model"}, fmt::format("could not write {}", folder.string()), [&] {
+    if (!is_main_process()) return;
+    std::vector<checkpoint::SafetensorsEntry> entries;
+    std::map<std::string, std::string> metadata = {{"format", "pt"}};
+    std::map<const c10::TensorImpl*, std::string> names;
+    for (const auto& [name, tensor] : state) {
+      const auto [first, is_new] = names.emplace(tensor.unsafeGetTensorImpl(), name);
+      if (is_new) {
+        entries.push_back({.name = name, .dtype = tensor.scalar_type(), .sizes = tensor.sizes().vec()});
+      } else {
+        metadata[name] = first->second;  // tied, so it is in the file once
+      }
+    }
+    checkpoint::HubWriter files(folder, entries, metadata, options.max_shard_size);
+    for (const auto& [name, tensor] : state) {
+      if (names.at(tensor.unsafeGetTensorImpl()) == name) files.write(tensor);
+    }
+    files.close();
+  });
 }
 
 void Trainer::skip_first_batches(data::Loader& loader, int64_t batches) {

@@ -5,14 +5,19 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include <algorithm>
+#include <array>
 #include <concepts>
 #include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <ranges>
+#include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -27,6 +32,9 @@
 #include "tessera/shard/deferred_init.h"
 #include "tessera/shard/options.h"
 #include "tessera/shard/reduction.h"
+#include "tessera/train/profile.h"
+#include "tessera/train/reporter.h"
+#include "tessera/train/reporters.h"
 
 namespace torch::optim {
 class LRScheduler;
@@ -40,9 +48,26 @@ struct TrainerOptions {
   /// A file of the configuration. What launch has set wins over it. TESSERA_CONFIG_FILE unless given.
   std::filesystem::path config_file = {};
   std::function<void(ShardOptions& options)> adjust_sharding = {};  // changes what the settings give, for each model
+  /// Where log() writes: FILE.jsonl for lines of JSON, FILE.csv for a table, FOLDER/ for TensorBoard.
+  std::vector<std::string> log_with = {};
 };
 
-/// What is prepared must outlive the Trainer. All ranks call the same functions in the same order.
+struct SeedOptions {
+  bool device_specific = false;  // each rank its own: the seed plus its number
+  bool deterministic = false;    // operators of libtorch that give other bits each time are errors
+};
+
+struct PadOptions {
+  int64_t dim = 0;
+  double pad_index = 0;    // the value that fills
+  bool pad_first = false;  // at the beginning, not at the end
+};
+
+struct SaveModelOptions {
+  int64_t max_shard_size = 5'000'000'000;  // bytes in a file
+};
+
+/// What is prepared must outlive the Trainer, or free_memory(). All ranks call the same functions in the same order.
 class Trainer {
  public:
   explicit Trainer(TrainerOptions options = {});
@@ -54,11 +79,32 @@ class Trainer {
   const config::Settings& settings() const { return settings_; }
   int process_index() const { return world_.rank(); }
   int num_processes() const { return world_.size(); }
+  /// The number of this rank among those of its host.
+  int local_process_index() const;
   bool is_main_process() const { return world_.is_first(); }
-  bool is_local_main_process() const;
+  bool is_local_main_process() const { return local_process_index() == 0; }
+  bool is_last_process() const { return world_.local_ranks().back() == world_.size() - 1; }
   void wait_for_everyone() const { world_.barrier({.unit = "wait_for_everyone"}); }
   /// Prints a line on rank 0.
   void print(std::string_view line) const;
+  /// Seeds the generators of libtorch, as Accelerate does.
+  void set_seed(uint64_t seed, const SeedOptions& options = {}) const;
+
+  /// Calls `act` on rank 0, then on the others, and returns what it returns: for what is done once and found by the others, such as a
+  /// download. If rank 0 fails, all ranks get the error, and the others do not call it. It must not be collective itself. Collective.
+  template <class Act>
+  auto main_process_first(Act&& act) const {
+    return call_in_turn(is_main_process(), act);
+  }
+  /// The same with the first rank of each host, for folders that hosts do not share.
+  template <class Act>
+  auto local_main_process_first(Act&& act) const {
+    return call_in_turn(is_local_main_process(), act);
+  }
+
+  /// From any rank to all of them, for example to stop early: check_trigger() is true on all ranks, once, if any has called set_trigger().
+  void set_trigger() { triggered_ = true; }
+  bool check_trigger();  // collective
 
   /// Calls `construct`, which returns a module. With fsdp_cpu_ram_efficient_loading only rank 0 makes values, which prepare() sends to the
   /// others.
@@ -99,9 +145,11 @@ class Trainer {
   void backward(const at::Tensor& loss);
   /// The norm of all gradients of the prepared optimizers; undefined if this batch ends no step. Collective.
   at::Tensor grad_norm(double p = 2);
-  /// Limits the norm of all gradients of the prepared optimizers, and returns the norm before; undefined if this batch ends no step.
-  /// Collective.
+  /// Limits the norm of all gradients of the prepared optimizers, and returns the norm before; undefined if this batch ends no step. If the
+  /// settings have another limit, this one holds, and a warning says so. Collective.
   at::Tensor clip_grad_norm(double max_norm, double p = 2);
+  /// Limits each value of the gradients of the prepared optimizers. Does nothing if this batch ends no step.
+  void clip_grad_value(double clip_value);
   /// Where this batch ends a step: limits the norm to gradient_clipping, unless clip_grad_norm was called; sets the learning rate, takes
   /// the step of each prepared optimizer, or of this one, and of torch's scheduler, and drops the gradients. Returns whether the parameters
   /// have changed: not if gradients in float16 overflowed. Their scale changes when no prepared optimizer has gradients left. Collective.
@@ -135,8 +183,53 @@ class Trainer {
   checkpoint::StateDict get_state_dict(const Holder& model) const {
     return get_state_dict(static_cast<const torch::nn::Module&>(*model));
   }
-  /// The rows of all ranks, in rank order, without those that only fill the batch. Ranks may have different numbers of rows. Collective.
-  at::Tensor gather_for_metrics(const at::Tensor& rows, const data::Samples& batch) const;
+  /// Writes the model to FOLDER/model.safetensors, or to several files with an index, as Hugging Face's programs read it. Rank 0 holds it
+  /// whole for a moment. Collective.
+  void save_model(const torch::nn::Module& model, const std::filesystem::path& folder, const SaveModelOptions& options = {}) const;
+  template <class Holder>
+    requires requires(const Holder& holder) { holder->parameters(); }
+  void save_model(const Holder& model, const std::filesystem::path& folder, const SaveModelOptions& options = {}) const {
+    save_model(static_cast<const torch::nn::Module&>(*model), folder, options);
+  }
+
+  /// The tensors of all ranks along dimension 0, in rank order; numbers become a vector. Shapes must be equal. Collective.
+  at::Tensor gather(const at::Tensor& tensor) const;
+  /// The rows of all ranks, in rank order, without those that only fill the batch. A batch has a row for each of its samples; without
+  /// samples (`{}`), ranks may have any number of rows. Collective.
+  at::Tensor gather_for_metrics(const at::Tensor& rows, const data::Samples& batch) const {
+    return gather_rows({&rows, 1}, batch).front();
+  }
+  /// The same for several: const auto [answers, labels] = trainer.gather_for_metrics({scores.argmax(1), batch.targets}, batch);
+  template <size_t N>
+  std::array<at::Tensor, N> gather_for_metrics(const at::Tensor (&rows)[N], const data::Samples& batch) const {
+    std::array<at::Tensor, N> all;
+    std::ranges::move(gather_rows(rows, batch), all.begin());
+    return all;
+  }
+  /// As long as that of the rank that has most. Collective.
+  at::Tensor pad_across_processes(const at::Tensor& tensor, const PadOptions& options = {}) const;
+  /// A new tensor with the sum over all ranks, or the mean, the least or the greatest. Collective.
+  at::Tensor reduce(const at::Tensor& tensor, Reduce reduction = Reduce::Sum) const;
+  /// This rank's part of what every rank has: parts differ in length by one at most, and the first ranks have the longer ones.
+  at::Tensor split_between_processes(const at::Tensor& rows) const;
+  template <std::ranges::contiguous_range Range>
+  auto split_between_processes(Range& all) const {
+    const auto [first, count] = own_part(static_cast<int64_t>(std::ranges::size(all)));
+    return std::span(all).subspan(static_cast<size_t>(first), static_cast<size_t>(count));
+  }
+
+  /// Rank 0 writes the values of a step, of steps() unless given, to what TrainerOptions::log_with names and to the trackers that were
+  /// added. After load_state, reports of the steps that are done again are dropped from files.
+  void log(const train::Values& values, std::optional<int64_t> step = {});
+  /// For reporters of the program's own.
+  void add_tracker(std::unique_ptr<train::Reporter> tracker) { trackers_.push_back(std::move(tracker)); }
+  /// Records what this rank does until the result goes, and writes it to FOLDER/profile_RANK.json: const auto profile = trainer.profile();
+  train::Profile profile(const train::ProfileOptions& options = {}) const { return {options, world_.local_ranks().front()}; }
+
+  /// Forgets all that was prepared and registered, so that it may go and others may be prepared.
+  void free_memory();
+  /// Closes what log() writes, and waits for all ranks. Collective.
+  void end_training();
   /// Goes so many batches further in a loader, without fetching them.
   static void skip_first_batches(data::Loader& loader, int64_t batches);
   /// The module that the program made. prepare() never wraps one, so only FullyShardedDataParallel has something to take off.
@@ -183,6 +276,25 @@ class Trainer {
     prepare_one(std::shared_ptr<torch::nn::Module>(holder.ptr()));
   }
 
+  /// For `first` before the others. Collective.
+  void call_first(bool first, const std::function<void()>& act) const;
+  template <class Act>
+  auto call_in_turn(bool first, Act& act) const {
+    if constexpr (std::is_void_v<std::invoke_result_t<Act&>>) {
+      call_first(first, [&] { act(); });
+      if (!first) act();
+    } else {
+      std::optional<std::decay_t<std::invoke_result_t<Act&>>> result;
+      call_first(first, [&] { result.emplace(act()); });
+      if (!first) result.emplace(act());
+      return *std::move(result);
+    }
+  }
+  std::vector<at::Tensor> gather_rows(std::span<const at::Tensor> rows, const data::Samples& batch) const;
+  /// Where this rank's part of `length` begins, and how long it is.
+  std::pair<int64_t, int64_t> own_part(int64_t length) const;
+  void warn_of_other_limit(double max_norm);
+
   void expect_new(const void* optimizer) const;
   void add(Prepared prepared);
   Prepared& without_rate();
@@ -215,8 +327,11 @@ class Trainer {
   std::vector<Prepared> optimizers_;
   std::vector<data::Loader*> loaders_;
   std::vector<Registered> registered_;
+  std::vector<std::unique_ptr<train::Reporter>> trackers_;
+  std::optional<train::Reporters> log_;  // once something was logged
+  int64_t log_from_ = 1;                 // the first step that it does not have yet
   int64_t batches_ = 0;  // since the last step
-  bool syncs_ = true, in_batch_ = false;
+  bool syncs_ = true, in_batch_ = false, triggered_ = false, warned_of_limit_ = false;
 };
 
 }  // namespace tessera

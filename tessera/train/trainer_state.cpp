@@ -161,7 +161,7 @@ checkpoint::Notes Trainer::notes_of(size_t model) const {
 Trainer::Resumed Trainer::read_notes(size_t model, const checkpoint::Notes& notes, int processes) const {
   Resumed resumed;
   const auto remark = [&](std::string_view text) {
-    if (is_main_process()) log(LogLevel::Warning, fmt::format("load_state: {}", text));
+    if (is_main_process()) tessera::log(LogLevel::Warning, fmt::format("load_state: {}", text));
   };
   for (size_t i = 0; i < models_[model].optimizers.size(); i++) {
     const auto name = numbered("scheduler", i);
@@ -310,6 +310,8 @@ void Trainer::load_state(const fs::path& folder) {
   }
   batches_ = 0;
   syncs_ = true;
+  log_.reset();  // steps may be done again
+  log_from_ = steps() + 1;
 }
 
 }  // namespace tessera

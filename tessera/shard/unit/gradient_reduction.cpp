@@ -1,6 +1,7 @@
 #include "tessera/shard/unit/gradient_reduction.h"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
@@ -283,6 +284,7 @@ void GradientReduction::settle(const GradientMemory& memory) {
 
 void GradientReduction::finish() {
   if (!in_flight_) return;
+  RECORD_USER_SCOPE(fmt::format("tessera::reduce {}", unit_.name()));
   const auto works = std::exchange(works_, {});
   const auto reduced = std::exchange(reduced_, {});
   try {

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
 #include <fmt/format.h>
 
 #include "tessera/base/error.h"
@@ -29,6 +30,7 @@ void UnitState::unshard(const Fault& fault) {
 }
 
 void UnitState::wait_for_unshard() {
+  RECORD_USER_SCOPE(fmt::format("tessera::unshard {}", unit_.name()));
   for (const auto& work : unsharding_) work.wait();
   unsharding_.clear();
   memory_->drop_part();

@@ -1,0 +1,90 @@
+// Each rank gets what Accelerate's functions of the same names give it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <mutex>
+#include <sstream>
+
+#include "tessera/base/process.h"
+#include "tessera/testing/folder.h"
+#include "tessera/testing/trained.h"
+
+namespace tessera::testing::trainer_accelerate_test {
+namespace {
+
+class Lines {
+ public:
+  void add(const std::string& name, const at::Tensor& tensor) {
+    text_ << name << ':';
+    const auto flat = tensor.to(at::kLong).flatten();
+    for (int64_t i = 0; i < flat.numel(); i++) text_ << ' ' << flat[i].item<int64_t>();
+    text_ << '\n';
+  }
+  std::string text() const { return text_.str(); }
+
+ private:
+  std::ostringstream text_;
+};
+
+/// What accelerate_ranks.py does.
+std::string results(const Trainer& trainer) {
+  Lines lines;
+  const auto& world = trainer.world();
+  for (const auto& [size, batch] : std::vector<std::pair<int, int>>{{9, 5}, {8, 2}, {7, 2}, {3, 4}, {1, 1}, {10, 3}, {5, 1}}) {
+    data::Loader loader(data::Sampler({.size = size,
+                                       .global_batch = batch * world.size(),
+                                       .local_ranks = world.local_ranks(),
+                                       .ranks = world.size(),
+                                       .order = data::Order::AsStored,
+                                       .tail = data::Tail::Fill}),
+                        [](std::span<const int64_t> numbers) {
+                          const auto inputs = at::tensor(numbers, at::kLong);
+                          return data::Samples{.inputs = inputs, .targets = 2 * inputs};
+                        },
+                        {.workers = 0});
+    std::vector<at::Tensor> inputs, targets;
+    for (const auto& rows : loader) {
+      const auto [own_inputs, own_targets] = trainer.gather_for_metrics({rows.inputs, rows.targets}, rows);
+      inputs.push_back(own_inputs);
+      targets.push_back(own_targets);
+    }
+    const auto name = "gather_for_metrics " + std::to_string(size) + ' ' + std::to_string(batch);
+    lines.add(name + " 0", at::cat(inputs));
+    lines.add(name + " 1", at::cat(targets));
+  }
+  const auto rank = trainer.process_index();
+  const auto own = at::arange(6).view({2, 3}) + 10 * rank;
+  lines.add("gather", trainer.gather(own));
+  lines.add("gather number", trainer.gather(at::scalar_tensor(rank + 3, at::kLong)));
+  lines.add("reduce sum", trainer.reduce(own.to(at::kFloat)));
+  lines.add("reduce mean", trainer.reduce(own.to(at::kFloat), Reduce::Mean));
+  const auto uneven = at::arange(2 * (3 + rank)).view({2, -1});
+  lines.add("pad 0", trainer.pad_across_processes(uneven, {.dim = 1, .pad_index = 7}));
+  lines.add("pad 1", trainer.pad_across_processes(uneven, {.dim = -1, .pad_index = 7, .pad_first = true}));
+  for (int length = 0; length < 6; length++)
+    lines.add("split " + std::to_string(length), trainer.split_between_processes(at::arange(length)));
+  static std::mutex of_the_process;  // the generator
+  const std::lock_guard lock(of_the_process);
+  for (const bool device_specific : {false, true}) {
+    trainer.set_seed(41, {.device_specific = device_specific});
+    lines.add(device_specific ? "seed 1" : "seed 0", at::randint(1000000, {4}));
+  }
+  return lines.text();
+}
+
+TEST(TrainerAndAccelerate, GiveTheSame) {
+  const Folder folder;
+  Process python({TESSERA_TEST_TORCH_PYTHON, TESSERA_TEST_ACCELERATE_SCRIPT, folder.path()}, {}, Process::Output::Capture);
+  const auto output = python.read_output();
+  const auto status = python.wait(std::chrono::seconds(60)).value_or(-1);
+  if (status == 77) GTEST_SKIP() << "build/python has no package accelerate";
+  ASSERT_EQ(status, 0) << output;
+  with_ranks(2, [&](const Communicator& world) {
+    const Trainer trainer(options_for(world));
+    EXPECT_EQ(results(trainer), read_file(folder / ("rank-" + std::to_string(world.rank()))));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing::trainer_accelerate_test

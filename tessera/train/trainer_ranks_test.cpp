@@ -1,0 +1,342 @@
+// What the ranks of a Trainer do together beside training: rows come together, one goes before the others, one writes numbers.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <array>
+#include <atomic>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/checkpoint/weights.h"
+#include "tessera/comm/threads/run_ranks.h"
+#include "tessera/optim/sgd.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/testing/folder.h"
+#include "tessera/testing/net.h"
+#include "tessera/testing/trained.h"
+
+namespace tessera::testing::trainer_ranks_test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+/// The lines that are logged while it lives.
+class Logged {
+ public:
+  Logged() : before_(set_log_sink([this](const LogRecord& record) { lines.emplace_back(record.text); })) {}
+  Logged(const Logged&) = delete;
+  Logged& operator=(const Logged&) = delete;
+  ~Logged() { set_log_sink(before_); }
+  std::vector<std::string> lines;
+
+ private:
+  LogSink before_;
+};
+
+// Whatever fills the last batch is left out, for every way in which it may be filled.
+TEST(TrainerRanks, GatherEachSampleOnce) {
+  for (const int ranks : {1, 2, 3}) {
+    with_ranks(ranks, [&](const Communicator& world) {
+      const Trainer trainer(options_for(world));
+      for (int size = 1; size < 14; size++) {
+        for (int batch = 1; batch < 5; batch++) {
+          data::Loader loader(data::Sampler({.size = size,
+                                             .global_batch = batch * ranks,
+                                             .local_ranks = world.local_ranks(),
+                                             .ranks = ranks,
+                                             .order = data::Order::AsStored,
+                                             .tail = data::Tail::Fill}),
+                              [](std::span<const int64_t> numbers) { return data::Samples{.inputs = at::tensor(numbers), .targets = {}}; },
+                              {.workers = 0});
+          std::vector<at::Tensor> all;
+          for (const auto& samples : loader) all.push_back(trainer.gather_for_metrics(samples.inputs, samples));
+          EXPECT_TRUE(torch::equal(at::cat(all), at::arange(size))) << size << ' ' << batch;
+        }
+      }
+    });
+  }
+}
+
+TEST(TrainerRanks, RefuseRowsThatAreNoSamples) {
+  with_ranks(2, [](const Communicator& world) {
+    const Trainer trainer(options_for(world));
+    const data::Samples batch{.inputs = at::zeros({4, 3}), .targets = {}, .repeats = world.rank()};
+    const auto message = message_of<UsageError>([&] { trainer.gather_for_metrics(at::zeros({world.is_first() ? 4 : 12}), batch); });
+    EXPECT_THAT(message, HasSubstr("rank 1 has 12 rows of a batch of 4"));
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.gather_for_metrics(at::zeros({}), batch); }), HasSubstr("rank 0 has a single number"));
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.gather_for_metrics({at::zeros({4}), at::zeros({3})}, batch); }),
+                HasSubstr("tensors of different lengths"));
+    const auto any = trainer.gather_for_metrics(at::full({1 + world.rank()}, world.rank()), {});
+    EXPECT_TRUE(torch::equal(any, at::tensor({0, 1, 1})));
+    // As many numbers in another shape would come in the wrong places.
+    EXPECT_THAT(message_of<CommError>([&] { trainer.gather(world.is_first() ? at::zeros({2, 3}) : at::zeros({3, 2})); }),
+                AllOf(HasSubstr("gather of {2, 3}"), HasSubstr("gather of {3, 2}")));
+    EXPECT_THAT(message_of<CommError>([&] { trainer.reduce(world.is_first() ? at::zeros({2, 3}) : at::zeros({3, 2})); }),
+                HasSubstr("reduce of {3, 2}"));
+  });
+}
+
+TEST(TrainerRanks, ReduceAndSplit) {
+  with_ranks(3, [](const Communicator& world) {
+    const Trainer trainer(options_for(world));
+    const auto own = at::tensor({1.0, 10.0}) * (world.rank() + 1);
+    EXPECT_TRUE(torch::equal(trainer.reduce(own), at::tensor({6.0, 60.0})));
+    EXPECT_TRUE(torch::equal(trainer.reduce(own.t(), Reduce::Mean), at::tensor({2.0, 20.0})));
+    EXPECT_TRUE(torch::equal(trainer.reduce(own, Reduce::Max), at::tensor({3.0, 30.0})));
+    EXPECT_TRUE(torch::equal(own, at::tensor({1.0, 10.0}) * (world.rank() + 1)));  // which has not changed
+    const std::vector<std::string> prompts = {"a", "b", "c", "d"};
+    const auto mine = trainer.split_between_processes(prompts);
+    EXPECT_EQ(std::vector<std::string>(mine.begin(), mine.end()),
+              std::vector<std::vector<std::string>>({{"a", "b"}, {"c"}, {"d"}})[static_cast<size_t>(world.rank())]);
+    EXPECT_EQ(trainer.local_process_index(), world.rank());
+    EXPECT_EQ(trainer.is_last_process(), world.rank() == 2);
+  });
+}
+
+TEST(TrainerRanks, GoAfterTheFirst) {
+  std::atomic<int> done = 0;
+  with_ranks(3, [&](const Communicator& world) {
+    const Trainer trainer(options_for(world));
+    const auto place = trainer.main_process_first([&] { return ++done; });
+    EXPECT_EQ(place == 1, world.is_first());
+    trainer.local_main_process_first([&] { ++done; });
+    trainer.wait_for_everyone();
+    EXPECT_EQ(done, 6);
+    trainer.wait_for_everyone();
+    const auto message = message_of<IoError>([&] {
+      trainer.main_process_first([&] {
+        ++done;
+        throw IoError("the disk is full");
+      });
+    });
+    EXPECT_THAT(message, HasSubstr("the disk is full"));
+    trainer.wait_for_everyone();
+    EXPECT_EQ(done, 7);  // the others did not begin
+  });
+}
+
+TEST(TrainerRanks, GoAfterTheFirstOfTheirHost) {
+  std::array<std::atomic<int>, 2> done = {};
+  run_ranks(
+      4,
+      [&](const Communicator& world) {
+        const Trainer trainer(options_for(world));
+        const auto host = static_cast<size_t>(world.rank() / 2);
+        EXPECT_EQ(trainer.local_process_index(), world.rank() % 2);
+        const auto place = trainer.local_main_process_first([&] { return ++done[host]; });
+        EXPECT_EQ(place == 1, trainer.is_local_main_process());
+      },
+      {.host_of = {0, 0, 1, 1}});
+}
+
+TEST(TrainerRanks, HearATriggerOnce) {
+  with_ranks(3, [](const Communicator& world) {
+    Trainer trainer(options_for(world));
+    EXPECT_FALSE(trainer.check_trigger());
+    if (world.rank() == 1) trainer.set_trigger();
+    EXPECT_TRUE(trainer.check_trigger());
+    EXPECT_FALSE(trainer.check_trigger());
+  });
+}
+
+/// Keeps what it is told.
+struct Kept : train::Reporter {
+  explicit Kept(std::vector<int64_t>& steps) : steps_(steps) {}
+  void write(int64_t step, const train::Values&) override { steps_.push_back(step); }
+
+ private:
+  std::vector<int64_t>& steps_;
+};
+
+TEST(TrainerRanks, LogEachStepOnceOverResumes) {
+  const Folder folder;
+  std::vector<int64_t> told;
+  with_ranks(2, [&](const Communicator& world) {
+    const auto run = [&](bool resumes, int saves_after, int steps) {
+      auto options = options_for(world);
+      options.log_with = {folder / "run/log.jsonl", folder / "run/log.csv"};
+      Trainer trainer(options);
+      auto net = seeded_net();
+      trainer.prepare(net);
+      optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+      trainer.prepare(optimizer);
+      if (world.is_first()) trainer.add_tracker(std::make_unique<Kept>(told));
+      EXPECT_EQ(trainer.has_state(folder / "state"), resumes);
+      if (resumes) trainer.load_state(folder / "state");
+      for (int step = 0; step < steps; step++) {
+        trainer.backward(squared_output(net, static_cast<int64_t>(trainer.steps())));
+        trainer.step();
+        trainer.log({{"run", resumes ? 2.0 : 1.0}});
+        if (trainer.steps() == saves_after) trainer.save_state(folder / "state");
+      }
+      if (resumes) {  // back in the same process
+        trainer.load_state(folder / "state");
+        trainer.log({{"run", 3.0}}, 3);
+      }
+      trainer.end_training();
+      if (resumes || !world.is_first()) return;
+      trainer.log({{"last", 1.0}});  // which opens the files again
+      EXPECT_THAT(read_file(folder / "run/log.jsonl"), HasSubstr("{\"step\":4,\"run\":1}\n{\"step\":4,\"last\":1}\n"));
+    };
+    run(false, 2, 4);
+    run(true, 0, 3);
+  });
+  EXPECT_EQ(read_file(folder / "run/log.jsonl"), "{\"step\":1,\"run\":1}\n{\"step\":2,\"run\":1}\n{\"step\":3,\"run\":3}\n");
+  EXPECT_EQ(read_file(folder / "run/log.csv"), "step,run,last\n1,1,\n2,1,\n3,3,\n");
+  EXPECT_THAT(told, ElementsAre(1, 2, 3, 4, 3, 4, 5, 3));
+  with_ranks(2, [&](const Communicator& world) {
+    auto options = options_for(world);
+    options.log_with = {"metrics.txt"};
+    EXPECT_THAT(message_of<ConfigError>([&] { const Trainer trainer(options); }), HasSubstr("does not say what metrics are written as"));
+  });
+}
+
+TEST(TrainerRanks, WriteWhatARankDoes) {
+  const Folder folder;
+  with_ranks(1, [&](const Communicator& world) {
+    Trainer trainer(options_for(world));
+    auto net = seeded_net();
+    trainer.prepare(net);
+    optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+    trainer.prepare(optimizer);
+    {
+      const auto profile = trainer.profile({.output_trace_dir = folder / "trace", .profile_memory = true, .with_flops = true});
+      EXPECT_EQ(profile.path(), folder / "trace/profile_0.json");
+      trainer.backward(squared_output(net, 1));
+      trainer.step();
+      EXPECT_THAT(message_of<UsageError>([&] { const auto second = trainer.profile({.output_trace_dir = folder / "other"}); }),
+                  HasSubstr("another one runs"));
+    }
+    const auto trace = read_file(folder / "trace/profile_0.json");
+    for (const auto* name : {"traceEvents", "aten::addmm", "AddmmBackward0", "tessera::unshard ", "tessera::reduce ", "tessera::step"})
+      EXPECT_THAT(trace, HasSubstr(name));
+    {
+      auto next = trainer.profile({.output_trace_dir = folder / "next"});
+      squared_output(net, 1);
+      std::filesystem::remove_all(folder / "next");
+      EXPECT_THAT(message_of<IoError>([&] { next.finish(); }), HasSubstr("could not be written to"));
+    }
+    write_file(folder / "file", "");
+    message_of<IoError>([&] { const auto none = trainer.profile({.output_trace_dir = folder / "file"}); });
+  });
+}
+
+TEST(TrainerRanks, SeedGenerators) {
+  with_ranks(1, [](const Communicator& world) {
+    const Trainer trainer(options_for(world));
+    trainer.set_seed(7, {.device_specific = true, .deterministic = true});
+    const auto drawn = at::rand({3});
+    EXPECT_TRUE(at::globalContext().deterministicAlgorithms());
+    at::globalContext().setDeterministicAlgorithms(false, false);
+    torch::manual_seed(7);
+    EXPECT_TRUE(torch::equal(at::rand({3}), drawn));
+  });
+}
+
+TEST(TrainerRanks, ForgetWhatWasPrepared) {
+  with_ranks(2, [](const Communicator& world) {
+    Trainer trainer(options_for(world));
+    for (int fold = 0; fold < 2; fold++) {
+      auto net = seeded_net();
+      auto loader = numbers_loader(world, 8);
+      const std::weak_ptr<torch::nn::Module> module = net.ptr();
+      {
+        trainer.prepare(net, loader);
+        optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+        trainer.prepare(optimizer);
+        trainer.backward(squared_output(net, 1));
+        EXPECT_TRUE(trainer.step());
+        EXPECT_EQ(trainer.steps(), 1);
+        trainer.free_memory();
+        EXPECT_EQ(trainer.steps(), 0);
+      }
+      net = nullptr;
+      EXPECT_TRUE(module.expired());
+    }
+  });
+}
+
+struct TiedImpl : torch::nn::Module {
+  torch::nn::Linear one{nullptr};
+  at::Tensor again;
+  TiedImpl() {
+    one = register_module("one", torch::nn::Linear(12, 12));
+    again = register_parameter("again", one->weight);
+  }
+};
+TORCH_MODULE(Tied);
+
+TEST(TrainerRanks, SaveAModelForOthers) {
+  const Folder folder;
+  auto plain = seeded_net();
+  Tied tied;
+  with_ranks(2, [&](const Communicator& world) {
+    Trainer trainer(options_for(world));
+    auto net = seeded_net();
+    trainer.prepare(net);
+    trainer.save_model(net, folder / "whole");
+    trainer.save_model(net, folder / "parts", {.max_shard_size = 300});
+    Tied other;
+    at::Tensor(other->one->weight.detach()).fill_(2);
+    trainer.prepare(other);
+    trainer.save_model(other, folder / "tied");
+    write_file(folder / "file", "");
+    message_of<IoError>([&] { trainer.save_model(net, folder / "file"); });
+  });
+  for (const auto* name : {"whole", "parts"}) {
+    Net read;
+    checkpoint::load_weights(*read, folder / name);
+    expect_equal(whole_values(*read), whole_values(*plain));
+  }
+  EXPECT_TRUE(std::filesystem::exists(folder / "whole/model.safetensors"));
+  EXPECT_TRUE(std::filesystem::exists(folder / "parts/model.safetensors.index.json"));
+  checkpoint::load_weights(*tied, folder / "tied");
+  EXPECT_TRUE(tied->again.eq(2).all().item<bool>());
+  EXPECT_LT(std::filesystem::file_size(folder / "tied/model.safetensors"), 1000U);
+}
+
+TEST(TrainerRanks, SayWhichLimitOfGradientsHolds) {
+  Logged logged;
+  with_ranks(2, [](const Communicator& world) {
+    for (const auto* limit : {"0.5", "1"}) {
+      Trainer trainer(options_for(world, {{"gradient_clipping", limit}}));
+      auto net = seeded_net();
+      trainer.prepare(net);
+      optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+      trainer.prepare(optimizer);
+      for (int step = 0; step < 2; step++) {
+        trainer.backward(squared_output(net, step));
+        trainer.clip_grad_norm(1);
+        trainer.step();
+      }
+    }
+  });
+  EXPECT_THAT(logged.lines, ElementsAre(AllOf(HasSubstr("gradient_clipping is 0.5 (TrainerOptions::settings)"), HasSubstr("to 1 by"))));
+}
+
+// A limit of values is one of gradients as they are, whatever scale they have while float16 computes them.
+TEST(TrainerRanks, LimitEachValue) {
+  with_ranks(2, [](const Communicator& world) {
+    for (const auto* precision : {"no", "fp16"}) {
+      Trainer trainer(options_for(world, {{"mixed_precision", precision}}));
+      auto net = seeded_net();
+      trainer.prepare(net);
+      optim::SGD optimizer(parameters(*net), {.lr = 1});
+      trainer.prepare(optimizer);
+      const auto before = whole_values(*net);
+      trainer.backward(squared_output(net, 1).to(at::kFloat) * 0.01);
+      trainer.clip_grad_value(1e-5);
+      EXPECT_TRUE(trainer.step());
+      const auto after = whole_values(*net);
+      double most = 0;
+      for (size_t i = 0; i < before.size(); i++) most = std::max(most, (after[i] - before[i]).abs().max().item<double>());
+      EXPECT_NEAR(most, 1e-5, 1e-6) << precision;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing::trainer_ranks_test
