@@ -1,42 +1,56 @@
-// A training loop over a Trainer: what is sharded, and how, comes from the configuration.
+// A training loop over a Trainer: what is sharded, and how, comes from the configuration. Started again, it goes on: trainer [EPOCHS]
 #include <tessera/models/mlp.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>
 
-#include <cstdio>
+#include <string>
 
 using namespace tessera;
 
-int main() {
-  Trainer trainer;
-  torch::manual_seed(1);
-  const auto inputs = torch::randn({512, 32});
+int main(int argc, char** argv) {
+  const int64_t epochs = argc > 1 ? std::stoll(argv[1]) : 4;
+  Trainer trainer({.log_with = {"metrics.jsonl"}});
+  trainer.set_seed(1);
+  const auto inputs = torch::randn({540, 32});
   const auto targets = inputs.slice(1, 0, 4).argmax(1);
-  data::Loader loader(
-      data::Sampler({.size = 512, .global_batch = 32, .local_ranks = trainer.world().local_ranks(), .ranks = trainer.num_processes()}),
-      [&](std::span<const int64_t> numbers) { return data::pick({inputs, targets}, numbers); });
+  const auto make_loader = [&](int64_t first, int64_t count, data::Order order) {
+    const data::Samples part{.inputs = inputs.narrow(0, first, count), .targets = targets.narrow(0, first, count)};
+    return data::Loader(data::Sampler({.size = count,
+                                       .global_batch = 16 * trainer.num_processes(),
+                                       .local_ranks = trainer.world().local_ranks(),
+                                       .ranks = trainer.num_processes(),
+                                       .order = order,
+                                       .tail = data::Tail::Fill}),
+                        [part](std::span<const int64_t> numbers) { return data::pick(part, numbers); });
+  };
+  auto loader = make_loader(0, 480, data::Order::Shuffled), test = make_loader(480, 60, data::Order::AsStored);
 
   auto model = trainer.make_model([] { return models::Mlp(models::MlpOptions{.width = 32, .layers = 3, .classes = 4}); });
   trainer.prepare(model, loader);
   optim::AdamW optimizer(parameters(*model), {.lr = 1e-2});
   trainer.prepare(optimizer, optim::LearningRate{.base = 1e-2, .warmup = 10});
 
-  for (int epoch = 0; epoch < 4; epoch++) {
+  if (trainer.has_state("ckpt")) trainer.load_state("ckpt");
+  while (loader.position().epoch < epochs) {
     for (const auto& batch : loader) {
       const auto accumulation = trainer.accumulate();
-      trainer.backward(torch::cross_entropy_loss(model(batch.inputs), batch.targets));
+      const auto loss = torch::cross_entropy_loss(model(batch.inputs), batch.targets);
+      trainer.backward(loss);
       trainer.clip_grad_norm(1.0);
-      trainer.step();
+      if (trainer.step()) trainer.log({{"loss", trainer.reduce(loss, Reduce::Mean).item<double>()}, {"lr", optimizer.lr()}});
     }
+    trainer.save_state("ckpt");
   }
-  trainer.save_state("ckpt");
 
-  train::Mean accuracy;
-  for (const auto& batch : loader) {
-    const torch::NoGradGuard no_grad;
-    const auto hits = trainer.gather_for_metrics(model(batch.inputs).argmax(1).eq(batch.targets), batch);
-    accuracy.add(hits.to(torch::kFloat).mean(), hits.size(0));
+  const torch::NoGradGuard no_grad;
+  int64_t right = 0, seen = 0;
+  for (const auto& batch : test) {
+    const auto [answers, labels] = trainer.gather_for_metrics({model(batch.inputs).argmax(1), batch.targets}, batch);
+    right += answers.eq(labels).sum().item<int64_t>();
+    seen += answers.size(0);
   }
-  trainer.print("accuracy " + std::to_string(static_cast<int>(100 * accuracy.value())) + " % after " + std::to_string(trainer.steps()) +
-                " steps");
+  trainer.log({{"accuracy", static_cast<double>(right) / static_cast<double>(seen)}});
+  trainer.print(std::to_string(right) + " of " + std::to_string(seen) + " right after " + std::to_string(trainer.steps()) + " steps");
+  trainer.save_model(model, "model");
+  trainer.end_training();
 }

@@ -54,7 +54,7 @@ BertConfig make_config(const Flags& flags, const data::WordPiece& tokenizer) {
 }
 
 Model make_model(const Flags& flags, const BertConfig& config, Trainer& trainer) {
-  torch::manual_seed(flags.seed);  // the same weights on every rank
+  trainer.set_seed(flags.seed);  // the same weights on every rank
   auto model = trainer.make_model([&] { return Model(config); });
   if (!flags.model.empty() && trainer.needs_values()) {
     checkpoint::load_weights(*model, flags.model,
@@ -64,7 +64,7 @@ Model make_model(const Flags& flags, const BertConfig& config, Trainer& trainer)
   }
   model->bert->encoder->call_layer = [](const auto& layer, const auto&... inputs) { return call(layer, inputs...); };
   trainer.prepare(model);
-  torch::manual_seed(flags.seed + 1 + static_cast<uint64_t>(trainer.process_index()));  // each rank drops out other values
+  trainer.set_seed(flags.seed + 1, {.device_specific = true});  // each rank drops out other values
   return model;
 }
 
@@ -132,7 +132,6 @@ class GlueRun {
       throw ConfigError(
           fmt::format("there is a {} already; go on from it with --resume, or give another --save-state", flags_.state.string()));
     }
-    metrics_.emplace(flags_.metrics, train::ReporterOptions{.first_step = trainer_.steps() + 1, .rank = trainer_.process_index()});
     while (loader_.position().epoch < flags_.epochs) {
       const auto epoch = loader_.position().epoch + 1;
       train_epoch(epoch);
@@ -186,11 +185,10 @@ class GlueRun {
   }
 
   void report(const torch::Tensor& loss, const torch::Tensor& norm) {
-    const auto mean = loss.detach().to(torch::kDouble);
-    trainer_.world().all_reduce(mean, {.op = Reduce::Mean}, {.unit = "loss"}).wait();
+    const auto mean = trainer_.reduce(loss.to(torch::kDouble), Reduce::Mean).item<double>();
     const train::Value lr = {"lr", optimizer_.lr()}, grad_norm = {"grad_norm", norm.item<double>()};
-    metrics_->write(trainer_.steps(), {{"loss", mean.item<double>()}, lr, grad_norm});
-    shown_ = {{"loss", running_loss_.add(mean.item<double>())}, grad_norm, lr, train::memory()};
+    trainer_.log({{"loss", mean}, lr, grad_norm});
+    shown_ = {{"loss", running_loss_.add(mean)}, grad_norm, lr, train::memory()};
   }
 
   Scores evaluate() {
@@ -205,9 +203,8 @@ class GlueRun {
                         fetch_from(dev_, tokenizer_, flags_.max_length), {.workers = flags_.workers});
     torch::Tensor counts = torch::zeros({2, 2}, torch::kDouble);  // of labels and answers
     for (const auto& batch : loader) {
-      const auto answers = torch::stack({batch.targets, scores_of(model_, batch).argmax(1)}, 1);
-      const auto all = trainer_.gather_for_metrics(answers, batch);
-      counts.index_put_({all.select(1, 0), all.select(1, 1)}, torch::ones({}, torch::kDouble), /*accumulate=*/true);
+      const auto [labels, answers] = trainer_.gather_for_metrics({batch.targets, scores_of(model_, batch).argmax(1)}, batch);
+      counts.index_put_({labels, answers}, torch::ones({}, torch::kDouble), /*accumulate=*/true);
     }
     model_->train();
     const auto right = counts.trace().item<double>(), found = counts[1][1].item<double>();
@@ -217,7 +214,7 @@ class GlueRun {
 
   int finish() {
     const auto scores = evaluate();
-    metrics_->write(trainer_.steps(), {{"accuracy", scores.accuracy}, {"f1", scores.f1}});
+    trainer_.log({{"accuracy", scores.accuracy}, {"f1", scores.f1}});
     say("accuracy {:.2f} %, F1 {:.2f} % after {} steps", scores.accuracy, scores.f1, trainer_.steps());
     if (!flags_.output.empty()) write_output();
     if (scores.accuracy >= flags_.target) return 0;
@@ -226,16 +223,10 @@ class GlueRun {
   }
 
   void write_output() {
-    const auto state = trainer_.get_state_dict(model_);
+    trainer_.save_model(model_, flags_.output);
     if (!trainer_.is_main_process()) return;
     tokenizer_.write(flags_.output);
     config_.write(flags_.output);
-    std::vector<checkpoint::SafetensorsEntry> entries;
-    for (const auto& [name, tensor] : state)
-      entries.push_back({.name = name, .dtype = tensor.scalar_type(), .sizes = tensor.sizes().vec()});
-    checkpoint::SafetensorsWriter file(flags_.output / "model.safetensors", entries, {{"format", "pt"}});
-    for (const auto& [name, tensor] : state) file.write(tensor);
-    file.close();
     say("wrote the model to {}", flags_.output.string());
   }
 
@@ -245,7 +236,7 @@ class GlueRun {
   }
 
   const Flags flags_;
-  Trainer trainer_;
+  Trainer trainer_{{.log_with = flags_.metrics}};
   const double clipping_ = trainer_.settings().is_set("gradient_clipping") ? trainer_.settings().number("gradient_clipping") : 1.0;
   const data::SentencePairs train_, dev_;
   const data::WordPiece tokenizer_;
@@ -253,7 +244,6 @@ class GlueRun {
   Model model_;
   data::Loader loader_;
   optim::AdamW optimizer_;
-  std::optional<train::Reporters> metrics_;
   Course course_{.text = course()};
   train::RunningMean running_loss_{10};
   train::Values shown_;

@@ -30,7 +30,7 @@ TrainerOptions options_of(const Flags& flags) {
 }
 
 MnistNet make_model(const Flags& flags, Trainer& trainer) {
-  torch::manual_seed(flags.seed);  // the same weights on every rank
+  trainer.set_seed(flags.seed);  // the same weights on every rank
   auto model = trainer.make_model([] { return MnistNet(); });
   if (flags.gradient_checkpointing) activation::checkpoint_module(model);
   trainer.prepare(model);
@@ -158,8 +158,7 @@ class MnistRun {
   }
 
   void report(const torch::Tensor& loss, const torch::Tensor& accuracy, const torch::Tensor& norm) {
-    const auto means = torch::stack({loss.to(torch::kDouble), accuracy.to(torch::kDouble)});
-    world_.all_reduce(means, {.op = Reduce::Mean}, {.unit = "loss"}).wait();
+    const auto means = trainer_.reduce(torch::stack({loss.to(torch::kDouble), accuracy.to(torch::kDouble)}), Reduce::Mean);
     const auto mean_loss = means[0].item<double>();
     const train::Value of_gradients = {"grad_norm", norm.item<double>()}, lr = {"lr", optimizer_.lr()};
     shown_ = {{"loss", running_loss_.add(mean_loss)},

@@ -1,0 +1,32 @@
+// What a Trainer has for its ranks beside training: one of them prepares what all read, each takes a part, the answers come together, and a
+// trace shows what took how long.
+#include <tessera/models/mlp.h>
+#include <tessera/tessera.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <string>
+
+using namespace tessera;
+
+int main() {
+  const Trainer trainer;
+  torch::Tensor rows;
+  trainer.main_process_first([&] {
+    if (!std::filesystem::exists("rows.pt")) torch::save(torch::randn({101, 32}), "rows.pt");  // only rank 0 comes here
+    torch::load(rows, "rows.pt");
+  });
+  const auto own = trainer.split_between_processes(rows);
+
+  trainer.set_seed(1);  // the same weights on every rank
+  models::Mlp model(models::MlpOptions{.width = 32, .layers = 3, .classes = 4});
+  fully_shard(model, {.mesh = trainer.world()});
+  const torch::NoGradGuard no_grad;
+  torch::Tensor answers;
+  {
+    const auto profile = trainer.profile({.output_trace_dir = "trace"});
+    answers = model(own).argmax(1);
+  }
+  const auto all = trainer.gather_for_metrics(answers, {});  // parts need not be equally long
+  trainer.print(std::to_string(all.size(0)) + " answers");
+}
