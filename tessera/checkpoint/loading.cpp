@@ -26,20 +26,22 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::set<std::string> names_in_model(const Manifest& manifest) {
+/// Without what only other ranks have.
+std::set<std::string> names_in_model(const Manifest& manifest, const std::set<std::string>& elsewhere) {
   std::set<std::string> names;
   for (const auto& [name, tensor] : manifest.catalog.tensors) {
-    if (is_of_model(name, manifest)) names.insert(name);
+    if (is_of_model(name, manifest) && !elsewhere.contains(name)) names.insert(name);
   }
   return names;
 }
 
 /// A checkpoint that has been opened and checked. Nothing has been changed yet.
 struct Saved {
-  Saved(const fs::path& folder, const Contents& contents, const LocalValues& model, const LoadOptions& options, const Communicator& world)
+  Saved(const fs::path& folder, const Contents& contents, const LocalValues& model, const std::set<std::string>& elsewhere,
+        const LoadOptions& options, const Communicator& world)
       : manifest(read_run(folder)),
         stored(manifest.catalog),
-        plan(stored, names_in_model(manifest), model, options, "the checkpoint " + folder.string()) {
+        plan(stored, names_in_model(manifest, elsewhere), model, options, "the checkpoint " + folder.string()) {
     const int rank = world.local_ranks().front();
     for (const auto& [name, text] : notes_of_rank(manifest, rank, world.size(), options)) notes[name] = text;
     if (options.expect) options.expect(notes);
@@ -49,7 +51,7 @@ struct Saved {
     verify_share(stored, world, all);
     generator = read_generator(stored, manifest, rank);
     if (!contents.optimizer) return;
-    training = read_training_state(manifest, stored, *contents.model, world);
+    training = read_training_state(manifest, stored, *contents.model, elsewhere, world);
     expect_training_state(contents, training, manifest);
   }
 
@@ -88,10 +90,11 @@ void load(const fs::path& folder, Contents& contents, const Communicator& world,
   expect_model(contents);
   const c10::AutoGradMode no_grad(false);
   const auto model = local_values(*contents.model);
+  const auto elsewhere = names_elsewhere(model, world);
   std::optional<Saved> saved;
   AllOrNone step;
   step.attempt([&] {
-    saved.emplace(folder, contents, model, options, world);
+    saved.emplace(folder, contents, model, elsewhere, options, world);
     expect_writable(model.units);
   });
   step.expect_all(world, {.unit = "checkpoint"}, fmt::format("can't load {}; nothing was changed", folder.string()));

@@ -87,8 +87,9 @@ struct OwnState {
 class StateLoader {
  public:
   /// Throws UsageError if the dict does not fit.
-  StateLoader(const Catalog& there, const torch::nn::Module& model, const std::vector<std::string>& may_be_unknown)
-      : values_(local_values(model)), names_(names_of_shards(model)) {
+  StateLoader(const Catalog& there, LocalValues values, const torch::nn::Module& model, const std::set<std::string>& elsewhere,
+              const std::vector<std::string>& may_be_unknown)
+      : values_(std::move(values)), names_(names_of_shards(model)) {
     std::map<std::string, Target> targets;
     for (const auto& part : values_.parts) {
       if (names_.contains(part.shard.unsafeGetTensorImpl())) targets[part.name] = {.part = &part, .shape = part.shape};
@@ -104,7 +105,7 @@ class StateLoader {
       const auto [name, key] = split(entry);
       const auto known = targets.find(name);
       if (known == targets.end()) {
-        if (!matches(name, may_be_unknown)) unknown.insert(name);
+        if (!elsewhere.contains(name) && !matches(name, may_be_unknown)) unknown.insert(name);
         continue;
       }
       const auto& target = known->second;
@@ -233,8 +234,11 @@ at::Tensor copied(const at::Tensor& tensor, c10::Device device) {
 void load(const OptimizerRef& optimizer, const torch::nn::Module& model, ValueSource& source,
           const std::vector<std::string>& may_be_unknown, const Communicator& world) {
   std::optional<StateLoader> loader;
+  LocalValues values;
+  all_or_none(world, kStateDict, kStateLoadFailed, [&] { values = local_values(model); });
+  const auto elsewhere = names_elsewhere(values, world);
   all_or_none(world, kStateDict, kStateLoadFailed, [&] {
-    loader.emplace(source.catalog(), model, may_be_unknown);
+    loader.emplace(source.catalog(), std::move(values), model, elsewhere, may_be_unknown);
     loader->expect_parts(source);
   });
   const auto state = loader->read(source, world);
@@ -258,6 +262,7 @@ OptimStateDict full_optim_state_dict(const OptimizerRef& optimizer, const torch:
                     "that others took. checkpoint::save keeps what each rank has",
                     own->state.size()));
   }
+  expect_all_on_each(own->values, world, "the state dict of an optimizer");
   const bool wanted = !options.rank0_only || world.is_first();
   const auto kept = [&](const at::Tensor& tensor) {
     return copied(tensor, options.offload_to_cpu ? c10::Device(at::kCPU) : tensor.device());

@@ -48,10 +48,13 @@ at::Tensor copy_of(const at::Tensor& values, const ShardedStateDictOptions& opti
 void load(torch::nn::Module& model, std::unique_ptr<ValueSource> source, const LoadOptions& options, const Communicator& world) {
   LocalValues values;
   std::optional<ModelPlan> plan;
+  all_or_none(world, kStateDict, kLoadFailed, [&] { values = local_values(model); });
+  const auto elsewhere = names_elsewhere(values, world);
   all_or_none(world, kStateDict, kLoadFailed, [&] {
-    values = local_values(model);
     std::set<std::string> names;
-    for (const auto& [name, tensor] : source->catalog().tensors) names.insert(name);
+    for (const auto& [name, tensor] : source->catalog().tensors) {
+      if (!elsewhere.contains(name)) names.insert(name);
+    }
     plan.emplace(std::move(source), std::move(names), values, options, "the state dict");
     expect_writable(values.units);
   });
@@ -73,7 +76,13 @@ void load_own_part(torch::nn::Module& model, const Dict& dict, const LoadStateDi
 StateDict full_state_dict(const torch::nn::Module& model, const FullStateDictOptions& options) {
   expect_idle("full_state_dict");
   const c10::AutoGradMode no_grad(false);
-  all_or_none(world_for(model), kStateDict, "can't make its state dict", [&] { expect_values(local_values(model), "a state dict"); });
+  const auto world = world_for(model);
+  LocalValues values;
+  all_or_none(world, kStateDict, "can't make its state dict", [&] {
+    values = local_values(model);
+    expect_values(values, "a state dict");
+  });
+  expect_all_on_each(values, world, "a state dict");
   return full_state(model, options.rank0_only ? Ranks::First : Ranks::All, BufferSync::Rank0,
                     options.offload_to_cpu ? CopyTo::Host : CopyTo::Device);
 }

@@ -68,11 +68,15 @@ void load_weights(torch::nn::Module& module, const std::filesystem::path& path, 
   LocalValues model;
   std::optional<CatalogReader> stored;
   std::optional<ModelPlan> plan;
-  together(fmt::format("can't load {}; nothing was changed", path.string()), [&] {
-    model = local_values(module);
+  const auto failure = fmt::format("can't load {}; nothing was changed", path.string());
+  together(failure, [&] { model = local_values(module); });
+  const auto elsewhere = names_elsewhere(model, world);
+  together(failure, [&] {
     stored.emplace(renamed(read_model(path), Renames(options.renamed)));
     std::set<std::string> names;
-    for (const auto& [name, tensor] : stored->catalog().tensors) names.insert(name);
+    for (const auto& [name, tensor] : stored->catalog().tensors) {
+      if (!elsewhere.contains(name)) names.insert(name);
+    }
     const LoadOptions difference{.may_be_missing = options.may_be_missing, .may_be_unknown = options.may_be_unknown};
     plan.emplace(*stored, std::move(names), model, difference, path.string());
     const auto& topology = world.topology();

@@ -223,13 +223,16 @@ std::span<const std::shared_ptr<Unit>> Optimizer::units_with_gradients() {
   return units_;
 }
 
-/// What other ranks compare. A long one ends with a hash, because what they get is cut off.
+/// What other ranks compare: units on a part of the ranks may have other parameters there. A long one ends with a hash, because what they get is cut off.
 const std::string& Optimizer::description() {
   if (!description_.empty()) return description_;
   description_ = rule_;
   for (const auto& group : groups_) {
     size_t parameters = 0;
-    for (const auto& run : group.runs) parameters += run.members.size();
+    for (const auto& run : group.runs) {
+      const auto place = place_of(run.members.front().parameter);
+      if (!place || place.is_on_all_ranks()) parameters += run.members.size();
+    }
     description_ +=
         fmt::format("; lr {} and weight decay {} for {} parameters", group.settings.lr, group.settings.weight_decay, parameters);
   }
@@ -253,6 +256,7 @@ void Optimizer::step() {
   expect_idle("step()");
   expect_all_synced();
   const c10::AutoGradMode no_grad(false);
+  expect_ignored_alike(parameters_);
   const Releases after{units_};
   const WriteGuard guard(units_with_gradients(), WriteKind::Update, description());
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
@@ -275,6 +279,7 @@ void Optimizer::step() {
 void Optimizer::skip_step() {
   expect_idle("skip_step()");
   expect_all_synced();
+  expect_ignored_alike(parameters_);
   if (end_backward_step()) {
     throw UsageError("skip_step: the optimizer has stepped in backward already; what it shall not take must not reach backward()");
   }

@@ -1,18 +1,24 @@
-// Parameters that are treated apart: ignored, replicated, left for a unit further out.
+// Parameters that are treated apart: ignored, replicated, left for a unit further out, in a unit on a part of the ranks.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "tessera/base/error.h"
 #include "tessera/optim/adam.h"
+#include "tessera/optim/grad_scaler.h"
+#include "tessera/optim/lamb.h"
+#include "tessera/optim/sgd.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/norms.h"
 #include "tessera/shard/parameters.h"
+#include "tessera/shard/reduction.h"
 #include "tessera/shard/report.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 #include "tessera/shard/wrap.h"
 #include "tessera/testing/net.h"
+#include "tessera/testing/numbers.h"
 #include "tessera/testing/parity.h"
 #include "tessera/testing/unit_names.h"
 
@@ -156,6 +162,251 @@ TEST(Ties, AcrossUnitsNameBothPlacesAndTheWayOut) {
     fully_shard(std::vector<std::shared_ptr<torch::nn::Module>>{list->embedding.ptr(), list->head}, {.mesh = world});
     fully_shard(list, {.mesh = world});
     EXPECT_THAT(unit_names(*list), ElementsAre("embedding+head"));
+  });
+}
+
+/// Layers that all ranks share, and an expert for each half of the ranks. A rank has its own only, and a plain model has both.
+struct Experts : torch::nn::Module {
+  torch::nn::Linear first{nullptr}, last{nullptr};
+  torch::nn::Linear expert[2] = {nullptr, nullptr};
+
+  explicit Experts(std::initializer_list<int> present, const char* name = "expert_{}") {
+    first = register_module("first", torch::nn::Linear(6, 7));
+    last = register_module("last", torch::nn::Linear(7, 3));
+    for (const int which : present) {
+      expert[which] = register_module(fmt::format(fmt::runtime(name), which), torch::nn::Linear(7, 7));
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : expert[which]->parameters()) parameter.copy_(numbers(parameter.sizes(), which));
+    }
+    fill_with_numbers(*first);
+    fill_with_numbers(*last);
+  }
+  at::Tensor forward(const at::Tensor& x, int which) { return last(torch::tanh(expert[which](torch::tanh(first(x))))); }
+};
+
+constexpr int kHalf = 2;
+
+struct HowShared {
+  Residence residence = Residence::Auto;
+  MeshShape root = {.replicate = 1, .shard = 2 * kHalf};
+  bool whole_root = true;  // the root has parameters of its own
+};
+
+std::shared_ptr<Experts> sharded_experts(const Communicator& world, const HowShared& how = {}, const char* name = "expert_{}") {
+  const int which = world.rank() / kHalf;
+  auto model = std::make_shared<Experts>(std::initializer_list<int>{which}, name);
+  fully_shard(model->expert[which], {.mesh = Mesh::of_groups(world, {{0, 1}, {2, 3}}), .residence = how.residence});
+  const ShardOptions all{.mesh = Mesh(world, how.root), .residence = how.residence};
+  if (!how.whole_root) {
+    for (const auto& layer : {model->first, model->last}) fully_shard(layer, all);
+  }
+  fully_shard(model, all);
+  return model;
+}
+
+/// The loss whose gradients for the plain model are those of the sharded one: an expert's are means over the ranks that have it.
+at::Tensor loss_of_all(Experts& plain, int step, const std::function<double(int rank, int step)>& scale) {
+  at::Tensor sum;
+  for (int rank = 0; rank < 2 * kHalf; rank++) {
+    auto loss = plain.forward(input(rank + 3 * step), rank / kHalf).pow(2).mean() * scale(rank, step);
+    sum = sum.defined() ? sum + loss : loss;
+  }
+  return sum / (2 * kHalf);
+}
+
+double any_loss(int /*rank*/, int /*step*/) {
+  return 3;
+}
+
+void expect_experts(const Communicator& world, Experts& model, Experts& plain) {
+  const int which = world.rank() / kHalf;
+  const auto expect = [](const at::Tensor& own, const at::Tensor& whole) {
+    EXPECT_TRUE(at::allclose(full_parameter(own), whole, 1e-4, 1e-6)) << full_parameter(own) << whole;
+  };
+  expect(model.first->weight, plain.first->weight);
+  expect(model.last->bias, plain.last->bias);
+  expect(model.expert[which]->weight, plain.expert[which]->weight);
+  expect(model.expert[which]->bias, plain.expert[which]->bias);
+}
+
+void average_experts_over_their_ranks(Experts& plain) {
+  for (auto& expert : plain.expert) {
+    for (auto& parameter : expert->parameters()) parameter.mutable_grad() *= 2;
+  }
+}
+
+constexpr double kMostNorm = 0.5;
+
+/// Trains with this optimizer as a plain model would. `clip` returns the norm.
+template <class MakeOptimizer, class Clip>
+void expect_experts_train(const HowShared& how, const MakeOptimizer& make, const Clip& clip) {
+  with_ranks(2 * kHalf, [&](const Communicator& world) {
+    const auto model = sharded_experts(world, how);
+    Experts plain({0, 1});
+    auto optimizer = make(parameters(*model)), whole = make(plain.parameters());
+    for (int step = 0; step < 4; step++) {
+      (model->forward(input(world.rank() + 3 * step), world.rank() / kHalf).pow(2).mean() * 3).backward();
+      loss_of_all(plain, step, any_loss).backward();
+      average_experts_over_their_ranks(plain);
+      const auto norm = clip(optimizer, parameters(*model)).template item<double>();
+      EXPECT_NEAR(norm, clip(whole, plain.parameters()).template item<double>(), 1e-4 * norm) << "step " << step;
+      EXPECT_GT(norm, kMostNorm);
+      optimizer.step();
+      whole.step();
+      optimizer.zero_grad();
+      whole.zero_grad();
+    }
+    expect_experts(world, *model, plain);
+  });
+}
+
+TEST(OnAPartOfTheRanks, UnitsCountForOneNormOfTheWholeModel) {
+  const auto ours = [](auto& optimizer, const auto& /*parameters*/) { return optimizer.clip_grad_norm(kMostNorm); };
+  const auto free = [](auto& /*optimizer*/, const auto& parameters) { return clip_grad_norm(parameters, kMostNorm); };
+  const auto largest = [](auto& optimizer, const auto& /*parameters*/) {
+    return optimizer.clip_grad_norm(kMostNorm / 10, std::numeric_limits<double>::infinity()) * 10;
+  };
+  const auto sgd = [](auto list) { return optim::SGD(std::move(list), {.lr = 0.1, .momentum = 0.5}); };
+  for (const auto residence : {Residence::Gathered, Residence::NodeShared}) {
+    for (const HowShared& how : {HowShared{.residence = residence}, HowShared{.residence = residence, .root = {.replicate = 2, .shard = 2}},
+                                 HowShared{.residence = residence, .whole_root = false}}) {
+      expect_experts_train(how, sgd, ours);
+      expect_experts_train(how, sgd, largest);
+      expect_experts_train(how, [](auto list) { return optim::Lamb(std::move(list), {.lr = 0.01}); }, ours);
+      expect_experts_train(how, [](auto list) { return torch::optim::AdamW(std::move(list), torch::optim::AdamWOptions(0.01)); }, free);
+    }
+  }
+}
+
+TEST(OnAPartOfTheRanks, InfInOneUnitEndsTheStepOfAllRanks) {
+  const auto scale = [](int rank, int step) { return rank == 3 && step == 1 ? std::numeric_limits<double>::infinity() : 3; };
+  const auto run = [&](const auto& make) {
+    with_ranks(2 * kHalf, [&](const Communicator& world) {
+      const auto model = sharded_experts(world);
+      Experts plain({0, 1});
+      auto optimizer = make(parameters(*model)), whole = make(plain.parameters());
+      optim::GradScaler scaler({.init_scale = 8});
+      for (int step = 0; step < 3; step++) {
+        const auto loss = model->forward(input(world.rank() + 3 * step), world.rank() / kHalf).pow(2).mean();
+        scaler.scale(loss * scale(world.rank(), step)).backward();
+        // The layers that all share have inf on all ranks, so only the expert's gradients tell the halves apart.
+        for (const auto& parameter : {model->first, model->last}) {
+          for (auto& shard : parameters(*parameter)) {
+            if (step == 1) shard.mutable_grad().fill_(1);
+          }
+        }
+        EXPECT_EQ(std::isfinite(grad_norm(parameters(*model)).item<double>()), step != 1);
+        EXPECT_EQ(scaler.step(optimizer), step != 1);
+        scaler.update();
+        EXPECT_EQ(scaler.get_scale(), step == 0 ? 8 : 4);
+        optimizer.zero_grad();
+        if (step == 1) continue;
+        loss_of_all(plain, step, scale).backward();
+        average_experts_over_their_ranks(plain);
+        whole.step();
+        whole.zero_grad();
+      }
+      expect_experts(world, *model, plain);
+    });
+  };
+  run([](auto list) { return optim::SGD(std::move(list), {.lr = 0.1}); });
+  run([](auto list) { return torch::optim::SGD(std::move(list), 0.1); });
+}
+
+TEST(OnAPartOfTheRanks, WholeStatesAreRefusedIfTheyWouldLackAnything) {
+  with_ranks(2 * kHalf, [&](const Communicator& world) {
+    const auto alike = sharded_experts(world, {}, "expert");
+    EXPECT_THAT(message_of<UsageError>([&] { full_state(*alike); }),
+                AllOf(HasSubstr("one of several parameters of the same name: 'expert.bias', 'expert.weight'"), HasSubstr("\"expert_1\"")));
+    const auto apart = sharded_experts(world);
+    EXPECT_THAT(message_of<UsageError>([&] { full_state(*apart, Ranks::First); }),
+                AllOf(HasSubstr("would leave out what only some of the ranks have: 'expert_0.bias'"), HasSubstr("checkpoint::save")));
+    EXPECT_EQ(full_state(*apart->first).size(), 2);
+    const int which = world.rank() / kHalf;
+    const auto own = full_state(*apart->expert[which], Ranks::First);  // concerns the ranks that have it
+    EXPECT_EQ(own.size(), world.rank() % kHalf == 0 ? 2 : 0);
+  });
+}
+
+TEST(OnAPartOfTheRanks, WhatContainsUnitsHasAllOfTheirRanks) {
+  with_ranks(4, [](const Communicator& world) {
+    auto net = seeded_net();
+    fully_shard(net->a, {.mesh = world});
+    EXPECT_THAT(message_of<UsageError>([&] { fully_shard(net, {.mesh = Mesh::of_groups(world, {{0, 1}, {2, 3}})}); }),
+                HasSubstr("unit 'Linear' lies on 4 ranks, but module Net that contains it would lie on 2"));
+  });
+}
+
+/// A net whose last layer is ignored, after a backward pass.
+Net with_ignored(const Communicator& world, bool averaged) {
+  auto net = seeded_net();
+  fully_shard(net, {.mesh = world, .ignored = net->c->parameters()}, wrap_classes({"Linear"}));
+  net(input(world.rank())).pow(2).mean().backward();
+  if (averaged) average_gradients(parameters(*net), world);
+  return net;
+}
+
+TEST(Ignored, TrainAsOthersIfTheirGradientsAreAveraged) {
+  with_ranks(3, [](const Communicator& world) {
+    auto plain = seeded_net();
+    mean_over_ranks(world, [&](int rank) { return plain(input(rank)).pow(2).mean(); }).backward();
+    const auto net = with_ignored(world, /*averaged=*/true);
+    EXPECT_TRUE(at::allclose(net->c->weight.grad(), plain->c->weight.grad(), 1e-5, 1e-6));
+    EXPECT_TRUE(at::allclose(grad_norm(parameters(*net)), grad_norm(plain->parameters())));
+    optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+    optimizer.step();
+    optimizer.zero_grad();
+    // A rank that has no gradient of one counts as zero; a parameter of which no rank has one gets none.
+    if (world.rank() == 1) net->c->bias.mutable_grad() = at::full({4}, 3.0);
+    average_gradients(parameters(*net), world);
+    EXPECT_TRUE(at::equal(net->c->bias.grad(), at::ones({4})));
+    EXPECT_FALSE(net->c->weight.grad().defined());
+  });
+}
+
+TEST(Ignored, ThatNobodyAveragesAreNamedWhereTheyAreUsedFirst) {
+  with_ranks(2, [](const Communicator& world) {
+    const auto said = AllOf(HasSubstr("different values or gradients of a parameter in ShardOptions::ignored"), HasSubstr("'c.weight'"),
+                            HasSubstr("tessera::average_gradients(parameters, world)"));
+    const auto net = with_ignored(world, /*averaged=*/false);
+    const auto before = net->c->weight.detach().clone();
+    EXPECT_THAT(message_of<DisagreementError>([&] { clip_grad_norm(parameters(*net), 1); }), said);
+    EXPECT_THAT(message_of<DisagreementError>([&] { gradients_are_finite(parameters(*net)); }), said);
+    optim::SGD all(parameters(*net), {.lr = 0.1}), alone(net->c->parameters(), {.lr = 0.1});
+    for (auto* optimizer : {&all, &alone}) {
+      EXPECT_THAT(message_of<DisagreementError>([&] { optimizer->step(); }), said);
+      EXPECT_THAT(message_of<DisagreementError>([&] { world.rank() == 0 ? optimizer->step() : optimizer->skip_step(); }), said);
+    }
+    EXPECT_TRUE(at::equal(net->c->weight, before));
+  });
+}
+
+TEST(Ignored, HaveTheSameValuesOnAllRanks) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = with_ignored(world, /*averaged=*/true);
+    const torch::NoGradGuard no_grad;
+    net->c->bias.add_(world.rank());
+    EXPECT_THAT(message_of<DisagreementError>([&] { grad_norm(parameters(*net)); }), HasSubstr("rank 1: 'c.bias' values #"));
+  });
+}
+
+TEST(Ignored, AreLookedAtUntilTheyHaveHadAGradient) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = with_ignored(world, /*averaged=*/true);
+    for (auto& parameter : net->c->parameters()) parameter.set_requires_grad(false);
+    optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+    optimizer.step();
+    optimizer.zero_grad();
+    for (auto& parameter : net->c->parameters()) parameter.set_requires_grad(true);
+    optimizer.step();  // no gradients
+    net(input(world.rank())).pow(2).mean().backward();
+    EXPECT_THAT(message_of<DisagreementError>([&] { optimizer.step(); }), HasSubstr("'c.weight'"));
+    average_gradients(parameters(*net), world);
+    optimizer.step();
+    optimizer.zero_grad();
+    const auto before = world.traffic(Operation::AllReduce).calls;
+    optimizer.step();
+    EXPECT_EQ(world.traffic(Operation::AllReduce).calls, before);
   });
 }
 

@@ -69,9 +69,9 @@ std::vector<Entry> entries_of(const torch::nn::Module& module) {
 }
 
 /// A copy of an entry that is not sharded.
-at::Tensor copy_of(const Entry& entry, std::span<const std::shared_ptr<Unit>> all_units, BufferSync buffers, CopyTo to) {
-  if (!entry.is_buffer || all_units.empty()) return copied(entry.tensor.detach(), to);
-  const auto copy = synced(entry.name, entry.tensor.to(original_dtype(entry.tensor)), all_units.front()->mesh().world(), buffers);
+at::Tensor copy_of(const Entry& entry, const std::optional<Communicator>& world, BufferSync buffers, CopyTo to) {
+  if (!entry.is_buffer || !world) return copied(entry.tensor.detach(), to);
+  const auto copy = synced(entry.name, entry.tensor.to(original_dtype(entry.tensor)), *world, buffers);
   return to == CopyTo::Device ? copy : copy.cpu();
 }
 
@@ -81,14 +81,14 @@ const at::Tensor& shards_of(Unit& unit, const Unit::Group& group) {
   return group.own;
 }
 
-bool wanted_here(const Mesh& mesh, Ranks ranks) {
-  return ranks == Ranks::All || mesh.world().is_first();
+bool wanted_here(const std::optional<Communicator>& world, Ranks ranks) {
+  return ranks == Ranks::All || !world || world->is_first();
 }
 
 /// The full parameter, or a full tensor with its layout, on the ranks that want it.
 at::Tensor full_tensor(const Located& found, const at::Tensor& own_flat, Ranks ranks) {
   const auto all = gathered(*found.unit, *found.group, own_flat);
-  return wanted_here(found.unit->mesh(), ranks) ? unsharded_view(all, *found.parameter).clone() : at::Tensor();
+  return wanted_here(found.unit->mesh().world(), ranks) ? unsharded_view(all, *found.parameter).clone() : at::Tensor();
 }
 
 void report_loss(const Unit& unit, const std::exception& error) {
@@ -179,7 +179,10 @@ std::map<std::string, at::Tensor> full_state(const torch::nn::Module& module, Ra
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   const auto all_units = units(module);
-  const bool wanted = all_units.empty() || wanted_here(all_units.front()->mesh(), ranks);
+  const auto world = world_of(module);
+  const bool wanted = wanted_here(world, ranks);
+  if (world && std::ranges::any_of(all_units, [](const auto& unit) { return unit->schedule()->is_divided(); }))
+    expect_all_on_each(local_values(module), *world, "a full state");
   std::map<const void*, at::Tensor> copies;  // keyed by Unit::Parameter or, for what is not sharded, by tensor
   for (const auto& unit : all_units) {
     for (const auto& group : unit->groups()) {
@@ -193,7 +196,7 @@ std::map<std::string, at::Tensor> full_state(const torch::nn::Module& module, Ra
   for (const auto& entry : entries_of(module)) {
     const auto* parameter = entry.sharded.parameter;
     auto& copy = copies[parameter != nullptr ? static_cast<const void*>(parameter) : entry.tensor.unsafeGetTensorImpl()];
-    if (parameter == nullptr && !copy.defined()) copy = copy_of(entry, all_units, buffers, to);
+    if (parameter == nullptr && !copy.defined()) copy = copy_of(entry, world, buffers, to);
     if (wanted) result[entry.name] = copy;
   }
   return result;
@@ -209,9 +212,9 @@ at::Tensor full_state(const torch::nn::Module& module, const std::string& name, 
   }
   if (const auto& sharded = found->sharded; sharded.parameter != nullptr)
     return full_tensor(sharded, shards_of(*sharded.unit, *sharded.group), ranks);
-  const auto all_units = units(module);
-  auto copy = copy_of(*found, all_units, buffers, CopyTo::Device);
-  return all_units.empty() || wanted_here(all_units.front()->mesh(), ranks) ? copy : at::Tensor();
+  const auto world = world_of(module);
+  auto copy = copy_of(*found, world, buffers, CopyTo::Device);
+  return wanted_here(world, ranks) ? copy : at::Tensor();
 }
 
 }  // namespace tessera

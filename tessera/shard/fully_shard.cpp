@@ -1,5 +1,6 @@
 #include "tessera/shard/fully_shard.h"
 
+#include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -50,7 +51,7 @@ bool reads_table_in_forward(const Module& module) {
 /// for units that never become part of a model.
 std::shared_ptr<Schedule> schedule_before_model(const ShardOptions& options) {
   static PerGroup<Schedule> all;
-  return all.get(options.mesh.world(), [&] { return std::make_shared<Schedule>(ScheduleRules(options, /*is_model=*/false)); });
+  return all.get(options.mesh.world(), [&] { return std::make_shared<Schedule>(ScheduleRules(options, /*is_model=*/false, /*is_divided=*/false)); });
 }
 
 /// Where a parameter is registered.
@@ -122,10 +123,13 @@ class Adoption {
   void adopt(Module& module, const std::string& path) {
     for (auto& entry : table_of(module)) {
       const auto [unit, group, parameter] = locate(entry.value());
-      if (parameter == nullptr) continue;
+      if (parameter == nullptr) {
+        if (entry.value().defined() && (is_in(options_.ignored, entry.value()) || find_ignored(entry.value())))
+          remember_ignored(entry.value(), path_below(path, entry.key()), schedule_);
+        continue;
+      }
       if (named_.insert(parameter).second)
         unit->rename_parameter(entry.value(), path_below(path, entry.key()));  // a tied parameter keeps its first name
-      if (seen_.insert(unit.get()).second) unit->ignore(options_.ignored);
       if (unit->schedule() == schedule_) continue;
       unit->schedule()->hand_over(*unit);
       unit->join(schedule_);
@@ -143,7 +147,6 @@ class Adoption {
  private:
   std::shared_ptr<Schedule> schedule_;
   const ShardOptions& options_;
-  std::set<const Unit*> seen_;
   std::set<const void*> named_;  // units and parameters
 };
 
@@ -161,6 +164,33 @@ void expect_outer_is_last(Module& module) {
     throw UsageError(fmt::format("module {} is sharded already, as a part of unit '{}'; shard inner modules first, what contains them last",
                                  class_name(module), unit->name()));
   }
+}
+
+/// What modules have below them, on any of the ranks.
+struct Below {
+  bool units = false, divided = false;
+};
+
+/// Collective. Throws UsageError if an inner unit has more ranks than the modules shall have.
+Below what_is_below(std::span<Module* const> modules, const Communicator& world) {
+  Below own;
+  for (const auto* module : modules) {
+    for (const auto& unit : units(*module)) {
+      const auto& inner = unit->mesh().world();
+      if (inner.size() > world.size()) {
+        throw UsageError(fmt::format("unit '{}' lies on {} ranks, but module {} that contains it would lie on {}; shard what contains other "
+                                     "units over all of their ranks",
+                                     unit->name(), inner.size(), class_name(*module), world.size()));
+      }
+      own.units = true;
+      own.divided = own.divided || unit->schedule()->is_divided() || !inner.same_group(world);
+    }
+  }
+  if (world.size() == 1 || world.traits().simulated || world.traits().traces) return own;
+  const auto any = at::tensor({static_cast<int64_t>(own.units), static_cast<int64_t>(own.divided)}, at::kLong).to(world.traits().device);
+  world.all_reduce(any, {.op = Reduce::Max}, {.unit = "fully_shard"}).wait();
+  const auto on_host = any.cpu();
+  return {.units = on_host[0].item<int64_t>() != 0, .divided = on_host[1].item<int64_t>() != 0};
 }
 
 /// Puts the shards into the tables that `parameters()` reads. The modules' own members keep the unsharded parameters.
@@ -249,6 +279,7 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   expect_apart(modules, options);
   for (size_t i = 0; i < modules.size(); i++) collect(*modules[i], prefix(i), options, modules, collected);
   for (auto* module : modules) expect_outer_is_last(*module);
+  const auto below = what_is_below(modules, options.mesh.world());
   if (options.listing == Listing::Flat && modules.size() > 1) {
     throw UsageError("a unit of several modules can't be listed flat, because no module would own the vector; shard them one by one");
   }
@@ -262,9 +293,9 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   };
   options.param_init_fn ? all_or_none(options.mesh.world(), {.unit = name}, "can't make its buffers", give_rest) : give_rest();
   // A module of several units is a model and gets a schedule of its own.
-  const bool is_model = !collected.replicated.candidates.empty() ||
-                        std::ranges::any_of(modules, [](const Module* module) { return !units(*module).empty(); });
-  const auto schedule = is_model ? std::make_shared<Schedule>(ScheduleRules(options, is_model)) : schedule_before_model(options);
+  const bool is_model = below.units || !collected.replicated.candidates.empty();
+  const auto schedule =
+      is_model ? std::make_shared<Schedule>(ScheduleRules(options, is_model, below.divided)) : schedule_before_model(options);
   const auto make_unit = [&](Found& found, const std::string& name, const ShardOptions& own) {
     auto unit = Unit::make(name, std::move(found.candidates), own, schedule);
     register_shards(*unit, found.places, *modules.front());

@@ -39,7 +39,7 @@ at::Tensor combine(const at::Tensor& a, const at::Tensor& b, double p) {
   return std::isinf(p) ? at::maximum(a, b) : a + b;
 }
 
-/// This rank's part of the norm: of all shards of one shard group, or of all parameters that belong to no unit.
+/// This rank's part of the norm: of what one group of ranks adds up, or of all parameters that belong to no unit.
 struct PartialSum {
   at::TensorOptions options = {};
   at::Tensor sum = {};  // of partial_norm()
@@ -139,16 +139,21 @@ at::Tensor grad_norm(std::span<const at::Tensor> listed, const NormOptions& opti
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   expect_averaged(parameters);
+  expect_ignored_alike(parameters);
   finish_reductions(parameters, p == 2);
-  // The parts of shards are added up over their shard group. Parameters in no unit have the same gradients on all ranks and count once.
-  PartialSum outside;
+  // The parts of shards are added up over their shard group, which has one copy of each value. Where units lie on a part of the ranks, all
+  // ranks of the model add up, and of the replicas of a value one counts. Parameters in no unit have the same gradients on all ranks and
+  // count once.
+  PartialSum outside, replica;
   c10::SmallVector<Communicator, 2> groups;
   c10::SmallVector<PartialSum, 2> sums;  // one for each of `groups`
   const auto sum_with = [&](const at::Tensor& parameter) -> PartialSum& {
     if (!is_paged(parameter)) return outside;
-    const auto place = find_or_add(groups, unit_of_shard(parameter)->mesh().shard());
-    if (place == sums.size()) sums.push_back({.options = parameter.options().dtype(at::kFloat)});
-    return sums[place];
+    const auto unit = unit_of_shard(parameter);
+    const auto& model = *unit->schedule();
+    const auto place = find_or_add(groups, model.is_divided() ? model.world() : unit->mesh().shard());
+    if (place == sums.size()) sums.push_back({.options = parameter.options().dtype(model.is_divided() ? at::kDouble : at::kFloat)});
+    return model.is_divided() && !unit->mesh().replicate().is_first() ? replica : sums[place];
   };
   for (size_t i = 0; i < parameters.size(); i++) {
     const auto& gradient = parameters[i].grad();
@@ -168,6 +173,7 @@ at::Tensor grad_norm(std::span<const at::Tensor> listed, const NormOptions& opti
   for (size_t i = 0; i < sums.size(); i++) {
     const auto& partial = sums[i];
     auto total = partial.sum.defined() ? partial.sum.contiguous() : at::zeros({}, partial.options);
+    if (partial.options.dtype() == at::kDouble) total = total.to(at::kDouble);  // ranks may have parameters of different dtypes
     if (partial.squares != 0) total.add_(partial.squares);
     groups[i].all_reduce(total, {.op = std::isinf(p) ? Reduce::Max : Reduce::Sum}, {.unit = "gradient norm"}).wait();
     all = combine(all, total, p);
@@ -185,12 +191,13 @@ bool gradients_are_finite(std::span<const at::Tensor> listed) {
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   expect_averaged(parameters);
+  expect_ignored_alike(parameters);
   finish_reductions(parameters, true);
   c10::SmallVector<Communicator, 2> worlds;
   bool finite = true;
   for (size_t i = 0; i < parameters.size(); i++) {
     const auto& gradient = parameters[i].grad();
-    if (is_paged(parameters[i])) find_or_add(worlds, unit_of_shard(parameters[i])->mesh().world());
+    if (is_paged(parameters[i])) find_or_add(worlds, unit_of_shard(parameters[i])->schedule()->world());
     if (!gradient.defined() || !finite) continue;
     const auto known = with_known_squares(parameters.subspan(i));
     if (known > 0 && std::isfinite(*tag_of(gradient)->squares)) {

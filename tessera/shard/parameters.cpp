@@ -20,7 +20,7 @@ std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::nn
     const auto& entry = item.value();
     const auto found = locate(entry);
     const auto& tensor = found.parameter != nullptr ? found.parameter->shard : entry;
-    if (found.parameter == nullptr && entry.requires_grad() && outside.empty() && !is_ignored(all_units, entry)) outside = item.key();
+    if (found.parameter == nullptr && entry.requires_grad() && outside.empty() && !is_ignored(entry)) outside = item.key();
     if (seen.insert(tensor.unsafeGetTensorImpl()).second) result.emplace_back(item.key(), tensor);
   }
   if (!all_units.empty() && !outside.empty()) refuse_not_averaged(fmt::format("'{}'", outside));

@@ -70,7 +70,7 @@ std::vector<int64_t> wanted_by_some_rank(const std::vector<std::shared_ptr<Unit>
     may_differ = may_differ || unit->schedule()->reduces_in_order();
   }
   if (!may_differ) return wanted;
-  const auto& world = all.front()->mesh().world();
+  const auto& world = all.front()->schedule()->world();
   const auto most = at::tensor({std::ranges::max(wanted)}, at::kLong).to(world.traits().device);
   world.all_reduce(most, {.op = Reduce::Max}, {.unit = "sync_gradients"}).wait();
   std::ranges::fill(wanted, most.item<int64_t>());
@@ -162,6 +162,32 @@ DivideFactors default_divide_factors(int ranks) {
   int pre = 1;
   while (ranks % pre == 0 && ranks / pre > pre) pre *= 2;
   return {.pre = static_cast<double>(pre), .post = static_cast<double>(ranks) / pre};
+}
+
+void average_gradients(std::span<const at::Tensor> parameters, const Communicator& world) {
+  expect_idle("average_gradients");
+  const c10::AutoGradMode no_grad(false);
+  std::vector<at::Tensor> own;
+  std::vector<int64_t> has;
+  for (const auto& parameter : parameters) {
+    if (!parameter.defined() || is_paged(parameter) || !parameter.requires_grad()) continue;
+    own.push_back(parameter);
+    has.push_back(parameter.grad().defined() ? 1 : 0);
+  }
+  if (own.empty() || world.size() == 1) return;
+  const auto any = at::tensor(has, at::kLong).to(world.traits().device);
+  world.all_reduce(any, {.op = Reduce::Max}, {.unit = "average_gradients"}).wait();
+  const auto on_host = any.cpu();
+  std::vector<Work> sums;
+  for (size_t i = 0; i < own.size(); i++) {
+    if (on_host[static_cast<int64_t>(i)].item<int64_t>() == 0) continue;
+    auto& gradient = own[i].mutable_grad();
+    if (!gradient.defined()) gradient = at::zeros_like(own[i]);
+    if (gradient.is_sparse()) gradient = gradient.to_dense();
+    if (!gradient.is_contiguous()) gradient = gradient.contiguous();
+    sums.push_back(world.all_reduce(gradient, {.op = Reduce::Mean}, {.unit = "average_gradients"}));
+  }
+  for (auto& sum : sums) sum.wait();
 }
 
 void set_gradient_divide_factors(const Module& module, DivideFactors factors, Recurse recurse) {

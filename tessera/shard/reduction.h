@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -45,6 +46,11 @@ void set_requires_gradient_sync(const torch::nn::Module& module, bool required, 
 void set_requires_all_reduce(const torch::nn::Module& module, bool required, Recurse recurse = Recurse::Yes);
 /// Reduces gradients that no backward pass has reduced, because the last one before the step was not allowed to. Collective.
 void sync_gradients(const torch::nn::Module& model);
+
+/// Averages over the ranks what no backward pass does: the gradients of parameters in no unit, such as those in ShardOptions::ignored. Call
+/// it between backward and what uses them. Shards in the list, whose gradients are means already, and frozen parameters are left alone; a
+/// gradient that only some ranks have counts as zero on the others. Collective, if there are such parameters.
+void average_gradients(std::span<const at::Tensor> parameters, const Communicator& world);
 
 /// What gradients are divided by: `pre` before they are sent, in the dtype in which they are sent, and `post` after the sum.
 struct DivideFactors {

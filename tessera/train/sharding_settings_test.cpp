@@ -8,6 +8,8 @@
 #include <cmath>
 
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/state_dict.h"
+#include "tessera/optim/adam.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/call.h"
 #include "tessera/shard/norms.h"
@@ -182,6 +184,51 @@ TEST(ShardingSettings, IgnoredModulesStayWhole) {
     EXPECT_FALSE(shard_info(net->b->weight));
     EXPECT_TRUE(shard_info(net->a->weight));
   });
+}
+
+TEST(ShardingSettings, IgnoredModulesTrainAsOthers) {
+  const auto train = [](const Pairs& settings, bool torchs, const std::function<void(Trainer& trainer)>& before_step) {
+    std::map<std::string, at::Tensor> state;
+    with_ranks(3, [&](const Communicator& world) {
+      Trainer trainer({.world = world, .settings = settings});
+      auto net = seeded_net();
+      if (settings.contains("fsdp_ignored_modules") && world.rank() > 0) {
+        const torch::NoGradGuard no_grad;
+        net->b->bias.fill_(world.rank());  // rank 0's is sent
+      }
+      trainer.prepare(net);
+      optim::AdamW ours(parameters(*net), {.lr = 0.05});
+      torch::optim::AdamW theirs(parameters(*net), torch::optim::AdamWOptions(0.05).eps(1e-8).weight_decay(0.01));
+      if (torchs) {
+        trainer.prepare(theirs);
+      } else {
+        trainer.prepare(ours);
+      }
+      for (int batch = 0; batch < 6; batch++) {
+        const auto accumulation = trainer.accumulate();
+        trainer.backward(net->forward(input(world.rank() + batch)).pow(2).mean());
+        before_step(trainer);
+        trainer.step();
+      }
+      const auto full = checkpoint::full_state_dict(*net);  // an error if ranks differ
+      if (world.rank() == 0) state = full;
+    });
+    return state;
+  };
+  for (const bool torchs : {false, true}) {
+    for (const char* clipping : {"0", "0.1"}) {
+      const Pairs plain = {{"gradient_accumulation_steps", "2"}, {"gradient_clipping", clipping}};
+      auto ignored = plain;
+      ignored["fsdp_ignored_modules"] = "b";
+      const auto expected = train(plain, torchs, [](Trainer&) {});
+      for (const auto& before_step : {std::function<void(Trainer&)>([](Trainer&) {}),
+                                      std::function<void(Trainer&)>([](Trainer& trainer) { trainer.grad_norm(); })}) {
+        for (const auto& [name, values] : train(ignored, torchs, before_step)) {
+          EXPECT_TRUE(at::allclose(values, expected.at(name), 1e-4, 1e-5)) << name;
+        }
+      }
+    }
+  }
 }
 
 TEST(ShardingSettings, UnitsAreComputedAgainInBackward) {

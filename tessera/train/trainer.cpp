@@ -126,7 +126,11 @@ void Trainer::prepare_one(const std::shared_ptr<torch::nn::Module>& model) {
   } else {
     fully_shard(model, sharding.options);
   }
-  if (sharding.options.start == Start::FromRank0) sync_buffers(*model, world_, BufferSync::Rank0);
+  if (sharding.options.start == Start::FromRank0) {
+    sync_buffers(*model, world_, BufferSync::Rank0);
+    for (const auto& parameter : sharding.options.ignored)
+      parameter.detach().copy_(synced("fsdp_ignored_modules", parameter, world_, BufferSync::Rank0));
+  }
   models_.push_back({.module = model});
 }
 
@@ -202,7 +206,10 @@ void Trainer::backward(const at::Tensor& loss) {
   }
   // The program may have dropped gradients by itself.
   update_scale();
-  for (auto& each : optimizers_) each.clipped = each.clipped && have_gradients(parameters_of(each));
+  for (auto& each : optimizers_) {
+    each.averaged = false;
+    each.clipped = each.clipped && have_gradients(parameters_of(each));
+  }
   scaler_.scale(batches == 1 ? loss : loss / batches).backward();
 }
 
@@ -217,6 +224,12 @@ void Trainer::expect_one_scale(const Prepared& optimizer) const {
       "drop their gradients by zero_grad()");
 }
 
+/// Of parameters in fsdp_ignored_modules that train, backward has averaged no gradients.
+void Trainer::average(Prepared& optimizer) const {
+  if (!optimizer.averaged) average_gradients(parameters_of(optimizer), world_);
+  optimizer.averaged = true;
+}
+
 void Trainer::unscale(Prepared& optimizer) {
   expect_one_scale(optimizer);
   if (!scaler_.options().enabled || optimizer.unscaled) return;
@@ -228,6 +241,7 @@ void Trainer::unscale(Prepared& optimizer) {
 std::vector<at::Tensor> Trainer::unscaled_parameters() {
   std::vector<at::Tensor> all;
   for (auto& optimizer : optimizers_) {
+    average(optimizer);
     const auto held = parameters_of(optimizer);
     if (!have_gradients(held)) continue;
     unscale(optimizer);
@@ -286,6 +300,7 @@ bool Trainer::step_some(const void* optimizer) {
   const double limit = settings_.number("gradient_clipping");
   std::vector<at::Tensor> to_clip;
   for (auto& each : optimizers_) {
+    if (is_meant(each)) average(each);
     if (limit == 0 || !is_meant(each) || each.clipped) continue;
     unscale(each);
     const auto held = parameters_of(each);
@@ -316,7 +331,7 @@ bool Trainer::take_step(Prepared& optimizer) {
   take_rate(optimizer);
   const bool changed = optimizer.own != nullptr ? scaler_.step(*optimizer.own) : scaler_.step(*optimizer.torch);
   optimizer.own != nullptr ? optimizer.own->zero_grad() : optimizer.torch->zero_grad();
-  optimizer.clipped = false;
+  optimizer.averaged = optimizer.clipped = false;
   optimizer.stepped = true;
   if (changed) optimizer.steps++;
   follow_steps(optimizer);

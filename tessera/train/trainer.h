@@ -254,7 +254,7 @@ class Trainer {
     torch::optim::LRScheduler* scheduler = nullptr;
     std::vector<double> first_rates = {};    // of torch's parameter groups
     int64_t steps = 0, scheduled = 0;        // of the scheduler, by this process
-    bool clipped = false, unscaled = false;  // the gradients that it has
+    bool averaged = false, clipped = false, unscaled = false;  // the gradients that it has
     bool stepped = false;                    // since the scale of gradients in float16 may have changed
 
     checkpoint::OptimizerRef ref() const { return own != nullptr ? checkpoint::OptimizerRef(own) : checkpoint::OptimizerRef(torch); }
@@ -300,6 +300,7 @@ class Trainer {
   Prepared& without_rate();
   static std::vector<at::Tensor> parameters_of(const Prepared& optimizer);
   void expect_one_scale(const Prepared& optimizer) const;
+  void average(Prepared& optimizer) const;
   void unscale(Prepared& optimizer);
   std::vector<at::Tensor> unscaled_parameters();
   void update_scale();

@@ -155,7 +155,7 @@ void fill(torch::nn::Module& module) {
 
 std::vector<Chapter> corpus() {
   return {construction(), ties(), writing(), freezing(), hooks(), gradients(), autograd(),
-          passes(),       precision(), optimizers(), local_values(), states(), ranks(), places()};
+          passes(),       precision(), optimizers(), local_values(), states(), ranks(), places(), parts()};
 }
 
 }  // namespace tessera::idioms

@@ -165,6 +165,7 @@ Chapter local_values();
 Chapter states();
 Chapter ranks();
 Chapter places();
+Chapter parts();
 
 std::vector<Chapter> corpus();
 

@@ -13,6 +13,7 @@
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/checkpoint/stored/manifest.h"
 #include "tessera/comm/groups/all_or_none.h"
+#include "tessera/shard/access/local_values.h"
 #include "tessera/shard/access/phases.h"
 
 namespace tessera::checkpoint {
@@ -107,14 +108,18 @@ Save::Save(const fs::path& folder, const Contents& contents, const Communicator&
       options_(options) {
   expect_idle("checkpoint::save");
   number_ = draw_number(world);
-  AllOrNone step;
-  step.attempt([&] {
+  const auto together = [&](c10::function_ref<void()> act) { all_or_none(world, {.unit = "checkpoint"}, failure(), act); };
+  LocalValues model;
+  together([&] {
     expect_sound(folder_, contents, options);
+    model = local_values(*contents.model);
+  });
+  expect_one_value_each(model, world, "a save");
+  together([&] {
     if (!world.is_first()) return;
     make_way(folder_, options.in_place);
     made_.emplace(folder_, working_);
   });
-  step.expect_all(world, {.unit = "checkpoint"}, failure());
 }
 
 void Save::write(const std::vector<RankContents>& ranks) const {

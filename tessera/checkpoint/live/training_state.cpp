@@ -132,13 +132,15 @@ std::map<std::string, optim::ParameterState> training_state(const Contents& cont
 }
 
 std::map<std::string, optim::ParameterState> read_training_state(const Manifest& manifest, const CatalogReader& stored,
-                                                                 const torch::nn::Module& model, const Communicator& world) {
+                                                                 const torch::nn::Module& model, const std::set<std::string>& elsewhere,
+                                                                 const Communicator& world) {
   std::map<std::string, at::Tensor> parameters;
   for (const auto& [name, parameter] : named_parameters(model)) parameters[name] = parameter;
   std::map<std::string, optim::ParameterState> result;
   for (const auto& [name, tensor] : stored.catalog().tensors) {
     if (!is_optimizer_state(name, manifest)) continue;
     const auto place = state_name(name);
+    if (elsewhere.contains(place.parameter)) continue;
     const auto parameter = parameters.find(place.parameter);
     auto& state = result[place.parameter][place.key];
     if (parameter == parameters.end()) continue;  // the optimizer refuses it by name

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
 
 #include "tessera/checkpoint/checkpoint.h"
@@ -13,9 +14,11 @@ namespace tessera::checkpoint {
 std::map<std::string, optim::ParameterState> training_state(const Contents& contents);
 
 /// The same from a checkpoint, with the keys of the optimizer that was saved. Of what can be read straight into the memory of the optimizer
-/// it has only the sizes (device "meta"). Throws UsageError for state that can't be divided as the model is.
+/// it has only the sizes (device "meta"). It is without that of the parameters `elsewhere`, which only other ranks have. Throws UsageError
+/// for state that can't be divided as the model is.
 std::map<std::string, optim::ParameterState> read_training_state(const Manifest& manifest, const CatalogReader& stored,
-                                                                 const torch::nn::Module& model, const Communicator& world);
+                                                                 const torch::nn::Module& model, const std::set<std::string>& elsewhere,
+                                                                 const Communicator& world);
 
 /// Throws UsageError if it does not fit.
 void expect_training_state(const Contents& contents, const std::map<std::string, optim::ParameterState>& state, const Manifest& manifest);

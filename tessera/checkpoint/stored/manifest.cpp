@@ -30,9 +30,7 @@ class Composition {
   explicit Composition(const RankFile& first) {
     manifest_.ranks = first.record.ranks;
     manifest_.save = first.record.save;
-    manifest_.catalog.buffers = {first.record.buffers.begin(), first.record.buffers.end()};
     manifest_.optimizer = first.record.optimizer;
-    manifest_.catalog.aliases = first.record.aliases;
     manifest_.origin = first.record.origin;
   }
 
@@ -45,6 +43,8 @@ class Composition {
     number_ = manifest_.catalog.files.size();
     manifest_.catalog.files.push_back(file.tensors.path());
     manifest_.notes.push_back(file.record.notes);
+    manifest_.catalog.buffers.insert(file.record.buffers.begin(), file.record.buffers.end());
+    manifest_.catalog.aliases.insert(file.record.aliases.begin(), file.record.aliases.end());
     for (const auto& [name, part] : file.record.parts) add_slices(name, part);
     for (const auto& name : file.record.outside) add_whole(name);
     for (const auto& name : file.record.buffers) add_whole(name);

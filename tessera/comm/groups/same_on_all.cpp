@@ -16,24 +16,6 @@
 namespace tessera {
 namespace {
 
-/// The texts of all ranks. Collective.
-std::vector<std::string> gather_texts(const Communicator& world, const std::string& own, const Subject& subject) {
-  const auto on_device = at::TensorOptions(world.traits().device);
-  const auto longest = at::full({1}, static_cast<int64_t>(own.size()), on_device.dtype(at::kLong));
-  world.all_reduce(longest, {.op = Reduce::Max}, subject).wait();
-  const auto row = at::zeros({longest.item<int64_t>() + 1}, at::kByte);
-  own.copy(reinterpret_cast<char*>(row.mutable_data_ptr<uint8_t>()), own.size());
-  const auto part = row.to(world.traits().device);
-  const auto whole = at::empty({part.numel() * world.size()}, part.options());
-  world.all_gather(std::array{Piece{.whole = whole, .own = part}}, subject).wait();
-  const auto rows = whole.cpu();
-  std::vector<std::string> texts;
-  for (int rank = 0; rank < world.size(); rank++) {
-    texts.emplace_back(reinterpret_cast<const char*>(rows.const_data_ptr<uint8_t>()) + rank * part.numel());
-  }
-  return texts;
-}
-
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
   for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1)
@@ -80,6 +62,23 @@ std::string first_difference(const std::vector<std::string>& texts) {
 
 }  // namespace
 
+std::vector<std::string> texts_of_ranks(const Communicator& world, const std::string& own, const Subject& subject) {
+  const auto on_device = at::TensorOptions(world.traits().device);
+  const auto longest = at::full({1}, static_cast<int64_t>(own.size()), on_device.dtype(at::kLong));
+  world.all_reduce(longest, {.op = Reduce::Max}, subject).wait();
+  const auto row = at::zeros({longest.item<int64_t>() + 1}, at::kByte);
+  own.copy(reinterpret_cast<char*>(row.mutable_data_ptr<uint8_t>()), own.size());
+  const auto part = row.to(world.traits().device);
+  const auto whole = at::empty({part.numel() * world.size()}, part.options());
+  world.all_gather(std::array{Piece{.whole = whole, .own = part}}, subject).wait();
+  const auto rows = whole.cpu();
+  std::vector<std::string> texts;
+  for (int rank = 0; rank < world.size(); rank++) {
+    texts.emplace_back(reinterpret_cast<const char*>(rows.const_data_ptr<uint8_t>()) + rank * part.numel());
+  }
+  return texts;
+}
+
 bool same_on_all(const Communicator& world, uint64_t number, Subject subject) {
   // The complement has the largest value where the number has its smallest.
   const auto own = std::bit_cast<int64_t>(number);
@@ -90,7 +89,7 @@ bool same_on_all(const Communicator& world, uint64_t number, Subject subject) {
 
 std::string difference_on_ranks(const Communicator& world, const std::string& lines, const Subject& subject) {
   if (same_on_all(world, std::hash<std::string>()(lines), subject)) return {};
-  return first_difference(gather_texts(world, lines, subject));
+  return first_difference(texts_of_ranks(world, lines, subject));
 }
 
 }  // namespace tessera

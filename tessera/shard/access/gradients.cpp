@@ -1,23 +1,36 @@
 #include "tessera/shard/access/gradients.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/SmallVector.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/groups/group_list.h"
+#include "tessera/comm/groups/same_on_all.h"
 #include "tessera/shard/paging/storage_tag.h"
+#include "tessera/shard/unit/apart.h"
+#include "tessera/shard/unit/fingerprint.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/unit_state.h"
 
 namespace tessera {
 
-bool is_ignored(std::span<const std::shared_ptr<Unit>> units, const at::Tensor& parameter) {
-  return std::ranges::any_of(units, [&](const auto& unit) {
-    return std::ranges::any_of(unit->ignored(), [&](const at::Tensor& known) { return known.is_same(parameter); });
-  });
+namespace {
+
+std::string hash_of(const at::Tensor& tensor) {
+  if (!tensor.defined()) return "none";
+  const auto dense = tensor.is_sparse() ? tensor.detach().to_dense() : tensor.detach();
+  return fmt::format("#{:x}", fingerprint(dense.contiguous().view({-1})));
+}
+
+}  // namespace
+
+bool is_ignored(const at::Tensor& parameter) {
+  return find_ignored(parameter).has_value();
 }
 
 void refuse_not_averaged(const std::string& which) {
@@ -32,16 +45,39 @@ void expect_averaged(std::span<const at::Tensor> parameters) {
     return parameter.defined() && !is_paged(parameter) && parameter.requires_grad();
   };
   if (std::ranges::none_of(parameters, trains_outside)) return;  // by far the most frequent case
-  std::vector<std::shared_ptr<Unit>> owners;
+  if (std::ranges::none_of(parameters, [](const at::Tensor& parameter) { return locate(parameter).unit != nullptr; })) return;
   for (const auto& parameter : parameters) {
-    auto unit = locate(parameter).unit;
-    if (unit && (owners.empty() || owners.back() != unit)) owners.push_back(std::move(unit));
-  }
-  if (owners.empty()) return;
-  for (const auto& parameter : parameters) {
-    if (!trains_outside(parameter) || is_ignored(owners, parameter)) continue;
+    if (!trains_outside(parameter) || is_ignored(parameter)) continue;
     refuse_not_averaged(fmt::format("of shape [{}], given together with shards,", fmt::join(parameter.sizes(), ", ")));
   }
+}
+
+void expect_ignored_alike(std::span<const at::Tensor> parameters) {
+  c10::SmallVector<Communicator, 1> worlds;
+  c10::SmallVector<std::string, 1> lines;  // one for each of `worlds`
+  std::vector<at::Tensor> with_gradient;
+  for (const auto& parameter : parameters) {
+    if (is_paged(parameter) || !parameter.requires_grad()) continue;
+    const auto ignored = find_ignored(parameter);
+    const auto model = ignored ? ignored->model.lock() : nullptr;
+    if (!model || ignored->averaged) continue;
+    const auto place = find_or_add(worlds, model->world());
+    if (place == lines.size()) lines.emplace_back();
+    if (parameter.grad().defined()) with_gradient.push_back(parameter);
+    lines[place] += fmt::format("'{}'\tvalues {}, gradient {}\n", ignored->name, hash_of(parameter), hash_of(parameter.grad()));
+  }
+  for (size_t i = 0; i < worlds.size(); i++) {
+    const auto& traits = worlds[i].traits();
+    if (worlds[i].size() == 1 || traits.simulated || traits.traces) continue;
+    const auto different = difference_on_ranks(worlds[i], lines[i], {.unit = "ignored parameters"});
+    if (different.empty()) continue;
+    throw DisagreementError(
+        fmt::format("the ranks have different values or gradients of a parameter in ShardOptions::ignored. Give all ranks the same values, "
+                    "and call tessera::average_gradients(parameters, world) after backward, because nobody else averages these gradients; "
+                    "or name it in ShardOptions::replicated. {}",
+                    different));
+  }
+  for (const auto& parameter : with_gradient) note_averaged(parameter);
 }
 
 void expect_synced(Unit& unit) {

@@ -12,11 +12,14 @@ namespace tessera {
 class Unit;
 
 /// Throws UsageError if the list holds shards together with a trainable parameter whose gradient nobody averages: one that belongs to no
-/// unit and is not in the ShardOptions::ignored of a unit of those shards. Never throws if the list holds no shards.
+/// unit and in no ShardOptions::ignored. Never throws if the list holds no shards.
 void expect_averaged(std::span<const at::Tensor> parameters);
+/// Throws DisagreementError on all ranks unless the ignored parameters in the list and their gradients are the same on all of them. Each
+/// parameter is looked at until it has had a gradient. Collective, if there are such parameters.
+void expect_ignored_alike(std::span<const at::Tensor> parameters);
 
-/// Whether the parameter is in the ShardOptions::ignored of one of the units.
-bool is_ignored(std::span<const std::shared_ptr<Unit>> units, const at::Tensor& parameter);
+/// Whether the parameter is in a ShardOptions::ignored.
+bool is_ignored(const at::Tensor& parameter);
 /// Throws the UsageError of expect_averaged.
 [[noreturn]] void refuse_not_averaged(const std::string& which);
 

@@ -6,10 +6,13 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <sstream>
 
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
+#include "tessera/comm/groups/same_on_all.h"
 #include "tessera/shard/deferred/values.h"
+#include "tessera/shard/unit/fingerprint.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/unit_state.h"
@@ -32,11 +35,58 @@ std::string words_of(const Mesh& mesh) {
   return fmt::format("{}", fmt::join(axes, " x "));
 }
 
+/// Whether units of the model may lie on a part of these ranks. The same on all of them.
+bool is_divided(const LocalValues& model, const Communicator& world) {
+  return std::ranges::any_of(model.units, [&](const auto& unit) {
+    const auto& schedule = *unit->schedule();
+    return schedule.is_divided() || schedule.world().size() != world.size();
+  });
+}
+
+constexpr Subject kNames = {.unit = "names in the model"};
+
+/// The names that the ranks of a divided model have.
+struct NamesOfRanks {
+  std::map<std::string, int> ranks;         // how many ranks have each
+  std::map<std::string, int64_t> values;    // how many values of a sharded parameter they have together, of its replicas one
+  std::map<std::string, int64_t> expected;  // how many it has
+};
+
+NamesOfRanks names_of_ranks(const LocalValues& model, const Communicator& world) {
+  std::string own;
+  for (const auto& part : model.parts) {
+    int64_t here = 0;
+    for (const auto& range : part.ranges) here += range.numel;
+    if (!part.unit->mesh().replicate().is_first()) here = 0;
+    own += fmt::format("{}\t{}\t{}\n", part.name, here, c10::multiply_integers(part.shape));
+  }
+  for (const auto* tensors : {&model.outside, &model.buffers}) {
+    for (const auto& [name, tensor] : *tensors) own += name + "\t0\t0\n";
+  }
+  NamesOfRanks all;
+  for (const auto& text : texts_of_ranks(world, own, kNames)) {
+    std::istringstream lines(text);
+    int64_t here = 0, expected = 0;
+    for (std::string name; std::getline(lines, name, '\t') && lines >> here >> expected && lines.ignore();) {
+      all.ranks[name]++;
+      all.values[name] += here;
+      all.expected[name] = expected;
+    }
+  }
+  return all;
+}
+
 }  // namespace
 
 std::optional<Communicator> world_of(const torch::nn::Module& model) {
   const auto all = units(model);
-  return all.empty() ? std::nullopt : std::optional(all.front()->mesh().world());
+  if (all.empty()) return std::nullopt;
+  const auto& own = all.front()->mesh().world();
+  const auto& schedule = *all.front()->schedule();
+  if (!schedule.is_divided()) return own;
+  // A module whose units all lie on one part of the ranks concerns only these, unless it is the whole model.
+  const bool together = std::ranges::all_of(all, [&](const auto& unit) { return unit->mesh().world().same_group(own); });
+  return together && schedule.member_outside(all) != nullptr ? own : schedule.world();
 }
 
 void expect_shards_current(Unit& unit) {
@@ -135,6 +185,61 @@ LocalValues local_values(const torch::nn::Module& model) {
     if (item.value().defined()) result.buffers[item.key()] = item.value();
   }
   return result;
+}
+
+std::set<std::string> names_elsewhere(const LocalValues& model, const Communicator& world) {
+  std::set<std::string> names;
+  if (!is_divided(model, world)) return names;
+  for (const auto& [name, ranks] : names_of_ranks(model, world).ranks) names.insert(name);
+  for (const auto& part : model.parts) names.erase(part.name);
+  for (const auto& [name, tensor] : model.outside) names.erase(name);
+  for (const auto& [name, tensor] : model.buffers) names.erase(name);
+  return names;
+}
+
+void expect_one_value_each(const LocalValues& model, const Communicator& world, std::string_view what) {
+  if (is_divided(model, world)) {
+    const auto all = names_of_ranks(model, world);
+    std::vector<std::string> several;
+    for (const auto& [name, values] : all.values) {
+      if (values > all.expected.at(name)) several.push_back(name);
+    }
+    if (!several.empty()) {
+      throw UsageError(
+          fmt::format("{} would keep one of several parameters of the same name: {}. Their unit lies on a part of the ranks, and each such "
+                      "part trains one of its own. Register their module under another name on each part (\"expert_0\", \"expert_1\"), save "
+                      "it by itself with the communicator of its mesh, or, if they are to be equal, shard it over a mesh of all ranks that "
+                      "replicates",
+                      what, some_of(several)));
+    }
+  }
+  if (world.size() == 1 || world.traits().simulated || world.traits().traces) return;
+  std::string lines;
+  for (const auto& [name, tensor] : model.outside) {
+    const auto hash = lacks_values(tensor) ? 0 : fingerprint(tensor.is_sparse() ? tensor.to_dense().view({-1}) : tensor.contiguous().view({-1}));
+    lines += fmt::format("'{}'\tvalues #{:x}\n", name, hash);
+  }
+  if (const auto different = difference_on_ranks(world, lines, {.unit = "parameters in no unit"}); !different.empty()) {
+    throw DisagreementError(
+        fmt::format("{} would keep rank 0's values of a parameter that is in no unit and has drifted apart: the ranks train it with "
+                    "different gradients. Average these by tessera::average_gradients(parameters, world) after backward, or name it in "
+                    "ShardOptions::replicated. {}",
+                    what, different));
+  }
+}
+
+void expect_all_on_each(const LocalValues& model, const Communicator& world, std::string_view what) {
+  expect_one_value_each(model, world, what);
+  if (!is_divided(model, world)) return;
+  std::vector<std::string> missing;
+  for (const auto& [name, ranks] : names_of_ranks(model, world).ranks) {
+    if (ranks < world.size()) missing.push_back(name);
+  }
+  if (missing.empty()) return;
+  throw UsageError(
+      fmt::format("{} would leave out what only some of the ranks have: {}. checkpoint::save keeps all of it, and tessera ckpt consolidate "
+                  "makes one file of that",
+                  what, some_of(missing)));
 }
 
 }  // namespace tessera

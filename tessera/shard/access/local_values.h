@@ -44,7 +44,7 @@ struct LocalValues {
   std::set<std::string> layouts = {}, meshes = {};  // of the units, in words
 };
 
-/// The ranks among which the model is sharded; nothing if it is not.
+/// The ranks among which the model is sharded, or a part of a model; nothing if it is not.
 std::optional<Communicator> world_of(const torch::nn::Module& model);
 
 /// Throws UsageError if the program may have written the unsharded form of the unit, inside full_params(module, Access::Write).
@@ -59,5 +59,15 @@ void allocate_if_meta(const at::Tensor& tensor, c10::Device otherwise);
 
 /// Throws UsageError if the module has a shard whose unit no longer exists.
 LocalValues local_values(const torch::nn::Module& model);
+
+// What follows is about models whose ranks do not all have the same. All of it is collective where it can find anything.
+
+/// The names of parameters and buffers that other ranks have and this one has not, because units lie on a part of the ranks.
+std::set<std::string> names_elsewhere(const LocalValues& model, const Communicator& world);
+/// Throws on all ranks unless each name stands for the same values on all of them: UsageError if several parts of the ranks have parameters
+/// of their own under one name, DisagreementError if parameters in no unit differ. `what` would keep one of them.
+void expect_one_value_each(const LocalValues& model, const Communicator& world, std::string_view what);
+/// The same, and throws UsageError on all ranks if a rank lacks a name that another one has: `what` would leave it out.
+void expect_all_on_each(const LocalValues& model, const Communicator& world, std::string_view what);
 
 }  // namespace tessera

@@ -1,11 +1,16 @@
 #include "tessera/shard/access/shard_place.h"
 
+#include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
 
 namespace tessera {
 
 const Mesh& ShardPlace::mesh() const {
   return unit->mesh();
+}
+
+bool ShardPlace::is_on_all_ranks() const {
+  return mesh().world().same_group(unit->schedule()->world());
 }
 
 Listing ShardPlace::listing() const {

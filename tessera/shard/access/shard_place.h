@@ -21,6 +21,8 @@ struct ShardPlace {
   /// Whether this shard comes directly after the other one in their buffer.
   bool follows(const ShardPlace& other) const { return unit != nullptr && buffer == other.buffer && index == other.index + 1; }
   const Mesh& mesh() const;
+  /// Whether its unit lies on all ranks of the model.
+  bool is_on_all_ranks() const;
   Listing listing() const;
 };
 

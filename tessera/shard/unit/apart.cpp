@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <map>
+#include <mutex>
 #include <utility>
 
 #include "tessera/base/error.h"
@@ -16,6 +17,18 @@ namespace tessera {
 namespace {
 
 using torch::nn::Module;
+
+/// The parameters that are ignored, by address. It owns neither them nor their models.
+struct IgnoredParameters {
+  using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  std::mutex mutex;
+  std::map<const c10::TensorImpl*, std::pair<Weak, Ignored>> known;
+};
+
+IgnoredParameters& ignored_parameters() {
+  static IgnoredParameters instance;
+  return instance;
+}
 
 /// The names of the parameters of modules that are in no unit.
 std::map<c10::TensorImpl*, std::string> free_parameters(std::span<Module* const> modules) {
@@ -65,6 +78,28 @@ void expect_apart(std::span<Module* const> modules, const ShardOptions& options)
   expect("ignored", options.ignored);
   expect("replicated", options.replicated);
   expect("left_out", options.left_out);
+}
+
+void remember_ignored(const at::Tensor& parameter, const std::string& name, const std::shared_ptr<Schedule>& model) {
+  auto& [mutex, known] = ignored_parameters();
+  const std::lock_guard lock(mutex);
+  std::erase_if(known, [](const auto& entry) { return entry.second.first.expired() || entry.second.second.model.expired(); });
+  known.insert_or_assign(parameter.unsafeGetTensorImpl(), std::pair(IgnoredParameters::Weak(parameter.getIntrusivePtr()),
+                                                                    Ignored{.name = name, .model = model}));
+}
+
+std::optional<Ignored> find_ignored(const at::Tensor& parameter) {
+  auto& [mutex, known] = ignored_parameters();
+  const std::lock_guard lock(mutex);
+  const auto found = known.find(parameter.unsafeGetTensorImpl());
+  if (found == known.end() || found->second.first.expired() || found->second.second.model.expired()) return std::nullopt;
+  return found->second.second;
+}
+
+void note_averaged(const at::Tensor& parameter) {
+  auto& [mutex, known] = ignored_parameters();
+  const std::lock_guard lock(mutex);
+  if (const auto found = known.find(parameter.unsafeGetTensorImpl()); found != known.end()) found->second.second.averaged = true;
 }
 
 ShardOptions options_for(std::span<Module* const> modules, ShardOptions options) {

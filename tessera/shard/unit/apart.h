@@ -1,7 +1,10 @@
 // The parameters that a caller of fully_shard names one by one, because they are not sharded with the rest of their module.
 #pragma once
 
+#include <memory>
+#include <optional>
 #include <span>
+#include <string>
 
 #include "tessera/shard/options.h"
 
@@ -11,11 +14,25 @@ class Module;
 
 namespace tessera {
 
+class Schedule;
+
 bool is_in(std::span<const at::Tensor> tensors, const at::Tensor& tensor);
 
 /// Throws UsageError unless each tensor in `ignored`, `replicated` and `left_out` is a parameter of the modules, in no unit yet, and named
 /// only once.
 void expect_apart(std::span<torch::nn::Module* const> modules, const ShardOptions& options);
+
+/// A parameter in ShardOptions::ignored.
+struct Ignored {
+  std::string name;  // in the largest module that fully_shard has seen so far
+  std::weak_ptr<Schedule> model;
+  bool averaged = false;  // all ranks have had the same gradient for it, so somebody averages them
+};
+/// Remembers it, or that it belongs to a larger model now.
+void remember_ignored(const at::Tensor& parameter, const std::string& name, const std::shared_ptr<Schedule>& model);
+/// Nothing for other tensors, and when the model is gone.
+std::optional<Ignored> find_ignored(const at::Tensor& parameter);
+void note_averaged(const at::Tensor& parameter);
 
 /// The options for a part of a model: of `ignored`, `replicated` and `left_out` only what expect_apart accepts for these modules.
 ShardOptions options_for(std::span<torch::nn::Module* const> modules, ShardOptions options);

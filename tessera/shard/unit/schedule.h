@@ -23,6 +23,12 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
  public:
   explicit Schedule(const ScheduleRules& rules) : rules_(rules), live_(rules_) {}
 
+  /// The ranks of the model: those over which the outermost fully_shard call has sharded it.
+  const Communicator& world() const { return rules_.world; }
+  /// Whether units of the model lie on a part of these ranks. Such units are different parameters on each part, whatever their names. The
+  /// same on all ranks, also on those that have no such unit.
+  bool is_divided() const { return rules_.is_divided; }
+
   ScheduleLock lock() { return {*this, mutex_}; }
   /// The same lock in a type that WriteGuard can store without including this header. It gives no access to the state of units.
   std::unique_lock<std::recursive_mutex> exclusive() { return std::unique_lock(mutex_); }

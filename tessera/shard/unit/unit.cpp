@@ -26,7 +26,6 @@ std::optional<at::ScalarType> compute_dtype_of(const ShardOptions& options) {
 Unit::Unit(std::string name, const ShardOptions& options, UnitLayout layout, CodecPtr codec)
     : name_(std::move(name)),
       options_(options),
-      ignored_(options.ignored),
       layout_(layout),
       codec_(std::move(codec)),
       compute_dtype_(compute_dtype_of(options)),

@@ -103,9 +103,6 @@ class Unit : public std::enable_shared_from_this<Unit> {
   uint64_t number() const { return number_; }
   const Mesh& mesh() const { return options_.mesh; }
   const ShardOptions& options() const { return options_; }
-  /// Parameters that are in no unit on purpose: those that this call and the calls for larger modules named.
-  const std::vector<at::Tensor>& ignored() const { return ignored_; }
-  void ignore(const std::vector<at::Tensor>& parameters) { ignored_.insert(ignored_.end(), parameters.begin(), parameters.end()); }
   const std::vector<Group>& groups() const { return groups_; }
   size_t number_of(const Group& group) const { return static_cast<size_t>(&group - groups_.data()); }
   const Codec& codec() const { return *codec_; }
@@ -211,7 +208,6 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   std::string name_;
   const ShardOptions options_;
-  std::vector<at::Tensor> ignored_;
   const UnitLayout layout_;
   const CodecPtr codec_;
   const std::optional<at::ScalarType> compute_dtype_;

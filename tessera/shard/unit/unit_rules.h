@@ -27,9 +27,12 @@ struct UnitRules {
 
 /// What the outermost fully_shard call decides for all units of a model.
 struct ScheduleRules {
-  /// `is_model`: whether the units are those of one model, and not of several modules that happen to have the same world.
-  ScheduleRules(const ShardOptions& options, bool is_model)
-      : is_model(is_model),
+  /// `is_model`: whether the units are those of one model, and not of several modules that happen to have the same world. `is_divided`:
+  /// whether some of them lie on a part of its ranks.
+  ScheduleRules(const ShardOptions& options, bool is_model, bool is_divided)
+      : world(options.mesh.world()),
+        is_model(is_model),
+        is_divided(is_divided),
         max_live_units(options.max_live_units),
         forward_prefetch(options.forward_prefetch),
         backward_prefetch(options.backward_prefetch),
@@ -37,7 +40,8 @@ struct ScheduleRules {
         limit_all_gathers(options.limit_all_gathers),
         unused_parameters(options.unused_parameters) {}
 
-  bool is_model;
+  Communicator world;
+  bool is_model, is_divided;
   int max_live_units;
   bool forward_prefetch;
   BackwardPrefetch backward_prefetch;
