@@ -249,6 +249,8 @@ endif()
 if(Libtorch_PYTHON)
   other_test(launchers/torchrun SAYS "shm: 3 ranks.*errors +ok"
     COMMAND ${Libtorch_PYTHON} -m torch.distributed.run --standalone --no-python --nproc-per-node 3 $<TARGET_FILE:tessera_cli> test)
+  other_test(launchers/flags SAYS "are taken or refused with a reason"
+    COMMAND ${Libtorch_PYTHON} "${PROJECT_SOURCE_DIR}/tests/python/other_launchers.py" $<TARGET_FILE:tessera_cli>)
   other_test(launchers/torchrun_shows_errors STATUS 1 SAYS "traceback : .*no/such/checkpoint"
     COMMAND ${Libtorch_PYTHON} -m torch.distributed.run --standalone --no-python --nproc-per-node 1 $<TARGET_FILE:tessera_cli> ckpt inspect no/such/checkpoint)
 endif()
@@ -264,8 +266,8 @@ if(MPIRUN AND Libtorch_PYTHON)
   set_tests_properties(launchers/losses PROPERTIES TIMEOUT 600)
 endif()
 
-other_test(install/other_libtorch COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/install/other_libtorch.py" "${PROJECT_BINARY_DIR}")
-set_tests_properties(install/other_libtorch PROPERTIES RESOURCE_LOCK build)
+other_test(install/package COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/install/package.py" "${PROJECT_BINARY_DIR}")
+set_tests_properties(install/package PROPERTIES RESOURCE_LOCK build)
 
 # The pages: their listings stand in the examples, and their command lines are run as a reader would, one page at a time, because they build.
 other_test(guides/listings COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/guides/pages.py" listings "${PROJECT_SOURCE_DIR}")

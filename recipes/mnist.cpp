@@ -97,7 +97,7 @@ class MnistRun {
   int run() {
     if (!flags_.ckpt_prefix.empty()) {
       lock_.emplace(flags_.ckpt_prefix, world_);
-      stop_.emplace(world_);
+      stop_.emplace(world_, train::StopOptions{.signals = {SIGINT, SIGTERM, SIGUSR1}});  // Ctrl-C, and what batch systems send
     }
     if (flags_.resume || (restart_count() > 0 && !flags_.ckpt_prefix.empty())) {
       resume();

@@ -27,17 +27,17 @@ inline void declare(CLI::App& app, Flags& flags) {
       ->type_name("FOLDER")
       ->capture_default_str();
   app.add_flag("--fake-data", flags.fake_data, "Generated images instead of files");
-  app.add_option("--batch-size", flags.batch_size, "Samples per rank and step")->capture_default_str()->check(CLI::Range(1, 1'000'000));
+  app.add_option("--batch-size", flags.batch_size, "Samples per rank and step")->capture_default_str()->check(tessera::cli::from_to(1, 1'000'000));
   app.add_option("--num-epochs", flags.epochs, "How often to go through the training set")
       ->capture_default_str()
-      ->check(CLI::Range(0, 1'000'000));
-  app.add_option("--lr", flags.lr, "Learning rate")->capture_default_str()->check(CLI::Range(0.0, 1000.0));
-  app.add_option("--momentum", flags.momentum, "Of SGD")->capture_default_str();
+      ->check(tessera::cli::from_to(0, 1'000'000));
+  app.add_option("--lr", flags.lr, "Learning rate")->capture_default_str()->check(tessera::cli::from_to(0.0, 1000.0));
+  app.add_option("--momentum", flags.momentum, "Of SGD")->capture_default_str()->check(tessera::cli::from_to(0.0, 1.0));
   app.add_option("--seed", flags.seed, "Of the weights and of the order of samples")->capture_default_str();
   app.add_flag("--drop-last", flags.drop_last, "Leave out the samples that fill no batch, instead of filling it with others");
   app.add_option("--num-workers", flags.workers, "Threads that prepare batches; 0 for none")
       ->capture_default_str()
-      ->check(CLI::Range(0, 1000));
+      ->check(tessera::cli::from_to(0, 1000));
   app.add_flag("--use-nested-fsdp", flags.nested, "Shard each convolution and linear layer as a unit of its own");
   app.add_flag("--run-without-fsdp", flags.replicated, "Whole parameters on every rank, gradients averaged");
   app.add_flag("--flatten-parameters", flags.flatten, "One vector per unit in place of a shard per parameter");
@@ -45,12 +45,12 @@ inline void declare(CLI::App& app, Flags& flags) {
                "Run the network again in backward instead of keeping activations");
   app.add_option("--compute-dtype", flags.compute_dtype, "What parameters are computed with")
       ->capture_default_str()
-      ->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
+      ->check(tessera::cli::one_of({"float32", "bfloat16", "float16"}));
   app.add_option("--ckpt-prefix", flags.ckpt_prefix, "Save after every epoch, as P-step-N")->type_name("P");
   app.add_flag("--no-ckpt-consolidation", flags.no_consolidation, "Do not put the last checkpoint together and evaluate it at the end");
   app.add_flag("--resume", flags.resume, "Go on from the newest checkpoint under the prefix, if there is one")->needs("--ckpt-prefix");
-  app.add_option("--target-accuracy", flags.target, "In percent; below it the exit status is 21")->check(CLI::Range(0.0, 100.0));
-  app.add_option("--log-steps", flags.log_steps, "Steps between two reports")->capture_default_str()->check(CLI::Range(1, 1'000'000));
+  app.add_option("--target-accuracy", flags.target, "In percent; below it the exit status is 21")->check(tessera::cli::from_to(0.0, 100.0));
+  app.add_option("--log-steps", flags.log_steps, "Steps between two reports")->capture_default_str()->check(tessera::cli::from_to(1, 1'000'000));
   app.add_option("--metrics", flags.metrics,
                  "Where to write the numbers of each report: FILE.jsonl, FILE.csv, or a folder for TensorBoard; may be repeated")
       ->type_name("FILE")

@@ -11,6 +11,7 @@
 #include "tessera/checkpoint/consolidate.h"
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/diff.h"
+#include "tessera/checkpoint/format.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/merge.h"

@@ -24,13 +24,6 @@ bool is_marked_by_launch() {
   return env(LaunchRecord::kVariable) && ::fstat(STDERR_FILENO, &status) == 0 && S_ISFIFO(status.st_mode);
 }
 
-void print_record(const LogRecord& record) {
-  const auto who = record.rank < 0 || is_marked_by_launch() ? std::string() : fmt::format("[rank {}] ", record.rank);
-  // One write per line, so that lines of several ranks do not interleave.
-  const auto line = fmt::format("tessera: {}{}: {}\n", who, kLevelNames[static_cast<size_t>(record.level)], record.text);
-  std::fwrite(line.data(), 1, line.size(), stderr);
-}
-
 LogLevel level_from_environment() {
   const auto wanted = env("TESSERA_LOG");
   if (!wanted) return LogLevel::Warning;
@@ -55,6 +48,13 @@ Logger& logger() {
 }
 
 }  // namespace
+
+void print_record(const LogRecord& record) {
+  const auto who = record.rank < 0 || is_marked_by_launch() ? std::string() : fmt::format("[rank {}] ", record.rank);
+  // One write per line, so that lines of several ranks do not interleave.
+  const auto line = fmt::format("tessera: {}{}: {}\n", who, kLevelNames[static_cast<size_t>(record.level)], record.text);
+  std::fwrite(line.data(), 1, line.size(), stderr);
+}
 
 LogSink set_log_sink(LogSink sink) {
   std::lock_guard lock(logger().mutex);

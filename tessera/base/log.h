@@ -16,7 +16,10 @@ struct LogRecord {
 
 using LogSink = std::function<void(const LogRecord&)>;
 
-/// Replaces the sink and returns the previous one. An empty sink stands for the default, which prints a line on standard error.
+/// What is done with a record unless there is another sink: prints a line on standard error.
+void print_record(const LogRecord& record);
+
+/// Replaces the sink and returns the previous one. An empty sink stands for print_record.
 /// The sink may be called from any thread, but never by two at the same time.
 LogSink set_log_sink(LogSink sink);
 

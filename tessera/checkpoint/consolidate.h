@@ -17,7 +17,7 @@ struct Consolidated {
 };
 
 /// Writes the model of a checkpoint of any format to one file: {"model": ...} as torch.save writes it if the name ends in .pth, .pt or
-/// .bin, or else safetensors. It runs in one process, without a world, and needs memory for one parameter at a time. In a safetensors file,
+/// .bin, safetensors if it ends in .safetensors or has no extension; others are refused. It runs in one process, without a world, and needs memory for one parameter at a time. In a safetensors file,
 /// a tied parameter is saved under its first name, and the metadata maps each of its other names to the first.
 Consolidated consolidate(const std::filesystem::path& checkpoint, const std::filesystem::path& save_path,
                          const ConvertProgress& progress = {});

@@ -7,12 +7,12 @@
 #include <filesystem>
 #include <functional>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "tessera/checkpoint/stored/catalogs.h"
+#include "tessera/checkpoint/format.h"
+#include "tessera/checkpoint/notes.h"
 
 namespace tessera::checkpoint {
 
@@ -32,9 +32,9 @@ struct ConvertOptions {
   std::optional<at::ScalarType> dtype = {};  // of the model's numbers with fractions; that of the checkpoint unless given
   int64_t max_shard_size = 5'000'000'000;    // bytes of a file in a Hub folder
   bool full_state_dict = false;              // of Accelerate: files of torch.save as for FULL_STATE_DICT
-  /// Settings of the optimizer for Python, which takes all of them from the files, such as {"lr", 0.001}. The others are those of the
-  /// checkpoint, if it has them, or PyTorch's defaults.
-  std::map<std::string, nlohmann::json> settings = {};
+  /// Settings of the optimizer for Python, which takes all of them from the files, such as {"lr", 0.001}; what is no number is JSON, such as
+  /// {"betas", "[0.9, 0.99]"}. The others are those of the checkpoint, if it has them, or PyTorch's defaults.
+  Notes settings = {};
   /// Notes that differ by rank, where the output can't have them by rank, are an error, or those of rank 0 are taken.
   bool notes_of_first_rank = false;
   int64_t memory = 1'000'000'000;  // bytes of a tensor that are in memory at once; rank files of torch_xla need a rank's part of one

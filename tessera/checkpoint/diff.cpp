@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
@@ -131,7 +132,7 @@ Difference diff(const fs::path& one_path, const fs::path& other_path, const Diff
   return result;
 }
 
-nlohmann::ordered_json to_json(const Difference& difference) {
+std::string to_json(const Difference& difference) {
   nlohmann::ordered_json result = {{"equal", difference.equal},
                                    {"only_one", difference.only_one},
                                    {"only_other", difference.only_other},
@@ -143,7 +144,7 @@ nlohmann::ordered_json to_json(const Difference& difference) {
                                         {"largest", tensor.largest},
                                         {"largest_relative", tensor.largest_relative}};
   }
-  return result;
+  return result.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
 std::string to_table(const Difference& difference) {

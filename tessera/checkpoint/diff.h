@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -38,7 +37,7 @@ struct Difference {
 Difference diff(const std::filesystem::path& one, const std::filesystem::path& other, const DiffOptions& options = {});
 
 /// For programs, and as a table.
-nlohmann::ordered_json to_json(const Difference& difference);
+std::string to_json(const Difference& difference);
 std::string to_table(const Difference& difference);
 
 }  // namespace tessera::checkpoint

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "tessera/base/words.h"
@@ -30,7 +31,7 @@ std::string dtype_of(const StoredTensor& tensor) {
 
 }  // namespace
 
-Json inspect(const fs::path& path) {
+std::string inspect(const fs::path& path) {
   const auto format = format_of(path);
   const CatalogReader stored(read_catalog(path));  // looks at the sizes of the files
   const auto& catalog = stored.catalog();
@@ -62,10 +63,11 @@ Json inspect(const fs::path& path) {
   result["files"] = Json::object();
   for (const auto& file : catalog.files) result["files"][file.filename().string()] = fs::file_size(file);
   result["total"] = {{"tensors", catalog.tensors.size()}, {"numel", numel}, {"bytes", bytes}, {"checksums", catalog.checksums.size()}};
-  return result;
+  return result.dump(2, ' ', false, Json::error_handler_t::replace);
 }
 
-std::string to_table(const Json& found) {
+std::string to_table(const std::string& inspected) {
+  const auto found = Json::parse(inspected);
   auto text = fmt::format("{}: {}", found["path"].get<std::string>(), found["format"].get<std::string>());
   if (found.contains("ranks")) text += fmt::format(" of {} ranks", found["ranks"].get<int>());
   text += '\n';

@@ -213,12 +213,13 @@ TEST(Merge, LeavesFilesOfOthersAlone) {
 TEST(Inspect, ListsWhatIsThere) {
   const Folder folder;
   const auto state = save_run(folder / "a");
-  const auto found = checkpoint::inspect(folder / "a");
+  const auto inspected = checkpoint::inspect(folder / "a");
+  const auto found = nlohmann::json::parse(inspected);
   EXPECT_EQ(found["ranks"], 2);
   EXPECT_EQ(found["notes"]["step"], "2");
-  EXPECT_EQ(found["tensors"]["conv.weight"]["shape"], nlohmann::ordered_json(state.at("conv.weight").sizes().vec()));
+  EXPECT_EQ(found["tensors"]["conv.weight"]["shape"], nlohmann::json(state.at("conv.weight").sizes().vec()));
   EXPECT_EQ(found["tensors"]["conv.weight"]["dtype"], "Float");
-  EXPECT_THAT(checkpoint::to_table(found),
+  EXPECT_THAT(checkpoint::to_table(inspected),
               AllOf(HasSubstr("a checkpoint of Tessera of 2 ranks"), HasSubstr("optimizer: tessera::optim::AdamW"), HasSubstr("step: 2"),
                     HasSubstr("conv.weight"), HasSubstr("[5, 3, 3, 3]"), HasSubstr("in 2 files")));
 }

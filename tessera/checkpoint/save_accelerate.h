@@ -2,9 +2,6 @@
 #pragma once
 
 #include <filesystem>
-#include <map>
-#include <nlohmann/json.hpp>
-#include <string>
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/communicator.h"
@@ -14,8 +11,8 @@ namespace tessera::checkpoint {
 struct SaveAccelerateOptions {
   /// Files of torch.save as for FULL_STATE_DICT, in place of folders of torch.distributed.checkpoint (SHARDED_STATE_DICT).
   bool full_state_dict = false;
-  /// Settings of the optimizer for Python, which takes all of them from the files, such as {"lr", 0.001}.
-  std::map<std::string, nlohmann::json> settings = {};
+  /// As ConvertOptions::settings.
+  Notes settings = {};
 };
 
 /// Saves a run as a folder that Accelerator.load_state and checkpoint::load read. It replaces an earlier folder of Accelerate's once it is

@@ -166,15 +166,15 @@ class Attempts {
   }
 
   void introduce(const Share& share) {
+    if (!plan_.logs.empty() && share.attempt == 0) make_folder(logs_of(share));
+    if (plan_.quiet) return;
     const auto threads = threads_of(share);
     const auto here = share.nodes == 1 ? std::string() : fmt::format(" of {}", share.world_size);
     say(fmt::format("{}{} on {}, {} thread{} each ({}){}, port {}", counted(share.ranks, "rank"), here, counted(cores(), "core"), threads,
                     threads == "1" ? "" : "s",
                     plan_.threads == 0 && env("OMP_NUM_THREADS") ? "OMP_NUM_THREADS as it was" : "OMP_NUM_THREADS",
                     plan_.bind ? ", bound to cores" : "", share.port));
-    if (plan_.logs.empty() || share.attempt > 0) return;
-    make_folder(logs_of(share));
-    say(fmt::format("logs in {}", logs_of(share).string()));
+    if (!plan_.logs.empty() && share.attempt == 0) say(fmt::format("logs in {}", logs_of(share).string()));
   }
 
   std::string threads_of(const Share& share) const {

@@ -29,6 +29,7 @@ struct LaunchPlan {
   std::chrono::seconds grace = std::chrono::seconds(10), node_timeout = std::chrono::seconds(15);
   std::filesystem::path logs = {};
   Tee tee = Tee::Both;
+  bool quiet = false;  // of this program, only what goes wrong is printed
 };
 
 /// Returns the exit status.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <regex>
 
 #include "tessera/base/error.h"
@@ -12,6 +13,7 @@
 #include "tessera/checkpoint/merge.h"
 #include "tessera/cli/ckpt_places.h"
 #include "tessera/cli/help.h"
+#include "tessera/cli/known_words.h"
 
 namespace tessera::cli {
 namespace {
@@ -34,11 +36,11 @@ Format format_named(const std::string& name) {
 }
 
 /// "lr=0.001" as a setting of an optimizer.
-std::pair<std::string, nlohmann::json> setting_of(const std::string& text) {
+std::pair<std::string, std::string> setting_of(const std::string& text) {
   const auto end = text.find('=');
   if (end == std::string::npos || end == 0) throw ConfigError(fmt::format("--set {}: write NAME=VALUE, such as lr=0.001", text));
-  auto value = nlohmann::json::parse(text.substr(end + 1), nullptr, false);
-  if (value.is_discarded()) throw ConfigError(fmt::format("--set {}: the value is neither a number nor other JSON", text));
+  auto value = text.substr(end + 1);
+  if (!nlohmann::json::accept(value)) throw ConfigError(fmt::format("--set {}: the value is neither a number nor other JSON", text));
   return {text.substr(0, end), std::move(value)};
 }
 
@@ -112,7 +114,7 @@ void add_common(CLI::App& command, ConvertCommand& convert) {
   command.add_option("OUT", convert.out, "The folder or the file to write")->required();
   command.add_option("--world", convert.options.world, "The number of ranks whose files are written")
       ->type_name("M")
-      ->check(CLI::Range(1, checkpoint::kMostRanks));
+      ->check(from_to(1, checkpoint::kMostRanks));
   add_value(command, "--memory", convert.options.memory, bytes_of, "Bytes of a tensor that are in memory at once")
       ->type_name("SIZE")
       ->default_str("1GB");
@@ -165,7 +167,10 @@ void add_convert(CLI::App& command, std::function<int()>& chosen) {
       ->add_option_function<std::vector<std::string>>(
           "--set",
           [&options](const std::vector<std::string>& texts) {
-            for (const auto& text : texts) options.settings.insert(setting_of(text));
+            for (const auto& text : texts) {
+              const auto [name, value] = setting_of(text);
+              options.settings[name] = value;
+            }
           },
           "A setting of the optimizer for Python, such as lr=0.001; may be repeated")
       ->type_name("NAME=VALUE");

@@ -24,7 +24,7 @@ struct DiffCommand {
     checkpoint::DiffOptions options{.memory = memory, .progress = megabyte_bar("comparing")};
     const auto found = checkpoint::diff(place_of(one), place_of(other), options);
     options.progress = {};
-    std::cout << (as_json ? checkpoint::to_json(found).dump(2) + "\n" : checkpoint::to_table(found));
+    std::cout << (as_json ? checkpoint::to_json(found) + "\n" : checkpoint::to_table(found));
     return found.is_none() ? 0 : kDiffers;
   } catch (const Error& error) {
     fmt::print(stderr, "tessera: {}\n", printable(error.what(), "\n"));

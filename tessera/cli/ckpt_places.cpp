@@ -53,6 +53,10 @@ fs::path place_of(const std::string& given) {
   return is_there(path) || !checkpoint::torch_xla_files(path).empty() ? fs::path(path) : find_checkpoint(path);
 }
 
+void add_place(CLI::App& command, std::string& place, const std::string& description) {
+  command.add_option("PATH,--ckpt-prefix", place, description)->type_name("P")->required();
+}
+
 int64_t bytes_of(const std::string& text) {
   static const std::map<std::string, double> kUnits = {{"", 1}, {"B", 1}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}};
   size_t end = 0;

@@ -25,6 +25,9 @@ std::string what_is_there(const std::filesystem::path& prefix);
 int64_t bytes_of(const std::string& text);
 at::ScalarType dtype_of(const std::string& name);
 
+/// Adds the checkpoint that a command is about, as its only argument or by the flag that torch_xla has for it.
+void add_place(CLI::App& command, std::string& place, const std::string& description);
+
 /// Adds a flag whose value is read by `read`. What that refuses is wrong usage.
 template <class Value, class Read>
 CLI::Option* add_value(CLI::App& command, const std::string& flag, Value& value, const Read& read, const std::string& description) {

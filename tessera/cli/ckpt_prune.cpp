@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include <limits>
 #include <memory>
 
 #include "tessera/base/error.h"
@@ -9,6 +10,7 @@
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/cli/ckpt_places.h"
 #include "tessera/cli/help.h"
+#include "tessera/cli/known_words.h"
 
 namespace tessera::cli {
 namespace {
@@ -32,11 +34,12 @@ void add_prune(CLI::App& command, std::function<int()>& chosen) {
   auto* prune_command = command.add_subcommand("prune", "Removes old checkpoints of a run")->group("Commands");
   const auto prefix = std::make_shared<std::string>();
   const auto keep = std::make_shared<checkpoint::Keep>();
-  prune_command->add_option("--ckpt-prefix", *prefix, "The P of folders P-step-N")->type_name("P")->required();
+  add_place(*prune_command, *prefix, "The P of folders P-step-N");
   auto* last = prune_command->add_option("--keep-last", keep->last, "How many of the newest stay")->type_name("N")->capture_default_str();
   auto* every = prune_command->add_option("--keep-every", keep->every, "Those whose step is a multiple of N stay")->type_name("N");
   auto* best = prune_command->add_option("--keep-best", keep->best, "How many of the best stay")->type_name("N");
-  for (auto* count : {last, every, best}) count->check(CLI::PositiveNumber);
+  for (auto* count : {last, best}) count->check(from_to(1, std::numeric_limits<int>::max()));
+  every->check(from_to(int64_t{1}, std::numeric_limits<int64_t>::max()));
   auto* metric = prune_command->add_option("--metric", keep->metric, "The note that says how good one is; the lowest is best")
                      ->type_name("NOTE")
                      ->needs(best);

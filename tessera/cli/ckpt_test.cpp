@@ -60,6 +60,27 @@ TEST_F(Ckpt, ConsolidatesTheNewestOfAPrefix) {
   EXPECT_EQ(checkpoint::SafetensorsFile(prefix + ".safetensors").names().size(), 6);
 }
 
+TEST_F(Ckpt, TakesTheCheckpointAsArgumentOrByFlag) {
+  for (const auto& how : std::vector<std::vector<std::string>>{{prefix}, {"--ckpt-prefix", prefix}}) {
+    EXPECT_EQ(consolidate(how).status, 0);
+    for (const auto* verb : {"inspect", "verify"}) EXPECT_THAT(ckpt(verb, how).output, HasSubstr("net-step-000020"));
+    auto flags = how;
+    flags.insert(flags.end(), {"--keep-last", "2"});
+    EXPECT_THAT(ckpt("prune", flags).output, HasSubstr("0 removed, 2 left"));
+  }
+  EXPECT_EQ(ckpt("inspect", {prefix, "--ckpt-prefix", prefix}).status, 2);
+}
+
+TEST_F(Ckpt, WritesNoFormatThatItDoesNotKnow) {
+  for (const auto* name : {"net.onnx", "net.tflite", "net.pkl"}) {
+    const auto ended = consolidate({prefix, "--save-path", folder / name});
+    EXPECT_EQ(ended.status, 1);
+    EXPECT_THAT(ended.output, HasSubstr("asks for a format that is not written: names end in .safetensors"));
+    EXPECT_FALSE(std::filesystem::exists(folder / name));
+  }
+  EXPECT_EQ(consolidate({prefix, "--save-path", folder / "net-0.5"}).status, 0);
+}
+
 TEST_F(Ckpt, ConsolidatesTheFolderThatIsNamed) {
   const auto ended = consolidate({"--ckpt_prefix", prefix + "-step-000005/", "--save_path", folder / "out"});
   EXPECT_EQ(ended.status, 0);
@@ -182,7 +203,7 @@ TEST_F(Ckpt, NamesFlagsInErrorsOfTheLibrary) {
   EXPECT_THAT(ckpt("reshard", {run, folder / "out", "--world", "3"}).output,
               HasSubstr("load with --notes-of-first-rank if those of rank 0"));
   EXPECT_THAT(ckpt("convert", {run, folder / "out", "--to", "dcp", "--notes-of-first-rank"}).output,
-              HasSubstr("give it with --set lr=0.1, or convert the weights only (--weights-only)"));
+              HasSubstr("give it with --set lr=VALUE, or convert the weights only (--weights-only)"));
   EXPECT_EQ(ckpt("convert", {run, folder / "out", "--to", "dcp", "--notes-of-first-rank", "--set", "lr=0.1"}).status, 0);
 }
 

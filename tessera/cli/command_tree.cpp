@@ -50,7 +50,8 @@ CommandWords words_of(const CLI::App& app, const std::string& above) {
     if (option->get_positional()) {
       command.rest = value_of(*option);
       command.choices = choices_of(*option);
-    } else if (!option->get_group().empty()) {
+    }
+    if (option->nonpositional() && !option->get_group().empty()) {
       command.flags.push_back(words_of(*option));
     }
   }

@@ -10,6 +10,7 @@
 #include "tessera/cli/command_tree.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/help.h"
+#include "tessera/cli/known_words.h"
 
 namespace tessera::cli {
 namespace {
@@ -214,7 +215,7 @@ void add_completion_command(CLI::App& app, std::function<int()>& chosen) {
   std::vector<std::string> names;
   for (const auto& [name, make] : kShells) names.push_back(name);
   const auto shell = std::make_shared<std::string>();
-  command->add_option("SHELL", *shell, "For which shell")->required()->check(CLI::IsMember(names));
+  command->add_option("SHELL", *shell, "For which shell")->required()->check(one_of(names));
   command->footer(Help::footer_of({"source <(tessera completion bash)", "source <(tessera completion zsh)",
                                    "tessera completion fish >~/.config/fish/completions/tessera.fish"}));
   command->callback([&app, &chosen, shell] {

@@ -20,6 +20,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// What may be answered in advance: keys, or also the questions of the interview that are about no key.
+enum class Answers { OfKeys, OfQuestions };
+
 struct CommandFlags {
   std::string file, answers, mixed_precision, output;
   std::vector<std::string> assignments;
@@ -33,12 +36,13 @@ struct CommandFlags {
   }
 
   /// --set wins over --answers.
-  void read_given() {
+  void read_given(Answers allowed) {
     if (!answers.empty()) read_given_answers(given, answers);
     if (!mixed_precision.empty()) given["mixed_precision"] = {mixed_precision, "--mixed-precision"};
     for (const auto& assignment : assignments) add_given_answer(given, assignment);
     for (const auto& [name, answer] : given) {
-      if (config::find_key(name) != nullptr) config::Settings().set(name, answer.value, config::Origin::Flag, answer.where);
+      if (allowed == Answers::OfQuestions && is_question(name)) continue;
+      config::Settings().set(name, answer.value, config::Origin::Flag, answer.where);
     }
   }
 };
@@ -111,12 +115,10 @@ int explain(const CommandFlags& flags) {
 }
 
 int convert_to_fsdp2(const CommandFlags& flags) {
-  if (flags.output.empty() == !flags.overwrites) throw ConfigError("one of --output-file FILE and --overwrite is needed, and not both");
   const auto from = read_configuration(flags.place());
-  if (from.text("fsdp_version") == "2") {
-    fmt::print("{} is of version 2 already; nothing was written\n", flags.place().string());
-    return 0;
-  }
+  const bool is_converted = from.text("fsdp_version") == "2";
+  if (is_converted) fmt::print("{} is of version 2 already{}\n", flags.place().string(), flags.overwrites ? "; nothing was written" : "");
+  if (is_converted && flags.overwrites) return 0;
   if (from.text("distributed_type") != "FSDP") {
     throw ConfigError(
         fmt::format("{} has no FSDP to convert: distributed_type is {}", flags.place().string(), from.text("distributed_type")));
@@ -142,12 +144,12 @@ void add_answers(CLI::App& command, const SharedFlags& flags) {
   command.add_option("--answers", flags->answers, "A YAML file with such keys and values")->type_name("FILE");
 }
 
-SharedFlags add_part(CLI::App& command, std::function<int()>& chosen, int (*run)(const CommandFlags&)) {
+SharedFlags add_part(CLI::App& command, std::function<int()>& chosen, int (*run)(const CommandFlags&), Answers allowed = Answers::OfKeys) {
   const auto flags = std::make_shared<CommandFlags>();
   add_file(command, flags);
-  command.callback([&command, &chosen, flags, run] {
+  command.callback([&command, &chosen, flags, run, allowed] {
     if (!command.get_subcommands().empty()) return;
-    flags->read_given();
+    flags->read_given(allowed);
     chosen = [flags, run] { return run(*flags); };
   });
   return flags;
@@ -158,6 +160,9 @@ void add_to_fsdp2(CLI::App& command, std::function<int()>& chosen) {
   const auto flags = add_part(*part, chosen, convert_to_fsdp2);
   part->add_option("--output-file", flags->output, "The new file")->type_name("FILE");
   part->add_flag("--overwrite", flags->overwrites, "Replace the file that is converted");
+  part->parse_complete_callback([flags] {
+    if (flags->output.empty() == !flags->overwrites) throw ConfigError("one of --output-file FILE and --overwrite is needed, and not both");
+  });
   part->footer(Help::footer_of({"tessera to-fsdp2 --config-file old.yaml --output-file new.yaml"},
                                "What version 2 has no key for is listed. Copies of the model become sizes in parallelism_config."));
 }
@@ -166,7 +171,7 @@ void add_to_fsdp2(CLI::App& command, std::function<int()>& chosen) {
 
 void add_config_command(CLI::App& app, std::function<int()>& chosen) {
   auto* command = app.add_subcommand("config", "Asks how to train, and writes a configuration for launch")->group("Commands");
-  add_answers(*command, add_part(*command, chosen, ask_all));
+  add_answers(*command, add_part(*command, chosen, ask_all, Answers::OfQuestions));
   command->footer(Help::footer_of({"tessera config", "tessera config --set num_processes=8 --config-file run.yaml",
                                    "tessera config default --mixed-precision bf16", "tessera config explain --config-file run.yaml"},
                                   "The files are those of Accelerate: either program reads what the other has written. Questions whose "

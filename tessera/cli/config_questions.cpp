@@ -237,6 +237,10 @@ class Interview {
 
 }  // namespace
 
+bool is_question(std::string_view name) {
+  return name == "use_deepspeed" || name == "deepspeed_config_file" || name == "use_fsdp" || name == "use_parallelism_config";
+}
+
 Settings interview(const Ask& ask, GivenAnswers given) {
   return Interview(ask, std::move(given)).run();
 }

@@ -36,6 +36,9 @@ void add_given_answer(GivenAnswers& answers, const std::string& assignment);
 /// A YAML file of names and values. Sections are as good as none.
 void read_given_answers(GivenAnswers& answers, const std::string& file);
 
+/// Whether an answer of this name is about no key, such as use_deepspeed.
+bool is_question(std::string_view name);
+
 /// Asks what is not answered yet, in the order of `accelerate config`. Throws ConfigError for a given answer that makes no sense.
 config::Settings interview(const Ask& ask, GivenAnswers given);
 

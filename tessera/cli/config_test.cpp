@@ -96,7 +96,7 @@ TEST_F(Config, NamesTheQuestionAtWhichTheInputEnds) {
 }
 
 TEST_F(Config, TakesAnswersInAdvance) {
-  write_file(folder_ / "answers", "distributed_type: FSDP\nuse_deepspeed: no\nfsdp_version: 2\nreshard: 1\n");
+  write_file(folder_ / "answers", "distributed_type: FSDP\nuse_deepspeed: no\nfsdp_version: 2\n");
   auto ended = run({"config", "--answers", folder_ / "answers"});
   EXPECT_THAT(ended.output, HasSubstr("the input ended at the question 'How many different machines"));
   write_file(
@@ -176,13 +176,17 @@ TEST_F(Config, ExplainsWhereValuesComeFrom) {
 TEST_F(Config, IsConvertedToVersion2) {
   const auto old = folder_ / "old.yaml", converted = folder_ / "new.yaml";
   write_file(old, "num_processes: 4\nfsdp_config:\n  fsdp_sharding_strategy: SHARD_GRAD_OP\n  fsdp_backward_prefetch: NO_PREFETCH\n");
-  EXPECT_EQ(run({"to-fsdp2", "--config-file", old}).status, 1);
+  EXPECT_EQ(run({"to-fsdp2", "--config-file", old}).status, 2);
   const auto ended = run({"to-fsdp2", "--config-file", old, "--output-file", converted});
   ASSERT_EQ(ended.status, 0) << ended.output;
   EXPECT_THAT(ended.output, HasSubstr("old.yaml:4: fsdp_backward_prefetch NO_PREFETCH has no key in version 2"));
   EXPECT_EQ(read(converted).text("fsdp_version"), "2");
   EXPECT_EQ(read(converted).sharding_strategy(), "SHARD_GRAD_OP");
   EXPECT_THAT(run({"config", "to-fsdp2", "--config-file", old, "--output-file", converted}).output, HasSubstr("is there already"));
+  const auto again = folder_ / "again.yaml";
+  EXPECT_THAT(says({"to-fsdp2", "--config-file", converted, "--output-file", again}),
+              AllOf(HasSubstr("0 "), HasSubstr("new.yaml is of version 2 already\n"), HasSubstr("wrote " + again.string())));
+  EXPECT_EQ(testing::read_file(again), testing::read_file(converted));
   EXPECT_EQ(run({"config", "to-fsdp2", "--config-file", old, "--overwrite"}).status, 0);
   EXPECT_THAT(run({"config", "to-fsdp2", "--config-file", old, "--overwrite"}).output, HasSubstr("is of version 2 already"));
 }

@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <map>
 #include <optional>
@@ -17,6 +18,8 @@
 #include "tessera/cli/config_explain.h"
 #include "tessera/cli/config_flags.h"
 #include "tessera/cli/help.h"
+#include "tessera/cli/known_words.h"
+#include "tessera/cli/other_launchers.h"
 #include "tessera/cli/ranks_here.h"
 
 namespace tessera::cli {
@@ -42,7 +45,22 @@ void refuse_to_be_a_rank() {
 
 struct LaunchFlags {
   int ranks = 1, threads = 0, grace = 10, node_timeout = 15, max_restarts = 0, min_ranks = 0;
+  bool standalone = false, quiet = false;
   std::string endpoint, logs, tee = "both";
+  const std::shared_ptr<std::vector<std::string>> remarks = std::make_shared<std::vector<std::string>>();
+
+  /// torchrun has these words, too.
+  void read_ranks(const std::string& text) {
+    if (text == "auto" || text == "cpu") {
+      ranks = cores();
+      return;
+    }
+    const auto* const end = text.data() + text.size();
+    if (const auto read = std::from_chars(text.data(), end, ranks); read.ec == std::errc() && read.ptr == end) return;
+    const bool is_device = text == "gpu" || text == "xpu" || text == "npu" || text == "mtia";
+    throw ConfigError(fmt::format("--nproc-per-node '{}' is {}; write a number, or cpu for a rank on each of the {} here", printable(text),
+                                  is_device ? "not possible yet: ranks train on CPUs today" : "no number of ranks", counted(cores(), "core")));
+  }
 };
 
 /// The error of a command line that does not say how many ranks: perhaps it says so behind the program.
@@ -93,6 +111,10 @@ int node_of(const config::Settings& settings, int nodes) {
 LaunchPlan plan_of(const CLI::App& command, const LaunchFlags& flags, config::Settings settings) {
   constexpr int kUsualPort = 29500;
   if (!flags.endpoint.empty()) read_endpoint(flags.endpoint, settings);
+  if (flags.standalone && settings.integer("num_machines") > 1) {
+    throw ConfigError(fmt::format("--standalone is for one node, but num_machines is {} ({}); leave one of them out",
+                                  settings.text("num_machines"), settings.setting("num_machines").where));
+  }
   LaunchPlan plan = {.command = command.remaining(),
                      .environment = settings.environment(),
                      .ranks = ranks_of(command, flags, settings),
@@ -105,7 +127,8 @@ LaunchPlan plan_of(const CLI::App& command, const LaunchFlags& flags, config::Se
                      .grace = std::chrono::seconds(flags.grace),
                      .node_timeout = std::chrono::seconds(flags.node_timeout),
                      .logs = flags.logs,
-                     .tee = kTees.at(flags.tee)};
+                     .tee = kTees.at(flags.tee),
+                     .quiet = flags.quiet};
   if (plan.command.empty()) throw ConfigError("launch needs a program to start: tessera launch --nproc-per-node N PROGRAM ARGS...");
   if (const auto gpus = settings.text("gpu_ids"); gpus != "all") plan.gpus = gpus;
   if (plan.nodes == 1) {
@@ -131,11 +154,15 @@ LaunchPlan plan_of(const CLI::App& command, const LaunchFlags& flags, config::Se
   return plan;
 }
 
-int launch(const LaunchPlan& plan, const config::Settings& settings) {
+int launch(const LaunchPlan& plan, const config::Settings& settings, const std::vector<std::string>& remarks) {
   Console console;
-  for (const auto& line : origins_of_ranks(settings)) console.err().write(fmt::format("launch: {}\n", line));
-  for (const auto& remark : settings.remarks()) console.err().write(fmt::format("launch: {}\n", remark));
-  if (const auto warning = warning_of_unknown_env()) console.err().write(fmt::format("launch: {}\n", *warning));
+  const auto say = [&](const std::string& line) { console.err().write(fmt::format("launch: {}\n", line)); };
+  if (!plan.quiet) {
+    std::ranges::for_each(origins_of_ranks(settings), say);
+    std::ranges::for_each(settings.remarks(), say);
+    std::ranges::for_each(remarks, say);
+  }
+  if (const auto warning = warning_of_unknown_env()) say(*warning);
   const int status = run_attempts(plan, console);
   console.finish();
   if (const auto trouble = console.out().trouble()) {
@@ -159,11 +186,14 @@ void add_launch_command(CLI::App& app, std::function<int()>& chosen) {
   auto* command = app.add_subcommand("launch", "Starts a program as several ranks, on this host or on several")->group("Commands");
   command->formatter(std::make_shared<LaunchHelp>());
   const auto flags = std::make_shared<LaunchFlags>();
-  command->add_option("-n,--nproc-per-node", flags->ranks, "How many ranks on this host; num_processes / num_machines unless given")
+  command
+      ->add_option_function<std::string>(
+          "-n,--nproc-per-node", [flags](const std::string& text) { flags->read_ranks(text); },
+          "How many ranks on this host, or cpu for one on each core; num_processes / num_machines unless given")
       ->type_name("N");
   command->add_option("--num-cpu-threads-per-process", flags->threads, "OMP_NUM_THREADS of each rank; its part of the cores unless given")
       ->type_name("N")
-      ->check(CLI::Range(1, 100'000));
+      ->check(from_to(1, 100'000));
   auto* endpoint = command
                        ->add_option("--rdzv-endpoint", flags->endpoint,
                                     "HOST:PORT where node 0 can be reached by the others, with --nnodes; as --main-process-ip and -port")
@@ -171,29 +201,33 @@ void add_launch_command(CLI::App& app, std::function<int()>& chosen) {
   command->add_option("--max-restarts", flags->max_restarts, "How often all ranks are started again after a failure")
       ->type_name("N")
       ->capture_default_str()
-      ->check(CLI::Range(0, 1'000'000));
+      ->check(from_to(0, 1'000'000));
   command
       ->add_option("--min-ranks", flags->min_ranks,
                    "Start again without the ranks that were killed, and without nodes that are gone, if so many are left")
       ->type_name("N")
-      ->check(CLI::Range(1, 1'000'000))
+      ->check(from_to(1, 1'000'000))
       ->needs("--max-restarts");
   auto* logs =
       command->add_option("--log-dir", flags->logs, "Keep what each rank prints in FOLDER/RUN/attempt_A/rank_R")->type_name("FOLDER");
   command->add_option("--tee", flags->tee, "What is shown beside the logs")
       ->capture_default_str()
-      ->check(CLI::IsMember({"none", "out", "err", "both"}))
+      ->check(one_of({"none", "out", "err", "both"}))
       ->needs(logs);
-  command->add_option("--grace", flags->grace, "How many seconds ranks may still run after a signal that asks them to end")
+  command->add_option("--grace,--shutdown-timeout", flags->grace, "How many seconds ranks may still run after a signal that asks them to end")
       ->type_name("S")
       ->capture_default_str()
-      ->check(CLI::Range(0, 86'400));
+      ->check(from_to(0, 86'400));
   command->add_option("--node-timeout", flags->node_timeout, "After how many seconds a node that gives no sign of life is lost")
       ->type_name("S")
       ->capture_default_str()
-      ->check(CLI::Range(2, 86'400));
+      ->check(from_to(2, 86'400));
+  auto* standalone = command->add_flag("--standalone", flags->standalone, "All ranks are on this host, as they are unless --nnodes is given");
+  command->add_flag("-q,--quiet", flags->quiet, "Of launch itself, print only what goes wrong");
+  add_flags_without_effect(*command, flags->remarks);
   const ConfigFlags configuration(*command);
   for (const auto* other : {"--main-process-ip", "--main-process-port"}) endpoint->excludes(command->get_option(other));
+  standalone->excludes(endpoint);
   command->prefix_command();
   command->footer(
       "Each line that a rank prints gets its number in front. When a rank fails, the others are stopped, and its error or last words are "
@@ -211,7 +245,7 @@ void add_launch_command(CLI::App& app, std::function<int()>& chosen) {
   command->callback([&chosen, command, flags, configuration] {
     const auto settings = configuration.settings(command->count("--nproc-per-node") > 0 ? std::optional(flags->ranks) : std::nullopt);
     const auto plan = plan_of(*command, *flags, settings);
-    chosen = [plan, settings] { return launch(plan, settings); };
+    chosen = [plan, settings, flags] { return launch(plan, settings, *flags->remarks); };
   });
 }
 

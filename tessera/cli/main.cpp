@@ -3,13 +3,15 @@
 
 #include "tessera/cli/commands.h"
 #include "tessera/cli/flags.h"
+#include "tessera/cli/other_launchers.h"
 #include "tessera/cli/output.h"
 
 int main(int argc, char** argv) {
   tessera::cli::occupy_standard_streams();
   tessera::cli::Program app("Tessera shards the training of libtorch models. Each command explains itself with --help.", "tessera");
   app.require_subcommand(1);
-  app.set_version_flag("--version", TESSERA_VERSION, "Print the version and exit");
+  app.set_version_flag("-V,--version", TESSERA_VERSION, "Print the version and exit");
+  app.set_reasons(tessera::cli::reason_against);
   std::function<int()> chosen;
   tessera::cli::add_config_command(app, chosen);
   tessera::cli::add_launch_command(app, chosen);

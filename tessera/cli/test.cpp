@@ -13,10 +13,12 @@
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/base/launcher.h"
+#include "tessera/base/log.h"
 #include "tessera/base/port.h"
 #include "tessera/base/process.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/help.h"
+#include "tessera/cli/known_words.h"
 #include "tessera/cli/output.h"
 #include "tessera/cli/ranks_here.h"
 #include "tessera/comm/conformance.h"
@@ -59,6 +61,37 @@ void print(const Verdict& verdict) {
              verdict.time.count() * 1e3);
   std::fflush(stdout);
 }
+
+/// Keeps the errors that checks provoke from being printed. They are printed at its end, unless all went as it should.
+class HeldErrors {
+ public:
+  HeldErrors() {
+    set_log_sink([this](const LogRecord& record) {
+      if (record.level < LogLevel::Error) return print_record(record);
+      texts_.emplace_back(record.text);
+      records_.push_back(record);
+    });
+  }
+  HeldErrors(const HeldErrors&) = delete;
+  HeldErrors& operator=(const HeldErrors&) = delete;
+  ~HeldErrors() {
+    set_log_sink({});
+    for (size_t i = 0; i < records_.size(); i++) {
+      records_[i].text = texts_[i];
+      print_record(records_[i]);
+    }
+  }
+
+  /// Ends with the status of a test.
+  int end(bool is_good) {
+    if (is_good) records_.clear();
+    return is_good ? 0 : 1;
+  }
+
+ private:
+  std::vector<LogRecord> records_;
+  std::vector<std::string> texts_;  // of the records, which only refer to theirs
+};
 
 /// Runs one operation's checks. Collective. Each rank prints the checks that failed on it.
 Verdict run_checks(const Communicator& world, const std::string& operation, std::span<const ConformanceCheck> checks) {
@@ -212,13 +245,14 @@ void expect_one_master(bool has_choice) {
 
 int run(const TestFlags& flags) {
   keep_limit(flags);
-  if (identity_from_environment()) return test_as_rank(flags) ? 0 : 1;
+  HeldErrors errors;
+  if (identity_from_environment()) return errors.end(test_as_rank(flags));
   bool good = true;
   for (const auto& transport : kTransports) {
     if (flags.transport == "all" || flags.transport == transport) good &= test_transport(transport, flags);
   }
   fmt::print("{}\n", good ? "all transports keep their promises" : "some promises are not kept: see the lines above");
-  return good ? 0 : 1;
+  return errors.end(good);
 }
 
 }  // namespace
@@ -230,11 +264,11 @@ void add_test_command(CLI::App& app, std::function<int()>& chosen) {
   auto names = kTransports;
   names.insert(names.begin(), "all");
   auto* transport =
-      command->add_option("--transport", flags->transport, "What the ranks talk over")->check(CLI::IsMember(names))->capture_default_str();
+      command->add_option("--transport", flags->transport, "What the ranks talk over")->check(one_of(names))->capture_default_str();
   auto* ranks =
-      command->add_option("--ranks", flags->ranks, "How many ranks; self always has one")->check(CLI::Range(1, 64))->capture_default_str();
+      command->add_option("--ranks", flags->ranks, "How many ranks; self always has one")->check(from_to(1, 64))->capture_default_str();
   command->add_option("--limit", flags->limit_s, "Seconds that the whole test may take")
-      ->check(CLI::Range(0.1, 3600.0))
+      ->check(from_to(0.1, 3600.0))
       ->capture_default_str();
   command->footer(Help::footer_of({"tessera test", "tessera test --transport gloo --ranks 4", "mpirun -n 4 tessera test",
                                    "torchrun --no-python --nproc-per-node 4 tessera test"},

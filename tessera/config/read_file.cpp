@@ -66,8 +66,9 @@ class AccelerateFile {
     if (name == "deepspeed_config") return read_deepspeed(value);
     if (name == "fp16") return read_fp16(value);
     if (name == "distributed_type" && is_for_deepspeed()) return result_.add(name, "FSDP", value.where);
-    if (name == "num_processes" && value.text == "-1") {
-      result_.remarks.push_back(fmt::format("{}: num_processes -1 leaves the number to the command line", value.where));
+    if (name == "num_processes" && (value.text == "-1" || value.shape == Shape::Null)) {
+      const auto* const shown = value.text.empty() ? "without a value" : "-1";
+      result_.remarks.push_back(fmt::format("{}: num_processes {} leaves the number to the command line", value.where, shown));
       return;
     }
     const auto* key = find_key(name);

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstdlib>
 #include <utility>
 
@@ -40,6 +41,37 @@ std::string home() {
   return user->pw_dir;
 }
 
+/// The variable that was meant by one that nobody reads; empty if it is none of Accelerate's, or means nothing like ours.
+std::string meant_variable(const std::string& name) {
+  std::vector<std::string> known;
+  for (const auto& key : keys()) {
+    if (!key.variable.empty()) known.emplace_back(key.variable);
+  }
+  if (std::ranges::find(known, name) != known.end()) return {};
+  auto lower = name;
+  std::ranges::transform(lower, lower.begin(), [](unsigned char letter) { return std::tolower(letter); });
+  if (const auto* key = find_key(lower)) return std::string(key->variable);
+  if (name.starts_with("FSDP_")) return nearest_name(name, known, "FSDP_");
+  // Accelerate has many more of these, so only what differs by a letter or two is mistyped.
+  constexpr size_t kLetters = 4;  // of which nearest_name lets half be wrong
+  const bool is_known_elsewhere = name == "ACCELERATE_USE_XPU";
+  const bool is_theirs = name.starts_with("ACCELERATE_") || name.starts_with("PARALLELISM_CONFIG_");
+  return is_theirs && !is_known_elsewhere ? nearest_name(name, known, name.substr(0, name.size() - kLetters)) : std::string();
+}
+
+std::vector<std::string> remarks_on_environment() {
+  std::vector<std::string> remarks;
+  for (char** entry = environ; *entry != nullptr; entry++) {
+    const std::string text = *entry;
+    const auto name = text.substr(0, text.find('='));
+    if (name.size() + 1 >= text.size()) continue;  // env() treats it as unset
+    if (const auto meant = meant_variable(name); !meant.empty())
+      remarks.push_back(fmt::format("the environment has {}, which nobody reads (did you mean {}?)", name, meant));
+  }
+  std::ranges::sort(remarks);
+  return remarks;
+}
+
 }  // namespace
 
 Settings::Settings() {
@@ -66,6 +98,7 @@ void Settings::read_environment() {
     if (const auto value = env(key.variable.data()))
       set(key.name, from_variable(key, *value), Origin::Environment, std::string(key.variable));
   }
+  for (auto& remark : remarks_on_environment()) add_remark(std::move(remark));
 }
 
 const Setting& Settings::setting(std::string_view key) const {

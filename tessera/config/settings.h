@@ -29,7 +29,7 @@ class Settings {
   /// A YAML or JSON file of Accelerate, or a JSON file of DeepSpeed. Throws ConfigError, with file and line, for a key that nobody knows,
   /// a value that makes no sense, and one that is refused.
   void read_file(const std::filesystem::path& file);
-  /// The variables of all keys that have one.
+  /// The variables of all keys that have one. What is spelled almost like one becomes a remark.
   void read_environment();
   /// Does nothing if the key has a value of a later origin. Throws ConfigError, which names `where`, as read_file does.
   void set(std::string_view key, std::string_view value, Origin origin, std::string where);

@@ -6,8 +6,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
+#include <cstdint>
 #include <cstring>
 #include <fstream>
+#include <optional>
+#include <ranges>
+#include <regex>
 #include <sstream>
 #include <system_error>
 
@@ -20,6 +25,36 @@ namespace {
 constexpr uintmax_t kMostBytes = 1 << 20;
 // References to the same value can make a small file endless.
 constexpr int kMostDepth = 30, kMostValues = 10'000;
+
+/// As PyYAML takes it, by which Accelerate reads its files: not in quotes.
+bool is_plain(const YAML::Node& node) {
+  return node.IsScalar() && node.Tag() == "?";
+}
+
+/// The decimal digits of a number that YAML 1.1 writes otherwise: 8 of 010, 2 of 0x2, 10 of 1_0, 90 of 1:30, 3 of +3. Nothing for other texts.
+std::optional<std::string> decimal_of(std::string text) {
+  static const std::regex kWhole("([-+]?)(?:0b([01_]+)|0x([0-9a-fA-F_]+)|0([0-7_]+)|(0|[1-9][0-9_]*)((?::[0-5]?[0-9])*))");
+  static const std::regex kFraction("[-+]?(?:[0-9][0-9_]*\\.[0-9_]*|\\.[0-9][0-9_]*)(?:[eE][-+][0-9]+)?");
+  const bool has_fraction = std::regex_match(text, kFraction);
+  if (!has_fraction && !std::regex_match(text, kWhole)) return std::nullopt;
+  std::erase(text, '_');
+  if (text.starts_with('+')) text.erase(0, 1);
+  if (has_fraction) return text.starts_with('.') ? "0" + text : text;
+  std::smatch parts;
+  if (!std::regex_match(text, parts, kWhole)) return std::nullopt;  // it had no digits but for _
+  constexpr int kBases[] = {2, 16, 8, 10};
+  int base = 10;
+  std::string digits;
+  for (size_t i = 0; i < std::size(kBases); i++) {
+    if (parts[i + 2].matched) base = kBases[i], digits = parts[i + 2];
+  }
+  uint64_t value = 0;
+  if (std::from_chars(digits.data(), digits.data() + digits.size(), value, base).ec != std::errc()) return std::nullopt;
+  std::istringstream sixties(parts[6]);
+  uint64_t part = 0;
+  for (char colon = 0; sixties >> colon >> part;) value = value * 60 + part;
+  return (parts[1] == "-" && value != 0 ? "-" : "") + std::to_string(value);
+}
 
 class TreeMaker {
  public:
@@ -36,7 +71,7 @@ class TreeMaker {
         break;
       case YAML::NodeType::Scalar:
         value.shape = YamlValue::Shape::Scalar;
-        value.text = node.Scalar();
+        value.text = is_plain(node) ? decimal_of(node.Scalar()).value_or(node.Scalar()) : node.Scalar();
         break;
       case YAML::NodeType::Sequence:
         value.shape = YamlValue::Shape::List;
@@ -44,13 +79,43 @@ class TreeMaker {
         break;
       case YAML::NodeType::Map:
         value.shape = YamlValue::Shape::Map;
-        for (const auto& each : node) add(value, each.first, make(each.second, depth + 1));
+        for (const auto& each : node) {
+          if (!is_merge_key(each.first)) add(value, each.first, make(each.second, depth + 1));
+        }
+        merge(value, node, depth);
         break;
     }
     return value;
   }
 
  private:
+  static bool is_merge_key(const YAML::Node& name) { return is_plain(name) && name.Scalar() == "<<"; }
+
+  /// What stands behind << in a map: other maps, of which the map has what it has not itself.
+  void merge(YamlValue& map, const YAML::Node& node, int depth) {
+    std::vector<YamlValue> others;
+    for (const auto& each : node) {
+      if (is_merge_key(each.first)) others.push_back(make(each.second, depth + 1));
+    }
+    for (const auto& other : others | std::views::reverse) {  // of two keys << the last one counts, in a list of maps the first
+      if (other.shape == YamlValue::Shape::List && std::ranges::all_of(other.values, &YamlValue::is_map)) {
+        for (const auto& each : other.values) take_over(map, each);
+      } else if (other.is_map()) {
+        take_over(map, other);
+      } else {
+        throw ConfigError(fmt::format("{}: behind << stands a map or a list of maps", other.where));
+      }
+    }
+  }
+
+  static void take_over(YamlValue& map, const YamlValue& other) {
+    for (size_t i = 0; i < other.names.size(); i++) {
+      if (map.find(other.names[i]) != nullptr) continue;
+      map.names.push_back(other.names[i]);
+      map.values.push_back(other.values[i]);
+    }
+  }
+
   void add(YamlValue& map, const YAML::Node& name, YamlValue value) const {
     const auto where = place(name.Mark());
     if (!name.IsScalar()) throw ConfigError(fmt::format("{}: a key is not a text", where));

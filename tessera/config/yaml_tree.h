@@ -12,17 +12,19 @@ struct YamlValue {
   enum class Shape { Null, Scalar, List, Map };
 
   Shape shape = Shape::Null;
-  std::string text = {};                // of a scalar
+  std::string text = {};                // of a scalar; numbers are decimal
   std::vector<std::string> names = {};  // of a map, one for each of `values`
   std::vector<YamlValue> values = {};   // of a list or a map
   std::string where = {};               // "config.yaml:7"
 
+  bool is_map() const { return shape == Shape::Map; }
   bool is_empty() const { return shape == Shape::Null || (shape != Shape::Scalar && values.empty()); }
   /// Nothing if this is no map, or has no such name.
   const YamlValue* find(std::string_view name) const;
 };
 
 /// Throws IoError if the file can't be read, and ConfigError, with the line, if it is no YAML or a map has a name twice.
+/// Keys << and numbers such as 010 mean what YAML 1.1 says.
 YamlValue read_yaml(const std::filesystem::path& file);
 
 }  // namespace tessera::config

@@ -41,6 +41,12 @@ std::map<std::string, json> settings_for_python(const optim::Optimizer& optimize
   return settings;
 }
 
+checkpoint::Notes as_notes(const std::map<std::string, json>& settings) {
+  checkpoint::Notes notes;
+  for (const auto& [name, value] : settings) notes[name] = value.dump();
+  return notes;
+}
+
 std::map<std::string, json> settings_for_python(const torch::optim::Optimizer& optimizer) {
   const auto& options = optimizer.param_groups().front().options();
   std::map<std::string, json> settings = {{"lr", options.get_lr()}};
@@ -246,7 +252,7 @@ void Trainer::save_model(size_t model, const fs::path& folder, checkpoint::Notes
   if (type == "LOCAL_STATE_DICT") {
     checkpoint::save(folder, contents, world_);
   } else {
-    checkpoint::save_accelerate(folder, contents, world_, {.full_state_dict = type == "FULL_STATE_DICT", .settings = settings});
+    checkpoint::save_accelerate(folder, contents, world_, {.full_state_dict = type == "FULL_STATE_DICT", .settings = as_notes(settings)});
   }
 }
 

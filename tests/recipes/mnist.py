@@ -148,7 +148,8 @@ class Training(Recipe, unittest.TestCase):
         losses = lambda rows: [(row["step"], row["loss"]) for row in rows if "loss" in row]  # the first norm after a start is rounded otherwise
         through = losses(self.metrics(*flags, name="through"))
         more = [*flags, "--ckpt-prefix", self.folder / "net", "--no-ckpt-consolidation"]
-        for whom, number in ((lambda launcher, ranks: launcher, signal.SIGTERM), (lambda launcher, ranks: ranks[1], signal.SIGUSR1)):
+        for whom, number in ((lambda launcher, ranks: launcher, signal.SIGTERM), (lambda launcher, ranks: ranks[1], signal.SIGUSR1),
+                             (lambda launcher, ranks: launcher, signal.SIGINT)):
             file = self.folder / "parts.jsonl"
             before = len(file.read_text().splitlines()) if file.exists() else 0
             command = self.command("--metrics", file, "--log-steps", 1, "--resume", *more)

@@ -92,7 +92,7 @@ json RunSource::settings() const {
       if (options_.settings.contains(name)) continue;
       throw UsageError(
           fmt::format("the checkpoint does not say which '{0}' its optimizer ({1}) had, and Python takes it from the files: give it with "
-                      ".settings = {{{{\"{0}\", 0.1}}}}, or convert the weights only (.weights_only = true)",
+                      ".settings = {{{{\"{0}\", VALUE}}}}, or convert the weights only (.weights_only = true)",
                       name, run_.optimizer));
     }
     auto group = default_settings(run_.optimizer);
@@ -101,7 +101,7 @@ json RunSource::settings() const {
   }
   expect_known_settings(groups.front());
   for (auto& group : groups) {
-    group.update(json(options_.settings));
+    for (const auto& [name, setting] : options_.settings) group[name] = setting_of(setting.text());
     // A scheduler of Python adds it, and then asks for it when it loads.
     if (group.contains("lr") && !group.contains("initial_lr")) group["initial_lr"] = group["lr"];
   }
@@ -110,6 +110,11 @@ json RunSource::settings() const {
 
 at::ScalarType RunSource::python_dtype(const SourceTensor& tensor) {
   return tensor.key == "step" && tensor.shape.empty() ? at::kFloat : tensor.dtype;
+}
+
+json setting_of(const std::string& text) {
+  auto value = json::parse(text, nullptr, false);
+  return value.is_discarded() ? json(text) : value;
 }
 
 json value_of_note(const std::string& text) {

@@ -4,6 +4,7 @@
 #include <c10/util/FunctionRef.h>
 
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -57,6 +58,8 @@ class RunSource {
   mutable int64_t done_ = 0;
 };
 
+/// A setting of an optimizer: JSON, or else a text.
+nlohmann::json setting_of(const std::string& text);
 /// A note as a value of Python: a number, a list and so on if the text is exactly one, else the text.
 nlohmann::json value_of_note(const std::string& text);
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/checkpoint/stored/catalog.h"
 
 namespace tessera::checkpoint {
 

@@ -8,6 +8,7 @@
 #include <bit>
 
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/stored/catalog.h"
 
 namespace tessera::checkpoint {
 namespace {

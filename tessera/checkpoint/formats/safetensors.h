@@ -18,9 +18,10 @@
 #include "tessera/base/input_file.h"
 #include "tessera/checkpoint/formats/checksum.h"
 #include "tessera/checkpoint/formats/safetensors_header.h"
-#include "tessera/checkpoint/stored/catalog.h"
 
 namespace tessera::checkpoint {
+
+struct Catalog;
 
 /// An open file whose complete header has been checked against the file's size. The constructor throws IoError if the file is damaged or
 /// has another format.

@@ -9,9 +9,11 @@
 #include <vector>
 
 #include "tessera/base/atomic_write.h"
-#include "tessera/checkpoint/stored/catalog.h"
 
 namespace tessera::checkpoint {
+
+struct Catalog;
+class CatalogReader;
 
 /// The rank files that a path stands for: the prefix P of files P_rank-R-of-N.pth, one of these files, or a pattern with * in it. Empty if
 /// there are none.

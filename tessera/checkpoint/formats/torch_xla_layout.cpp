@@ -9,6 +9,7 @@
 #include "tessera/checkpoint/formats/torch_xla.h"
 #include "tessera/checkpoint/formats/torch_xla_names.h"
 #include "tessera/checkpoint/formats/torch_xla_rank.h"
+#include "tessera/checkpoint/stored/catalog.h"
 
 namespace tessera::checkpoint {
 namespace {

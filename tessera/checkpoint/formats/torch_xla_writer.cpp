@@ -10,6 +10,7 @@
 #include "tessera/checkpoint/formats/torch_writer.h"
 #include "tessera/checkpoint/formats/torch_xla.h"
 #include "tessera/checkpoint/formats/torch_xla_names.h"
+#include "tessera/checkpoint/stored/catalog.h"
 #include "tessera/checkpoint/stored/rank_file.h"
 
 namespace tessera::checkpoint {

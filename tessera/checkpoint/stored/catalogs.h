@@ -2,21 +2,11 @@
 #pragma once
 
 #include <filesystem>
-#include <string>
 
+#include "tessera/checkpoint/format.h"
 #include "tessera/checkpoint/stored/catalog.h"
 
 namespace tessera::checkpoint {
-
-/// A checkpoint of Tessera, a folder of PyTorch's distributed checkpoint, a folder of the Hugging Face Hub, a safetensors file, a file of
-/// torch.save, a folder of Accelerate's save_state, or the rank files of torch_xla: these are a prefix P of files P_rank-R-of-N.pth, one of
-/// them, or a pattern with *.
-enum class Format { Tessera, Dcp, Hub, Safetensors, Torch, Accelerate, TorchXla };
-std::string_view name_of(Format format);
-
-/// Looks at what is there. Throws IoError if it is none of these, with what lies beside it that is one, and UsageError if it is one file of
-/// a folder.
-Format format_of(const std::filesystem::path& path);
 
 /// Whether a file has a name of those that say nothing without the others in their folder.
 bool is_part(const std::filesystem::path& file);

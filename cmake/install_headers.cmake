@@ -1,0 +1,18 @@
+# Installs the headers that programs include, from below _root to _include: the umbrella header, models and layers, and what these include
+# themselves. All others are for the library's own sources, and may need headers that a program has not.
+file(GLOB _waiting RELATIVE "${_root}" "${_root}/tessera/tessera.h" "${_root}/tessera/models/*.h" "${_root}/tessera/nn/*.h")
+set(_public "")
+while(_waiting)
+  list(POP_FRONT _waiting _header)
+  if(_header IN_LIST _public)
+    continue()
+  endif()
+  list(APPEND _public "${_header}")
+  file(STRINGS "${_root}/${_header}" _includes REGEX "^#include \"tessera/")
+  list(TRANSFORM _includes REPLACE "^#include \"(.*)\".*$" "\\1")
+  list(APPEND _waiting ${_includes})
+endwhile()
+foreach(_header IN LISTS _public)
+  cmake_path(GET _header PARENT_PATH _folder)
+  file(INSTALL "${_root}/${_header}" DESTINATION "${CMAKE_INSTALL_PREFIX}/${_include}/${_folder}")
+endforeach()

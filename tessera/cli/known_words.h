@@ -1,0 +1,166 @@
+// Which words a command line may have: the flags and commands that are there, and the nearest ones to those that are not; values of flags.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/base/words.h"
+
+namespace tessera::cli {
+
+/// Why a command refuses a flag, or a word in the place of a command; empty if there is nothing to say.
+using Reasons = std::function<std::string(const CLI::App& command, const std::string& word)>;
+
+/// For Option::check(): a number from `low` to `high`.
+template <class T>
+CLI::Validator from_to(T low, T high) {
+  using Number = std::conditional_t<std::integral<T>, int64_t, double>;
+  return CLI::Validator(
+      [low = Number(low), high = Number(high)](const std::string& text) {
+        Number value{};
+        const auto read = std::from_chars(text.data(), text.data() + text.size(), value);
+        if (read.ec == std::errc() && read.ptr == text.data() + text.size() && value >= low && value <= high) return std::string();
+        const auto shown = [](Number number) {
+          char digits[64];
+          return std::string(digits, std::to_chars(digits, digits + sizeof digits, number).ptr);
+        };
+        const std::string kind = std::integral<T> ? "a whole number" : "a number";
+        return "'" + text + "' is not " + kind + " from " + shown(low) + " to " + shown(high);
+      },
+      "");
+}
+
+/// For Option::check(): one of these words.
+inline CLI::Validator one_of(const std::vector<std::string>& words) {
+  return CLI::Validator(
+      [words](const std::string& text) {
+        if (std::ranges::find(words, text) != words.end()) return std::string();
+        return "'" + text + "' is not one of " + CLI::detail::join(words, ", ");
+      },
+      "{" + CLI::detail::join(words, ",") + "}");
+}
+
+/// "tessera ckpt verify --help"
+inline std::string help_command(const CLI::App& command) {
+  std::string text = "--help";
+  for (const auto* app = &command; app != nullptr; app = app->get_parent()) text = app->get_name() + " " + text;
+  return text;
+}
+
+/// The one that a person may have meant by a flag: -n by -np, --nproc-per-node by --nprocs, --max-restarts by --restarts. Empty if none.
+inline std::string nearest_flag(const std::string& given, const std::vector<std::string>& known) {
+  if (!given.starts_with("--")) {
+    const std::string lower = {'-', static_cast<char>(std::tolower(static_cast<unsigned char>(given[1])))};
+    return std::ranges::find(known, lower) != known.end() ? lower : std::string();
+  }
+  if (auto nearest = nearest_name(given, known, "--"); !nearest.empty()) return nearest;
+  const auto words_in = [](const std::string& name) {
+    auto words = CLI::detail::split(name.substr(2), '-');
+    for (auto& word : words) word = word.substr(0, word.size() - (word.size() > 2 && word.ends_with('s') ? 1 : 0));
+    return words;
+  };
+  const auto wanted = words_in(given);
+  std::string best;
+  for (const auto& name : known) {
+    const auto words = name.starts_with("--") ? words_in(name) : std::vector<std::string>();
+    const auto has = [&](const std::string& word) { return std::ranges::find(words, word) != words.end(); };
+    if (std::ranges::all_of(wanted, has) && (best.empty() || words.size() < words_in(best).size())) best = name;
+  }
+  return best;
+}
+
+/// The error that a command has no flag like the one at `place`, with the value that follows it.
+inline ConfigError no_such_flag(const CLI::App& command, const std::vector<std::string>& arguments, size_t place, const Reasons& reasons) {
+  auto shown = arguments[place];
+  auto name = shown.substr(0, shown.find('='));
+  std::ranges::replace(name, '_', '-');
+  if (const auto reason = reasons ? reasons(command, name) : std::string(); !reason.empty()) return ConfigError(name + " is refused: " + reason);
+  std::vector<std::string> known;
+  for (const auto* flag : command.get_options([](const CLI::Option* one) { return !one->get_group().empty(); })) {
+    for (const auto& each : flag->get_lnames()) known.push_back("--" + each);
+    for (const auto& each : flag->get_snames()) known.push_back("-" + each);
+  }
+  const auto nearest = nearest_flag(name, known);
+  const bool has_value = !nearest.empty() && command.get_option_no_throw(nearest)->get_items_expected_min() > 0;
+  if (has_value && shown.find('=') == std::string::npos && place + 1 < arguments.size()) shown += " " + arguments[place + 1];
+  auto text = "there is no flag '" + shown + "'";
+  if (!nearest.empty()) text += " (did you mean " + nearest + "?)";
+  if (command.get_prefix_command()) text += "; flags of " + command.get_name() + " come before the program, those of the program after it";
+  return ConfigError(text + "; " + help_command(command) + " lists all");
+}
+
+inline ConfigError no_such_command(const CLI::App& command, const std::string& given, const Reasons& reasons) {
+  std::vector<std::string> known;
+  for (const auto* each : command.get_subcommands([](const CLI::App*) { return true; })) known.push_back(each->get_name());
+  const bool has_file = command.get_option_no_throw("--config-file") != nullptr && !given.empty();
+  const auto file = has_file ? " (did you mean --config-file " + given + "?)" : "";
+  if (known.empty()) return ConfigError("'" + given + "' belongs to no flag" + file + "; " + help_command(command) + " lists them");
+  if (const auto reason = reasons ? reasons(command, given) : std::string(); !reason.empty()) return ConfigError(given + " is refused: " + reason);
+  auto text = given.empty() ? "a command is missing" : "there is no command '" + given + "'";
+  const auto nearest = nearest_name(given, known);
+  text += nearest.empty() ? file : " (did you mean " + nearest + "?)";
+  return ConfigError(text + "; choose one of " + CLI::detail::join(known, ", "));
+}
+
+/// The arguments with dashes in place of the underscores in flags, and "help" and "version" as the flags that they stand for. Throws
+/// ConfigError for what no command knows: CLI11 would first complain of what is required.
+inline std::vector<std::string> known_arguments(const CLI::App& app, std::vector<std::string> arguments, const Reasons& reasons) {
+  const auto* command = &app;
+  bool has_flags = false, wants_help = false;
+  size_t places = 0;  // arguments that belong to no flag, so far
+  for (size_t i = 0; i < arguments.size(); i++) {
+    auto& argument = arguments[i];
+    if (argument.size() > 1 && argument.front() == '-' && argument != "--") {
+      const auto end = argument[1] == '-' ? std::min(argument.find('='), argument.size()) : 2;
+      auto name = argument.substr(0, end);
+      std::ranges::replace(name, '_', '-');
+      const auto* flag = command->get_option_no_throw(name);
+      // "-n2" is a flag with its value; "-np" is what others call it.
+      const bool is_word = argument[1] != '-' && argument.size() > 2 && std::isdigit(static_cast<unsigned char>(argument[2])) == 0;
+      if (flag == nullptr || is_word) throw no_such_flag(*command, arguments, i, reasons);
+      argument.replace(0, end, name);
+      has_flags = true;
+      const bool needs_value = flag->get_items_expected_min() > 0 && argument.size() == end;
+      if (needs_value && ++i == arguments.size()) throw ConfigError(name + " needs a value; see " + help_command(*command));
+      if (arguments[i].empty() || arguments[i] == name + "=") throw ConfigError("the value of " + name + " is empty");
+    } else if (command->get_prefix_command()) {  // a program, whose arguments are its own
+      if (argument == "--") arguments.erase(arguments.begin() + static_cast<std::ptrdiff_t>(i));
+      return arguments;
+    } else {
+      const auto is_it = [&](const CLI::App* each) { return each->get_name() == argument; };
+      const auto found = command->get_subcommands(is_it);
+      const auto has_place = [](const CLI::Option* option) { return option->get_positional(); };
+      if (found.empty() && places < command->get_options(has_place).size()) {
+        places++;
+        continue;
+      }
+      const bool has_commands = !command->get_subcommands([](const CLI::App*) { return true; }).empty();
+      if (found.empty() && has_commands && argument == "version" && command->get_option_no_throw("--version") != nullptr) {
+        argument = "--version";
+        return arguments;
+      }
+      if (found.empty() && has_commands && argument == "help") {
+        arguments.erase(arguments.begin() + static_cast<std::ptrdiff_t>(i--));
+        wants_help = has_flags = true;
+        continue;
+      }
+      if (found.empty()) throw no_such_command(*command, argument, reasons);
+      command = found.front();
+      has_flags = wants_help;
+      places = 0;
+    }
+  }
+  if (!has_flags && command->get_require_subcommand_min() > 0) throw no_such_command(*command, "", reasons);
+  if (wants_help) arguments.emplace_back("--help");
+  return arguments;
+}
+
+}  // namespace tessera::cli
