@@ -5,8 +5,11 @@
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <exception>
 #include <functional>
+#include <mutex>
+#include <set>
 #include <utility>
 
 #include "tessera/base/error.h"
@@ -15,10 +18,31 @@
 #include "tessera/comm/groups/same_on_all.h"
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/access/phases.h"
+#include "tessera/shard/access/shard_place.h"
 #include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/parameters.h"
 
 namespace tessera::optim {
+namespace {
+
+/// The averages that are in the place of parameters, of all models.
+struct InPlace {
+  std::mutex mutex;
+  std::vector<Average*> averages;
+};
+
+InPlace& in_place() {
+  static InPlace instance;
+  return instance;
+}
+
+void leave_place(const Average& average) {
+  auto& known = in_place();
+  const std::lock_guard lock(known.mutex);
+  std::erase(known.averages, &average);
+}
+
+}  // namespace
 
 Average::Average(std::shared_ptr<torch::nn::Module> model, AverageOptions options) : model_(std::move(model)), options_(options) {
   if (!model_) throw UsageError("Average was given an empty shared_ptr; give it a model");
@@ -33,23 +57,58 @@ Average::Average(std::shared_ptr<torch::nn::Module> model, AverageOptions option
     const auto wide = parameter.options().dtype(at::isComplexType(dtype) ? dtype : at::promoteTypes(dtype, at::kFloat));
     members_.push_back({.parameter = parameter, .average = at::zeros_like(parameter, wide)});
   }
+  expect_idle("the constructor of Average");
+  expect_alone("the constructor of Average");
   if (has_values(local_values(*model_))) begin("Average");
+}
+
+Average::~Average() {
+  leave_place(*this);
 }
 
 void Average::begin(const char* what) {
   if (has_begun_) return;
   expect_values(local_values(*model_), what);
   has_begun_ = true;
-  assign();
+  copy_parameters();
+}
+
+void Average::expect_shards() const {
+  if (std::ranges::none_of(members_, [](const Member& member) { return is_unsharded_form(member.parameter); })) return;
+  throw UsageError("an Average was made before fully_shard, and follows parameters that are in shards now; make it after fully_shard");
+}
+
+void Average::expect_alone(const char* what) const {
+  Average* other = nullptr;
+  {
+    auto& known = in_place();
+    const std::lock_guard lock(known.mutex);
+    if (known.averages.empty()) return;
+    std::set<const c10::TensorImpl*> own;
+    for (const auto& member : members_) own.insert(member.parameter.unsafeGetTensorImpl());
+    const auto shares = [&](const Member& member) { return own.contains(member.parameter.unsafeGetTensorImpl()); };
+    for (auto* const average : known.averages) {
+      if (average != this && std::ranges::any_of(average->members_, shares)) other = average;
+    }
+  }
+  if (other == nullptr || !other->is_swapped()) return;
+  throw UsageError(
+      fmt::format("{} was called while the model has another Average in place of its own parameters; call it when swapped() of that one has "
+                  "ended, or if an exception ended it, after its restore()",
+                  what));
 }
 
 void Average::expect_usable(const char* what) {
   expect_idle(what);
+  expect_shards();
   if (is_swapped()) throw UsageError(fmt::format("{} was called while the model has the average in place of its own parameters", what));
+  expect_alone(what);
   begin(what);
 }
 
 void Average::expect_savable() {
+  expect_shards();
+  expect_alone("save (with Contents::average)");
   if (is_swapped()) {
     throw UsageError(
         "a run was to be saved while its model has the average in place of its own parameters; save after swapped() has ended, or leave "
@@ -68,6 +127,10 @@ void Average::update() {
 
 void Average::assign() {
   expect_usable("Average::assign");
+  copy_parameters();
+}
+
+void Average::copy_parameters() {
   updates_ = 0;
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
@@ -75,6 +138,7 @@ void Average::assign() {
 }
 
 std::map<std::string, at::Tensor> Average::state(const torch::nn::Module& model) const {
+  expect_shards();
   std::map<const c10::TensorImpl*, at::Tensor> averages;
   for (const auto& member : members_) averages[member.parameter.unsafeGetTensorImpl()] = member.average;
   std::map<std::string, at::Tensor> result;
@@ -94,6 +158,7 @@ void Average::was_loaded() {
 void Average::forget_own() {
   for (auto& member : members_) member.own = at::Tensor();
   is_swapped_ = false;
+  leave_place(*this);
 }
 
 /// Ranks that update their parts differently would mix two averages, and nothing else would tell.
@@ -120,6 +185,9 @@ void Average::put_in() {
   }
   lend(units);
   is_swapped_ = true;
+  auto& known = in_place();
+  const std::lock_guard lock(known.mutex);
+  known.averages.push_back(this);
 }
 
 void Average::restore() {
@@ -132,7 +200,7 @@ void Average::restore() {
   guard.outdate_all();
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   for (auto& [parameter, average, own] : members_) at::Tensor(parameter).copy_(std::exchange(own, at::Tensor()));
-  is_swapped_ = false;
+  forget_own();
 }
 
 /// A model that was loaded meanwhile has its own parameters again.

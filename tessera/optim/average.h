@@ -20,10 +20,14 @@ struct AverageOptions {
 
 /// A copy of a model's weights that follows them slowly: for evaluation, or as the teacher of a student. The copy is divided among the
 /// ranks as the parameters are, and kept in at least float32. Make it when the model is sharded. It begins with the parameters as they are
-/// then, or if they have no values yet (Start::Loaded), as they are at its first use, unless it is loaded as well.
+/// then, or if they have no values yet (Start::Loaded), as they are at its first use, unless it is loaded as well. A model may have several,
+/// of which one at a time takes the place of the parameters.
 class Average {
  public:
   explicit Average(std::shared_ptr<torch::nn::Module> model, AverageOptions options = {});
+  Average(const Average&) = delete;
+  Average& operator=(const Average&) = delete;
+  ~Average();
 
   /// Moves the average towards the parameters. Call it after each step.
   void update();
@@ -38,9 +42,9 @@ class Average {
   void was_loaded();
 
   /// While it exists, the model has the average in place of its own parameters, which it gets back in the end. Meanwhile update(),
-  /// assign(), a second one, and whatever writes a sharded parameter are errors; loading the model is not, and ends the swap. Saving the
-  /// model saves the average. Making and destroying it are collective. If it is destroyed by an exception, the model keeps the average,
-  /// because the other ranks may not come: see restore().
+  /// assign(), another average of these parameters, a second swap, and whatever writes a sharded parameter are errors; loading the model is
+  /// not, and ends the swap. Saving the model saves the average. Making and destroying it are collective. If it is destroyed by an
+  /// exception, the model keeps the average, because the other ranks may not come: see restore().
   class Swapped {
    public:
     explicit Swapped(Average& average);
@@ -62,7 +66,12 @@ class Average {
     at::Tensor own = {};  // the parameter's values while the average takes their place
   };
   void expect_usable(const char* what);
+  /// Throws UsageError if another average is in the place of parameters that this one follows.
+  void expect_alone(const char* what) const;
+  /// Throws UsageError if the parameters have been sharded since it was made.
+  void expect_shards() const;
   void begin(const char* what);
+  void copy_parameters();
   void expect_same() const;
   void put_in();
   bool is_swapped();

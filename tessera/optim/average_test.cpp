@@ -168,6 +168,52 @@ TEST(Average, IsUsableAgainAfterAnExceptionOnceItIsLoaded) {
   const auto swapped = average.swapped();
 }
 
+TEST(Average, IsMadeOfShards) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = seeded_net();
+    Average early(net.ptr());
+    fully_shard(net->b, {.mesh = world});
+    fully_shard(net, {.mesh = world});
+    const auto refused = HasSubstr("made before fully_shard");
+    EXPECT_THAT(message_of<UsageError>([&] { early.update(); }), refused);
+    EXPECT_THAT(message_of<UsageError>([&] { early.assign(); }), refused);
+    EXPECT_THAT(message_of<UsageError>([&] { (void)early.swapped(); }), refused);
+    EXPECT_THAT(message_of<UsageError>([&] { (void)early.state(*net); }), refused);
+    EXPECT_THAT(message_of<UsageError>([&] { early.expect_savable(); }), refused);
+  });
+}
+
+TEST(Average, StaysAwayWhileAnotherTakesThePlaceOfItsParameters) {
+  const auto expect_refusals = [](Net& net) {
+    Average one(net.ptr()), other(net.ptr()), part(net->b.ptr());
+    const auto before = values_of(parameters(*net).front());
+    for (auto& shard : parameters(*net)) at::Tensor(shard).detach().add_(1);
+    const auto refused = HasSubstr("while the model has another Average in place of its own parameters");
+    {
+      const auto swapped = one.swapped();
+      for (auto* const average : {&other, &part}) {
+        EXPECT_THAT(message_of<UsageError>([&] { average->update(); }), refused);
+        EXPECT_THAT(message_of<UsageError>([&] { average->assign(); }), refused);
+        EXPECT_THAT(message_of<UsageError>([&] { (void)average->swapped(); }), refused);
+        EXPECT_THAT(message_of<UsageError>([&] { average->expect_savable(); }), refused);
+      }
+      EXPECT_THAT(message_of<UsageError>([&] { Average(net.ptr()); }), refused);
+      EXPECT_TRUE(torch::equal(values_of(parameters(*net).front()), before));
+    }
+    EXPECT_TRUE(torch::equal(values_of(parameters(*net).front()), before + 1));
+    other.update();
+    const auto swapped = other.swapped();
+  };
+  auto plain = seeded_net();
+  expect_refusals(plain);
+  with_ranks(2, [&](const Communicator& world) {
+    auto net = seeded_net();
+    fully_shard(net->b, {.mesh = world});
+    fully_shard(net, {.mesh = world});
+    expect_refusals(net);
+  });
+}
+
 TEST(Average, RefusesWhatMakesNoSense) {
   const auto net = seeded_net();
   EXPECT_THAT(message_of<UsageError>([&] { Average(net.ptr(), {.decay = 1}); }), HasSubstr("below 1"));

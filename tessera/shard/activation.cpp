@@ -26,6 +26,11 @@ KeepRule operators(std::vector<std::string> names) {
   return [names = std::set<std::string, std::less<>>(names.begin(), names.end())](std::string_view name) { return names.contains(name); };
 }
 
+bool runs_again() {
+  auto* const run = SegmentRun::current();
+  return run != nullptr && run->asked_runs_again();
+}
+
 namespace detail {
 
 at::Tensor placeholder() {
@@ -43,7 +48,7 @@ class RunningSegment::Impl {
   const std::unique_ptr<SegmentRun> run;
 };
 
-RunningSegment::RunningSegment(const Options& options, Tensors inputs, Again again)
+RunningSegment::RunningSegment(const Options& options, Tensors inputs, Again again, const torch::nn::Module* module)
     : impl_([&] {
         install_paging();
         if (options.offload == OffloadTo::Host && !inputs.empty() &&
@@ -53,8 +58,8 @@ RunningSegment::RunningSegment(const Options& options, Tensors inputs, Again aga
               "already; OffloadTo::Disk moves them to disk");
         }
         if (options.offload == OffloadTo::Disk) expect_sensible(options.disk);
-        if (auto* const outer = SegmentRun::current()) return std::make_unique<Impl>(outer->inner(options, inputs, std::move(again)));
-        return std::make_unique<Impl>(std::make_unique<FirstRun>(options, inputs, std::move(again), nullptr));
+        if (auto* const outer = SegmentRun::current()) return std::make_unique<Impl>(outer->inner(options, inputs, std::move(again), module));
+        return std::make_unique<Impl>(std::make_unique<FirstRun>(options, inputs, std::move(again), module, nullptr));
       }()) {}
 
 RunningSegment::~RunningSegment() = default;

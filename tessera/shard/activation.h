@@ -58,10 +58,31 @@ using Passed = std::conditional_t<std::is_same_v<std::remove_cvref_t<T>, std::de
 /// Runs a segment again.
 using Again = std::function<void(const Tensors& inputs)>;
 
+/// A function that calls a module, whose buffers are looked at when it runs again.
+template <class Call>
+struct CallOf {
+  const torch::nn::Module* module;
+  Call call;
+  template <class... Values>
+  decltype(auto) operator()(Values&&... values) const {
+    return call(std::forward<Values>(values)...);
+  }
+};
+template <class Call>
+CallOf(const torch::nn::Module*, Call) -> CallOf<Call>;
+template <class Run>
+const torch::nn::Module* module_of(const Run& /*run*/) {
+  return nullptr;
+}
+template <class Call>
+const torch::nn::Module* module_of(const CallOf<Call>& run) {
+  return run.module;
+}
+
 /// This thread runs a segment as long as the object exists.
 class RunningSegment {
  public:
-  RunningSegment(const Options& options, Tensors inputs, Again again);
+  RunningSegment(const Options& options, Tensors inputs, Again again, const torch::nn::Module* module);
   RunningSegment(const RunningSegment&) = delete;
   RunningSegment& operator=(const RunningSegment&) = delete;
   ~RunningSegment();
@@ -74,6 +95,10 @@ class RunningSegment {
 };
 
 }  // namespace detail
+
+/// Whether this thread runs a checkpointed segment that has run before: in backward, for its activations. For what a module does once in each forward and
+/// what no operator of libtorch does, such as `if (!activation::runs_again()) calls++`.
+bool runs_again();
 
 /// A module holder, or a shared_ptr to a module.
 template <class T>
@@ -99,7 +124,7 @@ auto checkpoint(const Options& options, Run&& run, Inputs&&... inputs) {
     for_each_tensor_in(values, [&](at::Tensor& tensor) { tensor = fresh.at(next++); });
     std::apply([&](auto&... value) { same(static_cast<detail::Passed<Inputs>>(value)...); }, values);
   };
-  const detail::RunningSegment segment(options, std::move(tensors), std::move(again));
+  const detail::RunningSegment segment(options, std::move(tensors), std::move(again), detail::module_of(run));
   using Output = std::remove_cvref_t<decltype(run(std::forward<Inputs>(inputs)...))>;
   if constexpr (std::is_void_v<Output>) {
     run(std::forward<Inputs>(inputs)...);

@@ -91,7 +91,7 @@ at::Tensor checkpoint_sequential(const std::shared_ptr<torch::nn::SequentialImpl
       for (auto at = sequential->begin() + first; at != sequential->begin() + end; ++at) value = at->forward(std::move(value));
       return value;
     };
-    x = i + 1 < segments ? checkpoint(options, run, std::move(x)) : run(std::move(x));
+    x = i + 1 < segments ? checkpoint(options, detail::CallOf{sequential.get(), run}, std::move(x)) : run(std::move(x));
   }
   return x;
 }

@@ -17,7 +17,7 @@ template <class M, class... Inputs>
   requires IsModule<M>
 auto checkpoint(const Options& options, const M& module, Inputs&&... inputs) {
   const auto run = [module](auto&&... values) { return call(module, std::forward<decltype(values)>(values)...); };
-  return checkpoint(options, run, std::forward<Inputs>(inputs)...);
+  return checkpoint(options, detail::CallOf{&*pointer_of(module), run}, std::forward<Inputs>(inputs)...);
 }
 template <class M, class... Inputs>
   requires IsModule<M>

@@ -154,8 +154,8 @@ void fill(torch::nn::Module& module) {
 }
 
 std::vector<Chapter> corpus() {
-  return {construction(), ties(), writing(), freezing(), hooks(), gradients(), autograd(),
-          passes(),       precision(), optimizers(), local_values(), states(), ranks(), places(), parts()};
+  return {construction(), ties(),       writing(),      freezing(), hooks(),  gradients(), autograd(), segments(),
+          passes(),       precision(), optimizers(), local_values(), states(), ranks(),     places(),   parts()};
 }
 
 }  // namespace tessera::idioms

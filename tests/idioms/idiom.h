@@ -158,6 +158,7 @@ Chapter freezing();
 Chapter hooks();
 Chapter gradients();
 Chapter autograd();
+Chapter segments();
 Chapter passes();
 Chapter precision();
 Chapter optimizers();

@@ -187,6 +187,57 @@ Chapter states() {
                      run.record(evaluation(run, *other));
                      train(run, *other, run.adamw(*other));
                    }},
+              {.what = "`torch::save` and `torch::load` of a part of the model, `model->first`",
+               .act =
+                   [](Run& run) {
+                     const auto model = trained(run);
+                     std::stringstream file;
+                     torch::save(model->first, file);
+                     train(run, *model, run.sgd(*model));
+                     torch::load(model->first, file);
+                     run.record(evaluation(run, *model));
+                     train(run, *model, run.sgd(*model));
+                   }},
+              {.what = "`torch::save` of whole weights within `full_params`, alone and in a list",
+               .act =
+                   [](Run& run) {
+                     const auto model = trained(run);
+                     const auto whole = full_params(*model, Access::Read);
+                     std::stringstream one, several;
+                     torch::save(model->first->weight, one);
+                     torch::save(std::vector{model->first->bias, model->second->weight}, several);
+                     at::Tensor weight;
+                     std::vector<at::Tensor> rest;
+                     torch::load(weight, one);
+                     torch::load(rest, several);
+                     run.record(weight);
+                     for (const auto& tensor : rest) run.record(tensor);
+                   }},
+              {.what = "`torch::save` of what is computed from a whole weight, such as `layer->weight.clone()`",
+               .act =
+                   [](Run& run) {
+                     const auto model = trained(run);
+                     std::stringstream file;
+                     torch::save(model->first->weight.detach().clone(), file);
+                     at::Tensor weight;
+                     torch::load(weight, file);
+                     run.record(weight);
+                   }},
+              {.what = "`torch::save(layer->weight)`",
+               .act =
+                   [](Run& run) {
+                     const auto model = trained(run);
+                     std::stringstream file;
+                     torch::save(model->first->weight, file);
+                     at::Tensor weight;
+                     torch::load(weight, file);
+                     run.record(weight);
+                   },
+               .refused = "raw pointers need tessera::full_params",
+               .remark = "while the unit is unsharded, as within `tessera::unshard`, it is saved as it is there: whole, in its `param_dtype`"},
+              {.what = "`torch::pickle_save(layer->weight)`",
+               .act = [](Run& run) { torch::pickle_save(trained(run)->first->weight); },
+               .refused = "raw pointers need tessera::full_params"},
               {.what = "a file with the rank in its name",
                .act =
                    [](Run& run) {

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "idiom.h"
+#include "tessera/optim/average.h"
 #include "tessera/shard/full_params.h"
 
 namespace tessera::idioms {
@@ -23,6 +24,15 @@ void train(Run& run, Mlp& net, const std::function<void()>& at_end) {
   }
   run.record(loss_of(run, net, 9));
   run.record_parameters(net);
+}
+
+/// What a program does while one average of its model is in place, with another one.
+void with_average_in_place(Run& run, const std::function<void(const std::shared_ptr<Mlp>& net, optim::Average& other)>& act) {
+  const auto net = std::make_shared<Mlp>();
+  run.shard_nested(*net);
+  optim::Average average(net), other(net);
+  const auto swapped = average.swapped();
+  act(net, other);
 }
 
 /// Evaluations, each after what the idiom does.
@@ -181,6 +191,46 @@ Chapter writing() {
        for (size_t i = 0; i < sums.size(); i++) at::Tensor(parameters[i]).copy_(sums[i] / 4);
        run.record(loss_of(run, net, 2));
      }},
+    {.what = "`optim::Average` of a model that is sharded or not, and evaluation with it in place", .act = [](Run& run) {
+       const auto net = std::make_shared<Mlp>();
+       run.shard_nested(*net);
+       optim::Average average(net, {.decay = 0.5});
+       train(run, *net, [&] {
+         average.update();
+         const auto swapped = average.swapped();
+         run.record(loss_of(run, *net, 5));
+       });
+     }, .within = 1e-6, .because = "shards end where vector instructions do not"},
+    {.what = "a fast and a slow `optim::Average`, one after the other in place", .act = [](Run& run) {
+       const auto net = std::make_shared<Mlp>();
+       run.shard_nested(*net);
+       optim::Average fast(net, {.decay = 0.25}), slow(net, {.decay = 0.75});
+       train(run, *net, [&] {
+         for (auto* const average : {&fast, &slow}) {
+           average->update();
+           const auto swapped = average->swapped();
+           run.record(loss_of(run, *net, 5));
+         }
+       });
+     }, .within = 1e-6, .because = "shards end where vector instructions do not"},
+    {.what = "an `optim::Average` made before `fully_shard`", .act = [](Run& run) {
+       const auto net = std::make_shared<Mlp>();
+       optim::Average average(net);
+       run.shard_nested(*net);
+       train(run, *net, [&] { average.update(); });
+     }, .refused = "made before fully_shard"},
+    {.what = "an `optim::Average` made while another is in place", .act = [](Run& run) {
+       with_average_in_place(run, [](const auto& net, auto& /*other*/) { const optim::Average late(net); });
+     }, .refused = "while the model has another Average in place"},
+    {.what = "an `optim::Average` moved while another is in place, by `update` or `assign`", .act = [](Run& run) {
+       with_average_in_place(run, [](const auto& /*net*/, auto& other) { other.update(); });
+     }, .refused = "while the model has another Average in place"},
+    {.what = "two `optim::Average` swapped over each other", .act = [](Run& run) {
+       with_average_in_place(run, [](const auto& /*net*/, auto& other) { const auto swapped = other.swapped(); });
+     }, .refused = "while the model has another Average in place"},
+    {.what = "an `optim::Average` of a part, swapped over that of the model", .act = [](Run& run) {
+       with_average_in_place(run, [](const auto& net, auto& /*other*/) { optim::Average(net->second.ptr()).update(); });
+     }, .refused = "while the model has another Average in place"},
     // --- Whole parameters, inside of full_params ---
     {.what = "`nn::init` inside of `tessera::full_params`, before training", .act = [](Run& run) {
        Mlp net;

@@ -1,5 +1,6 @@
 #include "tessera/shard/access/shard_place.h"
 
+#include "tessera/shard/paging/storage_tag.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
 
@@ -23,6 +24,11 @@ ShardPlace place_of(const at::Tensor& shard) {
   const auto* const first = found.group->parameters.data();
   const bool listed_flat = found.group->flat && found.parameter == &*found.group->flat;
   return {.unit = std::move(found.unit), .buffer = found.group, .index = listed_flat ? 0 : static_cast<size_t>(found.parameter - first)};
+}
+
+bool is_unsharded_form(const at::Tensor& parameter) {
+  const auto* const tag = tag_of(parameter);
+  return tag != nullptr && tag->role == Role::Unsharded;
 }
 
 }  // namespace tessera

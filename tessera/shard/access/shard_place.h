@@ -28,4 +28,7 @@ struct ShardPlace {
 
 ShardPlace place_of(const at::Tensor& shard);
 
+/// Whether the tensor is a parameter of a sharded model in the form that modules hold in their members, which no optimizer can train.
+bool is_unsharded_form(const at::Tensor& parameter);
+
 }  // namespace tessera

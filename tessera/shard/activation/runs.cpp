@@ -1,8 +1,11 @@
 #include "tessera/shard/activation/runs.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -71,8 +74,7 @@ class Beginning final : public ag::Node {
 [[noreturn]] void refuse_other_course() {
   throw UsageError(
       "a checkpointed segment did something else when it ran again in backward than in forward; it must depend on nothing but its inputs "
-      "and "
-      "parameters");
+      "and parameters");
 }
 
 }  // namespace
@@ -88,8 +90,14 @@ at::Tensor stand_in(const at::Tensor& values, bool requires_grad) {
 
 // --- any run -------------------------------------------------------------------------------------------------------------------------
 
+SegmentRun::SegmentRun(std::shared_ptr<Log> log) : log_(std::move(log)), graph_task_(ag::get_current_graph_task_id()), watching_(this) {}
+
+bool SegmentRun::is_of_program(const OperatorFacts& op) const {
+  return !op.marks && !is_casting() && ag::get_current_graph_task_id() == graph_task_;
+}
+
 bool SegmentRun::keeps(const OperatorFacts& op) const {
-  if (!log_->keep || op.views || op.marks) return false;
+  if (!log_->keep || op.views || !is_of_program(op)) return false;
   return std::ranges::none_of(op.writes, [](bool writes) { return writes; }) && !op.updates_statistics && log_->keep(op.name());
 }
 
@@ -104,11 +112,15 @@ std::unique_ptr<ag::SavedVariableHooks> SegmentRun::hooks() {
 
 // --- the first run -------------------------------------------------------------------------------------------------------------------
 
-FirstRun::FirstRun(const Options& options, const std::vector<at::Tensor>& inputs, detail::Again again, FirstRun* outer)
-    : FirstRun(std::make_shared<Segment>(options, inputs, std::move(again)), outer) {
+FirstRun::FirstRun(const Options& options, const std::vector<at::Tensor>& inputs, detail::Again again, const torch::nn::Module* module,
+                   FirstRun* outer)
+    : FirstRun(std::make_shared<Segment>(options, inputs, std::move(again), module), outer) {
   for (const auto& input : inputs) {
     segment_->hold_input(input, outer != nullptr ? outer->save(input) : Held::stowed(input, options));
-    if (const auto* storage = storage_of(input)) inputs_.insert(storage);
+    const auto* const storage = storage_of(input);
+    if (storage == nullptr) continue;
+    inputs_.emplace(storage, c10::weak_intrusive_ptr<c10::StorageImpl>(input.storage().getWeakStorageImpl()));
+    from_inputs_.insert(storage);
   }
 }
 
@@ -122,8 +134,9 @@ FirstRun::~FirstRun() {
   segment_->first_run_ends();
 }
 
-std::unique_ptr<SegmentRun> FirstRun::inner(const Options& options, const std::vector<at::Tensor>& inputs, detail::Again again) {
-  return std::make_unique<FirstRun>(options, inputs, std::move(again), this);
+std::unique_ptr<SegmentRun> FirstRun::inner(const Options& options, const std::vector<at::Tensor>& inputs, detail::Again again,
+                                            const torch::nn::Module* module) {
+  return std::make_unique<FirstRun>(options, inputs, std::move(again), module, this);
 }
 
 void FirstRun::note_operand(const at::Tensor& tensor, bool writes, const OperatorFacts& op) {
@@ -151,7 +164,11 @@ void FirstRun::note_write(const at::Tensor& tensor, const OperatorFacts& op) {
         "that returns a new tensor (for modules, leave their option inplace out)",
         op.name()));
   }
-  if (own_.contains(storage) || is_paged(tensor)) return;
+  if (is_paged(tensor)) return;
+  if (own_.contains(storage)) {
+    log_->own_writes.try_emplace(storage, tensor.storage().getWeakStorageImpl());
+    return;
+  }
   const auto same = [&](const Log::Write& write) { return write.storage._unsafe_get_target() == storage; };
   if (std::ranges::any_of(log_->writes, same)) return;
   const Aside aside;
@@ -159,14 +176,38 @@ void FirstRun::note_write(const at::Tensor& tensor, const OperatorFacts& op) {
       {.storage = c10::weak_intrusive_ptr<c10::StorageImpl>(tensor.storage().getWeakStorageImpl()), .before = bytes_of(tensor)});
 }
 
+void FirstRun::note_course(const OperatorFacts& op, const Stack& stack, const std::vector<at::Tensor>& operands,
+                           const std::vector<bool>& written) {
+  std::vector<bool> is_foreign(operands.size());
+  bool depends = false, writes_foreign = false;
+  for (size_t i = 0; i < operands.size(); i++) {
+    const auto* const storage = storage_of(operands[i]);
+    depends = depends || from_inputs_.contains(storage);
+    writes_foreign = writes_foreign || (written[i] && !own_.contains(storage));
+    const bool reads = i > 0 || !op.replaces;  // what is filled may have no values yet
+    is_foreign[i] = reads && foreign_.contains(storage) && !is_paged(operands[i]);
+  }
+  const auto left_out = op.random || writes_foreign ? LeftOut::Never : depends ? LeftOut::IfAsked : LeftOut::Freely;
+  log_->course.note(op, stack, stack.size() - op.arguments, left_out, is_foreign);
+}
+
 void FirstRun::note_results(const Stack& stack, size_t base, const std::vector<at::Tensor>& operands) {
   for (size_t i = base; i < stack.size(); i++) {
     for_each_tensor(stack[i], [&](const at::Tensor& tensor) {
       const auto* const storage = tensor.defined() ? storage_of(tensor) : nullptr;
-      if (storage == nullptr || std::ranges::find(operands, storage, storage_of) != operands.end()) return;
+      if (storage == nullptr) return;
+      const bool is_new = std::ranges::find(operands, storage, storage_of) == operands.end();
       for (auto* run = this; run != nullptr; run = run->outer_) {
+        // An earlier storage may have had this address.
+        const auto depends = [run](const at::Tensor& operand) { return run->from_inputs_.contains(storage_of(operand)); };
+        if (std::ranges::any_of(operands, depends)) {
+          run->from_inputs_.insert(storage);
+        } else if (is_new) {
+          run->from_inputs_.erase(storage);
+        }
+        if (!is_new) continue;
         run->own_.insert(storage);
-        run->foreign_.erase(storage);  // of one that is gone and had this address
+        run->foreign_.erase(storage);
       }
     });
   }
@@ -176,25 +217,29 @@ void FirstRun::run(const c10::OperatorHandle& handle, const OperatorFacts& op, c
   const auto base = stack.size() - op.arguments;
   const bool updates = op.updates_statistics && stack[base + OperatorFacts::kTraining].toBool();
   std::vector<at::Tensor> operands;
+  std::vector<bool> written;
   for (size_t i = 0; i < op.arguments; i++) {
     for_each_tensor(stack[base + i], [&](const at::Tensor& tensor) {
       if (!tensor.defined()) return;
       operands.push_back(tensor);
-      note_operand(tensor, op.writes[i] || (updates && (i == OperatorFacts::kRunningMean || i == OperatorFacts::kRunningMean + 1)), op);
+      written.push_back(op.writes[i] || (updates && (i == OperatorFacts::kRunningMean || i == OperatorFacts::kRunningMean + 1)));
+      note_operand(tensor, written.back(), op);
     });
   }
+  if (is_of_program(op)) note_course(op, stack, operands, written);
   if (!keeps(op)) {
     handle.redispatchBoxed(below, &stack);
     return note_results(stack, base, operands);
   }
   auto& kept = log_->kept.emplace_back();
-  kept.name = op.name();
+  kept.step = log_->course.steps() - 1;
   keeping_ = &kept;
   operands_ = &operands;
   try {
     handle.redispatchBoxed(below, &stack);
   } catch (...) {
     keeping_ = nullptr;
+    kept.runs_again = true;  // and fails again
     throw;
   }
   keeping_ = nullptr;
@@ -238,11 +283,12 @@ Held FirstRun::save(const at::Tensor& tensor) {
 
 // --- later runs ----------------------------------------------------------------------------------------------------------------------
 
-LaterRun::LaterRun(std::shared_ptr<Log> log, Segment* filled) : SegmentRun(std::move(log)), filled_(filled) {
+LaterRun::LaterRun(std::shared_ptr<Log> log, Segment* filled) : SegmentRun(std::move(log)), filled_(filled), follower_(log_->course) {
   make_copies();
 }
 
-LaterRun::LaterRun(std::shared_ptr<Log> log, LaterRun* outer) : SegmentRun(std::move(log)), filled_(nullptr), outer_(outer) {
+LaterRun::LaterRun(std::shared_ptr<Log> log, LaterRun* outer)
+    : SegmentRun(std::move(log)), filled_(nullptr), outer_(outer), follower_(log_->course) {
   make_copies();
 }
 
@@ -255,7 +301,8 @@ void LaterRun::make_copies() {
   }
 }
 
-std::unique_ptr<SegmentRun> LaterRun::inner(const Options&, const std::vector<at::Tensor>& inputs, detail::Again) {
+std::unique_ptr<SegmentRun> LaterRun::inner(const Options&, const std::vector<at::Tensor>& inputs, detail::Again,
+                                            const torch::nn::Module*) {
   for (const auto& input : inputs) save(input);
   if (inner_ == log_->inner.size()) refuse_other_course();
   return std::unique_ptr<SegmentRun>(new LaterRun(log_->inner[inner_++], this));
@@ -264,6 +311,11 @@ std::unique_ptr<SegmentRun> LaterRun::inner(const Options&, const std::vector<at
 void LaterRun::result(at::Tensor& tensor) const {
   // Without its graph, which would keep the activations of the inner segment.
   tensor = stand_in(tensor, tensor.requires_grad());
+}
+
+bool LaterRun::asked_runs_again() {
+  follower_.let_leave_out();
+  return true;
 }
 
 const LaterRun::Copy* LaterRun::copy_of(const at::Tensor& tensor) const {
@@ -292,19 +344,38 @@ void LaterRun::run(const c10::OperatorHandle& handle, const OperatorFacts& op, c
       stack[i] = std::move(tensors);
     }
   }
-  if (keeps(op)) return repeat_kept(handle, op, below, stack);
+  const auto* const kept = is_of_program(op) ? kept_at(follower_.follow(op, stack, stack.size() - op.arguments)) : nullptr;
+  expect_own_writes(op, stack);
+  if (kept != nullptr) return repeat_kept(*kept, handle, op, below, stack);
   handle.redispatchBoxed(below, &stack);
 }
 
-void LaterRun::repeat_kept(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, Stack& stack) {
-  if (kept_ == log_->kept.size() || log_->kept[kept_].name != op.name()) refuse_other_course();
-  const auto& kept = log_->kept[kept_++];
+void LaterRun::expect_own_writes(const OperatorFacts& op, const Stack& stack) const {
+  for (size_t i = 0; i < op.arguments; i++) {
+    if (!op.writes[i]) continue;
+    for_each_tensor(stack[stack.size() - op.arguments + i], [&](const at::Tensor& tensor) {
+      if (!tensor.defined() || !log_->own_writes.contains(storage_of(tensor))) return;
+      throw UsageError(fmt::format(
+          "{} changes a {} tensor of shape [{}] in place that a checkpointed segment has made in forward and kept, so it would change "
+          "twice when the segment runs again in backward; make it before the segment, as a constructor does",
+          op.name(), c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", ")));
+    });
+  }
+}
+
+const Log::Kept* LaterRun::kept_at(size_t step) {
+  while (kept_ < log_->kept.size() && log_->kept[kept_].step < step) kept_++;
+  return kept_ < log_->kept.size() && log_->kept[kept_].step == step ? &log_->kept[kept_] : nullptr;
+}
+
+void LaterRun::repeat_kept(const Log::Kept& kept, const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below,
+                           Stack& stack) {
   const auto base = stack.size() - op.arguments;
   const auto operands = tensors_on(stack, base);
   if (kept.runs_again) {
     ignores_ = true;
+    const auto end = c10::make_scope_exit([&] { ignores_ = false; });
     handle.redispatchBoxed(below, &stack);
-    ignores_ = false;
   } else {
     torch::jit::drop(stack, op.arguments);
     for (const auto& [value, requires_grad, changes] : kept.results) {

@@ -12,6 +12,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/shard/activation/runs.h"
+#include "tessera/shard/activation/untouched.h"
 #include "tessera/shard/paging/paged_tensor.h"
 
 namespace tessera::activation {
@@ -57,8 +58,13 @@ void refuse_change(const at::Tensor& tensor) {
       c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", ")));
 }
 
-Segment::Segment(const Options& options, const std::vector<at::Tensor>& inputs, detail::Again again)
-    : options_(options), again_(std::move(again)), log_(std::make_shared<Log>()), devices_(devices_of(inputs)), autocast_(devices_) {
+Segment::Segment(const Options& options, const std::vector<at::Tensor>& inputs, detail::Again again, const torch::nn::Module* module)
+    : options_(options),
+      again_(std::move(again)),
+      module_(module),
+      log_(std::make_shared<Log>()),
+      devices_(devices_of(inputs)),
+      autocast_(devices_) {
   log_->keep = options.keep;
   if (options.preserve_rng_state) random_.emplace(devices_);
 }
@@ -122,13 +128,13 @@ void Segment::expect_unchanged() const {
     if (read.counter.current_version() == read.version) continue;
     throw UsageError(
         "a parameter or another tensor that a checkpointed segment reads was changed in place between forward and backward, by a step of "
-        "an "
-        "optimizer or an operator such as add_; run backward first");
+        "an optimizer or an operator such as add_; run backward first");
   }
 }
 
 void Segment::run_again() {
   expect_unchanged();
+  const Untouched untouched(module_, *log_);
   missing_ = std::ranges::count_if(slots_, [](const Slot& slot) { return slot.wanted && !slot.value.defined(); });
   const Restored restored(random_, autocast_, devices_);
   {
@@ -141,6 +147,7 @@ void Segment::run_again() {
       if (full.segment != this) throw;
     }
   }
+  untouched.expect();
   if (missing_ > 0) {
     throw UsageError(fmt::format(
         "a checkpointed segment did something else when it ran again in backward: {} of the tensors that it had saved in forward "

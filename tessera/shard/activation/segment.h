@@ -13,9 +13,11 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "tessera/shard/activation.h"
+#include "tessera/shard/activation/course.h"
 #include "tessera/shard/activation/held.h"
 #include "tessera/shard/activation/surroundings.h"
 
@@ -41,16 +43,19 @@ struct Log {
       std::vector<int64_t> sizes, strides;
       int64_t offset;  // from the operand's
     };
-    std::string name;
+    size_t step = 0;  // of the course
     std::vector<Result> results = {};
     std::vector<FromOperand> slots = {};
-    bool runs_again = false;                        // its results are views of its operands, or no tensors
+    bool runs_again = false;                        // its results are views of its operands, or no tensors, or it has failed
     std::optional<RandomStates> random_after = {};  // of an operator that draws random numbers
   };
 
   KeepRule keep;
+  Course course = {};
   std::vector<std::optional<size_t>> saved = {};  // the slot of each tensor that was saved; none for those that stayed in memory
   std::vector<Write> writes = {};
+  // Changed in place as well, but made by the first run. One that the program has kept would change twice.
+  std::unordered_map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> own_writes = {};
   std::vector<Kept> kept = {};
   std::vector<std::shared_ptr<Log>> inner = {};  // of the segments in this one
 };
@@ -58,7 +63,8 @@ struct Log {
 /// The nodes of its graph own it.
 class Segment : public std::enable_shared_from_this<Segment> {
  public:
-  Segment(const Options& options, const std::vector<at::Tensor>& inputs, detail::Again again);
+  /// The module, or null, is what `again` calls.
+  Segment(const Options& options, const std::vector<at::Tensor>& inputs, detail::Again again, const torch::nn::Module* module);
 
   const Options& options() const { return options_; }
   const std::shared_ptr<Log>& log() const { return log_; }
@@ -99,7 +105,8 @@ class Segment : public std::enable_shared_from_this<Segment> {
   void expect_unchanged() const;
 
   const Options options_;
-  const detail::Again again_;
+  const detail::Again again_;  // owns the module
+  const torch::nn::Module* const module_;
   const std::shared_ptr<Log> log_;
   std::recursive_mutex mutex_;
   std::vector<Input> inputs_;

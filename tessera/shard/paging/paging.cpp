@@ -173,6 +173,7 @@ void cast_operands(const OperatorFacts& op, Stack& stack, Unit& unit) {
     if (op.updates_statistics) return is_paged(tensor) ? tensor.to(at::kFloat) : tensor;
     if (is_paged(tensor) || tensor.scalar_type() == *dtype) return tensor;
     const auto held = unit.schedule()->lock();
+    const CastingOperand casting;
     auto result = unit.state(held).casts.cast(tensor, *dtype);
     if (auto* const watcher = Watcher::current()) watcher->hold(result);
     return result;

@@ -30,6 +30,30 @@ class Watcher {
 
   /// Of this thread, or null.
   static Watcher* current();
+
+ protected:
+  /// Whether the operator that comes casts an operand of another one.
+  bool is_casting() const { return is_casting_; }
+
+ private:
+  friend class CastingOperand;
+  bool is_casting_ = false;
+};
+
+/// While the library casts an operand. The program has called no operator for that, and casts are remembered, so the next time none may come.
+class CastingOperand {
+ public:
+  CastingOperand() : watcher_(Watcher::current()) {
+    if (watcher_ != nullptr) watcher_->is_casting_ = true;
+  }
+  CastingOperand(const CastingOperand&) = delete;
+  CastingOperand& operator=(const CastingOperand&) = delete;
+  ~CastingOperand() {
+    if (watcher_ != nullptr) watcher_->is_casting_ = false;
+  }
+
+ private:
+  Watcher* const watcher_;
 };
 
 /// Makes a watcher this thread's as long as the object exists; null ends the watch for a while.

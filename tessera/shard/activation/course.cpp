@@ -1,0 +1,161 @@
+#include "tessera/shard/activation/course.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "tessera/base/error.h"
+#include "tessera/shard/activation/digest.h"
+#include "tessera/shard/paging/locality.h"
+#include "tessera/shard/paging/operators.h"
+
+namespace tessera::activation {
+namespace {
+
+const c10::StorageImpl* memory_of(const at::Tensor& tensor) {
+  return tensor.has_storage() ? tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr;
+}
+
+std::vector<at::Tensor> tensors_among(const torch::jit::Stack& stack, size_t base) {
+  std::vector<at::Tensor> tensors;
+  for (size_t i = base; i < stack.size(); i++) {
+    for_each_tensor(stack[i], [&](const at::Tensor& tensor) {
+      if (tensor.defined()) tensors.push_back(tensor);
+    });
+  }
+  return tensors;
+}
+
+template <class T>
+uint64_t mixed_all(uint64_t hash, const T& values) {
+  hash = mixed(hash, values.size());
+  for (const auto value : values) hash = mixed(hash, std::hash<std::remove_cvref_t<decltype(value)>>()(value));
+  return hash;
+}
+
+uint64_t mixed_in(uint64_t hash, const at::Tensor& tensor) {
+  if (!tensor.defined()) return mixed(hash, 0);
+  hash = mixed(hash, 1 + static_cast<uint64_t>(tensor.scalar_type()));
+  return tensor.layout() == at::kStrided ? mixed_all(hash, tensor.sizes()) : hash;
+}
+
+uint64_t mixed_in(uint64_t hash, const c10::IValue& value) {
+  if (value.isTensor()) return mixed_in(hash, value.toTensor());
+  if (value.isInt()) return mixed(hash, static_cast<uint64_t>(value.toInt()));
+  if (value.isDouble()) return mixed(hash, std::hash<double>()(value.toDouble()));
+  if (value.isBool()) return mixed(hash, value.toBool() ? 2 : 3);
+  if (value.isNone()) return mixed(hash, 4);
+  if (value.isIntList()) return mixed_all(hash, value.toIntVector());
+  if (value.isDoubleList()) return mixed_all(hash, value.toDoubleVector());
+  if (value.isBoolList()) return mixed_all(hash, value.toBoolList().vec());
+  if (value.isString()) return mixed(hash, std::hash<std::string_view>()(value.toStringView()));
+  if (value.isComplexDouble()) {
+    const auto number = value.toComplexDouble();
+    return mixed(mixed(hash, std::hash<double>()(number.real())), std::hash<double>()(number.imag()));
+  }
+  if (value.isTensorList() || value.isOptionalTensorList() || value.isList()) {
+    const auto& elements = value.toListRef();
+    hash = mixed(hash, elements.size());
+    for (const auto& element : elements) hash = mixed_in(hash, element);
+  }
+  return hash;  // devices, generators and the like
+}
+
+uint64_t form_of(const OperatorFacts& op, const torch::jit::Stack& stack, size_t base) {
+  auto hash = mixed(0, reinterpret_cast<uintptr_t>(op.schema));
+  for (size_t i = base; i < stack.size(); i++) hash = mixed_in(hash, stack[i]);
+  return hash;
+}
+
+[[noreturn]] void refuse_operand(const OperatorFacts& op, const at::Tensor& operand) {
+  throw UsageError(fmt::format(
+      "a checkpointed segment did something else when it ran again in backward: {} reads a {} tensor of shape [{}] that is not the one "
+      "which it read in forward, or has other values now. The program has assigned it or written it through a pointer. Change such a tensor "
+      "in place by an operator, as in buffer.copy_(x), which a segment does once; or outside of the segment; or give it as an input",
+      op.name(), c10::toString(operand.scalar_type()), fmt::join(operand.sizes(), ", ")));
+}
+
+[[noreturn]] void refuse_step(const OperatorFacts& op, const OperatorFacts* before) {
+  const auto other = before == nullptr             ? std::string("where forward had ended")
+                     : before->name() == op.name() ? std::string("with other arguments than in forward")
+                                                   : fmt::format("in place of {}", before->name());
+  throw UsageError(fmt::format(
+      "a checkpointed segment did something else when it ran again in backward: it called {} {}. It must depend on nothing but its inputs "
+      "and parameters, so not on numbers that it counts up; what is to happen once can ask activation::runs_again()",
+      op.name(), other));
+}
+
+}  // namespace
+
+size_t Course::number_of(const at::Tensor& foreign) {
+  const auto [found, is_new] = numbers_.try_emplace({memory_of(foreign), foreign.storage_offset(), foreign.numel()}, foreign_.size());
+  if (is_new) {
+    foreign_.push_back({.storage = c10::weak_intrusive_ptr<c10::StorageImpl>(foreign.storage().getWeakStorageImpl()),
+                        .values = digest_of(foreign)});
+  }
+  return found->second;
+}
+
+void Course::note(const OperatorFacts& op, const torch::jit::Stack& stack, size_t base, LeftOut left_out,
+                  const std::vector<bool>& is_foreign) {
+  size_t operand = 0;
+  for (size_t i = base; i < stack.size(); i++) {
+    for_each_tensor(stack[i], [&](const at::Tensor& tensor) {
+      if (!tensor.defined()) return;
+      if (is_foreign[operand]) reads_.push_back({.operand = operand, .foreign = number_of(tensor)});
+      operand++;
+    });
+  }
+  steps_.push_back({.op = &op, .form = form_of(op, stack, base), .left_out = left_out, .reads_end = reads_.size()});
+}
+
+bool Follower::may_pass(const Course::Step& step) const {
+  return step.left_out == LeftOut::Freely || (step.left_out == LeftOut::IfAsked && asked_);
+}
+
+const at::Tensor* Follower::other_operand(size_t step, const std::vector<at::Tensor>& operands) const {
+  for (size_t i = step == 0 ? 0 : course_.steps_[step - 1].reads_end; i < course_.steps_[step].reads_end; i++) {
+    const auto& read = course_.reads_[i];
+    const auto& foreign = course_.foreign_[read.foreign];
+    const auto& operand = operands[read.operand];
+    const auto* const memory = memory_of(operand);
+    if (read.foreign < seen_.size() && seen_[read.foreign] == std::pair(memory, operand.storage_offset())) continue;
+    const bool is_variable = operand.is_leaf() && operand.requires_grad();
+    if (is_variable && foreign.storage._unsafe_get_target() == memory) continue;  // its version was compared
+    if (foreign.values && digest_of(operand) != foreign.values) return &operand;
+  }
+  return nullptr;
+}
+
+void Follower::accept(size_t step, const std::vector<at::Tensor>& operands) {
+  for (size_t i = step == 0 ? 0 : course_.steps_[step - 1].reads_end; i < course_.steps_[step].reads_end; i++) {
+    const auto& read = course_.reads_[i];
+    if (seen_.size() <= read.foreign) seen_.resize(course_.foreign_.size());
+    seen_[read.foreign] = {memory_of(operands[read.operand]), operands[read.operand].storage_offset()};
+  }
+  next_ = step + 1;
+}
+
+size_t Follower::follow(const OperatorFacts& op, const torch::jit::Stack& stack, size_t base) {
+  const auto form = form_of(op, stack, base);
+  const auto operands = tensors_among(stack, base);
+  const at::Tensor* other = nullptr;
+  for (size_t at = next_; at < course_.steps_.size(); at++) {
+    const auto& step = course_.steps_[at];
+    if (step.form == form) {
+      const auto* const found = other_operand(at, operands);
+      if (found == nullptr) {
+        accept(at, operands);
+        return at;
+      }
+      if (other == nullptr) other = found;
+    }
+    if (!may_pass(step)) break;
+  }
+  if (other != nullptr) refuse_operand(op, *other);
+  refuse_step(op, next_ < course_.steps_.size() ? course_.steps_[next_].op : nullptr);
+}
+
+}  // namespace tessera::activation
