@@ -19,6 +19,7 @@ class Adagrad final : public Optimizer {
 
  private:
   void apply(const Settings& settings, int64_t step, const Item& item) override;
+  bool writes_cast_copies() const override { return true; }
   AdagradOptions options_;
 };
 

@@ -29,7 +29,9 @@ class Adam : public Optimizer {
   Adam(std::vector<ParameterGroup> groups, AdamOptions options, WeightDecay decay);
 
  private:
-  void apply(const Settings& settings, int64_t step, const Item& item) override;
+  void apply(const Settings& settings, int64_t step, const Item& item) final;
+  void end_step() final {}
+  bool writes_cast_copies() const final { return true; }
   /// libtorch's fused kernel rounds the last values of a tensor otherwise than the others, so in float64 it would depend on how a parameter
   /// is divided what comes out.
   void apply_in_double(const Settings& settings, int64_t step, const Item& item) const;
@@ -61,6 +63,7 @@ class SmallAdamW final : public Optimizer {
 
  private:
   void apply(const Settings& settings, int64_t step, const Item& item) override;
+  bool writes_cast_copies() const override { return true; }
   AdamWOptions options_;
 };
 

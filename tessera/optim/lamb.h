@@ -31,6 +31,7 @@ class Lamb final : public Optimizer {
     std::optional<size_t> group;  // index in groups_; none for parameters that are not sharded
   };
   void apply(const Settings& settings, int64_t step, const Item& item) override;
+  bool writes_cast_copies() const override { return true; }
   void begin_step() override { pending_.clear(); }
   void end_step() override;
   bool can_step_in_backward() const override { return false; }

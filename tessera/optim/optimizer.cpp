@@ -250,6 +250,10 @@ struct Optimizer::Releases {
   ~Releases() { units.clear(); }
 };
 
+WriteKind Optimizer::kind_of_write() const {
+  return writes_cast_copies() ? WriteKind::UpdateWithCopies : WriteKind::Update;
+}
+
 void Optimizer::step() {
   at::RecordFunction recorded(at::RecordScope::USER_SCOPE);
   if (recorded.isActive()) recorded.before("tessera::step");
@@ -258,7 +262,8 @@ void Optimizer::step() {
   const c10::AutoGradMode no_grad(false);
   expect_ignored_alike(parameters_);
   const Releases after{units_};
-  const WriteGuard guard(units_with_gradients(), WriteKind::Update, description());
+  if (units_with_gradients().empty() && !backward_step_) expect_nobody_waits(parameters_);
+  const WriteGuard guard(units_, kind_of_write(), description());
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   forget_stale_factor();
   begin_step();

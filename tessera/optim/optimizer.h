@@ -22,6 +22,7 @@ class Module;
 namespace tessera {
 class Unit;
 class WriteGuard;
+enum class WriteKind;
 }  // namespace tessera
 
 namespace tessera::optim {
@@ -106,7 +107,7 @@ class Optimizer {
   struct Item {
     at::Tensor parameter, gradient;
     std::span<const at::Tensor> state;  // in the order of the kinds
-    at::Tensor cast_copy;               // the bfloat16 copy that other ranks read, to be written too; undefined if there is none
+    at::Tensor cast_copy;               // the bfloat16 copy that other ranks read, if the rule has to write it too; else undefined
     std::span<const Member> members;
     at::Tensor factor;  // to multiply the gradient by; undefined for 1
   };
@@ -124,6 +125,9 @@ class Optimizer {
   virtual void end_step() {}
   /// Whether the rule can update a parameter before it has seen the gradients of the others.
   virtual bool can_step_in_backward() const { return true; }
+  /// Whether the rule writes Item::cast_copy along with the parameter, which saves a pass over memory. Without that the step makes the
+  /// copies when the rule has changed everything.
+  virtual bool writes_cast_copies() const { return false; }
 
  private:
   /// Adjacent parameters of one unit, or a single parameter.
@@ -147,6 +151,7 @@ class Optimizer {
   static at::Tensor flat_gradient(const Run& run);
   void make_state(Run& run) const;
   void step_run(const Settings& settings, Run& run, const WriteGuard& guard);
+  WriteKind kind_of_write() const;
   bool end_backward_step();
   void refuse_in_backward(std::string_view what) const;
   std::span<const std::shared_ptr<Unit>> units_with_gradients();

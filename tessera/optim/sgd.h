@@ -24,6 +24,7 @@ class SGD final : public Optimizer {
 
  private:
   void apply(const Settings& settings, int64_t step, const Item& item) override;
+  bool writes_cast_copies() const override { return true; }
   SgdOptions options_;
 };
 

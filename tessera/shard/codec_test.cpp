@@ -13,6 +13,7 @@
 #include "tessera/shard/report.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
+#include "tessera/shard/unsharding.h"
 #include "tessera/testing/net.h"
 
 namespace tessera::testing::codec_test {
@@ -171,6 +172,19 @@ TEST(Codec, LosesNothingThatFullParamsLeavesAlone) {
     const auto shards = parameters(*net);
     EXPECT_TRUE(at::equal(full_parameter(shards[2]), before)) << "to the bit";
     EXPECT_TRUE(at::allclose(full_parameter(shards[1]), at::full({10}, 0.25)));
+  });
+}
+
+TEST(Codec, LetsAModelDieWhileItIsUnsharded) {
+  with_ranks(2, [](const Communicator& world) {
+    std::weak_ptr<Unit> unit;
+    {
+      auto net = seeded_net();
+      fully_shard(net, {.mesh = world, .codec = std::make_shared<EightBits>()});
+      unit = units(*net).front();
+      (void)unshard(*net);
+    }
+    EXPECT_TRUE(unit.expired());
   });
 }
 

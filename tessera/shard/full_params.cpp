@@ -118,7 +118,7 @@ FullParams full_params(const torch::nn::Module& module, Access access) {
     try {
       if (access == Access::Write) state.begin_unsharded_writes();
     } catch (...) {
-      schedule->release(wanted);
+      let_go(*unit);
       throw;
     }
     guard.units_.push_back(std::move(unit));

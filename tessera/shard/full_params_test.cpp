@@ -63,6 +63,35 @@ TEST(FullParams, OfAReaderAroundAWriterLeaveWhatTheShardsHave) {
   });
 }
 
+TEST(FullParams, ForWritingHaveTheDtypeOfTheShards) {
+  with_ranks(3, [](const Communicator& world) {
+    for (const auto residence : {Residence::NodeShared, Residence::Gathered}) {
+      auto net = seeded_net();
+      fully_shard(net, {.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16}, .residence = residence});
+      const torch::NoGradGuard no_grad;
+      const auto copy = net->b->weight;
+      const auto before = full_parameter(copy);
+      for (int round = 0; round < 2; round++) {
+        {
+          const auto reads = full_params(*net);
+          EXPECT_EQ(copy.scalar_type(), at::kBFloat16);
+          const auto writes = full_params(*net, Access::Write);
+          {
+            const auto again = full_params(*net->b, Access::Write);
+            EXPECT_TRUE(at::equal(copy, net->b->weight));
+            copy.mul_(1.001);
+          }
+          EXPECT_EQ(copy.scalar_type(), at::kFloat);
+          copy.sub_(1e-5);
+        }
+        EXPECT_EQ(copy.scalar_type(), at::kBFloat16);
+        EXPECT_TRUE(at::equal(copy.clone(), full_parameter(copy).to(at::kBFloat16)));
+      }
+      EXPECT_TRUE(at::equal(full_parameter(copy), before.mul(1.001).sub(1e-5).mul(1.001).sub(1e-5)));
+    }
+  });
+}
+
 TEST(FullState, IsThatOfTheUnshardedModel) {
   with_ranks(3, [](const Communicator& world) {
     auto net = sharded_net(world);

@@ -24,6 +24,7 @@
 #include "tessera/shard/unit/apart.h"
 #include "tessera/shard/unit/boundary.h"
 #include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/unit/tables.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 
@@ -31,15 +32,6 @@ namespace tessera {
 namespace {
 
 using torch::nn::Module;
-
-/// Gives access to the table that `parameters()` reads, a protected member of torch::nn::Module.
-struct Tables : Module {
-  static auto parameters() { return &Tables::parameters_; }
-};
-
-torch::OrderedDict<std::string, at::Tensor>& table_of(Module& module) {
-  return module.*Tables::parameters();
-}
 
 /// Containers whose users read parameters from the table. The unsharded parameters therefore have to stay in it.
 bool reads_table_in_forward(const Module& module) {
@@ -315,6 +307,7 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   }
   need_calls(modules, options.mixed_precision, name);
   for (auto* module : modules) {
+    schedule->watch(module->weak_from_this());
     set_boundary(*module, options, unit);
     if (const auto dtype = options.mixed_precision.buffer_dtype) cast_buffers(*module, *dtype);
   }

@@ -7,6 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/parameters.h"
+#include "tessera/shard/reduction.h"
 #include "tessera/shard/training.h"
 #include "tessera/testing/net.h"
 
@@ -75,8 +76,21 @@ TEST(Gradients, OfInputsMayBeDifferentiatedAgain) {
     for (size_t i = 0; i < shards.size(); i++) {
       EXPECT_TRUE(at::allclose(full_grad(shards[i]), unsharded->parameters()[i].grad(), 1e-4, 1e-5)) << i;
     }
-    EXPECT_THAT(message_of<UsageError>([&] { net(input()).pow(2).sum().backward({}, true, /*create_graph=*/true); }),
-                ::testing::HasSubstr("create_graph"));
+  });
+}
+
+TEST(Gradients, OfParametersMayNotBeDifferentiatedAgain) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = seeded_net();
+    fully_shard(net, {.mesh = world});
+    const auto refused = ::testing::HasSubstr("unit 'Net': gradients of parameters that can be differentiated again (create_graph)");
+    const auto backward = [&] { net(input()).pow(2).sum().backward({}, true, /*create_graph=*/true); };
+    backward();
+    const auto squares = net->parameters()[0].grad().pow(2);
+    EXPECT_THAT(message_of<UsageError>([&] { squares.backward(at::ones_like(squares)); }), refused);
+    // What is kept for a later reduction has no graph, so that would come too late.
+    const auto guard = no_sync(*net);
+    EXPECT_THAT(message_of<UsageError>(backward), refused);
   });
 }
 

@@ -224,7 +224,12 @@ at::Tensor clip_grad_norm(std::span<const at::Tensor> listed, double max_norm, c
   const auto scale = clip_factor(norm, max_norm);
   for (const auto& parameter : parameters) {
     auto gradient = parameter.grad();
-    if (gradient.defined()) gradient.mul_(scale.to(gradient.scalar_type()));
+    if (!gradient.defined()) continue;
+    if (at::isReducedFloatingType(gradient.scalar_type())) {
+      gradient.copy_(gradient.to(at::kFloat).mul_(scale));  // the factor may be too small for the dtype of the gradient
+    } else {
+      gradient.mul_(scale.to(gradient.scalar_type()));
+    }
   }
   return norm;
 }

@@ -315,5 +315,15 @@ TEST(ClipGradValue, LimitsEachValue) {
   });
 }
 
+TEST(Clipping, ByAFactorThatIsTooSmallForTheDtypeOfTheGradients) {
+  for (const auto dtype : {at::kHalf, at::kBFloat16, at::kFloat}) {
+    const auto weight = at::ones({4}, dtype).set_requires_grad(true);
+    weight.mutable_grad() = at::full({4}, std::ldexp(1, 14), dtype);
+    const std::vector<at::Tensor> parameters = {weight};
+    (void)clip_grad_norm(parameters, std::ldexp(1, -11));
+    EXPECT_TRUE(at::allclose(weight.grad().to(at::kFloat), at::full({4}, std::ldexp(1, -12)))) << dtype;
+  }
+}
+
 }  // namespace
 }  // namespace tessera::testing::norms_test

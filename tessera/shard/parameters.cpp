@@ -6,6 +6,7 @@
 #include <set>
 
 #include "tessera/shard/access/gradients.h"
+#include "tessera/shard/unit/boundary.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 
@@ -23,7 +24,9 @@ std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::nn
     if (found.parameter == nullptr && entry.requires_grad() && outside.empty() && !is_ignored(entry)) outside = item.key();
     if (seen.insert(tensor.unsafeGetTensorImpl()).second) result.emplace_back(item.key(), tensor);
   }
-  if (!all_units.empty() && !outside.empty()) refuse_not_averaged(fmt::format("'{}'", outside));
+  // Modules may have been replaced since, with all their units.
+  const bool is_sharded = !all_units.empty() || boundary_of(module).value_or(Boundary{}).has_units;
+  if (is_sharded && !outside.empty()) refuse_not_averaged(fmt::format("'{}'", outside));
   return result;
 }
 

@@ -25,13 +25,13 @@ namespace {
 
 using torch::nn::Module;
 
-/// Changes the rules of the units to which a setting applies.
+/// Changes the states of the units to which a setting applies.
 template <class Change>
-void change_rules(const Module& module, Recurse recurse, std::string_view what, const Change& change) {
+void change_states(const Module& module, Recurse recurse, std::string_view what, const Change& change) {
   expect_idle(what);
   for (const auto& unit : units_for(module, recurse, what)) {
     const auto held = unit->schedule()->lock();
-    change(unit->state(held).rules);
+    change(unit->state(held));
   }
 }
 
@@ -108,6 +108,7 @@ NoSync::~NoSync() {
   for (const auto& unit : units_) {
     const auto held = unit->schedule()->lock();
     unit->state(held).rules.no_sync--;
+    unit->state(held).reduction.unsynced.expect();
   }
 }
 
@@ -133,7 +134,10 @@ NoSync no_sync(const Module& model) {
 }
 
 void set_requires_gradient_sync(const Module& module, bool required, Recurse recurse) {
-  change_rules(module, recurse, "set_requires_gradient_sync", [&](UnitRules& rules) { rules.gradient_sync = required; });
+  change_states(module, recurse, "set_requires_gradient_sync", [&](UnitState& state) {
+    const bool required_before = std::exchange(state.rules.gradient_sync, required);
+    if (!required_before) state.reduction.unsynced.expect();
+  });
 }
 
 void set_requires_all_reduce(const Module& module, bool required, Recurse recurse) {
@@ -141,7 +145,7 @@ void set_requires_all_reduce(const Module& module, bool required, Recurse recurs
   expect_no_conflict(module, recurse, kWhat, [&](const UnitRules& rules) {
     return !required && rules.reduction_hook ? "a reduction hook, which decides itself what is reduced" : "";
   });
-  change_rules(module, recurse, kWhat, [&](UnitRules& rules) { rules.all_reduce = required; });
+  change_states(module, recurse, kWhat, [&](UnitState& state) { state.rules.all_reduce = required; });
 }
 
 void sync_gradients(const Module& model) {
@@ -199,7 +203,7 @@ void set_gradient_divide_factors(const Module& module, DivideFactors factors, Re
   expect_no_conflict(module, recurse, kWhat, [](const UnitRules& rules) {
     return rules.reduction_hook ? "a reduction hook, which decides itself what gradients are divided by" : "";
   });
-  change_rules(module, recurse, kWhat, [&](UnitRules& rules) { rules.divide = factors; });
+  change_states(module, recurse, kWhat, [&](UnitState& state) { state.rules.divide = factors; });
 }
 
 void set_reduction_hook(const Module& module, ReductionHook hook, Recurse recurse) {
@@ -210,7 +214,7 @@ void set_reduction_hook(const Module& module, ReductionHook hook, Recurse recurs
     if (hook && !rules.all_reduce) return "all-reduce switched off, but a reduction hook decides itself what is reduced and divided";
     return "";
   });
-  change_rules(module, recurse, kWhat, [&](UnitRules& rules) { rules.reduction_hook = hook; });
+  change_states(module, recurse, kWhat, [&](UnitState& state) { state.rules.reduction_hook = hook; });
 }
 
 void register_gradient_hook(const at::Tensor& shard, std::function<void(const at::Tensor& shard)> hook) {

@@ -206,6 +206,32 @@ TEST(NoSync, OfLowPrecisionOnSomeRanksIsNamed) {
   });
 }
 
+TEST(NoSync, OfLowPrecisionMayLeaveUnitsOutOnSomeRanks) {
+  with_ranks(2, [](const Communicator& world) {
+    const auto some = [](RootedBlocks& model, int rank) {
+      const auto x = model.block[0]->forward(numbers({3, 8}, rank));
+      return (rank == 0 ? model.block[1]->forward(x) : x).to(at::kFloat).pow(2).mean();
+    };
+    RootedBlocks whole;
+    for (int rank = 0; rank < 2; rank++) ((some(whole, rank) + loss_of(whole, 10 + rank)) / 2).backward();
+    for (const bool by_switch : {false, true}) {
+      const auto model = sharded({.mesh = world, .precision = {.param_dtype = at::kBFloat16}});
+      if (by_switch) set_requires_gradient_sync(*model, false);
+      {
+        std::optional<NoSync> guard;
+        if (!by_switch) guard.emplace(no_sync(*model));
+        some(*model, world.rank()).backward();
+      }
+      if (by_switch) set_requires_gradient_sync(*model, true);
+      model->forward(numbers({3, 8}, 10 + world.rank())).to(at::kFloat).pow(2).mean().backward();
+      for (size_t i = 0; i < whole.parameters().size(); i++) {
+        const auto expected = whole.parameters()[i].grad();
+        EXPECT_LT((full_grad(parameters(*model)[i]) - expected).norm().item<double>(), 0.02 * expected.norm().item<double>()) << i;
+      }
+    }
+  });
+}
+
 TEST(NoSync, IsForWholeModels) {
   with_ranks(2, [](const Communicator& world) {
     const auto model = sharded({.mesh = world});

@@ -20,7 +20,8 @@ std::vector<std::weak_ptr<Unit>> units_to_prefetch(const Unit& unit, std::span<c
   std::vector<std::weak_ptr<Unit>> result;
   for (const auto& module : modules) {
     if (!module) throw UsageError(fmt::format("{} was given an empty shared_ptr in its list", what));
-    const auto next = expect_unit_of(*module, what);
+    const auto next = unit_for(*module, what);
+    if (!next) continue;
     if (next->schedule() != unit.schedule()) {
       throw UsageError(
           fmt::format("{}: units '{}' and '{}' are of different models; shard what contains both first", what, unit.name(), next->name()));
@@ -33,17 +34,18 @@ std::vector<std::weak_ptr<Unit>> units_to_prefetch(const Unit& unit, std::span<c
 }  // namespace
 
 void UnshardHandle::wait() const {
-  unit_->schedule()->wait_for(*unit_);
+  if (unit_) unit_->schedule()->wait_for(*unit_);
 }
 
 UnshardHandle unshard(const Module& module) {
-  auto unit = expect_unit_of(module, "unshard");
-  unit->schedule()->ask_for(*unit);
+  auto unit = unit_for(module, "unshard");
+  if (unit) unit->schedule()->ask_for(*unit);
   return UnshardHandle(std::move(unit));
 }
 
 void reshard(const Module& module) {
-  const auto unit = expect_unit_of(module, "reshard");
+  const auto unit = unit_for(module, "reshard");
+  if (!unit) return;
   if (unit->schedule()->reduces_in_order()) {
     throw UsageError(
         fmt::format("reshard: with UnusedParameters::Zeros, ranks may use different units in backward, so unit '{}' stays unsharded from "
@@ -72,14 +74,16 @@ void set_reshard_after_backward(const Module& module, bool reshards, Recurse rec
 
 void set_modules_to_forward_prefetch(const Module& module, std::span<const std::shared_ptr<Module>> modules) {
   constexpr auto kWhat = "set_modules_to_forward_prefetch";
-  const auto unit = expect_unit_of(module, kWhat);
+  const auto unit = unit_for(module, kWhat);
+  if (!unit) return;
   const auto held = unit->schedule()->lock();
   unit->state(held).rules.forward_prefetch = units_to_prefetch(*unit, modules, kWhat);
 }
 
 void set_modules_to_backward_prefetch(const Module& module, std::span<const std::shared_ptr<Module>> modules) {
   constexpr auto kWhat = "set_modules_to_backward_prefetch";
-  const auto unit = expect_unit_of(module, kWhat);
+  const auto unit = unit_for(module, kWhat);
+  if (!unit) return;
   const auto held = unit->schedule()->lock();
   unit->state(held).rules.backward_prefetch = units_to_prefetch(*unit, modules, kWhat);
 }

@@ -6,6 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/optim/sgd.h"
+#include "tessera/shard/reduction.h"
 #include "tessera/shard/report.h"
 #include "tessera/testing/blocks.h"
 #include "tessera/testing/net.h"
@@ -184,6 +185,29 @@ TEST(Unshard, KeepsAUnitUntilItsFirstUseOrUntilItIsResharded) {
     EXPECT_GE(counters(*model).cancelled, 1);
     EXPECT_THAT([&] { unshard(*model->block[0]->a); },
                 ThrowsMessage<UsageError>(HasSubstr("unshard: no unit was made from module Linear itself")));
+  });
+}
+
+TEST(Unshard, DoesNothingForARootWithoutParametersOfItsOwn) {
+  with_ranks(2, [](const Communicator& world) {
+    const auto model = sharded_blocks(world);
+    const torch::NoGradGuard no_grad;
+    unshard(*model).wait();
+    expect_all_freed(*model);
+    model->forward(numbers({1, 8}));
+    const auto before = held_bytes(*model);
+    reshard(*model);
+    set_reshard_after_forward(*model, false, Recurse::No);
+    set_reshard_after_backward(*model, false, Recurse::No);
+    set_requires_gradient_sync(*model, false, Recurse::No);
+    EXPECT_EQ(held_bytes(*model), before);
+    const std::vector<std::shared_ptr<torch::nn::Module>> all = {model, model->block[2]}, none = {};
+    set_modules_to_forward_prefetch(*model, all);
+    set_modules_to_backward_prefetch(*model, all);
+    set_modules_to_forward_prefetch(*model->block[0], all);
+    set_modules_to_forward_prefetch(*model->block[0], none);
+    const auto part = std::make_shared<Block>();
+    EXPECT_THAT([&] { unshard(*part); }, ThrowsMessage<UsageError>(HasSubstr("module Block is not sharded")));
   });
 }
 

@@ -363,12 +363,47 @@ Chapter autograd() {
           return loss;
         });
        }},
-      {.what = "`backward` with `create_graph` through parameters", .act = [](Run& run) {
+      {.what = "`backward` with `create_graph`, and steps by the gradients", .act = [](Run& run) {
         const auto model = std::make_shared<ThreeLayers>();
         run.shard_nested(model);
+        steps(run, *model, run.adamw(*model), [&](int step) {
+          const auto loss = model->forward(run.batch({4, 6}, step)).pow(2).mean();
+          run.backward([&] { loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true); });
+          return loss;
+        });
+       }},
+      {.what = "a gradient penalty by `x.grad()` after `backward` with `create_graph`", .act = [](Run& run) {
+        const auto model = std::make_shared<ThreeLayers>();
+        run.shard_nested(model);
+        steps(run, *model, run.sgd(*model, 0.01), [&](int step) {
+          const auto x = input_of(run, step);
+          const auto energy = model->forward(x).pow(2).sum();
+          run.backward([&] { energy.backward({}, /*retain_graph=*/true, /*create_graph=*/true); });
+          const auto penalty = (x.grad().norm(2, 1) - 1).pow(2).mean();
+          run.backward(penalty);
+          return energy + penalty;
+        });
+       }},
+      {.what = "a product of the Hessian with respect to parameters and a vector", .act = [](Run& run) {
+        const auto model = std::make_shared<ThreeLayers>();
+        run.shard_nested(model);
+        const auto parameters = run.parameters(*model);
         const auto loss = model->forward(run.batch({4, 6})).pow(2).mean();
-        run.backward([&] { loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true); });
+        const auto gradients = ag::grad({loss}, parameters, {}, /*retain_graph=*/true, /*create_graph=*/true);
+        std::vector<at::Tensor> vectors;
+        for (const auto& gradient : gradients) vectors.push_back(torch::ones_like(gradient));
+        ag::grad(gradients, parameters, vectors);
        }, .refused = "can be differentiated again", .remark = "with respect to inputs it works"},
+      {.what = "`p.grad()` in the next loss, after `backward` with `create_graph`", .act = [](Run& run) {
+        const auto model = std::make_shared<ThreeLayers>();
+        run.shard_nested(model);
+        const auto parameters = run.parameters(*model);
+        run.backward([&] { model->forward(run.batch({4, 6})).pow(2).mean().backward({}, /*retain_graph=*/true, /*create_graph=*/true); });
+        std::vector<at::Tensor> squares, vectors;
+        for (const auto& parameter : parameters) squares.push_back(parameter.grad() * parameter.grad());
+        for (const auto& square : squares) vectors.push_back(torch::ones_like(square));
+        ag::backward(squares, vectors);
+       }, .refused = "can be differentiated again"},
       }};
 }
 

@@ -50,6 +50,37 @@ at::Tensor indices(const at::Tensor& x, int64_t count) {
   return (x.abs() * (static_cast<double>(count) - 0.01)).to(torch::kLong);
 }
 
+/// A layer, and a second one that joins the model, or takes the layer's place, after sharding.
+struct Growing : WithHead {
+  nn::Linear late{nullptr};
+  at::Tensor scale;
+  Growing() : WithHead(5, 5) { fill(*this); }
+  void grow() {
+    late = register_module("late", nn::Linear(5, 3));
+    fill(*late);
+  }
+  void grow_in_place() {
+    head = replace_module("head", nn::Linear(5, 5));
+    fill(*head);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const auto y = head(scale.defined() ? x * scale : x);
+    return late ? late(y) : y;
+  }
+};
+
+/// The model changes after sharding, and then trains, with an optimizer that was made before or after the change.
+enum class Made { Before, After };
+void train_grown(Run& run, const std::function<void(Growing&)>& change, Made optimizer) {
+  const auto model = std::make_shared<Growing>();
+  run.shard_nested(model);
+  std::optional<Steps> steps;
+  if (optimizer == Made::Before) steps = run.adamw(*model);
+  change(*model);
+  if (optimizer == Made::After) steps = run.adamw(*model);
+  run.train(*model, [&](int step) { return model->forward(run.batch({4, 5}, step)).pow(2).mean(); }, *steps);
+}
+
 at::Tensor overlapping() {
   return values({6}).as_strided({5, 2}, {1, 1});
 }
@@ -398,6 +429,85 @@ Chapter construction() {
        model->to(torch::kFloat);
        train(run, *model, {4, 5}, [&](auto& x) { return model(x); });
      }},
+    // --- After sharding ---
+    {.what = "a module registered after sharding", .act = [](Run& run) {
+       train_grown(run, [](Growing& model) { model.grow(); }, Made::After);
+     }, .refused = "would not be averaged over the ranks"},
+    {.what = "a module registered when the optimizer was there already, which gets gradients", .act = [](Run& run) {
+       train_grown(run, [](Growing& model) { model.grow(); }, Made::Before);
+     }, .refused = "'late.weight', which was not there when Growing was sharded, is trainable"},
+    {.what = "a module replaced after sharding (`replace_module`)", .act = [](Run& run) {
+       train_grown(run, [](Growing& model) { model.grow_in_place(); }, Made::After);
+     }, .refused = "would not be averaged over the ranks"},
+    {.what = "a module registered after sharding, and an optimizer of torch over `model->parameters()`", .act = [](Run& run) {
+       const auto model = std::make_shared<Growing>();
+       run.shard_nested(model);
+       model->grow();
+       const Steps steps(std::make_unique<torch::optim::AdamW>(model->parameters(), torch::optim::AdamWOptions(0.05)));
+       run.train(*model, [&](int step) { return model->forward(run.batch({4, 5}, step)).pow(2).mean(); }, steps);
+     }, .refused = "'late.weight', which was not there when Growing was sharded, is trainable"},
+    {.what = "a module replaced after sharding, and an optimizer of torch over `model->parameters()`", .act = [](Run& run) {
+       const auto model = std::make_shared<Growing>();
+       model->grow();
+       run.shard_nested(model);
+       model->grow_in_place();
+       const Steps steps(std::make_unique<torch::optim::SGD>(model->parameters(), torch::optim::SGDOptions(0.05)));
+       run.train(*model, [&](int step) { return model->forward(run.batch({4, 5}, step)).pow(2).mean(); }, steps);
+     }, .refused = "'head.weight', which was not there when Growing was sharded, is trainable"},
+    {.what = "a module replaced between two steps", .act = [](Run& run) {
+       const auto model = std::make_shared<Growing>();
+       run.shard_nested(model);
+       model->grow();
+       for (auto& parameter : model->late->parameters()) parameter.set_requires_grad(false);
+       const auto train = [&](const Steps& steps) {
+         run.train(*model, [&](int step) { return model->forward(run.batch({4, 5}, step)).pow(2).mean(); }, steps);
+       };
+       train(run.sgd(*model->head));
+       model->late = model->replace_module("late", nn::Linear(5, 3));
+       train(run.sgd(*model->head));
+     }, .refused = "'late.weight', which was not there when Growing was sharded, is trainable"},
+    {.what = "a parameter registered after sharding", .act = [](Run& run) {
+       train_grown(run, [](Growing& model) { model.scale = model.register_parameter("scale", values({5})); }, Made::After);
+     }, .refused = "would not be averaged over the ranks"},
+    {.what = "a module registered after sharding that is a sharded model of its own", .act = [](Run& run) {
+       const auto model = std::make_shared<Growing>();
+       run.shard_nested(model);
+       model->grow();
+       if (run.sharded()) run.shard(model->late);  // the plain run averages all gradients of the model
+       run.train(*model, [&](int step) { return model->forward(run.batch({4, 5}, step)).pow(2).mean(); }, run.adamw(*model));
+     }},
+    {.what = "a frozen module registered after sharding", .act = [](Run& run) {
+       const auto freeze = [](Growing& model) {
+         model.grow();
+         for (auto& parameter : model.late->parameters()) parameter.set_requires_grad(false);
+       };
+       train_grown(run, freeze, Made::Before);
+     }},
+    {.what = "a probe that is registered after sharding and only evaluated", .act = [](Run& run) {
+       const auto model = std::make_shared<Growing>();
+       run.shard_nested(model);
+       const auto optimizer = run.adamw(*model->head);
+       model->grow();
+       run.train(*model->head, [&](int step) { return model->head(run.batch({4, 5}, step)).pow(2).mean(); }, optimizer);
+       const torch::NoGradGuard no_grad;
+       run.record(model->forward(run.batch({4, 5}, 9)));
+     }},
+    {.what = "an optimizer of torch over members, made after sharding", .act = [](Run& run) {
+       const auto model = std::make_shared<WithHead>(5, 3);
+       fill(*model);
+       run.shard_nested(model);
+       const Steps steps(std::make_unique<torch::optim::SGD>(std::vector<at::Tensor>{model->head->weight, model->head->bias}, 0.1));
+       run.train(*model, [&](int step) { return model->head(run.batch({4, 5}, step)).pow(2).mean(); }, steps);
+     }, .refused = "can't optimize a non-leaf Tensor"},
+    {.what = "an optimizer of torch over frozen members that thaw", .act = [](Run& run) {
+       const auto model = std::make_shared<WithHead>(5, 3);
+       fill(*model);
+       for (auto& parameter : model->parameters()) parameter.set_requires_grad(false);
+       run.shard_nested(model);
+       const Steps steps(std::make_unique<torch::optim::SGD>(std::vector<at::Tensor>{model->head->weight, model->head->bias}, 0.1));
+       for (auto& parameter : model->parameters()) parameter.set_requires_grad(true);
+       run.train(*model, [&](int step) { return model->head(run.batch({4, 5}, step)).pow(2).mean(); }, steps);
+     }, .refused = "made before fully_shard"},
   }};
 }
 

@@ -353,6 +353,21 @@ Chapter optimizers() {
           }
         });
        }},
+      {.what = "an optimizer derived from `optim::Optimizer`, made of operators, with clipping", .act = [](Run& run) {
+        struct Rule final : optim::Optimizer {
+          explicit Rule(const Tensors& parameters)
+              : Optimizer({{.parameters = parameters}}, {.lr = 0.2, .weight_decay = 0.1}, {}, "a rule of one's own") {}
+          void apply(const Settings& settings, int64_t, const Item& item) override {
+            auto parameter = item.parameter;
+            const auto gradient = item.factor.defined() ? item.gradient * item.factor : item.gradient;
+            parameter.mul_(1 - settings.lr * settings.weight_decay).sub_(gradient.sign() + gradient, settings.lr);
+          }
+        };
+        const auto model = nested(run);
+        auto rule = std::make_unique<Rule>(run.parameters(*model));
+        auto& own = *rule;
+        train_around(run, *model, Steps(std::move(rule)), [&] { run.record(own.clip_grad_norm(0.05)); });
+       }, .within = 1e-5, .because = kNormRounds},
       {.what = "sharpness-aware steps: uphill, backward again, back, and down", .act = [](Run& run) {
         const auto model = nested(run);
         const auto optimizer = run.sgd(*model);

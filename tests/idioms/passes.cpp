@@ -6,8 +6,9 @@
 #include "idiom.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/parameters.h"
-#include "tessera/shard/training.h"
 #include "tessera/shard/recover.h"
+#include "tessera/shard/training.h"
+#include "tessera/shard/unsharding.h"
 
 namespace tessera::idioms {
 namespace {
@@ -393,6 +394,33 @@ Chapter passes() {
         optimizer.step();
         run.backward(late);
        }, .refused = "modified by an inplace operation", .remark = "as plain libtorch refuses it"},
+      {.what = "units handled by hand at a root that has no parameters of its own: `unshard`, `reshard`, the setters, lists of prefetches",
+       .act = [](Run& run) {
+        const auto model = std::make_shared<Blocks>();
+        run.shard_nested(model);
+        const auto optimizer = run.adamw(*model);
+        for (int step = 0; step < 3; step++) {
+          if (run.sharded()) {
+            unshard(*model).wait();
+            set_reshard_after_forward(*model, step == 1, Recurse::No);
+            set_reshard_after_backward(*model, step == 1, Recurse::No);
+            const std::vector<std::shared_ptr<nn::Module>> all = {model, model->block[1].ptr()};
+            set_modules_to_forward_prefetch(*model, all);
+            set_modules_to_forward_prefetch(*model->block[0], all);
+            set_modules_to_backward_prefetch(*model->block[2], all);
+          }
+          const auto loss = loss_of(run, *model, step);
+          if (run.sharded()) reshard(*model);
+          learn(run, optimizer, loss);
+          run.record(loss);
+        }
+        run.record_parameters(*model);
+       }},
+      {.what = "`unshard` of a module that is only a part of a unit", .act = [](Run& run) {
+        const auto model = std::make_shared<Blocks>();
+        run.shard(model);
+        unshard(*model->block[0]);
+       }, .refused = "no unit was made from module Linear itself"},
       }};
 }
 

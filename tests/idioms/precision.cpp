@@ -6,6 +6,7 @@
 #include "tessera/optim/grad_scaler.h"
 #include "tessera/shard/buffers.h"
 #include "tessera/shard/call.h"
+#include "tessera/shard/full_params.h"
 
 namespace tessera::idioms {
 namespace {
@@ -44,6 +45,63 @@ void train_in(Run& run, at::ScalarType dtype) {
   model->to(dtype);
   run.shard_nested(model);
   run.train(*model, [&](int step) { return model->forward(run.batch({4, 6}, step).to(dtype)).pow(2).mean(); }, run.sgd(*model));
+}
+
+/// An optimizer of one's own, made of operators.
+class Rule : public optim::Optimizer {
+ public:
+  explicit Rule(const std::vector<at::Tensor>& parameters)
+      : Optimizer({{.parameters = parameters}}, {.lr = 0.5, .weight_decay = 0}, {{.name = "mean"}}, "a rule of one's own") {}
+
+ protected:
+  void apply(const Settings& settings, int64_t /*step*/, const Item& item) override {
+    auto mean = item.state[0];
+    mean.mul_(0.5).add_(item.gradient);
+    at::Tensor(item.parameter).sub_(mean, settings.lr);
+  }
+};
+
+/// One that changes its parameters when it has seen all gradients.
+class LateRule final : public Rule {
+ public:
+  using Rule::Rule;
+
+ private:
+  void apply(const Settings& /*settings*/, int64_t /*step*/, const Item& item) override { seen_.push_back({item.parameter, item.gradient}); }
+  void end_step() override {
+    for (const auto& [parameter, gradient] : seen_) at::Tensor(parameter).sub_(gradient, 0.5);
+    seen_.clear();
+  }
+  bool can_step_in_backward() const override { return false; }
+  std::vector<std::pair<at::Tensor, at::Tensor>> seen_;
+};
+
+/// A model that computes in bfloat16, with an optimizer of one's own.
+template <class Made>
+void train_narrow(Run& run, const Made& made) {
+  const auto model = std::make_shared<Mlp>();
+  run.shard_nested(model, narrow(run));
+  const auto loss = [&](int step) {
+    const auto h = torch::tanh(linear(run, model->first, run.batch({4, 6}, step)));
+    return linear(run, model->second, h).to(at::kFloat).pow(2).mean();
+  };
+  made(*model, loss);
+}
+
+/// Evaluations of such a model, before each of which something is done with whole parameters, as it is done with plain ones.
+void change_narrow(Run& run, const std::function<void(Mlp& model, int step)>& change, Access access = Access::Write) {
+  const auto model = std::make_shared<Mlp>();
+  run.shard_nested(model, narrow(run));
+  const torch::NoGradGuard no_grad;
+  for (int step = 0; step < 3; step++) {
+    {
+      std::optional<FullParams> guard;
+      if (run.sharded()) guard.emplace(full_params(*model, access));
+      change(*model, step);
+    }
+    run.record(linear(run, model->second, torch::tanh(linear(run, model->first, run.batch({4, 6}, step)))));
+  }
+  run.record_parameters(*model);
 }
 
 at::Tensor words(const Run& run, int step) {
@@ -151,6 +209,120 @@ Chapter precision() {
           return linear(run, model->second, h).to(at::kFloat).pow(2).mean();
         };
         run.train(*model, loss, run.adamw(*model));
+       }},
+      {.what = "an optimizer of one's own, made of operators, with `param_dtype`", .act = [](Run& run) {
+        train_narrow(run, [&](Mlp& model, const auto& loss) {
+          run.train(model, loss, Steps(std::make_unique<Rule>(run.parameters(model))));
+        });
+       }},
+      {.what = "an optimizer of one's own that changes parameters at the end of a step, with `param_dtype`", .act = [](Run& run) {
+        train_narrow(run, [&](Mlp& model, const auto& loss) {
+          run.train(model, loss, Steps(std::make_unique<LateRule>(run.parameters(model))));
+        });
+       }},
+      {.what = "an optimizer of one's own that steps in backward, with `param_dtype`", .act = [](Run& run) {
+        train_narrow(run, [&](Mlp& model, const auto& loss) {
+          auto rule = std::make_unique<Rule>(run.parameters(model));
+          if (run.sharded()) rule->step_in_backward();
+          run.train(model, loss, Steps(std::move(rule)));
+        });
+       }},
+      {.what = "an optimizer of one's own for one layer, and `AdamW` for the other, with `param_dtype`", .act = [](Run& run) {
+        train_narrow(run, [&](Mlp& model, const auto& loss) {
+          Rule rule(run.parameters(*model.first));
+          run.train(model, [&](int step) {
+            if (step > 0) rule.step();
+            rule.zero_grad();
+            return loss(step);
+          }, run.adamw(*model.second));
+        });
+       }},
+      {.what = "an optimizer of one's own and `AdamW` for one unit in turn, with `param_dtype`", .act = [](Run& run) {
+        train_narrow(run, [&](Mlp& model, const auto& loss) {
+          Rule rule(run.parameters(*model.first));
+          const auto other = run.adamw(*model.first);
+          for (int step = 0; step < 4; step++) {
+            run.backward(loss(step));
+            if (step % 2 == 0) rule.step();
+            other.step();
+            if (step % 2 == 1) rule.step();
+            model.zero_grad();
+          }
+          run.record_parameters(model);
+        });
+       }},
+      {.what = "a mean over 200 steps kept in the weights by hand, in `full_params` for writing, with `param_dtype`", .act = [](Run& run) {
+        change_narrow(run, [](Mlp& model, int step) {
+          for (int i = 0; i < 200; i++) {
+            auto weight = model.first->weight;
+            weight.copy_(0.999 * weight + 0.001 * values(weight.sizes(), step));
+          }
+        });
+       }},
+      {.what = "the same by operators in place, and one guard for each step", .act = [](Run& run) {
+        const auto model = std::make_shared<Mlp>();
+        run.shard_nested(model, narrow(run));
+        const torch::NoGradGuard no_grad;
+        for (int i = 0; i < 40; i++) {
+          std::optional<FullParams> guard;
+          if (run.sharded()) guard.emplace(full_params(*model, Access::Write));
+          for (auto* tensor : {&model->first->weight, &model->second->bias}) tensor->mul_(0.999).add_(values(tensor->sizes(), 3), 0.001);
+        }
+        run.record_parameters(*model);
+       }},
+      {.what = "copies of whole weights made in `full_params` for writing, with `param_dtype`", .act = [](Run& run) {
+        change_narrow(run, [&](Mlp& model, int) {
+          run.record(model.first->weight);
+          run.record(model.second->weight.data());
+          run.record(torch::tensor(model.second->bias.accessor<float, 1>()[1]));
+        });
+       }, .remark = "they have the dtype and the values of the shards; for reading, those that operators compute with"},
+      {.what = "weights written by pointer in `full_params` for writing, with `param_dtype`", .act = [](Run& run) {
+        change_narrow(run, [](Mlp& model, int) { model.first->weight.data_ptr<float>()[7] *= 1.0001F; });
+       }},
+      {.what = "a forward pass in `full_params` for writing, with `param_dtype`", .act = [](Run& run) {
+        change_narrow(run, [&](Mlp& model, int step) { run.record(model.forward(run.batch({4, 6}, step))); });
+       }, .remark = "it computes with what the shards hold"},
+      {.what = "writing in `full_params`, inside of another that reads, with `param_dtype`", .act = [](Run& run) {
+        change_narrow(run, [&](Mlp& model, int) {
+          std::optional<FullParams> guard;
+          if (run.sharded()) guard.emplace(full_params(model, Access::Write));
+          model.second->weight.mul_(1.001);
+        }, Access::Read);
+       }},
+      {.what = "a view from before `full_params` for writing, used inside, with `param_dtype`", .act = [](Run& run) {
+        const auto model = std::make_shared<Mlp>();
+        run.shard(model, narrow(run));
+        const auto view = model->first->weight.t();
+        const auto guard = full_params(*model, Access::Write);
+        run.record(view * 2);
+       }, .refused = "uses a view of"},
+      {.what = "a view from inside of `full_params` for writing, used afterwards, with `param_dtype`", .act = [](Run& run) {
+        const auto model = std::make_shared<Mlp>();
+        run.shard(model, narrow(run));
+        at::Tensor view;
+        {
+          const auto guard = full_params(*model, Access::Write);
+          view = model->first->weight.t();
+        }
+        run.record(view * 2);
+       }, .refused = "from inside tessera::full_params(module, Access::Write)"},
+      {.what = "backward in `full_params` for writing, through a graph from before, with `param_dtype`", .act = [](Run& run) {
+        const auto model = std::make_shared<Mlp>();
+        run.shard(model, narrow(run));
+        const auto loss = model->forward(run.batch({4, 6}, 0)).pow(2).mean();
+        const auto guard = full_params(*model, Access::Write);
+        run.backward(loss);
+       }, .refused = "from before tessera::full_params(module, Access::Write)"},
+      {.what = "`alias = weight.data()` that is kept over steps, with `param_dtype`", .act = [](Run& run) {
+        const auto model = std::make_shared<Mlp>();
+        run.shard_nested(model, narrow(run));
+        const auto alias = model->first->weight.data();
+        const torch::NoGradGuard no_grad;
+        for (int step = 0; step < 3; step++) {
+          for (auto& parameter : run.parameters(*model)) parameter.mul_(0.7);
+          run.record(used(run, alias));
+        }
        }},
       {.what = "`param_dtype` of bfloat16, and an input that is refilled through its pointer between two uses", .act = [](Run& run) {
         const auto model = std::make_shared<Mlp>();

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "idiom.h"
+#include "tessera/optim/sgd.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/training.h"
@@ -285,6 +286,16 @@ Chapter ranks() {
           learn(run, optimizer, (run.rank() == 1 ? model->first(x) : model->forward(x)).pow(2).mean());
         }
        }, .refused = "ranks disagree"},
+      {.what = "a step after a pass in which one rank used no unit at all, with `UnusedParameters::Zeros`", .act = [](Run& run) {
+        const auto model = std::make_shared<Mlp>();
+        run.shard(model, {.mesh = run.world(), .unused_parameters = UnusedParameters::Zeros});
+        optim::SGD optimizer(run.parameters(*model), {.lr = 0.1});
+        for (int step = 0; step < 2; step++) {
+          if (run.rank() != 0 || step > 0) run.backward(loss_of(run, *model, step));
+          optimizer.step();
+          optimizer.zero_grad();
+        }
+       }, .refused = "a step without gradients", .remark = "add `0 * loss` of some batch"},
       {.what = "parameters of a unit that one rank does not use", .act = [](Run& run) {
         const auto model = one_unit(run);
         const auto optimizer = run.sgd(*model);

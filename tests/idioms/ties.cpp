@@ -52,6 +52,23 @@ struct Looking : nn::Module {
   Looking() { layer = register_module("layer", nn::Linear(5, 5)); }
 };
 
+/// Trains a model that keeps a tensor of its weight's values, and records what that shows after each step, and what it does in the loss.
+void follow(Run& run, const std::function<at::Tensor(const at::Tensor& weight)>& alias_of) {
+  const auto model = std::make_shared<Looking>();
+  fill(*model);
+  run.shard_nested(model);
+  model->alias = alias_of(model->layer->weight);
+  const auto optimizer = run.adamw(*model);
+  for (int step = 0; step < 3; step++) {
+    const auto x = run.batch({4, 5}, step);
+    run.backward((model->layer(x) - x.mm(model->alias)).pow(2).mean());
+    optimizer.step();
+    optimizer.zero_grad();
+    run.record(model->alias);
+  }
+  run.record_parameters(*model);
+}
+
 }  // namespace
 
 Chapter ties() {
@@ -260,6 +277,48 @@ Chapter ties() {
        train(run, model, {4, 5}, [&](auto& x) { return model.layer(x) + (model.layer->weight - model.alias).pow(2).sum(); });
        run.record(model.alias);
      }},
+    {.what = "`alias = weight.data()` taken after sharding and kept: it shows each step", .act = [](Run& run) {
+       follow(run, [](const at::Tensor& weight) { return weight.data(); });
+     }},
+    {.what = "`alias = weight.detach()`, the same", .act = [](Run& run) {
+       follow(run, [](const at::Tensor& weight) { return weight.detach(); });
+     }},
+    {.what = "`alias = weight.data().t()[1]`, the same", .act = [](Run& run) {
+       follow(run, [](const at::Tensor& weight) { return weight.data().t()[1].expand({5, 5}); });
+     }},
+    {.what = "`alias = weight.variable_data()`, the same", .act = [](Run& run) {
+       follow(run, [](const at::Tensor& weight) { return weight.variable_data(); });
+     }},
+    {.what = "a write through `alias = weight.data()` that was kept", .act = [](Run& run) {
+       const auto model = std::make_shared<Looking>();
+       fill(*model);
+       run.shard(model);
+       model->alias = model->layer->weight.data();
+       run.backward(model->layer(run.batch({4, 5})).pow(2).mean());
+       model->alias.mul_(0.5);
+     }, .refused = "would write"},
+    {.what = "the same within `tessera::full_params` for writing", .act = [](Run& run) {
+       const auto model = std::make_shared<Looking>();
+       fill(*model);
+       run.shard(model);
+       model->alias = model->layer->weight.data();
+       train(run, *model, {4, 5}, [&](auto& x) {
+         {
+           std::optional<FullParams> guard;
+           if (run.sharded()) guard.emplace(full_params(*model, Access::Write));
+           model->alias.mul_(0.9);
+         }
+         return model->layer(x);
+       });
+     }},
+    {.what = "the pointer of `alias = weight.data()` that was kept", .act = [](Run& run) {
+       const auto model = std::make_shared<Looking>();
+       fill(*model);
+       run.shard(model);
+       model->alias = model->layer->weight.data();
+       run.backward(model->layer(run.batch({4, 5})).pow(2).mean());
+       run.record(model->alias.data_ptr<float>()[0]);
+     }, .refused = "raw pointers need tessera::full_params"},
   }};
 }
 

@@ -14,6 +14,7 @@
 #include "tessera/shard/unit/apart.h"
 #include "tessera/shard/unit/fingerprint.h"
 #include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/unit/tables.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/unit_state.h"
 
@@ -25,6 +26,17 @@ std::string hash_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return "none";
   const auto dense = tensor.is_sparse() ? tensor.detach().to_dense() : tensor.detach();
   return fmt::format("#{:x}", fingerprint(dense.contiguous().view({-1})));
+}
+
+bool trains_outside(const at::Tensor& parameter) {
+  return parameter.defined() && !is_paged(parameter) && parameter.requires_grad();
+}
+
+/// Whether the module has a parameter in no unit that has got a gradient.
+bool has_own_gradients(const torch::nn::Module& module) {
+  const auto has_gradient = [](const auto& entry) { return trains_outside(entry.value()) && entry.value().grad().defined(); };
+  return std::ranges::any_of(table_of(module), has_gradient) ||
+         std::ranges::any_of(children_of(module), [](const auto& entry) { return has_own_gradients(*entry.value()); });
 }
 
 }  // namespace
@@ -41,9 +53,6 @@ void refuse_not_averaged(const std::string& which) {
 }
 
 void expect_averaged(std::span<const at::Tensor> parameters) {
-  const auto trains_outside = [](const at::Tensor& parameter) {
-    return parameter.defined() && !is_paged(parameter) && parameter.requires_grad();
-  };
   if (std::ranges::none_of(parameters, trains_outside)) return;  // by far the most frequent case
   if (std::ranges::none_of(parameters, [](const at::Tensor& parameter) { return locate(parameter).unit != nullptr; })) return;
   for (const auto& parameter : parameters) {
@@ -80,6 +89,17 @@ void expect_ignored_alike(std::span<const at::Tensor> parameters) {
   for (const auto& parameter : with_gradient) note_averaged(parameter);
 }
 
+void expect_averaged(Schedule& schedule) {
+  for (const auto& known : schedule.watched_once()) {
+    const auto module = known.lock();
+    if (!module || !has_own_gradients(*module)) continue;
+    for (const auto& item : module->named_parameters()) {
+      if (!trains_outside(item.value()) || !item.value().grad().defined() || is_ignored(item.value())) continue;
+      refuse_not_averaged(fmt::format("'{}', which was not there when {} was sharded,", item.key(), class_name(*module)));
+    }
+  }
+}
+
 void expect_synced(Unit& unit) {
   const auto held = unit.schedule()->lock();
   unit.state(held).reduction.expect_synced();
@@ -90,6 +110,17 @@ void drop_unsynced(Unit& unit, const at::Tensor& shard) {
   auto& unsynced = unit.state(held).reduction.unsynced;
   if (unsynced.empty()) return;
   for (const auto* parameter : unit.parameters_in(shard)) unsynced.drop(*parameter, tag_of(shard)->group);
+}
+
+void expect_nobody_waits(std::span<const at::Tensor> parameters) {
+  for (const auto& parameter : parameters) {
+    const auto unit = locate(parameter).unit;
+    if (!unit || !parameter.requires_grad() || !unit->schedule()->reduces_in_order() || unit->mesh().world().size() == 1) continue;
+    throw UsageError(fmt::format(
+        "a step without gradients: this rank's backward pass has used no parameter of the model with unit '{}', so with "
+        "UnusedParameters::Zeros the other ranks wait for it in vain; add 0 * loss of some batch, or leave the batch out on all ranks",
+        unit->name()));
+  }
 }
 
 uint64_t recoveries_of(std::span<const at::Tensor> parameters) {

@@ -9,11 +9,14 @@
 
 namespace tessera {
 
+class Schedule;
 class Unit;
 
 /// Throws UsageError if the list holds shards together with a trainable parameter whose gradient nobody averages: one that belongs to no
 /// unit and in no ShardOptions::ignored. Never throws if the list holds no shards.
 void expect_averaged(std::span<const at::Tensor> parameters);
+/// The same for the modules that the schedule's units were made of, once in a pass: a parameter that was registered after fully_shard.
+void expect_averaged(Schedule& schedule);
 /// Throws DisagreementError on all ranks unless the ignored parameters in the list and their gradients are the same on all of them. Each
 /// parameter is looked at until it has had a gradient. Collective, if there are such parameters.
 void expect_ignored_alike(std::span<const at::Tensor> parameters);
@@ -27,6 +30,9 @@ bool is_ignored(const at::Tensor& parameter);
 void expect_synced(Unit& unit);
 /// Drops such gradients of one of its shards.
 void drop_unsynced(Unit& unit, const at::Tensor& shard);
+/// Called by a step for which none of these parameters has a gradient. Throws UsageError if other ranks wait for those of this rank:
+/// UnusedParameters::Zeros gives every trained shard a gradient in every pass that uses any unit.
+void expect_nobody_waits(std::span<const at::Tensor> parameters);
 /// How often tessera::recover has dropped the gradients of these parameters. What was known of gradients is forgotten when it grows.
 uint64_t recoveries_of(std::span<const at::Tensor> parameters);
 

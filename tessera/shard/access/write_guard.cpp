@@ -35,14 +35,18 @@ void begin(Unit& unit, WriteKind how, std::string_view writer) {
     state.versions.wait_to_write(how);
   }
   // WriteGuard::publish() publishes an update, unless other ranks may still read the version before.
-  if (how != WriteKind::Update || state.versions.is_late()) schedule.note_written(unit);
+  if (!is_update(how) || state.versions.is_late()) schedule.note_written(unit);
   if (how == WriteKind::Load) state.trust_start();
 }
 
 }  // namespace
 
 WriteGuard::WriteGuard(std::span<const std::shared_ptr<Unit>> units, WriteKind how, std::string_view writer) : units_(units) {
-  for (auto* schedule : schedules_of(units)) locks_.push_back(schedule->exclusive());
+  const bool steps = how == WriteKind::Operators || is_update(how);
+  for (auto* schedule : schedules_of(units)) {
+    locks_.push_back(schedule->exclusive());
+    if (steps) expect_averaged(*schedule);
+  }
   if (how != WriteKind::Unsharded) expect_writable(units);
   if (how != WriteKind::Unsharded && how != WriteKind::Load) {
     for (const auto& unit : units) expect_synced(*unit);

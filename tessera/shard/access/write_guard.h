@@ -16,12 +16,16 @@ class Unit;
 
 /// The kinds of write.
 enum class WriteKind {
-  Operators,  // operators of the user write the shards; more may follow, so the new version is published at this rank's next read
-  Update,     // one of our optimizers writes the shards and the cast copies, and calls publish() at its end
-  Skip,       // this rank leaves its shards unchanged while other ranks take a step
-  Load,       // every value is replaced, and all ranks load the same checkpoint
-  Unsharded,  // the shards take over what was written to the unsharded parameters; the caller has pinned the units
+  Operators,         // operators of the user write the shards; more may follow, so the new version is published at this rank's next read
+  Update,            // one of our optimizers writes the shards, and calls publish() at its end
+  UpdateWithCopies,  // the same, and it also writes the cast copies
+  Skip,              // this rank leaves its shards unchanged while other ranks take a step
+  Load,              // every value is replaced, and all ranks load the same checkpoint
+  Unsharded,         // the shards take over what was written to the unsharded parameters; the caller has pinned the units
 };
+constexpr bool is_update(WriteKind how) {
+  return how == WriteKind::Update || how == WriteKind::UpdateWithCopies;
+}
 
 /// In shared memory other ranks read this rank's shards, so a write has to wait until they are done reading. Ranks may write units in
 /// different orders: to avoid a deadlock, the guard declares all its units done reading before it waits for the first of them. It holds the
@@ -41,8 +45,8 @@ class WriteGuard {
   void outdate(const at::Tensor& shard) const;
   /// The same for all parameters of the units.
   void outdate_all() const;
-  /// The part of the cast copy that belongs to `flat`, a flat tensor over a part of the shards. Undefined if there is no cast copy that an
-  /// optimizer writes.
+  /// The part of the cast copy that belongs to `flat`, a flat tensor over a part of the shards, for the optimizer to write. Undefined if
+  /// there is none, or if publish() makes it.
   at::Tensor cast_copy(const at::Tensor& flat) const;
 
   /// Ends the update: other ranks see the new version now, and not only after this rank's next read.

@@ -67,6 +67,18 @@ void expect_calls(const Unit& unit, const at::Tensor& used, const OperatorFacts&
   }
 }
 
+/// Throws UsageError if a view of an unsharded parameter was made while the parameter had another dtype than now, for other memory.
+void expect_current(const at::Tensor& tensor, const StorageTag& tag, const OperatorFacts& op) {
+  const auto& unit = *tag.owner;
+  const auto& group = unit.groups()[tag.group];
+  if (group.dtype == group.unsharded_dtype || tensor.scalar_type() != (unit.shows_stored() ? group.unsharded_dtype : group.dtype)) return;
+  throw UsageError(
+      fmt::format("{} uses a view of {} from {} tessera::full_params(module, Access::Write), where parameters have the dtype of their "
+                  "shards, {} and not {}; take it from the module again",
+                  op.name(), name_of(*unit.around(tensor), unit), unit.shows_stored() ? "before" : "inside", c10::toString(group.dtype),
+                  c10::toString(group.unsharded_dtype)));
+}
+
 void note(Operands& operands, const at::Tensor& tensor, bool writes, const OperatorFacts& op) {
   if (!is_paged(tensor)) return;
   auto* tag = tag_of(tensor);
@@ -77,6 +89,7 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const Opera
   }
   if (tag->role == Role::Unsharded) {
     auto* unit = tag->owner.get();
+    expect_current(tensor, *tag, op);
     if (writes && !may_write_unsharded(*unit)) {
       throw UsageError(fmt::format(
           "{} would write {} while it is unsharded for a moment, and the change would be lost; write inside "
@@ -166,7 +179,7 @@ void refuse_other_memory(const OperatorFacts& op, const Stack& stack) {
 void cast_operands(const OperatorFacts& op, Stack& stack, Unit& unit) {
   const auto dtype = unit.compute_dtype();
   // Backward operators need their operands exactly as the forward operators saw them.
-  if (!dtype || op.backward) return;
+  if (!dtype || op.backward || unit.shows_stored()) return;
   const size_t base = stack.size() - op.arguments;
   const auto cast = [&](const at::Tensor& tensor) -> at::Tensor {
     if (!tensor.defined() || !at::isFloatingType(tensor.scalar_type())) return tensor;

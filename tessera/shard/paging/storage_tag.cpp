@@ -36,6 +36,11 @@ void TaggedStorage::allocate() {
   owns_memory_ = true;
 }
 
+void TaggedStorage::resize(size_t bytes) {
+  release();
+  set_nbytes(bytes);
+}
+
 void TaggedStorage::attach(MemoryPtr memory) {
   unguard();
   memory_ = std::move(memory);

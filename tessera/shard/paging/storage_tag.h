@@ -45,6 +45,8 @@ class TaggedStorage final : public c10::StorageImpl {
 
   /// Allocates memory that only this storage uses.
   void allocate();
+  /// Drops the memory. The next has another size.
+  void resize(size_t bytes);
   /// Attaches memory that may have other users.
   void attach(MemoryPtr memory);
   bool owns_memory() const { return memory_ != nullptr && owns_memory_; }

@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/units.h"
 
 namespace tessera {
 namespace {
@@ -42,7 +43,7 @@ void expect_floating(const MixedPrecision& precision) {
 
 void set_boundary(torch::nn::Module& module, const ShardOptions& options, const std::shared_ptr<Unit>& unit) {
   const auto& precision = options.mixed_precision;
-  Boundary boundary{.output_dtype = precision.output_dtype, .unit = unit};
+  Boundary boundary{.output_dtype = precision.output_dtype, .unit = unit, .has_units = !units(module).empty()};
   if (precision.cast_forward_inputs.value_or(true)) boundary.input_dtype = compute_dtype_of(options);
   auto& known = known_boundaries();
   const std::lock_guard lock(known.mutex);

@@ -20,6 +20,7 @@ struct Boundary {
   std::optional<at::ScalarType> input_dtype = {},
                                 output_dtype = {};  // of floating-point inputs and outputs; they stay as they are if unset
   std::weak_ptr<Unit> unit = {};                    // that was made of the module; none if all of its parameters are in other units
+  bool has_units = false;                           // the module had parameters in units then
 };
 
 /// Throws UsageError if a dtype of the options is none of floating-point numbers.

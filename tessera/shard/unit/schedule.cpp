@@ -202,6 +202,19 @@ void Schedule::finish_reductions() {
   if (auto* unit = std::exchange(reducing_, nullptr)) unit->state(held).reduction.finish();
 }
 
+void Schedule::watch(WeakModule module) {
+  const auto held = lock();
+  std::erase_if(watched_, [](const WeakModule& known) { return known.expired(); });
+  watched_.push_back(std::move(module));
+}
+
+std::span<const WeakModule> Schedule::watched_once() {
+  const auto held = lock();
+  const uint64_t now = pass_number_;
+  if (std::exchange(looked_at_, now) == now) return {};
+  return watched_;
+}
+
 void Schedule::expect_synced() {
   const auto held = lock();
   if (!rules_.is_model) return;

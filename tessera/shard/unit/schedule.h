@@ -14,7 +14,13 @@
 #include "tessera/shard/unit/schedule_lock.h"
 #include "tessera/shard/unit/use_order.h"
 
+namespace torch::nn {
+class Module;
+}
+
 namespace tessera {
+
+using WeakModule = std::weak_ptr<const torch::nn::Module>;
 
 /// There is one per model with several units; modules of a world that are one unit each share one. It records the order in which units are
 /// used, and predicts each pass from the last complete pass of the same kind. A wrong prediction costs an all-gather and never changes a
@@ -49,6 +55,10 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// Waits for the reduction that was started last, if it has not finished.
   void finish_reductions();
 
+  /// Remembers a module for which fully_shard was called.
+  void watch(WeakModule module);
+  /// These modules, the first time that it is called between two passes, or within one. Nothing afterwards.
+  std::span<const WeakModule> watched_once();
   /// Throws UsageError if a unit of the model has gradients that no reduction has included.
   void expect_synced();
   /// Throws UsageError if the unit is pinned.
@@ -106,6 +116,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   std::vector<Unit*> written_;  // units with a new version that is not published yet
   uint64_t misses_ = 0;
   std::vector<Unit*> members_;
+  std::vector<WeakModule> watched_;
+  uint64_t looked_at_ = 0;  // the number of the pass in which they were asked for last
   /// Of a backward pass that reduces in order: the units that have not been reduced yet, the next one last, and those that are ready for
   /// it.
   std::vector<Unit*> to_reduce_;

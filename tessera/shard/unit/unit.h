@@ -157,6 +157,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Called before an operator that builds a graph uses an unsharded parameter or a view of one. Applies changes of requires_grad since the
   /// last pass to all parameters at once, so that a pass has one node and one reduction for the unit.
   void follow_training(const at::Tensor& used);
+  /// Whether the unsharded parameters have the dtype and the values of the shards now, instead of those that operators usually compute with.
+  bool shows_stored() const { return shows_stored_; }
   /// Makes backward an error for graphs that have saved a parameter to which `written` belongs: a shard, a view of one, or undefined for
   /// all.
   void outdate(const at::Tensor& written);
@@ -221,6 +223,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::unique_ptr<UnitState> state_;
   UnitCounters counters_;
   std::atomic<int> pins_ = 0, unset_ = 0;
+  std::atomic<bool> shows_stored_ = false;
   std::atomic<uint64_t> recoveries_ = 0;
   std::atomic<uint64_t> followed_ = 0;  // the pass in which follow_training() last looked at all parameters
 };

@@ -79,7 +79,7 @@ class UnitBackward {
     const auto sink = reduction.sink();
     if (sink) schedule->expect_writable(*unit_);
     reduction.finish();
-    const bool sums = !reduction.unsynced.empty() || schedule->reduces_in_order();
+    const bool sums = reduction.unsynced.may_exist() || schedule->reduces_in_order();
     reduction.unsynced.add_to(parameters_, gradients);
     if (unit_->state(held).memory().packs_after_sum()) schedule->finish_reductions();
     auto packing = reduction.begin(groups_, sums);
@@ -177,6 +177,24 @@ class UnitBackward {
   std::vector<const Unit::Parameter*> parameters_;            // of all groups
 };
 
+[[noreturn]] void refuse_second_derivative(const std::string& unit) {
+  throw UsageError(
+      fmt::format("unit '{}': gradients of parameters that can be differentiated again (create_graph) are not available when the parameters "
+                  "are sharded; differentiate with respect to inputs instead, that works",
+                  unit));
+}
+
+/// Where gradients come from that were asked for with create_graph. A pass may need such a graph for its inputs only.
+class ReducedOnce final : public ag::Node {
+ public:
+  ReducedOnce(std::string unit, ag::edge_list shards) : ag::Node(std::move(shards)), unit_(std::move(unit)) {}
+  std::string name() const override { return "tessera::ReducedOnce"; }
+  ag::variable_list apply(ag::variable_list&& /*gradients*/) override { refuse_second_derivative(unit_); }
+
+ private:
+  const std::string unit_;
+};
+
 class UnitNode final : public ag::Node {
  public:
   // The engine runs the ready node with the highest sequence number first. UINT64_MAX therefore reduces a unit as soon as its gradients are
@@ -192,15 +210,13 @@ class UnitNode final : public ag::Node {
 
   ag::variable_list apply(ag::variable_list&& gradients) override {
     auto& unit = backward_->unit();
-    if (c10::GradMode::is_enabled()) {
-      throw UsageError(
-          fmt::format("unit '{}': gradients of parameters that can be differentiated again (create_graph) are not available when "
-                      "the parameters are sharded; differentiate with respect to inputs instead, that works",
-                      unit.name()));
-    }
+    const bool makes_graph = c10::GradMode::is_enabled();
     const auto& schedule = unit.schedule();
     backward_->run_hooks(gradients);
+    const c10::AutoGradMode no_grad(false);
     const auto held = schedule->lock();
+    const bool is_postponed = !unit.state(held).rules.syncs() || schedule->reduces_in_order();
+    if (makes_graph && is_postponed) refuse_second_derivative(unit.name());
     if (!unit.state(held).rules.syncs()) {
       backward_->keep_for_later(held, gradients);
       schedule->gradients_kept(unit);
@@ -222,10 +238,18 @@ class UnitNode final : public ag::Node {
     }
     auto results = backward_->reduce(held, gradients);
     schedule->gradients_sent(unit);
+    if (makes_graph) refuse_to_differentiate(results, unit.name());
     return results;
   }
 
  private:
+  void refuse_to_differentiate(ag::variable_list& results, const std::string& unit) const {
+    const compat::NodePtr node = compat::make_node<ReducedOnce>(unit, next_edges());
+    for (const auto& result : results) {
+      if (result.defined()) ag::impl::set_gradient_edge(result, ag::Edge(node, node->add_input_metadata(result)));
+    }
+  }
+
   const std::shared_ptr<UnitBackward> backward_;
 };
 

@@ -5,6 +5,10 @@
 #include <ATen/record_function.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
 #include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
 #include "tessera/shard/paging/paged_tensor.h"
@@ -46,7 +50,11 @@ void UnitState::reshard() {
     memory_->reshard(unit_.buffers(), std::exchange(unsharding_, {}));
   }
   state_ = State::Sharded;
-  is_private_ = false;
+  if (!std::exchange(is_private_, false)) return;
+  unit_.shows_stored_ = false;
+  for (const auto& group : unit_.groups()) {
+    if (converts(group)) show(group, group.unsharded_dtype);
+  }
 }
 
 void UnitState::reshard_after_forward() {
@@ -70,10 +78,48 @@ void UnitState::expect_own_values() const {
                   unit_.name()));
 }
 
+/// Whether operators usually compute with another form of the group's values than the shards hold.
+bool UnitState::converts(const Unit::Group& group) const {
+  return unit_.codec().encodes(group.dtype) || unit_.codec().decodes(group.dtype);
+}
+
+/// Gives the unsharded parameters of a group this dtype. They have no memory then.
+void UnitState::show(const Unit::Group& group, at::ScalarType dtype) const {
+  const auto unsharded = group.unsharded.lock();
+  if (!unsharded) return;
+  unsharded->resize(static_cast<size_t>(group.chunk * unit_.mesh().shard().size()) * c10::elementSize(dtype));
+  if (dtype == group.dtype && dtype == group.unsharded_dtype) return;
+  for (const auto& parameter : group.parameters) {
+    const at::Tensor member(parameter.unsharded.lock());
+    if (!member.defined()) continue;
+    const auto view = paged_view(c10::Storage(unsharded), dtype, member.sizes(), member.strides(), member.storage_offset());
+    member.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());
+  }
+}
+
+void UnitState::show_stored(const Unit::Group& group) const {
+  show(group, group.dtype);
+  const auto unsharded = group.unsharded.lock();
+  if (!unsharded) return;
+  unsharded->allocate();
+  const Piece piece{.whole = unsharded->memory_view(group.dtype), .own = group.own};
+  unit_.mesh().shard().all_gather(std::span(&piece, 1), {.unit = unit_.name(), .number = unit_.number()}).wait();
+}
+
 void UnitState::begin_unsharded_writes() {
   expect_own_values();
-  memory_->make_private(unit_.buffers());
-  is_private_ = true;
+  if (!std::exchange(is_private_, true)) {
+    const c10::AutoGradMode no_grad(false);
+    const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+    Unit::Buffers as_stored;
+    std::ranges::copy_if(unit_.buffers(), std::back_inserter(as_stored),
+                         [&](const Buffer& buffer) { return !converts(unit_.groups()[buffer.number]); });
+    memory_->make_private(as_stored);
+    unit_.shows_stored_ = true;
+    for (const auto& group : unit_.groups()) {
+      if (converts(group)) show_stored(group);
+    }
+  }
   unsharded_writers_++;
 }
 
@@ -81,14 +127,9 @@ void UnitState::keep_own_part() {
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   for (const auto& group : unit_.groups()) {
-    const auto unsharded = group.unsharded.lock();
-    if (!unsharded) continue;
-    const auto computed = unit_.mesh().shard().own_chunk(flat_view(c10::Storage(unsharded), group.unsharded_dtype));
-    const auto& codec = unit_.codec();
-    const bool as_stored = !codec.encodes(group.dtype) && !codec.decodes(group.dtype);
-    // If the computed form has lower precision than the stored one, only changed values are copied, so that the others keep their
-    // precision.
-    group.own.copy_(as_stored ? computed : at::where(computed.eq(decoded(codec, group.own)), group.own, computed.to(group.dtype)));
+    if (const auto unsharded = group.unsharded.lock()) {
+      group.own.copy_(unit_.mesh().shard().own_chunk(flat_view(c10::Storage(unsharded), group.dtype)));
+    }
   }
 }
 

@@ -6,13 +6,12 @@
 
 #include "tessera/shard/paging/casts.h"
 #include "tessera/shard/unit/gradient_reduction.h"
+#include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/unit_memory.h"
 #include "tessera/shard/unit/unit_rules.h"
 #include "tessera/shard/unit/versions.h"
 
 namespace tessera {
-
-class Unit;
 
 ///      sharded  --unshard()-->  unsharding  --wait_for_unshard()-->  unsharded  --reshard()-->  sharded
 ///
@@ -54,8 +53,9 @@ class UnitState {
   void note_gradients(uint64_t pass) { gradients_in_ = pass; }
   void note_use(uint64_t pass) { used_after_gradients_ |= pass == gradients_in_; }
   bool is_used_after_gradients() const { return used_after_gradients_; }
-  /// Lets operators write the unsharded parameters, which move into private memory of this rank. The unit must be unsharded and pinned
-  /// until end_unsharded_writes(). May be called several times.
+  /// Lets operators write the unsharded parameters, which move into private memory of this rank and show there what the shards hold, also
+  /// if the unit computes in another dtype. The unit must be unsharded and pinned until end_unsharded_writes(). May be called several
+  /// times. Collective.
   void begin_unsharded_writes();
   void end_unsharded_writes() { unsharded_writers_--; }
   bool allows_unsharded_writes() const { return unsharded_writers_ > 0; }
@@ -87,6 +87,10 @@ class UnitState {
   GradientReduction reduction{unit_, *memory_};
 
  private:
+  bool converts(const Unit::Group& group) const;
+  void show(const Unit::Group& group, at::ScalarType dtype) const;
+  void show_stored(const Unit::Group& group) const;
+
   enum class State { Sharded, Unsharding, Unsharded, PartlyResharded } state_ = State::Sharded;
   Early early_ = Early::No;
   Works unsharding_;

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "tessera/base/error.h"
+#include "tessera/shard/unit/boundary.h"
 #include "tessera/shard/unit/unit.h"
 
 namespace tessera {
@@ -50,8 +51,9 @@ std::vector<std::shared_ptr<Unit>> units_of(const torch::nn::Module& module) {
   return result;
 }
 
-std::shared_ptr<Unit> expect_unit_of(const torch::nn::Module& module, std::string_view what) {
+std::shared_ptr<Unit> unit_for(const torch::nn::Module& module, std::string_view what) {
   if (const auto own = units_of(module); !own.empty()) return own.front();
+  if (boundary_of(module)) return nullptr;
   const auto all = units(module);
   if (all.empty()) throw UsageError(fmt::format("{}: module {} is not sharded", what, class_name(module)));
   throw UsageError(fmt::format("{}: no unit was made from module {} itself; its parameters belong to unit '{}'", what, class_name(module),
@@ -59,7 +61,10 @@ std::shared_ptr<Unit> expect_unit_of(const torch::nn::Module& module, std::strin
 }
 
 std::vector<std::shared_ptr<Unit>> units_for(const torch::nn::Module& module, Recurse recurse, std::string_view what) {
-  if (recurse == Recurse::No) return {expect_unit_of(module, what)};
+  if (recurse == Recurse::No) {
+    auto own = unit_for(module, what);
+    return own ? std::vector{std::move(own)} : std::vector<std::shared_ptr<Unit>>();
+  }
   auto all = units(module);
   if (all.empty()) throw UsageError(fmt::format("{}: module {} is not sharded", what, class_name(module)));
   return all;

@@ -23,8 +23,9 @@ std::vector<std::shared_ptr<Unit>> units(const torch::nn::Module& module);
 
 /// The units that were made from this very module: none, one, or one more of the parameters that are replicated.
 std::vector<std::shared_ptr<Unit>> units_of(const torch::nn::Module& module);
-/// The first of them. Throws UsageError if there is none: `what` was asked of a module that is no unit.
-std::shared_ptr<Unit> expect_unit_of(const torch::nn::Module& module, std::string_view what);
+/// The first of them. Null if fully_shard was called for the module, but all of its parameters are in other units. Throws UsageError if it
+/// was not: `what` was asked of a module that is no unit.
+std::shared_ptr<Unit> unit_for(const torch::nn::Module& module, std::string_view what);
 /// The units to which a setting applies.
 std::vector<std::shared_ptr<Unit>> units_for(const torch::nn::Module& module, Recurse recurse, std::string_view what);
 void remember_unit(const torch::nn::Module& module, const std::shared_ptr<Unit>& unit);

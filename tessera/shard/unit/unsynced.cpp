@@ -34,6 +34,7 @@ void UnsyncedGradients::add(std::span<const Unit::Parameter* const> parameters, 
 }
 
 void UnsyncedGradients::add_to(std::span<const Unit::Parameter* const> parameters, std::span<at::Tensor> gradients) {
+  expected_ = false;
   for (const auto& [parameter, sum] : sums_) {
     if (std::ranges::find(parameters, parameter) != parameters.end()) continue;
     throw UsageError(fmt::format(

@@ -14,7 +14,12 @@ namespace tessera {
 class UnsyncedGradients {
  public:
   bool empty() const { return sums_.empty() && parts_.empty(); }
+  /// All ranks call it after passes that reduce nothing, also those that have used no parameter of the unit in them.
+  void expect() { expected_ = true; }
+  /// Whether a rank may have something here.
+  bool may_exist() const { return expected_ || !empty(); }
   void clear() {
+    expected_ = false;
     sums_.clear();
     parts_.clear();
     in_parts_.clear();
@@ -36,6 +41,7 @@ class UnsyncedGradients {
   void add_part_to(size_t group, const at::Tensor& sum);
 
  private:
+  bool expected_ = false;  // since the last reduction
   std::map<const Unit::Parameter*, at::Tensor> sums_;
   std::map<size_t, at::Tensor> parts_;         // by the number of the group
   std::set<const Unit::Parameter*> in_parts_;  // that have a gradient in `parts_`

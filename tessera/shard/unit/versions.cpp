@@ -25,12 +25,12 @@ void Versions::done_reading() {
 
 void Versions::wait_to_write(WriteKind how) {
   // If waiting fails, one of our optimizers can repeat its step. Other operators may belong to a step that has already changed something.
-  const bool by_optimizer = how == WriteKind::Update;
+  const bool by_optimizer = is_update(how);
   if (!by_optimizer) write_broke_off_ = true;
   make_writable();
   if (!by_optimizer) write_broke_off_ = false;
   written_ = true;
-  if (!by_optimizer || late_ || !all_casts_by_optimizers()) must_copy_ = true;
+  if (how != WriteKind::UpdateWithCopies || late_ || !all_casts_by_optimizers()) must_copy_ = true;
 }
 
 /// Whether our optimizers write all cast copies of the unit along with the shards.
@@ -82,7 +82,7 @@ void Versions::detach() {
 
 at::Tensor Versions::cast_copy(const at::Tensor& flat) const {
   const auto number = tag_of(flat)->group;
-  const auto published = unit_.groups()[number].optimizers_cast && !late_ ? memory_.published_copy(number) : at::Tensor();
+  const auto published = unit_.groups()[number].optimizers_cast && !must_copy_ ? memory_.published_copy(number) : at::Tensor();
   return published.defined() ? published.narrow(0, flat.storage_offset(), flat.numel()) : published;
 }
 

@@ -43,8 +43,8 @@ class Versions {
   /// already.
   bool write_broke_off() const { return write_broke_off_; }
 
-  /// The part of the cast copy that belongs to `flat`, a flat tensor over a part of the shards. Undefined if there is no cast copy that an
-  /// optimizer writes.
+  /// The part of the cast copy that belongs to `flat`, a flat tensor over a part of the shards, for the optimizer to write. Undefined if
+  /// there is none, or if publish() makes it.
   at::Tensor cast_copy(const at::Tensor& flat) const;
 
   /// Publishes a new version if the shards were written.
