@@ -43,6 +43,7 @@ std::string report(const Ending& ending) {
   if (!ending.left_waiting.empty()) text += fmt::format(", while {} waited for it to join", name_ranks(ending.left_waiting));
   if (ending.left_early) text += fmt::format("; rank {}, which it still needed, had ended with status 0", *ending.left_early);
   if (ending.elsewhere) text += fmt::format("; it failed because of rank {}, on another node", *ending.elsewhere);
+  if (ending.still_ran) text += fmt::format("; it failed because of rank {}, which still ran", *ending.still_ran);
   if (!ending.stopped.empty()) text += fmt::format(" (stopped {})", name_ranks(ending.stopped));
   if (silent) return text + "\n";
   text += ending.error ? "; its error:\n" : "; its last words:\n";

@@ -28,7 +28,10 @@ Blame find_blame(int first, const std::map<int, RankEnd>& ranks, int world_size)
       break;
     }
     // A rank that was stopped failed by itself only if it said so before.
-    if (found->second.stopped && !found->second.error) break;
+    if (found->second.stopped && !found->second.error) {
+      if (culprit != rank) blame.still_ran = culprit;
+      break;
+    }
     if (culprit != rank && found->second.status == 0) {
       blame.left_early = culprit;
       break;

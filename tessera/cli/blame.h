@@ -20,6 +20,7 @@ struct Blame {
   int rank = 0;
   std::optional<int> left_early = {};  // a rank that ended with status 0 while this one still needed it
   std::optional<int> elsewhere = {};   // a rank of another host because of which this one failed
+  std::optional<int> still_ran = {};   // a rank because of which this one failed, and that the launcher had to stop
 };
 
 /// Replaces the rank that ended first by the one because of which it failed: that one may end later. It may itself have failed because of

@@ -154,6 +154,7 @@ void LocalJob::blame() {
     ending_.failed_rank = found.rank;
     ending_.left_early = found.left_early;
     ending_.elsewhere = found.elsewhere;
+    ending_.still_ran = found.still_ran;
   }
   const auto& failed = at(*ending_.failed_rank);
   ending_.status = ending_.left_waiting.empty() && !failed.stopped ? *failed.status : 1;

@@ -45,6 +45,7 @@ struct Ending {
   int status = 0;                       // the exit status for the launcher
   std::optional<int> failed_rank;       // the rank because of which the job failed
   std::optional<int> elsewhere;         // a rank of another host because of which that one failed
+  std::optional<int> still_ran;         // a rank because of which that one failed, and that the launcher had to stop
   std::vector<int> stopped;             // the ranks that the launcher stopped
   std::vector<int> left_waiting;        // the ranks that waited at the start for the failed rank, which ended with status 0
   std::optional<int> left_early;        // a rank that ended with status 0 while the failed rank still needed it

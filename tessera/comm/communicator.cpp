@@ -58,8 +58,22 @@ void Communicator::barrier(Subject subject) const {
   transport_->barrier({.subject = subject, .limit = limit_}).wait();
 }
 
+Work Communicator::meet(Subject subject) const {
+  return transport_->meet({.subject = subject, .limit = limit_});
+}
+
 Communicator Communicator::split(std::span<const int> colors) const {
   return Communicator(transport_->split(colors, {.subject = {}, .limit = limit_}), limit_);
+}
+
+Communicator Communicator::part(std::span<const int> colors) const {
+  return Communicator(transport_->part(colors, {.subject = {}, .limit = limit_}), limit_);
+}
+
+std::vector<Communicator> Communicator::parts() const {
+  std::vector<Communicator> result;
+  for (auto& part : transport_->parts()) result.emplace_back(std::move(part), limit_);
+  return result;
 }
 
 Communicator Communicator::duplicate() const {

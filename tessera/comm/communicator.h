@@ -24,6 +24,8 @@ class Communicator {
   const std::vector<int>& local_ranks() const { return transport_->traits().local_ranks; }
   /// Whether this process stands for rank 0, which prints, and writes what is needed only once.
   bool is_first() const { return local_ranks().front() == 0; }
+  /// The number of a rank of this group in the world from which the group was split. Errors name ranks by it.
+  int world_rank(int rank) const { return traits().world_ranks[static_cast<size_t>(rank)]; }
   bool same_group(const Communicator& other) const { return transport_ == other.transport_; }
   /// The same for all copies of a communicator, and different from any other's as long as one of the copies exists.
   const void* id() const { return transport_.get(); }
@@ -46,10 +48,17 @@ class Communicator {
   Work broadcast(at::Tensor tensor, int root = 0, Subject subject = {}) const;
   /// Returns when every rank has called it.
   void barrier(Subject subject = {}) const;
+  /// Done when every rank has called it, from whatever point of its program: see Transport::meet.
+  Work meet(Subject subject = {}) const;
 
   /// Collective: ranks with equal colors form a new group, in the order of their ranks. `colors` has one color per rank, and is the same
   /// list on every rank.
   Communicator split(std::span<const int> colors) const;
+  /// The same, but equal divisions have one group in common, which lasts as long as this one. Only the first call for a division is
+  /// collective. Meshes are made of such groups, so that equal meshes are one mesh.
+  Communicator part(std::span<const int> colors) const;
+  /// The groups that part() has made of this one.
+  std::vector<Communicator> parts() const;
 
   /// Collective: a new group of the same ranks. Its operations need no common order with those of this group, so each thread of a program
   /// can have a group of its own.

@@ -10,6 +10,9 @@
 
 #include "tessera/base/compat.h"
 #include "tessera/base/error.h"
+#include "tessera/comm/groups/all_or_none.h"
+#include "tessera/comm/groups/same_on_all.h"
+#include "tessera/comm/host/shared_area.h"
 #include "tessera/testing/transports.h"
 
 namespace tessera::testing::failure_test {
@@ -17,6 +20,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 class TalkingWorld : public ::testing::TestWithParam<World> {
@@ -160,6 +164,50 @@ TEST(Refusals, ReachAllRanksWhateverIsWrong) {
     world.all_gather({}).wait();
     world.reduce_scatter({}, {.op = Reduce::Mean, .wire_dtype = at::kBFloat16}).wait();
   });
+}
+
+// Rank 3 of the world is rank 1 of its column, and rank 0 of a group that was split from that.
+TEST(Groups, NameRanksByTheirNumbersInTheWorld) {
+  for (const std::string transport : {"threads", "gloo"}) {
+    run_world({.transport = transport, .ranks = 4}, [&](const Communicator& world) {
+      const auto column = world.split(std::array{0, 1, 0, 1});
+      EXPECT_EQ(column.world_rank(1), world.rank() % 2 == 0 ? 2 : 3);
+      EXPECT_EQ(column.split(std::array{0, 1}).world_rank(0), world.rank());
+      if (world.rank() % 2 == 0) return world.barrier();  // the other column has all the trouble
+      const bool is_last = world.rank() == 3;
+      const auto piece = at::ones({2});
+      EXPECT_THAT(message_of<DisagreementError>([&] { column.broadcast(piece, is_last ? 0 : 1).wait(); }),
+                  AllOf(HasSubstr("rank 1 at operation 1: broadcast: 2 x Float from rank 3"), HasSubstr("rank 3 at operation 1")));
+      EXPECT_THAT(message_of<UsageError>([&] { column.broadcast(piece, is_last ? 7 : 0).wait(); }), HasSubstr("rank 3 can't take part"));
+      EXPECT_EQ(difference_on_ranks(column, is_last ? "a\tof 2\n" : "a\tof 1\n", {}), "rank 1: a of 1; rank 3: a of 2");
+      const auto refuse = [&] {
+        if (is_last) throw UsageError("too late");
+      };
+      EXPECT_THAT(message_of<UsageError>([&] { all_or_none(column, {}, "can't begin", refuse); }),
+                  is_last ? HasSubstr("too late") : HasSubstr("rank 3 can't begin: too late"));
+      if (transport == "threads") {
+        const auto area = column.share({.bytes_per_rank = 64, .counters = 2}).area;
+        const auto wait = [&] { area->wait(is_last ? 1 : 0, 1, kTestLimit, [] { return std::string("reads"); }); };
+        EXPECT_THAT(message_of<DeadlockError>(wait), HasSubstr("each other: rank 1: reads; rank 3: reads."));
+        column.barrier();
+        area->back_in_step();
+        column.barrier();
+      }
+      world.barrier();
+    });
+  }
+  // What one column is told, the other hears in the world. (Gloo closes the connections of a rank before that can say why.)
+  for (const std::string transport : {"threads", "shm"}) {
+    run_world({.transport = transport, .ranks = 4}, [&](const Communicator& world) {
+      const auto column = world.split(std::array{0, 1, 0, 1});
+      if (world.rank() == 1) {
+        EXPECT_THAT(message_of<TimeoutError>([&] { column.with_limit(milliseconds(300)).barrier(); }),
+                    AllOf(HasSubstr("of rank 1, barrier"), HasSubstr("waited 0.3 s for rank 3")));
+      } else {
+        EXPECT_THAT(message_of<CommError>([&] { world.barrier(); }), HasSubstr("rank 1: operation 0 of rank 1, barrier, waited 0.3 s for rank 3"));
+      }
+    });
+  }
 }
 
 /// What this process holds of the system: threads, file descriptors, shared memory.

@@ -79,7 +79,7 @@ std::vector<int> colors(const std::vector<MeshAxis>& axes, const std::vector<int
   return result;
 }
 
-/// This rank's group along each axis. All ranks, or one, need no new group.
+/// This rank's group along each axis. All ranks, or one, need no group of their own.
 std::vector<Communicator> groups_along(const Communicator& world, const std::vector<MeshAxis>& axes, const std::vector<int>& places) {
   std::vector<Communicator> groups;
   for (size_t i = 0; i < axes.size(); i++) {
@@ -88,7 +88,7 @@ std::vector<Communicator> groups_along(const Communicator& world, const std::vec
     } else if (axes[i].size == 1 && !world.traits().traces) {
       groups.push_back(self_world().with_limit(world.limit()));
     } else {
-      groups.push_back(world.split(colors(axes, places, {i})));
+      groups.push_back(world.part(colors(axes, places, {i})));
     }
   }
   return groups;
@@ -134,7 +134,7 @@ Mesh Mesh::of_groups(const Communicator& world, const std::vector<std::vector<in
     if (colors[static_cast<size_t>(rank)] == -1) missing.push_back(rank);
   }
   if (!missing.empty()) refuse("lack " + name_ranks(missing));
-  return world.split(colors);
+  return world.part(colors);
 }
 
 Mesh Mesh::by_host(const Communicator& world) {
@@ -185,7 +185,7 @@ Mesh Mesh::sub(const std::vector<std::string>& axes) const {
     for (size_t i = 0; i < along.size(); i++) place += coordinate(axes_, places_[rank], along[i]) * stride_of(kept, i);
     places.push_back(place);
   }
-  auto world = along.size() == 1 ? groups.front() : world_.split(colors);
+  auto world = along.size() == 1 ? groups.front() : world_.part(colors);
   return Mesh(std::move(world), std::move(kept), std::move(places), std::move(groups));
 }
 

@@ -77,6 +77,20 @@ TEST(Mesh, HasNamedAxesOfWhichTheLastVariesFastest) {
   }
 }
 
+// Otherwise ranks would wait for each other in different groups, and each mesh would cost shared memory and a thread.
+TEST(Mesh, IsTheSameIfItIsMadeAnew) {
+  run_world({.transport = "threads", .ranks = 4}, [](const Communicator& world) {
+    const Mesh mesh(world, {.replicate = 2, .shard = 2}), again(world.with_limit(std::chrono::seconds(1)), {{"a", 2}, {"b", 2}});
+    EXPECT_TRUE(again.shard().same_group(mesh.shard()));
+    EXPECT_TRUE(again.replicate().same_group(mesh.replicate()));
+    EXPECT_EQ(again.shard().limit(), std::chrono::seconds(1));
+    EXPECT_TRUE(Mesh::of_groups(world, {{2, 3}, {0, 1}}).shard().same_group(mesh.shard()));
+    EXPECT_FALSE(Mesh::of_groups(world, {{0, 3}, {1, 2}}).shard().same_group(mesh.shard()));
+    EXPECT_FALSE(Mesh(world.duplicate(), {.replicate = 2, .shard = 2}).shard().same_group(mesh.shard()));
+    EXPECT_EQ(world.parts().size(), 3);
+  });
+}
+
 TEST(Mesh, OfOneAxisIsAGroupThatShards) {
   run_world({.transport = "threads", .ranks = 4}, [](const Communicator& world) {
     const auto tensor = Mesh(world, {{"data", 2}, {"tensor", 2}})["tensor"];

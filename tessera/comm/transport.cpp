@@ -1,5 +1,8 @@
 #include "tessera/comm/transport.h"
 
+#include <algorithm>
+#include <numeric>
+#include <ranges>
 
 namespace tessera {
 
@@ -13,9 +16,38 @@ std::string_view name(Reduce op) {
   return kNames[static_cast<size_t>(op)];
 }
 
-Transport::Transport(Traits traits) : traits_(std::move(traits)) {}
+namespace {
+
+Transport::Traits with_world_ranks(Transport::Traits traits) {
+  if (!traits.world_ranks.empty()) return traits;
+  traits.world_ranks.resize(static_cast<size_t>(traits.size));
+  std::iota(traits.world_ranks.begin(), traits.world_ranks.end(), 0);
+  return traits;
+}
+
+}  // namespace
+
+Transport::Transport(Traits traits) : traits_(with_world_ranks(std::move(traits))) {}
 
 Transport::~Transport() = default;
+
+std::shared_ptr<Transport> Transport::part(std::span<const int> colors, const Call& call) {
+  std::vector<int> division;
+  for (const int color : colors) division.push_back(static_cast<int>(std::ranges::find(colors, color) - colors.begin()));
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto known = parts_.find(division); known != parts_.end()) return known->second;
+  }
+  std::shared_ptr<Transport> made = split(colors, call);
+  const std::lock_guard lock(mutex_);
+  return parts_.emplace(std::move(division), std::move(made)).first->second;
+}
+
+std::vector<std::shared_ptr<Transport>> Transport::parts() const {
+  const std::lock_guard lock(mutex_);
+  const auto known = std::views::values(parts_);
+  return {known.begin(), known.end()};
+}
 
 SharedAttempt Transport::share(const AreaShape& /*shape*/, const Call& /*call*/) {
   return {.area = nullptr, .why_not = "transport " + traits_.name + " shares no memory"};

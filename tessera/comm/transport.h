@@ -7,7 +7,9 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -94,6 +96,7 @@ class Transport {
     int size = 1;
     Topology topology = Topology::one_host(1);  // of all `size` ranks
     std::vector<int> local_ranks = {0};         // the ranks that this process's tensors stand for; a tracing engine has them all
+    std::vector<int> world_ranks = {};          // of each rank, its number in the world from which the group was split; unset if the same
     at::Device device = at::kCPU;               // where tensors must be
     Packing packing = Packing::OneBuffer;
     bool traces = false;  // operations are recorded and not run, so there is nothing to prefetch
@@ -112,9 +115,16 @@ class Transport {
   virtual Work all_reduce(at::Tensor tensor, const Reduction& reduction, const Call& call) = 0;
   virtual Work broadcast(at::Tensor tensor, int root, const Call& call) = 0;
   virtual Work barrier(const Call& call) = 0;
+  /// A barrier to which ranks come from different points of their programs: what other ranks do in the group meanwhile fails there with a
+  /// DisagreementError, until all are here. Engines that can't get out of step have nothing to do for it.
+  virtual Work meet(const Call& call) { return barrier(call); }
 
   /// Ranks with equal numbers in `colors` (one per rank, the same list on every rank) form a new group, in the order of their ranks.
   virtual std::unique_ptr<Transport> split(std::span<const int> colors, const Call& call) = 0;
+  /// The same, but equal divisions of the group have one group in common. Only the first call for a division is collective.
+  std::shared_ptr<Transport> part(std::span<const int> colors, const Call& call);
+  /// The groups that part() has made.
+  std::vector<std::shared_ptr<Transport>> parts() const;
 
   /// Collective, with the same shape on every rank: memory that all ranks of the group see, or why there is none.
   virtual SharedAttempt share(const AreaShape& shape, const Call& call);
@@ -149,6 +159,8 @@ class Transport {
   };
 
   const Traits traits_;
+  mutable std::mutex mutex_;
+  std::map<std::vector<int>, std::shared_ptr<Transport>> parts_;  // by the first rank of each rank's part
   std::array<AtomicTraffic, kOperations> counters_;
   std::atomic<uint64_t> last_number_ = 0;
 };

@@ -1,10 +1,11 @@
 // Gradients of sharded models equal those of unsharded ones: accumulated, from graphs that are used twice, of second order, and of units
-// that are frozen and thawed.
+// that are frozen and thawed. Ranks that all have the same are told so.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/reduction.h"
@@ -111,6 +112,31 @@ TEST(FrozenUnits, GetNoGradientUntilTheyThaw) {
       }
     }
   });
+}
+
+/// What is said in so many passes, in which the ranks have batches by these numbers.
+std::vector<std::string> said_about_batches(int passes, Residence residence, const std::function<int(int rank, int pass)>& batch) {
+  std::vector<std::string> lines;
+  auto before = set_log_sink([&](const LogRecord& record) { lines.emplace_back(record.text); });
+  with_ranks(3, [&](const Communicator& world) {
+    auto net = seeded_net();
+    fully_shard(net->b, {.mesh = world, .residence = residence});
+    fully_shard(net, {.mesh = world, .residence = residence});
+    for (int pass = 0; pass < passes; pass++) net(input(batch(world.rank(), pass))).pow(2).sum().backward();
+  });
+  set_log_sink(std::move(before));
+  return lines;
+}
+
+TEST(EqualBatches, BringAWarningOnce) {
+  for (const auto residence : {Residence::NodeShared, Residence::Gathered}) {
+    const auto said = said_about_batches(50, residence, [](int, int pass) { return pass; });
+    ASSERT_EQ(said.size(), 1);
+    EXPECT_THAT(said.front(), ::testing::HasSubstr("all 3 ranks have had the same gradients in 20 backward passes"));
+    EXPECT_THAT(said_about_batches(15, residence, [](int, int pass) { return pass; }), ::testing::IsEmpty());
+    EXPECT_THAT(said_about_batches(50, residence, [](int rank, int pass) { return rank + pass; }), ::testing::IsEmpty());
+    EXPECT_THAT(said_about_batches(50, residence, [](int rank, int pass) { return pass == 10 ? rank : pass; }), ::testing::IsEmpty());
+  }
 }
 
 }  // namespace

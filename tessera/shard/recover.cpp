@@ -5,7 +5,14 @@
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
+#include <exception>
+#include <span>
+#include <string>
+#include <vector>
+
 #include "tessera/base/error.h"
+#include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/groups/group_list.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
@@ -17,20 +24,38 @@ namespace {
 
 const Subject kMeeting = {.unit = kRecovery};
 
-/// Waits until all ranks are in this barrier. A rank that is still in a collective of the failed pass gets a DisagreementError there, and
-/// comes; so does this one, and it tries again.
-void meet(const Communicator& world) {
-  for (;;) {
-    try {
-      return world.barrier(kMeeting);
-    } catch (const DisagreementError&) {
-      continue;
-    }
-  }
+/// Appends the group, and all that meshes have made of it, unless they are listed.
+void add_with_parts(std::vector<Communicator>& groups, const Communicator& group) {
+  const auto known = groups.size();
+  if (find_or_add(groups, group) < known) return;
+  for (const auto& part : group.parts()) add_with_parts(groups, part);
 }
 
-/// Throws CommError unless all ranks have taken the same number of steps with each unit, and no rank has broken off in the middle of one.
-void expect_same_steps(const std::vector<std::shared_ptr<Unit>>& all, const Communicator& world) {
+/// All that ranks may be waiting in while they use these units.
+std::vector<Communicator> groups_of(const std::vector<std::shared_ptr<Unit>>& all) {
+  std::vector<Communicator> groups;
+  for (const auto& unit : all) {
+    for (const auto* group : {&unit->mesh().world(), &unit->mesh().shard(), &unit->mesh().replicate()}) add_with_parts(groups, *group);
+  }
+  return groups;
+}
+
+/// The first error counts. All are waited for, because nobody else will.
+void wait_for_all(std::span<const Work> works) {
+  std::exception_ptr error;
+  for (const auto& work : works) {
+    try {
+      work.wait();
+    } catch (...) {
+      if (!error) error = std::current_exception();
+    }
+  }
+  if (error) std::rethrow_exception(error);
+}
+
+/// Why the ranks can't go on together: they have taken different numbers of steps with a unit, or have broken off in the middle of one.
+/// Empty if they can. Collective over the world of the units.
+std::string difference_in_steps(const std::vector<std::shared_ptr<Unit>>& all, const Communicator& world) {
   std::vector<int64_t> own;
   for (const auto& unit : all) {
     const auto held = unit->schedule()->lock();
@@ -47,17 +72,39 @@ void expect_same_steps(const std::vector<std::shared_ptr<Unit>>& all, const Comm
     const auto last = most[row], first = -most[row + 1], broke_off = most[row + 2];
     row += 3;
     if (last != first) {
-      throw CommError(
-          fmt::format("unit '{}' has taken {} steps on one rank and {} on another, so the ranks can't go on together; load a checkpoint",
-                      unit->name(), first, last));
+      return fmt::format("unit '{}' has taken {} steps on one rank and {} on another, so the ranks can't go on together; load a checkpoint",
+                         unit->name(), first, last);
     }
     if (broke_off != 0) {
-      throw CommError(
-          fmt::format("a step broke off before it wrote unit '{}', and an optimizer that is none of Tessera's may have changed its own "
-                      "state already; load a checkpoint",
-                      unit->name()));
+      return fmt::format(
+          "a step broke off before it wrote unit '{}', and an optimizer that is none of Tessera's may have changed its own "
+          "state already; load a checkpoint",
+          unit->name());
     }
   }
+  return {};
+}
+
+/// Throws CommError on all ranks if some can't go on together.
+void expect_same_steps(const std::vector<std::shared_ptr<Unit>>& all) {
+  std::vector<Communicator> worlds;
+  std::vector<std::vector<std::shared_ptr<Unit>>> units_in;
+  for (const auto& unit : all) {
+    const auto place = find_or_add(worlds, unit->mesh().world());
+    units_in.resize(worlds.size());
+    units_in[place].push_back(unit);
+  }
+  std::string difference;
+  for (size_t i = 0; i < worlds.size(); i++) {
+    auto found = difference_in_steps(units_in[i], worlds[i]);
+    if (difference.empty()) difference = std::move(found);
+  }
+  // Ranks that have no part in a unit must not go on without those that have.
+  const auto everyone = std::ranges::max_element(worlds, {}, &Communicator::size);
+  if (everyone == worlds.end()) return;
+  all_or_none(*everyone, kMeeting, "can't go on", [&] {
+    if (!difference.empty()) throw CommError(difference);
+  });
 }
 
 /// Abandons what the unit was doing and drops its gradients.
@@ -77,16 +124,13 @@ void start_anew(Unit& unit) {
 void recover(const torch::nn::Module& model) {
   const c10::AutoGradMode no_grad(false);
   const auto all = units(model);
-  std::vector<Communicator> groups;
-  for (const auto& unit : all) {
-    unit->schedule()->abandon_pass();
-    for (const auto* group : {&unit->mesh().shard(), &unit->mesh().replicate(), &unit->mesh().world()}) {
-      find_or_add(groups, *group);
-    }
-  }
-  for (const auto& group : groups) meet(group);
+  // In all groups at once: other ranks may wait for this one in any of them, and be waited for by the rest.
+  std::vector<Work> meetings;
+  for (const auto& group : groups_of(all)) meetings.push_back(group.meet(kMeeting));
+  for (const auto& unit : all) unit->schedule()->abandon_pass();
+  wait_for_all(meetings);
   for (const auto& unit : all) start_anew(*unit);
-  for (const auto& group : groups) expect_same_steps(all, group);
+  expect_same_steps(all);
 }
 
 }  // namespace tessera

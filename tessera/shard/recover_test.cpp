@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <optional>
 #include <thread>
 
 #include "tessera/base/error.h"
@@ -13,79 +15,230 @@
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/recover.h"
+#include "tessera/shard/reduction.h"
 #include "tessera/testing/blocks.h"
 #include "tessera/testing/net.h"
 
 namespace tessera::testing::recover_test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr int kBatches = 6, kBad = 2;
+constexpr int kBatches = 4;
 
-struct Where {
+/// Where the ranks lie, and how the model is divided among them.
+struct Shape {
   const char* name;
-  int block;     // in whose output the exception comes
-  bool forward;  // or in backward
-  friend std::ostream& operator<<(std::ostream& out, const Where& where) { return out << where.name; }
+  int ranks;
+  Residence residence;
+  Mesh (*of_root)(const Communicator& world);
+  Mesh (*of_blocks)(const Communicator& world) = of_root;  // called for each block
+  int reshards_to = 0;                                     // so many ranks, after forward
+  /// The last point before the step at which a rank that fails keeps all others from taking it. Ranks wait for each other before they
+  /// write what they share, and all ranks of a shard group when they clip.
+  const char* holds_up = "after backward";
+  friend std::ostream& operator<<(std::ostream& out, const Shape& shape) { return out << shape.name; }
 };
 
-/// Trains on all batches but the bad one. In that one, if told so, one rank throws, and all catch.
-std::vector<at::Tensor> train(const Communicator& world, Residence residence, const Where* where, int culprit) {
-  Blocks model;
-  for (const auto& block : model.block) fully_shard(block, {.mesh = world, .residence = residence});
-  fully_shard(model, {.mesh = world, .residence = residence});
-  optim::AdamW optimizer(parameters(model), {.lr = 0.05});
-  for (int batch = 0; batch < kBatches; batch++) {
-    const bool bad = batch == kBad;
-    if (bad && where == nullptr) continue;
-    try {
-      auto x = numbers({5, 8}, 10 * batch + world.rank());
-      for (int i = 0; i < 4; i++) {
-        x = model.block[static_cast<size_t>(i)]->forward(x);
-        if (!bad || i != where->block || world.rank() != culprit) continue;
-        if (where->forward) throw std::runtime_error("a bad batch");
-        x.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("a bad batch"); });
-      }
-      x.pow(2).mean().backward();
-      EXPECT_FALSE(bad) << "rank " << world.rank() << " has heard nothing";
-      optimizer.step();
-      optimizer.zero_grad();
-    } catch (const std::exception& error) {
-      EXPECT_TRUE(bad) << error.what();
-      recover(model);
-      for (const auto& shard : parameters(model)) EXPECT_FALSE(shard.grad().defined());
-    }
-  }
-  std::vector<at::Tensor> result;
-  for (const auto& shard : parameters(model)) result.push_back(full_parameter(shard));
-  return result;
+Mesh whole(const Communicator& world) {
+  return world;
+}
+Mesh hybrid(const Communicator& world) {
+  return {world, {.replicate = 2, .shard = 2}};
+}
+Mesh hybrid_by_name(const Communicator& world) {
+  return {world, {{"replicate", 2}, {"shard", -1}}};
+}
+Mesh pairs(const Communicator& world) {
+  return Mesh::of_groups(world, {{0, 1}, {2, 3}});
 }
 
-class Recovery : public ::testing::TestWithParam<Where> {};
+constexpr auto kShared = Residence::NodeShared, kGathered = Residence::Gathered;
+constexpr auto kBackward = "backward of block 0";
+constexpr Shape kShapes[] = {
+    {.name = "OneAxisShared", .ranks = 3, .residence = kShared, .of_root = whole, .holds_up = "before the step"},
+    {.name = "OneAxisGathered", .ranks = 3, .residence = kGathered, .of_root = whole},
+    {.name = "PartlyResharded", .ranks = 4, .residence = kGathered, .of_root = whole, .reshards_to = 2},
+    {.name = "HybridShared", .ranks = 4, .residence = kShared, .of_root = hybrid, .holds_up = kBackward},
+    {.name = "HybridGathered", .ranks = 4, .residence = kGathered, .of_root = hybrid, .holds_up = kBackward},
+    {.name = "HybridPartlyShared", .ranks = 4, .residence = kShared, .of_root = whole, .of_blocks = hybrid_by_name},
+    {.name = "HybridPartlyGathered", .ranks = 4, .residence = kGathered, .of_root = whole, .of_blocks = hybrid_by_name},
+    {.name = "PairsShared", .ranks = 4, .residence = kShared, .of_root = hybrid, .of_blocks = pairs, .holds_up = "forward of block 1"},
+    {.name = "PairsGathered", .ranks = 4, .residence = kGathered, .of_root = whole, .of_blocks = pairs},
+};
 
-TEST_P(Recovery, GoesOnAsIfTheBatchHadNotBeen) {
-  for (const int ranks : {2, 3}) {
-    for (const auto residence : {Residence::NodeShared, Residence::Gathered}) {
-      for (int culprit = 0; culprit < ranks; culprit++) {
-        with_ranks(ranks, [&](const Communicator& world) {
-          const auto expected = train(world, residence, nullptr, culprit);
-          const auto actual = train(world, residence, &GetParam(), culprit);
-          for (size_t i = 0; i < expected.size(); i++) {
-            EXPECT_TRUE(at::equal(actual[i], expected[i])) << "parameter " << i << ", " << ranks << " ranks, culprit " << culprit;
-          }
-        });
+/// The points of a batch at which a rank may fail, in the order in which it comes to them.
+constexpr const char* kPoints[] = {"no_sync: forward of block 1", "no_sync: backward of block 1", "no_sync: after backward",
+                                   "forward of block 0",          "forward of block 1",           "backward of block 1",
+                                   kBackward,                     "after backward",               "before the step",
+                                   "after the step"};
+
+struct Failure {
+  int rank, batch;
+  std::string point;
+};
+
+/// A program that goes on after failures.
+class Program {
+ public:
+  Program(const Communicator& world, const Shape& shape, std::vector<Failure> failures)
+      : world_(world), failures_(std::move(failures)), model_(std::make_shared<RootedBlocks>(2)) {
+    const auto options = [&](const Mesh& mesh) {
+      ShardOptions result{.mesh = mesh, .residence = shape.residence};
+      if (shape.reshards_to > 0) result.reshard_after_forward = shape.reshards_to;
+      return result;
+    };
+    for (const auto& block : model_->block) fully_shard(block, options(shape.of_blocks(world)));
+    fully_shard(model_, options(shape.of_root(world)));
+    optimizer_.emplace(parameters(*model_), optim::AdamWOptions{.lr = 0.05});
+  }
+
+  struct Result {
+    std::vector<int> steps;  // the batches that it has learned from
+    std::vector<at::Tensor> values = {};
+    std::string end = {};  // what recover threw
+  };
+
+  Result train(const std::vector<int>& batches) {
+    Result result;
+    for (size_t i = 0; i < batches.size(); i++) {
+      batch_ = batches[i];
+      std::optional<NoSync> unsynced = no_sync(*model_);
+      try {
+        loss("no_sync: ").backward();
+        come_to("no_sync: after backward");
+        unsynced.reset();
+        loss("").backward();
+        come_to("after backward");
+        optimizer_->clip_grad_norm(0.5);
+        come_to("before the step");
+        optimizer_->step();
+        result.steps.push_back(batch_);
+        optimizer_->zero_grad();
+        come_to("after the step");
+      } catch (const std::exception& error) {
+        EXPECT_FALSE(failures_.empty()) << error.what();
+        try {
+          recover(*model_);  // perhaps inside of no_sync
+        } catch (const CommError& useless) {
+          result.end = useless.what();
+          return result;
+        }
+        for (const auto& shard : parameters(*model_)) EXPECT_FALSE(shard.grad().defined());
+        // A rank may hear of the failure when it is in the next batch.
+        const auto last = at::tensor({static_cast<int64_t>(i)});
+        world_.all_reduce(last, {.op = Reduce::Max}).wait();
+        i = static_cast<size_t>(last.item<int64_t>());
       }
+    }
+    for (const auto& shard : parameters(*model_)) result.values.push_back(full_parameter(shard));
+    return result;
+  }
+
+ private:
+  bool fails_at(const std::string& point) const {
+    return std::ranges::any_of(
+        failures_, [&](const Failure& each) { return each.rank == world_.rank() && each.batch == batch_ && each.point == point; });
+  }
+  void come_to(const std::string& point) const {
+    if (fails_at(point)) throw std::runtime_error("a bad batch");
+  }
+
+  at::Tensor loss(const std::string& pass) {
+    auto x = numbers({5, 8}, 10 * batch_ + world_.rank() + (pass.empty() ? 0.5 : 0));
+    for (size_t i = 0; i < model_->block.size(); i++) {
+      const auto block = "block " + std::to_string(i);
+      come_to(pass + "forward of " + block);
+      x = model_->block[i]->forward(x);
+      if (fails_at(pass + "backward of " + block)) x.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("bad"); });
+    }
+    return model_->head(x).pow(2).mean();
+  }
+
+  const Communicator world_;
+  const std::vector<Failure> failures_;
+  const std::shared_ptr<RootedBlocks> model_;
+  std::optional<optim::AdamW> optimizer_;
+  int batch_ = 0;
+};
+
+/// Trains with failures. All ranks end alike: as if they had been given only the batches from which they have learned, or with the advice to
+/// load a checkpoint. Returns whether they could go on.
+bool goes_on(const Communicator& world, const Shape& shape, const std::vector<Failure>& failures) {
+  const auto actual = Program(world, shape, failures).train({0, 1, 2, 3});
+  const auto ended = at::tensor({actual.end.empty() ? 0L : 1L, actual.end.empty() ? -0L : -1L});
+  world.all_reduce(ended, {.op = Reduce::Max}).wait();
+  EXPECT_EQ(ended[0].item<int64_t>(), -ended[1].item<int64_t>()) << "some go on: " << actual.end;
+  if (!actual.end.empty()) {
+    EXPECT_THAT(actual.end, HasSubstr("load a checkpoint"));
+    return false;
+  }
+  EXPECT_LT(actual.steps.size(), kBatches);
+  const auto expected = Program(world, shape, {}).train(actual.steps);
+  for (size_t i = 0; i < expected.values.size(); i++) EXPECT_TRUE(at::equal(actual.values[i], expected.values[i])) << "parameter " << i;
+  return true;
+}
+
+class Recovery : public ::testing::TestWithParam<Shape> {};
+
+TEST_P(Recovery, GoesOnAfterAFailureAtAnyPoint) {
+  const auto& shape = GetParam();
+  int culprit = 0;
+  for (const int batch : {0, 2}) {
+    for (const std::string point : kPoints) {
+      culprit = (culprit + 1) % shape.ranks;
+      const auto place = [](std::string_view which) { return std::ranges::find(kPoints, which) - kPoints; };
+      const bool may_be_torn = place(point) > place(shape.holds_up) && point != "after the step";
+      with_ranks(shape.ranks, [&](const Communicator& world) {
+        EXPECT_TRUE(goes_on(world, shape, {{culprit, batch, point}}) || may_be_torn)
+            << point << " of batch " << batch << " on rank " << culprit;
+      });
+      if (HasFailure()) return;
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Exceptions, Recovery,
-                         ::testing::Values(Where{"InForwardOfTheFirst", 0, true}, Where{"InForwardOfTheThird", 2, true},
-                                           Where{"InBackwardOfTheLast", 3, false}, Where{"InBackwardOfTheSecond", 1, false}),
-                         ::testing::PrintToStringParamName());
+TEST_P(Recovery, GoesOnAfterFailuresOfTwoRanks) {
+  const auto& shape = GetParam();
+  for (const auto& [one, other] : {std::pair{0, 1}, {1, 2}, {2, 0}}) {
+    for (const std::string point : {"forward of block 0", "backward of block 1"}) {
+      with_ranks(shape.ranks, [&](const Communicator& world) {
+        EXPECT_TRUE(goes_on(world, shape, {{one, 1, point}, {other, 1, "forward of block 1"}})) << point << ", ranks " << one << ", " << other;
+      });
+    }
+  }
+}
 
-TEST(Recovery, IsOfNoUseAfterDifferentSteps) {
+INSTANTIATE_TEST_SUITE_P(Meshes, Recovery, ::testing::ValuesIn(kShapes), ::testing::PrintToStringParamName());
+
+TEST(Recovering, MeetsARankThatWasRefused) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = seeded_net();
+    fully_shard(net, {.mesh = world});
+    if (world.rank() == 1) {
+      EXPECT_THAT(message_of<UsageError>([&] { world.broadcast(at::ones({2}), 7).wait(); }), HasSubstr("rank 7 does not exist"));
+    }
+    recover(*net);
+    net(input()).sum().backward();
+  });
+}
+
+TEST(Recovering, SaysWhoRecoversToThoseWhoDoNotYet) {
+  with_ranks(4, [](const Communicator& world) {
+    auto net = seeded_net();
+    const Mesh mesh(world, {.replicate = 2, .shard = 2});
+    fully_shard(net, {.mesh = mesh});
+    if (world.rank() == 1) {
+      const auto text = message_of<DisagreementError>([&] { mesh.replicate().barrier({.unit = "mine"}); });
+      EXPECT_THAT(text, AllOf(HasSubstr("rank 1 at operation 0: barrier of 'mine'"),
+                              HasSubstr("rank 3 at operation 0: barrier of 'tessera::recover'"), HasSubstr("call it on every rank, or end")));
+    }
+    recover(*net);
+  });
+}
+
+TEST(Recovering, IsOfNoUseAfterDifferentSteps) {
   with_ranks(2, [](const Communicator& world) {
     auto net = seeded_net();
     fully_shard(net, {.mesh = world, .residence = Residence::Gathered});
@@ -98,7 +251,7 @@ TEST(Recovery, IsOfNoUseAfterDifferentSteps) {
   });
 }
 
-TEST(Recovery, ForgetsHowTheDroppedGradientsWereScaled) {
+TEST(Recovering, ForgetsHowTheDroppedGradientsWereScaled) {
   with_ranks(2, [](const Communicator& world) {
     const auto trained = [&](bool breaks_off) {
       auto net = seeded_net();
@@ -123,7 +276,7 @@ TEST(Recovery, ForgetsHowTheDroppedGradientsWereScaled) {
   });
 }
 
-TEST(Recovery, ChangesNothingWhereNothingWasWrong) {
+TEST(Recovering, ChangesNothingWhereNothingWasWrong) {
   with_ranks(3, [](const Communicator& world) {
     auto net = sharded_net(world);
     const auto expected = net(input()).detach();

@@ -39,7 +39,7 @@ struct Blocks : torch::nn::Module {
 /// Blocks and a layer after them.
 struct RootedBlocks : Blocks {
   torch::nn::Linear head = register_module("head", torch::nn::Linear(8, 8));
-  RootedBlocks() { fill_with_numbers(*this); }
+  explicit RootedBlocks(int count = 4) : Blocks(count) { fill_with_numbers(*this); }
   at::Tensor forward(const at::Tensor& x) { return head(Blocks::forward(x)); }
 };
 

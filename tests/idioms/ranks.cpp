@@ -5,6 +5,8 @@
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/parameters.h"
+#include "tessera/shard/recover.h"
+#include "tessera/shard/reduction.h"
 #include "tessera/shard/training.h"
 
 namespace tessera::idioms {
@@ -38,6 +40,31 @@ void train(Run& run, Mlp& model, const Steps& optimizer) {
 void leave_out(const Run& run, const Steps& optimizer, const nn::Module& model) {
   if (!run.sharded()) return;
   optimizer.ours() != nullptr ? optimizer.ours()->skip_step() : skip_step(model);
+}
+
+/// Trains on four batches. In the second one something goes wrong on some rank, and all recover; the plain run leaves that batch out.
+void train_with_failure(Run& run, Mlp& model, const std::function<void(int step, bool fails)>& pass) {
+  constexpr int kBad = 1;
+  const auto optimizer = run.adamw(model);
+  for (int step = 0; step < 4; step++) {
+    if (step == kBad && !run.sharded()) continue;
+    try {
+      pass(step, step == kBad);
+    } catch (const std::exception&) {
+      if (step != kBad) throw;
+    }
+    if (step == kBad) {
+      recover(model);
+      continue;
+    }
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  run.record_parameters(model);
+}
+
+[[noreturn]] void fail() {
+  throw std::runtime_error("a bad batch");
 }
 
 /// After this it does not matter any more who took a step.
@@ -252,6 +279,88 @@ Chapter ranks() {
         };
         run.train(*model, loss, run.adamw(*model));
        }},
+      {.what = "an exception before forward on one rank: `tessera::recover` on all, and on with the next batch", .act = [](Run& run) {
+        const auto model = nested(run);
+        train_with_failure(run, *model, [&](int step, bool fails) {
+          if (fails && run.rank() == 1) fail();
+          run.backward(loss_of(run, *model, step));
+        });
+       }},
+      {.what = "the same with an exception between two units", .act = [](Run& run) {
+        const auto model = nested(run);
+        train_with_failure(run, *model, [&](int step, bool fails) {
+          const auto x = torch::tanh(model->first(run.batch({4, 6}, step)));
+          if (fails && run.rank() == 1) fail();
+          run.backward(model->second(x).pow(2).mean());
+        });
+       }},
+      {.what = "the same with an exception of each rank at another place", .act = [](Run& run) {
+        const auto model = nested(run);
+        train_with_failure(run, *model, [&](int step, bool fails) {
+          if (fails && run.rank() == 1) fail();
+          const auto x = torch::tanh(model->first(run.batch({4, 6}, step)));
+          if (fails) x.register_hook([](const at::Tensor&) -> at::Tensor { fail(); });
+          run.backward(model->second(x).pow(2).mean());
+        });
+       }},
+      {.what = "an exception in the very first forward on one rank: `tessera::recover` on all", .act = [](Run& run) {
+        const auto model = nested(run);
+        if (run.sharded()) {
+          try {
+            if (run.rank() == 1) fail();
+            (void)model->forward(run.batch({4, 6}, 7));
+          } catch (const std::exception&) {
+          }
+          recover(*model);
+        }
+        train(run, *model, run.adamw(*model));
+       }},
+      {.what = "an exception in evaluation on one rank: `tessera::recover` on all", .act = [](Run& run) {
+        const auto model = nested(run);
+        train_with_failure(run, *model, [&](int step, bool fails) {
+          const torch::AutoGradMode mode(!fails);
+          if (fails && run.rank() == 1) fail();
+          const auto loss = loss_of(run, *model, step);
+          if (!fails) run.backward(loss);
+        });
+       }},
+      {.what = "an exception inside of `no_sync` on one rank: `tessera::recover` on all, inside of it too", .act = [](Run& run) {
+        const auto model = nested(run);
+        train_with_failure(run, *model, [&](int step, bool fails) {
+          if (!fails) return run.backward(loss_of(run, *model, step));
+          const auto guard = no_sync(*model);
+          try {
+            const auto x = torch::tanh(model->first(run.batch({4, 6}, step)));
+            if (run.rank() == 1) fail();
+            model->second(x).pow(2).mean().backward();
+          } catch (const std::exception&) {
+          }
+          recover(*model);
+        });
+       }},
+      {.what = "an exception after passes inside of `no_sync`, whose gradients are dropped", .act = [](Run& run) {
+        const auto model = nested(run);
+        train_with_failure(run, *model, [&](int step, bool fails) {
+          if (fails) {
+            const auto guard = no_sync(*model);
+            loss_of(run, *model, 5).backward();
+          }
+          if (fails && run.rank() == 1) fail();
+          run.backward(loss_of(run, *model, step));
+        });
+       }},
+      {.what = "a collective that one rank can't take part in, in the middle of a pass: `tessera::recover` on all", .act = [](Run& run) {
+        const auto model = nested(run);
+        train_with_failure(run, *model, [&](int step, bool fails) {
+          const auto loss = loss_of(run, *model, step);
+          if (fails) run.world().broadcast(loss.detach(), run.rank() == 1 ? 99 : 0).wait();
+          run.backward(loss);
+        });
+       }},
+      {.what = "the same batches on every rank, as a sampler gives them that does not know ranks", .act = [](Run& run) {
+        const auto model = nested(run);
+        run.train(*model, [&](int step) { return model->forward(values({4, 6}, step)).pow(2).mean(); }, run.sgd(*model), 24);
+       }, .within = 1e-6, .because = "torch's mean over three equal values is rounded otherwise", .remark = "rank 0 warns, once"},
       {.what = "other weights on every rank at first, with `Start::FromRank0`", .act = [](Run& run) {
         const auto model = std::make_shared<Mlp>();
         {
@@ -339,6 +448,17 @@ Chapter ranks() {
           optimizer.zero_grad();
         }
        }, .refused = "wait for each other", .gathered = "ranks disagree", .remark = "`skip_step` says so"},
+      {.what = "a backward pass that one rank leaves out", .act = [](Run& run) {
+        const auto model = nested(run);
+        const auto optimizer = run.sgd(*model);
+        for (int step = 0; step < 4; step++) {
+          const auto loss = loss_of(run, *model, step);
+          if (run.rank() != 1 || step != 1) run.backward(loss);
+          optimizer.step();
+          optimizer.zero_grad();
+        }
+       }, .refused = "rank 1 has left the group", .gathered = "ranks disagree",
+       .remark = "where ranks share parameters, that rank is one batch ahead until it has no more"},
       {.what = "a rank that leaves training early", .act = [](Run& run) {
         const auto model = nested(run);
         const auto optimizer = run.adamw(*model);

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/backend/backend_hub.h"
@@ -26,6 +25,7 @@ class BackendLink final : public Link {
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(global_.size()); }
+  std::span<const int> world_ranks() const override { return global_; }
 
   void all_gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) override {
     copy_own(own, from[rank_]);
@@ -39,9 +39,7 @@ class BackendLink final : public Link {
 
   std::unique_ptr<Link> split(std::span<const int> members, Clock::time_point deadline) override {
     const auto tag = agree_on_tag(deadline);
-    std::vector<int> global;
-    for (const int member : members) global.push_back(global_[member]);
-    return std::make_unique<BackendLink>(hub_, std::move(global), tag);
+    return std::make_unique<BackendLink>(hub_, part_of_world(members), tag);
   }
 
   void abort(std::string_view reason, int culprit) noexcept override { hub_->abort({.reason = std::string(reason), .culprit = culprit}); }
@@ -88,12 +86,12 @@ class BackendLink final : public Link {
     if (verdict && !verdict->reason.empty()) {
       return {.kind = LinkFailure::Kind::Aborted, .ranks = {}, .reason = verdict->reason, .culprit = verdict->culprit};
     }
-    if (late) return {.kind = LinkFailure::Kind::Late, .ranks = {peer}, .reason = {}};
+    if (late) return {.kind = LinkFailure::Kind::Late, .ranks = {global_[peer]}, .reason = {}};
     auto reason = fmt::format("has closed its connection or died ({})", how);
     if (!verdict && global_[peer] != 0) {
       reason += "; the store can't be reached either: if rank 0 of the world keeps it, that rank is gone";
     }
-    return {.kind = LinkFailure::Kind::Gone, .ranks = {peer}, .reason = std::move(reason)};
+    return {.kind = LinkFailure::Kind::Gone, .ranks = {global_[peer]}, .reason = std::move(reason)};
   }
 
   std::shared_ptr<BackendHub> hub_;
@@ -102,25 +100,19 @@ class BackendLink final : public Link {
   const int32_t tag_;
 };
 
-std::vector<int> all_ranks(const c10d::Backend& backend) {
-  std::vector<int> ranks(static_cast<size_t>(backend.getSize()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
-
 }  // namespace
 
 std::unique_ptr<Link> own_backend_link(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store) {
-  return std::make_unique<BackendLink>(std::make_shared<BackendHub>(backend, store, "verdict"), all_ranks(*backend), BackendHub::kFirstTag);
+  return std::make_unique<BackendLink>(std::make_shared<BackendHub>(backend, store, "verdict"), all_ranks(backend->getSize()), BackendHub::kFirstTag);
 }
 
 std::unique_ptr<Link> backend_link(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store,
                                    std::chrono::milliseconds start_limit) {
   const auto hub = shared_hub(backend, store);
   // The first tag only serves to agree on a tag that no other world over this backend uses.
-  BackendLink meeting(hub, all_ranks(*backend), BackendHub::kFirstTag);
+  BackendLink meeting(hub, all_ranks(backend->getSize()), BackendHub::kFirstTag);
   try {
-    return std::make_unique<BackendLink>(hub, all_ranks(*backend), meeting.agree_on_tag(Clock::now() + start_limit));
+    return std::make_unique<BackendLink>(hub, all_ranks(backend->getSize()), meeting.agree_on_tag(Clock::now() + start_limit));
   } catch (const LinkFailure& failure) {
     throw CommError(fmt::format("rank {} can't join the process group: {}", backend->getRank(), why_not_started(failure)));
   }

@@ -10,7 +10,7 @@ namespace tessera {
 
 Communicator fake_world(int rank, int size) {
   if (size < 1 || rank < 0 || rank >= size) throw UsageError(fmt::format("there is no rank {} in a world of {}", rank, size));
-  return Communicator(host_transport({.name = "fake", .simulated = true}, std::make_unique<LoopbackLink>(rank, size)));
+  return Communicator(host_transport({.name = "fake", .simulated = true}, std::make_unique<LoopbackLink>(rank, all_ranks(size))));
 }
 
 }  // namespace tessera

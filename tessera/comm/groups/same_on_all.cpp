@@ -24,9 +24,9 @@ std::vector<std::string> lines_of(const std::string& text) {
 }
 
 /// "rank 0: ...; ranks 1 and 2: ..." if the ranks have different lines.
-std::string difference(const std::vector<std::string>& line_of_rank) {
+std::string difference(const Communicator& world, const std::vector<std::string>& line_of_rank) {
   std::map<std::string, std::vector<int>> ranks_of;
-  for (size_t rank = 0; rank < line_of_rank.size(); rank++) ranks_of[line_of_rank[rank]].push_back(static_cast<int>(rank));
+  for (int rank = 0; rank < world.size(); rank++) ranks_of[line_of_rank[static_cast<size_t>(rank)]].push_back(world.world_rank(rank));
   if (ranks_of.size() == 1) return {};
   std::vector<std::string> words;
   for (const auto& [line, ranks] : ranks_of) {
@@ -38,7 +38,7 @@ std::string difference(const std::vector<std::string>& line_of_rank) {
 }
 
 /// Of the first subject about which the texts differ, or of the first line if only the order differs.
-std::string first_difference(const std::vector<std::string>& texts) {
+std::string first_difference(const Communicator& world, const std::vector<std::string>& texts) {
   std::vector<std::vector<std::string>> lines;
   for (const auto& text : texts) lines.push_back(lines_of(text));
   for (const auto& own : lines) {
@@ -49,13 +49,13 @@ std::string first_difference(const std::vector<std::string>& texts) {
         const auto same = std::ranges::find_if(other, [&](const std::string& each) { return each.starts_with(subject); });
         found.push_back(same == other.end() ? "no " + subject.substr(0, subject.size() - 1) : *same);
       }
-      if (auto words = difference(found); !words.empty()) return words;
+      if (auto words = difference(world, found); !words.empty()) return words;
     }
   }
   for (size_t i = 0; i < lines.front().size(); i++) {
     std::vector<std::string> found;
     for (const auto& own : lines) found.push_back(i < own.size() ? own[i] : "nothing more");
-    if (auto words = difference(found); !words.empty()) return words;
+    if (auto words = difference(world, found); !words.empty()) return words;
   }
   return "what they have differs";
 }
@@ -89,7 +89,7 @@ bool same_on_all(const Communicator& world, uint64_t number, Subject subject) {
 
 std::string difference_on_ranks(const Communicator& world, const std::string& lines, const Subject& subject) {
   if (same_on_all(world, std::hash<std::string>()(lines), subject)) return {};
-  return first_difference(texts_of_ranks(world, lines, subject));
+  return first_difference(world, texts_of_ranks(world, lines, subject));
 }
 
 }  // namespace tessera

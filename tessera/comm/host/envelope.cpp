@@ -41,6 +41,10 @@ void Envelope::refuse(std::string_view why) {
   set_words(why);
 }
 
+bool Envelope::recovers() const {
+  return text(unit) == kRecovery;
+}
+
 std::string Envelope::describe() const {
   std::string result{name(operation)};
   if (!text(unit).empty()) result += fmt::format(" of '{}'", text(unit));
@@ -76,35 +80,40 @@ bool all_agree(std::span<const Envelope> envelopes) {
 
 }  // namespace
 
-void expect_agreement(std::span<const Envelope> envelopes, Callers callers) {
+void expect_agreement(std::span<const Envelope> envelopes, std::span<const int> world_ranks, Callers callers) {
   if (all_agree(envelopes)) return;
   // Each group consists of ranks with equal envelopes; the groups are in the order of their first ranks.
-  std::vector<std::vector<int>> groups;
+  struct Group {
+    const Envelope& envelope;
+    std::vector<int> ranks;
+  };
+  std::vector<Group> groups;
   bool refused = false;
-  for (int rank = 0; rank < static_cast<int>(envelopes.size()); rank++) {
-    refused |= envelopes[rank].refused;
-    const auto same = std::ranges::find_if(
-        groups, [&](const auto& group) { return std::memcmp(&envelopes[group.front()], &envelopes[rank], sizeof(Envelope)) == 0; });
+  for (size_t rank = 0; rank < envelopes.size(); rank++) {
+    const auto& own = envelopes[rank];
+    refused |= own.refused;
+    auto same = std::ranges::find_if(groups, [&](const Group& group) { return std::memcmp(&group.envelope, &own, sizeof own) == 0; });
     if (same == groups.end()) {
-      groups.push_back({rank});
-    } else {
-      same->push_back(rank);
+      groups.push_back({.envelope = own, .ranks = {}});
+      same = groups.end() - 1;
     }
+    same->ranks.push_back(world_ranks[rank]);
   }
   if (refused) {
     std::string message;
-    for (const auto& group : groups) {
-      const auto& envelope = envelopes[group.front()];
+    for (const auto& [envelope, ranks] : groups) {
       if (!envelope.refused) continue;
       if (!message.empty()) message += "; ";
-      message += fmt::format("{} can't take part in {}: {}", name_ranks(group), envelope.describe(), text(envelope.words));
+      message += fmt::format("{} can't take part in {}: {}", name_ranks(ranks), envelope.describe(), text(envelope.words));
     }
     throw UsageError(std::move(message));
   }
   std::string message = "ranks disagree about what to do next:";
-  for (const auto& group : groups) {
-    const auto& envelope = envelopes[group.front()];
-    message += fmt::format(" {} at operation {}: {};", name_ranks(group), envelope.sequence, envelope.describe());
+  for (const auto& [envelope, ranks] : groups) {
+    message += fmt::format(" {} at operation {}: {};", name_ranks(ranks), envelope.sequence, envelope.describe());
+  }
+  if (std::ranges::any_of(envelopes, &Envelope::recovers)) {
+    throw DisagreementError(message + " a rank that calls tessera::recover has met an error of its own: call it on every rank, or end");
   }
   const auto older = [&](const Envelope& other) {
     return other.number == envelopes.front().number && other.version != envelopes.front().version;
@@ -127,9 +136,9 @@ void expect_agreement(std::span<const Envelope> envelopes, Callers callers) {
   };
   if (std::ranges::any_of(envelopes, other_writer)) {
     message += " different optimizers have written the shards:";
-    for (const auto& group : groups) {
-      const auto words = text(envelopes[group.front()].words);
-      message += fmt::format(" {} {},", name_ranks(group), words.empty() ? "none yet" : words);
+    for (const auto& [envelope, ranks] : groups) {
+      const auto words = text(envelope.words);
+      message += fmt::format(" {} {},", name_ranks(ranks), words.empty() ? "none yet" : words);
     }
     message += " give every rank the same one, with the same options;";
   }

@@ -39,6 +39,9 @@ struct Envelope {
   void set_words(std::string_view text);
   void refuse(std::string_view why);
 
+  /// Whether its rank waits in tessera::recover for the others.
+  bool recovers() const;
+
   /// "all_gather of 'layers.3' version 7: 2 pieces, 4096 x BFloat16"
   std::string describe() const;
 };
@@ -46,7 +49,7 @@ static_assert(std::has_unique_object_representations_v<Envelope>);
 
 /// Throws UsageError if a rank refuses, with the reasons of all that do. Throws DisagreementError if the envelopes differ otherwise, with
 /// what each rank is about to do. Every rank passes the same envelopes and so throws the same error, except for a hint on a rank where
-/// several threads call the group.
-void expect_agreement(std::span<const Envelope> envelopes, Callers callers = Callers::OneThread);
+/// several threads call the group. Ranks are named by their `world_ranks`.
+void expect_agreement(std::span<const Envelope> envelopes, std::span<const int> world_ranks, Callers callers = Callers::OneThread);
 
 }  // namespace tessera

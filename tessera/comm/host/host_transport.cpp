@@ -45,6 +45,7 @@ void expect_one_dtype(std::span<const Piece> pieces) {
 Transport::Traits with_place(Transport::Traits traits, const Link& link) {
   traits.size = link.size();
   traits.local_ranks = {link.rank()};
+  traits.world_ranks.assign(link.world_ranks().begin(), link.world_ranks().end());
   if (traits.topology.ranks() == 1) traits.topology = Topology::one_host(traits.size);  // nobody has named hosts
   if (traits.topology.ranks() != traits.size) {
     throw UsageError(fmt::format("hosts are named for {} ranks, but there are {}", traits.topology.ranks(), traits.size));
@@ -57,27 +58,19 @@ uint64_t number_of_part(uint64_t whole, uint64_t sequence, int color) {
   return ((whole ^ (sequence + 1)) * kMixer ^ static_cast<uint64_t>(color + 1)) * kMixer;
 }
 
-std::vector<int> ranks_up_to(int size) {
-  std::vector<int> ranks(static_cast<size_t>(size));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
-
 }  // namespace
 
 HostTransport::HostTransport(Traits traits, std::unique_ptr<Link> link, std::shared_ptr<LinkFamily> family)
-    : HostTransport(std::move(traits), std::shared_ptr<Link>(std::move(link)), std::move(family), {}, 0) {}
+    : HostTransport(std::move(traits), std::shared_ptr<Link>(std::move(link)), std::move(family), 0) {}
 
-HostTransport::HostTransport(Traits traits, std::shared_ptr<Link> link, std::shared_ptr<LinkFamily> family, std::vector<int> world_ranks,
-                             uint64_t number)
+HostTransport::HostTransport(Traits traits, std::shared_ptr<Link> link, std::shared_ptr<LinkFamily> family, uint64_t number)
     : Transport(with_place(std::move(traits), *link)),
       link_(std::move(link)),
       family_(std::move(family)),
-      world_ranks_(world_ranks.empty() ? ranks_up_to(link_->size()) : std::move(world_ranks)),
       number_(number),
       envelopes_(static_cast<size_t>(link_->size())) {
   family_->add(link_);
-  link_->ask([this] { return queue_.waited_for(); }, [this] { return now_.describe(); }, queue_.watch());
+  link_->ask([this] { return queue_.waited_for() || meetings_ > 0; }, [this] { return now_.describe(); }, queue_.watch());
   for (auto& envelope : envelopes_) envelope_bytes_.push_back(std::as_writable_bytes(std::span(&envelope, 1)));
 }
 
@@ -85,7 +78,7 @@ HostTransport::~HostTransport() {
   // Operations that nobody has waited for may still finish, unless an exception is unwinding this rank.
   if (std::uncaught_exceptions() == 0 && queue_.wait_until_idle(kFarewell)) return;
   if (!queue_.wait_until_idle(std::chrono::milliseconds(0))) {
-    link_->abort(fmt::format("rank {} left with operations under way", rank()), world_ranks_[rank()]);
+    link_->abort(fmt::format("rank {} left with operations under way", world_rank()), world_rank());
   }
 }
 
@@ -175,8 +168,8 @@ Work HostTransport::all_reduce(at::Tensor tensor, const Reduction& reduction, co
 Work HostTransport::broadcast(at::Tensor tensor, int root, const Call& call) {
   const auto envelope = envelope_for(Operation::Broadcast, call, [&](Envelope& filled) {
     describe(filled, tensor, traits());
-    filled.root = root;
     if (root < 0 || root >= size()) throw UsageError(fmt::format("rank {} does not exist in a group of {}", root, size()));
+    filled.root = traits().world_ranks[static_cast<size_t>(root)];
   });
   return start(envelope, call.limit, [this, tensor, root](auto deadline) {
     const auto all = bytes_of(tensor);
@@ -190,6 +183,21 @@ Work HostTransport::barrier(const Call& call) {
   return start(envelope_for(Operation::Barrier, call), call.limit, [](auto) { return uint64_t{0}; });
 }
 
+Work HostTransport::meet(const Call& call) {
+  note_caller();
+  meetings_++;
+  return queue_.run([this, envelope = envelope_for(Operation::Barrier, call), limit = call.limit] {
+    const auto end = c10::make_scope_exit([&] { meetings_--; });
+    for (;;) {
+      try {
+        return run(envelope, limit, [](auto) { return uint64_t{0}; });
+      } catch (const DisagreementError&) {  // a rank was in another operation, and has got this error there
+      } catch (const UsageError&) {         // or could not take part in one
+      }
+    }
+  });
+}
+
 std::unique_ptr<Transport> HostTransport::split(std::span<const int> colors, const Call& call) {
   const auto envelope = envelope_for(Operation::Split, call, [&](Envelope& filled) {
     for (const int color : colors) mix_into_layout(filled, color);
@@ -198,14 +206,12 @@ std::unique_ptr<Transport> HostTransport::split(std::span<const int> colors, con
     }
   });
   std::shared_ptr<Link> part;
-  std::vector<int> members, world_ranks;
+  std::vector<int> members;
   uint64_t number = 0;
-  start(envelope, call.limit, [this, &part, &members, &world_ranks, &number, colors](auto deadline) {
+  start(envelope, call.limit, [this, &part, &members, &number, colors](auto deadline) {
     number = number_of_part(number_, now_.sequence, colors[rank()]);
     for (int r = 0; r < size(); r++) {
-      if (colors[r] != colors[rank()]) continue;
-      members.push_back(r);
-      world_ranks.push_back(world_ranks_[r]);
+      if (colors[r] == colors[rank()]) members.push_back(r);
     }
     part = link_->split(members, deadline);
     return uint64_t{0};
@@ -213,7 +219,7 @@ std::unique_ptr<Transport> HostTransport::split(std::span<const int> colors, con
   auto part_traits = traits();
   part_traits.topology = traits().topology.part(members);
   // Not make_unique: the constructor that takes a family is private.
-  return std::unique_ptr<Transport>(new HostTransport(std::move(part_traits), std::move(part), family_, std::move(world_ranks), number));
+  return std::unique_ptr<Transport>(new HostTransport(std::move(part_traits), std::move(part), family_, number));
 }
 
 SharedAttempt HostTransport::share(const AreaShape& shape, const Call& call) {
@@ -229,10 +235,10 @@ SharedAttempt HostTransport::share(const AreaShape& shape, const Call& call) {
     return uint64_t{0};
   }).wait();
   if (attempt.area) {
-    attempt.area->when_broken([family = family_, own = rank(), ranks = world_ranks_](const LinkFailure& failure, std::string_view message) {
-      const int culprit = record_culprit(failure, own, ranks);
+    attempt.area->when_broken([family = family_, own = world_rank()](const LinkFailure& failure, std::string_view message) {
+      const int culprit = record_culprit(failure, own);
       if (failure.kind == LinkFailure::Kind::Late) family->report(kLate, message);
-      if (failure.kind != LinkFailure::Kind::Aborted) family->abort(ranks[static_cast<size_t>(own)], message, culprit);
+      if (failure.kind != LinkFailure::Kind::Aborted) family->abort(own, message, culprit);
     });
   } else {
     attempt.why_not = fmt::format("transport {}: {}", traits().name, attempt.why_not);
@@ -241,35 +247,42 @@ SharedAttempt HostTransport::share(const AreaShape& shape, const Call& call) {
 }
 
 void HostTransport::abort(std::string_view reason) noexcept {
-  family_->abort(world_ranks_[rank()], reason, world_ranks_[rank()]);
+  family_->abort(world_rank(), reason, world_rank());
+}
+
+void HostTransport::note_caller() {
+  callers_.note();
+  link_->used_by_this_thread();
 }
 
 Work HostTransport::start(Envelope envelope, std::chrono::milliseconds limit, Move move) {
-  callers_.note();
-  link_->used_by_this_thread();
-  return queue_.run([this, envelope, limit, move = std::move(move)]() mutable {
-    // Transfers need no autograd and no version counters, and the buffers may be inference tensors, which only this mode may write.
-    const c10::InferenceMode inference;
-    if (broken_) std::rethrow_exception(broken_);
-    envelope.sequence = sequence_++;
-    now_ = envelope;
-    const auto deadline = Clock::now() + limit;
-    const auto recorded = family_->recorder().begin(number_, envelope);
-    auto outcome = FlightRecorder::Outcome::Failed;
-    const auto record = c10::make_scope_exit([&] { family_->recorder().end(recorded, outcome); });
-    try {
-      agree(envelope, deadline);
-      run_agreed(envelope, deadline, move);
-      outcome = FlightRecorder::Outcome::Done;
-    } catch (const LinkFailure& failure) {
-      fail(failure, envelope, limit);
-    } catch (const DisagreementError& error) {
-      // Ranks come to tessera::recover from different points of their programs.
-      const auto recovers = [](const Envelope& each) { return std::string_view(each.unit.data()) == kRecovery; };
-      if (std::ranges::none_of(envelopes_, recovers)) family_->report(fmt::format("{:x}-{}", number_, envelope.sequence), error.what());
-      throw;
+  note_caller();
+  return queue_.run([this, envelope, limit, move = std::move(move)] { run(envelope, limit, move); });
+}
+
+void HostTransport::run(Envelope envelope, std::chrono::milliseconds limit, const Move& move) {
+  // Transfers need no autograd and no version counters, and the buffers may be inference tensors, which only this mode may write.
+  const c10::InferenceMode inference;
+  if (broken_) std::rethrow_exception(broken_);
+  envelope.sequence = sequence_++;
+  now_ = envelope;
+  const auto deadline = Clock::now() + limit;
+  const auto recorded = family_->recorder().begin(number_, envelope);
+  auto outcome = FlightRecorder::Outcome::Failed;
+  const auto record = c10::make_scope_exit([&] { family_->recorder().end(recorded, outcome); });
+  try {
+    agree(envelope, deadline);
+    run_agreed(envelope, deadline, move);
+    outcome = FlightRecorder::Outcome::Done;
+  } catch (const LinkFailure& failure) {
+    fail(failure, envelope, limit);
+  } catch (const DisagreementError& error) {
+    // Ranks come to tessera::recover from different points of their programs.
+    if (std::ranges::none_of(envelopes_, &Envelope::recovers)) {
+      family_->report(fmt::format("{:x}-{}", number_, envelope.sequence), error.what());
     }
-  });
+    throw;
+  }
 }
 
 void HostTransport::run_agreed(const Envelope& envelope, Clock::time_point deadline, const Move& move) {
@@ -279,16 +292,16 @@ void HostTransport::run_agreed(const Envelope& envelope, Clock::time_point deadl
   } catch (const std::exception& error) {
     // After agreement the other ranks wait for this one, so they must be told.
     const auto message =
-        fmt::format("operation {} of rank {}, {}, failed: {}", envelope.sequence, rank(), envelope.describe(), first_line(error));
+        fmt::format("operation {} of rank {}, {}, failed: {}", envelope.sequence, world_rank(), envelope.describe(), first_line(error));
     broken_ = std::make_exception_ptr(CommError(message));
-    link_->abort(message, world_ranks_[rank()]);
+    family_->abort(world_rank(), message, world_rank());
     std::rethrow_exception(broken_);
   }
 }
 
 void HostTransport::agree(const Envelope& envelope, Clock::time_point deadline) {
   link_->all_gather(std::as_bytes(std::span(&envelope, 1)), envelope_bytes_, deadline);
-  expect_agreement(envelopes_, callers_.callers());
+  expect_agreement(envelopes_, traits().world_ranks, callers_.callers());
 }
 
 uint64_t HostTransport::reduce(const Reducer& reducer, std::span<const ConstBytes> to, const at::Tensor& own, Clock::time_point deadline,
@@ -320,25 +333,25 @@ uint64_t HostTransport::sent_to_others(std::span<const ConstBytes> to) const {
 }
 
 void HostTransport::fail(const LinkFailure& failure, const Envelope& envelope, std::chrono::milliseconds limit) {
-  const auto what = fmt::format("operation {} of rank {}, {}", envelope.sequence, rank(), envelope.describe());
+  const auto what = fmt::format("operation {} of rank {}, {}", envelope.sequence, world_rank(), envelope.describe());
   // Every operation begins with an exchange among all ranks, so the failed ranks came at least to the last operation that finished here.
   const auto before =
       last_ ? fmt::format("the last that {} came to was operation {}, {}", name_ranks(failure.ranks), last_->sequence, last_->describe())
             : fmt::format("it is the first of this group");
-  const int culprit = record_culprit(failure, rank(), world_ranks_);
+  const int culprit = record_culprit(failure, world_rank());
   switch (failure.kind) {
     case LinkFailure::Kind::Late: {
       const auto message = fmt::format("{}, waited {} s for {} and gave up; {}", what, std::chrono::duration<double>(limit).count(),
                                        name_ranks(failure.ranks), before);
       broken_ = std::make_exception_ptr(TimeoutError(message));
       family_->report(kLate, message);
-      link_->abort(message, culprit);
+      family_->abort(world_rank(), message, culprit);
       break;
     }
     case LinkFailure::Kind::Gone: {
       const auto message = fmt::format("{}, can't finish: {} {}; {}", what, name_ranks(failure.ranks), failure.reason, before);
       broken_ = std::make_exception_ptr(CommError(message));
-      link_->abort(message, culprit);
+      family_->abort(world_rank(), message, culprit);
       break;
     }
     case LinkFailure::Kind::Deadlocked:

@@ -1,6 +1,7 @@
 // Collectives over any Link: agreement before data moves, sums in a fixed order, an ordered queue, errors that name ranks.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <optional>
 
@@ -25,6 +26,7 @@ class HostTransport final : public Transport {
   Work all_reduce(at::Tensor tensor, const Reduction& reduction, const Call& call) override;
   Work broadcast(at::Tensor tensor, int root, const Call& call) override;
   Work barrier(const Call& call) override;
+  Work meet(const Call& call) override;
   std::unique_ptr<Transport> split(std::span<const int> colors, const Call& call) override;
   SharedAttempt share(const AreaShape& shape, const Call& call) override;
   void enter(std::string_view phase, std::string_view unit) override { family_->recorder().enter(phase, unit); }
@@ -32,15 +34,17 @@ class HostTransport final : public Transport {
 
  private:
   /// `number` is the same on all ranks of the group, and different from those of this rank's other groups.
-  HostTransport(Traits traits, std::shared_ptr<Link> link, std::shared_ptr<LinkFamily> family, std::vector<int> world_ranks,
-                uint64_t number);
+  HostTransport(Traits traits, std::shared_ptr<Link> link, std::shared_ptr<LinkFamily> family, uint64_t number);
 
   int rank() const { return link_->rank(); }
   int size() const { return link_->size(); }
+  int world_rank() const { return traits().world_ranks[static_cast<size_t>(rank())]; }
 
   /// Queues an operation: all ranks compare envelopes, then `move` moves the data and returns how many bytes it sent.
   using Move = std::function<uint64_t(Clock::time_point deadline)>;
   Work start(Envelope envelope, std::chrono::milliseconds limit, Move move);
+  void note_caller();
+  void run(Envelope envelope, std::chrono::milliseconds limit, const Move& move);
   void agree(const Envelope& envelope, Clock::time_point deadline);
   void run_agreed(const Envelope& envelope, Clock::time_point deadline, const Move& move);
   uint64_t gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline);
@@ -54,9 +58,9 @@ class HostTransport final : public Transport {
 
   std::shared_ptr<Link> link_;
   std::shared_ptr<LinkFamily> family_;
-  const std::vector<int> world_ranks_;  // the world rank of each rank of this group
   const uint64_t number_;
   CallerThreads callers_;
+  std::atomic<int> meetings_ = 0;  // in which this rank is
   uint64_t sequence_ = 0;
   std::optional<Envelope> last_;     // the last operation that finished
   Envelope now_;                     // the current operation

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstring>
+#include <numeric>
 
 #include "tessera/base/words.h"
 #include "tessera/comm/host/envelope.h"
@@ -21,8 +22,20 @@ void Link::visit_all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::
   visit(0, rows);
 }
 
+std::vector<int> Link::part_of_world(std::span<const int> members) const {
+  std::vector<int> ranks;
+  for (const int member : members) ranks.push_back(world_ranks()[static_cast<size_t>(member)]);
+  return ranks;
+}
+
 SharedAttempt Link::share(const AreaShape& /*shape*/, Clock::time_point /*deadline*/) {
   return {.area = nullptr, .why_not = "its ranks have no memory in common"};
+}
+
+std::vector<int> all_ranks(int size) {
+  std::vector<int> ranks(static_cast<size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
 }
 
 std::vector<std::string> all_gather_texts(Link& link, const std::string& own, Clock::time_point deadline) {

@@ -22,7 +22,7 @@ using Clock = std::chrono::steady_clock;
 struct LinkFailure {
   enum class Kind { Late, Gone, Aborted, Deadlocked };
   Kind kind;
-  std::vector<int> ranks;  // for Late and Gone: which ranks
+  std::vector<int> ranks;  // for Late and Gone: which ranks of the world
   std::string reason;      // for Aborted: the reason of the rank that aborted; for Gone: how this was noticed
   int culprit = -1;        // for Aborted: the world rank that made the group fail
 };
@@ -38,6 +38,8 @@ class Link {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  /// The number of each rank in the world from which the link was split. Errors name ranks by these.
+  virtual std::span<const int> world_ranks() const = 0;
 
   /// from[r] receives the `own` of rank r. from[rank()] may be `own` itself.
   virtual void all_gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) = 0;
@@ -48,6 +50,9 @@ class Link {
   /// rows[r] is what rank r sends to this rank, from byte `begin` on; this rank is one of them.
   using Visit = c10::function_ref<void(size_t begin, std::span<const ConstBytes> rows)>;
   virtual void visit_all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline);
+
+  /// The world ranks of some ranks of this link.
+  std::vector<int> part_of_world(std::span<const int> members) const;
 
   /// Collective over all ranks of this link: a link among `members`, which are ranks of this link in ascending order and include this one.
   virtual std::unique_ptr<Link> split(std::span<const int> members, Clock::time_point deadline) = 0;
@@ -66,6 +71,9 @@ class Link {
   /// counts.
   virtual void abort(std::string_view reason, int culprit) noexcept = 0;
 };
+
+/// The numbers of all ranks of a world.
+std::vector<int> all_ranks(int size);
 
 /// Collective: the text of each rank, in rank order. Texts are cut off after 255 bytes.
 std::vector<std::string> all_gather_texts(Link& link, const std::string& own, Clock::time_point deadline);

@@ -33,13 +33,13 @@ void LinkFamily::abort(int world_rank, std::string_view reason, int culprit) noe
   }
 }
 
-int record_culprit(const LinkFailure& failure, int own, std::span<const int> world_ranks) noexcept {
-  int culprit = world_ranks[own];
-  if (failure.kind == LinkFailure::Kind::Gone) culprit = world_ranks[failure.ranks.front()];
+int record_culprit(const LinkFailure& failure, int own) noexcept {
+  int culprit = own;
+  if (!failure.ranks.empty()) culprit = failure.ranks.front();
   if (failure.kind == LinkFailure::Kind::Aborted) culprit = failure.culprit;
   // The launcher knows ranks by the numbers that it gave them. A world of only some of its ranks, or of threads, numbers them otherwise.
-  const bool numbers_agree = env("RANK") == std::to_string(world_ranks[own]);
-  if (numbers_agree && culprit != world_ranks[own]) record_failure(world_ranks[own], culprit);
+  const bool numbers_agree = env("RANK") == std::to_string(own);
+  if (numbers_agree && culprit != own) record_failure(own, culprit);
   return culprit;
 }
 

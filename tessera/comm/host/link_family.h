@@ -4,7 +4,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <span>
 #include <string_view>
 #include <vector>
 
@@ -36,8 +35,7 @@ class LinkFamily {
   std::optional<Lookout> lookout_;
 };
 
-/// The world rank that made rank `own` of a group fail. If it is another rank, it is recorded for the launcher. `world_ranks` maps the
-/// ranks of the group to world ranks.
-int record_culprit(const LinkFailure& failure, int own, std::span<const int> world_ranks) noexcept;
+/// The rank that made rank `own` fail, both by their numbers in the world. If it is another one, it is recorded for the launcher.
+int record_culprit(const LinkFailure& failure, int own) noexcept;
 
 }  // namespace tessera

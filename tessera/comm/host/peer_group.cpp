@@ -54,8 +54,8 @@ size_t PeerGroup::header_bytes(int ranks) {
   return sizeof(Header) + static_cast<size_t>(ranks) * sizeof(Peer);
 }
 
-PeerGroup::PeerGroup(SharedBlock block, int rank, int ranks)
-    : block_(std::move(block)), rank_(rank), ranks_(ranks), pid_fds_(static_cast<size_t>(ranks)) {
+PeerGroup::PeerGroup(SharedBlock block, int rank, std::vector<int> world_ranks)
+    : block_(std::move(block)), rank_(rank), world_ranks_(std::move(world_ranks)), pid_fds_(world_ranks_.size()) {
   peer(rank_).pid = ::getpid();
 }
 
@@ -109,7 +109,7 @@ bool PeerGroup::deadlocked(const Counter& counter, uint32_t value, PostedWait& w
   if (wait.waiting.deadlock != Deadlock::WaitOn && works_aside_ && works_aside_()) return false;
   uint64_t hash = 1;
   bool all_give_way = true;
-  for (int r = 0; r < ranks_; r++) {
+  for (int r = 0; r < size(); r++) {
     if (peer(r).ticket == 0 || peer(r).several != 0) return false;
     hash = (hash ^ peer(r).ticket) * 0x9e3779b97f4a7c15ULL;
     all_give_way &= peer(r).gives_way != 0;
@@ -124,7 +124,7 @@ bool PeerGroup::deadlocked(const Counter& counter, uint32_t value, PostedWait& w
     std::string_view(words).copy(own.waits_for.data(), own.waits_for.size() - 1);
   }
   own.confirmed = hash;
-  for (int r = 0; r < ranks_; r++) {
+  for (int r = 0; r < size(); r++) {
     if (peer(r).confirmed != hash) return false;
   }
   header().deadlock = hash;
@@ -133,7 +133,7 @@ bool PeerGroup::deadlocked(const Counter& counter, uint32_t value, PostedWait& w
 
 std::string PeerGroup::waits_of_all() const {
   std::string result;
-  for (int r = 0; r < ranks_; r++) result += fmt::format("{}rank {}: {}", r == 0 ? "" : "; ", r, peer(r).waits_for.data());
+  for (int r = 0; r < size(); r++) result += fmt::format("{}rank {}: {}", r == 0 ? "" : "; ", world_ranks_[r], peer(r).waits_for.data());
   return result;
 }
 
@@ -166,11 +166,11 @@ void PeerGroup::check_peers(std::span<Counter> counters, uint32_t value, Clock::
   expect_running();
   const bool late = Clock::now() >= deadline;
   std::vector<int> missing;
-  for (int r = 0; r < ranks_; r++) {
+  for (int r = 0; r < size(); r++) {
     if (const auto how = gone(r, counters[r], value)) {
-      throw LinkFailure{.kind = LinkFailure::Kind::Gone, .ranks = {r}, .reason = *how};
+      throw LinkFailure{.kind = LinkFailure::Kind::Gone, .ranks = {world_ranks_[r]}, .reason = *how};
     }
-    if (late && !has_come(counters[r], value)) missing.push_back(r);
+    if (late && !has_come(counters[r], value)) missing.push_back(world_ranks_[r]);
   }
   if (!missing.empty()) {
     throw LinkFailure{.kind = LinkFailure::Kind::Late, .ranks = std::move(missing), .reason = {}};

@@ -46,15 +46,17 @@ class PeerGroup {
   /// How much of the block the group itself uses, at the beginning. The rest, payload(), belongs to its owner.
   static size_t header_bytes(int ranks);
 
-  PeerGroup(SharedBlock block, int rank, int ranks);
+  /// `world_ranks`: of each rank of the group, the number by which errors name it.
+  PeerGroup(SharedBlock block, int rank, std::vector<int> world_ranks);
   PeerGroup(const PeerGroup&) = delete;
   PeerGroup& operator=(const PeerGroup&) = delete;
   ~PeerGroup();
 
   int rank() const { return rank_; }
-  int size() const { return ranks_; }
+  int size() const { return static_cast<int>(world_ranks_.size()); }
+  const std::vector<int>& world_ranks() const { return world_ranks_; }
   const SharedBlock& block() const { return block_; }
-  std::byte* payload() const { return block_.data() + header_bytes(ranks_); }
+  std::byte* payload() const { return block_.data() + header_bytes(size()); }
 
   /// Sets this rank's counter to `value` and wakes those who wait for it. They also see everything that this rank wrote before.
   void raise(Counter& own, uint32_t value) const;
@@ -99,7 +101,7 @@ class PeerGroup {
 
   SharedBlock block_;
   int rank_;
-  int ranks_;
+  const std::vector<int> world_ranks_;
   CallerThreads threads_;  // of the program
   std::function<bool()> works_aside_;
   std::atomic<uint32_t> last_ticket_ = 0;

@@ -99,9 +99,10 @@ bool SharedArea::wait_as(Deadlock deadlock, int counter, uint32_t value, std::ch
       throw CommError(message);
     }
     std::string stand;
-    for (const int rank : failure.ranks) {
-      const auto come = counters(counter)[static_cast<size_t>(rank)].value.load();
-      stand += fmt::format("; rank {} is {} behind", rank, value - come);
+    for (size_t r = 0; r < peers_->world_ranks().size(); r++) {
+      const int rank = peers_->world_ranks()[r];
+      if (std::ranges::find(failure.ranks, rank) == failure.ranks.end()) continue;
+      stand += fmt::format("; rank {} is {} behind", rank, value - counters(counter)[r].value.load());
     }
     const bool late = failure.kind == LinkFailure::Kind::Late;
     const auto message = late ? fmt::format("{}, waited {} s for {} and gave up{}", what(), std::chrono::duration<double>(limit).count(),

@@ -20,12 +20,12 @@ void LoopbackLink::all_to_all(std::span<const ConstBytes> to, std::span<const By
 std::unique_ptr<Link> LoopbackLink::split(std::span<const int> members, Clock::time_point /*deadline*/) {
   expect_running();
   const auto position = std::ranges::find(members, rank_) - members.begin();
-  return std::make_unique<LoopbackLink>(static_cast<int>(position), static_cast<int>(members.size()));
+  return std::make_unique<LoopbackLink>(static_cast<int>(position), part_of_world(members));
 }
 
 SharedAttempt LoopbackLink::share(const AreaShape& shape, Clock::time_point deadline) {
-  if (size_ > 1) return Link::share(shape, deadline);
-  const auto peers = std::make_shared<PeerGroup>(SharedBlock::make(SharedBlock::Source::Heap, PeerGroup::header_bytes(1)), 0, 1);
+  if (size() > 1) return Link::share(shape, deadline);
+  const auto peers = std::make_shared<PeerGroup>(SharedBlock::make(SharedBlock::Source::Heap, PeerGroup::header_bytes(1)), 0, world_ranks_);
   return {
       .area = std::make_shared<SharedArea>(SharedBlock::make(SharedBlock::Source::Heap, SharedArea::block_size(shape, 1)), shape, peers),
       .why_not = {}};

@@ -3,6 +3,8 @@
 
 #include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tessera/comm/host/link.h"
 
@@ -10,10 +12,11 @@ namespace tessera {
 
 class LoopbackLink final : public Link {
  public:
-  LoopbackLink(int rank, int size) : rank_(rank), size_(size) {}
+  LoopbackLink(int rank, std::vector<int> world_ranks) : rank_(rank), world_ranks_(std::move(world_ranks)) {}
 
   int rank() const override { return rank_; }
-  int size() const override { return size_; }
+  int size() const override { return static_cast<int>(world_ranks_.size()); }
+  std::span<const int> world_ranks() const override { return world_ranks_; }
   void all_gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) override;
   void all_to_all(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) override;
   std::unique_ptr<Link> split(std::span<const int> members, Clock::time_point deadline) override;
@@ -24,7 +27,7 @@ class LoopbackLink final : public Link {
   void expect_running();
 
   int rank_;
-  int size_;
+  const std::vector<int> world_ranks_;
   std::mutex mutex_;
   std::string aborted_;  // the reason of abort(); empty before
   int culprit_ = -1;

@@ -6,7 +6,7 @@
 namespace tessera {
 
 Communicator self_world() {
-  return Communicator(host_transport({.name = "self"}, std::make_unique<LoopbackLink>(0, 1)));
+  return Communicator(host_transport({.name = "self"}, std::make_unique<LoopbackLink>(0, all_ranks(1))));
 }
 
 }  // namespace tessera

@@ -41,8 +41,8 @@ size_t SharedMemoryLink::block_size(int ranks) {
   return PeerGroup::header_bytes(ranks) + static_cast<size_t>(ranks) * (sizeof(Counter) + 2 * kSlot);
 }
 
-SharedMemoryLink::SharedMemoryLink(SharedBlock block, int rank, int ranks)
-    : peers_(std::make_shared<PeerGroup>(std::move(block), rank, ranks)) {}
+SharedMemoryLink::SharedMemoryLink(SharedBlock block, int rank, std::vector<int> world_ranks)
+    : peers_(std::make_shared<PeerGroup>(std::move(block), rank, std::move(world_ranks))) {}
 
 std::span<Counter> SharedMemoryLink::turns() const {
   return {reinterpret_cast<Counter*>(peers_->payload()), static_cast<size_t>(size())};
@@ -124,16 +124,15 @@ SharedBlock SharedMemoryLink::open_from(int leader, const SharedBlock* own, Cloc
 }
 
 std::unique_ptr<Link> SharedMemoryLink::split(std::span<const int> members, Clock::time_point deadline) {
-  const auto ranks = static_cast<int>(members.size());
   const bool leads = members.front() == rank();
-  if (leads) made_ = SharedBlock::make(peers_->block().ticket().source, block_size(ranks));
+  if (leads) made_ = SharedBlock::make(peers_->block().ticket().source, block_size(static_cast<int>(members.size())));
   auto block = open_from(members.front(), leads ? &*made_ : nullptr, deadline);
   turn_++;
   next_turn(deadline);
   block.seal();
   if (made_) made_->seal();
   const auto position = static_cast<int>(std::ranges::find(members, rank()) - members.begin());
-  return std::make_unique<SharedMemoryLink>(std::move(block), position, ranks);
+  return std::make_unique<SharedMemoryLink>(std::move(block), position, part_of_world(members));
 }
 
 SharedAttempt SharedMemoryLink::share(const AreaShape& shape, Clock::time_point deadline) {
@@ -148,7 +147,7 @@ SharedAttempt SharedMemoryLink::share(const AreaShape& shape, Clock::time_point 
   if (!step.failed()) step.attempt([&] { SharedArea::commit(*block, shape, rank(), size()); });
 
   if (const auto found = AllOrNone::first(all_gather_texts(*this, step.trouble(), deadline))) {
-    return {.area = nullptr, .why_not = fmt::format("rank {}: {}", found->rank, found->words)};
+    return {.area = nullptr, .why_not = fmt::format("rank {}: {}", world_ranks()[static_cast<size_t>(found->rank)], found->words)};
   }
   block->seal();
   if (made_) made_->seal();

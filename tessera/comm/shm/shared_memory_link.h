@@ -15,10 +15,11 @@ class SharedMemoryLink final : public Link {
  public:
   static size_t block_size(int ranks);
 
-  SharedMemoryLink(SharedBlock block, int rank, int ranks);
+  SharedMemoryLink(SharedBlock block, int rank, std::vector<int> world_ranks);
 
   int rank() const override { return peers_->rank(); }
   int size() const override { return peers_->size(); }
+  std::span<const int> world_ranks() const override { return peers_->world_ranks(); }
   void all_gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) override;
   void all_to_all(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) override;
   void visit_all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline) override;

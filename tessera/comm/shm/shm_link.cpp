@@ -40,7 +40,7 @@ ShmAttempt shm_link(const StorePtr& store, const Identity& identity, Clock::time
     return {.link = nullptr, .why_not = fmt::format("rank {}: {}", found->rank, found->words)};
   }
   block->seal();
-  return {.link = std::make_unique<SharedMemoryLink>(std::move(*block), identity.rank, identity.world_size), .why_not = {}};
+  return {.link = std::make_unique<SharedMemoryLink>(std::move(*block), identity.rank, all_ranks(identity.world_size)), .why_not = {}};
 }
 
 }  // namespace tessera

@@ -76,7 +76,7 @@ void run_ranks(int size, const std::function<void(Communicator world)>& program,
   const auto block = SharedBlock::make(SharedBlock::Source::Heap, SharedMemoryLink::block_size(size));
   std::vector<Communicator> worlds;
   for (int rank = 0; rank < size; rank++) {
-    worlds.emplace_back(host_transport({.name = "threads", .topology = topology}, std::make_unique<SharedMemoryLink>(block, rank, size)),
+    worlds.emplace_back(host_transport({.name = "threads", .topology = topology}, std::make_unique<SharedMemoryLink>(block, rank, all_ranks(size))),
                         options.limit);
   }
   choose_math_kernels();

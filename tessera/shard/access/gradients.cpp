@@ -17,6 +17,7 @@
 #include "tessera/shard/unit/tables.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/unit_state.h"
+#include "tessera/shard/unit/units.h"
 
 namespace tessera {
 

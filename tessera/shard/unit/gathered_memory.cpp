@@ -2,12 +2,9 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
-#include <map>
-#include <mutex>
 #include <optional>
 #include <utility>
 
-#include "tessera/comm/groups/per_group.h"
 #include "tessera/shard/unit/unit_memory.h"
 
 namespace tessera {
@@ -64,28 +61,12 @@ class Decoding final : public Work::State {
   const int ranks_;
 };
 
-/// The groups of consecutive ranks into which a shard group is divided. All units of the shard group share them.
-class ConsecutiveRanks {
- public:
-  static std::shared_ptr<ConsecutiveRanks> of(const Communicator& shard) {
-    static PerGroup<ConsecutiveRanks> all;
-    return all.get(shard, [] { return std::make_shared<ConsecutiveRanks>(); });
-  }
-
-  /// This rank's group of so many ranks. Collective.
-  Communicator group(const Communicator& shard, int ranks) {
-    const std::lock_guard lock(mutex_);
-    const auto known = groups_.find(ranks);
-    if (known != groups_.end()) return known->second;
-    std::vector<int> colors;
-    for (int rank = 0; rank < shard.size(); rank++) colors.push_back(rank / ranks);
-    return groups_.emplace(ranks, shard.split(colors)).first->second;
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<int, Communicator> groups_;
-};
+/// This rank's group if a shard group is divided into groups of so many consecutive ranks. Collective.
+Communicator consecutive_ranks(const Communicator& shard, int ranks) {
+  std::vector<int> colors;
+  for (int rank = 0; rank < shard.size(); rank++) colors.push_back(rank / ranks);
+  return shard.part(colors);
+}
 
 /// A reduction whose result the thread that waits for it hands on.
 class Handing final : public Work::State {
@@ -155,7 +136,7 @@ class GatheredMemory final : public UnitMemory {
   void divide_after_forward(int ranks) override {
     drop_part();
     few_.reset();
-    if (ranks != shard_.size()) few_ = divisions_->group(shard_, ranks);
+    if (ranks != shard_.size()) few_ = consecutive_ranks(shard_, ranks);
   }
 
   bool keep_part(std::span<const Buffer> buffers) override {
@@ -251,7 +232,6 @@ class GatheredMemory final : public UnitMemory {
 
   Communicator shard_;
   const std::optional<DiskMemoryOptions> disk_;
-  const std::shared_ptr<ConsecutiveRanks> divisions_ = ConsecutiveRanks::of(shard_);
   std::optional<Communicator> few_;        // among which a partly resharded unit is divided, if it ever is
   c10::SmallVector<at::Tensor, 2> parts_;  // of the buffers of a partly resharded unit
 };

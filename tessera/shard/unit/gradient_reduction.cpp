@@ -16,6 +16,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/shard/paging/storage_tag.h"
+#include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit_state.h"
 
 namespace tessera {
@@ -39,7 +40,7 @@ void say_anomaly(const Unit& unit, const Unit::Parameter& parameter, const at::T
   const auto nans = gradient.isnan().sum().item<int64_t>(), infs = gradient.isinf().sum().item<int64_t>();
   if (nans + infs == 0) return;
   log(LogLevel::Error, fmt::format("rank {}: the gradient of '{}', unit '{}', has {} NaN and {} inf among {} values before it is averaged",
-                                   unit.mesh().world().local_ranks().front(), parameter.name, unit.name(), nans, infs, gradient.numel()));
+                                   unit.mesh().world().world_rank(unit.mesh().world().local_ranks().front()), parameter.name, unit.name(), nans, infs, gradient.numel()));
 }
 
 }  // namespace
@@ -136,6 +137,10 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
           {.whole = whole, .own = in_parts ? whole.narrow(0, ranks.front() * group.chunk, group.chunk) : at::empty_like(group.own)});
       reduced.push_back({.storage = {}, .values = pieces.back().own, .group = unit.number_of(group), .squares = {}});
     }
+  }
+  if (settling_.op == Reduce::Mean && !settling_.is_part && !hook && !taking_.sink && ranks.size() == 1) {
+    const auto chunk = groups_.front()->chunk;
+    unit.schedule()->equal_batches().note_own(unit, buffers_.buffers.front().narrow(0, ranks.front() * chunk, chunk));
   }
   auto subject = unit.subject();
   std::string described(name);
@@ -290,6 +295,7 @@ void GradientReduction::finish() {
   try {
     for (const auto& work : works) work.wait();
     for (const auto& memory : reduced) settle(memory);
+    if (!reduced.empty()) unit_.schedule()->equal_batches().note_mean(unit_, reduced.front().values);
     if (taking_.sink) {
       hand_over([&](size_t piece, int64_t begin, const at::Tensor& target) {
         at::Tensor(target).copy_(reduced[piece].values.narrow(0, begin, target.numel()));

@@ -73,7 +73,8 @@ std::shared_ptr<GradientSlots::Turn> GradientSlots::make_turn() {
 
 void GradientSlots::reserve(size_t bytes) {
   const std::lock_guard lock(mutex_);
-  expected_ = std::max(expected_, aligned(kHead + bytes + kSpareBytes));  // the second slot begins behind the first
+  announced_ = std::max(announced_, aligned(kHead + bytes + kSpareBytes));  // the second slot begins behind the first
+  expected_ = std::max(expected_, announced_);
 }
 
 std::byte* GradientSlots::slot(int rank, uint32_t turn) const {
@@ -96,6 +97,7 @@ void GradientSlots::start_anew() {
   open_.clear();
   area_.reset();
   size_ = 0;
+  expected_ = announced_;  // ranks may have come to different buffers since
 }
 
 void GradientSlots::make_area(std::chrono::milliseconds limit) {
@@ -183,7 +185,7 @@ void GradientSlots::add_up(Turn& turn, bool awaited) {
   area_->expect_in_step();
   envelopes_.clear();
   for (int rank = 0; rank < area_->size(); rank++) envelopes_.push_back(*reinterpret_cast<const Envelope*>(slot(rank, turn.number)));
-  expect_agreement(envelopes_, area_->callers());
+  expect_agreement(envelopes_, group_.traits().world_ranks, area_->callers());
   if (turn.take && awaited) {
     return std::exchange(turn.take, {})(
         [&](size_t piece, int64_t begin, const at::Tensor& target) { add_up(turn, turn.pieces[piece].whole, begin, target); });

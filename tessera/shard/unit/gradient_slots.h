@@ -60,7 +60,8 @@ class GradientSlots {
   const Communicator group_;
   std::mutex packing_;
   std::mutex mutex_;
-  size_t expected_ = 0;  // bytes of a slot, when they are next allocated
+  size_t announced_ = 0;  // bytes of a slot for which units have made a reservation
+  size_t expected_ = 0;   // when they are next allocated
   size_t size_ = 0;
   std::shared_ptr<SharedArea> area_;
   uint32_t turn_ = 0;

@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "tessera/shard/unit/equal_batches.h"
 #include "tessera/shard/unit/live_set.h"
 #include "tessera/shard/unit/schedule_lock.h"
 #include "tessera/shard/unit/use_order.h"
@@ -85,6 +86,9 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// Removes a unit that is being destroyed.
   void forget(const Unit& unit);
 
+  /// The caller holds the lock.
+  EqualBatches& equal_batches() { return equal_batches_; }
+
   /// A number that changes whenever a pass begins or ends. Needs no lock.
   uint64_t pass_number() const { return pass_number_; }
 
@@ -115,6 +119,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   Unit* reducing_ = nullptr;    // the unit whose reduction was started last and has not finished
   std::vector<Unit*> written_;  // units with a new version that is not published yet
   uint64_t misses_ = 0;
+  EqualBatches equal_batches_;
   std::vector<Unit*> members_;
   std::vector<WeakModule> watched_;
   uint64_t looked_at_ = 0;  // the number of the pass in which they were asked for last

@@ -1,0 +1,39 @@
+// Notices that all ranks of a model learn from the same batches, as they do under a sampler that does not know ranks.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+
+namespace tessera {
+
+class Unit;
+
+/// Equal batches give equal gradients, and then a rank's own gradients are their mean over all ranks. Rank 0 compares a few values of the
+/// two, without any exchange, until they differ for the first time; where they are equal in one pass after the other, it warns, once.
+class EqualBatches {
+ public:
+  /// This rank's gradients at its own place in a unit's buffer, before the mean is taken.
+  void note_own(const Unit& unit, const at::Tensor& gradients) {
+    if (is_open_) keep(unit, gradients);
+  }
+  /// The mean over all ranks at the same place.
+  void note_mean(const Unit& unit, const at::Tensor& mean) {
+    if (is_open_) compare(unit, mean);
+  }
+
+ private:
+  struct Seen {
+    at::Tensor own = {};  // a few values
+    int times = 0;        // so many passes in a row the mean was the same
+  };
+
+  void keep(const Unit& unit, const at::Tensor& gradients);
+  void compare(const Unit& unit, const at::Tensor& mean);
+  void close();
+
+  bool is_open_ = true;  // whether there is anything left to find out
+  std::map<const Unit*, Seen> seen_;
+};
+
+}  // namespace tessera
