@@ -162,9 +162,9 @@ endfunction()
 # The corpus of idioms, a chapter a test, and the page that is made of it.
 file(GLOB _idioms CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/idioms/*.cpp")
 test_program(test_idioms ${_idioms})
-set_target_properties(test_idioms PROPERTIES UNITY_BUILD_BATCH_SIZE 4)  # chapters have small functions of the same names
+set_target_properties(test_idioms PROPERTIES UNITY_BUILD OFF)  # chapters have small functions of the same names
 target_compile_definitions(test_idioms PRIVATE TESSERA_IDIOMS_PAGE="${PROJECT_SOURCE_DIR}/docs/idioms.md")
-foreach(_chapter IN ITEMS Construction Views Writing Freezing Hooks Gradients Autograd Passes Precision Optimizers Values States Ranks Places Page)
+foreach(_chapter IN ITEMS Construction Views Writing Freezing Hooks Gradients Autograd Passes Precision Optimizers Values States Ranks Places Collectives Page)
   add_test(NAME idioms/${_chapter} COMMAND test_idioms --gtest_brief=1 "--gtest_filter=*/${_chapter}*:${_chapter}.*")
   set_tests_properties(idioms/${_chapter} PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_limit})
 endforeach()

@@ -33,7 +33,7 @@ INNER = {
     "comm/backend/*": ["comm/backend/*", "comm/gloo/*", "comm/init.cpp"],
     "comm/gloo/*": ["comm/gloo/*", "comm/init.cpp"],
     "comm/self/loopback_link.h": ["comm/self/*.cpp", "comm/fake/fake.cpp"],
-    "shard/access/*": ["shard/*.cpp", "shard/*/*", "optim/*.cpp", "checkpoint/*.cpp", "checkpoint/live/*"],
+    "shard/access/*": ["shard/*.cpp", "shard/*/*", "optim/*.cpp", "nn/*.cpp", "checkpoint/*.cpp", "checkpoint/live/*"],
     "shard/unit/*": ["shard/*.cpp", "shard/unit/*", "shard/paging/*", "shard/activation/*", "shard/access/*.cpp"],
     "shard/paging/*": ["shard/*.cpp", "shard/unit/*", "shard/paging/*", "shard/deferred/*", "shard/activation/*", "shard/access/*.cpp"],
     "shard/activation/*": ["shard/*.cpp", "shard/activation/*"],

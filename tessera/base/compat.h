@@ -1,6 +1,7 @@
 // All differences between the supported versions of libtorch (2.11 to 2.14). No other file may check the version.
 #pragma once
 
+#include <ATen/core/TensorBase.h>
 #include <c10/core/StorageImpl.h>
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/function.h>
@@ -92,6 +93,22 @@ inline constexpr bool kTellsOfWrites = detail::kTellsOfWrites<c10::StorageImpl>;
 /// Calls `told` once, at the next such request. Does nothing where kTellsOfWrites is false.
 inline void tell_of_write(c10::StorageImpl& storage, void (*told)(c10::StorageImpl*)) {
   detail::tell_of_write(storage, told);
+}
+
+namespace detail {
+
+template <class Tensor>
+constexpr bool kHasGradDtype = requires(const Tensor& tensor) { tensor.set_grad_dtype(at::kFloat); };
+
+}  // namespace detail
+
+/// Whether the gradient of a leaf may have another dtype than the leaf.
+inline constexpr bool kHasGradDtype = detail::kHasGradDtype<at::TensorBase>;
+
+/// Says which dtype the gradients of a leaf have. Does nothing where kHasGradDtype is false.
+template <class Tensor>
+void set_grad_dtype(const Tensor& leaf, at::ScalarType dtype) {
+  if constexpr (kHasGradDtype) leaf.set_grad_dtype(dtype);
 }
 
 }  // namespace tessera::compat

@@ -386,5 +386,34 @@ TEST(LocalStateDict, IsRefusedInAnotherLayout) {
   });
 }
 
+/// A part of a model, whose parameters lie in the unit of the whole.
+TEST(StateDicts, OfAPartHaveOnlyWhatThePartHolds) {
+  with_ranks(3, [](const Communicator& world) {
+    for (const auto residence : {Residence::NodeShared, Residence::Gathered}) {
+      auto net = seeded_net();
+      fully_shard(net, {.mesh = world, .residence = residence});
+      const auto dict = full_state_dict(*net->b);
+      expect_same(dict, plain_state(*seeded_net()->b));
+      EXPECT_EQ(sharded_state_dict(*net->b).size(), 2U);
+      EXPECT_EQ(local_state_dict(*net->b).size(), 2U);
+      StateDict other;
+      for (const auto& [name, tensor] : dict) other[name] = tensor + 1;
+      load_full_state_dict(*net->b, other);
+      expect_same(full_state_dict(*net->b), other);
+      expect_same(full_state_dict(*net->a), plain_state(*seeded_net()->a));
+      net(input());
+    }
+    // Where ranks start with different values, a part that is loaded does not make the rest equal.
+    Net net;
+    const torch::NoGradGuard no_grad;
+    for (const auto& parameter : net->parameters()) parameter.fill_(world.rank());
+    fully_shard(net, {.mesh = world});
+    load_full_state_dict(*net->b, plain_state(*seeded_net()->b));
+    EXPECT_THAT(message_of<UsageError>([&] { net(input()); }), HasSubstr("the ranks brought different parameters"));
+    load_full_state_dict(*net, plain_state(*seeded_net()));
+    net(input());
+  });
+}
+
 }  // namespace
 }  // namespace tessera::testing::state_dict_test

@@ -180,5 +180,22 @@ TEST(Weights, NeedNoMemoryBesidesTheShards) {
   });
 }
 
+TEST(Weights, GoIntoAPartOfAUnit) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    auto net = seeded_net();
+    fully_shard(net, {.mesh = world});
+    const auto plain = seeded_net();
+    auto part = seeded_net()->b;
+    const torch::NoGradGuard no_grad;
+    part->weight.mul_(3);
+    fully_shard(part, {.mesh = world});
+    checkpoint::save(folder / "b", {.model = part.get()}, world);
+    checkpoint::load_weights(*net->b, folder / "b");
+    EXPECT_TRUE(at::equal(full_parameter(net->b->weight), plain->b->weight * 3));
+    EXPECT_TRUE(at::equal(full_parameter(net->a->weight), plain->a->weight));
+  });
+}
+
 }  // namespace
 }  // namespace tessera::testing::weights_test

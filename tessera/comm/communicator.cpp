@@ -1,6 +1,7 @@
 #include "tessera/comm/communicator.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include "tessera/base/error.h"
@@ -16,6 +17,27 @@ void expect_not_sharded(const at::Tensor& tensor, std::string_view operation) {
       "{} was given a sharded parameter, its gradient, or what was computed from them: other ranks have other values of it at the same places. "
       "Gradients of shards are means over all ranks already; tessera::to_local(tensor) is an ordinary copy, if you mean this",
       operation));
+}
+
+/// Autograd records no collective, so the gradient of what this one reads, or of what it writes over, would be wrong without a word.
+void expect_no_graph(const at::Tensor& tensor, std::string_view operation) {
+  if (!c10::GradMode::is_enabled() || !tensor.defined() || !tensor.requires_grad()) return;
+  throw UsageError(
+      fmt::format("{} was given a tensor that requires a gradient, and autograd would not know of it; call tessera::nn::{}(tensor, world) of "
+                  "tessera/nn/collectives.h, which has a gradient, or if none is to flow, pass tensor.detach()",
+                  operation, operation));
+}
+
+void expect_no_graph(std::span<const Piece> pieces, std::string_view operation) {
+  for (const auto& piece : pieces) {
+    expect_no_graph(piece.own, operation);
+    expect_no_graph(piece.whole, operation);
+  }
+}
+
+/// Makes backward an error for graphs that have saved the tensor, which an operation is about to write.
+void note_write(const at::Tensor& tensor) {
+  if (tensor.defined() && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
 }  // namespace
@@ -37,20 +59,28 @@ int Communicator::rank() const {
 }
 
 Work Communicator::all_gather(std::span<const Piece> pieces, Subject subject, std::span<at::Tensor> companions) const {
+  expect_no_graph(pieces, "all_gather");
+  for (const auto& piece : pieces) note_write(piece.whole);
   return transport_->all_gather(pieces, companions, {.subject = subject, .limit = limit_});
 }
 
 Work Communicator::reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, Subject subject) const {
+  expect_no_graph(pieces, "reduce_scatter");
+  for (const auto& piece : pieces) note_write(piece.own);
   return transport_->reduce_scatter(pieces, reduction, {.subject = subject, .limit = limit_});
 }
 
 Work Communicator::all_reduce(at::Tensor tensor, const Reduction& reduction, Subject subject) const {
   expect_not_sharded(tensor, "all_reduce");
+  expect_no_graph(tensor, "all_reduce");
+  note_write(tensor);
   return transport_->all_reduce(std::move(tensor), reduction, {.subject = subject, .limit = limit_});
 }
 
 Work Communicator::broadcast(at::Tensor tensor, int root, Subject subject) const {
   expect_not_sharded(tensor, "broadcast");
+  expect_no_graph(tensor, "broadcast");
+  note_write(tensor);
   return transport_->broadcast(std::move(tensor), root, {.subject = subject, .limit = limit_});
 }
 

@@ -11,6 +11,9 @@ inline constexpr std::chrono::milliseconds kOperationLimit = std::chrono::minute
 /// A rank's membership in a group: a value, cheap to copy. All copies share one queue, which runs operations in the order of the calls. If
 /// ranks disagree about an operation, all of them get the same CommError and may go on. If a rank is late or gone, all get an error that
 /// names it, and the group can't be used any more: every later call throws that error again.
+///
+/// Autograd knows nothing of these operations: tensors that require a gradient are refused, unless gradients are disabled. The functions in
+/// tessera/nn/collectives.h are differentiated.
 class Communicator {
  public:
   explicit Communicator(std::shared_ptr<Transport> transport, std::chrono::milliseconds limit = kOperationLimit);

@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "tessera/base/error.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/parameters.h"
+#include "tessera/shard/wrap.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
 #include "tessera/testing/numbers.h"
@@ -15,6 +17,7 @@ namespace tessera::testing::buffer_dtype_test {
 namespace {
 
 namespace nn = torch::nn;
+using ::testing::HasSubstr;
 
 struct NormedImpl : nn::Module {
   nn::Linear a = register_module("a", nn::Linear(6, 4));
@@ -112,6 +115,28 @@ TEST(BufferDtype, IsNotThatOfCheckpoints) {
       EXPECT_EQ(other->norm->running_mean[0].item<float>(), 0.5F);
       EXPECT_EQ(other->norm->running_mean.scalar_type(), dtype.value_or(at::kFloat));
     }
+  });
+}
+
+TEST(BufferDtype, IsNotThatOfBuffersThatAreIgnored) {
+  with_ranks(2, [](const Communicator& world) {
+    Normed model;
+    const auto table = model->register_buffer("table", at::ones({2}));
+    const ShardOptions options{.mesh = world, .mixed_precision = {.buffer_dtype = at::kBFloat16}, .ignored = {model->norm->running_mean}};
+    fully_shard(model->norm, options);
+    fully_shard(model, {.mesh = world, .mixed_precision = {.buffer_dtype = at::kHalf}, .ignored = {table}});
+    EXPECT_EQ(model->norm->running_mean.scalar_type(), at::kFloat);
+    EXPECT_EQ(model->norm->running_var.scalar_type(), at::kBFloat16);
+    EXPECT_EQ(table.scalar_type(), at::kFloat);
+    Normed other, policy;
+    EXPECT_THAT(message_of<UsageError>([&] { fully_shard(other, {.mesh = world, .ignored = {model->norm->running_var}}); }),
+                HasSubstr("is no parameter of Normed"));
+    EXPECT_THAT(message_of<UsageError>([&] { fully_shard(other, {.mesh = world, .replicated = {other->norm->running_var}}); }),
+                HasSubstr("is no parameter of Normed"));
+    fully_shard(policy, {.mesh = world, .mixed_precision = {.buffer_dtype = at::kBFloat16}, .ignored = buffers_of_modules(*policy, "norm")},
+                wrap_classes({"BatchNorm1d"}));
+    EXPECT_EQ(policy->norm->running_mean.scalar_type(), at::kFloat);
+    EXPECT_EQ(policy->norm->running_var.scalar_type(), at::kFloat);
   });
 }
 

@@ -6,6 +6,7 @@
 #include "tessera/shard/access/forward_phase.h"
 #include "tessera/shard/activation/marks.h"
 #include "tessera/shard/unit/boundary.h"
+#include "tessera/shard/unit/stored_form.h"
 #include "tessera/shard/unit/unit.h"
 
 namespace tessera {
@@ -16,6 +17,7 @@ ForwardCall::ForwardCall(const torch::nn::Module& module) {
     input_dtype_ = boundary->input_dtype;
     output_dtype_ = boundary->output_dtype;
   }
+  if (input_dtype_ && StoredForm::is_shown(module)) input_dtype_.reset();
   checkpointing_ = activation::mark_of(module);
   phase_ = std::make_unique<ForwardPhase>(module, unit_.get());
 }

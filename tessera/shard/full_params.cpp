@@ -16,9 +16,11 @@
 #include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/unit/gathered.h"
 #include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/unit/stored_form.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/unit_state.h"
 #include "tessera/shard/unit/units.h"
+#include "tessera/shard/unit/whole_gradients.h"
 
 namespace tessera {
 namespace {
@@ -105,8 +107,10 @@ void let_go(Unit& unit) {
 
 }  // namespace
 
-FullParams full_params(const torch::nn::Module& module, Access access) {
+FullParams full_params(const torch::nn::Module& module, Access access, WithGradients gradients) {
   expect_idle("full_params");
+  if (access == Access::Write && StoredForm::is_shown(module))
+    throw UsageError("full_params(module, Access::Write) inside of one with Access::ReadStored, whose copies it would not change; end that one before");
   FullParams guard;
   guard.access_ = access;
   for (auto& unit : units(module)) {
@@ -123,11 +127,24 @@ FullParams full_params(const torch::nn::Module& module, Access access) {
     }
     guard.units_.push_back(std::move(unit));
   }
+  for (const auto& unit : guard.units_) {
+    if (access == Access::ReadStored) guard.stored_.push_back(std::make_shared<StoredForm>(unit));
+    if (gradients == WithGradients::Yes) guard.gradients_.push_back(std::make_shared<WholeGradients>(unit));
+  }
   return guard;
 }
 
 FullParams::~FullParams() {
-  if (access_ == Access::Read) {
+  for (size_t i = 0; i < gradients_.size() && access_ == Access::Write; i++) {
+    try {
+      gradients_[i]->write_back();
+    } catch (const std::exception& error) {
+      log(LogLevel::Error, fmt::format("changes of the gradients of unit '{}' are lost: {}", units_[i]->name(), error.what()));
+    }
+  }
+  gradients_.clear();
+  stored_.clear();
+  if (access_ != Access::Write) {
     for (const auto& unit : units_) let_go(*unit);
     return;
   }
@@ -166,6 +183,12 @@ at::Tensor full_grad(const at::Tensor& parameter, Ranks ranks) {
   const auto& span = listed.span;
   own.narrow(0, span.shard_offset, span.shard_numel).copy_(gradient.view({-1}));
   return full_tensor(found, own, ranks);
+}
+
+at::Tensor unsynced_grad(const at::Tensor& parameter) {
+  const auto found = located(parameter);
+  const auto held = found.unit->schedule()->lock();
+  return found.unit->state(held).reduction.unsynced.sum_of(*found.parameter);
 }
 
 at::Tensor full_parameter(const at::Tensor& parameter, Ranks ranks) {

@@ -16,13 +16,23 @@ class Module;
 
 namespace tessera {
 
+class StoredForm;
 class Unit;
+class WholeGradients;
 
-enum class Access { Read, Write };
+enum class Access {
+  Read,
+  Write,
+  ReadStored,  // the values and the dtype of the shards, also where operators compute in another one: an evaluation in float32
+};
+enum class WithGradients { No, Yes };
 
 /// Keeps all parameters of the module unsharded for its lifetime. Until it is destroyed, the module's own members can be read, also through
 /// raw pointers. With Access::Write they can be written as well: the destructor copies this rank's part of the values into its shards, so
 /// all ranks must write the same values. Its creation is collective.
+///
+/// With WithGradients::Yes the members also have their whole gradients: `member.grad()`, and with Access::Write `member.mutable_grad()`,
+/// whose values are written back to the gradients of the shards. An undefined one removes the gradient.
 class [[nodiscard]] FullParams {
  public:
   FullParams(FullParams&&) = default;
@@ -30,14 +40,16 @@ class [[nodiscard]] FullParams {
   ~FullParams();
 
  private:
-  friend FullParams full_params(const torch::nn::Module& module, Access access);
+  friend FullParams full_params(const torch::nn::Module& module, Access access, WithGradients gradients);
   FullParams() = default;
 
   std::vector<std::shared_ptr<Unit>> units_;
+  std::vector<std::shared_ptr<WholeGradients>> gradients_;
+  std::vector<std::shared_ptr<StoredForm>> stored_;
   Access access_ = Access::Read;
 };
 
-FullParams full_params(const torch::nn::Module& module, Access access = Access::Read);
+FullParams full_params(const torch::nn::Module& module, Access access = Access::Read, WithGradients gradients = WithGradients::No);
 
 /// Which ranks get the result of a collective: all of them, or only rank 0.
 enum class Ranks { All, First };
@@ -47,6 +59,10 @@ enum class Ranks { All, First };
 /// A copy of the full gradient, in the shape of the parameter. Undefined if the shard has no gradient; with Ranks::First also undefined on
 /// all ranks but rank 0. Collective.
 at::Tensor full_grad(const at::Tensor& parameter, Ranks ranks = Ranks::All);
+
+/// A copy of what backward passes without a reduction (no_sync, set_requires_gradient_sync) have kept of this rank's own gradient of a whole
+/// parameter, in at least float32. Undefined if they have kept nothing. Not collective.
+at::Tensor unsynced_grad(const at::Tensor& parameter);
 
 /// A copy of the full parameter. With Ranks::First it is undefined on all ranks but rank 0. Collective.
 at::Tensor full_parameter(const at::Tensor& parameter, Ranks ranks = Ranks::All);

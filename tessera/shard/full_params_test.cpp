@@ -12,6 +12,7 @@
 #include "tessera/shard/local.h"
 #include "tessera/shard/norms.h"
 #include "tessera/shard/parameters.h"
+#include "tessera/shard/reduction.h"
 #include "tessera/shard/training.h"
 #include "tessera/testing/net.h"
 
@@ -216,6 +217,83 @@ TEST(ShardInfos, KnowWhatTheyAreAPartOf) {
     world.all_reduce(total).wait();
     EXPECT_EQ(total.item<int64_t>(), 60);
     EXPECT_FALSE(shard_info(at::ones({2})));
+  });
+}
+
+/// Whole gradients that are changed in every way, compared with those of a model that is not sharded.
+TEST(WholeGradients, AreWrittenBack) {
+  with_ranks(4, [](const Communicator& world) {
+    for (const auto& options : {ShardOptions{.mesh = world}, ShardOptions{.mesh = Mesh(world, {.replicate = 2, .shard = 2})},
+                                ShardOptions{.mesh = world, .residence = Residence::Gathered, .layout = Layout::Rows},
+                                ShardOptions{.mesh = world, .listing = Listing::Flat}}) {
+      auto net = seeded_net(), plain = seeded_net();
+      for (const auto& child : net->children()) fully_shard(child, options);
+      fully_shard(net, options);
+      net(input()).pow(2).sum().backward();
+      plain(input()).pow(2).sum().backward();
+      const auto change = [&](Net& changed) {
+        const torch::NoGradGuard no_grad;
+        changed->a->weight.grad().sub_(changed->c->bias.grad().sum());
+        changed->b->weight.mutable_grad() = at::ones({10, 10});
+        if (options.listing == Listing::ByName) changed->c->weight.mutable_grad() = at::Tensor();
+      };
+      (void)grad_norm(parameters(*net));  // whose value must not be remembered
+      {
+        const auto guard = full_params(*net, Access::Write, WithGradients::Yes);
+        change(net);
+      }
+      change(plain);
+      for (const auto& [sharded, whole] :
+           {std::pair(net->a->weight, plain->a->weight), std::pair(net->b->weight, plain->b->weight), std::pair(net->c->weight, plain->c->weight),
+            std::pair(net->c->bias, plain->c->bias)}) {
+        const auto all = full_grad(sharded);
+        ASSERT_EQ(all.defined(), whole.grad().defined());
+        EXPECT_TRUE(!all.defined() || at::allclose(all, whole.grad(), 1e-5, 1e-6));
+      }
+      EXPECT_NEAR(grad_norm(parameters(*net)).item<double>(), nn::utils::clip_grad_norm_(plain->parameters(), 1e9), 1e-3);
+    }
+  });
+}
+
+TEST(WholeGradients, LeaveTheShardsAloneWhereTheyOnlyRead) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    net(input()).pow(2).sum().backward();
+    const auto before = full_grad(net->b->weight);
+    {
+      const auto guard = full_params(*net, Access::Read, WithGradients::Yes);
+      EXPECT_TRUE(at::equal(net->b->weight.grad(), before));
+      net->b->weight.grad().zero_();
+    }
+    EXPECT_TRUE(at::equal(full_grad(net->b->weight), before));
+    EXPECT_THAT(message_of<UsageError>([&] { net->b->weight.grad(); }), HasSubstr("full_params with WithGradients::Yes"));
+    {
+      const auto guard = full_params(*net, Access::Write, WithGradients::Yes);
+      net->zero_grad();  // of the shards, which wins
+    }
+    EXPECT_FALSE(full_grad(net->b->weight).defined());
+  });
+}
+
+TEST(UnsyncedGradients, CanBeReadUntilTheyAreReduced) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world), plain = seeded_net();
+    EXPECT_FALSE(unsynced_grad(net->a->weight).defined());
+    for (int pass = 0; pass < 2; pass++) {
+      const auto local = no_sync(*net);
+      net(input(pass + world.rank())).pow(2).sum().backward();
+      plain(input(pass + world.rank())).pow(2).sum().backward();
+      EXPECT_TRUE(at::equal(unsynced_grad(net->a->weight), plain->a->weight.grad()));
+    }
+    unsynced_grad(net->a->weight).zero_();  // a copy
+    EXPECT_TRUE(at::equal(unsynced_grad(parameters(*net)[0]), plain->a->weight.grad()));
+    sync_gradients(*net);
+    EXPECT_FALSE(unsynced_grad(net->a->weight).defined());
+    auto replicas = seeded_net();
+    fully_shard(replicas, {.mesh = Mesh(world, {.replicate = 2, .shard = 1})});
+    set_requires_all_reduce(*replicas, false);
+    replicas(input()).pow(2).sum().backward();
+    EXPECT_THAT(message_of<UsageError>([&] { unsynced_grad(replicas->a->weight); }), HasSubstr("a sum over its shard group"));
   });
 }
 

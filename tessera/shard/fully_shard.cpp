@@ -309,7 +309,7 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   for (auto* module : modules) {
     schedule->watch(module->weak_from_this());
     set_boundary(*module, options, unit);
-    if (const auto dtype = options.mixed_precision.buffer_dtype) cast_buffers(*module, *dtype);
+    if (const auto dtype = options.mixed_precision.buffer_dtype) cast_buffers(*module, *dtype, options.ignored);
   }
   Adoption adoption(schedule, options);
   for (size_t i = 0; i < modules.size(); i++) adoption.adopt(*modules[i], prefix(i));

@@ -17,10 +17,13 @@
 
 namespace tessera {
 
-/// The dtypes of unsharded parameters and of gradients in transit. Shards always keep the dtype of the model's parameters.
+/// The dtypes of unsharded parameters and of gradients. Shards always keep the dtype of the model's parameters.
 struct MixedPrecision {
   std::optional<at::ScalarType> param_dtype = {};   // the dtype in which parameters are all-gathered and used
   std::optional<at::ScalarType> reduce_dtype = {};  // the dtype in which gradients are sent, if it is narrower; sums are at least float32
+  /// The dtype of the gradients of shards, if it is wider than the shards: float32 gradients of bfloat16 parameters, so that sums over
+  /// passes, norms and clipping are not rounded.
+  std::optional<at::ScalarType> grad_dtype = {};
   std::optional<at::ScalarType> buffer_dtype = {};  // the dtype of floating-point buffers
   /// These two act where the boundary of the module can be seen: at tessera::call and at the class FullyShardedDataParallel. In a plain
   /// call each operator casts its operands; a module for which one of these is set refuses plain calls.
@@ -116,7 +119,7 @@ struct ShardOptions {
   std::function<std::optional<int64_t>(const std::string& name, const at::Tensor& parameter)> shard_dim = {};
   /// With Layout::Flat: the part of each rank is padded to a multiple of so many values.
   int64_t shard_size_multiple = 1;
-  /// Parameters that are not sharded. Whoever trains them averages their gradients over the ranks.
+  /// Parameters that are not sharded. Whoever trains them averages their gradients over the ranks. Buffers in it keep their dtype.
   std::vector<at::Tensor> ignored = {};
   /// Parameters of which every rank keeps a whole copy. Their gradients are averaged by an all-reduce.
   std::vector<at::Tensor> replicated = {};

@@ -3,10 +3,14 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "tessera/base/error.h"
 #include "tessera/optim/adam.h"
 #include "tessera/optim/grad_scaler.h"
+#include "tessera/optim/sgd.h"
+#include "tessera/shard/call.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
+#include "tessera/shard/norms.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/training.h"
 #include "tessera/testing/net.h"
@@ -120,6 +124,81 @@ TEST(Precision, TrainsRecurrentLayersInFloat16) {
     EXPECT_EQ(y.scalar_type(), at::kHalf);
     y.sum().backward();
     EXPECT_TRUE(full_grad(lstm->named_parameters()["weight_ih_l0"]).isfinite().all().item<bool>());
+  });
+}
+
+/// Gradients of bfloat16 parameters that are kept in float32.
+TEST(Precision, KeepsWideGradientsOfNarrowParameters) {
+  with_ranks(2, [](const Communicator& world) {
+    for (const auto residence : {Residence::NodeShared, Residence::Gathered}) {
+      for (const auto listing : {Listing::ByName, Listing::Flat}) {
+        auto net = seeded_net(), plain = seeded_net();
+        net->to(at::kBFloat16);
+        plain->to(at::kBFloat16);
+        fully_shard(net, {.mesh = world, .mixed_precision = {.grad_dtype = at::kFloat}, .listing = listing, .residence = residence});
+        auto expected = at::zeros({10, 10});
+        for (int pass = 0; pass < 6; pass++) {
+          net(input(pass).to(at::kBFloat16)).pow(2).sum().backward();
+          plain->zero_grad();
+          plain(input(pass).to(at::kBFloat16)).pow(2).sum().backward();
+          expected += plain->b->weight.grad().to(at::kFloat);
+        }
+        for (const auto& shard : parameters(*net)) {
+          EXPECT_EQ(shard.scalar_type(), at::kBFloat16);
+          EXPECT_EQ(shard.grad().scalar_type(), at::kFloat);
+        }
+        EXPECT_TRUE(at::equal(full_grad(net->b->weight), expected)) << "the sum of passes is not rounded";
+        EXPECT_EQ(grad_norm(parameters(*net)).scalar_type(), at::kFloat);
+        {
+          const auto guard = full_params(*net, Access::Write, WithGradients::Yes);
+          net->b->weight.grad().fill_(1 + 1.0 / 512);
+        }
+        EXPECT_EQ(full_grad(net->b->weight).max().item<float>(), 1 + 1.0F / 512);
+        const auto before = full_parameter(net->b->weight);
+        optim::SGD(parameters(*net), {.lr = 0.5}).step();
+        EXPECT_TRUE(at::equal(full_parameter(net->b->weight), before - at::full_like(before, 0.5)));
+      }
+    }
+    auto net = seeded_net();
+    EXPECT_THAT(message_of<UsageError>([&] { fully_shard(net, {.mesh = world, .mixed_precision = {.grad_dtype = at::kBFloat16}}); }),
+                ::testing::HasSubstr("grad_dtype BFloat16 can't hold the gradients of Float shards"));
+  });
+}
+
+/// An evaluation in float32 of a model that computes in bfloat16.
+TEST(Precision, EvaluatesInTheDtypeOfTheShards) {
+  with_ranks(2, [](const Communicator& world) {
+    for (const auto residence : {Residence::NodeShared, Residence::Gathered}) {
+      const ShardOptions options{.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16}, .residence = residence};
+      auto net = seeded_net(), plain = seeded_net();
+      for (const auto& child : net->children()) fully_shard(child, options);
+      fully_shard(net, options);
+      const auto narrow = call(net, input()).detach();
+      {
+        const torch::NoGradGuard no_grad;
+        const auto exact = full_params(*net, Access::ReadStored);
+        EXPECT_EQ(net->b->weight.scalar_type(), at::kFloat);
+        EXPECT_TRUE(at::equal(call(net, input()), plain(input())));
+        {
+          const auto again = full_params(*net, Access::ReadStored);
+          EXPECT_TRUE(at::equal(call(net, input()), plain(input())));
+        }
+        EXPECT_TRUE(at::equal(call(net, input()), plain(input())));
+        EXPECT_THAT(message_of<UsageError>([&] { (void)full_params(*net, Access::Write); }), ::testing::HasSubstr("Access::ReadStored"));
+      }
+      {
+        const auto writes = full_params(*net, Access::Write);
+        EXPECT_THAT(message_of<UsageError>([&] { (void)full_params(*net, Access::ReadStored); }),
+                    ::testing::HasSubstr("reaches the shards of unit"));
+      }
+      EXPECT_EQ(net->b->weight.scalar_type(), at::kBFloat16);
+      const auto y = call(net, input());
+      EXPECT_TRUE(at::equal(y, narrow));
+      y.pow(2).sum().backward();
+      optim::SGD(parameters(*net), {.lr = 0.5}).step();
+      const auto exact = full_params(*net, Access::ReadStored);
+      EXPECT_TRUE(at::equal(net->b->weight, full_parameter(parameters(*net)[2])));
+    }
   });
 }
 

@@ -183,7 +183,11 @@ WrapPolicy wrap_by_size(WrapSizeOptions options) {
   return {.chooses = chooses, .leaves = options.leaves};
 }
 
-std::vector<at::Tensor> parameters_of_modules(const Module& model, const std::string& pattern) {
+namespace {
+
+/// What `list` returns for all modules whose path matches, each tensor once.
+std::vector<at::Tensor> tensors_of_modules(const Module& model, const std::string& pattern,
+                                           c10::function_ref<std::vector<at::Tensor>(const Module&)> list) {
   std::regex expression;
   try {
     expression = pattern;
@@ -197,14 +201,24 @@ std::vector<at::Tensor> parameters_of_modules(const Module& model, const std::st
     paths.push_back(item.key());
     if (!std::regex_match(item.key(), expression)) continue;
     found = true;
-    for (const auto& parameter : item.value()->parameters()) {
-      if (!is_in(result, parameter)) result.push_back(parameter);
+    for (const auto& tensor : list(*item.value())) {
+      if (tensor.defined() && !is_in(result, tensor)) result.push_back(tensor);
     }
   }
   if (found) return result;
   const auto nearest = nearest_name(pattern, paths);
   throw UsageError(fmt::format("the path of no module matches '{}'{}; the model has {}", pattern,
                                nearest.empty() ? "" : fmt::format(" (did you mean '{}'?)", nearest), some_of(paths)));
+}
+
+}  // namespace
+
+std::vector<at::Tensor> parameters_of_modules(const Module& model, const std::string& pattern) {
+  return tensors_of_modules(model, pattern, [](const Module& module) { return module.parameters(); });
+}
+
+std::vector<at::Tensor> buffers_of_modules(const Module& model, const std::string& pattern) {
+  return tensors_of_modules(model, pattern, [](const Module& module) { return module.buffers(); });
 }
 
 void fully_shard(Module& model, const ShardOptions& options, const WrapPolicy& policy) {

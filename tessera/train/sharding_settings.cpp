@@ -88,8 +88,11 @@ Sharding sharding_of(const Settings& settings, const torch::nn::Module& model, c
   options.listing = settings.is_true("fsdp_use_orig_params") ? Listing::ByName : Listing::Flat;
   options.backward_prefetch = prefetch_of(settings.text("fsdp_backward_prefetch"));
   options.forward_prefetch = settings.is_true("fsdp_forward_prefetch");
-  if (const auto& pattern = settings.text("fsdp_ignored_modules"); !pattern.empty())
+  if (const auto& pattern = settings.text("fsdp_ignored_modules"); !pattern.empty()) {
     options.ignored = parameters_of_modules(model, pattern);
+    const auto buffers = buffers_of_modules(model, pattern);
+    options.ignored.insert(options.ignored.end(), buffers.begin(), buffers.end());
+  }
   result.policy = policy_of(settings);
   result.checkpoints_activations = settings.is_true("fsdp_activation_checkpointing");
   return result;

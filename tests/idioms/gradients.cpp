@@ -1,5 +1,6 @@
 // What programs do with gradients between backward and the step: read, zero, scale, accumulate, keep and replace them.
 #include "idiom.h"
+#include "tessera/shard/full_params.h"
 #include "tessera/shard/norms.h"
 #include "tessera/shard/rebind.h"
 #include "tessera/shard/reduction.h"
@@ -42,6 +43,17 @@ void mix(Run& run, const std::function<void(const std::vector<at::Tensor>& param
   run.shard_nested(net);
   run.backward(loss_of(run, net, 0));
   act(run.parameters(net));
+}
+
+/// Four steps; what the idiom does with the whole gradients of the module's own members stands between backward and the optimizer.
+void train_whole(Run& run, void (*change)(Mlp& net)) {
+  Mlp net;
+  run.shard_nested(net);
+  train(run, net, [&](int) {
+    std::optional<FullParams> guard;
+    if (run.sharded()) guard.emplace(full_params(net, Access::Write, WithGradients::Yes));
+    change(net);
+  });
 }
 
 constexpr auto kAlone = "would be the result of this rank alone";
@@ -392,6 +404,80 @@ Chapter gradients() {
        loss_of(run, net, 0).backward();
        run.shard_nested(net);
      }, .refused = "has a gradient already"},
+    // --- Whole gradients, inside `full_params` with `WithGradients::Yes` ---
+    {.what = "gradients centred, `p.grad().sub_(p.grad().mean())`, while they are whole", .act = [](Run& run) {
+       train_whole(run, [](Mlp& net) {
+         for (const auto& p : {net.first->weight, net.second->weight}) p.grad().sub_(p.grad().mean());
+       });
+     }},
+    {.what = "one row of a gradient scaled by the norm of another parameter's, while they are whole", .act = [](Run& run) {
+       train_whole(run, [](Mlp& net) { net.first->weight.grad()[2].mul_(net.second->bias.grad().norm()); });
+     }},
+    {.what = "a gradient replaced by another tensor, while they are whole", .act = [](Run& run) {
+       train_whole(run, [](Mlp& net) { net.second->weight.mutable_grad() = net.second->weight.grad().sign() * 0.01; });
+     }},
+    {.what = "a gradient removed, and one that is there twice, while they are whole", .act = [](Run& run) {
+       train_whole(run, [](Mlp& net) {
+         net.first->bias.mutable_grad() = at::Tensor();
+         net.second->bias.grad().mul_(2);
+       });
+     }},
+    {.what = "a gradient given to a parameter that was frozen in backward, while they are whole", .act = [](Run& run) {
+       Mlp net;
+       run.shard_nested(net);
+       const auto parameters = run.parameters(net);
+       const auto optimizer = run.sgd(parameters);
+       parameters[1].set_requires_grad(false);
+       run.backward(loss_of(run, net, 0));
+       parameters[1].set_requires_grad(true);
+       {
+         std::optional<FullParams> guard;
+         if (run.sharded()) guard.emplace(full_params(net, Access::Write, WithGradients::Yes));
+         net.first->bias.mutable_grad() = values({5});
+       }
+       run.record_gradients(parameters);
+       optimizer.step();
+       run.record_parameters(net);
+     }},
+    {.what = "norms of whole gradients for a log, which change nothing", .act = [](Run& run) {
+       Mlp net;
+       run.shard_nested(net);
+       train(run, net, [&](int) {
+         std::optional<FullParams> guard;
+         if (run.sharded()) guard.emplace(full_params(net, Access::Read, WithGradients::Yes));
+         for (const auto& p : {net.first->weight, net.second->bias}) run.record(p.grad().norm());
+       });
+     }},
+    {.what = "backward while gradients are whole", .act = [](Run& run) {
+       Mlp net;
+       run.shard_nested(net);
+       run.backward(loss_of(run, net, 0));
+       const auto guard = full_params(net, Access::Write, WithGradients::Yes);
+       loss_of(run, net, 1).backward();
+     }, .refused = "backward inside full_params with WithGradients::Yes"},
+    {.what = "whole gradients while a batch inside `tessera::no_sync` waits", .act = [](Run& run) {
+       Mlp net;
+       run.shard_nested(net);
+       {
+         const auto local = no_sync(net);
+         run.backward(loss_of(run, net, 1));
+       }
+       const auto guard = full_params(net, Access::Write, WithGradients::Yes);
+     }, .refused = "gradients of backward passes that were not reduced"},
+    {.what = "this rank's own gradients between the batches of `tessera::no_sync`, by `tessera::unsynced_grad`", .act = [](Run& run) {
+       Mlp net;
+       run.shard_nested(net);
+       run.backward([&] {
+         for (int pass = 0; pass < 3; pass++) {
+           std::optional<NoSync> local;
+           if (run.sharded() && pass < 2) local.emplace(no_sync(net));
+           loss_of(run, net, pass).backward();
+           if (pass == 2) break;
+           for (const auto& p : {net.first->weight, net.second->bias}) run.record(run.sharded() ? unsynced_grad(p) : p.grad());
+         }
+       });
+       run.record_gradients(run.parameters(net));
+     }},
     {.what = "`nn::utils::clip_grad_norm_`", .act = [](Run& run) {
        mix(run, [](auto& parameters) { nn::utils::clip_grad_norm_(parameters, 1.0); });
      }, .refused = "tessera::clip_grad_norm"},

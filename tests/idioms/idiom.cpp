@@ -155,7 +155,8 @@ void fill(torch::nn::Module& module) {
 
 std::vector<Chapter> corpus() {
   return {construction(), ties(),       writing(),      freezing(), hooks(),  gradients(), autograd(), segments(),
-          passes(),       precision(), optimizers(), local_values(), states(), ranks(),     places(),   parts()};
+          passes(),       precision(), optimizers(), local_values(), states(), ranks(),     places(),   parts(),
+          collectives()};
 }
 
 }  // namespace tessera::idioms

@@ -167,6 +167,7 @@ Chapter states();
 Chapter ranks();
 Chapter places();
 Chapter parts();
+Chapter collectives();
 
 std::vector<Chapter> corpus();
 

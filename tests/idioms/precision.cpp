@@ -484,6 +484,43 @@ Chapter precision() {
         norm->eval();
         run.record(norm(run.batch({4, 6}, 9)));
        }},
+      {.what = "evaluation in float32 of a model with a `param_dtype` of bfloat16, inside `full_params(model, Access::ReadStored)`",
+       .act = [](Run& run) {
+         Mlp net;
+         run.shard_nested(net, narrow(run));
+         const torch::NoGradGuard no_grad;
+         std::optional<FullParams> exact;
+         if (run.sharded()) exact.emplace(full_params(net, Access::ReadStored));
+         for (int step = 0; step < 3; step++) run.record(loss_of(run, net, step));
+       }},
+      {.what = "the same after training, beside a plain model with the same values", .act = [](Run& run) {
+         Mlp net, plain;
+         run.shard_nested(net, narrow(run));
+         const auto optimizer = run.adamw(net);
+         for (int step = 0; step < 3; step++) {
+           run.backward(loss_of(run, net, step));
+           optimizer.step();
+           optimizer.zero_grad();
+         }
+         const torch::NoGradGuard no_grad;
+         const auto state = full_state(net);
+         for (auto& item : plain.named_parameters()) item.value().copy_(state.at(item.key()));
+         std::optional<FullParams> exact;
+         if (run.sharded()) exact.emplace(full_params(net, Access::ReadStored));
+         run.record(loss_of(run, net, 9) - loss_of(run, plain, 9));
+       }},
+      {.what = "`buffer_dtype` of bfloat16, and a buffer in `ignored` that keeps its dtype", .act = [](Run& run) {
+        struct Model : nn::Module {
+          nn::Linear layer = register_module("layer", nn::Linear(6, 3));
+          at::Tensor table = register_buffer("table", values({3}, 0.4));
+          Model() { fill(*this); }
+          at::Tensor forward(const at::Tensor& x) { return layer(x) * table; }
+        };
+        const auto model = std::make_shared<Model>();
+        run.shard(model, {.mesh = run.world(), .mixed_precision = {.buffer_dtype = at::kBFloat16}, .ignored = {model->table}});
+        run.record(model->table);
+        run.train(*model, [&](int step) { return loss_of(run, *model, step); }, run.adamw(*model));
+       }},
       {.what = "statistics of a batch norm that is used in bfloat16 by `param_dtype`", .act = [](Run& run) {
         nn::BatchNorm1d norm(6);
         run.shard(norm, narrow(run));

@@ -89,6 +89,19 @@ void train_tied(Run& run, const std::string& other_name) {
   run.record(static_cast<double>(state.count(other_name)));
 }
 
+/// Changes the second layer, and takes back what `keep` has kept of it.
+void restore_part(Run& run, const std::function<void(nn::Linear& part, const std::function<void()>& change)>& keep) {
+  const auto model = std::make_shared<Net>();
+  run.shard(model);
+  train(run, *model, run.adamw(*model));
+  keep(model->second, [&] {
+    const torch::NoGradGuard no_grad;
+    for (const auto& p : run.parameters(*model)) p.mul_(0.5);
+  });
+  run.record_parameters(*model);
+  run.record(evaluation(run, *model));
+}
+
 }  // namespace
 
 Chapter states() {
@@ -105,6 +118,42 @@ Chapter states() {
                      }
                    },
                .remark = "it has the buffers of rank 0, hence `sync_buffers` before it"},
+              {.what = "a layer that its parent's unit holds, saved and loaded by itself by `full_state_dict`",
+               .act =
+                   [](Run& run) {
+                     restore_part(run, [&](nn::Linear& part, const std::function<void()>& change) {
+                       std::map<std::string, at::Tensor> kept;
+                       if (run.sharded()) {
+                         kept = checkpoint::full_state_dict(*part);
+                       } else {
+                         for (const auto& item : part->named_parameters()) kept[item.key()] = item.value().detach().clone();
+                       }
+                       change();
+                       run.record(static_cast<double>(kept.size()));
+                       if (run.sharded()) return checkpoint::load_full_state_dict(*part, kept);
+                       const torch::NoGradGuard no_grad;
+                       for (const auto& item : part->named_parameters()) item.value().copy_(kept.at(item.key()));
+                     });
+                   }},
+              {.what = "the same by `sharded_state_dict` and by `local_state_dict`",
+               .act =
+                   [](Run& run) {
+                     restore_part(run, [&](nn::Linear& part, const std::function<void()>& change) {
+                       if (!run.sharded()) {
+                         const auto weight = part->weight.detach().clone(), bias = part->bias.detach().clone();
+                         change();
+                         const torch::NoGradGuard no_grad;
+                         part->weight.copy_(weight);
+                         part->bias.copy_(bias);
+                         return;
+                       }
+                       const auto sharded = checkpoint::sharded_state_dict(*part);
+                       const auto local = checkpoint::local_state_dict(*part);
+                       change();
+                       checkpoint::load_local_state_dict(*part, local);
+                       checkpoint::load_sharded_state_dict(*part, sharded);
+                     });
+                   }},
               {.what = "`tessera::full_state` of one name",
                .act =
                    [](Run& run) {

@@ -124,6 +124,7 @@ void ModelPlan::load(const LocalValues& model, const Communicator& world) const 
   for (const auto& part : model.parts) load_part(part, world);
   for (const auto& [name, tensor] : model.outside) load_whole(name, tensor, world);
   for (const auto& [name, tensor] : model.buffers) load_whole(name, tensor, world);
+  trust_start(model, [&](const LocalPart& part) { return found_.contains(part.name); });
 }
 
 void ModelPlan::load_part(const LocalPart& part, const Communicator& world) const {

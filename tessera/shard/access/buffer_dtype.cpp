@@ -4,6 +4,8 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
+
 namespace tessera {
 namespace {
 
@@ -19,12 +21,13 @@ const OriginalDtype* original(const at::Tensor& buffer) {
 
 }  // namespace
 
-void cast_buffers(const torch::nn::Module& module, at::ScalarType dtype) {
+void cast_buffers(const torch::nn::Module& module, at::ScalarType dtype, std::span<const at::Tensor> ignored) {
   const c10::AutoGradMode no_grad(false);
   for (auto& buffer : module.buffers()) {
     if (!buffer.defined() || !at::isFloatingType(buffer.scalar_type()) || original(buffer) != nullptr) continue;
     const auto before = buffer.scalar_type();
-    if (before != dtype) buffer.set_data(buffer.to(dtype));
+    const bool keeps = std::ranges::any_of(ignored, [&](const at::Tensor& tensor) { return tensor.is_same(buffer); });
+    if (before != dtype && !keeps) buffer.set_data(buffer.to(dtype));
     buffer.unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<OriginalDtype>(before));
   }
 }

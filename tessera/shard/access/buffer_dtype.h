@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <span>
+
 namespace torch::nn {
 class Module;
 }
@@ -10,8 +12,8 @@ class Module;
 namespace tessera {
 
 /// Gives the floating-point buffers of the module and of those below it this dtype. The tensors stay the same objects. Buffers for which a
-/// dtype was chosen before, by an inner module's own setting, keep it.
-void cast_buffers(const torch::nn::Module& module, at::ScalarType dtype);
+/// dtype was chosen before, by an inner module's own setting, keep it. So do those in `ignored`, from now on.
+void cast_buffers(const torch::nn::Module& module, at::ScalarType dtype, std::span<const at::Tensor> ignored = {});
 
 /// The dtype that a buffer had before cast_buffers(), which is its own if it was not cast.
 at::ScalarType original_dtype(const at::Tensor& buffer);

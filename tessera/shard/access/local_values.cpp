@@ -107,6 +107,16 @@ void LocalPart::note_values() const {
   unit->note_values(unit->groups()[group].parameters[parameter]);
 }
 
+void trust_start(const LocalValues& values, c10::function_ref<bool(const LocalPart&)> is_loaded) {
+  for (const auto& unit : values.units) {
+    size_t parameters = 0;
+    for (const auto& group : unit->groups()) parameters += group.parameters.size();
+    const auto loaded = std::ranges::count_if(values.parts, [&](const LocalPart& part) { return part.unit == unit && is_loaded(part); });
+    const auto held = unit->schedule()->lock();
+    if (static_cast<size_t>(loaded) == parameters) unit->state(held).trust_start();
+  }
+}
+
 bool has_values(const LocalValues& values) {
   return std::ranges::none_of(values.parts, &LocalPart::is_unset);
 }
@@ -168,7 +178,8 @@ LocalValues local_values(const torch::nn::Module& model) {
       for (size_t i = 0; i < group.parameters.size(); i++) {
         const auto& parameter = group.parameters[i];
         const auto name = names.find(&parameter);
-        result.parts.push_back({.name = name != names.end() ? name->second : parameter.name,
+        if (name == names.end()) continue;  // it belongs to another part of the model
+        result.parts.push_back({.name = name->second,
                                 .shape = parameter.sizes,
                                 .strides = parameter.strides,
                                 .values = group.own.narrow(0, parameter.span.shard_offset, parameter.span.shard_numel),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 
 #include <map>
 #include <memory>
@@ -50,6 +51,9 @@ std::optional<Communicator> world_of(const torch::nn::Module& model);
 /// Throws UsageError if the program may have written the unsharded form of the unit, inside full_params(module, Access::Write).
 void expect_shards_current(Unit& unit);
 
+/// All ranks have loaded the same values: units of which all parameters are loaded need not be compared at their first use.
+void trust_start(const LocalValues& values, c10::function_ref<bool(const LocalPart&)> is_loaded);
+
 /// Whether all sharded parameters have values.
 bool has_values(const LocalValues& values);
 /// Throws UsageError, with their names, if parameters or buffers have no values because nobody initialised or loaded them.
@@ -57,7 +61,7 @@ void expect_values(const LocalValues& values, std::string_view what);
 /// Gives a tensor on the meta device memory of the device of its values, so that it can be loaded. Does nothing for others.
 void allocate_if_meta(const at::Tensor& tensor, c10::Device otherwise);
 
-/// Throws UsageError if the module has a shard whose unit no longer exists.
+/// Of a part of a model only what it holds itself. Throws UsageError if the module has a shard whose unit no longer exists.
 LocalValues local_values(const torch::nn::Module& model);
 
 // What follows is about models whose ranks do not all have the same. All of it is collective where it can find anything.

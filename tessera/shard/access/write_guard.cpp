@@ -36,7 +36,6 @@ void begin(Unit& unit, WriteKind how, std::string_view writer) {
   }
   // WriteGuard::publish() publishes an update, unless other ranks may still read the version before.
   if (!is_update(how) || state.versions.is_late()) schedule.note_written(unit);
-  if (how == WriteKind::Load) state.trust_start();
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ enum class WriteKind {
   Update,            // one of our optimizers writes the shards, and calls publish() at its end
   UpdateWithCopies,  // the same, and it also writes the cast copies
   Skip,              // this rank leaves its shards unchanged while other ranks take a step
-  Load,              // every value is replaced, and all ranks load the same checkpoint
+  Load,              // all ranks load the same checkpoint
   Unsharded,         // the shards take over what was written to the unsharded parameters; the caller has pinned the units
 };
 constexpr bool is_update(WriteKind how) {

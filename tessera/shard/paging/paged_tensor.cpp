@@ -24,8 +24,8 @@ at::Tensor paged_view(const c10::Storage& storage, at::ScalarType dtype, at::Int
   return view_of(storage, plain.key_set().add(kPagingKey), plain.dtype(), sizes, strides, offset);
 }
 
-at::Tensor paged_view(const c10::Storage& storage, const at::Tensor& like) {
-  return view_of(storage, like.key_set(), like.dtype(), like.sizes(), like.strides(), like.storage_offset());
+at::Tensor paged_view(const c10::Storage& storage, const at::Tensor& like, at::ScalarType dtype) {
+  return view_of(storage, like.key_set(), c10::scalarTypeToTypeMeta(dtype), like.sizes(), like.strides(), like.storage_offset());
 }
 
 at::Tensor paged_alias(const at::Tensor& tensor) {

@@ -21,8 +21,8 @@ at::Tensor flat_view(const c10::Storage& storage, at::ScalarType dtype);
 
 /// A paged tensor over a part of a storage.
 at::Tensor paged_view(const c10::Storage& storage, at::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset);
-/// A paged tensor with the dtype, sizes, strides and offset of the paged tensor `like`. The storage must be on the same device.
-at::Tensor paged_view(const c10::Storage& storage, const at::Tensor& like);
+/// A paged tensor with the sizes, strides and offset of the paged tensor `like`. The storage must be on the same device.
+at::Tensor paged_view(const c10::Storage& storage, const at::Tensor& like, at::ScalarType dtype);
 /// A paged tensor over the same memory as `tensor`.
 at::Tensor paged_alias(const at::Tensor& tensor);
 

@@ -230,6 +230,26 @@ class WideStatistics {
   c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 2> copies_;
 };
 
+/// Runs what stands in for batch_norm with this weight, if the statistics are those of the batch. Its operators are paged one by one.
+bool ran_replacement(const OperatorFacts& op, Stack& stack) {
+  if (op.name() != "aten::batch_norm") return false;
+  const auto operands = std::span(stack).last(op.arguments);
+  const auto tensor = [&](size_t place) { return operands[place].isTensor() ? operands[place].toTensor() : at::Tensor(); };
+  const auto weight = tensor(1);
+  const auto* const meta = weight.defined() ? unsharded_meta(weight) : nullptr;
+  if (meta == nullptr || !meta->batch_norm || !operands[OperatorFacts::kTraining].toBool()) return false;
+  auto result = (*meta->batch_norm)({.input = tensor(0),
+                                     .weight = weight,
+                                     .bias = tensor(2),
+                                     .running_mean = tensor(OperatorFacts::kRunningMean),
+                                     .running_var = tensor(OperatorFacts::kRunningMean + 1),
+                                     .momentum = operands[OperatorFacts::kTraining + 1].toDouble(),
+                                     .eps = operands[OperatorFacts::kTraining + 2].toDouble()});
+  torch::jit::drop(stack, op.arguments);
+  torch::jit::push(stack, std::move(result));
+  return true;
+}
+
 void expect_one_dtype(const OperatorFacts& op, std::span<Unit* const> units) {
   for (const auto* unit : units) {
     if (unit->compute_dtype() == units.front()->compute_dtype()) continue;
@@ -399,6 +419,7 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
   }
   if (op.clones) refuse_cloning(op, *stack);
   if (op.views) return page_view(handle, op, below, stack);
+  if (op.updates_statistics && ran_replacement(op, *stack)) return;
   Operands operands;
   const size_t base = stack->size() - op.arguments;
   for (size_t i = 0; i < op.arguments; i++) {

@@ -48,6 +48,7 @@ std::string description_of(const std::string& name, std::span<const Candidate> s
   option("replicas in the mesh", shape.replicate);
   option("param_dtype", dtype_text(precision.param_dtype));
   option("reduce_dtype", dtype_text(precision.reduce_dtype));
+  option("grad_dtype", dtype_text(precision.grad_dtype));
   option("buffer_dtype", dtype_text(precision.buffer_dtype));
   option("output_dtype", dtype_text(precision.output_dtype));
   option("start", word(options.start, {"Equal", "FromRank0", "Loaded"}));

@@ -41,6 +41,17 @@ std::map<c10::TensorImpl*, std::string> free_parameters(std::span<Module* const>
   return result;
 }
 
+/// The buffers of modules, which may be ignored as well: they keep their dtype.
+std::map<c10::TensorImpl*, std::string> buffers_of(std::span<Module* const> modules) {
+  std::map<c10::TensorImpl*, std::string> result;
+  for (const auto* module : modules) {
+    for (const auto& item : module->named_buffers()) {
+      if (item.value().defined()) result.try_emplace(item.value().unsafeGetTensorImpl(), item.key());
+    }
+  }
+  return result;
+}
+
 std::string unknown(const std::string& list, const at::Tensor& tensor, std::span<Module* const> modules) {
   if (!tensor.defined()) return fmt::format("ShardOptions::{} has a tensor that is undefined; did the module not make it yet?", list);
   if (const auto place = locate(tensor); place.parameter != nullptr) {
@@ -63,21 +74,23 @@ bool is_in(std::span<const at::Tensor> tensors, const at::Tensor& tensor) {
 
 void expect_apart(std::span<Module* const> modules, const ShardOptions& options) {
   if (options.ignored.empty() && options.replicated.empty() && options.left_out.empty()) return;
-  const auto known = free_parameters(modules);
+  const auto parameters = free_parameters(modules);
+  auto or_buffers = buffers_of(modules);
+  or_buffers.insert(parameters.begin(), parameters.end());
   std::map<c10::TensorImpl*, std::string> named;
-  const auto expect = [&](const std::string& list, const std::vector<at::Tensor>& tensors) {
+  const auto expect = [&](const std::string& list, const std::vector<at::Tensor>& tensors, const auto& known) {
     for (const auto& tensor : tensors) {
       const auto found = known.find(tensor.unsafeGetTensorImpl());
       if (!tensor.defined() || found == known.end()) throw UsageError(unknown(list, tensor, modules));
       const auto [first, is_new] = named.try_emplace(tensor.unsafeGetTensorImpl(), list);
       if (is_new) continue;
-      throw UsageError(fmt::format("parameter '{}' is named twice, in ShardOptions::{} and in ShardOptions::{}; name it once",
+      throw UsageError(fmt::format("'{}' is named twice, in ShardOptions::{} and in ShardOptions::{}; name it once",
                                    found->second, first->second, list));
     }
   };
-  expect("ignored", options.ignored);
-  expect("replicated", options.replicated);
-  expect("left_out", options.left_out);
+  expect("ignored", options.ignored, or_buffers);
+  expect("replicated", options.replicated, parameters);
+  expect("left_out", options.left_out, parameters);
 }
 
 void remember_ignored(const at::Tensor& parameter, const std::string& name, const std::shared_ptr<Schedule>& model) {
@@ -103,7 +116,8 @@ void note_averaged(const at::Tensor& parameter) {
 }
 
 ShardOptions options_for(std::span<Module* const> modules, ShardOptions options) {
-  const auto known = free_parameters(modules);
+  auto known = free_parameters(modules);
+  known.merge(buffers_of(modules));
   for (auto* list : {&options.ignored, &options.replicated, &options.left_out}) {
     std::erase_if(*list, [&](const at::Tensor& tensor) { return !known.contains(tensor.unsafeGetTensorImpl()); });
   }

@@ -19,7 +19,7 @@ class Schedule;
 bool is_in(std::span<const at::Tensor> tensors, const at::Tensor& tensor);
 
 /// Throws UsageError unless each tensor in `ignored`, `replicated` and `left_out` is a parameter of the modules, in no unit yet, and named
-/// only once.
+/// only once. Buffers may be ignored, too.
 void expect_apart(std::span<torch::nn::Module* const> modules, const ShardOptions& options);
 
 /// A parameter in ShardOptions::ignored.

@@ -37,6 +37,7 @@ void expect_floating(const MixedPrecision& precision) {
   };
   expect("param_dtype", precision.param_dtype);
   expect("reduce_dtype", precision.reduce_dtype);
+  expect("grad_dtype", precision.grad_dtype);
   expect("buffer_dtype", precision.buffer_dtype);
   expect("output_dtype", precision.output_dtype);
 }

@@ -6,6 +6,7 @@
 #include <map>
 #include <utility>
 
+#include "tessera/base/compat.h"
 #include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
 #include "tessera/shard/deferred/values.h"
@@ -30,6 +31,16 @@ void expect_reducible(at::ScalarType unsharded, const MixedPrecision& precision)
   if (wanted == unsharded || c10::elementSize(wanted) < c10::elementSize(unsharded) || wanted == sum) return;
   throw UsageError(fmt::format("gradients of {} can't be reduced in {}; leave reduce_dtype unset to add them in {}",
                                c10::toString(unsharded), c10::toString(wanted), c10::toString(sum)));
+}
+
+/// The dtype of sharded gradients. Throws UsageError if grad_dtype would round them.
+at::ScalarType gradient_dtype(at::ScalarType stored, const MixedPrecision& precision) {
+  if (!precision.grad_dtype || *precision.grad_dtype == stored || !at::isFloatingType(stored)) return stored;
+  if (!compat::kHasGradDtype) throw UsageError("grad_dtype needs a newer libtorch, in which a gradient may have another dtype than its tensor");
+  if (at::promoteTypes(stored, *precision.grad_dtype) == *precision.grad_dtype) return *precision.grad_dtype;
+  throw UsageError(fmt::format("grad_dtype {} can't hold the gradients of {} shards; give {} or a wider one, and reduce_dtype for a narrower "
+                               "form in which they are sent",
+                               c10::toString(*precision.grad_dtype), c10::toString(stored), c10::toString(stored)));
 }
 
 std::string freed_message(const std::string& unit) {
@@ -188,6 +199,7 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candid
   for (const auto& candidate : candidates) {
     const auto stored = candidate.tensor.scalar_type();
     expect_reducible(unit->codec_->computed(stored), options.mixed_precision);
+    gradient_dtype(stored, options.mixed_precision);
     decodes = decodes || unit->codec_->decodes(stored);
   }
   unit->join(std::move(schedule));
@@ -267,7 +279,10 @@ Unit::Prepared Unit::prepare(std::vector<Candidate> candidates, size_t number, M
   const auto stored = candidates.front().tensor.scalar_type(), computed = codec_->computed(stored);
   Prepared result{.candidates = std::move(candidates),
                   .layout = layout,
-                  .group = {.dtype = stored, .unsharded_dtype = computed, .chunk = layout.chunk},
+                  .group = {.dtype = stored,
+                            .unsharded_dtype = computed,
+                            .gradient_dtype = gradient_dtype(stored, options_.mixed_precision),
+                            .chunk = layout.chunk},
                   .own_storage = make_storage(Role::Sharded, number, layout.chunk, stored, device),
                   .unsharded_storage = make_storage(Role::Unsharded, number, layout.chunk * shard.size(), computed, device)};
   auto& group = result.group;
@@ -342,7 +357,9 @@ void Unit::add_group(Prepared prepared) {
     // set_data would refuse a change of dtype, and devices that libtorch does not know.
     tensor.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());
     UnshardedMeta::replace(tensor, group.parameters.back().shard, options_.listing);
-    if (!group.flat) ShardedMeta::replace(group.parameters.back().shard, tensor);
+    const auto& shard = group.parameters.back().shard;
+    if (!group.flat) ShardedMeta::replace(shard, tensor);
+    if (group.gradient_dtype != group.dtype) compat::set_grad_dtype(shard, group.gradient_dtype);
     tensor = at::Tensor();
   }
   groups_.push_back(std::move(group));

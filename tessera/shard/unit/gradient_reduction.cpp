@@ -134,7 +134,7 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
     } else {
       reduction.drop_memory(group);
       pieces.push_back(
-          {.whole = whole, .own = in_parts ? whole.narrow(0, ranks.front() * group.chunk, group.chunk) : at::empty_like(group.own)});
+          {.whole = whole, .own = in_parts ? whole.narrow(0, ranks.front() * group.chunk, group.chunk) : at::empty({group.chunk}, group.own.options().dtype(group.gradient_dtype))});
       reduced.push_back({.storage = {}, .values = pieces.back().own, .group = unit.number_of(group), .squares = {}});
     }
   }
@@ -231,7 +231,7 @@ GradientMemory& GradientReduction::make_memory(const Unit::Group& group) {
   memories_.resize(unit_.groups().size());
   auto& memory = memories_[number];
   if (!memory || memory.storage.use_count() > 1) {
-    memory.storage = unit_.make_storage(Role::Gradient, number, group.chunk, group.dtype, group.own.device());
+    memory.storage = unit_.make_storage(Role::Gradient, number, group.chunk, group.gradient_dtype, group.own.device());
     if (const auto& offload = unit_.options().offload; offload.gradients == OffloadTo::Disk) {
       memory.storage->attach(std::make_shared<at::DataPtr>(
           allocate_on_disk(memory.storage->nbytes(), offload.disk, fmt::format("gradients of unit '{}'", unit_.name()))));
@@ -242,7 +242,7 @@ GradientMemory& GradientReduction::make_memory(const Unit::Group& group) {
         fmt::format("the gradients of unit '{}' are on their way to the sum over all ranks; operators wait for that by themselves, "
                     "raw pointers can be had when backward() has returned",
                     unit_.name()));
-    memory.values = memory.storage->memory_view(group.dtype);
+    memory.values = memory.storage->memory_view(group.gradient_dtype);
     memory.group = number;
   }
   if (wants_squares_ && !memory.squares) memory.squares = std::make_shared<double>();

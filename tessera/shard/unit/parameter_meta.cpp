@@ -18,7 +18,7 @@ namespace {
   const auto which = found.parameter == nullptr ? std::string("a sharded parameter") : fmt::format("'{}'", found.parameter->name);
   throw UsageError(fmt::format(
       "{} was asked for its gradient, but its gradient is with its shard, which model->parameters() returns: take shard.grad(), or "
-      "tessera::full_grad(shard) for the whole. An optimizer that was made before fully_shard has to be made after it; one of "
+      "tessera::full_grad(shard) for the whole, or full_params with WithGradients::Yes to change it. An optimizer that was made before fully_shard has to be made after it; one of "
       "torch::optim can be moved instead, with tessera::rebind(optimizer, model)",
       which));
 }
@@ -78,16 +78,20 @@ bool ShardedMeta::requires_grad() const {
 }
 
 const at::Tensor& UnshardedMeta::grad() const {
+  if (whole_gradient) return *whole_gradient;
   refuse_gradient(shard_);
 }
 
 at::Tensor& UnshardedMeta::mutable_grad() {
+  if (whole_gradient) return *whole_gradient;
   // In backward the caller is retain_grad(), which would write this rank's unsharded gradient into the shard's gradient.
   if (torch::autograd::get_current_graph_task_id() != -1) refuse_gradient(shard_);
   return shard_.mutable_grad();
 }
 
 at::Tensor UnshardedMeta::run_hooks(at::Tensor gradient) const {
+  if (whole_gradient)
+    throw UsageError("backward inside full_params with WithGradients::Yes would be lost when the gradients are written back; run it before");
   for (const auto& hook : *cpp_hooks_list_) {
     if (!hook) continue;  // it was removed
     at::Tensor result(hook(gradient));

@@ -6,6 +6,10 @@
 #include <torch/csrc/autograd/cpp_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <memory>
+#include <optional>
+
+#include "tessera/shard/access/batch_norm.h"
 #include "tessera/shard/options.h"
 
 namespace tessera {
@@ -21,9 +25,9 @@ class UnshardedMeta final : public torch::autograd::AutogradMeta {
   bool agree() const;
 
   bool requires_grad() const override { return agree(); }
-  /// Always throws UsageError: only the shard has a gradient.
+  /// The whole gradient while a WholeGradients exists. Otherwise it throws UsageError, because only the shard has a gradient.
   const at::Tensor& grad() const override;
-  /// The shard's gradient, so that code which clears gradients works on either handle.
+  /// The same; otherwise the shard's gradient, so that code which clears gradients works on either handle.
   at::Tensor& mutable_grad() override;
 
   /// Runs the hooks that were registered on the unsharded parameter.
@@ -31,6 +35,10 @@ class UnshardedMeta final : public torch::autograd::AutogradMeta {
 
   /// Whether the parameter has a gradient edge to its unit's node, so that new graphs lead there.
   bool attached = false;
+  /// Runs in place of batch_norm with this weight. Null if nothing does.
+  std::shared_ptr<const BatchNorm> batch_norm;
+  /// Set while a WholeGradients exists; undefined if the parameter has no gradient.
+  std::optional<at::Tensor> whole_gradient;
 
  private:
   UnshardedMeta(at::Tensor shard, bool has_own_shard);

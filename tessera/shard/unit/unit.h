@@ -74,6 +74,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Parameters of one dtype that were all trainable or all frozen when the unit was made. They share one flat buffer.
   struct Group {
     at::ScalarType dtype = at::kFloat, unsharded_dtype = at::kFloat;
+    at::ScalarType gradient_dtype = at::kFloat;  // of the sharded gradients
     int64_t chunk = 0;    // values of one rank
     at::Tensor own = {};  // this rank's chunk, flat and without the paging key
     c10::weak_intrusive_ptr<TaggedStorage> unsharded{TaggedStoragePtr()};

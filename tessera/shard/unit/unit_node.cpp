@@ -161,7 +161,7 @@ class UnitBackward {
       const bool wanted = gradients[results.size()].defined() && !taken && (last == nullptr || !last->is_same(shard));
       if (wanted) {
         last = &shard;
-        results.push_back(paged_view(memory, shard));
+        results.push_back(paged_view(memory, shard, unit_->groups()[tag.group].gradient_dtype));
         tag.members += place_hash(results.back());
       } else {
         // This gradient is part of the sum of squares, but no shard gets it: make sure that `members` never matches.

@@ -9,6 +9,16 @@
 
 namespace tessera {
 
+at::Tensor UnsyncedGradients::sum_of(const Unit::Parameter& parameter) const {
+  if (in_parts_.contains(&parameter)) {
+    throw UsageError(fmt::format(
+        "what is kept of the gradient of '{}' is a sum over its shard group (set_requires_all_reduce), which is divided among the ranks",
+        parameter.name));
+  }
+  const auto sum = sums_.find(&parameter);
+  return sum != sums_.end() ? sum->second.clone() : at::Tensor();
+}
+
 void UnsyncedGradients::drop(const Unit::Parameter& parameter, size_t group) {
   sums_.erase(&parameter);
   if (in_parts_.erase(&parameter) == 0) return;

@@ -25,6 +25,10 @@ class UnsyncedGradients {
     in_parts_.clear();
   }
 
+  /// A copy of the sum of a parameter's gradients on this rank; undefined if there is none. Throws UsageError if its sums over the shard
+  /// group wait for the all-reduce.
+  at::Tensor sum_of(const Unit::Parameter& parameter) const;
+
   /// Drops what is here of a parameter, which belongs to the group of this number.
   void drop(const Unit::Parameter& parameter, size_t group);
 

@@ -1,0 +1,190 @@
+#include "tessera/nn/sync_batch_norm.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/base/paging_key.h"
+#include "tessera/base/words.h"
+#include "tessera/shard/access/batch_norm.h"
+
+namespace tessera::nn {
+namespace {
+
+namespace ag = torch::autograd;
+
+at::ScalarType statistics_dtype(const at::Tensor& x) {
+  return at::promoteTypes(x.scalar_type(), at::kFloat);
+}
+
+at::Tensor widened(const at::Tensor& parameter, const at::Tensor& x) {
+  return parameter.defined() ? parameter.to(statistics_dtype(x)) : parameter;
+}
+
+/// Of each channel, over all ranks, in float64.
+struct Statistics {
+  at::Tensor mean, variance;
+  double count = 0;
+};
+
+Statistics statistics_of(const at::Tensor& x, const Communicator& world) {
+  const auto channels = x.size(1);
+  const auto count = static_cast<double>(x.numel() / channels);
+  const auto own = at::zeros({2 * channels + 1}, x.options().dtype(at::kDouble));
+  own[2 * channels].fill_(count);
+  if (count > 0) {
+    std::vector<int64_t> others = {0};
+    for (int64_t i = 2; i < x.dim(); i++) others.push_back(i);
+    const auto [variance, mean] = at::var_mean(x.to(statistics_dtype(x)), others, /*correction=*/0);
+    own.narrow(0, 0, channels).copy_(mean);
+    own.narrow(0, channels, channels).copy_(variance).mul_(count);
+  }
+  const auto all = at::empty({world.size(), 2 * channels + 1}, own.options());
+  const Piece piece{.whole = all, .own = own};
+  world.all_gather(std::span(&piece, 1), {.unit = "statistics of a batch"}).wait();
+  const auto means = all.narrow(1, 0, channels), squares = all.narrow(1, channels, channels), counts = all.narrow(1, 2 * channels, 1);
+  const auto total = counts.sum().item<double>();
+  if (total <= 1) {
+    throw UsageError(fmt::format("batch normalization over all ranks needs more than one value per channel in training, and has {}", total));
+  }
+  const auto mean = (means * counts).sum(0) / total;
+  return {.mean = mean, .variance = (squares + counts * (means - mean).square()).sum(0) / total, .count = total};
+}
+
+void update(const at::Tensor& running, const at::Tensor& value, double momentum) {
+  if (running.defined()) at::Tensor(running).copy_(running.to(at::kDouble).lerp(value, momentum));
+}
+
+struct World : torch::CustomClassHolder {
+  explicit World(Communicator communicator) : communicator(std::move(communicator)) {}
+  const Communicator communicator;
+};
+
+/// Normalizes with given statistics. Their gradients, which depend on the values of all ranks, are part of the gradient of x.
+class Normalize : public ag::Function<Normalize> {
+ public:
+  static at::Tensor forward(ag::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                            const Statistics& statistics, double eps, const Communicator& world) {
+    const auto mean = statistics.mean.to(statistics_dtype(x)), variance = statistics.variance.to(statistics_dtype(x));
+    context->save_for_backward({x, weight, mean, variance});
+    context->saved_data["count"] = statistics.count;
+    context->saved_data["eps"] = eps;
+    context->saved_data["world"] = c10::IValue::make_capsule(c10::make_intrusive<World>(world));
+    return std::get<0>(
+        at::native_batch_norm(x, widened(weight, x), widened(bias, x), mean, variance, /*training=*/false, /*momentum=*/0, eps));
+  }
+
+  static ag::variable_list backward(ag::AutogradContext* context, const ag::variable_list& gradients) {
+    if (c10::GradMode::is_enabled()) {
+      throw UsageError("second derivatives of batch normalization over all ranks are not available; call backward without create_graph");
+    }
+    const auto saved = context->get_saved_variables();
+    const auto &x = saved[0], &mean = saved[2], &variance = saved[3];
+    const auto weight = widened(saved[1], x);
+    const auto eps = context->saved_data["eps"].toDouble(), count = context->saved_data["count"].toDouble();
+    // A rank without a gradient takes part with zeros, because the others wait for it.
+    const auto gradient = gradients[0].defined() ? gradients[0] : at::zeros_like(x);
+    auto [of_x, of_weight, of_bias] =
+        at::native_batch_norm_backward(gradient, x, weight, mean, variance, {}, {}, /*train=*/false, eps, {true, true, true});
+    if (context->needs_input_grad(0)) {
+      const auto world = c10::static_intrusive_pointer_cast<World>(context->saved_data["world"].toCapsule());
+      const auto sums = at::stack({of_weight, of_bias}).to(at::kDouble);
+      world->communicator.all_reduce(sums, {}, {.unit = "gradients of batch statistics"}).wait();
+      // The gradient by way of the mean and the variance is a line in x, for each channel.
+      const auto rate = (variance.to(at::kDouble) + eps).rsqrt();
+      const auto scale = weight.defined() ? rate * weight : rate;
+      const auto slope = -scale * rate * sums[0] / count;
+      const auto offset = -scale * sums[1] / count - slope * mean;
+      std::vector<int64_t> per_channel(static_cast<size_t>(x.dim()), 1);
+      per_channel[1] = x.size(1);
+      const auto line = [&](const at::Tensor& values) { return values.to(statistics_dtype(x)).view(per_channel); };
+      of_x = at::addcmul(of_x + line(offset), x, line(slope)).to(x.scalar_type());
+    }
+    const auto wanted = [&](size_t input, const at::Tensor& result) { return context->needs_input_grad(input) ? result : at::Tensor(); };
+    return {wanted(0, of_x), wanted(1, of_weight), wanted(2, of_bias), {}, {}, {}};
+  }
+};
+
+at::Tensor normalized(const BatchNormCall& call, const Communicator& world) {
+  Statistics statistics;
+  {
+    const c10::AutoGradMode no_grad(false);
+    statistics = statistics_of(call.input, world);
+    update(call.running_mean, statistics.mean, call.momentum);
+    update(call.running_var, statistics.variance * (statistics.count / (statistics.count - 1)), call.momentum);
+  }
+  return Normalize::apply(call.input, call.weight, call.bias, statistics, call.eps, world);
+}
+
+template <class Module>
+bool is_a(const torch::nn::Module& module, at::Tensor& weight) {
+  const auto* const norm = dynamic_cast<const Module*>(&module);
+  if (norm != nullptr) weight = norm->weight;
+  return norm != nullptr;
+}
+
+}  // namespace
+
+at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
+  if (!is_training() && options.track_running_stats()) return BatchNormImplBase::forward(input);
+  _check_input_dim(input);
+  auto momentum = options.momentum().value_or(0);
+  if (is_training() && num_batches_tracked.defined()) {
+    num_batches_tracked += 1;
+    if (!options.momentum()) momentum = 1 / num_batches_tracked.item<double>();
+  }
+  return normalized({.input = input,
+                     .weight = weight,
+                     .bias = bias,
+                     .running_mean = running_mean,
+                     .running_var = running_var,
+                     .momentum = momentum,
+                     .eps = options.eps()},
+                    world_);
+}
+
+void SyncBatchNormImpl::_check_input_dim(const at::Tensor& input) {
+  if (input.dim() >= 2 && input.size(1) == options.num_features()) return;
+  throw UsageError(fmt::format("SyncBatchNorm of {} channels takes tensors with so many in dimension 1, and was given one with sizes [{}]",
+                               options.num_features(), fmt::join(input.sizes(), ", ")));
+}
+
+void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
+  stream << "tessera::nn::SyncBatchNorm(" << options.num_features() << ")";
+}
+
+void convert_sync_batchnorm(const torch::nn::Module& module, const Communicator& world) {
+  std::vector<at::Tensor> weights;
+  std::vector<std::string> unknown;
+  const auto look_at = [&](const torch::nn::Module& each, const std::string& name) {
+    at::Tensor weight;
+    if (!is_a<torch::nn::BatchNorm1dImpl>(each, weight) && !is_a<torch::nn::BatchNorm2dImpl>(each, weight) &&
+        !is_a<torch::nn::BatchNorm3dImpl>(each, weight))
+      return;
+    if (weight.defined() && weight.key_set().has(kPagingKey)) {
+      weights.push_back(weight);
+    } else {
+      unknown.push_back(name);
+    }
+  };
+  look_at(module, module.name());
+  for (const auto& child : module.named_modules({}, /*include_self=*/false)) look_at(*child.value(), child.key());
+  if (!unknown.empty()) {
+    throw UsageError(
+        fmt::format("convert_sync_batchnorm: {} is recognized by its weight, which must be sharded, and has none that is; call it after "
+                    "fully_shard, and declare what is affine(false), ignored or not sharded as a tessera::nn::SyncBatchNorm",
+                    some_of(unknown)));
+  }
+  for (const auto& weight : weights) {
+    replace_batch_norm(weight, [world](const BatchNormCall& call) { return normalized(call, world); });
+  }
+}
+
+}  // namespace tessera::nn
