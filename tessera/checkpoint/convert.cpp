@@ -13,6 +13,7 @@
 #include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/save_torch_xla.h"
 #include "tessera/checkpoint/stored/catalogs.h"
+#include "tessera/checkpoint/step_folders.h"
 #include "tessera/checkpoint/stored/rank_file.h"
 #include "tessera/checkpoint/stored/runs.h"
 
@@ -49,12 +50,14 @@ void expect_used(const ConvertOptions& options) {
     if (options.memory != plain.memory) refuse("memory");
   }
   if (options.full_state_dict && to != Format::Accelerate) refuse("full_state_dict");
+  if (options.replicated && to != Format::Accelerate) refuse("replicated");
   if (options.max_shard_size != plain.max_shard_size && to != Format::Hub) refuse("max_shard_size");
   if (!options.model_key.empty() && (to != Format::Torch || !options.weights_only)) refuse("model_key");
 }
 
 void expect_sound(const fs::path& checkpoint, const fs::path& out, const ConvertOptions& options) {
   expect_outside(out, checkpoint);
+  expect_no_run(out);
   if (options.dtype && !at::isFloatingType(*options.dtype)) {
     throw UsageError(fmt::format("weights can't become {}: give a dtype of numbers with fractions", c10::toString(*options.dtype)));
   }

@@ -277,47 +277,6 @@ TEST(Optimizers, GoOnAsThoseOfTorch) {
   });
 }
 
-checkpoint::StoredTensor tensor_of_numbers(std::vector<int64_t> shape) {
-  const auto strides = c10::contiguous_strides(shape);
-  return {.dtype = at::kFloat, .shape = shape, .boxes = {{.box = whole_slice(shape), .strides = {strides.begin(), strides.end()}}}};
-}
-
-TEST(Runs, AreFoundUnderTheNamesOfOthers) {
-  const auto names = [](const checkpoint::Manifest& run) {
-    std::vector<std::string> result;
-    for (const auto& [name, tensor] : run.catalog.tensors) result.push_back(name);
-    return result;
-  };
-  checkpoint::Catalog catalog;
-  const auto one = tensor_of_numbers({2});
-  catalog.tensors = {{"model.a.w", one}, {"optimizer.state.a.w.exp_avg", one}, {"ema.a.w", one}};
-  catalog.values = {{"optimizer.param_groups.a.w.lr", 0.5}, {"optimizer.param_groups.b.w.lr", 0.5}, {"epoch", 3}};
-  auto run = checkpoint::run_of(catalog);  // flattened, as flatten_optimizer_state_dict has it
-  EXPECT_THAT(names(run), UnorderedElementsAre("a.w", "optimizer.a.w.exp_avg"));
-  EXPECT_EQ(run.optimizer, "an optimizer of PyTorch");
-  EXPECT_EQ(run.notes.front().at("epoch"), "3");
-  EXPECT_EQ(run.notes.front().at("optimizer.param_groups"), R"([{"lr":0.5,"params":["a.w","b.w"]}])");
-  EXPECT_THAT(run.catalog.left_out.at("ema.a.w"), HasSubstr("neither the model's nor the optimizer's"));
-
-  catalog = {};
-  catalog.tensors = {{"model_state_dict.w", one}, {"optimizer_state_dict.state.0.momentum_buffer", one}};
-  catalog.values = {{"optimizer_state_dict.param_groups.0.params", {0}}, {"optimizer_state_dict.state.1.momentum_buffer", nullptr}};
-  run = checkpoint::run_of(catalog);
-  EXPECT_THAT(names(run), UnorderedElementsAre("w"));
-  EXPECT_TRUE(run.optimizer.empty());
-  EXPECT_THAT(run.catalog.left_out.at("optimizer.state"), HasSubstr("by numbers only"));
-  catalog.values["optimizer_state_dict.param_groups.0.param_names"] = {"w"};
-  EXPECT_THAT(names(checkpoint::run_of(catalog)), UnorderedElementsAre("w", "optimizer.w.momentum_buffer"));
-
-  catalog = {};
-  catalog.tensors = {{"model.w", one}, {"head.w", one}};  // a model with a part that is called "model"
-  catalog.aliases = {{"tied", "head.w"}};
-  run = checkpoint::run_of(catalog);
-  EXPECT_THAT(names(run), UnorderedElementsAre("model.w", "head.w"));
-  EXPECT_EQ(run.catalog.aliases.at("tied"), "head.w");
-  EXPECT_TRUE(run.optimizer.empty());
-}
-
 void write_torch(const std::filesystem::path& path, const State& state) {
   checkpoint::TorchTree::Dict dict;
   for (const auto& [key, tensor] : state) {

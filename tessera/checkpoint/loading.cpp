@@ -35,11 +35,19 @@ std::set<std::string> names_in_model(const Manifest& manifest, const std::set<st
   return names;
 }
 
+/// The names of the parameters in each group of the optimizer.
+std::vector<std::vector<std::string>> groups_of(const Contents& contents, const LoadOptions& options) {
+  std::vector<std::vector<std::string>> groups;
+  if (!contents.optimizer || !options.optimizer_by_numbers) return groups;
+  for (const auto& group : nlohmann::json::parse(contents.optimizer.settings(*contents.model))) groups.push_back(group.at("params"));
+  return groups;
+}
+
 /// A checkpoint that has been opened and checked. Nothing has been changed yet.
 struct Saved {
   Saved(const fs::path& folder, const Contents& contents, const LocalValues& model, const std::set<std::string>& elsewhere,
         const LoadOptions& options, const Communicator& world)
-      : manifest(read_run(folder)),
+      : manifest(read_run(folder, {.all = names_of(model), .groups = groups_of(contents, options)})),
         stored(manifest.catalog),
         plan(stored, names_in_model(manifest, elsewhere), model, options, "the checkpoint " + folder.string()) {
     const int rank = world.local_ranks().front();
@@ -51,7 +59,7 @@ struct Saved {
     verify_share(stored, world, all);
     generator = read_generator(stored, manifest, rank);
     if (!contents.optimizer) return;
-    training = read_training_state(manifest, stored, *contents.model, elsewhere, world);
+    training = read_training_state(manifest, stored, *contents.model, elsewhere, options, world);
     expect_training_state(contents, training, manifest);
   }
 

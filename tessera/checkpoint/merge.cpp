@@ -9,6 +9,7 @@
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/formats/accelerate.h"
 #include "tessera/checkpoint/formats/hub.h"
+#include "tessera/checkpoint/step_folders.h"
 #include "tessera/checkpoint/stored/catalogs.h"
 
 namespace tessera::checkpoint {
@@ -54,7 +55,7 @@ void remove(const std::vector<fs::path>& all) {
 
 /// Other programs take safetensors where there are both.
 void expect_no_safetensors(const fs::path& out) {
-  if (!is_hub_folder(out)) return;
+  if (!is_hub_folder(out, kHubSafetensors)) return;
   throw UsageError(
       fmt::format("{} has a model in safetensors already, which programs would take in place of pytorch_model.bin; remove it, or "
                   "write elsewhere",
@@ -69,6 +70,7 @@ Merged merge(const fs::path& checkpoint, const fs::path& out, const MergeOptions
                      .dtype = options.dtype,
                      .max_shard_size = options.max_shard_size,
                      .progress = options.progress};
+  expect_no_run(out);
   const auto old = options.remove_checkpoint_dir ? removable(checkpoint) : std::vector<fs::path>();
   auto to = out;
   if (options.unsafe_serialization) {

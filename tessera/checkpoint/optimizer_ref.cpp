@@ -4,10 +4,13 @@
 #include <fmt/format.h>
 #include <torch/optim/optimizer.h>
 
+#include <nlohmann/json.hpp>
+#include <set>
 #include <typeinfo>
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/live/torch_state.h"
+#include "tessera/checkpoint/stored/optimizer_keys.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/shard/parameters.h"
 
@@ -46,6 +49,24 @@ OptimizerRef::States OptimizerRef::state(const torch::nn::Module& model) const {
   return result;
 }
 
+std::string OptimizerRef::settings(const torch::nn::Module& model) const {
+  auto result = nlohmann::json::array();
+  const auto names = named_parameters(model);
+  for (const auto& one : all_) {
+    for (auto& [settings, parameters] : one.groups()) {
+      std::set<const c10::TensorImpl*> own;
+      for (const auto& parameter : parameters) own.insert(parameter.unsafeGetTensorImpl());
+      auto& group = result.emplace_back(default_settings(one.class_name()));
+      group.update(settings);
+      group["params"] = nlohmann::json::array();
+      for (const auto& [name, parameter] : names) {
+        if (own.contains(parameter.unsafeGetTensorImpl())) group["params"].push_back(name);
+      }
+    }
+  }
+  return result.dump();
+}
+
 void OptimizerRef::expect_state(const torch::nn::Module& model, const States& state) const {
   const auto parts = divided(model, state);
   for (size_t i = 0; i < all_.size(); i++) all_[i].expect_state(model, parts[i]);
@@ -81,6 +102,28 @@ std::vector<at::Tensor> OptimizerRef::One::parameters() const {
   if (own != nullptr) return own->parameters();
   std::vector<at::Tensor> result;
   for (const auto& group : torch->param_groups()) result.insert(result.end(), group.params().begin(), group.params().end());
+  return result;
+}
+
+std::vector<PythonGroup> OptimizerRef::One::groups() const {
+  std::vector<PythonGroup> result;
+  if (own == nullptr) {
+    for (const auto& group : torch->param_groups()) result.push_back({.settings = torch_settings(group.options()), .parameters = group.params()});
+    return result;
+  }
+  for (auto& group : own->groups()) {
+    nlohmann::json settings = nlohmann::json::object();
+    for (const auto& [name, values] : own->hyperparameters()) {
+      if (name == "nesterov") {
+        settings[name] = values.front() != 0;
+      } else {
+        settings[name] = values.size() == 1 ? nlohmann::json(values.front()) : nlohmann::json(values);
+      }
+    }
+    settings["lr"] = group.lr.value();
+    settings["weight_decay"] = group.weight_decay.value();
+    result.push_back({.settings = std::move(settings), .parameters = std::move(group.parameters)});
+  }
   return result;
 }
 

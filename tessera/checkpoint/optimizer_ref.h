@@ -22,6 +22,8 @@ using ParameterState = std::map<std::string, at::Tensor>;
 
 namespace tessera::checkpoint {
 
+struct PythonGroup;
+
 /// It is made from a pointer to either, or from several pointers. It is null if there is no optimizer.
 class OptimizerRef {
  public:
@@ -36,6 +38,10 @@ class OptimizerRef {
   /// Of the class of all of them. Empty if there is none.
   std::string class_name() const;
 
+  /// What Python calls param_groups, as JSON: the settings of each group as they are now, and the names of its parameters, in their order in
+  /// the model.
+  std::string settings(const torch::nn::Module& model) const;
+
   // As those of optim::Optimizer. Of torch::optim they know Adam, AdamW, SGD, Adagrad and RMSprop; any other class is a UsageError.
   std::map<std::string, optim::ParameterState> state(const torch::nn::Module& model) const;
   void expect_state(const torch::nn::Module& model, const std::map<std::string, optim::ParameterState>& state) const;
@@ -49,6 +55,7 @@ class OptimizerRef {
 
     std::string class_name() const;
     std::vector<at::Tensor> parameters() const;
+    std::vector<PythonGroup> groups() const;
     States state(const torch::nn::Module& model) const;
     void expect_state(const torch::nn::Module& model, const States& state) const;
     void load_state(const torch::nn::Module& model, const States& state) const;

@@ -6,6 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/self/self.h"
+#include "tessera/optim/sgd.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
@@ -202,6 +203,36 @@ TEST(Reshard, LeavesOutWhatMayDiffer) {
     EXPECT_TRUE(at::equal(after.at("adapter.weight"), before.at("adapter.weight")));
     EXPECT_TRUE(at::equal(after.at("conv.weight"), full_state(*saved.model).at("conv.weight")));
   });
+}
+
+TEST(Reshard, LeavesOutTheOptimizersStateOfWhatIsUnknown) {
+  const Folder folder;
+  const auto train = [](Net& net, optim::Optimizer& optimizer, bool with_last) {
+    auto x = net->b(torch::tanh(net->a(input())));
+    (with_last ? net->c(x) : x).pow(2).mean().backward();
+    optimizer.step();
+    optimizer.zero_grad();
+  };
+  for (const int ranks : {2, 3}) {
+    with_ranks(ranks, [&](const Communicator& world) {
+      auto net = seeded_net();
+      fully_shard(net, {.mesh = world});
+      optim::SGD optimizer(parameters(*net), {.lr = 0.1, .momentum = 0.9});
+      train(net, optimizer, true);
+      const auto place = folder / std::to_string(ranks);
+      checkpoint::save(place, {.model = net.get(), .optimizer = &optimizer}, world);
+      auto part = seeded_net();
+      part->unregister_module("c");
+      fully_shard(part, {.mesh = world});
+      optim::SGD other(parameters(*part), {.lr = 0.1, .momentum = 0.9});
+      Contents into{.model = part.get(), .optimizer = &other};
+      EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load(place, into, world); }), HasSubstr("the model has no 'c.bias', 'c.weight'"));
+      checkpoint::load(place, into, world, {.may_be_unknown = {"c\\..*"}});
+      train(net, optimizer, false);
+      train(part, other, false);
+      EXPECT_TRUE(at::equal(full_state(*part).at("a.weight"), full_state(*net).at("a.weight")));
+    });
+  }
 }
 
 TEST(Reshard, SharesNotesOnWhichAllRanksAgree) {

@@ -11,6 +11,7 @@
 #include "tessera/checkpoint/diff.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/live/generator_state.h"
+#include "tessera/checkpoint/merge.h"
 #include "tessera/checkpoint/stored/runs.h"
 #include "tessera/checkpoint/weights.h"
 #include "tessera/optim/adam.h"
@@ -18,6 +19,7 @@
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
 #include "tessera/testing/numbers.h"
+#include "tessera/train/trainer.h"
 
 namespace tessera::testing::run_python_test {
 namespace {
@@ -68,9 +70,43 @@ void expect_near(const State& state, const nlohmann::json& expected) {
   }
 }
 
+/// A Trainer with two groups: weights decay, biases do not.
+struct GroupsRun {
+  Trainer trainer;
+  Net net;
+  std::unique_ptr<optim::AdamW> optimizer;
+
+  GroupsRun(const Communicator& world, std::map<std::string, std::string> settings)
+      : trainer({.world = world, .settings = std::move(settings)}) {
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : net->parameters()) parameter.copy_(numbers(parameter.sizes()));
+    }
+    trainer.prepare(net);
+    std::vector<optim::ParameterGroup> groups = {{.parameters = {}, .weight_decay = 0.1}, {.parameters = {}, .weight_decay = 0.0}};
+    for (const auto& [name, parameter] : named_parameters(*net)) groups[name.ends_with("bias") ? 1 : 0].parameters.push_back(parameter);
+    optimizer = std::make_unique<optim::AdamW>(std::move(groups), optim::AdamWOptions{.lr = 0.05});
+    trainer.prepare(*optimizer, optim::LearningRate{.base = 0.05});
+  }
+
+  void train(int first, int last) {
+    for (int step = first; step < last; step++) {
+      trainer.backward(net->forward(numbers({3, 6}) + 0.25 * step).pow(2).mean());
+      trainer.step();
+    }
+  }
+};
+
+const std::map<std::string, std::map<std::string, std::string>> kTrainers = {
+    {"sharded", {{"fsdp_state_dict_type", "SHARDED_STATE_DICT"}}},
+    {"full", {{"fsdp_state_dict_type", "FULL_STATE_DICT"}}},
+    {"replicated", {{"distributed_type", "MULTI_CPU"}}},
+};
+
 TEST(Runs, GoOnInPythonAndHere) {
   const Folder folder;
-  State after;
+  State after, after_groups;
+  std::filesystem::create_directory(folder / "ours");
   with_ranks(3, [&](const Communicator& world) {
     NetRun run(world, NetRun::Kind::Own);
     run.train(0, 2);
@@ -85,8 +121,17 @@ TEST(Runs, GoOnInPythonAndHere) {
     run.train(2, 3);
     if (auto state = full_state(*run.net); world.is_first()) after = std::move(state);
   });
-  const checkpoint::Notes settings = {{"lr", 0.05}, {"weight_decay", 0.02}};
   std::filesystem::create_directory(folder / "ours");
+  for (const auto& [kind, settings] : kTrainers) {
+    with_ranks(2, [&](const Communicator& world) {
+      GroupsRun run(world, settings);
+      run.train(0, 2);
+      run.trainer.save_state(folder / "ours" / ("trainer_" + kind));
+      run.train(2, 3);
+      if (auto state = full_state(*run.net); world.is_first()) after_groups = std::move(state);
+    });
+  }
+  const checkpoint::Notes settings = {{"lr", 0.05}, {"weight_decay", 0.02}};
   checkpoint::convert(folder / "native", folder / "ours/dcp", {.to = Format::Dcp, .world = 2, .settings = settings});
   const auto sharded =
       checkpoint::convert(folder / "native", folder / "ours/sharded", {.to = Format::Accelerate, .world = 2, .settings = settings});
@@ -114,7 +159,7 @@ TEST(Runs, GoOnInPythonAndHere) {
   }
 
   const auto expected = json_in("theirs/after.json")["tensors"];
-  all.insert(all.end(), {"full.pt", "names.pt"});
+  all.insert(all.end(), {"full.pt", "names.pt", "app", "state", "run"});
   for (const auto& name : all) {
     for (const auto kind : {NetRun::Kind::Own, NetRun::Kind::Torch}) {
       SCOPED_TRACE("theirs here: " + name);
@@ -149,6 +194,31 @@ TEST(Runs, GoOnInPythonAndHere) {
   Net plain;
   checkpoint::load_weights(*plain, folder / "theirs/numbers.pt");
 
+  for (const auto* name : {"app", "state", "run"}) {
+    checkpoint::merge(folder / "theirs" / name, folder / ("merged-" + std::string(name)));
+    checkpoint::merge(folder / "theirs/dcp", folder / "merged-dcp");
+    EXPECT_TRUE(checkpoint::diff(folder / ("merged-" + std::string(name)), folder / "merged-dcp").is_none()) << name;
+  }
+  EXPECT_EQ(checkpoint::read_run(folder / "theirs/run").notes.front().at("epoch"), "3");
+
+  for (const auto& [kind, trainer_settings] : kTrainers) {
+    if (!has_accelerate) break;
+    SCOPED_TRACE("a Trainer's, " + kind);
+    const auto read = json_in("read_trainer_" + kind + ".json"), there = json_in("theirs/trainer_" + kind + ".json");
+    expect_near(after_groups, read["tensors"]);
+    for (const auto& [name, decay] : read["decays"].items()) EXPECT_EQ(decay, name.ends_with("bias") ? 0.0 : 0.1) << name;
+    with_ranks(2, [&](const Communicator& world) {
+      GroupsRun run(world, trainer_settings);
+      run.trainer.load_state(folder / "theirs" / ("trainer_" + kind));
+      EXPECT_EQ(run.trainer.steps(), 2);
+      run.train(2, 3);
+      expect_near(full_state(*run.net), there["tensors"]);
+      run.trainer.load_state(folder / "theirs" / ("trainer_" + kind + "_again"));  // of a folder of ours, one step further
+      EXPECT_EQ(run.trainer.steps(), 3);
+      expect_near(full_state(*run.net), read["tensors"]);
+    });
+  }
+
   if (!has_accelerate) GTEST_SKIP() << "without Accelerate's folders: build/python has no package accelerate";
   const auto run = checkpoint::read_run(folder / "theirs/sharded");
   EXPECT_EQ(run.ranks, 2);
@@ -160,6 +230,19 @@ TEST(Runs, GoOnInPythonAndHere) {
   const checkpoint::CatalogReader stored(run.catalog);
   const auto drawn = at::rand({3}, *checkpoint::read_generator(stored, run, 1));
   EXPECT_TRUE(at::allclose(drawn.to(at::kDouble), at::tensor(json_in("theirs/draws.json").get<std::vector<double>>(), at::kDouble)));
+  // Ranks draw the same whatever the layout, also those that are new.
+  checkpoint::convert(folder / "converted-sharded", folder / "replicated", {.to = Format::Accelerate, .world = 2, .replicated = true});
+  std::vector<at::Tensor> draws;
+  for (const auto* name : {"theirs/sharded", "theirs/full", "converted-sharded", "replicated"}) {
+    const auto each = checkpoint::read_run(folder / name);
+    const checkpoint::CatalogReader reader(each.catalog);
+    for (size_t rank = 0; rank < 5; rank++) {
+      const auto numbers = at::rand({3}, *checkpoint::read_generator(reader, each, static_cast<int>(rank)));
+      if (draws.size() == rank) draws.push_back(numbers);
+      EXPECT_TRUE(at::equal(numbers, draws[rank])) << name << rank;
+      for (size_t other = 0; other < rank; other++) EXPECT_FALSE(at::equal(draws[other], draws[rank])) << rank;
+    }
+  }
   EXPECT_EQ(checkpoint::format_of(folder / "theirs/plain"), Format::Accelerate);
   const auto plain_run = checkpoint::diff(folder / "theirs/plain", folder / "theirs/names.pt");
   EXPECT_TRUE(plain_run.different.empty() && plain_run.only_other.empty());

@@ -10,6 +10,7 @@
 #include "tessera/base/folder.h"
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/formats/accelerate.h"
+#include "tessera/checkpoint/stored/runs.h"
 #include "tessera/comm/groups/all_or_none.h"
 
 namespace tessera::checkpoint {
@@ -40,7 +41,9 @@ void save_accelerate(const fs::path& folder, const Contents& contents, const Com
     fs::remove_all(native);  // of a program that was killed
     fs::remove_all(made);
   });
-  save(native, contents, world);
+  auto with_settings = contents;
+  if (contents.optimizer && contents.model != nullptr) with_settings.notes[kSettingsNote] = contents.optimizer.settings(*contents.model);
+  save(native, with_settings, world);
   std::exception_ptr failure;
   try {
     on_first([&] {
@@ -48,7 +51,7 @@ void save_accelerate(const fs::path& folder, const Contents& contents, const Com
               {.to = Format::Accelerate,
                .world = world.size(),
                .full_state_dict = options.full_state_dict,
-               .settings = options.settings,
+               .replicated = options.replicated,
                .notes_of_first_rank = true});
       replace_folder(folder, made);
     });

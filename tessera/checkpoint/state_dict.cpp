@@ -10,6 +10,7 @@
 #include "tessera/checkpoint/live/dict_source.h"
 #include "tessera/checkpoint/live/model_plan.h"
 #include "tessera/checkpoint/live/part_records.h"
+#include "tessera/checkpoint/live/rank_contents.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/shard/access/buffer_dtype.h"
 #include "tessera/shard/access/local_values.h"
@@ -67,8 +68,8 @@ void load_own_part(torch::nn::Module& model, const Dict& dict, const LoadStateDi
   expect_idle(what);
   const c10::AutoGradMode no_grad(false);
   const auto world = world_for(model);
-  load(model, source_of(dict, world, kLoadFailed), {.may_be_missing = options.may_be_missing, .may_be_unknown = options.may_be_unknown},
-       world);
+  load(model, source_of(dict, world, kLoadFailed),
+       {.may_be_missing = options.may_be_missing, .may_be_unknown = options.may_be_unknown, .first_of_tied = options.first_of_tied}, world);
 }
 
 }  // namespace
@@ -81,6 +82,7 @@ StateDict full_state_dict(const torch::nn::Module& model, const FullStateDictOpt
   all_or_none(world, kStateDict, "can't make its state dict", [&] {
     values = local_values(model);
     expect_values(values, "a state dict");
+    warn_of_lost_ties(values, world);
   });
   expect_all_on_each(values, world, "a state dict");
   return full_state(model, options.rank0_only ? Ranks::First : Ranks::All, BufferSync::Rank0,
@@ -93,7 +95,7 @@ void load_full_state_dict(torch::nn::Module& model, const StateDict& dict, const
   const auto whose = options.broadcast_from_rank0 ? DictOf::Rank0 : DictOf::EachRank;
   const auto world = world_for(model, whose);
   load(model, source_of(dict, whose, world, kLoadFailed),
-       {.may_be_missing = options.may_be_missing, .may_be_unknown = options.may_be_unknown}, world);
+       {.may_be_missing = options.may_be_missing, .may_be_unknown = options.may_be_unknown, .first_of_tied = options.first_of_tied}, world);
 }
 
 ShardedStateDict sharded_state_dict(const torch::nn::Module& model, const ShardedStateDictOptions& options) {

@@ -32,6 +32,7 @@ using FullOptimStateDictOptions = FullStateDictOptions;
 struct LoadStateDictOptions {
   std::vector<std::string> may_be_missing = {};  // in the dict: these keep their values
   std::vector<std::string> may_be_unknown = {};  // in the model: these are left out
+  bool first_of_tied = false;                    // of a tied parameter whose names have different values, the first is taken
 };
 struct LoadOptimStateDictOptions {
   std::vector<std::string> may_be_unknown = {};  // names of parameters
@@ -39,6 +40,7 @@ struct LoadOptimStateDictOptions {
 struct LoadFullStateDictOptions {
   bool broadcast_from_rank0 = false;  // only rank 0 has the dict; the dicts of other ranks are not looked at
   std::vector<std::string> may_be_missing = {}, may_be_unknown = {};
+  bool first_of_tied = false;
 };
 struct LoadFullOptimStateDictOptions {
   bool broadcast_from_rank0 = false;

@@ -121,6 +121,13 @@ std::optional<fs::path> latest(const fs::path& prefix, const Communicator& world
   return found->folder;
 }
 
+void expect_no_run(const fs::path& prefix) {
+  const auto name = prefix.has_filename() ? prefix : prefix.parent_path();
+  const auto folder = name.has_parent_path() ? name.parent_path() : fs::path(".");
+  if (!is_there(folder) || step_folders(name).empty()) return;
+  throw UsageError(fmt::format("{0} is the name of a run, whose checkpoints {0}-step-N it would hide; write under another name", name.string()));
+}
+
 void link_latest(const fs::path& folder) {
   const auto link = fs::path(prefix_of(folder).value().string() + "-latest"), next = unfinished_path(link);
   std::error_code none;

@@ -34,6 +34,8 @@ std::optional<std::filesystem::path> latest(const std::filesystem::path& prefix,
 bool is_complete(const std::filesystem::path& folder);
 /// What is wrong with a folder that is no complete checkpoint.
 std::optional<std::string> why_incomplete(const std::filesystem::path& folder);
+/// Throws UsageError if something of this name would hide the checkpoints PREFIX-step-N from all that is given their prefix.
+void expect_no_run(const std::filesystem::path& prefix);
 /// Makes PREFIX-latest a link to the folder PREFIX-step-N, for people and for scripts. Where there are no links, it does nothing.
 void link_latest(const std::filesystem::path& folder);
 /// Throws if no checkpoint can be written under the prefix. Call it before a training run, so that the error does not come after it.

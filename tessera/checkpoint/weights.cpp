@@ -72,12 +72,15 @@ void load_weights(torch::nn::Module& module, const std::filesystem::path& path, 
   together(failure, [&] { model = local_values(module); });
   const auto elsewhere = names_elsewhere(model, world);
   together(failure, [&] {
-    stored.emplace(renamed(read_model(path), Renames(options.renamed)));
+    // Where names are to be replaced, those of the model say nothing.
+    const auto known = options.renamed.empty() ? names_of(model) : std::set<std::string>();
+    stored.emplace(renamed(read_model(path, known), Renames(options.renamed)));
     std::set<std::string> names;
     for (const auto& [name, tensor] : stored->catalog().tensors) {
       if (!elsewhere.contains(name)) names.insert(name);
     }
-    const LoadOptions difference{.may_be_missing = options.may_be_missing, .may_be_unknown = options.may_be_unknown};
+    const LoadOptions difference{
+        .may_be_missing = options.may_be_missing, .may_be_unknown = options.may_be_unknown, .first_of_tied = options.first_of_tied};
     plan.emplace(*stored, std::move(names), model, difference, path.string());
     const auto& topology = world.topology();
     verify_share(*stored, world, topology.ranks_on(topology.host_of(world.local_ranks().front())));  // each host may have its own copy

@@ -16,6 +16,7 @@ namespace tessera::checkpoint {
 struct WeightsOptions {
   std::vector<std::string> may_be_missing = {};  // whole names, such as "head\\..*", which keep their values if they are not in the files
   std::vector<std::string> may_be_unknown = {};  // whole names that the model may lack
+  bool first_of_tied = false;  // as in LoadOptions: of a tied parameter whose names contradict each other there, the first is taken
   /// What a pattern finds in a name in the files is replaced, as std::regex_replace does, by one pair after the other. The patterns above
   /// are for the names that come out.
   std::vector<std::pair<std::string, std::string>> renamed = {};

@@ -82,6 +82,7 @@ struct ConvertCommand {
         {"--world", {Tessera, Dcp, Accelerate, TorchXla}},
         {"--set", {Dcp, Torch, Accelerate}},
         {"--full", {Accelerate}},
+        {"--replicated", {Accelerate}},
         {"--max-shard-size", {Hub}},
         {"--dtype", {Tessera, Dcp, Hub, Safetensors, Torch, Accelerate}},
         {"--memory", {Tessera, Dcp, Hub, Safetensors, Torch, Accelerate}},
@@ -163,6 +164,7 @@ void add_convert(CLI::App& command, std::function<int()>& chosen) {
       ->default_str("5GB");
   flags->add_flag("--weights-only", options.weights_only, "Leave the optimizer and all else out");
   flags->add_flag("--full", options.full_state_dict, "Of Accelerate's folders those of FULL_STATE_DICT");
+  flags->add_flag("--replicated", options.replicated, "Of Accelerate's folders those without FSDP");
   flags
       ->add_option_function<std::vector<std::string>>(
           "--set",

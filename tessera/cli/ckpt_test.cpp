@@ -160,6 +160,21 @@ TEST_F(Ckpt, MergesInspectsAndPrunes) {
   EXPECT_EQ(ckpt("prune", {"--ckpt-prefix", prefix}).status, 2);
 }
 
+TEST_F(Ckpt, WritesNothingThatHidesARun) {
+  for (const auto& out : {prefix, prefix + "/"}) {
+    const auto ended = ckpt("merge", {prefix, out});
+    EXPECT_NE(ended.status, 0);
+    EXPECT_THAT(ended.output, HasSubstr(prefix + " is the name of a run, whose checkpoints " + prefix + "-step-N it would hide"));
+  }
+  EXPECT_NE(ckpt("convert", {prefix, prefix, "--to", "tessera"}).status, 0);
+  EXPECT_NE(ckpt("merge", {prefix, prefix, "--unsafe-serialization"}).status, 0);
+  EXPECT_NE(ckpt("merge", {prefix + "-step-000005", prefix}).status, 0);
+  EXPECT_NE(ckpt("reshard", {prefix, prefix, "--world", "3"}).status, 0);
+  EXPECT_NE(consolidate({"--ckpt-prefix", prefix, "--save-path", prefix}).status, 0);
+  EXPECT_FALSE(std::filesystem::exists(prefix));
+  EXPECT_EQ(ckpt("merge", {prefix, prefix + "-merged"}).status, 0);
+}
+
 TEST_F(Ckpt, TellsWrongUsageFromFailure) {
   const auto dcp = (folder / "dcp").string(), out = (folder / "out").string();
   EXPECT_EQ(ckpt("convert", {prefix, dcp, "--to", "dcp"}).status, 0);
@@ -185,7 +200,13 @@ TEST_F(Ckpt, TellsWrongUsageFromFailure) {
     EXPECT_THAT(ended.output, HasSubstr(said));
   }
   EXPECT_EQ(ckpt("diff", {dcp, dcp, "--memory", "much"}).status, 2);
-  EXPECT_EQ(ckpt("prune", {"--ckpt-prefix", prefix, "--keep-last", "0"}).status, 2);
+  for (const auto* flag : {"--keep-last", "--keep-every"}) {
+    for (const auto* number : {"0", "-3"}) {
+      const auto few = ckpt("prune", {"--ckpt-prefix", prefix, flag, number});
+      EXPECT_EQ(few.status, 2);
+      EXPECT_THAT(few.output, HasSubstr(std::string(flag) + ": " + number + " is too few: give 1 or more"));
+    }
+  }
   EXPECT_EQ(ckpt("prune", {"--ckpt-prefix", prefix, "--keep-best", "2"}).status, 2);
   const auto other = ckpt("convert", {dcp, out, "--to", "hub", "--from", "torch"});
   EXPECT_EQ(other.status, 1);

@@ -341,6 +341,17 @@ void Optimizer::set_lr(double lr) {
   description_.clear();
 }
 
+std::vector<ParameterGroup> Optimizer::groups() const {
+  std::vector<ParameterGroup> result;
+  for (const auto& group : groups_) {
+    auto& made = result.emplace_back(ParameterGroup{.parameters = {}, .lr = group.settings.lr, .weight_decay = group.settings.weight_decay});
+    for (const auto& run : group.runs) {
+      for (const auto& member : run.members) made.parameters.push_back(member.parameter);
+    }
+  }
+  return result;
+}
+
 Optimizer::Member* Optimizer::find(const at::Tensor& parameter, Run*& run) {
   for (auto& group : groups_) {
     for (auto& candidate : group.runs) {

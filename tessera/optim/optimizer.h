@@ -74,6 +74,9 @@ class Optimizer {
   double lr() const { return groups_.front().settings.lr; }
   void set_lr(double lr);
 
+  /// The groups as they are now, all settings given.
+  std::vector<ParameterGroup> groups() const;
+
   /// The options of the rule beside the settings of groups, by the names that torch::optim has for them: {"betas", {0.9, 0.999}}. For
   /// checkpoints that Python reads.
   virtual std::map<std::string, std::vector<double>> hyperparameters() const { return {}; }

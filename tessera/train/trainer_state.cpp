@@ -1,8 +1,5 @@
 // What a Trainer saves and loads.
 #include <fmt/format.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/sgd.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -15,6 +12,7 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/save_accelerate.h"
 #include "tessera/checkpoint/stored/catalogs.h"
+#include "tessera/checkpoint/stored/rank_file.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/train/trainer.h"
 
@@ -29,45 +27,8 @@ std::string numbered(const char* name, size_t number) {
   return number == 0 ? name : fmt::format("{}_{}", name, number);
 }
 
-std::map<std::string, json> settings_for_python(const optim::Optimizer& optimizer) {
-  std::map<std::string, json> settings = {{"lr", optimizer.lr()}};
-  for (const auto& [name, values] : optimizer.hyperparameters()) {
-    if (name == "nesterov") {
-      settings[name] = values.front() != 0;
-    } else {
-      settings[name] = values.size() == 1 ? json(values.front()) : json(values);
-    }
-  }
-  return settings;
-}
-
-checkpoint::Notes as_notes(const std::map<std::string, json>& settings) {
-  checkpoint::Notes notes;
-  for (const auto& [name, value] : settings) notes[name] = value.dump();
-  return notes;
-}
-
-std::map<std::string, json> settings_for_python(const torch::optim::Optimizer& optimizer) {
-  const auto& options = optimizer.param_groups().front().options();
-  std::map<std::string, json> settings = {{"lr", options.get_lr()}};
-  const auto adam = [&](const auto& values) {
-    settings["betas"] = {std::get<0>(values.betas()), std::get<1>(values.betas())};
-    settings["eps"] = values.eps();
-    settings["weight_decay"] = values.weight_decay();
-  };
-  if (const auto* const values = dynamic_cast<const torch::optim::AdamWOptions*>(&options)) adam(*values);
-  if (const auto* const values = dynamic_cast<const torch::optim::AdamOptions*>(&options)) adam(*values);
-  if (const auto* const values = dynamic_cast<const torch::optim::SGDOptions*>(&options)) {
-    settings["momentum"] = values->momentum();
-    settings["dampening"] = values->dampening();
-    settings["weight_decay"] = values->weight_decay();
-    settings["nesterov"] = values->nesterov();
-  }
-  return settings;
-}
-
 // Beside Accelerate's own count, which is of processes times steps.
-constexpr auto kSteps = ".tessera_steps", kStepSize = ".tessera_samples_of_a_step";
+constexpr auto kLastEpoch = ".last_epoch", kSteps = ".tessera_steps", kStepSize = ".tessera_samples_of_a_step";
 
 std::string registered_name(size_t number) {
   return fmt::format("custom_checkpoint_{}.state", number);
@@ -78,10 +39,11 @@ fs::path place_of(const fs::path& folder, size_t model, size_t models) {
   return models == 1 ? folder : folder / fmt::format("model_{}", model);
 }
 
-/// How many processes have saved a folder of Accelerate's.
+/// How many processes have saved a folder of Accelerate's, or of ours.
 int processes_of(const fs::path& folder) {
   const auto names = names_in(folder).value_or(std::vector<std::string>());
-  const auto count = std::ranges::count_if(names, [](const auto& name) { return name.starts_with("random_states_"); });
+  const auto count =
+      std::ranges::count_if(names, [](const auto& name) { return name.starts_with("random_states_") || checkpoint::has_rank_file_name(name); });
   return std::max(1, static_cast<int>(count));
 }
 
@@ -142,8 +104,14 @@ checkpoint::Notes Trainer::notes_of(size_t model) const {
   for (size_t i = 0; i < own.size(); i++) {
     const auto& optimizer = optimizers_[own[i]];
     const auto name = numbered("scheduler", i);
-    notes[name + ".last_epoch"] = optimizer.steps;
-    notes[name + "._step_count"] = optimizer.steps + 1;
+    std::vector<double> rates;
+    for (const auto& group : json::parse(optimizer.ref().settings(*models_[model].module))) rates.push_back(group.at("lr"));
+    notes[name + kLastEpoch] = optimizer.steps * world_.size();  // Accelerate lets a scheduler step once for each process
+    notes[name + "._step_count"] = optimizer.steps * world_.size() + 1;
+    notes[name + "._last_lr"] = json(rates).dump();
+    // What some classes of torch require to be there when they are loaded: the state of functions, which ours have not.
+    notes[name + ".lr_lambdas"] = json(std::vector<std::nullptr_t>(rates.size())).dump();
+    notes[name + "._scale_fn_custom"] = "null";
     notes[name + kSteps] = optimizer.steps;
     if (!loaders_.empty()) notes[name + kStepSize] = loaders_.front()->global_batch();
   }
@@ -171,7 +139,10 @@ Trainer::Resumed Trainer::read_notes(size_t model, const checkpoint::Notes& note
   };
   for (size_t i = 0; i < models_[model].optimizers.size(); i++) {
     const auto name = numbered("scheduler", i);
-    if (notes.contains(name + kSteps)) {
+    const int64_t total = notes.contains(name + kLastEpoch) ? notes.at(name + kLastEpoch).as<int64_t>() : -1;
+    // A program of Accelerate that has gone on from ours counts further, and keeps what else is in the file.
+    const auto is_ours = [&](int64_t steps) { return total < 0 || total == steps * processes || total == steps; };
+    if (notes.contains(name + kSteps) && is_ours(notes.at(name + kSteps).as<int64_t>())) {
       resumed.steps.push_back(notes.at(name + kSteps).as<int64_t>());
       if (loaders_.empty() || !notes.contains(name + kStepSize)) continue;
       const auto then = notes.at(name + kStepSize).as<int64_t>(), now = loaders_.front()->global_batch();
@@ -180,9 +151,7 @@ Trainer::Resumed Trainer::read_notes(size_t model, const checkpoint::Notes& note
       const auto before = std::exchange(steps, (steps * then + now / 2) / now);
       remark(fmt::format("{} with batches of {} on all ranks together count as {} with batches of {}", counted(before, "step"), then, steps,
                          now));
-    } else if (notes.contains(name + ".last_epoch")) {
-      // Accelerate lets a scheduler step once for each process.
-      const auto total = notes.at(name + ".last_epoch").as<int64_t>();
+    } else if (total >= 0) {
       resumed.steps.push_back(total / processes);
       remark(fmt::format("{}.bin counts {} for {} processes, which are {} steps", name, total, processes, resumed.steps.back()));
     } else {
@@ -243,16 +212,12 @@ void Trainer::resume(size_t model, Resumed resumed) {
 void Trainer::save_model(size_t model, const fs::path& folder, checkpoint::Notes notes) {
   const auto& type = settings_.text("fsdp_state_dict_type");
   checkpoint::Contents contents{.model = models_[model].module.get(), .notes = std::move(notes)};
-  std::map<std::string, json> settings;
-  for (const auto number : models_[model].optimizers) {
-    const auto& optimizer = optimizers_[number];
-    contents.optimizer = {contents.optimizer, optimizer.ref()};
-    if (settings.empty()) settings = optimizer.own != nullptr ? settings_for_python(*optimizer.own) : settings_for_python(*optimizer.torch);
-  }
+  for (const auto number : models_[model].optimizers) contents.optimizer = {contents.optimizer, optimizers_[number].ref()};
   if (type == "LOCAL_STATE_DICT") {
     checkpoint::save(folder, contents, world_);
   } else {
-    checkpoint::save_accelerate(folder, contents, world_, {.full_state_dict = type == "FULL_STATE_DICT", .settings = as_notes(settings)});
+    const bool replicated = settings_.text("distributed_type") != "FSDP";
+    checkpoint::save_accelerate(folder, contents, world_, {.full_state_dict = type == "FULL_STATE_DICT", .replicated = replicated});
   }
 }
 
@@ -311,7 +276,7 @@ void Trainer::load_state(const fs::path& folder) {
       }
       resumed = read_notes(i, notes, processes_of(place));
     };
-    checkpoint::load(place, contents, world_, {.notes_of_first_rank = true, .expect = look});
+    checkpoint::load(place, contents, world_, {.optimizer_by_numbers = true, .notes_of_first_rank = true, .expect = look});
     resume(i, std::move(resumed));
   }
   batches_ = 0;

@@ -158,7 +158,7 @@ TEST(Trainer, TakesWhatItCanOfAccelerate) {
     // Under the names of Accelerate, whose scheduler counts a step for each process.
     checkpoint::Contents contents{
         .model = net.get(), .optimizer = &optimizer, .notes = {{"step", 0}, {"scheduler.last_epoch", 12}, {"dl_state_dict.other", 1}}};
-    checkpoint::save_accelerate(folder / "run", contents, world, {.settings = {{"lr", 0.1}}});
+    checkpoint::save_accelerate(folder / "run", contents, world);
     auto loader = numbers_loader(world, 12);
     trainer.prepare(loader);
     trainer.load_state(folder / "run");

@@ -28,7 +28,7 @@ const std::string& hub_folder() {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  fuzz::write_file(hub_folder() + "/" + checkpoint::kHubIndex, {data, size});
+  fuzz::write_file(hub_folder() + "/" + checkpoint::kHubSafetensors.index, {data, size});
   fuzz::expect_own_errors([] {
     const checkpoint::CatalogReader reader(checkpoint::read_hub_folder(hub_folder()));
     for (const auto& [name, tensor] : reader.catalog().tensors) reader.read(name);
@@ -39,7 +39,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 namespace tessera::fuzz {
 
 std::vector<std::string> seeds() {
-  std::ifstream file(hub_folder() + "/" + checkpoint::kHubIndex);
+  std::ifstream file(hub_folder() + "/" + checkpoint::kHubSafetensors.index);
   const std::string whole(std::istreambuf_iterator<char>(file), {});
   auto outside = whole;
   outside.replace(outside.find("model-00001"), 5, "../..");

@@ -3,15 +3,19 @@
 #include <sstream>
 
 #include "idiom.h"
+#include "tessera/base/error.h"
 #include "tessera/checkpoint/state_dict.h"
 #include "tessera/optim/adam.h"
 #include "tessera/shard/buffers.h"
 #include "tessera/shard/full_params.h"
+#include "tessera/shard/local.h"
 
 namespace tessera::idioms {
 namespace {
 
 namespace nn = torch::nn;
+
+constexpr auto kPartAlone = "would write this rank's part of";
 
 struct Net : nn::Module {
   nn::Linear first{nullptr}, second{nullptr};
@@ -210,43 +214,30 @@ Chapter states() {
                      for (const auto& item : model->named_buffers()) run.record(sum_of(item.key()));
                      run.record(static_cast<double>(model->named_parameters().size()));
                    }},
-              {.what = "`torch::save` of the model, and `torch::load` on the same rank, back to an earlier state",
+              {.what = "`torch::save` of the sharded model",
                .act =
                    [](Run& run) {
                      const auto model = trained(run);
                      std::stringstream file;
                      torch::save(model, file);
-                     const auto before = evaluation(run, *model);
-                     train(run, *model, run.sgd(*model));
-                     auto loaded = model;
-                     torch::load(loaded, file);
-                     run.record(before);
-                     run.record(evaluation(run, *model));
-                     train(run, *model, run.sgd(*model));
-                   }},
-              {.what = "`torch::save` and `torch::load` into a new model that is sharded in the same way",
+                   },
+               .refused = kPartAlone},
+              {.what = "`if (rank == 0) torch::save(model, file)`",
                .act =
                    [](Run& run) {
                      const auto model = trained(run);
                      std::stringstream file;
-                     torch::save(model, file);
-                     auto other = std::make_shared<Net>();
-                     run.shard_nested(other);
-                     torch::load(other, file);
-                     run.record(evaluation(run, *other));
-                     train(run, *other, run.adamw(*other));
-                   }},
-              {.what = "`torch::save` and `torch::load` of a part of the model, `model->first`",
+                     if (run.rank() == 0) torch::save(model, file);
+                   },
+               .refused = kPartAlone},
+              {.what = "`torch::save` of a part of the sharded model, `model->first`",
                .act =
                    [](Run& run) {
                      const auto model = trained(run);
                      std::stringstream file;
                      torch::save(model->first, file);
-                     train(run, *model, run.sgd(*model));
-                     torch::load(model->first, file);
-                     run.record(evaluation(run, *model));
-                     train(run, *model, run.sgd(*model));
-                   }},
+                   },
+               .refused = kPartAlone},
               {.what = "`torch::save` of whole weights within `full_params`, alone and in a list",
                .act =
                    [](Run& run) {
@@ -287,19 +278,69 @@ Chapter states() {
               {.what = "`torch::pickle_save(layer->weight)`",
                .act = [](Run& run) { torch::pickle_save(trained(run)->first->weight); },
                .refused = "raw pointers need tessera::full_params"},
-              {.what = "a file with the rank in its name",
+              {.what = "`torch::save` of the sharded model to a file with the rank in its name",
                .act =
                    [](Run& run) {
                      const auto model = trained(run);
                      const auto& setting = run.setting();
                      const auto name = "tessera-idioms-" + std::to_string(setting.ranks) + "-" + std::to_string(run.rank()) + ".pt";
-                     const auto path = (std::filesystem::temp_directory_path() / name).string();
-                     torch::save(model, path);
-                     auto other = std::make_shared<Net>();
-                     run.shard_nested(other);
-                     torch::load(other, path);
+                     const auto path = std::filesystem::temp_directory_path() / name;
+                     try {
+                       torch::save(model, path.string());
+                     } catch (const UsageError&) {
+                       std::filesystem::remove(path);
+                       throw;
+                     }
                      std::filesystem::remove(path);
-                     run.record(evaluation(run, *other));
+                   },
+               .refused = kPartAlone},
+              {.what = "`torch::save` of the list of parameters",
+               .act =
+                   [](Run& run) {
+                     const auto model = trained(run);
+                     std::stringstream file;
+                     torch::save(run.parameters(*model), file);
+                   },
+               .refused = kPartAlone},
+              {.what = "`torch::save` of a gradient",
+               .act =
+                   [](Run& run) {
+                     const auto model = trained(run);
+                     run.backward(loss_of(run, *model, 5));
+                     std::stringstream file;
+                     torch::save(run.parameters(*model)[0].grad(), file);
+                   },
+               .refused = kPartAlone},
+              {.what = "`torch::save` of what was computed from a parameter, `2 * weight.detach()`",
+               .act =
+                   [](Run& run) {
+                     const auto model = trained(run);
+                     std::stringstream file;
+                     torch::save(2 * run.parameters(*model)[0].detach(), file);
+                   },
+               .refused = kPartAlone},
+              {.what = "`torch::pickle_save` of a dict of parameters",
+               .act =
+                   [](Run& run) {
+                     const auto model = trained(run);
+                     c10::Dict<std::string, at::Tensor> dict;
+                     for (const auto& item : model->named_parameters()) dict.insert(item.key(), item.value());
+                     torch::pickle_save(dict);
+                   },
+               .refused = kPartAlone},
+              {.what = "`torch::save` of this rank's values, `tessera::to_local(shard)`, and `copy_` of them back",
+               .act =
+                   [](Run& run) {
+                     const auto model = trained(run);
+                     auto weight = run.parameters(*model)[0];
+                     std::stringstream file;
+                     torch::save(run.sharded() ? to_local(weight) : weight.detach().clone(), file);
+                     const torch::NoGradGuard no_grad;
+                     weight.zero_();
+                     at::Tensor read;
+                     torch::load(read, file);
+                     weight.copy_(read);
+                     run.record_parameters(*model);
                    }},
               {.what = "weights loaded before sharding",
                .act =
@@ -423,7 +464,7 @@ Chapter states() {
                      }
                      run.record_parameters(*target);
                    }},
-              {.what = "the state of an optimizer of torch, by `torch::save`, into a new optimizer",
+              {.what = "the state of an optimizer of torch, by `torch::save`",
                .act =
                    [](Run& run) {
                      const auto model = std::make_shared<Net>();
@@ -433,10 +474,8 @@ Chapter states() {
                      train(run, *model, optimizer);
                      std::stringstream file;
                      torch::save(*optimizer.theirs(), file);
-                     Steps next(std::make_unique<torch::optim::AdamW>(run.parameters(*model), options));
-                     torch::load(*next.theirs(), file);
-                     train(run, *model, next);
-                   }},
+                   },
+               .refused = kPartAlone},
               {.what = "the state of an optimizer of Tessera, by `state` and `load_state`, into a new optimizer",
                .act =
                    [](Run& run) {
@@ -466,6 +505,26 @@ Chapter states() {
                      checkpoint::load_full_state_dict(*next, weights, {.broadcast_from_rank0 = sharded});
                      checkpoint::load_full_optim_state_dict(other.theirs(), *next, state, {.broadcast_from_rank0 = sharded});
                      train(run, *next, other);
+                   }},
+              {.what = "a state dict whose names for a tied weight contradict each other",
+               .act =
+                   [](Run& run) {
+                     const auto model = std::make_shared<TiedByName>();
+                     run.shard(model);
+                     auto dict = checkpoint::full_state_dict(*model);
+                     dict["head"] = dict.at("head") + 1;
+                     if (run.sharded()) checkpoint::load_full_state_dict(*model, dict);
+                   },
+               .refused = "differ there"},
+              {.what = "the same, with `first_of_tied`",
+               .act =
+                   [](Run& run) {
+                     const auto model = std::make_shared<TiedByName>();
+                     run.shard(model);
+                     auto dict = checkpoint::full_state_dict(*model);
+                     dict["head"] = dict.at("head") + 1;
+                     checkpoint::load_full_state_dict(*model, dict, {.first_of_tied = true});
+                     for (const auto& [name, tensor] : checkpoint::full_state_dict(*model)) run.record(tensor);
                    }},
               {.what = "moments of an optimizer of torch set to zero by hand",
                .act =

@@ -85,9 +85,90 @@ def write_json(rank, path, model, optimizer):
             json.dump({"tensors": result, "lr": optimizer.param_groups[0]["lr"], "betas": optimizer.param_groups[0]["betas"]}, file)
 
 
+SCHEDULERS = {
+    "LambdaLR": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda count: 1 / (1 + count)),
+    "MultiplicativeLR": lambda optimizer: torch.optim.lr_scheduler.MultiplicativeLR(optimizer, lambda count: 0.9),
+    "StepLR": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5),
+    "CosineAnnealingLR": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100),
+    "CyclicLR": lambda optimizer: torch.optim.lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, cycle_momentum=False),
+    "CosineAnnealingWarmRestarts": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 10),
+}
+
+
+def new_groups(accelerator, scheduler="LambdaLR"):
+    """Weights decay, biases do not."""
+    model = Net()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(numbers(*parameter.shape))
+    named = list(model.named_parameters())
+    optimizer = torch.optim.AdamW([
+        {"params": [parameter for name, parameter in named if name.endswith("weight")], "weight_decay": 0.1},
+        {"params": [parameter for name, parameter in named if name.endswith("bias")], "weight_decay": 0.0},
+    ], lr=0.05)
+    return accelerator.prepare(model, optimizer, SCHEDULERS[scheduler](optimizer))
+
+
+def decays_of(model, optimizer):
+    names = {id(parameter): name.removeprefix("module.") for name, parameter in model.named_parameters()}
+    return {names[id(parameter)]: group["weight_decay"] for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def write_groups(rank, path, model, optimizer, scheduler):
+    """What a step with a rate that is given makes of it."""
+    decays = decays_of(model, optimizer)
+    count = scheduler.scheduler.last_epoch
+    for group in optimizer.optimizer.param_groups:
+        group["lr"] = 0.05
+    train(model, optimizer, [2])
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        model = model.module
+    weights, state = get_state_dict(model, optimizer.optimizer)
+    result = flat(weights, "", {}) | flat(state["state"], "optimizer", {})
+    if rank == 0:
+        with open(path, "w") as file:
+            json.dump({"tensors": result, "decays": decays, "count": count}, file)
+
+
+def read_trainer(rank):
+    """Folders of a Trainer go on here, whatever the class of the scheduler, and are saved again."""
+    for kind in ("sharded", "full", "replicated"):
+        for name in SCHEDULERS:
+            accelerator = new_accelerator(kind)
+            model, optimizer, scheduler = new_groups(accelerator, name)
+            accelerator.load_state(f"{ours}/trainer_{kind}")
+            assert scheduler.scheduler.last_epoch == 4, scheduler.state_dict()
+            assert scheduler.get_last_lr() == [0.05, 0.05], scheduler.get_last_lr()
+            if name != "LambdaLR":
+                train(model, optimizer, [2])
+                scheduler.step()
+                assert scheduler.scheduler.last_epoch == 6, scheduler.state_dict()
+                continue
+            write_groups(rank, f"{folder}/read_trainer_{kind}.json", model, optimizer, scheduler)
+            scheduler.step()
+            assert abs(scheduler.get_last_lr()[0] - 0.05 / 7) < 1e-9, scheduler.get_last_lr()
+            accelerator.save_state(f"{theirs}/trainer_{kind}_again")
+
+
+def write_trainer(rank):
+    for kind in ("sharded", "full", "replicated"):
+        accelerator = new_accelerator(kind)
+        model, optimizer, scheduler = new_groups(accelerator)
+        for step in (0, 1):
+            for group in optimizer.optimizer.param_groups:
+                group["lr"] = 0.05
+            train(model, optimizer, [step])
+            scheduler.step()
+        accelerator.save_state(f"{theirs}/trainer_{kind}")
+        write_groups(rank, f"{theirs}/trainer_{kind}.json", model, optimizer, scheduler)
+
+
 def new_accelerator(kind):
     """With FSDP, which Accelerate never chooses for CPUs, so it is told that it has. All else is Accelerate's own."""
     AcceleratorState._reset_state()
+    if kind == "replicated":
+        PartialState._shared_state["distributed_type"] = accelerate.DistributedType.MULTI_CPU
+        return accelerate.Accelerator(cpu=True)
     plugin = accelerate.FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=KINDS[kind], auto_wrap_policy="NO_WRAP",
                                                        cpu_ram_efficient_loading=False)
     accelerator = accelerate.Accelerator(cpu=True, fsdp_plugin=plugin)
@@ -126,6 +207,10 @@ def write_theirs(rank):
     train(model, optimizer, [0, 1])
     weights, state = get_state_dict(model, optimizer)
     dcp.save({"model": weights, "optimizer": state, "epoch": 3, "scheduler": scheduler, "kind": types.SimpleNamespace}, checkpoint_id=f"{theirs}/dcp")
+    keys = {"model": weights, "optim": state}
+    dcp.save({"app": keys}, checkpoint_id=f"{theirs}/app")
+    dcp.save({"state": {"model": weights, "optimizer": state}, "epoch": 3}, checkpoint_id=f"{theirs}/state")
+    dcp.save({"run": {"net": weights, "opt": state, "epoch": 3}}, checkpoint_id=f"{theirs}/run")
     full = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights, state = get_model_state_dict(model, options=full), get_optimizer_state_dict(model, optimizer, options=full)
     if rank == 0:
@@ -151,8 +236,12 @@ def run_as_rank(rank):
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2", ACCELERATE_USE_CPU="true")
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     write_theirs(rank)
+    if accelerate:
+        write_trainer(rank)
     if os.path.exists(ours):
         read_ours(rank)
+    if accelerate and os.path.exists(f"{ours}/trainer_sharded"):
+        read_trainer(rank)
     dist.destroy_process_group()
 
 

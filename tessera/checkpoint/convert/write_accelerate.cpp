@@ -8,6 +8,7 @@
 #include "tessera/checkpoint/convert/write_dcp.h"
 #include "tessera/checkpoint/convert/write_torch.h"
 #include "tessera/checkpoint/formats/accelerate.h"
+#include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/stored/runs.h"
 
 namespace tessera::checkpoint {
@@ -71,7 +72,11 @@ std::vector<fs::path> write_accelerate(const RunSource& source, const fs::path& 
   const auto folder = unfinished_path(out);
   const std::string model = accelerate::kModel, optimizer = accelerate::kOptimizer;
   const bool has_optimizer = !source.run().optimizer.empty();
-  if (source.options().full_state_dict) {
+  if (source.options().replicated) {
+    write_safetensors(source, folder / kHubSafetensors.single);
+    TreeFile state(source);
+    if (has_optimizer) state.write(folder / (optimizer + ".bin"), state.numbered_optimizer());
+  } else if (source.options().full_state_dict) {
     TreeFile weights(source);
     weights.write(folder / (model + ".bin"), weights.model());
     TreeFile state(source);

@@ -32,6 +32,7 @@ class RankPart {
                .save = save,
                .aliases = run.catalog.aliases,
                .optimizer = run.optimizer,
+               .generator = run.generator,
                .notes = notes_of_rank(run, rank, ranks, {.notes_of_first_rank = source.options().notes_of_first_rank}),
                .origin = origin_here("flat", fmt::format("shard {}", ranks))};
     for (const auto& tensor : source.model()) add_model(tensor);
@@ -47,7 +48,7 @@ class RankPart {
     std::vector<SafetensorsEntry> entries;
     for (const auto& item : items_) entries.push_back({.name = item.tensor->name, .dtype = item.tensor->dtype, .sizes = item.sizes});
     const auto state = generator_ ? generator_->get_state() : at::Tensor();
-    if (state.defined()) entries.push_back({.name = kGeneratorName, .dtype = state.scalar_type(), .sizes = state.sizes().vec()});
+    if (state.defined()) entries.push_back({.name = record_.generator, .dtype = state.scalar_type(), .sizes = state.sizes().vec()});
     SafetensorsWriter writer(rank_file(folder, rank_, record_.ranks), std::move(entries), to_metadata(record_));
     for (const auto& item : items_) {
       if (item.part.numel() == 0) writer.append(at::empty({0}, item.tensor->dtype));

@@ -1,8 +1,13 @@
 #include "tessera/checkpoint/convert/write_torch.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
+#include <map>
+
+#include "tessera/base/error.h"
 #include "tessera/checkpoint/convert/python_run.h"
+#include "tessera/checkpoint/stored/runs.h"
 
 namespace tessera::checkpoint {
 
@@ -27,6 +32,35 @@ TorchTree TreeFile::optimizer() {
     std::get<TorchTree::Dict>(state.entries.back().second.value).entries.emplace_back(tensor.key, TorchTree{add(tensor)});
   }
   return {TorchTree::Dict{{{"state", TorchTree{std::move(state)}}, {"param_groups", TorchTree{source_.settings()}}}}};
+}
+
+TorchTree TreeFile::numbered_optimizer() {
+  if (!source_.notes().contains(kSettingsNote))
+    throw UsageError(
+        "without FSDP, Accelerate knows the optimizer's parameters by numbers, and this checkpoint does not say in which order the optimizer "
+        "has them; save with save_accelerate, or convert the weights only (.weights_only = true)");
+  auto groups = source_.settings();
+  std::map<std::string, int64_t> numbers;
+  for (auto& group : groups) {
+    group["param_names"] = group["params"];
+    for (auto& param : group["params"]) {
+      const auto number = std::ssize(numbers);
+      numbers.emplace(param.get<std::string>(), number);
+      param = number;
+    }
+  }
+  auto tree = optimizer();
+  auto& entries = std::get<TorchTree::Dict>(tree.value).entries;
+  for (auto& [parameter, state] : std::get<TorchTree::Dict>(entries[0].second.value).entries) {
+    const auto number = numbers.find(std::get<std::string>(parameter));
+    if (number == numbers.end()) {
+      throw UsageError(fmt::format("no group of the optimizer has '{}', of which there is state, so it has no number; convert to a layout of FSDP",
+                                   std::get<std::string>(parameter)));
+    }
+    parameter = number->second;
+  }
+  entries[1].second = TorchTree{std::move(groups)};
+  return tree;
 }
 
 void TreeFile::write(const fs::path& path, const TorchTree& tree) {

@@ -16,6 +16,8 @@ class TreeFile {
 
   TorchTree model();
   TorchTree optimizer();
+  /// By numbers, as optimizer.state_dict() has it, and with the names. Throws UsageError where the order of the parameters is not known.
+  TorchTree numbered_optimizer();
   void write(const std::filesystem::path& path, const TorchTree& tree);
 
  private:

@@ -19,8 +19,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr auto kModelFile = "pytorch_model.bin";  // as Accelerate has them without FSDP, where it does not write safetensors
-
 /// The objects whose values stand in files of their own.
 constexpr std::array kStateFiles = {"scheduler", "scaler", "sampler", "dl_state_dict", "custom_checkpoint"};
 
@@ -38,16 +36,14 @@ class AccelerateReader {
     if (is_there(folder_ / (model + "_0"))) {
       add_dcp(folder_ / (model + "_0"), "model.");
     } else if (is_there(folder_ / (model + ".bin"))) {
-      add(read_torch_file(folder_ / (model + ".bin")), "model.");
-    } else if (is_hub_folder(folder_)) {
-      add(read_hub_folder(folder_), "model.");
-    } else if (is_there(folder_ / kModelFile)) {
-      add(read_torch_file(folder_ / kModelFile), "model.");
+      append(all_, read_torch_file(folder_ / (model + ".bin")), "model.");
+    } else if (is_hub_folder(folder_)) {  // as Accelerate has it without FSDP
+      append(all_, read_hub_folder(folder_), "model.");
     }
     if (is_there(folder_ / (optimizer + "_0"))) {
       add_dcp(folder_ / (optimizer + "_0"), "optimizer.");
     } else if (is_there(folder_ / (optimizer + ".bin"))) {
-      add(read_torch_file(folder_ / (optimizer + ".bin")), "optimizer.");
+      append(all_, read_torch_file(folder_ / (optimizer + ".bin")), "optimizer.");
     }
     for (const auto& name : names_of(folder_)) {
       const auto is_part_of = [&](const std::string& kind) { return name.starts_with(kind + "_") && name != kind + "_0"; };
@@ -92,23 +88,7 @@ class AccelerateReader {
     auto part = read_dcp(folder);
     const auto has_key = [&](const auto& entry) { return entry.first.starts_with(key); };
     const bool all_have = std::ranges::all_of(part.tensors, has_key) && std::ranges::all_of(part.values, has_key);
-    add(std::move(part), all_have ? "" : key);
-  }
-
-  void add(Catalog part, const std::string& before) {
-    const auto first = all_.files.size();
-    std::ranges::move(part.files, std::back_inserter(all_.files));
-    for (auto& [name, tensor] : part.tensors) {
-      for (auto& box : tensor.boxes) box.file += first;
-      all_.tensors.emplace(before + name, std::move(tensor));
-    }
-    for (auto& bytes : part.checksums) {
-      bytes.file += first;
-      all_.checksums.push_back(std::move(bytes));
-    }
-    for (const auto& [name, value] : part.values) all_.values.emplace(before + name, value);
-    for (const auto& [alias, name] : part.aliases) all_.aliases.emplace(before + alias, before + name);
-    for (const auto& [name, why] : part.left_out) all_.left_out.emplace(before + name, why);
+    append(all_, std::move(part), all_have ? "" : key);
   }
 
   /// The plain values in a file. What a program does not need to load weights is no reason to refuse the folder.
@@ -146,15 +126,14 @@ class AccelerateReader {
 bool is_accelerate_folder(const fs::path& folder) {
   const std::string model = accelerate::kModel;
   if (is_there(folder / (model + "_0")) || is_there(folder / (model + ".bin"))) return true;
-  const bool has_model = is_hub_folder(folder) || is_there(folder / kModelFile);
-  return has_model && is_there(folder / (accelerate::kGenerators + std::string("0.pkl")));
+  return is_hub_folder(folder) && is_there(folder / (accelerate::kGenerators + std::string("0.pkl")));
 }
 
 bool is_accelerate_file(const fs::path& file) {
   const auto name = file.filename().string();
   const auto begins = [&](const char* kind) { return name.starts_with(kind); };
   return file.has_extension() && (begins(accelerate::kModel) || begins(accelerate::kOptimizer) || begins(accelerate::kGenerators) ||
-                                  begins(kModelFile) || std::ranges::any_of(kStateFiles, begins));
+                                  is_hub_file(name) || std::ranges::any_of(kStateFiles, begins));
 }
 
 Catalog read_accelerate(const fs::path& folder) {

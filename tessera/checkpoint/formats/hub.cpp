@@ -13,18 +13,25 @@
 #include "tessera/base/folder.h"
 #include "tessera/base/input_file.h"
 #include "tessera/checkpoint/formats/json_fault.h"
+#include "tessera/checkpoint/formats/torch_file.h"
 
 namespace tessera::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr auto kSingle = "model.safetensors";
+constexpr auto kSingle = kHubSafetensors.single, kHubIndex = kHubSafetensors.index;
 
 /// model-00001-of-00003.safetensors, whatever the numbers, and not other files that begin and end so.
-bool is_shard(const std::string& name) {
-  static const std::regex kNumbered(R"(model-\d{5}-of-\d{5}\.safetensors)");
-  return name == kSingle || name == kHubIndex || std::regex_match(name, kNumbered);
+bool is_of(const HubNames& names, const std::string& name) {
+  return name == names.single || name == names.index || std::regex_match(name, std::regex(names.numbered));
+}
+
+Catalog read_weights(const fs::path& file) {
+  if (file.extension() == ".bin") return read_torch_file(file);
+  Catalog catalog;
+  add_safetensors(catalog, SafetensorsFile(file));
+  return catalog;
 }
 
 /// From each tensor to the name of its file.
@@ -45,28 +52,34 @@ std::map<std::string, std::string> read_index(const fs::path& path) {
 
 }  // namespace
 
+bool is_hub_folder(const fs::path& folder, const HubNames& names) {
+  return is_there(folder / names.index) || is_there(folder / names.single);
+}
+
 bool is_hub_folder(const fs::path& folder) {
-  return is_there(folder / kHubIndex) || is_there(folder / kSingle);
+  return is_hub_folder(folder, kHubSafetensors) || is_hub_folder(folder, kHubTorch);
+}
+
+bool is_hub_file(const std::string& name) {
+  return is_of(kHubSafetensors, name) || is_of(kHubTorch, name);
 }
 
 Catalog read_hub_folder(const fs::path& folder) {
-  Catalog catalog;
-  if (!is_there(folder / kHubIndex)) {
-    add_safetensors(catalog, SafetensorsFile(folder / kSingle));
-    return catalog;
-  }
-  const auto index = read_index(folder / kHubIndex);
+  const auto& names = is_hub_folder(folder, kHubSafetensors) ? kHubSafetensors : kHubTorch;
+  if (!is_there(folder / names.index)) return read_weights(folder / names.single);
+  const auto index = read_index(folder / names.index);
   std::set<std::string> shards;
   for (const auto& [name, shard] : index) shards.insert(shard);
+  Catalog catalog;
   for (const auto& shard : shards) {
-    const SafetensorsFile file(folder / shard);
-    for (const auto& name : file.names()) {
+    auto part = read_weights(folder / shard);
+    for (const auto& [name, tensor] : part.tensors) {
       const auto listed = index.find(name);
       if (listed != index.end() && listed->second == shard) continue;
-      throw IoError(fmt::format("{} has '{}', which the index says is {}; the files are of different models", file.path().string(), name,
+      throw IoError(fmt::format("{} has '{}', which the index says is {}; the files are of different models", (folder / shard).string(), name,
                                 listed == index.end() ? "nowhere" : "in " + listed->second));
     }
-    add_safetensors(catalog, file);
+    append(catalog, std::move(part));
   }
   for (const auto& [name, shard] : index) {
     if (catalog.tensors.contains(name) || catalog.aliases.contains(name)) continue;
@@ -149,7 +162,7 @@ void HubWriter::close() {
   // What is left of another model would be loaded along with this one.
   for (const auto& name : names_in(folder_).value_or(std::vector<std::string>())) {
     const bool is_ours = std::ranges::find(files_, folder_ / name) != files_.end() || (name == kHubIndex && shards_.size() > 1);
-    if (is_shard(name) && !is_ours) fs::remove(folder_ / name);
+    if (is_of(kHubSafetensors, name) && !is_ours) fs::remove(folder_ / name);
   }
 }
 

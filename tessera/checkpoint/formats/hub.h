@@ -1,4 +1,5 @@
-// Folders of weights as the Hugging Face Hub has them: one safetensors file, or several with an index that says which tensor is in which.
+// Folders of weights as the Hugging Face Hub has them: one file of safetensors or torch.save, or several with an index that says which tensor
+// is in which.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +14,22 @@
 
 namespace tessera::checkpoint {
 
-inline constexpr auto kHubIndex = "model.safetensors.index.json";
+/// How the files of one kind are called.
+struct HubNames {
+  const char *single, *index, *numbered;  // of the numbered ones the pattern
+};
+inline constexpr HubNames kHubSafetensors = {
+    .single = "model.safetensors", .index = "model.safetensors.index.json", .numbered = R"(model-\d{5}-of-\d{5}\.safetensors)"};
+inline constexpr HubNames kHubTorch = {
+    .single = "pytorch_model.bin", .index = "pytorch_model.bin.index.json", .numbered = R"(pytorch_model-\d{5}-of-\d{5}\.bin)"};
 
 /// Whether the folder has such files.
+bool is_hub_folder(const std::filesystem::path& folder, const HubNames& names);
 bool is_hub_folder(const std::filesystem::path& folder);
+/// Whether a file has a name of either kind.
+bool is_hub_file(const std::string& name);
 
-/// Throws IoError unless the files have exactly the tensors that the index lists.
+/// Safetensors, where there are both. Throws IoError unless the files have exactly the tensors that the index lists.
 Catalog read_hub_folder(const std::filesystem::path& folder);
 
 /// Writes the tensors into files of at most `max_shard_size` bytes, or of one tensor that is larger. One file is model.safetensors, without

@@ -36,12 +36,7 @@ std::string folder_of(const std::map<std::string, ZipEntry>& entries, const std:
     return entry.first.ends_with(kContent) && entry.first.find('/') + kContent.size() == entry.first.size();
   });
   if (found == entries.end()) throw IoError(fmt::format("{} is a zip archive, but none of torch.save: it has no data.pkl", where));
-  const auto folder = found->first.substr(0, found->first.size() - kContent.size() + 1);
-  if (entries.contains(folder + "constants.pkl")) {
-    throw IoError(
-        fmt::format("{} is a TorchScript archive, which holds a program; save the state_dict() of the module by torch.save", where));
-  }
-  return folder;
+  return found->first.substr(0, found->first.size() - kContent.size() + 1);
 }
 
 }  // namespace
@@ -52,7 +47,8 @@ TorchArchive::TorchArchive(const InputFile& file, uint64_t begin, uint64_t bytes
   entries_ = read_zip(file, begin, bytes, where_);
   folder_ = folder_of(entries_, where_);
   for (const auto& [name, entry] : entries_) {
-    if (entry.packed)
+    const bool is_code = name.starts_with(folder_ + "code/");  // of TorchScript, which is not read
+    if (entry.packed && !is_code)
       throw IoError(fmt::format("{} is compressed, which torch.save never does; load it in Python and save it again", where_));
   }
   const auto order = entries_.find(folder_ + "byteorder");

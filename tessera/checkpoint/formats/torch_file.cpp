@@ -30,11 +30,12 @@ class TorchFileReader {
   }
 
   Catalog take() {
-    if (archive_.tensor(archive_.content(), "") || archive_.content().as<pickle::Dict>() == nullptr) {
+    const auto& content = unwrapped(archive_.content());
+    if (archive_.tensor(content, "") || content.as<pickle::Dict>() == nullptr) {
       throw IoError(fmt::format("{} holds {} instead of a dict of tensors", where_,
-                                archive_.tensor(archive_.content(), "") ? "one tensor without a name" : archive_.content().kind()));
+                                archive_.tensor(content, "") ? "one tensor without a name" : content.kind()));
     }
-    add_entries("", *archive_.content().as<pickle::Dict>());
+    add_entries("", *content.as<pickle::Dict>(), is_module(archive_.content()));
     return std::move(catalog_);
   }
 
@@ -42,15 +43,16 @@ class TorchFileReader {
   // Names may share their beginnings in the file, but have them each in the catalog.
   static constexpr size_t kLettersApiece = 64, kAlways = 1 << 20;
 
-  void add(const std::string& name, const Value& value) {
+  void add(const std::string& name, const Value& given) {
+    const auto& value = unwrapped(given);
     letters_ += name.size();
     if (letters_ > longest_) throw IoError(fmt::format("{} is damaged: its names are far longer than the file", where_));
     const auto* const items = items_of(value);
     const auto* const dict = value.as<pickle::Dict>();
     if (const auto tensor = archive_.tensor(value, name)) {
       add_tensor(name, *tensor);
-    } else if (dict != nullptr && !dict->entries.empty()) {
-      add_entries(name + ".", *dict);
+    } else if (dict != nullptr && (is_module(given) || !dict->entries.empty())) {
+      add_entries(name + ".", *dict, is_module(given));
     } else if (items != nullptr && has_parts(*items, name)) {
       for (size_t i = 0; i < items->size(); i++) add(fmt::format("{}.{}", name, i), (*items)[i]);
     } else {
@@ -58,8 +60,10 @@ class TorchFileReader {
     }
   }
 
-  void add_entries(const std::string& prefix, const pickle::Dict& dict) {
+  /// Of a module there are the tensors and the modules in it; what else it has belongs to its code.
+  void add_entries(const std::string& prefix, const pickle::Dict& dict, bool of_module) {
     for (const auto& [key, value] : dict.entries) {
+      if (of_module && !is_module(value) && !archive_.tensor(value, prefix)) continue;
       const auto part = to_name(key);
       if (!part) {
         throw IoError(fmt::format("{} has {} as a key of '{}'; only texts and integers can be parts of names", where_, key.kind(), prefix));
@@ -70,7 +74,8 @@ class TorchFileReader {
 
   /// Whether there are tensors or dicts among them.
   bool has_parts(const std::vector<Value>& items, const std::string& name) const {
-    return std::ranges::any_of(items, [&](const Value& item) {
+    return std::ranges::any_of(items, [&](const Value& given) {
+      const auto& item = unwrapped(given);
       const auto* const inner = items_of(item);
       return item.as<pickle::Dict>() != nullptr || archive_.tensor(item, name) || (inner != nullptr && has_parts(*inner, name));
     });

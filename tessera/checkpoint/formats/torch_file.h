@@ -14,8 +14,9 @@ inline bool has_torch_extension(const std::filesystem::path& path) {
   return path.extension() == ".pt" || path.extension() == ".pth" || path.extension() == ".bin";
 }
 
-/// The tensors of a file, by the keys of the dicts in which they are and the places in lists, joined by dots; and the other values, of
-/// which a list is one value unless it has tensors or dicts in it. Names that share all values become aliases. Throws IoError.
+/// The tensors of a file of Python, of libtorch (torch::save of a module, torch::pickle_save) or of TorchScript, by the keys of the dicts in
+/// which they are and the places in lists, joined by dots; and the other values, of which a list is one value unless it has tensors or dicts
+/// in it. Names that share all values become aliases. Throws IoError.
 Catalog read_torch_file(const std::filesystem::path& path);
 
 /// Writes a file that torch.load(weights_only=True) reads, also with mmap=True. It appears under its name only when close() is called.

@@ -34,6 +34,7 @@ constexpr TorchDtype kTorchDtypes[] = {{at::kFloat, "float32", "FloatStorage"},
                                        {at::kFloat4_e2m1fn_x2, "float4_e2m1fn_x2"}};
 
 constexpr std::string_view kTorch = "torch.";
+constexpr std::string_view kModules = "__torch__.", kWrappers = "torch.jit._pickle.";  // of libtorch
 
 // Those of quantized and sparse tensors are known so that such a tensor can be refused by its name in the file.
 constexpr auto kObjects = std::to_array<std::string_view>({"torch._utils._rebuild_tensor",
@@ -84,6 +85,7 @@ std::optional<nlohmann::json> dict_to_json(const pickle::Dict& dict) {
 
 std::optional<nlohmann::json> object_to_json(const pickle::Object& object) {
   const auto& arguments = object.arguments;
+  if (object.name.starts_with(kWrappers) && !arguments.empty()) return to_json(arguments[0]);
   if (!object.state.is_none()) return std::nullopt;
   if ((object.name == "torch.Size" || object.name == "builtins.set") && arguments.size() == 1) {
     const bool iterable = arguments[0].as<pickle::List>() != nullptr || arguments[0].as<pickle::Tuple>() != nullptr;
@@ -116,6 +118,7 @@ const TorchDtype* torch_dtype_of_storage(std::string_view global) {
 std::optional<pickle::Meaning> torch_globals(const std::string& name) {
   if (name == "collections.OrderedDict") return pickle::Meaning::Dict;
   if (name == "_codecs.encode" || name == "builtins.bytes") return pickle::Meaning::Encoded;
+  if (name.starts_with(kModules) || name.starts_with(kWrappers)) return pickle::Meaning::Object;
   if (std::ranges::find(kObjects, name) != kObjects.end() || torch_dtype_named(name) != nullptr ||
       torch_dtype_of_storage(name) != nullptr) {
     return pickle::Meaning::Object;
@@ -125,6 +128,18 @@ std::optional<pickle::Meaning> torch_globals(const std::string& name) {
 
 std::optional<pickle::Meaning> any_globals(const std::string& name) {
   return torch_globals(name).value_or(pickle::Meaning::Object);
+}
+
+bool is_module(const Value& value) {
+  const auto* const object = value.as<pickle::Object>();
+  return object != nullptr && object->name.starts_with(kModules) && object->state.as<pickle::Dict>() != nullptr;
+}
+
+const Value& unwrapped(const Value& value) {
+  const auto* const object = value.as<pickle::Object>();
+  if (object == nullptr) return value;
+  if (object->name.starts_with(kWrappers) && !object->arguments.empty()) return unwrapped(object->arguments[0]);
+  return is_module(value) ? object->state : value;
 }
 
 std::optional<nlohmann::json> to_json(const Value& value) {

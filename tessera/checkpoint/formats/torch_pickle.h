@@ -29,6 +29,12 @@ std::optional<pickle::Meaning> torch_globals(const std::string& name);
 /// All globals, for what may hold values of any class: nothing is called, so it does no harm to know their names.
 std::optional<pickle::Meaning> any_globals(const std::string& name);
 
+/// What libtorch wraps in its own types stands for itself: a dict whose types are written beside it, a list of integers. Of a module, as
+/// torch::save writes it, the attributes. Other values are what they are.
+const pickle::Value& unwrapped(const pickle::Value& value);
+/// Whether the value, unwrapped or not, is a module of libtorch, or of TorchScript.
+bool is_module(const pickle::Value& value);
+
 /// Why a value that to_json can't take is in Catalog::left_out.
 inline constexpr auto kNoPlainData = "it is no plain data, but of a class of Python";
 /// Numbers, texts, bytes, lists, tuples, dicts and what stands for such. Nothing if there is something else, or a dict has keys that are

@@ -142,7 +142,9 @@ TEST(TorchFiles, AreThoseOfPython) {
   expect_values(without_checksums, expected["many"]);
 
   expect_refusal(theirs / "legacy.pt", "before PyTorch 1.6");
-  expect_refusal(theirs / "script.pt", "TorchScript");
+  const CatalogReader script(read_torch_file(theirs / "script.pt"));
+  EXPECT_EQ(script.read("weight").sizes(), at::IntArrayRef({2, 2}));
+  EXPECT_EQ(script.read("bias").sizes(), at::IntArrayRef({2}));
   expect_refusal(theirs / "quantized.pt", "quantized tensor 'w'");
   expect_refusal(theirs / "sparse.pt", "sparse tensor 'w'");
   expect_refusal(theirs / "conjugate.pt", "resolve_conj()");

@@ -129,7 +129,9 @@ void read_slices(const at::Tensor& whole, const PartRecord& part, const at::Tens
 class OwnDict : public DictSource {
  public:
   OwnDict(Catalog catalog, const StateDict& dict) : DictSource(std::move(catalog)), dict_(dict) {}
-  bool is_same(const std::string& one, const std::string& other) const override { return are_same(dict_.at(one), dict_.at(other)); }
+  bool is_same(const std::string& one, const std::string& other, std::span<const PartRecord> /*parts*/) const override {
+    return are_same(dict_.at(one), dict_.at(other));
+  }
   void expect_parts(const std::string& /*name*/, std::span<const PartRecord> /*parts*/) const override {}
   void read(const std::string& name, const PartRecord& part, const at::Tensor& values, int /*rank*/) const override {
     read_slices(dict_.at(name).detach(), part, values);
@@ -143,7 +145,7 @@ class DictOfRank0 : public DictSource {
  public:
   DictOfRank0(Catalog catalog, const StateDict& dict, Communicator world)
       : DictSource(std::move(catalog)), dict_(dict), world_(std::move(world)) {}
-  bool is_same(const std::string& one, const std::string& other) const override {
+  bool is_same(const std::string& one, const std::string& other, std::span<const PartRecord> /*parts*/) const override {
     return !world_.is_first() || are_same(dict_.at(one), dict_.at(other));
   }
   void expect_parts(const std::string& /*name*/, std::span<const PartRecord> /*parts*/) const override {}
@@ -169,7 +171,7 @@ class OwnSlices : public DictSource {
  public:
   OwnSlices(Catalog catalog, const ShardedStateDict& dict) : DictSource(std::move(catalog)), dict_(dict) {}
 
-  bool is_same(const std::string& one, const std::string& other) const override {
+  bool is_same(const std::string& one, const std::string& other, std::span<const PartRecord> /*parts*/) const override {
     const auto &first = dict_.at(one), &second = dict_.at(other);
     return first.slices == second.slices && std::ranges::equal(first.values, second.values, are_same);
   }
@@ -222,7 +224,7 @@ class OwnShards : public DictSource {
  public:
   OwnShards(Catalog catalog, const LocalStateDict& dict) : DictSource(std::move(catalog)), dict_(dict) {}
 
-  bool is_same(const std::string& one, const std::string& other) const override {
+  bool is_same(const std::string& one, const std::string& other, std::span<const PartRecord> /*parts*/) const override {
     const auto &first = dict_.at(one), &second = dict_.at(other);
     return first.slices == second.slices && first.strides == second.strides && are_same(first.values, second.values);
   }

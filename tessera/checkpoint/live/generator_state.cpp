@@ -10,11 +10,12 @@
 namespace tessera::checkpoint {
 
 std::optional<at::Generator> read_generator(const CatalogReader& stored, const Manifest& manifest, int rank) {
-  if (!stored.catalog().tensors.contains(kGeneratorName)) return std::nullopt;
-  const auto& info = stored.info(kGeneratorName);
+  if (manifest.generator.empty()) return std::nullopt;
+  const auto& info = stored.info(manifest.generator);
+  if (info.boxes.empty()) return std::nullopt;
   const auto state = at::empty(info.shape, info.dtype);
-  const auto file = first_file(stored, rank);
-  stored.read(kGeneratorName, whole_slice(info.shape), state, file);
+  const auto file = info.boxes[static_cast<size_t>(rank) % info.boxes.size()].file;  // one box for each rank, whatever other files there are
+  stored.read(manifest.generator, whole_slice(info.shape), state, file);
   auto generator = at::detail::createCPUGenerator();
   try {
     generator.set_state(state);

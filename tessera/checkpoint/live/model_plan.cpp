@@ -6,17 +6,21 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <regex>
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/words.h"
+#include "tessera/checkpoint/convert/pieces.h"
 #include "tessera/checkpoint/live/part_records.h"
 #include "tessera/shard/access/buffer_dtype.h"
 #include "tessera/shard/access/local_values.h"
 
 namespace tessera::checkpoint {
 namespace {
+
+constexpr int64_t kComparedAtOnce = 1 << 20;  // values
 
 /// Whether values of one dtype can become those of the other. Numbers may be rounded, but not to integers.
 bool converts(at::ScalarType from, at::ScalarType to) {
@@ -29,6 +33,21 @@ class StoredValues : public ValueSource {
   explicit StoredValues(const CatalogReader& reader) : reader_(reader) {}
   const Catalog& catalog() const override { return reader_.catalog(); }
   void expect_parts(const std::string& name, std::span<const PartRecord> /*parts*/) const override { reader_.expect_complete(name); }
+  bool is_same(const std::string& one, const std::string& other, std::span<const PartRecord> parts) const override {
+    const auto &first = reader_.info(one), &second = reader_.info(other);
+    if (first.dtype != second.dtype || first.shape != second.shape) return false;
+    const auto differs = [&](const TensorSlice& piece) {
+      const auto values = at::empty(piece.sizes, first.dtype), others = at::empty_like(values);
+      reader_.read(one, piece, values);
+      reader_.read(other, piece, others);
+      return std::memcmp(values.const_data_ptr(), others.const_data_ptr(), values.nbytes()) != 0;
+    };
+    bool same = true;
+    for (const auto& part : parts) {
+      for (const auto& slice : part.slices) for_each_piece(slice, kComparedAtOnce, [&](const TensorSlice& piece) { same = same && !differs(piece); });
+    }
+    return same;
+  }
   void read(const std::string& name, const PartRecord& part, const at::Tensor& values, int rank) const override {
     read_part(reader_, name, part, values, rank);
   }
@@ -50,6 +69,15 @@ std::vector<std::string> taken_out(auto& names, const std::vector<std::string>& 
 
 }  // namespace
 
+std::set<std::string> names_of(const LocalValues& model) {
+  std::set<std::string> names;
+  for (const auto& part : model.parts) names.insert(part.name);
+  for (const auto& [name, tensor] : model.outside) names.insert(name);
+  for (const auto& [name, tensor] : model.buffers) names.insert(name);
+  for (const auto& [alias, first] : model.aliases) names.insert(alias);
+  return names;
+}
+
 bool matches(const std::string& name, const std::vector<std::string>& patterns) {
   return std::ranges::any_of(patterns, [&](const std::string& pattern) {
     try {
@@ -66,12 +94,12 @@ ModelPlan::ModelPlan(const CatalogReader& stored, std::set<std::string> names, c
 
 ModelPlan::ModelPlan(std::unique_ptr<ValueSource> stored, std::set<std::string> names, const LocalValues& model, const LoadOptions& options,
                      const std::string& where)
-    : stored_(std::move(stored)), unused_(std::move(names)) {
+    : stored_(std::move(stored)), first_of_tied_(options.first_of_tied), unused_(std::move(names)) {
   std::map<std::string, std::vector<std::string>> aliases;
   for (const auto& [alias, first] : model.aliases) aliases[first].push_back(alias);
-  for (const auto& part : model.parts) find(part.name, aliases[part.name], part.values, part.shape);
-  for (const auto& [name, tensor] : model.outside) find(name, aliases[name], tensor, tensor.sizes());
-  for (const auto& [name, tensor] : model.buffers) find(name, {}, tensor, tensor.sizes());
+  for (const auto& part : model.parts) find(part.name, aliases[part.name], part.values, records_of(part));
+  for (const auto& [name, tensor] : model.outside) find(name, aliases[name], tensor, {whole_record(tensor.sizes())});
+  for (const auto& [name, tensor] : model.buffers) find(name, {}, tensor, {whole_record(tensor.sizes())});
   const auto missing = taken_out(missing_, options.may_be_missing);
   const auto unused = taken_out(unused_, options.may_be_unknown);
   if (!missing.empty()) log(LogLevel::Info, fmt::format("{} has no {}, which keep their values", where, fmt::join(missing, ", ")));
@@ -93,7 +121,8 @@ void ModelPlan::expect_parts(const std::string& name, std::span<const PartRecord
   if (const auto found = found_.find(name); found != found_.end()) stored_->expect_parts(found->second, parts);
 }
 
-void ModelPlan::find(const std::string& name, const std::vector<std::string>& other_names, const at::Tensor& here, at::IntArrayRef shape) {
+void ModelPlan::find(const std::string& name, const std::vector<std::string>& other_names, const at::Tensor& here,
+                     const std::vector<PartRecord>& parts) {
   auto candidates = other_names;
   candidates.insert(candidates.begin(), name);
   // A tied parameter may be stored once, under any of its names.
@@ -106,14 +135,16 @@ void ModelPlan::find(const std::string& name, const std::vector<std::string>& ot
     if (stored == stored_->catalog().tensors.end()) continue;
     unused_.erase(candidate);
     if (const auto [found, is_first] = found_.try_emplace(name, candidate); !is_first) {
-      if (found->second != candidate && !stored_->is_same(found->second, candidate)) {
-        misfits_.push_back(fmt::format("'{}' and '{}' are one parameter in the model, but differ there", found->second, candidate));
+      if (found->second != candidate && !first_of_tied_ && !stored_->is_same(found->second, candidate, parts)) {
+        misfits_.push_back(fmt::format("'{0}' and '{1}' are one parameter in the model, but differ there (first_of_tied in the options takes '{0}')",
+                                       found->second, candidate));
       }
       continue;
     }
     const auto& there = stored->second;
     const auto dtype = original_dtype(here);
-    if (at::IntArrayRef(there.shape) == shape && converts(there.dtype, dtype)) continue;
+    const auto& shape = parts.front().shape;
+    if (there.shape == shape && converts(there.dtype, dtype)) continue;
     misfits_.push_back(fmt::format("'{}' is {} of [{}] there, but {} of [{}] in the model", candidate, c10::toString(there.dtype),
                                    fmt::join(there.shape, ", "), c10::toString(dtype), fmt::join(shape, ", ")));
   }

@@ -34,17 +34,22 @@ class ModelPlan {
   void load(const LocalValues& model, const Communicator& world) const;
 
  private:
-  void find(const std::string& name, const std::vector<std::string>& other_names, const at::Tensor& here, at::IntArrayRef shape);
+  void find(const std::string& name, const std::vector<std::string>& other_names, const at::Tensor& here,
+            const std::vector<PartRecord>& parts);
   void expect_parts(const std::string& name, std::span<const PartRecord> parts) const;
   void load_part(const LocalPart& part, const Communicator& world) const;
   void load_whole(const std::string& name, const at::Tensor& tensor, const Communicator& world) const;
 
   std::unique_ptr<ValueSource> stored_;
+  bool first_of_tied_;
   std::map<std::string, std::string> found_;  // from the name of the model's tensor to that of the stored one
   std::set<std::string> unused_;
   std::vector<std::string> missing_;
   std::vector<std::string> misfits_;
 };
+
+/// All names of parameters and buffers.
+std::set<std::string> names_of(const LocalValues& model);
 
 /// Whether one of these regular expressions is for the whole name. Throws UsageError for one that is none.
 bool matches(const std::string& name, const std::vector<std::string>& patterns);

@@ -6,9 +6,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <mutex>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/live/contents.h"
 #include "tessera/checkpoint/live/part_records.h"
@@ -30,6 +33,7 @@ at::Tensor generator_state() {
 void add_model(std::vector<RankContents>& ranks, const torch::nn::Module& module, const Communicator& world) {
   const auto model = local_values(module);
   expect_values(model, "a save");
+  warn_of_lost_ties(model, world);
   for (const auto& part : model.parts) {
     const auto records = records_of(part);
     const auto values = values_of_ranks(part.values, records, world);
@@ -90,10 +94,30 @@ std::vector<RankContents> contents_of_ranks(uint64_t save, const Contents& conte
   add_model(ranks, *contents.model, world);
   if (contents.optimizer) add_optimizer(ranks, contents, world);
   for (auto& rank : ranks) {
-    rank.tensors.emplace_back(kGeneratorName, generator_state());
+    const auto is_taken = [&](const auto& named) { return named.first == kGeneratorName; };
+    rank.record.generator = std::ranges::any_of(rank.tensors, is_taken) ? kHiddenGeneratorName : kGeneratorName;
+    rank.tensors.emplace_back(rank.record.generator, generator_state());
     sort_by_width(rank.tensors, [](const auto& named) { return named.second.scalar_type(); });
   }
   return ranks;
+}
+
+void warn_of_lost_ties(const LocalValues& model, const Communicator& world) {
+  if (!world.is_first()) return;
+  static std::mutex mutex;
+  static std::set<std::string> warned;
+  for (const auto& part : model.parts) {
+    if (part.has_member()) continue;
+    const auto other = std::ranges::find_if(model.parts, [&](const LocalPart& each) { return each.shape == part.shape && each.has_member(); });
+    if (other == model.parts.end()) continue;
+    const std::lock_guard lock(mutex);
+    if (!warned.insert(part.name).second) continue;
+    log(LogLevel::Warning,
+        fmt::format("'{0}' is saved with the values that it had first: its module's member is another tensor, perhaps that of '{1}', so "
+                    "nothing trains it. If the two should be tied, register one tensor under both names; programs that tie them would "
+                    "take either, and loading into a model in which they are tied needs first_of_tied",
+                    part.name, other->name));
+  }
 }
 
 void expect_text(const Notes& notes) {

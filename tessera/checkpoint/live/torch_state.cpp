@@ -135,6 +135,38 @@ at::Tensor state_like(const at::Tensor& parameter, const at::Tensor& values) {
 
 }  // namespace
 
+nlohmann::json torch_settings(const to::OptimizerOptions& options) {
+  nlohmann::json settings = {{"lr", options.get_lr()}};
+  const auto adam = [&](const auto& own) {
+    settings.update({{"betas", {std::get<0>(own.betas()), std::get<1>(own.betas())}},
+                     {"eps", own.eps()},
+                     {"weight_decay", own.weight_decay()},
+                     {"amsgrad", own.amsgrad()}});
+  };
+  if (const auto* const own = dynamic_cast<const to::AdamWOptions*>(&options)) adam(*own);
+  if (const auto* const own = dynamic_cast<const to::AdamOptions*>(&options)) adam(*own);
+  if (const auto* const own = dynamic_cast<const to::SGDOptions*>(&options)) {
+    settings.update({{"momentum", own->momentum()},
+                     {"dampening", own->dampening()},
+                     {"weight_decay", own->weight_decay()},
+                     {"nesterov", own->nesterov()}});
+  }
+  if (const auto* const own = dynamic_cast<const to::AdagradOptions*>(&options)) {
+    settings.update({{"lr_decay", own->lr_decay()},
+                     {"weight_decay", own->weight_decay()},
+                     {"initial_accumulator_value", own->initial_accumulator_value()},
+                     {"eps", own->eps()}});
+  }
+  if (const auto* const own = dynamic_cast<const to::RMSpropOptions*>(&options)) {
+    settings.update({{"alpha", own->alpha()},
+                     {"eps", own->eps()},
+                     {"weight_decay", own->weight_decay()},
+                     {"momentum", own->momentum()},
+                     {"centered", own->centered()}});
+  }
+  return settings;
+}
+
 std::map<std::string, optim::ParameterState> torch_state(to::Optimizer& optimizer, const torch::nn::Module& model) {
   const auto& rule = rule_of(optimizer);
   std::map<std::string, optim::ParameterState> result;

@@ -2,15 +2,26 @@
 #pragma once
 
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "tessera/optim/optimizer.h"
 
 namespace torch::optim {
 class Optimizer;
+class OptimizerOptions;
 }
 
 namespace tessera::checkpoint {
+
+/// A group of an optimizer: its settings as Python names them.
+struct PythonGroup {
+  nlohmann::json settings;
+  std::vector<at::Tensor> parameters;
+};
+/// The settings of a group of Adam, AdamW, SGD, Adagrad or RMSprop; of others only the learning rate.
+nlohmann::json torch_settings(const torch::optim::OptimizerOptions& options);
 
 /// The tensors are the optimizer's own and not copies. Throws UsageError for a class of which nothing is known.
 std::map<std::string, optim::ParameterState> torch_state(torch::optim::Optimizer& optimizer, const torch::nn::Module& model);

@@ -133,6 +133,7 @@ std::map<std::string, optim::ParameterState> training_state(const Contents& cont
 
 std::map<std::string, optim::ParameterState> read_training_state(const Manifest& manifest, const CatalogReader& stored,
                                                                  const torch::nn::Module& model, const std::set<std::string>& elsewhere,
+                                                                 const LoadOptions& options,
                                                                  const Communicator& world) {
   std::map<std::string, at::Tensor> parameters;
   for (const auto& [name, parameter] : named_parameters(model)) parameters[name] = parameter;
@@ -142,6 +143,7 @@ std::map<std::string, optim::ParameterState> read_training_state(const Manifest&
     const auto place = state_name(name);
     if (elsewhere.contains(place.parameter)) continue;
     const auto parameter = parameters.find(place.parameter);
+    if (parameter == parameters.end() && matches(place.parameter, options.may_be_unknown)) continue;
     auto& state = result[place.parameter][place.key];
     if (parameter == parameters.end()) continue;  // the optimizer refuses it by name
     state = StateReader(manifest, stored, parameter->second, world).describe_or_read(name);

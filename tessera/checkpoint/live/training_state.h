@@ -14,10 +14,11 @@ namespace tessera::checkpoint {
 std::map<std::string, optim::ParameterState> training_state(const Contents& contents);
 
 /// The same from a checkpoint, with the keys of the optimizer that was saved. Of what can be read straight into the memory of the optimizer
-/// it has only the sizes (device "meta"). It is without that of the parameters `elsewhere`, which only other ranks have. Throws UsageError
-/// for state that can't be divided as the model is.
+/// it has only the sizes (device "meta"). It is without that of the parameters `elsewhere`, which only other ranks have, and of those that
+/// may be unknown. Throws UsageError for state that can't be divided as the model is.
 std::map<std::string, optim::ParameterState> read_training_state(const Manifest& manifest, const CatalogReader& stored,
                                                                  const torch::nn::Module& model, const std::set<std::string>& elsewhere,
+                                                                 const LoadOptions& options,
                                                                  const Communicator& world);
 
 /// Throws UsageError if it does not fit.

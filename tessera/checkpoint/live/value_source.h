@@ -20,8 +20,8 @@ class ValueSource {
 
   /// The names, dtypes and shapes of what is there, and aliases. Only files have boxes.
   virtual const Catalog& catalog() const = 0;
-  /// Whether two names stand for the same values, as those of a tied parameter do. Of files that is not asked.
-  virtual bool is_same(const std::string& /*one*/, const std::string& /*other*/) const { return true; }
+  /// Whether two names stand for the same values, as those of a tied parameter do. Where only parts are at hand, these are compared.
+  virtual bool is_same(const std::string& one, const std::string& other, std::span<const PartRecord> parts) const = 0;
   /// Throws unless it has all that the ranks of this process need of a tensor.
   virtual void expect_parts(const std::string& name, std::span<const PartRecord> parts) const = 0;
   /// Called on all ranks, in the same order, before the tensor is read.

@@ -128,6 +128,24 @@ void for_each_part(const std::string& name, const StoredTensor& tensor, const Te
 
 }  // namespace
 
+void append(Catalog& all, Catalog part, const std::string& before) {
+  const auto first = all.files.size();
+  const auto where = part.files.empty() ? "" : part.files.front().string();
+  std::ranges::move(part.files, std::back_inserter(all.files));
+  for (auto& [name, tensor] : part.tensors) {
+    for (auto& box : tensor.boxes) box.file += first;
+    if (all.aliases.contains(before + name) || !all.tensors.emplace(before + name, std::move(tensor)).second)
+      throw IoError(fmt::format("'{}{}' is in {} and in a file before it", before, name, where));
+  }
+  for (auto& bytes : part.checksums) {
+    bytes.file += first;
+    all.checksums.push_back(std::move(bytes));
+  }
+  for (const auto& [name, value] : part.values) all.values.emplace(before + name, value);
+  for (const auto& [alias, name] : part.aliases) all.aliases.emplace(before + alias, before + name);
+  for (const auto& [name, why] : part.left_out) all.left_out.emplace(before + name, why);
+}
+
 CatalogReader::CatalogReader(Catalog catalog) : catalog_(std::move(catalog)) {
   for (const auto& path : catalog_.files) files_.emplace_back(path);
   for (const auto& [name, tensor] : catalog_.tensors) expect_sound(name, tensor);

@@ -53,6 +53,9 @@ struct Catalog {
   std::map<std::string, std::string> left_out = {};  // from what is neither a tensor nor such a value, or can't be used, to why
 };
 
+/// Adds all that another one holds, under names that begin with `before`. Throws IoError if a tensor is in both.
+void append(Catalog& all, Catalog part, const std::string& before = "");
+
 /// Reads the values of a catalog's tensors. The constructor opens the files, and throws IoError if one is missing or too short for what the
 /// catalog says of it. It may be used by several threads.
 class CatalogReader {

@@ -60,7 +60,7 @@ std::string_view name_of(Format format) {
     case Format::Dcp:
       return "a folder of torch.distributed.checkpoint";
     case Format::Hub:
-      return "a folder of safetensors files";
+      return "a folder of the Hugging Face Hub";
     case Format::Safetensors:
       return "a safetensors file";
     case Format::Torch:
@@ -75,7 +75,8 @@ std::string_view name_of(Format format) {
 
 bool is_part(const fs::path& file) {
   const auto name = file.filename().string();
-  return name == ".metadata" || name == kManifestFile || name == kHubIndex || file.extension() == ".distcp" || has_rank_file_name(name);
+  return name == ".metadata" || name == kManifestFile || name == kHubSafetensors.index || name == kHubTorch.index ||
+         file.extension() == ".distcp" || has_rank_file_name(name);
 }
 
 Format format_of(const fs::path& path) {
@@ -125,10 +126,10 @@ Catalog read_catalog(const fs::path& path) {
   return catalog;
 }
 
-Catalog read_model(const fs::path& path) {
+Catalog read_model(const fs::path& path, const std::set<std::string>& parameters) {
   const auto format = format_of(path);
   if (format == Format::TorchXla) return read_torch_xla(path, TorchXlaContent::Model);
-  auto run = read_run(path);
+  auto run = read_run(path, {.all = parameters});
   std::erase_if(run.catalog.tensors, [&](const auto& entry) { return !is_of_model(entry.first, run); });
   if (format == Format::Tessera) {  // whose checksums have the names of the tensors
     std::erase_if(run.catalog.checksums, [&](const StoredChecksum& bytes) { return !is_of_model(bytes.name, run); });

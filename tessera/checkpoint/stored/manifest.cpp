@@ -32,6 +32,7 @@ class Composition {
     manifest_.save = first.record.save;
     manifest_.optimizer = first.record.optimizer;
     manifest_.origin = first.record.origin;
+    manifest_.generator = first.record.generator;
   }
 
   void add(const RankFile& file) {
@@ -45,9 +46,16 @@ class Composition {
     manifest_.notes.push_back(file.record.notes);
     manifest_.catalog.buffers.insert(file.record.buffers.begin(), file.record.buffers.end());
     manifest_.catalog.aliases.insert(file.record.aliases.begin(), file.record.aliases.end());
-    for (const auto& [name, part] : file.record.parts) add_slices(name, part);
-    for (const auto& name : file.record.outside) add_whole(name);
-    for (const auto& name : file.record.buffers) add_whole(name);
+    for (const auto& [name, part] : file.record.parts) {
+      add_slices(name, part);
+      note_model(name);
+    }
+    for (const auto* names : {&file.record.outside, &file.record.buffers}) {
+      for (const auto& name : *names) {
+        add_whole(name);
+        note_model(name);
+      }
+    }
     for (const auto& [name, part] : file.record.state) {
       const auto& sizes = file.tensors.info(name).sizes;
       if (part.numel() == 0) {
@@ -60,7 +68,7 @@ class Composition {
         add_blocks(name, part);
       }
     }
-    if (file.tensors.contains(kGeneratorName)) add_whole(kGeneratorName);
+    if (!file.record.generator.empty()) add_whole(file.record.generator);
     // With the header's, a file that belongs to another save is noticed.
     const auto header = InputFile(file.tensors.path()).read_first(file.tensors.header_bytes());
     manifest_.catalog.checksums.push_back(
@@ -81,6 +89,10 @@ class Composition {
   }
 
  private:
+  void note_model(const std::string& name) {
+    if (name.starts_with(kOptimizerPrefix)) manifest_.not_state.insert(name);
+  }
+
   static std::string named(const std::string& optimizer) { return optimizer.empty() ? "no optimizer" : "a " + optimizer; }
 
   StoredTensor& tensor(const std::string& name, const std::vector<int64_t>& shape) {
@@ -161,7 +173,8 @@ json to_json(const fs::path& folder, const Manifest& manifest) {
   json result = {{"format", kManifestFormat},  {"version", kManifestVersion},     {"ranks", manifest.ranks},
                  {"save", manifest.save},      {"optimizer", manifest.optimizer}, {"notes", manifest.notes},
                  {"buffers", catalog.buffers}, {"aliases", catalog.aliases},      {"tensors", json::object()},
-                 {"blocks", json::object()},   {"files", json::array()},          {"origin", manifest.origin}};
+                 {"blocks", json::object()},   {"files", json::array()},          {"origin", manifest.origin},
+                 {"generator", manifest.generator}, {"not_state", manifest.not_state}};
   for (const auto& [name, tensor] : catalog.tensors) result["tensors"][name] = to_json(tensor);
   for (const auto& [name, blocks] : manifest.blocks) {
     for (const auto& [range, begin, numel] : blocks.parts) {
@@ -196,6 +209,7 @@ Manifest from_json(const fs::path& folder, const json& text, std::vector<uint64_
   auto& catalog = manifest.catalog;
   catalog.aliases = text.at("aliases");
   catalog.buffers = text.at("buffers");
+  manifest.not_state = text.value("not_state", catalog.buffers);  // older ones name only buffers
   for (const auto& file : text.at("files")) {
     const fs::path name = file.at("name").get<std::string>();
     if (name.has_parent_path() || name.empty())
@@ -212,6 +226,8 @@ Manifest from_json(const fs::path& folder, const json& text, std::vector<uint64_
     bytes_of_files.push_back(file.at("bytes"));
   }
   for (const auto& [name, tensor] : text.at("tensors").items()) catalog.tensors[name] = tensor_from_json(tensor);
+  manifest.generator = text.value("generator", kGeneratorName);
+  if (!catalog.tensors.contains(manifest.generator)) manifest.generator.clear();
   for (const auto& [name, tensor] : catalog.tensors) {
     for (const auto& box : tensor.boxes) {
       if (box.file >= catalog.files.size()) throw IoError(fmt::format("'{}' lies in a file that is not listed", name));

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,8 @@ struct Manifest {
   Catalog catalog = {};
   std::map<std::string, BlockState> blocks = {};
   std::string optimizer = {};                                  // its class; empty if there is none
+  std::string generator = {};                                  // the tensor with the states of random generators; empty if there is none
+  std::set<std::string> not_state = {};                        // tensors of the model whose names are like those of state
   std::vector<std::map<std::string, std::string>> notes = {};  // of each rank
   std::map<std::string, std::string> origin = {};              // RankRecord::origin of rank 0
 };

@@ -41,7 +41,8 @@ nlohmann::json to_json(const RankRecord& record) {
           {"parts", to_json(record.parts)}, {"state", to_json(record.state)},
           {"whole", record.outside},        {"buffers", record.buffers},
           {"aliases", record.aliases},      {"optimizer", record.optimizer},
-          {"notes", record.notes},          {"origin", record.origin}};
+          {"notes", record.notes},          {"origin", record.origin},
+          {"generator", record.generator}};
 }
 
 PartRecord part_from_json(const nlohmann::json& json, int format) {
@@ -93,6 +94,7 @@ RankRecord from_json(const nlohmann::json& json) {
   record.optimizer = json.at("optimizer").get<std::string>();
   record.notes = json.at("notes").get<std::map<std::string, std::string>>();
   record.origin = json.value("origin", std::map<std::string, std::string>());  // older files have none
+  record.generator = json.value("generator", kGeneratorName);                  // of which no older file has two
   return record;
 }
 
@@ -174,6 +176,7 @@ RankFile open_rank_file(const std::filesystem::path& folder, int rank, int ranks
       throw IoError(fmt::format("it was written by rank {} of {}; somebody has renamed it", record.rank, record.ranks));
     }
     if (record.state.empty() && !record.optimizer.empty()) place_state(record, file);
+    if (!file.contains(record.generator)) record.generator.clear();
     const auto has_none = [&](const std::string& name) { return !file.has_checksum(name); };
     if (record.checksums && std::ranges::any_of(file.names(), has_none)) throw IoError("its checksums are gone");
     const auto values_of = [&](const std::string& name) {

@@ -17,7 +17,10 @@ namespace tessera::checkpoint {
 
 /// The name of a tensor of the optimizer's state is optimizer.PARAMETER.KEY, where the key is the optimizer's name for it.
 inline constexpr auto kOptimizerPrefix = "optimizer.";
+/// The name of the state of the random generator, unless the model has a tensor of this name.
 inline constexpr auto kGeneratorName = "generator.cpu";
+/// Its name then: no module or parameter has an empty name, so nothing of a model begins with a dot.
+inline constexpr auto kHiddenGeneratorName = ".generator.cpu";
 
 /// The part of a tensor that a rank has: the values of the slices one after the other, each in the memory order that the strides define.
 struct PartRecord {
@@ -39,6 +42,7 @@ struct RankRecord {
   std::vector<std::string> buffers = {};            // each rank writes its own
   std::map<std::string, std::string> aliases = {};  // from each further name of a tied parameter to its first name
   std::string optimizer = {};                       // its class; empty if there is none
+  std::string generator = {};                       // the tensor that is the state of the random generator; empty if there is none
   std::map<std::string, std::string> notes = {};
   /// Where it comes from, for people to read: the versions of the libraries, the layout and the mesh.
   std::map<std::string, std::string> origin = {};

@@ -11,17 +11,13 @@
 #include "tessera/checkpoint/formats/checksum.h"
 #include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/checkpoint/stored/optimizer_keys.h"
+#include "tessera/checkpoint/stored/places.h"
 #include "tessera/checkpoint/stored/rank_file.h"
 
 namespace tessera::checkpoint {
 namespace {
 
 using nlohmann::json;
-
-constexpr std::string_view kModelKeys[] = {"model.", "model_state_dict.", "state_dict."};
-constexpr std::string_view kOptimizerKeys[] = {"optimizer.", "optim.", "optimizer_state_dict.", ""};
-// A model may itself have a part that is called "model". Then the others are not what is kept beside a model.
-constexpr std::string_view kBeside[] = {"optimizer.", "optim.", "shard_metadata.", "scheduler.", "lr_scheduler.", kGeneratorName};
 
 bool is_number(std::string_view text) {
   return !text.empty() && std::ranges::all_of(text, [](unsigned char letter) { return std::isdigit(letter) != 0; });
@@ -31,28 +27,6 @@ template <class Entries>
 bool has_name(const Entries& entries, const std::string& prefix) {
   const auto found = entries.lower_bound(prefix);
   return found != entries.end() && found->first.starts_with(prefix);
-}
-
-std::optional<std::string> optimizer_key_of(const Catalog& catalog) {
-  for (const auto prefix : kOptimizerKeys) {
-    const std::string key(prefix);
-    const bool has_settings = has_name(catalog.values, key + "param_groups");
-    if (has_settings || (!key.empty() && has_name(catalog.tensors, key + "state."))) return key;
-  }
-  return std::nullopt;
-}
-
-std::string model_key_of(const Catalog& catalog, const std::optional<std::string>& optimizer) {
-  for (const auto prefix : kModelKeys) {
-    const std::string key(prefix);
-    if (!has_name(catalog.tensors, key)) continue;
-    const bool all = std::ranges::all_of(catalog.tensors, [&](const auto& entry) {
-      return entry.first.starts_with(key) ||
-             std::ranges::any_of(kBeside, [&](std::string_view other) { return entry.first.starts_with(other); });
-    });
-    if (all || (optimizer && !optimizer->empty())) return key;
-  }
-  return "";
 }
 
 /// The settings of an optimizer: what PyTorch calls param_groups.
@@ -78,6 +52,19 @@ class Settings {
       for (size_t i = 0; numbers.is_array() && names.is_array() && i < std::min(numbers.size(), names.size()); i++) {
         if (numbers[i].is_number_integer() && names[i].is_string()) result[numbers[i].dump()] = names[i].get<std::string>();
       }
+    }
+    return result;
+  }
+
+  /// As Python's load_state_dict understands numbers: by the places in the groups. None unless the groups are of the same sizes.
+  std::map<std::string, std::string> names(const std::vector<std::vector<std::string>>& groups) const {
+    std::map<std::string, std::string> result;
+    if (groups.size() != groups_.size()) return {};
+    for (size_t i = 0; const auto& [number, group] : groups_) {
+      const auto params = group.find("params");
+      const auto& names = groups[i++];
+      if (params == group.end() || !params->is_array() || params->size() != names.size()) return {};
+      for (size_t k = 0; k < names.size(); k++) result[(*params)[k].dump()] = names[k];
     }
     return result;
   }
@@ -153,6 +140,7 @@ Manifest run_of_torch_xla(Catalog catalog) {
   if (!group.empty()) group["params"] = parameters;
   if (has_state) set_optimizer(run, group.empty() ? json::array() : json::array({group}));
   run.save = number_of(catalog);
+  run.not_state = catalog.buffers;
   run.catalog = std::move(catalog);
   return run;
 }
@@ -160,8 +148,12 @@ Manifest run_of_torch_xla(Catalog catalog) {
 /// Sorts what a catalog has under another program's names.
 class Sorting {
  public:
-  explicit Sorting(Catalog catalog)
-      : from_(std::move(catalog)), optimizer_(optimizer_key_of(from_)), model_(model_key_of(from_, optimizer_)) {
+  Sorting(Catalog catalog, const ModelNames& names)
+      : from_(unwrapped(std::move(catalog))),
+        places_(places_in(from_, names.all)),
+        model_(places_.model),
+        optimizer_(places_.optimizer),
+        groups_(names.groups) {
     auto& to = run_.catalog;
     to.files = std::move(from_.files);
     to.checksums = std::move(from_.checksums);
@@ -174,7 +166,9 @@ class Sorting {
       if (const auto rest = behind(name, "param_groups.")) settings_.add(*rest, value);
     }
     names_ = settings_.names();
+    if (names_.empty() && settings_.has_numbers()) names_ = settings_.names(groups_);
     for (const auto& [name, tensor] : from_.tensors) add_tensor(name, tensor);
+    add_generator();
     for (const auto& [alias, first] : from_.aliases) add_alias(alias, first);
     for (const auto& [name, value] : from_.values) add_value(name, value);
     finish_optimizer();
@@ -192,19 +186,35 @@ class Sorting {
   void add_tensor(const std::string& name, const StoredTensor& tensor) {
     if (const auto rest = behind(name, "state.")) {
       add_state(*rest, tensor);
-    } else if (name == kGeneratorName) {
-      run_.catalog.tensors[name] = tensor;
+    } else if (places_.is_of_optimizer(name)) {
+      run_.catalog.left_out.emplace(name, kOneOfSeveral);
+    } else if (name == kGeneratorName && !model_.empty() && is_generator_state(tensor)) {
+      generator_ = &tensor;
     } else if (name.starts_with(model_)) {
-      run_.catalog.tensors[name.substr(model_.size())] = tensor;
+      const auto own = name.substr(model_.size());
+      if (own.starts_with(kOptimizerPrefix)) run_.not_state.insert(own);
+      add_new(own, tensor);
     } else {
       run_.catalog.left_out.emplace(name, "it is a tensor that is neither the model's nor the optimizer's");
     }
+  }
+
+  void add_new(const std::string& name, const StoredTensor& tensor) {
+    if (run_.catalog.tensors.emplace(name, tensor).second) return;
+    throw IoError(fmt::format("the model and the state of its optimizer both have a tensor '{}', so they can't be told apart", name));
+  }
+
+  void add_generator() {
+    if (generator_ == nullptr) return;
+    run_.generator = run_.catalog.tensors.contains(kGeneratorName) ? kHiddenGeneratorName : kGeneratorName;
+    run_.catalog.tensors.emplace(run_.generator, *generator_);
   }
 
   void add_state(const std::string& name, const StoredTensor& tensor) {
     const auto dot = name.rfind('.');
     if (dot == std::string::npos) return;
     auto parameter = name.substr(0, dot);
+    if (model_.ends_with(kDistributed) && parameter.starts_with(kDistributed)) parameter.erase(0, kDistributed.size());
     if (settings_.has_numbers() || (!has_settings() && is_number(parameter))) {
       const auto known = names_.find(parameter);
       if (known == names_.end()) {
@@ -213,7 +223,7 @@ class Sorting {
       }
       parameter = known->second;
     }
-    run_.catalog.tensors[kOptimizerPrefix + parameter + name.substr(dot)] = tensor;
+    add_new(kOptimizerPrefix + parameter + name.substr(dot), tensor);
     has_state_ = true;
   }
 
@@ -230,6 +240,10 @@ class Sorting {
 
   void add_value(const std::string& name, const json& value) {
     if (behind(name, "param_groups")) return;
+    if (!behind(name, "state.") && places_.is_of_optimizer(name)) {
+      run_.catalog.left_out.emplace(name, kOneOfSeveral);
+      return;
+    }
     const auto state = behind(name, "state.");
     if (state && value.is_null()) return;  // SGD without momentum
     if (state || value.is_binary() || (!model_.empty() && name.starts_with(model_))) {
@@ -238,24 +252,47 @@ class Sorting {
                                                               : "it is a value of the model that is no tensor");
       return;
     }
-    run_.notes.front()[name] = text_of(value);
+    run_.notes.front()[name.substr(name.starts_with(places_.around) ? places_.around.size() : 0)] = text_of(value);
   }
 
   void finish_optimizer() {
+    if (!optimizer_ && !places_.other_optimizers.empty()) run_.catalog.left_out["optimizer.state"] = kOneOfSeveral;
     if (by_numbers_) {
       run_.catalog.left_out["optimizer.state"] =
-          "it knows the parameters by numbers only. Save what get_optimizer_state_dict (torch.distributed.checkpoint.state_dict) returns, "
-          "or give the optimizer model.named_parameters()";
-      std::erase_if(run_.catalog.tensors, [](const auto& entry) { return entry.first.starts_with(kOptimizerPrefix); });
+          groups_.empty() ? "it knows the parameters by numbers only. Save what get_optimizer_state_dict (torch.distributed.checkpoint."
+                            "state_dict) returns, or give the optimizer model.named_parameters(), or load with .optimizer_by_numbers = "
+                            "true if the parameters are in the same order there"
+                          : "it knows the parameters by numbers, and its groups have other sizes than those of the optimizer here";
+      std::erase_if(run_.catalog.tensors,
+                    [&](const auto& entry) { return entry.first.starts_with(kOptimizerPrefix) && !run_.not_state.contains(entry.first); });
       return;
     }
     if (!has_state_ && !has_settings()) return;
     set_optimizer(run_, std::move(settings_).with_names());
   }
 
+  static Catalog unwrapped(Catalog catalog) {
+    const auto rename = [](auto& entries) {
+      std::remove_reference_t<decltype(entries)> renamed;
+      for (auto& [name, value] : entries) renamed.emplace(without_wrappers(name), std::move(value));
+      if (renamed.size() == entries.size()) entries = std::move(renamed);
+    };
+    rename(catalog.tensors);
+    rename(catalog.values);
+    for (auto& [alias, name] : catalog.aliases) name = without_wrappers(name);
+    rename(catalog.aliases);
+    return catalog;
+  }
+
+  static constexpr std::string_view kDistributed = "module.";  // of DistributedDataParallel
+  static constexpr auto kOneOfSeveral = "it is of one of several optimizers, none of which has a name that is known";
+
   Catalog from_;
-  const std::optional<std::string> optimizer_;
-  const std::string model_;
+  const Places places_;
+  const std::string& model_;
+  const std::optional<std::string>& optimizer_;
+  const std::vector<std::vector<std::string>>& groups_;
+  const StoredTensor* generator_ = nullptr;
   Settings settings_;
   std::map<std::string, std::string> names_;
   bool by_numbers_ = false, has_state_ = false;
@@ -264,16 +301,20 @@ class Sorting {
 
 }  // namespace
 
-Manifest run_of(Catalog catalog) {
-  return Sorting(std::move(catalog)).finish();
+Manifest run_of(Catalog catalog, const ModelNames& names) {
+  return Sorting(std::move(catalog), names).finish();
 }
 
-Manifest read_run(const std::filesystem::path& path) {
+Manifest read_run(const std::filesystem::path& path, const ModelNames& names) {
   const auto format = format_of(path);
   if (format == Format::Tessera) return read_manifest(path);
   if (format == Format::TorchXla) return run_of_torch_xla(read_catalog(path));
-  auto run = run_of(read_catalog(path));
-  const auto generator = run.catalog.tensors.find(kGeneratorName);
+  auto catalog = read_catalog(path);
+  // Weights alone have no keys around them: "model." is a part of the model, as in a language model whose head is tied.
+  if ((format == Format::Hub || format == Format::Safetensors) && names.all.empty())
+    return {.save = number_of(catalog), .catalog = std::move(catalog), .notes = {{}}};
+  auto run = run_of(std::move(catalog), names);
+  const auto generator = run.catalog.tensors.find(run.generator);
   if (format == Format::Accelerate && generator != run.catalog.tensors.end()) {  // of each rank, in the first files
     run.ranks = static_cast<int>(std::max<size_t>(generator->second.boxes.size(), 1));
     run.notes.resize(generator->second.boxes.size(), run.notes.front());
@@ -309,11 +350,11 @@ StateName state_name(const std::string& name) {
 }
 
 bool is_optimizer_state(const std::string& name, const Manifest& manifest) {
-  return !manifest.optimizer.empty() && name.starts_with(kOptimizerPrefix) && !manifest.catalog.buffers.contains(name);
+  return !manifest.optimizer.empty() && name.starts_with(kOptimizerPrefix) && !manifest.not_state.contains(name);
 }
 
 bool is_of_model(const std::string& name, const Manifest& manifest) {
-  return name != kGeneratorName && !is_optimizer_state(name, manifest);
+  return name != manifest.generator && !is_optimizer_state(name, manifest);
 }
 
 }  // namespace tessera::checkpoint

@@ -3,7 +3,9 @@
 
 #include <filesystem>
 #include <map>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "tessera/checkpoint/load_options.h"
 #include "tessera/checkpoint/stored/manifest.h"
@@ -13,13 +15,19 @@ namespace tessera::checkpoint {
 /// The note with the settings of an optimizer of PyTorch: its param_groups as JSON, with names of parameters.
 inline constexpr auto kSettingsNote = "optimizer.param_groups";
 
-/// Of Tessera's checkpoints their manifest. Those of other programs have one rank unless they say more, tensors of the optimizer's state
-/// under PyTorch's keys, and notes made of the other values.
-Manifest read_run(const std::filesystem::path& path);
+/// What is known of a model, by which a checkpoint of another program is understood.
+struct ModelNames {
+  std::set<std::string> all = {};                     // of parameters and buffers
+  std::vector<std::vector<std::string>> groups = {};  // of the optimizer's parameters, where these may be known by numbers there
+};
 
-/// The same of a catalog of another program's names. The model may be under the key "model", the optimizer under "optimizer", as the names
-/// tell. What can't be used is in Catalog::left_out, among it the state of an optimizer that knows its parameters by numbers only.
-Manifest run_of(Catalog catalog);
+/// Of Tessera's checkpoints their manifest. Those of other programs have one rank unless they say more, tensors of the optimizer's state
+/// under PyTorch's keys, and notes made of the other values. The names of the model tell where it lies.
+Manifest read_run(const std::filesystem::path& path, const ModelNames& names = {});
+
+/// The same of a catalog of another program's names, whose model and optimizer may be under keys of their own (see Places). What can't be
+/// used is in Catalog::left_out, among it the state of an optimizer that knows its parameters by numbers, unless its groups are given.
+Manifest run_of(Catalog catalog, const ModelNames& names = {});
 
 /// The notes that this rank of so many has made; on another number of ranks than saved, those on which all ranks agree. Throws UsageError
 /// if they do not, unless the options allow that.

@@ -99,6 +99,10 @@ void expect_shards_current(Unit& unit) {
                   unit.name()));
 }
 
+bool LocalPart::has_member() const {
+  return !unit->groups()[group].parameters[parameter].unsharded.expired();
+}
+
 bool LocalPart::is_unset() const {
   return unit->groups()[group].parameters[parameter].unset;
 }

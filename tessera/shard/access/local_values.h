@@ -32,6 +32,8 @@ struct LocalPart {
 
   /// Whether nobody has initialised or loaded it.
   bool is_unset() const;
+  /// Whether a module can use it: a member holds its unsharded form. Where the member was set to another tensor, nobody can.
+  bool has_member() const;
   /// Its values have been written.
   void note_values() const;
 };

@@ -19,6 +19,7 @@
 #include "tessera/shard/paging/locality.h"
 #include "tessera/shard/paging/operators.h"
 #include "tessera/shard/paging/paged_tensor.h"
+#include "tessera/shard/paging/saves.h"
 #include "tessera/shard/paging/storage_tag.h"
 #include "tessera/shard/paging/watcher.h"
 #include "tessera/shard/unit/parameter_meta.h"
@@ -127,19 +128,19 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const Opera
   operands.alive.push_back(unit);
 }
 
-/// Handles the operator by which torch::load gives each parameter the memory that it has read. A shard keeps its own memory and copies the
-/// values, so a file that torch::save wrote for a sharded model can be read again on the same rank. Returns false if the tensor is not a
-/// shard.
+/// Handles the operator by which torch::load gives each parameter the memory that it has read. Where one rank has all of a parameter, the
+/// shard keeps its own memory and copies the values. Returns false if the tensor is not a shard.
 bool loads_shard(Stack& stack) {
   const auto source = stack[stack.size() - 1].toTensor();
   auto self = stack[stack.size() - 2].toTensor();
   const auto found = locate(self);
   if (found.parameter == nullptr || !found.parameter->shard.is_same(self)) return false;
-  if (source.sizes() != self.sizes()) {
+  if (found.unit->mesh().shard().size() > 1 || source.sizes() != self.sizes()) {
     throw UsageError(
-        fmt::format("the shard of '{}' has the shape [{}] here, but [{}] was to be loaded into it. What torch::save wrote of a sharded "
-                    "model can be read on the same rank of as many ranks; whole weights have to be loaded before fully_shard",
-                    found.parameter->name, fmt::join(self.sizes(), ", "), fmt::join(source.sizes(), ", ")));
+        fmt::format("torch::load would put values of the shape [{}] in place of the shard of '{}', which has [{}] of [{}] on this rank; load "
+                    "whole weights before fully_shard, or with tessera::checkpoint::load_weights(*model, file)",
+                    fmt::join(source.sizes(), ", "), found.parameter->name, fmt::join(self.sizes(), ", "),
+                    fmt::join(found.parameter->sizes, ", ")));
   }
   self.copy_(source);
   stack.pop_back();
@@ -459,6 +460,7 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
 }  // namespace
 
 void install_paging() {
+  watch_saves();
   // Never destroyed, because parameters in static storage are used after main.
   [[gnu::used]] static torch::Library* const library = [] {
     try {
