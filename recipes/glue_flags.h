@@ -28,11 +28,14 @@ inline void declare(CLI::App& app, Flags& flags) {
       ->type_name("FOLDER");
   app.add_option("--data", flags.data, "Folder with train.tsv and dev.tsv, as MRPC in GLUE")->type_name("FOLDER");
   app.add_flag("--fake-data", flags.fake_data, "Generated pairs instead of files");
-  app.add_option("--batch-size", flags.batch_size, "Pairs per rank and step")->capture_default_str()->check(tessera::cli::from_to(1, 1'000'000));
+  app.add_option("--batch-size", flags.batch_size, "Pairs per rank and step")
+      ->capture_default_str()
+      ->check(tessera::cli::from_to(1, 1'000'000));
   app.add_option("--num-epochs", flags.epochs, "How often to go through the training set")
       ->capture_default_str()
       ->check(tessera::cli::from_to(0, 1'000'000));
-  app.add_option("--lr", flags.lr, "Highest learning rate; unless given 2e-5, or 2e-3 without --model")->check(tessera::cli::from_to(0.0, 1000.0));
+  app.add_option("--lr", flags.lr, "Highest learning rate; unless given 2e-5, or 2e-3 without --model")
+      ->check(tessera::cli::from_to(0.0, 1000.0));
   app.add_option("--max-length", flags.max_length, "Tokens of a pair; longer ones lose their ends")
       ->capture_default_str()
       ->check(tessera::cli::from_to(3, 1'000'000));
@@ -44,7 +47,9 @@ inline void declare(CLI::App& app, Flags& flags) {
   app.add_flag("--resume", flags.resume, "Go on from what is saved there, if anything is")->needs("--save-state");
   app.add_option("--output", flags.output, "Where to write the trained model, as a Hugging Face folder")->type_name("FOLDER");
   app.add_option("--target-accuracy", flags.target, "In percent; below it the exit status is 21")->check(tessera::cli::from_to(0.0, 100.0));
-  app.add_option("--log-steps", flags.log_steps, "Steps between two reports")->capture_default_str()->check(tessera::cli::from_to(1, 1'000'000));
+  app.add_option("--log-steps", flags.log_steps, "Steps between two reports")
+      ->capture_default_str()
+      ->check(tessera::cli::from_to(1, 1'000'000));
   app.add_option("--metrics", flags.metrics,
                  "Where to write the numbers of each report: FILE.jsonl, FILE.csv, or a folder for TensorBoard; may be repeated")
       ->type_name("FILE")

@@ -27,7 +27,9 @@ inline void declare(CLI::App& app, Flags& flags) {
       ->type_name("FOLDER")
       ->capture_default_str();
   app.add_flag("--fake-data", flags.fake_data, "Generated images instead of files");
-  app.add_option("--batch-size", flags.batch_size, "Samples per rank and step")->capture_default_str()->check(tessera::cli::from_to(1, 1'000'000));
+  app.add_option("--batch-size", flags.batch_size, "Samples per rank and step")
+      ->capture_default_str()
+      ->check(tessera::cli::from_to(1, 1'000'000));
   app.add_option("--num-epochs", flags.epochs, "How often to go through the training set")
       ->capture_default_str()
       ->check(tessera::cli::from_to(0, 1'000'000));
@@ -50,7 +52,9 @@ inline void declare(CLI::App& app, Flags& flags) {
   app.add_flag("--no-ckpt-consolidation", flags.no_consolidation, "Do not put the last checkpoint together and evaluate it at the end");
   app.add_flag("--resume", flags.resume, "Go on from the newest checkpoint under the prefix, if there is one")->needs("--ckpt-prefix");
   app.add_option("--target-accuracy", flags.target, "In percent; below it the exit status is 21")->check(tessera::cli::from_to(0.0, 100.0));
-  app.add_option("--log-steps", flags.log_steps, "Steps between two reports")->capture_default_str()->check(tessera::cli::from_to(1, 1'000'000));
+  app.add_option("--log-steps", flags.log_steps, "Steps between two reports")
+      ->capture_default_str()
+      ->check(tessera::cli::from_to(1, 1'000'000));
   app.add_option("--metrics", flags.metrics,
                  "Where to write the numbers of each report: FILE.jsonl, FILE.csv, or a folder for TensorBoard; may be repeated")
       ->type_name("FILE")

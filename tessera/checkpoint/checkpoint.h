@@ -1,7 +1,11 @@
 // Checkpoints of a training run: a folder with one file per rank. A folder under its final name is always complete.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <filesystem>
+#include <map>
+#include <string>
 
 #include "tessera/checkpoint/load_options.h"
 #include "tessera/checkpoint/notes.h"
@@ -26,6 +30,12 @@ struct Contents {
   OptimizerRef optimizer = {};
   optim::Average* average = nullptr;  // of the model or of a part of it; saved beside the optimizer's state
   Notes notes = {};                   // anything else: step, position, learning rate
+  /// Tensors beside the model, such as statistics. All ranks have the same, which are saved once. A load fills them in place; one that is
+  /// undefined it makes, on the CPU.
+  std::map<std::string, at::Tensor> tensors = {};
+  /// Tensors of which each rank has its own, such as a replay buffer: rows (along dimension 0) of one tensor, in which those of rank 0 come
+  /// first. Each rank loads as many rows as it has here, and all ranks together must have as many as were saved.
+  std::map<std::string, at::Tensor> tensors_by_rank = {};
 };
 
 /// Saves a checkpoint. All ranks must see the same folder. It appears under its name after all ranks have written their files; if there is

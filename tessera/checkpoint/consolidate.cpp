@@ -9,22 +9,29 @@
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/checkpoint/convert.h"
+#include "tessera/checkpoint/convert/run_source.h"
 #include "tessera/checkpoint/formats/torch_file.h"
 #include "tessera/comm/groups/all_or_none.h"
 
 namespace tessera::checkpoint {
 
-Consolidated consolidate(const std::filesystem::path& checkpoint, const std::filesystem::path& save_path, const ConvertProgress& progress) {
-  const bool torch = has_torch_extension(save_path);
+void expect_known_ending(const std::filesystem::path& save_path) {
   // What begins with a digit is a part of the name, as in net-0.5.
   if (const auto extension = save_path.extension().string();
-      !torch && extension.size() > 1 && extension != ".safetensors" && std::isdigit(static_cast<unsigned char>(extension[1])) == 0) {
-    throw UsageError(fmt::format("{} asks for a format that is not written: names end in .safetensors, or for files of torch.save in .pth, .pt or .bin",
-                                 save_path.string()));
+      !has_torch_extension(save_path) && extension.size() > 1 && extension != ".safetensors" && std::isdigit(static_cast<unsigned char>(extension[1])) == 0) {
+    throw UsageError(
+        fmt::format("{} asks for a format that is not written: names end in .safetensors, or for files of torch.save in .pth, .pt or .bin",
+                    save_path.string()));
   }
+}
+
+Consolidated consolidate(const std::filesystem::path& checkpoint, const std::filesystem::path& save_path, const ConvertProgress& progress) {
+  expect_known_ending(save_path);
+  const bool torch = has_torch_extension(save_path);
   const auto done = convert(
       checkpoint, save_path,
       {.to = torch ? Format::Torch : Format::Safetensors, .weights_only = true, .model_key = torch ? "model" : "", .progress = progress});
+  warn_of_tensors_beside(checkpoint, done);
   return {.parameters = done.parameters, .tensors = done.tensors, .bytes = done.bytes};
 }
 

@@ -16,9 +16,13 @@ struct Consolidated {
   int64_t bytes = 0;
 };
 
+/// Throws UsageError unless consolidate() writes files of this name.
+void expect_known_ending(const std::filesystem::path& save_path);
+
 /// Writes the model of a checkpoint of any format to one file: {"model": ...} as torch.save writes it if the name ends in .pth, .pt or
-/// .bin, safetensors if it ends in .safetensors or has no extension; others are refused. It runs in one process, without a world, and needs memory for one parameter at a time. In a safetensors file,
-/// a tied parameter is saved under its first name, and the metadata maps each of its other names to the first.
+/// .bin, or safetensors if it ends in .safetensors or has no extension; others are refused. It runs in one process, without a world, and
+/// needs memory for one parameter at a time. In a safetensors file, a tied parameter is saved under its first name, and the metadata maps
+/// each of its other names to the first.
 Consolidated consolidate(const std::filesystem::path& checkpoint, const std::filesystem::path& save_path,
                          const ConvertProgress& progress = {});
 /// The same for programs of several ranks: rank 0 does it, and every rank returns when the file is there, with the same result. An error is

@@ -8,12 +8,14 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
+#include "tessera/base/log.h"
+#include "tessera/base/words.h"
 #include "tessera/checkpoint/convert/run_source.h"
 #include "tessera/checkpoint/formats/accelerate.h"
 #include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/save_torch_xla.h"
-#include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/checkpoint/step_folders.h"
+#include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/checkpoint/stored/rank_file.h"
 #include "tessera/checkpoint/stored/runs.h"
 
@@ -26,13 +28,6 @@ bool is_inside(const fs::path& path, const fs::path& folder) {
   std::error_code unknown;
   const auto inner = fs::weakly_canonical(path, unknown), outer = fs::weakly_canonical(folder, unknown);
   return !unknown && std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
-}
-
-/// Also if it is the same path.
-void expect_outside(const fs::path& out, const fs::path& checkpoint) {
-  if (!is_inside(out, checkpoint)) return;
-  throw UsageError(
-      fmt::format("{} lies in the checkpoint {}, whose files it could replace; write elsewhere", out.string(), checkpoint.string()));
 }
 
 /// Throws UsageError for options that mean nothing for this format.
@@ -108,6 +103,21 @@ std::map<std::string, std::string> metadata_of(const RunSource& source) {
 
 }  // namespace
 
+void warn_of_tensors_beside(const fs::path& checkpoint, const Converted& done) {
+  std::vector<std::string> names;
+  for (const auto& [name, why] : done.left_out) {
+    if (why == kStandsBeside) names.push_back(name);
+  }
+  if (names.empty()) return;
+  log(LogLevel::Warning, fmt::format("only the model of {} is written, without what stands beside it: {}", checkpoint.string(), some_of(names)));
+}
+
+void expect_outside(const fs::path& out, const fs::path& checkpoint) {
+  if (!is_inside(out, checkpoint)) return;
+  throw UsageError(
+      fmt::format("{} lies in the checkpoint {}, whose files it could replace; write elsewhere", out.string(), checkpoint.string()));
+}
+
 std::vector<fs::path> write_safetensors(const RunSource& source, const fs::path& out) {
   const auto tensors = by_width(source);
   SafetensorsWriter writer(out, entries_of(tensors), metadata_of(source));
@@ -139,7 +149,7 @@ Converted convert(const fs::path& checkpoint, const fs::path& out, const Convert
   if (source.model().empty()) {
     throw IoError(fmt::format("{} has no tensors of a model{}", checkpoint.string(), folder_of_model(checkpoint)));
   }
-  result.tensors = std::ssize(source.model()) + std::ssize(source.state());
+  result.tensors = std::ssize(source.model()) + std::ssize(source.state()) + std::ssize(source.beside());
   result.bytes = source.bytes();
   for (const auto& tensor : source.model()) {
     if (!source.run().catalog.buffers.contains(tensor.name)) result.parameters += c10::multiply_integers(tensor.shape);
@@ -165,6 +175,7 @@ Converted convert(const fs::path& checkpoint, const fs::path& out, const Convert
       break;
     case Format::TorchXla:
       result.files = convert_to_torch_xla(checkpoint, out, options.world);
+      for (const auto& tensor : source.beside()) result.left_out.emplace(tensor.key, kStandsBeside);
       break;
   }
   return result;

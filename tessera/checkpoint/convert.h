@@ -33,8 +33,8 @@ struct ConvertOptions {
   int64_t max_shard_size = 5'000'000'000;    // bytes of a file in a Hub folder
   bool full_state_dict = false;              // of Accelerate: files of torch.save as for FULL_STATE_DICT
   bool replicated = false;                   // of Accelerate: model.safetensors and optimizer.bin, as it has them without FSDP
-  /// Settings of the optimizer for Python, which takes all of them from the files, such as {"lr", 0.001}; what is no number is JSON, such as
-  /// {"betas", "[0.9, 0.99]"}. The others are those of the checkpoint, if it has them, or PyTorch's defaults.
+  /// Settings of the optimizer for Python, which takes all of them from the files, such as {"lr", 0.001}; what is no number is JSON, such
+  /// as {"betas", "[0.9, 0.99]"}. The others are those of the checkpoint, if it has them, or PyTorch's defaults.
   Notes settings = {};
   /// Notes that differ by rank, where the output can't have them by rank, are an error, or those of rank 0 are taken.
   bool notes_of_first_rank = false;
@@ -49,6 +49,9 @@ struct Converted {
   int64_t parameters = 0;                            // values in all of them; where the input does not tell buffers from them, in both
   std::map<std::string, std::string> left_out = {};  // what the output lacks, and why
 };
+
+/// Throws UsageError if `out` is the checkpoint, or lies in it.
+void expect_outside(const std::filesystem::path& out, const std::filesystem::path& checkpoint);
 
 /// Reads and writes piece by piece. Everything with a checksum is compared first. The output appears when it is complete: a file replaces
 /// one of its name, a folder must not be there yet, but a Hub folder may hold other files. Throws UsageError for what the format can't

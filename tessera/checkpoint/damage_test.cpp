@@ -104,18 +104,18 @@ TEST(CheckpointDamage, ThatIsDamagedInsideChangesNothing) {
          bytes[bytes.size() - begin] = static_cast<char>(bytes[bytes.size() - begin] ^ 1);
          write_file(file, bytes);
        }},
-      {"disagree about the shape or the dtype of 'generator.cpu'",
+      {"disagree about the shape or the dtype of '.generator.cpu'",
        [](const auto& file) {
          std::filesystem::remove(file.parent_path() / "manifest.json");  // which says what the bytes were
          rewrite(file, [](const std::string& name, at::Tensor& tensor) {
-           if (name == "generator.cpu") tensor = tensor.slice(0, 0, 100).clone();
+           if (name == ".generator.cpu") tensor = tensor.slice(0, 0, 100).clone();
          });
        }},
       {"state of the random generator in",
        [](const auto& file) {
          std::filesystem::remove(file.parent_path() / "manifest.json");  // which says what the bytes were
          rewrite(file, [](const std::string& name, at::Tensor& tensor) {
-           if (name == "generator.cpu") tensor.fill_(255);
+           if (name == ".generator.cpu") tensor.fill_(255);
          });
        }},
   };

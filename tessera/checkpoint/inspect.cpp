@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/stored/catalogs.h"
@@ -36,16 +35,12 @@ std::string inspect(const fs::path& path) {
   const CatalogReader stored(read_catalog(path));  // looks at the sizes of the files
   const auto& catalog = stored.catalog();
   Json result = {{"path", path.string()}, {"format", name_of(format)}};
-  std::optional<Manifest> run;
+  const auto run = read_run(path);
+  if (format == Format::Tessera) result["ranks"] = run.ranks;
+  result["optimizer"] = run.optimizer;
   if (format == Format::Tessera) {
-    const auto manifest = read_manifest(path);
-    result["ranks"] = manifest.ranks;
-    result["optimizer"] = manifest.optimizer;
-    result["notes"] = manifest.notes.front();
-    result["origin"] = manifest.origin;
-  } else {
-    run = run_of(catalog);
-    result["optimizer"] = run->optimizer;
+    result["notes"] = run.notes.front();
+    result["origin"] = run.origin;
   }
   if (format == Format::TorchXla) result["ranks"] = catalog.files.size();
   int64_t numel = 0, bytes = 0;
@@ -59,7 +54,7 @@ std::string inspect(const fs::path& path) {
   }
   result["aliases"] = catalog.aliases;
   result["values"] = catalog.values;
-  result["left_out"] = run ? run->catalog.left_out : catalog.left_out;
+  result["left_out"] = run.catalog.left_out;
   result["files"] = Json::object();
   for (const auto& file : catalog.files) result["files"][file.filename().string()] = fs::file_size(file);
   result["total"] = {{"tensors", catalog.tensors.size()}, {"numel", numel}, {"bytes", bytes}, {"checksums", catalog.checksums.size()}};

@@ -9,6 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/formats/accelerate.h"
+#include "tessera/checkpoint/live/beside.h"
 #include "tessera/checkpoint/live/contents.h"
 #include "tessera/checkpoint/live/generator_state.h"
 #include "tessera/checkpoint/live/model_plan.h"
@@ -43,16 +44,23 @@ std::vector<std::vector<std::string>> groups_of(const Contents& contents, const 
   return groups;
 }
 
+ModelNames known_names(const LocalValues& model, const Contents& contents, const LoadOptions& options) {
+  auto names = names_of(model, options.may_be_missing);
+  names.groups = groups_of(contents, options);
+  return names;
+}
+
 /// A checkpoint that has been opened and checked. Nothing has been changed yet.
 struct Saved {
-  Saved(const fs::path& folder, const Contents& contents, const LocalValues& model, const std::set<std::string>& elsewhere,
-        const LoadOptions& options, const Communicator& world)
-      : manifest(read_run(folder, {.all = names_of(model), .groups = groups_of(contents, options)})),
+  Saved(const fs::path& folder, const Contents& contents, const RowsOfRanks& rows, const LocalValues& model,
+        const std::set<std::string>& elsewhere, const LoadOptions& options, const Communicator& world)
+      : manifest(read_run(folder, known_names(model, contents, options))),
         stored(manifest.catalog),
         plan(stored, names_in_model(manifest, elsewhere), model, options, "the checkpoint " + folder.string()) {
     const int rank = world.local_ranks().front();
     for (const auto& [name, text] : notes_of_rank(manifest, rank, world.size(), options)) notes[name] = text;
     if (options.expect) options.expect(notes);
+    expect_beside(contents, rows, manifest, options, folder.string());
     if (contents.optimizer) expect_class(folder, contents.optimizer);
     std::vector<int> all(static_cast<size_t>(world.size()));
     std::iota(all.begin(), all.end(), 0);
@@ -97,15 +105,21 @@ void load(const fs::path& folder, Contents& contents, const Communicator& world,
   expect_idle("checkpoint::load");
   expect_model(contents);
   const c10::AutoGradMode no_grad(false);
-  const auto model = local_values(*contents.model);
+  const auto failure = fmt::format("can't load {}; nothing was changed", folder.string());
+  LocalValues model;
+  all_or_none(world, {.unit = "checkpoint"}, failure, [&] {
+    expect_loadable_beside(contents);
+    model = local_values(*contents.model);
+  });
+  const auto rows = rows_of_ranks(contents, world);
   const auto elsewhere = names_elsewhere(model, world);
   std::optional<Saved> saved;
   AllOrNone step;
   step.attempt([&] {
-    saved.emplace(folder, contents, model, elsewhere, options, world);
+    saved.emplace(folder, contents, rows, model, elsewhere, options, world);
     expect_writable(model.units);
   });
-  step.expect_all(world, {.unit = "checkpoint"}, fmt::format("can't load {}; nothing was changed", folder.string()));
+  step.expect_all(world, {.unit = "checkpoint"}, failure);
   expect_one_save(saved->manifest, folder, world);
   AllOrNone reading;
   reading.attempt([&] {
@@ -115,6 +129,7 @@ void load(const fs::path& folder, Contents& contents, const Communicator& world,
     const WriteGuard guard(model.units, WriteKind::Load);
     saved->plan.load(local_values(*contents.model), world);  // asked again, because the guard may have moved shards into other memory
   });
+  reading.attempt([&] { load_beside(contents, rows, saved->manifest, saved->stored, world); });
   reading.expect_all(world, {.unit = "checkpoint"},
                      fmt::format("could not finish loading {}; what is loaded is part of it", folder.string()));
   if (saved->generator) {

@@ -7,6 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/checkpoint/convert.h"
+#include "tessera/checkpoint/convert/run_source.h"
 #include "tessera/checkpoint/formats/accelerate.h"
 #include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/step_folders.h"
@@ -80,6 +81,7 @@ Merged merge(const fs::path& checkpoint, const fs::path& out, const MergeOptions
     make_folder(out);
   }
   const auto done = convert(checkpoint, to, how);
+  warn_of_tensors_beside(checkpoint, done);
   remove(old);
   return {.files = done.files, .tensors = done.tensors, .bytes = done.bytes};
 }

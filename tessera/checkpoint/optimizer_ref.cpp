@@ -108,7 +108,8 @@ std::vector<at::Tensor> OptimizerRef::One::parameters() const {
 std::vector<PythonGroup> OptimizerRef::One::groups() const {
   std::vector<PythonGroup> result;
   if (own == nullptr) {
-    for (const auto& group : torch->param_groups()) result.push_back({.settings = torch_settings(group.options()), .parameters = group.params()});
+    for (const auto& group : torch->param_groups())
+      result.push_back({.settings = torch_settings(group.options()), .parameters = group.params()});
     return result;
   }
   for (auto& group : own->groups()) {

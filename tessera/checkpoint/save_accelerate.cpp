@@ -18,6 +18,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
+void expect_no_tensors(const Contents& contents) {
+  for (const auto* tensors : {&contents.tensors, &contents.tensors_by_rank}) {
+    if (tensors->empty()) continue;
+    throw UsageError(fmt::format("Accelerate's folders have no place for the tensor '{}' beside the model; save it with checkpoint::save",
+                                 tensors->begin()->first));
+  }
+}
+
 void expect_replaceable(const fs::path& folder) {
   if (!is_there(folder) || is_accelerate_folder(folder)) return;
   if (const auto names = names_in(folder); names && names->empty()) return;
@@ -30,6 +38,8 @@ void save_accelerate(const fs::path& folder, const Contents& contents, const Com
   const auto native = beside(folder, ".native"), made = beside(folder, ".new");
   // The others notice it if rank 0 ends meanwhile, so they may wait as long as it takes.
   const auto patient = world.with_limit(std::chrono::hours(24));
+  all_or_none(patient, {.unit = "checkpoint"}, fmt::format("could not save {}; what was there is unchanged", folder.string()),
+              [&] { expect_no_tensors(contents); });
   const auto on_first = [&](c10::function_ref<void()> act) {
     all_or_none(patient, {.unit = "checkpoint"}, fmt::format("could not save {}; what was there is unchanged", folder.string()), [&] {
       if (world.is_first()) act();

@@ -16,8 +16,8 @@ struct SaveAccelerateOptions {
 };
 
 /// Saves a run, with the settings of the optimizer's groups, as a folder that Accelerator.load_state and checkpoint::load read. It replaces
-/// an earlier folder of Accelerate's once it is complete. All ranks must see the same files, among which FOLDER.native has the values on their way. An error on one rank is thrown on
-/// all, and leaves what was there. Collective.
+/// an earlier folder of Accelerate's once it is complete. All ranks must see the same files, among which FOLDER.native has the values on
+/// their way. An error on one rank is thrown on all, and leaves what was there. Collective.
 void save_accelerate(const std::filesystem::path& folder, const Contents& contents, const Communicator& world,
                      const SaveAccelerateOptions& options = {});
 

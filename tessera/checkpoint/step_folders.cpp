@@ -125,7 +125,8 @@ void expect_no_run(const fs::path& prefix) {
   const auto name = prefix.has_filename() ? prefix : prefix.parent_path();
   const auto folder = name.has_parent_path() ? name.parent_path() : fs::path(".");
   if (!is_there(folder) || step_folders(name).empty()) return;
-  throw UsageError(fmt::format("{0} is the name of a run, whose checkpoints {0}-step-N it would hide; write under another name", name.string()));
+  throw UsageError(
+      fmt::format("{0} is the name of a run, whose checkpoints {0}-step-N it would hide; write under another name", name.string()));
 }
 
 void link_latest(const fs::path& folder) {

@@ -73,7 +73,7 @@ void load_weights(torch::nn::Module& module, const std::filesystem::path& path, 
   const auto elsewhere = names_elsewhere(model, world);
   together(failure, [&] {
     // Where names are to be replaced, those of the model say nothing.
-    const auto known = options.renamed.empty() ? names_of(model) : std::set<std::string>();
+    const auto known = options.renamed.empty() ? names_of(model, options.may_be_missing) : ModelNames();
     stored.emplace(renamed(read_model(path, known), Renames(options.renamed)));
     std::set<std::string> names;
     for (const auto& [name, tensor] : stored->catalog().tensors) {

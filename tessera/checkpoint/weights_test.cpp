@@ -13,6 +13,7 @@
 #include "tessera/checkpoint/formats/torch_file.h"
 #include "tessera/checkpoint/merge.h"
 #include "tessera/checkpoint/state_dict.h"
+#include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/comm/self/self.h"
 #include "tessera/shard/deferred_init.h"
 #include "tessera/shard/full_params.h"

@@ -83,7 +83,7 @@ class Attempts {
   };
 
   std::unique_ptr<Nodes> find_others() {
-    say(fmt::format("node {} of {}, meeting at {}:{}", plan_.node, plan_.nodes, plan_.point.host, plan_.point.port));
+    if (!plan_.quiet) say(fmt::format("node {} of {}, meeting at {}:{}", plan_.node, plan_.nodes, plan_.point.host, plan_.point.port));
     return std::make_unique<Nodes>(
         NodesOptions{.point = plan_.point,
                      .nodes = plan_.nodes,

@@ -69,8 +69,8 @@ int inspect(const std::string& given, bool as_json) {
 void add_ckpt_command(CLI::App& app, std::function<int()>& chosen) {
   auto* command = app.add_subcommand("ckpt", "Works on saved checkpoints")->group("Commands");
   command->require_subcommand(1);
-  command->footer(Help::footer_of(
-      {"tessera ckpt inspect run/mnist", "tessera ckpt verify run/mnist", "tessera ckpt merge run/mnist merged"}));
+  command->footer(
+      Help::footer_of({"tessera ckpt inspect run/mnist", "tessera ckpt verify run/mnist", "tessera ckpt merge run/mnist merged"}));
   auto* together = command->add_subcommand("consolidate", "Puts the ranks' parts of a model together into one file")->group("Commands");
   const auto prefix = std::make_shared<std::string>(), save_path = std::make_shared<std::string>(),
              suffix = std::make_shared<std::string>();
@@ -80,9 +80,15 @@ void add_ckpt_command(CLI::App& app, std::function<int()>& chosen) {
   together->add_option("--ckpt-suffix", *suffix, "The files of torch_xla are those that match P and this, such as *.pth")->type_name("S");
   together->add_option("--save-path", *save_path, "The file to write, P_consolidated.pth unless given; .safetensors writes safetensors")
       ->type_name("FILE");
-  together->footer(Help::footer_of(
-      {"tessera ckpt consolidate run/mnist", "tessera ckpt consolidate --ckpt-prefix old/net --ckpt-suffix '*.pth'"}));
-  together->callback([&chosen, prefix, suffix, save_path] { chosen = [=] { return consolidate(*prefix, *suffix, *save_path); }; });
+  together->footer(
+      Help::footer_of({"tessera ckpt consolidate run/mnist", "tessera ckpt consolidate --ckpt-prefix old/net --ckpt-suffix '*.pth'"}));
+  together->callback([&chosen, prefix, suffix, save_path] {
+    if (!save_path->empty()) {
+      checkpoint::expect_known_ending(*save_path);
+      expect_apart(*prefix, *save_path);
+    }
+    chosen = [=] { return consolidate(*prefix, *suffix, *save_path); };
+  });
   auto* check = command->add_subcommand("verify", "Reads all files of a checkpoint and compares their checksums")->group("Commands");
   add_place(*check, *prefix, "A checkpoint's folder P, the P of folders P-step-N, or a file");
   const auto cheap = std::make_shared<bool>(false);

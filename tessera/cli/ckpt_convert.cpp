@@ -36,7 +36,7 @@ Format format_named(const std::string& name) {
 }
 
 /// "lr=0.001" as a setting of an optimizer.
-std::pair<std::string, std::string> setting_of(const std::string& text) {
+std::pair<std::string, std::string> named_setting(const std::string& text) {
   const auto end = text.find('=');
   if (end == std::string::npos || end == 0) throw ConfigError(fmt::format("--set {}: write NAME=VALUE, such as lr=0.001", text));
   auto value = text.substr(end + 1);
@@ -140,7 +140,10 @@ void add_merge(CLI::App& command, const std::string& name, std::function<int()>&
   flags->add_flag("--remove-checkpoint-dir", options.remove_checkpoint_dir, "Remove IN when all is written");
   const auto program = (command.get_parent() != nullptr ? "tessera ckpt " : "tessera ") + name;
   flags->footer(Help::footer_of({program + " run/mnist merged", program + " run/mnist merged --dtype bf16 --max-shard-size 2GB"}));
-  flags->callback([&chosen, merge] { chosen = [=] { return merge->run(); }; });
+  flags->callback([&chosen, merge] {
+    expect_apart(merge->from, merge->out);
+    chosen = [=] { return merge->run(); };
+  });
 }
 
 void add_convert(CLI::App& command, std::function<int()>& chosen) {
@@ -170,7 +173,7 @@ void add_convert(CLI::App& command, std::function<int()>& chosen) {
           "--set",
           [&options](const std::vector<std::string>& texts) {
             for (const auto& text : texts) {
-              const auto [name, value] = setting_of(text);
+              const auto [name, value] = named_setting(text);
               options.settings[name] = value;
             }
           },
@@ -180,6 +183,7 @@ void add_convert(CLI::App& command, std::function<int()>& chosen) {
       {"tessera ckpt convert run/mnist hub --to hub --dtype bf16", "tessera ckpt convert accelerate/run ours --to tessera --world 4"}));
   flags->callback([&chosen, convert, flags] {
     convert->expect_meaning(*flags);
+    expect_apart(convert->in, convert->out);
     chosen = [=] { return convert->run(); };
   });
 }
@@ -190,7 +194,10 @@ void add_reshard(CLI::App& command, std::function<int()>& chosen) {
   add_common(*flags, *convert);
   flags->get_option("--world")->required();
   flags->footer(Help::footer_of({"tessera ckpt reshard run/mnist-step-000100 run/mnist-on-8 --world 8"}));
-  flags->callback([&chosen, convert] { chosen = [=] { return convert->run(); }; });
+  flags->callback([&chosen, convert] {
+    expect_apart(convert->in, convert->out);
+    chosen = [=] { return convert->run(); };
+  });
 }
 
 }  // namespace tessera::cli

@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
+#include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/formats/torch_xla.h"
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/train/progress.h"
@@ -51,6 +52,11 @@ std::string without_slashes(std::string path) {
 fs::path place_of(const std::string& given) {
   const auto path = without_slashes(given);
   return is_there(path) || !checkpoint::torch_xla_files(path).empty() ? fs::path(path) : find_checkpoint(path);
+}
+
+void expect_apart(const std::string& in, const std::string& out) {
+  if (is_there(in)) checkpoint::expect_outside(out, in);
+  checkpoint::expect_no_run(without_slashes(out));
 }
 
 void add_place(CLI::App& command, std::string& place, const std::string& description) {

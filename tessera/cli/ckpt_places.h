@@ -21,6 +21,9 @@ std::filesystem::path place_of(const std::string& given);
 /// Names the checkpoints beside the prefix, for the error that there is none of that name.
 std::string what_is_there(const std::filesystem::path& prefix);
 
+/// Throws UsageError if what is written would replace, or hide, what is read.
+void expect_apart(const std::string& in, const std::string& out);
+
 /// "5GB", "200 MB", "1000000". Units are decimal, as in Accelerate.
 int64_t bytes_of(const std::string& text);
 at::ScalarType dtype_of(const std::string& name);

@@ -50,7 +50,8 @@ TEST(CommandLine, IsRefusedInWordsOfOurOwn) {
       {{"launch", "-n", "gpu", "true"}, "--nproc-per-node 'gpu' is not possible yet: ranks train on CPUs today"},
       {{"launch", "--standalone", "--nnodes", "2", "-n", "1", "true"}, "--standalone is for one node, but num_machines is 2"},
       {{"launch", "--standalone", "--rdzv-endpoint", "a:1", "-n", "1", "true"}, "contradicts"},
-      {{"launch", "--nnodes", "1:4", "-n", "1", "true"}, "--nnodes 1:4: a job begins with all its nodes; give their number, and --min-ranks"},
+      {{"launch", "--nnodes", "1:4", "-n", "1", "true"},
+       "--nnodes 1:4: a job begins with all its nodes; give their number, and --min-ranks"},
       {{"to-fsdp2"}, "one of --output-file FILE and --overwrite is needed, and not both"},
       {{"to-fsdp2", "--overwrite", "--output-file", "f"}, "one of --output-file FILE and --overwrite is needed, and not both"},
       {{"config", "default", "--set", "num_procs=2"}, "--set num_procs=2: there is no key 'num_procs' (did you mean num_processes?)"},
@@ -96,6 +97,7 @@ TEST(CommandLine, HasHelpAndVersionAsCommands) {
   EXPECT_EQ(tessera({"help"}).out, help);
   EXPECT_THAT(help, HasSubstr("-V, --version"));
   EXPECT_EQ(tessera({"help", "launch"}).out, launch);
+  EXPECT_EQ(tessera({"help", "launch", "-n", "1", "echo", "started"}).out, launch);
   EXPECT_EQ(tessera({"ckpt", "help", "merge"}).out, tessera({"ckpt", "merge", "--help"}).out);
   EXPECT_EQ(tessera({"config", "help"}).out, tessera({"config", "--help"}).out);
   EXPECT_EQ(tessera({"help", "ckpt"}).out, tessera({"ckpt", "--help"}).out);
@@ -128,18 +130,19 @@ TEST(Launch, TakesTheFlagsOfOtherLaunchers) {
 }
 
 TEST(Launch, SaysWhyItRefusesFlagsOfOtherLaunchers) {
-  const std::pair<const char*, const char*> refused[] = {{"-m", "launch starts programs, not modules or functions of Python; write tessera launch -n N python -m"},
-                                                         {"--module", "python -m MODULE"},
-                                                         {"--use_deepspeed", "shards as FSDP does"},
-                                                         {"--deepspeed_config_file=f", "by --config-file"},
-                                                         {"--zero_stage=3", "DeepSpeed is a Python library"},
-                                                         {"--fp8_backend=te", "libtorch has no fp8 training in C++"},
-                                                         {"--megatron_lm_tp_degree=2", "use FSDP"},
-                                                         {"--tpu", "starts no TPU pods"},
-                                                         {"--redirects=3", "--log-dir FOLDER keeps"},
-                                                         {"--numa-binding=node", "--enable-cpu-affinity true"},
-                                                         {"--mpirun_hostfile=f", "does not start mpirun"},
-                                                         {"--world-size=2", "write --nproc-per-node"}};
+  const std::pair<const char*, const char*> refused[] = {
+      {"-m", "launch starts programs, not modules or functions of Python; write tessera launch -n N python -m"},
+      {"--module", "python -m MODULE"},
+      {"--use_deepspeed", "shards as FSDP does"},
+      {"--deepspeed_config_file=f", "by --config-file"},
+      {"--zero_stage=3", "DeepSpeed is a Python library"},
+      {"--fp8_backend=te", "libtorch has no fp8 training in C++"},
+      {"--megatron_lm_tp_degree=2", "use FSDP"},
+      {"--tpu", "starts no TPU pods"},
+      {"--redirects=3", "--log-dir FOLDER keeps"},
+      {"--numa-binding=node", "--enable-cpu-affinity true"},
+      {"--mpirun_hostfile=f", "does not start mpirun"},
+      {"--world-size=2", "write --nproc-per-node"}};
   for (const auto& [flag, reason] : refused) {
     const auto ended = tessera({"launch", flag, "-n", "1", "true"});
     EXPECT_EQ(ended.status, 2) << flag;
@@ -150,7 +153,8 @@ TEST(Launch, SaysWhyItRefusesFlagsOfOtherLaunchers) {
 TEST(Launch, IsQuietIfItShall) {
   const Folder folder;
   for (const auto* flag : {"-q", "--quiet"}) {
-    const auto ended = tessera({"launch", flag, "-n", "2", "--mixed-precision", "bf16", "--role", "r", "--log-dir", folder.path(), "sh", "-c", "echo $RANK"});
+    const auto ended = tessera(
+        {"launch", flag, "-n", "2", "--mixed-precision", "bf16", "--role", "r", "--log-dir", folder.path(), "sh", "-c", "echo $RANK"});
     EXPECT_EQ(ended.status, 0);
     EXPECT_EQ(ended.err, "");
   }

@@ -111,7 +111,8 @@ std::string for_bash(const CommandWords& top) {
 
 std::string zsh_function(const CommandWords& command) {
   auto name = "_" + command.path;
-  std::ranges::replace_if(name, [](char c) { return c == ' ' || c == '-'; }, '_');
+  std::ranges::replace_if(
+      name, [](char c) { return c == ' ' || c == '-'; }, '_');
   return name;
 }
 

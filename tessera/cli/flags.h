@@ -34,7 +34,9 @@ inline void expect_printed() {
 /// What CLI11 found wrong, in our words.
 inline std::string words_of(const CLI::App& command, const CLI::ParseError& error) {
   std::string text = error.what();
-  const auto after = [&](const std::string& words) { return text.substr(std::min(text.find(words), text.size() - words.size()) + words.size()); };
+  const auto after = [&](const std::string& words) {
+    return text.substr(std::min(text.find(words), text.size() - words.size()) + words.size());
+  };
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr)
     return text.substr(0, text.find(':')) + " is given more than once; leave all but one out";
   if (dynamic_cast<const CLI::ExcludesError*>(&error) != nullptr)

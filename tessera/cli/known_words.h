@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "tessera/base/error.h"
@@ -82,7 +83,8 @@ inline ConfigError no_such_flag(const CLI::App& command, const std::vector<std::
   auto shown = arguments[place];
   auto name = shown.substr(0, shown.find('='));
   std::ranges::replace(name, '_', '-');
-  if (const auto reason = reasons ? reasons(command, name) : std::string(); !reason.empty()) return ConfigError(name + " is refused: " + reason);
+  if (const auto reason = reasons ? reasons(command, name) : std::string(); !reason.empty())
+    return ConfigError(name + " is refused: " + reason);
   std::vector<std::string> known;
   for (const auto* flag : command.get_options([](const CLI::Option* one) { return !one->get_group().empty(); })) {
     for (const auto& each : flag->get_lnames()) known.push_back("--" + each);
@@ -103,7 +105,8 @@ inline ConfigError no_such_command(const CLI::App& command, const std::string& g
   const bool has_file = command.get_option_no_throw("--config-file") != nullptr && !given.empty();
   const auto file = has_file ? " (did you mean --config-file " + given + "?)" : "";
   if (known.empty()) return ConfigError("'" + given + "' belongs to no flag" + file + "; " + help_command(command) + " lists them");
-  if (const auto reason = reasons ? reasons(command, given) : std::string(); !reason.empty()) return ConfigError(given + " is refused: " + reason);
+  if (const auto reason = reasons ? reasons(command, given) : std::string(); !reason.empty())
+    return ConfigError(given + " is refused: " + reason);
   auto text = given.empty() ? "a command is missing" : "there is no command '" + given + "'";
   const auto nearest = nearest_name(given, known);
   text += nearest.empty() ? file : " (did you mean " + nearest + "?)";
@@ -132,7 +135,12 @@ inline std::vector<std::string> known_arguments(const CLI::App& app, std::vector
       if (needs_value && ++i == arguments.size()) throw ConfigError(name + " needs a value; see " + help_command(*command));
       if (arguments[i].empty() || arguments[i] == name + "=") throw ConfigError("the value of " + name + " is empty");
     } else if (command->get_prefix_command()) {  // a program, whose arguments are its own
-      if (argument == "--") arguments.erase(arguments.begin() + static_cast<std::ptrdiff_t>(i));
+      const auto place = arguments.begin() + static_cast<std::ptrdiff_t>(i);
+      if (wants_help) {
+        arguments.erase(place, arguments.end());
+        break;
+      }
+      if (argument == "--") arguments.erase(place);
       return arguments;
     } else {
       const auto is_it = [&](const CLI::App* each) { return each->get_name() == argument; };

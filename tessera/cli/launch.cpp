@@ -59,7 +59,8 @@ struct LaunchFlags {
     if (const auto read = std::from_chars(text.data(), end, ranks); read.ec == std::errc() && read.ptr == end) return;
     const bool is_device = text == "gpu" || text == "xpu" || text == "npu" || text == "mtia";
     throw ConfigError(fmt::format("--nproc-per-node '{}' is {}; write a number, or cpu for a rank on each of the {} here", printable(text),
-                                  is_device ? "not possible yet: ranks train on CPUs today" : "no number of ranks", counted(cores(), "core")));
+                                  is_device ? "not possible yet: ranks train on CPUs today" : "no number of ranks",
+                                  counted(cores(), "core")));
   }
 };
 
@@ -214,7 +215,8 @@ void add_launch_command(CLI::App& app, std::function<int()>& chosen) {
       ->capture_default_str()
       ->check(one_of({"none", "out", "err", "both"}))
       ->needs(logs);
-  command->add_option("--grace,--shutdown-timeout", flags->grace, "How many seconds ranks may still run after a signal that asks them to end")
+  command
+      ->add_option("--grace,--shutdown-timeout", flags->grace, "How many seconds ranks may still run after a signal that asks them to end")
       ->type_name("S")
       ->capture_default_str()
       ->check(from_to(0, 86'400));
@@ -222,7 +224,8 @@ void add_launch_command(CLI::App& app, std::function<int()>& chosen) {
       ->type_name("S")
       ->capture_default_str()
       ->check(from_to(2, 86'400));
-  auto* standalone = command->add_flag("--standalone", flags->standalone, "All ranks are on this host, as they are unless --nnodes is given");
+  auto* standalone =
+      command->add_flag("--standalone", flags->standalone, "All ranks are on this host, as they are unless --nnodes is given");
   command->add_flag("-q,--quiet", flags->quiet, "Of launch itself, print only what goes wrong");
   add_flags_without_effect(*command, flags->remarks);
   const ConfigFlags configuration(*command);

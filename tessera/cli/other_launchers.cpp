@@ -14,15 +14,15 @@ struct OtherWord {
   std::string_view name;  // a * at its end stands for any end
   std::string_view reason;
 
-  bool is_it(std::string_view word) const {
-    return name.ends_with('*') ? word.starts_with(name.substr(0, name.size() - 1)) : word == name;
-  }
+  bool is_it(std::string_view word) const { return name.ends_with('*') ? word.starts_with(name.substr(0, name.size() - 1)) : word == name; }
 };
 
-constexpr std::string_view kPrograms = "launch starts programs, not modules or functions of Python; write tessera launch -n N python -m MODULE";
+constexpr std::string_view kPrograms =
+    "launch starts programs, not modules or functions of Python; write tessera launch -n N python -m MODULE";
 constexpr std::string_view kLogs = "--log-dir FOLDER keeps what each rank prints, and --tee says what of it is shown";
 constexpr std::string_view kPods = "Tessera starts no TPU pods; run tessera launch on each machine";
-constexpr std::string_view kDeepSpeed = "DeepSpeed is a Python library; Tessera reads its JSON file by --config-file, and shards as FSDP does";
+constexpr std::string_view kDeepSpeed =
+    "DeepSpeed is a Python library; Tessera reads its JSON file by --config-file, and shards as FSDP does";
 constexpr std::string_view kPythonOnly = "it names a part of a Python program";
 
 constexpr std::array kRefusedByLaunch = {

@@ -6,7 +6,10 @@
 
 #include <CLI/CLI.hpp>
 #include <chrono>
+#include <functional>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <thread>
 
@@ -68,29 +71,46 @@ class HeldErrors {
   HeldErrors() {
     set_log_sink([this](const LogRecord& record) {
       if (record.level < LogLevel::Error) return print_record(record);
-      texts_.emplace_back(record.text);
-      records_.push_back(record);
+      const std::lock_guard lock(held_->mutex);
+      held_->texts.emplace_back(record.text);
+      held_->records.push_back(record);
     });
   }
   HeldErrors(const HeldErrors&) = delete;
   HeldErrors& operator=(const HeldErrors&) = delete;
   ~HeldErrors() {
     set_log_sink({});
-    for (size_t i = 0; i < records_.size(); i++) {
-      records_[i].text = texts_[i];
-      print_record(records_[i]);
+    const std::lock_guard lock(held_->mutex);
+    for (size_t i = 0; i < held_->records.size(); i++) {
+      held_->records[i].text = held_->texts[i];
+      print_record(held_->records[i]);
     }
   }
 
   /// Ends with the status of a test.
   int end(bool is_good) {
-    if (is_good) records_.clear();
+    const std::lock_guard lock(held_->mutex);
+    if (is_good) held_->records.clear();
     return is_good ? 0 : 1;
   }
 
+  /// For any thread, also one that outlives this: what is held now, a line each.
+  std::function<std::string()> lines() const {
+    return [held = held_] {
+      const std::lock_guard lock(held->mutex);
+      std::string lines;
+      for (const auto& text : held->texts) lines += fmt::format("tessera: error: {}\n", text);
+      return lines;
+    };
+  }
+
  private:
-  std::vector<LogRecord> records_;
-  std::vector<std::string> texts_;  // of the records, which only refer to theirs
+  struct Held {
+    std::mutex mutex;
+    std::vector<LogRecord> records;
+    std::vector<std::string> texts;  // of the records, which only refer to theirs
+  };
+  const std::shared_ptr<Held> held_ = std::make_shared<Held>();
 };
 
 /// Runs one operation's checks. Collective. Each rank prints the checks that failed on it.
@@ -219,12 +239,12 @@ bool test_as_rank(const TestFlags& flags) {
   return report(world);
 }
 
-/// Ends this process when the limit is over, whatever waits then.
-void keep_limit(const TestFlags& flags) {
-  std::thread([left = flags.left(), seconds = flags.limit_s] {
+/// Ends this process when the limit is over, whatever waits then, with the errors that are held.
+void keep_limit(const TestFlags& flags, std::function<std::string()> held) {
+  std::thread([left = flags.left(), seconds = flags.limit_s, held = std::move(held)] {
     constexpr auto kMoment = std::chrono::seconds(1);  // for those who notice it themselves
     std::this_thread::sleep_for(left + kMoment);
-    const auto words = fmt::format("tessera: the test has not ended within {} s; --limit gives it more\n", seconds);
+    const auto words = held() + fmt::format("tessera: the test has not ended within {} s; --limit gives it more\n", seconds);
     Output(STDERR_FILENO).write(words);  // does not wait, unlike the streams: their reader may be what the test waits for
     std::_Exit(1);
   }).detach();
@@ -244,8 +264,8 @@ void expect_one_master(bool has_choice) {
 }
 
 int run(const TestFlags& flags) {
-  keep_limit(flags);
   HeldErrors errors;
+  keep_limit(flags, errors.lines());
   if (identity_from_environment()) return errors.end(test_as_rank(flags));
   bool good = true;
   for (const auto& transport : kTransports) {

@@ -4,6 +4,9 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <functional>
+
 #include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
 
@@ -97,6 +100,8 @@ Communicator Communicator::split(std::span<const int> colors) const {
 }
 
 Communicator Communicator::part(std::span<const int> colors) const {
+  const bool is_whole = std::ranges::adjacent_find(colors, std::not_equal_to<>()) == colors.end();
+  if (is_whole && static_cast<int>(colors.size()) == size()) return *this;
   return Communicator(transport_->part(colors, {.subject = {}, .limit = limit_}), limit_);
 }
 

@@ -204,7 +204,8 @@ TEST(Groups, NameRanksByTheirNumbersInTheWorld) {
         EXPECT_THAT(message_of<TimeoutError>([&] { column.with_limit(milliseconds(300)).barrier(); }),
                     AllOf(HasSubstr("of rank 1, barrier"), HasSubstr("waited 0.3 s for rank 3")));
       } else {
-        EXPECT_THAT(message_of<CommError>([&] { world.barrier(); }), HasSubstr("rank 1: operation 0 of rank 1, barrier, waited 0.3 s for rank 3"));
+        EXPECT_THAT(message_of<CommError>([&] { world.barrier(); }),
+                    HasSubstr("rank 1: operation 0 of rank 1, barrier, waited 0.3 s for rank 3"));
       }
     });
   }

@@ -79,6 +79,11 @@ std::vector<int> colors(const std::vector<MeshAxis>& axes, const std::vector<int
   return result;
 }
 
+/// The group of this rank alone.
+Communicator alone_in(const Communicator& world) {
+  return self_world(world.world_rank(world.local_ranks().front())).with_limit(world.limit());
+}
+
 /// This rank's group along each axis. All ranks, or one, need no group of their own.
 std::vector<Communicator> groups_along(const Communicator& world, const std::vector<MeshAxis>& axes, const std::vector<int>& places) {
   std::vector<Communicator> groups;
@@ -86,7 +91,7 @@ std::vector<Communicator> groups_along(const Communicator& world, const std::vec
     if (axes[i].size == world.size()) {
       groups.push_back(world);
     } else if (axes[i].size == 1 && !world.traits().traces) {
-      groups.push_back(self_world().with_limit(world.limit()));
+      groups.push_back(alone_in(world));
     } else {
       groups.push_back(world.part(colors(axes, places, {i})));
     }
@@ -101,7 +106,7 @@ Mesh::Mesh(Communicator world, std::vector<MeshAxis> axes, std::vector<int> plac
       axes_(std::move(axes)),
       places_(std::move(places)),
       groups_(std::move(groups)),
-      alone_(self_world().with_limit(world_.limit())) {}
+      alone_(alone_in(world_)) {}
 
 Mesh::Mesh(Communicator world) : Mesh(world, {{.name = "shard", .size = world.size()}}, one_after_the_other(world.size()), {world}) {}
 
@@ -113,7 +118,7 @@ Mesh::Mesh(Communicator world, std::vector<MeshAxis> axes)
       axes_(checked(world_, std::move(axes))),
       places_(one_after_the_other(world_.size())),
       groups_(groups_along(world_, axes_, places_)),
-      alone_(self_world().with_limit(world_.limit())) {}
+      alone_(alone_in(world_)) {}
 
 Mesh Mesh::of_groups(const Communicator& world, const std::vector<std::vector<int>>& groups) {
   const auto refuse = [&](const std::string& why) {

@@ -19,9 +19,9 @@ struct MeshAxis {
   int size = 1;  // at most one axis may have -1: as many as the others leave
 };
 
-/// A value, cheap to copy. Equal meshes of one world are one mesh: they have the same groups. The last axis varies fastest, so that along it lie consecutive ranks, which can be those of a host. A mesh of
-/// one axis shards a model over it; a mesh of two replicates over the first and shards over the second. Of a mesh with more axes, `sub`
-/// takes those that a model needs.
+/// A value, cheap to copy. Equal meshes of one world are one mesh: they have the same groups. The last axis varies fastest, so that along
+/// it lie consecutive ranks, which can be those of a host. A mesh of one axis shards a model over it; a mesh of two replicates over the
+/// first and shards over the second. Of a mesh with more axes, `sub` takes those that a model needs.
 class Mesh {
  public:
   /// One axis, "shard". Implicit, so that a Communicator can be passed as a mesh.

@@ -29,6 +29,8 @@ TEST(Mesh, OfOneRowShardsOverAllRanks) {
     EXPECT_EQ(mesh.replicate().size(), 1);
     EXPECT_EQ(sum_of_ranks(mesh.shard(), world.rank()), 3);
     EXPECT_EQ(sum_of_ranks(mesh.replicate(), world.rank()), world.rank());
+    EXPECT_EQ(mesh.replicate().world_rank(0), world.rank());
+    EXPECT_TRUE(Mesh::of_groups(world, {{0, 1, 2}}).shard().same_group(world));
   });
 }
 

@@ -41,22 +41,23 @@ std::string home() {
   return user->pw_dir;
 }
 
-/// The variable that was meant by one that nobody reads; empty if it is none of Accelerate's, or means nothing like ours.
+/// The variable that was meant by one that is not read here; empty if it is none of Accelerate's, or means nothing like ours.
 std::string meant_variable(const std::string& name) {
   std::vector<std::string> known;
   for (const auto& key : keys()) {
     if (!key.variable.empty()) known.emplace_back(key.variable);
   }
-  if (std::ranges::find(known, name) != known.end()) return {};
+  const bool is_fsdp = name.starts_with("FSDP_");
+  const bool is_theirs = is_fsdp || name.starts_with("ACCELERATE_") || name.starts_with("PARALLELISM_CONFIG_");
+  if (!is_theirs || std::ranges::find(known, name) != known.end()) return {};
   auto lower = name;
   std::ranges::transform(lower, lower.begin(), [](unsigned char letter) { return std::tolower(letter); });
   if (const auto* key = find_key(lower)) return std::string(key->variable);
-  if (name.starts_with("FSDP_")) return nearest_name(name, known, "FSDP_");
+  if (is_fsdp) return nearest_name(name, known, "FSDP_");
   // Accelerate has many more of these, so only what differs by a letter or two is mistyped.
   constexpr size_t kLetters = 4;  // of which nearest_name lets half be wrong
   const bool is_known_elsewhere = name == "ACCELERATE_USE_XPU";
-  const bool is_theirs = name.starts_with("ACCELERATE_") || name.starts_with("PARALLELISM_CONFIG_");
-  return is_theirs && !is_known_elsewhere ? nearest_name(name, known, name.substr(0, name.size() - kLetters)) : std::string();
+  return !is_known_elsewhere ? nearest_name(name, known, name.substr(0, name.size() - kLetters)) : std::string();
 }
 
 std::vector<std::string> remarks_on_environment() {
@@ -66,7 +67,7 @@ std::vector<std::string> remarks_on_environment() {
     const auto name = text.substr(0, text.find('='));
     if (name.size() + 1 >= text.size()) continue;  // env() treats it as unset
     if (const auto meant = meant_variable(name); !meant.empty())
-      remarks.push_back(fmt::format("the environment has {}, which nobody reads (did you mean {}?)", name, meant));
+      remarks.push_back(fmt::format("the environment has {}, which Tessera does not read (did you mean {}?)", name, meant));
   }
   std::ranges::sort(remarks);
   return remarks;

@@ -247,13 +247,16 @@ TEST(Settings, LaterOriginsWin) {
 }
 
 TEST_F(Files, HaveTheNumbersOfYaml) {
-  const std::pair<const char*, int> numbers[] = {{"010", 8},    {"0x2", 2},  {"1_0", 10}, {"0b11", 3}, {"1:30", 90}, {"+3", 3}, {"0_7", 7}, {"1__0", 10},
-                                                 {"0x1_F", 31}, {"1e1", 10}, {"'10'", 10}, {"2", 2},   {"1:1:1", 3661}};
-  for (const auto& [text, number] : numbers) EXPECT_EQ(read(std::string("num_processes: ") + text + "\n").integer("num_processes"), number) << text;
+  const std::pair<const char*, int> numbers[] = {{"010", 8},   {"0x2", 2}, {"1_0", 10},    {"0b11", 3},   {"1:30", 90},
+                                                 {"+3", 3},    {"0_7", 7}, {"1__0", 10},   {"0x1_F", 31}, {"1e1", 10},
+                                                 {"'10'", 10}, {"2", 2},   {"1:1:1", 3661}};
+  for (const auto& [text, number] : numbers)
+    EXPECT_EQ(read(std::string("num_processes: ") + text + "\n").integer("num_processes"), number) << text;
   for (const auto* text : {"0x", "_1", "0o10", "1_000_000_000_000_000_000_000", "1:60", "-1_0", "'0x2'"})
     EXPECT_THAT(error(std::string("num_processes: ") + text + "\n"), HasSubstr("is not a whole number")) << text;
   const std::pair<const char*, double> fractions[] = {{"1_000.5", 1000.5}, {".5", 0.5}, {"+1.5", 1.5}, {"1.", 1}, {"1.0e+3", 1000}};
-  for (const auto& [text, number] : fractions) EXPECT_EQ(read(std::string("gradient_clipping: ") + text + "\n").number("gradient_clipping"), number) << text;
+  for (const auto& [text, number] : fractions)
+    EXPECT_EQ(read(std::string("gradient_clipping: ") + text + "\n").number("gradient_clipping"), number) << text;
   EXPECT_EQ(read("main_process_ip: 192.168.1.1\n").text("main_process_ip"), "192.168.1.1");
   EXPECT_EQ(read("main_process_ip: '010'\n").text("main_process_ip"), "010");
 }
@@ -261,8 +264,9 @@ TEST_F(Files, HaveTheNumbersOfYaml) {
 TEST_F(Files, HaveMergeKeys) {
   const std::string base = "fsdp_config: &base\n  fsdp_version: 1\n  fsdp_min_num_params: 7\n";
   const auto sizes = [&](const std::string& text) { return read("num_processes: 6\n" + text); };
-  const auto settings = sizes("parallelism_config: {<<: {parallelism_config_dp_replicate_size: 2, parallelism_config_dp_shard_size: 9},"
-                              " parallelism_config_dp_shard_size: 3}\n");
+  const auto settings = sizes(
+      "parallelism_config: {<<: {parallelism_config_dp_replicate_size: 2, parallelism_config_dp_shard_size: 9},"
+      " parallelism_config_dp_shard_size: 3}\n");
   EXPECT_EQ(settings.text("parallelism_config_dp_replicate_size"), "2");
   EXPECT_EQ(settings.text("parallelism_config_dp_shard_size"), "3");
   EXPECT_EQ(sizes("fsdp_config:\n  <<: [{min_num_params: 1}, {min_num_params: 2, version: 2}]\n").text("fsdp_min_num_params"), "1");
@@ -271,12 +275,14 @@ TEST_F(Files, HaveMergeKeys) {
   EXPECT_EQ(sizes("mixed_precision: fp16\n<<: {mixed_precision: bf16}\n").text("mixed_precision"), "fp16");
   EXPECT_EQ(sizes("fsdp_config:\n  <<: &a {min_num_params: 1}\n<<: [{debug: no}, {use_cpu: yes}]\n").text("use_cpu"), "true");
   EXPECT_THAT(error(base + "dynamo_config:\n  <<: *base\n"), HasSubstr("c.yaml:2: there is no key 'dynamo_fsdp_version'"));
-  for (const auto* wrong : {"<<: 3\n", "<<: [1]\n", "<<:\n"}) EXPECT_THAT(error(wrong), HasSubstr(": behind << stands a map or a list of maps")) << wrong;
+  for (const auto* wrong : {"<<: 3\n", "<<: [1]\n", "<<:\n"})
+    EXPECT_THAT(error(wrong), HasSubstr(": behind << stands a map or a list of maps")) << wrong;
   EXPECT_THAT(error("'<<': 3\n"), HasSubstr("there is no key '<<'"));
 }
 
 TEST_F(Files, SayWhatAnEmptyNumberOfRanksMeans) {
-  EXPECT_THAT(remarks("num_processes:\nmixed_precision: bf16\n"), ElementsAre("c.yaml:1: num_processes without a value leaves the number to the command line"));
+  EXPECT_THAT(remarks("num_processes:\nmixed_precision: bf16\n"),
+              ElementsAre("c.yaml:1: num_processes without a value leaves the number to the command line"));
   EXPECT_THAT(remarks("num_processes: -1\n"), ElementsAre("c.yaml:1: num_processes -1 leaves the number to the command line"));
 }
 
@@ -290,10 +296,10 @@ TEST(Settings, NameVariablesThatAreMistyped) {
     const Set set(name, "1");
     Settings settings;
     settings.read_environment();
-    EXPECT_THAT(settings.remarks(), ElementsAre(HasSubstr(std::string(name) + ", which nobody reads (did you mean " + meant + "?)")));
+    EXPECT_THAT(settings.remarks(), ElementsAre(HasSubstr(std::string(name) + ", which Tessera does not read (did you mean " + meant + "?)")));
   }
-  for (const auto* theirs : {"ACCELERATE_USE_XPU", "ACCELERATE_DYNAMO_MODE", "PARALLELISM_CONFIG_CP_BACKEND", "ACCELERATE_LOG_LEVEL", "FSDP_VERSION",
-                             "SOMEBODY_FSDP_VERSIO"}) {
+  for (const auto* theirs : {"ACCELERATE_USE_XPU", "ACCELERATE_DYNAMO_MODE", "PARALLELISM_CONFIG_CP_BACKEND", "ACCELERATE_LOG_LEVEL",
+                             "FSDP_VERSION", "SOMEBODY_FSDP_VERSIO"}) {
     const Set set(theirs, "1");
     Settings settings;
     settings.read_environment();

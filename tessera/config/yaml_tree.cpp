@@ -31,7 +31,8 @@ bool is_plain(const YAML::Node& node) {
   return node.IsScalar() && node.Tag() == "?";
 }
 
-/// The decimal digits of a number that YAML 1.1 writes otherwise: 8 of 010, 2 of 0x2, 10 of 1_0, 90 of 1:30, 3 of +3. Nothing for other texts.
+/// The decimal digits of a number that YAML 1.1 writes otherwise: 8 of 010, 2 of 0x2, 10 of 1_0, 90 of 1:30, 3 of +3. Nothing for other
+/// texts.
 std::optional<std::string> decimal_of(std::string text) {
   static const std::regex kWhole("([-+]?)(?:0b([01_]+)|0x([0-9a-fA-F_]+)|0([0-7_]+)|(0|[1-9][0-9_]*)((?::[0-5]?[0-9])*))");
   static const std::regex kFraction("[-+]?(?:[0-9][0-9_]*\\.[0-9_]*|\\.[0-9][0-9_]*)(?:[eE][-+][0-9]+)?");

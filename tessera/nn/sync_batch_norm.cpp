@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -70,13 +71,16 @@ struct World : torch::CustomClassHolder {
 /// Normalizes with given statistics. Their gradients, which depend on the values of all ranks, are part of the gradient of x.
 class Normalize : public ag::Function<Normalize> {
  public:
-  static at::Tensor forward(ag::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                            const Statistics& statistics, double eps, const Communicator& world) {
+  static at::Tensor forward(ag::AutogradContext* context, const at::Tensor& x, const std::optional<at::Tensor>& given_weight,
+                            const std::optional<at::Tensor>& given_bias, const Statistics& statistics, double eps,
+                            const Communicator& world) {
+    const auto weight = given_weight.value_or(at::Tensor()), bias = given_bias.value_or(at::Tensor());
     const auto mean = statistics.mean.to(statistics_dtype(x)), variance = statistics.variance.to(statistics_dtype(x));
     context->save_for_backward({x, weight, mean, variance});
     context->saved_data["count"] = statistics.count;
     context->saved_data["eps"] = eps;
     context->saved_data["world"] = c10::IValue::make_capsule(c10::make_intrusive<World>(world));
+    if (x.numel() == 0) return at::empty_like(x);  // which libtorch's kernels divide by zero for
     return std::get<0>(
         at::native_batch_norm(x, widened(weight, x), widened(bias, x), mean, variance, /*training=*/false, /*momentum=*/0, eps));
   }
@@ -87,19 +91,21 @@ class Normalize : public ag::Function<Normalize> {
     }
     const auto saved = context->get_saved_variables();
     const auto &x = saved[0], &mean = saved[2], &variance = saved[3];
-    const auto weight = widened(saved[1], x);
+    const auto weight = saved[1].defined() ? widened(saved[1], x) : at::ones_like(mean);
     const auto eps = context->saved_data["eps"].toDouble(), count = context->saved_data["count"].toDouble();
     // A rank without a gradient takes part with zeros, because the others wait for it.
     const auto gradient = gradients[0].defined() ? gradients[0] : at::zeros_like(x);
     auto [of_x, of_weight, of_bias] =
-        at::native_batch_norm_backward(gradient, x, weight, mean, variance, {}, {}, /*train=*/false, eps, {true, true, true});
+        x.numel() == 0
+            ? std::make_tuple(at::zeros_like(x), at::zeros_like(mean), at::zeros_like(mean))
+            : at::native_batch_norm_backward(gradient, x, weight, mean, variance, {}, {}, /*train=*/false, eps, {true, true, true});
     if (context->needs_input_grad(0)) {
       const auto world = c10::static_intrusive_pointer_cast<World>(context->saved_data["world"].toCapsule());
       const auto sums = at::stack({of_weight, of_bias}).to(at::kDouble);
       world->communicator.all_reduce(sums, {}, {.unit = "gradients of batch statistics"}).wait();
       // The gradient by way of the mean and the variance is a line in x, for each channel.
       const auto rate = (variance.to(at::kDouble) + eps).rsqrt();
-      const auto scale = weight.defined() ? rate * weight : rate;
+      const auto scale = rate * weight;
       const auto slope = -scale * rate * sums[0] / count;
       const auto offset = -scale * sums[1] / count - slope * mean;
       std::vector<int64_t> per_channel(static_cast<size_t>(x.dim()), 1);
@@ -107,8 +113,8 @@ class Normalize : public ag::Function<Normalize> {
       const auto line = [&](const at::Tensor& values) { return values.to(statistics_dtype(x)).view(per_channel); };
       of_x = at::addcmul(of_x + line(offset), x, line(slope)).to(x.scalar_type());
     }
-    const auto wanted = [&](size_t input, const at::Tensor& result) { return context->needs_input_grad(input) ? result : at::Tensor(); };
-    return {wanted(0, of_x), wanted(1, of_weight), wanted(2, of_bias), {}, {}, {}};
+    if (!saved[1].defined()) return {of_x, {}, {}, {}, {}, {}};
+    return {of_x, of_weight, of_bias, {}, {}, {}};
   }
 };
 
@@ -120,7 +126,9 @@ at::Tensor normalized(const BatchNormCall& call, const Communicator& world) {
     update(call.running_mean, statistics.mean, call.momentum);
     update(call.running_var, statistics.variance * (statistics.count / (statistics.count - 1)), call.momentum);
   }
-  return Normalize::apply(call.input, call.weight, call.bias, statistics, call.eps, world);
+  // An operand of a Function that is a tensor has to be defined.
+  const auto given = [](const at::Tensor& tensor) { return tensor.defined() ? std::optional(tensor) : std::nullopt; };
+  return Normalize::apply(call.input, given(call.weight), given(call.bias), statistics, call.eps, world);
 }
 
 template <class Module>
@@ -178,7 +186,7 @@ void convert_sync_batchnorm(const torch::nn::Module& module, const Communicator&
   for (const auto& child : module.named_modules({}, /*include_self=*/false)) look_at(*child.value(), child.key());
   if (!unknown.empty()) {
     throw UsageError(
-        fmt::format("convert_sync_batchnorm: {} is recognized by its weight, which must be sharded, and has none that is; call it after "
+        fmt::format("convert_sync_batchnorm: a batch norm is recognized by its sharded weight, which is missing in {}; call it after "
                     "fully_shard, and declare what is affine(false), ignored or not sharded as a tessera::nn::SyncBatchNorm",
                     some_of(unknown)));
   }

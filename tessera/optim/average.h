@@ -20,8 +20,8 @@ struct AverageOptions {
 
 /// A copy of a model's weights that follows them slowly: for evaluation, or as the teacher of a student. The copy is divided among the
 /// ranks as the parameters are, and kept in at least float32. Make it when the model is sharded. It begins with the parameters as they are
-/// then, or if they have no values yet (Start::Loaded), as they are at its first use, unless it is loaded as well. A model may have several,
-/// of which one at a time takes the place of the parameters.
+/// then, or if they have no values yet (Start::Loaded), as they are at its first use, unless it is loaded as well. A model may have
+/// several, of which one at a time takes the place of the parameters.
 class Average {
  public:
   explicit Average(std::shared_ptr<torch::nn::Module> model, AverageOptions options = {});

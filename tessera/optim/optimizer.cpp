@@ -174,14 +174,18 @@ void Optimizer::step_run(const Settings& settings, Run& run, const WriteGuard& g
     // The kernels ignore strides and update memory in order, so a parameter with gaps is updated in a dense copy.
     const bool has_gaps = !parameter.is_non_overlapping_and_dense();
     const auto target = has_gaps ? at::empty_like(parameter).copy_(parameter) : parameter;
-    const bool alike = gradient.strides() == target.strides() && gradient.scalar_type() == target.scalar_type();
+    const bool same_dtype = gradient.scalar_type() == target.scalar_type();
+    const bool alike = gradient.strides() == target.strides() && same_dtype;
+    // What fits the dtype of the gradient may fit that of the parameter only once it is scaled.
+    const bool is_scaled = !same_dtype && factor_.defined();
+    const auto wide = [&] { return gradient.to(at::promoteTypes(gradient.scalar_type(), at::kFloat)) * factor_.squeeze(); };
     apply(settings, members.front().steps,
           {.parameter = target,
-           .gradient = alike ? gradient : at::empty_like(target).copy_(gradient),
+           .gradient = alike ? gradient : at::empty_like(target).copy_(is_scaled ? wide() : gradient),
            .state = state,
            .cast_copy = cast_copy,
            .members = members,
-           .factor = factor_});
+           .factor = is_scaled ? at::Tensor() : factor_});
     if (has_gaps) parameter.copy_(target);
   };
   const auto cast_copy = guard.cast_copy(run.flat);
@@ -223,7 +227,8 @@ std::span<const std::shared_ptr<Unit>> Optimizer::units_with_gradients() {
   return units_;
 }
 
-/// What other ranks compare: units on a part of the ranks may have other parameters there. A long one ends with a hash, because what they get is cut off.
+/// What ranks compare. It leaves out units on a part of the ranks, which differ. A long one ends with a hash, because what other ranks get
+/// is cut off.
 const std::string& Optimizer::description() {
   if (!description_.empty()) return description_;
   description_ = rule_;

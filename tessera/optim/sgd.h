@@ -19,7 +19,10 @@ class SGD final : public Optimizer {
   SGD(std::vector<ParameterGroup> groups, SgdOptions options);
 
   std::map<std::string, std::vector<double>> hyperparameters() const override {
-    return {{"momentum", {options_.momentum}}, {"dampening", {options_.dampening}}, {"weight_decay", {options_.weight_decay}}, {"nesterov", {options_.nesterov ? 1.0 : 0.0}}};
+    return {{"momentum", {options_.momentum}},
+            {"dampening", {options_.dampening}},
+            {"weight_decay", {options_.weight_decay}},
+            {"nesterov", {options_.nesterov ? 1.0 : 0.0}}};
   }
 
  private:

@@ -58,7 +58,8 @@ RunningSegment::RunningSegment(const Options& options, Tensors inputs, Again aga
               "already; OffloadTo::Disk moves them to disk");
         }
         if (options.offload == OffloadTo::Disk) expect_sensible(options.disk);
-        if (auto* const outer = SegmentRun::current()) return std::make_unique<Impl>(outer->inner(options, inputs, std::move(again), module));
+        auto* const outer = SegmentRun::current();
+        if (outer != nullptr) return std::make_unique<Impl>(outer->inner(options, inputs, std::move(again), module));
         return std::make_unique<Impl>(std::make_unique<FirstRun>(options, inputs, std::move(again), module, nullptr));
       }()) {}
 

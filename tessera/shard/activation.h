@@ -96,8 +96,8 @@ class RunningSegment {
 
 }  // namespace detail
 
-/// Whether this thread runs a checkpointed segment that has run before: in backward, for its activations. For what a module does once in each forward and
-/// what no operator of libtorch does, such as `if (!activation::runs_again()) calls++`.
+/// Whether this thread runs a checkpointed segment that has run before: in backward, for its activations. For what a module does once in
+/// each forward and no operator of libtorch does, such as `if (!activation::runs_again()) calls++`.
 bool runs_again();
 
 /// A module holder, or a shared_ptr to a module.

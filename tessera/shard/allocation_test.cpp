@@ -133,8 +133,8 @@ CountedMemory& tensor_memory() {
 constexpr size_t kRanks = 2, kUnits = 6, kWarm = 6, kCounted = 2;
 
 /// Steps of a rank, of which the last are watched. `together` is where ranks meet before and after that.
-void train(Blocks& model, optim::Optimizer& optimizer, double max_norm, const std::function<void(bool on)>& together) {
-  const auto x = numbers({6, 8}, 1);
+void train(Blocks& model, optim::Optimizer& optimizer, int rank, double max_norm, const std::function<void(bool on)>& together) {
+  const auto x = numbers({6, 8}, 1 + rank);  // equal batches are watched
   for (size_t step = 0; step < kWarm + kCounted; step++) {
     if (step == kWarm) together(true);
     model.forward(x).pow(2).mean().backward();
@@ -167,7 +167,7 @@ TEST_P(Allocation, IsWhatLibtorchTakesOver) {
     for (const auto& block : model.block) fully_shard(block, options);
     fully_shard(model, options);
     optim::AdamW optimizer(parameters(model), {.lr = 1e-3});
-    train(model, optimizer, param.max_norm, [&](bool on) {
+    train(model, optimizer, world.rank(), param.max_norm, [&](bool on) {
       meeting.arrive_and_wait();
       if (on) {
         count = memory.calls = 0;
@@ -193,7 +193,7 @@ TEST_P(Allocation, IsWhatLibtorchTakesOver) {
   const size_t sharded = memory.calls;
   Blocks whole(kUnits);
   optim::AdamW optimizer(whole.parameters(), {.lr = 1e-3});
-  train(whole, optimizer, 0, [&](bool on) {
+  train(whole, optimizer, 0, 0, [&](bool on) {
     if (on) memory.calls = 0;
     watched = on;
   });

@@ -323,6 +323,10 @@ TEST(OnAPartOfTheRanks, WholeStatesAreRefusedIfTheyWouldLackAnything) {
                 AllOf(HasSubstr("would leave out what only some of the ranks have: 'expert_0.bias'"), HasSubstr("checkpoint::save")));
     EXPECT_EQ(full_state(*apart->first).size(), 2);
     const int which = world.rank() / kHalf;
+    const auto outside = sharded_experts(world);
+    outside->expert[which]->register_parameter("temperature", at::ones({1}), /*requires_grad=*/false);
+    EXPECT_THAT(message_of<UsageError>([&] { full_state(*outside); }),
+                AllOf(HasSubstr("in no unit and that only some of the ranks have: 'expert_0.temperature'"), HasSubstr("replicated")));
     const auto own = full_state(*apart->expert[which], Ranks::First);  // concerns the ranks that have it
     EXPECT_EQ(own.size(), world.rank() % kHalf == 0 ? 2 : 0);
   });
@@ -334,6 +338,38 @@ TEST(OnAPartOfTheRanks, WhatContainsUnitsHasAllOfTheirRanks) {
     fully_shard(net->a, {.mesh = world});
     EXPECT_THAT(message_of<UsageError>([&] { fully_shard(net, {.mesh = Mesh::of_groups(world, {{0, 1}, {2, 3}})}); }),
                 HasSubstr("unit 'Linear' lies on 4 ranks, but module Net that contains it would lie on 2"));
+  });
+}
+
+TEST(OnAPartOfTheRanks, GradientsMayBeReducedByThoseWhoHaveThem) {
+  with_ranks(4, [](const Communicator& world) {
+    auto net = seeded_net();
+    fully_shard(net->a, {.mesh = Mesh::of_groups(world, {{0, 1}, {2, 3}}), .unused_parameters = UnusedParameters::Zeros});
+    fully_shard(net, {.mesh = world, .unused_parameters = UnusedParameters::Zeros});
+    {
+      const auto local = no_sync(*net);
+      net(input()).pow(2).sum().backward();
+    }
+    if (world.rank() < 2) sync_gradients(*net->a);
+    EXPECT_EQ(unsynced_grad(net->a->weight).defined(), world.rank() >= 2);
+    world.barrier();
+    sync_gradients(*net);
+  });
+}
+
+struct OnStack : torch::nn::Module {
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(3, 2));
+};
+
+TEST(Apart, NothingMayBeRegisteredLaterInAModuleOnTheStackEither) {
+  with_ranks(2, [](const Communicator& world) {
+    OnStack model;
+    fully_shard(model, {.mesh = world, .start = Start::FromRank0});
+    optim::SGD optimizer(parameters(model), {.lr = 0.1});
+    model.first->forward(at::ones({1, 3})).sum().backward();
+    model.first->register_parameter("late", at::ones({1})).mutable_grad() = at::ones({1});
+    EXPECT_THAT(message_of<UsageError>([&] { optimizer.step(); }),
+                AllOf(HasSubstr("'late', which was not there when Linear was sharded, is trainable"), HasSubstr("register it before")));
   });
 }
 

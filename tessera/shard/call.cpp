@@ -17,7 +17,7 @@ ForwardCall::ForwardCall(const torch::nn::Module& module) {
     input_dtype_ = boundary->input_dtype;
     output_dtype_ = boundary->output_dtype;
   }
-  if (input_dtype_ && StoredForm::is_shown(module)) input_dtype_.reset();
+  if (input_dtype_ && StoredForm::is_used(module)) input_dtype_.reset();
   checkpointing_ = activation::mark_of(module);
   phase_ = std::make_unique<ForwardPhase>(module, unit_.get());
 }

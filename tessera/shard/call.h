@@ -98,7 +98,8 @@ auto call(const M& module, Inputs&&... inputs) {
   const auto run = [&] {
     if constexpr ((std::is_copy_constructible_v<std::decay_t<Inputs>> && ...)) {
       if (const auto* options = boundary.checkpointing()) {
-        return activation::checkpoint(*options, activation::detail::CallOf{&*pointer, forward}, boundary.input(std::forward<Inputs>(inputs))...);
+        const activation::detail::CallOf again{&*pointer, forward};
+        return activation::checkpoint(*options, again, boundary.input(std::forward<Inputs>(inputs))...);
       }
     } else if (boundary.checkpointing() != nullptr) {
       activation::detail::refuse_inputs();

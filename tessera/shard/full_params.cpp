@@ -10,13 +10,17 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/comm/groups/all_or_none.h"
 #include "tessera/shard/access/buffer_dtype.h"
+#include "tessera/shard/access/gradients.h"
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/unit/gathered.h"
+#include "tessera/shard/unit/parameter_meta.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/stored_form.h"
+#include "tessera/shard/unit/tables.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/unit_state.h"
 #include "tessera/shard/unit/units.h"
@@ -105,15 +109,52 @@ void let_go(Unit& unit) {
   if (!unit.pinned() && unit.state(held).is_private()) schedule->reshard(unit);
 }
 
+/// Throws UsageError on all ranks if a rank has gradients that have not been reduced. Before the first unit is gathered, which needs them
+/// all.
+void expect_synced_everywhere(const torch::nn::Module& module, const std::vector<std::shared_ptr<Unit>>& all) {
+  const auto world = world_of(module);
+  if (!world) return;
+  all_or_none(*world, {.unit = "full_params"}, "can't show its gradients", [&] {
+    for (const auto& unit : all) expect_synced(*unit);
+  });
+}
+
+bool is_training(const torch::nn::Module& module) {
+  return module.is_training() || std::ranges::any_of(children_of(module), [](const auto& child) { return is_training(*child.value()); });
+}
+
+/// Throws UsageError if a batch norm may take the statistics of all ranks: it can't where its weight is an ordinary tensor.
+void expect_no_replacement(const torch::nn::Module& module, const std::vector<std::shared_ptr<Unit>>& all) {
+  if (!is_training(module)) return;
+  for (const auto& unit : all) {
+    for (const auto& group : unit->groups()) {
+      if (!StoredForm::differs(*unit, group)) continue;
+      for (const auto& parameter : group.parameters) {
+        const at::Tensor member(parameter.unsharded.lock());
+        if (!member.defined() || !unsharded_meta(member)->batch_norm) continue;
+        throw UsageError(
+            fmt::format("full_params(module, Access::ReadStored) while the module trains, in which the batch norm of '{}' takes the "
+                        "statistics of all ranks: inside it would take those of one rank; call eval() first, or use Access::Read",
+                        parameter.name));
+      }
+    }
+  }
+}
+
 }  // namespace
 
 FullParams full_params(const torch::nn::Module& module, Access access, WithGradients gradients) {
   expect_idle("full_params");
-  if (access == Access::Write && StoredForm::is_shown(module))
-    throw UsageError("full_params(module, Access::Write) inside of one with Access::ReadStored, whose copies it would not change; end that one before");
+  if (access == Access::Write && StoredForm::is_shown(module)) {
+    throw UsageError(
+        "full_params with Access::Write while Access::ReadStored shows copies of the same parameters; end that guard first");
+  }
+  auto all = units(module);
+  if (access == Access::ReadStored) expect_no_replacement(module, all);
+  if (gradients == WithGradients::Yes) expect_synced_everywhere(module, all);
   FullParams guard;
   guard.access_ = access;
-  for (auto& unit : units(module)) {
+  for (auto& unit : all) {
     const auto schedule = unit->schedule();
     const auto held = schedule->lock();
     Unit* const wanted[] = {unit.get()};

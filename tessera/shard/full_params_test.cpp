@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "tessera/base/error.h"
+#include "tessera/optim/sgd.h"
 #include "tessera/shard/buffers.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
@@ -76,7 +77,10 @@ TEST(FullParams, ForWritingHaveTheDtypeOfTheShards) {
         {
           const auto reads = full_params(*net);
           EXPECT_EQ(copy.scalar_type(), at::kBFloat16);
+          const auto seen = at::from_blob(const_cast<void*>(copy.const_data_ptr()), copy.sizes(), at::kBFloat16);
+          const auto expected = seen.clone();
           const auto writes = full_params(*net, Access::Write);
+          EXPECT_TRUE(at::equal(seen, expected)) << "raw pointers of the outer guard";
           {
             const auto again = full_params(*net->b, Access::Write);
             EXPECT_TRUE(at::equal(copy, net->b->weight));
@@ -272,6 +276,20 @@ TEST(WholeGradients, LeaveTheShardsAloneWhereTheyOnlyRead) {
       net->zero_grad();  // of the shards, which wins
     }
     EXPECT_FALSE(full_grad(net->b->weight).defined());
+  });
+}
+
+TEST(WholeGradients, AreRefusedOnAllRanksIfOneHasUnsyncedOnes) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    {
+      const auto local = no_sync(*net);
+      net(input()).pow(2).sum().backward();
+    }
+    optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+    if (world.rank() == 1) optimizer.zero_grad();
+    EXPECT_THAT(message_of<UsageError>([&] { (void)full_params(*net, Access::Read, WithGradients::Yes); }), HasSubstr("sync_gradients"));
+    optimizer.zero_grad();
   });
 }
 

@@ -14,6 +14,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/groups/all_or_none.h"
+#include "tessera/comm/groups/group_list.h"
 #include "tessera/comm/groups/per_group.h"
 #include "tessera/shard/access/buffer_dtype.h"
 #include "tessera/shard/activation/marks.h"
@@ -43,7 +44,9 @@ bool reads_table_in_forward(const Module& module) {
 /// for units that never become part of a model.
 std::shared_ptr<Schedule> schedule_before_model(const ShardOptions& options) {
   static PerGroup<Schedule> all;
-  return all.get(options.mesh.world(), [&] { return std::make_shared<Schedule>(ScheduleRules(options, /*is_model=*/false, /*is_divided=*/false)); });
+  return all.get(options.mesh.world(), [&] {
+    return std::make_shared<Schedule>(ScheduleRules(options, /*is_model=*/false, /*is_divided=*/false));
+  });
 }
 
 /// Where a parameter is registered.
@@ -175,7 +178,7 @@ Below what_is_below(std::span<Module* const> modules, const Communicator& world)
                                      unit->name(), inner.size(), class_name(*module), world.size()));
       }
       own.units = true;
-      own.divided = own.divided || unit->schedule()->is_divided() || !inner.same_group(world);
+      own.divided = own.divided || unit->schedule()->is_divided() || !same_ranks(inner, world);
     }
   }
   if (world.size() == 1 || world.traits().simulated || world.traits().traces) return own;
@@ -203,6 +206,13 @@ void register_shards(Unit& unit, const std::vector<std::vector<Place>>& places, 
       }
     }
   }
+}
+
+/// Of a module that no shared_ptr owns, its children, which are always shared.
+void watch(Schedule& schedule, const Module& module) {
+  auto known = module.weak_from_this();
+  if (!known.expired()) return schedule.watch(std::move(known));
+  for (const auto& child : children_of(module)) schedule.watch(child.value());
 }
 
 void expect_valid(const ShardOptions& options) {
@@ -307,7 +317,7 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   }
   need_calls(modules, options.mixed_precision, name);
   for (auto* module : modules) {
-    schedule->watch(module->weak_from_this());
+    watch(*schedule, *module);
     set_boundary(*module, options, unit);
     if (const auto dtype = options.mixed_precision.buffer_dtype) cast_buffers(*module, *dtype, options.ignored);
   }

@@ -16,17 +16,20 @@ std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::nn
   std::vector<std::pair<std::string, at::Tensor>> result;
   std::set<c10::TensorImpl*> seen;
   const auto all_units = units(module);
+  // Modules may have been replaced since, with all their units. What is left of these is shards of nothing.
+  const bool lost_all = all_units.empty() && boundary_of(module).value_or(Boundary{}).has_units;
+  const auto trains_outside = [&](const at::Tensor& entry) {
+    return entry.requires_grad() && !is_ignored(entry) && (lost_all ? !is_paged(entry) : !all_units.empty());
+  };
   std::string outside;
   for (const auto& item : module.named_parameters()) {
     const auto& entry = item.value();
     const auto found = locate(entry);
     const auto& tensor = found.parameter != nullptr ? found.parameter->shard : entry;
-    if (found.parameter == nullptr && entry.requires_grad() && outside.empty() && !is_ignored(entry)) outside = item.key();
+    if (found.parameter == nullptr && outside.empty() && trains_outside(entry)) outside = item.key();
     if (seen.insert(tensor.unsafeGetTensorImpl()).second) result.emplace_back(item.key(), tensor);
   }
-  // Modules may have been replaced since, with all their units.
-  const bool is_sharded = !all_units.empty() || boundary_of(module).value_or(Boundary{}).has_units;
-  if (is_sharded && !outside.empty()) refuse_not_averaged(fmt::format("'{}'", outside));
+  if (!outside.empty()) refuse_not_averaged(fmt::format("'{}'", outside));
   return result;
 }
 

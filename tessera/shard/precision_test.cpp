@@ -7,6 +7,7 @@
 #include "tessera/optim/adam.h"
 #include "tessera/optim/grad_scaler.h"
 #include "tessera/optim/sgd.h"
+#include "tessera/shard/access/batch_norm.h"
 #include "tessera/shard/call.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
@@ -190,6 +191,13 @@ TEST(Precision, EvaluatesInTheDtypeOfTheShards) {
         const auto writes = full_params(*net, Access::Write);
         EXPECT_THAT(message_of<UsageError>([&] { (void)full_params(*net, Access::ReadStored); }),
                     ::testing::HasSubstr("reaches the shards of unit"));
+        const torch::NoGradGuard no_grad;
+        EXPECT_TRUE(at::equal(call(net, input()), plain(input())));
+      }
+      {
+        const torch::NoGradGuard no_grad;
+        const auto of_a_part = full_params(*net->b, Access::Write);
+        EXPECT_TRUE(at::allclose(call(net, input()).to(at::kFloat), plain(input()), 0.05, 0.05));
       }
       EXPECT_EQ(net->b->weight.scalar_type(), at::kBFloat16);
       const auto y = call(net, input());
@@ -199,6 +207,54 @@ TEST(Precision, EvaluatesInTheDtypeOfTheShards) {
       const auto exact = full_params(*net, Access::ReadStored);
       EXPECT_TRUE(at::equal(net->b->weight, full_parameter(parameters(*net)[2])));
     }
+  });
+}
+
+struct Listed : torch::nn::Module {
+  torch::nn::ParameterList list = register_module("list", torch::nn::ParameterList());
+  Listed() { list->append(at::ones({5}).requires_grad_()); }
+};
+
+TEST(Precision, ShowsParametersOfListsInTheDtypeOfTheShards) {
+  with_ranks(2, [](const Communicator& world) {
+    const auto model = std::make_shared<Listed>();
+    fully_shard(model, {.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16}});
+    const auto exact = full_params(*model, Access::ReadStored);
+    EXPECT_EQ(model->list[0].scalar_type(), at::kFloat);
+    EXPECT_EQ(full_state(*model).size(), 1);
+    EXPECT_EQ(parameters(*model).size(), 1);
+  });
+}
+
+TEST(Precision, OfTheShardsIsNoneForABatchNormOfAllRanksThatTrains) {
+  with_ranks(2, [](const Communicator& world) {
+    nn::Sequential model(nn::Linear(3, 3), nn::BatchNorm1d(3));
+    fully_shard(model, {.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16}, .start = Start::FromRank0});
+    const auto norm = std::dynamic_pointer_cast<nn::BatchNorm1dImpl>(model->ptr(1));
+    ASSERT_TRUE(replace_batch_norm(norm->weight, [](const BatchNormCall& call) { return call.input; }));
+    EXPECT_THAT(message_of<UsageError>([&] { (void)full_params(*model, Access::ReadStored); }),
+                ::testing::AllOf(::testing::HasSubstr("the batch norm of '1.weight'"), ::testing::HasSubstr("call eval() first")));
+    model->eval();
+    const auto exact = full_params(*model, Access::ReadStored);
+    EXPECT_EQ(norm->weight.scalar_type(), at::kFloat);
+  });
+}
+
+TEST(Precision, ScalesGradientsBeforeTheyTakeTheDtypeOfTheParameters) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = seeded_net();
+    net->to(at::kHalf);
+    fully_shard(net, {.mesh = world, .mixed_precision = {.grad_dtype = at::kFloat}});
+    net(input().to(at::kHalf)).to(at::kFloat).pow(2).sum().backward();
+    {
+      const auto guard = full_params(*net, Access::Write, WithGradients::Yes);
+      net->b->weight.grad().fill_(1e5);
+    }
+    const auto before = full_parameter(net->b->weight);
+    optim::SGD optimizer(parameters(*net), {.lr = 0.5});
+    optimizer.scale_gradients(at::tensor(1e-5));
+    optimizer.step();
+    EXPECT_TRUE(at::allclose(full_parameter(net->b->weight), before - 0.5, 1e-2, 1e-3));
   });
 }
 

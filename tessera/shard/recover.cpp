@@ -14,6 +14,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/groups/group_list.h"
+#include "tessera/shard/access/local_values.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/unit_state.h"
@@ -32,8 +33,9 @@ void add_with_parts(std::vector<Communicator>& groups, const Communicator& group
 }
 
 /// All that ranks may be waiting in while they use these units.
-std::vector<Communicator> groups_of(const std::vector<std::shared_ptr<Unit>>& all) {
+std::vector<Communicator> groups_of(const std::vector<std::shared_ptr<Unit>>& all, const Communicator& everyone) {
   std::vector<Communicator> groups;
+  add_with_parts(groups, everyone);
   for (const auto& unit : all) {
     for (const auto* group : {&unit->mesh().world(), &unit->mesh().shard(), &unit->mesh().replicate()}) add_with_parts(groups, *group);
   }
@@ -86,7 +88,7 @@ std::string difference_in_steps(const std::vector<std::shared_ptr<Unit>>& all, c
 }
 
 /// Throws CommError on all ranks if some can't go on together.
-void expect_same_steps(const std::vector<std::shared_ptr<Unit>>& all) {
+void expect_same_steps(const std::vector<std::shared_ptr<Unit>>& all, const Communicator& everyone) {
   std::vector<Communicator> worlds;
   std::vector<std::vector<std::shared_ptr<Unit>>> units_in;
   for (const auto& unit : all) {
@@ -100,9 +102,7 @@ void expect_same_steps(const std::vector<std::shared_ptr<Unit>>& all) {
     if (difference.empty()) difference = std::move(found);
   }
   // Ranks that have no part in a unit must not go on without those that have.
-  const auto everyone = std::ranges::max_element(worlds, {}, &Communicator::size);
-  if (everyone == worlds.end()) return;
-  all_or_none(*everyone, kMeeting, "can't go on", [&] {
+  all_or_none(everyone, kMeeting, "can't go on", [&] {
     if (!difference.empty()) throw CommError(difference);
   });
 }
@@ -124,13 +124,15 @@ void start_anew(Unit& unit) {
 void recover(const torch::nn::Module& model) {
   const c10::AutoGradMode no_grad(false);
   const auto all = units(model);
+  const auto everyone = world_of(model);
+  if (!everyone) return;
   // In all groups at once: other ranks may wait for this one in any of them, and be waited for by the rest.
   std::vector<Work> meetings;
-  for (const auto& group : groups_of(all)) meetings.push_back(group.meet(kMeeting));
+  for (const auto& group : groups_of(all, *everyone)) meetings.push_back(group.meet(kMeeting));
   for (const auto& unit : all) unit->schedule()->abandon_pass();
   wait_for_all(meetings);
   for (const auto& unit : all) start_anew(*unit);
-  expect_same_steps(all);
+  expect_same_steps(all, *everyone);
 }
 
 }  // namespace tessera

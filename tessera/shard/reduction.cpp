@@ -13,6 +13,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/shard/access/gradients.h"
+#include "tessera/shard/access/local_values.h"
 #include "tessera/shard/access/phases.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
@@ -61,7 +62,7 @@ class AllReducing {
 
 /// For each unit, whether it has gradients to be reduced. If unused parameters count as zero, all units have some as soon as one has on
 /// some rank.
-std::vector<int64_t> wanted_by_some_rank(const std::vector<std::shared_ptr<Unit>>& all) {
+std::vector<int64_t> wanted_by_some_rank(const Module& model, const std::vector<std::shared_ptr<Unit>>& all) {
   std::vector<int64_t> wanted;
   bool may_differ = false;
   for (const auto& unit : all) {
@@ -70,7 +71,7 @@ std::vector<int64_t> wanted_by_some_rank(const std::vector<std::shared_ptr<Unit>
     may_differ = may_differ || unit->schedule()->reduces_in_order();
   }
   if (!may_differ) return wanted;
-  const auto& world = all.front()->schedule()->world();
+  const auto world = *world_of(model);
   const auto most = at::tensor({std::ranges::max(wanted)}, at::kLong).to(world.traits().device);
   world.all_reduce(most, {.op = Reduce::Max}, {.unit = "sync_gradients"}).wait();
   std::ranges::fill(wanted, most.item<int64_t>());
@@ -153,7 +154,7 @@ void sync_gradients(const Module& model) {
   const c10::AutoGradMode no_grad(false);
   auto all = units_for(model, Recurse::Yes, "sync_gradients");
   std::ranges::sort(all, {}, &Unit::number);
-  const auto is_wanted = wanted_by_some_rank(all);
+  const auto is_wanted = wanted_by_some_rank(model, all);
   for (size_t i = 0; i < all.size(); i++) {
     if (!is_wanted[i]) continue;
     const auto held = all[i]->schedule()->lock();

@@ -226,7 +226,7 @@ TEST(NoSync, OfLowPrecisionMayLeaveUnitsOutOnSomeRanks) {
       model->forward(numbers({3, 8}, 10 + world.rank())).to(at::kFloat).pow(2).mean().backward();
       for (size_t i = 0; i < whole.parameters().size(); i++) {
         const auto expected = whole.parameters()[i].grad();
-        EXPECT_LT((full_grad(parameters(*model)[i]) - expected).norm().item<double>(), 0.02 * expected.norm().item<double>()) << i;
+        EXPECT_LT((full_grad(parameters(*model)[i]) - expected).norm().item<double>(), 0.1 * expected.norm().item<double>()) << i;
       }
     }
   });

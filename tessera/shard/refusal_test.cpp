@@ -86,9 +86,10 @@ TEST(Refused, IsToSaveOneRanksPartOfAModel) {
     std::stringstream file;
     EXPECT_THAT(message_of<UsageError>([&] { torch::save(net, file); }), HasSubstr("this rank's part of"));  // it has all, but flat
     const auto whole = full_state(*net, "a.weight");
-    torch::save(whole, file);
+    std::stringstream other;
+    torch::save(whole, other);
     at::Tensor read;
-    torch::load(read, file);
+    torch::load(read, other);
     EXPECT_TRUE(at::equal(read, whole));
   });
 }

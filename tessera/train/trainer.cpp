@@ -355,23 +355,7 @@ checkpoint::StateDict Trainer::get_state_dict(const torch::nn::Module& model) co
 void Trainer::save_model(const torch::nn::Module& model, const std::filesystem::path& folder, const SaveModelOptions& options) const {
   const auto state = get_state_dict(model);
   all_or_none(world_, {.unit = "save_model"}, fmt::format("could not write {}", folder.string()), [&] {
-    if (!is_main_process()) return;
-    std::vector<checkpoint::SafetensorsEntry> entries;
-    std::map<std::string, std::string> metadata = {{"format", "pt"}};
-    std::map<const c10::TensorImpl*, std::string> names;
-    for (const auto& [name, tensor] : state) {
-      const auto [first, is_new] = names.emplace(tensor.unsafeGetTensorImpl(), name);
-      if (is_new) {
-        entries.push_back({.name = name, .dtype = tensor.scalar_type(), .sizes = tensor.sizes().vec()});
-      } else {
-        metadata[name] = first->second;  // tied, so it is in the file once
-      }
-    }
-    checkpoint::HubWriter files(folder, entries, metadata, options.max_shard_size);
-    for (const auto& [name, tensor] : state) {
-      if (names.at(tensor.unsafeGetTensorImpl()) == name) files.write(tensor);
-    }
-    files.close();
+    if (is_main_process()) checkpoint::write_hub_folder(folder, state, options.max_shard_size);
   });
 }
 

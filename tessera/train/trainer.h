@@ -91,7 +91,8 @@ class Trainer {
   void set_seed(uint64_t seed, const SeedOptions& options = {}) const;
 
   /// Calls `act` on rank 0, then on the others, and returns what it returns: for what is done once and found by the others, such as a
-  /// download. If rank 0 fails, all ranks get the error, and the others do not call it. It must not be collective itself. Collective.
+  /// download. If rank 0 fails, all ranks get the error, and the others do not call it. The others wait for as long as rank 0 lives, up to a
+  /// day. It must not be collective itself. Collective.
   template <class Act>
   auto main_process_first(Act&& act) const {
     return call_in_turn(is_main_process(), act);
@@ -219,7 +220,8 @@ class Trainer {
   }
 
   /// Rank 0 writes the values of a step, of steps() unless given, to what TrainerOptions::log_with names and to the trackers that were
-  /// added. After load_state, reports of the steps that are done again are dropped from files.
+  /// added. After load_state, reports of the steps that are done again are dropped from files; of numbers of the program's own, such as
+  /// epochs, the first one that comes then and those after it.
   void log(const train::Values& values, std::optional<int64_t> step = {});
   /// For reporters of the program's own.
   void add_tracker(std::unique_ptr<train::Reporter> tracker) { trackers_.push_back(std::move(tracker)); }
@@ -331,6 +333,7 @@ class Trainer {
   std::vector<std::unique_ptr<train::Reporter>> trackers_;
   std::optional<train::Reporters> log_;  // once something was logged
   int64_t log_from_ = 1;                 // the first step that it does not have yet
+  bool resumed_ = false;                 // since then nothing was logged
   int64_t batches_ = 0;  // since the last step
   bool syncs_ = true, in_batch_ = false, triggered_ = false, warned_of_limit_ = false;
 };

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/groups/all_or_none.h"
@@ -55,7 +57,8 @@ void Trainer::set_seed(uint64_t seed, const SeedOptions& options) const {
 }
 
 void Trainer::call_first(bool first, const std::function<void()>& act) const {
-  all_or_none(world_, {.unit = "main_process_first"}, "failed before the others", [&] {
+  // The others notice it if that rank ends meanwhile, so they may wait as long as it takes.
+  all_or_none(world_.with_limit(std::chrono::hours(24)), {.unit = "main_process_first"}, "failed before the others", [&] {
     if (first) act();
   });
 }
@@ -148,8 +151,10 @@ at::Tensor Trainer::split_between_processes(const at::Tensor& rows) const {
 
 void Trainer::log(const train::Values& values, std::optional<int64_t> step) {
   if (!is_main_process()) return;
-  if (!log_) log_.emplace(options_.log_with, train::ReporterOptions{.first_step = log_from_});
   const auto number = step.value_or(steps());
+  // What a run that was resumed does again begins after its steps, or if it counts something else, with what it reports first.
+  if (std::exchange(resumed_, false) && number != steps()) log_from_ = number;
+  if (!log_) log_.emplace(options_.log_with, train::ReporterOptions{.first_step = log_from_});
   log_->write(number, values);
   for (const auto& tracker : trackers_) tracker->write(number, values);
   log_from_ = number + 1;

@@ -42,8 +42,8 @@ fs::path place_of(const fs::path& folder, size_t model, size_t models) {
 /// How many processes have saved a folder of Accelerate's, or of ours.
 int processes_of(const fs::path& folder) {
   const auto names = names_in(folder).value_or(std::vector<std::string>());
-  const auto count =
-      std::ranges::count_if(names, [](const auto& name) { return name.starts_with("random_states_") || checkpoint::has_rank_file_name(name); });
+  const auto is_of_rank = [](const auto& name) { return name.starts_with("random_states_") || checkpoint::has_rank_file_name(name); };
+  const auto count = std::ranges::count_if(names, is_of_rank);
   return std::max(1, static_cast<int>(count));
 }
 
@@ -283,6 +283,7 @@ void Trainer::load_state(const fs::path& folder) {
   syncs_ = true;
   log_.reset();  // steps may be done again
   log_from_ = steps() + 1;
+  resumed_ = true;
 }
 
 }  // namespace tessera

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <fstream>
+
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/optim/adam.h"
@@ -56,6 +58,40 @@ TEST(TrainerState, GoesOnFromWhatItHasSaved) {
   EXPECT_THAT(names_in(folder / "SHARDED_STATE_DICT").value(),
               UnorderedElementsAre("pytorch_model_fsdp_0", "optimizer_0", "random_states_0.pkl", "random_states_1.pkl", "scheduler.bin",
                                    "dl_state_dict.bin", "custom_checkpoint_0.pkl"));
+}
+
+TEST(TrainerState, GoesOnWithTheProgramsOwnNumbersInReports) {
+  const Folder folder;
+  for (const auto* layout : {"SHARDED_STATE_DICT", "LOCAL_STATE_DICT"}) {
+    const auto place = folder / layout, report = folder / (std::string(layout) + ".jsonl");
+    const auto run = [&](const Communicator& world, int first, int last, int number, int saved) {
+      auto options = options_for(world, {{"fsdp_state_dict_type", layout}});
+      options.log_with = {report.string()};
+      Trainer trainer(std::move(options));
+      auto net = seeded_net();
+      trainer.prepare(net);
+      optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+      trainer.prepare(optimizer);
+      if (first > 1) trainer.load_state(place);
+      for (int epoch = first; epoch <= last; epoch++) {
+        for (int step = 0; step < 3; step++) {
+          trainer.backward(squared_output(net, step));
+          trainer.step();
+        }
+        if (epoch == saved) trainer.save_state(place);
+        trainer.log({{"epoch", static_cast<double>(epoch)}}, epoch * number);
+      }
+      trainer.end_training();
+    };
+    for (const int number : {1, 100}) {  // fewer than steps, and more
+      with_ranks(2, [&](const Communicator& world) { run(world, 1, 3, number, 2); });  // ends after epoch 3, which is done again
+      with_ranks(2, [&](const Communicator& world) { run(world, 3, 4, number, 0); });
+      std::ifstream lines(report);
+      int epochs = 0;
+      for (std::string line; std::getline(lines, line);) epochs++;
+      EXPECT_EQ(epochs, 4) << layout << number;
+    }
+  }
 }
 
 TEST(TrainerState, KeepsSeveralModelsApart) {

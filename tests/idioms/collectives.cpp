@@ -225,7 +225,7 @@ Chapter collectives() {
        const auto model = std::make_shared<Plain>(tnn::BatchNormOptions(5).affine(false));
        run.shard(model);
        nn::convert_sync_batchnorm(*model, run.world());
-     }, .refused = "'norm' is recognized by its weight"},
+     }, .refused = "recognized by its sharded weight, which is missing in 'norm'"},
   }};
 }
 

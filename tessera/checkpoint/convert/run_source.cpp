@@ -24,7 +24,10 @@ RunSource::RunSource(Manifest run, const ConvertOptions& options) : run_(std::mo
     stored_.expect_complete(name);
     if (name == run_.generator) continue;
     SourceTensor entry{.name = name, .dtype = tensor.dtype, .shape = tensor.shape};
-    if (is_optimizer_state(name, run_)) {
+    if (run_.beside.contains(name)) {
+      entry.key = name.substr(std::string_view(kBesidePrefix).size());
+      beside_.push_back(entry);
+    } else if (is_optimizer_state(name, run_)) {
       const auto [parameter, key] = state_name(name);
       entry.parameter = parameter;
       entry.key = torch_key(run_.optimizer, key);
@@ -118,9 +121,9 @@ json setting_of(const std::string& text) {
 }
 
 json value_of_note(const std::string& text) {
-  auto value = json::parse(text, nullptr, false);
+  auto value = setting_of(text);
   const bool is_too_large = value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX);
-  return value.is_discarded() || is_too_large || value.dump() != text ? json(text) : value;
+  return is_too_large || value.dump() != text ? json(text) : value;
 }
 
 }  // namespace tessera::checkpoint

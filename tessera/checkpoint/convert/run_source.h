@@ -17,7 +17,8 @@ struct SourceTensor {
   std::string name;  // in the catalog
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> shape = {};
-  // Of the optimizer's state: the parameter, and PyTorch's key. The key is empty for what PyTorch does not keep.
+  // Of the optimizer's state: the parameter, and PyTorch's key. The key is empty for what PyTorch does not keep. Of a tensor beside the
+  // model, the key is its name.
   std::string parameter = {}, key = {};
 
   int64_t bytes() const;
@@ -33,6 +34,8 @@ class RunSource {
   const ConvertOptions& options() const { return options_; }
   const std::vector<SourceTensor>& model() const { return model_; }
   const std::vector<SourceTensor>& state() const { return state_; }
+  /// The tensors beside the model, whose names are SourceTensor::key.
+  const std::vector<SourceTensor>& beside() const { return beside_; }
   int64_t bytes() const { return all_; }
 
   /// Calls `write` with the values of the box, piece by piece in row-major order. What several files have is read from `first`.
@@ -53,10 +56,13 @@ class RunSource {
   Manifest run_;
   const ConvertOptions& options_;
   CatalogReader stored_;
-  std::vector<SourceTensor> model_, state_;
+  std::vector<SourceTensor> model_, state_, beside_;
   int64_t all_ = 0;
   mutable int64_t done_ = 0;
 };
+
+/// Logs the names of tensors beside the model that are not written, for commands that write the model alone.
+void warn_of_tensors_beside(const std::filesystem::path& checkpoint, const Converted& done);
 
 /// A setting of an optimizer: JSON, or else a text.
 nlohmann::json setting_of(const std::string& text);

@@ -101,6 +101,7 @@ std::vector<fs::path> write_accelerate(const RunSource& source, const fs::path& 
                        step == notes.end() ? json(0) : value_of_note(step->second));
     }
     write_objects(source, folder, left_out);
+    for (const auto& tensor : source.beside()) left_out.emplace(tensor.key, kStandsBeside);
   }
   made.commit();
   return {out};

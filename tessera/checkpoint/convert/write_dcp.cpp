@@ -51,6 +51,10 @@ void DcpFolder::add_optimizer() {
   }
 }
 
+void DcpFolder::add_beside() {
+  for (const auto& tensor : source_.beside()) add({tensor.key}, tensor);
+}
+
 void DcpFolder::close() {
   std::vector<DcpItem> items;
   for (const auto& writer : writers_) std::ranges::move(writer->close(), std::back_inserter(items));
@@ -63,6 +67,7 @@ std::vector<fs::path> write_dcp(const RunSource& source, const fs::path& out) {
   folder.add_model();
   if (!source.run().optimizer.empty()) folder.add_optimizer();
   if (!source.options().weights_only) {
+    folder.add_beside();
     for (const auto& [name, value] : values_of_notes(source)) folder.add({name}, value);
     if (const auto state = generator_of(source, 0); state.defined()) folder.add({kGeneratorName}, state);
   }

@@ -18,6 +18,7 @@ class DcpFolder {
 
   void add_model();
   void add_optimizer();
+  void add_beside();
   void add(const DcpPath& path, const nlohmann::json& value) { writers_.front()->write(path, value); }
   void add(const DcpPath& path, const at::Tensor& tensor);
   void close();

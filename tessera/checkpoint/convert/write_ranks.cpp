@@ -41,6 +41,11 @@ class RankPart {
       record_.state[tensor.name] = part;
       add(tensor, part, tensor.shape.empty());
     }
+    for (const auto& tensor : source.beside()) {
+      if (rank != 0) break;
+      record_.beside.push_back(tensor.name);
+      add(tensor, whole(tensor), true);
+    }
     sort_by_width(items_, [](const Item& item) { return item.tensor->dtype; });
   }
 

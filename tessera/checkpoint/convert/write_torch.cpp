@@ -54,8 +54,9 @@ TorchTree TreeFile::numbered_optimizer() {
   for (auto& [parameter, state] : std::get<TorchTree::Dict>(entries[0].second.value).entries) {
     const auto number = numbers.find(std::get<std::string>(parameter));
     if (number == numbers.end()) {
-      throw UsageError(fmt::format("no group of the optimizer has '{}', of which there is state, so it has no number; convert to a layout of FSDP",
-                                   std::get<std::string>(parameter)));
+      throw UsageError(
+          fmt::format("no group of the optimizer has '{}', of which there is state, so it has no number; convert to a layout of FSDP",
+                      std::get<std::string>(parameter)));
     }
     parameter = number->second;
   }
@@ -84,6 +85,7 @@ std::vector<fs::path> write_torch(const RunSource& source, const fs::path& out) 
   }
   TorchTree::Dict all{{{"model", std::move(model)}}};
   if (!source.run().optimizer.empty()) all.entries.emplace_back("optimizer", file.optimizer());
+  for (const auto& tensor : source.beside()) all.entries.emplace_back(tensor.key, file.tensor(tensor));
   for (const auto& [name, value] : values_of_notes(source)) all.entries.emplace_back(name, TorchTree{value});
   file.write(out, {std::move(all)});
   return {out};

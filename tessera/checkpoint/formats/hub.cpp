@@ -166,4 +166,25 @@ void HubWriter::close() {
   }
 }
 
+void write_hub_folder(const fs::path& folder, const std::map<std::string, at::Tensor>& tensors, int64_t max_shard_size) {
+  std::vector<std::pair<std::string, at::Tensor>> firsts;
+  std::map<std::string, std::string> metadata;
+  std::map<const c10::TensorImpl*, std::string> names;
+  for (const auto& [name, tensor] : tensors) {
+    const auto [first, is_new] = names.emplace(tensor.unsafeGetTensorImpl(), name);
+    if (is_new) {
+      firsts.emplace_back(name, tensor);
+    } else {
+      metadata[name] = first->second;
+    }
+  }
+  metadata["format"] = "pt";
+  sort_by_width(firsts, [](const auto& named) { return named.second.scalar_type(); });
+  std::vector<SafetensorsEntry> entries;
+  for (const auto& [name, tensor] : firsts) entries.push_back({.name = name, .dtype = tensor.scalar_type(), .sizes = tensor.sizes().vec()});
+  HubWriter files(folder, entries, std::move(metadata), max_shard_size);
+  for (const auto& [name, tensor] : firsts) files.write(tensor);
+  files.close();
+}
+
 }  // namespace tessera::checkpoint

@@ -1,5 +1,5 @@
-// Folders of weights as the Hugging Face Hub has them: one file of safetensors or torch.save, or several with an index that says which tensor
-// is in which.
+// Folders of weights as the Hugging Face Hub has them: one file of safetensors or torch.save, or several with an index that says which
+// tensor is in which.
 #pragma once
 
 #include <cstdint>
@@ -58,5 +58,8 @@ class HubWriter {
   int64_t written_ = 0;  // values of the next one
   std::unique_ptr<SafetensorsWriter> writer_;
 };
+
+/// Writes whole tensors. Those that are one tensor are in the files once, under the first name.
+void write_hub_folder(const std::filesystem::path& folder, const std::map<std::string, at::Tensor>& tensors, int64_t max_shard_size);
 
 }  // namespace tessera::checkpoint

@@ -217,8 +217,10 @@ SafetensorsHeaderText::SafetensorsHeaderText(const std::vector<SafetensorsEntry>
       throw UsageError(fmt::format("tensor '{}' is of dtype {}, which can't be saved; save a copy in another one", entry.name,
                                    c10::toString(entry.dtype)));
     }
-    if (entry.name == kMetadata)
-      throw UsageError(fmt::format("a safetensors file can't hold a tensor called '{}', which is its own word; give it another name", entry.name));
+    if (entry.name == kMetadata) {
+      throw UsageError(
+          fmt::format("a safetensors file can't hold a tensor called '{}', which is its own word; give it another name", entry.name));
+    }
     if (!seen.insert(entry.name).second) throw UsageError(fmt::format("two tensors to save have the name '{}'", entry.name));
     const auto begin = end;
     if (__builtin_add_overflow(begin, entry.bytes(), &end)) {

@@ -44,7 +44,8 @@ class StoredValues : public ValueSource {
     };
     bool same = true;
     for (const auto& part : parts) {
-      for (const auto& slice : part.slices) for_each_piece(slice, kComparedAtOnce, [&](const TensorSlice& piece) { same = same && !differs(piece); });
+      for (const auto& slice : part.slices)
+        for_each_piece(slice, kComparedAtOnce, [&](const TensorSlice& piece) { same = same && !differs(piece); });
     }
     return same;
   }
@@ -69,12 +70,17 @@ std::vector<std::string> taken_out(auto& names, const std::vector<std::string>& 
 
 }  // namespace
 
-std::set<std::string> names_of(const LocalValues& model) {
-  std::set<std::string> names;
-  for (const auto& part : model.parts) names.insert(part.name);
-  for (const auto& [name, tensor] : model.outside) names.insert(name);
-  for (const auto& [name, tensor] : model.buffers) names.insert(name);
-  for (const auto& [alias, first] : model.aliases) names.insert(alias);
+ModelNames names_of(const LocalValues& model, const std::vector<std::string>& may_be_missing) {
+  ModelNames names;
+  std::map<std::string, std::vector<std::string>> parameters;
+  for (const auto& part : model.parts) parameters[part.name] = {part.name};
+  for (const auto& [name, tensor] : model.outside) parameters[name] = {name};
+  for (const auto& [alias, first] : model.aliases) parameters[first].push_back(alias);
+  for (auto& [first, all] : parameters) {
+    names.all.insert(all.begin(), all.end());
+    if (!matches(first, may_be_missing)) names.parameters.push_back(std::move(all));
+  }
+  for (const auto& [name, tensor] : model.buffers) names.all.insert(name);
   return names;
 }
 
@@ -136,8 +142,9 @@ void ModelPlan::find(const std::string& name, const std::vector<std::string>& ot
     unused_.erase(candidate);
     if (const auto [found, is_first] = found_.try_emplace(name, candidate); !is_first) {
       if (found->second != candidate && !first_of_tied_ && !stored_->is_same(found->second, candidate, parts)) {
-        misfits_.push_back(fmt::format("'{0}' and '{1}' are one parameter in the model, but differ there (first_of_tied in the options takes '{0}')",
-                                       found->second, candidate));
+        misfits_.push_back(
+            fmt::format("'{0}' and '{1}' are one parameter in the model, but differ there (first_of_tied in the options takes '{0}')",
+                        found->second, candidate));
       }
       continue;
     }

@@ -10,6 +10,7 @@
 #include "tessera/checkpoint/live/value_source.h"
 #include "tessera/checkpoint/load_options.h"
 #include "tessera/checkpoint/stored/catalog.h"
+#include "tessera/checkpoint/stored/places.h"
 #include "tessera/checkpoint/stored/rank_file.h"
 
 namespace tessera {
@@ -48,8 +49,8 @@ class ModelPlan {
   std::vector<std::string> misfits_;
 };
 
-/// All names of parameters and buffers.
-std::set<std::string> names_of(const LocalValues& model);
+/// The names by which a checkpoint is understood that may lack parameters as these patterns say.
+ModelNames names_of(const LocalValues& model, const std::vector<std::string>& may_be_missing);
 
 /// Whether one of these regular expressions is for the whole name. Throws UsageError for one that is none.
 bool matches(const std::string& name, const std::vector<std::string>& patterns);

@@ -13,6 +13,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/checkpoint/live/beside.h"
 #include "tessera/checkpoint/live/contents.h"
 #include "tessera/checkpoint/live/part_records.h"
 #include "tessera/checkpoint/live/training_state.h"
@@ -93,9 +94,9 @@ std::vector<RankContents> contents_of_ranks(uint64_t save, const Contents& conte
   }
   add_model(ranks, *contents.model, world);
   if (contents.optimizer) add_optimizer(ranks, contents, world);
+  add_beside(ranks, contents, world);
   for (auto& rank : ranks) {
-    const auto is_taken = [&](const auto& named) { return named.first == kGeneratorName; };
-    rank.record.generator = std::ranges::any_of(rank.tensors, is_taken) ? kHiddenGeneratorName : kGeneratorName;
+    rank.record.generator = kHiddenGeneratorName;
     rank.tensors.emplace_back(rank.record.generator, generator_state());
     sort_by_width(rank.tensors, [](const auto& named) { return named.second.scalar_type(); });
   }

@@ -9,6 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/log.h"
+#include "tessera/checkpoint/live/beside.h"
 #include "tessera/checkpoint/live/contents.h"
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/checkpoint/stored/manifest.h"
@@ -88,6 +89,7 @@ void expect_sound(const fs::path& folder, const Contents& contents, const SaveOp
   expect_model(contents);
   if (folder.empty()) throw UsageError("a checkpoint needs a folder; this name is empty");
   expect_text(contents.notes);
+  expect_savable_beside(contents);
   if (!options.keep) return;
   const auto& keep = *options.keep;
   expect_sensible(keep);
@@ -115,6 +117,7 @@ Save::Save(const fs::path& folder, const Contents& contents, const Communicator&
     model = local_values(*contents.model);
   });
   expect_one_value_each(model, world, "a save");
+  expect_same_beside(contents, world);
   together([&] {
     if (!world.is_first()) return;
     make_way(folder_, options.in_place);

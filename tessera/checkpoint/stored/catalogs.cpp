@@ -126,10 +126,11 @@ Catalog read_catalog(const fs::path& path) {
   return catalog;
 }
 
-Catalog read_model(const fs::path& path, const std::set<std::string>& parameters) {
+Catalog read_model(const fs::path& path, const ModelNames& names) {
   const auto format = format_of(path);
   if (format == Format::TorchXla) return read_torch_xla(path, TorchXlaContent::Model);
-  auto run = read_run(path, {.all = parameters});
+  auto run = read_run(path, names);
+  for (const auto& name : names_beside(run)) run.catalog.left_out.emplace(name, kStandsBeside);
   std::erase_if(run.catalog.tensors, [&](const auto& entry) { return !is_of_model(entry.first, run); });
   if (format == Format::Tessera) {  // whose checksums have the names of the tensors
     std::erase_if(run.catalog.checksums, [&](const StoredChecksum& bytes) { return !is_of_model(bytes.name, run); });

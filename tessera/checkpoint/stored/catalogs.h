@@ -2,11 +2,10 @@
 #pragma once
 
 #include <filesystem>
-#include <set>
-#include <string>
 
 #include "tessera/checkpoint/format.h"
 #include "tessera/checkpoint/stored/catalog.h"
+#include "tessera/checkpoint/stored/places.h"
 
 namespace tessera::checkpoint {
 
@@ -17,7 +16,7 @@ bool is_part(const std::filesystem::path& file);
 Catalog read_catalog(const std::filesystem::path& path);
 
 /// Only the model of it, under the model's own names: without the optimizer's state, and without the key "model" under which programs put
-/// the model beside other things. The names of the model's parameters, if they are known, tell where it lies.
-Catalog read_model(const std::filesystem::path& path, const std::set<std::string>& parameters = {});
+/// the model beside other things. The names of the model, if they are known, tell where it lies.
+Catalog read_model(const std::filesystem::path& path, const ModelNames& names = {});
 
 }  // namespace tessera::checkpoint

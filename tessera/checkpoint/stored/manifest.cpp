@@ -56,6 +56,9 @@ class Composition {
         note_model(name);
       }
     }
+    for (const auto& name : file.record.beside) add_whole(name);
+    for (const auto& name : file.record.by_rank) add_rows(name);
+    for (const auto* names : {&file.record.beside, &file.record.by_rank}) manifest_.beside.insert(names->begin(), names->end());
     for (const auto& [name, part] : file.record.state) {
       const auto& sizes = file.tensors.info(name).sizes;
       if (part.numel() == 0) {
@@ -98,11 +101,13 @@ class Composition {
   StoredTensor& tensor(const std::string& name, const std::vector<int64_t>& shape) {
     const auto dtype = file_->tensors.info(name).dtype;
     const auto [found, is_new] = manifest_.catalog.tensors.try_emplace(name, StoredTensor{.dtype = dtype, .shape = shape});
-    if (found->second.shape != shape || found->second.dtype != dtype) {
-      throw IoError(fmt::format("the ranks' files disagree about the shape or the dtype of '{}': {} and {}", name,
-                                manifest_.catalog.files.front().string(), file_->tensors.path().string()));
-    }
+    if (found->second.shape != shape || found->second.dtype != dtype) refuse_difference(name);
     return found->second;
+  }
+
+  [[noreturn]] void refuse_difference(const std::string& name) const {
+    throw IoError(fmt::format("the ranks' files disagree about the shape or the dtype of '{}': {} and {}", name,
+                              manifest_.catalog.files.front().string(), file_->tensors.path().string()));
   }
 
   void add_slices(const std::string& name, const PartRecord& part) {
@@ -123,6 +128,28 @@ class Composition {
                           .file = number_,
                           .offset = file_->tensors.offset(name),
                           .strides = {strides.begin(), strides.end()}});
+  }
+
+  /// Below the rows of the ranks before.
+  void add_rows(const std::string& name) {
+    const auto& sizes = file_->tensors.info(name).sizes;
+    const auto dtype = file_->tensors.info(name).dtype;
+    const auto [found, is_new] = manifest_.catalog.tensors.try_emplace(name, StoredTensor{.dtype = dtype, .shape = sizes});
+    auto& stored = found->second;
+    if (is_new) stored.shape.front() = 0;
+    const auto begin = stored.shape.front();
+    auto shape = sizes;
+    shape.front() = begin;
+    if (shape != stored.shape || dtype != stored.dtype) refuse_difference(name);
+    stored.shape.front() += sizes.front();
+    for (auto& box : stored.boxes) box.box.shape = stored.shape;
+    const auto strides = c10::contiguous_strides(sizes);
+    std::vector<int64_t> offsets(sizes.size());
+    offsets.front() = begin;
+    stored.boxes.push_back({.box = {.shape = stored.shape, .offsets = offsets, .sizes = sizes},
+                            .file = number_,
+                            .offset = file_->tensors.offset(name),
+                            .strides = {strides.begin(), strides.end()}});
   }
 
   void add_blocks(const std::string& name, const PartRecord& part) {
@@ -174,7 +201,8 @@ json to_json(const fs::path& folder, const Manifest& manifest) {
                  {"save", manifest.save},      {"optimizer", manifest.optimizer}, {"notes", manifest.notes},
                  {"buffers", catalog.buffers}, {"aliases", catalog.aliases},      {"tensors", json::object()},
                  {"blocks", json::object()},   {"files", json::array()},          {"origin", manifest.origin},
-                 {"generator", manifest.generator}, {"not_state", manifest.not_state}};
+                 {"generator", manifest.generator}, {"not_state", manifest.not_state},
+                 {"beside", manifest.beside}};
   for (const auto& [name, tensor] : catalog.tensors) result["tensors"][name] = to_json(tensor);
   for (const auto& [name, blocks] : manifest.blocks) {
     for (const auto& [range, begin, numel] : blocks.parts) {
@@ -210,6 +238,7 @@ Manifest from_json(const fs::path& folder, const json& text, std::vector<uint64_
   catalog.aliases = text.at("aliases");
   catalog.buffers = text.at("buffers");
   manifest.not_state = text.value("not_state", catalog.buffers);  // older ones name only buffers
+  manifest.beside = text.value("beside", manifest.beside);
   for (const auto& file : text.at("files")) {
     const fs::path name = file.at("name").get<std::string>();
     if (name.has_parent_path() || name.empty())
@@ -226,6 +255,10 @@ Manifest from_json(const fs::path& folder, const json& text, std::vector<uint64_
     bytes_of_files.push_back(file.at("bytes"));
   }
   for (const auto& [name, tensor] : text.at("tensors").items()) catalog.tensors[name] = tensor_from_json(tensor);
+  for (const auto& name : manifest.beside) {
+    if (!name.starts_with(kBesidePrefix) || !catalog.tensors.contains(name))
+      throw IoError(fmt::format("there is no tensor '{}' beside the model", name));
+  }
   manifest.generator = text.value("generator", kGeneratorName);
   if (!catalog.tensors.contains(manifest.generator)) manifest.generator.clear();
   for (const auto& [name, tensor] : catalog.tensors) {

@@ -4,8 +4,6 @@
 #include <cctype>
 #include <map>
 #include <ranges>
-#include <string_view>
-#include <vector>
 
 #include "tessera/checkpoint/stored/rank_file.h"
 
@@ -18,35 +16,56 @@ constexpr std::string_view kOptimizerKeys[] = {"optimizer.", "optim.", "optimize
 constexpr std::string_view kBeside[] = {"optimizer.", "optim.", "shard_metadata.", "scheduler.", "lr_scheduler."};
 constexpr std::string_view kAround[] = {"app.", "state."};  // of a model without an optimizer, by which it could be known
 constexpr std::string_view kSettings = "param_groups", kState = "state.";
-constexpr std::string_view kStateKeys[] = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "sum", "step"};
+constexpr std::string_view kStateKeys[] = {"exp_avg",    "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer",
+                                           "square_avg", "grad_avg",   "sum",            "step"};
 constexpr std::string_view kWrappers[] = {"_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."};
-constexpr std::string_view kDistributed = "module.";  // of DistributedDataParallel
-constexpr size_t kDeepest = 3;                        // keys around a parameter
+constexpr size_t kDeepest = 3;  // keys around a parameter
 
-/// The places in a name where one of its components begins, but not the first one.
+/// The places in a name where one of its components begins.
 std::vector<size_t> begins_of(std::string_view name) {
-  std::vector<size_t> begins;
+  std::vector<size_t> begins = {0};
   for (auto dot = name.find('.'); dot != std::string_view::npos; dot = name.find('.', dot + 1)) begins.push_back(dot + 1);
   return begins;
 }
 
-template <class Entries>
-bool has_prefix(const Entries& entries, const std::string& prefix) {
-  const auto found = entries.lower_bound(prefix);
-  return found != entries.end() && found->first.starts_with(prefix);
+/// The ends of a name that may be the name of a parameter, which has so many keys around it.
+std::vector<std::string> ends_of(const std::string& name) {
+  std::vector<std::string> ends;
+  for (const auto begin : begins_of(name)) {
+    if (ends.size() <= kDeepest) ends.push_back(name.substr(begin));
+  }
+  return ends;
 }
 
 bool ends_as_state(std::string_view name) {
   return std::ranges::find(kStateKeys, name.substr(name.rfind('.') + 1)) != std::end(kStateKeys);
 }
 
+/// The state that stands behind such a key.
+auto state_under(const Catalog& catalog, const std::string& optimizer) {
+  const auto prefix = optimizer + std::string(kState);
+  const auto begin = catalog.tensors.lower_bound(prefix);
+  auto end = begin;
+  while (end != catalog.tensors.end() && end->first.starts_with(prefix)) ++end;
+  return std::ranges::subrange(begin, end);
+}
+
+/// The names, or the numbers, of the parameters that it is of.
+std::set<std::string> names_in_state(const Catalog& catalog, const std::string& optimizer) {
+  const auto begin = optimizer.size() + kState.size();
+  std::set<std::string> names;
+  for (const auto& [name, tensor] : state_under(catalog, optimizer)) {
+    const auto dot = name.rfind('.');
+    if (dot > begin) names.insert(name.substr(begin, dot - begin));
+  }
+  return names;
+}
+
 /// What stands before the settings.
 std::set<std::string> with_settings(const Catalog& catalog) {
   std::set<std::string> found;
   for (const auto& [name, value] : catalog.values) {
-    auto begins = begins_of(name);
-    begins.insert(begins.begin(), 0);
-    for (const auto begin : begins) {
+    for (const auto begin : begins_of(name)) {
       const auto rest = std::string_view(name).substr(begin);
       if (rest != kSettings && !rest.starts_with(std::string(kSettings) + ".")) continue;
       found.insert(name.substr(0, begin));
@@ -56,44 +75,57 @@ std::set<std::string> with_settings(const Catalog& catalog) {
   return found;
 }
 
-/// What stands before state of which all looks so, where no settings are.
-std::set<std::string> with_state(const Catalog& catalog) {
+/// What stands before state of which all looks so, where no settings are. A model may have buffers that look so, too: what the model here
+/// has is none, and state is of parameters, which are known by numbers or are tensors themselves.
+std::set<std::string> with_state(const Catalog& catalog, const std::set<std::string>& of_model) {
+  const auto is_in_model = [&](const std::string& prefix) {
+    return std::ranges::any_of(state_under(catalog, prefix), [&](const auto& entry) {
+      const auto is_its = [&](size_t begin) { return begin <= prefix.size() && of_model.contains(entry.first.substr(begin)); };
+      return std::ranges::any_of(begins_of(entry.first), is_its);
+    });
+  };
   std::set<std::string> found;
   for (const auto key : kOptimizerKeys) {
-    if (!key.empty() && has_prefix(catalog.tensors, std::string(key) + std::string(kState))) found.emplace(key);
+    const auto prefix = std::string(key);
+    if (!key.empty() && !state_under(catalog, prefix).empty() && !is_in_model(prefix)) found.insert(prefix);
   }
   if (!found.empty()) return found;
   std::set<std::string> candidates;
   for (const auto& [name, tensor] : catalog.tensors) {
     if (!ends_as_state(name)) continue;
     for (const auto begin : begins_of(name)) {
-      if (name.compare(begin, kState.size(), kState) == 0) candidates.insert(name.substr(0, begin));
+      if (begin > 0 && name.compare(begin, kState.size(), kState) == 0) candidates.insert(name.substr(0, begin));
     }
   }
   for (const auto& prefix : candidates) {
-    const auto inside = prefix + std::string(kState);
-    const bool is_state = std::ranges::all_of(catalog.tensors, [&](const auto& entry) {
-      return !entry.first.starts_with(inside) || ends_as_state(entry.first);
-    });
-    const bool is_inner = std::ranges::any_of(found, [&](const std::string& outer) { return prefix.starts_with(outer + std::string(kState)); });
-    if (is_state && !is_inner) found.insert(prefix);
+    const bool is_state = std::ranges::all_of(state_under(catalog, prefix), [](const auto& entry) { return ends_as_state(entry.first); });
+    const auto is_around = [&](const std::string& outer) { return prefix.starts_with(outer + std::string(kState)); };
+    if (is_state && std::ranges::none_of(found, is_around) && !is_in_model(prefix)) found.insert(prefix);
   }
+  if (found.empty()) return found;
+  std::set<std::string> outside;
+  const auto add_outside = [&](const std::string& name) {
+    const auto is_of = [&](const std::string& prefix) { return name.starts_with(prefix + std::string(kState)); };
+    if (std::ranges::any_of(found, is_of)) return;
+    const auto ends = ends_of(name);
+    outside.insert(ends.begin(), ends.end());
+  };
+  for (const auto& [name, tensor] : catalog.tensors) add_outside(name);
+  for (const auto& [alias, name] : catalog.aliases) add_outside(alias);
+  const auto is_known = [&](const std::string& name) {
+    return is_number(name) || outside.contains(name) || (name.starts_with(kDistributed) && outside.contains(name.substr(kDistributed.size())));
+  };
+  std::erase_if(found, [&](const std::string& prefix) { return std::ranges::none_of(names_in_state(catalog, prefix), is_known); });
   return found;
 }
 
-/// The names of parameters that its state has; none if it knows them by numbers.
-std::set<std::string> parameters_of(const Catalog& catalog, const std::string& optimizer) {
-  const auto prefix = optimizer + std::string(kState);
-  std::set<std::string> names;
-  for (auto entry = catalog.tensors.lower_bound(prefix); entry != catalog.tensors.end() && entry->first.starts_with(prefix); ++entry) {
-    const auto dot = entry->first.rfind('.');
-    if (dot > prefix.size()) names.insert(entry->first.substr(prefix.size(), dot - prefix.size()));
-  }
-  const auto is_number = [](const std::string& name) {
-    return std::ranges::all_of(name, [](unsigned char letter) { return std::isdigit(letter) != 0; });
-  };
-  if (std::ranges::all_of(names, is_number)) names.clear();
-  return names;
+/// The parameters that its state has, each with its only name; none if it knows them by numbers.
+std::vector<std::vector<std::string>> parameters_of(const Catalog& catalog, const std::string& optimizer) {
+  std::vector<std::vector<std::string>> parameters;
+  const auto names = names_in_state(catalog, optimizer);
+  if (std::ranges::all_of(names, is_number)) return parameters;
+  for (const auto& name : names) parameters.push_back({name});
+  return parameters;
 }
 
 /// The tensors that are neither the optimizers' nor a generator's.
@@ -134,21 +166,22 @@ std::string model_by_name(const std::set<std::string>& names, const Places& plac
   return all_begin(names, distributed) ? distributed : key;
 }
 
-/// By the parameters that it must have; the same as by name if these do not tell. Of weights alone nothing is left out for that.
-std::string model_by_content(const std::set<std::string>& names, const std::set<std::string>& parameters, const Places& places,
-                             const std::string& by_name) {
-  std::map<std::string, size_t> found;
+/// By the parameters, of which it must have all; the same as by name if these do not tell. Of weights alone nothing is left out for that.
+std::string model_by_content(const std::set<std::string>& names, const std::vector<std::vector<std::string>>& parameters,
+                             const Places& places, const std::string& by_name) {
+  std::map<std::string, size_t> numbers;
+  for (size_t i = 0; i < parameters.size(); i++) {
+    for (const auto& name : parameters[i]) numbers[name] = i;
+  }
+  std::map<std::string, std::set<size_t>> found;
   for (const auto& name : names) {
-    auto begins = begins_of(name);
-    begins.insert(begins.begin(), 0);
-    for (size_t i = 0; i < std::min(begins.size(), kDeepest + 1); i++) {
-      if (parameters.contains(name.substr(begins[i]))) found[name.substr(0, begins[i])]++;
+    for (const auto& end : ends_of(name)) {
+      const auto known = numbers.find(end);
+      if (known != numbers.end()) found[name.substr(0, name.size() - end.size())].insert(known->second);
     }
   }
-  if (found.empty()) return by_name;
-  const auto most = std::ranges::max(found | std::views::values);
-  if (const auto named = found.find(by_name); named != found.end() && named->second == most) return by_name;
-  std::erase_if(found, [&](const auto& entry) { return entry.second < most; });
+  std::erase_if(found, [&](const auto& entry) { return entry.second.size() < parameters.size(); });
+  if (found.empty() || found.contains(by_name)) return by_name;
   const auto& best = found.begin()->first;
   const bool is_clear = best.empty() || (found.size() == 1 && (places.optimizer || all_begin(names, best)));
   return is_clear ? best : by_name;
@@ -163,24 +196,28 @@ bool Places::is_of_optimizer(const std::string& name) const {
   return (optimizer && is_of(*optimizer)) || std::ranges::any_of(other_optimizers, is_of);
 }
 
-Places places_in(const Catalog& catalog, const std::set<std::string>& parameters) {
+bool is_number(std::string_view text) {
+  return !text.empty() && std::ranges::all_of(text, [](unsigned char letter) { return std::isdigit(letter) != 0; });
+}
+
+Places places_in(const Catalog& catalog, const ModelNames& names) {
   Places places;
   auto optimizers = with_settings(catalog);
-  if (optimizers.empty()) optimizers = with_state(catalog);
+  if (optimizers.empty()) optimizers = with_state(catalog, names.all);
   for (const auto key : kOptimizerKeys) {
     if (!places.optimizer && optimizers.contains(std::string(key))) places.optimizer = std::string(key);
   }
   if (!places.optimizer && optimizers.size() == 1) places.optimizer = *optimizers.begin();
   if (places.optimizer) optimizers.erase(*places.optimizer);
   places.other_optimizers = std::move(optimizers);
-  const auto names = candidates_in(catalog, places);
-  const auto& first = names.empty() ? std::string() : *names.begin();
+  const auto tensors = candidates_in(catalog, places);
+  const auto& first = tensors.empty() ? std::string() : *tensors.begin();
   const auto around = first.substr(0, first.find('.') + 1);
-  if (places.optimizer && !around.empty() && places.optimizer->starts_with(around) && *places.optimizer != around && all_begin(names, around))
-    places.around = around;
-  const auto by_name = model_by_name(names, places);
-  const auto known = parameters.empty() && places.optimizer ? parameters_of(catalog, *places.optimizer) : parameters;
-  places.model = model_by_content(names, known, places, by_name);
+  const bool is_around = !around.empty() && places.optimizer && places.optimizer->starts_with(around) && *places.optimizer != around;
+  if (is_around && all_begin(tensors, around)) places.around = around;
+  const auto by_name = model_by_name(tensors, places);
+  const auto known = names.all.empty() && places.optimizer ? parameters_of(catalog, *places.optimizer) : names.parameters;
+  places.model = model_by_content(tensors, known, places, by_name);
   return places;
 }
 

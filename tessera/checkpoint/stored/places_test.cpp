@@ -10,6 +10,7 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/stored/runs.h"
+#include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/checkpoint/weights.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/full_params.h"
@@ -43,11 +44,11 @@ TEST(Places, AreFoundUnderTheNamesOfOthers) {
   catalog.tensors = {{"model.a.w", one}, {"optimizer.state.a.w.exp_avg", one}, {"ema.a.w", one}};
   catalog.values = {{"optimizer.param_groups.a.w.lr", 0.5}, {"optimizer.param_groups.b.w.lr", 0.5}, {"epoch", 3}};
   auto run = checkpoint::run_of(catalog);  // flattened, as flatten_optimizer_state_dict has it
-  EXPECT_THAT(names(run), UnorderedElementsAre("a.w", "optimizer.a.w.exp_avg"));
+  EXPECT_THAT(names(run), UnorderedElementsAre("a.w", "optimizer.a.w.exp_avg", ".tensors.ema.a.w"));
   EXPECT_EQ(run.optimizer, "an optimizer of PyTorch");
   EXPECT_EQ(run.notes.front().at("epoch"), "3");
   EXPECT_EQ(run.notes.front().at("optimizer.param_groups"), R"([{"lr":0.5,"params":["a.w","b.w"]}])");
-  EXPECT_THAT(run.catalog.left_out.at("ema.a.w"), HasSubstr("neither the model's nor the optimizer's"));
+  EXPECT_THAT(names_beside(run), UnorderedElementsAre("ema.a.w"));
 
   catalog = {};
   catalog.tensors = {{"model_state_dict.w", one}, {"optimizer_state_dict.state.0.momentum_buffer", one}};
@@ -99,6 +100,29 @@ TEST(Places, AreFoundUnderKeysOfAnyNames) {
   EXPECT_TRUE(run.catalog.tensors.contains("g.w") && run.catalog.tensors.contains("d.w"));
   EXPECT_EQ(run.catalog.tensors.size(), 2U);
   EXPECT_THAT(run.catalog.left_out.at("optimizer.state"), HasSubstr("one of several optimizers"));
+}
+
+// Buffers may have names of an optimizer's state, and a part of a model the names of another.
+TEST(Places, AreNotGuessed) {
+  const auto one = tensor_of_numbers({2});
+  checkpoint::Catalog weights;
+  weights.tensors = {{"layer.w", one}, {"normalizer.state.sum", one}, {"counter.state.0.step", one}};
+  const checkpoint::ModelNames known{.all = {"layer.w", "normalizer.state.sum", "counter.state.0.step"}, .parameters = {{"layer.w"}}};
+  auto run = checkpoint::run_of(weights, known);
+  EXPECT_EQ(run.catalog.tensors.size(), 3U);
+  EXPECT_TRUE(run.optimizer.empty() && run.catalog.left_out.empty());
+  weights.tensors.erase("counter.state.0.step");
+  run = checkpoint::run_of(weights);
+  EXPECT_TRUE(run.catalog.tensors.contains("normalizer.state.sum") && run.catalog.left_out.empty());
+  weights.tensors["optimizer.state.sum"] = one;
+  EXPECT_THAT(checkpoint::run_of(weights).catalog.left_out.at("optimizer.state.sum"), HasSubstr("state of no parameter"));
+
+  checkpoint::Catalog two;
+  two.tensors = {{"model.a.w", one}, {"model.a.v", one}, {"model.b.w", one}, {"optimizer.state.a.w.exp_avg", one}};
+  const checkpoint::ModelNames b{.all = {"w", "v", "scale"}, .parameters = {{"w"}, {"v"}, {"scale"}}};
+  EXPECT_TRUE(checkpoint::run_of(two, b).catalog.tensors.contains("a.w"));  // not "w": nothing has all three
+  const checkpoint::ModelNames tied{.all = {"w", "head", "v"}, .parameters = {{"w", "head"}, {"v"}}};
+  EXPECT_TRUE(checkpoint::run_of(two, tied).catalog.tensors.contains("v"));
 }
 
 // Most models of the Hub call their trunk so, and a tied head is not stored.

@@ -42,7 +42,8 @@ nlohmann::json to_json(const RankRecord& record) {
           {"whole", record.outside},        {"buffers", record.buffers},
           {"aliases", record.aliases},      {"optimizer", record.optimizer},
           {"notes", record.notes},          {"origin", record.origin},
-          {"generator", record.generator}};
+          {"generator", record.generator},  {"beside", record.beside},
+          {"by_rank", record.by_rank}};
 }
 
 PartRecord part_from_json(const nlohmann::json& json, int format) {
@@ -95,6 +96,8 @@ RankRecord from_json(const nlohmann::json& json) {
   record.notes = json.at("notes").get<std::map<std::string, std::string>>();
   record.origin = json.value("origin", std::map<std::string, std::string>());  // older files have none
   record.generator = json.value("generator", kGeneratorName);                  // of which no older file has two
+  record.beside = json.value("beside", record.beside);
+  record.by_rank = json.value("by_rank", record.by_rank);
   return record;
 }
 
@@ -191,8 +194,16 @@ RankFile open_rank_file(const std::filesystem::path& folder, int rank, int ranks
     for (const auto& [name, part] : record.state) {  // may have one value for a block of the parameter's
       if (const auto values = values_of(name); values < std::min<int64_t>(part.numel(), 1) || values > part.numel()) refuse(name, part);
     }
-    for (const auto* names : {&record.outside, &record.buffers}) {
+    for (const auto* names : {&record.outside, &record.buffers, &record.beside, &record.by_rank}) {
       for (const auto& name : *names) file.info(name);
+    }
+    for (const auto* names : {&record.beside, &record.by_rank}) {
+      for (const auto& name : *names) {
+        if (!name.starts_with(kBesidePrefix)) throw IoError(fmt::format("'{}' is no name of a tensor beside the model", name));
+      }
+    }
+    for (const auto& name : record.by_rank) {
+      if (file.info(name).sizes.empty()) throw IoError(fmt::format("'{}' should have rows, and is one number", name));
     }
     return {std::move(file), std::move(record)};
   } catch (const UsageError& error) {

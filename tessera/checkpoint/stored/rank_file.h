@@ -17,10 +17,12 @@ namespace tessera::checkpoint {
 
 /// The name of a tensor of the optimizer's state is optimizer.PARAMETER.KEY, where the key is the optimizer's name for it.
 inline constexpr auto kOptimizerPrefix = "optimizer.";
-/// The name of the state of the random generator, unless the model has a tensor of this name.
+/// The name of the state of the random generator in older files of ours, and in those of other formats.
 inline constexpr auto kGeneratorName = "generator.cpu";
-/// Its name then: no module or parameter has an empty name, so nothing of a model begins with a dot.
+/// Its name in a run: no module or parameter has an empty name, so nothing of a model begins with a dot.
 inline constexpr auto kHiddenGeneratorName = ".generator.cpu";
+/// The name of a tensor beside the model is .tensors.NAME, for the same reason.
+inline constexpr auto kBesidePrefix = ".tensors.";
 
 /// The part of a tensor that a rank has: the values of the slices one after the other, each in the memory order that the strides define.
 struct PartRecord {
@@ -40,6 +42,8 @@ struct RankRecord {
   std::map<std::string, PartRecord> state = {};
   std::vector<std::string> outside = {};            // parameters that belong to no unit; only rank 0 writes them
   std::vector<std::string> buffers = {};            // each rank writes its own
+  std::vector<std::string> beside = {};             // tensors beside the model that are the same on all ranks; only rank 0 writes them
+  std::vector<std::string> by_rank = {};            // tensors beside the model of which each rank has rows of its own
   std::map<std::string, std::string> aliases = {};  // from each further name of a tied parameter to its first name
   std::string optimizer = {};                       // its class; empty if there is none
   std::string generator = {};                       // the tensor that is the state of the random generator; empty if there is none

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <optional>
 #include <ranges>
 
@@ -11,7 +10,6 @@
 #include "tessera/checkpoint/formats/checksum.h"
 #include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/checkpoint/stored/optimizer_keys.h"
-#include "tessera/checkpoint/stored/places.h"
 #include "tessera/checkpoint/stored/rank_file.h"
 
 namespace tessera::checkpoint {
@@ -19,12 +17,8 @@ namespace {
 
 using nlohmann::json;
 
-bool is_number(std::string_view text) {
-  return !text.empty() && std::ranges::all_of(text, [](unsigned char letter) { return std::isdigit(letter) != 0; });
-}
-
 template <class Entries>
-bool has_name(const Entries& entries, const std::string& prefix) {
+bool has_prefix(const Entries& entries, const std::string& prefix) {
   const auto found = entries.lower_bound(prefix);
   return found != entries.end() && found->first.starts_with(prefix);
 }
@@ -150,7 +144,7 @@ class Sorting {
  public:
   Sorting(Catalog catalog, const ModelNames& names)
       : from_(unwrapped(std::move(catalog))),
-        places_(places_in(from_, names.all)),
+        places_(places_in(from_, names)),
         model_(places_.model),
         optimizer_(places_.optimizer),
         groups_(names.groups) {
@@ -195,7 +189,7 @@ class Sorting {
       if (own.starts_with(kOptimizerPrefix)) run_.not_state.insert(own);
       add_new(own, tensor);
     } else {
-      run_.catalog.left_out.emplace(name, "it is a tensor that is neither the model's nor the optimizer's");
+      add_beside(name, tensor);
     }
   }
 
@@ -204,15 +198,32 @@ class Sorting {
     throw IoError(fmt::format("the model and the state of its optimizer both have a tensor '{}', so they can't be told apart", name));
   }
 
+  void add_beside(const std::string& name, const StoredTensor& tensor) {
+    const auto own = without_around(name);
+    const auto stored = kBesidePrefix + own;
+    if (is_free_name(own) && run_.catalog.tensors.emplace(stored, tensor).second) {
+      run_.beside.insert(stored);
+    } else {
+      run_.catalog.left_out.emplace(name, "it is a tensor that is neither the model's nor the optimizer's");
+    }
+  }
+
+  std::string without_around(const std::string& name) const {
+    return name.substr(name.starts_with(places_.around) ? places_.around.size() : 0);
+  }
+
   void add_generator() {
     if (generator_ == nullptr) return;
-    run_.generator = run_.catalog.tensors.contains(kGeneratorName) ? kHiddenGeneratorName : kGeneratorName;
+    run_.generator = kHiddenGeneratorName;
     run_.catalog.tensors.emplace(run_.generator, *generator_);
   }
 
   void add_state(const std::string& name, const StoredTensor& tensor) {
     const auto dot = name.rfind('.');
-    if (dot == std::string::npos) return;
+    if (dot == std::string::npos) {
+      run_.catalog.left_out.emplace(*optimizer_ + "state." + name, "it is state of no parameter");
+      return;
+    }
     auto parameter = name.substr(0, dot);
     if (model_.ends_with(kDistributed) && parameter.starts_with(kDistributed)) parameter.erase(0, kDistributed.size());
     if (settings_.has_numbers() || (!has_settings() && is_number(parameter))) {
@@ -227,7 +238,7 @@ class Sorting {
     has_state_ = true;
   }
 
-  bool has_settings() const { return optimizer_ && has_name(from_.values, *optimizer_ + "param_groups"); }
+  bool has_settings() const { return optimizer_ && has_prefix(from_.values, *optimizer_ + "param_groups"); }
 
   void add_alias(const std::string& alias, const std::string& first) {
     const auto is_plain = [&](const std::string& name) { return name.starts_with(model_) && !behind(name, "state."); };
@@ -252,7 +263,7 @@ class Sorting {
                                                               : "it is a value of the model that is no tensor");
       return;
     }
-    run_.notes.front()[name.substr(name.starts_with(places_.around) ? places_.around.size() : 0)] = text_of(value);
+    run_.notes.front()[without_around(name)] = text_of(value);
   }
 
   void finish_optimizer() {
@@ -284,7 +295,6 @@ class Sorting {
     return catalog;
   }
 
-  static constexpr std::string_view kDistributed = "module.";  // of DistributedDataParallel
   static constexpr auto kOneOfSeveral = "it is of one of several optimizers, none of which has a name that is known";
 
   Catalog from_;
@@ -354,7 +364,18 @@ bool is_optimizer_state(const std::string& name, const Manifest& manifest) {
 }
 
 bool is_of_model(const std::string& name, const Manifest& manifest) {
-  return name != manifest.generator && !is_optimizer_state(name, manifest);
+  return name != manifest.generator && !manifest.beside.contains(name) && !is_optimizer_state(name, manifest);
+}
+
+std::vector<std::string> names_beside(const Manifest& manifest) {
+  std::vector<std::string> names;
+  for (const auto& name : manifest.beside) names.push_back(name.substr(std::string_view(kBesidePrefix).size()));
+  return names;
+}
+
+bool is_free_name(const std::string& name) {
+  const auto key = name.substr(0, name.find('.'));
+  return !key.empty() && key != "model" && key != "optimizer" && name != kGeneratorName;
 }
 
 }  // namespace tessera::checkpoint

@@ -3,23 +3,16 @@
 
 #include <filesystem>
 #include <map>
-#include <set>
 #include <string>
-#include <vector>
 
 #include "tessera/checkpoint/load_options.h"
 #include "tessera/checkpoint/stored/manifest.h"
+#include "tessera/checkpoint/stored/places.h"
 
 namespace tessera::checkpoint {
 
 /// The note with the settings of an optimizer of PyTorch: its param_groups as JSON, with names of parameters.
 inline constexpr auto kSettingsNote = "optimizer.param_groups";
-
-/// What is known of a model, by which a checkpoint of another program is understood.
-struct ModelNames {
-  std::set<std::string> all = {};                     // of parameters and buffers
-  std::vector<std::vector<std::string>> groups = {};  // of the optimizer's parameters, where these may be known by numbers there
-};
 
 /// Of Tessera's checkpoints their manifest. Those of other programs have one rank unless they say more, tensors of the optimizer's state
 /// under PyTorch's keys, and notes made of the other values. The names of the model tell where it lies.
@@ -42,5 +35,12 @@ StateName state_name(const std::string& name);
 /// Whether a tensor is state of the optimizer, or one of the model.
 bool is_optimizer_state(const std::string& name, const Manifest& manifest);
 bool is_of_model(const std::string& name, const Manifest& manifest);
+
+/// Why a checkpoint of the model alone lacks a tensor.
+inline constexpr auto kStandsBeside = "it is a tensor beside the model";
+/// The names of the tensors beside the model, without what the stored ones begin with.
+std::vector<std::string> names_beside(const Manifest& manifest);
+/// Whether a tensor beside the model can have this name in all formats: it would not be taken for something else.
+bool is_free_name(const std::string& name);
 
 }  // namespace tessera::checkpoint

@@ -103,7 +103,8 @@ class BackendLink final : public Link {
 }  // namespace
 
 std::unique_ptr<Link> own_backend_link(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store) {
-  return std::make_unique<BackendLink>(std::make_shared<BackendHub>(backend, store, "verdict"), all_ranks(backend->getSize()), BackendHub::kFirstTag);
+  auto hub = std::make_shared<BackendHub>(backend, store, "verdict");
+  return std::make_unique<BackendLink>(std::move(hub), all_ranks(backend->getSize()), BackendHub::kFirstTag);
 }
 
 std::unique_ptr<Link> backend_link(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store,

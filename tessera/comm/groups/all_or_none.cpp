@@ -58,7 +58,8 @@ void AllOrNone::expect_all(const Communicator& world, Subject subject, std::stri
   }
   if (failed()) std::rethrow_exception(error_);
   if (found) {
-    rethrow_as(static_cast<char>(found->words.front() - '0'), fmt::format("rank {} {}: {}", world.world_rank(found->rank), failure, found->words.substr(1)));
+    rethrow_as(static_cast<char>(found->words.front() - '0'),
+               fmt::format("rank {} {}: {}", world.world_rank(found->rank), failure, found->words.substr(1)));
   }
 }
 

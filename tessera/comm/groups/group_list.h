@@ -1,9 +1,16 @@
 // Lists of distinct groups, for code that runs one collective for each group that it meets.
 #pragma once
 
+#include <algorithm>
+
 #include "tessera/comm/communicator.h"
 
 namespace tessera {
+
+/// Whether two groups of one world have the same ranks of it.
+inline bool same_ranks(const Communicator& a, const Communicator& b) {
+  return a.same_group(b) || std::ranges::is_permutation(a.traits().world_ranks, b.traits().world_ranks);
+}
 
 /// The index of a group in a list of distinct groups. Appends the group if the list does not have it.
 template <class List>

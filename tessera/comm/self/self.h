@@ -5,6 +5,7 @@
 
 namespace tessera {
 
-Communicator self_world();
+/// Errors name the rank by its number in the world to which it belongs.
+Communicator self_world(int world_rank = 0);
 
 }  // namespace tessera

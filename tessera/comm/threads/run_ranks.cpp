@@ -76,8 +76,8 @@ void run_ranks(int size, const std::function<void(Communicator world)>& program,
   const auto block = SharedBlock::make(SharedBlock::Source::Heap, SharedMemoryLink::block_size(size));
   std::vector<Communicator> worlds;
   for (int rank = 0; rank < size; rank++) {
-    worlds.emplace_back(host_transport({.name = "threads", .topology = topology}, std::make_unique<SharedMemoryLink>(block, rank, all_ranks(size))),
-                        options.limit);
+    auto link = std::make_unique<SharedMemoryLink>(block, rank, all_ranks(size));
+    worlds.emplace_back(host_transport({.name = "threads", .topology = topology}, std::move(link)), options.limit);
   }
   choose_math_kernels();
   FirstFailure first;

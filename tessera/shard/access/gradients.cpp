@@ -24,7 +24,6 @@ namespace tessera {
 namespace {
 
 std::string hash_of(const at::Tensor& tensor) {
-  if (!tensor.defined()) return "none";
   const auto dense = tensor.is_sparse() ? tensor.detach().to_dense() : tensor.detach();
   return fmt::format("#{:x}", fingerprint(dense.contiguous().view({-1})));
 }
@@ -73,8 +72,14 @@ void expect_ignored_alike(std::span<const at::Tensor> parameters) {
     if (!model || ignored->averaged) continue;
     const auto place = find_or_add(worlds, model->world());
     if (place == lines.size()) lines.emplace_back();
-    if (parameter.grad().defined()) with_gradient.push_back(parameter);
-    lines[place] += fmt::format("'{}'\tvalues {}, gradient {}\n", ignored->name, hash_of(parameter), hash_of(parameter.grad()));
+    const auto& gradient = parameter.grad();
+    if (!gradient.defined()) {
+      lines[place] += fmt::format("'{}'\tno gradient\n", ignored->name);
+      continue;
+    }
+    lines[place] += fmt::format("'{}'\tvalues {}, gradient {}\n", ignored->name, hash_of(parameter), hash_of(gradient));
+    // Zeros are the same on all ranks also if nobody averages.
+    if (gradient.count_nonzero().item<int64_t>() > 0) with_gradient.push_back(parameter);
   }
   for (size_t i = 0; i < worlds.size(); i++) {
     const auto& traits = worlds[i].traits();
@@ -96,7 +101,10 @@ void expect_averaged(Schedule& schedule) {
     if (!module || !has_own_gradients(*module)) continue;
     for (const auto& item : module->named_parameters()) {
       if (!trains_outside(item.value()) || !item.value().grad().defined() || is_ignored(item.value())) continue;
-      refuse_not_averaged(fmt::format("'{}', which was not there when {} was sharded,", item.key(), class_name(*module)));
+      throw UsageError(fmt::format(
+          "parameter '{}', which was not there when {} was sharded, is trainable, but in no unit, so its gradients would not be averaged "
+          "over the ranks; register it before fully_shard, freeze it, or train it outside of the model",
+          item.key(), class_name(*module)));
     }
   }
 }

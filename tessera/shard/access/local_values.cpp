@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
+#include "tessera/comm/groups/group_list.h"
 #include "tessera/comm/groups/same_on_all.h"
 #include "tessera/shard/deferred/values.h"
 #include "tessera/shard/unit/fingerprint.h"
@@ -39,7 +40,7 @@ std::string words_of(const Mesh& mesh) {
 bool is_divided(const LocalValues& model, const Communicator& world) {
   return std::ranges::any_of(model.units, [&](const auto& unit) {
     const auto& schedule = *unit->schedule();
-    return schedule.is_divided() || schedule.world().size() != world.size();
+    return schedule.is_divided() || !same_ranks(schedule.world(), world);
   });
 }
 
@@ -50,6 +51,7 @@ struct NamesOfRanks {
   std::map<std::string, int> ranks;         // how many ranks have each
   std::map<std::string, int64_t> values;    // how many values of a sharded parameter they have together, of its replicas one
   std::map<std::string, int64_t> expected;  // how many it has
+  std::set<std::string> outside;            // parameters in no unit
 };
 
 NamesOfRanks names_of_ranks(const LocalValues& model, const Communicator& world) {
@@ -58,19 +60,19 @@ NamesOfRanks names_of_ranks(const LocalValues& model, const Communicator& world)
     int64_t here = 0;
     for (const auto& range : part.ranges) here += range.numel;
     if (!part.unit->mesh().replicate().is_first()) here = 0;
-    own += fmt::format("{}\t{}\t{}\n", part.name, here, c10::multiply_integers(part.shape));
+    own += fmt::format("{}\t{}\t{}\t0\n", part.name, here, c10::multiply_integers(part.shape));
   }
-  for (const auto* tensors : {&model.outside, &model.buffers}) {
-    for (const auto& [name, tensor] : *tensors) own += name + "\t0\t0\n";
-  }
+  for (const auto& [name, tensor] : model.outside) own += name + "\t0\t0\t1\n";
+  for (const auto& [name, tensor] : model.buffers) own += name + "\t0\t0\t0\n";
   NamesOfRanks all;
   for (const auto& text : texts_of_ranks(world, own, kNames)) {
     std::istringstream lines(text);
-    int64_t here = 0, expected = 0;
-    for (std::string name; std::getline(lines, name, '\t') && lines >> here >> expected && lines.ignore();) {
+    int64_t here = 0, expected = 0, is_outside = 0;
+    for (std::string name; std::getline(lines, name, '\t') && lines >> here >> expected >> is_outside && lines.ignore();) {
       all.ranks[name]++;
       all.values[name] += here;
       all.expected[name] = expected;
+      if (is_outside != 0) all.outside.insert(name);
     }
   }
   return all;
@@ -85,7 +87,7 @@ std::optional<Communicator> world_of(const torch::nn::Module& model) {
   const auto& schedule = *all.front()->schedule();
   if (!schedule.is_divided()) return own;
   // A module whose units all lie on one part of the ranks concerns only these, unless it is the whole model.
-  const bool together = std::ranges::all_of(all, [&](const auto& unit) { return unit->mesh().world().same_group(own); });
+  const bool together = std::ranges::all_of(all, [&](const auto& unit) { return same_ranks(unit->mesh().world(), own); });
   return together && schedule.member_outside(all) != nullptr ? own : schedule.world();
 }
 
@@ -212,12 +214,23 @@ std::set<std::string> names_elsewhere(const LocalValues& model, const Communicat
   return names;
 }
 
-void expect_one_value_each(const LocalValues& model, const Communicator& world, std::string_view what) {
+namespace {
+
+/// Returns the names of a divided model.
+std::optional<NamesOfRanks> names_of_one_value_each(const LocalValues& model, const Communicator& world, std::string_view what) {
+  std::optional<NamesOfRanks> all;
   if (is_divided(model, world)) {
-    const auto all = names_of_ranks(model, world);
-    std::vector<std::string> several;
-    for (const auto& [name, values] : all.values) {
-      if (values > all.expected.at(name)) several.push_back(name);
+    all = names_of_ranks(model, world);
+    std::vector<std::string> several, partly_outside;
+    for (const auto& [name, values] : all->values) {
+      if (values > all->expected.at(name)) several.push_back(name);
+      if (all->outside.contains(name) && all->ranks.at(name) < world.size()) partly_outside.push_back(name);
+    }
+    if (!partly_outside.empty()) {
+      throw UsageError(
+          fmt::format("{} would leave out parameters that are in no unit and that only some of the ranks have: {}. Name them in "
+                      "ShardOptions::replicated of the fully_shard call for their part of the ranks",
+                      what, some_of(partly_outside)));
     }
     if (!several.empty()) {
       throw UsageError(
@@ -228,10 +241,11 @@ void expect_one_value_each(const LocalValues& model, const Communicator& world, 
                       what, some_of(several)));
     }
   }
-  if (world.size() == 1 || world.traits().simulated || world.traits().traces) return;
+  if (world.size() == 1 || world.traits().simulated || world.traits().traces) return all;
   std::string lines;
   for (const auto& [name, tensor] : model.outside) {
-    const auto hash = lacks_values(tensor) ? 0 : fingerprint(tensor.is_sparse() ? tensor.to_dense().view({-1}) : tensor.contiguous().view({-1}));
+    const auto dense = tensor.is_sparse() ? tensor.to_dense() : tensor;
+    const auto hash = lacks_values(tensor) ? 0 : fingerprint(dense.contiguous().view({-1}));
     lines += fmt::format("'{}'\tvalues #{:x}\n", name, hash);
   }
   if (const auto different = difference_on_ranks(world, lines, {.unit = "parameters in no unit"}); !different.empty()) {
@@ -241,13 +255,20 @@ void expect_one_value_each(const LocalValues& model, const Communicator& world, 
                     "ShardOptions::replicated. {}",
                     what, different));
   }
+  return all;
+}
+
+}  // namespace
+
+void expect_one_value_each(const LocalValues& model, const Communicator& world, std::string_view what) {
+  (void)names_of_one_value_each(model, world, what);
 }
 
 void expect_all_on_each(const LocalValues& model, const Communicator& world, std::string_view what) {
-  expect_one_value_each(model, world, what);
-  if (!is_divided(model, world)) return;
+  const auto all = names_of_one_value_each(model, world, what);
+  if (!all) return;
   std::vector<std::string> missing;
-  for (const auto& [name, ranks] : names_of_ranks(model, world).ranks) {
+  for (const auto& [name, ranks] : all->ranks) {
     if (ranks < world.size()) missing.push_back(name);
   }
   if (missing.empty()) return;

@@ -1,5 +1,6 @@
 #include "tessera/shard/access/shard_place.h"
 
+#include "tessera/comm/groups/group_list.h"
 #include "tessera/shard/paging/storage_tag.h"
 #include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
@@ -11,7 +12,7 @@ const Mesh& ShardPlace::mesh() const {
 }
 
 bool ShardPlace::is_on_all_ranks() const {
-  return mesh().world().same_group(unit->schedule()->world());
+  return same_ranks(mesh().world(), unit->schedule()->world());
 }
 
 Listing ShardPlace::listing() const {

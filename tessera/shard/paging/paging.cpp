@@ -175,17 +175,34 @@ void refuse_other_memory(const OperatorFacts& op, const Stack& stack) {
       "from its unit; convert the model before fully_shard");
 }
 
-/// Casts the operator's floating-point operands to the dtype with which the unit computes. Operators that update running statistics compute
-/// in float32 instead.
+/// The dtype of the first unsharded parameter that the operator uses.
+std::optional<at::ScalarType> dtype_of_parameters(const OperatorFacts& op, const Stack& stack) {
+  std::optional<at::ScalarType> result;
+  for (size_t i = stack.size() - op.arguments; i < stack.size(); i++) {
+    for_each_tensor(stack[i], [&](const at::Tensor& tensor) {
+      const auto* const tag = is_paged(tensor) ? tag_of(tensor) : nullptr;
+      if (!result && tag != nullptr && tag->role == Role::Unsharded && at::isFloatingType(tensor.scalar_type()))
+        result = tensor.scalar_type();
+    });
+  }
+  return result;
+}
+
+/// Casts the operator's floating-point operands to the dtype with which the unit computes. While it shows what its shards hold, casts
+/// what has that dtype to theirs instead. Operators that update running statistics compute in float32 instead.
 void cast_operands(const OperatorFacts& op, Stack& stack, Unit& unit) {
-  const auto dtype = unit.compute_dtype();
   // Backward operators need their operands exactly as the forward operators saw them.
-  if (!dtype || op.backward || unit.shows_stored()) return;
+  if (!unit.compute_dtype() || op.backward) return;
+  const bool stored = unit.shows_stored();
+  if (stored && op.updates_statistics) return;  // its weight may be wider than its input
+  const auto dtype = stored ? dtype_of_parameters(op, stack) : unit.compute_dtype();
+  if (!dtype) return;
   const size_t base = stack.size() - op.arguments;
   const auto cast = [&](const at::Tensor& tensor) -> at::Tensor {
     if (!tensor.defined() || !at::isFloatingType(tensor.scalar_type())) return tensor;
     if (op.updates_statistics) return is_paged(tensor) ? tensor.to(at::kFloat) : tensor;
     if (is_paged(tensor) || tensor.scalar_type() == *dtype) return tensor;
+    if (stored && tensor.scalar_type() != *unit.compute_dtype()) return tensor;  // the program's own choice
     const auto held = unit.schedule()->lock();
     const CastingOperand casting;
     auto result = unit.state(held).casts.cast(tensor, *dtype);

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-/// Libtorch asks here of each tensor on the CPU what else is to be written of it.
+/// Libtorch asks here of each tensor what else is to be written of it.
 void expect_whole(const at::Tensor& tensor, std::unordered_map<std::string, bool>& /*more*/) {
   if (!is_paged(tensor)) return;
   const auto* const tag = tag_of(tensor);
@@ -35,8 +35,9 @@ void expect_whole(const at::Tensor& tensor, std::unordered_map<std::string, bool
 
 void watch_saves() {
   [[maybe_unused]] static const bool once = [] {
-    auto& asked = torch::jit::GetBackendMetaSerialization()[static_cast<size_t>(at::kCPU)];
-    if (!asked) asked.emplace(&expect_whole, [](const at::Tensor&, std::unordered_map<std::string, bool>&) {});
+    for (auto& asked : torch::jit::GetBackendMetaSerialization()) {
+      if (!asked) asked.emplace(&expect_whole, [](const at::Tensor&, std::unordered_map<std::string, bool>&) {});
+    }
     return true;
   }();
 }

@@ -40,7 +40,8 @@ class Watcher {
   bool is_casting_ = false;
 };
 
-/// While the library casts an operand. The program has called no operator for that, and casts are remembered, so the next time none may come.
+/// While the library casts an operand. The program has called no operator for that, and casts are remembered, so the next time none may
+/// come.
 class CastingOperand {
  public:
   CastingOperand() : watcher_(Watcher::current()) {

@@ -36,11 +36,13 @@ void expect_reducible(at::ScalarType unsharded, const MixedPrecision& precision)
 /// The dtype of sharded gradients. Throws UsageError if grad_dtype would round them.
 at::ScalarType gradient_dtype(at::ScalarType stored, const MixedPrecision& precision) {
   if (!precision.grad_dtype || *precision.grad_dtype == stored || !at::isFloatingType(stored)) return stored;
-  if (!compat::kHasGradDtype) throw UsageError("grad_dtype needs a newer libtorch, in which a gradient may have another dtype than its tensor");
+  if (!compat::kHasGradDtype)
+    throw UsageError("grad_dtype needs a newer libtorch, in which a gradient may have another dtype than its tensor");
   if (at::promoteTypes(stored, *precision.grad_dtype) == *precision.grad_dtype) return *precision.grad_dtype;
-  throw UsageError(fmt::format("grad_dtype {} can't hold the gradients of {} shards; give {} or a wider one, and reduce_dtype for a narrower "
-                               "form in which they are sent",
-                               c10::toString(*precision.grad_dtype), c10::toString(stored), c10::toString(stored)));
+  throw UsageError(
+      fmt::format("grad_dtype {} can't hold the gradients of {} shards; give {} or a wider one, and reduce_dtype for a narrower form in "
+                  "which they are sent",
+                  c10::toString(*precision.grad_dtype), c10::toString(stored), c10::toString(stored)));
 }
 
 std::string freed_message(const std::string& unit) {

@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "tessera/base/log.h"
+#include "tessera/comm/groups/group_list.h"
+#include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
 
 namespace tessera {
@@ -25,9 +27,10 @@ at::Tensor sample(const at::Tensor& flat) {
 }  // namespace
 
 void EqualBatches::keep(const Unit& unit, const at::Tensor& gradients) {
-  const auto& world = unit.mesh().world();
+  const auto& world = unit.schedule()->world();
   const auto& traits = world.traits();
   if (!world.is_first() || world.size() == 1 || traits.simulated || traits.traces || !gradients.is_cpu()) return close();
+  if (!same_ranks(unit.mesh().world(), world)) return;
   seen_[&unit].own = sample(gradients);
 }
 

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <map>
 
 namespace tessera {
@@ -13,9 +14,9 @@ class Unit;
 /// two, without any exchange, until they differ for the first time; where they are equal in one pass after the other, it warns, once.
 class EqualBatches {
  public:
-  /// This rank's gradients at its own place in a unit's buffer, before the mean is taken.
-  void note_own(const Unit& unit, const at::Tensor& gradients) {
-    if (is_open_) keep(unit, gradients);
+  /// This rank's gradients in a unit's buffer before the mean is taken, of which `count` from `begin` on are at its own place.
+  void note_own(const Unit& unit, const at::Tensor& gradients, int64_t begin, int64_t count) {
+    if (is_open_) keep(unit, gradients.narrow(0, begin, count));
   }
   /// The mean over all ranks at the same place.
   void note_mean(const Unit& unit, const at::Tensor& mean) {

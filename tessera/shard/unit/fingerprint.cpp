@@ -8,6 +8,10 @@
 
 namespace tessera {
 
+uint64_t fingerprint(std::span<const std::byte> bytes) {
+  return XXH3_64bits(bytes.data(), bytes.size());
+}
+
 uint64_t fingerprint(const at::Tensor& values) {
   // At the speed of memory; what follows takes ten times as long.
   if (values.is_cpu() && values.is_contiguous()) return XXH3_64bits(values.const_data_ptr(), values.nbytes());

@@ -3,11 +3,15 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
 namespace tessera {
 
 /// A hash of the bits of a flat tensor, on any device. Those of different devices can't be compared.
 uint64_t fingerprint(const at::Tensor& values);
+/// The same for bytes in host memory.
+uint64_t fingerprint(std::span<const std::byte> bytes);
 
 }  // namespace tessera

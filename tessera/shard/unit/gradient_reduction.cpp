@@ -39,8 +39,9 @@ bool detects_anomaly() {
 void say_anomaly(const Unit& unit, const Unit::Parameter& parameter, const at::Tensor& gradient) {
   const auto nans = gradient.isnan().sum().item<int64_t>(), infs = gradient.isinf().sum().item<int64_t>();
   if (nans + infs == 0) return;
+  const auto& world = unit.mesh().world();
   log(LogLevel::Error, fmt::format("rank {}: the gradient of '{}', unit '{}', has {} NaN and {} inf among {} values before it is averaged",
-                                   unit.mesh().world().world_rank(unit.mesh().world().local_ranks().front()), parameter.name, unit.name(), nans, infs, gradient.numel()));
+                                   world.world_rank(world.local_ranks().front()), parameter.name, unit.name(), nans, infs, gradient.numel()));
 }
 
 }  // namespace
@@ -133,14 +134,15 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
       reduced.push_back(memory);
     } else {
       reduction.drop_memory(group);
-      pieces.push_back(
-          {.whole = whole, .own = in_parts ? whole.narrow(0, ranks.front() * group.chunk, group.chunk) : at::empty({group.chunk}, group.own.options().dtype(group.gradient_dtype))});
+      const auto own = in_parts ? whole.narrow(0, ranks.front() * group.chunk, group.chunk)
+                                : at::empty({group.chunk}, group.own.options().dtype(group.gradient_dtype));
+      pieces.push_back({.whole = whole, .own = own});
       reduced.push_back({.storage = {}, .values = pieces.back().own, .group = unit.number_of(group), .squares = {}});
     }
   }
   if (settling_.op == Reduce::Mean && !settling_.is_part && !hook && !taking_.sink && ranks.size() == 1) {
     const auto chunk = groups_.front()->chunk;
-    unit.schedule()->equal_batches().note_own(unit, buffers_.buffers.front().narrow(0, ranks.front() * chunk, chunk));
+    unit.schedule()->equal_batches().note_own(unit, buffers_.buffers.front(), ranks.front() * chunk, chunk);
   }
   auto subject = unit.subject();
   std::string described(name);

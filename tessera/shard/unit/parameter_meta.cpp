@@ -18,8 +18,8 @@ namespace {
   const auto which = found.parameter == nullptr ? std::string("a sharded parameter") : fmt::format("'{}'", found.parameter->name);
   throw UsageError(fmt::format(
       "{} was asked for its gradient, but its gradient is with its shard, which model->parameters() returns: take shard.grad(), or "
-      "tessera::full_grad(shard) for the whole, or full_params with WithGradients::Yes to change it. An optimizer that was made before fully_shard has to be made after it; one of "
-      "torch::optim can be moved instead, with tessera::rebind(optimizer, model)",
+      "tessera::full_grad(shard) for the whole, or full_params with WithGradients::Yes to change it. An optimizer that was made before "
+      "fully_shard has to be made after it; one of torch::optim can be moved instead, with tessera::rebind(optimizer, model)",
       which));
 }
 

@@ -30,6 +30,8 @@ class UnshardedMeta final : public torch::autograd::AutogradMeta {
   /// The same; otherwise the shard's gradient, so that code which clears gradients works on either handle.
   at::Tensor& mutable_grad() override;
 
+  const at::Tensor& shard() const { return shard_; }
+
   /// Runs the hooks that were registered on the unsharded parameter.
   at::Tensor run_hooks(at::Tensor gradient) const;
 

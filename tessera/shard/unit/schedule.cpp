@@ -315,6 +315,7 @@ void Schedule::forget(const Unit& unit) {
   std::erase(to_reduce_, &unit);
   ready_.erase(&unit);
   for (auto& order : orders_) order = {};
+  equal_batches_ = {};  // it knows units by address
   if (visited_ == &unit) visited_ = nullptr;
 }
 

@@ -11,14 +11,11 @@
 #include "tessera/base/paging_key.h"
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/unit/gathered.h"
+#include "tessera/shard/unit/unit_state.h"
 #include "tessera/shard/unit/units.h"
 
 namespace tessera {
 namespace {
-
-bool is_converted(const Unit& unit, const Unit::Group& group) {
-  return unit.codec().encodes(group.dtype) || unit.codec().decodes(group.dtype);
-}
 
 void give(const at::Tensor& member, const at::Tensor& view) {
   member.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());
@@ -28,13 +25,17 @@ void give(const at::Tensor& member, const at::Tensor& view) {
 
 std::atomic<int> StoredForm::count_ = 0;
 
+bool StoredForm::differs(const Unit& unit, const Unit::Group& group) {
+  return unit.codec().encodes(group.dtype) || unit.codec().decodes(group.dtype);
+}
+
 StoredForm::StoredForm(std::shared_ptr<Unit> unit) : unit_(std::move(unit)) {
   expect_shards_current(*unit_);
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   for (const auto& group : unit_->groups()) {
     auto unsharded = group.unsharded.lock();
-    if (!unsharded || !is_converted(*unit_, group)) continue;
+    if (!unsharded || !differs(*unit_, group)) continue;
     kept_.push_back(std::move(unsharded));
     const auto all = gathered(*unit_, group, group.own);
     for (const auto& parameter : group.parameters) {
@@ -65,9 +66,13 @@ bool StoredForm::is_shown(const torch::nn::Module& module) {
   return std::ranges::any_of(units(module), [](const std::shared_ptr<Unit>& unit) {
     return std::ranges::any_of(unit->groups(), [&](const Unit::Group& group) {
       const at::Tensor member(group.parameters.front().unsharded.lock());
-      return is_converted(*unit, group) && member.defined() && !is_paged(member);
+      return differs(*unit, group) && member.defined() && !is_paged(member);
     });
   });
+}
+
+bool StoredForm::is_used(const torch::nn::Module& module) {
+  return is_shown(module) || (UnitState::some_are_private() && std::ranges::any_of(units(module), &Unit::shows_stored));
 }
 
 }  // namespace tessera

@@ -20,8 +20,12 @@ class StoredForm {
   /// Logs an error if the program has written the members.
   ~StoredForm();
 
+  /// Whether operators usually compute with another form of the group's values than the shards hold.
+  static bool differs(const Unit& unit, const Unit::Group& group);
   /// Whether a part of the module is shown so now.
   static bool is_shown(const torch::nn::Module& module);
+  /// Whether operators compute with what the shards hold of a part of the module: it is shown so, or may be written in that form.
+  static bool is_used(const torch::nn::Module& module);
 
  private:
   struct Shown {

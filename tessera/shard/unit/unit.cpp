@@ -229,7 +229,10 @@ std::vector<ValueRange> Unit::ranges_of(const Parameter& parameter) const {
 }
 
 Located locate(const at::Tensor& tensor) {
-  if (!is_paged(tensor)) return {};
+  if (!is_paged(tensor)) {  // it may be a member that shows what the shards hold
+    const auto* const meta = tensor.defined() ? unsharded_meta(tensor) : nullptr;
+    return meta != nullptr ? locate(meta->shard()) : Located();
+  }
   const auto* tag = tag_of(tensor);
   auto unit = tag != nullptr ? tag->unit.lock() : nullptr;
   if (!unit) return {};

@@ -12,9 +12,12 @@
 #include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
 #include "tessera/shard/paging/paged_tensor.h"
+#include "tessera/shard/unit/stored_form.h"
 #include "tessera/shard/unit/unit.h"
 
 namespace tessera {
+
+std::atomic<int> UnitState::private_ = 0;
 
 void UnitState::unshard(const Fault& fault) {
   if (has_memory()) return;
@@ -51,6 +54,8 @@ void UnitState::reshard() {
   }
   state_ = State::Sharded;
   if (!std::exchange(is_private_, false)) return;
+  private_--;
+  read_elsewhere_.clear();
   unit_.shows_stored_ = false;
   for (const auto& group : unit_.groups()) {
     if (converts(group)) show(group, group.unsharded_dtype);
@@ -78,9 +83,8 @@ void UnitState::expect_own_values() const {
                   unit_.name()));
 }
 
-/// Whether operators usually compute with another form of the group's values than the shards hold.
 bool UnitState::converts(const Unit::Group& group) const {
-  return unit_.codec().encodes(group.dtype) || unit_.codec().decodes(group.dtype);
+  return StoredForm::differs(unit_, group);
 }
 
 /// Gives the unsharded parameters of a group this dtype. They have no memory then.
@@ -97,6 +101,14 @@ void UnitState::show(const Unit::Group& group, at::ScalarType dtype) const {
   }
 }
 
+/// Takes the memory of the unsharded parameters away from them without releasing it.
+void UnitState::keep_for_others(const Unit::Group& group) {
+  const auto unsharded = group.unsharded.lock();
+  if (!unsharded) return;
+  read_elsewhere_.push_back(unsharded->memory_view(group.unsharded_dtype));
+  unsharded->attach(nullptr);
+}
+
 void UnitState::show_stored(const Unit::Group& group) const {
   show(group, group.dtype);
   const auto unsharded = group.unsharded.lock();
@@ -109,6 +121,7 @@ void UnitState::show_stored(const Unit::Group& group) const {
 void UnitState::begin_unsharded_writes() {
   expect_own_values();
   if (!std::exchange(is_private_, true)) {
+    private_++;
     const c10::AutoGradMode no_grad(false);
     const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
     Unit::Buffers as_stored;
@@ -117,7 +130,9 @@ void UnitState::begin_unsharded_writes() {
     memory_->make_private(as_stored);
     unit_.shows_stored_ = true;
     for (const auto& group : unit_.groups()) {
-      if (converts(group)) show_stored(group);
+      if (!converts(group)) continue;
+      if (unit_.pins_ > 1) keep_for_others(group);
+      show_stored(group);
     }
   }
   unsharded_writers_++;

@@ -1,8 +1,12 @@
 // The part of a unit that changes while a model trains. It is reached by unit.state(held), which takes the lock of the unit's schedule.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "tessera/shard/paging/casts.h"
 #include "tessera/shard/unit/gradient_reduction.h"
@@ -61,6 +65,8 @@ class UnitState {
   bool allows_unsharded_writes() const { return unsharded_writers_ > 0; }
   /// Whether the unsharded parameters lie in private memory, which may differ from the shards when it is no longer written.
   bool is_private() const { return is_private_; }
+  /// Whether those of any unit of this process do.
+  static bool some_are_private() { return private_ > 0; }
   /// While the shards hold values that are not the model's own, which come back later, writing them is an error: it would be lost.
   void lend() { lent_ = true; }
   void end_lending() { lent_ = false; }
@@ -90,6 +96,7 @@ class UnitState {
   bool converts(const Unit::Group& group) const;
   void show(const Unit::Group& group, at::ScalarType dtype) const;
   void show_stored(const Unit::Group& group) const;
+  void keep_for_others(const Unit::Group& group);
 
   enum class State { Sharded, Unsharding, Unsharded, PartlyResharded } state_ = State::Sharded;
   Early early_ = Early::No;
@@ -99,7 +106,9 @@ class UnitState {
   bool start_checked_ = false;
   int unsharded_writers_ = 0;
   bool is_private_ = false;
+  std::vector<at::Tensor> read_elsewhere_;  // memory to which other guards have given pointers, while is_private_
   bool lent_ = false;
+  static std::atomic<int> private_;  // how many units are so
 };
 
 }  // namespace tessera

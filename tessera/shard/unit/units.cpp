@@ -74,7 +74,7 @@ std::vector<std::shared_ptr<Unit>> units(const torch::nn::Module& module) {
   std::vector<std::shared_ptr<Unit>> result;
   for (const auto& entry : module.parameters()) {
     const auto* tag = is_paged(entry) ? tag_of(entry) : nullptr;
-    auto unit = tag != nullptr ? tag->unit.lock() : nullptr;
+    auto unit = tag != nullptr ? tag->unit.lock() : locate(entry).unit;
     if (unit && std::ranges::find(result, unit) == result.end()) result.push_back(std::move(unit));
   }
   return result;

@@ -8,7 +8,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
-#include "tessera/shard/access/gradients.h"
 #include "tessera/shard/unit/gathered.h"
 #include "tessera/shard/unit/parameter_meta.h"
 #include "tessera/shard/unit/schedule.h"
@@ -46,7 +45,6 @@ at::Tensor own_gradients(Unit& unit, const Unit::Group& group) {
 }
 
 WholeGradients::WholeGradients(std::shared_ptr<Unit> unit) : unit_(std::move(unit)) {
-  expect_synced(*unit_);
   const c10::AutoGradMode no_grad(false);
   for (const auto& group : unit_->groups()) {
     const auto own = own_gradients(*unit_, group);

@@ -1,0 +1,222 @@
+#include "tessera/checkpoint/live/beside.h"
+
+#include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/base/words.h"
+#include "tessera/checkpoint/formats/checksum.h"
+#include "tessera/checkpoint/live/model_plan.h"
+#include "tessera/checkpoint/live/part_records.h"
+#include "tessera/checkpoint/stored/runs.h"
+#include "tessera/comm/groups/same_on_all.h"
+#include "tessera/shard/parameters.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+std::string stored_name(const std::string& name) {
+  return kBesidePrefix + name;
+}
+
+/// A number is one row.
+at::Tensor as_rows(const at::Tensor& tensor) {
+  return tensor.dim() == 0 ? tensor.unsqueeze(0) : tensor;
+}
+
+void expect_dense(const std::string& name, const at::Tensor& tensor) {
+  if (tensor.layout() != at::kStrided || tensor.is_quantized())
+    throw UsageError(fmt::format("the tensor '{}' is sparse or quantized; give its parts, such as indices and values, each under a name", name));
+  if (shard_info(tensor)) throw UsageError(fmt::format("the tensor '{}' is a sharded parameter, which is saved with its model", name));
+}
+
+void expect_defined(const std::string& name, const at::Tensor& tensor) {
+  if (!tensor.defined()) throw UsageError(fmt::format("the tensor '{}' is undefined", name));
+}
+
+std::string checksum_of_values(const at::Tensor& tensor) {
+  const auto values = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous();
+  return checksum_of(std::string_view(static_cast<const char*>(values.const_data_ptr()), values.nbytes()));
+}
+
+[[noreturn]] void throw_different(const std::string& what) {
+  throw DisagreementError(fmt::format("tensors beside the model must be the same on all ranks, but {}; what each rank has of its own goes into "
+                                      "Contents::tensors_by_rank. Nothing was saved",
+                                      what));
+}
+
+/// Whether a tensor of the checkpoint has the dtype and the sizes; -1 stands for any.
+bool fits(const StoredTensor& there, at::ScalarType dtype, std::vector<int64_t> sizes) {
+  if (there.dtype != dtype || there.shape.size() != sizes.size()) return false;
+  if (!sizes.empty() && sizes.front() < 0) sizes.front() = there.shape.front();
+  return there.shape == sizes;
+}
+
+void read_into(const at::Tensor& tensor, std::vector<at::Tensor> values, const Communicator& world) {
+  const auto records = whole_records(tensor.sizes(), world);
+  at::Tensor(tensor).copy_(tensor_of_ranks(std::move(values), tensor, records, world));
+}
+
+}  // namespace
+
+void expect_savable_beside(const Contents& contents) {
+  for (const auto* tensors : {&contents.tensors, &contents.tensors_by_rank}) {
+    for (const auto& [name, tensor] : *tensors) {
+      if (!is_free_name(name))
+        throw UsageError(fmt::format("a tensor beside the model can't be called '{}', because that would be taken for another part", name));
+      if (contents.notes.contains(name)) throw UsageError(fmt::format("a tensor and a note are both called '{}'", name));
+      expect_text({{name, ""}});
+      expect_defined(name, tensor);
+      expect_dense(name, tensor);
+    }
+  }
+  for (const auto& [name, tensor] : contents.tensors_by_rank) {
+    if (contents.tensors.contains(name))
+      throw UsageError(fmt::format("'{}' is both a tensor of all ranks and one by rank; give it in one of these", name));
+  }
+}
+
+void expect_loadable_beside(const Contents& contents) {
+  for (const auto& [name, tensor] : contents.tensors_by_rank) expect_defined(name, tensor);
+  for (const auto* tensors : {&contents.tensors, &contents.tensors_by_rank}) {
+    for (const auto& [name, tensor] : *tensors) {
+      if (!tensor.defined()) continue;
+      expect_dense(name, tensor);
+      if (at::has_internal_overlap(tensor) != at::MemOverlap::No)
+        throw UsageError(fmt::format("the tensor '{}' is a view in which values lie in the same memory; load into a clone()", name));
+    }
+  }
+}
+
+void expect_same_beside(const Contents& contents, const Communicator& world) {
+  std::string lines;
+  for (const auto& [name, tensor] : contents.tensors) {
+    std::set<std::string> checksums;  // one, unless ranks of this process have values of their own
+    for (const auto& values : values_of_ranks(tensor, whole_records(tensor.sizes(), world), world)) checksums.insert(checksum_of_values(values));
+    if (checksums.size() > 1) throw_different(fmt::format("'{}' has several values", name));
+    lines += fmt::format("'{}'\t{} of [{}] with checksum {}\n", name, c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "),
+                         *checksums.begin());
+  }
+  for (const auto& [name, tensor] : contents.tensors_by_rank) {
+    const auto rows = as_rows(tensor);
+    lines += fmt::format("'{}' by rank\t{} of rows [{}]\n", name, c10::toString(tensor.scalar_type()), fmt::join(rows.sizes().slice(1), ", "));
+  }
+  const auto found = difference_on_ranks(world, lines, {.unit = "checkpoint"});
+  if (!found.empty()) throw_different(found);
+}
+
+void add_beside(std::vector<RankContents>& ranks, const Contents& contents, const Communicator& world) {
+  for (const auto& [name, tensor] : contents.tensors) {
+    if (!world.is_first()) break;
+    ranks.front().record.beside.push_back(stored_name(name));
+    ranks.front().tensors.emplace_back(stored_name(name), values_of_ranks(tensor, whole_records(tensor.sizes(), world), world).front());
+  }
+  for (const auto& [name, tensor] : contents.tensors_by_rank) {
+    const auto rows = as_rows(tensor);
+    const auto values = values_of_ranks(rows, whole_records(rows.sizes(), world), world);
+    for (size_t i = 0; i < ranks.size(); i++) {
+      ranks[i].record.by_rank.push_back(stored_name(name));
+      ranks[i].tensors.emplace_back(stored_name(name), values[i]);
+    }
+  }
+}
+
+RowsOfRanks rows_of_ranks(const Contents& contents, const Communicator& world) {
+  std::string lines;
+  std::vector<int64_t> counts;
+  for (const auto& [name, tensor] : contents.tensors) lines += fmt::format("'{}'\tin tensors\n", name);
+  for (const auto& [name, tensor] : contents.tensors_by_rank) {
+    lines += fmt::format("'{}'\tin tensors_by_rank\n", name);
+    counts.push_back(as_rows(tensor).size(0));
+  }
+  if (const auto found = difference_on_ranks(world, lines, {.unit = "checkpoint"}); !found.empty())
+    throw DisagreementError(fmt::format("ranks load different tensors beside the model: {}. Nothing was changed", found));
+  if (counts.empty()) return {};
+  const auto own = at::tensor(counts, at::kLong).to(world.traits().device);
+  const auto whole = at::empty({own.numel() * world.size()}, own.options());
+  world.all_gather(std::array{Piece{.whole = whole, .own = own}}, {.unit = "checkpoint"}).wait();
+  const auto known = whole.cpu();
+  const auto* next = known.const_data_ptr<int64_t>();
+  RowsOfRanks rows;
+  for (int rank = 0; rank < world.size(); rank++) {
+    for (const auto& [name, tensor] : contents.tensors_by_rank) {
+      auto& begins = rows[name];
+      if (begins.empty()) begins.push_back(0);
+      begins.push_back(begins.back() + *next++);
+    }
+  }
+  return rows;
+}
+
+void expect_beside(const Contents& contents, const RowsOfRanks& rows, const Manifest& manifest, const LoadOptions& options,
+                   const std::string& where) {
+  std::vector<std::string> troubles;
+  const auto find = [&](const std::string& name) -> const StoredTensor* {
+    if (manifest.beside.contains(stored_name(name))) return &manifest.catalog.tensors.at(stored_name(name));
+    if (!matches(name, options.may_be_missing)) troubles.push_back(fmt::format("'{}' is not there", name));
+    return nullptr;
+  };
+  const auto text_of = [](const StoredTensor& there) { return fmt::format("{} of [{}]", c10::toString(there.dtype), fmt::join(there.shape, ", ")); };
+  for (const auto& [name, tensor] : contents.tensors) {
+    const auto* const there = find(name);
+    if (there == nullptr || !tensor.defined() || fits(*there, tensor.scalar_type(), tensor.sizes().vec())) continue;
+    troubles.push_back(fmt::format("'{}' is {} there, but {} of [{}] here", name, text_of(*there), c10::toString(tensor.scalar_type()),
+                                   fmt::join(tensor.sizes(), ", ")));
+  }
+  for (const auto& [name, tensor] : contents.tensors_by_rank) {
+    const auto* const there = find(name);
+    auto all = as_rows(tensor).sizes().vec();
+    all.front() = rows.at(name).back();
+    if (there == nullptr || fits(*there, tensor.scalar_type(), all)) continue;
+    troubles.push_back(fmt::format("'{}' of all ranks is {} there, but {} of [{}] here", name, text_of(*there),
+                                   c10::toString(tensor.scalar_type()), fmt::join(all, ", ")));
+  }
+  if (!troubles.empty()) {
+    const auto names = names_beside(manifest);
+    throw UsageError(fmt::format("tensors beside the model do not fit to the checkpoint {}: {}; it has {}", where, fmt::join(troubles, "; "),
+                                 names.empty() ? "none" : some_of(names)));
+  }
+  for (const auto& name : names_beside(manifest)) {
+    if (contents.tensors.contains(name) || contents.tensors_by_rank.contains(name)) continue;
+    log(LogLevel::Info, fmt::format("the tensor '{}' beside the model in {} is not loaded: the program does not ask for it", name, where));
+  }
+}
+
+void load_beside(Contents& contents, const RowsOfRanks& rows, const Manifest& manifest, const CatalogReader& stored,
+                 const Communicator& world) {
+  const auto values_for = [&](const std::string& name, const at::Tensor& tensor, auto&& box_of) {
+    std::vector<at::Tensor> values;
+    for (const int rank : world.local_ranks()) {
+      values.push_back(at::empty(tensor.sizes(), tensor.scalar_type()));
+      stored.read(stored_name(name), box_of(rank), as_rows(values.back()).view(box_of(rank).sizes), first_file(stored, rank));
+    }
+    return values;
+  };
+  for (auto& [name, tensor] : contents.tensors) {
+    if (!manifest.beside.contains(stored_name(name))) continue;
+    const auto& there = stored.info(stored_name(name));
+    if (!tensor.defined()) tensor = at::empty(there.shape, there.dtype);
+    read_into(tensor, values_for(name, tensor, [&](int) { return whole_slice(there.shape); }), world);
+  }
+  for (const auto& [name, tensor] : contents.tensors_by_rank) {
+    if (!manifest.beside.contains(stored_name(name))) continue;
+    const auto& there = stored.info(stored_name(name));
+    read_into(tensor, values_for(name, tensor, [&](int rank) {
+                const auto& begins = rows.at(name);
+                const auto at = static_cast<size_t>(rank);
+                auto box = whole_slice(there.shape);
+                box.offsets.front() = begins[at];
+                box.sizes.front() = begins[at + 1] - begins[at];
+                return box;
+              }), world);
+  }
+}
+
+}  // namespace tessera::checkpoint

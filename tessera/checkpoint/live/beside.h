@@ -1,0 +1,37 @@
+// Tensors that a program keeps in a checkpoint beside its model: Contents::tensors and Contents::tensors_by_rank.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/live/rank_contents.h"
+#include "tessera/checkpoint/stored/manifest.h"
+
+namespace tessera::checkpoint {
+
+/// Throws UsageError for names and tensors that can't be saved.
+void expect_savable_beside(const Contents& contents);
+/// Throws UsageError for tensors that can't be filled.
+void expect_loadable_beside(const Contents& contents);
+/// Throws DisagreementError on all ranks unless they have the same tensors, and others by rank of the same dtype and rows of the same
+/// shape. Collective.
+void expect_same_beside(const Contents& contents, const Communicator& world);
+
+/// Adds them to what the ranks write.
+void add_beside(std::vector<RankContents>& ranks, const Contents& contents, const Communicator& world);
+
+/// For each tensor by rank, which rows each rank has here: those from the rank's number in the list to the next.
+using RowsOfRanks = std::map<std::string, std::vector<int64_t>>;
+/// Throws DisagreementError on all ranks if these ask for different tensors. Collective.
+RowsOfRanks rows_of_ranks(const Contents& contents, const Communicator& world);
+
+/// Throws UsageError, with all that does not fit.
+void expect_beside(const Contents& contents, const RowsOfRanks& rows, const Manifest& manifest, const LoadOptions& options,
+                   const std::string& where);
+/// Fills them from a checkpoint that fits.
+void load_beside(Contents& contents, const RowsOfRanks& rows, const Manifest& manifest, const CatalogReader& stored,
+                 const Communicator& world);
+
+}  // namespace tessera::checkpoint
