@@ -1,7 +1,7 @@
 // How fast ranks move and add bytes: one line of JSON for each operation and size. bench/collectives runs it over each transport.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
-#include <tessera/shard/unit/gradient_slots.h>
+#include <tessera/shard/memory/gradient_slots.h>
 #include <tessera/tessera.h>
 
 #include <CLI/CLI.hpp>

@@ -28,22 +28,26 @@ OUTSIDE = {"testing"}  # tests stand outside of the house
 INNER = {
     "comm/groups/*": ["comm/*/*", "shard/*.cpp", "shard/*/*", "optim/*.cpp", "checkpoint/*.cpp", "checkpoint/live/*", "train/*.cpp"],
     "comm/host/*": ["comm/host/*", "comm/shm/*", "comm/self/loopback_link.*", "comm/self/self.cpp", "comm/backend/*", "comm/gloo/*",
-                    "comm/threads/run_ranks.cpp", "comm/fake/fake.cpp", "comm/init.cpp", "shard/unit/*", "cli/nodes.cpp"],
+                    "comm/threads/run_ranks.cpp", "comm/fake/fake.cpp", "comm/init.cpp", "shard/memory/*", "cli/nodes.cpp"],
     "comm/shm/*": ["comm/shm/*", "comm/threads/run_ranks.cpp", "comm/init.cpp"],
     "comm/backend/*": ["comm/backend/*", "comm/gloo/*", "comm/init.cpp"],
     "comm/gloo/*": ["comm/gloo/*", "comm/init.cpp"],
     "comm/self/loopback_link.h": ["comm/self/*.cpp", "comm/fake/fake.cpp"],
-    "shard/access/*": ["shard/*.cpp", "shard/*/*", "optim/*.cpp", "nn/*.cpp", "checkpoint/*.cpp", "checkpoint/live/*"],
-    "shard/unit/*": ["shard/*.cpp", "shard/unit/*", "shard/paging/*", "shard/activation/*", "shard/access/*.cpp"],
-    "shard/paging/*": ["shard/*.cpp", "shard/unit/*", "shard/paging/*", "shard/deferred/*", "shard/activation/*", "shard/access/*.cpp"],
-    "shard/activation/*": ["shard/*.cpp", "shard/activation/*"],
-    "shard/deferred/*": ["shard/*.cpp", "shard/unit/*", "shard/paging/*", "shard/deferred/*", "shard/access/*.cpp"],
 }
+# The inner rooms of shard are layers: each knows those before it, and nobody else looks into them but the sources at the top of shard.
+LAYERS = {"shard": ["storage", "dispatch", "deferred", "memory", "unit", "gradients", "schedule", "backward", "access", "paging", "activation"]}
+WITHOUT_CIRCLES = {"shard", "comm"}
+for _top, _layers in LAYERS.items():
+    for _i, _layer in enumerate(_layers):
+        # Headers of access/ are for optimizers and checkpoints, so they hide what they are made of.
+        INNER[f"{_top}/{_layer}/*"] = [f"{_top}/*.cpp"] + [f"{_top}/{above}/*" + (".cpp" if above == "access" != _layer else "") for above in _layers[_i:]]
+INNER["shard/access/*"] += ["optim/*.cpp", "nn/*.cpp", "checkpoint/*.cpp", "checkpoint/live/*"]
 # What inner rooms may use of the top of their own room: interfaces and options, which rest on nothing but themselves.
 PLAIN = {
     "comm": {"transport.h", "work.h", "topology.h", "communicator.h"},
-    "shard": {"options.h", "codec.h", "parameters.h", "reduction.h", "activation.h", "offload.h", "tensors.h"},
+    "shard": {"options.h", "codec.h", "custom_reduction.h", "gradient_sink.h", "write_kind.h", "activation.h", "offload.h", "tensors.h"},
 }
+PICTURE = "```text"  # where the first such block of docs/architecture.md begins
 INCLUDE = re.compile(r'#include\s+["<](tessera/[^">]+|\.[^">]*)[">]')
 
 
@@ -97,6 +101,7 @@ def complaints(root):
             if header.count("/") > 1 and room_of(header) not in ROOMS[room] | {room}:
                 yield f"{file}: {room} may not know {room_of(header)}: {' -> '.join(chain)}"
         yield from inner_rooms(file, chains)
+    yield from circles(includes)
 
 
 def matches(path, patterns):
@@ -125,6 +130,46 @@ def arrows_up(file, own):
             yield f"{file}:{number}: an inner room of {top} may not use {header}, which stands above it"
 
 
+def circles(includes):
+    """Headers that include each other in a circle, their sources counted with them: a reader can't enter one of them alone."""
+    pairs = {}
+    for file, own in includes.items():
+        pairs.setdefault(file.rsplit(".", 1)[0], []).extend((number, header.rsplit(".", 1)[0]) for number, header in own)
+    seen = {pair: reachable(pairs, pair) for pair in pairs}
+    for pair in sorted(pairs):
+        if pair.split("/")[1] not in WITHOUT_CIRCLES:
+            continue
+        for other in sorted(seen[pair]):
+            if pair < other and pair in seen.get(other, ()):
+                yield f"{pair}: includes {other}, which includes it, through other files or itself"
+
+
+def picture(includes):
+    """The layers of shard as the code has them, the highest first, each with those that it includes."""
+    lines = []
+    for top, layers in LAYERS.items():
+        uses = {layer: set() for layer in [*layers, ""]}
+        for file, own in includes.items():
+            names = file.removeprefix("tessera/").split("/")
+            layer = names[1] if len(names) > 2 else ""
+            if names[0] == top and layer in uses:
+                for _, header in own:
+                    other = header.removeprefix("tessera/").split("/")
+                    if other[0] == top and len(other) > 2 and other[1] != layer:
+                        uses[layer].add(other[1])
+        width = max(map(len, layers)) + len(top) + 2
+        for layer in ["", *reversed(layers)]:
+            used = [name for name in reversed(layers) if name in uses[layer]]
+            lines.append(f" {f'{top}/{layer}':{width}}  {'-> ' + ' '.join(used) if used else ''}".rstrip())
+    return "\n".join(lines)
+
+
+def in_page(page, drawn):
+    """The page with the picture in its place."""
+    begin, rest = page.split(PICTURE + "\n", 1)
+    return begin + PICTURE + "\n" + drawn + "\n```" + rest.split("\n```", 1)[1]
+
+
 def selftest(tmp):
     """The check itself must be able to fail."""
     def write(path, *headers):
@@ -134,7 +179,11 @@ def selftest(tmp):
     write("tessera/base/bad.h", "tessera/comm/communicator.h")
     write("tessera/shard/bad.cpp", "tessera/comm/shm/shared_memory_link.h", "tessera/tessera.h")
     write("tessera/shard/top.h", "tessera/shard/unit/unit.h")
-    write("tessera/shard/unit/unit.h", "tessera/comm/host/envelope.h")
+    write("tessera/shard/unit/unit.h", "tessera/shard/memory/shared.h")
+    write("tessera/shard/memory/shared.h", "tessera/comm/host/envelope.h")
+    write("tessera/shard/memory/above.cpp", "tessera/shard/unit/unit.h")
+    write("tessera/shard/unit/a.h", "tessera/shard/unit/b.h")
+    write("tessera/shard/unit/b.cpp", "tessera/shard/unit/a.h")
     write("tessera/shard/good.cpp", "tessera/shard/unit/unit.h")
     write("tessera/shard/norms.h")
     write("tessera/shard/unit/up.cpp", "tessera/shard/norms.h")
@@ -146,7 +195,7 @@ def selftest(tmp):
     write("tessera/comm/mesh.cpp", "tessera/comm/host/link.h")
     found = list(complaints(tmp))
     for words in ("base/bad.h: base may not know comm", "bad.cpp: tessera/comm/shm", "bad.cpp:2: includes start with", "top.h: tessera/shard/unit",
-                  "up.cpp:1: an inner room of shard may not use tessera/shard/norms.h", "access/open.h: tessera/shard/unit", "mesh.cpp: tessera/comm/host/link.h",
+                  "up.cpp:1: an inner room of shard may not use tessera/shard/norms.h", "access/open.h: tessera/shard/unit", "memory/above.cpp: tessera/shard/unit/unit.h is in an inner room", "unit/a: includes tessera/shard/unit/b", "mesh.cpp: tessera/comm/host/link.h",
                   "optim/through.cpp: tessera/shard/unit/unit.h is in an inner room: tessera/shard/top.h -> tessera/shard/unit/unit.h"):
         assert any(words in complaint for complaint in found), (words, found)
     assert not any("good.cpp" in complaint or "hidden" in complaint for complaint in found), found
@@ -157,6 +206,13 @@ if __name__ == "__main__":
 
     with tempfile.TemporaryDirectory() as folder:
         selftest(pathlib.Path(folder))
-    wrong = list(complaints(pathlib.Path(sys.argv[1])))
+    root = pathlib.Path(sys.argv[1])
+    wrong = list(complaints(root))
+    page = root / "docs/architecture.md"
+    drawn = in_page(page.read_text(), picture(includes_of(root)))
+    if "--draw" in sys.argv:
+        page.write_text(drawn)
+    elif drawn != page.read_text():
+        wrong.append("docs/architecture.md: the picture of shard is not what the code has; draw it anew by python3 tests/check_rooms.py . --draw")
     print("\n".join(wrong) or "every include looks the allowed way")
     sys.exit(1 if wrong else 0)

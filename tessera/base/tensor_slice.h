@@ -11,6 +11,11 @@
 
 namespace tessera {
 
+/// A range of a tensor's values, counted in the order in which they lie in memory.
+struct ValueRange {
+  int64_t begin = 0, numel = 0;
+};
+
 struct TensorSlice {
   std::vector<int64_t> shape;  // of the full tensor
   std::vector<int64_t> offsets, sizes;

@@ -6,9 +6,9 @@
 #include <torch/torch.h>
 
 #include "tessera/base/error.h"
-#include "tessera/shard/access/forward_phase.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/parameters.h"
+#include "tessera/shard/unit/forward_phase.h"
 #include "tessera/shard/wrap.h"
 #include "tessera/testing/net.h"
 #include "tessera/testing/numbers.h"

@@ -74,7 +74,7 @@ TEST(Codec, SendsItsOwnFormAndComputesWithWhatArrives) {
   with_ranks(3, [](const Communicator& world) {
     auto net = seeded_net(), plain = seeded_net();
     fully_shard(net, {.mesh = world, .codec = std::make_shared<EightBits>()});
-    EXPECT_EQ(units(*net).front()->residence(), "gathered");
+    EXPECT_EQ(units(*net).front()->memory().residence, "gathered");
     const auto close = [&] { return at::allclose(net(input()), plain(input()), 0.05, 0.05); };
     EXPECT_TRUE(close());
     EXPECT_FALSE(at::equal(net(input()), plain(input())));

@@ -14,10 +14,10 @@
 #include "tessera/shard/norms.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/report.h"
+#include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/training.h"
-#include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
-#include "tessera/shard/unit/unit_state.h"
 #include "tessera/shard/unit/units.h"
 #include "tessera/testing/net.h"
 #include "tessera/testing/silent_device.h"
@@ -308,7 +308,7 @@ TEST_F(Device, SynchronizesBuffers) {
 TEST_F(Device, UnitsAreFreedInEvaluation) {
   auto net = net_on_device(world_);
   uint64_t all = 0;
-  for (const auto& unit : units(*net)) all += unit->unsharded_bytes();
+  for (const auto& unit : units(*net)) all += unit->memory().unsharded_bytes(unit->buffers());
   const torch::NoGradGuard no_grad;
   const auto reads = host_reads();
   for (int pass = 0; pass < 3; pass++) net(batch_);

@@ -16,15 +16,13 @@
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/write_guard.h"
-#include "tessera/shard/unit/gathered.h"
-#include "tessera/shard/unit/parameter_meta.h"
-#include "tessera/shard/unit/schedule.h"
-#include "tessera/shard/unit/stored_form.h"
+#include "tessera/shard/backward/whole_gradients.h"
+#include "tessera/shard/schedule/gathered.h"
+#include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/unit/tables.h"
 #include "tessera/shard/unit/unit.h"
-#include "tessera/shard/unit/unit_state.h"
 #include "tessera/shard/unit/units.h"
-#include "tessera/shard/unit/whole_gradients.h"
 
 namespace tessera {
 namespace {
@@ -101,12 +99,12 @@ void report_loss(const Unit& unit, const std::exception& error) {
   log(LogLevel::Error, fmt::format("changes of the parameters of unit '{}' are lost: {}", unit.name(), error.what()));
 }
 
-/// The last guard of a unit that was written reshards it.
+/// The last guard of a unit that shows its stored form reshards it.
 void let_go(Unit& unit) {
   const auto schedule = unit.schedule();
   const auto held = schedule->lock();
-  unit.unpin();
-  if (!unit.pinned() && unit.state(held).is_private()) schedule->reshard(unit);
+  unit.flags().pins--;
+  if (!unit.flags().is_pinned() && unit.flags().shows_stored) schedule->reshard(unit);
 }
 
 /// Throws UsageError on all ranks if a rank has gradients that have not been reduced. Before the first unit is gathered, which needs them
@@ -119,38 +117,11 @@ void expect_synced_everywhere(const torch::nn::Module& module, const std::vector
   });
 }
 
-bool is_training(const torch::nn::Module& module) {
-  return module.is_training() || std::ranges::any_of(children_of(module), [](const auto& child) { return is_training(*child.value()); });
-}
-
-/// Throws UsageError if a batch norm may take the statistics of all ranks: it can't where its weight is an ordinary tensor.
-void expect_no_replacement(const torch::nn::Module& module, const std::vector<std::shared_ptr<Unit>>& all) {
-  if (!is_training(module)) return;
-  for (const auto& unit : all) {
-    for (const auto& group : unit->groups()) {
-      if (!StoredForm::differs(*unit, group)) continue;
-      for (const auto& parameter : group.parameters) {
-        const at::Tensor member(parameter.unsharded.lock());
-        if (!member.defined() || !unsharded_meta(member)->batch_norm) continue;
-        throw UsageError(
-            fmt::format("full_params(module, Access::ReadStored) while the module trains, in which the batch norm of '{}' takes the "
-                        "statistics of all ranks: inside it would take those of one rank; call eval() first, or use Access::Read",
-                        parameter.name));
-      }
-    }
-  }
-}
-
 }  // namespace
 
 FullParams full_params(const torch::nn::Module& module, Access access, WithGradients gradients) {
   expect_idle("full_params");
-  if (access == Access::Write && StoredForm::is_shown(module)) {
-    throw UsageError(
-        "full_params with Access::Write while Access::ReadStored shows copies of the same parameters; end that guard first");
-  }
   auto all = units(module);
-  if (access == Access::ReadStored) expect_no_replacement(module, all);
   if (gradients == WithGradients::Yes) expect_synced_everywhere(module, all);
   FullParams guard;
   guard.access_ = access;
@@ -162,6 +133,7 @@ FullParams full_params(const torch::nn::Module& module, Access access, WithGradi
     auto& state = unit->state(held);
     try {
       if (access == Access::Write) state.begin_unsharded_writes();
+      if (access == Access::ReadStored) state.show_stored();
     } catch (...) {
       let_go(*unit);
       throw;
@@ -169,7 +141,6 @@ FullParams full_params(const torch::nn::Module& module, Access access, WithGradi
     guard.units_.push_back(std::move(unit));
   }
   for (const auto& unit : guard.units_) {
-    if (access == Access::ReadStored) guard.stored_.push_back(std::make_shared<StoredForm>(unit));
     if (gradients == WithGradients::Yes) guard.gradients_.push_back(std::make_shared<WholeGradients>(unit));
   }
   return guard;
@@ -184,7 +155,6 @@ FullParams::~FullParams() {
     }
   }
   gradients_.clear();
-  stored_.clear();
   if (access_ != Access::Write) {
     for (const auto& unit : units_) let_go(*unit);
     return;
@@ -215,15 +185,10 @@ FullParams::~FullParams() {
 at::Tensor full_grad(const at::Tensor& parameter, Ranks ranks) {
   const auto found = located(parameter);
   const auto& listed = found.group->flat ? *found.group->flat : *found.parameter;  // what has the gradient
-  const auto& gradient = listed.shard.grad();
-  if (!gradient.defined()) return {};
-  found.unit->schedule()->finish_reductions();
+  if (!listed.shard.grad().defined()) return {};
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  const auto own = at::zeros({found.group->chunk}, gradient.options());
-  const auto& span = listed.span;
-  own.narrow(0, span.shard_offset, span.shard_numel).copy_(gradient.view({-1}));
-  return full_tensor(found, own, ranks);
+  return full_tensor(found, own_gradients(*found.unit, *found.group), ranks);
 }
 
 at::Tensor unsynced_grad(const at::Tensor& parameter) {

@@ -16,7 +16,6 @@ class Module;
 
 namespace tessera {
 
-class StoredForm;
 class Unit;
 class WholeGradients;
 
@@ -45,7 +44,6 @@ class [[nodiscard]] FullParams {
 
   std::vector<std::shared_ptr<Unit>> units_;
   std::vector<std::shared_ptr<WholeGradients>> gradients_;
-  std::vector<std::shared_ptr<StoredForm>> stored_;
   Access access_ = Access::Read;
 };
 

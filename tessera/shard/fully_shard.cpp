@@ -18,13 +18,15 @@
 #include "tessera/comm/groups/per_group.h"
 #include "tessera/shard/access/buffer_dtype.h"
 #include "tessera/shard/activation/marks.h"
+#include "tessera/shard/backward/unit_node.h"
 #include "tessera/shard/deferred/recording.h"
 #include "tessera/shard/deferred/values.h"
 #include "tessera/shard/paging/paging.h"
+#include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/unit/agreement.h"
 #include "tessera/shard/unit/apart.h"
 #include "tessera/shard/unit/boundary.h"
-#include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/tables.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
@@ -124,16 +126,16 @@ class Adoption {
         continue;
       }
       if (named_.insert(parameter).second)
-        unit->rename_parameter(entry.value(), path_below(path, entry.key()));  // a tied parameter keeps its first name
-      if (unit->schedule() == schedule_) continue;
-      unit->schedule()->hand_over(*unit);
-      unit->join(schedule_);
+        parameter->name = path_below(path, entry.key());  // a tied parameter keeps its first name
+      schedule_->take_over(*unit);
     }
     for (const auto& child : module.named_children()) {
       const auto below = path_below(path, child.key());
       for (const auto& unit : units_of(*child.value())) {
         const auto name = unit->name().ends_with(kReplicated) ? path_below(below, std::string(kReplicated)) : below;
         unit->rename(named_.insert(unit.get()).second ? name : unit->name() + "+" + name);
+        const auto held = unit->schedule()->lock();
+        unit->state(held).reduction.forget_memory();
       }
       adopt(*child.value(), below);
     }
@@ -215,6 +217,17 @@ void watch(Schedule& schedule, const Module& module) {
   for (const auto& child : children_of(module)) schedule.watch(child.value());
 }
 
+/// Gives a new unit what it needs to train.
+void begin_training(const std::shared_ptr<Unit>& unit, const std::shared_ptr<Schedule>& schedule) {
+  schedule->add(*unit);
+  const auto held = schedule->lock();
+  auto& state = unit->state(held);
+  state.reduce_unsynced = &reduce_unsynced;
+  state.set_reshard_after_forward(unit->options().reshard_after_forward);
+  for (const auto& group : unit->groups()) group.own_storage().watch_raw_writes();
+  attach_unit_node(unit);
+}
+
 void expect_valid(const ShardOptions& options) {
   const auto at_least_one = [](std::string_view name, int value) {
     if (value < 1) throw UsageError(fmt::format("ShardOptions::{} is {}, but at least one unit has to be unsharded", name, value));
@@ -248,7 +261,7 @@ void need_calls(std::span<Module* const> modules, const MixedPrecision& precisio
     own = units(*modules.front());
     for (const auto& inner : modules.front()->modules(/*include_self=*/false)) call.modules.push_back(inner.get());
   }
-  for (const auto& unit : own) unit->need(call);
+  for (const auto& unit : own) unit->needed_calls().push_back(call);
 }
 
 /// Gives values to what belongs to the modules and is not sharded: buffers, and parameters that are ignored.
@@ -299,7 +312,9 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   const auto schedule =
       is_model ? std::make_shared<Schedule>(ScheduleRules(options, is_model, below.divided)) : schedule_before_model(options);
   const auto make_unit = [&](Found& found, const std::string& name, const ShardOptions& own) {
-    auto unit = Unit::make(name, std::move(found.candidates), own, schedule);
+    expect_divisor(own.reshard_after_forward, own.mesh.shard().size());
+    auto unit = Unit::make(name, std::move(found.candidates), own);
+    begin_training(unit, schedule);
     register_shards(*unit, found.places, *modules.front());
     for (auto* module : modules) {
       remember_unit(*module, unit);
@@ -310,7 +325,8 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   std::shared_ptr<Unit> unit;
   if (!collected.sharded.candidates.empty()) {
     unit = make_unit(collected.sharded, name, options);
-    if (is_model) unit->become_root();
+    const auto held = schedule->lock();
+    unit->state(held).is_root = is_model;
   }
   if (!collected.replicated.candidates.empty()) {
     make_unit(collected.replicated, path_below(name, std::string(kReplicated)), replicated(options));
@@ -318,7 +334,7 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   need_calls(modules, options.mixed_precision, name);
   for (auto* module : modules) {
     watch(*schedule, *module);
-    set_boundary(*module, options, unit);
+    set_boundary(*module, options, unit, units(*module).size());
     if (const auto dtype = options.mixed_precision.buffer_dtype) cast_buffers(*module, *dtype, options.ignored);
   }
   Adoption adoption(schedule, options);

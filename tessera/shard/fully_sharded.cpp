@@ -20,8 +20,9 @@
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/norms.h"
 #include "tessera/shard/parameters.h"
+#include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/unit/boundary.h"
-#include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 
@@ -278,7 +279,7 @@ bool FullySharded::reshards_after_forward() const {
   const auto own = units_of(*base_);
   if (own.empty()) return options_.reshard_after_forward;
   const auto held = own.front()->schedule()->lock();
-  return !own.front()->stays_after_forward(held);
+  return !own.front()->state(held).stays_after_forward();
 }
 
 std::ostream& operator<<(std::ostream& out, const FullySharded& sharded) {

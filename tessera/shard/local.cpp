@@ -4,10 +4,11 @@
 #include <ATen/core/grad_mode.h>
 
 #include "tessera/base/error.h"
-#include "tessera/shard/paging/paged_tensor.h"
-#include "tessera/shard/paging/storage_tag.h"
-#include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/storage/paged_tensor.h"
+#include "tessera/shard/storage/storage_tag.h"
 #include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/unset.h"
 
 namespace tessera {
 
@@ -22,7 +23,7 @@ at::Tensor to_local(const at::Tensor& tensor) {
   }
   if (const auto unit = tag != nullptr ? tag->unit.lock() : nullptr) {
     unit->schedule()->finish_reductions();
-    if (tag->role == Role::Sharded && unit->has_unset()) unit->expect_values_of(tensor, "to_local");
+    if (tag->role == Role::Sharded && unit->flags().unset > 0) expect_values_of(*unit, tensor, "to_local");
   }
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);

@@ -76,7 +76,8 @@ TEST(WholeUnits, AreBoundedAlsoWithoutGradients) {
       layers->push_back(layer);
     }
     fully_shard(layers, {.mesh = world});
-    const auto one = units(*layers).front()->unsharded_bytes();
+    const auto first = units(*layers).front();
+    const auto one = first->memory().unsharded_bytes(first->buffers());
     const auto run = [&](bool training) {
       reset_counters(*layers);
       const auto y = layers->forward(at::ones({2, 16})).sum();

@@ -17,11 +17,11 @@
 #include "tessera/shard/access/gradient_sink.h"
 #include "tessera/shard/access/gradients.h"
 #include "tessera/shard/access/phases.h"
-#include "tessera/shard/paging/paged_tensor.h"
-#include "tessera/shard/paging/storage_tag.h"
-#include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/schedule/unit_state.h"
+#include "tessera/shard/storage/paged_tensor.h"
+#include "tessera/shard/storage/storage_tag.h"
 #include "tessera/shard/unit/unit.h"
-#include "tessera/shard/unit/unit_state.h"
 
 namespace tessera {
 namespace {
@@ -87,7 +87,9 @@ void finish_reductions(std::span<const at::Tensor> parameters, bool squares) {
     expect_gradient_kept(*unit, parameter, "the norm of the gradients");
     unit->schedule()->finish_reductions();
     expect_synced(*unit);
-    if (squares) unit->compute_squares();
+    if (!squares) continue;
+    const auto held = unit->schedule()->lock();
+    unit->state(held).reduction.compute_squares();
   }
 }
 

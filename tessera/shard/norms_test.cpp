@@ -9,7 +9,7 @@
 #include "tessera/base/compat.h"
 #include "tessera/base/error.h"
 #include "tessera/shard/local.h"
-#include "tessera/shard/paging/storage_tag.h"
+#include "tessera/shard/storage/storage_tag.h"
 #include "tessera/testing/blocks.h"
 #include "tessera/testing/net.h"
 

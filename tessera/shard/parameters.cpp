@@ -47,7 +47,7 @@ std::optional<ShardInfo> shard_info(const at::Tensor& shard) {
                  .name = parameter.name,
                  .shape = parameter.sizes,
                  .strides = parameter.strides,
-                 .ranges = found.unit->ranges_of(parameter),
+                 .ranges = parameter.ranges,
                  .slices = {},
                  .begin = parameter.span.shard_begin,
                  .numel = parameter.span.shard_numel};

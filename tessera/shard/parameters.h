@@ -25,11 +25,6 @@ std::vector<at::Tensor> parameters(const torch::nn::Module& module);
 /// The same with full names. A tied parameter has its first name.
 std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::nn::Module& module);
 
-/// A range of a parameter's values, counted in the order in which they lie in memory.
-struct ValueRange {
-  int64_t begin = 0, numel = 0;
-};
-
 /// Which part of which parameter a shard is.
 struct ShardInfo {
   std::string unit;

@@ -15,9 +15,9 @@
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/groups/group_list.h"
 #include "tessera/shard/access/local_values.h"
-#include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/unit/unit.h"
-#include "tessera/shard/unit/unit_state.h"
 #include "tessera/shard/unit/units.h"
 
 namespace tessera {
@@ -108,12 +108,12 @@ void expect_same_steps(const std::vector<std::shared_ptr<Unit>>& all, const Comm
 }
 
 /// Abandons what the unit was doing and drops its gradients.
-void start_anew(Unit& unit) {
+void reset(Unit& unit) {
   const auto held = unit.schedule()->lock();
   auto& state = unit.state(held);
   state.reduction.abandon();
-  state.versions.start_anew();
-  unit.count_recovery();
+  state.versions.reset();
+  unit.flags().recoveries++;
   for (const auto& group : unit.groups()) {
     for (const auto& parameter : group.parameters) parameter.shard.mutable_grad() = at::Tensor();
   }
@@ -131,7 +131,7 @@ void recover(const torch::nn::Module& model) {
   for (const auto& group : groups_of(all, *everyone)) meetings.push_back(group.meet(kMeeting));
   for (const auto& unit : all) unit->schedule()->abandon_pass();
   wait_for_all(meetings);
-  for (const auto& unit : all) start_anew(*unit);
+  for (const auto& unit : all) reset(*unit);
   expect_same_steps(all, *everyone);
 }
 

@@ -15,10 +15,10 @@
 #include "tessera/shard/access/gradients.h"
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/access/phases.h"
-#include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/backward/unit_node.h"
+#include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/unit/unit.h"
-#include "tessera/shard/unit/unit_node.h"
-#include "tessera/shard/unit/unit_state.h"
 #include "tessera/shard/unit/units.h"
 
 namespace tessera {
@@ -159,7 +159,7 @@ void sync_gradients(const Module& model) {
     if (!is_wanted[i]) continue;
     const auto held = all[i]->schedule()->lock();
     const AllReducing all_reducing(all[i]->state(held).rules);
-    reduce_unsynced(all[i], held);
+    reduce_unsynced(*all[i], held);
   }
 }
 

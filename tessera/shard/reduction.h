@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tessera/comm/mesh.h"
+#include "tessera/shard/custom_reduction.h"
 #include "tessera/shard/options.h"
 
 namespace torch::nn {
@@ -52,24 +53,11 @@ void sync_gradients(const torch::nn::Module& model);
 /// gradient that only some ranks have counts as zero on the others. Collective, if there are such parameters.
 void average_gradients(std::span<const at::Tensor> parameters, const Communicator& world);
 
-/// What gradients are divided by: `pre` before they are sent, in the dtype in which they are sent, and `post` after the sum.
-struct DivideFactors {
-  double pre = 1, post = 1;
-};
 /// pre is a power of two, near the square root of the number of ranks; pre * post is that number. A mean over the ranks, as it is computed
 /// where no factors are set, has the same bits.
 DivideFactors default_divide_factors(int ranks);
 void set_gradient_divide_factors(const torch::nn::Module& module, DivideFactors factors, Recurse recurse = Recurse::Yes);
 
-/// The gradients of a unit on their way to the sum over the ranks. All tensors are flat.
-struct PackedGradient {
-  const at::Tensor& whole;  // of the whole parameters on this rank; may be changed
-  const at::Tensor& shard;  // to be filled with this rank's part of the mean over all ranks of the mesh
-  const Mesh& mesh;
-  const std::string& unit;
-};
-/// Runs in place of the reduction of a unit's gradients, once for each of its flat buffers.
-using ReductionHook = std::function<void(const PackedGradient&)>;
 /// An empty function returns to the usual reduction.
 void set_reduction_hook(const torch::nn::Module& module, ReductionHook hook, Recurse recurse = Recurse::Yes);
 

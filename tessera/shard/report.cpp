@@ -8,7 +8,7 @@
 #include <array>
 #include <set>
 
-#include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/schedule/schedule.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 
@@ -51,6 +51,7 @@ std::string shown_name(const std::string& name, size_t depth) {
 
 Row row_of(Unit& unit, size_t depth) {
   const auto lock = unit.schedule()->lock();
+  const auto& memory = unit.memory();
   std::set<std::string> dtypes;
   int64_t numel = 0;
   uint64_t shard_bytes = 0;
@@ -62,10 +63,10 @@ Row row_of(Unit& unit, size_t depth) {
   const auto& counters = unit.counters();
   return {shown_name(unit.name(), depth),
           fmt::format("{}", numel),
-          size_text(unit.unsharded_bytes()),
+          size_text(memory.unsharded_bytes(unit.buffers())),
           size_text(shard_bytes),
           fmt::format("{}", fmt::join(dtypes, "+")),
-          fmt::format("{}{}", unit.residence(), unit.options().offload.parameters == OffloadTo::Disk ? ", disk" : ""),
+          fmt::format("{}{}", memory.residence, memory.disk ? ", disk" : ""),
           fmt::format("{}", counters.gathers),
           size_text(counters.gathered_bytes),
           fmt::format("{}", counters.reductions)};
@@ -124,7 +125,7 @@ void reset_counters(const torch::nn::Module& module) {
   for (const auto& unit : units(module)) {
     const auto schedule = unit->schedule();
     const auto lock = schedule->lock();
-    unit->reset_counters();
+    unit->counters() = {};
     schedule->reset_counters();
   }
 }

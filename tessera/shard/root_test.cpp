@@ -17,7 +17,10 @@ using ::testing::ThrowsMessage;
 
 const Unit* root_of(const torch::nn::Module& model) {
   const auto all = units(model);
-  const auto found = std::ranges::find_if(all, [](const auto& unit) { return unit->is_root(); });
+  const auto found = std::ranges::find_if(all, [](const auto& unit) {
+    const auto held = unit->schedule()->lock();
+    return unit->state(held).is_root;
+  });
   return found == all.end() ? nullptr : found->get();
 }
 

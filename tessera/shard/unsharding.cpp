@@ -5,9 +5,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/shard/access/phases.h"
-#include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/unit/unit.h"
-#include "tessera/shard/unit/unit_state.h"
 #include "tessera/shard/unit/units.h"
 
 namespace tessera {
@@ -60,7 +60,12 @@ void set_reshard_after_forward(const Module& module, ReshardAfterForward rule, R
   expect_idle("set_reshard_after_forward");
   for (const auto& unit : units_for(module, recurse, "set_reshard_after_forward")) {
     const bool is_whole_anyway = unit->name().ends_with(kReplicated);
-    if (!is_whole_anyway) unit->set_reshard_after_forward(rule);
+    if (is_whole_anyway) continue;
+    const auto& schedule = unit->schedule();
+    const auto held = schedule->lock();
+    auto& state = unit->state(held);
+    if (state.is_partly_resharded()) schedule->reshard(*unit);
+    state.set_reshard_after_forward(rule);
   }
 }
 

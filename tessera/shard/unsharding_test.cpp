@@ -45,13 +45,13 @@ std::vector<uint64_t> gathers_of_a_step(Rooted& model) {
 
 uint64_t held_bytes(const torch::nn::Module& model) {
   uint64_t bytes = 0;
-  for (const auto& unit : units(model)) bytes += unit->held_bytes();
+  for (const auto& unit : units(model)) bytes += testing::held_bytes(*unit);
   return bytes;
 }
 
 uint64_t unsharded_bytes(const torch::nn::Module& model) {
   uint64_t bytes = 0;
-  for (const auto& unit : units(model)) bytes += unit->unsharded_bytes();
+  for (const auto& unit : units(model)) bytes += testing::unsharded_bytes(*unit);
   return bytes;
 }
 
@@ -90,7 +90,7 @@ TEST(ReshardAfterForward, OfANumberOfRanksGathersAmongThem) {
       gathers_of_a_step(*model);
       return units(*model).front()->counters().gathered_bytes;  // of one block: 3/4 in forward, and in backward
     };
-    const auto block = static_cast<uint64_t>(units(*sharded({.mesh = world})).front()->unsharded_bytes());
+    const auto block = testing::unsharded_bytes(*units(*sharded({.mesh = world})).front());
     EXPECT_EQ(gathered(true), block * 3 / 4 * 2);
     EXPECT_EQ(gathered(2), block * 3 / 4 + block / 2);
     EXPECT_EQ(gathered(4), gathered(true));
@@ -170,7 +170,7 @@ TEST(Unshard, KeepsAUnitUntilItsFirstUseOrUntilItIsResharded) {
   with_ranks(2, [](const Communicator& world) {
     const auto model = sharded({.mesh = world});
     const torch::NoGradGuard no_grad;
-    const auto held = [&](size_t unit) { return units(*model)[unit]->held_bytes() > 0; };
+    const auto held = [&](size_t unit) { return testing::held_bytes(*units(*model)[unit]) > 0; };
     const auto handle = unshard(*model->block[3]);
     handle.wait();
     EXPECT_TRUE(held(3));
@@ -214,7 +214,7 @@ TEST(Unshard, DoesNothingForARootWithoutParametersOfItsOwn) {
 /// The units that have memory when unit `at` was used last in a forward pass under this option.
 std::string held_after(const Rooted& model) {
   std::string result;
-  for (const auto& unit : units(model)) result += unit->held_bytes() > 0 ? '#' : '.';
+  for (const auto& unit : units(model)) result += testing::held_bytes(*unit) > 0 ? '#' : '.';
   return result;
 }
 

@@ -9,6 +9,7 @@
 #include "tessera/shard/training.h"
 #include "tessera/shard/unsharding.h"
 #include "tessera/testing/blocks.h"
+#include "tessera/testing/net.h"
 
 namespace tessera::testing::unused_parameters_test {
 namespace {

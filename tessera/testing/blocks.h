@@ -6,14 +6,23 @@
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/parameters.h"
-#include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/unit/unit.h"
-#include "tessera/shard/unit/unit_state.h"
 #include "tessera/shard/unit/units.h"
 #include "tessera/testing/numbers.h"
 #include "tessera/testing/transports.h"
 
 namespace tessera::testing {
+
+/// The memory that a unit takes now beyond its shards, and what it takes while it is unsharded.
+inline uint64_t held_bytes(Unit& unit) {
+  const auto held = unit.schedule()->lock();
+  return unit.state(held).held_bytes();
+}
+inline uint64_t unsharded_bytes(Unit& unit) {
+  return unit.memory().unsharded_bytes(unit.buffers());
+}
 
 struct Block : torch::nn::Module {
   torch::nn::Linear a{nullptr}, b{nullptr};

@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include "tessera/shard/unit/gathered.h"
+#include "tessera/shard/schedule/gathered.h"
 
 namespace tessera {
 

@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include "tessera/base/error.h"
-#include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/unit/unit.h"
-#include "tessera/shard/unit/unit_state.h"
 
 namespace tessera {
 

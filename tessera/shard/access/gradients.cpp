@@ -10,13 +10,13 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/groups/group_list.h"
 #include "tessera/comm/groups/same_on_all.h"
-#include "tessera/shard/paging/storage_tag.h"
+#include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/schedule/unit_state.h"
+#include "tessera/shard/storage/storage_tag.h"
 #include "tessera/shard/unit/apart.h"
 #include "tessera/shard/unit/fingerprint.h"
-#include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/tables.h"
 #include "tessera/shard/unit/unit.h"
-#include "tessera/shard/unit/unit_state.h"
 #include "tessera/shard/unit/units.h"
 
 namespace tessera {
@@ -137,7 +137,7 @@ uint64_t recoveries_of(std::span<const at::Tensor> parameters) {
   const Unit* last = nullptr;
   for (const auto& parameter : parameters) {
     const auto unit = locate(parameter).unit;
-    if (unit && unit.get() != last) sum += unit->recoveries();
+    if (unit && unit.get() != last) sum += unit->flags().recoveries;
     last = unit.get();
   }
   return sum;

@@ -13,11 +13,12 @@
 #include "tessera/comm/groups/group_list.h"
 #include "tessera/comm/groups/same_on_all.h"
 #include "tessera/shard/deferred/values.h"
+#include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/unit/fingerprint.h"
-#include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
-#include "tessera/shard/unit/unit_state.h"
 #include "tessera/shard/unit/units.h"
+#include "tessera/shard/unit/unset.h"
 
 namespace tessera {
 namespace {
@@ -110,7 +111,7 @@ bool LocalPart::is_unset() const {
 }
 
 void LocalPart::note_values() const {
-  unit->note_values(unit->groups()[group].parameters[parameter]);
+  tessera::note_values(*unit, unit->groups()[group].parameters[parameter]);
 }
 
 void trust_start(const LocalValues& values, c10::function_ref<bool(const LocalPart&)> is_loaded) {
@@ -189,11 +190,11 @@ LocalValues local_values(const torch::nn::Module& model) {
                                 .shape = parameter.sizes,
                                 .strides = parameter.strides,
                                 .values = group.own.narrow(0, parameter.span.shard_offset, parameter.span.shard_numel),
-                                .ranges = unit->ranges_of(parameter),
+                                .ranges = parameter.ranges,
                                 .shard = parameter.shard,
                                 .offset = group.flat ? parameter.span.shard_offset : 0,
                                 .unit = unit,
-                                .group = unit->number_of(group),
+                                .group = group.number,
                                 .parameter = i});
       }
     }

@@ -12,8 +12,12 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/base/tensor_slice.h"
 #include "tessera/comm/communicator.h"
-#include "tessera/shard/parameters.h"
+
+namespace torch::nn {
+class Module;
+}
 
 namespace tessera {
 

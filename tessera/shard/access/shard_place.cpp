@@ -1,8 +1,8 @@
 #include "tessera/shard/access/shard_place.h"
 
 #include "tessera/comm/groups/group_list.h"
-#include "tessera/shard/paging/storage_tag.h"
-#include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/storage/storage_tag.h"
 #include "tessera/shard/unit/unit.h"
 
 namespace tessera {

@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "tessera/shard/access/gradients.h"
-#include "tessera/shard/paging/storage_tag.h"
-#include "tessera/shard/unit/schedule.h"
+#include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/schedule/unit_state.h"
+#include "tessera/shard/storage/storage_tag.h"
 #include "tessera/shard/unit/unit.h"
-#include "tessera/shard/unit/unit_state.h"
 
 namespace tessera {
 namespace {

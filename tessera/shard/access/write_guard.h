@@ -10,22 +10,11 @@
 #include <span>
 #include <string_view>
 
+#include "tessera/shard/write_kind.h"
+
 namespace tessera {
 
 class Unit;
-
-/// The kinds of write.
-enum class WriteKind {
-  Operators,         // operators of the user write the shards; more may follow, so the new version is published at this rank's next read
-  Update,            // one of our optimizers writes the shards, and calls publish() at its end
-  UpdateWithCopies,  // the same, and it also writes the cast copies
-  Skip,              // this rank leaves its shards unchanged while other ranks take a step
-  Load,              // all ranks load the same checkpoint
-  Unsharded,         // the shards take over what was written to the unsharded parameters; the caller has pinned the units
-};
-constexpr bool is_update(WriteKind how) {
-  return how == WriteKind::Update || how == WriteKind::UpdateWithCopies;
-}
 
 /// In shared memory other ranks read this rank's shards, so a write has to wait until they are done reading. Ranks may write units in
 /// different orders: to avoid a deadlock, the guard declares all its units done reading before it waits for the first of them. It holds the

@@ -8,8 +8,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/shard/activation/digest.h"
+#include "tessera/shard/dispatch/operators.h"
 #include "tessera/shard/paging/locality.h"
-#include "tessera/shard/paging/operators.h"
 
 namespace tessera::activation {
 namespace {

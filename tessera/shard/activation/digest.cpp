@@ -5,7 +5,7 @@
 #include <cstring>
 #include <span>
 
-#include "tessera/shard/paging/paged_tensor.h"
+#include "tessera/shard/storage/paged_tensor.h"
 #include "tessera/shard/unit/fingerprint.h"
 
 namespace tessera::activation {

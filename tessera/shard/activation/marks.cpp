@@ -47,7 +47,7 @@ void need_call(const Module& module, const Unit& of_unit) {
       call.parameters.push_back(found.parameter);
     }
   }
-  if (unit) unit->need(call);
+  if (unit) unit->needed_calls().push_back(call);
 }
 
 }  // namespace

@@ -12,9 +12,9 @@
 
 #include "tessera/base/compat.h"
 #include "tessera/base/error.h"
+#include "tessera/shard/dispatch/operators.h"
 #include "tessera/shard/paging/locality.h"
-#include "tessera/shard/paging/operators.h"
-#include "tessera/shard/paging/paged_tensor.h"
+#include "tessera/shard/storage/paged_tensor.h"
 
 namespace tessera::activation {
 namespace {

@@ -15,7 +15,7 @@
 #include "tessera/shard/activation/held.h"
 #include "tessera/shard/activation/saving_engine.h"
 #include "tessera/shard/activation/segment.h"
-#include "tessera/shard/paging/watcher.h"
+#include "tessera/shard/dispatch/watcher.h"
 
 namespace tessera::activation {
 

@@ -13,7 +13,7 @@
 #include "tessera/base/error.h"
 #include "tessera/shard/activation/runs.h"
 #include "tessera/shard/activation/untouched.h"
-#include "tessera/shard/paging/paged_tensor.h"
+#include "tessera/shard/storage/paged_tensor.h"
 
 namespace tessera::activation {
 namespace {

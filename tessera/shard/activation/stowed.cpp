@@ -23,7 +23,7 @@
 #include "tessera/base/paging_key.h"
 #include "tessera/shard/activation/held.h"
 #include "tessera/shard/activation/segment.h"
-#include "tessera/shard/paging/paged_tensor.h"
+#include "tessera/shard/storage/paged_tensor.h"
 
 namespace tessera::activation {
 namespace {

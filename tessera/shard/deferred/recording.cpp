@@ -13,8 +13,8 @@
 #include "tessera/base/compat.h"
 #include "tessera/base/error.h"
 #include "tessera/shard/deferred/values.h"
-#include "tessera/shard/paging/paged_tensor.h"
-#include "tessera/shard/paging/storage_tag.h"
+#include "tessera/shard/storage/paged_tensor.h"
+#include "tessera/shard/storage/storage_tag.h"
 
 namespace tessera {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "tessera/base/paging_key.h"
 #include "tessera/shard/deferred/tape.h"
-#include "tessera/shard/paging/operators.h"
+#include "tessera/shard/dispatch/operators.h"
 
 namespace tessera {
 

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "tessera/base/paging_key.h"
-#include "tessera/shard/paging/operators.h"
+#include "tessera/shard/dispatch/operators.h"
 
 namespace tessera {
 namespace {

@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/tensor_slice.h"
 #include "tessera/shard/deferred/keyed_random.h"
-#include "tessera/shard/parameters.h"
 
 namespace tessera {
 

@@ -8,7 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
-#include "tessera/shard/paging/paged_tensor.h"
+#include "tessera/shard/storage/paged_tensor.h"
 
 namespace tessera {
 namespace {

@@ -11,9 +11,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/event.h"
-#include "tessera/shard/paging/retired_memory.h"
-#include "tessera/shard/paging/storage_tag.h"
-#include "tessera/shard/unit/unit_memory.h"
+#include "tessera/shard/memory/unit_memory.h"
+#include "tessera/shard/storage/retired_memory.h"
+#include "tessera/shard/storage/storage_tag.h"
 #include "tessera/testing/delayed_device.h"
 
 namespace tessera::testing::event_test {
@@ -196,11 +196,11 @@ class DelayedGather : public DelayedWork {
   const TaggedStoragePtr unsharded_ = unit_storage();
   const CodecPtr codec_ = cast_codec({});
   const std::array<Buffer, 1> buffers_ = {Buffer{.unsharded = unsharded_, .own = own_, .codec = codec_.get()}};
-  const std::unique_ptr<UnitMemory> memory_ = gathered_memory(Communicator(std::make_shared<StreamTransport>(gather_stream_)));
+  const UnitMemory memory_ = gathered_memory(Communicator(std::make_shared<StreamTransport>(gather_stream_)));
 };
 
 TEST_F(DelayedGather, IsWaitedForByTheComputeStreamAndNotByTheHost) {
-  for (const auto& work : memory_->unshard(buffers_, {}, {})) work.wait();
+  for (const auto& work : memory_.chunks->unshard(buffers_, {}, {})) work.wait();
   enqueue_read(values(*unsharded_), seen_);
   run(gather_stream_);
   run(compute_);
@@ -208,11 +208,11 @@ TEST_F(DelayedGather, IsWaitedForByTheComputeStreamAndNotByTheHost) {
   run(gather_stream_);
   run(compute_);
   EXPECT_THAT(seen_, AllOf(SizeIs(kNumel), Each(3.0F)));
-  memory_->reshard(buffers_, {});
+  memory_.reshard(buffers_, {});
 }
 
 TEST_F(DelayedGather, KeepsTheMemoryOfAUnitThatIsReshardedBeforeItIsThere) {
-  memory_->reshard(buffers_, memory_->unshard(buffers_, {}, {}));
+  memory_.reshard(buffers_, memory_.chunks->unshard(buffers_, {}, {}));
   const auto next = unit_storage();
   next->allocate();
   std::ranges::fill(values(*next), 9.0F);

@@ -9,7 +9,7 @@ namespace {
 
 std::string name_of(const Origin& origin) {
   const auto unit = origin.unit.lock();
-  return unit ? name_of((*unit)[origin], *unit) : std::string("a model");  // which is being destroyed
+  return unit ? name_of(parameter_of(*unit, origin), *unit) : std::string("a model");  // which is being destroyed
 }
 
 void mark(const at::Tensor& result, const OriginPtr& origin) {
@@ -28,10 +28,6 @@ void mark(const at::Tensor& result, const OriginPtr& origin) {
 }
 
 }  // namespace
-
-std::string name_of(const Unit::Parameter& parameter, const Unit& unit) {
-  return fmt::format("'{}' of unit '{}'", parameter.name, unit.name());
-}
 
 OriginPtr origin_of(const at::Tensor& tensor, const StorageTag* tag) {
   if (tag != nullptr) {

@@ -7,9 +7,9 @@
 
 #include <string>
 
-#include "tessera/shard/paging/paged_tensor.h"
-#include "tessera/shard/paging/storage_tag.h"
-#include "tessera/shard/paging/operators.h"
+#include "tessera/shard/dispatch/operators.h"
+#include "tessera/shard/storage/paged_tensor.h"
+#include "tessera/shard/storage/storage_tag.h"
 #include "tessera/shard/unit/unit.h"
 
 namespace tessera {
@@ -26,9 +26,6 @@ void for_each_tensor(const c10::IValue& value, Visit&& visit) {
     }
   }
 }
-
-/// "'layers.3.weight' of unit 'layers.3'"
-std::string name_of(const Unit::Parameter& parameter, const Unit& unit);
 
 /// The parameter from whose shard a local value comes; `tag` is the tensor's storage tag or null. Returns null for other tensors.
 OriginPtr origin_of(const at::Tensor& tensor, const StorageTag* tag);

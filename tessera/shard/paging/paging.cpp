@@ -12,20 +12,23 @@
 #include <memory>
 
 #include "tessera/base/error.h"
-#include "tessera/shard/access/forward_phase.h"
+#include "tessera/shard/access/batch_norm.h"
 #include "tessera/shard/access/write_guard.h"
+#include "tessera/shard/backward/unit_node.h"
 #include "tessera/shard/deferred/deferred_storage.h"
 #include "tessera/shard/deferred/recording.h"
+#include "tessera/shard/dispatch/operators.h"
+#include "tessera/shard/dispatch/watcher.h"
 #include "tessera/shard/paging/locality.h"
-#include "tessera/shard/paging/operators.h"
-#include "tessera/shard/paging/paged_tensor.h"
 #include "tessera/shard/paging/saves.h"
-#include "tessera/shard/paging/storage_tag.h"
-#include "tessera/shard/paging/watcher.h"
+#include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/schedule/unit_state.h"
+#include "tessera/shard/storage/paged_tensor.h"
+#include "tessera/shard/storage/storage_tag.h"
+#include "tessera/shard/unit/forward_phase.h"
 #include "tessera/shard/unit/parameter_meta.h"
-#include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/unit.h"
-#include "tessera/shard/unit/unit_state.h"
+#include "tessera/shard/unit/unset.h"
 
 namespace tessera {
 namespace {
@@ -55,8 +58,8 @@ bool may_write_unsharded(Unit& unit) {
 }
 
 /// Throws UsageError if forward uses a unit whose options need to see the call of a module, and can't.
-void expect_calls(const Unit& unit, const at::Tensor& used, const OperatorFacts& op) {
-  if (torch::autograd::get_current_graph_task_id() != -1 || unit.pinned()) return;
+void expect_calls(Unit& unit, const at::Tensor& used, const OperatorFacts& op) {
+  if (torch::autograd::get_current_graph_task_id() != -1 || unit.flags().is_pinned()) return;
   for (const auto& call : unit.needed_calls()) {
     if (call.with_graph_only && !c10::GradMode::is_enabled()) continue;
     if (!call.parameters.empty() && std::ranges::find(call.parameters, unit.around(used)) == call.parameters.end()) continue;
@@ -72,11 +75,11 @@ void expect_calls(const Unit& unit, const at::Tensor& used, const OperatorFacts&
 void expect_current(const at::Tensor& tensor, const StorageTag& tag, const OperatorFacts& op) {
   const auto& unit = *tag.owner;
   const auto& group = unit.groups()[tag.group];
-  if (group.dtype == group.unsharded_dtype || tensor.scalar_type() != (unit.shows_stored() ? group.unsharded_dtype : group.dtype)) return;
+  if (group.dtype == group.unsharded_dtype || tensor.scalar_type() != (unit.flags().shows_stored ? group.unsharded_dtype : group.dtype)) return;
   throw UsageError(
-      fmt::format("{} uses a view of {} from {} tessera::full_params(module, Access::Write), where parameters have the dtype of their "
+      fmt::format("{} uses a view of {} from {} tessera::full_params with Access::Write or ReadStored, where parameters have the dtype of their "
                   "shards, {} and not {}; take it from the module again",
-                  op.name(), name_of(*unit.around(tensor), unit), unit.shows_stored() ? "before" : "inside", c10::toString(group.dtype),
+                  op.name(), name_of(*unit.around(tensor), unit), unit.flags().shows_stored ? "before" : "inside", c10::toString(group.dtype),
                   c10::toString(group.unsharded_dtype)));
 }
 
@@ -99,7 +102,7 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const Opera
           op.name(), name_of(*unit->around(tensor), *unit)));
     }
     expect_calls(*unit, tensor, op);
-    if (c10::GradMode::is_enabled()) unit->follow_training(tensor);
+    if (c10::GradMode::is_enabled()) follow_training(*unit, tensor);
     if (std::ranges::find(operands.units, unit) == operands.units.end()) operands.units.push_back(unit);
     return;
   }
@@ -113,18 +116,18 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const Opera
   const auto unit = tag->unit.lock();
   if (!unit) return;  // the model is gone, and its shards are ordinary tensors
   if (!operands.origin) operands.origin = origin_of(tensor, tag);
-  if (tag->role == Role::Sharded && unit->has_unset()) {
+  if (tag->role == Role::Sharded && unit->flags().unset > 0) {
     if (writes) {
-      unit->note_values(tensor);
+      note_values(*unit, tensor);
     } else if (!op.name().ends_with("_like")) {  // zeros_like needs only the shape
-      unit->expect_values_of(tensor, op.name());
+      expect_values_of(*unit, tensor, op.name());
     }
   }
   if (writes && tag->role == Role::Sharded) {
     operands.written.push_back(&tensor);
     if (std::ranges::find(operands.changed, unit) == operands.changed.end()) operands.changed.push_back(unit);
   }
-  if (tag->role == Role::Gradient && unit->is_reducing()) operands.reduced.push_back(unit.get());
+  if (tag->role == Role::Gradient && unit->flags().is_reducing) operands.reduced.push_back(unit.get());
   operands.alive.push_back(unit);
 }
 
@@ -193,7 +196,7 @@ std::optional<at::ScalarType> dtype_of_parameters(const OperatorFacts& op, const
 void cast_operands(const OperatorFacts& op, Stack& stack, Unit& unit) {
   // Backward operators need their operands exactly as the forward operators saw them.
   if (!unit.compute_dtype() || op.backward) return;
-  const bool stored = unit.shows_stored();
+  const bool stored = unit.flags().shows_stored;
   if (stored && op.updates_statistics) return;  // its weight may be wider than its input
   const auto dtype = stored ? dtype_of_parameters(op, stack) : unit.compute_dtype();
   if (!dtype) return;
@@ -386,7 +389,7 @@ void page_view(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::
       of_local = origin ? origin : origin_of(viewed, tag);
       if (of_local) local = viewed;
     } else if (tag->role == Role::Unsharded && c10::GradMode::is_enabled()) {
-      tag->owner->follow_training(viewed);
+      follow_training(*tag->owner, viewed);
     }
   }
   try {
@@ -478,6 +481,7 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
 
 void install_paging() {
   watch_saves();
+  TaggedStorage::on_raw_write = &hand_out_pointer;
   // Never destroyed, because parameters in static storage are used after main.
   [[gnu::used]] static torch::Library* const library = [] {
     try {

@@ -5,8 +5,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/shard/paging/locality.h"
-#include "tessera/shard/paging/paged_tensor.h"
-#include "tessera/shard/paging/storage_tag.h"
+#include "tessera/shard/storage/paged_tensor.h"
+#include "tessera/shard/storage/storage_tag.h"
 #include "tessera/shard/unit/unit.h"
 
 namespace tessera {
@@ -20,7 +20,7 @@ void expect_whole(const at::Tensor& tensor, std::unordered_map<std::string, bool
   const auto origin = origin_of(tensor, tag);
   const auto unit = origin ? origin->unit.lock() : nullptr;
   if (!unit) return;
-  const auto& parameter = (*unit)[*origin];
+  const auto& parameter = parameter_of(*unit, *origin);
   const bool is_whole = unit->mesh().shard().size() == 1 && tensor.sizes() == at::IntArrayRef(parameter.sizes);
   if (is_whole) return;  // of one rank, but shards may be flat there, too
   throw UsageError(

@@ -8,7 +8,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/shard/unit/unit.h"
-#include "tessera/shard/unit/units.h"
 
 namespace tessera {
 namespace {
@@ -42,9 +41,10 @@ void expect_floating(const MixedPrecision& precision) {
   expect("output_dtype", precision.output_dtype);
 }
 
-void set_boundary(torch::nn::Module& module, const ShardOptions& options, const std::shared_ptr<Unit>& unit) {
+void set_boundary(torch::nn::Module& module, const ShardOptions& options, const std::shared_ptr<Unit>& unit,
+                  size_t units_of_parameters) {
   const auto& precision = options.mixed_precision;
-  Boundary boundary{.output_dtype = precision.output_dtype, .unit = unit, .has_units = !units(module).empty()};
+  Boundary boundary{.output_dtype = precision.output_dtype, .unit = unit, .has_units = units_of_parameters > 0};
   if (precision.cast_forward_inputs.value_or(true)) boundary.input_dtype = compute_dtype_of(options);
   auto& known = known_boundaries();
   const std::lock_guard lock(known.mutex);

@@ -27,8 +27,8 @@ struct Boundary {
 void expect_floating(const MixedPrecision& precision);
 
 /// Remembers the boundary of a module as long as the module exists. It must be owned by a shared_ptr, as registered modules and those in
-/// holders are; for any other it does nothing.
-void set_boundary(torch::nn::Module& module, const ShardOptions& options, const std::shared_ptr<Unit>& unit);
+/// holders are; for any other it does nothing. `units_of_parameters`: how many units its parameters are in.
+void set_boundary(torch::nn::Module& module, const ShardOptions& options, const std::shared_ptr<Unit>& unit, size_t units_of_parameters);
 
 /// None if fully_shard was not called for the module.
 std::optional<Boundary> boundary_of(const torch::nn::Module& module);

@@ -9,13 +9,11 @@
 #include "tessera/base/compat.h"
 #include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
+#include "tessera/comm/groups/all_or_none.h"
 #include "tessera/shard/deferred/values.h"
 #include "tessera/shard/unit/parameter_meta.h"
-#include "tessera/shard/unit/schedule.h"
 #include "tessera/shard/unit/start_values.h"
 #include "tessera/shard/unit/unit.h"
-#include "tessera/shard/unit/unit_node.h"
-#include "tessera/shard/unit/unit_state.h"
 
 namespace tessera {
 namespace {
@@ -191,41 +189,40 @@ struct Unit::Prepared {
   std::vector<Start> starts = {};
 };
 
-std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candidates, const ShardOptions& options,
-                                 std::shared_ptr<Schedule> schedule) {
+std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candidates, const ShardOptions& options) {
   expect_shardable(candidates);
   expect_start(candidates, options, name);
   choose_dims(candidates, options);
-  const std::shared_ptr<Unit> unit(new Unit(std::move(name), without_parameters(options), chosen_layout(options), chosen_codec(options)));
+  const auto unit_layout = chosen_layout(options);
+  auto unit_codec = chosen_codec(options);
   bool decodes = false;
   for (const auto& candidate : candidates) {
     const auto stored = candidate.tensor.scalar_type();
-    expect_reducible(unit->codec_->computed(stored), options.mixed_precision);
+    expect_reducible(unit_codec->computed(stored), options.mixed_precision);
     gradient_dtype(stored, options.mixed_precision);
-    decodes = decodes || unit->codec_->decodes(stored);
+    decodes = decodes || unit_codec->decodes(stored);
   }
-  unit->join(std::move(schedule));
-  const auto device = unit->device_of(candidates.front());
+  const auto device = device_of_values(candidates.front().tensor, options.mesh.world().traits().device);
   FormerMemory former(candidates);
-  auto groups = grouped(std::move(candidates), unit->layout_);
+  auto groups = grouped(std::move(candidates), unit_layout);
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   // All memory is allocated and filled before the first parameter changes, so that the model stays as it was if that fails.
+  std::shared_ptr<Unit> unit;
   std::vector<MemoryPtr> memory;
   const auto allocate = [&] {
-    unit->state_ = std::make_unique<UnitState>(*unit, make_unit_memory(options, decodes, device), UnitRules{});
-    for (const auto& group : groups) memory.push_back(unit->state_->memory().add(unit->plan(group)));
+    unit.reset(new Unit(name, without_parameters(options), unit_layout, std::move(unit_codec), make_unit_memory(options, decodes, device),
+                        device));
+    for (const auto& group : groups) memory.push_back(unit->memory_.chunks->add(unit->plan(group)));
   };
   // Disks fill up on one host alone.
   const bool on_disk = options.offload.parameters == OffloadTo::Disk;
-  on_disk ? all_or_none(options.mesh.world(), {.unit = unit->name()}, "has no room for its parameters", allocate) : allocate();
-  unit->set_reshard_after_forward(options.reshard_after_forward);
-  Starts starts(options, unit->name());
+  on_disk ? all_or_none(options.mesh.world(), {.unit = name}, "has no room for its parameters", allocate) : allocate();
+  Starts starts(options, name);
   std::vector<Prepared> prepared;
   for (size_t i = 0; i < groups.size(); i++) prepared.push_back(unit->prepare(std::move(groups[i]), i, std::move(memory[i]), starts));
   starts.expect_all();
   for (auto& group : prepared) unit->add_group(std::move(group));
-  unit->unsharded_bytes_ = unit->state_->memory().unsharded_bytes(unit->buffers());
   former.abandon();
   for (auto& group : unit->groups_) {
     if (group.flat) unit->parameters_[group.flat->shard.unsafeGetTensorImpl()] = &*group.flat;
@@ -233,14 +230,8 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candid
       unit->parameters_[parameter.unsharded.lock().get()] = &parameter;
       if (!group.flat) unit->parameters_[parameter.shard.unsafeGetTensorImpl()] = &parameter;
     }
-    group.own_storage().watch_raw_writes();
   }
-  attach_unit_node(unit);
   return unit;
-}
-
-c10::Device Unit::device_of(const Candidate& candidate) const {
-  return device_of_values(candidate.tensor, mesh().world().traits().device);
 }
 
 BufferLayout Unit::layout(std::span<const Candidate> candidates) const {
@@ -265,19 +256,13 @@ BufferPlan Unit::plan(std::span<const Candidate> candidates) const {
           .chunk = chunk,
           .dtype = first.scalar_type(),
           .codec = codec_.get(),
-          .device = device_of(candidates.front()),
+          .device = device_,
           .trained = first.requires_grad()};
-}
-
-TaggedStoragePtr Unit::make_storage(Role role, size_t group, int64_t numel, at::ScalarType dtype, c10::Device device) {
-  StorageTag tag{.role = role, .unit = weak_from_this(), .group = group, .owner = role == Role::Unsharded ? shared_from_this() : nullptr};
-  return c10::make_intrusive<TaggedStorage>(std::move(tag), static_cast<size_t>(numel) * c10::elementSize(dtype), device);
 }
 
 Unit::Prepared Unit::prepare(std::vector<Candidate> candidates, size_t number, MemoryPtr memory, Starts& starts) {
   const auto& shard = mesh().shard();
   const auto layout = this->layout(candidates);
-  const auto device = device_of(candidates.front());
   const auto stored = candidates.front().tensor.scalar_type(), computed = codec_->computed(stored);
   Prepared result{.candidates = std::move(candidates),
                   .layout = layout,
@@ -285,9 +270,11 @@ Unit::Prepared Unit::prepare(std::vector<Candidate> candidates, size_t number, M
                             .unsharded_dtype = computed,
                             .gradient_dtype = gradient_dtype(stored, options_.mixed_precision),
                             .chunk = layout.chunk},
-                  .own_storage = make_storage(Role::Sharded, number, layout.chunk, stored, device),
-                  .unsharded_storage = make_storage(Role::Unsharded, number, layout.chunk * shard.size(), computed, device)};
+                  .own_storage = make_storage(Role::Sharded, number, layout.chunk, stored),
+                  .unsharded_storage = make_storage(Role::Unsharded, number, layout.chunk * shard.size(), computed)};
   auto& group = result.group;
+  group.converts = codec_->encodes(stored) || codec_->decodes(stored);
+  group.number = number;
   group.optimizers_cast = stored == at::kFloat && computed == at::kBFloat16 && !options_.codec;
   result.own_storage->attach(std::move(memory));
   group.own = result.own_storage->memory_view(stored).zero_();
@@ -311,6 +298,15 @@ Unit::Prepared Unit::prepare(std::vector<Candidate> candidates, size_t number, M
 void Unit::add_group(Prepared prepared) {
   auto& group = prepared.group;
   const auto number = groups_.size();
+  const auto ranges_of = [&](const Span& span) -> std::vector<ValueRange> {
+    if (layout_ != UnitLayout::PaddedChunks) return {{.begin = span.shard_begin, .numel = span.shard_numel}};
+    std::vector<ValueRange> ranges;
+    for (const int rank : mesh().world().local_ranks()) {
+      const auto begin = std::min(rank % mesh().shape().shard * span.shard_numel, span.numel);
+      ranges.push_back({.begin = begin, .numel = std::min(span.numel - begin, span.shard_numel)});
+    }
+    return ranges;
+  };
   const auto shard_of = [&](const Span& span, int64_t dim, bool trained, size_t index) {
     // The shard has as many dimensions as the parameter, so that programs can still tell matrices from biases by `dim() >= 2`.
     std::vector<int64_t> sizes(static_cast<size_t>(std::max<int64_t>(dim, 1)), 1), strides(sizes);
@@ -333,6 +329,7 @@ void Unit::add_group(Prepared prepared) {
                            .sizes = {numel},
                            .strides = {1},
                            .span = span,
+                           .ranges = ranges_of(span),
                            .origin = {},
                            .unsharded = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(
                                c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>())};
@@ -351,10 +348,11 @@ void Unit::add_group(Prepared prepared) {
                                 .sizes = std::move(sizes),
                                 .strides = std::move(strides),
                                 .span = span,
+                                .ranges = ranges_of(span),
                                 .origin = c10::make_intrusive<Origin>(shared_from_this(), number, i),
                                 .unsharded = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr()),
                                 .unset = unset});
-    unset_ += unset ? 1 : 0;
+    flags_.unset += unset ? 1 : 0;
     abandon_values(tensor);
     // set_data would refuse a change of dtype, and devices that libtorch does not know.
     tensor.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());
@@ -367,13 +365,8 @@ void Unit::add_group(Prepared prepared) {
   groups_.push_back(std::move(group));
 }
 
-void Unit::rename_parameter(const at::Tensor& tensor, std::string name) {
-  parameters_.at(tensor.unsafeGetTensorImpl())->name = std::move(name);
-}
-
 void Unit::rename(const std::string& name) {
   name_ = name;
-  state_->reduction.forget_memory();
   for (auto& group : groups_) {
     if (const auto unsharded = group.unsharded.lock()) unsharded->explain(freed_message(name_));
     // With Listing::Flat no module lists the parameters, so fully_shard can't name them as it names others.

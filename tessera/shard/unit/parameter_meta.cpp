@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <memory>
 #include <typeinfo>
 #include <utility>
 
 #include "tessera/base/error.h"
-#include "tessera/shard/unit/unit.h"
 
 namespace tessera {
 namespace {
@@ -105,6 +105,15 @@ at::Tensor UnshardedMeta::run_hooks(at::Tensor gradient) const {
 UnshardedMeta* unsharded_meta(const at::Tensor& tensor) {
   auto* const meta = tensor.unsafeGetTensorImpl()->autograd_meta();
   return meta != nullptr && typeid(*meta) == typeid(UnshardedMeta) ? static_cast<UnshardedMeta*>(meta) : nullptr;
+}
+
+bool trains(const Unit::Parameter& parameter) {
+  const at::Tensor unsharded(parameter.unsharded.lock());
+  return unsharded.defined() && unsharded_meta(unsharded)->requires_grad();
+}
+
+bool is_trained(const Unit& unit) {
+  return std::ranges::any_of(unit.groups(), [](const Unit::Group& group) { return std::ranges::any_of(group.parameters, trains); });
 }
 
 }  // namespace tessera

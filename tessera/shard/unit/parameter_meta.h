@@ -6,13 +6,16 @@
 #include <torch/csrc/autograd/cpp_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 
-#include "tessera/shard/access/batch_norm.h"
 #include "tessera/shard/options.h"
+#include "tessera/shard/unit/unit.h"
 
 namespace tessera {
+
+struct BatchNormCall;
 
 /// The autograd record of an unsharded parameter. It replaces libtorch's own record, so a parameter that was a view when it was registered
 /// stops being one.
@@ -38,7 +41,7 @@ class UnshardedMeta final : public torch::autograd::AutogradMeta {
   /// Whether the parameter has a gradient edge to its unit's node, so that new graphs lead there.
   bool attached = false;
   /// Runs in place of batch_norm with this weight. Null if nothing does.
-  std::shared_ptr<const BatchNorm> batch_norm;
+  std::shared_ptr<const std::function<at::Tensor(const BatchNormCall&)>> batch_norm;
   /// Set while a WholeGradients exists; undefined if the parameter has no gradient.
   std::optional<at::Tensor> whole_gradient;
 
@@ -65,5 +68,10 @@ class ShardedMeta final : public torch::autograd::AutogradMeta {
 
 /// Null if the tensor is not itself an unsharded parameter; a view of one does not count.
 UnshardedMeta* unsharded_meta(const at::Tensor& tensor);
+
+/// Whether the parameter is trainable. It is not if its tensor is gone, as after its module was taken out of the model.
+bool trains(const Unit::Parameter& parameter);
+/// Whether some of the unit's parameters are trained at the moment.
+bool is_trained(const Unit& unit);
 
 }  // namespace tessera

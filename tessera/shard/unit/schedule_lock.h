@@ -2,6 +2,7 @@
 #pragma once
 
 #include <mutex>
+#include <stdexcept>
 
 namespace tessera {
 
@@ -10,7 +11,10 @@ class Schedule;
 /// While it exists, no other thread uses the units of the schedule. One thread may hold several.
 class [[nodiscard]] ScheduleLock {
  public:
-  bool is_of(const Schedule& schedule) const { return schedule_ == &schedule; }
+  /// Throws std::logic_error if it is the lock of another schedule.
+  void expect_of(const Schedule* schedule) const {
+    if (schedule_ != schedule) throw std::logic_error("the state of a unit was asked for with the lock of another schedule");
+  }
 
  private:
   friend class Schedule;

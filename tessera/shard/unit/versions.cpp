@@ -8,10 +8,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
-#include "tessera/shard/access/write_guard.h"
-#include "tessera/shard/paging/storage_tag.h"
+#include "tessera/shard/storage/storage_tag.h"
 #include "tessera/shard/unit/fingerprint.h"
-#include "tessera/shard/unit/unit.h"
 
 namespace tessera {
 
@@ -20,7 +18,7 @@ Subject Versions::subject() const {
 }
 
 void Versions::done_reading() {
-  if (!writable_) memory_.done_reading(subject());
+  if (!writable_ && unit_.memory().turns) unit_.memory().turns->done_reading(subject());
 }
 
 void Versions::wait_to_write(WriteKind how) {
@@ -36,19 +34,25 @@ void Versions::wait_to_write(WriteKind how) {
 /// Whether our optimizers write all cast copies of the unit along with the shards.
 bool Versions::all_casts_by_optimizers() const {
   for (size_t i = 0; i < unit_.groups().size(); i++) {
-    if (memory_.published_copy(i).defined() && !unit_.groups()[i].optimizers_cast) return false;
+    if (unit_.memory().turns && unit_.memory().turns->published_copy(i).defined() && !unit_.groups()[i].optimizers_cast) return false;
   }
   return true;
 }
 
 void Versions::make_writable() {
-  if (writable_) return;
+  const auto& turns = unit_.memory().turns;
+  if (writable_ || !turns) return;
   if (detached_) {
     done_reading();
     late_ = true;
-  } else if (!memory_.wait_for_readers(subject())) {
-    detach();
-    late_ = true;
+  } else if (!turns->wait_for_readers(subject())) {
+    // The shards move into private memory for good. Other ranks read a copy from now on.
+    const c10::AutoGradMode no_grad(false);
+    const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+    for (const auto& group : unit_.groups()) {
+      if (turns->keep_copy(group.number, group.own)) unit_.make_chunk_private(group.number);
+    }
+    detached_ = late_ = true;
   }
   writable_ = true;
 }
@@ -64,25 +68,11 @@ void Versions::skip() {
   written_ = true;
 }
 
-/// Moves the shards into private memory for good. Other ranks read a copy from now on.
-void Versions::detach() {
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  for (size_t i = 0; i < unit_.groups().size(); i++) {
-    auto& group = unit_.groups_[i];
-    if (!memory_.keep_copy({.number = i, .unsharded = {}, .own = group.own, .codec = &unit_.codec()})) continue;
-    auto& storage = group.own_storage();
-    auto memory = allocate_memory(storage.nbytes(), storage.device());
-    const auto before = std::exchange(group.own, {});
-    storage.attach(std::move(memory));
-    group.own = storage.memory_view(group.dtype).copy_(before);
-  }
-  detached_ = true;
-}
-
 at::Tensor Versions::cast_copy(const at::Tensor& flat) const {
   const auto number = tag_of(flat)->group;
-  const auto published = unit_.groups()[number].optimizers_cast && !must_copy_ ? memory_.published_copy(number) : at::Tensor();
+  const auto& turns = unit_.memory().turns;
+  if (!turns || !unit_.groups()[number].optimizers_cast || must_copy_) return {};
+  const auto published = turns->published_copy(number);
   return published.defined() ? published.narrow(0, flat.storage_offset(), flat.numel()) : published;
 }
 
@@ -96,7 +86,8 @@ void Versions::publish() {
 void Versions::publish(std::span<const Buffer> buffers) {
   auto next = subject();
   if (written_) next.version++;
-  memory_.publish(buffers, next, must_copy_);
+  if (const auto& turns = unit_.memory().turns) turns->publish(buffers, next, must_copy_);
+  unit_.memory().evict(buffers);
   if (written_ && pointed_at_) pointed_at_ = fingerprint_of_shards();
   version_ = next.version;
   written_ = writable_ = must_copy_ = late_ = false;
@@ -121,9 +112,9 @@ void Versions::expect_untouched() {
       unit_.name()));
 }
 
-void Versions::start_anew() {
+void Versions::reset() {
   if (!written_) writable_ = late_ = false;
-  memory_.start_anew(subject(), !written_);
+  if (const auto& turns = unit_.memory().turns) turns->reset(subject(), !written_);
 }
 
 }  // namespace tessera

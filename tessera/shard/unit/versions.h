@@ -9,12 +9,10 @@
 #include <string>
 #include <string_view>
 
-#include "tessera/shard/unit/unit_memory.h"
+#include "tessera/shard/unit/unit.h"
+#include "tessera/shard/write_kind.h"
 
 namespace tessera {
-
-class Unit;
-enum class WriteKind;
 
 ///      readable  --done_reading(), wait_to_write()-->  writable  --publish()-->  readable, in the next version
 ///
@@ -22,7 +20,7 @@ enum class WriteKind;
 /// part. A rank that skips a step publishes a version as well, so that all ranks count alike.
 class Versions {
  public:
-  Versions(Unit& unit, UnitMemory& memory) : unit_(unit), memory_(memory) {}
+  explicit Versions(Unit& unit) : unit_(unit) {}
 
   Subject subject() const;
   /// The version that the shards have now or, after a write, will have when they are published.
@@ -58,16 +56,14 @@ class Versions {
   void expect_untouched();
 
   /// Abandons a write or read in progress. All ranks call it, inside tessera::recover.
-  void start_anew();
+  void reset();
 
  private:
   void make_writable();
   bool all_casts_by_optimizers() const;
-  void detach();
   uint64_t fingerprint_of_shards() const;
 
   Unit& unit_;
-  UnitMemory& memory_;
   uint64_t version_ = 0;
   std::string writer_;
   bool written_ = false;   // the shards were written since the last publication

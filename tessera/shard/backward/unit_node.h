@@ -1,0 +1,25 @@
+// The node of a unit in the autograd graph. The engine calls it once per backward pass, when all gradients of the unit are complete.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+
+namespace tessera {
+
+class ScheduleLock;
+class Unit;
+
+/// Makes a new node whose next edges lead to the shards, and gives every trainable parameter of the unit a gradient edge to it. Frozen
+/// parameters get no edge. It is called again when parameters are frozen or thawed; existing graphs keep the node that they were built
+/// with.
+void attach_unit_node(const std::shared_ptr<Unit>& unit);
+/// Called before an operator that builds a graph uses an unsharded parameter or a view of one. Applies changes of requires_grad since the
+/// last pass to all parameters at once, so that a pass has one node and one reduction for the unit.
+void follow_training(Unit& unit, const at::Tensor& used);
+
+/// Reduces, outside of backward, what passes without a reduction have left, and accumulates it in the gradients of the shards. Where unused
+/// parameters count as zero, those without a gradient take part with zeros.
+void reduce_unsynced(Unit& unit, const ScheduleLock& held);
+
+}  // namespace tessera

@@ -1,0 +1,112 @@
+#include "tessera/shard/backward/whole_gradients.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+
+#include <span>
+
+#include "tessera/base/error.h"
+#include "tessera/base/paging_key.h"
+#include "tessera/shard/schedule/gathered.h"
+#include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/unit/parameter_meta.h"
+
+namespace tessera {
+namespace {
+
+/// What lists the gradients of a group.
+std::span<const Unit::Parameter> listed(const Unit::Group& group) {
+  return group.flat ? std::span(&*group.flat, 1) : std::span(group.parameters);
+}
+
+template <class Visit>
+void for_each_member(const Unit::Group& group, const Visit& visit) {
+  for (const auto& parameter : group.parameters) {
+    const at::Tensor unsharded(parameter.unsharded.lock());
+    if (unsharded.defined()) visit(parameter, *unsharded_meta(unsharded));
+  }
+}
+
+}  // namespace
+
+at::Tensor own_gradients(Unit& unit, const Unit::Group& group) {
+  unit.schedule()->finish_reductions();
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  at::Tensor own;
+  for (const auto& parameter : listed(group)) {
+    const auto& gradient = parameter.shard.grad();
+    if (!gradient.defined()) continue;
+    if (!own.defined()) own = at::zeros({group.chunk}, gradient.options());
+    own.narrow(0, parameter.span.shard_offset, parameter.span.shard_numel).copy_(gradient.reshape({-1}));
+  }
+  return own;
+}
+
+WholeGradients::WholeGradients(std::shared_ptr<Unit> unit) : unit_(std::move(unit)) {
+  const c10::AutoGradMode no_grad(false);
+  for (const auto& group : unit_->groups()) {
+    const auto own = own_gradients(*unit_, group);
+    all_.push_back(own.defined() ? gathered(*unit_, group, own) : own);
+  }
+  for (size_t i = 0; i < all_.size(); i++) {
+    for (const auto& parameter : listed(unit_->groups()[i])) {
+      const auto& gradient = parameter.shard.grad();
+      seen_.emplace_back(gradient, gradient.defined() ? gradient._version() : 0);
+    }
+    for_each_member(unit_->groups()[i], [&](const Unit::Parameter& parameter, UnshardedMeta& meta) {
+      meta.whole_gradient = parameter.shard.grad().defined() ? unsharded_view(all_[i], parameter) : at::Tensor();
+    });
+  }
+}
+
+WholeGradients::~WholeGradients() {
+  for (const auto& group : unit_->groups())
+    for_each_member(group, [](const Unit::Parameter& /*parameter*/, UnshardedMeta& meta) { meta.whole_gradient.reset(); });
+}
+
+void WholeGradients::write_back() {
+  const c10::AutoGradMode no_grad(false);
+  auto seen = seen_.begin();
+  for (const auto& group : unit_->groups()) {
+    for (const auto& parameter : listed(group)) {
+      const auto& [before, version] = *seen++;
+      const auto& gradient = parameter.shard.grad();
+      if (gradient.is_same(before) && (!before.defined() || before._version() == version)) continue;
+      throw UsageError(fmt::format("the gradient of the shard of '{}' was changed as well, by zero_grad() or the like", parameter.name));
+    }
+  }
+  for (size_t i = 0; i < all_.size(); i++) {
+    const auto& group = unit_->groups()[i];
+    auto& all = all_[i];
+    for_each_member(group, [&](const Unit::Parameter& parameter, UnshardedMeta& meta) {
+      const auto& gradient = *meta.whole_gradient;
+      if (!gradient.defined()) return;
+      if (!all.defined()) all = at::zeros({group.chunk * unit_->mesh().shard().size()}, gradient.options().dtype(group.gradient_dtype));
+      const auto place = unsharded_view(all, parameter);
+      if (gradient.sizes() != place.sizes())
+        throw UsageError(fmt::format("the gradient of '{}' was given another shape than the parameter", parameter.name));
+      if (gradient.const_data_ptr() != place.const_data_ptr()) place.copy_(gradient);
+    });
+    const auto own = all.defined() ? unit_->mesh().shard().own_chunk(all) : all;
+    const auto hand_over = [&](const Unit::Parameter& parameter, bool has_gradient) {
+      auto& gradient = parameter.shard.mutable_grad();
+      if (!has_gradient) {
+        gradient = at::Tensor();
+        return;
+      }
+      if (!gradient.defined()) gradient = at::zeros_like(parameter.shard, at::TensorOptions().dtype(group.gradient_dtype));
+      gradient.copy_(own.narrow(0, parameter.span.shard_offset, parameter.span.shard_numel).view(gradient.sizes()));
+    };
+    if (group.flat) {
+      hand_over(*group.flat, own.defined());
+    } else {
+      for_each_member(group, [&](const Unit::Parameter& parameter, const UnshardedMeta& meta) {
+        hand_over(parameter, meta.whole_gradient->defined());
+      });
+    }
+  }
+}
+
+}  // namespace tessera

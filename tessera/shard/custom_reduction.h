@@ -1,0 +1,28 @@
+// What a program may put in place of the mean that a reduction of gradients computes.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <string>
+
+#include "tessera/comm/mesh.h"
+
+namespace tessera {
+
+/// What gradients are divided by: `pre` before they are sent, in the dtype in which they are sent, and `post` after the sum.
+struct DivideFactors {
+  double pre = 1, post = 1;
+};
+
+/// The gradients of a unit on their way to the sum over the ranks. All tensors are flat.
+struct PackedGradient {
+  const at::Tensor& whole;  // of the whole parameters on this rank; may be changed
+  const at::Tensor& shard;  // to be filled with this rank's part of the mean over all ranks of the mesh
+  const Mesh& mesh;
+  const std::string& unit;
+};
+/// Runs in place of the reduction of a unit's gradients, once for each of its flat buffers.
+using ReductionHook = std::function<void(const PackedGradient&)>;
+
+}  // namespace tessera

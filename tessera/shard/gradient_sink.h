@@ -1,0 +1,34 @@
+// GradientSink: takes the gradients of shards while a reduction computes them, so that the shards get no `.grad` and no memory for one.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
+
+#include <memory>
+#include <span>
+#include <string>
+
+namespace tessera {
+
+class Unit;
+
+class GradientSink {
+ public:
+  GradientSink() = default;
+  GradientSink(const GradientSink&) = delete;
+  GradientSink& operator=(const GradientSink&) = delete;
+  virtual ~GradientSink() = default;
+
+  /// Whether it takes the gradient of this shard.
+  virtual bool takes(const at::Tensor& shard) const = 0;
+  /// Describes what it does with the gradients, so that ranks with different sinks get an error before anything is written.
+  virtual const std::string& writer() = 0;
+
+  /// Computes values of this rank's part of the mean: those of `part`, a flat tensor over a part of the shards. They go to `target`.
+  using Mean = c10::function_ref<void(const at::Tensor& part, const at::Tensor& target)>;
+  /// Takes the gradients of these shards of a unit. All ranks have done their backward of the unit, and none reads its parameters any more,
+  /// so it may write them. Called once for each backward pass.
+  virtual void take(const std::shared_ptr<Unit>& unit, std::span<const at::Tensor> shards, const Mean& mean) = 0;
+};
+
+}  // namespace tessera

@@ -1,0 +1,331 @@
+#include "tessera/shard/gradients/gradient_reduction.h"
+
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <utility>
+
+#include "tessera/base/env.h"
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/shard/storage/storage_tag.h"
+
+namespace tessera {
+namespace {
+
+/// The dtype in which gradients are sent. A reduce_dtype that is wider than the gradients has no effect here: widening them before they are
+/// sent would change no bit of the sum, which is computed in at least float32.
+at::ScalarType wire_dtype(const Unit::Group& group, const MixedPrecision& precision, bool sums) {
+  const auto own = sums ? at::promoteTypes(group.unsharded_dtype, at::kFloat) : group.unsharded_dtype;
+  const auto wanted = precision.reduce_dtype.value_or(own);
+  return c10::elementSize(wanted) < c10::elementSize(own) ? wanted : own;
+}
+
+bool detects_anomaly() {
+  static const bool wanted = env_int("TESSERA_DETECT_ANOMALY", 0, 1).value_or(0) == 1;
+  return wanted;
+}
+
+/// Says which values of this rank's own gradient are not finite. After the reduction, nobody can tell whose they were.
+void say_anomaly(const Unit& unit, const Unit::Parameter& parameter, const at::Tensor& gradient) {
+  const auto nans = gradient.isnan().sum().item<int64_t>(), infs = gradient.isinf().sum().item<int64_t>();
+  if (nans + infs == 0) return;
+  const auto& world = unit.mesh().world();
+  log(LogLevel::Error, fmt::format("rank {}: the gradient of '{}', unit '{}', has {} NaN and {} inf among {} values before it is averaged",
+                                   world.world_rank(world.local_ranks().front()), parameter.name, unit.name(), nans, infs, gradient.numel()));
+}
+
+}  // namespace
+
+GradientReduction::Packing GradientReduction::begin(std::span<const Unit::Group* const> groups, bool sums) {
+  finish();
+  return {*this, groups, sums};
+}
+
+GradientReduction::Packing::Packing(GradientReduction& reduction, std::span<const Unit::Group* const> groups, bool sums)
+    : reduction_(reduction),
+      groups_(groups.begin(), groups.end()),
+      keeps_(groups.size(), false),
+      taking_{.sink = reduction.sink(), .shards = {}, .groups = {}} {
+  c10::SmallVector<GradientPlan, 2> plans;
+  const auto& precision = reduction.unit_.options().mixed_precision;
+  for (const auto* group : groups) {
+    const auto dtype = wire_dtype(*group, precision, sums);
+    widens_ = widens_ || dtype != wire_dtype(*group, precision, /*sums=*/false);
+    plans.push_back({.numel = group->chunk * reduction.unit_.mesh().shard().size(), .dtype = dtype, .device = group->own.device()});
+  }
+  const bool has_replicas = reduction.unit_.mesh().replicate().size() > 1;
+  if (reduction_.rules_.reduction_hook) {
+    for (const auto& plan : plans) {
+      buffers_.buffers.push_back(at::empty({plan.numel}, at::TensorOptions().dtype(plan.dtype).device(plan.device)));
+    }
+  } else {
+    buffers_ = reduction.unit_.memory().gradients->buffers(plans);
+    settling_.all_reduces = has_replicas && reduction_.rules_.all_reduce;
+    settling_.is_part = has_replicas && !reduction_.rules_.all_reduce;
+    if (reduction_.rules_.divide) settling_.op = Reduce::Sum;
+    if (reduction_.rules_.divide && !settling_.is_part) settling_.divisor = reduction_.rules_.divide->post;
+  }
+  if (settling_.is_part) taking_ = {};
+}
+
+void GradientReduction::Packing::pack(size_t group, std::span<const Unit::Parameter* const> parameters,
+                                      std::span<const at::Tensor> gradients) {
+  const auto& buffer = buffers_.buffers[group];
+  int64_t end = 0;
+  const auto fill_gap = [&](int64_t begin) {
+    if (begin > end) buffer.narrow(0, end, begin - end).zero_();
+  };
+  for (size_t i = 0; i < parameters.size(); i++) {
+    const auto& gradient = gradients[i];
+    if (!gradient.defined()) continue;
+    const auto& parameter = *parameters[i];
+    if (taking_.sink && parameter.shard.requires_grad() && taking_.sink->takes(parameter.shard)) {
+      reduction_.expect_takeable(parameter);
+      const bool listed_before = !taking_.shards.empty() && taking_.shards.back().is_same(parameter.shard);
+      if (!listed_before) taking_.shards.push_back(parameter.shard);
+    } else {
+      keeps_[group] = true;
+    }
+    if (settling_.is_part) packed_.insert(&parameter);
+    fill_gap(parameter.span.offset);
+    const auto place = buffer.as_strided(parameter.sizes, parameter.strides, parameter.span.offset);
+    const auto values = gradient.is_sparse() ? gradient.to_dense() : gradient;
+    if (detects_anomaly()) say_anomaly(reduction_.unit_, parameter, values);
+    const bool divides = reduction_.rules_.divide && reduction_.rules_.divide->pre != 1 && !reduction_.rules_.reduction_hook;
+    reduction_.unit_.memory().gradients->pack(place, divides ? values / reduction_.rules_.divide->pre : values);
+    end = parameter.span.offset + parameter.span.numel;
+  }
+  fill_gap(buffer.numel());
+}
+
+void GradientReduction::Packing::start(std::string_view name, uint64_t members) {
+  auto& reduction = reduction_;
+  auto& unit = reduction.unit_;
+  if (taking_.shards.empty()) taking_ = {};
+  const auto& mesh = unit.mesh();
+  const auto& hook = reduction_.rules_.reduction_hook;
+  const auto& ranks = mesh.shard().local_ranks();
+  // A mean that is needed for gradients, or has to be settled, must be complete. (And a process that stands for several ranks has no place
+  // of its own in the buffers.)
+  const bool in_parts = taking_.sink && settling_.is_plain() && !hook && ranks.size() == 1 && std::ranges::none_of(keeps_, std::identity());
+  c10::SmallVector<Piece, 2> pieces;
+  c10::SmallVector<GradientMemory, 2> reduced;
+  for (size_t i = 0; i < groups_.size(); i++) {
+    const auto& group = *groups_[i];
+    const auto& whole = buffers_.buffers[i];
+    taking_.groups.push_back(group.number);
+    if (!taking_.sink || keeps_[i]) {
+      const auto& memory = reduction.make_memory(group);
+      pieces.push_back({.whole = whole, .own = memory.values, .squares = memory.squares});
+      reduced.push_back(memory);
+    } else {
+      reduction.drop_memory(group);
+      const auto own = in_parts ? whole.narrow(0, ranks.front() * group.chunk, group.chunk)
+                                : at::empty({group.chunk}, group.own.options().dtype(group.gradient_dtype));
+      pieces.push_back({.whole = whole, .own = own});
+      reduced.push_back({.storage = {}, .values = pieces.back().own, .group = group.number, .squares = {}});
+    }
+  }
+  if (settling_.op == Reduce::Mean && !settling_.is_part && !hook && !taking_.sink && ranks.size() == 1) {
+    const auto chunk = groups_.front()->chunk;
+    reduction.equal_batches_->note_own(unit, buffers_.buffers.front(), ranks.front() * chunk, chunk);
+  }
+  auto subject = reduction.versions_.subject();
+  std::string described(name);
+  if (const auto& divide = reduction_.rules_.divide) described += fmt::format(", divided by {} and {}", divide->pre, divide->post);
+  if (widens_) described += ", with gradients of passes before that were not reduced";
+  if (taking_.sink) {
+    subject.writer = taking_.sink->writer();
+    described += ", with its step in backward";
+    // This rank is through with the unit. Other ranks know it when they see what it has packed.
+    for (const auto& shard : taking_.shards) unit.outdate(shard);
+    reduction.versions_.done_reading();
+  }
+  subject.unit = described;
+  subject.members = members;
+  if (settling_.all_reduces) {  // in settle(), where replicas have to agree about the same
+    reduction.described_ = subject.unit;
+    reduction.writer_ = subject.writer;
+    reduction.members_ = members;
+    reduction.version_ = subject.version;
+  }
+  reduction.taken_ = taking_.sink != nullptr;
+  reduction.taking_ = std::move(taking_);
+  reduction.settling_ = settling_;
+  reduction.packed_ = std::move(packed_);
+  if (hook) {
+    mesh.world().barrier(subject);  // ranks that have used different parameters get an error here
+    run_hook(hook, pieces);
+  } else if (in_parts) {
+    reduction.works_ = unit.memory().gradients->reduce(pieces, subject, [&reduction](const PartOfMean& mean) { reduction.hand_over(mean); });
+  } else {
+    reduction.works_ = unit.memory().gradients->reduce(pieces, subject, settling_.op);
+  }
+  reduction.reduced_ = std::move(reduced);
+  for (const auto& memory : reduction.reduced_) {
+    if (memory.storage) memory.storage->guard();
+  }
+  unit.flags().is_reducing = true;
+  unit.counters().reductions++;
+}
+
+void GradientReduction::Packing::run_hook(const ReductionHook& hook, std::span<const Piece> pieces) const {
+  const auto& unit = reduction_.unit_;
+  for (const auto& piece : pieces) {
+    if (piece.squares) *piece.squares = std::numeric_limits<double>::quiet_NaN();
+    hook({.whole = piece.whole, .shard = piece.own, .mesh = unit.mesh(), .unit = unit.name()});
+  }
+}
+
+/// Throws UsageError if the program expects to find the gradient of this parameter, which the sink is about to take, somewhere else.
+void GradientReduction::expect_takeable(const Unit::Parameter& parameter) const {
+  namespace ag = torch::autograd;
+  const auto refuse = [&](std::string_view why) {
+    throw UsageError(fmt::format("the optimizer of unit '{}' steps in backward, {}", unit_.name(), why));
+  };
+  if (taken_) {
+    refuse(
+        "and has done so since its last step(): call step() after every backward pass. To accumulate gradients over several, call "
+        "step_after_backward() first");
+  }
+  if (parameter.shard.grad().defined()) {
+    refuse(
+        fmt::format("but '{}' has a gradient from before, which that step would leave out; call step() and zero_grad() before "
+                    "step_in_backward()",
+                    parameter.name));
+  }
+  const auto accumulator = ag::impl::try_get_grad_accumulator(parameter.shard);
+  const auto& hooks = ag::impl::get_autograd_meta(parameter.shard)->cpp_hooks_list_;  // those that were removed are still there, but empty
+  const bool hooked = ag::impl::post_acc_grad_hooks(parameter.shard) ||
+                      (hooks && std::ranges::any_of(*hooks, [](const auto& hook) { return static_cast<bool>(hook); })) ||
+                      (accumulator && (!accumulator->post_hooks().empty() || !accumulator->pre_hooks().empty()));
+  if (hooked) {
+    refuse(
+        fmt::format("but the shard of '{}' has a hook, which would see no gradient; register it on the module's own parameter, or call "
+                    "step_after_backward() first",
+                    parameter.name));
+  }
+  const auto* const chosen = ag::get_current_graph_task_exec_info();
+  if (chosen != nullptr && !chosen->empty()) {
+    refuse(
+        "but this pass was asked for the gradients of chosen tensors (autograd::grad, or backward with inputs), and shards keep none; "
+        "call step_after_backward() first");
+  }
+}
+
+/// Reuses the memory of the last gradient if no tensor refers to it any more, because touching new pages costs more than the sum.
+GradientMemory& GradientReduction::make_memory(const Unit::Group& group) {
+  const auto number = group.number;
+  memories_.resize(unit_.groups().size());
+  auto& memory = memories_[number];
+  if (!memory || memory.storage.use_count() > 1) {
+    memory.storage = unit_.make_storage(Role::Gradient, number, group.chunk, group.gradient_dtype);
+    if (const auto& offload = unit_.options().offload; offload.gradients == OffloadTo::Disk) {
+      memory.storage->attach(std::make_shared<at::DataPtr>(
+          allocate_on_disk(memory.storage->nbytes(), offload.disk, fmt::format("gradients of unit '{}'", unit_.name()))));
+    } else {
+      memory.storage->allocate();
+    }
+    memory.storage->explain(
+        fmt::format("the gradients of unit '{}' are on their way to the sum over all ranks; operators wait for that by themselves, "
+                    "raw pointers can be had when backward() has returned",
+                    unit_.name()));
+    memory.values = memory.storage->memory_view(group.gradient_dtype);
+    memory.group = number;
+  }
+  if (wants_squares_ && !memory.squares) memory.squares = std::make_shared<double>();
+  if (memory.squares) *memory.squares = std::numeric_limits<double>::quiet_NaN();
+  return memory;
+}
+
+void GradientReduction::drop_memory(const Unit::Group& group) {
+  memories_.resize(unit_.groups().size());
+  memories_[group.number] = {};
+}
+
+/// Lets the sink take its share of the mean.
+void GradientReduction::hand_over(const PartOfMean& mean) {
+  const auto taking = std::exchange(taking_, {});
+  taking.sink->take(unit_.shared_from_this(), taking.shards, [&](const at::Tensor& part, const at::Tensor& target) {
+    const auto piece = std::ranges::find(taking.groups, tag_of(part)->group) - taking.groups.begin();
+    mean(static_cast<size_t>(piece), part.storage_offset(), target);
+  });
+}
+
+void GradientReduction::expect_synced() {
+  if (unsynced.empty()) return;
+  throw UsageError(
+      fmt::format("unit '{}' has gradients of backward passes that were not reduced over the ranks (no_sync, set_requires_gradient_sync or "
+                  "set_requires_all_reduce), which would be left out; let the last pass before a step reduce, or call "
+                  "tessera::sync_gradients(model)",
+                  unit_.name()));
+}
+
+/// Makes the mean over all ranks of a sum over this rank's shard group.
+void GradientReduction::settle(const GradientMemory& memory) {
+  if (settling_.is_part) return unsynced.add_part(memory.group, memory.values, packed_);
+  if (settling_.all_reduces) {
+    unsynced.add_part_to(memory.group, memory.values);
+    unit_.mesh()
+        .replicate()
+        .all_reduce(memory.values, {.op = settling_.op},
+                    {.unit = described_, .number = unit_.number(), .version = version_, .members = members_, .writer = writer_})
+        .wait();
+  }
+  if (settling_.divisor != 1) at::Tensor(memory.values).div_(settling_.divisor);
+}
+
+void GradientReduction::finish() {
+  if (!unit_.flags().is_reducing) return;
+  RECORD_USER_SCOPE(fmt::format("tessera::reduce {}", unit_.name()));
+  const auto works = std::exchange(works_, {});
+  const auto reduced = std::exchange(reduced_, {});
+  try {
+    for (const auto& work : works) work.wait();
+    for (const auto& memory : reduced) settle(memory);
+    if (!reduced.empty()) equal_batches_->note_mean(unit_, reduced.front().values);
+    if (taking_.sink) {
+      hand_over([&](size_t piece, int64_t begin, const at::Tensor& target) {
+        at::Tensor(target).copy_(reduced[piece].values.narrow(0, begin, target.numel()));
+      });
+    }
+  } catch (...) {
+    // Autograd has the gradients already. NaN keeps unfinished values from being taken for gradients.
+    for (const auto& memory : reduced) {
+      if (!memory.storage) continue;
+      memory.values.fill_(std::numeric_limits<double>::quiet_NaN());
+      memory.storage->unguard();
+    }
+    taking_ = {};
+    unit_.flags().is_reducing = false;
+    throw;
+  }
+  for (const auto& memory : reduced) {
+    if (!memory.storage) continue;
+    memory.storage->unguard();
+    if (unit_.options().offload.gradients == OffloadTo::Disk) evict_pages(memory.values.const_data_ptr(), memory.values.nbytes());
+    if (settling_.is_plain() && memory.squares && !std::isnan(*memory.squares)) memory.storage->remember_squares(*memory.squares);
+  }
+  unit_.flags().is_reducing = false;  // last, because other threads read it without the lock
+}
+
+void GradientReduction::abandon() {
+  works_.clear();
+  for (const auto& memory : std::exchange(reduced_, {})) {
+    if (memory.storage) memory.storage->unguard();
+  }
+  taking_ = {};
+  taken_ = false;
+  unsynced.clear();
+  unit_.flags().is_reducing = false;
+}
+
+}  // namespace tessera

@@ -1,0 +1,137 @@
+// Turns the gradients of a unit into their mean over all ranks: they are packed, reduced while backward continues, and finished later.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tessera/shard/gradient_sink.h"
+#include "tessera/shard/gradients/equal_batches.h"
+#include "tessera/shard/gradients/unsynced.h"
+#include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/unit_rules.h"
+#include "tessera/shard/unit/versions.h"
+
+namespace tessera {
+
+/// The memory of a group's sharded gradient. The `.grad` of each shard is a view of `storage`; the reduction writes to `values`, which is
+/// the same memory without the paging key.
+struct GradientMemory {
+  TaggedStoragePtr storage;
+  at::Tensor values;
+  size_t group = 0;                 // its number in the unit
+  std::shared_ptr<double> squares;  // the reduction writes the sum of squares of `values` here, if a norm was requested
+
+  explicit operator bool() const { return values.defined(); }
+};
+
+/// What a sink takes of one backward pass.
+struct Taking {
+  std::shared_ptr<GradientSink> sink;
+  c10::SmallVector<at::Tensor, 8> shards;
+  c10::SmallVector<size_t, 2> groups;  // the numbers of all groups that are reduced
+};
+
+/// What happens to the sums of a reduction when they are complete.
+struct Settling {
+  bool all_reduces = false;  // over the replicas
+  bool is_part = false;      // the sums are kept until a later pass takes the mean over the replicas
+  Reduce op = Reduce::Mean;
+  double divisor = 1;
+  bool is_plain() const { return !all_reduces && !is_part && divisor == 1 && op == Reduce::Mean; }
+};
+
+class GradientReduction {
+ public:
+  GradientReduction(Unit& unit, const UnitRules& rules, Versions& versions) : unit_(unit), rules_(rules), versions_(versions) {}
+
+  /// Packs the gradients of one backward pass. While it exists, no other thread can pack.
+  class Packing {
+   public:
+    /// Copies the gradients of a group to their places in the buffer. Parameters without a gradient get zeros. Throws UsageError if a sink
+    /// takes one that the program expects to find elsewhere.
+    void pack(size_t group, std::span<const Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients);
+    /// Starts the reduction, which writes this rank's part of the mean to the groups' gradient memory. Errors call the unit `name`.
+    /// `members` is a hash over the parameters that have a gradient; ranks that differ in it get an error.
+    void start(std::string_view name, uint64_t members);
+
+   private:
+    friend class GradientReduction;
+    Packing(GradientReduction& reduction, std::span<const Unit::Group* const> groups, bool sums);
+
+    void run_hook(const ReductionHook& hook, std::span<const Piece> pieces) const;
+
+    GradientReduction& reduction_;
+    c10::SmallVector<const Unit::Group*, 2> groups_;
+    c10::SmallVector<bool, 2> keeps_;  // whether shards of the group get a gradient
+    bool widens_ = false;              // whether a group is sent in a wider dtype because the gradients are sums of several passes
+    Taking taking_;
+    GradientBuffers buffers_;
+    std::set<const Unit::Parameter*> packed_;  // only known if their sums are kept
+    Settling settling_;
+  };
+  /// Begins to pack. Finishes the reduction of an earlier pass first. `sums`: the gradients are sums of several passes, which are not
+  /// rounded to their former dtype again.
+  Packing begin(std::span<const Unit::Group* const> groups, bool sums);
+  /// Whether the reduction in flight gives the shards their gradients.
+  bool gives_gradients() const { return !settling_.is_part; }
+
+  UnsyncedGradients unsynced;
+  /// Throws UsageError if there are gradients that no reduction has included.
+  void expect_synced();
+
+  /// The storage to which the last reduction of a group writes. Null if a sink takes all of it.
+  TaggedStorage* target(const Unit::Group& group) const { return memories_[group.number].storage.get(); }
+  /// The next reductions make new memory, which knows the new name of the unit.
+  void forget_memory() { memories_.clear(); }
+
+  /// What takes gradients of the unit; null if all shards get theirs.
+  std::shared_ptr<GradientSink> sink() const { return sink_.lock(); }
+  void set_sink(const std::shared_ptr<GradientSink>& sink) { sink_ = sink; }
+  /// Whether a sink is going to take the reduction in flight, and so write the shards.
+  bool writes_shards() const { return taking_.sink != nullptr; }
+  /// The sink may take gradients again. Returns whether it has taken any since the last call.
+  bool end_step() { return std::exchange(taken_, false); }
+
+  /// Waits until this rank's part of the mean is complete, and a sink has taken its share.
+  void finish();
+  /// Drops a reduction that has not finished.
+  void abandon();
+
+  /// From now on reductions also compute the sum of squares of their results, because a norm of the gradients was requested.
+  void compute_squares() { wants_squares_ = true; }
+  /// What looks at the gradients of all units of a model.
+  void watch(std::shared_ptr<EqualBatches> equal_batches) { equal_batches_ = std::move(equal_batches); }
+
+ private:
+  GradientMemory& make_memory(const Unit::Group& group);
+  void hand_over(const PartOfMean& mean);
+  void drop_memory(const Unit::Group& group);
+  void settle(const GradientMemory& memory);
+  void expect_takeable(const Unit::Parameter& parameter) const;
+
+  Unit& unit_;
+  const UnitRules& rules_;
+  Versions& versions_;
+  std::shared_ptr<EqualBatches> equal_batches_;
+  std::vector<GradientMemory> memories_;  // one for each group; reused by the next reduction
+  Works works_;
+  c10::SmallVector<GradientMemory, 2> reduced_;  // where works_ write their results
+  std::weak_ptr<GradientSink> sink_;
+  Taking taking_;  // of the reduction in flight
+  Settling settling_;
+  std::string described_, writer_;  // what ranks have to agree about, and with them their replicas
+  uint64_t members_ = 0, version_ = 0;
+  std::set<const Unit::Parameter*> packed_;
+  bool taken_ = false;  // whether the sink has taken gradients in this step
+  bool wants_squares_ = false;
+};
+
+}  // namespace tessera

@@ -1,0 +1,160 @@
+// Gathered unit memory: works across machines and on any device.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <optional>
+#include <utility>
+
+#include "tessera/shard/memory/runs_of.h"
+#include "tessera/shard/memory/unit_memory.h"
+
+namespace tessera {
+namespace {
+
+/// An all-gather whose result is decoded into the unsharded memory by the thread that waits for it.
+class Decoding final : public Work::State {
+ public:
+  Decoding(Work gather, std::span<const Buffer> buffers, std::span<const Piece> pieces, int ranks)
+      : gather_(std::move(gather)), ranks_(ranks) {
+    for (size_t i = 0; i < buffers.size(); i++) {
+      arrivals_.push_back({.sent = pieces[i].whole,
+                           .unsharded = c10::weak_intrusive_ptr<TaggedStorage>(buffers[i].unsharded),
+                           .dtype = buffers[i].unsharded_dtype(),
+                           .codec = buffers[i].codec});
+    }
+  }
+
+  void wait() override {
+    gather_.wait();
+    for (const auto& arrival : arrivals_) {
+      const auto unsharded = arrival.unsharded.lock();
+      if (!unsharded) continue;  // its module was taken out of the model
+      const auto sent = arrival.sent.chunk(ranks_), chunks = unsharded->memory_view(arrival.dtype).chunk(ranks_);
+      for (size_t rank = 0; rank < sent.size(); rank++) arrival.codec->decode(sent[rank], chunks[rank]);
+    }
+    arrivals_.clear();
+  }
+  bool done() const override { return arrivals_.empty(); }
+
+ private:
+  /// What all ranks have sent of a buffer. It does not own the buffer's unit, whose state owns this work.
+  struct Arrival {
+    at::Tensor sent;
+    c10::weak_intrusive_ptr<TaggedStorage> unsharded;
+    at::ScalarType dtype;
+    const Codec* codec;
+  };
+
+  const Work gather_;
+  c10::SmallVector<Arrival, 2> arrivals_;  // empty once all are decoded
+  const int ranks_;
+};
+
+/// A reduction whose result the thread that waits for it hands on.
+class Handing final : public Work::State {
+ public:
+  Handing(Works reductions, std::span<const Piece> pieces, TakeMean take)
+      : reductions_(std::move(reductions)), pieces_(pieces.begin(), pieces.end()), take_(std::move(take)) {}
+
+  void wait() override {
+    for (const auto& work : reductions_) work.wait();
+    if (const auto take = std::exchange(take_, {})) give_mean(pieces_, take);
+  }
+  bool done() const override { return !take_; }
+
+ private:
+  const Works reductions_;
+  const c10::SmallVector<Piece, 2> pieces_;
+  TakeMean take_;
+};
+
+class GatheredChunks final : public Chunks {
+ public:
+  GatheredChunks(Communicator shard, std::optional<DiskMemoryOptions> disk) : shard_(std::move(shard)), disk_(std::move(disk)) {}
+
+  MemoryPtr add(const BufferPlan& plan) override {
+    const auto bytes = static_cast<size_t>(plan.chunk) * c10::elementSize(plan.dtype);
+    if (!disk_) return allocate_memory(bytes, plan.device);
+    return std::make_shared<at::DataPtr>(allocate_on_disk(bytes, *disk_, fmt::format("shards of unit '{}'", plan.unit)));
+  }
+
+  Works unshard(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) override {
+    Works works;
+    if (disk_) {
+      for (const auto& buffer : buffers) read_pages_ahead(buffer.own.const_data_ptr(), buffer.own.nbytes());
+    }
+    for (const auto& buffer : buffers) buffer.unsharded->allocate();  // all before the first collective, which can't be cancelled
+    for_each_run(
+        buffers, [](const Buffer& buffer) { return std::pair(buffer.sent_form().dtype, buffer.decodes()); },
+        [&](std::span<const Buffer> run) {
+          c10::SmallVector<Piece, 2> pieces;
+          for (const auto& buffer : run) pieces.push_back({.whole = arrival(buffer), .own = encoded(*buffer.codec, buffer.own)});
+          auto work = shard_.all_gather(pieces, subject, fault.companions);
+          if (run.front().decodes()) work = Work(std::make_shared<Decoding>(std::move(work), run, pieces, shard_.size()));
+          works.push_back(std::move(work));
+        });
+    return works;
+  }
+
+ private:
+  /// The tensor to which the all-gather writes: the unsharded memory itself, unless the result has to be decoded.
+  at::Tensor arrival(const Buffer& buffer) const {
+    if (!buffer.decodes()) return buffer.unsharded->memory_view(buffer.unsharded_dtype());
+    const auto sent = buffer.sent_form();
+    return at::empty({sent.numel * shard_.size()}, buffer.own.options().dtype(sent.dtype));
+  }
+
+  const Communicator shard_;
+  const std::optional<DiskMemoryOptions> disk_;
+};
+
+/// Gradients are packed into memory of their own and reduce-scattered.
+class ScatteredGradients final : public GradientPacking {
+ public:
+  explicit ScatteredGradients(Communicator shard) : shard_(std::move(shard)) {}
+
+  bool packs_after_sum() override { return false; }
+
+  GradientBuffers buffers(std::span<const GradientPlan> plans) override {
+    GradientBuffers result;
+    for (const auto& plan : plans) {
+      result.buffers.push_back(at::empty({plan.numel}, at::TensorOptions().dtype(plan.dtype).device(plan.device)));
+    }
+    return result;
+  }
+
+  void pack(const at::Tensor& place, const at::Tensor& gradient) const override { place.copy_(gradient); }
+
+  Works reduce(std::span<const Piece> pieces, const Subject& subject, Reduce op) override {
+    Works works;
+    for_each_run(
+        pieces, [](const Piece& piece) { return piece.whole.scalar_type(); },
+        [&](std::span<const Piece> run) { works.push_back(shard_.reduce_scatter(run, {.op = op}, subject)); });
+    return works;
+  }
+
+  // The sum may lie in the buffer, if its dtype is that of the gradients.
+  Works reduce(std::span<const Piece> pieces, const Subject& subject, TakeMean take) override {
+    c10::SmallVector<Piece, 2> sums(pieces.begin(), pieces.end());
+    for (auto& piece : sums) {
+      const auto dtype = at::promoteTypes(piece.own.scalar_type(), at::kFloat);
+      if (piece.own.scalar_type() != dtype) piece.own = at::empty_like(piece.own, piece.own.options().dtype(dtype));
+    }
+    return {Work(std::make_shared<Handing>(reduce(sums, subject, Reduce::Mean), sums, std::move(take)))};
+  }
+
+ private:
+  const Communicator shard_;
+};
+
+}  // namespace
+
+UnitMemory gathered_memory(const Communicator& shard, std::optional<DiskMemoryOptions> disk) {
+  return {.residence = "gathered",
+          .disk = disk,
+          .chunks = std::make_unique<GatheredChunks>(shard, disk),
+          .turns = nullptr,
+          .gradients = std::make_unique<ScatteredGradients>(shard)};
+}
+
+}  // namespace tessera

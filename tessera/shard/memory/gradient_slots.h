@@ -1,0 +1,73 @@
+// Shared memory into which the ranks of one host pack gradients, so that each rank can add up its own part of all of them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/comm/host/envelope.h"
+#include "tessera/shard/memory/unit_memory.h"
+
+namespace tessera {
+
+class SharedArea;
+
+/// Each rank has two slots. In turn k it packs gradients into its slot k % 2 and counts up kPacked. Later it adds up its own part of what
+/// all ranks have packed, in rank order, and counts up kAdded. It may pack turn k + 2 into the same slot when all ranks have added up turn
+/// k. A rank can therefore put off the sum of one unit until it has packed the next; by then the other ranks have usually packed as well,
+/// and it need not wait. Of slots above kLargeSlot, whose memory is worth more than that, each rank has one: there turn k is added up
+/// before turn k + 1 is packed.
+class GradientSlots {
+ public:
+  static constexpr size_t kLargeSlot = size_t{32} << 20;  // bytes
+
+  /// The slots of a shard group. All units that are sharded over the group share them.
+  static std::shared_ptr<GradientSlots> of(const Communicator& group);
+  explicit GradientSlots(Communicator group) : group_(std::move(group)) {}
+
+  /// Makes the slots large enough for a unit of `bytes` when they are next allocated. All ranks call it in the same order.
+  void reserve(size_t bytes);
+  /// Whether there is one slot a rank, so that buffers() needs the sum of the turn before. Its owner should take it first: buffers() has to
+  /// put it into private memory.
+  bool packs_after_sum();
+  /// Buffers in this rank's next slot. Waits until all ranks have added up what was in that slot before. Collective if the slots have to
+  /// grow.
+  GradientBuffers buffers(std::span<const GradientPlan> plans, std::chrono::milliseconds limit);
+  /// The state of one reduction. To avoid an allocation in each step, a caller may use it again once its work is done.
+  struct Turn;
+  static std::shared_ptr<Turn> make_turn();
+  /// Starts to reduce the pieces; their `whole` must be the buffers that buffers() returned last. The sum is computed by the thread that
+  /// waits for the returned work. With `take`, that thread computes only the parts for which `take` asks, and stores none.
+  Work reduce(std::shared_ptr<Turn> turn, std::span<const Piece> pieces, const Subject& subject, std::chrono::milliseconds limit,
+              Reduce op = Reduce::Mean, TakeMean take = {});
+
+  /// Abandons all reductions that have not finished; waiting for them throws CommError. All ranks call it, while none of them packs.
+  void reset();
+
+ private:
+  std::byte* slot(int rank, uint32_t turn) const;
+  void make_area(std::chrono::milliseconds limit);
+  void finish_through(uint32_t turn, const Turn* awaited = nullptr);
+  void add_up(Turn& turn, bool awaited);
+  void add_up(const Turn& turn, const at::Tensor& whole, int64_t begin, const at::Tensor& target, double* squares = nullptr);
+
+  const Communicator group_;
+  std::mutex packing_;
+  std::mutex mutex_;
+  size_t announced_ = 0;  // bytes of a slot for which units have made a reservation
+  size_t expected_ = 0;   // when they are next allocated
+  size_t size_ = 0;
+  std::shared_ptr<SharedArea> area_;
+  uint32_t turn_ = 0;
+  c10::SmallVector<std::shared_ptr<Turn>, 2> open_;  // packed, but not added up
+  std::vector<Envelope> envelopes_;                  // of all ranks for one turn; kept for its memory
+  std::vector<at::Tensor> contributions_;            // of all ranks to one buffer; kept for its memory
+};
+
+}  // namespace tessera

@@ -1,0 +1,28 @@
+// What is kept of a partly resharded unit: each of a few ranks has a part of its unsharded form, from which they unshard it again among
+// themselves (an integer reshard_after_forward).
+#pragma once
+
+#include "tessera/shard/memory/unit_memory.h"
+
+namespace tessera {
+
+class KeptPart {
+ public:
+  /// Divides the unsharded form among so many consecutive ranks. Collective.
+  KeptPart(const Communicator& shard, int ranks);
+
+  void keep(std::span<const Buffer> buffers);
+  void drop() { parts_.clear(); }
+  bool is_kept() const { return !parts_.empty(); }
+  uint64_t bytes() const;
+  /// Bytes that this rank receives in unshard().
+  uint64_t gathered_bytes() const { return bytes() * static_cast<uint64_t>(few_.size() - 1); }
+  /// As Chunks::unshard.
+  Works unshard(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) const;
+
+ private:
+  Communicator few_;
+  c10::SmallVector<at::Tensor, 2> parts_;  // one for each buffer
+};
+
+}  // namespace tessera

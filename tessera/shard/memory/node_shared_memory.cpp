@@ -1,0 +1,221 @@
+// Node-shared unit memory: the chunks of all ranks of a host lie in one shared mapping in rank order, so the mapping is the unsharded unit.
+//
+// No rank may write what another still reads, or read what another has not written yet. For every unit, each rank counts which version it
+// has published and which version it is done reading, and waits for the counters of the others. A rank that has resharded a unit may read
+// it again (in backward, or for a second batch), so it counts as done reading only when it enters its own step.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include "tessera/base/error.h"
+#include "tessera/base/stream.h"
+#include "tessera/comm/host/shared_area.h"
+#include "tessera/shard/memory/gradient_slots.h"
+#include "tessera/shard/memory/unit_memory.h"
+
+namespace tessera {
+namespace {
+
+enum VersionCounters { kPublished, kDone, kVersionCounters };
+
+/// Memory of a shared area, from `begin` on, that keeps the area alive.
+MemoryPtr memory_of(const SharedArea& area, std::byte* begin) {
+  auto keeper = std::make_unique<std::shared_ptr<std::byte>>(area.data());
+  return std::make_shared<at::DataPtr>(
+      begin, keeper.release(), [](void* kept) { delete static_cast<std::shared_ptr<std::byte>*>(kept); }, at::kCPU);
+}
+
+/// The shared memory of a unit.
+struct Shared {
+  struct Place {
+    std::shared_ptr<SharedArea> area;
+    MemoryPtr all;    // the chunks of all ranks
+    at::Tensor copy;  // what other ranks read, if this rank's own chunk lies in private memory; else undefined
+  };
+
+  const Communicator shard;
+  const std::shared_ptr<SharedArea> control;  // has the counters of versions
+  const std::shared_ptr<GradientSlots> slots = GradientSlots::of(shard);
+  std::vector<Place> places = {};  // one for each buffer
+};
+using SharedPtr = std::shared_ptr<Shared>;
+
+/// The counter value for a version. It is one more than the version, because counters start at 0 and so do versions.
+uint32_t after(const Subject& subject) {
+  return static_cast<uint32_t>(subject.version) + 1;
+}
+
+class SharedChunks final : public Chunks {
+ public:
+  explicit SharedChunks(SharedPtr shared) : shared_(std::move(shared)) {}
+
+  MemoryPtr add(const BufferPlan& plan) override {
+    const auto sent = plan.codec->sent(plan.dtype, plan.chunk);
+    const auto bytes = static_cast<size_t>(sent.numel) * c10::elementSize(sent.dtype);
+    const auto ranks = static_cast<size_t>(shared_->shard.size());
+    const auto attempt = shared_->shard.share({.bytes_per_rank = bytes}, {.unit = "parameters"});
+    if (!attempt.area) {
+      throw IoError(fmt::format("no shared memory for a unit of {} bytes: {}; shard with .residence = tessera::Residence::Gathered",
+                                bytes * ranks, attempt.why_not));
+    }
+    const auto& area = *attempt.area;
+    const bool encodes = plan.codec->encodes(plan.dtype);
+    const auto own = at::TensorOptions().dtype(sent.dtype);
+    shared_->places.push_back({.area = attempt.area,
+                               .all = memory_of(area, area.part(0)),
+                               .copy = encodes ? at::from_blob(area.part(area.rank()), {sent.numel}, own) : at::Tensor()});
+    if (plan.trained) trained_bytes_ += bytes * ranks;
+    shared_->slots->reserve(trained_bytes_);
+    if (!encodes) return memory_of(area, area.part(area.rank()));
+    return allocate_memory(static_cast<size_t>(plan.chunk) * c10::elementSize(plan.dtype), plan.device);
+  }
+
+  Works unshard(std::span<const Buffer> buffers, const Subject& /*subject*/, const Fault& /*fault*/) override {
+    shared_->control->expect_in_step();
+    for (const auto& buffer : buffers) buffer.unsharded->attach(shared_->places[buffer.number].all);
+    return {};
+  }
+
+ private:
+  const SharedPtr shared_;
+  size_t trained_bytes_ = 0;
+};
+
+/// Work that is done when all ranks have published a version. A unit waits for one version at a time, so it can use the object again.
+struct Publication final : Work::State {
+  explicit Publication(SharedPtr shared) : shared(std::move(shared)) {}
+
+  void await(const Subject& subject) {
+    value = after(subject);
+    unit = subject.unit;
+    version = subject.version;
+  }
+
+  void wait() override {
+    shared->control->wait(kPublished, value, shared->shard.limit(),
+                          [&] { return fmt::format("reading version {} of unit '{}'", version, unit); });
+  }
+  bool done() const override { return shared->control->reached_by_all(kPublished, value); }
+
+  const SharedPtr shared;
+  uint32_t value = 0;
+  std::string unit;
+  uint64_t version = 0;
+};
+
+class VersionCounts final : public Turns {
+ public:
+  explicit VersionCounts(SharedPtr shared) : shared_(std::move(shared)), publication_(std::make_shared<Publication>(shared_)) {}
+
+  Work wait_for_writers(const Subject& subject) override {
+    if (control().reached_by_all(kPublished, after(subject))) return {};
+    publication_->await(subject);
+    return Work(publication_);
+  }
+
+  void done_reading(const Subject& subject) override { control().reach(kDone, after(subject)); }
+
+  bool wait_for_readers(const Subject& subject) override {
+    control().expect_in_step();
+    done_reading(subject);
+    return control().wait_or_give_way(kDone, after(subject), shared_->shard.limit(), [&] { return still_read(subject); });
+  }
+
+  bool keep_copy(size_t buffer, const at::Tensor& own) override {
+    auto& place = shared_->places[buffer];
+    if (place.copy.defined()) return false;
+    const auto& area = *place.area;
+    place.copy = at::from_blob(area.part(area.rank()), {own.numel()}, own.options());
+    return true;
+  }
+
+  void publish(std::span<const Buffer> buffers, const Subject& subject, bool make_copy) override {
+    const auto value = after(subject);
+    if (value == published_) return;
+    if (make_copy) {
+      // Returns at once in nearly all cases, because the write has already waited for this.
+      Subject before = subject;
+      before.version--;
+      control().expect_in_step();
+      if (published_ != 0) control().wait(kDone, after(before), shared_->shard.limit(), [&] { return still_read(before); });
+      for (const auto& buffer : buffers) {
+        if (auto copy = published_copy(buffer.number); copy.defined()) buffer.codec->encode(buffer.own, copy);
+      }
+    }
+    control().reach(kPublished, value);
+    published_ = value;
+  }
+
+  at::Tensor published_copy(size_t buffer) const override { return shared_->places[buffer].copy; }
+
+  void reset(const Subject& subject, bool again) override {
+    if (again) control().reach(kDone, after(subject) - 1);
+    control().back_in_step();
+    shared_->slots->reset();
+  }
+
+ private:
+  const SharedArea& control() const { return *shared_->control; }
+
+  static std::string still_read(const Subject& subject) {
+    return fmt::format(
+        "writing shards of unit '{}', which ranks may still read in version {} until they take their own step or call tessera::skip_step",
+        subject.unit, subject.version);
+  }
+
+  const SharedPtr shared_;
+  const std::shared_ptr<Publication> publication_;
+  uint32_t published_ = 0;
+};
+
+class SlotGradients final : public GradientPacking {
+ public:
+  explicit SlotGradients(const SharedPtr& shared) : limit_(shared->shard.limit()), slots_(shared->slots) {}
+
+  bool packs_after_sum() override { return slots_->packs_after_sum(); }
+
+  GradientBuffers buffers(std::span<const GradientPlan> plans) override { return slots_->buffers(plans, limit_); }
+
+  // Large gradients are written past the caches, because the rank that reads them may not share a cache with this one.
+  void pack(const at::Tensor& place, const at::Tensor& gradient) const override {
+    constexpr int64_t kLarge = int64_t{1} << 20, kGrain = int64_t{1} << 18;  // bytes
+    const auto bytes = static_cast<int64_t>(place.nbytes());
+    if (bytes < kLarge || gradient.scalar_type() != place.scalar_type() || gradient.strides() != place.strides()) {
+      place.copy_(gradient);
+      return;
+    }
+    auto* const target = static_cast<std::byte*>(place.data_ptr());
+    const auto* const source = static_cast<const std::byte*>(gradient.const_data_ptr());
+    at::parallel_for(0, bytes, kGrain,
+                     [&](int64_t begin, int64_t end) { detail::stream(target + begin, source + begin, static_cast<size_t>(end - begin)); });
+  }
+
+  Works reduce(std::span<const Piece> pieces, const Subject& subject, Reduce op) override {
+    return {slots_->reduce(turn_, pieces, subject, limit_, op)};
+  }
+
+  Works reduce(std::span<const Piece> pieces, const Subject& subject, TakeMean take) override {
+    return {slots_->reduce(turn_, pieces, subject, limit_, Reduce::Mean, std::move(take))};
+  }
+
+ private:
+  const std::chrono::milliseconds limit_;
+  const std::shared_ptr<GradientSlots> slots_;
+  const std::shared_ptr<GradientSlots::Turn> turn_ = GradientSlots::make_turn();  // a unit has one reduction at a time
+};
+
+}  // namespace
+
+std::optional<UnitMemory> node_shared_memory(const Communicator& shard, std::string& why_not) {
+  auto attempt = shard.share({.bytes_per_rank = 0, .counters = kVersionCounters}, {.unit = "version counters"});
+  why_not = attempt.why_not;
+  if (!attempt.area) return std::nullopt;
+  const SharedPtr shared(new Shared{.shard = shard, .control = std::move(attempt.area)});
+  return UnitMemory{.residence = "node-shared",
+                    .copies = false,
+                    .chunks = std::make_unique<SharedChunks>(shared),
+                    .turns = std::make_unique<VersionCounts>(shared),
+                    .gradients = std::make_unique<SlotGradients>(shared)};
+}
+
+}  // namespace tessera

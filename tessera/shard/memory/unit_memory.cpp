@@ -1,0 +1,108 @@
+#include "tessera/shard/memory/unit_memory.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <array>
+#include <mutex>
+
+#include "tessera/base/env.h"
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/shard/options.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::array<std::string_view, 3> kNames = {"auto", "gathered", "node-shared"};
+
+Residence wanted(Residence option) {
+  const auto given = env_choice("TESSERA_RESIDENCE", kNames);
+  return given && option == Residence::Auto ? static_cast<Residence>(*given) : option;
+}
+
+}  // namespace
+
+void expect_possible(OffloadTo to, std::string_view what, const DiskMemoryOptions& disk, at::Device device) {
+  if (to == OffloadTo::Nowhere) return;
+  if (to == OffloadTo::Host) {
+    if (device.is_cpu())
+      throw ConfigError(
+          fmt::format("{} lie in host memory already, so OffloadTo::Host would change nothing; OffloadTo::Disk keeps them in files", what));
+    throw ConfigError(fmt::format("{} are on {}, and what lies there can't be offloaded; leave OffloadOptions out", what, device.str()));
+  }
+  if (!device.is_cpu())
+    throw ConfigError(fmt::format("{} are on {}; only what lies in host memory can be offloaded to disk", what, device.str()));
+  expect_sensible(disk);
+}
+
+void give_mean(std::span<const Piece> pieces, const TakeMean& take) {
+  take([&](size_t piece, int64_t begin, const at::Tensor& target) {
+    at::Tensor(target).copy_(pieces[piece].own.narrow(0, begin, target.numel()));
+  });
+}
+
+uint64_t UnitMemory::unsharded_bytes(std::span<const Buffer> buffers) const {
+  uint64_t bytes = 0;
+  for (const auto& buffer : buffers) bytes += copies ? buffer.unsharded->nbytes() : 0;
+  return bytes;
+}
+
+uint64_t UnitMemory::gathered_bytes(std::span<const Buffer> buffers, int ranks) const {
+  uint64_t bytes = 0;
+  for (const auto& buffer : buffers) {
+    const auto sent = buffer.sent_form();
+    bytes += copies ? static_cast<uint64_t>(sent.numel) * c10::elementSize(sent.dtype) * static_cast<uint64_t>(ranks - 1) : 0;
+  }
+  return bytes;
+}
+
+void UnitMemory::reshard(std::span<const Buffer> buffers, Works unsharding) const {
+  for (const auto& work : unsharding) {
+    try {
+      work.wait();  // it writes to the memory
+    } catch (const std::exception&) {
+      // Resharding does not need the result. Code that does need the unit gets the error when it waits itself.
+    }
+  }
+  for (const auto& buffer : buffers) buffer.unsharded->release();
+  evict(buffers);
+}
+
+void UnitMemory::evict(std::span<const Buffer> buffers) const {
+  if (!disk) return;
+  for (const auto& buffer : buffers) evict_pages(buffer.own.const_data_ptr(), buffer.own.nbytes());
+}
+
+UnitMemory make_unit_memory(const ShardOptions& options, bool decodes, at::Device device) {
+  const auto& shard = options.mesh.shard();
+  const auto& offload = options.offload;
+  expect_possible(offload.parameters, "the parameters", offload.disk, device);
+  expect_possible(offload.gradients, "the gradients", offload.disk, device);
+  if (offload.parameters == OffloadTo::Disk) {
+    if (options.residence == Residence::NodeShared)
+      throw ConfigError("parameters that ranks share in memory can't be offloaded to disk as well; leave ShardOptions::residence at Auto");
+    return gathered_memory(shard, offload.disk);
+  }
+  const auto residence = wanted(options.residence);
+  if (residence == Residence::Gathered) return gathered_memory(shard);
+  std::string why_not;
+  if (!device.is_cpu()) {
+    why_not = fmt::format("the parameters are on {}, not in host memory", device.str());
+  } else if (decodes) {
+    why_not = "their codec decodes what was sent, which every rank does for itself";
+  } else if (auto shared = node_shared_memory(shard, why_not)) {
+    return std::move(*shared);
+  }
+  if (residence == Residence::NodeShared)
+    throw ConfigError(
+        fmt::format("parameters can't be shared by the ranks of this host: {}; leave ShardOptions::residence and TESSERA_RESIDENCE "
+                    "at auto, or choose gathered",
+                    why_not));
+  static std::once_flag logged;  // once, not for every unit
+  std::call_once(logged,
+                 [&] { log(LogLevel::Info, fmt::format("parameters are gathered, not shared by the ranks of this host: {}", why_not)); });
+  return gathered_memory(shard);
+}
+
+}  // namespace tessera

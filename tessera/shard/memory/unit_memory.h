@@ -1,0 +1,161 @@
+// The memory of a unit, in three parts: where the chunks of all ranks lie, how readers and writers of them take turns, and where gradients
+// are packed. A residence composes them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
+#include <c10/util/SmallVector.h>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "tessera/base/disk_memory.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/shard/codec.h"
+#include "tessera/shard/storage/storage_tag.h"
+
+namespace tessera {
+
+struct ShardOptions;
+
+/// The page fault for which a unit is unsharded. Only transports that trace look at it.
+struct Fault {
+  std::span<at::Tensor> companions = {};  // the operator's other operands
+};
+
+/// A unit nearly always has one or two works at a time, so a step allocates no memory for them.
+using Works = c10::SmallVector<Work, 2>;
+
+/// The flat buffer of one group.
+struct Buffer {
+  size_t number = 0;           // counts the calls of Chunks::add
+  TaggedStoragePtr unsharded;  // the unsharded parameters are views of it
+  at::Tensor own;              // this rank's chunk in its stored form, flat
+  const Codec* codec;
+
+  at::ScalarType unsharded_dtype() const { return codec->computed(own.scalar_type()); }
+  bool decodes() const { return codec->decodes(own.scalar_type()); }
+  Codec::Form sent_form() const { return codec->sent(own.scalar_type(), own.numel()); }
+};
+
+using Buffers = c10::SmallVector<Buffer, 2>;
+
+/// A buffer to be made.
+struct BufferPlan {
+  std::string_view unit;  // its name
+  int64_t chunk = 0;
+  at::ScalarType dtype;
+  const Codec* codec;
+  at::Device device;
+  bool trained = true;
+};
+
+/// Where the chunks of all ranks lie.
+class Chunks {
+ public:
+  virtual ~Chunks() = default;
+
+  /// The memory of this rank's chunk. Collective.
+  virtual MemoryPtr add(const BufferPlan& plan) = 0;
+  /// Gives the unsharded storages memory, and starts to fill it. It holds the chunks of all ranks when all returned work is done.
+  virtual Works unshard(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) = 0;
+};
+
+/// How ranks take turns where others read this rank's chunk in place: nobody may write what another still reads, or read what another has
+/// not written yet.
+class Turns {
+ public:
+  virtual ~Turns() = default;
+
+  /// Work that is done when all ranks have published this version.
+  virtual Work wait_for_writers(const Subject& subject) = 0;
+  /// This rank will not read this version again.
+  virtual void done_reading(const Subject& subject) = 0;
+  /// Waits until all ranks are done reading this version, so that this rank's chunk may change. Returns false if all ranks are waiting to
+  /// write, each for another unit. The chunk may then only change in memory that other ranks do not read (see keep_copy).
+  virtual bool wait_for_readers(const Subject& subject) = 0;
+  /// From now on other ranks read a copy of a buffer's own chunk, which publish() makes. Returns false if they already do.
+  virtual bool keep_copy(size_t buffer, const at::Tensor& own) = 0;
+  /// Makes this version of the own chunks readable by other ranks. `make_copy` says that the copies which they read have yet to be made.
+  virtual void publish(std::span<const Buffer> buffers, const Subject& subject, bool make_copy) = 0;
+  /// The copy of a buffer's own chunk that other ranks read. Undefined if they read the chunk itself.
+  virtual at::Tensor published_copy(size_t buffer) const = 0;
+  /// Abandons what was in progress. All ranks call it, inside tessera::recover. `again` takes back this rank's done_reading() for this
+  /// version.
+  virtual void reset(const Subject& subject, bool again) = 0;
+};
+
+/// A buffer of packed gradients to be made.
+struct GradientPlan {
+  int64_t numel = 0;
+  at::ScalarType dtype;  // in which the gradients are sent
+  at::Device device;
+};
+
+/// Memory to pack gradients into, one buffer for each plan. While it is held, no other thread can pack.
+struct GradientBuffers {
+  c10::SmallVector<at::Tensor, 2> buffers;
+  std::unique_lock<std::mutex> reservation;
+};
+
+/// Computes values of this rank's part of a piece's mean, from `begin` on. They go to `target`.
+using PartOfMean = c10::function_ref<void(size_t piece, int64_t begin, const at::Tensor& target)>;
+/// Takes the mean part by part, as it is computed.
+using TakeMean = std::function<void(const PartOfMean& mean)>;
+/// Lets `take` have a mean that lies complete in the pieces' `own`.
+void give_mean(std::span<const Piece> pieces, const TakeMean& take);
+
+/// Where gradients are packed, and added up over the ranks.
+class GradientPacking {
+ public:
+  virtual ~GradientPacking() = default;
+
+  /// Whether buffers() waits for the sum of what was packed before, because there is no other memory to pack into.
+  virtual bool packs_after_sum() = 0;
+  /// Buffers to pack gradients into, not initialized.
+  virtual GradientBuffers buffers(std::span<const GradientPlan> plans) = 0;
+  /// Copies a gradient to its place in a buffer.
+  virtual void pack(const at::Tensor& place, const at::Tensor& gradient) const = 0;
+  /// Starts to reduce the buffers that buffers() returned last over all ranks. This rank's part goes to the pieces' `own`.
+  virtual Works reduce(std::span<const Piece> pieces, const Subject& subject, Reduce op) = 0;
+  /// The same for a mean that nobody keeps: `take` gets it from whoever waits for the work. The pieces' `own` are this rank's places in the
+  /// buffers.
+  virtual Works reduce(std::span<const Piece> pieces, const Subject& subject, TakeMean take) = 0;
+};
+
+struct UnitMemory {
+  std::string_view residence;
+  /// Whether unsharding makes a copy of the chunks, which takes memory until the unit is resharded.
+  bool copies = true;
+  std::optional<DiskMemoryOptions> disk = {};  // where this rank's chunk lies, if not in memory
+  std::unique_ptr<Chunks> chunks;
+  std::unique_ptr<Turns> turns;  // null if nobody else reads this rank's chunk in place
+  std::unique_ptr<GradientPacking> gradients;
+
+  /// Bytes that the unit additionally takes on this rank while it is unsharded.
+  uint64_t unsharded_bytes(std::span<const Buffer> buffers) const;
+  /// Bytes that this rank receives when the unit is unsharded among so many ranks.
+  uint64_t gathered_bytes(std::span<const Buffer> buffers, int ranks) const;
+  /// Releases the unsharded form. `unsharding` is the work of Chunks::unshard if it was not waited for.
+  void reshard(std::span<const Buffer> buffers, Works unsharding) const;
+  /// The operating system may drop the pages of this rank's chunk, if they lie on disk, until they are used again.
+  void evict(std::span<const Buffer> buffers) const;
+};
+
+/// Memory that an all-gather fills and that resharding frees. Works everywhere. `disk`: where the shards lie, if not in memory.
+UnitMemory gathered_memory(const Communicator& shard, std::optional<DiskMemoryOptions> disk = {});
+
+/// Memory that the ranks of one host share: their chunks lie in rank order, so a unit is unsharded without a copy. Returns nothing, and the
+/// reason in `why_not`, if the ranks can't share memory. Collective.
+std::optional<UnitMemory> node_shared_memory(const Communicator& shard, std::string& why_not);
+
+/// The memory that ShardOptions::residence and TESSERA_RESIDENCE ask for. `decodes`: whether the codec decodes some of the unit's values.
+/// Collective.
+UnitMemory make_unit_memory(const ShardOptions& options, bool decodes, at::Device device);
+
+}  // namespace tessera

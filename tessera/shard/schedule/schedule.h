@@ -1,0 +1,133 @@
+// Decides when the units of a model are unsharded and resharded, and when their reductions finish and their new versions are published.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "tessera/shard/gradients/equal_batches.h"
+#include "tessera/shard/schedule/live_set.h"
+#include "tessera/shard/schedule/schedule_rules.h"
+#include "tessera/shard/schedule/use_order.h"
+#include "tessera/shard/unit/schedule_lock.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace tessera {
+
+class UnitState;
+
+using WeakModule = std::weak_ptr<const torch::nn::Module>;
+
+/// There is one per model with several units; modules of a world that are one unit each share one. It records the order in which units are
+/// used, and predicts each pass from the last complete pass of the same kind. A wrong prediction costs an all-gather and never changes a
+/// result.
+class Schedule : public std::enable_shared_from_this<Schedule> {
+ public:
+  explicit Schedule(const ScheduleRules& rules) : rules_(rules), live_(rules_), equal_batches_(std::make_shared<EqualBatches>(rules.world)) {}
+
+  /// The ranks of the model: those over which the outermost fully_shard call has sharded it.
+  const Communicator& world() const { return rules_.world; }
+  /// Whether units of the model lie on a part of these ranks. Such units are different parameters on each part, whatever their names. The
+  /// same on all ranks, also on those that have no such unit.
+  bool is_divided() const { return rules_.is_divided; }
+
+  ScheduleLock lock() { return {*this, mutex_}; }
+  /// The same lock in a type that WriteGuard can store without including this header. It gives no access to the state of units.
+  std::unique_lock<std::recursive_mutex> exclusive() { return std::unique_lock(mutex_); }
+
+  /// Called before an operator uses units: unshards and pins them, reshards units that are no longer needed, and prefetches the next one.
+  void use(std::span<Unit* const> units, const Fault& fault);
+  /// Removes the pins that use() has set.
+  void release(std::span<Unit* const> units);
+
+  /// Called when the reduction of the unit's gradients has started. Reshards the unit, unless backward is known to need it still.
+  void gradients_sent(Unit& unit);
+  /// The same if this pass does not reduce the unit's gradients now.
+  void gradients_kept(Unit& unit);
+  /// Whether units are reduced in an order that does not depend on what a pass uses, because unused parameters count as zero.
+  bool reduces_in_order() const { return rules_.unused_parameters == UnusedParameters::Zeros; }
+  /// Runs the reduction of a unit when all units before it in the order have had theirs.
+  void reduce_in_order(Unit& unit, std::function<void(const ScheduleLock&)> reduce);
+  /// Waits for the reduction that was started last, if it has not finished.
+  void finish_reductions();
+
+  /// Remembers a module for which fully_shard was called.
+  void watch(WeakModule module);
+  /// These modules, the first time that it is called between two passes, or within one. Nothing afterwards.
+  std::span<const WeakModule> watched_once();
+  /// Throws UsageError if a unit of the model has gradients that no reduction has included.
+  void expect_synced();
+  /// Throws UsageError if the unit is pinned.
+  void expect_writable(const Unit& unit) const;
+  /// Tells the other ranks that this rank will not read the unit again before its shards change. Reshards it unless it is pinned.
+  void done_reading(Unit& unit);
+  /// Remembers that the unit was written. Its new version is published before any unit of the schedule is used next.
+  void note_written(Unit& unit);
+  void publish(Unit& unit);
+
+  /// Called when the autograd engine has completed a backward pass or has given it up. Ignored if a later pass has begun since.
+  void end_backward(uint64_t number, bool complete);
+  /// Called after an exception has ended a pass: forgets the pass, drops its reductions and reshards all units that are not pinned.
+  void abandon_pass();
+
+  /// Starts to unshard a unit before an operator needs it. It stays unsharded at least until its first use.
+  void ask_for(Unit& unit);
+  void wait_for(Unit& unit);
+  void reshard(Unit& unit);
+  /// Adds a unit that has no schedule yet, and gives it a state. The unit is forgotten when it ends.
+  void add(Unit& unit);
+  /// Adds a unit of another schedule. Throws UsageError if it is pinned.
+  void take_over(Unit& unit);
+
+  /// A number that changes whenever a pass begins or ends. Needs no lock.
+  uint64_t pass_number() const { return pass_number_; }
+
+  const LiveCounters& live_counters() const { return live_.counters(); }
+  /// A unit of the same model that is not among these. Null if there is none.
+  const Unit* member_outside(std::span<const std::shared_ptr<Unit>> units) const;
+  /// Uses that the recorded order did not predict.
+  uint64_t misses() const { return misses_; }
+  void reset_counters();
+
+ private:
+  void join(Unit& unit, std::shared_ptr<UnitState> state);
+  /// `held_bytes`: the memory that the unit has beyond its shards.
+  void forget(const Unit& unit, uint64_t held_bytes);
+  Pass pass_now() const;
+  UseOrder& order(Pass pass) { return orders_[static_cast<size_t>(pass)]; }
+  void enter(Pass pass);
+  void visit(const ScheduleLock& held, Unit& unit);
+  void end_of_use(const ScheduleLock& held, Unit& unit);
+  void reduce_next(const ScheduleLock& held, bool all);
+  void wait_and_pin(const ScheduleLock& held, std::span<Unit* const> units);
+
+  const ScheduleRules rules_;
+  std::recursive_mutex mutex_;
+  LiveSet live_;
+  UseOrder orders_[4];
+  Pass pass_ = Pass::None;
+  std::atomic<uint64_t> pass_number_ = 1;
+  uint64_t backward_ = 0;       // the number of the last backward pass
+  Unit* visited_ = nullptr;     // the last unit used
+  Unit* reducing_ = nullptr;    // the unit whose reduction was started last and has not finished
+  std::vector<Unit*> written_;  // units with a new version that is not published yet
+  uint64_t misses_ = 0;
+  const std::shared_ptr<EqualBatches> equal_batches_;
+  std::vector<Unit*> members_;
+  std::vector<WeakModule> watched_;
+  uint64_t looked_at_ = 0;  // the number of the pass in which they were asked for last
+  /// Of a backward pass that reduces in order: the units that have not been reduced yet, the next one last, and those that are ready for
+  /// it.
+  std::vector<Unit*> to_reduce_;
+  std::map<const Unit*, std::vector<std::function<void(const ScheduleLock&)>>> ready_;
+};
+
+}  // namespace tessera

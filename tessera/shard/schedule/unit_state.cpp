@@ -1,0 +1,212 @@
+#include "tessera/shard/schedule/unit_state.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/base/paging_key.h"
+#include "tessera/shard/storage/paged_tensor.h"
+#include "tessera/shard/unit/unset.h"
+
+namespace tessera {
+
+std::atomic<int> UnitState::showing_stored_ = 0;
+
+void UnitState::unshard(const Fault& fault) {
+  if (has_memory()) return;
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const auto buffers = unit_.buffers();
+  auto& memory = unit_.memory();
+  expect_equal_start();
+  const bool is_kept = is_partly_resharded();
+  state_ = State::Unsharding;
+  held_bytes_ = memory.unsharded_bytes(buffers);
+  try {
+    versions.publish(buffers);
+    unsharding_ = is_kept ? kept_->unshard(buffers, versions.subject(), fault) : memory.chunks->unshard(buffers, versions.subject(), fault);
+    if (memory.turns) published_ = memory.turns->wait_for_writers(versions.subject());
+  } catch (...) {
+    reshard();
+    throw;
+  }
+  auto& counters = unit_.counters();
+  counters.gathers++;
+  counters.gathered_bytes += is_kept ? kept_->gathered_bytes() : memory.gathered_bytes(buffers, unit_.mesh().shard().size());
+}
+
+void UnitState::wait_for_unshard() {
+  RECORD_USER_SCOPE(fmt::format("tessera::unshard {}", unit_.name()));
+  for (const auto& work : unsharding_) work.wait();
+  unsharding_.clear();
+  std::exchange(published_, {}).wait();
+  if (kept_) kept_->drop();
+  state_ = State::Unsharded;
+}
+
+void UnitState::release_memory() {
+  casts.clear();
+  unit_.memory().reshard(unit_.buffers(), std::exchange(unsharding_, {}));
+  published_ = {};
+}
+
+void UnitState::reshard() {
+  const auto early = std::exchange(early_, Early::No);
+  if (early == Early::Prefetched || early == Early::AskedFor) unit_.counters().cancelled++;
+  if (kept_) kept_->drop();
+  if (has_memory()) release_memory();
+  state_ = State::Sharded;
+  held_bytes_ = 0;
+  if (!unit_.flags().shows_stored.exchange(false)) return;
+  showing_stored_--;
+  read_elsewhere_.clear();
+  for (const auto& group : unit_.groups()) {
+    if (group.converts) show(group, group.unsharded_dtype);
+  }
+}
+
+void UnitState::reshard_after_forward() {
+  if (state_ != State::Unsharded || !kept_) return reshard();
+  kept_->keep(unit_.buffers());
+  release_memory();
+  state_ = State::PartlyResharded;
+  held_bytes_ = kept_->bytes();
+}
+
+void expect_divisor(ReshardAfterForward rule, int all) {
+  const int ranks = rule.ranks(all);
+  if (ranks >= 1 && all % ranks == 0) return;
+  throw UsageError(
+      fmt::format("reshard_after_forward = {}: a shard group of {} ranks does not fall into groups of {}; give a divisor of {}, true or "
+                  "false",
+                  ranks, all, ranks, all));
+}
+
+void UnitState::set_reshard_after_forward(ReshardAfterForward rule) {
+  const auto& shard = unit_.mesh().shard();
+  expect_divisor(rule, shard.size());
+  if (!rule.keeps(/*is_root=*/false)) {
+    kept_.reset();
+    // Where all ranks of a host read the same copy, there is nothing to keep.
+    if (const int ranks = rule.ranks(shard.size()); ranks != shard.size() && unit_.memory().copies) kept_.emplace(shard, ranks);
+  }
+  rules.reshard_after_forward = rule;
+}
+
+void UnitState::expect_own_values() const {
+  if (!lent_) return;
+  throw UsageError(
+      fmt::format("unit '{}' has a moving average in place of its own parameters, so what is written to it now would be lost; write when "
+                  "swapped() has ended, or if an exception ended it, after Average::restore()",
+                  unit_.name()));
+}
+
+/// Gives the unsharded parameters of a group this dtype. They have no memory then.
+void UnitState::show(const Unit::Group& group, at::ScalarType dtype) const {
+  const auto unsharded = group.unsharded.lock();
+  if (!unsharded) return;
+  unsharded->resize(static_cast<size_t>(group.chunk * unit_.mesh().shard().size()) * c10::elementSize(dtype));
+  if (dtype == group.dtype && dtype == group.unsharded_dtype) return;
+  for (const auto& parameter : group.parameters) {
+    const at::Tensor member(parameter.unsharded.lock());
+    if (!member.defined()) continue;
+    const auto view = paged_view(c10::Storage(unsharded), dtype, member.sizes(), member.strides(), member.storage_offset());
+    member.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());
+  }
+}
+
+/// Takes the memory of the unsharded parameters away from them without releasing it.
+void UnitState::keep_for_others(const Unit::Group& group) {
+  const auto unsharded = group.unsharded.lock();
+  if (!unsharded) return;
+  read_elsewhere_.push_back(unsharded->memory_view(group.unsharded_dtype));
+  unsharded->attach(nullptr);
+}
+
+void UnitState::show_stored() {
+  if (unit_.flags().shows_stored.exchange(true)) return;
+  showing_stored_++;
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  for (const auto& group : unit_.groups()) {
+    if (!group.converts) continue;
+    if (unit_.flags().pins > 1) keep_for_others(group);
+    show(group, group.dtype);
+    const auto unsharded = group.unsharded.lock();
+    if (!unsharded) continue;
+    unsharded->allocate();
+    const Piece piece{.whole = unsharded->memory_view(group.dtype), .own = group.own};
+    unit_.mesh().shard().all_gather(std::span(&piece, 1), {.unit = unit_.name(), .number = unit_.number()}).wait();
+  }
+}
+
+void UnitState::begin_unsharded_writes() {
+  expect_own_values();
+  show_stored();
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  for (const auto& group : unit_.groups()) {
+    const auto unsharded = group.unsharded.lock();
+    if (!unsharded || unsharded->owns_memory()) continue;
+    const auto shared = unsharded->memory_view(group.dtype);
+    unsharded->allocate();
+    unsharded->memory_view(group.dtype).copy_(shared);
+  }
+  unsharded_writers_++;
+}
+
+void UnitState::keep_own_part() {
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  for (const auto& group : unit_.groups()) {
+    if (const auto unsharded = group.unsharded.lock()) {
+      group.own.copy_(unit_.mesh().shard().own_chunk(flat_view(c10::Storage(unsharded), group.dtype)));
+    }
+  }
+}
+
+void UnitState::make_readable() {
+  const c10::AutoGradMode no_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  expect_equal_start();
+  versions.publish(unit_.buffers());
+}
+
+void UnitState::expect_equal_start() {
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const auto& world = unit_.mesh().world();
+  if (start_checked_ || world.traits().traces) {  // in a trace, one process provides the parameters of all ranks
+    expect_values(unit_, fmt::format("the use of unit '{}'", unit_.name()));
+    return;
+  }
+  uint64_t all = 0;
+  for (const auto& group : unit_.groups()) all = all * 31 + group.fingerprint;
+  const auto own = static_cast<int64_t>(all >> 2);  // not negative, and so that -own can't overflow
+  const int64_t lacks = unit_.flags().unset > 0 ? 1 : 0;
+  const auto extremes = at::tensor({own, -own, lacks, -lacks}, at::kLong).to(world.traits().device);
+  world.all_reduce(extremes, {.op = Reduce::Max}, {.unit = unit_.name(), .number = unit_.number()}).wait();
+  const auto found = extremes.cpu();
+  const bool some_lack = found[2].item<int64_t>() != 0, all_lack = found[3].item<int64_t>() != 0;
+  if (some_lack && !all_lack) {
+    throw ConfigError(fmt::format(
+        "only some ranks have values for all parameters of unit '{}'; shard with {{.start = tessera::Start::FromRank0}} to send "
+        "those of rank 0, or load the model on all ranks",
+        unit_.name()));
+  }
+  expect_values(unit_, fmt::format("the use of unit '{}'", unit_.name()));
+  if (found[0].item<int64_t>() != -found[1].item<int64_t>()) {
+    throw UsageError(
+        fmt::format("the ranks brought different parameters for unit '{}'; give them the same seed or file before they make the model, "
+                    "or shard with {{.start = tessera::Start::FromRank0}}",
+                    unit_.name()));
+  }
+  start_checked_ = true;
+}
+
+}  // namespace tessera

@@ -1,0 +1,123 @@
+// The part of a unit that changes while a model trains. It is reached by unit.state(held), which takes the lock of the unit's schedule.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "tessera/shard/gradients/gradient_reduction.h"
+#include "tessera/shard/memory/kept_part.h"
+#include "tessera/shard/unit/casts.h"
+#include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/unit_rules.h"
+#include "tessera/shard/unit/versions.h"
+
+namespace tessera {
+
+///      sharded  --unshard()-->  unsharding  --wait_for_unshard()-->  unsharded  --reshard()-->  sharded
+///
+/// With an integer reshard_after_forward, an unsharded unit becomes partly resharded first: reshard_after_forward() keeps a part of it,
+/// from which a few ranks unshard it again among themselves.
+class UnitState {
+  Unit& unit_;  // before the members that are made of it
+
+ public:
+  explicit UnitState(Unit& unit) : unit_(unit) {}
+  UnitState(const UnitState&) = delete;
+  UnitState& operator=(const UnitState&) = delete;
+
+  /// Whether the unit is unsharding or unsharded.
+  bool has_memory() const { return state_ == State::Unsharding || state_ == State::Unsharded; }
+  bool is_unsharded() const { return state_ == State::Unsharded; }
+  /// Starts to unshard the unit if it is sharded.
+  void unshard(const Fault& fault);
+  /// Waits until the unit is unsharded. If this throws, the caller must reshard the unit.
+  void wait_for_unshard();
+  void reshard();
+  /// Reshards as the unit's rule says, because this forward pass has used it for the last time.
+  void reshard_after_forward();
+  bool is_partly_resharded() const { return state_ == State::PartlyResharded; }
+  /// The memory that the unit takes now beyond its shards.
+  uint64_t held_bytes() const { return held_bytes_; }
+  /// The unit must not be partly resharded. Collective. Throws UsageError if the ranks can't be divided so.
+  void set_reshard_after_forward(ReshardAfterForward rule);
+  /// Whether it stays unsharded between forward and backward.
+  bool stays_after_forward() const { return rules.reshard_after_forward.keeps(is_root); }
+
+  /// Why the unit was unsharded before an operator needed it.
+  enum class Early { No, Prefetched, AskedFor, Kept };
+  void note_early(Early early) { early_ = early; }
+  void keep_for_next_use() {
+    if (has_memory()) early_ = Early::Kept;
+  }
+  /// Whether it stays unsharded until an operator has used it.
+  bool waits_for_use() const { return early_ == Early::AskedFor || early_ == Early::Kept; }
+  /// The gradients of this pass are complete. Whether passes use the unit even after that, as they do if it has frozen parameters whose
+  /// layers come before all trained ones.
+  void note_gradients(uint64_t pass) { gradients_in_ = pass; }
+  void note_use(uint64_t pass) { used_after_gradients_ |= pass == gradients_in_; }
+  bool is_used_after_gradients() const { return used_after_gradients_; }
+
+  /// Lets the unsharded parameters show what the shards hold, also if the unit computes in another dtype. The unit must be unsharded and
+  /// pinned, and stays so. May be called several times. Collective.
+  void show_stored();
+  /// The same, and operators may write the unsharded parameters, in memory of this rank, until end_unsharded_writes().
+  void begin_unsharded_writes();
+  void end_unsharded_writes() { unsharded_writers_--; }
+  bool allows_unsharded_writes() const { return unsharded_writers_ > 0; }
+  /// Whether the unsharded parameters of any unit of this process show what the shards hold.
+  static bool some_show_stored() { return showing_stored_ > 0; }
+  /// While the shards hold values that are not the model's own, which come back later, writing them is an error: it would be lost.
+  void lend() { lent_ = true; }
+  void end_lending() { lent_ = false; }
+  bool is_lent() const { return lent_; }
+  /// Throws UsageError if the shards are lent.
+  void expect_own_values() const;
+  /// Copies this rank's part of the unsharded parameters into the shards. The unit must be unsharded.
+  void keep_own_part();
+
+  /// Throws UsageError if the ranks did not start with the same parameters. Compares only once; that call is collective over the world.
+  void expect_equal_start();
+  /// What a rank has to do before others can read a unit that this one does not use.
+  void make_readable();
+  /// Makes expect_equal_start() compare nothing, because all ranks have been given the same values since.
+  void trust_start() { start_checked_ = true; }
+
+  UnitRules rules = {};
+  /// The root of a model is the unit of the outermost module. A model has none if its modules leave no parameter for it.
+  bool is_root = false;
+  /// Activations that were cast to the unit's dtype; cleared when another unit is used or this one is resharded.
+  Casts casts;
+  Versions versions{unit_};
+  GradientReduction reduction{unit_, rules, versions};
+  /// Reduces what passes without a reduction have left. Set by the layer of backward.
+  void (*reduce_unsynced)(Unit& unit, const ScheduleLock& held) = nullptr;
+
+ private:
+  void show(const Unit::Group& group, at::ScalarType dtype) const;
+  void keep_for_others(const Unit::Group& group);
+  void release_memory();
+
+  enum class State { Sharded, Unsharding, Unsharded, PartlyResharded } state_ = State::Sharded;
+  Early early_ = Early::No;
+  Works unsharding_;
+  Work published_;  // by all ranks, of the version that this one unshards
+  std::optional<KeptPart> kept_;
+  uint64_t held_bytes_ = 0;  // known even when the modules are gone
+  uint64_t gradients_in_ = 0;  // the number of the last pass that had gradients
+  bool used_after_gradients_ = false;
+  bool start_checked_ = false;
+  int unsharded_writers_ = 0;
+  std::vector<at::Tensor> read_elsewhere_;  // memory to which other guards have given pointers, while the stored form is shown
+  bool lent_ = false;
+  static std::atomic<int> showing_stored_;  // how many units do
+};
+
+/// Throws UsageError if so many ranks can't be divided as the rule says.
+void expect_divisor(ReshardAfterForward rule, int ranks);
+
+}  // namespace tessera

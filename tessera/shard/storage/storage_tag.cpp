@@ -1,0 +1,105 @@
+#include "tessera/shard/storage/storage_tag.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/Allocator.h>
+
+#include <cstring>
+#include <utility>
+
+#include "tessera/base/compat.h"
+#include "tessera/base/env.h"
+#include "tessera/base/paging_key.h"
+#include "tessera/shard/storage/paged_tensor.h"
+#include "tessera/shard/storage/retired_memory.h"
+
+namespace tessera {
+
+void (*TaggedStorage::on_raw_write)(const std::shared_ptr<Unit>& unit) = nullptr;
+
+MemoryPtr allocate_memory(size_t bytes, c10::Device device) {
+  return std::make_shared<at::DataPtr>(c10::GetAllocator(device.type())->allocate(bytes));
+}
+
+TaggedStorage::TaggedStorage(StorageTag content, size_t bytes, c10::Device device)
+    : StorageImpl(use_byte_size_t(), bytes, at::DataPtr(nullptr, device), /*allocator=*/nullptr, /*resizable=*/false),
+      tag(std::move(content)) {}
+
+// Called when the last tensor of the storage is gone. Weak references, such as the unit's own, may remain.
+void TaggedStorage::release_resources() {
+  StorageImpl::release_resources();
+  tag = {};
+  memory_.reset();
+}
+
+void TaggedStorage::allocate() {
+  free_retired();  // so that the allocator can reuse memory whose last reader has finished
+  attach(allocate_memory(nbytes(), device()));
+  owns_memory_ = true;
+}
+
+void TaggedStorage::resize(size_t bytes) {
+  release();
+  set_nbytes(bytes);
+}
+
+void TaggedStorage::attach(MemoryPtr memory) {
+  unguard();
+  memory_ = std::move(memory);
+  owns_memory_ = false;
+  show_memory();
+}
+
+void TaggedStorage::release() {
+  // With TESSERA_POISON=1, code that still reads through a raw pointer sees NaN.
+  static const bool poison = env_int("TESSERA_POISON", 0, 1).value_or(0) == 1;
+  if (owns_memory()) {
+    if (poison && device_type() == c10::kCPU && nbytes() > 0) std::memset(memory_->get(), 0xFF, nbytes());
+    retire(std::move(memory_), Event::record(device()));
+  }
+  memory_.reset();
+  show_memory();
+  guard();
+}
+
+void TaggedStorage::guard() {
+  compat::guard_storage(*this);
+}
+
+void TaggedStorage::unguard() {
+  compat::unguard_storage(*this);
+}
+
+void TaggedStorage::explain(std::string why_no_memory) {
+  compat::guard_storage(*this, std::move(why_no_memory));
+  if (memory_) unguard();
+}
+
+void TaggedStorage::watch_raw_writes() {
+  compat::tell_of_write(*this, [](c10::StorageImpl* written) {
+    // The key is excluded inside operators that paging has seen and inside the library itself; both have taken a WriteGuard if they write.
+    if (c10::impl::tls_is_dispatch_key_excluded(kPagingKey)) return;
+    if (const auto unit = static_cast<TaggedStorage*>(written)->tag.unit.lock()) on_raw_write(unit);
+  });
+}
+
+void TaggedStorage::remember_squares(double squares) {
+  if (!compat::kTellsOfWrites) return;
+  tag.squares = squares;
+  compat::tell_of_write(*this, [](c10::StorageImpl* written) { static_cast<TaggedStorage*>(written)->tag.squares.reset(); });
+}
+
+at::Tensor TaggedStorage::memory_view(at::ScalarType dtype) const {
+  auto keeper = std::make_unique<MemoryPtr>(memory_);
+  auto* const memory = (*keeper)->get();
+  at::DataPtr data(memory, keeper.release(), [](void* kept) { delete static_cast<MemoryPtr*>(kept); }, device());
+  return flat_view(c10::Storage(c10::make_intrusive<c10::StorageImpl>(use_byte_size_t(), nbytes(), std::move(data), /*allocator=*/nullptr,
+                                                                      /*resizable=*/false)),
+                   dtype);
+}
+
+/// Sets the data pointer of the storage to its memory, or to null.
+void TaggedStorage::show_memory() {
+  set_data_ptr_noswap(at::DataPtr(memory_ ? memory_->get() : nullptr, device()));
+}
+
+}  // namespace tessera

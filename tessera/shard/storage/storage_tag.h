@@ -1,0 +1,97 @@
+// The storages of a unit and the tag that they carry: it says to which unit and group the memory belongs. An operator's operand leads to
+// its tag without a lock or a map.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <typeinfo>
+
+namespace tessera {
+
+class Unit;
+
+enum class Role {
+  Unsharded,  // unsharded parameters; has memory only while the unit is not sharded
+  Sharded,    // this rank's shards
+  Gradient,   // the gradients of the shards
+};
+
+struct StorageTag {
+  Role role = Role::Unsharded;
+  std::weak_ptr<Unit> unit;
+  size_t group = 0;             // index in the unit
+  std::shared_ptr<Unit> owner;  // Role::Unsharded only: the unsharded parameters own the unit
+  // Role::Gradient only: the sum of squares of all values, until a value may have changed, and the sum of the place_hash of all gradients
+  // that it covers.
+  std::optional<double> squares = {};
+  uint64_t members = 0;
+};
+
+/// Memory that several storages may use, at once or in turn.
+using MemoryPtr = std::shared_ptr<at::DataPtr>;
+MemoryPtr allocate_memory(size_t bytes, c10::Device device);
+
+/// A storage of a unit. A request for its data pointer while it has no memory is an exception.
+///
+/// The tag is a member of the storage and not in the context of its data pointer, so that other threads may read it while memory is
+/// attached or released.
+class TaggedStorage final : public c10::StorageImpl {
+ public:
+  /// The new storage has no memory.
+  TaggedStorage(StorageTag tag, size_t bytes, c10::Device device);
+
+  /// Allocates memory that only this storage uses.
+  void allocate();
+  /// Drops the memory. The next has another size.
+  void resize(size_t bytes);
+  /// Attaches memory that may have other users.
+  void attach(MemoryPtr memory);
+  bool owns_memory() const { return memory_ != nullptr && owns_memory_; }
+  /// Drops the memory. Memory from allocate() is reused only after the work that is queued on the device now.
+  void release();
+
+  /// Keeps the memory, but makes requests for the data pointer an exception until unguard() is called.
+  void guard();
+  void unguard();
+  /// Sets the message of that exception.
+  void explain(std::string why_no_memory);
+
+  /// From now on, a request for a writable data pointer outside of operators counts as a write to the shards: `on_raw_write` is called. Has
+  /// no effect with versions of libtorch that don't report such requests (compat::kTellsOfWrites).
+  void watch_raw_writes();
+  /// Set once, by the layer that knows how to wait for readers.
+  static void (*on_raw_write)(const std::shared_ptr<Unit>& unit);
+  /// Stores the sum of squares of a gradient in the tag until a writable data pointer is requested. Stores nothing with versions of
+  /// libtorch that don't report such requests.
+  void remember_squares(double squares);
+
+  /// A flat tensor over the memory. It keeps the memory alive, but neither this storage nor the unit.
+  at::Tensor memory_view(at::ScalarType dtype) const;
+
+  void release_resources() override;
+
+  StorageTag tag;
+
+ private:
+  void show_memory();
+
+  MemoryPtr memory_;
+  bool owns_memory_ = false;
+};
+using TaggedStoragePtr = c10::intrusive_ptr<TaggedStorage>;
+
+/// Both return null if the tensor's storage belongs to no unit.
+inline TaggedStorage* tagged_storage(const at::Tensor& tensor) {
+  if (!tensor.has_storage()) return nullptr;
+  auto& storage = *tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  return typeid(storage) == typeid(TaggedStorage) ? static_cast<TaggedStorage*>(&storage) : nullptr;
+}
+inline StorageTag* tag_of(const at::Tensor& tensor) {
+  auto* const storage = tagged_storage(tensor);
+  return storage == nullptr ? nullptr : &storage->tag;
+}
+
+}  // namespace tessera

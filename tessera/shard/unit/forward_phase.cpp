@@ -1,0 +1,34 @@
+#include "tessera/shard/unit/forward_phase.h"
+
+#include "tessera/shard/unit/unit.h"
+#include "tessera/shard/unit/units.h"
+
+namespace tessera {
+namespace {
+
+thread_local const ForwardPhase* innermost = nullptr;
+
+}  // namespace
+
+ForwardPhase::ForwardPhase(const torch::nn::Module& module, const Unit* unit) : module_(module), unit_(unit), outer_(innermost) {
+  innermost = this;
+}
+
+ForwardPhase::~ForwardPhase() {
+  innermost = outer_;
+}
+
+std::optional<std::string> forward_phase() {
+  if (innermost == nullptr) return std::nullopt;
+  const auto* phase = innermost;
+  while (phase->outer_ != nullptr) phase = phase->outer_;
+  return phase->unit_ != nullptr ? phase->unit_->name() : class_name(phase->module_);
+}
+
+bool in_forward_of(const torch::nn::Module& module) {
+  const auto* phase = innermost;
+  while (phase != nullptr && &phase->module_ != &module) phase = phase->outer_;
+  return phase != nullptr;
+}
+
+}  // namespace tessera
