@@ -183,7 +183,7 @@ void Average::put_in() {
     own = at::empty_like(parameter, parameter.options()).copy_(parameter);
     at::Tensor(parameter).copy_(average);
   }
-  lend(units);
+  begin_swap(units);
   is_swapped_ = true;
   auto& known = in_place();
   const std::lock_guard lock(known.mutex);
@@ -195,7 +195,7 @@ void Average::restore() {
   if (!is_swapped()) return;
   const c10::AutoGradMode no_grad(false);
   const auto units = local_values(*model_).units;
-  end_lending(units);
+  end_swap(units);
   const WriteGuard guard(units, WriteKind::Operators);
   guard.outdate_all();
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
@@ -205,7 +205,7 @@ void Average::restore() {
 
 /// A model that was loaded meanwhile has its own parameters again.
 bool Average::is_swapped() {
-  if (is_swapped_ && !are_lent(local_values(*model_).units)) forget_own();
+  if (is_swapped_ && !are_swapped(local_values(*model_).units)) forget_own();
   return is_swapped_;
 }
 

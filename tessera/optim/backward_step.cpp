@@ -84,7 +84,7 @@ void Optimizer::BackwardStep::take(const std::shared_ptr<Unit>& unit, std::span<
       evict(run);
     }
   }
-  guard.publish();
+  guard.commit();
 }
 
 /// The gradient of a part is computed into memory that stays in the cache, where the rule finds it.

@@ -282,7 +282,7 @@ void Optimizer::step() {
   end_step();
   factor_ = at::Tensor();
   end_backward_step();
-  guard.publish();
+  guard.commit();
   for (const auto& world : worlds_) world.step_done();
 }
 
@@ -294,7 +294,7 @@ void Optimizer::skip_step() {
     throw UsageError("skip_step: the optimizer has stepped in backward already; what it shall not take must not reach backward()");
   }
   const Releases after{units_};
-  WriteGuard(units_with_gradients(), WriteKind::Skip, description()).publish();
+  WriteGuard(units_with_gradients(), WriteKind::Skip, description()).commit();
   factor_ = at::Tensor();
   for (const auto& world : worlds_) world.step_done();
 }

@@ -104,7 +104,7 @@ void let_go(Unit& unit) {
   const auto schedule = unit.schedule();
   const auto held = schedule->lock();
   unit.flags().pins--;
-  if (!unit.flags().is_pinned() && unit.flags().shows_stored) schedule->reshard(unit);
+  if (!unit.flags().is_pinned() && unit.flags().shows_stored) schedule->evict(unit);
 }
 
 /// Throws UsageError on all ranks if a rank has gradients that have not been reduced. Before the first unit is gathered, which needs them

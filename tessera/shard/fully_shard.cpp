@@ -25,8 +25,8 @@
 #include "tessera/shard/schedule/schedule.h"
 #include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/unit/agreement.h"
-#include "tessera/shard/unit/apart.h"
 #include "tessera/shard/unit/boundary.h"
+#include "tessera/shard/unit/ignored_parameters.h"
 #include "tessera/shard/unit/tables.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
@@ -59,8 +59,8 @@ struct Place {
 
 /// The parameters of modules that belong to no unit yet.
 struct Found {
-  std::vector<Candidate> candidates;
-  std::vector<std::vector<Place>> places;  // for each candidate; tied parameters have several
+  std::vector<ManagedParameter> managed;
+  std::vector<std::vector<Place>> places;  // for each parameter; tied parameters have several
   std::map<c10::TensorImpl*, size_t> known;
 };
 
@@ -98,12 +98,12 @@ void collect(Module& module, const std::string& prefix, const ShardOptions& opti
       continue;
     }
     auto& found = is_in(options.replicated, tensor) ? collected.replicated : collected.sharded;
-    const auto [position, is_new] = found.known.try_emplace(tensor.unsafeGetTensorImpl(), found.candidates.size());
+    const auto [position, is_new] = found.known.try_emplace(tensor.unsafeGetTensorImpl(), found.managed.size());
     if (is_new) {
-      found.candidates.push_back({.name = name, .tensor = tensor, .index = found.candidates.size()});
+      found.managed.push_back({.name = name, .tensor = tensor, .index = found.managed.size()});
       found.places.emplace_back();
     } else {
-      found.candidates[position->second].other_names.push_back(name);
+      found.managed[position->second].other_names.push_back(name);
     }
     found.places[position->second].push_back({.module = &module, .key = entry.key()});
   }
@@ -291,7 +291,7 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
     if (!units_of(*modules[i]).empty()) throw UsageError(fmt::format("module {} is sharded already", class_name(*modules[i])));
     names.push_back(class_name(*modules[i]));
   }
-  expect_apart(modules, options);
+  expect_named_once(modules, options);
   for (size_t i = 0; i < modules.size(); i++) collect(*modules[i], prefix(i), options, modules, collected);
   for (auto* module : modules) expect_outer_is_last(*module);
   const auto below = what_is_below(modules, options.mesh.world());
@@ -299,8 +299,8 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
     throw UsageError("a unit of several modules can't be listed flat, because no module would own the vector; shard them one by one");
   }
   const auto name = fmt::format("{}", fmt::join(names, "+"));
-  if (!collected.sharded.candidates.empty() || !collected.replicated.candidates.empty())
-    expect_same_unit(name, collected.sharded.candidates, collected.replicated.candidates, options);
+  if (!collected.sharded.managed.empty() || !collected.replicated.managed.empty())
+    expect_same_unit(name, collected.sharded.managed, collected.replicated.managed, options);
   // Before anything is sharded, so that the modules stay as they were if that fails. Recipes are the same on all ranks; a function need not
   // be.
   const auto give_rest = [&] {
@@ -308,12 +308,12 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   };
   options.param_init_fn ? all_or_none(options.mesh.world(), {.unit = name}, "can't make its buffers", give_rest) : give_rest();
   // A module of several units is a model and gets a schedule of its own.
-  const bool is_model = below.units || !collected.replicated.candidates.empty();
+  const bool is_model = below.units || !collected.replicated.managed.empty();
   const auto schedule =
       is_model ? std::make_shared<Schedule>(ScheduleRules(options, is_model, below.divided)) : schedule_before_model(options);
   const auto make_unit = [&](Found& found, const std::string& name, const ShardOptions& own) {
     expect_divisor(own.reshard_after_forward, own.mesh.shard().size());
-    auto unit = Unit::make(name, std::move(found.candidates), own);
+    auto unit = Unit::make(name, std::move(found.managed), own);
     begin_training(unit, schedule);
     register_shards(*unit, found.places, *modules.front());
     for (auto* module : modules) {
@@ -323,12 +323,12 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
     return unit;
   };
   std::shared_ptr<Unit> unit;
-  if (!collected.sharded.candidates.empty()) {
+  if (!collected.sharded.managed.empty()) {
     unit = make_unit(collected.sharded, name, options);
     const auto held = schedule->lock();
     unit->state(held).is_root = is_model;
   }
-  if (!collected.replicated.candidates.empty()) {
+  if (!collected.replicated.managed.empty()) {
     make_unit(collected.replicated, path_below(name, std::string(kReplicated)), replicated(options));
   }
   need_calls(modules, options.mixed_precision, name);

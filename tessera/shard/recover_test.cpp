@@ -36,7 +36,7 @@ struct Shape {
   Mesh (*of_root)(const Communicator& world);
   Mesh (*of_blocks)(const Communicator& world) = of_root;  // called for each block
   int reshards_to = 0;                                     // so many ranks, after forward
-  /// The last point before the step at which a rank that fails keeps all others from taking it. Ranks wait for each other before they
+  /// The last point before the step at which a rank that fails keeps all others from share it. Ranks wait for each other before they
   /// write what they share, and all ranks of a shard group when they clip.
   const char* holds_up = "after backward";
   friend std::ostream& operator<<(std::ostream& out, const Shape& shape) { return out << shape.name; }

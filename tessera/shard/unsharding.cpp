@@ -39,7 +39,7 @@ void UnshardHandle::wait() const {
 
 UnshardHandle unshard(const Module& module) {
   auto unit = unit_for(module, "unshard");
-  if (unit) unit->schedule()->ask_for(*unit);
+  if (unit) unit->schedule()->prefetch(*unit);
   return UnshardHandle(std::move(unit));
 }
 
@@ -53,7 +53,7 @@ void reshard(const Module& module) {
                     unit->name()));
   }
   unit->schedule()->expect_writable(*unit);
-  unit->schedule()->reshard(*unit);
+  unit->schedule()->evict(*unit);
 }
 
 void set_reshard_after_forward(const Module& module, ReshardAfterForward rule, Recurse recurse) {
@@ -64,7 +64,7 @@ void set_reshard_after_forward(const Module& module, ReshardAfterForward rule, R
     const auto& schedule = unit->schedule();
     const auto held = schedule->lock();
     auto& state = unit->state(held);
-    if (state.is_partly_resharded()) schedule->reshard(*unit);
+    if (state.is_partly_resharded()) schedule->evict(*unit);
     state.set_reshard_after_forward(rule);
   }
 }

@@ -12,7 +12,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
-#include "tessera/shard/unit/apart.h"
+#include "tessera/shard/unit/ignored_parameters.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 
@@ -223,7 +223,7 @@ std::vector<at::Tensor> buffers_of_modules(const Module& model, const std::strin
 
 void fully_shard(Module& model, const ShardOptions& options, const WrapPolicy& policy) {
   Module* const whole[] = {&model};
-  expect_apart(whole, options);
+  expect_named_once(whole, options);
   if (!policy.chooses)
     throw UsageError("the WrapPolicy has no function `chooses`; take one of wrap_always, wrap_classes and wrap_by_size, or set it");
   Wrapping wrapping(options, policy);

@@ -25,7 +25,7 @@ class NotingChunks final : public Chunks {
   NotingChunks(std::string unit, Notes& notes) : unit_(std::move(unit)), notes_(notes) {}
 
   MemoryPtr add(const BufferPlan& plan) override { return allocate_memory(static_cast<size_t>(plan.chunk) * 4, plan.device); }
-  Works unshard(std::span<const Buffer> buffers, const Subject& /*subject*/, const Fault& /*fault*/) override {
+  Works fill(std::span<const Buffer> buffers, const Subject& /*subject*/, const Fault& /*fault*/) override {
     notes_.push_back("unshard " + unit_);
     if (fails) throw CommError("no memory for " + unit_);
     for (const auto& buffer : buffers) buffer.unsharded->allocate();
@@ -53,7 +53,7 @@ class NotingTurns final : public Turns {
     copy = at::zeros_like(own);
     return true;
   }
-  void publish(std::span<const Buffer> /*buffers*/, const Subject& subject, bool make_copy) override {
+  void done_writing(std::span<const Buffer> /*buffers*/, const Subject& subject, bool make_copy) override {
     note(make_copy ? "copy" : "publish", subject);
   }
   at::Tensor published_copy(size_t /*buffer*/) const override { return copy; }

@@ -27,15 +27,15 @@ void begin(Unit& unit, WriteKind how, std::string_view writer) {
   auto& schedule = *unit.schedule();
   const auto held = schedule.lock();
   auto& state = unit.state(held);
-  if (how == WriteKind::Load) state.end_lending();
+  if (how == WriteKind::Load) state.end_swap();
   state.versions.set_writer(how, writer);
   if (how == WriteKind::Skip) {
     state.versions.skip();
   } else {
     state.versions.wait_to_write(how);
   }
-  // WriteGuard::publish() publishes an update, unless other ranks may still read the version before.
-  if (!is_update(how) || state.versions.is_late()) schedule.note_written(unit);
+  // commit() publishes an update, unless other ranks may still read the version before.
+  if (!is_update(how) || state.versions.publishes_later()) schedule.note_written(unit);
 }
 
 }  // namespace
@@ -81,11 +81,11 @@ at::Tensor WriteGuard::cast_copy(const at::Tensor& flat) const {
   return unit->state(held).versions.cast_copy(flat);
 }
 
-void WriteGuard::publish() const {
+void WriteGuard::commit() const {
   for (const auto& unit : units_) {
     auto& schedule = *unit->schedule();
     const auto held = schedule.lock();
-    if (!unit->state(held).versions.is_late()) schedule.publish(*unit);
+    if (!unit->state(held).versions.publishes_later()) schedule.flush(*unit);
   }
 }
 
@@ -93,24 +93,24 @@ void expect_writable(std::span<const std::shared_ptr<Unit>> units) {
   for (const auto& unit : units) unit->schedule()->expect_writable(*unit);
 }
 
-void lend(std::span<const std::shared_ptr<Unit>> units) {
+void begin_swap(std::span<const std::shared_ptr<Unit>> units) {
   for (const auto& unit : units) {
     const auto held = unit->schedule()->lock();
-    unit->state(held).lend();
+    unit->state(held).begin_swap();
   }
 }
 
-void end_lending(std::span<const std::shared_ptr<Unit>> units) {
+void end_swap(std::span<const std::shared_ptr<Unit>> units) {
   for (const auto& unit : units) {
     const auto held = unit->schedule()->lock();
-    unit->state(held).end_lending();
+    unit->state(held).end_swap();
   }
 }
 
-bool are_lent(std::span<const std::shared_ptr<Unit>> units) {
+bool are_swapped(std::span<const std::shared_ptr<Unit>> units) {
   return std::ranges::all_of(units, [](const auto& unit) {
     const auto held = unit->schedule()->lock();
-    return unit->state(held).is_lent();
+    return unit->state(held).is_swapped();
   });
 }
 

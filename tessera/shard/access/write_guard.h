@@ -21,7 +21,7 @@ class Unit;
 /// locks of their schedules until it is destroyed.
 class WriteGuard {
  public:
-  /// Throws UsageError if a unit is pinned (except with WriteKind::Unsharded) or lent (except with Load and Skip), and TimeoutError or
+  /// Throws UsageError if a unit is pinned (except with WriteKind::Unsharded) or swapped (except with Load and Skip), and TimeoutError or
   /// DeadlockError if waiting fails. The units must outlive the guard. `writer` describes the optimizer, so that ranks with different ones
   /// get an error at the next operation.
   WriteGuard(std::span<const std::shared_ptr<Unit>> units, WriteKind how, std::string_view writer = {});
@@ -35,11 +35,11 @@ class WriteGuard {
   /// The same for all parameters of the units.
   void outdate_all() const;
   /// The part of the cast copy that belongs to `flat`, a flat tensor over a part of the shards, for the optimizer to write. Undefined if
-  /// there is none, or if publish() makes it.
+  /// there is none, or if commit() makes it.
   at::Tensor cast_copy(const at::Tensor& flat) const;
 
   /// Ends the update: other ranks see the new version now, and not only after this rank's next read.
-  void publish() const;
+  void commit() const;
 
  private:
   std::span<const std::shared_ptr<Unit>> units_;
@@ -49,12 +49,12 @@ class WriteGuard {
 /// Throws UsageError if a guard for these units would, because one is pinned. It lets ranks find that out together.
 void expect_writable(std::span<const std::shared_ptr<Unit>> units);
 
-/// The shards hold other values for a while. The model's own come back, so writing the shards is an error until end_lending, or until the
+/// The shards hold other values for a while. The model's own come back, so writing the shards is an error until end_swap, or until the
 /// model is loaded.
-void lend(std::span<const std::shared_ptr<Unit>> units);
-void end_lending(std::span<const std::shared_ptr<Unit>> units);
+void begin_swap(std::span<const std::shared_ptr<Unit>> units);
+void end_swap(std::span<const std::shared_ptr<Unit>> units);
 /// Whether all of them still are.
-bool are_lent(std::span<const std::shared_ptr<Unit>> units);
+bool are_swapped(std::span<const std::shared_ptr<Unit>> units);
 
 /// Called when a raw pointer to shards of the unit is handed out, through which the program may write from now on. Waits like a write.
 void hand_out_pointer(const std::shared_ptr<Unit>& unit);

@@ -53,7 +53,7 @@ GradientReduction::Packing::Packing(GradientReduction& reduction, std::span<cons
     : reduction_(reduction),
       groups_(groups.begin(), groups.end()),
       keeps_(groups.size(), false),
-      taking_{.sink = reduction.sink(), .shards = {}, .groups = {}} {
+      share_{.sink = reduction.sink(), .shards = {}, .groups = {}} {
   c10::SmallVector<GradientPlan, 2> plans;
   const auto& precision = reduction.unit_.options().mixed_precision;
   for (const auto* group : groups) {
@@ -68,12 +68,12 @@ GradientReduction::Packing::Packing(GradientReduction& reduction, std::span<cons
     }
   } else {
     buffers_ = reduction.unit_.memory().gradients->buffers(plans);
-    settling_.all_reduces = has_replicas && reduction_.rules_.all_reduce;
-    settling_.is_part = has_replicas && !reduction_.rules_.all_reduce;
-    if (reduction_.rules_.divide) settling_.op = Reduce::Sum;
-    if (reduction_.rules_.divide && !settling_.is_part) settling_.divisor = reduction_.rules_.divide->post;
+    after_.all_reduces = has_replicas && reduction_.rules_.all_reduce;
+    after_.is_part = has_replicas && !reduction_.rules_.all_reduce;
+    if (reduction_.rules_.divide) after_.op = Reduce::Sum;
+    if (reduction_.rules_.divide && !after_.is_part) after_.divisor = reduction_.rules_.divide->post;
   }
-  if (settling_.is_part) taking_ = {};
+  if (after_.is_part) share_ = {};
 }
 
 void GradientReduction::Packing::pack(size_t group, std::span<const Unit::Parameter* const> parameters,
@@ -87,14 +87,14 @@ void GradientReduction::Packing::pack(size_t group, std::span<const Unit::Parame
     const auto& gradient = gradients[i];
     if (!gradient.defined()) continue;
     const auto& parameter = *parameters[i];
-    if (taking_.sink && parameter.shard.requires_grad() && taking_.sink->takes(parameter.shard)) {
+    if (share_.sink && parameter.shard.requires_grad() && share_.sink->takes(parameter.shard)) {
       reduction_.expect_takeable(parameter);
-      const bool listed_before = !taking_.shards.empty() && taking_.shards.back().is_same(parameter.shard);
-      if (!listed_before) taking_.shards.push_back(parameter.shard);
+      const bool listed_before = !share_.shards.empty() && share_.shards.back().is_same(parameter.shard);
+      if (!listed_before) share_.shards.push_back(parameter.shard);
     } else {
       keeps_[group] = true;
     }
-    if (settling_.is_part) packed_.insert(&parameter);
+    if (after_.is_part) packed_.insert(&parameter);
     fill_gap(parameter.span.offset);
     const auto place = buffer.as_strided(parameter.sizes, parameter.strides, parameter.span.offset);
     const auto values = gradient.is_sparse() ? gradient.to_dense() : gradient;
@@ -109,20 +109,20 @@ void GradientReduction::Packing::pack(size_t group, std::span<const Unit::Parame
 void GradientReduction::Packing::start(std::string_view name, uint64_t members) {
   auto& reduction = reduction_;
   auto& unit = reduction.unit_;
-  if (taking_.shards.empty()) taking_ = {};
+  if (share_.shards.empty()) share_ = {};
   const auto& mesh = unit.mesh();
   const auto& hook = reduction_.rules_.reduction_hook;
   const auto& ranks = mesh.shard().local_ranks();
   // A mean that is needed for gradients, or has to be settled, must be complete. (And a process that stands for several ranks has no place
   // of its own in the buffers.)
-  const bool in_parts = taking_.sink && settling_.is_plain() && !hook && ranks.size() == 1 && std::ranges::none_of(keeps_, std::identity());
+  const bool in_parts = share_.sink && after_.is_plain() && !hook && ranks.size() == 1 && std::ranges::none_of(keeps_, std::identity());
   c10::SmallVector<Piece, 2> pieces;
   c10::SmallVector<GradientMemory, 2> reduced;
   for (size_t i = 0; i < groups_.size(); i++) {
     const auto& group = *groups_[i];
     const auto& whole = buffers_.buffers[i];
-    taking_.groups.push_back(group.number);
-    if (!taking_.sink || keeps_[i]) {
+    share_.groups.push_back(group.number);
+    if (!share_.sink || keeps_[i]) {
       const auto& memory = reduction.make_memory(group);
       pieces.push_back({.whole = whole, .own = memory.values, .squares = memory.squares});
       reduced.push_back(memory);
@@ -134,7 +134,7 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
       reduced.push_back({.storage = {}, .values = pieces.back().own, .group = group.number, .squares = {}});
     }
   }
-  if (settling_.op == Reduce::Mean && !settling_.is_part && !hook && !taking_.sink && ranks.size() == 1) {
+  if (after_.op == Reduce::Mean && !after_.is_part && !hook && !share_.sink && ranks.size() == 1) {
     const auto chunk = groups_.front()->chunk;
     reduction.equal_batches_->note_own(unit, buffers_.buffers.front(), ranks.front() * chunk, chunk);
   }
@@ -142,32 +142,32 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
   std::string described(name);
   if (const auto& divide = reduction_.rules_.divide) described += fmt::format(", divided by {} and {}", divide->pre, divide->post);
   if (widens_) described += ", with gradients of passes before that were not reduced";
-  if (taking_.sink) {
-    subject.writer = taking_.sink->writer();
+  if (share_.sink) {
+    subject.writer = share_.sink->writer();
     described += ", with its step in backward";
     // This rank is through with the unit. Other ranks know it when they see what it has packed.
-    for (const auto& shard : taking_.shards) unit.outdate(shard);
+    for (const auto& shard : share_.shards) unit.outdate(shard);
     reduction.versions_.done_reading();
   }
   subject.unit = described;
   subject.members = members;
-  if (settling_.all_reduces) {  // in settle(), where replicas have to agree about the same
+  if (after_.all_reduces) {  // in finish_mean(), where replicas have to agree about the same
     reduction.described_ = subject.unit;
     reduction.writer_ = subject.writer;
     reduction.members_ = members;
     reduction.version_ = subject.version;
   }
-  reduction.taken_ = taking_.sink != nullptr;
-  reduction.taking_ = std::move(taking_);
-  reduction.settling_ = settling_;
+  reduction.taken_ = share_.sink != nullptr;
+  reduction.share_ = std::move(share_);
+  reduction.after_ = after_;
   reduction.packed_ = std::move(packed_);
   if (hook) {
     mesh.world().barrier(subject);  // ranks that have used different parameters get an error here
     run_hook(hook, pieces);
   } else if (in_parts) {
-    reduction.works_ = unit.memory().gradients->reduce(pieces, subject, [&reduction](const PartOfMean& mean) { reduction.hand_over(mean); });
+    reduction.works_ = unit.memory().gradients->reduce(pieces, subject, [&reduction](const PartOfMean& mean) { reduction.give_to_sink(mean); });
   } else {
-    reduction.works_ = unit.memory().gradients->reduce(pieces, subject, settling_.op);
+    reduction.works_ = unit.memory().gradients->reduce(pieces, subject, after_.op);
   }
   reduction.reduced_ = std::move(reduced);
   for (const auto& memory : reduction.reduced_) {
@@ -252,10 +252,10 @@ void GradientReduction::drop_memory(const Unit::Group& group) {
 }
 
 /// Lets the sink take its share of the mean.
-void GradientReduction::hand_over(const PartOfMean& mean) {
-  const auto taking = std::exchange(taking_, {});
-  taking.sink->take(unit_.shared_from_this(), taking.shards, [&](const at::Tensor& part, const at::Tensor& target) {
-    const auto piece = std::ranges::find(taking.groups, tag_of(part)->group) - taking.groups.begin();
+void GradientReduction::give_to_sink(const PartOfMean& mean) {
+  const auto share = std::exchange(share_, {});
+  share.sink->take(unit_.shared_from_this(), share.shards, [&](const at::Tensor& part, const at::Tensor& target) {
+    const auto piece = std::ranges::find(share.groups, tag_of(part)->group) - share.groups.begin();
     mean(static_cast<size_t>(piece), part.storage_offset(), target);
   });
 }
@@ -270,17 +270,17 @@ void GradientReduction::expect_synced() {
 }
 
 /// Makes the mean over all ranks of a sum over this rank's shard group.
-void GradientReduction::settle(const GradientMemory& memory) {
-  if (settling_.is_part) return unsynced.add_part(memory.group, memory.values, packed_);
-  if (settling_.all_reduces) {
+void GradientReduction::finish_mean(const GradientMemory& memory) {
+  if (after_.is_part) return unsynced.add_part(memory.group, memory.values, packed_);
+  if (after_.all_reduces) {
     unsynced.add_part_to(memory.group, memory.values);
     unit_.mesh()
         .replicate()
-        .all_reduce(memory.values, {.op = settling_.op},
+        .all_reduce(memory.values, {.op = after_.op},
                     {.unit = described_, .number = unit_.number(), .version = version_, .members = members_, .writer = writer_})
         .wait();
   }
-  if (settling_.divisor != 1) at::Tensor(memory.values).div_(settling_.divisor);
+  if (after_.divisor != 1) at::Tensor(memory.values).div_(after_.divisor);
 }
 
 void GradientReduction::finish() {
@@ -290,10 +290,10 @@ void GradientReduction::finish() {
   const auto reduced = std::exchange(reduced_, {});
   try {
     for (const auto& work : works) work.wait();
-    for (const auto& memory : reduced) settle(memory);
+    for (const auto& memory : reduced) finish_mean(memory);
     if (!reduced.empty()) equal_batches_->note_mean(unit_, reduced.front().values);
-    if (taking_.sink) {
-      hand_over([&](size_t piece, int64_t begin, const at::Tensor& target) {
+    if (share_.sink) {
+      give_to_sink([&](size_t piece, int64_t begin, const at::Tensor& target) {
         at::Tensor(target).copy_(reduced[piece].values.narrow(0, begin, target.numel()));
       });
     }
@@ -304,7 +304,7 @@ void GradientReduction::finish() {
       memory.values.fill_(std::numeric_limits<double>::quiet_NaN());
       memory.storage->unguard();
     }
-    taking_ = {};
+    share_ = {};
     unit_.flags().is_reducing = false;
     throw;
   }
@@ -312,7 +312,7 @@ void GradientReduction::finish() {
     if (!memory.storage) continue;
     memory.storage->unguard();
     if (unit_.options().offload.gradients == OffloadTo::Disk) evict_pages(memory.values.const_data_ptr(), memory.values.nbytes());
-    if (settling_.is_plain() && memory.squares && !std::isnan(*memory.squares)) memory.storage->remember_squares(*memory.squares);
+    if (after_.is_plain() && memory.squares && !std::isnan(*memory.squares)) memory.storage->remember_squares(*memory.squares);
   }
   unit_.flags().is_reducing = false;  // last, because other threads read it without the lock
 }
@@ -322,7 +322,7 @@ void GradientReduction::abandon() {
   for (const auto& memory : std::exchange(reduced_, {})) {
     if (memory.storage) memory.storage->unguard();
   }
-  taking_ = {};
+  share_ = {};
   taken_ = false;
   unsynced.clear();
   unit_.flags().is_reducing = false;

@@ -33,14 +33,14 @@ struct GradientMemory {
 };
 
 /// What a sink takes of one backward pass.
-struct Taking {
+struct SinkShare {
   std::shared_ptr<GradientSink> sink;
   c10::SmallVector<at::Tensor, 8> shards;
   c10::SmallVector<size_t, 2> groups;  // the numbers of all groups that are reduced
 };
 
 /// What happens to the sums of a reduction when they are complete.
-struct Settling {
+struct AfterSum {
   bool all_reduces = false;  // over the replicas
   bool is_part = false;      // the sums are kept until a later pass takes the mean over the replicas
   Reduce op = Reduce::Mean;
@@ -72,16 +72,16 @@ class GradientReduction {
     c10::SmallVector<const Unit::Group*, 2> groups_;
     c10::SmallVector<bool, 2> keeps_;  // whether shards of the group get a gradient
     bool widens_ = false;              // whether a group is sent in a wider dtype because the gradients are sums of several passes
-    Taking taking_;
+    SinkShare share_;
     GradientBuffers buffers_;
     std::set<const Unit::Parameter*> packed_;  // only known if their sums are kept
-    Settling settling_;
+    AfterSum after_;
   };
   /// Begins to pack. Finishes the reduction of an earlier pass first. `sums`: the gradients are sums of several passes, which are not
   /// rounded to their former dtype again.
   Packing begin(std::span<const Unit::Group* const> groups, bool sums);
   /// Whether the reduction in flight gives the shards their gradients.
-  bool gives_gradients() const { return !settling_.is_part; }
+  bool gives_gradients() const { return !after_.is_part; }
 
   UnsyncedGradients unsynced;
   /// Throws UsageError if there are gradients that no reduction has included.
@@ -96,7 +96,7 @@ class GradientReduction {
   std::shared_ptr<GradientSink> sink() const { return sink_.lock(); }
   void set_sink(const std::shared_ptr<GradientSink>& sink) { sink_ = sink; }
   /// Whether a sink is going to take the reduction in flight, and so write the shards.
-  bool writes_shards() const { return taking_.sink != nullptr; }
+  bool writes_shards() const { return share_.sink != nullptr; }
   /// The sink may take gradients again. Returns whether it has taken any since the last call.
   bool end_step() { return std::exchange(taken_, false); }
 
@@ -112,9 +112,9 @@ class GradientReduction {
 
  private:
   GradientMemory& make_memory(const Unit::Group& group);
-  void hand_over(const PartOfMean& mean);
+  void give_to_sink(const PartOfMean& mean);
   void drop_memory(const Unit::Group& group);
-  void settle(const GradientMemory& memory);
+  void finish_mean(const GradientMemory& memory);
   void expect_takeable(const Unit::Parameter& parameter) const;
 
   Unit& unit_;
@@ -125,8 +125,8 @@ class GradientReduction {
   Works works_;
   c10::SmallVector<GradientMemory, 2> reduced_;  // where works_ write their results
   std::weak_ptr<GradientSink> sink_;
-  Taking taking_;  // of the reduction in flight
-  Settling settling_;
+  SinkShare share_;  // of the reduction in flight
+  AfterSum after_;
   std::string described_, writer_;  // what ranks have to agree about, and with them their replicas
   uint64_t members_ = 0, version_ = 0;
   std::set<const Unit::Parameter*> packed_;

@@ -78,7 +78,7 @@ class GatheredChunks final : public Chunks {
     return std::make_shared<at::DataPtr>(allocate_on_disk(bytes, *disk_, fmt::format("shards of unit '{}'", plan.unit)));
   }
 
-  Works unshard(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) override {
+  Works fill(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) override {
     Works works;
     if (disk_) {
       for (const auto& buffer : buffers) read_pages_ahead(buffer.own.const_data_ptr(), buffer.own.nbytes());

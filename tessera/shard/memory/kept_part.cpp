@@ -34,7 +34,7 @@ uint64_t KeptPart::bytes() const {
   return bytes;
 }
 
-Works KeptPart::unshard(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) const {
+Works KeptPart::fill(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) const {
   for (const auto& buffer : buffers) buffer.unsharded->allocate();
   Works works;
   size_t next = 0;

@@ -15,10 +15,10 @@ class KeptPart {
   void drop() { parts_.clear(); }
   bool is_kept() const { return !parts_.empty(); }
   uint64_t bytes() const;
-  /// Bytes that this rank receives in unshard().
+  /// Bytes that this rank receives in fill().
   uint64_t gathered_bytes() const { return bytes() * static_cast<uint64_t>(few_.size() - 1); }
-  /// As Chunks::unshard.
-  Works unshard(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) const;
+  /// As Chunks::fill.
+  Works fill(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) const;
 
  private:
   Communicator few_;

@@ -70,7 +70,7 @@ class SharedChunks final : public Chunks {
     return allocate_memory(static_cast<size_t>(plan.chunk) * c10::elementSize(plan.dtype), plan.device);
   }
 
-  Works unshard(std::span<const Buffer> buffers, const Subject& /*subject*/, const Fault& /*fault*/) override {
+  Works fill(std::span<const Buffer> buffers, const Subject& /*subject*/, const Fault& /*fault*/) override {
     shared_->control->expect_in_step();
     for (const auto& buffer : buffers) buffer.unsharded->attach(shared_->places[buffer.number].all);
     return {};
@@ -129,7 +129,7 @@ class VersionCounts final : public Turns {
     return true;
   }
 
-  void publish(std::span<const Buffer> buffers, const Subject& subject, bool make_copy) override {
+  void done_writing(std::span<const Buffer> buffers, const Subject& subject, bool make_copy) override {
     const auto value = after(subject);
     if (value == published_) return;
     if (make_copy) {

@@ -57,7 +57,7 @@ uint64_t UnitMemory::gathered_bytes(std::span<const Buffer> buffers, int ranks) 
   return bytes;
 }
 
-void UnitMemory::reshard(std::span<const Buffer> buffers, Works unsharding) const {
+void UnitMemory::release(std::span<const Buffer> buffers, Works unsharding) const {
   for (const auto& work : unsharding) {
     try {
       work.wait();  // it writes to the memory

@@ -63,7 +63,7 @@ class Chunks {
   /// The memory of this rank's chunk. Collective.
   virtual MemoryPtr add(const BufferPlan& plan) = 0;
   /// Gives the unsharded storages memory, and starts to fill it. It holds the chunks of all ranks when all returned work is done.
-  virtual Works unshard(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) = 0;
+  virtual Works fill(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) = 0;
 };
 
 /// How ranks take turns where others read this rank's chunk in place: nobody may write what another still reads, or read what another has
@@ -79,10 +79,10 @@ class Turns {
   /// Waits until all ranks are done reading this version, so that this rank's chunk may change. Returns false if all ranks are waiting to
   /// write, each for another unit. The chunk may then only change in memory that other ranks do not read (see keep_copy).
   virtual bool wait_for_readers(const Subject& subject) = 0;
-  /// From now on other ranks read a copy of a buffer's own chunk, which publish() makes. Returns false if they already do.
+  /// From now on other ranks read a copy of a buffer's own chunk, which done_writing() makes. Returns false if they already do.
   virtual bool keep_copy(size_t buffer, const at::Tensor& own) = 0;
   /// Makes this version of the own chunks readable by other ranks. `make_copy` says that the copies which they read have yet to be made.
-  virtual void publish(std::span<const Buffer> buffers, const Subject& subject, bool make_copy) = 0;
+  virtual void done_writing(std::span<const Buffer> buffers, const Subject& subject, bool make_copy) = 0;
   /// The copy of a buffer's own chunk that other ranks read. Undefined if they read the chunk itself.
   virtual at::Tensor published_copy(size_t buffer) const = 0;
   /// Abandons what was in progress. All ranks call it, inside tessera::recover. `again` takes back this rank's done_reading() for this
@@ -141,8 +141,8 @@ struct UnitMemory {
   uint64_t unsharded_bytes(std::span<const Buffer> buffers) const;
   /// Bytes that this rank receives when the unit is unsharded among so many ranks.
   uint64_t gathered_bytes(std::span<const Buffer> buffers, int ranks) const;
-  /// Releases the unsharded form. `unsharding` is the work of Chunks::unshard if it was not waited for.
-  void reshard(std::span<const Buffer> buffers, Works unsharding) const;
+  /// Releases the unsharded form. `unsharding` is the work of Chunks::fill if it was not waited for.
+  void release(std::span<const Buffer> buffers, Works unsharding) const;
   /// The operating system may drop the pages of this rank's chunk, if they lie on disk, until they are used again.
   void evict(std::span<const Buffer> buffers) const;
 };

@@ -200,7 +200,7 @@ class DelayedGather : public DelayedWork {
 };
 
 TEST_F(DelayedGather, IsWaitedForByTheComputeStreamAndNotByTheHost) {
-  for (const auto& work : memory_.chunks->unshard(buffers_, {}, {})) work.wait();
+  for (const auto& work : memory_.chunks->fill(buffers_, {}, {})) work.wait();
   enqueue_read(values(*unsharded_), seen_);
   run(gather_stream_);
   run(compute_);
@@ -208,11 +208,11 @@ TEST_F(DelayedGather, IsWaitedForByTheComputeStreamAndNotByTheHost) {
   run(gather_stream_);
   run(compute_);
   EXPECT_THAT(seen_, AllOf(SizeIs(kNumel), Each(3.0F)));
-  memory_.reshard(buffers_, {});
+  memory_.release(buffers_, {});
 }
 
 TEST_F(DelayedGather, KeepsTheMemoryOfAUnitThatIsReshardedBeforeItIsThere) {
-  memory_.reshard(buffers_, memory_.chunks->unshard(buffers_, {}, {}));
+  memory_.release(buffers_, memory_.chunks->fill(buffers_, {}, {}));
   const auto next = unit_storage();
   next->allocate();
   std::ranges::fill(values(*next), 9.0F);

@@ -26,20 +26,20 @@ void LiveSet::change(const ScheduleLock& held, Unit& unit, const Change& change)
   counters_.peak_bytes = std::max(counters_.peak_bytes, counters_.live_bytes);
 }
 
-void LiveSet::unshard(const ScheduleLock& held, Unit& unit, const Fault& fault) {
+void LiveSet::add(const ScheduleLock& held, Unit& unit, const Fault& fault) {
   std::erase(live_, &unit);
   std::erase(partly_, &unit);
   change(held, unit, [&](UnitState& state) { state.unshard(fault); });
   live_.push_back(&unit);
 }
 
-void LiveSet::reshard(const ScheduleLock& held, Unit& unit) {
+void LiveSet::remove(const ScheduleLock& held, Unit& unit) {
   change(held, unit, [](UnitState& state) { state.reshard(); });
   std::erase(live_, &unit);
   std::erase(partly_, &unit);
 }
 
-void LiveSet::evict(const ScheduleLock& held, std::span<Unit* const> wanted, const UseOrder& order, Pass pass) {
+void LiveSet::make_room(const ScheduleLock& held, std::span<Unit* const> wanted, const UseOrder& order, Pass pass) {
   idle_.clear();
   std::ranges::copy_if(live_, std::back_inserter(idle_), [&](Unit* unit) {
     return !unit->flags().is_pinned() && std::ranges::find(wanted, unit) == wanted.end() && !stays(held, *unit, order, pass);
@@ -47,7 +47,7 @@ void LiveSet::evict(const ScheduleLock& held, std::span<Unit* const> wanted, con
   const auto to_come = order.to_come();
   const auto next_use = [&](Unit* unit) { return std::ranges::find(to_come, unit) - to_come.begin(); };
   const auto reshard_idle = [&](Unit* unit) {
-    if (pass != Pass::Training) return reshard(held, *unit);
+    if (pass != Pass::Training) return remove(held, *unit);
     change(held, *unit, [](UnitState& state) { state.reshard_after_forward(); });
     std::erase(live_, unit);
     if (unit->state(held).is_partly_resharded()) partly_.push_back(unit);
@@ -133,7 +133,7 @@ void LiveSet::start(const ScheduleLock& held, std::span<Unit* const> units, cons
     if (unit->mesh().shard().traits().traces) return;
     if (rules_.limit_all_gathers && bounded(held, order, pass) >= most(order)) return;
     try {
-      unshard(held, *unit, {});
+      add(held, *unit, {});
       unit->state(held).note_early(UnitState::Early::Prefetched);
     } catch (const std::exception&) {
       // The unit is not needed yet. The use that does need it tries again and gets the error.
@@ -141,22 +141,22 @@ void LiveSet::start(const ScheduleLock& held, std::span<Unit* const> units, cons
   }
 }
 
-void LiveSet::reshard_where(const ScheduleLock& held, c10::function_ref<bool(Unit&)> chosen) {
-  // Backwards, because reshard() removes units from the lists.
+void LiveSet::remove_where(const ScheduleLock& held, c10::function_ref<bool(Unit&)> chosen) {
+  // Backwards, because remove() removes units from the lists.
   for (auto* list : {&live_, &partly_}) {
     for (size_t i = list->size(); i-- > 0;) {
       auto& unit = *(*list)[i];
-      if (!unit.flags().is_pinned() && chosen(unit)) reshard(held, unit);
+      if (!unit.flags().is_pinned() && chosen(unit)) remove(held, unit);
     }
   }
 }
 
-void LiveSet::reshard_all(const ScheduleLock& held) {
-  reshard_where(held, [](Unit&) { return true; });
+void LiveSet::remove_all(const ScheduleLock& held) {
+  remove_where(held, [](Unit&) { return true; });
 }
 
 void LiveSet::end_backward(const ScheduleLock& held) {
-  reshard_where(held, [&](Unit& unit) {
+  remove_where(held, [&](Unit& unit) {
     auto& state = unit.state(held);
     if (!state.rules.reshard_after_backward) state.keep_for_next_use();
     return state.rules.reshard_after_backward;

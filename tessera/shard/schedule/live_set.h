@@ -30,16 +30,16 @@ class LiveSet {
   explicit LiveSet(const ScheduleRules& rules) : rules_(rules) {}
 
   /// Starts to unshard a unit if it is sharded, and makes it the most recently used one.
-  void unshard(const ScheduleLock& held, Unit& unit, const Fault& fault);
-  void reshard(const ScheduleLock& held, Unit& unit);
+  void add(const ScheduleLock& held, Unit& unit, const Fault& fault);
+  void remove(const ScheduleLock& held, Unit& unit);
   /// Reshards units that are not pinned, so that the wanted units and those to be prefetched fit within the bound.
-  void evict(const ScheduleLock& held, std::span<Unit* const> wanted, const UseOrder& order, Pass pass);
+  void make_room(const ScheduleLock& held, std::span<Unit* const> wanted, const UseOrder& order, Pass pass);
   /// Called when `unit` is used: starts to unshard the units of its own list or, without one, those that the order predicts.
   void prefetch(const ScheduleLock& held, Unit& unit, const UseOrder& order, Pass pass);
   /// The same after `unit` was resharded in backward, for BackwardPrefetch::Post.
   void prefetch_after(const ScheduleLock& held, Unit& unit, const UseOrder& order);
   /// Reshards all units that are not pinned.
-  void reshard_all(const ScheduleLock& held);
+  void remove_all(const ScheduleLock& held);
   /// The same, but leaves units whose rule keeps them unsharded after backward.
   void end_backward(const ScheduleLock& held);
   /// Removes a unit that no longer belongs to the model.
@@ -59,14 +59,14 @@ class LiveSet {
   bool stays(const ScheduleLock& held, Unit& unit, const UseOrder& order, Pass pass) const;
   int64_t bounded(const ScheduleLock& held, const UseOrder& order, Pass pass) const;
   int64_t most(const UseOrder& order) const;
-  void reshard_where(const ScheduleLock& held, c10::function_ref<bool(Unit&)> chosen);
+  void remove_where(const ScheduleLock& held, c10::function_ref<bool(Unit&)> chosen);
   template <class Change>
   void change(const ScheduleLock& held, Unit& unit, const Change& change);
 
   const ScheduleRules& rules_;
   std::vector<Unit*> live_;    // the least recently used first
   std::vector<Unit*> partly_;  // partly resharded
-  std::vector<Unit*> idle_;    // used inside evict() only; a member so that its memory is reused
+  std::vector<Unit*> idle_;    // used inside make_room() only; a member so that its memory is reused
   LiveCounters counters_;
 };
 

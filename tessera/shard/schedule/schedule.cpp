@@ -104,7 +104,7 @@ void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
   const Unwatched unwatched;
   // A rank that reads a unit has finished its step, so all units that it has written are published now; other ranks may be waiting for
   // them.
-  while (!written_.empty()) publish(*written_.back());
+  while (!written_.empty()) flush(*written_.back());
   // Ranks may use different units where that is allowed, so each makes all of them readable for the others.
   if (reduces_in_order() && rules_.is_model) {
     for (auto* unit : members_) unit->state(held).make_readable();
@@ -114,8 +114,8 @@ void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
   const bool steps = reducing_ != nullptr && reducing_->state(held).reduction.writes_shards();
   if (steps && std::ranges::find(units, reducing_) != units.end()) finish_reductions();
   for (auto* unit : units) visit(held, *unit);
-  live_.evict(held, units, order(pass_), pass_);
-  for (auto* unit : units) live_.unshard(held, *unit, fault);
+  live_.make_room(held, units, order(pass_), pass_);
+  for (auto* unit : units) live_.add(held, *unit, fault);
   for (auto* unit : units) live_.prefetch(held, *unit, order(pass_), pass_);
   wait_and_pin(held, units);
 }
@@ -126,7 +126,7 @@ void Schedule::wait_and_pin(const ScheduleLock& held, std::span<Unit* const> uni
       units[i]->state(held).wait_for_unshard();
     } catch (...) {
       for (auto* failed : units.subspan(i)) {
-        if (!failed->flags().is_pinned()) live_.reshard(held, *failed);
+        if (!failed->flags().is_pinned()) live_.remove(held, *failed);
       }
       release(units.first(i));
       throw;
@@ -160,7 +160,7 @@ void Schedule::end_of_use(const ScheduleLock& held, Unit& unit) {
   if (!state.rules.reshard_after_backward) {
     state.keep_for_next_use();
   } else if (is_over && !unit.flags().is_pinned()) {
-    live_.reshard(held, unit);
+    live_.remove(held, unit);
   }
   live_.prefetch_after(held, unit, order(pass_));
 }
@@ -233,7 +233,7 @@ void Schedule::done_reading(Unit& unit) {
   const auto held = lock();
   unit.mesh().world().enter("a write to the shards", unit.name());
   finish_reductions();
-  if (!unit.flags().is_pinned()) live_.reshard(held, unit);
+  if (!unit.flags().is_pinned()) live_.remove(held, unit);
   unit.state(held).versions.done_reading();
 }
 
@@ -242,7 +242,7 @@ void Schedule::note_written(Unit& unit) {
   if (std::ranges::find(written_, &unit) == written_.end()) written_.push_back(&unit);
 }
 
-void Schedule::publish(Unit& unit) {
+void Schedule::flush(Unit& unit) {
   const Unwatched unwatched;
   const auto held = lock();
   if (!unit.flags().is_pinned()) unit.state(held).versions.publish();
@@ -258,15 +258,15 @@ void Schedule::abandon_pass() {
   ready_.clear();
   visited_ = nullptr;
   if (auto* unit = std::exchange(reducing_, nullptr)) unit->state(held).reduction.abandon();
-  live_.reshard_all(held);
+  live_.remove_all(held);
 }
 
-void Schedule::ask_for(Unit& unit) {
+void Schedule::prefetch(Unit& unit) {
   const Unwatched unwatched;
   const auto held = lock();
   if (!unit.state(held).has_memory()) {
-    while (!written_.empty()) publish(*written_.back());
-    live_.unshard(held, unit, {});
+    while (!written_.empty()) flush(*written_.back());
+    live_.add(held, unit, {});
   }
   unit.state(held).note_early(UnitState::Early::AskedFor);
 }
@@ -280,8 +280,8 @@ void Schedule::wait_for(Unit& unit) {
   release(units);
 }
 
-void Schedule::reshard(Unit& unit) {
-  live_.reshard(lock(), unit);
+void Schedule::evict(Unit& unit) {
+  live_.remove(lock(), unit);
 }
 
 void Schedule::add(Unit& unit) {
@@ -315,7 +315,7 @@ void Schedule::take_over(Unit& unit) {
   if (unit.flags().is_pinned()) throw UsageError(fmt::format("unit '{}' can't become part of a larger one while it is in use", unit.name()));
   auto& state = unit.state(held);
   state.reduction.finish();
-  before->live_.reshard(held, unit);
+  before->live_.remove(held, unit);
   before->forget(unit, 0);
   state.is_root = false;
   join(unit, nullptr);

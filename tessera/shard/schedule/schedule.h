@@ -71,7 +71,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void done_reading(Unit& unit);
   /// Remembers that the unit was written. Its new version is published before any unit of the schedule is used next.
   void note_written(Unit& unit);
-  void publish(Unit& unit);
+  /// Publishes its new version now.
+  void flush(Unit& unit);
 
   /// Called when the autograd engine has completed a backward pass or has given it up. Ignored if a later pass has begun since.
   void end_backward(uint64_t number, bool complete);
@@ -79,9 +80,10 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void abandon_pass();
 
   /// Starts to unshard a unit before an operator needs it. It stays unsharded at least until its first use.
-  void ask_for(Unit& unit);
+  void prefetch(Unit& unit);
   void wait_for(Unit& unit);
-  void reshard(Unit& unit);
+  /// Reshards a unit.
+  void evict(Unit& unit);
   /// Adds a unit that has no schedule yet, and gives it a state. The unit is forgotten when it ends.
   void add(Unit& unit);
   /// Adds a unit of another schedule. Throws UsageError if it is pinned.

@@ -30,7 +30,7 @@ void UnitState::unshard(const Fault& fault) {
   held_bytes_ = memory.unsharded_bytes(buffers);
   try {
     versions.publish(buffers);
-    unsharding_ = is_kept ? kept_->unshard(buffers, versions.subject(), fault) : memory.chunks->unshard(buffers, versions.subject(), fault);
+    unsharding_ = is_kept ? kept_->fill(buffers, versions.subject(), fault) : memory.chunks->fill(buffers, versions.subject(), fault);
     if (memory.turns) published_ = memory.turns->wait_for_writers(versions.subject());
   } catch (...) {
     reshard();
@@ -52,7 +52,7 @@ void UnitState::wait_for_unshard() {
 
 void UnitState::release_memory() {
   casts.clear();
-  unit_.memory().reshard(unit_.buffers(), std::exchange(unsharding_, {}));
+  unit_.memory().release(unit_.buffers(), std::exchange(unsharding_, {}));
   published_ = {};
 }
 
@@ -100,7 +100,7 @@ void UnitState::set_reshard_after_forward(ReshardAfterForward rule) {
 }
 
 void UnitState::expect_own_values() const {
-  if (!lent_) return;
+  if (!swapped_) return;
   throw UsageError(
       fmt::format("unit '{}' has a moving average in place of its own parameters, so what is written to it now would be lost; write when "
                   "swapped() has ended, or if an exception ended it, after Average::restore()",

@@ -72,10 +72,10 @@ class UnitState {
   /// Whether the unsharded parameters of any unit of this process show what the shards hold.
   static bool some_show_stored() { return showing_stored_ > 0; }
   /// While the shards hold values that are not the model's own, which come back later, writing them is an error: it would be lost.
-  void lend() { lent_ = true; }
-  void end_lending() { lent_ = false; }
-  bool is_lent() const { return lent_; }
-  /// Throws UsageError if the shards are lent.
+  void begin_swap() { swapped_ = true; }
+  void end_swap() { swapped_ = false; }
+  bool is_swapped() const { return swapped_; }
+  /// Throws UsageError if the shards are swapped.
   void expect_own_values() const;
   /// Copies this rank's part of the unsharded parameters into the shards. The unit must be unsharded.
   void keep_own_part();
@@ -113,7 +113,7 @@ class UnitState {
   bool start_checked_ = false;
   int unsharded_writers_ = 0;
   std::vector<at::Tensor> read_elsewhere_;  // memory to which other guards have given pointers, while the stored form is shown
-  bool lent_ = false;
+  bool swapped_ = false;
   static std::atomic<int> showing_stored_;  // how many units do
 };
 

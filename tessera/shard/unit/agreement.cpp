@@ -25,22 +25,22 @@ std::string_view word(Enum value, std::initializer_list<std::string_view> names)
 }
 
 /// What must be the same, one fact a line: its subject, a tab, and the rest.
-std::string description_of(const std::string& name, std::span<const Candidate> sharded, std::span<const Candidate> replicated,
+std::string description_of(const std::string& name, std::span<const ManagedParameter> sharded, std::span<const ManagedParameter> replicated,
                            const ShardOptions& options) {
   std::vector<std::string> lines = {"the module\t" + name};
-  const auto add = [&](const Candidate& candidate, std::string_view how) {
-    const auto& tensor = candidate.tensor;
-    lines.push_back(fmt::format("parameter '{}'\tof {} [{}], {}{}", candidate.name, c10::toString(tensor.scalar_type()),
+  const auto add = [&](const ManagedParameter& parameter, std::string_view how) {
+    const auto& tensor = parameter.tensor;
+    lines.push_back(fmt::format("parameter '{}'\tof {} [{}], {}{}", parameter.name, c10::toString(tensor.scalar_type()),
                                 fmt::join(tensor.sizes(), ", "), tensor.requires_grad() ? "trained" : "frozen", how));
     // Values are sent and divided in the order in which they lie in memory.
     if (!tensor.is_contiguous()) lines.back() += fmt::format(", strides [{}]", fmt::join(tensor.strides(), ", "));
     if (options.shard_dim) {
-      if (const auto dim = options.shard_dim(candidate.name, tensor)) lines.back() += fmt::format(", divided along {}", *dim);
+      if (const auto dim = options.shard_dim(parameter.name, tensor)) lines.back() += fmt::format(", divided along {}", *dim);
     }
-    if (!candidate.other_names.empty()) lines.back() += fmt::format(", tied to {}", fmt::join(candidate.other_names, ", "));
+    if (!parameter.other_names.empty()) lines.back() += fmt::format(", tied to {}", fmt::join(parameter.other_names, ", "));
   };
-  for (const auto& candidate : sharded) add(candidate, "");
-  for (const auto& candidate : replicated) add(candidate, ", replicated");
+  for (const auto& parameter : sharded) add(parameter, "");
+  for (const auto& parameter : replicated) add(parameter, ", replicated");
   const auto shape = options.mesh.shape();
   const auto& precision = options.mixed_precision;
   const auto& after_forward = options.reshard_after_forward;
@@ -73,7 +73,7 @@ std::string description_of(const std::string& name, std::span<const Candidate> s
 
 }  // namespace
 
-void expect_same_unit(const std::string& name, std::span<const Candidate> sharded, std::span<const Candidate> replicated,
+void expect_same_unit(const std::string& name, std::span<const ManagedParameter> sharded, std::span<const ManagedParameter> replicated,
                       const ShardOptions& options) {
   const auto& world = options.mesh.world();
   if (world.size() == 1 || world.traits().simulated || world.traits().traces) return;

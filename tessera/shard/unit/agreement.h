@@ -5,13 +5,13 @@
 #include <string>
 
 #include "tessera/shard/options.h"
-#include "tessera/shard/unit/candidate.h"
+#include "tessera/shard/unit/managed_parameter.h"
 
 namespace tessera {
 
 /// Throws DisagreementError on all ranks, with the first difference and who has what, before anything is changed. Collective over the world
 /// of the mesh, unless the other ranks are simulated or traced.
-void expect_same_unit(const std::string& name, std::span<const Candidate> sharded, std::span<const Candidate> replicated,
+void expect_same_unit(const std::string& name, std::span<const ManagedParameter> sharded, std::span<const ManagedParameter> replicated,
                       const ShardOptions& options);
 
 }  // namespace tessera

@@ -52,13 +52,13 @@ std::string freed_message(const std::string& unit) {
 
 /// One group for each combination of dtype and requires_grad, sorted so that groups of one dtype are neighbours and share a collective.
 /// Layouts that split each parameter by itself have one group for each parameter.
-std::vector<std::vector<Candidate>> grouped(std::vector<Candidate> candidates, UnitLayout layout) {
-  std::map<std::pair<at::ScalarType, bool>, std::vector<Candidate>> kinds;
-  for (auto& candidate : candidates) {
-    const auto kind = std::make_pair(candidate.tensor.scalar_type(), !candidate.tensor.requires_grad());
-    kinds[kind].push_back(std::move(candidate));
+std::vector<std::vector<ManagedParameter>> grouped(std::vector<ManagedParameter> managed, UnitLayout layout) {
+  std::map<std::pair<at::ScalarType, bool>, std::vector<ManagedParameter>> kinds;
+  for (auto& parameter : managed) {
+    const auto kind = std::make_pair(parameter.tensor.scalar_type(), !parameter.tensor.requires_grad());
+    kinds[kind].push_back(std::move(parameter));
   }
-  std::vector<std::vector<Candidate>> groups;
+  std::vector<std::vector<ManagedParameter>> groups;
   for (auto& [kind, members] : kinds) {
     if (layout == UnitLayout::Flat || layout == UnitLayout::WholeParameters) {
       groups.push_back(std::move(members));
@@ -136,10 +136,10 @@ void expect_consistent(const Codec& codec, at::ScalarType stored, int64_t numel)
 
 /// The number of values in one row of the dimension that is divided: without shard_dim, the outermost in memory. The strides of dimensions
 /// of size 1 mean nothing.
-int64_t row_of(const Candidate& candidate) {
-  if (candidate.tensor.numel() == 0) return 0;
-  if (candidate.shard_dim) return candidate.tensor.numel() / candidate.tensor.size(*candidate.shard_dim);
-  const auto values = dense(candidate);
+int64_t row_of(const ManagedParameter& parameter) {
+  if (parameter.tensor.numel() == 0) return 0;
+  if (parameter.shard_dim) return parameter.tensor.numel() / parameter.tensor.size(*parameter.shard_dim);
+  const auto values = dense(parameter);
   int64_t rows = 1, widest = 0;
   for (int64_t i = 0; i < values.dim(); i++) {
     if (values.size(i) <= 1 || values.stride(i) <= widest) continue;
@@ -150,15 +150,15 @@ int64_t row_of(const Candidate& candidate) {
 }
 
 /// Asks ShardOptions::shard_dim about each parameter.
-void choose_dims(std::vector<Candidate>& candidates, const ShardOptions& options) {
+void choose_dims(std::vector<ManagedParameter>& managed, const ShardOptions& options) {
   if (!options.shard_dim) return;
-  for (auto& candidate : candidates) {
-    const auto dims = candidate.tensor.dim();
-    auto& dim = candidate.shard_dim;
-    dim = options.shard_dim(candidate.name, candidate.tensor);
+  for (auto& parameter : managed) {
+    const auto dims = parameter.tensor.dim();
+    auto& dim = parameter.shard_dim;
+    dim = options.shard_dim(parameter.name, parameter.tensor);
     if (!dim) continue;
     if (*dim < -dims || *dim >= dims) {
-      throw UsageError(fmt::format("ShardOptions::shard_dim says {} for parameter '{}', which has {} dimensions; {}", *dim, candidate.name,
+      throw UsageError(fmt::format("ShardOptions::shard_dim says {} for parameter '{}', which has {} dimensions; {}", *dim, parameter.name,
                                    dims, dims == 0 ? "return nothing for it" : fmt::format("choose one from {} to {}", -dims, dims - 1)));
     }
     if (*dim < 0) *dim += dims;
@@ -182,29 +182,29 @@ struct Unit::Prepared {
     std::vector<int64_t> sizes, strides;
     bool unset;
   };
-  std::vector<Candidate> candidates;
+  std::vector<ManagedParameter> managed;
   BufferLayout layout;
   Group group;
   TaggedStoragePtr own_storage, unsharded_storage;
   std::vector<Start> starts = {};
 };
 
-std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candidates, const ShardOptions& options) {
-  expect_shardable(candidates);
-  expect_start(candidates, options, name);
-  choose_dims(candidates, options);
+std::shared_ptr<Unit> Unit::make(std::string name, std::vector<ManagedParameter> managed, const ShardOptions& options) {
+  expect_shardable(managed);
+  expect_start(managed, options, name);
+  choose_dims(managed, options);
   const auto unit_layout = chosen_layout(options);
   auto unit_codec = chosen_codec(options);
   bool decodes = false;
-  for (const auto& candidate : candidates) {
-    const auto stored = candidate.tensor.scalar_type();
+  for (const auto& parameter : managed) {
+    const auto stored = parameter.tensor.scalar_type();
     expect_reducible(unit_codec->computed(stored), options.mixed_precision);
     gradient_dtype(stored, options.mixed_precision);
     decodes = decodes || unit_codec->decodes(stored);
   }
-  const auto device = device_of_values(candidates.front().tensor, options.mesh.world().traits().device);
-  FormerMemory former(candidates);
-  auto groups = grouped(std::move(candidates), unit_layout);
+  const auto device = device_of_values(managed.front().tensor, options.mesh.world().traits().device);
+  FormerMemory former(managed);
+  auto groups = grouped(std::move(managed), unit_layout);
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   // All memory is allocated and filled before the first parameter changes, so that the model stays as it was if that fails.
@@ -234,23 +234,23 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<Candidate> candid
   return unit;
 }
 
-BufferLayout Unit::layout(std::span<const Candidate> candidates) const {
-  const auto& first = candidates.front().tensor;
+BufferLayout Unit::layout(std::span<const ManagedParameter> managed) const {
+  const auto& first = managed.front().tensor;
   const auto& shard = mesh().shard();
   if (layout_ == UnitLayout::PaddedChunks) return padded_chunk_layout(first.numel(), shard.size());
   const RankPlace place{.rank = shard.rank(), .ranks = shard.size()};
-  if (layout_ == UnitLayout::Rows) return row_layout(first.numel(), row_of(candidates.front()), place);
+  if (layout_ == UnitLayout::Rows) return row_layout(first.numel(), row_of(managed.front()), place);
   std::vector<int64_t> numels;
-  for (const auto& candidate : candidates) numels.push_back(candidate.tensor.numel());
+  for (const auto& parameter : managed) numels.push_back(parameter.tensor.numel());
   // By the dtype of the shards, so that a checkpoint can be resumed with another param_dtype.
   const auto alignment = kAlignment / static_cast<int64_t>(c10::elementSize(first.scalar_type()));
   if (layout_ == UnitLayout::WholeParameters) return whole_parameter_layout(numels, alignment, place);
   return flat_layout(numels, alignment, place, options_.shard_size_multiple);
 }
 
-BufferPlan Unit::plan(std::span<const Candidate> candidates) const {
-  const auto& first = candidates.front().tensor;
-  const auto chunk = layout(candidates).chunk;
+BufferPlan Unit::plan(std::span<const ManagedParameter> managed) const {
+  const auto& first = managed.front().tensor;
+  const auto chunk = layout(managed).chunk;
   expect_consistent(*codec_, first.scalar_type(), chunk);
   return {.unit = name_,
           .chunk = chunk,
@@ -260,11 +260,11 @@ BufferPlan Unit::plan(std::span<const Candidate> candidates) const {
           .trained = first.requires_grad()};
 }
 
-Unit::Prepared Unit::prepare(std::vector<Candidate> candidates, size_t number, MemoryPtr memory, Starts& starts) {
+Unit::Prepared Unit::prepare(std::vector<ManagedParameter> managed, size_t number, MemoryPtr memory, Starts& starts) {
   const auto& shard = mesh().shard();
-  const auto layout = this->layout(candidates);
-  const auto stored = candidates.front().tensor.scalar_type(), computed = codec_->computed(stored);
-  Prepared result{.candidates = std::move(candidates),
+  const auto layout = this->layout(managed);
+  const auto stored = managed.front().tensor.scalar_type(), computed = codec_->computed(stored);
+  Prepared result{.managed = std::move(managed),
                   .layout = layout,
                   .group = {.dtype = stored,
                             .unsharded_dtype = computed,
@@ -280,9 +280,9 @@ Unit::Prepared Unit::prepare(std::vector<Candidate> candidates, size_t number, M
   group.own = result.own_storage->memory_view(stored).zero_();
   result.unsharded_storage->explain(freed_message(name_));
   group.unsharded = c10::weak_intrusive_ptr<TaggedStorage>(result.unsharded_storage);
-  for (size_t i = 0; i < result.candidates.size(); i++) {
+  for (size_t i = 0; i < result.managed.size(); i++) {
     const auto& span = layout.spans[i];
-    auto start = starts.of(result.candidates[i], span);
+    auto start = starts.of(result.managed[i], span);
     group.fingerprint = group.fingerprint * 31 + start.fingerprint;
     const auto own = group.own.narrow(0, span.shard_offset, span.shard_numel);
     if (start.all.defined()) {
@@ -325,7 +325,7 @@ void Unit::add_group(Prepared prepared) {
     const auto name = fmt::format("flat_param_{}", number);
     group.flat = Parameter{.name = name,
                            .local_name = name,
-                           .shard = shard_of(span, 1, prepared.candidates.front().tensor.requires_grad(), 0),
+                           .shard = shard_of(span, 1, prepared.managed.front().tensor.requires_grad(), 0),
                            .sizes = {numel},
                            .strides = {1},
                            .span = span,
@@ -334,8 +334,8 @@ void Unit::add_group(Prepared prepared) {
                            .unsharded = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(
                                c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>())};
   }
-  for (size_t i = 0; i < prepared.candidates.size(); i++) {
-    auto& [name, tensor, index, other_names, dim] = prepared.candidates[i];
+  for (size_t i = 0; i < prepared.managed.size(); i++) {
+    auto& [name, tensor, index, other_names, dim] = prepared.managed[i];
     auto& [sizes, strides, unset] = prepared.starts[i];
     const auto& span = prepared.layout.spans[i];
     // The tensor that the module holds becomes a view of the unsharded storage: the same object with the same sizes, but other memory.

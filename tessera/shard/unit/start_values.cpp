@@ -25,14 +25,14 @@ at::Tensor in_memory_order(const at::Tensor& tensor) {
 
 }  // namespace
 
-void expect_start(const std::vector<Candidate>& candidates, const ShardOptions& options, const std::string& unit) {
+void expect_start(const std::vector<ManagedParameter>& managed, const ShardOptions& options, const std::string& unit) {
   const auto& world = options.mesh.world();
   if (options.start != Start::FromRank0 || world.traits().traces) return;
   all_or_none(world, {.unit = unit}, "can't send its parameters", [&] {
     if (!world.is_first()) return;
     std::vector<std::string> unknown;
-    for (const auto& candidate : candidates) {
-      if (lacks_values(candidate.tensor) && !has_source(candidate.tensor, options)) unknown.push_back(candidate.name);
+    for (const auto& parameter : managed) {
+      if (lacks_values(parameter.tensor) && !has_source(parameter.tensor, options)) unknown.push_back(parameter.name);
     }
     if (unknown.empty()) return;
     throw UsageError(
@@ -60,19 +60,19 @@ void expect_arrived(const Arrivals& arrivals, const ShardOptions& options, const
 }
 
 /// New memory with the values of a parameter that lacks them.
-at::Tensor Starts::computed(const Candidate& candidate) const {
-  const auto& tensor = candidate.tensor;
+at::Tensor Starts::computed(const ManagedParameter& parameter) const {
+  const auto& tensor = parameter.tensor;
   if (!options_.param_init_fn) return computed_values(tensor);
   const auto device = device_of_values(tensor, options_.mesh.world().traits().device);
   const auto values = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(device));
-  initialise(options_.param_init_fn, candidate.name, values);
+  initialise(options_.param_init_fn, parameter.name, values);
   return values;
 }
 
 /// Those that this rank has or makes itself.
-StartValues Starts::made(const Candidate& candidate, const Span& span) const {
-  const auto& tensor = candidate.tensor;
-  const auto full = dense(candidate);
+StartValues Starts::made(const ManagedParameter& parameter, const Span& span) const {
+  const auto& tensor = parameter.tensor;
+  const auto full = dense(parameter);
   StartValues result{.sizes = full.sizes().vec(), .strides = full.strides().vec()};
   if (!lacks_values(tensor)) {
     result.all = in_memory_order(full);
@@ -85,22 +85,22 @@ StartValues Starts::made(const Candidate& candidate, const Span& span) const {
     result.fingerprint = fingerprint_of_recipe(tensor);
     return result;
   }
-  auto with_values = candidate;
-  with_values.tensor = computed(candidate);
+  auto with_values = parameter;
+  with_values.tensor = computed(parameter);
   result.all = in_memory_order(dense(with_values));
   return result;
 }
 
-StartValues Starts::of(const Candidate& candidate, const Span& span) {
+StartValues Starts::of(const ManagedParameter& parameter, const Span& span) {
   const auto& world = options_.mesh.world();
-  const auto& tensor = candidate.tensor;
+  const auto& tensor = parameter.tensor;
   const bool sends = options_.start == Start::FromRank0;
   StartValues result;
   if (options_.start == Start::Loaded || making_.failed() || (sends && !world.is_first())) {
-    const auto full = dense(candidate);
+    const auto full = dense(parameter);
     result = {.sizes = full.sizes().vec(), .strides = full.strides().vec()};
   } else {
-    making_.attempt([&] { result = made(candidate, span); });
+    making_.attempt([&] { result = made(parameter, span); });
   }
   if (sends) {
     // Also if this rank has failed, for the others wait for it here.
@@ -108,7 +108,7 @@ StartValues Starts::of(const Candidate& candidate, const Span& span) {
     world.broadcast(result.all, 0, {.unit = unit_}).wait();
   }
   if (result.all.defined() && !world.traits().traces) result.fingerprint = fingerprint(result.all);
-  arrivals_.names.push_back(candidate.name);
+  arrivals_.names.push_back(parameter.name);
   arrivals_.fingerprints.push_back(result.fingerprint);
   return result;
 }

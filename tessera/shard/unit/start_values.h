@@ -10,13 +10,13 @@
 
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/shard/options.h"
-#include "tessera/shard/unit/candidate.h"
 #include "tessera/shard/unit/layout.h"
+#include "tessera/shard/unit/managed_parameter.h"
 
 namespace tessera {
 
 /// Throws on all ranks if rank 0 is to send values that it does not have. Collective then.
-void expect_start(const std::vector<Candidate>& candidates, const ShardOptions& options, const std::string& unit);
+void expect_start(const std::vector<ManagedParameter>& managed, const ShardOptions& options, const std::string& unit);
 
 /// Of one parameter.
 struct StartValues {
@@ -46,13 +46,13 @@ class Starts {
 
   /// Makes room for the values of this parameter only. What goes wrong while they are made is left to expect_all(). Collective with
   /// Start::FromRank0.
-  StartValues of(const Candidate& candidate, const Span& span);
+  StartValues of(const ManagedParameter& parameter, const Span& span);
   /// Throws on all ranks if some rank could not make its values, or if they are not those that rank 0 has sent. Collective.
   void expect_all() const;
 
  private:
-  at::Tensor computed(const Candidate& candidate) const;
-  StartValues made(const Candidate& candidate, const Span& span) const;
+  at::Tensor computed(const ManagedParameter& parameter) const;
+  StartValues made(const ManagedParameter& parameter, const Span& span) const;
 
   const ShardOptions& options_;
   const std::string unit_;

@@ -15,8 +15,8 @@
 #include "tessera/shard/options.h"
 #include "tessera/shard/storage/paged_tensor.h"
 #include "tessera/shard/storage/storage_tag.h"
-#include "tessera/shard/unit/candidate.h"
 #include "tessera/shard/unit/layout.h"
+#include "tessera/shard/unit/managed_parameter.h"
 #include "tessera/shard/unit/schedule_lock.h"
 
 namespace torch::nn {
@@ -74,7 +74,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
     mutable std::string name;                   // in the largest module that fully_shard has seen so far
     std::string local_name;                     // in the module from which the unit was made
     std::vector<std::string> other_names = {};  // of a tied parameter, in that module
-    size_t index = 0;                           // Candidate::index
+    size_t index = 0;                           // ManagedParameter::index
     at::Tensor shard;                           // a leaf, with as many dimensions as the parameter
     std::vector<int64_t> sizes, strides;
     Span span;
@@ -103,9 +103,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
     TaggedStorage& own_storage() const { return *tagged_storage(flat ? flat->shard : parameters.front().shard); }
   };
 
-  /// Makes a unit of the candidates. Their tensors stay the same objects, but lose their former memory. Whoever makes it gives it a state
+  /// Makes a unit of the managed. Their tensors stay the same objects, but lose their former memory. Whoever makes it gives it a state
   /// and a schedule. Collective.
-  static std::shared_ptr<Unit> make(std::string name, std::vector<Candidate> candidates, const ShardOptions& options);
+  static std::shared_ptr<Unit> make(std::string name, std::vector<ManagedParameter> managed, const ShardOptions& options);
   Unit(const Unit&) = delete;
   Unit& operator=(const Unit&) = delete;
 
@@ -159,10 +159,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   Unit(std::string name, const ShardOptions& options, UnitLayout layout, CodecPtr codec, UnitMemory memory, c10::Device device);
 
   // Used while the unit is made; defined in build_unit.cpp.
-  BufferLayout layout(std::span<const Candidate> candidates) const;
-  BufferPlan plan(std::span<const Candidate> candidates) const;
+  BufferLayout layout(std::span<const ManagedParameter> managed) const;
+  BufferPlan plan(std::span<const ManagedParameter> managed) const;
   struct Prepared;
-  Prepared prepare(std::vector<Candidate> candidates, size_t number, MemoryPtr memory, Starts& starts);
+  Prepared prepare(std::vector<ManagedParameter> managed, size_t number, MemoryPtr memory, Starts& starts);
   void add_group(Prepared prepared);
 
   std::string name_;

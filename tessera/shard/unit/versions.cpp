@@ -28,7 +28,7 @@ void Versions::wait_to_write(WriteKind how) {
   make_writable();
   if (!by_optimizer) write_broke_off_ = false;
   written_ = true;
-  if (how != WriteKind::UpdateWithCopies || late_ || !all_casts_by_optimizers()) must_copy_ = true;
+  if (how != WriteKind::UpdateWithCopies || publishes_later_ || !all_casts_by_optimizers()) must_copy_ = true;
 }
 
 /// Whether our optimizers write all cast copies of the unit along with the shards.
@@ -44,7 +44,7 @@ void Versions::make_writable() {
   if (writable_ || !turns) return;
   if (detached_) {
     done_reading();
-    late_ = true;
+    publishes_later_ = true;
   } else if (!turns->wait_for_readers(subject())) {
     // The shards move into private memory for good. Other ranks read a copy from now on.
     const c10::AutoGradMode no_grad(false);
@@ -52,7 +52,7 @@ void Versions::make_writable() {
     for (const auto& group : unit_.groups()) {
       if (turns->keep_copy(group.number, group.own)) unit_.make_chunk_private(group.number);
     }
-    detached_ = late_ = true;
+    detached_ = publishes_later_ = true;
   }
   writable_ = true;
 }
@@ -86,11 +86,11 @@ void Versions::publish() {
 void Versions::publish(std::span<const Buffer> buffers) {
   auto next = subject();
   if (written_) next.version++;
-  if (const auto& turns = unit_.memory().turns) turns->publish(buffers, next, must_copy_);
+  if (const auto& turns = unit_.memory().turns) turns->done_writing(buffers, next, must_copy_);
   unit_.memory().evict(buffers);
   if (written_ && pointed_at_) pointed_at_ = fingerprint_of_shards();
   version_ = next.version;
-  written_ = writable_ = must_copy_ = late_ = false;
+  written_ = writable_ = must_copy_ = publishes_later_ = false;
   for (const auto& group : unit_.groups()) group.own_storage().watch_raw_writes();
 }
 
@@ -113,7 +113,7 @@ void Versions::expect_untouched() {
 }
 
 void Versions::reset() {
-  if (!written_) writable_ = late_ = false;
+  if (!written_) writable_ = publishes_later_ = false;
   if (const auto& turns = unit_.memory().turns) turns->reset(subject(), !written_);
 }
 

@@ -36,7 +36,7 @@ class Versions {
   void set_writer(WriteKind how, std::string_view writer);
   /// Whether other ranks may still read the version before this rank's write. The new version then can't be published at the end of the
   /// update, but only when this rank reads the unit next.
-  bool is_late() const { return late_; }
+  bool publishes_later() const { return publishes_later_; }
   /// Whether an operator was about to write the shards but waiting failed. An optimizer that is not ours may have changed its state
   /// already.
   bool write_broke_off() const { return write_broke_off_; }
@@ -69,7 +69,7 @@ class Versions {
   bool written_ = false;   // the shards were written since the last publication
   bool writable_ = false;  // no other rank reads the memory that a write would change
   bool must_copy_ = true;  // publish() has to make the copy that other ranks read, because it was not written along with the shards
-  bool late_ = false;      // see is_late()
+  bool publishes_later_ = false;      // see publishes_later()
   bool detached_ = false;  // the shards have moved into private memory for good
   bool write_broke_off_ = false;
   std::optional<uint64_t> pointed_at_;  // the shards' fingerprint at the last publication, if a raw pointer to them is out

@@ -53,7 +53,7 @@ TEST_F(VersionsOfAUnit, MoveTheShardsAwayWhereAllRanksWaitForEachOther) {
   fake_.turns->readers = [] { return false; };
   const auto* const before = fake_.unit->groups().front().own.const_data_ptr();
   versions_.wait_to_write(WriteKind::Update);
-  EXPECT_TRUE(versions_.is_late());
+  EXPECT_TRUE(versions_.publishes_later());
   EXPECT_NE(fake_.unit->groups().front().own.const_data_ptr(), before);
   EXPECT_TRUE(at::equal(fake_.unit->groups().front().own.narrow(0, 0, 4), at::ones({4})));
   versions_.publish();

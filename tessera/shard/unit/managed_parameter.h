@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-struct Candidate {
+struct ManagedParameter {
   std::string name;
   at::Tensor tensor;
   size_t index = 0;                           // a number of the caller's choice, passed on to Unit::Parameter
@@ -19,22 +19,22 @@ struct Candidate {
 };
 
 /// Throws UsageError, with the names of the parameters, if one of them can't be sharded or if two of them share memory.
-void expect_shardable(std::span<const Candidate> candidates);
+void expect_shardable(std::span<const ManagedParameter> managed);
 
 /// The tensor itself if its values fill its memory without gaps, and in the order in which the unit has them, else a copy for which that
 /// holds. The order of the dimensions in memory is kept, except that `shard_dim` becomes the outermost.
-at::Tensor dense(const Candidate& candidate);
+at::Tensor dense(const ManagedParameter& parameter);
 
-/// The memory that the candidates have before they become part of a unit. A tensor of the program that still refers to it afterwards would
+/// The memory that the managed have before they become part of a unit. A tensor of the program that still refers to it afterwards would
 /// never see new values, so its use is made an error.
 class FormerMemory {
  public:
-  explicit FormerMemory(std::span<const Candidate> candidates);
+  explicit FormerMemory(std::span<const ManagedParameter> managed);
   FormerMemory(const FormerMemory&) = delete;
   FormerMemory& operator=(const FormerMemory&) = delete;
   ~FormerMemory();  // guards former memory that other tensors still refer to
 
-  /// Call it once the candidates have their new memory. Without this call the destructor guards nothing new.
+  /// Call it once the managed have their new memory. Without this call the destructor guards nothing new.
   void abandon() { abandoned_ = true; }
 
  private:

@@ -1,4 +1,4 @@
-#include "tessera/shard/unit/apart.h"
+#include "tessera/shard/unit/ignored_parameters.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -72,7 +72,7 @@ bool is_in(std::span<const at::Tensor> tensors, const at::Tensor& tensor) {
   return std::ranges::any_of(tensors, [&](const at::Tensor& other) { return other.is_same(tensor); });
 }
 
-void expect_apart(std::span<Module* const> modules, const ShardOptions& options) {
+void expect_named_once(std::span<Module* const> modules, const ShardOptions& options) {
   if (options.ignored.empty() && options.replicated.empty() && options.left_out.empty()) return;
   const auto parameters = free_parameters(modules);
   auto or_buffers = buffers_of(modules);

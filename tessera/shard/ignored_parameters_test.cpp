@@ -22,7 +22,7 @@
 #include "tessera/testing/parity.h"
 #include "tessera/testing/unit_names.h"
 
-namespace tessera::testing::apart_test {
+namespace tessera::testing::ignored_parameters_test {
 namespace {
 
 using ::testing::AllOf;
@@ -447,4 +447,4 @@ TEST(Ignored, AreLookedAtUntilTheyHaveHadAGradient) {
 }
 
 }  // namespace
-}  // namespace tessera::testing::apart_test
+}  // namespace tessera::testing::ignored_parameters_test

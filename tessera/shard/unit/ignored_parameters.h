@@ -20,7 +20,7 @@ bool is_in(std::span<const at::Tensor> tensors, const at::Tensor& tensor);
 
 /// Throws UsageError unless each tensor in `ignored`, `replicated` and `left_out` is a parameter of the modules, in no unit yet, and named
 /// only once. Buffers may be ignored, too.
-void expect_apart(std::span<torch::nn::Module* const> modules, const ShardOptions& options);
+void expect_named_once(std::span<torch::nn::Module* const> modules, const ShardOptions& options);
 
 /// A parameter in ShardOptions::ignored.
 struct Ignored {
@@ -34,7 +34,7 @@ void remember_ignored(const at::Tensor& parameter, const std::string& name, cons
 std::optional<Ignored> find_ignored(const at::Tensor& parameter);
 void note_averaged(const at::Tensor& parameter);
 
-/// The options for a part of a model: of `ignored`, `replicated` and `left_out` only what expect_apart accepts for these modules.
+/// The options for a part of a model: of `ignored`, `replicated` and `left_out` only what expect_named_once accepts for these modules.
 ShardOptions options_for(std::span<torch::nn::Module* const> modules, ShardOptions options);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-#include "tessera/shard/unit/candidate.h"
+#include "tessera/shard/unit/managed_parameter.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -81,11 +81,11 @@ std::vector<Extent> former_extents(const c10::StorageImpl* storage) {
   return found == closed.end() ? std::vector<Extent>() : found->second.extents;
 }
 
-void expect_memory_of_its_own(std::span<const Candidate> candidates) {
+void expect_memory_of_its_own(std::span<const ManagedParameter> managed) {
   std::map<const c10::StorageImpl*, std::vector<Extent>> places;
-  for (const auto& candidate : candidates) {
-    auto& extents = places.try_emplace(storage_of(candidate.tensor), former_extents(storage_of(candidate.tensor))).first->second;
-    extents.emplace_back(candidate.name, candidate.tensor);
+  for (const auto& parameter : managed) {
+    auto& extents = places.try_emplace(storage_of(parameter.tensor), former_extents(storage_of(parameter.tensor))).first->second;
+    extents.emplace_back(parameter.name, parameter.tensor);
   }
   for (auto& [storage, extents] : places) {
     std::ranges::sort(extents, {}, [](const Extent& extent) { return extent.begin * extent.width; });
@@ -101,9 +101,9 @@ void expect_memory_of_its_own(std::span<const Candidate> candidates) {
   }
 }
 
-void expect_shardable(const Candidate& candidate) {
-  const auto& tensor = candidate.tensor;
-  const auto refuse = [&](std::string_view why) { throw UsageError(fmt::format("parameter '{}' {}", candidate.name, why)); };
+void expect_shardable(const ManagedParameter& parameter) {
+  const auto& tensor = parameter.tensor;
+  const auto refuse = [&](std::string_view why) { throw UsageError(fmt::format("parameter '{}' {}", parameter.name, why)); };
   if (tensor.layout() != at::kStrided) refuse("is sparse or otherwise not strided; only strided parameters can be sharded");
   if (overlaps_itself(tensor)) refuse("overlaps itself (it is expanded?); pass a copy of its own");
   if (!tensor.is_leaf()) refuse("is the result of an operation, not a leaf; register a detached copy");
@@ -120,24 +120,24 @@ void expect_shardable(const Candidate& candidate) {
 
 }  // namespace
 
-void expect_shardable(std::span<const Candidate> candidates) {
-  for (const auto& candidate : candidates) expect_shardable(candidate);
-  expect_memory_of_its_own(candidates);
+void expect_shardable(std::span<const ManagedParameter> managed) {
+  for (const auto& parameter : managed) expect_shardable(parameter);
+  expect_memory_of_its_own(managed);
 }
 
-at::Tensor dense(const Candidate& candidate) {
-  const auto& tensor = candidate.tensor;
+at::Tensor dense(const ManagedParameter& parameter) {
+  const auto& tensor = parameter.tensor;
   const auto plain =
       tensor.is_non_overlapping_and_dense() && !tensor.is_conj() && !tensor.is_neg() ? tensor : at::empty_like(tensor).copy_(tensor);
-  if (!candidate.shard_dim) return plain;
+  if (!parameter.shard_dim) return plain;
   // In the other dimensions the order in memory is that of the tensor: empty_like keeps it for each row.
-  const auto rows = plain.movedim(*candidate.shard_dim, 0);
+  const auto rows = plain.movedim(*parameter.shard_dim, 0);
   if (rows.numel() == 0 || rows.stride(0) * rows.size(0) == rows.numel()) return plain;
   std::vector<int64_t> strides(rows.sizes().size());
   const auto row = at::empty_like(rows[0]);
   strides[0] = row.numel();
   for (int64_t i = 0; i < row.dim(); i++) strides[static_cast<size_t>(i) + 1] = row.stride(i);
-  return at::empty_strided(rows.sizes(), strides, rows.options()).copy_(rows).movedim(0, *candidate.shard_dim);
+  return at::empty_strided(rows.sizes(), strides, rows.options()).copy_(rows).movedim(0, *parameter.shard_dim);
 }
 
 struct FormerMemory::Place {
@@ -145,16 +145,16 @@ struct FormerMemory::Place {
   std::vector<Extent> former, now;  // of parameters that were sharded by an earlier call, and by this one
 };
 
-FormerMemory::FormerMemory(std::span<const Candidate> candidates) {
-  for (const auto& candidate : candidates) {
-    const auto* const storage = storage_of(candidate.tensor);
+FormerMemory::FormerMemory(std::span<const ManagedParameter> managed) {
+  for (const auto& parameter : managed) {
+    const auto* const storage = storage_of(parameter.tensor);
     auto place = std::ranges::find(places_, storage, [](const Place& known) { return known.storage.unsafeGetStorageImpl(); });
     if (place == places_.end()) {
-      places_.push_back({.storage = candidate.tensor.storage(), .former = former_extents(storage), .now = {}});
+      places_.push_back({.storage = parameter.tensor.storage(), .former = former_extents(storage), .now = {}});
       place = places_.end() - 1;
       if (!place->former.empty()) compat::unguard_storage(*place->storage.unsafeGetStorageImpl());
     }
-    place->now.emplace_back(candidate.name, candidate.tensor);
+    place->now.emplace_back(parameter.name, parameter.tensor);
   }
 }
 
