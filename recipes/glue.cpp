@@ -62,7 +62,6 @@ Model make_model(const Flags& flags, const BertConfig& config, Trainer& trainer)
                               .may_be_unknown = {"cls\\..*", ".*position_ids"},
                               .renamed = model->renames()});
   }
-  model->bert->encoder->call_layer = [](const auto& layer, const auto&... inputs) { return call(layer, inputs...); };
   trainer.prepare(model);
   trainer.set_seed(flags.seed + 1, {.device_specific = true});  // each rank drops out other values
   return model;

@@ -4,7 +4,6 @@
 #include <ATen/Version.h>
 #include <dlfcn.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
 #include <torch/version.h>
 #include <unistd.h>
 
@@ -16,13 +15,13 @@
 
 #include "tessera/base/env_table.h"
 #include "tessera/base/error.h"
-#include "tessera/base/fd.h"
 #include "tessera/base/launcher.h"
 #include "tessera/base/process.h"
 #include "tessera/base/words.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/facts.h"
 #include "tessera/cli/help.h"
+#include "tessera/comm/engines.h"
 #include "tessera/config/settings.h"
 
 namespace tessera::cli {
@@ -65,12 +64,12 @@ Chapter facts_of_libtorch() {
 }
 
 Chapter facts_of_transports() {
-  const Fd memory(::memfd_create("tessera-env", MFD_CLOEXEC));
-  const bool has_gloo = at::show_config().find("USE_GLOO=0") == std::string::npos;
-  return {
-      "transports",
-      {fact("self", "yes"), fact("threads", "yes"), fact("fake", "yes"),
-       fact("shm", memory ? "yes" : "no: this system refuses memfd_create"), fact("gloo", has_gloo ? "yes" : "no: not in this libtorch")}};
+  Chapter chapter{"transports", {}};
+  for (const auto& engine : engines()) {
+    const auto why_not = engine.why_not();
+    chapter.facts.push_back(fact(std::string(engine.name), why_not.empty() ? "yes" : "no: " + why_not));
+  }
+  return chapter;
 }
 
 Fact rank_here() try {

@@ -25,15 +25,11 @@
 #include "tessera/cli/output.h"
 #include "tessera/cli/ranks_here.h"
 #include "tessera/comm/conformance.h"
-#include "tessera/comm/fake/fake.h"
+#include "tessera/comm/engines.h"
 #include "tessera/comm/init.h"
-#include "tessera/comm/self/self.h"
-#include "tessera/comm/threads/run_ranks.h"
 
 namespace tessera::cli {
 namespace {
-
-const std::vector<std::string> kTransports = {"self", "threads", "shm", "gloo", "fake"};
 
 // Set for the ranks that the command starts itself, because it has already printed their heading.
 constexpr const char* kStartedByTest = "TESSERA_STARTED_BY_TEST";
@@ -148,7 +144,7 @@ bool report(const Communicator& world) {
     try {
       const auto verdict = run_checks(world, operation, some);
       good &= verdict.failures == 0;
-      if (world.rank() == 0) print(verdict);
+      if (world.rank() == 0 || world.traits().simulated) print(verdict);
     } catch (const CommError& error) {
       fmt::print("  {:<16}FAILED  on rank {}: {}\n", operation, world.rank(), error.what());
       std::fflush(stdout);
@@ -201,30 +197,25 @@ bool test_processes(const std::string& transport, const TestFlags& flags) {
   return good && std::ranges::none_of(status, still_runs);
 }
 
-bool test_threads(const TestFlags& flags) {
-  if (!env("OMP_NUM_THREADS")) at::set_num_threads(std::max(1, cores() / flags.ranks));
-  std::atomic<bool> good = true;
-  run_ranks(flags.ranks,
-            [&](const Communicator& world) {
-              if (!report(world)) good = false;
-            },
-            {.limit = flags.left()});
-  return good;
-}
-
-bool test_transport(const std::string& transport, const TestFlags& flags) {
-  const int ranks = transport == "self" ? 1 : flags.ranks;
-  const auto how = transport == "threads" ? "threads of one process"
-                   : transport == "fake"  ? "simulated"
-                   : transport == "self"  ? "a lone process"
-                                          : "processes of this host";
-  fmt::print("{}: {} rank{}, {}\n", transport, ranks, ranks == 1 ? "" : "s", how);
+bool test_engine(const Engine& engine, const TestFlags& flags) {
+  const int ranks = engine.reach == Engine::Reach::OneRank ? 1 : flags.ranks;
+  fmt::print("{}: {} rank{}, {}\n", engine.name, ranks, ranks == 1 ? "" : "s", engine.ranks);
   std::fflush(stdout);
+  if (const auto why_not = engine.why_not(); !why_not.empty()) {
+    fmt::print("  left out: {}\n", why_not);
+    return flags.transport == "all";
+  }
   try {
-    if (transport == "self") return report(self_world().with_limit(flags.left()));
-    if (transport == "fake") return report(fake_world(0, flags.ranks).with_limit(flags.left()));
-    if (transport == "threads") return test_threads(flags);
-    return test_processes(transport, flags);
+    if (engine.run == nullptr) return test_processes(std::string(engine.name), flags);
+    if (!env("OMP_NUM_THREADS")) at::set_num_threads(std::max(1, cores() / ranks));
+    std::atomic<bool> good = true;
+    engine.run(
+        ranks,
+        [&](const Communicator& world) {
+          if (!report(world)) good = false;
+        },
+        flags.left());
+    return good;
   } catch (const std::exception& error) {
     fmt::print("  FAILED  {}\n", error.what());
     return false;
@@ -268,8 +259,8 @@ int run(const TestFlags& flags) {
   keep_limit(flags, errors.lines());
   if (identity_from_environment()) return errors.end(test_as_rank(flags));
   bool good = true;
-  for (const auto& transport : kTransports) {
-    if (flags.transport == "all" || flags.transport == transport) good &= test_transport(transport, flags);
+  for (const auto& engine : engines()) {
+    if (flags.transport == "all" || flags.transport == engine.name) good &= test_engine(engine, flags);
   }
   fmt::print("{}\n", good ? "all transports keep their promises" : "some promises are not kept: see the lines above");
   return errors.end(good);
@@ -281,8 +272,8 @@ void add_test_command(CLI::App& app, std::function<int()>& chosen) {
   auto* command =
       app.add_subcommand("test", "Shows that ranks on this machine can talk, with a verdict for every operation")->group("Commands");
   const auto flags = std::make_shared<TestFlags>();
-  auto names = kTransports;
-  names.insert(names.begin(), "all");
+  std::vector<std::string> names = {"all"};
+  for (const auto& engine : engines()) names.emplace_back(engine.name);
   auto* transport =
       command->add_option("--transport", flags->transport, "What the ranks talk over")->check(one_of(names))->capture_default_str();
   auto* ranks =

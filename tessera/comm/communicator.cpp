@@ -9,6 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
+#include "tessera/comm/control/group.h"
 
 namespace tessera {
 namespace {
@@ -45,9 +46,7 @@ void note_write(const at::Tensor& tensor) {
 
 }  // namespace
 
-
-Communicator::Communicator(std::shared_ptr<Transport> transport, std::chrono::milliseconds limit)
-    : transport_(std::move(transport)), limit_(limit) {
+Communicator::Communicator(std::shared_ptr<Group> group, std::chrono::milliseconds limit) : group_(std::move(group)), limit_(limit) {
   if (limit_ <= std::chrono::milliseconds::zero()) {
     throw UsageError(fmt::format("a time limit of {} ms leaves no time for any operation; give a positive one", limit_.count()));
   }
@@ -64,50 +63,58 @@ int Communicator::rank() const {
 Work Communicator::all_gather(std::span<const Piece> pieces, Subject subject, std::span<at::Tensor> companions) const {
   expect_no_graph(pieces, "all_gather");
   for (const auto& piece : pieces) note_write(piece.whole);
-  return transport_->all_gather(pieces, companions, {.subject = subject, .limit = limit_});
+  return group_->all_gather(pieces, companions, {.subject = subject, .limit = limit_});
 }
 
 Work Communicator::reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, Subject subject) const {
   expect_no_graph(pieces, "reduce_scatter");
   for (const auto& piece : pieces) note_write(piece.own);
-  return transport_->reduce_scatter(pieces, reduction, {.subject = subject, .limit = limit_});
+  return group_->reduce_scatter(pieces, reduction, {.subject = subject, .limit = limit_});
 }
 
 Work Communicator::all_reduce(at::Tensor tensor, const Reduction& reduction, Subject subject) const {
   expect_not_sharded(tensor, "all_reduce");
   expect_no_graph(tensor, "all_reduce");
   note_write(tensor);
-  return transport_->all_reduce(std::move(tensor), reduction, {.subject = subject, .limit = limit_});
+  return group_->all_reduce(tensor, reduction, {.subject = subject, .limit = limit_});
 }
 
 Work Communicator::broadcast(at::Tensor tensor, int root, Subject subject) const {
   expect_not_sharded(tensor, "broadcast");
   expect_no_graph(tensor, "broadcast");
   note_write(tensor);
-  return transport_->broadcast(std::move(tensor), root, {.subject = subject, .limit = limit_});
+  return group_->broadcast(tensor, root, {.subject = subject, .limit = limit_});
 }
 
 void Communicator::barrier(Subject subject) const {
-  transport_->barrier({.subject = subject, .limit = limit_}).wait();
+  group_->barrier({.subject = subject, .limit = limit_}).wait();
 }
 
 Work Communicator::meet(Subject subject) const {
-  return transport_->meet({.subject = subject, .limit = limit_});
+  return group_->meet({.subject = subject, .limit = limit_});
+}
+
+Extremes Communicator::extremes(uint64_t own, Subject subject) const {
+  return group_->extremes(own, {.subject = subject, .limit = limit_});
+}
+
+std::vector<std::string> Communicator::texts(const std::string& own, Subject subject) const {
+  return group_->texts(own, {.subject = subject, .limit = limit_});
 }
 
 Communicator Communicator::split(std::span<const int> colors) const {
-  return Communicator(transport_->split(colors, {.subject = {}, .limit = limit_}), limit_);
+  return Communicator(group_->split(colors, {.subject = {}, .limit = limit_}), limit_);
 }
 
 Communicator Communicator::part(std::span<const int> colors) const {
   const bool is_whole = std::ranges::adjacent_find(colors, std::not_equal_to<>()) == colors.end();
   if (is_whole && static_cast<int>(colors.size()) == size()) return *this;
-  return Communicator(transport_->part(colors, {.subject = {}, .limit = limit_}), limit_);
+  return Communicator(group_->part(colors, {.subject = {}, .limit = limit_}), limit_);
 }
 
 std::vector<Communicator> Communicator::parts() const {
   std::vector<Communicator> result;
-  for (auto& part : transport_->parts()) result.emplace_back(std::move(part), limit_);
+  for (auto& part : group_->parts()) result.emplace_back(std::move(part), limit_);
   return result;
 }
 
@@ -116,7 +123,7 @@ Communicator Communicator::duplicate() const {
 }
 
 SharedAttempt Communicator::share(const AreaShape& shape, Subject subject) const {
-  return transport_->share(shape, {.subject = subject, .limit = limit_});
+  return group_->share(shape, {.subject = subject, .limit = limit_});
 }
 
 at::Tensor Communicator::own_chunk(const at::Tensor& flat) const {
@@ -131,6 +138,46 @@ at::Tensor Communicator::own_chunk(const at::Tensor& flat) const {
     parts.push_back(std::move(part));
   }
   return from_replicas(parts);
+}
+
+const GroupTraits& Communicator::traits() const {
+  return group_->traits();
+}
+
+std::vector<at::Tensor> Communicator::replicas(const at::Tensor& tensor) const {
+  return group_->transport().replicas(tensor);
+}
+
+at::Tensor Communicator::from_replicas(std::span<const at::Tensor> tensors) const {
+  return group_->transport().from_replicas(tensors);
+}
+
+void Communicator::enter(std::string_view phase, std::string_view unit) const {
+  group_->enter(phase, unit);
+}
+
+void Communicator::step_done() const {
+  group_->transport().step_done();
+}
+
+void Communicator::abort(std::string_view reason) const noexcept {
+  group_->abort(reason);
+}
+
+uint64_t Communicator::next_number() const {
+  return group_->next_number();
+}
+
+void Communicator::count(Operation operation, uint64_t bytes) const {
+  group_->count(operation, bytes);
+}
+
+Traffic Communicator::traffic(Operation operation) const {
+  return group_->traffic(operation);
+}
+
+void Communicator::reset_traffic() const {
+  group_->reset_traffic();
 }
 
 }  // namespace tessera

@@ -1,9 +1,17 @@
 // Collectives among the ranks of a group. Every rank must call the same operations in the same order; errors name the rank that does not.
 #pragma once
 
-#include "tessera/comm/transport.h"
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/operation.h"
+#include "tessera/comm/traits.h"
+#include "tessera/comm/work.h"
 
 namespace tessera {
+
+class Group;
 
 inline constexpr std::chrono::milliseconds kStartLimit = std::chrono::minutes(5);
 inline constexpr std::chrono::milliseconds kOperationLimit = std::chrono::minutes(10);
@@ -16,28 +24,28 @@ inline constexpr std::chrono::milliseconds kOperationLimit = std::chrono::minute
 /// tessera/nn/collectives.h are differentiated.
 class Communicator {
  public:
-  explicit Communicator(std::shared_ptr<Transport> transport, std::chrono::milliseconds limit = kOperationLimit);
+  explicit Communicator(std::shared_ptr<Group> group, std::chrono::milliseconds limit = kOperationLimit);
 
   /// The rank of this process. Throws UsageError if the process stands for several ranks or traces (see local_ranks).
   int rank() const;
-  int size() const { return transport_->traits().size; }
+  int size() const { return traits().size; }
   /// Which ranks share a host.
   const Topology& topology() const { return traits().topology; }
   /// The ranks that this process stands for: one, except on a tracing engine.
-  const std::vector<int>& local_ranks() const { return transport_->traits().local_ranks; }
+  const std::vector<int>& local_ranks() const { return traits().local_ranks; }
   /// Whether this process stands for rank 0, which prints, and writes what is needed only once.
   bool is_first() const { return local_ranks().front() == 0; }
   /// The number of a rank of this group in the world from which the group was split. Errors name ranks by it.
   int world_rank(int rank) const { return traits().world_ranks[static_cast<size_t>(rank)]; }
-  bool same_group(const Communicator& other) const { return transport_ == other.transport_; }
+  bool same_group(const Communicator& other) const { return group_ == other.group_; }
   /// The same for all copies of a communicator, and different from any other's as long as one of the copies exists.
-  const void* id() const { return transport_.get(); }
-  /// Properties of the transport: name, device, preferred packing, whether it traces.
-  const Transport::Traits& traits() const { return transport_->traits(); }
+  const void* id() const { return group_.get(); }
+  /// Its ranks, and the properties of its engine: name, device, preferred packing, whether it traces.
+  const GroupTraits& traits() const;
 
   /// How long an operation may wait for other ranks. with_limit returns a copy for the same group.
   std::chrono::milliseconds limit() const { return limit_; }
-  Communicator with_limit(std::chrono::milliseconds limit) const { return Communicator(transport_, limit); }
+  Communicator with_limit(std::chrono::milliseconds limit) const { return Communicator(group_, limit); }
 
   /// Fills each `whole` with the `own` parts of all ranks, in rank order. Any dtype; whole.numel() == size() * own.numel(). `companions`:
   /// see Transport::all_gather.
@@ -51,8 +59,14 @@ class Communicator {
   Work broadcast(at::Tensor tensor, int root = 0, Subject subject = {}) const;
   /// Returns when every rank has called it.
   void barrier(Subject subject = {}) const;
-  /// Done when every rank has called it, from whatever point of its program: see Transport::meet.
+  /// Done when every rank has called it, from whatever point of its program: what other ranks do in the group meanwhile fails there with a
+  /// DisagreementError, until all are here.
   Work meet(Subject subject = {}) const;
+
+  /// Collective: the least and the most of the ranks' numbers. They travel with the agreement, so that nothing else is sent.
+  Extremes extremes(uint64_t own, Subject subject) const;
+  /// Collective: the text of each rank, in rank order.
+  std::vector<std::string> texts(const std::string& own, Subject subject) const;
 
   /// Collective: ranks with equal colors form a new group, in the order of their ranks. `colors` has one color per rank, and is the same
   /// list on every rank.
@@ -73,26 +87,27 @@ class Communicator {
   /// This rank's chunk of a flat tensor that every rank has in full: chunk r of size() equal ones. The end is padded with zeros.
   at::Tensor own_chunk(const at::Tensor& flat) const;
   /// The value that each of local_ranks() sees; from_replicas is the inverse.
-  std::vector<at::Tensor> replicas(const at::Tensor& tensor) const { return transport_->replicas(tensor); }
-  at::Tensor from_replicas(std::span<const at::Tensor> tensors) const { return transport_->from_replicas(tensors); }
+  std::vector<at::Tensor> replicas(const at::Tensor& tensor) const;
+  at::Tensor from_replicas(std::span<const at::Tensor> tensors) const;
 
   /// Notes where the program is ("backward" of a unit), for reports about jobs that hang.
-  void enter(std::string_view phase, std::string_view unit = {}) const { transport_->enter(phase, unit); }
+  void enter(std::string_view phase, std::string_view unit = {}) const;
   /// Marks the end of a training step, for tracing engines. Does nothing on others.
-  void step_done() const { transport_->step_done(); }
-  /// For a rank that can't go on: all ranks of the group get an error with this reason (see Transport::abort).
-  void abort(std::string_view reason) const noexcept { transport_->abort(reason); }
+  void step_done() const;
+  /// For a rank that can't go on: all ranks of the group get an error with this reason, now or later, and so do those of all groups
+  /// that were split from one another.
+  void abort(std::string_view reason) const noexcept;
 
   /// 1, 2, 3...: numbers for objects that all ranks create in the same order.
-  uint64_t next_number() const { return transport_->next_number(); }
+  uint64_t next_number() const;
 
-  /// Counts an operation that ran without this group's transport, such as a reduction through shared memory.
-  void count(Operation operation, uint64_t bytes) const { transport_->count(operation, bytes); }
-  Traffic traffic(Operation operation) const { return transport_->traffic(operation); }
-  void reset_traffic() const { transport_->reset_traffic(); }
+  /// Counts an operation that ran by other means, such as a reduction through shared memory.
+  void count(Operation operation, uint64_t bytes) const;
+  Traffic traffic(Operation operation) const;
+  void reset_traffic() const;
 
  private:
-  std::shared_ptr<Transport> transport_;
+  std::shared_ptr<Group> group_;
   std::chrono::milliseconds limit_;
 };
 

@@ -2,9 +2,9 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -19,21 +19,30 @@
 #include "tessera/base/launcher.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/backend/backend_link.h"
-#include "tessera/comm/gloo/gloo_link.h"
-#include "tessera/comm/host/envelope.h"
-#include "tessera/comm/host/host_transport.h"
+#include "tessera/comm/control/link_family.h"
+#include "tessera/comm/engines.h"
 #include "tessera/comm/host/rendezvous.h"
 #include "tessera/comm/self/self.h"
-#include "tessera/comm/shm/shm_link.h"
 
 namespace tessera {
 namespace {
 
-constexpr std::array<std::string_view, 4> kNames = {"auto", "self", "shm", "gloo"};
+constexpr std::string_view kAuto = "auto";
 
-TransportKind chosen_transport(TransportKind wanted) {
-  const auto given = env_choice("TESSERA_TRANSPORT", kNames);
-  return given ? static_cast<TransportKind>(*given) : wanted;
+/// The names by which a launched program can ask for an engine.
+std::vector<std::string_view> transport_names() {
+  std::vector<std::string_view> names = {kAuto};
+  for (const auto& engine : engines()) {
+    if (engine.connect != nullptr || engine.automatic) names.push_back(engine.name);
+  }
+  return names;
+}
+
+std::string chosen_transport(const InitOptions& options) {
+  const auto names = transport_names();
+  if (const auto given = env_choice("TESSERA_TRANSPORT", names)) return std::string(names[*given]);
+  if (std::ranges::find(names, options.transport) != names.end()) return options.transport;
+  throw UsageError(fmt::format("no transport of a launched program is called '{}'; there are {}", options.transport, fmt::join(names, ", ")));
 }
 
 /// Numbers hosts by their names.
@@ -53,14 +62,13 @@ Topology find_hosts(Link& link, std::chrono::milliseconds limit) {
 }
 
 /// Returns after a barrier of all ranks, so no rank needs the store any more to join.
-Communicator wrap(std::string name, Topology topology, std::unique_ptr<Link> link, const InitOptions& options, const StorePtr& store) {
+Communicator wrap(std::string name, Topology topology, Connection connection, const InitOptions& options, const StorePtr& store) {
   const auto family = std::make_shared<LinkFamily>();
-  if (store) family->look_out(store, {.rank = link->rank(), .world_size = link->size()});
-  const Communicator world(host_transport({.name = std::move(name), .topology = std::move(topology)}, std::move(link), family),
-                           options.operation_limit);
+  if (store) family->look_out(store, {.rank = connection.link->rank(), .world_size = connection.link->size()});
+  const auto world = world_over(std::move(connection), {.name = std::move(name), .topology = std::move(topology)}, family);
   world.with_limit(options.start_limit).barrier({.unit = "start"});
   world.reset_traffic();
-  return world;
+  return world.with_limit(options.operation_limit);
 }
 
 /// What each rank tells the others at the start: its host, and the transport that it wants.
@@ -69,8 +77,8 @@ struct Introduction {
   std::string transport;
 };
 
-std::vector<Introduction> introduce(const StorePtr& store, const Identity& identity, TransportKind kind, const StartWait& wait) {
-  const auto own = fmt::format("{}\n{}", kNames[static_cast<size_t>(kind)], host_id());
+std::vector<Introduction> introduce(const StorePtr& store, const Identity& identity, const std::string& transport, const StartWait& wait) {
+  const auto own = fmt::format("{}\n{}", transport, host_id());
   std::vector<Introduction> ranks;
   for (const auto& text : exchange(store, identity, "introduction", own, wait)) {
     const auto line = text.find('\n');
@@ -83,14 +91,6 @@ std::vector<Introduction> introduce(const StorePtr& store, const Identity& ident
     }
   }
   return ranks;
-}
-
-/// Warns of an address that other hosts can't reach. Needed only if there are several hosts.
-void warn_of_loopback(const std::string& address) {
-  if (env("GLOO_SOCKET_IFNAME") || !(address.starts_with("127.") || address == "::1")) return;
-  log(LogLevel::Warning, fmt::format("gloo listens at {}, which other hosts can't reach; if the ranks do not connect, name the network "
-                                     "interface in GLOO_SOCKET_IFNAME, or this host's real address in MASTER_ADDR",
-                                     address));
 }
 
 /// Warns if the ranks of this host together compute with more threads than there are cores. Launchers set OMP_NUM_THREADS to prevent that.
@@ -112,11 +112,10 @@ void start_log(int rank) {
 }
 
 Communicator lone_world(const InitOptions& options) {
-  const auto kind = chosen_transport(options.transport);
-  if (kind != TransportKind::Auto && kind != TransportKind::Self) {
+  const auto transport = chosen_transport(options);
+  if (transport != kAuto && engine_named(transport).reach != Engine::Reach::OneRank) {
     throw ConfigError(
-        fmt::format("transport {} needs ranks, but RANK and WORLD_SIZE are not set; start the program with torchrun or mpirun",
-                    kNames[static_cast<size_t>(kind)]));
+        fmt::format("transport {} needs ranks, but RANK and WORLD_SIZE are not set; start the program with torchrun or mpirun", transport));
   }
   start_log(0);
   return self_world().with_limit(options.operation_limit);
@@ -128,35 +127,46 @@ StartWait start_wait(const InitOptions& options, std::string place) {
   return {.end = now + options.start_limit, .notice = now + options.start_notice, .place = std::move(place)};
 }
 
-Communicator join(const StorePtr& store, const Identity& identity, const InitOptions& options, const StartWait& wait) {
-  const auto [rank, world_size] = identity;
-  const auto end = wait.end;
-  const auto kind = chosen_transport(options.transport);
-  const StorePtr own_store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("world{}", next_round(store, rank)), store);
-  const auto ranks = introduce(own_store, identity, kind, wait);
-  std::vector<std::string> host_names;
-  for (const auto& each : ranks) host_names.push_back(each.host);
-  const auto topology = topology_of(host_names);
-  const bool one_host = topology.hosts() == 1;
+/// Why the engine is not for ranks like these; empty if it is.
+std::string why_unfit(const Engine& engine, const Topology& topology) {
+  if (engine.reach == Engine::Reach::OneRank && topology.ranks() > 1) {
+    return fmt::format("transport {} is for a lone process; this world has {} ranks", engine.name, topology.ranks());
+  }
+  if (engine.reach == Engine::Reach::OneHost && topology.hosts() > 1) {
+    return fmt::format("transport {} is for ranks of one host, but these are on several; use gloo, or auto", engine.name);
+  }
+  return {};
+}
 
-  warn_of_threads(rank, static_cast<int>(topology.ranks_on(topology.host_of(rank)).size()));
-  if (kind == TransportKind::Self && world_size > 1) {
-    throw ConfigError(fmt::format("transport self is for a lone process; this world has {} ranks", world_size));
+Communicator join(const StorePtr& store, const Identity& identity, const InitOptions& options, const StartWait& wait) {
+  const auto transport = chosen_transport(options);
+  const StorePtr own_store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("world{}", next_round(store, identity.rank)), store);
+  std::vector<std::string> host_names;
+  for (const auto& each : introduce(own_store, identity, transport, wait)) host_names.push_back(each.host);
+  const Meeting meeting{.store = own_store,
+                        .identity = identity,
+                        .topology = topology_of(host_names),
+                        .start_limit = options.start_limit,
+                        .end = wait.end};
+  const auto& topology = meeting.topology;
+  warn_of_threads(identity.rank, static_cast<int>(topology.ranks_on(topology.host_of(identity.rank)).size()));
+  std::string trouble;  // of the engine before
+  for (const auto& engine : engines()) {
+    if (transport == kAuto ? !engine.automatic : transport != engine.name) continue;
+    if (auto why = why_unfit(engine, topology); !why.empty()) {
+      if (transport != kAuto) throw ConfigError(why);
+      continue;
+    }
+    if (engine.connect == nullptr) return self_world().with_limit(options.operation_limit);
+    if (!trouble.empty()) {
+      log(identity.rank == 0 ? LogLevel::Warning : LogLevel::Debug, fmt::format("{}; talking over {} instead", trouble, engine.name));
+    }
+    auto connection = engine.connect(meeting);
+    if (connection.link) return wrap(std::string(engine.name), topology, std::move(connection), options, own_store);
+    if (transport != kAuto) throw CommError(connection.why_not);
+    trouble = std::move(connection.why_not);
   }
-  if (kind == TransportKind::Shm && !one_host) {
-    throw ConfigError("transport shm is for ranks of one host, but these are on several; use gloo, or auto");
-  }
-  if (world_size == 1 && kind != TransportKind::Gloo && kind != TransportKind::Shm) return self_world().with_limit(options.operation_limit);
-  if (one_host && kind != TransportKind::Gloo) {
-    auto attempt = shm_link(own_store, identity, end);
-    if (attempt.link) return wrap("shm", topology, std::move(attempt.link), options, own_store);
-    if (kind == TransportKind::Shm) throw CommError(attempt.why_not);
-    log(rank == 0 ? LogLevel::Warning : LogLevel::Debug, attempt.why_not + "; talking over gloo instead");
-  }
-  const auto address = address_towards_master(end);
-  if (!one_host) warn_of_loopback(address);
-  return wrap("gloo", topology, gloo_link(own_store, rank, world_size, {.address = address, .start_limit = options.start_limit}), options,
-              own_store);
+  throw CommError(trouble);
 }
 
 }  // namespace
@@ -198,7 +208,7 @@ Communicator init(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Ini
     store = c10::make_intrusive<c10d::PrefixStore>(prefix, group->getStore());
   }
   auto topology = find_hosts(*link, options.start_limit);
-  return wrap(backend->getBackendName(), std::move(topology), std::move(link), options, store);
+  return wrap(backend->getBackendName(), std::move(topology), {.link = std::move(link)}, options, store);
 }
 
 int local_rank() {

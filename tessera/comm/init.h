@@ -12,15 +12,10 @@ class Store;
 
 namespace tessera {
 
-enum class TransportKind {
-  Auto,  // Self for a single process, Shm for ranks of one host that can share memory, Gloo otherwise
-  Self,
-  Shm,
-  Gloo,
-};
-
 struct InitOptions {
-  TransportKind transport = TransportKind::Auto;  // TESSERA_TRANSPORT=auto|self|shm|gloo overrides it
+  /// The name of an engine (`tessera env` lists them), or auto: self for a single process, shm for ranks of one host that can share memory,
+  /// gloo otherwise. TESSERA_TRANSPORT overrides it.
+  std::string transport = "auto";
   std::chrono::milliseconds start_limit = kStartLimit;
   std::chrono::milliseconds start_notice = std::chrono::seconds(10);  // after which a warning says who is missing at the start
   std::chrono::milliseconds operation_limit = kOperationLimit;

@@ -119,15 +119,13 @@ at::Tensor BertLayerImpl::forward(const at::Tensor& states, const at::Tensor& ma
   return output(intermediate(attended), attended);
 }
 
-BertEncoderImpl::BertEncoderImpl(const BertConfig& config)
-    : call_layer(
-          [](const BertLayer& layer, const at::Tensor& states, const at::Tensor& mask) { return layer.ptr()->forward(states, mask); }) {
+BertEncoderImpl::BertEncoderImpl(const BertConfig& config) {
   for (int64_t i = 0; i < config.num_hidden_layers; i++) layer->push_back(BertLayer(config));
   register_module("layer", layer);
 }
 
 at::Tensor BertEncoderImpl::forward(at::Tensor states, const at::Tensor& mask) {
-  for (const auto& each : *layer) states = call_layer(BertLayer(std::dynamic_pointer_cast<BertLayerImpl>(each)), states, mask);
+  for (const auto& each : *layer) states = call(each->as<BertLayer>(), states, mask);
   return states;
 }
 

@@ -10,12 +10,12 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/pimpl.h>
 
-#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "tessera/models/bert_config.h"
+#include "tessera/shard/call.h"
 
 namespace tessera::models {
 
@@ -28,9 +28,9 @@ struct BertEmbeddingsImpl : torch::nn::Module {
   explicit BertEmbeddingsImpl(const BertConfig& config);
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& types);
 
-  torch::nn::Embedding word_embeddings{nullptr}, position_embeddings{nullptr}, token_type_embeddings{nullptr};
-  torch::nn::LayerNorm norm{nullptr};
-  torch::nn::Dropout dropout{nullptr};
+  Called<torch::nn::Embedding> word_embeddings{nullptr}, position_embeddings{nullptr}, token_type_embeddings{nullptr};
+  Called<torch::nn::LayerNorm> norm{nullptr};
+  Called<torch::nn::Dropout> dropout{nullptr};
 };
 TORCH_MODULE(BertEmbeddings);
 
@@ -50,8 +50,8 @@ struct BertResidual : torch::nn::Module {
   at::Tensor forward(const at::Tensor& y, const at::Tensor& x);
 
   torch::nn::Linear dense{nullptr};
-  torch::nn::LayerNorm norm{nullptr};
-  torch::nn::Dropout dropout{nullptr};
+  Called<torch::nn::LayerNorm> norm{nullptr};
+  Called<torch::nn::Dropout> dropout{nullptr};
 };
 struct BertSelfOutputImpl : BertResidual {
   explicit BertSelfOutputImpl(const BertConfig& config) : BertResidual(config.hidden_size, config) {}
@@ -66,8 +66,8 @@ struct BertAttentionImpl : torch::nn::Module {
   explicit BertAttentionImpl(const BertConfig& config);
   at::Tensor forward(const at::Tensor& states, const at::Tensor& mask);
 
-  BertSelfAttention self{nullptr};
-  BertSelfOutput output{nullptr};
+  Called<BertSelfAttention> self{nullptr};
+  Called<BertSelfOutput> output{nullptr};
 };
 TORCH_MODULE(BertAttention);
 
@@ -84,9 +84,9 @@ struct BertLayerImpl : torch::nn::Module {
   explicit BertLayerImpl(const BertConfig& config);
   at::Tensor forward(const at::Tensor& states, const at::Tensor& mask);
 
-  BertAttention attention{nullptr};
-  BertIntermediate intermediate{nullptr};
-  BertOutput output{nullptr};
+  Called<BertAttention> attention{nullptr};
+  Called<BertIntermediate> intermediate{nullptr};
+  Called<BertOutput> output{nullptr};
 };
 TORCH_MODULE(BertLayer);
 
@@ -95,8 +95,6 @@ struct BertEncoderImpl : torch::nn::Module {
   at::Tensor forward(at::Tensor states, const at::Tensor& mask);
 
   torch::nn::ModuleList layer;
-  /// How each layer is called. A program that computes activations again sets a function that uses tessera::call.
-  std::function<at::Tensor(const BertLayer& layer, const at::Tensor& states, const at::Tensor& mask)> call_layer;
 };
 TORCH_MODULE(BertEncoder);
 
@@ -119,9 +117,9 @@ struct BertModelImpl : torch::nn::Module {
   /// From the names in files to those of this model: files of larger models have "bert." before them, and old ones names of TensorFlow.
   static Renames renames();
 
-  BertEmbeddings embeddings{nullptr};
-  BertEncoder encoder{nullptr};
-  BertPooler pooler{nullptr};
+  Called<BertEmbeddings> embeddings{nullptr};
+  Called<BertEncoder> encoder{nullptr};
+  Called<BertPooler> pooler{nullptr};
 };
 TORCH_MODULE(BertModel);
 
@@ -134,8 +132,8 @@ struct BertForSequenceClassificationImpl : torch::nn::Module {
   /// From the names in files to those of this model: files of a BertModel lack "bert." before them.
   static Renames renames();
 
-  BertModel bert{nullptr};
-  torch::nn::Dropout dropout{nullptr};
+  Called<BertModel> bert{nullptr};
+  Called<torch::nn::Dropout> dropout{nullptr};
   torch::nn::Linear classifier{nullptr};
 };
 TORCH_MODULE(BertForSequenceClassification);

@@ -29,7 +29,7 @@ GptImpl::GptImpl(const GptOptions& options)
 
 at::Tensor GptImpl::forward(const at::Tensor& ids) {
   auto x = tokens(ids) + positions(at::arange(ids.size(1), ids.options()));
-  for (const auto& block : *blocks) x = block->as<GptBlock>()->forward(x);
+  for (const auto& block : *blocks) x = call(block->as<GptBlock>(), x);
   return nn::linear(head, norm(x));
 }
 

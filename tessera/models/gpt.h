@@ -9,6 +9,7 @@
 #include <torch/nn/pimpl.h>
 
 #include "tessera/nn/attention.h"
+#include "tessera/shard/call.h"
 
 namespace tessera::models {
 
@@ -24,8 +25,8 @@ struct GptBlockImpl : torch::nn::Module {
   GptBlockImpl(int64_t width, int64_t heads);
   at::Tensor forward(const at::Tensor& x);
 
-  torch::nn::LayerNorm norm1{nullptr}, norm2{nullptr};
-  nn::SelfAttention attention{nullptr};
+  Called<torch::nn::LayerNorm> norm1{nullptr}, norm2{nullptr};
+  Called<nn::SelfAttention> attention{nullptr};
   torch::nn::Linear up{nullptr}, down{nullptr};
 };
 TORCH_MODULE(GptBlock);
@@ -36,9 +37,9 @@ struct GptImpl : torch::nn::Module {
   /// Takes tokens {batch, length} and returns scores {batch, length, vocabulary}.
   at::Tensor forward(const at::Tensor& tokens);
 
-  torch::nn::Embedding tokens{nullptr}, positions{nullptr};
+  Called<torch::nn::Embedding> tokens{nullptr}, positions{nullptr};
   torch::nn::ModuleList blocks;
-  torch::nn::LayerNorm norm{nullptr};
+  Called<torch::nn::LayerNorm> norm{nullptr};
   torch::nn::Linear head{nullptr};
 };
 TORCH_MODULE(Gpt);

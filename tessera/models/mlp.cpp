@@ -10,7 +10,7 @@ MlpImpl::MlpImpl(const MlpOptions& options) : head(register_module("head", torch
 }
 
 at::Tensor MlpImpl::forward(at::Tensor x) {
-  for (const auto& block : *blocks) x = at::relu(block->as<torch::nn::Linear>()->forward(x));
+  for (const auto& block : *blocks) x = at::relu(call(block->as<torch::nn::Linear>(), x));
   return head(x);
 }
 

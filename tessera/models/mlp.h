@@ -6,6 +6,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
+#include "tessera/shard/call.h"
+
 namespace tessera::models {
 
 struct MlpOptions {
@@ -21,7 +23,7 @@ struct MlpImpl : torch::nn::Module {
   at::Tensor forward(at::Tensor x);
 
   torch::nn::ModuleList blocks;
-  torch::nn::Linear head{nullptr};
+  Called<torch::nn::Linear> head{nullptr};
 };
 TORCH_MODULE(Mlp);
 

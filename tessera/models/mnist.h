@@ -7,6 +7,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
+#include "tessera/shard/call.h"
+
 namespace tessera::models {
 
 struct MnistNetImpl : torch::nn::Module {
@@ -15,9 +17,9 @@ struct MnistNetImpl : torch::nn::Module {
   /// Takes floating-point images {n, 1, 28, 28} and returns log-probabilities {n, 10}.
   at::Tensor forward(const at::Tensor& images);
 
-  torch::nn::Conv2d conv1{nullptr}, conv2{nullptr};
-  torch::nn::BatchNorm2d bn1{nullptr}, bn2{nullptr};
-  torch::nn::Linear fc1{nullptr}, fc2{nullptr};
+  Called<torch::nn::Conv2d> conv1{nullptr}, conv2{nullptr};
+  Called<torch::nn::BatchNorm2d> bn1{nullptr}, bn2{nullptr};
+  Called<torch::nn::Linear> fc1{nullptr}, fc2{nullptr};
 };
 TORCH_MODULE(MnistNet);
 

@@ -27,7 +27,7 @@ BottleneckImpl::BottleneckImpl(int64_t in, int64_t width, int64_t stride)
 
 at::Tensor BottleneckImpl::forward(const at::Tensor& x) {
   const auto y = bn3(conv3(at::relu(bn2(conv2(at::relu(bn1(conv1(x))))))));
-  return at::relu(y + (shortcut.is_empty() ? x : shortcut->forward(x)));
+  return at::relu(y + (shortcut.is_empty() ? x : shortcut(x)));
 }
 
 ResNet50Impl::ResNet50Impl(int64_t classes)
@@ -46,7 +46,7 @@ ResNet50Impl::ResNet50Impl(int64_t classes)
 
 at::Tensor ResNet50Impl::forward(const at::Tensor& images) {
   auto x = at::max_pool2d(at::relu(bn1(conv1(images))), 3, 2, 1);
-  for (const auto& block : *blocks) x = block->as<Bottleneck>()->forward(x);
+  for (const auto& block : *blocks) x = call(block->as<Bottleneck>(), x);
   return fc(x.mean({2, 3}));
 }
 

@@ -9,15 +9,17 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
+#include "tessera/shard/call.h"
+
 namespace tessera::models {
 
 struct BottleneckImpl : torch::nn::Module {
   BottleneckImpl(int64_t in, int64_t width, int64_t stride);
   at::Tensor forward(const at::Tensor& x);
 
-  torch::nn::Conv2d conv1{nullptr}, conv2{nullptr}, conv3{nullptr};
-  torch::nn::BatchNorm2d bn1{nullptr}, bn2{nullptr}, bn3{nullptr};
-  torch::nn::Sequential shortcut{nullptr};  // only if the shape changes
+  Called<torch::nn::Conv2d> conv1{nullptr}, conv2{nullptr}, conv3{nullptr};
+  Called<torch::nn::BatchNorm2d> bn1{nullptr}, bn2{nullptr}, bn3{nullptr};
+  Called<torch::nn::Sequential> shortcut{nullptr};  // only if the shape changes
 };
 TORCH_MODULE(Bottleneck);
 
@@ -27,10 +29,10 @@ struct ResNet50Impl : torch::nn::Module {
   /// Takes images {n, 3, height, width} and returns scores {n, classes}.
   at::Tensor forward(const at::Tensor& images);
 
-  torch::nn::Conv2d conv1{nullptr};
-  torch::nn::BatchNorm2d bn1{nullptr};
+  Called<torch::nn::Conv2d> conv1{nullptr};
+  Called<torch::nn::BatchNorm2d> bn1{nullptr};
   torch::nn::ModuleList blocks;
-  torch::nn::Linear fc{nullptr};
+  Called<torch::nn::Linear> fc{nullptr};
 };
 TORCH_MODULE(ResNet50);
 

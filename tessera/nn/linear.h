@@ -4,12 +4,15 @@
 #include <ATen/ops/linear.h>
 #include <torch/nn/modules/linear.h>
 
+#include "tessera/shard/call.h"
+
 namespace tessera::nn {
 
-/// The same result as `layer(x)`. libtorch's Linear::forward takes two operators, one for the product and one for the bias, if x has more
-/// than two dimensions.
+/// The same result as `call(layer, x)`. libtorch's Linear::forward takes two operators, one for the product and one for the bias, if x has
+/// more than two dimensions.
 inline at::Tensor linear(const torch::nn::Linear& layer, const at::Tensor& x) {
-  return at::linear(x, layer->weight, layer->bias);
+  const auto forward = [](const torch::nn::LinearImpl& self, const at::Tensor& in) { return at::linear(in, self.weight, self.bias); };
+  return call_with(layer, forward, x);
 }
 
 }  // namespace tessera::nn

@@ -9,7 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
-#include "tessera/shard/activation/runs.h"
+#include "tessera/shard/activation/segment_forward.h"
 #include "tessera/shard/paging/paging.h"
 
 namespace tessera::activation {
@@ -26,9 +26,9 @@ KeepRule operators(std::vector<std::string> names) {
   return [names = std::set<std::string, std::less<>>(names.begin(), names.end())](std::string_view name) { return names.contains(name); };
 }
 
-bool runs_again() {
-  auto* const run = SegmentRun::current();
-  return run != nullptr && run->asked_runs_again();
+bool is_recompute() {
+  auto* const pass = SegmentPass::current();
+  return pass != nullptr && pass->asked_is_recompute();
 }
 
 namespace detail {
@@ -42,14 +42,8 @@ void refuse_inputs() {
   throw UsageError("a checkpointed module is called with an input that can't be copied, so it could not run again; give a pointer");
 }
 
-class RunningSegment::Impl {
- public:
-  explicit Impl(std::unique_ptr<SegmentRun> segment_run) : run(std::move(segment_run)) {}
-  const std::unique_ptr<SegmentRun> run;
-};
-
 RunningSegment::RunningSegment(const Options& options, Tensors inputs, Again again, const torch::nn::Module* module)
-    : impl_([&] {
+    : pass_([&]() -> std::unique_ptr<SegmentPass> {
         install_paging();
         if (options.offload == OffloadTo::Host && !inputs.empty() &&
             std::ranges::all_of(inputs, [](const at::Tensor& input) { return input.is_cpu(); })) {
@@ -58,15 +52,15 @@ RunningSegment::RunningSegment(const Options& options, Tensors inputs, Again aga
               "already; OffloadTo::Disk moves them to disk");
         }
         if (options.offload == OffloadTo::Disk) expect_sensible(options.disk);
-        auto* const outer = SegmentRun::current();
-        if (outer != nullptr) return std::make_unique<Impl>(outer->inner(options, inputs, std::move(again), module));
-        return std::make_unique<Impl>(std::make_unique<FirstRun>(options, inputs, std::move(again), module, nullptr));
+        SegmentCall call{.options = options, .inputs = inputs, .again = std::move(again), .module = module};
+        if (auto* const outer = SegmentPass::current()) return outer->inner(std::move(call));
+        return std::make_unique<SegmentForward>(std::move(call), nullptr);
       }()) {}
 
 RunningSegment::~RunningSegment() = default;
 
 void RunningSegment::result(at::Tensor& tensor) const {
-  impl_->run->result(tensor);
+  pass_->result(tensor);
 }
 
 }  // namespace detail

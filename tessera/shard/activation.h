@@ -14,8 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/base/disk_memory.h"
-#include "tessera/shard/offload.h"
+#include "tessera/shard/activation_options.h"
 #include "tessera/shard/tensors.h"
 
 namespace torch::nn {
@@ -29,24 +28,13 @@ struct WrapPolicy;
 
 namespace tessera::activation {
 
-/// Says of an operator, such as "aten::mm", whether its results are kept and it need not run again.
-using KeepRule = std::function<bool(std::string_view name)>;
+class SegmentPass;
 
 /// A rule for these operators. Throws UsageError if libtorch has none of such a name.
 KeepRule operators(std::vector<std::string> names);
 
-struct Options {
-  KeepRule keep = {};
-  /// Where the inputs of segments, and the results of operators that are kept, are until backward. Files are written while forward goes on.
-  OffloadTo offload = OffloadTo::Nowhere;
-  DiskMemoryOptions disk = {};  // with OffloadTo::Disk
-  /// Whether the random generators are set back before a segment runs again, so that dropout drops the same values.
-  bool preserve_rng_state = true;
-};
-
 namespace detail {
 
-using Tensors = std::vector<at::Tensor>;
 at::Tensor placeholder();
 /// Throws UsageError: inputs that can't be copied can't be kept.
 [[noreturn]] void refuse_inputs();
@@ -54,9 +42,6 @@ at::Tensor placeholder();
 /// How an input is passed on that was copied: as the caller passed the original.
 template <class T>
 using Passed = std::conditional_t<std::is_same_v<std::remove_cvref_t<T>, std::decay_t<T>>, T&&, std::decay_t<T>&>;
-
-/// Runs a segment again.
-using Again = std::function<void(const Tensors& inputs)>;
 
 /// A function that calls a module, whose buffers are looked at when it runs again.
 template <class Call>
@@ -90,15 +75,14 @@ class RunningSegment {
   void result(at::Tensor& tensor) const;
 
  private:
-  class Impl;
-  const std::unique_ptr<Impl> impl_;
+  const std::unique_ptr<SegmentPass> pass_;
 };
 
 }  // namespace detail
 
-/// Whether this thread runs a checkpointed segment that has run before: in backward, for its activations. For what a module does once in
-/// each forward and no operator of libtorch does, such as `if (!activation::runs_again()) calls++`.
-bool runs_again();
+/// Whether this thread runs a checkpointed segment for the second time: in backward, for its activations. For what a module does once in
+/// each forward and no operator of libtorch does, such as `if (!activation::is_recompute()) calls++`.
+bool is_recompute();
 
 /// A module holder, or a shared_ptr to a module.
 template <class T>
@@ -113,7 +97,7 @@ template <class Run, class... Inputs>
 auto checkpoint(const Options& options, Run&& run, Inputs&&... inputs) {
   static_assert((std::is_copy_constructible_v<std::decay_t<Inputs>> && ...), "inputs of a checkpointed segment are copied: give a pointer");
   if (!c10::GradMode::is_enabled()) return run(std::forward<Inputs>(inputs)...);
-  // What is copied has empty tensors in place of the inputs, which RunningSegment keeps.
+  // What is copied has empty tensors in place of the inputs, which the segment keeps.
   const auto kept = std::make_shared<std::tuple<std::decay_t<Inputs>...>>(inputs...);
   detail::Tensors tensors;
   for_each_tensor_in(*kept, [&](at::Tensor& tensor) { tensors.push_back(std::exchange(tensor, detail::placeholder())); });

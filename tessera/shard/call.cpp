@@ -1,11 +1,12 @@
 #include "tessera/shard/call.h"
 
 #include <ATen/ATen.h>
-#include <torch/nn/module.h>
+#include <torch/nn/modules/container/sequential.h>
 
 #include <algorithm>
 
-#include "tessera/shard/activation/marks.h"
+#include "tessera/base/error.h"
+#include "tessera/shard/activation/module_options.h"
 #include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/unit/boundary.h"
 #include "tessera/shard/unit/forward_phase.h"
@@ -28,7 +29,7 @@ ForwardCall::ForwardCall(const torch::nn::Module& module) {
     output_dtype_ = boundary->output_dtype;
   }
   if (input_dtype_ && shows_stored(module)) input_dtype_.reset();
-  checkpointing_ = activation::mark_of(module);
+  checkpointing_ = activation::options_of(module);
   phase_ = std::make_unique<ForwardPhase>(module, unit_.get());
 }
 
@@ -38,4 +39,33 @@ void ForwardCall::cast_tensor(at::Tensor& tensor, at::ScalarType dtype) {
   if (at::isFloatingType(tensor.scalar_type()) && tensor.scalar_type() != dtype) tensor = tensor.to(dtype);
 }
 
+namespace detail {
+
+std::shared_ptr<torch::nn::Module> owner_of(torch::nn::Module* module) {
+  if (module == nullptr) throw UsageError("tessera::call was given no module; as<M>() gives none if a module has another class");
+  auto owner = module->weak_from_this().lock();
+  if (!owner) throw UsageError("tessera::call was given the address of a module that no shared_ptr owns; make it by std::make_shared");
+  return owner;
+}
+
+at::Tensor forward_each(torch::nn::SequentialImpl& sequential, at::Tensor x) {
+  if (sequential.is_empty()) return sequential.forward(std::move(x));  // throws
+  torch::nn::AnyValue value(std::move(x));
+  for (auto& each : sequential) {
+    const auto module = each.ptr();
+    auto* const tensor = value.try_get<at::Tensor>();
+    if (tensor == nullptr || !(boundary_of(*module) || activation::options_of(*module))) {
+      value = each.any_forward(std::move(value));
+      continue;
+    }
+    const auto forward = [each](torch::nn::Module&, at::Tensor input) {
+      auto own = each;  // calls of an AnyModule change it
+      return own.forward(std::move(input));
+    };
+    value = torch::nn::AnyValue(call_with(module, forward, std::move(*tensor)));
+  }
+  return value.get<at::Tensor>();
+}
+
+}  // namespace detail
 }  // namespace tessera

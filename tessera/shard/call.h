@@ -13,7 +13,8 @@
 
 namespace torch::nn {
 class Module;
-}
+class SequentialImpl;
+}  // namespace torch::nn
 
 namespace tessera {
 
@@ -72,11 +73,23 @@ struct NamesForwardTwice : M, NamesForward {};
 template <class M>
 concept HasForward = std::is_final_v<M> || !requires { &detail::NamesForwardTwice<M>::forward; };
 
-/// The shared_ptr of a module holder, or the shared_ptr that was given. It leads to a module that may be changed, as forward does.
+namespace detail {
+
+/// Throws UsageError if there is no module, or nobody owns it by a shared_ptr.
+std::shared_ptr<torch::nn::Module> owner_of(torch::nn::Module* module);
+/// sequential->forward(x). Modules in it that fully_shard or checkpoint_module knows are called as by tessera::call.
+at::Tensor forward_each(torch::nn::SequentialImpl& sequential, at::Tensor x);
+
+}  // namespace detail
+
+/// The shared_ptr of a module holder, of a module by its address, or the one that was given. It leads to a module that may be changed, as
+/// forward does.
 template <class M>
 auto pointer_of(const M& module) {
   if constexpr (requires { module.ptr(); }) {
     return module.ptr();
+  } else if constexpr (std::is_pointer_v<M>) {
+    return std::shared_ptr<std::remove_pointer_t<M>>(detail::owner_of(module), module);
   } else {
     return module;
   }
@@ -84,27 +97,22 @@ auto pointer_of(const M& module) {
 template <class M>
 using ModuleOf = std::remove_reference_t<decltype(*pointer_of(std::declval<const M&>()))>;
 
-/// module->forward(inputs...), where `module` is a module holder or a shared_ptr. Floating-point inputs are cast to the param_dtype of the
-/// module, unless its MixedPrecision::cast_forward_inputs is false, and floating-point outputs to its output_dtype. Tensors are found as
-/// for_each_tensor_in finds them. For a module that fully_shard does not know, it is a plain call. A module that was given to
-/// activation::checkpoint_module runs again in backward.
-template <class M, class... Inputs>
-auto call(const M& module, Inputs&&... inputs) {
-  static_assert(HasForward<ModuleOf<M>>,
-                "this module has no forward (as ModuleList and ModuleDict have none): call the modules in it one by one");
+/// call(module, inputs...) below, with forward(*module, inputs...) in place of module->forward(inputs...).
+template <class M, class Forward, class... Inputs>
+auto call_with(const M& module, const Forward& forward, Inputs&&... inputs) {
   const auto pointer = pointer_of(module);
   const ForwardCall boundary(*pointer);
-  const auto forward = [pointer](auto&&... values) { return pointer->forward(std::forward<decltype(values)>(values)...); };
   const auto run = [&] {
     if constexpr ((std::is_copy_constructible_v<std::decay_t<Inputs>> && ...)) {
       if (const auto* options = boundary.checkpointing()) {
-        const activation::detail::CallOf again{&*pointer, forward};
-        return activation::checkpoint(*options, again, boundary.input(std::forward<Inputs>(inputs))...);
+        const auto again = [pointer, forward](auto&&... values) { return forward(*pointer, std::forward<decltype(values)>(values)...); };
+        return activation::checkpoint(*options, activation::detail::CallOf{&*pointer, again},
+                                      boundary.input(std::forward<Inputs>(inputs))...);
       }
     } else if (boundary.checkpointing() != nullptr) {
       activation::detail::refuse_inputs();
     }
-    return forward(boundary.input(std::forward<Inputs>(inputs))...);
+    return forward(*pointer, boundary.input(std::forward<Inputs>(inputs))...);
   };
   if constexpr (std::is_void_v<decltype(run())>) {
     run();
@@ -112,5 +120,33 @@ auto call(const M& module, Inputs&&... inputs) {
     return boundary.output(run());
   }
 }
+
+/// module->forward(inputs...), where `module` is a module holder, a shared_ptr, or the address of a module that a shared_ptr owns, such as
+/// `each->as<Block>()` of a ModuleList. Floating-point inputs are cast to the param_dtype of the module, unless its
+/// MixedPrecision::cast_forward_inputs is false, and floating-point outputs to its output_dtype. Tensors are found as for_each_tensor_in
+/// finds them. A module that was given to activation::checkpoint_module runs again in backward. For a module that fully_shard does not
+/// know, it is a plain call. Modules in a Sequential that takes a tensor are called like this, too.
+template <class M, class... Inputs>
+auto call(const M& module, Inputs&&... inputs) {
+  using Module = ModuleOf<M>;
+  static_assert(HasForward<Module>, "this module has no forward, as ModuleList and ModuleDict have none: call the modules in it one by one");
+  if constexpr (std::is_same_v<Module, torch::nn::SequentialImpl> && sizeof...(Inputs) == 1 &&
+                (std::is_same_v<std::remove_cvref_t<Inputs>, at::Tensor> && ...)) {
+    return call_with(module, detail::forward_each, std::forward<Inputs>(inputs)...);
+  } else {
+    const auto forward = [](Module& self, auto&&... values) { return self.forward(std::forward<decltype(values)>(values)...); };
+    return call_with(module, forward, std::forward<Inputs>(inputs)...);
+  }
+}
+
+/// A module holder whose calls can be seen: with `Called<torch::nn::Linear> linear`, linear(x) is tessera::call(linear, x).
+template <class Holder>
+struct Called : Holder {
+  using Holder::Holder;
+  template <class... Inputs>
+  auto operator()(Inputs&&... inputs) const {
+    return call(static_cast<const Holder&>(*this), std::forward<Inputs>(inputs)...);
+  }
+};
 
 }  // namespace tessera

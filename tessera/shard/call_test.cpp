@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include "tessera/base/error.h"
+#include "tessera/shard/checkpoint_modules.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/unit/forward_phase.h"
@@ -36,6 +37,12 @@ struct PairsImpl : nn::Module {
   void forward(int) {}
 };
 TORCH_MODULE(Pairs);
+
+/// Takes what an LSTM returns.
+struct UnpackedImpl : nn::Module {
+  at::Tensor forward(const std::tuple<at::Tensor, std::tuple<at::Tensor, at::Tensor>>& value) { return std::get<0>(value); }
+};
+TORCH_MODULE(Unpacked);
 
 static_assert(HasForward<PairsImpl> && HasForward<nn::SequentialImpl> && HasForward<nn::LinearImpl>);
 static_assert(!HasForward<nn::ModuleListImpl> && !HasForward<nn::ModuleDictImpl> && !HasForward<nn::Module>);
@@ -142,6 +149,46 @@ TEST(Call, ReachesReplicatedParameters) {
     fully_shard(net, {.mesh = world, .mixed_precision = {.output_dtype = at::kDouble}, .replicated = {net->b->bias}});
     EXPECT_EQ(call(net, input()).scalar_type(), at::kDouble);
     EXPECT_THAT(message_of<UsageError>([&] { net(input()); }), HasSubstr("output_dtype of Net"));
+  });
+}
+
+TEST(Call, TakesTheAddressOfAModuleThatIsOwned) {
+  with_ranks(2, [](const Communicator& world) {
+    nn::ModuleList list(seeded_net());
+    fully_shard(list[0], {.mesh = world, .mixed_precision = {.output_dtype = at::kDouble}});
+    EXPECT_EQ(call(list[0]->as<Net>(), input()).scalar_type(), at::kDouble);
+    EXPECT_THAT(message_of<UsageError>([&] { call(list[0]->as<Pairs>(), 1); }), HasSubstr("given no module"));
+    NetImpl unowned;
+    EXPECT_THAT(message_of<UsageError>([&] { call(&unowned, input()); }), HasSubstr("no shared_ptr owns"));
+  });
+}
+
+TEST(Call, IsWhatAHolderDoesIfItIsAskedTo) {
+  with_ranks(2, [](const Communicator& world) {
+    Called<Net> net = seeded_net().ptr();
+    fully_shard(net, {.mesh = world, .mixed_precision = {.output_dtype = at::kDouble}});
+    EXPECT_EQ(net(input()).scalar_type(), at::kDouble);
+  });
+}
+
+TEST(Call, SeesTheModulesInASequential) {
+  with_ranks(2, [](const Communicator& world) {
+    const auto make = [] {
+      nn::Sequential model(nn::Linear(6, 6), nn::Tanh(), nn::Linear(6, 6), nn::LSTM(6, 4), Unpacked());
+      fill_with_numbers(*model);
+      return model;
+    };
+    auto model = make(), plain = make();
+    activation::checkpoint_module(model->ptr<nn::LinearImpl>(0));
+    const auto inner = model->ptr<nn::LinearImpl>(2);
+    fully_shard(inner, {.mesh = world, .mixed_precision = {.output_dtype = at::kFloat}});
+    fully_shard(model, {.mesh = world});
+    EXPECT_THAT(message_of<UsageError>([&] { model->forward(input()); }), HasSubstr("activation checkpointing of Linear"));
+    const auto y = call(model, input()), expected = plain->forward(input());
+    EXPECT_TRUE(at::equal(y, expected));
+    y.sum().backward();
+    expected.sum().backward();
+    EXPECT_TRUE(at::equal(full_grad(inner->weight), plain->ptr<nn::LinearImpl>(2)->weight.grad()));
   });
 }
 

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "tessera/base/error.h"
-#include "tessera/shard/activation/marks.h"
+#include "tessera/shard/activation/module_options.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 
@@ -62,10 +62,10 @@ class ModuleChoice {
 }  // namespace
 
 void checkpoint_module(const std::shared_ptr<Module>& module, const Options& options) {
-  const bool known = mark_of(*module) != nullptr;
-  mark(*module, options);
+  const bool known = options_of(*module) != nullptr;
+  set_options(*module, options);
   if (known) return;
-  for (const auto& unit : units(*module)) need_marked_calls(*module, *unit);
+  for (const auto& unit : units(*module)) need_calls_of_segments(*module, *unit);
 }
 
 void checkpoint_modules(Module& model, const WrapPolicy& policy, const Options& options) {

@@ -16,7 +16,7 @@ namespace tessera::activation {
 template <class M, class... Inputs>
   requires IsModule<M>
 auto checkpoint(const Options& options, const M& module, Inputs&&... inputs) {
-  const auto run = [module](auto&&... values) { return call(module, std::forward<decltype(values)>(values)...); };
+  const auto run = [module = pointer_of(module)](auto&&... values) { return call(module, std::forward<decltype(values)>(values)...); };
   return checkpoint(options, detail::CallOf{&*pointer_of(module), run}, std::forward<Inputs>(inputs)...);
 }
 template <class M, class... Inputs>

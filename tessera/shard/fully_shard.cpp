@@ -17,7 +17,7 @@
 #include "tessera/comm/groups/group_list.h"
 #include "tessera/comm/groups/per_group.h"
 #include "tessera/shard/access/buffer_dtype.h"
-#include "tessera/shard/activation/marks.h"
+#include "tessera/shard/activation/module_options.h"
 #include "tessera/shard/backward/unit_node.h"
 #include "tessera/shard/deferred/recording.h"
 #include "tessera/shard/deferred/values.h"
@@ -183,11 +183,9 @@ Below what_is_below(std::span<Module* const> modules, const Communicator& world)
       own.divided = own.divided || unit->schedule()->is_divided() || !same_ranks(inner, world);
     }
   }
-  if (world.size() == 1 || world.traits().simulated || world.traits().traces) return own;
-  const auto any = at::tensor({static_cast<int64_t>(own.units), static_cast<int64_t>(own.divided)}, at::kLong).to(world.traits().device);
-  world.all_reduce(any, {.op = Reduce::Max}, {.unit = "fully_shard"}).wait();
-  const auto on_host = any.cpu();
-  return {.units = on_host[0].item<int64_t>() != 0, .divided = on_host[1].item<int64_t>() != 0};
+  if (world.size() == 1) return own;
+  const auto most = world.extremes(own.divided ? 2 : own.units ? 1 : 0, {.unit = "fully_shard"}).most;
+  return {.units = most > 0, .divided = most > 1};
 }
 
 /// Puts the shards into the tables that `parameters()` reads. The modules' own members keep the unsharded parameters.
@@ -318,7 +316,7 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
     register_shards(*unit, found.places, *modules.front());
     for (auto* module : modules) {
       remember_unit(*module, unit);
-      activation::need_marked_calls(*module, *unit);
+      activation::need_calls_of_segments(*module, *unit);
     }
     return unit;
   };

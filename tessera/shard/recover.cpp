@@ -1,6 +1,5 @@
 #include "tessera/shard/recover.h"
 
-#include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <torch/nn/module.h>
@@ -14,6 +13,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/groups/group_list.h"
+#include "tessera/comm/groups/same_on_all.h"
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/schedule/schedule.h"
 #include "tessera/shard/schedule/unit_state.h"
@@ -58,31 +58,22 @@ void wait_for_all(std::span<const Work> works) {
 /// Why the ranks can't go on together: they have taken different numbers of steps with a unit, or have broken off in the middle of one.
 /// Empty if they can. Collective over the world of the units.
 std::string difference_in_steps(const std::vector<std::shared_ptr<Unit>>& all, const Communicator& world) {
-  std::vector<int64_t> own;
-  for (const auto& unit : all) {
-    const auto held = unit->schedule()->lock();
-    const auto& versions = unit->state(held).versions;
-    const auto version = static_cast<int64_t>(versions.next_version());
-    own.insert(own.end(), {version, -version, versions.write_broke_off()});
+  std::string steps;
+  uint64_t first_broken = all.size();
+  for (size_t i = 0; i < all.size(); i++) {
+    const auto held = all[i]->schedule()->lock();
+    const auto& versions = all[i]->state(held).versions;
+    steps += fmt::format("unit '{}'\thas taken {} steps\n", all[i]->name(), versions.next_version());
+    if (versions.write_broke_off()) first_broken = std::min<uint64_t>(first_broken, i);
   }
-  const auto found = at::tensor(own, at::kLong).to(world.traits().device);
-  world.all_reduce(found, {.op = Reduce::Max}, kMeeting).wait();
-  const auto on_host = found.cpu();
-  const auto most = on_host.accessor<int64_t, 1>();
-  int64_t row = 0;
-  for (const auto& unit : all) {
-    const auto last = most[row], first = -most[row + 1], broke_off = most[row + 2];
-    row += 3;
-    if (last != first) {
-      return fmt::format("unit '{}' has taken {} steps on one rank and {} on another, so the ranks can't go on together; load a checkpoint",
-                         unit->name(), first, last);
-    }
-    if (broke_off != 0) {
-      return fmt::format(
-          "a step broke off before it wrote unit '{}', and an optimizer that is none of Tessera's may have changed its own "
-          "state already; load a checkpoint",
-          unit->name());
-    }
+  if (const auto found = difference_on_ranks(world, steps, kMeeting); !found.empty()) {
+    return fmt::format("the ranks can't go on together, load a checkpoint: {}", found);
+  }
+  if (const auto broken = world.extremes(first_broken, kMeeting).least; broken < all.size()) {
+    return fmt::format(
+        "a step broke off before it wrote unit '{}', and an optimizer that is none of Tessera's may have changed its own "
+        "state already; load a checkpoint",
+        all[broken]->name());
   }
   return {};
 }

@@ -71,10 +71,8 @@ std::vector<int64_t> wanted_by_some_rank(const Module& model, const std::vector<
     may_differ = may_differ || unit->schedule()->reduces_in_order();
   }
   if (!may_differ) return wanted;
-  const auto world = *world_of(model);
-  const auto most = at::tensor({std::ranges::max(wanted)}, at::kLong).to(world.traits().device);
-  world.all_reduce(most, {.op = Reduce::Max}, {.unit = "sync_gradients"}).wait();
-  std::ranges::fill(wanted, most.item<int64_t>());
+  const auto most = world_of(model)->extremes(static_cast<uint64_t>(std::ranges::max(wanted)), {.unit = "sync_gradients"}).most;
+  std::ranges::fill(wanted, static_cast<int64_t>(most));
   return wanted;
 }
 

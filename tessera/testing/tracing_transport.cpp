@@ -8,6 +8,8 @@
 #include <numeric>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/control/group.h"
+#include "tessera/comm/host/bytes.h"
 #include "tessera/comm/host/reducer.h"
 #include "tessera/testing/silent_device.h"
 
@@ -17,7 +19,7 @@ namespace {
 /// Groups of replicas, all of the same size. A collective runs in each group.
 using Groups = std::vector<std::vector<int>>;
 
-Transport::Traits traits_of(const Groups& groups) {
+GroupTraits traits_of(const Groups& groups) {
   const auto size = static_cast<int>(groups.front().size());
   std::vector<int> ranks(groups.front().size());
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -34,8 +36,8 @@ class TracingTransport final : public Transport {
   TracingTransport(Groups groups, std::shared_ptr<Trace> trace)
       : Transport(traits_of(groups)), groups_(std::move(groups)), trace_(std::move(trace)) {}
 
-  Work all_gather(std::span<const Piece> pieces, std::span<at::Tensor> companions, const Call& call) override {
-    auto& step = record(Operation::AllGather, call, pieces.size());
+  Moved all_gather(std::span<const Piece> pieces, std::span<at::Tensor> companions, const Launch& start) override {
+    auto& step = record(Operation::AllGather, start, pieces.size());
     for (auto& companion : companions) {
       companion = companion.clone();  // a real tracing transport returns the results of a barrier operation
       step.companions.push_back(
@@ -50,8 +52,8 @@ class TracingTransport final : public Transport {
     return {};
   }
 
-  Work reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Call& call) override {
-    record(Operation::ReduceScatter, call, pieces.size());
+  Moved reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Launch& start) override {
+    record(Operation::ReduceScatter, start, pieces.size());
     for (const auto& piece : pieces) {
       for (const auto& group : groups_) {
         const auto parts = reduced(on(group, piece.whole), reduction).chunk(size());
@@ -61,8 +63,8 @@ class TracingTransport final : public Transport {
     return {};
   }
 
-  Work all_reduce(at::Tensor tensor, const Reduction& reduction, const Call& call) override {
-    record(Operation::AllReduce, call, 1);
+  Moved all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Launch& start) override {
+    record(Operation::AllReduce, start, 1);
     for (const auto& group : groups_) {
       const auto result = reduced(on(group, tensor), reduction);
       for (const int r : group) replica(tensor, r).copy_(result);
@@ -70,21 +72,16 @@ class TracingTransport final : public Transport {
     return {};
   }
 
-  Work broadcast(at::Tensor tensor, int root, const Call& call) override {
-    record(Operation::Broadcast, call, 1);
+  Moved broadcast(const at::Tensor& tensor, int root, const Launch& start) override {
+    record(Operation::Broadcast, start, 1);
     for (const auto& group : groups_) {
       for (const int r : group) replica(tensor, r).copy_(replica(tensor, group.at(static_cast<size_t>(root))));
     }
     return {};
   }
 
-  Work barrier(const Call& call) override {
-    record(Operation::Barrier, call, 0);
-    return {};
-  }
-
-  std::unique_ptr<Transport> split(std::span<const int> colors, const Call& call) override {
-    record(Operation::Split, call, 0);
+  std::unique_ptr<Transport> split(std::span<const int> colors, std::shared_ptr<Link> /*part*/, const Launch& start) override {
+    record(Operation::Split, start, 0);
     Groups parts;
     for (const auto& group : groups_) {
       std::map<int, std::vector<int>> by_color;
@@ -116,14 +113,12 @@ class TracingTransport final : public Transport {
   }
 
   void step_done() override { trace_->steps_done++; }
-  void abort(std::string_view /*reason*/) noexcept override {}  // there is nobody who waits
 
  private:
   int size() const { return traits().size; }
 
-  Trace::Step& record(Operation operation, const Call& call, size_t pieces) {
-    count(operation, 0);
-    return trace_->calls.emplace_back(Trace::Step{.operation = operation, .unit = std::string(call.subject.unit), .pieces = pieces});
+  Trace::Step& record(Operation operation, const Launch& start, size_t pieces) {
+    return trace_->calls.emplace_back(Trace::Step{.operation = operation, .unit = std::string(start.unit), .pieces = pieces});
   }
 
   static std::vector<at::Tensor> on(const std::vector<int>& group, const at::Tensor& tensor) {
@@ -134,11 +129,15 @@ class TracingTransport final : public Transport {
 
   static at::Tensor reduced(std::vector<at::Tensor> values, const Reduction& reduction) {
     const Reducer reducer(reduction, values.front().scalar_type());
-    for (auto& value : values) value = value.to(reducer.wire());
+    std::vector<ConstBytes> rows;
+    for (auto& value : values) {
+      value = value.to(reducer.wire()).contiguous();
+      rows.push_back(bytes_of(value));
+    }
     const auto dtype = values.front().scalar_type();
     const auto sum_dtype = at::isFloatingType(dtype) ? at::promoteTypes(dtype, at::kFloat) : dtype;
     const auto result = at::empty(values.front().sizes(), values.front().options().dtype(sum_dtype));
-    reducer.reduce(values, result);
+    reducer.reduce(rows, result, Topology::one_host(static_cast<int>(rows.size())));
     return result;
   }
 
@@ -158,7 +157,7 @@ TracingWorld tracing_world() {
   std::vector<int> all(kReplicas);
   std::iota(all.begin(), all.end(), 0);
   const auto trace = std::make_shared<Trace>();
-  return {.world = Communicator(std::make_shared<TracingTransport>(Groups{all}, trace)), .trace = trace};
+  return {.world = Communicator(std::make_shared<Group>(std::make_unique<TracingTransport>(Groups{all}, trace))), .trace = trace};
 }
 
 }  // namespace tessera::testing

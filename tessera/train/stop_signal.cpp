@@ -95,9 +95,7 @@ StopSignal::~StopSignal() {
 
 bool StopSignal::requested() {
   if (requested_) return true;  // on all ranks
-  const auto told = at::full({1}, arrived != before_ ? 1 : 0, at::TensorOptions(world_.traits().device).dtype(at::kInt));
-  world_.all_reduce(told, {.op = Reduce::Max}, {.unit = "stop"}).wait();
-  requested_ = told.item<int>() != 0;
+  requested_ = world_.extremes(arrived != before_ ? 1 : 0, {.unit = "stop"}).most != 0;
   return requested_;
 }
 

@@ -64,9 +64,7 @@ void Trainer::call_first(bool first, const std::function<void()>& act) const {
 }
 
 bool Trainer::check_trigger() {
-  const auto any = at::tensor({triggered_ ? int64_t{1} : 0}, at::TensorOptions(at::kLong).device(world_.traits().device));
-  world_.all_reduce(any, {.op = Reduce::Max}, {.unit = "check_trigger"}).wait();
-  if (any.item<int64_t>() == 0) return false;
+  if (world_.extremes(triggered_ ? 1 : 0, {.unit = "check_trigger"}).most == 0) return false;
   triggered_ = false;
   return true;
 }

@@ -12,7 +12,7 @@ namespace {
 namespace nn = torch::nn;
 
 const std::string kOther = "that is not the one which it read in forward, or has other values now";
-const std::string kCourse = "did something else when it ran again in backward";
+const std::string kDifference = "did something else when it ran again in backward";
 
 /// run(inputs...), in a segment if the model is sharded.
 template <class F, class... Inputs>
@@ -126,9 +126,9 @@ Chapter segments() {
           block("a buffer that an operator changes in place in a marked module, `mean.mul_(0.9).add_(x.mean(0) * 0.1)`",
                 [](Block& self, const at::Tensor& x) { self.mean.mul_(0.9).add_(x.mean(0) * 0.1); }),
           block("a buffer that counts calls in place, `calls.add_(1)`", [](Block& self, const at::Tensor& /*x*/) { self.calls.add_(1); }),
-          block("a buffer that counts calls through `data_ptr`, unless `activation::runs_again()`",
+          block("a buffer that counts calls through `data_ptr`, unless `activation::is_recompute()`",
                 [](Block& self, const at::Tensor& /*x*/) {
-                  if (!activation::runs_again()) self.calls.data_ptr<float>()[0]++;
+                  if (!activation::is_recompute()) self.calls.data_ptr<float>()[0]++;
                 }),
           part<Mean>("a running mean in a segment, changed in place and subtracted",
                      [](Mean& mean, const at::Tensor& h) {
@@ -154,15 +154,15 @@ Chapter segments() {
                        return h * kept.tensor;
                      },
                      [](Kept& kept, const at::Tensor& /*h*/) { return kept.tensor; }),
-          part<Count>("a factor that depends on the number of calls, counted unless `activation::runs_again()`",
+          part<Count>("a factor that depends on the number of calls, counted unless `activation::is_recompute()`",
                       [](Count& count, const at::Tensor& h) {
-                        if (!activation::runs_again()) count.calls++;
+                        if (!activation::is_recompute()) count.calls++;
                         return h * (1 + 0.1 * count.calls);
                       },
                       [](Count& count, const at::Tensor& h) { return h * count.calls; }),
-          part<Kept>("a scale from the inputs that is found anew at every second call, unless `activation::runs_again()`",
+          part<Kept>("a scale from the inputs that is found anew at every second call, unless `activation::is_recompute()`",
                      [](Kept& kept, const at::Tensor& h) {
-                       if (!activation::runs_again() && kept.calls++ % 2 == 0) kept.tensor = h.detach().abs().max();
+                       if (!activation::is_recompute() && kept.calls++ % 2 == 0) kept.tensor = h.detach().abs().max();
                        return (h / kept.tensor).exp();
                      },
                      [](Kept& kept, const at::Tensor& h) { return h / kept.tensor; }),
@@ -257,15 +257,15 @@ Chapter segments() {
                              }),
           refused_part<Count>("a factor that depends on the number of calls", "aten::mul with other arguments",
                               [](Count& count, const at::Tensor& h) { return h * (1 + 0.1 * ++count.calls); },
-                              "`if (!activation::runs_again()) calls++` works"),
-          refused_part<Count>("another branch at every second call", kCourse,
+                              "`if (!activation::is_recompute()) calls++` works"),
+          refused_part<Count>("another branch at every second call", kDifference,
                               [](Count& count, const at::Tensor& h) { return ++count.calls % 2 == 1 ? h.exp() : h.sin(); }),
           refused_part<Kept>("a scale from the inputs that is found anew at every second call", "aten::div in place of aten::detach",
                              [](Kept& kept, const at::Tensor& h) {
                                if (kept.calls++ % 2 == 0) kept.tensor = h.detach().abs().max();
                                return (h / kept.tensor).exp();
                              }),
-          refused_part<Kept>("values that the first batch initialises, in the first call", kCourse,
+          refused_part<Kept>("values that the first batch initialises, in the first call", kDifference,
                              [](Kept& kept, const at::Tensor& h) {
                                if (kept.calls++ == 0) kept.tensor = torch::ones({5}).copy_(h.detach().abs().mean(0));
                                return h / kept.tensor;
@@ -291,7 +291,7 @@ Chapter segments() {
                  h = activation::checkpoint([&] { return torch::tanh(net.second(h.sin())); });
                  run.backward(h.sum());
                },
-           .refused = kCourse},
+           .refused = kDifference},
           {.what = "a tensor that segments read, assigned anew by the program before backward",
            .act =
                [](Run& run) {
@@ -307,7 +307,7 @@ Chapter segments() {
           block("a registered buffer that counts calls through `data_ptr`, for nobody in the module",
                 [](Block& self, const at::Tensor& /*x*/) { self.calls.data_ptr<float>()[0]++; }, "has changed the buffer 'calls' of"),
           block("a registered buffer that gets other memory in each call, by `set_data`",
-                [](Block& self, const at::Tensor& x) { self.mean.set_data(self.mean * 0.9 + x.mean(0) * 0.1); }, kCourse),
+                [](Block& self, const at::Tensor& x) { self.mean.set_data(self.mean * 0.9 + x.mean(0) * 0.1); }, kDifference),
           block("a registered buffer that is assigned in each call",
                 [](Block& self, const at::Tensor& x) { self.mean = self.mean * 0.9 + x.mean(0) * 0.1; }, kOther),
       }};

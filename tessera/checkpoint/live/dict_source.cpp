@@ -80,18 +80,6 @@ Catalog from_text(const std::string& text) {
   return catalog;
 }
 
-std::string broadcast_text(const Communicator& world, const std::string& text) {
-  const auto options = at::TensorOptions(world.traits().device);
-  const auto size = at::full({1}, static_cast<int64_t>(text.size()), options.dtype(at::kLong));
-  world.broadcast(size, 0, kStateDict).wait();
-  const auto bytes = at::zeros({size.item<int64_t>()}, at::kByte);
-  if (world.is_first()) std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
-  const auto sent = bytes.to(world.traits().device);
-  world.broadcast(sent, 0, kStateDict).wait();
-  const auto received = sent.cpu();
-  return {static_cast<const char*>(received.const_data_ptr()), static_cast<size_t>(received.numel())};
-}
-
 /// The description of this rank's dict, if all ranks describe theirs in the same way.
 Catalog agreed(const Communicator& world, std::string_view failure, const std::function<Catalog()>& describe) {
   Catalog catalog;
@@ -278,7 +266,7 @@ std::unique_ptr<ValueSource> source_of(const StateDict& dict, DictOf whose, cons
   all_or_none(world, kStateDict, failure, [&] {
     if (world.is_first()) text = to_text(described(dict));
   });
-  return std::make_unique<DictOfRank0>(from_text(broadcast_text(world, text)), dict, world);
+  return std::make_unique<DictOfRank0>(from_text(world.texts(text, kStateDict).front()), dict, world);
 }
 
 std::unique_ptr<ValueSource> source_of(const ShardedStateDict& dict, const Communicator& world, std::string_view failure) {

@@ -7,7 +7,6 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/backend/backend_hub.h"
 #include "tessera/comm/backend/no_sigpipe.h"
-#include "tessera/comm/host/envelope.h"
 
 namespace tessera {
 namespace {
@@ -26,6 +25,21 @@ class BackendLink final : public Link {
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(global_.size()); }
   std::span<const int> world_ranks() const override { return global_; }
+
+  void combine(Digest& digest, Clock::time_point deadline) override {
+    disseminate(digest, rank_, size(), [&](const Digest& own, int to, int from) {
+      Digest received;
+      const Message<ConstBytes> sent{.rank = to, .bytes = std::as_bytes(std::span(&own, 1))};
+      const Message<Bytes> got{.rank = from, .bytes = std::as_writable_bytes(std::span(&received, 1))};
+      try {
+        transfer(std::span(&got, 1), std::span(&sent, 1), deadline);
+      } catch (LinkFailure& failure) {
+        failure.is_guess = size() > 2;  // the peer may be there, and wait for another one
+        throw;
+      }
+      return received;
+    });
+  }
 
   void all_gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) override {
     copy_own(own, from[rank_]);
@@ -54,19 +68,38 @@ class BackendLink final : public Link {
   }
 
  private:
+  template <class Span>
+  struct Message {
+    int rank;
+    Span bytes;
+  };
+
   template <class Outgoing>
   void exchange(Outgoing to, std::span<const Bytes> from, Clock::time_point deadline) {
+    std::vector<Message<Bytes>> receiving;
+    std::vector<Message<ConstBytes>> sending;
+    for (int r = 0; r < size(); r++) {
+      if (r == rank_) continue;
+      if (!from[r].empty()) receiving.push_back({r, from[r]});
+      if (const ConstBytes bytes = to(r); !bytes.empty()) sending.push_back({r, bytes});
+    }
+    transfer(receiving, sending, deadline);
+  }
+
+  void transfer(std::span<const Message<Bytes>> receiving, std::span<const Message<ConstBytes>> sending, Clock::time_point deadline) {
     const NoSigpipe no_sigpipe;
-    std::vector<std::pair<int, BackendWork>> receiving, sending;
+    std::vector<std::pair<int, BackendWork>> received, sent;
     int peer = rank_;  // the peer that the current call concerns
     try {
-      for (int r = 0; r < size(); r++) {
+      for (const auto& [r, bytes] : receiving) {
         peer = r;
-        if (r == rank_) continue;
-        if (!from[r].empty()) receiving.emplace_back(r, hub_->receive(from[r], global_[r], tag_));
-        if (const ConstBytes bytes = to(r); !bytes.empty()) sending.emplace_back(r, hub_->send(bytes, global_[r], tag_));
+        received.emplace_back(r, hub_->receive(bytes, global_[r], tag_));
       }
-      for (const auto* works : {&receiving, &sending}) {
+      for (const auto& [r, bytes] : sending) {
+        peer = r;
+        sent.emplace_back(r, hub_->send(bytes, global_[r], tag_));
+      }
+      for (const auto* works : {&received, &sent}) {
         for (const auto& [r, work] : *works) {
           peer = r;
           const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
@@ -74,10 +107,10 @@ class BackendLink final : public Link {
         }
       }
     } catch (const std::exception& error) {
-      hub_->forget(receiving);
+      hub_->forget(received);
       throw failure(peer, backend_error_text(error), deadline);
     }
-    hub_->forget(receiving);
+    hub_->forget(received);
   }
 
   LinkFailure failure(int peer, const std::string& how, Clock::time_point deadline) {

@@ -1,5 +1,7 @@
 #include "tessera/comm/gloo/gloo_link.h"
 
+#include <ATen/Context.h>
+#include <ATen/Version.h>
 #include <fmt/format.h>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -7,32 +9,51 @@
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
 #include "tessera/comm/backend/backend_hub.h"
 #include "tessera/comm/backend/backend_link.h"
 #include "tessera/comm/backend/no_sigpipe.h"
 
 namespace tessera {
+namespace {
 
-std::unique_ptr<Link> gloo_link(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, const GlooOptions& options) {
+/// Warns of an address that other hosts can't reach. Needed only if there are several hosts.
+void warn_of_loopback(const std::string& address) {
+  if (env("GLOO_SOCKET_IFNAME") || !(address.starts_with("127.") || address == "::1")) return;
+  log(LogLevel::Warning, fmt::format("gloo listens at {}, which other hosts can't reach; if the ranks do not connect, name the network "
+                                     "interface in GLOO_SOCKET_IFNAME, or this host's real address in MASTER_ADDR",
+                                     address));
+}
+
+}  // namespace
+
+std::string why_no_gloo() {
+  return at::show_config().find("USE_GLOO=0") == std::string::npos ? "" : "not in this libtorch";
+}
+
+Connection connect_gloo(const Meeting& meeting) {
+  const auto [rank, size] = meeting.identity;
+  const auto address = address_towards_master(meeting.end);
+  if (meeting.topology.hosts() > 1) warn_of_loopback(address);
   const NoSigpipe no_sigpipe;
   try {
-    const auto settings = c10d::ProcessGroupGloo::Options::create(options.start_limit);
+    const auto settings = c10d::ProcessGroupGloo::Options::create(meeting.start_limit);
     settings->threads = 1;  // point-to-point messages need no more
     if (const auto interface = env("GLOO_SOCKET_IFNAME")) {
       settings->devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(*interface));
-    } else if (!options.address.empty()) {
-      settings->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(options.address));
+    } else if (!address.empty()) {
+      settings->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
     } else {
       settings->devices.push_back(c10d::ProcessGroupGloo::createDefaultDevice());
     }
-    const auto connections = c10::make_intrusive<c10d::PrefixStore>("gloo", store);
+    const auto connections = c10::make_intrusive<c10d::PrefixStore>("gloo", meeting.store);
     const auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(connections, rank, size, settings);
-    return own_backend_link(backend, store);
+    return {.link = own_backend_link(backend, meeting.store)};
   } catch (const std::exception& error) {
     throw CommError(
         fmt::format("rank {}: gloo can't connect the {} ranks within {} s: {}. Can the hosts reach each other? "
                     "GLOO_SOCKET_IFNAME names the network interface to use",
-                    rank, size, std::chrono::duration<double>(options.start_limit).count(), backend_error_text(error)));
+                    rank, size, std::chrono::duration<double>(meeting.start_limit).count(), backend_error_text(error)));
   }
 }
 

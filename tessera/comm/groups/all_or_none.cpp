@@ -1,30 +1,10 @@
 #include "tessera/comm/groups/all_or_none.h"
 
-#include <ATen/ATen.h>
 #include <fmt/format.h>
-
-#include <array>
 
 #include "tessera/base/error.h"
 
 namespace tessera {
-namespace {
-
-/// The words of each rank, cut off where they are too long.
-std::vector<std::string> gather_words(const Communicator& world, Subject subject, const std::string& words) {
-  constexpr auto kRow = static_cast<int64_t>(AllOrNone::kMostWords);
-  const auto row = at::zeros({kRow}, at::kByte);
-  words.copy(reinterpret_cast<char*>(row.mutable_data_ptr<uint8_t>()), AllOrNone::kMostWords - 1);
-  const auto own = row.to(world.traits().device);
-  const auto whole = at::empty({kRow * world.size()}, own.options());
-  world.all_gather(std::array{Piece{.whole = whole, .own = own}}, subject).wait();
-  const auto rows = whole.cpu();
-  std::vector<std::string> result;
-  for (int r = 0; r < world.size(); r++) result.emplace_back(reinterpret_cast<const char*>(rows.const_data_ptr<uint8_t>()) + r * kRow);
-  return result;
-}
-
-}  // namespace
 
 void AllOrNone::attempt(c10::function_ref<void()> act) {
   try {
@@ -52,7 +32,7 @@ void AllOrNone::expect_all(const Communicator& world, Subject subject, std::stri
   std::optional<RankTrouble> found;
   try {
     const auto own = failed() ? static_cast<char>('0' + class_number(error_)) + trouble_ : std::string();
-    if (!world.traits().simulated && !world.traits().traces) found = first(gather_words(world, subject, own));
+    if (world.extremes(own.size(), subject).most > 0) found = first(world.texts(own, subject));
   } catch (...) {
     if (!failed()) throw;
   }

@@ -21,9 +21,6 @@ struct RankTrouble {
 /// Collects this rank's failures, and then tells all ranks whether any of them has failed.
 class AllOrNone {
  public:
-  /// The longest text that a rank sends about its failure where messages have a fixed size, in bytes.
-  static constexpr size_t kMostWords = 256;
-
   /// Runs `act` and keeps what it throws, so that this rank still comes to the exchange in which the others wait.
   void attempt(c10::function_ref<void()> act);
   bool failed() const { return error_ != nullptr; }
@@ -34,7 +31,7 @@ class AllOrNone {
   static std::optional<RankTrouble> first(std::span<const std::string> troubles);
 
   /// Collective. If any rank has failed, it throws on all ranks: a failed rank its own error, the others one of the same class as the first
-  /// failed rank, "rank 1 FAILURE: trouble of rank 1". Where the other ranks are simulated or traced, nobody is asked.
+  /// failed rank, "rank 1 FAILURE: trouble of rank 1".
   void expect_all(const Communicator& world, Subject subject, std::string_view failure) const;
 
  private:

@@ -1,12 +1,9 @@
 #include "tessera/comm/groups/same_on_all.h"
 
-#include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <functional>
 #include <map>
 #include <vector>
@@ -62,34 +59,13 @@ std::string first_difference(const Communicator& world, const std::vector<std::s
 
 }  // namespace
 
-std::vector<std::string> texts_of_ranks(const Communicator& world, const std::string& own, const Subject& subject) {
-  const auto on_device = at::TensorOptions(world.traits().device);
-  const auto longest = at::full({1}, static_cast<int64_t>(own.size()), on_device.dtype(at::kLong));
-  world.all_reduce(longest, {.op = Reduce::Max}, subject).wait();
-  const auto row = at::zeros({longest.item<int64_t>() + 1}, at::kByte);
-  own.copy(reinterpret_cast<char*>(row.mutable_data_ptr<uint8_t>()), own.size());
-  const auto part = row.to(world.traits().device);
-  const auto whole = at::empty({part.numel() * world.size()}, part.options());
-  world.all_gather(std::array{Piece{.whole = whole, .own = part}}, subject).wait();
-  const auto rows = whole.cpu();
-  std::vector<std::string> texts;
-  for (int rank = 0; rank < world.size(); rank++) {
-    texts.emplace_back(reinterpret_cast<const char*>(rows.const_data_ptr<uint8_t>()) + rank * part.numel());
-  }
-  return texts;
-}
-
 bool same_on_all(const Communicator& world, uint64_t number, Subject subject) {
-  // The complement has the largest value where the number has its smallest.
-  const auto own = std::bit_cast<int64_t>(number);
-  const auto range = at::tensor({own, ~own}, at::TensorOptions(world.traits().device).dtype(at::kLong));
-  world.all_reduce(range, {.op = Reduce::Max}, subject).wait();
-  return range[0].item<int64_t>() == ~range[1].item<int64_t>();
+  return world.extremes(number, subject).are_one();
 }
 
 std::string difference_on_ranks(const Communicator& world, const std::string& lines, const Subject& subject) {
   if (same_on_all(world, std::hash<std::string>()(lines), subject)) return {};
-  return first_difference(world, texts_of_ranks(world, lines, subject));
+  return first_difference(world, world.texts(lines, subject));
 }
 
 }  // namespace tessera

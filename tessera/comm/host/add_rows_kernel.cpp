@@ -84,9 +84,9 @@ TESSERA_KERNEL void add_bfloats(const uint16_t* const* rows, int64_t ranks, int6
 }
 
 template <class T, class Add>
-void in_blocks(std::span<const at::Tensor> rows, const at::Tensor& result, float divisor, double* squares, const Add& add) {
+void in_blocks(std::span<const std::span<const std::byte>> rows, const at::Tensor& result, float divisor, double* squares, const Add& add) {
   c10::SmallVector<const T*, 16> pointers;
-  for (const auto& row : rows) pointers.push_back(static_cast<const T*>(row.const_data_ptr()));
+  for (const auto& row : rows) pointers.push_back(reinterpret_cast<const T*>(row.data()));
   auto* const target = result.data_ptr<float>();
   // The parts, each with a sum of its own, depend only on the length, and not on the number of threads.
   std::array<double, 64> sums = {};
@@ -106,10 +106,9 @@ void in_blocks(std::span<const at::Tensor> rows, const at::Tensor& result, float
 
 }  // namespace
 
-bool add_rows(std::span<const at::Tensor> rows, const at::Tensor& result, float divisor, double* squares) {
-  const auto dtype = rows.front().scalar_type();
-  const auto fits = [&](const at::Tensor& tensor) { return tensor.device().is_cpu() && tensor.is_contiguous(); };
-  if (!fits(result) || !std::ranges::all_of(rows, fits)) return false;
+bool add_rows(std::span<const std::span<const std::byte>> rows, at::ScalarType dtype, const at::Tensor& result, float divisor,
+              double* squares) {
+  if (!result.is_contiguous()) return false;
   if (dtype == at::kFloat) {
     in_blocks<float>(rows, result, divisor, squares, add_floats);
   } else if (dtype == at::kBFloat16) {

@@ -7,6 +7,12 @@
 namespace tessera::add_rows_test {
 namespace {
 
+bool add_rows(std::span<const at::Tensor> rows, const at::Tensor& result, float divisor, double* squares = nullptr) {
+  std::vector<std::span<const std::byte>> bytes;
+  for (const auto& row : rows) bytes.emplace_back(static_cast<const std::byte*>(row.const_data_ptr()), row.nbytes());
+  return tessera::add_rows(bytes, rows.front().scalar_type(), result, divisor, squares);
+}
+
 class AddRows : public ::testing::TestWithParam<std::tuple<at::ScalarType, int>> {
  protected:
   static std::vector<at::Tensor> rows(int64_t length) {

@@ -2,13 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <array>
+#include <algorithm>
 #include <cstring>
-#include <numeric>
 
+#include "tessera/base/error.h"
 #include "tessera/base/words.h"
-#include "tessera/comm/host/envelope.h"
-#include "tessera/comm/host/shared_area.h"
 
 namespace tessera {
 
@@ -32,23 +30,47 @@ SharedAttempt Link::share(const AreaShape& /*shape*/, Clock::time_point /*deadli
   return {.area = nullptr, .why_not = "its ranks have no memory in common"};
 }
 
-std::vector<int> all_ranks(int size) {
-  std::vector<int> ranks(static_cast<size_t>(size));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
+std::vector<std::string> all_gather_texts(Link& link, const std::string& own, Clock::time_point deadline) {
+  const uint64_t size = own.size();
+  const auto ranks = static_cast<size_t>(link.size());
+  std::vector<std::string> texts(ranks);
+  Digest sizes{.what = {}, .known = {.least = size, .most = size}};
+  link.combine(sizes, deadline);
+  if (sizes.known.most == 0) return texts;
+  std::vector<uint64_t> lengths(ranks);
+  std::vector<Bytes> from;
+  for (auto& length : lengths) from.push_back(std::as_writable_bytes(std::span(&length, 1)));
+  link.all_gather(std::as_bytes(std::span(&size, 1)), from, deadline);
+  for (size_t r = 0; r < ranks; r++) {
+    texts[r].resize(lengths[r]);
+    from[r] = std::as_writable_bytes(std::span(texts[r]));
+  }
+  link.all_gather(std::as_bytes(std::span(own)), from, deadline);
+  return texts;
 }
 
-std::vector<std::string> all_gather_texts(Link& link, const std::string& own, Clock::time_point deadline) {
-  using Row = std::array<char, 256>;
-  Row row = {};
-  own.copy(row.data(), row.size() - 1);
-  std::vector<Row> rows(static_cast<size_t>(link.size()));
-  std::vector<Bytes> from;
-  for (auto& each : rows) from.push_back(std::as_writable_bytes(std::span(each)));
-  link.all_gather(std::as_bytes(std::span(row)), from, deadline);
-  std::vector<std::string> texts;
-  for (const auto& each : rows) texts.emplace_back(each.data());
-  return texts;
+std::vector<int> members_of(std::span<const int> colors, int rank) {
+  std::vector<int> members;
+  for (int r = 0; r < static_cast<int>(colors.size()); r++) {
+    if (colors[r] == colors[rank]) members.push_back(r);
+  }
+  return members;
+}
+
+GroupTraits with_ranks_of(const Link& link, GroupTraits traits) {
+  traits.size = link.size();
+  traits.local_ranks = {link.rank()};
+  traits.world_ranks.assign(link.world_ranks().begin(), link.world_ranks().end());
+  if (traits.topology.ranks() == 1) traits.topology = Topology::one_host(traits.size);  // nobody has named hosts
+  if (traits.topology.ranks() != traits.size) {
+    throw UsageError(fmt::format("hosts are named for {} ranks, but there are {}", traits.topology.ranks(), traits.size));
+  }
+  return traits;
+}
+
+GroupTraits with_ranks_of(const Link& part, GroupTraits whole, std::span<const int> colors) {
+  whole.topology = whole.topology.part(members_of(colors, whole.local_ranks.front()));
+  return with_ranks_of(part, std::move(whole));
 }
 
 std::string why_not_started(const LinkFailure& failure) {

@@ -1,4 +1,4 @@
-// Moves bytes between ranks in host memory. HostTransport makes collectives of it, so each kind of transport only implements a Link.
+// Moves bytes between ranks in host memory. Every group of several processes has one: by it ranks agree, whatever moves their data.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -12,23 +12,25 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/comm/host/digest.h"
+#include "tessera/comm/operation.h"
+#include "tessera/comm/traits.h"
+
 namespace tessera {
 
 using Bytes = std::span<std::byte>;
 using ConstBytes = std::span<const std::byte>;
 using Clock = std::chrono::steady_clock;
 
-/// Why bytes did not arrive. It is thrown; HostTransport turns it into an error that names the operation.
+/// Why bytes did not arrive. It is thrown; Group turns it into an error that names the operation.
 struct LinkFailure {
   enum class Kind { Late, Gone, Aborted, Deadlocked };
   Kind kind;
   std::vector<int> ranks;  // for Late and Gone: which ranks of the world
   std::string reason;      // for Aborted: the reason of the rank that aborted; for Gone: how this was noticed
   int culprit = -1;        // for Aborted: the world rank that made the group fail
+  bool is_guess = false;   // for Late: the ranks may be there, and wait for others themselves
 };
-
-struct AreaShape;
-struct SharedAttempt;
 
 /// The caller must make all calls from one thread at a time, and in the same order with the same sizes on every rank. Only abort() may come
 /// from another thread. A call that fails throws LinkFailure; after that, only abort() and destruction are allowed.
@@ -40,6 +42,9 @@ class Link {
   virtual int size() const = 0;
   /// The number of each rank in the world from which the link was split. Errors name ranks by these.
   virtual std::span<const int> world_ranks() const = 0;
+
+  /// Adds the digests of all ranks to this one.
+  virtual void combine(Digest& digest, Clock::time_point deadline) = 0;
 
   /// from[r] receives the `own` of rank r. from[rank()] may be `own` itself.
   virtual void all_gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) = 0;
@@ -72,11 +77,14 @@ class Link {
   virtual void abort(std::string_view reason, int culprit) noexcept = 0;
 };
 
-/// The numbers of all ranks of a world.
-std::vector<int> all_ranks(int size);
-
-/// Collective: the text of each rank, in rank order. Texts are cut off after 255 bytes.
+/// Collective: the text of each rank, in rank order. Nothing more is sent if all are empty.
 std::vector<std::string> all_gather_texts(Link& link, const std::string& own, Clock::time_point deadline);
+/// The ranks with the color of `rank`, in ascending order.
+std::vector<int> members_of(std::span<const int> colors, int rank);
+/// The traits with the ranks of the link.
+GroupTraits with_ranks_of(const Link& link, GroupTraits traits);
+/// Those of a part of the group, given the link of the part.
+GroupTraits with_ranks_of(const Link& part, GroupTraits whole, std::span<const int> colors);
 /// What kept a link from being made, for the message of an error.
 std::string why_not_started(const LinkFailure& failure);
 

@@ -47,35 +47,34 @@ std::string Reducer::complaint(at::ScalarType dtype, std::span<const Piece> piec
   return {};
 }
 
-void Reducer::reduce(std::span<const at::Tensor> contributions, const at::Tensor& target, const Topology& topology, double* squares) const {
-  if (topology.hosts() == 1) return reduce(contributions, target, squares);
+void Reducer::reduce(std::span<const ConstBytes> contributions, const at::Tensor& target, const Topology& topology, double* squares) const {
+  const auto divisor = op_ == Reduce::Mean ? static_cast<int64_t>(contributions.size()) : 1;
+  if (topology.hosts() == 1) return combine(contributions, wire_, target, divisor, squares);
   c10::SmallVector<at::Tensor, 8> sums;
+  c10::SmallVector<ConstBytes, 8> rows, on_host;
   for (int host = 0; host < topology.hosts(); host++) {
-    c10::SmallVector<at::Tensor, 8> on_host;
+    on_host.clear();
     for (const int rank : topology.ranks_on(host)) on_host.push_back(contributions[static_cast<size_t>(rank)]);
-    sums.push_back(at::empty(target.sizes(), target.options().dtype(sum_)));
-    combine(on_host, sums.back(), 1, nullptr);
+    const auto& sum = sums.emplace_back(at::empty({target.numel()}, target.options().dtype(sum_)));
+    combine(on_host, wire_, sum, 1, nullptr);
+    rows.emplace_back(static_cast<const std::byte*>(sum.const_data_ptr()), sum.nbytes());
   }
-  combine(sums, target, divisor(contributions.size()), squares);
+  combine(rows, sum_, target, divisor, squares);
 }
 
-void Reducer::reduce(std::span<const at::Tensor> contributions, const at::Tensor& target, double* squares) const {
-  combine(contributions, target, divisor(contributions.size()), squares);
-}
-
-int64_t Reducer::divisor(size_t contributions) const {
-  return op_ == Reduce::Mean ? static_cast<int64_t>(contributions) : 1;
-}
-
-/// Adds in the order of the contributions.
-void Reducer::combine(std::span<const at::Tensor> contributions, const at::Tensor& target, int64_t divisor, double* squares) const {
+/// Adds in the order of the rows.
+void Reducer::combine(std::span<const ConstBytes> rows, at::ScalarType dtype, const at::Tensor& target, int64_t divisor,
+                      double* squares) const {
   const bool adds = op_ == Reduce::Sum || op_ == Reduce::Mean;
   if (adds && sum_ == at::kFloat && target.scalar_type() == at::kFloat) {
-    if (add_rows(contributions, target, static_cast<float>(divisor), squares)) return;
+    if (add_rows(rows, dtype, target, static_cast<float>(divisor), squares)) return;
   }
-  auto result = contributions.front().to(sum_, /*non_blocking=*/false, /*copy=*/true);
-  for (const auto& next : contributions.subspan(1)) {
-    const auto value = next.to(sum_);
+  const auto values = [&](ConstBytes row) {
+    return at::from_blob(const_cast<std::byte*>(row.data()), {target.numel()}, at::TensorOptions().dtype(dtype));
+  };
+  auto result = values(rows.front()).to(sum_, /*non_blocking=*/false, /*copy=*/true);
+  for (const auto& row : rows.subspan(1)) {
+    const auto value = values(row).to(sum_);
     if (op_ == Reduce::Min) {
       at::minimum_out(result, result, value);
     } else if (op_ == Reduce::Max) {
@@ -87,12 +86,6 @@ void Reducer::combine(std::span<const at::Tensor> contributions, const at::Tenso
   if (divisor != 1) result.div_(divisor);
   target.copy_(result.view_as(target));
   if (squares != nullptr) *squares = std::numeric_limits<double>::quiet_NaN();
-}
-
-void Reducer::describe(Envelope& envelope) const {
-  envelope.reduce = static_cast<uint8_t>(op_);
-  envelope.wire_dtype = static_cast<int8_t>(wire_);
-  envelope.sum_dtype = static_cast<int8_t>(sum_);
 }
 
 }  // namespace tessera

@@ -4,8 +4,8 @@
 #include <span>
 #include <string>
 
-#include "tessera/comm/host/envelope.h"
-#include "tessera/comm/transport.h"
+#include "tessera/comm/host/link.h"
+#include "tessera/comm/operation.h"
 
 namespace tessera {
 
@@ -18,17 +18,16 @@ class Reducer {
   at::ScalarType wire() const { return wire_; }
   /// Why values of this dtype can't be reduced like this; empty if they can.
   std::string complaint(at::ScalarType dtype, std::span<const Piece> pieces = {}) const;
-  /// Reduces the contributions of all ranks, which are flat and in rank order, into `target`, which may be one of them. If `squares` is
-  /// given, adds the sum of squares of `target` to it, or sets it to NaN if that would take another pass over memory.
-  void reduce(std::span<const at::Tensor> contributions, const at::Tensor& target, double* squares = nullptr) const;
-  /// The same for ranks on several hosts, added in the order that Topology defines.
-  void reduce(std::span<const at::Tensor> contributions, const at::Tensor& target, const Topology& topology,
+  /// The dtype in which they are added.
+  at::ScalarType sum() const { return sum_; }
+  /// Reduces the contributions of all ranks, in the dtype in which they are sent and in rank order, into `target`, which may be one of
+  /// them. Adds in the order that Topology defines. If `squares` is given, adds the sum of squares of `target` to it, or sets it to NaN if
+  /// that would take another pass over memory.
+  void reduce(std::span<const ConstBytes> contributions, const at::Tensor& target, const Topology& topology,
               double* squares = nullptr) const;
-  void describe(Envelope& envelope) const;
 
  private:
-  int64_t divisor(size_t contributions) const;
-  void combine(std::span<const at::Tensor> contributions, const at::Tensor& target, int64_t divisor, double* squares) const;
+  void combine(std::span<const ConstBytes> rows, at::ScalarType dtype, const at::Tensor& target, int64_t divisor, double* squares) const;
 
   Reduce op_ = Reduce::Sum;
   at::ScalarType wire_ = at::kFloat;

@@ -6,7 +6,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
-#include "tessera/comm/host/envelope.h"
 #include "tessera/comm/host/peer_group.h"
 
 namespace tessera {

@@ -13,7 +13,7 @@
 #include <string_view>
 
 #include "tessera/comm/host/caller_threads.h"
-#include "tessera/comm/transport.h"
+#include "tessera/comm/operation.h"
 
 namespace tessera {
 

@@ -17,6 +17,7 @@ class LoopbackLink final : public Link {
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(world_ranks_.size()); }
   std::span<const int> world_ranks() const override { return world_ranks_; }
+  void combine(Digest& digest, Clock::time_point deadline) override;
   void all_gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) override;
   void all_to_all(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) override;
   std::unique_ptr<Link> split(std::span<const int> members, Clock::time_point deadline) override;

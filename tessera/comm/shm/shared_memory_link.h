@@ -20,6 +20,7 @@ class SharedMemoryLink final : public Link {
   int rank() const override { return peers_->rank(); }
   int size() const override { return peers_->size(); }
   std::span<const int> world_ranks() const override { return peers_->world_ranks(); }
+  void combine(Digest& digest, Clock::time_point deadline) override;
   void all_gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) override;
   void all_to_all(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) override;
   void visit_all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline) override;

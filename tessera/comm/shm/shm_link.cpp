@@ -1,10 +1,12 @@
 #include "tessera/comm/shm/shm_link.h"
 
 #include <fmt/format.h>
+#include <sys/mman.h>
 
 #include <cstring>
 #include <optional>
 
+#include "tessera/base/fd.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/shm/shared_memory_link.h"
 
@@ -23,7 +25,14 @@ SharedBlock::Ticket unpack(const std::string& bytes) {
 
 }  // namespace
 
-ShmAttempt shm_link(const StorePtr& store, const Identity& identity, Clock::time_point end) {
+std::string why_no_shm() {
+  const Fd memory(::memfd_create("tessera", MFD_CLOEXEC));
+  return memory ? "" : "this system refuses memfd_create";
+}
+
+Connection connect_shm(const Meeting& meeting) {
+  const auto& identity = meeting.identity;
+  const StartWait wait{.end = meeting.end};
   AllOrNone step;
   std::optional<SharedBlock> block;
   std::string ticket;
@@ -33,14 +42,14 @@ ShmAttempt shm_link(const StorePtr& store, const Identity& identity, Clock::time
       ticket = pack(block->ticket());
     });
   }
-  const auto tickets = exchange(store, identity, "shm/ticket", ticket, {.end = end});
+  const auto tickets = exchange(meeting.store, identity, "shm/ticket", ticket, wait);
   if (identity.rank != 0 && !tickets.front().empty()) step.attempt([&] { block = SharedBlock::open(unpack(tickets.front())); });
-  const auto troubles = exchange(store, identity, "shm/opened", step.trouble(), {.end = end});
+  const auto troubles = exchange(meeting.store, identity, "shm/opened", step.trouble(), wait);
   if (const auto found = AllOrNone::first(troubles)) {
     return {.link = nullptr, .why_not = fmt::format("rank {}: {}", found->rank, found->words)};
   }
   block->seal();
-  return {.link = std::make_unique<SharedMemoryLink>(std::move(*block), identity.rank, all_ranks(identity.world_size)), .why_not = {}};
+  return {.link = std::make_unique<SharedMemoryLink>(std::move(*block), identity.rank, all_ranks(identity.world_size))};
 }
 
 }  // namespace tessera

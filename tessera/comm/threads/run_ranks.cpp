@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/host/host_transport.h"
+#include "tessera/comm/engine.h"
 #include "tessera/comm/shm/shared_memory_link.h"
 
 namespace tessera {
@@ -77,7 +77,7 @@ void run_ranks(int size, const std::function<void(Communicator world)>& program,
   std::vector<Communicator> worlds;
   for (int rank = 0; rank < size; rank++) {
     auto link = std::make_unique<SharedMemoryLink>(block, rank, all_ranks(size));
-    worlds.emplace_back(host_transport({.name = "threads", .topology = topology}, std::move(link)), options.limit);
+    worlds.push_back(world_over({.link = std::move(link)}, {.name = "threads", .topology = topology}).with_limit(options.limit));
   }
   choose_math_kernels();
   FirstFailure first;

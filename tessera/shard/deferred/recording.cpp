@@ -175,7 +175,7 @@ class Recorder {
   }
 
   void run_inside(const Seen& seen, const std::shared_ptr<Tape>& tape) {
-    if (op_.composed) {
+    if (op_.from_libtorch && op_.is_composite(below_) && (op_.implicit_autograd || op_.device)) {
       fill_in_device(seen);
       handle_.redispatchBoxed(below_, &stack_);  // the operators of which it is made will come here one by one
       return;

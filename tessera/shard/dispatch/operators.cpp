@@ -5,26 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <string_view>
-#include <unordered_set>
 
 namespace tessera {
 namespace {
-
-using Names = std::unordered_set<std::string_view>;
-
-/// Elementwise operators that libtorch does not tag as such.
-const Names& untagged() {
-  static const Names names = {"aten::copy_",         "aten::zero_",        "aten::fill_",
-                              "aten::masked_fill",   "aten::masked_fill_", "aten::_fused_adam_",
-                              "aten::_fused_adamw_", "aten::_fused_sgd_",  "aten::_fused_adagrad_"};
-  return names;
-}
-
-bool is_elementwise(const c10::OperatorHandle& handle, const std::string& name) {
-  if (untagged().contains(name)) return true;
-  return handle.hasTag(at::Tag::pointwise) && !handle.hasTag(at::Tag::data_dependent_output);
-}
 
 bool is_view(const c10::FunctionSchema& schema) {
   if (schema.arguments().empty()) return false;
@@ -77,36 +60,72 @@ class Table {
 
 }  // namespace
 
+std::span<const OperatorException> operator_exceptions() {
+  using Facts = OperatorFacts;
+  // Never destroyed, because operators also run after main.
+  static const auto& table = *new std::vector<OperatorException>{
+      {&Facts::elementwise,
+       {"aten::copy_", "aten::zero_", "aten::fill_", "aten::masked_fill", "aten::masked_fill_"},
+       "each value is written from those in its place, but libtorch has not tagged them pointwise"},
+      {&Facts::elementwise,
+       {"aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_", "aten::_fused_adagrad_"},
+       "their lists belong together tensor by tensor, and value by value; tags are for single tensors"},
+      {&Facts::elementwise, {"aten::_is_any_true"}, "autograd's anomaly mode looks for NaNs by it, and each rank may look at its own"},
+      {&Facts::inspects, {"aten::_is_any_true"}, "what it returns is about this rank's values, and is read at once"},
+      {&Facts::marks,
+       {"aten::requires_grad_", "aten::retain_grad", "aten::detach_", "aten::set_data"},
+       "their schemas say that they write, but no value changes"},
+      {&Facts::recurrent,
+       {"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"},
+       "their modules keep a second list of weights, which to() fills from parameters()"},
+      {&Facts::sets_storage, {"aten::set_.source_Tensor"}, "torch::load gives a parameter its values by it"},
+      {&Facts::rebinds, {"aten::set_", "aten::resize_"}, "a parameter would be cut off from the memory of its unit"},
+      {&Facts::compares_kinds, {"aten::_has_compatible_shallow_copy_type"}, "set_data calls nothing else that could be seen"},
+      {&Facts::clones, {"aten::clone"}, "Module::clone copies parameters by it"},
+      {&Facts::updates_statistics,
+       {"aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm", "aten::_native_batch_norm_legit"},
+       "their schemas do not say that running statistics are written"},
+      {&Facts::replaces,
+       {"aten::copy_", "aten::zero_", "aten::fill_", "aten::normal_", "aten::uniform_", "aten::random_", "aten::exponential_",
+        "aten::cauchy_", "aten::log_normal_", "aten::geometric_", "aten::bernoulli_"},
+       "a schema does not tell a write that reads what was there from one that does not"},
+  };
+  return table;
+}
+
 OperatorFacts::OperatorFacts(const c10::OperatorHandle& handle)
-    : schema(&handle.schema()),
+    : handle(handle),
+      schema(&handle.schema()),
       arguments(schema->arguments().size()),
-      views(is_view(*schema)),
-      elementwise(is_elementwise(handle, name()) || name() == "aten::_is_any_true"),
-      random(handle.hasTag(at::Tag::nondeterministic_seeded)),
-      inspects(name() == "aten::_is_any_true"),
-      composite(handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)),
-      marks(Names{"aten::requires_grad_", "aten::retain_grad", "aten::detach_", "aten::rename_", "aten::set_data"}.contains(name())),
-      by_parts(name().starts_with("aten::") && !handle.hasKernelForDispatchKey(c10::DispatchKey::CPU)),
-      recurrent(Names{"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"}.contains(name())),
-      sets_storage(name() == "aten::set_" && schema->overload_name() == "source_Tensor"),
-      rebinds(name() == "aten::set_" || name() == "aten::resize_"),
-      compares_kinds(name() == "aten::_has_compatible_shallow_copy_type"),
-      clones(name() == "aten::clone"),
-      updates_statistics(
-          Names{"aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm", "aten::_native_batch_norm_legit"}.contains(name())),
-      backward(name().ends_with("_backward")),
-      composed(by_parts && (handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
-                            place_of(c10::TypeKind::DeviceObjType, *schema))),
-      needs_values(!can_be_deferred(handle, *schema)),
-      replaces(Names{"aten::copy_", "aten::zero_", "aten::fill_", "aten::normal_", "aten::uniform_", "aten::random_", "aten::exponential_",
-                     "aten::cauchy_", "aten::log_normal_", "aten::geometric_", "aten::bernoulli_"}
-                   .contains(name())),
       device(place_of(c10::TypeKind::DeviceObjType, *schema)),
-      generator(place_of(c10::TypeKind::GeneratorType, *schema)) {
-  for (size_t i = 0; i < arguments; i++) {
-    const auto* alias = schema->arguments()[i].alias_info();
-    writes.push_back(alias != nullptr && alias->isWrite());
+      generator(place_of(c10::TypeKind::GeneratorType, *schema)),
+      from_libtorch(name().starts_with("aten::")),
+      implicit_autograd(handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)),
+      random(handle.hasTag(at::Tag::nondeterministic_seeded)),
+      backward(name().ends_with("_backward")),
+      needs_values(!can_be_deferred(handle, *schema)),
+      views(is_view(*schema)),
+      elementwise(handle.hasTag(at::Tag::pointwise) && !handle.hasTag(at::Tag::data_dependent_output)) {
+  for (const auto& argument : schema->arguments()) writes.push_back(argument.alias_info() != nullptr && argument.alias_info()->isWrite());
+  const auto full_name = name() + "." + schema->overload_name();
+  for (const auto& [fact, names, reason] : operator_exceptions()) {
+    this->*fact = this->*fact || std::ranges::any_of(names, [&](const auto& each) { return each == name() || each == full_name; });
   }
+}
+
+bool OperatorFacts::is_composite(c10::DispatchKeySet keys) const {
+  using c10::DispatchKey;
+  const auto backend = keys.highestBackendKey();
+  const auto own = c10::toRuntimePerBackendFunctionalityKey(DispatchKey::Dense, backend);
+  if (backend != c10::BackendComponent::InvalidBit && handle.hasKernelForDispatchKey(own)) return false;
+  return implicit_autograd || handle.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
+         handle.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
+}
+
+OperatorKind OperatorFacts::kind(c10::DispatchKeySet keys) const {
+  if (views) return OperatorKind::View;
+  if (elementwise) return OperatorKind::Elementwise;
+  return from_libtorch && is_composite(keys) ? OperatorKind::Composite : OperatorKind::Other;
 }
 
 const OperatorFacts& facts_of(const c10::OperatorHandle& handle) {

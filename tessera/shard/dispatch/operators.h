@@ -1,44 +1,68 @@
-// What paging has to know about an operator. It is found out from the operator's name and schema once, at its first use.
+// What paging has to know about an operator. It is found out from the operator's registration, once, at its first use.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tessera {
 
+/// What an operator does with values.
+enum class OperatorKind {
+  View,         // returns views of its first argument and reads none; where it has to copy, it calls others, which are looked at
+  Elementwise,  // each result value depends only on the operand values at the same position
+  Composite,    // calls other operators for all that it does, and these are looked at one by one
+  Other,        // a kernel of the device that does anything, or an operator that the device does not have
+};
+
 struct OperatorFacts {
   explicit OperatorFacts(const c10::OperatorHandle& handle);
 
-  const c10::FunctionSchema* schema;  // valid as long as the operator is registered
+  /// The kind on the device that these dispatch keys have. An operator of a program is never taken for a composite, because one that is
+  /// registered as such may yet use pointers.
+  OperatorKind kind(c10::DispatchKeySet keys) const;
+  /// Whether the operator has no kernel of that device, and is registered as made of others. A view may be one, too.
+  bool is_composite(c10::DispatchKeySet keys) const;
+
+  c10::OperatorHandle handle;           // valid as long as the operator is registered
+  const c10::FunctionSchema* schema;
   size_t arguments;
-  std::vector<bool> writes;  // for each argument, whether the operator writes it
-  bool views;                // returns views of its first argument and reads no values
-  bool elementwise;          // each result value depends only on the operand values at the same position
-  bool random;               // draws random numbers
-  bool inspects;             // aten::_is_any_true, by which autograd's anomaly mode looks for NaNs; its result is not a local value
-  bool composite;            // made of other operators, also for autograd
-  bool marks;                // changes what a tensor is to autograd, but no values
-  bool by_parts;             // has no CPU kernel: it calls other operators, and paging sees these
-  bool recurrent;            // lstm, gru or rnn
-  bool sets_storage;         // the set_ overload by which torch::load gives a tensor the memory that it has read
-  bool rebinds;              // gives a tensor other memory
-  bool compares_kinds;       // the first operator of set_data, which reads no values
-  bool clones;
-  bool updates_statistics;  // writes running statistics, although its schema says that it only reads them
+  std::vector<bool> writes;                 // for each argument, whether the operator writes it
+  std::optional<size_t> device, generator;  // places of these arguments
+  bool from_libtorch;
+  bool implicit_autograd;  // where it is a composite, autograd knows its parts and not the operator
+  bool random;        // draws random numbers
+  bool backward;      // expects its operands exactly as the forward operator saw them
+  bool needs_values;  // its results, or their sizes, can't be known without the values of its operands
+  bool views, elementwise;
+  // From the table below:
+  bool inspects = false;        // its result is not a local value
+  bool marks = false;           // changes what a tensor is to autograd, but no values
+  bool recurrent = false;
+  bool sets_storage = false;    // the set_ overload by which torch::load gives a tensor the memory that it has read
+  bool rebinds = false;         // gives a tensor other memory
+  bool compares_kinds = false;  // the first operator of set_data, which reads no values
+  bool clones = false;
+  bool updates_statistics = false;  // writes running statistics, although its schema says that it only reads them
+  bool replaces = false;            // gives every value of its first argument a new one
+
   // Places of running_mean, before running_var, and of `training` among the operands of all operators that update statistics.
   static constexpr size_t kRunningMean = 3, kTraining = 5;
-  bool backward;  // expects its operands exactly as the forward operator saw them
-  // For deferred tensors:
-  bool composed;                            // calls other operators for all that it does
-  bool needs_values;                        // its results, or their sizes, can't be known without the values of its operands
-  bool replaces;                            // gives every value of its first argument a new one
-  std::optional<size_t> device, generator;  // places of these arguments
 
   const std::string& name() const { return schema->name(); }
 };
+
+/// Operators of which libtorch does not say in their schemas and tags what has to be known.
+struct OperatorException {
+  bool OperatorFacts::*fact;
+  std::vector<std::string_view> names;  // with an overload after a point; without one, all overloads of the name
+  std::string_view reason;
+};
+std::span<const OperatorException> operator_exceptions();
 
 /// May be called from any thread; takes no lock.
 const OperatorFacts& facts_of(const c10::OperatorHandle& handle);

@@ -19,8 +19,8 @@ class Watcher {
   Watcher& operator=(const Watcher&) = delete;
   virtual ~Watcher() = default;
 
-  /// Whether to see the operators of which this one is made, one by one, in place of it.
-  virtual bool opens(const OperatorFacts& op) const = 0;
+  /// Whether to see the operators of which this one is made on such a device, one by one, in place of it.
+  virtual bool opens(const OperatorFacts& op, c10::DispatchKeySet keys) const = 0;
   /// Called with the operands on the stack, unsharded and cast: runs the operator with `handle.redispatchBoxed(below, &stack)`, or puts its
   /// results onto the stack in another way.
   virtual void run(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, torch::jit::Stack& stack) = 0;

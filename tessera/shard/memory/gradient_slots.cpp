@@ -11,7 +11,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/groups/per_group.h"
-#include "tessera/comm/host/fill_envelope.h"
+#include "tessera/comm/control/fill_envelope.h"
 #include "tessera/comm/host/reducer.h"
 #include "tessera/comm/host/shared_area.h"
 
@@ -150,7 +150,7 @@ Work GradientSlots::reduce(std::shared_ptr<Turn> turn, std::span<const Piece> pi
   turn->take = std::move(take);
   const auto fill = [&](Envelope& envelope) {
     describe(envelope, pieces, group_.traits());
-    if (!pieces.empty()) Reducer({.op = op}, pieces.front().whole.scalar_type()).describe(envelope);
+    if (!pieces.empty()) describe(envelope, Reducer({.op = op}, pieces.front().whole.scalar_type()), op);
   };
   new (slot(area_->rank(), turn->number)) Envelope(envelope_for(Operation::ReduceScatter, {.subject = subject}, fill));
   uint64_t bytes = 0;  // read by other ranks
@@ -208,7 +208,7 @@ void GradientSlots::add_up(const Turn& turn, const at::Tensor& whole, int64_t be
       static_cast<std::byte*>(whole.data_ptr()) - slot(own_rank, turn.number) + first * static_cast<int64_t>(c10::elementSize(dtype));
   contributions_.clear();
   for (int rank = 0; rank < area_->size(); rank++) {
-    contributions_.push_back(view(slot(rank, turn.number) + offset, target.numel(), dtype));
+    contributions_.emplace_back(slot(rank, turn.number) + offset, static_cast<size_t>(target.numel()) * c10::elementSize(dtype));
   }
   Reducer({.op = turn.op}, dtype).reduce(contributions_, target, group_.topology(), squares);
 }

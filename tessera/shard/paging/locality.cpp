@@ -85,9 +85,9 @@ void expect_same_places(const OperatorFacts& op, const Stack& stack, size_t base
   }
 }
 
-void expect_no_mixing(const OperatorFacts& op, bool by_parts, const Origin& origin) {
+void expect_no_mixing(const OperatorFacts& op, OperatorKind kind, const Origin& origin) {
   if (op.random) refuse_random(op, origin);
-  if (op.elementwise || by_parts) return;
+  if (kind != OperatorKind::Other) return;
   throw UsageError(fmt::format(
       "{} over the shard of {}, its gradient, or what was computed from them would be the result of this rank alone. For norms and "
       "clipping there is tessera::clip_grad_norm; a penalty on weights is computed from the modules' own members; "

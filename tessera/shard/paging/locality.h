@@ -34,9 +34,8 @@ OriginPtr origin_of(const at::Tensor& tensor, const StorageTag* tag);
 void mark_results(const Stack& stack, size_t base, const OriginPtr& origin);
 
 /// Throws UsageError if the operator would combine values of different places, or draw random numbers: its result for this rank's values
-/// would look like the result for the full parameter. `by_parts` says that the operator is made of other operators, which are checked one
-/// by one.
-void expect_no_mixing(const OperatorFacts& op, bool by_parts, const Origin& origin);
+/// would look like the result for the full parameter.
+void expect_no_mixing(const OperatorFacts& op, OperatorKind kind, const Origin& origin);
 /// Throws UsageError: the operator picks values by their positions, and those differ between a shard and the full parameter.
 [[noreturn]] void refuse_places(const OperatorFacts& op, const Origin& origin);
 /// Throws UsageError if a view on the stack, from `base` on, leaves out values of the local value `viewed`.

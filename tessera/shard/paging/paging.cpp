@@ -428,7 +428,7 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
   if (c10::impl::tls_is_dispatch_key_included(kPagingKey)) {
     // A thread that a watched one has started inherits its keys, but no watcher.
     const auto* const watcher = Watcher::current();
-    if (watcher != nullptr && watcher->opens(op)) return handle.redispatchBoxed(below, stack);
+    if (watcher != nullptr && watcher->opens(op, below)) return handle.redispatchBoxed(below, stack);
     if (!has_paged_operand(op, *stack)) return run(handle, op, below, stack);
   }
   if (op.sets_storage && loads_shard(*stack)) return;
@@ -446,13 +446,12 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
   for (size_t i = 0; i < op.arguments; i++) {
     for_each_tensor((*stack)[base + i], [&](const at::Tensor& tensor) { note(operands, tensor, op.writes[i], op); });
   }
-  if (operands.origin) expect_no_mixing(op, op.by_parts && operands.units.empty(), *operands.origin);
-  if (operands.origin && !op.elementwise) {
-    // The operators of which it is made will come here one by one.
-    handle.redispatchBoxed(below, stack);
-    return;
+  if (operands.origin) {
+    const auto kind = op.kind(below);
+    expect_no_mixing(op, kind, *operands.origin);
+    if (kind == OperatorKind::Composite) return handle.redispatchBoxed(below, stack);  // its parts will come here one by one
+    expect_same_places(op, *stack, base, *operands.origin);
   }
-  if (operands.origin) expect_same_places(op, *stack, base, *operands.origin);
   for (auto* unit : operands.reduced) unit->schedule()->finish_reductions();
   if (!operands.units.empty()) expect_written_apart(op, operands);
   std::optional<WriteGuard> guard;

@@ -204,7 +204,7 @@ void Schedule::finish_reductions() {
 
 void Schedule::watch(WeakModule module) {
   const auto held = lock();
-  std::erase_if(watched_, [](const WeakModule& known) { return known.expired(); });
+  sweep_(watched_, [](const WeakModule& known) { return known.expired(); });
   watched_.push_back(std::move(module));
 }
 

@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "tessera/base/sweep.h"
 #include "tessera/shard/gradients/equal_batches.h"
 #include "tessera/shard/schedule/live_set.h"
 #include "tessera/shard/schedule/schedule_rules.h"
@@ -124,6 +125,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   uint64_t misses_ = 0;
   const std::shared_ptr<EqualBatches> equal_batches_;
   std::vector<Unit*> members_;
+  Sweep sweep_;
   std::vector<WeakModule> watched_;
   uint64_t looked_at_ = 0;  // the number of the pass in which they were asked for last
   /// Of a backward pass that reduces in order: the units that have not been reduced yet, the next one last, and those that are ready for

@@ -187,20 +187,15 @@ void UnitState::expect_equal_start() {
   }
   uint64_t all = 0;
   for (const auto& group : unit_.groups()) all = all * 31 + group.fingerprint;
-  const auto own = static_cast<int64_t>(all >> 2);  // not negative, and so that -own can't overflow
-  const int64_t lacks = unit_.flags().unset > 0 ? 1 : 0;
-  const auto extremes = at::tensor({own, -own, lacks, -lacks}, at::kLong).to(world.traits().device);
-  world.all_reduce(extremes, {.op = Reduce::Max}, {.unit = unit_.name(), .number = unit_.number()}).wait();
-  const auto found = extremes.cpu();
-  const bool some_lack = found[2].item<int64_t>() != 0, all_lack = found[3].item<int64_t>() != 0;
-  if (some_lack && !all_lack) {
+  const Subject subject{.unit = unit_.name(), .number = unit_.number()};
+  if (!world.extremes(unit_.flags().unset > 0 ? 1 : 0, subject).are_one()) {
     throw ConfigError(fmt::format(
         "only some ranks have values for all parameters of unit '{}'; shard with {{.start = tessera::Start::FromRank0}} to send "
         "those of rank 0, or load the model on all ranks",
         unit_.name()));
   }
   expect_values(unit_, fmt::format("the use of unit '{}'", unit_.name()));
-  if (found[0].item<int64_t>() != -found[1].item<int64_t>()) {
+  if (!world.extremes(all, subject).are_one()) {
     throw UsageError(
         fmt::format("the ranks brought different parameters for unit '{}'; give them the same seed or file before they make the model, "
                     "or shard with {{.start = tessera::Start::FromRank0}}",

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "tessera/base/error.h"
+#include "tessera/base/sweep.h"
 #include "tessera/shard/unit/unit.h"
 
 namespace tessera {
@@ -20,6 +21,7 @@ struct Known {
 struct KnownBoundaries {
   std::mutex mutex;
   std::map<const torch::nn::Module*, Known> modules;
+  Sweep sweep;
 };
 
 KnownBoundaries& known_boundaries() {
@@ -48,7 +50,7 @@ void set_boundary(torch::nn::Module& module, const ShardOptions& options, const 
   if (precision.cast_forward_inputs.value_or(true)) boundary.input_dtype = compute_dtype_of(options);
   auto& known = known_boundaries();
   const std::lock_guard lock(known.mutex);
-  std::erase_if(known.modules, [](const auto& entry) { return entry.second.module.expired(); });
+  known.sweep(known.modules, [](const auto& entry) { return entry.second.module.expired(); });
   known.modules[&module] = {.module = module.weak_from_this(), .boundary = std::move(boundary)};
 }
 

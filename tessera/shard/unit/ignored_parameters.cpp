@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/sweep.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 
@@ -23,6 +24,7 @@ struct IgnoredParameters {
   using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   std::mutex mutex;
   std::map<const c10::TensorImpl*, std::pair<Weak, Ignored>> known;
+  Sweep sweep;
 };
 
 IgnoredParameters& ignored_parameters() {
@@ -94,15 +96,15 @@ void expect_named_once(std::span<Module* const> modules, const ShardOptions& opt
 }
 
 void remember_ignored(const at::Tensor& parameter, const std::string& name, const std::shared_ptr<Schedule>& model) {
-  auto& [mutex, known] = ignored_parameters();
+  auto& [mutex, known, sweep] = ignored_parameters();
   const std::lock_guard lock(mutex);
-  std::erase_if(known, [](const auto& entry) { return entry.second.first.expired() || entry.second.second.model.expired(); });
+  sweep(known, [](const auto& entry) { return entry.second.first.expired() || entry.second.second.model.expired(); });
   known.insert_or_assign(parameter.unsafeGetTensorImpl(), std::pair(IgnoredParameters::Weak(parameter.getIntrusivePtr()),
                                                                     Ignored{.name = name, .model = model}));
 }
 
 std::optional<Ignored> find_ignored(const at::Tensor& parameter) {
-  auto& [mutex, known] = ignored_parameters();
+  auto& [mutex, known, sweep] = ignored_parameters();
   const std::lock_guard lock(mutex);
   const auto found = known.find(parameter.unsafeGetTensorImpl());
   if (found == known.end() || found->second.first.expired() || found->second.second.model.expired()) return std::nullopt;
@@ -110,7 +112,7 @@ std::optional<Ignored> find_ignored(const at::Tensor& parameter) {
 }
 
 void note_averaged(const at::Tensor& parameter) {
-  auto& [mutex, known] = ignored_parameters();
+  auto& [mutex, known, sweep] = ignored_parameters();
   const std::lock_guard lock(mutex);
   if (const auto found = known.find(parameter.unsafeGetTensorImpl()); found != known.end()) found->second.second.averaged = true;
 }

@@ -10,6 +10,7 @@
 
 #include "tessera/base/compat.h"
 #include "tessera/base/error.h"
+#include "tessera/base/sweep.h"
 
 namespace tessera {
 
@@ -61,6 +62,7 @@ struct Closed {
 struct Registry {
   std::mutex mutex;
   std::map<const c10::StorageImpl*, Closed> closed;
+  Sweep sweep;
 };
 
 Registry& registry() {
@@ -74,11 +76,11 @@ const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
 
 /// Where parameters that were sharded earlier lay in this storage.
 std::vector<Extent> former_extents(const c10::StorageImpl* storage) {
-  auto& [mutex, closed] = registry();
+  auto& [mutex, closed, sweep] = registry();
   const std::lock_guard lock(mutex);
-  std::erase_if(closed, [](const auto& entry) { return entry.second.storage.expired(); });
+  sweep(closed, [](const auto& entry) { return entry.second.storage.expired(); });
   const auto found = closed.find(storage);
-  return found == closed.end() ? std::vector<Extent>() : found->second.extents;
+  return found == closed.end() || found->second.storage.expired() ? std::vector<Extent>() : found->second.extents;
 }
 
 void expect_memory_of_its_own(std::span<const ManagedParameter> managed) {
@@ -167,7 +169,7 @@ FormerMemory::~FormerMemory() {
         fmt::format("this tensor looks into the memory that parameter '{}' had before fully_shard (by a view, detach() or set_data), and "
                     "would see its old values for ever; make it after fully_shard, or clone() it before",
                     extents.front().name));
-    auto& [mutex, closed] = registry();
+    auto& [mutex, closed, sweep] = registry();
     const std::lock_guard lock(mutex);
     closed.insert_or_assign(
         storage.unsafeGetStorageImpl(),

@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <unordered_set>
 
 #include "tessera/base/error.h"
+#include "tessera/base/sweep.h"
 #include "tessera/shard/unit/boundary.h"
 #include "tessera/shard/unit/unit.h"
 
@@ -18,6 +20,7 @@ namespace {
 struct Registry {
   std::mutex mutex;
   std::multimap<const torch::nn::Module*, std::weak_ptr<Unit>> units;
+  Sweep sweep;
 };
 
 Registry& registry() {
@@ -29,7 +32,7 @@ Registry& registry() {
 
 void remember_unit(const torch::nn::Module& module, const std::shared_ptr<Unit>& unit) {
   std::lock_guard lock(registry().mutex);
-  std::erase_if(registry().units, [](const auto& entry) { return entry.second.expired(); });
+  registry().sweep(registry().units, [](const auto& entry) { return entry.second.expired(); });
   registry().units.emplace(&module, unit);
 }
 
@@ -72,10 +75,11 @@ std::vector<std::shared_ptr<Unit>> units_for(const torch::nn::Module& module, Re
 
 std::vector<std::shared_ptr<Unit>> units(const torch::nn::Module& module) {
   std::vector<std::shared_ptr<Unit>> result;
+  std::unordered_set<const Unit*> known;
   for (const auto& entry : module.parameters()) {
     const auto* tag = is_paged(entry) ? tag_of(entry) : nullptr;
     auto unit = tag != nullptr ? tag->unit.lock() : locate(entry).unit;
-    if (unit && std::ranges::find(result, unit) == result.end()) result.push_back(std::move(unit));
+    if (unit && known.insert(unit.get()).second) result.push_back(std::move(unit));
   }
   return result;
 }

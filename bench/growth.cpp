@@ -1,0 +1,75 @@
+// How the cost of a rank grows: one rank's step of many small units among more and more simulated peers, and the time to make more and more
+// units.
+//   build/bin/bench_growth [steps|units]
+#include <fmt/format.h>
+#include <tessera/tessera.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace {
+
+struct ModelImpl : torch::nn::Module {
+  explicit ModelImpl(int units) {
+    for (int i = 0; i < units; i++) layers.push_back(register_module("l" + std::to_string(i), torch::nn::Linear(8, 8)));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (auto& layer : layers) x = layer(x);
+    return x;
+  }
+  std::vector<torch::nn::Linear> layers;
+};
+TORCH_MODULE(Model);
+
+double milliseconds(const std::function<void()>& act) {
+  const auto begin = std::chrono::steady_clock::now();
+  act();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+}
+
+void shard(const Model& model, const tessera::Communicator& world) {
+  for (const auto& layer : model->layers) tessera::fully_shard(layer, {.mesh = world});
+  tessera::fully_shard(model, {.mesh = world});
+}
+
+double step_time(int ranks, int units) {
+  Model model(units);
+  shard(model, tessera::fake_world(0, ranks));
+  tessera::optim::SGD optimizer(model->parameters(), {.lr = 1e-3});
+  const auto x = torch::ones({2, 8});
+  std::vector<double> times;
+  for (int step = 0; step < 9; step++) {
+    times.push_back(milliseconds([&] {
+      model->forward(x).sum().backward();
+      optimizer.step();
+      optimizer.zero_grad();
+    }));
+  }
+  std::ranges::sort(times);
+  return times[times.size() / 2];
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string part = argc > 1 ? argv[1] : "";
+  if (part != "units") {
+    constexpr int kUnits = 64;
+    fmt::print("a step of {} small units\n{:>8} {:>10}\n", kUnits, "ranks", "ms");
+    for (const int ranks : {2, 8, 64, 512, 4096}) fmt::print("{:>8} {:>10.1f}\n", ranks, step_time(ranks, kUnits));
+  }
+  if (part != "steps") {
+    fmt::print("making units for 2 ranks\n{:>8} {:>10} {:>12}\n", "units", "ms", "us a unit");
+    for (const int units : {8, 64, 512, 4096}) {
+      Model model(units);
+      const auto took = milliseconds([&] { shard(model, tessera::fake_world(0, 2)); });
+      fmt::print("{:>8} {:>10.1f} {:>12.1f}\n", units, took, 1e3 * took / units);
+    }
+  }
+  return EXIT_SUCCESS;
+}

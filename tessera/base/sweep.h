@@ -1,0 +1,26 @@
+// Removes what is over from a container that only ever gets longer, without looking through all of it for each new entry.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+namespace tessera {
+
+/// One for each container. Entries that are over may still be there, so whoever finds one must look.
+class Sweep {
+ public:
+  /// Looks through the container if it has doubled since the last time, so that n entries cost O(n) together.
+  template <class Container, class IsOver>
+  void operator()(Container& container, IsOver is_over) {
+    if (container.size() < due_) return;
+    std::erase_if(container, is_over);
+    due_ = std::max(kFew, 2 * container.size());
+  }
+
+ private:
+  static constexpr size_t kFew = 64;
+  size_t due_ = kFew;
+};
+
+}  // namespace tessera

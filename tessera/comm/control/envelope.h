@@ -1,0 +1,62 @@
+// A fixed-size description of what a rank is about to do. Ranks exchange and compare envelopes before any data moves.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "tessera/comm/host/caller_threads.h"
+#include "tessera/comm/operation.h"
+
+namespace tessera {
+
+/// Has no padding, so equal operations have equal bytes.
+struct Envelope {
+  uint64_t sequence = 0;  // number of operations that the group ran before
+  uint64_t number = 0;
+  uint64_t version = 0;
+  uint64_t members = 0;
+  uint64_t layout = 0;  // hash over the sizes of all pieces, or over the colors of a split
+  int64_t numel = 0;    // in all pieces
+  int32_t pieces = 0;
+  int32_t root = 0;
+  Operation operation = Operation::Barrier;
+  uint8_t reduce = 0;
+  int8_t dtype = 0;
+  int8_t wire_dtype = 0;
+  int8_t sum_dtype = 0;
+  bool refused = false;  // this rank can't take part, for the reason in `words`
+  std::array<char, 2> unused = {};
+  std::array<char, 80> unit = {};  // only the end of a longer name
+  /// With `refused` the reason, otherwise the subject's `writer`.
+  std::array<char, 192> words = {};
+
+  void set_unit(std::string_view name);
+  void set_words(std::string_view text);
+  void refuse(std::string_view why);
+  bool has_words() const { return words.front() != '\0'; }
+  std::string_view unit_name() const;
+
+  /// Whether its rank waits in tessera::recover for the others.
+  bool recovers() const;
+
+  /// What all ranks have to have in common: without the words, which a rank may not know. A refusal fits nothing.
+  Extremes digest() const;
+  /// Of the words, of no number if there are none.
+  Extremes words_digest() const;
+
+  /// "all_gather of 'layers.3' version 7: 2 pieces, 4096 x BFloat16"
+  std::string describe() const;
+};
+static_assert(std::has_unique_object_representations_v<Envelope>);
+
+/// Throws UsageError if a rank refuses, with the reasons of all that do. Throws DisagreementError if the envelopes differ otherwise, with
+/// what each rank is about to do. Every rank passes the same envelopes and so throws the same error, except for a hint on a rank where
+/// several threads call the group. Ranks are named by their `world_ranks`.
+void expect_agreement(std::span<const Envelope> envelopes, std::span<const int> world_ranks, Callers callers = Callers::OneThread);
+
+}  // namespace tessera

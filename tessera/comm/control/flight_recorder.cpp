@@ -1,0 +1,172 @@
+#include "tessera/comm/control/flight_recorder.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "tessera/base/words.h"
+
+namespace tessera {
+namespace {
+
+using nlohmann::json;
+
+template <size_t kSize>
+void keep_end(std::array<char, kSize>& field, std::string_view text) {
+  if (text.size() > field.size()) text.remove_prefix(text.size() - field.size());
+  field.fill('\0');
+  std::ranges::copy(text, field.begin());
+}
+template <size_t kSize>
+std::string text_of(const std::array<char, kSize>& field) {
+  return {field.data(), strnlen(field.data(), kSize)};
+}
+
+constexpr std::array<const char*, 3> kOutcomes = {"running", "done", "failed"};
+
+std::string time_text(double seconds) {
+  if (seconds < 1e-3) return fmt::format("{:.0f} us", seconds * 1e6);
+  if (seconds < 1) return fmt::format("{:.1f} ms", seconds * 1e3);
+  return fmt::format("{:.1f} s", seconds);
+}
+
+/// One operation in the report of a rank.
+struct Line {
+  explicit Line(const json& text)
+      : group(text.at("group")),
+        sequence(text.at("sequence")),
+        what(text.at("what")),
+        outcome(text.at("outcome")),
+        ago(text.at("ago")),
+        took(text.at("took")) {}
+
+  uint64_t group, sequence;
+  std::string what, outcome;
+  double ago, took;  // since it began; and while it ran
+};
+
+struct Rank {
+  explicit Rank(const std::string& text) {
+    const auto parsed = json::parse(text);
+    place = parsed.at("place");
+    since = parsed.at("since");
+    for (const auto& each : parsed.at("operations")) lines.emplace_back(each);
+  }
+
+  std::string place;
+  double since = 0;
+  std::vector<Line> lines;  // the oldest first
+};
+
+std::string where(const Rank& rank) {
+  auto text = rank.place.empty() ? std::string("before its first unit") : fmt::format("in {} for {}", rank.place, time_text(rank.since));
+  const auto running = std::ranges::find(rank.lines, "running", &Line::outcome);
+  if (running != rank.lines.end())
+    return text + fmt::format("; waits for {} in {} (operation {})", time_text(running->ago), running->what, running->sequence);
+  if (rank.lines.empty()) return text + "; has begun no operation";
+  const auto& last = rank.lines.back();
+  return text + fmt::format("; in no operation, the last was {} (operation {}), which {} {} ago", last.what, last.sequence,
+                            last.outcome == "done" ? "ended" : "failed", time_text(last.ago - last.took));
+}
+
+/// The first operations of a group that are not the same on all ranks which know of them.
+std::string differences(const std::map<int, Rank>& ranks) {
+  std::map<std::pair<uint64_t, uint64_t>, std::map<std::string, std::vector<int>>> whats;
+  for (const auto& [number, rank] : ranks) {
+    for (const auto& line : rank.lines) whats[{line.group, line.sequence}][line.what].push_back(number);
+  }
+  for (const auto& [operation, variants] : whats) {
+    if (variants.size() < 2) continue;
+    // Ranks come to tessera::recover from different points of their programs; that is over.
+    if (std::ranges::any_of(variants, [](const auto& each) { return each.first.find(kRecovery) != std::string::npos; })) continue;
+    auto text = fmt::format("the ranks differ at operation {}:", operation.second);
+    for (const auto& [what, numbers] : variants) text += fmt::format("\n  {}: {}", name_ranks(numbers), what);
+    return text + "\n";
+  }
+  return {};
+}
+
+}  // namespace
+
+void FlightRecorder::enter(std::string_view phase, std::string_view unit) {
+  const std::lock_guard lock(mutex_);
+  keep_end(phase_, phase);
+  keep_end(unit_, unit);
+  entered_ = Clock::now();
+}
+
+uint64_t FlightRecorder::begin(uint64_t group, const Envelope& envelope) {
+  const std::lock_guard lock(mutex_);
+  ring_[begun_ % ring_.size()] = {.group = group, .envelope = envelope, .began = Clock::now(), .outcome = Outcome::Running};
+  return begun_++;
+}
+
+void FlightRecorder::end(uint64_t operation, Outcome outcome) {
+  const std::lock_guard lock(mutex_);
+  if (begun_ - operation > ring_.size()) return;  // other groups have run so many since
+  auto& known = ring_[operation % ring_.size()];
+  known.ended = Clock::now();
+  known.outcome = outcome;
+}
+
+std::string FlightRecorder::to_json() const {
+  const std::lock_guard lock(mutex_);
+  const auto now = Clock::now();
+  const auto seconds = [](Clock::duration duration) { return std::chrono::duration<double>(duration).count(); };
+  auto place = text_of(phase_);
+  if (const auto unit = text_of(unit_); !unit.empty()) place += fmt::format(" of '{}'", unit);
+  json result = {{"place", place}, {"since", seconds(now - entered_)}, {"operations", json::array()}};
+  const auto first = begun_ - std::min<uint64_t>(begun_, ring_.size());
+  for (auto number = first; number < begun_; number++) {
+    const auto& [group, envelope, began, ended, outcome] = ring_[number % ring_.size()];
+    result["operations"].push_back({{"group", group},
+                                    {"sequence", envelope.sequence},
+                                    {"what", envelope.describe()},
+                                    {"outcome", kOutcomes[static_cast<size_t>(outcome)]},
+                                    {"ago", seconds(now - began)},
+                                    {"took", outcome == Outcome::Running ? 0 : seconds(ended - began)}});
+  }
+  return result.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+std::string flight_report(const std::map<int, std::string>& texts, int world_size) {
+  std::map<int, Rank> ranks;
+  for (const auto& [number, text] : texts) ranks.emplace(number, text);
+  std::string report;
+  std::vector<int> silent;
+  for (int number = 0; number < world_size; number++) {
+    const auto found = ranks.find(number);
+    if (found == ranks.end()) {
+      silent.push_back(number);
+    } else {
+      report += fmt::format("rank {} is {}\n", number, where(found->second));
+    }
+  }
+  if (!silent.empty()) report += fmt::format("{} did not answer\n", name_ranks(silent));
+  report += differences(ranks);
+  for (const auto& [number, rank] : ranks) {
+    report += fmt::format("the last operations of rank {}:\n", number);
+    const auto shown = std::min<size_t>(rank.lines.size(), 8);
+    for (auto line = rank.lines.end() - static_cast<ptrdiff_t>(shown); line != rank.lines.end(); line++) {
+      const auto took = line->outcome == "running" ? std::string() : fmt::format(", took {}", time_text(line->took));
+      report += fmt::format("  {} {}: {}, began {} ago{}\n", line->sequence, line->what, line->outcome, time_text(line->ago), took);
+    }
+  }
+  return report;
+}
+
+std::vector<int> not_come(const std::map<int, std::string>& answers, uint64_t group, uint64_t sequence, std::span<const int> ranks) {
+  std::vector<int> missing;
+  if (answers.empty()) return missing;  // nobody can be asked
+  for (const int number : ranks) {
+    const auto found = answers.find(number);
+    const auto has_come = [&](const Line& line) { return line.group == group && line.sequence >= sequence; };
+    if (found == answers.end() || std::ranges::none_of(Rank(found->second).lines, has_come)) missing.push_back(number);
+  }
+  return missing;
+}
+
+}  // namespace tessera

@@ -1,0 +1,56 @@
+// FlightRecorder: the last operations of a rank, and where its program is, for the question why a job does not go on.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/comm/control/envelope.h"
+
+namespace tessera {
+
+/// There is one for all groups of a rank. Threads may use it at the same time. To note something allocates no memory.
+class FlightRecorder {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// Where the program is now: "backward" of unit "layers.3".
+  void enter(std::string_view phase, std::string_view unit);
+  /// An operation of a group begins. `group` is the same number on all ranks of the group. Returns what end() wants.
+  uint64_t begin(uint64_t group, const Envelope& envelope);
+  enum class Outcome { Running, Done, Failed };
+  void end(uint64_t operation, Outcome outcome);
+
+  /// All of it as JSON, for flight_report() of another rank. Times are counted back from now.
+  std::string to_json() const;
+
+ private:
+  using Time = Clock::time_point;
+  struct Operation {
+    uint64_t group = 0;
+    Envelope envelope = {};
+    Time began = {}, ended = {};
+    Outcome outcome = Outcome::Done;
+  };
+
+  mutable std::mutex mutex_;
+  std::array<Operation, 32> ring_;
+  uint64_t begun_ = 0;  // operations, of which the ring has the last
+  std::array<char, 32> phase_ = {};
+  std::array<char, 80> unit_ = {};  // only the end of a longer name
+  Time entered_ = {};
+};
+
+/// What the recorders of the ranks say, as one text: where each rank is, at which operation they differ, and what each has done last. A
+/// rank that has not answered is missing in `ranks`.
+std::string flight_report(const std::map<int, std::string>& ranks, int world_size);
+
+/// The ranks that have not come to this operation of a group, by what their recorders say; also those that have not answered.
+std::vector<int> not_come(const std::map<int, std::string>& answers, uint64_t group, uint64_t sequence, std::span<const int> ranks);
+
+}  // namespace tessera

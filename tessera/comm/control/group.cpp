@@ -1,0 +1,358 @@
+#include "tessera/comm/control/group.h"
+
+#include <c10/core/InferenceMode.h>
+#include <c10/util/ScopeExit.h>
+#include <c10/util/SmallVector.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <ranges>
+
+#include "tessera/base/error.h"
+#include "tessera/base/words.h"
+#include "tessera/comm/control/fill_envelope.h"
+#include "tessera/comm/host/shared_area.h"
+
+namespace tessera {
+namespace {
+
+// How long the destructor waits for operations that were started and not waited for.
+constexpr auto kFarewell = std::chrono::seconds(10);
+
+// What time-outs are reported as: the first ends all groups, so that there is only one.
+constexpr auto kLate = "late";
+
+void require(std::string complaint) {
+  if (!complaint.empty()) throw UsageError(std::move(complaint));
+}
+
+void expect_one_dtype(std::span<const Piece> pieces) {
+  const auto differs = [&](const Piece& piece) { return piece.whole.scalar_type() != pieces.front().whole.scalar_type(); };
+  const auto found = std::ranges::find_if(pieces, differs);
+  if (found != pieces.end()) throw UsageError(fmt::format("piece {}: pieces of one call must have one dtype", found - pieces.begin()));
+}
+
+/// The number of the part of a group that an operation makes.
+uint64_t number_of_part(uint64_t whole, uint64_t sequence, int color) {
+  constexpr uint64_t kMixer = 0x9e3779b97f4a7c15;
+  return ((whole ^ (sequence + 1)) * kMixer ^ static_cast<uint64_t>(color + 1)) * kMixer;
+}
+
+/// What an operation in the caller's thread has queued on a device.
+struct Queued final : Work::State {
+  explicit Queued(Event ready) : ready(std::move(ready)) {}
+  void wait() override {}
+  bool done() const override { return true; }
+  Event ready_event() const override { return ready; }
+  const Event ready;
+};
+
+}  // namespace
+
+Group::Group(std::unique_ptr<Transport> transport, std::shared_ptr<Link> link, std::shared_ptr<LinkFamily> family)
+    : Group(std::move(transport), std::move(link), std::move(family), 0) {}
+
+Group::Group(std::unique_ptr<Transport> transport, std::shared_ptr<Link> link, std::shared_ptr<LinkFamily> family, uint64_t number)
+    : transport_(std::move(transport)), link_(std::move(link)), family_(std::move(family)), number_(number) {
+  if (!link_) return;
+  family_->add(link_, transport_);
+  link_->ask([this] { return queue_.waited_for() || meetings_ > 0; }, [this] { return now_.describe(); }, queue_.watch());
+}
+
+Group::~Group() {
+  // Operations that nobody has waited for may still finish, unless an exception is unwinding this rank.
+  if (std::uncaught_exceptions() == 0 && queue_.wait_until_idle(kFarewell)) return;
+  if (!queue_.wait_until_idle(std::chrono::milliseconds(0))) {
+    link_->abort(fmt::format("rank {} left with operations under way", world_rank()), world_rank());
+  }
+}
+
+Work Group::all_gather(std::span<const Piece> pieces, std::span<at::Tensor> companions, const Call& call) {
+  const auto fill = [&](Envelope& envelope) {
+    describe(envelope, pieces, traits());
+    expect_one_dtype(pieces);
+    for (const auto& piece : pieces) {
+      if (piece.own.scalar_type() != piece.whole.scalar_type()) throw UsageError("own and whole differ in dtype");
+    }
+  };
+  return start(Operation::AllGather, call, fill,
+               [this, pieces = c10::SmallVector<Piece, 2>(pieces.begin(), pieces.end()),
+                companions = link_ ? std::span<at::Tensor>() : companions](const Launch& start) {
+                 return transport_->all_gather(pieces, companions, start);
+               });
+}
+
+Work Group::reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Call& call) {
+  const auto fill = [&](Envelope& envelope) {
+    describe(envelope, pieces, traits());
+    expect_one_dtype(pieces);
+    if (pieces.empty()) return;
+    const auto dtype = pieces.front().whole.scalar_type();
+    const Reducer reducer(reduction, dtype);
+    describe(envelope, reducer, reduction.op);
+    require(reducer.complaint(dtype, pieces));
+  };
+  return start(Operation::ReduceScatter, call, fill,
+               [this, reduction, pieces = c10::SmallVector<Piece, 2>(pieces.begin(), pieces.end())](const Launch& start) {
+                 return transport_->reduce_scatter(pieces, reduction, start);
+               });
+}
+
+Work Group::all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Call& call) {
+  const auto fill = [&](Envelope& envelope) {
+    describe(envelope, tensor, traits());
+    const Reducer reducer(reduction, tensor.scalar_type());
+    describe(envelope, reducer, reduction.op);
+    require(reducer.complaint(tensor.scalar_type()));
+  };
+  return start(Operation::AllReduce, call, fill,
+               [this, reduction, tensor](const Launch& start) { return transport_->all_reduce(tensor, reduction, start); });
+}
+
+Work Group::broadcast(const at::Tensor& tensor, int root, const Call& call) {
+  const auto fill = [&](Envelope& envelope) {
+    describe(envelope, tensor, traits());
+    if (root < 0 || root >= size()) throw UsageError(fmt::format("rank {} does not exist in a group of {}", root, size()));
+    envelope.root = traits().world_ranks[static_cast<size_t>(root)];
+  };
+  return start(Operation::Broadcast, call, fill,
+               [this, tensor, root](const Launch& start) { return transport_->broadcast(tensor, root, start); });
+}
+
+Work Group::barrier(const Call& call) {
+  return start(Operation::Barrier, call, {}, [](const Launch&) { return Moved(); });
+}
+
+Work Group::meet(const Call& call) {
+  if (!link_) return barrier(call);
+  note_caller();
+  meetings_++;
+  return queue_.run([this, envelope = envelope_for(Operation::Barrier, call), limit = call.limit] {
+    const auto end = c10::make_scope_exit([&] { meetings_--; });
+    for (;;) {
+      try {
+        return run(envelope, {}, limit, [](const Launch&) { return Moved(); });
+      } catch (const DisagreementError&) {  // a rank was in another operation, and has got this error there
+      } catch (const UsageError&) {         // or could not take part in one
+      }
+    }
+  });
+}
+
+Extremes Group::extremes(uint64_t own, const Call& call) {
+  Extremes found{.least = own, .most = own};
+  start(Operation::Compare, call, {},
+        [&, this](const Launch&) {
+          if (link_) found = known_;
+          return Moved();
+        },
+        own)
+      .wait();
+  return found;
+}
+
+std::vector<std::string> Group::texts(const std::string& own, const Call& call) {
+  std::vector<std::string> found(static_cast<size_t>(size()), own);
+  start(Operation::Texts, call, {},
+        [&, this](const Launch& start) {
+          if (link_) found = all_gather_texts(*link_, own, start.end);
+          return Moved();
+        })
+      .wait();
+  return found;
+}
+
+std::shared_ptr<Group> Group::split(std::span<const int> colors, const Call& call) {
+  const auto fill = [&](Envelope& envelope) {
+    for (const int color : colors) mix_into_layout(envelope, color);
+    if (static_cast<int>(colors.size()) != size()) {
+      throw UsageError(fmt::format("{} colors for {} ranks; give one for each", colors.size(), size()));
+    }
+  };
+  std::shared_ptr<Link> link;
+  std::unique_ptr<Transport> transport;
+  uint64_t number = 0;
+  start(Operation::Split, call, fill, [&, this](const Launch& start) {
+    if (link_) {
+      number = number_of_part(number_, now_.sequence, colors[static_cast<size_t>(rank())]);
+      link = link_->split(members_of(colors, rank()), start.end);
+    }
+    transport = transport_->split(colors, link, start);
+    return Moved();
+  }).wait();
+  // Not make_shared: the constructor that takes a number is private.
+  return std::shared_ptr<Group>(new Group(std::move(transport), std::move(link), family_, number));
+}
+
+std::shared_ptr<Group> Group::part(std::span<const int> colors, const Call& call) {
+  std::vector<int> division;
+  for (const int color : colors) division.push_back(static_cast<int>(std::ranges::find(colors, color) - colors.begin()));
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto known = parts_.find(division); known != parts_.end()) return known->second;
+  }
+  auto made = split(colors, call);
+  const std::lock_guard lock(mutex_);
+  return parts_.emplace(std::move(division), std::move(made)).first->second;
+}
+
+std::vector<std::shared_ptr<Group>> Group::parts() const {
+  const std::lock_guard lock(mutex_);
+  const auto known = std::views::values(parts_);
+  return {known.begin(), known.end()};
+}
+
+SharedAttempt Group::share(const AreaShape& shape, const Call& call) {
+  const auto refuse = [&](std::string_view why) {
+    return SharedAttempt{.area = nullptr, .why_not = fmt::format("transport {}: {}", traits().name, why)};
+  };
+  if (!link_ || !traits().device.is_cpu()) return refuse("it shares no memory");
+  if (const int hosts = traits().topology.hosts(); hosts > 1) return refuse(fmt::format("the ranks are on {} hosts", hosts));
+  const auto fill = [&](Envelope& envelope) {
+    envelope.numel = static_cast<int64_t>(shape.bytes_per_rank);
+    envelope.pieces = shape.counters;
+  };
+  SharedAttempt attempt;
+  start(Operation::Share, call, fill, [&, this](const Launch& start) {
+    attempt = link_->share(shape, start.end);
+    return Moved();
+  }).wait();
+  if (!attempt.area) return refuse(attempt.why_not);
+  attempt.area->when_broken([family = family_, own = world_rank()](const LinkFailure& failure, std::string_view message) {
+    const int culprit = record_culprit(failure, own);
+    if (failure.kind == LinkFailure::Kind::Late) family->report(kLate, message);
+    if (failure.kind != LinkFailure::Kind::Aborted) family->abort(fmt::format("rank {}: {}", own, message), culprit);
+  });
+  return attempt;
+}
+
+void Group::abort(std::string_view reason) noexcept {
+  if (!link_) return;  // there is nobody who waits
+  try {
+    family_->abort(fmt::format("rank {}: {}", world_rank(), reason), world_rank());
+  } catch (const std::exception&) {  // out of memory: the other ranks wait until their time limit
+  }
+}
+
+void Group::note_caller() {
+  callers_.note();
+  link_->used_by_this_thread();
+}
+
+Work Group::start(Operation operation, const Call& call, c10::function_ref<void(Envelope&)> fill, Run run, std::optional<uint64_t> known) {
+  auto inputs = Event::record(traits().device);
+  if (!link_) {
+    auto moved = run({.unit = call.subject.unit, .inputs = std::move(inputs)});
+    count(operation, moved.bytes);
+    return moved.ready.passed() ? Work() : Work(std::make_shared<Queued>(std::move(moved.ready)));
+  }
+  note_caller();
+  return queue_.run([this, envelope = envelope_for(operation, call, fill), inputs = std::move(inputs), limit = call.limit,
+                     run = std::move(run), known] { return this->run(envelope, inputs, limit, run, known); });
+}
+
+Event Group::run(Envelope envelope, Event inputs, std::chrono::milliseconds limit, const Run& run, std::optional<uint64_t> known) {
+  // Transfers need no autograd and no version counters, and the buffers may be inference tensors, which only this mode may write.
+  const c10::InferenceMode inference;
+  if (broken_) std::rethrow_exception(broken_);
+  envelope.sequence = sequence_++;
+  now_ = envelope;
+  const Launch start{.unit = now_.unit_name(), .inputs = std::move(inputs), .end = Clock::now() + limit};
+  const auto recorded = family_->recorder().begin(number_, envelope);
+  auto outcome = FlightRecorder::Outcome::Failed;
+  const auto record = c10::make_scope_exit([&] { family_->recorder().end(recorded, outcome); });
+  try {
+    agree(envelope, known, start.end);
+    auto ready = run_agreed(envelope, start, run);
+    outcome = FlightRecorder::Outcome::Done;
+    return ready;
+  } catch (const LinkFailure& failure) {
+    fail(failure, envelope, limit);
+  } catch (const DisagreementError& error) {
+    // Ranks come to tessera::recover from different points of their programs.
+    if (std::ranges::none_of(envelopes_, &Envelope::recovers)) {
+      family_->report(fmt::format("{:x}-{}", number_, envelope.sequence), error.what());
+    }
+    throw;
+  }
+}
+
+void Group::agree(const Envelope& envelope, std::optional<uint64_t> known, Clock::time_point deadline) {
+  Digest digest{.what = envelope.digest(), .known = known ? Extremes{.least = *known, .most = *known} : envelope.words_digest()};
+  link_->combine(digest, deadline);
+  known_ = digest.known;
+  if (digest.what.are_one() && (known || known_.are_one())) return;
+  // All ranks see the same digest, so all come here.
+  envelopes_.resize(static_cast<size_t>(size()));
+  std::vector<Bytes> from;
+  for (auto& each : envelopes_) from.push_back(std::as_writable_bytes(std::span(&each, 1)));
+  link_->all_gather(std::as_bytes(std::span(&envelope, 1)), from, deadline);
+  expect_agreement(envelopes_, traits().world_ranks, callers_.callers());
+}
+
+Event Group::run_agreed(const Envelope& envelope, const Launch& start, const Run& run) {
+  try {
+    auto moved = run(start);
+    count(envelope.operation, moved.bytes);
+    last_ = envelope;
+    return std::move(moved.ready);
+  } catch (const std::exception& error) {
+    // After agreement the other ranks wait for this one, so they must be told.
+    const auto message =
+        fmt::format("operation {} of rank {}, {}, failed: {}", envelope.sequence, world_rank(), envelope.describe(), first_line(error));
+    broken_ = std::make_exception_ptr(CommError(message));
+    family_->abort(message, world_rank());
+    std::rethrow_exception(broken_);
+  }
+}
+
+void Group::fail(LinkFailure failure, const Envelope& envelope, std::chrono::milliseconds limit) {
+  if (failure.is_guess) {
+    auto missing = family_->missing(kLate, number_, envelope.sequence, traits().world_ranks);
+    if (!missing.empty()) failure.ranks = std::move(missing);
+  }
+  const auto what = fmt::format("operation {} of rank {}, {}", envelope.sequence, world_rank(), envelope.describe());
+  // Every operation begins with an exchange among all ranks, so the failed ranks came at least to the last operation that finished here.
+  const auto before =
+      last_ ? fmt::format("the last that {} came to was operation {}, {}", name_ranks(failure.ranks), last_->sequence, last_->describe())
+            : fmt::format("it is the first of this group");
+  const int culprit = record_culprit(failure, world_rank());
+  switch (failure.kind) {
+    case LinkFailure::Kind::Late: {
+      const auto message = fmt::format("{}, waited {} s for {} and gave up; {}", what, std::chrono::duration<double>(limit).count(),
+                                       name_ranks(failure.ranks), before);
+      broken_ = std::make_exception_ptr(TimeoutError(message));
+      family_->report(kLate, message);
+      family_->abort(message, culprit);
+      break;
+    }
+    case LinkFailure::Kind::Gone: {
+      const auto message = fmt::format("{}, can't finish: {} {}; {}", what, name_ranks(failure.ranks), failure.reason, before);
+      broken_ = std::make_exception_ptr(CommError(message));
+      family_->abort(message, culprit);
+      break;
+    }
+    case LinkFailure::Kind::Deadlocked:
+    case LinkFailure::Kind::Aborted:
+      broken_ = std::make_exception_ptr(CommError(fmt::format("{}, was broken off: {}", what, failure.reason)));
+      break;
+  }
+  std::rethrow_exception(broken_);
+}
+
+Traffic Group::traffic(Operation operation) const {
+  const auto& counter = counters_[static_cast<size_t>(operation)];
+  return {.calls = counter.calls, .bytes = counter.bytes};
+}
+
+void Group::reset_traffic() {
+  for (auto& counter : counters_) counter.calls = counter.bytes = 0;
+}
+
+void Group::count(Operation operation, uint64_t bytes) {
+  auto& counter = counters_[static_cast<size_t>(operation)];
+  counter.calls += 1;
+  counter.bytes += bytes;
+}
+
+}  // namespace tessera

@@ -1,0 +1,46 @@
+#include "tessera/comm/control/link_family.h"
+
+#include <exception>
+#include <string>
+
+#include "tessera/base/env.h"
+#include "tessera/base/launch_record.h"
+
+namespace tessera {
+
+void LinkFamily::add(const std::shared_ptr<Link>& link, const std::shared_ptr<Transport>& transport) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(members_, [](const Member& known) { return known.first.expired(); });
+  members_.emplace_back(link, transport);
+}
+
+std::vector<int> LinkFamily::missing(std::string_view incident, uint64_t group, uint64_t sequence, std::span<const int> ranks) const {
+  return lookout_ ? not_come(lookout_->ask(incident), group, sequence, ranks) : std::vector<int>();
+}
+
+void LinkFamily::abort(std::string_view reason, int culprit) noexcept {
+  try {
+    std::vector<Member> members;
+    {
+      const std::lock_guard lock(mutex_);
+      members = members_;
+    }
+    for (const auto& [link, transport] : members) {
+      if (const auto own = link.lock()) own->abort(reason, culprit);
+      if (const auto own = transport.lock()) own->abort(reason);
+    }
+  } catch (const std::exception&) {  // out of memory: the other ranks wait until their time limit
+  }
+}
+
+int record_culprit(const LinkFailure& failure, int own) noexcept {
+  int culprit = own;
+  if (!failure.ranks.empty()) culprit = failure.ranks.front();
+  if (failure.kind == LinkFailure::Kind::Aborted) culprit = failure.culprit;
+  // The launcher knows ranks by the numbers that it gave them. A world of only some of its ranks, or of threads, numbers them otherwise.
+  const bool numbers_agree = env("RANK") == std::to_string(own);
+  if (numbers_agree && culprit != own) record_failure(own, culprit);
+  return culprit;
+}
+
+}  // namespace tessera

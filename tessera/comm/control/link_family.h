@@ -1,0 +1,45 @@
+// What the groups of a rank have in common: that they fail together, the record of operations, and the rank that made them fail.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tessera/comm/control/flight_recorder.h"
+#include "tessera/comm/control/lookout.h"
+#include "tessera/comm/host/link.h"
+#include "tessera/comm/transport.h"
+
+namespace tessera {
+
+/// Of all groups that were split from one another and still exist.
+class LinkFamily {
+ public:
+  void add(const std::shared_ptr<Link>& link, const std::shared_ptr<Transport>& transport);
+  FlightRecorder& recorder() { return *recorder_; }
+  /// From now on, report() collects what all ranks that have met in the store have recorded. Without it, report() does nothing.
+  void look_out(const StorePtr& store, const Identity& identity) { lookout_.emplace(store, identity, recorder_); }
+  void report(std::string_view incident, std::string_view reason) const noexcept {
+    if (lookout_) lookout_->report(incident, reason);
+  }
+  /// Those of `ranks` that have not come to an operation of a group, as far as the ranks that have met in the store can tell.
+  std::vector<int> missing(std::string_view incident, uint64_t group, uint64_t sequence, std::span<const int> ranks) const;
+  /// Ends all groups with this reason.
+  void abort(std::string_view reason, int culprit) noexcept;
+
+ private:
+  using Member = std::pair<std::weak_ptr<Link>, std::weak_ptr<Transport>>;
+
+  std::mutex mutex_;
+  std::vector<Member> members_;
+  const std::shared_ptr<FlightRecorder> recorder_ = std::make_shared<FlightRecorder>();
+  std::optional<Lookout> lookout_;
+};
+
+/// The rank that made rank `own` fail, both by their numbers in the world. If it is another one, it is recorded for the launcher.
+int record_culprit(const LinkFailure& failure, int own) noexcept;
+
+}  // namespace tessera

@@ -1,0 +1,184 @@
+#include "tessera/comm/control/lookout.h"
+
+#include <fmt/format.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <csignal>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tessera/base/log.h"
+
+namespace tessera {
+namespace {
+
+using Time = FlightRecorder::Clock;
+
+constexpr auto kLookEvery = std::chrono::seconds(1);
+constexpr auto kPatience = std::chrono::seconds(3);  // with ranks that have not answered
+constexpr auto kMostPatience = kPatience + kLookEvery;
+constexpr auto kPollAnswers = std::chrono::milliseconds(20);
+
+std::atomic<int> signals_seen = 0;
+
+void note_signal(int) {
+  signals_seen.fetch_add(1);
+}
+
+/// Takes SIGUSR2, unless the program wants it for itself.
+void take_signal() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    struct sigaction now = {};
+    if (::sigaction(SIGUSR2, nullptr, &now) != 0 || now.sa_handler != SIG_DFL) return;
+    now.sa_handler = note_signal;
+    now.sa_flags = SA_RESTART;
+    ::sigaction(SIGUSR2, &now, nullptr);
+  });
+}
+
+constexpr auto kRequests = "flight/requests";  // how many there are
+
+std::string request_key(int64_t number) {
+  return fmt::format("flight/request/{}", number);
+}
+std::string answer_key(const std::string& incident, int rank) {
+  return fmt::format("flight/{}/{}", incident, rank);
+}
+
+}  // namespace
+
+/// What the thread uses. It outlives the Lookout if the store does not answer any more.
+struct Lookout::Watch {
+  struct Incident {
+    std::string name, reason;  // without a reason, it is only asked about
+  };
+
+  StorePtr store;
+  Identity identity;
+  std::shared_ptr<const FlightRecorder> recorder;
+  std::set<int64_t> answered = {};  // requests of other ranks
+
+  std::mutex mutex;  // for what follows
+  std::condition_variable changed;
+  std::vector<Incident> incidents = {};  // to be reported
+  std::set<std::string> reported = {};
+  std::map<std::string, std::map<int, std::string>> answers = {};  // of all ranks, by incident
+  bool ends = false, has_ended = false;
+
+  /// What the thread does.
+  void run() {
+    std::unique_lock lock(mutex);
+    while (!ends) {
+      const auto now = std::exchange(incidents, {});
+      lock.unlock();
+      for (const auto& incident : now) attend(incident);
+      look();
+      lock.lock();
+      for (const auto& incident : now) {
+        if (!incident.reason.empty()) reported.insert(incident.name);
+      }
+      changed.notify_all();
+      changed.wait_for(lock, kLookEvery, [&] { return ends || !incidents.empty(); });
+    }
+  }
+
+  void look() {
+    const auto requests = store->add(kRequests, 0);
+    for (int64_t number = 1; number <= requests; number++) {
+      if (answered.contains(number) || !store->check({request_key(number)})) continue;
+      answer(store->get_to_str(request_key(number)));
+      answered.insert(number);
+    }
+    // Of the worlds of a process, which may be several, one answers the signal.
+    if (signals_seen.exchange(0) > 0) attend({.name = fmt::format("signal-{}-{}", identity.rank, requests), .reason = "SIGUSR2"});
+  }
+
+  void answer(const std::string& incident) const { store->set(answer_key(incident, identity.rank), recorder->to_json()); }
+
+  /// Asks all ranks. Of those that report the incident, the first logs the text, and the others wait until it has.
+  void attend(const Incident& incident) {
+    const auto end = Time::now() + kPatience;
+    const auto& known = ask(incident.name, end);
+    if (incident.reason.empty()) return;
+    const auto done = "flight/done/" + incident.name;
+    if (store->add("flight/claims/" + incident.name, 1) != 1) {
+      while (!store->check({done}) && Time::now() < end) std::this_thread::sleep_for(kPollAnswers);
+      return;
+    }
+    log(LogLevel::Error, fmt::format("{}. Where the ranks are:\n{}", incident.reason, flight_report(known, identity.world_size)));
+    store->set(done, std::string("1"));
+  }
+
+  /// What the ranks have answered about an incident. They are asked once.
+  const std::map<int, std::string>& ask(const std::string& incident, Time::time_point end) {
+    {
+      const std::lock_guard lock(mutex);
+      if (const auto known = answers.find(incident); known != answers.end()) return known->second;
+    }
+    answer(incident);
+    if (store->add("flight/asked/" + incident, 1) == 1) store->set(request_key(store->add(kRequests, 1)), incident);
+    std::map<int, std::string> found;
+    for (bool late = false; !late && std::ssize(found) < identity.world_size;) {
+      late = Time::now() >= end;
+      for (int rank = 0; rank < identity.world_size; rank++) {
+        if (found.contains(rank) || !store->check({answer_key(incident, rank)})) continue;
+        found[rank] = store->get_to_str(answer_key(incident, rank));
+      }
+      if (std::ssize(found) < identity.world_size) std::this_thread::sleep_for(kPollAnswers);
+    }
+    const std::lock_guard lock(mutex);
+    return answers[incident] = std::move(found);
+  }
+};
+
+Lookout::Lookout(const StorePtr& store, const Identity& identity, std::shared_ptr<const FlightRecorder> recorder)
+    : watch_(std::make_shared<Watch>()) {
+  take_signal();
+  watch_->store = store->clone();  // so that nobody waits for a request of the program's, nor the program for one of the thread's
+  watch_->identity = identity;
+  watch_->recorder = std::move(recorder);
+  std::thread([watch = watch_] {
+    try {
+      watch->run();
+    } catch (const std::exception&) {  // rank 0 keeps the store, and has ended
+    }
+    const std::lock_guard lock(watch->mutex);
+    watch->has_ended = true;
+    watch->changed.notify_all();
+  }).detach();
+}
+
+Lookout::~Lookout() {
+  std::unique_lock lock(watch_->mutex);
+  watch_->ends = true;
+  watch_->changed.notify_all();
+  watch_->changed.wait_for(lock, kMostPatience, [&] { return watch_->has_ended; });
+}
+
+void Lookout::report(std::string_view incident, std::string_view reason) const noexcept {
+  const std::string name(incident);
+  std::unique_lock lock(watch_->mutex);
+  if (watch_->reported.contains(name)) return;
+  watch_->incidents.push_back({.name = name, .reason = std::string(reason)});
+  watch_->changed.notify_all();
+  watch_->changed.wait_for(lock, kMostPatience, [&] { return watch_->reported.contains(name) || watch_->has_ended; });
+}
+
+std::map<int, std::string> Lookout::ask(std::string_view incident) const {
+  const std::string name(incident);
+  std::unique_lock lock(watch_->mutex);
+  if (!watch_->answers.contains(name)) watch_->incidents.push_back({.name = name, .reason = {}});
+  watch_->changed.notify_all();
+  watch_->changed.wait_for(lock, kMostPatience, [&] { return watch_->answers.contains(name) || watch_->has_ended; });
+  const auto known = watch_->answers.find(name);
+  return known == watch_->answers.end() ? std::map<int, std::string>() : known->second;
+}
+
+}  // namespace tessera

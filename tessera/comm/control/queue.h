@@ -1,0 +1,52 @@
+// Runs tasks one after the other, in the order of the calls, in a thread of its own.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "tessera/comm/work.h"
+
+namespace tessera {
+
+class Queue {
+ public:
+  Queue() = default;
+  Queue(const Queue&) = delete;
+  Queue& operator=(const Queue&) = delete;
+  ~Queue();  // runs the remaining tasks first
+
+  /// The Work is done when the task has returned, and on a device after the event that it returned. Its wait() throws an exception of the
+  /// task.
+  Work run(std::function<Event()> task);
+  /// Waits until all tasks have ended; false if they have not within the limit.
+  bool wait_until_idle(std::chrono::milliseconds limit);
+  /// A function that tells whether any task is queued or running. It may be called after the queue is destroyed.
+  std::function<bool()> watch() const;
+  /// Whether a thread waits for a task that has not ended.
+  bool waited_for() const { return shared_->waiting > 0; }
+
+ private:
+  struct Task;
+  /// Outlives the queue if one of the queue's own tasks destroys it.
+  struct Shared {
+    Shared() { tasks.reserve(64); }
+    std::mutex mutex;
+    std::condition_variable arrived, finished;
+    std::vector<std::shared_ptr<Task>> tasks;  // few, so a vector is enough
+    bool busy = false;
+    bool closing = false;
+    std::atomic<int> waiting = 0;  // how many threads wait for tasks
+  };
+  static void serve(const std::shared_ptr<Shared>& shared);
+
+  std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
+  std::thread thread_;  // started by the first task
+};
+
+}  // namespace tessera

@@ -1,0 +1,55 @@
+// An engine, as the table of engines describes it.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/comm/host/link.h"
+#include "tessera/comm/host/rendezvous.h"
+#include "tessera/comm/transport.h"
+
+namespace tessera {
+
+class LinkFamily;
+
+/// What the ranks know of each other before they are connected.
+struct Meeting {
+  StorePtr store;  // of this world alone
+  Identity identity;
+  Topology topology;
+  std::chrono::milliseconds start_limit;
+  Clock::time_point end;  // of the start
+};
+
+/// On every rank; or on none, and then there is no link and `why_not` has the reason.
+struct Connection {
+  std::shared_ptr<Link> link;
+  std::string why_not = {};
+  std::unique_ptr<Transport> transport = nullptr;  // unset: sums in host memory, over the link
+};
+
+struct Engine {
+  enum class Reach { OneRank, OneHost, Hosts };
+  using Program = std::function<void(Communicator world)>;
+
+  std::string_view name;
+  std::string_view ranks;  // how they run, for people
+  Reach reach = Reach::Hosts;
+  bool automatic = false;  // whether `auto` chooses it, if it is the first that can be had
+  /// Why it can't be had in this process; empty if it can.
+  std::string (*why_not)() = [] { return std::string(); };
+  /// Collective: connects processes that have met. Unset: its ranks are not processes.
+  Connection (*connect)(const Meeting& meeting) = nullptr;
+  /// Runs ranks in this process. Unset: each rank is a process.
+  void (*run)(int ranks, const Program& program, std::chrono::milliseconds limit) = nullptr;
+};
+
+/// A world over a connection. `family` records what its groups do.
+Communicator world_over(Connection connection, GroupTraits traits, std::shared_ptr<LinkFamily> family = nullptr);
+
+}  // namespace tessera

@@ -1,0 +1,20 @@
+// The memory of tensors, as bytes.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <span>
+
+namespace tessera {
+
+inline std::span<std::byte> bytes_of(const at::Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
+}
+
+/// Part `index` of `parts` equal ones.
+inline std::span<std::byte> part_of(std::span<std::byte> all, size_t index, size_t parts) {
+  return all.subspan(index * (all.size() / parts), all.size() / parts);
+}
+
+}  // namespace tessera

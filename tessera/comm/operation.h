@@ -1,0 +1,94 @@
+// What the operations of a group are about: values that callers give, and what is counted of each kind.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace tessera {
+
+class SharedArea;
+
+enum class Reduce { Sum, Mean, Min, Max };
+
+/// What an operation is about. Ranks compare it, so that those which disagree get an error instead of each other's weights.
+struct Subject {
+  std::string_view unit = {};  // "layers.3", or another name of the caller's choice
+  uint64_t number = 0;         // distinguishes units of the same name
+  uint64_t version = 0;        // of the parameters that are moved
+  uint64_t members = 0;        // a hash over which of the unit's parameters are moved
+  /// What has written the parameters last, with its options; empty if it is not known, which fits everything.
+  std::string_view writer = {};
+};
+
+/// The unit that tessera::recover names: ranks enter it from different points of their programs, so disagreement is no fault there.
+inline constexpr std::string_view kRecovery = "tessera::recover";
+
+/// One buffer of a unit, and the part of it that belongs to this rank. `own` may lie inside `whole`, but only at this rank's place.
+struct Piece {
+  at::Tensor whole;
+  at::Tensor own;
+  /// If set, a reduction stores the sum of squares of `own` here, which saves the caller another pass over memory. NaN if the reduction
+  /// can't compute it in the same pass.
+  std::shared_ptr<double> squares = {};
+};
+
+/// How the values of all ranks become one. Unset dtypes: values are sent in their own dtype, and added in that dtype, but at least in
+/// float32.
+struct Reduction {
+  Reduce op = Reduce::Sum;
+  std::optional<at::ScalarType> wire_dtype = {};
+  std::optional<at::ScalarType> sum_dtype = {};
+};
+
+enum class Operation : uint8_t { AllGather, ReduceScatter, AllReduce, Broadcast, Barrier, Split, Share, Compare, Texts };
+inline constexpr size_t kOperations = 9;
+std::string_view name(Operation operation);
+std::string_view name(Reduce op);
+
+/// What one kind of operation has cost this rank. `bytes` were sent to other ranks.
+struct Traffic {
+  uint64_t calls = 0;
+  uint64_t bytes = 0;
+};
+
+/// The least and the most of some numbers; of none at first.
+struct Extremes {
+  uint64_t least = std::numeric_limits<uint64_t>::max();
+  uint64_t most = 0;
+
+  void add(const Extremes& other) {
+    least = std::min(least, other.least);
+    most = std::max(most, other.most);
+  }
+  /// Whether there are no two different numbers.
+  bool are_one() const { return least >= most; }
+};
+
+/// The arguments that all operations have.
+struct Call {
+  Subject subject = {};
+  std::chrono::milliseconds limit{};
+};
+
+/// The shape of memory that all ranks of a group see: a part for each rank, and counters.
+struct AreaShape {
+  size_t bytes_per_rank = 0;
+  int counters = 0;
+};
+
+/// Shared memory on every rank; or on none, and then `area` is null and `why_not` has the reason.
+struct SharedAttempt {
+  std::shared_ptr<SharedArea> area;
+  std::string why_not;
+};
+
+}  // namespace tessera

@@ -1,0 +1,39 @@
+// What a group is: its ranks, and the properties of the engine that moves their data.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/topology.h"
+
+namespace tessera {
+
+/// How an engine prefers the parameters of a unit to be packed.
+enum class Packing { OneBuffer, BufferPerParameter };
+/// Whether sums are taken in the order that Topology defines, so that the same run gives the same bits, or in any.
+enum class SumOrder { Defined, Any };
+
+struct GroupTraits {
+  std::string name;        // of the engine
+  bool simulated = false;  // the other ranks do not exist
+  int size = 1;
+  Topology topology = Topology::one_host(1);  // of all `size` ranks
+  std::vector<int> local_ranks = {0};         // the ranks that this process's tensors stand for; a tracing engine has them all
+  std::vector<int> world_ranks = {};          // of each rank, its number in the world from which the group was split
+  c10::Device device = c10::kCPU;             // where tensors must be
+  Packing packing = Packing::OneBuffer;
+  SumOrder sums = SumOrder::Defined;
+  bool traces = false;  // operations are recorded and not run, so there is nothing to prefetch
+};
+
+/// The numbers of all ranks of a world.
+inline std::vector<int> all_ranks(int size) {
+  std::vector<int> ranks(static_cast<size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+}  // namespace tessera

@@ -1,0 +1,87 @@
+#include "tessera/shard/activation/rng_autocast.h"
+
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+
+#include <algorithm>
+#include <mutex>
+
+namespace tessera::activation {
+
+RngState::RngState(const std::vector<c10::Device>& devices) {
+  for (const auto device : devices) {
+    at::Generator generator;
+    try {
+      generator = at::globalContext().defaultGenerator(device);
+    } catch (const c10::Error&) {
+      continue;  // a device that draws no random numbers
+    }
+    const std::lock_guard lock(generator.mutex());
+    auto state = generator.get_state();
+    states_.push_back({.generator = std::move(generator), .state = std::move(state)});
+  }
+}
+
+void RngState::set() const {
+  for (auto [generator, state] : states_) {
+    const std::lock_guard lock(generator.mutex());
+    generator.set_state(state);
+  }
+}
+
+bool RngState::operator==(const RngState& other) const {
+  return std::ranges::equal(states_, other.states_, [](const OfDevice& a, const OfDevice& b) { return a.state.equal(b.state); });
+}
+
+std::vector<c10::Device> RngState::devices() const {
+  std::vector<c10::Device> devices;
+  for (const auto& [generator, state] : states_) devices.push_back(generator.device());
+  return devices;
+}
+
+AutocastState::AutocastState(const std::vector<c10::Device>& devices) : caches_(at::autocast::is_autocast_cache_enabled()) {
+  for (const auto device : devices) {
+    const auto type = device.type();
+    devices_.push_back(
+        {.device = device, .enabled = at::autocast::is_autocast_enabled(type), .dtype = at::autocast::get_autocast_dtype(type)});
+  }
+}
+
+void AutocastState::set() const {
+  for (const auto& [device, enabled, dtype] : devices_) {
+    at::autocast::set_autocast_enabled(device.type(), enabled);
+    at::autocast::set_autocast_dtype(device.type(), dtype);
+  }
+  at::autocast::set_autocast_cache_enabled(caches_);
+}
+
+std::vector<c10::Device> AutocastState::devices() const {
+  std::vector<c10::Device> devices;
+  for (const auto& state : devices_) devices.push_back(state.device);
+  return devices;
+}
+
+RestoredState::RestoredState(const std::optional<RngState>& rng, const AutocastState& autocast) : autocast_(autocast.devices()) {
+  if (rng) {
+    rng_.emplace(rng->devices());
+    rng->set();
+  }
+  at::autocast::increment_nesting();  // what autocast has cast is forgotten at the end
+  autocast.set();
+}
+
+RestoredState::~RestoredState() {
+  if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+  autocast_.set();
+  if (rng_) rng_->set();
+}
+
+std::vector<c10::Device> devices_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<c10::Device> devices = {at::kCPU};
+  for (const auto& tensor : tensors) {
+    if (std::ranges::find(devices, tensor.device()) == devices.end()) devices.push_back(tensor.device());
+  }
+  return devices;
+}
+
+}  // namespace tessera::activation

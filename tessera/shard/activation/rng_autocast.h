@@ -1,0 +1,63 @@
+// The random generators and autocast, on which the results of a segment depend beside its inputs and parameters.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+
+#include <optional>
+#include <vector>
+
+namespace tessera::activation {
+
+/// The states of the default random generators of some devices.
+class RngState {
+ public:
+  explicit RngState(const std::vector<c10::Device>& devices);
+  void set() const;
+  bool operator==(const RngState& other) const;
+  std::vector<c10::Device> devices() const;
+
+ private:
+  struct OfDevice {
+    at::Generator generator;
+    at::Tensor state;
+  };
+  std::vector<OfDevice> states_;
+};
+
+/// Whether and how operators are cast by libtorch's autocast.
+class AutocastState {
+ public:
+  explicit AutocastState(const std::vector<c10::Device>& devices);
+  void set() const;
+  std::vector<c10::Device> devices() const;
+
+ private:
+  struct OfDevice {
+    c10::Device device;
+    bool enabled;
+    at::ScalarType dtype;
+  };
+  std::vector<OfDevice> devices_;
+  bool caches_;
+};
+
+/// Sets the states as long as the object exists, and gradients on; then all is as it was.
+class RestoredState {
+ public:
+  RestoredState(const std::optional<RngState>& rng, const AutocastState& autocast);
+  RestoredState(const RestoredState&) = delete;
+  RestoredState& operator=(const RestoredState&) = delete;
+  ~RestoredState();
+
+ private:
+  const AutocastState autocast_;
+  std::optional<RngState> rng_;
+  const c10::AutoGradMode grad_{true};
+};
+
+/// The CPU and the devices of the tensors, each once.
+std::vector<c10::Device> devices_of(const std::vector<at::Tensor>& tensors);
+
+}  // namespace tessera::activation

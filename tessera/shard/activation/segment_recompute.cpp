@@ -1,0 +1,168 @@
+#include "tessera/shard/activation/segment_recompute.h"
+
+#include <ATen/ATen.h>
+#include <c10/util/ScopeExit.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "tessera/base/compat.h"
+#include "tessera/base/error.h"
+#include "tessera/shard/paging/locality.h"
+#include "tessera/shard/dispatch/operators.h"
+
+namespace tessera::activation {
+namespace {
+
+namespace ag = torch::autograd;
+
+at::Tensor view_of(const at::Tensor& bytes, const at::Tensor& like) {
+  return at::empty({0}, like.options()).set_(bytes.storage(), like.storage_offset(), like.sizes(), like.strides());
+}
+
+/// Stands for what has computed an input of a recomputation. Its graph ends here.
+class Beginning final : public ag::Node {
+ public:
+  ag::variable_list apply(ag::variable_list&&) override {
+    throw UsageError("a checkpointed segment runs a backward pass that goes on outside of it; give autograd::grad the inputs to stop at");
+  }
+};
+
+[[noreturn]] void refuse_difference() {
+  throw UsageError(
+      "a checkpointed segment did something else when it ran again in backward than in forward; it must depend on nothing but its inputs "
+      "and parameters");
+}
+
+}  // namespace
+
+at::Tensor stand_in(const at::Tensor& values, bool requires_grad) {
+  auto tensor = detached(values);
+  if (!requires_grad) return tensor;
+  const auto node = compat::make_node<Beginning>();  // a leaf could not be changed in place
+  node->add_input_metadata(tensor);
+  ag::impl::set_gradient_edge(tensor, ag::Edge(node, 0));
+  return tensor;
+}
+
+SegmentRecompute::SegmentRecompute(std::shared_ptr<ForwardRecord> record, Slots& slots)
+    : SegmentPass(std::move(record)), slots_(&slots), check_(record_->sequence) {
+  make_copies();
+}
+
+SegmentRecompute::SegmentRecompute(std::shared_ptr<ForwardRecord> record, SegmentRecompute& outer)
+    : SegmentPass(std::move(record)), outer_(&outer), check_(record_->sequence) {
+  make_copies();
+}
+
+void SegmentRecompute::make_copies() {
+  const Unrecorded unrecorded;
+  for (const auto& write : record_->writes) {
+    if (auto storage = write.storage.lock()) copies_.push_back({.storage = std::move(storage), .bytes = write.before.clone()});
+  }
+}
+
+std::unique_ptr<SegmentPass> SegmentRecompute::inner(SegmentCall call) {
+  for (const auto& input : call.inputs) save(input);
+  if (inner_ == record_->inner.size()) refuse_difference();
+  return std::unique_ptr<SegmentPass>(new SegmentRecompute(record_->inner[inner_++], *this));
+}
+
+void SegmentRecompute::result(at::Tensor& tensor) const {
+  // Without its graph, which would keep the activations of the inner segment.
+  tensor = stand_in(tensor, tensor.requires_grad());
+}
+
+bool SegmentRecompute::asked_is_recompute() {
+  check_.asked();
+  return true;
+}
+
+const SegmentRecompute::Copy* SegmentRecompute::copy_of(const at::Tensor& tensor) const {
+  // Use the outermost copy; its operators read it later.
+  const auto* const outer = outer_ != nullptr ? outer_->copy_of(tensor) : nullptr;
+  if (outer != nullptr) return outer;
+  const auto found = std::ranges::find(copies_, storage_of(tensor), [](const Copy& copy) { return copy.storage.get(); });
+  return found == copies_.end() ? nullptr : &*found;
+}
+
+at::Tensor SegmentRecompute::replaced(const at::Tensor& tensor) const {
+  const auto* const copy = tensor.defined() && tensor.has_storage() ? copy_of(tensor) : nullptr;
+  if (copy == nullptr) return tensor;
+  const Unrecorded unrecorded;
+  return stand_in(view_of(copy->bytes, tensor), tensor.requires_grad());
+}
+
+void SegmentRecompute::run(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, Stack& stack) {
+  if (op.marks) return handle.redispatchBoxed(below, &stack);
+  for (size_t i = stack.size() - op.arguments; i < stack.size() && has_copies(); i++) {
+    if (stack[i].isTensor()) {
+      stack[i] = replaced(stack[i].toTensor());
+    } else if (stack[i].isTensorList()) {
+      auto tensors = stack[i].toTensorVector();
+      for (auto& tensor : tensors) tensor = replaced(tensor);
+      stack[i] = std::move(tensors);
+    }
+  }
+  const auto* const kept = is_of_program(op) ? kept_at(check_.next(op, stack)) : nullptr;
+  expect_own_writes(op, stack);
+  if (kept != nullptr) return repeat_kept(*kept, handle, op, below, stack);
+  handle.redispatchBoxed(below, &stack);
+}
+
+void SegmentRecompute::expect_own_writes(const OperatorFacts& op, const Stack& stack) const {
+  for (size_t i = 0; i < op.arguments; i++) {
+    if (!op.writes[i]) continue;
+    for_each_tensor(stack[stack.size() - op.arguments + i], [&](const at::Tensor& tensor) {
+      if (!tensor.defined() || !record_->own_writes.contains(storage_of(tensor))) return;
+      throw UsageError(fmt::format(
+          "{} changes a {} tensor of shape [{}] in place that a checkpointed segment has made in forward and kept, so it would change "
+          "twice when the segment runs again in backward; make it before the segment, as a constructor does",
+          op.name(), c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", ")));
+    });
+  }
+}
+
+const ForwardRecord::Kept* SegmentRecompute::kept_at(size_t step) {
+  while (kept_ < record_->kept.size() && record_->kept[kept_].step < step) kept_++;
+  return kept_ < record_->kept.size() && record_->kept[kept_].step == step ? &record_->kept[kept_] : nullptr;
+}
+
+void SegmentRecompute::repeat_kept(const ForwardRecord::Kept& kept, const c10::OperatorHandle& handle, const OperatorFacts& op,
+                                   c10::DispatchKeySet below, Stack& stack) {
+  const auto base = stack.size() - op.arguments;
+  const auto operands = tensors_on(stack, base);
+  if (kept.must_run) {
+    ignores_ = true;
+    const auto end = c10::make_scope_exit([&] { ignores_ = false; });
+    handle.redispatchBoxed(below, &stack);
+  } else {
+    torch::jit::drop(stack, op.arguments);
+    for (const auto& [value, requires_grad, changes] : kept.results) {
+      const Unrecorded unrecorded;
+      stack.emplace_back(stand_in(changes ? value.get().clone() : value.get(), requires_grad));
+    }
+    if (kept.rng_after) kept.rng_after->set();
+  }
+  if (slots_ == nullptr) return;
+  for (const auto& [slot, operand, sizes, strides, offset] : kept.slots) {
+    const Unrecorded unrecorded;
+    slots_->fill(slot, operands[operand].as_strided(sizes, strides, operands[operand].storage_offset() + offset));
+  }
+}
+
+SavedTensor SegmentRecompute::save(const at::Tensor& tensor) {
+  if (!ignores_) {
+    if (saved_ == record_->saved.size()) refuse_difference();
+    const auto slot = record_->saved[saved_++];
+    if (slot && slots_ != nullptr) slots_->fill(*slot, tensor);
+  }
+  // For backward passes inside of the segment. The graph of this run goes with it.
+  return SavedTensor::in_memory(tensor);
+}
+
+}  // namespace tessera::activation

@@ -1,0 +1,52 @@
+// SegmentRecompute: a segment runs again in backward, does what it did in forward, and fills its slots.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "tessera/shard/activation/segment_pass.h"
+#include "tessera/shard/activation/slots.h"
+
+namespace tessera::activation {
+
+class SegmentRecompute final : public SegmentPass {
+ public:
+  SegmentRecompute(std::shared_ptr<ForwardRecord> record, Slots& slots);
+
+  void run(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, Stack& stack) override;
+  SavedTensor save(const at::Tensor& tensor) override;
+  std::unique_ptr<SegmentPass> inner(SegmentCall call) override;
+  void result(at::Tensor& tensor) const override;
+  bool asked_is_recompute() override;
+
+ private:
+  /// A storage that forward has changed, and the copy that is changed now.
+  struct Copy {
+    c10::intrusive_ptr<c10::StorageImpl> storage;
+    at::Tensor bytes;
+  };
+
+  /// Inside of another one, whose slots need nothing of it.
+  SegmentRecompute(std::shared_ptr<ForwardRecord> record, SegmentRecompute& outer);
+  void make_copies();
+  bool has_copies() const { return !copies_.empty() || (outer_ != nullptr && outer_->has_copies()); }
+  const Copy* copy_of(const at::Tensor& tensor) const;
+  at::Tensor replaced(const at::Tensor& tensor) const;
+  void expect_own_writes(const OperatorFacts& op, const Stack& stack) const;
+  /// What was kept of an operator in forward; null if nothing was.
+  const ForwardRecord::Kept* kept_at(size_t step);
+  void repeat_kept(const ForwardRecord::Kept& kept, const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below,
+                   Stack& stack);
+
+  Slots* const slots_ = nullptr;
+  SegmentRecompute* const outer_ = nullptr;
+  SequenceCheck check_;
+  std::vector<Copy> copies_;
+  size_t saved_ = 0, kept_ = 0, inner_ = 0;  // how many have come, or been passed, so far
+  bool ignores_ = false;                     // while an operator runs whose saved tensors are not counted
+};
+
+/// A tensor with these values that looks to autograd like one that was computed, or like a constant.
+at::Tensor stand_in(const at::Tensor& values, bool requires_grad);
+
+}  // namespace tessera::activation
