@@ -1,8 +1,8 @@
 # One test program for each room, such as tests/test_comm, and one test of ctest for each *_test.cpp, known by its path: "comm/mesh". Every
 # test ends within 20 s on two idle cores, or belongs under --long.
 find_package(GTest REQUIRED)
-# They test what is optimised elsewhere, so a little optimisation does.
-set(_optimisation "$<$<CONFIG:Release>:-O1>")
+# They test what is optimised elsewhere: the compiler would take longer over them than they run. With a sanitizer they run longer.
+set(_optimisation "$<$<CONFIG:Release>:$<IF:$<BOOL:${TESSERA_SANITIZE}>,-O1,-O0>>")
 
 set(_environment OMP_NUM_THREADS=1 TESSERA_POISON=1)
 if(TESSERA_SANITIZE STREQUAL "thread")
@@ -136,16 +136,16 @@ foreach(_name IN ITEMS checkpoint_modules checkpointing engine full_params gradi
   set_tests_properties(shard/${_name}_gathered PROPERTIES ENVIRONMENT "${_environment};TESSERA_RESIDENCE=gathered" TIMEOUT ${_limit})
 endforeach()
 
-# As many drawn models as fit into a minute, in four tests; ten minutes of others where there is time.
-set_property(TEST shard/property shard/property_gathered APPEND PROPERTY ENVIRONMENT TESSERA_PROPERTY_SECONDS=15)
+# As many drawn models as fit into 40 s, in four tests; ten minutes of others where there is time.
+set_property(TEST shard/property shard/property_gathered APPEND PROPERTY ENVIRONMENT TESSERA_PROPERTY_SECONDS=10)
 function(more_models name first seconds)
   add_test(NAME shard/property_${name} COMMAND test_shard property --gtest_brief=1)
   set_tests_properties(shard/property_${name} PROPERTIES TIMEOUT 1800
     ENVIRONMENT "${_environment};TESSERA_PROPERTY_FIRST=${first};TESSERA_PROPERTY_SECONDS=${seconds}")
 endfunction()
-more_models(second 1000000 15)
-more_models(third 2000000 15)
-more_models(fourth 3000000 15)
+more_models(second 1000000 10)
+more_models(third 2000000 10)
+more_models(fourth 3000000 10)
 if(TESSERA_LONG_TESTS)
   more_models(long 4000000 600)
 endif()
@@ -162,7 +162,6 @@ endfunction()
 # The corpus of idioms, a chapter a test, and the page that is made of it.
 file(GLOB _idioms CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/idioms/*.cpp")
 test_program(test_idioms ${_idioms})
-set_target_properties(test_idioms PROPERTIES UNITY_BUILD OFF)  # chapters have small functions of the same names
 target_compile_definitions(test_idioms PRIVATE TESSERA_IDIOMS_PAGE="${PROJECT_SOURCE_DIR}/docs/idioms.md")
 set(_chapters Page)
 foreach(_source IN LISTS _idioms)
@@ -191,7 +190,7 @@ endif()
 
 # The readers of what others hand to us, fed with nonsense: by libFuzzer with clang and the address sanitizer, by a mutator of our own
 # otherwise. A target for each file but the two that all share.
-set(_fuzz_seconds 5)
+set(_fuzz_seconds 3)
 if(TESSERA_LONG_TESTS)
   set(_fuzz_seconds 600)
 endif()
@@ -235,16 +234,16 @@ other_test(cli/missing_ranks STATUS 1 SAYS "ranks 1 and 2 of 3 still missing" EN
   COMMAND $<TARGET_FILE:tessera_cli> test --limit 0.5)
 other_test(cli/two_masters STATUS 2 SAYS "leave --ranks" ENVIRONMENT RANK=0 WORLD_SIZE=1 COMMAND $<TARGET_FILE:tessera_cli> test --ranks 3)
 
-# The recipes as a person runs them.
+# The recipes as a person runs them. They take longest, so they come first where ctest does not know yet what a test costs.
 foreach(_part IN ITEMS Training Trouble)
   other_test(recipes/mnist_${_part} COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/recipes/mnist.py"
     $<TARGET_FILE:tessera_cli> $<TARGET_FILE:mnist> ${_part})
-  set_tests_properties(recipes/mnist_${_part} PROPERTIES TIMEOUT 300)
+  set_tests_properties(recipes/mnist_${_part} PROPERTIES TIMEOUT 300 COST 100)
 endforeach()
 foreach(_part IN ITEMS Training Settings)
   other_test(recipes/glue_${_part} COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/recipes/glue.py"
     $<TARGET_FILE:tessera_cli> $<TARGET_FILE:glue> "${Libtorch_PYTHON}" ${_part})
-  set_tests_properties(recipes/glue_${_part} PROPERTIES TIMEOUT 300)
+  set_tests_properties(recipes/glue_${_part} PROPERTIES TIMEOUT 300 COST 100)
 endforeach()
 
 # Launchers that others wrote.

@@ -1,7 +1,7 @@
 // What programs ask of the autograd engine: functions of their own, checkpoints, derivatives of derivatives, several losses.
 #include "idiom.h"
 
-namespace tessera::idioms {
+namespace tessera::idioms::autograd {
 namespace {
 
 namespace nn = torch::nn;
@@ -113,7 +113,7 @@ const std::string kSeveralGraphs = "the means over the ranks are added graph by 
 
 }  // namespace
 
-Chapter autograd() {
+Chapter chapter() {
   return {
       .title = "Autograd",
       .idioms = {
@@ -407,4 +407,4 @@ Chapter autograd() {
       }};
 }
 
-}  // namespace tessera::idioms
+}  // namespace tessera::idioms::autograd

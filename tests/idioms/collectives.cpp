@@ -6,7 +6,7 @@
 #include "tessera/shard/checkpoint_modules.h"
 #include "tessera/shard/full_params.h"
 
-namespace tessera::idioms {
+namespace tessera::idioms::collectives {
 namespace {
 
 namespace tnn = torch::nn;
@@ -87,7 +87,7 @@ void train_converted(Run& run, bool segments, const std::function<int64_t(int ra
 
 }  // namespace
 
-Chapter collectives() {
+Chapter chapter() {
   return {.title = "Collectives in forward", .idioms = {
     // --- Functions that autograd differentiates ---
     {.what = "a loss of the sum of all ranks' features, `nn::all_reduce`", .act = [](Run& run) {
@@ -229,4 +229,4 @@ Chapter collectives() {
   }};
 }
 
-}  // namespace tessera::idioms
+}  // namespace tessera::idioms::collectives

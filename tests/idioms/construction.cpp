@@ -3,7 +3,7 @@
 
 #include "idiom.h"
 
-namespace tessera::idioms {
+namespace tessera::idioms::construction {
 namespace {
 
 namespace nn = torch::nn;
@@ -87,7 +87,7 @@ at::Tensor overlapping() {
 
 }  // namespace
 
-Chapter construction() {
+Chapter chapter() {
   return {.title = "Construction and registration", .idioms = {
     // --- Forms of parameters ---
     {.what = "a parameter that was a transposed view when it was registered", .act = [](Run& run) {
@@ -511,4 +511,4 @@ Chapter construction() {
   }};
 }
 
-}  // namespace tessera::idioms
+}  // namespace tessera::idioms::construction

@@ -3,7 +3,7 @@
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/training.h"
 
-namespace tessera::idioms {
+namespace tessera::idioms::freezing {
 namespace {
 
 namespace nn = torch::nn;
@@ -67,7 +67,7 @@ struct Adapted : nn::Module {
 
 }  // namespace
 
-Chapter freezing() {
+Chapter chapter() {
   return {.title = "Freezing and thawing", .idioms = {
     // --- Before sharding ---
     {.what = "a layer frozen before sharding, a unit of its own", .act = [](Run& run) {
@@ -372,4 +372,4 @@ Chapter freezing() {
   }};
 }
 
-}  // namespace tessera::idioms
+}  // namespace tessera::idioms::freezing

@@ -5,7 +5,7 @@
 #include "tessera/shard/rebind.h"
 #include "tessera/shard/reduction.h"
 
-namespace tessera::idioms {
+namespace tessera::idioms::gradients {
 namespace {
 
 namespace nn = torch::nn;
@@ -60,7 +60,7 @@ constexpr auto kAlone = "would be the result of this rank alone";
 
 }  // namespace
 
-Chapter gradients() {
+Chapter chapter() {
   return {.title = "Gradients", .idioms = {
     // --- Accumulating ---
     {.what = "gradients accumulated over three batches, then a step", .act = [](Run& run) {
@@ -514,4 +514,4 @@ Chapter gradients() {
   }};
 }
 
-}  // namespace tessera::idioms
+}  // namespace tessera::idioms::gradients

@@ -8,7 +8,7 @@
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/reduction.h"
 
-namespace tessera::idioms {
+namespace tessera::idioms::hooks {
 namespace {
 
 namespace nn = torch::nn;
@@ -46,7 +46,7 @@ struct Nothing : torch::autograd::FunctionPostHook {
 
 }  // namespace
 
-Chapter hooks() {
+Chapter chapter() {
   return {.title = "Hooks", .idioms = {
     // --- On whole weights ---
     {.what = "`weight.register_hook` before sharding, which clamps", .act = [](Run& run) {
@@ -305,4 +305,4 @@ Chapter hooks() {
   }};
 }
 
-}  // namespace tessera::idioms
+}  // namespace tessera::idioms::hooks

@@ -153,10 +153,23 @@ void fill(torch::nn::Module& module) {
   }
 }
 
+std::shared_ptr<Mlp> nested(Run& run, const ShardOptions& options) {
+  const auto model = std::make_shared<Mlp>();
+  run.shard_nested(model, options);
+  return model;
+}
+
+std::shared_ptr<Mlp> one_unit(Run& run, const ShardOptions& options) {
+  const auto model = std::make_shared<Mlp>();
+  run.shard(model, options);
+  return model;
+}
+
 std::vector<Chapter> corpus() {
-  return {construction(), ties(),       writing(),      freezing(), hooks(),  gradients(), autograd(), segments(),
-          passes(),       precision(), optimizers(), local_values(), states(), ranks(),     places(),   parts(),
-          collectives()};
+  return {construction::chapter(), ties::chapter(),   writing::chapter(),   freezing::chapter(),     hooks::chapter(),
+          gradients::chapter(),    autograd::chapter(), segments::chapter(),  passes::chapter(),       precision::chapter(),
+          optimizers::chapter(),   local_values::chapter(), states::chapter(), ranks::chapter(),        places::chapter(),
+          parts::chapter(),        collectives::chapter()};
 }
 
 }  // namespace tessera::idioms

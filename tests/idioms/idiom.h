@@ -130,6 +130,12 @@ struct Mlp : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) { return second(torch::tanh(first(x))); }
 };
 
+/// One whose layers are units, and one that is a unit.
+std::shared_ptr<Mlp> nested(Run& run, const ShardOptions& options);
+std::shared_ptr<Mlp> one_unit(Run& run, const ShardOptions& options);
+inline std::shared_ptr<Mlp> nested(Run& run) { return nested(run, {.mesh = run.world()}); }
+inline std::shared_ptr<Mlp> one_unit(Run& run) { return one_unit(run, {.mesh = run.world()}); }
+
 /// The loss of this rank's batch, for models of six inputs.
 template <class Model>
 at::Tensor loss_of(const Run& run, Model& model, int step) {
@@ -151,23 +157,26 @@ struct Chapter {
   std::vector<Idiom> idioms;
 };
 
-Chapter construction();
-Chapter ties();
-Chapter writing();
-Chapter freezing();
-Chapter hooks();
-Chapter gradients();
-Chapter autograd();
-Chapter segments();
-Chapter passes();
-Chapter precision();
-Chapter optimizers();
-Chapter local_values();
-Chapter states();
-Chapter ranks();
-Chapter places();
-Chapter parts();
-Chapter collectives();
+// Each chapter has a file and a namespace of its own.
+// clang-format off
+namespace construction { Chapter chapter(); }
+namespace ties { Chapter chapter(); }
+namespace writing { Chapter chapter(); }
+namespace freezing { Chapter chapter(); }
+namespace hooks { Chapter chapter(); }
+namespace gradients { Chapter chapter(); }
+namespace autograd { Chapter chapter(); }
+namespace segments { Chapter chapter(); }
+namespace passes { Chapter chapter(); }
+namespace precision { Chapter chapter(); }
+namespace optimizers { Chapter chapter(); }
+namespace local_values { Chapter chapter(); }
+namespace states { Chapter chapter(); }
+namespace ranks { Chapter chapter(); }
+namespace places { Chapter chapter(); }
+namespace parts { Chapter chapter(); }
+namespace collectives { Chapter chapter(); }
+// clang-format on
 
 std::vector<Chapter> corpus();
 

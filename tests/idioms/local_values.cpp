@@ -6,7 +6,7 @@
 #include "tessera/shard/local.h"
 #include "tessera/shard/norms.h"
 
-namespace tessera::idioms {
+namespace tessera::idioms::local_values {
 namespace {
 
 namespace nn = torch::nn;
@@ -15,8 +15,7 @@ using Tensors = std::vector<at::Tensor>;
 /// After a backward pass, something over the parameters as an optimizer sees them.
 using Look = std::function<void(const Tensors& parameters)>;
 void look(Run& run, const Look& at_them) {
-  const auto model = std::make_shared<Mlp>();
-  run.shard_nested(model);
+  const auto model = nested(run);
   run.backward(loss_of(run, *model, 0));
   at_them(run.parameters(*model));
 }
@@ -36,8 +35,7 @@ Idiom alone(const std::string& what, const Look& at_them, const std::string& rem
 /// Trains, with something after each backward pass that acts on every value by itself.
 Idiom allowed(const std::string& what, const std::function<void(const at::Tensor& parameter)>& change) {
   return {.what = what, .act = [change](Run& run) {
-            const auto model = std::make_shared<Mlp>();
-            run.shard_nested(model);
+            const auto model = nested(run);
             const auto optimizer = run.sgd(*model);
             for (int step = 0; step < 4; step++) {
               const auto loss = loss_of(run, *model, step);
@@ -61,7 +59,7 @@ void use(const at::Tensor& value) {
 
 }  // namespace
 
-Chapter local_values() {
+Chapter chapter() {
   return {
       .title = "Values of one rank",
       .idioms = {
@@ -131,8 +129,7 @@ Chapter local_values() {
       allowed("weights rounded to a grid through a flat view", [](auto& p) { p.detach().view({-1}).mul_(64).round_().div_(64); }),
       allowed("what has `dim() >= 2` treated otherwise than what has not", [](auto& p) { p.grad().mul_(p.dim() >= 2 ? 2 : 0.5); }),
       {.what = "penalties over the modules' own members", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
-        run.shard_nested(model);
+        const auto model = nested(run);
         const auto loss = [&](int step) {
           auto penalty = model->first->weight.abs().mean() + model->second->bias.norm();
           return loss_of(run, *model, step) + 0.1 * penalty + 0.01 * model->second->weight.pow(2).sum();
@@ -140,8 +137,7 @@ Chapter local_values() {
         run.train(*model, loss, run.adamw(*model));
        }},
       {.what = "statistics of the modules' own members, for a log", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
-        run.shard(model);
+        const auto model = one_unit(run);
         const auto loss = [&](int step) {
           const torch::NoGradGuard no_grad;
           run.record(model->first->weight.std());
@@ -153,8 +149,7 @@ Chapter local_values() {
         run.train(*model, loss, run.sgd(*model));
        }},
       {.what = "printing a module's own member", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
-        run.shard_nested(model);
+        const auto model = nested(run);
         const torch::NoGradGuard no_grad;
         std::ostringstream text;
         text << model->first->weight << model->second->bias;
@@ -163,8 +158,7 @@ Chapter local_values() {
         run.record(sum);
        }, .remark = "all ranks have to print"},
       {.what = "`tessera::to_local`, a sum over this rank's values, and `all_reduce`", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
-        run.shard_nested(model);
+        const auto model = nested(run);
         for (int step = 0; step < 3; step++) {
           run.backward(loss_of(run, *model, step));
           const torch::NoGradGuard no_grad;
@@ -181,4 +175,4 @@ Chapter local_values() {
       }};
 }
 
-}  // namespace tessera::idioms
+}  // namespace tessera::idioms::local_values

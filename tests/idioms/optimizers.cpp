@@ -10,22 +10,11 @@
 #include "tessera/shard/norms.h"
 #include "tessera/shard/rebind.h"
 
-namespace tessera::idioms {
+namespace tessera::idioms::optimizers {
 namespace {
 
 namespace nn = torch::nn;
 using Tensors = std::vector<at::Tensor>;
-
-std::shared_ptr<Mlp> nested(Run& run) {
-  const auto model = std::make_shared<Mlp>();
-  run.shard_nested(model);
-  return model;
-}
-std::shared_ptr<Mlp> one_unit(Run& run) {
-  const auto model = std::make_shared<Mlp>();
-  run.shard(model);
-  return model;
-}
 
 void train(Run& run, Mlp& model, const Steps& optimizer) {
   run.train(model, [&](int step) { return loss_of(run, model, step); }, optimizer);
@@ -126,7 +115,7 @@ const auto kNormRounds = "a norm over shards is added in another order";
 
 }  // namespace
 
-Chapter optimizers() {
+Chapter chapter() {
   return {
       .title = "Optimizers",
       .idioms = {
@@ -393,4 +382,4 @@ Chapter optimizers() {
       }};
 }
 
-}  // namespace tessera::idioms
+}  // namespace tessera::idioms::optimizers

@@ -11,7 +11,7 @@
 #include "tessera/shard/reduction.h"
 #include "tessera/shard/training.h"
 
-namespace tessera::idioms {
+namespace tessera::idioms::parts {
 namespace {
 
 namespace nn = torch::nn;
@@ -97,7 +97,7 @@ void clip(Run& run, const nn::Module& model) {
 
 }  // namespace
 
-Chapter parts() {
+Chapter chapter() {
   constexpr auto kOrder = "the squares are added in another order";
   constexpr auto kDiffer = "different values or gradients of a parameter in ShardOptions::ignored";
   return {.title = "Experts, and what is left alone", .idioms = {
@@ -222,4 +222,4 @@ Chapter parts() {
   }};
 }
 
-}  // namespace tessera::idioms
+}  // namespace tessera::idioms::parts

@@ -10,7 +10,7 @@
 #include "tessera/shard/training.h"
 #include "tessera/shard/unsharding.h"
 
-namespace tessera::idioms {
+namespace tessera::idioms::passes {
 namespace {
 
 namespace nn = torch::nn;
@@ -64,7 +64,7 @@ void train_to_depths(Run& run, Blocks& model, const Steps& optimizer) {
 
 }  // namespace
 
-Chapter passes() {
+Chapter chapter() {
   return {
       .title = "Passes",
       .idioms = {
@@ -424,4 +424,4 @@ Chapter passes() {
       }};
 }
 
-}  // namespace tessera::idioms
+}  // namespace tessera::idioms::passes

@@ -6,7 +6,7 @@
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/training.h"
 
-namespace tessera::idioms {
+namespace tessera::idioms::places {
 namespace {
 
 namespace nn = torch::nn;
@@ -51,7 +51,7 @@ void train_flat(Run& run, const std::function<bool(int step)>& both, const std::
 
 }  // namespace
 
-Chapter places() {
+Chapter chapter() {
   constexpr auto kPlaces = "picks values by their places";
   constexpr auto kRandom = "would draw numbers for this rank's part";
   return {.title = "Places, lots and vectors", .idioms = {
@@ -162,4 +162,4 @@ Chapter places() {
   }};
 }
 
-}  // namespace tessera::idioms
+}  // namespace tessera::idioms::places

@@ -8,7 +8,7 @@
 #include "tessera/shard/call.h"
 #include "tessera/shard/full_params.h"
 
-namespace tessera::idioms {
+namespace tessera::idioms::precision {
 namespace {
 
 namespace nn = torch::nn;
@@ -79,8 +79,7 @@ class LateRule final : public Rule {
 /// A model that computes in bfloat16, with an optimizer of one's own.
 template <class Made>
 void train_narrow(Run& run, const Made& made) {
-  const auto model = std::make_shared<Mlp>();
-  run.shard_nested(model, narrow(run));
+  const auto model = nested(run, narrow(run));
   const auto loss = [&](int step) {
     const auto h = torch::tanh(linear(run, model->first, run.batch({4, 6}, step)));
     return linear(run, model->second, h).to(at::kFloat).pow(2).mean();
@@ -90,8 +89,7 @@ void train_narrow(Run& run, const Made& made) {
 
 /// Evaluations of such a model, before each of which something is done with whole parameters, as it is done with plain ones.
 void change_narrow(Run& run, const std::function<void(Mlp& model, int step)>& change, Access access = Access::Write) {
-  const auto model = std::make_shared<Mlp>();
-  run.shard_nested(model, narrow(run));
+  const auto model = nested(run, narrow(run));
   const torch::NoGradGuard no_grad;
   for (int step = 0; step < 3; step++) {
     {
@@ -112,7 +110,7 @@ at::Tensor words(const Run& run, int step) {
 
 }  // namespace
 
-Chapter precision() {
+Chapter chapter() {
   return {
       .title = "Precision",
       .idioms = {
@@ -193,8 +191,7 @@ Chapter precision() {
         run.record(model->calls);
        }},
       {.what = "a float32 weight cast by hand in forward", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
-        run.shard_nested(model);
+        const auto model = nested(run);
         const auto loss = [&](int step) {
           const auto h = torch::tanh(torch::mm(run.batch({4, 6}, step).to(at::kBFloat16), model->first->weight.to(at::kBFloat16).t()));
           return torch::linear(h.to(at::kDouble), model->second->weight.to(at::kDouble)).pow(2).mean();
@@ -202,8 +199,7 @@ Chapter precision() {
         run.train(*model, loss, run.sgd(*model));
        }},
       {.what = "`param_dtype` of bfloat16 beside a model that casts its weights itself", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
-        run.shard_nested(model, narrow(run));
+        const auto model = nested(run, narrow(run));
         const auto loss = [&](int step) {
           const auto h = torch::tanh(linear(run, model->first, run.batch({4, 6}, step)));
           return linear(run, model->second, h).to(at::kFloat).pow(2).mean();
@@ -260,8 +256,7 @@ Chapter precision() {
         });
        }},
       {.what = "the same by operators in place, and one guard for each step", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
-        run.shard_nested(model, narrow(run));
+        const auto model = nested(run, narrow(run));
         const torch::NoGradGuard no_grad;
         for (int i = 0; i < 40; i++) {
           std::optional<FullParams> guard;
@@ -291,15 +286,13 @@ Chapter precision() {
         }, Access::Read);
        }},
       {.what = "a view from before `full_params` for writing, used inside, with `param_dtype`", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
-        run.shard(model, narrow(run));
+        const auto model = one_unit(run, narrow(run));
         const auto view = model->first->weight.t();
         const auto guard = full_params(*model, Access::Write);
         run.record(view * 2);
        }, .refused = "uses a view of"},
       {.what = "a view from inside of `full_params` for writing, used afterwards, with `param_dtype`", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
-        run.shard(model, narrow(run));
+        const auto model = one_unit(run, narrow(run));
         at::Tensor view;
         {
           const auto guard = full_params(*model, Access::Write);
@@ -308,15 +301,13 @@ Chapter precision() {
         run.record(view * 2);
        }, .refused = "from inside tessera::full_params(module, Access::Write)"},
       {.what = "backward in `full_params` for writing, through a graph from before, with `param_dtype`", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
-        run.shard(model, narrow(run));
+        const auto model = one_unit(run, narrow(run));
         const auto loss = model->forward(run.batch({4, 6}, 0)).pow(2).mean();
         const auto guard = full_params(*model, Access::Write);
         run.backward(loss);
        }, .refused = "from before tessera::full_params(module, Access::Write)"},
       {.what = "`alias = weight.data()` that is kept over steps, with `param_dtype`", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
-        run.shard_nested(model, narrow(run));
+        const auto model = nested(run, narrow(run));
         const auto alias = model->first->weight.data();
         const torch::NoGradGuard no_grad;
         for (int step = 0; step < 3; step++) {
@@ -325,8 +316,7 @@ Chapter precision() {
         }
        }},
       {.what = "`param_dtype` of bfloat16, and an input that is refilled through its pointer between two uses", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
-        run.shard(model, narrow(run));
+        const auto model = one_unit(run, narrow(run));
         const auto x = torch::zeros({4, 6});
         const auto refill = [&](int number) {
           const auto source = run.batch({4, 6}, number);
@@ -349,13 +339,11 @@ Chapter precision() {
         }
        }},
       {.what = "gradients that travel in bfloat16 by `reduce_dtype`", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
-        run.shard_nested(model, {.mesh = run.world(), .mixed_precision = {.reduce_dtype = at::kBFloat16}});
+        const auto model = nested(run, {.mesh = run.world(), .mixed_precision = {.reduce_dtype = at::kBFloat16}});
         run.train(*model, [&](int step) { return model->forward(run.batch({4, 6}, step)).pow(2).mean(); }, run.sgd(*model));
        }, .within = 2e-2, .because = "bfloat16 has 8 bits"},
       {.what = "autocast around forward", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
-        run.shard_nested(model);
+        const auto model = nested(run);
         const auto loss = [&](int step) {
           const Autocast autocast;
           return model->forward(run.batch({4, 6}, step)).to(at::kFloat).pow(2).mean();
@@ -363,8 +351,7 @@ Chapter precision() {
         run.train(*model, loss, run.adamw(*model));
        }},
       {.what = "autocast around forward and backward, with a part in which it is off", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
-        run.shard(model);
+        const auto model = one_unit(run);
         const auto optimizer = run.sgd(*model);
         for (int step = 0; step < 3; step++) {
           const Autocast autocast;
@@ -381,8 +368,7 @@ Chapter precision() {
         run.record_parameters(*model);
        }},
       {.what = "loss scaling: a loss times 1024, gradients divided by it", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
-        run.shard_nested(model);
+        const auto model = nested(run);
         const auto optimizer = run.adamw(*model);
         for (int step = 0; step < 3; step++) {
           const auto loss = model->forward(run.batch({4, 6}, step)).pow(2).mean();
@@ -395,8 +381,7 @@ Chapter precision() {
         run.record_parameters(*model);
        }},
       {.what = "`tessera::optim::GradScaler`, which scales the loss and divides the gradients", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
-        run.shard_nested(*model);
+        const auto model = nested(run);
         const auto optimizer = run.adamw(*model);
         optim::GradScaler scaler;
         for (int step = 0; step < 3; step++) {
@@ -528,11 +513,10 @@ Chapter precision() {
         for (const auto& buffer : norm->buffers()) run.record(buffer);
        }, .remark = "they are those of the float32 input"},
       {.what = "`to(dtype)` after sharding", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
-        run.shard(model);
+        const auto model = one_unit(run);
         model->to(at::kBFloat16);
        }, .refused = "before fully_shard"},
       }};
 }
 
-}  // namespace tessera::idioms
+}  // namespace tessera::idioms::precision

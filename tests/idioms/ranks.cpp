@@ -9,22 +9,11 @@
 #include "tessera/shard/reduction.h"
 #include "tessera/shard/training.h"
 
-namespace tessera::idioms {
+namespace tessera::idioms::ranks {
 namespace {
 
 namespace nn = torch::nn;
 using Tensors = std::vector<at::Tensor>;
-
-std::shared_ptr<Mlp> nested(Run& run) {
-  const auto model = std::make_shared<Mlp>();
-  run.shard_nested(model);
-  return model;
-}
-std::shared_ptr<Mlp> one_unit(Run& run) {
-  const auto model = std::make_shared<Mlp>();
-  run.shard(model);
-  return model;
-}
 
 void learn(const Run& run, const Steps& optimizer, const at::Tensor& loss) {
   run.backward(loss);
@@ -79,7 +68,7 @@ void make_alike(const Run& run, const nn::Module& model) {
 
 }  // namespace
 
-Chapter ranks() {
+Chapter chapter() {
   return {
       .title = "Ranks that differ",
       .idioms = {
@@ -396,8 +385,7 @@ Chapter ranks() {
         }
        }, .refused = "ranks disagree"},
       {.what = "a step after a pass in which one rank used no unit at all, with `UnusedParameters::Zeros`", .act = [](Run& run) {
-        const auto model = std::make_shared<Mlp>();
-        run.shard(model, {.mesh = run.world(), .unused_parameters = UnusedParameters::Zeros});
+        const auto model = one_unit(run, {.mesh = run.world(), .unused_parameters = UnusedParameters::Zeros});
         optim::SGD optimizer(run.parameters(*model), {.lr = 0.1});
         for (int step = 0; step < 2; step++) {
           if (run.rank() != 0 || step > 0) run.backward(loss_of(run, *model, step));
@@ -480,4 +468,4 @@ Chapter ranks() {
       }};
 }
 
-}  // namespace tessera::idioms
+}  // namespace tessera::idioms::ranks

@@ -6,7 +6,7 @@
 #include "tessera/shard/activation.h"
 #include "tessera/shard/checkpoint_modules.h"
 
-namespace tessera::idioms {
+namespace tessera::idioms::segments {
 namespace {
 
 namespace nn = torch::nn;
@@ -117,7 +117,7 @@ Idiom block(const std::string& what, std::function<void(Block& self, const at::T
 
 }  // namespace
 
-Chapter segments() {
+Chapter chapter() {
   return {
       .title = "Segments that run again in backward",
       .idioms = {
@@ -313,4 +313,4 @@ Chapter segments() {
       }};
 }
 
-}  // namespace tessera::idioms
+}  // namespace tessera::idioms::segments

@@ -10,7 +10,7 @@
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/local.h"
 
-namespace tessera::idioms {
+namespace tessera::idioms::states {
 namespace {
 
 namespace nn = torch::nn;
@@ -46,6 +46,21 @@ at::Tensor evaluation(Run& run, Net& model) {
   const auto y = model.forward(run.batch({4, 6}, 30));
   model.train();
   return y;
+}
+
+/// What `torch::save` writes of something of a trained model.
+std::string save(Run& run, const auto& of) {
+  const auto model = trained(run);
+  std::stringstream file;
+  torch::save(of(model), file);
+  return file.str();
+}
+
+at::Tensor read(const std::string& saved) {
+  std::istringstream file(saved);
+  at::Tensor value;
+  torch::load(value, file);
+  return value;
 }
 
 /// A number that stands for a text.
@@ -108,7 +123,7 @@ void restore_part(Run& run, const std::function<void(nn::Linear& part, const std
 
 }  // namespace
 
-Chapter states() {
+Chapter chapter() {
   return {.title = "States",
           .idioms = {
               {.what = "`tessera::full_state` after training, of a model that is sharded or not",
@@ -174,9 +189,7 @@ Chapter states() {
                      for (const auto& [name, tensor] : state) {
                        std::stringstream file;
                        torch::save(tensor, file);
-                       at::Tensor read;
-                       torch::load(read, file);
-                       run.record(read);
+                       run.record(read(file.str()));
                      }
                    }},
               {.what = "`tessera::full_state` between forward and backward",
@@ -215,12 +228,7 @@ Chapter states() {
                      run.record(static_cast<double>(model->named_parameters().size()));
                    }},
               {.what = "`torch::save` of the sharded model",
-               .act =
-                   [](Run& run) {
-                     const auto model = trained(run);
-                     std::stringstream file;
-                     torch::save(model, file);
-                   },
+               .act = [](Run& run) { save(run, [](auto& model) { return model; }); },
                .refused = kPartAlone},
               {.what = "`if (rank == 0) torch::save(model, file)`",
                .act =
@@ -231,12 +239,7 @@ Chapter states() {
                    },
                .refused = kPartAlone},
               {.what = "`torch::save` of a part of the sharded model, `model->first`",
-               .act =
-                   [](Run& run) {
-                     const auto model = trained(run);
-                     std::stringstream file;
-                     torch::save(model->first, file);
-                   },
+               .act = [](Run& run) { save(run, [](auto& model) { return model->first; }); },
                .refused = kPartAlone},
               {.what = "`torch::save` of whole weights within `full_params`, alone and in a list",
                .act =
@@ -254,25 +257,9 @@ Chapter states() {
                      for (const auto& tensor : rest) run.record(tensor);
                    }},
               {.what = "`torch::save` of what is computed from a whole weight, such as `layer->weight.clone()`",
-               .act =
-                   [](Run& run) {
-                     const auto model = trained(run);
-                     std::stringstream file;
-                     torch::save(model->first->weight.detach().clone(), file);
-                     at::Tensor weight;
-                     torch::load(weight, file);
-                     run.record(weight);
-                   }},
+               .act = [](Run& run) { run.record(read(save(run, [](auto& model) { return model->first->weight.detach().clone(); }))); }},
               {.what = "`torch::save(layer->weight)`",
-               .act =
-                   [](Run& run) {
-                     const auto model = trained(run);
-                     std::stringstream file;
-                     torch::save(model->first->weight, file);
-                     at::Tensor weight;
-                     torch::load(weight, file);
-                     run.record(weight);
-                   },
+               .act = [](Run& run) { run.record(read(save(run, [](auto& model) { return model->first->weight; }))); },
                .refused = "raw pointers need tessera::full_params",
                .remark = "while the unit is unsharded, as within `tessera::unshard`, it is saved as it is there: whole, in its `param_dtype`"},
               {.what = "`torch::pickle_save(layer->weight)`",
@@ -295,29 +282,19 @@ Chapter states() {
                    },
                .refused = kPartAlone},
               {.what = "`torch::save` of the list of parameters",
-               .act =
-                   [](Run& run) {
-                     const auto model = trained(run);
-                     std::stringstream file;
-                     torch::save(run.parameters(*model), file);
-                   },
+               .act = [](Run& run) { save(run, [&](auto& model) { return run.parameters(*model); }); },
                .refused = kPartAlone},
               {.what = "`torch::save` of a gradient",
                .act =
                    [](Run& run) {
-                     const auto model = trained(run);
-                     run.backward(loss_of(run, *model, 5));
-                     std::stringstream file;
-                     torch::save(run.parameters(*model)[0].grad(), file);
+                     save(run, [&](auto& model) {
+                       run.backward(loss_of(run, *model, 5));
+                       return run.parameters(*model)[0].grad();
+                     });
                    },
                .refused = kPartAlone},
               {.what = "`torch::save` of what was computed from a parameter, `2 * weight.detach()`",
-               .act =
-                   [](Run& run) {
-                     const auto model = trained(run);
-                     std::stringstream file;
-                     torch::save(2 * run.parameters(*model)[0].detach(), file);
-                   },
+               .act = [](Run& run) { save(run, [&](auto& model) { return 2 * run.parameters(*model)[0].detach(); }); },
                .refused = kPartAlone},
               {.what = "`torch::pickle_save` of a dict of parameters",
                .act =
@@ -562,4 +539,4 @@ Chapter states() {
           }};
 }
 
-}  // namespace tessera::idioms
+}  // namespace tessera::idioms::states

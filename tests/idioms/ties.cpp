@@ -2,7 +2,7 @@
 #include "idiom.h"
 #include "tessera/shard/full_params.h"
 
-namespace tessera::idioms {
+namespace tessera::idioms::ties {
 namespace {
 
 namespace nn = torch::nn;
@@ -71,7 +71,7 @@ void follow(Run& run, const std::function<at::Tensor(const at::Tensor& weight)>&
 
 }  // namespace
 
-Chapter ties() {
+Chapter chapter() {
   return {.title = "Views, ties and aliases", .idioms = {
     {.what = "tied words: the output layer's member and its registered weight are the embedding's", .act = [](Run& run) {
        Words model;
@@ -322,4 +322,4 @@ Chapter ties() {
   }};
 }
 
-}  // namespace tessera::idioms
+}  // namespace tessera::idioms::ties

@@ -5,7 +5,7 @@
 #include "tessera/optim/average.h"
 #include "tessera/shard/full_params.h"
 
-namespace tessera::idioms {
+namespace tessera::idioms::writing {
 namespace {
 
 namespace nn = torch::nn;
@@ -28,8 +28,7 @@ void train(Run& run, Mlp& net, const std::function<void()>& at_end) {
 
 /// What a program does while one average of its model is in place, with another one.
 void with_average_in_place(Run& run, const std::function<void(const std::shared_ptr<Mlp>& net, optim::Average& other)>& act) {
-  const auto net = std::make_shared<Mlp>();
-  run.shard_nested(*net);
+  const auto net = nested(run);
   optim::Average average(net), other(net);
   const auto swapped = average.swapped();
   act(net, other);
@@ -70,7 +69,7 @@ void write_whole(Run& run, const std::function<void(Mlp&)>& write) {
 
 }  // namespace
 
-Chapter writing() {
+Chapter chapter() {
   return {.title = "Writing parameters", .idioms = {
     // --- In place, all parameters alike ---
     {.what = "`p.clamp_(-0.2, 0.2)` after each step", .act = [](Run& run) {
@@ -192,8 +191,7 @@ Chapter writing() {
        run.record(loss_of(run, net, 2));
      }},
     {.what = "`optim::Average` of a model that is sharded or not, and evaluation with it in place", .act = [](Run& run) {
-       const auto net = std::make_shared<Mlp>();
-       run.shard_nested(*net);
+       const auto net = nested(run);
        optim::Average average(net, {.decay = 0.5});
        train(run, *net, [&] {
          average.update();
@@ -202,8 +200,7 @@ Chapter writing() {
        });
      }, .within = 1e-6, .because = "shards end where vector instructions do not"},
     {.what = "a fast and a slow `optim::Average`, one after the other in place", .act = [](Run& run) {
-       const auto net = std::make_shared<Mlp>();
-       run.shard_nested(*net);
+       const auto net = nested(run);
        optim::Average fast(net, {.decay = 0.25}), slow(net, {.decay = 0.75});
        train(run, *net, [&] {
          for (auto* const average : {&fast, &slow}) {
@@ -407,4 +404,4 @@ Chapter writing() {
   }};
 }
 
-}  // namespace tessera::idioms
+}  // namespace tessera::idioms::writing
