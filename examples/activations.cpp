@@ -39,7 +39,7 @@ double loss_after_training(const Communicator& world, const How& how) {
 }
 
 /// The short way, where the model calls its parts through tessera::call, or is called as a whole.
-double loss_of_marked_model(const Communicator& world) {
+double loss_of_checkpointed_model(const Communicator& world) {
   torch::manual_seed(1);
   models::Mlp model(models::MlpOptions{.width = 64, .layers = 4, .classes = 4});
   fully_shard(model, {.mesh = world});
@@ -59,5 +59,5 @@ int main() {
   const auto products = activation::operators({"aten::addmm", "aten::mm"});
   show("all but products again", loss_after_training(world, activation::Options{.keep = products}));
   show("inputs on disk", loss_after_training(world, activation::Options{.offload = OffloadTo::Disk, .disk = {.folder = "."}}));
-  show("another model", loss_of_marked_model(world));
+  show("another model", loss_of_checkpointed_model(world));
 }

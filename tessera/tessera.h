@@ -41,6 +41,8 @@
 #include "tessera/data/samples.h"
 #include "tessera/data/sentence_pairs.h"
 #include "tessera/data/wordpiece.h"
+#include "tessera/nn/collectives.h"
+#include "tessera/nn/sync_batch_norm.h"
 #include "tessera/optim/adagrad.h"
 #include "tessera/optim/adam.h"
 #include "tessera/optim/average.h"

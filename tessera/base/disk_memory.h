@@ -25,7 +25,7 @@ void expect_sensible(const DiskMemoryOptions& options);
 /// `what` will be kept there, for that error.
 at::DataPtr allocate_on_disk(size_t bytes, const DiskMemoryOptions& options, std::string_view what);
 
-// For any memory; of what does not lie on disk they leave everything as it is.
+// Safe for any memory; no effect unless it is disk-backed.
 
 /// Gives the pages back. Their values stay in the file, and come back when somebody reads them.
 void evict_pages(const void* begin, size_t bytes) noexcept;

@@ -47,6 +47,19 @@ bool is_there(const fs::path& path) {
   return true;
 }
 
+fs::path link_target(fs::path path) {
+  constexpr int kMostLinks = 40;  // as the kernel has it
+  if (!path.has_filename() && path.has_relative_path()) path = path.parent_path();
+  std::error_code error;
+  for (int i = 0; i < kMostLinks && fs::is_symlink(path, error); i++) {
+    const auto target = fs::read_symlink(path, error);
+    if (error) break;
+    path = path.parent_path() / target;  // an absolute target as it is
+    if (!path.has_filename() && path.has_relative_path()) path = path.parent_path();
+  }
+  return path;
+}
+
 fs::path beside(fs::path path, const char* suffix) {
   if (!path.has_filename()) path = path.parent_path();
   return path += suffix;

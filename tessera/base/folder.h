@@ -18,6 +18,9 @@ void make_folder(const std::filesystem::path& folder);
 /// Whether there is something at the path. Throws IoError if that can't be found out.
 bool is_there(const std::filesystem::path& path);
 
+/// What a symbolic link leads to, whether that is there or not; any other path as it is, but without a slash at its end.
+std::filesystem::path link_target(std::filesystem::path path);
+
 /// The path of something beside it, also where the path ends with a slash: "run.new" for "run/" and ".new".
 std::filesystem::path beside(std::filesystem::path path, const char* suffix);
 

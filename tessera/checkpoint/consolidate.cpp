@@ -4,8 +4,6 @@
 #include <c10/util/FunctionRef.h>
 #include <fmt/format.h>
 
-#include <cctype>
-
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/checkpoint/convert.h"
@@ -16,13 +14,7 @@
 namespace tessera::checkpoint {
 
 void expect_known_ending(const std::filesystem::path& save_path) {
-  // What begins with a digit is a part of the name, as in net-0.5.
-  if (const auto extension = save_path.extension().string();
-      !has_torch_extension(save_path) && extension.size() > 1 && extension != ".safetensors" && std::isdigit(static_cast<unsigned char>(extension[1])) == 0) {
-    throw UsageError(
-        fmt::format("{} asks for a format that is not written: names end in .safetensors, or for files of torch.save in .pth, .pt or .bin",
-                    save_path.string()));
-  }
+  if (!has_torch_extension(save_path)) expect_ending_of(save_path, Format::Safetensors);
 }
 
 Consolidated consolidate(const std::filesystem::path& checkpoint, const std::filesystem::path& save_path, const ConvertProgress& progress) {

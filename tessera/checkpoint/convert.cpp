@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <functional>
 
 #include "tessera/base/error.h"
@@ -13,6 +14,7 @@
 #include "tessera/checkpoint/convert/run_source.h"
 #include "tessera/checkpoint/formats/accelerate.h"
 #include "tessera/checkpoint/formats/hub.h"
+#include "tessera/checkpoint/formats/torch_file.h"
 #include "tessera/checkpoint/save_torch_xla.h"
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/checkpoint/stored/catalogs.h"
@@ -53,6 +55,7 @@ void expect_used(const ConvertOptions& options) {
 void expect_sound(const fs::path& checkpoint, const fs::path& out, const ConvertOptions& options) {
   expect_outside(out, checkpoint);
   expect_no_run(out);
+  expect_ending_of(out, options.to);
   if (options.dtype && !at::isFloatingType(*options.dtype)) {
     throw UsageError(fmt::format("weights can't become {}: give a dtype of numbers with fractions", c10::toString(*options.dtype)));
   }
@@ -110,6 +113,22 @@ void warn_of_tensors_beside(const fs::path& checkpoint, const Converted& done) {
   }
   if (names.empty()) return;
   log(LogLevel::Warning, fmt::format("only the model of {} is written, without what stands beside it: {}", checkpoint.string(), some_of(names)));
+}
+
+void expect_ending_of(const fs::path& out, Format format) {
+  const auto extension = out.extension().string();
+  const bool is_torch = has_torch_extension(out), is_safetensors = extension == ".safetensors";
+  if (format != Format::Torch && format != Format::Safetensors) {
+    if (!is_torch && !is_safetensors) return;
+    throw UsageError(fmt::format("{} is the name of a file, but {} is a folder; leave '{}' out", out.string(), name_of(format), extension));
+  }
+  if (format == Format::Torch ? is_torch : is_safetensors) return;
+  // What begins with a digit is a part of the name, as in net-0.5.
+  const bool is_none = extension.size() < 2 || std::isdigit(static_cast<unsigned char>(extension[1])) != 0;
+  if (is_none) return;
+  throw UsageError(fmt::format("{} asks for another format: names of safetensors files end in .safetensors, those of torch.save in .pth, .pt or "
+                               ".bin",
+                               out.string()));
 }
 
 void expect_outside(const fs::path& out, const fs::path& checkpoint) {

@@ -50,6 +50,8 @@ struct Converted {
   std::map<std::string, std::string> left_out = {};  // what the output lacks, and why
 };
 
+/// Throws UsageError if the name ends as those of another format do, such as model.pt for safetensors, or for folders.
+void expect_ending_of(const std::filesystem::path& out, Format format);
 /// Throws UsageError if `out` is the checkpoint, or lies in it.
 void expect_outside(const std::filesystem::path& out, const std::filesystem::path& checkpoint);
 

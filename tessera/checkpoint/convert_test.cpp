@@ -7,6 +7,7 @@
 #include <torch/torch.h>
 
 #include "tessera/base/error.h"
+#include "tessera/base/folder.h"
 #include "tessera/checkpoint/diff.h"
 #include "tessera/checkpoint/formats/accelerate.h"
 #include "tessera/checkpoint/formats/dcp.h"
@@ -182,6 +183,14 @@ TEST(Convert, RefusesWhatCanNotBe) {
   EXPECT_THAT(refused({.world = 0}), HasSubstr("0 ranks"));
   EXPECT_THAT(refused({.memory = 0}), HasSubstr("0 bytes"));
   EXPECT_THAT(refused({.dtype = at::kLong}), HasSubstr("Long"));
+  const std::pair<Format, const char*> endings[] = {{Format::Safetensors, "y.pt"},  {Format::Safetensors, "x.onnx"},
+                                                    {Format::Torch, "y.safetensors"}, {Format::Torch, "y.onnx"}};
+  for (const auto& [to, name] : endings)
+    EXPECT_THAT(refused({.to = to, .settings = kRate}, name), HasSubstr(std::string(name) + " asks for another format")) << name;
+  for (const auto to : {Format::Tessera, Format::Dcp, Format::Hub, Format::Accelerate, Format::TorchXla}) {
+    for (const auto* name : {"y3.pth", "y.safetensors"}) EXPECT_THAT(refused({.to = to}, name), HasSubstr("is the name of a file")) << name;
+  }
+  EXPECT_EQ(names_in(folder.path())->size(), 1U);
   EXPECT_FALSE(std::filesystem::exists(folder / "out"));
   EXPECT_FALSE(std::filesystem::exists(folder / "out.part"));
 

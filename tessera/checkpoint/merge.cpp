@@ -43,7 +43,11 @@ std::vector<fs::path> removable(const fs::path& checkpoint) {
   std::set<fs::path> parts;
   for (const auto& file : files) parts.insert(fs::weakly_canonical(file, unknown));
   expect_only_parts(checkpoint, parts, format == Format::Accelerate);
-  return {fs::canonical(checkpoint, unknown)};  // not a link to it, such as PREFIX-latest
+  // Not a link to it. PREFIX-latest leads elsewhere then, and others go with what they led to.
+  std::vector<fs::path> all = {fs::canonical(checkpoint, unknown)};
+  const auto name = checkpoint.has_filename() ? checkpoint : checkpoint.parent_path();
+  if (fs::is_symlink(name, unknown) && !name.string().ends_with("-latest")) all.push_back(name);
+  return all;
 }
 
 void remove(const std::vector<fs::path>& all) {
@@ -51,6 +55,7 @@ void remove(const std::vector<fs::path>& all) {
     std::error_code error;
     fs::remove_all(each, error);
     if (error) throw IoError(fmt::format("all is written, but {} can't be removed: {}", each.string(), error.message()));
+    if (const auto prefix = prefix_of(each)) mend_latest(*prefix);
   }
 }
 

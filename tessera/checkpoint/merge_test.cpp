@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include "tessera/base/error.h"
+#include "tessera/base/folder.h"
 #include "tessera/checkpoint/consolidate.h"
 #include "tessera/checkpoint/formats/dcp.h"
 #include "tessera/checkpoint/formats/hub.h"
@@ -142,6 +143,22 @@ TEST(Merge, RemovesTheCheckpointOnlyIfAsked) {
   merge(folder / "a", folder / "two", {.remove_checkpoint_dir = true});
   EXPECT_FALSE(std::filesystem::exists(folder / "a"));
   EXPECT_TRUE(std::filesystem::exists(folder / "two/model.safetensors"));
+}
+
+TEST(Merge, LeavesNoLinkToWhatItRemoves) {
+  const Folder folder;
+  save_run(folder / "z-step-000001");
+  save_run(folder / "z-step-000002");
+  std::filesystem::create_directory_symlink("z-step-000002", folder / "z-latest");
+  merge(folder / "z-latest", folder / "one", {.remove_checkpoint_dir = true});
+  EXPECT_FALSE(std::filesystem::exists(folder / "z-step-000002"));
+  EXPECT_EQ(std::filesystem::read_symlink(folder / "z-latest"), "z-step-000001");
+  merge(folder / "z-latest", folder / "two", {.remove_checkpoint_dir = true});
+  EXPECT_FALSE(std::filesystem::is_symlink(folder / "z-latest"));
+  save_run(folder / "run");
+  std::filesystem::create_directory_symlink("run", folder / "mine");
+  merge(folder / "mine", folder / "three", {.remove_checkpoint_dir = true});
+  EXPECT_EQ(names_in(folder.path()).value(), (std::vector<std::string>{"one", "three", "two"}));
 }
 
 TEST(Merge, RemovesNoFilesOfOthers) {

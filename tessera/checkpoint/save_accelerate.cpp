@@ -34,7 +34,8 @@ void expect_replaceable(const fs::path& folder) {
 
 }  // namespace
 
-void save_accelerate(const fs::path& folder, const Contents& contents, const Communicator& world, const SaveAccelerateOptions& options) {
+void save_accelerate(const fs::path& given, const Contents& contents, const Communicator& world, const SaveAccelerateOptions& options) {
+  const auto folder = link_target(given);  // a link stays, and what it leads to is replaced
   const auto native = beside(folder, ".native"), made = beside(folder, ".new");
   // The others notice it if rank 0 ends meanwhile, so they may wait as long as it takes.
   const auto patient = world.with_limit(std::chrono::hours(24));
@@ -47,7 +48,7 @@ void save_accelerate(const fs::path& folder, const Contents& contents, const Com
   };
   on_first([&] {
     recover_folder(folder);
-    expect_replaceable(folder);
+    if (!options.replaces_any) expect_replaceable(folder);
     fs::remove_all(native);  // of a program that was killed
     fs::remove_all(made);
   });

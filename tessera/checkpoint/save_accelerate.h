@@ -13,6 +13,8 @@ struct SaveAccelerateOptions {
   bool full_state_dict = false;
   /// model.safetensors and optimizer.bin, as Accelerate has them without FSDP (MULTI_CPU).
   bool replicated = false;
+  /// Replaces whatever is there, at which the caller has looked.
+  bool replaces_any = false;
 };
 
 /// Saves a run, with the settings of the optimizer's groups, as a folder that Accelerator.load_state and checkpoint::load read. It replaces

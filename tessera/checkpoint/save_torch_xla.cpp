@@ -35,7 +35,7 @@ TorchXlaOptions options_of(const torch::nn::Module& model, const Communicator& w
     std::vector<std::string> own = {name};
     if (const auto flat = metadata.flatten_info.find(name); flat != metadata.flatten_info.end()) {
       own = flat->second.names;
-      for (auto& each : own) each.insert(0, name.substr(0, name.rfind('.') + 1));  // of which there may be none
+      for (auto& each : own) each.insert(0, name.substr(0, name.rfind('.') + 1));  // the prefix may be empty
     }
     options.parameters.insert(options.parameters.end(), own.begin(), own.end());
     if (!shard.requires_grad()) options.frozen.insert(own.begin(), own.end());

@@ -138,6 +138,14 @@ void link_latest(const fs::path& folder) {
   if (none) fs::remove(next, none);
 }
 
+void mend_latest(const fs::path& prefix) {
+  const auto link = fs::path(prefix.string() + "-latest");
+  std::error_code none;
+  if (!fs::is_symlink(link, none) || is_there(link)) return;
+  if (const auto left = latest(prefix)) return link_latest(*left);
+  fs::remove(link, none);
+}
+
 void expect_usable(const fs::path& prefix) {
   if (!prefix.has_filename()) {
     throw UsageError(fmt::format("the prefix {} is a folder; add what the names of checkpoints in it shall begin with", prefix.string()));

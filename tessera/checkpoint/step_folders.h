@@ -38,6 +38,8 @@ std::optional<std::string> why_incomplete(const std::filesystem::path& folder);
 void expect_no_run(const std::filesystem::path& prefix);
 /// Makes PREFIX-latest a link to the folder PREFIX-step-N, for people and for scripts. Where there are no links, it does nothing.
 void link_latest(const std::filesystem::path& folder);
+/// Where the folder of such a link has been removed: makes it lead to the newest checkpoint that is left, or removes it.
+void mend_latest(const std::filesystem::path& prefix);
 /// Throws if no checkpoint can be written under the prefix. Call it before a training run, so that the error does not come after it.
 void expect_usable(const std::filesystem::path& prefix);
 

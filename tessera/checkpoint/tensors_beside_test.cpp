@@ -196,6 +196,8 @@ TEST(TensorsBeside, AreRefusedByNameWhereTheyCantBeSaved) {
     EXPECT_THAT(message({{"weight", run.model->conv->weight}}, {}), HasSubstr("'weight' is a sharded parameter"));
     EXPECT_THAT(message({{"mean", one}}, {{"mean", one}}), HasSubstr("'mean' is both"));
     EXPECT_THAT(message({{"step", one}}, {}), HasSubstr("a note are both called 'step'"));
+    EXPECT_THAT(message({{"a\xff", one}}, {}), HasSubstr("of a tensor beside the model is no UTF-8"));
+    EXPECT_THAT(message({{"a\nb", at::Tensor()}}, {}), HasSubstr("the tensor 'a\\x0ab' is undefined"));
     for (const auto* name : {"", "model", "model.w", "optimizer.state", "generator.cpu"})
       EXPECT_THAT(message({{name, one}}, {}), HasSubstr(fmt::format("can't be called '{}'", name)));
     EXPECT_FALSE(std::filesystem::exists(folder / "a"));

@@ -184,6 +184,7 @@ void add_convert(CLI::App& command, std::function<int()>& chosen) {
   flags->callback([&chosen, convert, flags] {
     convert->expect_meaning(*flags);
     expect_apart(convert->in, convert->out);
+    checkpoint::expect_ending_of(without_slashes(convert->out), convert->options.to);
     chosen = [=] { return convert->run(); };
   });
 }
@@ -196,6 +197,7 @@ void add_reshard(CLI::App& command, std::function<int()>& chosen) {
   flags->footer(Help::footer_of({"tessera ckpt reshard run/mnist-step-000100 run/mnist-on-8 --world 8"}));
   flags->callback([&chosen, convert] {
     expect_apart(convert->in, convert->out);
+    checkpoint::expect_ending_of(without_slashes(convert->out), convert->options.to);
     chosen = [=] { return convert->run(); };
   });
 }

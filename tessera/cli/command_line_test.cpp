@@ -62,6 +62,13 @@ TEST(CommandLine, IsRefusedInWordsOfOurOwn) {
       {{"config", "run.yaml"}, "there is no command 'run.yaml' (did you mean --config-file run.yaml?)"},
       {{"estimate-memory", "bert"}, "estimate-memory is refused: Tessera knows a model when a program makes it"},
       {{"help", "lunch"}, "there is no command 'lunch' (did you mean launch?)"},
+      {{"versions"}, "there is no command 'versions' (did you mean version?)"},
+      {{"merge", "a", "b"}, "there is no command 'merge' (did you mean ckpt merge?)"},
+      {{"consolidate"}, "there is no command 'consolidate' (did you mean ckpt consolidate?)"},
+      {{"version", "--json"}, "there is no flag '--json'"},
+      {{"launch", "-n=2", "true"}, "'-n=2' is no way to write a flag; write -n 2 or --nproc-per-node=2"},
+      {{"launch", "--nnodes", "0", "true"}, "(--nnodes): num_machines '0' is not a whole number from 1 to 65536"},
+      {{"launch", "--mixed-precision", "bf17", "true"}, "mixed_precision 'bf17' is not one of no, fp16, bf16\n"},
   };
   for (const auto& line : wrong) {
     const auto ended = tessera(line.arguments);
@@ -93,6 +100,8 @@ TEST(CommandLine, NamesTheFlagThatWasMeant) {
 TEST(CommandLine, HasHelpAndVersionAsCommands) {
   const auto version = tessera({"--version"}).out, help = tessera({"--help"}).out, launch = tessera({"launch", "--help"}).out;
   EXPECT_EQ(tessera({"version"}).out, version);
+  for (const auto* listed : {"\n  help ", "\n  version "}) EXPECT_THAT(help, HasSubstr(listed));
+  EXPECT_THAT(tessera({"x"}).err, HasSubstr("version, help"));
   EXPECT_EQ(tessera({"-V"}).out, version);
   EXPECT_EQ(tessera({"help"}).out, help);
   EXPECT_THAT(help, HasSubstr("-V, --version"));

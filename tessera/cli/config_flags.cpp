@@ -32,6 +32,12 @@ std::string all_flags_of(std::string_view key) {
   return flag_of(key) + (other == kOtherFlags.end() ? "" : other->second);
 }
 
+/// For errors, which can't tell by which of its names a flag was given.
+std::string any_flag_of(std::string_view key) {
+  const auto* const other = std::ranges::find(kOtherFlags, key, [](const auto& pair) { return std::string_view(pair.first); });
+  return flag_of(key) + (other == kOtherFlags.end() ? "" : fmt::format(" ({})", std::string_view(other->second).substr(1)));
+}
+
 /// As help shows it, and as shells complete it.
 std::string values_of(const config::Key& key) {
   if (key.kind == config::Kind::Bool) return "TEXT:{true,false}";
@@ -79,7 +85,7 @@ config::Settings ConfigFlags::settings(std::optional<int> ranks_here) const {
         fmt::format("--nnodes {}: a job begins with all its nodes; give their number, and --min-ranks for how many ranks may be left",
                     printable(nodes->second)));
   }
-  for (const auto& [key, value] : *values_) settings.set(key, value, config::Origin::Flag, flag_of(key));
+  for (const auto& [key, value] : *values_) settings.set(key, value, config::Origin::Flag, any_flag_of(key));
   // Of several hosts, each may have another number.
   if (ranks_here && *ranks_here > 0 && settings.integer("num_machines") == 1 &&
       settings.setting("num_processes").origin != config::Origin::Flag)

@@ -19,7 +19,7 @@ class ConfigFlags {
   /// Adds the flags, and --config-file.
   explicit ConfigFlags(CLI::App& command);
 
-  /// A flag wins over the environment, and that over the file: the one that is named, or else config::usual_file().
+  /// Precedence: flag, environment, file (`--config-file`, else config::usual_file()).
   /// On a single host, the ranks that --nproc-per-node asks for win over num_processes of the file.
   config::Settings settings(std::optional<int> ranks_here) const;
 

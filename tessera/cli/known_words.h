@@ -108,13 +108,18 @@ inline ConfigError no_such_command(const CLI::App& command, const std::string& g
   if (const auto reason = reasons ? reasons(command, given) : std::string(); !reason.empty())
     return ConfigError(given + " is refused: " + reason);
   auto text = given.empty() ? "a command is missing" : "there is no command '" + given + "'";
-  const auto nearest = nearest_name(given, known);
+  auto nearest = nearest_name(given, known);
+  for (const auto* each : command.get_subcommands([](const CLI::App*) { return true; })) {
+    // A command of a command: merge is one of ckpt.
+    const auto is_it = [&](const CLI::App* inner) { return inner->get_name() == given; };
+    if (nearest.empty() && !each->get_subcommands(is_it).empty()) nearest = each->get_name() + " " + given;
+  }
   text += nearest.empty() ? file : " (did you mean " + nearest + "?)";
   return ConfigError(text + "; choose one of " + CLI::detail::join(known, ", "));
 }
 
-/// The arguments with dashes in place of the underscores in flags, and "help" and "version" as the flags that they stand for. Throws
-/// ConfigError for what no command knows: CLI11 would first complain of what is required.
+/// The arguments with dashes in place of the underscores in flags, and "help" as the flag that it stands for. Throws ConfigError for what no
+/// command knows: CLI11 would first complain of what is required.
 inline std::vector<std::string> known_arguments(const CLI::App& app, std::vector<std::string> arguments, const Reasons& reasons) {
   const auto* command = &app;
   bool has_flags = false, wants_help = false;
@@ -128,6 +133,11 @@ inline std::vector<std::string> known_arguments(const CLI::App& app, std::vector
       const auto* flag = command->get_option_no_throw(name);
       // "-n2" is a flag with its value; "-np" is what others call it.
       const bool is_word = argument[1] != '-' && argument.size() > 2 && std::isdigit(static_cast<unsigned char>(argument[2])) == 0;
+      if (flag != nullptr && is_word && argument[2] == '=') {
+        const auto& names = flag->get_lnames();
+        const auto or_long = names.empty() ? "" : " or --" + names.front() + argument.substr(2);
+        throw ConfigError("'" + argument + "' is no way to write a flag; write " + name + " " + argument.substr(3) + or_long);
+      }
       if (flag == nullptr || is_word) throw no_such_flag(*command, arguments, i, reasons);
       argument.replace(0, end, name);
       has_flags = true;
@@ -144,20 +154,16 @@ inline std::vector<std::string> known_arguments(const CLI::App& app, std::vector
       return arguments;
     } else {
       const auto is_it = [&](const CLI::App* each) { return each->get_name() == argument; };
+      const bool has_commands = !command->get_subcommands([](const CLI::App*) { return true; }).empty();
+      if (has_commands && argument == "help") {
+        arguments.erase(arguments.begin() + static_cast<std::ptrdiff_t>(i--));
+        wants_help = has_flags = true;
+        continue;
+      }
       const auto found = command->get_subcommands(is_it);
       const auto has_place = [](const CLI::Option* option) { return option->get_positional(); };
       if (found.empty() && places < command->get_options(has_place).size()) {
         places++;
-        continue;
-      }
-      const bool has_commands = !command->get_subcommands([](const CLI::App*) { return true; }).empty();
-      if (found.empty() && has_commands && argument == "version" && command->get_option_no_throw("--version") != nullptr) {
-        argument = "--version";
-        return arguments;
-      }
-      if (found.empty() && has_commands && argument == "help") {
-        arguments.erase(arguments.begin() + static_cast<std::ptrdiff_t>(i--));
-        wants_help = has_flags = true;
         continue;
       }
       if (found.empty()) throw no_such_command(*command, argument, reasons);

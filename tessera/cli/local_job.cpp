@@ -21,7 +21,7 @@
 namespace tessera::cli {
 namespace {
 
-constexpr auto kLook = std::chrono::milliseconds(200);  // at what ranks have told, while some have ended
+constexpr auto kLook = std::chrono::milliseconds(200);  // how often to reread the launch record once a rank has ended
 constexpr auto kLastWords = std::chrono::seconds(1);    // after a failure, before SIGTERM
 constexpr auto kEnough = std::chrono::seconds(3);       // after that SIGTERM, before SIGKILL
 

@@ -1,4 +1,5 @@
 // The `tessera` program: a thin command line over the library.
+#include <cstdio>
 #include <functional>
 
 #include "tessera/cli/commands.h"
@@ -19,6 +20,12 @@ int main(int argc, char** argv) {
   tessera::cli::add_test_command(app, chosen);
   tessera::cli::add_env_command(app, chosen);
   tessera::cli::add_completion_command(app, chosen);
+  auto* version = app.add_subcommand("version", "Prints the version, as --version does")->group("Commands");
+  version->callback([&chosen] {
+    chosen = [] { return std::puts(TESSERA_VERSION) < 0 ? tessera::cli::kFailed : 0; };
+  });
+  // Anywhere before a command it is the same as --help behind it; here it is listed.
+  app.add_subcommand("help", "Explains a command: tessera help launch")->group("Commands");
   // Now, because a command that is added has the footer of the program unless it has its own.
   app.footer(tessera::cli::Help::footer_of({"tessera launch -n 2 ./train --epochs 3", "tessera ckpt inspect run/mnist", "tessera env"}));
   return app.run(argc, argv, [&] { return chosen(); });

@@ -304,9 +304,14 @@ TEST_P(OverTransport, AJobOfOneHostListensOnLoopbackOnly) {
 }
 
 TEST(Init, NeedsTheSecretOfTheJob) {
-  const auto secret = [](int rank) { return Environment{{"TESSERA_SECRET", rank == 0 ? "of rank 0" : "guessed"}}; };
-  const auto ended = run_job({.ranks = 2, .task = "wait in vain"}, secret);
-  EXPECT_THAT(ended[1].output, HasSubstr("set the same one for every rank"));
+  const auto port = std::to_string(free_port());
+  const auto rank = [&](const char* number, const char* secret) {
+    const Environment environment = {
+        {"RANK", number}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}, {"TESSERA_SECRET", secret}};
+    return Process({this_program()}, in_child.environment("meet", environment), Process::Output::Capture);
+  };
+  const auto first = rank("0", "of rank 0");  // has the store for as long as the other needs to find it
+  EXPECT_THAT(rank("1", "guessed").read_output(), HasSubstr("set the same one for every rank"));
 }
 
 TEST(Init, RefusesAStoreThatIsNone) {

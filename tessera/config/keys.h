@@ -24,6 +24,7 @@ struct Key {
   std::string_view variable = {};                  // through which launch tells ranks; empty if only launch needs to know
   std::string_view meaning = {};                   // a sentence for help texts and docs
   std::string_view refusal = {};    // why other values than `otherwise`, or than the choices, are refused; empty if they have their effect
+  std::string_view refused = {};    // the value that `refusal` is about, if it is about one
   std::string_view no_effect = {};  // why other values than `otherwise` are accepted, and change nothing
 };
 

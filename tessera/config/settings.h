@@ -60,7 +60,7 @@ class Settings {
   void add_remark(std::string remark);
 
  private:
-  /// What the two keys for a strategy mean, of which the one with the later origin decides.
+  /// The strategy; of its two keys, the one with the stronger origin wins.
   std::string keyed_strategy() const;
 
   std::map<std::string, Setting, std::less<>> values_;

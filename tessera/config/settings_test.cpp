@@ -19,6 +19,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::Pair;
 using ::testing::UnorderedElementsAre;
 
@@ -172,6 +173,8 @@ TEST_F(Files, MayCallThingsByOtherNames) {
 TEST_F(Files, AreRefusedWithTheReason) {
   EXPECT_THAT(error("mixed_precision: fp8\n"),
               HasSubstr("c.yaml:1: mixed_precision 'fp8' is not one of no, fp16, bf16: libtorch has no fp8"));
+  for (const auto* wrong : {"mixed_precision: bf17\n", "compute_environment: LOCAL\n"})
+    EXPECT_THAT(error(wrong), AllOf(HasSubstr(" is not "), Not(HasSubstr("fp8")), Not(HasSubstr("SageMaker"))));
   EXPECT_THAT(error("base_job_name: x\ncompute_environment: AMAZON_SAGEMAKER\n"),
               HasSubstr("c.yaml:2: compute_environment 'AMAZON_SAGEMAKER'"));
   EXPECT_THAT(error("tpu_use_cluster: true\n"), HasSubstr("tpu_use_cluster 'true' is refused: Tessera starts no TPU pods"));
@@ -192,7 +195,11 @@ TEST_F(Files, ThatAreNoneSayWhy) {
   EXPECT_THAT(error("debug: [\n\n"), HasSubstr("is no YAML or JSON"));
   EXPECT_THAT(error("debug: true\n  use_cpu: [}"), HasSubstr("c.yaml:2 is no YAML or JSON"));
   EXPECT_THAT(error(std::string(1000, '[')), HasSubstr("c.yaml"));
-  EXPECT_THAT(error("a: &a [*a]\n"), HasSubstr("c.yaml"));
+  for (const auto* wrong : {"a: &a [*a]\n", "a: &a {<<: *a}\n", "a: &a {b: [{c: *a}]}\n"})
+    EXPECT_THAT(error(wrong), HasSubstr("c.yaml:1: a value contains itself")) << wrong;
+  for (const auto* tagged : {"!!python/name:os.system", "!!python/object/apply:os.system [ls]", "!!timestamp 2026-01-01", "!mine x"})
+    EXPECT_THAT(error(std::string("debug: true\nmain_training_function: ") + tagged + "\n"),
+                HasSubstr("c.yaml:2: the tag " + std::string(tagged).substr(0, std::string(tagged).find(' ')) + " is refused"));
   EXPECT_THAT(error("debug: true\n---\ndebug: true\n"), HasSubstr("more than one document"));
   EXPECT_THAT(error("{debug: true} {}"), HasSubstr("c.yaml"));
   EXPECT_THAT(error(",n]ulnull"), HasSubstr("c.yaml"));
@@ -254,11 +261,14 @@ TEST_F(Files, HaveTheNumbersOfYaml) {
     EXPECT_EQ(read(std::string("num_processes: ") + text + "\n").integer("num_processes"), number) << text;
   for (const auto* text : {"0x", "_1", "0o10", "1_000_000_000_000_000_000_000", "1:60", "-1_0", "'0x2'"})
     EXPECT_THAT(error(std::string("num_processes: ") + text + "\n"), HasSubstr("is not a whole number")) << text;
-  const std::pair<const char*, double> fractions[] = {{"1_000.5", 1000.5}, {".5", 0.5}, {"+1.5", 1.5}, {"1.", 1}, {"1.0e+3", 1000}};
+  const std::pair<const char*, double> fractions[] = {{"1_000.5", 1000.5}, {".5", 0.5}, {"+1.5", 1.5}, {"1.", 1}, {"1.0e+3", 1000},
+                                                   {"1:30.5", 90.5}, {"+01:05.25", 65.25}, {"0:30.", 30}, {"!!float '1_0.5'", 10.5}};
   for (const auto& [text, number] : fractions)
     EXPECT_EQ(read(std::string("gradient_clipping: ") + text + "\n").number("gradient_clipping"), number) << text;
   EXPECT_EQ(read("main_process_ip: 192.168.1.1\n").text("main_process_ip"), "192.168.1.1");
   EXPECT_EQ(read("main_process_ip: '010'\n").text("main_process_ip"), "010");
+  EXPECT_EQ(read("main_process_ip: !!str 010\n").text("main_process_ip"), "010");
+  EXPECT_EQ(read("num_processes: !!int 010\n").integer("num_processes"), 8);
 }
 
 TEST_F(Files, HaveMergeKeys) {

@@ -103,7 +103,8 @@ std::string describe_values(const Key& key) {
 std::string to_value(const Key& key, std::string_view text) {
   const auto value = spelled(key, text);
   const auto shown = fmt::format("{} '{}'", key.name, printable(text));
-  if (!value && key.kind == Kind::Choice && !key.refusal.empty()) {
+  const bool is_refused = key.refused.empty() || lower(key.refused) == lower(text);
+  if (!value && key.kind == Kind::Choice && !key.refusal.empty() && is_refused) {
     throw ConfigError(fmt::format("{} is not {}: {}", shown, describe_values(key), key.refusal));
   }
   if (!value) throw ConfigError(fmt::format("{} is not {}", shown, describe_values(key)));

@@ -5,6 +5,7 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <cstdint>
@@ -14,7 +15,9 @@
 #include <ranges>
 #include <regex>
 #include <sstream>
+#include <string_view>
 #include <system_error>
+#include <vector>
 
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
@@ -26,16 +29,39 @@ constexpr uintmax_t kMostBytes = 1 << 20;
 // References to the same value can make a small file endless.
 constexpr int kMostDepth = 30, kMostValues = 10'000;
 
-/// As PyYAML takes it, by which Accelerate reads its files: not in quotes.
+constexpr std::string_view kTags = "tag:yaml.org,2002:";
+
+/// As PyYAML takes it, by which Accelerate reads its files: not in quotes, or said to be a number.
 bool is_plain(const YAML::Node& node) {
-  return node.IsScalar() && node.Tag() == "?";
+  const auto& tag = node.Tag();
+  return node.IsScalar() && (tag == "?" || tag == fmt::format("{}int", kTags) || tag == fmt::format("{}float", kTags));
 }
 
-/// The decimal digits of a number that YAML 1.1 writes otherwise: 8 of 010, 2 of 0x2, 10 of 1_0, 90 of 1:30, 3 of +3. Nothing for other
-/// texts.
+/// Throws ConfigError for a tag that asks for something else than plain values, such as !!python/name: PyYAML refuses it as well.
+void expect_plain_tag(const YAML::Node& node, const std::string& where) {
+  static constexpr std::array<std::string_view, 8> kKnown = {"str", "int", "float", "bool", "null", "seq", "map", "merge"};
+  const std::string_view tag = node.Tag();
+  if (tag.empty() || tag == "?" || tag == "!") return;
+  if (tag.starts_with(kTags) && std::ranges::find(kKnown, tag.substr(kTags.size())) != kKnown.end()) return;
+  const auto shown = tag.starts_with(kTags) ? fmt::format("!!{}", tag.substr(kTags.size())) : std::string(tag);
+  throw ConfigError(fmt::format("{}: the tag {} is refused; a configuration has plain values", where, printable(shown)));
+}
+
+/// The decimal digits of a number that YAML 1.1 writes otherwise: 8 of 010, 2 of 0x2, 10 of 1_0, 90 of 1:30, 90.5 of 1:30.5, 3 of +3.
+/// Nothing for other texts.
 std::optional<std::string> decimal_of(std::string text) {
   static const std::regex kWhole("([-+]?)(?:0b([01_]+)|0x([0-9a-fA-F_]+)|0([0-7_]+)|(0|[1-9][0-9_]*)((?::[0-5]?[0-9])*))");
   static const std::regex kFraction("[-+]?(?:[0-9][0-9_]*\\.[0-9_]*|\\.[0-9][0-9_]*)(?:[eE][-+][0-9]+)?");
+  static const std::regex kSixties("([-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+)(\\.[0-9_]*)");
+  if (std::smatch halves; std::regex_match(text, halves, kSixties)) {
+    auto fraction = halves[2].str();
+    std::erase(fraction, '_');
+    const auto begin = halves[1].str().find_first_not_of("+-0_");  // here a 0 in front does not mean 8 as the base
+    const auto sign = text.starts_with('-') ? "-" : "";
+    const auto digits = halves[1].str().substr(std::min(begin, halves[1].str().find(':')));
+    const auto whole = decimal_of(digits.starts_with(':') ? "0" + digits : digits);
+    return whole ? std::optional(sign + *whole + (fraction == "." ? ".0" : fraction)) : std::nullopt;
+  }
   const bool has_fraction = std::regex_match(text, kFraction);
   if (!has_fraction && !std::regex_match(text, kWhole)) return std::nullopt;
   std::erase(text, '_');
@@ -66,6 +92,10 @@ class TreeMaker {
   YamlValue make(const YAML::Node& node, int depth = 0) {
     if (depth > kMostDepth || ++values_ > kMostValues) throw ConfigError(fmt::format("{} holds too much for a configuration", file_));
     YamlValue value{.where = place(node.Mark())};
+    expect_plain_tag(node, value.where);
+    if (std::ranges::any_of(around_, [&](const YAML::Node& other) { return other.is(node); }))
+      throw ConfigError(fmt::format("{}: a value contains itself", value.where));
+    around_.push_back(node);
     switch (node.Type()) {
       case YAML::NodeType::Undefined:
       case YAML::NodeType::Null:
@@ -86,6 +116,7 @@ class TreeMaker {
         merge(value, node, depth);
         break;
     }
+    around_.pop_back();
     return value;
   }
 
@@ -129,6 +160,7 @@ class TreeMaker {
 
   std::string file_;
   int values_ = 0;
+  std::vector<YAML::Node> around_;  // the one that is being made, and those that it is in
 };
 
 struct Ignored : YAML::EventHandler {

@@ -3,10 +3,13 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <functional>
+#include <optional>
+#include <string>
 #include <string_view>
 
 #include "tessera/base/compat.h"
@@ -35,6 +38,7 @@ class CollectiveNode final : public ag::Node {
 
 /// The operand as an ordinary tensor: a sharded parameter becomes a copy, by an operator that autograd records.
 at::Tensor ordinary(const at::Tensor& tensor, std::string_view operation) {
+  if (!tensor.defined()) throw UsageError(fmt::format("{} was given an undefined tensor", operation));
   if (!tensor.key_set().has(kPagingKey)) return tensor;
   auto copy = tensor.clone();
   if (!copy.key_set().has(kPagingKey)) return copy;
@@ -42,6 +46,18 @@ at::Tensor ordinary(const at::Tensor& tensor, std::string_view operation) {
       fmt::format("{} was given a shard, its gradient, or what was computed from them: other ranks have other values of it at the same "
                   "places; pass the module's own parameter, or tessera::to_local(tensor), an ordinary copy, if you mean this rank's part",
                   operation));
+}
+
+/// Which dimension is meant: -1 is the last one.
+int64_t place_of(int64_t dim, const at::Tensor& tensor, std::string_view operation) {
+  if (dim >= -tensor.dim() && dim < tensor.dim()) return dim < 0 ? dim + tensor.dim() : dim;
+  throw UsageError(fmt::format("{} was given dimension {} of a tensor with sizes [{}]", operation, dim, fmt::join(tensor.sizes(), ", ")));
+}
+
+/// A name for the operation that has the sizes, because ranks compare names before data moves: equal counts do not make equal shapes.
+std::string with_shape(std::string_view operation, const at::Tensor& tensor, std::optional<int64_t> dim = {}) {
+  const auto along = dim ? fmt::format(" along {}", *dim) : "";
+  return fmt::format("{} of {{{}}}{}", operation, fmt::join(tensor.sizes(), ", "), along);
 }
 
 at::Tensor with_gradient(const at::Tensor& operand, at::Tensor result, Gradient gradient) {
@@ -63,39 +79,40 @@ void expect_differentiable(const at::Tensor& tensor, Reduce op, std::string_view
 }  // namespace
 
 at::Tensor all_reduce(const at::Tensor& tensor, const Communicator& world, Reduce op) {
-  expect_differentiable(tensor, op, "nn::all_reduce");
   const auto operand = ordinary(tensor, "nn::all_reduce");
+  expect_differentiable(tensor, op, "nn::all_reduce");
   const auto result = operand.detach().clone(at::MemoryFormat::Contiguous);
-  world.all_reduce(result, {.op = op}, {.unit = "nn::all_reduce"}).wait();
+  world.all_reduce(result, {.op = op}, {.unit = with_shape("nn::all_reduce", operand)}).wait();
   return with_gradient(operand, result, [world, op](const at::Tensor& gradient) { return all_reduce(gradient, world, op); });
 }
 
 at::Tensor all_gather(const at::Tensor& tensor, const Communicator& world, int64_t dim) {
-  if (tensor.dim() == 0) return all_gather(tensor.reshape({1}), world, dim);
   const auto operand = ordinary(tensor, "nn::all_gather");
-  const auto place = at::maybe_wrap_dim(dim, operand.dim());
+  if (operand.dim() == 0) return all_gather(operand.reshape({1}), world, dim);
+  const auto place = place_of(dim, operand, "nn::all_gather");
   const auto own = operand.detach().contiguous();
   auto sizes = own.sizes().vec();
   sizes.insert(sizes.begin(), world.size());
   const auto whole = at::empty(sizes, own.options());
   const Piece piece{.whole = whole, .own = own};
-  world.all_gather(std::span(&piece, 1), {.unit = "nn::all_gather"}).wait();
+  world.all_gather(std::span(&piece, 1), {.unit = with_shape("nn::all_gather", operand, place)}).wait();
   const auto result = whole.movedim(0, place).contiguous().flatten(place, place + 1);
   return with_gradient(operand, result.detach(),
                        [world, place](const at::Tensor& gradient) { return reduce_scatter(gradient, world, Reduce::Sum, place); });
 }
 
 at::Tensor reduce_scatter(const at::Tensor& tensor, const Communicator& world, Reduce op, int64_t dim) {
-  expect_differentiable(tensor, op, "nn::reduce_scatter");
   const auto operand = ordinary(tensor, "nn::reduce_scatter");
-  const auto place = at::maybe_wrap_dim(dim, operand.dim());
-  if (const auto size = operand.dim() == 0 ? 1 : operand.size(place); operand.dim() == 0 || size % world.size() != 0) {
-    throw UsageError(fmt::format("nn::reduce_scatter can't divide a dimension of size {} among {} ranks", size, world.size()));
+  expect_differentiable(tensor, op, "nn::reduce_scatter");
+  const auto place = place_of(dim, operand, "nn::reduce_scatter");
+  if (operand.size(place) % world.size() != 0) {
+    throw UsageError(
+        fmt::format("nn::reduce_scatter can't divide a dimension of size {} among {} ranks", operand.size(place), world.size()));
   }
   const auto whole = operand.detach().unflatten(place, {world.size(), operand.size(place) / world.size()}).movedim(place, 0).contiguous();
   const auto result = at::empty(whole.sizes().slice(1), whole.options());
   const Piece piece{.whole = whole, .own = result};
-  world.reduce_scatter(std::span(&piece, 1), {.op = op}, {.unit = "nn::reduce_scatter"}).wait();
+  world.reduce_scatter(std::span(&piece, 1), {.op = op}, {.unit = with_shape("nn::reduce_scatter", operand, place)}).wait();
   return with_gradient(operand, result, [world, op, place](const at::Tensor& gradient) {
     return all_gather(op == Reduce::Mean ? gradient / world.size() : gradient, world, place);
   });
@@ -104,7 +121,7 @@ at::Tensor reduce_scatter(const at::Tensor& tensor, const Communicator& world, R
 at::Tensor broadcast(const at::Tensor& tensor, const Communicator& world, int root) {
   const auto operand = ordinary(tensor, "nn::broadcast");
   const auto result = operand.detach().clone(at::MemoryFormat::Contiguous);
-  world.broadcast(result, root, {.unit = "nn::broadcast"}).wait();
+  world.broadcast(result, root, {.unit = with_shape("nn::broadcast", operand)}).wait();
   return with_gradient(operand, result, [world, root](const at::Tensor& gradient) {
     const auto sum = all_reduce(gradient, world);
     // The zeros have a graph as well, because all ranks take part when this is differentiated again.

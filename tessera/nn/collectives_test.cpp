@@ -107,6 +107,37 @@ TEST(Collectives, RefuseWhatTheyCanNotDo) {
   });
 }
 
+/// Equal counts would fit together without a word.
+TEST(Collectives, CompareShapes) {
+  with_ranks(3, [](const Communicator& world) {
+    const auto x = at::arange(6, at::kFloat).view(world.rank() == 0 ? std::vector<int64_t>{2, 3} : std::vector<int64_t>{3, 2});
+    const auto refused = [&](const std::function<void()>& act) {
+      EXPECT_THAT(message_of<DisagreementError>(act), AllOf(HasSubstr("of {2, 3}"), HasSubstr("of {3, 2}")));
+    };
+    refused([&] { nn::all_reduce(x, world); });
+    refused([&] { nn::all_gather(x, world); });
+    refused([&] { nn::broadcast(x, world); });
+    refused([&] { nn::reduce_scatter(x, world, Reduce::Sum, world.rank() == 0 ? 1 : 0); });
+    const auto square = at::ones({3, 3});
+    EXPECT_THAT(message_of<DisagreementError>([&] { nn::all_gather(square, world, world.rank() == 0 ? 1 : 0); }), HasSubstr("along 1"));
+    EXPECT_EQ(nn::all_gather(square, world, world.rank() == 0 ? -2 : 0).size(0), 9);
+  });
+}
+
+TEST(Collectives, RefuseWhatIsNoTensorOrDimension) {
+  with_ranks(2, [](const Communicator& world) {
+    const at::Tensor none;
+    for (const auto& act : {std::function([&] { nn::all_reduce(none, world); }), std::function([&] { nn::all_gather(none, world); }),
+                            std::function([&] { nn::broadcast(none, world); }), std::function([&] { nn::reduce_scatter(none, world); })})
+      EXPECT_THAT(message_of<UsageError>(act), HasSubstr("was given an undefined tensor"));
+    const auto x = at::ones({2, 3});
+    EXPECT_THAT(message_of<UsageError>([&] { nn::all_gather(x, world, 2); }), HasSubstr("dimension 2 of a tensor with sizes [2, 3]"));
+    EXPECT_THAT(message_of<UsageError>([&] { nn::all_gather(x[0][0], world, 1); }), HasSubstr("dimension 1 of a tensor with sizes [1]"));
+    EXPECT_THAT(message_of<UsageError>([&] { nn::reduce_scatter(x, world, Reduce::Sum, -3); }), HasSubstr("dimension -3"));
+    EXPECT_THAT(message_of<UsageError>([&] { nn::reduce_scatter(x[0][0], world); }), HasSubstr("dimension 0 of a tensor with sizes []"));
+  });
+}
+
 TEST(Collectives, InPlaceRefuseTensorsWithAGraph) {
   with_ranks(2, [](const Communicator& world) {
     const auto w = at::full({4}, 3.0).requires_grad_();

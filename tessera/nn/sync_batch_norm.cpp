@@ -63,6 +63,22 @@ void update(const at::Tensor& running, const at::Tensor& value, double momentum)
   if (running.defined()) at::Tensor(running).copy_(running.to(at::kDouble).lerp(value, momentum));
 }
 
+/// Values of channels in the shape that goes with the dimensions of x.
+at::Tensor beside_channels(const at::Tensor& values, const at::Tensor& x) {
+  std::vector<int64_t> sizes(static_cast<size_t>(x.dim()), 1);
+  sizes[1] = x.size(1);
+  return values.view(sizes);
+}
+
+/// The result for a batch without values, for which libtorch's kernels divide by zero. The parameters are used nevertheless: a unit that
+/// this rank alone left out of its pass would be missed by the others.
+at::Tensor nothing_normalized(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  auto result = at::empty_like(x);
+  if (weight.defined()) result.mul_(beside_channels(widened(weight, x), x));
+  if (bias.defined()) result.add_(beside_channels(widened(bias, x), x));
+  return result;
+}
+
 struct World : torch::CustomClassHolder {
   explicit World(Communicator communicator) : communicator(std::move(communicator)) {}
   const Communicator communicator;
@@ -80,7 +96,7 @@ class Normalize : public ag::Function<Normalize> {
     context->saved_data["count"] = statistics.count;
     context->saved_data["eps"] = eps;
     context->saved_data["world"] = c10::IValue::make_capsule(c10::make_intrusive<World>(world));
-    if (x.numel() == 0) return at::empty_like(x);  // which libtorch's kernels divide by zero for
+    if (x.numel() == 0) return nothing_normalized(x, weight, bias);
     return std::get<0>(
         at::native_batch_norm(x, widened(weight, x), widened(bias, x), mean, variance, /*training=*/false, /*momentum=*/0, eps));
   }
@@ -108,9 +124,7 @@ class Normalize : public ag::Function<Normalize> {
       const auto scale = rate * weight;
       const auto slope = -scale * rate * sums[0] / count;
       const auto offset = -scale * sums[1] / count - slope * mean;
-      std::vector<int64_t> per_channel(static_cast<size_t>(x.dim()), 1);
-      per_channel[1] = x.size(1);
-      const auto line = [&](const at::Tensor& values) { return values.to(statistics_dtype(x)).view(per_channel); };
+      const auto line = [&](const at::Tensor& values) { return beside_channels(values.to(statistics_dtype(x)), x); };
       of_x = at::addcmul(of_x + line(offset), x, line(slope)).to(x.scalar_type());
     }
     if (!saved[1].defined()) return {of_x, {}, {}, {}, {}, {}};
@@ -159,6 +173,7 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
 }
 
 void SyncBatchNormImpl::_check_input_dim(const at::Tensor& input) {
+  if (!input.defined()) throw UsageError("SyncBatchNorm was given an undefined tensor");
   if (input.dim() >= 2 && input.size(1) == options.num_features()) return;
   throw UsageError(fmt::format("SyncBatchNorm of {} channels takes tensors with so many in dimension 1, and was given one with sizes [{}]",
                                options.num_features(), fmt::join(input.sizes(), ", ")));

@@ -141,15 +141,21 @@ at::Tensor rows_of(int rank) {
   return (at::arange(6 * (2 + rank), at::kFloat).view({2 + rank, 6}) * 0.7 + rank).sin();
 }
 
+/// The second rank has none.
+at::Tensor rows_of_some(int rank) {
+  return rank == 1 ? at::empty({0, 6}) : rows_of(rank);
+}
+
 /// Trains a sharded model and compares it with one process that has the batches of all ranks.
 template <class Model>
-void expect_trained_as_one_process(const std::shared_ptr<Model>& model, const Communicator& world) {
+void expect_trained_as_one_process(const std::shared_ptr<Model>& model, const Communicator& world,
+                                   const std::function<at::Tensor(int rank)>& rows = rows_of) {
   const auto whole = std::make_shared<Plain>();
   for (int pass = 0; pass < 2; pass++) {
-    call(model, rows_of(world.rank())).pow(2).sum().backward();
+    call(model, rows(world.rank())).pow(2).sum().backward();
     auto sum = at::zeros({});
     std::vector<at::Tensor> all;
-    for (int rank = 0; rank < world.size(); rank++) all.push_back(rows_of(rank));
+    for (int rank = 0; rank < world.size(); rank++) all.push_back(rows(rank));
     (whole->forward(at::cat(all)).pow(2).sum() / world.size()).backward();
   }
   const auto members =
@@ -189,6 +195,25 @@ TEST(SyncBatchNorm, TakesThePlaceOfBatchNormInASharedModel) {
         model->eval();
         EXPECT_EQ(call(model, rows_of(world.rank())).size(0), 2 + world.rank());
       }
+    }
+  });
+}
+
+/// Where the norm is a unit of its own, a rank that did not use it would be missed by the others.
+TEST(SyncBatchNorm, TakesAnEmptyBatchInAUnitOfItsOwn) {
+  with_ranks(3, [](const Communicator& world) {
+    for (const auto residence : {Residence::NodeShared, Residence::Gathered}) {
+      const auto shard = [&](const auto& model) {
+        for (const auto& child : model->children()) fully_shard(child, {.mesh = world, .residence = residence});
+        fully_shard(model, {.mesh = world, .residence = residence});
+      };
+      const auto synced = std::make_shared<Synced>(world);
+      shard(synced);
+      expect_trained_as_one_process(synced, world, rows_of_some);
+      const auto plain = std::make_shared<Plain>();
+      shard(plain);
+      nn::convert_sync_batchnorm(*plain, world);
+      expect_trained_as_one_process(plain, world, rows_of_some);
     }
   });
 }

@@ -143,7 +143,7 @@ void Optimizer::make_state(Run& run) const {
   }
 }
 
-/// Of what does not lie on disk, it changes nothing.
+/// No effect on memory that is not disk-backed.
 void Optimizer::evict(const Run& run) {
   for (const auto& state : run.state) evict_pages(state.const_data_ptr(), state.nbytes());
   for (const auto& member : run.members) {

@@ -7,9 +7,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/shard/activation/module_options.h"
+#include "tessera/shard/forward_phase.h"
 #include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/unit/boundary.h"
-#include "tessera/shard/unit/forward_phase.h"
 #include "tessera/shard/unit/units.h"
 
 namespace tessera {
@@ -22,15 +22,13 @@ bool shows_stored(const torch::nn::Module& module) {
 
 }  // namespace
 
-ForwardCall::ForwardCall(const torch::nn::Module& module) {
-  if (const auto boundary = boundary_of(module)) {
-    unit_ = boundary->unit.lock();
-    input_dtype_ = boundary->input_dtype;
-    output_dtype_ = boundary->output_dtype;
-  }
-  if (input_dtype_ && shows_stored(module)) input_dtype_.reset();
-  checkpointing_ = activation::options_of(module);
-  phase_ = std::make_unique<ForwardPhase>(module, unit_.get());
+ForwardCall::ForwardCall(const torch::nn::Module& module) : ForwardCall(module, boundary_of(module)) {}
+
+ForwardCall::ForwardCall(const torch::nn::Module& module, const std::optional<Boundary>& boundary)
+    : unit_(boundary ? boundary->unit.lock() : nullptr), phase_(module, unit_.get()), checkpointing_(activation::options_of(module)) {
+  if (!boundary) return;
+  if (boundary->input_dtype && !shows_stored(module)) input_dtype_ = boundary->input_dtype;
+  output_dtype_ = boundary->output_dtype;
 }
 
 ForwardCall::~ForwardCall() = default;

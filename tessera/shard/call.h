@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "tessera/shard/activation.h"
+#include "tessera/shard/forward_phase.h"
 #include "tessera/shard/tensors.h"
 
 namespace torch::nn {
@@ -18,8 +19,8 @@ class SequentialImpl;
 
 namespace tessera {
 
-class ForwardPhase;
 class Unit;
+struct Boundary;
 
 /// One call of a module's forward. As long as it exists, this thread is in the module's forward: clipping, steps and saves are errors.
 class ForwardCall {
@@ -46,6 +47,7 @@ class ForwardCall {
   const activation::Options* checkpointing() const { return checkpointing_.get(); }
 
  private:
+  ForwardCall(const torch::nn::Module& module, const std::optional<Boundary>& boundary);
   static void cast_tensor(at::Tensor& tensor, at::ScalarType dtype);
   template <class T>
   static T cast(T value, std::optional<at::ScalarType> dtype) {
@@ -53,10 +55,10 @@ class ForwardCall {
     return value;
   }
 
-  std::shared_ptr<const Unit> unit_;
-  std::shared_ptr<const activation::Options> checkpointing_;
+  const std::shared_ptr<const Unit> unit_;
+  const ForwardPhase phase_;
+  const std::shared_ptr<const activation::Options> checkpointing_;
   std::optional<at::ScalarType> input_dtype_, output_dtype_;
-  std::unique_ptr<ForwardPhase> phase_;
 };
 
 namespace detail {

@@ -6,6 +6,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <exception>
 #include <optional>
 
 #include "tessera/base/error.h"
@@ -149,9 +150,10 @@ FullParams full_params(const torch::nn::Module& module, Access access, WithGradi
 FullParams::~FullParams() {
   for (size_t i = 0; i < gradients_.size() && access_ == Access::Write; i++) {
     try {
-      gradients_[i]->write_back();
+      std::uncaught_exceptions() == 0 ? gradients_[i]->write_back() : gradients_[i]->write_back_alone();
     } catch (const std::exception& error) {
       log(LogLevel::Error, fmt::format("changes of the gradients of unit '{}' are lost: {}", units_[i]->name(), error.what()));
+      gradients_[i]->lose(error.what());
     }
   }
   gradients_.clear();

@@ -31,7 +31,8 @@ enum class WithGradients { No, Yes };
 /// all ranks must write the same values. Its creation is collective.
 ///
 /// With WithGradients::Yes the members also have their whole gradients: `member.grad()`, and with Access::Write `member.mutable_grad()`,
-/// whose values are written back to the gradients of the shards. An undefined one removes the gradient.
+/// whose values are written back to the gradients of the shards, by the destructor, which is collective then. An undefined one removes the
+/// gradient. If they can't be written back, because one has another shape or is missing on some ranks, the next step and norm are an error.
 class [[nodiscard]] FullParams {
  public:
   FullParams(FullParams&&) = default;

@@ -259,6 +259,44 @@ TEST(WholeGradients, AreWrittenBack) {
   });
 }
 
+/// What can't be written back is no reason to go on without it.
+TEST(WholeGradients, ThatAreLostStopTheNextStep) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+    const std::pair<std::string, std::function<void()>> changes[] = {
+        {"another shape than the parameter", [&] { net->b->weight.mutable_grad() = at::ones({10, 9}); }},
+        {"gradients of different parameters; ", [&] {
+           if (world.rank() == 0) net->b->weight.mutable_grad() = at::Tensor();
+         }},
+        {"another shape than the parameter", [&] {
+           if (world.rank() == 1) net->b->weight.mutable_grad() = at::ones({9});
+         }}};
+    for (const auto& [why, change] : changes) {
+      for (const bool has_gradients : {true, false}) {
+        if (!has_gradients && why.starts_with("gradients")) continue;
+        const auto before = full_parameter(net->b->weight);
+        if (has_gradients) net(input()).pow(2).sum().backward();
+        {
+          const auto guard = full_params(*net, Access::Write, WithGradients::Yes);
+          const torch::NoGradGuard no_grad;
+          change();
+        }
+        EXPECT_THAT(message_of<UsageError>([&] { (void)grad_norm(parameters(*net)); }), AllOf(HasSubstr("unit 'b' is lost"), HasSubstr(why)));
+        EXPECT_THAT(message_of<UsageError>([&] { optimizer.step(); }), HasSubstr("unit 'b' is lost"));
+        torch::optim::SGD other(parameters(*net), torch::optim::SGDOptions(0.1));
+        EXPECT_THAT(message_of<UsageError>([&] { other.step(); }), HasSubstr("unit 'b' is lost"));
+        EXPECT_TRUE(at::equal(full_parameter(net->b->weight), before));
+        has_gradients ? optimizer.zero_grad() : other.zero_grad();
+        net(input()).pow(2).sum().backward();
+        optimizer.step();
+        EXPECT_TRUE(full_parameter(net->b->weight).isfinite().all().item<bool>());
+        optimizer.zero_grad();
+      }
+    }
+  });
+}
+
 TEST(WholeGradients, LeaveTheShardsAloneWhereTheyOnlyRead) {
   with_ranks(2, [](const Communicator& world) {
     auto net = sharded_net(world);

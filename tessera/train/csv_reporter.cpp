@@ -65,18 +65,17 @@ std::string contents_of(const std::filesystem::path& path) {
 
 }  // namespace
 
-CsvReporter::CsvReporter(std::filesystem::path path, const ReporterOptions& options)
-    : path_(std::move(path)), rules_(path_, options.first_step) {
+CsvReporter::CsvReporter(std::filesystem::path path, const ReporterOptions& options) : path_(std::move(path)) {
   if (options.rank != 0) return;
   make_folders_for(path_);
   open_report(path_, 0);  // whether it can be written at all
   std::string rows;
-  if (options.first_step > 0) read_before(options.first_step, rows);
+  if (options.first_step > 0) read_before(options, rows);
   replace(rows);
 }
 
-/// Reads the columns, the rows of earlier steps, and the last of these. Drops an incomplete last row, which an interrupted run has left.
-void CsvReporter::read_before(int64_t first_step, std::string& rows) {
+/// Reads the columns, the rows that the new run does not make again, and the last of these. Drops an incomplete last row, which an interrupted run has left.
+void CsvReporter::read_before(const ReporterOptions& options, std::string& rows) {
   const auto text = contents_of(path_);
   std::string_view rest = text;
   if (rest.empty()) return;
@@ -92,7 +91,11 @@ void CsvReporter::read_before(int64_t first_step, std::string& rows) {
     if (!fields && line.size() == rest.size()) return;
     const auto step = fields && fields->size() == names->size() ? leading_number(fields->front()) : std::nullopt;
     if (!step) refuse(fmt::format("row {} ('{}') is not one", number, printable(line.substr(0, 40))));
-    if (*step >= first_step) return;
+    const auto has = [&](const std::string& name) {
+      const auto column = std::ranges::find(*names, name) - names->begin();
+      return column < std::ssize(*fields) && !(*fields)[static_cast<size_t>(column)].empty();
+    };
+    if (is_made_again(*step, options, has)) return;
     last_ = Row{.step = *step, .fields = {fields->begin() + 1, fields->end()}};
     rows += text_of(*last_);
   }
@@ -142,7 +145,7 @@ void CsvReporter::add_columns(const Values& values) {
 
 void CsvReporter::write(int64_t step, const Values& values) {
   if (!file_) return;
-  rules_.check(step, values);
+  expect_names(path_, step, values);
   add_columns(values);
   if (!last_ || last_->step != step) {
     last_ = Row{.step = step, .fields = {}};

@@ -27,12 +27,11 @@ class CsvReporter : public Reporter {
   };
   std::string text_of(const Row& row) const;
   std::string header() const;
-  void read_before(int64_t first_step, std::string& rows);
+  void read_before(const ReporterOptions& options, std::string& rows);
   void replace(const std::string& rows);
   void add_columns(const Values& values);
 
   std::filesystem::path path_;
-  ReportRules rules_;
   Fd file_;  // only on rank 0
   std::vector<std::string> columns_;
   std::optional<Row> last_;

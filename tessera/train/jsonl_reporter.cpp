@@ -17,29 +17,6 @@ namespace {
 
 constexpr std::string_view kBegin = "{\"step\":";
 
-/// Truncates the file before the first line of `step` or a later step. Also drops an incomplete last line, which an interrupted run has
-/// left.
-void keep_before(const std::filesystem::path& path, int64_t step) {
-  std::ifstream stream(path, std::ios::binary);
-  if (!stream) return;  // it does not exist, or opening it for writing will report the error
-  uintmax_t kept = 0;
-  int64_t number = 1;
-  for (std::string line; std::getline(stream, line) && !stream.eof(); number++) {
-    const auto found = line.starts_with(kBegin) ? leading_number(std::string_view(line).substr(kBegin.size())) : std::nullopt;
-    if (!found) {
-      throw IoError(fmt::format("line {} of {} is not one of metrics ('{}'), so this run does not go on in that file; name another one",
-                                number, path.string(), printable(line.substr(0, 40))));
-    }
-    if (*found >= step) break;
-    kept += line.size() + 1;
-  }
-  try {
-    std::filesystem::resize_file(path, kept);
-  } catch (const std::filesystem::filesystem_error& error) {
-    throw IoError(fmt::format("can't shorten the metrics file {}: {}", path.string(), error.what()));
-  }
-}
-
 std::string json_text(std::string_view text) {
   std::string result = "\"";
   for (const char c : text) {
@@ -53,19 +30,41 @@ std::string json_text(std::string_view text) {
   return result + '"';
 }
 
+/// Truncates the file before the first line that the new run makes again. Also drops an incomplete last line, which an interrupted run has
+/// left.
+void keep_before(const std::filesystem::path& path, const ReporterOptions& options) {
+  std::ifstream stream(path, std::ios::binary);
+  if (!stream) return;  // it does not exist, or opening it for writing will report the error
+  uintmax_t kept = 0;
+  int64_t number = 1;
+  for (std::string line; std::getline(stream, line) && !stream.eof(); number++) {
+    const auto found = line.starts_with(kBegin) ? leading_number(std::string_view(line).substr(kBegin.size())) : std::nullopt;
+    if (!found) {
+      throw IoError(fmt::format("line {} of {} is not one of metrics ('{}'), so this run does not go on in that file; name another one",
+                                number, path.string(), printable(line.substr(0, 40))));
+    }
+    if (is_made_again(*found, options, [&](const auto& name) { return line.find(',' + json_text(name) + ':') != std::string::npos; })) break;
+    kept += line.size() + 1;
+  }
+  try {
+    std::filesystem::resize_file(path, kept);
+  } catch (const std::filesystem::filesystem_error& error) {
+    throw IoError(fmt::format("can't shorten the metrics file {}: {}", path.string(), error.what()));
+  }
+}
+
 }  // namespace
 
-JsonlReporter::JsonlReporter(std::filesystem::path path, const ReporterOptions& options)
-    : path_(std::move(path)), rules_(path_, options.first_step) {
+JsonlReporter::JsonlReporter(std::filesystem::path path, const ReporterOptions& options) : path_(std::move(path)) {
   if (options.rank != 0) return;
   make_folders_for(path_);
-  if (options.first_step > 0) keep_before(path_, options.first_step);
+  if (options.first_step > 0) keep_before(path_, options);
   file_ = open_report(path_, O_APPEND | (options.first_step > 0 ? 0 : O_TRUNC));
 }
 
 void JsonlReporter::write(int64_t step, const Values& values) {
   if (!file_) return;
-  rules_.check(step, values);
+  expect_names(path_, step, values);
   auto line = fmt::format("{}{}", kBegin, step);
   for (const auto& [name, value, unit] : values)
     line += fmt::format(",{}:{}", json_text(name), std::isfinite(value) ? shortest_text(value) : "null");

@@ -18,7 +18,6 @@ class JsonlReporter : public Reporter {
 
  private:
   std::filesystem::path path_;
-  ReportRules rules_;
   Fd file_;  // only on rank 0
 };
 

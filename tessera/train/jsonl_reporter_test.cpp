@@ -109,12 +109,19 @@ TEST_F(JsonlReports, OtherFilesAreNotCut) {
   EXPECT_EQ(text(), "{\"step\":1}\nmy diary\n");
 }
 
-TEST_F(JsonlReports, StepsComeInOrder) {
+TEST_F(JsonlReports, StepsComeInAnyOrder) {
   JsonlReporter file(path_, {.first_step = 3});
-  EXPECT_THAT(message_of<UsageError>([&] { file.write(1, {}); }), HasSubstr("step 1 comes after step 2"));
   file.write(3, {});
   file.write(3, {{"test_loss", 1}});
-  EXPECT_EQ(text(), "{\"step\":3}\n{\"step\":3,\"test_loss\":1}\n");
+  file.write(1, {{"accuracy", 1}});
+  EXPECT_EQ(text(), "{\"step\":3}\n{\"step\":3,\"test_loss\":1}\n{\"step\":1,\"accuracy\":1}\n");
+}
+
+TEST_F(JsonlReports, OfValuesThatCountSomethingElseAreKeptUpToTheirs) {
+  const std::string first = "{\"step\":9,\"loss\":1}\n{\"step\":1,\"accuracy\":1}\n{\"step\":10,\"loss\":1}\n";
+  put(first + "{\"step\":2,\"accuracy\":1}\n{\"step\":11,\"loss\":1}\n");
+  JsonlReporter(path_, {.first_step = 12, .first_of = {{"accuracy", 2}}});
+  EXPECT_EQ(text(), first);
 }
 
 TEST_F(JsonlReports, ValuesHaveNamesOfTheirOwn) {

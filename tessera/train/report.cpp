@@ -15,26 +15,24 @@
 
 namespace tessera::train {
 
-// The step before the first one is allowed, so that the last step of an earlier run may get another report.
-ReportRules::ReportRules(std::filesystem::path path, int64_t first_step)
-    : path_(std::move(path)), step_(std::max<int64_t>(0, first_step - 1)) {}
-
-void ReportRules::check(int64_t step, const Values& values) {
-  if (step < step_) {
-    throw UsageError(
-        fmt::format("step {} comes after step {} in {}; steps are reported in order, from first_step on", step, step_, path_.string()));
-  }
+void expect_names(const std::filesystem::path& path, int64_t step, const Values& values) {
   for (auto value = values.begin(); value != values.end(); ++value) {
     const auto& name = value->name;
     if (name.empty() || name == "step" || !is_utf8(name)) {
       throw UsageError(fmt::format("a value of step {} for {} can't be called '{}'; a name is a UTF-8 text, and not 'step', which is there",
-                                   step, path_.string(), printable(name)));
+                                   step, path.string(), printable(name)));
     }
     if (std::ranges::find(values.begin(), value, name, &Value::name) == value) continue;
     throw UsageError(
-        fmt::format("two values of step {} for {} are called '{}'; give each a name of its own", step, path_.string(), printable(name)));
+        fmt::format("two values of step {} for {} are called '{}'; give each a name of its own", step, path.string(), printable(name)));
   }
-  step_ = step;
+}
+
+bool is_made_again(int64_t step, const ReporterOptions& options, c10::function_ref<bool(const std::string& name)> has) {
+  for (const auto& [name, first] : options.first_of) {
+    if (has(name)) return step >= first;
+  }
+  return step >= options.first_step;
 }
 
 void make_folders_for(const std::filesystem::path& file) try {

@@ -3,6 +3,8 @@
 
 #include <sys/types.h>
 
+#include <c10/util/FunctionRef.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -10,22 +12,15 @@
 #include <string_view>
 
 #include "tessera/base/fd.h"
-#include "tessera/train/value.h"
+#include "tessera/train/reporter.h"
 
 namespace tessera::train {
 
-/// The rules of reports: steps ascend, and each value has a name of its own.
-class ReportRules {
- public:
-  ReportRules(std::filesystem::path path, int64_t first_step);
+/// Throws UsageError if a report may not be written: each value has a name of its own.
+void expect_names(const std::filesystem::path& path, int64_t step, const Values& values);
 
-  /// Throws UsageError if it may not be written.
-  void check(int64_t step, const Values& values);
-
- private:
-  std::filesystem::path path_;
-  int64_t step_;
-};
+/// Whether a report of an earlier run is one that this run makes again. `has` says whether it has a value of this name.
+bool is_made_again(int64_t step, const ReporterOptions& options, c10::function_ref<bool(const std::string& name)> has);
 
 /// Makes the folders above a file. Throws IoError.
 void make_folders_for(const std::filesystem::path& file);

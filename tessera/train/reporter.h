@@ -2,13 +2,18 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <string>
 
 #include "tessera/train/value.h"
 
 namespace tessera::train {
 
 struct ReporterOptions {
-  int64_t first_step = 0;  // of this run; reports of earlier steps are kept, those that an earlier run has made of later ones are dropped
+  /// Of this run: the reports of an earlier one are kept up to the first one of this step or a later one.
+  int64_t first_step = 0;
+  /// The same for values that count something else, such as epochs, by their names.
+  std::map<std::string, int64_t> first_of = {};
   int rank = 0;            // only rank 0 writes
 };
 
@@ -19,8 +24,8 @@ class Reporter {
   Reporter& operator=(const Reporter&) = delete;
   virtual ~Reporter() = default;
 
-  /// Steps come in ascending order, or it throws UsageError. A step may have several reports, also the one before the first. Only rank 0
-  /// writes. What is written is in the file when it returns.
+  /// A step may have several reports, and steps come in any order, because values may count different things: steps and epochs. Only rank
+  /// 0 writes. What is written is in the file when it returns.
   virtual void write(int64_t step, const Values& values) = 0;
 };
 

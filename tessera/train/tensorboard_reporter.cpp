@@ -101,20 +101,22 @@ std::string host() {
 
 }  // namespace
 
-TensorBoardReporter::TensorBoardReporter(std::filesystem::path folder, const ReporterOptions& options)
-    : path_(std::move(folder)), rules_(path_, options.first_step) {
+TensorBoardReporter::TensorBoardReporter(std::filesystem::path folder, const ReporterOptions& options) : path_(std::move(folder)) {
   if (options.rank != 0) return;
   make_folders_for(path_ / kNames);
   path_ /= fmt::format("{}{:010}.{}.{}", kNames, time_of_next(path_), host(), ::getpid());
   file_ = open_report(path_, O_APPEND | O_EXCL);
   write_event(0, bytes_field(kVersionOfFile, "brain.Event:2"));
   constexpr int64_t kStart = 1;
-  write_event(options.first_step, bytes_field(kSessionLog, varint_field(1, kStart)));
+  // From this step on, TensorBoard drops what was there, whatever it is called: so only what comes after all counts of the new run.
+  auto first = options.first_step;
+  for (const auto& [name, step] : options.first_of) first = std::max(first, step);
+  write_event(first, bytes_field(kSessionLog, varint_field(1, kStart)));
 }
 
 void TensorBoardReporter::write(int64_t step, const Values& values) {
   if (!file_) return;
-  rules_.check(step, values);
+  expect_names(path_, step, values);
   std::string summary;
   for (const auto& value : values) summary += bytes_field(1, scalar(value));
   write_event(step, bytes_field(kSummary, summary));

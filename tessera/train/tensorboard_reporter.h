@@ -22,7 +22,6 @@ class TensorBoardReporter : public Reporter {
   void write_event(int64_t step, const std::string& what);
 
   std::filesystem::path path_;
-  ReportRules rules_;
   Fd file_;  // only on rank 0
 };
 

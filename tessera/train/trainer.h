@@ -160,14 +160,15 @@ class Trainer {
   /// Steps of the first optimizer so far, also over resumes.
   int64_t steps() const;
 
-  /// Whether load_state finds anything there; what a program that was killed has left half replaced is put right first. Collective.
+  /// Whether load_state finds anything there, which it does not in an empty folder; what a program that was killed has left half replaced is
+  /// put right first. Throws UsageError for a file. Collective.
   bool has_state(const std::filesystem::path& folder) const;
   /// Saves all that was prepared and registered, and the generators: in the layout that fsdp_state_dict_type names, which is Accelerate's,
   /// or for LOCAL_STATE_DICT a checkpoint of Tessera. Several models lie in folders model_0, model_1 and so on. Replaces an earlier save
-  /// once it is complete. Throws UsageError in the middle of an accumulation, whose gradients would be lost. Collective.
+  /// once it is complete, also through a symbolic link. Throws UsageError in the middle of an accumulation, whose gradients would be lost. Collective.
   void save_state(const std::filesystem::path& folder);
   /// Loads what save_state has saved, or Accelerate, on any number of ranks. Where batches of all ranks have another size than then, steps
-  /// are counted in those of now, so that learning rates end with the data. Of what Accelerate keeps otherwise, a warning says what is
+  /// are counted in those of now, so that learning rates end with the data; lr() is then that of the last step. Of what Accelerate keeps otherwise, a warning says what is
   /// left as it is. If anything does not fit, it throws and changes nothing; of several models, those before are loaded. Collective.
   void load_state(const std::filesystem::path& folder);
   /// Has an object saved and loaded with the run: any value with save() and a static load(text).
@@ -220,8 +221,9 @@ class Trainer {
   }
 
   /// Rank 0 writes the values of a step, of steps() unless given, to what TrainerOptions::log_with names and to the trackers that were
-  /// added. After load_state, reports of the steps that are done again are dropped from files; of numbers of the program's own, such as
-  /// epochs, the first one that comes then and those after it.
+  /// added. Values may be logged by numbers of the program's own, such as epochs, between those of steps. After load_state, reports of what
+  /// is done again are dropped from files: from the first one of a later step, or if the program logs by other numbers first, of such a
+  /// number, on.
   void log(const train::Values& values, std::optional<int64_t> step = {});
   /// For reporters of the program's own.
   void add_tracker(std::unique_ptr<train::Reporter> tracker) { trackers_.push_back(std::move(tracker)); }
@@ -318,7 +320,7 @@ class Trainer {
     std::vector<std::string> states = {};
     std::optional<optim::GradScaler> scaler = {};
   };
-  Resumed read_notes(size_t model, const checkpoint::Notes& notes, int processes) const;
+  Resumed read_notes(size_t model, const checkpoint::Notes& notes, const std::filesystem::path& folder) const;
   void resume(size_t model, Resumed resumed);
   void save_model(size_t model, const std::filesystem::path& folder, checkpoint::Notes notes);
 

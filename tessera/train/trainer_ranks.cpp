@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <utility>
 
 #include "tessera/base/error.h"
@@ -30,8 +31,21 @@ at::Tensor numbers_of_ranks(const Communicator& world, at::IntArrayRef own, std:
   return all.cpu().view({world.size(), -1});
 }
 
+/// Throws UsageError unless there is a tensor of at least one dimension.
+void expect_rows(const at::Tensor& tensor, std::string_view operation) {
+  if (!tensor.defined()) throw UsageError(fmt::format("{} was given an undefined tensor", operation));
+  if (tensor.dim() == 0) throw UsageError(fmt::format("{} was given a single number, which has no dimension to work along", operation));
+}
+
+/// Whether a tensor of this dtype can hold the number.
+bool can_hold(at::ScalarType dtype, double number) {
+  if (!at::isIntegralType(dtype, /*includeBool=*/true)) return true;
+  return number == std::trunc(number) &&
+         at::full({}, number, at::kDouble).to(dtype).to(at::kDouble).item<double>() == number;
+}
+
 at::Tensor padded(const at::Tensor& tensor, int64_t length, const PadOptions& options) {
-  const auto dim = c10::maybe_wrap_dim(options.dim, tensor.dim());
+  const auto dim = options.dim < 0 ? options.dim + tensor.dim() : options.dim;
   const auto own = tensor.size(dim);
   if (own == length) return tensor;
   auto sizes = tensor.sizes().vec();
@@ -70,6 +84,7 @@ bool Trainer::check_trigger() {
 }
 
 at::Tensor Trainer::gather(const at::Tensor& tensor) const {
+  if (!tensor.defined()) throw UsageError("gather was given an undefined tensor");
   const auto rows = tensor.dim() == 0 ? tensor.detach().reshape({1}) : tensor.detach().contiguous();
   auto sizes = rows.sizes().vec();
   sizes.front() *= world_.size();
@@ -83,7 +98,7 @@ std::vector<at::Tensor> Trainer::gather_rows(std::span<const at::Tensor> rows, c
   constexpr int64_t kUnknown = -1;
   // Whatever a rank has, it comes to the exchange, so that an error is one on all ranks.
   const bool are_rows = std::ranges::all_of(rows, [&](const at::Tensor& each) {
-    return each.dim() > 0 && rows.front().dim() > 0 && each.size(0) == rows.front().size(0);
+    return each.defined() && rows.front().defined() && each.dim() > 0 && rows.front().dim() > 0 && each.size(0) == rows.front().size(0);
   });
   const auto own = are_rows ? rows.front().size(0) : kUnknown;
   const auto samples = batch.inputs.defined() ? batch.size() : kUnknown;
@@ -94,7 +109,9 @@ std::vector<at::Tensor> Trainer::gather_rows(std::span<const at::Tensor> rows, c
     const auto has = table[rank][0], of = table[rank][1], repeats = table[rank][2];
     if (has == kUnknown) {
       throw UsageError(fmt::format(
-          "gather_for_metrics takes rows, one for each sample, but rank {} has a single number, or tensors of different lengths", rank));
+          "gather_for_metrics takes rows, one for each sample, but rank {} has a single number, an undefined tensor, or tensors of "
+          "different lengths",
+          rank));
     }
     if (of != kUnknown && has != of) {
       throw UsageError(fmt::format(
@@ -127,11 +144,21 @@ std::vector<at::Tensor> Trainer::gather_rows(std::span<const at::Tensor> rows, c
 }
 
 at::Tensor Trainer::pad_across_processes(const at::Tensor& tensor, const PadOptions& options) const {
+  expect_rows(tensor, "pad_across_processes");
+  if (options.dim < -tensor.dim() || options.dim >= tensor.dim()) {
+    throw UsageError(fmt::format("pad_across_processes was given dimension {} of a tensor with sizes [{}]", options.dim,
+                                 fmt::join(tensor.sizes(), ", ")));
+  }
+  if (!can_hold(tensor.scalar_type(), options.pad_index)) {
+    throw UsageError(fmt::format("pad_across_processes can't fill a tensor of {} with {}; choose a pad_index that it can hold",
+                                 c10::toString(tensor.scalar_type()), options.pad_index));
+  }
   const auto numbers = numbers_of_ranks(world_, {tensor.size(options.dim)}, "pad_across_processes");
   return padded(tensor, numbers.max().item<int64_t>(), options);
 }
 
 at::Tensor Trainer::reduce(const at::Tensor& tensor, Reduce reduction) const {
+  if (!tensor.defined()) throw UsageError("reduce was given an undefined tensor");
   const auto result = tensor.detach().clone(at::MemoryFormat::Contiguous);
   world_.all_reduce(result, {.op = reduction}, {.unit = with_sizes("reduce", result.sizes())}).wait();
   return result;
@@ -143,6 +170,7 @@ std::pair<int64_t, int64_t> Trainer::own_part(int64_t length) const {
 }
 
 at::Tensor Trainer::split_between_processes(const at::Tensor& rows) const {
+  expect_rows(rows, "split_between_processes");
   const auto [first, count] = own_part(rows.size(0));
   return rows.narrow(0, first, count);
 }
@@ -150,12 +178,15 @@ at::Tensor Trainer::split_between_processes(const at::Tensor& rows) const {
 void Trainer::log(const train::Values& values, std::optional<int64_t> step) {
   if (!is_main_process()) return;
   const auto number = step.value_or(steps());
-  // What a run that was resumed does again begins after its steps, or if it counts something else, with what it reports first.
-  if (std::exchange(resumed_, false) && number != steps()) log_from_ = number;
-  if (!log_) log_.emplace(options_.log_with, train::ReporterOptions{.first_step = log_from_});
+  // What a run that was resumed does again begins after its steps, or for values that count something else, with what comes first of them.
+  train::ReporterOptions from{.first_step = log_from_};
+  if (std::exchange(resumed_, false) && number != steps()) {
+    for (const auto& value : values) from.first_of[value.name] = number;
+  }
+  if (!log_) log_.emplace(options_.log_with, from);
   log_->write(number, values);
   for (const auto& tracker : trackers_) tracker->write(number, values);
-  log_from_ = number + 1;
+  log_from_ = std::max(log_from_, number + 1);
 }
 
 void Trainer::end_training() {

@@ -79,6 +79,31 @@ TEST(TrainerRanks, RefuseRowsThatAreNoSamples) {
   });
 }
 
+TEST(TrainerRanks, RefuseTensorsThatTheyCanNotPadOrSplit) {
+  with_ranks(2, [](const Communicator& world) {
+    const Trainer trainer(options_for(world));
+    // Before any exchange, so that every rank refuses, also the one that needs no padding.
+    const auto own = at::zeros({2 + world.rank(), 3}, at::kLong), small = at::zeros({2 + world.rank()}, at::kByte);
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.pad_across_processes(own, {.pad_index = 0.5}); }),
+                HasSubstr("can't fill a tensor of Long with 0.5"));
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.pad_across_processes(small, {.pad_index = -1}); }),
+                HasSubstr("can't fill a tensor of Byte with -1"));
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.pad_across_processes(small, {.pad_index = 256}); }), HasSubstr("with 256"));
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.pad_across_processes(small.to(at::kBool), {.pad_index = 2}); }), HasSubstr("with 2"));
+    EXPECT_EQ(trainer.pad_across_processes(own, {.pad_index = -100}).min().item<int64_t>(), world.is_first() ? -100 : 0);
+    EXPECT_EQ(trainer.pad_across_processes(small.to(at::kFloat), {.pad_index = 0.5}).size(0), 3);
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.pad_across_processes(own, {.dim = 2}); }), HasSubstr("dimension 2 of a tensor"));
+    const at::Tensor none, number = at::zeros({});
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.pad_across_processes(number); }), HasSubstr("a single number"));
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.split_between_processes(number); }), HasSubstr("a single number"));
+    for (const auto& act :
+         {std::function([&] { trainer.pad_across_processes(none); }), std::function([&] { trainer.split_between_processes(none); }),
+          std::function([&] { trainer.gather(none); }), std::function([&] { trainer.reduce(none); }),
+          std::function([&] { trainer.gather_for_metrics(none, {}); })})
+      EXPECT_THAT(message_of<UsageError>(act), HasSubstr("an undefined tensor"));
+  });
+}
+
 TEST(TrainerRanks, ReduceAndSplit) {
   with_ranks(3, [](const Communicator& world) {
     const Trainer trainer(options_for(world));

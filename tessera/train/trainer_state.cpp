@@ -14,6 +14,7 @@
 #include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/checkpoint/stored/rank_file.h"
 #include "tessera/comm/groups/all_or_none.h"
+#include "tessera/train/report.h"
 #include "tessera/train/trainer.h"
 
 namespace tessera {
@@ -28,7 +29,8 @@ std::string numbered(const char* name, size_t number) {
 }
 
 // Beside Accelerate's own count, which is of processes times steps.
-constexpr auto kLastEpoch = ".last_epoch", kSteps = ".tessera_steps", kStepSize = ".tessera_samples_of_a_step";
+constexpr auto kLastEpoch = ".last_epoch", kSteps = ".tessera_steps", kStepSize = ".tessera_samples_of_a_step",
+               kCount = ".tessera_last_epoch";  // the count that belongs to kSteps
 
 std::string registered_name(size_t number) {
   return fmt::format("custom_checkpoint_{}.state", number);
@@ -39,12 +41,22 @@ fs::path place_of(const fs::path& folder, size_t model, size_t models) {
   return models == 1 ? folder : folder / fmt::format("model_{}", model);
 }
 
-/// How many processes have saved a folder of Accelerate's, or of ours.
+/// How many processes have saved a folder of Accelerate's, or of ours, as far as the names of their files tell.
 int processes_of(const fs::path& folder) {
-  const auto names = names_in(folder).value_or(std::vector<std::string>());
-  const auto is_of_rank = [](const auto& name) { return name.starts_with("random_states_") || checkpoint::has_rank_file_name(name); };
-  const auto count = std::ranges::count_if(names, is_of_rank);
-  return std::max(1, static_cast<int>(count));
+  constexpr std::string_view kStates = "random_states_";
+  int64_t files = 0, last = 0;
+  for (const auto& name : names_in(folder).value_or(std::vector<std::string>())) {
+    files += checkpoint::has_rank_file_name(name) ? 1 : 0;
+    if (name.starts_with(kStates)) last = std::max(last, train::leading_number(name.substr(kStates.size())).value_or(0) + 1);
+  }
+  return static_cast<int>(std::max({int64_t{1}, files, last}));
+}
+
+/// The steps that a count of Accelerate's stands for: it has counted each step once for each process. What the optimizer has counted
+/// itself tells how many those are, also if files of some are missing.
+int64_t steps_of(int64_t count, int processes, const fs::path& folder) {
+  if (const auto own = checkpoint::steps_of_optimizer(folder); own > 0 && count % own == 0) return own;
+  return count / processes;
 }
 
 /// Throws IoError for a file that is there, but of which nothing could be read: what it says would begin anew without anybody noticing.
@@ -65,10 +77,19 @@ bool is_saved_model(const fs::path& folder) {
   }
 }
 
+/// Whether there is a folder that is not empty. Throws UsageError for a file.
+bool has_something(const fs::path& folder) {
+  if (!is_there(folder)) return false;
+  std::error_code unknown;
+  if (!fs::is_directory(folder, unknown)) throw UsageError(fmt::format("{} is a file; save_state makes a folder", folder.string()));
+  const auto names = names_in(folder);
+  return names && !names->empty();
+}
+
 /// Throws UsageError if something else than an earlier save has the name.
 void expect_replaceable(const fs::path& folder) {
+  if (!has_something(folder) || is_saved_model(folder)) return;
   const auto names = names_in(folder);
-  if (!names || names->empty() || is_saved_model(folder)) return;
   const auto is_model = [&](const std::string& name) { return name.starts_with("model_") && is_saved_model(folder / name); };
   if (std::ranges::all_of(*names, is_model)) return;
   throw UsageError(fmt::format("{} is there already, and no earlier save_state; save under another name", folder.string()));
@@ -113,6 +134,7 @@ checkpoint::Notes Trainer::notes_of(size_t model) const {
     notes[name + ".lr_lambdas"] = json(std::vector<std::nullptr_t>(rates.size())).dump();
     notes[name + "._scale_fn_custom"] = "null";
     notes[name + kSteps] = optimizer.steps;
+    notes[name + kCount] = optimizer.steps * world_.size();
     if (!loaders_.empty()) notes[name + kStepSize] = loaders_.front()->global_batch();
   }
   if (model > 0) return notes;
@@ -132,7 +154,8 @@ checkpoint::Notes Trainer::notes_of(size_t model) const {
   return notes;
 }
 
-Trainer::Resumed Trainer::read_notes(size_t model, const checkpoint::Notes& notes, int processes) const {
+Trainer::Resumed Trainer::read_notes(size_t model, const checkpoint::Notes& notes, const fs::path& folder) const {
+  const int processes = processes_of(folder);
   Resumed resumed;
   const auto remark = [&](std::string_view text) {
     if (is_main_process()) tessera::log(LogLevel::Warning, fmt::format("load_state: {}", text));
@@ -141,7 +164,10 @@ Trainer::Resumed Trainer::read_notes(size_t model, const checkpoint::Notes& note
     const auto name = numbered("scheduler", i);
     const int64_t total = notes.contains(name + kLastEpoch) ? notes.at(name + kLastEpoch).as<int64_t>() : -1;
     // A program of Accelerate that has gone on from ours counts further, and keeps what else is in the file.
-    const auto is_ours = [&](int64_t steps) { return total < 0 || total == steps * processes || total == steps; };
+    const auto is_ours = [&](int64_t steps) {
+      if (notes.contains(name + kCount)) return total == notes.at(name + kCount).as<int64_t>();
+      return total < 0 || total == steps * processes || total == steps;
+    };
     if (notes.contains(name + kSteps) && is_ours(notes.at(name + kSteps).as<int64_t>())) {
       resumed.steps.push_back(notes.at(name + kSteps).as<int64_t>());
       if (loaders_.empty() || !notes.contains(name + kStepSize)) continue;
@@ -152,8 +178,9 @@ Trainer::Resumed Trainer::read_notes(size_t model, const checkpoint::Notes& note
       remark(fmt::format("{} with batches of {} on all ranks together count as {} with batches of {}", counted(before, "step"), then, steps,
                          now));
     } else if (total >= 0) {
-      resumed.steps.push_back(total / processes);
-      remark(fmt::format("{}.bin counts {} for {} processes, which are {} steps", name, total, processes, resumed.steps.back()));
+      const auto steps = steps_of(total, processes, folder);
+      resumed.steps.push_back(steps);
+      remark(fmt::format("{}.bin counts {} for {} processes, which are {} steps", name, total, steps == 0 ? processes : total / steps, steps));
     } else {
       resumed.steps.push_back(0);
       remark(fmt::format("there is no {}.bin, so steps and the learning rate begin anew", name));
@@ -199,6 +226,8 @@ Trainer::Resumed Trainer::read_notes(size_t model, const checkpoint::Notes& note
 void Trainer::resume(size_t model, Resumed resumed) {
   const auto& own = models_[model].optimizers;
   for (size_t i = 0; i < own.size(); i++) {
+    optimizers_[own[i]].steps = std::max<int64_t>(resumed.steps[i] - 1, 0);
+    take_rate(optimizers_[own[i]]);  // as the run that was saved had it
     optimizers_[own[i]].steps = resumed.steps[i];
     follow_steps(optimizers_[own[i]]);
   }
@@ -217,38 +246,44 @@ void Trainer::save_model(size_t model, const fs::path& folder, checkpoint::Notes
     checkpoint::save(folder, contents, world_);
   } else {
     const bool replicated = settings_.text("distributed_type") != "FSDP";
-    checkpoint::save_accelerate(folder, contents, world_, {.full_state_dict = type == "FULL_STATE_DICT", .replicated = replicated});
+    checkpoint::save_accelerate(folder, contents, world_, {.full_state_dict = type == "FULL_STATE_DICT", .replicated = replicated, .replaces_any = true});
   }
 }
 
-void Trainer::save_state(const fs::path& folder) {
+void Trainer::save_state(const fs::path& given) {
   if (models_.empty()) throw UsageError("Trainer::save_state was called before prepare() was given a model");
-  if (folder.empty()) throw UsageError("Trainer::save_state was given an empty path");
+  if (given.empty()) throw UsageError("Trainer::save_state was given an empty path");
   if (!syncs_) {
     throw UsageError(
         "Trainer::save_state was called in the middle of an accumulation, whose gradients would be lost; save where sync_gradients() is "
         "true, after step()");
   }
-  const auto made = beside(folder, ".new");
+  const auto folder = link_target(given);  // a link stays, and what it leads to is replaced
+  // With one model, save_accelerate replaces an earlier save by itself.
+  const bool replaces = models_.size() > 1 || settings_.text("fsdp_state_dict_type") == "LOCAL_STATE_DICT";
+  const auto made = replaces ? beside(folder, ".new") : folder;
   std::vector<checkpoint::Notes> notes;
   all_or_none(world_, {.unit = "save_state"}, fmt::format("could not save {}; what was there is unchanged", folder.string()), [&] {
     for (size_t i = 0; i < models_.size(); i++) notes.push_back(notes_of(i));
     if (!is_main_process()) return;
     recover_folder(folder);
     expect_replaceable(folder);
-    fs::remove_all(made);  // of a program that was killed
+    fs::remove_all(beside(folder, ".new"));  // of a program that was killed
   });
   for (size_t i = 0; i < models_.size(); i++) save_model(i, place_of(made, i, models_.size()), std::move(notes[i]));
+  if (!replaces) return;
   all_or_none(world_, {.unit = "save_state"}, fmt::format("could not save {}; the new one is {}", folder.string(), made.string()), [&] {
     if (is_main_process()) replace_folder(folder, made);
   });
 }
 
 bool Trainer::has_state(const fs::path& folder) const {
+  bool has_names = false;
   all_or_none(world_, {.unit = "has_state"}, fmt::format("can't look at {}", folder.string()), [&] {
-    if (is_main_process()) recover_folder(folder);
+    if (is_main_process()) recover_folder(link_target(folder));
   });
-  return is_there(folder);
+  all_or_none(world_, {.unit = "has_state"}, fmt::format("can't look at {}", folder.string()), [&] { has_names = has_something(folder); });
+  return has_names;
 }
 
 void Trainer::load_state(const fs::path& folder) {
@@ -256,7 +291,8 @@ void Trainer::load_state(const fs::path& folder) {
   if (folder.empty()) throw UsageError("Trainer::load_state was given an empty path");
   all_or_none(world_, {.unit = "load_state"}, fmt::format("can't load {}", folder.string()), [&] {
     if (!is_main_process()) return;
-    recover_folder(folder);
+    recover_folder(link_target(folder));
+    if (is_there(folder) && !has_something(folder)) throw UsageError(fmt::format("the folder {} is empty; save_state fills it", folder.string()));
     const auto first = place_of(folder, 0, models_.size());
     if (!is_there(first))
       throw UsageError(fmt::format("there is no {} to load; save_state of {} makes it", first.string(),
@@ -274,7 +310,7 @@ void Trainer::load_state(const fs::path& folder) {
         for (size_t k = 0; k < registered_.size(); k++) expect_read(place, fmt::format("custom_checkpoint_{}.pkl", k), notes);
         if (scaler_.options().enabled) expect_read(place, "scaler.pt", notes);
       }
-      resumed = read_notes(i, notes, processes_of(place));
+      resumed = read_notes(i, notes, place);
     };
     checkpoint::load(place, contents, world_, {.optimizer_by_numbers = true, .notes_of_first_rank = true, .expect = look});
     resume(i, std::move(resumed));

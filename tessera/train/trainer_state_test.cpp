@@ -3,10 +3,16 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <fmt/format.h>
+
 #include <fstream>
+#include <nlohmann/json.hpp>
+#include <optional>
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
+#include "tessera/checkpoint/formats/torch_file.h"
+#include "tessera/checkpoint/formats/torch_writer.h"
 #include "tessera/optim/adam.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/parameters.h"
@@ -18,6 +24,7 @@
 namespace tessera::testing::trainer_state_test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAre;
 
@@ -91,6 +98,146 @@ TEST(TrainerState, GoesOnWithTheProgramsOwnNumbersInReports) {
       for (std::string line; std::getline(lines, line);) epochs++;
       EXPECT_EQ(epochs, 4) << layout << number;
     }
+  }
+}
+
+/// The usual pattern: the loss of steps, and a number of each epoch.
+TEST(TrainerState, GoesOnWithStepsAndEpochsInOneReport) {
+  const Folder folder;
+  const auto run = [&](const Communicator& world, int first, int last, int saved) {
+    auto options = options_for(world);
+    options.log_with = {folder / "log.jsonl", folder / "log.csv", folder / "board/"};
+    Trainer trainer(std::move(options));
+    auto net = seeded_net();
+    trainer.prepare(net);
+    optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+    trainer.prepare(optimizer);
+    if (first > 1) trainer.load_state(folder / "run");
+    for (int epoch = first; epoch <= last; epoch++) {
+      for (int step = 0; step < 3; step++) {
+        trainer.backward(squared_output(net, step));
+        trainer.step();
+        if (first == 1 || epoch > first) trainer.log({{"loss", static_cast<double>(epoch)}});
+      }
+      if (epoch == saved) trainer.save_state(folder / "run");
+      trainer.log({{"accuracy", static_cast<double>(epoch)}}, epoch);
+    }
+    trainer.end_training();
+  };
+  with_ranks(2, [&](const Communicator& world) { run(world, 1, 3, 2); });
+  with_ranks(2, [&](const Communicator& world) { run(world, 3, 4, 0); });  // reports the accuracy first
+  std::string lines, rows = "step,loss,accuracy\n";
+  for (int epoch = 1; epoch <= 4; epoch++) {
+    for (int step = 1; step <= 3; step++) {
+      if (epoch == 3) continue;
+      lines += fmt::format("{{\"step\":{},\"loss\":{}}}\n", 3 * (epoch - 1) + step, epoch);
+      rows += fmt::format("{},{},\n", 3 * (epoch - 1) + step, epoch);
+    }
+    lines += fmt::format("{{\"step\":{0},\"accuracy\":{0}}}\n", epoch);
+    // A table has a row for each step, unless another one came in between.
+    rows += fmt::format("{0},,{0}\n", epoch);
+  }
+  EXPECT_EQ(read_file(folder / "log.jsonl"), lines);
+  EXPECT_EQ(read_file(folder / "log.csv"), rows);
+}
+
+TEST(TrainerState, CountsStepsWithoutTheFilesOfSomeRanks) {
+  const Folder folder;
+  for (const auto* layout : {"SHARDED_STATE_DICT", "FULL_STATE_DICT"}) {
+    for (const bool by_accelerate : {false, true}) {
+      with_ranks(2, [&](const Communicator& world) {
+        const auto place = folder / layout;
+        const auto run = [&](const auto& act) {
+          Trainer trainer(options_for(world, {{"fsdp_state_dict_type", layout}}));
+          auto net = seeded_net();
+          trainer.prepare(net);
+          optim::AdamW optimizer(parameters(*net), {.lr = 0.1});
+          trainer.prepare(optimizer, optim::LearningRate{.base = 0.1, .warmup = 8});
+          act(trainer, net, optimizer);
+        };
+        double rate = 0;
+        run([&](Trainer& trainer, Net& net, optim::AdamW& optimizer) {
+          for (int step = 0; step < 4; step++) {
+            trainer.backward(squared_output(net, step));
+            trainer.step();
+          }
+          trainer.save_state(place);
+          rate = optimizer.lr();
+        });
+        world.barrier({.unit = "saved"});
+        if (world.is_first()) {
+          std::filesystem::remove(place / "random_states_1.pkl");
+          if (by_accelerate) {  // the count is all that it has
+            checkpoint::TorchFileWriter writer(place / "scheduler.bin", {nlohmann::json{{"last_epoch", 8}}});
+            writer.close();
+          }
+        }
+        world.barrier({.unit = "removed"});
+        run([&](Trainer& trainer, Net&, optim::AdamW& optimizer) {
+          trainer.load_state(place);
+          EXPECT_EQ(trainer.steps(), 4) << layout << by_accelerate;
+          EXPECT_EQ(optimizer.lr(), rate);
+        });
+      });
+    }
+  }
+}
+
+TEST(TrainerState, IsNotThereInAnEmptyFolder) {
+  const Folder folder;
+  std::filesystem::create_directory(folder / "empty");
+  write_file(folder / "file", "");
+  with_ranks(2, [&](const Communicator& world) {
+    Trainer trainer(options_for(world));
+    auto net = seeded_net();
+    trainer.prepare(net);
+    EXPECT_FALSE(trainer.has_state(folder / "empty"));
+    EXPECT_THAT(message_of<UsageError>([&] { (void)trainer.has_state(folder / "file"); }), HasSubstr("file is a file"));
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.load_state(folder / "file"); }), HasSubstr("file is a file"));
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.load_state(folder / "empty"); }), HasSubstr("empty is empty"));
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.save_state(folder / "file"); }), HasSubstr("file is a file"));
+  });
+}
+
+TEST(TrainerState, IsSavedThroughALink) {
+  const Folder folder;
+  std::filesystem::create_directory(folder / "elsewhere");
+  for (const auto* layout : {"SHARDED_STATE_DICT", "LOCAL_STATE_DICT"}) {
+    const auto link = folder / (std::string("link_of_") + layout);
+    std::filesystem::create_directory_symlink(std::filesystem::path("elsewhere") / layout, link);  // to what is not there yet
+    with_ranks(2, [&](const Communicator& world) {
+      Trainer trainer(options_for(world, {{"fsdp_state_dict_type", layout}}));
+      auto net = seeded_net();
+      trainer.prepare(net);
+      for (const auto& place : {link, link / ""}) {
+        trainer.save_state(place);
+        EXPECT_TRUE(trainer.has_state(place));
+        trainer.load_state(place);
+      }
+      trainer.save_model(net, link / "weights");
+    });
+    EXPECT_TRUE(std::filesystem::is_symlink(link));
+    EXPECT_FALSE(names_in(folder / "elsewhere" / layout)->empty());
+  }
+  EXPECT_THAT(names_in(folder / "elsewhere").value(), UnorderedElementsAre("SHARDED_STATE_DICT", "LOCAL_STATE_DICT"));
+}
+
+/// Errors name what the program has named.
+TEST(TrainerState, SaysWhereTheDiskIsFull) {
+  const Folder folder;
+  for (const auto* layout : {"SHARDED_STATE_DICT", "LOCAL_STATE_DICT"}) {
+    with_ranks(2, [&](const Communicator& world) {
+      Trainer trainer(options_for(world, {{"fsdp_state_dict_type", layout}}));
+      auto net = seeded_net();
+      trainer.prepare(net);
+      world.barrier({.unit = "prepared"});
+      std::optional<FullDisk> full;
+      if (world.is_first()) full.emplace(600);
+      world.barrier({.unit = "full"});
+      const auto message = message_of<IoError>([&] { trainer.save_state(folder / layout); });
+      EXPECT_THAT(message, AllOf(HasSubstr(folder / layout), ::testing::Not(HasSubstr(".new.new"))));
+      world.barrier({.unit = "seen"});
+    });
   }
 }
 

@@ -122,8 +122,8 @@ Chapter chapter() {
       .title = "Segments that run again in backward",
       .idioms = {
           // --- State that is changed in place, or not at all ---
-          block("a marked module with batch norm: its running statistics, and evaluation with them", {}),
-          block("a buffer that an operator changes in place in a marked module, `mean.mul_(0.9).add_(x.mean(0) * 0.1)`",
+          block("a checkpointed module with batch norm: its running statistics, and evaluation with them", {}),
+          block("a buffer that an operator changes in place in a checkpointed module, `mean.mul_(0.9).add_(x.mean(0) * 0.1)`",
                 [](Block& self, const at::Tensor& x) { self.mean.mul_(0.9).add_(x.mean(0) * 0.1); }),
           block("a buffer that counts calls in place, `calls.add_(1)`", [](Block& self, const at::Tensor& /*x*/) { self.calls.add_(1); }),
           block("a buffer that counts calls through `data_ptr`, unless `activation::is_recompute()`",

@@ -2,6 +2,10 @@
 
 Two ranks are forked before anything else, because threads of torch do not survive a fork.
 """
+import argparse
+import collections
+import datetime
+import decimal
 import json
 import os
 import sys
@@ -142,6 +146,15 @@ def write_theirs():
     torch.save({"w": numbers(2).to_sparse()}, f"{theirs}/sparse.pt")
     torch.save({"w": numbers(2).to(torch.complex64).conj()}, f"{theirs}/conjugate.pt")
     torch.save({"m": nn.Linear(2, 2)}, f"{theirs}/module.pt")
+    best = decimal.Decimal("0.5")
+    try:
+        import numpy
+        best = numpy.float64(0.5)
+    except ImportError:
+        pass
+    torch.save({"model": {"w": numbers(2, 3)}, "step": 3, "args": argparse.Namespace(lr=0.1), "when": datetime.datetime(2026, 1, 2), "best": best,
+                "counts": collections.Counter("aab"), "defaults": collections.defaultdict(list, a=[1]), "lists": {"a": [1, {2}, range(3)]},
+                "net": nn.Linear(2, 2)}, f"{theirs}/classes.pt")
 
 
 fork_ranks(save_as_rank)

@@ -193,8 +193,17 @@ class Reader {
     if (parent.weight > kHeaviest * input_.size() + kAlways) fail("it refers to the same parts again and again");
   }
 
+  /// A list or dict of a class of its own is only the name of that class here, but what it holds counts.
+  bool add_to_object(const std::vector<Value>& items) {
+    auto* const object = top<Object>();
+    if (object == nullptr) return false;
+    for (const auto& item : items) adopt(object->extent, item);
+    return true;
+  }
+
   void append(std::vector<Value> items) {
     auto* const list = top<List>();
+    if (list == nullptr && add_to_object(items)) return;
     if (list == nullptr) fail(fmt::format("an item is appended to {} instead of a list", stack_.back().kind()));
     for (auto& item : items) {
       adopt(list->extent, item);
@@ -204,6 +213,7 @@ class Reader {
 
   void set_items(std::vector<Value> items) {
     auto* const dict = top<Dict>();
+    if (dict == nullptr && add_to_object(items)) return;
     if (dict == nullptr) fail(fmt::format("an entry is added to {} instead of a dict", stack_.back().kind()));
     if (items.size() % 2 != 0) fail("a key has no value");
     for (size_t i = 0; i < items.size(); i += 2) {

@@ -31,17 +31,27 @@ class TorchFileReader {
 
   Catalog take() {
     const auto& content = unwrapped(archive_.content());
+    if (const auto* const object = content.as<pickle::Object>(); object != nullptr && !archive_.tensor(content, "")) refuse(object->name);
     if (archive_.tensor(content, "") || content.as<pickle::Dict>() == nullptr) {
       throw IoError(fmt::format("{} holds {} instead of a dict of tensors", where_,
                                 archive_.tensor(content, "") ? "one tensor without a name" : content.kind()));
     }
     add_entries("", *content.as<pickle::Dict>(), is_module(archive_.content()));
+    // A model is perhaps what could not be read.
+    if (catalog_.tensors.empty() && !foreign_.empty()) refuse(foreign_);
     return std::move(catalog_);
   }
 
  private:
   // Names may share their beginnings in the file, but have them each in the catalog.
   static constexpr size_t kLettersApiece = 64, kAlways = 1 << 20;
+
+  [[noreturn]] void refuse(const std::string& global) const {
+    throw IoError(
+        fmt::format("{} refers to {}, for which Python would run code of the file's choice, so it is refused; if you trust the file, load "
+                    "it in Python and save it again with tensors and plain values only, such as model.state_dict()",
+                    where_, global));
+  }
 
   void add(const std::string& name, const Value& given) {
     const auto& value = unwrapped(given);
@@ -102,13 +112,23 @@ class TorchFileReader {
 
   void add_value(const std::string& name, const Value& value) {
     expect_new(name);
-    auto json = to_json(value);
-    if (!json) throw IoError(fmt::format("{} has {} at '{}', which is neither a tensor nor a plain value", where_, value.kind(), name));
-    catalog_.values.emplace(name, std::move(*json));
+    if (auto json = to_json(value)) {
+      catalog_.values.emplace(name, std::move(*json));
+      return;
+    }
+    const auto* const object = value.as<pickle::Object>();
+    const auto* const global = value.as<pickle::Global>();
+    const auto of = object != nullptr ? object->name : global != nullptr ? global->name : std::string();
+    // What stands for a tensor of torch, and is none that could be read, is not to be missed.
+    if (object != nullptr && torch_globals(of))
+      throw IoError(fmt::format("{} has {} at '{}', which is neither a tensor nor a plain value", where_, value.kind(), name));
+    if (foreign_.empty()) foreign_ = of;
+    catalog_.left_out.emplace(name, of.empty() ? kNoPlainData : fmt::format("{}, {}", kNoPlainData, of));
   }
 
   void expect_new(const std::string& name) const {
-    if (catalog_.tensors.contains(name) || catalog_.values.contains(name) || catalog_.aliases.contains(name)) {
+    if (catalog_.tensors.contains(name) || catalog_.left_out.contains(name) || catalog_.values.contains(name) ||
+        catalog_.aliases.contains(name)) {
       throw IoError(fmt::format("{} has two values whose keys, joined by dots, are '{}'", where_, name));
     }
   }
@@ -117,6 +137,7 @@ class TorchFileReader {
   const std::string where_;
   const size_t longest_;
   size_t letters_ = 0;
+  std::string foreign_;  // the first class of Python that is left out
   Catalog catalog_;
   std::map<std::tuple<uint64_t, uint64_t, at::ScalarType, std::vector<int64_t>, std::vector<int64_t>>, std::string> names_;
   std::set<uint64_t> storages_;
@@ -126,7 +147,8 @@ class TorchFileReader {
 
 Catalog read_torch_file(const std::filesystem::path& path) {
   const InputFile file(path);
-  const TorchArchive archive(file, 0, file.size(), torch_globals, path.string());
+  // Nothing that the file refers to is called, so what is of other classes can stand beside the tensors.
+  const TorchArchive archive(file, 0, file.size(), any_globals, path.string());
   return TorchFileReader(path, archive).take();
 }
 

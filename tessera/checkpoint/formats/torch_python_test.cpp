@@ -149,6 +149,16 @@ TEST(TorchFiles, AreThoseOfPython) {
   expect_refusal(theirs / "sparse.pt", "sparse tensor 'w'");
   expect_refusal(theirs / "conjugate.pt", "resolve_conj()");
   expect_refusal(theirs / "module.pt", "torch.nn.modules.linear.Linear");
+  // Beside tensors, what is of other classes is left out by name.
+  const auto beside = read_torch_file(theirs / "classes.pt");
+  EXPECT_EQ(CatalogReader(beside).read("model.w").sizes(), at::IntArrayRef({2, 3}));
+  EXPECT_EQ(beside.values, (std::map<std::string, nlohmann::json>{{"step", 3}}));
+  std::vector<std::string> left_out;
+  for (const auto& [name, why] : beside.left_out) {
+    left_out.push_back(name);
+    EXPECT_THAT(why, HasSubstr("of a class of Python")) << name;
+  }
+  EXPECT_EQ(left_out, (std::vector<std::string>{"args", "best", "counts", "defaults", "lists.a", "net", "when"}));
 
   const auto sharded = checkpoint::read_dcp(theirs / "dcp");
   expect_values(sharded, nlohmann::json::parse(read_file(theirs / "dcp.json")), 1);  // and list.0

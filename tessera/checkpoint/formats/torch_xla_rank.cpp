@@ -21,7 +21,7 @@ using pickle::Value;
 
 TorchArchive open_archive(const fs::path& path) {
   const InputFile file(path);
-  return {file, 0, file.size(), torch_globals, path.string()};
+  return {file, 0, file.size(), any_globals, path.string()};
 }
 
 std::vector<fs::path> files_like(const fs::path& pattern) {

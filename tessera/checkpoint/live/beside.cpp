@@ -33,12 +33,13 @@ at::Tensor as_rows(const at::Tensor& tensor) {
 
 void expect_dense(const std::string& name, const at::Tensor& tensor) {
   if (tensor.layout() != at::kStrided || tensor.is_quantized())
-    throw UsageError(fmt::format("the tensor '{}' is sparse or quantized; give its parts, such as indices and values, each under a name", name));
-  if (shard_info(tensor)) throw UsageError(fmt::format("the tensor '{}' is a sharded parameter, which is saved with its model", name));
+    throw UsageError(fmt::format("the tensor '{}' is sparse or quantized; give its parts, such as indices and values, each under a name",
+                                 printable(name)));
+  if (shard_info(tensor)) throw UsageError(fmt::format("the tensor '{}' is a sharded parameter, which is saved with its model", printable(name)));
 }
 
 void expect_defined(const std::string& name, const at::Tensor& tensor) {
-  if (!tensor.defined()) throw UsageError(fmt::format("the tensor '{}' is undefined", name));
+  if (!tensor.defined()) throw UsageError(fmt::format("the tensor '{}' is undefined", printable(name)));
 }
 
 std::string checksum_of_values(const at::Tensor& tensor) {
@@ -69,17 +70,19 @@ void read_into(const at::Tensor& tensor, std::vector<at::Tensor> values, const C
 void expect_savable_beside(const Contents& contents) {
   for (const auto* tensors : {&contents.tensors, &contents.tensors_by_rank}) {
     for (const auto& [name, tensor] : *tensors) {
-      if (!is_free_name(name))
-        throw UsageError(fmt::format("a tensor beside the model can't be called '{}', because that would be taken for another part", name));
-      if (contents.notes.contains(name)) throw UsageError(fmt::format("a tensor and a note are both called '{}'", name));
-      expect_text({{name, ""}});
+      if (!is_utf8(name)) throw UsageError(fmt::format("the name '{}' of a tensor beside the model is no UTF-8", printable(name)));
+      if (!is_free_name(name)) {
+        throw UsageError(fmt::format("a tensor beside the model can't be called '{}', because that would be taken for another part",
+                                     printable(name)));
+      }
+      if (contents.notes.contains(name)) throw UsageError(fmt::format("a tensor and a note are both called '{}'", printable(name)));
       expect_defined(name, tensor);
       expect_dense(name, tensor);
     }
   }
   for (const auto& [name, tensor] : contents.tensors_by_rank) {
     if (contents.tensors.contains(name))
-      throw UsageError(fmt::format("'{}' is both a tensor of all ranks and one by rank; give it in one of these", name));
+      throw UsageError(fmt::format("'{}' is both a tensor of all ranks and one by rank; give it in one of these", printable(name)));
   }
 }
 

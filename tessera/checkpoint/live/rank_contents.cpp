@@ -12,6 +12,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/base/words.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/live/beside.h"
 #include "tessera/checkpoint/live/contents.h"
@@ -131,7 +132,7 @@ void expect_text(const Notes& notes) {
   };
   for (const auto& [name, note] : notes) {
     if (is_text(name) && is_text(note.text())) continue;
-    throw UsageError(fmt::format("the note '{}' holds bytes that are no UTF-8; notes are text, so write such bytes in digits", name));
+    throw UsageError(fmt::format("the note '{}' holds bytes that are no UTF-8; notes are text, so write such bytes in digits", printable(name)));
   }
 }
 

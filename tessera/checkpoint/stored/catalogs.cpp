@@ -126,6 +126,19 @@ Catalog read_catalog(const fs::path& path) {
   return catalog;
 }
 
+int64_t steps_of_optimizer(const fs::path& path) {
+  const CatalogReader stored(read_catalog(path));
+  double most = 0;
+  const auto is_count = [](const std::string& name) { return name.starts_with(kOptimizerPrefix) && name.ends_with(".step"); };
+  for (const auto& [name, tensor] : stored.catalog().tensors) {
+    if (is_count(name) && c10::multiply_integers(tensor.shape) == 1) most = std::max(most, stored.read(name).to(at::kDouble).item<double>());
+  }
+  for (const auto& [name, value] : stored.catalog().values) {
+    if (is_count(name) && value.is_number()) most = std::max(most, value.get<double>());
+  }
+  return static_cast<int64_t>(most);
+}
+
 Catalog read_model(const fs::path& path, const ModelNames& names) {
   const auto format = format_of(path);
   if (format == Format::TorchXla) return read_torch_xla(path, TorchXlaContent::Model);

@@ -1,6 +1,7 @@
 // Reads checkpoints and weights of all formats that we know.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 
 #include "tessera/checkpoint/format.h"
@@ -14,6 +15,8 @@ bool is_part(const std::filesystem::path& file);
 
 /// All that a checkpoint holds.
 Catalog read_catalog(const std::filesystem::path& path);
+/// How many steps the state of the optimizer has counted, as that of Adam has for each parameter; 0 if it has not.
+int64_t steps_of_optimizer(const std::filesystem::path& path);
 
 /// Only the model of it, under the model's own names: without the optimizer's state, and without the key "model" under which programs put
 /// the model beside other things. The names of the model, if they are known, tell where it lies.

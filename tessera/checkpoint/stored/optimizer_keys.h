@@ -18,7 +18,7 @@ std::string class_of_settings(const nlohmann::json& settings);
 nlohmann::json default_settings(const std::string& optimizer);
 
 /// Whether state of the one class can go on in the other: they are the same, or the same rule of Tessera and of torch::optim, or one is
-/// kSomeOptimizer, of which the keys must tell.
+/// kSomeOptimizer: the class must be inferred from the keys.
 bool is_same_rule(const std::string& one, const std::string& other);
 
 /// PyTorch's name for what this class calls `key`; empty for what PyTorch does not keep.

@@ -72,14 +72,19 @@ std::string where(const Rank& rank) {
                             last.outcome == "done" ? "ended" : "failed", time_text(last.ago - last.took));
 }
 
-/// The first operations of a group that are not the same on all ranks which know of them.
+/// The first operations of a group that are not the same on all ranks which know of them. Where the group has completed a later one, its
+/// ranks have agreed since, so that is over.
 std::string differences(const std::map<int, Rank>& ranks) {
   std::map<std::pair<uint64_t, uint64_t>, std::map<std::string, std::vector<int>>> whats;
+  std::map<uint64_t, uint64_t> completed;  // the last operation of each group
   for (const auto& [number, rank] : ranks) {
-    for (const auto& line : rank.lines) whats[{line.group, line.sequence}][line.what].push_back(number);
+    for (const auto& line : rank.lines) {
+      whats[{line.group, line.sequence}][line.what].push_back(number);
+      if (line.outcome == "done") completed[line.group] = std::max(completed[line.group], line.sequence);
+    }
   }
   for (const auto& [operation, variants] : whats) {
-    if (variants.size() < 2) continue;
+    if (variants.size() < 2 || completed[operation.first] > operation.second) continue;
     // Ranks come to tessera::recover from different points of their programs; that is over.
     if (std::ranges::any_of(variants, [](const auto& each) { return each.first.find(kRecovery) != std::string::npos; })) continue;
     auto text = fmt::format("the ranks differ at operation {}:", operation.second);
@@ -155,6 +160,7 @@ std::string flight_report(const std::map<int, std::string>& texts, int world_siz
       report += fmt::format("  {} {}: {}, began {} ago{}\n", line->sequence, line->what, line->outcome, time_text(line->ago), took);
     }
   }
+  if (report.ends_with('\n')) report.pop_back();  // a log ends its lines itself
   return report;
 }
 

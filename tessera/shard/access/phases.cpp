@@ -4,7 +4,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "tessera/base/error.h"
-#include "tessera/shard/unit/forward_phase.h"
+#include "tessera/shard/forward_phase.h"
 
 namespace tessera {
 

@@ -31,9 +31,4 @@ std::optional<uint64_t> digest_of(const at::Tensor& tensor) {
   return digest_of_bytes({bytes, static_cast<size_t>(last + 1) * tensor.itemsize()});
 }
 
-std::optional<uint64_t> digest_of(const c10::Storage& storage) {
-  if (!storage.device().is_cpu() || storage.data() == nullptr) return std::nullopt;
-  return digest_of_bytes({static_cast<const std::byte*>(storage.data()), storage.nbytes()});
-}
-
 }  // namespace tessera::activation

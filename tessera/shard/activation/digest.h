@@ -12,9 +12,6 @@ namespace tessera::activation {
 /// a unit.
 std::optional<uint64_t> digest_of(const at::Tensor& tensor);
 
-/// The same for all bytes of a storage.
-std::optional<uint64_t> digest_of(const c10::Storage& storage);
-
 /// A hash of `hash` and one more number.
 inline uint64_t mixed(uint64_t hash, uint64_t number) {
   hash = (hash ^ number) * 0x9e3779b97f4a7c15ULL;

@@ -5,29 +5,28 @@
 
 #include <memory>
 
-#include "tessera/shard/activation/tensor_version.h"
 #include "tessera/shard/activation_options.h"
 
 namespace tessera::activation {
 
 class Offloaded {
  public:
-  /// Begins to copy the values. The tensor's memory is released when they are copied.
-  static std::shared_ptr<Offloaded> make(const at::Tensor& tensor, const Options& options);
-
-  explicit Offloaded(const at::Tensor& tensor) : storage_(storage_of(tensor)) {}
-  Offloaded(const Offloaded&) = delete;
-  Offloaded& operator=(const Offloaded&) = delete;
-  virtual ~Offloaded() = default;
+  /// Copies the values. What goes to disk is written by the system while forward goes on. On a device, the copy is queued after what has
+  /// made the values.
+  static std::shared_ptr<const Offloaded> make(const at::Tensor& tensor, const Options& options);
 
   /// The values on the tensor's device.
-  virtual at::Tensor get() = 0;
-  /// Waits until the values are copied.
-  virtual void finish() = 0;
+  at::Tensor get() const;
+  /// Whether the values were those in this memory.
   bool is_of(const c10::StorageImpl* storage) const { return storage == storage_; }
 
  private:
+  Offloaded(const at::Tensor& tensor, at::Tensor values, std::shared_ptr<const Offloaded> before);
+
   const c10::StorageImpl* const storage_;  // only compared
+  const c10::Device device_;
+  const at::Tensor values_;
+  const std::weak_ptr<const Offloaded> before_;  // what backward needs after this
 };
 
 /// Whether the values belong where the options say. Those of leaves do not: the program keeps them anyway. Of the fraction of the bytes

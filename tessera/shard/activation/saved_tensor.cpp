@@ -38,23 +38,21 @@ SavedTensor::~SavedTensor() {
 
 at::Tensor SavedTensor::get() const {
   if (const auto* in = std::get_if<InSlot>(&where_)) return in->slots->value_of(in->slot);
-  if (const auto* offloaded = std::get_if<std::shared_ptr<Offloaded>>(&where_)) return (*offloaded)->get();
+  if (const auto* offloaded = std::get_if<std::shared_ptr<const Offloaded>>(&where_)) return (*offloaded)->get();
   const auto& [tensor, version] = std::get<InMemory>(where_);
   expect_version(tensor, version);
   return tensor;
 }
 
 bool SavedTensor::is_of(const c10::StorageImpl* storage) const {
-  if (const auto* offloaded = std::get_if<std::shared_ptr<Offloaded>>(&where_)) return (*offloaded)->is_of(storage);
+  if (const auto* offloaded = std::get_if<std::shared_ptr<const Offloaded>>(&where_)) return (*offloaded)->is_of(storage);
   const auto* in = std::get_if<InMemory>(&where_);
   return in != nullptr && storage_of(in->tensor) == storage;
 }
 
 void SavedTensor::copy_values() {
-  if (const auto* offloaded = std::get_if<std::shared_ptr<Offloaded>>(&where_)) return (*offloaded)->finish();
-  auto& in = std::get<InMemory>(where_);
   const Unrecorded unrecorded;
-  in = {.tensor = in.tensor.clone(), .version = 0};
+  if (auto* in = std::get_if<InMemory>(&where_)) *in = {.tensor = in->tensor.clone(), .version = 0};
 }
 
 }  // namespace tessera::activation

@@ -33,7 +33,7 @@ class SavedTensor {
   at::Tensor get() const;
   /// Whether the values are, or were, those in this memory.
   bool is_of(const c10::StorageImpl* storage) const;
-  /// Makes sure of a copy, because an operator is about to change the values in place.
+  /// Makes sure of a copy, because an operator is about to change the memory in place.
   void copy_values();
 
  private:
@@ -45,7 +45,7 @@ class SavedTensor {
     std::shared_ptr<Slots> slots;
     size_t slot;
   };
-  std::variant<std::monostate, InMemory, InSlot, std::shared_ptr<Offloaded>> where_;
+  std::variant<std::monostate, InMemory, InSlot, std::shared_ptr<const Offloaded>> where_;
 };
 
 }  // namespace tessera::activation

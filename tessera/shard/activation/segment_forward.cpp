@@ -8,8 +8,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/shard/activation/segment_recompute.h"
-#include "tessera/shard/paging/locality.h"
 #include "tessera/shard/dispatch/operators.h"
+#include "tessera/shard/paging/locality.h"
 #include "tessera/shard/storage/paged_tensor.h"
 
 namespace tessera::activation {

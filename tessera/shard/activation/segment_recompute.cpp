@@ -12,8 +12,8 @@
 
 #include "tessera/base/compat.h"
 #include "tessera/base/error.h"
-#include "tessera/shard/paging/locality.h"
 #include "tessera/shard/dispatch/operators.h"
+#include "tessera/shard/paging/locality.h"
 
 namespace tessera::activation {
 namespace {

@@ -4,12 +4,17 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <limits>
 #include <span>
 
 #include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
+#include "tessera/comm/groups/all_or_none.h"
+#include "tessera/comm/groups/same_on_all.h"
 #include "tessera/shard/schedule/gathered.h"
 #include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/unit/parameter_meta.h"
 
 namespace tessera {
@@ -66,8 +71,7 @@ WholeGradients::~WholeGradients() {
     for_each_member(group, [](const Unit::Parameter& /*parameter*/, UnshardedMeta& meta) { meta.whole_gradient.reset(); });
 }
 
-void WholeGradients::write_back() {
-  const c10::AutoGradMode no_grad(false);
+void WholeGradients::expect_sound() const {
   auto seen = seen_.begin();
   for (const auto& group : unit_->groups()) {
     for (const auto& parameter : listed(group)) {
@@ -76,7 +80,37 @@ void WholeGradients::write_back() {
       if (gradient.is_same(before) && (!before.defined() || before._version() == version)) continue;
       throw UsageError(fmt::format("the gradient of the shard of '{}' was changed as well, by zero_grad() or the like", parameter.name));
     }
+    for_each_member(group, [&](const Unit::Parameter& parameter, const UnshardedMeta& meta) {
+      const auto& gradient = *meta.whole_gradient;
+      if (!gradient.defined() || gradient.sizes() == at::IntArrayRef(parameter.sizes)) return;
+      throw UsageError(fmt::format("the gradient of '{}' was given another shape than the parameter", parameter.name));
+    });
   }
+}
+
+void WholeGradients::write_back() {
+  const auto& world = unit_->mesh().world();
+  all_or_none(world, {.unit = "gradients that are written back"}, "can't take what its program has made of them", [&] { expect_sound(); });
+  if (!world.traits().simulated && !world.traits().traces) {
+    std::string lines;
+    for (const auto& group : unit_->groups()) {
+      for_each_member(group, [&](const Unit::Parameter& parameter, const UnshardedMeta& meta) {
+        lines += fmt::format("'{}'\t{}\n", parameter.name, meta.whole_gradient->defined() ? "a gradient" : "no gradient");
+      });
+    }
+    const auto different = difference_on_ranks(world, lines, {.unit = "gradients that are written back"});
+    if (!different.empty()) throw DisagreementError("the ranks have made gradients of different parameters; " + different);
+  }
+  hand_over();
+}
+
+void WholeGradients::write_back_alone() {
+  expect_sound();
+  hand_over();
+}
+
+void WholeGradients::hand_over() {
+  const c10::AutoGradMode no_grad(false);
   for (size_t i = 0; i < all_.size(); i++) {
     const auto& group = unit_->groups()[i];
     auto& all = all_[i];
@@ -85,12 +119,10 @@ void WholeGradients::write_back() {
       if (!gradient.defined()) return;
       if (!all.defined()) all = at::zeros({group.chunk * unit_->mesh().shard().size()}, gradient.options().dtype(group.gradient_dtype));
       const auto place = unsharded_view(all, parameter);
-      if (gradient.sizes() != place.sizes())
-        throw UsageError(fmt::format("the gradient of '{}' was given another shape than the parameter", parameter.name));
       if (gradient.const_data_ptr() != place.const_data_ptr()) place.copy_(gradient);
     });
     const auto own = all.defined() ? unit_->mesh().shard().own_chunk(all) : all;
-    const auto hand_over = [&](const Unit::Parameter& parameter, bool has_gradient) {
+    const auto hand = [&](const Unit::Parameter& parameter, bool has_gradient) {
       auto& gradient = parameter.shard.mutable_grad();
       if (!has_gradient) {
         gradient = at::Tensor();
@@ -100,13 +132,34 @@ void WholeGradients::write_back() {
       gradient.copy_(own.narrow(0, parameter.span.shard_offset, parameter.span.shard_numel).view(gradient.sizes()));
     };
     if (group.flat) {
-      hand_over(*group.flat, own.defined());
+      hand(*group.flat, own.defined());
     } else {
       for_each_member(group, [&](const Unit::Parameter& parameter, const UnshardedMeta& meta) {
-        hand_over(parameter, meta.whole_gradient->defined());
+        hand(parameter, meta.whole_gradient->defined());
       });
     }
   }
+}
+
+void WholeGradients::lose(const std::string& why) {
+  const c10::AutoGradMode no_grad(false);
+  const auto had_some = std::ranges::any_of(seen_, [](const auto& seen) { return seen.first.defined(); });
+  std::vector<at::Tensor> lost;
+  bool has_some = false;
+  for (const auto& group : unit_->groups())
+    for (const auto& parameter : listed(group)) has_some |= parameter.shard.grad().defined();
+  if (had_some && !has_some) return;  // zero_grad(): nothing is left of them that a step could take
+  for (const auto& group : unit_->groups()) {
+    for (const auto& parameter : listed(group)) {
+      if (!parameter.shard.requires_grad()) continue;
+      auto& gradient = parameter.shard.mutable_grad();
+      if (!gradient.defined()) gradient = at::zeros_like(parameter.shard, at::TensorOptions().dtype(group.gradient_dtype));
+      gradient.fill_(std::numeric_limits<double>::quiet_NaN());
+      lost.push_back(gradient);
+    }
+  }
+  const auto held = unit_->schedule()->lock();
+  unit_->state(held).reduction.lose(lost, why);
 }
 
 }  // namespace tessera

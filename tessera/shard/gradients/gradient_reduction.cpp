@@ -260,7 +260,25 @@ void GradientReduction::give_to_sink(const PartOfMean& mean) {
   });
 }
 
+void GradientReduction::lose(const std::vector<at::Tensor>& gradients, std::string why) {
+  lost_.clear();
+  for (const auto& gradient : gradients) lost_.emplace_back(gradient, gradient._version());
+  lost_why_ = std::move(why);
+}
+
 void GradientReduction::expect_synced() {
+  const auto is_here = [&](const auto& lost) {
+    return std::ranges::any_of(unit_.groups(), [&](const Unit::Group& group) {
+      const auto has_it = [&](const Unit::Parameter& parameter) { return parameter.shard.grad().is_same(lost.first); };
+      return (std::ranges::any_of(group.parameters, has_it) || (group.flat && has_it(*group.flat))) && lost.first._version() == lost.second;
+    });
+  };
+  if (std::ranges::any_of(lost_, is_here)) {
+    throw UsageError(fmt::format("what full_params was to write to the gradients of unit '{}' is lost, because {}; call zero_grad() and run "
+                                 "the pass again",
+                                 unit_.name(), lost_why_));
+  }
+  lost_.clear();
   if (unsynced.empty()) return;
   throw UsageError(
       fmt::format("unit '{}' has gradients of backward passes that were not reduced over the ranks (no_sync, set_requires_gradient_sync or "

@@ -84,8 +84,10 @@ class GradientReduction {
   bool gives_gradients() const { return !after_.is_part; }
 
   UnsyncedGradients unsynced;
-  /// Throws UsageError if there are gradients that no reduction has included.
+  /// Throws UsageError if there are gradients that no reduction has included, or none that the program has wanted.
   void expect_synced();
+  /// What the program wanted for gradients is lost. Until the shards have others than these, expect_synced() says so.
+  void lose(const std::vector<at::Tensor>& gradients, std::string why);
 
   /// The storage to which the last reduction of a group writes. Null if a sink takes all of it.
   TaggedStorage* target(const Unit::Group& group) const { return memories_[group.number].storage.get(); }
@@ -130,6 +132,8 @@ class GradientReduction {
   std::string described_, writer_;  // what ranks have to agree about, and with them their replicas
   uint64_t members_ = 0, version_ = 0;
   std::set<const Unit::Parameter*> packed_;
+  std::vector<std::pair<at::Tensor, int64_t>> lost_;  // with their versions
+  std::string lost_why_;
   bool taken_ = false;  // whether the sink has taken gradients in this step
   bool wants_squares_ = false;
 };

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/groups/per_group.h"
 #include "tessera/comm/control/fill_envelope.h"
+#include "tessera/comm/groups/per_group.h"
 #include "tessera/comm/host/reducer.h"
 #include "tessera/comm/host/shared_area.h"
 

@@ -59,14 +59,14 @@ struct Closed {
   std::vector<Extent> extents;
 };
 
-struct Registry {
+struct ClosedMemory {
   std::mutex mutex;
   std::map<const c10::StorageImpl*, Closed> closed;
   Sweep sweep;
 };
 
-Registry& registry() {
-  static auto* const instance = new Registry;
+ClosedMemory& closed_memory() {
+  static auto* const instance = new ClosedMemory;
   return *instance;
 }
 
@@ -76,7 +76,7 @@ const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
 
 /// Where parameters that were sharded earlier lay in this storage.
 std::vector<Extent> former_extents(const c10::StorageImpl* storage) {
-  auto& [mutex, closed, sweep] = registry();
+  auto& [mutex, closed, sweep] = closed_memory();
   const std::lock_guard lock(mutex);
   sweep(closed, [](const auto& entry) { return entry.second.storage.expired(); });
   const auto found = closed.find(storage);
@@ -169,7 +169,7 @@ FormerMemory::~FormerMemory() {
         fmt::format("this tensor looks into the memory that parameter '{}' had before fully_shard (by a view, detach() or set_data), and "
                     "would see its old values for ever; make it after fully_shard, or clone() it before",
                     extents.front().name));
-    auto& [mutex, closed, sweep] = registry();
+    auto& [mutex, closed, sweep] = closed_memory();
     const std::lock_guard lock(mutex);
     closed.insert_or_assign(
         storage.unsafeGetStorageImpl(),

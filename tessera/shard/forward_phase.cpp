@@ -1,4 +1,4 @@
-#include "tessera/shard/unit/forward_phase.h"
+#include "tessera/shard/forward_phase.h"
 
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
