@@ -122,8 +122,9 @@ target_compile_definitions(test_train PRIVATE TESSERA_CONFIGURATION_PAGE="${PROJ
 target_compile_definitions(test_config PRIVATE
   TESSERA_TEST_TORCH_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_ACCELERATE_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/accelerate_files.py"
   TESSERA_CONFIGURATION_PAGE="${PROJECT_SOURCE_DIR}/docs/configuration.md")
-target_link_libraries(test_config PRIVATE fmt::fmt-header-only)
-target_link_libraries(test_train PRIVATE fmt::fmt-header-only)
+foreach(_name IN ITEMS checkpoint config shard train)
+  target_link_libraries(test_${_name} PRIVATE fmt::fmt-header-only)
+endforeach()
 add_dependencies(test_cli tessera_cli)
 
 # Where both are possible, parameters lie in memory that ranks share; what can be seen of them must be the same where they are gathered.
@@ -158,6 +159,12 @@ function(other_test name)
     -- ${arg_COMMAND})
   set_tests_properties(${name} PROPERTIES ENVIRONMENT "${_environment};${arg_ENVIRONMENT}" TIMEOUT ${_limit})
 endfunction()
+
+# An engine that is no part of the library, as its author would write it, and those whose sums have no defined order.
+file(GLOB _engine_tests CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/engine/*.cpp")
+test_program(test_engine ${_engine_tests})
+add_test(NAME engine COMMAND test_engine --gtest_brief=1)
+set_tests_properties(engine PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_limit})
 
 # The corpus of idioms, a chapter a test, and the page that is made of it.
 file(GLOB _idioms CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/idioms/*.cpp")

@@ -16,7 +16,7 @@ namespace {
 constexpr std::string_view kPrefix = "TESSERA_";
 
 constexpr std::array kTable = {
-    EnvVariable{"TESSERA_TRANSPORT", "auto, self, shm, gloo", "what the ranks talk over; overrides `InitOptions::transport`",
+    EnvVariable{"TESSERA_TRANSPORT", "auto, self, shm, gloo, gloo_collectives, nccl", "what the ranks talk over; overrides `InitOptions::transport`",
                 "`tessera::init`"},
     EnvVariable{"TESSERA_STORE", "file:PATH", "a new file that all ranks can see, through which they meet instead of `MASTER_ADDR`",
                 "`tessera::init`"},

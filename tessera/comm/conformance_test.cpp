@@ -56,6 +56,16 @@ TEST_P(EveryWorld, CutsAFlatTensorIntoEqualChunks) {
   });
 }
 
+/// The collectives of a c10d backend; other worlds count what they send to the byte.
+TEST(CollectivesOfABackend, KeepTheirPromises) {
+  for (const int ranks : {1, 2, 3}) {
+    run_world({.transport = "gloo_collectives", .ranks = ranks}, [](const Communicator& world) {
+      EXPECT_EQ(world.traits().sums, SumOrder::Any);
+      for (const auto& check : conformance_checks(world)) EXPECT_NO_THROW(check.run(world)) << check.operation << " " << check.what;
+    });
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Worlds, EveryWorld, ::testing::ValuesIn(all_worlds()), ::testing::PrintToStringParamName());
 
 /// Random numbers, whose sum depends on the order of adding.

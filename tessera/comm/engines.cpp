@@ -8,6 +8,7 @@
 #include <ranges>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/c10d/connect.h"
 #include "tessera/comm/fake/fake.h"
 #include "tessera/comm/gloo/gloo_link.h"
 #include "tessera/comm/self/self.h"
@@ -36,6 +37,8 @@ constexpr std::array kEngines = {
            .why_not = why_no_shm,
            .connect = connect_shm},
     Engine{.name = "gloo", .ranks = "processes of this host", .automatic = true, .why_not = why_no_gloo, .connect = connect_gloo},
+    Engine{.name = "gloo_collectives", .ranks = "processes of this host", .why_not = why_no_gloo, .connect = connect_gloo_collectives},
+    Engine{.name = "nccl", .ranks = "processes of this host, each with a GPU", .why_not = why_no_nccl, .connect = connect_nccl},
     Engine{.name = "fake",
            .ranks = "simulated",
            .run = [](int ranks, const Engine::Program& program, std::chrono::milliseconds limit) {

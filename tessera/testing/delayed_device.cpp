@@ -5,9 +5,14 @@
 #include <c10/core/Allocator.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
+#include <mutex>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -18,6 +23,13 @@ namespace {
 
 constexpr auto kDelayed = c10::DeviceType::PrivateUse1;
 const c10::Device kDelayedDevice(kDelayed, 0);
+
+/// The thread of a queue of operations uses the device, too. Queued work may use it again.
+std::recursive_mutex& device_mutex() {
+  static auto* const mutex = new std::recursive_mutex;
+  return *mutex;
+}
+using Locked = std::lock_guard<std::recursive_mutex>;
 
 // --- Streams and events ---
 
@@ -47,7 +59,7 @@ Queue& queue(c10::StreamId stream) {
   return queues().at(static_cast<size_t>(stream));
 }
 
-c10::StreamId current = 0;
+thread_local c10::StreamId current = 0;
 
 c10::Stream stream(c10::StreamId id) {
   return c10::Stream(c10::Stream::UNSAFE, kDelayedDevice, id);
@@ -76,16 +88,28 @@ struct DelayedGuard final : OneDeviceGuard {
   c10::Stream getStream(c10::Device /*device*/) const override { return stream(current); }
   c10::Stream exchangeStream(c10::Stream next) const override { return stream(std::exchange(current, next.id())); }
 
+  c10::Stream getStreamFromGlobalPool(c10::Device /*device*/, bool /*high*/) const override { return new_stream(); }
+  c10::Stream getNewStream(c10::Device /*device*/, int /*priority*/) const override { return new_stream(); }
+  void recordDataPtrOnStream(const c10::DataPtr& memory, const c10::Stream& stream) const override;
+
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex /*device*/, c10::EventFlag /*flag*/) const override {
+    const Locked locked(device_mutex());
     if (*event == nullptr) *event = new Mark;
     const auto& own = queue(stream.id());
     mark(*event) = {.stream = stream.id(), .position = own.finished + own.steps.size()};
   }
   void block(void* event, const c10::Stream& stream) const override {
+    const Locked locked(device_mutex());
     queue(stream.id()).steps.push_back({.after = mark(event), .work = [] {}});
   }
-  bool queryEvent(void* event) const override { return passed(mark(event)); }
-  void synchronizeEvent(void* event) const override { synchronize(mark(event)); }
+  bool queryEvent(void* event) const override {
+    const Locked locked(device_mutex());
+    return passed(mark(event));
+  }
+  void synchronizeEvent(void* event) const override {
+    const Locked locked(device_mutex());
+    synchronize(mark(event));
+  }
   void destroyEvent(void* event, c10::DeviceIndex /*device*/) const noexcept override { delete &mark(event); }
 
  private:
@@ -102,6 +126,12 @@ class DelayedMemory final : public c10::Allocator {
   }
 
   at::DataPtr allocate(size_t bytes) override {
+    const Locked locked(device_mutex());
+    std::erase_if(kept_, [&](void* address) {
+      const bool is_free = std::ranges::all_of(uses_[address], passed);
+      if (is_free) give_back(address);
+      return is_free;
+    });
     auto& free = free_[bytes];
     if (free.empty()) free.push_back(::operator new(bytes));
     auto* const address = free.back();
@@ -114,18 +144,37 @@ class DelayedMemory final : public c10::Allocator {
 
   size_t in_use() const { return in_use_; }
 
+  void note_use(void* address, const Mark& end) { uses_[address].push_back(end); }
+
  private:
   static void release(void* address) {
+    const Locked locked(device_mutex());
     auto& memory = instance();
-    const auto bytes = memory.sizes_.at(address);
-    memory.in_use_ -= bytes;
-    memory.free_[bytes].push_back(address);
+    if (std::ranges::all_of(memory.uses_[address], passed)) return memory.give_back(address);
+    memory.kept_.push_back(address);
+  }
+
+  void give_back(void* address) {
+    const auto bytes = sizes_.at(address);
+    uses_.erase(address);
+    in_use_ -= bytes;
+    free_[bytes].push_back(address);
   }
 
   std::map<size_t, std::vector<void*>> free_;  // by size
   std::map<void*, size_t> sizes_;
+  std::map<void*, std::vector<Mark>> uses_;  // by streams other than the one that it was allocated for
+  std::vector<void*> kept_;                  // freed, but perhaps still used
   size_t in_use_ = 0;
 };
+
+std::atomic<bool> keeps_memory = true;
+
+void DelayedGuard::recordDataPtrOnStream(const c10::DataPtr& memory, const c10::Stream& stream) const {
+  const Locked locked(device_mutex());
+  const auto& own = queue(stream.id());
+  if (keeps_memory) DelayedMemory::instance().note_use(memory.get(), {.stream = stream.id(), .position = own.finished + own.steps.size()});
+}
 
 at::Tensor empty_delayed(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> /*layout*/,
                          std::optional<at::Device> /*device*/, std::optional<bool> /*pin*/, std::optional<at::MemoryFormat> format) {
@@ -142,6 +191,7 @@ c10::Device delayed_device() {
     static const c10::impl::DeviceGuardImplRegistrar guard(kDelayed, new DelayedGuard);  // libtorch never frees it
     static torch::Library aten(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
     aten.impl("empty.memory_format", &empty_delayed);
+    aten.impl("view", TORCH_FN(at::native::view));
     aten.impl("set_.source_Storage_storage_offset", TORCH_FN(at::native::set_storage_cpu_));  // views of a storage need no values
     return true;
   }();
@@ -149,6 +199,7 @@ c10::Device delayed_device() {
 }
 
 c10::Stream new_stream() {
+  const Locked locked(device_mutex());
   queues().emplace_back();
   return stream(static_cast<c10::StreamId>(queues().size()) - 1);
 }
@@ -158,12 +209,32 @@ c10::Stream current_stream() {
 }
 
 void enqueue(std::function<void()> work) {
+  const Locked locked(device_mutex());
   queue(current).steps.push_back({.after = {}, .work = std::move(work)});
 }
 
 void run(const c10::Stream& stream) {
+  const Locked locked(device_mutex());
   auto& own = queue(stream.id());
   while (!own.steps.empty() && passed(own.steps.front().after)) run_first(own);
+}
+
+void run_all(Current when) {
+  const Locked locked(device_mutex());
+  const auto is_idle = [](const Queue& queue) { return queue.steps.empty(); };
+  while (!std::ranges::all_of(queues(), is_idle)) {
+    std::vector<c10::StreamId> order(queues().size());
+    std::iota(order.begin(), order.end(), 0);
+    const auto is_current = [](c10::StreamId id) { return id == current; };
+    std::ranges::stable_partition(order, is_current);
+    if (when == Current::Last) std::ranges::reverse(order);
+    const auto can_go_on = [](c10::StreamId id) { return !queue(id).steps.empty() && passed(queue(id).steps.front().after); };
+    run_first(queue(*std::ranges::find_if(order, can_go_on)));
+  }
+}
+
+void set_keeps_memory(bool keeps) {
+  keeps_memory = keeps;
 }
 
 size_t bytes_in_use() {

@@ -1,5 +1,6 @@
 // A device whose work runs only when a test says so, for tests of what must hold while work is queued. Its memory is host memory, its
-// streams are queues of closures, and its events are positions in them. It is not thread-safe.
+// streams are queues of closures, and its events are positions in them. Each thread has a
+// current stream of its own.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -19,6 +20,14 @@ c10::Stream current_stream();
 void enqueue(std::function<void()> work);
 /// Runs the work that is queued on a stream, up to the first wait for an event of another stream that has not passed.
 void run(const c10::Stream& stream);
+
+/// Runs all that is queued: what is on the current stream as early as it may, or as late, so that what should have waited for another stream
+/// reads what is not there yet.
+enum class Current { First, Last };
+void run_all(Current current = Current::First);
+
+/// Whether freed memory is kept for streams that were said to use it (recordDataPtrOnStream), as it should.
+void set_keeps_memory(bool keeps);
 
 /// The device memory that is allocated. Freed memory is reused by the next allocation of the same size.
 size_t bytes_in_use();

@@ -15,6 +15,8 @@ namespace tessera {
 namespace {
 
 constexpr auto kVerdictLimit = std::chrono::seconds(2);
+constexpr auto kAnnounced = std::chrono::seconds(10);  // in which a verdict comes
+constexpr auto kPoll = std::chrono::milliseconds(20);
 constexpr auto kWatchInterval = std::chrono::milliseconds(500);
 
 at::Tensor as_tensor(ConstBytes bytes) {
@@ -78,6 +80,26 @@ std::optional<Verdict> BackendHub::verdict() {
     return found ? std::optional(Verdict::unpacked(*found)) : std::nullopt;
   } catch (const std::exception&) {
     return std::nullopt;
+  }
+}
+
+void BackendHub::announce_verdict() noexcept try {
+  if (store_) bounded(kVerdictLimit, [store = store_, key = key_ + "/announced"] { return store->add(key, 1); });
+} catch (const std::exception&) {  // the others then blame the rank that closes its connection
+}
+
+std::optional<Verdict> BackendHub::announced_verdict() {
+  const auto end = Clock::now() + kAnnounced;
+  for (;;) {
+    auto found = verdict();
+    if (!found || !found->reason.empty() || !store_ || Clock::now() >= end) return found;
+    try {
+      const auto announced = bounded(kVerdictLimit, [store = store_, key = key_ + "/announced"] { return store->check({key}); });
+      if (!announced.value_or(false)) return found;
+    } catch (const std::exception&) {
+      return found;
+    }
+    std::this_thread::sleep_for(kPoll);
   }
 }
 

@@ -58,6 +58,11 @@ class BackendHub {
   /// The verdict of any rank; one without a reason if there is none yet; nothing if the store does not answer.
   std::optional<Verdict> verdict();
 
+  /// A rank whose time is up has to find out who is missing, and its connections close meanwhile: the others shall wait for its verdict.
+  void announce_verdict() noexcept;
+  /// The verdict, also one that is announced and still to come.
+  std::optional<Verdict> announced_verdict();
+
   /// A tag that none of these ranks has used with another of them.
   int32_t next_tag() const { return next_tag_; }
   void use_tag(int32_t tag);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/backend/backend_hub.h"
@@ -27,6 +28,15 @@ class BackendLink final : public Link {
   std::span<const int> world_ranks() const override { return global_; }
 
   void combine(Digest& digest, Clock::time_point deadline) override {
+    constexpr int kFew = 3;  // as many messages in one turn as in two
+    if (size() <= kFew) {
+      std::array<Digest, kFew> all;
+      std::array<Bytes, kFew> from;
+      for (size_t r = 0; r < all.size(); r++) from[r] = std::as_writable_bytes(std::span(&all[r], 1));
+      all_gather(std::as_bytes(std::span(&digest, 1)), std::span(from).first(global_.size()), deadline);
+      for (const auto& each : all) digest.add(each);  // one that nobody has sent changes nothing
+      return;
+    }
     disseminate(digest, rank_, size(), [&](const Digest& own, int to, int from) {
       Digest received;
       const Message<ConstBytes> sent{.rank = to, .bytes = std::as_bytes(std::span(&own, 1))};
@@ -34,7 +44,7 @@ class BackendLink final : public Link {
       try {
         transfer(std::span(&got, 1), std::span(&sent, 1), deadline);
       } catch (LinkFailure& failure) {
-        failure.is_guess = size() > 2;  // the peer may be there, and wait for another one
+        failure.is_guess = failure.kind == LinkFailure::Kind::Late;  // the peer may be there, and wait for another one
         throw;
       }
       return received;
@@ -115,7 +125,8 @@ class BackendLink final : public Link {
 
   LinkFailure failure(int peer, const std::string& how, Clock::time_point deadline) {
     const bool late = Clock::now() >= deadline;
-    const auto verdict = hub_->verdict();
+    if (late) hub_->announce_verdict();
+    const auto verdict = late ? hub_->verdict() : hub_->announced_verdict();
     if (verdict && !verdict->reason.empty()) {
       return {.kind = LinkFailure::Kind::Aborted, .ranks = {}, .reason = verdict->reason, .culprit = verdict->culprit};
     }

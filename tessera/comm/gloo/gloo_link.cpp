@@ -31,14 +31,18 @@ std::string why_no_gloo() {
   return at::show_config().find("USE_GLOO=0") == std::string::npos ? "" : "not in this libtorch";
 }
 
-Connection connect_gloo(const Meeting& meeting) {
-  const auto [rank, size] = meeting.identity;
-  const auto address = address_towards_master(meeting.end);
+std::string gloo_address(const Meeting& meeting) {
+  auto address = address_towards_master(meeting.end);
   if (meeting.topology.hosts() > 1) warn_of_loopback(address);
+  return address;
+}
+
+c10::intrusive_ptr<c10d::Backend> make_gloo(const StorePtr& store, int rank, int size, const std::string& address,
+                                            std::chrono::milliseconds limit) {
   const NoSigpipe no_sigpipe;
   try {
-    const auto settings = c10d::ProcessGroupGloo::Options::create(meeting.start_limit);
-    settings->threads = 1;  // point-to-point messages need no more
+    const auto settings = c10d::ProcessGroupGloo::Options::create(limit);
+    settings->threads = 1;  // one operation after the other needs no more
     if (const auto interface = env("GLOO_SOCKET_IFNAME")) {
       settings->devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(*interface));
     } else if (!address.empty()) {
@@ -46,15 +50,19 @@ Connection connect_gloo(const Meeting& meeting) {
     } else {
       settings->devices.push_back(c10d::ProcessGroupGloo::createDefaultDevice());
     }
-    const auto connections = c10::make_intrusive<c10d::PrefixStore>("gloo", meeting.store);
-    const auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(connections, rank, size, settings);
-    return {.link = own_backend_link(backend, meeting.store)};
+    return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, settings);
   } catch (const std::exception& error) {
     throw CommError(
         fmt::format("rank {}: gloo can't connect the {} ranks within {} s: {}. Can the hosts reach each other? "
                     "GLOO_SOCKET_IFNAME names the network interface to use",
-                    rank, size, std::chrono::duration<double>(meeting.start_limit).count(), backend_error_text(error)));
+                    rank, size, std::chrono::duration<double>(limit).count(), backend_error_text(error)));
   }
+}
+
+Connection connect_gloo(const Meeting& meeting) {
+  const auto [rank, size] = meeting.identity;
+  const auto connections = c10::make_intrusive<c10d::PrefixStore>("gloo", meeting.store);
+  return {.link = own_backend_link(make_gloo(connections, rank, size, gloo_address(meeting), meeting.start_limit), meeting.store)};
 }
 
 }  // namespace tessera

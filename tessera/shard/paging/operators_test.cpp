@@ -67,10 +67,16 @@ std::optional<Stack> arguments_for(const c10::FunctionSchema& schema, const at::
   return stack.empty() ? std::nullopt : std::optional(std::move(stack));
 }
 
+struct Quiet : c10::WarningHandler {
+  void process(const c10::Warning& /*warning*/) override {}
+};
+
 /// What the operator returns; none if it can't be called with such arguments.
 std::optional<Stack> results_of(const c10::OperatorHandle& handle, const at::Tensor& tensor) {
   auto stack = arguments_for(handle.schema(), tensor);
   if (!stack) return std::nullopt;
+  Quiet quiet;  // operators that are no longer recommended say so
+  const c10::WarningUtils::WarningHandlerGuard guard(&quiet);
   try {
     handle.callBoxed(*stack);
     return stack;

@@ -1,4 +1,4 @@
-#include "tessera/comm/host/flight_recorder.h"
+#include "tessera/comm/control/flight_recorder.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

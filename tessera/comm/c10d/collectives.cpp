@@ -1,0 +1,159 @@
+#include "tessera/comm/c10d/collectives.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/backend/no_sigpipe.h"
+#include "tessera/comm/host/link.h"
+
+namespace tessera {
+namespace {
+
+/// The values as bytes, because to move them is the same for every dtype, and some backends know few.
+at::Tensor as_bytes(const at::Tensor& tensor) {
+  return tensor.view({-1}).view(at::kByte);
+}
+
+/// Complex numbers as pairs, whose sums are the same.
+at::Tensor as_real(const at::Tensor& tensor) {
+  return tensor.is_complex() ? at::view_as_real(tensor).view({-1}) : tensor.view({-1});
+}
+
+c10d::ReduceOp op_of(Reduce op) {
+  switch (op) {
+    case Reduce::Min:
+      return c10d::ReduceOp::MIN;
+    case Reduce::Max:
+      return c10d::ReduceOp::MAX;
+    case Reduce::Sum:
+    case Reduce::Mean:  // not every backend knows it
+      break;
+  }
+  return c10d::ReduceOp::SUM;
+}
+
+}  // namespace
+
+CollectivesTransport::CollectivesTransport(GroupTraits traits, std::shared_ptr<Link> link, BackendPtr backend, MakeBackend make)
+    : Transport(with_ranks_of(*link, std::move(traits))), link_(std::move(link)), backend_(std::move(backend)), make_(std::move(make)) {
+  const auto device = this->traits().device;
+  if (!device.is_cpu()) stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+}
+
+template <class Act>
+Moved CollectivesTransport::in_background(const Launch& start, const Act& act) {
+  if (!stream_) {
+    const NoSigpipe no_sigpipe;
+    return {.bytes = act()};
+  }
+  const c10::StreamGuard queue(*stream_);
+  start.inputs.block();
+  const uint64_t bytes = act();
+  return {.bytes = bytes, .ready = Event::record(traits().device)};
+}
+
+void CollectivesTransport::finish(const c10::intrusive_ptr<c10d::Work>& work, const Launch& start) const {
+  if (stream_) {
+    work->wait();  // on the device: what is queued from now on runs after it
+    return;
+  }
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(start.end - Clock::now());
+  work->wait(std::max(left, std::chrono::milliseconds(1)));
+}
+
+void CollectivesTransport::uses(const at::Tensor& tensor) const {
+  if (!stream_ || tensor.numel() == 0) return;
+  c10::impl::VirtualGuardImpl(stream_->device_type()).recordDataPtrOnStream(tensor.storage().data_ptr(), *stream_);
+}
+
+Moved CollectivesTransport::all_gather(std::span<const Piece> pieces, std::span<at::Tensor> /*companions*/, const Launch& start) {
+  return in_background(start, [&] {
+    uint64_t sent = 0;
+    for (const auto& piece : pieces) {
+      if (piece.own.numel() == 0) continue;
+      auto whole = as_bytes(piece.whole), own = as_bytes(piece.own);
+      finish(backend_->_allgather_base(whole, own), start);
+      uses(piece.whole);
+      uses(piece.own);
+      sent += own.nbytes() * static_cast<uint64_t>(traits().size - 1);
+    }
+    return sent;
+  });
+}
+
+Moved CollectivesTransport::reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Launch& start) {
+  return in_background(start, [&] {
+    uint64_t sent = 0;
+    c10d::ReduceScatterOptions options;
+    options.reduceOp = op_of(reduction.op);
+    for (const auto& piece : pieces) {
+      if (piece.squares) *piece.squares = std::numeric_limits<double>::quiet_NaN();
+      if (piece.own.numel() == 0) continue;
+      const auto wire = reduction.wire_dtype.value_or(piece.whole.scalar_type());
+      const bool direct = piece.own.scalar_type() == wire;
+      // Of the host's memory, backends may use the input for sums that are not complete.
+      auto whole = as_real(piece.whole.to(wire, /*non_blocking=*/false, /*copy=*/!stream_));
+      const auto result = direct ? piece.own : at::empty(piece.own.sizes(), piece.own.options().dtype(wire));
+      auto own = as_real(result);
+      finish(backend_->_reduce_scatter_base(own, whole, options), start);
+      if (reduction.op == Reduce::Mean) own.div_(traits().size);
+      if (!direct) piece.own.copy_(result);
+      uses(piece.whole);
+      uses(piece.own);
+      sent += whole.nbytes() - own.nbytes();
+    }
+    return sent;
+  });
+}
+
+Moved CollectivesTransport::all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Launch& start) {
+  return in_background(start, [&]() -> uint64_t {
+    if (tensor.numel() == 0) return 0;
+    const auto result = tensor.to(reduction.wire_dtype.value_or(tensor.scalar_type()));
+    std::vector<at::Tensor> tensors = {as_real(result)};
+    c10d::AllreduceOptions options;
+    options.reduceOp = op_of(reduction.op);
+    finish(backend_->allreduce(tensors, options), start);
+    if (reduction.op == Reduce::Mean) tensors.front().div_(traits().size);
+    if (!result.is_same(tensor)) tensor.copy_(result);
+    uses(tensor);
+    const auto ranks = static_cast<uint64_t>(traits().size);
+    return 2 * (ranks - 1) * result.nbytes() / ranks;
+  });
+}
+
+Moved CollectivesTransport::broadcast(const at::Tensor& tensor, int root, const Launch& start) {
+  return in_background(start, [&]() -> uint64_t {
+    if (tensor.numel() == 0) return 0;
+    std::vector<at::Tensor> tensors = {as_bytes(tensor)};
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    finish(backend_->broadcast(tensors, options), start);
+    uses(tensor);
+    return traits().local_ranks.front() == root ? tensor.nbytes() * static_cast<uint64_t>(traits().size - 1) : 0;
+  });
+}
+
+std::unique_ptr<Transport> CollectivesTransport::split(std::span<const int> colors, std::shared_ptr<Link> part, const Launch& /*start*/) {
+  auto of_part = with_ranks_of(*part, traits(), colors);
+  const auto name = fmt::format("{}/{}.{}", name_, parts_++, colors[static_cast<size_t>(traits().local_ranks.front())]);
+  auto made = std::make_unique<CollectivesTransport>(std::move(of_part), part, make_(name, part->rank(), part->size()), make_);
+  made->name_ = name;
+  return made;
+}
+
+void CollectivesTransport::abort(std::string_view /*reason*/) noexcept {
+  try {
+    backend_->abort();
+  } catch (const std::exception&) {  // what is under way then ends at the backend's own time limit
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,60 @@
+// Moves data by the collectives of a c10d backend, such as NCCL's, on the backend's device: in the background of what the device computes.
+#pragma once
+
+#include <c10/core/Stream.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "tessera/comm/transport.h"
+
+namespace c10d {
+class Backend;
+class Work;
+}  // namespace c10d
+
+namespace tessera {
+
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+
+/// Knows nothing of the vendor: streams and events are libtorch's, for any device. Sums are the backend's, in the dtype in which values are
+/// sent and in an order of its own.
+///
+/// On a device, operations are queued on a stream of this transport, behind the inputs of the caller. Nothing waits for them on the host.
+/// Memory that they use is noted with its allocator, which does not hand it out again before they have ended.
+class CollectivesTransport final : public Transport {
+ public:
+  /// Collective: makes the backend of a part of the ranks. `name` is the same on all of them, and no other group has it.
+  using MakeBackend = std::function<BackendPtr(const std::string& name, int rank, int size)>;
+
+  /// The ranks come from the link.
+  CollectivesTransport(GroupTraits traits, std::shared_ptr<Link> link, BackendPtr backend, MakeBackend make);
+
+  Moved all_gather(std::span<const Piece> pieces, std::span<at::Tensor> companions, const Launch& start) override;
+  Moved reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Launch& start) override;
+  Moved all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Launch& start) override;
+  Moved broadcast(const at::Tensor& tensor, int root, const Launch& start) override;
+  std::unique_ptr<Transport> split(std::span<const int> colors, std::shared_ptr<Link> part, const Launch& start) override;
+  void abort(std::string_view reason) noexcept override;
+
+ private:
+  /// Runs `act` where operations are queued, after the inputs of the caller, and returns the point after it.
+  template <class Act>
+  Moved in_background(const Launch& start, const Act& act);
+  void finish(const c10::intrusive_ptr<c10d::Work>& work, const Launch& start) const;
+  /// Keeps the memory from being used again before what is queued has ended.
+  void uses(const at::Tensor& tensor) const;
+
+  const std::shared_ptr<Link> link_;
+  const BackendPtr backend_;
+  const MakeBackend make_;
+  std::optional<c10::Stream> stream_;  // unset on the host
+  std::string name_;
+  int parts_ = 0;
+};
+
+}  // namespace tessera
