@@ -36,7 +36,7 @@ endif()
 # The autograd engine hands backward passes for other devices to threads of its own, under locks that the thread sanitizer does not see:
 # whatever such a thread reads would be a report.
 if(TESSERA_SANITIZE STREQUAL "thread")
-  list(FILTER _tests EXCLUDE REGEX "/(shard/device|checkpoint/local_ranks)_test\\.cpp$")
+  list(FILTER _tests EXCLUDE REGEX "/(shard/paging/device|checkpoint/local_ranks)_test\\.cpp$")
 endif()
 # The format of other people's files is tested with their own reader.
 if(NOT DEFINED TESSERA_SAFETENSORS_PYTHON)
@@ -128,10 +128,10 @@ endforeach()
 add_dependencies(test_cli tessera_cli)
 
 # Where both are possible, parameters lie in memory that ranks share; what can be seen of them must be the same where they are gathered.
-foreach(_name IN ITEMS checkpoint_modules checkpointing engine full_params gradients memory nested_units parameter_uses parity passes precision prefetch
-  property refusal report write)
+foreach(_name IN ITEMS checkpoint_modules checkpointing backward/engine full_params backward/gradients schedule/memory schedule/nested_units
+  paging/parameter_uses parity schedule/passes precision schedule/prefetch property paging/refusal report paging/write)
   if(NOT TEST shard/${_name})
-    continue()
+    message(FATAL_ERROR "tessera/shard/${_name}_test.cpp, which shall also run with gathered parameters, is not there")
   endif()
   add_test(NAME shard/${_name}_gathered COMMAND test_shard ${_name} --gtest_brief=1)
   set_tests_properties(shard/${_name}_gathered PROPERTIES ENVIRONMENT "${_environment};TESSERA_RESIDENCE=gathered" TIMEOUT ${_limit})

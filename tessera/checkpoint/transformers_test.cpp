@@ -30,7 +30,7 @@ TEST(Transformers, LoadsWhatIsMerged) {
     std::filesystem::copy_file(folder / "config/config.json", folder / ("merged-" + name) / "config.json");
   };
   merged("dcp", "dcp", {.max_shard_size = 5000});
-  merged("file.pt", "file.pt", {});
+  merged("file.pt", "file", {});
   merged("file.pt", "bin", {.unsafe_serialization = true});
   const auto read = python({TESSERA_TEST_TRANSFORMERS_SCRIPT, "read", folder.path()});
   EXPECT_EQ(read.status, 0) << read.output;

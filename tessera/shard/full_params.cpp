@@ -153,7 +153,11 @@ FullParams::~FullParams() {
       std::uncaught_exceptions() == 0 ? gradients_[i]->write_back() : gradients_[i]->write_back_alone();
     } catch (const std::exception& error) {
       log(LogLevel::Error, fmt::format("changes of the gradients of unit '{}' are lost: {}", units_[i]->name(), error.what()));
-      gradients_[i]->lose(error.what());
+      try {
+        gradients_[i]->lose(error.what());
+      } catch (const std::exception& worse) {
+        log(LogLevel::Error, fmt::format("and they could not be marked as lost: {}", worse.what()));
+      }
     }
   }
   gradients_.clear();

@@ -22,7 +22,9 @@ class WholeGradients;
 enum class Access {
   Read,
   Write,
-  ReadStored,  // the values and the dtype of the shards, also where operators compute in another one: an evaluation in float32
+  /// The values and the dtype of the shards, also where operators compute in another one: an evaluation in float32. Guards of the same
+  /// parameters show that form until the last of them ends.
+  ReadStored,
 };
 enum class WithGradients { No, Yes };
 

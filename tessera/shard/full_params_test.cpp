@@ -282,10 +282,10 @@ TEST(WholeGradients, ThatAreLostStopTheNextStep) {
           const torch::NoGradGuard no_grad;
           change();
         }
-        EXPECT_THAT(message_of<UsageError>([&] { (void)grad_norm(parameters(*net)); }), AllOf(HasSubstr("unit 'b' is lost"), HasSubstr(why)));
-        EXPECT_THAT(message_of<UsageError>([&] { optimizer.step(); }), HasSubstr("unit 'b' is lost"));
+        EXPECT_THAT(message_of<UsageError>([&] { (void)grad_norm(parameters(*net)); }), AllOf(HasSubstr("is lost, because"), HasSubstr(why)));
+        EXPECT_THAT(message_of<UsageError>([&] { optimizer.step(); }), HasSubstr("is lost, because"));
         torch::optim::SGD other(parameters(*net), torch::optim::SGDOptions(0.1));
-        EXPECT_THAT(message_of<UsageError>([&] { other.step(); }), HasSubstr("unit 'b' is lost"));
+        EXPECT_THAT(message_of<UsageError>([&] { other.step(); }), HasSubstr("is lost, because"));
         EXPECT_TRUE(at::equal(full_parameter(net->b->weight), before));
         has_gradients ? optimizer.zero_grad() : other.zero_grad();
         net(input()).pow(2).sum().backward();

@@ -21,6 +21,7 @@
 #include "tessera/shard/backward/unit_node.h"
 #include "tessera/shard/deferred/recording.h"
 #include "tessera/shard/deferred/values.h"
+#include "tessera/shard/memory/kept_part.h"
 #include "tessera/shard/paging/paging.h"
 #include "tessera/shard/schedule/schedule.h"
 #include "tessera/shard/schedule/unit_state.h"
@@ -310,7 +311,10 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   const auto schedule =
       is_model ? std::make_shared<Schedule>(ScheduleRules(options, is_model, below.divided)) : schedule_before_model(options);
   const auto make_unit = [&](Found& found, const std::string& name, const ShardOptions& own) {
-    expect_divisor(own.reshard_after_forward, own.mesh.shard().size());
+    const auto& shard_group = own.mesh.shard();
+    expect_divisor(own.reshard_after_forward, shard_group.size());
+    if (const int few = own.reshard_after_forward.ranks(shard_group.size()); few > 1 && few < shard_group.size())
+      (void)consecutive_ranks(shard_group, few);  // now, because it may fail
     auto unit = Unit::make(name, std::move(found.managed), own);
     begin_training(unit, schedule);
     register_shards(*unit, found.places, *modules.front());

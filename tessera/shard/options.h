@@ -20,7 +20,7 @@ namespace tessera {
 /// The dtypes of unsharded parameters and of gradients. Shards always keep the dtype of the model's parameters.
 struct MixedPrecision {
   std::optional<at::ScalarType> param_dtype = {};   // the dtype in which parameters are all-gathered and used
-  std::optional<at::ScalarType> reduce_dtype = {};  // the dtype in which gradients are sent, if it is narrower; sums are at least float32
+  std::optional<at::ScalarType> reduce_dtype = {};  // the dtype in which gradients are sent, if it is narrower or the engine adds in it
   /// The dtype of the gradients of shards, if it is wider than the shards: float32 gradients of bfloat16 parameters, so that sums over
   /// passes, norms and clipping are not rounded.
   std::optional<at::ScalarType> grad_dtype = {};

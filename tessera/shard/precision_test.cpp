@@ -225,6 +225,24 @@ TEST(Precision, ShowsParametersOfListsInTheDtypeOfTheShards) {
   });
 }
 
+TEST(Precision, OfTheShardsThatCanNotBeShownChangesNothing) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = seeded_net();
+    fully_shard(net, {.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16}});
+    const torch::NoGradGuard no_grad;
+    const auto outer = full_params(*net);
+    if (world.rank() == 0) {
+      EXPECT_THROW((void)full_params(*net, Access::ReadStored), CommError);
+    } else {
+      EXPECT_THROW(world.barrier(), CommError);
+    }
+    EXPECT_EQ(net->b->weight.scalar_type(), at::kBFloat16);
+    const auto exact = full_params(*net, Access::ReadStored);
+    EXPECT_EQ(net->b->weight.scalar_type(), at::kFloat);
+    EXPECT_TRUE(at::equal(net->b->weight, full_parameter(parameters(*net)[2])));
+  });
+}
+
 TEST(Precision, OfTheShardsReplacesABatchNormAsUsual) {
   with_ranks(2, [](const Communicator& world) {
     nn::Sequential model(nn::Linear(3, 3), nn::BatchNorm1d(3));

@@ -20,7 +20,7 @@ if action == "write":
     model.config.save_pretrained(f"{folder}/config")
 else:
     expected = torch.load(f"{folder}/logits.pt", weights_only=True)
-    for name in ("dcp", "file.pt", "bin"):
+    for name in ("dcp", "file", "bin"):
         model, info = AutoModelForCausalLM.from_pretrained(f"{folder}/merged-{name}", output_loading_info=True)
         assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
         assert torch.equal(model.eval()(tokens).logits, expected), name

@@ -334,6 +334,7 @@ void Group::fail(LinkFailure failure, const Envelope& envelope, std::chrono::mil
     }
     case LinkFailure::Kind::Deadlocked:
     case LinkFailure::Kind::Aborted:
+      family_->end_transports(failure.reason);
       broken_ = std::make_exception_ptr(CommError(fmt::format("{}, was broken off: {}", what, failure.reason)));
       break;
   }

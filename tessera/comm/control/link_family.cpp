@@ -18,19 +18,23 @@ std::vector<int> LinkFamily::missing(std::string_view incident, uint64_t group, 
   return lookout_ ? not_come(lookout_->ask(incident), group, sequence, ranks) : std::vector<int>();
 }
 
+void LinkFamily::end_transports(std::string_view reason) noexcept {
+  try {
+    for (const auto& [link, transport] : members()) {
+      if (const auto own = transport.lock()) own->abort(reason);
+    }
+  } catch (const std::exception&) {  // out of memory: they end at their own time limit
+  }
+}
+
 void LinkFamily::abort(std::string_view reason, int culprit) noexcept {
   try {
-    std::vector<Member> members;
-    {
-      const std::lock_guard lock(mutex_);
-      members = members_;
-    }
-    for (const auto& [link, transport] : members) {
+    for (const auto& [link, transport] : members()) {
       if (const auto own = link.lock()) own->abort(reason, culprit);
-      if (const auto own = transport.lock()) own->abort(reason);
     }
   } catch (const std::exception&) {  // out of memory: the other ranks wait until their time limit
   }
+  end_transports(reason);
 }
 
 int record_culprit(const LinkFailure& failure, int own) noexcept {

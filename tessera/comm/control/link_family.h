@@ -27,11 +27,18 @@ class LinkFamily {
   }
   /// Those of `ranks` that have not come to an operation of a group, as far as the ranks that have met in the store can tell.
   std::vector<int> missing(std::string_view incident, uint64_t group, uint64_t sequence, std::span<const int> ranks) const;
+  /// Ends what engines have under way on devices. A rank that is told of an abort calls it, because nobody else can end its own.
+  void end_transports(std::string_view reason) noexcept;
   /// Ends all groups with this reason.
   void abort(std::string_view reason, int culprit) noexcept;
 
  private:
   using Member = std::pair<std::weak_ptr<Link>, std::weak_ptr<Transport>>;
+
+  std::vector<Member> members() {
+    const std::lock_guard lock(mutex_);
+    return members_;
+  }
 
   std::mutex mutex_;
   std::vector<Member> members_;

@@ -20,12 +20,13 @@
 namespace tessera {
 namespace {
 
-/// The dtype in which gradients are sent. A reduce_dtype that is wider than the gradients has no effect here: widening them before they are
-/// sent would change no bit of the sum, which is computed in at least float32.
-at::ScalarType wire_dtype(const Unit::Group& group, const MixedPrecision& precision, bool sums) {
+/// The dtype in which gradients are sent. Where sums are computed in at least float32, a reduce_dtype that is wider than the gradients has no
+/// effect here: widening them before they are sent would change no bit. Engines of c10d add in what is sent.
+at::ScalarType wire_dtype(const Unit::Group& group, const MixedPrecision& precision, bool sums, SumOrder order) {
   const auto own = sums ? at::promoteTypes(group.unsharded_dtype, at::kFloat) : group.unsharded_dtype;
   const auto wanted = precision.reduce_dtype.value_or(own);
-  return c10::elementSize(wanted) < c10::elementSize(own) ? wanted : own;
+  const bool is_narrower = c10::elementSize(wanted) < c10::elementSize(own);
+  return is_narrower || order == SumOrder::Any ? wanted : own;
 }
 
 bool detects_anomaly() {
@@ -57,8 +58,9 @@ GradientReduction::Packing::Packing(GradientReduction& reduction, std::span<cons
   c10::SmallVector<GradientPlan, 2> plans;
   const auto& precision = reduction.unit_.options().mixed_precision;
   for (const auto* group : groups) {
-    const auto dtype = wire_dtype(*group, precision, sums);
-    widens_ = widens_ || dtype != wire_dtype(*group, precision, /*sums=*/false);
+    const auto order = reduction.unit_.mesh().shard().traits().sums;
+    const auto dtype = wire_dtype(*group, precision, sums, order);
+    widens_ = widens_ || dtype != wire_dtype(*group, precision, /*sums=*/false, order);
     plans.push_back({.numel = group->chunk * reduction.unit_.mesh().shard().size(), .dtype = dtype, .device = group->own.device()});
   }
   const bool has_replicas = reduction.unit_.mesh().replicate().size() > 1;
@@ -113,7 +115,7 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
   const auto& mesh = unit.mesh();
   const auto& hook = reduction_.rules_.reduction_hook;
   const auto& ranks = mesh.shard().local_ranks();
-  // A mean that is needed for gradients, or has to be settled, must be complete. (And a process that stands for several ranks has no place
+  // A mean that is needed for gradients, or is finished later, must be complete. (And a process that stands for several ranks has no place
   // of its own in the buffers.)
   const bool in_parts = share_.sink && after_.is_plain() && !hook && ranks.size() == 1 && std::ranges::none_of(keeps_, std::identity());
   c10::SmallVector<Piece, 2> pieces;

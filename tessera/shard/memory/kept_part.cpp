@@ -7,14 +7,13 @@
 #include "tessera/shard/memory/runs_of.h"
 
 namespace tessera {
-namespace {
-
-/// This rank's group if a shard group is divided into groups of so many consecutive ranks.
 Communicator consecutive_ranks(const Communicator& shard, int ranks) {
   std::vector<int> colors;
   for (int rank = 0; rank < shard.size(); rank++) colors.push_back(rank / ranks);
   return shard.part(colors);
 }
+
+namespace {
 
 at::Tensor unsharded_values(const Buffer& buffer) {
   return buffer.unsharded->memory_view(buffer.unsharded_dtype());

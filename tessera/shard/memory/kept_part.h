@@ -6,6 +6,9 @@
 
 namespace tessera {
 
+/// This rank's group if a shard group is divided into groups of so many consecutive ranks. Only the first call is collective.
+Communicator consecutive_ranks(const Communicator& shard, int ranks);
+
 class KeptPart {
  public:
   /// Divides the unsharded form among so many consecutive ranks. Collective.

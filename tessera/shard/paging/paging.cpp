@@ -77,7 +77,7 @@ void expect_current(const at::Tensor& tensor, const StorageTag& tag, const Opera
   const auto& group = unit.groups()[tag.group];
   if (group.dtype == group.unsharded_dtype || tensor.scalar_type() != (unit.flags().shows_stored ? group.unsharded_dtype : group.dtype)) return;
   throw UsageError(
-      fmt::format("{} uses a view of {} from {} tessera::full_params with Access::Write or ReadStored, where parameters have the dtype of their "
+      fmt::format("{} uses a view of {} from {} tessera::full_params(module, Access::Write) or ReadStored, where parameters have the dtype of their "
                   "shards, {} and not {}; take it from the module again",
                   op.name(), name_of(*unit.around(tensor), unit), unit.flags().shows_stored ? "before" : "inside", c10::toString(group.dtype),
                   c10::toString(group.unsharded_dtype)));

@@ -5,8 +5,7 @@
 #include <ATen/record_function.h>
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <iterator>
+#include <stdexcept>
 #include <utility>
 
 #include "tessera/base/error.h"
@@ -89,6 +88,7 @@ void expect_divisor(ReshardAfterForward rule, int all) {
 }
 
 void UnitState::set_reshard_after_forward(ReshardAfterForward rule) {
+  if (is_partly_resharded()) throw std::logic_error("the rule of a unit that is partly resharded can't be changed");
   const auto& shard = unit_.mesh().shard();
   expect_divisor(rule, shard.size());
   if (!rule.keeps(/*is_root=*/false)) {
@@ -130,19 +130,27 @@ void UnitState::keep_for_others(const Unit::Group& group) {
 }
 
 void UnitState::show_stored() {
-  if (unit_.flags().shows_stored.exchange(true)) return;
-  showing_stored_++;
+  auto& shows_stored = unit_.flags().shows_stored;
+  if (shows_stored) return;
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  // All that can fail comes before the first parameter changes: other guards may show the unit already.
+  const auto& shard = unit_.mesh().shard();
+  std::vector<std::pair<const Unit::Group*, MemoryPtr>> gathered;
   for (const auto& group : unit_.groups()) {
     if (!group.converts) continue;
-    if (unit_.flags().pins > 1) keep_for_others(group);
-    show(group, group.dtype);
-    const auto unsharded = group.unsharded.lock();
-    if (!unsharded) continue;
-    unsharded->allocate();
-    const Piece piece{.whole = unsharded->memory_view(group.dtype), .own = group.own};
-    unit_.mesh().shard().all_gather(std::span(&piece, 1), {.unit = unit_.name(), .number = unit_.number()}).wait();
+    const auto numel = group.chunk * shard.size();
+    auto memory = allocate_memory(static_cast<size_t>(numel) * c10::elementSize(group.dtype), group.own.device());
+    const Piece piece{.whole = at::from_blob(memory->get(), {numel}, group.own.options()), .own = group.own};
+    shard.all_gather(std::span(&piece, 1), {.unit = unit_.name(), .number = unit_.number()}).wait();
+    gathered.emplace_back(&group, std::move(memory));
+  }
+  shows_stored = true;
+  showing_stored_++;
+  for (auto& [group, memory] : gathered) {
+    if (unit_.flags().pins > 1) keep_for_others(*group);
+    show(*group, group->dtype);
+    if (const auto unsharded = group->unsharded.lock()) unsharded->adopt(std::move(memory));
   }
 }
 
@@ -182,7 +190,7 @@ void UnitState::expect_equal_start() {
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   const auto& world = unit_.mesh().world();
   if (start_checked_ || world.traits().traces) {  // in a trace, one process provides the parameters of all ranks
-    expect_values(unit_, fmt::format("the use of unit '{}'", unit_.name()));
+    if (unit_.flags().unset > 0) expect_values(unit_, fmt::format("the use of unit '{}'", unit_.name()));
     return;
   }
   uint64_t all = 0;

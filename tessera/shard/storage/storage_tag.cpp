@@ -33,7 +33,11 @@ void TaggedStorage::release_resources() {
 
 void TaggedStorage::allocate() {
   free_retired();  // so that the allocator can reuse memory whose last reader has finished
-  attach(allocate_memory(nbytes(), device()));
+  adopt(allocate_memory(nbytes(), device()));
+}
+
+void TaggedStorage::adopt(MemoryPtr memory) {
+  attach(std::move(memory));
   owns_memory_ = true;
 }
 

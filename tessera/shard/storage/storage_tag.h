@@ -47,10 +47,12 @@ class TaggedStorage final : public c10::StorageImpl {
   void allocate();
   /// Drops the memory. The next has another size.
   void resize(size_t bytes);
+  /// Attaches memory that nobody else uses.
+  void adopt(MemoryPtr memory);
   /// Attaches memory that may have other users.
   void attach(MemoryPtr memory);
   bool owns_memory() const { return memory_ != nullptr && owns_memory_; }
-  /// Drops the memory. Memory from allocate() is reused only after the work that is queued on the device now.
+  /// Drops the memory. What only this storage uses is reused only after the work that is queued on the device now.
   void release();
 
   /// Keeps the memory, but makes requests for the data pointer an exception until unguard() is called.

@@ -207,12 +207,13 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<ManagedParameter>
   auto groups = grouped(std::move(managed), unit_layout);
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const auto number = options.mesh.world().next_number();  // also where a rank fails: all ranks count alike
   // All memory is allocated and filled before the first parameter changes, so that the model stays as it was if that fails.
   std::shared_ptr<Unit> unit;
   std::vector<MemoryPtr> memory;
   const auto allocate = [&] {
-    unit.reset(new Unit(name, without_parameters(options), unit_layout, std::move(unit_codec), make_unit_memory(options, decodes, device),
-                        device));
+    unit.reset(new Unit(name, number, without_parameters(options), unit_layout, std::move(unit_codec),
+                        make_unit_memory(options, decodes, device), device));
     for (const auto& group : groups) memory.push_back(unit->memory_.chunks->add(unit->plan(group)));
   };
   // Disks fill up on one host alone.

@@ -25,7 +25,7 @@ void expect_shardable(std::span<const ManagedParameter> managed);
 /// holds. The order of the dimensions in memory is kept, except that `shard_dim` becomes the outermost.
 at::Tensor dense(const ManagedParameter& parameter);
 
-/// The memory that the managed have before they become part of a unit. A tensor of the program that still refers to it afterwards would
+/// The memory that managed parameters have before they become part of a unit. A tensor of the program that still refers to it afterwards would
 /// never see new values, so its use is made an error.
 class FormerMemory {
  public:
@@ -34,7 +34,7 @@ class FormerMemory {
   FormerMemory& operator=(const FormerMemory&) = delete;
   ~FormerMemory();  // guards former memory that other tensors still refer to
 
-  /// Call it once the managed have their new memory. Without this call the destructor guards nothing new.
+  /// Call it once they have their new memory. Without this call the destructor guards nothing new.
   void abandon() { abandoned_ = true; }
 
  private:

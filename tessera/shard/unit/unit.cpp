@@ -15,14 +15,15 @@ std::optional<at::ScalarType> compute_dtype_of(const ShardOptions& options) {
   return computed == at::kFloat ? std::nullopt : std::optional(computed);
 }
 
-Unit::Unit(std::string name, const ShardOptions& options, UnitLayout layout, CodecPtr codec, UnitMemory memory, c10::Device device)
+Unit::Unit(std::string name, uint64_t number, const ShardOptions& options, UnitLayout layout, CodecPtr codec, UnitMemory memory,
+           c10::Device device)
     : name_(std::move(name)),
       options_(options),
       layout_(layout),
       codec_(std::move(codec)),
       compute_dtype_(compute_dtype_of(options)),
       device_(device),
-      number_(options.mesh.world().next_number()),
+      number_(number),
       memory_(std::move(memory)) {}
 
 std::string_view Unit::layout_name() const {

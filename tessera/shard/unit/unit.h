@@ -103,7 +103,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
     TaggedStorage& own_storage() const { return *tagged_storage(flat ? flat->shard : parameters.front().shard); }
   };
 
-  /// Makes a unit of the managed. Their tensors stay the same objects, but lose their former memory. Whoever makes it gives it a state
+  /// Makes a unit of these parameters. Their tensors stay the same objects, but lose their former memory. Whoever makes it gives it a state
   /// and a schedule. Collective.
   static std::shared_ptr<Unit> make(std::string name, std::vector<ManagedParameter> managed, const ShardOptions& options);
   Unit(const Unit&) = delete;
@@ -156,7 +156,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void outdate(const at::Tensor& written);
 
  private:
-  Unit(std::string name, const ShardOptions& options, UnitLayout layout, CodecPtr codec, UnitMemory memory, c10::Device device);
+  Unit(std::string name, uint64_t number, const ShardOptions& options, UnitLayout layout, CodecPtr codec, UnitMemory memory,
+       c10::Device device);
 
   // Used while the unit is made; defined in build_unit.cpp.
   BufferLayout layout(std::span<const ManagedParameter> managed) const;
