@@ -480,9 +480,9 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
 
 void install_paging() {
   watch_saves();
-  TaggedStorage::on_raw_write = &hand_out_pointer;
   // Never destroyed, because parameters in static storage are used after main.
   [[gnu::used]] static torch::Library* const library = [] {
+    TaggedStorage::on_raw_write = &hand_out_pointer;
     try {
       auto made = std::make_unique<torch::Library>(torch::Library::IMPL, "_", kPagingKey, __FILE__, __LINE__);
       made->fallback(torch::CppFunction::makeFromBoxedFunction<&page>());
