@@ -106,14 +106,24 @@ if(Libtorch_FOUND AND NOT TARGET Libtorch::Libtorch)
   foreach(_folder IN LISTS _cuda_folders)
     target_link_options(Libtorch::Libtorch INTERFACE "LINKER:-rpath-link,${_folder}")
   endforeach()
-  if(TESSERA_LINK_CUDA)
-    if(NOT Libtorch_CUDA)
-      message(FATAL_ERROR "TESSERA_LINK_CUDA is on, but libtorch ${Libtorch_VERSION} in ${Libtorch_ROOT} was built without CUDA")
-    endif()
-    # Nothing refers to it by name: it registers its kernels when it is loaded.
-    target_link_options(Libtorch::Libtorch INTERFACE "LINKER:--no-as-needed,${Libtorch_CUDA_LIBRARY},--as-needed")
-  endif()
 endif()
+
+# libtorch_cuda(TARGET ROOT): what the one source needs that is particular to CUDA, of the libtorch in ROOT.
+function(libtorch_cuda target root)
+  if(NOT EXISTS "${root}/lib/libtorch_cuda.so")
+    message(FATAL_ERROR "The libtorch in ${root} was built without CUDA")
+  endif()
+  # A wheel has the headers and libraries of CUDA in folders beside its own.
+  file(GLOB _headers "${root}/../nvidia/*/include")
+  file(GLOB _folders "${root}/../nvidia/*/lib")
+  list(TRANSFORM _folders PREPEND "LINKER:-rpath-link,")
+  add_library(${target} INTERFACE IMPORTED)
+  target_include_directories(${target} SYSTEM INTERFACE "${root}/include" "${root}/include/torch/csrc/api/include" ${_headers})
+  target_compile_definitions(${target} INTERFACE TESSERA_NCCL USE_C10D_NCCL)
+  # Nothing else refers to torch_cuda by name: it registers its kernels when it is loaded.
+  target_link_options(${target} INTERFACE ${_folders} "LINKER:--no-as-needed,${root}/lib/libtorch_cuda.so,--as-needed")
+  target_link_libraries(${target} INTERFACE "${root}/lib/libc10_cuda.so")
+endfunction()
 
 # Tests compare with PyTorch itself, where it can be imported.
 if(NOT DEFINED Libtorch_PYTHON AND _python)

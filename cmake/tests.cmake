@@ -166,6 +166,20 @@ test_program(test_engine ${_engine_tests})
 add_test(NAME engine COMMAND test_engine --gtest_brief=1)
 set_tests_properties(engine PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_limit})
 
+# The engine for GPUs, against the wheel for CUDA that the set-up has put into a folder of its own.
+set(_cuda_wheel "${PROJECT_SOURCE_DIR}/build/cuda/torch")
+if(TESSERA_LONG_TESTS AND NOT TESSERA_SANITIZE AND NOT TESSERA_LINK_CUDA AND EXISTS "${_cuda_wheel}/lib/libtorch_cuda.so")
+  libtorch_cuda(cuda_wheel "${_cuda_wheel}")
+  add_executable(test_nccl tests/nccl/nccl_test.cpp
+    tessera/comm/c10d/collectives.cpp tessera/comm/c10d/connect.cpp tessera/comm/c10d/nccl.cpp)
+  # Its libtorch comes before the library's own, which is the same one without CUDA.
+  set_target_properties(test_nccl PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests" BUILD_RPATH "${_cuda_wheel}/lib")
+  target_include_directories(test_nccl SYSTEM BEFORE PRIVATE "${_cuda_wheel}/include" "${_cuda_wheel}/include/torch/csrc/api/include")
+  target_link_libraries(test_nccl PRIVATE cuda_wheel tessera fmt::fmt-header-only GTest::gtest GTest::gtest_main)
+  add_test(NAME nccl COMMAND test_nccl --gtest_brief=1)
+  set_tests_properties(nccl PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_limit})
+endif()
+
 # The corpus of idioms, a chapter a test, and the page that is made of it.
 file(GLOB _idioms CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/idioms/*.cpp")
 test_program(test_idioms ${_idioms})

@@ -196,6 +196,21 @@ install_weights() {
   fi
 }
 
+# libtorch with all of CUDA, 5 GB, beside the one that is linked: the long tests build the engine for GPUs against it.
+install_cuda() {
+  [ ! -f build/cuda/.whole ] || return 0
+  begin "installing torch $torch_version with CUDA into build/cuda"
+  rm -rf build/cuda
+  make_python
+  # Three times =, because a build for CPUs would fit two.
+  if pip_install --target build/cuda "torch===$torch_version" "cuda-toolkit[cccl,crt]"; then
+    touch build/cuda/.whole
+    end "installed torch $torch_version with CUDA into build/cuda"
+  else
+    say "going on without a torch for CUDA: the test that builds the engine for GPUs is left out"
+  fi
+}
+
 # setup PRESET PURPOSE: everything up to a configured build folder. PURPOSE is `tests` or `run`.
 setup() {
   local preset=$1 purpose=$2 folder=build settings stamp arguments=()
@@ -219,7 +234,7 @@ setup() {
   fi
   install_readers "$purpose"
   [ "$purpose" != tests ] || { install_peers; install_tensorboard; }
-  [ "$purpose" != tests ] || [ "${TESSERA_LONG_TESTS:-OFF}" = OFF ] || install_weights
+  [ "$purpose" != tests ] || [ "${TESSERA_LONG_TESTS:-OFF}" = OFF ] || { install_weights; install_cuda; }
   arguments+=("-DTESSERA_TORCH=${TESSERA_TORCH:-}" "-DTorch_DIR=${Torch_DIR:-}")
   if [ "$purpose" = tests ]; then arguments+=(-DTESSERA_TESTS=ON); else arguments+=(-DTESSERA_TESTS=OFF); fi
   begin "configuring"

@@ -60,56 +60,56 @@ int Communicator::rank() const {
   return ranks.front();
 }
 
-Work Communicator::all_gather(std::span<const Piece> pieces, Subject subject, std::span<at::Tensor> companions) const {
+Work Communicator::all_gather(std::span<const Piece> pieces, Subject subject, std::span<at::Tensor> operands) const {
   expect_no_graph(pieces, "all_gather");
   for (const auto& piece : pieces) note_write(piece.whole);
-  return group_->all_gather(pieces, companions, {.subject = subject, .limit = limit_});
+  return group_->all_gather(pieces, operands, call(subject));
 }
 
 Work Communicator::reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, Subject subject) const {
   expect_no_graph(pieces, "reduce_scatter");
   for (const auto& piece : pieces) note_write(piece.own);
-  return group_->reduce_scatter(pieces, reduction, {.subject = subject, .limit = limit_});
+  return group_->reduce_scatter(pieces, reduction, call(subject));
 }
 
 Work Communicator::all_reduce(at::Tensor tensor, const Reduction& reduction, Subject subject) const {
   expect_not_sharded(tensor, "all_reduce");
   expect_no_graph(tensor, "all_reduce");
   note_write(tensor);
-  return group_->all_reduce(tensor, reduction, {.subject = subject, .limit = limit_});
+  return group_->all_reduce(tensor, reduction, call(subject));
 }
 
 Work Communicator::broadcast(at::Tensor tensor, int root, Subject subject) const {
   expect_not_sharded(tensor, "broadcast");
   expect_no_graph(tensor, "broadcast");
   note_write(tensor);
-  return group_->broadcast(tensor, root, {.subject = subject, .limit = limit_});
+  return group_->broadcast(tensor, root, call(subject));
 }
 
 void Communicator::barrier(Subject subject) const {
-  group_->barrier({.subject = subject, .limit = limit_}).wait();
+  group_->barrier(call(subject)).wait();
 }
 
 Work Communicator::meet(Subject subject) const {
-  return group_->meet({.subject = subject, .limit = limit_});
+  return group_->meet(call(subject));
 }
 
 Extremes Communicator::extremes(uint64_t own, Subject subject) const {
-  return group_->extremes(own, {.subject = subject, .limit = limit_});
+  return group_->extremes(own, call(subject));
 }
 
 std::vector<std::string> Communicator::texts(const std::string& own, Subject subject) const {
-  return group_->texts(own, {.subject = subject, .limit = limit_});
+  return group_->texts(own, call(subject));
 }
 
 Communicator Communicator::split(std::span<const int> colors) const {
-  return Communicator(group_->split(colors, {.subject = {}, .limit = limit_}), limit_);
+  return Communicator(group_->split(colors, call()), limit_);
 }
 
 Communicator Communicator::part(std::span<const int> colors) const {
   const bool is_whole = std::ranges::adjacent_find(colors, std::not_equal_to<>()) == colors.end();
   if (is_whole && static_cast<int>(colors.size()) == size()) return *this;
-  return Communicator(group_->part(colors, {.subject = {}, .limit = limit_}), limit_);
+  return Communicator(group_->part(colors, call()), limit_);
 }
 
 std::vector<Communicator> Communicator::parts() const {
@@ -123,7 +123,7 @@ Communicator Communicator::duplicate() const {
 }
 
 SharedAttempt Communicator::share(const AreaShape& shape, Subject subject) const {
-  return group_->share(shape, {.subject = subject, .limit = limit_});
+  return group_->share(shape, call(subject));
 }
 
 at::Tensor Communicator::own_chunk(const at::Tensor& flat) const {

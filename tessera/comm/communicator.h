@@ -47,9 +47,9 @@ class Communicator {
   std::chrono::milliseconds limit() const { return limit_; }
   Communicator with_limit(std::chrono::milliseconds limit) const { return Communicator(group_, limit); }
 
-  /// Fills each `whole` with the `own` parts of all ranks, in rank order. Any dtype; whole.numel() == size() * own.numel(). `companions`:
+  /// Fills each `whole` with the `own` parts of all ranks, in rank order. Any dtype; whole.numel() == size() * own.numel(). `operands`:
   /// see Transport::all_gather.
-  Work all_gather(std::span<const Piece> pieces, Subject subject = {}, std::span<at::Tensor> companions = {}) const;
+  Work all_gather(std::span<const Piece> pieces, Subject subject = {}, std::span<at::Tensor> operands = {}) const;
   /// Fills each `own` with this rank's part of the `whole` tensors of all ranks, reduced in the order that Topology defines. The `whole`
   /// tensors do not change.
   Work reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction = {}, Subject subject = {}) const;
@@ -107,6 +107,8 @@ class Communicator {
   void reset_traffic() const;
 
  private:
+  Call call(Subject subject = {}) const { return {.subject = subject, .limit = limit_}; }
+
   std::shared_ptr<Group> group_;
   std::chrono::milliseconds limit_;
 };

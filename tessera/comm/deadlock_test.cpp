@@ -52,21 +52,21 @@ TEST_P(Waits, ForEachOtherAreToldToAllAtOnce) {
   });
 }
 
-TEST_P(Waits, ThatAllMayGiveWayDoSo) {
+TEST_P(Waits, ThatAllMayYieldDoSo) {
   run([](const Communicator& world, const SharedArea& area) {
     const int own = world.rank() % 2;
-    EXPECT_FALSE(area.wait_or_give_way(own, 1, kLimit, [&] { return words(world.rank()); }));
+    EXPECT_FALSE(area.wait_or_yield(own, 1, kLimit, [&] { return words(world.rank()); }));
     EXPECT_NO_THROW(area.expect_in_step());
     area.reach(own, 1);
     area.reach(1 - own, 1);
-    EXPECT_TRUE(area.wait_or_give_way(own, 1, kLimit, [&] { return words(world.rank()); }));
+    EXPECT_TRUE(area.wait_or_yield(own, 1, kLimit, [&] { return words(world.rank()); }));
   });
 }
 
-TEST_P(Waits, ThatMayGiveWayDoNotWhereOthersCant) {
+TEST_P(Waits, ThatMayYieldDoNotWhereOthersCant) {
   run([](const Communicator& world, const SharedArea& area) {
     const auto what = [&] { return words(world.rank()); };
-    const auto wait = [&] { world.rank() == 0 ? area.wait(0, 1, kLimit, what) : void(area.wait_or_give_way(1, 1, kLimit, what)); };
+    const auto wait = [&] { world.rank() == 0 ? area.wait(0, 1, kLimit, what) : void(area.wait_or_yield(1, 1, kLimit, what)); };
     EXPECT_THAT(message_of<DeadlockError>(wait), HasSubstr(words(world.rank())));
     world.barrier({.unit = "after"});  // a rank that has heard of it first must not be gone before the others have
   });

@@ -65,7 +65,7 @@ Topology find_hosts(Link& link, std::chrono::milliseconds limit) {
 /// Returns after a barrier of all ranks, so no rank needs the store any more to join.
 Communicator wrap(std::string name, Topology topology, Connection connection, const InitOptions& options, const StorePtr& store) {
   const auto family = std::make_shared<LinkFamily>();
-  if (store) family->look_out(store, {.rank = connection.link->rank(), .world_size = connection.link->size()});
+  if (store) family->monitor_peers(store, {.rank = connection.link->rank(), .world_size = connection.link->size()});
   const auto world = world_over(std::move(connection), {.name = std::move(name), .topology = std::move(topology)}, family);
   world.with_limit(options.start_limit).barrier({.unit = "start"});
   world.reset_traffic();

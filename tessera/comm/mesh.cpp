@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <numeric>
 
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
@@ -49,12 +48,6 @@ std::vector<MeshAxis> checked(const Communicator& world, std::vector<MeshAxis> a
     refuse("replicates over the first and shards over the second, unlike their names; exchange them");
   }
   return axes;
-}
-
-std::vector<int> one_after_the_other(int ranks) {
-  std::vector<int> places(static_cast<size_t>(ranks));
-  std::iota(places.begin(), places.end(), 0);
-  return places;
 }
 
 /// The number of places from one rank to the next along an axis.
@@ -108,7 +101,7 @@ Mesh::Mesh(Communicator world, std::vector<MeshAxis> axes, std::vector<int> plac
       groups_(std::move(groups)),
       alone_(alone_in(world_)) {}
 
-Mesh::Mesh(Communicator world) : Mesh(world, {{.name = "shard", .size = world.size()}}, one_after_the_other(world.size()), {world}) {}
+Mesh::Mesh(Communicator world) : Mesh(world, {{.name = "shard", .size = world.size()}}, all_ranks(world.size()), {world}) {}
 
 Mesh::Mesh(Communicator world, MeshShape shape)
     : Mesh(std::move(world), {{.name = "replicate", .size = shape.replicate}, {.name = "shard", .size = shape.shard}}) {}
@@ -116,7 +109,7 @@ Mesh::Mesh(Communicator world, MeshShape shape)
 Mesh::Mesh(Communicator world, std::vector<MeshAxis> axes)
     : world_(std::move(world)),
       axes_(checked(world_, std::move(axes))),
-      places_(one_after_the_other(world_.size())),
+      places_(all_ranks(world_.size())),
       groups_(groups_along(world_, axes_, places_)),
       alone_(alone_in(world_)) {}
 

@@ -65,6 +65,7 @@ struct Extremes {
   uint64_t least = std::numeric_limits<uint64_t>::max();
   uint64_t most = 0;
 
+  static Extremes of(uint64_t number) { return {.least = number, .most = number}; }
   void add(const Extremes& other) {
     least = std::min(least, other.least);
     most = std::max(most, other.most);

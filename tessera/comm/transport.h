@@ -38,9 +38,10 @@ class Transport {
   Transport& operator=(const Transport&) = delete;
   virtual ~Transport() = default;
 
-  /// `companions`: the other operands of the operator that needs the unit. Only a tracing engine uses them: it makes the gather depend on
+  /// `operands`: the other operands of the operator that needs the unit. Only a tracing engine uses them: it makes the gather depend on
   /// them, and may replace them by equal values.
-  virtual Moved all_gather(std::span<const Piece> pieces, std::span<at::Tensor> companions, const Launch& start) = 0;
+  virtual Moved all_gather(std::span<const Piece> pieces, std::span<at::Tensor> operands, const Launch& start) = 0;
+  /// Both dtypes of a reduction are set.
   virtual Moved reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Launch& start) = 0;
   virtual Moved all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Launch& start) = 0;
   virtual Moved broadcast(const at::Tensor& tensor, int root, const Launch& start) = 0;

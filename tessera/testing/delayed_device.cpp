@@ -16,13 +16,13 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/testing/delayed_kernels.h"
 #include "tessera/testing/one_device.h"
 
 namespace tessera::testing {
 namespace {
 
 constexpr auto kDelayed = c10::DeviceType::PrivateUse1;
-const c10::Device kDelayedDevice(kDelayed, 0);
 
 /// The thread of a queue of operations uses the device, too. Queued work may use it again.
 std::recursive_mutex& device_mutex() {
@@ -62,7 +62,7 @@ Queue& queue(c10::StreamId stream) {
 thread_local c10::StreamId current = 0;
 
 c10::Stream stream(c10::StreamId id) {
-  return c10::Stream(c10::Stream::UNSAFE, kDelayedDevice, id);
+  return c10::Stream(c10::Stream::UNSAFE, OneDeviceGuard::device(), id);
 }
 
 bool passed(const Mark& mark) {
@@ -132,13 +132,13 @@ class DelayedMemory final : public c10::Allocator {
       if (is_free) give_back(address);
       return is_free;
     });
-    auto& free = free_[bytes];
+    auto& free = free_[{current, bytes}];
     if (free.empty()) free.push_back(::operator new(bytes));
     auto* const address = free.back();
     free.pop_back();
-    sizes_[address] = bytes;
+    pools_[address] = {current, bytes};
     in_use_ += bytes;
-    return {address, address, &release, kDelayedDevice};
+    return {address, address, &release, OneDeviceGuard::device()};
   }
   void copy_data(void* dest, const void* src, size_t bytes) const override { std::memcpy(dest, src, bytes); }
 
@@ -155,25 +155,32 @@ class DelayedMemory final : public c10::Allocator {
   }
 
   void give_back(void* address) {
-    const auto bytes = sizes_.at(address);
+    const auto& pool = pools_.at(address);
     uses_.erase(address);
-    in_use_ -= bytes;
-    free_[bytes].push_back(address);
+    in_use_ -= pool.second;
+    free_[pool].push_back(address);
   }
 
-  std::map<size_t, std::vector<void*>> free_;  // by size
-  std::map<void*, size_t> sizes_;
+  using Pool = std::pair<c10::StreamId, size_t>;    // the stream for which memory was allocated, and its size
+  std::map<Pool, std::vector<void*>> free_;
+  std::map<void*, Pool> pools_;
   std::map<void*, std::vector<Mark>> uses_;  // by streams other than the one that it was allocated for
   std::vector<void*> kept_;                  // freed, but perhaps still used
   size_t in_use_ = 0;
 };
 
-std::atomic<bool> keeps_memory = true;
+std::atomic<bool> keeps_memory = true, lags = true;
 
 void DelayedGuard::recordDataPtrOnStream(const c10::DataPtr& memory, const c10::Stream& stream) const {
   const Locked locked(device_mutex());
   const auto& own = queue(stream.id());
   if (keeps_memory) DelayedMemory::instance().note_use(memory.get(), {.stream = stream.id(), .position = own.finished + own.steps.size()});
+}
+
+at::Tensor empty_strided_delayed(at::IntArrayRef sizes, at::IntArrayRef strides, std::optional<at::ScalarType> dtype,
+                                 std::optional<at::Layout> /*layout*/, std::optional<at::Device> /*device*/, std::optional<bool> /*pin*/) {
+  constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
+  return at::detail::empty_strided_generic(sizes, strides, &DelayedMemory::instance(), kKeys, c10::dtype_or_default(dtype));
 }
 
 at::Tensor empty_delayed(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> /*layout*/,
@@ -191,11 +198,14 @@ c10::Device delayed_device() {
     static const c10::impl::DeviceGuardImplRegistrar guard(kDelayed, new DelayedGuard);  // libtorch never frees it
     static torch::Library aten(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
     aten.impl("empty.memory_format", &empty_delayed);
+    aten.impl("empty_strided", &empty_strided_delayed);
     aten.impl("view", TORCH_FN(at::native::view));
     aten.impl("set_.source_Storage_storage_offset", TORCH_FN(at::native::set_storage_cpu_));  // views of a storage need no values
+    at::RegisterPrivateUse1HooksInterface(new OneDeviceHooks);  // libtorch never frees it
+    register_delayed_kernels();
     return true;
   }();
-  return kDelayedDevice;
+  return OneDeviceGuard::device();
 }
 
 c10::Stream new_stream() {
@@ -211,6 +221,7 @@ c10::Stream current_stream() {
 void enqueue(std::function<void()> work) {
   const Locked locked(device_mutex());
   queue(current).steps.push_back({.after = {}, .work = std::move(work)});
+  if (!lags) run_all();
 }
 
 void run(const c10::Stream& stream) {
@@ -231,6 +242,10 @@ void run_all(Current when) {
     const auto can_go_on = [](c10::StreamId id) { return !queue(id).steps.empty() && passed(queue(id).steps.front().after); };
     run_first(queue(*std::ranges::find_if(order, can_go_on)));
   }
+}
+
+void set_lags(bool device_lags) {
+  lags = device_lags;
 }
 
 void set_keeps_memory(bool keeps) {

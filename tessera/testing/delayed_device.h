@@ -1,6 +1,6 @@
-// A device whose work runs only when a test says so, for tests of what must hold while work is queued. Its memory is host memory, its
-// streams are queues of closures, and its events are positions in them. Each thread has a
-// current stream of its own.
+// A device whose work runs only when a test says so, or when the host reads a value, for tests of what must hold while work is queued. Its
+// memory is host memory, its streams are queues of closures, and its events are positions in them. Each thread has a current stream of its
+// own. Operators are queued, too; the CPU's kernels do their work.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -25,6 +25,9 @@ void run(const c10::Stream& stream);
 /// reads what is not there yet.
 enum class Current { First, Last };
 void run_all(Current current = Current::First);
+
+/// Whether what is queued runs at once, as if the device did not lag.
+void set_lags(bool lags);
 
 /// Whether freed memory is kept for streams that were said to use it (recordDataPtrOnStream), as it should.
 void set_keeps_memory(bool keeps);

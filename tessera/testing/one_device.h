@@ -1,6 +1,8 @@
-// What the guards of all test devices have in common: there is one device.
+// What all test devices have in common: there is one.
 #pragma once
 
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 namespace tessera::testing {
@@ -16,6 +18,21 @@ struct OneDeviceGuard : c10::impl::DeviceGuardImplInterface {
   c10::DeviceIndex deviceCount() const noexcept override { return 1; }
 
   static c10::Device device() { return {kType, 0}; }
+};
+
+struct OneDeviceHooks final : at::PrivateUse1HooksInterface {
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex /*device*/) const override { return true; }
+  c10::DeviceIndex deviceCount() const override { return 1; }
+  c10::DeviceIndex getCurrentDevice() const override { return 0; }
+  void setCurrentDevice(c10::DeviceIndex /*device*/) const override {}
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex /*device*/) const override { return 0; }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex /*device*/) const override { return 0; }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex /*device*/) const override {  // torch::manual_seed asks for it
+    static const auto generator = at::make_generator<at::CPUGeneratorImpl>();
+    return generator;
+  }
 };
 
 }  // namespace tessera::testing

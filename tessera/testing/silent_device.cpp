@@ -1,9 +1,7 @@
 #include "tessera/testing/silent_device.h"
 
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <torch/nn/module.h>
 
 #include "tessera/testing/one_device.h"
@@ -26,28 +24,13 @@ struct Guard final : OneDeviceGuard {
   void synchronizeStream(const c10::Stream& /*stream*/) const override {}
 };
 
-struct Hooks final : at::PrivateUse1HooksInterface {
-  bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return true; }
-  bool hasPrimaryContext(c10::DeviceIndex /*device*/) const override { return true; }
-  c10::DeviceIndex deviceCount() const override { return 1; }
-  c10::DeviceIndex getCurrentDevice() const override { return 0; }
-  void setCurrentDevice(c10::DeviceIndex /*device*/) const override {}
-  c10::DeviceIndex exchangeDevice(c10::DeviceIndex /*device*/) const override { return 0; }
-  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex /*device*/) const override { return 0; }
-  const at::Generator& getDefaultGenerator(c10::DeviceIndex /*device*/) const override {  // torch::manual_seed asks for it
-    static const auto generator = at::make_generator<at::CPUGeneratorImpl>();
-    return generator;
-  }
-};
-
 }  // namespace
 
 at::Device silent_device() {
   static const bool registered = [] {
     c10::register_privateuse1_backend("silent");
     c10::SetAllocator(kSilent, &SilentMemory::instance());
-    at::RegisterPrivateUse1HooksInterface(new Hooks);  // libtorch never frees it
+    at::RegisterPrivateUse1HooksInterface(new OneDeviceHooks);  // libtorch never frees it
     static const c10::impl::DeviceGuardImplRegistrar guard(kSilent, new Guard);
     register_silent_kernels();
     return true;

@@ -36,12 +36,12 @@ class TracingTransport final : public Transport {
   TracingTransport(Groups groups, std::shared_ptr<Trace> trace)
       : Transport(traits_of(groups)), groups_(std::move(groups)), trace_(std::move(trace)) {}
 
-  Moved all_gather(std::span<const Piece> pieces, std::span<at::Tensor> companions, const Launch& start) override {
+  Moved all_gather(std::span<const Piece> pieces, std::span<at::Tensor> operands, const Launch& start) override {
     auto& step = record(Operation::AllGather, start, pieces.size());
-    for (auto& companion : companions) {
-      companion = companion.clone();  // a real tracing transport returns the results of a barrier operation
-      step.companions.push_back(
-          {.sizes = companion.sizes().vec(), .in_its_place = decltype(Trace::Companion::in_its_place)(companion.getIntrusivePtr())});
+    for (auto& operand : operands) {
+      operand = operand.clone();  // a real tracing transport returns the results of a barrier operation
+      step.operands.push_back(
+          {.sizes = operand.sizes().vec(), .in_its_place = decltype(Trace::Operand::in_its_place)(operand.getIntrusivePtr())});
     }
     for (const auto& piece : pieces) {
       for (const auto& group : groups_) {
@@ -128,16 +128,15 @@ class TracingTransport final : public Transport {
   }
 
   static at::Tensor reduced(std::vector<at::Tensor> values, const Reduction& reduction) {
-    const Reducer reducer(reduction, values.front().scalar_type());
     std::vector<ConstBytes> rows;
     for (auto& value : values) {
-      value = value.to(reducer.wire()).contiguous();
+      value = value.to(*reduction.wire_dtype).contiguous();
       rows.push_back(bytes_of(value));
     }
     const auto dtype = values.front().scalar_type();
     const auto sum_dtype = at::isFloatingType(dtype) ? at::promoteTypes(dtype, at::kFloat) : dtype;
     const auto result = at::empty(values.front().sizes(), values.front().options().dtype(sum_dtype));
-    reducer.reduce(rows, result, Topology::one_host(static_cast<int>(rows.size())));
+    Reducer(reduction).reduce(rows, result, Topology::one_host(static_cast<int>(rows.size())));
     return result;
   }
 

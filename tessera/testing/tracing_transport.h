@@ -12,7 +12,7 @@
 namespace tessera::testing {
 
 struct Trace {
-  struct Companion {
+  struct Operand {
     std::vector<int64_t> sizes;
     c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> in_its_place;  // the tensor that replaced it
   };
@@ -20,7 +20,7 @@ struct Trace {
     Operation operation;
     std::string unit;
     size_t pieces = 0;
-    std::vector<Companion> companions = {};
+    std::vector<Operand> operands = {};
     std::thread::id thread = std::this_thread::get_id();
   };
   std::vector<Step> calls;

@@ -24,7 +24,7 @@ class ToyTransport final : public Transport {
   ToyTransport(GroupTraits traits, std::shared_ptr<Link> link, std::shared_ptr<Board> board)
       : Transport(with_ranks_of(*link, std::move(traits))), link_(std::move(link)), board_(std::move(board)) {}
 
-  Moved all_gather(std::span<const Piece> pieces, std::span<at::Tensor> /*companions*/, const Launch& start) override {
+  Moved all_gather(std::span<const Piece> pieces, std::span<at::Tensor> /*operands*/, const Launch& start) override {
     uint64_t sent = 0;
     for (const auto& [whole, own, squares] : pieces) {
       show(own, start, [&](const std::vector<at::Tensor>& all) {
@@ -38,12 +38,12 @@ class ToyTransport final : public Transport {
   Moved reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Launch& start) override {
     uint64_t sent = 0;
     for (const auto& [whole, own, squares] : pieces) {
-      const auto outgoing = whole.to(reduction.wire_dtype.value_or(whole.scalar_type()));
+      const auto outgoing = whole.to(*reduction.wire_dtype);
       show(outgoing, start, [&](const std::vector<at::Tensor>& all) {
         std::vector<ConstBytes> rows;
         for (const auto& each : all) rows.push_back(bytes_of(slice(each, rank())));
         if (squares) *squares = 0;
-        Reducer(reduction, whole.scalar_type()).reduce(rows, own.view({-1}), traits().topology, squares.get());
+        Reducer(reduction).reduce(rows, own.view({-1}), traits().topology, squares.get());
       });
       sent += outgoing.nbytes() - outgoing.nbytes() / board_->shown.size();
     }
@@ -52,10 +52,10 @@ class ToyTransport final : public Transport {
 
   Moved all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Launch& start) override {
     const auto result = at::empty_like(tensor);
-    show(tensor.to(reduction.wire_dtype.value_or(tensor.scalar_type())), start, [&](const std::vector<at::Tensor>& all) {
+    show(tensor.to(*reduction.wire_dtype), start, [&](const std::vector<at::Tensor>& all) {
       std::vector<ConstBytes> rows;
       for (const auto& each : all) rows.push_back(bytes_of(each));
-      Reducer(reduction, tensor.scalar_type()).reduce(rows, result, traits().topology);
+      Reducer(reduction).reduce(rows, result, traits().topology);
     });
     tensor.copy_(result);  // now that everybody has read it
     return {.bytes = to_others(tensor)};

@@ -3,11 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/backend/backend_hub.h"
 #include "tessera/comm/backend/no_sigpipe.h"
+#include "tessera/comm/host/bounded.h"
+#include "tessera/comm/host/bytes.h"
 
 namespace tessera {
 namespace {
@@ -24,17 +25,12 @@ class BackendLink final : public Link {
   }
 
   int rank() const override { return rank_; }
-  int size() const override { return static_cast<int>(global_.size()); }
   std::span<const int> world_ranks() const override { return global_; }
 
   void combine(Digest& digest, Clock::time_point deadline) override {
     constexpr int kFew = 3;  // as many messages in one turn as in two
     if (size() <= kFew) {
-      std::array<Digest, kFew> all;
-      std::array<Bytes, kFew> from;
-      for (size_t r = 0; r < all.size(); r++) from[r] = std::as_writable_bytes(std::span(&all[r], 1));
-      all_gather(std::as_bytes(std::span(&digest, 1)), std::span(from).first(global_.size()), deadline);
-      for (const auto& each : all) digest.add(each);  // one that nobody has sent changes nothing
+      for (const auto& each : all_gather_values(*this, digest, deadline)) digest.add(each);
       return;
     }
     disseminate(digest, rank_, size(), [&](const Digest& own, int to, int from) {
@@ -56,9 +52,15 @@ class BackendLink final : public Link {
     exchange([&](int) { return own; }, from, deadline);
   }
 
-  void all_to_all(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) override {
-    copy_own(to[rank_], from[rank_]);
+  void all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline) override {
+    const auto own = to[static_cast<size_t>(rank_)];
+    std::vector<std::byte> received(own.size() * to.size());
+    std::vector<Bytes> from;
+    for (size_t r = 0; r < to.size(); r++) from.push_back(part_of(std::span(received), r, to.size()));
     exchange([&](int r) { return to[r]; }, from, deadline);
+    std::vector<ConstBytes> rows(from.begin(), from.end());
+    rows[static_cast<size_t>(rank_)] = own;
+    visit(0, rows);
   }
 
   std::unique_ptr<Link> split(std::span<const int> members, Clock::time_point deadline) override {
@@ -69,12 +71,7 @@ class BackendLink final : public Link {
   void abort(std::string_view reason, int culprit) noexcept override { hub_->abort({.reason = std::string(reason), .culprit = culprit}); }
 
   int32_t agree_on_tag(Clock::time_point deadline) {
-    const auto own = hub_->next_tag();
-    std::vector<int32_t> tags(global_.size());
-    std::vector<Bytes> from;
-    for (auto& tag : tags) from.push_back(std::as_writable_bytes(std::span(&tag, 1)));
-    all_gather(std::as_bytes(std::span(&own, 1)), from, deadline);
-    return *std::ranges::max_element(tags);
+    return std::ranges::max(all_gather_values(*this, hub_->next_tag(), deadline));
   }
 
  private:
@@ -112,8 +109,7 @@ class BackendLink final : public Link {
       for (const auto* works : {&received, &sent}) {
         for (const auto& [r, work] : *works) {
           peer = r;
-          const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-          if (!work->wait(std::max(left, std::chrono::milliseconds(1)))) throw std::runtime_error("aborted");
+          if (!work->wait(time_until(deadline))) throw std::runtime_error("aborted");
         }
       }
     } catch (const std::exception& error) {

@@ -11,10 +11,14 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/backend/no_sigpipe.h"
+#include "tessera/comm/host/bounded.h"
 #include "tessera/comm/host/link.h"
 
 namespace tessera {
 namespace {
+
+// How long a rank whose collective has failed waits for the others to say why.
+constexpr auto kLinkPatience = std::chrono::seconds(2);
 
 /// The values as bytes, because to move them is the same for every dtype, and some backends know few.
 at::Tensor as_bytes(const at::Tensor& tensor) {
@@ -48,7 +52,7 @@ CollectivesTransport::CollectivesTransport(GroupTraits traits, std::shared_ptr<L
 }
 
 template <class Act>
-Moved CollectivesTransport::in_background(const Launch& start, const Act& act) {
+Moved CollectivesTransport::in_background(const Launch& start, const Act& act) try {
   if (!stream_) {
     const NoSigpipe no_sigpipe;
     return {.bytes = act()};
@@ -57,6 +61,19 @@ Moved CollectivesTransport::in_background(const Launch& start, const Act& act) {
   start.inputs.block();
   const uint64_t bytes = act();
   return {.bytes = bytes, .ready = Event::record(traits().device)};
+} catch (const std::exception&) {
+  const bool late = Clock::now() >= start.end;
+  LinkFailure failure{.kind = LinkFailure::Kind::Late, .ranks = traits().world_ranks, .reason = {}, .is_guess = true};
+  std::erase(failure.ranks, failure.ranks[static_cast<size_t>(link_->rank())]);
+  try {
+    Digest digest;
+    link_->combine(digest, Clock::now() + (late ? kLinkPatience : 2 * kLinkPatience));
+  } catch (const LinkFailure& found) {
+    if (found.kind != LinkFailure::Kind::Late) throw;
+    failure.ranks = found.ranks;
+  }
+  if (late) throw failure;
+  throw;  // nobody else has ended it
 }
 
 void CollectivesTransport::finish(const c10::intrusive_ptr<c10d::Work>& work, const Launch& start) const {
@@ -64,8 +81,7 @@ void CollectivesTransport::finish(const c10::intrusive_ptr<c10d::Work>& work, co
     work->wait();  // on the device: what is queued from now on runs after it
     return;
   }
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(start.end - Clock::now());
-  work->wait(std::max(left, std::chrono::milliseconds(1)));
+  work->wait(time_until(start.end));
 }
 
 void CollectivesTransport::uses(const at::Tensor& tensor) const {
@@ -73,13 +89,15 @@ void CollectivesTransport::uses(const at::Tensor& tensor) const {
   c10::impl::VirtualGuardImpl(stream_->device_type()).recordDataPtrOnStream(tensor.storage().data_ptr(), *stream_);
 }
 
-Moved CollectivesTransport::all_gather(std::span<const Piece> pieces, std::span<at::Tensor> /*companions*/, const Launch& start) {
+Moved CollectivesTransport::all_gather(std::span<const Piece> pieces, std::span<at::Tensor> /*operands*/, const Launch& start) {
   return in_background(start, [&] {
     uint64_t sent = 0;
+    c10d::AllgatherOptions options;
+    options.timeout = time_until(start.end);
     for (const auto& piece : pieces) {
       if (piece.own.numel() == 0) continue;
       auto whole = as_bytes(piece.whole), own = as_bytes(piece.own);
-      finish(backend_->_allgather_base(whole, own), start);
+      finish(backend_->_allgather_base(whole, own, options), start);
       uses(piece.whole);
       uses(piece.own);
       sent += own.nbytes() * static_cast<uint64_t>(traits().size - 1);
@@ -93,10 +111,11 @@ Moved CollectivesTransport::reduce_scatter(std::span<const Piece> pieces, const 
     uint64_t sent = 0;
     c10d::ReduceScatterOptions options;
     options.reduceOp = op_of(reduction.op);
+    options.timeout = time_until(start.end);
     for (const auto& piece : pieces) {
       if (piece.squares) *piece.squares = std::numeric_limits<double>::quiet_NaN();
       if (piece.own.numel() == 0) continue;
-      const auto wire = reduction.wire_dtype.value_or(piece.whole.scalar_type());
+      const auto wire = *reduction.wire_dtype;
       const bool direct = piece.own.scalar_type() == wire;
       // Of the host's memory, backends may use the input for sums that are not complete.
       auto whole = as_real(piece.whole.to(wire, /*non_blocking=*/false, /*copy=*/!stream_));
@@ -116,10 +135,11 @@ Moved CollectivesTransport::reduce_scatter(std::span<const Piece> pieces, const 
 Moved CollectivesTransport::all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Launch& start) {
   return in_background(start, [&]() -> uint64_t {
     if (tensor.numel() == 0) return 0;
-    const auto result = tensor.to(reduction.wire_dtype.value_or(tensor.scalar_type()));
+    const auto result = tensor.to(*reduction.wire_dtype);
     std::vector<at::Tensor> tensors = {as_real(result)};
     c10d::AllreduceOptions options;
     options.reduceOp = op_of(reduction.op);
+    options.timeout = time_until(start.end);
     finish(backend_->allreduce(tensors, options), start);
     if (reduction.op == Reduce::Mean) tensors.front().div_(traits().size);
     if (!result.is_same(tensor)) tensor.copy_(result);
@@ -135,6 +155,7 @@ Moved CollectivesTransport::broadcast(const at::Tensor& tensor, int root, const 
     std::vector<at::Tensor> tensors = {as_bytes(tensor)};
     c10d::BroadcastOptions options;
     options.rootRank = root;
+    options.timeout = time_until(start.end);
     finish(backend_->broadcast(tensors, options), start);
     uses(tensor);
     return traits().local_ranks.front() == root ? tensor.nbytes() * static_cast<uint64_t>(traits().size - 1) : 0;

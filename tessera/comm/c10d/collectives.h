@@ -34,7 +34,7 @@ class CollectivesTransport final : public Transport {
   /// The ranks come from the link.
   CollectivesTransport(GroupTraits traits, std::shared_ptr<Link> link, BackendPtr backend, MakeBackend make);
 
-  Moved all_gather(std::span<const Piece> pieces, std::span<at::Tensor> companions, const Launch& start) override;
+  Moved all_gather(std::span<const Piece> pieces, std::span<at::Tensor> operands, const Launch& start) override;
   Moved reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Launch& start) override;
   Moved all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Launch& start) override;
   Moved broadcast(const at::Tensor& tensor, int root, const Launch& start) override;
@@ -42,7 +42,8 @@ class CollectivesTransport final : public Transport {
   void abort(std::string_view reason) noexcept override;
 
  private:
-  /// Runs `act` where operations are queued, after the inputs of the caller, and returns the point after it.
+  /// Runs `act` where operations are queued, after the inputs of the caller, and returns the point after it. If it fails, the link says which
+  /// rank is gone, late or has given up, because backends name sockets and no ranks.
   template <class Act>
   Moved in_background(const Launch& start, const Act& act);
   void finish(const c10::intrusive_ptr<c10d::Work>& work, const Launch& start) const;

@@ -1,71 +1,36 @@
 // Collectives of c10d backends: on a device whose streams lag, where a missing wait shows as a wrong number, and over gloo's own.
-#include "tessera/comm/c10d/collectives.h"
-
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 
 #include <algorithm>
+#include <thread>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
 
+#include "tessera/base/env.h"
+#include "tessera/base/error.h"
+#include "tessera/base/process.h"
+#include "tessera/comm/c10d/connect.h"
 #include "tessera/comm/communicator.h"
-#include "tessera/comm/control/group.h"
-#include "tessera/comm/self/loopback_link.h"
-#include "tessera/testing/delayed_backend.h"
+#include "tessera/testing/careless.h"
+#include "tessera/testing/child_task.h"
 #include "tessera/testing/delayed_device.h"
+#include "tessera/testing/folder.h"
+#include "tessera/testing/transports.h"
 
 namespace tessera::testing::collectives_test {
 namespace {
 
+using std::chrono::milliseconds;
+
 using ::testing::AllOf;
 using ::testing::Each;
+using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
 constexpr int64_t kNumel = 64;
-constexpr int kRanks = 2;
-
-/// What an engine could forget.
-enum class Forgets { Nothing, Inputs, Results, Memory };
-
-class Careless final : public Transport {
- public:
-  Careless(std::unique_ptr<Transport> careful, Forgets forgets)
-      : Transport(careful->traits()), careful_(std::move(careful)), forgets_(forgets) {}
-
-  Moved all_gather(std::span<const Piece> pieces, std::span<at::Tensor> companions, const Launch& launch) override {
-    return forget(launch, [&](const Launch& own) { return careful_->all_gather(pieces, companions, own); });
-  }
-  Moved reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Launch& launch) override {
-    return forget(launch, [&](const Launch& own) { return careful_->reduce_scatter(pieces, reduction, own); });
-  }
-  Moved all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Launch& launch) override {
-    return careful_->all_reduce(tensor, reduction, launch);
-  }
-  Moved broadcast(const at::Tensor& tensor, int root, const Launch& launch) override { return careful_->broadcast(tensor, root, launch); }
-  std::unique_ptr<Transport> split(std::span<const int> colors, std::shared_ptr<Link> part, const Launch& launch) override {
-    return careful_->split(colors, std::move(part), launch);
-  }
-
- private:
-  template <class Run>
-  Moved forget(Launch launch, const Run& run) const {
-    if (forgets_ == Forgets::Inputs) launch.inputs = {};
-    set_keeps_memory(forgets_ != Forgets::Memory);
-    auto moved = run(launch);
-    set_keeps_memory(true);
-    if (forgets_ == Forgets::Results) moved.ready = {};
-    return moved;
-  }
-
-  const std::unique_ptr<Transport> careful_;
-  const Forgets forgets_;
-};
-
-Communicator world_that(Forgets forgets) {
-  auto link = std::make_shared<LoopbackLink>(0, all_ranks(kRanks));
-  auto transport = std::make_unique<CollectivesTransport>(GroupTraits{.name = "delayed", .device = delayed_device(), .sums = SumOrder::Any},
-                                                          link, delayed_backend(0, kRanks), nullptr);
-  return Communicator(std::make_shared<Group>(std::make_unique<Careless>(std::move(transport), forgets), link));
-}
+constexpr int kRanks = kDelayedRanks;
 
 at::Tensor on_device(int64_t numel) {
   auto tensor = at::empty({numel}, at::TensorOptions().dtype(at::kFloat).device(delayed_device()));
@@ -83,7 +48,7 @@ void queue_read(const at::Tensor& tensor, std::vector<float>& seen) {
 
 /// What the compute stream reads of a gather whose input it has written before, as soon as each stream may run.
 std::vector<float> gathered(Forgets forgets) {
-  const auto world = world_that(forgets);
+  const auto world = world_on_delayed_device(forgets);
   const auto whole = on_device(kRanks * kNumel);
   auto own = on_device(kNumel);
   std::vector<float> seen;
@@ -104,7 +69,7 @@ TEST(CollectivesOnADevice, RunBehindTheirInputsAndBeforeWhatReadsThem) {
 
 /// The sum of gradients whose memory its owner gives back as soon as the reduction is started, and writes again.
 std::vector<float> reduced(Forgets forgets) {
-  const auto world = world_that(forgets);
+  const auto world = world_on_delayed_device(forgets);
   const auto own = on_device(kNumel);
   const void* memory = nullptr;
   {
@@ -124,6 +89,72 @@ std::vector<float> reduced(Forgets forgets) {
 TEST(CollectivesOnADevice, KeepTheMemoryThatTheyRead) {
   EXPECT_THAT(reduced(Forgets::Nothing), Each(10));
   EXPECT_THAT(reduced(Forgets::Memory), Each(140)) << "it has read what came after";
+}
+
+/// What a rank of three reads when the last of them does something else in the middle of an operation.
+std::string error_of_a_rank(const StorePtr& store, int rank, std::vector<int> hosts, milliseconds limit, const std::function<void()>& last) {
+  const Meeting meeting{.store = store,
+                        .identity = {.rank = rank, .world_size = 3},
+                        .topology = Topology(std::move(hosts)),
+                        .start_limit = kTestLimit,
+                        .end = Clock::now() + kTestLimit};
+  auto connection = connect_gloo_collectives(meeting);
+  if (rank == 2) connection.transport = std::make_unique<Careless>(std::move(connection.transport), Forgets::Nothing, last);
+  const auto world = world_over(std::move(connection), {});
+  world.barrier();
+  try {
+    world.with_limit(limit).all_reduce(at::ones({1000}), {}, {.unit = "layers.3"}).wait();
+  } catch (const CommError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+const std::array kHosts = {std::vector{0, 0, 0}, std::vector{0, 1, 2}};  // they agree over shared memory, and by messages
+
+const ChildTask dies("die in a collective", [](const std::string& rank) {
+  const auto store = c10::make_intrusive<c10d::FileStore>(env("TEST_STORE").value(), 3);
+  const auto& hosts = kHosts.at(env("TEST_HOSTS").value() == "3" ? 1 : 0);
+  std::puts(error_of_a_rank(store, std::stoi(rank), hosts, kTestLimit, [] { ::raise(SIGKILL); }).c_str());
+  return 0;
+});
+
+TEST(CollectivesOfABackend, NameARankThatIsKilledInTheirMiddle) {
+  for (const auto* hosts : {"1", "3"}) {
+    const Folder folder;
+    std::vector<Process> processes;
+    for (const auto* rank : {"0", "1", "2"}) {
+      const auto environment = dies.environment(rank, {{"TEST_STORE", folder / "store"}, {"TEST_HOSTS", hosts}});
+      processes.emplace_back(std::vector<std::string>{this_program()}, environment, Process::Output::Capture);
+    }
+    for (size_t rank = 0; rank < 2; rank++) {
+      EXPECT_THAT(processes[rank].read_output(),
+                  AllOf(HasSubstr("all_reduce of 'layers.3'"), HasSubstr("rank 2 "), ::testing::Not(HasSubstr("failed"))))
+          << hosts << " hosts";
+    }
+    EXPECT_EQ(processes[2].wait(kTestLimit), 128 + SIGKILL);
+  }
+}
+
+TEST(CollectivesOfABackend, NameARankThatStopsInTheirMiddle) {
+  for (const auto& hosts : kHosts) {
+    const Folder folder;
+    std::atomic<int> waiting = 2;
+    std::vector<std::string> errors(3);
+    std::vector<std::thread> ranks;
+    for (int rank = 0; rank < 3; rank++) {
+      ranks.emplace_back([&, rank] {
+        const auto store = c10::make_intrusive<c10d::FileStore>(folder / "store", 3);
+        errors[rank] = error_of_a_rank(store, rank, hosts, milliseconds(300), [&] {
+          while (waiting > 0) std::this_thread::sleep_for(milliseconds(5));
+        });
+        waiting--;
+      });
+    }
+    for (auto& rank : ranks) rank.join();
+    for (int rank = 0; rank < 2; rank++) EXPECT_THAT(errors[rank], AllOf(HasSubstr("waited 0.3 s for rank 2 and"), HasSubstr("'layers.3'")));
+    EXPECT_THAT(errors[2], HasSubstr("waited 0.3 s for rank 2"));
+  }
 }
 
 }  // namespace

@@ -17,57 +17,26 @@
 namespace tessera {
 namespace {
 
-template <size_t kSize>
-std::string_view text(const std::array<char, kSize>& field) {
-  return {field.data(), strnlen(field.data(), kSize)};
-}
-
 std::string_view dtype_name(int8_t dtype) {
   return c10::toString(static_cast<c10::ScalarType>(dtype));
 }
 
 }  // namespace
 
-void Envelope::set_unit(std::string_view name) {
-  unit.fill('\0');
-  if (name.size() > unit.size()) name.remove_prefix(name.size() - unit.size());
-  std::copy(name.begin(), name.end(), unit.begin());
-}
-
-void Envelope::set_words(std::string_view text) {
-  words.fill('\0');
-  text = text.substr(0, words.size());
-  std::copy(text.begin(), text.end(), words.begin());
-}
-
 void Envelope::refuse(std::string_view why) {
   refused = true;
-  set_words(why);
+  words.keep_begin(why);
 }
 
-std::string_view Envelope::unit_name() const {
-  return text(unit);
-}
-
-bool Envelope::recovers() const {
-  return text(unit) == kRecovery;
-}
-
-Extremes Envelope::digest() const {
-  if (refused) return {.least = 0, .most = std::numeric_limits<uint64_t>::max()};
-  const uint64_t hash = XXH3_64bits(this, offsetof(Envelope, words));
-  return {.least = hash, .most = hash};
-}
-
-Extremes Envelope::words_digest() const {
-  if (!has_words()) return {};
-  const uint64_t hash = XXH3_64bits(words.data(), words.size());
-  return {.least = hash, .most = hash};
+Digest Envelope::digest() const {
+  if (refused) return {.what = {.least = 0, .most = std::numeric_limits<uint64_t>::max()}, .known = {}};
+  return {.what = Extremes::of(XXH3_64bits(this, offsetof(Envelope, words))),
+          .known = words.empty() ? Extremes() : Extremes::of(XXH3_64bits(words.chars.data(), words.chars.size()))};
 }
 
 std::string Envelope::describe() const {
   std::string result{name(operation)};
-  if (!text(unit).empty()) result += fmt::format(" of '{}'", text(unit));
+  if (!unit.empty()) result += fmt::format(" of '{}'", unit.view());
   if (number != 0) result += fmt::format(" (unit {})", number);
   if (version != 0) result += fmt::format(" version {}", version);
   if (operation == Operation::Barrier || operation == Operation::Compare || operation == Operation::Texts) return result;
@@ -85,22 +54,10 @@ std::string Envelope::describe() const {
   return result;
 }
 
-namespace {
-
-/// Whether no rank refuses and all are about to do the same. Shards of which a rank does not know who wrote them fit those of all others.
-bool all_agree(std::span<const Envelope> envelopes) {
-  const auto& first = envelopes.front();
-  const auto writer = std::ranges::find_if(envelopes, &Envelope::has_words);
-  return std::ranges::all_of(envelopes, [&](const Envelope& other) {
-    return !other.refused && std::memcmp(&first, &other, offsetof(Envelope, words)) == 0 &&
-           (!other.has_words() || other.words == writer->words);
-  });
-}
-
-}  // namespace
-
 void expect_agreement(std::span<const Envelope> envelopes, std::span<const int> world_ranks, Callers callers) {
-  if (all_agree(envelopes)) return;
+  Digest digest;
+  for (const auto& each : envelopes) digest.add(each.digest());
+  if (digest.agrees()) return;
   // Each group consists of ranks with equal envelopes; the groups are in the order of their first ranks.
   struct Group {
     const Envelope& envelope;
@@ -123,7 +80,7 @@ void expect_agreement(std::span<const Envelope> envelopes, std::span<const int> 
     for (const auto& [envelope, ranks] : groups) {
       if (!envelope.refused) continue;
       if (!message.empty()) message += "; ";
-      message += fmt::format("{} can't take part in {}: {}", name_ranks(ranks), envelope.describe(), text(envelope.words));
+      message += fmt::format("{} can't take part in {}: {}", name_ranks(ranks), envelope.describe(), envelope.words.view());
     }
     throw UsageError(std::move(message));
   }
@@ -156,7 +113,7 @@ void expect_agreement(std::span<const Envelope> envelopes, std::span<const int> 
   if (std::ranges::any_of(envelopes, other_writer)) {
     message += " different optimizers have written the shards:";
     for (const auto& [envelope, ranks] : groups) {
-      const auto words = text(envelope.words);
+      const auto words = envelope.words.view();
       message += fmt::format(" {} {},", name_ranks(ranks), words.empty() ? "none yet" : words);
     }
     message += " give every rank the same one, with the same options;";

@@ -10,6 +10,8 @@
 #include <string_view>
 
 #include "tessera/comm/host/caller_threads.h"
+#include "tessera/comm/host/digest.h"
+#include "tessera/comm/host/fixed_text.h"
 #include "tessera/comm/operation.h"
 
 namespace tessera {
@@ -31,23 +33,16 @@ struct Envelope {
   int8_t sum_dtype = 0;
   bool refused = false;  // this rank can't take part, for the reason in `words`
   std::array<char, 2> unused = {};
-  std::array<char, 80> unit = {};  // only the end of a longer name
+  FixedText<80> unit = {};  // only the end of a longer name
   /// With `refused` the reason, otherwise the subject's `writer`.
-  std::array<char, 192> words = {};
+  FixedText<192> words = {};
 
-  void set_unit(std::string_view name);
-  void set_words(std::string_view text);
   void refuse(std::string_view why);
-  bool has_words() const { return words.front() != '\0'; }
-  std::string_view unit_name() const;
-
   /// Whether its rank waits in tessera::recover for the others.
-  bool recovers() const;
+  bool recovers() const { return unit.view() == kRecovery; }
 
-  /// What all ranks have to have in common: without the words, which a rank may not know. A refusal fits nothing.
-  Extremes digest() const;
-  /// Of the words, of no number if there are none.
-  Extremes words_digest() const;
+  /// What all ranks have to have in common; the words apart, which a rank may not know. A refusal fits nothing.
+  Digest digest() const;
 
   /// "all_gather of 'layers.3' version 7: 2 pieces, 4096 x BFloat16"
   std::string describe() const;

@@ -48,8 +48,8 @@ Envelope envelope_for(Operation operation, const Call& call, c10::function_ref<v
   envelope.number = call.subject.number;
   envelope.version = call.subject.version;
   envelope.members = call.subject.members;
-  envelope.set_unit(call.subject.unit);
-  envelope.set_words(call.subject.writer);
+  envelope.unit.keep_end(call.subject.unit);
+  envelope.words.keep_begin(call.subject.writer);
   try {
     if (fill) fill(envelope);
   } catch (const std::exception& error) {
@@ -79,10 +79,10 @@ void describe(Envelope& envelope, std::span<const Piece> pieces, const GroupTrai
   }
 }
 
-void describe(Envelope& envelope, const Reducer& reducer, Reduce op) {
-  envelope.reduce = static_cast<uint8_t>(op);
-  envelope.wire_dtype = static_cast<int8_t>(reducer.wire());
-  envelope.sum_dtype = static_cast<int8_t>(reducer.sum());
+void describe(Envelope& envelope, const Reduction& reduction) {
+  envelope.reduce = static_cast<uint8_t>(reduction.op);
+  envelope.wire_dtype = static_cast<int8_t>(*reduction.wire_dtype);
+  envelope.sum_dtype = static_cast<int8_t>(*reduction.sum_dtype);
 }
 
 }  // namespace tessera

@@ -7,7 +7,6 @@
 
 #include "tessera/comm/control/envelope.h"
 #include "tessera/comm/host/bytes.h"
-#include "tessera/comm/host/reducer.h"
 #include "tessera/comm/traits.h"
 
 namespace tessera {
@@ -18,7 +17,8 @@ Envelope envelope_for(Operation operation, const Call& call, c10::function_ref<v
 /// Throws UsageError if the tensors can't be sent, or if an `own` does not fit its `whole`.
 void describe(Envelope& envelope, const at::Tensor& tensor, const GroupTraits& group);
 void describe(Envelope& envelope, std::span<const Piece> pieces, const GroupTraits& group);
-void describe(Envelope& envelope, const Reducer& reducer, Reduce op);
+/// Of a resolved reduction.
+void describe(Envelope& envelope, const Reduction& reduction);
 
 /// Mixes a number into the layout hash, so that envelopes differ if the numbers do.
 void mix_into_layout(Envelope& envelope, int64_t number);

@@ -14,17 +14,6 @@ namespace {
 
 using nlohmann::json;
 
-template <size_t kSize>
-void keep_end(std::array<char, kSize>& field, std::string_view text) {
-  if (text.size() > field.size()) text.remove_prefix(text.size() - field.size());
-  field.fill('\0');
-  std::ranges::copy(text, field.begin());
-}
-template <size_t kSize>
-std::string text_of(const std::array<char, kSize>& field) {
-  return {field.data(), strnlen(field.data(), kSize)};
-}
-
 constexpr std::array<const char*, 3> kOutcomes = {"running", "done", "failed"};
 
 std::string time_text(double seconds) {
@@ -98,8 +87,8 @@ std::string differences(const std::map<int, Rank>& ranks) {
 
 void FlightRecorder::enter(std::string_view phase, std::string_view unit) {
   const std::lock_guard lock(mutex_);
-  keep_end(phase_, phase);
-  keep_end(unit_, unit);
+  phase_.keep_end(phase);
+  unit_.keep_end(unit);
   entered_ = Clock::now();
 }
 
@@ -121,8 +110,8 @@ std::string FlightRecorder::to_json() const {
   const std::lock_guard lock(mutex_);
   const auto now = Clock::now();
   const auto seconds = [](Clock::duration duration) { return std::chrono::duration<double>(duration).count(); };
-  auto place = text_of(phase_);
-  if (const auto unit = text_of(unit_); !unit.empty()) place += fmt::format(" of '{}'", unit);
+  std::string place(phase_.view());
+  if (!unit_.empty()) place += fmt::format(" of '{}'", unit_.view());
   json result = {{"place", place}, {"since", seconds(now - entered_)}, {"operations", json::array()}};
   const auto first = begun_ - std::min<uint64_t>(begun_, ring_.size());
   for (auto number = first; number < begun_; number++) {

@@ -41,8 +41,8 @@ class FlightRecorder {
   mutable std::mutex mutex_;
   std::array<Operation, 32> ring_;
   uint64_t begun_ = 0;  // operations, of which the ring has the last
-  std::array<char, 32> phase_ = {};
-  std::array<char, 80> unit_ = {};  // only the end of a longer name
+  FixedText<32> phase_;
+  FixedText<80> unit_;  // only the end of a longer name
   Time entered_ = {};
 };
 

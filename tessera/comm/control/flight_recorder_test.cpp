@@ -12,7 +12,7 @@ using Outcome = FlightRecorder::Outcome;
 
 void note(FlightRecorder& recorder, uint64_t sequence, std::string_view unit, Outcome outcome) {
   Envelope envelope{.sequence = sequence};
-  envelope.set_unit(unit);
+  envelope.unit.keep_end(unit);
   const auto operation = recorder.begin(1, envelope);
   if (outcome != Outcome::Running) recorder.end(operation, outcome);
 }

@@ -11,6 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
 #include "tessera/comm/control/fill_envelope.h"
+#include "tessera/comm/host/reducer.h"
 #include "tessera/comm/host/shared_area.h"
 
 namespace tessera {
@@ -21,10 +22,6 @@ constexpr auto kFarewell = std::chrono::seconds(10);
 
 // What time-outs are reported as: the first ends all groups, so that there is only one.
 constexpr auto kLate = "late";
-
-void require(std::string complaint) {
-  if (!complaint.empty()) throw UsageError(std::move(complaint));
-}
 
 void expect_one_dtype(std::span<const Piece> pieces) {
   const auto differs = [&](const Piece& piece) { return piece.whole.scalar_type() != pieces.front().whole.scalar_type(); };
@@ -67,7 +64,7 @@ Group::~Group() {
   }
 }
 
-Work Group::all_gather(std::span<const Piece> pieces, std::span<at::Tensor> companions, const Call& call) {
+Work Group::all_gather(std::span<const Piece> pieces, std::span<at::Tensor> operands, const Call& call) {
   const auto fill = [&](Envelope& envelope) {
     describe(envelope, pieces, traits());
     expect_one_dtype(pieces);
@@ -77,20 +74,19 @@ Work Group::all_gather(std::span<const Piece> pieces, std::span<at::Tensor> comp
   };
   return start(Operation::AllGather, call, fill,
                [this, pieces = c10::SmallVector<Piece, 2>(pieces.begin(), pieces.end()),
-                companions = link_ ? std::span<at::Tensor>() : companions](const Launch& start) {
-                 return transport_->all_gather(pieces, companions, start);
+                operands = link_ ? std::span<at::Tensor>() : operands](const Launch& start) {
+                 return transport_->all_gather(pieces, operands, start);
                });
 }
 
-Work Group::reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Call& call) {
+Work Group::reduce_scatter(std::span<const Piece> pieces, Reduction reduction, const Call& call) {
+  if (!pieces.empty()) reduction = resolved(reduction, pieces.front().whole);
   const auto fill = [&](Envelope& envelope) {
     describe(envelope, pieces, traits());
     expect_one_dtype(pieces);
     if (pieces.empty()) return;
-    const auto dtype = pieces.front().whole.scalar_type();
-    const Reducer reducer(reduction, dtype);
-    describe(envelope, reducer, reduction.op);
-    require(reducer.complaint(dtype, pieces));
+    describe(envelope, reduction);
+    expect_reducible(reduction, pieces.front().whole.scalar_type(), pieces);
   };
   return start(Operation::ReduceScatter, call, fill,
                [this, reduction, pieces = c10::SmallVector<Piece, 2>(pieces.begin(), pieces.end())](const Launch& start) {
@@ -98,12 +94,12 @@ Work Group::reduce_scatter(std::span<const Piece> pieces, const Reduction& reduc
                });
 }
 
-Work Group::all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Call& call) {
+Work Group::all_reduce(const at::Tensor& tensor, Reduction reduction, const Call& call) {
+  reduction = resolved(reduction, tensor);
   const auto fill = [&](Envelope& envelope) {
     describe(envelope, tensor, traits());
-    const Reducer reducer(reduction, tensor.scalar_type());
-    describe(envelope, reducer, reduction.op);
-    require(reducer.complaint(tensor.scalar_type()));
+    describe(envelope, reduction);
+    expect_reducible(reduction, tensor.scalar_type());
   };
   return start(Operation::AllReduce, call, fill,
                [this, reduction, tensor](const Launch& start) { return transport_->all_reduce(tensor, reduction, start); });
@@ -140,7 +136,7 @@ Work Group::meet(const Call& call) {
 }
 
 Extremes Group::extremes(uint64_t own, const Call& call) {
-  Extremes found{.least = own, .most = own};
+  auto found = Extremes::of(own);
   start(Operation::Compare, call, {},
         [&, this](const Launch&) {
           if (link_) found = known_;
@@ -257,7 +253,7 @@ Event Group::run(Envelope envelope, Event inputs, std::chrono::milliseconds limi
   if (broken_) std::rethrow_exception(broken_);
   envelope.sequence = sequence_++;
   now_ = envelope;
-  const Launch start{.unit = now_.unit_name(), .inputs = std::move(inputs), .end = Clock::now() + limit};
+  const Launch start{.unit = now_.unit.view(), .inputs = std::move(inputs), .end = Clock::now() + limit};
   const auto recorded = family_->recorder().begin(number_, envelope);
   auto outcome = FlightRecorder::Outcome::Failed;
   const auto record = c10::make_scope_exit([&] { family_->recorder().end(recorded, outcome); });
@@ -278,15 +274,13 @@ Event Group::run(Envelope envelope, Event inputs, std::chrono::milliseconds limi
 }
 
 void Group::agree(const Envelope& envelope, std::optional<uint64_t> known, Clock::time_point deadline) {
-  Digest digest{.what = envelope.digest(), .known = known ? Extremes{.least = *known, .most = *known} : envelope.words_digest()};
+  auto digest = envelope.digest();
+  if (known) digest.known = Extremes::of(*known);
   link_->combine(digest, deadline);
   known_ = digest.known;
-  if (digest.what.are_one() && (known || known_.are_one())) return;
+  if (known ? digest.what.are_one() : digest.agrees()) return;
   // All ranks see the same digest, so all come here.
-  envelopes_.resize(static_cast<size_t>(size()));
-  std::vector<Bytes> from;
-  for (auto& each : envelopes_) from.push_back(std::as_writable_bytes(std::span(&each, 1)));
-  link_->all_gather(std::as_bytes(std::span(&envelope, 1)), from, deadline);
+  envelopes_ = all_gather_values(*link_, envelope, deadline);
   expect_agreement(envelopes_, traits().world_ranks, callers_.callers());
 }
 

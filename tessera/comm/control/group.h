@@ -32,9 +32,9 @@ class Group {
   Group& operator=(const Group&) = delete;
   ~Group();
 
-  Work all_gather(std::span<const Piece> pieces, std::span<at::Tensor> companions, const Call& call);
-  Work reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Call& call);
-  Work all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Call& call);
+  Work all_gather(std::span<const Piece> pieces, std::span<at::Tensor> operands, const Call& call);
+  Work reduce_scatter(std::span<const Piece> pieces, Reduction reduction, const Call& call);
+  Work all_reduce(const at::Tensor& tensor, Reduction reduction, const Call& call);
   Work broadcast(const at::Tensor& tensor, int root, const Call& call);
   Work barrier(const Call& call);
   /// A barrier to which ranks come from different points of their programs: what other ranks do in the group meanwhile fails there with a

@@ -15,26 +15,22 @@ void LinkFamily::add(const std::shared_ptr<Link>& link, const std::shared_ptr<Tr
 }
 
 std::vector<int> LinkFamily::missing(std::string_view incident, uint64_t group, uint64_t sequence, std::span<const int> ranks) const {
-  return lookout_ ? not_come(lookout_->ask(incident), group, sequence, ranks) : std::vector<int>();
+  return monitor_ ? not_come(monitor_->ask(incident), group, sequence, ranks) : std::vector<int>();
 }
 
-void LinkFamily::end_transports(std::string_view reason) noexcept {
-  try {
-    for (const auto& [link, transport] : members()) {
-      if (const auto own = transport.lock()) own->abort(reason);
-    }
-  } catch (const std::exception&) {  // out of memory: they end at their own time limit
+void LinkFamily::end_transports(std::string_view reason) noexcept try {
+  for (const auto& [link, transport] : members()) {
+    if (const auto own = transport.lock()) own->abort(reason);
   }
+} catch (const std::exception&) {  // out of memory: they end at their own time limit
 }
 
-void LinkFamily::abort(std::string_view reason, int culprit) noexcept {
-  try {
-    for (const auto& [link, transport] : members()) {
-      if (const auto own = link.lock()) own->abort(reason, culprit);
-    }
-  } catch (const std::exception&) {  // out of memory: the other ranks wait until their time limit
+void LinkFamily::abort(std::string_view reason, int culprit) noexcept try {
+  for (const auto& [link, transport] : members()) {
+    if (const auto own = link.lock()) own->abort(reason, culprit);
   }
   end_transports(reason);
+} catch (const std::exception&) {  // out of memory: the other ranks wait until their time limit
 }
 
 int record_culprit(const LinkFailure& failure, int own) noexcept {

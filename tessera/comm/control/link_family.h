@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tessera/comm/control/flight_recorder.h"
-#include "tessera/comm/control/lookout.h"
+#include "tessera/comm/control/peer_monitor.h"
 #include "tessera/comm/host/link.h"
 #include "tessera/comm/transport.h"
 
@@ -21,9 +21,9 @@ class LinkFamily {
   void add(const std::shared_ptr<Link>& link, const std::shared_ptr<Transport>& transport);
   FlightRecorder& recorder() { return *recorder_; }
   /// From now on, report() collects what all ranks that have met in the store have recorded. Without it, report() does nothing.
-  void look_out(const StorePtr& store, const Identity& identity) { lookout_.emplace(store, identity, recorder_); }
+  void monitor_peers(const StorePtr& store, const Identity& identity) { monitor_.emplace(store, identity, recorder_); }
   void report(std::string_view incident, std::string_view reason) const noexcept {
-    if (lookout_) lookout_->report(incident, reason);
+    if (monitor_) monitor_->report(incident, reason);
   }
   /// Those of `ranks` that have not come to an operation of a group, as far as the ranks that have met in the store can tell.
   std::vector<int> missing(std::string_view incident, uint64_t group, uint64_t sequence, std::span<const int> ranks) const;
@@ -43,7 +43,7 @@ class LinkFamily {
   std::mutex mutex_;
   std::vector<Member> members_;
   const std::shared_ptr<FlightRecorder> recorder_ = std::make_shared<FlightRecorder>();
-  std::optional<Lookout> lookout_;
+  std::optional<PeerMonitor> monitor_;
 };
 
 /// The rank that made rank `own` fail, both by their numbers in the world. If it is another one, it is recorded for the launcher.

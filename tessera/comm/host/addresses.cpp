@@ -1,8 +1,9 @@
 #include "tessera/comm/host/addresses.h"
 
 #include <fmt/format.h>
-
-#include <algorithm>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
 
 #include "tessera/comm/host/bounded.h"
 
@@ -23,12 +24,17 @@ std::pair<int, std::shared_ptr<addrinfo>> look_up(const char* host, int port, in
 }  // namespace
 
 Addresses addresses_of(const std::string& host, int port, int kind_of_socket, std::chrono::steady_clock::time_point end) {
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
-  const auto result = bounded(std::max(left, std::chrono::milliseconds(1)), [=] { return look_up(host.c_str(), port, kind_of_socket); });
+  const auto result = bounded(time_until(end), [=] { return look_up(host.c_str(), port, kind_of_socket); });
   const auto why_not = [&](const char* reason) { return fmt::format("the name '{}' can't be resolved: {}", host, reason); };
   if (!result) return {.why_not = why_not("no name server answers")};
   if (result->first != 0) return {.why_not = why_not(::gai_strerror(result->first))};
   return {.first = result->second};
+}
+
+void set_options(int socket) {
+  const int yes = 1;
+  ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+  ::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
 }
 
 std::shared_ptr<addrinfo> own_addresses(int port) {

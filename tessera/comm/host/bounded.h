@@ -1,6 +1,7 @@
-// A time limit around a call that may never return.
+// Time limits: what is left of one, and one around a call that may never return.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <future>
 #include <memory>
@@ -9,6 +10,11 @@
 #include <utility>
 
 namespace tessera {
+
+/// At least a millisecond, because some calls take none for no limit.
+inline std::chrono::milliseconds time_until(std::chrono::steady_clock::time_point end) {
+  return std::max(std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now()), std::chrono::milliseconds(1));
+}
 
 /// What `call` returns, or nothing if it has not returned within the limit. For stores, which answer over a socket from a host that may be
 /// frozen or cut off. The call runs in a thread of its own and continues after the limit, so it must own everything that it uses. An

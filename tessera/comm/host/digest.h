@@ -14,6 +14,7 @@ struct Digest {
     what.add(other.what);
     known.add(other.known);
   }
+  bool agrees() const { return what.are_one() && known.are_one(); }
 };
 
 /// Adds the digests of all ranks to that of `rank`, in ceil(log2(size)) turns. In each, `exchange(digest, to, from)` sends the digest to

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "tessera/comm/host/bytes.h"
+#include "tessera/comm/host/reducer.h"
 
 namespace tessera {
 namespace {
@@ -26,7 +27,7 @@ Span chunk_of(Span all, size_t r, size_t most) {
 
 }  // namespace
 
-Moved HostTransport::all_gather(std::span<const Piece> pieces, std::span<at::Tensor> /*companions*/, const Launch& start) {
+Moved HostTransport::all_gather(std::span<const Piece> pieces, std::span<at::Tensor> /*operands*/, const Launch& start) {
   uint64_t sent = 0;
   Ranks<Bytes> from(size());
   for (const auto& piece : pieces) {
@@ -41,19 +42,17 @@ Moved HostTransport::reduce_scatter(std::span<const Piece> pieces, const Reducti
   uint64_t sent = 0;
   Ranks<ConstBytes> to(size());
   for (const auto& piece : pieces) {
-    const Reducer reducer(reduction, piece.whole.scalar_type());
-    const auto outgoing = piece.whole.to(reducer.wire());
+    const auto outgoing = piece.whole.to(*reduction.wire_dtype);
     const auto all = bytes_of(outgoing);
     for (size_t r = 0; r < to.size(); r++) to[r] = part_of(all, r, to.size());
     if (piece.squares) *piece.squares = 0;
-    sent += reduce(reducer, to, piece.own.view({-1}), start, piece.squares.get());
+    sent += reduce(reduction, to, piece.own.view({-1}), start, piece.squares.get());
   }
   return {.bytes = sent};
 }
 
 Moved HostTransport::all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Launch& start) {
-  const Reducer reducer(reduction, tensor.scalar_type());
-  const auto outgoing = tensor.to(reducer.wire());
+  const auto outgoing = tensor.to(*reduction.wire_dtype);
   const ConstBytes sent = bytes_of(outgoing);
   const auto numel = static_cast<size_t>(tensor.numel());
   Ranks<Bytes> from(size());
@@ -62,16 +61,16 @@ Moved HostTransport::all_reduce(const at::Tensor& tensor, const Reduction& reduc
     const auto all = bytes_of(received);
     for (size_t r = 0; r < from.size(); r++) from[r] = part_of(all, r, from.size());
     const auto bytes = gather(sent, from, start);
-    reducer.reduce(Ranks<ConstBytes>(from.begin(), from.end()), tensor, traits().topology);
+    Reducer(reduction).reduce(Ranks<ConstBytes>(from.begin(), from.end()), tensor, traits().topology);
     return {.bytes = bytes};
   }
   // Each rank reduces a chunk, then all ranks gather the results. The sums have the same bits as above.
   const size_t chunk = (numel + size() - 1) / size();
   Ranks<ConstBytes> to(size());
-  for (size_t r = 0; r < to.size(); r++) to[r] = chunk_of(sent, r, chunk * c10::elementSize(reducer.wire()));
+  for (size_t r = 0; r < to.size(); r++) to[r] = chunk_of(sent, r, chunk * outgoing.element_size());
   const auto begin = std::min(rank() * chunk, numel);
   const auto own = tensor.view({-1}).narrow(0, static_cast<int64_t>(begin), static_cast<int64_t>(std::min(chunk, numel - begin)));
-  auto bytes = reduce(reducer, to, own, start);
+  auto bytes = reduce(reduction, to, own, start);
   for (size_t r = 0; r < from.size(); r++) from[r] = chunk_of(bytes_of(tensor), r, chunk * tensor.element_size());
   bytes += gather(from[rank()], from, start);
   return {.bytes = bytes};
@@ -89,10 +88,11 @@ std::unique_ptr<Transport> HostTransport::split(std::span<const int> colors, std
   return std::make_unique<HostTransport>(std::move(of_part), std::move(part));
 }
 
-uint64_t HostTransport::reduce(const Reducer& reducer, std::span<const ConstBytes> to, const at::Tensor& own, const Launch& start,
+uint64_t HostTransport::reduce(const Reduction& reduction, std::span<const ConstBytes> to, const at::Tensor& own, const Launch& start,
                                double* squares) {
-  const auto width = c10::elementSize(reducer.wire());
-  link_->visit_all_to_all(
+  const Reducer reducer(reduction);
+  const auto width = c10::elementSize(*reduction.wire_dtype);
+  link_->all_to_all(
       to,
       [&](size_t begin, std::span<const ConstBytes> rows) {
         if (rows.front().size() < width) return;  // other ranks have longer parts

@@ -4,7 +4,6 @@
 #include <memory>
 
 #include "tessera/comm/host/link.h"
-#include "tessera/comm/host/reducer.h"
 #include "tessera/comm/transport.h"
 
 namespace tessera {
@@ -15,7 +14,7 @@ class HostTransport final : public Transport {
   HostTransport(GroupTraits traits, std::shared_ptr<Link> link)
       : Transport(with_ranks_of(*link, std::move(traits))), link_(std::move(link)) {}
 
-  Moved all_gather(std::span<const Piece> pieces, std::span<at::Tensor> companions, const Launch& start) override;
+  Moved all_gather(std::span<const Piece> pieces, std::span<at::Tensor> operands, const Launch& start) override;
   Moved reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Launch& start) override;
   Moved all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Launch& start) override;
   Moved broadcast(const at::Tensor& tensor, int root, const Launch& start) override;
@@ -27,7 +26,7 @@ class HostTransport final : public Transport {
   uint64_t gather(ConstBytes own, std::span<const Bytes> from, const Launch& start);
   /// Reduces what all ranks send to this one into `own`, and returns how many bytes it sent. Adds the squares of `own` to `squares`, if
   /// given.
-  uint64_t reduce(const Reducer& reducer, std::span<const ConstBytes> to, const at::Tensor& own, const Launch& start,
+  uint64_t reduce(const Reduction& reduction, std::span<const ConstBytes> to, const at::Tensor& own, const Launch& start,
                   double* squares = nullptr);
 
   const std::shared_ptr<Link> link_;

@@ -10,16 +10,6 @@
 
 namespace tessera {
 
-void Link::visit_all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline) {
-  const auto own = to[static_cast<size_t>(rank())];
-  std::vector<std::byte> received(own.size() * to.size());
-  std::vector<Bytes> from;
-  for (size_t r = 0; r < to.size(); r++) from.push_back(Bytes(received).subspan(r * own.size(), own.size()));
-  all_to_all(to, from, deadline);
-  const std::vector<ConstBytes> rows(from.begin(), from.end());
-  visit(0, rows);
-}
-
 std::vector<int> Link::part_of_world(std::span<const int> members) const {
   std::vector<int> ranks;
   for (const int member : members) ranks.push_back(world_ranks()[static_cast<size_t>(member)]);
@@ -32,18 +22,15 @@ SharedAttempt Link::share(const AreaShape& /*shape*/, Clock::time_point /*deadli
 
 std::vector<std::string> all_gather_texts(Link& link, const std::string& own, Clock::time_point deadline) {
   const uint64_t size = own.size();
-  const auto ranks = static_cast<size_t>(link.size());
-  std::vector<std::string> texts(ranks);
-  Digest sizes{.what = {}, .known = {.least = size, .most = size}};
+  std::vector<std::string> texts(static_cast<size_t>(link.size()));
+  Digest sizes{.what = {}, .known = Extremes::of(size)};
   link.combine(sizes, deadline);
   if (sizes.known.most == 0) return texts;
-  std::vector<uint64_t> lengths(ranks);
+  const auto lengths = all_gather_values(link, size, deadline);
   std::vector<Bytes> from;
-  for (auto& length : lengths) from.push_back(std::as_writable_bytes(std::span(&length, 1)));
-  link.all_gather(std::as_bytes(std::span(&size, 1)), from, deadline);
-  for (size_t r = 0; r < ranks; r++) {
+  for (size_t r = 0; r < texts.size(); r++) {
     texts[r].resize(lengths[r]);
-    from[r] = std::as_writable_bytes(std::span(texts[r]));
+    from.push_back(std::as_writable_bytes(std::span(texts[r])));
   }
   link.all_gather(std::as_bytes(std::span(own)), from, deadline);
   return texts;

@@ -39,22 +39,19 @@ class Link {
   virtual ~Link() = default;
 
   virtual int rank() const = 0;
-  virtual int size() const = 0;
   /// The number of each rank in the world from which the link was split. Errors name ranks by these.
   virtual std::span<const int> world_ranks() const = 0;
+  int size() const { return static_cast<int>(world_ranks().size()); }
 
   /// Adds the digests of all ranks to this one.
   virtual void combine(Digest& digest, Clock::time_point deadline) = 0;
 
   /// from[r] receives the `own` of rank r. from[rank()] may be `own` itself.
   virtual void all_gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) = 0;
-  /// from[r] receives what rank r has in its to[rank()].
-  virtual void all_to_all(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) = 0;
-
-  /// Like all_to_all, but without a copy into buffers of the caller: `visit(begin, rows)` sees the data range by range, where it lies.
-  /// rows[r] is what rank r sends to this rank, from byte `begin` on; this rank is one of them.
+  /// Rank r receives to[r]. `visit(begin, rows)` sees the data range by range, where it lies: rows[r] is what rank r sends to this rank, from
+  /// byte `begin` on. This rank is one of them.
   using Visit = c10::function_ref<void(size_t begin, std::span<const ConstBytes> rows)>;
-  virtual void visit_all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline);
+  virtual void all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline) = 0;
 
   /// The world ranks of some ranks of this link.
   std::vector<int> part_of_world(std::span<const int> members) const;
@@ -77,6 +74,15 @@ class Link {
   virtual void abort(std::string_view reason, int culprit) noexcept = 0;
 };
 
+/// Collective: the value of each rank, in rank order. It is sent as plain bytes.
+template <class T>
+std::vector<T> all_gather_values(Link& link, const T& own, Clock::time_point deadline) {
+  std::vector<T> values(static_cast<size_t>(link.size()));
+  std::vector<Bytes> from;
+  for (auto& value : values) from.push_back(std::as_writable_bytes(std::span(&value, 1)));
+  link.all_gather(std::as_bytes(std::span(&own, 1)), from, deadline);
+  return values;
+}
 /// Collective: the text of each rank, in rank order. Nothing more is sent if all are empty.
 std::vector<std::string> all_gather_texts(Link& link, const std::string& own, Clock::time_point deadline);
 /// The ranks with the color of `rank`, in ascending order.

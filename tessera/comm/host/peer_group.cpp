@@ -10,6 +10,7 @@
 #include <array>
 #include <cerrno>
 
+#include "tessera/comm/host/fixed_text.h"
 #include "tessera/comm/host/futex.h"
 
 namespace tessera {
@@ -37,7 +38,7 @@ struct alignas(64) PeerGroup::Header {
   std::atomic<uint32_t> out_of_step;
   std::atomic<uint64_t> deadlock;  // hash of the last set of waits that all ranks have confirmed
   int32_t culprit;                 // world rank that caused the abort
-  std::array<char, 1004> reason;   // ends with a zero
+  FixedText<1004> reason;
 };
 
 struct alignas(64) PeerGroup::Peer {
@@ -45,9 +46,9 @@ struct alignas(64) PeerGroup::Peer {
   std::atomic<int32_t> pid;
   std::atomic<uint32_t> several;         // several threads of its program use the group
   std::atomic<uint32_t> ticket;          // number of its posted wait; 0 if there is none
-  std::atomic<uint32_t> gives_way;       // the posted wait can give way
-  std::atomic<uint64_t> confirmed;       // hash of all ranks' tickets that it has confirmed; odd if all waits can give way
-  std::array<char, 228> waits_for = {};  // ends with a zero
+  std::atomic<uint32_t> yields;          // the posted wait can yield
+  std::atomic<uint64_t> confirmed;       // hash of all ranks' tickets that it has confirmed; odd if all waits can yield
+  FixedText<228> waits_for;
 };
 
 size_t PeerGroup::header_bytes(int ranks) {
@@ -96,7 +97,7 @@ bool PeerGroup::deadlocked(const Counter& counter, uint32_t value, PostedWait& w
   if (!wait.posted) {
     if (wait.waiting.is_program && !wait.waiting.is_program()) return false;
     own.confirmed = 0;
-    own.gives_way = wait.waiting.deadlock == Deadlock::GiveWay ? 1 : 0;
+    own.yields = wait.waiting.deadlock == Deadlock::Yield ? 1 : 0;
     own.ticket = ++last_ticket_;
     wait.posted = true;
   }
@@ -108,20 +109,18 @@ bool PeerGroup::deadlocked(const Counter& counter, uint32_t value, PostedWait& w
   // Another rank may wait for work that this rank does outside of the program's threads.
   if (wait.waiting.deadlock != Deadlock::WaitOn && works_aside_ && works_aside_()) return false;
   uint64_t hash = 1;
-  bool all_give_way = true;
+  bool all_yield = true;
   for (int r = 0; r < size(); r++) {
     if (peer(r).ticket == 0 || peer(r).several != 0) return false;
     hash = (hash ^ peer(r).ticket) * 0x9e3779b97f4a7c15ULL;
-    all_give_way &= peer(r).gives_way != 0;
+    all_yield &= peer(r).yields != 0;
   }
-  hash = hash << 1 | static_cast<uint64_t>(all_give_way);
+  hash = hash << 1 | static_cast<uint64_t>(all_yield);
   if (has_come(counter, value)) return false;  // checked after the tickets, as that rank may have raised it just before it began to wait
   // Out of step, ranks that hear of a deadlock late still read what all of them have waited for in it.
   if (!wait.told && in_step()) {
     wait.told = true;
-    const auto words = wait.waiting.what();
-    own.waits_for.fill('\0');
-    std::string_view(words).copy(own.waits_for.data(), own.waits_for.size() - 1);
+    own.waits_for.keep_begin(wait.waiting.what());
   }
   own.confirmed = hash;
   for (int r = 0; r < size(); r++) {
@@ -133,7 +132,7 @@ bool PeerGroup::deadlocked(const Counter& counter, uint32_t value, PostedWait& w
 
 std::string PeerGroup::waits_of_all() const {
   std::string result;
-  for (int r = 0; r < size(); r++) result += fmt::format("{}rank {}: {}", r == 0 ? "" : "; ", world_ranks_[r], peer(r).waits_for.data());
+  for (int r = 0; r < size(); r++) result += fmt::format("{}rank {}: {}", r == 0 ? "" : "; ", world_ranks_[r], peer(r).waits_for.view());
   return result;
 }
 
@@ -192,15 +191,15 @@ bool PeerGroup::in_step() const {
 void PeerGroup::abort(std::string_view reason, int culprit) noexcept {
   uint32_t running = Header::Running;
   if (!header().state.compare_exchange_strong(running, Header::Aborting)) return;
-  const auto kept = reason.substr(0, header().reason.size() - 1);
-  std::copy(kept.begin(), kept.end(), header().reason.begin());
+  header().reason.keep_begin(reason);
   header().culprit = culprit;
   header().state = Header::Aborted;
 }
 
 void PeerGroup::expect_running() const {
   if (header().state != Header::Aborted) return;
-  throw LinkFailure{.kind = LinkFailure::Kind::Aborted, .ranks = {}, .reason = header().reason.data(), .culprit = header().culprit};
+  throw LinkFailure{
+      .kind = LinkFailure::Kind::Aborted, .ranks = {}, .reason = std::string(header().reason.view()), .culprit = header().culprit};
 }
 
 std::optional<std::string> PeerGroup::gone(int rank, const Counter& counter, uint32_t value) {

@@ -24,7 +24,7 @@ namespace tessera {
 /// What a wait does when all ranks wait for each other.
 enum class Deadlock {
   Throw,
-  GiveWay,  // returns early if all ranks wait with GiveWay; otherwise like Throw
+  Yield,  // returns early if all ranks wait with Yield; otherwise like Throw
   WaitOn,   // goes on, because the ranks that throw may then come to what this one waits for
 };
 
@@ -61,7 +61,7 @@ class PeerGroup {
   /// Sets this rank's counter to `value` and wakes those who wait for it. They also see everything that this rank wrote before.
   void raise(Counter& own, uint32_t value) const;
   /// Waits until all ranks' counters, one per rank, have reached `value`. Any thread may call it. Throws LinkFailure. Returns false if it
-  /// gave way in a deadlock.
+  /// yielded in a deadlock.
   bool wait(std::span<Counter> counters, uint32_t value, Clock::time_point deadline, const WaitOptions& waiting);
   /// What each rank waits for. Valid after a deadlock.
   std::string waits_of_all() const;

@@ -6,6 +6,7 @@
 
 #include <limits>
 
+#include "tessera/base/error.h"
 #include "tessera/comm/host/add_rows.h"
 
 namespace tessera {
@@ -23,28 +24,36 @@ at::ScalarType default_sum_dtype(at::ScalarType dtype) {
 
 }  // namespace
 
-Reducer::Reducer(const Reduction& reduction, at::ScalarType dtype)
-    : op_(reduction.op),
-      wire_(reduction.wire_dtype.value_or(dtype)),
-      sum_(reduction.sum_dtype.value_or(default_sum_dtype(wire_ == dtype ? dtype : at::promoteTypes(dtype, default_sum_dtype(wire_))))) {}
+Reduction resolved(Reduction reduction, const at::Tensor& values) {
+  if (!values.defined()) return reduction;
+  const auto dtype = values.scalar_type(), wire = reduction.wire_dtype.value_or(dtype);
+  reduction.wire_dtype = wire;
+  if (!reduction.sum_dtype) {
+    reduction.sum_dtype = default_sum_dtype(wire == dtype ? dtype : at::promoteTypes(dtype, default_sum_dtype(wire)));
+  }
+  return reduction;
+}
 
-std::string Reducer::complaint(at::ScalarType dtype, std::span<const Piece> pieces) const {
+void expect_reducible(const Reduction& reduction, at::ScalarType dtype, std::span<const Piece> pieces) {
+  const auto op = reduction.op;
+  const auto wire = *reduction.wire_dtype, sum = *reduction.sum_dtype;
   for (const auto& piece : pieces) {
     if (has_mean(piece.own.scalar_type()) != has_mean(dtype)) {
-      return fmt::format("own is {}, whole is {}", c10::toString(piece.own.scalar_type()), c10::toString(dtype));
+      throw UsageError(fmt::format("own is {}, whole is {}", c10::toString(piece.own.scalar_type()), c10::toString(dtype)));
     }
   }
-  const bool floating = at::isFloatingType(dtype) && at::isFloatingType(wire_) && at::isFloatingType(sum_);
-  const bool complex = at::isComplexType(dtype) && wire_ == dtype && sum_ == dtype && (op_ == Reduce::Sum || op_ == Reduce::Mean);
-  const bool integral = at::isIntegralType(dtype, /*includeBool=*/false) && wire_ == dtype && sum_ == dtype;
+  const bool floating = at::isFloatingType(dtype) && at::isFloatingType(wire) && at::isFloatingType(sum);
+  const bool complex = at::isComplexType(dtype) && wire == dtype && sum == dtype && (op == Reduce::Sum || op == Reduce::Mean);
+  const bool integral = at::isIntegralType(dtype, /*includeBool=*/false) && wire == dtype && sum == dtype;
   if (!floating && !complex && !integral) {
-    return fmt::format(
-        "can't reduce {} sent as {} and added in {}; all three must be floating, or one and the same integer type, or complex type for "
-        "sums and means",
-        c10::toString(dtype), c10::toString(wire_), c10::toString(sum_));
+    throw UsageError(
+        fmt::format("can't reduce {} sent as {} and added in {}; all three must be floating, or one and the same integer type, or complex "
+                    "type for sums and means",
+                    c10::toString(dtype), c10::toString(wire), c10::toString(sum)));
   }
-  if (integral && op_ == Reduce::Mean) return fmt::format("the mean of {} is not a whole number; use sum", c10::toString(dtype));
-  return {};
+  if (integral && op == Reduce::Mean) {
+    throw UsageError(fmt::format("the mean of {} is not a whole number; use sum", c10::toString(dtype)));
+  }
 }
 
 void Reducer::reduce(std::span<const ConstBytes> contributions, const at::Tensor& target, const Topology& topology, double* squares) const {

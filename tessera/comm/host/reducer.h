@@ -2,24 +2,21 @@
 #pragma once
 
 #include <span>
-#include <string>
 
 #include "tessera/comm/host/link.h"
 #include "tessera/comm/operation.h"
 
 namespace tessera {
 
+/// The same reduction of these values, with both dtypes set, as engines get it.
+Reduction resolved(Reduction reduction, const at::Tensor& values);
+/// Throws UsageError if values of this dtype can't be reduced like this. The reduction is resolved.
+void expect_reducible(const Reduction& reduction, at::ScalarType dtype, std::span<const Piece> pieces = {});
+
 class Reducer {
  public:
-  Reducer() = default;
-  Reducer(const Reduction& reduction, at::ScalarType dtype);
+  explicit Reducer(const Reduction& resolved) : op_(resolved.op), wire_(*resolved.wire_dtype), sum_(*resolved.sum_dtype) {}
 
-  /// The dtype in which values are sent.
-  at::ScalarType wire() const { return wire_; }
-  /// Why values of this dtype can't be reduced like this; empty if they can.
-  std::string complaint(at::ScalarType dtype, std::span<const Piece> pieces = {}) const;
-  /// The dtype in which they are added.
-  at::ScalarType sum() const { return sum_; }
   /// Reduces the contributions of all ranks, in the dtype in which they are sent and in rank order, into `target`, which may be one of
   /// them. Adds in the order that Topology defines. If `squares` is given, adds the sum of squares of `target` to it, or sets it to NaN if
   /// that would take another pass over memory.

@@ -41,10 +41,6 @@ namespace {
 constexpr auto kPoll = std::chrono::milliseconds(5);
 constexpr auto kGrace = std::chrono::seconds(2);
 
-std::chrono::milliseconds time_until(Clock::time_point end) {
-  return std::max(std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now()), std::chrono::milliseconds(1));
-}
-
 /// Throws ConfigError if the file holds something else than keys and values as c10d writes them. c10d itself would believe any length.
 void expect_store(const Fd& file, const std::string& where) {
   ::flock(file.get(), LOCK_SH);

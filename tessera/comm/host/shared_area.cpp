@@ -73,9 +73,9 @@ void SharedArea::wait(int counter, uint32_t value, std::chrono::milliseconds lim
   wait_as(Deadlock::Throw, counter, value, limit, what);
 }
 
-bool SharedArea::wait_or_give_way(int counter, uint32_t value, std::chrono::milliseconds limit,
+bool SharedArea::wait_or_yield(int counter, uint32_t value, std::chrono::milliseconds limit,
                                   c10::function_ref<std::string()> what) const {
-  return wait_as(Deadlock::GiveWay, counter, value, limit, what);
+  return wait_as(Deadlock::Yield, counter, value, limit, what);
 }
 
 bool SharedArea::wait_as(Deadlock deadlock, int counter, uint32_t value, std::chrono::milliseconds limit,

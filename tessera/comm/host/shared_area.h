@@ -45,7 +45,7 @@ class SharedArea {
   /// if all ranks wait for each other; after that, the ranks must call back_in_step(). Any other error ends the whole group.
   void wait(int counter, uint32_t value, std::chrono::milliseconds limit, c10::function_ref<std::string()> what) const;
   /// Like wait(), but if all ranks wait for each other in this function, it returns false on all of them instead of throwing.
-  bool wait_or_give_way(int counter, uint32_t value, std::chrono::milliseconds limit, c10::function_ref<std::string()> what) const;
+  bool wait_or_yield(int counter, uint32_t value, std::chrono::milliseconds limit, c10::function_ref<std::string()> what) const;
 
   /// Throws CommError if a rank of the group has got a DeadlockError since the last back_in_step().
   void expect_in_step() const;

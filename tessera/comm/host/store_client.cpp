@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -78,9 +77,7 @@ Fd connected_to(const addrinfo& address, Clock::time_point end) {
     ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
     if (error != 0) throw NoConnection{std::strerror(error)};
   }
-  const int yes = 1;
-  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-  ::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
+  set_options(socket.get());
   return socket;
 }
 

@@ -3,7 +3,6 @@
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -128,9 +127,7 @@ void StoreServer::accept_peers() {
     const bool no_room = !socket && (errno == EMFILE || errno == ENFILE);
     if (!socket && !no_room) return;
     if (socket) {
-      const int yes = 1;
-      ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-      ::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
+      set_options(socket.get());
       auto& peer = peers_.emplace_back(Peer{.socket = std::move(socket)});
       read(peer);  // a rank sends its hello at once, so it is no stranger for long
     }

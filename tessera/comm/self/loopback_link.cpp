@@ -17,9 +17,9 @@ void LoopbackLink::all_gather(ConstBytes own, std::span<const Bytes> from, Clock
   for (const auto& target : from) copy_own(own.first(std::min(own.size(), target.size())), target);
 }
 
-void LoopbackLink::all_to_all(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point /*deadline*/) {
+void LoopbackLink::all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point /*deadline*/) {
   expect_running();
-  for (const auto& target : from) copy_own(to[rank_].first(std::min(to[rank_].size(), target.size())), target);
+  visit(0, std::vector(to.size(), to[static_cast<size_t>(rank_)]));
 }
 
 std::unique_ptr<Link> LoopbackLink::split(std::span<const int> members, Clock::time_point /*deadline*/) {

@@ -15,11 +15,10 @@ class LoopbackLink final : public Link {
   LoopbackLink(int rank, std::vector<int> world_ranks) : rank_(rank), world_ranks_(std::move(world_ranks)) {}
 
   int rank() const override { return rank_; }
-  int size() const override { return static_cast<int>(world_ranks_.size()); }
   std::span<const int> world_ranks() const override { return world_ranks_; }
   void combine(Digest& digest, Clock::time_point deadline) override;
   void all_gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) override;
-  void all_to_all(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) override;
+  void all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline) override;
   std::unique_ptr<Link> split(std::span<const int> members, Clock::time_point deadline) override;
   SharedAttempt share(const AreaShape& shape, Clock::time_point deadline) override;
   void abort(std::string_view reason, int culprit) noexcept override;

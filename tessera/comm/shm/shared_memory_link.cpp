@@ -80,19 +80,7 @@ void SharedMemoryLink::all_gather(ConstBytes own, std::span<const Bytes> from, C
   }
 }
 
-void SharedMemoryLink::all_to_all(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) {
-  visit_all_to_all(
-      to,
-      [&](size_t begin, std::span<const ConstBytes> rows) {
-        for (size_t r = 0; r < from.size(); r++) {
-          const auto target = range(from[r], begin, rows[r].size());
-          if (!target.empty()) std::memcpy(target.data(), rows[r].data(), target.size());
-        }
-      },
-      deadline);
-}
-
-void SharedMemoryLink::visit_all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline) {
+void SharedMemoryLink::all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline) {
   peers_->expect_running();
   const auto self = static_cast<size_t>(rank());
   // A slot has a part for each rank. Every rank sends to rank r as many bytes as rank r has for itself.
@@ -122,11 +110,8 @@ void SharedMemoryLink::next_turn(Clock::time_point deadline) {
 }
 
 SharedBlock SharedMemoryLink::open_from(int leader, const SharedBlock* own, Clock::time_point deadline) {
-  SharedBlock::Ticket ticket = own != nullptr ? own->ticket() : SharedBlock::Ticket();
-  std::vector<SharedBlock::Ticket> tickets(static_cast<size_t>(size()));
-  std::vector<Bytes> from;
-  for (auto& other : tickets) from.push_back(std::as_writable_bytes(std::span(&other, 1)));
-  all_gather(std::as_bytes(std::span(&ticket, 1)), from, deadline);
+  const auto ticket = own != nullptr ? own->ticket() : SharedBlock::Ticket();
+  const auto tickets = all_gather_values(*this, ticket, deadline);
   if (leader != rank()) return SharedBlock::open(tickets[leader]);
   if (own == nullptr) throw IoError("there is nothing to share");
   return *own;

@@ -18,12 +18,10 @@ class SharedMemoryLink final : public Link {
   SharedMemoryLink(SharedBlock block, int rank, std::vector<int> world_ranks);
 
   int rank() const override { return peers_->rank(); }
-  int size() const override { return peers_->size(); }
   std::span<const int> world_ranks() const override { return peers_->world_ranks(); }
   void combine(Digest& digest, Clock::time_point deadline) override;
   void all_gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) override;
-  void all_to_all(std::span<const ConstBytes> to, std::span<const Bytes> from, Clock::time_point deadline) override;
-  void visit_all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline) override;
+  void all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline) override;
   std::unique_ptr<Link> split(std::span<const int> members, Clock::time_point deadline) override;
   SharedAttempt share(const AreaShape& shape, Clock::time_point deadline) override;
   void ask(std::function<bool()> does_wait, std::function<std::string()> what, std::function<bool()> is_busy) override {

@@ -89,7 +89,7 @@ class GatheredChunks final : public Chunks {
         [&](std::span<const Buffer> run) {
           c10::SmallVector<Piece, 2> pieces;
           for (const auto& buffer : run) pieces.push_back({.whole = arrival(buffer), .own = encoded(*buffer.codec, buffer.own)});
-          auto work = shard_.all_gather(pieces, subject, fault.companions);
+          auto work = shard_.all_gather(pieces, subject, fault.operands);
           if (run.front().decodes()) work = Work(std::make_shared<Decoding>(std::move(work), run, pieces, shard_.size()));
           works.push_back(std::move(work));
         });

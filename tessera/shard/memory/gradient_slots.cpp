@@ -30,8 +30,18 @@ constexpr uint32_t slots_of(size_t bytes) {
 }
 
 constexpr size_t kSpareBytes = 1024;  // for padding between buffers
-/// The size of the envelope at the beginning of a slot, by which ranks notice that they would add up different things.
-constexpr size_t kHead = aligned(sizeof(Envelope));
+/// The beginning of a slot, by which ranks notice that they would add up different things. They read envelopes only if the digests differ.
+struct Head {
+  explicit Head(const Envelope& envelope) : digest(envelope.digest()), envelope(envelope) {}
+
+  Digest digest;
+  Envelope envelope;
+};
+constexpr size_t kHead = aligned(sizeof(Head));
+
+const Head& head_of(const std::byte* slot) {
+  return *reinterpret_cast<const Head*>(slot);
+}
 
 at::Tensor view(std::byte* memory, int64_t numel, at::ScalarType dtype) {
   return at::from_blob(memory, {numel}, at::TensorOptions().dtype(dtype));
@@ -150,9 +160,9 @@ Work GradientSlots::reduce(std::shared_ptr<Turn> turn, std::span<const Piece> pi
   turn->take = std::move(take);
   const auto fill = [&](Envelope& envelope) {
     describe(envelope, pieces, group_.traits());
-    if (!pieces.empty()) describe(envelope, Reducer({.op = op}, pieces.front().whole.scalar_type()), op);
+    if (!pieces.empty()) describe(envelope, resolved({.op = op}, pieces.front().whole));
   };
-  new (slot(area_->rank(), turn->number)) Envelope(envelope_for(Operation::ReduceScatter, {.subject = subject}, fill));
+  new (slot(area_->rank(), turn->number)) Head(envelope_for(Operation::ReduceScatter, {.subject = subject}, fill));
   uint64_t bytes = 0;  // read by other ranks
   for (const auto& piece : pieces) bytes += piece.whole.nbytes() - piece.whole.nbytes() / static_cast<size_t>(area_->size());
   group_.count(Operation::ReduceScatter, bytes);
@@ -179,13 +189,16 @@ void GradientSlots::finish_through(uint32_t turn, const Turn* awaited) {
 }
 
 void GradientSlots::add_up(Turn& turn, bool awaited) {
-  const auto& own_envelope = *reinterpret_cast<const Envelope*>(slot(area_->rank(), turn.number));
   area_->expect_in_step();
-  area_->wait(kPacked, turn.number, turn.limit, [&] { return own_envelope.describe(); });
+  area_->wait(kPacked, turn.number, turn.limit, [&] { return head_of(slot(area_->rank(), turn.number)).envelope.describe(); });
   area_->expect_in_step();
-  envelopes_.clear();
-  for (int rank = 0; rank < area_->size(); rank++) envelopes_.push_back(*reinterpret_cast<const Envelope*>(slot(rank, turn.number)));
-  expect_agreement(envelopes_, group_.traits().world_ranks, area_->callers());
+  Digest digest;
+  for (int rank = 0; rank < area_->size(); rank++) digest.add(head_of(slot(rank, turn.number)).digest);
+  if (!digest.agrees()) {
+    std::vector<Envelope> envelopes;
+    for (int rank = 0; rank < area_->size(); rank++) envelopes.push_back(head_of(slot(rank, turn.number)).envelope);
+    expect_agreement(envelopes, group_.traits().world_ranks, area_->callers());
+  }
   if (turn.take && awaited) {
     return std::exchange(turn.take, {})(
         [&](size_t piece, int64_t begin, const at::Tensor& target) { add_up(turn, turn.pieces[piece].whole, begin, target); });
@@ -202,15 +215,15 @@ void GradientSlots::add_up(const Turn& turn, const at::Tensor& whole, int64_t be
   if (target.numel() == 0) return;  // of a buffer that may have no address
   const c10::InferenceMode inference;
   const auto own_rank = area_->rank();
-  const auto dtype = whole.scalar_type();
+  const auto width = static_cast<int64_t>(whole.element_size());
   const auto first = own_rank * (whole.numel() / area_->size()) + begin;
   const auto offset =
-      static_cast<std::byte*>(whole.data_ptr()) - slot(own_rank, turn.number) + first * static_cast<int64_t>(c10::elementSize(dtype));
+      static_cast<std::byte*>(whole.data_ptr()) - slot(own_rank, turn.number) + first * width;
   contributions_.clear();
   for (int rank = 0; rank < area_->size(); rank++) {
-    contributions_.emplace_back(slot(rank, turn.number) + offset, static_cast<size_t>(target.numel()) * c10::elementSize(dtype));
+    contributions_.emplace_back(slot(rank, turn.number) + offset, static_cast<size_t>(target.numel() * width));
   }
-  Reducer({.op = turn.op}, dtype).reduce(contributions_, target, group_.topology(), squares);
+  Reducer(resolved({.op = turn.op}, whole)).reduce(contributions_, target, group_.topology(), squares);
 }
 
 }  // namespace tessera

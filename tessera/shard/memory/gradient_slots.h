@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "tessera/comm/communicator.h"
-#include "tessera/comm/control/envelope.h"
 #include "tessera/comm/host/link.h"
 #include "tessera/shard/memory/unit_memory.h"
 
@@ -67,7 +66,6 @@ class GradientSlots {
   std::shared_ptr<SharedArea> area_;
   uint32_t turn_ = 0;
   c10::SmallVector<std::shared_ptr<Turn>, 2> open_;  // packed, but not added up
-  std::vector<Envelope> envelopes_;                  // of all ranks for one turn; kept for its memory
   std::vector<ConstBytes> contributions_;            // of all ranks to one buffer; kept for its memory
 };
 

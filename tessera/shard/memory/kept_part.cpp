@@ -42,7 +42,7 @@ Works KeptPart::fill(std::span<const Buffer> buffers, const Subject& subject, co
       [&](std::span<const Buffer> run) {
         c10::SmallVector<Piece, 2> pieces;
         for (const auto& buffer : run) pieces.push_back({.whole = unsharded_values(buffer), .own = parts_[next++]});
-        works.push_back(few_.all_gather(pieces, subject, fault.companions));
+        works.push_back(few_.all_gather(pieces, subject, fault.operands));
       });
   return works;
 }

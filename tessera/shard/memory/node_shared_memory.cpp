@@ -118,7 +118,7 @@ class VersionCounts final : public Turns {
   bool wait_for_readers(const Subject& subject) override {
     control().expect_in_step();
     done_reading(subject);
-    return control().wait_or_give_way(kDone, after(subject), shared_->shard.limit(), [&] { return still_read(subject); });
+    return control().wait_or_yield(kDone, after(subject), shared_->shard.limit(), [&] { return still_read(subject); });
   }
 
   bool keep_copy(size_t buffer, const at::Tensor& own) override {

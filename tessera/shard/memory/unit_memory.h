@@ -25,7 +25,7 @@ struct ShardOptions;
 
 /// The page fault for which a unit is unsharded. Only transports that trace look at it.
 struct Fault {
-  std::span<at::Tensor> companions = {};  // the operator's other operands
+  std::span<at::Tensor> operands = {};  // the operator's other operands
 };
 
 /// A unit nearly always has one or two works at a time, so a step allocates no memory for them.

@@ -246,8 +246,8 @@ TEST_F(Device, GathersAreTiedToTheOtherOperands) {
   for (size_t i = 0; i < gathers.size(); i++) {
     EXPECT_EQ(gathers[i].unit, units[i]);
     EXPECT_EQ(gathers[i].pieces, 2) << "weight and bias: one call for a unit (demand 4)";
-    ASSERT_EQ(gathers[i].companions.size(), 1) << "gather " << i;
-    EXPECT_EQ(gathers[i].companions[0].sizes, operands[i]) << "gather " << i;
+    ASSERT_EQ(gathers[i].operands.size(), 1) << "gather " << i;
+    EXPECT_EQ(gathers[i].operands[0].sizes, operands[i]) << "gather " << i;
   }
   for (const auto& call : trace_.of(Operation::ReduceScatter)) EXPECT_EQ(call.pieces, 2);
 }
@@ -256,7 +256,7 @@ TEST_F(Device, AnEqualOperandInItsPlaceKeepsItsGradient) {
   auto net = net_on_device(world_);
   const auto leaf = batch_.clone().set_requires_grad(true);
   const auto out = net(leaf);
-  EXPECT_FALSE(trace_.calls.front().companions.at(0).in_its_place.expired()) << "the layer should have saved it for its backward";
+  EXPECT_FALSE(trace_.calls.front().operands.at(0).in_its_place.expired()) << "the layer should have saved it for its backward";
   out.sum().backward();
   const auto expected = batches()[2].set_requires_grad(true);
   seeded_net()->forward(expected).sum().backward();

@@ -337,9 +337,9 @@ void expect_written_apart(const OperatorFacts& op, const Operands& operands) {
 
 /// The operator's other tensors, for a transport that traces: it ties the all-gather to them, and may replace them by tensors with equal
 /// values.
-class Companions {
+class OtherOperands {
  public:
-  Companions(const OperatorFacts& op, Stack& stack, std::span<Unit* const> units) : stack_(stack) {
+  OtherOperands(const OperatorFacts& op, Stack& stack, std::span<Unit* const> units) : stack_(stack) {
     const auto traces = [](const Unit* unit) { return unit->mesh().shard().traits().traces; };
     if (std::ranges::none_of(units, traces)) return;
     for (size_t i = 0; i < op.arguments; i++) {
@@ -352,7 +352,7 @@ class Companions {
     }
   }
 
-  Fault fault() { return {.companions = tensors_}; }
+  Fault fault() { return {.operands = tensors_}; }
 
   /// Puts tensors that the transport has replaced onto the stack.
   void put_back() {
@@ -460,9 +460,9 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
     for (const auto* shard : operands.written) guard->outdate(*shard);
     if (!operands.units.empty()) guard.reset();  // unsharding waits for other ranks, and no lock may span that
   }
-  Companions companions(op, *stack, operands.units);
-  const Pins pins(operands.units, companions.fault());
-  companions.put_back();
+  OtherOperands others(op, *stack, operands.units);
+  const Pins pins(operands.units, others.fault());
+  others.put_back();
   if (!operands.units.empty()) {
     expect_one_dtype(op, operands.units);
     cast_operands(op, *stack, *operands.units.front());

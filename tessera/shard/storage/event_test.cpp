@@ -150,7 +150,7 @@ class StreamTransport final : public Transport {
  public:
   explicit StreamTransport(c10::Stream stream) : Transport({.name = "streams", .device = stream.device()}), stream_(stream) {}
 
-  Moved all_gather(std::span<const Piece> pieces, std::span<at::Tensor> /*companions*/, const Launch& start) override {
+  Moved all_gather(std::span<const Piece> pieces, std::span<at::Tensor> /*operands*/, const Launch& start) override {
     const c10::StreamGuard on_own_stream(stream_);
     start.inputs.block();
     for (const auto& piece : pieces) {

@@ -1,4 +1,4 @@
-#include "tessera/comm/control/lookout.h"
+#include "tessera/comm/control/peer_monitor.h"
 
 #include <fmt/format.h>
 
@@ -20,9 +20,9 @@ namespace {
 
 using Time = FlightRecorder::Clock;
 
-constexpr auto kLookEvery = std::chrono::seconds(1);
+constexpr auto kPollRequests = std::chrono::seconds(1);
 constexpr auto kPatience = std::chrono::seconds(3);  // with ranks that have not answered
-constexpr auto kMostPatience = kPatience + kLookEvery;
+constexpr auto kMostPatience = kPatience + kPollRequests;
 constexpr auto kPollAnswers = std::chrono::milliseconds(20);
 
 std::atomic<int> signals_seen = 0;
@@ -54,8 +54,8 @@ std::string answer_key(const std::string& incident, int rank) {
 
 }  // namespace
 
-/// What the thread uses. It outlives the Lookout if the store does not answer any more.
-struct Lookout::Watch {
+/// What the thread uses. It outlives the PeerMonitor if the store does not answer any more.
+struct PeerMonitor::State {
   struct Incident {
     std::string name, reason;  // without a reason, it is only asked about
   };
@@ -72,24 +72,34 @@ struct Lookout::Watch {
   std::map<std::string, std::map<int, std::string>> answers = {};  // of all ranks, by incident
   bool ends = false, has_ended = false;
 
+  /// Hands an incident to the thread, and returns when its name is among those that are done.
+  template <class Done>
+  void wait_for(const Incident& incident, const Done& done) {
+    std::unique_lock lock(mutex);
+    if (done.contains(incident.name)) return;
+    incidents.push_back(incident);
+    changed.notify_all();
+    changed.wait_for(lock, kMostPatience, [&] { return done.contains(incident.name) || has_ended; });
+  }
+
   /// What the thread does.
   void run() {
     std::unique_lock lock(mutex);
     while (!ends) {
       const auto now = std::exchange(incidents, {});
       lock.unlock();
-      for (const auto& incident : now) attend(incident);
-      look();
+      for (const auto& incident : now) investigate(incident);
+      answer_requests();
       lock.lock();
       for (const auto& incident : now) {
         if (!incident.reason.empty()) reported.insert(incident.name);
       }
       changed.notify_all();
-      changed.wait_for(lock, kLookEvery, [&] { return ends || !incidents.empty(); });
+      changed.wait_for(lock, kPollRequests, [&] { return ends || !incidents.empty(); });
     }
   }
 
-  void look() {
+  void answer_requests() {
     const auto requests = store->add(kRequests, 0);
     for (int64_t number = 1; number <= requests; number++) {
       if (answered.contains(number) || !store->check({request_key(number)})) continue;
@@ -97,13 +107,13 @@ struct Lookout::Watch {
       answered.insert(number);
     }
     // Of the worlds of a process, which may be several, one answers the signal.
-    if (signals_seen.exchange(0) > 0) attend({.name = fmt::format("signal-{}-{}", identity.rank, requests), .reason = "SIGUSR2"});
+    if (signals_seen.exchange(0) > 0) investigate({.name = fmt::format("signal-{}-{}", identity.rank, requests), .reason = "SIGUSR2"});
   }
 
   void answer(const std::string& incident) const { store->set(answer_key(incident, identity.rank), recorder->to_json()); }
 
   /// Asks all ranks. Of those that report the incident, the first logs the text, and the others wait until it has.
-  void attend(const Incident& incident) {
+  void investigate(const Incident& incident) {
     const auto end = Time::now() + kPatience;
     const auto& known = ask(incident.name, end);
     if (incident.reason.empty()) return;
@@ -138,47 +148,40 @@ struct Lookout::Watch {
   }
 };
 
-Lookout::Lookout(const StorePtr& store, const Identity& identity, std::shared_ptr<const FlightRecorder> recorder)
-    : watch_(std::make_shared<Watch>()) {
+PeerMonitor::PeerMonitor(const StorePtr& store, const Identity& identity, std::shared_ptr<const FlightRecorder> recorder)
+    : state_(std::make_shared<State>()) {
   take_signal();
-  watch_->store = store->clone();  // so that nobody waits for a request of the program's, nor the program for one of the thread's
-  watch_->identity = identity;
-  watch_->recorder = std::move(recorder);
-  std::thread([watch = watch_] {
+  state_->store = store->clone();  // so that nobody waits for a request of the program's, nor the program for one of the thread's
+  state_->identity = identity;
+  state_->recorder = std::move(recorder);
+  std::thread([state = state_] {
     try {
-      watch->run();
+      state->run();
     } catch (const std::exception&) {  // rank 0 keeps the store, and has ended
     }
-    const std::lock_guard lock(watch->mutex);
-    watch->has_ended = true;
-    watch->changed.notify_all();
+    const std::lock_guard lock(state->mutex);
+    state->has_ended = true;
+    state->changed.notify_all();
   }).detach();
 }
 
-Lookout::~Lookout() {
-  std::unique_lock lock(watch_->mutex);
-  watch_->ends = true;
-  watch_->changed.notify_all();
-  watch_->changed.wait_for(lock, kMostPatience, [&] { return watch_->has_ended; });
+PeerMonitor::~PeerMonitor() {
+  std::unique_lock lock(state_->mutex);
+  state_->ends = true;
+  state_->changed.notify_all();
+  state_->changed.wait_for(lock, kMostPatience, [&] { return state_->has_ended; });
 }
 
-void Lookout::report(std::string_view incident, std::string_view reason) const noexcept {
-  const std::string name(incident);
-  std::unique_lock lock(watch_->mutex);
-  if (watch_->reported.contains(name)) return;
-  watch_->incidents.push_back({.name = name, .reason = std::string(reason)});
-  watch_->changed.notify_all();
-  watch_->changed.wait_for(lock, kMostPatience, [&] { return watch_->reported.contains(name) || watch_->has_ended; });
+void PeerMonitor::report(std::string_view incident, std::string_view reason) const noexcept {
+  state_->wait_for({.name = std::string(incident), .reason = std::string(reason)}, state_->reported);
 }
 
-std::map<int, std::string> Lookout::ask(std::string_view incident) const {
-  const std::string name(incident);
-  std::unique_lock lock(watch_->mutex);
-  if (!watch_->answers.contains(name)) watch_->incidents.push_back({.name = name, .reason = {}});
-  watch_->changed.notify_all();
-  watch_->changed.wait_for(lock, kMostPatience, [&] { return watch_->answers.contains(name) || watch_->has_ended; });
-  const auto known = watch_->answers.find(name);
-  return known == watch_->answers.end() ? std::map<int, std::string>() : known->second;
+std::map<int, std::string> PeerMonitor::ask(std::string_view incident) const {
+  const State::Incident asked{.name = std::string(incident), .reason = {}};
+  state_->wait_for(asked, state_->answers);
+  const std::lock_guard lock(state_->mutex);
+  const auto known = state_->answers.find(asked.name);
+  return known == state_->answers.end() ? std::map<int, std::string>() : known->second;
 }
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Lookout: puts together what the flight recorders of all ranks say, when ranks wait in vain, disagree, or get SIGUSR2.
+// PeerMonitor: puts together what the flight recorders of all ranks say, when ranks wait in vain, disagree, or get SIGUSR2.
 #pragma once
 
 #include <map>
@@ -14,12 +14,12 @@ namespace tessera {
 
 /// A thread that answers other ranks, so that one gets an answer from a rank that computes, or that hangs somewhere else. It looks into the
 /// store once a second.
-class Lookout {
+class PeerMonitor {
  public:
-  Lookout(const StorePtr& store, const Identity& identity, std::shared_ptr<const FlightRecorder> recorder);
-  Lookout(const Lookout&) = delete;
-  Lookout& operator=(const Lookout&) = delete;
-  ~Lookout();
+  PeerMonitor(const StorePtr& store, const Identity& identity, std::shared_ptr<const FlightRecorder> recorder);
+  PeerMonitor(const PeerMonitor&) = delete;
+  PeerMonitor& operator=(const PeerMonitor&) = delete;
+  ~PeerMonitor();
 
   /// What the recorders of all ranks say, as far as they answer within some seconds. They are asked once for an incident.
   std::map<int, std::string> ask(std::string_view incident) const;
@@ -28,8 +28,8 @@ class Lookout {
   void report(std::string_view incident, std::string_view reason) const noexcept;
 
  private:
-  struct Watch;
-  std::shared_ptr<Watch> watch_;
+  struct State;
+  std::shared_ptr<State> state_;
 };
 
 }  // namespace tessera
