@@ -19,8 +19,8 @@
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/groups/same_on_all.h"
 #include "tessera/shard/access/local_values.h"
-#include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/write_guard.h"
+#include "tessera/shard/forward_phase.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -16,9 +16,8 @@
 #include "tessera/checkpoint/live/part_records.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/groups/same_on_all.h"
-#include "tessera/shard/access/gather_like.h"
 #include "tessera/shard/access/local_values.h"
-#include "tessera/shard/access/phases.h"
+#include "tessera/shard/forward_phase.h"
 #include "tessera/shard/parameters.h"
 
 namespace tessera::checkpoint {

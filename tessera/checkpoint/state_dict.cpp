@@ -14,8 +14,8 @@
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/shard/access/buffer_dtype.h"
 #include "tessera/shard/access/local_values.h"
-#include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/write_guard.h"
+#include "tessera/shard/forward_phase.h"
 #include "tessera/shard/full_params.h"
 
 namespace tessera::checkpoint {

@@ -37,13 +37,13 @@ std::string name_nodes(const std::set<int>& nodes) {
   return fmt::format("node{} {}", nodes.size() == 1 ? "" : "s", fmt::join(nodes, ", "));
 }
 
-std::string place_of(const MeetingPoint& point) {
+std::string address_of(const MeetingPoint& point) {
   return fmt::format("{}:{}", point.host, point.port);
 }
 
 StorePtr connect(const NodesOptions& options) {
   const auto now = Clock::now();
-  const auto place = fmt::format("of node 0 at {}", place_of(options.point));
+  const auto place = fmt::format("of node 0 at {}", address_of(options.point));
   try {
     return serve_or_join({.rank = options.node, .world_size = options.nodes}, options.point,
                          {.end = now + options.start_limit, .notice = now + kNotice, .place = place});
@@ -53,7 +53,7 @@ StorePtr connect(const NodesOptions& options) {
   } catch (const CommError&) {
     if (options.node > 0) throw;
     throw CommError(fmt::format("node 0 can't listen at {}; does another launcher with --node-rank 0 run there, or is that another host?",
-                                place_of(options.point)));
+                                address_of(options.point)));
   } catch (const ConfigError& error) {
     throw ConfigError(fmt::format("node {}, at the store {}: {}", options.node, place, error.what()));
   }
@@ -93,7 +93,7 @@ auto Nodes::asking_node_0(Call&& call) const {
     throw;
   } catch (const std::exception& error) {
     throw CommError(
-        fmt::format("the launcher of node 0 at {} is gone ({}); see what it said", place_of(options_.point), first_line(error)));
+        fmt::format("the launcher of node 0 at {} is gone ({}); see what it said", address_of(options_.point), first_line(error)));
   }
 }
 
@@ -214,7 +214,7 @@ void Nodes::invite() {
     if (waited > kNotice && !std::exchange(said, true)) {
       const auto left = std::chrono::ceil<std::chrono::seconds>(limit - waited).count();
       hooks_.say(fmt::format("waiting for {} of {} to come to {}; giving up in {} s", name_nodes(missing), options_.nodes,
-                             place_of(options_.point), left));
+                             address_of(options_.point), left));
     }
   }
   Json members = Json::array();
@@ -229,8 +229,8 @@ void Nodes::invite() {
   Json plan = {{"members", members}, {"world", world_size}, {"max_restarts", options_.max_restarts}, {"min_ranks", options_.min_ranks}};
   const bool may_be_fewer = attempt_ > 0 && options_.min_ranks > 0;
   if (!missing.empty() && (!may_be_fewer || world_size < options_.min_ranks)) {
-    plan["refusal"] = fmt::format("{} of {} did not come to {} within {} s", name_nodes(missing), options_.nodes, place_of(options_.point),
-                                  limit.count());
+    plan["refusal"] = fmt::format("{} of {} did not come to {} within {} s", name_nodes(missing), options_.nodes,
+                                  address_of(options_.point), limit.count());
   } else if (world_size < options_.min_ranks) {
     plan["refusal"] =
         fmt::format("--min-ranks {} can't be kept: all nodes together have {}", options_.min_ranks, counted(world_size, "rank"));

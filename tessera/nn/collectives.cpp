@@ -49,7 +49,7 @@ at::Tensor ordinary(const at::Tensor& tensor, std::string_view operation) {
 }
 
 /// Which dimension is meant: -1 is the last one.
-int64_t place_of(int64_t dim, const at::Tensor& tensor, std::string_view operation) {
+int64_t dim_in(int64_t dim, const at::Tensor& tensor, std::string_view operation) {
   if (dim >= -tensor.dim() && dim < tensor.dim()) return dim < 0 ? dim + tensor.dim() : dim;
   throw UsageError(fmt::format("{} was given dimension {} of a tensor with sizes [{}]", operation, dim, fmt::join(tensor.sizes(), ", ")));
 }
@@ -89,7 +89,7 @@ at::Tensor all_reduce(const at::Tensor& tensor, const Communicator& world, Reduc
 at::Tensor all_gather(const at::Tensor& tensor, const Communicator& world, int64_t dim) {
   const auto operand = ordinary(tensor, "nn::all_gather");
   if (operand.dim() == 0) return all_gather(operand.reshape({1}), world, dim);
-  const auto place = place_of(dim, operand, "nn::all_gather");
+  const auto place = dim_in(dim, operand, "nn::all_gather");
   const auto own = operand.detach().contiguous();
   auto sizes = own.sizes().vec();
   sizes.insert(sizes.begin(), world.size());
@@ -104,7 +104,7 @@ at::Tensor all_gather(const at::Tensor& tensor, const Communicator& world, int64
 at::Tensor reduce_scatter(const at::Tensor& tensor, const Communicator& world, Reduce op, int64_t dim) {
   const auto operand = ordinary(tensor, "nn::reduce_scatter");
   expect_differentiable(tensor, op, "nn::reduce_scatter");
-  const auto place = place_of(dim, operand, "nn::reduce_scatter");
+  const auto place = dim_in(dim, operand, "nn::reduce_scatter");
   if (operand.size(place) % world.size() != 0) {
     throw UsageError(
         fmt::format("nn::reduce_scatter can't divide a dimension of size {} among {} ranks", operand.size(place), world.size()));

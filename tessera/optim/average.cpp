@@ -17,9 +17,9 @@
 #include "tessera/base/paging_key.h"
 #include "tessera/comm/groups/same_on_all.h"
 #include "tessera/shard/access/local_values.h"
-#include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/shard_place.h"
 #include "tessera/shard/access/write_guard.h"
+#include "tessera/shard/forward_phase.h"
 #include "tessera/shard/parameters.h"
 
 namespace tessera::optim {

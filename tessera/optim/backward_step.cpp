@@ -13,9 +13,9 @@
 #include "tessera/optim/optimizer.h"
 #include "tessera/optim/update_range.h"
 #include "tessera/shard/access/gradient_sink.h"
-#include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/shard_place.h"
 #include "tessera/shard/access/write_guard.h"
+#include "tessera/shard/forward_phase.h"
 
 namespace tessera::optim {
 namespace {

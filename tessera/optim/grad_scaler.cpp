@@ -12,7 +12,7 @@
 #include "tessera/base/paging_key.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/shard/access/gradients.h"
-#include "tessera/shard/access/phases.h"
+#include "tessera/shard/forward_phase.h"
 #include "tessera/shard/norms.h"
 #include "tessera/shard/training.h"
 

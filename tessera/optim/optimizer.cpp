@@ -15,9 +15,9 @@
 #include "tessera/base/paging_key.h"
 #include "tessera/comm/groups/group_list.h"
 #include "tessera/shard/access/gradients.h"
-#include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/shard_place.h"
 #include "tessera/shard/access/write_guard.h"
+#include "tessera/shard/forward_phase.h"
 #include "tessera/shard/norms.h"
 #include "tessera/shard/parameters.h"
 

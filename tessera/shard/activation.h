@@ -4,26 +4,19 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 
-#include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "tessera/base/no_copy.h"
 #include "tessera/shard/activation_options.h"
 #include "tessera/shard/tensors.h"
 
 namespace torch::nn {
 class Module;
-class SequentialImpl;
-}  // namespace torch::nn
-
-namespace tessera {
-struct WrapPolicy;
 }
 
 namespace tessera::activation {
@@ -65,11 +58,9 @@ const torch::nn::Module* module_of(const CallOf<Call>& run) {
 }
 
 /// This thread runs a segment as long as the object exists.
-class RunningSegment {
+class RunningSegment : NoCopy {
  public:
   RunningSegment(const Options& options, Tensors inputs, Again again, const torch::nn::Module* module);
-  RunningSegment(const RunningSegment&) = delete;
-  RunningSegment& operator=(const RunningSegment&) = delete;
   ~RunningSegment();
   /// Called for each result.
   void result(at::Tensor& tensor) const;

@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "tessera/base/no_copy.h"
 #include "tessera/shard/activation.h"
 #include "tessera/shard/forward_phase.h"
 #include "tessera/shard/tensors.h"
@@ -23,11 +24,9 @@ class Unit;
 struct Boundary;
 
 /// One call of a module's forward. As long as it exists, this thread is in the module's forward: clipping, steps and saves are errors.
-class ForwardCall {
+class ForwardCall : NoCopy {
  public:
   explicit ForwardCall(const torch::nn::Module& module);
-  ForwardCall(const ForwardCall&) = delete;
-  ForwardCall& operator=(const ForwardCall&) = delete;
   ~ForwardCall();
 
   /// The input as the module wants it. Values without tensors are passed on as they are.

@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
 #include "tessera/shard/checkpoint_modules.h"
 #include "tessera/shard/forward_phase.h"
 #include "tessera/shard/full_params.h"
@@ -19,6 +20,7 @@ namespace {
 
 namespace nn = torch::nn;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 /// Takes and returns more than tensors, and notes what came in.
@@ -141,6 +143,27 @@ TEST(Call, IsNeededAlsoWhereInnerUnitsHaveAllParameters) {
     call(net, input()).sum().backward();
     EXPECT_EQ(call(net->a, input()).scalar_type(), at::kFloat);  // an inner unit by itself
   });
+}
+
+struct CallsInner : nn::Module {
+  nn::Linear inner = register_module("inner", nn::Linear(6, 6));
+  at::Tensor forward(const at::Tensor& x) { return call(inner, x); }
+};
+
+TEST(Call, SaysOnceThatAnInnerCallIsNoneOfTheWhole) {
+  std::vector<std::string> lines;
+  auto before = set_log_sink([&](const LogRecord& record) { lines.emplace_back(record.text); });
+  with_ranks(2, [](const Communicator& world) {
+    const auto model = std::make_shared<CallsInner>();
+    fill_with_numbers(*model);
+    fully_shard(model->inner, {.mesh = world});
+    fully_shard(model, {.mesh = world, .mixed_precision = {.output_dtype = at::kDouble}});
+    EXPECT_EQ(call(model, input()).scalar_type(), at::kDouble);
+    for (int i = 0; i < 2; i++) EXPECT_EQ(model->forward(input()).scalar_type(), at::kFloat);
+  });
+  set_log_sink(std::move(before));
+  const auto said = HasSubstr("outside of a call of CallsInner itself, where its output_dtype acts");
+  EXPECT_THAT(lines, ElementsAre(said, said));  // one of each rank
 }
 
 TEST(Call, ReachesReplicatedParameters) {

@@ -27,35 +27,29 @@ class ModuleChoice {
       const auto name = path_below(path, child.key());
       const auto kind = class_name(*inner);
       if (!seen_.insert(inner.get()).second) continue;
-      classes_.insert(kind);
+      classes.insert(kind);
       if (std::ranges::find(policy_.leaves, kind) == policy_.leaves.end()) look_below(*inner, name);
-      WrapCandidate candidate{.module = *inner, .name = name, .class_name = kind};
+      ModuleInfo info{.module = *inner, .name = name, .class_name = kind};
       std::vector<const void*> own;
       for (const auto& parameter : inner->parameters()) {
         const auto* const key = parameter.unsafeGetTensorImpl();
         if (taken_.contains(key) || std::ranges::find(own, key) != own.end()) continue;
         own.push_back(key);
         const auto found = locate(parameter);
-        candidate.numel += found.parameter != nullptr ? c10::multiply_integers(found.parameter->sizes) : parameter.numel();
+        info.numel += found.parameter != nullptr ? c10::multiply_integers(found.parameter->sizes) : parameter.numel();
       }
-      if (!policy_.chooses(candidate)) continue;
+      if (!policy_.chooses || !policy_.chooses(info)) continue;
       taken_.insert(own.begin(), own.end());
       chosen.push_back(inner);
     }
   }
-  void expect_classes() const {
-    for (const auto& wanted : policy_.classes) {
-      if (!classes_.contains(wanted))
-        throw UsageError(fmt::format("the model has no module of the class {}, which the policy names", wanted));
-    }
-  }
 
   std::vector<std::shared_ptr<Module>> chosen;
+  std::set<std::string> classes;
 
  private:
   const WrapPolicy& policy_;
   std::set<const Module*> seen_;
-  std::set<std::string> classes_;
   std::set<const void*> taken_;
 };
 
@@ -69,14 +63,12 @@ void checkpoint_module(const std::shared_ptr<Module>& module, const Options& opt
 }
 
 void checkpoint_modules(Module& model, const WrapPolicy& policy, const Options& options) {
-  if (!policy.chooses)
-    throw UsageError("the WrapPolicy has no function `chooses`; take one of wrap_always, wrap_classes and wrap_by_size, or set it");
   if (policy.options || policy.merge_below > 0) {
     throw UsageError("the WrapPolicy has options or merge_below, which are for sharding; checkpoint_modules takes one without them");
   }
   ModuleChoice choice(policy);
   choice.look_below(model, "");
-  choice.expect_classes();
+  tessera::detail::expect_sensible(policy, choice.classes);
   for (const auto& module : choice.chosen) checkpoint_module(module, options);
 }
 

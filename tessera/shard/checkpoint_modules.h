@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <type_traits>
 #include <utility>
 
 #include "tessera/shard/activation.h"

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 
-#include <utility>
 #include <vector>
 
 #include "tessera/base/error.h"

@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "tessera/base/no_copy.h"
 #include "tessera/shard/options.h"
 
 namespace torch::nn {
@@ -27,11 +28,9 @@ struct DeferredInitOptions {
 
 namespace detail {
 
-class DeferredInit {
+class DeferredInit : NoCopy {
  public:
   explicit DeferredInit(const DeferredInitOptions& options);
-  DeferredInit(const DeferredInit&) = delete;
-  DeferredInit& operator=(const DeferredInit&) = delete;
   ~DeferredInit();
 
   /// Gives the module's tensors their names.

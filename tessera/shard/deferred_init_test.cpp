@@ -207,11 +207,12 @@ struct Parts : Module {
   std::shared_ptr<Module> first = std::make_shared<Module>(), second = std::make_shared<Module>();
   Parts() {
     const auto whole = torch::randn({8, 4});
-    register_module("first", first)->register_parameter("weight", whole.slice(0, 0, 3));
-    register_module("second", second)->register_parameter("weight", whole.slice(0, 3, 8));
-    const auto bias = register_parameter("bias", torch::randn({4}));
-    register_buffer("same", bias.detach());
+    members = {register_module("first", first)->register_parameter("weight", whole.slice(0, 0, 3)),
+               register_module("second", second)->register_parameter("weight", whole.slice(0, 3, 8)),
+               register_parameter("bias", torch::randn({4}))};
+    register_buffer("same", members.back().detach());
   }
+  std::vector<at::Tensor> members;
 };
 
 TEST(DeferredInit, PartsOfOneBufferMayBeShardedOneAfterTheOther) {

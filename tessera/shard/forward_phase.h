@@ -1,9 +1,12 @@
 // ForwardPhase: says that this thread runs a module's forward, as far as that can be seen: in tessera::call and in the class
-// FullyShardedDataParallel.
+// FullyShardedDataParallel. Refuses calls that have no meaning in the middle of a pass.
 #pragma once
 
 #include <optional>
 #include <string>
+#include <string_view>
+
+#include "tessera/base/no_copy.h"
 
 namespace torch::nn {
 class Module;
@@ -14,12 +17,10 @@ namespace tessera {
 class Unit;
 
 /// The phase lasts as long as the object. Phases nest.
-class ForwardPhase {
+class ForwardPhase : NoCopy {
  public:
   /// `unit` is the one that was made of the module, or null. Both must outlive the phase.
   ForwardPhase(const torch::nn::Module& module, const Unit* unit);
-  ForwardPhase(const ForwardPhase&) = delete;
-  ForwardPhase& operator=(const ForwardPhase&) = delete;
   ~ForwardPhase();
 
  private:
@@ -36,5 +37,8 @@ std::optional<std::string> forward_phase();
 
 /// Whether this thread is in the forward of the module.
 bool in_forward_of(const torch::nn::Module& module);
+
+/// Throws UsageError if this thread runs a forward pass, as far as that can be seen, or a backward pass. `what` is the name of the call.
+void expect_idle(std::string_view what);
 
 }  // namespace tessera

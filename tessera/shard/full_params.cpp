@@ -1,9 +1,7 @@
 #include "tessera/shard/full_params.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
-#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <exception>
@@ -15,13 +13,11 @@
 #include "tessera/shard/access/buffer_dtype.h"
 #include "tessera/shard/access/gradients.h"
 #include "tessera/shard/access/local_values.h"
-#include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/backward/whole_gradients.h"
+#include "tessera/shard/forward_phase.h"
 #include "tessera/shard/schedule/gathered.h"
-#include "tessera/shard/schedule/schedule.h"
-#include "tessera/shard/schedule/unit_state.h"
-#include "tessera/shard/unit/tables.h"
+#include "tessera/shard/schedule/locked_state.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 
@@ -41,49 +37,11 @@ at::Tensor copied(const at::Tensor& tensor, CopyTo to) {
   return to == CopyTo::Device ? tensor.clone() : tensor.to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
 }
 
-/// A parameter or buffer of a module under the name that it has before sharding.
-struct Entry {
-  std::string name;
-  at::Tensor tensor = {};  // undefined if the parameter is sharded
-  bool is_buffer = false;
-  Located sharded = {};  // set if the parameter is sharded; its unsharded tensor may be gone if no module holds it any more
-};
-
-std::vector<Entry> entries_of(const torch::nn::Module& module) {
-  std::vector<Entry> result;
-  for (const auto& item : module.named_parameters()) {
-    const auto found = locate(item.value());
-    if (found.parameter == nullptr) {
-      result.push_back({.name = item.key(), .tensor = item.value()});
-    } else if (!found.group->flat || found.parameter != &*found.group->flat) {
-      result.push_back({.name = item.key(), .sharded = found});
-    } else {
-      // The module lists a flat shard in place of the group's parameters.
-      const auto prefix = item.key().substr(0, item.key().size() - found.parameter->local_name.size());
-      for (auto& parameter : found.group->parameters) {
-        const Located place{found.unit, found.group, &parameter};
-        result.push_back({.name = prefix + parameter.local_name, .sharded = place});
-        for (const auto& other : parameter.other_names) result.push_back({.name = prefix + other, .sharded = place});
-      }
-    }
-  }
-  for (const auto& item : module.named_buffers()) {
-    if (item.value().defined()) result.push_back({.name = item.key(), .tensor = item.value(), .is_buffer = true});
-  }
-  return result;
-}
-
-/// A copy of an entry that is not sharded.
-at::Tensor copy_of(const Entry& entry, const std::optional<Communicator>& world, BufferSync buffers, CopyTo to) {
-  if (!entry.is_buffer || !world) return copied(entry.tensor.detach(), to);
-  const auto copy = synced(entry.name, entry.tensor.to(original_dtype(entry.tensor)), *world, buffers);
+at::Tensor copy_of_buffer(const std::string& name, const at::Tensor& buffer, const std::optional<Communicator>& world, BufferSync sync,
+                          CopyTo to) {
+  if (!world) return copied(buffer.detach(), to);
+  const auto copy = synced(name, buffer.to(original_dtype(buffer)), *world, sync);
   return to == CopyTo::Device ? copy : copy.cpu();
-}
-
-/// The values of a group's shards.
-const at::Tensor& shards_of(Unit& unit, const Unit::Group& group) {
-  expect_shards_current(unit);
-  return group.own;
 }
 
 bool wanted_here(const std::optional<Communicator>& world, Ranks ranks) {
@@ -192,63 +150,59 @@ at::Tensor full_grad(const at::Tensor& parameter, Ranks ranks) {
   const auto found = located(parameter);
   const auto& listed = found.group->flat ? *found.group->flat : *found.parameter;  // what has the gradient
   if (!listed.shard.grad().defined()) return {};
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const Unpaged unpaged;
   return full_tensor(found, own_gradients(*found.unit, *found.group), ranks);
 }
 
 at::Tensor unsynced_grad(const at::Tensor& parameter) {
   const auto found = located(parameter);
-  const auto held = found.unit->schedule()->lock();
-  return found.unit->state(held).reduction.unsynced.sum_of(*found.parameter);
+  return LockedState(*found.unit)->reduction.unsynced.sum_of(*found.parameter);
 }
 
 at::Tensor full_parameter(const at::Tensor& parameter, Ranks ranks) {
   const auto found = located(parameter);
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  return full_tensor(found, shards_of(*found.unit, *found.group), ranks);
+  const Unpaged unpaged;
+  expect_shards_current(*found.unit);
+  return full_tensor(found, found.group->own, ranks);
 }
 
 std::map<std::string, at::Tensor> full_state(const torch::nn::Module& module, Ranks ranks, BufferSync buffers, CopyTo to) {
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  const auto all_units = units(module);
+  const Unpaged unpaged;
+  const auto model = local_values(module);
   const auto world = world_of(module);
   const bool wanted = wanted_here(world, ranks);
-  if (world && std::ranges::any_of(all_units, [](const auto& unit) { return unit->schedule()->is_divided(); }))
-    expect_all_on_each(local_values(module), *world, "a full state");
-  std::map<const void*, at::Tensor> copies;  // keyed by Unit::Parameter or, for what is not sharded, by tensor
-  for (const auto& unit : all_units) {
-    for (const auto& group : unit->groups()) {
-      const auto all = gathered(*unit, group, shards_of(*unit, group));
-      for (const auto& parameter : group.parameters) {
-        if (wanted) copies[&parameter] = copied(unsharded_view(all, parameter), to);
-      }
-    }
-  }
+  if (std::ranges::any_of(model.units, [](const auto& unit) { return unit->schedule()->is_divided(); }))
+    expect_all_on_each(model, *world, "a full state");
   std::map<std::string, at::Tensor> result;
-  for (const auto& entry : entries_of(module)) {
-    const auto* parameter = entry.sharded.parameter;
-    auto& copy = copies[parameter != nullptr ? static_cast<const void*>(parameter) : entry.tensor.unsafeGetTensorImpl()];
-    if (parameter == nullptr && !copy.defined()) copy = copy_of(entry, world, buffers, to);
-    if (wanted) result[entry.name] = copy;
-  }
+  const auto keep = [&](const LocalPart& part, const at::Tensor& whole) {
+    if (wanted) result[part.name] = copied(whole, to);
+  };
+  gather_like(model, [](const LocalPart& part) { return part.values; }, keep);
+  for (const auto& [name, tensor] : model.outside) result[name] = copied(tensor, to);
+  for (const auto& [name, buffer] : model.buffers) result[name] = copy_of_buffer(name, buffer, world, buffers, to);
+  if (!wanted) return {};
+  for (const auto& [alias, name] : model.aliases) result[alias] = result.at(name);
   return result;
 }
 
 at::Tensor full_state(const torch::nn::Module& module, const std::string& name, Ranks ranks, BufferSync buffers) {
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  const auto all = entries_of(module);
-  const auto found = std::ranges::find(all, name, &Entry::name);
-  if (found == all.end()) {
+  const Unpaged unpaged;
+  const auto model = local_values(module);
+  const auto alias = model.aliases.find(name);
+  const auto& own_name = alias == model.aliases.end() ? name : alias->second;
+  if (const auto part = std::ranges::find(model.parts, own_name, &LocalPart::name); part != model.parts.end()) {
+    const auto& group = part->unit->groups()[part->group];
+    return full_tensor({part->unit, &group, &group.parameters[part->parameter]}, group.own, ranks);
+  }
+  const auto world = world_of(module);
+  at::Tensor copy;
+  if (const auto outside = model.outside.find(own_name); outside != model.outside.end()) {
+    copy = outside->second.clone();
+  } else if (const auto buffer = model.buffers.find(name); buffer != model.buffers.end()) {
+    copy = copy_of_buffer(name, buffer->second, world, buffers, CopyTo::Device);
+  } else {
     throw UsageError(fmt::format("the module has no parameter and no buffer '{}'; names are as in the model before it was sharded", name));
   }
-  if (const auto& sharded = found->sharded; sharded.parameter != nullptr)
-    return full_tensor(sharded, shards_of(*sharded.unit, *sharded.group), ranks);
-  const auto world = world_of(module);
-  auto copy = copy_of(*found, world, buffers, CopyTo::Device);
   return wanted_here(world, ranks) ? copy : at::Tensor();
 }
 

@@ -250,7 +250,7 @@ ShardOptions replicated(const ShardOptions& options) {
 }
 
 /// If options act at calls of the modules, lets their units refuse operators outside of those. Modules whose parameters are all in inner
-/// units leave it to these, which may also be called by themselves.
+/// units leave it to these. What is inside may also be called by itself, which can't be told from a plain call of the whole.
 void need_calls(std::span<Module* const> modules, const MixedPrecision& precision, const std::string& name) {
   if (!precision.output_dtype && !precision.cast_forward_inputs) return;
   NeededCall call{
@@ -258,7 +258,8 @@ void need_calls(std::span<Module* const> modules, const MixedPrecision& precisio
   auto own = units_of(*modules.front());
   if (own.empty()) {
     own = units(*modules.front());
-    for (const auto& inner : modules.front()->modules(/*include_self=*/false)) call.modules.push_back(inner.get());
+    for (const auto& inner : modules.front()->modules(/*include_self=*/false)) call.inner.push_back(inner.get());
+    call.is_said = std::make_shared<std::atomic<bool>>(false);
   }
   for (const auto& unit : own) unit->needed_calls().push_back(call);
 }

@@ -1,7 +1,6 @@
 #include "tessera/shard/local.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
 
 #include "tessera/base/error.h"
 #include "tessera/shard/schedule/schedule.h"
@@ -25,8 +24,7 @@ at::Tensor to_local(const at::Tensor& tensor) {
     unit->schedule()->finish_reductions();
     if (tag->role == Role::Sharded && unit->flags().unset > 0) expect_values_of(*unit, tensor, "to_local");
   }
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const Unpaged unpaged;
   return at::empty(tensor.sizes(), tensor.options()).copy_(tensor);
 }
 

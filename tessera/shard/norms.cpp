@@ -1,7 +1,6 @@
 #include "tessera/shard/norms.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
 #include <c10/util/SmallVector.h>
 #include <fmt/format.h>
 
@@ -16,9 +15,8 @@
 #include "tessera/comm/groups/group_list.h"
 #include "tessera/shard/access/gradient_sink.h"
 #include "tessera/shard/access/gradients.h"
-#include "tessera/shard/access/phases.h"
-#include "tessera/shard/schedule/schedule.h"
-#include "tessera/shard/schedule/unit_state.h"
+#include "tessera/shard/forward_phase.h"
+#include "tessera/shard/schedule/locked_state.h"
 #include "tessera/shard/storage/paged_tensor.h"
 #include "tessera/shard/storage/storage_tag.h"
 #include "tessera/shard/unit/unit.h"
@@ -52,8 +50,7 @@ std::shared_ptr<Unit> unit_of_shard(const at::Tensor& shard) {
   if (!unit || tag->role != Role::Sharded) {
     throw UsageError(
         "the norm of gradients was asked of an unsharded parameter of a sharded model (from a ParameterList?), or a shard of a model that "
-        "is gone; "
-        "pass tessera::parameters(model)");
+        "is gone; pass tessera::parameters(model)");
   }
   return unit;
 }
@@ -79,8 +76,10 @@ size_t with_known_squares(std::span<const at::Tensor> parameters) {
   return 0;
 }
 
-/// Waits for the reductions of all units of the shards. `squares` makes later ones compute sums of squares.
+/// What the functions below begin with: refuses gradients that are not means, and waits for the reductions of all units of the shards.
+/// `squares` makes later ones compute sums of squares.
 void finish_reductions(std::span<const at::Tensor> parameters, bool squares) {
+  expect_averaged(parameters);
   for (const auto& parameter : parameters) {
     if (!is_paged(parameter)) continue;
     const auto unit = unit_of_shard(parameter);
@@ -88,8 +87,7 @@ void finish_reductions(std::span<const at::Tensor> parameters, bool squares) {
     unit->schedule()->finish_reductions();
     expect_synced(*unit);
     if (!squares) continue;
-    const auto held = unit->schedule()->lock();
-    unit->state(held).reduction.compute_squares();
+    LockedState(*unit)->reduction.compute_squares();
   }
 }
 
@@ -138,9 +136,7 @@ at::Tensor grad_norm(std::span<const at::Tensor> listed, const NormOptions& opti
   const auto p = options.p;
   expect_idle("the norm of gradients");
   if (!(p > 0)) throw UsageError(fmt::format("a norm with p = {} is none; p must be positive, or infinity", p));
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  expect_averaged(parameters);
+  const Unpaged unpaged;
   expect_ignored_alike(parameters);
   finish_reductions(parameters, p == 2);
   // The parts of shards are added up over their shard group, which has one copy of each value. Where units lie on a part of the ranks, all
@@ -190,9 +186,7 @@ bool gradients_are_finite(std::span<const at::Tensor> listed) {
   expect_idle("gradients_are_finite");
   std::vector<at::Tensor> kept;
   const auto parameters = distinct(listed, kept);
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  expect_averaged(parameters);
+  const Unpaged unpaged;
   expect_ignored_alike(parameters);
   finish_reductions(parameters, true);
   c10::SmallVector<Communicator, 2> worlds;
@@ -221,8 +215,7 @@ at::Tensor clip_grad_norm(std::span<const at::Tensor> listed, double max_norm, c
   std::vector<at::Tensor> kept;
   const auto parameters = distinct(listed, kept);
   const auto norm = grad_norm(parameters, options);
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const Unpaged unpaged;
   const auto scale = clip_factor(norm, max_norm);
   for (const auto& parameter : parameters) {
     auto gradient = parameter.grad();
@@ -239,9 +232,7 @@ at::Tensor clip_grad_norm(std::span<const at::Tensor> listed, double max_norm, c
 void clip_grad_value(std::span<const at::Tensor> parameters, double clip_value) {
   expect_idle("clip_grad_value");
   if (!(clip_value >= 0)) throw UsageError(fmt::format("clip_grad_value: {} is no bound", clip_value));
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  expect_averaged(parameters);
+  const Unpaged unpaged;
   finish_reductions(parameters, /*squares=*/false);
   for (const auto& parameter : parameters) {
     auto gradient = parameter.grad();

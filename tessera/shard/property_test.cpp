@@ -210,8 +210,8 @@ struct Way {
     }
     if (replicates_scale) chosen.replicated = {model->scale};
     if (by_policy) {
-      const auto is_unit = [&](const WrapCandidate& candidate) {
-        return std::ranges::any_of(units_below, [&](const auto& layer) { return layer.get() == &candidate.module; });
+      const auto is_unit = [&](const ModuleInfo& info) {
+        return std::ranges::any_of(units_below, [&](const auto& layer) { return layer.get() == &info.module; });
       };
       fully_shard(model, chosen, WrapPolicy{.chooses = is_unit});
     } else {

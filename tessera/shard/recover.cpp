@@ -15,8 +15,7 @@
 #include "tessera/comm/groups/group_list.h"
 #include "tessera/comm/groups/same_on_all.h"
 #include "tessera/shard/access/local_values.h"
-#include "tessera/shard/schedule/schedule.h"
-#include "tessera/shard/schedule/unit_state.h"
+#include "tessera/shard/schedule/locked_state.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 
@@ -61,8 +60,8 @@ std::string difference_in_steps(const std::vector<std::shared_ptr<Unit>>& all, c
   std::string steps;
   uint64_t first_broken = all.size();
   for (size_t i = 0; i < all.size(); i++) {
-    const auto held = all[i]->schedule()->lock();
-    const auto& versions = all[i]->state(held).versions;
+    const LockedState state(*all[i]);
+    const auto& versions = state->versions;
     steps += fmt::format("unit '{}'\thas taken {} steps\n", all[i]->name(), versions.next_version());
     if (versions.write_broke_off()) first_broken = std::min<uint64_t>(first_broken, i);
   }
@@ -100,10 +99,9 @@ void expect_same_steps(const std::vector<std::shared_ptr<Unit>>& all, const Comm
 
 /// Abandons what the unit was doing and drops its gradients.
 void reset(Unit& unit) {
-  const auto held = unit.schedule()->lock();
-  auto& state = unit.state(held);
-  state.reduction.abandon();
-  state.versions.reset();
+  const LockedState state(unit);
+  state->reduction.abandon();
+  state->versions.reset();
   unit.flags().recoveries++;
   for (const auto& group : unit.groups()) {
     for (const auto& parameter : group.parameters) parameter.shard.mutable_grad() = at::Tensor();

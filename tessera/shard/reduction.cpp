@@ -1,7 +1,7 @@
 #include "tessera/shard/reduction.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -14,10 +14,9 @@
 #include "tessera/base/error.h"
 #include "tessera/shard/access/gradients.h"
 #include "tessera/shard/access/local_values.h"
-#include "tessera/shard/access/phases.h"
 #include "tessera/shard/backward/unit_node.h"
-#include "tessera/shard/schedule/schedule.h"
-#include "tessera/shard/schedule/unit_state.h"
+#include "tessera/shard/forward_phase.h"
+#include "tessera/shard/schedule/locked_state.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 
@@ -30,10 +29,7 @@ using torch::nn::Module;
 template <class Change>
 void change_states(const Module& module, Recurse recurse, std::string_view what, const Change& change) {
   expect_idle(what);
-  for (const auto& unit : units_for(module, recurse, what)) {
-    const auto held = unit->schedule()->lock();
-    change(unit->state(held));
-  }
+  for (const auto& unit : units_for(module, recurse, what)) change(*LockedState(*unit));
 }
 
 /// Throws UsageError if the rules of a unit rule the call out: `conflict` says what they have, and is empty if they have nothing against
@@ -41,24 +37,10 @@ void change_states(const Module& module, Recurse recurse, std::string_view what,
 template <class Conflict>
 void expect_no_conflict(const Module& module, Recurse recurse, std::string_view what, const Conflict& conflict) {
   for (const auto& unit : units_for(module, recurse, what)) {
-    const auto held = unit->schedule()->lock();
-    const std::string_view found = conflict(unit->state(held).rules);
+    const std::string_view found = conflict(LockedState(*unit)->rules);
     if (!found.empty()) throw UsageError(fmt::format("{}: unit '{}' has {}", what, unit->name(), found));
   }
 }
-
-/// Lets reductions take the mean over replicas as long as it exists.
-class AllReducing {
- public:
-  explicit AllReducing(UnitRules& rules) : rules_(rules), before_(std::exchange(rules.all_reduce, true)) {}
-  AllReducing(const AllReducing&) = delete;
-  AllReducing& operator=(const AllReducing&) = delete;
-  ~AllReducing() { rules_.all_reduce = before_; }
-
- private:
-  UnitRules& rules_;
-  const bool before_;
-};
 
 /// For each unit, whether it has gradients to be reduced. If unused parameters count as zero, all units have some as soon as one has on
 /// some rank.
@@ -66,8 +48,7 @@ std::vector<int64_t> wanted_by_some_rank(const Module& model, const std::vector<
   std::vector<int64_t> wanted;
   bool may_differ = false;
   for (const auto& unit : all) {
-    const auto held = unit->schedule()->lock();
-    wanted.push_back(unit->state(held).reduction.unsynced.empty() ? 0 : 1);
+    wanted.push_back(LockedState(*unit)->reduction.unsynced.empty() ? 0 : 1);
     may_differ = may_differ || unit->schedule()->reduces_in_order();
   }
   if (!may_differ) return wanted;
@@ -105,9 +86,9 @@ struct GradientHooks final : torch::autograd::PostAccumulateGradHook {
 
 NoSync::~NoSync() {
   for (const auto& unit : units_) {
-    const auto held = unit->schedule()->lock();
-    unit->state(held).rules.no_sync--;
-    unit->state(held).reduction.unsynced.expect();
+    const LockedState state(*unit);
+    state->rules.no_sync--;
+    state->reduction.unsynced.expect();
   }
 }
 
@@ -124,10 +105,7 @@ NoSync no_sync(const Module& model) {
           class_name(model), other->name()));
     }
   }
-  for (const auto& unit : all) {
-    const auto held = unit->schedule()->lock();
-    unit->state(held).rules.no_sync++;
-  }
+  for (const auto& unit : all) LockedState(*unit)->rules.no_sync++;
   result.units_ = std::move(all);
   return result;
 }
@@ -155,9 +133,10 @@ void sync_gradients(const Module& model) {
   const auto is_wanted = wanted_by_some_rank(model, all);
   for (size_t i = 0; i < all.size(); i++) {
     if (!is_wanted[i]) continue;
-    const auto held = all[i]->schedule()->lock();
-    const AllReducing all_reducing(all[i]->state(held).rules);
-    reduce_unsynced(*all[i], held);
+    const LockedState state(*all[i]);
+    auto& all_reduce = state->rules.all_reduce;
+    const auto restore = c10::make_scope_exit([&, before = std::exchange(all_reduce, true)] { all_reduce = before; });
+    reduce_unsynced(*all[i], state.lock());
   }
 }
 

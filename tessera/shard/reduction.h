@@ -6,7 +6,6 @@
 #include <functional>
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "tessera/comm/mesh.h"

@@ -1,6 +1,5 @@
 #include "tessera/shard/report.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/nn/module.h>
 

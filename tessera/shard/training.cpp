@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "tessera/shard/access/gradients.h"
-#include "tessera/shard/access/phases.h"
 #include "tessera/shard/access/write_guard.h"
+#include "tessera/shard/forward_phase.h"
 #include "tessera/shard/schedule/schedule.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"

@@ -4,9 +4,8 @@
 #include <torch/nn/module.h>
 
 #include "tessera/base/error.h"
-#include "tessera/shard/access/phases.h"
-#include "tessera/shard/schedule/schedule.h"
-#include "tessera/shard/schedule/unit_state.h"
+#include "tessera/shard/forward_phase.h"
+#include "tessera/shard/schedule/locked_state.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 
@@ -15,20 +14,23 @@ namespace {
 
 using torch::nn::Module;
 
-std::vector<std::weak_ptr<Unit>> units_to_prefetch(const Unit& unit, std::span<const std::shared_ptr<Module>> modules,
-                                                   std::string_view what) {
+using Prefetch = std::vector<std::weak_ptr<Unit>> UnitRules::*;
+
+void set_prefetch(const Module& of, std::span<const std::shared_ptr<Module>> modules, Prefetch prefetch, std::string_view what) {
+  const auto unit = unit_for(of, what);
+  if (!unit) return;
   std::vector<std::weak_ptr<Unit>> result;
   for (const auto& module : modules) {
     if (!module) throw UsageError(fmt::format("{} was given an empty shared_ptr in its list", what));
     const auto next = unit_for(*module, what);
     if (!next) continue;
-    if (next->schedule() != unit.schedule()) {
+    if (next->schedule() != unit->schedule()) {
       throw UsageError(
-          fmt::format("{}: units '{}' and '{}' are of different models; shard what contains both first", what, unit.name(), next->name()));
+          fmt::format("{}: units '{}' and '{}' are of different models; shard what contains both first", what, unit->name(), next->name()));
     }
     result.push_back(next);
   }
-  return result;
+  (*LockedState(*unit)).rules.*prefetch = std::move(result);
 }
 
 }  // namespace
@@ -61,36 +63,25 @@ void set_reshard_after_forward(const Module& module, ReshardAfterForward rule, R
   for (const auto& unit : units_for(module, recurse, "set_reshard_after_forward")) {
     const bool is_whole_anyway = unit->name().ends_with(kReplicated);
     if (is_whole_anyway) continue;
-    const auto& schedule = unit->schedule();
-    const auto held = schedule->lock();
-    auto& state = unit->state(held);
-    if (state.is_partly_resharded()) schedule->evict(*unit);
-    state.set_reshard_after_forward(rule);
+    const LockedState state(*unit);
+    if (state->is_partly_resharded()) unit->schedule()->evict(*unit);
+    state->set_reshard_after_forward(rule);
   }
 }
 
 void set_reshard_after_backward(const Module& module, bool reshards, Recurse recurse) {
   expect_idle("set_reshard_after_backward");
   for (const auto& unit : units_for(module, recurse, "set_reshard_after_backward")) {
-    const auto held = unit->schedule()->lock();
-    unit->state(held).rules.reshard_after_backward = reshards;
+    LockedState(*unit)->rules.reshard_after_backward = reshards;
   }
 }
 
 void set_modules_to_forward_prefetch(const Module& module, std::span<const std::shared_ptr<Module>> modules) {
-  constexpr auto kWhat = "set_modules_to_forward_prefetch";
-  const auto unit = unit_for(module, kWhat);
-  if (!unit) return;
-  const auto held = unit->schedule()->lock();
-  unit->state(held).rules.forward_prefetch = units_to_prefetch(*unit, modules, kWhat);
+  set_prefetch(module, modules, &UnitRules::forward_prefetch, "set_modules_to_forward_prefetch");
 }
 
 void set_modules_to_backward_prefetch(const Module& module, std::span<const std::shared_ptr<Module>> modules) {
-  constexpr auto kWhat = "set_modules_to_backward_prefetch";
-  const auto unit = unit_for(module, kWhat);
-  if (!unit) return;
-  const auto held = unit->schedule()->lock();
-  unit->state(held).rules.backward_prefetch = units_to_prefetch(*unit, modules, kWhat);
+  set_prefetch(module, modules, &UnitRules::backward_prefetch, "set_modules_to_backward_prefetch");
 }
 
 }  // namespace tessera

@@ -1,13 +1,11 @@
 #include "tessera/shard/wrap.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
 #include <map>
 #include <regex>
-#include <set>
 #include <utility>
 
 #include "tessera/base/error.h"
@@ -53,13 +51,7 @@ class Wrapping {
     for (const auto& child : module.named_children()) look_at(*child.value(), path_below(path, child.key()));
   }
 
-  void expect_classes() const {
-    for (const auto& name : policy_.classes) {
-      if (classes_.contains(name)) continue;
-      throw UsageError(
-          fmt::format("the model has no module of the class {}, which the policy names; it has {}", name, fmt::join(classes_, ", ")));
-    }
-  }
+  const std::set<std::string>& classes() const { return classes_; }
 
   /// Returns the parameters in the module that are left for modules further out.
   std::vector<at::Tensor> wrap_below(const Module& module, const std::string& path) {
@@ -97,26 +89,26 @@ class Wrapping {
   /// Puts a module into the row, or makes a unit of it, if the policy chooses it. Returns what is left of `parameters`.
   std::vector<at::Tensor> choose(const std::shared_ptr<Module>& module, const std::string& path, std::vector<at::Tensor> parameters,
                                  Row& row) {
-    WrapCandidate candidate{.module = *module, .name = path, .class_name = class_name(*module)};
+    ModuleInfo info{.module = *module, .name = path, .class_name = class_name(*module)};
     std::vector<at::Tensor> tied;  // to places outside of the module
     for (const auto& parameter : parameters) {
       if (is_inside(homes_.at(parameter.unsafeGetTensorImpl()), path)) {
-        candidate.numel += parameter.numel();
+        info.numel += parameter.numel();
       } else {
         tied.push_back(parameter);
       }
     }
-    if (candidate.numel == 0 || !policy_.chooses(candidate)) {
+    if (info.numel == 0 || !policy_.chooses(info)) {
       if (!module->parameters().empty()) make_unit(row);
       return parameters;
     }
-    const auto own_options = policy_.options ? policy_.options(candidate) : std::nullopt;
-    const bool joins = !own_options && candidate.numel < policy_.merge_below;
-    if (!joins || row.numel + candidate.numel > policy_.merge_below) make_unit(row);
+    const auto own_options = policy_.options ? policy_.options(info) : std::nullopt;
+    const bool joins = !own_options && info.numel < policy_.merge_below;
+    if (!joins || row.numel + info.numel > policy_.merge_below) make_unit(row);
     row.modules.push_back(module);
     row.tied.insert(row.tied.end(), tied.begin(), tied.end());
-    row.numel += candidate.numel;
-    if (own_options) expect_nothing_apart(*own_options, path);
+    row.numel += info.numel;
+    if (own_options) expect_lists_of_model(*own_options, path);
     if (!joins) make_unit(row, own_options ? *own_options : inner_options());
     return tied;
   }
@@ -148,7 +140,7 @@ class Wrapping {
   }
 
   /// Throws UsageError if options of a module name parameters that those of the model do not.
-  void expect_nothing_apart(const ShardOptions& own, const std::string& path) const {
+  void expect_lists_of_model(const ShardOptions& own, const std::string& path) const {
     const std::pair<const std::vector<at::Tensor>*, const std::vector<at::Tensor>*> lists[] = {
         {&own.ignored, &options_.ignored}, {&own.replicated, &options_.replicated}, {&own.left_out, &options_.left_out}};
     for (const auto& [given, of_model] : lists) {
@@ -168,17 +160,27 @@ class Wrapping {
 
 }  // namespace
 
+void detail::expect_sensible(const WrapPolicy& policy, const std::set<std::string>& classes_of_model) {
+  if (!policy.chooses)
+    throw UsageError("the WrapPolicy has no function `chooses`; take one of wrap_always, wrap_classes and wrap_by_size, or set it");
+  for (const auto& name : policy.classes) {
+    if (classes_of_model.contains(name)) continue;
+    throw UsageError(
+        fmt::format("the model has no module of the class {}, which the policy names; it has {}", name, fmt::join(classes_of_model, ", ")));
+  }
+}
+
 WrapPolicy wrap_always() {
-  return {.chooses = [](const WrapCandidate&) { return true; }};
+  return {.chooses = [](const ModuleInfo&) { return true; }};
 }
 
 WrapPolicy wrap_classes(std::vector<std::string> classes) {
-  return {.chooses = [classes](const WrapCandidate& candidate) { return is_one_of(candidate.class_name, classes); }, .classes = classes};
+  return {.chooses = [classes](const ModuleInfo& info) { return is_one_of(info.class_name, classes); }, .classes = classes};
 }
 
 WrapPolicy wrap_by_size(WrapSizeOptions options) {
-  const auto chooses = [options](const WrapCandidate& candidate) {
-    return candidate.numel >= options.min_params && !is_one_of(candidate.class_name, options.exclude);
+  const auto chooses = [options](const ModuleInfo& info) {
+    return info.numel >= options.min_params && !is_one_of(info.class_name, options.exclude);
   };
   return {.chooses = chooses, .leaves = options.leaves};
 }
@@ -224,11 +226,9 @@ std::vector<at::Tensor> buffers_of_modules(const Module& model, const std::strin
 void fully_shard(Module& model, const ShardOptions& options, const WrapPolicy& policy) {
   Module* const whole[] = {&model};
   expect_named_once(whole, options);
-  if (!policy.chooses)
-    throw UsageError("the WrapPolicy has no function `chooses`; take one of wrap_always, wrap_classes and wrap_by_size, or set it");
   Wrapping wrapping(options, policy);
   wrapping.look_at(model, "");
-  wrapping.expect_classes();
+  detail::expect_sensible(policy, wrapping.classes());
   wrapping.wrap_below(model, "");
   fully_shard(model, options_for(whole, options));
 }

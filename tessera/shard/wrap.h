@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -12,7 +13,7 @@
 namespace tessera {
 
 /// What a policy sees of a module.
-struct WrapCandidate {
+struct ModuleInfo {
   const torch::nn::Module& module;
   std::string name;        // its path in the model: "encoder.layer.3"
   std::string class_name;  // "BertLayer", for a class BertLayer or BertLayerImpl in any namespace
@@ -21,16 +22,21 @@ struct WrapCandidate {
 
 /// A rule that is asked for every module of a model but the model itself, for inner modules first.
 struct WrapPolicy {
-  std::function<bool(const WrapCandidate& candidate)> chooses;
+  std::function<bool(const ModuleInfo& info)> chooses;
   std::vector<std::string> classes = {};  // of each of which the model must have at least one module
   std::vector<std::string> leaves = {};   // classes in which nothing is chosen
   /// The options of a chosen module, if they differ from the model's: another mesh, precision, rule for resharding. Parameters that are
   /// treated apart (ignored, replicated, left_out) are named in the model's options only.
-  std::function<std::optional<ShardOptions>(const WrapCandidate& candidate)> options = {};
+  std::function<std::optional<ShardOptions>(const ModuleInfo& info)> options = {};
   /// Chosen modules that follow one another in a module and have fewer values than this are made one unit together, up to this number of
   /// values. Modules with options of their own stay alone.
   int64_t merge_below = 0;
 };
+
+namespace detail {
+/// Throws UsageError if the policy can't be asked, or names a class that the model has not.
+void expect_sensible(const WrapPolicy& policy, const std::set<std::string>& classes_of_model);
+}  // namespace detail
 
 /// Every module that has parameters of its own.
 WrapPolicy wrap_always();

@@ -107,7 +107,7 @@ TEST(WrapPolicy, ChoosesBySizeFromTheInsideOutwards) {
 TEST(WrapPolicy, MayBeAnyFunction) {
   with_ranks(2, [](const Communicator& world) {
     Tied model;
-    fully_shard(model, {.mesh = world}, WrapPolicy{.chooses = [](const WrapCandidate& candidate) { return candidate.name == "layers.1"; }});
+    fully_shard(model, {.mesh = world}, WrapPolicy{.chooses = [](const ModuleInfo& info) { return info.name == "layers.1"; }});
     EXPECT_EQ(units(*model).size(), 2U);
     EXPECT_EQ(shard_info(model->layers[1]->as<TiedImpl::LayerImpl>()->up->weight)->unit, "layers.1");
   });
@@ -118,8 +118,8 @@ TEST(WrapPolicy, MayGiveModulesOptionsOfTheirOwn) {
     Tied model;
     auto policy = wrap_classes({"Layer"});
     const ShardOptions options{.mesh = world};
-    policy.options = [&](const WrapCandidate& candidate) -> std::optional<ShardOptions> {
-      if (candidate.name != "layers.1") return std::nullopt;
+    policy.options = [&](const ModuleInfo& info) -> std::optional<ShardOptions> {
+      if (info.name != "layers.1") return std::nullopt;
       auto own = options;
       own.mixed_precision.param_dtype = torch::kBFloat16;
       own.layout = Layout::Rows;
@@ -134,7 +134,7 @@ TEST(WrapPolicy, MayGiveModulesOptionsOfTheirOwn) {
 
     Tied other;
     auto wrong = wrap_always();
-    wrong.options = [&](const WrapCandidate&) { return ShardOptions{.mesh = world, .ignored = {other->embedding->weight}}; };
+    wrong.options = [&](const ModuleInfo&) { return ShardOptions{.mesh = world, .ignored = {other->embedding->weight}}; };
     EXPECT_THAT(message_of<UsageError>([&] { fully_shard(other, options, wrong); }),
                 HasSubstr("the policy's options for 'layers.0.up' name parameters that are ignored, replicated or left out"));
   });

@@ -167,9 +167,9 @@ class Trainer {
   /// or for LOCAL_STATE_DICT a checkpoint of Tessera. Several models lie in folders model_0, model_1 and so on. Replaces an earlier save
   /// once it is complete, also through a symbolic link. Throws UsageError in the middle of an accumulation, whose gradients would be lost. Collective.
   void save_state(const std::filesystem::path& folder);
-  /// Loads what save_state has saved, or Accelerate, on any number of ranks. Where batches of all ranks have another size than then, steps
-  /// are counted in those of now, so that learning rates end with the data; lr() is then that of the last step. Of what Accelerate keeps otherwise, a warning says what is
-  /// left as it is. If anything does not fit, it throws and changes nothing; of several models, those before are loaded. Collective.
+  /// Loads what save_state has saved, or Accelerate, on any number of ranks. If the global batch size changed, the step count is rescaled,
+  /// so that learning rates end with the data; lr() is then that of the last step. Warns about Accelerate state that is not restored. If
+  /// anything does not fit, it throws and changes nothing; of several models, those before are loaded. Collective.
   void load_state(const std::filesystem::path& folder);
   /// Has an object saved and loaded with the run: any value with save() and a static load(text).
   template <checkpoint::Savable T>

@@ -37,7 +37,7 @@ std::string registered_name(size_t number) {
 }
 
 /// Several models have a folder each.
-fs::path place_of(const fs::path& folder, size_t model, size_t models) {
+fs::path folder_of_model(const fs::path& folder, size_t model, size_t models) {
   return models == 1 ? folder : folder / fmt::format("model_{}", model);
 }
 
@@ -270,7 +270,7 @@ void Trainer::save_state(const fs::path& given) {
     expect_replaceable(folder);
     fs::remove_all(beside(folder, ".new"));  // of a program that was killed
   });
-  for (size_t i = 0; i < models_.size(); i++) save_model(i, place_of(made, i, models_.size()), std::move(notes[i]));
+  for (size_t i = 0; i < models_.size(); i++) save_model(i, folder_of_model(made, i, models_.size()), std::move(notes[i]));
   if (!replaces) return;
   all_or_none(world_, {.unit = "save_state"}, fmt::format("could not save {}; the new one is {}", folder.string(), made.string()), [&] {
     if (is_main_process()) replace_folder(folder, made);
@@ -293,13 +293,13 @@ void Trainer::load_state(const fs::path& folder) {
     if (!is_main_process()) return;
     recover_folder(link_target(folder));
     if (is_there(folder) && !has_something(folder)) throw UsageError(fmt::format("the folder {} is empty; save_state fills it", folder.string()));
-    const auto first = place_of(folder, 0, models_.size());
+    const auto first = folder_of_model(folder, 0, models_.size());
     if (!is_there(first))
       throw UsageError(fmt::format("there is no {} to load; save_state of {} makes it", first.string(),
                                    counted(static_cast<int64_t>(models_.size()), "model")));
   });
   for (size_t i = 0; i < models_.size(); i++) {
-    const auto place = place_of(folder, i, models_.size());
+    const auto place = folder_of_model(folder, i, models_.size());
     checkpoint::Contents contents{.model = models_[i].module.get()};
     for (const auto number : models_[i].optimizers) contents.optimizer = {contents.optimizer, optimizers_[number].ref()};
     Resumed resumed;

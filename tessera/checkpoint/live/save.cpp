@@ -15,7 +15,7 @@
 #include "tessera/checkpoint/stored/manifest.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/shard/access/local_values.h"
-#include "tessera/shard/access/phases.h"
+#include "tessera/shard/forward_phase.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -3,15 +3,14 @@
 #include <fmt/format.h>
 
 #include "tessera/base/error.h"
-#include "tessera/shard/schedule/schedule.h"
-#include "tessera/shard/schedule/unit_state.h"
+#include "tessera/shard/schedule/locked_state.h"
 #include "tessera/shard/unit/unit.h"
 
 namespace tessera {
 
 void set_gradient_sink(Unit& unit, const std::shared_ptr<GradientSink>& sink) {
-  const auto held = unit.schedule()->lock();
-  auto& reduction = unit.state(held).reduction;
+  const LockedState state(unit);
+  auto& reduction = state->reduction;
   if (const auto other = reduction.sink(); other && other != sink) {
     throw UsageError(
         fmt::format("unit '{}': another optimizer steps in backward already; give one optimizer all parameters of the unit, "
@@ -22,13 +21,12 @@ void set_gradient_sink(Unit& unit, const std::shared_ptr<GradientSink>& sink) {
 }
 
 bool end_step(Unit& unit) {
-  const auto held = unit.schedule()->lock();
-  return unit.state(held).reduction.end_step();
+  return LockedState(unit)->reduction.end_step();
 }
 
 void expect_gradient_kept(Unit& unit, const at::Tensor& shard, std::string_view what) {
-  const auto held = unit.schedule()->lock();
-  const auto sink = unit.state(held).reduction.sink();
+  const LockedState state(unit);
+  const auto sink = state->reduction.sink();
   if (!sink || !sink->takes(shard)) return;
   throw UsageError(
       fmt::format("{}: the optimizer of unit '{}' steps in backward, which leaves no gradients; call its step_after_backward() first", what,

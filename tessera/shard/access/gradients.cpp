@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/SmallVector.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -10,8 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/groups/group_list.h"
 #include "tessera/comm/groups/same_on_all.h"
-#include "tessera/shard/schedule/schedule.h"
-#include "tessera/shard/schedule/unit_state.h"
+#include "tessera/shard/schedule/locked_state.h"
 #include "tessera/shard/storage/storage_tag.h"
 #include "tessera/shard/unit/fingerprint.h"
 #include "tessera/shard/unit/ignored_parameters.h"
@@ -45,11 +43,9 @@ bool is_ignored(const at::Tensor& parameter) {
   return find_ignored(parameter).has_value();
 }
 
-void refuse_not_averaged(const std::string& which) {
-  throw UsageError(fmt::format(
-      "parameter {} is trainable, but in no unit, so its gradients would not be averaged over the ranks; shard the whole module "
-      "last, freeze the parameter, or name it in ShardOptions::ignored",
-      which));
+void refuse_not_averaged(const std::string& which, std::string_view advice) {
+  throw UsageError(
+      fmt::format("parameter {} is trainable, but in no unit, so its gradients would not be averaged over the ranks; {}", which, advice));
 }
 
 void expect_averaged(std::span<const at::Tensor> parameters) {
@@ -101,22 +97,19 @@ void expect_averaged(Schedule& schedule) {
     if (!module || !has_own_gradients(*module)) continue;
     for (const auto& item : module->named_parameters()) {
       if (!trains_outside(item.value()) || !item.value().grad().defined() || is_ignored(item.value())) continue;
-      throw UsageError(fmt::format(
-          "parameter '{}', which was not there when {} was sharded, is trainable, but in no unit, so its gradients would not be averaged "
-          "over the ranks; register it before fully_shard, freeze it, or train it outside of the model",
-          item.key(), class_name(*module)));
+      refuse_not_averaged(fmt::format("'{}', which was not there when {} was sharded,", item.key(), class_name(*module)),
+                          "register it before fully_shard, freeze it, or train it outside of the model");
     }
   }
 }
 
 void expect_synced(Unit& unit) {
-  const auto held = unit.schedule()->lock();
-  unit.state(held).reduction.expect_synced();
+  LockedState(unit)->reduction.expect_synced();
 }
 
 void drop_unsynced(Unit& unit, const at::Tensor& shard) {
-  const auto held = unit.schedule()->lock();
-  auto& unsynced = unit.state(held).reduction.unsynced;
+  const LockedState state(unit);
+  auto& unsynced = state->reduction.unsynced;
   if (unsynced.empty()) return;
   for (const auto* parameter : unit.parameters_in(shard)) unsynced.drop(*parameter, tag_of(shard)->group);
 }

@@ -3,9 +3,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 
 namespace tessera {
 
@@ -24,7 +24,9 @@ void expect_ignored_alike(std::span<const at::Tensor> parameters);
 /// Whether the parameter is in a ShardOptions::ignored.
 bool is_ignored(const at::Tensor& parameter);
 /// Throws the UsageError of expect_averaged.
-[[noreturn]] void refuse_not_averaged(const std::string& which);
+[[noreturn]] void refuse_not_averaged(
+    const std::string& which,
+    std::string_view advice = "shard the whole module last, freeze the parameter, or name it in ShardOptions::ignored");
 
 /// Throws UsageError if some of the unit's gradients have not been reduced over the ranks, because a step would leave them out.
 void expect_synced(Unit& unit);

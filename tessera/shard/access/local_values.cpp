@@ -1,7 +1,6 @@
 #include "tessera/shard/access/local_values.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/nn/module.h>
 
@@ -13,8 +12,8 @@
 #include "tessera/comm/groups/group_list.h"
 #include "tessera/comm/groups/same_on_all.h"
 #include "tessera/shard/deferred/values.h"
-#include "tessera/shard/schedule/schedule.h"
-#include "tessera/shard/schedule/unit_state.h"
+#include "tessera/shard/schedule/gathered.h"
+#include "tessera/shard/schedule/locked_state.h"
 #include "tessera/shard/unit/fingerprint.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
@@ -93,9 +92,7 @@ std::optional<Communicator> world_of(const torch::nn::Module& model) {
 }
 
 void expect_shards_current(Unit& unit) {
-  const auto schedule = unit.schedule();
-  const auto held = schedule->lock();
-  if (!unit.state(held).allows_unsharded_writes()) return;
+  if (!LockedState(unit)->allows_unsharded_writes()) return;
   throw UsageError(
       fmt::format("what full_params(module, Access::Write) lets a program write reaches the shards of unit '{}' only when it ends; save, "
                   "load and gather after that, or read the module's own members",
@@ -119,8 +116,7 @@ void trust_start(const LocalValues& values, c10::function_ref<bool(const LocalPa
     size_t parameters = 0;
     for (const auto& group : unit->groups()) parameters += group.parameters.size();
     const auto loaded = std::ranges::count_if(values.parts, [&](const LocalPart& part) { return part.unit == unit && is_loaded(part); });
-    const auto held = unit->schedule()->lock();
-    if (static_cast<size_t>(loaded) == parameters) unit->state(held).trust_start();
+    if (static_cast<size_t>(loaded) == parameters) LockedState(*unit)->trust_start();
   }
 }
 
@@ -203,6 +199,28 @@ LocalValues local_values(const torch::nn::Module& model) {
     if (item.value().defined()) result.buffers[item.key()] = item.value();
   }
   return result;
+}
+
+void gather_like(const LocalValues& model, c10::function_ref<at::Tensor(const LocalPart& part)> own,
+                 c10::function_ref<void(const LocalPart& part, const at::Tensor& whole)> visit) {
+  auto next = model.parts.begin();  // they are in the order of the units and their parameters
+  for (const auto& unit : model.units) {
+    for (const auto& group : unit->groups()) {
+      at::Tensor flat;
+      std::vector<const LocalPart*> parts;
+      for (; next != model.parts.end() && next->unit == unit && next->group == group.number; next++) {
+        const auto values = own(*next);
+        if (!values.defined()) continue;
+        parts.push_back(&*next);
+        if (!flat.defined()) flat = at::zeros({group.chunk}, values.options());
+        const auto& span = group.parameters[next->parameter].span;
+        flat.narrow(0, span.shard_offset, span.shard_numel).copy_(values);
+      }
+      if (parts.empty()) continue;
+      const auto all = gathered(*unit, group, flat);
+      for (const auto* part : parts) visit(*part, unsharded_view(all, group.parameters[part->parameter]));
+    }
+  }
 }
 
 std::set<std::string> names_elsewhere(const LocalValues& model, const Communicator& world) {

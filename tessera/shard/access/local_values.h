@@ -70,6 +70,12 @@ void allocate_if_meta(const at::Tensor& tensor, c10::Device otherwise);
 /// Of a part of a model only what it holds itself. Throws UsageError if the module has a shard whose unit no longer exists.
 LocalValues local_values(const torch::nn::Module& model);
 
+/// Gathers a tensor for each parameter, those of a unit together and unit by unit. `own` gives this rank's values for a part, as many as
+/// the part has, in a flat tensor, or an undefined one if there is nothing to gather for it, which must be so on all ranks. `visit` gets
+/// the whole tensor, in memory that is freed afterwards. Collective.
+void gather_like(const LocalValues& model, c10::function_ref<at::Tensor(const LocalPart& part)> own,
+                 c10::function_ref<void(const LocalPart& part, const at::Tensor& whole)> visit);
+
 // What follows is about models whose ranks do not all have the same. All of it is collective where it can find anything.
 
 /// The names of parameters and buffers that other ranks have and this one has not, because units lie on a part of the ranks.

@@ -3,8 +3,7 @@
 #include <algorithm>
 
 #include "tessera/shard/access/gradients.h"
-#include "tessera/shard/schedule/schedule.h"
-#include "tessera/shard/schedule/unit_state.h"
+#include "tessera/shard/schedule/locked_state.h"
 #include "tessera/shard/storage/storage_tag.h"
 #include "tessera/shard/unit/unit.h"
 
@@ -24,18 +23,12 @@ c10::SmallVector<Schedule*, 4> schedules_of(std::span<const std::shared_ptr<Unit
 
 /// Waits until this rank may write.
 void begin(Unit& unit, WriteKind how, std::string_view writer) {
-  auto& schedule = *unit.schedule();
-  const auto held = schedule.lock();
-  auto& state = unit.state(held);
-  if (how == WriteKind::Load) state.end_swap();
-  state.versions.set_writer(how, writer);
-  if (how == WriteKind::Skip) {
-    state.versions.skip();
-  } else {
-    state.versions.wait_to_write(how);
-  }
+  const LockedState state(unit);
+  if (how == WriteKind::Load) state->end_swap();
+  state->versions.set_writer(how, writer);
+  how == WriteKind::Skip ? state->versions.skip() : state->versions.wait_to_write(how);
   // commit() publishes an update, unless other ranks may still read the version before.
-  if (!is_update(how) || state.versions.publishes_later()) schedule.note_written(unit);
+  if (!is_update(how) || state->versions.publishes_later()) unit.schedule()->note_written(unit);
 }
 
 }  // namespace
@@ -52,8 +45,7 @@ WriteGuard::WriteGuard(std::span<const std::shared_ptr<Unit>> units, WriteKind h
   }
   for (const auto& unit : units) {
     if (how == WriteKind::Load || how == WriteKind::Skip) break;
-    const auto held = unit->schedule()->lock();
-    unit->state(held).expect_own_values();
+    LockedState(*unit)->expect_own_values();
   }
   // An optimizer of torch::optim writes only what has a gradient, so units that wait for theirs may be among those that it leaves out.
   for (const auto& unit : units) {
@@ -77,15 +69,13 @@ at::Tensor WriteGuard::cast_copy(const at::Tensor& flat) const {
   const auto* tag = tag_of(flat);
   const auto unit = tag != nullptr ? tag->unit.lock() : nullptr;
   if (!unit) return {};  // an ordinary tensor, or a shard whose model is gone
-  const auto held = unit->schedule()->lock();
-  return unit->state(held).versions.cast_copy(flat);
+  return LockedState(*unit)->versions.cast_copy(flat);
 }
 
 void WriteGuard::commit() const {
   for (const auto& unit : units_) {
-    auto& schedule = *unit->schedule();
-    const auto held = schedule.lock();
-    if (!unit->state(held).versions.publishes_later()) schedule.flush(*unit);
+    const LockedState state(*unit);
+    if (!state->versions.publishes_later()) unit->schedule()->flush(*unit);
   }
 }
 
@@ -94,31 +84,21 @@ void expect_writable(std::span<const std::shared_ptr<Unit>> units) {
 }
 
 void begin_swap(std::span<const std::shared_ptr<Unit>> units) {
-  for (const auto& unit : units) {
-    const auto held = unit->schedule()->lock();
-    unit->state(held).begin_swap();
-  }
+  for (const auto& unit : units) LockedState(*unit)->begin_swap();
 }
 
 void end_swap(std::span<const std::shared_ptr<Unit>> units) {
-  for (const auto& unit : units) {
-    const auto held = unit->schedule()->lock();
-    unit->state(held).end_swap();
-  }
+  for (const auto& unit : units) LockedState(*unit)->end_swap();
 }
 
 bool are_swapped(std::span<const std::shared_ptr<Unit>> units) {
-  return std::ranges::all_of(units, [](const auto& unit) {
-    const auto held = unit->schedule()->lock();
-    return unit->state(held).is_swapped();
-  });
+  return std::ranges::all_of(units, [](const auto& unit) { return LockedState(*unit)->is_swapped(); });
 }
 
 void hand_out_pointer(const std::shared_ptr<Unit>& unit) {
   const WriteGuard guard(std::span(&unit, 1), WriteKind::Operators);
   guard.outdate_all();
-  const auto held = unit->schedule()->lock();
-  unit->state(held).versions.hand_out_pointer();
+  LockedState(*unit)->versions.hand_out_pointer();
 }
 
 }  // namespace tessera

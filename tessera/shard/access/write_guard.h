@@ -10,6 +10,7 @@
 #include <span>
 #include <string_view>
 
+#include "tessera/base/no_copy.h"
 #include "tessera/shard/write_kind.h"
 
 namespace tessera {
@@ -19,15 +20,12 @@ class Unit;
 /// In shared memory other ranks read this rank's shards, so a write has to wait until they are done reading. Ranks may write units in
 /// different orders: to avoid a deadlock, the guard declares all its units done reading before it waits for the first of them. It holds the
 /// locks of their schedules until it is destroyed.
-class WriteGuard {
+class WriteGuard : NoCopy {
  public:
   /// Throws UsageError if a unit is pinned (except with WriteKind::Unsharded) or swapped (except with Load and Skip), and TimeoutError or
   /// DeadlockError if waiting fails. The units must outlive the guard. `writer` describes the optimizer, so that ranks with different ones
   /// get an error at the next operation.
   WriteGuard(std::span<const std::shared_ptr<Unit>> units, WriteKind how, std::string_view writer = {});
-  WriteGuard(const WriteGuard&) = delete;
-  WriteGuard& operator=(const WriteGuard&) = delete;
-  ~WriteGuard() = default;
 
   /// Outdates graphs that have saved the parameter of this shard: backward through them is an error. Takes a shard or a view of one.
   /// Call it before the first value changes.

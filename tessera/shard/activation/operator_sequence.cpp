@@ -1,18 +1,18 @@
 #include "tessera/shard/activation/operator_sequence.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <functional>
 
-#include "tessera/base/error.h"
-#include "tessera/shard/activation/digest.h"
-#include "tessera/shard/dispatch/operators.h"
-#include "tessera/shard/paging/locality.h"
 
 namespace tessera::activation {
 namespace {
+
+/// A hash of `hash` and one more number.
+uint64_t mixed(uint64_t hash, uint64_t number) {
+  hash = (hash ^ number) * 0x9e3779b97f4a7c15ULL;
+  return hash ^ hash >> 29;
+}
 
 template <class T>
 uint64_t mixed_all(uint64_t hash, const T& values) {
@@ -56,32 +56,27 @@ uint64_t form_of(const OperatorFacts& op, const Stack& stack) {
 }
 
 [[noreturn]] void refuse_operand(const OperatorFacts& op, const at::Tensor& operand) {
-  throw UsageError(fmt::format(
-      "a checkpointed segment did something else when it ran again in backward: {} reads a {} tensor of shape [{}] that is not the one "
-      "which it read in forward, or has other values now. The program has assigned it or written it through a pointer. Change such a tensor "
-      "in place by an operator, as in buffer.copy_(x), which a segment does once; or outside of the segment; or give it as an input",
-      op.name(), c10::toString(operand.scalar_type()), fmt::join(operand.sizes(), ", ")));
+  refuse_difference(
+      fmt::format("{} reads a {} tensor of shape [{}] that is not the one which it read in forward, or has other values now", op.name(),
+                  c10::toString(operand.scalar_type()), fmt::join(operand.sizes(), ", ")),
+      "the program has assigned it or written it through a pointer. Change such a tensor in place by an operator, as in buffer.copy_(x), "
+      "which a segment does once; or outside of the segment; or give it as an input");
 }
 
 [[noreturn]] void refuse_step(const OperatorFacts& op, const OperatorFacts* before) {
   const auto other = before == nullptr             ? std::string("where forward had ended")
                      : before->name() == op.name() ? std::string("with other arguments than in forward")
                                                    : fmt::format("in place of {}", before->name());
-  throw UsageError(fmt::format(
-      "a checkpointed segment did something else when it ran again in backward: it called {} {}. It must depend on nothing but its inputs "
-      "and parameters, so not on numbers that it counts up; what is to happen once can ask activation::is_recompute()",
-      op.name(), other));
+  refuse_difference(fmt::format("it called {} {}", op.name(), other),
+                    "it must depend on nothing but its inputs and parameters, so not on numbers that it counts up; what is to happen once "
+                    "can ask activation::is_recompute()");
 }
 
 }  // namespace
 
 std::vector<at::Tensor> tensors_on(const Stack& stack, size_t base) {
   std::vector<at::Tensor> tensors;
-  for (size_t i = base; i < stack.size(); i++) {
-    for_each_tensor(stack[i], [&](const at::Tensor& tensor) {
-      if (tensor.defined()) tensors.push_back(tensor);
-    });
-  }
+  for_each_operand(stack, base, [&](size_t, size_t, const at::Tensor& tensor) { tensors.push_back(tensor); });
   return tensors;
 }
 

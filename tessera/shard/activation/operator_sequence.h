@@ -3,25 +3,14 @@
 // members changes twice.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <ATen/core/stack.h>
-
-#include <cstdint>
 #include <map>
-#include <optional>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "tessera/shard/activation/tensor_version.h"
-
-namespace tessera {
-struct OperatorFacts;
-}
+#include "tessera/shard/dispatch/operators.h"
 
 namespace tessera::activation {
-
-using Stack = torch::jit::Stack;
 
 /// When a recomputation may go on without an operator.
 enum class MaySkip {

@@ -33,37 +33,25 @@ bool RngState::operator==(const RngState& other) const {
   return std::ranges::equal(states_, other.states_, [](const OfDevice& a, const OfDevice& b) { return a.state.equal(b.state); });
 }
 
-std::vector<c10::Device> RngState::devices() const {
-  std::vector<c10::Device> devices;
-  for (const auto& [generator, state] : states_) devices.push_back(generator.device());
-  return devices;
-}
-
 AutocastState::AutocastState(const std::vector<c10::Device>& devices) : caches_(at::autocast::is_autocast_cache_enabled()) {
   for (const auto device : devices) {
     const auto type = device.type();
-    devices_.push_back(
-        {.device = device, .enabled = at::autocast::is_autocast_enabled(type), .dtype = at::autocast::get_autocast_dtype(type)});
+    devices_.push_back({.type = type, .enabled = at::autocast::is_autocast_enabled(type), .dtype = at::autocast::get_autocast_dtype(type)});
   }
 }
 
 void AutocastState::set() const {
-  for (const auto& [device, enabled, dtype] : devices_) {
-    at::autocast::set_autocast_enabled(device.type(), enabled);
-    at::autocast::set_autocast_dtype(device.type(), dtype);
+  for (const auto& [type, enabled, dtype] : devices_) {
+    at::autocast::set_autocast_enabled(type, enabled);
+    at::autocast::set_autocast_dtype(type, dtype);
   }
   at::autocast::set_autocast_cache_enabled(caches_);
 }
 
-std::vector<c10::Device> AutocastState::devices() const {
-  std::vector<c10::Device> devices;
-  for (const auto& state : devices_) devices.push_back(state.device);
-  return devices;
-}
-
-RestoredState::RestoredState(const std::optional<RngState>& rng, const AutocastState& autocast) : autocast_(autocast.devices()) {
+RestoredState::RestoredState(const std::vector<c10::Device>& devices, const std::optional<RngState>& rng, const AutocastState& autocast)
+    : autocast_(devices) {
   if (rng) {
-    rng_.emplace(rng->devices());
+    rng_.emplace(devices);
     rng->set();
   }
   at::autocast::increment_nesting();  // what autocast has cast is forgotten at the end

@@ -3,12 +3,17 @@
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
+#include <c10/core/GradMode.h>
 
 #include <optional>
 #include <vector>
 
+#include "tessera/base/no_copy.h"
+
 namespace tessera::activation {
+
+/// The CPU and the devices of the tensors, each once.
+std::vector<c10::Device> devices_of(const std::vector<at::Tensor>& tensors);
 
 /// The states of the default random generators of some devices.
 class RngState {
@@ -16,7 +21,6 @@ class RngState {
   explicit RngState(const std::vector<c10::Device>& devices);
   void set() const;
   bool operator==(const RngState& other) const;
-  std::vector<c10::Device> devices() const;
 
  private:
   struct OfDevice {
@@ -31,11 +35,10 @@ class AutocastState {
  public:
   explicit AutocastState(const std::vector<c10::Device>& devices);
   void set() const;
-  std::vector<c10::Device> devices() const;
 
  private:
   struct OfDevice {
-    c10::Device device;
+    c10::DeviceType type;
     bool enabled;
     at::ScalarType dtype;
   };
@@ -43,12 +46,10 @@ class AutocastState {
   bool caches_;
 };
 
-/// Sets the states as long as the object exists, and gradients on; then all is as it was.
-class RestoredState {
+/// Sets the states of these devices as long as the object exists, and gradients on; then all is as it was.
+class RestoredState : NoCopy {
  public:
-  RestoredState(const std::optional<RngState>& rng, const AutocastState& autocast);
-  RestoredState(const RestoredState&) = delete;
-  RestoredState& operator=(const RestoredState&) = delete;
+  RestoredState(const std::vector<c10::Device>& devices, const std::optional<RngState>& rng, const AutocastState& autocast);
   ~RestoredState();
 
  private:
@@ -56,8 +57,5 @@ class RestoredState {
   std::optional<RngState> rng_;
   const c10::AutoGradMode grad_{true};
 };
-
-/// The CPU and the devices of the tensors, each once.
-std::vector<c10::Device> devices_of(const std::vector<at::Tensor>& tensors);
 
 }  // namespace tessera::activation

@@ -1,14 +1,98 @@
 #include "tessera/shard/activation/saved_tensor.h"
 
 #include <ATen/ATen.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <utility>
 
-#include "tessera/shard/activation/offloaded.h"
-#include "tessera/shard/activation/slots.h"
 #include "tessera/shard/activation/tensor_version.h"
+#include "tessera/shard/storage/paged_tensor.h"
 
 namespace tessera::activation {
+
+/// Values of a tensor in host memory or on disk.
+struct Offloaded {
+  c10::Device device;
+  at::Tensor values;
+  const c10::StorageImpl* storage;         // where the values were; only compared
+  std::weak_ptr<const Offloaded> before;  // what backward needs after this
+};
+
+namespace {
+
+at::Tensor empty_on_disk(const at::Tensor& like, const DiskMemoryOptions& options) {
+  auto memory = allocate_on_disk(like.nbytes(), {.folder = options.folder}, "activations (activation::Options::disk)");
+  const c10::Storage storage(c10::Storage::use_byte_size_t(), like.nbytes(), std::move(memory), nullptr, false);
+  return at::empty({0}, like.options().device(at::kCPU)).set_(storage, 0, like.sizes(), like.strides());
+}
+
+at::Tensor empty_on_host(const at::Tensor& like) {
+  return at::empty_strided(like.sizes(), like.strides(), like.options().device(at::kCPU).pinned_memory(like.is_cuda()));
+}
+
+bool should_offload(const at::Tensor& tensor, const Options& options) {
+  if (options.offload == OffloadTo::Nowhere || (options.offload == OffloadTo::Host && tensor.is_cpu())) return false;
+  if (is_paged(tensor) || (tensor.is_leaf() && tensor.requires_grad()) || !tensor.has_storage()) return false;
+  if (tensor.numel() == 0 || !tensor.is_non_overlapping_and_dense()) return false;
+  if (options.offload != OffloadTo::Disk || options.disk.fraction == 1) return true;
+  thread_local double owed = 0;  // bytes that should be on disk for the fraction, and are not yet
+  owed += options.disk.fraction * static_cast<double>(tensor.nbytes());
+  if (owed < static_cast<double>(tensor.nbytes())) return false;
+  owed -= static_cast<double>(tensor.nbytes());
+  return true;
+}
+
+}  // namespace
+
+size_t Slots::add(const at::Tensor& tensor) {
+  slots_.push_back({.sizes = tensor.sizes().vec(), .dtype = tensor.scalar_type()});
+  return slots_.size() - 1;
+}
+
+void Slots::fill(size_t index, const at::Tensor& tensor) {
+  auto& slot = slots_[index];
+  if (tensor.sizes() != slot.sizes || tensor.scalar_type() != slot.dtype) {
+    refuse_difference(fmt::format("it saved a {} tensor of shape [{}] where it had saved a {} tensor of shape [{}] in forward",
+                                  c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "), c10::toString(slot.dtype),
+                                  fmt::join(slot.sizes, ", ")));
+  }
+  if (slot.is_missing()) {
+    slot.value = detached(tensor);
+    slot.version = version_of(slot.value);
+    missing_--;
+  }
+  if (missing_ == 0) throw StopRecompute{this};
+}
+
+at::Tensor Slots::value_of(size_t index) {
+  const std::lock_guard lock(mutex_);
+  if (!slots_[index].value.defined()) {
+    missing_ = std::ranges::count_if(slots_, &Slot::is_missing);
+    recompute();
+    if (missing_ > 0) refuse_difference(fmt::format("{} of the tensors that it had saved in forward did not come again", missing_));
+    // Of a graph that is kept for another backward pass, no values are.
+    if (torch::autograd::get_current_graph_task_id() != -1) {
+      torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
+        const auto self = weak.lock();
+        if (!self) return;
+        const std::lock_guard lock(self->mutex_);
+        for (auto& slot : self->slots_) slot.value.reset();
+      });
+    }
+  }
+  const auto& slot = slots_[index];
+  expect_version(slot.value, slot.version);
+  return slot.value;
+}
+
+void Slots::release(size_t index) {
+  const std::lock_guard lock(mutex_);
+  slots_[index].needed = false;
+  slots_[index].value.reset();
+}
 
 SavedTensor SavedTensor::in_memory(const at::Tensor& tensor) {
   SavedTensor saved;
@@ -18,40 +102,43 @@ SavedTensor SavedTensor::in_memory(const at::Tensor& tensor) {
 
 SavedTensor SavedTensor::offloaded(const at::Tensor& tensor, const Options& options) {
   if (!should_offload(tensor, options)) return in_memory(tensor);
+  const Unpaged unpaged;
+  const bool to_disk = options.offload == OffloadTo::Disk;
+  const auto values = to_disk ? empty_on_disk(tensor, options.disk) : empty_on_host(tensor);
+  values.copy_(tensor, /*non_blocking=*/!to_disk);
+  evict_pages(values.const_data_ptr(), values.nbytes());
+  thread_local std::weak_ptr<const Offloaded> last;
+  const auto made = std::make_shared<const Offloaded>(tensor.device(), values, storage_of(tensor), last);
+  last = made;
   SavedTensor saved;
-  saved.where_ = Offloaded::make(detached(tensor), options);
+  saved.where_ = made;
   return saved;
 }
 
-SavedTensor::SavedTensor(std::shared_ptr<Slots> slots, size_t slot) : where_(InSlot{.slots = std::move(slots), .slot = slot}) {}
-
-SavedTensor::SavedTensor(SavedTensor&& other) noexcept : where_(std::exchange(other.where_, std::monostate())) {}
-
-SavedTensor& SavedTensor::operator=(SavedTensor&& other) noexcept {
-  std::swap(where_, other.where_);
-  return *this;
-}
-
-SavedTensor::~SavedTensor() {
-  if (const auto* in = std::get_if<InSlot>(&where_)) in->slots->release(in->slot);
-}
+SavedTensor::SavedTensor(const std::shared_ptr<Slots>& slots, size_t slot)
+    : where_(InSlot{.slots = {slots.get(), [slots, slot](Slots* owner) { owner->release(slot); }}, .slot = slot}) {}
 
 at::Tensor SavedTensor::get() const {
   if (const auto* in = std::get_if<InSlot>(&where_)) return in->slots->value_of(in->slot);
-  if (const auto* offloaded = std::get_if<std::shared_ptr<const Offloaded>>(&where_)) return (*offloaded)->get();
+  if (const auto* offloaded = std::get_if<std::shared_ptr<const Offloaded>>(&where_)) {
+    const auto& [device, values, storage, earlier] = **offloaded;
+    if (const auto before = earlier.lock()) read_pages_ahead(before->values.const_data_ptr(), before->values.nbytes());
+    const Unpaged unpaged;
+    return values.to(device, /*non_blocking=*/true);
+  }
   const auto& [tensor, version] = std::get<InMemory>(where_);
   expect_version(tensor, version);
   return tensor;
 }
 
 bool SavedTensor::is_of(const c10::StorageImpl* storage) const {
-  if (const auto* offloaded = std::get_if<std::shared_ptr<const Offloaded>>(&where_)) return (*offloaded)->is_of(storage);
+  if (const auto* offloaded = std::get_if<std::shared_ptr<const Offloaded>>(&where_)) return (*offloaded)->storage == storage;
   const auto* in = std::get_if<InMemory>(&where_);
   return in != nullptr && storage_of(in->tensor) == storage;
 }
 
 void SavedTensor::copy_values() {
-  const Unrecorded unrecorded;
+  const Unpaged unpaged;
   if (auto* in = std::get_if<InMemory>(&where_)) *in = {.tensor = in->tensor.clone(), .version = 0};
 }
 

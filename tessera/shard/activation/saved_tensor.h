@@ -3,31 +3,70 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstddef>
-#include <cstdint>
 #include <memory>
+#include <mutex>
 #include <variant>
+#include <vector>
 
+#include "tessera/base/no_copy.h"
 #include "tessera/shard/activation_options.h"
 
 namespace tessera::activation {
 
-class Offloaded;
 class Slots;
+struct Offloaded;
+
+/// Ends a recomputation early, when no slot is empty. No std::exception, so that nothing in between takes it for an error.
+struct StopRecompute {
+  const Slots* filled;
+};
+
+/// What the graph of a segment has in place of saved tensors. A slot has no value until backward asks for one; then the segment recomputes,
+/// and what autograd saves meanwhile fills the slots in the same order.
+class Slots : public std::enable_shared_from_this<Slots>, NoCopy {
+ public:
+  virtual ~Slots() = default;
+
+  /// An empty slot for a tensor like this one; its number.
+  size_t add(const at::Tensor& tensor);
+  /// The value, for which the segment recomputes if necessary.
+  at::Tensor value_of(size_t slot);
+  /// The slot is not needed any more.
+  void release(size_t slot);
+  /// Called while the segment recomputes. Throws UsageError if forward has saved another kind of tensor.
+  void fill(size_t slot, const at::Tensor& tensor);
+
+ protected:
+  /// Fills all slots, but for those that are released.
+  virtual void recompute() = 0;
+
+ private:
+  struct Slot {
+    std::vector<int64_t> sizes;
+    at::ScalarType dtype;
+    bool needed = true;
+    at::Tensor value = {};
+    uint32_t version = 0;
+
+    bool is_missing() const { return needed && !value.defined(); }
+  };
+
+  std::recursive_mutex mutex_;
+  std::vector<Slot> slots_;
+  int64_t missing_ = 0;  // slots that are still to be filled
+};
 
 class SavedTensor {
  public:
   SavedTensor() = default;
   /// Keeps the tensor in memory, without its graph. Changes in place make get() an error.
   static SavedTensor in_memory(const at::Tensor& tensor);
-  /// Keeps the values where the options say.
+  /// Keeps the values where the options say. Those of leaves stay in memory: the program keeps them anyway. Of the fraction of the bytes
+  /// that goes to disk, whole tensors do. What goes there is written by the system while forward goes on; on a device, the copy is queued
+  /// after what has made the values.
   static SavedTensor offloaded(const at::Tensor& tensor, const Options& options);
-  /// Keeps no values: they are recomputed. There may be only one for each slot, which it releases.
-  SavedTensor(std::shared_ptr<Slots> slots, size_t slot);
-
-  SavedTensor(SavedTensor&& other) noexcept;
-  SavedTensor& operator=(SavedTensor&& other) noexcept;
-  ~SavedTensor();
+  /// Keeps no values: they are recomputed. There may be only one for each slot, which the last copy of it releases.
+  SavedTensor(const std::shared_ptr<Slots>& slots, size_t slot);
 
   /// The values, without a graph.
   at::Tensor get() const;

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "tessera/base/error.h"
-#include "tessera/shard/activation/digest.h"
 #include "tessera/shard/activation/segment_recompute.h"
 #include "tessera/shard/unit/units.h"
 
@@ -53,14 +52,15 @@ class BufferCheck {
 
 }  // namespace
 
-Segment::Segment(const SegmentCall& call)
+Segment::Segment(const SegmentCall& call, std::shared_ptr<ForwardRecord> record)
     : options_(call.options),
       again_(call.again),
       module_(call.module),
-      record_(std::make_shared<ForwardRecord>()),
-      autocast_(devices_of(call.inputs)) {
+      record_(std::move(record)),
+      devices_(devices_of(call.inputs)),
+      autocast_(devices_) {
   record_->keep = options_.keep;
-  if (options_.preserve_rng_state) rng_.emplace(autocast_.devices());
+  if (options_.preserve_rng_state) rng_.emplace(devices_);
 }
 
 void Segment::save_input(const at::Tensor& input, SavedTensor saved) {
@@ -74,7 +74,7 @@ void Segment::note_read(const at::Tensor& tensor) {
 }
 
 void Segment::forward_ends() {
-  if (rng_ && *rng_ == RngState(autocast_.devices())) rng_.reset();  // nothing was drawn
+  if (rng_ && *rng_ == RngState(devices_)) rng_.reset();  // nothing was drawn
   // What the segment itself has changed is changed again on copies.
   std::erase_if(reads_, [&](const Read& read) {
     return std::ranges::any_of(record_->writes, [&](const auto& write) { return write.storage._unsafe_get_target() == read.storage; });
@@ -83,10 +83,7 @@ void Segment::forward_ends() {
 
 void Segment::expect_unchanged() const {
   for (const auto& read : reads_) {
-    if (read.counter.current_version() == read.version) continue;
-    throw UsageError(
-        "a parameter or another tensor that a checkpointed segment reads was changed in place between forward and backward, by a step of "
-        "an optimizer or an operator such as add_; run backward first");
+    if (read.counter.current_version() != read.version) refuse_change("a parameter or another tensor that a checkpointed segment reads");
   }
 }
 
@@ -94,10 +91,10 @@ void Segment::recompute() {
   expect_unchanged();
   const BufferCheck buffers(module_);
   {
-    const RestoredState restored(rng_, autocast_);
+    const RestoredState restored(devices_, rng_, autocast_);
     std::vector<at::Tensor> inputs;
     for (const auto& [saved, requires_grad] : inputs_) inputs.push_back(stand_in(saved.get(), requires_grad));
-    const SegmentRecompute pass(record_, *this);
+    const SegmentRecompute pass(record_, this, nullptr);
     try {
       again_(inputs);
     } catch (const StopRecompute& stop) {

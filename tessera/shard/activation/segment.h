@@ -5,30 +5,16 @@
 // order. So there is one graph and one backward pass, and units are reduced as they are without checkpointing.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <vector>
-
-#include "tessera/shard/activation/forward_record.h"
 #include "tessera/shard/activation/segment_pass.h"
-#include "tessera/shard/activation/slots.h"
-
-namespace torch::nn {
-class Module;
-}
 
 namespace tessera::activation {
 
 /// The nodes of its graph own it.
 class Segment final : public Slots {
  public:
-  explicit Segment(const SegmentCall& call);
+  Segment(const SegmentCall& call, std::shared_ptr<ForwardRecord> record);
 
   const Options& options() const { return options_; }
-  const std::shared_ptr<ForwardRecord>& record() const { return record_; }
 
   // For its forward.
   void save_input(const at::Tensor& input, SavedTensor saved);
@@ -54,6 +40,7 @@ class Segment final : public Slots {
   const detail::Again again_;  // owns the module
   const torch::nn::Module* const module_;
   const std::shared_ptr<ForwardRecord> record_;
+  const std::vector<c10::Device> devices_;
   std::vector<Input> inputs_;
   std::vector<Read> reads_;
   std::optional<RngState> rng_;

@@ -8,8 +8,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/shard/activation/segment_recompute.h"
-#include "tessera/shard/dispatch/operators.h"
-#include "tessera/shard/paging/locality.h"
 #include "tessera/shard/storage/paged_tensor.h"
 
 namespace tessera::activation {
@@ -22,7 +20,9 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-SegmentForward::SegmentForward(SegmentCall call, SegmentForward* outer) : SegmentForward(std::make_shared<Segment>(call), outer) {
+SegmentForward::SegmentForward(SegmentCall call, SegmentForward* outer)
+    : SegmentPass(std::make_shared<ForwardRecord>()), outer_(outer), segment_(std::make_shared<Segment>(call, record_)) {
+  if (outer != nullptr) outer->record_->inner.push_back(record_);
   for (const auto& input : call.inputs) {
     segment_->save_input(input, outer != nullptr ? outer->save(input) : SavedTensor::offloaded(input, call.options));
     const auto* const storage = storage_of(input);
@@ -30,11 +30,6 @@ SegmentForward::SegmentForward(SegmentCall call, SegmentForward* outer) : Segmen
     inputs_.emplace(storage, weak_storage_of(input));
     from_inputs_.insert(storage);
   }
-}
-
-SegmentForward::SegmentForward(std::shared_ptr<Segment> segment, SegmentForward* outer)
-    : SegmentPass(segment->record()), outer_(outer), segment_(std::move(segment)) {
-  if (outer != nullptr) outer->record_->inner.push_back(record_);
 }
 
 SegmentForward::~SegmentForward() {
@@ -49,7 +44,7 @@ std::unique_ptr<SegmentPass> SegmentForward::inner(SegmentCall call) {
 void SegmentForward::note_operand(const at::Tensor& tensor, bool writes, const OperatorFacts& op) {
   if (outer_ != nullptr) outer_->note_operand(tensor, writes, op);
   const auto* const storage = storage_of(tensor);
-  if (storage == nullptr || op.marks) return;
+  if (storage == nullptr || op.writes_no_values) return;
   if (writes) note_write(tensor, op);
   if (own_.contains(storage) || inputs_.contains(storage)) return;
   foreign_.insert(storage);
@@ -78,7 +73,7 @@ void SegmentForward::note_write(const at::Tensor& tensor, const OperatorFacts& o
   }
   const auto same = [&](const ForwardRecord::Write& write) { return write.storage._unsafe_get_target() == storage; };
   if (std::ranges::any_of(record_->writes, same)) return;
-  const Unrecorded unrecorded;
+  const Unpaged unpaged;
   record_->writes.push_back({.storage = weak_storage_of(tensor), .before = bytes_of(tensor)});
 }
 
@@ -98,25 +93,23 @@ void SegmentForward::note_step(const OperatorFacts& op, const Stack& stack, cons
 }
 
 void SegmentForward::note_results(const Stack& stack, size_t base, const std::vector<at::Tensor>& operands) {
-  for (size_t i = base; i < stack.size(); i++) {
-    for_each_tensor(stack[i], [&](const at::Tensor& tensor) {
-      const auto* const storage = tensor.defined() ? storage_of(tensor) : nullptr;
-      if (storage == nullptr) return;
-      const bool is_new = std::ranges::find(operands, storage, storage_of) == operands.end();
-      for (auto* pass = this; pass != nullptr; pass = pass->outer_) {
-        // An earlier storage may have had this address.
-        const auto depends = [pass](const at::Tensor& operand) { return pass->from_inputs_.contains(storage_of(operand)); };
-        if (std::ranges::any_of(operands, depends)) {
-          pass->from_inputs_.insert(storage);
-        } else if (is_new) {
-          pass->from_inputs_.erase(storage);
-        }
-        if (!is_new) continue;
-        pass->own_.insert(storage);
-        pass->foreign_.erase(storage);
+  for_each_operand(stack, base, [&](size_t, size_t, const at::Tensor& tensor) {
+    const auto* const storage = storage_of(tensor);
+    if (storage == nullptr) return;
+    const bool is_new = std::ranges::find(operands, storage, storage_of) == operands.end();
+    for (auto* pass = this; pass != nullptr; pass = pass->outer_) {
+      // An earlier storage may have had this address.
+      const auto depends = [pass](const at::Tensor& operand) { return pass->from_inputs_.contains(storage_of(operand)); };
+      if (std::ranges::any_of(operands, depends)) {
+        pass->from_inputs_.insert(storage);
+      } else if (is_new) {
+        pass->from_inputs_.erase(storage);
       }
-    });
-  }
+      if (!is_new) continue;
+      pass->own_.insert(storage);
+      pass->foreign_.erase(storage);
+    }
+  });
 }
 
 void SegmentForward::run(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, Stack& stack) {
@@ -124,14 +117,11 @@ void SegmentForward::run(const c10::OperatorHandle& handle, const OperatorFacts&
   const bool updates = op.updates_statistics && stack[base + OperatorFacts::kTraining].toBool();
   std::vector<at::Tensor> operands;
   std::vector<bool> written;
-  for (size_t i = 0; i < op.arguments; i++) {
-    for_each_tensor(stack[base + i], [&](const at::Tensor& tensor) {
-      if (!tensor.defined()) return;
-      operands.push_back(tensor);
-      written.push_back(op.writes[i] || (updates && (i == OperatorFacts::kRunningMean || i == OperatorFacts::kRunningMean + 1)));
-      note_operand(tensor, written.back(), op);
-    });
-  }
+  for_each_operand(stack, base, [&](size_t i, size_t, const at::Tensor& tensor) {
+    operands.push_back(tensor);
+    written.push_back(op.writes[i] || (updates && (i == OperatorFacts::kRunningMean || i == OperatorFacts::kRunningMean + 1)));
+    note_operand(tensor, written.back(), op);
+  });
   if (is_of_program(op)) note_step(op, stack, operands, written);
   if (!keeps(op)) {
     handle.redispatchBoxed(below, &stack);

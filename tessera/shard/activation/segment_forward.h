@@ -2,15 +2,10 @@
 // recomputation has to repeat.
 #pragma once
 
-#include <memory>
 #include <set>
-#include <unordered_map>
 #include <unordered_set>
-#include <utility>
-#include <vector>
 
 #include "tessera/shard/activation/segment.h"
-#include "tessera/shard/activation/segment_pass.h"
 
 namespace tessera::activation {
 
@@ -25,7 +20,6 @@ class SegmentForward final : public SegmentPass {
   std::unique_ptr<SegmentPass> inner(SegmentCall call) override;
 
  private:
-  SegmentForward(std::shared_ptr<Segment> segment, SegmentForward* outer);
   void note_operand(const at::Tensor& tensor, bool writes, const OperatorFacts& op);
   void note_write(const at::Tensor& tensor, const OperatorFacts& op);
   void note_step(const OperatorFacts& op, const Stack& stack, const std::vector<at::Tensor>& operands, const std::vector<bool>& written);

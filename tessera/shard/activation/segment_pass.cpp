@@ -1,10 +1,14 @@
 #include "tessera/shard/activation/segment_pass.h"
 
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <atomic>
+#include <mutex>
 #include <utility>
 
+#include "tessera/base/compat.h"
 #include "tessera/shard/dispatch/operators.h"
 
 namespace tessera::activation {
@@ -25,13 +29,52 @@ class SavedHooks final : public ag::SavedVariableHooks {
   SavedTensor saved_;
 };
 
+/// Autograd asks the process's engine what to do with a tensor that it saves, and that is the only way in from C++. This one leaves
+/// everything else to the engine that was there before: it has no threads, and never runs a node.
+class SavingEngine final : public ag::Engine {
+ public:
+  explicit SavingEngine(Engine& before) : before_(before) {}
+
+  ag::variable_list execute(const ag::edge_list& roots, const ag::variable_list& inputs, bool keep_graph, bool create_graph,
+                            bool accumulate_grad, const ag::edge_list& outputs) override {
+    return before_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+  }
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(const std::shared_ptr<ag::GraphTask>& task, compat::NodePtr root,
+                                                                 ag::InputBuffer&& input) override {
+    return before_.execute_with_graph_task(task, std::move(root), std::move(input));
+  }
+  std::unique_ptr<ag::AnomalyMetadata> make_anomaly_metadata() override { return before_.make_anomaly_metadata(); }
+
+  std::unique_ptr<ag::SavedVariableHooks> get_default_saved_variable_hooks() override {
+    if (auto* const pass = SegmentPass::current()) return std::make_unique<SavedHooks>(*pass);
+    return before_.get_default_saved_variable_hooks();
+  }
+
+ private:
+  Engine& before_;
+};
+
+std::atomic<SavingEngine*> installed = nullptr;
+
+/// Another library may install an engine of its own at any time, as Python does when it is loaded; ours then goes before that one.
+void install_engine() {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  auto& now = ag::Engine::get_default_engine();
+  if (&now == installed) return;
+  installed = new SavingEngine(now);  // never destroyed, because nodes run after main, too
+  ag::set_default_engine_stub([]() -> ag::Engine& { return *installed.load(); });
+}
+
 }  // namespace
 
 SegmentPass::SegmentPass(std::shared_ptr<ForwardRecord> record)
-    : record_(std::move(record)), graph_task_(ag::get_current_graph_task_id()), watching_(this) {}
+    : record_(std::move(record)), graph_task_(ag::get_current_graph_task_id()), watching_(this) {
+  install_engine();
+}
 
 bool SegmentPass::is_of_program(const OperatorFacts& op) const {
-  return !op.marks && !is_casting() && ag::get_current_graph_task_id() == graph_task_;
+  return !op.writes_no_values && !is_casting() && ag::get_current_graph_task_id() == graph_task_;
 }
 
 bool SegmentPass::keeps(const OperatorFacts& op) const {
@@ -42,10 +85,6 @@ bool SegmentPass::keeps(const OperatorFacts& op) const {
 bool SegmentPass::opens(const OperatorFacts& op, c10::DispatchKeySet keys) const {
   // Running statistics and weights of recurrent modules are dealt with where the whole operator is seen.
   return record_->keep && op.implicit_autograd && op.is_composite(keys) && !op.updates_statistics && !op.recurrent && !op.views && !keeps(op);
-}
-
-std::unique_ptr<ag::SavedVariableHooks> SegmentPass::hooks() {
-  return std::make_unique<SavedHooks>(*this);
 }
 
 }  // namespace tessera::activation

@@ -1,13 +1,14 @@
-// SegmentPass: this thread is in a segment, in its forward or in a recomputation. It sees every operator and every tensor that is saved.
+// SegmentPass: this thread is in a segment, in its forward or in a recomputation. It sees every operator, and every tensor that is saved, as
+// with torch.autograd.graph.saved_tensors_hooks.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
 
-#include <memory>
-#include <vector>
+#include <unordered_map>
 
-#include "tessera/shard/activation/forward_record.h"
-#include "tessera/shard/activation/saved_tensor_hooks.h"
+#include "tessera/shard/activation/operator_sequence.h"
+#include "tessera/shard/activation/rng_autocast.h"
+#include "tessera/shard/activation/saved_tensor.h"
 #include "tessera/shard/dispatch/watcher.h"
 
 namespace torch::nn {
@@ -15,6 +16,43 @@ class Module;
 }
 
 namespace tessera::activation {
+
+/// What the forward of a segment has done, as far as its recomputation has to know.
+struct ForwardRecord {
+  /// A change in place of memory that is not the segment's, such as running statistics. A recomputation repeats it on a copy.
+  struct Write {
+    WeakStorage storage;
+    at::Tensor before;  // its bytes
+  };
+  /// An operator that is not to run again.
+  struct Kept {
+    struct Result {
+      SavedTensor value;
+      bool requires_grad;
+      bool changes = false;  // in place, after the operator
+    };
+    /// A slot whose tensor is a view of one of the operator's operands.
+    struct FromOperand {
+      size_t slot, operand;
+      std::vector<int64_t> sizes, strides;
+      int64_t offset;  // from the operand's
+    };
+    size_t step = 0;  // of the sequence
+    std::vector<Result> results = {};
+    std::vector<FromOperand> slots = {};
+    bool must_run = false;                   // its results are views of its operands, or no tensors, or it has failed
+    std::optional<RngState> rng_after = {};  // of an operator that draws random numbers
+  };
+
+  KeepRule keep;
+  OperatorSequence sequence = {};
+  std::vector<std::optional<size_t>> saved = {};  // the slot of each tensor that was saved; none for those that stayed in memory
+  std::vector<Write> writes = {};
+  // Changed in place as well, but made by this forward. One that the program has kept would change twice.
+  std::unordered_map<const c10::StorageImpl*, WeakStorage> own_writes = {};
+  std::vector<Kept> kept = {};
+  std::vector<std::shared_ptr<ForwardRecord>> inner = {};  // of the segments in this one
+};
 
 /// A call of a segment's function with new inputs.
 struct SegmentCall {
@@ -25,14 +63,13 @@ struct SegmentCall {
 };
 
 /// It lasts as long as the object.
-class SegmentPass : public Watcher, public SavedTensorHooks {
+class SegmentPass : public Watcher {
  public:
   /// Of this thread, or null.
   static SegmentPass* current() { return dynamic_cast<SegmentPass*>(Watcher::current()); }
 
   bool opens(const OperatorFacts& op, c10::DispatchKeySet keys) const final;
   void hold(const at::Tensor& cast) final { casts_.push_back(cast); }
-  std::unique_ptr<torch::autograd::SavedVariableHooks> hooks() final;
   /// A tensor that autograd, or a segment inside, needs in backward.
   virtual SavedTensor save(const at::Tensor& tensor) = 0;
 

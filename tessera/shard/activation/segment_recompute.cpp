@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/ScopeExit.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
@@ -12,8 +11,6 @@
 
 #include "tessera/base/compat.h"
 #include "tessera/base/error.h"
-#include "tessera/shard/dispatch/operators.h"
-#include "tessera/shard/paging/locality.h"
 
 namespace tessera::activation {
 namespace {
@@ -32,12 +29,6 @@ class Beginning final : public ag::Node {
   }
 };
 
-[[noreturn]] void refuse_difference() {
-  throw UsageError(
-      "a checkpointed segment did something else when it ran again in backward than in forward; it must depend on nothing but its inputs "
-      "and parameters");
-}
-
 }  // namespace
 
 at::Tensor stand_in(const at::Tensor& values, bool requires_grad) {
@@ -49,18 +40,9 @@ at::Tensor stand_in(const at::Tensor& values, bool requires_grad) {
   return tensor;
 }
 
-SegmentRecompute::SegmentRecompute(std::shared_ptr<ForwardRecord> record, Slots& slots)
-    : SegmentPass(std::move(record)), slots_(&slots), check_(record_->sequence) {
-  make_copies();
-}
-
-SegmentRecompute::SegmentRecompute(std::shared_ptr<ForwardRecord> record, SegmentRecompute& outer)
-    : SegmentPass(std::move(record)), outer_(&outer), check_(record_->sequence) {
-  make_copies();
-}
-
-void SegmentRecompute::make_copies() {
-  const Unrecorded unrecorded;
+SegmentRecompute::SegmentRecompute(std::shared_ptr<ForwardRecord> record, Slots* slots, SegmentRecompute* outer)
+    : SegmentPass(std::move(record)), slots_(slots), outer_(outer), check_(record_->sequence) {
+  const Unpaged unpaged;
   for (const auto& write : record_->writes) {
     if (auto storage = write.storage.lock()) copies_.push_back({.storage = std::move(storage), .bytes = write.before.clone()});
   }
@@ -68,8 +50,8 @@ void SegmentRecompute::make_copies() {
 
 std::unique_ptr<SegmentPass> SegmentRecompute::inner(SegmentCall call) {
   for (const auto& input : call.inputs) save(input);
-  if (inner_ == record_->inner.size()) refuse_difference();
-  return std::unique_ptr<SegmentPass>(new SegmentRecompute(record_->inner[inner_++], *this));
+  if (inner_ == record_->inner.size()) refuse_difference("it has more segments in it than in forward");
+  return std::make_unique<SegmentRecompute>(record_->inner[inner_++], nullptr, this);
 }
 
 void SegmentRecompute::result(at::Tensor& tensor) const {
@@ -93,12 +75,12 @@ const SegmentRecompute::Copy* SegmentRecompute::copy_of(const at::Tensor& tensor
 at::Tensor SegmentRecompute::replaced(const at::Tensor& tensor) const {
   const auto* const copy = tensor.defined() && tensor.has_storage() ? copy_of(tensor) : nullptr;
   if (copy == nullptr) return tensor;
-  const Unrecorded unrecorded;
+  const Unpaged unpaged;
   return stand_in(view_of(copy->bytes, tensor), tensor.requires_grad());
 }
 
 void SegmentRecompute::run(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, Stack& stack) {
-  if (op.marks) return handle.redispatchBoxed(below, &stack);
+  if (op.writes_no_values) return handle.redispatchBoxed(below, &stack);
   for (size_t i = stack.size() - op.arguments; i < stack.size() && has_copies(); i++) {
     if (stack[i].isTensor()) {
       stack[i] = replaced(stack[i].toTensor());
@@ -115,16 +97,13 @@ void SegmentRecompute::run(const c10::OperatorHandle& handle, const OperatorFact
 }
 
 void SegmentRecompute::expect_own_writes(const OperatorFacts& op, const Stack& stack) const {
-  for (size_t i = 0; i < op.arguments; i++) {
-    if (!op.writes[i]) continue;
-    for_each_tensor(stack[stack.size() - op.arguments + i], [&](const at::Tensor& tensor) {
-      if (!tensor.defined() || !record_->own_writes.contains(storage_of(tensor))) return;
-      throw UsageError(fmt::format(
-          "{} changes a {} tensor of shape [{}] in place that a checkpointed segment has made in forward and kept, so it would change "
-          "twice when the segment runs again in backward; make it before the segment, as a constructor does",
-          op.name(), c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", ")));
-    });
-  }
+  for_each_operand(stack, stack.size() - op.arguments, [&](size_t i, size_t, const at::Tensor& tensor) {
+    if (!op.writes[i] || !record_->own_writes.contains(storage_of(tensor))) return;
+    throw UsageError(fmt::format(
+        "{} changes a {} tensor of shape [{}] in place that a checkpointed segment has made in forward and kept, so it would change "
+        "twice when the segment runs again in backward; make it before the segment, as a constructor does",
+        op.name(), c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", ")));
+  });
 }
 
 const ForwardRecord::Kept* SegmentRecompute::kept_at(size_t step) {
@@ -143,21 +122,21 @@ void SegmentRecompute::repeat_kept(const ForwardRecord::Kept& kept, const c10::O
   } else {
     torch::jit::drop(stack, op.arguments);
     for (const auto& [value, requires_grad, changes] : kept.results) {
-      const Unrecorded unrecorded;
+      const Unpaged unpaged;
       stack.emplace_back(stand_in(changes ? value.get().clone() : value.get(), requires_grad));
     }
     if (kept.rng_after) kept.rng_after->set();
   }
   if (slots_ == nullptr) return;
   for (const auto& [slot, operand, sizes, strides, offset] : kept.slots) {
-    const Unrecorded unrecorded;
+    const Unpaged unpaged;
     slots_->fill(slot, operands[operand].as_strided(sizes, strides, operands[operand].storage_offset() + offset));
   }
 }
 
 SavedTensor SegmentRecompute::save(const at::Tensor& tensor) {
   if (!ignores_) {
-    if (saved_ == record_->saved.size()) refuse_difference();
+    if (saved_ == record_->saved.size()) refuse_difference("it saved more tensors than in forward");
     const auto slot = record_->saved[saved_++];
     if (slot && slots_ != nullptr) slots_->fill(*slot, tensor);
   }

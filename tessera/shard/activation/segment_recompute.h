@@ -1,17 +1,14 @@
 // SegmentRecompute: a segment runs again in backward, does what it did in forward, and fills its slots.
 #pragma once
 
-#include <memory>
-#include <vector>
-
 #include "tessera/shard/activation/segment_pass.h"
-#include "tessera/shard/activation/slots.h"
 
 namespace tessera::activation {
 
 class SegmentRecompute final : public SegmentPass {
  public:
-  SegmentRecompute(std::shared_ptr<ForwardRecord> record, Slots& slots);
+  /// Inside of another one, `outer`, there are no slots: these need nothing of it.
+  SegmentRecompute(std::shared_ptr<ForwardRecord> record, Slots* slots, SegmentRecompute* outer);
 
   void run(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, Stack& stack) override;
   SavedTensor save(const at::Tensor& tensor) override;
@@ -26,9 +23,6 @@ class SegmentRecompute final : public SegmentPass {
     at::Tensor bytes;
   };
 
-  /// Inside of another one, whose slots need nothing of it.
-  SegmentRecompute(std::shared_ptr<ForwardRecord> record, SegmentRecompute& outer);
-  void make_copies();
   bool has_copies() const { return !copies_.empty() || (outer_ != nullptr && outer_->has_copies()); }
   const Copy* copy_of(const at::Tensor& tensor) const;
   at::Tensor replaced(const at::Tensor& tensor) const;
@@ -38,8 +32,8 @@ class SegmentRecompute final : public SegmentPass {
   void repeat_kept(const ForwardRecord::Kept& kept, const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below,
                    Stack& stack);
 
-  Slots* const slots_ = nullptr;
-  SegmentRecompute* const outer_ = nullptr;
+  Slots* const slots_;
+  SegmentRecompute* const outer_;
   SequenceCheck check_;
   std::vector<Copy> copies_;
   size_t saved_ = 0, kept_ = 0, inner_ = 0;  // how many have come, or been passed, so far

@@ -12,14 +12,12 @@
 
 #include "tessera/base/compat.h"
 #include "tessera/base/error.h"
+#include "tessera/base/no_copy.h"
 #include "tessera/shard/deferred/values.h"
-#include "tessera/shard/storage/paged_tensor.h"
 #include "tessera/shard/storage/storage_tag.h"
 
 namespace tessera {
 namespace {
-
-using torch::jit::Stack;
 
 thread_local std::shared_ptr<Tape> tape_of_thread;
 
@@ -35,13 +33,11 @@ struct Seen {
 };
 
 /// While operators run on the meta device: they compare pointers, to see whether operands overlap.
-class Unguarded {
+class Unguarded : NoCopy {
  public:
   explicit Unguarded(std::span<const at::Tensor> tensors) : tensors_(tensors) {
     for (const auto& tensor : tensors_) compat::unguard_storage(*deferred_storage(tensor));
   }
-  Unguarded(const Unguarded&) = delete;
-  Unguarded& operator=(const Unguarded&) = delete;
   ~Unguarded() {
     for (const auto& tensor : tensors_) compat::guard_storage(*deferred_storage(tensor));
   }
@@ -124,11 +120,9 @@ class Recorder {
       auto& storage = *deferred_storage(tensor);
       if (storage.kind != DeferredStorage::Kind::Free) continue;
       if (!storage.values) {
-        const auto bytes = static_cast<int64_t>(storage.nbytes());
-        const auto all = at::TensorOptions(c10::kMeta).dtype(at::kByte);
         const c10::impl::ExcludeDispatchKeyGuard excluded(kPagingKey);
-        storage.values =
-            storage.tape->replay({at::empty({bytes}, all), storage.number, storage.nbytes(), storage.device_of_values}).storage();
+        const auto all = at::empty({static_cast<int64_t>(storage.nbytes())}, at::TensorOptions(c10::kMeta).dtype(at::kByte));
+        storage.values = storage.tape->replay(on_tape(all, storage)).storage();
       }
       seen.has_changed = follow_values(tensor);
     }
@@ -249,8 +243,7 @@ class Recorder {
       if (deferred_storage(tensor) != nullptr) return;
       const auto storage = c10::make_intrusive<DeferredStorage>(*tensor.storage().unsafeGetStorageImpl(), tape, device);
       storage->number = tape->new_number();
-      const auto view = paged_view(c10::Storage(storage), tensor.scalar_type(), tensor.sizes(), tensor.strides(), tensor.storage_offset());
-      tensor.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());
+      put_into(tensor, storage);
       record.written.push_back(storage->number);
       record.results.push_back(operand(tensor, *storage, result, element));
     });
@@ -267,7 +260,7 @@ class Recorder {
   }
 
   static TapeTensor operand(const at::Tensor& tensor, const DeferredStorage& storage, size_t argument, size_t element) {
-    TapeTensor result(tensor, storage.number, storage.nbytes(), storage.device_of_values);
+    auto result = on_tape(tensor, storage);
     result.argument = argument;
     result.element = element;
     return result;

@@ -7,6 +7,7 @@
 
 #include <memory>
 
+#include "tessera/base/no_copy.h"
 #include "tessera/base/paging_key.h"
 #include "tessera/shard/deferred/tape.h"
 #include "tessera/shard/dispatch/operators.h"
@@ -14,11 +15,9 @@
 namespace tessera {
 
 /// While it lives, tensors that this thread makes are deferred. Every operator of the thread then goes through the fallback of paging.
-class Recording {
+class Recording : NoCopy {
  public:
   explicit Recording(std::shared_ptr<Tape> tape);
-  Recording(const Recording&) = delete;
-  Recording& operator=(const Recording&) = delete;
   ~Recording();
 
   /// The tape of this thread, or null.

@@ -2,15 +2,12 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
-#include <ATen/core/grad_mode.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <functional>
 #include <utility>
 
 #include "tessera/base/paging_key.h"
-#include "tessera/shard/dispatch/operators.h"
 
 namespace tessera {
 namespace {
@@ -194,14 +191,13 @@ void Tape::name(size_t number, const std::string& name) {
   if (!seed_) return;
   for (const auto index : records_for(number)) {
     auto& record = records_[index];
-    if (!is_keyed(record) || std::exchange(record.draw->settled, true)) continue;
+    if (!is_keyed(record) || std::exchange(record.draw->has_final_key, true)) continue;
     record.draw->key = key_of(*seed_, name, draws_[name]++);
   }
 }
 
 at::Tensor Tape::replay(const TapeTensor& wanted) const {
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const Unpaged unpaged;
   const auto taken = records_for(wanted.number);
   std::map<size_t, size_t> last_use;
   for (const auto index : taken) {
@@ -213,7 +209,7 @@ at::Tensor Tape::replay(const TapeTensor& wanted) const {
   for (const auto index : taken) {
     const auto& record = records_[index];
     replay.run(record);
-    if (record.draw) record.draw->settled = true;
+    if (record.draw) record.draw->has_final_key = true;
     for (const auto* used : {&record.operands, &record.results}) {
       for (const auto& tensor : *used) {
         if (const auto last = last_use.find(tensor.number); last != last_use.end() && last->second == index) replay.drop(tensor.number);
@@ -241,8 +237,7 @@ bool Tape::has_parts(const TapeTensor& wanted) const {
 }
 
 at::Tensor Tape::replay(const TapeTensor& wanted, const ValueRange& range) const {
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const Unpaged unpaged;
   Replay replay(range);
   for (const auto index : records_for(wanted.number)) replay.run(records_[index]);
   return replay.tensor(wanted);
@@ -263,20 +258,6 @@ uint64_t Tape::fingerprint(const TapeTensor& wanted) const {
     }
   }
   return hash;
-}
-
-void put_operand(c10::IValue& value, size_t element, at::Tensor tensor) {
-  if (value.isTensorList()) {
-    auto list = value.toTensorList().copy();
-    list.set(element, std::move(tensor));
-    value = std::move(list);
-  } else if (value.isOptionalTensorList()) {
-    auto list = value.toOptionalTensorList().copy();
-    list.set(element, tensor.defined() ? std::optional(std::move(tensor)) : std::nullopt);
-    value = std::move(list);
-  } else {
-    value = std::move(tensor);
-  }
 }
 
 }  // namespace tessera

@@ -4,7 +4,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/stack.h>
 
 #include <cstdint>
 #include <map>
@@ -15,6 +14,7 @@
 
 #include "tessera/base/tensor_slice.h"
 #include "tessera/shard/deferred/keyed_random.h"
+#include "tessera/shard/dispatch/operators.h"
 
 namespace tessera {
 
@@ -40,7 +40,7 @@ struct TapeDraw {
   size_t argument = 0;    // that of the generator
   at::Tensor state = {};  // of the generator, as the operator found it; undefined if a key takes its place
   uint64_t key = 0;
-  mutable bool settled = false;  // whether the key comes from the name of a tensor, or was used
+  mutable bool has_final_key = false;  // it comes from the name of a tensor, or was used
 };
 
 struct TapeRecord {
@@ -89,25 +89,5 @@ class Tape {
   std::vector<bool> open_;                              // for each number, whether some tensor has its values
   std::map<std::string, uint64_t> draws_;               // how many there are for a name
 };
-
-/// Visits the tensors of an operator's arguments or results, which begin at `base`: visit(argument, element, tensor).
-template <class Visit>
-void for_each_operand(const torch::jit::Stack& stack, size_t base, Visit&& visit) {
-  for (size_t i = base; i < stack.size(); i++) {
-    const auto& value = stack[i];
-    if (value.isTensor()) {
-      if (value.toTensor().defined()) visit(i - base, size_t{0}, value.toTensor());
-    } else if (value.isTensorList() || value.isOptionalTensorList()) {
-      size_t element = 0;
-      for (const auto& each : value.toListRef()) {
-        if (each.isTensor() && each.toTensor().defined()) visit(i - base, element, each.toTensor());
-        element++;
-      }
-    }
-  }
-}
-
-/// Puts a tensor into an argument or a result, in place of another one. Lists are copied.
-void put_operand(c10::IValue& value, size_t element, at::Tensor tensor);
 
 }  // namespace tessera

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include "tessera/base/error.h"
@@ -11,13 +10,15 @@
 #include "tessera/shard/storage/paged_tensor.h"
 
 namespace tessera {
-namespace {
 
 TapeTensor on_tape(const at::Tensor& tensor, const DeferredStorage& storage) {
   return {tensor, storage.number, storage.nbytes(), storage.device_of_values};
 }
 
-}  // namespace
+void put_into(const at::Tensor& tensor, const DeferredStoragePtr& storage) {
+  const auto view = paged_view(c10::Storage(storage), tensor.scalar_type(), tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());
+}
 
 bool lacks_values(const at::Tensor& tensor) {
   return tensor.defined() && tensor.is_meta();
@@ -68,8 +69,7 @@ void initialise(const InitFunction& init, const std::string& name, const at::Ten
 }
 
 void give_values(const at::Tensor& tensor, const at::Tensor& values) {
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const Unpaged unpaged;
   if (auto* const storage = deferred_storage(tensor)) storage->values = values.storage();
   // Keeps what autograd knows of the tensor. set_data would refuse another device.
   tensor.unsafeGetTensorImpl()->shallow_copy_from(values.detach().getIntrusivePtr());
@@ -78,8 +78,7 @@ void give_values(const at::Tensor& tensor, const at::Tensor& values) {
 bool follow_values(const at::Tensor& tensor) {
   const auto* const storage = deferred_storage(tensor);
   if (storage == nullptr || !storage->values) return false;
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const Unpaged unpaged;
   const c10::Storage values = storage->values;
   const auto view = at::empty({0}, at::TensorOptions(values.device()).dtype(tensor.scalar_type()))
                         .set_(values, tensor.storage_offset(), tensor.sizes(), tensor.strides());
@@ -88,8 +87,7 @@ bool follow_values(const at::Tensor& tensor) {
 }
 
 void allocate_values(const at::Tensor& tensor, c10::Device otherwise) {
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const Unpaged unpaged;
   if (follow_values(tensor)) return;
   const auto device = device_of_values(tensor, otherwise);
   if (auto* const storage = deferred_storage(tensor)) {
@@ -118,12 +116,10 @@ bool materialize(const at::Tensor& tensor, DeferredStorage::Kind kind, const std
 void expect_values_later(const at::Tensor& tensor, DeferredStorage::Kind kind, const std::string& name, c10::Device device) {
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   if (deferred_storage(tensor) != nullptr) return;
-  auto storage = c10::make_intrusive<DeferredStorage>(*tensor.storage().unsafeGetStorageImpl(), nullptr, device);
+  const auto storage = c10::make_intrusive<DeferredStorage>(*tensor.storage().unsafeGetStorageImpl(), nullptr, device);
   storage->kind = kind;
   storage->name = name;
-  const auto view =
-      paged_view(c10::Storage(std::move(storage)), tensor.scalar_type(), tensor.sizes(), tensor.strides(), tensor.storage_offset());
-  tensor.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());
+  put_into(tensor, storage);
 }
 
 void abandon_values(const at::Tensor& tensor) {

@@ -4,7 +4,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <optional>
 #include <string>
 
 #include "tessera/shard/deferred/deferred_storage.h"
@@ -12,6 +11,10 @@
 #include "tessera/shard/options.h"
 
 namespace tessera {
+
+TapeTensor on_tape(const at::Tensor& tensor, const DeferredStorage& storage);
+/// Gives the tensor this storage in place of its own.
+void put_into(const at::Tensor& tensor, const DeferredStoragePtr& storage);
 
 /// Whether it is deferred, or on the meta device for another reason.
 bool lacks_values(const at::Tensor& tensor);

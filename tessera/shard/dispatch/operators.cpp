@@ -22,7 +22,7 @@ bool can_be_deferred(const c10::OperatorHandle& handle, const c10::FunctionSchem
   });
 }
 
-std::optional<size_t> place_of(c10::TypeKind kind, const c10::FunctionSchema& schema) {
+std::optional<size_t> argument_of(c10::TypeKind kind, const c10::FunctionSchema& schema) {
   for (size_t i = 0; i < schema.arguments().size(); i++) {
     auto type = schema.arguments()[i].real_type();
     if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
@@ -72,7 +72,7 @@ std::span<const OperatorException> operator_exceptions() {
        "their lists belong together tensor by tensor, and value by value; tags are for single tensors"},
       {&Facts::elementwise, {"aten::_is_any_true"}, "autograd's anomaly mode looks for NaNs by it, and each rank may look at its own"},
       {&Facts::inspects, {"aten::_is_any_true"}, "what it returns is about this rank's values, and is read at once"},
-      {&Facts::marks,
+      {&Facts::writes_no_values,
        {"aten::requires_grad_", "aten::retain_grad", "aten::detach_", "aten::set_data"},
        "their schemas say that they write, but no value changes"},
       {&Facts::recurrent,
@@ -97,8 +97,8 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& handle)
     : handle(handle),
       schema(&handle.schema()),
       arguments(schema->arguments().size()),
-      device(place_of(c10::TypeKind::DeviceObjType, *schema)),
-      generator(place_of(c10::TypeKind::GeneratorType, *schema)),
+      device(argument_of(c10::TypeKind::DeviceObjType, *schema)),
+      generator(argument_of(c10::TypeKind::GeneratorType, *schema)),
       from_libtorch(name().starts_with("aten::")),
       implicit_autograd(handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)),
       random(handle.hasTag(at::Tag::nondeterministic_seeded)),
@@ -132,6 +132,20 @@ const OperatorFacts& facts_of(const c10::OperatorHandle& handle) {
   // Never destroyed, because operators also run after main.
   static auto* const table = new Table;
   return table->find(handle);
+}
+
+void put_operand(c10::IValue& value, size_t element, at::Tensor tensor) {
+  if (value.isTensorList()) {
+    auto list = value.toTensorList().copy();
+    list.set(element, std::move(tensor));
+    value = std::move(list);
+  } else if (value.isOptionalTensorList()) {
+    auto list = value.toOptionalTensorList().copy();
+    list.set(element, tensor.defined() ? std::optional(std::move(tensor)) : std::nullopt);
+    value = std::move(list);
+  } else {
+    value = std::move(tensor);
+  }
 }
 
 }  // namespace tessera

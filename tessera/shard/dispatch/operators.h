@@ -1,7 +1,9 @@
 // What paging has to know about an operator. It is found out from the operator's registration, once, at its first use.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
 
 #include <optional>
 #include <span>
@@ -10,6 +12,8 @@
 #include <vector>
 
 namespace tessera {
+
+using Stack = torch::jit::Stack;
 
 /// What an operator does with values.
 enum class OperatorKind {
@@ -41,7 +45,7 @@ struct OperatorFacts {
   bool views, elementwise;
   // From the table below:
   bool inspects = false;        // its result is not a local value
-  bool marks = false;           // changes what a tensor is to autograd, but no values
+  bool writes_no_values = false;           // changes what a tensor is to autograd, but no values
   bool recurrent = false;
   bool sets_storage = false;    // the set_ overload by which torch::load gives a tensor the memory that it has read
   bool rebinds = false;         // gives a tensor other memory
@@ -66,5 +70,25 @@ std::span<const OperatorException> operator_exceptions();
 
 /// May be called from any thread; takes no lock.
 const OperatorFacts& facts_of(const c10::OperatorHandle& handle);
+
+/// Visits the defined tensors of an operator's arguments or results, which begin at `base`: visit(argument, element, tensor).
+template <class Visit>
+void for_each_operand(const Stack& stack, size_t base, Visit&& visit) {
+  for (size_t i = base; i < stack.size(); i++) {
+    const auto& value = stack[i];
+    if (value.isTensor()) {
+      if (value.toTensor().defined()) visit(i - base, size_t{0}, value.toTensor());
+    } else if (value.isTensorList() || value.isOptionalTensorList()) {
+      size_t element = 0;
+      for (const auto& each : value.toListRef()) {
+        if (each.isTensor() && each.toTensor().defined()) visit(i - base, element, each.toTensor());
+        element++;
+      }
+    }
+  }
+}
+
+/// Puts a tensor into an argument or a result, in place of another one. Lists are copied.
+void put_operand(c10::IValue& value, size_t element, at::Tensor tensor);
 
 }  // namespace tessera

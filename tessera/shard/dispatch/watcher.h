@@ -8,15 +8,14 @@
 
 #include <optional>
 
+#include "tessera/base/no_copy.h"
+
 namespace tessera {
 
 struct OperatorFacts;
 
-class Watcher {
+class Watcher : NoCopy {
  public:
-  Watcher() = default;
-  Watcher(const Watcher&) = delete;
-  Watcher& operator=(const Watcher&) = delete;
   virtual ~Watcher() = default;
 
   /// Whether to see the operators of which this one is made on such a device, one by one, in place of it.
@@ -42,13 +41,11 @@ class Watcher {
 
 /// While the library casts an operand. The program has called no operator for that, and casts are remembered, so the next time none may
 /// come.
-class CastingOperand {
+class CastingOperand : NoCopy {
  public:
   CastingOperand() : watcher_(Watcher::current()) {
     if (watcher_ != nullptr) watcher_->is_casting_ = true;
   }
-  CastingOperand(const CastingOperand&) = delete;
-  CastingOperand& operator=(const CastingOperand&) = delete;
   ~CastingOperand() {
     if (watcher_ != nullptr) watcher_->is_casting_ = false;
   }
@@ -58,11 +55,9 @@ class CastingOperand {
 };
 
 /// Makes a watcher this thread's as long as the object exists; null ends the watch for a while.
-class Watching {
+class Watching : NoCopy {
  public:
   explicit Watching(Watcher* watcher);
-  Watching(const Watching&) = delete;
-  Watching& operator=(const Watching&) = delete;
   ~Watching();
 
  private:

@@ -1,11 +1,14 @@
 #include "tessera/shard/paging/locality.h"
 
 #include <fmt/format.h>
+#include <torch/csrc/jit/serialization/pickler.h>
 
 #include "tessera/base/error.h"
 
 namespace tessera {
 namespace {
+
+constexpr auto kToLocal = "tessera::to_local(tensor) gives this rank's values, for programs that mean these";
 
 std::string name_of(const Origin& origin) {
   const auto unit = origin.unit.lock();
@@ -13,7 +16,7 @@ std::string name_of(const Origin& origin) {
 }
 
 void mark(const at::Tensor& result, const OriginPtr& origin) {
-  if (!result.defined() || !result.has_storage()) return;
+  if (!result.has_storage()) return;
   auto* const impl = result.unsafeGetTensorImpl();
   if (tag_of(result) != nullptr) return;  // its storage tag already says where it comes from
   if (!is_paged(result)) impl->shallow_copy_from(paged_alias(result).getIntrusivePtr());
@@ -25,6 +28,24 @@ void mark(const at::Tensor& result, const OriginPtr& origin) {
       "{} would draw numbers for this rank's part of {} alone, the same ones on all ranks or others than for the whole; draw inside "
       "tessera::full_params(module, Access::Write), or before fully_shard",
       op.name(), name_of(origin)));
+}
+
+/// Libtorch asks here of each tensor what else is to be written of it.
+void expect_whole(const at::Tensor& tensor, std::unordered_map<std::string, bool>& /*more*/) {
+  if (!is_paged(tensor)) return;
+  const auto* const tag = tag_of(tensor);
+  if (tag != nullptr && tag->role == Role::Unsharded) return;
+  const auto origin = origin_of(tensor, tag);
+  const auto unit = origin ? origin->unit.lock() : nullptr;
+  if (!unit) return;
+  const auto& parameter = parameter_of(*unit, *origin);
+  const bool is_whole = unit->mesh().shard().size() == 1 && tensor.sizes() == at::IntArrayRef(parameter.sizes);
+  if (is_whole) return;  // of one rank, but shards may be flat there, too
+  throw UsageError(
+      fmt::format("torch::save would write this rank's part of {} alone, and whoever reads the file would take it for all of it; write "
+                  "instead, on every rank, tessera::checkpoint::save(folder, {{.model = model.get(), .optimizer = &optimizer}}, world), "
+                  "which load() and load_weights() read, or save tessera::full_state(*model). {}",
+                  name_of(parameter, *unit), kToLocal));
 }
 
 }  // namespace
@@ -40,49 +61,39 @@ OriginPtr origin_of(const at::Tensor& tensor, const StorageTag* tag) {
 }
 
 void mark_results(const Stack& stack, size_t base, const OriginPtr& origin) {
-  for (size_t i = base; i < stack.size(); i++) {
-    for_each_tensor(stack[i], [&](const at::Tensor& tensor) { mark(tensor, origin); });
-  }
+  for_each_operand(stack, base, [&](size_t, size_t, const at::Tensor& tensor) { mark(tensor, origin); });
 }
 
 void refuse_places(const OperatorFacts& op, const Origin& origin) {
   throw UsageError(fmt::format(
       "{} picks values by their places, but the shard of {} has only this rank's part of them, which begins elsewhere on every "
-      "rank; write whole parameters inside tessera::full_params(module, Access::Write), or look at tessera::full_parameter(shard). "
-      "tessera::to_local(tensor) gives this rank's values, for programs that mean these",
-      op.name(), name_of(origin)));
+      "rank; write whole parameters inside tessera::full_params(module, Access::Write), or look at tessera::full_parameter(shard). {}",
+      op.name(), name_of(origin), kToLocal));
 }
 
-void expect_all_values(const OperatorFacts& op, const at::Tensor& viewed, const Stack& stack, size_t base, const Origin& origin) {
-  for (size_t i = base; i < stack.size(); i++) {
-    for_each_tensor(stack[i], [&](const at::Tensor& view) {
-      if (view.numel() < viewed.numel()) refuse_places(op, origin);
-    });
-  }
+void expect_all_values(const OperatorFacts& op, int64_t numel, const Stack& stack, size_t base, const Origin& origin) {
+  for_each_operand(stack, base, [&](size_t, size_t, const at::Tensor& view) {
+    if (view.numel() < numel) refuse_places(op, origin);
+  });
 }
 
 void expect_same_places(const OperatorFacts& op, const Stack& stack, size_t base, const Origin& origin) {
   const at::Tensor* shard = nullptr;
-  for (size_t i = 0; i < op.arguments; i++) {
-    for_each_tensor(stack[base + i], [&](const at::Tensor& tensor) {
-      const auto* tag = is_paged(tensor) ? tag_of(tensor) : nullptr;
-      const bool local = is_paged(tensor) && (tag == nullptr || tag->role != Role::Unsharded);
-      if (local && (shard == nullptr || shard->numel() < tensor.numel())) shard = &tensor;
-    });
-  }
-  for (size_t i = 0; i < op.arguments; i++) {
-    if (stack[base + i].isTensorList()) continue;  // fused optimizers: the lists belong together tensor by tensor
-    for_each_tensor(stack[base + i], [&](const at::Tensor& tensor) {
-      if (tensor.defined() && tensor.numel() > 1 && tensor.numel() != shard->numel()) refuse_places(op, origin);
-      const bool plain = tensor.defined() && !is_paged(tensor);
-      if (plain && op.writes[i] && tensor.storage().use_count() > 1) {
-        throw UsageError(fmt::format(
-            "{} would write values of the shard of {} into a view of an ordinary tensor, which would not know that it has only this "
-            "rank's; write tessera::to_local(tensor) there, if you mean these",
-            op.name(), name_of(origin)));
-      }
-    });
-  }
+  for_each_operand(stack, base, [&](size_t, size_t, const at::Tensor& tensor) {
+    const auto* tag = is_paged(tensor) ? tag_of(tensor) : nullptr;
+    const bool local = is_paged(tensor) && (tag == nullptr || tag->role != Role::Unsharded);
+    if (local && (shard == nullptr || shard->numel() < tensor.numel())) shard = &tensor;
+  });
+  for_each_operand(stack, base, [&](size_t argument, size_t, const at::Tensor& tensor) {
+    if (stack[base + argument].isTensorList()) return;  // fused optimizers: the lists belong together tensor by tensor
+    if (tensor.numel() > 1 && tensor.numel() != shard->numel()) refuse_places(op, origin);
+    if (!is_paged(tensor) && op.writes[argument] && tensor.storage().use_count() > 1) {
+      throw UsageError(fmt::format(
+          "{} would write values of the shard of {} into a view of an ordinary tensor, which would not know that it has only this "
+          "rank's; write tessera::to_local(tensor) there, if you mean these",
+          op.name(), name_of(origin)));
+    }
+  });
 }
 
 void expect_no_mixing(const OperatorFacts& op, OperatorKind kind, const Origin& origin) {
@@ -91,9 +102,17 @@ void expect_no_mixing(const OperatorFacts& op, OperatorKind kind, const Origin& 
   throw UsageError(fmt::format(
       "{} over the shard of {}, its gradient, or what was computed from them would be the result of this rank alone. For norms and "
       "clipping there is tessera::clip_grad_norm; a penalty on weights is computed from the modules' own members; "
-      "tessera::to_local(tensor) gives this rank's values, for programs that mean these. Optimizers that look at whole parameters, like "
-      "LBFGS or Muon, can't work on shards",
-      op.name(), name_of(origin)));
+      "{}. Optimizers that look at whole parameters, like LBFGS or Muon, can't work on shards",
+      op.name(), name_of(origin), kToLocal));
+}
+
+void watch_saves() {
+  [[maybe_unused]] static const bool once = [] {
+    for (auto& asked : torch::jit::GetBackendMetaSerialization()) {
+      if (!asked) asked.emplace(&expect_whole, [](const at::Tensor&, std::unordered_map<std::string, bool>&) {});
+    }
+    return true;
+  }();
 }
 
 }  // namespace tessera

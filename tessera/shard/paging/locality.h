@@ -2,30 +2,12 @@
 // result because each rank has only its part of the values.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <ATen/core/stack.h>
-
-#include <string>
-
 #include "tessera/shard/dispatch/operators.h"
 #include "tessera/shard/storage/paged_tensor.h"
 #include "tessera/shard/storage/storage_tag.h"
 #include "tessera/shard/unit/unit.h"
 
 namespace tessera {
-
-using Stack = torch::jit::Stack;
-
-template <class Visit>
-void for_each_tensor(const c10::IValue& value, Visit&& visit) {
-  if (value.isTensor()) {
-    visit(value.toTensor());
-  } else if (value.isTensorList() || value.isOptionalTensorList()) {
-    for (const auto& element : value.toListRef()) {
-      if (element.isTensor()) visit(element.toTensor());
-    }
-  }
-}
 
 /// The parameter from whose shard a local value comes; `tag` is the tensor's storage tag or null. Returns null for other tensors.
 OriginPtr origin_of(const at::Tensor& tensor, const StorageTag* tag);
@@ -38,10 +20,14 @@ void mark_results(const Stack& stack, size_t base, const OriginPtr& origin);
 void expect_no_mixing(const OperatorFacts& op, OperatorKind kind, const Origin& origin);
 /// Throws UsageError: the operator picks values by their positions, and those differ between a shard and the full parameter.
 [[noreturn]] void refuse_places(const OperatorFacts& op, const Origin& origin);
-/// Throws UsageError if a view on the stack, from `base` on, leaves out values of the local value `viewed`.
-void expect_all_values(const OperatorFacts& op, const at::Tensor& viewed, const Stack& views, size_t base, const Origin& origin);
+/// Throws UsageError if a view on the stack, from `base` on, has fewer than `numel` values, those of the local value.
+void expect_all_values(const OperatorFacts& op, int64_t numel, const Stack& views, size_t base, const Origin& origin);
 /// Throws UsageError if an elementwise operator, whose arguments begin at `base`, would combine a local value with a tensor of another
 /// size, or write it into a view of an ordinary tensor, which can't be marked as a local value.
 void expect_same_places(const OperatorFacts& op, const Stack& stack, size_t base, const Origin& origin);
+
+/// From now on, libtorch refuses to write a tensor that has only this rank's part of the values into a file (torch::save, pickle_save),
+/// because nothing in the file would say so. Once per process.
+void watch_saves();
 
 }  // namespace tessera

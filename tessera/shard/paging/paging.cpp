@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
@@ -12,6 +11,8 @@
 #include <memory>
 
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/base/no_copy.h"
 #include "tessera/shard/access/batch_norm.h"
 #include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/backward/unit_node.h"
@@ -21,9 +22,7 @@
 #include "tessera/shard/dispatch/watcher.h"
 #include "tessera/shard/forward_phase.h"
 #include "tessera/shard/paging/locality.h"
-#include "tessera/shard/paging/saves.h"
-#include "tessera/shard/schedule/schedule.h"
-#include "tessera/shard/schedule/unit_state.h"
+#include "tessera/shard/schedule/locked_state.h"
 #include "tessera/shard/storage/paged_tensor.h"
 #include "tessera/shard/storage/storage_tag.h"
 #include "tessera/shard/unit/parameter_meta.h"
@@ -53,8 +52,7 @@ void refuse_stranger(const at::Tensor& tensor, const OperatorFacts& op) {
 }
 
 bool may_write_unsharded(Unit& unit) {
-  const auto held = unit.schedule()->lock();
-  return unit.state(held).allows_unsharded_writes();
+  return LockedState(unit)->allows_unsharded_writes();
 }
 
 /// Throws UsageError if forward uses a unit whose options need to see the call of a module, and can't.
@@ -63,7 +61,16 @@ void expect_calls(Unit& unit, const at::Tensor& used, const OperatorFacts& op) {
   for (const auto& call : unit.needed_calls()) {
     if (call.with_graph_only && !c10::GradMode::is_enabled()) continue;
     if (!call.parameters.empty() && std::ranges::find(call.parameters, unit.around(used)) == call.parameters.end()) continue;
-    if (std::ranges::any_of(call.modules, [](const auto* module) { return in_forward_of(*module); })) continue;
+    const auto is_called = [](const auto* module) { return in_forward_of(*module); };
+    if (std::ranges::any_of(call.modules, is_called)) continue;
+    if (std::ranges::any_of(call.inner, is_called)) {
+      if (call.is_said->exchange(true)) continue;
+      log(LogLevel::Warning,
+          fmt::format("unit '{}' is used in the call of a module inside of {}, but outside of a call of {} itself, where its {} acts: it has "
+                      "no effect there. Call the whole as tessera::call(module, x...)",
+                      unit.name(), call.name, call.name, call.option));
+      continue;
+    }
     throw UsageError(
         fmt::format("{} uses unit '{}', but the {} of {} acts where that module is called, and modules have no hooks that would tell; call "
                     "it as tessera::call(module, x...), make it a tessera::FullyShardedDataParallel,{} or leave the option out",
@@ -181,13 +188,11 @@ void refuse_other_memory(const OperatorFacts& op, const Stack& stack) {
 /// The dtype of the first unsharded parameter that the operator uses.
 std::optional<at::ScalarType> dtype_of_parameters(const OperatorFacts& op, const Stack& stack) {
   std::optional<at::ScalarType> result;
-  for (size_t i = stack.size() - op.arguments; i < stack.size(); i++) {
-    for_each_tensor(stack[i], [&](const at::Tensor& tensor) {
-      const auto* const tag = is_paged(tensor) ? tag_of(tensor) : nullptr;
-      if (!result && tag != nullptr && tag->role == Role::Unsharded && at::isFloatingType(tensor.scalar_type()))
-        result = tensor.scalar_type();
-    });
-  }
+  for_each_operand(stack, stack.size() - op.arguments, [&](size_t, size_t, const at::Tensor& tensor) {
+    const auto* const tag = is_paged(tensor) ? tag_of(tensor) : nullptr;
+    const bool is_parameter = tag != nullptr && tag->role == Role::Unsharded && at::isFloatingType(tensor.scalar_type());
+    if (!result && is_parameter) result = tensor.scalar_type();
+  });
   return result;
 }
 
@@ -206,9 +211,9 @@ void cast_operands(const OperatorFacts& op, Stack& stack, Unit& unit) {
     if (op.updates_statistics) return is_paged(tensor) ? tensor.to(at::kFloat) : tensor;
     if (is_paged(tensor) || tensor.scalar_type() == *dtype) return tensor;
     if (stored && tensor.scalar_type() != *unit.compute_dtype()) return tensor;  // the program's own choice
-    const auto held = unit.schedule()->lock();
+    const LockedState state(unit);
     const CastingOperand casting;
-    auto result = unit.state(held).casts.cast(tensor, *dtype);
+    auto result = state->casts.cast(tensor, *dtype);
     if (auto* const watcher = Watcher::current()) watcher->hold(result);
     return result;
   };
@@ -281,51 +286,40 @@ void expect_one_dtype(const OperatorFacts& op, std::span<Unit* const> units) {
 }
 
 /// Unshards units and keeps them pinned while an operator runs. In nearly all cases they belong to one model.
-class Pins {
+class Pins : NoCopy {
  public:
-  Pins(std::span<Unit* const> units, const Fault& fault) {
+  /// If it fails, what is pinned is released.
+  Pins(std::span<Unit* const> units, const Fault& fault) : Pins() {
     for (auto* unit : units) {
       auto* schedule = unit->schedule().get();
       auto known = std::ranges::find(used_, schedule, &Use::schedule);
       if (known == used_.end()) {
-        used_.push_back({.schedule = schedule, .units = {}, .pinned = false});
+        used_.push_back({.schedule = schedule, .units = {}});
         known = used_.end() - 1;
       }
       known->units.push_back(unit);
     }
-    try {
-      for (auto& use : used_) {
-        use.schedule->use(use.units, fault);
-        use.pinned = true;
-      }
-    } catch (...) {
-      release();
-      throw;
-    }
+    for (; pinned_ < used_.size(); pinned_++) used_[pinned_].schedule->use(used_[pinned_].units, fault);
   }
-  Pins(const Pins&) = delete;
-  Pins& operator=(const Pins&) = delete;
-  ~Pins() { release(); }
+  ~Pins() {
+    for (size_t i = 0; i < pinned_; i++) used_[i].schedule->release(used_[i].units);
+  }
 
  private:
   struct Use {
     Schedule* schedule;  // owned by the units
     c10::SmallVector<Unit*, 4> units;
-    bool pinned;
   };
 
-  void release() {
-    for (auto& use : used_) {
-      if (use.pinned) use.schedule->release(use.units);
-    }
-  }
+  Pins() = default;
 
   c10::SmallVector<Use, 2> used_;
+  size_t pinned_ = 0;
 };
 
 /// Throws UsageError if an operator reads unsharded parameters of the model whose shards it writes. To unshard is to publish what was
 /// written to the model before, and this operator's own write would come after that.
-void expect_written_apart(const OperatorFacts& op, const Operands& operands) {
+void expect_no_unshard_in_write(const OperatorFacts& op, const Operands& operands) {
   for (const auto& changed : operands.changed) {
     const auto reads = std::ranges::find(operands.units, changed->schedule(), [](const Unit* unit) { return unit->schedule(); });
     if (reads == operands.units.end()) continue;
@@ -337,9 +331,9 @@ void expect_written_apart(const OperatorFacts& op, const Operands& operands) {
 
 /// The operator's other tensors, for a transport that traces: it ties the all-gather to them, and may replace them by tensors with equal
 /// values.
-class OtherOperands {
+class TracedOperands {
  public:
-  OtherOperands(const OperatorFacts& op, Stack& stack, std::span<Unit* const> units) : stack_(stack) {
+  TracedOperands(const OperatorFacts& op, Stack& stack, std::span<Unit* const> units) : stack_(stack) {
     const auto traces = [](const Unit* unit) { return unit->mesh().shard().traits().traces; };
     if (std::ranges::none_of(units, traces)) return;
     for (size_t i = 0; i < op.arguments; i++) {
@@ -377,36 +371,33 @@ class OtherOperands {
 void page_view(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, Stack* stack) {
   const auto base = stack->size() - op.arguments;
   const auto& viewed = (*stack)[base].toTensor();
-  OriginPtr origin, of_local;
-  at::Tensor local;
+  OriginPtr origin;
+  int64_t numel = 0;
   if (is_paged(viewed)) {
-    const auto* tag = tag_of(viewed);
+    const auto* const tag = tag_of(viewed);
     if (tag == nullptr) refuse_stranger(viewed, op);
-    if (tag == nullptr) {
-      origin = origin_of(viewed, nullptr);  // views of tagged storages need no mark: they share the tag
-    }
     if (tag == nullptr || tag->role != Role::Unsharded) {
-      of_local = origin ? origin : origin_of(viewed, tag);
-      if (of_local) local = viewed;
-    } else if (tag->role == Role::Unsharded && c10::GradMode::is_enabled()) {
+      origin = origin_of(viewed, tag);
+      numel = viewed.numel();
+    } else if (c10::GradMode::is_enabled()) {
       follow_training(*tag->owner, viewed);
     }
   }
   try {
     handle.redispatchBoxed(below, stack);
   } catch (const c10::Error&) {
-    if (local.defined()) refuse_places(op, *of_local);  // the operator named positions that exist in the full parameter, but not here
+    if (origin) refuse_places(op, *origin);  // the operator named positions that exist in the full parameter, but not here
     throw;
   }
-  if (local.defined()) expect_all_values(op, local, *stack, base, *of_local);
-  if (origin) mark_results(*stack, base, origin);
+  if (!origin) return;
+  expect_all_values(op, numel, *stack, base, *origin);
+  mark_results(*stack, base, origin);
 }
 
 bool has_paged_operand(const OperatorFacts& op, const Stack& stack) {
   bool found = false;
-  for (size_t i = stack.size() - op.arguments; i < stack.size(); i++) {
-    for_each_tensor(stack[i], [&](const at::Tensor& tensor) { found = found || is_paged(tensor); });
-  }
+  const auto look = [&](size_t, size_t, const at::Tensor& tensor) { found = found || is_paged(tensor); };
+  for_each_operand(stack, stack.size() - op.arguments, look);
   return found;
 }
 
@@ -443,9 +434,7 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
   if (op.updates_statistics && ran_replacement(op, *stack)) return;
   Operands operands;
   const size_t base = stack->size() - op.arguments;
-  for (size_t i = 0; i < op.arguments; i++) {
-    for_each_tensor((*stack)[base + i], [&](const at::Tensor& tensor) { note(operands, tensor, op.writes[i], op); });
-  }
+  for_each_operand(*stack, base, [&](size_t i, size_t, const at::Tensor& tensor) { note(operands, tensor, op.writes[i], op); });
   if (operands.origin) {
     const auto kind = op.kind(below);
     expect_no_mixing(op, kind, *operands.origin);
@@ -453,16 +442,16 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
     expect_same_places(op, *stack, base, *operands.origin);
   }
   for (auto* unit : operands.reduced) unit->schedule()->finish_reductions();
-  if (!operands.units.empty()) expect_written_apart(op, operands);
+  if (!operands.units.empty()) expect_no_unshard_in_write(op, operands);
   std::optional<WriteGuard> guard;
   if (!operands.written.empty()) {
     guard.emplace(operands.changed, WriteKind::Operators);
     for (const auto* shard : operands.written) guard->outdate(*shard);
     if (!operands.units.empty()) guard.reset();  // unsharding waits for other ranks, and no lock may span that
   }
-  OtherOperands others(op, *stack, operands.units);
-  const Pins pins(operands.units, others.fault());
-  others.put_back();
+  TracedOperands traced(op, *stack, operands.units);
+  const Pins pins(operands.units, traced.fault());
+  traced.put_back();
   if (!operands.units.empty()) {
     expect_one_dtype(op, operands.units);
     cast_operands(op, *stack, *operands.units.front());

@@ -59,7 +59,9 @@ std::optional<at::ScalarType> compute_dtype_of(const ShardOptions& options);
 /// A module whose options act where it is called, so that operators may use its parameters only while its forward runs. Of a unit of
 /// several modules, any of them.
 struct NeededCall {
-  std::vector<const torch::nn::Module*> modules;  // only compared
+  std::vector<const torch::nn::Module*> modules;  // only compared, as are those below
+  std::vector<const torch::nn::Module*> inner = {};  // inside of these, and called without them: the option does nothing, which is said once
+  std::shared_ptr<std::atomic<bool>> is_said = {};
   std::string name;
   std::string_view option;
   std::string_view other_way = {};           // to do what the option does
