@@ -2,18 +2,18 @@
 // itself does not use it.
 #pragma once
 
+#include <ATen/core/grad_mode.h>
 #include <c10/core/DispatchKey.h>
-#include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 namespace tessera {
 
 inline constexpr auto kPagingKey = c10::DispatchKey::DeferredInit;
 
-/// Work of the library on tensors: neither paging nor autograd sees it, as long as the object exists.
-struct Unpaged {
-  const c10::impl::ExcludeDispatchKeyGuard below{kPagingKey};
+/// As long as it exists, operators of this thread work on the memory of tensors as it is: they meet neither paging nor autograd.
+struct BelowPaging {
   const c10::AutoGradMode no_grad{false};
+  const c10::impl::ExcludeDispatchKeyGuard below{kPagingKey};
 };
 
 }  // namespace tessera

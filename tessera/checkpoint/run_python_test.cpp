@@ -7,7 +7,6 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
-#include "tessera/base/process.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/diff.h"
@@ -21,6 +20,7 @@
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
 #include "tessera/testing/numbers.h"
+#include "tessera/testing/run_program.h"
 #include "tessera/train/trainer.h"
 
 namespace tessera::testing::run_python_test {
@@ -141,9 +141,8 @@ TEST(Runs, GoOnInPythonAndHere) {
   checkpoint::convert(folder / "native", folder / "ours/full",
                       {.to = Format::Accelerate, .world = 2, .full_state_dict = true, .settings = settings});
 
-  Process python({TESSERA_TEST_TORCH_PYTHON, TESSERA_TEST_RUN_SCRIPT, folder.path()}, {}, Process::Output::Capture);
-  const auto output = python.read_output();
-  ASSERT_EQ(python.wait(std::chrono::seconds(60)), 0) << output;
+  const auto [status, output] = run_program({TESSERA_TEST_TORCH_PYTHON, TESSERA_TEST_RUN_SCRIPT, folder.path()});
+  ASSERT_EQ(status, 0) << output;
   const bool has_accelerate = output.find("accelerate\n") != std::string::npos;
   const auto json_in = [&](const std::string& name) { return nlohmann::json::parse(read_file(folder / name)); };
   std::vector<std::string> all = {"dcp"};

@@ -20,6 +20,7 @@
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
 #include "tessera/testing/numbers.h"
+#include "tessera/testing/run_program.h"
 #include "tessera/testing/saved_picture.h"
 
 namespace tessera::testing::tensors_beside_test {
@@ -139,9 +140,8 @@ for found in (run, there):
     assert torch.equal(found['mask'], run['mask'])
 assert run['stats.count'].item() == 7 and run['replay.next'].tolist() == [10, 11] and run['stats.none'].shape == (0, 4)
 )";
-  Process python({TESSERA_TEST_TORCH_PYTHON, "-c", kScript, folder.path()}, {}, Process::Output::Capture);
-  const auto output = python.read_output();
-  ASSERT_EQ(python.wait(std::chrono::seconds(60)), 0) << output;
+  const auto [status, output] = run_program({TESSERA_TEST_TORCH_PYTHON, "-c", kScript, folder.path()});
+  ASSERT_EQ(status, 0) << output;
   checkpoint::reshard(folder / "theirs", folder / "theirs-resharded", 2);
   for (const auto* name : {"theirs", "theirs-resharded"}) {
     with_ranks(2, [&](const Communicator& world) {

@@ -1,23 +1,17 @@
 // Transformers loads the folders that are merged of its models' checkpoints.
 #include <gtest/gtest.h>
 
-#include "tessera/base/process.h"
 #include "tessera/checkpoint/merge.h"
 #include "tessera/testing/folder.h"
+#include "tessera/testing/run_program.h"
 
 namespace tessera::testing::transformers_test {
 namespace {
 
-struct Ended {
-  int status;
-  std::string output;
-};
 Ended python(const std::vector<std::string>& arguments) {
   std::vector<std::string> command = {TESSERA_TEST_TORCH_PYTHON};
   command.insert(command.end(), arguments.begin(), arguments.end());
-  Process process(command, {}, Process::Output::Capture);
-  auto output = process.read_output();
-  return {.status = process.wait(std::chrono::seconds(60)).value_or(-1), .output = std::move(output)};
+  return run_program(command);
 }
 
 TEST(Transformers, LoadsWhatIsMerged) {

@@ -15,6 +15,7 @@
 #include "tessera/shard/parameters.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
+#include "tessera/testing/run_program.h"
 
 namespace tessera::testing::ckpt_test {
 namespace {
@@ -22,18 +23,11 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-struct Ended {
-  int status;
-  std::string output;
-};
-
 Ended ckpt(const std::string& verb, const std::vector<std::string>& arguments) {
   std::string command = std::filesystem::path(this_program()).parent_path().parent_path() / "bin/tessera";
   command += " ckpt " + verb;
   for (const auto& argument : arguments) command += " '" + argument + "'";
-  Process process({"sh", "-c", command + " 2>&1"}, {}, Process::Output::Capture);
-  auto output = process.read_output();
-  return {.status = process.wait(std::chrono::seconds(10)).value_or(-1), .output = std::move(output)};
+  return run_program({"sh", "-c", command + " 2>&1"});
 }
 
 Ended consolidate(const std::vector<std::string>& arguments) {

@@ -6,6 +6,7 @@
 #include "tessera/config/settings.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/launched.h"
+#include "tessera/testing/run_program.h"
 
 namespace tessera::testing::config_test {
 namespace {
@@ -17,11 +18,6 @@ using ::testing::Not;
 
 class Config : public ::testing::Test {
  protected:
-  struct Ended {
-    int status;
-    std::string output;
-  };
-
   Command command(const Command& arguments) const {
     Command result = {std::filesystem::path(this_program()).parent_path().parent_path() / "bin/tessera"};
     result.insert(result.end(), arguments.begin(), arguments.end());
@@ -31,9 +27,7 @@ class Config : public ::testing::Test {
     write_file(folder_ / "input", input);
     std::string line;
     for (const auto& word : command(arguments)) line += "'" + word + "' ";
-    Process process({"sh", "-c", line + "2>&1 <'" + (folder_ / "input").string() + "'"}, environment_, Process::Output::Capture);
-    auto output = process.read_output();
-    return {.status = process.wait(std::chrono::seconds(20)).value_or(-1), .output = std::move(output)};
+    return run_program({"sh", "-c", line + "2>&1 <'" + (folder_ / "input").string() + "'"}, environment_);
   }
   Settings read(const std::filesystem::path& file) const {
     Settings settings;

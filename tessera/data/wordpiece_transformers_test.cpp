@@ -5,10 +5,10 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "tessera/base/process.h"
 #include "tessera/data/unicode.h"
 #include "tessera/data/wordpiece.h"
 #include "tessera/testing/folder.h"
+#include "tessera/testing/run_program.h"
 
 namespace tessera::data::wordpiece_transformers_test {
 namespace {
@@ -16,16 +16,10 @@ namespace {
 using nlohmann::json;
 using testing::Folder;
 
-struct Ended {
-  int status;
-  std::string output;
-};
-Ended run_script(const std::vector<std::string>& arguments) {
+testing::Ended run_script(const std::vector<std::string>& arguments) {
   std::vector<std::string> command = {TESSERA_TEST_PYTHON, TESSERA_TEST_SCRIPT};
   command.insert(command.end(), arguments.begin(), arguments.end());
-  Process process(command, {}, Process::Output::Capture);
-  auto output = process.read_output();
-  return {.status = process.wait(std::chrono::seconds(60)).value_or(-1), .output = std::move(output)};
+  return testing::run_program(command);
 }
 
 constexpr int kNoPackage = 3;  // exit status of the script

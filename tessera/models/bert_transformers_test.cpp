@@ -1,13 +1,13 @@
 // BERT with the weights of transformers' models makes of the same tokens what these make of them.
 #include <gtest/gtest.h>
 
-#include "tessera/base/process.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/weights.h"
 #include "tessera/models/bert.h"
 #include "tessera/shard/wrap.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
+#include "tessera/testing/run_program.h"
 
 namespace tessera::testing::bert_transformers_test {
 namespace {
@@ -15,16 +15,10 @@ namespace {
 constexpr double kTolerance = 1e-4;
 constexpr int kNoPackage = 3;  // exit status of the script
 
-struct Ended {
-  int status;
-  std::string output;
-};
 Ended run_script(const std::vector<std::string>& arguments) {
   std::vector<std::string> command = {TESSERA_TEST_PYTHON, TESSERA_TEST_SCRIPT};
   command.insert(command.end(), arguments.begin(), arguments.end());
-  Process process(command, {}, Process::Output::Capture);
-  auto output = process.read_output();
-  return {.status = process.wait(std::chrono::seconds(60)).value_or(-1), .output = std::move(output)};
+  return run_program(command);
 }
 
 void expect_close(const at::Tensor& ours, const at::Tensor& theirs, const std::string& what) {

@@ -13,6 +13,7 @@
 #include "tessera/testing/allocations.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/numbers.h"
+#include "tessera/testing/same_tensors.h"
 
 namespace tessera::testing::activation_test {
 namespace {
@@ -131,11 +132,6 @@ std::vector<at::Tensor> train(const Part& part, bool needs, const Around& around
   return seen;
 }
 
-void expect_same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  ASSERT_EQ(a.size(), b.size());
-  for (size_t i = 0; i < a.size(); i++) EXPECT_TRUE(at::equal(a[i], b[i])) << i << "\n" << a[i] << b[i];
-}
-
 class Segments : public ::testing::TestWithParam<Part> {};
 
 TEST_P(Segments, GiveWhatAPlainCallGives) {
@@ -245,7 +241,7 @@ TEST(Checkpoint, MayRunBackwardInside) {
   const auto ours = w.grad().clone();
   w.mutable_grad().reset();
   f(y * 2).sum().backward();
-  expect_same({ours, x.grad()}, {w.grad(), y.grad()});
+  expect_same(std::vector{ours, x.grad()}, std::vector{w.grad(), y.grad()});
 }
 
 TEST(Checkpoint, NestsDeeply) {

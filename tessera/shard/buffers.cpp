@@ -11,20 +11,6 @@
 
 namespace tessera {
 
-namespace {
-
-void expect_buffers_with_values(const torch::nn::Module& module) {
-  for (const auto& item : module.named_buffers()) {
-    if (!item.value().defined() || !lacks_values(item.value())) continue;
-    throw UsageError(fmt::format(
-        "the buffer '{}' has no values to send; call materialize() for what deferred_init has made, or fully_shard, or load the "
-        "module before sync_buffers",
-        item.key()));
-  }
-}
-
-}  // namespace
-
 at::Tensor synced(const std::string& name, const at::Tensor& buffer, const Communicator& world, BufferSync sync) {
   const c10::AutoGradMode no_grad(false);
   auto copy = buffer.detach().clone(at::MemoryFormat::Contiguous);
@@ -40,7 +26,14 @@ void sync_buffers(const torch::nn::Module& module, const Communicator& world, Bu
   if (sync == BufferSync::None) return;
   const c10::AutoGradMode no_grad(false);
   all_or_none(world, {.unit = "sync_buffers"}, "has buffers without values", [&] {
-    if (world.is_first() || sync == BufferSync::Mean) expect_buffers_with_values(module);
+    if (!world.is_first() && sync != BufferSync::Mean) return;
+    for (const auto& item : module.named_buffers()) {
+      if (!item.value().defined() || !lacks_values(item.value())) continue;
+      throw UsageError(fmt::format(
+          "the buffer '{}' has no values to send; call materialize() for what deferred_init has made, or fully_shard, or load the "
+          "module before sync_buffers",
+          item.key()));
+    }
   });
   for (const auto& item : module.named_buffers()) {
     auto buffer = item.value();

@@ -6,10 +6,8 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
-#include "tessera/shard/activation/module_options.h"
 #include "tessera/shard/forward_phase.h"
 #include "tessera/shard/schedule/unit_state.h"
-#include "tessera/shard/unit/boundary.h"
 #include "tessera/shard/unit/units.h"
 
 namespace tessera {
@@ -24,12 +22,12 @@ bool shows_stored(const torch::nn::Module& module) {
 
 ForwardCall::ForwardCall(const torch::nn::Module& module) : ForwardCall(module, boundary_of(module)) {}
 
-ForwardCall::ForwardCall(const torch::nn::Module& module, const std::optional<Boundary>& boundary)
-    : unit_(boundary ? boundary->unit.lock() : nullptr), phase_(module, unit_.get()), checkpointing_(activation::options_of(module)) {
-  if (!boundary) return;
-  if (boundary->input_dtype && !shows_stored(module)) input_dtype_ = boundary->input_dtype;
-  output_dtype_ = boundary->output_dtype;
-}
+ForwardCall::ForwardCall(const torch::nn::Module& module, const Boundary& boundary)
+    : unit_(boundary.unit.lock()),
+      phase_(module, unit_.get()),
+      checkpointing_(boundary.checkpointing),
+      input_dtype_(boundary.input_dtype && !shows_stored(module) ? boundary.input_dtype : std::nullopt),
+      output_dtype_(boundary.output_dtype) {}
 
 ForwardCall::~ForwardCall() = default;
 
@@ -52,7 +50,8 @@ at::Tensor forward_each(torch::nn::SequentialImpl& sequential, at::Tensor x) {
   for (auto& each : sequential) {
     const auto module = each.ptr();
     auto* const tensor = value.try_get<at::Tensor>();
-    if (tensor == nullptr || !(boundary_of(*module) || activation::options_of(*module))) {
+    const auto boundary = boundary_of(*module);
+    if (tensor == nullptr || !(boundary.is_sharded || boundary.checkpointing)) {
       value = each.any_forward(std::move(value));
       continue;
     }

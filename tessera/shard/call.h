@@ -46,7 +46,7 @@ class ForwardCall : NoCopy {
   const activation::Options* checkpointing() const { return checkpointing_.get(); }
 
  private:
-  ForwardCall(const torch::nn::Module& module, const std::optional<Boundary>& boundary);
+  ForwardCall(const torch::nn::Module& module, const Boundary& boundary);
   static void cast_tensor(at::Tensor& tensor, at::ScalarType dtype);
   template <class T>
   static T cast(T value, std::optional<at::ScalarType> dtype) {
@@ -57,7 +57,7 @@ class ForwardCall : NoCopy {
   const std::shared_ptr<const Unit> unit_;
   const ForwardPhase phase_;
   const std::shared_ptr<const activation::Options> checkpointing_;
-  std::optional<at::ScalarType> input_dtype_, output_dtype_;
+  const std::optional<at::ScalarType> input_dtype_, output_dtype_;
 };
 
 namespace detail {

@@ -7,7 +7,6 @@
 #include <set>
 
 #include "tessera/base/error.h"
-#include "tessera/shard/activation/module_options.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 
@@ -30,16 +29,15 @@ class ModuleChoice {
       classes.insert(kind);
       if (std::ranges::find(policy_.leaves, kind) == policy_.leaves.end()) look_below(*inner, name);
       ModuleInfo info{.module = *inner, .name = name, .class_name = kind};
-      std::vector<const void*> own;
+      std::set<const void*> own;
       for (const auto& parameter : inner->parameters()) {
         const auto* const key = parameter.unsafeGetTensorImpl();
-        if (taken_.contains(key) || std::ranges::find(own, key) != own.end()) continue;
-        own.push_back(key);
+        if (taken_.contains(key) || !own.insert(key).second) continue;
         const auto found = locate(parameter);
         info.numel += found.parameter != nullptr ? c10::multiply_integers(found.parameter->sizes) : parameter.numel();
       }
       if (!policy_.chooses || !policy_.chooses(info)) continue;
-      taken_.insert(own.begin(), own.end());
+      taken_.merge(own);
       chosen.push_back(inner);
     }
   }
@@ -56,10 +54,7 @@ class ModuleChoice {
 }  // namespace
 
 void checkpoint_module(const std::shared_ptr<Module>& module, const Options& options) {
-  const bool known = options_of(*module) != nullptr;
-  set_options(*module, options);
-  if (known) return;
-  for (const auto& unit : units(*module)) need_calls_of_segments(*module, *unit);
+  remember_segment(*module, options);
 }
 
 void checkpoint_modules(Module& model, const WrapPolicy& policy, const Options& options) {

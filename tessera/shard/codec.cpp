@@ -38,12 +38,4 @@ at::Tensor encoded(const Codec& codec, const at::Tensor& stored) {
   return sent;
 }
 
-at::Tensor decoded(const Codec& codec, const at::Tensor& stored) {
-  auto sent = encoded(codec, stored);
-  if (!codec.decodes(stored.scalar_type())) return sent;
-  auto computed = at::empty({stored.numel()}, stored.options().dtype(codec.computed(stored.scalar_type())));
-  codec.decode(sent, computed);
-  return computed;
-}
-
 }  // namespace tessera

@@ -41,7 +41,5 @@ CodecPtr cast_codec(std::optional<at::ScalarType> dtype);
 
 /// The sent form of a chunk. If it is the same as the stored form, this is the chunk itself and not a copy.
 at::Tensor encoded(const Codec& codec, const at::Tensor& stored);
-/// The computed form of a chunk, as other ranks get it from an all-gather.
-at::Tensor decoded(const Codec& codec, const at::Tensor& stored);
 
 }  // namespace tessera

@@ -150,7 +150,7 @@ at::Tensor full_grad(const at::Tensor& parameter, Ranks ranks) {
   const auto found = located(parameter);
   const auto& listed = found.group->flat ? *found.group->flat : *found.parameter;  // what has the gradient
   if (!listed.shard.grad().defined()) return {};
-  const Unpaged unpaged;
+  const BelowPaging below;
   return full_tensor(found, own_gradients(*found.unit, *found.group), ranks);
 }
 
@@ -161,13 +161,13 @@ at::Tensor unsynced_grad(const at::Tensor& parameter) {
 
 at::Tensor full_parameter(const at::Tensor& parameter, Ranks ranks) {
   const auto found = located(parameter);
-  const Unpaged unpaged;
+  const BelowPaging below;
   expect_shards_current(*found.unit);
   return full_tensor(found, found.group->own, ranks);
 }
 
 std::map<std::string, at::Tensor> full_state(const torch::nn::Module& module, Ranks ranks, BufferSync buffers, CopyTo to) {
-  const Unpaged unpaged;
+  const BelowPaging below;
   const auto model = local_values(module);
   const auto world = world_of(module);
   const bool wanted = wanted_here(world, ranks);
@@ -186,7 +186,7 @@ std::map<std::string, at::Tensor> full_state(const torch::nn::Module& module, Ra
 }
 
 at::Tensor full_state(const torch::nn::Module& module, const std::string& name, Ranks ranks, BufferSync buffers) {
-  const Unpaged unpaged;
+  const BelowPaging below;
   const auto model = local_values(module);
   const auto alias = model.aliases.find(name);
   const auto& own_name = alias == model.aliases.end() ? name : alias->second;

@@ -9,6 +9,7 @@
 #include <torch/nn/modules/container/parameterlist.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
 
@@ -17,7 +18,6 @@
 #include "tessera/comm/groups/group_list.h"
 #include "tessera/comm/groups/per_group.h"
 #include "tessera/shard/access/buffer_dtype.h"
-#include "tessera/shard/activation/module_options.h"
 #include "tessera/shard/backward/unit_node.h"
 #include "tessera/shard/deferred/recording.h"
 #include "tessera/shard/deferred/values.h"
@@ -26,7 +26,6 @@
 #include "tessera/shard/schedule/schedule.h"
 #include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/unit/agreement.h"
-#include "tessera/shard/unit/boundary.h"
 #include "tessera/shard/unit/ignored_parameters.h"
 #include "tessera/shard/unit/tables.h"
 #include "tessera/shard/unit/unit.h"
@@ -148,17 +147,12 @@ class Adoption {
   std::set<const void*> named_;  // units and parameters
 };
 
-void collect_units_made_of(Module& module, std::set<const Unit*>& units) {
-  for (const auto& unit : units_of(module)) units.insert(unit.get());
-  for (const auto& child : module.named_children()) collect_units_made_of(*child.value(), units);
-}
-
 /// Throws UsageError if the module has parameters in a unit that was made from a larger module.
 void expect_outer_is_last(Module& module) {
-  std::set<const Unit*> inside;
-  collect_units_made_of(module, inside);
+  std::set<std::shared_ptr<Unit>> inside;
+  for (const auto& inner : module.modules(/*include_self=*/false)) std::ranges::move(units_of(*inner), std::inserter(inside, inside.end()));
   for (const auto& unit : units(module)) {
-    if (inside.contains(unit.get())) continue;
+    if (inside.contains(unit)) continue;
     throw UsageError(fmt::format("module {} is sharded already, as a part of unit '{}'; shard inner modules first, what contains them last",
                                  class_name(module), unit->name()));
   }
@@ -192,20 +186,17 @@ Below what_is_below(std::span<Module* const> modules, const Communicator& world)
 /// Puts the shards into the tables that `parameters()` reads. The modules' own members keep the unsharded parameters.
 void register_shards(Unit& unit, const std::vector<std::vector<Place>>& places, Module& top) {
   for (const auto& group : unit.groups()) {
-    if (group.flat) {
-      for (const auto& parameter : group.parameters) {
-        for (const auto& [module, key] : places[parameter.index]) {
-          if (!reads_table_in_forward(*module)) table_of(*module).erase(key);
-        }
-      }
-      table_of(top).insert(group.flat->name, group.flat->shard);
-      continue;
-    }
     for (const auto& parameter : group.parameters) {
       for (const auto& [module, key] : places[parameter.index]) {
-        if (!reads_table_in_forward(*module)) table_of(*module)[key] = parameter.shard;
+        if (reads_table_in_forward(*module)) continue;
+        if (group.flat) {
+          table_of(*module).erase(key);
+        } else {
+          table_of(*module)[key] = parameter.shard;
+        }
       }
     }
+    if (group.flat) table_of(top).insert(group.flat->name, group.flat->shard);
   }
 }
 
@@ -233,7 +224,16 @@ void expect_valid(const ShardOptions& options) {
   };
   at_least_one("max_live_units", options.max_live_units);
   at_least_one("prefetch_depth", options.prefetch_depth);
-  expect_floating(options.mixed_precision);
+  const auto floating = [](std::string_view name, std::optional<at::ScalarType> dtype) {
+    if (!dtype || at::isFloatingType(*dtype)) return;
+    throw UsageError(fmt::format("{} is {}, which has no fractions; give a floating-point dtype", name, c10::toString(*dtype)));
+  };
+  const auto& precision = options.mixed_precision;
+  floating("param_dtype", precision.param_dtype);
+  floating("reduce_dtype", precision.reduce_dtype);
+  floating("grad_dtype", precision.grad_dtype);
+  floating("buffer_dtype", precision.buffer_dtype);
+  floating("output_dtype", precision.output_dtype);
 }
 
 /// The options of the unit of parameters that every rank keeps whole: no rank shares them, so nothing is said about how they are divided.
@@ -319,10 +319,7 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
     auto unit = Unit::make(name, std::move(found.managed), own);
     begin_training(unit, schedule);
     register_shards(*unit, found.places, *modules.front());
-    for (auto* module : modules) {
-      remember_unit(*module, unit);
-      activation::need_calls_of_segments(*module, *unit);
-    }
+    for (auto* module : modules) remember_unit(*module, *unit);
     return unit;
   };
   std::shared_ptr<Unit> unit;
@@ -337,7 +334,7 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   need_calls(modules, options.mixed_precision, name);
   for (auto* module : modules) {
     watch(*schedule, *module);
-    set_boundary(*module, options, unit, units(*module).size());
+    remember_sharded(*module, options, unit);
     if (const auto dtype = options.mixed_precision.buffer_dtype) cast_buffers(*module, *dtype, options.ignored);
   }
   Adoption adoption(schedule, options);

@@ -8,8 +8,6 @@
 
 #include <algorithm>
 #include <fstream>
-#include <map>
-#include <mutex>
 #include <sstream>
 
 #include "tessera/base/error.h"
@@ -22,7 +20,7 @@
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/schedule/schedule.h"
 #include "tessera/shard/schedule/unit_state.h"
-#include "tessera/shard/unit/boundary.h"
+#include "tessera/shard/unit/ignored_parameters.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 
@@ -40,7 +38,7 @@ void expect_module(const Module* module, bool has_forward) {
                     "the one that calls them",
                     name));
   }
-  if (boundary_of(*module)) {
+  if (boundary_of(*module).is_sharded) {
     throw UsageError(fmt::format("FullyShardedDataParallel can't wrap a module twice, and this {} is sharded already", name));
   }
 }
@@ -53,8 +51,7 @@ void expect_dtype(const char* option, std::optional<at::ScalarType> dtype) {
 void expect_parameters(const Module& module, const Communicator& world, const FullyShardedOptions& options) {
   for (const auto& item : module.named_parameters()) {
     const auto& parameter = item.value();
-    const auto is_same = [&](const at::Tensor& other) { return other.is_same(parameter); };
-    if (locate(parameter).parameter != nullptr || std::ranges::any_of(options.ignored_parameters, is_same)) continue;
+    if (locate(parameter).parameter != nullptr || is_in(options.ignored_parameters, parameter)) continue;
     if (parameter.device() != world.traits().device) {
       throw UsageError(fmt::format("parameter '{}' is on {}, but the ranks communicate on {}; move the module there before it is wrapped",
                                    item.key(), parameter.device().str(), world.traits().device.str()));
@@ -160,29 +157,9 @@ std::string dtype_name(std::optional<at::ScalarType> dtype) {
 
 }  // namespace
 
-struct FullySharded::Groups {
-  explicit Groups(Communicator world) : world(std::move(world)) {}
-
-  const Communicator world;  // kept, because groups are told apart by address
-  std::mutex mutex;
-  std::map<std::vector<std::vector<int>>, Communicator> made;
-  std::map<std::pair<int, int>, Communicator> fakes;  // by their rank and size
-
-  /// The group to which this rank belongs.
-  Communicator get(const std::vector<std::vector<int>>& groups) {
-    if (groups.empty()) return world;
-    const std::lock_guard lock(mutex);
-    const auto known = made.find(groups);
-    return known != made.end() ? known->second : made.emplace(groups, Mesh::of_groups(world, groups).world()).first->second;
-  }
-
-  /// Simulated ranks in place of a group.
-  Communicator simulated(const Communicator& group) {
-    const std::lock_guard lock(mutex);
-    const auto place = std::pair(group.local_ranks().front(), group.size());
-    const auto known = fakes.find(place);
-    return known != fakes.end() ? known->second : fakes.emplace(place, fake_world(place.first, place.second)).first->second;
-  }
+/// Simulated ranks in place of a group, which is kept because groups are told apart by address.
+struct FullySharded::Simulated {
+  Communicator group, ranks;
 };
 
 FullySharded::FullySharded(std::shared_ptr<Module> module, bool has_forward, const Communicator& world, FullyShardedOptions options)
@@ -196,11 +173,14 @@ FullySharded::FullySharded(std::shared_ptr<Module> module, bool has_forward, con
   }
   const bool simulates = has_dummies(options_);
   expect_parameters(*base_, world, options_);
-  static PerGroup<Groups> all;
-  groups_ = all.get(world, [&] { return std::make_shared<Groups>(world); });
-  world_ = groups_->get(options_.sharding_groups);
+  if (!options_.sharding_groups.empty()) world_ = Mesh::of_groups(world, options_.sharding_groups).world();
   expect_place(options_, world_);
-  if (simulates) world_ = groups_->simulated(world_);
+  if (simulates) {
+    static PerGroup<Simulated> all;
+    const auto make = [&] { return fake_world(world_.local_ranks().front(), world_.size()); };
+    simulated_ = all.get(world_, [&] { return std::make_shared<Simulated>(Simulated{.group = world_, .ranks = make()}); });
+    world_ = simulated_->ranks;
+  }
   const auto given = shard_options(options_, world_);
   if (options_.auto_wrap_policy) {
     fully_shard(*base_, given, *options_.auto_wrap_policy);
@@ -262,10 +242,8 @@ at::Tensor FullySharded::dummy_forward(const std::vector<at::Tensor>& inputs) co
   };
   for (const auto& input : inputs) add(input);
   for (const auto& unit : units(*base_)) {
-    for (const auto& group : unit->groups()) {
-      for (const auto& parameter : group.parameters) {
-        if (const auto full = parameter.unsharded.lock()) add(at::Tensor(full));
-      }
+    for (const auto& parameter : parameters_of(*unit)) {
+      if (const auto full = parameter.unsharded.lock(); full.defined()) add(full);
     }
   }
   return sum;

@@ -104,7 +104,7 @@ class FullySharded {
   [[noreturn]] static void refuse_dummy_forward();
 
  private:
-  struct Groups;  // that all instances of a world share
+  struct Simulated;  // that all instances of a group share
 
   void print(const std::string& what) const;
   /// What the unit does, which may have become the root of a model or a part of one since.
@@ -112,7 +112,7 @@ class FullySharded {
 
   std::shared_ptr<torch::nn::Module> base_;
   FullyShardedOptions options_;
-  std::shared_ptr<Groups> groups_;
+  std::shared_ptr<const Simulated> simulated_;
   Communicator world_;
 };
 

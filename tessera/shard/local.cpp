@@ -3,11 +3,11 @@
 #include <ATen/ATen.h>
 
 #include "tessera/base/error.h"
+#include "tessera/base/paging_key.h"
 #include "tessera/shard/schedule/schedule.h"
 #include "tessera/shard/storage/paged_tensor.h"
 #include "tessera/shard/storage/storage_tag.h"
 #include "tessera/shard/unit/unit.h"
-#include "tessera/shard/unit/unset.h"
 
 namespace tessera {
 
@@ -24,7 +24,7 @@ at::Tensor to_local(const at::Tensor& tensor) {
     unit->schedule()->finish_reductions();
     if (tag->role == Role::Sharded && unit->flags().unset > 0) expect_values_of(*unit, tensor, "to_local");
   }
-  const Unpaged unpaged;
+  const BelowPaging below;
   return at::empty(tensor.sizes(), tensor.options()).copy_(tensor);
 }
 

@@ -136,7 +136,7 @@ at::Tensor grad_norm(std::span<const at::Tensor> listed, const NormOptions& opti
   const auto p = options.p;
   expect_idle("the norm of gradients");
   if (!(p > 0)) throw UsageError(fmt::format("a norm with p = {} is none; p must be positive, or infinity", p));
-  const Unpaged unpaged;
+  const BelowPaging below;
   expect_ignored_alike(parameters);
   finish_reductions(parameters, p == 2);
   // The parts of shards are added up over their shard group, which has one copy of each value. Where units lie on a part of the ranks, all
@@ -186,7 +186,7 @@ bool gradients_are_finite(std::span<const at::Tensor> listed) {
   expect_idle("gradients_are_finite");
   std::vector<at::Tensor> kept;
   const auto parameters = distinct(listed, kept);
-  const Unpaged unpaged;
+  const BelowPaging below;
   expect_ignored_alike(parameters);
   finish_reductions(parameters, true);
   c10::SmallVector<Communicator, 2> worlds;
@@ -215,7 +215,7 @@ at::Tensor clip_grad_norm(std::span<const at::Tensor> listed, double max_norm, c
   std::vector<at::Tensor> kept;
   const auto parameters = distinct(listed, kept);
   const auto norm = grad_norm(parameters, options);
-  const Unpaged unpaged;
+  const BelowPaging below;
   const auto scale = clip_factor(norm, max_norm);
   for (const auto& parameter : parameters) {
     auto gradient = parameter.grad();
@@ -232,7 +232,7 @@ at::Tensor clip_grad_norm(std::span<const at::Tensor> listed, double max_norm, c
 void clip_grad_value(std::span<const at::Tensor> parameters, double clip_value) {
   expect_idle("clip_grad_value");
   if (!(clip_value >= 0)) throw UsageError(fmt::format("clip_grad_value: {} is no bound", clip_value));
-  const Unpaged unpaged;
+  const BelowPaging below;
   finish_reductions(parameters, /*squares=*/false);
   for (const auto& parameter : parameters) {
     auto gradient = parameter.grad();

@@ -8,7 +8,6 @@
 #include <limits>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "tessera/comm/mesh.h"

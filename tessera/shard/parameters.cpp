@@ -6,7 +6,6 @@
 #include <set>
 
 #include "tessera/shard/access/gradients.h"
-#include "tessera/shard/unit/boundary.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 
@@ -17,7 +16,7 @@ std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::nn
   std::set<c10::TensorImpl*> seen;
   const auto all_units = units(module);
   // Modules may have been replaced since, with all their units. What is left of these is shards of nothing.
-  const bool lost_all = all_units.empty() && boundary_of(module).value_or(Boundary{}).has_units;
+  const bool lost_all = all_units.empty() && boundary_of(module).has_units;
   const auto trains_outside = [&](const at::Tensor& entry) {
     return entry.requires_grad() && !is_ignored(entry) && (lost_all ? !is_paged(entry) : !all_units.empty());
   };

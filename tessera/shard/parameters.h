@@ -4,7 +4,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "tessera/base/error.h"
+#include "tessera/shard/unit/ignored_parameters.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 
@@ -14,10 +15,8 @@ namespace tessera {
 void rebind(torch::optim::Optimizer& optimizer, const torch::nn::Module& module) {
   std::map<c10::TensorImpl*, at::Tensor> shards;
   for (const auto& unit : units(module)) {
-    for (const auto& group : unit->groups()) {
-      for (const auto& parameter : group.parameters) {
-        if (const auto unsharded = parameter.unsharded.lock()) shards[unsharded.get()] = parameter.shard;
-      }
+    for (const auto& parameter : parameters_of(*unit)) {
+      if (const auto member = parameter.unsharded.lock(); member.defined()) shards[member.unsafeGetTensorImpl()] = parameter.shard;
     }
   }
   bool any = false;
@@ -36,8 +35,7 @@ void rebind(torch::optim::Optimizer& optimizer, const torch::nn::Module& module)
             "it, before the first step");
       }
       // With Listing::Flat, several parameters have the same shard.
-      const bool is_new = std::ranges::none_of(list, [&](const at::Tensor& other) { return other.is_same(found->second); });
-      if (is_new) list.push_back(found->second);
+      if (!is_in(list, found->second)) list.push_back(found->second);
       any = true;
     }
   }

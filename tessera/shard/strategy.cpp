@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <map>
-#include <stdexcept>
 
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"

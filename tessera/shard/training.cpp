@@ -17,9 +17,7 @@ namespace {
 
 void skip_units(std::vector<std::shared_ptr<Unit>> skipped) {
   const auto has_no_gradient = [](const std::shared_ptr<Unit>& unit) {
-    return std::ranges::none_of(unit->groups(), [](const Unit::Group& group) {
-      return std::ranges::any_of(group.parameters, [](const Unit::Parameter& parameter) { return parameter.shard.grad().defined(); });
-    });
+    return std::ranges::none_of(parameters_of(*unit), [](const auto& parameter) { return parameter.shard.grad().defined(); });
   };
   expect_idle("skip_step");
   for (const auto& unit : skipped) expect_synced(*unit);

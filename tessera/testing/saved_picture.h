@@ -9,6 +9,7 @@
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/testing/picture.h"
+#include "tessera/testing/same_tensors.h"
 
 namespace tessera::testing {
 
@@ -24,11 +25,6 @@ inline checkpoint::Notes load(const std::filesystem::path& folder, const Picture
   auto into = contents(run);
   checkpoint::load(folder, into, run.world);
   return into.notes;
-}
-
-inline void expect_same(const std::map<std::string, at::Tensor>& actual, const std::map<std::string, at::Tensor>& expected) {
-  ASSERT_EQ(actual.size(), expected.size());
-  for (const auto& [name, tensor] : expected) EXPECT_TRUE(at::equal(actual.at(name), tensor)) << name;
 }
 
 }  // namespace tessera::testing

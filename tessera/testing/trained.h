@@ -6,6 +6,7 @@
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/testing/net.h"
+#include "tessera/testing/same_tensors.h"
 #include "tessera/train/trainer.h"
 
 namespace tessera::testing {
@@ -25,11 +26,6 @@ inline std::vector<at::Tensor> whole_values(const torch::nn::Module& model) {
   std::vector<at::Tensor> values;
   for (const auto& [name, tensor] : checkpoint::full_state_dict(model)) values.push_back(tensor);
   return values;
-}
-
-inline void expect_equal(const std::vector<at::Tensor>& one, const std::vector<at::Tensor>& other) {
-  ASSERT_EQ(one.size(), other.size());
-  for (size_t i = 0; i < one.size(); i++) EXPECT_TRUE(torch::equal(one[i], other[i])) << i;
 }
 
 inline at::Tensor squared_output(Net& net, int64_t number) {

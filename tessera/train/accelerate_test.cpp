@@ -6,8 +6,8 @@
 #include <mutex>
 #include <sstream>
 
-#include "tessera/base/process.h"
 #include "tessera/testing/folder.h"
+#include "tessera/testing/run_program.h"
 #include "tessera/testing/trained.h"
 
 namespace tessera::testing::trainer_accelerate_test {
@@ -75,9 +75,7 @@ std::string results(const Trainer& trainer) {
 
 TEST(TrainerAndAccelerate, GiveTheSame) {
   const Folder folder;
-  Process python({TESSERA_TEST_TORCH_PYTHON, TESSERA_TEST_ACCELERATE_SCRIPT, folder.path()}, {}, Process::Output::Capture);
-  const auto output = python.read_output();
-  const auto status = python.wait(std::chrono::seconds(60)).value_or(-1);
+  const auto [status, output] = run_program({TESSERA_TEST_TORCH_PYTHON, TESSERA_TEST_ACCELERATE_SCRIPT, folder.path()});
   if (status == 77) GTEST_SKIP() << "build/python has no package accelerate";
   ASSERT_EQ(status, 0) << output;
   with_ranks(2, [&](const Communicator& world) {

@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
-#include "tessera/base/process.h"
 #include "tessera/testing/folder.h"
+#include "tessera/testing/run_program.h"
 #include "tessera/testing/transports.h"
 
 namespace tessera::train::tensorboard_reporter_test {
@@ -17,9 +17,8 @@ using ::testing::HasSubstr;
 using testing::message_of;
 
 std::string read_by_tensorboard(const std::filesystem::path& folder) {
-  Process python({TESSERA_TEST_TENSORBOARD_PYTHON, TESSERA_TEST_TENSORBOARD_SCRIPT, folder}, {}, Process::Output::Capture);
-  const auto output = python.read_output();
-  EXPECT_EQ(python.wait(std::chrono::seconds(30)), 0) << output;
+  const auto [status, output] = testing::run_program({TESSERA_TEST_TENSORBOARD_PYTHON, TESSERA_TEST_TENSORBOARD_SCRIPT, folder});
+  EXPECT_EQ(status, 0) << output;
   return output.substr(output.find('{'));
 }
 

@@ -2,9 +2,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "tessera/base/process.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/testing/folder.h"
+#include "tessera/testing/run_program.h"
 
 namespace tessera::testing::python_test {
 namespace {
@@ -26,9 +26,8 @@ TEST(Safetensors, AreThoseOfPython) {
   writer.close();
 
   // Checks the values of ours, and writes the same in its own way.
-  Process python({TESSERA_TEST_PYTHON, TESSERA_TEST_SCRIPT, folder / "ours", folder / "theirs"}, {}, Process::Output::Capture);
-  const auto output = python.read_output();
-  ASSERT_EQ(python.wait(std::chrono::seconds(15)), 0) << output;
+  const auto [status, output] = run_program({TESSERA_TEST_PYTHON, TESSERA_TEST_SCRIPT, folder / "ours", folder / "theirs"});
+  ASSERT_EQ(status, 0) << output;
 
   const checkpoint::SafetensorsFile theirs(folder / "theirs");
   EXPECT_EQ(theirs.metadata().at("written by"), "python");

@@ -5,12 +5,12 @@
 #include <torch/torch.h>
 
 #include "tessera/base/error.h"
-#include "tessera/base/process.h"
 #include "tessera/checkpoint/formats/dcp.h"
 #include "tessera/checkpoint/formats/torch_file.h"
 #include "tessera/checkpoint/formats/torch_pickle.h"
 #include "tessera/testing/dtypes.h"
 #include "tessera/testing/folder.h"
+#include "tessera/testing/run_program.h"
 
 namespace tessera::testing::torch_python_test {
 namespace {
@@ -107,9 +107,8 @@ TEST(TorchFiles, AreThoseOfPython) {
   write_file_of_ours(folder / "ours/file.pt");
   write_dcp_of_ours(folder / "ours/dcp");
 
-  Process python({TESSERA_TEST_TORCH_PYTHON, TESSERA_TEST_TORCH_SCRIPT, folder.path()}, {}, Process::Output::Capture);
-  const auto output = python.read_output();
-  ASSERT_EQ(python.wait(std::chrono::seconds(15)), 0) << output;
+  const auto [status, output] = run_program({TESSERA_TEST_TORCH_PYTHON, TESSERA_TEST_TORCH_SCRIPT, folder.path()});
+  ASSERT_EQ(status, 0) << output;
 
   const auto theirs = folder / "theirs";
   const auto expected = nlohmann::json::parse(read_file(theirs / "expected.json"));

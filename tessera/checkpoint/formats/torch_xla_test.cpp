@@ -7,7 +7,6 @@
 #include <torch/torch.h>
 
 #include "tessera/base/error.h"
-#include "tessera/base/process.h"
 #include "tessera/checkpoint/consolidate.h"
 #include "tessera/checkpoint/formats/torch_file.h"
 #include "tessera/checkpoint/inspect.h"
@@ -20,6 +19,7 @@
 #include "tessera/shard/fully_sharded.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
+#include "tessera/testing/run_program.h"
 #include "tessera/testing/saved_picture.h"
 
 namespace tessera::testing::torch_xla_test {
@@ -41,9 +41,8 @@ constexpr const char* kWays[] = {"plain", "nested", "flat", "nested_flat", "rows
 
 void run_python(const std::string& verb, const std::filesystem::path& folder) {
   const auto script = std::filesystem::path(TESSERA_TEST_TORCH_SCRIPT).parent_path() / "torch_xla_rules.py";
-  Process python({TESSERA_TEST_TORCH_PYTHON, script, verb, folder}, {}, Process::Output::Capture);
-  const auto output = python.read_output();
-  ASSERT_EQ(python.wait(std::chrono::seconds(30)), 0) << output;
+  const auto [status, output] = run_program({TESSERA_TEST_TORCH_PYTHON, script, verb, folder});
+  ASSERT_EQ(status, 0) << output;
 }
 
 State state_of(checkpoint::Catalog catalog) {
@@ -55,15 +54,6 @@ State state_of(checkpoint::Catalog catalog) {
 }
 
 /// The same values, shapes and dtypes, under the same names.
-void expect_equal(const State& actual, const State& expected) {
-  EXPECT_EQ(actual.size(), expected.size());
-  for (const auto& [name, tensor] : expected) {
-    ASSERT_TRUE(actual.contains(name)) << name;
-    EXPECT_EQ(actual.at(name).scalar_type(), tensor.scalar_type()) << name;
-    EXPECT_TRUE(at::equal(actual.at(name), tensor)) << name;
-  }
-}
-
 /// What full_state() has, without the name of a tied parameter that no file of torch_xla has.
 State without_tied(State state) {
   state.erase("head.weight");  // "tied" comes first
@@ -89,7 +79,7 @@ TEST_F(TorchXlaOfTheirs, AreReadInEveryWayOfWrapping) {
       EXPECT_EQ(checkpoint::format_of(prefix), Format::TorchXla);
       const auto model = checkpoint::read_model(prefix);
       EXPECT_THAT(model.buffers, ElementsAre("norm.num_batches_tracked", "norm.running_mean", "norm.running_var"));
-      expect_equal(state_of(model), state);
+      expect_same(state_of(model), state);
       EXPECT_TRUE(checkpoint::verify(prefix).faults.empty());
 
       const auto done = checkpoint::consolidate(prefix, prefix.string() + "_consolidated.pth");
@@ -115,7 +105,7 @@ TEST_F(TorchXlaOfTheirs, AreLoadedOnAnyNumberOfRanks) {
       with_ranks(ranks, [&](const Communicator& world) {
         PictureRun run(world, shard_nested, 0.25);
         checkpoint::load_weights(*run.model, folder / (way + "2_rank-00000001-of-00000002.pth"));
-        expect_equal(without_tied(full_state(*run.model)), state);
+        expect_same(without_tied(full_state(*run.model)), state);
       });
     }
   }
@@ -149,7 +139,7 @@ TEST_F(TorchXlaOfTheirs, AreDividedOverAnotherNumberOfRanks) {
     const auto files = checkpoint::convert_to_torch_xla(folder / (way + "2"), folder / ("ours/" + way), 3);
     EXPECT_EQ(files.size(), 3U);
     const auto after = read_torch_xla(folder / ("ours/" + way));
-    expect_equal(state_of(after), before);
+    expect_same(state_of(after), before);
     EXPECT_EQ(after.values.at("optimizer.param_groups.0.betas"), json({0.9, 0.999}));
     // The parts have the places and sizes that torch_xla gives them on so many ranks.
     for (int rank = 0; rank < 3; rank++) {
@@ -157,7 +147,7 @@ TEST_F(TorchXlaOfTheirs, AreDividedOverAnotherNumberOfRanks) {
       const auto ours = checkpoint::read_torch_file(folder / ("ours/" + way + name)),
                  theirs = checkpoint::read_torch_file(folder / (way + "3" + name));
       auto expected_state = state_of(theirs);
-      expect_equal(state_of(ours), [&] {
+      expect_same(state_of(ours), [&] {
         for (auto& [key, tensor] : expected_state) {
           if (key.find("running_") != std::string::npos) tensor = tensor.to(at::kFloat);  // ours are in the original dtype
         }
@@ -167,7 +157,7 @@ TEST_F(TorchXlaOfTheirs, AreDividedOverAnotherNumberOfRanks) {
   }
   run_python("consolidate", folder / "ours");
   for (const std::string way : kWays) {
-    expect_equal(state_of(checkpoint::read_model(folder / ("ours/" + way + "_theirs.pth"))), expected(way));
+    expect_same(state_of(checkpoint::read_model(folder / ("ours/" + way + "_theirs.pth"))), expected(way));
   }
   EXPECT_THAT(message_of<UsageError>([&] { checkpoint::convert_to_torch_xla(folder / "plain2", folder / "ours/plain", 2); }),
               AllOf(HasSubstr("ours/plain_rank-00000000-of-00000003.pth is of a checkpoint of 3 ranks"), HasSubstr("another prefix")));
@@ -236,8 +226,8 @@ TEST(TorchXlaOfOurs, IsPutTogetherByTheirRules) {
   run_python("consolidate", folder.path());
   for (const auto& [name, state] : states) {
     SCOPED_TRACE(name);
-    expect_equal(state_of(checkpoint::read_model(folder / (name + "_theirs.pth"))), state);
-    expect_equal(state_of(checkpoint::read_model(folder / name)), state);
+    expect_same(state_of(checkpoint::read_model(folder / (name + "_theirs.pth"))), state);
+    expect_same(state_of(checkpoint::read_model(folder / name)), state);
   }
   for (const auto& file : std::filesystem::directory_iterator(folder.path())) {
     EXPECT_THAT(file.path().string(), ::testing::Not(HasSubstr(".part")));
@@ -255,7 +245,7 @@ TEST(TorchXlaOfOurs, IsWrappedWhereOnlyPartsOfTheModelAre) {
       for (auto& parameter : other->parameters()) parameter.zero_();
     }
     checkpoint::load_weights(*other, folder / "a");
-    expect_equal(full_state(*other), full_state(*net));
+    expect_same(full_state(*other), full_state(*net));
   });
   std::vector<std::string> modules;
   for (const auto& shard : checkpoint::read_torch_xla_layout(folder / "a")) modules.push_back(shard.module);

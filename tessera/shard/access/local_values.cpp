@@ -17,7 +17,6 @@
 #include "tessera/shard/unit/fingerprint.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
-#include "tessera/shard/unit/unset.h"
 
 namespace tessera {
 namespace {

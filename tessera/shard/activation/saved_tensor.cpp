@@ -102,7 +102,7 @@ SavedTensor SavedTensor::in_memory(const at::Tensor& tensor) {
 
 SavedTensor SavedTensor::offloaded(const at::Tensor& tensor, const Options& options) {
   if (!should_offload(tensor, options)) return in_memory(tensor);
-  const Unpaged unpaged;
+  const BelowPaging below;
   const bool to_disk = options.offload == OffloadTo::Disk;
   const auto values = to_disk ? empty_on_disk(tensor, options.disk) : empty_on_host(tensor);
   values.copy_(tensor, /*non_blocking=*/!to_disk);
@@ -123,7 +123,7 @@ at::Tensor SavedTensor::get() const {
   if (const auto* offloaded = std::get_if<std::shared_ptr<const Offloaded>>(&where_)) {
     const auto& [device, values, storage, earlier] = **offloaded;
     if (const auto before = earlier.lock()) read_pages_ahead(before->values.const_data_ptr(), before->values.nbytes());
-    const Unpaged unpaged;
+    const BelowPaging below;
     return values.to(device, /*non_blocking=*/true);
   }
   const auto& [tensor, version] = std::get<InMemory>(where_);
@@ -138,7 +138,7 @@ bool SavedTensor::is_of(const c10::StorageImpl* storage) const {
 }
 
 void SavedTensor::copy_values() {
-  const Unpaged unpaged;
+  const BelowPaging below;
   if (auto* in = std::get_if<InMemory>(&where_)) *in = {.tensor = in->tensor.clone(), .version = 0};
 }
 

@@ -73,7 +73,7 @@ void SegmentForward::note_write(const at::Tensor& tensor, const OperatorFacts& o
   }
   const auto same = [&](const ForwardRecord::Write& write) { return write.storage._unsafe_get_target() == storage; };
   if (std::ranges::any_of(record_->writes, same)) return;
-  const Unpaged unpaged;
+  const BelowPaging below;
   record_->writes.push_back({.storage = weak_storage_of(tensor), .before = bytes_of(tensor)});
 }
 

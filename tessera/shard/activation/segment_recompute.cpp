@@ -42,7 +42,7 @@ at::Tensor stand_in(const at::Tensor& values, bool requires_grad) {
 
 SegmentRecompute::SegmentRecompute(std::shared_ptr<ForwardRecord> record, Slots* slots, SegmentRecompute* outer)
     : SegmentPass(std::move(record)), slots_(slots), outer_(outer), check_(record_->sequence) {
-  const Unpaged unpaged;
+  const BelowPaging below;
   for (const auto& write : record_->writes) {
     if (auto storage = write.storage.lock()) copies_.push_back({.storage = std::move(storage), .bytes = write.before.clone()});
   }
@@ -75,7 +75,7 @@ const SegmentRecompute::Copy* SegmentRecompute::copy_of(const at::Tensor& tensor
 at::Tensor SegmentRecompute::replaced(const at::Tensor& tensor) const {
   const auto* const copy = tensor.defined() && tensor.has_storage() ? copy_of(tensor) : nullptr;
   if (copy == nullptr) return tensor;
-  const Unpaged unpaged;
+  const BelowPaging below;
   return stand_in(view_of(copy->bytes, tensor), tensor.requires_grad());
 }
 
@@ -122,14 +122,14 @@ void SegmentRecompute::repeat_kept(const ForwardRecord::Kept& kept, const c10::O
   } else {
     torch::jit::drop(stack, op.arguments);
     for (const auto& [value, requires_grad, changes] : kept.results) {
-      const Unpaged unpaged;
+      const BelowPaging below;
       stack.emplace_back(stand_in(changes ? value.get().clone() : value.get(), requires_grad));
     }
     if (kept.rng_after) kept.rng_after->set();
   }
   if (slots_ == nullptr) return;
   for (const auto& [slot, operand, sizes, strides, offset] : kept.slots) {
-    const Unpaged unpaged;
+    const BelowPaging below;
     slots_->fill(slot, operands[operand].as_strided(sizes, strides, operands[operand].storage_offset() + offset));
   }
 }

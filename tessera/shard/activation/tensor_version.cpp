@@ -54,7 +54,7 @@ void refuse_difference(std::string_view what, std::string_view advice) {
 }
 
 at::Tensor detached(const at::Tensor& tensor) {
-  const Unpaged unpaged;
+  const BelowPaging below;
   return tensor.detach();
 }
 

@@ -103,7 +103,7 @@ class UnitBackward {
   /// Runs the hooks on unsharded parameters. They see this rank's gradients before these become part of the mean.
   void run_hooks(ag::variable_list& gradients) const {
     for (size_t i = 0; i < gradients.size(); i++) {
-      const at::Tensor unsharded(parameters_[i]->unsharded.lock());
+      const auto unsharded = parameters_[i]->unsharded.lock();
       if (gradients[i].defined() && unsharded.defined()) gradients[i] = unsharded_meta(unsharded)->run_hooks(std::move(gradients[i]));
     }
   }
@@ -195,7 +195,7 @@ class UnitNode final : public ag::Node {
   // complete.
   explicit UnitNode(const std::shared_ptr<Unit>& unit) : ag::Node(UINT64_MAX), backward_(std::make_shared<UnitBackward>(unit)) {
     for (const auto* parameter : backward_->parameters()) {
-      add_input_metadata(at::Tensor(parameter->unsharded.lock()));
+      add_input_metadata(parameter->unsharded.lock());
       add_next_edge(ag::impl::gradient_edge(parameter->shard));
     }
   }
@@ -213,7 +213,7 @@ class UnitNode final : public ag::Node {
     if (makes_graph && is_postponed) refuse_second_derivative(unit.name());
     if (!unit.state(held).rules.syncs()) {
       backward_->keep_for_later(held, gradients);
-      schedule->gradients_kept(unit);
+      schedule->gradients_complete(held, unit);
       return ag::variable_list(num_inputs());
     }
     if (schedule->reduces_in_order()) {
@@ -224,14 +224,14 @@ class UnitNode final : public ag::Node {
                         "autograd::grad or by backward with inputs",
                         unit.name()));
       }
-      schedule->gradients_kept(unit);
+      schedule->gradients_complete(held, unit);
       schedule->reduce_in_order(unit, [backward = backward_, gradients = std::move(gradients)](const ScheduleLock& lock) mutable {
         backward->reduce_and_accumulate(lock, std::move(gradients));
       });
       return ag::variable_list(num_inputs());
     }
     auto results = backward_->reduce(held, gradients);
-    schedule->gradients_sent(unit);
+    schedule->gradients_complete(held, unit);
     if (makes_graph) refuse_to_differentiate(results, unit.name());
     return results;
   }
@@ -261,25 +261,21 @@ void follow_training(Unit& unit, const at::Tensor& used) {
   if (followed == pass && agrees(unsharded_meta(used))) return;
   const auto held = unit.schedule()->lock();
   followed = pass;
-  for (const auto& group : unit.groups()) {
-    for (const auto& parameter : group.parameters) {
-      const at::Tensor unsharded(parameter.unsharded.lock());
-      if (unsharded.defined() && !agrees(unsharded_meta(unsharded))) return attach_unit_node(unit.shared_from_this());
-    }
+  for (const auto& parameter : parameters_of(unit)) {
+    const auto unsharded = parameter.unsharded.lock();
+    if (unsharded.defined() && !agrees(unsharded_meta(unsharded))) return attach_unit_node(unit.shared_from_this());
   }
 }
 
 void attach_unit_node(const std::shared_ptr<Unit>& unit) {
   const compat::NodePtr node = compat::make_node<UnitNode>(unit);
   uint32_t input = 0;
-  for (const auto& group : unit->groups()) {
-    for (const auto& parameter : group.parameters) {
-      const at::Tensor unsharded(parameter.unsharded.lock());
-      if (!unsharded.defined()) continue;
-      auto* const meta = unsharded_meta(unsharded);
-      meta->attached = meta->requires_grad();
-      ag::impl::set_gradient_edge(unsharded, meta->attached ? ag::Edge(node, input++) : ag::Edge());
-    }
+  for (const auto& parameter : parameters_of(*unit)) {
+    const auto unsharded = parameter.unsharded.lock();
+    if (!unsharded.defined()) continue;
+    auto* const meta = unsharded_meta(unsharded);
+    meta->attached = meta->requires_grad();
+    ag::impl::set_gradient_edge(unsharded, meta->attached ? ag::Edge(node, input++) : ag::Edge());
   }
 }
 

@@ -20,15 +20,10 @@
 namespace tessera {
 namespace {
 
-/// What lists the gradients of a group.
-std::span<const Unit::Parameter> listed(const Unit::Group& group) {
-  return group.flat ? std::span(&*group.flat, 1) : std::span(group.parameters);
-}
-
 template <class Visit>
 void for_each_member(const Unit::Group& group, const Visit& visit) {
   for (const auto& parameter : group.parameters) {
-    const at::Tensor unsharded(parameter.unsharded.lock());
+    const auto unsharded = parameter.unsharded.lock();
     if (unsharded.defined()) visit(parameter, *unsharded_meta(unsharded));
   }
 }
@@ -37,10 +32,9 @@ void for_each_member(const Unit::Group& group, const Visit& visit) {
 
 at::Tensor own_gradients(Unit& unit, const Unit::Group& group) {
   unit.schedule()->finish_reductions();
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const BelowPaging below;
   at::Tensor own;
-  for (const auto& parameter : listed(group)) {
+  for (const auto& parameter : group.listed()) {
     const auto& gradient = parameter.shard.grad();
     if (!gradient.defined()) continue;
     if (!own.defined()) own = at::zeros({group.chunk}, gradient.options());
@@ -56,7 +50,7 @@ WholeGradients::WholeGradients(std::shared_ptr<Unit> unit) : unit_(std::move(uni
     all_.push_back(own.defined() ? gathered(*unit_, group, own) : own);
   }
   for (size_t i = 0; i < all_.size(); i++) {
-    for (const auto& parameter : listed(unit_->groups()[i])) {
+    for (const auto& parameter : unit_->groups()[i].listed()) {
       const auto& gradient = parameter.shard.grad();
       seen_.emplace_back(gradient, gradient.defined() ? gradient._version() : 0);
     }
@@ -74,7 +68,7 @@ WholeGradients::~WholeGradients() {
 void WholeGradients::expect_sound() const {
   auto seen = seen_.begin();
   for (const auto& group : unit_->groups()) {
-    for (const auto& parameter : listed(group)) {
+    for (const auto& parameter : group.listed()) {
       const auto& [before, version] = *seen++;
       const auto& gradient = parameter.shard.grad();
       if (gradient.is_same(before) && (!before.defined() || before._version() == version)) continue;
@@ -147,10 +141,10 @@ void WholeGradients::lose(const std::string& why) {
   std::vector<at::Tensor> lost;
   bool has_some = false;
   for (const auto& group : unit_->groups())
-    for (const auto& parameter : listed(group)) has_some |= parameter.shard.grad().defined();
+    for (const auto& parameter : group.listed()) has_some |= parameter.shard.grad().defined();
   if (had_some && !has_some) return;  // zero_grad(): nothing is left of them that a step could take
   for (const auto& group : unit_->groups()) {
-    for (const auto& parameter : listed(group)) {
+    for (const auto& parameter : group.listed()) {
       if (!parameter.shard.requires_grad()) continue;
       auto& gradient = parameter.shard.mutable_grad();
       if (!gradient.defined()) gradient = at::zeros_like(parameter.shard, at::TensorOptions().dtype(group.gradient_dtype));

@@ -197,7 +197,7 @@ void Tape::name(size_t number, const std::string& name) {
 }
 
 at::Tensor Tape::replay(const TapeTensor& wanted) const {
-  const Unpaged unpaged;
+  const BelowPaging below;
   const auto taken = records_for(wanted.number);
   std::map<size_t, size_t> last_use;
   for (const auto index : taken) {
@@ -237,7 +237,7 @@ bool Tape::has_parts(const TapeTensor& wanted) const {
 }
 
 at::Tensor Tape::replay(const TapeTensor& wanted, const ValueRange& range) const {
-  const Unpaged unpaged;
+  const BelowPaging below;
   Replay replay(range);
   for (const auto index : records_for(wanted.number)) replay.run(records_[index]);
   return replay.tensor(wanted);

@@ -69,7 +69,7 @@ void initialise(const InitFunction& init, const std::string& name, const at::Ten
 }
 
 void give_values(const at::Tensor& tensor, const at::Tensor& values) {
-  const Unpaged unpaged;
+  const BelowPaging below;
   if (auto* const storage = deferred_storage(tensor)) storage->values = values.storage();
   // Keeps what autograd knows of the tensor. set_data would refuse another device.
   tensor.unsafeGetTensorImpl()->shallow_copy_from(values.detach().getIntrusivePtr());
@@ -78,7 +78,7 @@ void give_values(const at::Tensor& tensor, const at::Tensor& values) {
 bool follow_values(const at::Tensor& tensor) {
   const auto* const storage = deferred_storage(tensor);
   if (storage == nullptr || !storage->values) return false;
-  const Unpaged unpaged;
+  const BelowPaging below;
   const c10::Storage values = storage->values;
   const auto view = at::empty({0}, at::TensorOptions(values.device()).dtype(tensor.scalar_type()))
                         .set_(values, tensor.storage_offset(), tensor.sizes(), tensor.strides());
@@ -87,7 +87,7 @@ bool follow_values(const at::Tensor& tensor) {
 }
 
 void allocate_values(const at::Tensor& tensor, c10::Device otherwise) {
-  const Unpaged unpaged;
+  const BelowPaging below;
   if (follow_values(tensor)) return;
   const auto device = device_of_values(tensor, otherwise);
   if (auto* const storage = deferred_storage(tensor)) {

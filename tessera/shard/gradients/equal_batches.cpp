@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "tessera/base/log.h"
 #include "tessera/comm/groups/group_list.h"

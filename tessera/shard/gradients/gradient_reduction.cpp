@@ -10,7 +10,6 @@
 #include <cmath>
 #include <functional>
 #include <limits>
-#include <utility>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
@@ -54,7 +53,7 @@ GradientReduction::Packing::Packing(GradientReduction& reduction, std::span<cons
     : reduction_(reduction),
       groups_(groups.begin(), groups.end()),
       keeps_(groups.size(), false),
-      share_{.sink = reduction.sink(), .shards = {}, .groups = {}} {
+      pass_{.share = {.sink = reduction.sink()}} {
   c10::SmallVector<GradientPlan, 2> plans;
   const auto& precision = reduction.unit_.options().mixed_precision;
   for (const auto* group : groups) {
@@ -70,12 +69,12 @@ GradientReduction::Packing::Packing(GradientReduction& reduction, std::span<cons
     }
   } else {
     buffers_ = reduction.unit_.memory().gradients->buffers(plans);
-    after_.all_reduces = has_replicas && reduction_.rules_.all_reduce;
-    after_.is_part = has_replicas && !reduction_.rules_.all_reduce;
-    if (reduction_.rules_.divide) after_.op = Reduce::Sum;
-    if (reduction_.rules_.divide && !after_.is_part) after_.divisor = reduction_.rules_.divide->post;
+    pass_.after.all_reduces = has_replicas && reduction_.rules_.all_reduce;
+    pass_.after.is_part = has_replicas && !reduction_.rules_.all_reduce;
+    if (reduction_.rules_.divide) pass_.after.op = Reduce::Sum;
+    if (reduction_.rules_.divide && !pass_.after.is_part) pass_.after.divisor = reduction_.rules_.divide->post;
   }
-  if (after_.is_part) share_ = {};
+  if (pass_.after.is_part) pass_.share = {};
 }
 
 void GradientReduction::Packing::pack(size_t group, std::span<const Unit::Parameter* const> parameters,
@@ -89,14 +88,14 @@ void GradientReduction::Packing::pack(size_t group, std::span<const Unit::Parame
     const auto& gradient = gradients[i];
     if (!gradient.defined()) continue;
     const auto& parameter = *parameters[i];
-    if (share_.sink && parameter.shard.requires_grad() && share_.sink->takes(parameter.shard)) {
+    if (pass_.share.sink && parameter.shard.requires_grad() && pass_.share.sink->takes(parameter.shard)) {
       reduction_.expect_takeable(parameter);
-      const bool listed_before = !share_.shards.empty() && share_.shards.back().is_same(parameter.shard);
-      if (!listed_before) share_.shards.push_back(parameter.shard);
+      const bool listed_before = !pass_.share.shards.empty() && pass_.share.shards.back().is_same(parameter.shard);
+      if (!listed_before) pass_.share.shards.push_back(parameter.shard);
     } else {
       keeps_[group] = true;
     }
-    if (after_.is_part) packed_.insert(&parameter);
+    if (pass_.after.is_part) pass_.packed.insert(&parameter);
     fill_gap(parameter.span.offset);
     const auto place = buffer.as_strided(parameter.sizes, parameter.strides, parameter.span.offset);
     const auto values = gradient.is_sparse() ? gradient.to_dense() : gradient;
@@ -111,20 +110,21 @@ void GradientReduction::Packing::pack(size_t group, std::span<const Unit::Parame
 void GradientReduction::Packing::start(std::string_view name, uint64_t members) {
   auto& reduction = reduction_;
   auto& unit = reduction.unit_;
-  if (share_.shards.empty()) share_ = {};
+  if (pass_.share.shards.empty()) pass_.share = {};
   const auto& mesh = unit.mesh();
   const auto& hook = reduction_.rules_.reduction_hook;
   const auto& ranks = mesh.shard().local_ranks();
   // A mean that is needed for gradients, or is finished later, must be complete. (And a process that stands for several ranks has no place
   // of its own in the buffers.)
-  const bool in_parts = share_.sink && after_.is_plain() && !hook && ranks.size() == 1 && std::ranges::none_of(keeps_, std::identity());
+  const bool in_parts =
+      pass_.share.sink && pass_.after.is_plain() && !hook && ranks.size() == 1 && std::ranges::none_of(keeps_, std::identity());
   c10::SmallVector<Piece, 2> pieces;
   c10::SmallVector<GradientMemory, 2> reduced;
   for (size_t i = 0; i < groups_.size(); i++) {
     const auto& group = *groups_[i];
     const auto& whole = buffers_.buffers[i];
-    share_.groups.push_back(group.number);
-    if (!share_.sink || keeps_[i]) {
+    pass_.share.groups.push_back(group.number);
+    if (!pass_.share.sink || keeps_[i]) {
       const auto& memory = reduction.make_memory(group);
       pieces.push_back({.whole = whole, .own = memory.values, .squares = memory.squares});
       reduced.push_back(memory);
@@ -136,7 +136,7 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
       reduced.push_back({.storage = {}, .values = pieces.back().own, .group = group.number, .squares = {}});
     }
   }
-  if (after_.op == Reduce::Mean && !after_.is_part && !hook && !share_.sink && ranks.size() == 1) {
+  if (pass_.after.op == Reduce::Mean && !pass_.after.is_part && !hook && !pass_.share.sink && ranks.size() == 1) {
     const auto chunk = groups_.front()->chunk;
     reduction.equal_batches_->note_own(unit, buffers_.buffers.front(), ranks.front() * chunk, chunk);
   }
@@ -144,35 +144,33 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
   std::string described(name);
   if (const auto& divide = reduction_.rules_.divide) described += fmt::format(", divided by {} and {}", divide->pre, divide->post);
   if (widens_) described += ", with gradients of passes before that were not reduced";
-  if (share_.sink) {
-    subject.writer = share_.sink->writer();
+  if (pass_.share.sink) {
+    subject.writer = pass_.share.sink->writer();
     described += ", with its step in backward";
     // This rank is through with the unit. Other ranks know it when they see what it has packed.
-    for (const auto& shard : share_.shards) unit.outdate(shard);
+    for (const auto& shard : pass_.share.shards) unit.outdate(shard);
     reduction.versions_.done_reading();
   }
-  subject.unit = described;
+  reduction.taken_ = pass_.share.sink != nullptr;
+  auto& pass = reduction.pass_ = std::move(pass_);
+  pass.described = std::move(described);
+  subject.unit = pass.described;
   subject.members = members;
-  if (after_.all_reduces) {  // in finish_mean(), where replicas have to agree about the same
-    reduction.described_ = subject.unit;
-    reduction.writer_ = subject.writer;
-    reduction.members_ = members;
-    reduction.version_ = subject.version;
+  if (pass.after.all_reduces) {  // in finish_mean(), where replicas have to agree about the same
+    pass.writer = subject.writer;
+    pass.subject = subject;
+    pass.subject.writer = pass.writer;
   }
-  reduction.taken_ = share_.sink != nullptr;
-  reduction.share_ = std::move(share_);
-  reduction.after_ = after_;
-  reduction.packed_ = std::move(packed_);
   if (hook) {
     mesh.world().barrier(subject);  // ranks that have used different parameters get an error here
     run_hook(hook, pieces);
-  } else if (in_parts) {
-    reduction.works_ = unit.memory().gradients->reduce(pieces, subject, [&reduction](const PartOfMean& mean) { reduction.give_to_sink(mean); });
   } else {
-    reduction.works_ = unit.memory().gradients->reduce(pieces, subject, after_.op);
+    TakeMean take;
+    if (in_parts) take = [&reduction](const PartOfMean& mean) { reduction.give_to_sink(mean); };
+    pass.works = unit.memory().gradients->reduce(pieces, subject, pass.after.op, std::move(take));
   }
-  reduction.reduced_ = std::move(reduced);
-  for (const auto& memory : reduction.reduced_) {
+  pass.reduced = std::move(reduced);
+  for (const auto& memory : pass.reduced) {
     if (memory.storage) memory.storage->guard();
   }
   unit.flags().is_reducing = true;
@@ -255,7 +253,7 @@ void GradientReduction::drop_memory(const Unit::Group& group) {
 
 /// Lets the sink take its share of the mean.
 void GradientReduction::give_to_sink(const PartOfMean& mean) {
-  const auto share = std::exchange(share_, {});
+  const auto share = std::exchange(pass_.share, {});
   share.sink->take(unit_.shared_from_this(), share.shards, [&](const at::Tensor& part, const at::Tensor& target) {
     const auto piece = std::ranges::find(share.groups, tag_of(part)->group) - share.groups.begin();
     mean(static_cast<size_t>(piece), part.storage_offset(), target);
@@ -270,10 +268,9 @@ void GradientReduction::lose(const std::vector<at::Tensor>& gradients, std::stri
 
 void GradientReduction::expect_synced() {
   const auto is_here = [&](const auto& lost) {
-    return std::ranges::any_of(unit_.groups(), [&](const Unit::Group& group) {
-      const auto has_it = [&](const Unit::Parameter& parameter) { return parameter.shard.grad().is_same(lost.first); };
-      return (std::ranges::any_of(group.parameters, has_it) || (group.flat && has_it(*group.flat))) && lost.first._version() == lost.second;
-    });
+    const auto& [gradient, version] = lost;
+    return gradient._version() == version &&
+           std::ranges::any_of(parameters_of(unit_), [&](const auto& parameter) { return parameter.shard.grad().is_same(gradient); });
   };
   if (std::ranges::any_of(lost_, is_here)) {
     throw UsageError(fmt::format("what full_params was to write to the gradients of unit '{}' is lost, because {}; call zero_grad() and run "
@@ -291,28 +288,28 @@ void GradientReduction::expect_synced() {
 
 /// Makes the mean over all ranks of a sum over this rank's shard group.
 void GradientReduction::finish_mean(const GradientMemory& memory) {
-  if (after_.is_part) return unsynced.add_part(memory.group, memory.values, packed_);
-  if (after_.all_reduces) {
+  if (pass_.after.is_part) return unsynced.add_part(memory.group, memory.values, pass_.packed);
+  if (pass_.after.all_reduces) {
     unsynced.add_part_to(memory.group, memory.values);
     unit_.mesh()
         .replicate()
-        .all_reduce(memory.values, {.op = after_.op},
-                    {.unit = described_, .number = unit_.number(), .version = version_, .members = members_, .writer = writer_})
+        .all_reduce(memory.values, {.op = pass_.after.op},
+                    pass_.subject)
         .wait();
   }
-  if (after_.divisor != 1) at::Tensor(memory.values).div_(after_.divisor);
+  if (pass_.after.divisor != 1) at::Tensor(memory.values).div_(pass_.after.divisor);
 }
 
 void GradientReduction::finish() {
   if (!unit_.flags().is_reducing) return;
   RECORD_USER_SCOPE(fmt::format("tessera::reduce {}", unit_.name()));
-  const auto works = std::exchange(works_, {});
-  const auto reduced = std::exchange(reduced_, {});
+  const auto works = std::exchange(pass_.works, {});
+  const auto reduced = std::exchange(pass_.reduced, {});
   try {
     for (const auto& work : works) work.wait();
     for (const auto& memory : reduced) finish_mean(memory);
     if (!reduced.empty()) equal_batches_->note_mean(unit_, reduced.front().values);
-    if (share_.sink) {
+    if (pass_.share.sink) {
       give_to_sink([&](size_t piece, int64_t begin, const at::Tensor& target) {
         at::Tensor(target).copy_(reduced[piece].values.narrow(0, begin, target.numel()));
       });
@@ -324,7 +321,7 @@ void GradientReduction::finish() {
       memory.values.fill_(std::numeric_limits<double>::quiet_NaN());
       memory.storage->unguard();
     }
-    share_ = {};
+    pass_.share = {};
     unit_.flags().is_reducing = false;
     throw;
   }
@@ -332,17 +329,17 @@ void GradientReduction::finish() {
     if (!memory.storage) continue;
     memory.storage->unguard();
     if (unit_.options().offload.gradients == OffloadTo::Disk) evict_pages(memory.values.const_data_ptr(), memory.values.nbytes());
-    if (after_.is_plain() && memory.squares && !std::isnan(*memory.squares)) memory.storage->remember_squares(*memory.squares);
+    if (pass_.after.is_plain() && memory.squares && !std::isnan(*memory.squares)) memory.storage->remember_squares(*memory.squares);
   }
   unit_.flags().is_reducing = false;  // last, because other threads read it without the lock
 }
 
 void GradientReduction::abandon() {
-  works_.clear();
-  for (const auto& memory : std::exchange(reduced_, {})) {
+  pass_.works.clear();
+  for (const auto& memory : std::exchange(pass_.reduced, {})) {
     if (memory.storage) memory.storage->unguard();
   }
-  share_ = {};
+  pass_.share = {};
   taken_ = false;
   unsynced.clear();
   unit_.flags().is_reducing = false;

@@ -34,9 +34,9 @@ struct GradientMemory {
 
 /// What a sink takes of one backward pass.
 struct SinkShare {
-  std::shared_ptr<GradientSink> sink;
-  c10::SmallVector<at::Tensor, 8> shards;
-  c10::SmallVector<size_t, 2> groups;  // the numbers of all groups that are reduced
+  std::shared_ptr<GradientSink> sink = {};
+  c10::SmallVector<at::Tensor, 8> shards = {};
+  c10::SmallVector<size_t, 2> groups = {};  // the numbers of all groups that are reduced
 };
 
 /// What happens to the sums of a reduction when they are complete.
@@ -46,6 +46,17 @@ struct AfterSum {
   Reduce op = Reduce::Mean;
   double divisor = 1;
   bool is_plain() const { return !all_reduces && !is_part && divisor == 1 && op == Reduce::Mean; }
+};
+
+/// The reduction of one backward pass, from its packing to its end.
+struct PassReduction {
+  SinkShare share = {};
+  AfterSum after = {};
+  std::set<const Unit::Parameter*> packed = {};  // only known if their sums are kept
+  std::string described = {}, writer = {};       // the texts in `subject`
+  Subject subject = {};                          // about which replicas have to agree
+  Works works = {};
+  c10::SmallVector<GradientMemory, 2> reduced = {};  // where they write their results
 };
 
 class GradientReduction {
@@ -72,16 +83,14 @@ class GradientReduction {
     c10::SmallVector<const Unit::Group*, 2> groups_;
     c10::SmallVector<bool, 2> keeps_;  // whether shards of the group get a gradient
     bool widens_ = false;              // whether a group is sent in a wider dtype because the gradients are sums of several passes
-    SinkShare share_;
     GradientBuffers buffers_;
-    std::set<const Unit::Parameter*> packed_;  // only known if their sums are kept
-    AfterSum after_;
+    PassReduction pass_;
   };
   /// Begins to pack. Finishes the reduction of an earlier pass first. `sums`: the gradients are sums of several passes, which are not
   /// rounded to their former dtype again.
   Packing begin(std::span<const Unit::Group* const> groups, bool sums);
   /// Whether the reduction in flight gives the shards their gradients.
-  bool gives_gradients() const { return !after_.is_part; }
+  bool gives_gradients() const { return !pass_.after.is_part; }
 
   UnsyncedGradients unsynced;
   /// Throws UsageError if there are gradients that no reduction has included, or none that the program has wanted.
@@ -98,7 +107,7 @@ class GradientReduction {
   std::shared_ptr<GradientSink> sink() const { return sink_.lock(); }
   void set_sink(const std::shared_ptr<GradientSink>& sink) { sink_ = sink; }
   /// Whether a sink is going to take the reduction in flight, and so write the shards.
-  bool writes_shards() const { return share_.sink != nullptr; }
+  bool writes_shards() const { return pass_.share.sink != nullptr; }
   /// The sink may take gradients again. Returns whether it has taken any since the last call.
   bool end_step() { return std::exchange(taken_, false); }
 
@@ -124,14 +133,8 @@ class GradientReduction {
   Versions& versions_;
   std::shared_ptr<EqualBatches> equal_batches_;
   std::vector<GradientMemory> memories_;  // one for each group; reused by the next reduction
-  Works works_;
-  c10::SmallVector<GradientMemory, 2> reduced_;  // where works_ write their results
   std::weak_ptr<GradientSink> sink_;
-  SinkShare share_;  // of the reduction in flight
-  AfterSum after_;
-  std::string described_, writer_;  // what ranks have to agree about, and with them their replicas
-  uint64_t members_ = 0, version_ = 0;
-  std::set<const Unit::Parameter*> packed_;
+  PassReduction pass_;  // the one in flight
   std::vector<std::pair<at::Tensor, int64_t>> lost_;  // with their versions
   std::string lost_why_;
   bool taken_ = false;  // whether the sink has taken gradients in this step

@@ -5,7 +5,6 @@
 #include <optional>
 #include <utility>
 
-#include "tessera/shard/memory/runs_of.h"
 #include "tessera/shard/memory/unit_memory.h"
 
 namespace tessera {
@@ -125,7 +124,8 @@ class ScatteredGradients final : public GradientPacking {
 
   void pack(const at::Tensor& place, const at::Tensor& gradient) const override { place.copy_(gradient); }
 
-  Works reduce(std::span<const Piece> pieces, const Subject& subject, Reduce op) override {
+  Works reduce(std::span<const Piece> pieces, const Subject& subject, Reduce op, TakeMean take) override {
+    if (take) return {Work(reduce_and_hand(pieces, subject, op, std::move(take)))};
     Works works;
     for_each_run(
         pieces, [](const Piece& piece) { return piece.whole.scalar_type(); },
@@ -133,17 +133,17 @@ class ScatteredGradients final : public GradientPacking {
     return works;
   }
 
+ private:
   // The sum may lie in the buffer, if its dtype is that of the gradients.
-  Works reduce(std::span<const Piece> pieces, const Subject& subject, TakeMean take) override {
+  std::shared_ptr<Handing> reduce_and_hand(std::span<const Piece> pieces, const Subject& subject, Reduce op, TakeMean take) {
     c10::SmallVector<Piece, 2> sums(pieces.begin(), pieces.end());
     for (auto& piece : sums) {
       const auto dtype = at::promoteTypes(piece.own.scalar_type(), at::kFloat);
       if (piece.own.scalar_type() != dtype) piece.own = at::empty_like(piece.own, piece.own.options().dtype(dtype));
     }
-    return {Work(std::make_shared<Handing>(reduce(sums, subject, Reduce::Mean), sums, std::move(take)))};
+    return std::make_shared<Handing>(reduce(sums, subject, op, {}), sums, std::move(take));
   }
 
- private:
   const Communicator shard_;
 };
 

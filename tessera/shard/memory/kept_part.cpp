@@ -4,7 +4,6 @@
 
 #include <vector>
 
-#include "tessera/shard/memory/runs_of.h"
 
 namespace tessera {
 Communicator consecutive_ranks(const Communicator& shard, int ranks) {

@@ -190,12 +190,8 @@ class SlotGradients final : public GradientPacking {
                      [&](int64_t begin, int64_t end) { detail::stream(target + begin, source + begin, static_cast<size_t>(end - begin)); });
   }
 
-  Works reduce(std::span<const Piece> pieces, const Subject& subject, Reduce op) override {
-    return {slots_->reduce(turn_, pieces, subject, limit_, op)};
-  }
-
-  Works reduce(std::span<const Piece> pieces, const Subject& subject, TakeMean take) override {
-    return {slots_->reduce(turn_, pieces, subject, limit_, Reduce::Mean, std::move(take))};
+  Works reduce(std::span<const Piece> pieces, const Subject& subject, Reduce op, TakeMean take) override {
+    return {slots_->reduce(turn_, pieces, subject, limit_, op, std::move(take))};
   }
 
  private:

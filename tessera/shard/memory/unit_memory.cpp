@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <mutex>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"

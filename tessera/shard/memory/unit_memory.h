@@ -31,6 +31,18 @@ struct Fault {
 /// A unit nearly always has one or two works at a time, so a step allocates no memory for them.
 using Works = c10::SmallVector<Work, 2>;
 
+/// Calls `act` with each run of neighbours that have the same key. With the dtype as the key, all buffers of a dtype take part in one
+/// collective: an eager transport saves exchanges, and a tracing one ties them together.
+template <class Item, class Key, class Act>
+void for_each_run(std::span<const Item> items, const Key& key, const Act& act) {
+  for (size_t first = 0; first < items.size();) {
+    size_t next = first + 1;
+    while (next < items.size() && key(items[next]) == key(items[first])) next++;
+    act(items.subspan(first, next - first));
+    first = next;
+  }
+}
+
 /// The flat buffer of one group.
 struct Buffer {
   size_t number = 0;           // counts the calls of Chunks::add
@@ -121,11 +133,9 @@ class GradientPacking {
   virtual GradientBuffers buffers(std::span<const GradientPlan> plans) = 0;
   /// Copies a gradient to its place in a buffer.
   virtual void pack(const at::Tensor& place, const at::Tensor& gradient) const = 0;
-  /// Starts to reduce the buffers that buffers() returned last over all ranks. This rank's part goes to the pieces' `own`.
-  virtual Works reduce(std::span<const Piece> pieces, const Subject& subject, Reduce op) = 0;
-  /// The same for a mean that nobody keeps: `take` gets it from whoever waits for the work. The pieces' `own` are this rank's places in the
-  /// buffers.
-  virtual Works reduce(std::span<const Piece> pieces, const Subject& subject, TakeMean take) = 0;
+  /// Starts to reduce the buffers that buffers() returned last over all ranks. This rank's part goes to the pieces' `own`. Where nobody keeps
+  /// it, `take` gets it from whoever waits for the work, and the pieces' `own` are this rank's places in the buffers.
+  virtual Works reduce(std::span<const Piece> pieces, const Subject& subject, Reduce op, TakeMean take) = 0;
 };
 
 struct UnitMemory {

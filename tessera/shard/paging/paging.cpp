@@ -27,7 +27,6 @@
 #include "tessera/shard/storage/storage_tag.h"
 #include "tessera/shard/unit/parameter_meta.h"
 #include "tessera/shard/unit/unit.h"
-#include "tessera/shard/unit/unset.h"
 
 namespace tessera {
 namespace {

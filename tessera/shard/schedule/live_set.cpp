@@ -5,7 +5,6 @@
 #include <iterator>
 
 #include "tessera/shard/schedule/unit_state.h"
-#include "tessera/shard/schedule/use_order.h"
 #include "tessera/shard/unit/unit.h"
 
 namespace tessera {
@@ -39,15 +38,15 @@ void LiveSet::remove(const ScheduleLock& held, Unit& unit) {
   std::erase(partly_, &unit);
 }
 
-void LiveSet::make_room(const ScheduleLock& held, std::span<Unit* const> wanted, const UseOrder& order, Pass pass) {
+void LiveSet::make_room(const ScheduleLock& held, std::span<Unit* const> wanted, const UseOrder& order) {
   idle_.clear();
   std::ranges::copy_if(live_, std::back_inserter(idle_), [&](Unit* unit) {
-    return !unit->flags().is_pinned() && std::ranges::find(wanted, unit) == wanted.end() && !stays(held, *unit, order, pass);
+    return !unit->flags().is_pinned() && std::ranges::find(wanted, unit) == wanted.end() && !stays(held, *unit, order);
   });
   const auto to_come = order.to_come();
   const auto next_use = [&](Unit* unit) { return std::ranges::find(to_come, unit) - to_come.begin(); };
   const auto reshard_idle = [&](Unit* unit) {
-    if (pass != Pass::Training) return remove(held, *unit);
+    if (order.pass() != Pass::Training) return remove(held, *unit);
     change(held, *unit, [](UnitState& state) { state.reshard_after_forward(); });
     std::erase(live_, unit);
     if (unit->state(held).is_partly_resharded()) partly_.push_back(unit);
@@ -64,35 +63,35 @@ void LiveSet::make_room(const ScheduleLock& held, std::span<Unit* const> wanted,
   // The bound holds for what is left. First the unit goes whose next use is farthest away or, without a prediction, whose last use is
   // longest ago.
   const auto to_unshard = std::ranges::count_if(wanted, [&](Unit* unit) { return !unit->state(held).has_memory(); }) +
-                          (rules_.limit_all_gathers && prefetches_on_use(pass) ? std::ssize(predicted(held, order)) : 0);
-  while (!idle_.empty() && bounded(held, order, pass) + to_unshard > most(order)) {
+                          (rules_.limit_all_gathers && prefetches_on_use(order) ? std::ssize(predicted(held, order)) : 0);
+  while (!idle_.empty() && bounded(held, order) + to_unshard > most(order)) {
     const auto last = std::ranges::max_element(idle_, {}, next_use);
     reshard_idle(*last);
     idle_.erase(last);
   }
 }
 
-bool LiveSet::stays(const ScheduleLock& held, Unit& unit, const UseOrder& order, Pass pass) const {
+bool LiveSet::stays(const ScheduleLock& held, Unit& unit, const UseOrder& order) const {
   // What backward needs may differ between ranks then, and a gather needs all of them.
-  if (rules_.unused_parameters == UnusedParameters::Zeros && pass != Pass::Evaluation) return true;
+  if (rules_.unused_parameters == UnusedParameters::Zeros && order.pass() != Pass::Evaluation) return true;
   auto& state = unit.state(held);
-  if (state.waits_for_use() || (pass == Pass::Backward && !state.rules.reshard_after_backward)) return true;
+  if (state.waits_for_use() || (order.pass() == Pass::Backward && !state.rules.reshard_after_backward)) return true;
   if (!state.stays_after_forward()) return false;
-  if (pass != Pass::Backward || !order.is_predicted()) return true;
+  if (order.pass() != Pass::Backward || !order.is_predicted()) return true;
   const auto to_come = order.to_come();
   return std::ranges::find(to_come, &unit) != to_come.end();
 }
 
-int64_t LiveSet::bounded(const ScheduleLock& held, const UseOrder& order, Pass pass) const {
-  return std::ranges::count_if(live_, [&](Unit* unit) { return !stays(held, *unit, order, pass); });
+int64_t LiveSet::bounded(const ScheduleLock& held, const UseOrder& order) const {
+  return std::ranges::count_if(live_, [&](Unit* unit) { return !stays(held, *unit, order); });
 }
 
 int64_t LiveSet::most(const UseOrder& order) const {
   return rules_.max_live_units + (order.is_predicted() ? 1 : 0);
 }
 
-bool LiveSet::prefetches_on_use(Pass pass) const {
-  return pass == Pass::Backward ? rules_.backward_prefetch == BackwardPrefetch::Pre : rules_.forward_prefetch;
+bool LiveSet::prefetches_on_use(const UseOrder& order) const {
+  return order.pass() == Pass::Backward ? rules_.backward_prefetch == BackwardPrefetch::Pre : rules_.forward_prefetch;
 }
 
 LiveSet::Units LiveSet::predicted(const ScheduleLock& held, const UseOrder& order) const {
@@ -105,33 +104,28 @@ LiveSet::Units LiveSet::predicted(const ScheduleLock& held, const UseOrder& orde
   return units;
 }
 
-LiveSet::Units LiveSet::listed(const ScheduleLock& held, Unit& unit, Pass pass) const {
-  Units units;
+void LiveSet::prefetch(const ScheduleLock& held, Unit& unit, const UseOrder& order) {
   const auto& rules = unit.state(held).rules;
-  for (const auto& weak : pass == Pass::Backward ? rules.backward_prefetch : rules.forward_prefetch) {
+  const auto& list = order.pass() == Pass::Backward ? rules.backward_prefetch : rules.forward_prefetch;
+  Units units;
+  if (list.empty() && prefetches_on_use(order)) units = predicted(held, order);
+  for (const auto& weak : list) {
     const auto next = weak.lock();
     if (next && next->schedule() == unit.schedule() && !next->state(held).has_memory()) units.push_back(next.get());
   }
-  return units;
-}
-
-void LiveSet::prefetch(const ScheduleLock& held, Unit& unit, const UseOrder& order, Pass pass) {
-  const auto& rules = unit.state(held).rules;
-  const bool has_list = !(pass == Pass::Backward ? rules.backward_prefetch : rules.forward_prefetch).empty();
-  if (has_list) return start(held, listed(held, unit, pass), order, pass);
-  if (prefetches_on_use(pass)) start(held, predicted(held, order), order, pass);
+  start(held, units, order);
 }
 
 void LiveSet::prefetch_after(const ScheduleLock& held, Unit& unit, const UseOrder& order) {
   if (rules_.backward_prefetch != BackwardPrefetch::Post || !unit.state(held).rules.backward_prefetch.empty()) return;
-  start(held, predicted(held, order), order, Pass::Backward);
+  start(held, predicted(held, order), order);
 }
 
-void LiveSet::start(const ScheduleLock& held, std::span<Unit* const> units, const UseOrder& order, Pass pass) {
+void LiveSet::start(const ScheduleLock& held, std::span<Unit* const> units, const UseOrder& order) {
   for (auto* unit : units) {
     // With a transport that traces, operations are only recorded, so a prefetch would overlap with nothing.
     if (unit->mesh().shard().traits().traces) return;
-    if (rules_.limit_all_gathers && bounded(held, order, pass) >= most(order)) return;
+    if (rules_.limit_all_gathers && bounded(held, order) >= most(order)) return;
     try {
       add(held, *unit, {});
       unit->state(held).note_early(UnitState::Early::Prefetched);

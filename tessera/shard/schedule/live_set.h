@@ -8,14 +8,13 @@
 #include <span>
 #include <vector>
 
-#include "tessera/shard/schedule/pass.h"
 #include "tessera/shard/schedule/schedule_rules.h"
+#include "tessera/shard/schedule/use_order.h"
 
 namespace tessera {
 
 class ScheduleLock;
 class Unit;
-class UseOrder;
 struct Fault;
 
 /// The memory of all unsharded units of a model together.
@@ -33,9 +32,9 @@ class LiveSet {
   void add(const ScheduleLock& held, Unit& unit, const Fault& fault);
   void remove(const ScheduleLock& held, Unit& unit);
   /// Reshards units that are not pinned, so that the wanted units and those to be prefetched fit within the bound.
-  void make_room(const ScheduleLock& held, std::span<Unit* const> wanted, const UseOrder& order, Pass pass);
+  void make_room(const ScheduleLock& held, std::span<Unit* const> wanted, const UseOrder& order);
   /// Called when `unit` is used: starts to unshard the units of its own list or, without one, those that the order predicts.
-  void prefetch(const ScheduleLock& held, Unit& unit, const UseOrder& order, Pass pass);
+  void prefetch(const ScheduleLock& held, Unit& unit, const UseOrder& order);
   /// The same after `unit` was resharded in backward, for BackwardPrefetch::Post.
   void prefetch_after(const ScheduleLock& held, Unit& unit, const UseOrder& order);
   /// Reshards all units that are not pinned.
@@ -50,14 +49,13 @@ class LiveSet {
 
  private:
   using Units = c10::SmallVector<Unit*, 4>;
-  /// Units to prefetch that have no memory yet.
+  /// Units to prefetch that have no memory yet, in the recorded order.
   Units predicted(const ScheduleLock& held, const UseOrder& order) const;
-  Units listed(const ScheduleLock& held, Unit& unit, Pass pass) const;
-  void start(const ScheduleLock& held, std::span<Unit* const> units, const UseOrder& order, Pass pass);
-  bool prefetches_on_use(Pass pass) const;
+  void start(const ScheduleLock& held, std::span<Unit* const> units, const UseOrder& order);
+  bool prefetches_on_use(const UseOrder& order) const;
   /// Whether the unit's rule keeps it unsharded. Such units do not count for the bound.
-  bool stays(const ScheduleLock& held, Unit& unit, const UseOrder& order, Pass pass) const;
-  int64_t bounded(const ScheduleLock& held, const UseOrder& order, Pass pass) const;
+  bool stays(const ScheduleLock& held, Unit& unit, const UseOrder& order) const;
+  int64_t bounded(const ScheduleLock& held, const UseOrder& order) const;
   int64_t most(const UseOrder& order) const;
   void remove_where(const ScheduleLock& held, c10::function_ref<bool(Unit&)> chosen);
   template <class Change>

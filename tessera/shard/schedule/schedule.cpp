@@ -13,10 +13,11 @@
 #include "tessera/shard/dispatch/watcher.h"
 #include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/unit/parameter_meta.h"
-#include "tessera/shard/unit/unit.h"
 
 namespace tessera {
 namespace {
+
+constexpr std::string_view kPassNames[] = {"no pass", "forward", "a forward without gradients", "backward"};
 
 /// Ends a backward pass of a schedule, once. The autograd engine owns it through its callback: it calls now() when the pass is complete, or
 /// destroys the callback when it gives the pass up.
@@ -80,11 +81,10 @@ void Schedule::end_backward(uint64_t number, bool complete) {
 void Schedule::visit(const ScheduleLock& held, Unit& unit) {
   if (visited_ != nullptr && visited_ != &unit) visited_->state(held).casts.clear();
   visited_ = &unit;
-  unit.mesh().world().enter(name_of(pass_), unit.name());
+  unit.mesh().world().enter(kPassNames[static_cast<size_t>(pass_)], unit.name());
   unit.state(held).note_early(UnitState::Early::No);
   unit.state(held).note_use(pass_number_);
-  const auto pass_ends = pass_ == Pass::Evaluation ? UseOrder::PassEnds::WhenOrderRepeats : UseOrder::PassEnds::WithWhatFollows;
-  if (!order(pass_).record(&unit, pass_ends)) misses_++;
+  if (!order(pass_).record(&unit)) misses_++;
 }
 
 void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
@@ -114,9 +114,9 @@ void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
   const bool steps = reducing_ != nullptr && reducing_->state(held).reduction.writes_shards();
   if (steps && std::ranges::find(units, reducing_) != units.end()) finish_reductions();
   for (auto* unit : units) visit(held, *unit);
-  live_.make_room(held, units, order(pass_), pass_);
+  live_.make_room(held, units, order(pass_));
   for (auto* unit : units) live_.add(held, *unit, fault);
-  for (auto* unit : units) live_.prefetch(held, *unit, order(pass_), pass_);
+  for (auto* unit : units) live_.prefetch(held, *unit, order(pass_));
   wait_and_pin(held, units);
 }
 
@@ -139,20 +139,9 @@ void Schedule::release(std::span<Unit* const> units) {
   for (auto* unit : units) unit->flags().pins--;
 }
 
-void Schedule::gradients_sent(Unit& unit) {
-  const auto held = lock();
+void Schedule::gradients_complete(const ScheduleLock& held, Unit& unit) {
   enter(pass_now());  // registers the callback for the end of the pass, in case no operator of this pass has done so
-  reducing_ = &unit;
-  end_of_use(held, unit);
-}
-
-void Schedule::gradients_kept(Unit& unit) {
-  const auto held = lock();
-  enter(pass_now());
-  end_of_use(held, unit);
-}
-
-void Schedule::end_of_use(const ScheduleLock& held, Unit& unit) {
+  if (unit.flags().is_reducing) reducing_ = &unit;
   auto& state = unit.state(held);
   state.note_gradients(pass_number_);
   // A unit that the rest of the pass uses is resharded when another one is needed, unless its shards are about to change.
@@ -251,7 +240,7 @@ void Schedule::flush(Unit& unit) {
 
 void Schedule::abandon_pass() {
   const auto held = lock();
-  for (auto& order : orders_) order = {};  // ranks may have recorded different uses
+  for (auto& order : orders_) order = UseOrder(order.pass());  // ranks may have recorded different uses
   pass_ = Pass::None;
   backward_++;
   to_reduce_.clear();
@@ -329,7 +318,7 @@ void Schedule::forget(const Unit& unit, uint64_t held_bytes) {
   std::erase(members_, &unit);
   std::erase(to_reduce_, &unit);
   ready_.erase(&unit);
-  for (auto& order : orders_) order = {};
+  for (auto& order : orders_) order = UseOrder(order.pass());
   equal_batches_->forget(unit);
   if (visited_ == &unit) visited_ = nullptr;
 }

@@ -15,15 +15,13 @@
 #include "tessera/shard/schedule/live_set.h"
 #include "tessera/shard/schedule/schedule_rules.h"
 #include "tessera/shard/schedule/use_order.h"
-#include "tessera/shard/unit/schedule_lock.h"
+#include "tessera/shard/unit/unit.h"
 
 namespace torch::nn {
 class Module;
 }
 
 namespace tessera {
-
-class UnitState;
 
 using WeakModule = std::weak_ptr<const torch::nn::Module>;
 
@@ -49,10 +47,9 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// Removes the pins that use() has set.
   void release(std::span<Unit* const> units);
 
-  /// Called when the reduction of the unit's gradients has started. Reshards the unit, unless backward is known to need it still.
-  void gradients_sent(Unit& unit);
-  /// The same if this pass does not reduce the unit's gradients now.
-  void gradients_kept(Unit& unit);
+  /// Called when this pass has all gradients of the unit, and has started to reduce them or keeps them. Reshards the unit, unless backward is
+  /// known to need it still.
+  void gradients_complete(const ScheduleLock& held, Unit& unit);
   /// Whether units are reduced in an order that does not depend on what a pass uses, because unused parameters count as zero.
   bool reduces_in_order() const { return rules_.unused_parameters == UnusedParameters::Zeros; }
   /// Runs the reduction of a unit when all units before it in the order have had theirs.
@@ -108,14 +105,13 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   UseOrder& order(Pass pass) { return orders_[static_cast<size_t>(pass)]; }
   void enter(Pass pass);
   void visit(const ScheduleLock& held, Unit& unit);
-  void end_of_use(const ScheduleLock& held, Unit& unit);
   void reduce_next(const ScheduleLock& held, bool all);
   void wait_and_pin(const ScheduleLock& held, std::span<Unit* const> units);
 
   const ScheduleRules rules_;
   std::recursive_mutex mutex_;
   LiveSet live_;
-  UseOrder orders_[4];
+  UseOrder orders_[4] = {UseOrder(Pass::None), UseOrder(Pass::Training), UseOrder(Pass::Evaluation), UseOrder(Pass::Backward)};
   Pass pass_ = Pass::None;
   std::atomic<uint64_t> pass_number_ = 1;
   uint64_t backward_ = 0;       // the number of the last backward pass

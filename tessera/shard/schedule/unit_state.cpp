@@ -1,17 +1,14 @@
 #include "tessera/shard/schedule/unit_state.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <fmt/format.h>
 
 #include <stdexcept>
-#include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
 #include "tessera/shard/storage/paged_tensor.h"
-#include "tessera/shard/unit/unset.h"
 
 namespace tessera {
 
@@ -19,8 +16,7 @@ std::atomic<int> UnitState::showing_stored_ = 0;
 
 void UnitState::unshard(const Fault& fault) {
   if (has_memory()) return;
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const BelowPaging below;
   const auto buffers = unit_.buffers();
   auto& memory = unit_.memory();
   expect_equal_start();
@@ -114,7 +110,7 @@ void UnitState::show(const Unit::Group& group, at::ScalarType dtype) const {
   unsharded->resize(static_cast<size_t>(group.chunk * unit_.mesh().shard().size()) * c10::elementSize(dtype));
   if (dtype == group.dtype && dtype == group.unsharded_dtype) return;
   for (const auto& parameter : group.parameters) {
-    const at::Tensor member(parameter.unsharded.lock());
+    const auto member = parameter.unsharded.lock();
     if (!member.defined()) continue;
     const auto view = paged_view(c10::Storage(unsharded), dtype, member.sizes(), member.strides(), member.storage_offset());
     member.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());
@@ -132,8 +128,7 @@ void UnitState::keep_for_others(const Unit::Group& group) {
 void UnitState::show_stored() {
   auto& shows_stored = unit_.flags().shows_stored;
   if (shows_stored) return;
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const BelowPaging below;
   // All that can fail comes before the first parameter changes: other guards may show the unit already.
   const auto& shard = unit_.mesh().shard();
   std::vector<std::pair<const Unit::Group*, MemoryPtr>> gathered;
@@ -157,8 +152,7 @@ void UnitState::show_stored() {
 void UnitState::begin_unsharded_writes() {
   expect_own_values();
   show_stored();
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const BelowPaging below;
   for (const auto& group : unit_.groups()) {
     const auto unsharded = group.unsharded.lock();
     if (!unsharded || unsharded->owns_memory()) continue;
@@ -170,8 +164,7 @@ void UnitState::begin_unsharded_writes() {
 }
 
 void UnitState::keep_own_part() {
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const BelowPaging below;
   for (const auto& group : unit_.groups()) {
     if (const auto unsharded = group.unsharded.lock()) {
       group.own.copy_(unit_.mesh().shard().own_chunk(flat_view(c10::Storage(unsharded), group.dtype)));
@@ -180,8 +173,7 @@ void UnitState::keep_own_part() {
 }
 
 void UnitState::make_readable() {
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const BelowPaging below;
   expect_equal_start();
   versions.publish(unit_.buffers());
 }

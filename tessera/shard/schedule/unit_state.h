@@ -4,9 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
-#include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "tessera/shard/gradients/gradient_reduction.h"

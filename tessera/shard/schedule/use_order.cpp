@@ -26,7 +26,7 @@ std::span<Unit* const> UseOrder::to_come() const {
   return trusted_ ? std::span(recorded_).subspan(next_) : std::span<Unit* const>();
 }
 
-bool UseOrder::record(Unit* unit, PassEnds pass_ends) {
+bool UseOrder::record(Unit* unit) {
   if (used_last(unit)) return true;
   // The recorded pass is complete and its first unit is used again: this is the next of several forward passes (evaluation, accumulation).
   if (trusted_ && next_ == recorded_.size() && recorded_.front() == unit) {
@@ -39,7 +39,7 @@ bool UseOrder::record(Unit* unit, PassEnds pass_ends) {
   if (trusted_ && next_ == 0 && recorded_.front() != unit && recorded_.back() == unit) return true;
   if (current_.size() > kLongestPass) current_.erase(current_.begin(), current_.begin() + kLongestPass / 2);
   if (!trusted_) {
-    if (pass_ends == PassEnds::WhenOrderRepeats) trusted_ = learn_from_repetition();
+    if (pass_ == Pass::Evaluation) trusted_ = learn_from_repetition();
     return true;
   }
   trusted_ = next_ < recorded_.size() && recorded_[next_] == unit;

@@ -9,21 +9,23 @@ namespace tessera {
 
 class Unit;
 
+/// The kinds of pass through a model. Forward passes are told apart by whether they build a graph.
+enum class Pass { None, Training, Evaluation, Backward };
+
 /// Compares units by address only and never dereferences them.
 class UseOrder {
  public:
+  explicit UseOrder(Pass pass) : pass_(pass) {}
+
+  Pass pass() const { return pass_; }
   /// Begins a pass. It is predicted from the last complete pass, if there was one.
   void begin();
   /// Ends a complete pass. The next pass is predicted from it.
   void end();
 
-  /// How the end of a pass is recognized.
-  enum class PassEnds {
-    WithWhatFollows,   // the caller calls end() and begin()
-    WhenOrderRepeats,  // there is no signal, as in evaluation: an order counts as a pass once it has occurred twice in a row
-  };
-  /// Records a use. Returns false for the first use in a pass that differs from the prediction.
-  bool record(Unit* unit, PassEnds pass_ends);
+  /// Records a use. Returns false for the first use in a pass that differs from the prediction. Nothing tells where one evaluation ends and
+  /// the next begins, so there an order also counts as a pass once it has occurred twice in a row.
+  bool record(Unit* unit);
 
   /// The predicted remaining uses of this pass; empty if there is no prediction.
   std::span<Unit* const> to_come() const;
@@ -34,6 +36,7 @@ class UseOrder {
  private:
   bool learn_from_repetition();
 
+  Pass pass_;
   std::vector<Unit*> recorded_;  // uses of the last complete pass
   std::vector<Unit*> current_;   // uses of this pass so far
   bool trusted_ = false;         // a complete pass is recorded, and this one has followed it so far

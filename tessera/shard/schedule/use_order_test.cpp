@@ -9,8 +9,6 @@
 namespace tessera::use_order_test {
 namespace {
 
-using PassEnds = UseOrder::PassEnds;
-
 std::array<std::byte, 256> places;
 
 Unit* unit_named(char letter) {
@@ -18,10 +16,10 @@ Unit* unit_named(char letter) {
 }
 
 /// Records the uses; gives those that were not predicted.
-std::string use(UseOrder& order, const std::string& uses, PassEnds pass_ends = PassEnds::WithWhatFollows) {
+std::string use(UseOrder& order, const std::string& uses) {
   std::string missed;
   for (const char letter : uses) {
-    if (!order.record(unit_named(letter), pass_ends)) missed += letter;
+    if (!order.record(unit_named(letter))) missed += letter;
   }
   return missed;
 }
@@ -39,7 +37,7 @@ void pass(UseOrder& order, const std::string& uses) {
 }
 
 TEST(UseOrder, PredictsAPassFromTheOneBefore) {
-  UseOrder order;
+  UseOrder order(Pass::Training);
   order.begin();
   EXPECT_EQ(use(order, "abc"), "");
   EXPECT_EQ(to_come(order), "");
@@ -53,14 +51,14 @@ TEST(UseOrder, PredictsAPassFromTheOneBefore) {
 }
 
 TEST(UseOrder, CountsOperatorsOfOneUnitAsOneUse) {
-  UseOrder order;
+  UseOrder order(Pass::Training);
   pass(order, "aabbba");
   order.begin();
   EXPECT_EQ(to_come(order), "aba");
 }
 
 TEST(UseOrder, ReportsAPassThatGoesAnotherWayOnceAndLearnsIt) {
-  UseOrder order;
+  UseOrder order(Pass::Training);
   pass(order, "abcd");
   order.begin();
   EXPECT_EQ(use(order, "acbd"), "c");
@@ -71,7 +69,7 @@ TEST(UseOrder, ReportsAPassThatGoesAnotherWayOnceAndLearnsIt) {
 }
 
 TEST(UseOrder, TakesTheSameForwardPassAgainForTheNextOfSeveral) {
-  UseOrder order;
+  UseOrder order(Pass::Training);
   pass(order, "abc");
   order.begin();
   EXPECT_EQ(use(order, "abcabc"), "");
@@ -85,7 +83,7 @@ TEST(UseOrder, TakesTheSameForwardPassAgainForTheNextOfSeveral) {
 }
 
 TEST(UseOrder, KeepsTheRecordWhenAPassWasEmpty) {
-  UseOrder order;
+  UseOrder order(Pass::Training);
   pass(order, "ab");
   pass(order, "");
   order.begin();
@@ -93,37 +91,37 @@ TEST(UseOrder, KeepsTheRecordWhenAPassWasEmpty) {
 }
 
 TEST(UseOrder, LearnsAPassWithoutEndWhenItHasComeTwice) {
-  UseOrder order;
+  UseOrder order(Pass::Evaluation);
   order.begin();
-  use(order, "abcab", PassEnds::WhenOrderRepeats);
+  use(order, "abcab");
   EXPECT_EQ(to_come(order), "");
-  use(order, "c", PassEnds::WhenOrderRepeats);
-  EXPECT_EQ(use(order, "a", PassEnds::WhenOrderRepeats), "");
+  use(order, "c");
+  EXPECT_EQ(use(order, "a"), "");
   EXPECT_EQ(to_come(order), "bc");
 }
 
 TEST(UseOrder, TakesARepetitionInsideOfAPassForNoPass) {
-  UseOrder order;
+  UseOrder order(Pass::Evaluation);
   order.begin();
-  use(order, "xabab", PassEnds::WhenOrderRepeats);
+  use(order, "xabab");
   EXPECT_EQ(to_come(order), "");
   EXPECT_FALSE(order.is_predicted());
 }
 
 TEST(UseOrder, KnowsThatTheLastUnitOfAPassMayBeTheFirstOfTheNext) {
-  UseOrder order;
+  UseOrder order(Pass::Training);
   pass(order, "abca");
   order.begin();
   use(order, "abca");
   EXPECT_EQ(use(order, "bca"), "b");  // the first use of the next pass was the last of this one
-  UseOrder evaluation;
+  UseOrder evaluation(Pass::Evaluation);
   evaluation.begin();
-  use(evaluation, "rabrrabrrabr", PassEnds::WhenOrderRepeats);
-  EXPECT_EQ(use(evaluation, "abr", PassEnds::WhenOrderRepeats), "");
+  use(evaluation, "rabrrabrrabr");
+  EXPECT_EQ(use(evaluation, "abr"), "");
 }
 
 TEST(UseOrder, ForgetsTheBeginningOfAPassWithoutEnd) {
-  UseOrder order;
+  UseOrder order(Pass::Training);
   order.begin();
   std::string distinct;
   for (int i = 0; i < 5000; i++) use(order, std::string(1, static_cast<char>('a' + (i * i + i / 7) % 23)));

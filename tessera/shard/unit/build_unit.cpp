@@ -69,32 +69,22 @@ std::vector<std::vector<ManagedParameter>> grouped(std::vector<ManagedParameter>
   return groups;
 }
 
-UnitLayout resolved_layout(const ShardOptions& options) {
+UnitLayout chosen_layout(const ShardOptions& options) {
   const auto& traits = options.mesh.shard().traits();
-  if (options.listing == Listing::Flat && (options.layout == Layout::Rows || options.layout == Layout::WholeParameters)) {
+  const auto wanted = options.layout;
+  if (options.listing == Listing::Flat && (wanted == Layout::Rows || wanted == Layout::WholeParameters)) {
     throw UsageError(
         "Listing::Flat lists one vector of all parameters, which only Layout::Flat has; leave the layout out, or list by name");
   }
-  if (traits.traces && options.layout != Layout::Auto) {
+  if (traits.traces && wanted != Layout::Auto) {
     throw UsageError(
         fmt::format("transport {} stands for all ranks, so it chooses how parameters are laid out; leave Layout::Auto", traits.name));
   }
-  switch (options.layout) {
-    case Layout::Rows:
-      return UnitLayout::Rows;
-    case Layout::WholeParameters:
-      return UnitLayout::WholeParameters;
-    case Layout::Flat:
-      return UnitLayout::Flat;
-    case Layout::Auto:
-      break;
-  }
-  if (traits.traces) return UnitLayout::PaddedChunks;
-  return traits.packing == Packing::OneBuffer ? UnitLayout::Flat : UnitLayout::Rows;
-}
-
-UnitLayout chosen_layout(const ShardOptions& options) {
-  const auto layout = resolved_layout(options);
+  auto layout = traits.packing == Packing::OneBuffer ? UnitLayout::Flat : UnitLayout::Rows;
+  if (traits.traces) layout = UnitLayout::PaddedChunks;
+  if (wanted == Layout::Flat) layout = UnitLayout::Flat;
+  if (wanted == Layout::Rows) layout = UnitLayout::Rows;
+  if (wanted == Layout::WholeParameters) layout = UnitLayout::WholeParameters;
   if (options.shard_size_multiple < 1) {
     throw UsageError(
         fmt::format("ShardOptions::shard_size_multiple is {}; it is a number of values, at least 1", options.shard_size_multiple));
@@ -165,6 +155,40 @@ void choose_dims(std::vector<ManagedParameter>& managed, const ShardOptions& opt
   }
 }
 
+BufferLayout layout_of(std::span<const ManagedParameter> managed, UnitLayout layout, const ShardOptions& options) {
+  const auto& first = managed.front().tensor;
+  const auto& shard = options.mesh.shard();
+  if (layout == UnitLayout::PaddedChunks) return padded_chunk_layout(first.numel(), shard.size());
+  const RankPlace place{.rank = shard.rank(), .ranks = shard.size()};
+  if (layout == UnitLayout::Rows) return row_layout(first.numel(), row_of(managed.front()), place);
+  std::vector<int64_t> numels;
+  for (const auto& parameter : managed) numels.push_back(parameter.tensor.numel());
+  // By the dtype of the shards, so that a checkpoint can be resumed with another param_dtype.
+  const auto alignment = kAlignment / static_cast<int64_t>(c10::elementSize(first.scalar_type()));
+  if (layout == UnitLayout::WholeParameters) return whole_parameter_layout(numels, alignment, place);
+  return flat_layout(numels, alignment, place, options.shard_size_multiple);
+}
+
+/// The values that the shard of a span holds: of each rank that this process represents.
+std::vector<ValueRange> ranges_of(const Span& span, UnitLayout layout, const Mesh& mesh) {
+  if (layout != UnitLayout::PaddedChunks) return {{.begin = span.shard_begin, .numel = span.shard_numel}};
+  std::vector<ValueRange> ranges;
+  for (const int rank : mesh.world().local_ranks()) {
+    const auto begin = std::min(rank % mesh.shape().shard * span.shard_numel, span.numel);
+    ranges.push_back({.begin = begin, .numel = std::min(span.numel - begin, span.shard_numel)});
+  }
+  return ranges;
+}
+
+/// The shard of a parameter with so many dimensions: it has as many, so that programs can still tell matrices from biases by `dim() >= 2`.
+at::Tensor shard_of(const TaggedStoragePtr& storage, at::ScalarType dtype, const Span& span, int64_t dim, bool trained, size_t index) {
+  std::vector<int64_t> sizes(static_cast<size_t>(std::max<int64_t>(dim, 1)), 1), strides(sizes);
+  sizes.front() = span.shard_numel;
+  // The place of an empty shard does not tell its parameter, so its stride, which has no other meaning, holds the index: see around().
+  if (span.shard_numel == 0) strides.front() = static_cast<int64_t>(index) + 1;
+  return paged_view(c10::Storage(storage), dtype, sizes, strides, span.shard_offset).set_requires_grad(trained);
+}
+
 /// What a unit keeps of its options: not the parameters that they name, or that a function may have captured. These own their units, which
 /// would never end.
 ShardOptions without_parameters(ShardOptions options) {
@@ -178,20 +202,13 @@ ShardOptions without_parameters(ShardOptions options) {
 
 /// A group whose shards have their values, while its parameters are still as they were.
 struct Unit::Prepared {
-  struct Start {
-    std::vector<int64_t> sizes, strides;
-    bool unset;
-  };
-  std::vector<ManagedParameter> managed;
-  BufferLayout layout;
   Group group;
-  TaggedStoragePtr own_storage, unsharded_storage;
-  std::vector<Start> starts = {};
+  std::vector<at::Tensor> members;  // the parameters, as the modules have them
+  TaggedStoragePtr unsharded;
 };
 
 std::shared_ptr<Unit> Unit::make(std::string name, std::vector<ManagedParameter> managed, const ShardOptions& options) {
   expect_shardable(managed);
-  expect_start(managed, options, name);
   choose_dims(managed, options);
   const auto unit_layout = chosen_layout(options);
   auto unit_codec = chosen_codec(options);
@@ -205,85 +222,83 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<ManagedParameter>
   const auto device = device_of_values(managed.front().tensor, options.mesh.world().traits().device);
   FormerMemory former(managed);
   auto groups = grouped(std::move(managed), unit_layout);
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const BelowPaging below;
   const auto number = options.mesh.world().next_number();  // also where a rank fails: all ranks count alike
   // All memory is allocated and filled before the first parameter changes, so that the model stays as it was if that fails.
   std::shared_ptr<Unit> unit;
+  std::vector<BufferLayout> layouts;
   std::vector<MemoryPtr> memory;
   const auto allocate = [&] {
     unit.reset(new Unit(name, number, without_parameters(options), unit_layout, std::move(unit_codec),
                         make_unit_memory(options, decodes, device), device));
-    for (const auto& group : groups) memory.push_back(unit->memory_.chunks->add(unit->plan(group)));
+    for (const auto& group : groups) {
+      const auto& first = group.front().tensor;
+      const auto chunk = layouts.emplace_back(layout_of(group, unit_layout, options)).chunk;
+      expect_consistent(*unit->codec_, first.scalar_type(), chunk);
+      memory.push_back(unit->memory_.chunks->add({.unit = name,
+                                                  .chunk = chunk,
+                                                  .dtype = first.scalar_type(),
+                                                  .codec = unit->codec_.get(),
+                                                  .device = device,
+                                                  .trained = first.requires_grad()}));
+    }
   };
   // Disks fill up on one host alone.
   const bool on_disk = options.offload.parameters == OffloadTo::Disk;
   on_disk ? all_or_none(options.mesh.world(), {.unit = name}, "has no room for its parameters", allocate) : allocate();
   Starts starts(options, name);
   std::vector<Prepared> prepared;
-  for (size_t i = 0; i < groups.size(); i++) prepared.push_back(unit->prepare(std::move(groups[i]), i, std::move(memory[i]), starts));
+  for (size_t i = 0; i < groups.size(); i++) prepared.push_back(unit->prepare(groups[i], layouts[i], i, std::move(memory[i]), starts));
   starts.expect_all();
   for (auto& group : prepared) unit->add_group(std::move(group));
   former.abandon();
   for (auto& group : unit->groups_) {
     if (group.flat) unit->parameters_[group.flat->shard.unsafeGetTensorImpl()] = &*group.flat;
     for (auto& parameter : group.parameters) {
-      unit->parameters_[parameter.unsharded.lock().get()] = &parameter;
+      unit->parameters_[parameter.unsharded.lock().unsafeGetTensorImpl()] = &parameter;
       if (!group.flat) unit->parameters_[parameter.shard.unsafeGetTensorImpl()] = &parameter;
     }
   }
   return unit;
 }
 
-BufferLayout Unit::layout(std::span<const ManagedParameter> managed) const {
-  const auto& first = managed.front().tensor;
+Unit::Prepared Unit::prepare(std::span<const ManagedParameter> managed, const BufferLayout& layout, size_t number, MemoryPtr memory,
+                             Starts& starts) {
   const auto& shard = mesh().shard();
-  if (layout_ == UnitLayout::PaddedChunks) return padded_chunk_layout(first.numel(), shard.size());
-  const RankPlace place{.rank = shard.rank(), .ranks = shard.size()};
-  if (layout_ == UnitLayout::Rows) return row_layout(first.numel(), row_of(managed.front()), place);
-  std::vector<int64_t> numels;
-  for (const auto& parameter : managed) numels.push_back(parameter.tensor.numel());
-  // By the dtype of the shards, so that a checkpoint can be resumed with another param_dtype.
-  const auto alignment = kAlignment / static_cast<int64_t>(c10::elementSize(first.scalar_type()));
-  if (layout_ == UnitLayout::WholeParameters) return whole_parameter_layout(numels, alignment, place);
-  return flat_layout(numels, alignment, place, options_.shard_size_multiple);
-}
-
-BufferPlan Unit::plan(std::span<const ManagedParameter> managed) const {
-  const auto& first = managed.front().tensor;
-  const auto chunk = layout(managed).chunk;
-  expect_consistent(*codec_, first.scalar_type(), chunk);
-  return {.unit = name_,
-          .chunk = chunk,
-          .dtype = first.scalar_type(),
-          .codec = codec_.get(),
-          .device = device_,
-          .trained = first.requires_grad()};
-}
-
-Unit::Prepared Unit::prepare(std::vector<ManagedParameter> managed, size_t number, MemoryPtr memory, Starts& starts) {
-  const auto& shard = mesh().shard();
-  const auto layout = this->layout(managed);
   const auto stored = managed.front().tensor.scalar_type(), computed = codec_->computed(stored);
-  Prepared result{.managed = std::move(managed),
-                  .layout = layout,
-                  .group = {.dtype = stored,
+  const bool trained = managed.front().tensor.requires_grad();
+  const auto own_storage = make_storage(Role::Sharded, number, layout.chunk, stored);
+  Prepared result{.group = {.dtype = stored,
                             .unsharded_dtype = computed,
                             .gradient_dtype = gradient_dtype(stored, options_.mixed_precision),
-                            .chunk = layout.chunk},
-                  .own_storage = make_storage(Role::Sharded, number, layout.chunk, stored),
-                  .unsharded_storage = make_storage(Role::Unsharded, number, layout.chunk * shard.size(), computed)};
+                            .chunk = layout.chunk,
+                            .converts = codec_->encodes(stored) || codec_->decodes(stored),
+                            .optimizers_cast = stored == at::kFloat && computed == at::kBFloat16 && !options_.codec,
+                            .number = number},
+                  .members = {},
+                  .unsharded = make_storage(Role::Unsharded, number, layout.chunk * shard.size(), computed)};
   auto& group = result.group;
-  group.converts = codec_->encodes(stored) || codec_->decodes(stored);
-  group.number = number;
-  group.optimizers_cast = stored == at::kFloat && computed == at::kBFloat16 && !options_.codec;
-  result.own_storage->attach(std::move(memory));
-  group.own = result.own_storage->memory_view(stored).zero_();
-  result.unsharded_storage->explain(freed_message(name_));
-  group.unsharded = c10::weak_intrusive_ptr<TaggedStorage>(result.unsharded_storage);
-  for (size_t i = 0; i < result.managed.size(); i++) {
+  own_storage->attach(std::move(memory));
+  group.own = own_storage->memory_view(stored).zero_();
+  result.unsharded->explain(freed_message(name_));
+  group.unsharded = c10::weak_intrusive_ptr<TaggedStorage>(result.unsharded);
+  if (options_.listing == Listing::Flat) {
+    const auto numel = layout.chunk * shard.size();
+    const auto begin = layout_ == UnitLayout::PaddedChunks ? 0 : shard.rank() * layout.chunk;
+    const Span span{.numel = numel, .shard_numel = layout.chunk, .shard_begin = begin};
+    const auto name = fmt::format("flat_param_{}", number);
+    group.flat = Parameter{.name = name,
+                           .local_name = name,
+                           .shard = shard_of(own_storage, stored, span, 1, trained, 0),
+                           .sizes = {numel},
+                           .strides = {1},
+                           .span = span,
+                           .ranges = ranges_of(span, layout_, mesh())};
+  }
+  for (size_t i = 0; i < managed.size(); i++) {
+    const auto& [name, tensor, index, other_names, dim] = managed[i];
     const auto& span = layout.spans[i];
-    auto start = starts.of(result.managed[i], span);
+    auto start = starts.of(managed[i], span);
     group.fingerprint = group.fingerprint * 31 + start.fingerprint;
     const auto own = group.own.narrow(0, span.shard_offset, span.shard_numel);
     if (start.all.defined()) {
@@ -291,77 +306,38 @@ Unit::Prepared Unit::prepare(std::vector<ManagedParameter> managed, size_t numbe
     } else if (start.part.defined()) {
       own.copy_(start.part);
     }
-    result.starts.push_back({.sizes = std::move(start.sizes), .strides = std::move(start.strides), .unset = !start.known()});
+    group.parameters.push_back({.name = name,
+                                .local_name = name,
+                                .other_names = other_names,
+                                .index = index,
+                                .shard = group.flat ? group.flat->shard : shard_of(own_storage, stored, span, tensor.dim(), trained, i),
+                                .sizes = std::move(start.sizes),
+                                .strides = std::move(start.strides),
+                                .span = span,
+                                .ranges = ranges_of(span, layout_, mesh()),
+                                .origin = c10::make_intrusive<Origin>(shared_from_this(), number, i),
+                                .unsharded = WeakTensor(tensor),
+                                .unset = !start.known()});
+    result.members.push_back(tensor);
   }
   return result;
 }
 
 void Unit::add_group(Prepared prepared) {
   auto& group = prepared.group;
-  const auto number = groups_.size();
-  const auto ranges_of = [&](const Span& span) -> std::vector<ValueRange> {
-    if (layout_ != UnitLayout::PaddedChunks) return {{.begin = span.shard_begin, .numel = span.shard_numel}};
-    std::vector<ValueRange> ranges;
-    for (const int rank : mesh().world().local_ranks()) {
-      const auto begin = std::min(rank % mesh().shape().shard * span.shard_numel, span.numel);
-      ranges.push_back({.begin = begin, .numel = std::min(span.numel - begin, span.shard_numel)});
-    }
-    return ranges;
-  };
-  const auto shard_of = [&](const Span& span, int64_t dim, bool trained, size_t index) {
-    // The shard has as many dimensions as the parameter, so that programs can still tell matrices from biases by `dim() >= 2`.
-    std::vector<int64_t> sizes(static_cast<size_t>(std::max<int64_t>(dim, 1)), 1), strides(sizes);
-    sizes.front() = span.shard_numel;
-    // The place of an empty shard does not tell its parameter, so its stride, which has no other meaning, holds the index: see around().
-    if (span.shard_numel == 0) strides.front() = static_cast<int64_t>(index) + 1;
-    auto view = paged_view(c10::Storage(prepared.own_storage), group.dtype, sizes, strides, span.shard_offset);
-    view.set_requires_grad(trained);
-    return view;
-  };
-  if (options_.listing == Listing::Flat) {
-    const auto& shard = mesh().shard();
-    const auto numel = group.chunk * shard.size();
-    const auto begin = layout_ == UnitLayout::PaddedChunks ? 0 : shard.rank() * group.chunk;
-    const Span span{.numel = numel, .shard_numel = group.chunk, .shard_begin = begin};
-    const auto name = fmt::format("flat_param_{}", number);
-    group.flat = Parameter{.name = name,
-                           .local_name = name,
-                           .shard = shard_of(span, 1, prepared.managed.front().tensor.requires_grad(), 0),
-                           .sizes = {numel},
-                           .strides = {1},
-                           .span = span,
-                           .ranges = ranges_of(span),
-                           .origin = {},
-                           .unsharded = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(
-                               c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>())};
-  }
-  for (size_t i = 0; i < prepared.managed.size(); i++) {
-    auto& [name, tensor, index, other_names, dim] = prepared.managed[i];
-    auto& [sizes, strides, unset] = prepared.starts[i];
-    const auto& span = prepared.layout.spans[i];
+  for (size_t i = 0; i < prepared.members.size(); i++) {
+    const auto& parameter = group.parameters[i];
+    const auto member = std::exchange(prepared.members[i], {});
+    flags_.unset += parameter.unset ? 1 : 0;
+    abandon_values(member);
     // The tensor that the module holds becomes a view of the unsharded storage: the same object with the same sizes, but other memory.
-    const auto view = paged_view(c10::Storage(prepared.unsharded_storage), group.unsharded_dtype, sizes, strides, span.offset);
-    group.parameters.push_back({.name = name,
-                                .local_name = name,
-                                .other_names = std::move(other_names),
-                                .index = index,
-                                .shard = group.flat ? group.flat->shard : shard_of(span, tensor.dim(), tensor.requires_grad(), i),
-                                .sizes = std::move(sizes),
-                                .strides = std::move(strides),
-                                .span = span,
-                                .ranges = ranges_of(span),
-                                .origin = c10::make_intrusive<Origin>(shared_from_this(), number, i),
-                                .unsharded = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr()),
-                                .unset = unset});
-    flags_.unset += unset ? 1 : 0;
-    abandon_values(tensor);
     // set_data would refuse a change of dtype, and devices that libtorch does not know.
-    tensor.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());
-    UnshardedMeta::replace(tensor, group.parameters.back().shard, options_.listing);
-    const auto& shard = group.parameters.back().shard;
-    if (!group.flat) ShardedMeta::replace(shard, tensor);
-    if (group.gradient_dtype != group.dtype) compat::set_grad_dtype(shard, group.gradient_dtype);
-    tensor = at::Tensor();
+    const auto view = paged_view(c10::Storage(prepared.unsharded), group.unsharded_dtype, parameter.sizes, parameter.strides,
+                                 parameter.span.offset);
+    member.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());
+    UnshardedMeta::replace(member, parameter.shard, options_.listing);
+    if (!group.flat) ShardedMeta::replace(parameter.shard, member);
+    if (group.gradient_dtype != group.dtype) compat::set_grad_dtype(parameter.shard, group.gradient_dtype);
   }
   groups_.push_back(std::move(group));
 }

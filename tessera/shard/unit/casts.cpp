@@ -13,12 +13,12 @@ at::Tensor Casts::cast(const at::Tensor& operand, at::ScalarType dtype) {
   std::erase_if(known_, [](const Cast& known) { return known.operand.expired() || known.result.expired(); });
   const auto version = static_cast<uint32_t>(operand._version());
   for (const auto& known : known_) {
-    if (known.operand.lock() != operand.getIntrusivePtr() || known.version != version) continue;
-    const at::Tensor result(known.result.lock());
+    if (!known.operand.lock().is_same(operand) || known.version != version) continue;
+    const auto result = known.result.lock();
     if (result.defined() && result.scalar_type() == dtype) return result;
   }
   auto result = operand.to(dtype);
-  known_.push_back({.operand = Weak(operand.getIntrusivePtr()), .version = version, .result = Weak(result.getIntrusivePtr())});
+  known_.push_back({.operand = WeakTensor(operand), .version = version, .result = WeakTensor(result)});
   return result;
 }
 

@@ -21,9 +21,8 @@ using torch::nn::Module;
 
 /// The parameters that are ignored, by address. It owns neither them nor their models.
 struct IgnoredParameters {
-  using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   std::mutex mutex;
-  std::map<const c10::TensorImpl*, std::pair<Weak, Ignored>> known;
+  std::map<const c10::TensorImpl*, std::pair<WeakTensor, Ignored>> known;
   Sweep sweep;
 };
 
@@ -32,9 +31,11 @@ IgnoredParameters& ignored_parameters() {
   return instance;
 }
 
-/// The names of the parameters of modules that are in no unit.
-std::map<c10::TensorImpl*, std::string> free_parameters(std::span<Module* const> modules) {
-  std::map<c10::TensorImpl*, std::string> result;
+using Names = std::map<c10::TensorImpl*, std::string>;
+
+/// The parameters of modules that are in no unit.
+Names free_parameters(std::span<Module* const> modules) {
+  Names result;
   for (const auto* module : modules) {
     for (const auto& item : module->named_parameters()) {
       if (locate(item.value()).parameter == nullptr) result.try_emplace(item.value().unsafeGetTensorImpl(), item.key());
@@ -43,15 +44,14 @@ std::map<c10::TensorImpl*, std::string> free_parameters(std::span<Module* const>
   return result;
 }
 
-/// The buffers of modules, which may be ignored as well: they keep their dtype.
-std::map<c10::TensorImpl*, std::string> buffers_of(std::span<Module* const> modules) {
-  std::map<c10::TensorImpl*, std::string> result;
+/// Buffers may be ignored as well: they keep their dtype.
+Names with_buffers(Names parameters, std::span<Module* const> modules) {
   for (const auto* module : modules) {
     for (const auto& item : module->named_buffers()) {
-      if (item.value().defined()) result.try_emplace(item.value().unsafeGetTensorImpl(), item.key());
+      if (item.value().defined()) parameters.try_emplace(item.value().unsafeGetTensorImpl(), item.key());
     }
   }
-  return result;
+  return parameters;
 }
 
 std::string unknown(const std::string& list, const at::Tensor& tensor, std::span<Module* const> modules) {
@@ -77,10 +77,8 @@ bool is_in(std::span<const at::Tensor> tensors, const at::Tensor& tensor) {
 void expect_named_once(std::span<Module* const> modules, const ShardOptions& options) {
   if (options.ignored.empty() && options.replicated.empty() && options.left_out.empty()) return;
   const auto parameters = free_parameters(modules);
-  auto or_buffers = buffers_of(modules);
-  or_buffers.insert(parameters.begin(), parameters.end());
-  std::map<c10::TensorImpl*, std::string> named;
-  const auto expect = [&](const std::string& list, const std::vector<at::Tensor>& tensors, const auto& known) {
+  Names named;
+  const auto expect = [&](const std::string& list, const std::vector<at::Tensor>& tensors, const Names& known) {
     for (const auto& tensor : tensors) {
       const auto found = known.find(tensor.unsafeGetTensorImpl());
       if (!tensor.defined() || found == known.end()) throw UsageError(unknown(list, tensor, modules));
@@ -90,7 +88,7 @@ void expect_named_once(std::span<Module* const> modules, const ShardOptions& opt
                                    found->second, first->second, list));
     }
   };
-  expect("ignored", options.ignored, or_buffers);
+  expect("ignored", options.ignored, with_buffers(parameters, modules));
   expect("replicated", options.replicated, parameters);
   expect("left_out", options.left_out, parameters);
 }
@@ -99,8 +97,7 @@ void remember_ignored(const at::Tensor& parameter, const std::string& name, cons
   auto& [mutex, known, sweep] = ignored_parameters();
   const std::lock_guard lock(mutex);
   sweep(known, [](const auto& entry) { return entry.second.first.expired() || entry.second.second.model.expired(); });
-  known.insert_or_assign(parameter.unsafeGetTensorImpl(), std::pair(IgnoredParameters::Weak(parameter.getIntrusivePtr()),
-                                                                    Ignored{.name = name, .model = model}));
+  known.insert_or_assign(parameter.unsafeGetTensorImpl(), std::pair(WeakTensor(parameter), Ignored{.name = name, .model = model}));
 }
 
 std::optional<Ignored> find_ignored(const at::Tensor& parameter) {
@@ -118,8 +115,7 @@ void note_averaged(const at::Tensor& parameter) {
 }
 
 ShardOptions options_for(std::span<Module* const> modules, ShardOptions options) {
-  auto known = free_parameters(modules);
-  known.merge(buffers_of(modules));
+  const auto known = with_buffers(free_parameters(modules), modules);
   for (auto* list : {&options.ignored, &options.replicated, &options.left_out}) {
     std::erase_if(*list, [&](const at::Tensor& tensor) { return !known.contains(tensor.unsafeGetTensorImpl()); });
   }

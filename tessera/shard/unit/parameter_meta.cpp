@@ -4,7 +4,6 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <memory>
 #include <typeinfo>
 #include <utility>
 
@@ -60,7 +59,7 @@ bool UnshardedMeta::agree() const {
   return trains_;
 }
 
-ShardedMeta::ShardedMeta(const at::Tensor& unsharded) : unsharded_(unsharded.getIntrusivePtr()) {}
+ShardedMeta::ShardedMeta(const at::Tensor& unsharded) : unsharded_(unsharded) {}
 
 void ShardedMeta::replace(const at::Tensor& shard, const at::Tensor& unsharded) {
   std::unique_ptr<ShardedMeta> meta(new ShardedMeta(unsharded));
@@ -72,7 +71,7 @@ void ShardedMeta::replace(const at::Tensor& shard, const at::Tensor& unsharded) 
 }
 
 bool ShardedMeta::requires_grad() const {
-  const at::Tensor unsharded(unsharded_.lock());
+  const auto unsharded = unsharded_.lock();
   if (unsharded.defined()) unsharded_meta(unsharded)->agree();
   return requires_grad_;
 }
@@ -108,12 +107,12 @@ UnshardedMeta* unsharded_meta(const at::Tensor& tensor) {
 }
 
 bool trains(const Unit::Parameter& parameter) {
-  const at::Tensor unsharded(parameter.unsharded.lock());
+  const auto unsharded = parameter.unsharded.lock();
   return unsharded.defined() && unsharded_meta(unsharded)->requires_grad();
 }
 
 bool is_trained(const Unit& unit) {
-  return std::ranges::any_of(unit.groups(), [](const Unit::Group& group) { return std::ranges::any_of(group.parameters, trains); });
+  return std::ranges::any_of(parameters_of(unit), trains);
 }
 
 }  // namespace tessera

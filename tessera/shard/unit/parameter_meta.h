@@ -63,7 +63,7 @@ class ShardedMeta final : public torch::autograd::AutogradMeta {
  private:
   explicit ShardedMeta(const at::Tensor& unsharded);
 
-  const c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> unsharded_;
+  const WeakTensor unsharded_;
 };
 
 /// Null if the tensor is not itself an unsharded parameter; a view of one does not count.

@@ -3,20 +3,12 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "tessera/base/error.h"
-#include "tessera/base/words.h"
 #include "tessera/shard/deferred/values.h"
 #include "tessera/shard/unit/fingerprint.h"
 
 namespace tessera {
 namespace {
-
-/// Whether this rank can have the values of a parameter that lacks them.
-bool has_source(const at::Tensor& tensor, const ShardOptions& options) {
-  return options.param_init_fn || has_recipe(tensor);
-}
 
 /// All values of a dense tensor in the order in which they lie in memory.
 at::Tensor in_memory_order(const at::Tensor& tensor) {
@@ -24,40 +16,6 @@ at::Tensor in_memory_order(const at::Tensor& tensor) {
 }
 
 }  // namespace
-
-void expect_start(const std::vector<ManagedParameter>& managed, const ShardOptions& options, const std::string& unit) {
-  const auto& world = options.mesh.world();
-  if (options.start != Start::FromRank0 || world.traits().traces) return;
-  all_or_none(world, {.unit = unit}, "can't send its parameters", [&] {
-    if (!world.is_first()) return;
-    std::vector<std::string> unknown;
-    for (const auto& parameter : managed) {
-      if (lacks_values(parameter.tensor) && !has_source(parameter.tensor, options)) unknown.push_back(parameter.name);
-    }
-    if (unknown.empty()) return;
-    throw UsageError(
-        fmt::format("rank 0 is to send its parameters to the others, but has no values for {}; make or load the module there, or "
-                    "shard with {{.start = tessera::Start::Loaded}} and load afterwards",
-                    some_of(unknown)));
-  });
-}
-
-void expect_arrived(const Arrivals& arrivals, const ShardOptions& options, const std::string& unit) {
-  const auto& world = options.mesh.world();
-  if (options.start != Start::FromRank0 || world.traits().traces) return;
-  const auto& [names, fingerprints] = arrivals;
-  const auto numbers = at::empty({static_cast<int64_t>(fingerprints.size())}, at::kLong);
-  for (size_t i = 0; i < fingerprints.size(); i++) numbers[static_cast<int64_t>(i)] = static_cast<int64_t>(fingerprints[i]);
-  const auto sent = numbers.to(world.traits().device);
-  world.broadcast(sent, 0, {.unit = unit}).wait();
-  const auto expected = sent.cpu();
-  all_or_none(world, {.unit = unit}, "has other parameters than rank 0 sent", [&] {
-    for (size_t i = 0; i < names.size(); i++) {
-      if (expected[static_cast<int64_t>(i)].item<int64_t>() == static_cast<int64_t>(fingerprints[i])) continue;
-      throw DisagreementError(fmt::format("the values of parameter '{}' that arrived are not those that rank 0 sent", names[i]));
-    }
-  });
-}
 
 /// New memory with the values of a parameter that lacks them.
 at::Tensor Starts::computed(const ManagedParameter& parameter) const {
@@ -78,8 +36,15 @@ StartValues Starts::made(const ManagedParameter& parameter, const Span& span) co
     result.all = in_memory_order(full);
     return result;
   }
-  if (!has_source(tensor, options_)) return result;
-  const bool may_be_part = options_.start != Start::FromRank0 && !options_.param_init_fn && !options_.mesh.world().traits().traces;
+  const bool sends = options_.start == Start::FromRank0;
+  if (!options_.param_init_fn && !has_recipe(tensor)) {
+    if (!sends) return result;
+    throw UsageError(
+        fmt::format("rank 0 is to send its parameters to the others, but has no values for '{}'; make or load the module there, or "
+                    "shard with {{.start = tessera::Start::Loaded}} and load afterwards",
+                    parameter.name));
+  }
+  const bool may_be_part = !sends && !options_.param_init_fn && !options_.mesh.world().traits().traces;
   if (may_be_part && tensor.strides() == full.strides() && has_parts(tensor)) {
     result.part = computed_values(tensor, {.begin = span.shard_begin, .numel = span.shard_numel});
     result.fingerprint = fingerprint_of_recipe(tensor);
@@ -108,14 +73,7 @@ StartValues Starts::of(const ManagedParameter& parameter, const Span& span) {
     world.broadcast(result.all, 0, {.unit = unit_}).wait();
   }
   if (result.all.defined() && !world.traits().traces) result.fingerprint = fingerprint(result.all);
-  arrivals_.names.push_back(parameter.name);
-  arrivals_.fingerprints.push_back(result.fingerprint);
   return result;
-}
-
-void Starts::expect_all() const {
-  making_.expect_all(options_.mesh.world(), {.unit = unit_}, "can't make its parameters");
-  expect_arrived(arrivals_, options_, unit_);
 }
 
 }  // namespace tessera

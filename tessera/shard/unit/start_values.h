@@ -15,9 +15,6 @@
 
 namespace tessera {
 
-/// Throws on all ranks if rank 0 is to send values that it does not have. Collective then.
-void expect_start(const std::vector<ManagedParameter>& managed, const ShardOptions& options, const std::string& unit);
-
 /// Of one parameter.
 struct StartValues {
   std::vector<int64_t> sizes, strides;  // as the unit has it
@@ -28,16 +25,6 @@ struct StartValues {
   bool known() const { return all.defined() || part.defined(); }
 };
 
-/// The parameters of a unit as they have arrived.
-struct Arrivals {
-  std::vector<std::string> names = {};
-  std::vector<uint64_t> fingerprints = {};
-};
-
-/// With Start::FromRank0, throws on all ranks, with the names of the parameter and the rank, if values are not those that rank 0 has sent.
-/// Collective then.
-void expect_arrived(const Arrivals& arrivals, const ShardOptions& options, const std::string& unit);
-
 /// Gets the values of a unit's parameters, one after the other. The parameters stay as they are.
 class Starts {
  public:
@@ -47,8 +34,8 @@ class Starts {
   /// Makes room for the values of this parameter only. What goes wrong while they are made is left to expect_all(). Collective with
   /// Start::FromRank0.
   StartValues of(const ManagedParameter& parameter, const Span& span);
-  /// Throws on all ranks if some rank could not make its values, or if they are not those that rank 0 has sent. Collective.
-  void expect_all() const;
+  /// Throws on all ranks if some rank could not make its values. Collective.
+  void expect_all() const { making_.expect_all(options_.mesh.world(), {.unit = unit_}, "can't make its parameters"); }
 
  private:
   at::Tensor computed(const ManagedParameter& parameter) const;
@@ -57,7 +44,6 @@ class Starts {
   const ShardOptions& options_;
   const std::string unit_;
   AllOrNone making_;
-  Arrivals arrivals_;
 };
 
 }  // namespace tessera

@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "tessera/base/error.h"
+#include "tessera/base/words.h"
+
 namespace tessera {
 
 /// A codec computes with the form that it makes of float32, unless that is float32 again.
@@ -25,20 +28,6 @@ Unit::Unit(std::string name, uint64_t number, const ShardOptions& options, UnitL
       device_(device),
       number_(number),
       memory_(std::move(memory)) {}
-
-std::string_view Unit::layout_name() const {
-  switch (layout_) {
-    case UnitLayout::Flat:
-      return "flat";
-    case UnitLayout::Rows:
-      return "rows";
-    case UnitLayout::WholeParameters:
-      return "whole parameters";
-    case UnitLayout::PaddedChunks:
-      return "padded chunks";
-  }
-  return {};
-}
 
 Buffers Unit::buffers() const {
   Buffers result;
@@ -79,7 +68,7 @@ std::vector<const Unit::Parameter*> Unit::parameters_in(const at::Tensor& shard)
 
 void Unit::outdate(const at::Tensor& written) {
   const auto outdate_one = [](const Parameter& parameter) {
-    if (const auto unsharded = parameter.unsharded.lock()) unsharded->bump_version();
+    if (const auto unsharded = parameter.unsharded.lock(); unsharded.defined()) unsharded.unsafeGetTensorImpl()->bump_version();
   };
   const auto outdate_all = [&](const Group& group) { std::ranges::for_each(group.parameters, outdate_one); };
   if (!written.defined()) return std::ranges::for_each(groups_, outdate_all), void();
@@ -105,7 +94,7 @@ const Unit::Parameter* Unit::find(const at::Tensor& tensor) const {
   if (known == parameters_.end()) return nullptr;
   const auto& parameter = *known->second;
   // A new tensor may have the address of an unsharded parameter that no longer exists.
-  return parameter.shard.is_same(tensor) || parameter.unsharded.lock() == tensor.getIntrusivePtr() ? &parameter : nullptr;
+  return parameter.shard.is_same(tensor) || parameter.unsharded.lock().is_same(tensor) ? &parameter : nullptr;
 }
 
 const Unit::Parameter* Unit::around(const at::Tensor& view) const {
@@ -132,6 +121,32 @@ Located locate(const at::Tensor& tensor) {
   if (parameter == nullptr) return {};
   const auto& group = unit->groups()[tag->group];
   return {std::move(unit), &group, parameter};
+}
+
+void note_values(const Unit& unit, const Unit::Parameter& parameter) {
+  if (std::exchange(parameter.unset, false)) unit.flags().unset--;
+}
+
+void note_values(const Unit& unit, const at::Tensor& shard) {
+  for (const auto* parameter : unit.parameters_in(shard)) note_values(unit, *parameter);
+}
+
+void expect_values(const Unit& unit, std::string_view what) {
+  if (unit.flags().unset == 0) return;
+  std::vector<std::string> names;
+  for (const auto& parameter : parameters_of(unit)) {
+    if (parameter.unset) names.push_back(parameter.name);
+  }
+  throw UsageError(
+      fmt::format("{} needs the values of {}, but nobody has loaded or initialised them: load_weights, checkpoint::load and "
+                  "load_full_state_dict load parameters, ShardOptions::param_init_fn initialises those of a module on the meta device, and "
+                  "deferred_init records how a module makes its own",
+                  what, some_of(names)));
+}
+
+void expect_values_of(const Unit& unit, const at::Tensor& shard, std::string_view what) {
+  const auto parameters = unit.parameters_in(shard);
+  if (std::ranges::any_of(parameters, [](const Unit::Parameter* parameter) { return parameter->unset; })) expect_values(unit, what);
 }
 
 std::string name_of(const Unit::Parameter& parameter, const Unit& unit) {

@@ -5,19 +5,24 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <ranges>
+#include <span>
+#include <stdexcept>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "tessera/base/tensor_slice.h"
+#include "tessera/base/weak_tensor.h"
 #include "tessera/shard/memory/unit_memory.h"
 #include "tessera/shard/options.h"
 #include "tessera/shard/storage/paged_tensor.h"
 #include "tessera/shard/storage/storage_tag.h"
 #include "tessera/shard/unit/layout.h"
 #include "tessera/shard/unit/managed_parameter.h"
-#include "tessera/shard/unit/schedule_lock.h"
 
 namespace torch::nn {
 class Module;
@@ -28,6 +33,23 @@ namespace tessera {
 class Schedule;
 class UnitState;
 class Starts;
+
+/// The lock of a schedule, which is the key to the state of its units: while it exists, no other thread uses them. One thread may hold
+/// several.
+class [[nodiscard]] ScheduleLock {
+ public:
+  /// Throws std::logic_error if it is the lock of another schedule.
+  void expect_of(const Schedule* schedule) const {
+    if (schedule_ != schedule) throw std::logic_error("the state of a unit was asked for with the lock of another schedule");
+  }
+
+ private:
+  friend class Schedule;
+  ScheduleLock(const Schedule& schedule, std::recursive_mutex& mutex) : schedule_(&schedule), lock_(mutex) {}
+
+  const Schedule* schedule_;
+  std::unique_lock<std::recursive_mutex> lock_;
+};
 
 /// What one unit cost this rank since the last reset. Changed under the lock of its schedule.
 struct UnitCounters {
@@ -52,6 +74,7 @@ struct UnitFlags {
 /// The layout of a unit, after Layout::Auto has been resolved. PaddedChunks: each parameter by itself in equal chunks, for a process that
 /// represents several ranks.
 enum class UnitLayout { Flat, Rows, WholeParameters, PaddedChunks };
+inline constexpr std::string_view kLayoutNames[] = {"flat", "rows", "whole parameters", "padded chunks"};
 
 /// The dtype to which floating-point operands of a unit's operators are cast, if any.
 std::optional<at::ScalarType> compute_dtype_of(const ShardOptions& options);
@@ -82,8 +105,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
     Span span;
     /// The values that the shard holds: one range for each rank that this process represents, without padding.
     std::vector<ValueRange> ranges = {};
-    OriginPtr origin;  // marks local values that are computed from the shard
-    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> unsharded;
+    OriginPtr origin = {};  // marks local values that are computed from the shard
+    WeakTensor unsharded = {};
     mutable bool unset = false;  // it had no values when it was sharded, and nobody has written any since
   };
 
@@ -102,7 +125,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
     size_t number = 0;                   // index in the unit
 
     /// The storage of this rank's chunk; the shards are views of it.
-    TaggedStorage& own_storage() const { return *tagged_storage(flat ? flat->shard : parameters.front().shard); }
+    TaggedStorage& own_storage() const { return *tagged_storage(listed().front().shard); }
+    /// What `parameters()` lists of the group, each with a shard of its own.
+    std::span<const Parameter> listed() const { return flat ? std::span(&*flat, 1) : std::span(parameters); }
   };
 
   /// Makes a unit of these parameters. Their tensors stay the same objects, but lose their former memory. Whoever makes it gives it a state
@@ -122,7 +147,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::optional<at::ScalarType> compute_dtype() const { return compute_dtype_; }
   /// The calls that operators need around them, by tessera::call or the class FullyShardedDataParallel.
   std::vector<NeededCall>& needed_calls() { return needed_calls_; }
-  std::string_view layout_name() const;
+  std::string_view layout_name() const { return kLayoutNames[static_cast<size_t>(layout_)]; }
 
   UnitMemory& memory() { return memory_; }
   /// Without those whose unsharded parameters no module holds any more.
@@ -162,10 +187,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
        c10::Device device);
 
   // Used while the unit is made; defined in build_unit.cpp.
-  BufferLayout layout(std::span<const ManagedParameter> managed) const;
-  BufferPlan plan(std::span<const ManagedParameter> managed) const;
   struct Prepared;
-  Prepared prepare(std::vector<ManagedParameter> managed, size_t number, MemoryPtr memory, Starts& starts);
+  Prepared prepare(std::span<const ManagedParameter> managed, const BufferLayout& layout, size_t number, MemoryPtr memory, Starts& starts);
   void add_group(Prepared prepared);
 
   std::string name_;
@@ -193,9 +216,22 @@ struct Located {
 };
 Located locate(const at::Tensor& tensor);
 
+/// The parameters of all groups of a unit.
+inline auto parameters_of(const Unit& unit) {
+  return unit.groups() | std::views::transform(&Unit::Group::parameters) | std::views::join;
+}
 inline const Unit::Parameter& parameter_of(const Unit& unit, const Origin& origin) {
   return unit.groups()[origin.group].parameters[origin.parameter];
 }
+/// Somebody has written a parameter that was on the meta device when its unit was made.
+void note_values(const Unit& unit, const Unit::Parameter& parameter);
+/// Somebody has written this shard, or a view of one.
+void note_values(const Unit& unit, const at::Tensor& shard);
+/// Throws UsageError if parameters of the unit were on the meta device and nobody has written them since: `what` needs their values.
+void expect_values(const Unit& unit, std::string_view what);
+/// The same, if this shard, or view of one, has any part in them.
+void expect_values_of(const Unit& unit, const at::Tensor& shard, std::string_view what);
+
 /// "'layers.3.weight' of unit 'layers.3'"
 std::string name_of(const Unit::Parameter& parameter, const Unit& unit);
 

@@ -1,10 +1,14 @@
-// Finds the units of a module, and names modules as users do.
+// What is known of modules: the units that were made of them, what was said about calls of them, and how users name them.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "tessera/shard/activation_options.h"
+#include "tessera/shard/options.h"
 
 namespace torch::nn {
 class Module;
@@ -13,7 +17,6 @@ class Module;
 namespace tessera {
 
 class Unit;
-enum class Recurse;
 
 /// The last part of the name of a unit whose parameters every rank keeps whole: "layers.3.(replicated)".
 inline constexpr std::string_view kReplicated = "(replicated)";
@@ -28,7 +31,26 @@ std::vector<std::shared_ptr<Unit>> units_of(const torch::nn::Module& module);
 std::shared_ptr<Unit> unit_for(const torch::nn::Module& module, std::string_view what);
 /// The units to which a setting applies.
 std::vector<std::shared_ptr<Unit>> units_for(const torch::nn::Module& module, Recurse recurse, std::string_view what);
-void remember_unit(const torch::nn::Module& module, const std::shared_ptr<Unit>& unit);
+
+/// What was said about calls of a module.
+struct Boundary {
+  bool is_sharded = false;                          // fully_shard was called for the module
+  bool has_units = false;                           // and the module had parameters in units then
+  std::weak_ptr<Unit> unit = {};                    // that was made of the module; none if all of its parameters are in other units
+  std::optional<at::ScalarType> input_dtype = {},
+                                output_dtype = {};  // of floating-point inputs and outputs; they stay as they are if unset
+  std::shared_ptr<const activation::Options> checkpointing = {};  // null if the module is no checkpointed segment
+};
+/// All members have their defaults if nothing was said. So they do if no shared_ptr owns the module, as one does registered modules and
+/// those in holders.
+Boundary boundary_of(const torch::nn::Module& module);
+
+/// The unit was made of the module. It refuses operators outside of calls of those segments in the module that were set before.
+void remember_unit(const torch::nn::Module& module, Unit& unit);
+/// fully_shard was called for the module, whose own unit, if there is one, this is.
+void remember_sharded(const torch::nn::Module& module, const ShardOptions& options, const std::shared_ptr<Unit>& unit);
+/// Calls of the module are checkpointed segments. Its units refuse operators outside of them, which can't be seen then.
+void remember_segment(const torch::nn::Module& module, const activation::Options& options);
 
 /// For example "Linear" for a torch::nn::LinearImpl.
 std::string class_name(const torch::nn::Module& module);

@@ -1,7 +1,6 @@
 #include "tessera/shard/unit/versions.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include <utility>
@@ -47,8 +46,7 @@ void Versions::make_writable() {
     publishes_later_ = true;
   } else if (!turns->wait_for_readers(subject())) {
     // The shards move into private memory for good. Other ranks read a copy from now on.
-    const c10::AutoGradMode no_grad(false);
-    const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+    const BelowPaging below;
     for (const auto& group : unit_.groups()) {
       if (turns->keep_copy(group.number, group.own)) unit_.make_chunk_private(group.number);
     }
@@ -78,8 +76,7 @@ at::Tensor Versions::cast_copy(const at::Tensor& flat) const {
 
 void Versions::publish() {
   if (!written_) return;
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const BelowPaging below;
   publish(unit_.buffers());
 }
 
@@ -102,8 +99,7 @@ uint64_t Versions::fingerprint_of_shards() const {
 
 void Versions::expect_untouched() {
   if (!pointed_at_ || written_) return;
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const BelowPaging below;
   const auto now = fingerprint_of_shards();
   if (std::exchange(pointed_at_, now) == now) return;
   throw UsageError(fmt::format(

@@ -1,0 +1,25 @@
+// Runs another program to its end.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/base/process.h"
+
+namespace tessera::testing {
+
+struct Ended {
+  int status;          // -1 if it did not end in a minute
+  std::string output;  // what it wrote to standard output
+};
+
+inline Ended run_program(const std::vector<std::string>& command, const std::map<std::string, std::string>& environment = {}) {
+  Process process(command, environment, Process::Output::Capture);
+  auto output = process.read_output();
+  return {.status = process.wait(std::chrono::seconds(60)).value_or(-1), .output = std::move(output)};
+}
+
+}  // namespace tessera::testing
