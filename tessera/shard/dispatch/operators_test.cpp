@@ -47,7 +47,7 @@ std::optional<Stack> arguments_for(const c10::FunctionSchema& schema, const at::
     if (argument.default_value() && !stack.empty()) {
       stack.push_back(*argument.default_value());
     } else if (type->isSubtypeOf(*c10::TensorType::get())) {
-      stack.emplace_back(tensor);
+      stack.emplace_back(argument.is_out() ? tensor.clone() : tensor);  // few operators expect to overwrite what they read
     } else if (type->isSubtypeOf(*c10::ListType::ofTensors())) {
       stack.emplace_back(std::vector{tensor});
     } else if (stack.empty()) {
