@@ -87,11 +87,22 @@ set(Libtorch_CUDA OFF)
 if(Libtorch_CUDA_LIBRARY)
   set(Libtorch_CUDA ON)
 endif()
+if(TESSERA_LINK_CUDA AND Libtorch_ROOT AND NOT Libtorch_CUDA)
+  message(FATAL_ERROR "TESSERA_LINK_CUDA is on, but libtorch ${Libtorch_VERSION} in ${Libtorch_ROOT} has no CUDA. "
+                      "Set TESSERA_TORCH to one that was built with it.")
+endif()
 
 find_package_handle_standard_args(Libtorch
   REQUIRED_VARS Libtorch_ROOT Libtorch_CPU_LIBRARY Libtorch_C10_LIBRARY
   VERSION_VAR Libtorch_VERSION
   REASON_FAILURE_MESSAGE "set TESSERA_TORCH to the folder of libtorch, or install torch for a python3 on the path")
+
+# A wheel built with CUDA finds its run-time libraries in sibling folders; the linker has to be told.
+function(libtorch_link_folders target root)
+  file(GLOB _folders "${root}/../nvidia/*/lib")
+  list(TRANSFORM _folders PREPEND "LINKER:-rpath-link,")
+  target_link_options(${target} INTERFACE ${_folders})
+endfunction()
 
 if(Libtorch_FOUND AND NOT TARGET Libtorch::Libtorch)
   add_library(Libtorch::Libtorch INTERFACE IMPORTED)
@@ -101,27 +112,18 @@ if(Libtorch_FOUND AND NOT TARGET Libtorch::Libtorch)
   # What torch's own package would define. NDEBUG: some torch headers change their classes without it, and its libraries were built with it.
   target_compile_definitions(Libtorch::Libtorch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO NDEBUG)
   target_link_libraries(Libtorch::Libtorch INTERFACE "${Libtorch_CPU_LIBRARY}" "${Libtorch_C10_LIBRARY}")
-  # A wheel built with CUDA finds its run-time libraries in sibling folders; the linker has to be told.
-  file(GLOB _cuda_folders "${Libtorch_ROOT}/../nvidia/*/lib")
-  foreach(_folder IN LISTS _cuda_folders)
-    target_link_options(Libtorch::Libtorch INTERFACE "LINKER:-rpath-link,${_folder}")
-  endforeach()
+  libtorch_link_folders(Libtorch::Libtorch "${Libtorch_ROOT}")
 endif()
 
-# libtorch_cuda(TARGET ROOT): what the one source needs that is particular to CUDA, of the libtorch in ROOT.
+# libtorch_cuda(TARGET ROOT): what the one source needs that is particular to CUDA, of the libtorch with CUDA in ROOT.
 function(libtorch_cuda target root)
-  if(NOT EXISTS "${root}/lib/libtorch_cuda.so")
-    message(FATAL_ERROR "The libtorch in ${root} was built without CUDA")
-  endif()
-  # A wheel has the headers and libraries of CUDA in folders beside its own.
-  file(GLOB _headers "${root}/../nvidia/*/include")
-  file(GLOB _folders "${root}/../nvidia/*/lib")
-  list(TRANSFORM _folders PREPEND "LINKER:-rpath-link,")
+  file(GLOB _headers "${root}/../nvidia/*/include")  # of CUDA itself, in a wheel
   add_library(${target} INTERFACE IMPORTED)
   target_include_directories(${target} SYSTEM INTERFACE "${root}/include" "${root}/include/torch/csrc/api/include" ${_headers})
   target_compile_definitions(${target} INTERFACE TESSERA_NCCL USE_C10D_NCCL)
   # Nothing else refers to torch_cuda by name: it registers its kernels when it is loaded.
-  target_link_options(${target} INTERFACE ${_folders} "LINKER:--no-as-needed,${root}/lib/libtorch_cuda.so,--as-needed")
+  libtorch_link_folders(${target} "${root}")
+  target_link_options(${target} INTERFACE "LINKER:--no-as-needed,${root}/lib/libtorch_cuda.so,--as-needed")
   target_link_libraries(${target} INTERFACE "${root}/lib/libc10_cuda.so")
 endfunction()
 

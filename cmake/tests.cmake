@@ -166,9 +166,13 @@ test_program(test_engine ${_engine_tests})
 add_test(NAME engine COMMAND test_engine --gtest_brief=1)
 set_tests_properties(engine PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_limit})
 
-# The engine for GPUs, against the wheel for CUDA that the set-up has put into a folder of its own.
+# The engine for GPUs, against the wheel for CUDA that the set-up has put into a folder of its own, with its version as a mark that it is whole.
 set(_cuda_wheel "${PROJECT_SOURCE_DIR}/build/cuda/torch")
-if(TESSERA_LONG_TESTS AND NOT TESSERA_SANITIZE AND NOT TESSERA_LINK_CUDA AND EXISTS "${_cuda_wheel}/lib/libtorch_cuda.so")
+set(_cuda_version "")
+if(EXISTS "${PROJECT_SOURCE_DIR}/build/cuda/.whole")
+  file(STRINGS "${PROJECT_SOURCE_DIR}/build/cuda/.whole" _cuda_version)
+endif()
+if(TESSERA_LONG_TESTS AND NOT TESSERA_SANITIZE AND NOT TESSERA_LINK_CUDA AND "${_cuda_version}" STREQUAL Libtorch_VERSION)
   libtorch_cuda(cuda_wheel "${_cuda_wheel}")
   add_executable(test_nccl tests/nccl/nccl_test.cpp
     tessera/comm/c10d/collectives.cpp tessera/comm/c10d/connect.cpp tessera/comm/c10d/nccl.cpp)
@@ -213,7 +217,7 @@ endif()
 # otherwise. A target for each file but the two that all share.
 set(_fuzz_seconds 3)
 if(TESSERA_LONG_TESTS)
-  set(_fuzz_seconds 600)
+  set(_fuzz_seconds 120)
 endif()
 add_library(tessera_fuzzing OBJECT "${PROJECT_SOURCE_DIR}/tests/fuzz/support.cpp")
 target_link_libraries(tessera_fuzzing PUBLIC tessera fmt::fmt-header-only nlohmann_json::nlohmann_json)

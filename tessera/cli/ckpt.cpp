@@ -27,7 +27,7 @@ fs::path find_to_consolidate(const fs::path& prefix, const std::string& suffix) 
   if (!suffix.empty()) return prefix.string() + suffix;
   const auto all = prefix.string() + "*.pth";
   const bool is_known = is_there(prefix) || !checkpoint::step_folders(prefix).empty() || !checkpoint::torch_xla_files(prefix).empty();
-  return !is_known && !checkpoint::torch_xla_files(all).empty() ? fs::path(all) : place_of(prefix.string());
+  return !is_known && !checkpoint::torch_xla_files(all).empty() ? fs::path(all) : resolve_checkpoint(prefix.string());
 }
 
 int consolidate(const std::string& given, const std::string& suffix, std::string save_path) {
@@ -41,7 +41,7 @@ int consolidate(const std::string& given, const std::string& suffix, std::string
 }
 
 int verify(const std::string& given, bool cheap) {
-  const auto place = place_of(given);
+  const auto place = resolve_checkpoint(given);
   const auto found = checkpoint::verify(place, {.cheap = cheap});
   for (const auto& fault : found.faults) fmt::print(stderr, "{}\n", printable(fault));
   if (!found.faults.empty()) throw IoError(fmt::format("{} is damaged in {}", place.string(), counted(std::ssize(found.faults), "place")));
@@ -59,7 +59,7 @@ int verify(const std::string& given, bool cheap) {
 }
 
 int inspect(const std::string& given, bool as_json) {
-  const auto found = checkpoint::inspect(place_of(given));
+  const auto found = checkpoint::inspect(resolve_checkpoint(given));
   std::cout << (as_json ? found + "\n" : checkpoint::to_table(found));
   return 0;
 }

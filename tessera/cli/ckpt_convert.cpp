@@ -61,7 +61,7 @@ struct MergeCommand {
 
   int run() {
     options.progress = megabyte_bar("merging");
-    const auto folder = place_of(from);
+    const auto folder = resolve_checkpoint(from);
     const auto merged = checkpoint::merge(folder, out, options);
     options.progress = {};
     const auto& files = merged.files;
@@ -97,7 +97,7 @@ struct ConvertCommand {
 
   int run() try {
     options.progress = megabyte_bar("converting");
-    const auto place = place_of(in);
+    const auto place = resolve_checkpoint(in);
     const auto target = without_slashes(out);
     const auto done = checkpoint::convert(place, target, options);
     options.progress = {};

@@ -49,7 +49,7 @@ std::string without_slashes(std::string path) {
   return path;
 }
 
-fs::path place_of(const std::string& given) {
+fs::path resolve_checkpoint(const std::string& given) {
   const auto path = without_slashes(given);
   return is_there(path) || !checkpoint::torch_xla_files(path).empty() ? fs::path(path) : find_checkpoint(path);
 }

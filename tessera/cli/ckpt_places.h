@@ -17,7 +17,7 @@ std::string without_slashes(std::string path);
 /// The folder itself if it is a checkpoint of Tessera, or else the newest checkpoint with this prefix. Throws ConfigError if there is none.
 std::filesystem::path find_checkpoint(const std::filesystem::path& prefix);
 /// What is there, of any format, or else the newest checkpoint with this prefix.
-std::filesystem::path place_of(const std::string& given);
+std::filesystem::path resolve_checkpoint(const std::string& given);
 /// Names the checkpoints beside the prefix, for the error that there is none of that name.
 std::string what_is_there(const std::filesystem::path& prefix);
 

@@ -18,18 +18,18 @@ namespace {
 void expect_not_sharded(const at::Tensor& tensor, std::string_view operation) {
   if (!tensor.defined() || !tensor.key_set().has(kPagingKey)) return;
   throw UsageError(fmt::format(
-      "{} was given a sharded parameter, its gradient, or what was computed from them: other ranks have other values of it at the same places. "
-      "Gradients of shards are means over all ranks already; tessera::to_local(tensor) is an ordinary copy, if you mean this",
+      "{} was given a sharded parameter, its gradient, or what was computed from them: other ranks have other values of it at the same "
+      "places. Gradients of shards are means over all ranks already; tessera::to_local(tensor) is an ordinary copy, if you mean this",
       operation));
 }
 
 /// Autograd records no collective, so the gradient of what this one reads, or of what it writes over, would be wrong without a word.
 void expect_no_graph(const at::Tensor& tensor, std::string_view operation) {
   if (!c10::GradMode::is_enabled() || !tensor.defined() || !tensor.requires_grad()) return;
-  throw UsageError(
-      fmt::format("{} was given a tensor that requires a gradient, and autograd would not know of it; call tessera::nn::{}(tensor, world) of "
-                  "tessera/nn/collectives.h, which has a gradient, or if none is to flow, pass tensor.detach()",
-                  operation, operation));
+  throw UsageError(fmt::format(
+      "{} was given a tensor that requires a gradient, and autograd would not know of it; call tessera::nn::{}(tensor, world) of "
+      "tessera/nn/collectives.h, which has a gradient, or if none is to flow, pass tensor.detach()",
+      operation, operation));
 }
 
 void expect_no_graph(std::span<const Piece> pieces, std::string_view operation) {

@@ -27,9 +27,8 @@ constexpr std::array kEngines = {
            .run = [](int, const Engine::Program& program, std::chrono::milliseconds limit) { program(self_world().with_limit(limit)); }},
     Engine{.name = "threads",
            .ranks = "threads of one process",
-           .run = [](int ranks, const Engine::Program& program, std::chrono::milliseconds limit) {
-             run_ranks(ranks, program, {.limit = limit});
-           }},
+           .run = [](int ranks, const Engine::Program& program,
+                     std::chrono::milliseconds limit) { run_ranks(ranks, program, {.limit = limit}); }},
     Engine{.name = "shm",
            .ranks = "processes of this host",
            .reach = Engine::Reach::OneHost,
@@ -41,9 +40,8 @@ constexpr std::array kEngines = {
     Engine{.name = "nccl", .ranks = "processes of this host, each with a GPU", .why_not = why_no_nccl, .connect = connect_nccl},
     Engine{.name = "fake",
            .ranks = "simulated",
-           .run = [](int ranks, const Engine::Program& program, std::chrono::milliseconds limit) {
-             program(fake_world(ranks - 1, ranks).with_limit(limit));
-           }},
+           .run = [](int ranks, const Engine::Program& program,
+                     std::chrono::milliseconds limit) { program(fake_world(ranks - 1, ranks).with_limit(limit)); }},
 };
 
 }  // namespace
@@ -55,8 +53,8 @@ std::span<const Engine> engines() {
 const Engine& engine_named(std::string_view name) {
   const auto* const found = std::ranges::find(kEngines, name, &Engine::name);
   if (found != kEngines.end()) return *found;
-  throw UsageError(fmt::format("no transport is called '{}'; there are {}", name,
-                               fmt::join(kEngines | std::views::transform(&Engine::name), ", ")));
+  throw UsageError(
+      fmt::format("no transport is called '{}'; there are {}", name, fmt::join(kEngines | std::views::transform(&Engine::name), ", ")));
 }
 
 }  // namespace tessera

@@ -176,6 +176,14 @@ TEST(Refusals, ReachAllRanksWhateverIsWrong) {
     EXPECT_THAT(message_of<UsageError>([&] { world.all_reduce(tensor).wait(); }), HasSubstr("rank 1 can't take part"));
     const Piece piece{.whole = at::ones({4}), .own = at::ones({2}, world.rank() == 1 ? at::kLong : at::kFloat)};
     EXPECT_THAT(message_of<UsageError>([&] { world.reduce_scatter(std::array{piece}).wait(); }), HasSubstr("own is Long"));
+    // A dtype that libtorch can't promote.
+    const auto odd = world.rank() == 1 ? at::kFloat8_e4m3fn : at::kBFloat16;
+    const Reduction sent_wider{.wire_dtype = at::kFloat};
+    EXPECT_THAT(message_of<UsageError>([&] { world.all_reduce(at::empty({4}, odd), sent_wider).wait(); }),
+                HasSubstr("rank 1 can't take part"));
+    const Piece odd_piece{.whole = at::empty({4}, odd), .own = at::empty({2}, odd)};
+    EXPECT_THAT(message_of<UsageError>([&] { world.reduce_scatter(std::array{odd_piece}, sent_wider).wait(); }),
+                HasSubstr("rank 1 can't take part"));
     // A unit without parameters has no pieces, and that is all right.
     world.all_gather({}).wait();
     world.reduce_scatter({}, {.op = Reduce::Mean, .wire_dtype = at::kBFloat16}).wait();

@@ -144,11 +144,8 @@ Communicator join(const StorePtr& store, const Identity& identity, const InitOpt
   const StorePtr own_store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("world{}", next_round(store, identity.rank)), store);
   std::vector<std::string> host_names;
   for (const auto& each : introduce(own_store, identity, transport, wait)) host_names.push_back(each.host);
-  const Meeting meeting{.store = own_store,
-                        .identity = identity,
-                        .topology = topology_of(host_names),
-                        .start_limit = options.start_limit,
-                        .end = wait.end};
+  const Meeting meeting{
+      .store = own_store, .identity = identity, .topology = topology_of(host_names), .start_limit = options.start_limit, .end = wait.end};
   const auto& topology = meeting.topology;
   warn_of_threads(identity.rank, static_cast<int>(topology.ranks_on(topology.host_of(identity.rank)).size()));
   std::string trouble;  // of the engine before

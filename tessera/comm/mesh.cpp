@@ -95,11 +95,7 @@ std::vector<Communicator> groups_along(const Communicator& world, const std::vec
 }  // namespace
 
 Mesh::Mesh(Communicator world, std::vector<MeshAxis> axes, std::vector<int> places, std::vector<Communicator> groups)
-    : world_(std::move(world)),
-      axes_(std::move(axes)),
-      places_(std::move(places)),
-      groups_(std::move(groups)),
-      alone_(alone_in(world_)) {}
+    : world_(std::move(world)), axes_(std::move(axes)), places_(std::move(places)), groups_(std::move(groups)), alone_(alone_in(world_)) {}
 
 Mesh::Mesh(Communicator world) : Mesh(world, {{.name = "shard", .size = world.size()}}, all_ranks(world.size()), {world}) {}
 

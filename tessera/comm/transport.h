@@ -1,4 +1,5 @@
-// The interface that an engine implements: it moves the data of collectives. That ranks agree, wait in time and fail together is the Group's.
+// The interface that an engine implements: it moves the data of collectives. That ranks agree, wait in time and fail together is the
+// Group's.
 #pragma once
 
 #include <memory>
@@ -16,8 +17,8 @@ class Link;
 
 /// How an operation starts.
 struct Launch {
-  std::string_view unit;                          // which it is about; valid during the call
-  Event inputs = {};                              // on a device, it runs after this point of the caller's stream
+  std::string_view unit;                           // which it is about; valid during the call
+  Event inputs = {};                               // on a device, it runs after this point of the caller's stream
   std::chrono::steady_clock::time_point end = {};  // of the time that it may take
 };
 

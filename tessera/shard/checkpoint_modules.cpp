@@ -36,7 +36,7 @@ class ModuleChoice {
         const auto found = locate(parameter);
         info.numel += found.parameter != nullptr ? c10::multiply_integers(found.parameter->sizes) : parameter.numel();
       }
-      if (!policy_.chooses || !policy_.chooses(info)) continue;
+      if (!policy_.chooses(info)) continue;
       taken_.merge(own);
       chosen.push_back(inner);
     }
@@ -61,9 +61,10 @@ void checkpoint_modules(Module& model, const WrapPolicy& policy, const Options& 
   if (policy.options || policy.merge_below > 0) {
     throw UsageError("the WrapPolicy has options or merge_below, which are for sharding; checkpoint_modules takes one without them");
   }
+  if (!policy.chooses) throw UsageError("the WrapPolicy has no function `chooses`; take wrap_classes({...}), or set it");
   ModuleChoice choice(policy);
   choice.look_below(model, "");
-  tessera::detail::expect_sensible(policy, choice.classes);
+  expect_classes(policy.classes, choice.classes);
   for (const auto& module : choice.chosen) checkpoint_module(module, options);
 }
 

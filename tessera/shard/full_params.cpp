@@ -187,10 +187,11 @@ std::map<std::string, at::Tensor> full_state(const torch::nn::Module& module, Ra
 
 at::Tensor full_state(const torch::nn::Module& module, const std::string& name, Ranks ranks, BufferSync buffers) {
   const BelowPaging below;
-  const auto model = local_values(module);
+  const auto model = local_values(module, name);
   const auto alias = model.aliases.find(name);
   const auto& own_name = alias == model.aliases.end() ? name : alias->second;
   if (const auto part = std::ranges::find(model.parts, own_name, &LocalPart::name); part != model.parts.end()) {
+    expect_shards_current(*part->unit);
     const auto& group = part->unit->groups()[part->group];
     return full_tensor({part->unit, &group, &group.parameters[part->parameter]}, group.own, ranks);
   }

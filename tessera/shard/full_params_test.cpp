@@ -131,6 +131,15 @@ TEST(FullState, IsNoMixtureOfWhatTheRanksBrought) {
   });
 }
 
+TEST(FullState, OfOneNameLooksAtNoOtherUnit) {
+  with_ranks(3, [](const Communicator& world) {
+    auto net = sharded_net(world);
+    const auto guard = full_params(*net->a, Access::Write);
+    EXPECT_TRUE(at::equal(full_state(*net, "b.bias"), seeded_net()->b->bias));
+    EXPECT_THAT(message_of<UsageError>([&] { (void)full_state(*net, "a.bias"); }), HasSubstr("reaches the shards of unit"));
+  });
+}
+
 TEST(FullState, HasTheBuffersOfRankZeroUnlessAskedOtherwise) {
   with_ranks(3, [](const Communicator& world) {
     nn::Sequential model(nn::Linear(2, 2), nn::BatchNorm1d(2));

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <regex>
+#include <set>
 #include <utility>
 
 #include "tessera/base/error.h"
@@ -160,16 +161,6 @@ class Wrapping {
 
 }  // namespace
 
-void detail::expect_sensible(const WrapPolicy& policy, const std::set<std::string>& classes_of_model) {
-  if (!policy.chooses)
-    throw UsageError("the WrapPolicy has no function `chooses`; take one of wrap_always, wrap_classes and wrap_by_size, or set it");
-  for (const auto& name : policy.classes) {
-    if (classes_of_model.contains(name)) continue;
-    throw UsageError(
-        fmt::format("the model has no module of the class {}, which the policy names; it has {}", name, fmt::join(classes_of_model, ", ")));
-  }
-}
-
 WrapPolicy wrap_always() {
   return {.chooses = [](const ModuleInfo&) { return true; }};
 }
@@ -226,9 +217,12 @@ std::vector<at::Tensor> buffers_of_modules(const Module& model, const std::strin
 void fully_shard(Module& model, const ShardOptions& options, const WrapPolicy& policy) {
   Module* const whole[] = {&model};
   expect_named_once(whole, options);
+  if (!policy.chooses) {
+    throw UsageError("the WrapPolicy has no function `chooses`; take one of wrap_always, wrap_classes and wrap_by_size, or set it");
+  }
   Wrapping wrapping(options, policy);
   wrapping.look_at(model, "");
-  detail::expect_sensible(policy, wrapping.classes());
+  expect_classes(policy.classes, wrapping.classes());
   wrapping.wrap_below(model, "");
   fully_shard(model, options_for(whole, options));
 }

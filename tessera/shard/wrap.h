@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -32,11 +31,6 @@ struct WrapPolicy {
   /// values. Modules with options of their own stay alone.
   int64_t merge_below = 0;
 };
-
-namespace detail {
-/// Throws UsageError if the policy can't be asked, or names a class that the model has not.
-void expect_sensible(const WrapPolicy& policy, const std::set<std::string>& classes_of_model);
-}  // namespace detail
 
 /// Every module that has parameters of its own.
 WrapPolicy wrap_always();

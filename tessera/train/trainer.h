@@ -160,8 +160,8 @@ class Trainer {
   /// Steps of the first optimizer so far, also over resumes.
   int64_t steps() const;
 
-  /// Whether load_state finds anything there, which it does not in an empty folder; what a program that was killed has left half replaced is
-  /// put right first. Throws UsageError for a file. Collective.
+  /// Whether load_state finds anything there, which it does not in an empty folder. First repairs a save that a killed process left half
+  /// done. Throws UsageError for a file. Collective.
   bool has_state(const std::filesystem::path& folder) const;
   /// Saves all that was prepared and registered, and the generators: in the layout that fsdp_state_dict_type names, which is Accelerate's,
   /// or for LOCAL_STATE_DICT a checkpoint of Tessera. Several models lie in folders model_0, model_1 and so on. Replaces an earlier save

@@ -8,27 +8,20 @@
 #include "tessera/comm/c10d/nccl.h"
 #include "tessera/comm/engines.h"
 #include "tessera/comm/init.h"
+#include "tessera/testing/transports.h"
 
 namespace tessera {
 namespace {
 
 using ::testing::HasSubstr;
 
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "none";
-}
-
 TEST(Nccl, SaysThatThereIsNoGpu) {
   if (gpus_here() > 0) GTEST_SKIP() << "here are GPUs";
-  // The table of engines has what this program links, not the library's own rows.
+  // libtessera.so is built without NCCL. This program's own connect.cpp takes its place, because symbols of a program come before those of
+  // the libraries that it loads.
   EXPECT_EQ(engine_named("nccl").why_not(), "no GPU here");
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  EXPECT_THAT(error_of([&] { init(store, 0, 1, {.transport = "nccl"}); }),
+  EXPECT_THAT(testing::message_of<ConfigError>([&] { init(store, 0, 1, {.transport = "nccl"}); }),
               HasSubstr("transport nccl: rank 0 of this host has no GPU of its own"));
 }
 

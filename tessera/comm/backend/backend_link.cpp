@@ -70,9 +70,7 @@ class BackendLink final : public Link {
 
   void abort(std::string_view reason, int culprit) noexcept override { hub_->abort({.reason = std::string(reason), .culprit = culprit}); }
 
-  int32_t agree_on_tag(Clock::time_point deadline) {
-    return std::ranges::max(all_gather_values(*this, hub_->next_tag(), deadline));
-  }
+  int32_t agree_on_tag(Clock::time_point deadline) { return std::ranges::max(all_gather_values(*this, hub_->next_tag(), deadline)); }
 
  private:
   template <class Span>

@@ -52,7 +52,7 @@ CollectivesTransport::CollectivesTransport(GroupTraits traits, std::shared_ptr<L
 }
 
 template <class Act>
-Moved CollectivesTransport::in_background(const Launch& start, const Act& act) try {
+Moved CollectivesTransport::in_background(const Launch& start, const Act& act) {
   if (!stream_) {
     const NoSigpipe no_sigpipe;
     return {.bytes = act()};
@@ -61,12 +61,22 @@ Moved CollectivesTransport::in_background(const Launch& start, const Act& act) t
   start.inputs.block();
   const uint64_t bytes = act();
   return {.bytes = bytes, .ready = Event::record(traits().device)};
+}
+
+template <class Begin>
+void CollectivesTransport::collective(const Launch& start, const Begin& begin) const try {
+  const auto work = begin();
+  if (stream_) {
+    work->wait();  // on the device: what is queued from now on runs after it
+  } else {
+    work->wait(time_until(start.end));
+  }
 } catch (const std::exception&) {
   const bool late = Clock::now() >= start.end;
   LinkFailure failure{.kind = LinkFailure::Kind::Late, .ranks = traits().world_ranks, .reason = {}, .is_guess = true};
-  std::erase(failure.ranks, failure.ranks[static_cast<size_t>(link_->rank())]);
+  failure.ranks.erase(failure.ranks.begin() + link_->rank());
   try {
-    Digest digest;
+    auto digest = Digest::unfit();  // a rank for which it has not failed meets this when it agrees about its next operation
     link_->combine(digest, Clock::now() + (late ? kLinkPatience : 2 * kLinkPatience));
   } catch (const LinkFailure& found) {
     if (found.kind != LinkFailure::Kind::Late) throw;
@@ -74,14 +84,6 @@ Moved CollectivesTransport::in_background(const Launch& start, const Act& act) t
   }
   if (late) throw failure;
   throw;  // nobody else has ended it
-}
-
-void CollectivesTransport::finish(const c10::intrusive_ptr<c10d::Work>& work, const Launch& start) const {
-  if (stream_) {
-    work->wait();  // on the device: what is queued from now on runs after it
-    return;
-  }
-  work->wait(time_until(start.end));
 }
 
 void CollectivesTransport::uses(const at::Tensor& tensor) const {
@@ -97,7 +99,7 @@ Moved CollectivesTransport::all_gather(std::span<const Piece> pieces, std::span<
     for (const auto& piece : pieces) {
       if (piece.own.numel() == 0) continue;
       auto whole = as_bytes(piece.whole), own = as_bytes(piece.own);
-      finish(backend_->_allgather_base(whole, own, options), start);
+      collective(start, [&] { return backend_->_allgather_base(whole, own, options); });
       uses(piece.whole);
       uses(piece.own);
       sent += own.nbytes() * static_cast<uint64_t>(traits().size - 1);
@@ -121,7 +123,7 @@ Moved CollectivesTransport::reduce_scatter(std::span<const Piece> pieces, const 
       auto whole = as_real(piece.whole.to(wire, /*non_blocking=*/false, /*copy=*/!stream_));
       const auto result = direct ? piece.own : at::empty(piece.own.sizes(), piece.own.options().dtype(wire));
       auto own = as_real(result);
-      finish(backend_->_reduce_scatter_base(own, whole, options), start);
+      collective(start, [&] { return backend_->_reduce_scatter_base(own, whole, options); });
       if (reduction.op == Reduce::Mean) own.div_(traits().size);
       if (!direct) piece.own.copy_(result);
       uses(piece.whole);
@@ -140,7 +142,7 @@ Moved CollectivesTransport::all_reduce(const at::Tensor& tensor, const Reduction
     c10d::AllreduceOptions options;
     options.reduceOp = op_of(reduction.op);
     options.timeout = time_until(start.end);
-    finish(backend_->allreduce(tensors, options), start);
+    collective(start, [&] { return backend_->allreduce(tensors, options); });
     if (reduction.op == Reduce::Mean) tensors.front().div_(traits().size);
     if (!result.is_same(tensor)) tensor.copy_(result);
     uses(tensor);
@@ -156,7 +158,7 @@ Moved CollectivesTransport::broadcast(const at::Tensor& tensor, int root, const 
     c10d::BroadcastOptions options;
     options.rootRank = root;
     options.timeout = time_until(start.end);
-    finish(backend_->broadcast(tensors, options), start);
+    collective(start, [&] { return backend_->broadcast(tensors, options); });
     uses(tensor);
     return traits().local_ranks.front() == root ? tensor.nbytes() * static_cast<uint64_t>(traits().size - 1) : 0;
   });

@@ -4,7 +4,6 @@
 #include <c10/core/Stream.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -14,7 +13,6 @@
 
 namespace c10d {
 class Backend;
-class Work;
 }  // namespace c10d
 
 namespace tessera {
@@ -42,11 +40,14 @@ class CollectivesTransport final : public Transport {
   void abort(std::string_view reason) noexcept override;
 
  private:
-  /// Runs `act` where operations are queued, after the inputs of the caller, and returns the point after it. If it fails, the link says which
-  /// rank is gone, late or has given up, because backends name sockets and no ranks.
+  /// Runs `act` where operations are queued, after the inputs of the caller, and returns the point after it.
   template <class Act>
   Moved in_background(const Launch& start, const Act& act);
-  void finish(const c10::intrusive_ptr<c10d::Work>& work, const Launch& start) const;
+  /// Waits for the collective of the backend that `begin` returns; on a device only what is queued later waits. If it fails, the link says
+  /// which rank is gone, late or has given up, because backends name sockets and no ranks. So it is on the host; on a device a rank that
+  /// does not come is not noticed here.
+  template <class Begin>
+  void collective(const Launch& start, const Begin& begin) const;
   /// Keeps the memory from being used again before what is queued has ended.
   void uses(const at::Tensor& tensor) const;
 

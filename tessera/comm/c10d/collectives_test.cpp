@@ -5,7 +5,9 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <stdexcept>
 #include <thread>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
 #include "tessera/base/env.h"
@@ -13,6 +15,8 @@
 #include "tessera/base/process.h"
 #include "tessera/comm/c10d/connect.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/host/shared_block.h"
+#include "tessera/comm/shm/shared_memory_link.h"
 #include "tessera/testing/careless.h"
 #include "tessera/testing/child_task.h"
 #include "tessera/testing/delayed_device.h"
@@ -92,7 +96,8 @@ TEST(CollectivesOnADevice, KeepTheMemoryThatTheyRead) {
 }
 
 /// What a rank of three reads when the last of them does something else in the middle of an operation.
-std::string error_of_a_rank(const StorePtr& store, int rank, std::vector<int> hosts, milliseconds limit, const std::function<void()>& last) {
+std::string error_of_a_rank(const StorePtr& store, int rank, std::vector<int> hosts, milliseconds limit,
+                            const std::function<void()>& last) {
   const Meeting meeting{.store = store,
                         .identity = {.rank = rank, .world_size = 3},
                         .topology = Topology(std::move(hosts)),
@@ -152,9 +157,45 @@ TEST(CollectivesOfABackend, NameARankThatStopsInTheirMiddle) {
       });
     }
     for (auto& rank : ranks) rank.join();
-    for (int rank = 0; rank < 2; rank++) EXPECT_THAT(errors[rank], AllOf(HasSubstr("waited 0.3 s for rank 2 and"), HasSubstr("'layers.3'")));
+    for (int rank = 0; rank < 2; rank++)
+      EXPECT_THAT(errors[rank], AllOf(HasSubstr("waited 0.3 s for rank 2 and"), HasSubstr("'layers.3'")));
     EXPECT_THAT(errors[2], HasSubstr("waited 0.3 s for rank 2"));
   }
+}
+
+/// Its broadcasts fail on the last rank, and have ended at once on all others.
+class OneSided final : public c10d::Backend {
+ public:
+  using Backend::Backend;
+  const std::string getBackendName() const override { return "one-sided"; }
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& /*tensors*/, const c10d::BroadcastOptions& /*options*/) override {
+    struct Ended final : c10d::Work {
+      bool wait(milliseconds /*limit*/) override { return true; }
+    };
+    if (rank_ == size_ - 1) throw std::runtime_error("no buffer left");
+    return c10::make_intrusive<Ended>();
+  }
+};
+
+TEST(CollectivesOfABackend, TellOthersOfAFailureThatTheyDoNotHave) {
+  constexpr int kSize = 3;
+  const auto block = SharedBlock::make(SharedBlock::Source::Heap, SharedMemoryLink::block_size(kSize));
+  std::vector<std::string> errors(kSize);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < kSize; rank++) {
+    auto link = std::make_shared<SharedMemoryLink>(block, rank, all_ranks(kSize));
+    auto transport =
+        std::make_unique<CollectivesTransport>(GroupTraits{.name = "one-sided"}, link, c10::make_intrusive<OneSided>(rank, kSize), nullptr);
+    ranks.emplace_back([&errors, rank, world = world_over({.link = std::move(link), .transport = std::move(transport)}, {})] {
+      errors[rank] = message_of<CommError>([&] {
+        world.broadcast(at::ones({4}), 0).wait();
+        world.extremes(7, {});
+      });
+    });
+  }
+  for (auto& rank : ranks) rank.join();
+  EXPECT_THAT(errors, Each(AllOf(HasSubstr("of rank 2, broadcast: 4 x Float"), HasSubstr("failed: no buffer left"))));
+  for (int rank = 0; rank < 2; rank++) EXPECT_THAT(errors[rank], HasSubstr("compare, was broken off"));
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
-#include <limits>
 #include <vector>
 
 #include "tessera/base/error.h"
@@ -25,11 +24,11 @@ std::string_view dtype_name(int8_t dtype) {
 
 void Envelope::refuse(std::string_view why) {
   refused = true;
-  words.keep_begin(why);
+  words.assign_prefix(why);
 }
 
 Digest Envelope::digest() const {
-  if (refused) return {.what = {.least = 0, .most = std::numeric_limits<uint64_t>::max()}, .known = {}};
+  if (refused) return Digest::unfit();
   return {.what = Extremes::of(XXH3_64bits(this, offsetof(Envelope, words))),
           .known = words.empty() ? Extremes() : Extremes::of(XXH3_64bits(words.chars.data(), words.chars.size()))};
 }

@@ -48,8 +48,8 @@ Envelope envelope_for(Operation operation, const Call& call, c10::function_ref<v
   envelope.number = call.subject.number;
   envelope.version = call.subject.version;
   envelope.members = call.subject.members;
-  envelope.unit.keep_end(call.subject.unit);
-  envelope.words.keep_begin(call.subject.writer);
+  envelope.unit.assign_suffix(call.subject.unit);
+  envelope.words.assign_prefix(call.subject.writer);
   try {
     if (fill) fill(envelope);
   } catch (const std::exception& error) {

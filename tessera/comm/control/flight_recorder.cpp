@@ -87,8 +87,8 @@ std::string differences(const std::map<int, Rank>& ranks) {
 
 void FlightRecorder::enter(std::string_view phase, std::string_view unit) {
   const std::lock_guard lock(mutex_);
-  phase_.keep_end(phase);
-  unit_.keep_end(unit);
+  phase_.assign_suffix(phase);
+  unit_.assign_suffix(unit);
   entered_ = Clock::now();
 }
 

@@ -12,7 +12,7 @@ using Outcome = FlightRecorder::Outcome;
 
 void note(FlightRecorder& recorder, uint64_t sequence, std::string_view unit, Outcome outcome) {
   Envelope envelope{.sequence = sequence};
-  envelope.unit.keep_end(unit);
+  envelope.unit.assign_suffix(unit);
   const auto operation = recorder.begin(1, envelope);
   if (outcome != Outcome::Running) recorder.end(operation, outcome);
 }
@@ -27,7 +27,8 @@ std::string report_after(Outcome later) {
 }
 
 TEST(FlightReports, NameTheOperationAtWhichRanksDiffer) {
-  EXPECT_THAT(report_after(Outcome::Running), HasSubstr("the ranks differ at operation 6:\n  rank 0: barrier of 'a'\n  rank 1: barrier of 'b'"));
+  EXPECT_THAT(report_after(Outcome::Running),
+              HasSubstr("the ranks differ at operation 6:\n  rank 0: barrier of 'a'\n  rank 1: barrier of 'b'"));
 }
 
 TEST(FlightReports, DoNotRepeatWhatIsOver) {

@@ -72,37 +72,38 @@ Work Group::all_gather(std::span<const Piece> pieces, std::span<at::Tensor> oper
       if (piece.own.scalar_type() != piece.whole.scalar_type()) throw UsageError("own and whole differ in dtype");
     }
   };
-  return start(Operation::AllGather, call, fill,
-               [this, pieces = c10::SmallVector<Piece, 2>(pieces.begin(), pieces.end()),
-                operands = link_ ? std::span<at::Tensor>() : operands](const Launch& start) {
-                 return transport_->all_gather(pieces, operands, start);
-               });
+  return start(
+      Operation::AllGather, call, fill,
+      [this, pieces = c10::SmallVector<Piece, 2>(pieces.begin(), pieces.end()), operands = link_ ? std::span<at::Tensor>() : operands](
+          const Launch& start) { return transport_->all_gather(pieces, operands, start); });
 }
 
-Work Group::reduce_scatter(std::span<const Piece> pieces, Reduction reduction, const Call& call) {
-  if (!pieces.empty()) reduction = resolved(reduction, pieces.front().whole);
+Work Group::reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Call& call) {
   const auto fill = [&](Envelope& envelope) {
     describe(envelope, pieces, traits());
     expect_one_dtype(pieces);
     if (pieces.empty()) return;
-    describe(envelope, reduction);
-    expect_reducible(reduction, pieces.front().whole.scalar_type(), pieces);
+    const auto complete = resolved(reduction, pieces.front().whole);
+    describe(envelope, complete);
+    expect_reducible(complete, pieces.front().whole.scalar_type(), pieces);
   };
   return start(Operation::ReduceScatter, call, fill,
                [this, reduction, pieces = c10::SmallVector<Piece, 2>(pieces.begin(), pieces.end())](const Launch& start) {
-                 return transport_->reduce_scatter(pieces, reduction, start);
+                 const auto complete = pieces.empty() ? reduction : resolved(reduction, pieces.front().whole);
+                 return transport_->reduce_scatter(pieces, complete, start);
                });
 }
 
-Work Group::all_reduce(const at::Tensor& tensor, Reduction reduction, const Call& call) {
-  reduction = resolved(reduction, tensor);
+Work Group::all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Call& call) {
   const auto fill = [&](Envelope& envelope) {
     describe(envelope, tensor, traits());
-    describe(envelope, reduction);
-    expect_reducible(reduction, tensor.scalar_type());
+    const auto complete = resolved(reduction, tensor);
+    describe(envelope, complete);
+    expect_reducible(complete, tensor.scalar_type());
   };
-  return start(Operation::AllReduce, call, fill,
-               [this, reduction, tensor](const Launch& start) { return transport_->all_reduce(tensor, reduction, start); });
+  return start(Operation::AllReduce, call, fill, [this, reduction, tensor](const Launch& start) {
+    return transport_->all_reduce(tensor, resolved(reduction, tensor), start);
+  });
 }
 
 Work Group::broadcast(const at::Tensor& tensor, int root, const Call& call) {
@@ -137,24 +138,23 @@ Work Group::meet(const Call& call) {
 
 Extremes Group::extremes(uint64_t own, const Call& call) {
   auto found = Extremes::of(own);
-  start(Operation::Compare, call, {},
-        [&, this](const Launch&) {
-          if (link_) found = known_;
-          return Moved();
-        },
-        own)
+  start(
+      Operation::Compare, call, {},
+      [&, this](const Launch&) {
+        if (link_) found = known_;
+        return Moved();
+      },
+      own)
       .wait();
   return found;
 }
 
 std::vector<std::string> Group::texts(const std::string& own, const Call& call) {
   std::vector<std::string> found(static_cast<size_t>(size()), own);
-  start(Operation::Texts, call, {},
-        [&, this](const Launch& start) {
-          if (link_) found = all_gather_texts(*link_, own, start.end);
-          return Moved();
-        })
-      .wait();
+  start(Operation::Texts, call, {}, [&, this](const Launch& start) {
+    if (link_) found = all_gather_texts(*link_, own, start.end);
+    return Moved();
+  }).wait();
   return found;
 }
 

@@ -33,8 +33,8 @@ class Group {
   ~Group();
 
   Work all_gather(std::span<const Piece> pieces, std::span<at::Tensor> operands, const Call& call);
-  Work reduce_scatter(std::span<const Piece> pieces, Reduction reduction, const Call& call);
-  Work all_reduce(const at::Tensor& tensor, Reduction reduction, const Call& call);
+  Work reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Call& call);
+  Work all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Call& call);
   Work broadcast(const at::Tensor& tensor, int root, const Call& call);
   Work barrier(const Call& call);
   /// A barrier to which ranks come from different points of their programs: what other ranks do in the group meanwhile fails there with a
@@ -85,7 +85,8 @@ class Group {
   int size() const { return traits().size; }
   int world_rank() const { return traits().world_ranks[static_cast<size_t>(rank())]; }
 
-  /// Queues an operation: all ranks compare what they are about to do, and what they know, then `run` does it. `fill` describes the operands.
+  /// Queues an operation: all ranks compare what they are about to do, and what they know, then `run` does it. `fill` describes the
+  /// operands.
   Work start(Operation operation, const Call& call, c10::function_ref<void(Envelope&)> fill, Run run,
              std::optional<uint64_t> known = std::nullopt);
   void note_caller();

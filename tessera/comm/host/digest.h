@@ -1,6 +1,8 @@
 // What all ranks have in common, in messages of constant size: the least and the most of two numbers.
 #pragma once
 
+#include <limits>
+
 #include "tessera/comm/operation.h"
 
 namespace tessera {
@@ -9,6 +11,9 @@ namespace tessera {
 struct Digest {
   Extremes what;   // of a hash over what each rank is about to do
   Extremes known;  // of a number that only some of them may have
+
+  /// With this from one rank, all see that they do not agree.
+  static Digest unfit() { return {.what = {.least = 0, .most = std::numeric_limits<uint64_t>::max()}, .known = {}}; }
 
   void add(const Digest& other) {
     what.add(other.what);

@@ -13,12 +13,12 @@ template <size_t kSize>
 struct FixedText {
   std::array<char, kSize> chars = {};
 
-  /// Both keep as much of the text as there is room for.
-  void keep_begin(std::string_view text) {
+  /// As much of the text as there is room for: its beginning, or its end.
+  void assign_prefix(std::string_view text) {
     chars.fill('\0');
     text.copy(chars.data(), kSize);
   }
-  void keep_end(std::string_view text) { keep_begin(text.size() > kSize ? text.substr(text.size() - kSize) : text); }
+  void assign_suffix(std::string_view text) { assign_prefix(text.size() > kSize ? text.substr(text.size() - kSize) : text); }
 
   std::string_view view() const { return {chars.data(), strnlen(chars.data(), kSize)}; }
   bool empty() const { return chars.front() == '\0'; }

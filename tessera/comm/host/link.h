@@ -48,8 +48,8 @@ class Link {
 
   /// from[r] receives the `own` of rank r. from[rank()] may be `own` itself.
   virtual void all_gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) = 0;
-  /// Rank r receives to[r]. `visit(begin, rows)` sees the data range by range, where it lies: rows[r] is what rank r sends to this rank, from
-  /// byte `begin` on. This rank is one of them.
+  /// Rank r receives to[r]. `visit(begin, rows)` sees the data range by range, where it lies: rows[r] is what rank r sends to this rank,
+  /// from byte `begin` on. This rank is one of them.
   using Visit = c10::function_ref<void(size_t begin, std::span<const ConstBytes> rows)>;
   virtual void all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline) = 0;
 

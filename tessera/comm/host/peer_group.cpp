@@ -44,10 +44,10 @@ struct alignas(64) PeerGroup::Header {
 struct alignas(64) PeerGroup::Peer {
   std::atomic<uint32_t> left;  // the rank has left the group
   std::atomic<int32_t> pid;
-  std::atomic<uint32_t> several;         // several threads of its program use the group
-  std::atomic<uint32_t> ticket;          // number of its posted wait; 0 if there is none
-  std::atomic<uint32_t> yields;          // the posted wait can yield
-  std::atomic<uint64_t> confirmed;       // hash of all ranks' tickets that it has confirmed; odd if all waits can yield
+  std::atomic<uint32_t> several;    // several threads of its program use the group
+  std::atomic<uint32_t> ticket;     // number of its posted wait; 0 if there is none
+  std::atomic<uint32_t> yields;     // the posted wait can yield
+  std::atomic<uint64_t> confirmed;  // hash of all ranks' tickets that it has confirmed; odd if all waits can yield
   FixedText<228> waits_for;
 };
 
@@ -120,7 +120,7 @@ bool PeerGroup::deadlocked(const Counter& counter, uint32_t value, PostedWait& w
   // Out of step, ranks that hear of a deadlock late still read what all of them have waited for in it.
   if (!wait.told && in_step()) {
     wait.told = true;
-    own.waits_for.keep_begin(wait.waiting.what());
+    own.waits_for.assign_prefix(wait.waiting.what());
   }
   own.confirmed = hash;
   for (int r = 0; r < size(); r++) {
@@ -191,7 +191,7 @@ bool PeerGroup::in_step() const {
 void PeerGroup::abort(std::string_view reason, int culprit) noexcept {
   uint32_t running = Header::Running;
   if (!header().state.compare_exchange_strong(running, Header::Aborting)) return;
-  header().reason.keep_begin(reason);
+  header().reason.assign_prefix(reason);
   header().culprit = culprit;
   header().state = Header::Aborted;
 }

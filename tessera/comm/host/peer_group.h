@@ -24,8 +24,8 @@ namespace tessera {
 /// What a wait does when all ranks wait for each other.
 enum class Deadlock {
   Throw,
-  Yield,  // returns early if all ranks wait with Yield; otherwise like Throw
-  WaitOn,   // goes on, because the ranks that throw may then come to what this one waits for
+  Yield,   // returns early if all ranks wait with Yield; otherwise like Throw
+  WaitOn,  // goes on, because the ranks that throw may then come to what this one waits for
 };
 
 /// What the search for deadlocks must know of a wait.

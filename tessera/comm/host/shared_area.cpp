@@ -73,8 +73,7 @@ void SharedArea::wait(int counter, uint32_t value, std::chrono::milliseconds lim
   wait_as(Deadlock::Throw, counter, value, limit, what);
 }
 
-bool SharedArea::wait_or_yield(int counter, uint32_t value, std::chrono::milliseconds limit,
-                                  c10::function_ref<std::string()> what) const {
+bool SharedArea::wait_or_yield(int counter, uint32_t value, std::chrono::milliseconds limit, c10::function_ref<std::string()> what) const {
   return wait_as(Deadlock::Yield, counter, value, limit, what);
 }
 

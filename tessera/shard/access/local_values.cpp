@@ -144,10 +144,10 @@ void allocate_if_meta(const at::Tensor& tensor, c10::Device otherwise) {
   if (lacks_values(tensor)) allocate_values(tensor, otherwise);
 }
 
-LocalValues local_values(const torch::nn::Module& model) {
+LocalValues local_values(const torch::nn::Module& model, const std::optional<std::string>& only) {
   LocalValues result{.units = units(model)};
   for (const auto& unit : result.units) {
-    expect_shards_current(*unit);
+    if (!only) expect_shards_current(*unit);
     result.layouts.emplace(unit->layout_name());
     result.meshes.insert(words_of(unit->mesh()));
   }
@@ -157,7 +157,8 @@ LocalValues local_values(const torch::nn::Module& model) {
     const auto& tensor = item.value();
     const auto found = locate(tensor);
     const auto* parameter = found.parameter;
-    if (is_paged(tensor) && parameter == nullptr && !lacks_values(tensor)) refuse_orphan(item.key());
+    const bool is_checked = !only || item.key() == *only;
+    if (is_checked && is_paged(tensor) && parameter == nullptr && !lacks_values(tensor)) refuse_orphan(item.key());
     if (parameter != nullptr && found.group->flat && parameter == &*found.group->flat) {
       // The module lists a flat shard in place of the group's parameters.
       const auto prefix = item.key().substr(0, item.key().size() - parameter->local_name.size());

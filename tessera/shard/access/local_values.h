@@ -68,7 +68,8 @@ void expect_values(const LocalValues& values, std::string_view what);
 void allocate_if_meta(const at::Tensor& tensor, c10::Device otherwise);
 
 /// Of a part of a model only what it holds itself. Throws UsageError if the module has a shard whose unit no longer exists.
-LocalValues local_values(const torch::nn::Module& model);
+/// With `only`, the name of one value, nothing else is checked: the caller asks expect_shards_current() of its unit.
+LocalValues local_values(const torch::nn::Module& model, const std::optional<std::string>& only = {});
 
 /// Gathers a tensor for each parameter, those of a unit together and unit by unit. `own` gives this rank's values for a part, as many as
 /// the part has, in a flat tensor, or an undefined one if there is nothing to gather for it, which must be so on all ranks. `visit` gets

@@ -26,7 +26,11 @@ void begin(Unit& unit, WriteKind how, std::string_view writer) {
   const LockedState state(unit);
   if (how == WriteKind::Load) state->end_swap();
   state->versions.set_writer(how, writer);
-  how == WriteKind::Skip ? state->versions.skip() : state->versions.wait_to_write(how);
+  if (how == WriteKind::Skip) {
+    state->versions.skip();
+  } else {
+    state->versions.wait_to_write(how);
+  }
   // commit() publishes an update, unless other ranks may still read the version before.
   if (!is_update(how) || state->versions.publishes_later()) unit.schedule()->note_written(unit);
 }

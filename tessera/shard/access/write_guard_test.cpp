@@ -46,7 +46,7 @@ const Ending kOursForwards = {"OursForwards", [](const auto& model) { optim::SGD
 const Ending kSkip = {"Skip", [](const auto& model) { skip_step(*model); }};
 const Ending kWholes = {"FullParams", [](const auto& model) { const auto guard = full_params(*model, Access::Write); }};
 
-/// Where the shards of each unit lie. They move if ranks had to give way to each other.
+/// Where the shards of each unit lie. They move if ranks had to yield to each other.
 std::vector<const void*> places(const Blocks& model) {
   std::vector<const void*> result;
   for (const auto& unit : units(model)) {
@@ -79,7 +79,7 @@ TEST_P(Orders, DoNotMatter) {
       const auto originals = plain.parameters();
       for (size_t i = 0; i < wholes.size(); i++) originals[i].copy_(wholes[i]);
     }
-    // Only operators of others, which come one by one, may have to give way.
+    // Only operators of others, which come one by one, may have to yield.
     const auto is_guarded = [](const Ending& ending) { return !ending.name.starts_with("Torch"); };
     if (is_guarded(first) || is_guarded(second)) {
       EXPECT_EQ(places(*model), before);

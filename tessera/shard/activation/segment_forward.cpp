@@ -18,10 +18,16 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
   return bytes.set_(tensor.storage(), 0, {static_cast<int64_t>(tensor.storage().nbytes())}, {1}).clone();
 }
 
+/// Unwatched, because generators of some devices call operators to tell their state, and the pass is not complete yet.
+std::shared_ptr<Segment> segment_of(const SegmentCall& call, std::shared_ptr<ForwardRecord> record) {
+  const Unwatched unwatched;
+  return std::make_shared<Segment>(call, std::move(record));
+}
+
 }  // namespace
 
 SegmentForward::SegmentForward(SegmentCall call, SegmentForward* outer)
-    : SegmentPass(std::make_shared<ForwardRecord>()), outer_(outer), segment_(std::make_shared<Segment>(call, record_)) {
+    : SegmentPass(std::make_shared<ForwardRecord>()), outer_(outer), segment_(segment_of(call, record_)) {
   if (outer != nullptr) outer->record_->inner.push_back(record_);
   for (const auto& input : call.inputs) {
     segment_->save_input(input, outer != nullptr ? outer->save(input) : SavedTensor::offloaded(input, call.options));

@@ -45,7 +45,7 @@ struct OperatorFacts {
   bool views, elementwise;
   // From the table below:
   bool inspects = false;        // its result is not a local value
-  bool writes_no_values = false;           // changes what a tensor is to autograd, but no values
+  bool writes_no_values = false;  // changes what a tensor is to autograd, but no values
   bool recurrent = false;
   bool sets_storage = false;    // the set_ overload by which torch::load gives a tensor the memory that it has read
   bool rebinds = false;         // gives a tensor other memory

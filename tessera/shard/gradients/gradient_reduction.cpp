@@ -291,11 +291,7 @@ void GradientReduction::finish_mean(const GradientMemory& memory) {
   if (pass_.after.is_part) return unsynced.add_part(memory.group, memory.values, pass_.packed);
   if (pass_.after.all_reduces) {
     unsynced.add_part_to(memory.group, memory.values);
-    unit_.mesh()
-        .replicate()
-        .all_reduce(memory.values, {.op = pass_.after.op},
-                    pass_.subject)
-        .wait();
+    unit_.mesh().replicate().all_reduce(memory.values, {.op = pass_.after.op}, pass_.subject).wait();
   }
   if (pass_.after.divisor != 1) at::Tensor(memory.values).div_(pass_.after.divisor);
 }

@@ -4,8 +4,8 @@
 
 #include <vector>
 
-
 namespace tessera {
+
 Communicator consecutive_ranks(const Communicator& shard, int ranks) {
   std::vector<int> colors;
   for (int rank = 0; rank < shard.size(); rank++) colors.push_back(rank / ranks);

@@ -65,9 +65,7 @@ void expect_calls(Unit& unit, const at::Tensor& used, const OperatorFacts& op) {
     if (std::ranges::any_of(call.inner, is_called)) {
       if (call.is_said->exchange(true)) continue;
       log(LogLevel::Warning,
-          fmt::format("unit '{}' is used in the call of a module inside of {}, but outside of a call of {} itself, where its {} acts: it has "
-                      "no effect there. Call the whole as tessera::call(module, x...)",
-                      unit.name(), call.name, call.name, call.option));
+          fmt::format("{} was called plainly: its {} does nothing. Call it as tessera::call(module, x...).", call.name, call.option));
       continue;
     }
     throw UsageError(

@@ -5,9 +5,13 @@
 #include <fmt/format.h>
 
 #include <stdexcept>
+#include <string>
+#include <vector>
 
 #include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
+#include "tessera/base/words.h"
+#include "tessera/comm/groups/same_on_all.h"
 #include "tessera/shard/storage/paged_tensor.h"
 
 namespace tessera {
@@ -185,8 +189,6 @@ void UnitState::expect_equal_start() {
     if (unit_.flags().unset > 0) expect_values(unit_, fmt::format("the use of unit '{}'", unit_.name()));
     return;
   }
-  uint64_t all = 0;
-  for (const auto& group : unit_.groups()) all = all * 31 + group.fingerprint;
   const Subject subject{.unit = unit_.name(), .number = unit_.number()};
   if (!world.extremes(unit_.flags().unset > 0 ? 1 : 0, subject).are_one()) {
     throw ConfigError(fmt::format(
@@ -195,11 +197,20 @@ void UnitState::expect_equal_start() {
         unit_.name()));
   }
   expect_values(unit_, fmt::format("the use of unit '{}'", unit_.name()));
-  if (!world.extremes(all, subject).are_one()) {
+  std::string lines;
+  for (const auto& group : unit_.groups()) {
+    std::vector<std::string> names;
+    for (const auto& parameter : group.parameters) names.push_back(parameter.local_name);
+    lines += fmt::format("{}\tvalues #{:x}\n", some_of(names), group.fingerprint);
+  }
+  if (const auto different = difference_on_ranks(world, lines, subject); !different.empty()) {
+    if (unit_.options().start == Start::FromRank0) {
+      throw DisagreementError(fmt::format("what arrived of unit '{}' is not what rank 0 sent. {}", unit_.name(), different));
+    }
     throw UsageError(
         fmt::format("the ranks brought different parameters for unit '{}'; give them the same seed or file before they make the model, "
-                    "or shard with {{.start = tessera::Start::FromRank0}}",
-                    unit_.name()));
+                    "or shard with {{.start = tessera::Start::FromRank0}}. {}",
+                    unit_.name(), different));
   }
   start_checked_ = true;
 }

@@ -228,6 +228,8 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<ManagedParameter>
   std::shared_ptr<Unit> unit;
   std::vector<BufferLayout> layouts;
   std::vector<MemoryPtr> memory;
+  Starts starts(options, name);
+  starts.expect_sendable(groups);
   const auto allocate = [&] {
     unit.reset(new Unit(name, number, without_parameters(options), unit_layout, std::move(unit_codec),
                         make_unit_memory(options, decodes, device), device));
@@ -246,7 +248,6 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<ManagedParameter>
   // Disks fill up on one host alone.
   const bool on_disk = options.offload.parameters == OffloadTo::Disk;
   on_disk ? all_or_none(options.mesh.world(), {.unit = name}, "has no room for its parameters", allocate) : allocate();
-  Starts starts(options, name);
   std::vector<Prepared> prepared;
   for (size_t i = 0; i < groups.size(); i++) prepared.push_back(unit->prepare(groups[i], layouts[i], i, std::move(memory[i]), starts));
   starts.expect_all();

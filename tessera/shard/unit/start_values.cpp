@@ -3,7 +3,10 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <ranges>
+
 #include "tessera/base/error.h"
+#include "tessera/base/words.h"
 #include "tessera/shard/deferred/values.h"
 #include "tessera/shard/unit/fingerprint.h"
 
@@ -27,6 +30,26 @@ at::Tensor Starts::computed(const ManagedParameter& parameter) const {
   return values;
 }
 
+bool Starts::can_make(const ManagedParameter& parameter) const {
+  return !lacks_values(parameter.tensor) || options_.param_init_fn || has_recipe(parameter.tensor);
+}
+
+void Starts::expect_sendable(std::span<const std::vector<ManagedParameter>> groups) const {
+  const auto& world = options_.mesh.world();
+  if (options_.start != Start::FromRank0) return;
+  std::vector<std::string> missing;
+  for (const auto& parameter : groups | std::views::join) {
+    if (world.is_first() && !can_make(parameter)) missing.push_back(parameter.name);
+  }
+  all_or_none(world, {.unit = unit_}, "can't send its parameters", [&] {
+    if (missing.empty()) return;
+    throw UsageError(
+        fmt::format("rank 0 is to send its parameters to the others, but has no values for {}; make or load the module there, or "
+                    "shard with {{.start = tessera::Start::Loaded}} and load afterwards",
+                    some_of(missing)));
+  });
+}
+
 /// Those that this rank has or makes itself.
 StartValues Starts::made(const ManagedParameter& parameter, const Span& span) const {
   const auto& tensor = parameter.tensor;
@@ -36,14 +59,8 @@ StartValues Starts::made(const ManagedParameter& parameter, const Span& span) co
     result.all = in_memory_order(full);
     return result;
   }
+  if (!can_make(parameter)) return result;
   const bool sends = options_.start == Start::FromRank0;
-  if (!options_.param_init_fn && !has_recipe(tensor)) {
-    if (!sends) return result;
-    throw UsageError(
-        fmt::format("rank 0 is to send its parameters to the others, but has no values for '{}'; make or load the module there, or "
-                    "shard with {{.start = tessera::Start::Loaded}} and load afterwards",
-                    parameter.name));
-  }
   const bool may_be_part = !sends && !options_.param_init_fn && !options_.mesh.world().traits().traces;
   if (may_be_part && tensor.strides() == full.strides() && has_parts(tensor)) {
     result.part = computed_values(tensor, {.begin = span.shard_begin, .numel = span.shard_numel});

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,6 +32,9 @@ class Starts {
   /// The options must live as long.
   Starts(const ShardOptions& options, std::string unit) : options_(options), unit_(std::move(unit)) {}
 
+  /// Throws UsageError on all ranks, with their names, if rank 0 is to send parameters for which it has no values. Collective with
+  /// Start::FromRank0.
+  void expect_sendable(std::span<const std::vector<ManagedParameter>> groups) const;
   /// Makes room for the values of this parameter only. What goes wrong while they are made is left to expect_all(). Collective with
   /// Start::FromRank0.
   StartValues of(const ManagedParameter& parameter, const Span& span);
@@ -38,6 +42,7 @@ class Starts {
   void expect_all() const { making_.expect_all(options_.mesh.world(), {.unit = unit_}, "can't make its parameters"); }
 
  private:
+  bool can_make(const ManagedParameter& parameter) const;
   at::Tensor computed(const ManagedParameter& parameter) const;
   StartValues made(const ManagedParameter& parameter, const Span& span) const;
 

@@ -1,10 +1,11 @@
 #include "tessera/shard/unit/units.h"
 
 #include <c10/util/FunctionRef.h>
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <unordered_set>
@@ -40,6 +41,8 @@ KnownModules& known_modules() {
   static KnownModules instance;
   return instance;
 }
+
+std::atomic<bool> some_checkpointed = false;  // whether any module of this process ever was
 
 void change(const Module& module, c10::function_ref<void(Known&)> change) {
   auto& [mutex, all, sweep] = known_modules();
@@ -143,7 +146,7 @@ Boundary boundary_of(const Module& module) {
 
 void remember_unit(const Module& module, Unit& unit) {
   change(module, [&](Known& known) { known.units.push_back(unit.weak_from_this()); });
-  need_calls_of_segments(module, unit);
+  if (some_checkpointed) need_calls_of_segments(module, unit);
 }
 
 void remember_sharded(const Module& module, const ShardOptions& options, const std::shared_ptr<Unit>& unit) {
@@ -160,6 +163,7 @@ void remember_sharded(const Module& module, const ShardOptions& options, const s
 }
 
 void remember_segment(const Module& module, const activation::Options& options) {
+  some_checkpointed = true;
   const bool is_new = !boundary_of(module).checkpointing;
   change(module, [&](Known& known) { known.boundary.checkpointing = std::make_shared<const activation::Options>(options); });
   if (!is_new) return;
@@ -171,6 +175,14 @@ std::string class_name(const Module& module) {
   if (const auto colon = name.rfind(':'); colon != std::string::npos) name.erase(0, colon + 1);
   if (name.ends_with("Impl")) name.erase(name.size() - 4);
   return name;
+}
+
+void expect_classes(const std::vector<std::string>& wanted, const std::set<std::string>& of_model) {
+  for (const auto& name : wanted) {
+    if (of_model.contains(name)) continue;
+    throw UsageError(
+        fmt::format("the model has no module of the class {}, which the policy names; it has {}", name, fmt::join(of_model, ", ")));
+  }
 }
 
 std::string path_below(const std::string& path, const std::string& name) {

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -54,6 +55,8 @@ void remember_segment(const torch::nn::Module& module, const activation::Options
 
 /// For example "Linear" for a torch::nn::LinearImpl.
 std::string class_name(const torch::nn::Module& module);
+/// Throws UsageError if a policy names a class that the model has not.
+void expect_classes(const std::vector<std::string>& wanted, const std::set<std::string>& of_model);
 /// The path of what a module has under this name: "layers.3" below "layers", "3" below the model, whose path is empty.
 std::string path_below(const std::string& path, const std::string& name);
 

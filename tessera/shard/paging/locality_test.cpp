@@ -1,0 +1,74 @@
+// Values that come from a shard, on a unit whose memory only notes what it is asked for.
+#include "tessera/shard/paging/locality.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tessera/testing/fake_unit.h"
+#include "tessera/testing/net.h"
+
+namespace tessera::testing::locality_test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+const OperatorFacts& facts(const char* name, const char* overload) {
+  return facts_of(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload));
+}
+
+class Locality : public ::testing::Test {
+ protected:
+  void expect_mixing_refused(const char* name, const char* overload, const std::string& why) const {
+    const auto& op = facts(name, overload);
+    const auto kind = op.kind(c10::DispatchKeySet(c10::DispatchKey::CPU));
+    EXPECT_THAT(message_of<UsageError>([&] { expect_no_mixing(op, kind, *origin_); }),
+                AllOf(HasSubstr(name), HasSubstr(why), HasSubstr("'a'")));
+  }
+
+  Notes notes_;
+  const std::shared_ptr<Schedule> schedule_ =
+      std::make_shared<Schedule>(ScheduleRules({.mesh = self_world()}, /*is_model=*/true, /*is_divided=*/false));
+  const FakeUnit fake_{"a", notes_, *schedule_};
+  const at::Tensor shard_ = fake_.unit->groups().front().parameters.front().shard;
+  const OriginPtr origin_ = origin_of(shard_, tag_of(shard_));
+};
+
+TEST_F(Locality, IsKnownOfShardsAndOfMarkedResultsAlone) {
+  ASSERT_TRUE(origin_);
+  const auto other = at::ones({4});
+  EXPECT_FALSE(origin_of(other, tag_of(other)));
+  Stack results{at::ones({4}), 3, at::ones({4})};
+  mark_results(results, 1, origin_);
+  EXPECT_FALSE(is_paged(results[0].toTensor()));
+  const auto marked = results[2].toTensor();
+  EXPECT_TRUE(is_paged(marked));
+  EXPECT_EQ(tag_of(marked), nullptr);
+  EXPECT_EQ(origin_of(marked, nullptr), origin_);
+}
+
+TEST_F(Locality, AllowsWhatWorksPlaceByPlace) {
+  const auto& add = facts("aten::add", "Tensor");
+  expect_no_mixing(add, add.kind(c10::DispatchKeySet(c10::DispatchKey::CPU)), *origin_);
+  expect_same_places(add, {shard_, at::ones({4}), 1}, 0, *origin_);
+  expect_same_places(add, {shard_, at::ones({}), 1}, 0, *origin_);
+  expect_all_values(add, 4, {at::ones({2, 2})}, 0, *origin_);
+}
+
+TEST_F(Locality, RefusesWhatMixesPlaces) {
+  expect_mixing_refused("aten::sum", "dim_IntList", "would be the result of this rank alone");
+  expect_mixing_refused("aten::bernoulli", "", "would draw numbers for this rank's part");
+  const auto& add = facts("aten::add", "Tensor");
+  const auto places = HasSubstr("picks values by their places, but the shard of");
+  EXPECT_THAT(message_of<UsageError>([&] { expect_same_places(add, {shard_, at::ones({3}), 1}, 0, *origin_); }), places);
+  EXPECT_THAT(message_of<UsageError>([&] { expect_all_values(add, 4, {at::ones({2})}, 0, *origin_); }), places);
+}
+
+TEST_F(Locality, RefusesToHideLocalValuesInAView) {
+  const auto whole = at::ones({2, 4});
+  EXPECT_THAT(message_of<UsageError>([&] { expect_same_places(facts("aten::copy_", ""), {whole[0], shard_, false}, 0, *origin_); }),
+              HasSubstr("into a view of an ordinary tensor"));
+}
+
+}  // namespace
+}  // namespace tessera::testing::locality_test
