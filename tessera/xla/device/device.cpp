@@ -1,0 +1,76 @@
+#include "tessera/xla/device/device.h"
+
+#include <ATen/ATen.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <fmt/format.h>
+#include <torch/nn/module.h>
+
+#include "tessera/base/error.h"
+#include "tessera/xla/device/kernels.h"
+#include "tessera/xla/device/random.h"
+#include "tessera/xla/device/storage.h"
+
+namespace tessera::xla {
+namespace {
+
+const c10::Device kDevice(kXla, 0);
+
+/// One device and one stream. Programs start in the order in which they were traced, so nothing ever waits on an event.
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  c10::DeviceType type() const override { return kXla; }
+  c10::Device exchangeDevice(c10::Device /*device*/) const override { return kDevice; }
+  c10::Device getDevice() const override { return kDevice; }
+  void setDevice(c10::Device /*device*/) const override {}
+  void uncheckedSetDevice(c10::Device /*device*/) const noexcept override {}
+  c10::Stream getStream(c10::Device /*device*/) const override { return c10::Stream(c10::Stream::DEFAULT, kDevice); }
+  c10::Stream getNewStream(c10::Device /*device*/, int /*priority*/) const override { return c10::Stream(c10::Stream::DEFAULT, kDevice); }
+  c10::Stream exchangeStream(c10::Stream /*stream*/) const override { return c10::Stream(c10::Stream::DEFAULT, kDevice); }
+  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+  void record(void** /*event*/, const c10::Stream& /*stream*/, c10::DeviceIndex /*device*/, c10::EventFlag /*flag*/) const override {}
+  void block(void* /*event*/, const c10::Stream& /*stream*/) const override {}
+  bool queryEvent(void* /*event*/) const override { return true; }
+  void destroyEvent(void* /*event*/, c10::DeviceIndex /*device*/) const noexcept override {}
+  bool queryStream(const c10::Stream& /*stream*/) const override { return true; }
+  void synchronizeStream(const c10::Stream& /*stream*/) const override {}
+};
+
+struct Hooks final : at::PrivateUse1HooksInterface {
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex /*device*/) const override { return true; }
+  c10::DeviceIndex deviceCount() const override { return 1; }
+  c10::DeviceIndex getCurrentDevice() const override { return 0; }
+  void setCurrentDevice(c10::DeviceIndex /*device*/) const override {}
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex /*device*/) const override { return 0; }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex /*device*/) const override { return 0; }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex /*device*/) const override { return device_generator(); }
+  at::Generator getNewGenerator(c10::DeviceIndex /*device*/) const override { return device_generator().clone(); }
+};
+
+}  // namespace
+
+at::Device make_device(const XlaOptions& options) {
+  static bool made = false;
+  if (made) throw UsageError("this process has its XLA device already: make it once");
+  auto plugin = options.plugin.empty() ? pjrt::Plugin::load() : pjrt::Plugin::load(options.plugin);
+  start_runner(ProgramRunner(pjrt::Client(std::move(plugin), {.devices = options.devices}), options.devices));
+  made = true;
+  c10::register_privateuse1_backend("xla");
+  c10::SetAllocator(kXla, &LazyMemory::instance());
+  at::RegisterPrivateUse1HooksInterface(new Hooks);  // libtorch never frees it
+  static const c10::impl::DeviceGuardImplRegistrar guard(kXla, new Guard);
+  register_kernels();
+  return kDevice;
+}
+
+void to_device(const torch::nn::Module& module) {
+  const at::NoGradGuard no_grad;
+  const auto move = [](const at::Tensor& tensor) {
+    if (tensor.defined()) tensor.unsafeGetTensorImpl()->shallow_copy_from(tensor.to(kDevice).getIntrusivePtr());
+  };
+  for (const auto& parameter : module.parameters()) move(parameter);
+  for (const auto& buffer : module.buffers()) move(buffer);
+}
+
+}  // namespace tessera::xla

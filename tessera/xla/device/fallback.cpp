@@ -1,0 +1,138 @@
+// Operators without a lowering run on the CPU, once for each replica.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <map>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/xla/device/kernels.h"
+#include "tessera/xla/device/storage.h"
+#include "tessera/xla/device/values.h"
+#include "tessera/xla/device/views.h"
+
+namespace tessera::xla {
+namespace {
+
+using c10::IValue;
+using torch::jit::Stack;
+
+std::map<std::string, int64_t>& counts() {
+  static auto& all = *new std::map<std::string, int64_t>;
+  return all;
+}
+
+/// Calls `change` with each tensor of an argument, which may be a list.
+template <class Change>
+IValue with_tensors(const IValue& value, const Change& change) {
+  if (value.isTensor()) return change(value.toTensor());
+  if (value.isTensorList()) {
+    auto tensors = value.toTensorVector();
+    for (auto& tensor : tensors) tensor = change(tensor);
+    return tensors;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> tensors;
+    for (const auto& tensor : value.toOptionalTensorVector()) tensors.push_back(tensor ? std::optional(change(*tensor)) : std::nullopt);
+    return tensors;
+  }
+  return value;
+}
+
+bool writes(const c10::Argument& argument) { return argument.alias_info() != nullptr && argument.alias_info()->isWrite(); }
+
+void expect_no_view(const c10::OperatorHandle& op) {
+  for (const auto& result : op.schema().returns()) {
+    if (result.alias_info() && !result.alias_info()->isWrite()) {
+      throw UsageError(fmt::format("XLA devices have no lowering of {}, and a view can't be computed on the CPU: later writes would be lost",
+                                   toString(op.operator_name())));
+    }
+  }
+}
+
+/// The results of all replicas as one.
+IValue merged(const std::vector<IValue>& values) {
+  const auto& first = values.front();
+  const auto all = [&](const auto& tensor_of) -> at::Tensor {
+    std::vector<at::Tensor> tensors;
+    for (const auto& value : values) tensors.push_back(tensor_of(value));
+    return tensors[0].defined() ? from_replicas(tensors) : at::Tensor();
+  };
+  if (first.isTensor()) return all([](const IValue& value) { return value.toTensor(); });
+  if (first.isTensorList()) {
+    std::vector<at::Tensor> list;
+    for (size_t i = 0; i < first.toTensorVector().size(); i++) {
+      list.push_back(all([&](const IValue& value) { return value.toTensorVector().at(i); }));
+    }
+    return list;
+  }
+  return first;
+}
+
+void run_on_host(const c10::OperatorHandle& op, Stack* stack) {
+  const auto lock = lock_device();
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const auto& schema = op.schema();
+  expect_no_view(op);
+  const auto name = toString(op.operator_name());
+  if (counts()[name]++ == 0) log(LogLevel::Warning, fmt::format("XLA: {} has no lowering and runs on the CPU, which ends the program before it", name));
+  const auto arguments = torch::jit::pop(*stack, schema.arguments().size());
+  const auto count = static_cast<size_t>(runner().replicas());
+  std::vector<Stack> of_replica(count);
+  for (const auto& argument : arguments) {
+    if (argument.isDevice()) {
+      for (auto& own : of_replica) own.emplace_back(c10::Device(at::kCPU));
+      continue;
+    }
+    // Each tensor is downloaded once, for all replicas.
+    std::vector<std::vector<at::Tensor>> downloaded;
+    (void)with_tensors(argument, [&](const at::Tensor& tensor) {
+      downloaded.push_back(is_xla(tensor) ? replicas(tensor) : std::vector(count, tensor));
+      return tensor;
+    });
+    for (size_t r = 0; r < count; r++) {
+      size_t next = 0;
+      of_replica[r].push_back(with_tensors(argument, [&](const at::Tensor&) { return downloaded[next++][r]; }));
+    }
+  }
+  std::vector<std::vector<IValue>> results(schema.returns().size());
+  for (auto& own : of_replica) {
+    auto call = own;
+    op.callBoxed(&call);
+    for (size_t i = 0; i < results.size(); i++) results[i].push_back(call[i]);
+  }
+  for (size_t i = 0; i < arguments.size(); i++) {
+    if (!writes(schema.arguments()[i]) || !arguments[i].isTensor() || !is_xla(arguments[i].toTensor())) continue;
+    std::vector<at::Tensor> written;
+    for (const auto& own : of_replica) written.push_back(own[i].toTensor());
+    const auto& target = arguments[i].toTensor();
+    if (target.sizes() != written[0].sizes()) target.resize_(written[0].sizes());
+    write(target, read(from_replicas(written)));
+  }
+  for (size_t i = 0; i < results.size(); i++) {
+    const auto* const written = schema.returns()[i].alias_info();
+    if (!written) {
+      stack->push_back(merged(results[i]));
+      continue;
+    }
+    for (size_t k = 0; k < arguments.size(); k++) {
+      const auto* const alias = schema.arguments()[k].alias_info();
+      if (alias && *alias == *written) stack->push_back(arguments[k]);
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<Fallback> fallbacks() {
+  std::vector<Fallback> all;
+  for (const auto& [name, calls] : counts()) all.push_back({name, calls});
+  return all;
+}
+
+void register_fallback() {
+  static auto& library = *new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
+}
+
+}  // namespace tessera::xla

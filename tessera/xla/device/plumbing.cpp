@@ -1,0 +1,100 @@
+// Operators that move no values: memory, views, copies between host and device.
+#include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/NativeFunctions.h>
+
+#include "tessera/xla/device/kernels.h"
+#include "tessera/xla/device/storage.h"
+#include "tessera/xla/device/values.h"
+#include "tessera/xla/device/views.h"
+#include "tessera/xla/graph/ops.h"
+
+namespace tessera::xla {
+namespace {
+
+at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> /*layout*/,
+                 std::optional<at::Device> /*device*/, std::optional<bool> /*pin*/, std::optional<at::MemoryFormat> format) {
+  return at::detail::empty_generic(sizes, &LazyMemory::instance(), kXlaKeys, c10::dtype_or_default(dtype), format);
+}
+
+at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, std::optional<at::ScalarType> dtype,
+                         std::optional<at::Layout> /*layout*/, std::optional<at::Device> /*device*/, std::optional<bool> /*pin*/) {
+  return at::detail::empty_strided_generic(sizes, strides, &LazyMemory::instance(), kXlaKeys, c10::dtype_or_default(dtype));
+}
+
+at::Tensor& set_storage(at::Tensor& self, at::Storage storage, int64_t offset, at::IntArrayRef sizes, at::IntArrayRef strides) {
+  self.unsafeGetTensorImpl()->set_storage_keep_dtype(std::move(storage));
+  self.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
+  return self;
+}
+
+const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef sizes, std::optional<at::MemoryFormat> /*format*/) {
+  const auto lock = lock_device();
+  auto* const tensor = self.unsafeGetTensorImpl();
+  const auto before = elements_of_storage(self);
+  tensor->set_sizes_contiguous(sizes);
+  auto* const storage = tensor->unsafe_storage().unsafeGetStorageImpl();
+  const auto needed = tensor->storage_offset() + tensor->numel();
+  const bool alone = self.storage().use_count() == 1;
+  // Losses make a result of full size and then want one number: smaller memory is right where nobody else sees it.
+  if (needed <= before && !(alone && needed < before)) return self;
+  auto& cell = cell_of(self);
+  if (cell.value) {
+    const auto list = hlo::reshape(cell.value, {before});
+    cell.value = needed < before ? hlo::slice(list, 0, 0, needed)
+                                 : hlo::pad(list, hlo::constant(int64_t{0}, list.element()), {0}, {needed - before}, {0});
+  }
+  storage->set_nbytes(static_cast<size_t>(needed) * tensor->itemsize());
+  return self;
+}
+
+/// What the host reads ends the program that is being traced.
+at::Tensor to_host(const at::Tensor& tensor) {
+  const at::NoGradGuard no_grad;
+  return replicas(tensor)[0];
+}
+
+at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool /*non_blocking*/) {
+  const auto lock = lock_device();
+  if (!is_xla(target)) {
+    target.copy_(to_host(source));
+    return target;
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  if (is_xla(source)) {
+    write(target, hlo::expand(read(source), target.sizes()));
+    return target;
+  }
+  const auto values = source.to(target.scalar_type()).expand(target.sizes()).contiguous();
+  const auto data = runner().upload({values});
+  write(target, leaf(data, {values.scalar_type(), values.sizes().vec()}));
+  if (target.is_contiguous() && target.numel() == elements_of_storage(target)) cell_of(target).before = data;
+  return target;
+}
+
+at::Scalar local_scalar(const at::Tensor& self) { return to_host(self).item(); }
+
+/// The same value needs no reading: modules compare inputs with themselves.
+bool equal(const at::Tensor& a, const at::Tensor& b) {
+  if (a.sizes() != b.sizes()) return false;
+  if (read(a) == read(b)) return true;
+  return at::equal(to_host(a), to_host(b));
+}
+
+}  // namespace
+
+void register_plumbing() {
+  static auto& aten = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  aten.impl("empty.memory_format", &empty);
+  aten.impl("empty_strided", &empty_strided);
+  aten.impl("as_strided", TORCH_FN(at::native::as_strided_tensorimpl));
+  aten.impl("view", TORCH_FN(at::native::view));
+  aten.impl("_reshape_alias", TORCH_FN(at::native::_reshape_alias));
+  aten.impl("set_.source_Storage_storage_offset", &set_storage);
+  aten.impl("resize_", &resize);
+  aten.impl("_copy_from", &copy_from);
+  aten.impl("_local_scalar_dense", &local_scalar);
+  aten.impl("equal", &equal);
+}
+
+}  // namespace tessera::xla

@@ -1,0 +1,60 @@
+// The memory of XLA devices as tensors see it: a storage has a value of the graph in place of bytes.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
+
+#include <functional>
+#include <memory>
+
+#include "tessera/xla/graph/node.h"
+
+namespace tessera::xla {
+
+inline constexpr auto kXla = c10::DeviceType::PrivateUse1;
+inline constexpr c10::DispatchKeySet kXlaKeys(c10::DispatchKey::PrivateUse1);
+
+/// What a storage holds now. It has as many elements as the storage, of one type, in any shape.
+struct Cell {
+  Value value;
+  /// The buffers that it held when the program before began: the next value may take their memory.
+  std::shared_ptr<const Data> before;
+
+  Cell *newer = nullptr, *older = nullptr;
+};
+
+/// Makes the cells, and knows all that live.
+class LazyMemory final : public c10::Allocator {
+ public:
+  static LazyMemory& instance();
+
+  c10::DataPtr allocate(size_t bytes) override;
+  c10::DeleterFnPtr raw_deleter() const override;
+  void copy_data(void* to, const void* from, size_t bytes) const override;
+
+  /// In the order in which they were made.
+  void for_each(const std::function<void(Cell&)>& visit);
+  int64_t cells() const { return count_; }
+
+ private:
+  LazyMemory();
+  static void release(void* cell);
+
+  void* const unreadable_;  // what data_ptr() gives: nobody can read it by mistake
+  Cell* newest_ = nullptr;
+  Cell* oldest_ = nullptr;
+  int64_t count_ = 0;
+};
+
+/// Throws, with the message of whoever guards it, if the tensor's storage has no memory.
+Cell& cell_of(const at::Tensor& tensor);
+int64_t elements_of_storage(const at::Tensor& tensor);
+
+bool is_xla(const at::Tensor& tensor);
+at::Tensor new_tensor(c10::IntArrayRef sizes, at::ScalarType element);
+at::Tensor new_tensor(const Value& value);
+
+/// One thread traces at a time: backward passes run in the engine's own thread.
+std::unique_lock<std::recursive_mutex> lock_device();
+
+}  // namespace tessera::xla

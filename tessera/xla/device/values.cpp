@@ -1,0 +1,53 @@
+#include "tessera/xla/device/values.h"
+
+#include <fmt/format.h>
+
+#include "tessera/base/error.h"
+#include "tessera/xla/device/storage.h"
+#include "tessera/xla/device/views.h"
+
+namespace tessera::xla {
+namespace {
+
+ProgramRunner* the_runner = nullptr;  // never ended: tensors in static storage end after main
+
+}  // namespace
+
+void start_runner(ProgramRunner runner) { the_runner = new ProgramRunner(std::move(runner)); }
+
+ProgramRunner& runner() {
+  if (!the_runner) throw UsageError("there is no XLA device yet: call tessera::xla::make_device first");
+  return *the_runner;
+}
+
+void step_boundary() { runner().cut(); }
+
+const Metrics& metrics() { return runner().metrics(); }
+
+std::vector<at::Tensor> replicas(const at::Tensor& tensor) {
+  const auto lock = lock_device();
+  if (!is_xla(tensor)) throw UsageError(fmt::format("replicas() takes a tensor on xla, not on {}", tensor.device().str()));
+  auto& values = runner();
+  const auto& cell = cell_of(tensor);
+  // All that has been traced becomes one program; computed alone, it would be computed again at the end of the step.
+  if (cell.value && cell.value.node().kind == Node::Kind::Operation) values.cut();
+  return values.download(*values.compute(read(tensor)));
+}
+
+at::Tensor from_replicas(const std::vector<at::Tensor>& tensors) {
+  const auto lock = lock_device();
+  if (tensors.size() != 1 && tensors.size() != static_cast<size_t>(runner().replicas())) {
+    throw UsageError(fmt::format("from_replicas() got {} tensors for {} replicas", tensors.size(), runner().replicas()));
+  }
+  for (const auto& tensor : tensors) {
+    if (tensor.sizes() != tensors[0].sizes() || tensor.scalar_type() != tensors[0].scalar_type()) {
+      throw UsageError("the replicas of a tensor have one shape and one dtype");
+    }
+  }
+  const auto data = runner().upload(tensors);
+  auto made = new_tensor(leaf(data, {tensors[0].scalar_type(), tensors[0].sizes().vec()}));
+  cell_of(made).before = data;
+  return made;
+}
+
+}  // namespace tessera::xla

@@ -1,0 +1,179 @@
+#include "tessera/xla/device/views.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "tessera/base/error.h"
+#include "tessera/xla/device/storage.h"
+#include "tessera/xla/graph/ops.h"
+
+namespace tessera::xla {
+namespace {
+
+/// A view as a box in its storage: the storage's elements, shaped so that each stride of the view has a dimension of its own, have the view
+/// at `start` with `sizes`, and `permutation` and broadcasting make the view's shape of it.
+struct Box {
+  bool fits = true;      // if not, the view is a list of places
+  bool whole = false;    // all of the storage, in its order
+  int64_t padded = 0;    // elements that `shape` needs, of which the storage may have fewer
+  Sizes shape, start, sizes;
+  Sizes dimensions;      // of the view, from the widest stride to the narrowest: those with more than one place
+};
+
+Box box_of(const at::Tensor& view) {
+  Box box;
+  const auto elements = elements_of_storage(view);
+  for (int64_t i = 0; i < view.dim(); i++) {
+    if (view.size(i) > 1 && view.stride(i) > 0) box.dimensions.push_back(i);
+  }
+  std::ranges::stable_sort(box.dimensions, std::ranges::greater{}, [&](int64_t i) { return view.stride(i); });
+  Sizes strides;
+  int64_t dense = 1;
+  bool is_dense = true;
+  for (const auto i : box.dimensions) {
+    strides.push_back(view.stride(i));
+    box.sizes.push_back(view.size(i));
+  }
+  for (size_t i = strides.size(); i-- > 0;) {
+    is_dense &= strides[i] == dense;
+    dense *= box.sizes[i];
+  }
+  auto offset = view.storage_offset();
+  if (is_dense) {
+    box.whole = dense == elements;
+    if (!box.whole) {
+      box.shape = {elements};
+      box.start = {offset};
+      box.sizes = {dense};
+    }
+    box.padded = elements;
+    return box;
+  }
+  if (strides.back() != 1) {
+    strides.push_back(1);
+    box.sizes.push_back(1);
+  }
+  const auto rows = (elements + strides[0] - 1) / strides[0];
+  box.padded = rows * strides[0];
+  for (size_t i = 0; i < strides.size(); i++) {
+    if (i > 0 && strides[i - 1] % strides[i]) box.fits = false;
+    box.shape.push_back(i == 0 ? rows : strides[i - 1] / strides[i]);
+    box.start.push_back(offset / strides[i]);
+    offset %= strides[i];
+    if (box.start.back() + box.sizes[i] > box.shape.back()) box.fits = false;
+  }
+  return box;
+}
+
+/// Where each of the view's elements lies, as a list.
+Value places_of(const at::Tensor& view) {
+  const Type type{at::kLong, view.sizes().vec()};
+  auto places = hlo::broadcast(hlo::constant(view.storage_offset(), at::kLong), type.sizes, {});
+  for (int64_t i = 0; i < view.dim(); i++) {
+    if (view.size(i) == 1 || view.stride(i) == 0) continue;
+    const auto stride = hlo::broadcast(hlo::constant(view.stride(i), at::kLong), type.sizes, {});
+    places = hlo::binary("add", places, hlo::binary("multiply", hlo::iota(type, i), stride));
+  }
+  return hlo::reshape(places, {view.numel()});
+}
+
+Sizes sizes_of(const at::Tensor& view, const Sizes& dimensions) {
+  Sizes sizes;
+  for (const auto i : dimensions) sizes.push_back(view.size(i));
+  return sizes;
+}
+
+/// The order that sorts the box's dimensions as the view has them.
+Sizes to_view_order(const Sizes& dimensions) {
+  Sizes order(dimensions.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::sort(order, {}, [&](int64_t i) { return dimensions[static_cast<size_t>(i)]; });
+  return order;
+}
+
+Value list_of(const Value& value, int64_t elements) { return hlo::reshape(value, {elements}); }
+
+/// The storage's elements and zeros behind them, in the box's shape.
+Value shaped(const Value& value, const Box& box, int64_t elements) {
+  auto list = list_of(value, elements);
+  if (box.padded != elements) list = hlo::pad(list, hlo::constant(int64_t{0}, list.element()), {0}, {box.padded - elements}, {0});
+  return hlo::reshape(list, box.shape);
+}
+
+bool is_all_of_storage(const at::Tensor& tensor) { return tensor.numel() == elements_of_storage(tensor) && tensor.is_contiguous(); }
+
+Value number_of(const at::Tensor& tensor) {
+  if (tensor.numel() != 1) {
+    throw UsageError(fmt::format("an operator of an XLA device got a tensor on {} with {} elements: move it to the device first", tensor.device().str(),
+                                 tensor.numel()));
+  }
+  const auto number = tensor.is_floating_point() ? hlo::scalar(tensor.item().toDouble(), tensor.scalar_type())
+                                                 : hlo::constant(tensor.item().toLong(), tensor.scalar_type());
+  return hlo::reshape(number, tensor.sizes());
+}
+
+}  // namespace
+
+Value read(const at::Tensor& tensor) {
+  if (!is_xla(tensor)) return number_of(tensor);
+  const auto lock = lock_device();
+  const auto& cell = cell_of(tensor);
+  if (tensor.numel() == 0 || !cell.value) {  // memory that nobody has written may hold anything: zeros
+    return hlo::broadcast(hlo::constant(int64_t{0}, tensor.scalar_type()), tensor.sizes(), {});
+  }
+  auto value = cell.value;
+  if (value.element() != tensor.scalar_type()) {
+    throw UsageError(fmt::format("a tensor of {} can't be read as {} on an XLA device: copy it by to()", c10::toString(value.element()),
+                                 c10::toString(tensor.scalar_type())));
+  }
+  if (is_all_of_storage(tensor)) return hlo::reshape(value, tensor.sizes());
+  const auto elements = elements_of_storage(tensor);
+  const auto box = box_of(tensor);
+  if (!box.fits) return hlo::reshape(hlo::take_elements(list_of(value, elements), places_of(tensor)), tensor.sizes());
+  if (!box.whole) {
+    Sizes limit = box.start;
+    for (size_t i = 0; i < limit.size(); i++) limit[i] += box.sizes[i];
+    value = hlo::slice(shaped(value, box, elements), box.start, limit, Sizes(limit.size(), 1));
+  }
+  value = hlo::transpose(hlo::reshape(value, sizes_of(tensor, box.dimensions)), to_view_order(box.dimensions));
+  auto dimensions = box.dimensions;
+  std::ranges::sort(dimensions);
+  return hlo::broadcast(value, tensor.sizes(), dimensions);
+}
+
+void write(const at::Tensor& tensor, Value value) {
+  const auto lock = lock_device();
+  auto& cell = cell_of(tensor);
+  value = hlo::convert(value, tensor.scalar_type());
+  if (tensor.numel() == 0) return;
+  if (is_all_of_storage(tensor)) {
+    cell.value = std::move(value);
+    return;
+  }
+  for (int64_t i = 0; i < tensor.dim(); i++) {
+    if (tensor.size(i) > 1 && tensor.stride(i) == 0) throw UsageError("an expanded tensor can't be written, because several of its elements are one");
+  }
+  const auto elements = elements_of_storage(tensor);
+  const auto base = [&] {
+    return cell.value ? cell.value : hlo::broadcast(hlo::constant(int64_t{0}, tensor.scalar_type()), {elements}, {});
+  };
+  const auto box = box_of(tensor);
+  if (!box.fits) {
+    cell.value = hlo::put(list_of(base(), elements), places_of(tensor), hlo::reshape(value, {tensor.numel()}), Combine::Second);
+    return;
+  }
+  auto dimensions = box.dimensions;
+  std::ranges::sort(dimensions);
+  value = hlo::transpose(hlo::reshape(value, sizes_of(tensor, dimensions)), hlo::inverse(to_view_order(box.dimensions)));
+  if (!box.whole) {
+    std::vector<Value> start;
+    for (const auto at : box.start) start.push_back(hlo::constant(at, at::kLong));
+    value = hlo::dynamic_update_slice(shaped(base(), box, elements), hlo::reshape(value, box.sizes), start);
+    if (box.padded != elements) value = hlo::slice(list_of(value, box.padded), 0, 0, elements);
+  }
+  cell.value = list_of(value, elements);
+}
+
+}  // namespace tessera::xla

@@ -1,0 +1,15 @@
+// Views without memory: what a strided tensor reads of its storage's value, and how a write changes that value.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/xla/graph/node.h"
+
+namespace tessera::xla {
+
+/// The tensor's value, of the tensor's shape. A tensor of the CPU with one element is a number.
+Value read(const at::Tensor& tensor);
+/// Puts a value of the tensor's shape, of any type, into the tensor's storage.
+void write(const at::Tensor& tensor, Value value);
+
+}  // namespace tessera::xla

@@ -1,0 +1,41 @@
+#include "tessera/xla/graph/node.h"
+
+#include <atomic>
+
+namespace tessera::xla {
+namespace {
+
+std::atomic<uint64_t> made = 0;
+
+}  // namespace
+
+Node::Node(const char* name, std::string attributes, c10::SmallVector<Value, 3> operands, c10::SmallVector<Type, 1> results, Combine combine)
+    : kind(Kind::Operation),
+      combine(combine),
+      id(++made),
+      name(name),
+      attributes(std::move(attributes)),
+      operands(std::move(operands)),
+      results(std::move(results)) {}
+
+Node::Node(std::shared_ptr<const Data> data, Type type)
+    : kind(Kind::Data), id(++made), name("data"), results{std::move(type)}, data(std::move(data)) {}
+
+Node::Node(double number, at::ScalarType element) : kind(Kind::Scalar), id(++made), name("scalar"), results{Type{element, {}}}, number(number) {}
+
+Node::~Node() {
+  // Chains may be as long as a program, and ending them one inside the other would take as much stack.
+  std::vector<Value> ending(std::make_move_iterator(operands.begin()), std::make_move_iterator(operands.end()));
+  while (!ending.empty()) {
+    auto value = std::move(ending.back());
+    ending.pop_back();
+    if (!value || !c10::raw::intrusive_ptr::use_count(&value.node()) || c10::raw::intrusive_ptr::use_count(&value.node()) > 1) continue;
+    for (auto& operand : value.node().operands) ending.push_back(std::move(operand));
+  }
+}
+
+Value leaf(std::shared_ptr<const Data> data, Type type) { return Value(c10::make_intrusive<Node>(std::move(data), std::move(type))); }
+
+uint64_t nodes_made() { return made; }
+
+}  // namespace tessera::xla

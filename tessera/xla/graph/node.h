@@ -1,0 +1,85 @@
+// The graph that is traced: nodes are operations of StableHLO, and leaves are what the program will get as arguments.
+#pragma once
+
+#include <c10/util/SmallVector.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/xla/pjrt/client.h"
+
+namespace tessera::xla {
+
+using Type = pjrt::ArrayType;
+using Sizes = std::vector<int64_t>;
+
+/// The values that a leaf stands for: one buffer for each replica.
+using Data = std::vector<pjrt::Buffer>;
+
+class Node;
+
+/// One of a node's results. Copies are the same value.
+class Value {
+ public:
+  Value() = default;
+  explicit Value(c10::intrusive_ptr<Node> node, uint32_t result = 0) : node_(std::move(node)), result_(result) {}
+
+  explicit operator bool() const { return node_.defined(); }
+  bool operator==(const Value& other) const { return node_ == other.node_ && result_ == other.result_; }
+
+  Node& node() const { return *node_; }
+  uint32_t result() const { return result_; }
+  const Type& type() const;
+  const Sizes& sizes() const { return type().sizes; }
+  at::ScalarType element() const { return type().element; }
+  int64_t rank() const { return static_cast<int64_t>(sizes().size()); }
+
+ private:
+  c10::intrusive_ptr<Node> node_;
+  uint32_t result_ = 0;
+};
+
+/// What an operation does with pairs of elements, where it takes a function.
+enum class Combine : uint8_t { None, Add, Multiply, Max, Min, And, Or, Second, GreaterEqual };
+
+class Node : public c10::intrusive_ptr_target {
+ public:
+  enum class Kind : uint8_t { Operation, Data, Scalar };
+
+  /// An operation; `name` must live as long as the program: a literal.
+  Node(const char* name, std::string attributes, c10::SmallVector<Value, 3> operands, c10::SmallVector<Type, 1> results, Combine combine = Combine::None);
+  Node(std::shared_ptr<const Data> data, Type type);
+  /// A number, of which the program learns the value when it runs.
+  Node(double number, at::ScalarType element);
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+  ~Node() override;
+
+  const Kind kind;
+  const Combine combine = Combine::None;
+  const uint64_t id;  // grows with time, so an order by it has each node after its operands
+  const char* const name;
+  const std::string attributes;
+  c10::SmallVector<Value, 3> operands;
+  const c10::SmallVector<Type, 1> results;
+  const std::shared_ptr<const Data> data;
+  const double number = 0;
+
+  // Of the cut that is at work.
+  uint64_t visited = 0;
+  int32_t place = -1;
+};
+
+inline const Type& Value::type() const { return node_->results[result_]; }
+
+/// A leaf.
+Value leaf(std::shared_ptr<const Data> data, Type type);
+
+/// How many nodes have been made.
+uint64_t nodes_made();
+
+}  // namespace tessera::xla

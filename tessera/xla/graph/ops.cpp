@@ -1,0 +1,357 @@
+#include "tessera/xla/graph/ops.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "tessera/base/error.h"
+#include "tessera/xla/pjrt/element_types.h"
+
+namespace tessera::xla::hlo {
+namespace {
+
+using Operands = c10::SmallVector<Value, 3>;
+using Results = c10::SmallVector<Type, 1>;
+
+Value make(const char* name, Operands operands, std::string attributes, Type type, Combine combine = Combine::None) {
+  return Value(c10::make_intrusive<Node>(name, std::move(attributes), std::move(operands), Results{std::move(type)}, combine));
+}
+
+std::string array(IntList numbers) { return numbers.empty() ? "array<i64>" : fmt::format("array<i64: {}>", fmt::join(numbers, ", ")); }
+
+std::string list(IntList numbers) { return fmt::format("[{}]", fmt::join(numbers, ", ")); }
+
+/// As many of one number as a window or a shape has dimensions.
+Sizes times(size_t count, int64_t number) { return Sizes(count, number); }
+
+Sizes or_ones(const Sizes& sizes, size_t count) { return sizes.empty() ? times(count, 1) : sizes; }
+
+Sizes or_zeros(const Sizes& sizes, size_t count) { return sizes.empty() ? times(count, 0) : sizes; }
+
+std::string padding_of(const Sizes& low, const Sizes& high) {
+  std::string pairs;
+  for (size_t i = 0; i < low.size(); i++) pairs += fmt::format("{}[{}, {}]", i ? ", " : "", low[i], high[i]);
+  return fmt::format("dense<[{}]> : tensor<{}x2xi64>", pairs, low.size());
+}
+
+std::string literal(double number, at::ScalarType element) {
+  if (element == at::kBool) return number != 0 ? "true" : "false";
+  if (!c10::isFloatingType(element)) return fmt::format("{}", static_cast<int64_t>(number));
+  if (std::isfinite(number)) return fmt::format("{:.17e}", number);
+  // Infinities and NaN have no decimal form: the text has their bits.
+  const bool negative = std::signbit(number) && !std::isnan(number);
+  switch (element) {
+    case at::kDouble:
+      return std::isnan(number) ? "0x7FF8000000000000" : negative ? "0xFFF0000000000000" : "0x7FF0000000000000";
+    case at::kHalf:
+      return std::isnan(number) ? "0x7E00" : negative ? "0xFC00" : "0x7C00";
+    case at::kBFloat16:
+      return std::isnan(number) ? "0x7FC0" : negative ? "0xFF80" : "0x7F80";
+    default:
+      return std::isnan(number) ? "0x7FC00000" : negative ? "0xFF800000" : "0x7F800000";
+  }
+}
+
+Value constant_of(const std::string& text, at::ScalarType element) {
+  Type type{element, {}};
+  auto attributes = fmt::format("value = dense<{}> : {}", text, text_of(type));
+  return make("constant", {}, std::move(attributes), std::move(type));
+}
+
+std::string window_of(const Window& window, bool with_base) {
+  const auto count = window.size.size();
+  std::string text;
+  if (with_base) text = fmt::format("base_dilations = {}, ", array(or_ones(window.base_dilation, count)));
+  text += fmt::format("padding = {}, ", padding_of(or_zeros(window.padding_low, count), or_zeros(window.padding_high, count)));
+  if (with_base) text += fmt::format("window_dilations = {}, ", array(or_ones(window.dilation, count)));
+  return text + fmt::format("window_dimensions = {}, window_strides = {}", array(window.size), array(or_ones(window.stride, count)));
+}
+
+std::string all_replicas(int replicas) {
+  std::vector<int> numbers(static_cast<size_t>(replicas));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  return fmt::format("replica_groups = dense<[[{}]]> : tensor<1x{}xi64>", fmt::join(numbers, ", "), replicas);
+}
+
+}  // namespace
+
+Value constant(double number, at::ScalarType element) { return constant_of(literal(number, element), element); }
+
+Value constant(int64_t number, at::ScalarType element) {
+  return c10::isFloatingType(element) || element == at::kBool ? constant(static_cast<double>(number), element)
+                                                              : constant_of(fmt::format("{}", number), element);
+}
+
+Value scalar(double number, at::ScalarType element) {
+  if (!c10::isFloatingType(element) || number == 0 || std::abs(number) == 1 || !std::isfinite(number)) return constant(number, element);
+  const auto wide = element == at::kDouble ? at::kDouble : at::kFloat;
+  return convert(Value(c10::make_intrusive<Node>(number, wide)), element);
+}
+
+Value full(double number, const Type& type) { return broadcast(scalar(number, type.element), type.sizes, {}); }
+
+Value lowest(at::ScalarType element) {
+  if (c10::isFloatingType(element)) return constant(-std::numeric_limits<double>::infinity(), element);
+  if (element == at::kBool || element == at::kByte) return constant(int64_t{0}, element);
+  const auto bits = static_cast<int>(c10::elementSize(element)) * 8;
+  return constant(std::numeric_limits<int64_t>::min() >> (64 - bits), element);
+}
+
+Value highest(at::ScalarType element) {
+  if (c10::isFloatingType(element)) return constant(std::numeric_limits<double>::infinity(), element);
+  if (element == at::kBool) return constant(int64_t{1}, element);
+  if (element == at::kByte) return constant(int64_t{255}, element);
+  const auto bits = static_cast<int>(c10::elementSize(element)) * 8;
+  return constant(std::numeric_limits<int64_t>::max() >> (64 - bits), element);
+}
+
+Value iota(const Type& type, int64_t dimension) { return make("iota", {}, fmt::format("iota_dimension = {} : i64", dimension), type); }
+
+Value unary(const char* operation, const Value& x) { return make(operation, {x}, {}, x.type()); }
+
+Value binary(const char* operation, const Value& a, const Value& b) { return make(operation, {a, b}, {}, a.type()); }
+
+Value compare(const char* direction, const Value& a, const Value& b) {
+  return make("compare", {a, b}, fmt::format("comparison_direction = #stablehlo<comparison_direction {}>", direction), {at::kBool, a.sizes()});
+}
+
+Value select(const Value& condition, const Value& yes, const Value& no) { return make("select", {condition, yes, no}, {}, yes.type()); }
+
+Value clamp(const Value& low, const Value& x, const Value& high) { return make("clamp", {low, x, high}, {}, x.type()); }
+
+Value convert(const Value& x, at::ScalarType element) {
+  if (x.element() == element) return x;
+  // XLA's conversion to i1 takes the lowest bit; libtorch's asks whether the number is zero.
+  if (element == at::kBool) return compare("NE", x, full(0, x.type()));
+  return make("convert", {x}, {}, {element, x.sizes()});
+}
+
+Value bitcast(const Value& x, at::ScalarType element) {
+  return x.element() == element ? x : make("bitcast_convert", {x}, {}, {element, x.sizes()});
+}
+
+Value reshape(const Value& x, IntList sizes) { return x.sizes() == sizes ? x : make("reshape", {x}, {}, {x.element(), sizes.vec()}); }
+
+Value transpose(const Value& x, IntList permutation) {
+  Sizes sizes;
+  for (const auto from : permutation) sizes.push_back(x.sizes()[static_cast<size_t>(from)]);
+  if (std::ranges::is_sorted(permutation)) return x;
+  return make("transpose", {x}, "permutation = " + array(permutation), {x.element(), std::move(sizes)});
+}
+
+Sizes inverse(const Sizes& permutation) {
+  Sizes inverse(permutation.size());
+  for (size_t i = 0; i < permutation.size(); i++) inverse[static_cast<size_t>(permutation[i])] = static_cast<int64_t>(i);
+  return inverse;
+}
+
+Value reverse(const Value& x, IntList dimensions) {
+  return dimensions.empty() ? x : make("reverse", {x}, "dimensions = " + array(dimensions), x.type());
+}
+
+Value broadcast(const Value& x, IntList sizes, IntList dimensions) {
+  if (x.sizes() == sizes) return x;
+  return make("broadcast_in_dim", {x}, "broadcast_dimensions = " + array(dimensions), {x.element(), sizes.vec()});
+}
+
+Value expand(const Value& x, IntList sizes) {
+  const auto offset = static_cast<int64_t>(sizes.size()) - x.rank();
+  Sizes kept, dimensions;
+  for (int64_t i = 0; i < x.rank(); i++) {
+    if (x.sizes()[static_cast<size_t>(i)] != sizes[static_cast<size_t>(i + offset)]) continue;
+    kept.push_back(x.sizes()[static_cast<size_t>(i)]);
+    dimensions.push_back(i + offset);
+  }
+  return broadcast(reshape(x, kept), sizes, dimensions);
+}
+
+Value slice(const Value& x, IntList start, IntList limit, IntList strides) {
+  Sizes sizes;
+  for (size_t i = 0; i < start.size(); i++) sizes.push_back((limit[i] - start[i] + strides[i] - 1) / strides[i]);
+  if (x.sizes() == sizes) return x;
+  return make("slice", {x}, fmt::format("limit_indices = {}, start_indices = {}, strides = {}", array(limit), array(start), array(strides)),
+              {x.element(), std::move(sizes)});
+}
+
+Value slice(const Value& x, int64_t dimension, int64_t start, int64_t limit, int64_t step) {
+  auto starts = times(x.sizes().size(), 0), limits = x.sizes(), strides = times(x.sizes().size(), 1);
+  const auto d = static_cast<size_t>(dimension);
+  starts[d] = start;
+  limits[d] = limit;
+  strides[d] = step;
+  return slice(x, starts, limits, strides);
+}
+
+Value pad(const Value& x, const Value& fill, IntList low, IntList high, IntList interior) {
+  Sizes sizes;
+  for (size_t i = 0; i < low.size(); i++) {
+    const auto size = x.sizes()[i];
+    sizes.push_back(low[i] + high[i] + size + std::max<int64_t>(size - 1, 0) * interior[i]);
+  }
+  return make("pad", {x, fill}, fmt::format("edge_padding_high = {}, edge_padding_low = {}, interior_padding = {}", array(high), array(low), array(interior)),
+              {x.element(), std::move(sizes)});
+}
+
+Value concatenate(std::span<const Value> parts, int64_t dimension) {
+  if (parts.size() == 1) return parts[0];
+  auto sizes = parts[0].sizes();
+  auto& size = sizes[static_cast<size_t>(dimension)];
+  size = 0;
+  for (const auto& part : parts) size += part.sizes()[static_cast<size_t>(dimension)];
+  return make("concatenate", Operands(parts.begin(), parts.end()), fmt::format("dimension = {} : i64", dimension), {parts[0].element(), std::move(sizes)});
+}
+
+Value dynamic_slice(const Value& x, std::span<const Value> start, IntList sizes) {
+  Operands operands{x};
+  operands.append(start.begin(), start.end());
+  return make("dynamic_slice", std::move(operands), "slice_sizes = " + array(sizes), {x.element(), sizes.vec()});
+}
+
+Value dynamic_update_slice(const Value& x, const Value& update, std::span<const Value> start) {
+  Operands operands{x, update};
+  operands.append(start.begin(), start.end());
+  return make("dynamic_update_slice", std::move(operands), {}, x.type());
+}
+
+Value reduce(const Value& x, Combine combine, const Value& start, IntList dimensions) {
+  Sizes sizes;
+  for (int64_t i = 0; i < x.rank(); i++) {
+    if (std::ranges::find(dimensions, i) == dimensions.end()) sizes.push_back(x.sizes()[static_cast<size_t>(i)]);
+  }
+  if (dimensions.empty()) return x;
+  return make("reduce", {x, start}, "dimensions = " + array(dimensions), {x.element(), std::move(sizes)}, combine);
+}
+
+Value sum(const Value& x, IntList dimensions) { return reduce(x, Combine::Add, constant(int64_t{0}, x.element()), dimensions); }
+
+Value maximum(const Value& x, IntList dimensions) { return reduce(x, Combine::Max, lowest(x.element()), dimensions); }
+
+Value dot(const Value& a, const Value& b, const DotDimensions& d, std::optional<at::ScalarType> result) {
+  Type type{result.value_or(a.element()), {}};
+  for (const auto i : d.left_batch) type.sizes.push_back(a.sizes()[static_cast<size_t>(i)]);
+  const auto rest = [&](const Value& x, const Sizes& batch, const Sizes& contracting) {
+    for (int64_t i = 0; i < x.rank(); i++) {
+      if (std::ranges::find(batch, i) == batch.end() && std::ranges::find(contracting, i) == contracting.end()) {
+        type.sizes.push_back(x.sizes()[static_cast<size_t>(i)]);
+      }
+    }
+  };
+  rest(a, d.left_batch, d.left_contracting);
+  rest(b, d.right_batch, d.right_contracting);
+  std::string batch;
+  if (!d.left_batch.empty()) {
+    batch = fmt::format("lhs_batching_dimensions = {}, rhs_batching_dimensions = {}, ", list(d.left_batch), list(d.right_batch));
+  }
+  return make("dot_general", {a, b},
+              fmt::format("dot_dimension_numbers = #stablehlo.dot<{}lhs_contracting_dimensions = {}, rhs_contracting_dimensions = {}>", batch,
+                          list(d.left_contracting), list(d.right_contracting)),
+              std::move(type));
+}
+
+Value convolution(const Value& input, const Value& filter, const Type& result, const std::string& names, const Window& window,
+                  int64_t feature_groups, int64_t batch_groups) {
+  const auto count = result.sizes.size() - 2;
+  return make("convolution", {input, filter},
+              fmt::format("batch_group_count = {} : i64, dimension_numbers = #stablehlo.conv<{}>, feature_group_count = {} : i64, lhs_dilation = {}, "
+                          "padding = {}, rhs_dilation = {}, window_strides = {}",
+                          batch_groups, names, feature_groups, array(or_ones(window.base_dilation, count)),
+                          padding_of(or_zeros(window.padding_low, count), or_zeros(window.padding_high, count)),
+                          array(or_ones(window.dilation, count)), array(or_ones(window.stride, count))),
+              result);
+}
+
+Value reduce_window(const Value& x, Combine combine, const Value& start, const Window& window) {
+  Sizes sizes;
+  for (size_t i = 0; i < window.size.size(); i++) {
+    const auto size = x.sizes()[i], base = window.base_dilation.empty() ? 1 : window.base_dilation[i];
+    const auto padded = (size ? (size - 1) * base + 1 : 0) + (window.padding_low.empty() ? 0 : window.padding_low[i] + window.padding_high[i]);
+    const auto reach = (window.size[i] - 1) * (window.dilation.empty() ? 1 : window.dilation[i]) + 1;
+    sizes.push_back(padded < reach ? 0 : (padded - reach) / (window.stride.empty() ? 1 : window.stride[i]) + 1);
+  }
+  return make("reduce_window", {x, start}, window_of(window, true), {x.element(), std::move(sizes)}, combine);
+}
+
+Value select_and_scatter(const Value& x, const Value& source, const Value& start, const Window& window) {
+  return make("select_and_scatter", {x, source, start}, window_of(window, false), x.type(), Combine::GreaterEqual);
+}
+
+Value gather(const Value& x, const Value& indices, const Type& result, const std::string& attributes) {
+  return make("gather", {x, indices}, attributes, result);
+}
+
+Value scatter(const Value& x, const Value& indices, const Value& updates, Combine combine, const std::string& attributes) {
+  return make("scatter", {x, indices, updates}, attributes, x.type(), combine);
+}
+
+Value take(const Value& x, const Value& indices, int64_t dimension) {
+  const auto d = static_cast<size_t>(dimension);
+  Sizes sizes(x.sizes().begin(), x.sizes().begin() + dimension), rows = x.sizes(), offsets;
+  for (int64_t i = 0; i < dimension; i++) offsets.push_back(i);
+  sizes.insert(sizes.end(), indices.sizes().begin(), indices.sizes().end());
+  for (size_t i = d + 1; i < x.sizes().size(); i++) {
+    offsets.push_back(static_cast<int64_t>(sizes.size()));
+    sizes.push_back(x.sizes()[i]);
+  }
+  rows[d] = 1;
+  return gather(x, indices, {x.element(), std::move(sizes)},
+                fmt::format("dimension_numbers = #stablehlo.gather<offset_dims = {}, collapsed_slice_dims = [{}], start_index_map = [{}], "
+                            "index_vector_dim = {}>, indices_are_sorted = false, slice_sizes = {}",
+                            list(offsets), dimension, dimension, indices.rank(), array(rows)));
+}
+
+Value take_elements(const Value& values, const Value& indices) { return take(values, indices, 0); }
+
+Value put(const Value& x, const Value& indices, const Value& updates, Combine combine) {
+  Sizes window;
+  for (int64_t i = indices.rank(); i < updates.rank(); i++) window.push_back(i);
+  return scatter(x, indices, updates, combine,
+                 fmt::format("indices_are_sorted = false, scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = {}, inserted_window_dims = "
+                             "[0], scatter_dims_to_operand_dims = [0], index_vector_dim = {}>, unique_indices = false",
+                             list(window), indices.rank()));
+}
+
+std::pair<Value, Value> sort(const Value& x, int64_t dimension, Order order) {
+  const auto places = iota({at::kLong, x.sizes()}, dimension);
+  // The direction stands in the attributes for the key's sake; the printer takes it out again.
+  const auto node = c10::make_intrusive<Node>(order == Order::Ascending ? "sort" : "sort_descending",
+                                              fmt::format("dimension = {} : i64, is_stable = true", dimension), Operands{x, places},
+                                              Results{x.type(), places.type()});
+  return {Value(node, 0), Value(node, 1)};
+}
+
+std::pair<Value, Value> random_bits(const Value& state, const Type& type, const char* algorithm) {
+  const auto node = c10::make_intrusive<Node>("rng_bit_generator", fmt::format("rng_algorithm = #stablehlo<rng_algorithm {}>", algorithm),
+                                              Operands{state}, Results{state.type(), type});
+  return {Value(node, 0), Value(node, 1)};
+}
+
+std::vector<Value> barrier(std::span<const Value> values) {
+  Results types;
+  for (const auto& value : values) types.push_back(value.type());
+  const auto node = c10::make_intrusive<Node>("optimization_barrier", std::string(), Operands(values.begin(), values.end()), std::move(types));
+  std::vector<Value> same;
+  for (uint32_t i = 0; i < values.size(); i++) same.emplace_back(node, i);
+  return same;
+}
+
+Value all_gather(const Value& x, int replicas) {
+  auto sizes = x.sizes();
+  sizes[0] *= replicas;
+  return make("all_gather", {x}, "all_gather_dim = 0 : i64, " + all_replicas(replicas), {x.element(), std::move(sizes)});
+}
+
+Value all_reduce(const Value& x, Combine combine, int replicas) { return make("all_reduce", {x}, all_replicas(replicas), x.type(), combine); }
+
+Value reduce_scatter(const Value& x, Combine combine, int replicas) {
+  auto sizes = x.sizes();
+  sizes[0] /= replicas;
+  return make("reduce_scatter", {x}, all_replicas(replicas) + ", scatter_dimension = 0 : i64", {x.element(), std::move(sizes)}, combine);
+}
+
+Value replica_number() { return make("replica_id", {}, {}, {at::kUInt32, {}}); }
+
+}  // namespace tessera::xla::hlo

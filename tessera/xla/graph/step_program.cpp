@@ -1,0 +1,250 @@
+#include "tessera/xla/graph/step_program.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <iterator>
+#include <unordered_set>
+
+#include "tessera/xla/pjrt/element_types.h"
+
+namespace tessera::xla {
+namespace {
+
+std::atomic<uint64_t> visits = 0;
+
+std::string name_of(const Value& value) {
+  const auto& node = value.node();
+  switch (node.kind) {
+    case Node::Kind::Data:
+      return fmt::format("%a{}", node.place);
+    case Node::Kind::Scalar:
+      return fmt::format("%{}{}", node.results[0].element == at::kDouble ? 'd' : 's', node.place);
+    case Node::Kind::Operation:
+      break;
+  }
+  return node.results.size() > 1 ? fmt::format("%v{}#{}", node.place, value.result()) : fmt::format("%v{}", node.place);
+}
+
+/// The function that an operation takes.
+std::string region_of(const char* operation, const std::string& element) {
+  const auto scalar = fmt::format("tensor<{}>", element);
+  return fmt::format(R"( ({{
+      ^bb0(%ra: {0}, %rb: {0}):
+        %rc = "stablehlo.{1}"(%ra, %rb) : ({0}, {0}) -> {0}
+        "stablehlo.return"(%rc) : ({0}) -> ()
+    }}))",
+                     scalar, operation);
+}
+
+std::string comparison(const char* direction, const std::string& first, const std::string& more_arguments) {
+  return fmt::format(R"( ({{
+      ^bb0(%ra: tensor<{0}>, %rb: tensor<{0}>{2}):
+        %rc = "stablehlo.compare"(%ra, %rb) <{{comparison_direction = #stablehlo<comparison_direction {1}>{3}}}> : (tensor<{0}>, tensor<{0}>) -> tensor<i1>
+        "stablehlo.return"(%rc) : (tensor<i1>) -> ()
+    }}))",
+                     first, direction, more_arguments, first.find('f') == std::string::npos ? "" : ", compare_type = #stablehlo<comparison_type TOTALORDER>");
+}
+
+std::string regions_of(const Node& node) {
+  const std::string element(pjrt::element_name(node.results[0].element));
+  if (std::string_view(node.name).starts_with("sort")) {
+    return comparison(node.name == std::string_view("sort") ? "LT" : "GT", element, ", %rd: tensor<i64>, %re: tensor<i64>");
+  }
+  switch (node.combine) {
+    case Combine::None:
+      return {};
+    case Combine::Add:
+      return region_of("add", element);
+    case Combine::Multiply:
+      return region_of("multiply", element);
+    case Combine::Max:
+      return region_of("maximum", element);
+    case Combine::Min:
+      return region_of("minimum", element);
+    case Combine::And:
+      return region_of("and", element);
+    case Combine::Or:
+      return region_of("or", element);
+    case Combine::Second:
+      return fmt::format(" ({{\n      ^bb0(%ra: tensor<{0}>, %rb: tensor<{0}>):\n        \"stablehlo.return\"(%rb) : (tensor<{0}>) -> ()\n    }})", element);
+    case Combine::GreaterEqual: {
+      auto both = comparison("GE", element, "");
+      both.pop_back();  // the second function follows in the same parentheses
+      const auto comma = both.find(", compare_type");
+      if (comma != std::string::npos) both.erase(comma, both.find("TOTALORDER>") + 11 - comma);
+      return both + ", " + region_of("add", element).substr(2);
+    }
+  }
+  return {};
+}
+
+class Text {
+ public:
+  template <class... Args>
+  void add(fmt::format_string<Args...> format, Args&&... args) {
+    fmt::format_to(std::back_inserter(text_), format, std::forward<Args>(args)...);
+  }
+  /// A list of what `print` makes of each item.
+  template <class List, class Print>
+  static std::string list(const List& items, const Print& print) {
+    std::string text;
+    for (const auto& item : items) text += (text.empty() ? "" : ", ") + print(item);
+    return text;
+  }
+  std::string take() { return std::move(text_); }
+
+ private:
+  std::string text_;
+};
+
+void print_operation(Text& text, const Node& node) {
+  const auto type = [](const auto& of) { return text_of(of); };
+  const std::string_view name = std::string_view(node.name).starts_with("sort") ? "sort" : node.name;
+  text.add("    %v{}", node.place);
+  if (node.results.size() > 1) text.add(":{}", node.results.size());
+  const auto* const dialect = name.find('.') == std::string_view::npos ? "stablehlo." : "";  // "chlo.erf" says it itself
+  text.add(" = \"{}{}\"({})", dialect, name, Text::list(node.operands, name_of));
+  if (!node.attributes.empty()) text.add(" <{{{}}}>", node.attributes);
+  const auto results = Text::list(node.results, type);
+  text.add("{} : ({}) -> {}\n", regions_of(node), Text::list(node.operands, [](const Value& value) { return text_of(value.type()); }),
+           node.results.size() == 1 ? results : "(" + results + ")");
+}
+
+class KeyWriter {
+ public:
+  explicit KeyWriter(std::string& key) : key_(key) {}
+  void add(uint64_t number) { key_.append(reinterpret_cast<const char*>(&number), sizeof number); }
+  void add(const std::string& text) {
+    add(text.size());
+    key_ += text;
+  }
+  void add(const Type& type) {
+    add(static_cast<uint64_t>(type.element) << 32 | type.sizes.size());
+    for (const auto size : type.sizes) add(static_cast<uint64_t>(size));
+  }
+  void add(const Value& value) {
+    const auto& node = value.node();
+    const auto element = node.kind == Node::Kind::Scalar ? static_cast<uint64_t>(node.results[0].element) : 0;
+    add(static_cast<uint64_t>(node.kind) << 56 | element << 48 | static_cast<uint64_t>(value.result()) << 32 | static_cast<uint32_t>(node.place));
+  }
+
+ private:
+  std::string& key_;
+};
+
+}  // namespace
+
+StepProgram::StepProgram(std::vector<Wanted> wanted) : wanted_(std::move(wanted)) {
+  const auto visit = ++visits;
+  std::vector<Node*> next;
+  for (const auto& result : wanted_) next.push_back(&result.value.node());
+  while (!next.empty()) {
+    auto* const node = next.back();
+    next.pop_back();
+    if (node->visited == visit) continue;
+    node->visited = visit;
+    node->place = -1;
+    if (node->kind == Node::Kind::Operation) operations_.push_back(node);
+    for (const auto& operand : node->operands) next.push_back(&operand.node());
+  }
+  std::ranges::sort(operations_, {}, &Node::id);
+  write_key();
+}
+
+void StepProgram::place(Node& leaf) {
+  if (leaf.place >= 0) return;
+  auto& list = leaf.kind == Node::Kind::Data ? data_ : scalars_[leaf.results[0].element == at::kDouble].nodes;
+  leaf.place = static_cast<int32_t>(list.size());
+  list.push_back(&leaf);
+}
+
+/// Leaves are numbered by their first use: a batch that was uploaded earlier or later than in the step before changes no key.
+void StepProgram::write_key() {
+  KeyWriter key(key_);
+  int32_t place_of_operation = 0;
+  for (auto* const node : operations_) {
+    key.add(reinterpret_cast<uint64_t>(node->name));  // literals: one address is one name
+    key.add(static_cast<uint64_t>(node->combine) << 32 | node->operands.size());
+    key.add(node->attributes);
+    for (const auto& operand : node->operands) {
+      if (operand.node().kind != Node::Kind::Operation) place(operand.node());
+      key.add(operand);
+    }
+    for (const auto& type : node->results) key.add(type);
+    node->place = place_of_operation++;
+  }
+  for (const auto& result : wanted_) {
+    if (result.value.node().kind != Node::Kind::Operation) place(result.value.node());
+    key.add(result.value);
+  }
+  choose_donors();
+  for (size_t i = 0; i < data_.size(); i++) {
+    key.add(data_[i]->results[0]);
+    key.add(static_cast<uint64_t>(result_in_[i]));
+  }
+}
+
+void StepProgram::choose_donors() {
+  result_in_.assign(data_.size(), -1);
+  for (size_t result = 0; result < wanted_.size(); result++) {
+    if (!wanted_[result].donor) continue;
+    for (size_t i = 0; i < data_.size(); i++) {
+      if (data_[i]->data != wanted_[result].donor || result_in_[i] >= 0 || data_[i]->results[0] != wanted_[result].value.type()) continue;
+      result_in_[i] = static_cast<int>(result);
+      break;
+    }
+  }
+}
+
+pjrt::Program StepProgram::program() const {
+  pjrt::Program program;
+  std::vector<std::string> parameters;
+  for (size_t i = 0; i < data_.size(); i++) {
+    const auto& type = data_[i]->results[0];
+    program.parameters.push_back({type, result_in_[i] >= 0});
+    parameters.push_back(fmt::format("%a{}: {}", i, text_of(type)));
+    if (result_in_[i] >= 0) parameters.back() += fmt::format(" {{tf.aliasing_output = {} : i32}}", result_in_[i]);
+  }
+  Text body;
+  for (const auto& [element, nodes] : scalars_) {
+    if (nodes.empty()) continue;
+    const Type all{element, {static_cast<int64_t>(nodes.size())}}, row{element, {1}}, one{element, {}};
+    const char letter = element == at::kDouble ? 'd' : 's';
+    program.parameters.push_back({all});
+    parameters.push_back(fmt::format("%{}: {}", letter, text_of(all)));
+    for (size_t i = 0; i < nodes.size(); i++) {
+      body.add("    %{0}row{1} = \"stablehlo.slice\"(%{0}) <{{limit_indices = array<i64: {2}>, start_indices = array<i64: {1}>, strides = array<i64: 1>}}> : ({3}) -> {4}\n",
+               letter, i, i + 1, text_of(all), text_of(row));
+      body.add("    %{0}{1} = \"stablehlo.reshape\"(%{0}row{1}) : ({2}) -> {3}\n", letter, i, text_of(row), text_of(one));
+    }
+  }
+  for (const auto* const node : operations_) print_operation(body, *node);
+  const auto types = Text::list(wanted_, [](const Wanted& result) { return text_of(result.value.type()); });
+  const auto names = Text::list(wanted_, [](const Wanted& result) { return name_of(result.value); });
+  program.text = fmt::format("module @step {{\n  func.func public @main({}) -> ({}) {{\n{}    \"func.return\"({}) : ({}) -> ()\n  }}\n}}\n",
+                             Text::list(parameters, [](const std::string& text) { return text; }), types, body.take(), names, types);
+  return program;
+}
+
+std::vector<pjrt::Buffer> StepProgram::arguments(const pjrt::Client& client, int replica) const {
+  std::vector<pjrt::Buffer> arguments;
+  for (const auto* const node : data_) arguments.push_back((*node->data)[static_cast<size_t>(replica)]);
+  for (const auto& [element, nodes] : scalars_) {
+    if (nodes.empty()) continue;
+    auto numbers = at::empty({static_cast<int64_t>(nodes.size())}, element);
+    for (size_t i = 0; i < nodes.size(); i++) {
+      if (element == at::kDouble) {
+        numbers.mutable_data_ptr<double>()[i] = nodes[i]->number;
+      } else {
+        numbers.mutable_data_ptr<float>()[i] = static_cast<float>(nodes[i]->number);
+      }
+    }
+    arguments.push_back(client.upload(numbers, replica));
+  }
+  return arguments;
+}
+
+}  // namespace tessera::xla

@@ -1,0 +1,118 @@
+#include "tessera/xla/pjrt/api.h"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <map>
+#include <mutex>
+
+#include "tessera/base/error.h"
+
+namespace tessera::pjrt {
+namespace {
+
+const PJRT_Api* table_of(const std::filesystem::path& file) {
+  // It is never unloaded: its threads and what it has registered live as long as the process.
+  void* const library = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!library) throw ConfigError(fmt::format("the PJRT plugin {} can't be loaded: {}", file.string(), ::dlerror()));
+  const auto get = reinterpret_cast<const PJRT_Api* (*)()>(::dlsym(library, "GetPjrtApi"));
+  if (!get) throw ConfigError(fmt::format("{} is no PJRT plugin: it has no function GetPjrtApi", file.string()));
+  const auto* const table = get();
+  if (table->pjrt_api_version.major_version != PJRT_API_MAJOR) {
+    throw ConfigError(fmt::format("the PJRT plugin {} has version {}.{} of the interface; this program knows {}.x", file.string(),
+                                  table->pjrt_api_version.major_version, table->pjrt_api_version.minor_version, PJRT_API_MAJOR));
+  }
+  return table;
+}
+
+}  // namespace
+
+Api::Api(std::filesystem::path file) : file_(std::move(file)), table_(table_of(file_)) {
+  Padded<PJRT_Plugin_Initialize_Args> arguments;
+  call<PJRT_Plugin_Initialize_Args>("start the plugin", &PJRT_Api::PJRT_Plugin_Initialize, arguments);
+}
+
+std::shared_ptr<const Api> Api::load(const std::filesystem::path& file) {
+  static auto& mutex = *new std::mutex;
+  static auto& loaded = *new std::map<std::filesystem::path, std::shared_ptr<const Api>>;
+  std::error_code missing;
+  const auto path = std::filesystem::canonical(file, missing);
+  if (missing) throw ConfigError(fmt::format("there is no PJRT plugin {}: {}", file.string(), missing.message()));
+  const std::lock_guard lock(mutex);
+  auto& api = loaded[path];
+  if (!api) api.reset(new Api(path));
+  return api;
+}
+
+std::string Api::version() const {
+  return fmt::format("{}.{}", table_->pjrt_api_version.major_version, table_->pjrt_api_version.minor_version);
+}
+
+std::optional<Api::Failure> Api::failure(PJRT_Error* error) const {
+  if (!error) return std::nullopt;
+  Padded<PJRT_Error_Message_Args> message;
+  message.error = error;
+  table_->PJRT_Error_Message(&message);
+  Padded<PJRT_Error_GetCode_Args> code;
+  code.error = error;
+  table_->PJRT_Error_GetCode(&code);
+  Failure failure{code.code, {message.message, message.message_size}};
+  Padded<PJRT_Error_Destroy_Args> destroy;
+  destroy.error = error;
+  table_->PJRT_Error_Destroy(&destroy);
+  return failure;
+}
+
+void Api::fail(const char* doing, const Failure& failure) const {
+  throw Error(fmt::format("PJRT plugin {}: can't {}: {} [code {}]", file_.filename().string(), doing, failure.text, failure.code));
+}
+
+void wait(const std::shared_ptr<const Api>& api, PJRT_Event* event, const char* doing) {
+  if (!event) return;
+  const EventHandle owned(api, event);
+  Padded<PJRT_Event_Await_Args> arguments;
+  arguments.event = event;
+  owned.call<PJRT_Event_Await_Args>(doing, &PJRT_Api::PJRT_Event_Await, arguments);
+}
+
+void hold_until(const std::shared_ptr<const Api>& api, PJRT_Event* event, const at::Tensor& tensor) {
+  if (!event) return;
+  struct Held {
+    EventHandle event;
+    at::Tensor tensor;
+  };
+  auto held = std::make_unique<Held>(Held{EventHandle(api, event), tensor});
+  Padded<PJRT_Event_OnReady_Args> arguments;
+  arguments.event = event;
+  arguments.user_arg = held.get();
+  arguments.callback = [](PJRT_Error* error, void* argument) {
+    const std::unique_ptr<Held> over(static_cast<Held*>(argument));
+    (void)over->event.api()->failure(error);  // whoever reads the buffer gets it, too
+  };
+  held->event.call<PJRT_Event_OnReady_Args>("upload a tensor", &PJRT_Api::PJRT_Event_OnReady, arguments);
+  (void)held.release();
+}
+
+DeviceDescription describe(const std::shared_ptr<const Api>& api, PJRT_DeviceDescription* device) {
+  DeviceDescription described;
+  constexpr auto doing = "describe a device";
+  Padded<PJRT_DeviceDescription_Id_Args> id;
+  id.device_description = device;
+  api->call<PJRT_DeviceDescription_Id_Args>(doing, &PJRT_Api::PJRT_DeviceDescription_Id, id);
+  described.id = id.id;
+  Padded<PJRT_DeviceDescription_Kind_Args> kind;
+  kind.device_description = device;
+  api->call<PJRT_DeviceDescription_Kind_Args>(doing, &PJRT_Api::PJRT_DeviceDescription_Kind, kind);
+  described.kind.assign(kind.device_kind, kind.device_kind_size);
+  Padded<PJRT_DeviceDescription_Attributes_Args> attributes;
+  attributes.device_description = device;
+  api->call<PJRT_DeviceDescription_Attributes_Args>(doing, &PJRT_Api::PJRT_DeviceDescription_Attributes, attributes);
+  described.attributes = from_named_values(attributes.attributes, attributes.num_attributes);
+  const auto memory = described.attributes.find("device_memory_bytes_limit");
+  if (memory != described.attributes.end()) {
+    if (const auto* bytes = std::get_if<int64_t>(&memory->second)) described.memory = *bytes;
+  }
+  return described;
+}
+
+}  // namespace tessera::pjrt

@@ -1,0 +1,125 @@
+// The table of functions of one PJRT plugin, and how its functions are called.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <pjrt_c_api.h>
+
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "tessera/xla/pjrt/device.h"
+
+namespace tessera::pjrt {
+
+/// Arguments of a function. A plugin that is older than our header refuses structs that are smaller than its own, and one that is newer
+/// refuses those that end before its new fields: so each is zeroed, longer than the header says, and says so.
+template <class Args>
+struct Padded : Args {
+  Padded() {
+    std::memset(static_cast<void*>(this), 0, sizeof *this);
+    this->struct_size = sizeof(Args) + sizeof newer_fields / 2;
+  }
+  char newer_fields[256];
+};
+
+class Api {
+ public:
+  /// Loads the library once in this process, however often it is asked for.
+  static std::shared_ptr<const Api> load(const std::filesystem::path& file);
+
+  template <class Args>
+  using Function = PJRT_Error* (*PJRT_Api::*)(Args*);
+
+  struct Failure {
+    int code;
+    std::string text;
+  };
+
+  /// What the plugin says if it fails.
+  template <class Args>
+  std::optional<Failure> attempt(Function<Args> function, Args& arguments) const {
+    if (!has(function)) return Failure{PJRT_Error_Code_UNIMPLEMENTED, "this plugin is too old to have the function"};
+    return failure(table_->*function ? (table_->*function)(&arguments) : nullptr);
+  }
+  /// Throws Error with the plugin's text if it fails. `doing` says what was tried: "compile a program".
+  template <class Args>
+  void call(const char* doing, Function<Args> function, Args& arguments) const {
+    if (const auto failed = attempt(function, arguments)) fail(doing, *failed);
+  }
+  /// Reads an error, which may be null, and ends it.
+  std::optional<Failure> failure(PJRT_Error* error) const;
+  [[noreturn]] void fail(const char* doing, const Failure& failure) const;
+
+  const std::filesystem::path& file() const { return file_; }
+  /// Such as "0.81".
+  std::string version() const;
+
+ private:
+  explicit Api(std::filesystem::path file);
+
+  /// A table that is older than our header ends before it.
+  template <class Args>
+  bool has(Function<Args> function) const {
+    const auto offset = reinterpret_cast<const char*>(&(table_->*function)) - reinterpret_cast<const char*>(table_);
+    return static_cast<size_t>(offset) + sizeof(void*) <= table_->struct_size;
+  }
+  std::filesystem::path file_;
+  const PJRT_Api* table_ = nullptr;
+};
+
+/// Owns one of the plugin's objects, which the function `destroy` ends.
+template <class T, class Args, T* Args::* field, Api::Function<Args> destroy>
+class Handle {
+ public:
+  Handle() = default;
+  Handle(std::shared_ptr<const Api> api, T* object) : api_(std::move(api)), object_(object) {}
+  Handle(Handle&& other) noexcept : api_(std::move(other.api_)), object_(std::exchange(other.object_, nullptr)) {}
+  Handle& operator=(Handle&& other) noexcept {
+    std::swap(api_, other.api_);
+    std::swap(object_, other.object_);
+    return *this;
+  }
+  ~Handle() {
+    if (!object_) return;
+    Padded<Args> arguments;
+    arguments.*field = object_;
+    (void)api_->attempt(destroy, static_cast<Args&>(arguments));
+  }
+
+  T* get() const { return object_; }
+  const std::shared_ptr<const Api>& api() const { return api_; }
+
+  /// Calls a function that takes this object and has more to say in the struct.
+  template <class OtherArgs>
+  void call(const char* doing, Api::Function<OtherArgs> function, Padded<OtherArgs>& arguments) const {
+    api_->call(doing, function, static_cast<OtherArgs&>(arguments));
+  }
+
+ private:
+  std::shared_ptr<const Api> api_;
+  T* object_ = nullptr;
+};
+
+using EventHandle = Handle<PJRT_Event, PJRT_Event_Destroy_Args, &PJRT_Event_Destroy_Args::event, &PJRT_Api::PJRT_Event_Destroy>;
+using ClientHandle = Handle<PJRT_Client, PJRT_Client_Destroy_Args, &PJRT_Client_Destroy_Args::client, &PJRT_Api::PJRT_Client_Destroy>;
+using BufferHandle = Handle<PJRT_Buffer, PJRT_Buffer_Destroy_Args, &PJRT_Buffer_Destroy_Args::buffer, &PJRT_Api::PJRT_Buffer_Destroy>;
+using ProgramHandle =
+    Handle<PJRT_Executable, PJRT_Executable_Destroy_Args, &PJRT_Executable_Destroy_Args::executable, &PJRT_Api::PJRT_Executable_Destroy>;
+using LoadedHandle = Handle<PJRT_LoadedExecutable, PJRT_LoadedExecutable_Destroy_Args, &PJRT_LoadedExecutable_Destroy_Args::executable,
+                            &PJRT_Api::PJRT_LoadedExecutable_Destroy>;
+using TopologyHandle = Handle<PJRT_TopologyDescription, PJRT_TopologyDescription_Destroy_Args,
+                              &PJRT_TopologyDescription_Destroy_Args::topology, &PJRT_Api::PJRT_TopologyDescription_Destroy>;
+
+/// Waits for the event, which may be null, and ends it. Throws Error if what it stood for has failed.
+void wait(const std::shared_ptr<const Api>& api, PJRT_Event* event, const char* doing);
+
+/// Keeps the tensor until the event, which may be null, has come.
+void hold_until(const std::shared_ptr<const Api>& api, PJRT_Event* event, const at::Tensor& tensor);
+
+DeviceDescription describe(const std::shared_ptr<const Api>& api, PJRT_DeviceDescription* device);
+
+}  // namespace tessera::pjrt

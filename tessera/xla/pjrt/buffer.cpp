@@ -1,0 +1,37 @@
+#include <ATen/ops/empty.h>
+
+#include "tessera/xla/pjrt/client_impl.h"
+
+namespace tessera::pjrt {
+
+const ArrayType& Buffer::type() const { return impl_->type; }
+
+int Buffer::device() const { return impl_->device; }
+
+bool Buffer::is_donated() const {
+  Padded<PJRT_Buffer_IsDeleted_Args> arguments;
+  arguments.buffer = impl_->handle.get();
+  impl_->handle.call<PJRT_Buffer_IsDeleted_Args>("tell of a buffer", &PJRT_Api::PJRT_Buffer_IsDeleted, arguments);
+  return arguments.is_deleted;
+}
+
+void Buffer::wait() const {
+  Padded<PJRT_Buffer_ReadyEvent_Args> arguments;
+  arguments.buffer = impl_->handle.get();
+  impl_->handle.call<PJRT_Buffer_ReadyEvent_Args>("wait for a result", &PJRT_Api::PJRT_Buffer_ReadyEvent, arguments);
+  pjrt::wait(impl_->handle.api(), arguments.event, "compute a result");
+}
+
+at::Tensor Buffer::download() const {
+  auto tensor = at::empty(impl_->type.sizes, impl_->type.element);
+  if (tensor.numel() == 0) return tensor;
+  Padded<PJRT_Buffer_ToHostBuffer_Args> arguments;
+  arguments.src = impl_->handle.get();
+  arguments.dst = tensor.mutable_data_ptr();
+  arguments.dst_size = tensor.nbytes();
+  impl_->handle.call<PJRT_Buffer_ToHostBuffer_Args>("download a buffer", &PJRT_Api::PJRT_Buffer_ToHostBuffer, arguments);
+  pjrt::wait(impl_->handle.api(), arguments.event, "download a buffer");
+  return tensor;
+}
+
+}  // namespace tessera::pjrt

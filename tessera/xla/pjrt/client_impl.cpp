@@ -1,0 +1,155 @@
+#include "tessera/xla/pjrt/client_impl.h"
+
+#include <fmt/format.h>
+
+#include "tessera/base/error.h"
+#include "tessera/xla/pjrt/element_types.h"
+#include "tessera/xla/pjrt/program_impl.h"
+
+namespace tessera::pjrt {
+namespace {
+
+ClientHandle make_client(const Plugin& plugin, const ClientOptions& options) {
+  auto named = options.plugin_options;
+  if (options.devices != 1) named.try_emplace("cpu_device_count", int64_t{options.devices});
+  const NamedValues values(named);
+  Padded<PJRT_Client_Create_Args> arguments;
+  arguments.create_options = values.data();
+  arguments.num_options = values.size();
+  plugin.api()->call<PJRT_Client_Create_Args>("start its devices", &PJRT_Api::PJRT_Client_Create, arguments);
+  return {plugin.api(), arguments.client};
+}
+
+PJRT_LoadedExecutable* compile(const ClientHandle& client, const std::string& text, const CompileOptions& options) {
+  PluginProgram program(text);
+  const auto bytes = serialized(options);
+  Padded<PJRT_Client_Compile_Args> arguments;
+  arguments.client = client.get();
+  arguments.program = &program;
+  arguments.compile_options = bytes.data();
+  arguments.compile_options_size = bytes.size();
+  client.call<PJRT_Client_Compile_Args>("compile a program", &PJRT_Api::PJRT_Client_Compile, arguments);
+  return arguments.executable;
+}
+
+/// Whether two equal operations, one of them behind a barrier, become one.
+bool barriers_are_undone(const std::shared_ptr<const Client::Impl>& client) {
+  constexpr auto text = R"(module { func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> {
+    %a = "stablehlo.cosine"(%x) : (tensor<8xf32>) -> tensor<8xf32>
+    %b:2 = "stablehlo.optimization_barrier"(%x, %a) : (tensor<8xf32>, tensor<8xf32>) -> (tensor<8xf32>, tensor<8xf32>)
+    %c = "stablehlo.cosine"(%b#0) : (tensor<8xf32>) -> tensor<8xf32>
+    %d = "stablehlo.multiply"(%b#1, %c) : (tensor<8xf32>, tensor<8xf32>) -> tensor<8xf32>
+    return %d : tensor<8xf32>
+  } })";
+  const Executable::Impl probe(client, compile(client->handle, text, {}), {}, 1);
+  const auto operations = probe.compiled.operations();
+  const auto cosines = operations.find("cosine");
+  return cosines != operations.end() && cosines->second == 1;
+}
+
+CompiledProgram compiled_program(const LoadedHandle& loaded) {
+  Padded<PJRT_LoadedExecutable_GetExecutable_Args> arguments;
+  arguments.loaded_executable = loaded.get();
+  loaded.call<PJRT_LoadedExecutable_GetExecutable_Args>("tell of a program", &PJRT_Api::PJRT_LoadedExecutable_GetExecutable, arguments);
+  return CompiledProgram(std::make_shared<CompiledProgram::Impl>(ProgramHandle(loaded.api(), arguments.executable)));
+}
+
+}  // namespace
+
+Client::Impl::Impl(Plugin which, const ClientOptions& options) : plugin(std::move(which)), handle(make_client(plugin, options)) {
+  Padded<PJRT_Client_AddressableDevices_Args> arguments;
+  arguments.client = handle.get();
+  handle.call<PJRT_Client_AddressableDevices_Args>("list its devices", &PJRT_Api::PJRT_Client_AddressableDevices, arguments);
+  devices.assign(arguments.addressable_devices, arguments.addressable_devices + arguments.num_addressable_devices);
+  if (static_cast<int>(devices.size()) < options.devices) {
+    throw ConfigError(fmt::format("{} devices are asked for, and the PJRT plugin {} has {}", options.devices,
+                                  plugin.file().filename().string(), devices.size()));
+  }
+}
+
+Client::Client(Plugin plugin, const ClientOptions& options) {
+  auto impl = std::make_shared<Impl>(std::move(plugin), options);
+  impl_ = impl;
+  if (platform() == "cpu") impl->without_barrier_expander = barriers_are_undone(impl);
+}
+
+const Plugin& Client::plugin() const { return impl_->plugin; }
+
+std::string Client::platform() const {
+  Padded<PJRT_Client_PlatformName_Args> arguments;
+  arguments.client = impl_->handle.get();
+  impl_->handle.call<PJRT_Client_PlatformName_Args>("tell its name", &PJRT_Api::PJRT_Client_PlatformName, arguments);
+  return {arguments.platform_name, arguments.platform_name_size};
+}
+
+std::vector<DeviceDescription> Client::devices() const {
+  std::vector<DeviceDescription> all;
+  for (auto* const device : impl_->devices) {
+    Padded<PJRT_Device_GetDescription_Args> arguments;
+    arguments.device = device;
+    impl_->handle.call<PJRT_Device_GetDescription_Args>("describe a device", &PJRT_Api::PJRT_Device_GetDescription, arguments);
+    auto& described = all.emplace_back(describe(impl_->handle.api(), arguments.device_description));
+    Padded<PJRT_Device_MemoryStats_Args> memory;
+    memory.device = device;
+    if (!impl_->handle.api()->attempt<PJRT_Device_MemoryStats_Args>(&PJRT_Api::PJRT_Device_MemoryStats, memory) && memory.bytes_limit_is_set) {
+      described.memory = memory.bytes_limit;
+    }
+  }
+  return all;
+}
+
+Buffer Client::upload(const at::Tensor& tensor, int device, Host host) const {
+  if (!tensor.device().is_cpu()) throw UsageError(fmt::format("only tensors of the CPU can be uploaded, not one on {}", tensor.device().str()));
+  if (device < 0 || device >= static_cast<int>(impl_->devices.size())) {
+    throw UsageError(fmt::format("there is no device {}: the last of them is {}", device, impl_->devices.size() - 1));
+  }
+  const auto dense = tensor.contiguous();
+  ArrayType type{dense.scalar_type(), dense.sizes().vec()};
+  Padded<PJRT_Client_BufferFromHostBuffer_Args> arguments;
+  arguments.client = impl_->handle.get();
+  arguments.data = dense.const_data_ptr();
+  arguments.type = static_cast<PJRT_Buffer_Type>(element_type(type.element));
+  arguments.dims = type.sizes.data();
+  arguments.num_dims = type.sizes.size();
+  arguments.host_buffer_semantics =
+      host == Host::Shared ? PJRT_HostBufferSemantics_kImmutableZeroCopy : PJRT_HostBufferSemantics_kImmutableOnlyDuringCall;
+  arguments.device = impl_->devices[static_cast<size_t>(device)];
+  const auto& api = impl_->handle.api();
+  api->call<PJRT_Client_BufferFromHostBuffer_Args>("upload a tensor", &PJRT_Api::PJRT_Client_BufferFromHostBuffer, arguments);
+  Buffer buffer(std::make_shared<Buffer::Impl>(impl_, arguments.buffer, std::move(type), device));
+  if (host == Host::Copied) {
+    wait(api, arguments.done_with_host_buffer, "upload a tensor");
+  } else {
+    hold_until(api, arguments.done_with_host_buffer, dense);
+  }
+  return buffer;
+}
+
+Executable Client::compile(const Program& program, CompileOptions options) const {
+  if (impl_->without_barrier_expander) options.overrides.try_emplace("xla_disable_hlo_passes", "cse_barrier_expander");
+  if (options.replicas > static_cast<int>(impl_->devices.size())) {
+    throw UsageError(fmt::format("a program for {} replicas can't be put on {} devices", options.replicas, impl_->devices.size()));
+  }
+  return Executable(std::make_shared<Executable::Impl>(impl_, pjrt::compile(impl_->handle, program.text, options), program.parameters, options.replicas));
+}
+
+std::optional<Executable> Client::load(std::string_view serialized_program, const Program& program, const CompileOptions& options) const {
+  Padded<PJRT_Executable_DeserializeAndLoad_Args> arguments;
+  arguments.client = impl_->handle.get();
+  arguments.serialized_executable = serialized_program.data();
+  arguments.serialized_executable_size = serialized_program.size();
+  if (impl_->handle.api()->attempt<PJRT_Executable_DeserializeAndLoad_Args>(&PJRT_Api::PJRT_Executable_DeserializeAndLoad, arguments)) {
+    return std::nullopt;
+  }
+  return Executable(std::make_shared<Executable::Impl>(impl_, arguments.loaded_executable, program.parameters, options.replicas));
+}
+
+Executable::Impl::Impl(std::shared_ptr<const Client::Impl> of, PJRT_LoadedExecutable* loaded, std::vector<Parameter> parameters, int replicas)
+    : client(std::move(of)),
+      handle(client->handle.api(), loaded),
+      parameters(std::move(parameters)),
+      replicas(replicas),
+      compiled(compiled_program(handle)),
+      outputs(compiled.outputs()) {}
+
+}  // namespace tessera::pjrt

@@ -1,0 +1,43 @@
+// For the sources of this folder: the plugin's objects behind a client, its buffers and its programs.
+#pragma once
+
+#include "tessera/xla/pjrt/api.h"
+#include "tessera/xla/pjrt/client.h"
+
+namespace tessera::pjrt {
+
+class Client::Impl {
+ public:
+  Impl(Plugin plugin, const ClientOptions& options);
+
+  Plugin plugin;
+  ClientHandle handle;
+  std::vector<PJRT_Device*> devices;
+  /// XLA may undo optimization barriers before it merges equal operations; then this pass must be switched off.
+  bool without_barrier_expander = false;
+};
+
+class Buffer::Impl {
+ public:
+  Impl(std::shared_ptr<const Client::Impl> client, PJRT_Buffer* buffer, ArrayType type, int device)
+      : client(std::move(client)), handle(this->client->handle.api(), buffer), type(std::move(type)), device(device) {}
+
+  std::shared_ptr<const Client::Impl> client;  // ends after its buffers
+  BufferHandle handle;
+  ArrayType type;
+  int device;
+};
+
+class Executable::Impl {
+ public:
+  Impl(std::shared_ptr<const Client::Impl> client, PJRT_LoadedExecutable* loaded, std::vector<Parameter> parameters, int replicas);
+
+  std::shared_ptr<const Client::Impl> client;
+  LoadedHandle handle;
+  std::vector<Parameter> parameters;
+  int replicas;
+  CompiledProgram compiled;
+  std::vector<ArrayType> outputs;
+};
+
+}  // namespace tessera::pjrt

@@ -1,0 +1,47 @@
+// Options of plugins, topologies and compilers: names with values of a few types.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+struct PJRT_NamedValue;
+
+namespace tessera::pjrt {
+
+using Option = std::variant<std::string, int64_t, std::vector<int64_t>, float, bool>;
+using Options = std::map<std::string, Option>;
+
+/// "wrap=1,1,1,chip_config_name=megacore": a list of numbers goes on until the next name.
+Options parse_options(std::string_view text);
+std::string text_of(const Option& option);
+
+/// As a plugin takes them; valid as long as the options are.
+class NamedValues {
+ public:
+  explicit NamedValues(const Options& options);
+  ~NamedValues();
+
+  const PJRT_NamedValue* data() const;
+  size_t size() const;
+
+ private:
+  std::vector<PJRT_NamedValue> values_;
+};
+/// As a plugin gives them.
+Options from_named_values(const PJRT_NamedValue* values, size_t count);
+
+struct CompileOptions {
+  int replicas = 1;
+  /// Flags of XLA by their names.
+  Options overrides = {};
+  /// How hard TPUs' compilers try, for speed and for memory: 9 (no more than needed) to 39; 0 is the compiler's own choice.
+  int effort = 0;
+};
+/// A CompileOptionsProto.
+std::string serialized(const CompileOptions& options);
+
+}  // namespace tessera::pjrt

@@ -1,0 +1,168 @@
+// The client over PJRT, on each CPU plugin that is installed.
+#include "tessera/base/error.h"
+#include "tessera/testing/transports.h"
+#include "tessera/testing/folder.h"
+#include "tessera/xla/pjrt/client.h"
+#include "tessera/xla/pjrt/program_cache.h"
+#include "tessera/xla/pjrt/wire.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace tessera::pjrt {
+namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::message_of;
+
+std::vector<std::string> cpu_plugins() {
+  std::vector<std::string> files;
+  for (const auto& plugin : installed_plugins()) {
+    if (plugin.name == "cpu") files.push_back(plugin.file.string());
+  }
+  return files;
+}
+
+class OnPlugin : public ::testing::TestWithParam<std::string> {
+ protected:
+  Client client(int devices = 1) { return Client(Plugin::load(GetParam()), {.devices = devices}); }
+};
+INSTANTIATE_TEST_SUITE_P(Cpu, OnPlugin, ::testing::ValuesIn(cpu_plugins()),
+                         [](const auto& info) { return std::filesystem::path(info.param).stem().string(); });
+
+/// w - lr * g, in the place of w.
+Program update() {
+  return {R"(module { func.func public @main(%w: tensor<2x3xf32> {tf.aliasing_output = 0 : i32}, %g: tensor<2x3xf32>, %lr: tensor<f32>) -> tensor<2x3xf32> {
+    %b = "stablehlo.broadcast_in_dim"(%lr) <{broadcast_dimensions = array<i64>}> : (tensor<f32>) -> tensor<2x3xf32>
+    %s = "stablehlo.multiply"(%b, %g) : (tensor<2x3xf32>, tensor<2x3xf32>) -> tensor<2x3xf32>
+    %r = "stablehlo.subtract"(%w, %s) : (tensor<2x3xf32>, tensor<2x3xf32>) -> tensor<2x3xf32>
+    return %r : tensor<2x3xf32>
+  } })",
+          {{{at::kFloat, {2, 3}}, true}, {{at::kFloat, {2, 3}}}, {{at::kFloat, {}}}}};
+}
+
+TEST_P(OnPlugin, AProgramRunsAndDonates) {
+  const auto xla = client();
+  const auto program = xla.compile(update());
+  EXPECT_THAT(program.compiled().outputs(), ElementsAre(ArrayType{at::kFloat, {2, 3}}));
+  const auto weight = torch::randn({2, 3}), gradient = torch::randn({2, 3});
+  auto w = xla.upload(weight, 0);
+  const auto g = xla.upload(gradient, 0, Client::Host::Shared), lr = xla.upload(torch::tensor(0.5F), 0);
+  auto expected = weight.clone();
+  for (int step = 0; step < 3; step++) {
+    const auto before = w;
+    w = program.run({{{w, g, lr}}})[0][0];
+    EXPECT_TRUE(before.is_donated());
+    expected -= 0.5 * gradient;
+  }
+  EXPECT_TRUE(at::allclose(w.download(), expected));
+  EXPECT_EQ(program.compiled().memory().aliased, 24);
+  const auto cost = program.compiled().cost();
+  EXPECT_TRUE(cost.empty() || cost.at("flops") == 12);
+}
+
+TEST_P(OnPlugin, WrongArgumentsStartNothing) {
+  const auto xla = client(2);
+  const auto program = xla.compile(update());
+  const auto w = xla.upload(torch::ones({2, 3}), 0), lr = xla.upload(torch::tensor(1.0F), 0);
+  const auto run = [&](const std::vector<Buffer>& arguments) {
+    return message_of<UsageError>([&] { program.run({{arguments}}); });
+  };
+  EXPECT_THAT(run({w, lr}), HasSubstr("a program with 3 parameters got 2 arguments"));
+  EXPECT_THAT(run({w, w, lr}), HasSubstr("arguments 0 and 1 are the same buffer"));
+  EXPECT_THAT(run({w, xla.upload(torch::ones({2, 3}, torch::kInt), 0), lr}), HasSubstr("argument 1 of replica 0 is a tensor<2x3xi32>"));
+  EXPECT_THAT(run({w, xla.upload(torch::ones({2, 3}), 1), lr}), HasSubstr("argument 1 of replica 0 is on device 1"));
+  EXPECT_THAT(run({w, {}, lr}), HasSubstr("argument 1 of replica 0 is missing"));
+  const auto g = xla.upload(torch::ones({2, 3}), 0);
+  const auto result = program.run({{{w, g, lr}}})[0][0];
+  EXPECT_THAT(run({w, g, lr}), HasSubstr("argument 0 of replica 0 was donated"));
+  EXPECT_TRUE(at::equal(result.download(), torch::zeros({2, 3})));
+}
+
+TEST_P(OnPlugin, ReplicasMeetInCollectives) {
+  const auto xla = client(4);
+  const Program sum{R"(module { func.func public @main(%x: tensor<2xf32>) -> tensor<2xf32> {
+    %s = "stablehlo.all_reduce"(%x) <{replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>}> ({
+      ^bb0(%a: tensor<f32>, %b: tensor<f32>): %c = "stablehlo.add"(%a, %b) : (tensor<f32>, tensor<f32>) -> tensor<f32> "stablehlo.return"(%c) : (tensor<f32>) -> ()
+    }) : (tensor<2xf32>) -> tensor<2xf32>
+    return %s : tensor<2xf32>
+  } })",
+                    {{{at::kFloat, {2}}}}};
+  const auto program = xla.compile(sum, {.replicas = 4});
+  std::vector<std::vector<Buffer>> arguments;
+  for (int replica = 0; replica < 4; replica++) arguments.push_back({xla.upload(torch::tensor({1.0F, float(replica)}), replica)});
+  for (const auto& results : program.run(arguments)) EXPECT_TRUE(at::equal(results[0].download(), torch::tensor({4.0F, 6.0F})));
+  EXPECT_THAT(message_of<UsageError>([&] { xla.compile(sum, {.replicas = 5}); }), HasSubstr("5 replicas can't be put on 4 devices"));
+}
+
+TEST_P(OnPlugin, BarriersKeepEqualOperationsApart) {
+  const Program tied{R"(module { func.func public @main(%x: tensor<64xf32>) -> tensor<64xf32> {
+    %a = "stablehlo.tanh"(%x) : (tensor<64xf32>) -> tensor<64xf32>
+    %b:2 = "stablehlo.optimization_barrier"(%x, %a) : (tensor<64xf32>, tensor<64xf32>) -> (tensor<64xf32>, tensor<64xf32>)
+    %c = "stablehlo.tanh"(%b#0) : (tensor<64xf32>) -> tensor<64xf32>
+    %d = "stablehlo.add"(%b#1, %c) : (tensor<64xf32>, tensor<64xf32>) -> tensor<64xf32>
+    return %d : tensor<64xf32>
+  } })",
+                     {{{at::kFloat, {64}}}}};
+  EXPECT_EQ(client().compile(tied).compiled().operations().at("tanh"), 2);
+}
+
+TEST_P(OnPlugin, ACompilersErrorNamesThePlace) {
+  const auto wrong = [&] { client().compile({"module { func.func public @main() { %x = \"stablehlo.nonsense\"() : () -> () return } }", {}}); };
+  EXPECT_THAT(message_of<Error>(wrong), HasSubstr("can't compile a program"));
+  EXPECT_THAT(message_of<Error>([&] { client().compile(update(), {.overrides = {{"xla_no_such", true}}}); }), HasSubstr("xla_no_such"));
+}
+
+TEST_P(OnPlugin, ProgramsAreKeptOnDisk) {
+  const testing::Folder folder;
+  const ProgramCache cache(folder / "programs");
+  const auto xla = client();
+  EXPECT_FALSE(cache.compile(xla, update(), {}).was_there);
+  const auto again = cache.compile(client(), update(), {});
+  EXPECT_TRUE(again.was_there);
+  EXPECT_FALSE(cache.compile(xla, update(), {.overrides = {{"xla_cpu_enable_fast_math", true}}}).was_there);
+  for (const auto& file : std::filesystem::directory_iterator(folder / "programs")) std::filesystem::resize_file(file, 100);
+  EXPECT_FALSE(cache.compile(xla, update(), {}).was_there);
+}
+
+TEST(Plugins, SayWhatIsWrong) {
+  EXPECT_THAT(message_of<ConfigError>([] { Plugin::load("no/such.so"); }), HasSubstr("there is no PJRT plugin no/such.so"));
+  EXPECT_THAT(message_of<ConfigError>([] { Plugin::load("abacus"); }), HasSubstr("no PJRT plugin is named 'abacus': name cpu, tpu or cuda"));
+  EXPECT_THAT(message_of<ConfigError>([] { Plugin::load("/proc/self/exe"); }), HasSubstr("can't be loaded"));
+}
+
+TEST(Options, AreReadFromText) {
+  const auto options = parse_options("wrap=1,1,1,chip_config_name=megacore,num_slices=2,fast=true");
+  EXPECT_EQ(std::get<std::vector<int64_t>>(options.at("wrap")), (std::vector<int64_t>{1, 1, 1}));
+  EXPECT_EQ(std::get<std::string>(options.at("chip_config_name")), "megacore");
+  EXPECT_EQ(std::get<int64_t>(options.at("num_slices")), 2);
+  EXPECT_TRUE(std::get<bool>(options.at("fast")));
+  EXPECT_THAT(message_of<ConfigError>([] { parse_options("wrap"); }), HasSubstr("'wrap' is no option"));
+  EXPECT_THAT(message_of<ConfigError>([] { parse_options("a=b,1"); }), HasSubstr("'1' follows the option a"));
+}
+
+TEST(Options, OfTheCompilerAreAMessage) {
+  // What a protobuf library writes for four replicas.
+  EXPECT_EQ(serialized({.replicas = 4}), std::string("\x1a\x1d\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x20\x04\x28\x01\x4a\x0c\x08\x04\x10\x01\x1a"
+                                                     "\x06\x0a\x04\x00\x01\x02\x03",
+                                                     31));
+  const auto message = serialized({.overrides = {{"name", int64_t{300}}}});
+  WireReader reader(message);
+  ASSERT_TRUE(reader.next() && reader.next());
+  EXPECT_EQ(reader.field(), 7);
+  EXPECT_EQ(reader.bytes(), std::string("\x0a\x04name\x12\x03\x18\xac\x02", 11));
+}
+
+TEST(Wire, ACutMessageJustEnds) {
+  const auto whole = WireWriter().number(1, 5).bytes(2, "text").text();
+  for (size_t size = 0; size < whole.size(); size++) {
+    WireReader reader(std::string_view(whole).substr(0, size));
+    while (reader.next()) EXPECT_LE(reader.bytes().size(), 4U);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::pjrt

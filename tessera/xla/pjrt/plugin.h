@@ -1,0 +1,45 @@
+// PJRT plugins: shared libraries that compile and run XLA programs on one kind of device.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/xla/pjrt/options.h"
+
+namespace tessera::pjrt {
+
+class Api;
+
+class Plugin {
+ public:
+  /// By a name that installed_plugins() finds ("cpu", "tpu", "cuda") or by the path of the library; the process loads each once. Throws
+  /// ConfigError that says what was looked for.
+  static Plugin load(const std::string& name_or_path);
+  /// The one in TESSERA_PJRT_PLUGIN, or "cpu".
+  static Plugin load();
+
+  const std::filesystem::path& file() const;
+  /// Of the interface that it was built with, such as "0.81".
+  std::string version() const;
+  /// What it tells of itself, such as the versions of StableHLO that it reads.
+  Options attributes() const;
+
+  const std::shared_ptr<const Api>& api() const { return api_; }
+
+ private:
+  explicit Plugin(std::shared_ptr<const Api> api) : api_(std::move(api)) {}
+
+  std::shared_ptr<const Api> api_;
+};
+
+struct InstalledPlugin {
+  std::string name;  // of the kind of device
+  std::string wheel;
+  std::filesystem::path file;
+};
+/// Those of wheels beside libtorch, in the active virtual environment, and in the folders of the Python that PATH finds; of two with one name the first counts.
+std::vector<InstalledPlugin> installed_plugins();
+
+}  // namespace tessera::pjrt

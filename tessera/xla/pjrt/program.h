@@ -1,0 +1,61 @@
+// Programs for XLA's compilers, and what a compiler has made of one.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tessera::pjrt {
+
+struct ArrayType {
+  at::ScalarType element = at::kFloat;
+  std::vector<int64_t> sizes;
+
+  bool operator==(const ArrayType&) const = default;
+  int64_t bytes() const;
+};
+/// As StableHLO writes it: "tensor<2x3xf32>".
+std::string text_of(const ArrayType& type);
+
+struct Parameter {
+  ArrayType type;
+  /// The program may put a result where the argument is, which no one may use after that.
+  bool donated = false;
+};
+
+struct Program {
+  /// A StableHLO module with one function `main`.
+  std::string text;
+  std::vector<Parameter> parameters;
+};
+
+/// In bytes, for each device.
+struct MemoryFigures {
+  int64_t arguments = 0, outputs = 0, aliased = 0, temporary = 0, code = 0, peak = 0;
+};
+
+/// A compiled program, of which copies are the same.
+class CompiledProgram {
+ public:
+  class Impl;  // knows the plugin
+  explicit CompiledProgram(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+
+  MemoryFigures memory() const;
+  /// What the compiler counts, such as "flops"; empty where a plugin counts nothing.
+  std::map<std::string, double> cost() const;
+  /// How often each HLO operation stands in the program as it was optimized: "all-gather", "fusion", ...
+  std::map<std::string, int> operations() const;
+  /// For a Client of the same kind on the same kind of processor.
+  std::string serialized() const;
+  std::vector<ArrayType> outputs() const;
+
+ private:
+  std::shared_ptr<const Impl> impl_;
+};
+
+}  // namespace tessera::pjrt

@@ -1,0 +1,91 @@
+#include "tessera/xla/pjrt/program_cache.h"
+
+#define XXH_INLINE_ALL
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <fstream>
+#include <mutex>
+
+#include "tessera/base/atomic_write.h"
+#include "tessera/base/env.h"
+#include "tessera/base/error.h"
+#include "tessera/base/folder.h"
+#include "tessera/base/input_file.h"
+#include "tessera/base/log.h"
+
+namespace tessera::pjrt {
+namespace {
+
+uint64_t hash_of_plugin(const std::filesystem::path& file) {
+  static std::mutex mutex;
+  static auto& hashes = *new std::map<std::filesystem::path, uint64_t>;
+  const std::lock_guard lock(mutex);
+  const auto [known, is_new] = hashes.try_emplace(file);
+  if (is_new) {
+    const InputFile input(file);
+    std::string part(size_t{1} << 22, '\0');
+    for (uint64_t offset = 0; offset < input.size(); offset += part.size()) {
+      const auto count = std::min<uint64_t>(part.size(), input.size() - offset);
+      input.read(part.data(), count, offset);
+      known->second = XXH3_64bits_withSeed(part.data(), count, known->second);
+    }
+  }
+  return known->second;
+}
+
+/// A compiler uses what the processor can do.
+std::string processor() {
+  std::ifstream lines("/proc/cpuinfo");
+  std::string all;
+  for (std::string line; std::getline(lines, line) && !line.empty();) {
+    if (line.starts_with("model name") || line.starts_with("flags") || line.starts_with("Features")) all += line;
+  }
+  return all;
+}
+
+std::string key_of(const Client& client, const Program& program, const CompileOptions& options) {
+  static const auto this_processor = processor();
+  const auto known = fmt::format("{}\n{}\n{}\n", hash_of_plugin(client.plugin().file()), this_processor, serialized(options)) + program.text;
+  const auto hash = XXH3_128bits(known.data(), known.size());
+  return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
+}
+
+void warn_once(const Error& error) {
+  static std::once_flag once;
+  std::call_once(once, [&] { log(LogLevel::Warning, fmt::format("compiled programs are not kept on disk: {}", error.what())); });
+}
+
+}  // namespace
+
+std::optional<ProgramCache> ProgramCache::of_this_user() {
+  if (const auto folder = env("TESSERA_XLA_CACHE")) return *folder == "none" ? std::nullopt : std::optional<ProgramCache>(*folder);
+  if (const auto caches = env("XDG_CACHE_HOME")) return ProgramCache(std::filesystem::path(*caches) / "tessera" / "xla");
+  if (const auto home = env("HOME")) return ProgramCache(std::filesystem::path(*home) / ".cache" / "tessera" / "xla");
+  return std::nullopt;
+}
+
+ProgramCache::Found ProgramCache::compile(const Client& client, const Program& program, const CompileOptions& options) const {
+  const auto file = folder_ / key_of(client, program, options);
+  try {
+    if (is_there(file)) {
+      if (auto loaded = client.load(InputFile(file).read_all(), program, options)) return {*loaded, true};
+    }
+  } catch (const IoError& error) {
+    warn_once(error);
+  }
+  auto executable = client.compile(program, options);
+  try {
+    std::error_code failed;
+    std::filesystem::create_directories(folder_, failed);  // what fails shows when the file is made
+    const auto bytes = executable.compiled().serialized();
+    NewFile written(file);
+    written.write(std::as_bytes(std::span(bytes)));
+    written.commit();
+  } catch (const IoError& error) {
+    warn_once(error);
+  }
+  return {std::move(executable), false};
+}
+
+}  // namespace tessera::pjrt

@@ -1,0 +1,25 @@
+// For the sources of this folder: the plugin's object behind a compiled program.
+#pragma once
+
+#include "tessera/xla/pjrt/api.h"
+#include "tessera/xla/pjrt/program.h"
+
+namespace tessera::pjrt {
+
+class CompiledProgram::Impl {
+ public:
+  explicit Impl(ProgramHandle handle) : handle(std::move(handle)) {}
+  ProgramHandle handle;
+};
+
+/// What both a client and a topology hand to their compilers.
+struct PluginProgram : Padded<PJRT_Program> {
+  explicit PluginProgram(const std::string& text) {
+    code = const_cast<char*>(text.data());  // read only, but the plugin writes through the same struct elsewhere
+    code_size = text.size();
+    format = "mlir";
+    format_size = 4;
+  }
+};
+
+}  // namespace tessera::pjrt

@@ -1,0 +1,29 @@
+// Devices that need not be there: a plugin's compiler says what a program would need on them.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/xla/pjrt/device.h"
+#include "tessera/xla/pjrt/options.h"
+#include "tessera/xla/pjrt/plugin.h"
+#include "tessera/xla/pjrt/program.h"
+
+namespace tessera::pjrt {
+
+class Topology {
+ public:
+  /// "v5p:4x4x8,wrap=1,1,1": the plugin's name for it and options, see docs/xla.md. It may end the process over a flag that it does not
+  /// know, so a program that must go on asks in a child process.
+  Topology(Plugin plugin, const std::string& name_and_options);
+
+  std::vector<DeviceDescription> devices() const;
+  CompiledProgram compile(const Program& program, const CompileOptions& options) const;
+
+ private:
+  class Impl;
+  std::shared_ptr<const Impl> impl_;
+};
+
+}  // namespace tessera::pjrt
