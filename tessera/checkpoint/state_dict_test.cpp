@@ -221,6 +221,9 @@ TEST(FullStateDict, RefusesOnAllRanksWhatDoesNotFit) {
     EXPECT_THAT(refused(usage, world.rank() == 0 ? lacks : StateDict(), {.broadcast_from_rank0 = true}),
                 HasSubstr("it has no 'conv.bias'"));
     EXPECT_THAT(refused(disagreement, on(1, lacks)), HasSubstr("different names, dtypes or shapes"));
+    auto changed = other;
+    changed["conv.bias"] = at::ones_like(other["conv.bias"]);
+    EXPECT_THAT(refused(disagreement, on(1, changed)), HasSubstr("other values of 'conv.bias'"));
 
     auto wrong = other;
     wrong["conv.weight"] = at::ones({2, 2});
@@ -256,7 +259,7 @@ TEST(StateDicts, AreRefusedWhereNamesOfAParameterContradict) {
       for (const auto& [name, tensor] : start) other[name] = at::zeros_like(tensor);
       load_full_state_dict(*run.model, other, {.broadcast_from_rank0 = broadcast});  // as they are written, each by itself
       load_full_state_dict(*run.model, start);
-      if (world.rank() == 0) other.at("tied") = at::ones_like(other.at("tied"));
+      if (world.rank() == 0 || !broadcast) other.at("tied") = at::ones_like(other.at("tied"));
       EXPECT_THAT(message_of<UsageError>([&] { load_full_state_dict(*run.model, other, {.broadcast_from_rank0 = broadcast}); }), said);
       expect_same(full_state_dict(*run.model), start);
     }

@@ -147,7 +147,7 @@ void print_for_people(const std::vector<Chapter>& all) {
     for (const auto& fact : facts) widest = std::max(widest, fact.name.size());
     for (const auto& fact : facts) {
       auto words = fact.name;
-      if (name != "environment" && name != "launcher" && name != "configuration") std::ranges::replace(words, '_', ' ');
+      if (name != "environment" && name != "launcher" && name != "configuration" && name != "transports") std::ranges::replace(words, '_', ' ');
       fmt::print("  {:<{}}  {}\n", words, widest, fact.text);
     }
   }

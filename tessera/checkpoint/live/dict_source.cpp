@@ -91,6 +91,30 @@ Catalog agreed(const Communicator& world, std::string_view failure, const std::f
                   catalog.tensors.size()));
 }
 
+/// Each rank takes its part of its own dict, or all of it where parameters are replicated: other values would be mixed without a word.
+void expect_same_values(const Communicator& world, const StateDict& dict, std::string_view failure) {
+  std::string sums;  // in the order of names, which the ranks have in common by now
+  all_or_none(world, kStateDict, failure, [&] {
+    for (const auto& [name, tensor] : dict) {
+      const auto values = tensor.detach().to(at::kCPU).contiguous();
+      sums += Checksum::text(checksum_value({static_cast<const char*>(values.const_data_ptr()), values.nbytes()}));
+    }
+  });
+  if (same_on_all(world, checksum_value(sums), kStateDict)) return;
+  const auto of_ranks = world.texts(sums, kStateDict);
+  std::vector<std::string> names;
+  size_t at = 0;
+  for (const auto& [name, tensor] : dict) {
+    const auto differs = [&](const std::string& other) { return other.compare(at, Checksum::kDigits, of_ranks[0], at, Checksum::kDigits) != 0; };
+    if (std::ranges::any_of(of_ranks, differs)) names.push_back(name);
+    at += Checksum::kDigits;
+  }
+  throw DisagreementError(
+      fmt::format("ranks load state dicts with other values of '{}'{}; give all ranks the same, or that of rank 0 to all of them "
+                  "(broadcast_from_rank0). Nothing was changed",
+                  names.front(), names.size() > 1 ? fmt::format(" and {} more", names.size() - 1) : ""));
+}
+
 class DictSource : public ValueSource {
  public:
   explicit DictSource(Catalog catalog) : catalog_(std::move(catalog)) {}
@@ -260,7 +284,9 @@ void expect_one_rank(const Communicator& world) {
 std::unique_ptr<ValueSource> source_of(const StateDict& dict, DictOf whose, const Communicator& world, std::string_view failure) {
   const bool all_here = std::ssize(world.local_ranks()) == world.size();
   if (whose == DictOf::EachRank || all_here) {
-    return std::make_unique<OwnDict>(agreed(world, failure, [&] { return described(dict); }), dict);
+    auto catalog = agreed(world, failure, [&] { return described(dict); });
+    if (!all_here) expect_same_values(world, dict, failure);
+    return std::make_unique<OwnDict>(std::move(catalog), dict);
   }
   std::string text;
   all_or_none(world, kStateDict, failure, [&] {

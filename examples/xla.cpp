@@ -1,0 +1,24 @@
+// An unmodified module on XLA devices.
+#include <tessera/xla/device/device.h>
+#include <torch/torch.h>
+
+#include <cstdio>
+
+int main() {
+  const auto device = tessera::xla::make_device();  // before the first backward pass
+  torch::manual_seed(1);
+  torch::nn::Sequential model(torch::nn::Linear(32, 64), torch::nn::GELU(), torch::nn::Linear(64, 1));
+  tessera::xla::to_device(*model);  // Module::to knows only libtorch's own devices
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-2));
+  for (int step = 0; step < 100; step++) {
+    optimizer.zero_grad();  // gradients that are kept would be results of the program
+    const auto x = torch::randn({16, 32}), y = x.sum(1, true);
+    const auto loss = (model->forward(x.to(device)) - y.to(device)).pow(2).mean();
+    loss.backward();
+    optimizer.step();
+    tessera::xla::step_boundary();
+    if (step % 33 == 0) std::printf("step %d loss %.3f\n", step, loss.item<float>());
+  }
+  std::printf("%lld programs compiled, %lld runs\n", static_cast<long long>(tessera::xla::metrics().compiles),
+              static_cast<long long>(tessera::xla::metrics().executions));
+}
