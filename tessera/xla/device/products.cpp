@@ -10,8 +10,6 @@ namespace {
 
 using hlo::plus;
 
-/// XLA's compiler for processors is slow where the contracted dimension of the left operand comes first: it is turned around behind a barrier,
-/// so that the compiler can't put it back.
 Value product(const Value& a, const Value& b) { return hlo::dot(a, b, {{}, {}, {a.rank() - 1}, {b.rank() - 2}}); }
 
 Value batched(const Value& a, const Value& b) { return hlo::dot(a, b, {{0}, {0}, {2}, {1}}); }

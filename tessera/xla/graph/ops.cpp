@@ -316,7 +316,7 @@ Value put(const Value& x, const Value& indices, const Value& updates, Combine co
 
 std::pair<Value, Value> sort(const Value& x, int64_t dimension, Order order) {
   const auto places = iota({at::kLong, x.sizes()}, dimension);
-  // The direction stands in the attributes for the key's sake; the printer takes it out again.
+  // The name says the direction, so that it is in the key; the printer makes it a comparison.
   const auto node = c10::make_intrusive<Node>(order == Order::Ascending ? "sort" : "sort_descending",
                                               fmt::format("dimension = {} : i64, is_stable = true", dimension), Operands{x, places},
                                               Results{x.type(), places.type()});

@@ -39,19 +39,24 @@ std::string region_of(const char* operation, const std::string& element) {
                      scalar, operation);
 }
 
-std::string comparison(const char* direction, const std::string& first, const std::string& more_arguments) {
+/// In what order a comparison sees NaN: a sort needs all numbers in one order, a choice among them does not.
+enum class Nan { Last, Unordered };
+
+std::string comparison(const char* direction, const std::string& element, Nan nan, const char* more_arguments = "") {
+  const bool total = nan == Nan::Last && element.find('f') != std::string::npos;
   return fmt::format(R"( ({{
       ^bb0(%ra: tensor<{0}>, %rb: tensor<{0}>{2}):
         %rc = "stablehlo.compare"(%ra, %rb) <{{comparison_direction = #stablehlo<comparison_direction {1}>{3}}}> : (tensor<{0}>, tensor<{0}>) -> tensor<i1>
         "stablehlo.return"(%rc) : (tensor<i1>) -> ()
     }}))",
-                     first, direction, more_arguments, first.find('f') == std::string::npos ? "" : ", compare_type = #stablehlo<comparison_type TOTALORDER>");
+                     element, direction, more_arguments, total ? ", compare_type = #stablehlo<comparison_type TOTALORDER>" : "");
 }
 
 std::string regions_of(const Node& node) {
   const std::string element(pjrt::element_name(node.results[0].element));
   if (std::string_view(node.name).starts_with("sort")) {
-    return comparison(node.name == std::string_view("sort") ? "LT" : "GT", element, ", %rd: tensor<i64>, %re: tensor<i64>");
+    return comparison(node.name == std::string_view("sort") ? "LT" : "GT", element, Nan::Last,
+                      ", %rd: tensor<i64>, %re: tensor<i64>");
   }
   switch (node.combine) {
     case Combine::None:
@@ -71,10 +76,8 @@ std::string regions_of(const Node& node) {
     case Combine::Second:
       return fmt::format(" ({{\n      ^bb0(%ra: tensor<{0}>, %rb: tensor<{0}>):\n        \"stablehlo.return\"(%rb) : (tensor<{0}>) -> ()\n    }})", element);
     case Combine::GreaterEqual: {
-      auto both = comparison("GE", element, "");
+      auto both = comparison("GE", element, Nan::Unordered);
       both.pop_back();  // the second function follows in the same parentheses
-      const auto comma = both.find(", compare_type");
-      if (comma != std::string::npos) both.erase(comma, both.find("TOTALORDER>") + 11 - comma);
       return both + ", " + region_of("add", element).substr(2);
     }
   }
