@@ -56,10 +56,10 @@ trap 'exit 130' INT TERM HUP
 if [ -z "$folder" ]; then folder=$(mktemp -d) own_folder=$folder; fi
 mkdir -p "$folder"
 
-# What a program needs to reach the package indexes from here. Folders of this machine are left out, a user has none.
+# What a program needs to reach the package indexes from here. Files and folders of this machine are left out, a user has none.
 carried=(LANG=C.UTF-8 "TERM=${TERM:-dumb}" PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin)
 while IFS='=' read -r name value; do
-  value=$(sed -E 's#(^| )(file:|/opt/|/home/|/root/)[^ ]*##g' <<<"$value")
+  value=$(sed -E 's#(^| )(file:|/opt/|/home/|/root/|/etc/xdg/)[^ ]*##g' <<<"$value")
   [ -z "$value" ] || carried+=("$name=$value")
 done < <(
   python3 -m pip config list 2>/dev/null | sed -nE "s/^[a-z]+\.([a-z-]+)='(.*)'$/\1\t\2/p" |
