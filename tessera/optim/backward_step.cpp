@@ -1,4 +1,4 @@
-// Updates the units of a model while backward runs.
+// Updates the units of a model while backward sections.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
@@ -44,7 +44,7 @@ class Optimizer::BackwardStep final : public GradientSink {
   using Shards = std::unordered_set<const c10::TensorImpl*>;
 
   Optimizer& optimizer() const;
-  void update(const Settings& settings, Run& run, const WriteGuard& guard, const Shards& with_gradient, const Mean& mean) const;
+  void update(const Settings& settings, Section& section, const WriteGuard& guard, const Shards& with_gradient, const Mean& mean) const;
 
   Optimizer* optimizer_;
   Shards shards_;
@@ -53,11 +53,11 @@ class Optimizer::BackwardStep final : public GradientSink {
 
 Optimizer::BackwardStep::BackwardStep(Optimizer& optimizer) : optimizer_(&optimizer) {
   for (const auto& group : optimizer.groups_) {
-    for (const auto& run : group.runs) {
-      if (run.unit.expired()) continue;
-      for (const auto& member : run.members) shards_.insert(member.parameter.unsafeGetTensorImpl());
-      const auto is_of_run = [&](const auto& known) { return !known.owner_before(run.unit) && !run.unit.owner_before(known); };
-      if (std::ranges::none_of(units_, is_of_run)) units_.push_back(run.unit);
+    for (const auto& section : group.sections) {
+      if (section.unit.expired()) continue;
+      for (const auto& member : section.members) shards_.insert(member.parameter.unsafeGetTensorImpl());
+      const auto is_of_section = [&](const auto& known) { return !known.owner_before(section.unit) && !section.unit.owner_before(known); };
+      if (std::ranges::none_of(units_, is_of_section)) units_.push_back(section.unit);
     }
   }
 }
@@ -78,24 +78,24 @@ void Optimizer::BackwardStep::take(const std::shared_ptr<Unit>& unit, std::span<
   Shards with_gradient;
   for (const auto& shard : shards) with_gradient.insert(shard.unsafeGetTensorImpl());
   for (auto& group : optimizer().groups_) {
-    for (auto& run : group.runs) {
-      if (run.unit.lock() != unit) continue;
-      update(group.settings, run, guard, with_gradient, mean);
-      evict(run);
+    for (auto& section : group.sections) {
+      if (section.unit.lock() != unit) continue;
+      update(group.settings, section, guard, with_gradient, mean);
+      evict(section);
     }
   }
   guard.commit();
 }
 
 /// The gradient of a part is computed into memory that stays in the cache, where the rule finds it.
-void Optimizer::BackwardStep::update(const Settings& settings, Run& run, const WriteGuard& guard, const Shards& with_gradient,
+void Optimizer::BackwardStep::update(const Settings& settings, Section& section, const WriteGuard& guard, const Shards& with_gradient,
                                      const Mean& mean) const {
   const auto has_gradient = [&](const Member& member) { return with_gradient.contains(member.parameter.unsafeGetTensorImpl()); };
-  if (std::ranges::none_of(run.members, has_gradient)) return;
-  optimizer().make_state(run);
-  const auto cast_copy = guard.cast_copy(run.flat);
+  if (std::ranges::none_of(section.members, has_gradient)) return;
+  optimizer().make_state(section);
+  const auto cast_copy = guard.cast_copy(section.flat);
   const auto most = kGrain * at::get_num_threads();
-  const auto scratch = at::empty({std::min(run.flat.numel(), most)}, run.flat.options());
+  const auto scratch = at::empty({std::min(section.flat.numel(), most)}, section.flat.options());
   const auto& kinds = optimizer().state_kinds_;
   const auto update_part = [&](std::span<Member> members, int64_t first, int64_t count) {
     for (auto& member : members) {
@@ -104,12 +104,12 @@ void Optimizer::BackwardStep::update(const Settings& settings, Run& run, const W
     }
     for (auto begin = first; begin < first + count; begin += most) {
       const auto size = std::min(most, first + count - begin);
-      const auto parameter = in_memory_order(run.flat, begin, size), gradient = scratch.narrow(0, 0, size);
+      const auto parameter = in_memory_order(section.flat, begin, size), gradient = scratch.narrow(0, 0, size);
       mean(parameter, gradient);
       c10::SmallVector<at::Tensor, 4> state;
       for (size_t i = 0; i < kinds.size(); i++) {
         const auto block = kinds[i].block;
-        state.push_back(in_memory_order(run.state[i], begin / block, (size + block - 1) / block));
+        state.push_back(in_memory_order(section.state[i], begin / block, (size + block - 1) / block));
       }
       optimizer().apply(settings, members.front().steps,
                         {.parameter = parameter,
@@ -120,9 +120,9 @@ void Optimizer::BackwardStep::update(const Settings& settings, Run& run, const W
                          .factor = {}});
     }
   };
-  const auto like_first = [&](const Member& member) { return has_gradient(member) && member.steps == run.members.front().steps; };
-  if (std::ranges::all_of(run.members, like_first)) return update_part(run.members, 0, run.flat.numel());
-  for (auto& member : run.members) {
+  const auto like_first = [&](const Member& member) { return has_gradient(member) && member.steps == section.members.front().steps; };
+  if (std::ranges::all_of(section.members, like_first)) return update_part(section.members, 0, section.flat.numel());
+  for (auto& member : section.members) {
     if (has_gradient(member)) update_part(std::span(&member, 1), member.offset, member.parameter.numel());
   }
 }

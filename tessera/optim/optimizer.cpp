@@ -83,70 +83,71 @@ Optimizer::Optimizer(std::vector<ParameterGroup> groups, Settings settings, std:
     const double first = groups_.empty() ? rate : lr();
     groups_.push_back({.settings = {.lr = rate, .weight_decay = group.weight_decay.value_or(settings.weight_decay)},
                        .ratio = rate == first ? 1 : rate / first,
-                       .runs = runs_of(std::move(group.parameters))});
+                       .sections = sections_of(std::move(group.parameters))});
   }
   if (seen.empty()) throw UsageError("an optimizer was given no parameters");
 }
 
-std::vector<Optimizer::Run> Optimizer::runs_of(std::vector<at::Tensor> parameters) const {
+std::vector<Optimizer::Section> Optimizer::sections_of(std::vector<at::Tensor> parameters) const {
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   // State in blocks can't be divided between parameters at any place, so these parameters are updated one by one.
   const bool joins = std::ranges::all_of(state_kinds_, [](const StateKind& kind) { return kind.block == 1; });
-  std::vector<Run> runs;
+  std::vector<Section> sections;
   ShardPlace last;
   for (auto& parameter : parameters) {
     const auto place = place_of(parameter);
     const bool adjacent = joins && place.follows(last);
     const auto offset = parameter.storage_offset();
     if (adjacent) {
-      auto& run = runs.back();
-      const auto begin = run.members.front().parameter.storage_offset();
-      run.members.push_back({.parameter = parameter, .offset = offset - begin});
-      run.flat = run.members.front().parameter.detach().as_strided({offset + parameter.numel() - begin}, {1}, begin);
+      auto& section = sections.back();
+      const auto begin = section.members.front().parameter.storage_offset();
+      section.members.push_back({.parameter = parameter, .offset = offset - begin});
+      section.flat = section.members.front().parameter.detach().as_strided({offset + parameter.numel() - begin}, {1}, begin);
     } else {
-      runs.push_back({.members = {{.parameter = parameter}}, .unit = place.unit, .flat = parameter});
+      sections.push_back({.members = {{.parameter = parameter}}, .unit = place.unit, .flat = parameter});
     }
     last = place;
   }
-  return runs;
+  return sections;
 }
 
-at::Tensor Optimizer::part(const Run& run, const at::Tensor& flat, const Member& member) {
-  if (run.members.size() == 1) return flat;
+at::Tensor Optimizer::part(const Section& section, const at::Tensor& flat, const Member& member) {
+  if (section.members.size() == 1) return flat;
   return flat.narrow(0, member.offset, member.parameter.numel()).view(member.parameter.sizes());
 }
 
-/// The gradients of a run as one tensor, or undefined if they are not adjacent in the same way as the parameters.
-at::Tensor Optimizer::flat_gradient(const Run& run) {
-  const auto& first = run.members.front().parameter.grad();
+/// The gradients of a section as one tensor, or undefined if they are not adjacent in the same way as the parameters.
+at::Tensor Optimizer::flat_gradient(const Section& section) {
+  const auto& first = section.members.front().parameter.grad();
   if (!first.defined()) return {};
-  for (const auto& member : run.members) {
+  for (const auto& member : section.members) {
     const auto& gradient = member.parameter.grad();
-    const bool fits = gradient.defined() && member.steps == run.members.front().steps && gradient.is_contiguous() &&
+    const bool fits = gradient.defined() && member.steps == section.members.front().steps && gradient.is_contiguous() &&
                       gradient.scalar_type() == first.scalar_type() && gradient.storage().is_alias_of(first.storage()) &&
                       gradient.storage_offset() == first.storage_offset() + member.offset;
     if (!fits) return {};
   }
-  return first.as_strided(run.flat.sizes(), run.flat.strides(), first.storage_offset());
+  return first.as_strided(section.flat.sizes(), section.flat.strides(), first.storage_offset());
 }
 
-void Optimizer::make_state(Run& run) const {
-  if (!run.state.empty()) return;
+void Optimizer::make_state(Section& section) const {
+  if (!section.state.empty()) return;
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);  // the parameters need no values for it
   // Made from options, which do not carry the paging key: state is no shard.
   for (const auto& kind : state_kinds_) {
-    const auto like = run.flat.options().dtype(kind.dtype.value_or(run.flat.scalar_type()));
+    const auto like = section.flat.options().dtype(kind.dtype.value_or(section.flat.scalar_type()));
     const auto zeros = [&](const at::TensorOptions& options) {
-      return kind.block == 1 ? at::zeros_like(run.flat, options) : at::zeros({(run.flat.numel() + kind.block - 1) / kind.block}, options);
+      if (kind.block == 1) return at::zeros_like(section.flat, options);
+      return at::zeros({(section.flat.numel() + kind.block - 1) / kind.block}, options);
     };
-    run.state.push_back(disk_ ? zeros_on_disk(zeros(like.device(at::kMeta)), like, *disk_) : zeros(like));
+    section.state.push_back(disk_ ? zeros_on_disk(zeros(like.device(at::kMeta)), like, *disk_) : zeros(like));
   }
 }
 
 /// No effect on memory that is not disk-backed.
-void Optimizer::evict(const Run& run) {
-  for (const auto& state : run.state) evict_pages(state.const_data_ptr(), state.nbytes());
-  for (const auto& member : run.members) {
+void Optimizer::evict(const Section& section) {
+  for (const auto& state : section.state) evict_pages(state.const_data_ptr(), state.nbytes());
+  for (const auto& member : section.members) {
     if (const auto& gradient = member.parameter.grad(); gradient.defined() && gradient.has_storage())
       evict_pages(gradient.const_data_ptr(), gradient.nbytes());
   }
@@ -154,17 +155,17 @@ void Optimizer::evict(const Run& run) {
 
 void Optimizer::offload_state(OffloadTo to, const DiskMemoryOptions& disk) {
   for (const auto& group : groups_) {
-    for (const auto& run : group.runs) {
-      if (!run.state.empty()) throw UsageError("offload_state: the optimizer has state already; call it before the first step");
-      expect_possible(to, "the state of the optimizer", disk, run.flat.device());
+    for (const auto& section : group.sections) {
+      if (!section.state.empty()) throw UsageError("offload_state: the optimizer has state already; call it before the first step");
+      expect_possible(to, "the state of the optimizer", disk, section.flat.device());
     }
   }
   disk_ = to == OffloadTo::Disk ? std::optional(disk) : std::nullopt;
 }
 
-void Optimizer::step_run(const Settings& settings, Run& run, const WriteGuard& guard) {
-  if (!has_gradient(run)) return;
-  make_state(run);  // only here, so that frozen parameters never have state
+void Optimizer::step_section(const Settings& settings, Section& section, const WriteGuard& guard) {
+  if (!has_gradient(section)) return;
+  make_state(section);  // only here, so that frozen parameters never have state
   const auto update_part = [&](const at::Tensor& parameter, const at::Tensor& gradient, std::span<const at::Tensor> state,
                                std::span<Member> members, const at::Tensor& cast_copy) {
     for (auto& member : members) {
@@ -188,28 +189,28 @@ void Optimizer::step_run(const Settings& settings, Run& run, const WriteGuard& g
            .factor = is_scaled ? at::Tensor() : factor_});
     if (has_gaps) parameter.copy_(target);
   };
-  const auto cast_copy = guard.cast_copy(run.flat);
-  const auto gradient = run.members.size() == 1 ? run.members.front().parameter.grad() : flat_gradient(run);
-  if (gradient.defined()) return update_part(run.flat, gradient, run.state, run.members, cast_copy);
-  for (auto& member : run.members) {
+  const auto cast_copy = guard.cast_copy(section.flat);
+  const auto gradient = section.members.size() == 1 ? section.members.front().parameter.grad() : flat_gradient(section);
+  if (gradient.defined()) return update_part(section.flat, gradient, section.state, section.members, cast_copy);
+  for (auto& member : section.members) {
     if (!member.parameter.grad().defined()) continue;
     c10::SmallVector<at::Tensor, 2> state;
-    for (const auto& flat : run.state) state.push_back(part(run, flat, member));
+    for (const auto& flat : section.state) state.push_back(part(section, flat, member));
     update_part(member.parameter, member.parameter.grad(), state, std::span(&member, 1),
                 cast_copy.defined() ? cast_copy.narrow(0, member.offset, member.parameter.numel()) : cast_copy);
   }
 }
 
-bool Optimizer::has_gradient(const Run& run) {
-  return std::ranges::any_of(run.members, [](const Member& member) { return member.parameter.grad().defined(); });
+bool Optimizer::has_gradient(const Section& section) {
+  return std::ranges::any_of(section.members, [](const Member& member) { return member.parameter.grad().defined(); });
 }
 
 /// Throws UsageError if a step would leave out gradients that have not been reduced. Their shards need not have a `.grad`.
 void Optimizer::expect_all_synced() const {
   const Unit* last = nullptr;
   for (const auto& group : groups_) {
-    for (const auto& run : group.runs) {
-      const auto unit = run.unit.lock();
+    for (const auto& section : group.sections) {
+      const auto unit = section.unit.lock();
       if (unit && unit.get() != last) expect_synced(*unit);
       last = unit.get();
     }
@@ -219,9 +220,9 @@ void Optimizer::expect_all_synced() const {
 /// The units that the next step changes.
 std::span<const std::shared_ptr<Unit>> Optimizer::units_with_gradients() {
   for (const auto& group : groups_) {
-    for (const auto& run : group.runs) {
-      auto unit = run.unit.lock();
-      if (unit && has_gradient(run) && std::ranges::find(units_, unit) == units_.end()) units_.push_back(std::move(unit));
+    for (const auto& section : group.sections) {
+      auto unit = section.unit.lock();
+      if (unit && has_gradient(section) && std::ranges::find(units_, unit) == units_.end()) units_.push_back(std::move(unit));
     }
   }
   return units_;
@@ -234,9 +235,9 @@ const std::string& Optimizer::description() {
   description_ = rule_;
   for (const auto& group : groups_) {
     size_t parameters = 0;
-    for (const auto& run : group.runs) {
-      const auto place = place_of(run.members.front().parameter);
-      if (!place || place.is_on_all_ranks()) parameters += run.members.size();
+    for (const auto& section : group.sections) {
+      const auto place = place_of(section.members.front().parameter);
+      if (!place || place.is_on_all_ranks()) parameters += section.members.size();
     }
     description_ +=
         fmt::format("; lr {} and weight decay {} for {} parameters", group.settings.lr, group.settings.weight_decay, parameters);
@@ -273,10 +274,10 @@ void Optimizer::step() {
   forget_stale_factor();
   begin_step();
   for (auto& group : groups_) {
-    for (size_t i = 0; i < group.runs.size(); i++) {
-      if (i + 1 < group.runs.size()) read_ahead(group.runs[i + 1].state);
-      step_run(group.settings, group.runs[i], guard);
-      evict(group.runs[i]);
+    for (size_t i = 0; i < group.sections.size(); i++) {
+      if (i + 1 < group.sections.size()) read_ahead(group.sections[i + 1].state);
+      step_section(group.settings, group.sections[i], guard);
+      evict(group.sections[i]);
     }
   }
   end_step();
@@ -325,9 +326,9 @@ at::Tensor Optimizer::clip_grad_norm(double max_norm, double p) {
 void Optimizer::zero_grad() {
   factor_ = at::Tensor();
   for (const auto& group : groups_) {
-    for (const auto& run : group.runs) {
-      const auto unit = run.unit.lock();
-      for (const auto& member : run.members) {
+    for (const auto& section : group.sections) {
+      const auto unit = section.unit.lock();
+      for (const auto& member : section.members) {
         member.parameter.mutable_grad() = at::Tensor();
         if (unit) drop_unsynced(*unit, member.parameter);
       }
@@ -350,19 +351,19 @@ std::vector<ParameterGroup> Optimizer::groups() const {
   std::vector<ParameterGroup> result;
   for (const auto& group : groups_) {
     auto& made = result.emplace_back(ParameterGroup{.parameters = {}, .lr = group.settings.lr, .weight_decay = group.settings.weight_decay});
-    for (const auto& run : group.runs) {
-      for (const auto& member : run.members) made.parameters.push_back(member.parameter);
+    for (const auto& section : group.sections) {
+      for (const auto& member : section.members) made.parameters.push_back(member.parameter);
     }
   }
   return result;
 }
 
-Optimizer::Member* Optimizer::find(const at::Tensor& parameter, Run*& run) {
+Optimizer::Member* Optimizer::find(const at::Tensor& parameter, Section*& section) {
   for (auto& group : groups_) {
-    for (auto& candidate : group.runs) {
+    for (auto& candidate : group.sections) {
       for (auto& member : candidate.members) {
         if (!member.parameter.is_same(parameter)) continue;
-        run = &candidate;
+        section = &candidate;
         return &member;
       }
     }
@@ -375,14 +376,14 @@ std::map<std::string, ParameterState> Optimizer::state(const torch::nn::Module& 
   for (const auto& [name, parameter] : named_parameters(model)) names[parameter.unsafeGetTensorImpl()] = name;
   std::map<std::string, ParameterState> result;
   for (const auto& group : groups_) {
-    for (const auto& run : group.runs) {
-      for (const auto& member : run.members) {
+    for (const auto& section : group.sections) {
+      for (const auto& member : section.members) {
         if (member.steps == 0) continue;
         const auto name = names.find(member.parameter.unsafeGetTensorImpl());
         if (name == names.end())
           throw UsageError("the optimizer has a parameter that the model does not have; pass the model that the optimizer was made for");
         auto& own = result[name->second];
-        for (size_t i = 0; i < state_kinds_.size(); i++) own[state_kinds_[i].name] = part(run, run.state[i], member);
+        for (size_t i = 0; i < state_kinds_.size(); i++) own[state_kinds_[i].name] = part(section, section.state[i], member);
         own[kSteps] = at::scalar_tensor(member.steps, at::kLong);
       }
     }
@@ -394,9 +395,9 @@ void Optimizer::expect_state(const torch::nn::Module& model, const std::map<std:
   std::map<std::string, at::Tensor> parameters;
   for (const auto& [name, parameter] : named_parameters(model)) parameters[name] = parameter;
   for (const auto& [name, saved] : state) {
-    Run* run = nullptr;
+    Section* section = nullptr;
     const auto known = parameters.find(name);
-    if (known == parameters.end() || find(known->second, run) == nullptr) {
+    if (known == parameters.end() || find(known->second, section) == nullptr) {
       throw UsageError(fmt::format("the state is of a parameter '{}', which this optimizer has not", name));
     }
     for (const auto& kind : state_kinds_) {
@@ -427,24 +428,24 @@ void Optimizer::load_state(const torch::nn::Module& model, const std::map<std::s
   std::map<std::string, at::Tensor> parameters;
   for (const auto& [name, parameter] : named_parameters(model)) parameters[name] = parameter;
   for (auto& group : groups_) {
-    for (auto& run : group.runs) {
-      for (auto& member : run.members) member.steps = 0;
+    for (auto& section : group.sections) {
+      for (auto& member : section.members) member.steps = 0;
     }
   }
   for (const auto& [name, saved] : state) {
-    Run* run = nullptr;
-    auto* member = find(parameters[name], run);
-    make_state(*run);
+    Section* section = nullptr;
+    auto* member = find(parameters[name], section);
+    make_state(*section);
     for (size_t i = 0; i < state_kinds_.size(); i++) {
-      if (const auto& values = saved.at(state_kinds_[i].name); !values.is_meta()) part(*run, run->state[i], *member).copy_(values);
+      if (const auto& values = saved.at(state_kinds_[i].name); !values.is_meta()) part(*section, section->state[i], *member).copy_(values);
     }
     member->steps = saved.at(kSteps).item<int64_t>();
   }
   for (auto& group : groups_) {
-    for (auto& run : group.runs) {
-      for (const auto& member : run.members) {
+    for (auto& section : group.sections) {
+      for (const auto& member : section.members) {
         if (member.steps > 0) continue;
-        for (const auto& values : run.state) part(run, values, member).zero_();  // of steps before
+        for (const auto& values : section.state) part(section, values, member).zero_();  // of steps before
       }
     }
   }

@@ -96,7 +96,7 @@ class Optimizer {
   };
   struct Member {
     at::Tensor parameter;
-    int64_t offset = 0;  // in values, from the beginning of the run
+    int64_t offset = 0;  // in values, from the beginning of the section
     int64_t steps = 0;
   };
   /// A kind of tensor that the rule keeps for each parameter, zero at first. It is like the parameter, but may have another dtype, or one
@@ -134,7 +134,7 @@ class Optimizer {
 
  private:
   /// Adjacent parameters of one unit, or a single parameter.
-  struct Run {
+  struct Section {
     std::vector<Member> members;
     std::weak_ptr<Unit> unit;  // none for parameters that are not sharded
     at::Tensor flat;           // a flat view over all members, or the only member itself
@@ -145,25 +145,25 @@ class Optimizer {
   struct Group {
     Settings settings;
     double ratio;  // of its initial rate to the first group's
-    std::vector<Run> runs;
+    std::vector<Section> sections;
   };
 
   static void expect_rate(double lr);
-  std::vector<Run> runs_of(std::vector<at::Tensor> parameters) const;
-  static at::Tensor part(const Run& run, const at::Tensor& flat, const Member& member);
-  static at::Tensor flat_gradient(const Run& run);
-  void make_state(Run& run) const;
-  void step_run(const Settings& settings, Run& run, const WriteGuard& guard);
+  std::vector<Section> sections_of(std::vector<at::Tensor> parameters) const;
+  static at::Tensor part(const Section& section, const at::Tensor& flat, const Member& member);
+  static at::Tensor flat_gradient(const Section& section);
+  void make_state(Section& section) const;
+  void step_section(const Settings& settings, Section& section, const WriteGuard& guard);
   WriteKind kind_of_write() const;
   bool end_backward_step();
   void refuse_in_backward(std::string_view what) const;
   std::span<const std::shared_ptr<Unit>> units_with_gradients();
   const std::string& description();
   void expect_all_synced() const;
-  static void evict(const Run& run);
-  static bool has_gradient(const Run& run);
+  static void evict(const Section& section);
+  static bool has_gradient(const Section& section);
   void forget_stale_factor();
-  Member* find(const at::Tensor& parameter, Run*& run);
+  Member* find(const at::Tensor& parameter, Section*& section);
 
   std::vector<Group> groups_;
   const std::vector<StateKind> state_kinds_;

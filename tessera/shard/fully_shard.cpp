@@ -47,7 +47,7 @@ bool reads_table_in_forward(const Module& module) {
 std::shared_ptr<Schedule> schedule_before_model(const ShardOptions& options) {
   static PerGroup<Schedule> all;
   return all.get(options.mesh.world(), [&] {
-    return std::make_shared<Schedule>(ScheduleRules(options, /*is_model=*/false, /*is_divided=*/false));
+    return std::make_shared<Schedule>(ScheduleSettings(options, /*is_model=*/false, /*is_divided=*/false));
   });
 }
 
@@ -310,7 +310,7 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   // A module of several units is a model and gets a schedule of its own.
   const bool is_model = below.units || !collected.replicated.managed.empty();
   const auto schedule =
-      is_model ? std::make_shared<Schedule>(ScheduleRules(options, is_model, below.divided)) : schedule_before_model(options);
+      is_model ? std::make_shared<Schedule>(ScheduleSettings(options, is_model, below.divided)) : schedule_before_model(options);
   const auto make_unit = [&](Found& found, const std::string& name, const ShardOptions& own) {
     const auto& shard_group = own.mesh.shard();
     expect_divisor(own.reshard_after_forward, shard_group.size());

@@ -32,12 +32,12 @@ void change_states(const Module& module, Recurse recurse, std::string_view what,
   for (const auto& unit : units_for(module, recurse, what)) change(*LockedState(*unit));
 }
 
-/// Throws UsageError if the rules of a unit rule the call out: `conflict` says what they have, and is empty if they have nothing against
+/// Throws UsageError if the settings of a unit rule the call out: `conflict` says what they have, and is empty if they have nothing against
 /// it.
 template <class Conflict>
 void expect_no_conflict(const Module& module, Recurse recurse, std::string_view what, const Conflict& conflict) {
   for (const auto& unit : units_for(module, recurse, what)) {
-    const std::string_view found = conflict(LockedState(*unit)->rules);
+    const std::string_view found = conflict(LockedState(*unit)->settings);
     if (!found.empty()) throw UsageError(fmt::format("{}: unit '{}' has {}", what, unit->name(), found));
   }
 }
@@ -57,7 +57,7 @@ std::vector<int64_t> wanted_by_some_rank(const Module& model, const std::vector<
   return wanted;
 }
 
-/// Throws UsageError if gradients wait for a reduction, which would be computed by other rules than the one that they have begun with.
+/// Throws UsageError if gradients wait for a reduction, which would be computed otherwise than they have begun.
 void expect_none_waiting(const Module& module, Recurse recurse, std::string_view what) {
   for (const auto& unit : units_for(module, recurse, what)) expect_synced(*unit);
 }
@@ -87,7 +87,7 @@ struct GradientHooks final : torch::autograd::PostAccumulateGradHook {
 NoSync::~NoSync() {
   for (const auto& unit : units_) {
     const LockedState state(*unit);
-    state->rules.no_sync--;
+    state->settings.no_sync--;
     state->reduction.unsynced.expect();
   }
 }
@@ -105,24 +105,24 @@ NoSync no_sync(const Module& model) {
           class_name(model), other->name()));
     }
   }
-  for (const auto& unit : all) LockedState(*unit)->rules.no_sync++;
+  for (const auto& unit : all) LockedState(*unit)->settings.no_sync++;
   result.units_ = std::move(all);
   return result;
 }
 
 void set_requires_gradient_sync(const Module& module, bool required, Recurse recurse) {
   change_states(module, recurse, "set_requires_gradient_sync", [&](UnitState& state) {
-    const bool required_before = std::exchange(state.rules.gradient_sync, required);
+    const bool required_before = std::exchange(state.settings.gradient_sync, required);
     if (!required_before) state.reduction.unsynced.expect();
   });
 }
 
 void set_requires_all_reduce(const Module& module, bool required, Recurse recurse) {
   constexpr auto kWhat = "set_requires_all_reduce";
-  expect_no_conflict(module, recurse, kWhat, [&](const UnitRules& rules) {
-    return !required && rules.reduction_hook ? "a reduction hook, which decides itself what is reduced" : "";
+  expect_no_conflict(module, recurse, kWhat, [&](const UnitSettings& settings) {
+    return !required && settings.reduction_hook ? "a reduction hook, which decides itself what is reduced" : "";
   });
-  change_states(module, recurse, kWhat, [&](UnitState& state) { state.rules.all_reduce = required; });
+  change_states(module, recurse, kWhat, [&](UnitState& state) { state.settings.all_reduce = required; });
 }
 
 void sync_gradients(const Module& model) {
@@ -134,7 +134,7 @@ void sync_gradients(const Module& model) {
   for (size_t i = 0; i < all.size(); i++) {
     if (!is_wanted[i]) continue;
     const LockedState state(*all[i]);
-    auto& all_reduce = state->rules.all_reduce;
+    auto& all_reduce = state->settings.all_reduce;
     const auto restore = c10::make_scope_exit([&, before = std::exchange(all_reduce, true)] { all_reduce = before; });
     reduce_unsynced(*all[i], state.lock());
   }
@@ -178,21 +178,21 @@ void set_gradient_divide_factors(const Module& module, DivideFactors factors, Re
     if (!(factor > 0) || !std::isfinite(factor)) throw UsageError(fmt::format("{}: gradients can't be divided by {}", kWhat, factor));
   }
   expect_none_waiting(module, recurse, kWhat);
-  expect_no_conflict(module, recurse, kWhat, [](const UnitRules& rules) {
-    return rules.reduction_hook ? "a reduction hook, which decides itself what gradients are divided by" : "";
+  expect_no_conflict(module, recurse, kWhat, [](const UnitSettings& settings) {
+    return settings.reduction_hook ? "a reduction hook, which decides itself what gradients are divided by" : "";
   });
-  change_states(module, recurse, kWhat, [&](UnitState& state) { state.rules.divide = factors; });
+  change_states(module, recurse, kWhat, [&](UnitState& state) { state.settings.divide = factors; });
 }
 
 void set_reduction_hook(const Module& module, ReductionHook hook, Recurse recurse) {
   constexpr auto kWhat = "set_reduction_hook";
   expect_none_waiting(module, recurse, kWhat);
-  expect_no_conflict(module, recurse, kWhat, [&](const UnitRules& rules) {
-    if (hook && rules.divide) return "divide factors, but a reduction hook decides itself what is reduced and divided";
-    if (hook && !rules.all_reduce) return "all-reduce switched off, but a reduction hook decides itself what is reduced and divided";
+  expect_no_conflict(module, recurse, kWhat, [&](const UnitSettings& settings) {
+    if (hook && settings.divide) return "divide factors, but a reduction hook decides itself what is reduced and divided";
+    if (hook && !settings.all_reduce) return "all-reduce switched off, but a reduction hook decides itself what is reduced and divided";
     return "";
   });
-  change_states(module, recurse, kWhat, [&](UnitState& state) { state.rules.reduction_hook = hook; });
+  change_states(module, recurse, kWhat, [&](UnitState& state) { state.settings.reduction_hook = hook; });
 }
 
 void register_gradient_hook(const at::Tensor& shard, std::function<void(const at::Tensor& shard)> hook) {

@@ -14,7 +14,7 @@ namespace {
 
 using torch::nn::Module;
 
-using Prefetch = std::vector<std::weak_ptr<Unit>> UnitRules::*;
+using Prefetch = std::vector<std::weak_ptr<Unit>> UnitSettings::*;
 
 void set_prefetch(const Module& of, std::span<const std::shared_ptr<Module>> modules, Prefetch prefetch, std::string_view what) {
   const auto unit = unit_for(of, what);
@@ -30,7 +30,7 @@ void set_prefetch(const Module& of, std::span<const std::shared_ptr<Module>> mod
     }
     result.push_back(next);
   }
-  (*LockedState(*unit)).rules.*prefetch = std::move(result);
+  (*LockedState(*unit)).settings.*prefetch = std::move(result);
 }
 
 }  // namespace
@@ -72,16 +72,16 @@ void set_reshard_after_forward(const Module& module, ReshardAfterForward rule, R
 void set_reshard_after_backward(const Module& module, bool reshards, Recurse recurse) {
   expect_idle("set_reshard_after_backward");
   for (const auto& unit : units_for(module, recurse, "set_reshard_after_backward")) {
-    LockedState(*unit)->rules.reshard_after_backward = reshards;
+    LockedState(*unit)->settings.reshard_after_backward = reshards;
   }
 }
 
 void set_modules_to_forward_prefetch(const Module& module, std::span<const std::shared_ptr<Module>> modules) {
-  set_prefetch(module, modules, &UnitRules::forward_prefetch, "set_modules_to_forward_prefetch");
+  set_prefetch(module, modules, &UnitSettings::forward_prefetch, "set_modules_to_forward_prefetch");
 }
 
 void set_modules_to_backward_prefetch(const Module& module, std::span<const std::shared_ptr<Module>> modules) {
-  set_prefetch(module, modules, &UnitRules::backward_prefetch, "set_modules_to_backward_prefetch");
+  set_prefetch(module, modules, &UnitSettings::backward_prefetch, "set_modules_to_backward_prefetch");
 }
 
 }  // namespace tessera

@@ -209,9 +209,9 @@ class UnitNode final : public ag::Node {
     backward_->run_hooks(gradients);
     const c10::AutoGradMode no_grad(false);
     const auto held = schedule->lock();
-    const bool is_postponed = !unit.state(held).rules.syncs() || schedule->reduces_in_order();
+    const bool is_postponed = !unit.state(held).settings.syncs() || schedule->reduces_in_order();
     if (makes_graph && is_postponed) refuse_second_derivative(unit.name());
-    if (!unit.state(held).rules.syncs()) {
+    if (!unit.state(held).settings.syncs()) {
       backward_->keep_for_later(held, gradients);
       schedule->gradients_complete(held, unit);
       return ag::variable_list(num_inputs());

@@ -63,16 +63,16 @@ GradientReduction::Packing::Packing(GradientReduction& reduction, std::span<cons
     plans.push_back({.numel = group->chunk * reduction.unit_.mesh().shard().size(), .dtype = dtype, .device = group->own.device()});
   }
   const bool has_replicas = reduction.unit_.mesh().replicate().size() > 1;
-  if (reduction_.rules_.reduction_hook) {
+  if (reduction_.settings_.reduction_hook) {
     for (const auto& plan : plans) {
       buffers_.buffers.push_back(at::empty({plan.numel}, at::TensorOptions().dtype(plan.dtype).device(plan.device)));
     }
   } else {
     buffers_ = reduction.unit_.memory().gradients->buffers(plans);
-    pass_.after.all_reduces = has_replicas && reduction_.rules_.all_reduce;
-    pass_.after.is_part = has_replicas && !reduction_.rules_.all_reduce;
-    if (reduction_.rules_.divide) pass_.after.op = Reduce::Sum;
-    if (reduction_.rules_.divide && !pass_.after.is_part) pass_.after.divisor = reduction_.rules_.divide->post;
+    pass_.after.all_reduces = has_replicas && reduction_.settings_.all_reduce;
+    pass_.after.is_part = has_replicas && !reduction_.settings_.all_reduce;
+    if (reduction_.settings_.divide) pass_.after.op = Reduce::Sum;
+    if (reduction_.settings_.divide && !pass_.after.is_part) pass_.after.divisor = reduction_.settings_.divide->post;
   }
   if (pass_.after.is_part) pass_.share = {};
 }
@@ -100,8 +100,8 @@ void GradientReduction::Packing::pack(size_t group, std::span<const Unit::Parame
     const auto place = buffer.as_strided(parameter.sizes, parameter.strides, parameter.span.offset);
     const auto values = gradient.is_sparse() ? gradient.to_dense() : gradient;
     if (detects_anomaly()) say_anomaly(reduction_.unit_, parameter, values);
-    const bool divides = reduction_.rules_.divide && reduction_.rules_.divide->pre != 1 && !reduction_.rules_.reduction_hook;
-    reduction_.unit_.memory().gradients->pack(place, divides ? values / reduction_.rules_.divide->pre : values);
+    const bool divides = reduction_.settings_.divide && reduction_.settings_.divide->pre != 1 && !reduction_.settings_.reduction_hook;
+    reduction_.unit_.memory().gradients->pack(place, divides ? values / reduction_.settings_.divide->pre : values);
     end = parameter.span.offset + parameter.span.numel;
   }
   fill_gap(buffer.numel());
@@ -112,7 +112,7 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
   auto& unit = reduction.unit_;
   if (pass_.share.shards.empty()) pass_.share = {};
   const auto& mesh = unit.mesh();
-  const auto& hook = reduction_.rules_.reduction_hook;
+  const auto& hook = reduction_.settings_.reduction_hook;
   const auto& ranks = mesh.shard().local_ranks();
   // A mean that is needed for gradients, or is finished later, must be complete. (And a process that stands for several ranks has no place
   // of its own in the buffers.)
@@ -142,7 +142,7 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
   }
   auto subject = reduction.versions_.subject();
   std::string described(name);
-  if (const auto& divide = reduction_.rules_.divide) described += fmt::format(", divided by {} and {}", divide->pre, divide->post);
+  if (const auto& divide = reduction_.settings_.divide) described += fmt::format(", divided by {} and {}", divide->pre, divide->post);
   if (widens_) described += ", with gradients of passes before that were not reduced";
   if (pass_.share.sink) {
     subject.writer = pass_.share.sink->writer();

@@ -16,7 +16,7 @@
 #include "tessera/shard/gradients/equal_batches.h"
 #include "tessera/shard/gradients/unsynced.h"
 #include "tessera/shard/unit/unit.h"
-#include "tessera/shard/unit/unit_rules.h"
+#include "tessera/shard/unit/unit_settings.h"
 #include "tessera/shard/unit/versions.h"
 
 namespace tessera {
@@ -61,7 +61,7 @@ struct PassReduction {
 
 class GradientReduction {
  public:
-  GradientReduction(Unit& unit, const UnitRules& rules, Versions& versions) : unit_(unit), rules_(rules), versions_(versions) {}
+  GradientReduction(Unit& unit, const UnitSettings& settings, Versions& versions) : unit_(unit), settings_(settings), versions_(versions) {}
 
   /// Packs the gradients of one backward pass. While it exists, no other thread can pack.
   class Packing {
@@ -129,7 +129,7 @@ class GradientReduction {
   void expect_takeable(const Unit::Parameter& parameter) const;
 
   Unit& unit_;
-  const UnitRules& rules_;
+  const UnitSettings& settings_;
   Versions& versions_;
   std::shared_ptr<EqualBatches> equal_batches_;
   std::vector<GradientMemory> memories_;  // one for each group; reused by the next reduction

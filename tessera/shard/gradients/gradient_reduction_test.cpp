@@ -74,7 +74,7 @@ class Reduced : public ::testing::Test {
 
   Notes notes_;
   const std::shared_ptr<Schedule> schedule_ =
-      std::make_shared<Schedule>(ScheduleRules({.mesh = self_world()}, /*is_model=*/true, /*is_divided=*/false));
+      std::make_shared<Schedule>(ScheduleSettings({.mesh = self_world()}, /*is_model=*/true, /*is_divided=*/false));
   const FakeUnit fake_{"a", notes_, *schedule_};
   const ScheduleLock held_ = schedule_->lock();
   NotingPacking* packing_;
@@ -110,7 +110,7 @@ TEST_F(Reduced, FinishesBeforeTheNextBegins) {
 }
 
 TEST_F(Reduced, DividesBeforeAndAfterTheSum) {
-  state().rules.divide = {.pre = 2, .post = 4};
+  state().settings.divide = {.pre = 2, .post = 4};
   start(at::full({4}, 24.0F));
   EXPECT_THAT(notes_, ElementsAre("pack", "sum"));
   state().reduction.finish();
@@ -118,7 +118,7 @@ TEST_F(Reduced, DividesBeforeAndAfterTheSum) {
 }
 
 TEST_F(Reduced, LeavesTheSumToAHook) {
-  state().rules.reduction_hook = [](const auto& given) { given.shard.copy_(given.whole * 10); };
+  state().settings.reduction_hook = [](const auto& given) { given.shard.copy_(given.whole * 10); };
   start(at::ones({4}));
   state().reduction.finish();
   EXPECT_THAT(notes_, ElementsAre("pack"));

@@ -83,7 +83,7 @@ class GatheredChunks final : public Chunks {
       for (const auto& buffer : buffers) read_pages_ahead(buffer.own.const_data_ptr(), buffer.own.nbytes());
     }
     for (const auto& buffer : buffers) buffer.unsharded->allocate();  // all before the first collective, which can't be cancelled
-    for_each_run(
+    for_each_group(
         buffers, [](const Buffer& buffer) { return std::pair(buffer.sent_form().dtype, buffer.decodes()); },
         [&](std::span<const Buffer> run) {
           c10::SmallVector<Piece, 2> pieces;
@@ -127,7 +127,7 @@ class ScatteredGradients final : public GradientPacking {
   Works reduce(std::span<const Piece> pieces, const Subject& subject, Reduce op, TakeMean take) override {
     if (take) return {Work(reduce_and_hand(pieces, subject, op, std::move(take)))};
     Works works;
-    for_each_run(
+    for_each_group(
         pieces, [](const Piece& piece) { return piece.whole.scalar_type(); },
         [&](std::span<const Piece> run) { works.push_back(shard_.reduce_scatter(run, {.op = op}, subject)); });
     return works;

@@ -36,7 +36,7 @@ Works KeptPart::fill(std::span<const Buffer> buffers, const Subject& subject, co
   for (const auto& buffer : buffers) buffer.unsharded->allocate();
   Works works;
   size_t next = 0;
-  for_each_run(
+  for_each_group(
       buffers, [](const Buffer& buffer) { return buffer.unsharded_dtype(); },
       [&](std::span<const Buffer> run) {
         c10::SmallVector<Piece, 2> pieces;

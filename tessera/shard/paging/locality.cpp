@@ -10,24 +10,24 @@ namespace {
 
 constexpr auto kToLocal = "tessera::to_local(tensor) gives this rank's values, for programs that mean these";
 
-std::string name_of(const Origin& origin) {
-  const auto unit = origin.unit.lock();
-  return unit ? name_of(parameter_of(*unit, origin), *unit) : std::string("a model");  // which is being destroyed
+std::string name_of(const SourceParameter& source) {
+  const auto unit = source.unit.lock();
+  return unit ? name_of(parameter_of(*unit, source), *unit) : std::string("a model");  // which is being destroyed
 }
 
-void mark(const at::Tensor& result, const OriginPtr& origin) {
+void mark(const at::Tensor& result, const SourceParameterPtr& source) {
   if (!result.has_storage()) return;
   auto* const impl = result.unsafeGetTensorImpl();
   if (tag_of(result) != nullptr) return;  // its storage tag already says where it comes from
   if (!is_paged(result)) impl->shallow_copy_from(paged_alias(result).getIntrusivePtr());
-  if (impl->get_backend_meta() == nullptr) impl->set_backend_meta(origin);
+  if (impl->get_backend_meta() == nullptr) impl->set_backend_meta(source);
 }
 
-[[noreturn]] void refuse_random(const OperatorFacts& op, const Origin& origin) {
+[[noreturn]] void refuse_random(const OperatorFacts& op, const SourceParameter& source) {
   throw UsageError(fmt::format(
       "{} would draw numbers for this rank's part of {} alone, the same ones on all ranks or others than for the whole; draw inside "
       "tessera::full_params(module, Access::Write), or before fully_shard",
-      op.name(), name_of(origin)));
+      op.name(), name_of(source)));
 }
 
 /// Libtorch asks here of each tensor what else is to be written of it.
@@ -35,10 +35,10 @@ void expect_whole(const at::Tensor& tensor, std::unordered_map<std::string, bool
   if (!is_paged(tensor)) return;
   const auto* const tag = tag_of(tensor);
   if (tag != nullptr && tag->role == Role::Unsharded) return;
-  const auto origin = origin_of(tensor, tag);
-  const auto unit = origin ? origin->unit.lock() : nullptr;
+  const auto source = source_of(tensor, tag);
+  const auto unit = source ? source->unit.lock() : nullptr;
   if (!unit) return;
-  const auto& parameter = parameter_of(*unit, *origin);
+  const auto& parameter = parameter_of(*unit, *source);
   const bool is_whole = unit->mesh().shard().size() == 1 && tensor.sizes() == at::IntArrayRef(parameter.sizes);
   if (is_whole) return;  // of one rank, but shards may be flat there, too
   throw UsageError(
@@ -50,34 +50,34 @@ void expect_whole(const at::Tensor& tensor, std::unordered_map<std::string, bool
 
 }  // namespace
 
-OriginPtr origin_of(const at::Tensor& tensor, const StorageTag* tag) {
+SourceParameterPtr source_of(const at::Tensor& tensor, const StorageTag* tag) {
   if (tag != nullptr) {
     const auto unit = tag->unit.lock();
-    return unit ? unit->around(tensor)->origin : nullptr;
+    return unit ? unit->around(tensor)->source : nullptr;
   }
   auto meta = tensor.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr();
-  auto* const known = dynamic_cast<Origin*>(meta.get());
-  return known == nullptr || known->unit.expired() ? nullptr : OriginPtr::reclaim_copy(known);
+  auto* const known = dynamic_cast<SourceParameter*>(meta.get());
+  return known == nullptr || known->unit.expired() ? nullptr : SourceParameterPtr::reclaim_copy(known);
 }
 
-void mark_results(const Stack& stack, size_t base, const OriginPtr& origin) {
-  for_each_operand(stack, base, [&](size_t, size_t, const at::Tensor& tensor) { mark(tensor, origin); });
+void mark_results(const Stack& stack, size_t base, const SourceParameterPtr& source) {
+  for_each_operand(stack, base, [&](size_t, size_t, const at::Tensor& tensor) { mark(tensor, source); });
 }
 
-void refuse_places(const OperatorFacts& op, const Origin& origin) {
+void refuse_places(const OperatorFacts& op, const SourceParameter& source) {
   throw UsageError(fmt::format(
       "{} picks values by their places, but the shard of {} has only this rank's part of them, which begins elsewhere on every "
       "rank; write whole parameters inside tessera::full_params(module, Access::Write), or look at tessera::full_parameter(shard). {}",
-      op.name(), name_of(origin), kToLocal));
+      op.name(), name_of(source), kToLocal));
 }
 
-void expect_all_values(const OperatorFacts& op, int64_t numel, const Stack& stack, size_t base, const Origin& origin) {
+void expect_all_values(const OperatorFacts& op, int64_t numel, const Stack& stack, size_t base, const SourceParameter& source) {
   for_each_operand(stack, base, [&](size_t, size_t, const at::Tensor& view) {
-    if (view.numel() < numel) refuse_places(op, origin);
+    if (view.numel() < numel) refuse_places(op, source);
   });
 }
 
-void expect_same_places(const OperatorFacts& op, const Stack& stack, size_t base, const Origin& origin) {
+void expect_same_places(const OperatorFacts& op, const Stack& stack, size_t base, const SourceParameter& source) {
   const at::Tensor* shard = nullptr;
   for_each_operand(stack, base, [&](size_t, size_t, const at::Tensor& tensor) {
     const auto* tag = is_paged(tensor) ? tag_of(tensor) : nullptr;
@@ -86,24 +86,24 @@ void expect_same_places(const OperatorFacts& op, const Stack& stack, size_t base
   });
   for_each_operand(stack, base, [&](size_t argument, size_t, const at::Tensor& tensor) {
     if (stack[base + argument].isTensorList()) return;  // fused optimizers: the lists belong together tensor by tensor
-    if (tensor.numel() > 1 && tensor.numel() != shard->numel()) refuse_places(op, origin);
+    if (tensor.numel() > 1 && tensor.numel() != shard->numel()) refuse_places(op, source);
     if (!is_paged(tensor) && op.writes[argument] && tensor.storage().use_count() > 1) {
       throw UsageError(fmt::format(
           "{} would write values of the shard of {} into a view of an ordinary tensor, which would not know that it has only this "
           "rank's; write tessera::to_local(tensor) there, if you mean these",
-          op.name(), name_of(origin)));
+          op.name(), name_of(source)));
     }
   });
 }
 
-void expect_no_mixing(const OperatorFacts& op, OperatorKind kind, const Origin& origin) {
-  if (op.random) refuse_random(op, origin);
+void expect_no_mixing(const OperatorFacts& op, OperatorKind kind, const SourceParameter& source) {
+  if (op.random) refuse_random(op, source);
   if (kind != OperatorKind::Other) return;
   throw UsageError(fmt::format(
       "{} over the shard of {}, its gradient, or what was computed from them would be the result of this rank alone. For norms and "
       "clipping there is tessera::clip_grad_norm; a penalty on weights is computed from the modules' own members; "
       "{}. Optimizers that look at whole parameters, like LBFGS or Muon, can't work on shards",
-      op.name(), name_of(origin), kToLocal));
+      op.name(), name_of(source), kToLocal));
 }
 
 void watch_saves() {

@@ -22,7 +22,7 @@ class Locality : public ::testing::Test {
   void expect_mixing_refused(const char* name, const char* overload, const std::string& why) const {
     const auto& op = facts(name, overload);
     const auto kind = op.kind(c10::DispatchKeySet(c10::DispatchKey::CPU));
-    EXPECT_THAT(message_of<UsageError>([&] { expect_no_mixing(op, kind, *origin_); }),
+    EXPECT_THAT(message_of<UsageError>([&] { expect_no_mixing(op, kind, *source_); }),
                 AllOf(HasSubstr(name), HasSubstr(why), HasSubstr("'a'")));
   }
 
@@ -31,28 +31,28 @@ class Locality : public ::testing::Test {
       std::make_shared<Schedule>(ScheduleRules({.mesh = self_world()}, /*is_model=*/true, /*is_divided=*/false));
   const FakeUnit fake_{"a", notes_, *schedule_};
   const at::Tensor shard_ = fake_.unit->groups().front().parameters.front().shard;
-  const OriginPtr origin_ = origin_of(shard_, tag_of(shard_));
+  const SourceParameterPtr source_ = source_of(shard_, tag_of(shard_));
 };
 
 TEST_F(Locality, IsKnownOfShardsAndOfMarkedResultsAlone) {
-  ASSERT_TRUE(origin_);
+  ASSERT_TRUE(source_);
   const auto other = at::ones({4});
-  EXPECT_FALSE(origin_of(other, tag_of(other)));
+  EXPECT_FALSE(source_of(other, tag_of(other)));
   Stack results{at::ones({4}), 3, at::ones({4})};
-  mark_results(results, 1, origin_);
+  mark_results(results, 1, source_);
   EXPECT_FALSE(is_paged(results[0].toTensor()));
   const auto marked = results[2].toTensor();
   EXPECT_TRUE(is_paged(marked));
   EXPECT_EQ(tag_of(marked), nullptr);
-  EXPECT_EQ(origin_of(marked, nullptr), origin_);
+  EXPECT_EQ(source_of(marked, nullptr), source_);
 }
 
 TEST_F(Locality, AllowsWhatWorksPlaceByPlace) {
   const auto& add = facts("aten::add", "Tensor");
-  expect_no_mixing(add, add.kind(c10::DispatchKeySet(c10::DispatchKey::CPU)), *origin_);
-  expect_same_places(add, {shard_, at::ones({4}), 1}, 0, *origin_);
-  expect_same_places(add, {shard_, at::ones({}), 1}, 0, *origin_);
-  expect_all_values(add, 4, {at::ones({2, 2})}, 0, *origin_);
+  expect_no_mixing(add, add.kind(c10::DispatchKeySet(c10::DispatchKey::CPU)), *source_);
+  expect_same_places(add, {shard_, at::ones({4}), 1}, 0, *source_);
+  expect_same_places(add, {shard_, at::ones({}), 1}, 0, *source_);
+  expect_all_values(add, 4, {at::ones({2, 2})}, 0, *source_);
 }
 
 TEST_F(Locality, RefusesWhatMixesPlaces) {
@@ -60,13 +60,13 @@ TEST_F(Locality, RefusesWhatMixesPlaces) {
   expect_mixing_refused("aten::bernoulli", "", "would draw numbers for this rank's part");
   const auto& add = facts("aten::add", "Tensor");
   const auto places = HasSubstr("picks values by their places, but the shard of");
-  EXPECT_THAT(message_of<UsageError>([&] { expect_same_places(add, {shard_, at::ones({3}), 1}, 0, *origin_); }), places);
-  EXPECT_THAT(message_of<UsageError>([&] { expect_all_values(add, 4, {at::ones({2})}, 0, *origin_); }), places);
+  EXPECT_THAT(message_of<UsageError>([&] { expect_same_places(add, {shard_, at::ones({3}), 1}, 0, *source_); }), places);
+  EXPECT_THAT(message_of<UsageError>([&] { expect_all_values(add, 4, {at::ones({2})}, 0, *source_); }), places);
 }
 
 TEST_F(Locality, RefusesToHideLocalValuesInAView) {
   const auto whole = at::ones({2, 4});
-  EXPECT_THAT(message_of<UsageError>([&] { expect_same_places(facts("aten::copy_", ""), {whole[0], shard_, false}, 0, *origin_); }),
+  EXPECT_THAT(message_of<UsageError>([&] { expect_same_places(facts("aten::copy_", ""), {whole[0], shard_, false}, 0, *source_); }),
               HasSubstr("into a view of an ordinary tensor"));
 }
 

@@ -38,7 +38,7 @@ struct Operands {
   c10::SmallVector<std::shared_ptr<Unit>, 2> changed;  // the units of `written`
   c10::SmallVector<Unit*, 2> reduced;                  // units whose gradients it uses while their reduction is in flight
   c10::SmallVector<std::shared_ptr<Unit>, 2> alive;    // keeps the units of shards and gradients alive, which do not own them
-  OriginPtr origin;                                    // of the first local value
+  SourceParameterPtr source;                           // of the first local value
 };
 
 /// Throws UsageError if an unsharded parameter was given memory that does not belong to its unit.
@@ -92,7 +92,7 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const Opera
   auto* tag = tag_of(tensor);
   if (tag == nullptr) {
     refuse_stranger(tensor, op);
-    if (!operands.origin) operands.origin = origin_of(tensor, nullptr);
+    if (!operands.source) operands.source = source_of(tensor, nullptr);
     return;
   }
   if (tag->role == Role::Unsharded) {
@@ -119,7 +119,7 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const Opera
   }
   const auto unit = tag->unit.lock();
   if (!unit) return;  // the model is gone, and its shards are ordinary tensors
-  if (!operands.origin) operands.origin = origin_of(tensor, tag);
+  if (!operands.source) operands.source = source_of(tensor, tag);
   if (tag->role == Role::Sharded && unit->flags().unset > 0) {
     if (writes) {
       note_values(*unit, tensor);
@@ -368,13 +368,13 @@ class TracedOperands {
 void page_view(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, Stack* stack) {
   const auto base = stack->size() - op.arguments;
   const auto& viewed = (*stack)[base].toTensor();
-  OriginPtr origin;
+  SourceParameterPtr source;
   int64_t numel = 0;
   if (is_paged(viewed)) {
     const auto* const tag = tag_of(viewed);
     if (tag == nullptr) refuse_stranger(viewed, op);
     if (tag == nullptr || tag->role != Role::Unsharded) {
-      origin = origin_of(viewed, tag);
+      source = source_of(viewed, tag);
       numel = viewed.numel();
     } else if (c10::GradMode::is_enabled()) {
       follow_training(*tag->owner, viewed);
@@ -383,12 +383,12 @@ void page_view(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::
   try {
     handle.redispatchBoxed(below, stack);
   } catch (const c10::Error&) {
-    if (origin) refuse_places(op, *origin);  // the operator named positions that exist in the full parameter, but not here
+    if (source) refuse_places(op, *source);  // the operator named positions that exist in the full parameter, but not here
     throw;
   }
-  if (!origin) return;
-  expect_all_values(op, numel, *stack, base, *origin);
-  mark_results(*stack, base, origin);
+  if (!source) return;
+  expect_all_values(op, numel, *stack, base, *source);
+  mark_results(*stack, base, source);
 }
 
 bool has_paged_operand(const OperatorFacts& op, const Stack& stack) {
@@ -432,11 +432,11 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
   Operands operands;
   const size_t base = stack->size() - op.arguments;
   for_each_operand(*stack, base, [&](size_t i, size_t, const at::Tensor& tensor) { note(operands, tensor, op.writes[i], op); });
-  if (operands.origin) {
+  if (operands.source) {
     const auto kind = op.kind(below);
-    expect_no_mixing(op, kind, *operands.origin);
+    expect_no_mixing(op, kind, *operands.source);
     if (kind == OperatorKind::Composite) return handle.redispatchBoxed(below, stack);  // its parts will come here one by one
-    expect_same_places(op, *stack, base, *operands.origin);
+    expect_same_places(op, *stack, base, *operands.source);
   }
   for (auto* unit : operands.reduced) unit->schedule()->finish_reductions();
   if (!operands.units.empty()) expect_no_unshard_in_write(op, operands);
@@ -459,7 +459,7 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
   run(handle, op, below, stack);
   statistics.write_back();
   for (auto* storage : written) storage->watch_raw_writes();
-  if (operands.origin && !op.inspects) mark_results(*stack, base, operands.origin);
+  if (operands.source && !op.inspects) mark_results(*stack, base, operands.source);
 }
 
 }  // namespace

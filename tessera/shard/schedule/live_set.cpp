@@ -63,7 +63,7 @@ void LiveSet::make_room(const ScheduleLock& held, std::span<Unit* const> wanted,
   // The bound holds for what is left. First the unit goes whose next use is farthest away or, without a prediction, whose last use is
   // longest ago.
   const auto to_unshard = std::ranges::count_if(wanted, [&](Unit* unit) { return !unit->state(held).has_memory(); }) +
-                          (rules_.limit_all_gathers && prefetches_on_use(order) ? std::ssize(predicted(held, order)) : 0);
+                          (settings_.limit_all_gathers && prefetches_on_use(order) ? std::ssize(predicted(held, order)) : 0);
   while (!idle_.empty() && bounded(held, order) + to_unshard > most(order)) {
     const auto last = std::ranges::max_element(idle_, {}, next_use);
     reshard_idle(*last);
@@ -73,9 +73,9 @@ void LiveSet::make_room(const ScheduleLock& held, std::span<Unit* const> wanted,
 
 bool LiveSet::stays(const ScheduleLock& held, Unit& unit, const UseOrder& order) const {
   // What backward needs may differ between ranks then, and a gather needs all of them.
-  if (rules_.unused_parameters == UnusedParameters::Zeros && order.pass() != Pass::Evaluation) return true;
+  if (settings_.unused_parameters == UnusedParameters::Zeros && order.pass() != Pass::Evaluation) return true;
   auto& state = unit.state(held);
-  if (state.waits_for_use() || (order.pass() == Pass::Backward && !state.rules.reshard_after_backward)) return true;
+  if (state.waits_for_use() || (order.pass() == Pass::Backward && !state.settings.reshard_after_backward)) return true;
   if (!state.stays_after_forward()) return false;
   if (order.pass() != Pass::Backward || !order.is_predicted()) return true;
   const auto to_come = order.to_come();
@@ -87,26 +87,26 @@ int64_t LiveSet::bounded(const ScheduleLock& held, const UseOrder& order) const 
 }
 
 int64_t LiveSet::most(const UseOrder& order) const {
-  return rules_.max_live_units + (order.is_predicted() ? 1 : 0);
+  return settings_.max_live_units + (order.is_predicted() ? 1 : 0);
 }
 
 bool LiveSet::prefetches_on_use(const UseOrder& order) const {
-  return order.pass() == Pass::Backward ? rules_.backward_prefetch == BackwardPrefetch::Pre : rules_.forward_prefetch;
+  return order.pass() == Pass::Backward ? settings_.backward_prefetch == BackwardPrefetch::Pre : settings_.forward_prefetch;
 }
 
 LiveSet::Units LiveSet::predicted(const ScheduleLock& held, const UseOrder& order) const {
   Units units;
-  if (rules_.limit_all_gathers && rules_.max_live_units < 2) return units;
+  if (settings_.limit_all_gathers && settings_.max_live_units < 2) return units;
   const auto to_come = order.to_come();
-  for (auto* unit : to_come.first(std::min(to_come.size(), static_cast<size_t>(rules_.prefetch_depth)))) {
+  for (auto* unit : to_come.first(std::min(to_come.size(), static_cast<size_t>(settings_.prefetch_depth)))) {
     if (!unit->state(held).has_memory() && std::ranges::find(units, unit) == units.end()) units.push_back(unit);
   }
   return units;
 }
 
 void LiveSet::prefetch(const ScheduleLock& held, Unit& unit, const UseOrder& order) {
-  const auto& rules = unit.state(held).rules;
-  const auto& list = order.pass() == Pass::Backward ? rules.backward_prefetch : rules.forward_prefetch;
+  const auto& settings = unit.state(held).settings;
+  const auto& list = order.pass() == Pass::Backward ? settings.backward_prefetch : settings.forward_prefetch;
   Units units;
   if (list.empty() && prefetches_on_use(order)) units = predicted(held, order);
   for (const auto& weak : list) {
@@ -117,7 +117,7 @@ void LiveSet::prefetch(const ScheduleLock& held, Unit& unit, const UseOrder& ord
 }
 
 void LiveSet::prefetch_after(const ScheduleLock& held, Unit& unit, const UseOrder& order) {
-  if (rules_.backward_prefetch != BackwardPrefetch::Post || !unit.state(held).rules.backward_prefetch.empty()) return;
+  if (settings_.backward_prefetch != BackwardPrefetch::Post || !unit.state(held).settings.backward_prefetch.empty()) return;
   start(held, predicted(held, order), order);
 }
 
@@ -125,7 +125,7 @@ void LiveSet::start(const ScheduleLock& held, std::span<Unit* const> units, cons
   for (auto* unit : units) {
     // With a transport that traces, operations are only recorded, so a prefetch would overlap with nothing.
     if (unit->mesh().shard().traits().traces) return;
-    if (rules_.limit_all_gathers && bounded(held, order) >= most(order)) return;
+    if (settings_.limit_all_gathers && bounded(held, order) >= most(order)) return;
     try {
       add(held, *unit, {});
       unit->state(held).note_early(UnitState::Early::Prefetched);
@@ -152,8 +152,8 @@ void LiveSet::remove_all(const ScheduleLock& held) {
 void LiveSet::end_backward(const ScheduleLock& held) {
   remove_where(held, [&](Unit& unit) {
     auto& state = unit.state(held);
-    if (!state.rules.reshard_after_backward) state.keep_for_next_use();
-    return state.rules.reshard_after_backward;
+    if (!state.settings.reshard_after_backward) state.keep_for_next_use();
+    return state.settings.reshard_after_backward;
   });
 }
 

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "tessera/shard/schedule/schedule_rules.h"
+#include "tessera/shard/schedule/schedule_settings.h"
 #include "tessera/shard/schedule/use_order.h"
 
 namespace tessera {
@@ -26,7 +26,7 @@ struct LiveCounters {
 /// The caller of any member function holds the lock of the units' schedule.
 class LiveSet {
  public:
-  explicit LiveSet(const ScheduleRules& rules) : rules_(rules) {}
+  explicit LiveSet(const ScheduleSettings& settings) : settings_(settings) {}
 
   /// Starts to unshard a unit if it is sharded, and makes it the most recently used one.
   void add(const ScheduleLock& held, Unit& unit, const Fault& fault);
@@ -61,7 +61,7 @@ class LiveSet {
   template <class Change>
   void change(const ScheduleLock& held, Unit& unit, const Change& change);
 
-  const ScheduleRules& rules_;
+  const ScheduleSettings& settings_;
   std::vector<Unit*> live_;    // the least recently used first
   std::vector<Unit*> partly_;  // partly resharded
   std::vector<Unit*> idle_;    // used inside make_room() only; a member so that its memory is reused

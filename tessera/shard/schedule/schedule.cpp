@@ -106,7 +106,7 @@ void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
   // them.
   while (!written_.empty()) flush(*written_.back());
   // Ranks may use different units where that is allowed, so each makes all of them readable for the others.
-  if (reduces_in_order() && rules_.is_model) {
+  if (reduces_in_order() && settings_.is_model) {
     for (auto* unit : members_) unit->state(held).make_readable();
   }
   for (auto* unit : units) unit->state(held).versions.expect_untouched();
@@ -146,7 +146,7 @@ void Schedule::gradients_complete(const ScheduleLock& held, Unit& unit) {
   state.note_gradients(pass_number_);
   // A unit that the rest of the pass uses is resharded when another one is needed, unless its shards are about to change.
   const bool is_over = !state.is_used_after_gradients() || state.reduction.writes_shards();
-  if (!state.rules.reshard_after_backward) {
+  if (!state.settings.reshard_after_backward) {
     state.keep_for_next_use();
   } else if (is_over && !unit.flags().is_pinned()) {
     live_.remove(held, unit);
@@ -156,11 +156,11 @@ void Schedule::gradients_complete(const ScheduleLock& held, Unit& unit) {
 
 void Schedule::reduce_in_order(Unit& unit, std::function<void(const ScheduleLock&)> reduce) {
   const auto held = lock();
-  if (!rules_.is_model) return reduce(held);
+  if (!settings_.is_model) return reduce(held);
   if (ready_.empty()) {
     // Inner units are made first, and backward reaches those first that were made last. The root's gradients are usually complete last.
     std::ranges::copy_if(members_, std::back_inserter(to_reduce_),
-                         [&](Unit* member) { return member->state(held).rules.syncs() && is_trained(*member); });
+                         [&](Unit* member) { return member->state(held).settings.syncs() && is_trained(*member); });
     std::ranges::sort(to_reduce_, {}, [&](Unit* member) { return std::pair(!member->state(held).is_root, member->number()); });
   }
   const bool comes_again = std::ranges::find(to_reduce_, &unit) == to_reduce_.end();
@@ -206,7 +206,7 @@ std::span<const WeakModule> Schedule::watched_once() {
 
 void Schedule::expect_synced() {
   const auto held = lock();
-  if (!rules_.is_model) return;
+  if (!settings_.is_model) return;
   for (auto* unit : members_) unit->state(held).reduction.expect_synced();
 }
 
@@ -289,7 +289,7 @@ void Schedule::join(Unit& unit, std::shared_ptr<UnitState> state) {
 }
 
 const Unit* Schedule::member_outside(std::span<const std::shared_ptr<Unit>> units) const {
-  if (!rules_.is_model) return nullptr;
+  if (!settings_.is_model) return nullptr;
   const auto is_outside = [&](const Unit* member) {
     return std::ranges::none_of(units, [&](const auto& unit) { return unit.get() == member; });
   };

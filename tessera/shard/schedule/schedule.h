@@ -13,7 +13,7 @@
 #include "tessera/base/sweep.h"
 #include "tessera/shard/gradients/equal_batches.h"
 #include "tessera/shard/schedule/live_set.h"
-#include "tessera/shard/schedule/schedule_rules.h"
+#include "tessera/shard/schedule/schedule_settings.h"
 #include "tessera/shard/schedule/use_order.h"
 #include "tessera/shard/unit/unit.h"
 
@@ -30,13 +30,13 @@ using WeakModule = std::weak_ptr<const torch::nn::Module>;
 /// result.
 class Schedule : public std::enable_shared_from_this<Schedule> {
  public:
-  explicit Schedule(const ScheduleRules& rules) : rules_(rules), live_(rules_), equal_batches_(std::make_shared<EqualBatches>(rules.world)) {}
+  explicit Schedule(const ScheduleSettings& settings) : settings_(settings), live_(settings_), equal_batches_(std::make_shared<EqualBatches>(settings.world)) {}
 
   /// The ranks of the model: those over which the outermost fully_shard call has sharded it.
-  const Communicator& world() const { return rules_.world; }
+  const Communicator& world() const { return settings_.world; }
   /// Whether units of the model lie on a part of these ranks. Such units are different parameters on each part, whatever their names. The
   /// same on all ranks, also on those that have no such unit.
-  bool is_divided() const { return rules_.is_divided; }
+  bool is_divided() const { return settings_.is_divided; }
 
   ScheduleLock lock() { return {*this, mutex_}; }
   /// The same lock in a type that WriteGuard can store without including this header. It gives no access to the state of units.
@@ -51,7 +51,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// known to need it still.
   void gradients_complete(const ScheduleLock& held, Unit& unit);
   /// Whether units are reduced in an order that does not depend on what a pass uses, because unused parameters count as zero.
-  bool reduces_in_order() const { return rules_.unused_parameters == UnusedParameters::Zeros; }
+  bool reduces_in_order() const { return settings_.unused_parameters == UnusedParameters::Zeros; }
   /// Runs the reduction of a unit when all units before it in the order have had theirs.
   void reduce_in_order(Unit& unit, std::function<void(const ScheduleLock&)> reduce);
   /// Waits for the reduction that was started last, if it has not finished.
@@ -108,7 +108,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void reduce_next(const ScheduleLock& held, bool all);
   void wait_and_pin(const ScheduleLock& held, std::span<Unit* const> units);
 
-  const ScheduleRules rules_;
+  const ScheduleSettings settings_;
   std::recursive_mutex mutex_;
   LiveSet live_;
   UseOrder orders_[4] = {UseOrder(Pass::None), UseOrder(Pass::Training), UseOrder(Pass::Evaluation), UseOrder(Pass::Backward)};

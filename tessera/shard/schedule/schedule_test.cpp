@@ -43,7 +43,7 @@ class Scheduled : public ::testing::Test {
 
   Notes notes_;
   const std::shared_ptr<Schedule> schedule_ = std::make_shared<Schedule>(
-      ScheduleRules({.mesh = self_world(), .max_live_units = 2}, /*is_model=*/true, /*is_divided=*/false));
+      ScheduleSettings({.mesh = self_world(), .max_live_units = 2}, /*is_model=*/true, /*is_divided=*/false));
   FakeUnit a_{"a", notes_, *schedule_}, b_{"b", notes_, *schedule_}, c_{"c", notes_, *schedule_};
 };
 
@@ -123,7 +123,7 @@ TEST_F(Scheduled, ForgetsUnitsThatEnd) {
 TEST_F(Scheduled, GivesUnitsToTheScheduleOfALargerModel) {
   use(a_);
   const auto larger =
-      std::make_shared<Schedule>(ScheduleRules({.mesh = self_world()}, /*is_model=*/true, /*is_divided=*/false));
+      std::make_shared<Schedule>(ScheduleSettings({.mesh = self_world()}, /*is_model=*/true, /*is_divided=*/false));
   larger->take_over(*a_.unit);
   EXPECT_EQ(a_.unit->schedule(), larger);
   EXPECT_FALSE(a_.is_unsharded());

@@ -96,7 +96,7 @@ void UnitState::set_reshard_after_forward(ReshardAfterForward rule) {
     // Where all ranks of a host read the same copy, there is nothing to keep.
     if (const int ranks = rule.ranks(shard.size()); ranks != shard.size() && unit_.memory().copies) kept_.emplace(shard, ranks);
   }
-  rules.reshard_after_forward = rule;
+  settings.reshard_after_forward = rule;
 }
 
 void UnitState::expect_own_values() const {

@@ -11,7 +11,7 @@
 #include "tessera/shard/memory/kept_part.h"
 #include "tessera/shard/unit/casts.h"
 #include "tessera/shard/unit/unit.h"
-#include "tessera/shard/unit/unit_rules.h"
+#include "tessera/shard/unit/unit_settings.h"
 #include "tessera/shard/unit/versions.h"
 
 namespace tessera {
@@ -44,7 +44,7 @@ class UnitState {
   /// The unit must not be partly resharded. Collective. Throws UsageError if the ranks can't be divided so.
   void set_reshard_after_forward(ReshardAfterForward rule);
   /// Whether it stays unsharded between forward and backward.
-  bool stays_after_forward() const { return rules.reshard_after_forward.keeps(is_root); }
+  bool stays_after_forward() const { return settings.reshard_after_forward.keeps(is_root); }
 
   /// Why the unit was unsharded before an operator needed it.
   enum class Early { No, Prefetched, AskedFor, Kept };
@@ -85,13 +85,13 @@ class UnitState {
   /// Makes expect_equal_start() compare nothing, because all ranks have been given the same values since.
   void trust_start() { start_checked_ = true; }
 
-  UnitRules rules = {};
+  UnitSettings settings = {};
   /// The root of a model is the unit of the outermost module. A model has none if its modules leave no parameter for it.
   bool is_root = false;
   /// Activations that were cast to the unit's dtype; cleared when another unit is used or this one is resharded.
   Casts casts;
   Versions versions{unit_};
-  GradientReduction reduction{unit_, rules, versions};
+  GradientReduction reduction{unit_, settings, versions};
   /// Reduces what passes without a reduction have left. Set by the layer of backward.
   void (*reduce_unsynced)(Unit& unit, const ScheduleLock& held) = nullptr;
 

@@ -33,13 +33,13 @@ inline uint64_t place_hash(const at::Tensor& view) {
 }
 
 /// Attached to a local value: the parameter from whose shard it was computed. Shards and their gradients have a storage tag instead.
-struct Origin final : c10::BackendMeta {
-  Origin(const std::shared_ptr<Unit>& unit, size_t group, size_t parameter) : unit(unit), group(group), parameter(parameter) {}
+struct SourceParameter final : c10::BackendMeta {
+  SourceParameter(const std::shared_ptr<Unit>& unit, size_t group, size_t parameter) : unit(unit), group(group), parameter(parameter) {}
 
   const std::weak_ptr<Unit> unit;
   const size_t group;
   const size_t parameter;  // index in the group
 };
-using OriginPtr = c10::intrusive_ptr<Origin>;
+using SourceParameterPtr = c10::intrusive_ptr<SourceParameter>;
 
 }  // namespace tessera

@@ -316,7 +316,7 @@ Unit::Prepared Unit::prepare(std::span<const ManagedParameter> managed, const Bu
                                 .strides = std::move(start.strides),
                                 .span = span,
                                 .ranges = ranges_of(span, layout_, mesh()),
-                                .origin = c10::make_intrusive<Origin>(shared_from_this(), number, i),
+                                .source = c10::make_intrusive<SourceParameter>(shared_from_this(), number, i),
                                 .unsharded = WeakTensor(tensor),
                                 .unset = !start.known()});
     result.members.push_back(tensor);

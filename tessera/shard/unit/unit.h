@@ -105,7 +105,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
     Span span;
     /// The values that the shard holds: one range for each rank that this process represents, without padding.
     std::vector<ValueRange> ranges = {};
-    OriginPtr origin = {};  // marks local values that are computed from the shard
+    SourceParameterPtr source = {};  // marks local values that are computed from the shard
     WeakTensor unsharded = {};
     mutable bool unset = false;  // it had no values when it was sharded, and nobody has written any since
   };
@@ -220,8 +220,8 @@ Located locate(const at::Tensor& tensor);
 inline auto parameters_of(const Unit& unit) {
   return unit.groups() | std::views::transform(&Unit::Group::parameters) | std::views::join;
 }
-inline const Unit::Parameter& parameter_of(const Unit& unit, const Origin& origin) {
-  return unit.groups()[origin.group].parameters[origin.parameter];
+inline const Unit::Parameter& parameter_of(const Unit& unit, const SourceParameter& source) {
+  return unit.groups()[source.group].parameters[source.parameter];
 }
 /// Somebody has written a parameter that was on the meta device when its unit was made.
 void note_values(const Unit& unit, const Unit::Parameter& parameter);

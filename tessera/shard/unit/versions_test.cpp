@@ -21,7 +21,7 @@ class VersionsOfAUnit : public ::testing::Test {
 
   Notes notes_;
   const std::shared_ptr<Schedule> schedule_ =
-      std::make_shared<Schedule>(ScheduleRules({.mesh = self_world()}, /*is_model=*/true, /*is_divided=*/false));
+      std::make_shared<Schedule>(ScheduleSettings({.mesh = self_world()}, /*is_model=*/true, /*is_divided=*/false));
   FakeUnit fake_{"a", notes_, *schedule_};
   Versions versions_{*fake_.unit};
 };

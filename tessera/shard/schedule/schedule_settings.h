@@ -5,10 +5,10 @@
 
 namespace tessera {
 
-struct ScheduleRules {
+struct ScheduleSettings {
   /// `is_model`: whether the units are those of one model, and not of several modules that happen to have the same world. `is_divided`:
   /// whether some of them lie on a part of its ranks.
-  ScheduleRules(const ShardOptions& options, bool is_model, bool is_divided)
+  ScheduleSettings(const ShardOptions& options, bool is_model, bool is_divided)
       : world(options.mesh.world()),
         is_model(is_model),
         is_divided(is_divided),

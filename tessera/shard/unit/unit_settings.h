@@ -12,7 +12,7 @@ namespace tessera {
 
 class Unit;
 
-struct UnitRules {
+struct UnitSettings {
   ReshardAfterForward reshard_after_forward = {};
   bool reshard_after_backward = true;
   bool gradient_sync = true;  // whether backward reduces gradients
