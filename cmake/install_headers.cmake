@@ -1,6 +1,8 @@
-# Installs the headers that programs include, from below _root to _include: the umbrella header, models and layers, and what these include
-# themselves. All others are for the library's own sources, and may need headers that a program has not.
+# Installs the headers that programs include, from below _root to _include: the umbrella header, models and layers, that of XLA devices where the
+# library has them (_of_xla), and what these include themselves. All others are for the library's own sources, and may need headers that a
+# program has not.
 file(GLOB _waiting RELATIVE "${_root}" "${_root}/tessera/tessera.h" "${_root}/tessera/models/*.h" "${_root}/tessera/nn/*.h")
+list(APPEND _waiting ${_of_xla})
 set(_public "")
 while(_waiting)
   list(POP_FRONT _waiting _header)

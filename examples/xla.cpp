@@ -1,11 +1,12 @@
 // An unmodified module on XLA devices.
-#include <tessera/xla/device/device.h>
+#include <tessera/xla/init.h>
 #include <torch/torch.h>
 
 #include <cstdio>
 
 int main() {
-  const auto device = tessera::xla::make_device();  // before the first backward pass
+  const auto world = tessera::xla::init();  // before the first backward pass
+  const auto device = world.traits().device;
   torch::manual_seed(1);
   torch::nn::Sequential model(torch::nn::Linear(32, 64), torch::nn::GELU(), torch::nn::Linear(64, 1));
   tessera::xla::to_device(*model);  // Module::to knows only libtorch's own devices

@@ -226,6 +226,18 @@ install_cuda() {
   fi
 }
 
+# The compiler for TPUs, half a GB, with which the long tests compile for those that are not here.
+install_tpu_compiler() {
+  build/python/bin/python -c "from importlib.metadata import version as v; assert v('libtpu') == '0.0.52'" 2>/dev/null && return 0
+  begin "installing libtpu into build/python"
+  if pip_install --no-deps libtpu==0.0.52; then
+    end "installed libtpu into build/python"
+  else
+    say "going on without libtpu: the test that compiles for TPUs is left out"
+    return 1
+  fi
+}
+
 # setup PRESET PURPOSE: everything up to a configured build folder. PURPOSE is `tests` or `run`.
 setup() {
   local preset=$1 purpose=$2 folder=build long=${TESSERA_LONG_TESTS:-OFF} settings stamp arguments=()
@@ -252,6 +264,7 @@ setup() {
   if [ "$purpose" = tests ] && [ "$long" != OFF ]; then
     # Next time, what can't be installed now is tried again.
     install_weights || long=incomplete
+    install_tpu_compiler || long=incomplete
     [ "$preset" != release ] || install_cuda || long=incomplete
   fi
   arguments+=("-DTESSERA_TORCH=${TESSERA_TORCH:-}" "-DTorch_DIR=${Torch_DIR:-}")

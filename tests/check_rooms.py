@@ -41,17 +41,19 @@ INNER = {
 }
 # The inner rooms of shard are layers: each knows those before it, and nobody else looks into them but the sources at the top of shard.
 LAYERS = {"shard": ["storage", "dispatch", "deferred", "memory", "unit", "gradients", "schedule", "backward", "access", "paging", "activation"],
-          "xla": ["pjrt", "graph", "device"]}
+          "xla": ["pjrt", "graph", "device", "communicator"]}
 WITHOUT_CIRCLES = {"shard", "comm", "xla"}
 for _top, _layers in LAYERS.items():
     for _i, _layer in enumerate(_layers):
         # Headers of access/ are for optimizers and checkpoints, so they hide what they are made of.
         INNER[f"{_top}/{_layer}/*"] = [f"{_top}/*.cpp"] + [f"{_top}/{above}/*" + (".cpp" if above == "access" != _layer else "") for above in _layers[_i:]]
+INNER["xla/pjrt/*"] += ["cli/xla.cpp", "cli/env.cpp"]
 INNER["shard/access/*"] += ["optim/*.cpp", "nn/*.cpp", "checkpoint/*.cpp", "checkpoint/live/*"]
 # What inner rooms may use of the top of their own room: interfaces and options, which rest on nothing but themselves.
 PLAIN = {
     "comm": {"operation.h", "traits.h", "transport.h", "work.h", "topology.h", "communicator.h", "engine.h"},
     "shard": {"options.h", "codec.h", "custom_reduction.h", "gradient_sink.h", "write_kind.h", "activation_options.h", "offload.h", "tensors.h", "forward_phase.h"},
+    "xla": {"options.h", "training.h", "metrics.h", "memory_figures.h"},
 }
 PICTURE = "```text"  # where the first such block of docs/architecture.md begins
 INCLUDE = re.compile(r'#include\s+["<](tessera/[^">]+|\.[^">]*)[">]')

@@ -23,6 +23,9 @@
 #include "tessera/cli/help.h"
 #include "tessera/comm/engines.h"
 #include "tessera/config/settings.h"
+#ifdef TESSERA_XLA
+#include "tessera/xla/pjrt/plugin.h"
+#endif
 
 namespace tessera::cli {
 namespace {
@@ -70,6 +73,18 @@ Chapter facts_of_transports() {
     chapter.facts.push_back(fact(std::string(engine.name), why_not.empty() ? "yes" : "no: " + why_not));
   }
   return chapter;
+}
+
+/// Where programs would find the devices `xla`.
+Chapter facts_of_xla() {
+#ifdef TESSERA_XLA
+  Chapter chapter{"xla_plugins", {}};
+  for (const auto& plugin : pjrt::installed_plugins()) chapter.facts.push_back(fact(plugin.name + " of " + plugin.wheel, plugin.file.string()));
+  if (chapter.facts.empty()) chapter.facts.push_back(fact("cpu", "no: `pip install xla-cpu-pjrt` brings one"));
+  return chapter;
+#else
+  return {"xla_plugins", {fact("cpu", "no: this build has no XLA devices; `pip install xla-cpu-pjrt` where libtorch is, and configure it anew")}};
+#endif
 }
 
 Fact rank_here() try {
@@ -130,7 +145,7 @@ std::vector<Fact> variables(const std::function<bool(std::string_view)>& is_mean
 }
 
 std::vector<Chapter> all_facts() {
-  std::vector<Chapter> all = {facts_of_tessera(), facts_of_libtorch(), facts_of_transports()};
+  std::vector<Chapter> all = {facts_of_tessera(), facts_of_libtorch(), facts_of_transports(), facts_of_xla()};
   std::ranges::move(facts_of_machine(), std::back_inserter(all));
   all.push_back({"configuration", facts_of_configuration()});
   all.push_back({"launcher", {rank_here()}});
@@ -147,7 +162,7 @@ void print_for_people(const std::vector<Chapter>& all) {
     for (const auto& fact : facts) widest = std::max(widest, fact.name.size());
     for (const auto& fact : facts) {
       auto words = fact.name;
-      if (name != "environment" && name != "launcher" && name != "configuration" && name != "transports") std::ranges::replace(words, '_', ' ');
+      if (name != "environment" && name != "launcher" && name != "configuration" && name != "transports" && name != "xla_plugins") std::ranges::replace(words, '_', ' ');
       fmt::print("  {:<{}}  {}\n", words, widest, fact.text);
     }
   }

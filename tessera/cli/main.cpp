@@ -18,6 +18,7 @@ int main(int argc, char** argv) {
   tessera::cli::add_launch_command(app, chosen);
   tessera::cli::add_ckpt_command(app, chosen);
   tessera::cli::add_test_command(app, chosen);
+  tessera::cli::add_xla_command(app, chosen);
   tessera::cli::add_env_command(app, chosen);
   tessera::cli::add_completion_command(app, chosen);
   auto* version = app.add_subcommand("version", "Prints the version, as --version does")->group("Commands");

@@ -10,6 +10,10 @@ namespace tessera {
 
 /// All of them; `auto` takes the first that fits.
 std::span<const Engine> engines();
+/// Adds a row for an engine that is made of more than this folder may know, while the library is loaded.
+struct AddedEngine {
+  explicit AddedEngine(const Engine& engine);
+};
 /// Throws UsageError that lists the names.
 const Engine& engine_named(std::string_view name);
 

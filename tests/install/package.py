@@ -24,11 +24,12 @@ def headers_behind(compiler, text, *flags):
     return {str(pathlib.Path(name).resolve()) for name in rule.replace("\\\n", " ").split()[1:]}
 
 
-def check_headers(include, torch, compiler):
+def check_headers(include, torch, compiler, has_xla):
     """Whatever the headers read lies beside them, or is read by libtorch's headers or a part of the standard library."""
     flags = [part for folder in ("include", "include/torch/csrc/api/include") for part in ("-isystem", torch / folder)]
     headers = sorted(path.relative_to(include).as_posix() for path in include.rglob("*.h"))
     assert "tessera/tessera.h" in headers and "tessera/models/mnist.h" in headers, headers
+    assert ("tessera/xla/init.h" in headers) == has_xla, headers
     ours = headers_behind(compiler, "".join(f"#include <{header}>\n" for header in headers), "-I", include, *flags)
     allowed = headers_behind(compiler, "#include <bits/stdc++.h>\n#include <torch/torch.h>\n#include <unistd.h>\n", *flags)
     others = sorted(path for path in ours - allowed if not path.startswith((str(include.resolve()), str(torch.resolve()))))
@@ -51,7 +52,7 @@ with tempfile.TemporaryDirectory() as folder:
     folder = pathlib.Path(folder)
     torch = cached(BUILD, "Libtorch_CPU_LIBRARY").parent.parent
     said = run("cmake", "--install", BUILD, "--prefix", folder / "installed")
-    check_headers(folder / "installed/include", torch, cached(BUILD, "CMAKE_CXX_COMPILER"))
+    check_headers(folder / "installed/include", torch, cached(BUILD, "CMAKE_CXX_COMPILER"), cached(BUILD, "PJRT_INCLUDE_DIR").is_dir())
     source = cached(BUILD, "CMAKE_HOME_DIRECTORY")
     for library in (folder / "installed").glob("lib*/libtessera.so"):
         check_libraries(library, source / "docs/getting-started.md")

@@ -35,6 +35,14 @@ uint64_t number_of_part(uint64_t whole, uint64_t sequence, int color) {
   return ((whole ^ (sequence + 1)) * kMixer ^ static_cast<uint64_t>(color + 1)) * kMixer;
 }
 
+/// Throws what is wrong with the arguments of an operation about which nobody else is asked.
+void expect_fitting(Operation operation, const Call& call, c10::function_ref<void(Envelope&)> fill) try {
+  Envelope unused;
+  if (fill) fill(unused);
+} catch (const std::exception& error) {
+  throw UsageError(fmt::format("{}{}: {}", name(operation), call.subject.unit.empty() ? "" : fmt::format(" of '{}'", call.subject.unit), first_line(error)));
+}
+
 /// What an operation in the caller's thread has queued on a device.
 struct Queued final : Work::State {
   explicit Queued(Event ready) : ready(std::move(ready)) {}
@@ -238,6 +246,7 @@ void Group::note_caller() {
 Work Group::start(Operation operation, const Call& call, c10::function_ref<void(Envelope&)> fill, Run run, std::optional<uint64_t> known) {
   auto inputs = Event::record(traits().device);
   if (!link_) {
+    expect_fitting(operation, call, fill);
     auto moved = run({.unit = call.subject.unit, .inputs = std::move(inputs)});
     count(operation, moved.bytes);
     return moved.ready.passed() ? Work() : Work(std::make_shared<Queued>(std::move(moved.ready)));

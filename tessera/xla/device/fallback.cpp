@@ -98,7 +98,11 @@ void run_on_host(const c10::OperatorHandle& op, Stack* stack) {
   std::vector<std::vector<IValue>> results(schema.returns().size());
   for (auto& own : of_replica) {
     auto call = own;
-    op.callBoxed(&call);
+    try {
+      op.callBoxed(&call);
+    } catch (const c10::NotImplementedError& error) {
+      throw UsageError(fmt::format("XLA devices have no lowering of {}, and the CPU has no kernel for it either: {}", name, error.what_without_backtrace()));
+    }
     for (size_t i = 0; i < results.size(); i++) results[i].push_back(call[i]);
   }
   for (size_t i = 0; i < arguments.size(); i++) {

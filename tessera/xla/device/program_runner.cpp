@@ -1,5 +1,6 @@
 #include "tessera/xla/device/program_runner.h"
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <string_view>
@@ -16,6 +17,16 @@ Value behind_barriers(Value value) {
     value = Value(value.node().operands[value.result()]);
   }
   return value;
+}
+
+/// After a program has failed: storages hold again what they held before it. What they would have got from it is lost.
+void give_back(const std::vector<std::vector<Cell*>>& owners, const std::vector<Type>& types) {
+  for (size_t i = 0; i < owners.size(); i++) {
+    for (auto* const cell : owners[i]) {
+      const bool is_there = cell->before && std::ranges::none_of(*cell->before, &pjrt::Buffer::is_donated);
+      cell->value = is_there ? leaf(cell->before, cell->before->front().type()) : leaf(std::make_shared<const Data>(), types[i]);
+    }
+  }
 }
 
 }  // namespace
@@ -48,7 +59,13 @@ void ProgramRunner::cut() {
   }
   std::vector<Type> types;
   for (const auto& result : wanted) types.push_back(result.value.type());
-  const auto results = run(StepProgram(std::move(wanted)));
+  std::vector<std::shared_ptr<const Data>> results;
+  try {
+    results = run(StepProgram(std::move(wanted)));
+  } catch (const std::exception&) {
+    give_back(owners, types);
+    throw;
+  }
   for (size_t i = 0; i < results.size(); i++) {
     const auto value = leaf(results[i], types[i]);
     for (auto* const cell : owners[i]) {
@@ -60,7 +77,7 @@ void ProgramRunner::cut() {
 
 std::shared_ptr<const Data> ProgramRunner::compute(const Value& value) {
   const auto lock = lock_device();
-  if (const auto plain = behind_barriers(value); plain.node().kind == Node::Kind::Data) return plain.node().data;
+  if (const auto plain = behind_barriers(value); plain.node().kind == Node::Kind::Data) return expect_values(plain.node().data);
   return run(StepProgram({{value}}))[0];
 }
 

@@ -9,18 +9,10 @@
 #include <vector>
 
 #include "tessera/xla/graph/step_program.h"
+#include "tessera/xla/metrics.h"
 #include "tessera/xla/pjrt/program_cache.h"
 
 namespace tessera::xla {
-
-/// Since the device was made.
-struct Metrics {
-  int64_t executions = 0, compiles = 0, loaded_from_disk = 0, cache_hits = 0;
-  double seconds_compiling = 0;
-  int64_t bytes_uploaded = 0, bytes_downloaded = 0;
-  /// Of the program that ran last, in bytes for each replica.
-  pjrt::MemoryFigures memory;
-};
 
 class ProgramRunner {
  public:

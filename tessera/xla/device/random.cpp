@@ -59,6 +59,7 @@ class XlaGenerator final : public c10::GeneratorImpl {
       all.push_back(at::empty({2}, at::kUInt64));
       std::memcpy(all.back().mutable_data_ptr(), static_cast<const uint8_t*>(state.data()) + kStateBytes * static_cast<size_t>(replica), kStateBytes);
     }
+    seed_ = all[0].const_data_ptr<uint64_t>()[0];
     state_ = from_replicas(all);
   }
   static c10::DeviceType device_type() { return kXla; }

@@ -16,7 +16,7 @@ ProgramRunner* the_runner = nullptr;  // never ended: tensors in static storage 
 void start_runner(ProgramRunner runner) { the_runner = new ProgramRunner(std::move(runner)); }
 
 ProgramRunner& runner() {
-  if (!the_runner) throw UsageError("there is no XLA device yet: call tessera::xla::make_device first");
+  if (!the_runner) throw UsageError("there is no XLA device yet: call tessera::xla::init first");
   return *the_runner;
 }
 

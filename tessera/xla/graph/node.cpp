@@ -2,6 +2,8 @@
 
 #include <atomic>
 
+#include "tessera/base/error.h"
+
 namespace tessera::xla {
 namespace {
 
@@ -32,6 +34,11 @@ Node::~Node() {
     if (!value || !c10::raw::intrusive_ptr::use_count(&value.node()) || c10::raw::intrusive_ptr::use_count(&value.node()) > 1) continue;
     for (auto& operand : value.node().operands) ending.push_back(std::move(operand));
   }
+}
+
+const std::shared_ptr<const Data>& expect_values(const std::shared_ptr<const Data>& data) {
+  if (data->empty()) throw UsageError("a tensor on xla is lost, because the program that should have computed it has failed: compute it anew");
+  return data;
 }
 
 Value leaf(std::shared_ptr<const Data> data, Type type) { return Value(c10::make_intrusive<Node>(std::move(data), std::move(type))); }

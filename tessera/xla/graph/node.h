@@ -17,7 +17,7 @@ namespace tessera::xla {
 using Type = pjrt::ArrayType;
 using Sizes = std::vector<int64_t>;
 
-/// The values that a leaf stands for: one buffer for each replica.
+/// The values that a leaf stands for: one buffer for each replica, or none if they are lost.
 using Data = std::vector<pjrt::Buffer>;
 
 class Node;
@@ -75,6 +75,9 @@ class Node : public c10::intrusive_ptr_target {
 };
 
 inline const Type& Value::type() const { return node_->results[result_]; }
+
+/// The same. Throws UsageError if a program that has failed should have computed them.
+const std::shared_ptr<const Data>& expect_values(const std::shared_ptr<const Data>& data);
 
 /// A leaf.
 Value leaf(std::shared_ptr<const Data> data, Type type);

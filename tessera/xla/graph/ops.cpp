@@ -71,12 +71,6 @@ std::string window_of(const Window& window, bool with_base) {
   return text + fmt::format("window_dimensions = {}, window_strides = {}", array(window.size), array(or_ones(window.stride, count)));
 }
 
-std::string all_replicas(int replicas) {
-  std::vector<int> numbers(static_cast<size_t>(replicas));
-  std::iota(numbers.begin(), numbers.end(), 0);
-  return fmt::format("replica_groups = dense<[[{}]]> : tensor<1x{}xi64>", fmt::join(numbers, ", "), replicas);
-}
-
 }  // namespace
 
 Value constant(double number, at::ScalarType element) { return constant_of(literal(number, element), element); }
@@ -337,21 +331,5 @@ std::vector<Value> barrier(std::span<const Value> values) {
   for (uint32_t i = 0; i < values.size(); i++) same.emplace_back(node, i);
   return same;
 }
-
-Value all_gather(const Value& x, int replicas) {
-  auto sizes = x.sizes();
-  sizes[0] *= replicas;
-  return make("all_gather", {x}, "all_gather_dim = 0 : i64, " + all_replicas(replicas), {x.element(), std::move(sizes)});
-}
-
-Value all_reduce(const Value& x, Combine combine, int replicas) { return make("all_reduce", {x}, all_replicas(replicas), x.type(), combine); }
-
-Value reduce_scatter(const Value& x, Combine combine, int replicas) {
-  auto sizes = x.sizes();
-  sizes[0] /= replicas;
-  return make("reduce_scatter", {x}, all_replicas(replicas) + ", scatter_dimension = 0 : i64", {x.element(), std::move(sizes)}, combine);
-}
-
-Value replica_number() { return make("replica_id", {}, {}, {at::kUInt32, {}}); }
 
 }  // namespace tessera::xla::hlo

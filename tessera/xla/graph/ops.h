@@ -90,9 +90,5 @@ std::pair<Value, Value> random_bits(const Value& state, const Type& type, const 
 
 /// The same values, of which none is computed before all are there.
 std::vector<Value> barrier(std::span<const Value> values);
-Value all_gather(const Value& x, int replicas);
-Value all_reduce(const Value& x, Combine combine, int replicas);
-Value reduce_scatter(const Value& x, Combine combine, int replicas);
-Value replica_number();
 
 }  // namespace tessera::xla::hlo

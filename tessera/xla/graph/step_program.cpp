@@ -234,7 +234,7 @@ pjrt::Program StepProgram::program() const {
 
 std::vector<pjrt::Buffer> StepProgram::arguments(const pjrt::Client& client, int replica) const {
   std::vector<pjrt::Buffer> arguments;
-  for (const auto* const node : data_) arguments.push_back((*node->data)[static_cast<size_t>(replica)]);
+  for (const auto* const node : data_) arguments.push_back((*expect_values(node->data))[static_cast<size_t>(replica)]);
   for (const auto& [element, nodes] : scalars_) {
     if (nodes.empty()) continue;
     auto numbers = at::empty({static_cast<int64_t>(nodes.size())}, element);

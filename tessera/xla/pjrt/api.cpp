@@ -18,6 +18,9 @@ const PJRT_Api* table_of(const std::filesystem::path& file) {
   const auto get = reinterpret_cast<const PJRT_Api* (*)()>(::dlsym(library, "GetPjrtApi"));
   if (!get) throw ConfigError(fmt::format("{} is no PJRT plugin: it has no function GetPjrtApi", file.string()));
   const auto* const table = get();
+  // Without what reads an error, nothing that it says could be told.
+  constexpr auto kLeast = offsetof(PJRT_Api, PJRT_Error_GetCode) + sizeof(void*);
+  if (!table || table->struct_size < kLeast) throw ConfigError(fmt::format("{} is no PJRT plugin: its table of functions is too short", file.string()));
   if (table->pjrt_api_version.major_version != PJRT_API_MAJOR) {
     throw ConfigError(fmt::format("the PJRT plugin {} has version {}.{} of the interface; this program knows {}.x", file.string(),
                                   table->pjrt_api_version.major_version, table->pjrt_api_version.minor_version, PJRT_API_MAJOR));
@@ -29,7 +32,8 @@ const PJRT_Api* table_of(const std::filesystem::path& file) {
 
 Api::Api(std::filesystem::path file) : file_(std::move(file)), table_(table_of(file_)) {
   Padded<PJRT_Plugin_Initialize_Args> arguments;
-  call<PJRT_Plugin_Initialize_Args>("start the plugin", &PJRT_Api::PJRT_Plugin_Initialize, arguments);
+  // One that is too old to have this function needs no start.
+  if (has(&PJRT_Api::PJRT_Plugin_Initialize)) call<PJRT_Plugin_Initialize_Args>("start the plugin", &PJRT_Api::PJRT_Plugin_Initialize, arguments);
 }
 
 std::shared_ptr<const Api> Api::load(const std::filesystem::path& file) {

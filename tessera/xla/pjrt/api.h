@@ -43,7 +43,7 @@ class Api {
   template <class Args>
   std::optional<Failure> attempt(Function<Args> function, Args& arguments) const {
     if (!has(function)) return Failure{PJRT_Error_Code_UNIMPLEMENTED, "this plugin is too old to have the function"};
-    return failure(table_->*function ? (table_->*function)(&arguments) : nullptr);
+    return failure((table_->*function)(&arguments));
   }
   /// Throws Error with the plugin's text if it fails. `doing` says what was tried: "compile a program".
   template <class Args>
@@ -65,7 +65,7 @@ class Api {
   template <class Args>
   bool has(Function<Args> function) const {
     const auto offset = reinterpret_cast<const char*>(&(table_->*function)) - reinterpret_cast<const char*>(table_);
-    return static_cast<size_t>(offset) + sizeof(void*) <= table_->struct_size;
+    return static_cast<size_t>(offset) + sizeof(void*) <= table_->struct_size && table_->*function != nullptr;
   }
   std::filesystem::path file_;
   const PJRT_Api* table_ = nullptr;

@@ -85,7 +85,7 @@ class Client {
   std::optional<Executable> load(std::string_view serialized, const Program& program, const CompileOptions& options = {}) const;
 
  private:
-  std::shared_ptr<const Impl> impl_;
+  std::shared_ptr<Impl> impl_;
 };
 
 }  // namespace tessera::pjrt

@@ -10,6 +10,7 @@ namespace tessera::pjrt {
 namespace {
 
 ClientHandle make_client(const Plugin& plugin, const ClientOptions& options) {
+  if (options.devices < 1) throw UsageError(fmt::format("{} devices make no client: ask for one or more", options.devices));
   auto named = options.plugin_options;
   if (options.devices != 1) named.try_emplace("cpu_device_count", int64_t{options.devices});
   const NamedValues values(named);
@@ -67,11 +68,7 @@ Client::Impl::Impl(Plugin which, const ClientOptions& options) : plugin(std::mov
   }
 }
 
-Client::Client(Plugin plugin, const ClientOptions& options) {
-  auto impl = std::make_shared<Impl>(std::move(plugin), options);
-  impl_ = impl;
-  if (platform() == "cpu") impl->without_barrier_expander = barriers_are_undone(impl);
-}
+Client::Client(Plugin plugin, const ClientOptions& options) : impl_(std::make_shared<Impl>(std::move(plugin), options)) {}
 
 const Plugin& Client::plugin() const { return impl_->plugin; }
 
@@ -126,7 +123,10 @@ Buffer Client::upload(const at::Tensor& tensor, int device, Host host) const {
 }
 
 Executable Client::compile(const Program& program, CompileOptions options) const {
-  if (impl_->without_barrier_expander) options.overrides.try_emplace("xla_disable_hlo_passes", "cse_barrier_expander");
+  if (program.text.find("optimization_barrier") != std::string::npos && platform() == "cpu") {
+    std::call_once(impl_->barriers_are_known, [this] { impl_->barriers_are_undone = barriers_are_undone(impl_); });
+    if (impl_->barriers_are_undone) options.overrides.try_emplace("xla_disable_hlo_passes", "cse_barrier_expander");
+  }
   if (options.replicas > static_cast<int>(impl_->devices.size())) {
     throw UsageError(fmt::format("a program for {} replicas can't be put on {} devices", options.replicas, impl_->devices.size()));
   }

@@ -1,6 +1,8 @@
 // For the sources of this folder: the plugin's objects behind a client, its buffers and its programs.
 #pragma once
 
+#include <mutex>
+
 #include "tessera/xla/pjrt/api.h"
 #include "tessera/xla/pjrt/client.h"
 
@@ -13,8 +15,9 @@ class Client::Impl {
   Plugin plugin;
   ClientHandle handle;
   std::vector<PJRT_Device*> devices;
-  /// XLA may undo optimization barriers before it merges equal operations; then this pass must be switched off.
-  bool without_barrier_expander = false;
+  /// XLA may undo optimization barriers before it merges equal operations. Found out by compiling, for the first program that has one.
+  std::once_flag barriers_are_known;
+  bool barriers_are_undone = false;
 };
 
 class Buffer::Impl {

@@ -4,6 +4,7 @@
 #include "tessera/testing/folder.h"
 #include "tessera/xla/pjrt/client.h"
 #include "tessera/xla/pjrt/program_cache.h"
+#include "tessera/xla/pjrt/topology.h"
 #include "tessera/xla/pjrt/wire.h"
 
 #include <gmock/gmock.h>
@@ -82,15 +83,19 @@ TEST_P(OnPlugin, WrongArgumentsStartNothing) {
   EXPECT_TRUE(at::equal(result.download(), torch::zeros({2, 3})));
 }
 
-TEST_P(OnPlugin, ReplicasMeetInCollectives) {
-  const auto xla = client(4);
-  const Program sum{R"(module { func.func public @main(%x: tensor<2xf32>) -> tensor<2xf32> {
+Program sum_of_four() {
+  return {R"(module { func.func public @main(%x: tensor<2xf32>) -> tensor<2xf32> {
     %s = "stablehlo.all_reduce"(%x) <{replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>}> ({
       ^bb0(%a: tensor<f32>, %b: tensor<f32>): %c = "stablehlo.add"(%a, %b) : (tensor<f32>, tensor<f32>) -> tensor<f32> "stablehlo.return"(%c) : (tensor<f32>) -> ()
     }) : (tensor<2xf32>) -> tensor<2xf32>
     return %s : tensor<2xf32>
   } })",
-                    {{{at::kFloat, {2}}}}};
+          {{{at::kFloat, {2}}}}};
+}
+
+TEST_P(OnPlugin, ReplicasMeetInCollectives) {
+  const auto xla = client(4);
+  const auto sum = sum_of_four();
   const auto program = xla.compile(sum, {.replicas = 4});
   std::vector<std::vector<Buffer>> arguments;
   for (int replica = 0; replica < 4; replica++) arguments.push_back({xla.upload(torch::tensor({1.0F, float(replica)}), replica)});
@@ -132,6 +137,32 @@ TEST(Plugins, SayWhatIsWrong) {
   EXPECT_THAT(message_of<ConfigError>([] { Plugin::load("no/such.so"); }), HasSubstr("there is no PJRT plugin no/such.so"));
   EXPECT_THAT(message_of<ConfigError>([] { Plugin::load("abacus"); }), HasSubstr("no PJRT plugin is named 'abacus': name cpu, tpu or cuda"));
   EXPECT_THAT(message_of<ConfigError>([] { Plugin::load("/proc/self/exe"); }), HasSubstr("can't be loaded"));
+}
+
+TEST(Plugins, ThatNobodyCanUseAreRefused) {
+  const auto fake = [](const std::string& kind) { return TESSERA_TEST_FAKE_PLUGINS + kind + ".so"; };
+  EXPECT_THAT(message_of<ConfigError>([&] { Plugin::load(fake("OtherVersion")); }), HasSubstr("has version 7.0 of the interface; this program knows 0.x"));
+  EXPECT_THAT(message_of<ConfigError>([&] { Plugin::load(fake("TooShort")); }), HasSubstr("its table of functions is too short"));
+  EXPECT_THAT(message_of<Error>([&] { Client(Plugin::load(fake("Old"))); }), HasSubstr("can't start its devices: this plugin is too old to have the function"));
+  EXPECT_THAT(message_of<Error>([&] { Plugin::load(fake("Old")).attributes(); }), HasSubstr("fake_plugin_Old.so: can't tell of itself"));
+}
+
+TEST_P(OnPlugin, MoreDevicesThanThereAreAreRefused) {
+  const auto two = [&] { return Client(Plugin::load(GetParam()), {.devices = 4, .plugin_options = {{"cpu_device_count", int64_t{2}}}}); };
+  EXPECT_THAT(message_of<ConfigError>(two), HasSubstr("4 devices are asked for"));
+  EXPECT_THAT(message_of<UsageError>([&] { client(0); }), HasSubstr("0 devices"));
+}
+
+TEST_P(OnPlugin, ATopologyCompilesWithoutARun) {
+  const Topology four(Plugin::load(GetParam()), "cpu:4");
+  EXPECT_EQ(four.devices().size(), 4U);
+  const auto compiled = four.compile(sum_of_four(), {.replicas = 4});
+  EXPECT_EQ(compiled.memory().arguments, 8);
+  EXPECT_EQ(compiled.operations().at("all-reduce"), 1);
+  const auto other = [&](const std::string& name) { return message_of<Error>([&] { Topology(Plugin::load(GetParam()), name); }); };
+  EXPECT_THAT(other("v5p:2x2x1"), HasSubstr("can't make the topology 'v5p:2x2x1'"));
+  EXPECT_THAT(other("cpu:many"), HasSubstr("has no number of devices: write cpu:8"));
+  EXPECT_THAT(other("cpu:4,fast"), HasSubstr("'fast' is no option"));
 }
 
 TEST(Options, AreReadFromText) {

@@ -27,7 +27,7 @@ constexpr std::array kKnownWheels = {
     KnownWheel{"cpu", "xla-cpu-pjrt", "xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so"},
     KnownWheel{"cpu", "lammps-jax-pjrt-cpu", "lammps_jax_pjrt_cpu/pjrt_c_api_cpu_plugin.so"},
     KnownWheel{"tpu", "libtpu", "libtpu/libtpu.so"},
-    KnownWheel{"cuda", "jax-cuda-pjrt", "jax_plugins/xla_cuda*/xla_cuda_plugin.so"},
+    KnownWheel{"cuda", "jax-cuda13-pjrt", "jax_plugins/xla_cuda*/xla_cuda_plugin.so"},
 };
 
 std::vector<std::filesystem::path> matches(const std::string& pattern) {

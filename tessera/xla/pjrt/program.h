@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "tessera/xla/memory_figures.h"
+
 namespace tessera::pjrt {
 
 struct ArrayType {
@@ -32,11 +34,6 @@ struct Program {
   /// A StableHLO module with one function `main`.
   std::string text;
   std::vector<Parameter> parameters;
-};
-
-/// In bytes, for each device.
-struct MemoryFigures {
-  int64_t arguments = 0, outputs = 0, aliased = 0, temporary = 0, code = 0, peak = 0;
 };
 
 /// A compiled program, of which copies are the same.

@@ -1,48 +1,81 @@
 #include "tessera/xla/pjrt/topology.h"
 
+#include <fmt/format.h>
+
+#include <charconv>
+#include <variant>
+
+#include "tessera/base/error.h"
+#include "tessera/xla/pjrt/client.h"
 #include "tessera/xla/pjrt/program_impl.h"
 
 namespace tessera::pjrt {
+namespace {
+
+constexpr std::string_view kOfCpu = "cpu:";
+
+/// Plugins for CPUs make no topologies, but as many devices as are asked for.
+Client cpus(Plugin plugin, std::string_view number, Options options) {
+  int devices = 0;
+  const auto [end, failed] = std::from_chars(number.data(), number.data() + number.size(), devices);
+  if (failed != std::errc{} || end != number.data() + number.size() || devices < 1) {
+    throw ConfigError(fmt::format("the topology '{}{}' has no number of devices: write cpu:8", kOfCpu, number));
+  }
+  return Client(std::move(plugin), {.devices = devices, .plugin_options = std::move(options)});
+}
+
+TopologyHandle made_by(const Plugin& plugin, std::string_view name, const Options& options) {
+  const NamedValues values(options);
+  Padded<PJRT_TopologyDescription_Create_Args> arguments;
+  arguments.topology_name = name.data();
+  arguments.topology_name_size = name.size();
+  arguments.create_options = values.data();
+  arguments.num_options = values.size();
+  plugin.api()->call<PJRT_TopologyDescription_Create_Args>(fmt::format("make the topology '{}'", name).c_str(),
+                                                           &PJRT_Api::PJRT_TopologyDescription_Create, arguments);
+  return {plugin.api(), arguments.topology};
+}
+
+}  // namespace
 
 class Topology::Impl {
  public:
-  explicit Impl(TopologyHandle handle) : handle(std::move(handle)) {}
-  TopologyHandle handle;
+  explicit Impl(Client client) : of(std::move(client)) {}
+  explicit Impl(TopologyHandle handle) : of(std::move(handle)) {}
+  std::variant<Client, TopologyHandle> of;
 };
 
 Topology::Topology(Plugin plugin, const std::string& name_and_options) {
-  const auto comma = std::min(name_and_options.find(','), name_and_options.size());
-  const auto options = parse_options(std::string_view(name_and_options).substr(std::min(comma + 1, name_and_options.size())));
-  const NamedValues values(options);
-  Padded<PJRT_TopologyDescription_Create_Args> arguments;
-  arguments.topology_name = name_and_options.data();
-  arguments.topology_name_size = comma;
-  arguments.create_options = values.data();
-  arguments.num_options = values.size();
-  plugin.api()->call<PJRT_TopologyDescription_Create_Args>("make a topology", &PJRT_Api::PJRT_TopologyDescription_Create, arguments);
-  impl_ = std::make_shared<Impl>(TopologyHandle(plugin.api(), arguments.topology));
+  const std::string_view text = name_and_options, name = text.substr(0, text.find(','));
+  auto options = parse_options(text.substr(std::min(name.size() + 1, text.size())));
+  impl_ = name.starts_with(kOfCpu) ? std::make_shared<Impl>(cpus(std::move(plugin), name.substr(kOfCpu.size()), std::move(options)))
+                                   : std::make_shared<Impl>(made_by(plugin, name, options));
 }
 
 std::vector<DeviceDescription> Topology::devices() const {
+  if (const auto* client = std::get_if<Client>(&impl_->of)) return client->devices();
+  const auto& handle = std::get<TopologyHandle>(impl_->of);
   Padded<PJRT_TopologyDescription_GetDeviceDescriptions_Args> arguments;
-  arguments.topology = impl_->handle.get();
-  impl_->handle.call<PJRT_TopologyDescription_GetDeviceDescriptions_Args>("list a topology's devices",
-                                                                          &PJRT_Api::PJRT_TopologyDescription_GetDeviceDescriptions, arguments);
+  arguments.topology = handle.get();
+  handle.call<PJRT_TopologyDescription_GetDeviceDescriptions_Args>("list a topology's devices",
+                                                                   &PJRT_Api::PJRT_TopologyDescription_GetDeviceDescriptions, arguments);
   std::vector<DeviceDescription> devices;
-  for (size_t i = 0; i < arguments.num_descriptions; i++) devices.push_back(describe(impl_->handle.api(), arguments.descriptions[i]));
+  for (size_t i = 0; i < arguments.num_descriptions; i++) devices.push_back(describe(handle.api(), arguments.descriptions[i]));
   return devices;
 }
 
 CompiledProgram Topology::compile(const Program& program, const CompileOptions& options) const {
+  if (const auto* client = std::get_if<Client>(&impl_->of)) return client->compile(program, options).compiled();
+  const auto& handle = std::get<TopologyHandle>(impl_->of);
   PluginProgram text(program.text);
   const auto bytes = serialized(options);
   Padded<PJRT_Compile_Args> arguments;
-  arguments.topology = impl_->handle.get();
+  arguments.topology = handle.get();
   arguments.program = &text;
   arguments.compile_options = bytes.data();
   arguments.compile_options_size = bytes.size();
-  impl_->handle.call<PJRT_Compile_Args>("compile a program for a topology", &PJRT_Api::PJRT_Compile, arguments);
-  return CompiledProgram(std::make_shared<CompiledProgram::Impl>(ProgramHandle(impl_->handle.api(), arguments.executable)));
+  handle.call<PJRT_Compile_Args>("compile a program for a topology", &PJRT_Api::PJRT_Compile, arguments);
+  return CompiledProgram(std::make_shared<CompiledProgram::Impl>(ProgramHandle(handle.api(), arguments.executable)));
 }
 
 }  // namespace tessera::pjrt

@@ -14,8 +14,8 @@ namespace tessera::pjrt {
 
 class Topology {
  public:
-  /// "v5p:4x4x8,wrap=1,1,1": the plugin's name for it and options, see docs/xla.md. It may end the process over a flag that it does not
-  /// know, so a program that must go on asks in a child process.
+  /// "v5p:4x4x8,wrap=1,1,1": the plugin's name for it and options, see docs/xla.md; "cpu:8" of plugins for CPUs. A plugin may end the
+  /// process over a flag that it does not know, so a program that must go on asks the command `tessera xla`, which has a process for each.
   Topology(Plugin plugin, const std::string& name_and_options);
 
   std::vector<DeviceDescription> devices() const;

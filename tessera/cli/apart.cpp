@@ -1,0 +1,58 @@
+#include "tessera/cli/apart.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+
+#include "tessera/base/env.h"
+#include "tessera/base/error.h"
+#include "tessera/base/process.h"
+#include "tessera/base/words.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr const char* kStartedApart = "TESSERA_STARTED_APART";
+
+std::string all_of(const Fd& stream) {
+  std::string text;
+  char buffer[4096];
+  for (;;) {
+    const auto count = ::read(stream.get(), buffer, sizeof buffer);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return text;
+    text.append(buffer, static_cast<size_t>(count));
+  }
+}
+
+/// The line of a program that ends in which it says why: glog begins those with F.
+std::string last_words(const std::string& text) {
+  const auto fatal = text.rfind("\nF");
+  auto words = fatal == std::string::npos ? text.substr(text.find_last_of('\n', text.size() < 2 ? 0 : text.size() - 2) + 1) : text.substr(fatal + 1);
+  words.resize(std::min(words.find('\n'), words.size()));
+  return words.empty() ? "it has said nothing" : printable(words);
+}
+
+}  // namespace
+
+int run_apart(std::vector<std::string> arguments, std::map<std::string, std::string> environment, const std::function<int()>& body) {
+  if (env(kStartedApart)) return body();
+  arguments.insert(arguments.begin(), this_program());
+  environment[kStartedApart] = "1";
+  Pipe err;
+  Process child(std::move(arguments), environment, Process::Output::Inherit, [&] { ::dup2(err.write.get(), STDERR_FILENO); });
+  err.write = Fd();
+  const auto said = all_of(err.read);
+  const int status = *child.wait(std::chrono::hours(1));
+  if (status == 0) return 0;
+  const auto own = said.rfind("tessera: ");
+  if (status > 2 || own == std::string::npos) {
+    throw Error(fmt::format("the plugin has ended its process, with status {}: {}", status, last_words(said)));
+  }
+  std::fputs(said.c_str() + own, stderr);
+  return status;
+}
+
+}  // namespace tessera::cli

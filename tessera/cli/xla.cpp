@@ -1,0 +1,208 @@
+// `tessera xla`: the devices of PJRT plugins, and compilers for devices that are not here.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/base/input_file.h"
+#include "tessera/cli/apart.h"
+#include "tessera/cli/commands.h"
+#include "tessera/cli/help.h"
+#include "tessera/cli/known_words.h"
+#include "tessera/train/progress_line.h"
+#include "tessera/xla/pjrt/client.h"
+#include "tessera/xla/pjrt/topology.h"
+
+namespace tessera::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct XlaFlags {
+  std::string plugin, topology, program;
+  int devices = 1, replicas = 0, effort = 0;
+  bool as_json = false;
+
+  std::vector<std::string> arguments(const std::string& command) const {
+    std::vector<std::string> all = {"xla", command};
+    if (!program.empty()) all.push_back(program);
+    const auto add = [&](const std::string& name, const std::string& value) { all.insert(all.end(), {name, value}); };
+    if (!plugin.empty()) add("--plugin", plugin);
+    if (!topology.empty()) add("--topology", topology);
+    if (devices != 1) add("--devices", std::to_string(devices));
+    if (replicas) add("--replicas", std::to_string(replicas));
+    if (effort) add("--effort", std::to_string(effort));
+    if (as_json) all.emplace_back("--json");
+    return all;
+  }
+
+  /// Where there is no TPU, its plugin looks for one on the network, holds a lock for the whole machine, and speaks of both, unless it is
+  /// told what there would be.
+  std::map<std::string, std::string> environment() const {
+    if (topology.empty()) return {};
+    return {{"TPU_SKIP_MDS_QUERY", "1"},   {"ALLOW_MULTIPLE_LIBTPU_LOAD", "1"}, {"TPU_ACCELERATOR_TYPE", "v5p-8"}, {"TPU_WORKER_HOSTNAMES", "localhost"},
+            {"TPU_WORKER_ID", "0"},        {"TPU_MIN_LOG_LEVEL", "3"},          {"TPU_STDERR_LOG_LEVEL", "3"}};
+  }
+};
+
+std::string gigabytes(int64_t bytes) { return train::short_bytes(static_cast<double>(bytes)); }
+
+#ifdef TESSERA_XLA
+
+pjrt::Plugin plugin_of(const XlaFlags& flags) {
+  if (!flags.plugin.empty()) return pjrt::Plugin::load(flags.plugin);
+  return flags.topology.empty() || flags.topology.starts_with("cpu:") ? pjrt::Plugin::load() : pjrt::Plugin::load("tpu");
+}
+
+Json json_of(const pjrt::Options& options) {
+  Json json = Json::object();
+  for (const auto& [name, option] : options) std::visit([&, &key = name](const auto& value) { json[key] = value; }, option);
+  return json;
+}
+
+Json json_of(const pjrt::DeviceDescription& device) {
+  return {{"id", device.id}, {"kind", device.kind}, {"memory", device.memory ? Json(*device.memory) : Json()}, {"attributes", json_of(device.attributes)}};
+}
+
+/// "8 of kind TPU v5p, 95.7 GB each"
+void print_devices(const std::vector<pjrt::DeviceDescription>& devices) {
+  std::map<std::pair<std::string, int64_t>, int> of_kind;
+  for (const auto& device : devices) of_kind[{device.kind, device.memory.value_or(0)}]++;
+  for (const auto& [kind, count] : of_kind) {
+    fmt::print("devices    {} of kind {}{}\n", count, kind.first, kind.second ? fmt::format(", {} each", gigabytes(kind.second)) : "");
+  }
+}
+
+/// What a topology's name leaves to defaults that are no machine's.
+void print_advice(const XlaFlags& flags) {
+  const auto& name = flags.topology;
+  const bool is_cube = name.starts_with("v4:") || name.starts_with("v5p:") || name.starts_with("tpu7x:");
+  if (is_cube && name.find("wrap=") == std::string::npos) {
+    fmt::print("note       without wrap=1,1,1 the links are those of a mesh that does not close, and the compiler makes other programs\n");
+  }
+  if (name.starts_with("v4:") && name.find("chip_config_name=") == std::string::npos) {
+    fmt::print("note       without chip_config_name=megacore a chip counts as two devices, each with the memory of both\n");
+  }
+}
+
+int show_devices(const XlaFlags& flags) {
+  const auto plugin = plugin_of(flags);
+  std::vector<pjrt::DeviceDescription> devices;
+  std::string platform;
+  if (flags.topology.empty()) {
+    const pjrt::Client client(plugin, {.devices = flags.devices});
+    devices = client.devices();
+    platform = client.platform();
+  } else {
+    devices = pjrt::Topology(plugin, flags.topology).devices();
+  }
+  if (flags.as_json) {
+    Json root = {{"plugin", plugin.file().string()}, {"pjrt", plugin.version()}, {"attributes", json_of(plugin.attributes())}};
+    if (flags.topology.empty()) {
+      root["platform"] = platform;
+    } else {
+      root["topology"] = flags.topology;
+    }
+    root["devices"] = Json::array();
+    for (const auto& device : devices) root["devices"].push_back(json_of(device));
+    fmt::print("{}\n", root.dump(2));
+    return 0;
+  }
+  fmt::print("plugin     {}\npjrt       {}\n", plugin.file().string(), plugin.version());
+  flags.topology.empty() ? fmt::print("platform   {}\n", platform) : fmt::print("topology   {}\n", flags.topology);
+  print_devices(devices);
+  print_advice(flags);
+  return 0;
+}
+
+/// Operations of the program that make devices wait for each other. Those that run beside others are counted where they start.
+std::map<std::string, int> collectives_in(const std::map<std::string, int>& operations) {
+  std::map<std::string, int> found;
+  for (const auto* name : {"all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute"}) {
+    for (const auto* ending : {"", "-start"}) {
+      if (const auto at = operations.find(std::string(name) + ending); at != operations.end()) found[name] += at->second;
+    }
+  }
+  return found;
+}
+
+int compile(const XlaFlags& flags) {
+  const auto plugin = plugin_of(flags);
+  const pjrt::Topology topology(plugin, flags.topology);
+  const auto devices = topology.devices();
+  const int replicas = flags.replicas ? flags.replicas : static_cast<int>(devices.size());
+  if (replicas > std::ssize(devices)) throw UsageError(fmt::format("{} replicas do not fit on the {} devices of {}", replicas, devices.size(), flags.topology));
+  const auto compiled = topology.compile({.text = InputFile(flags.program).read_all(), .parameters = {}}, {.replicas = replicas, .effort = flags.effort});
+  const auto memory = compiled.memory();
+  const auto operations = compiled.operations();
+  const auto cost = compiled.cost();
+  const auto there = devices.front().memory;
+  const int64_t needed = memory.arguments + memory.outputs - memory.aliased + memory.temporary;
+  const bool fits = !there || needed <= *there;
+  if (flags.as_json) {
+    const Json figures = {{"arguments", memory.arguments}, {"outputs", memory.outputs}, {"aliased", memory.aliased}, {"temporary", memory.temporary}, {"peak", memory.peak}};
+    const Json root = {{"topology", flags.topology}, {"devices", devices.size()}, {"replicas", replicas}, {"device_memory", there ? Json(*there) : Json()},
+                       {"memory", figures},          {"fits", there ? Json(fits) : Json()}, {"cost", cost}, {"operations", operations}};
+    fmt::print("{}\n", root.dump(2));
+    return fits ? 0 : 1;
+  }
+  print_devices(devices);
+  print_advice(flags);
+  fmt::print("replicas   {}\n", replicas);
+  fmt::print("memory     {} arguments, {} outputs, {} of them in the place of arguments, {} temporary\n", gigabytes(memory.arguments), gigabytes(memory.outputs),
+             gigabytes(memory.aliased), gigabytes(memory.temporary));
+  if (memory.peak) fmt::print("peak       {}\n", gigabytes(memory.peak));
+  if (const auto flops = cost.find("flops"); flops != cost.end()) fmt::print("flops      {:.4g}\n", flops->second);
+  for (const auto& [name, count] : collectives_in(operations)) fmt::print("{:<10} {}\n", name, count);
+  if (!there) return 0;
+  if (!fits) throw Error(fmt::format("the program needs {} of a device, which has {}", gigabytes(needed), gigabytes(*there)));
+  fmt::print("fits       {} of {}\n", gigabytes(needed), gigabytes(*there));
+  return 0;
+}
+
+#else
+
+int without_xla(const XlaFlags&) {
+  throw Error("this build has no XLA devices: `pip install xla-cpu-pjrt` where libtorch is, and configure it anew; ./check does both");
+}
+constexpr auto show_devices = without_xla, compile = without_xla;
+
+#endif
+
+void add_places(CLI::App& command, XlaFlags& flags) {
+  command.add_option("--plugin", flags.plugin, "cpu, tpu, cuda, or the path of a library; that of TESSERA_PJRT_PLUGIN or cpu unless given, of other topologies tpu")
+      ->type_name("NAME");
+  command.add_flag("--json", flags.as_json, "As JSON");
+}
+
+}  // namespace
+
+void add_xla_command(CLI::App& app, std::function<int()>& chosen) {
+  auto* command = app.add_subcommand("xla", "XLA devices, and compilers for those that are not here")->group("Commands");
+  command->require_subcommand(1);
+  command->footer(Help::footer_of({"tessera xla devices", "tessera xla devices --topology v5p:2x2x2,wrap=1,1,1"}));
+  const auto flags = std::make_shared<XlaFlags>();
+  auto* devices = command->add_subcommand("devices", "Lists the devices of a plugin, or of a topology that it can compile for")->group("Commands");
+  auto* topology = devices->add_option("--topology", flags->topology, "A plugin's name for devices, and options: v5p:4x4x8,wrap=1,1,1")->type_name("NAME");
+  devices->add_option("--devices", flags->devices, "How many a plugin for CPUs shall show")->check(from_to(1, 1024))->excludes(topology);
+  add_places(*devices, *flags);
+  devices->footer(Help::footer_of({"tessera xla devices", "tessera xla devices --plugin tpu --json", "tessera xla devices --topology v5p:2x2x2,wrap=1,1,1"}));
+  devices->callback([&chosen, flags] {
+    chosen = [flags] { return run_apart(flags->arguments("devices"), flags->environment(), [flags] { return show_devices(*flags); }); };
+  });
+  auto* compiler = command->add_subcommand("compile", "Says what a program needs on devices that need not be here")->group("Commands");
+  compiler->add_option("PROGRAM", flags->program, "A file with a StableHLO module")->required();
+  compiler->add_option("--topology", flags->topology, "The devices: v5p:4x4x8,wrap=1,1,1 or cpu:8")->type_name("NAME")->required();
+  compiler->add_option("--replicas", flags->replicas, "How many devices run it; all unless given")->check(from_to(1, 1 << 20));
+  compiler->add_option("--effort", flags->effort, "How hard a TPU's compiler tries, from 9 to 39; its own choice unless given")->check(from_to(9, 39));
+  add_places(*compiler, *flags);
+  compiler->footer(Help::footer_of({"tessera xla compile step.mlir --topology v5p:4x4x8,wrap=1,1,1 --effort 9"}));
+  compiler->callback([&chosen, flags] {
+    chosen = [flags] { return run_apart(flags->arguments("compile"), flags->environment(), [flags] { return compile(*flags); }); };
+  });
+}
+
+}  // namespace tessera::cli

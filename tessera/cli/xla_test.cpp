@@ -1,0 +1,71 @@
+// `tessera xla` as programs and people read it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tessera/testing/folder.h"
+#include "tessera/testing/launched.h"
+
+namespace tessera::testing::cli_xla_test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+
+Launched::Ended xla(Command flags, const Environment& environment = {}) {
+  flags.insert(flags.begin(), {std::filesystem::path(this_program()).parent_path().parent_path() / "bin/tessera", "xla"});
+  return Launched(flags, environment).end();
+}
+
+constexpr auto kSum = R"(module @sum { func.func public @main(%x: tensor<2xf32>) -> tensor<2xf32> {
+  %s = "stablehlo.all_reduce"(%x) <{replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>}> ({
+    ^bb0(%a: tensor<f32>, %b: tensor<f32>): %c = "stablehlo.add"(%a, %b) : (tensor<f32>, tensor<f32>) -> tensor<f32> "stablehlo.return"(%c) : (tensor<f32>) -> ()
+  }) : (tensor<2xf32>) -> tensor<2xf32>
+  return %s : tensor<2xf32>
+} })";
+
+TEST(XlaCommand, ListsDevices) {
+  const auto ended = xla({"devices", "--devices", "3", "--json"});
+  ASSERT_EQ(ended.status, 0) << ended.err;
+  EXPECT_EQ(ended.err, "");
+  const auto found = nlohmann::json::parse(ended.out);
+  EXPECT_EQ(found.at("platform"), "cpu");
+  ASSERT_EQ(found.at("devices").size(), 3U);
+  EXPECT_EQ(found.at("devices")[2].at("id"), 2);
+  EXPECT_THAT(xla({"devices", "--topology", "cpu:5"}).out, ContainsRegex("topology +cpu:5\ndevices +5 of kind cpu"));
+}
+
+TEST(XlaCommand, SaysWhatAProgramNeeds) {
+  const Folder folder;
+  const auto program = (folder / "sum.mlir").string();
+  write_file(program, kSum);
+  const auto ended = xla({"compile", program, "--topology", "cpu:4", "--json"});
+  ASSERT_EQ(ended.status, 0) << ended.err;
+  const auto found = nlohmann::json::parse(ended.out);
+  EXPECT_EQ(found.at("memory").at("arguments"), 8);
+  EXPECT_EQ(found.at("operations").at("all-reduce"), 1);
+  EXPECT_THAT(xla({"compile", program, "--topology", "cpu:4"}).out, ContainsRegex("replicas +4\n.*all-reduce +1\n"));
+  const auto small = xla({"compile", program, "--topology", "cpu:2", "--replicas", "4"});
+  EXPECT_EQ(small.status, 1);
+  EXPECT_THAT(small.err, HasSubstr("4 replicas do not fit on the 2 devices of cpu:2"));
+  write_file(program, "module { nonsense }");
+  EXPECT_THAT(xla({"compile", program, "--topology", "cpu:4"}).err, HasSubstr("tessera: PJRT plugin"));
+}
+
+TEST(XlaCommand, NamesWhatIsWrong) {
+  const auto says = [](const Command& flags, const Environment& environment = {}) {
+    const auto ended = xla(flags, environment);
+    EXPECT_EQ(ended.status, 1) << ended.err;
+    return ended.err;
+  };
+  EXPECT_THAT(says({"devices", "--plugin", "abacus"}), HasSubstr("tessera: no PJRT plugin is named 'abacus'"));
+  EXPECT_THAT(says({"devices", "--plugin", "cpu", "--topology", "v5p:2x2x1"}), HasSubstr("can't make the topology 'v5p:2x2x1'"));
+  EXPECT_THAT(says({"devices", "--topology", "cpu:some"}), HasSubstr("write cpu:8"));
+  EXPECT_THAT(says({"compile", "no/such.mlir", "--topology", "cpu:1"}), HasSubstr("no/such.mlir"));
+  EXPECT_THAT(says({"devices"}, {{"XLA_FLAGS", "--xla_no_such"}}), AllOf(HasSubstr("the plugin has ended its process"), HasSubstr("xla_no_such")));
+}
+
+}  // namespace
+}  // namespace tessera::testing::cli_xla_test

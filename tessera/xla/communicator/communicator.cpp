@@ -1,0 +1,192 @@
+#include "tessera/xla/communicator/communicator.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/engine.h"
+#include "tessera/xla/device/storage.h"
+#include "tessera/xla/device/values.h"
+#include "tessera/xla/device/views.h"
+#include "tessera/xla/graph/arithmetic.h"
+#include "tessera/xla/graph/collectives.h"
+
+namespace tessera::xla {
+namespace {
+
+using hlo::ReplicaGroups;
+
+GroupTraits traits_of(const ReplicaGroups& groups) {
+  const auto size = static_cast<int>(groups.front().size());
+  return {.name = "xla",
+          .size = size,
+          .topology = Topology::one_host(size),
+          .local_ranks = all_ranks(size),
+          .world_ranks = groups.front(),
+          .device = c10::Device(kXla, 0),
+          .packing = Packing::BufferPerParameter,
+          .sums = SumOrder::Any,
+          .traces = true};
+}
+
+Combine combine_of(Reduce op) { return op == Reduce::Min ? Combine::Min : op == Reduce::Max ? Combine::Max : Combine::Add; }
+
+/// 16 bits that stay 16 bits on the way: compilers for CPUs send half types as float.
+at::ScalarType sent_as(at::ScalarType element) { return c10::elementSize(element) == 2 ? at::kUInt16 : element; }
+
+/// Integers whose sum with zeros is the same value, to the bit.
+at::ScalarType bits_of(at::ScalarType element) {
+  switch (c10::elementSize(element)) {
+    case 1:
+      return at::kByte;
+    case 2:
+      return at::kUInt16;
+    case 4:
+      return at::kUInt32;
+    default:
+      return at::kUInt64;
+  }
+}
+
+/// In one collective all values have one type: they are rounded to that in which they are sent, and then sent as they are added.
+Value before_reduction(const at::Tensor& tensor, const Reduction& reduction) {
+  return hlo::convert(hlo::convert(read(tensor), *reduction.wire_dtype), *reduction.sum_dtype);
+}
+
+class XlaTransport final : public Transport {
+ public:
+  explicit XlaTransport(ReplicaGroups groups) : Transport(traits_of(groups)), groups_(std::move(groups)) {}
+
+  Moved all_gather(std::span<const Piece> pieces, std::span<at::Tensor> operands, const Launch& /*start*/) override {
+    const auto lock = lock_device();
+    std::vector<Value> own;
+    for (const auto& piece : pieces) own.push_back(read(piece.own));
+    tie(own, operands);
+    uint64_t sent = 0;
+    for (size_t i = 0; i < pieces.size(); i++) {
+      if (pieces[i].own.numel() == 0) continue;
+      const auto element = own[i].element();
+      const auto all = hlo::all_gather(hlo::bitcast(hlo::flat(own[i]), sent_as(element)), groups_);
+      write(pieces[i].whole, hlo::reshape(hlo::bitcast(all, element), pieces[i].whole.sizes()));
+      sent += to_others(pieces[i].own.nbytes());
+    }
+    return {.bytes = sent};
+  }
+
+  Moved reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Launch& /*start*/) override {
+    const auto lock = lock_device();
+    uint64_t sent = 0;
+    for (const auto& piece : pieces) {
+      if (piece.squares) *piece.squares = std::nan("");  // nobody knows it while the program is traced
+      if (piece.own.numel() == 0) continue;
+      const auto reduced = hlo::reduce_scatter(hlo::flat(before_reduction(piece.whole, reduction)), combine_of(reduction.op), groups_);
+      write(piece.own, hlo::reshape(mean_of(reduced, reduction), piece.own.sizes()));
+      sent += to_others(static_cast<size_t>(piece.own.numel()) * c10::elementSize(*reduction.sum_dtype));
+    }
+    return {.bytes = sent};
+  }
+
+  Moved all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Launch& /*start*/) override {
+    if (tensor.numel() == 0) return {};
+    const auto lock = lock_device();
+    write(tensor, mean_of(hlo::all_reduce(before_reduction(tensor, reduction), combine_of(reduction.op), groups_), reduction));
+    return {.bytes = to_others(static_cast<size_t>(tensor.numel()) * c10::elementSize(*reduction.sum_dtype))};
+  }
+
+  Moved broadcast(const at::Tensor& tensor, int root, const Launch& /*start*/) override {
+    if (tensor.numel() == 0) return {};
+    const auto lock = lock_device();
+    const auto value = read(tensor);
+    const auto element = value.element();
+    const auto bits = element == at::kBool ? hlo::convert(value, at::kByte) : hlo::bitcast(value, bits_of(element));
+    auto given = hlo::fixed(bits, 0);
+    for (const auto& group : groups_) given = hlo::select(is_replica(group[static_cast<size_t>(root)]), bits, given);
+    const auto all = hlo::all_reduce(given, Combine::Add, groups_);
+    write(tensor, element == at::kBool ? hlo::convert(all, at::kBool) : hlo::bitcast(all, element));
+    return {.bytes = to_others(tensor.nbytes())};
+  }
+
+  std::unique_ptr<Transport> split(std::span<const int> colors, std::shared_ptr<Link> /*part*/, const Launch& /*start*/) override {
+    ReplicaGroups parts;
+    for (const auto& group : groups_) {
+      std::map<int, std::vector<int>> of_color;
+      for (size_t i = 0; i < group.size(); i++) of_color[colors[i]].push_back(group[i]);
+      for (auto& [color, members] : of_color) parts.push_back(std::move(members));
+    }
+    for (const auto& part : parts) {
+      if (part.size() == parts.front().size()) continue;
+      throw UsageError(fmt::format("XLA replicas can't be split into groups of {} and of {}: one program serves all groups, so they need one size",
+                                   parts.front().size(), part.size()));
+    }
+    return std::make_unique<XlaTransport>(std::move(parts));
+  }
+
+  /// Of a world that was split, those of the first group.
+  std::vector<at::Tensor> replicas(const at::Tensor& tensor) override {
+    const auto all = xla::replicas(tensor);
+    std::vector<at::Tensor> own;
+    for (const int replica : groups_.front()) own.push_back(all[static_cast<size_t>(replica)]);
+    return own;
+  }
+
+  at::Tensor from_replicas(std::span<const at::Tensor> tensors) override {
+    if (std::ssize(tensors) != traits().size) {
+      throw UsageError(fmt::format("from_replicas got {} tensors for {} ranks", tensors.size(), traits().size));
+    }
+    std::vector<at::Tensor> of_replica(static_cast<size_t>(runner().replicas()));
+    for (const auto& group : groups_) {
+      for (size_t i = 0; i < group.size(); i++) of_replica[static_cast<size_t>(group[i])] = tensors[i];
+    }
+    return std::ranges::any_of(tensors, is_xla) ? chosen(of_replica) : xla::from_replicas(of_replica);
+  }
+
+  void step_done() override { step_boundary(); }
+
+ private:
+  uint64_t to_others(size_t bytes) const { return bytes * static_cast<uint64_t>(traits().size - 1); }
+
+  /// None is computed before all are there: else a compiler would gather all units at once, or keep a unit that is to be gathered again.
+  static void tie(std::vector<Value>& own, std::span<at::Tensor> operands) {
+    if (std::ranges::none_of(operands, is_xla)) return;
+    auto together = own;
+    for (const auto& operand : operands) {
+      if (is_xla(operand)) together.push_back(read(operand));
+    }
+    const auto tied = hlo::barrier(together);
+    std::copy_n(tied.begin(), own.size(), own.begin());
+    auto next = tied.begin() + static_cast<std::ptrdiff_t>(own.size());
+    for (auto& operand : operands) {
+      if (is_xla(operand)) operand = new_tensor(*next++);
+    }
+  }
+
+  Value mean_of(const Value& sum, const Reduction& reduction) const {
+    return reduction.op == Reduce::Mean ? hlo::over(sum, hlo::fixed(sum, traits().size)) : sum;
+  }
+
+  static Value is_replica(int number) {
+    return hlo::compare("EQ", hlo::replica_number(), hlo::constant(int64_t{number}, at::kUInt32));
+  }
+
+  /// On each replica its own value of that tensor which is meant for it.
+  static at::Tensor chosen(const std::vector<at::Tensor>& of_replica) {
+    const auto lock = lock_device();
+    const auto on_device = [](const at::Tensor& tensor) { return read(is_xla(tensor) ? tensor : xla::from_replicas({tensor})); };
+    auto value = on_device(of_replica.front());
+    for (size_t r = 1; r < of_replica.size(); r++) value = hlo::select(is_replica(static_cast<int>(r)), on_device(of_replica[r]), value);
+    return new_tensor(value);
+  }
+
+  const ReplicaGroups groups_;
+};
+
+}  // namespace
+
+Communicator replica_world() {
+  return world_over({.link = nullptr, .transport = std::make_unique<XlaTransport>(ReplicaGroups{all_ranks(runner().replicas())})}, {});
+}
+
+}  // namespace tessera::xla

@@ -1,0 +1,89 @@
+// The engine whose ranks are replicas keeps the promises of all engines.
+#include "tessera/base/error.h"
+#include "tessera/comm/conformance.h"
+#include "tessera/testing/transports.h"
+#include "tessera/xla/device/program_runner.h"
+#include "tessera/xla/device/values.h"
+#include "tessera/xla/init.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace tessera::xla {
+namespace {
+
+using ::testing::HasSubstr;
+using tessera::testing::message_of;
+
+constexpr int kReplicas = 4;
+
+const Communicator& four() {
+  static const auto world = init({.devices = kReplicas});
+  return world;
+}
+
+/// The number of its replica, on each.
+at::Tensor numbers(at::ScalarType type = at::kFloat) {
+  std::vector<at::Tensor> values;
+  for (int replica = 0; replica < kReplicas; replica++) values.push_back(torch::full({2}, replica, type));
+  return four().from_replicas(values);
+}
+
+std::vector<float> firsts(const std::vector<at::Tensor>& values) {
+  std::vector<float> numbers;
+  for (const auto& value : values) numbers.push_back(value[0].item<float>());
+  return numbers;
+}
+
+TEST(Communicator, KeepsItsPromises) {
+  for (const auto& check : conformance_checks(four())) EXPECT_NO_THROW(check.run(four())) << check.operation << " " << check.what;
+}
+
+TEST(Communicator, OfAPartHasItsReplicas) {
+  const auto half = four().split(std::vector{0, 1, 0, 1});
+  EXPECT_EQ(half.size(), 2);
+  EXPECT_EQ(half.world_rank(1), 2);
+  auto sum = numbers();
+  half.all_reduce(sum).wait();
+  EXPECT_EQ(firsts(four().replicas(sum)), (std::vector<float>{2, 4, 2, 4}));
+  EXPECT_EQ(firsts(half.replicas(numbers())), (std::vector<float>{0, 2}));
+  EXPECT_EQ(firsts(four().replicas(half.from_replicas(std::vector{torch::zeros(1), torch::ones(1)}))), (std::vector<float>{0, 0, 1, 1}));
+  EXPECT_THAT(message_of<UsageError>([] { (void)four().split(std::vector{0, 0, 0, 1}); }), HasSubstr("groups of 3 and of 1"));
+}
+
+TEST(Communicator, GivesEachReplicaItsPartWithoutTheHost) {
+  const auto before = metrics();
+  const auto whole = torch::arange(10, torch::TensorOptions(four().traits().device).dtype(torch::kFloat)) * 2;
+  const auto chunk = four().own_chunk(whole);
+  EXPECT_EQ(metrics().executions, before.executions);
+  EXPECT_EQ(firsts(four().replicas(chunk)), (std::vector<float>{0, 6, 12, 18}));
+  EXPECT_EQ(firsts(four().replicas(four().own_chunk(torch::arange(8, torch::kFloat)))), (std::vector<float>{0, 2, 4, 6}));
+}
+
+TEST(Communicator, GathersAgainBehindABarrier) {
+  const auto own = numbers();
+  auto whole = torch::zeros({2 * kReplicas}, own.options()), again = torch::zeros_like(whole);
+  auto x = torch::ones_like(own);
+  const auto before = x;
+  four().all_gather(std::array{Piece{whole, own}}).wait();
+  x = x * whole.sum();
+  std::array operands{x};
+  four().all_gather(std::array{Piece{again, own}}, {}, operands).wait();
+  EXPECT_FALSE(operands[0].is_same(x));
+  const auto y = operands[0] + again.sum();
+  EXPECT_EQ(firsts(four().replicas(y)), std::vector<float>(kReplicas, 24));
+  EXPECT_THAT(runner().last_text(), HasSubstr("optimization_barrier"));
+}
+
+TEST(Communicator, RunsWhatHasNoLoweringOnEachReplica) {
+  const auto x = numbers() + 1;
+  const auto y = torch::igamma(x, torch::ones_like(x));
+  const auto values = four().replicas(y);
+  for (int replica = 0; replica < kReplicas; replica++) {
+    EXPECT_TRUE(at::allclose(values[static_cast<size_t>(replica)], torch::igamma(torch::full({2}, replica + 1.0F), torch::ones(2))));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::xla

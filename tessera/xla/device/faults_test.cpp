@@ -1,0 +1,72 @@
+// What goes wrong on the device is an error that names the thing, and the process goes on.
+#include "tessera/base/error.h"
+#include "tessera/testing/transports.h"
+#include "tessera/xla/device/device.h"
+#include "tessera/xla/device/storage.h"
+#include "tessera/xla/device/views.h"
+#include "tessera/xla/graph/ops.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace tessera::xla {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using tessera::testing::message_of;
+
+at::TensorOptions on_device() {
+  static const auto device = make_device();
+  return torch::TensorOptions(device).dtype(torch::kFloat);
+}
+
+TEST(Faults, TheDeviceIsMadeOnce) {
+  on_device();
+  EXPECT_THAT(message_of<UsageError>([] { make_device(); }), HasSubstr("has its XLA device already"));
+}
+
+TEST(Faults, ATensorOfAnotherDeviceIsRefused) {
+  const auto x = torch::ones({3}, on_device());
+  const auto words = AllOf(HasSubstr("a tensor on cpu with 3 elements"), HasSubstr("move it to the device first"));
+  EXPECT_THAT(message_of<UsageError>([&] { (void)(x * torch::ones({3})); }), words);
+  EXPECT_EQ((x * torch::full({}, 2.0F)).sum().item<float>(), 6);
+}
+
+TEST(Faults, AnOperatorThatNobodyHasIsNamed) {
+  torch::Library library(torch::Library::DEF, "tessera_test", std::nullopt, __FILE__, __LINE__);
+  library.def("nowhere(Tensor x) -> Tensor");
+  const auto nowhere = c10::Dispatcher::singleton().findSchemaOrThrow("tessera_test::nowhere", "").typed<at::Tensor(const at::Tensor&)>();
+  const auto x = torch::ones({3}, on_device());
+  EXPECT_THAT(message_of<UsageError>([&] { nowhere.call(x); }), HasSubstr("no lowering of tessera_test::nowhere, and the CPU has no kernel"));
+  EXPECT_EQ(x.sum().item<float>(), 3);
+}
+
+TEST(Faults, AfterAFailedCompileTensorsAreWhatTheyWere) {
+  auto weight = torch::ones({3}, on_device());
+  step_boundary();
+  weight.mul_(5);
+  const auto loss = new_tensor(hlo::unary("nonsense", read(weight)));
+  EXPECT_THAT(message_of<Error>([] { step_boundary(); }), AllOf(HasSubstr("can't compile a program"), HasSubstr("nonsense")));
+  EXPECT_TRUE(at::equal(weight.cpu(), torch::ones({3})));
+  EXPECT_THAT(message_of<UsageError>([&] { (void)loss.cpu(); }), HasSubstr("is lost, because the program"));
+  EXPECT_THAT(message_of<UsageError>([&] { (void)(loss + weight).cpu(); }), HasSubstr("is lost, because the program"));
+  weight.mul_(2);
+  step_boundary();
+  EXPECT_EQ(weight.sum().item<float>(), 6);
+}
+
+TEST(Faults, MemoryThatDoesNotSufficeIsAnError) {
+  auto weight = torch::ones({3}, on_device());
+  step_boundary();
+  {
+    const auto large = torch::ones({int64_t{1} << 44}, on_device());
+    EXPECT_THAT(message_of<Error>([&] { (void)large.cpu(); }), HasSubstr("memory"));
+  }
+  weight.mul_(2);
+  EXPECT_EQ(weight.sum().item<float>(), 6);
+}
+
+}  // namespace
+}  // namespace tessera::xla

@@ -1,0 +1,31 @@
+#include "tessera/xla/init.h"
+
+#include "tessera/comm/engines.h"
+#include "tessera/base/env.h"
+#include "tessera/xla/communicator/communicator.h"
+#include "tessera/xla/device/device.h"
+#include "tessera/xla/pjrt/plugin.h"
+
+namespace tessera::xla {
+namespace {
+
+std::string why_no_xla() {
+  if (env("TESSERA_PJRT_PLUGIN") || !pjrt::installed_plugins().empty()) return {};
+  return "no PJRT plugin is installed; `pip install xla-cpu-pjrt` brings one for CPUs";
+}
+
+void run_replicas(int replicas, const Engine::Program& program, std::chrono::milliseconds limit) {
+  program(init({.devices = replicas}).with_limit(limit));
+}
+
+// The table of engines is below this room, so its row comes from here.
+const AddedEngine kXlaEngine({.name = "xla", .ranks = "devices of this process, in one program", .why_not = why_no_xla, .run = run_replicas});
+
+}  // namespace
+
+Communicator init(const XlaOptions& options) {
+  make_device(options);
+  return replica_world();
+}
+
+}  // namespace tessera::xla

@@ -1,0 +1,13 @@
+// What a compiled program needs of memory, as its compiler says.
+#pragma once
+
+#include <cstdint>
+
+namespace tessera::pjrt {
+
+/// In bytes, for each device.
+struct MemoryFigures {
+  int64_t arguments = 0, outputs = 0, aliased = 0, temporary = 0, code = 0, peak = 0;
+};
+
+}  // namespace tessera::pjrt
