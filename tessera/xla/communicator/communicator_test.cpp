@@ -85,5 +85,18 @@ TEST(Communicator, RunsWhatHasNoLoweringOnEachReplica) {
   }
 }
 
+TEST(Communicator, GoesOnAfterAProgramThatFails) {
+  auto sum = numbers();
+  {
+    const auto large = torch::ones({int64_t{1} << 44}, sum.options());
+    const auto lost = large.sum();
+    // Programs of several replicas start without a word; whoever reads their results is told.
+    EXPECT_THAT(message_of<Error>([&] { (void)lost.item(); }), HasSubstr("Out of memory"));
+    EXPECT_THAT(message_of<Error>([&] { (void)(lost + 1).item(); }), HasSubstr("Out of memory"));
+  }
+  four().all_reduce(sum).wait();
+  EXPECT_EQ(firsts(four().replicas(sum)), std::vector<float>(kReplicas, 6));
+}
+
 }  // namespace
 }  // namespace tessera::xla
