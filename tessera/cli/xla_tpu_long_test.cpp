@@ -75,7 +75,10 @@ TEST_F(Tpu, ProgramsHaveFigures) {
 }
 
 TEST_F(Tpu, ABadFlagEndsOnlyTheChild) {
-  EXPECT_THAT(xla({"devices", "--topology", "v5p:2x2x1"}, {{"XLA_FLAGS", "--xla_no_such"}}).err,
+  const Folder folder;
+  const auto program = (folder / "step.mlir").string();
+  write_file(program, kGatherAndMultiply);
+  EXPECT_THAT(xla({"compile", program, "--topology", "v5p:2x2x2"}, {{"XLA_FLAGS", "--xla_no_such"}}).err,
               AllOf(HasSubstr("the plugin has ended its process"), HasSubstr("xla_no_such")));
 }
 

@@ -48,7 +48,7 @@ class Executable {
   class Impl;
   explicit Executable(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
 
-  const CompiledProgram& compiled() const;
+  CompiledProgram compiled() const;
   int replicas() const;
   /// Starts all replicas and returns their results, a list for each replica, which may still be computed. Throws UsageError, and starts
   /// none, if arguments are missing, of a wrong type, on a wrong device, donated before, or donated and used twice.

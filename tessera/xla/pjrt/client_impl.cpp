@@ -4,7 +4,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/xla/pjrt/element_types.h"
-#include "tessera/xla/pjrt/program_impl.h"
 
 namespace tessera::pjrt {
 namespace {
@@ -43,16 +42,16 @@ bool barriers_are_undone(const std::shared_ptr<const Client::Impl>& client) {
     return %d : tensor<8xf32>
   } })";
   const Executable::Impl probe(client, compile(client->handle, text, {}), {}, 1);
-  const auto operations = probe.compiled.operations();
+  const auto operations = CompiledProgram(probe.compiled).operations();
   const auto cosines = operations.find("cosine");
   return cosines != operations.end() && cosines->second == 1;
 }
 
-CompiledProgram compiled_program(const LoadedHandle& loaded) {
+std::shared_ptr<const CompiledProgram::Impl> compiled_program(const LoadedHandle& loaded) {
   Padded<PJRT_LoadedExecutable_GetExecutable_Args> arguments;
   arguments.loaded_executable = loaded.get();
   loaded.call<PJRT_LoadedExecutable_GetExecutable_Args>("tell of a program", &PJRT_Api::PJRT_LoadedExecutable_GetExecutable, arguments);
-  return CompiledProgram(std::make_shared<CompiledProgram::Impl>(ProgramHandle(loaded.api(), arguments.executable)));
+  return std::make_shared<CompiledProgram::Impl>(ProgramHandle(loaded.api(), arguments.executable));
 }
 
 }  // namespace
@@ -150,6 +149,6 @@ Executable::Impl::Impl(std::shared_ptr<const Client::Impl> of, PJRT_LoadedExecut
       parameters(std::move(parameters)),
       replicas(replicas),
       compiled(compiled_program(handle)),
-      outputs(compiled.outputs()) {}
+      outputs(CompiledProgram(compiled).outputs()) {}
 
 }  // namespace tessera::pjrt

@@ -5,6 +5,7 @@
 
 #include "tessera/xla/pjrt/api.h"
 #include "tessera/xla/pjrt/client.h"
+#include "tessera/xla/pjrt/program_impl.h"
 
 namespace tessera::pjrt {
 
@@ -39,7 +40,7 @@ class Executable::Impl {
   LoadedHandle handle;
   std::vector<Parameter> parameters;
   int replicas;
-  CompiledProgram compiled;
+  std::shared_ptr<const CompiledProgram::Impl> compiled;
   std::vector<ArrayType> outputs;
 };
 

@@ -45,7 +45,9 @@ void expect_donated_once(const std::vector<PJRT_Buffer*>& arguments, const std::
 
 }  // namespace
 
-const CompiledProgram& Executable::compiled() const { return impl_->compiled; }
+CompiledProgram Executable::compiled() const {
+  return CompiledProgram({impl_, impl_->compiled.get()});  // what a plugin tells of a program ends with the program
+}
 
 int Executable::replicas() const { return impl_->replicas; }
 
