@@ -4,7 +4,7 @@ find_package(GTest REQUIRED)
 # They test what is optimised elsewhere: the compiler would take longer over them than they run. With a sanitizer they run longer.
 set(_optimisation "$<$<CONFIG:Release>:$<IF:$<BOOL:${TESSERA_SANITIZE}>,-O1,-O0>>")
 
-set(_environment OMP_NUM_THREADS=1 TESSERA_POISON=1)
+set(_environment OMP_NUM_THREADS=1 TESSERA_POISON=1 TESSERA_XLA_CACHE=none)
 if(TESSERA_SANITIZE STREQUAL "thread")
   # libtorch and gloo lock with code that the sanitizer can't see and unlock with inlined code that it sees, which looks like misuse of a mutex.
   list(APPEND _environment "TSAN_OPTIONS=suppressions='${PROJECT_SOURCE_DIR}/cmake/tsan.supp' halt_on_error=1 report_mutex_bugs=0")
@@ -133,7 +133,7 @@ if(PJRT_INCLUDE_DIR)
     if(NOT TEST xla/${name})
       add_test(NAME xla/${name} COMMAND test_xla ${file} --gtest_brief=1)
     endif()
-    set_tests_properties(xla/${name} PROPERTIES TIMEOUT ${_limit} ENVIRONMENT "${_environment};TESSERA_XLA_CACHE=none;${ARGN}")
+    set_tests_properties(xla/${name} PROPERTIES TIMEOUT ${_limit} ENVIRONMENT "${_environment};${ARGN}")
   endfunction()
   foreach(_kind IN ITEMS Old OtherVersion TooShort)
     add_library(fake_plugin_${_kind} MODULE "${PROJECT_SOURCE_DIR}/tests/xla/fake_plugin.cpp")
