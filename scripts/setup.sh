@@ -145,10 +145,11 @@ install_torch() {
   end "installed torch $torch_version into build/python"
 }
 
-# What reads our files in Python. The tests can't do without; for a run it is there to look at its result.
+# What reads our files in Python, and what torch's database of operators asks for. The tests can't do without; for a run it is there to look
+# at its result.
 install_readers() {
   local readers=(safetensors numpy)
-  [ "$1" != tests ] || readers+=(xxhash)
+  [ "$1" != tests ] || readers+=(xxhash expecttest)
   make_python
   build/python/bin/python -c "import $(IFS=,; echo "${readers[*]}")" 2>/dev/null && return 0
   begin "installing ${readers[*]} into build/python"

@@ -1,22 +1,18 @@
-// Convolutions and their gradients, pooling, batch norm.
+// Convolutions and their gradients.
 #include <c10/util/accumulate.h>
 #include <fmt/format.h>
 
 #include <numeric>
 
-#include "tessera/base/error.h"
-#include "tessera/xla/device/kernels.h"
+#include "tessera/xla/device/dimensions.h"
+#include "tessera/xla/device/resampling.h"
 #include "tessera/xla/device/views.h"
-#include "tessera/xla/graph/arithmetic.h"
 
 namespace tessera::xla {
 namespace {
 
 using hlo::plus;
-using hlo::minus;
 using hlo::times;
-using hlo::fixed;
-using hlo::wide;
 
 Sizes all_but(int64_t rank, int64_t kept) {
   Sizes others;
@@ -134,255 +130,88 @@ void convolution_gradient(Call& call) {
   call.give(results);
 }
 
-// --- pooling ---
+// --- windows as columns ---
 
-/// A window over the last two dimensions of two, three or four.
-struct Pool {
-  hlo::Window window;
-  Sizes kernel, stride, padding, dilation;
-};
-Pool pool_of(const Value& x, const Sizes& kernel, const Sizes& stride, const Sizes& padding, const Sizes& dilation, bool ceil) {
-  Pool p;
-  p.kernel = each(kernel, 2, 1);
-  p.stride = each(stride, 2, 0);
-  if (stride.empty()) p.stride = p.kernel;
-  p.padding = each(padding, 2, 0);
-  p.dilation = each(dilation, 2, 1);
-  const auto rank = x.sizes().size();
-  p.window = {.size = Sizes(rank, 1), .stride = Sizes(rank, 1), .padding_low = Sizes(rank, 0), .padding_high = Sizes(rank, 0), .base_dilation = {}, .dilation = Sizes(rank, 1)};
-  for (size_t i = 0; i < 2; i++) {
-    const auto d = rank - 2 + i;
-    p.window.size[d] = p.kernel[i];
-    p.window.stride[d] = p.stride[i];
-    p.window.padding_low[d] = p.window.padding_high[d] = p.padding[i];
-    p.window.dilation[d] = p.dilation[i];
-    if (!ceil) continue;
-    const auto size = x.sizes()[d], reach = p.dilation[i] * (p.kernel[i] - 1) + 1, room = size + 2 * p.padding[i] - reach;
-    auto count = (room + p.stride[i] - 1) / p.stride[i] + 1;
-    if ((count - 1) * p.stride[i] >= size + p.padding[i]) count--;  // the last window begins inside
-    p.window.padding_high[d] += std::max<int64_t>(0, (count - 1) * p.stride[i] - room);
-  }
-  return p;
+/// For each place of a kernel and each window along one dimension: the place in the argument.
+Value window_places(int64_t kernel, int64_t windows, int64_t dilation, int64_t stride) {
+  const Type type{at::kLong, {kernel, windows}};
+  const auto along = [&](int64_t d, int64_t step) { return times(hlo::iota(type, d), hlo::broadcast(hlo::constant(step, at::kLong), type.sizes, {})); };
+  return plus(along(0, dilation), along(1, stride));
 }
 
-void max_pool(Call& call) {
+struct Columns {
+  Sizes kernel, dilation, padding, stride, padded, windows;
+  Columns(const Call& call, size_t first, const Sizes& sizes)
+      : kernel(each(call.integers(first), 2, 1)), dilation(each(call.integers(first + 1), 2, 1)), padding(each(call.integers(first + 2), 2, 0)), stride(each(call.integers(first + 3), 2, 1)) {
+    for (size_t i = 0; i < 2; i++) {
+      padded.push_back(sizes[i] + 2 * padding[i]);
+      windows.push_back((padded[i] - dilation[i] * (kernel[i] - 1) - 1) / stride[i] + 1);
+    }
+  }
+  Value places(size_t i) const { return window_places(kernel[i], windows[i], dilation[i], stride[i]); }
+};
+
+void windows_to_columns(Call& call) {
   const auto x = call.value(0);
-  const auto p = pool_of(x, call.integers(1), call.integers(2), call.integers(3), call.integers(4), call.flag(5));
-  const auto largest = hlo::reduce_window(x, Combine::Max, hlo::lowest(x.element()), p.window);
-  // Where each stands: the first place in its window that has the value.
-  const auto rank = x.sizes().size(), height = rank - 2, width = rank - 1;
-  const auto places = plus(times(hlo::iota({at::kLong, x.sizes()}, static_cast<int64_t>(height)),
-                                 hlo::broadcast(hlo::constant(x.sizes()[width], at::kLong), x.sizes(), {})),
-                           hlo::iota({at::kLong, x.sizes()}, static_cast<int64_t>(width)));
-  const Sizes none(rank, 0);
-  const auto padded = hlo::pad(x, hlo::lowest(x.element()), p.window.padding_low, p.window.padding_high, none);
-  const auto padded_places = hlo::pad(places, hlo::constant(int64_t{-1}, at::kLong), p.window.padding_low, p.window.padding_high, none);
-  auto found = hlo::broadcast(hlo::constant(int64_t{-1}, at::kLong), largest.sizes(), {});
-  for (auto i = p.kernel[0] - 1; i >= 0; i--) {
-    for (auto k = p.kernel[1] - 1; k >= 0; k--) {
-      Sizes start(rank, 0), limit = padded.sizes(), strides(rank, 1);
-      start[height] = i * p.dilation[0];
-      start[width] = k * p.dilation[1];
-      for (const auto d : {height, width}) {
-        strides[d] = p.window.stride[d];
-        limit[d] = start[d] + (largest.sizes()[d] - 1) * strides[d] + 1;
-      }
-      const auto here = hlo::compare("EQ", hlo::slice(padded, start, limit, strides), largest);
-      found = hlo::select(here, hlo::slice(padded_places, start, limit, strides), found);
-    }
+  const Columns c(call, 1, {x.sizes().end()[-2], x.sizes().end()[-1]});
+  const auto rank = x.rank();
+  Sizes low(static_cast<size_t>(rank), 0);
+  low[static_cast<size_t>(rank) - 2] = c.padding[0];
+  low[static_cast<size_t>(rank) - 1] = c.padding[1];
+  const auto padded = hlo::pad(x, hlo::constant(int64_t{0}, x.element()), low, low, Sizes(low.size(), 0));
+  const auto picked = hlo::take(hlo::take(padded, c.places(1), rank - 1), c.places(0), rank - 2);
+  auto order = all_dimensions(rank + 2);
+  std::swap(order[static_cast<size_t>(rank) - 1], order[static_cast<size_t>(rank)]);
+  Sizes sizes(x.sizes().begin(), x.sizes().end() - 3);
+  sizes.push_back(x.sizes().end()[-3] * c.kernel[0] * c.kernel[1]);
+  sizes.push_back(c.windows[0] * c.windows[1]);
+  call.give(hlo::reshape(hlo::transpose(picked, order), sizes));
+}
+
+void columns_to_windows(Call& call) {
+  const auto x = call.value(0);
+  const auto sizes = each(call.integers(1), 2, 1);
+  const Columns c(call, 2, sizes);
+  Sizes split(x.sizes().begin(), x.sizes().end() - 2);
+  split.push_back(x.sizes().end()[-2] / (c.kernel[0] * c.kernel[1]));
+  const auto first = static_cast<int64_t>(split.size());
+  for (const auto size : {c.kernel[0], c.kernel[1], c.windows[0], c.windows[1]}) split.push_back(size);
+  auto order = all_dimensions(first + 4);
+  std::swap(order[static_cast<size_t>(first) + 1], order[static_cast<size_t>(first) + 2]);
+  const auto turned = hlo::transpose(hlo::reshape(x, split), order);
+  auto whole = put_along(put_along(turned, first, c.padded[0], c.places(0)), first + 1, c.padded[1], c.places(1));
+  for (int64_t i = 0; i < 2; i++) {
+    const auto pad = c.padding[static_cast<size_t>(i)];
+    whole = hlo::slice(whole, first + i, pad, pad + sizes[static_cast<size_t>(i)]);
   }
-  call.give(std::vector{largest, found});
+  call.give(whole);
 }
 
-void max_pool_gradient(Call& call) {
-  const auto g = call.value(0), x = call.value(1), places = call.value(7);
-  // Planes one behind the other: each gradient is added where its value stood.
-  int64_t planes = 1;
-  const auto rank = x.sizes().size();
-  for (size_t i = 0; i + 2 < rank; i++) planes *= x.sizes()[i];
-  const auto plane = x.sizes()[rank - 2] * x.sizes()[rank - 1], taken = g.sizes()[rank - 2] * g.sizes()[rank - 1];
-  const Type list{at::kLong, {planes, taken}};
-  const auto first = times(hlo::iota(list, 0), hlo::broadcast(hlo::constant(plane, at::kLong), list.sizes, {}));
-  const auto where = hlo::reshape(plus(first, hlo::reshape(places, list.sizes)), {planes * taken});
-  const auto zeros = hlo::broadcast(hlo::constant(int64_t{0}, g.element()), {planes * plane}, {});
-  call.give(hlo::reshape(hlo::put(zeros, where, hlo::reshape(g, {planes * taken}), Combine::Add), x.sizes()));
+/// The places of windows of one dimension, which lie along the last one.
+void unfold_gradient(Call& call) {
+  const auto g = call.wide_value(0);
+  const auto sizes = call.integers(1);
+  if (sizes.empty()) return call.give(hlo::convert(hlo::reshape(g, {}), call.result_type()));
+  const auto d = wrapped(call.integer(2), static_cast<int64_t>(sizes.size()));
+  auto order = all_dimensions(g.rank());
+  order.pop_back();
+  order.insert(order.begin() + d, g.rank() - 1);  // the place in the window beside the window
+  const auto places = window_places(call.integer(3), g.sizes()[static_cast<size_t>(d)], 1, call.integer(4));
+  const auto sum = put_along(hlo::transpose(g, order), d, sizes[static_cast<size_t>(d)], places);
+  call.give(hlo::convert(sum, call.result_type()));
 }
-
-/// How many values each window has.
-Value counts(const Value& x, const Pool& p, bool with_padding, const Call& call, size_t divisor) {
-  auto window = p.window;
-  if (call.has(divisor)) return fixed(hlo::reduce_window(x, Combine::Add, hlo::constant(int64_t{0}, x.element()), window), static_cast<double>(call.integer(divisor)));
-  auto ones = fixed(x, 1);
-  if (with_padding) {  // what ceil_mode adds at the end never counts
-    Sizes low(x.sizes().size(), 0), none = low;
-    for (size_t i = 0; i < 2; i++) low[x.sizes().size() - 2 + i] = p.padding[i];
-    ones = hlo::pad(ones, hlo::constant(int64_t{1}, x.element()), low, low, none);
-    for (size_t d = 0; d < low.size(); d++) {
-      window.padding_low[d] = 0;
-      window.padding_high[d] -= low[d];
-    }
-  }
-  return hlo::reduce_window(ones, Combine::Add, hlo::constant(int64_t{0}, x.element()), window);
-}
-
-void average_pool(Call& call) {
-  const auto type = call.result_type();
-  const auto x = call.value(0, wide(type));
-  const auto p = pool_of(x, call.integers(1), call.integers(2), call.integers(3), {}, call.flag(4));
-  const auto sum = hlo::reduce_window(x, Combine::Add, hlo::constant(int64_t{0}, x.element()), p.window);
-  call.give(hlo::convert(hlo::binary("divide", sum, counts(x, p, call.flag(5), call, 6)), type));
-}
-
-/// Each value of the gradient goes to all places of its window.
-Value spread_over_windows(const Value& g, const Value& x, const Pool& p) {
-  const auto rank = x.sizes().size();
-  Sizes low(rank, 0), high(rank, 0), interior(rank, 0);
-  hlo::Window window{.size = p.window.size, .stride = {}, .padding_low = {}, .padding_high = {}, .base_dilation = {}, .dilation = {}};
-  for (size_t d = rank - 2; d < rank; d++) {
-    interior[d] = p.window.stride[d] - 1;
-    low[d] = p.window.size[d] - 1 - p.window.padding_low[d];
-    high[d] = x.sizes()[d] + p.window.size[d] - 1 - low[d] - ((g.sizes()[d] - 1) * p.window.stride[d] + 1);
-  }
-  const auto zero = hlo::constant(int64_t{0}, x.element());
-  return hlo::reduce_window(hlo::pad(g, zero, low, high, interior), Combine::Add, zero, window);
-}
-
-void average_pool_gradient(Call& call) {
-  const auto type = call.result_type();
-  const auto g = call.value(0, wide(type)), x = call.value(1, wide(type));
-  const auto p = pool_of(x, call.integers(2), call.integers(3), call.integers(4), {}, call.flag(5));
-  call.give(hlo::convert(spread_over_windows(hlo::binary("divide", g, counts(x, p, call.flag(6), call, 7)), x, p), type));
-}
-
-/// Windows of equal size, where the sizes allow it.
-std::optional<Pool> adaptive_pool(const Value& x, const Sizes& result) {
-  const auto rank = x.sizes().size();
-  Sizes kernel;
-  for (size_t i = 0; i < 2; i++) {
-    const auto size = x.sizes()[rank - 2 + i];
-    if (result[i] == 0 || size % result[i]) return std::nullopt;
-    kernel.push_back(size / result[i]);
-  }
-  return pool_of(x, kernel, {}, {}, {}, false);
-}
-
-void adaptive_average_pool(Call& call) {
-  const auto type = call.tensor(0).scalar_type();
-  const auto x = call.value(0, wide(type));
-  const auto p = adaptive_pool(x, each(call.integers(1), 2, 1));
-  if (!p) throw UsageError("XLA devices average adaptively where the result's sizes divide the input's");
-  const auto sum = hlo::reduce_window(x, Combine::Add, hlo::constant(int64_t{0}, x.element()), p->window);
-  call.give(hlo::convert(hlo::binary("divide", sum, fixed(sum, static_cast<double>(p->kernel[0] * p->kernel[1]))), type));
-}
-
-void adaptive_average_pool_gradient(Call& call) {
-  const auto type = call.tensor(1).scalar_type();
-  const auto g = call.value(0, wide(type)), x = call.value(1, wide(type));
-  const auto p = adaptive_pool(x, {g.sizes().end()[-2], g.sizes().end()[-1]});
-  if (!p) throw UsageError("XLA devices average adaptively where the result's sizes divide the input's");
-  call.give(hlo::convert(spread_over_windows(hlo::binary("divide", g, fixed(g, static_cast<double>(p->kernel[0] * p->kernel[1]))), x, *p), type));
-}
-
-// --- batch norm ---
-
-struct BatchMean {
-  Value mean, variance;  // one for each channel
-  double count;
-};
-BatchMean batch_mean(const Value& x) {
-  const auto others = all_but(x.rank(), 1);
-  double count = 1;
-  for (const auto d : others) count *= static_cast<double>(x.sizes()[static_cast<size_t>(d)]);
-  const auto sum = hlo::sum(x, others);
-  const auto mean = hlo::binary("divide", sum, fixed(sum, count));
-  const auto centred = minus(x, hlo::broadcast(mean, x.sizes(), Sizes{1}));
-  const auto squares = hlo::sum(times(centred, centred), others);
-  return {mean, hlo::binary("divide", squares, fixed(squares, count)), count};
-}
-
-Value by_channel(const Value& values, const Value& x) { return hlo::broadcast(values, x.sizes(), Sizes{1}); }
-
-void update_running(const Call& call, size_t which, const Value& now, double momentum) {
-  if (!call.has(which)) return;
-  const auto before = call.value(which, now.element());
-  write(call.tensor(which), plus(times(before, hlo::full(1 - momentum, before.type())), times(now, hlo::full(momentum, now.type()))));
-}
-
-void batch_norm(Call& call) {
-  const auto type = call.tensor(0).scalar_type();
-  const auto x = call.value(0, wide(type));
-  const bool training = call.flag(5);
-  const double momentum = call.number(6), epsilon = call.number(7);
-  Value mean, variance;
-  if (training) {
-    const auto batch = batch_mean(x);
-    mean = batch.mean;
-    variance = batch.variance;
-    update_running(call, 3, mean, momentum);
-    update_running(call, 4, times(variance, fixed(variance, batch.count / std::max(1.0, batch.count - 1))), momentum);
-  } else {
-    mean = call.value(3, x.element());
-    variance = call.value(4, x.element());
-  }
-  const auto inverse = hlo::unary("rsqrt", plus(variance, fixed(variance, epsilon)));
-  auto y = times(minus(x, by_channel(mean, x)), by_channel(inverse, x));
-  if (call.has(1)) y = times(y, by_channel(call.value(1, x.element()), x));
-  if (call.has(2)) y = plus(y, by_channel(call.value(2, x.element()), x));
-  const auto nothing = hlo::broadcast(hlo::constant(0.0, x.element()), {0}, {});
-  call.give(std::vector{hlo::convert(y, type), training ? mean : nothing, training ? inverse : nothing});
-}
-
-void batch_norm_gradient(Call& call) {
-  const auto type = call.tensor(1).scalar_type();
-  const auto element = wide(type);
-  const auto g = call.value(0, element), x = call.value(1, element);
-  const bool training = call.flag(7);
-  const auto mask = call[9].toBoolList();
-  const auto others = all_but(x.rank(), 1);
-  Value mean, inverse;
-  if (training) {
-    mean = call.value(5, element);
-    inverse = call.value(6, element);
-  } else {
-    mean = call.value(3, element);
-    const auto variance = call.value(4, element);
-    inverse = hlo::unary("rsqrt", plus(variance, fixed(variance, call.number(8))));
-  }
-  const auto normal = times(minus(x, by_channel(mean, x)), by_channel(inverse, x));
-  const auto sum = hlo::sum(g, others), weighted = hlo::sum(times(g, normal), others);
-  std::vector<Value> results(3);
-  if (mask[0]) {
-    auto dx = g;
-    if (training) {
-      const double count = static_cast<double>(c10::multiply_integers(x.sizes())) / static_cast<double>(x.sizes()[1]);
-      const auto average = [&](const Value& of) { return by_channel(hlo::binary("divide", of, fixed(of, count)), x); };
-      dx = minus(minus(dx, average(sum)), times(normal, average(weighted)));
-    }
-    dx = times(dx, by_channel(inverse, x));
-    if (call.has(2)) dx = times(dx, by_channel(call.value(2, element), x));
-    results[0] = hlo::convert(dx, type);
-  }
-  const auto parameter_type = call.has(2) ? call.tensor(2).scalar_type() : type;
-  if (mask[1]) results[1] = hlo::convert(weighted, parameter_type);
-  if (mask[2]) results[2] = hlo::convert(sum, parameter_type);
-  call.give(results);
-}
-
-const Kernel kConvolutions[] = {
-    {"convolution_overrideable", convolution},
-    {"convolution_backward_overrideable", convolution_gradient},
-    {"max_pool2d_with_indices.out", max_pool},
-    {"max_pool2d_with_indices_backward.grad_input", max_pool_gradient},
-    {"avg_pool2d.out", average_pool},
-    {"avg_pool2d_backward.grad_input", average_pool_gradient},
-    {"_adaptive_avg_pool2d", adaptive_average_pool},
-    {"_adaptive_avg_pool2d_backward", adaptive_average_pool_gradient},
-    {"native_batch_norm", batch_norm},
-    {"native_batch_norm_backward", batch_norm_gradient},
-};
 
 }  // namespace
 
-void register_convolutions() { add_kernels(kConvolutions); }
+void register_convolutions() {
+  const Kernel kernels[] = {
+      {"convolution_overrideable", convolution},
+      {"convolution_backward_overrideable", convolution_gradient},
+      {"im2col", windows_to_columns},
+      {"col2im", columns_to_windows},
+      {"unfold_backward", unfold_gradient},
+  };
+  add_kernels(kernels);
+}
 
 }  // namespace tessera::xla

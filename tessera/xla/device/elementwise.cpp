@@ -1,15 +1,10 @@
-// Operators that compute each element of the result from the elements at the same place.
-#include <ATen/ExpandUtils.h>
-#include <ATen/native/TypeProperties.h>
-
+// Arithmetic, comparisons, logic, and functions of one number.
 #include <cmath>
 #include <limits>
 #include <numbers>
 
-#include "tessera/base/error.h"
-#include "tessera/xla/device/kernels.h"
+#include "tessera/xla/device/elements.h"
 #include "tessera/xla/device/views.h"
-#include "tessera/xla/graph/arithmetic.h"
 
 namespace tessera::xla {
 namespace {
@@ -18,271 +13,261 @@ using hlo::plus;
 using hlo::minus;
 using hlo::times;
 using hlo::over;
-using hlo::like;
-using hlo::wide;
-
-using at::ScalarType;
+using hlo::fixed;
+using hlo::select;
+using hlo::both;
+using hlo::compare;
+using hlo::logarithm;
 
 constexpr auto kInfinity = std::numeric_limits<double>::infinity();
+constexpr auto kNan = std::numeric_limits<double>::quiet_NaN();
 
-/// The arguments of one call, all of one type and one shape.
-class Elements {
- public:
-  /// `element` is the type in which it is computed.
-  Elements(Call& call, ScalarType element) : call_(call), element_(element) {
-    for (size_t i = 0; i < call.arguments(); i++) {
-      if (call[i].isTensor() && call.tensor(i).defined()) sizes_ = at::infer_size(sizes_, call.tensor(i).sizes());
-    }
-  }
+bool is_float(const Value& x) { return c10::isFloatingType(x.element()); }
 
-  Value operator[](size_t i) const { return expanded(call_.value(i, element_)); }
-  Value as(size_t i, ScalarType element) const { return expanded(call_.value(i, element)); }
-  Value full(double number) const { return hlo::full(number, {element_, sizes_}); }
-  Value number(size_t i, double otherwise = 0) const { return full(call_.has(i) ? call_.number(i) : otherwise); }
-  const Call& call() const { return call_; }
-  ScalarType element() const { return element_; }
-
- private:
-  Value expanded(const Value& value) const { return hlo::expand(value, sizes_); }
-
-  Call& call_;
-  ScalarType element_;
-  Sizes sizes_;
-};
-
-Value logistic(const Value& x) { return hlo::unary("logistic", x); }
-Value is_negative(const Value& x) { return hlo::compare("LT", x, like(x, 0)); }
-
-/// Computed in the type of the result.
-template <Value (*compute)(const Elements&)>
-void in_result_type(Call& call) {
-  const Elements elements(call, wide(call.result_type()));
-  call.give(hlo::convert(compute(elements), call.result_type()));
+/// Of whole numbers itself.
+Kernel rounding(const char* name, const char* operation) {
+  return elementwise(name, [operation](const Elements& x) { return is_float(x[0]) ? hlo::unary(operation, x[0]) : x[0]; });
 }
 
-/// Computed in the type that all operands can have, whatever the result is.
-template <Value (*compute)(const Elements&)>
-void in_common_type(Call& call) {
-  at::native::ResultTypeState state = {};
-  for (size_t i = 0; i < call.arguments(); i++) {
-    if (call[i].isTensor() && call.tensor(i).defined()) state = at::native::update_result_type_state(call.tensor(i), state);
-    if (call[i].isScalar()) state = at::native::update_result_type_state(call[i].toScalar(), state);
-  }
-  const auto common = at::native::result_type(state);
-  call.give(hlo::convert(compute(Elements(call, common)), call.out() ? call.result_type() : at::kBool));
+Value sign(const Value& x) {
+  if (x.element() == at::kBool) return x;
+  return c10::isSignedType(x.element()) ? hlo::unary("sign", x) : hlo::smallest(x, fixed(x, 1));
 }
 
-#define UNARY(name, operation) \
-  { name, &in_result_type<+[](const Elements& x) { return hlo::unary(operation, x[0]); }> }
-#define BINARY(name, operation) \
-  { name, &in_result_type<+[](const Elements& x) { return hlo::binary(operation, x[0], x[1]); }> }
-#define COMPARISON(name, direction) \
-  { name, &in_common_type<+[](const Elements& x) { return hlo::compare(direction, x[0], x[1]); }> }
-#define COMPUTE(name, expression) \
-  { name, &in_result_type<+[](const Elements& x) -> Value { return expression; }> }
+Value is_infinite(const Elements& x, double infinity) {
+  return is_float(x[0]) ? compare("EQ", x[0], fixed(x[0], infinity)) : fixed(hlo::convert(x[0], at::kBool), 0);
+}
 
 Value scaled(const Elements& x, size_t value, size_t factor) {
-  return x.call().number(factor) == 1 ? x[value] : times(x[value], x.number(factor));
+  return x.call().number(factor) == 1 ? x[value] : times(x[value], x.as(factor, x.element()));
 }
 
-Value floor_divided(const Value& a, const Value& b) {
-  if (c10::isFloatingType(a.element())) return hlo::unary("floor", over(a, b));
-  const auto quotient = over(a, b);
-  const auto inexact = hlo::compare("NE", times(quotient, b), a);
-  const auto signs = hlo::compare("NE", is_negative(a), is_negative(b));
-  return hlo::select(hlo::binary("and", inexact, signs), minus(quotient, like(a, 1)), quotient);
-}
-
+/// As Python does it, with the sign of `b`.
 Value remainder(const Value& a, const Value& b) {
   const auto rest = hlo::binary("remainder", a, b);
-  const auto signs = hlo::compare("NE", is_negative(rest), is_negative(b));
-  return hlo::select(hlo::binary("and", signs, hlo::compare("NE", rest, like(rest, 0))), plus(rest, b), rest);
+  if (!is_float(a) && !c10::isSignedType(a.element())) return rest;
+  const auto signs = compare("NE", hlo::is_negative(rest), hlo::is_negative(b));
+  return select(both(signs, compare("NE", rest, fixed(rest, 0))), plus(rest, b), rest);
 }
 
 Value divided(const Elements& x) {
   if (!x.call().has(2)) return over(x[0], x[1]);
-  const auto mode = x.call()[2].toStringView();
-  if (mode == "floor") return floor_divided(x[0], x[1]);
-  const auto quotient = over(x[0], x[1]);
-  if (!c10::isFloatingType(quotient.element())) return quotient;
-  return hlo::select(is_negative(quotient), hlo::unary("ceil", quotient), hlo::unary("floor", quotient));
+  if (x.call()[2].toStringView() == "floor") return floor_divided(x[0], x[1]);
+  return is_float(x[0]) ? hlo::truncated(over(x[0], x[1])) : over(x[0], x[1]);
 }
 
 Value clamped(const Elements& x) {
   auto value = x[0];
-  if (x.call().has(1)) value = hlo::binary("maximum", value, x[1]);
-  if (x.call().has(2)) value = hlo::binary("minimum", value, x[2]);
+  if (x.call().has(1)) value = hlo::largest(value, x[1]);
+  if (x.call().has(2)) value = hlo::smallest(value, x[2]);
   return value;
 }
 
-bool is_tanh_form(const Elements& x, size_t i) { return x.call()[i].toStringView() == "tanh"; }
-
-Value gelu(const Elements& e) {
+/// A power that stands in the text where it is a product or a root: those are faster, and as libtorch computes them.
+Value power(const Elements& e) {
   const auto x = e[0];
-  if (is_tanh_form(e, 1)) {
-    const auto inner = times(like(x, std::numbers::sqrt2 * std::numbers::inv_sqrtpi), plus(x, times(like(x, 0.044715), times(x, times(x, x)))));
-    return times(times(like(x, 0.5), x), plus(like(x, 1), hlo::unary("tanh", inner)));
+  const auto exponent = e.call().number(1);
+  if (exponent == 2) return times(x, x);
+  if (exponent == 3) return times(x, times(x, x));
+  if (exponent == 0.5) return hlo::root(x);
+  if (exponent == -0.5) return hlo::unary("rsqrt", x);
+  if (exponent == -1 && is_float(x)) return over(fixed(x, 1), x);
+  return hlo::binary("power", x, e[1]);
+}
+
+Value round_to_decimals(const Elements& x) {
+  const auto decimals = x.call().integer(1);
+  if (!is_float(x[0]) || decimals == 0) return is_float(x[0]) ? hlo::unary("round_nearest_even", x[0]) : x[0];
+  const auto ten = fixed(x[0], std::pow(10.0, std::abs(static_cast<double>(decimals))));
+  const auto up = decimals > 0;
+  const auto whole = hlo::unary("round_nearest_even", up ? times(x[0], ten) : over(x[0], ten));
+  return up ? over(whole, ten) : times(whole, ten);
+}
+
+/// A zero has a sign, too.
+Value has_sign(const Value& x) {
+  if (is_float(x)) return hlo::is_negative(hlo::bitcast(x, x.element() == at::kDouble ? at::kLong : at::kInt));
+  return c10::isSignedType(x.element()) ? hlo::is_negative(x) : fixed(hlo::convert(x, at::kBool), 0);
+}
+
+Value with_sign(const Value& a, const Value& b) {
+  const auto size = hlo::magnitude(a);
+  return select(has_sign(b), hlo::negated(size), size);
+}
+
+Value hypotenuse(const Value& a, const Value& b) {
+  const auto x = hlo::magnitude(a), y = hlo::magnitude(b), large = hlo::largest(x, y), small = hlo::smallest(x, y);
+  const auto ratio = over(small, large);
+  const auto plain = hlo::either(compare("EQ", small, fixed(a, 0)), compare("EQ", large, fixed(a, kInfinity)));
+  return select(plain, large, times(large, hlo::root(plus(fixed(a, 1), times(ratio, ratio)))));
+}
+
+Value log_of_sum(const Value& a, const Value& b, double base) {
+  const auto large = hlo::largest(a, b), difference = hlo::negated(hlo::magnitude(minus(a, b)));
+  const auto sum = base == 2 ? over(hlo::log_plus_one(hlo::exponential(times(difference, fixed(a, std::numbers::ln2)))), fixed(a, std::numbers::ln2))
+                             : hlo::log_plus_one(hlo::exponential(difference));
+  const auto same_infinities = both(compare("EQ", a, b), compare("EQ", hlo::magnitude(a), fixed(a, kInfinity)));
+  return select(same_infinities, a, plus(large, sum));
+}
+
+/// x * of(y), of which 0 * of(anything) is 0, but not that of NaN.
+Value zero_wins(const Value& x, const Value& y, const Value& of_y) {
+  return select(hlo::is_nan(y), y, select(compare("EQ", x, fixed(x, 0)), fixed(x, 0), times(x, of_y)));
+}
+
+Value other_if_nan(const Value& a, const Value& b, const Value& chosen) {
+  return is_float(a) ? select(hlo::is_nan(a), b, select(hlo::is_nan(b), a, chosen)) : chosen;
+}
+
+double largest_number(at::ScalarType type) {
+  switch (type) {
+    case at::kDouble:
+      return std::numeric_limits<double>::max();
+    case at::kHalf:
+      return std::numeric_limits<at::Half>::max();
+    case at::kBFloat16:
+      return std::numeric_limits<at::BFloat16>::max();
+    default:
+      return std::numeric_limits<float>::max();
   }
-  return times(times(like(x, 0.5), x), plus(like(x, 1), hlo::unary("chlo.erf", times(x, like(x, 1 / std::numbers::sqrt2)))));
 }
 
-Value gelu_gradient(const Elements& e) {
-  const auto g = e[0], x = e[1], one = like(x, 1), half = like(x, 0.5);
-  if (is_tanh_form(e, 2)) {
-    const double beta = std::numbers::sqrt2 * std::numbers::inv_sqrtpi, kappa = 0.044715;
-    const auto square = times(x, x);
-    const auto tanh = hlo::unary("tanh", times(like(x, beta), plus(x, times(like(x, kappa), times(x, square)))));
-    const auto slope = times(like(x, beta), plus(one, times(like(x, 3 * kappa), square)));
-    const auto right = times(times(times(half, x), minus(one, times(tanh, tanh))), slope);
-    return times(g, plus(times(half, plus(one, tanh)), right));
-  }
-  const auto cdf = times(half, plus(one, hlo::unary("chlo.erf", times(x, like(x, 1 / std::numbers::sqrt2)))));
-  const auto pdf = times(like(x, std::numbers::inv_sqrtpi / std::numbers::sqrt2), hlo::unary("exponential", times(like(x, -0.5), times(x, x))));
-  return times(g, plus(cdf, times(x, pdf)));
-}
-
-Value silu_gradient(const Elements& e) {
-  const auto g = e[0], x = e[1], s = logistic(x), one = like(x, 1);
-  return times(g, times(s, plus(one, times(x, minus(one, s)))));
-}
-
-Value threshold_gradient(const Elements& e) { return hlo::select(hlo::compare("LE", e[1], e.number(2)), e.full(0), e[0]); }
-
-Value leaky(const Elements& e) { return hlo::select(hlo::compare("GT", e[0], e.full(0)), e[0], times(e[0], e.number(1))); }
-
-Value elu(const Elements& e) {
+Value without_nan(const Elements& e) {
   const auto x = e[0];
-  const double alpha = e.call().number(1), scale = e.call().number(2), input_scale = e.call().number(3);
-  const auto low = times(like(x, alpha * scale), hlo::unary("exponential_minus_one", times(x, like(x, input_scale))));
-  return hlo::select(hlo::compare("GT", x, like(x, 0)), times(x, like(x, scale)), low);
+  if (!is_float(x)) return x;
+  const double largest = largest_number(e.call().tensor(0).scalar_type());
+  const auto high = e.number(2, largest), low = e.number(3, -largest);
+  const auto finite = select(compare("EQ", x, fixed(x, kInfinity)), high, select(compare("EQ", x, fixed(x, -kInfinity)), low, x));
+  return select(hlo::is_nan(x), e.number(1), finite);
 }
 
-Value softplus(const Elements& e) {
-  const auto x = e[0], scaled_x = times(x, e.number(1));
-  return hlo::select(hlo::compare("GT", scaled_x, e.number(2)), x, over(hlo::unary("log_plus_one", hlo::unary("exponential", scaled_x)), e.number(1)));
+Value sine_over_x(const Value& x) {
+  const auto angle = times(x, fixed(x, std::numbers::pi));
+  return select(compare("EQ", x, fixed(x, 0)), fixed(x, 1), over(hlo::unary("sine", angle), angle));
+}
+
+Value log_odds(const Elements& e, size_t epsilon) {
+  auto x = e[0];
+  if (e.call().has(epsilon)) x = hlo::smallest(hlo::largest(x, e.number(epsilon)), e.full(1 - e.call().number(epsilon)));
+  return logarithm(over(x, minus(fixed(x, 1), x)));
+}
+
+Value log_odds_gradient(const Elements& e) {
+  const auto g = e[0], x = e[1], one = fixed(x, 1);
+  const auto gradient = over(g, times(x, minus(one, x)));
+  if (!e.call().has(2)) return select(hlo::either(hlo::is_negative(x), hlo::is_above(x, one)), fixed(x, kNan), gradient);
+  const auto low = e.number(2), high = e.full(1 - e.call().number(2));
+  return select(hlo::either(hlo::is_below(x, low), hlo::is_above(x, high)), fixed(x, 0), gradient);
+}
+
+Value entropy(const Value& x) {
+  const auto negative = select(hlo::is_negative(x), fixed(x, -kInfinity), x);
+  return select(hlo::is_above(x, fixed(x, 0)), hlo::negated(times(x, logarithm(x))), negative);
+}
+
+/// 0 where `b` counts more bits than there are.
+Value shifted(const Elements& x, const char* direction) {
+  const bool is_unsigned = !c10::isSignedType(x.element());
+  return hlo::binary(direction != std::string_view("right") ? "shift_left" : is_unsigned ? "shift_right_logical" : "shift_right_arithmetic", x[0], x[1]);
 }
 
 void where(Call& call) {
   const auto type = at::result_type(call.tensor(1), call.tensor(2));
   const Elements x(call, type);
-  call.give(hlo::select(x.as(0, at::kBool), x[1], x[2]));
+  call.give(select(x.as(0, at::kBool), x[1], x[2]));
 }
-
-const Kernel kElementwise[] = {
-    UNARY("abs.out", "abs"),
-    UNARY("neg.out", "negate"),
-    UNARY("exp.out", "exponential"),
-    UNARY("expm1.out", "exponential_minus_one"),
-    UNARY("log.out", "log"),
-    UNARY("log1p.out", "log_plus_one"),
-    UNARY("sqrt.out", "sqrt"),
-    UNARY("rsqrt.out", "rsqrt"),
-    UNARY("sin.out", "sine"),
-    UNARY("cos.out", "cosine"),
-    UNARY("tan.out", "tan"),
-    UNARY("tanh.out", "tanh"),
-    UNARY("sigmoid.out", "logistic"),
-    UNARY("floor.out", "floor"),
-    UNARY("ceil.out", "ceil"),
-    UNARY("round.out", "round_nearest_even"),
-    UNARY("sign.out", "sign"),
-    UNARY("bitwise_not.out", "not"),
-    UNARY("erf.out", "chlo.erf"),
-    UNARY("erfc.out", "chlo.erfc"),
-    UNARY("erfinv.out", "chlo.erf_inv"),
-    UNARY("lgamma.out", "chlo.lgamma"),
-    UNARY("digamma.out", "chlo.digamma"),
-    UNARY("asin.out", "chlo.asin"),
-    UNARY("acos.out", "chlo.acos"),
-    UNARY("atan.out", "chlo.atan"),
-    UNARY("asinh.out", "chlo.asinh"),
-    UNARY("acosh.out", "chlo.acosh"),
-    UNARY("atanh.out", "chlo.atanh"),
-    UNARY("sinh.out", "chlo.sinh"),
-    UNARY("cosh.out", "chlo.cosh"),
-    COMPUTE("reciprocal.out", over(x.full(1), x[0])),
-    COMPUTE("exp2.out", hlo::unary("exponential", times(x[0], x.full(std::numbers::ln2)))),
-    COMPUTE("log2.out", over(hlo::unary("log", x[0]), x.full(std::numbers::ln2))),
-    COMPUTE("log10.out", over(hlo::unary("log", x[0]), x.full(std::numbers::ln10))),
-    COMPUTE("trunc.out", hlo::select(is_negative(x[0]), hlo::unary("ceil", x[0]), hlo::unary("floor", x[0]))),
-    COMPUTE("frac.out", minus(x[0], hlo::select(is_negative(x[0]), hlo::unary("ceil", x[0]), hlo::unary("floor", x[0])))),
-    COMPUTE("logical_not.out", hlo::unary("not", x.as(0, at::kBool))),
-{"isnan", &in_common_type<+[](const Elements& x) { return hlo::compare("NE", x[0], x[0]); }>},
-    {"isneginf.out", &in_common_type<+[](const Elements& x) { return hlo::compare("EQ", x[0], x.full(-kInfinity)); }>},
-    {"isposinf.out", &in_common_type<+[](const Elements& x) { return hlo::compare("EQ", x[0], x.full(kInfinity)); }>},
-
-    COMPUTE("add.out", plus(x[0], scaled(x, 1, 2))),
-    COMPUTE("sub.out", minus(x[0], scaled(x, 1, 2))),
-    BINARY("mul.out", "multiply"),
-    BINARY("div.out", "divide"),
-    COMPUTE("div.out_mode", divided(x)),
-    COMPUTE("floor_divide.out", floor_divided(x[0], x[1])),
-    COMPUTE("remainder.Tensor_out", remainder(x[0], x[1])),
-    BINARY("fmod.Tensor_out", "remainder"),
-    BINARY("maximum.out", "maximum"),
-    BINARY("minimum.out", "minimum"),
-    BINARY("pow.Tensor_Tensor_out", "power"),
-    COMPUTE("pow.Tensor_Scalar_out", x.call().number(1) == 2 ? times(x[0], x[0]) : hlo::binary("power", x[0], x[1])),
-    BINARY("pow.Scalar_out", "power"),
-    BINARY("atan2.out", "atan2"),
-    BINARY("bitwise_and.Tensor_out", "and"),
-    BINARY("bitwise_or.Tensor_out", "or"),
-    BINARY("bitwise_xor.Tensor_out", "xor"),
-    COMPUTE("logical_and.out", hlo::binary("and", x.as(0, at::kBool), x.as(1, at::kBool))),
-    COMPUTE("logical_or.out", hlo::binary("or", x.as(0, at::kBool), x.as(1, at::kBool))),
-    COMPUTE("logical_xor.out", hlo::binary("xor", x.as(0, at::kBool), x.as(1, at::kBool))),
-    COMPARISON("eq.Tensor_out", "EQ"),
-    COMPARISON("ne.Tensor_out", "NE"),
-    COMPARISON("lt.Tensor_out", "LT"),
-    COMPARISON("le.Tensor_out", "LE"),
-    COMPARISON("gt.Tensor_out", "GT"),
-    COMPARISON("ge.Tensor_out", "GE"),
-    COMPARISON("eq.Scalar_out", "EQ"),
-    COMPARISON("ne.Scalar_out", "NE"),
-    COMPARISON("lt.Scalar_out", "LT"),
-    COMPARISON("le.Scalar_out", "LE"),
-    COMPARISON("gt.Scalar_out", "GT"),
-    COMPARISON("ge.Scalar_out", "GE"),
-
-    COMPUTE("addcmul.out", plus(x[0], times(times(x[1], x[2]), x.number(3)))),
-    COMPUTE("addcdiv.out", plus(x[0], times(over(x[1], x[2]), x.number(3)))),
-    COMPUTE("lerp.Scalar_out", plus(x[0], times(x.number(2), minus(x[1], x[0])))),
-    COMPUTE("lerp.Tensor_out", plus(x[0], times(x[2], minus(x[1], x[0])))),
-    COMPUTE("clamp.out", clamped(x)),
-    COMPUTE("clamp.Tensor_out", clamped(x)),
-    COMPUTE("clamp_min.out", hlo::binary("maximum", x[0], x[1])),
-    COMPUTE("clamp_max.out", hlo::binary("minimum", x[0], x[1])),
-    {"where.self", where},
-    COMPUTE("where.self_out", hlo::select(x.as(0, at::kBool), x[1], x[2])),
-    COMPUTE("masked_fill_.Scalar", hlo::select(x.as(1, at::kBool), x.number(2), x[0])),
-    COMPUTE("masked_fill_.Tensor", hlo::select(x.as(1, at::kBool), x[2], x[0])),
-    COMPUTE("fill_.Scalar", x.number(1)),
-    COMPUTE("fill_.Tensor", x[1]),
-    COMPUTE("zero_", x.full(0)),
-
-    COMPUTE("relu", hlo::binary("maximum", x[0], x.full(0))),
-    COMPUTE("relu_", hlo::binary("maximum", x[0], x.full(0))),
-    COMPUTE("threshold.out", hlo::select(hlo::compare("GT", x[0], x.number(1)), x[0], x.number(2))),
-    COMPUTE("threshold_backward.grad_input", threshold_gradient(x)),
-    COMPUTE("gelu.out", gelu(x)),
-    COMPUTE("gelu_backward.grad_input", gelu_gradient(x)),
-    COMPUTE("silu.out", times(x[0], logistic(x[0]))),
-    COMPUTE("silu_backward.grad_input", silu_gradient(x)),
-    COMPUTE("sigmoid_backward.grad_input", times(x[0], times(x[1], minus(x.full(1), x[1])))),
-    COMPUTE("tanh_backward.grad_input", times(x[0], minus(x.full(1), times(x[1], x[1])))),
-    COMPUTE("leaky_relu.out", leaky(x)),
-    COMPUTE("leaky_relu_backward.grad_input", hlo::select(hlo::compare("GT", x[1], x.full(0)), x[0], times(x[0], x.number(2)))),
-    COMPUTE("elu.out", elu(x)),
-    COMPUTE("softplus.out", softplus(x)),
-};
-
-#undef UNARY
-#undef BINARY
-#undef COMPARISON
-#undef COMPUTE
 
 }  // namespace
 
-void register_elementwise() { add_kernels(kElementwise); }
+void register_elementwise() {
+  const Kernel kernels[] = {
+      unary("exp", "exponential"), unary("expm1", "exponential_minus_one"), unary("log", "log"), unary("log1p", "log_plus_one"), unary("sqrt", "sqrt"),
+      unary("rsqrt", "rsqrt"), unary("sin", "sine"), unary("cos", "cosine"), unary("tan", "tan"), unary("tanh", "tanh"), unary("sigmoid", "logistic"),
+      unary("neg", "negate"), unary("bitwise_not", "not"), unary("erf", "chlo.erf"), unary("erfc", "chlo.erfc"), unary("erfinv", "chlo.erf_inv"),
+      unary("lgamma", "chlo.lgamma"), unary("digamma", "chlo.digamma"), unary("asin", "chlo.asin"), unary("acos", "chlo.acos"), unary("atan", "chlo.atan"),
+      unary("asinh", "chlo.asinh"), unary("acosh", "chlo.acosh"), unary("atanh", "chlo.atanh"), unary("sinh", "chlo.sinh"), unary("cosh", "chlo.cosh"),
+      rounding("floor", "floor"), rounding("ceil", "ceil"), rounding("round", "round_nearest_even"),
+      elementwise("round.decimals", round_to_decimals),
+      elementwise("trunc", [](const Elements& x) { return is_float(x[0]) ? hlo::truncated(x[0]) : x[0]; }),
+      elementwise("frac", [](const Elements& x) { return minus(x[0], hlo::truncated(x[0])); }),
+      elementwise("abs", [](const Elements& x) { return hlo::magnitude(x[0]); }),
+      elementwise("sign", [](const Elements& x) { return sign(x[0]); }),
+      elementwise("sgn", [](const Elements& x) { return sign(x[0]); }),
+      elementwise("conj_physical", [](const Elements& x) { return x[0]; }),
+      elementwise("reciprocal", [](const Elements& x) { return over(fixed(x[0], 1), x[0]); }),
+      elementwise("exp2", [](const Elements& x) { return hlo::binary("power", fixed(x[0], 2), x[0]); }),
+      elementwise("log2", [](const Elements& x) { return over(logarithm(x[0]), fixed(x[0], std::numbers::ln2)); }),
+      elementwise("log10", [](const Elements& x) { return over(logarithm(x[0]), fixed(x[0], std::numbers::ln10)); }),
+      elementwise("sinc", [](const Elements& x) { return sine_over_x(x[0]); }),
+      elementwise("nan_to_num", without_nan),
+      elementwise("logit", [](const Elements& x) { return log_odds(x, 1); }),
+      elementwise("logit_backward", log_odds_gradient),
+      elementwise("angle", [](const Elements& x) { return select(hlo::is_nan(x[0]), x[0], select(hlo::is_negative(x[0]), fixed(x[0], std::numbers::pi), fixed(x[0], 0))); }),
+      elementwise("special_entr", [](const Elements& x) { return entropy(x[0]); }),
+      elementwise("logical_not", [](const Elements& x) { return hlo::opposite(x.as(0, at::kBool)); }),
+      comparison("signbit", [](const Elements& x) { return has_sign(x[0]); }),
+      comparison("isnan", [](const Elements& x) { return hlo::is_nan(x[0]); }),
+      comparison("isneginf", [](const Elements& x) { return is_infinite(x, -kInfinity); }),
+      comparison("isposinf", [](const Elements& x) { return is_infinite(x, kInfinity); }),
+
+      elementwise("add.Tensor", [](const Elements& x) { return plus(x[0], scaled(x, 1, 2)); }),
+      elementwise("sub.Tensor", [](const Elements& x) { return minus(x[0], scaled(x, 1, 2)); }),
+      elementwise("rsub.Tensor", [](const Elements& x) { return minus(x[1], scaled(x, 0, 2)); }),
+      binary("mul.Tensor", "multiply"), binary("div.Tensor", "divide"), binary("fmod.Tensor", "remainder"), binary("maximum", "maximum"),
+      binary("minimum", "minimum"), binary("pow.Tensor_Tensor", "power"), binary("pow.Scalar", "power"), binary("atan2", "atan2"),
+      binary("bitwise_and.Tensor", "and"), binary("bitwise_or.Tensor", "or"), binary("bitwise_xor.Tensor", "xor"), binary("nextafter", "chlo.next_after"),
+      elementwise("div.Tensor_mode", divided),
+      elementwise("floor_divide", [](const Elements& x) { return floor_divided(x[0], x[1]); }),
+      elementwise("remainder.Tensor", [](const Elements& x) { return remainder(x[0], x[1]); }),
+      elementwise("remainder.Scalar_Tensor", [](const Elements& x) { return remainder(x[0], x[1]); }),
+      elementwise("pow.Tensor_Scalar", power),
+      elementwise("copysign.Tensor", [](const Elements& x) { return with_sign(x[0], x[1]); }),
+      elementwise("hypot", [](const Elements& x) { return hypotenuse(x[0], x[1]); }),
+      elementwise("logaddexp", [](const Elements& x) { return log_of_sum(x[0], x[1], std::numbers::e); }),
+      elementwise("logaddexp2", [](const Elements& x) { return log_of_sum(x[0], x[1], 2); }),
+      elementwise("xlogy.Tensor", [](const Elements& x) { return zero_wins(x[0], x[1], logarithm(x[1])); }),
+      elementwise("special_xlog1py", [](const Elements& x) { return zero_wins(x[0], x[1], hlo::log_plus_one(x[1])); }),
+      elementwise("fmax", [](const Elements& x) { return other_if_nan(x[0], x[1], hlo::largest(x[0], x[1])); }),
+      elementwise("fmin", [](const Elements& x) { return other_if_nan(x[0], x[1], hlo::smallest(x[0], x[1])); }),
+      elementwise("heaviside", [](const Elements& x) {
+        const auto step = hlo::convert(hlo::is_above(x[0], fixed(x[0], 0)), x.element());
+        return select(compare("EQ", x[0], fixed(x[0], 0)), x[1], step);
+      }),
+      elementwise("bitwise_left_shift.Tensor", [](const Elements& x) { return shifted(x, "left"); }),
+      elementwise("bitwise_right_shift.Tensor", [](const Elements& x) { return shifted(x, "right"); }),
+      elementwise("__lshift__.Tensor", [](const Elements& x) { return shifted(x, "left"); }),
+      elementwise("__rshift__.Tensor", [](const Elements& x) { return shifted(x, "right"); }),
+      elementwise("__lshift__.Scalar", [](const Elements& x) { return shifted(x, "left"); }),
+      elementwise("__rshift__.Scalar", [](const Elements& x) { return shifted(x, "right"); }),
+      elementwise("__ilshift__.Tensor", [](const Elements& x) { return shifted(x, "left"); }),
+      elementwise("__irshift__.Tensor", [](const Elements& x) { return shifted(x, "right"); }),
+      elementwise("__ilshift__.Scalar", [](const Elements& x) { return shifted(x, "left"); }),
+      elementwise("__irshift__.Scalar", [](const Elements& x) { return shifted(x, "right"); }),
+      elementwise("logical_and", [](const Elements& x) { return both(x.as(0, at::kBool), x.as(1, at::kBool)); }),
+      elementwise("logical_or", [](const Elements& x) { return hlo::either(x.as(0, at::kBool), x.as(1, at::kBool)); }),
+      elementwise("logical_xor", [](const Elements& x) { return hlo::binary("xor", x.as(0, at::kBool), x.as(1, at::kBool)); }),
+      comparison("eq.Tensor", "EQ"), comparison("ne.Tensor", "NE"), comparison("lt.Tensor", "LT"), comparison("le.Tensor", "LE"),
+      comparison("gt.Tensor", "GT"), comparison("ge.Tensor", "GE"), comparison("eq.Scalar", "EQ"), comparison("ne.Scalar", "NE"),
+      comparison("lt.Scalar", "LT"), comparison("le.Scalar", "LE"), comparison("gt.Scalar", "GT"), comparison("ge.Scalar", "GE"),
+
+      elementwise("addcmul", [](const Elements& x) { return plus(x[0], times(times(x[1], x[2]), x[3])); }),
+      elementwise("addcdiv", [](const Elements& x) { return plus(x[0], times(over(x[1], x[2]), x[3])); }),
+      elementwise("lerp.Scalar", [](const Elements& x) { return plus(x[0], times(x[2], minus(x[1], x[0]))); }),
+      elementwise("lerp.Tensor", [](const Elements& x) { return plus(x[0], times(x[2], minus(x[1], x[0]))); }),
+      elementwise("clamp", clamped),
+      elementwise("clamp.Tensor", clamped),
+      elementwise("clamp_min", [](const Elements& x) { return hlo::largest(x[0], x[1]); }),
+      elementwise("clamp_max", [](const Elements& x) { return hlo::smallest(x[0], x[1]); }),
+      elementwise("clamp_min.Tensor", [](const Elements& x) { return hlo::largest(x[0], x[1]); }),
+      elementwise("clamp_max.Tensor", [](const Elements& x) { return hlo::smallest(x[0], x[1]); }),
+      {"where.self", where},
+      elementwise("masked_fill_.Scalar", [](const Elements& x) { return select(x.as(1, at::kBool), x[2], x[0]); }),
+      elementwise("masked_fill_.Tensor", [](const Elements& x) { return select(x.as(1, at::kBool), x[2], x[0]); }),
+      elementwise("fill_.Scalar", [](const Elements& x) { return x[1]; }),
+      elementwise("fill_.Tensor", [](const Elements& x) { return x[1]; }),
+      elementwise("zero_", [](const Elements& x) { return x.full(0); }),
+  };
+  add_kernels(kernels);
+}
 
 }  // namespace tessera::xla

@@ -39,6 +39,12 @@ IValue with_tensors(const IValue& value, const Change& change) {
   return value;
 }
 
+std::vector<at::Tensor> tensors_in(const IValue& value) {
+  std::vector<at::Tensor> tensors;
+  (void)with_tensors(value, [&](const at::Tensor& tensor) { return tensors.emplace_back(tensor); });
+  return tensors;
+}
+
 bool writes(const c10::Argument& argument) { return argument.alias_info() != nullptr && argument.alias_info()->isWrite(); }
 
 void expect_no_view(const c10::OperatorHandle& op) {
@@ -68,6 +74,8 @@ IValue merged(const std::vector<IValue>& values) {
   }
   return first;
 }
+
+}  // namespace
 
 void run_on_host(const c10::OperatorHandle& op, Stack* stack) {
   const auto lock = lock_device();
@@ -106,12 +114,17 @@ void run_on_host(const c10::OperatorHandle& op, Stack* stack) {
     for (size_t i = 0; i < results.size(); i++) results[i].push_back(call[i]);
   }
   for (size_t i = 0; i < arguments.size(); i++) {
-    if (!writes(schema.arguments()[i]) || !arguments[i].isTensor() || !is_xla(arguments[i].toTensor())) continue;
-    std::vector<at::Tensor> written;
-    for (const auto& own : of_replica) written.push_back(own[i].toTensor());
-    const auto& target = arguments[i].toTensor();
-    if (target.sizes() != written[0].sizes()) target.resize_(written[0].sizes());
-    write(target, read(from_replicas(written)));
+    if (!writes(schema.arguments()[i])) continue;
+    std::vector<std::vector<at::Tensor>> written(count);
+    for (size_t r = 0; r < count; r++) written[r] = tensors_in(of_replica[r][i]);
+    const auto targets = tensors_in(arguments[i]);
+    for (size_t k = 0; k < targets.size(); k++) {
+      if (!is_xla(targets[k])) continue;
+      std::vector<at::Tensor> values;
+      for (const auto& own : written) values.push_back(own[k]);
+      if (targets[k].sizes() != values[0].sizes()) targets[k].resize_(values[0].sizes());
+      write(targets[k], read(from_replicas(values)));
+    }
   }
   for (size_t i = 0; i < results.size(); i++) {
     const auto* const written = schema.returns()[i].alias_info();
@@ -125,8 +138,6 @@ void run_on_host(const c10::OperatorHandle& op, Stack* stack) {
     }
   }
 }
-
-}  // namespace
 
 std::vector<Fallback> fallbacks() {
   std::vector<Fallback> all;

@@ -1,24 +1,30 @@
-// Operators that pick, place and order elements.
+// Operators that pick elements by numbers, and put them there.
 #include <ATen/ExpandUtils.h>
-#include <ATen/WrapDimUtils.h>
-#include <c10/util/accumulate.h>
 
-#include <algorithm>
-#include <cmath>
-#include <numeric>
-
-#include "tessera/base/error.h"
-#include "tessera/xla/device/kernels.h"
+#include "tessera/xla/device/dimensions.h"
+#include "tessera/xla/device/elements.h"
 #include "tessera/xla/device/views.h"
-#include "tessera/xla/graph/arithmetic.h"
+#include "tessera/xla/graph/scan.h"
 
 namespace tessera::xla {
 namespace {
 
 using hlo::plus;
 using hlo::times;
+using hlo::over;
 using hlo::fixed;
 using hlo::flat;
+using hlo::select;
+
+/// The order that puts one dimension first.
+Sizes with_first(int64_t d, int64_t rank) {
+  auto order = all_dimensions(rank);
+  std::rotate(order.begin(), order.begin() + d, order.begin() + d + 1);
+  return order;
+}
+
+/// Numbers below 0 count from the end.
+Value from_start(const Value& places, int64_t size) { return select(hlo::is_negative(places), plus(places, fixed(places, size)), places); }
 
 /// A place in a list for each element of `indices`: as the element's own place, but by `indices` along one dimension of `sizes`.
 Value places_along(const Value& indices, const Sizes& sizes, int64_t dimension) {
@@ -33,23 +39,123 @@ Value places_along(const Value& indices, const Sizes& sizes, int64_t dimension) 
 }
 
 void gather(Call& call) {
-  const auto x = call.value(0), indices = call.value(2, at::kLong);
-  if (x.rank() == 0) return call.give(hlo::reshape(x, indices.sizes()));
-  call.give(hlo::take_elements(flat(x), places_along(indices, x.sizes(), at::maybe_wrap_dim(call.integer(1), x.rank()))));
+  const auto x = with_a_dimension(call.value(0)), indices = call.value(2, at::kLong), listed = with_a_dimension(indices);
+  const auto places = places_along(listed, x.sizes(), wrapped(call.integer(1), x.rank()));
+  call.give(hlo::reshape(hlo::take(flat(x), flat(places), 0), indices.sizes()));
 }
 
-void scatter_with(Call& call, Combine combine) {
-  const auto x = call.value(0), indices = call.value(2, at::kLong);
-  const auto d = at::maybe_wrap_dim(call.integer(1), std::max<int64_t>(x.rank(), 1));
-  auto source = call[3].isTensor() ? call.value(3, x.element()) : hlo::full(call.number(3), {x.element(), indices.sizes()});
-  if (source.sizes() != indices.sizes()) {
-    source = hlo::slice(source, Sizes(indices.sizes().size(), 0), indices.sizes(), Sizes(indices.sizes().size(), 1));
-  }
-  const auto places = flat(places_along(indices, x.sizes(), d));
-  call.give(hlo::reshape(hlo::put(flat(x), places, flat(source), combine), x.sizes()));
+void take(Call& call) {
+  const auto x = flat(call.value(0)), indices = call.value(1, at::kLong);
+  call.give(hlo::take(x, from_start(indices, x.sizes()[0]), 0));
 }
-void scatter(Call& call) { scatter_with(call, Combine::Second); }
-void scatter_add(Call& call) { scatter_with(call, Combine::Add); }
+
+void put(Call& call) {
+  const auto x = call.value(0), list = flat(x), places = flat(from_start(call.value(1, at::kLong), list.sizes()[0]));
+  const auto combine = call.flag(3) ? Combine::Add : Combine::Second;
+  call.give(hlo::reshape(hlo::put(list, places, flat(call.value(2, x.element())), combine), x.sizes()));
+}
+
+// --- what several elements that go to one place become ---
+
+/// Rows of `updates` go to places of dimension 0 of `x`; where `keeps_self`, what is there already counts as one of them.
+Value put_reduced(const Value& x, const Value& places, const Value& updates, std::string_view reduce, bool keeps_self) {
+  const bool mean = reduce == "mean";
+  const auto combine = reduce == "sum" || reduce == "add" || mean ? Combine::Add
+                       : reduce == "prod" || reduce == "multiply" ? Combine::Multiply
+                       : reduce == "amax"                         ? Combine::Max
+                                                                  : Combine::Min;
+  const auto start = combine == Combine::Add        ? hlo::constant(int64_t{0}, x.element())
+                     : combine == Combine::Multiply ? hlo::constant(int64_t{1}, x.element())
+                     : combine == Combine::Max      ? hlo::lowest(x.element())
+                                                    : hlo::highest(x.element());
+  const auto ones = hlo::broadcast(hlo::constant(int64_t{1}, at::kLong), updates.sizes(), {});
+  const auto none = hlo::broadcast(hlo::constant(int64_t{0}, at::kLong), x.sizes(), {});
+  const auto counts = hlo::put(none, places, ones, Combine::Add);
+  const auto is_met = hlo::is_above(counts, none);
+  const auto base = keeps_self ? x : select(is_met, hlo::broadcast(start, x.sizes(), {}), x);
+  auto result = hlo::put(base, places, updates, combine);
+  if (!mean) return result;
+  const auto divisor = keeps_self ? plus(counts, fixed(counts, 1)) : hlo::largest(counts, fixed(counts, 1));
+  const auto share = hlo::convert(divisor, x.element());
+  result = c10::isFloatingType(x.element()) ? over(result, share) : floor_divided(result, share);
+  return result;
+}
+
+struct Scattered {
+  Value x, places, source;
+};
+Scattered scattered(const Call& call, at::ScalarType element) {
+  const auto x = with_a_dimension(call.value(0, element)), indices = with_a_dimension(call.value(2, at::kLong));
+  auto source = with_a_dimension(call[3].isTensor() ? call.value(3, element) : hlo::expand(call.value(3, element), indices.sizes()));
+  const Sizes none(indices.sizes().size(), 0), ones(indices.sizes().size(), 1);
+  source = hlo::slice(source, none, indices.sizes(), ones);
+  return {flat(x), flat(places_along(indices, x.sizes(), wrapped(call.integer(1), x.rank()))), flat(source)};
+}
+
+Kernel scatter(const char* name, Combine combine) {
+  return {name, [=](Call& call) {
+            const auto [x, places, source] = scattered(call, combine == Combine::Second ? call.result_type() : hlo::wide(call.result_type()));
+            call.give(hlo::reshape(hlo::convert(hlo::put(x, places, source, combine), call.result_type()), call.tensor(0).sizes()));
+          }};
+}
+
+void scatter_reduced(Call& call) {
+  const auto [x, places, source] = scattered(call, hlo::wide(call.result_type()));
+  const bool keeps_self = call.arguments() < 6 || call.flag(5);
+  const auto result = put_reduced(x, places, source, call[4].toStringView(), keeps_self);
+  call.give(hlo::reshape(hlo::convert(result, call.result_type()), call.tensor(0).sizes()));
+}
+
+// --- whole rows of one dimension ---
+
+/// `change` gets the tensor with that dimension first, places, and rows.
+template <class Change>
+void change_rows(Call& call, at::ScalarType element, const Change& change) {
+  const auto x = with_a_dimension(call.value(0, element));
+  const auto d = wrapped(call.integer(1), x.rank());
+  const auto order = with_first(d, x.rank());
+  const auto turned = hlo::transpose(x, order);
+  const auto places = flat(from_start(call.value(2, at::kLong), x.sizes()[static_cast<size_t>(d)]));
+  auto row_sizes = turned.sizes();
+  row_sizes[0] = places.sizes()[0];
+  auto rows = call.value(3, element);
+  rows = rows.rank() ? hlo::transpose(rows, order) : hlo::broadcast(rows, row_sizes, {});
+  const auto result = hlo::transpose(change(turned, places, rows), hlo::inverse(order));
+  call.give(hlo::convert(hlo::reshape(result, call.tensor(0).sizes()), call.result_type()));
+}
+
+void index_add(Call& call) {
+  change_rows(call, hlo::wide(call.result_type()), [&](const Value& x, const Value& places, const Value& rows) {
+    const auto alpha = call.value(4, x.element());
+    return hlo::put(x, places, call.number(4) == 1 ? rows : times(rows, hlo::broadcast(alpha, rows.sizes(), {})), Combine::Add);
+  });
+}
+
+void index_copy(Call& call) {
+  change_rows(call, call.result_type(), [](const Value& x, const Value& places, const Value& rows) { return hlo::put(x, places, rows, Combine::Second); });
+}
+
+void index_reduce(Call& call) {
+  change_rows(call, hlo::wide(call.result_type()), [&](const Value& x, const Value& places, const Value& rows) {
+    return put_reduced(x, places, rows, call[4].toStringView(), call.flag(5));
+  });
+}
+
+void index_select(Call& call) {
+  const auto x = with_a_dimension(call.value(0)), places = flat(call.value(2, at::kLong));
+  const auto picked = hlo::take(x, places, wrapped(call.integer(1), x.rank()));
+  call.give(call.tensor(0).dim() ? picked : hlo::reshape(picked, {}));
+}
+
+void masked_scatter(Call& call) {
+  const auto x = call.value(0), source = flat(call.value(2, x.element()));
+  if (source.sizes()[0] == 0) return call.give(x);
+  const auto mask = flat(hlo::expand(call.value(1, at::kBool), x.sizes())), counted = hlo::convert(mask, at::kLong);
+  const auto places = hlo::minus(hlo::running(counted, 0, Combine::Add), fixed(counted, 1));
+  const auto last = fixed(places, source.sizes()[0] - 1);
+  const auto picked = hlo::take(source, hlo::smallest(hlo::largest(places, fixed(places, 0)), last), 0);
+  call.give(hlo::reshape(select(mask, picked, flat(x)), x.sizes()));
+}
 
 /// What a list of index tensors means: which dimensions they take, and which rows they name.
 struct Indexed {
@@ -72,6 +178,7 @@ Indexed indexed(const Value& x, const c10::IValue& list) {
       continue;
     }
     const auto& tensor = *tensors[static_cast<size_t>(d)];
+    if (tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte) throw NotLowered();  // how many it names, only the values say
     taken.push_back(d);
     indices.push_back(hlo::convert(read(tensor), at::kLong));
     result.common = at::infer_size(result.common, tensor.sizes());
@@ -84,9 +191,8 @@ Indexed indexed(const Value& x, const c10::IValue& list) {
   result.places = hlo::broadcast(hlo::constant(int64_t{0}, at::kLong), result.common, {});
   for (size_t i = 0; i < taken.size(); i++) {
     const auto size = x.sizes()[static_cast<size_t>(taken[i])];
-    auto index = hlo::expand(indices[i], result.common);
-    index = hlo::select(hlo::compare("LT", index, fixed(index, 0)), plus(index, fixed(index, size)), index);
-    result.places = plus(times(result.places, fixed(index, size)), index);
+    const auto index = hlo::expand(indices[i], result.common);
+    result.places = plus(times(result.places, fixed(index, size)), from_start(index, size));
     result.rows *= size;
   }
   return result;
@@ -115,7 +221,18 @@ void index(Call& call) {
   call.give(hlo::transpose(hlo::take(rows, i.places, 0), result_order(i)));
 }
 
+/// One number for all that a mask names is a choice for each element.
+bool put_by_mask(Call& call) {
+  const auto tensors = call[1].toOptionalTensorVector();
+  if (tensors.size() != 1 || !tensors[0] || tensors[0]->scalar_type() != at::kBool || call.tensor(2).numel() != 1 || call.flag(3)) return false;
+  const auto x = call.value(0), mask = read(*tensors[0]);
+  const auto number = hlo::reshape(call.value(2, x.element()), {});
+  call.give(select(hlo::broadcast(mask, x.sizes(), all_dimensions(mask.rank())), hlo::broadcast(number, x.sizes(), {}), x));
+  return true;
+}
+
 void index_put(Call& call) {
+  if (put_by_mask(call)) return;
   const auto x = call.value(0);
   const auto i = indexed(x, call[1]);
   const auto turned = hlo::transpose(x, i.order);
@@ -129,80 +246,30 @@ void index_put(Call& call) {
   call.give(hlo::transpose(hlo::reshape(updated, turned.sizes()), hlo::inverse(i.order)));
 }
 
-void triangle(Call& call, const char* direction) {
-  const auto x = call.value(0);
-  const Type places{at::kLong, x.sizes()};
-  const auto row = hlo::iota(places, x.rank() - 2), column = hlo::iota(places, x.rank() - 1);
-  const auto kept = hlo::compare(direction, column, plus(row, fixed(row, call.integer(1))));
-  call.give(hlo::select(kept, x, fixed(x, 0)));
-}
-void tril(Call& call) { triangle(call, "LE"); }
-void triu(Call& call) { triangle(call, "GE"); }
-
-void arange(Call& call) {
-  const auto& out = *call.out();
-  const auto start = call[0].toScalar(), end = call[1].toScalar(), step = call[2].toScalar();
-  const bool integral = c10::isIntegralType(out.scalar_type(), false);
-  const auto count = integral ? (end.toLong() - start.toLong() + step.toLong() + (step.toLong() > 0 ? -1 : 1)) / step.toLong()
-                              : static_cast<int64_t>(std::ceil((end.toDouble() - start.toDouble()) / step.toDouble()));
-  const Type type{integral ? at::kLong : at::kFloat, {count}};
-  const auto places = hlo::iota(type, 0);
-  if (integral) return call.give(hlo::convert(plus(times(places, fixed(places, step.toLong())), fixed(places, start.toLong())), out.scalar_type()));
-  call.give(hlo::convert(plus(times(places, hlo::full(step.toDouble(), type)), hlo::full(start.toDouble(), type)), out.scalar_type()));
-}
-
-void flip(Call& call) {
-  const auto x = call.value(0);
-  auto dimensions = call.integers(1);
-  for (auto& d : dimensions) d = at::maybe_wrap_dim(d, x.rank());
-  call.give(hlo::reverse(x, dimensions));
-}
-
-void sort(Call& call) {
-  const auto x = call.value(0);
-  if (x.rank() == 0) return call.give(std::vector{x, hlo::constant(int64_t{0}, at::kLong)});
-  const auto [values, places] = hlo::sort(x, at::maybe_wrap_dim(call.integer(2), x.rank()), call.flag(3) ? hlo::Order::Descending : hlo::Order::Ascending);
-  call.give(std::vector{values, places});
-}
-
-void topk(Call& call) {
-  const auto x = call.value(0);
-  const auto d = at::maybe_wrap_dim(call.integer(2), x.rank());
-  const auto [values, places] = hlo::sort(x, d, call.flag(3) ? hlo::Order::Descending : hlo::Order::Ascending);
-  call.give(std::vector{hlo::slice(values, d, 0, call.integer(1)), hlo::slice(places, d, 0, call.integer(1))});
-}
-
-void cumulative_sum(Call& call) {
-  const auto type = call.result_type();
-  const auto x = call.value(0, type == at::kBFloat16 || type == at::kHalf ? at::kFloat : type);
-  if (x.rank() == 0) return call.give(hlo::convert(x, type));
-  const auto d = static_cast<size_t>(at::maybe_wrap_dim(call.integer(1), x.rank()));
-  Sizes size(x.sizes().size(), 1), low(x.sizes().size(), 0);
-  size[d] = x.sizes()[d];
-  low[d] = x.sizes()[d] - 1;
-  const auto sum = hlo::reduce_window(x, Combine::Add, hlo::constant(int64_t{0}, x.element()),
-                                      {.size = size, .stride = {}, .padding_low = low, .padding_high = Sizes(size.size(), 0), .base_dilation = {}, .dilation = {}});
-  call.give(hlo::convert(sum, type));
-}
-
-const Kernel kIndexing[] = {
-    {"gather.out", gather},
-    {"scatter.src_out", scatter},
-    {"scatter.value_out", scatter},
-    {"scatter_add.out", scatter_add},
-    {"index.Tensor_out", index},
-    {"_index_put_impl_", index_put},
-    {"tril.out", tril},
-    {"triu.out", triu},
-    {"arange.start_out", arange},
-    {"flip", flip},
-    {"sort.values_stable", sort},
-    {"topk.values", topk},
-    {"cumsum.out", cumulative_sum},
-};
-
 }  // namespace
 
-void register_indexing() { add_kernels(kIndexing); }
+void register_indexing() {
+  const Kernel kernels[] = {
+      {"gather", gather},
+      {"take", take},
+      {"put_", put},
+      scatter("scatter.src", Combine::Second),
+      scatter("scatter.value", Combine::Second),
+      scatter("scatter_add", Combine::Add),
+      {"scatter.reduce", scatter_reduced},
+      {"scatter.value_reduce", scatter_reduced},
+      {"scatter_reduce.two", scatter_reduced},
+      {"index.Tensor", index},
+      {"_index_put_impl_", index_put},
+      {"index_add", index_add},
+      {"index_copy", index_copy},
+      {"index_fill_.int_Scalar", index_copy},
+      {"index_fill_.int_Tensor", index_copy},
+      {"index_reduce", index_reduce},
+      {"index_select", index_select},
+      {"masked_scatter_", masked_scatter},
+  };
+  add_kernels(kernels);
+}
 
 }  // namespace tessera::xla

@@ -7,13 +7,13 @@
 
 #include "tessera/xla/device/storage.h"
 #include "tessera/xla/device/views.h"
-#include "tessera/xla/graph/ops.h"
+#include "tessera/xla/graph/arithmetic.h"
 
 namespace tessera::xla {
 namespace {
 
-std::map<std::string, Lowering>& lowerings() {
-  static auto& all = *new std::map<std::string, Lowering>;
+std::vector<std::string>& names() {
+  static auto& all = *new std::vector<std::string>;
   return all;
 }
 
@@ -25,29 +25,102 @@ torch::Library& library() {
 /// The one kernel of all operators in tables: which it is stands in the functor.
 class Lowered final : public c10::OperatorKernel {
  public:
-  explicit Lowered(Lowering lower) : lower_(lower) {}
+  Lowered(Lowering lower, const c10::FunctionSchema& schema) : lower_(std::move(lower)), signature_(schema) {}
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
     const auto lock = lock_device();
-    Call call(op, *stack);
-    lower_(call);
+    const at::AutoDispatchBelowADInplaceOrView below;
+    Call call(signature_, *stack);
+    try {
+      if (call.is_foreign()) throw NotLowered();
+      lower_(call);
+    } catch (const NotLowered&) {
+      call.undo();
+      run_on_host(op, stack);
+    }
   }
 
  private:
   Lowering lower_;
+  Signature signature_;
 };
+
+using Operators = std::map<std::string, std::vector<c10::OperatorHandle>>;
+
+/// ATen's operators by their names, without overloads and without the underscore of those in place.
+const Operators& operators() {
+  static const auto& all = *[] {
+    auto* const found = new Operators;
+    for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+      if (!name.name.starts_with("aten::")) continue;
+      auto plain = name.name.substr(6);
+      if (plain.ends_with('_')) plain.pop_back();
+      if (const auto op = c10::Dispatcher::singleton().findSchema(name)) (*found)[plain].push_back(*op);
+    }
+    return found;
+  }();
+  return all;
+}
+
+/// The types of the arguments that are not there only to be written.
+std::string argument_types(const c10::FunctionSchema& schema) {
+  std::string types;
+  for (const auto& argument : schema.arguments()) {
+    if (!argument.is_out()) types += argument.type()->str() + ",";
+  }
+  return types;
+}
+
+bool needs_kernel(const c10::OperatorHandle& op) {
+  using c10::DispatchKey;
+  for (const auto key : {DispatchKey::CompositeImplicitAutograd, DispatchKey::CompositeExplicitAutograd, DispatchKey::CompositeExplicitAutogradNonFunctional}) {
+    if (op.hasKernelForDispatchKey(key)) return false;
+  }
+  return true;
+}
+
+/// What a name in a table means.
+std::vector<c10::OperatorHandle> forms_of(const std::string& name) {
+  auto plain = name.substr(0, name.find('.'));
+  const auto overload = plain.size() == name.size() ? "" : name.substr(plain.size() + 1);
+  const auto named = c10::Dispatcher::singleton().findSchema({"aten::" + plain, overload});
+  if (!named) return {};  // of another libtorch
+  if (plain.ends_with('_')) plain.pop_back();
+  std::vector<c10::OperatorHandle> forms;
+  for (const auto& op : operators().at(plain)) {
+    if (needs_kernel(op) && argument_types(op.schema()) == argument_types(named->schema())) forms.push_back(op);
+  }
+  if (forms.empty()) forms.push_back(*named);
+  return forms;
+}
 
 }  // namespace
 
-Call::Call(const c10::OperatorHandle& op, torch::jit::Stack& stack)
-    : name_(op.schema().name()), stack_(stack), returns_(op.schema().returns().size()) {
-  const auto& schema = op.schema();
-  arguments_ = torch::jit::pop(stack, schema.arguments().size());
-  for (size_t i = 0; i < arguments_.size(); i++) {
+Signature::Signature(const c10::FunctionSchema& schema) : arguments(schema.arguments().size()), inputs(arguments), returns(schema.returns().size()) {
+  while (inputs > 0 && schema.arguments()[inputs - 1].is_out()) inputs--;
+  const auto written = [&](size_t i) {
     const auto* const alias = schema.arguments()[i].alias_info();
-    if (alias && alias->isWrite() && arguments_[i].isTensor()) outs_.push_back(arguments_[i].toTensor());
+    return alias && alias->isWrite() ? alias : nullptr;
+  };
+  for (const auto& result : schema.returns()) {
+    for (size_t i = 0; result.alias_info() && i < arguments; i++) {
+      if (written(i) && *written(i) == *result.alias_info()) outs.push_back(i);
+    }
   }
-  // Those that the caller gave only to be written are no arguments.
-  while (!arguments_.empty() && schema.arguments()[arguments_.size() - 1].is_out()) arguments_.pop_back();
+  for (size_t i = 0; returns == 0 && i < arguments; i++) {
+    if (written(i)) outs.push_back(i);
+  }
+}
+
+Call::Call(const Signature& signature, torch::jit::Stack& stack) : signature_(signature), stack_(stack), arguments_(torch::jit::pop(stack, signature.arguments)) {
+  for (const auto i : signature.outs) outs_.push_back(arguments_[i].toTensor());
+}
+
+bool Call::is_foreign() const {
+  return std::ranges::any_of(arguments_, [](const c10::IValue& value) { return value.isTensor() && value.toTensor().defined() && value.toTensor().is_complex(); });
+}
+
+void Call::undo() {
+  stack_.insert(stack_.end(), arguments_.begin(), arguments_.end());
 }
 
 Sizes Call::integers(size_t i) const {
@@ -66,9 +139,14 @@ Value Call::value(size_t i) const {
 }
 
 Value Call::value(size_t i, at::ScalarType element) const {
-  if (arguments_[i].isScalar()) return hlo::scalar(number(i), element);
+  if (arguments_[i].isScalar()) {
+    const auto scalar = arguments_[i].toScalar();
+    return c10::isIntegralType(element, false) && scalar.isIntegral(false) ? hlo::constant(scalar.toLong(), element) : hlo::scalar(scalar.toDouble(), element);
+  }
   return hlo::convert(read(tensor(i)), element);
 }
+
+Value Call::wide_value(size_t i) const { return value(i, hlo::wide(result_type())); }
 
 at::ScalarType Call::result_type(size_t i) const {
   if (const auto* const tensor = out(i)) return tensor->scalar_type();
@@ -79,44 +157,56 @@ at::ScalarType Call::result_type(size_t i) const {
 }
 
 void Call::give(std::span<const Value> results) {
-  for (size_t i = 0; i < returns_; i++) {
-    if (i >= results.size() || !results[i]) {
-      stack_.emplace_back(at::Tensor());
-      continue;
-    }
+  for (size_t i = 0; i < std::max(results.size(), signature_.returns); i++) {
     const auto* const given = out(i);
-    if (!given) {
-      stack_.emplace_back(new_tensor(results[i]));
-      continue;
+    at::Tensor result;
+    if (i < results.size() && results[i]) {
+      result = given ? *given : new_tensor(results[i]);
+      if (given) {
+        if (given->sizes() != results[i].sizes()) given->resize_(results[i].sizes());
+        write(*given, results[i]);
+      }
     }
-    if (given->sizes() != results[i].sizes()) given->resize_(results[i].sizes());
-    write(*given, results[i]);
-    stack_.emplace_back(*given);
+    if (i < signature_.returns) stack_.emplace_back(std::move(result));
   }
 }
 
 void add_kernels(std::span<const Kernel> kernels) {
   for (const auto& kernel : kernels) {
-    lowerings()[kernel.name] = kernel.lower;
-    library().impl(kernel.name, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Lowered>(kernel.lower)));
+    for (const auto& form : forms_of(kernel.name)) {
+      const auto name = c10::toString(form.operator_name()).substr(6);
+      names().push_back(name);
+      library().impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Lowered>(kernel.lower, form.schema())));
+    }
   }
 }
 
 std::vector<std::string> lowered_operators() {
-  std::vector<std::string> names;
-  for (const auto& [name, lower] : lowerings()) names.push_back(name);
-  return names;
+  auto sorted = names();
+  std::ranges::sort(sorted);
+  return sorted;
 }
 
 void register_kernels() {
   register_fallback();
   register_plumbing();
   register_elementwise();
+  register_activations();
   register_reductions();
+  register_losses();
+  register_norms();
   register_products();
   register_convolutions();
+  register_pooling();
+  register_resampling();
+  register_recurrent();
   register_random();
   register_indexing();
+  register_ordering();
+  register_makers();
+  register_ctc_loss();
+  register_bags();
+  register_compositions();
 }
 
 }  // namespace tessera::xla

@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,12 +22,19 @@ void register_kernels();
 /// Which operators have a lowering, in the order of their names.
 std::vector<std::string> lowered_operators();
 
+/// What an operator's schema says of its arguments.
+struct Signature {
+  explicit Signature(const c10::FunctionSchema& schema);
+  size_t arguments, inputs, returns;  // inputs are all but those that are there only to be written
+  std::vector<size_t> outs;           // which arguments take the results
+};
+
 /// A call of an operator: its arguments, and where its results go.
 class Call {
  public:
-  Call(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+  Call(const Signature& signature, torch::jit::Stack& stack);
 
-  size_t arguments() const { return arguments_.size(); }
+  size_t arguments() const { return signature_.inputs; }
   const c10::IValue& operator[](size_t i) const { return arguments_[i]; }
   /// Defined, or the argument is None.
   bool has(size_t i) const { return !arguments_[i].isNone() && !(arguments_[i].isTensor() && !arguments_[i].toTensor().defined()); }
@@ -41,6 +49,9 @@ class Call {
   /// In another type.
   Value value(size_t i, at::ScalarType element) const;
 
+  /// In the type of the result; half types are computed as float, as libtorch does.
+  Value wide_value(size_t i) const;
+
   /// The tensor that takes result `i`, if the caller gave one.
   const at::Tensor* out(size_t i = 0) const { return i < outs_.size() ? &outs_[i] : nullptr; }
   /// The type that result `i` shall have, as libtorch has found out where it gave a tensor for it.
@@ -50,32 +61,50 @@ class Call {
   void give(std::span<const Value> results);
   void give(const Value& result) { give(std::span(&result, 1)); }
 
-  std::string_view name() const { return name_; }
+  /// Of values that no lowering computes: complex numbers.
+  bool is_foreign() const;
+  /// Puts the arguments back, as if there had been no call.
+  void undo();
 
  private:
-  std::string_view name_;
+  const Signature& signature_;
+  torch::jit::Stack& stack_;
   std::vector<c10::IValue> arguments_;
   std::vector<at::Tensor> outs_;
-  torch::jit::Stack& stack_;
-  size_t returns_;
 };
 
-using Lowering = void (*)(Call&);
+/// What a lowering throws at arguments that it does not take: the call then runs on the CPU.
+struct NotLowered {};
+
+using Lowering = std::function<void(Call&)>;
 struct Kernel {
   const char* name;
   Lowering lower;
 };
-/// Registers a table; names are those of ATen's operators with their overloads: "exp.out".
+/// Registers a table. A name is an operator of ATen with its overload, as "scatter.src", and means all its forms with the same arguments,
+/// such as those in place and with a given result, of which libtorch has no composition. If there is none such, it is the operator itself.
 void add_kernels(std::span<const Kernel> kernels);
 
 void register_plumbing();
 void register_elementwise();
+void register_activations();
 void register_reductions();
+void register_losses();
+void register_norms();
 void register_products();
 void register_convolutions();
+void register_pooling();
+void register_resampling();
+void register_recurrent();
 void register_random();
 void register_indexing();
+void register_ordering();
+void register_makers();
+void register_ctc_loss();
+void register_bags();
+void register_compositions();
 void register_fallback();
+void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 /// How often an operator that has no lowering ran on the CPU.
 struct Fallback {

@@ -28,6 +28,17 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage storage, int64_t offset, a
   return self;
 }
 
+at::Tensor& set_whole_storage(at::Tensor& self, at::Storage storage) {
+  const auto elements = static_cast<int64_t>(storage.nbytes() / self.itemsize());
+  return set_storage(self, std::move(storage), 0, {elements}, {1});
+}
+
+at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
+  return set_storage(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
+}
+
+at::Tensor& set_nothing(at::Tensor& self) { return set_tensor(self, new_tensor({0}, self.scalar_type())); }
+
 const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef sizes, std::optional<at::MemoryFormat> /*format*/) {
   const auto lock = lock_device();
   auto* const tensor = self.unsafeGetTensorImpl();
@@ -81,6 +92,12 @@ bool equal(const at::Tensor& a, const at::Tensor& b) {
   return at::equal(to_host(a), to_host(b));
 }
 
+/// Attention of its parts: no kernel of another device is of use.
+int64_t choose_attention(const at::Tensor& /*query*/, const at::Tensor& /*key*/, const at::Tensor& /*value*/, const std::optional<at::Tensor>& /*mask*/,
+                         double /*dropout*/, bool /*causal*/, std::optional<double> /*scale*/, bool /*grouped*/) {
+  return static_cast<int64_t>(at::SDPBackend::math);
+}
+
 }  // namespace
 
 void register_plumbing() {
@@ -91,7 +108,13 @@ void register_plumbing() {
   aten.impl("view", TORCH_FN(at::native::view));
   aten.impl("_reshape_alias", TORCH_FN(at::native::_reshape_alias));
   aten.impl("set_.source_Storage_storage_offset", &set_storage);
+  aten.impl("set_.source_Storage", &set_whole_storage);
+  aten.impl("set_.source_Tensor", &set_tensor);
+  aten.impl("set_", &set_nothing);
+  aten.impl("is_set_to", TORCH_FN(at::native::is_set_to));
+  aten.impl("unfold", TORCH_FN(at::native::unfold));
   aten.impl("resize_", &resize);
+  aten.impl("_fused_sdp_choice", &choose_attention);
   aten.impl("_copy_from", &copy_from);
   aten.impl("_local_scalar_dense", &local_scalar);
   aten.impl("equal", &equal);

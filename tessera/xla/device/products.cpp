@@ -48,14 +48,6 @@ void cat(Call& call) {
   call.give(hlo::concatenate(parts, at::maybe_wrap_dim(call.integer(1), std::max<int64_t>(rank, 1))));
 }
 
-void index_select(Call& call) {
-  auto x = call.value(0);
-  const auto d = x.rank() ? at::maybe_wrap_dim(call.integer(1), x.rank()) : 0;
-  if (x.rank() == 0) x = hlo::reshape(x, {1});
-  auto places = call.value(2, at::kLong);
-  call.give(hlo::take(x, hlo::reshape(places, {call.tensor(2).numel()}), d));
-}
-
 void embedding(Call& call) { call.give(hlo::take(call.value(0), call.value(1, at::kLong), 0)); }
 
 void embedding_gradient(Call& call) {
@@ -81,7 +73,6 @@ const Kernel kProducts[] = {
     {"addmv.out", addmv},
     {"dot", dot},
     {"cat.out", cat},
-    {"index_select", index_select},
     {"embedding", embedding},
     {"embedding_dense_backward", embedding_gradient},
 };

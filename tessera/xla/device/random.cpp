@@ -1,6 +1,7 @@
 #include "tessera/xla/device/random.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/core/GeneratorForPrivateuseone.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GeneratorImpl.h>
@@ -10,15 +11,21 @@
 #include <numbers>
 
 #include "tessera/base/error.h"
+#include "tessera/xla/device/dimensions.h"
 #include "tessera/xla/device/kernels.h"
 #include "tessera/xla/device/storage.h"
 #include "tessera/xla/device/values.h"
 #include "tessera/xla/device/views.h"
 #include "tessera/xla/graph/arithmetic.h"
+#include "tessera/xla/graph/scan.h"
 
 namespace tessera::xla {
 namespace {
 
+using hlo::plus;
+using hlo::minus;
+using hlo::times;
+using hlo::over;
 using hlo::fixed;
 
 constexpr size_t kStateBytes = 16;
@@ -97,47 +104,166 @@ XlaGenerator& generator_of(const std::optional<at::Generator>& given) {
   return *static_cast<XlaGenerator*>(generator.unsafeGetGeneratorImpl());
 }
 
-Value random_bits(const std::optional<at::Generator>& given, const Sizes& sizes) {
-  auto& state = generator_of(given).state();
-  const auto [next, bits] = hlo::random_bits(read(state), {at::kUInt32, sizes}, "PHILOX");
+/// The generator among the arguments, if there is one.
+std::optional<at::Generator> generator_in(const Call& call) {
+  for (size_t i = 0; i < call.arguments(); i++) {
+    if (call[i].isGenerator()) return call[i].toGenerator();
+  }
+  return std::nullopt;
+}
+
+Value random_bits(const Call& call, at::ScalarType element, const Sizes& sizes) {
+  auto& state = generator_of(generator_in(call)).state();
+  const auto [next, bits] = hlo::random_bits(read(state), {element, sizes}, "PHILOX");
   write(state, next);
   return bits;
 }
 
-std::optional<at::Generator> generator_in(const Call& call, size_t i) {
-  return i < call.arguments() && call.has(i) ? std::optional(call[i].toGenerator()) : std::nullopt;
+/// In [0, 1), with the 24 bits that a float has, or the 53 of a double.
+Value uniform_numbers(const Call& call, const Sizes& sizes, at::ScalarType element = at::kFloat) {
+  const bool wide = element == at::kDouble;
+  const auto bits = random_bits(call, wide ? at::kUInt64 : at::kUInt32, sizes);
+  const auto high = hlo::binary("shift_right_logical", bits, fixed(bits, wide ? 11 : 8));
+  const auto numbers = hlo::convert(high, wide ? at::kDouble : at::kFloat);
+  return times(numbers, fixed(numbers, wide ? 0x1p-53 : 0x1p-24));
 }
 
-/// In [0, 1), with the 24 bits that a float has.
-Value uniform_numbers(const std::optional<at::Generator>& given, const Sizes& sizes) {
-  const auto bits = random_bits(given, sizes);
-  const auto high = hlo::binary("shift_right_logical", bits, hlo::broadcast(hlo::constant(int64_t{8}, at::kUInt32), sizes, {}));
-  const auto numbers = hlo::convert(high, at::kFloat);
-  return hlo::binary("multiply", numbers, hlo::broadcast(hlo::constant(0x1p-24, at::kFloat), sizes, {}));
+/// In (0, 1): half a step from both ends.
+Value inner_numbers(const Call& call, const Sizes& sizes, at::ScalarType element = at::kFloat) {
+  const auto u = uniform_numbers(call, sizes, element);
+  return plus(u, fixed(u, element == at::kDouble ? 0x1p-54 : 0x1p-25));
 }
 
-void give_to_self(Call& call, const Value& numbers) { call.give(hlo::convert(numbers, call.tensor(0).scalar_type())); }
-
-void uniform(Call& call) {
-  const auto u = uniform_numbers(generator_in(call, 3), call.tensor(0).sizes().vec());
-  const double low = call.number(1), high = call.number(2);
-  give_to_self(call, hlo::binary("add", hlo::binary("multiply", u, fixed(u, high - low)), fixed(u, low)));
+Value normal_numbers(const Call& call, const Sizes& sizes, at::ScalarType element = at::kFloat) {
+  const auto u = inner_numbers(call, sizes, element);
+  const auto centred = minus(times(u, fixed(u, 2)), fixed(u, 1));
+  return times(hlo::unary("chlo.erf_inv", centred), fixed(u, std::numbers::sqrt2));
 }
 
-void normal(Call& call) {
-  const auto u = uniform_numbers(generator_in(call, 3), call.tensor(0).sizes().vec());
-  // Half a step from both ends, where the inverse of erf is infinite.
-  const auto centred = hlo::binary("add", hlo::binary("multiply", u, fixed(u, 2)), fixed(u, 0x1p-24 - 1));
-  const auto z = hlo::binary("multiply", hlo::unary("chlo.erf_inv", centred), fixed(u, std::numbers::sqrt2));
-  give_to_self(call, hlo::binary("add", hlo::binary("multiply", z, fixed(z, call.number(2))), fixed(z, call.number(1))));
+/// Numbers for an operator that fills its first argument: `of` makes them of the sizes and the type.
+template <class Numbers>
+Kernel filling(const char* name, Numbers of) {
+  return {name, [of](Call& call) {
+            const auto& self = call.tensor(0);
+            call.give(hlo::convert(of(call, self.sizes().vec(), self.scalar_type()), self.scalar_type()));
+          }};
 }
 
-Value kept_with(double probability, const std::optional<at::Generator>& given, const Sizes& sizes) {
-  const auto u = uniform_numbers(given, sizes);
-  return hlo::compare("LT", u, hlo::full(probability, u.type()));
+Value argument(const Call& call, size_t i, const Value& like) { return hlo::full(call.number(i), like.type()); }
+
+Value uniform(const Call& call, const Sizes& sizes, at::ScalarType type) {
+  const auto u = uniform_numbers(call, sizes, type);
+  const auto low = argument(call, 1, u);
+  return plus(times(u, minus(argument(call, 2, u), low)), low);
 }
 
-void bernoulli(Call& call) { give_to_self(call, kept_with(call.number(1), generator_in(call, 2), call.tensor(0).sizes().vec())); }
+Value normal(const Call& call, const Sizes& sizes, at::ScalarType type) {
+  const auto z = normal_numbers(call, sizes, type);
+  return plus(times(z, argument(call, 2, z)), argument(call, 1, z));
+}
+
+Value exponential(const Call& call, const Sizes& sizes, at::ScalarType type) {
+  const auto u = inner_numbers(call, sizes, type);
+  return hlo::negated(over(hlo::logarithm(u), argument(call, 1, u)));
+}
+
+Value cauchy(const Call& call, const Sizes& sizes, at::ScalarType type) {
+  const auto u = inner_numbers(call, sizes, type);
+  const auto tangent = hlo::unary("tan", times(minus(u, fixed(u, 0.5)), fixed(u, std::numbers::pi)));
+  return plus(argument(call, 1, u), times(argument(call, 2, u), tangent));
+}
+
+Value geometric(const Call& call, const Sizes& sizes, at::ScalarType type) {
+  const auto u = inner_numbers(call, sizes, type);
+  return hlo::unary("ceil", over(hlo::logarithm(u), hlo::log_plus_one(hlo::negated(argument(call, 1, u)))));
+}
+
+/// Whole numbers from `low` on, less than `count` more; all if `count` is 0.
+Value whole_numbers(const Call& call, const Sizes& sizes, int64_t low, uint64_t count) {
+  constexpr auto kHalf = uint64_t{1} << 63;
+  if (count > kHalf) throw NotLowered();
+  const bool wide = count == 0 || count > (uint64_t{1} << 32);
+  auto bits = random_bits(call, wide ? at::kUInt64 : at::kUInt32, sizes);
+  if (count == kHalf) {
+    bits = hlo::binary("shift_right_logical", bits, fixed(bits, 1));
+  } else if (count != 0 && count != uint64_t{1} << 32) {
+    bits = hlo::binary("remainder", bits, fixed(bits, static_cast<int64_t>(count)));
+  }
+  const auto numbers = hlo::convert(bits, at::kLong);
+  return plus(numbers, fixed(numbers, low));
+}
+
+/// The largest whole number up to which the type has all.
+int64_t largest_of(at::ScalarType type) {
+  switch (type) {
+    case at::kDouble:
+      return int64_t{1} << 53;
+    case at::kFloat:
+      return int64_t{1} << 24;
+    case at::kHalf:
+      return int64_t{1} << 11;
+    case at::kBFloat16:
+      return int64_t{1} << 8;
+    case at::kBool:
+      return 1;
+    case at::kByte:
+      return 255;
+    default:
+      return std::numeric_limits<int64_t>::max() >> (64 - 8 * c10::elementSize(type));
+  }
+}
+
+Value whole(const Call& call, const Sizes& sizes, at::ScalarType type) {
+  return whole_numbers(call, sizes, 0, static_cast<uint64_t>(largest_of(type)) + (c10::isFloatingType(type) ? 0 : 1));
+}
+Value whole_to(const Call& call, const Sizes& sizes, at::ScalarType /*type*/) { return whole_numbers(call, sizes, 0, static_cast<uint64_t>(call.integer(1))); }
+Value whole_from(const Call& call, const Sizes& sizes, at::ScalarType type) {
+  const auto low = call.integer(1);
+  const auto end = call.has(2) ? static_cast<uint64_t>(call.integer(2)) : static_cast<uint64_t>(largest_of(type)) + 1;
+  return whole_numbers(call, sizes, low, end - static_cast<uint64_t>(low));
+}
+
+Value kept_with(const Call& call, double probability, const Sizes& sizes) {
+  const auto u = uniform_numbers(call, sizes);
+  return hlo::is_below(u, hlo::full(probability, u.type()));
+}
+
+/// The mean and the deviation are each a tensor or a number.
+void normal_of(Call& call) {
+  const auto type = call.result_type();
+  Sizes sizes;
+  for (size_t i = 0; i < 2; i++) {
+    if (call[i].isTensor()) sizes = at::infer_size(sizes, call.tensor(i).sizes());
+  }
+  const auto z = normal_numbers(call, sizes, type);
+  const auto part = [&](size_t i) { return call[i].isTensor() ? hlo::expand(call.value(i, z.element()), sizes) : argument(call, i, z); };
+  call.give(hlo::convert(plus(times(z, part(1)), part(0)), type));
+}
+
+void permutation(Call& call) {
+  const auto bits = random_bits(call, at::kUInt32, {call.integer(0)});
+  call.give(hlo::convert(hlo::sort(bits, 0, hlo::Order::Ascending).second, call.result_type()));
+}
+
+/// Without putting back, whoever wins a race with waiting times is drawn; with, a number falls between running sums.
+void multinomial(Call& call) {
+  const auto weights = call.value(0, at::kFloat);
+  const auto d = weights.rank() - 1, classes = weights.sizes().back(), count = call.integer(1);
+  if (!call.flag(2)) {
+    const auto waiting = hlo::negated(hlo::logarithm(inner_numbers(call, weights.sizes())));
+    return call.give(hlo::slice(hlo::sort(over(weights, waiting), d, hlo::Order::Descending).second, d, 0, count));
+  }
+  auto sizes = weights.sizes(), pairs = sizes;
+  sizes.back() = count;
+  pairs.insert(pairs.end() - 1, count);
+  auto rows = all_dimensions(d);
+  const auto total = hlo::broadcast(hlo::sum(weights, {d}), sizes, rows);
+  const auto draws = hlo::broadcast(times(uniform_numbers(call, sizes), total), pairs, all_dimensions(d + 1));
+  rows.push_back(d + 1);
+  const auto sums = hlo::broadcast(hlo::running(weights, d, Combine::Add), pairs, rows);
+  const auto passed = hlo::sum(hlo::convert(hlo::compare("LE", sums, draws), at::kLong), {d + 1});
+  call.give(hlo::smallest(passed, fixed(passed, classes - 1)));
+}
 
 void dropout(Call& call) {
   const auto x = call.value(0);
@@ -146,23 +272,26 @@ void dropout(Call& call) {
     call.give(std::vector{x, hlo::broadcast(hlo::constant(int64_t{1}, at::kBool), x.sizes(), {})});
     return;
   }
-  const auto kept = kept_with(1 - p, std::nullopt, x.sizes());
-  const auto scaled = hlo::binary("multiply", x, hlo::full(p == 1 ? 0 : 1 / (1 - p), x.type()));
+  const auto kept = kept_with(call, 1 - p, x.sizes());
+  const auto scaled = times(x, hlo::full(p == 1 ? 0 : 1 / (1 - p), x.type()));
   call.give(std::vector{hlo::select(kept, scaled, fixed(x, 0)), kept});
 }
 
 void dropout_gradient(Call& call) {
   const auto g = call.value(0);
-  call.give(hlo::select(call.value(1, at::kBool), hlo::binary("multiply", g, hlo::full(call.number(2), g.type())), fixed(g, 0)));
+  call.give(hlo::select(call.value(1, at::kBool), times(g, hlo::full(call.number(2), g.type())), fixed(g, 0)));
 }
 
-const Kernel kRandom[] = {
-    {"uniform_", uniform},
-    {"normal_", normal},
-    {"bernoulli_.float", bernoulli},
-    {"native_dropout", dropout},
-    {"native_dropout_backward", dropout_gradient},
-};
+/// Numbers below 0 get a slope that is drawn, or the mean one; the noise says which.
+void leaky_with_noise(Call& call) {
+  const auto x = call.wide_value(0), low = argument(call, 2, x), high = argument(call, 3, x);
+  const auto is_low = hlo::compare("LE", x, fixed(x, 0));
+  if (!call.flag(4)) return call.give(hlo::convert(hlo::select(is_low, times(x, over(plus(low, high), fixed(x, 2))), x), call.result_type()));
+  const auto u = hlo::convert(uniform_numbers(call, x.sizes()), x.element());
+  const auto noise = hlo::select(is_low, plus(low, times(u, minus(high, low))), fixed(x, 1));
+  write(call.tensor(1), noise);
+  call.give(hlo::convert(times(x, noise), call.result_type()));
+}
 
 }  // namespace
 
@@ -171,6 +300,31 @@ const at::Generator& device_generator() {
   return generator;
 }
 
-void register_random() { add_kernels(kRandom); }
+void register_random() {
+  const Kernel kernels[] = {
+      filling("uniform_", uniform),
+      filling("normal_", normal),
+      filling("log_normal_", [](const Call& call, const Sizes& sizes, at::ScalarType type) { return hlo::exponential(normal(call, sizes, type)); }),
+      filling("exponential_", exponential),
+      filling("cauchy_", cauchy),
+      filling("geometric_", geometric),
+      filling("random_", whole),
+      filling("random_.to", whole_to),
+      filling("random_.from", whole_from),
+      filling("bernoulli_.float", [](const Call& call, const Sizes& sizes, at::ScalarType /*type*/) { return kept_with(call, call.number(1), sizes); }),
+      filling("bernoulli_.Tensor", [](const Call& call, const Sizes& sizes, at::ScalarType /*type*/) {
+        return hlo::is_below(uniform_numbers(call, sizes), hlo::expand(call.value(1, at::kFloat), sizes));
+      }),
+      {"normal.Tensor_float", normal_of},
+      {"normal.float_Tensor", normal_of},
+      {"normal.Tensor_Tensor", normal_of},
+      {"randperm.generator_out", permutation},
+      {"multinomial", multinomial},
+      {"native_dropout", dropout},
+      {"native_dropout_backward", dropout_gradient},
+      {"rrelu_with_noise", leaky_with_noise},
+  };
+  add_kernels(kernels);
+}
 
 }  // namespace tessera::xla

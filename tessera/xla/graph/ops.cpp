@@ -40,6 +40,7 @@ std::string padding_of(const Sizes& low, const Sizes& high) {
 
 std::string literal(double number, at::ScalarType element) {
   if (element == at::kBool) return number != 0 ? "true" : "false";
+  if (c10::isComplexType(element)) return fmt::format("({0}, {1})", literal(number, c10::toRealValueType(element)), literal(0, c10::toRealValueType(element)));
   if (!c10::isFloatingType(element)) return fmt::format("{}", static_cast<int64_t>(number));
   if (std::isfinite(number)) return fmt::format("{:.17e}", number);
   // Infinities and NaN have no decimal form: the text has their bits.
@@ -76,8 +77,20 @@ std::string window_of(const Window& window, bool with_base) {
 Value constant(double number, at::ScalarType element) { return constant_of(literal(number, element), element); }
 
 Value constant(int64_t number, at::ScalarType element) {
-  return c10::isFloatingType(element) || element == at::kBool ? constant(static_cast<double>(number), element)
+  return !c10::isIntegralType(element, false) ? constant(static_cast<double>(number), element)
                                                               : constant_of(fmt::format("{}", number), element);
+}
+
+Value constants(IntList numbers, at::ScalarType element) {
+  Type type{element, {static_cast<int64_t>(numbers.size())}};
+  return make("constant", {}, fmt::format("value = dense<{}> : {}", list(numbers), text_of(type)), std::move(type));
+}
+
+Value constants(const std::vector<double>& numbers, at::ScalarType element) {
+  Type type{element, {static_cast<int64_t>(numbers.size())}};
+  std::string text;
+  for (const auto number : numbers) text += (text.empty() ? "" : ", ") + literal(number, element);
+  return make("constant", {}, fmt::format("value = dense<[{}]> : {}", text, text_of(type)), std::move(type));
 }
 
 Value scalar(double number, at::ScalarType element) {
@@ -308,7 +321,14 @@ Value put(const Value& x, const Value& indices, const Value& updates, Combine co
                              list(window), indices.rank()));
 }
 
-std::pair<Value, Value> sort(const Value& x, int64_t dimension, Order order) {
+std::pair<Value, Value> sort(const Value& given, int64_t dimension, Order order) {
+  auto x = given;
+  if (c10::isFloatingType(x.element())) {
+    // In the order of all numbers -0 comes before 0, and NaN has a sign: here zeros are equal, and NaN is largest.
+    const auto zeros = full(0, x.type());
+    x = select(compare("EQ", x, zeros), zeros, x);
+    x = select(compare("NE", x, x), full(std::numeric_limits<double>::quiet_NaN(), x.type()), x);
+  }
   const auto places = iota({at::kLong, x.sizes()}, dimension);
   // The name says the direction, so that it is in the key; the printer makes it a comparison.
   const auto node = c10::make_intrusive<Node>(order == Order::Ascending ? "sort" : "sort_descending",

@@ -19,6 +19,9 @@ Value scalar(double number, at::ScalarType element);
 /// In the program's text, whatever it is.
 Value constant(double number, at::ScalarType element);
 Value constant(int64_t number, at::ScalarType element);
+/// A list of numbers, in the program's text.
+Value constants(IntList numbers, at::ScalarType element);
+Value constants(const std::vector<double>& numbers, at::ScalarType element);
 Value full(double number, const Type& type);
 /// The lowest and the highest value of the type, infinite where it has infinities.
 Value lowest(at::ScalarType element);

@@ -1,0 +1,57 @@
+// Dimensions that operators name, and what lies along them.
+#pragma once
+
+#include <algorithm>
+#include <numeric>
+
+#include "tessera/xla/device/kernels.h"
+#include "tessera/xla/graph/arithmetic.h"
+
+namespace tessera::xla {
+
+inline Sizes all_dimensions(int64_t rank) {
+  Sizes all(static_cast<size_t>(rank));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+/// From 0 up.
+inline int64_t wrapped(int64_t dimension, int64_t rank) { return dimension < 0 ? dimension + std::max<int64_t>(rank, 1) : dimension; }
+
+/// The dimensions that argument `i` names, from 0 up; all if it names none, or if there is no such argument.
+inline Sizes dimensions(const Call& call, size_t i, int64_t rank) {
+  auto named = i < call.arguments() && call.has(i) ? call.integers(i) : Sizes{};
+  if (rank == 0) return {};
+  if (named.empty()) return all_dimensions(rank);
+  for (auto& d : named) d = wrapped(d, rank);
+  std::ranges::sort(named);
+  return named;
+}
+
+inline Sizes kept_sizes(Sizes sizes, const Sizes& reduced) {
+  for (const auto d : reduced) sizes[static_cast<size_t>(d)] = 1;
+  return sizes;
+}
+
+/// As wide again as `x`, of which it is a reduction.
+inline Value spread(const Value& reduced, const Value& x, const Sizes& over_dimensions) {
+  return hlo::expand(hlo::reshape(reduced, kept_sizes(x.sizes(), over_dimensions)), x.sizes());
+}
+
+inline int64_t count_of(const Value& x, const Sizes& dimensions) {
+  int64_t count = 1;
+  for (const auto d : dimensions) count *= x.sizes()[static_cast<size_t>(d)];
+  return count;
+}
+
+inline Value mean_of(const Value& x, const Sizes& dimensions) {
+  const auto sum = hlo::sum(x, dimensions);
+  return hlo::over(sum, hlo::fixed(sum, static_cast<double>(count_of(x, dimensions))));
+}
+
+inline Value smallest_of(const Value& x, const Sizes& dimensions) { return hlo::reduce(x, Combine::Min, hlo::highest(x.element()), dimensions); }
+
+/// `x` with its one dimension, if it is a single number.
+inline Value with_a_dimension(const Value& x) { return x.rank() ? x : hlo::reshape(x, {1}); }
+
+}  // namespace tessera::xla

@@ -1,0 +1,46 @@
+#include "tessera/xla/device/elements.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/native/TypeProperties.h>
+
+namespace tessera::xla {
+
+using hlo::minus;
+using hlo::times;
+using hlo::over;
+using hlo::fixed;
+using hlo::select;
+using hlo::both;
+using hlo::compare;
+
+Elements::Elements(const Call& call, at::ScalarType element) : call_(call), element_(element) {
+  for (size_t i = 0; i < call.arguments(); i++) {
+    if (call[i].isTensor() && call.tensor(i).defined()) sizes_ = at::infer_size(sizes_, call.tensor(i).sizes());
+  }
+}
+
+at::ScalarType common_type(const Call& call) {
+  at::native::ResultTypeState state = {};
+  for (size_t i = 0; i < call.arguments(); i++) {
+    if (call[i].isTensor() && call.tensor(i).defined()) state = at::native::update_result_type_state(call.tensor(i), state);
+    if (call[i].isScalar()) state = at::native::update_result_type_state(call[i].toScalar(), state);
+  }
+  return at::native::result_type(state);
+}
+
+Value floor_divided(const Value& a, const Value& b) {
+  if (!c10::isFloatingType(a.element())) {
+    const auto quotient = over(a, b);
+    if (!c10::isSignedType(a.element())) return quotient;
+    const auto inexact = compare("NE", times(quotient, b), a);
+    const auto signs = compare("NE", hlo::is_negative(a), hlo::is_negative(b));
+    return select(both(inexact, signs), minus(quotient, fixed(a, 1)), quotient);
+  }
+  // What is left is exact, so the quotient without it is a whole number but for its own rounding.
+  const auto rest = hlo::binary("remainder", a, b), quotient = over(minus(a, rest), b), zero = fixed(a, 0);
+  const auto below = both(compare("NE", rest, zero), compare("NE", hlo::is_negative(b), hlo::is_negative(rest)));
+  const auto whole = hlo::unary("round_nearest_even", select(below, minus(quotient, fixed(a, 1)), quotient));
+  return select(compare("EQ", b, zero), over(a, b), whole);
+}
+
+}  // namespace tessera::xla

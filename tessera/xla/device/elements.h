@@ -1,0 +1,64 @@
+// Operators that compute each element of the result from the elements at the same place of the arguments.
+#pragma once
+
+#include "tessera/xla/device/kernels.h"
+#include "tessera/xla/graph/arithmetic.h"
+
+namespace tessera::xla {
+
+/// The arguments of one call, all of one type and one shape.
+class Elements {
+ public:
+  /// `element` is the type in which it is computed.
+  Elements(const Call& call, at::ScalarType element);
+
+  Value operator[](size_t i) const { return as(i, element_); }
+  Value as(size_t i, at::ScalarType element) const { return hlo::expand(call_.value(i, element), sizes_); }
+  /// A number that may differ from run to run.
+  Value full(double number) const { return hlo::full(number, {element_, sizes_}); }
+  /// Argument `i`, a number or None.
+  Value number(size_t i, double otherwise = 0) const { return full(call_.has(i) ? call_.number(i) : otherwise); }
+  const Call& call() const { return call_; }
+  at::ScalarType element() const { return element_; }
+  const Sizes& sizes() const { return sizes_; }
+
+ private:
+  const Call& call_;
+  at::ScalarType element_;
+  Sizes sizes_;
+};
+
+/// The type that all tensors and numbers of a call can have, by libtorch's rules.
+at::ScalarType common_type(const Call& call);
+
+/// A kernel that computes in the type of its result.
+template <class Compute>
+Kernel elementwise(const char* name, Compute compute) {
+  return {name, [compute](Call& call) {
+            const auto type = call.out() ? call.result_type() : common_type(call);
+            call.give(hlo::convert(compute(Elements(call, hlo::wide(type))), type));
+          }};
+}
+
+/// A kernel that computes in the type that all arguments can have, whatever the result is: truth if nobody says.
+template <class Compute>
+Kernel comparison(const char* name, Compute compute) {
+  return {name, [compute](Call& call) {
+            call.give(hlo::convert(compute(Elements(call, common_type(call))), call.out() ? call.result_type() : at::kBool));
+          }};
+}
+
+inline Kernel unary(const char* name, const char* operation) {
+  return elementwise(name, [operation](const Elements& x) { return hlo::unary(operation, x[0]); });
+}
+inline Kernel binary(const char* name, const char* operation) {
+  return elementwise(name, [operation](const Elements& x) { return hlo::binary(operation, x[0], x[1]); });
+}
+inline Kernel comparison(const char* name, const char* direction) {
+  return comparison(name, [direction](const Elements& x) { return hlo::compare(direction, x[0], x[1]); });
+}
+
+/// Rounded down, as Python does it.
+Value floor_divided(const Value& a, const Value& b);
+
+}  // namespace tessera::xla

@@ -1,0 +1,151 @@
+// Operators that make tensors of numbers alone, and those that only move elements.
+#include <cmath>
+
+#include "tessera/xla/device/dimensions.h"
+#include "tessera/xla/device/views.h"
+
+namespace tessera::xla {
+namespace {
+
+using hlo::plus;
+using hlo::times;
+using hlo::fixed;
+
+/// start + i * step. Numbers that are not whole may differ from run to run.
+Value progression(const at::Tensor& out, int64_t count, const at::Scalar& start, const at::Scalar& step) {
+  if (c10::isIntegralType(out.scalar_type(), false)) {
+    const auto places = hlo::iota({at::kLong, {count}}, 0);
+    return hlo::convert(plus(times(places, fixed(places, step.toLong())), fixed(places, start.toLong())), out.scalar_type());
+  }
+  const auto places = hlo::iota({out.scalar_type() == at::kDouble ? at::kDouble : at::kFloat, {count}}, 0);
+  return hlo::convert(plus(times(places, hlo::like(places, step.toDouble())), hlo::like(places, start.toDouble())), out.scalar_type());
+}
+
+void arange(Call& call) {
+  const auto& out = *call.out();
+  const auto start = call[0].toScalar(), end = call[1].toScalar(), step = call[2].toScalar();
+  // Whole numbers are counted as such: as floating-point numbers large ones would be rounded.
+  const bool whole = start.isIntegral(true) && end.isIntegral(true) && step.isIntegral(true);
+  const auto count = whole ? (end.toLong() - start.toLong() + step.toLong() + (step.toLong() > 0 ? -1 : 1)) / step.toLong()
+                           : static_cast<int64_t>(std::ceil((end.toDouble() - start.toDouble()) / step.toDouble()));
+  call.give(progression(out, count, start, step));
+}
+
+void range(Call& call) {
+  const auto start = call[0].toScalar(), end = call[1].toScalar(), step = call[2].toScalar();
+  call.give(progression(*call.out(), static_cast<int64_t>((end.toDouble() - start.toDouble()) / step.toDouble()) + 1, start, step));
+}
+
+/// As libtorch does it: the first half counted from the start, the second from the end.
+Value even_steps(const Call& call, at::ScalarType element) {
+  const double start = call.number(0), end = call.number(1);
+  const auto count = call.integer(2);
+  const auto places = hlo::iota({element, {count}}, 0);
+  const auto from = hlo::like(places, start), to = hlo::like(places, end);
+  if (count == 1) return from;
+  const auto step = hlo::like(places, (end - start) / static_cast<double>(count - 1));
+  const auto left = hlo::minus(fixed(places, static_cast<double>(count - 1)), places);
+  const auto is_early = hlo::is_below(places, fixed(places, static_cast<double>(count / 2)));
+  return hlo::select(is_early, plus(from, times(step, places)), hlo::minus(to, times(step, left)));
+}
+
+void linspace(Call& call) {
+  const auto type = call.result_type();
+  if (!c10::isFloatingType(type)) throw NotLowered();  // of whole numbers libtorch rounds the step
+  call.give(hlo::convert(even_steps(call, hlo::wide(type)), type));
+}
+
+void logspace(Call& call) {
+  const auto type = call.result_type();
+  if (!c10::isFloatingType(type)) throw NotLowered();
+  const auto steps = even_steps(call, hlo::wide(type));
+  call.give(hlo::convert(hlo::binary("power", hlo::like(steps, call.number(3)), steps), type));
+}
+
+void eye(Call& call) {
+  const Type places{at::kLong, {call.integer(0), call.integer(call.arguments() - 1)}};
+  call.give(hlo::convert(hlo::compare("EQ", hlo::iota(places, 0), hlo::iota(places, 1)), call.result_type()));
+}
+
+Kernel triangle(const char* name, const char* direction) {
+  return {name, [direction](Call& call) {
+            const auto x = call.value(0);
+            const Type places{at::kLong, x.sizes()};
+            const auto row = hlo::iota(places, x.rank() - 2), column = hlo::iota(places, x.rank() - 1);
+            const auto kept = hlo::compare(direction, column, plus(row, fixed(row, call.integer(1))));
+            call.give(hlo::select(kept, x, fixed(x, 0)));
+          }};
+}
+
+/// Row and column of each place on one side of a diagonal.
+Kernel triangle_places(const char* name, bool (*is_inside)(int64_t above)) {
+  return {name, [is_inside](Call& call) {
+            Sizes rows, columns;
+            for (int64_t i = 0; i < call.integer(0); i++) {
+              for (int64_t k = 0; k < call.integer(1); k++) {
+                if (!is_inside(k - i - call.integer(2))) continue;
+                rows.push_back(i);
+                columns.push_back(k);
+              }
+            }
+            const auto count = static_cast<int64_t>(rows.size());
+            rows.insert(rows.end(), columns.begin(), columns.end());
+            const auto type = call.has(3) ? call[3].toScalarType() : at::kLong;
+            call.give(hlo::reshape(hlo::constants(rows, type), {2, count}));
+          }};
+}
+
+void flip(Call& call) {
+  const auto x = call.value(0);
+  auto dimensions = call.integers(1);
+  for (auto& d : dimensions) d = wrapped(d, x.rank());
+  call.give(x.rank() ? hlo::reverse(x, dimensions) : x);
+}
+
+Value rolled(const Value& x, int64_t d, int64_t by) {
+  const auto size = x.sizes()[static_cast<size_t>(d)];
+  if (size == 0) return x;
+  const auto first = (size - by % size) % size;
+  if (first == 0) return x;
+  const Value parts[] = {hlo::slice(x, d, first, size), hlo::slice(x, d, 0, first)};
+  return hlo::concatenate(parts, d);
+}
+
+void roll(Call& call) {
+  auto x = call.value(0);
+  const auto by = call.integers(1), dimensions = call.integers(2);
+  if (dimensions.empty()) return call.give(hlo::reshape(rolled(hlo::flat(x), 0, by[0]), x.sizes()));
+  for (size_t i = 0; i < by.size(); i++) x = rolled(x, wrapped(dimensions[i], x.rank()), by[i]);
+  call.give(x);
+}
+
+void channel_shuffle(Call& call) {
+  const auto x = call.value(0);
+  const auto groups = call.integer(1);
+  Sizes split{x.sizes()[0], groups, x.sizes()[1] / groups, -1};
+  split[3] = c10::multiply_integers(x.sizes().begin() + 2, x.sizes().end());
+  call.give(hlo::reshape(hlo::transpose(hlo::reshape(x, split), {0, 2, 1, 3}), x.sizes()));
+}
+
+}  // namespace
+
+void register_makers() {
+  const Kernel kernels[] = {
+      {"arange.start_out", arange},
+      {"range.out", range},
+      {"linspace.out", linspace},
+      {"logspace.out", logspace},
+      {"eye.out", eye},
+      {"eye.m_out", eye},
+      triangle("tril", "LE"),
+      triangle("triu", "GE"),
+      triangle_places("tril_indices", [](int64_t above) { return above <= 0; }),
+      triangle_places("triu_indices", [](int64_t above) { return above >= 0; }),
+      {"flip", flip},
+      {"roll", roll},
+      {"channel_shuffle", channel_shuffle},
+  };
+  add_kernels(kernels);
+}
+
+}  // namespace tessera::xla

@@ -1,0 +1,151 @@
+// Drawn programs of views and writes in place: the device against the CPU.
+#include "tessera/xla/device/device.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <random>
+
+#include "tessera/base/env.h"
+
+namespace tessera::xla {
+namespace {
+
+at::Device device() {
+  static const auto made = make_device();
+  return made;
+}
+
+/// The same tensors on both sides: two that own memory, and views of them, of which each may overlap others.
+class Drawn {
+ public:
+  explicit Drawn(uint32_t seed) : random_(seed) {
+    for (int i = 0; i < 2; i++) {
+      const auto base = torch::arange(2 * 3 * 4 * 5, torch::kFloat).view({2, 3, 4, 5}) + 1000 * i + 1;
+      add(base.clone(), base.to(device()));
+    }
+  }
+
+  void step() {
+    const auto& from = here_[below(here_.size())];
+    const auto place = static_cast<size_t>(&from - here_.data());
+    switch (below(8)) {
+      case 0: case 1: case 2: case 3:
+        look(place);
+        break;
+      case 4:
+        write(place, [n = static_cast<double>(below(9)) - 4](const at::Tensor& t) { return t.mul_(n); });
+        break;
+      case 5:
+        write(place, [n = static_cast<double>(below(9))](const at::Tensor& t) { return t.add_(t.mean(), n); });
+        break;
+      case 6:
+        copy(place);
+        break;
+      case 7:
+        write(place, [](const at::Tensor& t) { return t.numel() ? t.masked_fill_(t > t.mean(), 7) : t; });
+        break;
+    }
+  }
+
+  ::testing::AssertionResult is_same() const {
+    for (size_t i = 0; i < here_.size(); i++) {
+      if (here_[i].sizes() == there_[i].sizes() && here_[i].strides() == there_[i].strides() && at::allclose(there_[i].cpu(), here_[i], 1e-4, 1e-4, true)) continue;
+      return ::testing::AssertionFailure() << "tensor " << i << " of" << program_ << "\n" << here_[i].sizes() << here_[i].strides() << "\n" << here_[i] << there_[i].cpu();
+    }
+    return ::testing::AssertionSuccess();
+  }
+
+ private:
+  size_t below(size_t count) { return random_() % count; }
+  int64_t number(int64_t count) { return static_cast<int64_t>(below(static_cast<size_t>(count))); }
+
+  void add(const at::Tensor& here, const at::Tensor& there) {
+    here_.push_back(here);
+    there_.push_back(there);
+  }
+
+  template <class Change>
+  void view(size_t place, const char* name, const Change& change) {
+    const auto made = change(here_[place]);
+    if (made.numel() == 0 || made.numel() > 400) return;
+    program_ += fmt_line(name, place);
+    add(made, change(there_[place]));
+  }
+
+  std::string fmt_line(const char* name, size_t place) const { return "\n  " + std::to_string(here_.size()) + " = " + name + " " + std::to_string(place); }
+
+  void look(size_t place) {
+    const auto t = here_[place];
+    if (t.dim() == 0) return view(place, "unsqueeze", [](const at::Tensor& x) { return x.unsqueeze(0); });
+    const auto d = number(t.dim()), other = number(t.dim()), size = t.size(d), at = number(size), step = 1 + number(3);
+    switch (below(11)) {
+      case 0: return view(place, "transpose", [=](const at::Tensor& x) { return x.transpose(d, other); });
+      case 1: return view(place, "select", [=](const at::Tensor& x) { return x.select(d, at); });
+      case 2: return view(place, "narrow", [=](const at::Tensor& x) { return x.narrow(d, at, size - at); });
+      case 3: return view(place, "slice", [=](const at::Tensor& x) { return x.slice(d, at, size, step); });
+      case 4: return view(place, "unsqueeze", [=](const at::Tensor& x) { return x.unsqueeze(d); });
+      case 5: return view(place, "diagonal", [=](const at::Tensor& x) { return d == other ? x : x.diagonal(0, d, other); });
+      case 6: return view(place, "reshape", [=](const at::Tensor& x) { return x.reshape({-1}); });
+      case 7: return view(place, "unfold", [=](const at::Tensor& x) { return x.unfold(d, 1 + at / 2, step); });
+      case 8: return view(place, "expand", [=](const at::Tensor& x) {
+        auto sizes = x.unsqueeze(d).sizes().vec();
+        sizes[static_cast<size_t>(d)] = 2;
+        return x.unsqueeze(d).expand(sizes);
+      });
+      case 9: return t.storage_offset() + 2 * step + 2 >= 120 ? void() : view(place, "as_strided", [=](const at::Tensor& x) { return x.as_strided({2, 2}, {step + 2, step}, x.storage_offset()); });
+      case 10: return view(place, "split", [=](const at::Tensor& x) { return x.tensor_split(2, d)[0]; });
+    }
+  }
+
+  /// Whether no two of its elements are one: to write those is undefined.
+  bool is_plain(const at::Tensor& t) const {
+    std::vector<int64_t> sorted;
+    for (int64_t i = 0; i < t.dim(); i++) {
+      if (t.size(i) > 1) sorted.push_back(i);
+    }
+    std::ranges::sort(sorted, {}, [&](int64_t i) { return t.stride(i); });
+    int64_t reach = 0;
+    for (const auto i : sorted) {
+      if (t.stride(i) <= reach) return false;
+      reach += t.stride(i) * (t.size(i) - 1);
+    }
+    return true;
+  }
+
+  template <class Change>
+  void write(size_t place, const Change& change) {
+    if (!is_plain(here_[place])) return;
+    program_ += "\n  write " + std::to_string(place);
+    change(here_[place]);
+    change(there_[place]);
+  }
+
+  /// From another tensor that fits, if it shares no memory.
+  void copy(size_t place) {
+    for (size_t i = 0; i < here_.size(); i++) {
+      const auto from = (place + i) % here_.size();
+      if (!is_plain(here_[place]) || here_[from].sizes() != here_[place].sizes() || here_[from].is_alias_of(here_[place])) continue;
+      program_ += "\n  copy " + std::to_string(from) + " to " + std::to_string(place);
+      here_[place].copy_(here_[from]);
+      there_[place].copy_(there_[from]);
+      return;
+    }
+  }
+
+  std::mt19937 random_;
+  std::vector<at::Tensor> here_, there_;
+  std::string program_;
+};
+
+TEST(Views, DrawnProgramsAreAsOnTheCpu) {
+  const auto count = std::stoul(env("TESSERA_TEST_PROGRAMS").value_or("200"));
+  for (uint32_t seed = 0; seed < count; seed++) {
+    Drawn program(seed);
+    for (int i = 0; i < 24; i++) program.step();
+    ASSERT_TRUE(program.is_same()) << "of seed " << seed;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::xla

@@ -1,0 +1,330 @@
+"""libtorch's own database of operators: each operator's samples on the device `xla` against the CPU, values and gradients.
+
+operators.py BRIDGE [--whole] [--table PAGE] [NAME...]
+
+BRIDGE is the library that makes the device. NAME chooses operators; otherwise some are run, or all with --whole. PAGE has the table of what is
+lowered: with --whole it must say what was found, and is written if TESSERA_TEST_WRITE_PAGES is in the environment; otherwise nothing that was
+found may be worse than what it says.
+"""
+import argparse
+import multiprocessing
+import os
+import pathlib
+import re
+import sys
+import types
+import warnings
+
+import torch
+from torch.testing._internal import common_methods_invocations as database
+from torch.utils._pytree import tree_flatten, tree_map
+
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "i64": torch.int64, "bool": torch.bool}
+# Of a number, and absolutely. bf16 has 8 bits, and its sums are rounded at other places.
+TOLERANCES = {torch.float64: (1e-5, 1e-5), torch.float32: (2e-4, 2e-5), torch.bfloat16: (4e-2, 4e-2), torch.float16: (1e-2, 1e-2)}
+SAMPLES = {"quick": 2, "whole": 24}
+UNWRITTEN = re.compile("(new_)?empty(_like|_strided|_permuted)?$")  # results have no values
+
+
+class Device:
+    """What the bridge makes, in the one process that has it."""
+
+    def __init__(self, bridge):
+        torch.ops.load_library(bridge)
+        self.ops = torch.ops.tessera_xla
+        self.ops.make_device()
+        module = types.ModuleType("xla")  # what torch asks of each device
+        module.is_available = lambda: True
+        module.is_initialized = lambda: True
+        module.device_count = lambda: 1
+        module.current_device = lambda: 0
+        module._is_in_bad_fork = lambda: False
+        module.manual_seed_all = lambda seed: None  # the library has done it
+        torch._register_device_module("xla", module)
+        self.name = torch.empty(0, device="privateuseone").device
+
+    def fallbacks(self):
+        return dict(self.ops.fallbacks())
+
+
+def tensors_of(tree):
+    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
+
+
+class Call:
+    """One sample on one device: what it makes of its arguments."""
+
+    def __init__(self, operator, variant, sample, device, with_gradient, seed=0):
+        known = {}
+
+        def moved(leaf):
+            if isinstance(leaf, torch.Tensor):
+                if id(leaf) not in known:
+                    own = leaf.detach().to(device) if device else leaf.detach().clone()
+                    known[id(leaf)] = own.requires_grad_(leaf.requires_grad and with_gradient)
+                return known[id(leaf)]
+            return leaf
+
+        tree = tree_map(moved, (sample.input, tuple(sample.args), dict(sample.kwargs)))
+        if "device" in tree[2]:
+            tree[2]["device"] = device or torch.device("cpu")
+        self.leaves = [leaf for leaf in known.values() if leaf.requires_grad]
+        torch.manual_seed(seed)
+        first, args, kwargs = tree
+        if variant == "in place":
+            with torch.no_grad():
+                self.results = tensors_of(operator.inplace_variant(first, *args, **kwargs))
+        else:
+            made = operator.op(first, *args, **kwargs)
+            self.results = tensors_of(sample.output_process_fn_grad(made) if with_gradient else made)
+        self.gradients = []
+        if with_gradient:
+            roots = [result for result in self.results if result.requires_grad]
+            generator = torch.Generator().manual_seed(1)
+            seeds = [torch.randn(root.shape, generator=generator, dtype=torch.float64).to(root.dtype).to(root.device) for root in roots]
+            if roots and self.leaves:
+                self.gradients = torch.autograd.grad(roots, self.leaves, seeds, allow_unused=True)
+
+    def values(self):
+        return [value.detach() for value in [*self.results, *[each for each in self.gradients if each is not None]]]
+
+
+def is_plain(values):
+    return all(value.layout == torch.strided and not value.is_complex() and not value.is_quantized for value in values)
+
+
+def difference(expected, actual):
+    """Nothing, or how the two lists of tensors differ."""
+    if len(expected) != len(actual):
+        return f"{len(actual)} tensors, not {len(expected)}"
+    for i, (theirs, ours) in enumerate(zip(expected, actual)):
+        relative, absolute = TOLERANCES.get(theirs.dtype, (0, 0))
+        try:
+            torch.testing.assert_close(ours.cpu(), theirs, rtol=relative, atol=absolute, equal_nan=True)
+        except AssertionError as error:
+            return f"tensor {i} of {len(expected)}: " + " ".join(str(error).split())
+    return None
+
+
+class Found:
+    """What was found of an operator."""
+
+    def __init__(self, name):
+        self.name = name
+        self.dtypes = []
+        self.fallbacks = set()
+        self.reads = False  # whether the host asked for values on the way
+        self.failures = []
+
+    def place(self):
+        """As the table says it."""
+        if self.fallbacks:
+            return "on the CPU: " + ", ".join(f"`{name.removeprefix('aten::')}`" for name in sorted(self.fallbacks))
+        return "yes, but the host reads values" if self.reads else "yes"
+
+    def row(self):
+        return f"| `{self.name}` | {self.place()} | {' '.join(self.dtypes)} |"
+
+
+def samples_of(operator, dtype, with_gradient, count):
+    """The first and the last of them and some between."""
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        all_samples = list(operator.sample_inputs("cpu", dtype, requires_grad=with_gradient))
+    if len(all_samples) <= count:
+        return all_samples
+    return [all_samples[i * (len(all_samples) - 1) // max(count - 1, 1)] for i in range(count)]
+
+
+def expected_of(operator, variant, sample, with_gradient):
+    """What the CPU makes of it, or None if it can't be compared; and whether its values are drawn."""
+    try:
+        call = Call(operator, variant, sample, None, with_gradient)
+        again = Call(operator, variant, sample, None, with_gradient, seed=1)
+    except Exception:  # what the CPU refuses is no matter here
+        return None, False
+    values = call.values()
+    if not is_plain([*values, *tensors_of((sample.input, sample.args, sample.kwargs))]):
+        return None, False
+    drawn = bool(UNWRITTEN.match(operator.name)) or difference(values, again.values()) is not None
+    return values, drawn
+
+
+def compare(device, operator, variant, dtype, with_gradient, count, found):
+    """Whether at least one sample could be compared. All samples become one program."""
+    cases = []
+    for sample in samples_of(operator, dtype, with_gradient, count):
+        expected, drawn = expected_of(operator, variant, sample, with_gradient)
+        if expected is not None:
+            cases.append((sample, expected, drawn))
+    label = f"{operator.name}{'.' + operator.variant_test_name if operator.variant_test_name else ''} {variant} {dtype}"
+
+    def fail(sample, text):
+        found.failures.append(f"{label}: {text[:600]}\n    of {str(sample.summary())[:400]}")
+
+    def run(sample):
+        return Call(operator, variant, sample, device.name, with_gradient).values()
+
+    results = []
+    for sample, expected, drawn in cases:
+        before = device.ops.executions(), device.fallbacks()
+        try:
+            results.append(run(sample))
+            found.reads |= device.ops.executions() != before[0] and device.fallbacks() == before[1]
+        except Exception as error:
+            results.append(None)
+            fail(sample, f"{type(error).__name__}: {' '.join(str(error).split())}")
+    try:
+        device.ops.step_boundary()
+    except Exception:
+        results = []  # one of the samples: each by itself
+        for sample, *_ in cases:
+            try:
+                results.append(run(sample))
+                device.ops.step_boundary()
+            except Exception as error:
+                results[-1] = None
+                fail(sample, f"{type(error).__name__}: {' '.join(str(error).split())}")
+    for (sample, expected, drawn), actual in zip(cases, results):
+        if actual is None:
+            continue
+        if not all(value.device == device.name for value in actual):
+            continue
+        if drawn:
+            wrong = [value.shape for value in actual] != [value.shape for value in expected] or \
+                [value.dtype for value in actual] != [value.dtype for value in expected]
+            if wrong:
+                fail(sample, "another shape or type")
+            continue
+        text = difference(expected, actual)
+        if text:
+            fail(sample, text)
+    return bool(cases)
+
+
+def examine(device, operator, name, whole):
+    found = Found(name)
+    before = device.fallbacks()
+    count = SAMPLES["whole" if whole else "quick"]
+    for short, dtype in DTYPES.items():
+        if dtype not in operator.supported_dtypes("cpu") or (not whole and short != "f32" and operator.supports_dtype(torch.float32, "cpu")):
+            continue
+        backward = operator.supports_autograd and dtype in operator.supported_backward_dtypes("cpu")
+        if compare(device, operator, "", dtype, backward, count, found):
+            found.dtypes.append(short)
+        if whole and short == "f32" and operator.inplace_variant:
+            compare(device, operator, "in place", dtype, False, count, found)
+    found.fallbacks = {fallen for fallen, calls in device.fallbacks().items() if calls > before.get(fallen, 0)}
+    return found
+
+
+def operators():
+    """By their names. Partial views are samples that lie in larger memory, which a copy to the device has not."""
+    chosen = {}
+    lists = [database.op_db, database.foreach_unary_op_db, database.foreach_binary_op_db, database.foreach_pointwise_op_db,
+             database.foreach_reduce_op_db, database.foreach_other_op_db]
+    for operator in (each for one in lists for each in one):
+        name = operator.name + (f" ({operator.variant_test_name})" if operator.variant_test_name else "")
+        if not operator.name.startswith(("_refs.", "sparse.", "jiterator_")) and operator.variant_test_name != "partial_views":
+            chosen[name] = operator
+    return chosen
+
+
+def work(bridge, names, whole, connection):
+    """In a process of its own: says which operator comes, and what was found of it."""
+    all_operators = operators()
+    device = Device(bridge)
+    warnings.simplefilter("ignore")
+    for name in names:
+        connection.send(name)
+        connection.send(examine(device, all_operators[name], name, whole))
+    connection.send(None)
+
+
+def run_all(bridge, names, whole):
+    """In processes that end after a while, because programs stay in memory, and may end early where an operator crashes."""
+    results = []
+    fork = multiprocessing.get_context("fork")
+    while names:
+        here, there = fork.Pipe()
+        process = fork.Process(target=work, args=(bridge, names[:60], whole, there))
+        process.start()
+        there.close()
+        current = None
+        try:
+            while (message := here.recv()) is not None:
+                if isinstance(message, str):
+                    current = message
+                else:
+                    results.append(message)
+                    current = None
+                    report(message)
+        except EOFError:
+            process.join()
+            if current is None:
+                raise SystemExit(f"a process ended with {process.exitcode} outside of operators") from None
+            crashed = Found(current)
+            crashed.failures.append(f"{current}: the process ended with {process.exitcode}")
+            results.append(crashed)
+            report(crashed)
+        process.join()
+        done = {result.name for result in results}
+        names = [name for name in names if name not in done]
+    return results
+
+
+def report(found):
+    for failure in found.failures:
+        print("FAILED", failure, flush=True)
+    print(found.row(), flush=True)
+
+
+HEAD = """# Operators of XLA devices
+
+libtorch's own database of operators, run on the device `xla` and on the CPU: values of all samples, and gradients where there are some. Operators
+with complex numbers, sparse tensors or nothing to compare are left out. What is "on the CPU" ends the program before it (see
+[XLA devices](xla.md)). This page is made from the tests: `TESSERA_TEST_WRITE_PAGES=1 ./check --long xla/operators_whole`.
+
+| operator | lowered | tested types |
+| --- | --- | --- |
+"""
+
+
+def check_page(page, results, whole):
+    """What is wrong with the page. It is written first where the environment says so."""
+    tested = sorted((result for result in results if result.dtypes), key=lambda result: result.name.lower())
+    if whole and os.environ.get("TESSERA_TEST_WRITE_PAGES"):
+        page.write_text(HEAD + "".join(result.row() + "\n" for result in tested))
+    lines = page.read_text().splitlines()
+    if whole:
+        missing = [result.row() for result in tested if result.row() not in lines]
+        return [f"not on {page.name}: {row}" for row in missing] + ([f"{page.name} has other lines"] if len(lines) != len(HEAD.splitlines()) + len(tested) else [])
+    # Some samples only: what the page says is lowered must be.
+    return [f"{page.name} has it otherwise: {result.row()}" for result in tested if result.place() != "yes" and f"| `{result.name}` | yes |" in "\n".join(lines)]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("bridge")
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--whole", action="store_true")
+    parser.add_argument("--table", type=pathlib.Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    known = operators()
+    unknown = [name for name in arguments.names if name not in known]
+    if unknown:
+        raise SystemExit(f"not in the database: {', '.join(unknown)}")
+    results = run_all(arguments.bridge, arguments.names or list(known), arguments.whole)
+    failed = [result.name for result in results if result.failures]
+    wrong = check_page(arguments.table, results, arguments.whole) if arguments.table else []
+    for line in wrong:
+        print(line)
+    lowered = sum(result.place() == "yes" for result in results if result.dtypes)
+    print(f"{len(results)} operators, {sum(bool(result.dtypes) for result in results)} tested, {lowered} lowered, {len(failed)} failed: {', '.join(failed)}")
+    sys.exit(bool(failed or wrong))
+
+
+if __name__ == "__main__":
+    main()
