@@ -85,7 +85,7 @@ def step(p, first, second, number, inputs, targets):
     first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, gradient)
     second = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, second, gradient)
     def update(p, m, v):
-        return p * (1 - 1e-6) - 1e-4 * (m / (1 - 0.9**number)) / (jnp.sqrt(v / (1 - 0.999**number)) + 1e-8)
+        return (p * (1 - 1e-6) - 1e-4 * (m / (1 - 0.9**number)) / (jnp.sqrt(v / (1 - 0.999**number)) + 1e-8)).astype(p.dtype)
     return jax.tree.map(update, p, first, second), first, second, loss
 
 
@@ -93,21 +93,24 @@ def sharding(a):
     return NamedSharding(mesh, PartitionSpec("d") if a.ndim and a.shape[0] % devices == 0 and a.size > 4096 else PartitionSpec())
 
 
+if options.narrow_parameters:
+    parameters = jax.tree.map(lambda p: p.astype(dtype), parameters)
 places = jax.tree.map(sharding, parameters)
 parameters = jax.device_put(parameters, places)
 first, second = (jax.device_put(jax.tree.map(jnp.zeros_like, parameters), places) for _ in range(2))
 batches = NamedSharding(mesh, PartitionSpec("d"))
 compiled = jax.jit(step, donate_argnums=(0, 1, 2), out_shardings=(places, places, places, NamedSharding(mesh, PartitionSpec())))
-times = []
+times, processor_times = [], []
 for number in range(options.warmup + options.steps):
     inputs, targets = (jax.device_put(a, batches) for a in batch((options.batch or per_device) * devices))
     jax.block_until_ready((inputs, targets))
-    begin = time.perf_counter()
+    begin, processor_begin = time.perf_counter(), time.process_time()
     parameters, first, second, loss = compiled(parameters, first, second, jnp.float32(number + 1), inputs, targets)
     jax.block_until_ready((parameters, loss))
     if number >= options.warmup:
         times.append(time.perf_counter() - begin)
+        processor_times.append(time.process_time() - processor_begin)
     if number == 0:
         print("first step done", file=sys.stderr, flush=True)
 megabytes = next(int(line.split()[1]) / 1024 for line in open("/proc/self/smaps_rollup") if line.startswith("Pss:"))
-measure.row(options, devices, times, megabytes, float(loss))
+measure.row(options, devices, times, megabytes, float(loss), processor_ms=1e3 * min(processor_times))

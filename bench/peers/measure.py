@@ -11,10 +11,11 @@ def flags(systems):
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
     for name, default in (("steps", 12), ("warmup", 4), ("batch", 0), ("width", 0), ("layers", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--narrow-parameters", action="store_true", help="of jax: parameters in the dtype of the computation")
     return parser.parse_args()
 
 
-def row(options, world, times, megabytes, loss):
+def row(options, world, times, megabytes, loss, **more):
     print(json.dumps({"system": options.system, "model": options.model, "dtype": options.dtype, "world": world,
-                      "median_ms": 1e3 * statistics.median(times), "min_ms": 1e3 * min(times), "pss_mb": megabytes, "loss": loss}),
+                      "median_ms": 1e3 * statistics.median(times), "min_ms": 1e3 * min(times), "pss_mb": megabytes, "loss": loss, **more}),
           flush=True)

@@ -1,21 +1,41 @@
-// What XLA devices have done.
+// What XLA devices have done since they were made: programs, executions, and what keeps a step from being one program.
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "tessera/xla/memory_figures.h"
 
 namespace tessera::xla {
 
-/// Since the device was made.
-struct Metrics {
-  int64_t executions = 0, compiles = 0, loaded_from_disk = 0, cache_hits = 0;
-  double seconds_compiling = 0;
-  int64_t bytes_uploaded = 0, bytes_downloaded = 0;
-  /// Of the program that ran last, in bytes for each replica.
+/// One of the compiled programs.
+struct ProgramMetrics {
+  size_t operations = 0;
+  double seconds = 0;  // to compile it, or to load it
+  bool from_disk = false;
+  int64_t executions = 0;
+  /// In bytes for each replica.
   pjrt::MemoryFigures memory;
 };
 
+struct Metrics {
+  std::vector<ProgramMetrics> programs;
+  /// Operators of libtorch that were noted.
+  int64_t operators = 0;
+  int64_t executions = 0, compiles = 0, loaded_from_disk = 0, cache_hits = 0;
+  double seconds_compiling = 0;
+  /// In the plugin's call that starts a program. A CPU plugin may run the program in it.
+  double seconds_starting = 0;
+  int64_t bytes_uploaded = 0, bytes_downloaded = 0;
+  /// How often a value that the host reads has cut a step in two, by what reads it: "item()".
+  std::map<std::string, int64_t> host_reads;
+};
+
 const Metrics& metrics();
+
+/// All of them and the fallbacks as lines of text.
+std::string metrics_report();
 
 }  // namespace tessera::xla

@@ -95,7 +95,7 @@ void run_on_host(const c10::OperatorHandle& op, Stack* stack) {
     // Each tensor is downloaded once, for all replicas.
     std::vector<std::vector<at::Tensor>> downloaded;
     (void)with_tensors(argument, [&](const at::Tensor& tensor) {
-      downloaded.push_back(is_xla(tensor) ? replicas(tensor) : std::vector(count, tensor));
+      downloaded.push_back(is_xla(tensor) ? replicas(tensor, "") : std::vector(count, tensor));
       return tensor;
     });
     for (size_t r = 0; r < count; r++) {

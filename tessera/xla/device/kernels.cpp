@@ -6,6 +6,7 @@
 #include <map>
 
 #include "tessera/xla/device/storage.h"
+#include "tessera/xla/device/values.h"
 #include "tessera/xla/device/views.h"
 #include "tessera/xla/graph/arithmetic.h"
 
@@ -28,6 +29,7 @@ class Lowered final : public c10::OperatorKernel {
   Lowered(Lowering lower, const c10::FunctionSchema& schema) : lower_(std::move(lower)), signature_(schema) {}
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
     const auto lock = lock_device();
+    runner().metrics().operators++;
     const at::AutoDispatchBelowADInplaceOrView below;
     Call call(signature_, *stack);
     try {

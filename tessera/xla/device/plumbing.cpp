@@ -60,15 +60,15 @@ const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef sizes, std::opt
 }
 
 /// What the host reads ends the program that is being traced.
-at::Tensor to_host(const at::Tensor& tensor) {
+at::Tensor to_host(const at::Tensor& tensor, const char* reader) {
   const at::NoGradGuard no_grad;
-  return replicas(tensor)[0];
+  return replicas(tensor, reader)[0];
 }
 
 at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool /*non_blocking*/) {
   const auto lock = lock_device();
   if (!is_xla(target)) {
-    target.copy_(to_host(source));
+    target.copy_(to_host(source, "a copy to the CPU"));
     return target;
   }
   const at::AutoDispatchBelowADInplaceOrView below;
@@ -83,13 +83,13 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool /*
   return target;
 }
 
-at::Scalar local_scalar(const at::Tensor& self) { return to_host(self).item(); }
+at::Scalar local_scalar(const at::Tensor& self) { return to_host(self, "item()").item(); }
 
 /// The same value needs no reading: modules compare inputs with themselves.
 bool equal(const at::Tensor& a, const at::Tensor& b) {
   if (a.sizes() != b.sizes()) return false;
   if (read(a) == read(b)) return true;
-  return at::equal(to_host(a), to_host(b));
+  return at::equal(to_host(a, "equal()"), to_host(b, "equal()"));
 }
 
 /// Attention of its parts: no kernel of another device is of use.

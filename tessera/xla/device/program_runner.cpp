@@ -1,15 +1,21 @@
 #include "tessera/xla/device/program_runner.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <map>
 #include <string_view>
 #include <unordered_set>
 
+#include "tessera/base/log.h"
 #include "tessera/xla/device/storage.h"
 
 namespace tessera::xla {
 namespace {
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
 
 /// Barriers change no value: a storage whose value is a leaf behind them has that leaf.
 Value behind_barriers(Value value) {
@@ -31,7 +37,21 @@ void give_back(const std::vector<std::vector<Cell*>>& owners, const std::vector<
 
 }  // namespace
 
-void ProgramRunner::cut() {
+/// A read cuts a step if its program keeps more than what is read, and more work comes before the end of the step.
+void ProgramRunner::note_reads(const std::optional<std::string>& reader, size_t results) {
+  if (!read_in_step_.empty() && results > 0 && metrics_.host_reads[read_in_step_]++ == 0) {
+    log(LogLevel::Warning, fmt::format("XLA: {} reads a value in the middle of a step, which becomes two programs with all that lies between them as "
+                                       "results of the first: keep such values as tensors until step_boundary() has been called",
+                                       read_in_step_));
+  }
+  read_in_step_ = results > 1 ? reader.value_or("") : "";
+}
+
+void ProgramRunner::warn_of_another_program() {
+  if (const auto difference = history_.add(last_text_)) log(LogLevel::Warning, fmt::format("XLA: {}", *difference));
+}
+
+void ProgramRunner::cut(const std::optional<std::string>& reader) {
   const auto lock = lock_device();
   std::vector<Wanted> wanted;
   std::vector<std::vector<Cell*>> owners;
@@ -51,6 +71,7 @@ void ProgramRunner::cut() {
     }
     owners[place->second].push_back(&cell);
   });
+  note_reads(reader, wanted.size());
   if (wanted.empty()) return;
   for (size_t i = 0; i < wanted.size(); i++) {
     for (const auto* const cell : owners[i]) {
@@ -59,6 +80,7 @@ void ProgramRunner::cut() {
   }
   std::vector<Type> types;
   for (const auto& result : wanted) types.push_back(result.value.type());
+  const auto programs = programs_.size();
   std::vector<std::shared_ptr<const Data>> results;
   try {
     results = run(StepProgram(std::move(wanted)));
@@ -66,6 +88,7 @@ void ProgramRunner::cut() {
     give_back(owners, types);
     throw;
   }
+  if (!reader && programs_.size() > programs) warn_of_another_program();
   for (size_t i = 0; i < results.size(); i++) {
     const auto value = leaf(results[i], types[i]);
     for (auto* const cell : owners[i]) {
@@ -81,27 +104,22 @@ std::shared_ptr<const Data> ProgramRunner::compute(const Value& value) {
   return run(StepProgram({{value}}))[0];
 }
 
-const pjrt::Executable& ProgramRunner::compiled(const StepProgram& step) {
+const ProgramRunner::Compiled& ProgramRunner::compiled(const StepProgram& step) {
   const auto known = programs_.find(step.key());
   if (known != programs_.end()) {
     metrics_.cache_hits++;
     return known->second;
   }
-  const auto began = std::chrono::steady_clock::now();
+  const auto began = Clock::now();
   const auto program = step.program();
   last_text_ = program.text;
   const pjrt::CompileOptions options{.replicas = replicas_};
-  bool was_on_disk = false;
-  auto executable = [&] {
-    if (!disk_) return client_.compile(program, options);
-    auto found = disk_->compile(client_, program, options);
-    was_on_disk = found.was_there;
-    return std::move(found.executable);
-  }();
-  metrics_.seconds_compiling += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-  (was_on_disk ? metrics_.loaded_from_disk : metrics_.compiles)++;
-  metrics_.memory = executable.compiled().memory();
-  return programs_.emplace(step.key(), std::move(executable)).first->second;
+  const auto found = disk_ ? disk_->compile(client_, program, options) : pjrt::ProgramCache::Found{client_.compile(program, options)};
+  const auto seconds = seconds_since(began);
+  metrics_.seconds_compiling += seconds;
+  (found.was_there ? metrics_.loaded_from_disk : metrics_.compiles)++;
+  metrics_.programs.push_back({step.operations(), seconds, found.was_there, 0, found.executable.compiled().memory()});
+  return programs_.emplace(step.key(), Compiled{found.executable, metrics_.programs.size() - 1}).first->second;
 }
 
 std::vector<std::shared_ptr<const Data>> ProgramRunner::run(const StepProgram& step) {
@@ -109,7 +127,10 @@ std::vector<std::shared_ptr<const Data>> ProgramRunner::run(const StepProgram& s
   std::vector<std::vector<pjrt::Buffer>> arguments;
   for (int replica = 0; replica < replicas_; replica++) arguments.push_back(step.arguments(client_, replica));
   metrics_.executions++;
-  auto results = program.run(arguments);
+  metrics_.programs[program.number].executions++;
+  const auto began = Clock::now();
+  auto results = program.executable.run(arguments);
+  metrics_.seconds_starting += seconds_since(began);
   std::vector<std::shared_ptr<const Data>> all;
   for (size_t i = 0; i < results[0].size(); i++) {
     Data data;

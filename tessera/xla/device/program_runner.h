@@ -8,6 +8,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "tessera/xla/metrics.h"
+#include "tessera/xla/graph/difference.h"
 #include "tessera/xla/graph/step_program.h"
 #include "tessera/xla/metrics.h"
 #include "tessera/xla/pjrt/program_cache.h"
@@ -22,7 +24,8 @@ class ProgramRunner {
   int replicas() const { return replicas_; }
 
   /// Starts one program that computes all that storages hold and has not been computed. Afterwards each storage holds buffers.
-  void cut();
+  /// `reader` is what on the host asks for a value, such as "item()", or empty if it needs no mention; at the end of a step there is none.
+  void cut(const std::optional<std::string>& reader = {});
   /// Computes one value beside: storages stay as they are.
   std::shared_ptr<const Data> compute(const Value& value);
 
@@ -35,14 +38,23 @@ class ProgramRunner {
   const std::string& last_text() const { return last_text_; }
 
  private:
+  struct Compiled {
+    pjrt::Executable executable;
+    size_t number;  // in the metrics
+  };
+
   std::vector<std::shared_ptr<const Data>> run(const StepProgram& step);
-  const pjrt::Executable& compiled(const StepProgram& step);
+  const Compiled& compiled(const StepProgram& step);
+  void note_reads(const std::optional<std::string>& reader, size_t results);
+  void warn_of_another_program();
 
   pjrt::Client client_;
   int replicas_;
   std::optional<pjrt::ProgramCache> disk_;
-  std::unordered_map<std::string, pjrt::Executable> programs_;
+  std::unordered_map<std::string, Compiled> programs_;
+  StepHistory history_;
   std::string last_text_;
+  std::string read_in_step_;  // what has cut the step that is being traced, if anything has
   Metrics metrics_;
 };
 

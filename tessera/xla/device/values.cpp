@@ -22,15 +22,13 @@ ProgramRunner& runner() {
 
 void step_boundary() { runner().cut(); }
 
-const Metrics& metrics() { return runner().metrics(); }
-
-std::vector<at::Tensor> replicas(const at::Tensor& tensor) {
+std::vector<at::Tensor> replicas(const at::Tensor& tensor, const std::string& reader) {
   const auto lock = lock_device();
   if (!is_xla(tensor)) throw UsageError(fmt::format("replicas() takes a tensor on xla, not on {}", tensor.device().str()));
   auto& values = runner();
   const auto& cell = cell_of(tensor);
   // All that has been traced becomes one program; computed alone, it would be computed again at the end of the step.
-  if (cell.value && cell.value.node().kind == Node::Kind::Operation) values.cut();
+  if (cell.value && cell.value.node().kind == Node::Kind::Operation) values.cut(reader);
   return values.download(*values.compute(read(tensor)));
 }
 

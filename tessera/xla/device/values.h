@@ -10,8 +10,8 @@
 
 namespace tessera::xla {
 
-/// Every replica's values of a tensor, on the CPU.
-std::vector<at::Tensor> replicas(const at::Tensor& tensor);
+/// Every replica's values of a tensor, on the CPU. `reader` is whom a warning names if the read cuts a step; nobody if it is empty.
+std::vector<at::Tensor> replicas(const at::Tensor& tensor, const std::string& reader = "replicas()");
 /// A tensor with these values, a tensor of the CPU for each replica.
 at::Tensor from_replicas(const std::vector<at::Tensor>& values);
 

@@ -1,0 +1,154 @@
+// Trains a model of the benchmarks on an XLA device, or by eager libtorch, and says what a step takes: one line of JSON. bench/xla runs it.
+#include <fmt/format.h>
+#include <tessera/models/gpt.h>
+#include <tessera/models/mlp.h>
+#include <tessera/tessera.h>
+#include <tessera/xla/device/device.h>
+#include <tessera/xla/metrics.h>
+#include <tessera/xla/device/values.h>
+#include <torch/torch.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <ctime>
+#include <nlohmann/json.hpp>
+
+namespace {
+
+using namespace tessera;
+
+struct Flags {
+  std::string system = "xla", model = "mlp", dtype = "fp32";
+  int steps = 8, warmup = 3;
+  int64_t batch = 0, width = 0, layers = 0;
+};
+
+/// A model, and its loss for a batch that it draws.
+struct Subject {
+  std::shared_ptr<torch::nn::Module> module;
+  std::function<std::pair<at::Tensor, at::Tensor>()> draw;
+  std::function<at::Tensor(const at::Tensor& inputs, const at::Tensor& targets)> loss;
+};
+
+int64_t or_else(int64_t given, int64_t otherwise) { return given > 0 ? given : otherwise; }
+
+Subject make_subject(const Flags& flags, at::ScalarType dtype) {
+  torch::manual_seed(0);
+  if (flags.model == "mlp") {
+    const auto width = or_else(flags.width, 1024), batch = or_else(flags.batch, 512);
+    models::Mlp model(models::MlpOptions{.width = width, .layers = or_else(flags.layers, 12)});
+    return {model.ptr(),
+            [=] { return std::pair(torch::randn({batch, width}).to(dtype), torch::randint(16, {batch}, torch::kLong)); },
+            [=](const at::Tensor& inputs, const at::Tensor& targets) mutable {
+              return torch::cross_entropy_loss(model(inputs).to(torch::kFloat), targets);
+            }};
+  }
+  const models::GptOptions options{.width = or_else(flags.width, 512), .layers = or_else(flags.layers, 8)};
+  const auto batch = or_else(flags.batch, 4);
+  models::Gpt model(options);
+  return {model.ptr(),
+          [=] {
+            const auto tokens = torch::randint(options.vocabulary, {batch, options.longest + 1}, torch::kLong);
+            return std::pair(tokens.narrow(1, 0, options.longest).contiguous(), tokens.narrow(1, 1, options.longest).reshape({-1}));
+          },
+          [=](const at::Tensor& inputs, const at::Tensor& targets) mutable {
+            return torch::cross_entropy_loss(model(inputs).to(torch::kFloat).view({-1, options.vocabulary}), targets);
+          }};
+}
+
+/// What a step has taken, in milliseconds.
+struct Times {
+  double all = 0, processor = 0;
+  double tracing = 0;   // until all operators of the step are noted
+  double program = 0;   // from its start until its results are there
+};
+
+double now() { return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double processor() { return 1e3 * static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
+
+template <class Of>
+double least(const std::vector<Times>& times, const Of& of) {
+  return of(*std::ranges::min_element(times, {}, of));
+}
+
+nlohmann::json run(const Flags& flags) {
+  const auto dtype = flags.dtype == "bf16" ? torch::kBFloat16 : torch::kFloat;
+  const bool traced = flags.system == "xla";
+  const auto device = traced ? xla::make_device() : at::Device(at::kCPU);
+  auto subject = make_subject(flags, dtype);
+  subject.module->to(dtype);
+  if (traced) xla::to_device(*subject.module);
+  // Eager libtorch has the faster of the two optimizers: ours updates each parameter in one pass.
+  std::unique_ptr<torch::optim::AdamW> plain;
+  std::unique_ptr<optim::AdamW> fused;
+  if (traced) {
+    plain = std::make_unique<torch::optim::AdamW>(subject.module->parameters(), torch::optim::AdamWOptions(1e-4));
+  } else {
+    fused = std::make_unique<optim::AdamW>(parameters(*subject.module), optim::AdamWOptions{.lr = 1e-4});
+  }
+  torch::manual_seed(1);
+  std::vector<Times> times;
+  double loss = 0;
+  for (int step = 0; step < flags.warmup + flags.steps; step++) {
+    const auto [inputs, targets] = subject.draw();
+    const auto begin = now(), begin_processor = processor();
+    const auto value = subject.loss(inputs.to(device), targets.to(device));
+    value.backward();
+    if (traced) {
+      plain->step();
+      plain->zero_grad();
+    } else {
+      fused->step();
+      fused->zero_grad();
+    }
+    const auto noted = now(), starting = traced ? 1e3 * xla::metrics().seconds_starting : 0;
+    if (traced) xla::step_boundary();
+    const auto started = now(), in_plugin = traced ? 1e3 * xla::metrics().seconds_starting - starting : 0;
+    loss = value.item<double>();
+    const auto end = now();
+    if (step >= flags.warmup) times.push_back({end - begin, processor() - begin_processor, noted - begin, in_plugin + end - started});
+  }
+  nlohmann::json row = {{"system", flags.system},
+                        {"model", flags.model},
+                        {"dtype", flags.dtype},
+                        {"min_ms", least(times, std::mem_fn(&Times::all))},
+                        {"processor_ms", least(times, std::mem_fn(&Times::processor))},
+                        {"loss", loss}};
+  if (traced) {
+    const auto& metrics = xla::metrics();
+    row["tracing_ms"] = least(times, std::mem_fn(&Times::tracing));
+    row["program_ms"] = least(times, std::mem_fn(&Times::program));
+    row["operators"] = metrics.operators / (flags.warmup + flags.steps);
+    row["compiled"] = metrics.compiles;
+    row["loaded"] = metrics.loaded_from_disk;
+    row["seconds_compiling"] = metrics.seconds_compiling;
+    row["temporary_mb"] = static_cast<double>(metrics.programs.back().memory.temporary) / 1e6;
+    fmt::print(stderr, "{}", xla::metrics_report());
+  }
+  return row;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Times training steps of a model in one process, on an XLA device or by eager libtorch.", "bench_xla_train");
+  Flags flags;
+  app.add_option("--system", flags.system)->check(CLI::IsMember({"xla", "eager"}))->capture_default_str();
+  app.add_option("--model", flags.model)->check(CLI::IsMember({"gpt", "mlp"}))->capture_default_str();
+  app.add_option("--dtype", flags.dtype, "Of parameters and activations")->check(CLI::IsMember({"fp32", "bf16"}))->capture_default_str();
+  app.add_option("--steps", flags.steps)->check(CLI::Range(1, 100'000))->capture_default_str();
+  app.add_option("--warmup", flags.warmup)->check(CLI::Range(0, 100'000))->capture_default_str();
+  app.add_option("--batch", flags.batch, "512 of the mlp, 4 of the gpt unless given")->check(CLI::Range(1, 1'000'000));
+  app.add_option("--width", flags.width, "1024 of the mlp, 512 of the gpt unless given")->check(CLI::Range(1, 1'000'000));
+  app.add_option("--layers", flags.layers, "12 of the mlp, 8 of the gpt unless given")->check(CLI::Range(1, 10'000));
+  CLI11_PARSE(app, argc, argv);
+  try {
+    fmt::print("{}\n", run(flags).dump());
+    return 0;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "bench_xla_train: {}\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,126 @@
+// What the report counts, and warnings of what makes a step more than one program.
+#include "tessera/xla/metrics.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/base/log.h"
+#include "tessera/xla/device/device.h"
+#include "tessera/xla/device/testing.h"
+
+namespace tessera::xla {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+/// The warnings while it lives.
+class Warnings {
+ public:
+  Warnings() : before_(set_log_sink([this](const LogRecord& record) { texts.emplace_back(record.text); })) {}
+  ~Warnings() { set_log_sink(before_); }
+  Warnings(const Warnings&) = delete;
+  Warnings& operator=(const Warnings&) = delete;
+
+  std::vector<std::string> texts;
+
+ private:
+  LogSink before_;
+};
+
+int64_t times_read(const std::string& reader) {
+  const auto& reads = metrics().host_reads;
+  const auto found = reads.find(reader);
+  return found == reads.end() ? 0 : found->second;
+}
+
+TEST(Metrics, CountProgramsExecutionsAndBytes) {
+  auto x = torch::ones({1000}, device_for_tests());
+  step_boundary();
+  const auto before = metrics();
+  for (int step = 0; step < 3; step++) {
+    x.mul_(0.5).add_(torch::ones({1000}).to(device_for_tests()));
+    step_boundary();
+  }
+  const auto& now = metrics();
+  EXPECT_EQ(now.compiles + now.loaded_from_disk, before.compiles + before.loaded_from_disk + 1);
+  EXPECT_EQ(now.programs.size(), before.programs.size() + 1);
+  EXPECT_EQ(now.programs.back().executions, 3);
+  EXPECT_EQ(now.programs.back().memory.outputs, 4000);
+  EXPECT_GT(now.programs.back().operations, 2);
+  EXPECT_EQ(now.executions, before.executions + 3);
+  EXPECT_EQ(now.cache_hits, before.cache_hits + 2);
+  EXPECT_EQ(now.bytes_uploaded, before.bytes_uploaded + 3 * 4000);
+  EXPECT_GT(now.seconds_compiling, before.seconds_compiling);
+  (void)x.cpu();
+  EXPECT_EQ(now.bytes_downloaded, before.bytes_downloaded + 4000);
+}
+
+TEST(Metrics, AReportHasThemAll) {
+  (void)torch::ones({2}, device_for_tests()).cpu();
+  (void)torch::histc(torch::ones({2}, device_for_tests()), 4, 0, 1).cpu();
+  const auto report = metrics_report();
+  for (const auto* text : {"XLA devices: 1 of cpu", "compiled", "loaded from disk", "MB uploaded", "aten::histc, 1 times", "program 1 ", "temporary"}) {
+    EXPECT_THAT(report, HasSubstr(text));
+  }
+}
+
+TEST(HostReads, InTheMiddleOfAStepAreNamedOnce) {
+  const auto cut_steps = [](int steps) {
+    auto x = torch::ones({4}, device_for_tests());
+    for (int step = 0; step < steps; step++) {
+      const auto y = x * 2;
+      const auto sum = y.sum().item<float>();
+      x = y / sum;
+      step_boundary();
+    }
+  };
+  const auto before = times_read("item()");
+  Warnings warnings;
+  cut_steps(3);
+  EXPECT_EQ(times_read("item()"), before + 3);
+  cut_steps(1);
+  EXPECT_THAT(warnings.texts, ElementsAre(HasSubstr("item() reads a value in the middle of a step")));
+}
+
+TEST(HostReads, AtTheEndOfAStepAreNotCounted) {
+  const auto before = metrics().host_reads;
+  Warnings warnings;
+  auto x = torch::ones({5}, device_for_tests());
+  for (int step = 0; step < 3; step++) {
+    x = x * 2;
+    step_boundary();
+    (void)x.sum().item<float>();  // a program of its own, of which nothing else remains
+    (void)x.cpu();
+  }
+  x = x * 2;
+  (void)x.sum().item<float>();  // nothing is left for the boundary
+  step_boundary();
+  EXPECT_EQ(metrics().host_reads, before);
+  EXPECT_THAT(warnings.texts, IsEmpty());
+}
+
+TEST(Recompilation, OfAStepIsToldOfWithWhatDiffers) {
+  auto weight = torch::ones({6}, device_for_tests());
+  Warnings warnings;
+  for (int64_t rows = 9; rows > 4; rows--) {
+    weight += torch::ones({rows, 6}).to(device_for_tests()).sum(0);
+    step_boundary();
+  }
+  EXPECT_THAT(warnings.texts, ElementsAre(HasSubstr("(tensor<7x6xf32>, tensor<f32>) -> tensor<6xf32>, which were (tensor<8x6xf32>")));
+}
+
+TEST(Recompilation, NumbersNeedNone) {
+  auto weight = torch::ones({7}, device_for_tests());
+  const auto before = metrics().programs.size();
+  for (int step = 0; step < 5; step++) {
+    weight *= 0.5 / (step + 1.5);
+    step_boundary();
+  }
+  EXPECT_LE(metrics().programs.size(), before + 2);
+}
+
+}  // namespace
+}  // namespace tessera::xla

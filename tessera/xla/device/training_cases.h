@@ -1,0 +1,164 @@
+// For tests: models, optimizers and dtypes whose training on the device is compared with the CPU's.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/models/bert.h"
+#include "tessera/models/gpt.h"
+#include "tessera/models/mnist.h"
+#include "tessera/models/resnet50.h"
+#include "tessera/xla/device/kernels.h"
+#include "tessera/xla/metrics.h"
+#include "tessera/xla/device/testing.h"
+#include "tessera/xla/device/values.h"
+
+namespace tessera::xla::cases {
+
+inline at::Tensor drawn(int step, at::IntArrayRef sizes) { return torch::randn(sizes, at::make_generator<at::CPUGeneratorImpl>(step)); }
+inline at::Tensor words(int step, at::IntArrayRef sizes, int64_t count) {
+  return torch::randint(count, sizes, at::make_generator<at::CPUGeneratorImpl>(step), torch::kLong);
+}
+
+/// A model, and its scores and targets in one step, on whatever device it is.
+struct Subject {
+  std::shared_ptr<torch::nn::Module> module;
+  std::function<at::Tensor(int step, at::TensorOptions where)> scores;
+  at::Tensor targets;
+};
+
+inline Subject mlp(int64_t rows = 8) {
+  torch::nn::Sequential model(torch::nn::Linear(16, 32), torch::nn::GELU(), torch::nn::LayerNorm(torch::nn::LayerNormOptions({32})),
+                              torch::nn::Linear(32, 10));
+  return {model.ptr(), [=](int step, at::TensorOptions where) mutable { return model->forward(drawn(step, {rows, 16}).to(where)); }, words(1, {rows}, 10)};
+}
+
+inline Subject mnist() {
+  models::MnistNet model;
+  return {model.ptr(), [=](int step, at::TensorOptions where) mutable { return model->forward(drawn(step, {4, 1, 28, 28}).to(where)); },
+          words(1, {4}, 10)};
+}
+
+inline Subject gpt() {
+  models::Gpt model(models::GptOptions{.vocabulary = 50, .width = 16, .layers = 1, .heads = 2, .longest = 8});
+  return {model.ptr(), [=](int step, at::TensorOptions where) mutable { return model->forward(words(step, {2, 8}, 50).to(where.device())).flatten(0, 1); },
+          words(1, {16}, 50)};
+}
+
+inline Subject bert() {
+  models::BertForSequenceClassification model(models::BertConfig{.vocab_size = 50, .hidden_size = 16, .num_hidden_layers = 1, .num_attention_heads = 2,
+      .intermediate_size = 32, .max_position_embeddings = 8, .hidden_dropout_prob = 0, .attention_probs_dropout_prob = 0});
+  auto mask = torch::ones({2, 8}, torch::kLong);
+  mask.index_put_({1, torch::indexing::Slice(5, 8)}, 0);
+  return {model.ptr(), [=](int step, at::TensorOptions where) mutable {
+    return model->forward(words(step, {2, 8}, 50).to(where.device()), mask.to(where.device()));
+  }, words(1, {2}, 2)};
+}
+
+inline Subject block_of_a_resnet() {
+  models::Bottleneck model(16, 8, 2);
+  return {model.ptr(), [=](int step, at::TensorOptions where) mutable { return model->forward(drawn(step, {4, 16, 12, 12}).to(where)).mean({2, 3}); },
+          words(1, {4}, 32)};
+}
+
+using Optimizer = std::unique_ptr<torch::optim::Optimizer>;
+
+inline Optimizer sgd(std::vector<at::Tensor> parameters) {
+  return std::make_unique<torch::optim::SGD>(std::move(parameters), torch::optim::SGDOptions(0.1).momentum(0.9));
+}
+inline Optimizer adamw(std::vector<at::Tensor> parameters) {
+  return std::make_unique<torch::optim::AdamW>(std::move(parameters), torch::optim::AdamWOptions(0.01));
+}
+
+using MakeSubject = Subject (*)();
+using MakeOptimizer = Optimizer (*)(std::vector<at::Tensor>);
+
+inline void step_once(const Subject& subject, torch::optim::Optimizer& optimizer, int step, at::TensorOptions where, std::vector<at::Tensor>& losses) {
+  optimizer.zero_grad();
+  const auto loss = torch::nn::functional::cross_entropy(subject.scores(step, where).to(torch::kFloat), subject.targets.to(where.device()));
+  loss.backward();
+  for (auto& group : optimizer.param_groups()) group.options().set_lr(0.01 / (1 + step));
+  optimizer.step();
+  losses.push_back(loss.detach());
+  if (where.device().type() != at::kCPU) step_boundary();
+}
+
+inline std::vector<float> numbers(const std::vector<at::Tensor>& losses) {
+  std::vector<float> all;
+  for (const auto& loss : losses) all.push_back(loss.item<float>());
+  return all;
+}
+
+inline constexpr int kSteps = 50;
+
+inline std::vector<float> losses_of(MakeSubject make, MakeOptimizer make_optimizer, at::TensorOptions where) {
+  torch::manual_seed(3);
+  const auto subject = make();
+  subject.module->to(where.dtype().toScalarType());
+  if (where.device().type() != at::kCPU) to_device(*subject.module);
+  const auto optimizer = make_optimizer(subject.module->parameters());
+  std::vector<at::Tensor> losses;
+  for (int step = 0; step < kSteps; step++) step_once(subject, *optimizer, step, where, losses);
+  return numbers(losses);
+}
+
+inline double mean_distance(const std::vector<float>& a, const std::vector<float>& b) {
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); i++) sum += std::abs(a[i] - b[i]);
+  return sum / static_cast<double>(a.size());
+}
+
+struct Case {
+  const char* name;
+  MakeSubject make;
+  MakeOptimizer optimizer;
+  at::ScalarType dtype;
+};
+
+inline std::vector<Case> all_cases() {
+  return {
+      {"MlpSgd", [] { return mlp(); }, sgd, at::kFloat},
+      {"MlpAdamW", [] { return mlp(); }, adamw, at::kFloat},
+      {"MnistNetSgd", mnist, sgd, at::kFloat},
+      {"MnistNetAdamW", mnist, adamw, at::kFloat},
+      {"GptSgd", gpt, sgd, at::kFloat},
+      {"GptAdamW", gpt, adamw, at::kFloat},
+      {"BertSgd", bert, sgd, at::kFloat},
+      {"BertAdamW", bert, adamw, at::kFloat},
+      {"BlockOfAResNetSgd", block_of_a_resnet, sgd, at::kFloat},
+      {"BlockOfAResNetAdamW", block_of_a_resnet, adamw, at::kFloat},
+      {"MlpSgdInBf16", [] { return mlp(); }, sgd, at::kBFloat16},
+      {"MlpAdamWInBf16", [] { return mlp(); }, adamw, at::kBFloat16},
+      {"MnistNetSgdInBf16", mnist, sgd, at::kBFloat16},
+      {"MnistNetAdamWInBf16", mnist, adamw, at::kBFloat16},
+      {"GptSgdInBf16", gpt, sgd, at::kBFloat16},
+      {"GptAdamWInBf16", gpt, adamw, at::kBFloat16},
+      {"BertSgdInBf16", bert, sgd, at::kBFloat16},
+      {"BertAdamWInBf16", bert, adamw, at::kBFloat16},
+      {"BlockOfAResNetSgdInBf16", block_of_a_resnet, sgd, at::kBFloat16},
+      {"BlockOfAResNetAdamWInBf16", block_of_a_resnet, adamw, at::kBFloat16},
+      {"MlpSgdInFp16", [] { return mlp(); }, sgd, at::kHalf},
+  };
+}
+
+/// As many programs as a first and all later steps have, without an operator on the CPU.
+inline void expect_losses_of_the_cpu(const Case& which) {
+  const auto& [name, make, optimizer, dtype] = which;
+  const auto device = device_for_tests();
+  const auto expected = losses_of(make, optimizer, at::TensorOptions(at::kCPU).dtype(dtype));
+  const auto programs = metrics().programs.size();
+  const auto fell_back = fallbacks().size();
+  const auto actual = losses_of(make, optimizer, at::TensorOptions(device).dtype(dtype));
+  EXPECT_EQ(metrics().programs.size(), programs + 2);
+  EXPECT_EQ(fallbacks().size(), fell_back) << metrics_report();
+  if (dtype == at::kFloat) {
+    for (size_t i = 0; i < expected.size(); i++) EXPECT_NEAR(actual[i], expected[i], 1e-4) << i;
+    return;
+  }
+  // Half types leave the losses of full precision early, and compilers round in other places: the device may be as far from them as the CPU
+  // is, and as much again.
+  const auto full = losses_of(make, optimizer, at::TensorOptions(at::kCPU).dtype(at::kFloat));
+  EXPECT_LE(mean_distance(actual, full), 2 * mean_distance(expected, full) + 0.002) << mean_distance(expected, full);
+}
+
+}  // namespace tessera::xla::cases

@@ -1,0 +1,113 @@
+#include "tessera/xla/graph/difference.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace tessera::xla {
+namespace {
+
+std::vector<std::string_view> lines_of(std::string_view text) {
+  std::vector<std::string_view> lines;
+  while (!text.empty()) {
+    const auto end = std::min(text.find('\n'), text.size() - 1);
+    lines.push_back(text.substr(0, end));
+    text.remove_prefix(end + 1);
+  }
+  return lines;
+}
+
+/// The part of `text` behind the first `begin`, up to the next `end`.
+std::string_view between(std::string_view text, std::string_view begin, std::string_view end) {
+  const auto from = text.find(begin);
+  if (from == std::string_view::npos) return {};
+  text.remove_prefix(from + begin.size());
+  return text.substr(0, text.find(end));
+}
+
+constexpr std::string_view kFunction = "  func.func", kOperation = "    %v", kNumbers = "    %";
+
+std::string_view name_in(std::string_view line) {
+  const auto name = between(line, "= \"", "\"");
+  return name.substr(name.find('.') + 1);
+}
+std::string_view types_in(std::string_view line) {
+  const auto colon = line.rfind(" : ");
+  return colon == std::string_view::npos ? std::string_view() : line.substr(colon + 3);
+}
+
+/// The arguments of the function, with what their memory becomes.
+std::vector<std::string_view> arguments_in(std::string_view line) {
+  std::vector<std::string_view> arguments;
+  auto list = between(line, "(", ") -> (");
+  while (!list.empty()) {
+    const auto end = std::min(list.find(", %"), list.size());
+    arguments.push_back(list.substr(0, end));
+    list.remove_prefix(std::min(end + 2, list.size()));
+  }
+  return arguments;
+}
+
+Difference between_functions(std::string_view now, std::string_view before) {
+  const auto ours = arguments_in(now), theirs = arguments_in(before);
+  const auto [a, b] = std::ranges::mismatch(ours, theirs);
+  const auto number = a - ours.begin();
+  const auto shown = [](const auto& place, const auto& list) { return place == list.end() ? "missing" : std::string(*place); };
+  return {1, fmt::format("argument {}", number), fmt::format("in argument {}, which is {} and was {}", number, shown(a, ours), shown(b, theirs))};
+}
+
+}  // namespace
+
+Difference first_difference(std::string_view now, std::string_view before) {
+  // Where an operation differs, types of arguments often do, too; the operation says more. Only if all are equal do the arguments count.
+  std::string_view functions[2], operation;
+  const auto next = [&](std::vector<std::string_view>::const_iterator& line, const std::vector<std::string_view>& all, std::string_view& function) {
+    for (; line != all.end(); line++) {
+      if (line->starts_with(kFunction)) {
+        function = *line;
+      } else if (!line->starts_with(kNumbers) || line->starts_with(kOperation)) {
+        return *line;
+      }
+    }
+    return std::string_view();
+  };
+  const auto ours = lines_of(now), theirs = lines_of(before);
+  auto a = ours.begin(), b = theirs.begin();
+  for (size_t number = 0;; number++) {
+    const auto here = next(a, ours, functions[0]), there = next(b, theirs, functions[1]);
+    if (here.empty() && there.empty()) return between_functions(functions[0], functions[1]);
+    if (here.starts_with(kOperation)) operation = here;
+    if (here == there) {
+      a++;
+      b++;
+      continue;
+    }
+    const auto place = between(operation, kOperation, " =");
+    const auto describe = [&](const char* what, auto is, auto was) {
+      return Difference{number, fmt::format("{} of {}", what, place),
+                        fmt::format("in operation {}, {}: its {} {}, which {}", place, name_in(operation), what, is, was)};
+    };
+    if (here.empty() || there.empty() || !there.starts_with(kOperation) != !here.starts_with(kOperation) || name_in(here) != name_in(there)) {
+      const auto shown = [](std::string_view line) { return line.starts_with(kOperation) ? name_in(line) : std::string_view("the end"); };
+      return {number, fmt::format("operation {}", place), fmt::format("in operation {}, which is {} and was {}", place, shown(here), shown(there))};
+    }
+    if (types_in(here) != types_in(there)) return describe("types are", types_in(here), fmt::format("were {}", types_in(there)));
+    const auto ours_has = between(here, "<{", "}>"), theirs_has = between(there, "<{", "}>");
+    if (ours_has != theirs_has) return describe("attributes are", ours_has, fmt::format("were {}", theirs_has));
+    return describe("operands are", between(here, "\"(", ")"), fmt::format("were {}", between(there, "\"(", ")")));
+  }
+}
+
+std::optional<std::string> StepHistory::add(const std::string& text) {
+  auto& before = texts_[std::string(between(text, ") -> (", ") {"))];
+  std::optional<Difference> smallest;
+  for (const auto& other : before) {
+    auto difference = first_difference(text, other);
+    if (!smallest || difference.line > smallest->line) smallest = std::move(difference);
+  }
+  before.push_back(text);
+  if (before.size() < 3 || !told_.insert(smallest->where).second) return std::nullopt;
+  return fmt::format("a step has its program number {}. It differs from the most similar one first {}", before.size(), smallest->text);
+}
+
+}  // namespace tessera::xla

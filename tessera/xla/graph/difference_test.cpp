@@ -1,0 +1,69 @@
+// Why a step needed another program.
+#include "tessera/xla/graph/difference.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tessera/xla/graph/ops.h"
+#include "tessera/xla/graph/step_program.h"
+
+namespace tessera::xla {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+Value argument(Sizes sizes) { return leaf(std::make_shared<Data>(), {at::kFloat, std::move(sizes)}); }
+
+std::string text_of_program(const Value& value, const std::shared_ptr<const Data>& donor = nullptr) { return StepProgram({{value, donor}}).program().text; }
+
+std::string mean_of_rows(int64_t rows, const char* operation = "exponential", double number = 1) {
+  const auto x = hlo::unary(operation, argument({rows, 4}));
+  return text_of_program(hlo::sum(hlo::binary("multiply", x, hlo::full(number, x.type())), {0}));
+}
+
+TEST(Difference, NamesTheFirstOperationThatIsAnother) {
+  EXPECT_EQ(first_difference(mean_of_rows(3, "log"), mean_of_rows(3)).text, "in operation 0, which is log and was exponential");
+}
+
+TEST(Difference, NamesShapes) {
+  EXPECT_EQ(first_difference(mean_of_rows(3), mean_of_rows(8)).text,
+            "in operation 0, exponential: its types are (tensor<3x4xf32>) -> tensor<3x4xf32>, which were (tensor<8x4xf32>) -> tensor<8x4xf32>");
+}
+
+TEST(Difference, NamesConstants) {
+  EXPECT_THAT(first_difference(mean_of_rows(3, "log", -1), mean_of_rows(3, "log", 1)).text,
+              HasSubstr("in operation 1, constant: its attributes are value = dense<-1.0"));
+  // Other numbers are arguments: one more of them is an operation less.
+  EXPECT_EQ(first_difference(mean_of_rows(3, "log", 0.5), mean_of_rows(3, "log", 1)).text, "in operation 1, which is broadcast_in_dim and was constant");
+}
+
+TEST(Difference, NamesOperands) {
+  const auto a = argument({4}), b = argument({4});
+  EXPECT_EQ(first_difference(text_of_program(hlo::binary("add", a, b)), text_of_program(hlo::binary("add", a, a))).text,
+            "in operation 0, add: its operands are %a0, %a1, which were %a0, %a0");
+}
+
+TEST(Difference, NamesArgumentsThatAreDonated) {
+  const auto data = std::make_shared<Data>();
+  const auto value = hlo::unary("log", leaf(data, {at::kFloat, {4}}));
+  EXPECT_EQ(first_difference(text_of_program(value, data), text_of_program(value)).text,
+            "in argument 0, which is %a0: tensor<4xf32> {tf.aliasing_output = 0 : i32} and was %a0: tensor<4xf32>");
+}
+
+TEST(StepHistory, TellsOfAThirdProgramAndOfEachPlaceOnce) {
+  StepHistory history;
+  EXPECT_EQ(history.add(mean_of_rows(8)), std::nullopt);
+  EXPECT_EQ(history.add(mean_of_rows(7)), std::nullopt);
+  EXPECT_THAT(history.add(mean_of_rows(6)).value_or(""), HasSubstr("a step has its program number 3"));
+  EXPECT_EQ(history.add(mean_of_rows(5)), std::nullopt);
+  EXPECT_THAT(history.add(mean_of_rows(5, "log")).value_or(""), HasSubstr("operation 0, which is log and was exponential"));
+}
+
+TEST(StepHistory, KnowsAStepByItsResults) {
+  StepHistory history;
+  for (int64_t size = 1; size < 6; size++) EXPECT_EQ(history.add(text_of_program(hlo::unary("log", argument({size})))), std::nullopt);
+}
+
+}  // namespace
+}  // namespace tessera::xla
