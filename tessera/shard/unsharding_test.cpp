@@ -120,8 +120,8 @@ TEST(ReshardAfterForward, ChangesNoResult) {
       };
       for (const auto precision : {MixedPrecision{}, MixedPrecision{.param_dtype = at::kBFloat16}}) {
         const auto expected = trained(true, precision, Residence::Auto);
-        std::vector<ReshardAfterForward> settings = {ReshardAfterForward{}, false, world.size()};
-        if (world.size() == 4) settings.emplace_back(2);
+        std::vector<ReshardAfterForward> rules = {ReshardAfterForward{}, false, world.size()};
+        if (world.size() == 4) rules.emplace_back(2);
         for (const auto& rule : rules) {
           for (const auto residence : {Residence::Gathered, Residence::Auto}) {
             EXPECT_TRUE(at::equal(trained(rule, precision, residence), expected));
