@@ -3,8 +3,9 @@
 #include <torch/torch.h>
 
 #include <cstdio>
+#include <string_view>
 
-int main() {
+int main(int argc, char** argv) {
   const auto world = tessera::xla::init();  // before the first backward pass
   const auto device = world.traits().device;
   torch::manual_seed(1);
@@ -20,6 +21,5 @@ int main() {
     tessera::xla::step_boundary();
     if (step % 33 == 0) std::printf("step %d loss %.3f\n", step, loss.item<float>());
   }
-  std::printf("%lld programs compiled, %lld runs\n", static_cast<long long>(tessera::xla::metrics().compiles),
-              static_cast<long long>(tessera::xla::metrics().executions));
+  if (argc > 1 && std::string_view(argv[1]) == "--metrics-debug") std::fputs(tessera::xla::metrics_report().c_str(), stdout);
 }

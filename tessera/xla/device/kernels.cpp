@@ -98,6 +98,10 @@ std::vector<c10::OperatorHandle> forms_of(const std::string& name) {
 }  // namespace
 
 Signature::Signature(const c10::FunctionSchema& schema) : arguments(schema.arguments().size()), inputs(arguments), returns(schema.returns().size()) {
+  for (size_t i = 0; i < returns; i++) {
+    const auto kind = schema.returns()[i].real_type()->kind();
+    if (kind == c10::TypeKind::SymIntType || kind == c10::TypeKind::IntType) numbers.push_back(i);
+  }
   while (inputs > 0 && schema.arguments()[inputs - 1].is_out()) inputs--;
   const auto written = [&](size_t i) {
     const auto* const alias = schema.arguments()[i].alias_info();
@@ -160,6 +164,10 @@ at::ScalarType Call::result_type(size_t i) const {
 
 void Call::give(std::span<const Value> results) {
   for (size_t i = 0; i < std::max(results.size(), signature_.returns); i++) {
+    if (std::ranges::find(signature_.numbers, i) != signature_.numbers.end()) {
+      stack_.emplace_back(int64_t{0});
+      continue;
+    }
     const auto* const given = out(i);
     at::Tensor result;
     if (i < results.size() && results[i]) {
@@ -198,6 +206,7 @@ void register_kernels() {
   register_losses();
   register_norms();
   register_products();
+  register_attention();
   register_convolutions();
   register_pooling();
   register_resampling();

@@ -27,6 +27,7 @@ struct Signature {
   explicit Signature(const c10::FunctionSchema& schema);
   size_t arguments, inputs, returns;  // inputs are all but those that are there only to be written
   std::vector<size_t> outs;           // which arguments take the results
+  std::vector<size_t> numbers;        // which results are numbers, that the operator's own gradient alone would take
 };
 
 /// A call of an operator: its arguments, and where its results go.
@@ -92,6 +93,7 @@ void register_reductions();
 void register_losses();
 void register_norms();
 void register_products();
+void register_attention();
 void register_convolutions();
 void register_pooling();
 void register_resampling();

@@ -131,6 +131,8 @@ std::vector<std::shared_ptr<const Data>> ProgramRunner::run(const StepProgram& s
   const auto began = Clock::now();
   auto results = program.executable.run(arguments);
   metrics_.seconds_starting += seconds_since(began);
+  // CPU plugins let go of a donated buffer only when its program has ended. Until the next has started, nobody needs to wait for that.
+  donated_ = step.donated();
   std::vector<std::shared_ptr<const Data>> all;
   for (size_t i = 0; i < results[0].size(); i++) {
     Data data;

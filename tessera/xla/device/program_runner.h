@@ -52,6 +52,7 @@ class ProgramRunner {
   int replicas_;
   std::optional<pjrt::ProgramCache> disk_;
   std::unordered_map<std::string, Compiled> programs_;
+  std::vector<std::shared_ptr<const Data>> donated_;  // to the program that was started last
   StepHistory history_;
   std::string last_text_;
   std::string read_in_step_;  // what has cut the step that is being traced, if anything has

@@ -202,6 +202,14 @@ void StepProgram::choose_donors() {
   }
 }
 
+std::vector<std::shared_ptr<const Data>> StepProgram::donated() const {
+  std::vector<std::shared_ptr<const Data>> all;
+  for (size_t i = 0; i < data_.size(); i++) {
+    if (result_in_[i] >= 0) all.push_back(data_[i]->data);
+  }
+  return all;
+}
+
 pjrt::Program StepProgram::program() const {
   pjrt::Program program;
   std::vector<std::string> parameters;

@@ -25,6 +25,8 @@ class StepProgram {
   pjrt::Program program() const;
   /// For one replica.
   std::vector<pjrt::Buffer> arguments(const pjrt::Client& client, int replica) const;
+  /// Those whose memory results take.
+  std::vector<std::shared_ptr<const Data>> donated() const;
   size_t operations() const { return operations_.size(); }
 
  private:

@@ -1,0 +1,118 @@
+// Scaled dot-product attention as one operator: its gradient computes the scores again, so that none of them is kept.
+#include <ATen/SDPBackend.h>
+#include <c10/util/accumulate.h>
+
+#include <cmath>
+
+#include "tessera/xla/device/kernels.h"
+#include "tessera/xla/device/views.h"
+#include "tessera/xla/graph/arithmetic.h"
+
+namespace tessera::xla {
+namespace {
+
+using hlo::minus;
+using hlo::over;
+using hlo::plus;
+using hlo::times;
+
+/// What the operator has no form for, libtorch composes of others.
+int64_t choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask, double dropout,
+               bool /*causal*/, std::optional<double> /*scale*/, bool grouped) {
+  const bool plain = query.dim() == 4 && key.dim() == 4 && value.dim() == 4 && query.size(1) == key.size(1) && query.size(0) == key.size(0);
+  const bool fixed_mask = !mask || !mask->defined() || !mask->requires_grad();
+  return static_cast<int64_t>(plain && fixed_mask && dropout == 0 && !grouped ? at::SDPBackend::overrideable : at::SDPBackend::math);
+}
+
+/// Batches and heads as one dimension.
+Value by_head(const Value& x) { return hlo::reshape(x, {x.sizes()[0] * x.sizes()[1], x.sizes()[2], x.sizes()[3]}); }
+
+struct Inputs {
+  Value q, k, v, bias;
+  int64_t batches;
+  double scale;
+  bool causal;
+
+  /// By the places that the arguments have in a call.
+  Inputs(const Call& call, size_t first, size_t bias_at, size_t causal_at, size_t scale_at)
+      : q(by_head(call.value(first))),
+        k(by_head(call.value(first + 1))),
+        v(by_head(call.value(first + 2))),
+        bias(call.has(bias_at) ? call.value(bias_at) : Value()),
+        batches(call.tensor(first).size(0)),
+        scale(call.has(scale_at) ? call.number(scale_at) : 1 / std::sqrt(static_cast<double>(q.sizes()[2]))),
+        causal(call.flag(causal_at)) {}
+};
+
+enum class Rows { Queries, Keys };
+
+/// The scaled scores, masked, in full precision. With Rows::Keys they stand transposed: of the four products of the gradient, then only one
+/// has a transposed left operand, with which CPUs are slow.
+Value scores_of(const Inputs& in, Rows rows) {
+  const bool transposed = rows == Rows::Keys;
+  auto scores = hlo::dot(transposed ? in.k : in.q, transposed ? in.q : in.k, {{0}, {0}, {2}, {2}}, hlo::wide(in.q.element()));
+  scores = times(scores, hlo::fixed(scores, in.scale));
+  if (in.bias) {
+    const auto& q = in.q.sizes();
+    auto added = hlo::expand(hlo::convert(in.bias, scores.element()), {in.batches, q[0] / in.batches, q[1], in.k.sizes()[1]});
+    added = hlo::reshape(added, {q[0], q[1], in.k.sizes()[1]});
+    scores = plus(scores, transposed ? hlo::transpose(added, {0, 2, 1}) : added);
+  }
+  if (!in.causal) return scores;
+  const Type places{at::kInt, {scores.sizes()[1], scores.sizes()[2]}};
+  const auto query = hlo::iota(places, transposed ? 1 : 0), key = hlo::iota(places, transposed ? 0 : 1);
+  const auto seen = hlo::broadcast(hlo::compare("LE", key, query), scores.sizes(), {1, 2});
+  return hlo::select(seen, scores, hlo::fixed(scores, -std::numeric_limits<double>::infinity()));
+}
+
+void attention(Call& call) {
+  const auto type = call.tensor(0).scalar_type();
+  const Inputs in(call, 0, 3, 5, 7);
+  const auto scores = scores_of(in, Rows::Queries);
+  // A row that sees no key has the weights zero: nothing in it is infinite or divided by zero.
+  const auto found = hlo::maximum(scores, {2});
+  const auto highest = hlo::binary("maximum", found, hlo::fixed(found, -1e30));
+  const auto weights = hlo::unary("exponential", minus(scores, hlo::broadcast(highest, scores.sizes(), {0, 1})));
+  const auto added = hlo::sum(weights, {2});
+  const auto sum = hlo::binary("maximum", added, hlo::fixed(added, 1e-37));
+  auto mixed = hlo::dot(hlo::convert(weights, type), in.v, {{0}, {0}, {2}, {1}}, scores.element());
+  mixed = over(mixed, hlo::broadcast(sum, mixed.sizes(), {0, 1}));
+  Sizes result = call.tensor(0).sizes().vec(), rows(result.begin(), result.end() - 1);
+  result.back() = in.v.sizes()[2];
+  call.give(std::vector{hlo::reshape(hlo::convert(mixed, type), result), hlo::reshape(plus(highest, hlo::unary("log", sum)), rows)});
+}
+
+void attention_gradient(Call& call) {
+  const auto type = call.tensor(1).scalar_type();
+  const Inputs in(call, 1, 4, 13, 16);
+  const auto g = by_head(call.value(0)), out = by_head(call.value(6));
+  const auto scores = scores_of(in, Rows::Keys);
+  const auto element = scores.element();
+  const auto of_query = [&](const Value& each) {
+    return hlo::broadcast(hlo::reshape(each, {in.q.sizes()[0], in.q.sizes()[1]}), scores.sizes(), {0, 2});
+  };
+  const auto weights = hlo::unary("exponential", minus(scores, of_query(call.value(7))));
+  const auto along = hlo::sum(times(hlo::convert(g, element), hlo::convert(out, element)), {2});
+  const auto of_weights = hlo::dot(in.v, g, {{0}, {0}, {2}, {2}}, element);
+  auto of_scores = times(weights, minus(of_weights, of_query(along)));
+  of_scores = hlo::convert(times(of_scores, hlo::fixed(of_scores, in.scale)), type);
+  const auto give_shape = [&](const Value& value, size_t like) { return hlo::reshape(hlo::convert(value, type), call.tensor(like).sizes()); };
+  call.give(std::vector{give_shape(hlo::dot(of_scores, in.k, {{0}, {0}, {1}, {1}}, element), 1),
+                        give_shape(hlo::dot(of_scores, in.q, {{0}, {0}, {2}, {1}}, element), 2),
+                        give_shape(hlo::dot(hlo::convert(weights, type), g, {{0}, {0}, {2}, {1}}, element), 3)});
+}
+
+const Kernel kAttention[] = {
+    {"_scaled_dot_product_fused_attention_overrideable", attention},
+    {"_scaled_dot_product_fused_attention_overrideable_backward", attention_gradient},
+};
+
+}  // namespace
+
+void register_attention() {
+  add_kernels(kAttention);
+  static auto& aten = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  aten.impl("_fused_sdp_choice", &choice);
+}
+
+}  // namespace tessera::xla
