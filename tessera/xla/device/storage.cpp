@@ -4,14 +4,25 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 
-#include <mutex>
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
 
 #include "tessera/base/error.h"
 
 namespace tessera::xla {
 namespace {
 
-constexpr size_t kReserved = size_t{1} << 40;
+constexpr size_t kReserved = size_t{1} << 44;
+
+std::byte* reserve() {
+  auto* const addresses = ::mmap(nullptr, kReserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (addresses == MAP_FAILED) {
+    throw IoError(fmt::format("{} TB of addresses can't be reserved for the device xla, though they take no memory: {}", kReserved >> 40, std::strerror(errno)));
+  }
+  return static_cast<std::byte*>(addresses);
+}
 
 }  // namespace
 
@@ -25,16 +36,33 @@ LazyMemory& LazyMemory::instance() {
   return memory;
 }
 
-LazyMemory::LazyMemory() : unreadable_(::mmap(nullptr, kReserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {}
+LazyMemory::LazyMemory() : reserved_(reserve()) {}
 
-c10::DataPtr LazyMemory::allocate(size_t /*bytes*/) {
+std::byte* LazyMemory::take_addresses(size_t size_class) {
+  auto& free = free_addresses_.at(size_class);
+  if (!free.empty()) {
+    auto* const address = free.back();
+    free.pop_back();
+    return address;
+  }
+  const auto bytes = size_t{1} << size_class;
+  if (bytes > kReserved - taken_) throw UsageError(fmt::format("tensors on xla have taken all of {} TB of addresses", kReserved >> 40));
+  taken_ += bytes;
+  return reserved_ + taken_ - bytes;
+}
+
+c10::DataPtr LazyMemory::allocate(size_t bytes) {
   auto cell = std::make_unique<Cell>();
   const auto lock = lock_device();
+  cell->size_class = static_cast<size_t>(std::bit_width(std::max(bytes, size_t{64}) - 1));
+  cell->address = take_addresses(cell->size_class);
+  by_address_[cell->address] = cell.get();
   cell->older = newest_;
   (newest_ ? newest_->newer : oldest_) = cell.get();
   newest_ = cell.get();
   count_++;
-  return {unreadable_, cell.release(), &release, c10::Device(kXla, 0)};
+  auto* const address = cell->address;
+  return {address, cell.release(), &release, c10::Device(kXla, 0)};
 }
 
 c10::DeleterFnPtr LazyMemory::raw_deleter() const { return &release; }
@@ -50,6 +78,13 @@ void LazyMemory::release(void* context) {
   (cell->newer ? cell->newer->older : memory.newest_) = cell->older;
   (cell->older ? cell->older->newer : memory.oldest_) = cell->newer;
   memory.count_--;
+  memory.by_address_.erase(cell->address);
+  memory.free_addresses_[cell->size_class].push_back(cell->address);
+}
+
+Cell* LazyMemory::at(const void* address) {
+  const auto found = by_address_.find(address);
+  return found == by_address_.end() ? nullptr : found->second;
 }
 
 void LazyMemory::for_each(const std::function<void(Cell&)>& visit) {
@@ -58,12 +93,13 @@ void LazyMemory::for_each(const std::function<void(Cell&)>& visit) {
 
 Cell& cell_of(const at::Tensor& tensor) {
   auto* const storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  auto* const cell = storage->_mutable_data_ptr_no_checks().get_context();
-  if (!cell) {
-    storage->data_ptr();  // throws with the message of a guarded storage
-    throw UsageError("a tensor on an XLA device has no memory");
-  }
-  return *static_cast<Cell*>(cell);
+  auto& memory = LazyMemory::instance();
+  const auto& data = storage->_mutable_data_ptr_no_checks();
+  if (data.get_deleter() == memory.raw_deleter()) return *static_cast<Cell*>(data.get_context());
+  const auto lock = lock_device();
+  if (auto* const cell = memory.at(data.get())) return *cell;
+  storage->data_ptr();  // throws with the message of a guarded storage
+  throw UsageError("a tensor on an XLA device has no memory");
 }
 
 int64_t elements_of_storage(const at::Tensor& tensor) {

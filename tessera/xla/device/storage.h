@@ -4,8 +4,13 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 
+#include <array>
+#include <cstddef>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
 
 #include "tessera/xla/graph/node.h"
 
@@ -21,9 +26,12 @@ struct Cell {
   std::shared_ptr<const Data> before;
 
   Cell *newer = nullptr, *older = nullptr;
+  std::byte* address = nullptr;
+  size_t size_class = 0;
 };
 
-/// Makes the cells, and knows all that live.
+/// Makes the cells, and knows all that live. Each has addresses of its own, which nobody can read: several storages may have one memory, and
+/// some know it by its address alone.
 class LazyMemory final : public c10::Allocator {
  public:
   static LazyMemory& instance();
@@ -32,6 +40,8 @@ class LazyMemory final : public c10::Allocator {
   c10::DeleterFnPtr raw_deleter() const override;
   void copy_data(void* to, const void* from, size_t bytes) const override;
 
+  /// The cell whose memory begins there, or null.
+  Cell* at(const void* address);
   /// In the order in which they were made.
   void for_each(const std::function<void(Cell&)>& visit);
   int64_t cells() const { return count_; }
@@ -40,7 +50,12 @@ class LazyMemory final : public c10::Allocator {
   LazyMemory();
   static void release(void* cell);
 
-  void* const unreadable_;  // what data_ptr() gives: nobody can read it by mistake
+  std::byte* take_addresses(size_t size_class);
+
+  std::byte* const reserved_;
+  size_t taken_ = 0;                                       // of what is reserved
+  std::array<std::vector<std::byte*>, 48> free_addresses_;  // by size class: ranges of 2^n bytes
+  std::unordered_map<const void*, Cell*> by_address_;
   Cell* newest_ = nullptr;
   Cell* oldest_ = nullptr;
   int64_t count_ = 0;
