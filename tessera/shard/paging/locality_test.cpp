@@ -28,7 +28,7 @@ class Locality : public ::testing::Test {
 
   Notes notes_;
   const std::shared_ptr<Schedule> schedule_ =
-      std::make_shared<Schedule>(ScheduleRules({.mesh = self_world()}, /*is_model=*/true, /*is_divided=*/false));
+      std::make_shared<Schedule>(ScheduleSettings({.mesh = self_world()}, /*is_model=*/true, /*is_divided=*/false));
   const FakeUnit fake_{"a", notes_, *schedule_};
   const at::Tensor shard_ = fake_.unit->groups().front().parameters.front().shard;
   const SourceParameterPtr source_ = source_of(shard_, tag_of(shard_));
