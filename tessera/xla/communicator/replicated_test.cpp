@@ -78,6 +78,24 @@ TEST(Replicated, TrainsBySgd) { expect_same_training<torch::optim::SGD>(torch::o
 
 TEST(Replicated, TrainsByAdamW) { expect_same_training<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01)); }
 
+/// Threads of XLA's pool that wait in a collective must not be those that the products of other replicas wait for.
+TEST(Replicated, LargeProductsDoNotWaitForEachOther) {
+  const auto& world = replicas_here();
+  torch::nn::Sequential model;
+  for (int i = 0; i < 4; i++) model->push_back(torch::nn::Linear(torch::nn::LinearOptions(512, 512).bias(false)));
+  to_device(*model);
+  torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.01));
+  for (int step = 0; step < 3; step++) {
+    optimizer.zero_grad();
+    const auto loss = model->forward(torch::ones({128, 512}, torch::TensorOptions(world.traits().device))).pow(2).mean();
+    loss.backward();
+    for (const auto& parameter : model->parameters()) world.all_reduce(parameter.grad(), {.op = Reduce::Mean}).wait();
+    optimizer.step();
+    world.step_done();
+    EXPECT_TRUE(std::isfinite(loss.detach().item<float>()));
+  }
+}
+
 TEST(Replicated, DrawsDifferentRandomNumbersOnEachReplica) {
   const auto values = replicas_here().replicas(torch::rand({4}, torch::TensorOptions(replicas_here().traits().device)));
   for (size_t r = 1; r < values.size(); r++) EXPECT_FALSE(at::equal(values[r], values[0]));

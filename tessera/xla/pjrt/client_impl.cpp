@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <thread>
+
 #include "tessera/base/error.h"
 #include "tessera/xla/pjrt/element_types.h"
 
@@ -52,6 +54,15 @@ std::shared_ptr<const CompiledProgram::Impl> compiled_program(const LoadedHandle
   arguments.loaded_executable = loaded.get();
   loaded.call<PJRT_LoadedExecutable_GetExecutable_Args>("tell of a program", &PJRT_Api::PJRT_LoadedExecutable_GetExecutable, arguments);
   return std::make_shared<CompiledProgram::Impl>(ProgramHandle(loaded.api(), arguments.executable));
+}
+
+/// A replica that waits for others in a collective may hold a thread of the pool in which these would compute: what waits for that pool
+/// waits for ever, and after a minute the plugin ends the process.
+void keep_out_of_the_pool(CompileOptions& options) {
+  if (options.replicas == 1) return;
+  options.overrides.try_emplace("xla_cpu_use_xnnpack", false);
+  // As many replicas as cores keep them busy without it.
+  if (options.replicas >= static_cast<int>(std::thread::hardware_concurrency())) options.overrides.try_emplace("xla_cpu_multi_thread_eigen", false);
 }
 
 }  // namespace
@@ -122,7 +133,9 @@ Buffer Client::upload(const at::Tensor& tensor, int device, Host host) const {
 }
 
 Executable Client::compile(const Program& program, CompileOptions options) const {
-  if (program.text.find("optimization_barrier") != std::string::npos && platform() == "cpu") {
+  const bool is_cpu = platform() == "cpu";
+  if (is_cpu) keep_out_of_the_pool(options);
+  if (is_cpu && program.text.find("optimization_barrier") != std::string::npos) {
     std::call_once(impl_->barriers_are_known, [this] { impl_->barriers_are_undone = barriers_are_undone(impl_); });
     if (impl_->barriers_are_undone) options.overrides.try_emplace("xla_disable_hlo_passes", "cse_barrier_expander");
   }
