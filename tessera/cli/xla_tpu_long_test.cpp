@@ -49,6 +49,12 @@ TEST_F(Tpu, WrongTopologiesAreErrors) {
   EXPECT_THAT(xla({"devices", "--topology", "v5p:2x2x1,nonsense=1"}).err, HasSubstr("nonsense"));
 }
 
+TEST_F(Tpu, NobodyAsksATpuForDevicesOfACpu) {
+  const auto ended = xla({"devices", "--plugin", "tpu", "--devices", "4"}, {{"TPU_SKIP_MDS_QUERY", "1"}, {"ALLOW_MULTIPLE_LIBTPU_LOAD", "1"}});
+  EXPECT_THAT(ended.err, ::testing::Not(HasSubstr("cpu_device_count")));
+  EXPECT_TRUE(ended.status == 0 || ended.err.find("can't start its devices") != std::string::npos) << ended.err;
+}
+
 constexpr auto kGatherAndMultiply = R"(module @step { func.func public @main(%w: tensor<512x4096xbf16>, %x: tensor<256x4096xbf16>) -> tensor<256x4096xbf16> {
   %g = "stablehlo.all_gather"(%w) <{all_gather_dim = 0 : i64, replica_groups = dense<[[0, 1, 2, 3, 4, 5, 6, 7]]> : tensor<1x8xi64>}> : (tensor<512x4096xbf16>) -> tensor<4096x4096xbf16>
   %y = "stablehlo.dot_general"(%x, %g) <{dot_dimension_numbers = #stablehlo.dot<lhs_contracting_dimensions = [1], rhs_contracting_dimensions = [0]>}> : (tensor<256x4096xbf16>, tensor<4096x4096xbf16>) -> tensor<256x4096xbf16>

@@ -1,7 +1,9 @@
 #include "tessera/xla/init.h"
 
-#include "tessera/comm/engines.h"
+#include <algorithm>
+
 #include "tessera/base/env.h"
+#include "tessera/comm/engines.h"
 #include "tessera/xla/communicator/communicator.h"
 #include "tessera/xla/device/device.h"
 #include "tessera/xla/pjrt/plugin.h"
@@ -10,7 +12,8 @@ namespace tessera::xla {
 namespace {
 
 std::string why_no_xla() {
-  if (env("TESSERA_PJRT_PLUGIN") || !pjrt::installed_plugins().empty()) return {};
+  const auto plugins = pjrt::installed_plugins();
+  if (env("TESSERA_PJRT_PLUGIN") || std::ranges::find(plugins, "cpu", &pjrt::InstalledPlugin::name) != plugins.end()) return {};
   return "no PJRT plugin is installed; `pip install xla-cpu-pjrt` brings one for CPUs";
 }
 

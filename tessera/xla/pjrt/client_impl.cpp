@@ -11,14 +11,21 @@ namespace tessera::pjrt {
 namespace {
 
 ClientHandle make_client(const Plugin& plugin, const ClientOptions& options) {
+  constexpr auto kDevices = "cpu_device_count";
   if (options.devices < 1) throw UsageError(fmt::format("{} devices make no client: ask for one or more", options.devices));
-  auto named = options.plugin_options;
-  if (options.devices != 1) named.try_emplace("cpu_device_count", int64_t{options.devices});
-  const NamedValues values(named);
   Padded<PJRT_Client_Create_Args> arguments;
-  arguments.create_options = values.data();
-  arguments.num_options = values.size();
-  plugin.api()->call<PJRT_Client_Create_Args>("start its devices", &PJRT_Api::PJRT_Client_Create, arguments);
+  const auto failed_with = [&](const Options& named) {
+    const NamedValues values(named);
+    arguments.create_options = values.data();
+    arguments.num_options = values.size();
+    return plugin.api()->attempt<PJRT_Client_Create_Args>(&PJRT_Api::PJRT_Client_Create, arguments);
+  };
+  auto named = options.plugin_options;
+  if (options.devices != 1) named.try_emplace(kDevices, int64_t{options.devices});
+  auto failed = failed_with(named);
+  // Other plugins than those for CPUs have as many devices as there are, and refuse to be told.
+  if (failed && failed->text.find(kDevices) != std::string::npos) failed = failed_with(options.plugin_options);
+  if (failed) plugin.api()->fail("start its devices", *failed);
   return {plugin.api(), arguments.client};
 }
 
