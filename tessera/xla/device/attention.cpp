@@ -1,5 +1,6 @@
 // Scaled dot-product attention as one operator: its gradient computes the scores again, so that none of them is kept.
 #include <ATen/SDPBackend.h>
+#include <ATen/native/transformers/attention.h>
 #include <c10/util/accumulate.h>
 
 #include <cmath>
@@ -111,8 +112,7 @@ const Kernel kAttention[] = {
 
 void register_attention() {
   add_kernels(kAttention);
-  static auto& aten = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
-  aten.impl("_fused_sdp_choice", &choice);
+  at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(&choice);
 }
 
 }  // namespace tessera::xla

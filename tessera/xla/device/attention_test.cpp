@@ -47,7 +47,11 @@ std::vector<at::Tensor> attended(const Attention& which, at::Device device) {
   }
   std::optional<at::Tensor> mask;
   if (which.mask.defined()) mask = which.mask.to(device);
+  const auto operators = device.type() == at::kCPU ? 0 : metrics().operators;
   const auto out = at::scaled_dot_product_attention(inputs[0], inputs[1], inputs[2], mask, 0.0, which.causal, which.scale);
+  if (device.type() != at::kCPU && !mask) {
+    EXPECT_EQ(metrics().operators, operators + 1);
+  }
   (out * torch::arange(out.numel(), torch::kFloat).view(out.sizes()).div(100).to(which.dtype).to(device)).sum().backward();
   std::vector<at::Tensor> all{out.detach()};
   for (const auto& input : inputs) all.push_back(input.grad());
