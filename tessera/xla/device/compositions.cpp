@@ -16,8 +16,9 @@ void is_in(Call& call) {
 
 void add_products(Call& call) {
   const auto sum = call.tensor(1).bmm(call.tensor(2)).sum(0);
-  const auto scaled = sum.mul(call[4].toScalar());
-  call.give(read(call.number(3) == 0 ? scaled : scaled.add(call.tensor(0).expand(sum.sizes()), call[3].toScalar())));
+  const auto factor = [&](size_t i) { return sum.is_floating_point() ? call[i].toScalar() : at::Scalar(call[i].toScalar().toLong()); };
+  const auto scaled = sum.mul(factor(4));
+  call.give(read(call.number(3) == 0 ? scaled : scaled.add(call.tensor(0).expand(sum.sizes()), factor(3))));
 }
 
 void cross_product(Call& call) {

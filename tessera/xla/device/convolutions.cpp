@@ -46,14 +46,17 @@ struct Geometry {
   size_t spatial() const { return stride.size(); }
 };
 
-Value convolved(const Value& x, const Value& w, const Geometry& g) {
+/// Of so many places; what does not fit into the last window is left out.
+Value convolved(const Value& x, const Value& w, const Geometry& g, const Sizes& sizes) {
   Type type{x.element(), {x.sizes()[0], w.sizes()[0]}};
+  type.sizes.insert(type.sizes.end(), sizes.begin(), sizes.end());
+  Sizes high;
   for (size_t i = 0; i < g.spatial(); i++) {
-    const auto reach = g.dilation[i] * (w.sizes()[i + 2] - 1) + 1;
-    type.sizes.push_back((x.sizes()[i + 2] + 2 * g.padding[i] - reach) / g.stride[i] + 1);
+    const auto reach = g.stride[i] * (sizes[i] - 1) + g.dilation[i] * (w.sizes()[i + 2] - 1) + 1;
+    high.push_back(reach - x.sizes()[i + 2] - g.padding[i]);
   }
   return hlo::convolution(x, w, type, names("b", "f", "o", "i", "b", "f", g.spatial()),
-                          {.size = {}, .stride = g.stride, .padding_low = g.padding, .padding_high = g.padding, .base_dilation = {}, .dilation = g.dilation},
+                          {.size = {}, .stride = g.stride, .padding_low = g.padding, .padding_high = high, .base_dilation = {}, .dilation = g.dilation},
                           g.groups);
 }
 
@@ -102,17 +105,14 @@ void convolution(Call& call) {
   const auto x = call.value(0), w = call.value(1);
   const auto count = x.sizes().size() - 2;
   const Geometry g{each(call.integers(3), count, 1), each(call.integers(4), count, 0), each(call.integers(5), count, 1), call.integer(8)};
-  Value y;
-  if (call.flag(6)) {
-    const auto extra = each(call.integers(7), count, 0);
-    Sizes sizes;
-    for (size_t i = 0; i < count; i++) {
-      sizes.push_back((x.sizes()[i + 2] - 1) * g.stride[i] - 2 * g.padding[i] + g.dilation[i] * (w.sizes()[i + 2] - 1) + extra[i] + 1);
-    }
-    y = transposed(x, w, g, sizes);
-  } else {
-    y = convolved(x, w, g);
+  const bool is_transposed = call.flag(6);
+  const auto extra = each(call.integers(7), count, 0);
+  Sizes sizes;
+  for (size_t i = 0; i < count; i++) {
+    const auto size = x.sizes()[i + 2], reach = g.dilation[i] * (w.sizes()[i + 2] - 1) + 1;
+    sizes.push_back(is_transposed ? (size - 1) * g.stride[i] - 2 * g.padding[i] + reach + extra[i] : (size + 2 * g.padding[i] - reach) / g.stride[i] + 1);
   }
+  auto y = is_transposed ? transposed(x, w, g, sizes) : convolved(x, w, g, sizes);
   if (call.has(2)) y = plus(y, hlo::broadcast(call.value(2), y.sizes(), Sizes{1}));
   call.give(y);
 }
@@ -124,7 +124,7 @@ void convolution_gradient(Call& call) {
   const bool is_transposed = call.flag(6);
   const auto mask = call[9].toBoolList();
   std::vector<Value> results(3);
-  if (mask[0]) results[0] = is_transposed ? convolved(dy, w, g) : transposed(dy, w, g, spatial_sizes(x));
+  if (mask[0]) results[0] = is_transposed ? convolved(dy, w, g, spatial_sizes(x)) : transposed(dy, w, g, spatial_sizes(x));
   if (mask[1]) results[1] = is_transposed ? filter_gradient(dy, x, g, w.type()) : filter_gradient(x, dy, g, w.type());
   if (mask[2]) results[2] = hlo::sum(dy, all_but(dy.rank(), 1));
   call.give(results);

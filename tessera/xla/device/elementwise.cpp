@@ -203,6 +203,8 @@ void register_elementwise() {
       elementwise("logit", [](const Elements& x) { return log_odds(x, 1); }),
       elementwise("logit_backward", log_odds_gradient),
       elementwise("angle", [](const Elements& x) { return select(hlo::is_nan(x[0]), x[0], select(hlo::is_negative(x[0]), fixed(x[0], std::numbers::pi), fixed(x[0], 0))); }),
+      elementwise("polygamma", [](const Elements& x) { return hlo::binary("chlo.polygamma", x.number(0), x[1]); }),
+      binary("special_zeta", "chlo.zeta"),
       elementwise("special_entr", [](const Elements& x) { return entropy(x[0]); }),
       elementwise("logical_not", [](const Elements& x) { return hlo::opposite(x.as(0, at::kBool)); }),
       comparison("signbit", [](const Elements& x) { return has_sign(x[0]); }),

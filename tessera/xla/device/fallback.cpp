@@ -57,11 +57,14 @@ void expect_no_view(const c10::OperatorHandle& op) {
 }
 
 /// The results of all replicas as one.
-IValue merged(const std::vector<IValue>& values) {
+IValue merged(const std::vector<IValue>& values, const std::string& name) {
   const auto& first = values.front();
   const auto all = [&](const auto& tensor_of) -> at::Tensor {
     std::vector<at::Tensor> tensors;
     for (const auto& value : values) tensors.push_back(tensor_of(value));
+    if (tensors[0].defined() && tensors[0].layout() != at::kStrided) {
+      throw UsageError(fmt::format("{} made a tensor of layout {}, which XLA devices do not have", name, c10::str(tensors[0].layout())));
+    }
     return tensors[0].defined() ? from_replicas(tensors) : at::Tensor();
   };
   if (first.isTensor()) return all([](const IValue& value) { return value.toTensor(); });
@@ -129,7 +132,7 @@ void run_on_host(const c10::OperatorHandle& op, Stack* stack) {
   for (size_t i = 0; i < results.size(); i++) {
     const auto* const written = schema.returns()[i].alias_info();
     if (!written) {
-      stack->push_back(merged(results[i]));
+      stack->push_back(merged(results[i], name));
       continue;
     }
     for (size_t k = 0; k < arguments.size(); k++) {

@@ -24,9 +24,8 @@ Value progression(const at::Tensor& out, int64_t count, const at::Scalar& start,
 void arange(Call& call) {
   const auto& out = *call.out();
   const auto start = call[0].toScalar(), end = call[1].toScalar(), step = call[2].toScalar();
-  // Whole numbers are counted as such: as floating-point numbers large ones would be rounded.
-  const bool whole = start.isIntegral(true) && end.isIntegral(true) && step.isIntegral(true);
-  const auto count = whole ? (end.toLong() - start.toLong() + step.toLong() + (step.toLong() > 0 ? -1 : 1)) / step.toLong()
+  // As libtorch counts them: as doubles, but where those would round large whole numbers.
+  const auto count = out.scalar_type() == at::kLong ? (end.toLong() - start.toLong() + step.toLong() + (step.toLong() > 0 ? -1 : 1)) / step.toLong()
                            : static_cast<int64_t>(std::ceil((end.toDouble() - start.toDouble()) / step.toDouble()));
   call.give(progression(out, count, start, step));
 }

@@ -98,9 +98,9 @@ void give_counts(Call& call, const Value& sorted, const Value& values, bool righ
   const auto rank = values.rank();
   pairs.push_back(sorted.sizes().back());
   const auto all = hlo::broadcast(values, pairs, all_dimensions(rank));
-  auto row_dimensions = all_dimensions(rank);
-  row_dimensions.back() = rank;
-  const auto rows = hlo::broadcast(sorted, pairs, sorted.rank() == 1 ? Sizes{rank} : row_dimensions);
+  auto row_dimensions = all_dimensions(sorted.rank() - 1);
+  row_dimensions.push_back(rank);
+  const auto rows = hlo::broadcast(sorted, pairs, row_dimensions);
   const auto before = hlo::opposite(hlo::compare(right ? "GT" : "GE", rows, all));
   call.give(hlo::sum(hlo::convert(before, as_int ? at::kInt : at::kLong), {rank}));
 }

@@ -62,7 +62,16 @@ const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef sizes, std::opt
 /// What the host reads ends the program that is being traced.
 at::Tensor to_host(const at::Tensor& tensor, const char* reader) {
   const at::NoGradGuard no_grad;
-  return replicas(tensor, reader)[0];
+  auto values = replicas(tensor, reader)[0];
+  if (tensor.is_conj()) values = values.conj();
+  if (tensor.is_neg()) values = values.neg();
+  return values;
+}
+
+/// Between tensors of which each may say that its values are to be conjugated or negated.
+Value as_in(const Value& value, const at::Tensor& source, const at::Tensor& target) {
+  const auto conjugated = source.is_conj() != target.is_conj() ? hlo::conjugate(value) : value;
+  return source.is_neg() != target.is_neg() ? hlo::unary("negate", conjugated) : conjugated;
 }
 
 at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool /*non_blocking*/) {
@@ -73,12 +82,12 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool /*
   }
   const at::AutoDispatchBelowADInplaceOrView below;
   if (is_xla(source)) {
-    write(target, hlo::expand(read(source), target.sizes()));
+    write(target, hlo::expand(as_in(read(source), source, target), target.sizes()));
     return target;
   }
-  const auto values = source.to(target.scalar_type()).expand(target.sizes()).contiguous();
+  const auto values = source.resolve_conj().resolve_neg().to(target.scalar_type()).expand(target.sizes()).contiguous();
   const auto data = runner().upload({values});
-  write(target, leaf(data, {values.scalar_type(), values.sizes().vec()}));
+  write(target, as_in(leaf(data, {values.scalar_type(), values.sizes().vec()}), values, target));
   if (target.is_contiguous() && target.numel() == elements_of_storage(target)) cell_of(target).before = data;
   return target;
 }
@@ -90,6 +99,12 @@ bool equal(const at::Tensor& a, const at::Tensor& b) {
   if (a.sizes() != b.sizes()) return false;
   if (read(a) == read(b)) return true;
   return at::equal(to_host(a, "equal()"), to_host(b, "equal()"));
+}
+
+/// libtorch marks such zeros by a key of their own, so that nobody computes with them; here the compiler sees what they are.
+at::Tensor zeros(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> /*layout*/, std::optional<at::Device> /*device*/,
+                 std::optional<bool> /*pin*/) {
+  return new_tensor(hlo::broadcast(hlo::constant(int64_t{0}, c10::dtype_or_default(dtype)), sizes, {}));
 }
 
 /// Attention of its parts: no kernel of another device is of use.
@@ -112,12 +127,20 @@ void register_plumbing() {
   aten.impl("set_.source_Tensor", &set_tensor);
   aten.impl("set_", &set_nothing);
   aten.impl("is_set_to", TORCH_FN(at::native::is_set_to));
+  aten.impl("view_as_real", TORCH_FN(at::native::view_as_real));
+  aten.impl("view_as_complex", TORCH_FN(at::native::view_as_complex));
+  aten.impl("_efficientzerotensor", &zeros);
   aten.impl("unfold", TORCH_FN(at::native::unfold));
   aten.impl("resize_", &resize);
   aten.impl("_fused_sdp_choice", &choose_attention);
   aten.impl("_copy_from", &copy_from);
   aten.impl("_local_scalar_dense", &local_scalar);
   aten.impl("equal", &equal);
+  // Copies see for themselves what is to be conjugated or negated; libtorch's own way would be another copy, without end.
+  static auto& conjugated = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::Conjugate, __FILE__, __LINE__);
+  static auto& negated = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::Negative, __FILE__, __LINE__);
+  conjugated.impl("_copy_from", torch::CppFunction::makeFallthrough());
+  negated.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }
 
 }  // namespace tessera::xla

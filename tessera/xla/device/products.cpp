@@ -72,6 +72,7 @@ const Kernel kProducts[] = {
     {"baddbmm.out", baddbmm},
     {"addmv.out", addmv},
     {"dot", dot},
+    {"vdot", dot},
     {"cat.out", cat},
     {"embedding", embedding},
     {"embedding_dense_backward", embedding_gradient},

@@ -7,7 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/xla/device/storage.h"
-#include "tessera/xla/graph/ops.h"
+#include "tessera/xla/graph/arithmetic.h"
 
 namespace tessera::xla {
 namespace {
@@ -102,6 +102,9 @@ Value shaped(const Value& value, const Box& box, int64_t elements) {
   return hlo::reshape(list, box.shape);
 }
 
+/// The storage's value as a list of another type, if a view has one.
+Value in_type(const Value& value, at::ScalarType element) { return value.element() == element ? value : hlo::bitcast(hlo::flat(value), element); }
+
 bool is_all_of_storage(const at::Tensor& tensor) { return tensor.numel() == elements_of_storage(tensor) && tensor.is_contiguous(); }
 
 Value number_of(const at::Tensor& tensor) {
@@ -123,11 +126,7 @@ Value read(const at::Tensor& tensor) {
   if (tensor.numel() == 0 || !cell.value) {  // memory that nobody has written may hold anything: zeros
     return hlo::broadcast(hlo::constant(int64_t{0}, tensor.scalar_type()), tensor.sizes(), {});
   }
-  auto value = cell.value;
-  if (value.element() != tensor.scalar_type()) {
-    throw UsageError(fmt::format("a tensor of {} can't be read as {} on an XLA device: copy it by to()", c10::toString(value.element()),
-                                 c10::toString(tensor.scalar_type())));
-  }
+  auto value = in_type(cell.value, tensor.scalar_type());
   if (is_all_of_storage(tensor)) return hlo::reshape(value, tensor.sizes());
   const auto elements = elements_of_storage(tensor);
   const auto box = box_of(tensor);
@@ -157,7 +156,7 @@ void write(const at::Tensor& tensor, Value value) {
   }
   const auto elements = elements_of_storage(tensor);
   const auto base = [&] {
-    return cell.value ? cell.value : hlo::broadcast(hlo::constant(int64_t{0}, tensor.scalar_type()), {elements}, {});
+    return cell.value ? in_type(cell.value, tensor.scalar_type()) : hlo::broadcast(hlo::constant(int64_t{0}, tensor.scalar_type()), {elements}, {});
   };
   const auto box = box_of(tensor);
   if (!box.fits) {

@@ -1,5 +1,5 @@
 // Graphs, printed and run on each CPU plugin, against libtorch.
-#include "tessera/xla/graph/ops.h"
+#include "tessera/xla/graph/scan.h"
 #include "tessera/xla/graph/step_program.h"
 
 #include <gmock/gmock.h>
@@ -100,14 +100,32 @@ TEST_P(Graph, SumsProductsAndWindows) {
   expect_close(results[8], torch::tensor({{0.0F, 0.0F}, {2.0F, 2.0F}, {0.0F, 0.0F}, {1.0F, 1.0F}}));
 }
 
-TEST_P(Graph, SelectAndScatterIsThePoolsGradient) {
-  auto a = torch::randn({1, 1, 4, 4}).requires_grad_();
-  const auto pooled = at::max_pool2d(a, 2);
-  pooled.sum().backward();
-  const auto x = given(a.detach());
-  const auto gradient = hlo::select_and_scatter(x, hlo::full(1, {at::kFloat, {1, 1, 2, 2}}), hlo::constant(0.0, at::kFloat),
-                                                {.size = {1, 1, 2, 2}, .stride = {1, 1, 2, 2}, .padding_low = {}, .padding_high = {}, .base_dilation = {}, .dilation = {}});
-  expect_close(computed(gradient), a.grad());
+TEST_P(Graph, KnownNumbersAreComparedWithTheirSigns) {
+  const auto number = [](int64_t value) { return hlo::broadcast(hlo::constant(value, at::kLong), {1}, {}); };
+  EXPECT_FALSE(computed(hlo::compare("LE", number(0), number(-1))).item<bool>());
+}
+
+TEST_P(Graph, ScansCombineAllThatComesBefore) {
+  const auto a = torch::randn({3, 7});
+  const auto x = given(a);
+  const auto results = computed({
+      hlo::running(x, 1, Combine::Add),
+      hlo::running(x, 0, Combine::Multiply),
+      hlo::shifted(x, 1, -2, hlo::constant(5.0, at::kFloat)),
+  });
+  expect_close(results[0], a.cumsum(1));
+  expect_close(results[1], a.cumprod(0));
+  expect_close(results[2], torch::cat({a.slice(1, 2), torch::full({3, 2}, 5.0F)}, 1));
+}
+
+TEST_P(Graph, BitsAreReadInOtherTypes) {
+  const auto a = torch::randn({4, 6});
+  const auto x = given(a), pairs = hlo::bitcast(x, at::kComplexFloat);
+  const auto results = computed({hlo::bitcast(x, at::kInt), hlo::bitcast(x, at::kShort), hlo::bitcast(hlo::bitcast(x, at::kDouble), at::kFloat), hlo::bitcast(hlo::conjugate(pairs), at::kFloat)});
+  EXPECT_TRUE(at::equal(results[0], a.view(at::kInt)));
+  EXPECT_TRUE(at::equal(results[1], a.view(at::kShort)));
+  expect_close(results[2], a);
+  expect_close(results[3], torch::view_as_real(torch::view_as_complex(a.view({4, 3, 2})).conj().resolve_conj()).reshape({4, 6}));
 }
 
 TEST_P(Graph, RandomBitsComeWithTheNextState) {

@@ -44,7 +44,7 @@ class Value {
 };
 
 /// What an operation does with pairs of elements, where it takes a function.
-enum class Combine : uint8_t { None, Add, Multiply, Max, Min, And, Or, Second, GreaterEqual };
+enum class Combine : uint8_t { None, Add, Multiply, Max, Min, And, Or, Second };
 
 class Node : public c10::intrusive_ptr_target {
  public:

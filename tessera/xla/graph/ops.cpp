@@ -63,13 +63,11 @@ Value constant_of(const std::string& text, at::ScalarType element) {
   return make("constant", {}, std::move(attributes), std::move(type));
 }
 
-std::string window_of(const Window& window, bool with_base) {
+std::string window_of(const Window& window) {
   const auto count = window.size.size();
-  std::string text;
-  if (with_base) text = fmt::format("base_dilations = {}, ", array(or_ones(window.base_dilation, count)));
-  text += fmt::format("padding = {}, ", padding_of(or_zeros(window.padding_low, count), or_zeros(window.padding_high, count)));
-  if (with_base) text += fmt::format("window_dilations = {}, ", array(or_ones(window.dilation, count)));
-  return text + fmt::format("window_dimensions = {}, window_strides = {}", array(window.size), array(or_ones(window.stride, count)));
+  return fmt::format("base_dilations = {}, padding = {}, window_dilations = {}, window_dimensions = {}, window_strides = {}",
+                     array(or_ones(window.base_dilation, count)), padding_of(or_zeros(window.padding_low, count), or_zeros(window.padding_high, count)),
+                     array(or_ones(window.dilation, count)), array(window.size), array(or_ones(window.stride, count)));
 }
 
 }  // namespace
@@ -83,14 +81,16 @@ Value constant(int64_t number, at::ScalarType element) {
 
 Value constants(IntList numbers, at::ScalarType element) {
   Type type{element, {static_cast<int64_t>(numbers.size())}};
-  return make("constant", {}, fmt::format("value = dense<{}> : {}", list(numbers), text_of(type)), std::move(type));
+  auto attributes = fmt::format("value = dense<{}> : {}", list(numbers), text_of(type));
+  return make("constant", {}, std::move(attributes), std::move(type));
 }
 
 Value constants(const std::vector<double>& numbers, at::ScalarType element) {
   Type type{element, {static_cast<int64_t>(numbers.size())}};
   std::string text;
   for (const auto number : numbers) text += (text.empty() ? "" : ", ") + literal(number, element);
-  return make("constant", {}, fmt::format("value = dense<[{}]> : {}", text, text_of(type)), std::move(type));
+  auto attributes = fmt::format("value = dense<[{}]> : {}", text, text_of(type));
+  return make("constant", {}, std::move(attributes), std::move(type));
 }
 
 Value scalar(double number, at::ScalarType element) {
@@ -122,8 +122,13 @@ Value unary(const char* operation, const Value& x) { return make(operation, {x},
 
 Value binary(const char* operation, const Value& a, const Value& b) { return make(operation, {a, b}, {}, a.type()); }
 
+const char* comparison_type(at::ScalarType element) {
+  return !c10::isIntegralType(element, true) ? "FLOAT" : c10::isSignedType(element) ? "SIGNED" : "UNSIGNED";
+}
+
 Value compare(const char* direction, const Value& a, const Value& b) {
-  return make("compare", {a, b}, fmt::format("comparison_direction = #stablehlo<comparison_direction {}>", direction), {at::kBool, a.sizes()});
+  return make("compare", {a, b}, fmt::format("compare_type = #stablehlo<comparison_type {}>, comparison_direction = #stablehlo<comparison_direction {}>", comparison_type(a.element()), direction),
+              {at::kBool, a.sizes()});
 }
 
 Value select(const Value& condition, const Value& yes, const Value& no) { return make("select", {condition, yes, no}, {}, yes.type()); }
@@ -137,8 +142,55 @@ Value convert(const Value& x, at::ScalarType element) {
   return make("convert", {x}, {}, {element, x.sizes()});
 }
 
+namespace {
+
+Value real_part(const Value& x) { return make("real", {x}, {}, {c10::toRealValueType(x.element()), x.sizes()}); }
+Value imaginary_part(const Value& x) { return make("imag", {x}, {}, {c10::toRealValueType(x.element()), x.sizes()}); }
+Value complex_number(const Value& real, const Value& imaginary) {
+  return make("complex", {real, imaginary}, {}, {c10::toComplexType(real.element()), real.sizes()});
+}
+
+Value as_pairs(const Value& x) {
+  auto sizes = x.sizes();
+  const auto d = x.rank();
+  sizes.push_back(1);
+  const Value parts[] = {reshape(real_part(x), sizes), reshape(imaginary_part(x), sizes)};
+  sizes = x.sizes();
+  sizes.back() *= 2;
+  return reshape(concatenate(parts, d), sizes);
+}
+
+Value from_pairs(const Value& x) {
+  auto sizes = x.sizes();
+  const auto d = x.rank();
+  sizes.back() /= 2;
+  auto split = sizes;
+  split.push_back(2);
+  const auto pairs = reshape(x, split);
+  return complex_number(reshape(slice(pairs, d, 0, 1), sizes), reshape(slice(pairs, d, 1, 2), sizes));
+}
+
+}  // namespace
+
+Value conjugate(const Value& x) { return complex_number(real_part(x), unary("negate", imaginary_part(x))); }
+
 Value bitcast(const Value& x, at::ScalarType element) {
-  return x.element() == element ? x : make("bitcast_convert", {x}, {}, {element, x.sizes()});
+  if (x.element() == element) return x;
+  if (c10::isComplexType(x.element())) return bitcast(as_pairs(x), element);
+  if (c10::isComplexType(element)) return from_pairs(bitcast(x, c10::toRealValueType(element)));
+  const auto from = static_cast<int64_t>(c10::elementSize(x.element())), to = static_cast<int64_t>(c10::elementSize(element));
+  auto sizes = x.sizes();
+  if (from == to) return make("bitcast_convert", {x}, {}, {element, sizes});
+  if (from > to) {
+    auto split = sizes;
+    split.push_back(from / to);
+    sizes.back() *= from / to;
+    return reshape(make("bitcast_convert", {x}, {}, {element, split}), sizes);
+  }
+  sizes.back() /= to / from;
+  auto split = sizes;
+  split.push_back(to / from);
+  return make("bitcast_convert", {reshape(x, split)}, {}, {element, sizes});
 }
 
 Value reshape(const Value& x, IntList sizes) { return x.sizes() == sizes ? x : make("reshape", {x}, {}, {x.element(), sizes.vec()}); }
@@ -279,11 +331,7 @@ Value reduce_window(const Value& x, Combine combine, const Value& start, const W
     const auto reach = (window.size[i] - 1) * (window.dilation.empty() ? 1 : window.dilation[i]) + 1;
     sizes.push_back(padded < reach ? 0 : (padded - reach) / (window.stride.empty() ? 1 : window.stride[i]) + 1);
   }
-  return make("reduce_window", {x, start}, window_of(window, true), {x.element(), std::move(sizes)}, combine);
-}
-
-Value select_and_scatter(const Value& x, const Value& source, const Value& start, const Window& window) {
-  return make("select_and_scatter", {x, source, start}, window_of(window, false), x.type(), Combine::GreaterEqual);
+  return make("reduce_window", {x, start}, window_of(window), {x.element(), std::move(sizes)}, combine);
 }
 
 Value gather(const Value& x, const Value& indices, const Type& result, const std::string& attributes) {

@@ -30,12 +30,16 @@ Value iota(const Type& type, int64_t dimension);
 
 Value unary(const char* operation, const Value& x);
 Value binary(const char* operation, const Value& a, const Value& b);
+/// How StableHLO compares numbers of a type. Unsaid, an old compiler takes whole numbers that it knows for unsigned ones.
+const char* comparison_type(at::ScalarType element);
 /// "EQ", "NE", "LT", "LE", "GT", "GE".
 Value compare(const char* direction, const Value& a, const Value& b);
 Value select(const Value& condition, const Value& yes, const Value& no);
 Value clamp(const Value& low, const Value& x, const Value& high);
 Value convert(const Value& x, at::ScalarType element);
+/// The same bits. Where the elements' sizes differ, the last dimension is as many times longer or shorter; complex numbers are pairs.
 Value bitcast(const Value& x, at::ScalarType element);
+Value conjugate(const Value& x);
 
 Value reshape(const Value& x, IntList sizes);
 Value transpose(const Value& x, IntList permutation);
@@ -71,9 +75,6 @@ struct Window {
 Value convolution(const Value& input, const Value& filter, const Type& result, const std::string& names, const Window& window,
                   int64_t feature_groups = 1, int64_t batch_groups = 1);
 Value reduce_window(const Value& x, Combine combine, const Value& start, const Window& window);
-/// Sends each value of `source` to the place in its window that is chosen by `GreaterEqual`, and adds what meets there.
-Value select_and_scatter(const Value& x, const Value& source, const Value& start, const Window& window);
-
 /// Whole rows of dimension `dimension`, by numbers that have the shape `indices` has.
 Value take(const Value& x, const Value& indices, int64_t dimension);
 /// Elements of a list by the numbers in `indices`, of the shape of `indices`.

@@ -8,6 +8,7 @@
 #include <iterator>
 #include <unordered_set>
 
+#include "tessera/xla/graph/ops.h"
 #include "tessera/xla/pjrt/element_types.h"
 
 namespace tessera::xla {
@@ -39,24 +40,21 @@ std::string region_of(const char* operation, const std::string& element) {
                      scalar, operation);
 }
 
-/// In what order a comparison sees NaN: a sort needs all numbers in one order, a choice among them does not.
-enum class Nan { Last, Unordered };
-
-std::string comparison(const char* direction, const std::string& element, Nan nan, const char* more_arguments = "") {
-  const bool total = nan == Nan::Last && element.find('f') != std::string::npos;
+/// A sort needs all numbers in one order, in which NaN comes last.
+std::string comparison(const char* direction, at::ScalarType type) {
+  const auto* const order = c10::isFloatingType(type) ? "TOTALORDER" : hlo::comparison_type(type);
   return fmt::format(R"( ({{
-      ^bb0(%ra: tensor<{0}>, %rb: tensor<{0}>{2}):
-        %rc = "stablehlo.compare"(%ra, %rb) <{{comparison_direction = #stablehlo<comparison_direction {1}>{3}}}> : (tensor<{0}>, tensor<{0}>) -> tensor<i1>
+      ^bb0(%ra: tensor<{0}>, %rb: tensor<{0}>, %rd: tensor<i64>, %re: tensor<i64>):
+        %rc = "stablehlo.compare"(%ra, %rb) <{{comparison_direction = #stablehlo<comparison_direction {1}>, compare_type = #stablehlo<comparison_type {2}>}}> : (tensor<{0}>, tensor<{0}>) -> tensor<i1>
         "stablehlo.return"(%rc) : (tensor<i1>) -> ()
     }}))",
-                     element, direction, more_arguments, total ? ", compare_type = #stablehlo<comparison_type TOTALORDER>" : "");
+                     pjrt::element_name(type), direction, order);
 }
 
 std::string regions_of(const Node& node) {
   const std::string element(pjrt::element_name(node.results[0].element));
   if (std::string_view(node.name).starts_with("sort")) {
-    return comparison(node.name == std::string_view("sort") ? "LT" : "GT", element, Nan::Last,
-                      ", %rd: tensor<i64>, %re: tensor<i64>");
+    return comparison(node.name == std::string_view("sort") ? "LT" : "GT", node.results[0].element);
   }
   switch (node.combine) {
     case Combine::None:
@@ -75,11 +73,6 @@ std::string regions_of(const Node& node) {
       return region_of("or", element);
     case Combine::Second:
       return fmt::format(" ({{\n      ^bb0(%ra: tensor<{0}>, %rb: tensor<{0}>):\n        \"stablehlo.return\"(%rb) : (tensor<{0}>) -> ()\n    }})", element);
-    case Combine::GreaterEqual: {
-      auto both = comparison("GE", element, Nan::Unordered);
-      both.pop_back();  // the second function follows in the same parentheses
-      return both + ", " + region_of("add", element).substr(2);
-    }
   }
   return {};
 }
