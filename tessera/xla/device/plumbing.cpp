@@ -107,12 +107,6 @@ at::Tensor zeros(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std
   return new_tensor(hlo::broadcast(hlo::constant(int64_t{0}, c10::dtype_or_default(dtype)), sizes, {}));
 }
 
-/// Attention of its parts: no kernel of another device is of use.
-int64_t choose_attention(const at::Tensor& /*query*/, const at::Tensor& /*key*/, const at::Tensor& /*value*/, const std::optional<at::Tensor>& /*mask*/,
-                         double /*dropout*/, bool /*causal*/, std::optional<double> /*scale*/, bool /*grouped*/) {
-  return static_cast<int64_t>(at::SDPBackend::math);
-}
-
 }  // namespace
 
 void register_plumbing() {
@@ -132,7 +126,6 @@ void register_plumbing() {
   aten.impl("_efficientzerotensor", &zeros);
   aten.impl("unfold", TORCH_FN(at::native::unfold));
   aten.impl("resize_", &resize);
-  aten.impl("_fused_sdp_choice", &choose_attention);
   aten.impl("_copy_from", &copy_from);
   aten.impl("_local_scalar_dense", &local_scalar);
   aten.impl("equal", &equal);
