@@ -15,6 +15,7 @@ namespace tessera::cli {
 namespace {
 
 constexpr const char* kStartedApart = "TESSERA_STARTED_APART";
+constexpr int kNeverEnded = 124;  // as timeout(1) says it
 
 std::string all_of(const Fd& stream) {
   std::string text;
@@ -45,7 +46,7 @@ int run_apart(std::vector<std::string> arguments, std::map<std::string, std::str
   Process child(std::move(arguments), environment, Process::Output::Inherit, [&] { ::dup2(err.write.get(), STDERR_FILENO); });
   err.write = Fd();
   const auto said = all_of(err.read);
-  const int status = *child.wait(std::chrono::hours(1));
+  const int status = child.wait(std::chrono::hours(1)).value_or(kNeverEnded);
   if (status == 0) return 0;
   const auto own = said.rfind("tessera: ");
   if (status > 2 || own == std::string::npos) {
