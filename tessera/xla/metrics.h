@@ -35,7 +35,7 @@ struct Metrics {
 
 const Metrics& metrics();
 
-/// All of them and the fallbacks as lines of text.
+/// The metrics, and which operators ran on the CPU, a line for each.
 std::string metrics_report();
 
 }  // namespace tessera::xla

@@ -2,9 +2,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "tessera/testing/xla_device.h"
 #include "tessera/xla/device/kernels.h"
-#include "tessera/xla/device/metrics.h"
-#include "tessera/xla/device/testing.h"
+#include "tessera/xla/metrics.h"
 #include "tessera/xla/device/values.h"
 
 namespace tessera::xla {

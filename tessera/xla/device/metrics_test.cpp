@@ -6,8 +6,8 @@
 #include <torch/torch.h>
 
 #include "tessera/base/log.h"
-#include "tessera/xla/device/device.h"
-#include "tessera/xla/device/testing.h"
+#include "tessera/testing/xla_device.h"
+#include "tessera/xla/device/values.h"
 
 namespace tessera::xla {
 namespace {

@@ -11,7 +11,6 @@
 #include "tessera/xla/metrics.h"
 #include "tessera/xla/graph/difference.h"
 #include "tessera/xla/graph/step_program.h"
-#include "tessera/xla/metrics.h"
 #include "tessera/xla/pjrt/program_cache.h"
 
 namespace tessera::xla {

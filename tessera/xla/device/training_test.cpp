@@ -4,7 +4,7 @@
 #include <random>
 #include <set>
 
-#include "tessera/xla/device/training_cases.h"
+#include "tessera/testing/xla_training.h"
 
 namespace tessera::xla {
 namespace {

@@ -22,6 +22,8 @@ ProgramRunner& runner() {
 
 void step_boundary() { runner().cut(); }
 
+const Metrics& metrics() { return runner().metrics(); }
+
 std::vector<at::Tensor> replicas(const at::Tensor& tensor, const std::string& reader) {
   const auto lock = lock_device();
   if (!is_xla(tensor)) throw UsageError(fmt::format("replicas() takes a tensor on xla, not on {}", tensor.device().str()));

@@ -14,8 +14,6 @@ double megabytes(int64_t bytes) { return static_cast<double>(bytes) / 1e6; }
 
 }  // namespace
 
-const Metrics& metrics() { return runner().metrics(); }
-
 std::string metrics_report() {
   const auto& all = metrics();
   std::string text;
