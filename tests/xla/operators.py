@@ -349,7 +349,7 @@ def main():
     parser.add_argument("names", nargs="*")
     parser.add_argument("--whole", action="store_true")
     parser.add_argument("--table", type=pathlib.Path)
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     torch.set_num_threads(1)
     known = operators()
     quick = re.findall(r"\S+(?: \(\S+\))?", QUICK)

@@ -10,20 +10,22 @@
 namespace tessera::xla {
 namespace {
 
-using hlo::plus;
-using hlo::minus;
-using hlo::times;
-using hlo::over;
-using hlo::fixed;
-using hlo::select;
 using hlo::both;
 using hlo::compare;
 using hlo::exponential;
+using hlo::fixed;
 using hlo::is_above;
 using hlo::is_below;
 using hlo::logistic;
+using hlo::minus;
+using hlo::over;
+using hlo::plus;
+using hlo::select;
+using hlo::times;
 
-bool is_tanh_form(const Elements& x, size_t i) { return x.call()[i].toStringView() == "tanh"; }
+bool is_tanh_form(const Elements& x, size_t i) {
+  return x.call()[i].toStringView() == "tanh";
+}
 
 constexpr double kRootOfTwoOverPi = std::numbers::sqrt2 * std::numbers::inv_sqrtpi, kCubic = 0.044715;
 
@@ -54,17 +56,25 @@ Value silu_gradient(const Elements& e) {
 }
 
 /// log(1 + exp(x)).
-Value soft_positive(const Value& x) { return plus(hlo::largest(x, fixed(x, 0)), hlo::log_plus_one(exponential(hlo::negated(hlo::magnitude(x))))); }
+Value soft_positive(const Value& x) {
+  return plus(hlo::largest(x, fixed(x, 0)), hlo::log_plus_one(exponential(hlo::negated(hlo::magnitude(x)))));
+}
 
-Value mish(const Elements& e) { return times(e[0], hlo::unary("tanh", soft_positive(e[0]))); }
+Value mish(const Elements& e) {
+  return times(e[0], hlo::unary("tanh", soft_positive(e[0])));
+}
 
 Value mish_gradient(const Elements& e) {
   const auto g = e[0], x = e[1], one = fixed(x, 1), tanh = hlo::unary("tanh", soft_positive(x));
   return times(g, plus(tanh, times(times(x, logistic(x)), minus(one, times(tanh, tanh)))));
 }
 
-Value leaky(const Value& x, const Value& slope) { return select(is_above(x, fixed(x, 0)), x, times(x, slope)); }
-Value leaky_gradient(const Value& g, const Value& x, const Value& slope) { return select(is_above(x, fixed(x, 0)), g, times(g, slope)); }
+Value leaky(const Value& x, const Value& slope) {
+  return select(is_above(x, fixed(x, 0)), x, times(x, slope));
+}
+Value leaky_gradient(const Value& g, const Value& x, const Value& slope) {
+  return select(is_above(x, fixed(x, 0)), g, times(g, slope));
+}
 
 Value elu(const Elements& e) {
   const auto x = e[0], alpha = e.number(1), scale = e.number(2), input_scale = e.number(3);
@@ -105,7 +115,9 @@ Value soft_shrunk(const Elements& e) {
   return select(is_above(x, limit), minus(x, limit), low);
 }
 
-Value hard_logistic(const Value& x) { return over(hlo::smallest(hlo::largest(plus(x, fixed(x, 3)), fixed(x, 0)), fixed(x, 6)), fixed(x, 6)); }
+Value hard_logistic(const Value& x) {
+  return over(hlo::smallest(hlo::largest(plus(x, fixed(x, 3)), fixed(x, 0)), fixed(x, 6)), fixed(x, 6));
+}
 
 Value hard_swish_gradient(const Elements& e) {
   const auto g = e[0], x = e[1], three = fixed(x, 3);
@@ -120,7 +132,9 @@ void log_sigmoid(Call& call) {
   call.give(std::vector{hlo::convert(hlo::negated(soft_positive(hlo::negated(x))), type), nothing});
 }
 
-void log_sigmoid_gradient(Call& call) { call.give(hlo::convert(times(call.wide_value(0), logistic(hlo::negated(call.wide_value(1)))), call.result_type())); }
+void log_sigmoid_gradient(Call& call) {
+  call.give(hlo::convert(times(call.wide_value(0), logistic(hlo::negated(call.wide_value(1)))), call.result_type()));
+}
 
 std::pair<Value, Value> halves(const Value& x, int64_t d) {
   const auto half = x.sizes()[static_cast<size_t>(d)] / 2;
@@ -146,7 +160,8 @@ void prelu_gradient(Call& call) {
   const Elements e(call, hlo::wide(call.result_type()));
   const auto g = e[0], x = e[1], zero = fixed(x, 0);
   const auto type = call.result_type();
-  const Value results[] = {hlo::convert(leaky_gradient(g, x, e[2]), type), hlo::convert(select(is_above(x, zero), zero, times(g, x)), type)};
+  const Value results[] = {hlo::convert(leaky_gradient(g, x, e[2]), type),
+                           hlo::convert(select(is_above(x, zero), zero, times(g, x)), type)};
   call.give(results);
 }
 
@@ -178,7 +193,8 @@ void register_activations() {
       elementwise("hardtanh", [](const Elements& x) { return hlo::smallest(hlo::largest(x[0], x[1]), x[2]); }),
       elementwise("hardtanh_backward", [](const Elements& x) { return inside(x[0], x[1], x[2], x[3]); }),
       elementwise("hardsigmoid", [](const Elements& x) { return hard_logistic(x[0]); }),
-      elementwise("hardsigmoid_backward", [](const Elements& x) { return inside(over(x[0], fixed(x[0], 6)), x[1], fixed(x[0], -3), fixed(x[0], 3)); }),
+      elementwise("hardsigmoid_backward",
+                  [](const Elements& x) { return inside(over(x[0], fixed(x[0], 6)), x[1], fixed(x[0], -3), fixed(x[0], 3)); }),
       elementwise("hardswish", [](const Elements& x) { return times(x[0], hard_logistic(x[0])); }),
       elementwise("hardswish_backward", hard_swish_gradient),
       elementwise("hardshrink", [](const Elements& x) { return hard_shrunk(x, x[0]); }),

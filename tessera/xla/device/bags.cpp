@@ -9,7 +9,9 @@ namespace {
 
 enum : int64_t { kSumOfBag, kMeanOfBag, kMaxOfBag };
 
-at::Tensor is_counted(const at::Tensor& indices, int64_t padding) { return padding >= 0 ? indices.ne(padding) : at::ones_like(indices, at::kBool); }
+at::Tensor is_counted(const at::Tensor& indices, int64_t padding) {
+  return padding >= 0 ? indices.ne(padding) : at::ones_like(indices, at::kBool);
+}
 
 void embedding_bag(Call& call) {
   const auto &weight = call.tensor(0), &indices = call.tensor(1);
@@ -29,8 +31,10 @@ void embedding_bag(Call& call) {
     const auto beyond = at::full({bags, width}, count, indices.options());
     const auto first = beyond.index_reduce(0, bag, at::where(has, places.unsqueeze(1), count).to(indices.scalar_type()), "amin");
     const auto is_empty = size.eq(0).unsqueeze(1);
-    const auto word = count == 0 ? at::zeros_like(first) : indices.index_select(0, first.clamp_max(count - 1).reshape({-1})).view({bags, width});
-    return call.give(std::vector{read(at::where(is_empty, 0, largest).to(weight.scalar_type())), read(bag), read(size), read(at::where(is_empty, -1, word))});
+    const auto word =
+        count == 0 ? at::zeros_like(first) : indices.index_select(0, first.clamp_max(count - 1).reshape({-1})).view({bags, width});
+    return call.give(std::vector{read(at::where(is_empty, 0, largest).to(weight.scalar_type())), read(bag), read(size),
+                                 read(at::where(is_empty, -1, word))});
   }
   auto weighted = call.has(6) ? rows * call.tensor(6).unsqueeze(1) : rows;
   weighted = at::where(column, weighted, 0).to(weight.scalar_type());

@@ -41,7 +41,8 @@ void renorm(Call& call) {
 
 void embedding_renorm(Call& call) {
   const auto& weight = call.tensor(0);
-  const auto used = at::zeros({weight.size(0)}, weight.options().dtype(at::kBool)).index_fill(0, call.tensor(1).reshape({-1}), 1).unsqueeze(1);
+  const auto used =
+      at::zeros({weight.size(0)}, weight.options().dtype(at::kBool)).index_fill(0, call.tensor(1).reshape({-1}), 1).unsqueeze(1);
   const auto norm = weight.norm(call.number(3), 1, true);
   const double limit = call.number(2);
   call.give(read(at::where(used.logical_and(norm > limit), weight * (limit / (norm + 1e-7)), weight)));
@@ -50,7 +51,9 @@ void embedding_renorm(Call& call) {
 // --- distances ---
 
 /// |x|^p of the last dimension.
-at::Tensor distance(const at::Tensor& difference, double p) { return at::linalg_vector_norm(difference, p, at::IntArrayRef{-1}); }
+at::Tensor distance(const at::Tensor& difference, double p) {
+  return at::linalg_vector_norm(difference, p, at::IntArrayRef{-1});
+}
 
 /// The gradient of the norm `norm` of `difference` by it.
 at::Tensor distance_slope(const at::Tensor& difference, double p, const at::Tensor& norm) {
@@ -63,9 +66,13 @@ at::Tensor distance_slope(const at::Tensor& difference, double p, const at::Tens
   return at::where(norm.eq(0).logical_or(difference.eq(0)), zero, powers / norm.pow(p - 1));
 }
 
-at::Tensor differences(const Call& call, size_t first) { return call.tensor(first).unsqueeze(-2) - call.tensor(first + 1).unsqueeze(-3); }
+at::Tensor differences(const Call& call, size_t first) {
+  return call.tensor(first).unsqueeze(-2) - call.tensor(first + 1).unsqueeze(-3);
+}
 
-void distances(Call& call) { call.give(read(distance(differences(call, 0), call.number(2)))); }
+void distances(Call& call) {
+  call.give(read(distance(differences(call, 0), call.number(2))));
+}
 
 void distances_gradient(Call& call) {
   const auto slope = distance_slope(differences(call, 1), call.number(3), call.tensor(4).unsqueeze(-1));

@@ -55,9 +55,10 @@ Value convolved(const Value& x, const Value& w, const Geometry& g, const Sizes& 
     const auto reach = g.stride[i] * (sizes[i] - 1) + g.dilation[i] * (w.sizes()[i + 2] - 1) + 1;
     high.push_back(reach - x.sizes()[i + 2] - g.padding[i]);
   }
-  return hlo::convolution(x, w, type, names("b", "f", "o", "i", "b", "f", g.spatial()),
-                          {.size = {}, .stride = g.stride, .padding_low = g.padding, .padding_high = high, .base_dilation = {}, .dilation = g.dilation},
-                          g.groups);
+  return hlo::convolution(
+      x, w, type, names("b", "f", "o", "i", "b", "f", g.spatial()),
+      {.size = {}, .stride = g.stride, .padding_low = g.padding, .padding_high = high, .base_dilation = {}, .dilation = g.dilation},
+      g.groups);
 }
 
 /// The gradient of a convolution's input, which is what a transposed convolution computes. `w` has the input's channels second.
@@ -83,8 +84,9 @@ Value transposed(const Value& y, const Value& w, const Geometry& g, const Sizes&
   }
   Type type{y.element(), {y.sizes()[0], groups * channels}};
   type.sizes.insert(type.sizes.end(), sizes.begin(), sizes.end());
-  return hlo::convolution(y, filter, type, names("b", "f", "o", "i", "b", "f", g.spatial()),
-                          {.size = {}, .stride = {}, .padding_low = low, .padding_high = high, .base_dilation = g.stride, .dilation = g.dilation}, groups);
+  return hlo::convolution(
+      y, filter, type, names("b", "f", "o", "i", "b", "f", g.spatial()),
+      {.size = {}, .stride = {}, .padding_low = low, .padding_high = high, .base_dilation = g.stride, .dilation = g.dilation}, groups);
 }
 
 /// The gradient of the filter that makes `y` of `x`.
@@ -94,12 +96,15 @@ Value filter_gradient(const Value& x, const Value& y, const Geometry& g, const T
     const auto reach = g.dilation[i] * (filter.sizes[i + 2] - 1) + g.stride[i] * (y.sizes()[i + 2] - 1) + 1;
     high.push_back(reach - x.sizes()[i + 2] - g.padding[i]);
   }
-  return hlo::convolution(x, y, {x.element(), filter.sizes}, names("f", "b", "i", "o", "f", "b", g.spatial()),
-                          {.size = {}, .stride = g.dilation, .padding_low = g.padding, .padding_high = high, .base_dilation = {}, .dilation = g.stride}, 1,
-                          g.groups);
+  return hlo::convolution(
+      x, y, {x.element(), filter.sizes}, names("f", "b", "i", "o", "f", "b", g.spatial()),
+      {.size = {}, .stride = g.dilation, .padding_low = g.padding, .padding_high = high, .base_dilation = {}, .dilation = g.stride}, 1,
+      g.groups);
 }
 
-Sizes spatial_sizes(const Value& x) { return {x.sizes().begin() + 2, x.sizes().end()}; }
+Sizes spatial_sizes(const Value& x) {
+  return {x.sizes().begin() + 2, x.sizes().end()};
+}
 
 void convolution(Call& call) {
   const auto x = call.value(0), w = call.value(1);
@@ -110,7 +115,8 @@ void convolution(Call& call) {
   Sizes sizes;
   for (size_t i = 0; i < count; i++) {
     const auto size = x.sizes()[i + 2], reach = g.dilation[i] * (w.sizes()[i + 2] - 1) + 1;
-    sizes.push_back(is_transposed ? (size - 1) * g.stride[i] - 2 * g.padding[i] + reach + extra[i] : (size + 2 * g.padding[i] - reach) / g.stride[i] + 1);
+    sizes.push_back(is_transposed ? (size - 1) * g.stride[i] - 2 * g.padding[i] + reach + extra[i]
+                                  : (size + 2 * g.padding[i] - reach) / g.stride[i] + 1);
   }
   auto y = is_transposed ? transposed(x, w, g, sizes) : convolved(x, w, g, sizes);
   if (call.has(2)) y = plus(y, hlo::broadcast(call.value(2), y.sizes(), Sizes{1}));
@@ -126,7 +132,10 @@ void convolution_gradient(Call& call) {
   std::vector<Value> results(3);
   if (mask[0]) results[0] = is_transposed ? convolved(dy, w, g, spatial_sizes(x)) : transposed(dy, w, g, spatial_sizes(x));
   if (mask[1]) results[1] = is_transposed ? filter_gradient(dy, x, g, w.type()) : filter_gradient(x, dy, g, w.type());
-  if (mask[2]) results[2] = hlo::sum(dy, all_but(dy.rank(), 1));
+  if (mask[2]) {
+    const auto wide = hlo::convert(dy, hlo::wide(dy.element()));  // many numbers are added
+    results[2] = hlo::convert(hlo::sum(wide, all_but(dy.rank(), 1)), dy.element());
+  }
   call.give(results);
 }
 
@@ -135,14 +144,19 @@ void convolution_gradient(Call& call) {
 /// For each place of a kernel and each window along one dimension: the place in the argument.
 Value window_places(int64_t kernel, int64_t windows, int64_t dilation, int64_t stride) {
   const Type type{at::kLong, {kernel, windows}};
-  const auto along = [&](int64_t d, int64_t step) { return times(hlo::iota(type, d), hlo::broadcast(hlo::constant(step, at::kLong), type.sizes, {})); };
+  const auto along = [&](int64_t d, int64_t step) {
+    return times(hlo::iota(type, d), hlo::broadcast(hlo::constant(step, at::kLong), type.sizes, {}));
+  };
   return plus(along(0, dilation), along(1, stride));
 }
 
 struct Columns {
   Sizes kernel, dilation, padding, stride, padded, windows;
   Columns(const Call& call, size_t first, const Sizes& sizes)
-      : kernel(each(call.integers(first), 2, 1)), dilation(each(call.integers(first + 1), 2, 1)), padding(each(call.integers(first + 2), 2, 0)), stride(each(call.integers(first + 3), 2, 1)) {
+      : kernel(each(call.integers(first), 2, 1)),
+        dilation(each(call.integers(first + 1), 2, 1)),
+        padding(each(call.integers(first + 2), 2, 0)),
+        stride(each(call.integers(first + 3), 2, 1)) {
     for (size_t i = 0; i < 2; i++) {
       padded.push_back(sizes[i] + 2 * padding[i]);
       windows.push_back((padded[i] - dilation[i] * (kernel[i] - 1) - 1) / stride[i] + 1);
@@ -169,7 +183,7 @@ void windows_to_columns(Call& call) {
 }
 
 void columns_to_windows(Call& call) {
-  const auto x = call.value(0);
+  const auto x = call.wide_value(0);
   const auto sizes = each(call.integers(1), 2, 1);
   const Columns c(call, 2, sizes);
   Sizes split(x.sizes().begin(), x.sizes().end() - 2);
@@ -184,7 +198,7 @@ void columns_to_windows(Call& call) {
     const auto pad = c.padding[static_cast<size_t>(i)];
     whole = hlo::slice(whole, first + i, pad, pad + sizes[static_cast<size_t>(i)]);
   }
-  call.give(whole);
+  call.give(hlo::convert(whole, call.result_type()));
 }
 
 /// The places of windows of one dimension, which lie along the last one.

@@ -11,16 +11,19 @@ constexpr auto kNever = -std::numeric_limits<double>::infinity();
 
 /// Sequences of one batch: each of its labels is a state, and so is the blank before each and after the last.
 struct Labels {
-  at::Tensor states;         // batch, state: the class that it emits
-  at::Tensor may_skip;       // whether a path may come from the label before, without the blank between
-  at::Tensor last;           // batch: the number of the last state
-  at::Tensor steps;          // batch: how long each input is
+  at::Tensor states;    // batch, state: the class that it emits
+  at::Tensor may_skip;  // whether a path may come from the label before, without the blank between
+  at::Tensor last;      // batch: the number of the last state
+  at::Tensor steps;     // batch: how long each input is
   int64_t time = 0, batch = 0, count = 0;
 };
 
-at::Tensor on_device(const std::vector<int64_t>& numbers, const at::Tensor& like) { return at::tensor(numbers, at::kLong).to(like.device()); }
+at::Tensor on_device(const std::vector<int64_t>& numbers, const at::Tensor& like) {
+  return at::tensor(numbers, at::kLong).to(like.device());
+}
 
-Labels labels_of(const at::Tensor& log_probs, const at::Tensor& targets, const std::vector<int64_t>& input_lengths, const std::vector<int64_t>& lengths, int64_t blank) {
+Labels labels_of(const at::Tensor& log_probs, const at::Tensor& targets, const std::vector<int64_t>& input_lengths,
+                 const std::vector<int64_t>& lengths, int64_t blank) {
   Labels l;
   l.time = log_probs.size(0);
   l.batch = log_probs.size(1);
@@ -43,7 +46,8 @@ Labels labels_of(const at::Tensor& log_probs, const at::Tensor& targets, const s
   const auto list = targets.reshape({-1}).to(at::kLong);
   const auto labels = list.numel() ? list.index_select(0, on_device(places, log_probs)) : on_device(places, log_probs);
   l.states = at::where(on_device(is_label, log_probs).to(at::kBool), labels, blank).view({l.batch, l.count});
-  const auto two_before = at::constant_pad_nd(l.states.narrow(1, 0, std::max<int64_t>(l.count - 2, 0)), {std::min<int64_t>(l.count, 2), 0}, blank);
+  const auto two_before =
+      at::constant_pad_nd(l.states.narrow(1, 0, std::max<int64_t>(l.count - 2, 0)), {std::min<int64_t>(l.count, 2), 0}, blank);
   l.may_skip = l.states.ne(blank).logical_and(l.states.ne(two_before));
   l.last = on_device(lasts, log_probs);
   l.steps = on_device(input_lengths, log_probs);
@@ -53,13 +57,18 @@ Labels labels_of(const at::Tensor& log_probs, const at::Tensor& targets, const s
 /// States moved by some, towards the end or from it; what never happens comes in.
 at::Tensor moved(const at::Tensor& states, int64_t by) {
   const auto count = states.size(1), kept = std::max<int64_t>(count - std::abs(by), 0), in = count - kept;
-  return by > 0 ? at::constant_pad_nd(states.narrow(1, 0, kept), {in, 0}, kNever) : at::constant_pad_nd(states.narrow(1, in, kept), {0, in}, kNever);
+  return by > 0 ? at::constant_pad_nd(states.narrow(1, 0, kept), {in, 0}, kNever)
+                : at::constant_pad_nd(states.narrow(1, in, kept), {0, in}, kNever);
 }
 
-at::Tensor log_sum(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) { return at::logsumexp(at::stack({a, b, c}), 0); }
+at::Tensor log_sum(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
+  return at::logsumexp(at::stack({a, b, c}), 0);
+}
 
 /// Time, batch, state: how likely each class is that the states emit.
-at::Tensor emissions(const at::Tensor& log_probs, const Labels& l) { return log_probs.gather(2, l.states.unsqueeze(0).expand({l.time, l.batch, l.count})); }
+at::Tensor emissions(const at::Tensor& log_probs, const Labels& l) {
+  return log_probs.gather(2, l.states.unsqueeze(0).expand({l.time, l.batch, l.count}));
+}
 
 at::Tensor is_end(const Labels& l) {
   const auto states = at::arange(l.count, l.last.options()).unsqueeze(0), last = l.last.unsqueeze(1);

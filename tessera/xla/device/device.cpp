@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <fmt/format.h>
 #include <torch/nn/module.h>
@@ -45,6 +46,9 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex /*device*/) const override { return 0; }
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex /*device*/) const override { return 0; }
   const at::Generator& getDefaultGenerator(c10::DeviceIndex /*device*/) const override { return device_generator(); }
+  /// Copies to the host wait, so their memory is as all other.
+  at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+  bool isPinnedPtr(const void* /*data*/) const override { return false; }
   at::Generator getNewGenerator(c10::DeviceIndex /*device*/) const override { return device_generator().clone(); }
 };
 

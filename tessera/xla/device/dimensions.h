@@ -16,7 +16,9 @@ inline Sizes all_dimensions(int64_t rank) {
 }
 
 /// From 0 up.
-inline int64_t wrapped(int64_t dimension, int64_t rank) { return dimension < 0 ? dimension + std::max<int64_t>(rank, 1) : dimension; }
+inline int64_t wrapped(int64_t dimension, int64_t rank) {
+  return dimension < 0 ? dimension + std::max<int64_t>(rank, 1) : dimension;
+}
 
 /// The dimensions that argument `i` names, from 0 up; all if it names none, or if there is no such argument.
 inline Sizes dimensions(const Call& call, size_t i, int64_t rank) {
@@ -49,9 +51,13 @@ inline Value mean_of(const Value& x, const Sizes& dimensions) {
   return hlo::over(sum, hlo::fixed(sum, static_cast<double>(count_of(x, dimensions))));
 }
 
-inline Value smallest_of(const Value& x, const Sizes& dimensions) { return hlo::reduce(x, Combine::Min, hlo::highest(x.element()), dimensions); }
+inline Value smallest_of(const Value& x, const Sizes& dimensions) {
+  return hlo::reduce(x, Combine::Min, hlo::highest(x.element()), dimensions);
+}
 
 /// `x` with its one dimension, if it is a single number.
-inline Value with_a_dimension(const Value& x) { return x.rank() ? x : hlo::reshape(x, {1}); }
+inline Value with_a_dimension(const Value& x) {
+  return x.rank() ? x : hlo::reshape(x, {1});
+}
 
 }  // namespace tessera::xla

@@ -5,13 +5,13 @@
 
 namespace tessera::xla {
 
-using hlo::minus;
-using hlo::times;
-using hlo::over;
-using hlo::fixed;
-using hlo::select;
 using hlo::both;
 using hlo::compare;
+using hlo::fixed;
+using hlo::minus;
+using hlo::over;
+using hlo::select;
+using hlo::times;
 
 Elements::Elements(const Call& call, at::ScalarType element) : call_(call), element_(element) {
   for (size_t i = 0; i < call.arguments(); i++) {
@@ -19,14 +19,24 @@ Elements::Elements(const Call& call, at::ScalarType element) : call_(call), elem
   }
 }
 
-at::ScalarType common_type(const Call& call) {
+namespace {
+
+enum class Numbers { All, First };
+
+at::ScalarType type_of(const Call& call, Numbers numbers) {
   at::native::ResultTypeState state = {};
   for (size_t i = 0; i < call.arguments(); i++) {
     if (call[i].isTensor() && call.tensor(i).defined()) state = at::native::update_result_type_state(call.tensor(i), state);
-    if (call[i].isScalar()) state = at::native::update_result_type_state(call[i].toScalar(), state);
+    if (call[i].isScalar() && (i == 0 || numbers == Numbers::All)) state = at::native::update_result_type_state(call[i].toScalar(), state);
   }
   return at::native::result_type(state);
 }
+
+}  // namespace
+
+at::ScalarType common_type(const Call& call) { return type_of(call, Numbers::All); }
+
+at::ScalarType type_of_operands(const Call& call) { return call.out() ? call.result_type() : type_of(call, Numbers::First); }
 
 Value floor_divided(const Value& a, const Value& b) {
   if (!c10::isFloatingType(a.element())) {

@@ -30,12 +30,14 @@ class Elements {
 
 /// The type that all tensors and numbers of a call can have, by libtorch's rules.
 at::ScalarType common_type(const Call& call);
+/// The type of the result; nobody has said it where no tensor takes it, and then numbers behind the first argument have no say.
+at::ScalarType type_of_operands(const Call& call);
 
 /// A kernel that computes in the type of its result.
 template <class Compute>
 Kernel elementwise(const char* name, Compute compute) {
   return {name, [compute](Call& call) {
-            const auto type = call.out() ? call.result_type() : common_type(call);
+            const auto type = type_of_operands(call);
             call.give(hlo::convert(compute(Elements(call, hlo::wide(type))), type));
           }};
 }

@@ -9,20 +9,22 @@
 namespace tessera::xla {
 namespace {
 
-using hlo::plus;
-using hlo::minus;
-using hlo::times;
-using hlo::over;
-using hlo::fixed;
-using hlo::select;
 using hlo::both;
 using hlo::compare;
+using hlo::fixed;
 using hlo::logarithm;
+using hlo::minus;
+using hlo::over;
+using hlo::plus;
+using hlo::select;
+using hlo::times;
 
 constexpr auto kInfinity = std::numeric_limits<double>::infinity();
 constexpr auto kNan = std::numeric_limits<double>::quiet_NaN();
 
-bool is_float(const Value& x) { return c10::isFloatingType(x.element()); }
+bool is_float(const Value& x) {
+  return c10::isFloatingType(x.element());
+}
 
 /// Of whole numbers itself.
 Kernel rounding(const char* name, const char* operation) {
@@ -86,7 +88,10 @@ Value round_to_decimals(const Elements& x) {
 
 /// A zero has a sign, too.
 Value has_sign(const Value& x) {
-  if (is_float(x)) return hlo::is_negative(hlo::bitcast(x, x.element() == at::kDouble ? at::kLong : at::kInt));
+  if (is_float(x)) {
+    const auto wide = hlo::convert(x, hlo::wide(x.element()));
+    return hlo::is_negative(hlo::bitcast(wide, wide.element() == at::kDouble ? at::kLong : at::kInt));
+  }
   return c10::isSignedType(x.element()) ? hlo::is_negative(x) : fixed(hlo::convert(x, at::kBool), 0);
 }
 
@@ -104,8 +109,9 @@ Value hypotenuse(const Value& a, const Value& b) {
 
 Value log_of_sum(const Value& a, const Value& b, double base) {
   const auto large = hlo::largest(a, b), difference = hlo::negated(hlo::magnitude(minus(a, b)));
-  const auto sum = base == 2 ? over(hlo::log_plus_one(hlo::exponential(times(difference, fixed(a, std::numbers::ln2)))), fixed(a, std::numbers::ln2))
-                             : hlo::log_plus_one(hlo::exponential(difference));
+  const auto sum =
+      base == 2 ? over(hlo::log_plus_one(hlo::exponential(times(difference, fixed(a, std::numbers::ln2)))), fixed(a, std::numbers::ln2))
+                : hlo::log_plus_one(hlo::exponential(difference));
   const auto same_infinities = both(compare("EQ", a, b), compare("EQ", hlo::magnitude(a), fixed(a, kInfinity)));
   return select(same_infinities, a, plus(large, sum));
 }
@@ -160,6 +166,12 @@ Value log_odds_gradient(const Elements& e) {
   return select(hlo::either(hlo::is_below(x, low), hlo::is_above(x, high)), fixed(x, 0), gradient);
 }
 
+Value half_turn_below_zero(const Elements& e) {
+  const auto x = e[0];
+  if (!is_float(x)) throw NotLowered();  // the result has another type
+  return select(hlo::is_nan(x), x, select(hlo::is_negative(x), fixed(x, std::numbers::pi), fixed(x, 0)));
+}
+
 Value entropy(const Value& x) {
   const auto negative = select(hlo::is_negative(x), fixed(x, -kInfinity), x);
   return select(hlo::is_above(x, fixed(x, 0)), hlo::negated(times(x, logarithm(x))), negative);
@@ -168,7 +180,10 @@ Value entropy(const Value& x) {
 /// 0 where `b` counts more bits than there are.
 Value shifted(const Elements& x, const char* direction) {
   const bool is_unsigned = !c10::isSignedType(x.element());
-  return hlo::binary(direction != std::string_view("right") ? "shift_left" : is_unsigned ? "shift_right_logical" : "shift_right_arithmetic", x[0], x[1]);
+  return hlo::binary(direction != std::string_view("right") ? "shift_left"
+                     : is_unsigned                          ? "shift_right_logical"
+                                                            : "shift_right_arithmetic",
+                     x[0], x[1]);
 }
 
 void where(Call& call) {
@@ -181,12 +196,35 @@ void where(Call& call) {
 
 void register_elementwise() {
   const Kernel kernels[] = {
-      unary("exp", "exponential"), unary("expm1", "exponential_minus_one"), unary("log", "log"), unary("log1p", "log_plus_one"), unary("sqrt", "sqrt"),
-      unary("rsqrt", "rsqrt"), unary("sin", "sine"), unary("cos", "cosine"), unary("tan", "tan"), unary("tanh", "tanh"), unary("sigmoid", "logistic"),
-      unary("neg", "negate"), unary("bitwise_not", "not"), unary("erf", "chlo.erf"), unary("erfc", "chlo.erfc"), unary("erfinv", "chlo.erf_inv"),
-      unary("lgamma", "chlo.lgamma"), unary("digamma", "chlo.digamma"), unary("asin", "chlo.asin"), unary("acos", "chlo.acos"), unary("atan", "chlo.atan"),
-      unary("asinh", "chlo.asinh"), unary("acosh", "chlo.acosh"), unary("atanh", "chlo.atanh"), unary("sinh", "chlo.sinh"), unary("cosh", "chlo.cosh"),
-      rounding("floor", "floor"), rounding("ceil", "ceil"), rounding("round", "round_nearest_even"),
+      unary("exp", "exponential"),
+      unary("expm1", "exponential_minus_one"),
+      unary("log", "log"),
+      unary("log1p", "log_plus_one"),
+      unary("sqrt", "sqrt"),
+      unary("rsqrt", "rsqrt"),
+      unary("sin", "sine"),
+      unary("cos", "cosine"),
+      unary("tan", "tan"),
+      unary("tanh", "tanh"),
+      unary("sigmoid", "logistic"),
+      unary("neg", "negate"),
+      unary("bitwise_not", "not"),
+      unary("erf", "chlo.erf"),
+      unary("erfc", "chlo.erfc"),
+      unary("erfinv", "chlo.erf_inv"),
+      unary("lgamma", "chlo.lgamma"),
+      unary("digamma", "chlo.digamma"),
+      unary("asin", "chlo.asin"),
+      unary("acos", "chlo.acos"),
+      unary("atan", "chlo.atan"),
+      unary("asinh", "chlo.asinh"),
+      unary("acosh", "chlo.acosh"),
+      unary("atanh", "chlo.atanh"),
+      unary("sinh", "chlo.sinh"),
+      unary("cosh", "chlo.cosh"),
+      rounding("floor", "floor"),
+      rounding("ceil", "ceil"),
+      rounding("round", "round_nearest_even"),
       elementwise("round.decimals", round_to_decimals),
       elementwise("trunc", [](const Elements& x) { return is_float(x[0]) ? hlo::truncated(x[0]) : x[0]; }),
       elementwise("frac", [](const Elements& x) { return minus(x[0], hlo::truncated(x[0])); }),
@@ -202,9 +240,7 @@ void register_elementwise() {
       elementwise("nan_to_num", without_nan),
       elementwise("logit", [](const Elements& x) { return log_odds(x, 1); }),
       elementwise("logit_backward", log_odds_gradient),
-      elementwise("angle", [](const Elements& x) { return select(hlo::is_nan(x[0]), x[0], select(hlo::is_negative(x[0]), fixed(x[0], std::numbers::pi), fixed(x[0], 0))); }),
-      elementwise("polygamma", [](const Elements& x) { return hlo::binary("chlo.polygamma", x.number(0), x[1]); }),
-      binary("special_zeta", "chlo.zeta"),
+      elementwise("angle", half_turn_below_zero),
       elementwise("special_entr", [](const Elements& x) { return entropy(x[0]); }),
       elementwise("logical_not", [](const Elements& x) { return hlo::opposite(x.as(0, at::kBool)); }),
       comparison("signbit", [](const Elements& x) { return has_sign(x[0]); }),
@@ -215,9 +251,18 @@ void register_elementwise() {
       elementwise("add.Tensor", [](const Elements& x) { return plus(x[0], scaled(x, 1, 2)); }),
       elementwise("sub.Tensor", [](const Elements& x) { return minus(x[0], scaled(x, 1, 2)); }),
       elementwise("rsub.Tensor", [](const Elements& x) { return minus(x[1], scaled(x, 0, 2)); }),
-      binary("mul.Tensor", "multiply"), binary("div.Tensor", "divide"), binary("fmod.Tensor", "remainder"), binary("maximum", "maximum"),
-      binary("minimum", "minimum"), binary("pow.Tensor_Tensor", "power"), binary("pow.Scalar", "power"), binary("atan2", "atan2"),
-      binary("bitwise_and.Tensor", "and"), binary("bitwise_or.Tensor", "or"), binary("bitwise_xor.Tensor", "xor"), binary("nextafter", "chlo.next_after"),
+      binary("mul.Tensor", "multiply"),
+      binary("div.Tensor", "divide"),
+      binary("fmod.Tensor", "remainder"),
+      binary("maximum", "maximum"),
+      binary("minimum", "minimum"),
+      binary("pow.Tensor_Tensor", "power"),
+      binary("pow.Scalar", "power"),
+      binary("atan2", "atan2"),
+      binary("bitwise_and.Tensor", "and"),
+      binary("bitwise_or.Tensor", "or"),
+      binary("bitwise_xor.Tensor", "xor"),
+      binary("nextafter", "chlo.next_after"),
       elementwise("div.Tensor_mode", divided),
       elementwise("floor_divide", [](const Elements& x) { return floor_divided(x[0], x[1]); }),
       elementwise("remainder.Tensor", [](const Elements& x) { return remainder(x[0], x[1]); }),
@@ -231,10 +276,11 @@ void register_elementwise() {
       elementwise("special_xlog1py", [](const Elements& x) { return zero_wins(x[0], x[1], hlo::log_plus_one(x[1])); }),
       elementwise("fmax", [](const Elements& x) { return other_if_nan(x[0], x[1], hlo::largest(x[0], x[1])); }),
       elementwise("fmin", [](const Elements& x) { return other_if_nan(x[0], x[1], hlo::smallest(x[0], x[1])); }),
-      elementwise("heaviside", [](const Elements& x) {
-        const auto step = hlo::convert(hlo::is_above(x[0], fixed(x[0], 0)), x.element());
-        return select(compare("EQ", x[0], fixed(x[0], 0)), x[1], step);
-      }),
+      elementwise("heaviside",
+                  [](const Elements& x) {
+                    const auto step = hlo::convert(hlo::is_above(x[0], fixed(x[0], 0)), x.element());
+                    return select(compare("EQ", x[0], fixed(x[0], 0)), x[1], step);
+                  }),
       elementwise("bitwise_left_shift.Tensor", [](const Elements& x) { return shifted(x, "left"); }),
       elementwise("bitwise_right_shift.Tensor", [](const Elements& x) { return shifted(x, "right"); }),
       elementwise("__lshift__.Tensor", [](const Elements& x) { return shifted(x, "left"); }),
@@ -248,9 +294,18 @@ void register_elementwise() {
       elementwise("logical_and", [](const Elements& x) { return both(x.as(0, at::kBool), x.as(1, at::kBool)); }),
       elementwise("logical_or", [](const Elements& x) { return hlo::either(x.as(0, at::kBool), x.as(1, at::kBool)); }),
       elementwise("logical_xor", [](const Elements& x) { return hlo::binary("xor", x.as(0, at::kBool), x.as(1, at::kBool)); }),
-      comparison("eq.Tensor", "EQ"), comparison("ne.Tensor", "NE"), comparison("lt.Tensor", "LT"), comparison("le.Tensor", "LE"),
-      comparison("gt.Tensor", "GT"), comparison("ge.Tensor", "GE"), comparison("eq.Scalar", "EQ"), comparison("ne.Scalar", "NE"),
-      comparison("lt.Scalar", "LT"), comparison("le.Scalar", "LE"), comparison("gt.Scalar", "GT"), comparison("ge.Scalar", "GE"),
+      comparison("eq.Tensor", "EQ"),
+      comparison("ne.Tensor", "NE"),
+      comparison("lt.Tensor", "LT"),
+      comparison("le.Tensor", "LE"),
+      comparison("gt.Tensor", "GT"),
+      comparison("ge.Tensor", "GE"),
+      comparison("eq.Scalar", "EQ"),
+      comparison("ne.Scalar", "NE"),
+      comparison("lt.Scalar", "LT"),
+      comparison("le.Scalar", "LE"),
+      comparison("gt.Scalar", "GT"),
+      comparison("ge.Scalar", "GE"),
 
       elementwise("addcmul", [](const Elements& x) { return plus(x[0], times(times(x[1], x[2]), x[3])); }),
       elementwise("addcdiv", [](const Elements& x) { return plus(x[0], times(over(x[1], x[2]), x[3])); }),

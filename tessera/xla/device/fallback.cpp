@@ -45,13 +45,16 @@ std::vector<at::Tensor> tensors_in(const IValue& value) {
   return tensors;
 }
 
-bool writes(const c10::Argument& argument) { return argument.alias_info() != nullptr && argument.alias_info()->isWrite(); }
+bool writes(const c10::Argument& argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
 
 void expect_no_view(const c10::OperatorHandle& op) {
   for (const auto& result : op.schema().returns()) {
     if (result.alias_info() && !result.alias_info()->isWrite()) {
-      throw UsageError(fmt::format("XLA devices have no lowering of {}, and a view can't be computed on the CPU: later writes would be lost",
-                                   toString(op.operator_name())));
+      throw UsageError(
+          fmt::format("XLA devices have no lowering of {}, and a view can't be computed on the CPU: later writes would be lost",
+                      toString(op.operator_name())));
     }
   }
 }
@@ -86,7 +89,8 @@ void run_on_host(const c10::OperatorHandle& op, Stack* stack) {
   const auto& schema = op.schema();
   expect_no_view(op);
   const auto name = toString(op.operator_name());
-  if (counts()[name]++ == 0) log(LogLevel::Warning, fmt::format("XLA: {} has no lowering and runs on the CPU, which ends the program before it", name));
+  if (counts()[name]++ == 0)
+    log(LogLevel::Warning, fmt::format("XLA: {} has no lowering and runs on the CPU, which ends the program before it", name));
   const auto arguments = torch::jit::pop(*stack, schema.arguments().size());
   const auto count = static_cast<size_t>(runner().replicas());
   std::vector<Stack> of_replica(count);

@@ -9,12 +9,12 @@
 namespace tessera::xla {
 namespace {
 
-using hlo::plus;
-using hlo::times;
-using hlo::over;
 using hlo::fixed;
 using hlo::flat;
+using hlo::over;
+using hlo::plus;
 using hlo::select;
+using hlo::times;
 
 /// The order that puts one dimension first.
 Sizes with_first(int64_t d, int64_t rank) {
@@ -24,7 +24,9 @@ Sizes with_first(int64_t d, int64_t rank) {
 }
 
 /// Numbers below 0 count from the end.
-Value from_start(const Value& places, int64_t size) { return select(hlo::is_negative(places), plus(places, fixed(places, size)), places); }
+Value from_start(const Value& places, int64_t size) {
+  return select(hlo::is_negative(places), plus(places, fixed(places, size)), places);
+}
 
 /// A place in a list for each element of `indices`: as the element's own place, but by `indices` along one dimension of `sizes`.
 Value places_along(const Value& indices, const Sizes& sizes, int64_t dimension) {
@@ -94,7 +96,8 @@ Scattered scattered(const Call& call, at::ScalarType element) {
 
 Kernel scatter(const char* name, Combine combine) {
   return {name, [=](Call& call) {
-            const auto [x, places, source] = scattered(call, combine == Combine::Second ? call.result_type() : hlo::wide(call.result_type()));
+            const auto [x, places, source] =
+                scattered(call, combine == Combine::Second ? call.result_type() : hlo::wide(call.result_type()));
             call.give(hlo::reshape(hlo::convert(hlo::put(x, places, source, combine), call.result_type()), call.tensor(0).sizes()));
           }};
 }
@@ -132,7 +135,8 @@ void index_add(Call& call) {
 }
 
 void index_copy(Call& call) {
-  change_rows(call, call.result_type(), [](const Value& x, const Value& places, const Value& rows) { return hlo::put(x, places, rows, Combine::Second); });
+  change_rows(call, call.result_type(),
+              [](const Value& x, const Value& places, const Value& rows) { return hlo::put(x, places, rows, Combine::Second); });
 }
 
 void index_reduce(Call& call) {
@@ -159,12 +163,12 @@ void masked_scatter(Call& call) {
 
 /// What a list of index tensors means: which dimensions they take, and which rows they name.
 struct Indexed {
-  Sizes order;     // of the tensor's dimensions: those with indices first
-  Sizes rest;      // sizes of the others
-  Sizes common;    // the shape of all index tensors together
+  Sizes order;   // of the tensor's dimensions: those with indices first
+  Sizes rest;    // sizes of the others
+  Sizes common;  // the shape of all index tensors together
   int64_t rows = 1;
   int64_t before = 0;  // dimensions of the result before those of the indices
-  Value places;    // rows, in the common shape
+  Value places;        // rows, in the common shape
 };
 
 Indexed indexed(const Value& x, const c10::IValue& list) {
@@ -178,7 +182,8 @@ Indexed indexed(const Value& x, const c10::IValue& list) {
       continue;
     }
     const auto& tensor = *tensors[static_cast<size_t>(d)];
-    if (tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte) throw NotLowered();  // how many it names, only the values say
+    if (tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte)
+      throw NotLowered();  // how many it names, only the values say
     taken.push_back(d);
     indices.push_back(hlo::convert(read(tensor), at::kLong));
     result.common = at::infer_size(result.common, tensor.sizes());
@@ -224,7 +229,8 @@ void index(Call& call) {
 /// One number for all that a mask names is a choice for each element.
 bool put_by_mask(Call& call) {
   const auto tensors = call[1].toOptionalTensorVector();
-  if (tensors.size() != 1 || !tensors[0] || tensors[0]->scalar_type() != at::kBool || call.tensor(2).numel() != 1 || call.flag(3)) return false;
+  if (tensors.size() != 1 || !tensors[0] || tensors[0]->scalar_type() != at::kBool || call.tensor(2).numel() != 1 || call.flag(3))
+    return false;
   const auto x = call.value(0), mask = read(*tensors[0]);
   const auto number = hlo::reshape(call.value(2, x.element()), {});
   call.give(select(hlo::broadcast(mask, x.sizes(), all_dimensions(mask.rank())), hlo::broadcast(number, x.sizes(), {}), x));

@@ -74,7 +74,8 @@ std::string argument_types(const c10::FunctionSchema& schema) {
 
 bool needs_kernel(const c10::OperatorHandle& op) {
   using c10::DispatchKey;
-  for (const auto key : {DispatchKey::CompositeImplicitAutograd, DispatchKey::CompositeExplicitAutograd, DispatchKey::CompositeExplicitAutogradNonFunctional}) {
+  for (const auto key : {DispatchKey::CompositeImplicitAutograd, DispatchKey::CompositeExplicitAutograd,
+                         DispatchKey::CompositeExplicitAutogradNonFunctional}) {
     if (op.hasKernelForDispatchKey(key)) return false;
   }
   return true;
@@ -97,7 +98,8 @@ std::vector<c10::OperatorHandle> forms_of(const std::string& name) {
 
 }  // namespace
 
-Signature::Signature(const c10::FunctionSchema& schema) : arguments(schema.arguments().size()), inputs(arguments), returns(schema.returns().size()) {
+Signature::Signature(const c10::FunctionSchema& schema)
+    : arguments(schema.arguments().size()), inputs(arguments), returns(schema.returns().size()) {
   for (size_t i = 0; i < returns; i++) {
     const auto kind = schema.returns()[i].real_type()->kind();
     if (kind == c10::TypeKind::SymIntType || kind == c10::TypeKind::IntType) numbers.push_back(i);
@@ -117,12 +119,14 @@ Signature::Signature(const c10::FunctionSchema& schema) : arguments(schema.argum
   }
 }
 
-Call::Call(const Signature& signature, torch::jit::Stack& stack) : signature_(signature), stack_(stack), arguments_(torch::jit::pop(stack, signature.arguments)) {
+Call::Call(const Signature& signature, torch::jit::Stack& stack)
+    : signature_(signature), stack_(stack), arguments_(torch::jit::pop(stack, signature.arguments)) {
   for (const auto i : signature.outs) outs_.push_back(arguments_[i].toTensor());
 }
 
 bool Call::is_foreign() const {
-  return std::ranges::any_of(arguments_, [](const c10::IValue& value) { return value.isTensor() && value.toTensor().defined() && value.toTensor().is_complex(); });
+  return std::ranges::any_of(
+      arguments_, [](const c10::IValue& value) { return value.isTensor() && value.toTensor().defined() && value.toTensor().is_complex(); });
 }
 
 void Call::undo() {
@@ -147,12 +151,15 @@ Value Call::value(size_t i) const {
 Value Call::value(size_t i, at::ScalarType element) const {
   if (arguments_[i].isScalar()) {
     const auto scalar = arguments_[i].toScalar();
-    return c10::isIntegralType(element, false) && scalar.isIntegral(false) ? hlo::constant(scalar.toLong(), element) : hlo::scalar(scalar.toDouble(), element);
+    return c10::isIntegralType(element, false) && scalar.isIntegral(false) ? hlo::constant(scalar.toLong(), element)
+                                                                           : hlo::scalar(scalar.toDouble(), element);
   }
   return hlo::convert(read(tensor(i)), element);
 }
 
-Value Call::wide_value(size_t i) const { return value(i, hlo::wide(result_type())); }
+Value Call::wide_value(size_t i) const {
+  return value(i, hlo::wide(result_type()));
+}
 
 at::ScalarType Call::result_type(size_t i) const {
   if (const auto* const tensor = out(i)) return tensor->scalar_type();

@@ -6,15 +6,15 @@
 namespace tessera::xla {
 namespace {
 
-using hlo::plus;
-using hlo::minus;
-using hlo::times;
-using hlo::over;
-using hlo::fixed;
-using hlo::select;
 using hlo::both;
+using hlo::fixed;
 using hlo::is_above;
 using hlo::is_below;
+using hlo::minus;
+using hlo::over;
+using hlo::plus;
+using hlo::select;
+using hlo::times;
 
 enum : int64_t { kNone, kMean, kSum };
 
@@ -27,7 +27,7 @@ Value reduced(const Value& each, int64_t reduction) {
 template <class Each>
 Kernel loss(const char* name, size_t reduction, Each each) {
   return {name, [=](Call& call) {
-            const auto type = call.out() ? call.result_type() : common_type(call);
+            const auto type = type_of_operands(call);
             call.give(hlo::convert(reduced(each(Elements(call, hlo::wide(type))), call.integer(reduction)), type));
           }};
 }
@@ -39,12 +39,15 @@ Kernel loss_gradient(const char* name, size_t reduction, Slope slope) {
             const auto type = call.result_type();
             const Elements e(call, hlo::wide(type));
             auto gradient = times(e[0], slope(e));
-            if (call.integer(reduction) == kMean) gradient = over(gradient, fixed(gradient, static_cast<double>(c10::multiply_integers(e.sizes()))));
+            if (call.integer(reduction) == kMean)
+              gradient = over(gradient, fixed(gradient, static_cast<double>(c10::multiply_integers(e.sizes()))));
             call.give(hlo::convert(gradient, type));
           }};
 }
 
-Value squared(const Value& x) { return times(x, x); }
+Value squared(const Value& x) {
+  return times(x, x);
+}
 
 Value smooth(const Elements& e) {
   const auto size = hlo::magnitude(minus(e[0], e[1])), beta = e.number(3), half = fixed(size, 0.5);
@@ -64,7 +67,9 @@ Value huber_slope(const Elements& e) {
   return hlo::smallest(hlo::largest(difference, hlo::negated(delta)), delta);
 }
 
-Value weighted(const Elements& e, size_t weight, const Value& value) { return e.call().has(weight) ? times(e[weight], value) : value; }
+Value weighted(const Elements& e, size_t weight, const Value& value) {
+  return e.call().has(weight) ? times(e[weight], value) : value;
+}
 
 Value cross_entropy(const Elements& e) {
   const auto x = e[0], target = e[1], low = fixed(x, -100), one = fixed(x, 1);
@@ -97,7 +102,8 @@ struct Targets {
 Targets targets_of(const Call& call, const Value& x, const Value& target, size_t weight, int64_t ignored) {
   const auto classes = classes_of(x);
   const auto valid = hlo::compare("NE", target, fixed(target, ignored));
-  const auto equal = hlo::compare("EQ", hlo::iota({target.element(), x.sizes()}, classes.dimension), hlo::broadcast(target, x.sizes(), classes.others));
+  const auto equal =
+      hlo::compare("EQ", hlo::iota({target.element(), x.sizes()}, classes.dimension), hlo::broadcast(target, x.sizes(), classes.others));
   const auto chosen = both(equal, hlo::broadcast(valid, x.sizes(), classes.others));
   return {chosen, call.has(weight) ? hlo::broadcast(call.value(weight, x.element()), x.sizes(), Sizes{classes.dimension}) : fixed(x, 1)};
 }
@@ -126,7 +132,9 @@ void nll_loss_gradient(Call& call) {
 
 // --- margins: rows of classes, where a single row may lack its dimension ---
 
-Value as_rows(const Value& x) { return x.rank() > 1 ? x : hlo::reshape(x, {1, c10::multiply_integers(x.sizes())}); }
+Value as_rows(const Value& x) {
+  return x.rank() > 1 ? x : hlo::reshape(x, {1, c10::multiply_integers(x.sizes())});
+}
 
 /// By how much other classes come too near to the right one, and which is the right one.
 struct Margins {
@@ -152,7 +160,9 @@ void multi_margin_loss(Call& call) {
   const auto m = margins_of(call, 0);
   const auto each = hlo::sum(times(m.weight, m.squares ? squared(m.excess) : m.excess), {1});
   const auto reduction = call.integer(5);
-  call.give(hlo::convert(hlo::reshape(reduced(each, reduction), reduction == kNone ? c10::IntArrayRef(call.tensor(1).sizes()) : c10::IntArrayRef{}), call.result_type()));
+  call.give(hlo::convert(
+      hlo::reshape(reduced(each, reduction), reduction == kNone ? c10::IntArrayRef(call.tensor(1).sizes()) : c10::IntArrayRef{}),
+      call.result_type()));
 }
 
 /// The gradient of the loss for each row.
@@ -164,7 +174,8 @@ Value row_gradients(const Call& call, const Value& x, int64_t reduction) {
 
 void multi_margin_loss_gradient(Call& call) {
   const auto m = margins_of(call, 1);
-  const auto zero = fixed(m.x, 0), slope = m.squares ? times(fixed(m.x, 2), m.excess) : select(is_above(m.excess, zero), fixed(m.x, 1), zero);
+  const auto zero = fixed(m.x, 0),
+             slope = m.squares ? times(fixed(m.x, 2), m.excess) : select(is_above(m.excess, zero), fixed(m.x, 1), zero);
   const auto others = times(times(m.weight, slope), row_gradients(call, m.x, call.integer(6)));
   const auto gradient = select(m.chosen, hlo::negated(spread(hlo::sum(others, {1}), m.x, {1})), others);
   call.give(hlo::convert(hlo::reshape(gradient, call.tensor(1).sizes()), call.result_type()));
@@ -176,7 +187,8 @@ Value named_classes(const Value& x, const Value& target) {
   const Type places{at::kLong, pairs};
   const auto names = hlo::broadcast(target, pairs, Sizes{0, 1});
   // A place counts where no earlier one ends the list.
-  const auto ends = both(hlo::is_negative(hlo::broadcast(target, pairs, Sizes{0, 2})), hlo::compare("LE", hlo::iota(places, 2), hlo::iota(places, 1)));
+  const auto ends =
+      both(hlo::is_negative(hlo::broadcast(target, pairs, Sizes{0, 2})), hlo::compare("LE", hlo::iota(places, 2), hlo::iota(places, 1)));
   const auto over_already = hlo::reduce(ends, Combine::Or, hlo::constant(int64_t{0}, at::kBool), {2});
   return both(hlo::compare("EQ", names, hlo::iota(places, 2)), hlo::opposite(hlo::broadcast(over_already, pairs, Sizes{0, 1})));
 }

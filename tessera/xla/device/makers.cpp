@@ -7,9 +7,9 @@
 namespace tessera::xla {
 namespace {
 
+using hlo::fixed;
 using hlo::plus;
 using hlo::times;
-using hlo::fixed;
 
 /// start + i * step. Numbers that are not whole may differ from run to run.
 Value progression(const at::Tensor& out, int64_t count, const at::Scalar& start, const at::Scalar& step) {
@@ -25,8 +25,9 @@ void arange(Call& call) {
   const auto& out = *call.out();
   const auto start = call[0].toScalar(), end = call[1].toScalar(), step = call[2].toScalar();
   // As libtorch counts them: as doubles, but where those would round large whole numbers.
-  const auto count = out.scalar_type() == at::kLong ? (end.toLong() - start.toLong() + step.toLong() + (step.toLong() > 0 ? -1 : 1)) / step.toLong()
-                           : static_cast<int64_t>(std::ceil((end.toDouble() - start.toDouble()) / step.toDouble()));
+  const auto count = out.scalar_type() == at::kLong
+                         ? (end.toLong() - start.toLong() + step.toLong() + (step.toLong() > 0 ? -1 : 1)) / step.toLong()
+                         : static_cast<int64_t>(std::ceil((end.toDouble() - start.toDouble()) / step.toDouble()));
   call.give(progression(out, count, start, step));
 }
 

@@ -5,11 +5,11 @@
 namespace tessera::xla {
 namespace {
 
-using hlo::plus;
-using hlo::minus;
-using hlo::times;
-using hlo::over;
 using hlo::fixed;
+using hlo::minus;
+using hlo::over;
+using hlo::plus;
+using hlo::times;
 using hlo::wide;
 
 void layer_norm(Call& call) {
@@ -56,7 +56,9 @@ Sizes all_but_channels(const Value& x) {
   return others;
 }
 
-Value by_channel(const Value& values, const Value& x) { return hlo::broadcast(values, x.sizes(), Sizes{1}); }
+Value by_channel(const Value& values, const Value& x) {
+  return hlo::broadcast(values, x.sizes(), Sizes{1});
+}
 
 void update_running(const Call& call, size_t which, const Value& now, double momentum) {
   if (!call.has(which)) return;
@@ -64,8 +66,8 @@ void update_running(const Call& call, size_t which, const Value& now, double mom
   write(call.tensor(which), plus(times(before, hlo::full(1 - momentum, before.type())), times(now, hlo::full(momentum, now.type()))));
 }
 
-/// `training` is the place of the argument that says whether the batch's own mean counts; behind it come momentum and epsilon. Before it are the
-/// running mean and variance, if the operator has them.
+/// `training` is the place of the argument that says whether the batch's own mean counts; behind it come momentum and epsilon. Before it
+/// are the running mean and variance, if the operator has them.
 void batch_norm_with(Call& call, size_t training) {
   const auto type = call.tensor(0).scalar_type();
   const auto x = call.value(0, wide(type));
@@ -93,8 +95,12 @@ void batch_norm_with(Call& call, size_t training) {
   const auto nothing = hlo::broadcast(hlo::constant(0.0, x.element()), {0}, {});
   call.give(std::vector{hlo::convert(y, type), of_batch ? mean : nothing, of_batch ? inverse : nothing});
 }
-void batch_norm(Call& call) { batch_norm_with(call, 5); }
-void batch_norm_without_running(Call& call) { batch_norm_with(call, 3); }
+void batch_norm(Call& call) {
+  batch_norm_with(call, 5);
+}
+void batch_norm_without_running(Call& call) {
+  batch_norm_with(call, 3);
+}
 
 void batch_norm_gradient(Call& call) {
   const auto type = call.tensor(1).scalar_type();
@@ -144,7 +150,8 @@ void group_norm_gradient(Call& call) {
   const auto mask = call[9].toBoolList();
   std::vector<Value> results(3);
   if (mask[0]) {
-    const auto scaled = call.has(4) ? times(g, hlo::broadcast(hlo::reshape(call.value(4, element), {groups, channels / groups}), split, Sizes{1, 2})) : g;
+    const auto scaled =
+        call.has(4) ? times(g, hlo::broadcast(hlo::reshape(call.value(4, element), {groups, channels / groups}), split, Sizes{1, 2})) : g;
     const Sizes d{2, 3};
     const auto along = plus(spread(mean_of(scaled, d), x, d), times(normal, spread(mean_of(times(scaled, normal), d), x, d)));
     results[0] = hlo::convert(hlo::reshape(times(inverse, minus(scaled, along)), call.tensor(1).sizes()), type);

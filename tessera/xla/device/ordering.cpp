@@ -7,13 +7,15 @@
 namespace tessera::xla {
 namespace {
 
-using hlo::plus;
-using hlo::minus;
-using hlo::times;
 using hlo::fixed;
+using hlo::minus;
+using hlo::plus;
 using hlo::select;
+using hlo::times;
 
-hlo::Order order_of(const Call& call, size_t descending) { return call.flag(descending) ? hlo::Order::Descending : hlo::Order::Ascending; }
+hlo::Order order_of(const Call& call, size_t descending) {
+  return call.flag(descending) ? hlo::Order::Descending : hlo::Order::Ascending;
+}
 
 void sort(Call& call) {
   const auto x = call.value(0), listed = with_a_dimension(x);
@@ -70,7 +72,8 @@ enum class WithNan { Median, Ignored };
 /// The lower one of two in the middle. Sorted, NaN comes last: there the middle is among the numbers, or the first NaN.
 Value middle_of(const Value& sorted, int64_t d, WithNan nan) {
   const auto size = sorted.sizes()[static_cast<size_t>(d)];
-  const auto is_number = hlo::convert(c10::isFloatingType(sorted.element()) ? hlo::compare("EQ", sorted, sorted) : fixed(hlo::convert(sorted, at::kBool), 1), at::kLong);
+  const auto is_number = hlo::convert(
+      c10::isFloatingType(sorted.element()) ? hlo::compare("EQ", sorted, sorted) : fixed(hlo::convert(sorted, at::kBool), 1), at::kLong);
   const auto numbers = hlo::sum(is_number, {d}), one = fixed(numbers, 1), two = fixed(numbers, 2), zero = fixed(numbers, 0);
   if (nan == WithNan::Ignored) return hlo::largest(hlo::over(minus(numbers, one), two), zero);
   return select(hlo::compare("EQ", numbers, fixed(numbers, size)), fixed(numbers, (size - 1) / 2), numbers);
@@ -146,11 +149,14 @@ Kernel running_extreme(const char* name, const char* direction) {
             const auto x = with_a_dimension(call.value(0));
             const auto d = wrapped(call.integer(3), x.rank());
             const auto fill = direction == std::string_view("GE") ? hlo::lowest(x.element()) : hlo::highest(x.element());
-            const auto result = hlo::scan({x, hlo::iota({at::kLong, x.sizes()}, d)}, d, {fill, hlo::constant(int64_t{0}, at::kLong)}, [&](const auto& earlier, const auto& later) {
-              auto wins = hlo::compare(direction, later[0], earlier[0]);
-              if (c10::isFloatingType(x.element())) wins = hlo::either(hlo::is_nan(later[0]), hlo::both(wins, hlo::opposite(hlo::is_nan(earlier[0]))));
-              return std::vector{select(wins, later[0], earlier[0]), select(wins, later[1], earlier[1])};
-            });
+            const auto result =
+                hlo::scan({x, hlo::iota({at::kLong, x.sizes()}, d)}, d, {fill, hlo::constant(int64_t{0}, at::kLong)},
+                          [&](const auto& earlier, const auto& later) {
+                            auto wins = hlo::compare(direction, later[0], earlier[0]);
+                            if (c10::isFloatingType(x.element()))
+                              wins = hlo::either(hlo::is_nan(later[0]), hlo::both(wins, hlo::opposite(hlo::is_nan(earlier[0]))));
+                            return std::vector{select(wins, later[0], earlier[0]), select(wins, later[1], earlier[1])};
+                          });
             call.give(std::vector{hlo::reshape(result[0], call.tensor(0).sizes()), hlo::reshape(result[1], call.tensor(0).sizes())});
           }};
 }

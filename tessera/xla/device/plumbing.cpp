@@ -37,7 +37,9 @@ at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
   return set_storage(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
 }
 
-at::Tensor& set_nothing(at::Tensor& self) { return set_tensor(self, new_tensor({0}, self.scalar_type())); }
+at::Tensor& set_nothing(at::Tensor& self) {
+  return set_tensor(self, new_tensor({0}, self.scalar_type()));
+}
 
 const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef sizes, std::optional<at::MemoryFormat> /*format*/) {
   const auto lock = lock_device();
@@ -92,7 +94,9 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool /*
   return target;
 }
 
-at::Scalar local_scalar(const at::Tensor& self) { return to_host(self, "item()").item(); }
+at::Scalar local_scalar(const at::Tensor& self) {
+  return to_host(self, "item()").item();
+}
 
 /// The same value needs no reading: modules compare inputs with themselves.
 bool equal(const at::Tensor& a, const at::Tensor& b) {
@@ -102,8 +106,8 @@ bool equal(const at::Tensor& a, const at::Tensor& b) {
 }
 
 /// libtorch marks such zeros by a key of their own, so that nobody computes with them; here the compiler sees what they are.
-at::Tensor zeros(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> /*layout*/, std::optional<at::Device> /*device*/,
-                 std::optional<bool> /*pin*/) {
+at::Tensor zeros(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> /*layout*/,
+                 std::optional<at::Device> /*device*/, std::optional<bool> /*pin*/) {
   return new_tensor(hlo::broadcast(hlo::constant(int64_t{0}, c10::dtype_or_default(dtype)), sizes, {}));
 }
 

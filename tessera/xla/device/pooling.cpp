@@ -6,11 +6,11 @@
 namespace tessera::xla {
 namespace {
 
-using hlo::plus;
-using hlo::times;
-using hlo::over;
 using hlo::fixed;
+using hlo::over;
+using hlo::plus;
 using hlo::select;
+using hlo::times;
 
 /// One number for each pooled dimension.
 Sizes for_each(const Sizes& given, size_t spatial, const Sizes& otherwise) {
@@ -26,12 +26,23 @@ struct Pool {
 
 enum class Edge { Floor, Ceil };
 
-Pool pool_of(const Sizes& sizes, size_t spatial, const Sizes& kernel, const Sizes& stride, const Sizes& padding, const Sizes& dilation, Edge edge) {
+Pool pool_of(const Sizes& sizes, size_t spatial, const Sizes& kernel, const Sizes& stride, const Sizes& padding, const Sizes& dilation,
+             Edge edge) {
   const auto rank = sizes.size();
-  Pool p{.spatial = spatial, .first = rank - spatial, .kernel = for_each(kernel, spatial, {}), .stride = {}, .padding = for_each(padding, spatial, Sizes(spatial, 0)),
-         .dilation = for_each(dilation, spatial, Sizes(spatial, 1)), .window = {}};
+  Pool p{.spatial = spatial,
+         .first = rank - spatial,
+         .kernel = for_each(kernel, spatial, {}),
+         .stride = {},
+         .padding = for_each(padding, spatial, Sizes(spatial, 0)),
+         .dilation = for_each(dilation, spatial, Sizes(spatial, 1)),
+         .window = {}};
   p.stride = for_each(stride, spatial, p.kernel);
-  p.window = {.size = Sizes(rank, 1), .stride = Sizes(rank, 1), .padding_low = Sizes(rank, 0), .padding_high = Sizes(rank, 0), .base_dilation = {}, .dilation = Sizes(rank, 1)};
+  p.window = {.size = Sizes(rank, 1),
+              .stride = Sizes(rank, 1),
+              .padding_low = Sizes(rank, 0),
+              .padding_high = Sizes(rank, 0),
+              .base_dilation = {},
+              .dilation = Sizes(rank, 1)};
   for (size_t i = 0; i < spatial; i++) {
     const auto d = p.first + i;
     p.window.size[d] = p.kernel[i];
@@ -47,7 +58,9 @@ Pool pool_of(const Sizes& sizes, size_t spatial, const Sizes& kernel, const Size
   return p;
 }
 
-Edge edge_of(const Call& call, size_t i) { return call.flag(i) ? Edge::Ceil : Edge::Floor; }
+Edge edge_of(const Call& call, size_t i) {
+  return call.flag(i) ? Edge::Ceil : Edge::Floor;
+}
 
 /// The places of a plane or a space, counted through.
 Value counted_places(const Sizes& sizes, size_t spatial) {
@@ -78,8 +91,9 @@ struct Largest {
       place = other_place;
       return;
     }
-    auto wins = c10::isFloatingType(value.element()) ? hlo::both(hlo::opposite(hlo::compare("LE", other, value)), hlo::opposite(hlo::is_nan(value)))
-                                                           : hlo::is_above(other, value);
+    auto wins = c10::isFloatingType(value.element())
+                    ? hlo::both(hlo::opposite(hlo::compare("LE", other, value)), hlo::opposite(hlo::is_nan(value)))
+                    : hlo::is_above(other, value);
     wins = hlo::either(wins, hlo::is_negative(place));  // padding gives way to all
     value = select(wins, other, value);
     place = select(wins, other_place, place);
@@ -89,10 +103,12 @@ struct Largest {
 Kernel max_pool(const char* name, size_t spatial) {
   return {name, [=](Call& call) {
             const auto x = call.value(0);
-            const auto p = pool_of(x.sizes(), spatial, call.integers(1), call.integers(2), call.integers(3), call.integers(4), edge_of(call, 5));
+            const auto p =
+                pool_of(x.sizes(), spatial, call.integers(1), call.integers(2), call.integers(3), call.integers(4), edge_of(call, 5));
             const Sizes none(x.sizes().size(), 0);
             const auto values = hlo::pad(x, hlo::lowest(x.element()), p.window.padding_low, p.window.padding_high, none);
-            const auto places = hlo::pad(counted_places(x.sizes(), spatial), hlo::constant(int64_t{-1}, at::kLong), p.window.padding_low, p.window.padding_high, none);
+            const auto places = hlo::pad(counted_places(x.sizes(), spatial), hlo::constant(int64_t{-1}, at::kLong), p.window.padding_low,
+                                         p.window.padding_high, none);
             const auto results = hlo::reduce_window(x, Combine::Max, hlo::lowest(x.element()), p.window);
             Largest found;
             for_each_place(p.kernel, [&](const Sizes& at) {
@@ -110,7 +126,9 @@ Kernel max_pool(const char* name, size_t spatial) {
 
 /// Values that go to places of planes or spaces of these sizes, where those that meet are added.
 Value put_into_planes(const Value& values, const Value& places, const Sizes& sizes, size_t spatial, Combine combine) {
-  const auto area = [&](const Sizes& of) { return c10::multiply_integers(of.begin() + static_cast<ptrdiff_t>(of.size() - spatial), of.end()); };
+  const auto area = [&](const Sizes& of) {
+    return c10::multiply_integers(of.begin() + static_cast<ptrdiff_t>(of.size() - spatial), of.end());
+  };
   const int64_t plane = area(sizes), taken = area(values.sizes()), planes = plane ? c10::multiply_integers(sizes) / plane : 0;
   const Type list{at::kLong, {planes, taken}};
   const auto first = times(hlo::iota(list, 0), hlo::broadcast(hlo::constant(plane, at::kLong), list.sizes, {}));
@@ -122,7 +140,8 @@ Value put_into_planes(const Value& values, const Value& places, const Sizes& siz
 /// `places` is the argument that says where each value stood.
 Kernel max_pool_gradient(const char* name, size_t spatial, size_t places) {
   return {name, [=](Call& call) {
-            const auto gradient = put_into_planes(call.wide_value(0), call.value(places), call.tensor(1).sizes().vec(), spatial, Combine::Add);
+            const auto gradient =
+                put_into_planes(call.wide_value(0), call.value(places), call.tensor(1).sizes().vec(), spatial, Combine::Add);
             call.give(hlo::convert(gradient, call.result_type()));
           }};
 }
@@ -162,7 +181,8 @@ Kernel average_pool(const char* name, size_t spatial) {
             const auto p = pool_of(x.sizes(), spatial, call.integers(1), call.integers(2), call.integers(3), {}, edge_of(call, 4));
             const auto sum = hlo::reduce_window(x, Combine::Add, hlo::constant(int64_t{0}, x.element()), p.window);
             const auto count = counts(x, p, call, 5);
-            call.give(hlo::convert(c10::isFloatingType(x.element()) ? over(sum, count) : hlo::binary("divide", sum, count), call.result_type()));
+            call.give(
+                hlo::convert(c10::isFloatingType(x.element()) ? over(sum, count) : hlo::binary("divide", sum, count), call.result_type()));
           }};
 }
 
@@ -175,8 +195,9 @@ Value spread_over_windows(const Value& g, const Value& x, const Pool& p) {
     high[d] = x.sizes()[d] + p.window.size[d] - 1 - low[d] - ((g.sizes()[d] - 1) * p.window.stride[d] + 1);
   }
   const auto zero = hlo::constant(int64_t{0}, x.element());
-  return hlo::reduce_window(hlo::pad(g, zero, low, high, interior), Combine::Add, zero,
-                            {.size = p.window.size, .stride = {}, .padding_low = {}, .padding_high = {}, .base_dilation = {}, .dilation = {}});
+  return hlo::reduce_window(
+      hlo::pad(g, zero, low, high, interior), Combine::Add, zero,
+      {.size = p.window.size, .stride = {}, .padding_low = {}, .padding_high = {}, .base_dilation = {}, .dilation = {}});
 }
 
 Kernel average_pool_gradient(const char* name, size_t spatial) {

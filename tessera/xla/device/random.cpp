@@ -22,11 +22,11 @@
 namespace tessera::xla {
 namespace {
 
-using hlo::plus;
-using hlo::minus;
-using hlo::times;
-using hlo::over;
 using hlo::fixed;
+using hlo::minus;
+using hlo::over;
+using hlo::plus;
+using hlo::times;
 
 constexpr size_t kStateBytes = 16;
 
@@ -59,12 +59,14 @@ class XlaGenerator final : public c10::GeneratorImpl {
   void set_state(const c10::TensorImpl& state) override {
     const size_t expected = kStateBytes * static_cast<size_t>(runner().replicas());
     if (state.dtype() != caffe2::TypeMeta::Make<uint8_t>() || static_cast<size_t>(state.numel()) != expected || !state.is_cpu()) {
-      throw UsageError(fmt::format("the state of an XLA device's generator with {} replicas is {} bytes on the CPU", runner().replicas(), expected));
+      throw UsageError(
+          fmt::format("the state of an XLA device's generator with {} replicas is {} bytes on the CPU", runner().replicas(), expected));
     }
     std::vector<at::Tensor> all;
     for (int replica = 0; replica < runner().replicas(); replica++) {
       all.push_back(at::empty({2}, at::kUInt64));
-      std::memcpy(all.back().mutable_data_ptr(), static_cast<const uint8_t*>(state.data()) + kStateBytes * static_cast<size_t>(replica), kStateBytes);
+      std::memcpy(all.back().mutable_data_ptr(), static_cast<const uint8_t*>(state.data()) + kStateBytes * static_cast<size_t>(replica),
+                  kStateBytes);
     }
     seed_ = all[0].const_data_ptr<uint64_t>()[0];
     state_ = from_replicas(all);
@@ -149,7 +151,9 @@ Kernel filling(const char* name, Numbers of) {
           }};
 }
 
-Value argument(const Call& call, size_t i, const Value& like) { return hlo::full(call.number(i), like.type()); }
+Value argument(const Call& call, size_t i, const Value& like) {
+  return hlo::full(call.number(i), like.type());
+}
 
 Value uniform(const Call& call, const Sizes& sizes, at::ScalarType type) {
   const auto u = uniform_numbers(call, sizes, type);
@@ -216,7 +220,9 @@ int64_t largest_of(at::ScalarType type) {
 Value whole(const Call& call, const Sizes& sizes, at::ScalarType type) {
   return whole_numbers(call, sizes, 0, static_cast<uint64_t>(largest_of(type)) + (c10::isFloatingType(type) ? 0 : 1));
 }
-Value whole_to(const Call& call, const Sizes& sizes, at::ScalarType /*type*/) { return whole_numbers(call, sizes, 0, static_cast<uint64_t>(call.integer(1))); }
+Value whole_to(const Call& call, const Sizes& sizes, at::ScalarType /*type*/) {
+  return whole_numbers(call, sizes, 0, static_cast<uint64_t>(call.integer(1)));
+}
 Value whole_from(const Call& call, const Sizes& sizes, at::ScalarType type) {
   const auto low = call.integer(1);
   const auto end = call.has(2) ? static_cast<uint64_t>(call.integer(2)) : static_cast<uint64_t>(largest_of(type)) + 1;
@@ -286,7 +292,8 @@ void dropout_gradient(Call& call) {
 void leaky_with_noise(Call& call) {
   const auto x = call.wide_value(0), low = argument(call, 2, x), high = argument(call, 3, x);
   const auto is_low = hlo::compare("LE", x, fixed(x, 0));
-  if (!call.flag(4)) return call.give(hlo::convert(hlo::select(is_low, times(x, over(plus(low, high), fixed(x, 2))), x), call.result_type()));
+  if (!call.flag(4))
+    return call.give(hlo::convert(hlo::select(is_low, times(x, over(plus(low, high), fixed(x, 2))), x), call.result_type()));
   const auto u = hlo::convert(uniform_numbers(call, x.sizes()), x.element());
   const auto noise = hlo::select(is_low, plus(low, times(u, minus(high, low))), fixed(x, 1));
   write(call.tensor(1), noise);
@@ -304,17 +311,20 @@ void register_random() {
   const Kernel kernels[] = {
       filling("uniform_", uniform),
       filling("normal_", normal),
-      filling("log_normal_", [](const Call& call, const Sizes& sizes, at::ScalarType type) { return hlo::exponential(normal(call, sizes, type)); }),
+      filling("log_normal_",
+              [](const Call& call, const Sizes& sizes, at::ScalarType type) { return hlo::exponential(normal(call, sizes, type)); }),
       filling("exponential_", exponential),
       filling("cauchy_", cauchy),
       filling("geometric_", geometric),
       filling("random_", whole),
       filling("random_.to", whole_to),
       filling("random_.from", whole_from),
-      filling("bernoulli_.float", [](const Call& call, const Sizes& sizes, at::ScalarType /*type*/) { return kept_with(call, call.number(1), sizes); }),
-      filling("bernoulli_.Tensor", [](const Call& call, const Sizes& sizes, at::ScalarType /*type*/) {
-        return hlo::is_below(uniform_numbers(call, sizes), hlo::expand(call.value(1, at::kFloat), sizes));
-      }),
+      filling("bernoulli_.float",
+              [](const Call& call, const Sizes& sizes, at::ScalarType /*type*/) { return kept_with(call, call.number(1), sizes); }),
+      filling("bernoulli_.Tensor",
+              [](const Call& call, const Sizes& sizes, at::ScalarType /*type*/) {
+                return hlo::is_below(uniform_numbers(call, sizes), hlo::expand(call.value(1, at::kFloat), sizes));
+              }),
       {"normal.Tensor_float", normal_of},
       {"normal.float_Tensor", normal_of},
       {"normal.Tensor_Tensor", normal_of},

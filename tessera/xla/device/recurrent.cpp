@@ -5,13 +5,15 @@
 namespace tessera::xla {
 namespace {
 
-using hlo::plus;
-using hlo::minus;
-using hlo::times;
 using hlo::fixed;
 using hlo::logistic;
+using hlo::minus;
+using hlo::plus;
+using hlo::times;
 
-Value hyperbolic_tangent(const Value& x) { return hlo::unary("tanh", x); }
+Value hyperbolic_tangent(const Value& x) {
+  return hlo::unary("tanh", x);
+}
 
 /// Equal parts along the second dimension.
 std::vector<Value> parts_of(const Value& x, int64_t count) {
@@ -20,11 +22,17 @@ std::vector<Value> parts_of(const Value& x, int64_t count) {
   for (int64_t i = 0; i < count; i++) parts.push_back(hlo::slice(x, 1, i * width, (i + 1) * width));
   return parts;
 }
-Value joined(std::span<const Value> parts) { return hlo::concatenate(parts, 1); }
+Value joined(std::span<const Value> parts) {
+  return hlo::concatenate(parts, 1);
+}
 
 /// Slopes by what came out.
-Value logistic_slope(const Value& y) { return times(y, minus(fixed(y, 1), y)); }
-Value tangent_slope(const Value& y) { return minus(fixed(y, 1), times(y, y)); }
+Value logistic_slope(const Value& y) {
+  return times(y, minus(fixed(y, 1), y));
+}
+Value tangent_slope(const Value& y) {
+  return minus(fixed(y, 1), times(y, y));
+}
 
 /// Argument `gates`, and its bias if there is one.
 std::vector<Value> gates_of(const Call& call, size_t gates, size_t bias, int64_t count) {
@@ -67,7 +75,8 @@ void gru_cell(Call& call) {
   const auto before = call.wide_value(2);
   const auto reset = logistic(plus(given[0], hidden[0])), update = logistic(plus(given[1], hidden[1]));
   const auto fresh = hyperbolic_tangent(plus(given[2], times(reset, hidden[2])));
-  give_as(call, call.result_type(), {plus(fresh, times(update, minus(before, fresh))), joined(std::vector{reset, update, fresh, before, hidden[2]})});
+  give_as(call, call.result_type(),
+          {plus(fresh, times(update, minus(before, fresh))), joined(std::vector{reset, update, fresh, before, hidden[2]})});
 }
 
 void gru_cell_gradient(Call& call) {
@@ -77,7 +86,8 @@ void gru_cell_gradient(Call& call) {
   const auto of_fresh = times(times(g, minus(fixed(update, 1), update)), tangent_slope(fresh));
   const auto of_update = times(times(g, minus(before, fresh)), logistic_slope(update));
   const auto of_reset = times(times(of_fresh, hidden), logistic_slope(reset));
-  const auto to_given = joined(std::vector{of_reset, of_update, of_fresh}), to_hidden = joined(std::vector{of_reset, of_update, times(of_fresh, reset)});
+  const auto to_given = joined(std::vector{of_reset, of_update, of_fresh}),
+             to_hidden = joined(std::vector{of_reset, of_update, times(of_fresh, reset)});
   const bool has_bias = call.flag(2);
   const auto sum = [&](const Value& all) { return has_bias ? hlo::sum(all, {0}) : Value(); };
   give_as(call, call.result_type(), {to_given, to_hidden, times(g, update), sum(to_given), sum(to_hidden)});

@@ -8,18 +8,20 @@
 namespace tessera::xla {
 namespace {
 
-using hlo::plus;
-using hlo::minus;
-using hlo::times;
-using hlo::over;
 using hlo::fixed;
+using hlo::minus;
+using hlo::over;
+using hlo::plus;
 using hlo::select;
+using hlo::times;
 
 using Reduce = Value (*)(const Value&, const Sizes&);
 
 constexpr size_t kNowhere = 99;  // an argument that the operator does not have
 
-bool flag_or_false(const Call& call, size_t i) { return i < call.arguments() && call[i].isBool() && call.flag(i); }
+bool flag_or_false(const Call& call, size_t i) {
+  return i < call.arguments() && call[i].isBool() && call.flag(i);
+}
 
 Value maybe_kept(const Value& reduced, const Value& x, const Sizes& dimensions, bool keep) {
   return keep ? hlo::reshape(reduced, kept_sizes(x.sizes(), dimensions)) : reduced;
@@ -51,10 +53,18 @@ Kernel sum_like(const char* name, size_t dims, size_t keep, size_t dtype, Reduce
   return {name, [=](Call& call) { give_reduced(call, type_or(call, dtype, sum_type(call)), dims, keep, reduce); }};
 }
 
-Value product_of(const Value& x, const Sizes& d) { return hlo::reduce(x, Combine::Multiply, hlo::constant(int64_t{1}, x.element()), d); }
-Value maximum_of(const Value& x, const Sizes& d) { return hlo::maximum(x, d); }
-Value sum_of(const Value& x, const Sizes& d) { return hlo::sum(x, d); }
-Value sum_of_numbers(const Value& x, const Sizes& d) { return hlo::sum(select(hlo::is_nan(x), fixed(x, 0), x), d); }
+Value product_of(const Value& x, const Sizes& d) {
+  return hlo::reduce(x, Combine::Multiply, hlo::constant(int64_t{1}, x.element()), d);
+}
+Value maximum_of(const Value& x, const Sizes& d) {
+  return hlo::maximum(x, d);
+}
+Value sum_of(const Value& x, const Sizes& d) {
+  return hlo::sum(x, d);
+}
+Value sum_of_numbers(const Value& x, const Sizes& d) {
+  return hlo::sum(select(hlo::is_nan(x), fixed(x, 0), x), d);
+}
 
 Kernel truth(const char* name, size_t dims, Combine combine) {
   return {name, [=](Call& call) {
@@ -154,7 +164,9 @@ void norm(Call& call) {
 
 // --- softmax ---
 
-Sizes dimension_of(const Call& call, size_t i, const Value& x) { return x.rank() ? Sizes{wrapped(call.integer(i), x.rank())} : Sizes{}; }
+Sizes dimension_of(const Call& call, size_t i, const Value& x) {
+  return x.rank() ? Sizes{wrapped(call.integer(i), x.rank())} : Sizes{};
+}
 
 struct Softmax {
   Value shifted, exponentials, sum;

@@ -10,9 +10,9 @@
 namespace tessera::xla {
 namespace {
 
+using hlo::fixed;
 using hlo::plus;
 using hlo::times;
-using hlo::fixed;
 
 /// A weight for each place of a dimension, in the shape of `x`.
 Value weights_along(const Value& x, int64_t d, const std::vector<double>& weights) {
@@ -21,14 +21,13 @@ Value weights_along(const Value& x, int64_t d, const std::vector<double>& weight
 
 // --- interpolation ---
 
-/// How to go from places of the result to those of the argument. libtorch computes all of it in floats, and so must who rounds the same way.
+/// How to go from places of the result to those of the argument. libtorch computes all of it in floats, and so must who rounds the same
+/// way.
 struct Grid {
   int64_t size, results;
   bool corners_aligned;
   float scale;
-  float source(int64_t i) const {
-    return corners_aligned ? scale * static_cast<float>(i) : scale * (static_cast<float>(i) + 0.5F) - 0.5F;
-  }
+  float source(int64_t i) const { return corners_aligned ? scale * static_cast<float>(i) : scale * (static_cast<float>(i) + 0.5F) - 0.5F; }
 };
 
 /// `given` is how much larger the result shall be, or 0.
@@ -57,8 +56,12 @@ Taps nearest_by(const Grid& grid, float shift) {
   }
   return taps;
 }
-Taps nearest(const Grid& grid) { return nearest_by(grid, 0); }
-Taps nearest_exact(const Grid& grid) { return nearest_by(grid, 0.5F); }
+Taps nearest(const Grid& grid) {
+  return nearest_by(grid, 0);
+}
+Taps nearest_exact(const Grid& grid) {
+  return nearest_by(grid, 0.5F);
+}
 
 Taps linear(const Grid& grid) {
   auto taps = empty_taps(2, grid.results);
@@ -133,7 +136,8 @@ enum class Corners : size_t { Never, MayBeAligned };
 template <class Apply>
 Value along_all(const Call& call, const Sizes& from_sizes, size_t after, Corners corners, MakeTaps make, const Apply& apply) {
   auto x = call.wide_value(0);
-  if (make != nearest && make != nearest_exact && !c10::isFloatingType(x.element())) throw NotLowered();  // whole numbers round in their own way
+  if (make != nearest && make != nearest_exact && !c10::isFloatingType(x.element()))
+    throw NotLowered();  // whole numbers round in their own way
   const auto results = call.integers(1);
   const bool may_be_aligned = corners == Corners::MayBeAligned;
   for (size_t i = 0; i < results.size(); i++) {
@@ -162,8 +166,12 @@ Kernel upsampling_gradient(const char* name, Corners corners, MakeTaps make) {
 
 using Source = int64_t (*)(int64_t place, int64_t size);
 
-int64_t mirrored(int64_t place, int64_t size) { return place < 0 ? -place : place >= size ? 2 * (size - 1) - place : place; }
-int64_t nearest_inside(int64_t place, int64_t size) { return std::clamp<int64_t>(place, 0, size - 1); }
+int64_t mirrored(int64_t place, int64_t size) {
+  return place < 0 ? -place : place >= size ? 2 * (size - 1) - place : place;
+}
+int64_t nearest_inside(int64_t place, int64_t size) {
+  return std::clamp<int64_t>(place, 0, size - 1);
+}
 
 /// For each padded dimension, from the last: its taps.
 template <class Apply>
@@ -188,9 +196,9 @@ Kernel padding(const char* name, Source source) {
 Kernel padding_gradient(const char* name, Source source) {
   return {name, [=](Call& call) {
             const auto sizes = call.tensor(1).sizes().vec();
-            const auto gradient = along_padded(call, call.wide_value(0), 2, source, sizes, [&](const Value& g, int64_t d, const Taps& taps) {
-              return resampled_gradient(g, d, sizes[static_cast<size_t>(d)], taps);
-            });
+            const auto gradient = along_padded(
+                call, call.wide_value(0), 2, source, sizes,
+                [&](const Value& g, int64_t d, const Taps& taps) { return resampled_gradient(g, d, sizes[static_cast<size_t>(d)], taps); });
             call.give(hlo::convert(gradient, call.result_type()));
           }};
 }
@@ -265,7 +273,8 @@ void register_resampling() {
   both_ways("_upsample_bicubic2d_aa", "_upsample_bicubic2d_aa_backward", Corners::MayBeAligned, cubic_antialiased);
   both_ways("_upsample_lanczos2d_aa", "_upsample_lanczos2d_aa_backward", Corners::MayBeAligned, lanczos_antialiased);
   for (const auto* const name : {"reflection_pad1d", "reflection_pad2d", "reflection_pad3d"}) kernels.push_back(padding(name, mirrored));
-  for (const auto* const name : {"replication_pad1d", "replication_pad2d", "replication_pad3d"}) kernels.push_back(padding(name, nearest_inside));
+  for (const auto* const name : {"replication_pad1d", "replication_pad2d", "replication_pad3d"})
+    kernels.push_back(padding(name, nearest_inside));
   for (const auto* const name : {"reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward"}) {
     kernels.push_back(padding_gradient(name, mirrored));
   }

@@ -20,7 +20,8 @@ Value resampled_gradient(const Value& gradient, int64_t dimension, int64_t size,
 /// Adds up what goes to one place: dimensions from `dimension` on, as many as `places` has, become one of `size` places.
 Value put_along(const Value& values, int64_t dimension, int64_t size, const Value& places);
 
-/// The means of windows that divide `size` places into `results`, as evenly as can be. All taps of a place that weigh nothing repeat another.
+/// The means of windows that divide `size` places into `results`, as evenly as can be. All taps of a place that weigh nothing repeat
+/// another.
 Taps adaptive_windows(int64_t size, int64_t results);
 
 }  // namespace tessera::xla

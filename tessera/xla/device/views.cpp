@@ -15,11 +15,11 @@ namespace {
 /// A view as a box in its storage: the storage's elements, shaped so that each stride of the view has a dimension of its own, have the view
 /// at `start` with `sizes`, and `permutation` and broadcasting make the view's shape of it.
 struct Box {
-  bool fits = true;      // if not, the view is a list of places
-  bool whole = false;    // all of the storage, in its order
-  int64_t padded = 0;    // elements that `shape` needs, of which the storage may have fewer
+  bool fits = true;    // if not, the view is a list of places
+  bool whole = false;  // all of the storage, in its order
+  int64_t padded = 0;  // elements that `shape` needs, of which the storage may have fewer
   Sizes shape, start, sizes;
-  Sizes dimensions;      // of the view, from the widest stride to the narrowest: those with more than one place
+  Sizes dimensions;  // of the view, from the widest stride to the narrowest: those with more than one place
 };
 
 Box box_of(const at::Tensor& view) {
@@ -93,7 +93,9 @@ Sizes to_view_order(const Sizes& dimensions) {
   return order;
 }
 
-Value list_of(const Value& value, int64_t elements) { return hlo::reshape(value, {elements}); }
+Value list_of(const Value& value, int64_t elements) {
+  return hlo::reshape(value, {elements});
+}
 
 /// The storage's elements and zeros behind them, in the box's shape.
 Value shaped(const Value& value, const Box& box, int64_t elements) {
@@ -103,14 +105,18 @@ Value shaped(const Value& value, const Box& box, int64_t elements) {
 }
 
 /// The storage's value as a list of another type, if a view has one.
-Value in_type(const Value& value, at::ScalarType element) { return value.element() == element ? value : hlo::bitcast(hlo::flat(value), element); }
+Value in_type(const Value& value, at::ScalarType element) {
+  return value.element() == element ? value : hlo::bitcast(hlo::flat(value), element);
+}
 
-bool is_all_of_storage(const at::Tensor& tensor) { return tensor.numel() == elements_of_storage(tensor) && tensor.is_contiguous(); }
+bool is_all_of_storage(const at::Tensor& tensor) {
+  return tensor.numel() == elements_of_storage(tensor) && tensor.is_contiguous();
+}
 
 Value number_of(const at::Tensor& tensor) {
   if (tensor.numel() != 1) {
-    throw UsageError(fmt::format("an operator of an XLA device got a tensor on {} with {} elements: move it to the device first", tensor.device().str(),
-                                 tensor.numel()));
+    throw UsageError(fmt::format("an operator of an XLA device got a tensor on {} with {} elements: move it to the device first",
+                                 tensor.device().str(), tensor.numel()));
   }
   const auto number = tensor.is_floating_point() ? hlo::scalar(tensor.item().toDouble(), tensor.scalar_type())
                                                  : hlo::constant(tensor.item().toLong(), tensor.scalar_type());
@@ -152,11 +158,13 @@ void write(const at::Tensor& tensor, Value value) {
     return;
   }
   for (int64_t i = 0; i < tensor.dim(); i++) {
-    if (tensor.size(i) > 1 && tensor.stride(i) == 0) throw UsageError("an expanded tensor can't be written, because several of its elements are one");
+    if (tensor.size(i) > 1 && tensor.stride(i) == 0)
+      throw UsageError("an expanded tensor can't be written, because several of its elements are one");
   }
   const auto elements = elements_of_storage(tensor);
   const auto base = [&] {
-    return cell.value ? in_type(cell.value, tensor.scalar_type()) : hlo::broadcast(hlo::constant(int64_t{0}, tensor.scalar_type()), {elements}, {});
+    return cell.value ? in_type(cell.value, tensor.scalar_type())
+                      : hlo::broadcast(hlo::constant(int64_t{0}, tensor.scalar_type()), {elements}, {});
   };
   const auto box = box_of(tensor);
   if (!box.fits) {

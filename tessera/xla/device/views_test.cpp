@@ -30,7 +30,10 @@ class Drawn {
     const auto& from = here_[below(here_.size())];
     const auto place = static_cast<size_t>(&from - here_.data());
     switch (below(8)) {
-      case 0: case 1: case 2: case 3:
+      case 0:
+      case 1:
+      case 2:
+      case 3:
         look(place);
         break;
       case 4:
@@ -62,7 +65,9 @@ class Drawn {
       const auto own = actual.narrow(0, begin, here_[i].numel()).view(here_[i].sizes());
       begin += here_[i].numel();
       if (at::allclose(own, here_[i], 1e-4, 1e-4, true)) continue;
-      return ::testing::AssertionFailure() << "tensor " << i << " of" << program_ << "\n" << here_[i].sizes() << here_[i].strides() << "\n" << here_[i] << own;
+      return ::testing::AssertionFailure() << "tensor " << i << " of" << program_ << "\n"
+                                           << here_[i].sizes() << here_[i].strides() << "\n"
+                                           << here_[i] << own;
     }
     return ::testing::AssertionFailure();
   }
@@ -84,28 +89,45 @@ class Drawn {
     add(made, change(there_[place]));
   }
 
-  std::string fmt_line(const char* name, size_t place) const { return "\n  " + std::to_string(here_.size()) + " = " + name + " " + std::to_string(place); }
+  std::string fmt_line(const char* name, size_t place) const {
+    return "\n  " + std::to_string(here_.size()) + " = " + name + " " + std::to_string(place);
+  }
 
   void look(size_t place) {
     const auto t = here_[place];
     if (t.dim() == 0) return view(place, "unsqueeze", [](const at::Tensor& x) { return x.unsqueeze(0); });
     const auto d = number(t.dim()), other = number(t.dim()), size = t.size(d), at = number(size), step = 1 + number(3);
     switch (below(11)) {
-      case 0: return view(place, "transpose", [=](const at::Tensor& x) { return x.transpose(d, other); });
-      case 1: return view(place, "select", [=](const at::Tensor& x) { return x.select(d, at); });
-      case 2: return view(place, "narrow", [=](const at::Tensor& x) { return x.narrow(d, at, size - at); });
-      case 3: return view(place, "slice", [=](const at::Tensor& x) { return x.slice(d, at, size, step); });
-      case 4: return view(place, "unsqueeze", [=](const at::Tensor& x) { return x.unsqueeze(d); });
-      case 5: return view(place, "diagonal", [=](const at::Tensor& x) { return d == other ? x : x.diagonal(0, d, other); });
-      case 6: return view(place, "reshape", [=](const at::Tensor& x) { return x.reshape({-1}); });
-      case 7: return view(place, "unfold", [=](const at::Tensor& x) { return x.unfold(d, 1 + at / 2, step); });
-      case 8: return view(place, "expand", [=](const at::Tensor& x) {
-        auto sizes = x.unsqueeze(d).sizes().vec();
-        sizes[static_cast<size_t>(d)] = 2;
-        return x.unsqueeze(d).expand(sizes);
-      });
-      case 9: return t.storage_offset() + 2 * step + 2 >= static_cast<int64_t>(t.storage().nbytes() / 4) ? void() : view(place, "as_strided", [=](const at::Tensor& x) { return x.as_strided({2, 2}, {step + 2, step}, x.storage_offset()); });
-      case 10: return view(place, "split", [=](const at::Tensor& x) { return x.tensor_split(2, d)[0]; });
+      case 0:
+        return view(place, "transpose", [=](const at::Tensor& x) { return x.transpose(d, other); });
+      case 1:
+        return view(place, "select", [=](const at::Tensor& x) { return x.select(d, at); });
+      case 2:
+        return view(place, "narrow", [=](const at::Tensor& x) { return x.narrow(d, at, size - at); });
+      case 3:
+        return view(place, "slice", [=](const at::Tensor& x) { return x.slice(d, at, size, step); });
+      case 4:
+        return view(place, "unsqueeze", [=](const at::Tensor& x) { return x.unsqueeze(d); });
+      case 5:
+        return view(place, "diagonal", [=](const at::Tensor& x) { return d == other ? x : x.diagonal(0, d, other); });
+      case 6:
+        return view(place, "reshape", [=](const at::Tensor& x) { return x.reshape({-1}); });
+      case 7:
+        return view(place, "unfold", [=](const at::Tensor& x) { return x.unfold(d, 1 + at / 2, step); });
+      case 8:
+        return view(place, "expand", [=](const at::Tensor& x) {
+          auto sizes = x.unsqueeze(d).sizes().vec();
+          sizes[static_cast<size_t>(d)] = 2;
+          return x.unsqueeze(d).expand(sizes);
+        });
+      case 9:
+        return t.storage_offset() + 2 * step + 2 >= static_cast<int64_t>(t.storage().nbytes() / 4)
+                   ? void()
+                   : view(place, "as_strided", [=](const at::Tensor& x) {
+                       return x.as_strided({2, 2}, {step + 2, step}, x.storage_offset());
+                     });
+      case 10:
+        return view(place, "split", [=](const at::Tensor& x) { return x.tensor_split(2, d)[0]; });
     }
   }
 

@@ -121,7 +121,12 @@ TEST_P(Graph, ScansCombineAllThatComesBefore) {
 TEST_P(Graph, BitsAreReadInOtherTypes) {
   const auto a = torch::randn({4, 6});
   const auto x = given(a), pairs = hlo::bitcast(x, at::kComplexFloat);
-  const auto results = computed({hlo::bitcast(x, at::kInt), hlo::bitcast(x, at::kShort), hlo::bitcast(hlo::bitcast(x, at::kDouble), at::kFloat), hlo::bitcast(hlo::conjugate(pairs), at::kFloat)});
+  const auto results = computed({
+      hlo::bitcast(x, at::kInt),
+      hlo::bitcast(x, at::kShort),
+      hlo::bitcast(hlo::bitcast(x, at::kDouble), at::kFloat),
+      hlo::bitcast(hlo::conjugate(pairs), at::kFloat),
+  });
   EXPECT_TRUE(at::equal(results[0], a.view(at::kInt)));
   EXPECT_TRUE(at::equal(results[1], a.view(at::kShort)));
   expect_close(results[2], a);

@@ -127,8 +127,9 @@ const char* comparison_type(at::ScalarType element) {
 }
 
 Value compare(const char* direction, const Value& a, const Value& b) {
-  return make("compare", {a, b}, fmt::format("compare_type = #stablehlo<comparison_type {}>, comparison_direction = #stablehlo<comparison_direction {}>", comparison_type(a.element()), direction),
-              {at::kBool, a.sizes()});
+  auto attributes = fmt::format("compare_type = #stablehlo<comparison_type {}>, comparison_direction = #stablehlo<comparison_direction {}>",
+                                comparison_type(a.element()), direction);
+  return make("compare", {a, b}, std::move(attributes), {at::kBool, a.sizes()});
 }
 
 Value select(const Value& condition, const Value& yes, const Value& no) { return make("select", {condition, yes, no}, {}, yes.type()); }
