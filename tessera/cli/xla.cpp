@@ -142,12 +142,14 @@ int compile(const XlaFlags& flags) {
   const auto there = devices.front().memory;
   const int64_t needed = memory.arguments + memory.outputs - memory.aliased + memory.temporary;
   const bool fits = !there || needed <= *there;
+  const Error too_large(fmt::format("the program needs {} of a device, which has {}", gigabytes(needed), gigabytes(there.value_or(0))));
   if (flags.as_json) {
     const Json figures = {{"arguments", memory.arguments}, {"outputs", memory.outputs}, {"aliased", memory.aliased}, {"temporary", memory.temporary}, {"peak", memory.peak}};
     const Json root = {{"topology", flags.topology}, {"devices", devices.size()}, {"replicas", replicas}, {"device_memory", there ? Json(*there) : Json()},
                        {"memory", figures},          {"fits", there ? Json(fits) : Json()}, {"cost", cost}, {"operations", operations}};
     fmt::print("{}\n", root.dump(2));
-    return fits ? 0 : 1;
+    if (fits) return 0;
+    throw too_large;
   }
   print_devices(devices);
   print_advice(flags);
@@ -158,7 +160,7 @@ int compile(const XlaFlags& flags) {
   if (const auto flops = cost.find("flops"); flops != cost.end()) fmt::print("flops      {:.4g}\n", flops->second);
   for (const auto& [name, count] : collectives_in(operations)) fmt::print("{:<10} {}\n", name, count);
   if (!there) return 0;
-  if (!fits) throw Error(fmt::format("the program needs {} of a device, which has {}", gigabytes(needed), gigabytes(*there)));
+  if (!fits) throw too_large;
   fmt::print("fits       {} of {}\n", gigabytes(needed), gigabytes(*there));
   return 0;
 }

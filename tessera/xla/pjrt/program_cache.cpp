@@ -46,7 +46,9 @@ std::string processor() {
 
 std::string key_of(const Client& client, const Program& program, const CompileOptions& options) {
   static const auto this_processor = processor();
-  const auto known = fmt::format("{}\n{}\n{}\n", hash_of_plugin(client.plugin().file()), this_processor, serialized(options)) + program.text;
+  const auto known = fmt::format("{}\n{}\n{}\n{}\n", hash_of_plugin(client.plugin().file()), this_processor, env("XLA_FLAGS").value_or(""),
+                                 serialized(options)) +
+                     program.text;
   const auto hash = XXH3_128bits(known.data(), known.size());
   return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }
@@ -82,7 +84,7 @@ ProgramCache::Found ProgramCache::compile(const Client& client, const Program& p
     NewFile written(file);
     written.write(std::as_bytes(std::span(bytes)));
     written.commit();
-  } catch (const IoError& error) {
+  } catch (const Error& error) {
     warn_once(error);
   }
   return {std::move(executable), false};
