@@ -24,7 +24,7 @@ const Communicator& four() {
 }
 
 /// The number of its replica, on each.
-at::Tensor numbers(at::ScalarType type = at::kFloat) {
+at::Tensor numbers_of_replicas(at::ScalarType type = at::kFloat) {
   std::vector<at::Tensor> values;
   for (int replica = 0; replica < kReplicas; replica++) values.push_back(torch::full({2}, replica, type));
   return four().from_replicas(values);
@@ -44,10 +44,10 @@ TEST(Communicator, OfAPartHasItsReplicas) {
   const auto half = four().split(std::vector{0, 1, 0, 1});
   EXPECT_EQ(half.size(), 2);
   EXPECT_EQ(half.world_rank(1), 2);
-  auto sum = numbers();
+  auto sum = numbers_of_replicas();
   half.all_reduce(sum).wait();
   EXPECT_EQ(firsts(four().replicas(sum)), (std::vector<float>{2, 4, 2, 4}));
-  EXPECT_EQ(firsts(half.replicas(numbers())), (std::vector<float>{0, 2}));
+  EXPECT_EQ(firsts(half.replicas(numbers_of_replicas())), (std::vector<float>{0, 2}));
   EXPECT_EQ(firsts(four().replicas(half.from_replicas(std::vector{torch::zeros(1), torch::ones(1)}))), (std::vector<float>{0, 0, 1, 1}));
   EXPECT_THAT(message_of<UsageError>([] { (void)four().split(std::vector{0, 0, 0, 1}); }), HasSubstr("groups of 3 and of 1"));
 }
@@ -62,7 +62,7 @@ TEST(Communicator, GivesEachReplicaItsPartWithoutTheHost) {
 }
 
 TEST(Communicator, GathersAgainBehindABarrier) {
-  const auto own = numbers();
+  const auto own = numbers_of_replicas();
   auto whole = torch::zeros({2 * kReplicas}, own.options()), again = torch::zeros_like(whole);
   auto x = torch::ones_like(own);
   const auto before = x;
@@ -77,7 +77,7 @@ TEST(Communicator, GathersAgainBehindABarrier) {
 }
 
 TEST(Communicator, RunsWhatHasNoLoweringOnEachReplica) {
-  const auto x = numbers() + 1;
+  const auto x = numbers_of_replicas() + 1;
   const auto y = torch::igamma(x, torch::ones_like(x));
   const auto values = four().replicas(y);
   for (int replica = 0; replica < kReplicas; replica++) {
@@ -86,7 +86,7 @@ TEST(Communicator, RunsWhatHasNoLoweringOnEachReplica) {
 }
 
 TEST(Communicator, GoesOnAfterAProgramThatFails) {
-  auto sum = numbers();
+  auto sum = numbers_of_replicas();
   {
     const auto large = torch::ones({int64_t{1} << 41}, sum.options());
     const auto lost = large.sum();

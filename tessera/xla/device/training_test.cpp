@@ -1,7 +1,6 @@
 // Unmodified modules train on the device as on the CPU.
 #include <gtest/gtest.h>
 
-#include <random>
 #include <set>
 
 #include "tessera/testing/xla_training.h"
@@ -75,31 +74,6 @@ TEST(Seeds, MakeTrainingReproducible) {
   const auto losses = with_seed(5);
   EXPECT_EQ(with_seed(5), losses);
   EXPECT_NE(with_seed(6), losses);
-}
-
-TEST(Views, AreReadAndWrittenAsOnTheCpu) {
-  std::mt19937 random(5);
-  const auto draw = [&](int64_t below) { return static_cast<int64_t>(random() % static_cast<uint64_t>(below)); };
-  for (int trial = 0; trial < 60; trial++) {
-    const auto base = torch::arange(2 * 3 * 4 * 5, torch::kFloat).view({2, 3, 4, 5}) + 1;
-    auto here = base.clone(), there = base.to(device_for_tests());
-    auto view_here = here, view_there = there;
-    for (int i = 0; i < 4 && view_here.dim() > 0; i++) {
-      const auto d = draw(view_here.dim()), size = view_here.size(d);
-      const auto apply = [&](const auto& change) { view_here = change(view_here), view_there = change(view_there); };
-      switch (draw(6)) {
-        case 0: apply([&, other = draw(view_here.dim())](const at::Tensor& t) { return t.transpose(d, other); }); break;
-        case 1: apply([&, at = draw(size)](const at::Tensor& t) { return t.select(d, at); }); break;
-        case 2: apply([&, from = draw(size)](const at::Tensor& t) { return t.narrow(d, from, size - from); }); break;
-        case 3: apply([&](const at::Tensor& t) { return t.slice(d, 0, size, 2); }); break;
-        case 4: apply([&](const at::Tensor& t) { return t.unsqueeze(d); }); break;
-        case 5: apply([&](const at::Tensor& t) { return t.dim() > 1 ? t.diagonal(0, 0, 1) : t; }); break;
-      }
-    }
-    ASSERT_TRUE(at::equal(view_there.cpu(), view_here)) << trial << " " << view_here.sizes() << view_here.strides();
-    view_here.mul_(-2), view_there.mul_(-2);
-    ASSERT_TRUE(at::equal(there.cpu(), here)) << trial << " " << view_here.sizes() << view_here.strides();
-  }
 }
 
 }  // namespace
