@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <limits>
 #include <numbers>
 
 #include "tessera/base/error.h"
@@ -29,6 +30,8 @@ using hlo::plus;
 using hlo::times;
 
 constexpr size_t kStateBytes = 16;
+/// Replicas begin that far from each other in one stream, which has 2^64 places: none comes to where another began.
+constexpr int kReplicaShift = 54;
 
 /// The state is two numbers for each replica, in a tensor on the device.
 class XlaGenerator final : public c10::GeneratorImpl {
@@ -79,7 +82,7 @@ class XlaGenerator final : public c10::GeneratorImpl {
       for (uint64_t replica = 0; replica < static_cast<uint64_t>(runner().replicas()); replica++) {
         all.push_back(at::empty({2}, at::kUInt64));
         all.back().mutable_data_ptr<uint64_t>()[0] = seed_;
-        all.back().mutable_data_ptr<uint64_t>()[1] = replica << 32;  // far from each other in one stream
+        all.back().mutable_data_ptr<uint64_t>()[1] = replica << kReplicaShift;
       }
       state_ = from_replicas(all);
     }
@@ -121,25 +124,38 @@ Value random_bits(const Call& call, at::ScalarType element, const Sizes& sizes) 
   return bits;
 }
 
-/// In [0, 1), with the 24 bits that a float has, or the 53 of a double.
-Value uniform_numbers(const Call& call, const Sizes& sizes, at::ScalarType element = at::kFloat) {
-  const bool wide = element == at::kDouble;
-  const auto bits = random_bits(call, wide ? at::kUInt64 : at::kUInt32, sizes);
-  const auto high = hlo::binary("shift_right_logical", bits, fixed(bits, wide ? 11 : 8));
-  const auto numbers = hlo::convert(high, wide ? at::kDouble : at::kFloat);
-  return times(numbers, fixed(numbers, wide ? 0x1p-53 : 0x1p-24));
+/// Binary digits of the numbers of a type; those of a float where it is not floating-point.
+int digits_of(at::ScalarType type) {
+  switch (type) {
+    case at::kDouble:
+      return std::numeric_limits<double>::digits;
+    case at::kHalf:
+      return std::numeric_limits<c10::Half>::digits;
+    case at::kBFloat16:
+      return std::numeric_limits<c10::BFloat16>::digits;
+    default:
+      return std::numeric_limits<float>::digits;
+  }
 }
 
-/// In (0, 1): half a step from both ends.
-Value inner_numbers(const Call& call, const Sizes& sizes, at::ScalarType element = at::kFloat) {
-  const auto u = uniform_numbers(call, sizes, element);
-  return plus(u, fixed(u, element == at::kDouble ? 0x1p-54 : 0x1p-25));
+Value bits_for(const Call& call, const Sizes& sizes, at::ScalarType type) {
+  return random_bits(call, type == at::kDouble ? at::kUInt64 : at::kUInt32, sizes);
 }
 
-Value normal_numbers(const Call& call, const Sizes& sizes, at::ScalarType element = at::kFloat) {
-  const auto u = inner_numbers(call, sizes, element);
-  const auto centred = minus(times(u, fixed(u, 2)), fixed(u, 1));
-  return times(hlo::unary("chlo.erf_inv", centred), fixed(u, std::numbers::sqrt2));
+/// The highest bits as a whole number: a double of 64 bits, a float of 32.
+Value highest_bits(const Value& bits, int count) {
+  const bool wide = bits.element() == at::kUInt64;
+  return hlo::convert(hlo::binary("shift_right_logical", bits, fixed(bits, (wide ? 64 : 32) - count)), wide ? at::kDouble : at::kFloat);
+}
+
+Value uniform_numbers(const Call& call, const Sizes& sizes, at::ScalarType type = at::kFloat) {
+  return uniform_from(bits_for(call, sizes, type), type);
+}
+Value inner_numbers(const Call& call, const Sizes& sizes, at::ScalarType type = at::kFloat) {
+  return inner_from(bits_for(call, sizes, type));
+}
+Value normal_numbers(const Call& call, const Sizes& sizes, at::ScalarType type = at::kFloat) {
+  return normal_from(bits_for(call, sizes, type));
 }
 
 /// Numbers for an operator that fills its first argument: `of` makes them of the sizes and the type.
@@ -199,34 +215,25 @@ Value whole_numbers(const Call& call, const Sizes& sizes, int64_t low, uint64_t 
 
 /// The largest whole number up to which the type has all.
 int64_t largest_of(at::ScalarType type) {
-  switch (type) {
-    case at::kDouble:
-      return int64_t{1} << 53;
-    case at::kFloat:
-      return int64_t{1} << 24;
-    case at::kHalf:
-      return int64_t{1} << 11;
-    case at::kBFloat16:
-      return int64_t{1} << 8;
-    case at::kBool:
-      return 1;
-    case at::kByte:
-      return 255;
-    default:
-      return std::numeric_limits<int64_t>::max() >> (64 - 8 * c10::elementSize(type));
-  }
+  if (c10::isFloatingType(type)) return int64_t{1} << digits_of(type);
+  if (type == at::kBool) return 1;
+  return std::numeric_limits<int64_t>::max() >> (64 - 8 * static_cast<int>(c10::elementSize(type)) - (type == at::kByte ? 1 : 0));
 }
 
 Value whole(const Call& call, const Sizes& sizes, at::ScalarType type) {
-  return whole_numbers(call, sizes, 0, static_cast<uint64_t>(largest_of(type)) + (c10::isFloatingType(type) ? 0 : 1));
+  return whole_numbers(call, sizes, 0, static_cast<uint64_t>(largest_of(type)) + 1);
+}
+Value whole_between(const Call& call, const Sizes& sizes, int64_t low, int64_t end) {
+  if (low >= end) throw UsageError(fmt::format("random whole numbers from {} up to {}, which is left out: there are none", low, end));
+  return whole_numbers(call, sizes, low, static_cast<uint64_t>(end) - static_cast<uint64_t>(low));
 }
 Value whole_to(const Call& call, const Sizes& sizes, at::ScalarType /*type*/) {
-  return whole_numbers(call, sizes, 0, static_cast<uint64_t>(call.integer(1)));
+  return whole_between(call, sizes, 0, call.integer(1));
 }
 Value whole_from(const Call& call, const Sizes& sizes, at::ScalarType type) {
   const auto low = call.integer(1);
-  const auto end = call.has(2) ? static_cast<uint64_t>(call.integer(2)) : static_cast<uint64_t>(largest_of(type)) + 1;
-  return whole_numbers(call, sizes, low, end - static_cast<uint64_t>(low));
+  if (call.has(2)) return whole_between(call, sizes, low, call.integer(2));
+  return whole_numbers(call, sizes, low, static_cast<uint64_t>(largest_of(type)) + 1 - static_cast<uint64_t>(low));
 }
 
 Value kept_with(const Call& call, double probability, const Sizes& sizes) {
@@ -251,7 +258,8 @@ void permutation(Call& call) {
   call.give(hlo::convert(hlo::sort(bits, 0, hlo::Order::Ascending).second, call.result_type()));
 }
 
-/// Without putting back, whoever wins a race with waiting times is drawn; with, a number falls between running sums.
+/// Without putting back, each class waits for a random time, shorter if it weighs more, and the first ones are drawn. With putting back, a
+/// number falls between running sums.
 void multinomial(Call& call) {
   const auto weights = call.value(0, at::kFloat);
   const auto d = weights.rank() - 1, classes = weights.sizes().back(), count = call.integer(1);
@@ -301,6 +309,24 @@ void leaky_with_noise(Call& call) {
 }
 
 }  // namespace
+
+Value uniform_from(const Value& bits, at::ScalarType type) {
+  const auto digits = digits_of(type);
+  const auto number = highest_bits(bits, digits);
+  return times(number, fixed(number, std::ldexp(1, -digits)));
+}
+
+Value inner_from(const Value& bits) {
+  const int digits = bits.element() == at::kUInt64 ? 52 : 23;  // one less than the type has, so that the half is exact
+  const auto number = highest_bits(bits, digits);
+  return times(plus(number, fixed(number, 0.5)), fixed(number, std::ldexp(1, -digits)));
+}
+
+Value normal_from(const Value& bits) {
+  const auto u = inner_from(bits);
+  const auto centred = minus(times(u, fixed(u, 2)), fixed(u, 1));
+  return times(hlo::unary("chlo.erf_inv", centred), fixed(u, std::numbers::sqrt2));
+}
 
 const at::Generator& device_generator() {
   static const auto& generator = *new at::Generator(at::make_generator<XlaGenerator>());

@@ -68,7 +68,7 @@ TEST(Seeds, MakeTrainingReproducible) {
     const auto optimizer = adamw(made.module->parameters());
     std::vector<at::Tensor> losses;
     for (int step = 0; step < 5; step++) step_once(made, *optimizer, step, device_for_tests(), losses);
-    return numbers(losses);
+    return cases::numbers(losses);
   };
   device_for_tests();
   const auto losses = with_seed(5);
