@@ -28,21 +28,36 @@ Value from_start(const Value& places, int64_t size) {
   return select(hlo::is_negative(places), plus(places, fixed(places, size)), places);
 }
 
+/// What is meant by an index that lies outside of its dimension. Dimensions become one list, so it would be a place of another row.
+enum class Outside { Nearest, Nowhere };
+
+Value nearest_inside(const Value& indices, int64_t size) {
+  return hlo::largest(hlo::smallest(indices, fixed(indices, size - 1)), fixed(indices, 0));
+}
+
+/// `places` of a list, but the end of the list, where nothing is put, for each index outside.
+Value nowhere_if_outside(const Value& places, const Value& indices, int64_t size, int64_t end) {
+  const auto is_outside = hlo::either(hlo::is_negative(indices), hlo::compare("GE", indices, fixed(indices, size)));
+  return select(is_outside, fixed(places, end), places);
+}
+
 /// A place in a list for each element of `indices`: as the element's own place, but by `indices` along one dimension of `sizes`.
-Value places_along(const Value& indices, const Sizes& sizes, int64_t dimension) {
+Value places_along(const Value& indices, const Sizes& sizes, int64_t dimension, Outside outside) {
+  const auto size = sizes[static_cast<size_t>(dimension)];
+  const auto inside = outside == Outside::Nearest ? nearest_inside(indices, size) : indices;
   auto places = fixed(indices, 0);
   int64_t stride = 1;
   for (auto d = indices.rank() - 1; d >= 0; d--) {
-    const auto along = d == dimension ? indices : hlo::iota(indices.type(), d);
+    const auto along = d == dimension ? inside : hlo::iota(indices.type(), d);
     places = plus(places, times(along, fixed(indices, stride)));
     stride *= sizes[static_cast<size_t>(d)];
   }
-  return places;
+  return outside == Outside::Nearest ? places : nowhere_if_outside(places, indices, size, stride);
 }
 
 void gather(Call& call) {
   const auto x = with_a_dimension(call.value(0)), indices = call.value(2, at::kLong), listed = with_a_dimension(indices);
-  const auto places = places_along(listed, x.sizes(), wrapped(call.integer(1), x.rank()));
+  const auto places = places_along(listed, x.sizes(), wrapped(call.integer(1), x.rank()), Outside::Nearest);
   call.give(hlo::reshape(hlo::take(flat(x), flat(places), 0), indices.sizes()));
 }
 
@@ -91,7 +106,8 @@ Scattered scattered(const Call& call, at::ScalarType element) {
   auto source = with_a_dimension(call[3].isTensor() ? call.value(3, element) : hlo::expand(call.value(3, element), indices.sizes()));
   const Sizes none(indices.sizes().size(), 0), ones(indices.sizes().size(), 1);
   source = hlo::slice(source, none, indices.sizes(), ones);
-  return {flat(x), flat(places_along(indices, x.sizes(), wrapped(call.integer(1), x.rank()))), flat(source)};
+  const auto places = places_along(indices, x.sizes(), wrapped(call.integer(1), x.rank()), Outside::Nowhere);
+  return {flat(x), flat(places), flat(source)};
 }
 
 Kernel scatter(const char* name, Combine combine) {
@@ -171,7 +187,7 @@ struct Indexed {
   Value places;        // rows, in the common shape
 };
 
-Indexed indexed(const Value& x, const c10::IValue& list) {
+Indexed indexed(const Value& x, const c10::IValue& list, Outside outside) {
   Indexed result;
   std::vector<Value> indices;
   Sizes taken, others;
@@ -196,9 +212,13 @@ Indexed indexed(const Value& x, const c10::IValue& list) {
   result.places = hlo::broadcast(hlo::constant(int64_t{0}, at::kLong), result.common, {});
   for (size_t i = 0; i < taken.size(); i++) {
     const auto size = x.sizes()[static_cast<size_t>(taken[i])];
-    const auto index = hlo::expand(indices[i], result.common);
-    result.places = plus(times(result.places, fixed(index, size)), from_start(index, size));
+    indices[i] = from_start(hlo::expand(indices[i], result.common), size);
+    if (outside == Outside::Nearest) indices[i] = nearest_inside(indices[i], size);
+    result.places = plus(times(result.places, fixed(indices[i], size)), indices[i]);
     result.rows *= size;
+  }
+  for (size_t i = 0; outside == Outside::Nowhere && i < taken.size(); i++) {
+    result.places = nowhere_if_outside(result.places, indices[i], x.sizes()[static_cast<size_t>(taken[i])], result.rows);
   }
   return result;
 }
@@ -221,7 +241,7 @@ Sizes rows_first(const Indexed& i) {
 
 void index(Call& call) {
   const auto x = call.value(0);
-  const auto i = indexed(x, call[1]);
+  const auto i = indexed(x, call[1], Outside::Nearest);
   const auto rows = hlo::reshape(hlo::transpose(x, i.order), rows_first(i));
   call.give(hlo::transpose(hlo::take(rows, i.places, 0), result_order(i)));
 }
@@ -240,7 +260,7 @@ bool put_by_mask(Call& call) {
 void index_put(Call& call) {
   if (put_by_mask(call)) return;
   const auto x = call.value(0);
-  const auto i = indexed(x, call[1]);
+  const auto i = indexed(x, call[1], Outside::Nowhere);
   const auto turned = hlo::transpose(x, i.order);
   Sizes first = i.common;
   first.insert(first.end(), i.rest.begin(), i.rest.end());
