@@ -147,10 +147,10 @@ inline void expect_losses_of_the_cpu(const Case& which) {
   const auto device = device_for_tests();
   const auto expected = losses_of(make, optimizer, at::TensorOptions(at::kCPU).dtype(dtype));
   const auto programs = metrics().programs.size();
-  const auto fell_back = fallbacks().size();
+  const auto fell_back = metrics().fallbacks.size();
   const auto actual = losses_of(make, optimizer, at::TensorOptions(device).dtype(dtype));
   EXPECT_EQ(metrics().programs.size(), programs + 2);
-  EXPECT_EQ(fallbacks().size(), fell_back) << metrics_report();
+  EXPECT_EQ(metrics().fallbacks.size(), fell_back) << metrics_report();
   if (dtype == at::kFloat) {
     for (size_t i = 0; i < expected.size(); i++) EXPECT_NEAR(actual[i], expected[i], 1e-4) << i;
     return;

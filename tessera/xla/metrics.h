@@ -31,9 +31,12 @@ struct Metrics {
   int64_t bytes_uploaded = 0, bytes_downloaded = 0;
   /// How often a value that the host reads has cut a step in two, by what reads it: "item()".
   std::map<std::string, int64_t> host_reads;
+  /// How often each operator that has no lowering ran on the CPU: "aten::histc".
+  std::map<std::string, int64_t> fallbacks;
 };
 
-const Metrics& metrics();
+/// As they are now.
+Metrics metrics();
 
 /// The metrics, and which operators ran on the CPU, a line for each.
 std::string metrics_report();

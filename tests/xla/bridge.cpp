@@ -2,7 +2,7 @@
 #include <torch/library.h>
 
 #include "tessera/xla/device/device.h"
-#include "tessera/xla/device/kernels.h"
+#include "tessera/xla/metrics.h"
 
 namespace tessera::xla {
 namespace {
@@ -10,7 +10,7 @@ namespace {
 /// Names of the operators that ran on the CPU until now, and how often.
 c10::Dict<std::string, int64_t> counted_fallbacks() {
   c10::Dict<std::string, int64_t> counts;
-  for (const auto& [name, calls] : fallbacks()) counts.insert(name, calls);
+  for (const auto& [name, calls] : metrics().fallbacks) counts.insert(name, calls);
   return counts;
 }
 

@@ -65,13 +65,13 @@ INSTANTIATE_TEST_SUITE_P(All, Attentions, ::testing::ValuesIn(attentions()), [](
 
 TEST_P(Attentions, AreThoseOfTheCpu) {
   const auto device = device_for_tests();
-  const auto fell_back = fallbacks().size();
+  const auto fell_back = metrics().fallbacks.size();
   const auto expected = attended(GetParam(), at::kCPU), actual = attended(GetParam(), device);
   const double tolerance = GetParam().dtype == at::kFloat ? 1e-5 : 0.03;  // three roundings of bf16
   for (size_t i = 0; i < expected.size(); i++) {
     EXPECT_TRUE(at::allclose(actual[i], expected[i], tolerance, tolerance)) << i << "\n" << (actual[i] - expected[i]).abs().max();
   }
-  EXPECT_EQ(fallbacks().size(), fell_back) << metrics_report();
+  EXPECT_EQ(metrics().fallbacks.size(), fell_back) << metrics_report();
 }
 
 }  // namespace

@@ -2,8 +2,6 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
-#include <map>
-
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/xla/device/kernels.h"
@@ -16,11 +14,6 @@ namespace {
 
 using c10::IValue;
 using torch::jit::Stack;
-
-std::map<std::string, int64_t>& counts() {
-  static auto& all = *new std::map<std::string, int64_t>;
-  return all;
-}
 
 /// Calls `change` with each tensor of an argument, which may be a list.
 template <class Change>
@@ -89,7 +82,7 @@ void run_on_host(const c10::OperatorHandle& op, Stack* stack) {
   const auto& schema = op.schema();
   expect_no_view(op);
   const auto name = toString(op.operator_name());
-  if (counts()[name]++ == 0)
+  if (runner().metrics().fallbacks[name]++ == 0)
     log(LogLevel::Warning, fmt::format("XLA: {} has no lowering and runs on the CPU, which ends the program before it", name));
   const auto arguments = torch::jit::pop(*stack, schema.arguments().size());
   const auto count = static_cast<size_t>(runner().replicas());
@@ -144,12 +137,6 @@ void run_on_host(const c10::OperatorHandle& op, Stack* stack) {
       if (alias && *alias == *written) stack->push_back(arguments[k]);
     }
   }
-}
-
-std::vector<Fallback> fallbacks() {
-  std::vector<Fallback> all;
-  for (const auto& [name, calls] : counts()) all.push_back({name, calls});
-  return all;
 }
 
 void register_fallback() {

@@ -35,6 +35,17 @@ TEST(Faults, ATensorOfAnotherDeviceIsRefused) {
   EXPECT_EQ((x * torch::full({}, 2.0F)).sum().item<float>(), 6);
 }
 
+TEST(Faults, AResultThatDoesNotFitInPlaceIsRefused) {
+  auto x = torch::ones({3, 2}, on_device());
+  const auto mask = torch::ones({2, 2}, on_device()).to(at::kBool);
+  EXPECT_THAT(message_of<UsageError>([&] { x[2].masked_fill_(mask, 5); }),
+              AllOf(HasSubstr("aten::masked_fill_.Scalar has a result of sizes [2, 2]"), HasSubstr("sizes [2] can't take in place")));
+  EXPECT_TRUE(at::equal(x.cpu(), torch::ones({3, 2})));
+  auto out = torch::empty({0}, on_device());
+  at::add_out(out, x, x);
+  EXPECT_EQ(out.sum().item<float>(), 12);
+}
+
 TEST(Faults, AnOperatorThatNobodyHasIsNamed) {
   torch::Library library(torch::Library::DEF, "tessera_test", std::nullopt, __FILE__, __LINE__);
   library.def("nowhere(Tensor x) -> Tensor");

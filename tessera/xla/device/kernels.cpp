@@ -1,10 +1,12 @@
 #include "tessera/xla/device/kernels.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <map>
 
+#include "tessera/base/error.h"
 #include "tessera/xla/device/storage.h"
 #include "tessera/xla/device/values.h"
 #include "tessera/xla/device/views.h"
@@ -99,7 +101,7 @@ std::vector<c10::OperatorHandle> forms_of(const std::string& name) {
 }  // namespace
 
 Signature::Signature(const c10::FunctionSchema& schema)
-    : arguments(schema.arguments().size()), inputs(arguments), returns(schema.returns().size()) {
+    : name(c10::toString(schema.operator_name())), arguments(schema.arguments().size()), inputs(arguments), returns(schema.returns().size()) {
   for (size_t i = 0; i < returns; i++) {
     const auto kind = schema.returns()[i].real_type()->kind();
     if (kind == c10::TypeKind::SymIntType || kind == c10::TypeKind::IntType) numbers.push_back(i);
@@ -180,7 +182,13 @@ void Call::give(std::span<const Value> results) {
     if (i < results.size() && results[i]) {
       result = given ? *given : new_tensor(results[i]);
       if (given) {
-        if (given->sizes() != results[i].sizes()) given->resize_(results[i].sizes());
+        if (given->sizes() != results[i].sizes()) {
+          if (signature_.outs[i] < signature_.inputs) {
+            throw UsageError(fmt::format("{} has a result of sizes {}, which a tensor of sizes {} can't take in place: use the operator that returns it",
+                                         signature_.name, c10::str(at::IntArrayRef(results[i].sizes())), c10::str(given->sizes())));
+          }
+          given->resize_(results[i].sizes());
+        }
         write(*given, results[i]);
       }
     }

@@ -25,6 +25,7 @@ std::vector<std::string> lowered_operators();
 /// What an operator's schema says of its arguments.
 struct Signature {
   explicit Signature(const c10::FunctionSchema& schema);
+  std::string name;
   size_t arguments, inputs, returns;  // inputs are all but those that are there only to be written
   std::vector<size_t> outs;           // which arguments take the results
   std::vector<size_t> numbers;        // which results are numbers, that the operator's own gradient alone would take
@@ -58,7 +59,8 @@ class Call {
   /// The type that result `i` shall have, as libtorch has found out where it gave a tensor for it.
   at::ScalarType result_type(size_t i = 0) const;
 
-  /// Writes the results into the tensors that the caller gave, which get their shapes, or makes new ones.
+  /// Writes the results into the tensors that the caller gave, or makes new ones. A tensor that is there only to be written gets the result's
+  /// shape; one that is changed in place has it already, or the call is an error.
   void give(std::span<const Value> results);
   void give(const Value& result) { give(std::span(&result, 1)); }
 
@@ -107,12 +109,5 @@ void register_bags();
 void register_compositions();
 void register_fallback();
 void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack);
-
-/// How often an operator that has no lowering ran on the CPU.
-struct Fallback {
-  std::string name;
-  int64_t calls = 0;
-};
-std::vector<Fallback> fallbacks();
 
 }  // namespace tessera::xla

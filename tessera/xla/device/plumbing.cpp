@@ -52,8 +52,9 @@ const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef sizes, std::opt
   // Losses make a result of full size and then want one number: smaller memory is right where nobody else sees it.
   if (needed <= before && !(alone && needed < before)) return self;
   auto& cell = cell_of(self);
+  cell.before = nullptr;  // of another size
   if (cell.value) {
-    const auto list = hlo::reshape(cell.value, {before});
+    const auto list = hlo::reshape(in_type(cell.value, self.scalar_type()), {before});
     cell.value = needed < before ? hlo::slice(list, 0, 0, needed)
                                  : hlo::pad(list, hlo::constant(int64_t{0}, list.element()), {0}, {needed - before}, {0});
   }
@@ -64,7 +65,7 @@ const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef sizes, std::opt
 /// What the host reads ends the program that is being traced.
 at::Tensor to_host(const at::Tensor& tensor, const char* reader) {
   const at::NoGradGuard no_grad;
-  auto values = replicas(tensor, reader)[0];
+  auto values = first_replica(tensor, reader);
   if (tensor.is_conj()) values = values.conj();
   if (tensor.is_neg()) values = values.neg();
   return values;

@@ -152,13 +152,10 @@ std::shared_ptr<const Data> ProgramRunner::upload(const std::vector<at::Tensor>&
   return std::make_shared<const Data>(std::move(data));
 }
 
-std::vector<at::Tensor> ProgramRunner::download(const Data& data) {
-  std::vector<at::Tensor> tensors;
-  for (const auto& buffer : data) {
-    tensors.push_back(buffer.download());
-    metrics_.bytes_downloaded += static_cast<int64_t>(tensors.back().nbytes());
-  }
-  return tensors;
+at::Tensor ProgramRunner::download(const pjrt::Buffer& buffer) {
+  auto tensor = buffer.download();
+  metrics_.bytes_downloaded += static_cast<int64_t>(tensor.nbytes());
+  return tensor;
 }
 
 }  // namespace tessera::xla

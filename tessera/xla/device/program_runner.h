@@ -8,9 +8,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "tessera/xla/metrics.h"
 #include "tessera/xla/graph/difference.h"
 #include "tessera/xla/graph/step_program.h"
+#include "tessera/xla/metrics.h"
 #include "tessera/xla/pjrt/program_cache.h"
 
 namespace tessera::xla {
@@ -30,7 +30,7 @@ class ProgramRunner {
 
   /// A tensor of the CPU for each replica, or one for all.
   std::shared_ptr<const Data> upload(const std::vector<at::Tensor>& tensors);
-  std::vector<at::Tensor> download(const Data& data);
+  at::Tensor download(const pjrt::Buffer& buffer);
 
   Metrics& metrics() { return metrics_; }
   /// Of the last program: StableHLO.

@@ -4,7 +4,6 @@
 
 #include <iterator>
 
-#include "tessera/xla/device/kernels.h"
 #include "tessera/xla/device/values.h"
 
 namespace tessera::xla {
@@ -15,7 +14,7 @@ double megabytes(int64_t bytes) { return static_cast<double>(bytes) / 1e6; }
 }  // namespace
 
 std::string metrics_report() {
-  const auto& all = metrics();
+  const auto all = metrics();
   std::string text;
   const auto line = [&]<class... Args>(fmt::format_string<Args...> format, Args&&... args) {
     fmt::format_to(std::back_inserter(text), format, std::forward<Args>(args)...);
@@ -25,7 +24,7 @@ std::string metrics_report() {
   line("  programs    {} compiled, {} loaded from disk, in {:.2f} s", all.compiles, all.loaded_from_disk, all.seconds_compiling);
   line("  executions  {}, {} of them of a program that was there; {} operators traced", all.executions, all.cache_hits, all.operators);
   line("  host        {:.1f} MB uploaded, {:.1f} MB downloaded", megabytes(all.bytes_uploaded), megabytes(all.bytes_downloaded));
-  for (const auto& [name, calls] : fallbacks()) line("  on the CPU  {}, {} times", name, calls);
+  for (const auto& [name, calls] : all.fallbacks) line("  on the CPU  {}, {} times", name, calls);
   for (const auto& [reader, times] : all.host_reads) line("  cut by      {}, {} times", reader, times);
   for (size_t i = 0; i < all.programs.size(); i++) {
     const auto& [operations, seconds, from_disk, executions, memory] = all.programs[i];

@@ -34,6 +34,13 @@ TEST(Storage, IsKnownByItsAddress) {
   EXPECT_NE(memory.data_ptr(), torch::ones({6}, lazy()).data_ptr());
 }
 
+TEST(Storage, OfAnotherTypeIsResized) {
+  auto x = torch::ones({2}, lazy());
+  x.view(at::kHalf).fill_(0);
+  x.resize_({4});
+  EXPECT_TRUE(at::equal(x.cpu(), torch::zeros({4})));
+}
+
 TEST(Storage, WithoutMemoryIsAnError) {
   void* address = nullptr;
   {

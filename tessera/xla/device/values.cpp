@@ -11,6 +11,14 @@ namespace {
 
 ProgramRunner* the_runner = nullptr;  // never ended: tensors in static storage end after main
 
+std::shared_ptr<const Data> computed(const at::Tensor& tensor, const std::string& reader) {
+  if (!is_xla(tensor)) throw UsageError(fmt::format("replicas() takes a tensor on xla, not on {}", tensor.device().str()));
+  const auto& cell = cell_of(tensor);
+  // All that has been traced becomes one program; computed alone, it would be computed again at the end of the step.
+  if (cell.value && cell.value.node().kind == Node::Kind::Operation) runner().cut(reader);
+  return runner().compute(read(tensor));
+}
+
 }  // namespace
 
 void start_runner(ProgramRunner runner) { the_runner = new ProgramRunner(std::move(runner)); }
@@ -22,16 +30,21 @@ ProgramRunner& runner() {
 
 void step_boundary() { runner().cut(); }
 
-const Metrics& metrics() { return runner().metrics(); }
+Metrics metrics() {
+  const auto lock = lock_device();
+  return runner().metrics();
+}
 
 std::vector<at::Tensor> replicas(const at::Tensor& tensor, const std::string& reader) {
   const auto lock = lock_device();
-  if (!is_xla(tensor)) throw UsageError(fmt::format("replicas() takes a tensor on xla, not on {}", tensor.device().str()));
-  auto& values = runner();
-  const auto& cell = cell_of(tensor);
-  // All that has been traced becomes one program; computed alone, it would be computed again at the end of the step.
-  if (cell.value && cell.value.node().kind == Node::Kind::Operation) values.cut(reader);
-  return values.download(*values.compute(read(tensor)));
+  std::vector<at::Tensor> values;
+  for (const auto& buffer : *computed(tensor, reader)) values.push_back(runner().download(buffer));
+  return values;
+}
+
+at::Tensor first_replica(const at::Tensor& tensor, const std::string& reader) {
+  const auto lock = lock_device();
+  return runner().download(computed(tensor, reader)->front());
 }
 
 at::Tensor from_replicas(const std::vector<at::Tensor>& tensors) {

@@ -104,11 +104,6 @@ Value shaped(const Value& value, const Box& box, int64_t elements) {
   return hlo::reshape(list, box.shape);
 }
 
-/// The storage's value as a list of another type, if a view has one.
-Value in_type(const Value& value, at::ScalarType element) {
-  return value.element() == element ? value : hlo::bitcast(hlo::flat(value), element);
-}
-
 bool is_all_of_storage(const at::Tensor& tensor) {
   return tensor.numel() == elements_of_storage(tensor) && tensor.is_contiguous();
 }
@@ -124,6 +119,10 @@ Value number_of(const at::Tensor& tensor) {
 }
 
 }  // namespace
+
+Value in_type(const Value& value, at::ScalarType element) {
+  return value.element() == element ? value : hlo::bitcast(hlo::flat(value), element);
+}
 
 Value read(const at::Tensor& tensor) {
   if (!is_xla(tensor)) return number_of(tensor);

@@ -9,6 +9,8 @@ namespace tessera::xla {
 
 /// The tensor's value, of the tensor's shape. A tensor of the CPU with one element is a number.
 Value read(const at::Tensor& tensor);
+/// A storage's value as a list of this type, which a view may have.
+Value in_type(const Value& value, at::ScalarType element);
 /// Puts a value of the tensor's shape, of any type, into the tensor's storage.
 void write(const at::Tensor& tensor, Value value);
 
