@@ -1,15 +1,18 @@
 // Operators for which libtorch has a kernel for each of its devices, of other operators.
 #include <ATen/ATen.h>
+#include <ATen/ScalarOps.h>
 
-#include "tessera/xla/device/kernels.h"
+#include "tessera/xla/device/dimensions.h"
 #include "tessera/xla/device/views.h"
 
 namespace tessera::xla {
 namespace {
 
 void is_in(Call& call) {
-  const auto elements = call[0].isTensor() ? call.tensor(0) : at::scalar_tensor(call[0].toScalar());
-  const auto test = call[1].isTensor() ? call.tensor(1) : at::scalar_tensor(call[1].toScalar());
+  const auto given = [&](size_t i) { return call[i].isTensor() ? call.tensor(i) : at::native::wrapped_scalar_tensor(call[i].toScalar()); };
+  const auto like = call.tensor(call[0].isTensor() ? 0 : 1).options().dtype(at::result_type(given(0), given(1)));
+  const auto typed = [&](size_t i) { return call[i].isTensor() ? call.tensor(i).to(like.dtype()) : at::scalar_tensor(call[i].toScalar(), like); };
+  const auto elements = typed(0), test = typed(1);
   const auto found = elements.unsqueeze(-1).eq(test.reshape({-1})).any(-1);
   call.give(read(call.flag(3) ? found.logical_not() : found));
 }
@@ -29,11 +32,8 @@ void cross_product(Call& call) {
 
 void renorm(Call& call) {
   const auto& x = call.tensor(0);
-  const auto d = at::maybe_wrap_dim(call.integer(2), x.dim());
-  std::vector<int64_t> others;
-  for (int64_t i = 0; i < x.dim(); i++) {
-    if (i != d) others.push_back(i);
-  }
+  auto others = all_dimensions(x.dim());
+  others.erase(others.begin() + wrapped(call.integer(2), x.dim()));
   const auto norm = at::linalg_vector_norm(x, call[1].toScalar(), others, true);
   const auto limit = call[3].toScalar();
   call.give(read(x * at::where(norm > limit, (norm + 1e-7).reciprocal() * limit, at::ones_like(norm))));

@@ -1,6 +1,8 @@
 // Dimensions that operators name, and what lies along them.
 #pragma once
 
+#include <ATen/WrapDimUtils.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -15,19 +17,24 @@ inline Sizes all_dimensions(int64_t rank) {
   return all;
 }
 
-/// From 0 up.
+/// From 0 up. Throws if there is none such; a single number has one.
 inline int64_t wrapped(int64_t dimension, int64_t rank) {
-  return dimension < 0 ? dimension + std::max<int64_t>(rank, 1) : dimension;
+  return at::maybe_wrap_dim(dimension, rank);
+}
+
+/// From 0 up, in their order. Throws if one is named twice.
+inline Sizes wrapped(Sizes named, int64_t rank) {
+  at::maybe_wrap_dims(named, rank);
+  std::ranges::sort(named);
+  const auto twice = std::ranges::adjacent_find(named);
+  TORCH_CHECK(twice == named.end(), "dim ", *twice, " appears multiple times in the list of dims");
+  return named;
 }
 
 /// The dimensions that argument `i` names, from 0 up; all if it names none, or if there is no such argument.
 inline Sizes dimensions(const Call& call, size_t i, int64_t rank) {
-  auto named = i < call.arguments() && call.has(i) ? call.integers(i) : Sizes{};
-  if (rank == 0) return {};
-  if (named.empty()) return all_dimensions(rank);
-  for (auto& d : named) d = wrapped(d, rank);
-  std::ranges::sort(named);
-  return named;
+  const auto named = wrapped(i < call.arguments() && call.has(i) ? call.integers(i) : Sizes{}, rank);
+  return named.empty() || rank == 0 ? all_dimensions(rank) : named;
 }
 
 inline Sizes kept_sizes(Sizes sizes, const Sizes& reduced) {

@@ -21,9 +21,23 @@ Value progression(const at::Tensor& out, int64_t count, const at::Scalar& start,
   return hlo::convert(plus(times(places, hlo::like(places, step.toDouble())), hlo::like(places, start.toDouble())), out.scalar_type());
 }
 
+template <class Number>
+void check_progression(Number start, Number end, Number step) {
+  TORCH_CHECK(step > 0 || step < 0, "step must be nonzero");
+  TORCH_CHECK(std::isfinite(static_cast<double>(start)) && std::isfinite(static_cast<double>(end)), "unsupported range: ", start, " -> ", end);
+  TORCH_CHECK(step > 0 ? end >= start : end <= start, "upper bound and lower bound inconsistent with step sign");
+}
+
+/// Throws where libtorch does, which takes the numbers in the type of the result.
+void check_progression(const at::Tensor& out, const at::Scalar& start, const at::Scalar& end, const at::Scalar& step) {
+  if (c10::isIntegralType(out.scalar_type(), false)) return check_progression(start.toLong(), end.toLong(), step.toLong());
+  check_progression(start.toDouble(), end.toDouble(), step.toDouble());
+}
+
 void arange(Call& call) {
   const auto& out = *call.out();
   const auto start = call[0].toScalar(), end = call[1].toScalar(), step = call[2].toScalar();
+  check_progression(out, start, end, step);
   // As libtorch counts them: as doubles, but where those would round large whole numbers.
   const auto count = out.scalar_type() == at::kLong
                          ? (end.toLong() - start.toLong() + step.toLong() + (step.toLong() > 0 ? -1 : 1)) / step.toLong()
@@ -33,6 +47,7 @@ void arange(Call& call) {
 
 void range(Call& call) {
   const auto start = call[0].toScalar(), end = call[1].toScalar(), step = call[2].toScalar();
+  check_progression(*call.out(), start, end, step);
   call.give(progression(*call.out(), static_cast<int64_t>((end.toDouble() - start.toDouble()) / step.toDouble()) + 1, start, step));
 }
 
@@ -40,6 +55,7 @@ void range(Call& call) {
 Value even_steps(const Call& call, at::ScalarType element) {
   const double start = call.number(0), end = call.number(1);
   const auto count = call.integer(2);
+  TORCH_CHECK(count >= 0, "number of steps must be non-negative");
   const auto places = hlo::iota({element, {count}}, 0);
   const auto from = hlo::like(places, start), to = hlo::like(places, end);
   if (count == 1) return from;
@@ -63,7 +79,9 @@ void logspace(Call& call) {
 }
 
 void eye(Call& call) {
-  const Type places{at::kLong, {call.integer(0), call.integer(call.arguments() - 1)}};
+  const auto rows = call.integer(0), columns = call.integer(call.arguments() - 1);
+  TORCH_CHECK(rows >= 0 && columns >= 0, "eye: numbers of rows and columns must not be negative, got ", rows, " and ", columns);
+  const Type places{at::kLong, {rows, columns}};
   call.give(hlo::convert(hlo::compare("EQ", hlo::iota(places, 0), hlo::iota(places, 1)), call.result_type()));
 }
 
@@ -80,6 +98,8 @@ Kernel triangle(const char* name, const char* direction) {
 /// Row and column of each place on one side of a diagonal.
 Kernel triangle_places(const char* name, bool (*is_inside)(int64_t above)) {
   return {name, [is_inside](Call& call) {
+            TORCH_CHECK(call.integer(0) >= 0 && call.integer(1) >= 0, "numbers of rows and columns must not be negative, got ", call.integer(0), " and ",
+                        call.integer(1));
             Sizes rows, columns;
             for (int64_t i = 0; i < call.integer(0); i++) {
               for (int64_t k = 0; k < call.integer(1); k++) {
@@ -97,8 +117,7 @@ Kernel triangle_places(const char* name, bool (*is_inside)(int64_t above)) {
 
 void flip(Call& call) {
   const auto x = call.value(0);
-  auto dimensions = call.integers(1);
-  for (auto& d : dimensions) d = wrapped(d, x.rank());
+  const auto dimensions = wrapped(call.integers(1), x.rank());
   call.give(x.rank() ? hlo::reverse(x, dimensions) : x);
 }
 
@@ -114,6 +133,9 @@ Value rolled(const Value& x, int64_t d, int64_t by) {
 void roll(Call& call) {
   auto x = call.value(0);
   const auto by = call.integers(1), dimensions = call.integers(2);
+  TORCH_CHECK(!by.empty(), "roll: `shifts` required");
+  TORCH_CHECK(by.size() == dimensions.size() || (by.size() == 1 && dimensions.empty()), "roll: shifts and dimensions must align, got ", by.size(),
+              " and ", dimensions.size());
   if (dimensions.empty()) return call.give(hlo::reshape(rolled(hlo::flat(x), 0, by[0]), x.sizes()));
   for (size_t i = 0; i < by.size(); i++) x = rolled(x, wrapped(dimensions[i], x.rank()), by[i]);
   call.give(x);
@@ -122,6 +144,8 @@ void roll(Call& call) {
 void channel_shuffle(Call& call) {
   const auto x = call.value(0);
   const auto groups = call.integer(1);
+  TORCH_CHECK(x.rank() > 2, "channel_shuffle: expected more than 2 dimensions, got ", x.rank());
+  TORCH_CHECK(groups > 0 && x.sizes()[1] % groups == 0, "channel_shuffle: ", x.sizes()[1], " channels can't be divided into ", groups, " groups");
   Sizes split{x.sizes()[0], groups, x.sizes()[1] / groups, -1};
   split[3] = c10::multiply_integers(x.sizes().begin() + 2, x.sizes().end());
   call.give(hlo::reshape(hlo::transpose(hlo::reshape(x, split), {0, 2, 1, 3}), x.sizes()));

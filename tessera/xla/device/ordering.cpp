@@ -60,6 +60,8 @@ void pick(Call& call, const Value& x, int64_t d, bool keep, const Which& which) 
 void kth_value(Call& call) {
   const auto x = with_a_dimension(call.value(0));
   const auto d = wrapped(call.integer(2), x.rank());
+  TORCH_CHECK(call.integer(1) >= 1 && call.integer(1) <= x.sizes()[static_cast<size_t>(d)],
+              "kthvalue: selected number k out of range for dimension ", d);
   pick(call, x, d, call.flag(3), [&](const Value& sorted) {
     auto sizes = sorted.sizes();
     sizes.erase(sizes.begin() + d);
@@ -83,12 +85,14 @@ Kernel median_along(const char* name, WithNan nan) {
   return {name, [=](Call& call) {
             const auto x = with_a_dimension(call.value(0));
             const auto d = wrapped(call.integer(1), x.rank());
+            TORCH_CHECK(x.sizes()[static_cast<size_t>(d)] > 0, "median: expected dimension ", d, " to have non-zero size");
             pick(call, x, d, call.flag(2), [&](const Value& sorted) { return middle_of(sorted, d, nan); });
           }};
 }
 
 Kernel median(const char* name, WithNan nan) {
   return {name, [=](Call& call) {
+            if (call.tensor(0).numel() == 0) throw NotLowered();
             const auto [values, places] = hlo::sort(hlo::flat(call.value(0)), 0, hlo::Order::Ascending);
             call.give(picked(values, places, 0, middle_of(values, 0, nan)).value);
           }};
@@ -109,6 +113,12 @@ void give_counts(Call& call, const Value& sorted, const Value& values, bool righ
 }
 
 void search_sorted(Call& call) {
+  const auto lists = call.tensor(0).sizes();
+  if (lists.size() != 1) {
+    const auto values = call[1].isTensor() ? call.tensor(1).sizes() : at::IntArrayRef();
+    TORCH_CHECK(!lists.empty() && lists.size() == values.size() && lists.slice(0, lists.size() - 1) == values.slice(0, lists.size() - 1),
+                "searchsorted: boundaries must have 1 dimension, or all but the last as the values have them, got ", lists, " and ", values);
+  }
   const auto element = common_type(call);
   auto sorted = call.value(0, element);
   if (call.has(5)) sorted = hlo::convert(read(call.tensor(0).gather(-1, call.tensor(5))), element);
@@ -117,6 +127,7 @@ void search_sorted(Call& call) {
 }
 
 void bucketize(Call& call) {
+  TORCH_CHECK(call.tensor(1).dim() == 1, "bucketize: boundaries must have 1 dimension, got ", call.tensor(1).dim());
   const auto element = common_type(call);
   give_counts(call, call.value(1, element), call.value(0, element), call.flag(3), call.flag(2));
 }

@@ -81,11 +81,20 @@ void count_nonzero(Call& call) {
 }
 
 void trace(Call& call) {
+  TORCH_CHECK(call.tensor(0).dim() == 2, "trace: expected a matrix, got ", call.tensor(0).dim(), " dimensions");
   const auto x = hlo::convert(read(call.tensor(0).diagonal()), type_or(call, kNowhere, sum_type(call)));
   call.give(hlo::sum(x, {0}));
 }
 
 // --- extremes ---
+
+Kernel extreme_of_all(const char* name, Reduce reduce) {
+  return {name, [=](Call& call) {
+            TORCH_CHECK(call.tensor(0).numel() > 0, name, ": no elements, and no dimension that has some");
+            const auto x = hlo::flat(call.value(0));
+            call.give(reduce(x, {0}));
+          }};
+}
 
 /// Where the first of the extreme values stands. NaN is more extreme than all numbers.
 Value place_of(const Value& x, const Value& extreme, int64_t d) {
@@ -207,8 +216,8 @@ void register_reductions() {
       reduction("mean.dim", 1, 2, mean_of),
       reduction("amax", 1, 2, maximum_of),
       reduction("amin", 1, 2, smallest_of),
-      reduction("max", kNowhere, kNowhere, maximum_of),
-      reduction("min", kNowhere, kNowhere, smallest_of),
+      extreme_of_all("max", maximum_of),
+      extreme_of_all("min", smallest_of),
       sum_like("prod", kNowhere, kNowhere, 1, product_of),
       sum_like("prod.dim_int", 1, 2, 3, product_of),
       sum_like("nansum", 1, 2, 3, sum_of_numbers),
