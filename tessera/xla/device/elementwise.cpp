@@ -33,7 +33,9 @@ Kernel rounding(const char* name, const char* operation) {
 
 Value sign(const Value& x) {
   if (x.element() == at::kBool) return x;
-  return c10::isSignedType(x.element()) ? hlo::unary("sign", x) : hlo::smallest(x, fixed(x, 1));
+  if (!c10::isSignedType(x.element())) return hlo::smallest(x, fixed(x, 1));
+  const auto sign = hlo::unary("sign", x);
+  return is_float(x) ? select(hlo::is_nan(x), fixed(x, 0), sign) : sign;
 }
 
 Value is_infinite(const Elements& x, double infinity) {
@@ -41,7 +43,7 @@ Value is_infinite(const Elements& x, double infinity) {
 }
 
 Value scaled(const Elements& x, size_t value, size_t factor) {
-  return x.call().number(factor) == 1 ? x[value] : times(x[value], x.as(factor, x.element()));
+  return x.call().is_one(factor) ? x[value] : times(x[value], x.as(factor, x.element()));
 }
 
 /// As Python does it, with the sign of `b`.
@@ -89,8 +91,8 @@ Value round_to_decimals(const Elements& x) {
 /// A zero has a sign, too.
 Value has_sign(const Value& x) {
   if (is_float(x)) {
-    const auto wide = hlo::convert(x, hlo::wide(x.element()));
-    return hlo::is_negative(hlo::bitcast(wide, wide.element() == at::kDouble ? at::kLong : at::kInt));
+    const auto size = c10::elementSize(x.element());
+    return hlo::is_negative(hlo::bitcast(x, size == 2 ? at::kShort : size == 4 ? at::kInt : at::kLong));
   }
   return c10::isSignedType(x.element()) ? hlo::is_negative(x) : fixed(hlo::convert(x, at::kBool), 0);
 }
@@ -322,7 +324,7 @@ void register_elementwise() {
       elementwise("masked_fill_.Tensor", [](const Elements& x) { return select(x.as(1, at::kBool), x[2], x[0]); }),
       elementwise("fill_.Scalar", [](const Elements& x) { return x[1]; }),
       elementwise("fill_.Tensor", [](const Elements& x) { return x[1]; }),
-      elementwise("zero_", [](const Elements& x) { return x.full(0); }),
+      elementwise("zero_", [](const Elements& x) { return hlo::broadcast(hlo::constant(0.0, x.element()), x.sizes(), {}); }),
   };
   add_kernels(kernels);
 }

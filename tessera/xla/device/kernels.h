@@ -42,6 +42,8 @@ class Call {
   bool has(size_t i) const { return !arguments_[i].isNone() && !(arguments_[i].isTensor() && !arguments_[i].toTensor().defined()); }
   const at::Tensor& tensor(size_t i) const { return arguments_[i].toTensor(); }
   double number(size_t i) const { return arguments_[i].toScalar().toDouble(); }
+  /// The whole number 1, as a factor is that nobody has given: a schedule's is a fraction, also where it becomes 1.
+  bool is_one(size_t i) const { return arguments_[i].isInt() && arguments_[i].toInt() == 1; }
   int64_t integer(size_t i) const { return arguments_[i].toInt(); }
   bool flag(size_t i) const { return arguments_[i].toBool(); }
   /// A list of integers, or nothing if it is None.

@@ -113,14 +113,24 @@ TEST(Recompilation, OfAStepIsToldOfWithWhatDiffers) {
   EXPECT_THAT(warnings.texts, ElementsAre(HasSubstr("(tensor<7x6xf32>, tensor<f32>) -> tensor<6xf32>, which were (tensor<8x6xf32>")));
 }
 
-TEST(Recompilation, NumbersNeedNone) {
+/// How many programs a step has for the numbers that a schedule gives.
+int64_t programs_for(const std::function<void(at::Tensor& weight, double number)>& step) {
   auto weight = torch::ones({7}, device_for_tests());
+  step_boundary();
   const auto before = metrics().programs.size();
-  for (int step = 0; step < 5; step++) {
-    weight *= 0.5 / (step + 1.5);
+  for (const double number : {0.3, 0.7, 1.0, 0.5, 0.0, -1.0, std::numeric_limits<double>::infinity()}) {
+    step(weight, number);
     step_boundary();
   }
-  EXPECT_LE(metrics().programs.size(), before + 2);
+  return static_cast<int64_t>(metrics().programs.size() - before);
+}
+
+TEST(Recompilation, NumbersNeedNoneAlsoWhereTheyAreZeroOrOne) {
+  EXPECT_EQ(programs_for([](at::Tensor& weight, double number) { weight *= number; }), 1);
+  EXPECT_EQ(programs_for([](at::Tensor& weight, double number) { weight.add_(weight.exp(), -number); }), 1);
+  EXPECT_EQ(programs_for([](at::Tensor& weight, double number) { weight.lerp_(weight.exp(), number); }), 1);
+  EXPECT_EQ(programs_for([](at::Tensor& weight, double number) { weight.addcdiv_(weight.exp(), weight.sqrt() / number, number); }), 1);
+  EXPECT_EQ(programs_for([](at::Tensor& weight, double number) { weight.copy_(weight.addmv(weight.outer(weight), weight, 1, number)); }), 1);
 }
 
 }  // namespace

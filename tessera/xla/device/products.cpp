@@ -1,9 +1,8 @@
-// Matrix products and convolutions, embeddings, and operators that put tensors together.
-#include <ATen/WrapDimUtils.h>
+// Matrix products, embeddings, and operators that put tensors together.
+#include <ATen/ExpandUtils.h>
 
-#include "tessera/xla/device/kernels.h"
+#include "tessera/xla/device/dimensions.h"
 #include "tessera/xla/device/views.h"
-#include "tessera/xla/graph/arithmetic.h"
 
 namespace tessera::xla {
 namespace {
@@ -14,17 +13,33 @@ Value product(const Value& a, const Value& b) { return hlo::dot(a, b, {{}, {}, {
 
 Value batched(const Value& a, const Value& b) { return hlo::dot(a, b, {{0}, {0}, {2}, {1}}); }
 
-Value scaled(const Value& value, double factor) {
-  return factor == 1 ? value : hlo::binary("multiply", value, hlo::full(factor, value.type()));
+Value scaled(const Call& call, size_t factor, const Value& value) {
+  return call.is_one(factor) ? value : hlo::times(value, hlo::like(value, call.number(factor)));
 }
 
-/// beta * bias + alpha * product.
+/// beta * bias + alpha * product. Where beta is 0, the bias has no say, even if it is NaN.
 void give_sum(Call& call, const Value& product) {
   const auto type = call.result_type();
-  const double beta = call.number(3), alpha = call.number(4);
-  auto result = scaled(product, alpha);
-  if (beta != 0) result = plus(scaled(hlo::expand(call.value(0, product.element()), result.sizes()), beta), result);
+  TORCH_CHECK(at::is_expandable_to(call.tensor(0).sizes(), product.sizes()), "expected what is added to a product of sizes ", product.sizes(),
+              " to have these sizes or to expand to them, got ", call.tensor(0).sizes());
+  auto result = scaled(call, 4, product);
+  if (call.number(3) != 0) result = plus(scaled(call, 3, hlo::expand(call.value(0, product.element()), result.sizes())), result);
   call.give(hlo::convert(result, type));
+}
+
+/// Products only have operands of one type: libtorch converts none.
+void check_types(const Call& call) {
+  for (size_t i = 1; i < call.arguments() && call[i].isTensor(); i++) {
+    TORCH_CHECK(call.tensor(i).scalar_type() == call.tensor(0).scalar_type(), "expected matrices and vectors of one dtype, got ",
+                call.tensor(0).scalar_type(), " and ", call.tensor(i).scalar_type());
+  }
+}
+
+Kernel typed(const char* name, void (*lower)(Call& call)) {
+  return {name, [lower](Call& call) {
+            check_types(call);
+            lower(call);
+          }};
 }
 
 void mm(Call& call) { call.give(product(call.value(0), call.value(1))); }
@@ -32,7 +47,11 @@ void bmm(Call& call) { call.give(batched(call.value(0), call.value(1))); }
 void addmm(Call& call) { give_sum(call, product(call.value(1), call.value(2))); }
 void baddbmm(Call& call) { give_sum(call, batched(call.value(1), call.value(2))); }
 void addmv(Call& call) { give_sum(call, hlo::dot(call.value(1), call.value(2), {{}, {}, {1}, {0}})); }
-void dot(Call& call) { call.give(hlo::dot(call.value(0), call.value(1), {{}, {}, {0}, {0}})); }
+void dot(Call& call) {
+  TORCH_CHECK(call.tensor(0).dim() == 1 && call.tensor(0).sizes() == call.tensor(1).sizes(), "dot: expected two lists of one size, got ",
+              call.tensor(0).sizes(), " and ", call.tensor(1).sizes());
+  call.give(hlo::dot(call.value(0), call.value(1), {{}, {}, {0}, {0}}));
+}
 
 void cat(Call& call) {
   std::vector<Value> parts;
@@ -45,41 +64,46 @@ void cat(Call& call) {
     parts.push_back(hlo::convert(read(tensor), type));
   }
   if (parts.empty()) parts.push_back(hlo::convert(read(tensors[0]), type));
-  call.give(hlo::concatenate(parts, at::maybe_wrap_dim(call.integer(1), std::max<int64_t>(rank, 1))));
+  call.give(hlo::concatenate(parts, wrapped(call.integer(1), rank)));
 }
 
-void embedding(Call& call) { call.give(hlo::take(call.value(0), call.value(1, at::kLong), 0)); }
+void embedding(Call& call) {
+  const auto &weight = call.tensor(0), &places = call.tensor(1);
+  TORCH_CHECK(weight.dim() == 2, "embedding: 'weight' must be 2-D, got ", weight.dim());
+  TORCH_CHECK(places.scalar_type() == at::kLong || places.scalar_type() == at::kInt, "embedding: indices must be Long or Int, got ",
+              places.scalar_type());
+  call.give(hlo::take(call.value(0), call.value(1, at::kLong), 0));
+}
 
 void embedding_gradient(Call& call) {
   const auto type = call.tensor(0).scalar_type();
-  auto g = call.value(0, type == at::kBFloat16 || type == at::kHalf ? at::kFloat : type);
+  auto g = call.value(0, hlo::wide(type));
   const auto places = call.value(1, at::kLong);
   const auto rows = call.integer(2), padding = call.integer(3), width = g.sizes().back();
   if (padding >= 0) {
     const auto keep = hlo::compare("NE", places, hlo::broadcast(hlo::constant(padding, at::kLong), places.sizes(), {}));
-    Sizes order(places.sizes().size());
-    for (size_t i = 0; i < order.size(); i++) order[i] = static_cast<int64_t>(i);
-    g = hlo::select(hlo::broadcast(keep, g.sizes(), order), g, hlo::full(0, g.type()));
+    g = hlo::select(hlo::broadcast(keep, g.sizes(), all_dimensions(places.rank())), g, hlo::fixed(g, 0));
   }
   const auto zeros = hlo::broadcast(hlo::constant(0.0, g.element()), {rows, width}, {});
   call.give(hlo::convert(hlo::put(zeros, places, g, Combine::Add), type));
 }
 
-const Kernel kProducts[] = {
-    {"mm.out", mm},
-    {"bmm.out", bmm},
-    {"addmm.out", addmm},
-    {"baddbmm.out", baddbmm},
-    {"addmv.out", addmv},
-    {"dot", dot},
-    {"vdot", dot},
-    {"cat.out", cat},
-    {"embedding", embedding},
-    {"embedding_dense_backward", embedding_gradient},
-};
-
 }  // namespace
 
-void register_products() { add_kernels(kProducts); }
+void register_products() {
+  const Kernel kernels[] = {
+      typed("mm.out", mm),
+      typed("bmm.out", bmm),
+      typed("addmm.out", addmm),
+      typed("baddbmm.out", baddbmm),
+      typed("addmv.out", addmv),
+      typed("dot", dot),
+      typed("vdot", dot),
+      {"cat.out", cat},
+      {"embedding", embedding},
+      {"embedding_dense_backward", embedding_gradient},
+  };
+  add_kernels(kernels);
+}
 
 }  // namespace tessera::xla

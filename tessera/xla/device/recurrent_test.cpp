@@ -2,16 +2,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "tessera/xla/device/device.h"
+#include "tessera/testing/xla_device.h"
 #include "tessera/xla/device/kernels.h"
 
 namespace tessera::xla {
 namespace {
-
-at::Device layer_device() {
-  static const auto made = make_device();
-  return made;
-}
 
 /// The layer's output, and the gradients of its input and its parameters.
 template <class Layer>
@@ -26,7 +21,7 @@ std::vector<at::Tensor> results_of(Layer& layer, const at::Tensor& given) {
 
 template <class Layer>
 void expect_same(const std::function<Layer()>& make) {
-  const auto on = layer_device();
+  const auto on = device_for_tests();
   torch::manual_seed(1);
   auto here = make();
   torch::manual_seed(1);

@@ -43,6 +43,4 @@ const std::shared_ptr<const Data>& expect_values(const std::shared_ptr<const Dat
 
 Value leaf(std::shared_ptr<const Data> data, Type type) { return Value(c10::make_intrusive<Node>(std::move(data), std::move(type))); }
 
-uint64_t nodes_made() { return made; }
-
 }  // namespace tessera::xla

@@ -82,7 +82,4 @@ const std::shared_ptr<const Data>& expect_values(const std::shared_ptr<const Dat
 /// A leaf.
 Value leaf(std::shared_ptr<const Data> data, Type type);
 
-/// How many nodes have been made.
-uint64_t nodes_made();
-
 }  // namespace tessera::xla

@@ -25,12 +25,9 @@ std::string array(IntList numbers) { return numbers.empty() ? "array<i64>" : fmt
 
 std::string list(IntList numbers) { return fmt::format("[{}]", fmt::join(numbers, ", ")); }
 
-/// As many of one number as a window or a shape has dimensions.
-Sizes times(size_t count, int64_t number) { return Sizes(count, number); }
+Sizes or_ones(const Sizes& sizes, size_t count) { return sizes.empty() ? Sizes(count, 1) : sizes; }
 
-Sizes or_ones(const Sizes& sizes, size_t count) { return sizes.empty() ? times(count, 1) : sizes; }
-
-Sizes or_zeros(const Sizes& sizes, size_t count) { return sizes.empty() ? times(count, 0) : sizes; }
+Sizes or_zeros(const Sizes& sizes, size_t count) { return sizes.empty() ? Sizes(count, 0) : sizes; }
 
 std::string padding_of(const Sizes& low, const Sizes& high) {
   std::string pairs;
@@ -38,10 +35,26 @@ std::string padding_of(const Sizes& low, const Sizes& high) {
   return fmt::format("dense<[{}]> : tensor<{}x2xi64>", pairs, low.size());
 }
 
+/// What the type keeps of a number that it does not have: its lowest bits, as in libtorch.
+std::string literal(int64_t number, at::ScalarType element) {
+  if (element == at::kBool) return number != 0 ? "true" : "false";
+  const auto unused = 64 - 8 * static_cast<int>(c10::elementSize(element));
+  const auto bits = static_cast<uint64_t>(number) << unused;
+  return c10::isSignedType(element) ? fmt::format("{}", static_cast<int64_t>(bits) >> unused) : fmt::format("{}", bits >> unused);
+}
+
+/// The next whole number towards zero, or the last one on the side where it lies.
+int64_t whole(double number) {
+  constexpr auto kEnd = 9223372036854775808.0;  // 2^63
+  if (std::isnan(number)) return 0;
+  if (number >= kEnd) return std::numeric_limits<int64_t>::max();
+  return number < -kEnd ? std::numeric_limits<int64_t>::min() : static_cast<int64_t>(number);
+}
+
 std::string literal(double number, at::ScalarType element) {
   if (element == at::kBool) return number != 0 ? "true" : "false";
-  if (c10::isComplexType(element)) return fmt::format("({0}, {1})", literal(number, c10::toRealValueType(element)), literal(0, c10::toRealValueType(element)));
-  if (!c10::isFloatingType(element)) return fmt::format("{}", static_cast<int64_t>(number));
+  if (c10::isComplexType(element)) return fmt::format("({0}, {1})", literal(number, c10::toRealValueType(element)), literal(0.0, c10::toRealValueType(element)));
+  if (!c10::isFloatingType(element)) return literal(whole(number), element);
   if (std::isfinite(number)) return fmt::format("{:.17e}", number);
   // Infinities and NaN have no decimal form: the text has their bits.
   const bool negative = std::signbit(number) && !std::isnan(number);
@@ -75,17 +88,13 @@ std::string window_of(const Window& window) {
 Value constant(double number, at::ScalarType element) { return constant_of(literal(number, element), element); }
 
 Value constant(int64_t number, at::ScalarType element) {
-  return !c10::isIntegralType(element, false) ? constant(static_cast<double>(number), element)
-                                                              : constant_of(fmt::format("{}", number), element);
+  return c10::isIntegralType(element, true) ? constant_of(literal(number, element), element) : constant(static_cast<double>(number), element);
 }
 
-Value constants(IntList numbers, at::ScalarType element) {
-  Type type{element, {static_cast<int64_t>(numbers.size())}};
-  auto attributes = fmt::format("value = dense<{}> : {}", list(numbers), text_of(type));
-  return make("constant", {}, std::move(attributes), std::move(type));
-}
+namespace {
 
-Value constants(const std::vector<double>& numbers, at::ScalarType element) {
+template <class Number>
+Value list_of(std::span<const Number> numbers, at::ScalarType element) {
   Type type{element, {static_cast<int64_t>(numbers.size())}};
   std::string text;
   for (const auto number : numbers) text += (text.empty() ? "" : ", ") + literal(number, element);
@@ -93,8 +102,14 @@ Value constants(const std::vector<double>& numbers, at::ScalarType element) {
   return make("constant", {}, std::move(attributes), std::move(type));
 }
 
+}  // namespace
+
+Value constants(IntList numbers, at::ScalarType element) { return list_of(std::span(numbers.data(), numbers.size()), element); }
+
+Value constants(const std::vector<double>& numbers, at::ScalarType element) { return list_of(std::span(numbers), element); }
+
 Value scalar(double number, at::ScalarType element) {
-  if (!c10::isFloatingType(element) || number == 0 || std::abs(number) == 1 || !std::isfinite(number)) return constant(number, element);
+  if (!c10::isFloatingType(element)) return constant(number, element);
   const auto wide = element == at::kDouble ? at::kDouble : at::kFloat;
   return convert(Value(c10::make_intrusive<Node>(number, wide)), element);
 }
@@ -134,12 +149,10 @@ Value compare(const char* direction, const Value& a, const Value& b) {
 
 Value select(const Value& condition, const Value& yes, const Value& no) { return make("select", {condition, yes, no}, {}, yes.type()); }
 
-Value clamp(const Value& low, const Value& x, const Value& high) { return make("clamp", {low, x, high}, {}, x.type()); }
-
 Value convert(const Value& x, at::ScalarType element) {
   if (x.element() == element) return x;
   // XLA's conversion to i1 takes the lowest bit; libtorch's asks whether the number is zero.
-  if (element == at::kBool) return compare("NE", x, full(0, x.type()));
+  if (element == at::kBool) return compare("NE", x, broadcast(constant(int64_t{0}, x.element()), x.sizes(), {}));
   return make("convert", {x}, {}, {element, x.sizes()});
 }
 
@@ -177,6 +190,13 @@ Value conjugate(const Value& x) { return complex_number(real_part(x), unary("neg
 
 Value bitcast(const Value& x, at::ScalarType element) {
   if (x.element() == element) return x;
+  // XLA's truth is one bit, libtorch's a byte.
+  if (x.element() == at::kBool) return bitcast(convert(x, at::kByte), element);
+  if (element == at::kBool) return convert(bitcast(x, at::kByte), at::kBool);
+  if (x.rank() == 0) {
+    const auto list = bitcast(reshape(x, {1}), element);
+    return list.sizes()[0] == 1 ? reshape(list, {}) : list;
+  }
   if (c10::isComplexType(x.element())) return bitcast(as_pairs(x), element);
   if (c10::isComplexType(element)) return from_pairs(bitcast(x, c10::toRealValueType(element)));
   const auto from = static_cast<int64_t>(c10::elementSize(x.element())), to = static_cast<int64_t>(c10::elementSize(element));
@@ -238,7 +258,7 @@ Value slice(const Value& x, IntList start, IntList limit, IntList strides) {
 }
 
 Value slice(const Value& x, int64_t dimension, int64_t start, int64_t limit, int64_t step) {
-  auto starts = times(x.sizes().size(), 0), limits = x.sizes(), strides = times(x.sizes().size(), 1);
+  Sizes starts(x.sizes().size(), 0), limits = x.sizes(), strides(x.sizes().size(), 1);
   const auto d = static_cast<size_t>(dimension);
   starts[d] = start;
   limits[d] = limit;
@@ -263,12 +283,6 @@ Value concatenate(std::span<const Value> parts, int64_t dimension) {
   size = 0;
   for (const auto& part : parts) size += part.sizes()[static_cast<size_t>(dimension)];
   return make("concatenate", Operands(parts.begin(), parts.end()), fmt::format("dimension = {} : i64", dimension), {parts[0].element(), std::move(sizes)});
-}
-
-Value dynamic_slice(const Value& x, std::span<const Value> start, IntList sizes) {
-  Operands operands{x};
-  operands.append(start.begin(), start.end());
-  return make("dynamic_slice", std::move(operands), "slice_sizes = " + array(sizes), {x.element(), sizes.vec()});
 }
 
 Value dynamic_update_slice(const Value& x, const Value& update, std::span<const Value> start) {

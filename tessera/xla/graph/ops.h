@@ -13,8 +13,8 @@ namespace tessera::xla::hlo {
 
 using IntList = c10::IntArrayRef;
 
-/// Of 0, 1, -1 and whole numbers the program's text has the value; all other numbers are arguments, so that another learning rate needs no
-/// other program.
+/// A number that is an argument of the program, so that another learning rate needs no other program, also where it is 0 or 1. Of types
+/// of whole numbers the program's text has the value.
 Value scalar(double number, at::ScalarType element);
 /// In the program's text, whatever it is.
 Value constant(double number, at::ScalarType element);
@@ -35,7 +35,6 @@ const char* comparison_type(at::ScalarType element);
 /// "EQ", "NE", "LT", "LE", "GT", "GE".
 Value compare(const char* direction, const Value& a, const Value& b);
 Value select(const Value& condition, const Value& yes, const Value& no);
-Value clamp(const Value& low, const Value& x, const Value& high);
 Value convert(const Value& x, at::ScalarType element);
 /// The same bits. Where the elements' sizes differ, the last dimension is as many times longer or shorter; complex numbers are pairs.
 Value bitcast(const Value& x, at::ScalarType element);
@@ -54,7 +53,6 @@ Value slice(const Value& x, IntList start, IntList limit, IntList strides);
 Value slice(const Value& x, int64_t dimension, int64_t start, int64_t limit, int64_t step = 1);
 Value pad(const Value& x, const Value& fill, IntList low, IntList high, IntList interior);
 Value concatenate(std::span<const Value> parts, int64_t dimension);
-Value dynamic_slice(const Value& x, std::span<const Value> start, IntList sizes);
 Value dynamic_update_slice(const Value& x, const Value& update, std::span<const Value> start);
 
 /// `start` is what the reduction begins with; the dimensions go.
