@@ -38,7 +38,8 @@ Metrics metrics() {
 std::vector<at::Tensor> replicas(const at::Tensor& tensor, const std::string& reader) {
   const auto lock = lock_device();
   std::vector<at::Tensor> values;
-  for (const auto& buffer : *computed(tensor, reader)) values.push_back(runner().download(buffer));
+  const auto data = computed(tensor, reader);
+  for (const auto& buffer : *data) values.push_back(runner().download(buffer));
   return values;
 }
 
