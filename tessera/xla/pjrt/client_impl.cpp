@@ -141,7 +141,10 @@ Buffer Client::upload(const at::Tensor& tensor, int device, Host host) const {
 
 Executable Client::compile(const Program& program, CompileOptions options) const {
   const bool is_cpu = platform() == "cpu";
-  if (is_cpu) keep_out_of_the_pool(options);
+  if (is_cpu) {
+    keep_out_of_the_pool(options);
+    options.overrides.try_emplace("xla_cpu_enable_fast_min_max", false);  // a maximum of a number and NaN would be the number
+  }
   if (is_cpu && program.text.find("optimization_barrier") != std::string::npos) {
     std::call_once(impl_->barriers_are_known, [this] { impl_->barriers_are_undone = barriers_are_undone(impl_); });
     if (impl_->barriers_are_undone) options.overrides.try_emplace("xla_disable_hlo_passes", "cse_barrier_expander");
