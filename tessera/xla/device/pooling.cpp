@@ -1,4 +1,6 @@
 // Pooling over the last two or three dimensions.
+#include <span>
+
 #include "tessera/xla/device/dimensions.h"
 #include "tessera/xla/device/resampling.h"
 #include "tessera/xla/device/views.h"
@@ -100,11 +102,41 @@ struct Largest {
   }
 };
 
+/// A window's places are compared one after the other, each in operations of its own. More of them are for the CPU.
+constexpr int64_t kMostPlaces = 256;
+
+void expect_few_places(const Sizes& window) {
+  if (c10::multiply_integers(window) > kMostPlaces) throw NotLowered();
+}
+
+/// Of windows that have all places between them, as many in each dimension as `results` says, and no place twice.
+void give_largest_of_parts(Call& call, const Value& x, size_t spatial, const Sizes& results) {
+  auto sizes = x.sizes(), split = sizes;
+  Sizes inside;
+  split.resize(sizes.size() - spatial);
+  for (size_t i = 0; i < spatial; i++) {
+    auto& size = sizes[sizes.size() - spatial + i];
+    split.push_back(results[i]);
+    inside.push_back(static_cast<int64_t>(split.size()));
+    split.push_back(size / results[i]);
+    size = results[i];
+  }
+  const auto parts = hlo::reshape(x, split), places = hlo::reshape(counted_places(x.sizes(), spatial), split);
+  const auto values = hlo::maximum(parts, inside);
+  const auto is_largest = hlo::either(hlo::compare("EQ", parts, spread(values, parts, inside)), hlo::compare("NE", parts, parts));
+  const auto found = select(is_largest, places, hlo::broadcast(hlo::highest(at::kLong), split, {}));
+  call.give(std::vector{values, smallest_of(found, inside)});
+}
+
 Kernel max_pool(const char* name, size_t spatial) {
   return {name, [=](Call& call) {
             const auto x = call.value(0);
             const auto p =
                 pool_of(x.sizes(), spatial, call.integers(1), call.integers(2), call.integers(3), call.integers(4), edge_of(call, 5));
+            if (std::ranges::equal(p.kernel, std::span(x.sizes()).last(spatial)) && p.padding == Sizes(spatial, 0) && p.dilation == Sizes(spatial, 1)) {
+              return give_largest_of_parts(call, x, spatial, Sizes(spatial, 1));
+            }
+            expect_few_places(p.kernel);
             const Sizes none(x.sizes().size(), 0);
             const auto values = hlo::pad(x, hlo::lowest(x.element()), p.window.padding_low, p.window.padding_high, none);
             const auto places = hlo::pad(counted_places(x.sizes(), spatial), hlo::constant(int64_t{-1}, at::kLong), p.window.padding_low,
@@ -252,14 +284,18 @@ Kernel adaptive_average_pool_gradient(const char* name, size_t spatial) {
 
 Kernel adaptive_max_pool(const char* name, size_t spatial) {
   return {name, [=](Call& call) {
-            const auto x = call.value(0), places = counted_places(x.sizes(), spatial);
+            const auto x = call.value(0);
             const auto results = for_each(call.integers(1), spatial, {});
+            const auto divides = [](int64_t size, int64_t count) { return count > 0 && size % count == 0; };
+            if (std::ranges::equal(std::span(x.sizes()).last(spatial), results, divides)) return give_largest_of_parts(call, x, spatial, results);
+            const auto places = counted_places(x.sizes(), spatial);
             std::vector<Taps> windows;
             Sizes longest;
             for (size_t i = 0; i < spatial; i++) {
               windows.push_back(adaptive_windows(x.sizes()[x.sizes().size() - spatial + i], results[i]));
               longest.push_back(static_cast<int64_t>(windows.back().places.size()));
             }
+            expect_few_places(longest);
             Largest found;
             for_each_place(longest, [&](const Sizes& at) {
               auto value = x, place = places;
