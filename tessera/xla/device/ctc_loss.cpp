@@ -109,7 +109,7 @@ void ctc_loss(Call& call) {
   const auto time = (l.steps - 1).clamp_min(0).view({-1, 1, 1}).expand({l.batch, 1, l.count});
   const auto final = at::where(is_end(l), alpha.gather(1, time).squeeze(1), kNever).to(alpha.scalar_type());
   auto loss = at::logsumexp(final, 1).neg();
-  // Without time, only nothing can be said.
+  // In no steps only the empty text can be said.
   loss = at::where(l.steps.gt(0), loss, at::where(l.last.gt(0), -kNever, 0.0)).to(alpha.scalar_type());
   call.give(std::vector{read(loss), read(alpha)});
 }

@@ -21,8 +21,8 @@ Value weights_along(const Value& x, int64_t d, const std::vector<double>& weight
 
 // --- interpolation ---
 
-/// How to go from places of the result to those of the argument. libtorch computes all of it in floats, and so must who rounds the same
-/// way.
+/// How to go from places of the result to those of the argument. libtorch computes all of it in floats: in other types
+/// places would be rounded to other neighbours.
 struct Grid {
   int64_t size, results;
   bool corners_aligned;
