@@ -11,6 +11,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <fstream>
+
 namespace tessera::pjrt {
 namespace {
 
@@ -129,7 +131,22 @@ TEST_P(OnPlugin, ProgramsAreKeptOnDisk) {
   const auto again = cache.compile(client(), update(), {});
   EXPECT_TRUE(again.was_there);
   EXPECT_FALSE(cache.compile(xla, update(), {.overrides = {{"xla_cpu_enable_fast_math", true}}}).was_there);
-  for (const auto& file : std::filesystem::directory_iterator(folder / "programs")) std::filesystem::resize_file(file, 100);
+  std::vector<std::filesystem::path> files;
+  for (const auto& file : std::filesystem::directory_iterator(folder / "programs")) files.push_back(file);
+  ASSERT_EQ(files.size(), 2);
+  // Neither the machine code of another program nor damaged code may run.
+  std::filesystem::copy_file(files[0], folder / "first");
+  std::filesystem::rename(files[1], files[0]);
+  std::filesystem::rename(folder / "first", files[1]);
+  EXPECT_FALSE(cache.compile(xla, update(), {}).was_there);
+  EXPECT_TRUE(cache.compile(xla, update(), {}).was_there);
+  for (const auto& file : files) {
+    std::fstream bytes(file, std::ios::in | std::ios::out | std::ios::binary);
+    bytes.seekp(static_cast<std::streamoff>(std::filesystem::file_size(file) / 2));
+    bytes.put('?');
+  }
+  EXPECT_FALSE(cache.compile(xla, update(), {}).was_there);
+  for (const auto& file : files) std::filesystem::resize_file(file, 20);
   EXPECT_FALSE(cache.compile(xla, update(), {}).was_there);
 }
 

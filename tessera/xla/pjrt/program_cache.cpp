@@ -53,6 +53,21 @@ std::string key_of(const Client& client, const Program& program, const CompileOp
   return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }
 
+/// What a file begins with: machine code that is not the program's own, or was damaged, would end the process.
+std::string header_of(const std::string& key, std::string_view bytes) {
+  return fmt::format("{}{:016x}", key, XXH3_64bits(bytes.data(), bytes.size()));
+}
+
+/// The program in a file; nothing if it is not this one, whole.
+std::optional<std::string> program_in(const std::filesystem::path& file, const std::string& key) {
+  auto bytes = InputFile(file).read_all();
+  const auto length = header_of(key, {}).size();
+  if (bytes.size() < length) return {};
+  const auto header = bytes.substr(0, length);
+  bytes.erase(0, length);
+  return header == header_of(key, bytes) ? std::optional(std::move(bytes)) : std::nullopt;
+}
+
 void warn_once(const Error& error) {
   static std::once_flag once;
   std::call_once(once, [&] { log(LogLevel::Warning, fmt::format("compiled programs are not kept on disk: {}", error.what())); });
@@ -68,10 +83,11 @@ std::optional<ProgramCache> ProgramCache::of_this_user() {
 }
 
 ProgramCache::Found ProgramCache::compile(const Client& client, const Program& program, const CompileOptions& options) const {
-  const auto file = folder_ / key_of(client, program, options);
+  const auto key = key_of(client, program, options);
+  const auto file = folder_ / key;
   try {
-    if (is_there(file)) {
-      if (auto loaded = client.load(InputFile(file).read_all(), program, options)) return {*loaded, true};
+    if (const auto bytes = is_there(file) ? program_in(file, key) : std::nullopt) {
+      if (auto loaded = client.load(*bytes, program, options)) return {*loaded, true};
     }
   } catch (const IoError& error) {
     warn_once(error);
@@ -81,7 +97,9 @@ ProgramCache::Found ProgramCache::compile(const Client& client, const Program& p
     std::error_code failed;
     std::filesystem::create_directories(folder_, failed);  // what fails shows when the file is made
     const auto bytes = executable.compiled().serialized();
+    const auto header = header_of(key, bytes);
     NewFile written(file);
+    written.write(std::as_bytes(std::span(header)));
     written.write(std::as_bytes(std::span(bytes)));
     written.commit();
   } catch (const Error& error) {
