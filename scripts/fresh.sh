@@ -56,11 +56,15 @@ trap 'exit 130' INT TERM HUP
 if [ -z "$folder" ]; then folder=$(mktemp -d) own_folder=$folder; fi
 mkdir -p "$folder"
 
-# What a program needs to reach the package indexes from here. Files and folders of this machine are left out, a user has none.
+# What a program needs to reach the package indexes from here. Of this machine's files, a Debian has the certificates alone.
 carried=(LANG=C.UTF-8 "TERM=${TERM:-dumb}" PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin)
 while IFS='=' read -r name value; do
-  value=$(sed -E 's#(^| )(file:|/opt/|/home/|/root/|/etc/xdg/)[^ ]*##g' <<<"$value")
-  [ -z "$value" ] || carried+=("$name=$value")
+  kept=
+  for word in $value; do
+    case $word in /etc/ssl/*) ;; file:* | /*) continue ;; esac
+    kept+=${kept:+ }$word
+  done
+  [ -z "$kept" ] || carried+=("$name=$kept")
 done < <(
   python3 -m pip config list 2>/dev/null | sed -nE "s/^[a-z]+\.([a-z-]+)='(.*)'$/\1\t\2/p" |
     while IFS=$'\t' read -r key value; do key=PIP_${key^^}; printf '%s=%s\n' "${key//-/_}" "$value"; done
