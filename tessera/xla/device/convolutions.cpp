@@ -14,20 +14,6 @@ namespace {
 using hlo::plus;
 using hlo::times;
 
-Sizes all_but(int64_t rank, int64_t kept) {
-  Sizes others;
-  for (int64_t i = 0; i < rank; i++) {
-    if (i != kept) others.push_back(i);
-  }
-  return others;
-}
-
-/// One number for each spatial dimension.
-Sizes each(const Sizes& given, size_t count, int64_t otherwise) {
-  if (given.empty()) return Sizes(count, otherwise);
-  return given.size() == count ? given : Sizes(count, given[0]);
-}
-
 /// "[b, f, 0, 1]" for two spatial dimensions.
 std::string dimension_names(const char* first, const char* second, size_t spatial) {
   auto names = fmt::format("[{}, {}", first, second);
@@ -109,9 +95,10 @@ Sizes spatial_sizes(const Value& x) {
 void convolution(Call& call) {
   const auto x = call.value(0), w = call.value(1);
   const auto count = x.sizes().size() - 2;
-  const Geometry g{each(call.integers(3), count, 1), each(call.integers(4), count, 0), each(call.integers(5), count, 1), call.integer(8)};
+  const Geometry g{one_for_each(call.integers(3), count, Sizes(count, 1)), one_for_each(call.integers(4), count, Sizes(count, 0)),
+                   one_for_each(call.integers(5), count, Sizes(count, 1)), call.integer(8)};
   const bool is_transposed = call.flag(6);
-  const auto extra = each(call.integers(7), count, 0);
+  const auto extra = one_for_each(call.integers(7), count, Sizes(count, 0));
   Sizes sizes;
   for (size_t i = 0; i < count; i++) {
     const auto size = x.sizes()[i + 2], reach = g.dilation[i] * (w.sizes()[i + 2] - 1) + 1;
@@ -126,7 +113,8 @@ void convolution(Call& call) {
 void convolution_gradient(Call& call) {
   const auto dy = call.value(0), x = call.value(1), w = call.value(2);
   const auto count = x.sizes().size() - 2;
-  const Geometry g{each(call.integers(3), count, 1), each(call.integers(4), count, 0), each(call.integers(5), count, 1), call.integer(8)};
+  const Geometry g{one_for_each(call.integers(3), count, Sizes(count, 1)), one_for_each(call.integers(4), count, Sizes(count, 0)),
+                   one_for_each(call.integers(5), count, Sizes(count, 1)), call.integer(8)};
   const bool is_transposed = call.flag(6);
   const auto mask = call[9].toBoolList();
   std::vector<Value> results(3);
@@ -153,10 +141,10 @@ Value window_places(int64_t kernel, int64_t windows, int64_t dilation, int64_t s
 struct Columns {
   Sizes kernel, dilation, padding, stride, padded, windows;
   Columns(const Call& call, size_t first, const Sizes& sizes)
-      : kernel(each(call.integers(first), 2, 1)),
-        dilation(each(call.integers(first + 1), 2, 1)),
-        padding(each(call.integers(first + 2), 2, 0)),
-        stride(each(call.integers(first + 3), 2, 1)) {
+      : kernel(one_for_each(call.integers(first), 2, Sizes(2, 1))),
+        dilation(one_for_each(call.integers(first + 1), 2, Sizes(2, 1))),
+        padding(one_for_each(call.integers(first + 2), 2, Sizes(2, 0))),
+        stride(one_for_each(call.integers(first + 3), 2, Sizes(2, 1))) {
     for (size_t i = 0; i < 2; i++) {
       padded.push_back(sizes[i] + 2 * padding[i]);
       windows.push_back((padded[i] - dilation[i] * (kernel[i] - 1) - 1) / stride[i] + 1);
@@ -184,7 +172,7 @@ void windows_to_columns(Call& call) {
 
 void columns_to_windows(Call& call) {
   const auto x = call.wide_value(0);
-  const auto sizes = each(call.integers(1), 2, 1);
+  const auto sizes = one_for_each(call.integers(1), 2, Sizes(2, 1));
   const Columns c(call, 2, sizes);
   Sizes split(x.sizes().begin(), x.sizes().end() - 2);
   split.push_back(x.sizes().end()[-2] / (c.kernel[0] * c.kernel[1]));

@@ -17,6 +17,18 @@ inline Sizes all_dimensions(int64_t rank) {
   return all;
 }
 
+inline Sizes all_but(int64_t rank, int64_t left_out) {
+  auto others = all_dimensions(rank);
+  others.erase(others.begin() + left_out);
+  return others;
+}
+
+/// One number for each of `count` dimensions, where a caller may give one for all, or none.
+inline Sizes one_for_each(const Sizes& given, size_t count, const Sizes& otherwise) {
+  if (given.empty()) return otherwise;
+  return given.size() == count ? given : Sizes(count, given[0]);
+}
+
 /// From 0 up. Throws if there is none such; a single number has one.
 inline int64_t wrapped(int64_t dimension, int64_t rank) {
   return at::maybe_wrap_dim(dimension, rank);

@@ -15,11 +15,6 @@
 namespace tessera::xla {
 namespace {
 
-std::vector<std::string>& names() {
-  static auto& all = *new std::vector<std::string>;
-  return all;
-}
-
 torch::Library& library() {
   static auto& aten = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   return aten;
@@ -200,16 +195,9 @@ void add_kernels(std::span<const Kernel> kernels) {
   for (const auto& kernel : kernels) {
     for (const auto& form : forms_of(kernel.name)) {
       const auto name = c10::toString(form.operator_name()).substr(6);
-      names().push_back(name);
       library().impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Lowered>(kernel.lower, form.schema())));
     }
   }
-}
-
-std::vector<std::string> lowered_operators() {
-  auto sorted = names();
-  std::ranges::sort(sorted);
-  return sorted;
 }
 
 void register_kernels() {

@@ -19,9 +19,6 @@ namespace tessera::xla {
 /// All of them, and the fallback for the others.
 void register_kernels();
 
-/// Which operators have a lowering, in the order of their names.
-std::vector<std::string> lowered_operators();
-
 /// What an operator's schema says of its arguments.
 struct Signature {
   explicit Signature(const c10::FunctionSchema& schema);

@@ -77,8 +77,8 @@ Value cross_entropy(const Elements& e) {
   return weighted(e, 2, minus(times(minus(target, one), no), times(target, yes)));
 }
 Value cross_entropy_slope(const Elements& e) {
-  const auto x = e[1], spread = hlo::largest(times(x, minus(fixed(x, 1), x)), fixed(x, 1e-12));
-  return weighted(e, 3, over(minus(x, e[2]), spread));
+  const auto x = e[1], variance = hlo::largest(times(x, minus(fixed(x, 1), x)), fixed(x, 1e-12));
+  return weighted(e, 3, over(minus(x, e[2]), variance));
 }
 
 // --- of classes, which lie along the second dimension, or along the only one ---
@@ -88,11 +88,8 @@ struct Classes {
   Sizes others;
 };
 Classes classes_of(const Value& x) {
-  Classes classes{x.rank() > 1 ? 1 : 0, {}};
-  for (int64_t i = 0; i < x.rank(); i++) {
-    if (i != classes.dimension) classes.others.push_back(i);
-  }
-  return classes;
+  const int64_t dimension = x.rank() > 1 ? 1 : 0;
+  return {dimension, all_but(x.rank(), dimension)};
 }
 
 /// Which class of each row is asked for, and what it weighs: nothing where the class is ignored.

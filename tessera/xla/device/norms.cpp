@@ -12,12 +12,25 @@ using hlo::plus;
 using hlo::times;
 using hlo::wide;
 
+/// The dimensions that are normalized together, which are the last ones, and those before them.
+struct Divided {
+  Sizes together, rows;
+  Divided(int64_t rank, const Sizes& normalized) {
+    const auto first = rank - static_cast<int64_t>(normalized.size());
+    for (int64_t i = 0; i < rank; i++) (i < first ? rows : together).push_back(i);
+  }
+};
+
+/// The gradient by the input, given that by what has been normalized.
+Value through_norm(const Value& g, const Value& normal, const Value& inverse, const Sizes& d) {
+  const auto along = plus(spread(mean_of(g, d), g, d), times(normal, spread(mean_of(times(g, normal), d), g, d)));
+  return times(inverse, minus(g, along));
+}
+
 void layer_norm(Call& call) {
   const auto type = call.tensor(0).scalar_type();
   const auto x = call.value(0, wide(type));
-  const auto normalized = static_cast<int64_t>(call.integers(1).size());
-  Sizes d, rows;
-  for (int64_t i = 0; i < x.rank(); i++) (i < x.rank() - normalized ? rows : d).push_back(i);
+  const auto d = Divided(x.rank(), call.integers(1)).together;
   const auto average = mean_of(x, d);
   const auto centred = minus(x, spread(average, x, d));
   const auto variance = mean_of(times(centred, centred), d);
@@ -33,27 +46,18 @@ void layer_norm_gradient(Call& call) {
   const auto type = call.tensor(1).scalar_type();
   const auto element = wide(type);
   const auto g = call.value(0, element), x = call.value(1, element);
-  const auto normalized = static_cast<int64_t>(call.integers(2).size());
-  Sizes d, rows;
-  for (int64_t i = 0; i < x.rank(); i++) (i < x.rank() - normalized ? rows : d).push_back(i);
+  const auto [d, rows] = Divided(x.rank(), call.integers(2));
   const auto mean = hlo::expand(call.value(3, element), x.sizes()), inverse = hlo::expand(call.value(4, element), x.sizes());
   const auto normal = times(minus(x, mean), inverse);
   const auto mask = call[7].toBoolList();
   std::vector<Value> results(3);
   if (mask[0]) {
     const auto scaled = call.has(5) ? times(g, hlo::expand(call.value(5, element), x.sizes())) : g;
-    const auto along = plus(spread(mean_of(scaled, d), x, d), times(normal, spread(mean_of(times(scaled, normal), d), x, d)));
-    results[0] = hlo::convert(times(inverse, minus(scaled, along)), type);
+    results[0] = hlo::convert(through_norm(scaled, normal, inverse, d), type);
   }
   if (mask[1] && call.has(5)) results[1] = hlo::convert(hlo::sum(times(g, normal), rows), call.tensor(5).scalar_type());
   if (mask[2] && call.has(6)) results[2] = hlo::convert(hlo::sum(g, rows), call.tensor(6).scalar_type());
   call.give(results);
-}
-
-Sizes all_but_channels(const Value& x) {
-  auto others = all_dimensions(x.rank());
-  others.erase(others.begin() + 1);
-  return others;
 }
 
 Value by_channel(const Value& values, const Value& x) {
@@ -75,7 +79,7 @@ void batch_norm_with(Call& call, size_t training) {
   const double momentum = call.number(training + 1), epsilon = call.number(training + 2);
   Value mean, variance;
   if (of_batch) {
-    const auto others = all_but_channels(x);
+    const auto others = all_but(x.rank(), 1);
     mean = mean_of(x, others);
     const auto centred = minus(x, by_channel(mean, x));
     variance = mean_of(times(centred, centred), others);
@@ -108,7 +112,7 @@ void batch_norm_gradient(Call& call) {
   const auto g = call.value(0, element), x = call.value(1, element);
   const bool training = call.flag(7);
   const auto mask = call[9].toBoolList();
-  const auto others = all_but_channels(x);
+  const auto others = all_but(x.rank(), 1);
   Value mean, inverse;
   if (training) {
     mean = call.value(5, element);
@@ -152,9 +156,7 @@ void group_norm_gradient(Call& call) {
   if (mask[0]) {
     const auto scaled =
         call.has(4) ? times(g, hlo::broadcast(hlo::reshape(call.value(4, element), {groups, channels / groups}), split, Sizes{1, 2})) : g;
-    const Sizes d{2, 3};
-    const auto along = plus(spread(mean_of(scaled, d), x, d), times(normal, spread(mean_of(times(scaled, normal), d), x, d)));
-    results[0] = hlo::convert(hlo::reshape(times(inverse, minus(scaled, along)), call.tensor(1).sizes()), type);
+    results[0] = hlo::convert(hlo::reshape(through_norm(scaled, normal, inverse, {2, 3}), call.tensor(1).sizes()), type);
   }
   const auto parameter_type = call.has(4) ? call.tensor(4).scalar_type() : type;
   const auto by_channel = [&](const Value& all) { return hlo::convert(hlo::reshape(hlo::sum(all, {0, 3}), {channels}), parameter_type); };

@@ -14,12 +14,6 @@ using hlo::plus;
 using hlo::select;
 using hlo::times;
 
-/// One number for each pooled dimension.
-Sizes for_each(const Sizes& given, size_t spatial, const Sizes& otherwise) {
-  if (given.empty()) return otherwise;
-  return given.size() == spatial ? given : Sizes(spatial, given[0]);
-}
-
 struct Pool {
   size_t spatial, first;  // dimensions that are pooled, and the first of them
   Sizes kernel, stride, padding, dilation;
@@ -33,12 +27,12 @@ Pool pool_of(const Sizes& sizes, size_t spatial, const Sizes& kernel, const Size
   const auto rank = sizes.size();
   Pool p{.spatial = spatial,
          .first = rank - spatial,
-         .kernel = for_each(kernel, spatial, {}),
+         .kernel = one_for_each(kernel, spatial, {}),
          .stride = {},
-         .padding = for_each(padding, spatial, Sizes(spatial, 0)),
-         .dilation = for_each(dilation, spatial, Sizes(spatial, 1)),
+         .padding = one_for_each(padding, spatial, Sizes(spatial, 0)),
+         .dilation = one_for_each(dilation, spatial, Sizes(spatial, 1)),
          .window = {}};
-  p.stride = for_each(stride, spatial, p.kernel);
+  p.stride = one_for_each(stride, spatial, p.kernel);
   p.window = {.size = Sizes(rank, 1),
               .stride = Sizes(rank, 1),
               .padding_low = Sizes(rank, 0),
@@ -264,7 +258,7 @@ Value averaged_gradient(const Value& g, int64_t d, int64_t size) {
 Kernel adaptive_average_pool(const char* name, size_t spatial) {
   return {name, [=](Call& call) {
             auto x = call.wide_value(0);
-            const auto results = for_each(call.integers(1), spatial, {});
+            const auto results = one_for_each(call.integers(1), spatial, {});
             for (size_t i = 0; i < spatial; i++) x = averaged(x, x.rank() - static_cast<int64_t>(spatial - i), results[i]);
             call.give(hlo::convert(x, call.result_type()));
           }};
@@ -285,7 +279,7 @@ Kernel adaptive_average_pool_gradient(const char* name, size_t spatial) {
 Kernel adaptive_max_pool(const char* name, size_t spatial) {
   return {name, [=](Call& call) {
             const auto x = call.value(0);
-            const auto results = for_each(call.integers(1), spatial, {});
+            const auto results = one_for_each(call.integers(1), spatial, {});
             const auto divides = [](int64_t size, int64_t count) { return count > 0 && size % count == 0; };
             if (std::ranges::equal(std::span(x.sizes()).last(spatial), results, divides)) return give_largest_of_parts(call, x, spatial, results);
             const auto places = counted_places(x.sizes(), spatial);

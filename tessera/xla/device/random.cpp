@@ -168,7 +168,7 @@ Kernel filling(const char* name, Numbers of) {
 }
 
 Value argument(const Call& call, size_t i, const Value& like) {
-  return hlo::full(call.number(i), like.type());
+  return hlo::like(like, call.number(i));
 }
 
 Value uniform(const Call& call, const Sizes& sizes, at::ScalarType type) {

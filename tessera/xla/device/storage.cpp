@@ -60,7 +60,6 @@ c10::DataPtr LazyMemory::allocate(size_t bytes) {
   cell->older = newest_;
   (newest_ ? newest_->newer : oldest_) = cell.get();
   newest_ = cell.get();
-  count_++;
   auto* const address = cell->address;
   return {address, cell.release(), &release, c10::Device(kXla, 0)};
 }
@@ -77,7 +76,6 @@ void LazyMemory::release(void* context) {
   const auto lock = lock_device();
   (cell->newer ? cell->newer->older : memory.newest_) = cell->older;
   (cell->older ? cell->older->newer : memory.oldest_) = cell->newer;
-  memory.count_--;
   memory.by_address_.erase(cell->address);
   memory.free_addresses_[cell->size_class].push_back(cell->address);
 }

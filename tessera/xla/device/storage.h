@@ -44,7 +44,6 @@ class LazyMemory final : public c10::Allocator {
   Cell* at(const void* address);
   /// In the order in which they were made.
   void for_each(const std::function<void(Cell&)>& visit);
-  int64_t cells() const { return count_; }
 
  private:
   LazyMemory();
@@ -58,7 +57,6 @@ class LazyMemory final : public c10::Allocator {
   std::unordered_map<const void*, Cell*> by_address_;
   Cell* newest_ = nullptr;
   Cell* oldest_ = nullptr;
-  int64_t count_ = 0;
 };
 
 /// Throws, with the message of whoever guards it, if the tensor's storage has no memory.
