@@ -260,6 +260,10 @@ setup() {
     python_with_torch >/dev/null || install_torch
     arguments+=("-DTESSERA_PYTHON=$(python_with_torch)") || fail "torch was installed, but no Python finds it."
   fi
+  if [ "$preset" = gpu ] && [ -z "${TESSERA_TORCH:-}" ]; then
+    install_cuda || fail "Without a libtorch with CUDA there are no tests on GPUs. Set TESSERA_TORCH to the folder of one that you have."
+    TESSERA_TORCH=$PWD/build/cuda/torch
+  fi
   install_readers "$purpose"
   [ "$purpose" != tests ] || { install_peers; install_tensorboard; install_xla_plugins; }
   if [ "$purpose" = tests ] && [ "$long" != OFF ]; then

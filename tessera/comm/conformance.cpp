@@ -23,7 +23,13 @@ using OfRank = std::function<at::Tensor(int rank)>;
 at::Tensor given(const Communicator& world, const OfRank& value) {
   std::vector<at::Tensor> values;
   for (const int rank : world.local_ranks()) values.push_back(value(rank));
-  return world.from_replicas(values);
+  return world.from_replicas(values).to(world.traits().device);
+}
+
+std::vector<at::Tensor> seen(const Communicator& world, const at::Tensor& tensor) {
+  auto values = world.replicas(tensor);
+  for (auto& value : values) value = value.cpu();
+  return values;
 }
 
 at::Tensor filled(const Communicator& world, int64_t numel, int64_t number, at::ScalarType dtype) {
@@ -52,7 +58,7 @@ void expect_equal(const at::Tensor& actual, const at::Tensor& expected) {
 }
 
 void expect_equal(const Communicator& world, const at::Tensor& actual, const OfRank& expected) {
-  const auto found = world.replicas(actual);
+  const auto found = seen(world, actual);
   for (size_t i = 0; i < found.size(); i++) expect_equal(found[i], expected(world.local_ranks()[i]));
 }
 
@@ -60,7 +66,7 @@ void expect_equal(const Communicator& world, const at::Tensor& actual, const OfR
 void expect_sums(const Communicator& world, const at::Tensor& actual, const OfRank& expected, at::ScalarType sent) {
   if (world.traits().sums == SumOrder::Defined || !at::isFloatingType(sent)) return expect_equal(world, actual, expected);
   const double rounding = sent == at::kBFloat16 ? 1e-2 : sent == at::kHalf ? 2e-3 : 1e-6;
-  const auto found = world.replicas(actual);
+  const auto found = seen(world, actual);
   for (size_t i = 0; i < found.size(); i++) {
     const auto due = expected(world.local_ranks()[i]);
     if (found[i].scalar_type() != due.scalar_type() || !at::allclose(found[i], due, rounding, rounding)) {
@@ -115,7 +121,7 @@ void check_all_gather(const Communicator& world, int64_t numel, at::ScalarType d
 
 void check_reduce_scatter(const Communicator& world, int64_t numel, at::ScalarType dtype, const Reduction& reduction) {
   const auto whole = values(world, numel * world.size(), dtype);
-  const auto before = world.replicas(whole.clone());
+  const auto before = seen(world, whole.clone());
   const Piece piece{.whole = whole, .own = filled(world, numel, 0, dtype)};
   world.reduce_scatter(std::array{piece}, reduction, {.unit = "conformance"}).wait();
   const auto sum = reduction.sum_dtype.value_or(default_sum(dtype));
@@ -178,14 +184,15 @@ void check_order(const Communicator& world) {
 void check_disagreement(const Communicator& world) {
   const bool odd_one = world.rank() == world.size() - 1;
   const auto named = fmt::format("rank {} at operation", world.size() - 1);
-  const auto tensor = at::ones({odd_one ? 6 : 5});
+  const auto ones = [&](int64_t numel, at::ScalarType dtype) { return filled(world, numel, 1, dtype); };
+  const auto tensor = ones(odd_one ? 6 : 5, at::kFloat);
   expect_error<CommError>([&] { world.all_reduce(tensor).wait(); }, named);
-  const auto other_type = at::ones({5}, odd_one ? at::kDouble : at::kFloat);
+  const auto other_type = ones(5, odd_one ? at::kDouble : at::kFloat);
   expect_error<CommError>([&] { world.broadcast(other_type).wait(); }, named);
-  const Piece piece{.whole = at::zeros({3 * world.size()}), .own = at::zeros({3})};
+  const Piece piece{.whole = ones(3 * world.size(), at::kFloat), .own = ones(3, at::kFloat)};
   const Subject subject{.unit = odd_one ? "layers.1" : "layers.0"};
   expect_error<CommError>([&] { world.all_gather(std::array{piece}, subject).wait(); }, "'layers.1'");
-  expect_error<CommError>([&] { odd_one ? world.barrier() : world.broadcast(at::ones({1})).wait(); }, named);
+  expect_error<CommError>([&] { odd_one ? world.barrier() : world.broadcast(ones(1, at::kFloat)).wait(); }, named);
   world.barrier();
 }
 

@@ -1,6 +1,9 @@
 #include "tessera/comm/engine.h"
 
+#include <utility>
+
 #include "tessera/comm/control/group.h"
+#include "tessera/comm/device/staged_transport.h"
 #include "tessera/comm/host/host_transport.h"
 
 namespace tessera {
@@ -8,7 +11,9 @@ namespace tessera {
 Communicator world_over(Connection connection, GroupTraits traits, std::shared_ptr<LinkFamily> family) {
   auto link = std::move(connection.link);
   auto transport = std::move(connection.transport);
+  const auto device = std::exchange(traits.device, c10::kCPU);
   if (!transport) transport = std::make_unique<HostTransport>(std::move(traits), link);
+  if (!device.is_cpu() && transport->traits().device.is_cpu()) transport = std::make_unique<StagedTransport>(device, std::move(transport));
   if (!family) family = std::make_shared<LinkFamily>();
   return Communicator(std::make_shared<Group>(std::move(transport), std::move(link), std::move(family)));
 }

@@ -22,6 +22,7 @@ struct Meeting {
   StorePtr store;  // of this world alone
   Identity identity;
   Topology topology;
+  c10::Device device = c10::kCPU;  // of this rank's tensors
   std::chrono::milliseconds start_limit;
   Clock::time_point end;  // of the start
 };
@@ -40,6 +41,8 @@ struct Engine {
   std::string_view name;
   std::string_view ranks;  // how they run, for people
   Reach reach = Reach::Hosts;
+  /// Whose memory it moves. Engines for host memory serve devices, too, through host memory.
+  c10::DeviceType device = c10::kCPU;
   bool automatic = false;  // whether `auto` chooses it, if it is the first that can be had
   /// Why it can't be had in this process; empty if it can.
   std::string (*why_not)() = [] { return std::string(); };
@@ -49,7 +52,8 @@ struct Engine {
   void (*run)(int ranks, const Program& program, std::chrono::milliseconds limit) = nullptr;
 };
 
-/// A world over a connection. `family` records what its groups do.
+/// A world over a connection. `family` records what its groups do. Where its transport moves host memory
+/// and the device of `traits` is another, tensors go through host memory.
 Communicator world_over(Connection connection, GroupTraits traits, std::shared_ptr<LinkFamily> family = nullptr);
 
 }  // namespace tessera

@@ -20,6 +20,7 @@
 #include "tessera/base/log.h"
 #include "tessera/comm/backend/backend_link.h"
 #include "tessera/comm/control/link_family.h"
+#include "tessera/comm/device/own_device.h"
 #include "tessera/comm/engines.h"
 #include "tessera/comm/host/rendezvous.h"
 #include "tessera/comm/self/self.h"
@@ -63,35 +64,61 @@ Topology find_hosts(Link& link, std::chrono::milliseconds limit) {
 }
 
 /// Returns after a barrier of all ranks, so no rank needs the store any more to join.
-Communicator wrap(std::string name, Topology topology, Connection connection, const InitOptions& options, const StorePtr& store) {
+Communicator wrap(GroupTraits traits, Connection connection, const InitOptions& options, const StorePtr& store) {
   const auto family = std::make_shared<LinkFamily>();
   if (store) family->monitor_peers(store, {.rank = connection.link->rank(), .world_size = connection.link->size()});
-  const auto world = world_over(std::move(connection), {.name = std::move(name), .topology = std::move(topology)}, family);
+  const auto world = world_over(std::move(connection), std::move(traits), family);
   world.with_limit(options.start_limit).barrier({.unit = "start"});
   world.reset_traffic();
   return world.with_limit(options.operation_limit);
 }
 
-/// What each rank tells the others at the start: its host, and the transport that it wants.
+/// What each rank tells the others at the start: its host, the transport that it wants, and the device of its tensors.
 struct Introduction {
-  std::string host;
   std::string transport;
+  c10::Device device;
+  std::string host;
 };
 
-std::vector<Introduction> introduce(const StorePtr& store, const Identity& identity, const std::string& transport, const StartWait& wait) {
-  const auto own = fmt::format("{}\n{}", transport, host_id());
+std::vector<Introduction> introduce(const StorePtr& store, const Identity& identity, const Introduction& own, const StartWait& wait) {
   std::vector<Introduction> ranks;
-  for (const auto& text : exchange(store, identity, "introduction", own, wait)) {
-    const auto line = text.find('\n');
-    ranks.push_back({.host = text.substr(line + 1), .transport = text.substr(0, line)});
+  const auto words = fmt::format("{}\n{}\n{}", own.transport, own.device.str(), own.host);
+  for (const auto& text : exchange(store, identity, "introduction", words, wait)) {
+    const auto first = text.find('\n'), second = text.find('\n', first + 1);
+    ranks.push_back({.transport = text.substr(0, first),
+                     .device = c10::Device(text.substr(first + 1, second - first - 1)),
+                     .host = text.substr(second + 1)});
   }
+  const auto& one = ranks.front();
   for (size_t rank = 0; rank < ranks.size(); rank++) {
-    if (ranks[rank].transport != ranks.front().transport) {
-      throw ConfigError(fmt::format("rank 0 wants transport {}, but rank {} wants {}; set TESSERA_TRANSPORT alike on all",
-                                    ranks.front().transport, rank, ranks[rank].transport));
+    const auto& other = ranks[rank];
+    if (other.transport != one.transport) {
+      throw ConfigError(fmt::format("rank 0 wants transport {}, but rank {} wants {}; set TESSERA_TRANSPORT alike on all", one.transport, rank,
+                                    other.transport));
+    }
+    if (other.device.type() != one.device.type()) {
+      throw ConfigError(fmt::format("rank 0 has its tensors on {}, but rank {} on {}; set InitOptions::device or TESSERA_DEVICE alike on all",
+                                    one.device.str(), rank, other.device.str()));
     }
   }
   return ranks;
+}
+
+/// Two ranks that have one device; none if each has its own.
+std::optional<std::pair<size_t, size_t>> sharers(std::span<const Introduction> ranks) {
+  for (size_t b = 0; b < ranks.size(); b++) {
+    for (size_t a = 0; a < b; a++) {
+      if (ranks[a].host == ranks[b].host && ranks[a].device == ranks[b].device) return std::pair(a, b);
+    }
+  }
+  return std::nullopt;
+}
+
+/// The device of this rank's tensors. A transport that is named has a say, because some serve one kind of device.
+c10::Device device_of(const InitOptions& options, const std::string& transport, int local_rank) {
+  auto wanted = options.device.value_or(default_device());
+  if (transport != kAuto && wanted.is_cpu()) wanted = c10::Device(engine_named(transport).device);
+  return own_device(wanted, local_rank);
 }
 
 /// Warns if the ranks of this host together compute with more threads than there are cores. Launchers set OMP_NUM_THREADS to prevent that.
@@ -119,7 +146,7 @@ Communicator lone_world(const InitOptions& options) {
         fmt::format("transport {} needs ranks, but RANK and WORLD_SIZE are not set; start the program with torchrun or mpirun", transport));
   }
   start_log(0);
-  return self_world().with_limit(options.operation_limit);
+  return self_world(0, device_of(options, transport, 0)).with_limit(options.operation_limit);
 }
 
 /// The wait of a start that begins now.
@@ -129,12 +156,22 @@ StartWait start_wait(const InitOptions& options, std::string place) {
 }
 
 /// Why the engine is not for ranks like these; empty if it is.
-std::string why_unfit(const Engine& engine, const Topology& topology) {
+std::string why_unfit(const Engine& engine, const Topology& topology, std::span<const Introduction> ranks) {
   if (engine.reach == Engine::Reach::OneRank && topology.ranks() > 1) {
     return fmt::format("transport {} is for a lone process; this world has {} ranks", engine.name, topology.ranks());
   }
   if (engine.reach == Engine::Reach::OneHost && topology.hosts() > 1) {
     return fmt::format("transport {} is for ranks of one host, but these are on several; use gloo, or auto", engine.name);
+  }
+  if (engine.device == c10::kCPU) return {};
+  if (const auto device = ranks.front().device; engine.device != device.type()) {
+    return fmt::format("transport {} moves what lies on {}, but the ranks have their tensors on {}", engine.name,
+                       c10::DeviceTypeName(engine.device, /*lower_case=*/true), device.str());
+  }
+  if (auto why = engine.why_not(); !why.empty()) return fmt::format("transport {}: {}", engine.name, why);
+  if (const auto both = sharers(ranks)) {
+    return fmt::format("transport {}: ranks {} and {} have one device, {}, but each needs one of its own; auto moves their data through host memory",
+                       engine.name, both->first, both->second, ranks[both->first].device.str());
   }
   return {};
 }
@@ -142,25 +179,33 @@ std::string why_unfit(const Engine& engine, const Topology& topology) {
 Communicator join(const StorePtr& store, const Identity& identity, const InitOptions& options, const StartWait& wait) {
   const auto transport = chosen_transport(options);
   const StorePtr own_store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("world{}", next_round(store, identity.rank)), store);
+  const auto device = device_of(options, transport, local_rank_from_environment().value_or(identity.rank));
+  const auto ranks = introduce(own_store, identity, {.transport = transport, .device = device, .host = host_id()}, wait);
   std::vector<std::string> host_names;
-  for (const auto& each : introduce(own_store, identity, transport, wait)) host_names.push_back(each.host);
-  const Meeting meeting{
-      .store = own_store, .identity = identity, .topology = topology_of(host_names), .start_limit = options.start_limit, .end = wait.end};
+  for (const auto& each : ranks) host_names.push_back(each.host);
+  const Meeting meeting{.store = own_store,
+                        .identity = identity,
+                        .topology = topology_of(host_names),
+                        .device = device,
+                        .start_limit = options.start_limit,
+                        .end = wait.end};
   const auto& topology = meeting.topology;
   warn_of_threads(identity.rank, static_cast<int>(topology.ranks_on(topology.host_of(identity.rank)).size()));
   std::string trouble;  // of the engine before
   for (const auto& engine : engines()) {
     if (transport == kAuto ? !engine.automatic : transport != engine.name) continue;
-    if (auto why = why_unfit(engine, topology); !why.empty()) {
+    if (auto why = why_unfit(engine, topology, ranks); !why.empty()) {
       if (transport != kAuto) throw ConfigError(why);
       continue;
     }
-    if (engine.connect == nullptr) return self_world().with_limit(options.operation_limit);
+    if (engine.connect == nullptr) return self_world(0, device).with_limit(options.operation_limit);
     if (!trouble.empty()) {
       log(identity.rank == 0 ? LogLevel::Warning : LogLevel::Debug, fmt::format("{}; talking over {} instead", trouble, engine.name));
     }
     auto connection = engine.connect(meeting);
-    if (connection.link) return wrap(std::string(engine.name), topology, std::move(connection), options, own_store);
+    if (connection.link) {
+      return wrap({.name = std::string(engine.name), .topology = topology, .device = device}, std::move(connection), options, own_store);
+    }
     if (transport != kAuto) throw CommError(connection.why_not);
     trouble = std::move(connection.why_not);
   }
@@ -206,7 +251,8 @@ Communicator init(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Ini
     store = c10::make_intrusive<c10d::PrefixStore>(prefix, group->getStore());
   }
   auto topology = find_hosts(*link, options.start_limit);
-  return wrap(backend->getBackendName(), std::move(topology), {.link = std::move(link)}, options, store);
+  const auto device = device_of(options, std::string(kAuto), local_rank_from_environment().value_or(backend->getRank()));
+  return wrap({.name = backend->getBackendName(), .topology = std::move(topology), .device = device}, {.link = std::move(link)}, options, store);
 }
 
 int local_rank() {

@@ -52,11 +52,16 @@ void Adam::apply(const Settings& settings, int64_t step, const Item& item) {
                               update_range(item.parameter, item.gradient, item.state, item.cast_copy));
   }
   if (item.parameter.scalar_type() == at::kDouble && item.parameter.is_cpu()) return apply_in_double(settings, step, item);
-  const std::vector<at::Tensor> parameters = {item.parameter}, gradients = {scaled(item.gradient, item.factor)}, first = {item.state[0]},
+  // The kernels of GPUs scale a gradient on the way, and leave it scaled.
+  const bool scales = item.parameter.is_cuda() && item.factor.defined();
+  std::optional<at::Tensor> divisor;
+  if (scales) divisor = item.factor.to(item.parameter.device(), at::kFloat).reciprocal();
+  const auto gradient = scales ? item.gradient : scaled(item.gradient, item.factor);
+  const std::vector<at::Tensor> parameters = {item.parameter}, gradients = {gradient}, first = {item.state[0]},
                                 second = {item.state[1]}, steps = {at::full({}, step, item.parameter.options().dtype(at::kFloat))};
   const auto fused = [&](const auto& kernel) {
     kernel(parameters, gradients, first, second, std::vector<at::Tensor>(), steps, settings.lr, options_.beta1, options_.beta2,
-           settings.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false, std::nullopt, std::nullopt);
+           settings.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false, divisor, std::nullopt);
   };
   if (direct) {
     fused([](auto&&... arguments) { at::_fused_adamw_(arguments...); });

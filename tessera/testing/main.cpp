@@ -6,6 +6,7 @@
 #include <string>
 
 #include "tessera/testing/child_task.h"
+#include "tessera/testing/default_device.h"
 
 namespace {
 
@@ -32,6 +33,7 @@ void select_source(const std::string& name) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  tessera::testing::use_default_device();
   if (const auto status = tessera::testing::run_child_task()) return *status;
   ::testing::InitGoogleTest(&argc, argv);
   if (argc > 2 || (argc == 2 && ::testing::GTEST_FLAG(filter) != "*")) {

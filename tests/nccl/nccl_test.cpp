@@ -5,7 +5,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/c10d/nccl.h"
+#include "tessera/comm/device/own_device.h"
 #include "tessera/comm/engines.h"
 #include "tessera/comm/init.h"
 #include "tessera/testing/transports.h"
@@ -16,13 +16,13 @@ namespace {
 using ::testing::HasSubstr;
 
 TEST(Nccl, SaysThatThereIsNoGpu) {
-  if (gpus_here() > 0) GTEST_SKIP() << "here are GPUs";
+  if (devices_here(c10::kCUDA) > 0) GTEST_SKIP() << "here are GPUs";
   // libtessera.so is built without NCCL. This program's own connect.cpp takes its place, because symbols of a program come before those of
   // the libraries that it loads.
   EXPECT_EQ(engine_named("nccl").why_not(), "no GPU here");
   const auto store = c10::make_intrusive<c10d::HashStore>();
   EXPECT_THAT(testing::message_of<ConfigError>([&] { init(store, 0, 1, {.transport = "nccl"}); }),
-              HasSubstr("transport nccl: rank 0 of this host has no GPU of its own"));
+              HasSubstr("device cuda: there is none here"));
 }
 
 }  // namespace

@@ -1,8 +1,6 @@
 #include "tessera/comm/c10d/collectives.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -48,25 +46,20 @@ c10d::ReduceOp op_of(Reduce op) {
 CollectivesTransport::CollectivesTransport(GroupTraits traits, std::shared_ptr<Link> link, BackendPtr backend, MakeBackend make)
     : Transport(with_ranks_of(*link, std::move(traits))), link_(std::move(link)), backend_(std::move(backend)), make_(std::move(make)) {
   const auto device = this->traits().device;
-  if (!device.is_cpu()) stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+  if (!device.is_cpu()) queue_.emplace(device);
 }
 
 template <class Act>
 Moved CollectivesTransport::in_background(const Launch& start, const Act& act) {
-  if (!stream_) {
-    const NoSigpipe no_sigpipe;
-    return {.bytes = act()};
-  }
-  const c10::StreamGuard queue(*stream_);
-  start.inputs.block();
-  const uint64_t bytes = act();
-  return {.bytes = bytes, .ready = Event::record(traits().device)};
+  if (queue_) return queue_->run(start, act);
+  const NoSigpipe no_sigpipe;
+  return {.bytes = act()};
 }
 
 template <class Begin>
 void CollectivesTransport::collective(const Launch& start, const Begin& begin) const try {
   const auto work = begin();
-  if (stream_) {
+  if (queue_) {
     work->wait();  // on the device: what is queued from now on runs after it
   } else {
     work->wait(time_until(start.end));
@@ -87,8 +80,7 @@ void CollectivesTransport::collective(const Launch& start, const Begin& begin) c
 }
 
 void CollectivesTransport::uses(const at::Tensor& tensor) const {
-  if (!stream_ || tensor.numel() == 0) return;
-  c10::impl::VirtualGuardImpl(stream_->device_type()).recordDataPtrOnStream(tensor.storage().data_ptr(), *stream_);
+  if (queue_) queue_->uses(tensor);
 }
 
 Moved CollectivesTransport::all_gather(std::span<const Piece> pieces, std::span<at::Tensor> /*operands*/, const Launch& start) {
@@ -120,7 +112,7 @@ Moved CollectivesTransport::reduce_scatter(std::span<const Piece> pieces, const 
       const auto wire = *reduction.wire_dtype;
       const bool direct = piece.own.scalar_type() == wire;
       // Of the host's memory, backends may use the input for sums that are not complete.
-      auto whole = as_real(piece.whole.to(wire, /*non_blocking=*/false, /*copy=*/!stream_));
+      auto whole = as_real(piece.whole.to(wire, /*non_blocking=*/false, /*copy=*/!queue_));
       const auto result = direct ? piece.own : at::empty(piece.own.sizes(), piece.own.options().dtype(wire));
       auto own = as_real(result);
       collective(start, [&] { return backend_->_reduce_scatter_base(own, whole, options); });

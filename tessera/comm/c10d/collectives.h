@@ -1,7 +1,6 @@
 // Moves data by the collectives of a c10d backend, such as NCCL's, on the backend's device: in the background of what the device computes.
 #pragma once
 
-#include <c10/core/Stream.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <functional>
@@ -9,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "tessera/comm/device/device_queue.h"
 #include "tessera/comm/transport.h"
 
 namespace c10d {
@@ -40,7 +40,7 @@ class CollectivesTransport final : public Transport {
   void abort(std::string_view reason) noexcept override;
 
  private:
-  /// Runs `act` where operations are queued, after the inputs of the caller, and returns the point after it.
+  /// Runs `act`; on a device it is queued, after the inputs of the caller.
   template <class Act>
   Moved in_background(const Launch& start, const Act& act);
   /// Waits for the collective of the backend that `begin` returns; on a device only what is queued later waits. If it fails, the link says
@@ -48,13 +48,12 @@ class CollectivesTransport final : public Transport {
   /// does not come is not noticed here.
   template <class Begin>
   void collective(const Launch& start, const Begin& begin) const;
-  /// Keeps the memory from being used again before what is queued has ended.
   void uses(const at::Tensor& tensor) const;
 
   const std::shared_ptr<Link> link_;
   const BackendPtr backend_;
   const MakeBackend make_;
-  std::optional<c10::Stream> stream_;  // unset on the host
+  std::optional<DeviceQueue> queue_;  // unset on the host
   std::string name_;
   int parts_ = 0;
 };

@@ -95,6 +95,25 @@ TEST(CollectivesOnADevice, KeepTheMemoryThatTheyRead) {
   EXPECT_THAT(reduced(Forgets::Memory), Each(140)) << "it has read what came after";
 }
 
+TEST(CollectivesOnADevice, HaveATimeLimitThere) {
+  const auto world = world_on_delayed_device(Forgets::Nothing).with_limit(milliseconds(300));
+  const auto whole = on_device(kRanks * kNumel), own = on_device(kNumel);
+  const Piece piece{.whole = whole, .own = own};
+  world.all_gather(std::span(&piece, 1), {.unit = "layers.3"}).wait();  // it is queued, and nothing lets it run
+  const auto error = [&] {
+    for (const auto end = Clock::now() + kTestLimit; Clock::now() < end; std::this_thread::sleep_for(milliseconds(50))) {
+      try {
+        world.barrier();
+      } catch (const TimeoutError& found) {
+        return std::string(found.what());
+      }
+    }
+    return std::string("no error");
+  }();
+  EXPECT_THAT(error, AllOf(HasSubstr("all_gather of 'layers.3'"), HasSubstr("waited 0.3 s for rank")));
+  run_all();
+}
+
 /// What a rank of three reads when the last of them does something else in the middle of an operation.
 std::string error_of_a_rank(const StorePtr& store, int rank, std::vector<int> hosts, milliseconds limit,
                             const std::function<void()>& last) {

@@ -7,6 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/c10d/collectives.h"
 #include "tessera/comm/c10d/nccl.h"
+#include "tessera/comm/device/own_device.h"
 #include "tessera/comm/gloo/gloo_link.h"
 #include "tessera/comm/shm/shm_link.h"
 
@@ -41,13 +42,13 @@ Connection connect_gloo_collectives(const Meeting& meeting) {
 
 #ifdef TESSERA_NCCL
 std::string why_no_nccl() {
-  return gpus_here() == 0 ? "no GPU here" : "";
+  return devices_here(c10::kCUDA) == 0 ? "no GPU here" : "";
 }
 
 Connection connect_nccl(const Meeting& meeting) {
-  return connect(meeting, "nccl", own_gpu(),
-                 [store = meeting.store, limit = meeting.start_limit](const std::string& name, int rank, int size) {
-                   return make_nccl(c10::make_intrusive<c10d::PrefixStore>("nccl/" + name, store), rank, size, limit);
+  return connect(meeting, "nccl", meeting.device,
+                 [store = meeting.store](const std::string& name, int rank, int size) {
+                   return make_nccl(c10::make_intrusive<c10d::PrefixStore>("nccl/" + name, store), rank, size);
                  });
 }
 #else

@@ -9,6 +9,7 @@
 #include <ranges>
 
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
 #include "tessera/base/words.h"
 #include "tessera/comm/control/fill_envelope.h"
 #include "tessera/comm/host/reducer.h"
@@ -61,7 +62,7 @@ Group::Group(std::unique_ptr<Transport> transport, std::shared_ptr<Link> link, s
     : transport_(std::move(transport)), link_(std::move(link)), family_(std::move(family)), number_(number) {
   if (!link_) return;
   family_->add(link_, transport_);
-  link_->ask([this] { return queue_.waited_for() || meetings_ > 0; }, [this] { return now_.describe(); }, queue_.watch());
+  link_->ask([this] { return queue_.waited_for() || meetings_ > 0; }, [this] { return now_.describe(); }, queue_.busy());
 }
 
 Group::~Group() {
@@ -270,6 +271,8 @@ Event Group::run(Envelope envelope, Event inputs, std::chrono::milliseconds limi
     agree(envelope, known, start.end);
     auto ready = run_agreed(envelope, start, run);
     outcome = FlightRecorder::Outcome::Done;
+    forget_ended();
+    if (!ready.passed()) under_way_.push_back({.ready = ready, .envelope = envelope, .limit = limit, .end = start.end});
     return ready;
   } catch (const LinkFailure& failure) {
     fail(failure, envelope, limit);
@@ -280,6 +283,27 @@ Event Group::run(Envelope envelope, Event inputs, std::chrono::milliseconds limi
     }
     throw;
   }
+}
+
+void Group::forget_ended() {
+  while (!under_way_.empty() && under_way_.front().ready.passed()) under_way_.pop_front();
+}
+
+bool Group::watch_device() {
+  forget_ended();
+  if (under_way_.empty()) return false;
+  const auto& oldest = under_way_.front();
+  if (Clock::now() < oldest.end) return true;
+  // All ranks have agreed about it, so it is a device that does not go on, or a rank that ended after that.
+  LinkFailure failure{.kind = LinkFailure::Kind::Late, .ranks = traits().world_ranks, .reason = {}, .is_guess = true};
+  failure.ranks.erase(failure.ranks.begin() + rank());
+  try {
+    fail(std::move(failure), oldest.envelope, oldest.limit);
+  } catch (const std::exception& error) {
+    log(LogLevel::Error, error.what());  // who waits for the device gets no error, and the next operation may be far
+  }
+  under_way_.clear();
+  return false;
 }
 
 void Group::agree(const Envelope& envelope, std::optional<uint64_t> known, Clock::time_point deadline) {

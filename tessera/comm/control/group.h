@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <deque>
 #include <exception>
 #include <functional>
 #include <map>
@@ -77,6 +78,13 @@ class Group {
     std::atomic<uint64_t> bytes = 0;
   };
   using Run = std::function<Moved(const Launch& start)>;
+  /// An operation that is queued on a device.
+  struct UnderWay {
+    Event ready;
+    Envelope envelope;
+    std::chrono::milliseconds limit;
+    Clock::time_point end;
+  };
 
   /// `number` is the same on all ranks of the group, and different from those of this rank's other groups.
   Group(std::unique_ptr<Transport> transport, std::shared_ptr<Link> link, std::shared_ptr<LinkFamily> family, uint64_t number);
@@ -93,6 +101,9 @@ class Group {
   Event run(Envelope envelope, Event inputs, std::chrono::milliseconds limit, const Run& run, std::optional<uint64_t> known = std::nullopt);
   void agree(const Envelope& envelope, std::optional<uint64_t> known, Clock::time_point deadline);
   Event run_agreed(const Envelope& envelope, const Launch& start, const Run& run);
+  void forget_ended();
+  /// Ends the group if a device has not ended an operation in time. Returns whether any is under way. For the queue's thread.
+  bool watch_device();
   /// Throws what `failure` means for the operation, after telling the other ranks.
   [[noreturn]] void fail(LinkFailure failure, const Envelope& envelope, std::chrono::milliseconds limit);
 
@@ -108,12 +119,13 @@ class Group {
   Extremes known_;                   // what the ranks know of it
   std::vector<Envelope> envelopes_;  // of all ranks, if they differ
   std::exception_ptr broken_;        // what every later call throws
+  std::deque<UnderWay> under_way_;
 
   mutable std::mutex mutex_;
   std::map<std::vector<int>, std::shared_ptr<Group>> parts_;  // by the first rank of each rank's part
   std::array<AtomicTraffic, kOperations> counters_;
   std::atomic<uint64_t> last_number_ = 0;
-  Queue queue_;  // last, because its thread uses the members above
+  Queue queue_{[this] { return watch_device(); }};  // last, because its thread uses the members above
 };
 
 }  // namespace tessera

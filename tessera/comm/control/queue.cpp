@@ -6,6 +6,11 @@
 #include "tessera/base/log.h"
 
 namespace tessera {
+namespace {
+
+constexpr auto kBetweenWatches = std::chrono::milliseconds(100);
+
+}  // namespace
 
 struct Queue::Task : Work::State {
   Task(std::function<Event()> body, std::shared_ptr<Shared> queue) : body(std::move(body)), queue(std::move(queue)) {}
@@ -85,7 +90,7 @@ bool Queue::wait_until_idle(std::chrono::milliseconds limit) {
   return shared_->finished.wait_for(lock, limit, [&] { return shared_->tasks.empty() && !shared_->busy; });
 }
 
-std::function<bool()> Queue::watch() const {
+std::function<bool()> Queue::busy() const {
   return [shared = shared_] {
     const std::lock_guard lock(shared->mutex);
     return shared->busy || !shared->tasks.empty();
@@ -95,7 +100,14 @@ std::function<bool()> Queue::watch() const {
 void Queue::serve(const std::shared_ptr<Shared>& shared) {
   std::unique_lock lock(shared->mutex);
   for (;;) {
-    shared->arrived.wait(lock, [&] { return shared->closing || !shared->tasks.empty(); });
+    const auto is_called = [&] { return shared->closing || !shared->tasks.empty(); };
+    while (shared->watches && !shared->arrived.wait_for(lock, kBetweenWatches, is_called)) {
+      lock.unlock();
+      const bool again = shared->watch();
+      lock.lock();
+      shared->watches = again;
+    }
+    shared->arrived.wait(lock, is_called);
     if (shared->tasks.empty()) return;
     auto task = std::move(shared->tasks.front());
     shared->tasks.erase(shared->tasks.begin());
@@ -105,6 +117,7 @@ void Queue::serve(const std::shared_ptr<Shared>& shared) {
     task.reset();
     lock.lock();
     shared->busy = false;
+    shared->watches = true;
     shared->finished.notify_all();
   }
 }

@@ -16,7 +16,8 @@ namespace tessera {
 
 class Queue {
  public:
-  Queue() = default;
+  /// While the queue is empty, its thread calls `watch` again and again, until it returns false and another task has run.
+  explicit Queue(std::function<bool()> watch = [] { return false; }) : shared_(std::make_shared<Shared>(std::move(watch))) {}
   Queue(const Queue&) = delete;
   Queue& operator=(const Queue&) = delete;
   ~Queue();  // runs the remaining tasks first
@@ -27,7 +28,7 @@ class Queue {
   /// Waits until all tasks have ended; false if they have not within the limit.
   bool wait_until_idle(std::chrono::milliseconds limit);
   /// A function that tells whether any task is queued or running. It may be called after the queue is destroyed.
-  std::function<bool()> watch() const;
+  std::function<bool()> busy() const;
   /// Whether a thread waits for a task that has not ended.
   bool waited_for() const { return shared_->waiting > 0; }
 
@@ -35,17 +36,19 @@ class Queue {
   struct Task;
   /// Outlives the queue if one of the queue's own tasks destroys it.
   struct Shared {
-    Shared() { tasks.reserve(64); }
+    explicit Shared(std::function<bool()> watch) : watch(std::move(watch)) { tasks.reserve(64); }
+    const std::function<bool()> watch;
     std::mutex mutex;
     std::condition_variable arrived, finished;
     std::vector<std::shared_ptr<Task>> tasks;  // few, so a vector is enough
     bool busy = false;
+    bool watches = false;  // whether watch() is to be called
     bool closing = false;
     std::atomic<int> waiting = 0;  // how many threads wait for tasks
   };
   static void serve(const std::shared_ptr<Shared>& shared);
 
-  std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
+  const std::shared_ptr<Shared> shared_;
   std::thread thread_;  // started by the first task
 };
 

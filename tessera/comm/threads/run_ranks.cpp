@@ -1,12 +1,14 @@
 #include "tessera/comm/threads/run_ranks.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/AutogradState.h>
 #include <fmt/format.h>
 
 #include <mutex>
 #include <thread>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/device/own_device.h"
 #include "tessera/comm/engine.h"
 #include "tessera/comm/shm/shared_memory_link.h"
 
@@ -74,10 +76,11 @@ void run_ranks(int size, const std::function<void(Communicator world)>& program,
   if (topology.ranks() != size)
     throw UsageError(fmt::format("{} hosts were named for {} ranks; name one for each", topology.ranks(), size));
   const auto block = SharedBlock::make(SharedBlock::Source::Heap, SharedMemoryLink::block_size(size));
+  const auto device = own_device(options.device.value_or(default_device()), 0);
   std::vector<Communicator> worlds;
   for (int rank = 0; rank < size; rank++) {
     auto link = std::make_unique<SharedMemoryLink>(block, rank, all_ranks(size));
-    worlds.push_back(world_over({.link = std::move(link)}, {.name = "threads", .topology = topology}).with_limit(options.limit));
+    worlds.push_back(world_over({.link = std::move(link)}, {.name = "threads", .topology = topology, .device = device}).with_limit(options.limit));
   }
   choose_math_kernels();
   FirstFailure first;
@@ -87,6 +90,8 @@ void run_ranks(int size, const std::function<void(Communicator world)>& program,
     for (auto& world : worlds)
       threads.emplace_back([&, world = std::move(world)]() mutable {
         const Communicator own = std::move(world);
+        own_device(device, 0);
+        c10::AutogradState::get_tls_state().set_multithreading_enabled(device.is_cpu());
         run_rank(own, program, first);
       });
   }

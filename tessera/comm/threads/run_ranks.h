@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 
 #include "tessera/comm/communicator.h"
 
@@ -10,13 +11,16 @@ namespace tessera {
 struct ThreadOptions {
   std::chrono::milliseconds limit = kOperationLimit;
   std::vector<int> host_of = {};  // simulates several hosts: one number for each rank
+  /// Of the ranks' tensors; TESSERA_DEVICE's unless given. All ranks share it, and their data goes through host memory.
+  std::optional<c10::Device> device = {};
 };
 
 /// Runs `program` in `size` threads, one for each rank of a world, and returns when all have ended. If one throws, the others get an error
 /// in their waits, and run_ranks throws the first failure with its rank before the message.
 ///
 /// libtorch has one default random generator per process, from which the threads draw in an order that changes from run to run. Programs
-/// that draw numbers while they train (dropout) need a generator for each rank, or ranks that are processes.
+/// that draw numbers while they train (dropout) need a generator for each rank, or ranks that are processes. On a device, backward runs in the
+/// thread of each rank, because libtorch's own thread for the device would wait in one rank for what it has to do for another.
 void run_ranks(int size, const std::function<void(Communicator world)>& program, const ThreadOptions& options = {});
 
 }  // namespace tessera

@@ -10,6 +10,7 @@ namespace {
 
 struct Retired {
   Event last_use;
+  size_t bytes;
   std::shared_ptr<at::DataPtr> memory;
 };
 
@@ -26,13 +27,27 @@ List& list() {
 
 }  // namespace
 
-void retire(std::shared_ptr<at::DataPtr> memory, Event last_use) {
+void retire(std::shared_ptr<at::DataPtr> memory, size_t bytes, Event last_use) {
   if (last_use.passed()) return;
   {
     const std::lock_guard lock(list().mutex);
-    list().entries.push_back({.last_use = std::move(last_use), .memory = std::move(memory)});
+    list().entries.push_back({.last_use = std::move(last_use), .bytes = bytes, .memory = std::move(memory)});
   }
   free_retired();
+}
+
+std::shared_ptr<at::DataPtr> reuse_retired(size_t bytes, c10::Device device) {
+  if (device.is_cpu()) return nullptr;
+  const std::lock_guard lock(list().mutex);
+  auto& entries = list().entries;
+  // Somebody else may still have a view of what its storage has released.
+  const auto found = std::ranges::find_if(
+      entries, [&](const Retired& each) { return each.bytes == bytes && each.memory->device() == device && each.memory.use_count() == 1; });
+  if (found == entries.end()) return nullptr;
+  found->last_use.block();
+  auto memory = std::move(found->memory);
+  entries.erase(found);
+  return memory;
 }
 
 size_t free_retired() {

@@ -32,6 +32,7 @@ void TaggedStorage::release_resources() {
 }
 
 void TaggedStorage::allocate() {
+  if (auto memory = reuse_retired(nbytes(), device())) return adopt(std::move(memory));
   free_retired();  // so that the allocator can reuse memory whose last reader has finished
   adopt(allocate_memory(nbytes(), device()));
 }
@@ -58,7 +59,7 @@ void TaggedStorage::release() {
   static const bool poison = env_int("TESSERA_POISON", 0, 1).value_or(0) == 1;
   if (owns_memory()) {
     if (poison && device_type() == c10::kCPU && nbytes() > 0) std::memset(memory_->get(), 0xFF, nbytes());
-    retire(std::move(memory_), Event::record(device()));
+    retire(std::move(memory_), nbytes(), Event::record(device()));
   }
   memory_.reset();
   show_memory();

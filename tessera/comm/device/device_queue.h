@@ -1,0 +1,36 @@
+// Where the operations of an engine run on a device: a stream of their own, beside what the device computes.
+#pragma once
+
+#include <c10/core/Stream.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "tessera/comm/transport.h"
+
+namespace tessera {
+
+class DeviceQueue {
+ public:
+  explicit DeviceQueue(c10::Device device)
+      : stream_(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true)) {}
+
+  /// Queues what `act` does behind the inputs of the caller. `act` returns how many bytes it sends.
+  template <class Act>
+  Moved run(const Launch& start, const Act& act) const {
+    const c10::StreamGuard current(stream_);
+    start.inputs.block();
+    const uint64_t bytes = act();
+    return {.bytes = bytes, .ready = Event::record(stream_.device())};
+  }
+
+  /// Keeps the memory of a tensor from being used again before what is queued has ended.
+  void uses(const at::Tensor& tensor) const {
+    if (tensor.numel() == 0) return;
+    c10::impl::VirtualGuardImpl(stream_.device_type()).recordDataPtrOnStream(tensor.storage().data_ptr(), stream_);
+  }
+
+ private:
+  const c10::Stream stream_;
+};
+
+}  // namespace tessera

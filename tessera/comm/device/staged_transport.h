@@ -1,0 +1,30 @@
+// Moves the tensors of a device through host memory, over an engine for host memory: several ranks can share one GPU, which NCCL refuses,
+// and GPUs need no network of their own.
+#pragma once
+
+#include <memory>
+
+#include "tessera/comm/device/device_queue.h"
+#include "tessera/comm/transport.h"
+
+namespace tessera {
+
+/// The host waits for the inputs of an operation, in the thread of the group; the program's own thread does not. Sums are those of the engine
+/// below, in the same order, so that results have the same bits as on the host.
+class StagedTransport final : public Transport {
+ public:
+  StagedTransport(c10::Device device, std::unique_ptr<Transport> host);
+
+  Moved all_gather(std::span<const Piece> pieces, std::span<at::Tensor> operands, const Launch& start) override;
+  Moved reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Launch& start) override;
+  Moved all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Launch& start) override;
+  Moved broadcast(const at::Tensor& tensor, int root, const Launch& start) override;
+  std::unique_ptr<Transport> split(std::span<const int> colors, std::shared_ptr<Link> part, const Launch& start) override;
+  void abort(std::string_view reason) noexcept override { host_->abort(reason); }
+
+ private:
+  const std::unique_ptr<Transport> host_;
+  const DeviceQueue queue_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,57 @@
+#include "tessera/testing/default_device.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include "tessera/base/env.h"
+#include "tessera/comm/device/own_device.h"
+#include "tessera/testing/delayed_device.h"
+
+namespace tessera::testing {
+namespace {
+
+c10::Device chosen(c10::kCPU);
+
+/// Where a factory makes its tensor. Memory that shall be pinned is the host's.
+c10::Device place(std::optional<at::Device> device, std::optional<bool> pin) {
+  return device.value_or(pin.value_or(false) ? c10::Device(c10::kCPU) : chosen);
+}
+
+c10::DispatchKeySet below(std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout, c10::Device device) {
+  return c10::DispatchKeySet(c10::computeDispatchKey(dtype, layout, device));
+}
+
+at::Tensor empty(c10::SymIntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                 std::optional<at::Device> device, std::optional<bool> pin, std::optional<at::MemoryFormat> format) {
+  const auto where = place(device, pin);
+  return at::_ops::empty_memory_format::redispatch(below(dtype, layout, where), sizes, dtype, layout, where, pin, format);
+}
+
+at::Tensor empty_strided(c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides, std::optional<at::ScalarType> dtype,
+                         std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool> pin) {
+  const auto where = place(device, pin);
+  return at::_ops::empty_strided::redispatch(below(dtype, layout, where), sizes, strides, dtype, layout, where, pin);
+}
+
+}  // namespace
+
+void use_default_device() {
+  const auto name = env("TESSERA_DEVICE");
+  if (!name || *name == "cpu") return;
+  if (*name == "delayed") {
+    delayed_device();
+    set_lags(false);
+  }
+  chosen = own_device(default_device(), 0);
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+  at::globalContext().setAllowTF32CuDNN(false);
+  at::globalContext().setAllowTF32CuBLAS(false);
+  // All other factories call these. libtorch warns that kernels of its own are replaced, which is meant.
+  static torch::Library aten(torch::Library::IMPL, "aten", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
+  aten.impl("empty.memory_format", TORCH_FN(empty));
+  aten.impl("empty_strided", TORCH_FN(empty_strided));
+}
+
+}  // namespace tessera::testing
