@@ -1,5 +1,9 @@
-// Trains one of the benchmarks' models on random data and says what a step takes: one line of JSON. bench/compare runs it beside the peers.
+// Trains one of the benchmarks' models on random data and says what a step takes: one line of JSON. bench/compare and bench/gpu run it
+// beside the peers.
 #include <ATen/autocast_mode.h>
+#include <ATen/record_function.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <tessera/models/gpt.h>
 #include <tessera/models/mlp.h>
@@ -10,6 +14,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -21,10 +26,15 @@ using namespace tessera;
 using Clock = std::chrono::steady_clock;
 
 struct Flags {
-  std::string model = "mlp", dtype = "fp32", residence = "auto";
+  std::string model = "mlp", dtype = "fp32", residence = "auto", device = "cpu", optimizer = "tessera";
   int steps = 12, warmup = 4;
-  int64_t batch = 0, width = 0, layers = 0;
-  bool whole = false, in_backward = false;
+  int64_t batch = 0, width = 0, layers = 0, heads = 8, length = 256;
+  bool whole = false, in_backward = false, narrow_parameters = false;
+
+  bool is_narrow() const { return dtype == "bf16"; }
+  /// Whether the model gets its activations in bfloat16.
+  bool takes_narrow() const { return is_narrow() && (!whole || narrow_parameters); }
+  torch::Dtype stored() const { return is_narrow() && narrow_parameters ? torch::kBFloat16 : torch::kFloat; }
 };
 
 struct Batch {
@@ -57,7 +67,7 @@ std::vector<std::shared_ptr<torch::nn::Module>> members(const torch::nn::ModuleL
 
 Subject make_subject(const Flags& flags) {
   torch::manual_seed(0);
-  const bool narrow = flags.dtype == "bf16" && !flags.whole;
+  const bool narrow = flags.takes_narrow();
   if (flags.model == "mlp") {
     const auto width = flags.width > 0 ? flags.width : 2048;
     models::Mlp model(models::MlpOptions{.width = width, .layers = flags.layers > 0 ? flags.layers : 8});
@@ -74,8 +84,17 @@ Subject make_subject(const Flags& flags) {
     models::ResNet50 model;
     return classifier(model, members(model->blocks), 8, 1000, [](int64_t count) { return torch::randn({count, 3, 96, 96}); });
   }
-  const models::GptOptions options{.width = flags.width > 0 ? flags.width : 512, .layers = flags.layers > 0 ? flags.layers : 8};
-  models::Gpt model(options);
+  const models::GptOptions options{.width = flags.width > 0 ? flags.width : 512,
+                                   .layers = flags.layers > 0 ? flags.layers : 8,
+                                   .heads = flags.heads,
+                                   .longest = flags.length};
+  // Without its usual start values, which take the host longer than all steps: set_start_values() comes later.
+  auto model = deferred_init([&] {
+    models::Gpt made(options);
+    made->to(flags.stored());
+    return made;
+  });
+  materialize(model, [](const std::string&, at::Tensor&) {});
   return {.module = model.ptr(),
           .units = members(model->blocks),
           .batch = 4,
@@ -90,6 +109,91 @@ Subject make_subject(const Flags& flags) {
                 return torch::cross_entropy_loss(scores.to(torch::kFloat).view({-1, options.vocabulary}), drawn.targets);
               }};
 }
+
+/// Those of a GPT, drawn on its device, so that all systems begin alike.
+void set_start_values(const torch::nn::Module& gpt) {
+  const torch::NoGradGuard no_grad;
+  torch::manual_seed(0);
+  for (const auto& item : gpt.named_parameters()) {
+    if (item.value().dim() > 1) {
+      item.value().normal_(0, 0.02);
+    } else {
+      item.value().fill_(item.key().ends_with("bias") ? 0 : 1);
+    }
+  }
+}
+
+/// Of Tessera, or what a user of plain libtorch has.
+struct AnyOptimizer {
+  std::function<void()> step, zero_grad;
+};
+
+/// libtorch's fastest AdamW, as Python's with fused=True: all parameters in one call.
+class FusedAdamW {
+ public:
+  explicit FusedAdamW(std::vector<at::Tensor> parameters) : parameters_(std::move(parameters)) {
+    for (const auto& parameter : parameters_) {
+      first_.push_back(at::zeros_like(parameter));
+      second_.push_back(at::zeros_like(parameter));
+      steps_.push_back(at::zeros({}, parameter.options().dtype(at::kFloat).requires_grad(false)));
+    }
+  }
+
+  void step() {
+    const torch::NoGradGuard no_grad;
+    std::vector<at::Tensor> gradients;
+    for (const auto& parameter : parameters_) gradients.push_back(parameter.grad());
+    at::_foreach_add_(steps_, 1);
+    at::_fused_adamw_(parameters_, gradients, first_, second_, {}, steps_, /*lr=*/1e-4, /*beta1=*/0.9, /*beta2=*/0.999,
+                      /*weight_decay=*/1e-2, /*eps=*/1e-8, /*amsgrad=*/false, /*maximize=*/false);
+  }
+  void zero_grad() {
+    for (const auto& parameter : parameters_) parameter.mutable_grad() = at::Tensor();
+  }
+
+ private:
+  std::vector<at::Tensor> parameters_, first_, second_, steps_;
+};
+
+template <class Optimizer>
+AnyOptimizer any(std::shared_ptr<Optimizer> optimizer) {
+  return {.step = [optimizer] { optimizer->step(); }, .zero_grad = [optimizer] { optimizer->zero_grad(); }};
+}
+
+AnyOptimizer make_optimizer(const Flags& flags, const torch::nn::Module& module) {
+  if (flags.optimizer == "torch") return any(std::make_shared<torch::optim::AdamW>(module.parameters(), torch::optim::AdamWOptions(1e-4)));
+  if (flags.optimizer == "fused") return any(std::make_shared<FusedAdamW>(module.parameters()));
+  auto optimizer = std::make_shared<optim::AdamW>(parameters(module), optim::AdamWOptions{.lr = 1e-4});
+  if (flags.in_backward) optimizer->step_in_backward();
+  return any(std::move(optimizer));
+}
+
+/// Waits until the device has done all that it was told.
+void synchronize(c10::Device device) {
+  if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+}
+
+/// Counts the operators that are called, but not those that these call.
+class OperatorCount {
+ public:
+  OperatorCount() {
+    count_ = 0;
+    handle_ = at::addGlobalCallback(at::RecordFunctionCallback(begin, end).scopes({at::RecordScope::FUNCTION}));
+  }
+  ~OperatorCount() { at::removeCallback(handle_); }
+  static int64_t value() { return count_; }
+
+ private:
+  static std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& /*operation*/) {
+    if (depth_++ == 0) count_++;
+    return nullptr;
+  }
+  static void end(const at::RecordFunction& /*operation*/, at::ObserverContext* /*context*/) { depth_--; }
+
+  inline static std::atomic<int64_t> count_ = 0;
+  inline static thread_local int depth_ = 0;
+  at::CallbackHandle handle_;
+};
 
 /// What this process takes of memory, its part of what it shares with others counted.
 double own_megabytes() {
@@ -115,55 +219,113 @@ uint64_t bytes_sent(const Communicator& world) {
   return all;
 }
 
+/// What a step takes, in milliseconds.
+struct Times {
+  double all = 0;
+  double pass = 0;    // until forward and backward have returned; a device may still compute
+  double queued = 0;  // until all calls have returned
+};
+
+template <double Times::* field>
+double median_of(const std::vector<Times>& times) {
+  std::vector<double> values;
+  for (const auto& each : times) values.push_back(each.*field);
+  return median(std::move(values));
+}
+
 int run(const Flags& flags) {
-  const auto world = flags.whole ? self_world() : init();
+  const auto kind = c10::Device(flags.device).type();
+  const auto device = kind == c10::kCPU ? c10::Device(kind) : c10::Device(kind, static_cast<c10::DeviceIndex>(local_rank()));
+  const auto world = flags.whole ? self_world() : init({.device = device});
   auto subject = make_subject(flags);
+  subject.module->to(device, flags.stored());
+  if (flags.model == "gpt") set_start_values(*subject.module);
   if (!flags.whole) {
     ShardOptions options{.mesh = world};
-    if (flags.dtype == "bf16") options.mixed_precision.param_dtype = torch::kBFloat16;
+    if (flags.is_narrow() && !flags.narrow_parameters) options.mixed_precision.param_dtype = torch::kBFloat16;
     if (flags.residence == "gathered") options.residence = Residence::Gathered;
     if (flags.residence == "node-shared") options.residence = Residence::NodeShared;
     for (const auto& unit : subject.units) fully_shard(unit, options);
     fully_shard(subject.module, options);
   }
-  optim::AdamW optimizer(parameters(*subject.module), {.lr = 1e-4});
-  if (flags.in_backward) optimizer.step_in_backward();
-  const auto batch = flags.batch > 0 ? flags.batch : subject.batch;
+  auto optimizer = make_optimizer(flags, *subject.module);
+  const auto batch_size = flags.batch > 0 ? flags.batch : subject.batch;
   torch::manual_seed(1 + world.rank());
   // What a user of plain libtorch would do for lower precision.
-  const bool autocast = flags.whole && flags.dtype == "bf16";
-  at::autocast::set_autocast_enabled(at::kCPU, autocast);
-  std::vector<double> times;
-  double loss = 0;
-  for (int step = 0; step < flags.warmup + flags.steps; step++) {
-    const auto drawn = subject.draw(batch);
-    world.barrier();
-    if (step == flags.warmup) world.reset_traffic();
-    const auto begin = Clock::now();
+  const bool autocast = flags.whole && flags.is_narrow() && !flags.narrow_parameters;
+  at::autocast::set_autocast_enabled(kind, autocast);
+  const auto draw = [&] {
+    const auto [inputs, targets] = subject.draw(batch_size);
+    return Batch{inputs.to(device), targets.to(device)};
+  };
+  const auto pass = [&](const Batch& drawn) {
     const auto value = subject.loss(drawn);
     if (autocast) at::autocast::clear_cache();
     value.backward();
+    return value.detach();
+  };
+  const auto update = [&] {
     optimizer.step();
     optimizer.zero_grad();
+  };
+  std::vector<Times> times;
+  at::Tensor loss;
+  int64_t operators = 0;
+  for (int step = 0; step < flags.warmup + flags.steps; step++) {
+    const auto drawn = draw();
+    std::optional<OperatorCount> count;
+    if (step == 0 && flags.warmup > 0) count.emplace();
+    if (step == flags.warmup) {
+      world.reset_traffic();
+      if (kind != c10::kCPU) c10::getDeviceAllocator(kind)->resetPeakStats(device.index());
+    }
     world.barrier();
-    if (step >= flags.warmup) times.push_back(milliseconds(begin));
-    loss = value.item<double>();
+    synchronize(device);
+    const auto begin = Clock::now();
+    Times taken;
+    loss = pass(drawn);
+    taken.pass = milliseconds(begin);
+    if (count) operators = count->value();
+    count.reset();
+    update();
+    taken.queued = milliseconds(begin);
+    world.barrier();
+    synchronize(device);
+    taken.all = milliseconds(begin);
+    if (step >= flags.warmup) times.push_back(taken);
     if (step == 0 && world.rank() == 0) fmt::print(stderr, "first step done\n");
   }
-  const auto memory = torch::full({1}, own_megabytes(), torch::kDouble);
-  world.all_reduce(memory).wait();
-  if (world.rank() == 0) {
-    const nlohmann::json row = {{"system", flags.whole ? "libtorch" : "tessera"},
-                                {"model", flags.model},
-                                {"dtype", flags.dtype},
-                                {"world", world.size()},
-                                {"median_ms", median(times)},
-                                {"min_ms", std::ranges::min(times)},
-                                {"pss_mb", memory.item<double>()},
-                                {"bytes_per_step", bytes_sent(world) / static_cast<uint64_t>(std::max(1, flags.steps))},
-                                {"loss", loss}};
-    fmt::print("{}\n", row.dump());
+  nlohmann::json row = {{"system", flags.whole ? "libtorch" : "tessera"},
+                        {"model", flags.model},
+                        {"dtype", flags.dtype},
+                        {"world", world.size()},
+                        {"median_ms", median_of<&Times::all>(times)},
+                        {"min_ms", std::ranges::min(times, {}, &Times::all).all},
+                        {"pass_ms", median_of<&Times::pass>(times)},
+                        {"queued_ms", median_of<&Times::queued>(times)},
+                        {"bytes_per_step", bytes_sent(world) / static_cast<uint64_t>(std::max(1, flags.steps))},
+                        {"operators", operators}};
+  if (kind != c10::kCPU) {
+    // As in training, where nobody waits for the device between steps.
+    std::vector<Batch> batches;
+    for (int step = 0; step < flags.steps; step++) batches.push_back(draw());
+    synchronize(device);
+    const auto begin = Clock::now();
+    for (const auto& drawn : batches) {
+      loss = pass(drawn);
+      update();
+    }
+    synchronize(device);
+    row["running_ms"] = milliseconds(begin) / flags.steps;
+    const auto stats = c10::getDeviceAllocator(kind)->getDeviceStats(device.index());
+    row["peak_mb"] = static_cast<double>(stats.allocated_bytes[0].peak) / 1e6;  // the first is the sum over all pools
+    row["reserved_mb"] = static_cast<double>(stats.reserved_bytes[0].peak) / 1e6;
   }
+  const auto memory = torch::full({1}, own_megabytes(), torch::dtype(torch::kDouble).device(flags.whole ? c10::kCPU : device));
+  world.all_reduce(memory).wait();
+  row["pss_mb"] = memory.item<double>();
+  row["loss"] = loss.item<double>();
+  if (world.rank() == 0) fmt::print("{}\n", row.dump());
   return 0;
 }
 
@@ -178,6 +340,13 @@ int main(int argc, char** argv) {
   app.add_option("--steps", flags.steps)->check(CLI::Range(1, 100'000))->capture_default_str();
   app.add_option("--warmup", flags.warmup)->check(CLI::Range(0, 100'000))->capture_default_str();
   app.add_option("--batch", flags.batch, "Samples per rank and step; the model's own unless given")->check(CLI::Range(1, 1'000'000));
+  app.add_option("--device", flags.device, "Such as cuda")->capture_default_str();
+  app.add_option("--optimizer", flags.optimizer, "AdamW of Tessera, torch::optim, or libtorch's operator for all parameters at once")
+      ->check(CLI::IsMember({"tessera", "torch", "fused"}))
+      ->capture_default_str();
+  app.add_flag("--narrow-parameters", flags.narrow_parameters, "Parameters, gradients and the optimizer's state in --dtype, too");
+  app.add_option("--heads", flags.heads, "Of gpt")->check(CLI::Range(1, 1'000))->capture_default_str();
+  app.add_option("--length", flags.length, "Of gpt, in tokens")->check(CLI::Range(1, 1'000'000))->capture_default_str();
   app.add_option("--width", flags.width, "Of mlp and gpt")->check(CLI::Range(1, 1'000'000));
   app.add_option("--layers", flags.layers, "Of mlp and gpt")->check(CLI::Range(1, 10'000));
   app.add_flag("--whole", flags.whole, "One process, not sharded");

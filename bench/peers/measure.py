@@ -11,7 +11,10 @@ def flags(systems):
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
     for name, default in (("steps", 12), ("warmup", 4), ("batch", 0), ("width", 0), ("layers", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--narrow-parameters", action="store_true", help="of jax: parameters in the dtype of the computation")
+    parser.add_argument("--heads", type=int, default=8, help="of the gpt of torch_train.py")
+    parser.add_argument("--length", type=int, default=256, help="of the gpt of torch_train.py, in tokens")
+    parser.add_argument("--device", default="cpu", help="of torch_train.py: such as cuda")
+    parser.add_argument("--narrow-parameters", action="store_true", help="parameters, gradients and the optimizer's state in --dtype, too")
     return parser.parse_args()
 
 

@@ -32,17 +32,27 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    vocabulary, longest = 8192, 256
+    vocabulary = 8192
 
-    def __init__(self, width=0, layers=0):
+    def __init__(self, width=0, layers=0, heads=8, length=256):
         super().__init__()
-        width, layers = width or 512, layers or 8
+        width, layers, self.longest = width or 512, layers or 8, length
         self.tokens, self.positions = nn.Embedding(self.vocabulary, width), nn.Embedding(self.longest, width)
-        self.units = nn.ModuleList(Block(width, 8) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, self.vocabulary, bias=False)
+        self.units = nn.ModuleList(Block(width, heads) for _ in range(layers))
+
+    @torch.no_grad()
+    def set_start_values(self):
+        """Those that bench/train.cpp draws, on whatever device the parameters are."""
+        torch.manual_seed(0)
+        for name, value in self.named_parameters():
+            if value.dim() > 1:
+                value.normal_(0, 0.02)
+            else:
+                value.fill_(0 if name.endswith("bias") else 1)
 
     def forward(self, ids):
-        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
+        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
         for unit in self.units:
             x = unit(x)
         return self.head(self.norm(x))
