@@ -15,7 +15,7 @@ namespace {
 c10::Device chosen(c10::kCPU);
 
 /// Where a factory makes its tensor. Memory that shall be pinned is the host's.
-c10::Device place(std::optional<at::Device> device, std::optional<bool> pin) {
+c10::Device place_by_default(std::optional<at::Device> device, std::optional<bool> pin) {
   return device.value_or(pin.value_or(false) ? c10::Device(c10::kCPU) : chosen);
 }
 
@@ -23,15 +23,15 @@ c10::DispatchKeySet below(std::optional<at::ScalarType> dtype, std::optional<at:
   return c10::DispatchKeySet(c10::computeDispatchKey(dtype, layout, device));
 }
 
-at::Tensor empty(c10::SymIntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+at::Tensor empty_by_default(c10::SymIntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
                  std::optional<at::Device> device, std::optional<bool> pin, std::optional<at::MemoryFormat> format) {
-  const auto where = place(device, pin);
+  const auto where = place_by_default(device, pin);
   return at::_ops::empty_memory_format::redispatch(below(dtype, layout, where), sizes, dtype, layout, where, pin, format);
 }
 
-at::Tensor empty_strided(c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides, std::optional<at::ScalarType> dtype,
+at::Tensor strided_by_default(c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides, std::optional<at::ScalarType> dtype,
                          std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool> pin) {
-  const auto where = place(device, pin);
+  const auto where = place_by_default(device, pin);
   return at::_ops::empty_strided::redispatch(below(dtype, layout, where), sizes, strides, dtype, layout, where, pin);
 }
 
@@ -50,8 +50,8 @@ void use_default_device() {
   at::globalContext().setAllowTF32CuBLAS(false);
   // All other factories call these. libtorch warns that kernels of its own are replaced, which is meant.
   static torch::Library aten(torch::Library::IMPL, "aten", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
-  aten.impl("empty.memory_format", TORCH_FN(empty));
-  aten.impl("empty_strided", TORCH_FN(empty_strided));
+  aten.impl("empty.memory_format", TORCH_FN(empty_by_default));
+  aten.impl("empty_strided", TORCH_FN(strided_by_default));
 }
 
 }  // namespace tessera::testing
