@@ -157,6 +157,8 @@ void Optimizer::offload_state(OffloadTo to, const DiskMemoryOptions& disk) {
   for (const auto& group : groups_) {
     for (const auto& section : group.sections) {
       if (!section.state.empty()) throw UsageError("offload_state: the optimizer has state already; call it before the first step");
+      const auto place = place_of(section.members.front().parameter);
+      if (to == OffloadTo::Host && place && place.is_offloaded()) continue;  // state lies where its shard does
       expect_possible(to, "the state of the optimizer", disk, section.flat.device());
     }
   }
@@ -179,14 +181,15 @@ void Optimizer::step_section(const Settings& settings, Section& section, const W
     const bool alike = gradient.strides() == target.strides() && same_dtype;
     // What fits the dtype of the gradient may fit that of the parameter only once it is scaled.
     const bool is_scaled = !same_dtype && factor_.defined();
-    const auto wide = [&] { return gradient.to(at::promoteTypes(gradient.scalar_type(), at::kFloat)) * factor_.squeeze(); };
+    const auto factor = factor_.defined() && target.is_cpu() ? factor_.cpu() : factor_;
+    const auto wide = [&] { return gradient.to(at::promoteTypes(gradient.scalar_type(), at::kFloat)) * factor.squeeze(); };
     apply(settings, members.front().steps,
           {.parameter = target,
            .gradient = alike ? gradient : at::empty_like(target).copy_(is_scaled ? wide() : gradient),
            .state = state,
            .cast_copy = cast_copy,
            .members = members,
-           .factor = is_scaled ? at::Tensor() : factor_});
+           .factor = is_scaled ? at::Tensor() : factor});
     if (has_gaps) parameter.copy_(target);
   };
   const auto cast_copy = guard.cast_copy(section.flat);

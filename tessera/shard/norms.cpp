@@ -173,8 +173,9 @@ at::Tensor grad_norm(std::span<const at::Tensor> listed, const NormOptions& opti
     auto total = partial.sum.defined() ? partial.sum.contiguous() : at::zeros({}, partial.options);
     if (partial.options.dtype() == at::kDouble) total = total.to(at::kDouble);  // ranks may have parameters of different dtypes
     if (partial.squares != 0) total.add_(partial.squares);
-    groups[i].all_reduce(total, {.op = std::isinf(p) ? Reduce::Max : Reduce::Sum}, {.unit = "gradient norm"}).wait();
-    all = combine(all, total, p);
+    const auto sent = total.to(groups[i].traits().device);
+    groups[i].all_reduce(sent, {.op = std::isinf(p) ? Reduce::Max : Reduce::Sum}, {.unit = "gradient norm"}).wait();
+    all = combine(all, sent.to(total.device()), p);
   }
   if (!all.defined()) return at::zeros({}, at::kFloat);
   const auto norm = std::isinf(p) ? all : all.pow(1 / p);
@@ -221,9 +222,9 @@ at::Tensor clip_grad_norm(std::span<const at::Tensor> listed, double max_norm, c
     auto gradient = parameter.grad();
     if (!gradient.defined()) continue;
     if (at::isReducedFloatingType(gradient.scalar_type())) {
-      gradient.copy_(gradient.to(at::kFloat).mul_(scale));  // the factor may be too small for the dtype of the gradient
+      gradient.copy_(gradient.to(at::kFloat).mul_(scale.to(gradient.device())));  // the factor may be too small for the gradient's dtype
     } else {
-      gradient.mul_(scale.to(gradient.scalar_type()));
+      gradient.mul_(scale.to(gradient.device(), gradient.scalar_type()));
     }
   }
   return norm;

@@ -12,14 +12,16 @@ namespace tessera {
 /// Where values lie while nobody uses them.
 enum class OffloadTo {
   Nowhere,  // where they are computed with
-  Host,     // in host memory: activations on a device only, so far. ConfigError for all others
+  Host,     // in pinned host memory, if they are computed with on a device. ConfigError if that is the host
   Disk,     // in files without names that are mapped into memory, and read ahead
 };
 
 /// What takes room between its uses elsewhere than where it is computed with. The state of an optimizer is offloaded by the optimizer.
 struct OffloadOptions {
-  OffloadTo parameters = OffloadTo::Nowhere;  // the shards; units are then gathered
-  OffloadTo gradients = OffloadTo::Nowhere;   // of the shards
+  /// The shards; units are then gathered. With Host, shards, their gradients and so the state of optimizers are tensors of the CPU, which updates
+  /// them, and units are unsharded on the device, where the communicator is.
+  OffloadTo parameters = OffloadTo::Nowhere;
+  OffloadTo gradients = OffloadTo::Nowhere;  // of the shards; with parameters on the host, they are there, too
   DiskMemoryOptions disk = {};
 };
 

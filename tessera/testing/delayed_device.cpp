@@ -11,6 +11,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <numeric>
 #include <utility>
@@ -61,6 +62,8 @@ Queue& queue(c10::StreamId stream) {
 
 thread_local c10::StreamId current = 0;
 
+std::atomic<size_t> waits = 0;
+
 c10::Stream stream(c10::StreamId id) {
   return c10::Stream(c10::Stream::UNSAFE, OneDeviceGuard::device(), id);
 }
@@ -108,6 +111,8 @@ struct DelayedGuard final : OneDeviceGuard {
   }
   void synchronizeEvent(void* event) const override {
     const Locked locked(device_mutex());
+    if (passed(mark(event))) return;
+    waits++;
     synchronize(mark(event));
   }
   void destroyEvent(void* event, c10::DeviceIndex /*device*/) const noexcept override { delete &mark(event); }
@@ -169,6 +174,61 @@ class DelayedMemory final : public c10::Allocator {
   size_t in_use_ = 0;
 };
 
+/// Host memory that is freed once all streams that copy from or to it have done so.
+class PinnedMemory final : public c10::Allocator {
+ public:
+  static PinnedMemory& instance() {
+    static auto* const memory = new PinnedMemory;
+    return *memory;
+  }
+
+  at::DataPtr allocate(size_t bytes) override {
+    const Locked locked(device_mutex());
+    std::erase_if(freed_, [](const Block& block) { return block.is_free(); });
+    auto* const address = ::operator new(bytes);
+    blocks_[address] = {.memory = std::unique_ptr<void, Delete>(address), .bytes = bytes};
+    return {address, address, &release, c10::kCPU};
+  }
+  void copy_data(void* dest, const void* src, size_t bytes) const override { std::memcpy(dest, src, bytes); }
+
+  bool has(const void* address) { return find(address) != nullptr; }
+  void note_use(const void* address, const Mark& end) { find(address)->uses.push_back(end); }
+
+ private:
+  struct Delete {
+    void operator()(void* address) const { ::operator delete(address); }
+  };
+  struct Block {
+    std::unique_ptr<void, Delete> memory;
+    size_t bytes = 0;
+    std::vector<Mark> uses = {};
+    bool is_free() const { return std::ranges::all_of(uses, passed); }
+  };
+
+  static void release(void* address) {
+    const Locked locked(device_mutex());
+    auto& memory = instance();
+    memory.freed_.push_back(std::move(memory.blocks_.at(address)));
+    memory.blocks_.erase(address);
+    std::erase_if(memory.freed_, [](const Block& block) { return block.is_free(); });
+  }
+
+  Block* find(const void* address) {
+    const auto after = blocks_.upper_bound(const_cast<void*>(address));
+    if (after == blocks_.begin()) return nullptr;
+    auto& [begin, block] = *std::prev(after);
+    return address < static_cast<std::byte*>(begin) + block.bytes ? &block : nullptr;
+  }
+
+  std::map<void*, Block> blocks_;
+  std::vector<Block> freed_;  // but perhaps still used
+};
+
+struct DelayedHooks final : OneDeviceHooks {
+  c10::Allocator* getPinnedMemoryAllocator() const override { return &PinnedMemory::instance(); }
+  bool isPinnedPtr(const void* address) const override { return is_pinned(address); }
+};
+
 std::atomic<bool> keeps_memory = true, lags = true;
 
 void DelayedGuard::recordDataPtrOnStream(const c10::DataPtr& memory, const c10::Stream& stream) const {
@@ -201,7 +261,7 @@ c10::Device delayed_device() {
     aten.impl("empty_strided", &empty_strided_delayed);
     aten.impl("view", TORCH_FN(at::native::view));
     aten.impl("set_.source_Storage_storage_offset", TORCH_FN(at::native::set_storage_cpu_));  // views of a storage need no values
-    at::RegisterPrivateUse1HooksInterface(new OneDeviceHooks);  // libtorch never frees it
+    at::RegisterPrivateUse1HooksInterface(new DelayedHooks);  // libtorch never frees it
     register_delayed_kernels();
     return true;
   }();
@@ -244,8 +304,23 @@ void run_all(Current when) {
   }
 }
 
+bool is_pinned(const void* address) {
+  const Locked locked(device_mutex());
+  return PinnedMemory::instance().has(address);
+}
+
+void note_use_of_pinned(const void* address) {
+  const Locked locked(device_mutex());
+  const auto& own = queue(current);
+  PinnedMemory::instance().note_use(address, {.stream = current, .position = own.finished + own.steps.size()});
+}
+
 void set_lags(bool device_lags) {
   lags = device_lags;
+}
+
+size_t host_waits() {
+  return waits;
 }
 
 void set_keeps_memory(bool keeps) {

@@ -29,8 +29,16 @@ void run_all(Current current = Current::First);
 /// Whether what is queued runs at once, as if the device did not lag.
 void set_lags(bool lags);
 
+/// How often the host has waited for the device, and not only asked.
+size_t host_waits();
+
 /// Whether freed memory is kept for streams that were said to use it (recordDataPtrOnStream), as it should.
 void set_keeps_memory(bool keeps);
+
+/// Whether the host memory is pinned, so that copies from and to it may be queued.
+bool is_pinned(const void* address);
+/// The current stream uses this pinned memory until it has run what is queued on it now: it is not freed before.
+void note_use_of_pinned(const void* address);
 
 /// The device memory that is allocated. Freed memory is reused by the next allocation of the same size.
 size_t bytes_in_use();

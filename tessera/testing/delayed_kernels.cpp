@@ -89,8 +89,24 @@ void queue_operator(const c10::OperatorHandle& op, Stack* stack) {
   });
 }
 
-at::Tensor copy_delayed(const at::Tensor& source, const at::Tensor& target, bool /*non_blocking*/) {
+/// A copy between the device and pinned memory that the host does not wait for: what either has is looked at when the stream gets there.
+bool queued_copy(const at::Tensor& source, const at::Tensor& target) {
+  const auto& on_the_host = is_delayed(target) ? source : target;
+  if (!on_the_host.is_cpu() || !is_pinned(on_the_host.const_data_ptr()) || source.scalar_type() != target.scalar_type()) return false;
+  const auto address = [](const at::Tensor& tensor) {
+    return at::from_blob(const_cast<void*>(tensor.const_data_ptr()), tensor.sizes(), tensor.strides(), tensor.options().device(at::kCPU));
+  };
+  enqueue([from = is_delayed(source) ? on_host(source) : address(source), to = is_delayed(target) ? on_host(target) : address(target)] {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    to.copy_(from);
+  });
+  note_use_of_pinned(on_the_host.const_data_ptr());
+  return true;
+}
+
+at::Tensor copy_delayed(const at::Tensor& source, const at::Tensor& target, bool non_blocking) {
   const at::AutoDispatchBelowADInplaceOrView below;
+  if (non_blocking && queued_copy(source, target)) return target;
   if (!is_delayed(target)) {
     Event::record(delayed_device()).synchronize();
     target.copy_(on_host(source));

@@ -20,7 +20,7 @@ struct OneDeviceGuard : c10::impl::DeviceGuardImplInterface {
   static c10::Device device() { return {kType, 0}; }
 };
 
-struct OneDeviceHooks final : at::PrivateUse1HooksInterface {
+struct OneDeviceHooks : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex /*device*/) const override { return true; }

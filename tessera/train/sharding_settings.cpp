@@ -79,10 +79,13 @@ Sharding sharding_of(const Settings& settings, const torch::nn::Module& model, c
     return result;
   }
   if (settings.is_true("fsdp_offload_params")) {
-    throw ConfigError(
-        fmt::format("{} is true, but parameters are in the memory of the host already; leave it out, or keep them on disk: "
-                    "TrainerOptions::adjust_sharding can set ShardOptions::offload",
-                    shown(settings, "fsdp_offload_params")));
+    if (world.traits().device.is_cpu()) {
+      throw ConfigError(
+          fmt::format("{} is true, but parameters are in the memory of the host already; leave it out, or keep them on disk: "
+                      "TrainerOptions::adjust_sharding can set ShardOptions::offload",
+                      shown(settings, "fsdp_offload_params")));
+    }
+    options.offload.parameters = OffloadTo::Host;
   }
   options.start = settings.is_true("fsdp_sync_module_states") ? Start::FromRank0 : Start::Equal;
   options.listing = settings.is_true("fsdp_use_orig_params") ? Listing::ByName : Listing::Flat;

@@ -19,6 +19,10 @@ Listing ShardPlace::listing() const {
   return unit->options().listing;
 }
 
+bool ShardPlace::is_offloaded() const {
+  return unit->is_offloaded();
+}
+
 ShardPlace place_of(const at::Tensor& shard) {
   auto found = locate(shard);
   if (found.parameter == nullptr) return {};

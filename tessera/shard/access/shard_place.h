@@ -24,6 +24,8 @@ struct ShardPlace {
   /// Whether its unit lies on all ranks of the model.
   bool is_on_all_ranks() const;
   Listing listing() const;
+  /// Whether it lies in host memory, and a device computes with the unit.
+  bool is_offloaded() const;
 };
 
 ShardPlace place_of(const at::Tensor& shard);

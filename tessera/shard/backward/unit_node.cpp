@@ -50,7 +50,7 @@ class UnitBackward {
   void reduce_and_accumulate(const ScheduleLock& held, ag::variable_list gradients) {
     gradients.resize(parameters_.size());
     for (size_t i = 0; unit_->schedule()->reduces_in_order() && i < gradients.size(); i++) {
-      if (!gradients[i].defined()) gradients[i] = zeros_like(*parameters_[i]);
+      if (!gradients[i].defined()) gradients[i] = zeros_like(*parameters_[i], unit_->device());
     }
     auto results = reduce(held, gradients);
     unit_->state(held).reduction.finish();
@@ -82,7 +82,7 @@ class UnitBackward {
       if (groups_[i]->flat) expect_no_gap(trained_[i], some);
       packing.pack(i, trained_[i], some);
     }
-    schedule->finish_reductions();  // of the unit before, if it did not have to: its errors appear before this unit communicates
+    schedule->finish_sum();  // of the unit before, if it did not have to: its errors appear before this unit communicates
     const bool all = std::ranges::all_of(gradients, [](const at::Tensor& gradient) { return gradient.defined(); });
     const auto partial = all ? std::string() : name_of_used(gradients);
     packing.start(all ? std::string_view(unit_->name()) : partial, used(gradients));

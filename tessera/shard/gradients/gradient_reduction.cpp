@@ -15,6 +15,7 @@
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/base/pinned_memory.h"
 #include "tessera/shard/storage/storage_tag.h"
 
 namespace tessera {
@@ -61,7 +62,7 @@ GradientReduction::Packing::Packing(GradientReduction& reduction, std::span<cons
     const auto order = reduction.unit_.mesh().shard().traits().sums;
     const auto dtype = wire_dtype(*group, precision, sums, order);
     widens_ = widens_ || dtype != wire_dtype(*group, precision, /*sums=*/false, order);
-    plans.push_back({.numel = group->chunk * reduction.unit_.mesh().shard().size(), .dtype = dtype, .device = group->own.device()});
+    plans.push_back({.numel = group->chunk * reduction.unit_.mesh().shard().size(), .dtype = dtype, .device = reduction.unit_.device()});
   }
   const bool has_replicas = reduction.unit_.mesh().replicate().size() > 1;
   if (reduction_.settings_.reduction_hook) {
@@ -126,15 +127,15 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
     const auto& whole = buffers_.buffers[i];
     pass_.share.groups.push_back(group.number);
     if (!pass_.share.sink || keeps_[i]) {
-      const auto& memory = reduction.make_memory(group);
+      const auto memory = reduction.make_memory(group);
       pieces.push_back({.whole = whole, .own = memory.values, .squares = memory.squares});
       reduced.push_back(memory);
     } else {
       reduction.drop_memory(group);
       const auto own = in_parts ? whole.narrow(0, ranks.front() * group.chunk, group.chunk)
-                                : at::empty({group.chunk}, group.own.options().dtype(group.gradient_dtype));
+                                : at::empty({group.chunk}, at::TensorOptions(group.gradient_dtype).device(unit.device()));
       pieces.push_back({.whole = whole, .own = own});
-      reduced.push_back({.storage = {}, .values = pieces.back().own, .group = group.number, .squares = {}});
+      reduced.push_back({.storage = {}, .values = pieces.back().own, .arrival = {}, .group = group.number, .squares = {}});
     }
   }
   if (pass_.after.op == Reduce::Mean && !pass_.after.is_part && !hook && !pass_.share.sink && ranks.size() == 1) {
@@ -223,7 +224,7 @@ void GradientReduction::expect_takeable(const Unit::Parameter& parameter) const 
 }
 
 /// Reuses the memory of the last gradient if no tensor refers to it any more, because touching new pages costs more than the sum.
-GradientMemory& GradientReduction::make_memory(const Unit::Group& group) {
+GradientMemory GradientReduction::make_memory(const Unit::Group& group) {
   const auto number = group.number;
   memories_.resize(unit_.groups().size());
   auto& memory = memories_[number];
@@ -232,6 +233,8 @@ GradientMemory& GradientReduction::make_memory(const Unit::Group& group) {
     if (const auto& offload = unit_.options().offload; offload.gradients == OffloadTo::Disk) {
       memory.storage->attach(std::make_shared<at::DataPtr>(
           allocate_on_disk(memory.storage->nbytes(), offload.disk, fmt::format("gradients of unit '{}'", unit_.name()))));
+    } else if (unit_.is_offloaded()) {
+      memory.storage->attach(std::make_shared<at::DataPtr>(allocate_pinned(memory.storage->nbytes(), unit_.device())));
     } else {
       memory.storage->allocate();
     }
@@ -244,7 +247,12 @@ GradientMemory& GradientReduction::make_memory(const Unit::Group& group) {
   }
   if (wants_squares_ && !memory.squares) memory.squares = std::make_shared<double>();
   if (memory.squares) *memory.squares = std::numeric_limits<double>::quiet_NaN();
-  return memory;
+  auto result = memory;
+  if (unit_.is_offloaded()) {
+    // The device has memory for it only until it has arrived.
+    result.arrival = std::exchange(result.values, at::empty({group.chunk}, memory.values.options().device(unit_.device())));
+  }
+  return result;
 }
 
 void GradientReduction::drop_memory(const Unit::Group& group) {
@@ -298,7 +306,15 @@ void GradientReduction::finish_mean(const GradientMemory& memory) {
 }
 
 void GradientReduction::finish() {
-  if (!unit_.flags().is_reducing) return;
+  finish_sum();
+  if (arriving_.empty()) return;
+  arrived_.synchronize();
+  for (const auto& memory : std::exchange(arriving_, {})) memory.storage->unguard();
+  unit_.flags().is_reducing = false;
+}
+
+void GradientReduction::finish_sum() {
+  if (!unit_.flags().is_reducing || !arriving_.empty()) return;
   RECORD_USER_SCOPE(fmt::format("tessera::reduce {}", unit_.name()));
   const auto works = std::exchange(pass_.works, {});
   const auto reduced = std::exchange(pass_.reduced, {});
@@ -311,11 +327,18 @@ void GradientReduction::finish() {
         at::Tensor(target).copy_(reduced[piece].values.narrow(0, begin, target.numel()));
       });
     }
+    for (const auto& memory : reduced) {
+      if (!memory.arrival.defined() || !gives_gradients()) continue;
+      arrived_ = copy_to_pinned(memory.values, memory.arrival);
+      arriving_.push_back(memory);
+    }
   } catch (...) {
     // Autograd has the gradients already. NaN keeps unfinished values from being taken for gradients.
+    arrived_.synchronize();
+    arriving_.clear();
     for (const auto& memory : reduced) {
       if (!memory.storage) continue;
-      memory.values.fill_(std::numeric_limits<double>::quiet_NaN());
+      (memory.arrival.defined() ? memory.arrival : memory.values).fill_(std::numeric_limits<double>::quiet_NaN());
       memory.storage->unguard();
     }
     pass_.share = {};
@@ -324,15 +347,17 @@ void GradientReduction::finish() {
   }
   for (const auto& memory : reduced) {
     if (!memory.storage) continue;
-    memory.storage->unguard();
+    if (arriving_.empty()) memory.storage->unguard();
     if (unit_.options().offload.gradients == OffloadTo::Disk) evict_pages(memory.values.const_data_ptr(), memory.values.nbytes());
     if (pass_.after.is_plain() && memory.squares && !std::isnan(*memory.squares)) memory.storage->remember_squares(*memory.squares);
   }
-  unit_.flags().is_reducing = false;  // last, because other threads read it without the lock
+  if (arriving_.empty()) unit_.flags().is_reducing = false;  // last, because other threads read it without the lock
 }
 
 void GradientReduction::abandon() {
   pass_.works.clear();
+  arrived_.synchronize();
+  for (const auto& memory : std::exchange(arriving_, {})) memory.storage->unguard();
   for (const auto& memory : std::exchange(pass_.reduced, {})) {
     if (memory.storage) memory.storage->unguard();
   }

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/base/event.h"
 #include "tessera/shard/gradient_sink.h"
 #include "tessera/shard/gradients/equal_batches.h"
 #include "tessera/shard/gradients/unsynced.h"
@@ -22,14 +23,15 @@
 namespace tessera {
 
 /// The memory of a group's sharded gradient. The `.grad` of each shard is a view of `storage`; the reduction writes to `values`, which is
-/// the same memory without the paging key.
+/// the same memory without the paging key, or, if that is host memory of a unit on a device, memory there that is copied to `arrival`.
 struct GradientMemory {
   TaggedStoragePtr storage;
   at::Tensor values;
+  at::Tensor arrival = {};
   size_t group = 0;                 // its number in the unit
   std::shared_ptr<double> squares;  // the reduction writes the sum of squares of `values` here, if a norm was requested
 
-  explicit operator bool() const { return values.defined(); }
+  explicit operator bool() const { return storage != nullptr; }
 };
 
 /// What a sink takes of one backward pass.
@@ -62,6 +64,7 @@ struct PassReduction {
 class GradientReduction {
  public:
   GradientReduction(Unit& unit, const UnitSettings& settings, Versions& versions) : unit_(unit), settings_(settings), versions_(versions) {}
+  ~GradientReduction() { arrived_.synchronize(); }
 
   /// Packs the gradients of one backward pass. While it exists, no other thread can pack.
   class Packing {
@@ -111,8 +114,11 @@ class GradientReduction {
   /// The sink may take gradients again. Returns whether it has taken any since the last call.
   bool end_step() { return std::exchange(taken_, false); }
 
-  /// Waits until this rank's part of the mean is complete, and a sink has taken its share.
+  /// Waits until this rank's part of the mean is complete, and a sink has taken its share. On a device, what is queued later is what waits; the
+  /// host waits for gradients that go to its memory.
   void finish();
+  /// The same, but gradients may still be on their way to host memory, and the unit reduces until finish().
+  void finish_sum();
   /// Drops a reduction that has not finished.
   void abandon();
 
@@ -122,7 +128,7 @@ class GradientReduction {
   void watch(std::shared_ptr<EqualBatches> equal_batches) { equal_batches_ = std::move(equal_batches); }
 
  private:
-  GradientMemory& make_memory(const Unit::Group& group);
+  GradientMemory make_memory(const Unit::Group& group);
   void give_to_sink(const PartOfMean& mean);
   void drop_memory(const Unit::Group& group);
   void finish_mean(const GradientMemory& memory);
@@ -135,6 +141,8 @@ class GradientReduction {
   std::vector<GradientMemory> memories_;  // one for each group; reused by the next reduction
   std::weak_ptr<GradientSink> sink_;
   PassReduction pass_;  // the one in flight
+  c10::SmallVector<GradientMemory, 2> arriving_;  // the sums of the pass in flight that are on their way to host memory,
+  Event arrived_;                                 // until then
   std::vector<std::pair<at::Tensor, int64_t>> lost_;  // with their versions
   std::string lost_why_;
   bool taken_ = false;  // whether the sink has taken gradients in this step

@@ -60,7 +60,7 @@ void UnsyncedGradients::add_to(std::span<const Unit::Parameter* const> parameter
       gradient = std::move(sum);
       sums_.erase(known);
     }
-    if (!gradient.defined() && in_parts_.contains(parameters[i])) gradient = zeros_like(*parameters[i]);
+    if (!gradient.defined() && in_parts_.contains(parameters[i])) gradient = zeros_like(*parameters[i], parts_.begin()->second.device());
   }
 }
 
@@ -78,9 +78,8 @@ void UnsyncedGradients::add_part_to(size_t group, const at::Tensor& sum) {
   if (parts_.empty()) in_parts_.clear();
 }
 
-at::Tensor zeros_like(const Unit::Parameter& parameter) {
-  const auto options = parameter.shard.options();
-  return at::zeros({}, at::TensorOptions().dtype(options.dtype()).device(options.device())).expand(parameter.sizes);
+at::Tensor zeros_like(const Unit::Parameter& parameter, c10::Device device) {
+  return at::zeros({}, at::TensorOptions(parameter.shard.scalar_type()).device(device)).expand(parameter.sizes);
 }
 
 }  // namespace tessera

@@ -52,6 +52,6 @@ class UnsyncedGradients {
 };
 
 /// A gradient of zeros for a parameter, which takes no memory.
-at::Tensor zeros_like(const Unit::Parameter& parameter);
+at::Tensor zeros_like(const Unit::Parameter& parameter, c10::Device device);
 
 }  // namespace tessera

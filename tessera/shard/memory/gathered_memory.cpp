@@ -1,10 +1,12 @@
 // Gathered unit memory: works across machines and on any device.
 #include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
 #include <fmt/format.h>
 
 #include <optional>
 #include <utility>
 
+#include "tessera/base/pinned_memory.h"
 #include "tessera/shard/memory/unit_memory.h"
 
 namespace tessera {
@@ -67,12 +69,43 @@ class Handing final : public Work::State {
   TakeMean take_;
 };
 
+/// The only reader of a chunk in host memory is the device that copies it, some time after the copy was queued.
+class DeviceReads final : public Turns {
+ public:
+  explicit DeviceReads(c10::Device device) : device_(device) {}
+
+  c10::Device device() const { return device_; }
+  /// Replaces chunks in host memory by copies on the device. They are complete for what is queued on the current stream.
+  void copy(std::span<Piece> pieces) {
+    for (auto& piece : pieces) piece.own = piece.own.to(device_, /*non_blocking=*/true);
+    last_ = Event::record(device_);
+  }
+
+  Work wait_for_writers(const Subject& /*subject*/) override { return {}; }
+  void done_reading(const Subject& /*subject*/) override {}
+  bool wait_for_readers(const Subject& /*subject*/) override {
+    last_.synchronize();
+    return true;
+  }
+  bool keep_copy(size_t /*buffer*/, const at::Tensor& /*own*/) override { return false; }
+  void done_writing(std::span<const Buffer> /*buffers*/, const Subject& /*subject*/, bool /*make_copy*/) override {}
+  at::Tensor published_copy(size_t /*buffer*/) const override { return {}; }
+  void reset(const Subject& /*subject*/, bool /*again*/) override {}
+
+ private:
+  const c10::Device device_;
+  Event last_;
+};
+
 class GatheredChunks final : public Chunks {
  public:
-  GatheredChunks(Communicator shard, std::optional<DiskMemoryOptions> disk) : shard_(std::move(shard)), disk_(std::move(disk)) {}
+  /// `reads`: of chunks that lie in host memory, else null. The memory that the chunks are part of owns it.
+  GatheredChunks(Communicator shard, std::optional<DiskMemoryOptions> disk, DeviceReads* reads)
+      : shard_(std::move(shard)), disk_(std::move(disk)), reads_(reads) {}
 
   MemoryPtr add(const BufferPlan& plan) override {
     const auto bytes = static_cast<size_t>(plan.chunk) * c10::elementSize(plan.dtype);
+    if (reads_ != nullptr) return std::make_shared<at::DataPtr>(allocate_pinned(bytes, plan.device));
     if (!disk_) return allocate_memory(bytes, plan.device);
     return std::make_shared<at::DataPtr>(allocate_on_disk(bytes, *disk_, fmt::format("shards of unit '{}'", plan.unit)));
   }
@@ -83,11 +116,20 @@ class GatheredChunks final : public Chunks {
       for (const auto& buffer : buffers) read_pages_ahead(buffer.own.const_data_ptr(), buffer.own.nbytes());
     }
     for (const auto& buffer : buffers) buffer.unsharded->allocate();  // all before the first collective, which can't be cancelled
+    c10::SmallVector<Piece, 2> all;
+    for (const auto& buffer : buffers) all.push_back({.whole = arrival(buffer), .own = buffer.own});
+    std::optional<c10::StreamGuard> beside;
+    if (reads_ != nullptr) {
+      const auto is_free = Event::record(reads_->device());  // what was queued before may still use the memory that is filled
+      beside.emplace(copy_stream(reads_->device(), Copying::ToDevice));
+      reads_->copy(all);
+      is_free.block();
+    }
     for_each_group(
         buffers, [](const Buffer& buffer) { return std::pair(buffer.sent_form().dtype, buffer.decodes()); },
         [&](std::span<const Buffer> run) {
-          c10::SmallVector<Piece, 2> pieces;
-          for (const auto& buffer : run) pieces.push_back({.whole = arrival(buffer), .own = encoded(*buffer.codec, buffer.own)});
+          const auto pieces = std::span(all).subspan(static_cast<size_t>(run.data() - buffers.data()), run.size());
+          for (size_t i = 0; i < run.size(); i++) pieces[i].own = encoded(*run[i].codec, pieces[i].own);
           auto work = shard_.all_gather(pieces, subject, fault.operands);
           if (run.front().decodes()) work = Work(std::make_shared<Decoding>(std::move(work), run, pieces, shard_.size()));
           works.push_back(std::move(work));
@@ -100,11 +142,12 @@ class GatheredChunks final : public Chunks {
   at::Tensor arrival(const Buffer& buffer) const {
     if (!buffer.decodes()) return buffer.unsharded->memory_view(buffer.unsharded_dtype());
     const auto sent = buffer.sent_form();
-    return at::empty({sent.numel * shard_.size()}, buffer.own.options().dtype(sent.dtype));
+    return at::empty({sent.numel * shard_.size()}, at::TensorOptions(sent.dtype).device(buffer.unsharded->device()));
   }
 
   const Communicator shard_;
   const std::optional<DiskMemoryOptions> disk_;
+  DeviceReads* const reads_;
 };
 
 /// Gradients are packed into memory of their own and reduce-scattered.
@@ -149,11 +192,12 @@ class ScatteredGradients final : public GradientPacking {
 
 }  // namespace
 
-UnitMemory gathered_memory(const Communicator& shard, std::optional<DiskMemoryOptions> disk) {
-  return {.residence = "gathered",
+UnitMemory gathered_memory(const Communicator& shard, std::optional<DiskMemoryOptions> disk, std::optional<c10::Device> copied_to) {
+  auto reads = copied_to ? std::make_unique<DeviceReads>(*copied_to) : nullptr;
+  return {.residence = copied_to ? "gathered, host" : "gathered",
           .disk = disk,
-          .chunks = std::make_unique<GatheredChunks>(shard, disk),
-          .turns = nullptr,
+          .chunks = std::make_unique<GatheredChunks>(shard, disk, reads.get()),
+          .turns = std::move(reads),
           .gradients = std::make_unique<ScatteredGradients>(shard)};
 }
 

@@ -28,12 +28,35 @@ void expect_possible(OffloadTo to, std::string_view what, const DiskMemoryOption
     if (device.is_cpu())
       throw ConfigError(
           fmt::format("{} lie in host memory already, so OffloadTo::Host would change nothing; OffloadTo::Disk keeps them in files", what));
-    throw ConfigError(fmt::format("{} are on {}, and what lies there can't be offloaded; leave OffloadOptions out", what, device.str()));
+    throw ConfigError(
+        fmt::format("{} can't go to host memory while the parameters stay on {}, because the host updates what it has; set "
+                    "OffloadOptions::parameters to OffloadTo::Host, which takes gradients and the state of optimizers along",
+                    what, device.str()));
   }
   if (!device.is_cpu())
     throw ConfigError(fmt::format("{} are on {}; only what lies in host memory can be offloaded to disk", what, device.str()));
   expect_sensible(disk);
 }
+
+namespace {
+
+/// Shards in host memory, of units that a device computes with.
+UnitMemory pinned_memory(const ShardOptions& options, c10::Device device) {
+  const auto& shard = options.mesh.shard();
+  if (shard.traits().traces) {
+    throw ConfigError(fmt::format("transport {} has the shards of all ranks in its program, so they can't go to host memory; leave OffloadOptions out",
+                                  shard.traits().name));
+  }
+  if (options.offload.gradients == OffloadTo::Disk) {
+    throw ConfigError("the gradients are where the parameters are, in host memory, and not on disk; leave OffloadOptions::gradients out");
+  }
+  if (options.residence == Residence::NodeShared) {
+    throw ConfigError("parameters that ranks share in memory can't be those of a device; leave ShardOptions::residence at Auto");
+  }
+  return gathered_memory(shard, {}, device);
+}
+
+}  // namespace
 
 void give_mean(std::span<const Piece> pieces, const TakeMean& take) {
   take([&](size_t piece, int64_t begin, const at::Tensor& target) {
@@ -76,6 +99,7 @@ void UnitMemory::evict(std::span<const Buffer> buffers) const {
 UnitMemory make_unit_memory(const ShardOptions& options, bool decodes, at::Device device) {
   const auto& shard = options.mesh.shard();
   const auto& offload = options.offload;
+  if (offload.parameters == OffloadTo::Host && !device.is_cpu()) return pinned_memory(options, device);
   expect_possible(offload.parameters, "the parameters", offload.disk, device);
   expect_possible(offload.gradients, "the gradients", offload.disk, device);
   if (offload.parameters == OffloadTo::Disk) {

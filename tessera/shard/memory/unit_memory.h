@@ -78,8 +78,8 @@ class Chunks {
   virtual Works fill(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) = 0;
 };
 
-/// How ranks take turns where others read this rank's chunk in place: nobody may write what another still reads, or read what another has
-/// not written yet.
+/// How ranks take turns where others, or a device, read this rank's chunk in place: nobody may write what another still reads, or read what
+/// another has not written yet.
 class Turns {
  public:
   virtual ~Turns() = default;
@@ -144,7 +144,7 @@ struct UnitMemory {
   bool copies = true;
   std::optional<DiskMemoryOptions> disk = {};  // where this rank's chunk lies, if not in memory
   std::unique_ptr<Chunks> chunks;
-  std::unique_ptr<Turns> turns;  // null if nobody else reads this rank's chunk in place
+  std::unique_ptr<Turns> turns;  // null if nobody reads this rank's chunk in place
   std::unique_ptr<GradientPacking> gradients;
 
   /// Bytes that the unit additionally takes on this rank while it is unsharded.
@@ -157,8 +157,9 @@ struct UnitMemory {
   void evict(std::span<const Buffer> buffers) const;
 };
 
-/// Memory that an all-gather fills and that resharding frees. Works everywhere. `disk`: where the shards lie, if not in memory.
-UnitMemory gathered_memory(const Communicator& shard, std::optional<DiskMemoryOptions> disk = {});
+/// Memory that an all-gather fills and that resharding frees. Works everywhere. `disk`: where the shards lie, if not in memory. `copied_to`: the
+/// device that copies them from pinned host memory before they are gathered, if they lie there.
+UnitMemory gathered_memory(const Communicator& shard, std::optional<DiskMemoryOptions> disk = {}, std::optional<c10::Device> copied_to = {});
 
 /// Memory that the ranks of one host share: their chunks lie in rank order, so a unit is unsharded without a copy. Returns nothing, and the
 /// reason in `why_not`, if the ranks can't share memory. Collective.

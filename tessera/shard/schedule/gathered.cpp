@@ -11,8 +11,9 @@ at::Tensor gathered(Unit& unit, const Unit::Group& group, const at::Tensor& own_
   const auto held = unit.schedule()->lock();
   unit.state(held).expect_equal_start();
   const auto& shard = unit.mesh().shard();
-  const auto whole = at::empty({group.chunk * shard.size()}, own_flat.options());
-  const Piece piece{.whole = whole, .own = own_flat};
+  const auto own = own_flat.to(unit.device());
+  const auto whole = at::empty({group.chunk * shard.size()}, own.options());
+  const Piece piece{.whole = whole, .own = own};
   shard.all_gather(std::span(&piece, 1), {.unit = unit.name(), .number = unit.number()}).wait();
   return whole;
 }

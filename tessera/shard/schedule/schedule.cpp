@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <ranges>
 #include <utility>
 
 #include "tessera/base/error.h"
@@ -188,7 +189,19 @@ void Schedule::reduce_next(const ScheduleLock& held, bool all) {
 void Schedule::finish_reductions() {
   const Unwatched unwatched;
   const auto held = lock();
-  if (auto* unit = std::exchange(reducing_, nullptr)) unit->state(held).reduction.finish();
+  finish_sum();
+  // What was sent last arrives last, so the host waits once.
+  const auto arriving = std::exchange(arriving_, {});
+  for (auto* unit : arriving | std::views::reverse) unit->state(held).reduction.finish();
+}
+
+void Schedule::finish_sum() {
+  const Unwatched unwatched;
+  const auto held = lock();
+  auto* const unit = std::exchange(reducing_, nullptr);
+  if (unit == nullptr) return;
+  unit->state(held).reduction.finish_sum();
+  if (unit->flags().is_reducing) arriving_.push_back(unit);
 }
 
 void Schedule::watch(WeakModule module) {
@@ -247,6 +260,7 @@ void Schedule::abandon_pass() {
   ready_.clear();
   visited_ = nullptr;
   if (auto* unit = std::exchange(reducing_, nullptr)) unit->state(held).reduction.abandon();
+  for (auto* unit : std::exchange(arriving_, {})) unit->state(held).reduction.abandon();
   live_.remove_all(held);
 }
 
@@ -314,6 +328,7 @@ void Schedule::forget(const Unit& unit, uint64_t held_bytes) {
   const auto held = lock();
   live_.forget(unit, held_bytes);
   if (reducing_ == &unit) reducing_ = nullptr;
+  std::erase(arriving_, &unit);
   std::erase(written_, &unit);
   std::erase(members_, &unit);
   std::erase(to_reduce_, &unit);

@@ -54,8 +54,10 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   bool reduces_in_order() const { return settings_.unused_parameters == UnusedParameters::Zeros; }
   /// Runs the reduction of a unit when all units before it in the order have had theirs.
   void reduce_in_order(Unit& unit, std::function<void(const ScheduleLock&)> reduce);
-  /// Waits for the reduction that was started last, if it has not finished.
+  /// Waits for the reduction that was started last, if it has not finished, and for gradients that are on their way to host memory.
   void finish_reductions();
+  /// Waits for that reduction alone.
+  void finish_sum();
 
   /// Remembers a module for which fully_shard was called.
   void watch(WeakModule module);
@@ -117,6 +119,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   uint64_t backward_ = 0;       // the number of the last backward pass
   Unit* visited_ = nullptr;     // the last unit used
   Unit* reducing_ = nullptr;    // the unit whose reduction was started last and has not finished
+  std::vector<Unit*> arriving_;  // units whose gradients are on their way to host memory
   std::vector<Unit*> written_;  // units with a new version that is not published yet
   uint64_t misses_ = 0;
   const std::shared_ptr<EqualBatches> equal_batches_;

@@ -139,8 +139,9 @@ void UnitState::show_stored() {
   for (const auto& group : unit_.groups()) {
     if (!group.converts) continue;
     const auto numel = group.chunk * shard.size();
-    auto memory = allocate_memory(static_cast<size_t>(numel) * c10::elementSize(group.dtype), group.own.device());
-    const Piece piece{.whole = at::from_blob(memory->get(), {numel}, group.own.options()), .own = group.own};
+    auto memory = allocate_memory(static_cast<size_t>(numel) * c10::elementSize(group.dtype), unit_.device());
+    const auto own = group.own.to(unit_.device());
+    const Piece piece{.whole = at::from_blob(memory->get(), {numel}, own.options()), .own = own};
     shard.all_gather(std::span(&piece, 1), {.unit = unit_.name(), .number = unit_.number()}).wait();
     gathered.emplace_back(&group, std::move(memory));
   }

@@ -189,6 +189,13 @@ at::Tensor shard_of(const TaggedStoragePtr& storage, at::ScalarType dtype, const
   return paged_view(c10::Storage(storage), dtype, sizes, strides, span.shard_offset).set_requires_grad(trained);
 }
 
+/// Where operators compute with the parameters. Those of a model that is larger than its device may start on the host, if their shards stay there.
+c10::Device device_of_unit(const ManagedParameter& parameter, const ShardOptions& options) {
+  const auto communicates = options.mesh.world().traits().device;
+  const auto device = device_of_values(parameter.tensor, communicates);
+  return device.is_cpu() && options.offload.parameters == OffloadTo::Host ? communicates : device;
+}
+
 /// What a unit keeps of its options: not the parameters that they name, or that a function may have captured. These own their units, which
 /// would never end.
 ShardOptions without_parameters(ShardOptions options) {
@@ -219,7 +226,7 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<ManagedParameter>
     gradient_dtype(stored, options.mixed_precision);
     decodes = decodes || unit_codec->decodes(stored);
   }
-  const auto device = device_of_values(managed.front().tensor, options.mesh.world().traits().device);
+  const auto device = device_of_unit(managed.front(), options);
   FormerMemory former(managed);
   auto groups = grouped(std::move(managed), unit_layout);
   const BelowPaging below;

@@ -86,7 +86,8 @@ StartValues Starts::of(const ManagedParameter& parameter, const Span& span) {
   }
   if (sends) {
     // Also if this rank has failed, for the others wait for it here.
-    if (!result.known()) result.all = at::empty({tensor.numel()}, tensor.options().device(device_of_values(tensor, world.traits().device)));
+    const auto options = tensor.options().device(world.traits().device);
+    result.all = result.known() ? result.all.to(options) : at::empty({tensor.numel()}, options);
     world.broadcast(result.all, 0, {.unit = unit_}).wait();
   }
   if (result.all.defined() && !world.traits().traces) result.fingerprint = fingerprint(result.all);

@@ -41,7 +41,8 @@ Buffers Unit::buffers() const {
 
 TaggedStoragePtr Unit::make_storage(Role role, size_t group, int64_t numel, at::ScalarType dtype) {
   StorageTag tag{.role = role, .unit = weak_from_this(), .group = group, .owner = role == Role::Unsharded ? shared_from_this() : nullptr};
-  return c10::make_intrusive<TaggedStorage>(std::move(tag), static_cast<size_t>(numel) * c10::elementSize(dtype), device_);
+  const auto device = role == Role::Unsharded || !is_offloaded() ? device_ : c10::Device(at::kCPU);
+  return c10::make_intrusive<TaggedStorage>(std::move(tag), static_cast<size_t>(numel) * c10::elementSize(dtype), device);
 }
 
 void Unit::make_chunk_private(size_t group) {

@@ -145,6 +145,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const ShardOptions& options() const { return options_; }
   const std::vector<Group>& groups() const { return groups_; }
   std::optional<at::ScalarType> compute_dtype() const { return compute_dtype_; }
+  /// Where operators compute with the unsharded parameters.
+  c10::Device device() const { return device_; }
+  /// Whether that is a device, and the shards and their gradients are in host memory.
+  bool is_offloaded() const { return options_.offload.parameters == OffloadTo::Host; }
   /// The calls that operators need around them, by tessera::call or the class FullyShardedDataParallel.
   std::vector<NeededCall>& needed_calls() { return needed_calls_; }
   std::string_view layout_name() const { return kLayoutNames[static_cast<size_t>(layout_)]; }

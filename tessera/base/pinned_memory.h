@@ -1,0 +1,24 @@
+// Host memory that a device copies from and to by itself, and where its copies run: beside what the device computes.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
+
+#include "tessera/base/event.h"
+
+namespace tessera {
+
+/// Pinned host memory for copies of this device, which is not the CPU. Throws if libtorch has none for it.
+at::DataPtr allocate_pinned(size_t bytes, c10::Device device);
+/// A contiguous tensor in such memory, not initialized.
+at::Tensor empty_pinned(at::IntArrayRef sizes, at::ScalarType dtype, c10::Device device);
+
+/// The stream on which copies in one direction run.
+enum class Copying { ToDevice, ToHost };
+c10::Stream copy_stream(c10::Device device, Copying direction);
+
+/// Starts to copy values of a device to pinned memory, once what the calling thread has queued on its current stream has run. They may be read
+/// after the event; until then both tensors must live.
+Event copy_to_pinned(const at::Tensor& values, const at::Tensor& pinned);
+
+}  // namespace tessera
