@@ -10,6 +10,10 @@
 
 namespace tessera {
 
+bool has_pinned_memory(c10::Device device) {
+  return !device.is_cpu() && !device.is_meta() && !device.is_xla();
+}
+
 at::DataPtr allocate_pinned(size_t bytes, c10::Device device) {
   return at::globalContext().getPinnedMemoryAllocator(device.type())->allocate(bytes);
 }

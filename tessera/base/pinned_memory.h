@@ -8,7 +8,9 @@
 
 namespace tessera {
 
-/// Pinned host memory for copies of this device, which is not the CPU. Throws if libtorch has none for it.
+/// Whether this device, which is not the CPU, has such memory. XLA devices copy in ways of their own.
+bool has_pinned_memory(c10::Device device);
+/// Pinned host memory for copies of this device.
 at::DataPtr allocate_pinned(size_t bytes, c10::Device device);
 /// A contiguous tensor in such memory, not initialized.
 at::Tensor empty_pinned(at::IntArrayRef sizes, at::ScalarType dtype, c10::Device device);
@@ -17,8 +19,8 @@ at::Tensor empty_pinned(at::IntArrayRef sizes, at::ScalarType dtype, c10::Device
 enum class Copying { ToDevice, ToHost };
 c10::Stream copy_stream(c10::Device device, Copying direction);
 
-/// Starts to copy values of a device to pinned memory, once what the calling thread has queued on its current stream has run. They may be read
-/// after the event; until then both tensors must live.
+/// Starts to copy values of a device to pinned memory, once what the calling thread has queued on its current stream has run. They may be
+/// read after the event; until then both tensors must live.
 Event copy_to_pinned(const at::Tensor& values, const at::Tensor& pinned);
 
 }  // namespace tessera

@@ -8,10 +8,12 @@
 #include <chrono>
 #include <exception>
 #include <map>
+#include <optional>
 #include <thread>
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/base/pinned_memory.h"
 #include "tessera/checkpoint/live/save.h"
 #include "tessera/comm/groups/all_or_none.h"
 
@@ -28,35 +30,43 @@ constexpr std::chrono::milliseconds kBetweenLooks{2};
 struct AsyncSaver::Buffers {
   std::map<std::pair<int, std::string>, at::Tensor> tensors = {};  // by rank and name
 
-  void copy(std::vector<RankContents>& ranks) {
+  /// The values are those of now. Of a device they are there after the event: it copies them in the order of its queue, so what is queued
+  /// later may change what they were copied from.
+  Event copy(std::vector<RankContents>& ranks) {
     std::map<std::pair<int, std::string>, at::Tensor> used;
+    std::optional<c10::Device> device;
     for (auto& rank : ranks) {
       for (auto& [name, tensor] : rank.tensors) {
         const std::pair key(rank.record.rank, name);
+        const bool pins = has_pinned_memory(tensor.device());
         auto buffer = std::move(tensors[key]);
         if (!buffer.defined() || buffer.scalar_type() != tensor.scalar_type() || buffer.sizes() != tensor.sizes()) {
-          buffer = at::empty(tensor.sizes(), at::TensorOptions(tensor.scalar_type()));
+          buffer = pins ? empty_pinned(tensor.sizes(), tensor.scalar_type(), tensor.device())
+                        : at::empty(tensor.sizes(), at::TensorOptions(tensor.scalar_type()));
         }
-        buffer.copy_(tensor);
+        buffer.copy_(tensor, /*non_blocking=*/pins);
+        if (pins) device = tensor.device();
         tensor = used[key] = buffer;
       }
     }
     tensors = std::move(used);
+    return device ? Event::record(*device) : Event();
   }
 };
 
 /// A save whose folder is made, and the thread that does the rest.
 class AsyncSaver::UnderWay {
  public:
-  enum class State { Writing, Waiting, Done, Failed };  // Waiting: rank 0 for the files of others
+  enum class State { Failed, Writing, Waiting, Done };  // Waiting: rank 0 for the files of others
 
   UnderWay(const std::filesystem::path& folder, const Contents& contents, const Communicator& world, const SaveOptions& options,
            Buffers& buffers)
       : save_(folder, contents, world, options) {
     std::vector<RankContents> ranks;
+    Event copied;
     step_.attempt([&] {
       ranks = contents_of_ranks(save_.number(), contents, world);
-      buffers.copy(ranks);
+      copied = buffers.copy(ranks);
     });
     if (step_.failed()) {
       state_ = State::Failed;
@@ -64,8 +74,9 @@ class AsyncSaver::UnderWay {
     }
     AllOrNone start;
     start.attempt([&] {
-      thread_ = std::jthread([this, ranks = std::move(ranks), is_first = world.is_first()](const std::stop_token& stop) {
+      thread_ = std::jthread([this, ranks = std::move(ranks), copied, is_first = world.is_first()](const std::stop_token& stop) {
         step_.attempt([&] {
+          copied.synchronize();
           save_.write(ranks);
           if (is_first) commit_when_all_have_written(stop);
         });
@@ -147,16 +158,10 @@ bool AsyncSaver::poll() {
   if (!under_way_) return true;
   using State = UnderWay::State;
   const auto state = under_way_->state();
-  const auto all = at::tensor({static_cast<int64_t>(state == State::Done), static_cast<int64_t>(state != State::Failed),
-                               static_cast<int64_t>(state != State::Writing)},
-                              at::TensorOptions(world_.traits().device).dtype(at::kLong));
   try {
-    world_.all_reduce(all, {.op = Reduce::Min}, {.unit = "checkpoint"}).wait();
-    const auto known = all.cpu();
-    const auto* const agreed = known.const_data_ptr<int64_t>();
-    const bool all_done = agreed[0] != 0, none_failed = agreed[1] != 0, all_written = agreed[2] != 0;
-    if (!all_done && none_failed) {
-      if (all_written) under_way_->expect_files_within(world_.limit());
+    const auto least = static_cast<State>(world_.extremes(static_cast<uint64_t>(state), {.unit = "checkpoint"}).least);
+    if (least == State::Writing || least == State::Waiting) {
+      if (least == State::Waiting) under_way_->expect_files_within(world_.limit());
       return false;
     }
     under_way_->finish(world_);

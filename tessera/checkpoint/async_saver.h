@@ -9,7 +9,8 @@
 namespace tessera::checkpoint {
 
 /// One save at a time is under way. Its values are those of the moment at which it began: save() copies them into buffers that are kept for
-/// the next one, so a process takes the memory of its part of a checkpoint once more.
+/// the next one, so a process takes the memory of its part of a checkpoint once more. A device copies them when it gets there, and the host
+/// goes on.
 ///
 /// All calls are collective, also the destructor, unless it runs because of an exception. The destructor waits for the save that is under
 /// way, and logs its error.
@@ -23,7 +24,7 @@ class AsyncSaver {
   /// Waits for the last save, copies the contents and returns; a thread writes them to disk. Throws what poll() throws.
   void save(const std::filesystem::path& folder, const Contents& contents, const SaveOptions& options = {});
   /// Returns true if no save is under way (any more). If a rank could not write, it throws on all ranks, and nothing of that checkpoint is
-  /// left. Call it after each step: while a save is under way it costs an all-reduce of three values, otherwise nothing.
+  /// left. Call it after each step: while a save is under way the ranks compare a number, otherwise nothing.
   bool poll();
   /// Returns when no save is under way. Throws what poll() throws.
   void wait();

@@ -23,7 +23,8 @@ class Average;
 
 namespace tessera::checkpoint {
 
-/// The parts of a training run that a checkpoint holds. A checkpoint also holds the state of libtorch's default CPU generator.
+/// The parts of a training run that a checkpoint holds. A checkpoint also holds the states of libtorch's default generators: of the CPU,
+/// and of the device where the ranks communicate.
 struct Contents {
   torch::nn::Module* model = nullptr;
   /// A pointer to one of tessera::optim or torch::optim, or {&one, &another} of one class; none to save or load weights only.

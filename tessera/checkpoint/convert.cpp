@@ -164,6 +164,10 @@ Converted convert(const fs::path& checkpoint, const fs::path& out, const Convert
   expect_no_blocks(run);
   for (const auto& file : run.catalog.files) expect_outside(out, file);
   result.left_out = run.catalog.left_out;
+  const bool keeps_ranks = options.to == Format::Tessera && options.world == run.ranks;
+  if (!run.device_generator.empty() && !keeps_ranks)
+    result.left_out.emplace(run.device_generator,
+                            "only Tessera's format has it, and only its device can give more ranks generators of their own");
   const RunSource source(std::move(run), options);
   if (source.model().empty()) {
     throw IoError(fmt::format("{} has no tensors of a model{}", checkpoint.string(), folder_of_model(checkpoint)));

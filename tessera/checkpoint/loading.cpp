@@ -1,5 +1,4 @@
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
@@ -66,6 +65,7 @@ struct Saved {
     std::iota(all.begin(), all.end(), 0);
     verify_share(stored, world, all);
     generator = read_generator(stored, manifest, rank);
+    device_generator = read_device_generator(stored, manifest, rank, device_with_generator(world));
     if (!contents.optimizer) return;
     training = read_training_state(manifest, stored, *contents.model, elsewhere, options, world);
     expect_training_state(contents, training, manifest);
@@ -87,6 +87,7 @@ struct Saved {
   ModelPlan plan;
   Notes notes;
   std::optional<at::Generator> generator;
+  at::Tensor device_generator;  // its state
   std::map<std::string, optim::ParameterState> training;
 };
 
@@ -132,11 +133,8 @@ void load(const fs::path& folder, Contents& contents, const Communicator& world,
   reading.attempt([&] { load_beside(contents, rows, saved->manifest, saved->stored, world); });
   reading.expect_all(world, {.unit = "checkpoint"},
                      fmt::format("could not finish loading {}; what is loaded is part of it", folder.string()));
-  if (saved->generator) {
-    auto generator = at::detail::getDefaultCPUGenerator();
-    const std::lock_guard lock(generator.mutex());
-    generator.set_state(saved->generator->get_state());
-  }
+  if (saved->generator) set_generator(at::kCPU, saved->generator->get_state());
+  if (saved->device_generator.defined()) set_generator(device_with_generator(world), saved->device_generator);
   contents.notes = std::move(saved->notes);
 }
 

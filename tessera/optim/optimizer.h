@@ -56,8 +56,8 @@ class Optimizer {
   /// To be called instead of step() if this rank leaves out a step that others take. Its parameters do not change.
   void skip_step();
   /// Keeps the state where `to` says between its uses. Call it before there is state: before the first step, and before a checkpoint is
-  /// loaded. State lies where its shards do, so Host is what it has with OffloadOptions::parameters on the host, and is refused without. Throws
-  /// ConfigError if that is not possible.
+  /// loaded. State lies where its shards do, so Host is what it has with OffloadOptions::parameters on the host, and is refused without.
+  /// Throws ConfigError if that is not possible.
   void offload_state(OffloadTo to, const DiskMemoryOptions& disk = {});
   /// Makes the next step multiply the gradients by a scalar, without another pass over memory. Several factors multiply. step(),
   /// skip_step() and zero_grad() reset the factor.

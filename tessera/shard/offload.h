@@ -18,8 +18,8 @@ enum class OffloadTo {
 
 /// What takes room between its uses elsewhere than where it is computed with. The state of an optimizer is offloaded by the optimizer.
 struct OffloadOptions {
-  /// The shards; units are then gathered. With Host, shards, their gradients and so the state of optimizers are tensors of the CPU, which updates
-  /// them, and units are unsharded on the device, where the communicator is.
+  /// The shards; units are then gathered. With Host, shards, their gradients and so the state of optimizers are tensors of the CPU, which
+  /// updates them, and units are unsharded on the device, where the communicator is.
   OffloadTo parameters = OffloadTo::Nowhere;
   OffloadTo gradients = OffloadTo::Nowhere;  // of the shards; with parameters on the host, they are there, too
   DiskMemoryOptions disk = {};

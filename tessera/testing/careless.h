@@ -55,11 +55,11 @@ class Careless final : public Transport {
 
 inline constexpr int kDelayedRanks = 2;
 
-/// Rank 0 of two on the device that lags. The other does what this one does.
-inline Communicator world_on_delayed_device(Forgets forgets) {
-  auto link = std::make_shared<LoopbackLink>(0, all_ranks(kDelayedRanks));
+/// Rank 0 of two on the device that lags, or of as many. The others do what this one does.
+inline Communicator world_on_delayed_device(Forgets forgets, int ranks = kDelayedRanks) {
+  auto link = std::make_shared<LoopbackLink>(0, all_ranks(ranks));
   auto transport = std::make_unique<CollectivesTransport>(GroupTraits{.name = "delayed", .device = delayed_device(), .sums = SumOrder::Any},
-                                                          link, delayed_backend(0, kDelayedRanks), nullptr);
+                                                          link, delayed_backend(0, ranks), nullptr);
   return Communicator(std::make_shared<Group>(std::make_unique<Careless>(std::move(transport), forgets), link));
 }
 

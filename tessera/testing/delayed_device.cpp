@@ -261,7 +261,7 @@ c10::Device delayed_device() {
     aten.impl("empty_strided", &empty_strided_delayed);
     aten.impl("view", TORCH_FN(at::native::view));
     aten.impl("set_.source_Storage_storage_offset", TORCH_FN(at::native::set_storage_cpu_));  // views of a storage need no values
-    at::RegisterPrivateUse1HooksInterface(new DelayedHooks);  // libtorch never frees it
+    at::RegisterPrivateUse1HooksInterface(new DelayedHooks);                                  // libtorch never frees it
     register_delayed_kernels();
     return true;
   }();

@@ -11,6 +11,7 @@
 #include "tessera/testing/careless.h"
 #include "tessera/testing/delayed_device.h"
 #include "tessera/testing/transports.h"
+#include "tessera/train/sharding_settings.h"
 
 namespace tessera::testing::host_offload_test {
 namespace {
@@ -183,6 +184,13 @@ TEST_F(HostOffload, GathersAndLoadsWholeParameters) {
   EXPECT_TRUE(at::equal(to_local(shard), at::full_like(to_local(shard), 3.0F)));
   model->forward(batch()).square().mean().backward();
   EXPECT_TRUE(at::equal(full_grad(shard).cpu().flatten().narrow(0, 0, shard.numel()), to_local(shard.grad()).flatten()));
+}
+
+TEST_F(HostOffload, IsWhatConfigurationsAskFor) {
+  config::Settings settings;
+  settings.set("distributed_type", "FSDP", config::Origin::Code, "here");
+  settings.set("fsdp_offload_params", "true", config::Origin::Code, "here");
+  EXPECT_EQ(train::sharding_of(settings, *seeded_model(), world_).options.offload.parameters, OffloadTo::Host);
 }
 
 TEST_F(HostOffload, SaysWhatCannotGoToTheHost) {

@@ -22,7 +22,7 @@ int64_t SourceTensor::bytes() const {
 RunSource::RunSource(Manifest run, const ConvertOptions& options) : run_(std::move(run)), options_(options), stored_(run_.catalog) {
   for (const auto& [name, tensor] : run_.catalog.tensors) {
     stored_.expect_complete(name);
-    if (name == run_.generator) continue;
+    if (name == run_.generator || name == run_.device_generator) continue;
     SourceTensor entry{.name = name, .dtype = tensor.dtype, .shape = tensor.shape};
     if (run_.beside.contains(name)) {
       entry.key = name.substr(std::string_view(kBesidePrefix).size());

@@ -25,6 +25,8 @@ class RankPart {
  public:
   RankPart(const RunSource& source, int rank, uint64_t save)
       : source_(source), rank_(rank), generator_(read_generator(source.stored(), source.run(), rank)) {
+    // Without the device, nobody can give a new rank a generator of its own.
+    if (source.run().ranks == source.options().world) device_generator_ = stored_device_generator(source.stored(), source.run(), rank);
     const auto& run = source.run();
     const auto ranks = source.options().world;
     record_ = {.rank = rank,
@@ -33,6 +35,7 @@ class RankPart {
                .aliases = run.catalog.aliases,
                .optimizer = run.optimizer,
                .generator = run.generator,
+               .device_generator = device_generator_.defined() ? run.device_generator : "",
                .notes = notes_of_rank(run, rank, ranks, {.notes_of_first_rank = source.options().notes_of_first_rank}),
                .origin = origin_here("flat", fmt::format("shard {}", ranks))};
     for (const auto& tensor : source.model()) add_model(tensor);
@@ -54,6 +57,10 @@ class RankPart {
     for (const auto& item : items_) entries.push_back({.name = item.tensor->name, .dtype = item.tensor->dtype, .sizes = item.sizes});
     const auto state = generator_ ? generator_->get_state() : at::Tensor();
     if (state.defined()) entries.push_back({.name = record_.generator, .dtype = state.scalar_type(), .sizes = state.sizes().vec()});
+    if (device_generator_.defined()) {
+      const auto sizes = device_generator_.sizes().vec();
+      entries.push_back({.name = record_.device_generator, .dtype = device_generator_.scalar_type(), .sizes = sizes});
+    }
     SafetensorsWriter writer(rank_file(folder, rank_, record_.ranks), std::move(entries), to_metadata(record_));
     for (const auto& item : items_) {
       if (item.part.numel() == 0) writer.append(at::empty({0}, item.tensor->dtype));
@@ -63,6 +70,7 @@ class RankPart {
       }
     }
     if (state.defined()) writer.write(state);
+    if (device_generator_.defined()) writer.write(device_generator_);
     writer.close();
   }
 
@@ -107,6 +115,7 @@ class RankPart {
   const RunSource& source_;
   const int rank_;
   const std::optional<at::Generator> generator_;
+  at::Tensor device_generator_;
   RankRecord record_;
   std::vector<Item> items_;
 };

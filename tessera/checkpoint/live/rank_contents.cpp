@@ -1,7 +1,6 @@
 #include "tessera/checkpoint/live/rank_contents.h"
 
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -16,6 +15,7 @@
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/live/beside.h"
 #include "tessera/checkpoint/live/contents.h"
+#include "tessera/checkpoint/live/generator_state.h"
 #include "tessera/checkpoint/live/part_records.h"
 #include "tessera/checkpoint/live/training_state.h"
 #include "tessera/optim/average.h"
@@ -25,12 +25,6 @@
 
 namespace tessera::checkpoint {
 namespace {
-
-at::Tensor generator_state() {
-  auto generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard lock(generator.mutex());
-  return generator.get_state();
-}
 
 void add_model(std::vector<RankContents>& ranks, const torch::nn::Module& module, const Communicator& world) {
   const auto model = local_values(module);
@@ -98,7 +92,11 @@ std::vector<RankContents> contents_of_ranks(uint64_t save, const Contents& conte
   add_beside(ranks, contents, world);
   for (auto& rank : ranks) {
     rank.record.generator = kHiddenGeneratorName;
-    rank.tensors.emplace_back(rank.record.generator, generator_state());
+    rank.tensors.emplace_back(rank.record.generator, state_of_generator(at::kCPU));
+    if (const auto device = device_with_generator(world); !device.is_cpu()) {
+      rank.record.device_generator = generator_name(device);
+      rank.tensors.emplace_back(rank.record.device_generator, state_of_generator(device));
+    }
     sort_by_width(rank.tensors, [](const auto& named) { return named.second.scalar_type(); });
   }
   return ranks;

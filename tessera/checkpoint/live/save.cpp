@@ -9,6 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/log.h"
+#include "tessera/base/pinned_memory.h"
 #include "tessera/checkpoint/live/beside.h"
 #include "tessera/checkpoint/live/contents.h"
 #include "tessera/checkpoint/step_folders.h"
@@ -24,9 +25,7 @@ namespace fs = std::filesystem;
 
 uint64_t draw_number(const Communicator& world) {
   std::random_device source;
-  const auto number = at::full({1}, static_cast<int64_t>(source()), at::TensorOptions(world.traits().device).dtype(at::kLong));
-  world.broadcast(number, 0, {.unit = "checkpoint"}).wait();
-  return static_cast<uint64_t>(number.item<int64_t>());
+  return world.extremes(source(), {.unit = "checkpoint"}).least;  // among hosts, for a device may have work queued for long
 }
 
 fs::path free_name(const fs::path& folder) {
@@ -70,6 +69,42 @@ void make_way(const fs::path& folder, bool in_place) {
   log(LogLevel::Warning, fmt::format("set aside as {}: {}", aside.string(), *why));
 }
 
+/// Brings tensors to the host one after the other. While one is written, the next is copied from its device.
+class Staging {
+ public:
+  explicit Staging(const std::vector<std::pair<std::string, at::Tensor>>& tensors) : tensors_(tensors) { begin(0); }
+
+  at::Tensor take(size_t i) {
+    begin(i + 1);
+    const auto& place = places_[i % 2];
+    place.copied.synchronize();
+    return place.values;
+  }
+
+ private:
+  struct Place {
+    at::Tensor pinned;  // kept for its memory
+    at::Tensor values;
+    Event copied;
+  };
+
+  void begin(size_t i) {
+    if (i == tensors_.size()) return;
+    const auto tensor = tensors_[i].second.detach();
+    auto& place = places_[i % 2];
+    place.values = tensor;
+    place.copied = {};
+    if (!has_pinned_memory(tensor.device()) || tensor.numel() == 0) return;
+    const auto bytes = static_cast<int64_t>(tensor.nbytes());
+    if (!place.pinned.defined() || place.pinned.numel() < bytes) place.pinned = empty_pinned({bytes}, at::kByte, tensor.device());
+    place.values = place.pinned.narrow(0, 0, bytes).view(tensor.scalar_type()).view(tensor.sizes());
+    place.copied = copy_to_pinned(tensor, place.values);
+  }
+
+  const std::vector<std::pair<std::string, at::Tensor>>& tensors_;
+  Place places_[2];
+};
+
 void write_rank_file(const fs::path& folder, const RankContents& rank) {
   const auto& record = rank.record;
   if (!is_there(folder)) {
@@ -80,7 +115,8 @@ void write_rank_file(const fs::path& folder, const RankContents& rank) {
   for (const auto& [name, tensor] : rank.tensors)
     entries.push_back({.name = name, .dtype = tensor.scalar_type(), .sizes = tensor.sizes().vec()});
   SafetensorsWriter writer(rank_file(folder, record.rank, record.ranks), std::move(entries), to_metadata(record));
-  for (const auto& [name, tensor] : rank.tensors) writer.write(tensor);
+  Staging staging(rank.tensors);
+  for (size_t i = 0; i < rank.tensors.size(); i++) writer.write(staging.take(i));
   writer.close();
 }
 

@@ -33,6 +33,7 @@ class Composition {
     manifest_.optimizer = first.record.optimizer;
     manifest_.origin = first.record.origin;
     manifest_.generator = first.record.generator;
+    manifest_.device_generator = first.record.device_generator;
   }
 
   void add(const RankFile& file) {
@@ -71,7 +72,9 @@ class Composition {
         add_blocks(name, part);
       }
     }
-    if (!file.record.generator.empty()) add_whole(file.record.generator);
+    for (const auto* name : {&file.record.generator, &file.record.device_generator}) {
+      if (!name->empty()) add_whole(*name);
+    }
     // With the header's, a file that belongs to another save is noticed.
     const auto header = InputFile(file.tensors.path()).read_first(file.tensors.header_bytes());
     manifest_.catalog.checksums.push_back(
@@ -197,12 +200,14 @@ StoredTensor tensor_from_json(const json& text) {
 
 json to_json(const fs::path& folder, const Manifest& manifest) {
   const auto& catalog = manifest.catalog;
-  json result = {{"format", kManifestFormat},  {"version", kManifestVersion},     {"ranks", manifest.ranks},
-                 {"save", manifest.save},      {"optimizer", manifest.optimizer}, {"notes", manifest.notes},
-                 {"buffers", catalog.buffers}, {"aliases", catalog.aliases},      {"tensors", json::object()},
-                 {"blocks", json::object()},   {"files", json::array()},          {"origin", manifest.origin},
+  json result = {{"format", kManifestFormat},       {"version", kManifestVersion},
+                 {"ranks", manifest.ranks},         {"save", manifest.save},
+                 {"optimizer", manifest.optimizer}, {"notes", manifest.notes},
+                 {"buffers", catalog.buffers},      {"aliases", catalog.aliases},
+                 {"tensors", json::object()},       {"blocks", json::object()},
+                 {"files", json::array()},          {"origin", manifest.origin},
                  {"generator", manifest.generator}, {"not_state", manifest.not_state},
-                 {"beside", manifest.beside}};
+                 {"beside", manifest.beside},       {"device_generator", manifest.device_generator}};
   for (const auto& [name, tensor] : catalog.tensors) result["tensors"][name] = to_json(tensor);
   for (const auto& [name, blocks] : manifest.blocks) {
     for (const auto& [range, begin, numel] : blocks.parts) {
@@ -260,7 +265,10 @@ Manifest from_json(const fs::path& folder, const json& text, std::vector<uint64_
       throw IoError(fmt::format("there is no tensor '{}' beside the model", name));
   }
   manifest.generator = text.value("generator", kGeneratorName);
-  if (!catalog.tensors.contains(manifest.generator)) manifest.generator.clear();
+  manifest.device_generator = text.value("device_generator", manifest.device_generator);
+  for (auto* name : {&manifest.generator, &manifest.device_generator}) {
+    if (!catalog.tensors.contains(*name)) name->clear();
+  }
   for (const auto& [name, tensor] : catalog.tensors) {
     for (const auto& box : tensor.boxes) {
       if (box.file >= catalog.files.size()) throw IoError(fmt::format("'{}' lies in a file that is not listed", name));

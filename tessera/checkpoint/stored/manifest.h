@@ -33,6 +33,7 @@ struct Manifest {
   std::map<std::string, BlockState> blocks = {};
   std::string optimizer = {};                                  // its class; empty if there is none
   std::string generator = {};                                  // the tensor with the states of random generators; empty if there is none
+  std::string device_generator = {};                           // the same of the devices of the ranks
   std::set<std::string> not_state = {};                        // tensors of the model whose names are like those of state
   std::set<std::string> beside = {};                           // tensors beside the model, called .tensors.NAME
   std::vector<std::map<std::string, std::string>> notes = {};  // of each rank

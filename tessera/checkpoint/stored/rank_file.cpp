@@ -43,7 +43,7 @@ nlohmann::json to_json(const RankRecord& record) {
           {"aliases", record.aliases},      {"optimizer", record.optimizer},
           {"notes", record.notes},          {"origin", record.origin},
           {"generator", record.generator},  {"beside", record.beside},
-          {"by_rank", record.by_rank}};
+          {"by_rank", record.by_rank},      {"device_generator", record.device_generator}};
 }
 
 PartRecord part_from_json(const nlohmann::json& json, int format) {
@@ -96,6 +96,7 @@ RankRecord from_json(const nlohmann::json& json) {
   record.notes = json.at("notes").get<std::map<std::string, std::string>>();
   record.origin = json.value("origin", std::map<std::string, std::string>());  // older files have none
   record.generator = json.value("generator", kGeneratorName);                  // of which no older file has two
+  record.device_generator = json.value("device_generator", record.device_generator);
   record.beside = json.value("beside", record.beside);
   record.by_rank = json.value("by_rank", record.by_rank);
   return record;
@@ -179,7 +180,9 @@ RankFile open_rank_file(const std::filesystem::path& folder, int rank, int ranks
       throw IoError(fmt::format("it was written by rank {} of {}; somebody has renamed it", record.rank, record.ranks));
     }
     if (record.state.empty() && !record.optimizer.empty()) place_state(record, file);
-    if (!file.contains(record.generator)) record.generator.clear();
+    for (auto* name : {&record.generator, &record.device_generator}) {
+      if (!file.contains(*name)) name->clear();
+    }
     const auto has_none = [&](const std::string& name) { return !file.has_checksum(name); };
     if (record.checksums && std::ranges::any_of(file.names(), has_none)) throw IoError("its checksums are gone");
     const auto values_of = [&](const std::string& name) {

@@ -21,6 +21,8 @@ inline constexpr auto kOptimizerPrefix = "optimizer.";
 inline constexpr auto kGeneratorName = "generator.cpu";
 /// Its name in a run: no module or parameter has an empty name, so nothing of a model begins with a dot.
 inline constexpr auto kHiddenGeneratorName = ".generator.cpu";
+/// The name of the state of the generator of the rank's device is .generator.TYPE, such as .generator.cuda.
+inline constexpr auto kGeneratorPrefix = ".generator.";
 /// The name of a tensor beside the model is .tensors.NAME, for the same reason.
 inline constexpr auto kBesidePrefix = ".tensors.";
 
@@ -47,6 +49,7 @@ struct RankRecord {
   std::map<std::string, std::string> aliases = {};  // from each further name of a tied parameter to its first name
   std::string optimizer = {};                       // its class; empty if there is none
   std::string generator = {};                       // the tensor that is the state of the random generator; empty if there is none
+  std::string device_generator = {};                // the same of the device that the rank trains on
   std::map<std::string, std::string> notes = {};
   /// Where it comes from, for people to read: the versions of the libraries, the layout and the mesh.
   std::map<std::string, std::string> origin = {};

@@ -364,7 +364,8 @@ bool is_optimizer_state(const std::string& name, const Manifest& manifest) {
 }
 
 bool is_of_model(const std::string& name, const Manifest& manifest) {
-  return name != manifest.generator && !manifest.beside.contains(name) && !is_optimizer_state(name, manifest);
+  return name != manifest.generator && name != manifest.device_generator && !manifest.beside.contains(name) &&
+         !is_optimizer_state(name, manifest);
 }
 
 std::vector<std::string> names_beside(const Manifest& manifest) {

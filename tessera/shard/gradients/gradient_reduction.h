@@ -114,8 +114,8 @@ class GradientReduction {
   /// The sink may take gradients again. Returns whether it has taken any since the last call.
   bool end_step() { return std::exchange(taken_, false); }
 
-  /// Waits until this rank's part of the mean is complete, and a sink has taken its share. On a device, what is queued later is what waits; the
-  /// host waits for gradients that go to its memory.
+  /// Waits until this rank's part of the mean is complete, and a sink has taken its share. On a device, what is queued later is what waits;
+  /// the host waits for gradients that go to its memory.
   void finish();
   /// The same, but gradients may still be on their way to host memory, and the unit reduces until finish().
   void finish_sum();
@@ -141,8 +141,8 @@ class GradientReduction {
   std::vector<GradientMemory> memories_;  // one for each group; reused by the next reduction
   std::weak_ptr<GradientSink> sink_;
   PassReduction pass_;  // the one in flight
-  c10::SmallVector<GradientMemory, 2> arriving_;  // the sums of the pass in flight that are on their way to host memory,
-  Event arrived_;                                 // until then
+  c10::SmallVector<GradientMemory, 2> arriving_;      // the sums of the pass in flight that are on their way to host memory,
+  Event arrived_;                                     // until then
   std::vector<std::pair<at::Tensor, int64_t>> lost_;  // with their versions
   std::string lost_why_;
   bool taken_ = false;  // whether the sink has taken gradients in this step

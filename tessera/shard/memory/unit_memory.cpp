@@ -44,8 +44,9 @@ namespace {
 UnitMemory pinned_memory(const ShardOptions& options, c10::Device device) {
   const auto& shard = options.mesh.shard();
   if (shard.traits().traces) {
-    throw ConfigError(fmt::format("transport {} has the shards of all ranks in its program, so they can't go to host memory; leave OffloadOptions out",
-                                  shard.traits().name));
+    throw ConfigError(
+        fmt::format("transport {} has the shards of all ranks in its program, so they can't go to host memory; leave OffloadOptions out",
+                    shard.traits().name));
   }
   if (options.offload.gradients == OffloadTo::Disk) {
     throw ConfigError("the gradients are where the parameters are, in host memory, and not on disk; leave OffloadOptions::gradients out");

@@ -157,9 +157,10 @@ struct UnitMemory {
   void evict(std::span<const Buffer> buffers) const;
 };
 
-/// Memory that an all-gather fills and that resharding frees. Works everywhere. `disk`: where the shards lie, if not in memory. `copied_to`: the
-/// device that copies them from pinned host memory before they are gathered, if they lie there.
-UnitMemory gathered_memory(const Communicator& shard, std::optional<DiskMemoryOptions> disk = {}, std::optional<c10::Device> copied_to = {});
+/// Memory that an all-gather fills and that resharding frees. Works everywhere. `disk`: where the shards lie, if not in memory.
+/// `copied_to`: the device that copies them from pinned host memory before they are gathered, if they lie there.
+UnitMemory gathered_memory(const Communicator& shard, std::optional<DiskMemoryOptions> disk = {},
+                           std::optional<c10::Device> copied_to = {});
 
 /// Memory that the ranks of one host share: their chunks lie in rank order, so a unit is unsharded without a copy. Returns nothing, and the
 /// reason in `why_not`, if the ranks can't share memory. Collective.

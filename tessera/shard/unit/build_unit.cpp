@@ -189,7 +189,8 @@ at::Tensor shard_of(const TaggedStoragePtr& storage, at::ScalarType dtype, const
   return paged_view(c10::Storage(storage), dtype, sizes, strides, span.shard_offset).set_requires_grad(trained);
 }
 
-/// Where operators compute with the parameters. Those of a model that is larger than its device may start on the host, if their shards stay there.
+/// Where operators compute with the parameters. Those of a model that is larger than its device may start on the host, if their shards stay
+/// there.
 c10::Device device_of_unit(const ManagedParameter& parameter, const ShardOptions& options) {
   const auto communicates = options.mesh.world().traits().device;
   const auto device = device_of_values(parameter.tensor, communicates);
