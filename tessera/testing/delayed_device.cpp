@@ -10,6 +10,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -137,6 +138,7 @@ class DelayedMemory final : public c10::Allocator {
       if (is_free) give_back(address);
       return is_free;
     });
+    TORCH_CHECK_WITH(OutOfMemoryError, in_use_ + bytes <= room, "the delayed device has no room for ", bytes, " bytes");
     auto& free = free_[{current, bytes}];
     if (free.empty()) free.push_back(::operator new(bytes));
     auto* const address = free.back();
@@ -148,6 +150,7 @@ class DelayedMemory final : public c10::Allocator {
   void copy_data(void* dest, const void* src, size_t bytes) const override { std::memcpy(dest, src, bytes); }
 
   size_t in_use() const { return in_use_; }
+  size_t room = std::numeric_limits<size_t>::max();
 
   void note_use(void* address, const Mark& end) { uses_[address].push_back(end); }
 
@@ -325,6 +328,11 @@ size_t host_waits() {
 
 void set_keeps_memory(bool keeps) {
   keeps_memory = keeps;
+}
+
+void set_room(size_t bytes) {
+  const Locked locked(device_mutex());
+  DelayedMemory::instance().room = bytes;
 }
 
 size_t bytes_in_use() {

@@ -39,6 +39,8 @@ void set_keeps_memory(bool keeps);
 bool is_pinned(const void* address);
 /// The current stream uses this pinned memory until it has run what is queued on it now: it is not freed before.
 void note_use_of_pinned(const void* address);
+/// How much memory may be allocated at once; an allocation that does not fit throws what CUDA's throws.
+void set_room(size_t bytes);
 
 /// The device memory that is allocated. Freed memory is reused by the next allocation of the same size.
 size_t bytes_in_use();

@@ -1,11 +1,16 @@
 // Whole sharded steps over the collectives of a backend, on a device whose streams lag. Nobody waits on the host, so what does not wait for
 // another stream computes with what is not there yet: a wrong number.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <limits>
+
+#include "tessera/base/error.h"
 #include "tessera/tessera.h"
 #include "tessera/testing/careless.h"
 #include "tessera/testing/delayed_device.h"
+#include "tessera/testing/transports.h"
 
 namespace tessera::testing::lagging_device_test {
 namespace {
@@ -55,6 +60,29 @@ TEST_F(LaggingDevice, TrainsToTheSameBits) {
   EXPECT_FALSE(at::equal(trained(Forgets::Results), expected)) << "parameters are read before they are there";
   EXPECT_FALSE(at::equal(trained(Forgets::Inputs, Current::Last), expected)) << "gradients are added before they are there";
   EXPECT_FALSE(at::equal(trained(Forgets::Memory), expected)) << "memory is written again before it has been read";
+}
+
+TEST_F(LaggingDevice, SaysForWhichUnitThereIsNoRoom) {
+  set_lags(false);
+  const torch::NoGradGuard no_grad;
+  const auto batch = at::ones({1, 64}).to(kDevice);
+  const auto result = [&](std::string* error) {
+    torch::manual_seed(1);
+    auto model = torch::nn::Sequential(torch::nn::Linear(64, 64), torch::nn::Linear(64, 64));
+    move_to_device(*model);
+    const auto world = world_on_delayed_device(Forgets::Nothing);
+    for (const auto& layer : *model) fully_shard(layer.ptr(), {.mesh = world});
+    if (error != nullptr) {
+      set_room(bytes_in_use() + 4 * 64 * 80);  // for one layer, and not for two
+      *error = message_of<IoError>([&] { model->forward(batch); });
+      set_room(std::numeric_limits<size_t>::max());
+    }
+    return model->forward(batch).cpu();
+  };
+  std::string error;
+  EXPECT_TRUE(at::equal(result(&error), result(nullptr))) << "the model goes on";
+  EXPECT_THAT(error, ::testing::MatchesRegex(".* has no room for 16640 bytes of unit '.*', while 16640 bytes of unsharded parameters are there"
+                                             ".*max_live_units = 1.*libtorch says: the delayed device has no room for 16640 bytes.*"));
 }
 
 }  // namespace

@@ -236,7 +236,7 @@ GradientMemory GradientReduction::make_memory(const Unit::Group& group) {
     } else if (unit_.is_offloaded()) {
       memory.storage->attach(std::make_shared<at::DataPtr>(allocate_pinned(memory.storage->nbytes(), unit_.device())));
     } else {
-      memory.storage->allocate();
+      memory.storage->allocate(unit_.name());
     }
     memory.storage->explain(
         fmt::format("the gradients of unit '{}' are on their way to the sum over all ranks; operators wait for that by themselves, "

@@ -106,7 +106,7 @@ class GatheredChunks final : public Chunks {
   MemoryPtr add(const BufferPlan& plan) override {
     const auto bytes = static_cast<size_t>(plan.chunk) * c10::elementSize(plan.dtype);
     if (reads_ != nullptr) return std::make_shared<at::DataPtr>(allocate_pinned(bytes, plan.device));
-    if (!disk_) return allocate_memory(bytes, plan.device);
+    if (!disk_) return allocate_memory(bytes, plan.device, plan.unit);
     return std::make_shared<at::DataPtr>(allocate_on_disk(bytes, *disk_, fmt::format("shards of unit '{}'", plan.unit)));
   }
 
@@ -115,7 +115,7 @@ class GatheredChunks final : public Chunks {
     if (disk_) {
       for (const auto& buffer : buffers) read_pages_ahead(buffer.own.const_data_ptr(), buffer.own.nbytes());
     }
-    for (const auto& buffer : buffers) buffer.unsharded->allocate();  // all before the first collective, which can't be cancelled
+    for (const auto& buffer : buffers) buffer.unsharded->allocate(subject.unit);  // all before the first collective, which can't be cancelled
     c10::SmallVector<Piece, 2> all;
     for (const auto& buffer : buffers) all.push_back({.whole = arrival(buffer), .own = buffer.own});
     std::optional<c10::StreamGuard> beside;

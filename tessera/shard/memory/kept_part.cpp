@@ -33,7 +33,7 @@ uint64_t KeptPart::bytes() const {
 }
 
 Works KeptPart::fill(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) const {
-  for (const auto& buffer : buffers) buffer.unsharded->allocate();
+  for (const auto& buffer : buffers) buffer.unsharded->allocate(subject.unit);
   Works works;
   size_t next = 0;
   for_each_group(

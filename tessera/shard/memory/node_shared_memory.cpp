@@ -67,7 +67,7 @@ class SharedChunks final : public Chunks {
     if (plan.trained) trained_bytes_ += bytes * ranks;
     shared_->slots->reserve(trained_bytes_);
     if (!encodes) return memory_of(area, area.part(area.rank()));
-    return allocate_memory(static_cast<size_t>(plan.chunk) * c10::elementSize(plan.dtype), plan.device);
+    return allocate_memory(static_cast<size_t>(plan.chunk) * c10::elementSize(plan.dtype), plan.device, plan.unit);
   }
 
   Works fill(std::span<const Buffer> buffers, const Subject& /*subject*/, const Fault& /*fault*/) override {

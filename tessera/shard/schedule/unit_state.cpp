@@ -139,7 +139,7 @@ void UnitState::show_stored() {
   for (const auto& group : unit_.groups()) {
     if (!group.converts) continue;
     const auto numel = group.chunk * shard.size();
-    auto memory = allocate_memory(static_cast<size_t>(numel) * c10::elementSize(group.dtype), unit_.device());
+    auto memory = allocate_memory(static_cast<size_t>(numel) * c10::elementSize(group.dtype), unit_.device(), unit_.name());
     const auto own = group.own.to(unit_.device());
     const Piece piece{.whole = at::from_blob(memory->get(), {numel}, own.options()), .own = own};
     shard.all_gather(std::span(&piece, 1), {.unit = unit_.name(), .number = unit_.number()}).wait();
@@ -162,7 +162,7 @@ void UnitState::begin_unsharded_writes() {
     const auto unsharded = group.unsharded.lock();
     if (!unsharded || unsharded->owns_memory()) continue;
     const auto shared = unsharded->memory_view(group.dtype);
-    unsharded->allocate();
+    unsharded->allocate(unit_.name());
     unsharded->memory_view(group.dtype).copy_(shared);
   }
   unsharded_writers_++;

@@ -94,14 +94,14 @@ TEST_F(DelayedWork, OnAnotherStreamComesAfterAnEventThatBlocksIt) {
 
 TEST_F(DelayedWork, ReadsTheValuesOfMemoryThatHasBeenReleased) {
   const auto first = unit_storage(), second = unit_storage();
-  first->allocate();
+  first->allocate("unit");
   std::ranges::fill(values(*first), 1.0F);
   enqueue_read(values(*first), seen_);
   first->release();
   EXPECT_EQ(free_retired(), 1);
   {
     const c10::StreamGuard on_other(other_);
-    second->allocate();
+    second->allocate("unit");
     enqueue_fill(values(*second), 2);
   }
   EXPECT_EQ(bytes_in_use(), kBytes) << "it is used again";
@@ -114,11 +114,11 @@ TEST_F(DelayedWork, ReadsTheValuesOfMemoryThatHasBeenReleased) {
 
 TEST_F(DelayedWork, KeepsReleasedMemoryOfWhichThereIsAView) {
   const auto first = unit_storage(), second = unit_storage();
-  first->allocate();
+  first->allocate("unit");
   const auto view = first->memory_view(at::kFloat);
   enqueue([] {});
   first->release();
-  second->allocate();
+  second->allocate("unit");
   EXPECT_EQ(bytes_in_use(), 2 * kBytes);
 }
 
@@ -126,7 +126,7 @@ TEST_F(DelayedWork, OfUnitsInTurnTakesTheMemoryOfThoseUnderWay) {
   size_t peak = 0;
   for (int i = 0; i < 6; i++) {
     const auto unit = unit_storage();
-    unit->allocate();
+    unit->allocate("unit");
     peak = std::max(peak, bytes_in_use());
     enqueue_fill(values(*unit), static_cast<float>(i));
     enqueue_read(values(*unit).first(1), seen_);
@@ -149,7 +149,7 @@ TEST(HostWork, IsNeverQueuedSoReleasedMemoryIsFreedAtOnce) {
   const auto host = std::make_shared<HostMemory>();
   const c10::DebugInfoGuard reported(c10::DebugInfoKind::PROFILER_STATE, host);
   const auto storage = unit_storage(at::kCPU);
-  storage->allocate();
+  storage->allocate("unit");
   EXPECT_EQ(host->bytes, kBytes);
   storage->release();
   EXPECT_EQ(host->bytes, 0);
@@ -212,7 +212,7 @@ TEST_F(DelayedGather, IsWaitedForByTheComputeStreamAndNotByTheHost) {
 TEST_F(DelayedGather, KeepsTheMemoryOfAUnitThatIsReshardedBeforeItIsThere) {
   memory_.release(buffers_, memory_.chunks->fill(buffers_, {}, {}));
   const auto next = unit_storage();
-  next->allocate();
+  next->allocate("unit");
   std::ranges::fill(values(*next), 9.0F);
   run(compute_);
   EXPECT_EQ(free_retired(), 1);

@@ -2,12 +2,16 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/Allocator.h>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
 
+#include <atomic>
 #include <cstring>
 #include <utility>
 
 #include "tessera/base/compat.h"
 #include "tessera/base/env.h"
+#include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
 #include "tessera/shard/storage/paged_tensor.h"
 #include "tessera/shard/storage/retired_memory.h"
@@ -16,8 +20,35 @@ namespace tessera {
 
 void (*TaggedStorage::on_raw_write)(const std::shared_ptr<Unit>& unit) = nullptr;
 
-MemoryPtr allocate_memory(size_t bytes, c10::Device device) {
-  return std::make_shared<at::DataPtr>(c10::GetAllocator(device.type())->allocate(bytes));
+namespace {
+
+/// What all unsharded parameters of this process take.
+std::atomic<size_t> unsharded_bytes = 0;
+
+struct UnshardedMemory : at::DataPtr {
+  UnshardedMemory(at::DataPtr memory, size_t size) : DataPtr(std::move(memory)), bytes(size) { unsharded_bytes += bytes; }
+  ~UnshardedMemory() { unsharded_bytes -= bytes; }
+  UnshardedMemory(const UnshardedMemory&) = delete;
+  UnshardedMemory& operator=(const UnshardedMemory&) = delete;
+
+  const size_t bytes;
+};
+
+at::DataPtr allocate_or_explain(size_t bytes, c10::Device device, std::string_view unit) {
+  try {
+    return c10::GetAllocator(device.type())->allocate(bytes);
+  } catch (const c10::OutOfMemoryError& error) {
+    throw IoError(
+        fmt::format("{} has no room for {} bytes of unit '{}', while {} bytes of unsharded parameters are there. Smaller batches, segments "
+                    "(tessera::checkpoint_modules), more and smaller units, and max_live_units = 1 take less. libtorch says: {}",
+                    device.str(), bytes, unit, unsharded_bytes.load(), error.what_without_backtrace()));
+  }
+}
+
+}  // namespace
+
+MemoryPtr allocate_memory(size_t bytes, c10::Device device, std::string_view unit) {
+  return std::make_shared<at::DataPtr>(allocate_or_explain(bytes, device, unit));
 }
 
 TaggedStorage::TaggedStorage(StorageTag content, size_t bytes, c10::Device device)
@@ -31,10 +62,12 @@ void TaggedStorage::release_resources() {
   memory_.reset();
 }
 
-void TaggedStorage::allocate() {
+void TaggedStorage::allocate(std::string_view unit) {
   if (auto memory = reuse_retired(nbytes(), device())) return adopt(std::move(memory));
   free_retired();  // so that the allocator can reuse memory whose last reader has finished
-  adopt(allocate_memory(nbytes(), device()));
+  auto memory = allocate_or_explain(nbytes(), device(), unit);
+  if (tag.role == Role::Unsharded) return adopt(std::make_shared<UnshardedMemory>(std::move(memory), nbytes()));
+  adopt(std::make_shared<at::DataPtr>(std::move(memory)));
 }
 
 void TaggedStorage::adopt(MemoryPtr memory) {

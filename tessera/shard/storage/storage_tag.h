@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <typeinfo>
 
 namespace tessera {
@@ -32,7 +33,8 @@ struct StorageTag {
 
 /// Memory that several storages may use, at once or in turn.
 using MemoryPtr = std::shared_ptr<at::DataPtr>;
-MemoryPtr allocate_memory(size_t bytes, c10::Device device);
+/// Throws IoError if a device has no room; the message names the unit, and says how much of units is unsharded.
+MemoryPtr allocate_memory(size_t bytes, c10::Device device, std::string_view unit);
 
 /// A storage of a unit. A request for its data pointer while it has no memory is an exception.
 ///
@@ -43,8 +45,8 @@ class TaggedStorage final : public c10::StorageImpl {
   /// The new storage has no memory.
   TaggedStorage(StorageTag tag, size_t bytes, c10::Device device);
 
-  /// Allocates memory that only this storage uses.
-  void allocate();
+  /// Allocates memory that only this storage uses, like allocate_memory.
+  void allocate(std::string_view unit);
   /// Drops the memory. The next has another size.
   void resize(size_t bytes);
   /// Attaches memory that nobody else uses.

@@ -48,7 +48,7 @@ TaggedStoragePtr Unit::make_storage(Role role, size_t group, int64_t numel, at::
 void Unit::make_chunk_private(size_t group) {
   auto& own = groups_[group].own;
   auto& storage = groups_[group].own_storage();
-  auto memory = allocate_memory(storage.nbytes(), storage.device());
+  auto memory = allocate_memory(storage.nbytes(), storage.device(), name_);
   const auto before = std::exchange(own, {});
   storage.attach(std::move(memory));
   own = storage.memory_view(groups_[group].dtype).copy_(before);
