@@ -246,6 +246,15 @@ if(TESSERA_LONG_TESTS AND NOT TESSERA_SANITIZE AND NOT TESSERA_LINK_CUDA AND "${
   set_tests_properties(nccl PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_limit})
 endif()
 
+# What a GPU alone can show. Its functions of CUDA's names come before those of CUDA, so it exports them.
+if(TESSERA_LINK_CUDA)
+  add_executable(test_gpu tests/gpu/gpu_test.cpp tests/gpu/host_waits.cpp)
+  set_target_properties(test_gpu PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests" ENABLE_EXPORTS ON)
+  target_link_libraries(test_gpu PRIVATE tessera_testing libtorch_with_cuda ${CMAKE_DL_LIBS})
+  add_test(NAME gpu COMMAND test_gpu --gtest_brief=1)
+  set_tests_properties(gpu PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_limit})
+endif()
+
 # The corpus of idioms, a chapter a test, and the page that is made of it.
 file(GLOB _idioms CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/idioms/*.cpp")
 test_program(test_idioms ${_idioms})

@@ -22,7 +22,7 @@ TEST(Nccl, SaysThatThereIsNoGpu) {
   EXPECT_EQ(engine_named("nccl").why_not(), "no GPU here");
   const auto store = c10::make_intrusive<c10d::HashStore>();
   EXPECT_THAT(testing::message_of<ConfigError>([&] { init(store, 0, 1, {.transport = "nccl"}); }),
-              HasSubstr("device cuda: there is none here"));
+              HasSubstr("device cuda: there is none here: "));
 }
 
 }  // namespace

@@ -1,13 +1,33 @@
 #include "tessera/comm/device/own_device.h"
 
+#include <ATen/ATen.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
+
+#include <atomic>
+#include <optional>
+#include <string>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 
 namespace tessera {
+namespace {
+
+/// Why an operator can't run there, in libtorch's words.
+std::optional<std::string> why_unusable(c10::Device device) {
+  try {
+    at::zeros({1}, at::TensorOptions(device)).add_(1);
+    return std::nullopt;
+  } catch (const c10::Error& error) {
+    auto why = first_line(error);
+    if (why.find("no kernel image") == std::string::npos) return why;
+    return why + ": this libtorch was not built for GPUs of this kind; take a wheel of torch that names it, or build one with TORCH_CUDA_ARCH_LIST";
+  }
+}
+
+}  // namespace
 
 c10::Device default_device() {
   const auto name = env("TESSERA_DEVICE");
@@ -33,15 +53,15 @@ c10::Device own_device(c10::Device wanted, int local_rank) {
         "device {}: the libtorch of this program knows no such devices; build Tessera with TESSERA_LINK_CUDA=ON and a libtorch with CUDA", name));
   }
   const int count = devices_here(type);
-  if (count == 0) {
-    throw ConfigError(fmt::format("device {}: there is none here, or its driver is missing or too old for this libtorch; nvidia-smi shows both. "
-                                  "CUDA_VISIBLE_DEVICES may hide it",
-                                  name));
-  }
+  if (count == 0) throw ConfigError(fmt::format("device {}: there is none here: {}", name, why_unusable(c10::Device(type, 0)).value_or("")));
   const auto index = wanted.has_index() ? wanted.index() : static_cast<c10::DeviceIndex>(local_rank % count);
   if (index >= count) throw ConfigError(fmt::format("device {}:{}: there are {} here, numbered from 0", name, index, count));
   const c10::Device own(type, index);
   c10::impl::VirtualGuardImpl(type).setDevice(own);
+  static std::atomic<bool> tried = false;  // all devices of a host are nearly always of one kind
+  if (!tried.exchange(true)) {
+    if (const auto why = why_unusable(own)) throw ConfigError(fmt::format("device {}: {}", own.str(), *why));
+  }
   return own;
 }
 

@@ -1,0 +1,21 @@
+// Counts the calls by which the host waits for a GPU. The program defines CUDA's own functions, and symbols of a program come before those
+// of the libraries that it loads.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace tessera::testing {
+
+/// The calls of this process while an object lives, each with the stack that led to it.
+class HostWaits {
+ public:
+  HostWaits();
+  ~HostWaits();
+  HostWaits(const HostWaits&) = delete;
+  HostWaits& operator=(const HostWaits&) = delete;
+
+  std::vector<std::string> calls() const;
+};
+
+}  // namespace tessera::testing
