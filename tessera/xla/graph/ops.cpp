@@ -1,5 +1,6 @@
 #include "tessera/xla/graph/ops.h"
 
+#include <ATen/Context.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -304,6 +305,19 @@ Value sum(const Value& x, IntList dimensions) { return reduce(x, Combine::Add, c
 
 Value maximum(const Value& x, IntList dimensions) { return reduce(x, Combine::Max, lowest(x.element()), dimensions); }
 
+namespace {
+
+/// Products of float32 are libtorch's, unless its setFloat32MatmulPrecision allows less: GPUs and TPUs would round the factors.
+std::string precision_of(const Value& factor) {
+  if (factor.element() != at::kFloat) return "";
+  const auto allowed = at::globalContext().float32MatmulPrecision();
+  if (allowed == at::Float32MatmulPrecision::MEDIUM) return "";
+  const auto* const name = allowed == at::Float32MatmulPrecision::HIGHEST ? "HIGHEST" : "HIGH";
+  return fmt::format(", precision_config = [#stablehlo<precision {0}>, #stablehlo<precision {0}>]", name);
+}
+
+}  // namespace
+
 Value dot(const Value& a, const Value& b, const DotDimensions& d, std::optional<at::ScalarType> result) {
   Type type{result.value_or(a.element()), {}};
   for (const auto i : d.left_batch) type.sizes.push_back(a.sizes()[static_cast<size_t>(i)]);
@@ -321,8 +335,8 @@ Value dot(const Value& a, const Value& b, const DotDimensions& d, std::optional<
     batch = fmt::format("lhs_batching_dimensions = {}, rhs_batching_dimensions = {}, ", list(d.left_batch), list(d.right_batch));
   }
   return make("dot_general", {a, b},
-              fmt::format("dot_dimension_numbers = #stablehlo.dot<{}lhs_contracting_dimensions = {}, rhs_contracting_dimensions = {}>", batch,
-                          list(d.left_contracting), list(d.right_contracting)),
+              fmt::format("dot_dimension_numbers = #stablehlo.dot<{}lhs_contracting_dimensions = {}, rhs_contracting_dimensions = {}>{}", batch,
+                          list(d.left_contracting), list(d.right_contracting), precision_of(a)),
               std::move(type));
 }
 
@@ -331,10 +345,10 @@ Value convolution(const Value& input, const Value& filter, const Type& result, c
   const auto count = result.sizes.size() - 2;
   return make("convolution", {input, filter},
               fmt::format("batch_group_count = {} : i64, dimension_numbers = #stablehlo.conv<{}>, feature_group_count = {} : i64, lhs_dilation = {}, "
-                          "padding = {}, rhs_dilation = {}, window_strides = {}",
+                          "padding = {}, rhs_dilation = {}, window_strides = {}{}",
                           batch_groups, names, feature_groups, array(or_ones(window.base_dilation, count)),
                           padding_of(or_zeros(window.padding_low, count), or_zeros(window.padding_high, count)),
-                          array(or_ones(window.dilation, count)), array(or_ones(window.stride, count))),
+                          array(or_ones(window.dilation, count)), array(or_ones(window.stride, count)), precision_of(input)),
               result);
 }
 

@@ -20,11 +20,14 @@ ClientHandle make_client(const Plugin& plugin, const ClientOptions& options) {
     arguments.num_options = values.size();
     return plugin.api()->attempt<PJRT_Client_Create_Args>(&PJRT_Api::PJRT_Client_Create, arguments);
   };
-  auto named = options.plugin_options;
+  auto given = options.plugin_options;
+  // The plugin for GPUs would take three quarters of their memory at once, and libtorch or another process may be there, too.
+  if (plugin.file().filename() == "xla_cuda_plugin.so") given.try_emplace("preallocate", false);
+  auto named = given;
   if (options.devices != 1) named.try_emplace(kDevices, int64_t{options.devices});
   auto failed = failed_with(named);
   // Other plugins than those for CPUs have as many devices as there are, and refuse to be told.
-  if (failed && failed->text.find(kDevices) != std::string::npos) failed = failed_with(options.plugin_options);
+  if (failed && failed->text.find(kDevices) != std::string::npos) failed = failed_with(given);
   if (failed) plugin.api()->fail("start its devices", *failed);
   return {plugin.api(), arguments.client};
 }
