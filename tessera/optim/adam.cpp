@@ -45,6 +45,15 @@ Adam::Adam(std::vector<ParameterGroup> groups, AdamOptions options, WeightDecay 
   expect_option("eps", options.eps);
 }
 
+/// A tensor with the number of the step, which nearly all items of a step have in common.
+const at::Tensor& Adam::number_of_step(int64_t step, at::Device device) {
+  if (!step_.defined() || step_value_ != step || step_.device() != device) {
+    step_ = at::full({}, step, at::TensorOptions(device).dtype(at::kFloat));
+    step_value_ = step;
+  }
+  return step_;
+}
+
 void Adam::apply(const Settings& settings, int64_t step, const Item& item) {
   const bool direct = decay_ == WeightDecay::Decoupled;
   if (has_loops(item.parameter, item.gradient, item.state)) {
@@ -58,7 +67,7 @@ void Adam::apply(const Settings& settings, int64_t step, const Item& item) {
   if (scales) divisor = item.factor.to(item.parameter.device(), at::kFloat).reciprocal();
   const auto gradient = scales ? item.gradient : scaled(item.gradient, item.factor);
   const std::vector<at::Tensor> parameters = {item.parameter}, gradients = {gradient}, first = {item.state[0]},
-                                second = {item.state[1]}, steps = {at::full({}, step, item.parameter.options().dtype(at::kFloat))};
+                                second = {item.state[1]}, steps = {number_of_step(step, item.parameter.device())};
   const auto fused = [&](const auto& kernel) {
     kernel(parameters, gradients, first, second, std::vector<at::Tensor>(), steps, settings.lr, options_.beta1, options_.beta2,
            settings.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false, divisor, std::nullopt);

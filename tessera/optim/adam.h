@@ -30,13 +30,17 @@ class Adam : public Optimizer {
 
  private:
   void apply(const Settings& settings, int64_t step, const Item& item) final;
-  void end_step() final {}
+  void end_step() final { step_ = at::Tensor(); }
   bool writes_cast_copies() const final { return true; }
   /// libtorch's fused kernel rounds the last values of a tensor otherwise than the others, so in float64 it would depend on how a parameter
   /// is divided what comes out.
   void apply_in_double(const Settings& settings, int64_t step, const Item& item) const;
+  const at::Tensor& number_of_step(int64_t step, at::Device device);
+
   AdamOptions options_;
   WeightDecay decay_;
+  at::Tensor step_;  // for libtorch's kernel
+  int64_t step_value_ = 0;
 };
 
 struct AdamWOptions {

@@ -13,7 +13,8 @@ namespace tessera {
 
 at::Tensor synced(const std::string& name, const at::Tensor& buffer, const Communicator& world, BufferSync sync) {
   const c10::AutoGradMode no_grad(false);
-  auto copy = buffer.detach().clone(at::MemoryFormat::Contiguous);
+  // A module may count in host memory what it computes on a device.
+  auto copy = at::empty_like(buffer, buffer.options().device(world.traits().device), at::MemoryFormat::Contiguous).copy_(buffer.detach());
   if (sync == BufferSync::Mean && at::isFloatingType(copy.scalar_type())) {
     world.all_reduce(copy, {.op = Reduce::Mean}, {.unit = name}).wait();
   } else if (sync != BufferSync::None) {

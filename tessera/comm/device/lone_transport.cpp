@@ -5,11 +5,18 @@
 #include <limits>
 
 namespace tessera {
+namespace {
+
+bool same_place(const Piece& piece) {
+  return piece.whole.const_data_ptr() == piece.own.const_data_ptr();
+}
+
+}  // namespace
 
 Moved LoneTransport::all_gather(std::span<const Piece> pieces, std::span<at::Tensor> /*operands*/, const Launch& start) {
   start.inputs.block();
   for (const auto& piece : pieces) {
-    if (!piece.whole.is_alias_of(piece.own)) piece.whole.view_as(piece.own).copy_(piece.own);
+    if (!same_place(piece)) piece.whole.view_as(piece.own).copy_(piece.own);
   }
   return {.ready = Event::record(traits().device)};
 }
@@ -18,7 +25,7 @@ Moved LoneTransport::reduce_scatter(std::span<const Piece> pieces, const Reducti
   start.inputs.block();
   for (const auto& piece : pieces) {
     if (piece.squares) *piece.squares = std::numeric_limits<double>::quiet_NaN();
-    if (!piece.whole.is_alias_of(piece.own)) piece.own.view_as(piece.whole).copy_(piece.whole.to(*reduction.wire_dtype));
+    if (!same_place(piece)) piece.own.view_as(piece.whole).copy_(piece.whole.to(*reduction.wire_dtype));
   }
   return {.ready = Event::record(traits().device)};
 }

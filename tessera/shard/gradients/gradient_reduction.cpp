@@ -30,6 +30,12 @@ at::ScalarType wire_dtype(const Unit::Group& group, const MixedPrecision& precis
   return is_narrower || order == SumOrder::Any ? wanted : own;
 }
 
+/// The memory of a tensor, which keeps the tensor.
+MemoryPtr memory_of(const at::Tensor& tensor) {
+  return std::make_shared<at::DataPtr>(
+      tensor.data_ptr(), new at::Tensor(tensor), [](void* kept) { delete static_cast<at::Tensor*>(kept); }, tensor.device());
+}
+
 bool detects_anomaly() {
   static const bool wanted = env_int("TESSERA_DETECT_ANOMALY", 0, 1).value_or(0) == 1;
   return wanted;
@@ -82,6 +88,7 @@ GradientReduction::Packing::Packing(GradientReduction& reduction, std::span<cons
 void GradientReduction::Packing::pack(size_t group, std::span<const Unit::Parameter* const> parameters,
                                       std::span<const at::Tensor> gradients) {
   const auto& buffer = buffers_.buffers[group];
+  c10::SmallVector<at::Tensor, 32> places, packed;
   int64_t end = 0;
   const auto fill_gap = [&](int64_t begin) {
     if (begin > end) buffer.narrow(0, end, begin - end).zero_();
@@ -99,14 +106,15 @@ void GradientReduction::Packing::pack(size_t group, std::span<const Unit::Parame
     }
     if (pass_.after.is_part) pass_.packed.insert(&parameter);
     fill_gap(parameter.span.offset);
-    const auto place = buffer.as_strided(parameter.sizes, parameter.strides, parameter.span.offset);
+    places.push_back(buffer.as_strided(parameter.sizes, parameter.strides, parameter.span.offset));
     const auto values = gradient.is_sparse() ? gradient.to_dense() : gradient;
     if (detects_anomaly()) say_anomaly(reduction_.unit_, parameter, values);
     const bool divides = reduction_.settings_.divide && reduction_.settings_.divide->pre != 1 && !reduction_.settings_.reduction_hook;
-    reduction_.unit_.memory().gradients->pack(place, divides ? values / reduction_.settings_.divide->pre : values);
+    packed.push_back(divides ? values / reduction_.settings_.divide->pre : values);
     end = parameter.span.offset + parameter.span.numel;
   }
   fill_gap(buffer.numel());
+  reduction_.unit_.memory().gradients->pack(places, packed);
 }
 
 void GradientReduction::Packing::start(std::string_view name, uint64_t members) {
@@ -127,7 +135,7 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
     const auto& whole = buffers_.buffers[i];
     pass_.share.groups.push_back(group.number);
     if (!pass_.share.sink || keeps_[i]) {
-      const auto memory = reduction.make_memory(group);
+      const auto memory = reduction.make_memory(group, whole);
       pieces.push_back({.whole = whole, .own = memory.values, .squares = memory.squares});
       reduced.push_back(memory);
     } else {
@@ -223,8 +231,9 @@ void GradientReduction::expect_takeable(const Unit::Parameter& parameter) const 
   }
 }
 
-/// Reuses the memory of the last gradient if no tensor refers to it any more, because touching new pages costs more than the sum.
-GradientMemory GradientReduction::make_memory(const Unit::Group& group) {
+/// Reuses the memory of the last gradient if no tensor refers to it any more, because touching new pages costs more than the sum. The allocator
+/// of a device is quick, and others need that memory meanwhile.
+GradientMemory GradientReduction::make_memory(const Unit::Group& group, const at::Tensor& packed) {
   const auto number = group.number;
   memories_.resize(unit_.groups().size());
   auto& memory = memories_[number];
@@ -235,6 +244,8 @@ GradientMemory GradientReduction::make_memory(const Unit::Group& group) {
           allocate_on_disk(memory.storage->nbytes(), offload.disk, fmt::format("gradients of unit '{}'", unit_.name()))));
     } else if (unit_.is_offloaded()) {
       memory.storage->attach(std::make_shared<at::DataPtr>(allocate_pinned(memory.storage->nbytes(), unit_.device())));
+    } else if (is_sum(group, packed)) {
+      memory.storage->adopt(memory_of(packed));
     } else {
       memory.storage->allocate(unit_.name());
     }
@@ -248,11 +259,18 @@ GradientMemory GradientReduction::make_memory(const Unit::Group& group) {
   if (wants_squares_ && !memory.squares) memory.squares = std::make_shared<double>();
   if (memory.squares) *memory.squares = std::numeric_limits<double>::quiet_NaN();
   auto result = memory;
+  if (!memory.storage->device().is_cpu()) memory = {};
   if (unit_.is_offloaded()) {
     // The device has memory for it only until it has arrived.
-    result.arrival = std::exchange(result.values, at::empty({group.chunk}, memory.values.options().device(unit_.device())));
+    result.arrival = std::exchange(result.values, at::empty({group.chunk}, result.values.options().device(unit_.device())));
   }
   return result;
+}
+
+/// Whether what a rank has packed is the sum over all ranks, in its place.
+bool GradientReduction::is_sum(const Unit::Group& group, const at::Tensor& packed) const {
+  const auto& traits = unit_.mesh().shard().traits();
+  return traits.size == 1 && !traits.traces && !packed.is_cpu() && packed.scalar_type() == group.gradient_dtype && !settings_.reduction_hook;
 }
 
 void GradientReduction::drop_memory(const Unit::Group& group) {

@@ -128,7 +128,8 @@ class GradientReduction {
   void watch(std::shared_ptr<EqualBatches> equal_batches) { equal_batches_ = std::move(equal_batches); }
 
  private:
-  GradientMemory make_memory(const Unit::Group& group);
+  GradientMemory make_memory(const Unit::Group& group, const at::Tensor& packed);
+  bool is_sum(const Unit::Group& group, const at::Tensor& packed) const;
   void give_to_sink(const PartOfMean& mean);
   void drop_memory(const Unit::Group& group);
   void finish_mean(const GradientMemory& memory);

@@ -3,6 +3,7 @@
 #include <c10/core/StreamGuard.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -105,13 +106,29 @@ class GatheredChunks final : public Chunks {
 
   MemoryPtr add(const BufferPlan& plan) override {
     const auto bytes = static_cast<size_t>(plan.chunk) * c10::elementSize(plan.dtype);
-    if (reads_ != nullptr) return std::make_shared<at::DataPtr>(allocate_pinned(bytes, plan.device));
-    if (!disk_) return allocate_memory(bytes, plan.device, plan.unit);
-    return std::make_shared<at::DataPtr>(allocate_on_disk(bytes, *disk_, fmt::format("shards of unit '{}'", plan.unit)));
+    if (reads_ != nullptr) {
+      chunks_.push_back(std::make_shared<at::DataPtr>(allocate_pinned(bytes, plan.device)));
+    } else if (disk_) {
+      chunks_.push_back(std::make_shared<at::DataPtr>(allocate_on_disk(bytes, *disk_, fmt::format("shards of unit '{}'", plan.unit))));
+    } else {
+      chunks_.push_back(allocate_memory(bytes, plan.device, plan.unit));
+    }
+    return chunks_.back();
+  }
+
+  /// A lone rank on a device has all chunks. (On the CPU it asks for a copy if it asks for this memory.)
+  bool in_place(const Buffer& buffer) const override {
+    const auto& traits = shard_.traits();
+    const auto stored = buffer.own.scalar_type();
+    return traits.size == 1 && !traits.traces && !buffer.own.is_cpu() && !buffer.codec->encodes(stored) && !buffer.decodes();
   }
 
   Works fill(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) override {
     Works works;
+    if (std::ranges::all_of(buffers, [&](const Buffer& buffer) { return in_place(buffer); })) {
+      for (const auto& buffer : buffers) buffer.unsharded->attach(chunks_[buffer.number]);
+      return works;
+    }
     if (disk_) {
       for (const auto& buffer : buffers) read_pages_ahead(buffer.own.const_data_ptr(), buffer.own.nbytes());
     }
@@ -148,6 +165,7 @@ class GatheredChunks final : public Chunks {
   const Communicator shard_;
   const std::optional<DiskMemoryOptions> disk_;
   DeviceReads* const reads_;
+  std::vector<MemoryPtr> chunks_ = {};  // of this rank
 };
 
 /// Gradients are packed into memory of their own and reduce-scattered.
@@ -165,7 +183,12 @@ class ScatteredGradients final : public GradientPacking {
     return result;
   }
 
-  void pack(const at::Tensor& place, const at::Tensor& gradient) const override { place.copy_(gradient); }
+  void pack(std::span<const at::Tensor> places, std::span<const at::Tensor> gradients) const override {
+    if (!places.empty() && places.front().is_cuda()) {  // in one kernel
+      return at::_foreach_copy_(at::TensorList(places.data(), places.size()), at::TensorList(gradients.data(), gradients.size()));
+    }
+    for (size_t i = 0; i < places.size(); i++) at::Tensor(places[i]).copy_(gradients[i]);
+  }
 
   Works reduce(std::span<const Piece> pieces, const Subject& subject, Reduce op, TakeMean take) override {
     if (take) return {Work(reduce_and_hand(pieces, subject, op, std::move(take)))};

@@ -76,6 +76,8 @@ class SharedChunks final : public Chunks {
     return {};
   }
 
+  bool in_place(const Buffer& /*buffer*/) const override { return true; }
+
  private:
   const SharedPtr shared_;
   size_t trained_bytes_ = 0;
@@ -176,8 +178,17 @@ class SlotGradients final : public GradientPacking {
 
   GradientBuffers buffers(std::span<const GradientPlan> plans) override { return slots_->buffers(plans, limit_); }
 
+  void pack(std::span<const at::Tensor> places, std::span<const at::Tensor> gradients) const override {
+    for (size_t i = 0; i < places.size(); i++) pack(places[i], gradients[i]);
+  }
+
+  Works reduce(std::span<const Piece> pieces, const Subject& subject, Reduce op, TakeMean take) override {
+    return {slots_->reduce(turn_, pieces, subject, limit_, op, std::move(take))};
+  }
+
+ private:
   // Large gradients are written past the caches, because the rank that reads them may not share a cache with this one.
-  void pack(const at::Tensor& place, const at::Tensor& gradient) const override {
+  static void pack(const at::Tensor& place, const at::Tensor& gradient) {
     constexpr int64_t kLarge = int64_t{1} << 20, kGrain = int64_t{1} << 18;  // bytes
     const auto bytes = static_cast<int64_t>(place.nbytes());
     if (bytes < kLarge || gradient.scalar_type() != place.scalar_type() || gradient.strides() != place.strides()) {
@@ -190,11 +201,6 @@ class SlotGradients final : public GradientPacking {
                      [&](int64_t begin, int64_t end) { detail::stream(target + begin, source + begin, static_cast<size_t>(end - begin)); });
   }
 
-  Works reduce(std::span<const Piece> pieces, const Subject& subject, Reduce op, TakeMean take) override {
-    return {slots_->reduce(turn_, pieces, subject, limit_, op, std::move(take))};
-  }
-
- private:
   const std::chrono::milliseconds limit_;
   const std::shared_ptr<GradientSlots> slots_;
   const std::shared_ptr<GradientSlots::Turn> turn_ = GradientSlots::make_turn();  // a unit has one reduction at a time
@@ -208,7 +214,6 @@ std::optional<UnitMemory> node_shared_memory(const Communicator& shard, std::str
   if (!attempt.area) return std::nullopt;
   const SharedPtr shared(new Shared{.shard = shard, .control = std::move(attempt.area)});
   return UnitMemory{.residence = "node-shared",
-                    .copies = false,
                     .chunks = std::make_unique<SharedChunks>(shared),
                     .turns = std::make_unique<VersionCounts>(shared),
                     .gradients = std::make_unique<SlotGradients>(shared)};

@@ -67,15 +67,16 @@ void give_mean(std::span<const Piece> pieces, const TakeMean& take) {
 
 uint64_t UnitMemory::unsharded_bytes(std::span<const Buffer> buffers) const {
   uint64_t bytes = 0;
-  for (const auto& buffer : buffers) bytes += copies ? buffer.unsharded->nbytes() : 0;
+  for (const auto& buffer : buffers) bytes += chunks->in_place(buffer) ? 0 : buffer.unsharded->nbytes();
   return bytes;
 }
 
 uint64_t UnitMemory::gathered_bytes(std::span<const Buffer> buffers, int ranks) const {
   uint64_t bytes = 0;
   for (const auto& buffer : buffers) {
+    if (chunks->in_place(buffer)) continue;
     const auto sent = buffer.sent_form();
-    bytes += copies ? static_cast<uint64_t>(sent.numel) * c10::elementSize(sent.dtype) * static_cast<uint64_t>(ranks - 1) : 0;
+    bytes += static_cast<uint64_t>(sent.numel) * c10::elementSize(sent.dtype) * static_cast<uint64_t>(ranks - 1);
   }
   return bytes;
 }

@@ -76,6 +76,8 @@ class Chunks {
   virtual MemoryPtr add(const BufferPlan& plan) = 0;
   /// Gives the unsharded storages memory, and starts to fill it. It holds the chunks of all ranks when all returned work is done.
   virtual Works fill(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) = 0;
+  /// Whether the unsharded memory of a buffer is where the chunks lie, so that unsharding takes no memory.
+  virtual bool in_place(const Buffer& buffer) const = 0;
 };
 
 /// How ranks take turns where others, or a device, read this rank's chunk in place: nobody may write what another still reads, or read what
@@ -131,8 +133,8 @@ class GradientPacking {
   virtual bool packs_after_sum() = 0;
   /// Buffers to pack gradients into, not initialized.
   virtual GradientBuffers buffers(std::span<const GradientPlan> plans) = 0;
-  /// Copies a gradient to its place in a buffer.
-  virtual void pack(const at::Tensor& place, const at::Tensor& gradient) const = 0;
+  /// Copies gradients to their places in a buffer.
+  virtual void pack(std::span<const at::Tensor> places, std::span<const at::Tensor> gradients) const = 0;
   /// Starts to reduce the buffers that buffers() returned last over all ranks. This rank's part goes to the pieces' `own`. Where nobody keeps
   /// it, `take` gets it from whoever waits for the work, and the pieces' `own` are this rank's places in the buffers.
   virtual Works reduce(std::span<const Piece> pieces, const Subject& subject, Reduce op, TakeMean take) = 0;
@@ -140,13 +142,13 @@ class GradientPacking {
 
 struct UnitMemory {
   std::string_view residence;
-  /// Whether unsharding makes a copy of the chunks, which takes memory until the unit is resharded.
-  bool copies = true;
   std::optional<DiskMemoryOptions> disk = {};  // where this rank's chunk lies, if not in memory
   std::unique_ptr<Chunks> chunks;
   std::unique_ptr<Turns> turns;  // null if nobody reads this rank's chunk in place
   std::unique_ptr<GradientPacking> gradients;
 
+  /// Whether unsharding makes a copy of the chunks, which takes memory until the unit is resharded.
+  bool copies(std::span<const Buffer> buffers) const { return unsharded_bytes(buffers) > 0; }
   /// Bytes that the unit additionally takes on this rank while it is unsharded.
   uint64_t unsharded_bytes(std::span<const Buffer> buffers) const;
   /// Bytes that this rank receives when the unit is unsharded among so many ranks.
