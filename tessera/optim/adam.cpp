@@ -66,8 +66,10 @@ void Adam::apply(const Settings& settings, int64_t step, const Item& item) {
   std::optional<at::Tensor> divisor;
   if (scales) divisor = item.factor.to(item.parameter.device(), at::kFloat).reciprocal();
   const auto gradient = scales ? item.gradient : scaled(item.gradient, item.factor);
-  const std::vector<at::Tensor> parameters = {item.parameter}, gradients = {gradient}, first = {item.state[0]},
-                                second = {item.state[1]}, steps = {number_of_step(step, item.parameter.device())};
+  // The kernels of GPUs also compare shapes, and those of empty shards differ.
+  const auto flat = [](const at::Tensor& tensor) { return tensor.is_contiguous() ? tensor.view({tensor.numel()}) : tensor; };
+  const std::vector<at::Tensor> parameters = {flat(item.parameter)}, gradients = {flat(gradient)}, first = {flat(item.state[0])},
+                                second = {flat(item.state[1])}, steps = {number_of_step(step, item.parameter.device())};
   const auto fused = [&](const auto& kernel) {
     kernel(parameters, gradients, first, second, std::vector<at::Tensor>(), steps, settings.lr, options_.beta1, options_.beta2,
            settings.weight_decay, options_.eps, /*amsgrad=*/false, /*maximize=*/false, divisor, std::nullopt);

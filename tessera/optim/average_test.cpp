@@ -12,6 +12,7 @@
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/recover.h"
 #include "tessera/testing/net.h"
+#include "tessera/testing/residences.h"
 
 namespace tessera::testing::average_test {
 namespace {
@@ -62,7 +63,7 @@ TEST_P(Averages, EqualThoseOfAPlainModel) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Units, Averages,
-                         ::testing::Combine(::testing::Values(Residence::Gathered, Residence::NodeShared),
+                         ::testing::Combine(::testing::ValuesIn(residences()),
                                             ::testing::Values(std::optional<at::ScalarType>(), at::kBFloat16)));
 
 TEST(Average, IsFinerThanTheParameters) {

@@ -12,6 +12,7 @@
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/testing/net.h"
+#include "tessera/testing/residences.h"
 
 namespace tessera::testing::grad_scaler_test {
 namespace {
@@ -87,7 +88,7 @@ void expect_same_as_by_hand(Residence residence, const MakeOptimizer& make) {
 }
 
 TEST(GradScaler, TrainsAsAScalerByHand) {
-  for (const auto residence : {Residence::Gathered, Residence::NodeShared}) {
+  for (const auto residence : residences()) {
     expect_same_as_by_hand(residence, [](const Net::ContainedType& net) {
       return std::make_unique<optim::SGD>(parameters(net), optim::SgdOptions{.lr = 0.1});
     });

@@ -7,6 +7,7 @@
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/norms.h"
 #include "tessera/shard/parameters.h"
+#include "tessera/testing/default_device.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
 
@@ -47,6 +48,7 @@ std::vector<at::Tensor> trained(const Communicator& world, const Plan& plan) {
 }
 
 TEST(Offload, ChangesNoBit) {
+  if (!on_cpu()) GTEST_SKIP() << "host memory alone";
   with_ranks(2, [](const Communicator& world) {
     for (const bool in_backward : {false, true}) {
       const auto expected = trained(world, {.in_backward = in_backward});
@@ -64,6 +66,7 @@ TEST(Offload, ChangesNoBit) {
 }
 
 TEST(Offload, ToHostMemoryIsNothingWhereAllLiesThere) {
+  if (!on_cpu()) GTEST_SKIP() << "host memory alone";
   with_ranks(2, [](const Communicator& world) {
     auto net = seeded_net();
     const auto refused = [&](const OffloadOptions& offload) {
@@ -82,6 +85,7 @@ TEST(Offload, ToHostMemoryIsNothingWhereAllLiesThere) {
 }
 
 TEST(Offload, OfParametersNeedsUnitsThatAreGathered) {
+  if (!on_cpu()) GTEST_SKIP() << "host memory alone";
   with_ranks(2, [](const Communicator& world) {
     auto net = seeded_net();
     const ShardOptions options{

@@ -13,6 +13,7 @@
 #include "tessera/shard/training.h"
 #include "tessera/testing/allocations.h"
 #include "tessera/testing/net.h"
+#include "tessera/testing/residences.h"
 
 namespace tessera::testing::optimizer_test {
 namespace {
@@ -266,7 +267,7 @@ std::vector<std::string> second_step(Residence residence, const Make& make) {
 TEST(Optimizers, ThatDifferBetweenRanksAreNamed) {
   using ::testing::AllOf, ::testing::Each, ::testing::HasSubstr;
   using Made = std::unique_ptr<optim::Optimizer>;
-  for (const auto residence : {Residence::Gathered, Residence::NodeShared}) {
+  for (const auto residence : residences()) {
     const auto kinds = second_step(residence, [](auto parameters, int rank) -> Made {
       if (rank == 0) return std::make_unique<optim::SGD>(parameters, optim::SgdOptions{.lr = 0.1});
       return std::make_unique<optim::AdamW>(parameters, optim::AdamWOptions{});

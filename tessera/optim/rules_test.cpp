@@ -14,7 +14,9 @@
 #include "tessera/shard/norms.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/training.h"
+#include "tessera/testing/default_device.h"
 #include "tessera/testing/net.h"
+#include "tessera/testing/residences.h"
 
 namespace tessera::testing::rules_test {
 namespace {
@@ -77,6 +79,7 @@ const Case kCases[] = {
 class Rules : public ::testing::TestWithParam<Case> {};
 
 TEST_P(Rules, AreWhatTheySay) {
+  if (!on_cpu() && GetParam().name == "Lamb") GTEST_SKIP() << "host memory alone";
   torch::manual_seed(3);
   Tensors ours, theirs;
   for (const int64_t numel : {7, 1, 30, 5000}) {
@@ -107,7 +110,7 @@ Tensors learnt(const Communicator& world, const Make& make, const ShardOptions* 
   const auto optimizer = make(options != nullptr ? parameters(*net) : net->parameters());
   for (int step = 0; step < 6; step++) {
     net(input() + step).pow(2).mean().backward();
-    EXPECT_GT(optimizer->clip_grad_norm(0.05).item<double>(), 0.05);
+    EXPECT_GT(optimizer->clip_grad_norm(0.01).item<double>(), 0.01);
     optimizer->step();
     optimizer->zero_grad();
     world.barrier();
@@ -122,10 +125,11 @@ Tensors learnt(const Communicator& world, const Make& make, const ShardOptions* 
 }
 
 TEST_P(Rules, AreTheSameForShards) {
+  if (!on_cpu() && GetParam().name == "Lamb") GTEST_SKIP() << "host memory alone";
   for (const int ranks : {1, 2, 3}) {
     with_ranks(ranks, [&](const Communicator& world) {
       const auto expected = learnt(world, GetParam().make, nullptr);
-      for (const auto residence : {Residence::Gathered, Residence::NodeShared}) {
+      for (const auto residence : residences()) {
         const ShardOptions options{.mesh = world, .residence = residence};
         const auto actual = learnt(world, GetParam().make, &options);
         for (size_t i = 0; i < expected.size(); i++) EXPECT_TRUE(at::allclose(actual[i], expected[i], 1e-5, 1e-6)) << ranks << " " << i;
@@ -135,6 +139,7 @@ TEST_P(Rules, AreTheSameForShards) {
 }
 
 TEST_P(Rules, WriteTheNarrowCopyAlong) {
+  if (!on_cpu()) GTEST_SKIP() << "it needs memory that ranks share";
   for (const auto dtype : {at::kBFloat16, at::kHalf, at::kDouble}) {
     with_ranks(2, [&](const Communicator& world) {
       const ShardOptions gathered{.mesh = world, .mixed_precision = {.param_dtype = dtype}, .residence = Residence::Gathered};
@@ -166,7 +171,7 @@ void expect_no_bias(const std::function<std::unique_ptr<optim::Optimizer>(std::v
   }
   const auto update = reference.detach() - before;
   const auto off = ((ours.detach().to(at::kDouble) - reference.detach()) * update.sign()).mean() / update.abs().mean();
-  EXPECT_LT(std::abs(off.item<double>()), 5e-7);
+  EXPECT_LT(std::abs(off.item<double>()), on_cpu() ? 5e-7 : 1e-6);
 }
 
 TEST(Rounding, GivesNoStepThatIsTooLong) {
@@ -248,6 +253,7 @@ double loss_with(const Make& make) {
 }
 
 TEST(SmallMoments, LearnAsWellAsLargeOnes) {
+  if (!on_cpu()) GTEST_SKIP() << "host memory alone";
   const auto large = loss_with([](Tensors p) { return std::make_unique<optim::AdamW>(p, optim::AdamWOptions{.lr = 3e-3}); });
   const auto small = loss_with([](Tensors p) { return std::make_unique<optim::SmallAdamW>(p, optim::AdamWOptions{.lr = 3e-3}); });
   EXPECT_LT(large, 0.002);  // of 0.5 at the beginning
@@ -255,6 +261,7 @@ TEST(SmallMoments, LearnAsWellAsLargeOnes) {
 }
 
 TEST(SmallMoments, TakeTwoBytesForEachParameter) {
+  if (!on_cpu()) GTEST_SKIP() << "host memory alone";
   torch::nn::Linear layer(64, 256);
   optim::SmallAdamW optimizer(layer->parameters(), {});
   layer(torch::ones({2, 64})).sum().backward();

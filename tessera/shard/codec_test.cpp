@@ -15,6 +15,7 @@
 #include "tessera/shard/unit/units.h"
 #include "tessera/shard/unsharding.h"
 #include "tessera/testing/net.h"
+#include "tessera/testing/residences.h"
 
 namespace tessera::testing::codec_test {
 namespace {
@@ -30,12 +31,11 @@ struct EightBits final : Codec {
     const auto most = stored.numel() > 0 ? stored.abs().max() : at::zeros({});
     const auto numel = stored.numel();
     sent.narrow(0, 0, numel).copy_((stored / most.clamp_min(1e-30) * 127).round());
-    std::memcpy(static_cast<char*>(sent.data_ptr()) + numel, most.const_data_ptr(), 4);
+    sent.narrow(0, numel, 4).copy_(most.reshape({1}).view(at::kChar));
   }
   bool decodes(at::ScalarType /*stored*/) const override { return true; }
   void decode(const at::Tensor& sent, const at::Tensor& computed) const override {
-    float most = 0;
-    std::memcpy(&most, static_cast<const char*>(sent.const_data_ptr()) + computed.numel(), 4);
+    const auto most = sent.narrow(0, computed.numel(), 4).clone().view(at::kFloat);
     computed.copy_(sent.narrow(0, 0, computed.numel()).to(at::kFloat) * (most / 127));
   }
 };
@@ -189,7 +189,7 @@ TEST(Codec, LetsAModelDieWhileItIsUnsharded) {
 }
 
 TEST(Codec, ThatDoesNotDecodeServesSharedMemoryToo) {
-  for (const auto residence : {Residence::Gathered, Residence::NodeShared}) {
+  for (const auto residence : residences()) {
     with_ranks(2, [&](const Communicator& world) {
       auto net = seeded_net(), plain = seeded_net();
       fully_shard(net, {.mesh = world, .residence = residence, .codec = std::make_shared<Halves>()});

@@ -16,6 +16,7 @@
 #include "tessera/shard/reduction.h"
 #include "tessera/shard/training.h"
 #include "tessera/testing/net.h"
+#include "tessera/testing/residences.h"
 
 namespace tessera::testing::full_params_test {
 namespace {
@@ -29,7 +30,8 @@ TEST(FullParams, CanBeReadAndWritten) {
     const auto original = seeded_net();
     {
       const auto guard = full_params(*net);
-      EXPECT_EQ(net->a->weight.data_ptr<float>()[3], original->a->weight.data_ptr<float>()[3]);
+      const auto& weight = net->a->weight;
+      EXPECT_TRUE(at::equal(at::from_blob(weight.data_ptr(), weight.sizes(), original->a->weight.options()), original->a->weight));
     }
     {
       const auto guard = full_params(*net, Access::Write);
@@ -49,7 +51,7 @@ TEST(FullParams, CanBeReadAndWritten) {
 
 TEST(FullParams, OfAReaderAroundAWriterLeaveWhatTheShardsHave) {
   with_ranks(3, [](const Communicator& world) {
-    for (const auto residence : {Residence::NodeShared, Residence::Gathered}) {
+    for (const auto residence : residences()) {
       auto net = seeded_net();
       fully_shard(net, {.mesh = world, .residence = residence});
       const torch::NoGradGuard no_grad;
@@ -67,7 +69,7 @@ TEST(FullParams, OfAReaderAroundAWriterLeaveWhatTheShardsHave) {
 
 TEST(FullParams, ForWritingHaveTheDtypeOfTheShards) {
   with_ranks(3, [](const Communicator& world) {
-    for (const auto residence : {Residence::NodeShared, Residence::Gathered}) {
+    for (const auto residence : residences()) {
       auto net = seeded_net();
       fully_shard(net, {.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16}, .residence = residence});
       const torch::NoGradGuard no_grad;
@@ -77,7 +79,7 @@ TEST(FullParams, ForWritingHaveTheDtypeOfTheShards) {
         {
           const auto reads = full_params(*net);
           EXPECT_EQ(copy.scalar_type(), at::kBFloat16);
-          const auto seen = at::from_blob(const_cast<void*>(copy.const_data_ptr()), copy.sizes(), at::kBFloat16);
+          const auto seen = at::from_blob(const_cast<void*>(copy.const_data_ptr()), copy.sizes(), at::TensorOptions(copy.device()).dtype(at::kBFloat16));
           const auto expected = seen.clone();
           const auto writes = full_params(*net, Access::Write);
           EXPECT_TRUE(at::equal(seen, expected)) << "raw pointers of the outer guard";

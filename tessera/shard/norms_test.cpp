@@ -11,7 +11,9 @@
 #include "tessera/shard/local.h"
 #include "tessera/shard/storage/storage_tag.h"
 #include "tessera/testing/blocks.h"
+#include "tessera/testing/default_device.h"
 #include "tessera/testing/net.h"
+#include "tessera/testing/residences.h"
 
 namespace tessera::testing::norms_test {
 namespace {
@@ -92,6 +94,7 @@ TEST_P(Norms, AreForgottenWhenAnOperatorWrites) {
 }
 
 TEST_P(Norms, AreForgottenWhenARawPointerMayWrite) {
+  if (!on_cpu()) GTEST_SKIP() << "host memory alone";
   each_rank([](Blocks& model) {
     for (const auto& shard : parameters(*model.block[1])) {
       auto gradient = shard.grad();
@@ -155,7 +158,7 @@ TEST_P(Norms, OfInfiniteGradientsAreNotFinite) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Everywhere, Norms,
-                         ::testing::Combine(::testing::Values(Residence::NodeShared, Residence::Gathered), ::testing::Values(1, 2, 3)));
+                         ::testing::Combine(::testing::ValuesIn(residences()), ::testing::Values(1, 2, 3)));
 
 /// The gradient norm of a sharded model after two backward passes; the second reduction computes the sums of squares.
 double norm_after_two_passes(const Blocks& model, const at::Tensor& x) {
@@ -186,7 +189,7 @@ TEST_P(Norms, AreNotNeededToFindWhatIsNotFinite) {
 }
 
 TEST(NormsOfAnyUnit, AreThoseOfTheWholeModel) {
-  for (const auto residence : {Residence::NodeShared, Residence::Gathered}) {
+  for (const auto residence : residences()) {
     with_ranks(4, [&](const Communicator& world) {
       // The ranks of a row see the same, and so do the rows' means: the gradient is that of both inputs.
       const auto x = numbers({5, 8}, world.rank() / 2);
@@ -234,7 +237,7 @@ TEST(NormsOfAnyUnit, LeaveOutWhatAPassDidNotUseAndAddUpDtypes) {
 
 /// Large gradients are packed and added up by streaming stores, in several pieces.
 TEST(LargeGradients, AreThoseOfTheWholeModel) {
-  for (const auto residence : {Residence::NodeShared, Residence::Gathered}) {
+  for (const auto residence : residences()) {
     with_ranks(2, [&](const Communicator& world) {
       torch::nn::Linear layer(703, 611);  // of 1.7 MB
       fill_with_numbers(*layer);

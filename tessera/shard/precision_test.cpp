@@ -16,6 +16,7 @@
 #include "tessera/shard/training.h"
 #include "tessera/testing/net.h"
 #include "tessera/testing/numbers.h"
+#include "tessera/testing/residences.h"
 
 namespace tessera::testing::precision_test {
 namespace {
@@ -131,7 +132,7 @@ TEST(Precision, TrainsRecurrentLayersInFloat16) {
 /// Gradients of bfloat16 parameters that are kept in float32.
 TEST(Precision, KeepsWideGradientsOfNarrowParameters) {
   with_ranks(2, [](const Communicator& world) {
-    for (const auto residence : {Residence::NodeShared, Residence::Gathered}) {
+    for (const auto residence : residences()) {
       for (const auto listing : {Listing::ByName, Listing::Flat}) {
         auto net = seeded_net(), plain = seeded_net();
         net->to(at::kBFloat16);
@@ -169,7 +170,7 @@ TEST(Precision, KeepsWideGradientsOfNarrowParameters) {
 /// An evaluation in float32 of a model that computes in bfloat16.
 TEST(Precision, EvaluatesInTheDtypeOfTheShards) {
   with_ranks(2, [](const Communicator& world) {
-    for (const auto residence : {Residence::NodeShared, Residence::Gathered}) {
+    for (const auto residence : residences()) {
       const ShardOptions options{.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16}, .residence = residence};
       auto net = seeded_net(), plain = seeded_net();
       for (const auto& child : net->children()) fully_shard(child, options);

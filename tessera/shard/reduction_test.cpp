@@ -15,6 +15,7 @@
 #include "tessera/shard/training.h"
 #include "tessera/shard/unsharding.h"
 #include "tessera/testing/blocks.h"
+#include "tessera/testing/default_device.h"
 #include "tessera/testing/net.h"
 
 namespace tessera::testing::reduction_test {
@@ -195,6 +196,7 @@ TEST(NoSync, KeepsSumsOfLowPrecisionInFloat32) {
 }
 
 TEST(NoSync, OfLowPrecisionOnSomeRanksIsNamed) {
+  if (!on_cpu()) GTEST_SKIP() << "it needs memory that ranks share";
   with_ranks(2, [](const Communicator& world) {
     const auto model = sharded({.mesh = world, .precision = {.param_dtype = at::kBFloat16}});
     if (world.rank() == 0) {
@@ -207,6 +209,7 @@ TEST(NoSync, OfLowPrecisionOnSomeRanksIsNamed) {
 }
 
 TEST(NoSync, OfLowPrecisionMayLeaveUnitsOutOnSomeRanks) {
+  if (!on_cpu()) GTEST_SKIP() << "it needs memory that ranks share";
   with_ranks(2, [](const Communicator& world) {
     const auto some = [](RootedBlocks& model, int rank) {
       const auto x = model.block[0]->forward(numbers({3, 8}, rank));
@@ -335,6 +338,7 @@ TEST(DivideFactors, AreThoseOfFsdp) {
 }
 
 TEST(DivideFactors, OfTheDefaultGiveTheBitsOfTheMean) {
+  if (!on_cpu()) GTEST_SKIP() << "GPUs divide by multiplying";
   for (const int ranks : {1, 2, 3, 4, 6, 7}) {
     with_ranks(ranks, [&](const Communicator& world) {
       const auto plain = sharded({.mesh = world}), divided = sharded({.mesh = world});

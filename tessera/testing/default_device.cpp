@@ -1,8 +1,9 @@
 #include "tessera/testing/default_device.h"
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/signal_handler.h>
 #include <torch/library.h>
 
 #include "tessera/base/env.h"
@@ -37,13 +38,28 @@ at::Tensor strided_by_default(c10::SymIntArrayRef sizes, c10::SymIntArrayRef str
 
 }  // namespace
 
+bool on_cpu() {
+  return env("TESSERA_DEVICE").value_or("cpu") == "cpu";
+}
+
+at::Tensor here(const at::Tensor& tensor) {
+  return tensor.to(chosen);
+}
+
+at::Generator seeded_generator(uint64_t seed) {
+  if (chosen.is_cpu()) return at::detail::createCPUGenerator(seed);
+  auto generator = at::globalContext().defaultGenerator(chosen).clone();
+  generator.set_current_seed(seed);
+  return generator;
+}
+
 void use_default_device() {
-  const auto name = env("TESSERA_DEVICE");
-  if (!name || *name == "cpu") return;
-  if (*name == "delayed") {
+  if (on_cpu()) return;
+  if (env("TESSERA_DEVICE") == "delayed") {
     delayed_device();
     set_lags(false);
   }
+  c10::FatalSignalHandler::getInstance().setPrintStackTracesOnFatalSignal(true);
   chosen = own_device(default_device(), 0);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
   at::globalContext().setAllowTF32CuDNN(false);

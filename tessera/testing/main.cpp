@@ -30,10 +30,14 @@ void select_source(const std::string& name) {
   ::testing::GTEST_FLAG(filter) = selected;
 }
 
+/// Before the tensors that tests keep in variables of their own.
+[[gnu::init_priority(200)]] const struct Chosen {
+  Chosen() { tessera::testing::use_default_device(); }
+} chosen;
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  tessera::testing::use_default_device();
   if (const auto status = tessera::testing::run_child_task()) return *status;
   ::testing::InitGoogleTest(&argc, argv);
   if (argc > 2 || (argc == 2 && ::testing::GTEST_FLAG(filter) != "*")) {

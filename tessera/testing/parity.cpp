@@ -9,6 +9,7 @@
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/reduction.h"
+#include "tessera/testing/default_device.h"
 #include "tessera/testing/transports.h"
 
 namespace tessera::testing {
@@ -92,7 +93,7 @@ Trained train(const Communicator& world, const MakeModel& make, const MakeOptimi
   if (shard) shard(model, world);
   const auto own = shard ? parameters(*model) : distinct(model->parameters());
   const auto steps_with = optimizer(own);
-  auto batches = at::detail::createCPUGenerator(static_cast<uint64_t>(world.rank()) + 17);
+  auto batches = seeded_generator(static_cast<uint64_t>(world.rank()) + 17);
   Trained result;
   for (int step = 0; step < steps; step++) {
     for (int pass = 1; pass <= passes.count; pass++) {

@@ -9,6 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/shard/activation.h"
 #include "tessera/shard/checkpoint_modules.h"
+#include "tessera/testing/default_device.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/numbers.h"
 #include "tessera/testing/transports.h"
@@ -85,11 +86,11 @@ TEST(OperatorSequence, TakesConstantsThatTheProgramKeeps) {
       return (x * *table).exp() * *table;
     };
   });
-  expect_equal([] { return [](const at::Tensor& x) { return (x * torch::tensor({1.0F, 2.0F, 3.0F})).exp() * 2; }; });
+  expect_equal([] { return [](const at::Tensor& x) { return (x * here(torch::tensor({1.0F, 2.0F, 3.0F}))).exp() * 2; }; });
   expect_equal([] {
     return [](const at::Tensor& x) {
       std::vector<float> values = {1, 2, 3};
-      return (x * torch::from_blob(values.data(), {3}).clone()).exp();
+      return (x * here(torch::from_blob(values.data(), {3}).clone())).exp();
     };
   });
 }
@@ -240,7 +241,7 @@ TEST(OperatorSequence, TakesWritesToMemoryThatAnInputHasLeft) {
 TEST(OperatorSequence, TakesAttentionWithAMaskInNestedSegments) {
   nn::MultiheadAttention attention(8, 2);
   fill_with_numbers(*attention);
-  const auto padding = torch::tensor({{false, false, false, true}, {false, false, true, true}});
+  const auto padding = here(torch::tensor({{false, false, false, true}, {false, false, true, true}}));
   const Function layer = [&](const at::Tensor& x) { return x + std::get<0>(attention(x, x, x, padding)); };
   const auto with_mask = [&](const at::Tensor& x, const at::Tensor& mask) { return x + std::get<0>(attention(x, x, x, mask)); };
   const auto gradients = [&](const std::function<at::Tensor(const at::Tensor& x)>& run) {

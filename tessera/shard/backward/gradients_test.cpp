@@ -11,6 +11,7 @@
 #include "tessera/shard/reduction.h"
 #include "tessera/shard/training.h"
 #include "tessera/testing/net.h"
+#include "tessera/testing/residences.h"
 
 namespace tessera::testing::gradients_test {
 namespace {
@@ -132,7 +133,7 @@ std::vector<std::string> said_about_batches(int passes, Residence residence, con
 }
 
 TEST(EqualBatches, BringAWarningOnce) {
-  for (const auto residence : {Residence::NodeShared, Residence::Gathered}) {
+  for (const auto residence : residences()) {
     const auto said = said_about_batches(50, residence, [](int, int pass) { return pass; });
     ASSERT_EQ(said.size(), 1);
     EXPECT_THAT(said.front(), ::testing::HasSubstr("all 3 ranks have had the same gradients in 20 backward passes"));

@@ -102,7 +102,8 @@ bool materialize(const at::Tensor& tensor, DeferredStorage::Kind kind, const std
                  c10::Device otherwise) {
   if (!lacks_values(tensor) || follow_values(tensor)) return true;
   if (has_recipe(tensor) && (!init || kind != DeferredStorage::Kind::Parameter)) {
-    give_values(tensor, computed_values(tensor));
+    const auto values = computed_values(tensor);
+    give_values(tensor, values.is_cpu() ? values.to(otherwise) : values);  // nobody has seen them on the CPU
   } else if (init) {
     allocate_values(tensor, otherwise);
     initialise(init, name, tensor);

@@ -9,6 +9,7 @@
 #include "tessera/shard/unit/units.h"
 #include "tessera/testing/blocks.h"
 #include "tessera/testing/net.h"
+#include "tessera/testing/residences.h"
 
 namespace tessera::testing::formula_test {
 namespace {
@@ -111,14 +112,14 @@ INSTANTIATE_TEST_SUITE_P(
                                                  .precision = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kBFloat16},
                                                  .gathered = 2,
                                                  .reduced = 2}),
-                       ::testing::Values(Residence::Gathered, Residence::NodeShared)),
+                       ::testing::ValuesIn(residences())),
     [](const auto& info) {
       return std::get<0>(info.param).name + (std::get<1>(info.param) == Residence::Gathered ? "_Gathered" : "_NodeShared");
     });
 
 /// A gradient with respect to a weight does not need the weight. Only the gradient with respect to a layer's input does.
 TEST(FirstLayer, IsNotGatheredInBackward) {
-  for (const auto residence : {Residence::Gathered, Residence::NodeShared}) {
+  for (const auto residence : residences()) {
     with_ranks(2, [&](const Communicator& world) {
       const ShardOptions options{.mesh = world, .residence = residence};
       auto net = seeded_net();

@@ -9,6 +9,7 @@
 #include "tessera/shard/training.h"
 #include "tessera/shard/unsharding.h"
 #include "tessera/testing/blocks.h"
+#include "tessera/testing/default_device.h"
 #include "tessera/testing/net.h"
 
 namespace tessera::testing::unused_parameters_test {
@@ -33,6 +34,7 @@ at::Tensor loss_of_some(RootedBlocks& model, int rank, int ranks, int batch, boo
 }
 
 TEST(UnusedParameters, CountAsZeroIfAsked) {
+  if (!on_cpu()) GTEST_SKIP() << "it needs memory that ranks share";
   for (const int ranks : {1, 2, 3}) {
     with_ranks(ranks, [&](const Communicator& world) {
       for (const auto residence : {Residence::Gathered, Residence::Auto}) {
@@ -110,6 +112,7 @@ TEST(UnusedParameters, MayBeMixedWithNoSync) {
 }
 
 TEST(UnusedParameters, CountAsZeroInSyncGradients) {
+  if (!on_cpu()) GTEST_SKIP() << "it needs memory that ranks share";
   with_ranks(2, [](const Communicator& world) {
     const auto model = sharded_rooted_blocks({.mesh = world, .unused_parameters = UnusedParameters::Zeros});
     {
@@ -156,6 +159,7 @@ TEST(UnusedParameters, KeepUnitsUnsharded) {
 }
 
 TEST(UnusedParameters, MayBeTheReplicatedOnesOfAModule) {
+  if (!on_cpu()) GTEST_SKIP() << "it needs memory that ranks share";
   with_ranks(2, [](const Communicator& world) {
     RootedBlocks whole;
     const auto model = std::make_shared<RootedBlocks>();

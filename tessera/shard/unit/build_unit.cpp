@@ -190,11 +190,11 @@ at::Tensor shard_of(const TaggedStoragePtr& storage, at::ScalarType dtype, const
 }
 
 /// Where operators compute with the parameters. Those of a model that is larger than its device may start on the host, if their shards stay
-/// there.
+/// there, or without values.
 c10::Device device_of_unit(const ManagedParameter& parameter, const ShardOptions& options) {
   const auto communicates = options.mesh.world().traits().device;
   const auto device = device_of_values(parameter.tensor, communicates);
-  return device.is_cpu() && options.offload.parameters == OffloadTo::Host ? communicates : device;
+  return device.is_cpu() && (options.offload.parameters == OffloadTo::Host || lacks_values(parameter.tensor)) ? communicates : device;
 }
 
 /// What a unit keeps of its options: not the parameters that they name, or that a function may have captured. These own their units, which

@@ -12,6 +12,7 @@
 #include "tessera/shard/parameters.h"
 #include "tessera/testing/net.h"
 #include "tessera/testing/parity.h"
+#include "tessera/testing/residences.h"
 
 namespace tessera::testing::layouts_test {
 namespace {
@@ -65,7 +66,7 @@ std::string name_of(Layout layout) {
 
 INSTANTIATE_TEST_SUITE_P(OfParameters, Layouts,
                          ::testing::Combine(::testing::Values(Layout::Flat, Layout::Rows, Layout::WholeParameters),
-                                            ::testing::Values(Residence::Gathered, Residence::NodeShared), ::testing::Values(1, 2, 3)),
+                                            ::testing::ValuesIn(residences()), ::testing::Values(1, 2, 3)),
                          [](const auto& info) {
                            return name_of(std::get<0>(info.param)) +
                                   (std::get<1>(info.param) == Residence::Gathered ? "Gathered" : "NodeShared") +
@@ -163,7 +164,7 @@ TEST(ShardDim, DividesParametersBetweenRowsOfThatDimension) {
 
 TEST(ShardDim, TrainsAsReplicated) {
   for (const int ranks : {1, 2, 3, 4}) {  // of a convolution with three channels the last of four ranks has none
-    for (const auto residence : {Residence::Gathered, Residence::NodeShared}) {
+    for (const auto residence : residences()) {
       with_ranks(ranks, [&](const Communicator& world) {
         const auto make = [] { return std::make_shared<Mixed>(); };
         const auto optimizer = [](std::vector<at::Tensor> parameters) {
@@ -251,7 +252,7 @@ struct Odd : TrainedModel {
 
 TEST(AnyLayout, HoldsScalarsAndEmptyAndComplexParameters) {
   for (const auto layout : {Layout::Flat, Layout::Rows, Layout::WholeParameters}) {
-    for (const auto residence : {Residence::Gathered, Residence::NodeShared}) {
+    for (const auto residence : residences()) {
       with_ranks(3, [&](const Communicator& world) {
         const auto make = [] { return std::make_shared<Odd>(); };
         const auto optimizer = [](std::vector<at::Tensor> parameters) {
