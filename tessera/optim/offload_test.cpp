@@ -1,4 +1,4 @@
-// Parameters, gradients and optimizer state on disk: the same bits as in memory.
+// Parameters, gradients and optimizer state on disk: the same bits as in memory. And in host memory, where a device computes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -65,9 +65,26 @@ TEST(Offload, ChangesNoBit) {
   });
 }
 
+/// On GPUs. How it waits for them is tested on a device that lags, by tests/engine/host_offload_test.cpp.
+TEST(Offload, ToHostMemoryTrainsAsOnTheDevice) {
+  with_ranks(2, [](const Communicator& world) {
+    if (world.traits().device.is_cpu()) GTEST_SKIP() << "ranks are on the CPU";
+    for (const bool in_backward : {false, true}) {
+      const auto expected = trained(world, {.in_backward = in_backward});
+      const auto values =
+          trained(world, {.offload = {.parameters = OffloadTo::Host}, .state = OffloadTo::Host, .in_backward = in_backward});
+      for (size_t i = 0; i < values.size(); i++) {
+        EXPECT_TRUE(values[i].is_cpu());
+        EXPECT_TRUE(at::allclose(values[i], expected[i].cpu(), 1e-4, 1e-6)) << i;
+      }
+    }
+  });
+}
+
 TEST(Offload, ToHostMemoryIsNothingWhereAllLiesThere) {
   if (!on_cpu()) GTEST_SKIP() << "host memory alone";
   with_ranks(2, [](const Communicator& world) {
+    if (!world.traits().device.is_cpu()) GTEST_SKIP() << "there is something to move";
     auto net = seeded_net();
     const auto refused = [&](const OffloadOptions& offload) {
       return message_of<ConfigError>([&] { fully_shard(net, {.mesh = world, .offload = offload}); });

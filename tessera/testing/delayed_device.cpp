@@ -64,6 +64,7 @@ Queue& queue(c10::StreamId stream) {
 thread_local c10::StreamId current = 0;
 
 std::atomic<size_t> waits = 0;
+thread_local size_t waits_of_thread = 0;
 
 c10::Stream stream(c10::StreamId id) {
   return c10::Stream(c10::Stream::UNSAFE, OneDeviceGuard::device(), id);
@@ -114,6 +115,7 @@ struct DelayedGuard final : OneDeviceGuard {
     const Locked locked(device_mutex());
     if (passed(mark(event))) return;
     waits++;
+    waits_of_thread++;
     synchronize(mark(event));
   }
   void destroyEvent(void* event, c10::DeviceIndex /*device*/) const noexcept override { delete &mark(event); }
@@ -324,6 +326,10 @@ void set_lags(bool device_lags) {
 
 size_t host_waits() {
   return waits;
+}
+
+size_t own_waits() {
+  return waits_of_thread;
 }
 
 void set_keeps_memory(bool keeps) {

@@ -29,8 +29,9 @@ void run_all(Current current = Current::First);
 /// Whether what is queued runs at once, as if the device did not lag.
 void set_lags(bool lags);
 
-/// How often the host has waited for the device, and not only asked.
+/// How often the host has waited for the device, and not only asked: all threads, or the calling one.
 size_t host_waits();
+size_t own_waits();
 
 /// Whether freed memory is kept for streams that were said to use it (recordDataPtrOnStream), as it should.
 void set_keeps_memory(bool keeps);

@@ -23,8 +23,8 @@ using ::testing::Key;
 const auto kDevice = delayed_device();  // before the autograd engine counts devices
 
 /// A training run of one rank, on the device or on the host.
-struct Run {
-  explicit Run(const Communicator& ranks, int seed = 1, OffloadTo shards = OffloadTo::Nowhere) : world(ranks) {
+struct Training {
+  explicit Training(const Communicator& ranks, int seed = 1, OffloadTo shards = OffloadTo::Nowhere) : world(ranks) {
     torch::manual_seed(seed);
     model = torch::nn::Sequential(torch::nn::Linear(8, 16), torch::nn::Tanh(), torch::nn::Linear(16, 8));
     const torch::NoGradGuard no_grad;
@@ -68,7 +68,7 @@ class DeviceCheckpoint : public ::testing::Test {
 
   /// What a checkpoint has, loaded into another run.
   at::Tensor loaded(const char* name) const {
-    Run run(world_, 2);
+    Training run(world_, 2);
     run.load(folder_ / name);
     return run.values();
   }
@@ -78,19 +78,20 @@ class DeviceCheckpoint : public ::testing::Test {
 };
 
 TEST_F(DeviceCheckpoint, HasTheValuesFromBeforeAStepThatIsQueuedBehindIt) {
-  Run run(world_);
+  Training run(world_);
   run.train();
   checkpoint::AsyncSaver saver(world_);
   for (const auto* name : {"a", "b"}) {  // the second save has the buffers of the first
-    Run reference(world_);
+    Training reference(world_);
     reference.train();
     if (name == std::string("b")) reference.train();
     const auto expected = reference.values();
     run_all();
-    const auto waits = host_waits();
+    const auto waits = own_waits();
     saver.save(folder_ / name, run.contents());
     run.train();
-    EXPECT_EQ(host_waits(), waits) << "the host has waited for the copies, or for what was queued before them";
+    saver.poll();
+    EXPECT_EQ(own_waits(), waits) << "the host has waited for the copies, or for what was queued before them";
     saver.wait();
     EXPECT_TRUE(at::equal(loaded(name), expected)) << name;
     EXPECT_FALSE(at::equal(run.values(), expected));
@@ -98,20 +99,20 @@ TEST_F(DeviceCheckpoint, HasTheValuesFromBeforeAStepThatIsQueuedBehindIt) {
 }
 
 TEST_F(DeviceCheckpoint, IsReadThroughPinnedMemory) {
-  Run run(world_);
+  Training run(world_);
   run.train();
   checkpoint::save(folder_ / "a", run.contents(), world_);
   EXPECT_TRUE(at::equal(loaded("a"), run.values()));
 }
 
 TEST_F(DeviceCheckpoint, IsTheSameWhereverTheShardsLie) {
-  Run first(world_);
+  Training first(world_);
   first.train();
   checkpoint::save(folder_ / "device", first.contents(), world_);
-  Run offloaded(world_, 2, OffloadTo::Host);
+  Training offloaded(world_, 2, OffloadTo::Host);
   offloaded.load(folder_ / "device");
   checkpoint::save(folder_ / "host", offloaded.contents(), world_);
-  Run on_cpu(self_world(), 2);
+  Training on_cpu(self_world(), 2);
   on_cpu.load(folder_ / "host");
   checkpoint::save(folder_ / "cpu", on_cpu.contents(), on_cpu.world);
   for (const auto* name : {"device", "host", "cpu"}) EXPECT_TRUE(at::equal(loaded(name), first.values())) << name;
@@ -122,7 +123,7 @@ at::Tensor draw() {
 }
 
 TEST_F(DeviceCheckpoint, KeepsTheGeneratorOfTheDevice) {
-  Run run(world_), on_host(self_world());
+  Training run(world_), on_host(self_world());
   checkpoint::save(folder_ / "a", run.contents(), world_);
   checkpoint::save(folder_ / "without", on_host.contents(), on_host.world);
   EXPECT_EQ(checkpoint::read_run(folder_ / "a").device_generator, ".generator.delayed");
