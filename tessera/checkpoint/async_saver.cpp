@@ -42,7 +42,7 @@ struct AsyncSaver::Buffers {
         auto buffer = std::move(tensors[key]);
         if (!buffer.defined() || buffer.scalar_type() != tensor.scalar_type() || buffer.sizes() != tensor.sizes()) {
           buffer = pins ? empty_pinned(tensor.sizes(), tensor.scalar_type(), tensor.device())
-                        : at::empty(tensor.sizes(), at::TensorOptions(tensor.scalar_type()));
+                        : at::empty(tensor.sizes(), at::TensorOptions(at::kCPU).dtype(tensor.scalar_type()));
         }
         buffer.copy_(tensor, /*non_blocking=*/pins);
         if (pins) device = tensor.device();

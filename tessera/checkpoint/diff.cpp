@@ -113,7 +113,8 @@ Difference diff(const fs::path& one_path, const fs::path& other_path, const Diff
       // Two tensors of doubles, and what it takes to compare them.
       const auto most = std::max<int64_t>(options.memory / (6 * int64_t{sizeof(double)}), 1);
       for_each_piece(whole_slice(here.shape), most, [&](const TensorSlice& piece) {
-        const auto x = at::empty(piece.sizes, here.dtype), y = at::empty(piece.sizes, there.dtype);
+        const at::TensorOptions host(at::kCPU);
+        const auto x = at::empty(piece.sizes, host.dtype(here.dtype)), y = at::empty(piece.sizes, host.dtype(there.dtype));
         one.stored.read(stored.first, piece, x);
         other.stored.read(stored.second, piece, y);
         compare(x, y, found);

@@ -189,7 +189,7 @@ class StateLoader {
 
   static at::Tensor read_whole(const ValueSource& source, const Item& item, const Communicator& world) {
     const auto shape = shape_of(item);
-    const auto values = at::empty(shape, item.dtype);
+    const auto values = at::empty(shape, at::TensorOptions(at::kCPU).dtype(item.dtype));
     source.read(item.entry, whole_record(shape), values.view({-1}), world.local_ranks().front());
     return values;
   }
@@ -199,7 +199,7 @@ class StateLoader {
     const auto records = records_of(part);
     std::vector<at::Tensor> values;
     for (size_t i = 0; i < records.size(); i++) {
-      values.push_back(at::empty({records[i].numel()}, item.dtype));
+      values.push_back(at::empty({records[i].numel()}, at::TensorOptions(at::kCPU).dtype(item.dtype)));
       source.read(item.entry, records[i], values.back(), world.local_ranks()[i]);
     }
     return tensor_of_ranks(std::move(values), part.values, records, world);

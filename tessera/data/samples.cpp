@@ -22,9 +22,10 @@ Samples fake_images(const FakeImages& options) {
   // Integers only, because these are the same on every machine.
   auto of_patterns = at::detail::createCPUGenerator(options.seed);
   auto of_split = at::detail::createCPUGenerator(options.seed * 2 + (options.split == Split::Train ? 1 : 2));
-  const auto patterns = at::randint(0, 192, {options.classes, options.height, options.width}, of_patterns, at::kByte);
-  const auto targets = at::randint(0, options.classes, {options.count}, of_split, at::kByte);
-  const auto noise = at::randint(0, 64, {options.count, options.height, options.width}, of_split, at::kByte);
+  const auto bytes = at::TensorOptions(at::kCPU).dtype(at::kByte);
+  const auto patterns = at::randint(0, 192, {options.classes, options.height, options.width}, of_patterns, bytes);
+  const auto targets = at::randint(0, options.classes, {options.count}, of_split, bytes);
+  const auto noise = at::randint(0, 64, {options.count, options.height, options.width}, of_split, bytes);
   return {.inputs = patterns.index_select(0, targets.to(at::kLong)) + noise, .targets = targets};
 }
 

@@ -251,8 +251,8 @@ EncodedTexts WordPiece::encode(std::vector<std::pair<Numbers, std::optional<Numb
     length = std::max(length, std::ssize(first) + (second ? std::ssize(*second) : 0));
   }
   const std::array sizes = {static_cast<int64_t>(texts.size()), length};
-  EncodedTexts encoded{
-      .tokens = at::full(sizes, pad_, at::kLong), .types = at::zeros(sizes, at::kLong), .mask = at::zeros(sizes, at::kLong)};
+  const auto host = at::TensorOptions(at::kCPU).dtype(at::kLong);
+  EncodedTexts encoded{.tokens = at::full(sizes, pad_, host), .types = at::zeros(sizes, host), .mask = at::zeros(sizes, host)};
   for (size_t i = 0; i < texts.size(); i++) {
     const auto place = static_cast<ptrdiff_t>(i) * length;
     const auto& [first, second] = texts[i];

@@ -70,4 +70,8 @@ void use_default_device() {
   aten.impl("empty_strided", TORCH_FN(strided_by_default));
 }
 
+bool on_cpu() {
+  return chosen.is_cpu();
+}
+
 }  // namespace tessera::testing

@@ -21,4 +21,7 @@ at::Generator seeded_generator(uint64_t seed);
 /// there from now on, as after torch.set_default_device in Python. A crash prints where it was. Sums are then taken in a fixed order, and products in full precision.
 void use_default_device();
 
+/// Whether tensors are made on the CPU, as they are without TESSERA_DEVICE. Some tests are about host memory alone.
+bool on_cpu();
+
 }  // namespace tessera::testing

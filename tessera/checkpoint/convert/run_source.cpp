@@ -45,7 +45,7 @@ void RunSource::copy(const SourceTensor& tensor, const TensorSlice& box,
                      c10::function_ref<void(const TensorSlice&, const at::Tensor&)> write, size_t first) const {
   const auto most = std::max<int64_t>(options_.memory / static_cast<int64_t>(c10::elementSize(tensor.dtype)), 1);
   for_each_piece(box, most, [&](const TensorSlice& piece) {
-    const auto values = at::empty(piece.sizes, tensor.dtype);
+    const auto values = at::empty(piece.sizes, at::TensorOptions(at::kCPU).dtype(tensor.dtype));
     stored_.read(tensor.name, piece, values, first);
     write(piece, values);
     done_ = std::min(done_ + static_cast<int64_t>(values.nbytes()), all_);

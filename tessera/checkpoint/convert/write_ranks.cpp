@@ -63,7 +63,7 @@ class RankPart {
     }
     SafetensorsWriter writer(rank_file(folder, rank_, record_.ranks), std::move(entries), to_metadata(record_));
     for (const auto& item : items_) {
-      if (item.part.numel() == 0) writer.append(at::empty({0}, item.tensor->dtype));
+      if (item.part.numel() == 0) writer.append(at::empty({0}, at::TensorOptions(at::kCPU).dtype(item.tensor->dtype)));
       const auto append = [&](const TensorSlice&, const at::Tensor& values) { writer.append(values); };
       for (const auto& slice : item.part.slices) {
         if (slice.numel() > 0) source_.copy(*item.tensor, slice, append, first_file(source_.stored(), rank_));

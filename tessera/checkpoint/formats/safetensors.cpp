@@ -72,7 +72,7 @@ void SafetensorsFile::read_blocks(const Place& place, c10::function_ref<std::byt
 
 at::Tensor SafetensorsFile::read(const std::string& name) const {
   const auto& found = place(name);
-  auto tensor = at::empty(found.entry.sizes, found.entry.dtype);
+  auto tensor = at::empty(found.entry.sizes, at::TensorOptions(at::kCPU).dtype(found.entry.dtype));
   auto* const bytes = static_cast<std::byte*>(tensor.mutable_data_ptr());
   read_blocks(found, [&](uint64_t begin) { return bytes + begin; });
   return tensor;

@@ -74,7 +74,7 @@ class Content {
     const auto all = ranks_ * multiple;
     shape.front() = (shape.front() + all - 1) / all * multiple;
     return tensor(dtype, shape, [this, &shard, names, dtype, shape] {
-      const auto result = at::zeros(shape, dtype);
+      const auto result = at::zeros(shape, at::TensorOptions(at::kCPU).dtype(dtype));
       shard.on_dim_0 ? read_rows(shard, names.front(), result) : read_values(shard, names, result);
       return result;
     });

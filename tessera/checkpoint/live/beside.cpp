@@ -142,7 +142,7 @@ RowsOfRanks rows_of_ranks(const Contents& contents, const Communicator& world) {
   if (const auto found = difference_on_ranks(world, lines, {.unit = "checkpoint"}); !found.empty())
     throw DisagreementError(fmt::format("ranks load different tensors beside the model: {}. Nothing was changed", found));
   if (counts.empty()) return {};
-  const auto own = at::tensor(counts, at::kLong).to(world.traits().device);
+  const auto own = at::tensor(counts, at::TensorOptions(world.traits().device).dtype(at::kLong));
   const auto whole = at::empty({own.numel() * world.size()}, own.options());
   world.all_gather(std::array{Piece{.whole = whole, .own = own}}, {.unit = "checkpoint"}).wait();
   const auto known = whole.cpu();
@@ -197,7 +197,7 @@ void load_beside(Contents& contents, const RowsOfRanks& rows, const Manifest& ma
   const auto values_for = [&](const std::string& name, const at::Tensor& tensor, auto&& box_of) {
     std::vector<at::Tensor> values;
     for (const int rank : world.local_ranks()) {
-      values.push_back(at::empty(tensor.sizes(), tensor.scalar_type()));
+      values.push_back(at::empty(tensor.sizes(), at::TensorOptions(at::kCPU).dtype(tensor.scalar_type())));
       stored.read(stored_name(name), box_of(rank), as_rows(values.back()).view(box_of(rank).sizes), first_file(stored, rank));
     }
     return values;
@@ -205,7 +205,7 @@ void load_beside(Contents& contents, const RowsOfRanks& rows, const Manifest& ma
   for (auto& [name, tensor] : contents.tensors) {
     if (!manifest.beside.contains(stored_name(name))) continue;
     const auto& there = stored.info(stored_name(name));
-    if (!tensor.defined()) tensor = at::empty(there.shape, there.dtype);
+    if (!tensor.defined()) tensor = at::empty(there.shape, at::TensorOptions(at::kCPU).dtype(there.dtype));
     read_into(tensor, values_for(name, tensor, [&](int) { return whole_slice(there.shape); }), world);
   }
   for (const auto& [name, tensor] : contents.tensors_by_rank) {

@@ -37,7 +37,7 @@ class StoredValues : public ValueSource {
     const auto &first = reader_.info(one), &second = reader_.info(other);
     if (first.dtype != second.dtype || first.shape != second.shape) return false;
     const auto differs = [&](const TensorSlice& piece) {
-      const auto values = at::empty(piece.sizes, first.dtype), others = at::empty_like(values);
+      const auto values = at::empty(piece.sizes, at::TensorOptions(at::kCPU).dtype(first.dtype)), others = at::empty_like(values);
       reader_.read(one, piece, values);
       reader_.read(other, piece, others);
       return std::memcmp(values.const_data_ptr(), others.const_data_ptr(), values.nbytes()) != 0;
@@ -177,7 +177,7 @@ void ModelPlan::load_part(const LocalPart& part, const Communicator& world) cons
   }
   std::vector<at::Tensor> values;
   for (size_t i = 0; i < records.size(); i++) {
-    values.push_back(at::empty({records[i].numel()}, part.values.scalar_type()));
+    values.push_back(at::empty({records[i].numel()}, at::TensorOptions(at::kCPU).dtype(part.values.scalar_type())));
     stored_->read(found->second, records[i], values.back(), world.local_ranks()[i]);
   }
   at::Tensor(part.values).copy_(tensor_of_ranks(std::move(values), part.values, records, world));
@@ -192,7 +192,7 @@ void ModelPlan::load_whole(const std::string& name, const at::Tensor& tensor, co
   stored_->open(found->second);
   std::vector<at::Tensor> values;
   for (const int rank : world.local_ranks()) {
-    values.push_back(at::empty(tensor.sizes(), tensor.scalar_type()));
+    values.push_back(at::empty(tensor.sizes(), at::TensorOptions(at::kCPU).dtype(tensor.scalar_type())));
     stored_->read(found->second, record, values.back().view({-1}), rank);
   }
   at::Tensor(tensor).copy_(tensor_of_ranks(std::move(values), tensor, std::vector(values.size(), record), world));

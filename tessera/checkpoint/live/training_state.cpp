@@ -57,6 +57,9 @@ class StateReader {
            world_.local_ranks().size() == 1 && parameter_.is_cpu() && world_.traits().device == parameter_.device();
   }
 
+  /// Of the memory into which the files are read.
+  at::TensorOptions host(const std::string& name) const { return at::TensorOptions(at::kCPU).dtype(stored_.info(name).dtype); }
+
   PartRecord part_of_rank(size_t i) const {
     const auto info = shard_info(parameter_);
     return record_of(info->shape, info->strides, info->ranges[i]);
@@ -75,11 +78,11 @@ class StateReader {
       } else if (info && !shape.empty() && own_shape == at::IntArrayRef(shape)) {
         values.push_back(read_values(name, part_of_rank(i), rank));
       } else if (info && info->shape.empty() && shape == std::vector<int64_t>{1}) {  // of a parameter that is one number
-        values.push_back(at::empty({info->ranges[i].numel}, stored_.info(name).dtype));
+        values.push_back(at::empty({info->ranges[i].numel}, host(name)));
         const TensorSlice box{.shape = shape, .offsets = {0}, .sizes = {info->ranges[i].numel}};
         stored_.read(name, box, values.back(), first_file(stored_, rank));
       } else {
-        values.push_back(at::empty(shape, stored_.info(name).dtype));
+        values.push_back(at::empty(shape, host(name)));
         stored_.read(name, whole_slice(shape), values.back(), first_file(stored_, rank));
       }
     }
@@ -89,7 +92,7 @@ class StateReader {
   /// In the shape of the shard, without its padding.
   at::Tensor read_values(const std::string& name, const PartRecord& part, int rank) const {
     auto sizes = parameter_.sizes().vec();
-    auto values = at::empty({part.numel()}, stored_.info(name).dtype);
+    auto values = at::empty({part.numel()}, host(name));
     read_part(stored_, name, part, values, rank);
     const auto row = c10::multiply_integers(at::IntArrayRef(sizes).slice(1));
     sizes.front() = row == 0 ? sizes.front() : part.numel() / row;
@@ -97,7 +100,7 @@ class StateReader {
   }
 
   at::Tensor read_blocks(const std::string& name, const BlockState& blocks, const ValueRange& range, int rank) const {
-    if (range.numel == 0) return at::empty({0}, stored_.info(name).dtype);
+    if (range.numel == 0) return at::empty({0}, host(name));
     const auto part = std::ranges::find_if(
         blocks.parts, [&](const BlockState::Part& each) { return each.range.numel == range.numel && each.range.begin == range.begin; });
     if (part == blocks.parts.end()) {
@@ -106,7 +109,7 @@ class StateReader {
                       "are here; load it on {} ranks that are sharded as they were, or leave the optimizer out",
                       name, range.begin, range.begin + range.numel, manifest_.ranks));
     }
-    auto values = at::empty({part->numel}, stored_.info(name).dtype);
+    auto values = at::empty({part->numel}, host(name));
     const TensorSlice box{.shape = stored_.info(name).shape, .offsets = {part->begin}, .sizes = {part->numel}};
     stored_.read(name, box, values, first_file(stored_, rank));
     return values;

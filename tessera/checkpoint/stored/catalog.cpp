@@ -54,7 +54,7 @@ class RegionReader {
     if (fits_as_it_is) return file_.read(to.mutable_data_ptr(), bytes, region.offset);
     const auto outer = region.outermost();
     if (outer && (bytes > kBlock || reads_too_much(region, *outer))) return split(region, *outer, to);
-    if (!block_.defined() || block_.numel() < region.span()) block_ = at::empty({region.span()}, dtype_);
+    if (!block_.defined() || block_.numel() < region.span()) block_ = at::empty({region.span()}, at::TensorOptions(at::kCPU).dtype(dtype_));
     file_.read(block_.mutable_data_ptr(), bytes, region.offset);
     to.copy_(block_.as_strided(region.sizes, region.strides));
   }
@@ -205,7 +205,7 @@ void CatalogReader::read(const std::string& name, const TensorSlice& box, const 
 at::Tensor CatalogReader::read(const std::string& name) const {
   expect_complete(name);  // before memory is asked for, because a damaged file may promise a shape for which no memory is enough
   const auto& tensor = info(name);
-  const auto result = at::empty(tensor.shape, tensor.dtype);
+  const auto result = at::empty(tensor.shape, at::TensorOptions(at::kCPU).dtype(tensor.dtype));
   read(name, whole_slice(tensor.shape), result);
   return result;
 }

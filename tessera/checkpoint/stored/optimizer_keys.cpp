@@ -112,7 +112,7 @@ std::map<std::string, optim::ParameterState> renamed(std::map<std::string, optim
       if (!name.empty()) result[name] = std::move(tensor);
     }
     // PyTorch's SGD does not count: what matters is that there has been a first step.
-    if (rule != nullptr && rule->name == "SGD") result.try_emplace(kSteps, at::ones({}, at::kLong));
+    if (rule != nullptr && rule->name == "SGD") result.try_emplace(kSteps, at::ones({}, at::TensorOptions(at::kCPU).dtype(at::kLong)));
     tensors = std::move(result);
   }
   return state;
