@@ -11,6 +11,7 @@
 #include "tessera/checkpoint/verify.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/testing/allocations.h"
+#include "tessera/testing/default_device.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
 #include "tessera/testing/saved_picture.h"
@@ -72,7 +73,10 @@ TEST(AsyncSaver, CopiesIntoTheSameBuffersEachTime) {
       saver.save(folder / name, {.model = net.get()});
       return taken.bytes();
     };
-    EXPECT_GT(bytes_of_save("a"), 300 * 300 * 4 / 2);
+    const auto first = bytes_of_save("a");
+    if (on_cpu()) {
+      EXPECT_GT(first, 300 * 300 * 4 / 2);  // pinned memory of a device does not count
+    }
     EXPECT_LT(bytes_of_save("b"), 50'000);  // the state of the generator, and small things
   });
 }

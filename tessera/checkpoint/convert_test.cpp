@@ -15,11 +15,13 @@
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/live/generator_state.h"
 #include "tessera/checkpoint/stored/catalogs.h"
+#include "tessera/checkpoint/stored/rank_file.h"
 #include "tessera/checkpoint/stored/runs.h"
 #include "tessera/checkpoint/verify.h"
 #include "tessera/checkpoint/weights.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/full_params.h"
+#include "tessera/testing/default_device.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
 #include "tessera/testing/saved_picture.h"
@@ -78,7 +80,12 @@ TEST(Reshard, KeepsTheRun) {
   for (const int ranks : {1, 3, 7}) {
     const auto to = folder / std::to_string(ranks);
     const auto done = reshard(folder / "two", to, ranks);
-    EXPECT_TRUE(checkpoint::diff(folder / "two", to).is_none());
+    auto found = checkpoint::diff(folder / "two", to);
+    // Other numbers of ranks have no use for generators of devices.
+    std::erase_if(found.only_one, [](const auto& name) {
+      return name.starts_with(checkpoint::kGeneratorPrefix) && name != checkpoint::kHiddenGeneratorName;
+    });
+    EXPECT_TRUE(found.is_none());
     EXPECT_TRUE(checkpoint::verify(to).faults.empty());
     EXPECT_EQ(checkpoint::read_manifest(to).ranks, ranks);
     EXPECT_EQ(done.files, std::vector{to});
@@ -221,6 +228,7 @@ TEST(Convert, LeavesNothingIfTheDiskIsFull) {
 }
 
 TEST(Convert, NamesTheStateThatOnlyItsRanksCanUse) {
+  if (!on_cpu()) GTEST_SKIP() << "SmallAdamW works in host memory";
   const Folder folder;
   with_ranks(2, [&](const Communicator& world) {
     auto net = sharded_net(world);
@@ -321,9 +329,9 @@ TEST(Diff, TellsWhatDiffers) {
   const Folder folder;
   const auto write = [&](const char* name, const State& state) { write_torch(folder / name, state); };
   const auto nan = std::numeric_limits<double>::quiet_NaN();
-  const auto shared = at::tensor({1.0, nan, 3.0});
+  const auto shared = torch::tensor({1.0, nan, 3.0}, at::kDouble);
   write("a.pt", {{"same", shared},
-                 {"near", at::tensor({1.0, 2.0, 4.0})},
+                 {"near", torch::tensor({1.0, 2.0, 4.0}, at::kDouble)},
                  {"kind", at::ones({2})},
                  {"shape", at::ones({2})},
                  {"large", at::full({1}, (int64_t{1} << 60) + 1, at::kLong)},
@@ -331,7 +339,7 @@ TEST(Diff, TellsWhatDiffers) {
                  {"lost", at::ones({1})},
                  {"a", at::ones({1})}});
   write("b.pt", {{"same", shared},
-                 {"near", at::tensor({1.0, 2.5, nan})},
+                 {"near", torch::tensor({1.0, 2.5, nan}, at::kDouble)},
                  {"kind", at::ones({2}, at::kHalf)},
                  {"shape", at::ones({2, 1})},
                  {"large", at::full({1}, int64_t{1} << 60, at::kLong)},
@@ -359,8 +367,8 @@ TEST(Diff, TellsWhatDiffers) {
                 AllOf(HasSubstr("only in the first: a\n"), HasSubstr("Float [2] / Half [2]"), HasSubstr("1 tensor is equal, 8 are not")));
   }
   EXPECT_TRUE(diff(folder / "a.pt", folder / "a.pt").is_none());
-  write("c.pt", {{"near", at::tensor({1.0, 2.5})}});
-  write("d.pt", {{"near", at::tensor({1.0, 2.0})}});
+  write("c.pt", {{"near", torch::tensor({1.0, 2.5}, at::kDouble)}});
+  write("d.pt", {{"near", torch::tensor({1.0, 2.0}, at::kDouble)}});
   const auto close = diff(folder / "c.pt", folder / "d.pt").different.at(0);
   EXPECT_EQ(close.largest, 0.5);
   EXPECT_EQ(close.largest_relative, 0.2);

@@ -7,9 +7,11 @@
 #include "tessera/checkpoint/state_dict.h"
 #include "tessera/optim/adam.h"
 #include "tessera/shard/full_params.h"
+#include "tessera/testing/default_device.h"
 #include "tessera/testing/net.h"
 #include "tessera/testing/numbers.h"
 #include "tessera/testing/picture.h"
+#include "tessera/testing/same_tensors.h"
 
 namespace tessera::testing::optim_state_dict_test {
 namespace {
@@ -31,7 +33,7 @@ void expect_equal(const OptimStateDict& actual, const OptimStateDict& expected) 
     ASSERT_TRUE(actual.contains(name)) << name;
     ASSERT_EQ(actual.at(name).size(), state.size()) << name;
     for (const auto& [key, tensor] : state) {
-      EXPECT_TRUE(at::equal(actual.at(name).at(key), tensor)) << name << " " << key;
+      EXPECT_TRUE(same_values(actual.at(name).at(key), tensor)) << name << " " << key;
       EXPECT_EQ(actual.at(name).at(key).dtype(), tensor.dtype()) << name << " " << key;
     }
   }
@@ -157,7 +159,7 @@ TEST(FullOptimStateDict, IsThatOfPlainLibtorchInAllFourCombinations) {
               ASSERT_EQ(dict.at(name).size(), 4);
               for (const auto& [key, tensor] : state) {
                 EXPECT_EQ(dict.at(name).at(key).sizes(), tensor.sizes());
-                EXPECT_TRUE(at::allclose(dict.at(name).at(key), tensor, 1e-4, 1e-7)) << name << " " << key;
+                EXPECT_TRUE(at::allclose(dict.at(name).at(key).to(tensor.device()), tensor, 1e-4, 1e-7)) << name << " " << key;
               }
             }
           }
@@ -287,7 +289,7 @@ TEST(ShardedOptimStateDict, HasTheBoxesOfARankAndGoesBack) {
           for (const auto& [key, tensor] : state) {
             const auto& expected = whole.at(name).at(key);
             EXPECT_EQ(at::IntArrayRef(tensor.shape), expected.sizes());
-            for (size_t i = 0; i < tensor.slices.size(); i++) EXPECT_TRUE(at::equal(tensor.values[i], view_of(expected, tensor.slices[i])));
+            for (size_t i = 0; i < tensor.slices.size(); i++) EXPECT_TRUE(same_values(tensor.values[i], view_of(expected, tensor.slices[i])));
           }
         }
         load_sharded_optim_state_dict(fresh.optimizer(), *fresh.model, dict);
@@ -309,6 +311,7 @@ TEST(ShardedOptimStateDict, IsRefusedWhereARankLacksValues) {
 }
 
 TEST(FullOptimStateDict, RefusesStateInBlocks) {
+  if (!on_cpu()) GTEST_SKIP() << "SmallAdamW works in host memory";
   with_ranks(2, [](const Communicator& world) {
     torch::nn::Linear model(64, 64);
     fill_with_numbers(*model);

@@ -12,6 +12,7 @@
 #include "tessera/shard/deferred_init.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/parameters.h"
+#include "tessera/testing/default_device.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
 #include "tessera/testing/numbers.h"
@@ -254,7 +255,11 @@ void expect_resumption_into_a_model_without_values(const std::function<std::uniq
     checkpoint::save(folder / "a", {.model = net.get(), .optimizer = optimizer.get(), .average = &average}, world);
     train(net, *optimizer, average);
 
-    auto fresh = deferred_init([] { return Net(); });
+    auto fresh = deferred_init([&] {
+      Net made;
+      if (!on_cpu()) made->to(world.traits().device);  // what is recorded without a device is the CPU's
+      return made;
+    });
     for (const auto& child : fresh->children()) fully_shard(child, {.mesh = world, .start = Start::Loaded});
     const auto resumed = make_optimizer(fresh);
     optim::Average resumed_average(fresh.ptr());

@@ -157,7 +157,7 @@ void average_gradients(std::span<const at::Tensor> parameters, const Communicato
     has.push_back(parameter.grad().defined() ? 1 : 0);
   }
   if (own.empty() || world.size() == 1) return;
-  const auto any = at::tensor(has, at::kLong).to(world.traits().device);
+  const auto any = at::tensor(has, at::TensorOptions(world.traits().device).dtype(at::kLong));
   world.all_reduce(any, {.op = Reduce::Max}, {.unit = "average_gradients"}).wait();
   const auto on_host = any.cpu();
   std::vector<Work> sums;

@@ -62,6 +62,7 @@ void use_default_device() {
   c10::FatalSignalHandler::getInstance().setPrintStackTracesOnFatalSignal(true);
   chosen = own_device(default_device(), 0);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+  at::globalContext().setDeterministicFillUninitializedMemory(false);  // for some dtypes libtorch can't
   at::globalContext().setAllowTF32CuDNN(false);
   at::globalContext().setAllowTF32CuBLAS(false);
   // All other factories call these. libtorch warns that kernels of its own are replaced, which is meant.

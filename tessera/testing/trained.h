@@ -5,7 +5,6 @@
 #include <torch/torch.h>
 
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/testing/default_device.h"
 #include "tessera/testing/net.h"
 #include "tessera/testing/same_tensors.h"
 #include "tessera/train/trainer.h"
@@ -36,7 +35,7 @@ inline at::Tensor squared_output(Net& net, int64_t number) {
 inline data::Loader numbers_loader(const Communicator& world, int64_t size) {
   return data::Loader(
       data::Sampler({.size = size, .global_batch = world.size(), .local_ranks = world.local_ranks(), .ranks = world.size()}),
-      [](std::span<const int64_t> numbers) { return data::Samples{.inputs = here(at::tensor(numbers, at::kLong)), .targets = {}}; },
+      [](std::span<const int64_t> numbers) { return data::Samples{.inputs = at::tensor(numbers, at::TensorOptions(at::kCPU).dtype(at::kLong)), .targets = {}}; },
       {.workers = 1});
 }
 

@@ -25,7 +25,7 @@ std::string with_sizes(std::string_view operation, at::IntArrayRef sizes) {
 /// The numbers of all ranks, a row for each.
 at::Tensor numbers_of_ranks(const Communicator& world, at::IntArrayRef own, std::string_view operation) {
   const auto device = world.traits().device;
-  const auto mine = at::tensor(own, at::kLong).to(device);
+  const auto mine = at::tensor(own, at::TensorOptions(device).dtype(at::kLong));
   const auto all = at::empty({world.size() * mine.numel()}, mine.options());
   world.all_gather(std::array{Piece{.whole = all, .own = mine}}, {.unit = operation}).wait();
   return all.cpu().view({world.size(), -1});

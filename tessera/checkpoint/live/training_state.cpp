@@ -33,7 +33,7 @@ class StateReader {
   StateReader(const Manifest& manifest, const CatalogReader& stored, const at::Tensor& parameter, const Communicator& world)
       : manifest_(manifest), stored_(stored), parameter_(parameter), world_(world) {}
 
-  /// Where values can be read straight into the optimizer's own memory, only their sizes.
+  /// Where values can go into the optimizer's own memory one tensor after the other, only their sizes.
   at::Tensor describe_or_read(const std::string& name) const {
     if (!reads_in_place(name)) return read(name);
     stored_.expect_complete(name);
@@ -41,7 +41,7 @@ class StateReader {
   }
 
   void read_in_place(const std::string& name, const at::Tensor& to) const {
-    if (!to.is_contiguous()) {
+    if (!to.is_contiguous() || !to.is_cpu()) {
       to.copy_(read(name));
       return;
     }
@@ -54,7 +54,7 @@ class StateReader {
     const auto info = shard_info(parameter_);
     const auto& shape = stored_.info(name).shape;
     return info && parameter_.numel() > 1 && !shape.empty() && at::IntArrayRef(info->shape) == shape && !manifest_.blocks.contains(name) &&
-           world_.local_ranks().size() == 1 && parameter_.is_cpu() && world_.traits().device == parameter_.device();
+           world_.local_ranks().size() == 1 && world_.traits().device == parameter_.device();
   }
 
   /// Of the memory into which the files are read.

@@ -49,7 +49,7 @@ class RegionReader {
 
   void read(const Region& region, const at::Tensor& to) {
     const auto bytes = static_cast<uint64_t>(region.span()) * width_;
-    const bool fits_as_it_is = to.scalar_type() == dtype_ && to.strides() == at::IntArrayRef(region.strides) &&
+    const bool fits_as_it_is = to.is_cpu() && to.scalar_type() == dtype_ && to.strides() == at::IntArrayRef(region.strides) &&
                                to.is_non_overlapping_and_dense() && region.span() == region.numel();
     if (fits_as_it_is) return file_.read(to.mutable_data_ptr(), bytes, region.offset);
     const auto outer = region.outermost();

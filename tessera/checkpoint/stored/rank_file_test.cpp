@@ -12,9 +12,11 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/consolidate.h"
 #include "tessera/shard/full_params.h"
+#include "tessera/testing/default_device.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
 #include "tessera/testing/picture.h"
+#include "tessera/testing/same_tensors.h"
 
 namespace tessera::testing::rank_file_test {
 namespace {
@@ -90,7 +92,7 @@ TEST(RankFile, SlicesAloneTellWhereValuesBelong) {
   parameters.erase("head.weight");  // another name of tied
   const auto whole = assemble(folder / "a", &checkpoint::RankRecord::parts);
   EXPECT_EQ(whole.size(), parameters.size());
-  for (const auto& [name, expected] : parameters) EXPECT_TRUE(at::equal(whole.at(name), expected)) << name;
+  for (const auto& [name, expected] : parameters) EXPECT_TRUE(same_values(whole.at(name), expected)) << name;
 
   const auto state = assemble(folder / "a", &checkpoint::RankRecord::state);
   const Picture like;
@@ -98,13 +100,14 @@ TEST(RankFile, SlicesAloneTellWhereValuesBelong) {
     const auto parameter = like.named_parameters()[name];
     for (const auto* key : {"first", "second"}) {
       const auto& actual = state.at(std::string("optimizer.") + name + "." + key);
-      EXPECT_TRUE(at::equal(actual, whole_state(kept, name, key, parameter))) << name << " " << key;
+      EXPECT_TRUE(same_values(actual, whole_state(kept, name, key, parameter))) << name << " " << key;
     }
     EXPECT_EQ(state.at(std::string("optimizer.") + name + ".steps").item<int64_t>(), 2);
   }
 }
 
 TEST(RankFile, StateOfBlocksIsOfTheFlatParameter) {
+  if (!on_cpu()) GTEST_SKIP() << "SmallAdamW works in host memory";
   const Folder folder;
   with_ranks(kRanks, [&](const Communicator& world) {
     torch::nn::Linear wide(300, 5);
@@ -170,7 +173,7 @@ TEST(RankFile, OfTheFirstFormatIsReadAsEver) {
   });
   checkpoint::consolidate(folder / "a", folder / "whole");
   const SafetensorsFile whole(folder / "whole");
-  for (const auto& name : whole.names()) EXPECT_TRUE(at::equal(whole.read(name), state.at(name))) << name;
+  for (const auto& name : whole.names()) EXPECT_TRUE(same_values(whole.read(name), state.at(name))) << name;
 }
 
 TEST(RankFile, WithoutItsChecksumsIsRefused) {
