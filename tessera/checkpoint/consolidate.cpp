@@ -43,7 +43,8 @@ Consolidated consolidate(const std::filesystem::path& checkpoint, const std::fil
         "{}, which rank 0 has written, is not there for another rank; give all ranks the same path, where all see the same files",
         save_path.string()));
   });
-  const auto numbers = at::tensor({result.parameters, result.tensors, result.bytes}, at::TensorOptions(world.traits().device).dtype(at::kLong));
+  const auto options = at::TensorOptions(world.traits().device).dtype(at::kLong);
+  const auto numbers = at::tensor({result.parameters, result.tensors, result.bytes}, options);
   world.broadcast(numbers, 0, {.unit = "consolidation"}).wait();
   const auto known = numbers.cpu();
   const auto* const values = known.const_data_ptr<int64_t>();

@@ -289,7 +289,8 @@ TEST(ShardedOptimStateDict, HasTheBoxesOfARankAndGoesBack) {
           for (const auto& [key, tensor] : state) {
             const auto& expected = whole.at(name).at(key);
             EXPECT_EQ(at::IntArrayRef(tensor.shape), expected.sizes());
-            for (size_t i = 0; i < tensor.slices.size(); i++) EXPECT_TRUE(same_values(tensor.values[i], view_of(expected, tensor.slices[i])));
+            for (size_t i = 0; i < tensor.slices.size(); i++)
+              EXPECT_TRUE(same_values(tensor.values[i], view_of(expected, tensor.slices[i])));
           }
         }
         load_sharded_optim_state_dict(fresh.optimizer(), *fresh.model, dict);

@@ -35,7 +35,9 @@ inline at::Tensor squared_output(Net& net, int64_t number) {
 inline data::Loader numbers_loader(const Communicator& world, int64_t size) {
   return data::Loader(
       data::Sampler({.size = size, .global_batch = world.size(), .local_ranks = world.local_ranks(), .ranks = world.size()}),
-      [](std::span<const int64_t> numbers) { return data::Samples{.inputs = at::tensor(numbers, at::TensorOptions(at::kCPU).dtype(at::kLong)), .targets = {}}; },
+      [](std::span<const int64_t> numbers) {
+        return data::Samples{.inputs = at::tensor(numbers, at::TensorOptions(at::kCPU).dtype(at::kLong)), .targets = {}};
+      },
       {.workers = 1});
 }
 

@@ -177,7 +177,9 @@ std::map<std::string, optim::ParameterState> torch_state(to::Optimizer& optimize
     const auto tensor = [&](const char* key, at::Tensor& value, bool) {
       if (value.defined()) own[key] = plain(value);
     };
-    const auto number = [&](const char* key, int64_t& value) { own[key] = at::scalar_tensor(value, at::TensorOptions(at::kCPU).dtype(at::kLong)); };
+    const auto number = [&](const char* key, int64_t& value) {
+      own[key] = at::scalar_tensor(value, at::TensorOptions(at::kCPU).dtype(at::kLong));
+    };
     rule.fields(*found->second, options, {.tensor = tensor, .number = number});
   }
   return result;
