@@ -1,4 +1,5 @@
-// Trains on the GPU of the rank's number, or without one on the CPU. Several ranks can share a GPU: their data then goes through host memory.
+// Trains on the GPU of the rank's number, or without one on the CPU. Several ranks can share a GPU: their data then goes through host
+// memory.
 #include <tessera/models/mlp.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>
@@ -26,5 +27,7 @@ int main() {
     optimizer.zero_grad();
   }
   const auto last = loss.item<double>();
-  if (world.rank() == 0) std::printf("%d ranks, on %s over %s: loss %.2f\n", world.size(), here == c10::kCUDA ? "GPUs" : "CPUs", world.traits().name.c_str(), last);
+  if (world.rank() == 0)
+    std::printf("%d ranks, on %s over %s: loss %.2f\n", world.size(), here == c10::kCUDA ? "GPUs" : "CPUs", world.traits().name.c_str(),
+                last);
 }

@@ -16,8 +16,8 @@ namespace {
 constexpr std::string_view kPrefix = "TESSERA_";
 
 constexpr std::array kTable = {
-    EnvVariable{"TESSERA_TRANSPORT", "auto, self, nccl, shm, gloo, gloo_collectives", "what the ranks talk over; overrides `InitOptions::transport`",
-                "`tessera::init`"},
+    EnvVariable{"TESSERA_TRANSPORT", "auto, self, nccl, shm, gloo, gloo_collectives",
+                "what the ranks talk over; overrides `InitOptions::transport`", "`tessera::init`"},
     EnvVariable{"TESSERA_DEVICE", "cpu, cuda, cuda:1", "where the tensors of ranks are whose program does not say; cpu if unset",
                 "`tessera::init`, `run_ranks`"},
     EnvVariable{"TESSERA_PJRT_PLUGIN", "cpu, tpu, cuda, or a path", "the PJRT plugin whose devices are `xla`; cpu if unset",

@@ -112,7 +112,8 @@ void warn_of_tensors_beside(const fs::path& checkpoint, const Converted& done) {
     if (why == kStandsBeside) names.push_back(name);
   }
   if (names.empty()) return;
-  log(LogLevel::Warning, fmt::format("only the model of {} is written, without what stands beside it: {}", checkpoint.string(), some_of(names)));
+  log(LogLevel::Warning,
+      fmt::format("only the model of {} is written, without what stands beside it: {}", checkpoint.string(), some_of(names)));
 }
 
 void expect_ending_of(const fs::path& out, Format format) {
@@ -126,9 +127,10 @@ void expect_ending_of(const fs::path& out, Format format) {
   // What begins with a digit is a part of the name, as in net-0.5.
   const bool is_none = extension.size() < 2 || std::isdigit(static_cast<unsigned char>(extension[1])) != 0;
   if (is_none) return;
-  throw UsageError(fmt::format("{} asks for another format: names of safetensors files end in .safetensors, those of torch.save in .pth, .pt or "
-                               ".bin",
-                               out.string()));
+  throw UsageError(
+      fmt::format("{} asks for another format: names of safetensors files end in .safetensors, those of torch.save in .pth, .pt or "
+                  ".bin",
+                  out.string()));
 }
 
 void expect_outside(const fs::path& out, const fs::path& checkpoint) {

@@ -190,8 +190,8 @@ TEST(Convert, RefusesWhatCanNotBe) {
   EXPECT_THAT(refused({.world = 0}), HasSubstr("0 ranks"));
   EXPECT_THAT(refused({.memory = 0}), HasSubstr("0 bytes"));
   EXPECT_THAT(refused({.dtype = at::kLong}), HasSubstr("Long"));
-  const std::pair<Format, const char*> endings[] = {{Format::Safetensors, "y.pt"},  {Format::Safetensors, "x.onnx"},
-                                                    {Format::Torch, "y.safetensors"}, {Format::Torch, "y.onnx"}};
+  const std::pair<Format, const char*> endings[] = {
+      {Format::Safetensors, "y.pt"}, {Format::Safetensors, "x.onnx"}, {Format::Torch, "y.safetensors"}, {Format::Torch, "y.onnx"}};
   for (const auto& [to, name] : endings)
     EXPECT_THAT(refused({.to = to, .settings = kRate}, name), HasSubstr(std::string(name) + " asks for another format")) << name;
   for (const auto to : {Format::Tessera, Format::Dcp, Format::Hub, Format::Accelerate, Format::TorchXla}) {

@@ -173,7 +173,8 @@ TEST_F(LocalRanks, GoOn) {
 TEST_F(LocalRanks, HaveTensorsBesideTheModel) {
   auto net = net_on_device(world_);
   const auto own = upload(of_ranks(own_values)), number = own[0], same = upload(of_ranks([](int) { return at::ones({3}); }));
-  checkpoint::Contents contents{.model = net.ptr().get(), .tensors = {{"same", same}}, .tensors_by_rank = {{"own", own}, {"number", number}}};
+  checkpoint::Contents contents{
+      .model = net.ptr().get(), .tensors = {{"same", same}}, .tensors_by_rank = {{"own", own}, {"number", number}}};
   checkpoint::save(folder_ / "a", contents, world_);
   own.zero_();  // and the number, which is a part of it
   same.zero_();
@@ -185,15 +186,15 @@ TEST_F(LocalRanks, HaveTensorsBesideTheModel) {
   with_ranks(kReplicas, [&](const Communicator& world) {
     auto plain = net_with_extras();
     shard(plain, world);
-    checkpoint::Contents into{.model = plain.ptr().get(),
-                              .tensors = {{"same", {}}, {"own", {}}},
-                              .tensors_by_rank = {{"number", at::zeros({})}}};
+    checkpoint::Contents into{
+        .model = plain.ptr().get(), .tensors = {{"same", {}}, {"own", {}}}, .tensors_by_rank = {{"number", at::zeros({})}}};
     checkpoint::load(folder_ / "a", into, world);
     EXPECT_EQ(into.tensors_by_rank.at("number").item<float>(), 1.F + static_cast<float>(world.rank()));
     EXPECT_EQ(into.tensors.at("own").sizes(), (at::IntArrayRef{2 * kReplicas}));
   });
   contents.tensors = {{"mean", own}};
-  EXPECT_THAT(message_of<DisagreementError>([&] { checkpoint::save(folder_ / "b", contents, world_); }), HasSubstr("'mean' has several values"));
+  EXPECT_THAT(message_of<DisagreementError>([&] { checkpoint::save(folder_ / "b", contents, world_); }),
+              HasSubstr("'mean' has several values"));
 }
 
 TEST_F(LocalRanks, LoadWholeWeights) {

@@ -227,7 +227,8 @@ TEST(Reshard, LeavesOutTheOptimizersStateOfWhatIsUnknown) {
       fully_shard(part, {.mesh = world});
       optim::SGD other(parameters(*part), {.lr = 0.1, .momentum = 0.9});
       Contents into{.model = part.get(), .optimizer = &other};
-      EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load(place, into, world); }), HasSubstr("the model has no 'c.bias', 'c.weight'"));
+      EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load(place, into, world); }),
+                  HasSubstr("the model has no 'c.bias', 'c.weight'"));
       checkpoint::load(place, into, world, {.may_be_unknown = {"c\\..*"}});
       train(net, optimizer, false);
       train(part, other, false);

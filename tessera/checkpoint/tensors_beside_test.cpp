@@ -2,8 +2,8 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 #include <torch/torch.h>
+#include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
@@ -60,10 +60,11 @@ void save_two(const std::filesystem::path& folder) {
     const PictureRun run(world);
     run.train(0, 1);
     const int rank = world.rank();
-    checkpoint::save(folder,
-                     all_of(run, statistics(),
-                            {{"replay.states", rank == 0 ? replay(0, 3) : replay(3, 7)}, {"replay.next", at::full({}, 10 + rank, at::kInt)}}),
-                     world);
+    checkpoint::save(
+        folder,
+        all_of(run, statistics(),
+               {{"replay.states", rank == 0 ? replay(0, 3) : replay(3, 7)}, {"replay.next", at::full({}, 10 + rank, at::kInt)}}),
+        world);
   });
 }
 
@@ -225,9 +226,11 @@ TEST(TensorsBeside, AreRefusedByNameWhereTheyDontFit) {
       auto into = all_of(run, std::move(tensors), std::move(by_rank));
       return message_of<Error>([&] { checkpoint::load(folder / "a", into, world); });
     };
-    EXPECT_THAT(message({{"stats.mean", at::zeros({2, 3})}}, {}), HasSubstr("'stats.mean' is Float of [3, 2] there, but Float of [2, 3] here"));
+    EXPECT_THAT(message({{"stats.mean", at::zeros({2, 3})}}, {}),
+                HasSubstr("'stats.mean' is Float of [3, 2] there, but Float of [2, 3] here"));
     EXPECT_THAT(message({{"stats.mean", at::zeros({3, 2}, at::kDouble)}}, {}), HasSubstr("but Double of [3, 2] here"));
-    EXPECT_THAT(message({{"stats.mode", {}}}, {}), AllOf(HasSubstr("'stats.mode' is not there; it has 'mask', "), HasSubstr("'replay.states'")));
+    EXPECT_THAT(message({{"stats.mode", {}}}, {}),
+                AllOf(HasSubstr("'stats.mode' is not there; it has 'mask', "), HasSubstr("'replay.states'")));
     EXPECT_THAT(message({}, {{"replay.states", at::zeros({3, 3}, at::kDouble)}}),
                 HasSubstr("'replay.states' of all ranks is Double of [7, 3] there, but Double of [6, 3] here"));
     EXPECT_THAT(message({}, {{"stats.count", at::zeros({}, at::kLong)}}), HasSubstr("is Long of [] there, but Long of [2] here"));

@@ -225,8 +225,8 @@ TEST(Weights, OfATieThatIsOnlyAMemberAreSavedWithOneWarning) {
 TEST(Weights, AreFoundUnderTheKeysOfOtherPrograms) {
   const Folder folder;
   const auto values = at::arange(28, at::kFloat).view({7, 4});
-  for (const std::string before : {"", "module.", "_orig_mod.", "module._orig_mod.", "model.", "model.module.", "state_dict.model.", "app.model.",
-                                   "state.model.module.", "net."}) {
+  for (const std::string before : {"", "module.", "_orig_mod.", "module._orig_mod.", "model.", "model.module.", "state_dict.model.",
+                                   "app.model.", "state.model.module.", "net."}) {
     SCOPED_TRACE(before);
     write_state(folder / ("weights-" + before), {{before + "words._orig_mod.weight", values}});
     with_ranks(2, [&](const Communicator& world) {
@@ -296,7 +296,8 @@ TEST(Weights, ComeFromHubFoldersWithPickles) {
   nlohmann::json index = {{"metadata", {{"total_size", 1}}}};
   const checkpoint::CatalogReader whole(checkpoint::read_catalog(folder / "one"));
   for (const auto& [name, tensor] : whole.catalog().tensors) {
-    const auto* const file = files["pytorch_model-00001-of-00002.bin"].size() < 3 ? "pytorch_model-00001-of-00002.bin" : "pytorch_model-00002-of-00002.bin";
+    const auto* const file =
+        files["pytorch_model-00001-of-00002.bin"].size() < 3 ? "pytorch_model-00001-of-00002.bin" : "pytorch_model-00002-of-00002.bin";
     files[file][name] = whole.read(name);
     index["weight_map"][name] = file;
   }

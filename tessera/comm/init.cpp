@@ -93,12 +93,13 @@ std::vector<Introduction> introduce(const StorePtr& store, const Identity& ident
   for (size_t rank = 0; rank < ranks.size(); rank++) {
     const auto& other = ranks[rank];
     if (other.transport != one.transport) {
-      throw ConfigError(fmt::format("rank 0 wants transport {}, but rank {} wants {}; set TESSERA_TRANSPORT alike on all", one.transport, rank,
-                                    other.transport));
+      throw ConfigError(fmt::format("rank 0 wants transport {}, but rank {} wants {}; set TESSERA_TRANSPORT alike on all", one.transport,
+                                    rank, other.transport));
     }
     if (other.device.type() != one.device.type()) {
-      throw ConfigError(fmt::format("rank 0 has its tensors on {}, but rank {} on {}; set InitOptions::device or TESSERA_DEVICE alike on all",
-                                    one.device.str(), rank, other.device.str()));
+      throw ConfigError(
+          fmt::format("rank 0 has its tensors on {}, but rank {} on {}; set InitOptions::device or TESSERA_DEVICE alike on all",
+                      one.device.str(), rank, other.device.str()));
     }
   }
   return ranks;
@@ -170,8 +171,9 @@ std::string why_unfit(const Engine& engine, const Topology& topology, std::span<
   }
   if (auto why = engine.why_not(); !why.empty()) return fmt::format("transport {}: {}", engine.name, why);
   if (const auto both = sharers(ranks)) {
-    return fmt::format("transport {}: ranks {} and {} have one device, {}, but each needs one of its own; auto moves their data through host memory",
-                       engine.name, both->first, both->second, ranks[both->first].device.str());
+    return fmt::format(
+        "transport {}: ranks {} and {} have one device, {}, but each needs one of its own; auto moves their data through host memory",
+        engine.name, both->first, both->second, ranks[both->first].device.str());
   }
   return {};
 }
@@ -252,7 +254,8 @@ Communicator init(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Ini
   }
   auto topology = find_hosts(*link, options.start_limit);
   const auto device = device_of(options, std::string(kAuto), local_rank_from_environment().value_or(backend->getRank()));
-  return wrap({.name = backend->getBackendName(), .topology = std::move(topology), .device = device}, {.link = std::move(link)}, options, store);
+  return wrap({.name = backend->getBackendName(), .topology = std::move(topology), .device = device}, {.link = std::move(link)}, options,
+              store);
 }
 
 int local_rank() {

@@ -353,7 +353,8 @@ void Optimizer::set_lr(double lr) {
 std::vector<ParameterGroup> Optimizer::groups() const {
   std::vector<ParameterGroup> result;
   for (const auto& group : groups_) {
-    auto& made = result.emplace_back(ParameterGroup{.parameters = {}, .lr = group.settings.lr, .weight_decay = group.settings.weight_decay});
+    auto& made =
+        result.emplace_back(ParameterGroup{.parameters = {}, .lr = group.settings.lr, .weight_decay = group.settings.weight_decay});
     for (const auto& section : group.sections) {
       for (const auto& member : section.members) made.parameters.push_back(member.parameter);
     }

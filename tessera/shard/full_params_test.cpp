@@ -79,7 +79,8 @@ TEST(FullParams, ForWritingHaveTheDtypeOfTheShards) {
         {
           const auto reads = full_params(*net);
           EXPECT_EQ(copy.scalar_type(), at::kBFloat16);
-          const auto seen = at::from_blob(const_cast<void*>(copy.const_data_ptr()), copy.sizes(), at::TensorOptions(copy.device()).dtype(at::kBFloat16));
+          const auto seen =
+              at::from_blob(const_cast<void*>(copy.const_data_ptr()), copy.sizes(), at::TensorOptions(copy.device()).dtype(at::kBFloat16));
           const auto expected = seen.clone();
           const auto writes = full_params(*net, Access::Write);
           EXPECT_TRUE(at::equal(seen, expected)) << "raw pointers of the outer guard";
@@ -258,9 +259,8 @@ TEST(WholeGradients, AreWrittenBack) {
         change(net);
       }
       change(plain);
-      for (const auto& [sharded, whole] :
-           {std::pair(net->a->weight, plain->a->weight), std::pair(net->b->weight, plain->b->weight), std::pair(net->c->weight, plain->c->weight),
-            std::pair(net->c->bias, plain->c->bias)}) {
+      for (const auto& [sharded, whole] : {std::pair(net->a->weight, plain->a->weight), std::pair(net->b->weight, plain->b->weight),
+                                           std::pair(net->c->weight, plain->c->weight), std::pair(net->c->bias, plain->c->bias)}) {
         const auto all = full_grad(sharded);
         ASSERT_EQ(all.defined(), whole.grad().defined());
         EXPECT_TRUE(!all.defined() || at::allclose(all, whole.grad(), 1e-5, 1e-6));
@@ -277,7 +277,8 @@ TEST(WholeGradients, ThatAreLostStopTheNextStep) {
     optim::SGD optimizer(parameters(*net), {.lr = 0.1});
     const std::pair<std::string, std::function<void()>> changes[] = {
         {"another shape than the parameter", [&] { net->b->weight.mutable_grad() = at::ones({10, 9}); }},
-        {"gradients of different parameters; ", [&] {
+        {"gradients of different parameters; ",
+         [&] {
            if (world.rank() == 0) net->b->weight.mutable_grad() = at::Tensor();
          }},
         {"another shape than the parameter", [&] {
@@ -293,7 +294,8 @@ TEST(WholeGradients, ThatAreLostStopTheNextStep) {
           const torch::NoGradGuard no_grad;
           change();
         }
-        EXPECT_THAT(message_of<UsageError>([&] { (void)grad_norm(parameters(*net)); }), AllOf(HasSubstr("is lost, because"), HasSubstr(why)));
+        EXPECT_THAT(message_of<UsageError>([&] { (void)grad_norm(parameters(*net)); }),
+                    AllOf(HasSubstr("is lost, because"), HasSubstr(why)));
         EXPECT_THAT(message_of<UsageError>([&] { optimizer.step(); }), HasSubstr("is lost, because"));
         torch::optim::SGD other(parameters(*net), torch::optim::SGDOptions(0.1));
         EXPECT_THAT(message_of<UsageError>([&] { other.step(); }), HasSubstr("is lost, because"));

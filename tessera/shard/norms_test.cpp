@@ -157,8 +157,7 @@ TEST_P(Norms, OfInfiniteGradientsAreNotFinite) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Everywhere, Norms,
-                         ::testing::Combine(::testing::ValuesIn(residences()), ::testing::Values(1, 2, 3)));
+INSTANTIATE_TEST_SUITE_P(Everywhere, Norms, ::testing::Combine(::testing::ValuesIn(residences()), ::testing::Values(1, 2, 3)));
 
 /// The gradient norm of a sharded model after two backward passes; the second reduction computes the sums of squares.
 double norm_after_two_passes(const Blocks& model, const at::Tensor& x) {

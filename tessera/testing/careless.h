@@ -19,7 +19,8 @@ enum class Forgets { Nothing, Inputs, Results, Memory };
 class Careless final : public Transport {
  public:
   /// `before` it takes part in an all_reduce, after all ranks have agreed about it.
-  Careless(std::unique_ptr<Transport> careful, Forgets forgets, std::function<void()> before = [] {})
+  Careless(
+      std::unique_ptr<Transport> careful, Forgets forgets, std::function<void()> before = [] {})
       : Transport(careful->traits()), careful_(std::move(careful)), forgets_(forgets), before_(std::move(before)) {}
 
   Moved all_gather(std::span<const Piece> pieces, std::span<at::Tensor> operands, const Launch& launch) override {

@@ -13,11 +13,15 @@
 namespace tessera::testing {
 namespace {
 
-c10::Device chosen(c10::kCPU);
+/// Not in a variable of the namespace, which might be made after its value was set.
+c10::Device& chosen() {
+  static c10::Device device(c10::kCPU);
+  return device;
+}
 
 /// Where a factory makes its tensor. Memory that shall be pinned is the host's.
 c10::Device place_by_default(std::optional<at::Device> device, std::optional<bool> pin) {
-  return device.value_or(pin.value_or(false) ? c10::Device(c10::kCPU) : chosen);
+  return device.value_or(pin.value_or(false) ? c10::Device(c10::kCPU) : chosen());
 }
 
 c10::DispatchKeySet below(std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout, c10::Device device) {
@@ -25,13 +29,13 @@ c10::DispatchKeySet below(std::optional<at::ScalarType> dtype, std::optional<at:
 }
 
 at::Tensor empty_by_default(c10::SymIntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
-                 std::optional<at::Device> device, std::optional<bool> pin, std::optional<at::MemoryFormat> format) {
+                            std::optional<at::Device> device, std::optional<bool> pin, std::optional<at::MemoryFormat> format) {
   const auto where = place_by_default(device, pin);
   return at::_ops::empty_memory_format::redispatch(below(dtype, layout, where), sizes, dtype, layout, where, pin, format);
 }
 
 at::Tensor strided_by_default(c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides, std::optional<at::ScalarType> dtype,
-                         std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool> pin) {
+                              std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool> pin) {
   const auto where = place_by_default(device, pin);
   return at::_ops::empty_strided::redispatch(below(dtype, layout, where), sizes, strides, dtype, layout, where, pin);
 }
@@ -43,12 +47,12 @@ bool on_cpu() {
 }
 
 at::Tensor here(const at::Tensor& tensor) {
-  return tensor.to(chosen);
+  return tensor.to(chosen());
 }
 
 at::Generator seeded_generator(uint64_t seed) {
-  if (chosen.is_cpu()) return at::detail::createCPUGenerator(seed);
-  auto generator = at::globalContext().defaultGenerator(chosen).clone();
+  if (chosen().is_cpu()) return at::detail::createCPUGenerator(seed);
+  auto generator = at::globalContext().defaultGenerator(chosen()).clone();
   generator.set_current_seed(seed);
   return generator;
 }
@@ -60,7 +64,7 @@ void use_default_device() {
     set_lags(false);
   }
   c10::FatalSignalHandler::getInstance().setPrintStackTracesOnFatalSignal(true);
-  chosen = own_device(default_device(), 0);
+  chosen() = own_device(default_device(), 0);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
   at::globalContext().setDeterministicFillUninitializedMemory(false);  // for some dtypes libtorch can't
   at::globalContext().setAllowTF32CuDNN(false);
@@ -69,10 +73,6 @@ void use_default_device() {
   static torch::Library aten(torch::Library::IMPL, "aten", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
   aten.impl("empty.memory_format", TORCH_FN(empty_by_default));
   aten.impl("empty_strided", TORCH_FN(strided_by_default));
-}
-
-bool on_cpu() {
-  return chosen.is_cpu();
 }
 
 }  // namespace tessera::testing

@@ -171,7 +171,7 @@ class DelayedMemory final : public c10::Allocator {
     free_[pool].push_back(address);
   }
 
-  using Pool = std::pair<c10::StreamId, size_t>;    // the stream for which memory was allocated, and its size
+  using Pool = std::pair<c10::StreamId, size_t>;  // the stream for which memory was allocated, and its size
   std::map<Pool, std::vector<void*>> free_;
   std::map<void*, Pool> pools_;
   std::map<void*, std::vector<Mark>> uses_;  // by streams other than the one that it was allocated for

@@ -40,8 +40,7 @@ void expect_rows(const at::Tensor& tensor, std::string_view operation) {
 /// Whether a tensor of this dtype can hold the number.
 bool can_hold(at::ScalarType dtype, double number) {
   if (!at::isIntegralType(dtype, /*includeBool=*/true)) return true;
-  return number == std::trunc(number) &&
-         at::full({}, number, at::kDouble).to(dtype).to(at::kDouble).item<double>() == number;
+  return number == std::trunc(number) && at::full({}, number, at::kDouble).to(dtype).to(at::kDouble).item<double>() == number;
 }
 
 at::Tensor padded(const at::Tensor& tensor, int64_t length, const PadOptions& options) {

@@ -35,7 +35,8 @@ void expect_dense(const std::string& name, const at::Tensor& tensor) {
   if (tensor.layout() != at::kStrided || tensor.is_quantized())
     throw UsageError(fmt::format("the tensor '{}' is sparse or quantized; give its parts, such as indices and values, each under a name",
                                  printable(name)));
-  if (shard_info(tensor)) throw UsageError(fmt::format("the tensor '{}' is a sharded parameter, which is saved with its model", printable(name)));
+  if (shard_info(tensor))
+    throw UsageError(fmt::format("the tensor '{}' is a sharded parameter, which is saved with its model", printable(name)));
 }
 
 void expect_defined(const std::string& name, const at::Tensor& tensor) {
@@ -48,9 +49,10 @@ std::string checksum_of_values(const at::Tensor& tensor) {
 }
 
 [[noreturn]] void throw_different(const std::string& what) {
-  throw DisagreementError(fmt::format("tensors beside the model must be the same on all ranks, but {}; what each rank has of its own goes into "
-                                      "Contents::tensors_by_rank. Nothing was saved",
-                                      what));
+  throw DisagreementError(
+      fmt::format("tensors beside the model must be the same on all ranks, but {}; what each rank has of its own goes into "
+                  "Contents::tensors_by_rank. Nothing was saved",
+                  what));
 }
 
 /// Whether a tensor of the checkpoint has the dtype and the sizes; -1 stands for any.
@@ -72,8 +74,8 @@ void expect_savable_beside(const Contents& contents) {
     for (const auto& [name, tensor] : *tensors) {
       if (!is_utf8(name)) throw UsageError(fmt::format("the name '{}' of a tensor beside the model is no UTF-8", printable(name)));
       if (!is_free_name(name)) {
-        throw UsageError(fmt::format("a tensor beside the model can't be called '{}', because that would be taken for another part",
-                                     printable(name)));
+        throw UsageError(
+            fmt::format("a tensor beside the model can't be called '{}', because that would be taken for another part", printable(name)));
       }
       if (contents.notes.contains(name)) throw UsageError(fmt::format("a tensor and a note are both called '{}'", printable(name)));
       expect_defined(name, tensor);
@@ -102,14 +104,16 @@ void expect_same_beside(const Contents& contents, const Communicator& world) {
   std::string lines;
   for (const auto& [name, tensor] : contents.tensors) {
     std::set<std::string> checksums;  // one, unless ranks of this process have values of their own
-    for (const auto& values : values_of_ranks(tensor, whole_records(tensor.sizes(), world), world)) checksums.insert(checksum_of_values(values));
+    for (const auto& values : values_of_ranks(tensor, whole_records(tensor.sizes(), world), world))
+      checksums.insert(checksum_of_values(values));
     if (checksums.size() > 1) throw_different(fmt::format("'{}' has several values", name));
     lines += fmt::format("'{}'\t{} of [{}] with checksum {}\n", name, c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "),
                          *checksums.begin());
   }
   for (const auto& [name, tensor] : contents.tensors_by_rank) {
     const auto rows = as_rows(tensor);
-    lines += fmt::format("'{}' by rank\t{} of rows [{}]\n", name, c10::toString(tensor.scalar_type()), fmt::join(rows.sizes().slice(1), ", "));
+    lines +=
+        fmt::format("'{}' by rank\t{} of rows [{}]\n", name, c10::toString(tensor.scalar_type()), fmt::join(rows.sizes().slice(1), ", "));
   }
   const auto found = difference_on_ranks(world, lines, {.unit = "checkpoint"});
   if (!found.empty()) throw_different(found);
@@ -166,7 +170,9 @@ void expect_beside(const Contents& contents, const RowsOfRanks& rows, const Mani
     if (!matches(name, options.may_be_missing)) troubles.push_back(fmt::format("'{}' is not there", name));
     return nullptr;
   };
-  const auto text_of = [](const StoredTensor& there) { return fmt::format("{} of [{}]", c10::toString(there.dtype), fmt::join(there.shape, ", ")); };
+  const auto text_of = [](const StoredTensor& there) {
+    return fmt::format("{} of [{}]", c10::toString(there.dtype), fmt::join(there.shape, ", "));
+  };
   for (const auto& [name, tensor] : contents.tensors) {
     const auto* const there = find(name);
     if (there == nullptr || !tensor.defined() || fits(*there, tensor.scalar_type(), tensor.sizes().vec())) continue;
@@ -183,8 +189,8 @@ void expect_beside(const Contents& contents, const RowsOfRanks& rows, const Mani
   }
   if (!troubles.empty()) {
     const auto names = names_beside(manifest);
-    throw UsageError(fmt::format("tensors beside the model do not fit to the checkpoint {}: {}; it has {}", where, fmt::join(troubles, "; "),
-                                 names.empty() ? "none" : some_of(names)));
+    throw UsageError(fmt::format("tensors beside the model do not fit to the checkpoint {}: {}; it has {}", where,
+                                 fmt::join(troubles, "; "), names.empty() ? "none" : some_of(names)));
   }
   for (const auto& name : names_beside(manifest)) {
     if (contents.tensors.contains(name) || contents.tensors_by_rank.contains(name)) continue;
@@ -211,14 +217,17 @@ void load_beside(Contents& contents, const RowsOfRanks& rows, const Manifest& ma
   for (const auto& [name, tensor] : contents.tensors_by_rank) {
     if (!manifest.beside.contains(stored_name(name))) continue;
     const auto& there = stored.info(stored_name(name));
-    read_into(tensor, values_for(name, tensor, [&](int rank) {
-                const auto& begins = rows.at(name);
-                const auto at = static_cast<size_t>(rank);
-                auto box = whole_slice(there.shape);
-                box.offsets.front() = begins[at];
-                box.sizes.front() = begins[at + 1] - begins[at];
-                return box;
-              }), world);
+    read_into(tensor,
+              values_for(name, tensor,
+                         [&](int rank) {
+                           const auto& begins = rows.at(name);
+                           const auto at = static_cast<size_t>(rank);
+                           auto box = whole_slice(there.shape);
+                           box.offsets.front() = begins[at];
+                           box.sizes.front() = begins[at + 1] - begins[at];
+                           return box;
+                         }),
+              world);
   }
 }
 

@@ -108,7 +108,8 @@ void warn_of_lost_ties(const LocalValues& model, const Communicator& world) {
   static std::set<std::string> warned;
   for (const auto& part : model.parts) {
     if (part.has_member()) continue;
-    const auto other = std::ranges::find_if(model.parts, [&](const LocalPart& each) { return each.shape == part.shape && each.has_member(); });
+    const auto other =
+        std::ranges::find_if(model.parts, [&](const LocalPart& each) { return each.shape == part.shape && each.has_member(); });
     if (other == model.parts.end()) continue;
     const std::lock_guard lock(mutex);
     if (!warned.insert(part.name).second) continue;
@@ -130,7 +131,8 @@ void expect_text(const Notes& notes) {
   };
   for (const auto& [name, note] : notes) {
     if (is_text(name) && is_text(note.text())) continue;
-    throw UsageError(fmt::format("the note '{}' holds bytes that are no UTF-8; notes are text, so write such bytes in digits", printable(name)));
+    throw UsageError(
+        fmt::format("the note '{}' holds bytes that are no UTF-8; notes are text, so write such bytes in digits", printable(name)));
   }
 }
 

@@ -136,8 +136,7 @@ std::map<std::string, optim::ParameterState> training_state(const Contents& cont
 
 std::map<std::string, optim::ParameterState> read_training_state(const Manifest& manifest, const CatalogReader& stored,
                                                                  const torch::nn::Module& model, const std::set<std::string>& elsewhere,
-                                                                 const LoadOptions& options,
-                                                                 const Communicator& world) {
+                                                                 const LoadOptions& options, const Communicator& world) {
   std::map<std::string, at::Tensor> parameters;
   for (const auto& [name, parameter] : named_parameters(model)) parameters[name] = parameter;
   std::map<std::string, optim::ParameterState> result;

@@ -46,10 +46,9 @@ std::string why_no_nccl() {
 }
 
 Connection connect_nccl(const Meeting& meeting) {
-  return connect(meeting, "nccl", meeting.device,
-                 [store = meeting.store](const std::string& name, int rank, int size) {
-                   return make_nccl(c10::make_intrusive<c10d::PrefixStore>("nccl/" + name, store), rank, size);
-                 });
+  return connect(meeting, "nccl", meeting.device, [store = meeting.store](const std::string& name, int rank, int size) {
+    return make_nccl(c10::make_intrusive<c10d::PrefixStore>("nccl/" + name, store), rank, size);
+  });
 }
 #else
 std::string why_no_nccl() {

@@ -41,7 +41,8 @@ void expect_fitting(Operation operation, const Call& call, c10::function_ref<voi
   Envelope unused;
   if (fill) fill(unused);
 } catch (const std::exception& error) {
-  throw UsageError(fmt::format("{}{}: {}", name(operation), call.subject.unit.empty() ? "" : fmt::format(" of '{}'", call.subject.unit), first_line(error)));
+  throw UsageError(fmt::format("{}{}: {}", name(operation), call.subject.unit.empty() ? "" : fmt::format(" of '{}'", call.subject.unit),
+                               first_line(error)));
 }
 
 /// What an operation in the caller's thread has queued on a device.

@@ -23,7 +23,9 @@ std::optional<std::string> why_unusable(c10::Device device) {
   } catch (const c10::Error& error) {
     auto why = first_line(error);
     if (why.find("no kernel image") == std::string::npos) return why;
-    return why + ": this libtorch was not built for GPUs of this kind; take a wheel of torch that names it, or build one with TORCH_CUDA_ARCH_LIST";
+    return why +
+           ": this libtorch was not built for GPUs of this kind; take a wheel of torch that names it, or build one with "
+           "TORCH_CUDA_ARCH_LIST";
   }
 }
 
@@ -50,10 +52,12 @@ c10::Device own_device(c10::Device wanted, int local_rank) {
   const auto name = c10::DeviceTypeName(type, /*lower_case=*/true);
   if (!c10::impl::hasDeviceGuardImpl(type)) {
     throw ConfigError(fmt::format(
-        "device {}: the libtorch of this program knows no such devices; build Tessera with TESSERA_LINK_CUDA=ON and a libtorch with CUDA", name));
+        "device {}: the libtorch of this program knows no such devices; build Tessera with TESSERA_LINK_CUDA=ON and a libtorch with CUDA",
+        name));
   }
   const int count = devices_here(type);
-  if (count == 0) throw ConfigError(fmt::format("device {}: there is none here: {}", name, why_unusable(c10::Device(type, 0)).value_or("")));
+  if (count == 0)
+    throw ConfigError(fmt::format("device {}: there is none here: {}", name, why_unusable(c10::Device(type, 0)).value_or("")));
   const auto index = wanted.has_index() ? wanted.index() : static_cast<c10::DeviceIndex>(local_rank % count);
   if (index >= count) throw ConfigError(fmt::format("device {}:{}: there are {} here, numbered from 0", name, index, count));
   const c10::Device own(type, index);

@@ -11,8 +11,8 @@ c10::Device default_device();
 /// How many devices of this type are here. 0 also where this libtorch knows nothing of them.
 int devices_here(c10::DeviceType type);
 
-/// The device of a rank with this number on its host, which becomes the current one of the calling thread: `wanted`, or if that has no index,
-/// the device of the rank's number. More ranks than devices share them. Throws ConfigError if there is none.
+/// The device of a rank with this number on its host, which becomes the current one of the calling thread: `wanted`, or if that has no
+/// index, the device of the rank's number. More ranks than devices share them. Throws ConfigError if there is none.
 c10::Device own_device(c10::Device wanted, int local_rank);
 
 }  // namespace tessera

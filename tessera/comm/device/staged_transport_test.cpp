@@ -64,7 +64,8 @@ TEST(Staged, RefusesTensorsThatLieElsewhere) {
 }
 
 TEST(Staged, NeedsADeviceThatIsThere) {
-  EXPECT_THAT(message_of<ConfigError>([] { self_world(0, c10::Device(c10::kXPU)); }), HasSubstr("device xpu: the libtorch of this program knows no"));
+  EXPECT_THAT(message_of<ConfigError>([] { self_world(0, c10::Device(c10::kXPU)); }),
+              HasSubstr("device xpu: the libtorch of this program knows no"));
   EXPECT_THAT(message_of<ConfigError>([] { self_world(0, c10::Device(delayed_device().type(), 3)); }), HasSubstr("there are 1 here"));
 }
 

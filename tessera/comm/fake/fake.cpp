@@ -11,7 +11,8 @@ namespace tessera {
 
 Communicator fake_world(int rank, int size) {
   if (size < 1 || rank < 0 || rank >= size) throw UsageError(fmt::format("there is no rank {} in a world of {}", rank, size));
-  return world_over({.link = std::make_unique<LoopbackLink>(rank, all_ranks(size))}, {.name = "fake", .simulated = true, .device = own_device(default_device(), 0)});
+  return world_over({.link = std::make_unique<LoopbackLink>(rank, all_ranks(size))},
+                    {.name = "fake", .simulated = true, .device = own_device(default_device(), 0)});
 }
 
 }  // namespace tessera

@@ -80,7 +80,8 @@ void run_ranks(int size, const std::function<void(Communicator world)>& program,
   std::vector<Communicator> worlds;
   for (int rank = 0; rank < size; rank++) {
     auto link = std::make_unique<SharedMemoryLink>(block, rank, all_ranks(size));
-    worlds.push_back(world_over({.link = std::move(link)}, {.name = "threads", .topology = topology, .device = device}).with_limit(options.limit));
+    worlds.push_back(
+        world_over({.link = std::move(link)}, {.name = "threads", .topology = topology, .device = device}).with_limit(options.limit));
   }
   choose_math_kernels();
   FirstFailure first;

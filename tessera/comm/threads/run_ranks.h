@@ -19,8 +19,8 @@ struct ThreadOptions {
 /// in their waits, and run_ranks throws the first failure with its rank before the message.
 ///
 /// libtorch has one default random generator per process, from which the threads draw in an order that changes from run to run. Programs
-/// that draw numbers while they train (dropout) need a generator for each rank, or ranks that are processes. On a device, backward runs in the
-/// thread of each rank, because libtorch's own thread for the device would wait in one rank for what it has to do for another.
+/// that draw numbers while they train (dropout) need a generator for each rank, or ranks that are processes. On a device, backward runs in
+/// the thread of each rank, because libtorch's own thread for the device would wait in one rank for what it has to do for another.
 void run_ranks(int size, const std::function<void(Communicator world)>& program, const ThreadOptions& options = {});
 
 }  // namespace tessera

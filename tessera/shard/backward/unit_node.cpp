@@ -172,10 +172,10 @@ class UnitBackward {
 };
 
 [[noreturn]] void refuse_second_derivative(const std::string& unit) {
-  throw UsageError(
-      fmt::format("unit '{}': gradients of parameters that can be differentiated again (create_graph) are not available when the parameters "
-                  "are sharded; differentiate with respect to inputs instead, that works",
-                  unit));
+  throw UsageError(fmt::format(
+      "unit '{}': gradients of parameters that can be differentiated again (create_graph) are not available when the parameters "
+      "are sharded; differentiate with respect to inputs instead, that works",
+      unit));
 }
 
 /// Where gradients come from that were asked for with create_graph. A pass may need such a graph for its inputs only.

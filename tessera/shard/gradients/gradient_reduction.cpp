@@ -21,8 +21,8 @@
 namespace tessera {
 namespace {
 
-/// The dtype in which gradients are sent. Where sums are computed in at least float32, a reduce_dtype that is wider than the gradients has no
-/// effect here: widening them before they are sent would change no bit. Engines of c10d add in what is sent.
+/// The dtype in which gradients are sent. Where sums are computed in at least float32, a reduce_dtype that is wider than the gradients has
+/// no effect here: widening them before they are sent would change no bit. Engines of c10d add in what is sent.
 at::ScalarType wire_dtype(const Unit::Group& group, const MixedPrecision& precision, bool sums, SumOrder order) {
   const auto own = sums ? at::promoteTypes(group.unsharded_dtype, at::kFloat) : group.unsharded_dtype;
   const auto wanted = precision.reduce_dtype.value_or(own);
@@ -46,8 +46,9 @@ void say_anomaly(const Unit& unit, const Unit::Parameter& parameter, const at::T
   const auto nans = gradient.isnan().sum().item<int64_t>(), infs = gradient.isinf().sum().item<int64_t>();
   if (nans + infs == 0) return;
   const auto& world = unit.mesh().world();
-  log(LogLevel::Error, fmt::format("rank {}: the gradient of '{}', unit '{}', has {} NaN and {} inf among {} values before it is averaged",
-                                   world.world_rank(world.local_ranks().front()), parameter.name, unit.name(), nans, infs, gradient.numel()));
+  log(LogLevel::Error,
+      fmt::format("rank {}: the gradient of '{}', unit '{}', has {} NaN and {} inf among {} values before it is averaged",
+                  world.world_rank(world.local_ranks().front()), parameter.name, unit.name(), nans, infs, gradient.numel()));
 }
 
 }  // namespace
@@ -231,8 +232,8 @@ void GradientReduction::expect_takeable(const Unit::Parameter& parameter) const 
   }
 }
 
-/// Reuses the memory of the last gradient if no tensor refers to it any more, because touching new pages costs more than the sum. The allocator
-/// of a device is quick, and others need that memory meanwhile.
+/// Reuses the memory of the last gradient if no tensor refers to it any more, because touching new pages costs more than the sum. The
+/// allocator of a device is quick, and others need that memory meanwhile.
 GradientMemory GradientReduction::make_memory(const Unit::Group& group, const at::Tensor& packed) {
   const auto number = group.number;
   memories_.resize(unit_.groups().size());
@@ -270,7 +271,8 @@ GradientMemory GradientReduction::make_memory(const Unit::Group& group, const at
 /// Whether what a rank has packed is the sum over all ranks, in its place.
 bool GradientReduction::is_sum(const Unit::Group& group, const at::Tensor& packed) const {
   const auto& traits = unit_.mesh().shard().traits();
-  return traits.size == 1 && !traits.traces && !packed.is_cpu() && packed.scalar_type() == group.gradient_dtype && !settings_.reduction_hook;
+  return traits.size == 1 && !traits.traces && !packed.is_cpu() && packed.scalar_type() == group.gradient_dtype &&
+         !settings_.reduction_hook;
 }
 
 void GradientReduction::drop_memory(const Unit::Group& group) {
@@ -300,9 +302,10 @@ void GradientReduction::expect_synced() {
            std::ranges::any_of(parameters_of(unit_), [&](const auto& parameter) { return parameter.shard.grad().is_same(gradient); });
   };
   if (std::ranges::any_of(lost_, is_here)) {
-    throw UsageError(fmt::format("what full_params was to write to the gradients of unit '{}' is lost, because {}; call zero_grad() and run "
-                                 "the pass again",
-                                 unit_.name(), lost_why_));
+    throw UsageError(
+        fmt::format("what full_params was to write to the gradients of unit '{}' is lost, because {}; call zero_grad() and run "
+                    "the pass again",
+                    unit_.name(), lost_why_));
   }
   lost_.clear();
   if (unsynced.empty()) return;

@@ -141,7 +141,7 @@ class GradientReduction {
   std::shared_ptr<EqualBatches> equal_batches_;
   std::vector<GradientMemory> memories_;  // one for each group; reused by the next reduction
   std::weak_ptr<GradientSink> sink_;
-  PassReduction pass_;  // the one in flight
+  PassReduction pass_;                                // the one in flight
   c10::SmallVector<GradientMemory, 2> arriving_;      // the sums of the pass in flight that are on their way to host memory,
   Event arrived_;                                     // until then
   std::vector<std::pair<at::Tensor, int64_t>> lost_;  // with their versions

@@ -132,7 +132,8 @@ class GatheredChunks final : public Chunks {
     if (disk_) {
       for (const auto& buffer : buffers) read_pages_ahead(buffer.own.const_data_ptr(), buffer.own.nbytes());
     }
-    for (const auto& buffer : buffers) buffer.unsharded->allocate(subject.unit);  // all before the first collective, which can't be cancelled
+    for (const auto& buffer : buffers)
+      buffer.unsharded->allocate(subject.unit);  // all before the first collective, which can't be cancelled
     c10::SmallVector<Piece, 2> all;
     for (const auto& buffer : buffers) all.push_back({.whole = arrival(buffer), .own = buffer.own});
     std::optional<c10::StreamGuard> beside;

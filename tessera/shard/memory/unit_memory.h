@@ -135,8 +135,8 @@ class GradientPacking {
   virtual GradientBuffers buffers(std::span<const GradientPlan> plans) = 0;
   /// Copies gradients to their places in a buffer.
   virtual void pack(std::span<const at::Tensor> places, std::span<const at::Tensor> gradients) const = 0;
-  /// Starts to reduce the buffers that buffers() returned last over all ranks. This rank's part goes to the pieces' `own`. Where nobody keeps
-  /// it, `take` gets it from whoever waits for the work, and the pieces' `own` are this rank's places in the buffers.
+  /// Starts to reduce the buffers that buffers() returned last over all ranks. This rank's part goes to the pieces' `own`. Where nobody
+  /// keeps it, `take` gets it from whoever waits for the work, and the pieces' `own` are this rank's places in the buffers.
   virtual Works reduce(std::span<const Piece> pieces, const Subject& subject, Reduce op, TakeMean take) = 0;
 };
 

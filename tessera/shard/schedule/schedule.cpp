@@ -315,7 +315,8 @@ void Schedule::take_over(Unit& unit) {
   const auto before = unit.schedule();
   if (before.get() == this) return;
   const auto held = before->lock();
-  if (unit.flags().is_pinned()) throw UsageError(fmt::format("unit '{}' can't become part of a larger one while it is in use", unit.name()));
+  if (unit.flags().is_pinned())
+    throw UsageError(fmt::format("unit '{}' can't become part of a larger one while it is in use", unit.name()));
   auto& state = unit.state(held);
   state.reduction.finish();
   before->live_.remove(held, unit);

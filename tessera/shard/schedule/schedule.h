@@ -30,7 +30,8 @@ using WeakModule = std::weak_ptr<const torch::nn::Module>;
 /// result.
 class Schedule : public std::enable_shared_from_this<Schedule> {
  public:
-  explicit Schedule(const ScheduleSettings& settings) : settings_(settings), live_(settings_), equal_batches_(std::make_shared<EqualBatches>(settings.world)) {}
+  explicit Schedule(const ScheduleSettings& settings)
+      : settings_(settings), live_(settings_), equal_batches_(std::make_shared<EqualBatches>(settings.world)) {}
 
   /// The ranks of the model: those over which the outermost fully_shard call has sharded it.
   const Communicator& world() const { return settings_.world; }
@@ -47,8 +48,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// Removes the pins that use() has set.
   void release(std::span<Unit* const> units);
 
-  /// Called when this pass has all gradients of the unit, and has started to reduce them or keeps them. Reshards the unit, unless backward is
-  /// known to need it still.
+  /// Called when this pass has all gradients of the unit, and has started to reduce them or keeps them. Reshards the unit, unless backward
+  /// is known to need it still.
   void gradients_complete(const ScheduleLock& held, Unit& unit);
   /// Whether units are reduced in an order that does not depend on what a pass uses, because unused parameters count as zero.
   bool reduces_in_order() const { return settings_.unused_parameters == UnusedParameters::Zeros; }
@@ -116,11 +117,11 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   UseOrder orders_[4] = {UseOrder(Pass::None), UseOrder(Pass::Training), UseOrder(Pass::Evaluation), UseOrder(Pass::Backward)};
   Pass pass_ = Pass::None;
   std::atomic<uint64_t> pass_number_ = 1;
-  uint64_t backward_ = 0;       // the number of the last backward pass
-  Unit* visited_ = nullptr;     // the last unit used
-  Unit* reducing_ = nullptr;    // the unit whose reduction was started last and has not finished
+  uint64_t backward_ = 0;        // the number of the last backward pass
+  Unit* visited_ = nullptr;      // the last unit used
+  Unit* reducing_ = nullptr;     // the unit whose reduction was started last and has not finished
   std::vector<Unit*> arriving_;  // units whose gradients are on their way to host memory
-  std::vector<Unit*> written_;  // units with a new version that is not published yet
+  std::vector<Unit*> written_;   // units with a new version that is not published yet
   uint64_t misses_ = 0;
   const std::shared_ptr<EqualBatches> equal_batches_;
   std::vector<Unit*> members_;

@@ -94,7 +94,8 @@ void UnitState::set_reshard_after_forward(ReshardAfterForward rule) {
   if (!rule.keeps(/*is_root=*/false)) {
     kept_.reset();
     // Where all ranks of a host read the same copy, there is nothing to keep.
-    if (const int ranks = rule.ranks(shard.size()); ranks != shard.size() && unit_.memory().copies(unit_.buffers())) kept_.emplace(shard, ranks);
+    if (const int ranks = rule.ranks(shard.size()); ranks != shard.size() && unit_.memory().copies(unit_.buffers()))
+      kept_.emplace(shard, ranks);
   }
   settings.reshard_after_forward = rule;
 }

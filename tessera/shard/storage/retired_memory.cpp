@@ -54,7 +54,8 @@ size_t free_retired() {
   std::vector<Retired> passed;  // declared before the lock, so that it is freed after the unlock: allocators may take locks of their own
   const std::lock_guard lock(list().mutex);
   auto& entries = list().entries;
-  const auto first_passed = std::stable_partition(entries.begin(), entries.end(), [](const Retired& each) { return !each.last_use.passed(); });
+  const auto first_passed =
+      std::stable_partition(entries.begin(), entries.end(), [](const Retired& each) { return !each.last_use.passed(); });
   passed.assign(std::make_move_iterator(first_passed), std::make_move_iterator(entries.end()));
   entries.erase(first_passed, entries.end());
   return entries.size();

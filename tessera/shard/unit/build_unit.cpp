@@ -341,8 +341,8 @@ void Unit::add_group(Prepared prepared) {
     abandon_values(member);
     // The tensor that the module holds becomes a view of the unsharded storage: the same object with the same sizes, but other memory.
     // set_data would refuse a change of dtype, and devices that libtorch does not know.
-    const auto view = paged_view(c10::Storage(prepared.unsharded), group.unsharded_dtype, parameter.sizes, parameter.strides,
-                                 parameter.span.offset);
+    const auto view =
+        paged_view(c10::Storage(prepared.unsharded), group.unsharded_dtype, parameter.sizes, parameter.strides, parameter.span.offset);
     member.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());
     UnshardedMeta::replace(member, parameter.shard, options_.listing);
     if (!group.flat) ShardedMeta::replace(parameter.shard, member);

@@ -83,7 +83,8 @@ std::optional<at::ScalarType> compute_dtype_of(const ShardOptions& options);
 /// several modules, any of them.
 struct NeededCall {
   std::vector<const torch::nn::Module*> modules;  // only compared, as are those below
-  std::vector<const torch::nn::Module*> inner = {};  // inside of these, and called without them: the option does nothing, which is said once
+  std::vector<const torch::nn::Module*> inner =
+      {};  // inside of these, and called without them: the option does nothing, which is said once
   std::shared_ptr<std::atomic<bool>> is_said = {};
   std::string name;
   std::string_view option;
@@ -114,8 +115,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   struct Group {
     at::ScalarType dtype = at::kFloat, unsharded_dtype = at::kFloat;
     at::ScalarType gradient_dtype = at::kFloat;  // of the sharded gradients
-    int64_t chunk = 0;    // values of one rank
-    at::Tensor own = {};  // this rank's chunk, flat and without the paging key
+    int64_t chunk = 0;                           // values of one rank
+    at::Tensor own = {};                         // this rank's chunk, flat and without the paging key
     c10::weak_intrusive_ptr<TaggedStorage> unsharded{TaggedStoragePtr()};
     std::vector<Parameter> parameters = {};
     std::optional<Parameter> flat = {};  // Listing::Flat only: listed in place of the parameters, which all have its shard as theirs

@@ -22,13 +22,21 @@ Value make(const char* name, Operands operands, std::string attributes, Type typ
   return Value(c10::make_intrusive<Node>(name, std::move(attributes), std::move(operands), Results{std::move(type)}, combine));
 }
 
-std::string array(IntList numbers) { return numbers.empty() ? "array<i64>" : fmt::format("array<i64: {}>", fmt::join(numbers, ", ")); }
+std::string array(IntList numbers) {
+  return numbers.empty() ? "array<i64>" : fmt::format("array<i64: {}>", fmt::join(numbers, ", "));
+}
 
-std::string list(IntList numbers) { return fmt::format("[{}]", fmt::join(numbers, ", ")); }
+std::string list(IntList numbers) {
+  return fmt::format("[{}]", fmt::join(numbers, ", "));
+}
 
-Sizes or_ones(const Sizes& sizes, size_t count) { return sizes.empty() ? Sizes(count, 1) : sizes; }
+Sizes or_ones(const Sizes& sizes, size_t count) {
+  return sizes.empty() ? Sizes(count, 1) : sizes;
+}
 
-Sizes or_zeros(const Sizes& sizes, size_t count) { return sizes.empty() ? Sizes(count, 0) : sizes; }
+Sizes or_zeros(const Sizes& sizes, size_t count) {
+  return sizes.empty() ? Sizes(count, 0) : sizes;
+}
 
 std::string padding_of(const Sizes& low, const Sizes& high) {
   std::string pairs;
@@ -54,7 +62,8 @@ int64_t whole(double number) {
 
 std::string literal(double number, at::ScalarType element) {
   if (element == at::kBool) return number != 0 ? "true" : "false";
-  if (c10::isComplexType(element)) return fmt::format("({0}, {1})", literal(number, c10::toRealValueType(element)), literal(0.0, c10::toRealValueType(element)));
+  if (c10::isComplexType(element))
+    return fmt::format("({0}, {1})", literal(number, c10::toRealValueType(element)), literal(0.0, c10::toRealValueType(element)));
   if (!c10::isFloatingType(element)) return literal(whole(number), element);
   if (std::isfinite(number)) return fmt::format("{:.17e}", number);
   // Infinities and NaN have no decimal form: the text has their bits.
@@ -80,16 +89,20 @@ Value constant_of(const std::string& text, at::ScalarType element) {
 std::string window_of(const Window& window) {
   const auto count = window.size.size();
   return fmt::format("base_dilations = {}, padding = {}, window_dilations = {}, window_dimensions = {}, window_strides = {}",
-                     array(or_ones(window.base_dilation, count)), padding_of(or_zeros(window.padding_low, count), or_zeros(window.padding_high, count)),
+                     array(or_ones(window.base_dilation, count)),
+                     padding_of(or_zeros(window.padding_low, count), or_zeros(window.padding_high, count)),
                      array(or_ones(window.dilation, count)), array(window.size), array(or_ones(window.stride, count)));
 }
 
 }  // namespace
 
-Value constant(double number, at::ScalarType element) { return constant_of(literal(number, element), element); }
+Value constant(double number, at::ScalarType element) {
+  return constant_of(literal(number, element), element);
+}
 
 Value constant(int64_t number, at::ScalarType element) {
-  return c10::isIntegralType(element, true) ? constant_of(literal(number, element), element) : constant(static_cast<double>(number), element);
+  return c10::isIntegralType(element, true) ? constant_of(literal(number, element), element)
+                                            : constant(static_cast<double>(number), element);
 }
 
 namespace {
@@ -105,9 +118,13 @@ Value list_of(std::span<const Number> numbers, at::ScalarType element) {
 
 }  // namespace
 
-Value constants(IntList numbers, at::ScalarType element) { return list_of(std::span(numbers.data(), numbers.size()), element); }
+Value constants(IntList numbers, at::ScalarType element) {
+  return list_of(std::span(numbers.data(), numbers.size()), element);
+}
 
-Value constants(const std::vector<double>& numbers, at::ScalarType element) { return list_of(std::span(numbers), element); }
+Value constants(const std::vector<double>& numbers, at::ScalarType element) {
+  return list_of(std::span(numbers), element);
+}
 
 Value scalar(double number, at::ScalarType element) {
   if (!c10::isFloatingType(element)) return constant(number, element);
@@ -115,7 +132,9 @@ Value scalar(double number, at::ScalarType element) {
   return convert(Value(c10::make_intrusive<Node>(number, wide)), element);
 }
 
-Value full(double number, const Type& type) { return broadcast(scalar(number, type.element), type.sizes, {}); }
+Value full(double number, const Type& type) {
+  return broadcast(scalar(number, type.element), type.sizes, {});
+}
 
 Value lowest(at::ScalarType element) {
   if (c10::isFloatingType(element)) return constant(-std::numeric_limits<double>::infinity(), element);
@@ -132,11 +151,17 @@ Value highest(at::ScalarType element) {
   return constant(std::numeric_limits<int64_t>::max() >> (64 - bits), element);
 }
 
-Value iota(const Type& type, int64_t dimension) { return make("iota", {}, fmt::format("iota_dimension = {} : i64", dimension), type); }
+Value iota(const Type& type, int64_t dimension) {
+  return make("iota", {}, fmt::format("iota_dimension = {} : i64", dimension), type);
+}
 
-Value unary(const char* operation, const Value& x) { return make(operation, {x}, {}, x.type()); }
+Value unary(const char* operation, const Value& x) {
+  return make(operation, {x}, {}, x.type());
+}
 
-Value binary(const char* operation, const Value& a, const Value& b) { return make(operation, {a, b}, {}, a.type()); }
+Value binary(const char* operation, const Value& a, const Value& b) {
+  return make(operation, {a, b}, {}, a.type());
+}
 
 const char* comparison_type(at::ScalarType element) {
   return !c10::isIntegralType(element, true) ? "FLOAT" : c10::isSignedType(element) ? "SIGNED" : "UNSIGNED";
@@ -148,7 +173,9 @@ Value compare(const char* direction, const Value& a, const Value& b) {
   return make("compare", {a, b}, std::move(attributes), {at::kBool, a.sizes()});
 }
 
-Value select(const Value& condition, const Value& yes, const Value& no) { return make("select", {condition, yes, no}, {}, yes.type()); }
+Value select(const Value& condition, const Value& yes, const Value& no) {
+  return make("select", {condition, yes, no}, {}, yes.type());
+}
 
 Value convert(const Value& x, at::ScalarType element) {
   if (x.element() == element) return x;
@@ -159,8 +186,12 @@ Value convert(const Value& x, at::ScalarType element) {
 
 namespace {
 
-Value real_part(const Value& x) { return make("real", {x}, {}, {c10::toRealValueType(x.element()), x.sizes()}); }
-Value imaginary_part(const Value& x) { return make("imag", {x}, {}, {c10::toRealValueType(x.element()), x.sizes()}); }
+Value real_part(const Value& x) {
+  return make("real", {x}, {}, {c10::toRealValueType(x.element()), x.sizes()});
+}
+Value imaginary_part(const Value& x) {
+  return make("imag", {x}, {}, {c10::toRealValueType(x.element()), x.sizes()});
+}
 Value complex_number(const Value& real, const Value& imaginary) {
   return make("complex", {real, imaginary}, {}, {c10::toComplexType(real.element()), real.sizes()});
 }
@@ -187,7 +218,9 @@ Value from_pairs(const Value& x) {
 
 }  // namespace
 
-Value conjugate(const Value& x) { return complex_number(real_part(x), unary("negate", imaginary_part(x))); }
+Value conjugate(const Value& x) {
+  return complex_number(real_part(x), unary("negate", imaginary_part(x)));
+}
 
 Value bitcast(const Value& x, at::ScalarType element) {
   if (x.element() == element) return x;
@@ -215,7 +248,9 @@ Value bitcast(const Value& x, at::ScalarType element) {
   return make("bitcast_convert", {reshape(x, split)}, {}, {element, sizes});
 }
 
-Value reshape(const Value& x, IntList sizes) { return x.sizes() == sizes ? x : make("reshape", {x}, {}, {x.element(), sizes.vec()}); }
+Value reshape(const Value& x, IntList sizes) {
+  return x.sizes() == sizes ? x : make("reshape", {x}, {}, {x.element(), sizes.vec()});
+}
 
 Value transpose(const Value& x, IntList permutation) {
   Sizes sizes;
@@ -273,7 +308,8 @@ Value pad(const Value& x, const Value& fill, IntList low, IntList high, IntList 
     const auto size = x.sizes()[i];
     sizes.push_back(low[i] + high[i] + size + std::max<int64_t>(size - 1, 0) * interior[i]);
   }
-  return make("pad", {x, fill}, fmt::format("edge_padding_high = {}, edge_padding_low = {}, interior_padding = {}", array(high), array(low), array(interior)),
+  return make("pad", {x, fill},
+              fmt::format("edge_padding_high = {}, edge_padding_low = {}, interior_padding = {}", array(high), array(low), array(interior)),
               {x.element(), std::move(sizes)});
 }
 
@@ -283,7 +319,8 @@ Value concatenate(std::span<const Value> parts, int64_t dimension) {
   auto& size = sizes[static_cast<size_t>(dimension)];
   size = 0;
   for (const auto& part : parts) size += part.sizes()[static_cast<size_t>(dimension)];
-  return make("concatenate", Operands(parts.begin(), parts.end()), fmt::format("dimension = {} : i64", dimension), {parts[0].element(), std::move(sizes)});
+  return make("concatenate", Operands(parts.begin(), parts.end()), fmt::format("dimension = {} : i64", dimension),
+              {parts[0].element(), std::move(sizes)});
 }
 
 Value dynamic_update_slice(const Value& x, const Value& update, std::span<const Value> start) {
@@ -301,9 +338,13 @@ Value reduce(const Value& x, Combine combine, const Value& start, IntList dimens
   return make("reduce", {x, start}, "dimensions = " + array(dimensions), {x.element(), std::move(sizes)}, combine);
 }
 
-Value sum(const Value& x, IntList dimensions) { return reduce(x, Combine::Add, constant(int64_t{0}, x.element()), dimensions); }
+Value sum(const Value& x, IntList dimensions) {
+  return reduce(x, Combine::Add, constant(int64_t{0}, x.element()), dimensions);
+}
 
-Value maximum(const Value& x, IntList dimensions) { return reduce(x, Combine::Max, lowest(x.element()), dimensions); }
+Value maximum(const Value& x, IntList dimensions) {
+  return reduce(x, Combine::Max, lowest(x.element()), dimensions);
+}
 
 namespace {
 
@@ -335,28 +376,31 @@ Value dot(const Value& a, const Value& b, const DotDimensions& d, std::optional<
     batch = fmt::format("lhs_batching_dimensions = {}, rhs_batching_dimensions = {}, ", list(d.left_batch), list(d.right_batch));
   }
   return make("dot_general", {a, b},
-              fmt::format("dot_dimension_numbers = #stablehlo.dot<{}lhs_contracting_dimensions = {}, rhs_contracting_dimensions = {}>{}", batch,
-                          list(d.left_contracting), list(d.right_contracting), precision_of(a)),
+              fmt::format("dot_dimension_numbers = #stablehlo.dot<{}lhs_contracting_dimensions = {}, rhs_contracting_dimensions = {}>{}",
+                          batch, list(d.left_contracting), list(d.right_contracting), precision_of(a)),
               std::move(type));
 }
 
 Value convolution(const Value& input, const Value& filter, const Type& result, const std::string& names, const Window& window,
                   int64_t feature_groups, int64_t batch_groups) {
   const auto count = result.sizes.size() - 2;
-  return make("convolution", {input, filter},
-              fmt::format("batch_group_count = {} : i64, dimension_numbers = #stablehlo.conv<{}>, feature_group_count = {} : i64, lhs_dilation = {}, "
-                          "padding = {}, rhs_dilation = {}, window_strides = {}{}",
-                          batch_groups, names, feature_groups, array(or_ones(window.base_dilation, count)),
-                          padding_of(or_zeros(window.padding_low, count), or_zeros(window.padding_high, count)),
-                          array(or_ones(window.dilation, count)), array(or_ones(window.stride, count)), precision_of(input)),
-              result);
+  return make(
+      "convolution", {input, filter},
+      fmt::format(
+          "batch_group_count = {} : i64, dimension_numbers = #stablehlo.conv<{}>, feature_group_count = {} : i64, lhs_dilation = {}, "
+          "padding = {}, rhs_dilation = {}, window_strides = {}{}",
+          batch_groups, names, feature_groups, array(or_ones(window.base_dilation, count)),
+          padding_of(or_zeros(window.padding_low, count), or_zeros(window.padding_high, count)), array(or_ones(window.dilation, count)),
+          array(or_ones(window.stride, count)), precision_of(input)),
+      result);
 }
 
 Value reduce_window(const Value& x, Combine combine, const Value& start, const Window& window) {
   Sizes sizes;
   for (size_t i = 0; i < window.size.size(); i++) {
     const auto size = x.sizes()[i], base = window.base_dilation.empty() ? 1 : window.base_dilation[i];
-    const auto padded = (size ? (size - 1) * base + 1 : 0) + (window.padding_low.empty() ? 0 : window.padding_low[i] + window.padding_high[i]);
+    const auto padded =
+        (size ? (size - 1) * base + 1 : 0) + (window.padding_low.empty() ? 0 : window.padding_low[i] + window.padding_high[i]);
     const auto reach = (window.size[i] - 1) * (window.dilation.empty() ? 1 : window.dilation[i]) + 1;
     sizes.push_back(padded < reach ? 0 : (padded - reach) / (window.stride.empty() ? 1 : window.stride[i]) + 1);
   }
@@ -387,15 +431,19 @@ Value take(const Value& x, const Value& indices, int64_t dimension) {
                             list(offsets), dimension, dimension, indices.rank(), array(rows)));
 }
 
-Value take_elements(const Value& values, const Value& indices) { return take(values, indices, 0); }
+Value take_elements(const Value& values, const Value& indices) {
+  return take(values, indices, 0);
+}
 
 Value put(const Value& x, const Value& indices, const Value& updates, Combine combine) {
   Sizes window;
   for (int64_t i = indices.rank(); i < updates.rank(); i++) window.push_back(i);
-  return scatter(x, indices, updates, combine,
-                 fmt::format("indices_are_sorted = false, scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = {}, inserted_window_dims = "
-                             "[0], scatter_dims_to_operand_dims = [0], index_vector_dim = {}>, unique_indices = false",
-                             list(window), indices.rank()));
+  return scatter(
+      x, indices, updates, combine,
+      fmt::format(
+          "indices_are_sorted = false, scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = {}, inserted_window_dims = "
+          "[0], scatter_dims_to_operand_dims = [0], index_vector_dim = {}>, unique_indices = false",
+          list(window), indices.rank()));
 }
 
 std::pair<Value, Value> sort(const Value& given, int64_t dimension, Order order) {
@@ -423,7 +471,8 @@ std::pair<Value, Value> random_bits(const Value& state, const Type& type, const 
 std::vector<Value> barrier(std::span<const Value> values) {
   Results types;
   for (const auto& value : values) types.push_back(value.type());
-  const auto node = c10::make_intrusive<Node>("optimization_barrier", std::string(), Operands(values.begin(), values.end()), std::move(types));
+  const auto node =
+      c10::make_intrusive<Node>("optimization_barrier", std::string(), Operands(values.begin(), values.end()), std::move(types));
   std::vector<Value> same;
   for (uint32_t i = 0; i < values.size(); i++) same.emplace_back(node, i);
   return same;

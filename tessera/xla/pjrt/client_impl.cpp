@@ -72,7 +72,8 @@ void keep_out_of_the_pool(CompileOptions& options) {
   if (options.replicas == 1) return;
   options.overrides.try_emplace("xla_cpu_use_xnnpack", false);
   // As many replicas as cores keep them busy without it.
-  if (options.replicas >= static_cast<int>(std::thread::hardware_concurrency())) options.overrides.try_emplace("xla_cpu_multi_thread_eigen", false);
+  if (options.replicas >= static_cast<int>(std::thread::hardware_concurrency()))
+    options.overrides.try_emplace("xla_cpu_multi_thread_eigen", false);
 }
 
 }  // namespace
@@ -90,7 +91,9 @@ Client::Impl::Impl(Plugin which, const ClientOptions& options) : plugin(std::mov
 
 Client::Client(Plugin plugin, const ClientOptions& options) : impl_(std::make_shared<Impl>(std::move(plugin), options)) {}
 
-const Plugin& Client::plugin() const { return impl_->plugin; }
+const Plugin& Client::plugin() const {
+  return impl_->plugin;
+}
 
 std::string Client::platform() const {
   Padded<PJRT_Client_PlatformName_Args> arguments;
@@ -108,7 +111,8 @@ std::vector<DeviceDescription> Client::devices() const {
     auto& described = all.emplace_back(describe(impl_->handle.api(), arguments.device_description));
     Padded<PJRT_Device_MemoryStats_Args> memory;
     memory.device = device;
-    if (!impl_->handle.api()->attempt<PJRT_Device_MemoryStats_Args>(&PJRT_Api::PJRT_Device_MemoryStats, memory) && memory.bytes_limit_is_set) {
+    if (!impl_->handle.api()->attempt<PJRT_Device_MemoryStats_Args>(&PJRT_Api::PJRT_Device_MemoryStats, memory) &&
+        memory.bytes_limit_is_set) {
       described.memory = memory.bytes_limit;
     }
   }
@@ -116,7 +120,8 @@ std::vector<DeviceDescription> Client::devices() const {
 }
 
 Buffer Client::upload(const at::Tensor& tensor, int device, Host host) const {
-  if (!tensor.device().is_cpu()) throw UsageError(fmt::format("only tensors of the CPU can be uploaded, not one on {}", tensor.device().str()));
+  if (!tensor.device().is_cpu())
+    throw UsageError(fmt::format("only tensors of the CPU can be uploaded, not one on {}", tensor.device().str()));
   if (device < 0 || device >= static_cast<int>(impl_->devices.size())) {
     throw UsageError(fmt::format("there is no device {}: the last of them is {}", device, impl_->devices.size() - 1));
   }
@@ -155,7 +160,8 @@ Executable Client::compile(const Program& program, CompileOptions options) const
   if (options.replicas > static_cast<int>(impl_->devices.size())) {
     throw UsageError(fmt::format("a program for {} replicas can't be put on {} devices", options.replicas, impl_->devices.size()));
   }
-  return Executable(std::make_shared<Executable::Impl>(impl_, pjrt::compile(impl_->handle, program.text, options), program.parameters, options.replicas));
+  return Executable(
+      std::make_shared<Executable::Impl>(impl_, pjrt::compile(impl_->handle, program.text, options), program.parameters, options.replicas));
 }
 
 std::optional<Executable> Client::load(std::string_view serialized_program, const Program& program, const CompileOptions& options) const {
@@ -169,7 +175,8 @@ std::optional<Executable> Client::load(std::string_view serialized_program, cons
   return Executable(std::make_shared<Executable::Impl>(impl_, arguments.loaded_executable, program.parameters, options.replicas));
 }
 
-Executable::Impl::Impl(std::shared_ptr<const Client::Impl> of, PJRT_LoadedExecutable* loaded, std::vector<Parameter> parameters, int replicas)
+Executable::Impl::Impl(std::shared_ptr<const Client::Impl> of, PJRT_LoadedExecutable* loaded, std::vector<Parameter> parameters,
+                       int replicas)
     : client(std::move(of)),
       handle(client->handle.api(), loaded),
       parameters(std::move(parameters)),
