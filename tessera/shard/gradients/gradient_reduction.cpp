@@ -260,7 +260,6 @@ GradientMemory GradientReduction::make_memory(const Unit::Group& group, const at
   if (wants_squares_ && !memory.squares) memory.squares = std::make_shared<double>();
   if (memory.squares) *memory.squares = std::numeric_limits<double>::quiet_NaN();
   auto result = memory;
-  if (!memory.storage->device().is_cpu()) memory = {};
   if (unit_.is_offloaded()) {
     // The device has memory for it only until it has arrived.
     result.arrival = std::exchange(result.values, at::empty({group.chunk}, result.values.options().device(unit_.device())));
@@ -371,6 +370,7 @@ void GradientReduction::finish_sum() {
     if (arriving_.empty()) memory.storage->unguard();
     if (unit_.options().offload.gradients == OffloadTo::Disk) evict_pages(memory.values.const_data_ptr(), memory.values.nbytes());
     if (pass_.after.is_plain() && memory.squares && !std::isnan(*memory.squares)) memory.storage->remember_squares(*memory.squares);
+    if (!memory.storage->device().is_cpu()) memories_[memory.group] = {};
   }
   if (arriving_.empty()) unit_.flags().is_reducing = false;  // last, because other threads read it without the lock
 }

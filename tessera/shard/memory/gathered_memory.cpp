@@ -116,24 +116,26 @@ class GatheredChunks final : public Chunks {
     return chunks_.back();
   }
 
-  /// A lone rank on a device has all chunks. (On the CPU it asks for a copy if it asks for this memory.)
-  bool in_place(const Buffer& buffer) const override {
-    const auto& traits = shard_.traits();
-    const auto stored = buffer.own.scalar_type();
-    return traits.size == 1 && !traits.traces && !buffer.own.is_cpu() && !buffer.codec->encodes(stored) && !buffer.decodes();
-  }
+  bool in_place(const Buffer& buffer) const override { return is_alone(buffer) && !buffer.codec->encodes(buffer.own.scalar_type()); }
 
   Works fill(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) override {
     Works works;
-    if (std::ranges::all_of(buffers, [&](const Buffer& buffer) { return in_place(buffer); })) {
-      for (const auto& buffer : buffers) buffer.unsharded->attach(chunks_[buffer.number]);
+    if (std::ranges::all_of(buffers, [&](const Buffer& buffer) { return is_alone(buffer); })) {
+      for (const auto& buffer : buffers) {
+        if (in_place(buffer)) {
+          buffer.unsharded->attach(chunks_[buffer.number]);
+        } else {
+          buffer.unsharded->allocate(subject.unit);
+          buffer.codec->encode(buffer.own, buffer.unsharded->memory_view(buffer.unsharded_dtype()));
+        }
+      }
       return works;
     }
     if (disk_) {
       for (const auto& buffer : buffers) read_pages_ahead(buffer.own.const_data_ptr(), buffer.own.nbytes());
     }
-    for (const auto& buffer : buffers)
-      buffer.unsharded->allocate(subject.unit);  // all before the first collective, which can't be cancelled
+    // All before the first collective, which can't be cancelled.
+    for (const auto& buffer : buffers) buffer.unsharded->allocate(subject.unit);
     c10::SmallVector<Piece, 2> all;
     for (const auto& buffer : buffers) all.push_back({.whole = arrival(buffer), .own = buffer.own});
     std::optional<c10::StreamGuard> beside;
@@ -156,6 +158,12 @@ class GatheredChunks final : public Chunks {
   }
 
  private:
+  /// Whether a lone rank on a device has all chunks, in the form in which they are sent. (On the CPU it asks for a copy if it asks for this
+  /// memory.)
+  bool is_alone(const Buffer& buffer) const {
+    return shard_.size() == 1 && !shard_.traits().traces && !buffer.own.is_cpu() && !buffer.decodes();
+  }
+
   /// The tensor to which the all-gather writes: the unsharded memory itself, unless the result has to be decoded.
   at::Tensor arrival(const Buffer& buffer) const {
     if (!buffer.decodes()) return buffer.unsharded->memory_view(buffer.unsharded_dtype());
