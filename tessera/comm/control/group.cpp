@@ -261,6 +261,7 @@ Work Group::start(Operation operation, const Call& call, c10::function_ref<void(
 Event Group::run(Envelope envelope, Event inputs, std::chrono::milliseconds limit, const Run& run, std::optional<uint64_t> known) {
   // Transfers need no autograd and no version counters, and the buffers may be inference tensors, which only this mode may write.
   const c10::InferenceMode inference;
+  watch_device();
   if (broken_) std::rethrow_exception(broken_);
   envelope.sequence = sequence_++;
   now_ = envelope;
@@ -272,7 +273,6 @@ Event Group::run(Envelope envelope, Event inputs, std::chrono::milliseconds limi
     agree(envelope, known, start.end);
     auto ready = run_agreed(envelope, start, run);
     outcome = FlightRecorder::Outcome::Done;
-    forget_ended();
     if (!ready.passed()) under_way_.push_back({.ready = ready, .envelope = envelope, .limit = limit, .end = start.end});
     return ready;
   } catch (const LinkFailure& failure) {
@@ -286,12 +286,8 @@ Event Group::run(Envelope envelope, Event inputs, std::chrono::milliseconds limi
   }
 }
 
-void Group::forget_ended() {
-  while (!under_way_.empty() && under_way_.front().ready.passed()) under_way_.pop_front();
-}
-
 bool Group::watch_device() {
-  forget_ended();
+  while (!under_way_.empty() && under_way_.front().ready.passed()) under_way_.pop_front();
   if (under_way_.empty()) return false;
   const auto& oldest = under_way_.front();
   if (Clock::now() < oldest.end) return true;

@@ -101,7 +101,6 @@ class Group {
   Event run(Envelope envelope, Event inputs, std::chrono::milliseconds limit, const Run& run, std::optional<uint64_t> known = std::nullopt);
   void agree(const Envelope& envelope, std::optional<uint64_t> known, Clock::time_point deadline);
   Event run_agreed(const Envelope& envelope, const Launch& start, const Run& run);
-  void forget_ended();
   /// Ends the group if a device has not ended an operation in time. Returns whether any is under way. For the queue's thread.
   bool watch_device();
   /// Throws what `failure` means for the operation, after telling the other ranks.
