@@ -16,7 +16,7 @@ namespace {
 constexpr std::string_view kPrefix = "TESSERA_";
 
 constexpr std::array kTable = {
-    EnvVariable{"TESSERA_TRANSPORT", "auto, self, nccl, shm, gloo, gloo_collectives",
+    EnvVariable{"TESSERA_TRANSPORT", "auto, self, shm, gloo, gloo_collectives, nccl",
                 "what the ranks talk over; overrides `InitOptions::transport`", "`tessera::init`"},
     EnvVariable{"TESSERA_DEVICE", "cpu, cuda, cuda:1", "where the tensors of ranks are whose program does not say; cpu if unset",
                 "`tessera::init`, `run_ranks`"},

@@ -178,6 +178,17 @@ std::string why_unfit(const Engine& engine, const Topology& topology, std::span<
   return {};
 }
 
+/// The engines to try, in this order: those for the device come before those that move host memory.
+std::vector<Engine> candidates(const std::string& transport, c10::Device device) {
+  std::vector<Engine> found;
+  for (const auto& engine : engines()) {
+    if (transport == kAuto ? engine.automatic : transport == engine.name) found.push_back(engine);
+  }
+  std::ranges::stable_partition(
+      found, [&](const Engine& engine) { return engine.reach == Engine::Reach::OneRank || engine.device == device.type(); });
+  return found;
+}
+
 Communicator join(const StorePtr& store, const Identity& identity, const InitOptions& options, const StartWait& wait) {
   const auto transport = chosen_transport(options);
   const StorePtr own_store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("world{}", next_round(store, identity.rank)), store);
@@ -194,8 +205,7 @@ Communicator join(const StorePtr& store, const Identity& identity, const InitOpt
   const auto& topology = meeting.topology;
   warn_of_threads(identity.rank, static_cast<int>(topology.ranks_on(topology.host_of(identity.rank)).size()));
   std::string trouble;  // of the engine before
-  for (const auto& engine : engines()) {
-    if (transport == kAuto ? !engine.automatic : transport != engine.name) continue;
+  for (const auto& engine : candidates(transport, device)) {
     if (auto why = why_unfit(engine, topology, ranks); !why.empty()) {
       if (transport != kAuto) throw ConfigError(why);
       continue;

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <mutex>
+
 #include "host_waits.h"
 #include "tessera/base/error.h"
 #include "tessera/models/gpt.h"
@@ -36,15 +38,17 @@ Communicator world() {
 constexpr models::GptOptions kSizes = {.vocabulary = 64, .width = 64, .layers = 3, .heads = 4, .longest = 16};
 
 models::Gpt seeded_gpt(at::Device device) {
+  static std::mutex generator;  // of ranks that are threads
+  const std::lock_guard lock(generator);
   torch::manual_seed(3);
   models::Gpt gpt(kSizes);
   gpt->to(device);
   return gpt;
 }
 
-void shard(const models::Gpt& gpt, const Communicator& world) {
-  for (const auto& block : *gpt->blocks) fully_shard(block, {.mesh = world});
-  fully_shard(gpt, {.mesh = world});
+void shard(const models::Gpt& gpt, const Communicator& world, const MixedPrecision& precision = {}) {
+  for (const auto& block : *gpt->blocks) fully_shard(block, {.mesh = world, .mixed_precision = precision});
+  fully_shard(gpt, {.mesh = world, .mixed_precision = precision});
 }
 
 at::Tensor tokens(at::Device device) {
@@ -100,6 +104,39 @@ TEST_F(Gpu, TrainsShardedAsWholeAndAsTheHost) {
   EXPECT_LE(largest_difference(losses, Training(seeded_gpt(kGpu), kGpu).losses()), 1e-6);
   EXPECT_LE(largest_difference(losses, Training(seeded_gpt(at::kCPU), at::kCPU).losses()), 1e-5);
   EXPECT_LT(losses[4].item<float>(), losses[0].item<float>());
+}
+
+/// The mean losses of ranks that share a GPU, or are all on the host. Each has a batch of its own.
+at::Tensor losses_of_ranks(int ranks, at::Device device, const MixedPrecision& precision) {
+  at::Tensor result;
+  run_ranks(ranks,
+            [&](const Communicator& world) {
+              const auto gpt = seeded_gpt(device);
+              shard(gpt, world, precision);
+              Training training(gpt, device);
+              training.batch = (training.batch + world.rank()).remainder(kSizes.vocabulary);
+              const auto losses = training.losses().to(device);
+              world.all_reduce(losses, {.op = Reduce::Mean}).wait();
+              if (world.rank() == 0) result = losses.cpu();
+            },
+            {.device = device});
+  return result;
+}
+
+TEST_F(Gpu, IsSharedByRanksThatTrainAsOnTheHost) {
+  for (const int ranks : {2, 3, 4}) {
+    EXPECT_LE(largest_difference(losses_of_ranks(ranks, kGpu, {}), losses_of_ranks(ranks, at::kCPU, {})), 1e-5) << ranks;
+    const MixedPrecision narrow{.param_dtype = at::kBFloat16};
+    EXPECT_LE(largest_difference(losses_of_ranks(ranks, kGpu, narrow), losses_of_ranks(ranks, at::kCPU, narrow)), 2e-2) << ranks;
+  }
+}
+
+TEST_F(Gpu, GetsModelsThatWereMadeWithoutMemory) {
+  torch::manual_seed(3);
+  auto deferred = deferred_init([] { return models::Gpt(kSizes); });
+  shard(deferred, world());
+  const auto losses = Training(deferred, kGpu).losses();
+  EXPECT_LE(largest_difference(losses, Training(seeded_gpt(kGpu), kGpu).losses()), 1e-6);
 }
 
 // --- Optimizers ---
