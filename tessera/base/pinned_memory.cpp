@@ -22,7 +22,7 @@ at::Tensor empty_pinned(at::IntArrayRef sizes, at::ScalarType dtype, c10::Device
   const auto bytes = static_cast<size_t>(c10::multiply_integers(sizes)) * c10::elementSize(dtype);
   const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, allocate_pinned(bytes, device), /*allocator=*/nullptr,
                              /*resizable=*/false);
-  return at::empty({0}, at::TensorOptions(dtype)).set_(storage, 0, sizes, c10::contiguous_strides(sizes));
+  return at::empty({0}, at::TensorOptions(at::kCPU).dtype(dtype)).set_(storage, 0, sizes, c10::contiguous_strides(sizes));
 }
 
 c10::Stream copy_stream(c10::Device device, Copying direction) {
