@@ -23,9 +23,11 @@ class NotingPacking final : public GradientPacking {
     for (const auto& plan : plans) result.buffers.push_back(at::full({plan.numel}, 7, plan.dtype));
     return result;
   }
-  void pack(const at::Tensor& place, const at::Tensor& gradient) const override {
-    notes_.push_back("pack");
-    place.copy_(gradient);
+  void pack(std::span<const at::Tensor> places, std::span<const at::Tensor> gradients) const override {
+    for (size_t i = 0; i < places.size(); i++) {
+      notes_.push_back("pack");
+      places[i].copy_(gradients[i]);
+    }
   }
   Works reduce(std::span<const Piece> pieces, const Subject& /*subject*/, Reduce op, TakeMean /*take*/) override {
     notes_.push_back(op == Reduce::Mean ? "mean" : "sum");
