@@ -255,11 +255,7 @@ void expect_resumption_into_a_model_without_values(const std::function<std::uniq
     checkpoint::save(folder / "a", {.model = net.get(), .optimizer = optimizer.get(), .average = &average}, world);
     train(net, *optimizer, average);
 
-    auto fresh = deferred_init([&] {
-      Net made;
-      if (!on_cpu()) made->to(world.traits().device);  // what is recorded without a device is the CPU's
-      return made;
-    });
+    auto fresh = deferred_init([] { return Net(); });
     for (const auto& child : fresh->children()) fully_shard(child, {.mesh = world, .start = Start::Loaded});
     const auto resumed = make_optimizer(fresh);
     optim::Average resumed_average(fresh.ptr());

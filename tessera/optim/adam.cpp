@@ -66,7 +66,8 @@ void Adam::apply(const Settings& settings, int64_t step, const Item& item) {
   std::optional<at::Tensor> divisor;
   if (scales) divisor = item.factor.to(item.parameter.device(), at::kFloat).reciprocal();
   const auto gradient = scales ? item.gradient : scaled(item.gradient, item.factor);
-  // The kernels of GPUs also compare shapes, and those of empty shards differ.
+  if (item.parameter.numel() == 0) return;
+  // The kernels of GPUs also compare shapes.
   const auto flat = [](const at::Tensor& tensor) { return tensor.is_contiguous() ? tensor.view({tensor.numel()}) : tensor; };
   const std::vector<at::Tensor> parameters = {flat(item.parameter)}, gradients = {flat(gradient)}, first = {flat(item.state[0])},
                                 second = {flat(item.state[1])}, steps = {number_of_step(step, item.parameter.device())};

@@ -59,7 +59,7 @@ struct Halves final : Codec {
   Form sent(at::ScalarType stored, int64_t numel) const override { return {.dtype = stored, .numel = numel}; }
   bool encodes(at::ScalarType /*stored*/) const override { return true; }
   void encode(const at::Tensor& stored, const at::Tensor& sent) const override {
-    at::mul_out(const_cast<at::Tensor&>(sent), stored, at::tensor(0.5f));
+    at::mul_out(const_cast<at::Tensor&>(sent), stored, at::scalar_tensor(0.5F));
   }
 };
 

@@ -270,7 +270,7 @@ TEST(Precision, ScalesGradientsBeforeTheyTakeTheDtypeOfTheParameters) {
     }
     const auto before = full_parameter(net->b->weight);
     optim::SGD optimizer(parameters(*net), {.lr = 0.5});
-    optimizer.scale_gradients(at::tensor(1e-5));
+    optimizer.scale_gradients(torch::tensor(1e-5));
     optimizer.step();
     EXPECT_TRUE(at::allclose(full_parameter(net->b->weight), before - 0.5, 1e-2, 1e-3));
   });

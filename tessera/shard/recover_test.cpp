@@ -18,6 +18,7 @@
 #include "tessera/shard/recover.h"
 #include "tessera/shard/reduction.h"
 #include "tessera/testing/blocks.h"
+#include "tessera/testing/default_device.h"
 #include "tessera/testing/net.h"
 
 namespace tessera::testing::recover_test {
@@ -128,7 +129,7 @@ class Program {
         }
         for (const auto& shard : parameters(*model_)) EXPECT_FALSE(shard.grad().defined());
         // A rank may hear of the failure when it is in the next batch.
-        const auto last = at::tensor({static_cast<int64_t>(i)});
+        const auto last = here(torch::tensor({static_cast<int64_t>(i)}));
         world_.all_reduce(last, {.op = Reduce::Max}).wait();
         i = static_cast<size_t>(last.item<int64_t>());
       }
@@ -169,7 +170,7 @@ class Program {
 /// load a checkpoint. Returns whether they could go on.
 bool goes_on(const Communicator& world, const Shape& shape, const std::vector<Failure>& failures) {
   const auto actual = Program(world, shape, failures).train({0, 1, 2, 3});
-  const auto ended = at::tensor({actual.end.empty() ? 0L : 1L, actual.end.empty() ? -0L : -1L});
+  const auto ended = here(torch::tensor({actual.end.empty() ? 0L : 1L, actual.end.empty() ? -0L : -1L}));
   world.all_reduce(ended, {.op = Reduce::Max}).wait();
   EXPECT_EQ(ended[0].item<int64_t>(), -ended[1].item<int64_t>()) << "some go on: " << actual.end;
   if (!actual.end.empty()) {

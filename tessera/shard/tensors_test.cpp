@@ -45,7 +45,7 @@ TEST(Tensors, AreFoundInEveryKindOfValue) {
 }
 
 TEST(Tensors, OfAPackedSequenceAreItsData) {
-  auto packed = torch::nn::utils::rnn::pack_padded_sequence(at::ones({3, 2, 4}), at::tensor({3, 1}));
+  auto packed = torch::nn::utils::rnn::pack_padded_sequence(at::ones({3, 2, 4}), torch::tensor({3, 1}));
   const auto sizes = packed.batch_sizes();
   for_each_tensor_in(packed, [](at::Tensor& tensor) { tensor = tensor.to(at::kBFloat16); });
   EXPECT_EQ(packed.data().scalar_type(), at::kBFloat16);

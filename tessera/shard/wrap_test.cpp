@@ -70,7 +70,7 @@ TEST(WrapPolicy, ChoosesByClass) {
 }
 
 TEST(WrapPolicy, LeavesTiedParametersToTheUnitThatContainsAllTheirPlaces) {
-  const auto tokens = here(at::tensor({0, 3, 5, 1}, at::kLong));
+  const auto tokens = here(torch::tensor({0, 3, 5, 1}, at::kLong));
   for (const auto& policy : {wrap_always(), wrap_classes({"Head", "Embedding"}), wrap_by_size({.min_params = 30})}) {
     with_ranks(2, [&](const Communicator& world) {
       Tied sharded, unsharded;
@@ -131,7 +131,7 @@ TEST(WrapPolicy, MayGiveModulesOptionsOfTheirOwn) {
     EXPECT_EQ(layer(0).scalar_type(), torch::kFloat);
     EXPECT_EQ(layer(1).scalar_type(), torch::kBFloat16);
     EXPECT_EQ(shard_info(layer(1))->numel, 16);  // half of the rows
-    model->forward(here(at::tensor({0, 3}, at::kLong))).pow(2).mean().backward();
+    model->forward(here(torch::tensor({0, 3}, at::kLong))).pow(2).mean().backward();
 
     Tied other;
     auto wrong = wrap_always();
@@ -143,7 +143,7 @@ TEST(WrapPolicy, MayGiveModulesOptionsOfTheirOwn) {
 
 TEST(WrapPolicy, MergesSmallNeighbours) {
   with_ranks(2, [](const Communicator& world) {
-    const auto tokens = here(at::tensor({0, 3, 5, 1}, at::kLong));
+    const auto tokens = here(torch::tensor({0, 3, 5, 1}, at::kLong));
     const auto units_with = [&](WrapPolicy policy, int64_t merge_below) {
       Tied model, unsharded;
       policy.merge_below = merge_below;
@@ -177,7 +177,7 @@ TEST(WrapPolicy, IgnoresModulesByTheirPath) {
       EXPECT_EQ(names[name].numel(), model->named_parameters()[name].numel());
     }
     EXPECT_EQ(parameters(*model).size(), 9U);
-    model->forward(here(at::tensor({0, 3}, at::kLong))).pow(2).mean().backward();
+    model->forward(here(torch::tensor({0, 3}, at::kLong))).pow(2).mean().backward();
 
     EXPECT_THAT(message_of<UsageError>([&] { (void)parameters_of_modules(*model, "layer.0"); }),
                 AllOf(HasSubstr("no module matches 'layer.0' (did you mean 'layers.0'?)"), HasSubstr("'embedding', 'layers'")));

@@ -127,7 +127,7 @@ TEST_F(Gpu, IsSharedByRanksThatTrainAsOnTheHost) {
   for (const int ranks : {2, 3, 4}) {
     EXPECT_LE(largest_difference(losses_of_ranks(ranks, kGpu, {}), losses_of_ranks(ranks, at::kCPU, {})), 1e-5) << ranks;
     const MixedPrecision narrow{.param_dtype = at::kBFloat16};
-    EXPECT_LE(largest_difference(losses_of_ranks(ranks, kGpu, narrow), losses_of_ranks(ranks, at::kCPU, narrow)), 2e-2) << ranks;
+    EXPECT_LE(largest_difference(losses_of_ranks(ranks, kGpu, narrow), losses_of_ranks(ranks, at::kCPU, narrow)), 5e-2) << ranks;
   }
 }
 

@@ -123,7 +123,7 @@ struct SavesWeight : ag::Function<SavesWeight> {
   }
 };
 
-const at::Tensor kIndices = here(at::tensor({1, 0, 5, 2, 2}));
+const at::Tensor kIndices = here(torch::tensor({1, 0, 5, 2, 2}));
 
 std::vector<Form> forms() {
   return {tensors("as_strided", {{8, 8}}, [](auto& w, auto& x) { return x.matmul(w[0].as_strided({8, 8}, {1, 8})); }),

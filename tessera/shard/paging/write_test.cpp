@@ -91,7 +91,7 @@ TEST(Writes, OfAForwardPassAreRefused) {
     nn::Embedding words(nn::EmbeddingOptions(6, 4).max_norm(0.5));
     fill_with_numbers(*words);
     fully_shard(words, {.mesh = world});
-    EXPECT_THAT(message_of<UsageError>([&] { words(here(at::tensor({1, 2}))); }),
+    EXPECT_THAT(message_of<UsageError>([&] { words(here(torch::tensor({1, 2}))); }),
                 AllOf(HasSubstr("aten::embedding_renorm_"), HasSubstr("'weight' of unit 'Embedding'")));
   });
 }
