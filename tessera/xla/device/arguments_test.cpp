@@ -55,7 +55,7 @@ const Refused kRefused[] = {
     {"cummax", [](auto where) { table(where).cummax(5); }},
     {"logcumsumexp", [](auto where) { table(where).logcumsumexp(5); }},
     {"softmax", [](auto where) { table(where).softmax(5); }},
-    {"sum", [](auto where) { table(where).sum({0, 0}); }},
+    {"sum", [](auto where) { table(where).sum(at::IntArrayRef({0, 0})); }},
     {"sum of a number", [](auto where) { torch::ones({}, where).sum(1); }},
     {"nansum", [](auto where) { table(where).nansum(5); }},
     {"var", [](auto where) { table(where).var(at::IntArrayRef{0, 0}); }},
