@@ -31,7 +31,7 @@ class Calls {
     count = 0;
     handle_ =
         at::addThreadLocalCallback(at::RecordFunctionCallback([](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {
-                                     if (std::string_view(call.name()) == name) count++;
+                                     if (name != nullptr && std::string_view(call.name()) == name) count++;
                                      return nullptr;
                                    }).scopes({at::RecordScope::FUNCTION}));
   }

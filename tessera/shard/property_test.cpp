@@ -14,6 +14,7 @@
 #include "tessera/shard/reduction.h"
 #include "tessera/shard/unsharding.h"
 #include "tessera/shard/wrap.h"
+#include "tessera/testing/default_device.h"
 #include "tessera/testing/parity.h"
 
 namespace tessera::testing::property_test {
@@ -175,7 +176,7 @@ struct Way {
     options.limit_all_gathers = lot() % 3 != 0;
     options.unused_parameters = lot() % 3 == 0 ? UnusedParameters::Zeros : UnusedParameters::Refuse;
     // All ranks have to gather a unit, so only where nothing is gathered may a rank leave one out.
-    if (options.unused_parameters == UnusedParameters::Zeros && lot() % 2 == 0) options.residence = Residence::NodeShared;
+    if (options.unused_parameters == UnusedParameters::Zeros && lot() % 2 == 0 && on_cpu()) options.residence = Residence::NodeShared;
     // What is rounded otherwise than in the mean over the axes of the mesh.
     if (replicas > 1 && !std::has_single_bit(static_cast<unsigned>(ranks))) divides = false;
     replicates_scale = replicas == 1 && lot() % 4 == 0;

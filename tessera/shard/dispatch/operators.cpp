@@ -58,6 +58,14 @@ class Table {
   std::array<std::atomic<KnownOperator*>, 1024> heads_ = {};
 };
 
+/// libtorch tags no operator on lists. GPUs have kernels for them, and all but these work value by value.
+bool is_elementwise_on_lists(std::string_view name) {
+  constexpr std::string_view kPrefix = "aten::_foreach_";
+  if (!name.starts_with(kPrefix)) return false;
+  const auto what = name.substr(kPrefix.size());
+  return what != "norm" && what != "powsum" && what != "max";
+}
+
 }  // namespace
 
 std::span<const OperatorException> operator_exceptions() {
@@ -105,7 +113,8 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& handle)
       backward(name().ends_with("_backward")),
       needs_values(!can_be_deferred(handle, *schema)),
       views(is_view(*schema)),
-      elementwise(handle.hasTag(at::Tag::pointwise) && !handle.hasTag(at::Tag::data_dependent_output)) {
+      elementwise(handle.hasTag(at::Tag::pointwise) && !handle.hasTag(at::Tag::data_dependent_output)),
+      elementwise_lists(is_elementwise_on_lists(name())) {
   for (const auto& argument : schema->arguments()) writes.push_back(argument.alias_info() != nullptr && argument.alias_info()->isWrite());
   const auto full_name = name() + "." + schema->overload_name();
   for (const auto& [fact, names, reason] : operator_exceptions()) {
@@ -125,7 +134,8 @@ bool OperatorFacts::is_composite(c10::DispatchKeySet keys) const {
 OperatorKind OperatorFacts::kind(c10::DispatchKeySet keys) const {
   if (views) return OperatorKind::View;
   if (elementwise) return OperatorKind::Elementwise;
-  return from_libtorch && is_composite(keys) ? OperatorKind::Composite : OperatorKind::Other;
+  if (from_libtorch && is_composite(keys)) return OperatorKind::Composite;  // its parts are looked at
+  return elementwise_lists ? OperatorKind::Elementwise : OperatorKind::Other;
 }
 
 const OperatorFacts& facts_of(const c10::OperatorHandle& handle) {

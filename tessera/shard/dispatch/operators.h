@@ -32,19 +32,20 @@ struct OperatorFacts {
   /// Whether the operator has no kernel of that device, and is registered as made of others. A view may be one, too.
   bool is_composite(c10::DispatchKeySet keys) const;
 
-  c10::OperatorHandle handle;           // valid as long as the operator is registered
+  c10::OperatorHandle handle;  // valid as long as the operator is registered
   const c10::FunctionSchema* schema;
   size_t arguments;
   std::vector<bool> writes;                 // for each argument, whether the operator writes it
   std::optional<size_t> device, generator;  // places of these arguments
   bool from_libtorch;
   bool implicit_autograd;  // where it is a composite, autograd knows its parts and not the operator
-  bool random;        // draws random numbers
-  bool backward;      // expects its operands exactly as the forward operator saw them
-  bool needs_values;  // its results, or their sizes, can't be known without the values of its operands
+  bool random;             // draws random numbers
+  bool backward;           // expects its operands exactly as the forward operator saw them
+  bool needs_values;       // its results, or their sizes, can't be known without the values of its operands
   bool views, elementwise;
+  bool elementwise_lists;  // the same for lists, tensor by tensor
   // From the table below:
-  bool inspects = false;        // its result is not a local value
+  bool inspects = false;          // its result is not a local value
   bool writes_no_values = false;  // changes what a tensor is to autograd, but no values
   bool recurrent = false;
   bool sets_storage = false;    // the set_ overload by which torch::load gives a tensor the memory that it has read
@@ -62,7 +63,7 @@ struct OperatorFacts {
 
 /// Operators of which libtorch does not say in their schemas and tags what has to be known.
 struct OperatorException {
-  bool OperatorFacts::*fact;
+  bool OperatorFacts::* fact;
   std::vector<std::string_view> names;  // with an overload after a point; without one, all overloads of the name
   std::string_view reason;
 };

@@ -378,13 +378,17 @@ TEST_F(Device, RunsCheckpointedSegmentsAgainWithoutReadingThem) {
 
 int fused_calls = 0;
 
-TEST_F(Device, FusedKernelOfTheDeviceOnAShardIsRefused) {
+TEST_F(Device, FusedKernelOfTheDeviceOnAShardIsRefusedUnlessItGoesValueByValue) {
   auto net = net_on_device(Mesh(world_));
   const auto shard = parameters(*net).front();
   EXPECT_NO_THROW(at::_foreach_add(std::vector{shard}, 1));  // made of additions here
   torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
-  // The first is made of other operators on the CPU, and the second does not exist there.
+  // The first two are made of other operators on the CPU, and the third does not exist there.
   library.impl("_foreach_add.Scalar", [](at::TensorList tensors, const at::Scalar&) {
+    fused_calls++;
+    return tensors.vec();
+  });
+  library.impl("_foreach_norm.Scalar", [](at::TensorList tensors, const at::Scalar&, std::optional<at::ScalarType>) {
     fused_calls++;
     return tensors.vec();
   });
@@ -393,7 +397,9 @@ TEST_F(Device, FusedKernelOfTheDeviceOnAShardIsRefused) {
     return std::tuple(x, x);
   });
   const auto words = HasSubstr("would be the result of this rank alone");
-  EXPECT_THAT(message_of<UsageError>([&] { at::_foreach_add(std::vector{shard}, 1); }), words);
+  EXPECT_NO_THROW(at::_foreach_add(std::vector{shard}, 1));
+  EXPECT_EQ(std::exchange(fused_calls, 0), 1);
+  EXPECT_THAT(message_of<UsageError>([&] { (void)at::_foreach_norm(std::vector{shard}); }), words);
   EXPECT_THAT(message_of<UsageError>([&] { at::batch_norm_stats(shard, 0.1); }), words);
   EXPECT_EQ(fused_calls, 0);
   at::batch_norm_stats(batch_, 0.1);

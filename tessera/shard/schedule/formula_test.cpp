@@ -8,6 +8,7 @@
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 #include "tessera/testing/blocks.h"
+#include "tessera/testing/default_device.h"
 #include "tessera/testing/net.h"
 #include "tessera/testing/residences.h"
 
@@ -54,9 +55,10 @@ class Formula : public ::testing::TestWithParam<std::tuple<Numbers, Residence>> 
 
 TEST_P(Formula, HoldsForGathersReductionsAndBytes) {
   const auto& [numbers_are, residence] = GetParam();
-  const bool shared = residence == Residence::NodeShared;  // node-shared units count gathers, but move no bytes
   for (const int ranks : {1, 2, 3, 4, 7}) {
     SCOPED_TRACE(std::to_string(ranks) + " ranks");
+    // Units that lie in memory as they are computed with count gathers, but move no bytes.
+    const bool shared = residence == Residence::NodeShared || (ranks == 1 && !on_cpu());
     with_ranks(ranks, [&, &numbers_are = numbers_are, &residence = residence](const Communicator& world) {
       Model model;
       const ShardOptions options{.mesh = world, .mixed_precision = numbers_are.precision, .residence = residence};

@@ -10,6 +10,7 @@
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/norms.h"
 #include "tessera/shard/parameters.h"
+#include "tessera/testing/default_device.h"
 #include "tessera/testing/net.h"
 #include "tessera/testing/parity.h"
 #include "tessera/testing/residences.h"
@@ -32,7 +33,7 @@ struct Mixed : TrainedModel {
     norm = register_module("norm", torch::nn::BatchNorm2d(5));
     head = register_module("head", torch::nn::Linear(20, 7));
     frozen = register_module("frozen", torch::nn::Linear(7, 3));
-    scale = register_parameter("scale", torch::tensor(1.5));
+    scale = register_parameter("scale", here(torch::tensor(1.5)));
     conv->weight.set_data(conv->weight.contiguous(at::MemoryFormat::ChannelsLast));
     for (auto& parameter : frozen->parameters()) parameter.set_requires_grad(false);
   }
@@ -235,7 +236,7 @@ struct Odd : TrainedModel {
   at::Tensor scale, none, no_rows, complex;
   torch::nn::Linear head{nullptr};
   Odd() {
-    scale = register_parameter("scale", torch::tensor(1.5));
+    scale = register_parameter("scale", here(torch::tensor(1.5)));
     none = register_parameter("none", torch::zeros({0}));
     no_rows = register_parameter("no_rows", torch::zeros({3, 0, 2}));
     complex = register_parameter("complex", torch::complex(torch::ones({3, 5}), torch::arange(15).view({3, 5}) * 0.1f));
