@@ -61,7 +61,8 @@ Catalog renamed(Catalog catalog, const Renames& renames) {
 void load_weights(torch::nn::Module& module, const std::filesystem::path& path, const WeightsOptions& options) {
   expect_idle("load_weights");
   const c10::AutoGradMode no_grad(false);
-  const auto world = world_of(module).value_or(self_world());
+  const auto known = world_of(module);
+  const auto world = known ? *known : self_world();
   const auto together = [&](const std::string& failure, c10::function_ref<void()> act) {
     all_or_none(world, {.unit = "weights"}, failure, act);
   };

@@ -5,8 +5,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <mutex>
+#include <sstream>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -77,17 +79,18 @@ Communicator wrap(GroupTraits traits, Connection connection, const InitOptions& 
 struct Introduction {
   std::string transport;
   c10::Device device;
+  std::string device_name;  // on the host
   std::string host;
 };
 
 std::vector<Introduction> introduce(const StorePtr& store, const Identity& identity, const Introduction& own, const StartWait& wait) {
   std::vector<Introduction> ranks;
-  const auto words = fmt::format("{}\n{}\n{}", own.transport, own.device.str(), own.host);
+  const auto words = fmt::format("{}\n{}\n{}\n{}", own.transport, own.device.str(), own.device_name, own.host);
   for (const auto& text : exchange(store, identity, "introduction", words, wait)) {
-    const auto first = text.find('\n'), second = text.find('\n', first + 1);
-    ranks.push_back({.transport = text.substr(0, first),
-                     .device = c10::Device(text.substr(first + 1, second - first - 1)),
-                     .host = text.substr(second + 1)});
+    std::istringstream lines(text);
+    std::array<std::string, 4> line;
+    for (auto& each : line) std::getline(lines, each);
+    ranks.push_back({.transport = line[0], .device = c10::Device(line[1]), .device_name = line[2], .host = line[3]});
   }
   const auto& one = ranks.front();
   for (size_t rank = 0; rank < ranks.size(); rank++) {
@@ -109,7 +112,7 @@ std::vector<Introduction> introduce(const StorePtr& store, const Identity& ident
 std::optional<std::pair<size_t, size_t>> sharers(std::span<const Introduction> ranks) {
   for (size_t b = 0; b < ranks.size(); b++) {
     for (size_t a = 0; a < b; a++) {
-      if (ranks[a].host == ranks[b].host && ranks[a].device == ranks[b].device) return std::pair(a, b);
+      if (ranks[a].host == ranks[b].host && ranks[a].device_name == ranks[b].device_name) return std::pair(a, b);
     }
   }
   return std::nullopt;
@@ -118,8 +121,10 @@ std::optional<std::pair<size_t, size_t>> sharers(std::span<const Introduction> r
 /// The device of this rank's tensors. A transport that is named has a say, because some serve one kind of device.
 c10::Device device_of(const InitOptions& options, const std::string& transport, int local_rank) {
   auto wanted = options.device.value_or(default_device());
-  if (transport != kAuto && wanted.is_cpu()) wanted = c10::Device(engine_named(transport).device);
-  return own_device(wanted, local_rank);
+  if (transport != kAuto && !options.device && wanted.is_cpu()) wanted = c10::Device(engine_named(transport).device);
+  const auto own = own_device(wanted, local_rank);
+  make_current(own);
+  return own;
 }
 
 /// Warns if the ranks of this host together compute with more threads than there are cores. Launchers set OMP_NUM_THREADS to prevent that.
@@ -173,7 +178,7 @@ std::string why_unfit(const Engine& engine, const Topology& topology, std::span<
   if (const auto both = sharers(ranks)) {
     return fmt::format(
         "transport {}: ranks {} and {} have one device, {}, but each needs one of its own; auto moves their data through host memory",
-        engine.name, both->first, both->second, ranks[both->first].device.str());
+        engine.name, both->first, both->second, ranks[both->first].device_name);
   }
   return {};
 }
@@ -193,7 +198,8 @@ Communicator join(const StorePtr& store, const Identity& identity, const InitOpt
   const auto transport = chosen_transport(options);
   const StorePtr own_store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("world{}", next_round(store, identity.rank)), store);
   const auto device = device_of(options, transport, local_rank_from_environment().value_or(identity.rank));
-  const auto ranks = introduce(own_store, identity, {.transport = transport, .device = device, .host = host_id()}, wait);
+  const auto ranks = introduce(own_store, identity,
+                               {.transport = transport, .device = device, .device_name = name_on_host(device), .host = host_id()}, wait);
   std::vector<std::string> host_names;
   for (const auto& each : ranks) host_names.push_back(each.host);
   const Meeting meeting{.store = own_store,
@@ -208,6 +214,7 @@ Communicator join(const StorePtr& store, const Identity& identity, const InitOpt
   for (const auto& engine : candidates(transport, device)) {
     if (auto why = why_unfit(engine, topology, ranks); !why.empty()) {
       if (transport != kAuto) throw ConfigError(why);
+      if (engine.device == device.type() && !device.is_cpu()) trouble = std::move(why);
       continue;
     }
     if (engine.connect == nullptr) return self_world(0, device).with_limit(options.operation_limit);

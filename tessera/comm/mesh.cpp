@@ -74,7 +74,9 @@ std::vector<int> colors(const std::vector<MeshAxis>& axes, const std::vector<int
 
 /// The group of this rank alone.
 Communicator alone_in(const Communicator& world) {
-  return self_world(world.world_rank(world.local_ranks().front())).with_limit(world.limit());
+  const auto& traits = world.traits();
+  const auto device = traits.traces ? c10::Device(c10::kCPU) : traits.device;
+  return self_world(world.world_rank(world.local_ranks().front()), device).with_limit(world.limit());
 }
 
 /// This rank's group along each axis. All ranks, or one, need no group of their own.

@@ -62,7 +62,7 @@ void Adam::apply(const Settings& settings, int64_t step, const Item& item) {
   }
   if (item.parameter.scalar_type() == at::kDouble && item.parameter.is_cpu()) return apply_in_double(settings, step, item);
   // The kernels of GPUs scale a gradient on the way, and leave it scaled.
-  const bool scales = item.parameter.is_cuda() && item.factor.defined();
+  const bool scales = item.parameter.is_cuda() && item.factor.defined() && item.parameter.scalar_type() != at::kDouble;
   std::optional<at::Tensor> divisor;
   if (scales) divisor = item.factor.to(item.parameter.device(), at::kFloat).reciprocal();
   const auto gradient = scales ? item.gradient : scaled(item.gradient, item.factor);

@@ -214,9 +214,10 @@ TEST(Codec, IsRefusedWhereItCanNotBe) {
     const auto refusal = [&]<class Error>(const ShardOptions& options) { return message_of<Error>([&] { fully_shard(layer, options); }); };
     EXPECT_THAT(refusal.operator()<UsageError>({.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16}, .codec = codec}),
                 HasSubstr("give one of them"));
-    if (on_cpu())
+    if (on_cpu()) {
       EXPECT_THAT(refusal.operator()<ConfigError>({.mesh = world, .residence = Residence::NodeShared, .codec = codec}),
                   HasSubstr("codec decodes"));
+    }
   });
 }
 

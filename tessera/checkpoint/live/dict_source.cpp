@@ -105,7 +105,9 @@ void expect_same_values(const Communicator& world, const StateDict& dict, std::s
   std::vector<std::string> names;
   size_t at = 0;
   for (const auto& [name, tensor] : dict) {
-    const auto differs = [&](const std::string& other) { return other.compare(at, Checksum::kDigits, of_ranks[0], at, Checksum::kDigits) != 0; };
+    const auto differs = [&](const std::string& other) {
+      return other.compare(at, Checksum::kDigits, of_ranks[0], at, Checksum::kDigits) != 0;
+    };
     if (std::ranges::any_of(of_ranks, differs)) names.push_back(name);
     at += Checksum::kDigits;
   }
@@ -270,7 +272,7 @@ Communicator world_for(const torch::nn::Module& model, DictOf whose) {
     throw UsageError(
         "broadcast_from_rank0: the model is not sharded, so it does not know of other ranks; shard it first, or give each rank the dict");
   }
-  return world.value_or(self_world());
+  return world ? *world : self_world();
 }
 
 void expect_one_rank(const Communicator& world) {

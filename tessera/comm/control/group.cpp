@@ -286,8 +286,12 @@ Event Group::run(Envelope envelope, Event inputs, std::chrono::milliseconds limi
   }
 }
 
-bool Group::watch_device() {
-  while (!under_way_.empty() && under_way_.front().ready.passed()) under_way_.pop_front();
+bool Group::watch_device() try {
+  while (!under_way_.empty() && under_way_.front().ready.passed()) {
+    under_way_.pop_front();
+    // What the program had queued before an operation does not count, so its time begins when the one before has ended.
+    if (!under_way_.empty()) under_way_.front().end = std::max(under_way_.front().end, Clock::now() + under_way_.front().limit);
+  }
   if (under_way_.empty()) return false;
   const auto& oldest = under_way_.front();
   if (Clock::now() < oldest.end) return true;
@@ -300,6 +304,13 @@ bool Group::watch_device() {
     log(LogLevel::Error, error.what());  // who waits for the device gets no error, and the next operation may be far
   }
   under_way_.clear();
+  return false;
+} catch (const std::exception& error) {  // the device has failed
+  under_way_.clear();
+  const auto message = fmt::format("rank {}: its device has failed: {}", world_rank(), first_line(error));
+  broken_ = std::make_exception_ptr(CommError(message));
+  log(LogLevel::Error, message);
+  family_->abort(message, world_rank());
   return false;
 }
 

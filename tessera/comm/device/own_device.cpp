@@ -5,9 +5,11 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
@@ -61,12 +63,24 @@ c10::Device own_device(c10::Device wanted, int local_rank) {
   const auto index = wanted.has_index() ? wanted.index() : static_cast<c10::DeviceIndex>(local_rank % count);
   if (index >= count) throw ConfigError(fmt::format("device {}:{}: there are {} here, numbered from 0", name, index, count));
   const c10::Device own(type, index);
-  c10::impl::VirtualGuardImpl(type).setDevice(own);
-  static std::atomic<bool> tried = false;  // all devices of a host are nearly always of one kind
-  if (!tried.exchange(true)) {
+  static std::atomic<bool> is_usable = false;  // all devices of a host are nearly always of one kind
+  if (!is_usable) {
     if (const auto why = why_unusable(own)) throw ConfigError(fmt::format("device {}: {}", own.str(), *why));
+    is_usable = true;
   }
   return own;
+}
+
+std::string name_on_host(c10::Device device) {
+  const auto visible = device.is_cuda() ? env("CUDA_VISIBLE_DEVICES") : std::nullopt;
+  if (!visible) return device.str();
+  std::string_view rest = *visible;
+  for (int i = 0; i < device.index() && !rest.empty(); i++) rest.remove_prefix(std::min(rest.find(','), rest.size() - 1) + 1);
+  return fmt::format("GPU {}", rest.substr(0, rest.find(',')));
+}
+
+void make_current(c10::Device device) {
+  if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
 }
 
 }  // namespace tessera

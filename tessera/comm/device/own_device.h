@@ -3,6 +3,8 @@
 
 #include <c10/core/Device.h>
 
+#include <string>
+
 namespace tessera {
 
 /// The device that TESSERA_DEVICE names for worlds whose program names none; the CPU if it is unset.
@@ -11,8 +13,14 @@ c10::Device default_device();
 /// How many devices of this type are here. 0 also where this libtorch knows nothing of them.
 int devices_here(c10::DeviceType type);
 
-/// The device of a rank with this number on its host, which becomes the current one of the calling thread: `wanted`, or if that has no
-/// index, the device of the rank's number. More ranks than devices share them. Throws ConfigError if there is none.
+/// The device of a rank with this number on its host: `wanted`, or if that has no index, the device of the rank's number. More ranks than
+/// devices share them. Throws ConfigError if there is none.
 c10::Device own_device(c10::Device wanted, int local_rank);
+
+/// What tells a device of this host from its others, also where each process numbers those that it sees from 0 (CUDA_VISIBLE_DEVICES).
+std::string name_on_host(c10::Device device);
+
+/// Makes it the current one of the calling thread, so that "cuda" means this one.
+void make_current(c10::Device device);
 
 }  // namespace tessera

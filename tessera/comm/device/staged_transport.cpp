@@ -23,7 +23,7 @@ at::Tensor staged(const at::Tensor& values) {
 }
 
 void unstage(const at::Tensor& values, const at::Tensor& to) {
-  to.copy_(values, /*non_blocking=*/true);
+  to.copy_(values, /*non_blocking=*/values.is_pinned());
 }
 
 }  // namespace

@@ -91,7 +91,7 @@ void run_ranks(int size, const std::function<void(Communicator world)>& program,
     for (auto& world : worlds)
       threads.emplace_back([&, world = std::move(world)]() mutable {
         const Communicator own = std::move(world);
-        own_device(device, 0);
+        make_current(device);
         c10::AutogradState::get_tls_state().set_multithreading_enabled(device.is_cpu());
         run_rank(own, program, first);
       });

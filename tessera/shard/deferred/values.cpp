@@ -68,6 +68,17 @@ void initialise(const InitFunction& init, const std::string& name, const at::Ten
   if (!given.is_same(own) || !given.is_alias_of(values) || given.strides() != values.strides()) at::Tensor(values).copy_(given);
 }
 
+namespace {
+
+/// The same view of a copy of the whole storage, which other tensors may have views of.
+at::Tensor moved(const at::Tensor& values, c10::Device device) {
+  const auto bytes = at::empty({0}, at::TensorOptions(at::kCPU).dtype(at::kByte)).set_(values.storage()).to(device);
+  return at::empty({0}, at::TensorOptions(device).dtype(values.scalar_type()))
+      .set_(bytes.storage(), values.storage_offset(), values.sizes(), values.strides());
+}
+
+}  // namespace
+
 void give_values(const at::Tensor& tensor, const at::Tensor& values) {
   const BelowPaging below;
   if (auto* const storage = deferred_storage(tensor)) storage->values = values.storage();
@@ -103,7 +114,7 @@ bool materialize(const at::Tensor& tensor, DeferredStorage::Kind kind, const std
   if (!lacks_values(tensor) || follow_values(tensor)) return true;
   if (has_recipe(tensor) && (!init || kind != DeferredStorage::Kind::Parameter)) {
     const auto values = computed_values(tensor);
-    give_values(tensor, values.is_cpu() ? values.to(otherwise) : values);  // nobody has seen them on the CPU
+    give_values(tensor, values.is_cpu() && !otherwise.is_cpu() ? moved(values, otherwise) : values);  // nobody has seen them on the CPU
   } else if (init) {
     allocate_values(tensor, otherwise);
     initialise(init, name, tensor);

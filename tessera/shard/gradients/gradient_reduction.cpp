@@ -112,6 +112,11 @@ void GradientReduction::Packing::pack(size_t group, std::span<const Unit::Parame
     if (detects_anomaly()) say_anomaly(reduction_.unit_, parameter, values);
     const bool divides = reduction_.settings_.divide && reduction_.settings_.divide->pre != 1 && !reduction_.settings_.reduction_hook;
     packed.push_back(divides ? values / reduction_.settings_.divide->pre : values);
+    if (divides && !buffer.is_cuda()) {  // one copy at a time
+      reduction_.unit_.memory().gradients->pack(places, packed);
+      places.clear();
+      packed.clear();
+    }
     end = parameter.span.offset + parameter.span.numel;
   }
   fill_gap(buffer.numel());
@@ -325,6 +330,15 @@ void GradientReduction::finish_mean(const GradientMemory& memory) {
   if (pass_.after.divisor != 1) at::Tensor(memory.values).div_(pass_.after.divisor);
 }
 
+/// Waits until nothing is written to host memory any more.
+void GradientReduction::forget_arriving() noexcept {
+  try {
+    arrived_.synchronize();
+  } catch (const std::exception&) {  // the device has failed, and writes nothing any more
+  }
+  arriving_.clear();
+}
+
 void GradientReduction::finish() {
   finish_sum();
   if (arriving_.empty()) return;
@@ -354,8 +368,7 @@ void GradientReduction::finish_sum() {
     }
   } catch (...) {
     // Autograd has the gradients already. NaN keeps unfinished values from being taken for gradients.
-    arrived_.synchronize();
-    arriving_.clear();
+    forget_arriving();
     for (const auto& memory : reduced) {
       if (!memory.storage) continue;
       (memory.arrival.defined() ? memory.arrival : memory.values).fill_(std::numeric_limits<double>::quiet_NaN());

@@ -64,7 +64,7 @@ struct PassReduction {
 class GradientReduction {
  public:
   GradientReduction(Unit& unit, const UnitSettings& settings, Versions& versions) : unit_(unit), settings_(settings), versions_(versions) {}
-  ~GradientReduction() { arrived_.synchronize(); }
+  ~GradientReduction() { forget_arriving(); }
 
   /// Packs the gradients of one backward pass. While it exists, no other thread can pack.
   class Packing {
@@ -132,6 +132,7 @@ class GradientReduction {
   bool is_sum(const Unit::Group& group, const at::Tensor& packed) const;
   void give_to_sink(const PartOfMean& mean);
   void drop_memory(const Unit::Group& group);
+  void forget_arriving() noexcept;
   void finish_mean(const GradientMemory& memory);
   void expect_takeable(const Unit::Parameter& parameter) const;
 
