@@ -7,6 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/conformance.h"
+#include "tessera/comm/mesh.h"
 #include "tessera/comm/self/self.h"
 #include "tessera/comm/threads/run_ranks.h"
 #include "tessera/testing/delayed_device.h"
@@ -59,6 +60,19 @@ TEST(Staged, RefusesTensorsThatLieElsewhere) {
             [](const Communicator& world) {
               EXPECT_THAT(message_of<UsageError>([&] { world.all_reduce(at::ones({4})).wait(); }),
                           AllOf(HasSubstr("is on cpu"), HasSubstr("moves memory of delayed:0")));
+            },
+            {.limit = kTestLimit, .device = delayed_device()});
+}
+
+TEST(Staged, LeavesARankAloneOnTheDevice) {
+  run_ranks(2,
+            [](const Communicator& world) {
+              const Mesh mesh(world, {.replicate = 2, .shard = 1});
+              EXPECT_EQ(mesh.shard().traits().device, delayed_device());
+              const auto own = at::ones({4}, world.traits().device), whole = at::zeros({4}, world.traits().device);
+              const Piece piece{.whole = whole, .own = own};
+              mesh.shard().all_gather(std::span(&piece, 1)).wait();
+              EXPECT_TRUE(at::equal(whole.cpu(), at::ones({4})));
             },
             {.limit = kTestLimit, .device = delayed_device()});
 }
