@@ -28,6 +28,6 @@ int main() {
   }
   const auto last = loss.item<double>();
   if (world.rank() == 0)
-    std::printf("%d ranks, on %s over %s: loss %.2f\n", world.size(), here == c10::kCUDA ? "GPUs" : "CPUs", world.traits().name.c_str(),
+    std::printf("%s over %s, ranks: %d, loss %.2f\n", here == c10::kCUDA ? "GPUs" : "CPUs", world.traits().name.c_str(), world.size(),
                 last);
 }
