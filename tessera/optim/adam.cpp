@@ -61,13 +61,13 @@ void Adam::apply(const Settings& settings, int64_t step, const Item& item) {
                               update_range(item.parameter, item.gradient, item.state, item.cast_copy));
   }
   if (item.parameter.scalar_type() == at::kDouble && item.parameter.is_cpu()) return apply_in_double(settings, step, item);
+  if (item.parameter.numel() == 0) return;
   // The kernels of GPUs scale a gradient on the way, and leave it scaled.
   const bool scales = item.parameter.is_cuda() && item.factor.defined() && item.parameter.scalar_type() != at::kDouble;
   std::optional<at::Tensor> divisor;
   if (scales) divisor = item.factor.to(item.parameter.device(), at::kFloat).reciprocal();
   const auto gradient = scales ? item.gradient : scaled(item.gradient, item.factor);
-  if (item.parameter.numel() == 0) return;
-  // The kernels of GPUs also compare shapes.
+  // They also compare shapes.
   const auto flat = [](const at::Tensor& tensor) { return tensor.is_contiguous() ? tensor.view({tensor.numel()}) : tensor; };
   const std::vector<at::Tensor> parameters = {flat(item.parameter)}, gradients = {flat(gradient)}, first = {flat(item.state[0])},
                                 second = {flat(item.state[1])}, steps = {number_of_step(step, item.parameter.device())};

@@ -110,7 +110,8 @@ Tensors learnt(const Communicator& world, const Make& make, const ShardOptions* 
   const auto optimizer = make(options != nullptr ? parameters(*net) : net->parameters());
   for (int step = 0; step < 6; step++) {
     net(input() + step).pow(2).mean().backward();
-    EXPECT_GT(optimizer->clip_grad_norm(0.01).item<double>(), 0.01);
+    const double most = on_cpu() ? 0.05 : 0.01;  // another device draws other parameters
+    EXPECT_GT(optimizer->clip_grad_norm(most).item<double>(), most);
     optimizer->step();
     optimizer->zero_grad();
     world.barrier();

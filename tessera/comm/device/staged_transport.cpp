@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "tessera/base/pinned_memory.h"
 #include "tessera/comm/device/lone_transport.h"
 
 namespace tessera {
@@ -12,9 +13,8 @@ GroupTraits on_device(GroupTraits traits, c10::Device device) {
   return traits;
 }
 
-/// Memory of the host that the device can copy from and to by itself.
 at::Tensor staging(const at::Tensor& like) {
-  return at::empty(like.sizes(), like.options().device(at::kCPU).pinned_memory(like.is_cuda()));
+  return empty_pinned(like.sizes(), like.scalar_type(), like.device());
 }
 
 /// The values, which are there when this returns.
@@ -23,7 +23,7 @@ at::Tensor staged(const at::Tensor& values) {
 }
 
 void unstage(const at::Tensor& values, const at::Tensor& to) {
-  to.copy_(values, /*non_blocking=*/values.is_pinned());
+  to.copy_(values, /*non_blocking=*/true);
 }
 
 }  // namespace
