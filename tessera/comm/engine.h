@@ -52,8 +52,8 @@ struct Engine {
   void (*run)(int ranks, const Program& program, std::chrono::milliseconds limit) = nullptr;
 };
 
-/// A world over a connection. `family` records what its groups do. Where its transport moves host memory
-/// and the device of `traits` is another, tensors go through host memory.
+/// A world over a connection. `family` records what its groups do. Where its transport moves host memory and the device of `traits` is
+/// another, tensors go through host memory.
 Communicator world_over(Connection connection, GroupTraits traits, std::shared_ptr<LinkFamily> family = nullptr);
 
 }  // namespace tessera

@@ -66,8 +66,7 @@ void CollectivesTransport::collective(const Launch& start, const Begin& begin) c
   }
 } catch (const std::exception&) {
   const bool late = Clock::now() >= start.end;
-  LinkFailure failure{.kind = LinkFailure::Kind::Late, .ranks = traits().world_ranks, .reason = {}, .is_guess = true};
-  failure.ranks.erase(failure.ranks.begin() + link_->rank());
+  auto failure = others_are_late(*link_);
   try {
     auto digest = Digest::unfit();  // a rank for which it has not failed meets this when it agrees about its next operation
     link_->combine(digest, Clock::now() + (late ? kLinkPatience : 2 * kLinkPatience));

@@ -296,10 +296,8 @@ bool Group::watch_device() try {
   const auto& oldest = under_way_.front();
   if (Clock::now() < oldest.end) return true;
   // All ranks have agreed about it, so it is a device that does not go on, or a rank that ended after that.
-  LinkFailure failure{.kind = LinkFailure::Kind::Late, .ranks = traits().world_ranks, .reason = {}, .is_guess = true};
-  failure.ranks.erase(failure.ranks.begin() + rank());
   try {
-    fail(std::move(failure), oldest.envelope, oldest.limit);
+    fail(others_are_late(*link_), oldest.envelope, oldest.limit);
   } catch (const std::exception& error) {
     log(LogLevel::Error, error.what());  // who waits for the device gets no error, and the next operation may be far
   }

@@ -60,6 +60,13 @@ GroupTraits with_ranks_of(const Link& part, GroupTraits whole, std::span<const i
   return with_ranks_of(part, std::move(whole));
 }
 
+LinkFailure others_are_late(const Link& link) {
+  const auto all = link.world_ranks();
+  LinkFailure failure{.kind = LinkFailure::Kind::Late, .ranks = {all.begin(), all.end()}, .reason = {}, .is_guess = true};
+  failure.ranks.erase(failure.ranks.begin() + link.rank());
+  return failure;
+}
+
 std::string why_not_started(const LinkFailure& failure) {
   return fmt::format("{} {}", failure.ranks.empty() ? "it was broken off:" : name_ranks(failure.ranks),
                      failure.kind == LinkFailure::Kind::Late ? "did not join" : failure.reason);

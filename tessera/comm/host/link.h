@@ -91,6 +91,8 @@ std::vector<int> members_of(std::span<const int> colors, int rank);
 GroupTraits with_ranks_of(const Link& link, GroupTraits traits);
 /// Those of a part of the group, given the link of the part.
 GroupTraits with_ranks_of(const Link& part, GroupTraits whole, std::span<const int> colors);
+/// An operation that has not ended in time, if nobody can tell which of the other ranks is the reason.
+LinkFailure others_are_late(const Link& link);
 /// What kept a link from being made, for the message of an error.
 std::string why_not_started(const LinkFailure& failure);
 
