@@ -48,9 +48,9 @@ struct XlaFlags {
   }
 };
 
-std::string gigabytes(int64_t bytes) { return train::short_bytes(static_cast<double>(bytes)); }
-
 #ifdef TESSERA_XLA
+
+std::string gigabytes(int64_t bytes) { return train::short_bytes(static_cast<double>(bytes)); }
 
 pjrt::Plugin plugin_of(const XlaFlags& flags) {
   if (!flags.plugin.empty()) return pjrt::Plugin::load(flags.plugin);
