@@ -223,7 +223,7 @@ void expect_valid(const ShardOptions& options) {
     if (value < 1) throw UsageError(fmt::format("ShardOptions::{} is {}, but at least one unit has to be unsharded", name, value));
   };
   at_least_one("max_live_units", options.max_live_units);
-  at_least_one("prefetch_depth", options.prefetch_depth);
+  at_least_one("prefetch_depth", options.prefetch_depth.value_or(1));
   const auto floating = [](std::string_view name, std::optional<at::ScalarType> dtype) {
     if (!dtype || at::isFloatingType(*dtype)) return;
     throw UsageError(fmt::format("{} is {}, which has no fractions; give a floating-point dtype", name, c10::toString(*dtype)));

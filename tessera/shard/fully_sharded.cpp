@@ -65,35 +65,40 @@ void expect_parameters(const Module& module, const Communicator& world, const Fu
   }
 }
 
-/// Throws UsageError for what is there for engines that trace, unless the engine does it.
+/// Throws UsageError for what is there for engines that trace on one that does not, and for what has no meaning on those that do.
 void expect_engine(const Communicator& world, const FullyShardedOptions& options) {
-  struct Choice {
-    const char* name;
-    std::optional<bool> chosen;
-    bool done;  // on engines that trace
+  const auto& name = world.traits().name;
+  const std::pair<const char*, std::optional<bool>> program[] = {
+      {"optimization_barrier_in_forward", options.optimization_barrier_in_forward},
+      {"optimization_barrier_in_backward", options.optimization_barrier_in_backward},
+      {"mark_step_on_finalization", options.mark_step_on_finalization},
   };
-  const Choice choices[] = {
-      {"optimization_barrier_in_forward", options.optimization_barrier_in_forward, true},
-      {"optimization_barrier_in_backward", options.optimization_barrier_in_backward, true},
-      {"mark_step_on_finalization", options.mark_step_on_finalization, false},  // the optimizer's step marks it
-      {"pin_layout_in_all_reduce", options.pin_layout_in_all_reduce, false},
-      {"pin_layout_in_all_gather", options.pin_layout_in_all_gather, false},
-      {"pin_layout_in_reduce_scatter", options.pin_layout_in_reduce_scatter, false},
-      {"debug_dummy_optimization_barrier_op",
-       world.traits().traces && options.debug_dummy_optimization_barrier_op ? std::optional(true) : std::nullopt, false},
+  const std::pair<const char*, std::optional<bool>> layouts[] = {
+      {"pin_layout_in_all_reduce", options.pin_layout_in_all_reduce},
+      {"pin_layout_in_all_gather", options.pin_layout_in_all_gather},
+      {"pin_layout_in_reduce_scatter", options.pin_layout_in_reduce_scatter},
   };
-  for (const auto& [name, chosen, done] : choices) {
-    if (!chosen) continue;
-    if (!world.traits().traces) {
-      throw UsageError(
-          fmt::format("{} is for engines that record a program and run it later; transport {} runs each operation at once, so "
-                      "there is nothing to choose; leave it unset",
-                      name, world.traits().name));
-    }
-    if (*chosen != done) {
-      throw UsageError(fmt::format("{} can't be {} on transport {}: sharded training needs {}; leave it unset", name, *chosen,
-                                   world.traits().name, done));
-    }
+  const auto expect_unset = [&](const char* option, std::optional<bool> chosen) {
+    if (!chosen || world.traits().traces) return;
+    throw UsageError(
+        fmt::format("{} is for engines that record a program and run it later; transport {} runs each operation at once, so "
+                    "there is nothing to choose; leave it unset",
+                    option, name));
+  };
+  for (const auto& [option, chosen] : program) expect_unset(option, chosen);
+  for (const auto& [option, chosen] : layouts) {
+    expect_unset(option, chosen);
+    if (!chosen.value_or(false)) continue;
+    throw UsageError(
+        fmt::format("{} can't be true on transport {}: layouts are pinned where each rank compiles a program of its own, and here all ranks "
+                    "run the same one; leave it unset",
+                    option, name));
+  }
+  if (world.traits().traces && (options.shard_param_on_dim_0 || options.on_neuron)) {
+    throw UsageError(
+        fmt::format("shard_param_on_dim_0 (on_neuron) can't be set on transport {}: the ranks run one program, so their parts have one size, "
+                    "and rows do not always divide equally; leave it unset",
+                    name));
   }
   if (!options.execute_sharding_on_init) {
     throw UsageError(
@@ -140,6 +145,10 @@ ShardOptions shard_options(const FullyShardedOptions& options, const Communicato
     result.shard_size_multiple = options.shard_size_multiple;  // other layouts don't pad
   }
   if (options.flatten_parameters) result.listing = Listing::Flat;
+  const bool barriers = !options.debug_dummy_optimization_barrier_op;
+  result.tracing = {.barrier_in_forward = options.optimization_barrier_in_forward.value_or(barriers),
+                    .barrier_in_backward = options.optimization_barrier_in_backward.value_or(barriers),
+                    .cuts_after_backward = options.mark_step_on_finalization.value_or(false)};
   if (!options.reshard_after_forward || !options.disable_reshard_on_root) result.reshard_after_forward = options.reshard_after_forward;
   return result;
 }

@@ -49,8 +49,10 @@ struct FullyShardedOptions {
 
   /// The sharding happens in the constructor; false is an error.
   bool execute_sharding_on_init = true;
-  /// For engines that trace. Unset is what the engine needs; other values are errors, and so is any value on an engine that does not trace.
+  /// For engines that trace a program; any value is an error on others. See TracingOptions: barriers are there unless these say false, and
+  /// a program ends after backward only if mark_step_on_finalization says true. The outermost instance decides for a model.
   std::optional<bool> optimization_barrier_in_forward = {}, optimization_barrier_in_backward = {}, mark_step_on_finalization = {};
+  /// There is one program for all ranks, whose layouts nobody needs to pin: true is an error.
   std::optional<bool> pin_layout_in_all_reduce = {}, pin_layout_in_all_gather = {}, pin_layout_in_reduce_scatter = {};
 
   /// Calls return the sum of the means of all inputs and full parameters, to see what memory the parameters take.
@@ -60,7 +62,7 @@ struct FullyShardedOptions {
   bool debug_print = false;
   /// Collectives that move nothing, to see what they cost: the group is then a fake_world of the same size. All three together.
   bool debug_dummy_all_gather_op = false, debug_dummy_all_reduce_op = false, debug_dummy_reduce_scatter_op = false;
-  /// Without optimization barriers. Engines that do not trace have none; an error on those that do.
+  /// Without optimization barriers, unless they are asked for one by one. Engines that do not trace have none.
   bool debug_dummy_optimization_barrier_op = false;
 };
 

@@ -289,11 +289,14 @@ TEST(FullySharded, RefusesGroupsThatMakeNoSense) {
 TEST(FullySharded, TakesWhatATracingEngineDoes) {
   const auto world = tracing_world().world;
   const auto message = [&](FullyShardedOptions options) { return refused(world, std::move(options)); };
-  EXPECT_THAT(message({.optimization_barrier_in_forward = false}), HasSubstr("sharded training needs true"));
-  EXPECT_THAT(message({.mark_step_on_finalization = true}), HasSubstr("sharded training needs false"));
-  EXPECT_THAT(message({.debug_dummy_optimization_barrier_op = true}), HasSubstr("debug_dummy_optimization_barrier_op can't be true"));
-  // What the engine does anyway is accepted, and the next check is reached.
-  EXPECT_THAT(message({.optimization_barrier_in_forward = true, .mark_step_on_finalization = false}),
+  EXPECT_THAT(message({.pin_layout_in_all_gather = true}), HasSubstr("pin_layout_in_all_gather can't be true on transport tracing: layouts"));
+  EXPECT_THAT(message({.shard_param_on_dim_0 = true}), HasSubstr("shard_param_on_dim_0 (on_neuron) can't be set on transport tracing"));
+  // The others are accepted, and the next check is reached.
+  EXPECT_THAT(message({.optimization_barrier_in_forward = false,
+                       .optimization_barrier_in_backward = false,
+                       .mark_step_on_finalization = true,
+                       .pin_layout_in_all_reduce = false,
+                       .debug_dummy_optimization_barrier_op = true}),
               HasSubstr("the ranks communicate on"));
 }
 

@@ -96,6 +96,15 @@ enum class Layout {
   WholeParameters,  // each parameter belongs to one rank
 };
 
+/// For engines that trace a step and compile it as one program, such as XLA; others have nothing to choose here.
+struct TracingOptions {
+  /// Whether an optimization barrier ties an all-gather to the operands of the operator that needs it. Without it a compiler may gather all
+  /// units at once, and take what forward gathered for backward as well: less is computed, and memory grows with the number of units.
+  bool barrier_in_forward = true, barrier_in_backward = true;
+  /// Whether the program ends with the backward pass, so that the optimizer's step is another program.
+  bool cuts_after_backward = false;
+};
+
 /// Whether a setting that is changed later is for the unit of a module only, or also for all units below it.
 enum class Recurse { No, Yes };
 
@@ -133,11 +142,14 @@ struct ShardOptions {
   // The outermost fully_shard call decides about these for a whole model.
   BackwardPrefetch backward_prefetch = BackwardPrefetch::Pre;
   bool forward_prefetch = true;
-  /// How many units ahead are prefetched.
-  int prefetch_depth = 1;
+  /// How many units ahead are prefetched: 1 unless given. An engine that traces, such as XLA, prefetches only if it is given: the all-gather
+  /// of a unit is then tied to the operands of the unit before, which overlaps more on GPUs, and takes the memory of so many more units.
+  std::optional<int> prefetch_depth = {};
   /// Whether prefetched units count for max_live_units, so that a prefetch waits until there is room.
   bool limit_all_gathers = true;
   UnusedParameters unused_parameters = UnusedParameters::Refuse;
+  /// Also for a whole model.
+  TracingOptions tracing = {};
 };
 
 }  // namespace tessera

@@ -20,29 +20,37 @@ inline at::Tensor words(int step, at::IntArrayRef sizes, int64_t count) {
   return torch::randint(count, sizes, at::make_generator<at::CPUGeneratorImpl>(step), torch::kLong);
 }
 
-/// A model, and its scores and targets in one step, on whatever device it is.
+/// A model, and its batches, which are the same on every device.
 struct Subject {
   std::shared_ptr<torch::nn::Module> module;
-  std::function<at::Tensor(int step, at::TensorOptions where)> scores;
-  at::Tensor targets;
+  std::function<at::Tensor(int seed)> input;
+  std::function<at::Tensor(const at::Tensor& input)> scores;
+  std::function<at::Tensor(int seed)> targets;
 };
 
 inline Subject mlp(int64_t rows = 8) {
   torch::nn::Sequential model(torch::nn::Linear(16, 32), torch::nn::GELU(), torch::nn::LayerNorm(torch::nn::LayerNormOptions({32})),
                               torch::nn::Linear(32, 10));
-  return {model.ptr(), [=](int step, at::TensorOptions where) mutable { return model->forward(drawn(step, {rows, 16}).to(where)); }, words(1, {rows}, 10)};
+  return {.module = model.ptr(),
+          .input = [=](int seed) { return drawn(seed, {rows, 16}); },
+          .scores = [=](const at::Tensor& x) mutable { return model->forward(x); },
+          .targets = [=](int seed) { return words(seed, {rows}, 10); }};
 }
 
 inline Subject mnist() {
   models::MnistNet model;
-  return {model.ptr(), [=](int step, at::TensorOptions where) mutable { return model->forward(drawn(step, {4, 1, 28, 28}).to(where)); },
-          words(1, {4}, 10)};
+  return {.module = model.ptr(),
+          .input = [](int seed) { return drawn(seed, {4, 1, 28, 28}); },
+          .scores = [=](const at::Tensor& x) mutable { return model->forward(x); },
+          .targets = [](int seed) { return words(seed, {4}, 10); }};
 }
 
 inline Subject gpt() {
   models::Gpt model(models::GptOptions{.vocabulary = 50, .width = 16, .layers = 1, .heads = 2, .longest = 8});
-  return {model.ptr(), [=](int step, at::TensorOptions where) mutable { return model->forward(words(step, {2, 8}, 50).to(where.device())).flatten(0, 1); },
-          words(1, {16}, 50)};
+  return {.module = model.ptr(),
+          .input = [](int seed) { return words(seed, {2, 8}, 50); },
+          .scores = [=](const at::Tensor& x) mutable { return model->forward(x).flatten(0, 1); },
+          .targets = [](int seed) { return words(seed, {16}, 50); }};
 }
 
 inline Subject bert() {
@@ -50,15 +58,23 @@ inline Subject bert() {
       .intermediate_size = 32, .max_position_embeddings = 8, .hidden_dropout_prob = 0, .attention_probs_dropout_prob = 0});
   auto mask = torch::ones({2, 8}, torch::kLong);
   mask.index_put_({1, torch::indexing::Slice(5, 8)}, 0);
-  return {model.ptr(), [=](int step, at::TensorOptions where) mutable {
-    return model->forward(words(step, {2, 8}, 50).to(where.device()), mask.to(where.device()));
-  }, words(1, {2}, 2)};
+  return {.module = model.ptr(),
+          .input = [](int seed) { return words(seed, {2, 8}, 50); },
+          .scores = [=](const at::Tensor& x) mutable { return model->forward(x, mask.to(x.device())); },
+          .targets = [](int seed) { return words(seed, {2}, 2); }};
 }
 
 inline Subject block_of_a_resnet() {
   models::Bottleneck model(16, 8, 2);
-  return {model.ptr(), [=](int step, at::TensorOptions where) mutable { return model->forward(drawn(step, {4, 16, 12, 12}).to(where)).mean({2, 3}); },
-          words(1, {4}, 32)};
+  return {.module = model.ptr(),
+          .input = [](int seed) { return drawn(seed, {4, 16, 12, 12}); },
+          .scores = [=](const at::Tensor& x) mutable { return model->forward(x).mean({2, 3}); },
+          .targets = [](int seed) { return words(seed, {4}, 32); }};
+}
+
+/// Where a batch goes: numbers in the dtype of the model, words as they are.
+inline at::Tensor to_model(const at::Tensor& input, at::TensorOptions where) {
+  return input.is_floating_point() ? input.to(where) : input.to(where.device());
 }
 
 using Optimizer = std::unique_ptr<torch::optim::Optimizer>;
@@ -75,7 +91,7 @@ using MakeOptimizer = Optimizer (*)(std::vector<at::Tensor>);
 
 inline void step_once(const Subject& subject, torch::optim::Optimizer& optimizer, int step, at::TensorOptions where, std::vector<at::Tensor>& losses) {
   optimizer.zero_grad();
-  const auto loss = torch::nn::functional::cross_entropy(subject.scores(step, where).to(torch::kFloat), subject.targets.to(where.device()));
+  const auto loss = torch::nn::functional::cross_entropy(subject.scores(to_model(subject.input(step), where)).to(torch::kFloat), subject.targets(1).to(where.device()));
   loss.backward();
   for (auto& group : optimizer.param_groups()) group.options().set_lr(0.01 / (1 + step));
   optimizer.step();

@@ -38,14 +38,18 @@ std::vector<at::Tensor> batches() {
 }
 
 /// The same net as sharded_net, moved to the device first, with the whole model as the last unit.
-Net net_on_device(const Mesh& mesh, const MixedPrecision& precision = {}) {
+Net net_on_device(const ShardOptions& options) {
   auto net = seeded_net();
   move_to_silent_device(*net);
   const auto reads = host_reads();
-  for (const auto& child : net->children()) fully_shard(child, {.mesh = mesh, .mixed_precision = precision});
-  fully_shard(net, {.mesh = mesh, .mixed_precision = precision});
+  for (const auto& child : net->children()) fully_shard(child, options);
+  fully_shard(net, options);
   EXPECT_EQ(host_reads(), reads);
   return net;
+}
+
+Net net_on_device(const Mesh& mesh, const MixedPrecision& precision = {}) {
+  return net_on_device(ShardOptions{.mesh = mesh, .mixed_precision = precision});
 }
 
 class Device : public ::testing::Test {
@@ -252,6 +256,34 @@ TEST_F(Device, GathersAreTiedToTheOtherOperands) {
   for (const auto& call : trace_.of(Operation::ReduceScatter)) EXPECT_EQ(call.pieces, 2);
 }
 
+/// The gathers of a step whose order of uses is known: each unit with the sizes of the tensors to which it is tied.
+std::vector<std::pair<std::string, std::vector<std::vector<int64_t>>>> gathers_of_a_step(Trace& trace, Net net, const at::Tensor& batch) {
+  for (int step = 0; step < 3; step++) {
+    trace.calls.clear();
+    net(batch).sum().backward();
+  }
+  std::vector<std::pair<std::string, std::vector<std::vector<int64_t>>>> all;
+  for (const auto& gather : trace.of(Operation::AllGather)) {
+    auto& tied = all.emplace_back(gather.unit, std::vector<std::vector<int64_t>>()).second;
+    for (const auto& operand : gather.operands) tied.push_back(operand.sizes);
+  }
+  return all;
+}
+
+TEST_F(Device, GathersAheadAreTiedToTheOperandsOfTheUnitBefore) {
+  using Gathers = std::vector<std::pair<std::string, std::vector<std::vector<int64_t>>>>;
+  EXPECT_EQ(gathers_of_a_step(trace_, net_on_device({.mesh = world_, .prefetch_depth = 1}), batch_),
+            (Gathers{{"a", {{3, 6}}}, {"b", {{3, 6}}}, {"c", {{3, 10}}}, {"b", {{3, 4}}}}));
+}
+
+TEST_F(Device, GathersAreTiedOnlyWhereBarriersAreWanted) {
+  using Gathers = std::vector<std::pair<std::string, std::vector<std::vector<int64_t>>>>;
+  EXPECT_EQ(gathers_of_a_step(trace_, net_on_device({.mesh = world_, .tracing = {.barrier_in_forward = false}}), batch_),
+            (Gathers{{"a", {}}, {"b", {}}, {"c", {}}, {"b", {{3, 10}}}}));
+  EXPECT_EQ(gathers_of_a_step(trace_, net_on_device({.mesh = world_, .tracing = {.barrier_in_backward = false}}), batch_),
+            (Gathers{{"a", {{3, 6}}}, {"b", {{3, 10}}}, {"c", {{3, 10}}}, {"b", {}}}));
+}
+
 TEST_F(Device, AnEqualOperandInItsPlaceKeepsItsGradient) {
   auto net = net_on_device(world_);
   const auto leaf = batch_.clone().set_requires_grad(true);
@@ -333,6 +365,15 @@ TEST_F(Device, HearsOfTheEndOfAStep) {
     optimizer.step();
     EXPECT_EQ(trace_.steps_done, step);
   }
+}
+
+TEST_F(Device, EndsAProgramAfterBackwardIfThatIsWanted) {
+  auto net = net_on_device({.mesh = world_, .tracing = {.cuts_after_backward = true}});
+  optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+  net(batch_).sum().backward();
+  EXPECT_EQ(trace_.steps_done, 1);
+  optimizer.step();
+  EXPECT_EQ(trace_.steps_done, 2);
 }
 
 // --- Demand 8 ---

@@ -104,7 +104,7 @@ LiveSet::Units LiveSet::predicted(const ScheduleLock& held, const UseOrder& orde
   return units;
 }
 
-void LiveSet::prefetch(const ScheduleLock& held, Unit& unit, const UseOrder& order) {
+void LiveSet::prefetch(const ScheduleLock& held, Unit& unit, const Fault& fault, const UseOrder& order) {
   const auto& settings = unit.state(held).settings;
   const auto& list = order.pass() == Pass::Backward ? settings.backward_prefetch : settings.forward_prefetch;
   Units units;
@@ -113,21 +113,21 @@ void LiveSet::prefetch(const ScheduleLock& held, Unit& unit, const UseOrder& ord
     const auto next = weak.lock();
     if (next && next->schedule() == unit.schedule() && !next->state(held).has_memory()) units.push_back(next.get());
   }
-  start(held, units, order);
+  start(held, units, fault, order);
 }
 
 void LiveSet::prefetch_after(const ScheduleLock& held, Unit& unit, const UseOrder& order) {
   if (settings_.backward_prefetch != BackwardPrefetch::Post || !unit.state(held).settings.backward_prefetch.empty()) return;
-  start(held, predicted(held, order), order);
+  // In a trace there is no operator now to tie it to: the unit's own will do, which comes after this one was resharded, too.
+  if (unit.mesh().shard().traits().traces) return;
+  start(held, predicted(held, order), {}, order);
 }
 
-void LiveSet::start(const ScheduleLock& held, std::span<Unit* const> units, const UseOrder& order) {
+void LiveSet::start(const ScheduleLock& held, std::span<Unit* const> units, const Fault& fault, const UseOrder& order) {
   for (auto* unit : units) {
-    // With a transport that traces, operations are only recorded, so a prefetch would overlap with nothing.
-    if (unit->mesh().shard().traits().traces) return;
     if (settings_.limit_all_gathers && bounded(held, order) >= most(order)) return;
     try {
-      add(held, *unit, {});
+      add(held, *unit, fault);
       unit->state(held).note_early(UnitState::Early::Prefetched);
     } catch (const std::exception&) {
       // The unit is not needed yet. The use that does need it tries again and gets the error.

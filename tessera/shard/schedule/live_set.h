@@ -33,8 +33,8 @@ class LiveSet {
   void remove(const ScheduleLock& held, Unit& unit);
   /// Reshards units that are not pinned, so that the wanted units and those to be prefetched fit within the bound.
   void make_room(const ScheduleLock& held, std::span<Unit* const> wanted, const UseOrder& order);
-  /// Called when `unit` is used: starts to unshard the units of its own list or, without one, those that the order predicts.
-  void prefetch(const ScheduleLock& held, Unit& unit, const UseOrder& order);
+  /// Called when `unit` is used, by the fault: starts to unshard the units of its own list or, without one, those that the order predicts.
+  void prefetch(const ScheduleLock& held, Unit& unit, const Fault& fault, const UseOrder& order);
   /// The same after `unit` was resharded in backward, for BackwardPrefetch::Post.
   void prefetch_after(const ScheduleLock& held, Unit& unit, const UseOrder& order);
   /// Reshards all units that are not pinned.
@@ -51,7 +51,7 @@ class LiveSet {
   using Units = c10::SmallVector<Unit*, 4>;
   /// Units to prefetch that have no memory yet, in the recorded order.
   Units predicted(const ScheduleLock& held, const UseOrder& order) const;
-  void start(const ScheduleLock& held, std::span<Unit* const> units, const UseOrder& order);
+  void start(const ScheduleLock& held, std::span<Unit* const> units, const Fault& fault, const UseOrder& order);
   bool prefetches_on_use(const UseOrder& order) const;
   /// Whether the unit's rule keeps it unsharded. Such units do not count for the bound.
   bool stays(const ScheduleLock& held, Unit& unit, const UseOrder& order) const;

@@ -77,6 +77,7 @@ void Schedule::end_backward(uint64_t number, bool complete) {
   enter(Pass::None);
   live_.end_backward(held);
   finish_reductions();
+  if (complete && settings_.tracing.cuts_after_backward) settings_.world.step_done();
 }
 
 void Schedule::visit(const ScheduleLock& held, Unit& unit) {
@@ -116,8 +117,10 @@ void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
   if (steps && std::ranges::find(units, reducing_) != units.end()) finish_reductions();
   for (auto* unit : units) visit(held, *unit);
   live_.make_room(held, units, order(pass_));
-  for (auto* unit : units) live_.add(held, *unit, fault);
-  for (auto* unit : units) live_.prefetch(held, *unit, order(pass_));
+  const auto& tracing = settings_.tracing;
+  const auto tied = (pass_ == Pass::Backward ? tracing.barrier_in_backward : tracing.barrier_in_forward) ? fault : Fault{};
+  for (auto* unit : units) live_.add(held, *unit, tied);
+  for (auto* unit : units) live_.prefetch(held, *unit, tied, order(pass_));
   wait_and_pin(held, units);
 }
 

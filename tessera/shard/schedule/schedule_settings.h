@@ -15,9 +15,10 @@ struct ScheduleSettings {
         max_live_units(options.max_live_units),
         forward_prefetch(options.forward_prefetch),
         backward_prefetch(options.backward_prefetch),
-        prefetch_depth(options.prefetch_depth),
+        prefetch_depth(options.prefetch_depth.value_or(world.traits().traces ? 0 : 1)),
         limit_all_gathers(options.limit_all_gathers),
-        unused_parameters(options.unused_parameters) {}
+        unused_parameters(options.unused_parameters),
+        tracing(options.tracing) {}
 
   Communicator world;
   bool is_model, is_divided;
@@ -27,6 +28,7 @@ struct ScheduleSettings {
   int prefetch_depth;
   bool limit_all_gathers;
   UnusedParameters unused_parameters;
+  TracingOptions tracing;
 };
 
 }  // namespace tessera

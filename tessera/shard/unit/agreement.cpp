@@ -60,7 +60,7 @@ std::string description_of(const std::string& name, std::span<const ManagedParam
   option("reshard_after_forward of the root", after_forward.keeps(true) ? 1 : after_forward.ranks(shape.shard));
   option("backward_prefetch", word(options.backward_prefetch, {"Pre", "Post", "None"}));
   option("forward_prefetch", options.forward_prefetch);
-  option("prefetch_depth", options.prefetch_depth);
+  option("prefetch_depth", options.prefetch_depth.value_or(1));
   option("limit_all_gathers", options.limit_all_gathers);
   option("unused_parameters", word(options.unused_parameters, {"Refuse", "Zeros"}));
   option("offload.parameters", word(options.offload.parameters, {"Nowhere", "Host", "Disk"}));

@@ -58,8 +58,10 @@ TEST(Seeds, MakeTrainingReproducible) {
   const auto with_seed = [](uint64_t seed) {
     const auto subject = [] {
       torch::nn::Sequential model(torch::nn::Linear(16, 64), torch::nn::Dropout(0.5), torch::nn::Linear(64, 10));
-      return Subject{model.ptr(), [=](int step, at::TensorOptions where) mutable { return model->forward(drawn(step, {8, 16}).to(where)); },
-                     words(1, {8}, 10)};
+      auto made = mlp();
+      made.module = model.ptr();
+      made.scores = [=](const at::Tensor& x) mutable { return model->forward(x); };
+      return made;
     };
     torch::manual_seed(3);
     const auto made = subject();

@@ -1,0 +1,177 @@
+// Models that are sharded among replicas train as among ranks of CPUs. For as many replicas as TESSERA_TEST_DEVICES says.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/base/env.h"
+#include "tessera/optim/adam.h"
+#include "tessera/optim/sgd.h"
+#include "tessera/shard/checkpoint_modules.h"
+#include "tessera/shard/full_params.h"
+#include "tessera/shard/fully_shard.h"
+#include "tessera/shard/norms.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/shard/strategy.h"
+#include "tessera/shard/wrap.h"
+#include "tessera/testing/transports.h"
+#include "tessera/testing/xla_training.h"
+#include "tessera/xla/init.h"
+
+namespace tessera::xla::sharded_test {
+namespace {
+
+using namespace cases;
+
+int replicas_wanted() { return std::stoi(env("TESSERA_TEST_DEVICES").value_or("4")); }
+
+const Communicator& replicas_here() {
+  static const auto world = init({.devices = replicas_wanted()});
+  return world;
+}
+
+/// How a model is sharded.
+struct Mode {
+  const char* name;
+  std::function<void(const std::shared_ptr<torch::nn::Module>&, const Communicator&)> shard;
+  at::ScalarType computes_in = at::kFloat;
+};
+
+void shard_nested(const std::shared_ptr<torch::nn::Module>& model, ShardOptions options) { fully_shard(*model, options, wrap_always()); }
+
+std::vector<Mode> modes() {
+  const auto always = wrap_always();
+  return {
+      {"Replicated", [](auto& model, auto& world) { fully_shard(*model, sharding_strategy(world, ShardingStrategy::NoShard)); }},
+      {"Zero2", [](auto& model, auto& world) { fully_shard(*model, {.mesh = world, .reshard_after_forward = false}); }},
+      {"Zero3", [](auto& model, auto& world) { shard_nested(model, {.mesh = world}); }},
+      {"Flat", [](auto& model, auto& world) { shard_nested(model, {.mesh = world, .listing = Listing::Flat}); }},
+      {"Bf16", [](auto& model, auto& world) { shard_nested(model, {.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16}}); }, at::kBFloat16},
+      {"Hybrid",
+       [](auto& model, auto& world) {
+         const int rows = world.size() % 2 ? 1 : 2;
+         shard_nested(model, {.mesh = Mesh(world, MeshShape{.replicate = rows, .shard = world.size() / rows})});
+       }},
+  };
+}
+
+struct Run {
+  std::vector<std::vector<float>> losses;  // of each step, of each rank
+  std::vector<std::pair<std::string, at::Tensor>> parameters;
+};
+
+using Make = std::function<Subject()>;
+enum class OptimizerKind { Sgd, AdamW };
+
+/// One program for all replicas, or for one of several ranks: the same source.
+std::vector<at::Tensor> train(const Communicator& world, const Subject& subject, const Mode& mode, OptimizerKind kind) {
+  const auto of_all = [&](const auto& draw, int step) {
+    std::vector<at::Tensor> own;
+    for (const int rank : world.local_ranks()) own.push_back(draw(step * 8 + rank));
+    return world.from_replicas(own);
+  };
+  mode.shard(subject.module, world);
+  const auto shards = parameters(*subject.module);
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+  if (kind == OptimizerKind::Sgd) {
+    optimizer = std::make_unique<torch::optim::SGD>(shards, torch::optim::SGDOptions(0.05).momentum(0.9));
+  } else {
+    optimizer = std::make_unique<torch::optim::AdamW>(shards, torch::optim::AdamWOptions(0.003));
+  }
+  std::vector<at::Tensor> losses;
+  for (int step = 0; step < kSteps; step++) {
+    optimizer->zero_grad();
+    const auto scores = subject.scores(of_all(subject.input, step));
+    const auto loss = torch::nn::functional::cross_entropy(scores.to(torch::kFloat), of_all(subject.targets, step));
+    loss.backward();
+    clip_grad_norm(shards, 1.0);
+    for (auto& group : optimizer->param_groups()) group.options().set_lr(0.01 / (1 + 0.1 * step));
+    optimizer->step();
+    losses.push_back(loss.detach());
+    world.step_done();
+  }
+  return losses;
+}
+
+std::vector<std::pair<std::string, at::Tensor>> whole_parameters(const torch::nn::Module& module) {
+  std::vector<std::pair<std::string, at::Tensor>> all;
+  for (const auto& item : module.named_parameters()) all.emplace_back(item.key(), full_parameter(item.value()));
+  return all;
+}
+
+Run on_ranks(const Make& make, const Mode& mode, OptimizerKind kind) {
+  const auto ranks = static_cast<size_t>(replicas_wanted());
+  Run run;
+  run.losses.assign(kSteps, std::vector<float>(ranks));
+  std::mutex generator;
+  tessera::testing::run_world({.transport = "threads", .ranks = replicas_wanted()}, [&](const Communicator& world) {
+    const auto subject = [&] {
+      const std::scoped_lock lock(generator);
+      torch::manual_seed(3);
+      return make();
+    }();
+    const auto losses = train(world, subject, mode, kind);
+    const auto rank = static_cast<size_t>(world.rank());
+    for (size_t step = 0; step < losses.size(); step++) run.losses[step][rank] = losses[step].template item<float>();
+    const auto whole = whole_parameters(*subject.module);
+    if (rank == 0) run.parameters = whole;
+  });
+  return run;
+}
+
+Run on_replicas(const Make& make, const Mode& mode, OptimizerKind kind) {
+  const auto& world = replicas_here();
+  torch::manual_seed(3);
+  const auto subject = make();
+  to_device(*subject.module);
+  const auto before = metrics();
+  const auto losses = train(world, subject, mode, kind);
+  EXPECT_EQ(metrics().programs.size() - before.programs.size(), 2) << metrics_report();
+  EXPECT_EQ(metrics().fallbacks, before.fallbacks);
+  Run run;
+  for (const auto& loss : losses) {
+    auto& step = run.losses.emplace_back();
+    for (const auto& value : world.replicas(loss)) step.push_back(value.item<float>());
+  }
+  for (const auto& [name, whole] : whole_parameters(*subject.module)) {
+    const auto values = world.replicas(whole);
+    for (const auto& value : values) EXPECT_TRUE(at::equal(value, values.front())) << name;
+    run.parameters.emplace_back(name, values.front());
+  }
+  return run;
+}
+
+std::vector<float> flat(const Run& run) {
+  std::vector<float> all;
+  for (const auto& step : run.losses) all.insert(all.end(), step.begin(), step.end());
+  return all;
+}
+
+void expect_same_training(const Make& make, const Mode& mode, OptimizerKind kind) {
+  const auto expected = on_ranks(make, mode, kind), actual = on_replicas(make, mode, kind);
+  const auto numbers = flat(actual), wanted = flat(expected);
+  ASSERT_EQ(numbers.size(), wanted.size());
+  if (mode.computes_in == at::kFloat) {
+    for (size_t i = 0; i < numbers.size(); i++) ASSERT_NEAR(numbers[i], wanted[i], 1e-4) << "step " << i / static_cast<size_t>(replicas_wanted());
+    ASSERT_EQ(actual.parameters.size(), expected.parameters.size());
+    for (size_t i = 0; i < expected.parameters.size(); i++) {
+      const auto& [name, values] = expected.parameters[i];
+      EXPECT_LT((actual.parameters[i].second - values).abs().max().item<double>(), 5e-4) << name;
+    }
+    return;
+  }
+  const auto full = flat(on_ranks(make, modes()[2], kind));
+  EXPECT_LE(mean_distance(numbers, full), 2 * mean_distance(wanted, full) + 0.002) << mean_distance(wanted, full);
+}
+
+class Sharded : public ::testing::TestWithParam<Mode> {};
+INSTANTIATE_TEST_SUITE_P(Modes, Sharded, ::testing::ValuesIn(modes()), [](const auto& info) { return info.param.name; });
+
+TEST_P(Sharded, MlpTrainsAsOnRanksBySgd) { expect_same_training([] { return mlp(); }, GetParam(), OptimizerKind::Sgd); }
+TEST_P(Sharded, MlpTrainsAsOnRanksByAdamW) { expect_same_training([] { return mlp(); }, GetParam(), OptimizerKind::AdamW); }
+TEST_P(Sharded, GptTrainsAsOnRanks) { expect_same_training(gpt, GetParam(), OptimizerKind::AdamW); }
+TEST_P(Sharded, BertTrainsAsOnRanks) { expect_same_training(bert, GetParam(), OptimizerKind::AdamW); }
+TEST_P(Sharded, MnistNetTrainsAsOnRanks) { expect_same_training(mnist, GetParam(), OptimizerKind::Sgd); }
+TEST_P(Sharded, BlockOfAResNetTrainsAsOnRanks) { expect_same_training(block_of_a_resnet, GetParam(), OptimizerKind::Sgd); }
+
+}  // namespace
+}  // namespace tessera::xla::sharded_test
