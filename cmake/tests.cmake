@@ -375,8 +375,12 @@ set_tests_properties(install/package PROPERTIES RESOURCE_LOCK build)
 
 # The pages: their listings stand in the examples, and their command lines are run as a reader would, one page at a time, because they build.
 other_test(guides/listings COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/guides/pages.py" listings "${PROJECT_SOURCE_DIR}")
+set(_pages_of_xla "")
+if(PJRT_INCLUDE_DIR)
+  set(_pages_of_xla xla)
+endif()
 if(NOT TESSERA_SANITIZE)
-  foreach(_page IN ITEMS getting-started activations trainer training models language-models checkpoints configuration launching communication sharding precision gradients wrapping)
+  foreach(_page IN ITEMS getting-started activations trainer training models language-models checkpoints configuration launching communication sharding precision gradients wrapping ${_pages_of_xla})
     other_test(guides/${_page} COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/guides/pages.py" commands "${PROJECT_SOURCE_DIR}"
       "${PROJECT_BINARY_DIR}" docs/${_page}.md)
     set_tests_properties(guides/${_page} PROPERTIES RESOURCE_LOCK build TIMEOUT 240)

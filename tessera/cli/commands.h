@@ -18,7 +18,7 @@ void add_launch_command(CLI::App& app, std::function<int()>& chosen);
 /// `tessera env`: describes this machine and this build, for bug reports.
 void add_env_command(CLI::App& app, std::function<int()>& chosen);
 
-/// `tessera xla`: the devices of PJRT plugins, and compilers for devices that are not here.
+/// `tessera xla`: the devices of PJRT plugins, compilers for devices that are not here, and programs that ran.
 void add_xla_command(CLI::App& app, std::function<int()>& chosen);
 
 /// `tessera completion`: prints a script by which a shell completes all commands of `app`.

@@ -102,4 +102,14 @@ class Help : public CLI::Formatter {
   }
 };
 
+/// Of a command whose arguments are a program and what that takes: CLI11's usage line would not show them, because they are no options.
+class HelpWithUsage : public Help {
+ public:
+  explicit HelpWithUsage(std::string usage) : usage_(std::move(usage)) {}
+  std::string make_usage(const CLI::App*, std::string) const override { return "Usage: " + usage_ + "\n"; }
+
+ private:
+  std::string usage_;
+};
+
 }  // namespace tessera::cli

@@ -174,18 +174,11 @@ int launch(const LaunchPlan& plan, const config::Settings& settings, const std::
   return status;
 }
 
-/// CLI11's usage line would not show the program and its arguments, because they are no options.
-struct LaunchHelp : Help {
-  std::string make_usage(const CLI::App*, std::string) const override {
-    return "Usage: tessera launch --nproc-per-node N PROGRAM ARGS...\n";
-  }
-};
-
 }  // namespace
 
 void add_launch_command(CLI::App& app, std::function<int()>& chosen) {
   auto* command = app.add_subcommand("launch", "Starts a program as several ranks, on this host or on several")->group("Commands");
-  command->formatter(std::make_shared<LaunchHelp>());
+  command->formatter(std::make_shared<HelpWithUsage>("tessera launch --nproc-per-node N PROGRAM ARGS..."));
   const auto flags = std::make_shared<LaunchFlags>();
   command
       ->add_option_function<std::string>(

@@ -1,4 +1,4 @@
-// `tessera xla`: the devices of PJRT plugins, and compilers for devices that are not here.
+// `tessera xla`: the devices of PJRT plugins, compilers for devices that are not here, and programs that ran.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -12,8 +12,10 @@
 #include "tessera/cli/commands.h"
 #include "tessera/cli/help.h"
 #include "tessera/cli/known_words.h"
+#include "tessera/cli/xla_program.h"
 #include "tessera/train/progress_line.h"
 #include "tessera/xla/pjrt/client.h"
+#include "tessera/xla/pjrt/figures.h"
 #include "tessera/xla/pjrt/topology.h"
 
 namespace tessera::cli {
@@ -118,17 +120,6 @@ int show_devices(const XlaFlags& flags) {
   return 0;
 }
 
-/// Operations of the program that make devices wait for each other. Those that run beside others are counted where they start.
-std::map<std::string, int> collectives_in(const std::map<std::string, int>& operations) {
-  std::map<std::string, int> found;
-  for (const auto* name : {"all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute"}) {
-    for (const auto* ending : {"", "-start"}) {
-      if (const auto at = operations.find(std::string(name) + ending); at != operations.end()) found[name] += at->second;
-    }
-  }
-  return found;
-}
-
 int compile(const XlaFlags& flags) {
   const auto plugin = plugin_of(flags);
   const pjrt::Topology topology(plugin, flags.topology);
@@ -137,16 +128,15 @@ int compile(const XlaFlags& flags) {
   if (replicas > std::ssize(devices)) throw UsageError(fmt::format("{} replicas do not fit on the {} devices of {}", replicas, devices.size(), flags.topology));
   const auto compiled = topology.compile({.text = InputFile(flags.program).read_all(), .parameters = {}}, {.replicas = replicas, .effort = flags.effort});
   const auto memory = compiled.memory();
-  const auto operations = compiled.operations();
-  const auto cost = compiled.cost();
+  const auto figures = pjrt::figures_of(compiled);
   const auto there = devices.front().memory;
   const int64_t needed = memory.arguments + memory.outputs - memory.aliased + memory.temporary;
   const bool fits = !there || needed <= *there;
   const Error too_large(fmt::format("the program needs {} of a device, which has {}", gigabytes(needed), gigabytes(there.value_or(0))));
   if (flags.as_json) {
-    const Json figures = {{"arguments", memory.arguments}, {"outputs", memory.outputs}, {"aliased", memory.aliased}, {"temporary", memory.temporary}, {"peak", memory.peak}};
-    const Json root = {{"topology", flags.topology}, {"devices", devices.size()}, {"replicas", replicas}, {"device_memory", there ? Json(*there) : Json()},
-                       {"memory", figures},          {"fits", there ? Json(fits) : Json()}, {"cost", cost}, {"operations", operations}};
+    Json root = {{"topology", flags.topology}, {"devices", devices.size()}, {"replicas", replicas}, {"device_memory", there ? Json(*there) : Json()},
+                 {"fits", there ? Json(fits) : Json()}};
+    root.update(figures);
     fmt::print("{}\n", root.dump(2));
     if (fits) return 0;
     throw too_large;
@@ -154,11 +144,7 @@ int compile(const XlaFlags& flags) {
   print_devices(devices);
   print_advice(flags);
   fmt::print("replicas   {}\n", replicas);
-  fmt::print("memory     {} arguments, {} outputs, {} of them in the place of arguments, {} temporary\n", gigabytes(memory.arguments), gigabytes(memory.outputs),
-             gigabytes(memory.aliased), gigabytes(memory.temporary));
-  if (memory.peak) fmt::print("peak       {}\n", gigabytes(memory.peak));
-  if (const auto flops = cost.find("flops"); flops != cost.end()) fmt::print("flops      {:.4g}\n", flops->second);
-  for (const auto& [name, count] : collectives_in(operations)) fmt::print("{:<10} {}\n", name, count);
+  print_figures(figures);
   if (!there) return 0;
   if (!fits) throw too_large;
   fmt::print("fits       {} of {}\n", gigabytes(needed), gigabytes(*there));
@@ -185,7 +171,7 @@ void add_places(CLI::App& command, XlaFlags& flags) {
 void add_xla_command(CLI::App& app, std::function<int()>& chosen) {
   auto* command = app.add_subcommand("xla", "XLA devices, and compilers for those that are not here")->group("Commands");
   command->require_subcommand(1);
-  command->footer(Help::footer_of({"tessera xla devices", "tessera xla devices --topology v5p:2x2x2,wrap=1,1,1"}));
+  command->footer(Help::footer_of({"tessera xla devices", "tessera xla devices --topology v5p:2x2x2,wrap=1,1,1", "tessera xla program ./train"}));
   const auto flags = std::make_shared<XlaFlags>();
   auto* devices = command->add_subcommand("devices", "Lists the devices of a plugin, or of a topology that it can compile for")->group("Commands");
   auto* topology = devices->add_option("--topology", flags->topology, "A plugin's name for devices, and options: v5p:4x4x8,wrap=1,1,1")->type_name("NAME");
@@ -195,6 +181,7 @@ void add_xla_command(CLI::App& app, std::function<int()>& chosen) {
   devices->callback([&chosen, flags] {
     chosen = [flags] { return run_apart(flags->arguments("devices"), flags->environment(), [flags] { return show_devices(*flags); }); };
   });
+  add_xla_program_command(*command, chosen);
   auto* compiler = command->add_subcommand("compile", "Says what a program needs on devices that need not be here")->group("Commands");
   compiler->add_option("PROGRAM", flags->program, "A file with a StableHLO module")->required();
   compiler->add_option("--topology", flags->topology, "The devices: v5p:4x4x8,wrap=1,1,1 or cpu:8")->type_name("NAME")->required();

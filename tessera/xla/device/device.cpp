@@ -5,7 +5,10 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <fmt/format.h>
+#include <unistd.h>
 #include <torch/nn/module.h>
+
+#include <cstdlib>
 
 #include "tessera/base/error.h"
 #include "tessera/xla/device/kernels.h"
@@ -60,6 +63,10 @@ at::Device make_device(const XlaOptions& options) {
   auto plugin = options.plugin.empty() ? pjrt::Plugin::load() : pjrt::Plugin::load(options.plugin);
   start_runner(ProgramRunner(pjrt::Client(std::move(plugin), {.devices = options.devices}), options.devices));
   made = true;
+  static const auto process = ::getpid();
+  std::atexit([] {
+    if (::getpid() == process) runner().finish();  // a child of a fork has no device
+  });
   c10::register_privateuse1_backend("xla");
   c10::SetAllocator(kXla, &LazyMemory::instance());
   at::RegisterPrivateUse1HooksInterface(new Hooks);  // libtorch never frees it

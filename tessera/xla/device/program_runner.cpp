@@ -113,12 +113,14 @@ const ProgramRunner::Compiled& ProgramRunner::compiled(const StepProgram& step) 
   const auto began = Clock::now();
   const auto program = step.program();
   last_text_ = program.text;
+  if (folder_) folder_->add(program.text);
   const pjrt::CompileOptions options{.replicas = replicas_};
   const auto found = disk_ ? disk_->compile(client_, program, options) : pjrt::ProgramCache::Found{client_.compile(program, options)};
   const auto seconds = seconds_since(began);
   metrics_.seconds_compiling += seconds;
   (found.was_there ? metrics_.loaded_from_disk : metrics_.compiles)++;
   metrics_.programs.push_back({step.operations(), seconds, found.was_there, 0, found.executable.compiled().memory()});
+  if (folder_) folder_->add(found.executable.compiled());
   return programs_.emplace(step.key(), Compiled{found.executable, metrics_.programs.size() - 1}).first->second;
 }
 
@@ -128,6 +130,7 @@ std::vector<std::shared_ptr<const Data>> ProgramRunner::run(const StepProgram& s
   for (int replica = 0; replica < replicas_; replica++) arguments.push_back(step.arguments(client_, replica));
   metrics_.executions++;
   metrics_.programs[program.number].executions++;
+  if (folder_) folder_->note(metrics_);
   const auto began = Clock::now();
   auto results = program.executable.run(arguments);
   metrics_.seconds_starting += seconds_since(began);
@@ -140,6 +143,11 @@ std::vector<std::shared_ptr<const Data>> ProgramRunner::run(const StepProgram& s
     all.push_back(std::make_shared<const Data>(std::move(data)));
   }
   return all;
+}
+
+void ProgramRunner::finish() {
+  const auto lock = lock_device();
+  if (folder_) folder_->finish(metrics_);
 }
 
 std::shared_ptr<const Data> ProgramRunner::upload(const std::vector<at::Tensor>& tensors) {

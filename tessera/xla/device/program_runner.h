@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "tessera/xla/device/program_folder.h"
 #include "tessera/xla/graph/difference.h"
 #include "tessera/xla/graph/step_program.h"
 #include "tessera/xla/metrics.h"
@@ -17,7 +18,8 @@ namespace tessera::xla {
 
 class ProgramRunner {
  public:
-  ProgramRunner(pjrt::Client client, int replicas) : client_(std::move(client)), replicas_(replicas), disk_(pjrt::ProgramCache::of_this_user()) {}
+  ProgramRunner(pjrt::Client client, int replicas)
+      : client_(std::move(client)), replicas_(replicas), disk_(pjrt::ProgramCache::of_this_user()), folder_(ProgramFolder::of_this_run(client_, replicas)) {}
 
   const pjrt::Client& client() const { return client_; }
   int replicas() const { return replicas_; }
@@ -31,6 +33,9 @@ class ProgramRunner {
   /// A tensor of the CPU for each replica, or one for all.
   std::shared_ptr<const Data> upload(const std::vector<at::Tensor>& tensors);
   at::Tensor download(const pjrt::Buffer& buffer);
+
+  /// At the end of the process: leaves what TESSERA_XLA_PROGRAMS asks for.
+  void finish();
 
   Metrics& metrics() { return metrics_; }
   /// Of the last program: StableHLO.
@@ -50,6 +55,7 @@ class ProgramRunner {
   pjrt::Client client_;
   int replicas_;
   std::optional<pjrt::ProgramCache> disk_;
+  std::optional<ProgramFolder> folder_;
   std::unordered_map<std::string, Compiled> programs_;
   std::vector<std::shared_ptr<const Data>> donated_;  // to the program that was started last
   StepHistory history_;

@@ -1,0 +1,19 @@
+// `tessera xla program`, and how figures of programs are shown.
+#pragma once
+
+#include <functional>
+#include <nlohmann/json.hpp>
+
+namespace CLI {
+class App;
+}
+
+namespace tessera::cli {
+
+/// Adds the command to `tessera xla`.
+void add_xla_program_command(CLI::App& xla, std::function<int()>& chosen);
+
+/// Lines for people, of pjrt::figures_of(): memory, floating-point operations, and what makes devices wait for each other.
+void print_figures(const nlohmann::ordered_json& figures);
+
+}  // namespace tessera::cli

@@ -1,0 +1,14 @@
+// What a compiler says of a program, for people and for programs.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include "tessera/xla/pjrt/program.h"
+
+namespace tessera::pjrt {
+
+/// {"memory": {"arguments": 8, ...} in bytes of each device, "cost": {"flops": 2e9, ...}, "operations": {"all-gather": 1, ...}}. What the plugin
+/// does not tell is left out.
+nlohmann::ordered_json figures_of(const CompiledProgram& program);
+
+}  // namespace tessera::pjrt
