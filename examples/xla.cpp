@@ -3,9 +3,8 @@
 #include <torch/torch.h>
 
 #include <cstdio>
-#include <string_view>
 
-int main(int argc, char** argv) {
+int main() {
   const auto world = tessera::xla::init();  // before the first backward pass
   const auto device = world.traits().device;
   torch::manual_seed(1);
@@ -21,5 +20,4 @@ int main(int argc, char** argv) {
     tessera::xla::step_boundary();
     if (step % 33 == 0) std::printf("step %d loss %.3f\n", step, loss.item<float>());
   }
-  if (argc > 1 && std::string_view(argv[1]) == "--metrics-debug") std::fputs(tessera::xla::metrics_report().c_str(), stdout);
 }

@@ -24,6 +24,7 @@ constexpr std::array kTable = {
                 "`tessera::xla::init`"},
     EnvVariable{"TESSERA_XLA_CACHE", "a folder",
                 "where compiled programs are kept for the next process; in the user's caches if unset, `none` for nowhere", "XLA devices"},
+    EnvVariable{"TESSERA_XLA_METRICS", "0, 1", "prints `metrics_report()` on standard error when the process ends", "XLA devices"},
     EnvVariable{"TESSERA_XLA_PROGRAMS", "a folder",
                 "where each process leaves the text and the figures of its programs, for `tessera xla program`", "XLA devices"},
     EnvVariable{"TESSERA_STORE", "file:PATH", "a new file that all ranks can see, through which they meet instead of `MASTER_ADDR`",

@@ -8,12 +8,15 @@
 #include <unistd.h>
 #include <torch/nn/module.h>
 
+#include <cstdio>
 #include <cstdlib>
 
+#include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/xla/device/kernels.h"
 #include "tessera/xla/device/random.h"
 #include "tessera/xla/device/storage.h"
+#include "tessera/xla/metrics.h"
 
 namespace tessera::xla {
 namespace {
@@ -60,12 +63,15 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 at::Device make_device(const XlaOptions& options) {
   static bool made = false;
   if (made) throw UsageError("this process has its XLA device already: make it once");
+  static const bool wants_report = env_int("TESSERA_XLA_METRICS", 0, 1).value_or(0) == 1;
   auto plugin = options.plugin.empty() ? pjrt::Plugin::load() : pjrt::Plugin::load(options.plugin);
   start_runner(ProgramRunner(pjrt::Client(std::move(plugin), {.devices = options.devices}), options.devices));
   made = true;
   static const auto process = ::getpid();
   std::atexit([] {
-    if (::getpid() == process) runner().finish();  // a child of a fork has no device
+    if (::getpid() != process) return;  // a child of a fork has no device
+    runner().finish();
+    if (wants_report) std::fputs(metrics_report().c_str(), stderr);
   });
   c10::register_privateuse1_backend("xla");
   c10::SetAllocator(kXla, &LazyMemory::instance());

@@ -6,12 +6,15 @@
 #include <torch/torch.h>
 
 #include "tessera/base/log.h"
+#include "tessera/testing/child_task.h"
+#include "tessera/testing/run_program.h"
 #include "tessera/testing/xla_device.h"
 #include "tessera/xla/device/values.h"
 
 namespace tessera::xla {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -66,6 +69,20 @@ TEST(Metrics, AReportHasThemAll) {
   for (const auto* text : {"XLA devices: 1 of cpu", "compiled", "loaded from disk", "MB uploaded", "aten::histc, 1 times", "program 1 ", "temporary"}) {
     EXPECT_THAT(report, HasSubstr(text));
   }
+}
+
+const testing::ChildTask short_run("run on xla", [](const std::string&) {
+  (void)torch::ones({2}, device_for_tests()).cpu();
+  return 0;
+});
+
+TEST(Metrics, AreReportedAtTheEndIfTheEnvironmentAsksForIt) {
+  const auto printed = [](const char* wanted) { return testing::run_program({this_program()}, short_run.environment({}, {{"TESSERA_XLA_METRICS", wanted}})); };
+  const auto reported = printed("1");
+  EXPECT_EQ(reported.status, 0);
+  EXPECT_THAT(reported.output, AllOf(HasSubstr("XLA devices: 1 of "), HasSubstr("  programs    1 compiled")));
+  EXPECT_EQ(printed("0").output, "");
+  EXPECT_THAT(printed("yes").output, HasSubstr("TESSERA_XLA_METRICS"));
 }
 
 TEST(HostReads, InTheMiddleOfAStepAreNamedOnce) {
