@@ -16,14 +16,18 @@ namespace {
 constexpr std::string_view kPrefix = "TESSERA_";
 
 constexpr std::array kTable = {
-    EnvVariable{"TESSERA_TRANSPORT", "auto, self, shm, gloo, gloo_collectives, nccl",
+    EnvVariable{"TESSERA_TRANSPORT", "auto, self, shm, gloo, gloo_collectives, nccl, xla",
                 "what the ranks talk over; overrides `InitOptions::transport`", "`tessera::init`"},
-    EnvVariable{"TESSERA_DEVICE", "cpu, cuda, cuda:1", "where the tensors of ranks are whose program does not say; cpu if unset",
+    EnvVariable{"TESSERA_DEVICE", "cpu, cuda, cuda:1, xla", "where the tensors of ranks are whose program does not say; cpu if unset",
                 "`tessera::init`, `run_ranks`"},
     EnvVariable{"TESSERA_PJRT_PLUGIN", "cpu, tpu, cuda, or a path", "the PJRT plugin whose devices are `xla`; cpu if unset",
                 "`tessera::xla::init`"},
     EnvVariable{"TESSERA_XLA_CACHE", "a folder",
                 "where compiled programs are kept for the next process; in the user's caches if unset, `none` for nowhere", "XLA devices"},
+    EnvVariable{"TESSERA_XLA_DEVICES", "a number", "how many devices `tessera::init` takes for a world of XLA devices; all that there are if unset, of CPUs one",
+                "`tessera::init`"},
+    EnvVariable{"TESSERA_XLA_TRACE_ONLY", "a number", "traces the programs of so many replicas and runs none of them; `tessera xla compile` sets it",
+                "XLA devices"},
     EnvVariable{"TESSERA_XLA_METRICS", "0, 1", "prints `metrics_report()` on standard error when the process ends", "XLA devices"},
     EnvVariable{"TESSERA_XLA_PROGRAMS", "a folder",
                 "where each process leaves the text and the figures of its programs, for `tessera xla program`", "XLA devices"},

@@ -48,6 +48,8 @@ struct Engine {
   std::string (*why_not)() = [] { return std::string(); };
   /// Collective: connects processes that have met. Unset: its ranks are not processes.
   Connection (*connect)(const Meeting& meeting) = nullptr;
+  /// Makes the world of a process that is all ranks by itself. Unset: a process is one rank.
+  Communicator (*alone)() = nullptr;
   /// Runs ranks in this process. Unset: each rank is a process.
   void (*run)(int ranks, const Program& program, std::chrono::milliseconds limit) = nullptr;
 };

@@ -36,7 +36,7 @@ constexpr std::string_view kAuto = "auto";
 std::vector<std::string_view> transport_names() {
   std::vector<std::string_view> names = {kAuto};
   for (const auto& engine : engines()) {
-    if (engine.connect != nullptr || engine.automatic) names.push_back(engine.name);
+    if (engine.connect != nullptr || engine.alone != nullptr || engine.automatic) names.push_back(engine.name);
   }
   return names;
 }
@@ -145,6 +145,23 @@ void start_log(int rank) {
   });
 }
 
+/// The world of a process that is all ranks, if the program or its user names such an engine or its device.
+std::optional<Communicator> world_of_this_process(const std::optional<Identity>& identity, const InitOptions& options) {
+  const auto transport = chosen_transport(options);
+  const auto device = options.device.value_or(default_device()).type();
+  const auto engine = std::ranges::find_if(engines(), [&](const Engine& each) {
+    return each.alone != nullptr && (transport == each.name || (transport == kAuto && device == each.device));
+  });
+  if (engine == engines().end()) return std::nullopt;
+  if (identity && identity->world_size > 1) {
+    throw ConfigError(fmt::format("transport {}: one process is all ranks, but this is rank {} of {} processes; start one, as `tessera launch "
+                                  "--nproc-per-node 1` does, and set TESSERA_XLA_DEVICES to the number of devices",
+                                  engine->name, identity->rank, identity->world_size));
+  }
+  start_log(0);
+  return engine->alone().with_limit(options.operation_limit);
+}
+
 Communicator lone_world(const InitOptions& options) {
   const auto transport = chosen_transport(options);
   if (transport != kAuto && engine_named(transport).reach != Engine::Reach::OneRank) {
@@ -235,9 +252,15 @@ Communicator join(const StorePtr& store, const Identity& identity, const InitOpt
 
 Communicator init(const InitOptions& options) {
   const auto identity = identity_from_environment();
+  if (identity) {
+    say_last_words();
+    record_start(identity->rank);
+  }
+  if (auto world = world_of_this_process(identity, options)) {
+    if (identity) record_joined(identity->rank);
+    return *world;
+  }
   if (!identity) return lone_world(options);
-  say_last_words();
-  record_start(identity->rank);
   start_log(identity->rank);
   const auto store = store_from_environment(*identity, start_wait(options, meeting_place()));
   auto world = join(store, *identity, options, start_wait(options, meeting_place()));

@@ -339,6 +339,7 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   }
   Adoption adoption(schedule, options);
   for (size_t i = 0; i < modules.size(); i++) adoption.adopt(*modules[i], prefix(i));
+  if (options.mesh.world().traits().traces && options.tracing.cuts_after_sharding) options.mesh.world().step_done();
 }
 
 }  // namespace

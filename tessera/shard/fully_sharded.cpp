@@ -100,7 +100,7 @@ void expect_engine(const Communicator& world, const FullyShardedOptions& options
                     "and rows do not always divide equally; leave it unset",
                     name));
   }
-  if (!options.execute_sharding_on_init) {
+  if (!options.execute_sharding_on_init && !world.traits().traces) {
     throw UsageError(
         "execute_sharding_on_init can't be false: the memory of the full parameters is freed as they are sharded, in the constructor");
   }
@@ -148,7 +148,8 @@ ShardOptions shard_options(const FullyShardedOptions& options, const Communicato
   const bool barriers = !options.debug_dummy_optimization_barrier_op;
   result.tracing = {.barrier_in_forward = options.optimization_barrier_in_forward.value_or(barriers),
                     .barrier_in_backward = options.optimization_barrier_in_backward.value_or(barriers),
-                    .cuts_after_backward = options.mark_step_on_finalization.value_or(false)};
+                    .cuts_after_backward = options.mark_step_on_finalization.value_or(false),
+                    .cuts_after_sharding = options.execute_sharding_on_init};
   if (!options.reshard_after_forward || !options.disable_reshard_on_root) result.reshard_after_forward = options.reshard_after_forward;
   return result;
 }

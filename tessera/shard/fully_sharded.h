@@ -47,7 +47,7 @@ struct FullyShardedOptions {
   std::vector<std::vector<int>> sharding_groups = {};
   std::optional<int> sharding_rank = {}, sharding_world_size = {};
 
-  /// The sharding happens in the constructor; false is an error.
+  /// Whether the sharding happens in the constructor. It always does on engines that do not trace, where false is an error.
   bool execute_sharding_on_init = true;
   /// For engines that trace a program; any value is an error on others. See TracingOptions: barriers are there unless these say false, and
   /// a program ends after backward only if mark_step_on_finalization says true. The outermost instance decides for a model.

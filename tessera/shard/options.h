@@ -103,6 +103,8 @@ struct TracingOptions {
   bool barrier_in_forward = true, barrier_in_backward = true;
   /// Whether the program ends with the backward pass, so that the optimizer's step is another program.
   bool cuts_after_backward = false;
+  /// Whether fully_shard runs what it has traced, so that the whole parameters are gone when it returns.
+  bool cuts_after_sharding = true;
 };
 
 /// Whether a setting that is changed later is for the unit of a module only, or also for all units below it.

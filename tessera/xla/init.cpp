@@ -6,6 +6,7 @@
 #include "tessera/comm/engines.h"
 #include "tessera/xla/communicator/communicator.h"
 #include "tessera/xla/device/device.h"
+#include "tessera/xla/device/values.h"
 #include "tessera/xla/pjrt/plugin.h"
 
 namespace tessera::xla {
@@ -17,12 +18,18 @@ std::string why_no_xla() {
   return "no PJRT plugin is installed; `pip install xla-cpu-pjrt` brings one for CPUs";
 }
 
+/// Of the device that this process has already, or of all that it may have.
+Communicator world_of_devices() {
+  if (has_device()) return replica_world();
+  return init({.devices = static_cast<int>(env_int("TESSERA_XLA_DEVICES", 1, 1'000'000).value_or(0))});
+}
+
 void run_replicas(int replicas, const Engine::Program& program, std::chrono::milliseconds limit) {
   program(init({.devices = replicas}).with_limit(limit));
 }
 
 // The table of engines is below this room, so its row comes from here.
-const AddedEngine kXlaEngine({.name = "xla", .ranks = "devices of this process, in one program", .why_not = why_no_xla, .run = run_replicas});
+const AddedEngine kXlaEngine({.name = "xla", .ranks = "devices of this process, in one program", .device = c10::DeviceType::XLA, .why_not = why_no_xla, .alone = world_of_devices, .run = run_replicas});
 
 }  // namespace
 

@@ -63,13 +63,12 @@ using Make = std::function<Subject()>;
 enum class OptimizerKind { Sgd, AdamW };
 
 /// One program for all replicas, or for one of several ranks: the same source.
-std::vector<at::Tensor> train(const Communicator& world, const Subject& subject, const Mode& mode, OptimizerKind kind) {
+std::vector<at::Tensor> train(const Communicator& world, const Subject& subject, OptimizerKind kind) {
   const auto of_all = [&](const auto& draw, int step) {
     std::vector<at::Tensor> own;
     for (const int rank : world.local_ranks()) own.push_back(draw(step * 8 + rank));
     return world.from_replicas(own);
   };
-  mode.shard(subject.module, world);
   const auto shards = parameters(*subject.module);
   std::unique_ptr<torch::optim::Optimizer> optimizer;
   if (kind == OptimizerKind::Sgd) {
@@ -109,7 +108,8 @@ Run on_ranks(const Make& make, const Mode& mode, OptimizerKind kind) {
       torch::manual_seed(3);
       return make();
     }();
-    const auto losses = train(world, subject, mode, kind);
+    mode.shard(subject.module, world);
+    const auto losses = train(world, subject, kind);
     const auto rank = static_cast<size_t>(world.rank());
     for (size_t step = 0; step < losses.size(); step++) run.losses[step][rank] = losses[step].template item<float>();
     const auto whole = whole_parameters(*subject.module);
@@ -123,8 +123,9 @@ Run on_replicas(const Make& make, const Mode& mode, OptimizerKind kind) {
   torch::manual_seed(3);
   const auto subject = make();
   to_device(*subject.module);
+  mode.shard(subject.module, world);
   const auto before = metrics();
-  const auto losses = train(world, subject, mode, kind);
+  const auto losses = train(world, subject, kind);
   EXPECT_EQ(metrics().programs.size() - before.programs.size(), 2) << metrics_report();
   EXPECT_EQ(metrics().fallbacks, before.fallbacks);
   Run run;

@@ -359,6 +359,7 @@ TEST_F(Device, UnitsAreFreedInEvaluation) {
 
 TEST_F(Device, HearsOfTheEndOfAStep) {
   auto net = net_on_device(world_);
+  trace_.steps_done = 0;  // each unit that was made has ended one
   optim::SGD optimizer(parameters(*net), {.lr = 0.1});
   for (int step = 1; step <= 2; step++) {
     net(batch_).sum().backward();
@@ -367,8 +368,16 @@ TEST_F(Device, HearsOfTheEndOfAStep) {
   }
 }
 
+TEST_F(Device, EndsAProgramWithEachUnitThatIsMade) {
+  net_on_device({.mesh = world_, .tracing = {.cuts_after_sharding = false}});
+  EXPECT_EQ(trace_.steps_done, 0);
+  net_on_device(world_);
+  EXPECT_EQ(trace_.steps_done, 4) << "three layers, and the model";
+}
+
 TEST_F(Device, EndsAProgramAfterBackwardIfThatIsWanted) {
   auto net = net_on_device({.mesh = world_, .tracing = {.cuts_after_backward = true}});
+  trace_.steps_done = 0;
   optim::SGD optimizer(parameters(*net), {.lr = 0.1});
   net(batch_).sum().backward();
   EXPECT_EQ(trace_.steps_done, 1);

@@ -59,6 +59,10 @@ StartValues Starts::made(const ManagedParameter& parameter, const Span& span) co
     result.all = in_memory_order(full);
     return result;
   }
+  if (const auto& traits = options_.mesh.world().traits(); traits.simulated && traits.traces) {  // nobody will see any values
+    result.all = at::zeros({tensor.numel()}, tensor.options().device(traits.device));
+    return result;
+  }
   if (!can_make(parameter)) return result;
   const bool sends = options_.start == Start::FromRank0;
   const bool may_be_part = !sends && !options_.param_init_fn && !options_.mesh.world().traits().traces;

@@ -22,6 +22,7 @@ using hlo::ReplicaGroups;
 GroupTraits traits_of(const ReplicaGroups& groups) {
   const auto size = static_cast<int>(groups.front().size());
   return {.name = "xla",
+          .simulated = !runner().runs(),
           .size = size,
           .topology = Topology::one_host(size),
           .local_ranks = all_ranks(size),

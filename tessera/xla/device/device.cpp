@@ -22,6 +22,7 @@ namespace tessera::xla {
 namespace {
 
 const c10::Device kDevice(kXla, 0);
+constexpr int64_t kMostReplicas = 1'000'000;
 
 /// One device and one stream. Programs start in the order in which they were traced, so nothing ever waits on an event.
 struct Guard final : c10::impl::DeviceGuardImplInterface {
@@ -64,8 +65,13 @@ at::Device make_device(const XlaOptions& options) {
   static bool made = false;
   if (made) throw UsageError("this process has its XLA device already: make it once");
   static const bool wants_report = env_int("TESSERA_XLA_METRICS", 0, 1).value_or(0) == 1;
-  auto plugin = options.plugin.empty() ? pjrt::Plugin::load() : pjrt::Plugin::load(options.plugin);
-  start_runner(ProgramRunner(pjrt::Client(std::move(plugin), {.devices = options.devices}), options.devices));
+  const auto traced = env_int("TESSERA_XLA_TRACE_ONLY", 1, kMostReplicas);
+  if (traced || options.programs == Programs::Traced) {
+    start_runner(ProgramRunner(std::nullopt, traced ? static_cast<int>(*traced) : options.devices));
+  } else {
+    const pjrt::Client client(options.plugin.empty() ? pjrt::Plugin::load() : pjrt::Plugin::load(options.plugin), {.devices = std::max(options.devices, 1)});
+    start_runner(ProgramRunner(client, options.devices > 0 ? options.devices : static_cast<int>(client.devices().size())));
+  }
   made = true;
   static const auto process = ::getpid();
   std::atexit([] {

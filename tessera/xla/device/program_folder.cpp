@@ -16,15 +16,15 @@
 
 namespace tessera::xla {
 
-ProgramFolder::ProgramFolder(std::filesystem::path folder, const pjrt::Client& client, int replicas) : folder_(std::move(folder)) {
+ProgramFolder::ProgramFolder(std::filesystem::path folder, const std::string& platform, int replicas) : folder_(std::move(folder)) {
   make_folder(folder_);
   run_ = std::make_shared<nlohmann::ordered_json>();
-  *run_ = {{"process", ::getpid()}, {"platform", client.platform()}, {"replicas", replicas}, {"programs", nlohmann::ordered_json::array()}};
+  *run_ = {{"process", ::getpid()}, {"platform", platform}, {"replicas", replicas}, {"programs", nlohmann::ordered_json::array()}};
 }
 
-std::optional<ProgramFolder> ProgramFolder::of_this_run(const pjrt::Client& client, int replicas) {
+std::optional<ProgramFolder> ProgramFolder::of_this_run(const std::string& platform, int replicas) {
   const auto path = env("TESSERA_XLA_PROGRAMS");
-  return path ? std::optional(ProgramFolder(*path, client, replicas)) : std::nullopt;
+  return path ? std::optional(ProgramFolder(*path, platform, replicas)) : std::nullopt;
 }
 
 void ProgramFolder::write(const std::string& name, const std::string& text) const {
@@ -40,7 +40,9 @@ void ProgramFolder::write(const std::string& name, const std::string& text) cons
 
 void ProgramFolder::add(const std::string& text) { write(fmt::format("{}_{}.mlir", ::getpid(), (*run_)["programs"].size() + 1), text); }
 
-void ProgramFolder::add(const pjrt::CompiledProgram& program) { (*run_)["programs"].push_back(pjrt::figures_of(program)); }
+void ProgramFolder::add(const std::optional<pjrt::CompiledProgram>& program) {
+  (*run_)["programs"].push_back(program ? pjrt::figures_of(*program) : nlohmann::ordered_json::object());
+}
 
 void ProgramFolder::note(const Metrics& metrics) {
   if (std::chrono::steady_clock::now() - written_ > std::chrono::seconds(1)) finish(metrics);

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "tessera/xla/metrics.h"
-#include "tessera/xla/pjrt/client.h"
+#include "tessera/xla/pjrt/program.h"
 
 namespace tessera::xla {
 
@@ -18,17 +18,17 @@ namespace tessera::xla {
 class ProgramFolder {
  public:
   /// TESSERA_XLA_PROGRAMS; nothing if that is unset. Throws IoError if there can be no such folder.
-  static std::optional<ProgramFolder> of_this_run(const pjrt::Client& client, int replicas);
+  static std::optional<ProgramFolder> of_this_run(const std::string& platform, int replicas);
 
   /// Before the program is compiled: if that ends the process, its text is what one needs.
   void add(const std::string& text);
-  /// What the last text has become.
-  void add(const pjrt::CompiledProgram& program);
+  /// What the last text has become: nothing if it is not compiled here.
+  void add(const std::optional<pjrt::CompiledProgram>& program);
   void note(const Metrics& metrics);
   void finish(const Metrics& metrics);
 
  private:
-  ProgramFolder(std::filesystem::path folder, const pjrt::Client& client, int replicas);
+  ProgramFolder(std::filesystem::path folder, const std::string& platform, int replicas);
   void write(const std::string& name, const std::string& text) const;
 
   std::filesystem::path folder_;

@@ -37,6 +37,13 @@ void give_back(const std::vector<std::vector<Cell*>>& owners, const std::vector<
 
 }  // namespace
 
+ProgramRunner::ProgramRunner(std::optional<pjrt::Client> client, int replicas)
+    : client_(std::move(client)),
+      platform_(client_ ? client_->platform() : "no device"),
+      replicas_(replicas),
+      disk_(client_ ? pjrt::ProgramCache::of_this_user() : std::nullopt),
+      folder_(ProgramFolder::of_this_run(platform_, replicas)) {}
+
 /// A read cuts a step if its program keeps more than what is read, and more work comes before the end of the step.
 void ProgramRunner::note_reads(const std::optional<std::string>& reader, size_t results) {
   if (!read_in_step_.empty() && results > 0 && metrics_.host_reads[read_in_step_]++ == 0) {
@@ -114,29 +121,45 @@ const ProgramRunner::Compiled& ProgramRunner::compiled(const StepProgram& step) 
   const auto program = step.program();
   last_text_ = program.text;
   if (folder_) folder_->add(program.text);
-  const pjrt::CompileOptions options{.replicas = replicas_};
-  const auto found = disk_ ? disk_->compile(client_, program, options) : pjrt::ProgramCache::Found{client_.compile(program, options)};
+  std::optional<pjrt::Executable> executable;
+  bool was_there = false;
+  if (client_) {
+    const pjrt::CompileOptions options{.replicas = replicas_};
+    const auto found = disk_ ? disk_->compile(*client_, program, options) : pjrt::ProgramCache::Found{client_->compile(program, options)};
+    executable = found.executable;
+    was_there = found.was_there;
+    (was_there ? metrics_.loaded_from_disk : metrics_.compiles)++;
+  }
   const auto seconds = seconds_since(began);
   metrics_.seconds_compiling += seconds;
-  (found.was_there ? metrics_.loaded_from_disk : metrics_.compiles)++;
-  metrics_.programs.push_back({step.operations(), seconds, found.was_there, 0, found.executable.compiled().memory()});
-  if (folder_) folder_->add(found.executable.compiled());
-  return programs_.emplace(step.key(), Compiled{found.executable, metrics_.programs.size() - 1}).first->second;
+  metrics_.programs.push_back(
+      {step.operations(), seconds, was_there, 0, executable ? executable->compiled().memory() : pjrt::MemoryFigures()});
+  if (folder_) folder_->add(executable ? std::optional(executable->compiled()) : std::nullopt);
+  return programs_.emplace(step.key(), Compiled{executable, metrics_.programs.size() - 1}).first->second;
+}
+
+std::vector<std::vector<pjrt::Buffer>> ProgramRunner::results_of(const StepProgram& step, const pjrt::Executable& executable) {
+  std::vector<std::vector<pjrt::Buffer>> arguments;
+  for (int replica = 0; replica < replicas_; replica++) arguments.push_back(step.arguments(*client_, replica));
+  const auto began = Clock::now();
+  auto results = executable.run(arguments);
+  metrics_.seconds_starting += seconds_since(began);
+  // CPU plugins let go of a donated buffer only when its program has ended. Until the next has started, nobody needs to wait for that.
+  donated_ = step.donated();
+  return results;
 }
 
 std::vector<std::shared_ptr<const Data>> ProgramRunner::run(const StepProgram& step) {
   const auto& program = compiled(step);
-  std::vector<std::vector<pjrt::Buffer>> arguments;
-  for (int replica = 0; replica < replicas_; replica++) arguments.push_back(step.arguments(client_, replica));
   metrics_.executions++;
   metrics_.programs[program.number].executions++;
   if (folder_) folder_->note(metrics_);
-  const auto began = Clock::now();
-  auto results = program.executable.run(arguments);
-  metrics_.seconds_starting += seconds_since(began);
-  // CPU plugins let go of a donated buffer only when its program has ended. Until the next has started, nobody needs to wait for that.
-  donated_ = step.donated();
   std::vector<std::shared_ptr<const Data>> all;
+  if (!program.executable) {
+    for (const auto& type : step.results()) all.push_back(absent(type));
+    return all;
+  }
+  auto results = results_of(step, *program.executable);
   for (size_t i = 0; i < results[0].size(); i++) {
     Data data;
     for (auto& of_replica : results) data.push_back(std::move(of_replica[i]));
@@ -145,17 +168,23 @@ std::vector<std::shared_ptr<const Data>> ProgramRunner::run(const StepProgram& s
   return all;
 }
 
+/// What a program that does not run gives, and what it is given.
+std::shared_ptr<const Data> ProgramRunner::absent(const Type& type) const {
+  return std::make_shared<const Data>(static_cast<size_t>(replicas_), pjrt::Buffer::absent(type));
+}
+
 void ProgramRunner::finish() {
   const auto lock = lock_device();
   if (folder_) folder_->finish(metrics_);
 }
 
 std::shared_ptr<const Data> ProgramRunner::upload(const std::vector<at::Tensor>& tensors) {
+  if (!client_) return absent({tensors[0].scalar_type(), tensors[0].sizes().vec()});
   Data data;
   for (int replica = 0; replica < replicas_; replica++) {
     const auto& tensor = tensors[tensors.size() == 1 ? 0 : static_cast<size_t>(replica)];
     metrics_.bytes_uploaded += static_cast<int64_t>(tensor.nbytes());
-    data.push_back(client_.upload(tensor, replica));
+    data.push_back(client_->upload(tensor, replica));
   }
   return std::make_shared<const Data>(std::move(data));
 }

@@ -18,10 +18,12 @@ namespace tessera::xla {
 
 class ProgramRunner {
  public:
-  ProgramRunner(pjrt::Client client, int replicas)
-      : client_(std::move(client)), replicas_(replicas), disk_(pjrt::ProgramCache::of_this_user()), folder_(ProgramFolder::of_this_run(client_, replicas)) {}
+  /// Without a client programs are traced, and not run.
+  ProgramRunner(std::optional<pjrt::Client> client, int replicas);
 
-  const pjrt::Client& client() const { return client_; }
+  /// Such as "cpu", or "no device".
+  const std::string& platform() const { return platform_; }
+  bool runs() const { return client_.has_value(); }
   int replicas() const { return replicas_; }
 
   /// Starts one program that computes all that storages hold and has not been computed. Afterwards each storage holds buffers.
@@ -43,16 +45,20 @@ class ProgramRunner {
 
  private:
   struct Compiled {
-    pjrt::Executable executable;
-    size_t number;  // in the metrics
+    std::optional<pjrt::Executable> executable;  // of programs that run
+    size_t number;                               // in the metrics
   };
 
   std::vector<std::shared_ptr<const Data>> run(const StepProgram& step);
+  /// One list for each replica.
+  std::vector<std::vector<pjrt::Buffer>> results_of(const StepProgram& step, const pjrt::Executable& executable);
   const Compiled& compiled(const StepProgram& step);
+  std::shared_ptr<const Data> absent(const Type& type) const;
   void note_reads(const std::optional<std::string>& reader, size_t results);
   void warn_of_another_program();
 
-  pjrt::Client client_;
+  std::optional<pjrt::Client> client_;
+  std::string platform_;
   int replicas_;
   std::optional<pjrt::ProgramCache> disk_;
   std::optional<ProgramFolder> folder_;

@@ -20,7 +20,7 @@ std::string metrics_report() {
     fmt::format_to(std::back_inserter(text), format, std::forward<Args>(args)...);
     text += '\n';
   };
-  line("XLA devices: {} of {}", runner().replicas(), runner().client().platform());
+  line("XLA devices: {} of {}", runner().replicas(), runner().platform());
   line("  programs    {} compiled, {} loaded from disk, in {:.2f} s", all.compiles, all.loaded_from_disk, all.seconds_compiling);
   line("  executions  {}, {} of them of a program that was there; {} operators traced", all.executions, all.cache_hits, all.operators);
   line("  host        {:.1f} MB uploaded, {:.1f} MB downloaded", megabytes(all.bytes_uploaded), megabytes(all.bytes_downloaded));

@@ -23,6 +23,8 @@ std::shared_ptr<const Data> computed(const at::Tensor& tensor, const std::string
 
 void start_runner(ProgramRunner runner) { the_runner = new ProgramRunner(std::move(runner)); }
 
+bool has_device() { return the_runner != nullptr; }
+
 ProgramRunner& runner() {
   if (!the_runner) throw UsageError("there is no XLA device yet: call tessera::xla::init first");
   return *the_runner;

@@ -17,6 +17,7 @@ at::Tensor first_replica(const at::Tensor& tensor, const std::string& reader);
 /// A tensor with these values, a tensor of the CPU for each replica.
 at::Tensor from_replicas(const std::vector<at::Tensor>& values);
 
+bool has_device();
 /// Throws UsageError before init().
 ProgramRunner& runner();
 void start_runner(ProgramRunner runner);

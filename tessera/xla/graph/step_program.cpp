@@ -203,6 +203,12 @@ std::vector<std::shared_ptr<const Data>> StepProgram::donated() const {
   return all;
 }
 
+std::vector<Type> StepProgram::results() const {
+  std::vector<Type> types;
+  for (const auto& result : wanted_) types.push_back(result.value.type());
+  return types;
+}
+
 pjrt::Program StepProgram::program() const {
   pjrt::Program program;
   std::vector<std::string> parameters;

@@ -27,6 +27,7 @@ class StepProgram {
   std::vector<pjrt::Buffer> arguments(const pjrt::Client& client, int replica) const;
   /// Those whose memory results take.
   std::vector<std::shared_ptr<const Data>> donated() const;
+  std::vector<Type> results() const;
   size_t operations() const { return operations_.size(); }
 
  private:

@@ -1,14 +1,18 @@
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include "tessera/xla/pjrt/client_impl.h"
 
 namespace tessera::pjrt {
+
+Buffer Buffer::absent(ArrayType type) { return Buffer(std::make_shared<Impl>(std::move(type))); }
 
 const ArrayType& Buffer::type() const { return impl_->type; }
 
 int Buffer::device() const { return impl_->device; }
 
 bool Buffer::is_donated() const {
+  if (!impl_->handle.get()) return false;
   Padded<PJRT_Buffer_IsDeleted_Args> arguments;
   arguments.buffer = impl_->handle.get();
   impl_->handle.call<PJRT_Buffer_IsDeleted_Args>("tell of a buffer", &PJRT_Api::PJRT_Buffer_IsDeleted, arguments);
@@ -16,6 +20,7 @@ bool Buffer::is_donated() const {
 }
 
 void Buffer::wait() const {
+  if (!impl_->handle.get()) return;
   Padded<PJRT_Buffer_ReadyEvent_Args> arguments;
   arguments.buffer = impl_->handle.get();
   impl_->handle.call<PJRT_Buffer_ReadyEvent_Args>("wait for a result", &PJRT_Api::PJRT_Buffer_ReadyEvent, arguments);
@@ -23,6 +28,7 @@ void Buffer::wait() const {
 }
 
 at::Tensor Buffer::download() const {
+  if (!impl_->handle.get()) return at::zeros(impl_->type.sizes, impl_->type.element);
   auto tensor = at::empty(impl_->type.sizes, impl_->type.element);
   if (tensor.numel() == 0) return tensor;
   Padded<PJRT_Buffer_ToHostBuffer_Args> arguments;

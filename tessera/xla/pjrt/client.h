@@ -24,6 +24,8 @@ class Buffer {
   class Impl;
   Buffer() = default;
   explicit Buffer(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+  /// In the memory of no device: whoever downloads it gets zeros.
+  static Buffer absent(ArrayType type);
 
   explicit operator bool() const { return impl_ != nullptr; }
   bool operator==(const Buffer&) const = default;

@@ -25,11 +25,12 @@ class Buffer::Impl {
  public:
   Impl(std::shared_ptr<const Client::Impl> client, PJRT_Buffer* buffer, ArrayType type, int device)
       : client(std::move(client)), handle(this->client->handle.api(), buffer), type(std::move(type)), device(device) {}
+  explicit Impl(ArrayType type) : type(std::move(type)) {}
 
   std::shared_ptr<const Client::Impl> client;  // ends after its buffers
-  BufferHandle handle;
+  BufferHandle handle;                         // null if it is absent
   ArrayType type;
-  int device;
+  int device = 0;
 };
 
 class Executable::Impl {
