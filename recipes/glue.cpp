@@ -257,5 +257,6 @@ int main(int argc, char** argv) {
       "glue");
   Flags flags;
   declare(app, flags);
+  app.add_device_flags();
   return app.run(argc, argv, [&] { return GlueRun(flags).run(); });
 }

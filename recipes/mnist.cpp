@@ -259,5 +259,6 @@ int main(int argc, char** argv) {
       "mnist");
   Flags flags;
   declare(app, flags);
+  app.add_device_flags();
   return app.run(argc, argv, [&] { return MnistRun(flags).run(); });
 }

@@ -3,8 +3,11 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 
 #include "tessera/base/error.h"
 
@@ -31,6 +34,18 @@ std::optional<std::vector<std::string>> names_in(const fs::path& folder) {
   if (error) throw IoError(fmt::format("can't read the folder {}: {}", folder.string(), error.message()));
   std::ranges::sort(names);
   return names;
+}
+
+TemporaryFolder::TemporaryFolder(const std::string& name) {
+  const auto among = std::filesystem::temp_directory_path();
+  auto made = (among / (name + "-XXXXXX")).string();
+  if (::mkdtemp(made.data()) == nullptr) throw IoError(fmt::format("can't make a folder in {}: {}", among.string(), std::strerror(errno)));
+  path_ = made;
+}
+
+TemporaryFolder::~TemporaryFolder() {
+  std::error_code failed;  // what stays is the system's to remove
+  std::filesystem::remove_all(path_, failed);
 }
 
 void make_folder(const fs::path& folder) {

@@ -12,6 +12,20 @@ namespace tessera {
 /// was missed would look like one that does not exist.
 std::optional<std::vector<std::string>> names_in(const std::filesystem::path& folder);
 
+/// A new folder among the temporary ones, which goes with this object. Throws IoError.
+class TemporaryFolder {
+ public:
+  explicit TemporaryFolder(const std::string& name);
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  ~TemporaryFolder();
+
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
 /// Makes a folder and those around it, unless they are there. Throws IoError if it can't.
 void make_folder(const std::filesystem::path& folder);
 

@@ -49,7 +49,7 @@ int run_apart(std::vector<std::string> arguments, std::map<std::string, std::str
   const int status = child.wait(std::chrono::hours(1)).value_or(kNeverEnded);
   if (status == 0) return 0;
   const auto own = said.rfind("tessera: ");
-  if (status > 2 || own == std::string::npos) {
+  if (status > 3 || own == std::string::npos) {
     throw Error(fmt::format("the plugin has ended its process, with status {}: {}", status, last_words(said)));
   }
   std::fputs(said.c_str() + own, stderr);

@@ -2,17 +2,21 @@
 // of its own, because only programs need CLI11. What words may stand where is in known_words.h.
 #pragma once
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/base/error_record.h"
 #include "tessera/base/words.h"
@@ -77,6 +81,16 @@ class Program : public CLI::App {
     set_help_flag("-h,--help", "Print this help and exit");
   }
 
+  /// For programs that train: on which devices.
+  void add_device_flags() {
+    add_option("--device", device_, "Where to train: cpu, cuda or xla; unless given as TESSERA_DEVICE says")->type_name("NAME")->check(one_of({"cpu", "cuda", "xla"}));
+    add_option("--num-cores", cores_, "XLA devices, each of which is a rank; all that there are unless given, of CPUs one")->type_name("N")->check(from_to(1, 1024));
+    add_flag("--metrics-debug", reports_, "Print at the end what XLA devices have done");
+    add_option("--compile-for", compile_for_,
+               "Train nothing: say what a step needs on XLA devices that need not be here, such as v5p:4x4x8,wrap=1,1,1 or cpu:8")
+        ->type_name("NAME");
+  }
+
   /// Why words are refused that other programs know.
   void set_reasons(Reasons reasons) { reasons_ = std::move(reasons); }
 
@@ -86,6 +100,7 @@ class Program : public CLI::App {
     try {
       const bool runs = read_flags(*this, {argv + 1, argv + argc}, reasons_);
       status_of_error = kFailed;
+      if (runs) use_devices(argc, argv);
       const int status = runs ? body() : 0;
       if (status == 0) expect_printed();
       return status;
@@ -97,7 +112,37 @@ class Program : public CLI::App {
   }
 
  private:
+  /// Tells tessera::init. What `tessera xla compile` runs has been told.
+  void use_devices(int argc, char** argv) const {
+    if (env("TESSERA_XLA_TRACE_ONLY")) return;
+    if (!compile_for_.empty()) become_compiler(argc, argv);
+    const auto tell = [](const char* variable, const std::string& value) {
+      if (!value.empty()) ::setenv(variable, value.c_str(), /*overwrite=*/1);
+    };
+    tell("TESSERA_DEVICE", device_);
+    tell("TESSERA_XLA_DEVICES", cores_ > 0 ? std::to_string(cores_) : "");
+    tell("TESSERA_XLA_METRICS", reports_ ? "1" : "");
+  }
+
+  /// `tessera xla compile` runs this program again, on no device.
+  [[noreturn]] void become_compiler(int argc, char** argv) const {
+    const auto self = std::filesystem::read_symlink("/proc/self/exe");
+    const auto beside = self.parent_path() / "tessera";
+    const std::string tessera = std::filesystem::exists(beside) ? beside.string() : "tessera";
+    std::vector<std::string> words = {tessera, "xla", "compile", "--topology", compile_for_, "--", self.string()};
+    words.insert(words.end(), argv + 1, argv + argc);
+    std::vector<char*> pointers;
+    for (auto& word : words) pointers.push_back(word.data());
+    pointers.push_back(nullptr);
+    std::fflush(stdout);
+    ::execvp(pointers.front(), pointers.data());
+    throw Error("--compile-for runs the command tessera, which is neither beside this program nor in PATH: " + std::string(std::strerror(errno)));
+  }
+
   Reasons reasons_;
+  std::string device_, compile_for_;
+  int cores_ = 0;
+  bool reports_ = false;
 };
 
 }  // namespace tessera::cli

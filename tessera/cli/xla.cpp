@@ -13,6 +13,7 @@
 #include "tessera/cli/help.h"
 #include "tessera/cli/known_words.h"
 #include "tessera/cli/xla_program.h"
+#include "tessera/cli/xla_trace.h"
 #include "tessera/train/progress_line.h"
 #include "tessera/xla/pjrt/client.h"
 #include "tessera/xla/pjrt/figures.h"
@@ -23,14 +24,16 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr int kDoesNotFit = 3;
+
 struct XlaFlags {
-  std::string plugin, topology, program;
+  std::string plugin, topology;
+  std::vector<std::string> program;  // a file, or a command
   int devices = 1, replicas = 0, effort = 0;
   bool as_json = false;
 
   std::vector<std::string> arguments(const std::string& command) const {
     std::vector<std::string> all = {"xla", command};
-    if (!program.empty()) all.push_back(program);
     const auto add = [&](const std::string& name, const std::string& value) { all.insert(all.end(), {name, value}); };
     if (!plugin.empty()) add("--plugin", plugin);
     if (!topology.empty()) add("--topology", topology);
@@ -38,6 +41,8 @@ struct XlaFlags {
     if (replicas) add("--replicas", std::to_string(replicas));
     if (effort) add("--effort", std::to_string(effort));
     if (as_json) all.emplace_back("--json");
+    if (!program.empty()) all.emplace_back("--");
+    all.insert(all.end(), program.begin(), program.end());
     return all;
   }
 
@@ -120,34 +125,61 @@ int show_devices(const XlaFlags& flags) {
   return 0;
 }
 
+/// The module in a file, or a step of a program that can be run.
+std::string module_of(const std::vector<std::string>& program, int replicas) {
+  const InputFile file(program.front());
+  char begins[4] = {};
+  file.read(begins, std::min<uint64_t>(sizeof begins, file.size()), 0);
+  const bool runs = std::string_view(begins, 4) == "\x7f" "ELF" || std::string_view(begins, 2) == "#!";
+  if (runs) return traced_step(program, replicas);
+  if (program.size() > 1) throw ConfigError(fmt::format("{} is no program that can be run, so '{}' is too much", program[0], program[1]));
+  return file.read_all();
+}
+
+/// What a device needs for a compiled program, and what it has.
+struct Need {
+  int64_t needed = 0;
+  std::optional<int64_t> there;
+  bool fits() const { return !there || needed <= *there; }
+};
+
+/// Says how a program that does not fit might.
+int too_large(const std::string& reason) {
+  fmt::print(stderr, "tessera: the program does not fit: {}; less is needed with activation checkpointing, in bf16, in smaller units or batches, or on more devices\n",
+             reason);
+  return kDoesNotFit;
+}
+
 int compile(const XlaFlags& flags) {
   const auto plugin = plugin_of(flags);
   const pjrt::Topology topology(plugin, flags.topology);
   const auto devices = topology.devices();
   const int replicas = flags.replicas ? flags.replicas : static_cast<int>(devices.size());
   if (replicas > std::ssize(devices)) throw UsageError(fmt::format("{} replicas do not fit on the {} devices of {}", replicas, devices.size(), flags.topology));
-  const auto compiled = topology.compile({.text = InputFile(flags.program).read_all(), .parameters = {}}, {.replicas = replicas, .effort = flags.effort});
-  const auto memory = compiled.memory();
-  const auto figures = pjrt::figures_of(compiled);
-  const auto there = devices.front().memory;
-  const int64_t needed = memory.arguments + memory.outputs - memory.aliased + memory.temporary;
-  const bool fits = !there || needed <= *there;
-  const Error too_large(fmt::format("the program needs {} of a device, which has {}", gigabytes(needed), gigabytes(there.value_or(0))));
+  const auto text = module_of(flags.program, replicas);
+  std::optional<pjrt::CompiledProgram> compiled;
+  try {
+    compiled = topology.compile({.text = text, .parameters = {}}, {.replicas = replicas, .effort = flags.effort});
+  } catch (const Error& error) {
+    if (std::string_view(error.what()).find("Ran out of memory") == std::string_view::npos) throw;
+    return too_large(first_line(error));
+  }
+  const auto memory = compiled->memory();
+  const auto figures = pjrt::figures_of(*compiled);
+  const Need need{.needed = memory.arguments + memory.outputs - memory.aliased + memory.temporary, .there = devices.front().memory};
   if (flags.as_json) {
-    Json root = {{"topology", flags.topology}, {"devices", devices.size()}, {"replicas", replicas}, {"device_memory", there ? Json(*there) : Json()},
-                 {"fits", there ? Json(fits) : Json()}};
+    Json root = {{"topology", flags.topology}, {"devices", devices.size()}, {"replicas", replicas}, {"device_memory", need.there ? Json(*need.there) : Json()},
+                 {"needed", need.needed}, {"fits", need.there ? Json(need.fits()) : Json()}};
     root.update(figures);
     fmt::print("{}\n", root.dump(2));
-    if (fits) return 0;
-    throw too_large;
+    return need.fits() ? 0 : kDoesNotFit;
   }
   print_devices(devices);
   print_advice(flags);
   fmt::print("replicas   {}\n", replicas);
   print_figures(figures);
-  if (!there) return 0;
-  if (!fits) throw too_large;
-  fmt::print("fits       {} of {}\n", gigabytes(needed), gigabytes(*there));
+  if (!need.fits()) return too_large(fmt::format("it needs {} of a device, which has {}", gigabytes(need.needed), gigabytes(*need.there)));
+  if (need.there) fmt::print("fits       {} of {}\n", gigabytes(need.needed), gigabytes(*need.there));
   return 0;
 }
 
@@ -183,12 +215,18 @@ void add_xla_command(CLI::App& app, std::function<int()>& chosen) {
   });
   add_xla_program_command(*command, chosen);
   auto* compiler = command->add_subcommand("compile", "Says what a program needs on devices that need not be here")->group("Commands");
-  compiler->add_option("PROGRAM", flags->program, "A file with a StableHLO module")->required();
+  compiler
+      ->add_option("PROGRAM", flags->program,
+                   "A file with a StableHLO module, or behind -- a program that trains, with its arguments: it runs without a device until its step is known")
+      ->required()
+      ->expected(1, 1 << 20);
   compiler->add_option("--topology", flags->topology, "The devices: v5p:4x4x8,wrap=1,1,1 or cpu:8")->type_name("NAME")->required();
   compiler->add_option("--replicas", flags->replicas, "How many devices run it; all unless given")->check(from_to(1, 1 << 20));
   compiler->add_option("--effort", flags->effort, "How hard a TPU's compiler tries, from 9 to 39; its own choice unless given")->check(from_to(9, 39));
   add_places(*compiler, *flags);
-  compiler->footer(Help::footer_of({"tessera xla compile step.mlir --topology v5p:4x4x8,wrap=1,1,1 --effort 9"}));
+  compiler->footer(Help::footer_of({"tessera xla compile step.mlir --topology v5p:4x4x8,wrap=1,1,1 --effort 9",
+                                    "tessera xla compile --topology v4:4x4x4,chip_config_name=megacore,wrap=1,1,1 -- ./train --layers 32"},
+                                   "The status is 3 if the program does not fit."));
   compiler->callback([&chosen, flags] {
     chosen = [flags] { return run_apart(flags->arguments("compile"), flags->environment(), [flags] { return compile(*flags); }); };
   });

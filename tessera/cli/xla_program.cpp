@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -35,34 +34,6 @@ struct ProgramFlags {
   bool as_json = false, as_text = false;
 };
 
-/// Where a program leaves what it compiles: the folder that the environment names, or one for this command alone.
-class Place {
- public:
-  Place() {
-    if (const auto named = env(kVariable)) {
-      path_ = std::filesystem::absolute(*named);
-      return;
-    }
-    auto name = (std::filesystem::temp_directory_path() / "tessera-programs-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw IoError(fmt::format("can't make a folder for programs in {}", std::filesystem::temp_directory_path().string()));
-    path_ = name;
-    is_own_ = true;
-  }
-  Place(const Place&) = delete;
-  Place& operator=(const Place&) = delete;
-  ~Place() {
-    std::error_code failed;
-    if (is_own_) std::filesystem::remove_all(path_, failed);
-  }
-
-  const std::filesystem::path& path() const { return path_; }
-  bool is_own() const { return is_own_; }
-
- private:
-  std::filesystem::path path_;
-  bool is_own_ = false;
-};
-
 /// {4711, 2} of "4711_2.mlir"
 std::optional<std::pair<int64_t, int64_t>> process_and_number(const std::string& name) {
   int64_t process = 0, number = 0;
@@ -80,26 +51,6 @@ Json parsed(const std::filesystem::path& file) {
   } catch (const Json::exception& error) {
     throw Error(fmt::format("{} is not what a run leaves in {}: {}", file.string(), kVariable, error.what()));
   }
-}
-
-/// What the processes of a run have left, in their order: {"process": 4711, ..., "programs": [{"file": ..., "memory": {...}, ...}, ...]}.
-Json runs_in(const std::filesystem::path& folder) {
-  std::map<std::pair<int64_t, int64_t>, std::string> texts;
-  for (const auto& name : names_in(folder).value_or(std::vector<std::string>())) {
-    if (const auto which = process_and_number(name)) texts[*which] = name;
-  }
-  Json runs = Json::array();
-  for (const auto& [which, name] : texts) {
-    const auto& [process, number] = which;
-    if (runs.empty() || runs.back().at("process") != process) {
-      const auto file = folder / fmt::format("{}.json", process);
-      runs.push_back(is_there(file) ? parsed(file) : Json{{"process", process}, {"programs", Json::array()}});
-    }
-    auto& programs = runs.back().at("programs");
-    while (std::ssize(programs) < number) programs.push_back(Json::object());  // its compiler has not come to an end
-    programs[static_cast<size_t>(number - 1)]["file"] = (folder / name).string();
-  }
-  return runs;
 }
 
 std::vector<Json> programs_of(const Json& runs) {
@@ -147,8 +98,10 @@ void show(const std::filesystem::path& folder, const ProgramFlags& flags, bool w
 
 /// Runs the command to its end, or until it has run for long enough, and shows what it has compiled. What it prints goes to standard error.
 int run(const std::vector<std::string>& command, const ProgramFlags& flags) {
-  const Place place;
-  Process process(command, {{kVariable, place.path().string()}}, Process::Output::Inherit, [] { ::dup2(STDERR_FILENO, STDOUT_FILENO); });
+  const auto named = env(kVariable);
+  const auto own = named ? nullptr : std::make_unique<TemporaryFolder>("tessera-programs");
+  const auto folder = named ? std::filesystem::absolute(*named) : own->path();
+  Process process(command, {{kVariable, folder.string()}}, Process::Output::Inherit, [] { ::dup2(STDERR_FILENO, STDOUT_FILENO); });
   ::signal(SIGINT, SIG_IGN);  // Ctrl-C is for the program
   auto ended = process.wait(flags.seconds > 0 ? std::chrono::seconds(flags.seconds) : std::chrono::hours(24 * 365));
   const bool was_long_enough = !ended;
@@ -156,11 +109,30 @@ int run(const std::vector<std::string>& command, const ProgramFlags& flags) {
     ::kill(process.pid(), SIGTERM);
     ended = process.wait(std::chrono::seconds(10));
   }
-  show(place.path(), flags, !place.is_own(), fmt::format("{} has compiled no program for an XLA device; its status is {}", command.front(), ended.value_or(128 + SIGKILL)));
+  show(folder, flags, named.has_value(), fmt::format("{} has compiled no program for an XLA device; its status is {}", command.front(), ended.value_or(128 + SIGKILL)));
   return was_long_enough ? 0 : *ended;
 }
 
 }  // namespace
+
+Json runs_in(const std::filesystem::path& folder) {
+  std::map<std::pair<int64_t, int64_t>, std::string> texts;
+  for (const auto& name : names_in(folder).value_or(std::vector<std::string>())) {
+    if (const auto which = process_and_number(name)) texts[*which] = name;
+  }
+  Json runs = Json::array();
+  for (const auto& [which, name] : texts) {
+    const auto& [process, number] = which;
+    if (runs.empty() || runs.back().at("process") != process) {
+      const auto file = folder / fmt::format("{}.json", process);
+      runs.push_back(is_there(file) ? parsed(file) : Json{{"process", process}, {"programs", Json::array()}});
+    }
+    auto& programs = runs.back().at("programs");
+    while (std::ssize(programs) < number) programs.push_back(Json::object());  // its compiler has not come to an end
+    programs[static_cast<size_t>(number - 1)]["file"] = (folder / name).string();
+  }
+  return runs;
+}
 
 void print_figures(const Json& figures) {
   const auto& memory = figures.at("memory");
@@ -173,7 +145,9 @@ void print_figures(const Json& figures) {
   for (const auto* name : {"all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute"}) {
     // Those that run beside others are counted where they start.
     const auto count = operations.value(name, 0) + operations.value(fmt::format("{}-start", name), 0);
-    if (count > 0) fmt::print("{:<10} {}\n", name, count);
+    if (count == 0) continue;
+    const auto bytes = figures.value("collective_bytes", Json::object()).value(name, 0.0);
+    fmt::print("{:<10} {}{}\n", name, count, bytes > 0 ? fmt::format(", of {}", train::short_bytes(bytes)) : "");
   }
 }
 

@@ -1,6 +1,7 @@
 // `tessera xla program`, and how figures of programs are shown.
 #pragma once
 
+#include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
 
@@ -12,6 +13,9 @@ namespace tessera::cli {
 
 /// Adds the command to `tessera xla`.
 void add_xla_program_command(CLI::App& xla, std::function<int()>& chosen);
+
+/// What the processes of a run have left in a folder, in their order: {"process": 4711, ..., "programs": [{"file": ..., "memory": {...}}]}.
+nlohmann::ordered_json runs_in(const std::filesystem::path& folder);
 
 /// Lines for people, of pjrt::figures_of(): memory, floating-point operations, and what makes devices wait for each other.
 void print_figures(const nlohmann::ordered_json& figures);

@@ -287,7 +287,7 @@ void Optimizer::step() {
   factor_ = at::Tensor();
   end_backward_step();
   guard.commit();
-  for (const auto& world : worlds_) world.step_done();
+  ends_step_ = true;
 }
 
 void Optimizer::skip_step() {
@@ -300,7 +300,7 @@ void Optimizer::skip_step() {
   const Releases after{units_};
   WriteGuard(units_with_gradients(), WriteKind::Skip, description()).commit();
   factor_ = at::Tensor();
-  for (const auto& world : worlds_) world.step_done();
+  ends_step_ = true;
 }
 
 void Optimizer::scale_gradients(const at::Tensor& factor) {
@@ -337,6 +337,9 @@ void Optimizer::zero_grad() {
       }
     }
   }
+  // Not in step(): gradients that are still there would be results of the program that a tracing engine ends here.
+  if (!std::exchange(ends_step_, false)) return;
+  for (const auto& world : worlds_) world.step_done();
 }
 
 void Optimizer::set_lr(double lr) {

@@ -64,7 +64,7 @@ class Optimizer {
   void scale_gradients(const at::Tensor& factor);
   /// Like tessera::clip_grad_norm over all parameters, but the next step does the scaling. Returns the norm before clipping. Collective.
   at::Tensor clip_grad_norm(double max_norm, double p = 2);
-  /// Also drops gradients that wait for a reduction (no_sync).
+  /// Also drops gradients that wait for a reduction (no_sync). After a step this is its end, where a tracing engine ends its program.
   void zero_grad();
 
   /// Of all groups.
@@ -171,6 +171,7 @@ class Optimizer {
   const std::string rule_;
   std::optional<DiskMemoryOptions> disk_;        // for the state
   std::string description_;                      // of the rule and its settings; empty until it is needed
+  bool ends_step_ = false;                       // whether zero_grad() is the end of a step
   at::Tensor factor_;                            // for the next step's gradients; undefined for 1
   uint64_t recoveries_ = 0;                      // when it was set
   std::vector<Communicator> worlds_;             // of the sharded parameters; nearly always one

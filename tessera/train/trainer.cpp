@@ -311,6 +311,7 @@ bool Trainer::step_some(const void* optimizer) {
   for (auto& each : optimizers_) {
     if (is_meant(each)) changed &= take_step(each);
   }
+  world_.step_done();
   update_scale();
   return changed;
 }

@@ -364,6 +364,10 @@ TEST_F(Device, HearsOfTheEndOfAStep) {
   for (int step = 1; step <= 2; step++) {
     net(batch_).sum().backward();
     optimizer.step();
+    EXPECT_EQ(trace_.steps_done, step - 1) << "gradients would be results of the program";
+    optimizer.zero_grad();
+    EXPECT_EQ(trace_.steps_done, step);
+    optimizer.zero_grad();
     EXPECT_EQ(trace_.steps_done, step);
   }
 }
@@ -382,6 +386,7 @@ TEST_F(Device, EndsAProgramAfterBackwardIfThatIsWanted) {
   net(batch_).sum().backward();
   EXPECT_EQ(trace_.steps_done, 1);
   optimizer.step();
+  optimizer.zero_grad();
   EXPECT_EQ(trace_.steps_done, 2);
 }
 

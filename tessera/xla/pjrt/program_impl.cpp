@@ -3,6 +3,8 @@
 #include <c10/util/accumulate.h>
 #include <fmt/format.h>
 
+#include <functional>
+
 #include "tessera/xla/pjrt/element_types.h"
 #include "tessera/xla/pjrt/options.h"
 #include "tessera/xla/pjrt/wire.h"
@@ -28,6 +30,71 @@ std::string optimized_module(const ProgramHandle& handle) {
     if (field.field() == 1) return std::string(field.bytes());
   }
   return {};
+}
+
+/// `visit` gets each instruction's operation and the shape of its result.
+void for_each_instruction(std::string_view module, const std::function<void(const std::string& operation, std::string_view shape)>& visit) {
+  for (WireReader computation(module); computation.next();) {
+    if (computation.field() != 3) continue;
+    for (WireReader instruction(computation.bytes()); instruction.next();) {
+      if (instruction.field() != 2) continue;
+      std::string operation;
+      std::string_view shape;
+      for (WireReader detail(instruction.bytes()); detail.next();) {
+        if (detail.field() == 2) operation = detail.bytes();
+        if (detail.field() == 3) shape = detail.bytes();
+      }
+      visit(operation, shape);
+    }
+  }
+}
+
+/// The shapes in a tuple's.
+std::vector<std::string_view> parts_of(std::string_view shape) {
+  std::vector<std::string_view> parts;
+  for (WireReader field(shape); field.next();) {
+    if (field.field() == 4) parts.push_back(field.bytes());
+  }
+  return parts;
+}
+
+/// By XLA's numbers of types.
+int64_t bytes_of_type(uint64_t type) {
+  switch (type) {
+    case 3:   // S16
+    case 7:   // U16
+    case 10:  // F16
+    case 16:  // BF16
+      return 2;
+    case 4:   // S32
+    case 8:   // U32
+    case 11:  // F32
+      return 4;
+    case 5:   // S64
+    case 9:   // U64
+    case 12:  // F64
+    case 15:  // C64
+      return 8;
+    case 18:  // C128
+      return 16;
+    default:
+      return 1;
+  }
+}
+
+int64_t bytes_of(std::string_view shape) {
+  int64_t elements = 1, in_parts = 0;
+  uint64_t type = 0;
+  for (WireReader field(shape); field.next();) {
+    if (field.field() == 2) type = field.number();
+    if (field.field() == 3 && field.bytes().empty()) elements *= static_cast<int64_t>(field.number());
+    if (field.field() == 3 && !field.bytes().empty()) {
+      for (WireReader sizes(field.bytes()); sizes.next_packed();) elements *= static_cast<int64_t>(sizes.number());
+    }
+    if (field.field() == 4) in_parts += bytes_of(field.bytes());
+  }
+  constexpr uint64_t kTuple = 13;
+  return type == kTuple ? in_parts : elements * bytes_of_type(type);
 }
 
 }  // namespace
@@ -66,17 +133,22 @@ std::map<std::string, double> CompiledProgram::cost() const {
 
 std::map<std::string, int> CompiledProgram::operations() const {
   std::map<std::string, int> count;
-  const auto module = optimized_module(impl_->handle);
-  for (WireReader computation(module); computation.next();) {
-    if (computation.field() != 3) continue;
-    for (WireReader instruction(computation.bytes()); instruction.next();) {
-      if (instruction.field() != 2) continue;
-      for (WireReader detail(instruction.bytes()); detail.next();) {
-        if (detail.field() == 2) count[std::string(detail.bytes())]++;
-      }
-    }
-  }
+  for_each_instruction(optimized_module(impl_->handle), [&](const std::string& operation, std::string_view /*shape*/) { count[operation]++; });
   return count;
+}
+
+std::map<std::string, int64_t> CompiledProgram::bytes_of_collectives() const {
+  std::map<std::string, int64_t> bytes;
+  for_each_instruction(optimized_module(impl_->handle), [&](const std::string& operation, std::string_view shape) {
+    for (const auto* name : {"all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute"}) {
+      if (operation == name) bytes[name] += bytes_of(shape);
+      // What runs beside other operations begins with an instruction of its own, whose results are its operands, too, or not.
+      if (operation != std::string(name) + "-start") continue;
+      const auto parts = parts_of(shape);
+      bytes[name] += parts.size() < 2 || operation == "all-reduce-start" ? bytes_of(shape) : bytes_of(parts[1]);
+    }
+  });
+  return bytes;
 }
 
 std::string CompiledProgram::serialized() const {

@@ -27,6 +27,8 @@ class WireReader {
 
   /// Moves to the next field; false at the end.
   bool next();
+  /// The same for a packed list, whose numbers have no field.
+  bool next_packed() { return read(number_); }
   int field() const { return field_; }
   uint64_t number() const { return number_; }
   /// Of a byte string or a message inside; empty for numbers.

@@ -1,0 +1,70 @@
+#include "tessera/cli/xla_trace.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "tessera/base/error.h"
+#include "tessera/base/fd.h"
+#include "tessera/base/folder.h"
+#include "tessera/base/input_file.h"
+#include "tessera/base/process.h"
+#include "tessera/base/words.h"
+#include "tessera/cli/xla_program.h"
+
+namespace tessera::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kRunsOfAStep = 3;  // where a read cuts a step, its last part has then run twice
+
+/// The largest of the programs that were traced again, once one of them has been often enough, or at once if the run is over: the first step
+/// of a run makes moments and starting values, and is another program.
+std::optional<std::string> step_in(const std::filesystem::path& folder, bool is_over) {
+  const Json* largest = nullptr;
+  int64_t most = 0;
+  const auto runs = runs_in(folder);
+  for (const auto& run : runs) {
+    for (const auto& program : run.at("programs")) {
+      const auto executions = program.value("executions", int64_t{0});
+      most = std::max(most, executions);
+      const auto operators = [](const Json& each) { return each.value("operators", int64_t{0}); };
+      if (executions > 1 && (!largest || operators(program) > operators(*largest))) largest = &program;
+    }
+  }
+  if (!largest || (most < kRunsOfAStep && !is_over)) return std::nullopt;
+  return InputFile(largest->at("file").get<std::string>()).read_all();
+}
+
+}  // namespace
+
+std::string traced_step(const std::vector<std::string>& command, int replicas) {
+  const TemporaryFolder place("tessera-programs");
+  const auto said = place.path() / "said";
+  const Fd output(::open(said.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+  if (!output) throw IoError(fmt::format("{} can't be written", said.string()));
+  Process process(command,
+                  {{"TESSERA_XLA_TRACE_ONLY", std::to_string(replicas)},
+                   {"TESSERA_TRANSPORT", "xla"},
+                   {"TESSERA_STARTED_APART", ""},
+                   {"TESSERA_XLA_PROGRAMS", place.path().string()}},
+                  Process::Output::Inherit, [&] {
+                    ::dup2(output.get(), STDOUT_FILENO);
+                    ::dup2(output.get(), STDERR_FILENO);
+                  });
+  for (;;) {
+    const auto status = process.wait(std::chrono::milliseconds(100));
+    if (auto step = step_in(place.path(), status.has_value())) return *std::move(step);
+    if (!status) continue;
+    throw Error(fmt::format("{} has ended with status {}, and no step of it was traced twice: it has to train for three steps on the world that "
+                            "tessera::init gives, or on xla::init. It said:\n{}",
+                            command.front(), *status, printable(InputFile(said).read_all(), "\n")));
+  }
+}
+
+}  // namespace tessera::cli
