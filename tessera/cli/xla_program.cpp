@@ -73,7 +73,8 @@ void print_programs(const Json& runs, bool with_files) {
     fmt::print("{}process    {}{}\n", number > 0 ? "\n" : "", run.at("process").get<int64_t>(),
                run.contains("platform") ? fmt::format(", {} of {}", counted(run.at("replicas").get<int64_t>(), "replica"), run.at("platform").get<std::string>()) : "");
     for (const auto& [what, key] : {std::pair("on the CPU", "fallbacks"), std::pair("cut by", "host_reads")}) {
-      for (const auto& [name, times] : run.value(key, Json::object()).items()) fmt::print("{:<10} {}, {}\n", what, name, counted(times.get<int64_t>(), "time"));
+      const auto counts = run.value(key, Json::object());
+      for (const auto& [name, times] : counts.items()) fmt::print("{:<10} {}, {}\n", what, name, counted(times.get<int64_t>(), "time"));
     }
     for (const auto& program : run.at("programs")) {
       const bool is_known = program.contains("executions");
