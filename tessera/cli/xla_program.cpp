@@ -142,13 +142,9 @@ void print_figures(const Json& figures) {
              bytes("aliased"), bytes("temporary"), bytes("code"));
   if (memory.at("peak") != 0) fmt::print("peak       {}\n", bytes("peak"));
   if (figures.at("cost").contains("flops")) fmt::print("flops      {:.4g}\n", figures.at("cost").at("flops").get<double>());
-  const auto operations = figures.value("operations", Json::object());
-  for (const auto* name : {"all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute"}) {
-    // Those that run beside others are counted where they start.
-    const auto count = operations.value(name, 0) + operations.value(fmt::format("{}-start", name), 0);
-    if (count == 0) continue;
-    const auto bytes = figures.value("collective_bytes", Json::object()).value(name, 0.0);
-    fmt::print("{:<10} {}{}\n", name, count, bytes > 0 ? fmt::format(", of {}", train::short_bytes(bytes)) : "");
+  const auto collectives = figures.value("collectives", Json::object());
+  for (const auto& [name, all] : collectives.items()) {
+    fmt::print("{:<10} {}, {}\n", name, all.at("count").get<int>(), train::short_bytes(all.at("bytes").get<double>()));
   }
 }
 

@@ -18,6 +18,8 @@ struct ProgramMetrics {
   int64_t executions = 0;
   /// In bytes for each replica.
   pjrt::MemoryFigures memory;
+  /// Of a program of several replicas, as its compiler has left them.
+  std::map<std::string, pjrt::Collectives> collectives = {};
 };
 
 struct Metrics {

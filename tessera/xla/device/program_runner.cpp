@@ -132,8 +132,12 @@ const ProgramRunner::Compiled& ProgramRunner::compiled(const StepProgram& step) 
   }
   const auto seconds = seconds_since(began);
   metrics_.seconds_compiling += seconds;
-  metrics_.programs.push_back(
-      {step.operations(), seconds, was_there, 0, executable ? executable->compiled().memory() : pjrt::MemoryFigures()});
+  auto& noted = metrics_.programs.emplace_back(ProgramMetrics());
+  noted.operations = step.operations();
+  noted.seconds = seconds;
+  noted.from_disk = was_there;
+  if (executable) noted.memory = executable->compiled().memory();
+  if (executable && replicas_ > 1) noted.collectives = executable->compiled().collectives();
   if (folder_) folder_->add(executable ? std::optional(executable->compiled()) : std::nullopt);
   return programs_.emplace(step.key(), Compiled{executable, metrics_.programs.size() - 1}).first->second;
 }

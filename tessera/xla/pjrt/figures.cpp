@@ -11,7 +11,7 @@ nlohmann::ordered_json figures_of(const CompiledProgram& program) {
       {"cost", program.cost()}};
   try {
     figures["operations"] = program.operations();
-    figures["collective_bytes"] = program.bytes_of_collectives();
+    for (const auto& [name, all] : program.collectives()) figures["collectives"][name] = {{"count", all.count}, {"bytes", all.bytes}};
   } catch (const Error&) {  // some plugins keep no module of a program that was loaded from disk
   }
   return figures;

@@ -8,7 +8,7 @@
 namespace tessera::pjrt {
 
 /// {"memory": {"arguments": 8, ...} in bytes of each device, "cost": {"flops": 2e9, ...}, "operations": {"all-gather": 1, ...},
-/// "collective_bytes": {"all-gather": 64, ...}}. What the plugin does not tell is left out.
+/// "collectives": {"all-gather": {"count": 1, "bytes": 64}, ...}}. What the plugin does not tell is left out.
 nlohmann::ordered_json figures_of(const CompiledProgram& program);
 
 }  // namespace tessera::pjrt

@@ -47,8 +47,8 @@ class CompiledProgram {
   std::map<std::string, double> cost() const;
   /// How often each HLO operation stands in the program as it was optimized: "all-gather", "fusion", ...
   std::map<std::string, int> operations() const;
-  /// Of the results of each kind of collective, such as "all-gather", all together.
-  std::map<std::string, int64_t> bytes_of_collectives() const;
+  /// What makes devices wait for each other, by kind, such as "all-gather".
+  std::map<std::string, Collectives> collectives() const;
   /// For a Client of the same kind on the same kind of processor.
   std::string serialized() const;
   std::vector<ArrayType> outputs() const;

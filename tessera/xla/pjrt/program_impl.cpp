@@ -137,18 +137,19 @@ std::map<std::string, int> CompiledProgram::operations() const {
   return count;
 }
 
-std::map<std::string, int64_t> CompiledProgram::bytes_of_collectives() const {
-  std::map<std::string, int64_t> bytes;
+std::map<std::string, Collectives> CompiledProgram::collectives() const {
+  std::map<std::string, Collectives> all;
   for_each_instruction(optimized_module(impl_->handle), [&](const std::string& operation, std::string_view shape) {
     for (const auto* name : {"all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute"}) {
-      if (operation == name) bytes[name] += bytes_of(shape);
-      // What runs beside other operations begins with an instruction of its own, whose results are its operands, too, or not.
-      if (operation != std::string(name) + "-start") continue;
+      // What runs beside other operations begins with an instruction of its own, whose results may be its operands, too.
+      const bool starts = operation == std::string(name) + "-start";
+      if (!starts && operation != name) continue;
       const auto parts = parts_of(shape);
-      bytes[name] += parts.size() < 2 || operation == "all-reduce-start" ? bytes_of(shape) : bytes_of(parts[1]);
+      all[name].count++;
+      all[name].bytes += starts && parts.size() == 2 ? bytes_of(parts[1]) : bytes_of(shape);
     }
   });
-  return bytes;
+  return all;
 }
 
 std::string CompiledProgram::serialized() const {

@@ -1,0 +1,102 @@
+// What the compiler says of sharded steps: how often units are gathered, and what memory a step takes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/optim/sgd.h"
+#include "tessera/shard/fully_shard.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/shard/wrap.h"
+#include "tessera/xla/init.h"
+
+namespace tessera::xla::sharded_memory_test {
+namespace {
+
+constexpr int kReplicas = 4;
+constexpr int64_t kWidth = 256, kRows = 16;
+constexpr int64_t kBytes = kWidth * kWidth * 4;  // of a layer
+
+const Communicator& four() {
+  static const auto world = init({.devices = kReplicas});
+  return world;
+}
+
+/// The program of a step of so many layers, each a unit, once the order of uses is known.
+ProgramMetrics step_of(int layers, const ShardOptions& options) {
+  torch::manual_seed(1);
+  torch::nn::Sequential model;
+  for (int i = 0; i < layers; i++) {
+    model->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false)));
+    model->push_back(torch::nn::ReLU());
+  }
+  to_device(*model);
+  fully_shard(*model, options, wrap_always());
+  optim::SGD optimizer(parameters(*model), {.lr = 0.01});
+  const auto before = metrics().programs;
+  for (int step = 0; step < 4; step++) {
+    model->forward(torch::ones({kRows, kWidth}, torch::TensorOptions(four().traits().device))).pow(2).mean().backward();
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  // It may have been there before.
+  size_t most = 0;
+  int64_t times = 0;
+  const auto after = metrics().programs;
+  for (size_t i = 0; i < after.size(); i++) {
+    const auto more = after[i].executions - (i < before.size() ? before[i].executions : 0);
+    if (more > times) std::tie(most, times) = std::pair(i, more);
+  }
+  return after[most];
+}
+
+int count_of(const ProgramMetrics& program, const std::string& collective) {
+  const auto found = program.collectives.find(collective);
+  return found == program.collectives.end() ? 0 : found->second.count;
+}
+
+int64_t bytes_of(const ProgramMetrics& program, const std::string& collective) {
+  const auto found = program.collectives.find(collective);
+  return found == program.collectives.end() ? 0 : found->second.bytes;
+}
+
+TEST(ShardedStep, GathersEachUnitAgainInBackward) {
+  for (const int layers : {4, 8}) {
+    const auto step = step_of(layers, {.mesh = four()});
+    // The gradient of the first layer's input is not wanted, and the last unit stays from forward to backward.
+    EXPECT_EQ(bytes_of(step, "all-gather"), (2 * layers - 2) * kBytes) << layers;
+    EXPECT_EQ(bytes_of(step, "reduce-scatter"), layers * kBytes / kReplicas) << layers;
+    EXPECT_EQ(count_of(step, "all-reduce"), 0);
+  }
+}
+
+TEST(ShardedStep, TakesMemoryForFewUnitsAtATime) {
+  const auto grows_by = [](const ShardOptions& options) { return (step_of(12, options).memory.temporary - step_of(6, options).memory.temporary) / 6; };
+  const auto of_a_layer = grows_by({.mesh = four()});
+  EXPECT_LT(of_a_layer, kBytes / 2) << "activations and gradients of shards";
+  EXPECT_GT(grows_by({.mesh = four(), .reshard_after_forward = false}), kBytes);
+  EXPECT_LT(step_of(12, {.mesh = four()}).memory.temporary, 0.4 * static_cast<double>(step_of(12, {.mesh = four(), .reshard_after_forward = false}).memory.temporary));
+}
+
+TEST(ShardedStep, WithoutBarriersKeepsWhatForwardHasGathered) {
+  const int layers = 8;
+  const auto without = step_of(layers, {.mesh = four(), .tracing = {.barrier_in_forward = false, .barrier_in_backward = false}});
+  EXPECT_EQ(bytes_of(without, "all-gather"), layers * kBytes);
+  EXPECT_GT(without.memory.temporary, layers * kBytes);
+  // One of the two is enough that backward gathers again.
+  const auto backward = step_of(layers, {.mesh = four(), .tracing = {.barrier_in_forward = false}});
+  EXPECT_EQ(bytes_of(backward, "all-gather"), (2 * layers - 2) * kBytes);
+}
+
+TEST(ShardedStep, ThatGathersAheadTakesMoreMemory) {
+  const auto ahead = step_of(12, {.mesh = four(), .prefetch_depth = 1}), same = step_of(12, {.mesh = four()});
+  EXPECT_EQ(bytes_of(ahead, "all-gather"), bytes_of(same, "all-gather"));
+  EXPECT_LE(ahead.memory.temporary, same.memory.temporary + 3 * kBytes);
+}
+
+TEST(ShardedStep, GathersBf16AsSixteenBits) {
+  const auto step = step_of(4, {.mesh = four(), .mixed_precision = {.param_dtype = at::kBFloat16}});
+  EXPECT_EQ(bytes_of(step, "all-gather"), (2 * 4 - 2) * kBytes / 2);
+}
+
+}  // namespace
+}  // namespace tessera::xla::sharded_memory_test
