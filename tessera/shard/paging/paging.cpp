@@ -335,7 +335,8 @@ class TracedOperands {
     if (std::ranges::none_of(units, traces)) return;
     for (size_t i = 0; i < op.arguments; i++) {
       const auto place = stack.size() - op.arguments + i;
-      if (op.writes[i] || !stack[place].isTensor()) continue;
+      const bool is_statistics = op.updates_statistics && (i == OperatorFacts::kRunningMean || i == OperatorFacts::kRunningMean + 1);
+      if (op.writes[i] || is_statistics || !stack[place].isTensor()) continue;
       const auto& tensor = stack[place].toTensor();
       if (!tensor.defined() || is_paged(tensor) || tensor.device() != units.front()->mesh().shard().traits().device) continue;
       places_.push_back(place);
