@@ -69,11 +69,12 @@ double evaluate(MnistNet& model, const data::Samples& test, const Communicator& 
                       fetch_from(test), {.workers = 0});
   train::Progress progress(
       {.title = "evaluating", .steps = loader.batches(), .at_end = train::AtEnd::Vanishes, .rank = world.local_ranks().front()});
-  auto right = torch::zeros({1}, torch::kDouble);
+  auto right = torch::zeros({1}, torch::TensorOptions(world.traits().device).dtype(torch::kDouble));
   for (const auto& batch : loader) {
     const auto counted = torch::arange(batch.size()).lt(batch.size() - batch.repeats);
     const auto hits = model(on_ranks(batch.inputs, world)).argmax(1).eq(on_ranks(batch.targets, world));
     right += hits.logical_and(on_ranks(counted, world)).sum();
+    world.step_done();
     progress.update(loader.position().batch);
   }
   world.all_reduce(right, {}, {.unit = "accuracy"}).wait();
@@ -217,6 +218,7 @@ class MnistRun {
       checkpoint::consolidate(*last_, file, world_);
       MnistNet plain;
       checkpoint::load_weights(*plain, file);
+      move_module(*plain, world_.traits().device);
       const double consolidated = evaluate(plain, test_, world_);
       text += fmt::format(", {:.2f} % consolidated in {}", consolidated, file.string());
       values.push_back({"consolidated_accuracy", consolidated});

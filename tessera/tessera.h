@@ -5,6 +5,7 @@
 #include "tessera/base/error_record.h"
 #include "tessera/base/launcher.h"
 #include "tessera/base/log.h"
+#include "tessera/base/move_module.h"
 #include "tessera/base/tensor_slice.h"
 #include "tessera/checkpoint/async_saver.h"
 #include "tessera/checkpoint/checkpoint.h"

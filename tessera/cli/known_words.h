@@ -152,6 +152,8 @@ inline std::vector<std::string> known_arguments(const CLI::App& app, std::vector
       }
       if (argument == "--") arguments.erase(place);
       return arguments;
+    } else if (argument == "--") {
+      break;  // what follows belongs to no flag, whatever it looks like
     } else {
       const auto is_it = [&](const CLI::App* each) { return each->get_name() == argument; };
       const bool has_commands = !command->get_subcommands([](const CLI::App*) { return true; }).empty();

@@ -11,6 +11,7 @@
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/base/move_module.h"
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/formats/hub.h"
 #include "tessera/comm/groups/all_or_none.h"
@@ -114,6 +115,7 @@ void Trainer::prepare_one(const std::shared_ptr<torch::nn::Module>& model) {
   if (!model) throw UsageError("Trainer::prepare was given an empty pointer in place of a model");
   auto sharding = train::sharding_of(settings_, *model, world_);
   if (options_.adjust_sharding) options_.adjust_sharding(sharding.options);
+  if (sharding.options.offload.parameters != OffloadTo::Host) move_module(*model, world_.traits().device);
   if (sharding.checkpoints_activations) {
     if (sharding.policy) {
       activation::checkpoint_modules(*model, *sharding.policy);

@@ -6,13 +6,13 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <fmt/format.h>
 #include <unistd.h>
-#include <torch/nn/module.h>
 
 #include <cstdio>
 #include <cstdlib>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
+#include "tessera/base/move_module.h"
 #include "tessera/xla/device/kernels.h"
 #include "tessera/xla/device/random.h"
 #include "tessera/xla/device/storage.h"
@@ -87,13 +87,6 @@ at::Device make_device(const XlaOptions& options) {
   return kDevice;
 }
 
-void to_device(const torch::nn::Module& module) {
-  const at::NoGradGuard no_grad;
-  const auto move = [](const at::Tensor& tensor) {
-    if (tensor.defined()) tensor.unsafeGetTensorImpl()->shallow_copy_from(tensor.to(kDevice).getIntrusivePtr());
-  };
-  for (const auto& parameter : module.parameters()) move(parameter);
-  for (const auto& buffer : module.buffers()) move(buffer);
-}
+void to_device(const torch::nn::Module& module) { move_module(module, kDevice); }
 
 }  // namespace tessera::xla
