@@ -5,6 +5,8 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <fstream>
+#include <vector>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
@@ -28,6 +30,16 @@ std::string all_of(const Fd& stream) {
   }
 }
 
+/// The command line of this process.
+std::vector<std::string> own_command() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::vector<std::string> words;
+  for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
+  if (words.empty()) throw IoError("the command line of this process can't be read from /proc/self/cmdline");
+  words[0] = this_program();
+  return words;
+}
+
 /// The line of a program that ends in which it says why: glog begins those with F.
 std::string last_words(const std::string& text) {
   const auto fatal = text.rfind("\nF");
@@ -38,12 +50,11 @@ std::string last_words(const std::string& text) {
 
 }  // namespace
 
-int run_apart(std::vector<std::string> arguments, std::map<std::string, std::string> environment, const std::function<int()>& body) {
+int run_apart(std::map<std::string, std::string> environment, const std::function<int()>& body) {
   if (env(kStartedApart)) return body();
-  arguments.insert(arguments.begin(), this_program());
   environment[kStartedApart] = "1";
   Pipe err;
-  Process child(std::move(arguments), environment, Process::Output::Inherit, [&] { ::dup2(err.write.get(), STDERR_FILENO); });
+  Process child(own_command(), environment, Process::Output::Inherit, [&] { ::dup2(err.write.get(), STDERR_FILENO); });
   err.write = Fd();
   const auto said = all_of(err.read);
   const int status = child.wait(std::chrono::hours(1)).value_or(kNeverEnded);

@@ -4,12 +4,11 @@
 #include <functional>
 #include <map>
 #include <string>
-#include <vector>
 
 namespace tessera::cli {
 
-/// Runs `body` in a child, which this program becomes with the same arguments, and returns its status. What others print on standard error
+/// Runs `body` in a child, which this program becomes with its own arguments, and returns its status. What others print on standard error
 /// there is shown only if the child does not end by itself: then as an error.
-int run_apart(std::vector<std::string> arguments, std::map<std::string, std::string> environment, const std::function<int()>& body);
+int run_apart(std::map<std::string, std::string> environment, const std::function<int()>& body);
 
 }  // namespace tessera::cli

@@ -1,5 +1,6 @@
 // `tessera xla`: the devices of PJRT plugins, compilers for devices that are not here, and programs that ran.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <map>
@@ -32,20 +33,6 @@ struct XlaFlags {
   int devices = 1, replicas = 0, effort = 0;
   bool as_json = false;
 
-  std::vector<std::string> arguments(const std::string& command) const {
-    std::vector<std::string> all = {"xla", command};
-    const auto add = [&](const std::string& name, const std::string& value) { all.insert(all.end(), {name, value}); };
-    if (!plugin.empty()) add("--plugin", plugin);
-    if (!topology.empty()) add("--topology", topology);
-    if (devices != 1) add("--devices", std::to_string(devices));
-    if (replicas) add("--replicas", std::to_string(replicas));
-    if (effort) add("--effort", std::to_string(effort));
-    if (as_json) all.emplace_back("--json");
-    if (!program.empty()) all.emplace_back("--");
-    all.insert(all.end(), program.begin(), program.end());
-    return all;
-  }
-
   /// Where there is no TPU, its plugin looks for one on the network, holds a lock for the whole machine, and speaks of both, unless it is
   /// told what there would be.
   std::map<std::string, std::string> environment() const {
@@ -58,10 +45,21 @@ struct XlaFlags {
 #ifdef TESSERA_XLA
 
 std::string gigabytes(int64_t bytes) { return train::short_bytes(static_cast<double>(bytes)); }
+/// "v5p:" and "tpu7x:" are of TPUs.
+bool is_of_tpus(std::string_view topology) {
+  if (topology.find(':') == std::string_view::npos) return false;
+  return topology.starts_with("tpu") || (topology.size() > 1 && topology[0] == 'v' && topology[1] >= '0' && topology[1] <= '9');
+}
 
 pjrt::Plugin plugin_of(const XlaFlags& flags) {
   if (!flags.plugin.empty()) return pjrt::Plugin::load(flags.plugin);
-  return flags.topology.empty() || flags.topology.starts_with("cpu:") ? pjrt::Plugin::load() : pjrt::Plugin::load("tpu");
+  if (flags.topology.empty() || flags.topology.starts_with("cpu:")) return pjrt::Plugin::load();
+  if (is_of_tpus(flags.topology)) return pjrt::Plugin::load("tpu");
+  std::vector<std::string> here;
+  for (const auto& installed : pjrt::installed_plugins()) here.push_back(fmt::format("{} ({})", installed.name, installed.wheel));
+  throw ConfigError(fmt::format("no plugin is known for the topology '{}': a name is a kind of device and its chips, v5p:2x2x1 for TPUs or cpu:8 for plugins "
+                                "for CPUs, and --plugin says which plugin knows another; here are {}",
+                                flags.topology, here.empty() ? "none" : fmt::format("{}", fmt::join(here, ", "))));
 }
 
 Json json_of(const pjrt::Options& options) {
@@ -207,11 +205,11 @@ void add_xla_command(CLI::App& app, std::function<int()>& chosen) {
   const auto flags = std::make_shared<XlaFlags>();
   auto* devices = command->add_subcommand("devices", "Lists the devices of a plugin, or of a topology that it can compile for")->group("Commands");
   auto* topology = devices->add_option("--topology", flags->topology, "A plugin's name for devices, and options: v5p:4x4x8,wrap=1,1,1")->type_name("NAME");
-  devices->add_option("--devices", flags->devices, "How many a plugin for CPUs shall show")->check(from_to(1, 1024))->excludes(topology);
+  devices->add_option("--devices", flags->devices, "How many a plugin for CPUs shall show")->check(from_to(1, pjrt::kMostDevices))->excludes(topology);
   add_places(*devices, *flags);
   devices->footer(Help::footer_of({"tessera xla devices", "tessera xla devices --plugin tpu --json", "tessera xla devices --topology v5p:2x2x2,wrap=1,1,1"}));
   devices->callback([&chosen, flags] {
-    chosen = [flags] { return run_apart(flags->arguments("devices"), flags->environment(), [flags] { return show_devices(*flags); }); };
+    chosen = [flags] { return run_apart(flags->environment(), [flags] { return show_devices(*flags); }); };
   });
   add_xla_program_command(*command, chosen);
   auto* compiler = command->add_subcommand("compile", "Says what a program needs on devices that need not be here")->group("Commands");
@@ -228,7 +226,7 @@ void add_xla_command(CLI::App& app, std::function<int()>& chosen) {
                                     "tessera xla compile --topology v4:4x4x4,chip_config_name=megacore,wrap=1,1,1 -- ./train --layers 32"},
                                    "The status is 3 if the program does not fit."));
   compiler->callback([&chosen, flags] {
-    chosen = [flags] { return run_apart(flags->arguments("compile"), flags->environment(), [flags] { return compile(*flags); }); };
+    chosen = [flags] { return run_apart(flags->environment(), [flags] { return compile(*flags); }); };
   });
 }
 

@@ -62,6 +62,9 @@ TEST(XlaCommand, NamesWhatIsWrong) {
   };
   EXPECT_THAT(says({"devices", "--plugin", "abacus"}), HasSubstr("tessera: no PJRT plugin is named 'abacus'"));
   EXPECT_THAT(says({"devices", "--plugin", "cpu", "--topology", "v5p:2x2x1"}), HasSubstr("can't make the topology 'v5p:2x2x1'"));
+  EXPECT_THAT(says({"devices", "--topology", "nonsense"}),
+              AllOf(HasSubstr("no plugin is known for the topology 'nonsense'"), HasSubstr("v5p:2x2x1"), HasSubstr("cpu (xla-cpu-pjrt)")));
+  EXPECT_THAT(says({"devices", "--topology", "verse:2x2"}), HasSubstr("the topology 'verse:2x2'"));
   EXPECT_THAT(says({"devices", "--topology", "cpu:some"}), HasSubstr("write cpu:8"));
   EXPECT_THAT(says({"compile", "no/such.mlir", "--topology", "cpu:1"}), HasSubstr("no/such.mlir"));
   EXPECT_THAT(says({"devices"}, {{"XLA_FLAGS", "--xla_no_such"}}), AllOf(HasSubstr("the plugin has ended its process"), HasSubstr("xla_no_such")));

@@ -13,6 +13,7 @@
 namespace tessera::xla {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using tessera::testing::message_of;
 
@@ -83,6 +84,13 @@ TEST(Communicator, RunsWhatHasNoLoweringOnEachReplica) {
   for (int replica = 0; replica < kReplicas; replica++) {
     EXPECT_TRUE(at::allclose(values[static_cast<size_t>(replica)], torch::igamma(torch::full({2}, replica + 1.0F), torch::ones(2))));
   }
+}
+
+TEST(Communicator, RefusesAChoiceOfOtherCountsOnEachReplica) {
+  const auto x = numbers_of_replicas();
+  EXPECT_EQ((x.index({x >= 0}).sizes()), at::IntArrayRef({2}));
+  EXPECT_THAT(message_of<UsageError>([&] { (void)x.index({x > 0}); }),
+              AllOf(HasSubstr("aten::nonzero makes a tensor of sizes [0, 1] on one replica and of sizes [2, 1] on another"), HasSubstr("where()")));
 }
 
 TEST(Communicator, GoesOnAfterAProgramThatFails) {

@@ -5,6 +5,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <fmt/format.h>
+#include <torch/csrc/autograd/engine.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -27,9 +28,12 @@ constexpr int64_t kMostReplicas = 1'000'000;
 /// One device and one stream. Programs start in the order in which they were traced, so nothing ever waits on an event.
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kXla; }
-  c10::Device exchangeDevice(c10::Device /*device*/) const override { return kDevice; }
+  c10::Device exchangeDevice(c10::Device device) const override {
+    expect_the_device(device);
+    return kDevice;
+  }
   c10::Device getDevice() const override { return kDevice; }
-  void setDevice(c10::Device /*device*/) const override {}
+  void setDevice(c10::Device device) const override { expect_the_device(device); }
   void uncheckedSetDevice(c10::Device /*device*/) const noexcept override {}
   c10::Stream getStream(c10::Device /*device*/) const override { return c10::Stream(c10::Stream::DEFAULT, kDevice); }
   c10::Stream getNewStream(c10::Device /*device*/, int /*priority*/) const override { return c10::Stream(c10::Stream::DEFAULT, kDevice); }
@@ -52,11 +56,25 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   void setCurrentDevice(c10::DeviceIndex /*device*/) const override {}
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex /*device*/) const override { return 0; }
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex /*device*/) const override { return 0; }
-  const at::Generator& getDefaultGenerator(c10::DeviceIndex /*device*/) const override { return device_generator(); }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex device) const override {
+    expect_the_device(c10::Device(kXla, device));
+    return device_generator();
+  }
   /// Copies to the host wait, so their memory is as all other.
   at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
   bool isPinnedPtr(const void* /*data*/) const override { return false; }
   at::Generator getNewGenerator(c10::DeviceIndex /*device*/) const override { return device_generator().clone(); }
+};
+
+/// libtorch counts the devices in the first backward pass of a process, and makes a thread for each of them: in these run the backward passes
+/// of tensors that are there. What comes later has none.
+class BackwardThreads : public torch::autograd::Engine {
+ public:
+  static bool have_started() {
+    auto& engine = get_default_engine();
+    engine.initialize_device_threads_pool();
+    return !(engine.*(&BackwardThreads::device_ready_queues_)).empty();
+  }
 };
 
 }  // namespace
@@ -64,6 +82,11 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 at::Device make_device(const XlaOptions& options) {
   static bool made = false;
   if (made) throw UsageError("this process has its XLA device already: make it once");
+  static const c10::impl::DeviceGuardImplRegistrar guard(kXla, new Guard);
+  if (!BackwardThreads::have_started()) {
+    throw UsageError("a backward pass ran before the XLA device was there, and libtorch makes the threads for backward passes on devices in the first of a "
+                     "process: call tessera::xla::init before it");
+  }
   static const bool wants_report = env_int("TESSERA_XLA_METRICS", 0, 1).value_or(0) == 1;
   const auto traced = env_int("TESSERA_XLA_TRACE_ONLY", 1, kMostReplicas);
   if (traced || options.programs == Programs::Traced) {
@@ -82,11 +105,13 @@ at::Device make_device(const XlaOptions& options) {
   c10::register_privateuse1_backend("xla");
   c10::SetAllocator(kXla, &LazyMemory::instance());
   at::RegisterPrivateUse1HooksInterface(new Hooks);  // libtorch never frees it
-  static const c10::impl::DeviceGuardImplRegistrar guard(kXla, new Guard);
   register_kernels();
   return kDevice;
 }
 
-void to_device(const torch::nn::Module& module) { move_module(module, kDevice); }
+void to_device(const torch::nn::Module& module) {
+  (void)runner();  // throws if there is none
+  move_module(module, kDevice);
+}
 
 }  // namespace tessera::xla

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "tessera/xla/device/kernels.h"
 #include "tessera/xla/graph/arithmetic.h"
@@ -43,9 +44,12 @@ inline Sizes wrapped(Sizes named, int64_t rank) {
   return named;
 }
 
-/// The dimensions that argument `i` names, from 0 up; all if it names none, or if there is no such argument.
-inline Sizes dimensions(const Call& call, size_t i, int64_t rank) {
-  const auto named = wrapped(i < call.arguments() && call.has(i) ? call.integers(i) : Sizes{}, rank);
+/// The place of an argument, if an operator has it.
+using Place = std::optional<size_t>;
+
+/// The dimensions that an argument names, from 0 up; all if it names none, or if there is no such argument.
+inline Sizes dimensions(const Call& call, Place place, int64_t rank) {
+  const auto named = wrapped(place && call.has(*place) ? call.integers(*place) : Sizes{}, rank);
   return named.empty() || rank == 0 ? all_dimensions(rank) : named;
 }
 

@@ -180,7 +180,7 @@ Value entropy(const Value& x) {
 }
 
 /// 0 where `b` counts more bits than there are.
-Value shifted(const Elements& x, const char* direction) {
+Value bits_moved(const Elements& x, const char* direction) {
   const bool is_unsigned = !c10::isSignedType(x.element());
   return hlo::binary(direction != std::string_view("right") ? "shift_left"
                      : is_unsigned                          ? "shift_right_logical"
@@ -283,16 +283,16 @@ void register_elementwise() {
                     const auto step = hlo::convert(hlo::is_above(x[0], fixed(x[0], 0)), x.element());
                     return select(compare("EQ", x[0], fixed(x[0], 0)), x[1], step);
                   }),
-      elementwise("bitwise_left_shift.Tensor", [](const Elements& x) { return shifted(x, "left"); }),
-      elementwise("bitwise_right_shift.Tensor", [](const Elements& x) { return shifted(x, "right"); }),
-      elementwise("__lshift__.Tensor", [](const Elements& x) { return shifted(x, "left"); }),
-      elementwise("__rshift__.Tensor", [](const Elements& x) { return shifted(x, "right"); }),
-      elementwise("__lshift__.Scalar", [](const Elements& x) { return shifted(x, "left"); }),
-      elementwise("__rshift__.Scalar", [](const Elements& x) { return shifted(x, "right"); }),
-      elementwise("__ilshift__.Tensor", [](const Elements& x) { return shifted(x, "left"); }),
-      elementwise("__irshift__.Tensor", [](const Elements& x) { return shifted(x, "right"); }),
-      elementwise("__ilshift__.Scalar", [](const Elements& x) { return shifted(x, "left"); }),
-      elementwise("__irshift__.Scalar", [](const Elements& x) { return shifted(x, "right"); }),
+      elementwise("bitwise_left_shift.Tensor", [](const Elements& x) { return bits_moved(x, "left"); }),
+      elementwise("bitwise_right_shift.Tensor", [](const Elements& x) { return bits_moved(x, "right"); }),
+      elementwise("__lshift__.Tensor", [](const Elements& x) { return bits_moved(x, "left"); }),
+      elementwise("__rshift__.Tensor", [](const Elements& x) { return bits_moved(x, "right"); }),
+      elementwise("__lshift__.Scalar", [](const Elements& x) { return bits_moved(x, "left"); }),
+      elementwise("__rshift__.Scalar", [](const Elements& x) { return bits_moved(x, "right"); }),
+      elementwise("__ilshift__.Tensor", [](const Elements& x) { return bits_moved(x, "left"); }),
+      elementwise("__irshift__.Tensor", [](const Elements& x) { return bits_moved(x, "right"); }),
+      elementwise("__ilshift__.Scalar", [](const Elements& x) { return bits_moved(x, "left"); }),
+      elementwise("__irshift__.Scalar", [](const Elements& x) { return bits_moved(x, "right"); }),
       elementwise("logical_and", [](const Elements& x) { return both(x.as(0, at::kBool), x.as(1, at::kBool)); }),
       elementwise("logical_or", [](const Elements& x) { return hlo::either(x.as(0, at::kBool), x.as(1, at::kBool)); }),
       elementwise("logical_xor", [](const Elements& x) { return hlo::binary("xor", x.as(0, at::kBool), x.as(1, at::kBool)); }),

@@ -58,6 +58,12 @@ IValue merged(const std::vector<IValue>& values, const std::string& name) {
   const auto all = [&](const auto& tensor_of) -> at::Tensor {
     std::vector<at::Tensor> tensors;
     for (const auto& value : values) tensors.push_back(tensor_of(value));
+    for (const auto& tensor : tensors) {
+      if (!tensor.defined() || tensor.sizes() == tensors[0].sizes()) continue;
+      throw UsageError(fmt::format("{} makes a tensor of sizes {} on one replica and of sizes {} on another, and a tensor has one shape on all: write in "
+                                   "place of a choice by a mask, x[mask], what keeps the shape, such as where() or masked_fill()",
+                                   name, c10::str(tensors[0].sizes()), c10::str(tensor.sizes())));
+    }
     if (tensors[0].defined() && tensors[0].layout() != at::kStrided) {
       throw UsageError(fmt::format("{} made a tensor of layout {}, which XLA devices do not have", name, c10::str(tensors[0].layout())));
     }
@@ -89,6 +95,7 @@ void run_on_host(const c10::OperatorHandle& op, Stack* stack) {
   std::vector<Stack> of_replica(count);
   for (const auto& argument : arguments) {
     if (argument.isDevice()) {
+      expect_the_device(argument.toDevice());
       for (auto& own : of_replica) own.emplace_back(c10::Device(at::kCPU));
       continue;
     }

@@ -35,6 +35,23 @@ TEST(Faults, ATensorOfAnotherDeviceIsRefused) {
   EXPECT_EQ((x * torch::full({}, 2.0F)).sum().item<float>(), 6);
 }
 
+TEST(Faults, AnotherIndexThanThatOfTheDeviceIsRefused) {
+  const auto x = torch::ones({3}, on_device());
+  const at::Device second(kXla, 1);
+  const auto words = AllOf(HasSubstr("there is no device xla:1"), HasSubstr("world.replicas(tensor)"));
+  EXPECT_THAT(message_of<UsageError>([&] { (void)torch::ones({3}, second); }), words);
+  EXPECT_THAT(message_of<UsageError>([&] { (void)torch::zeros({3}, second); }), words);
+  EXPECT_THAT(message_of<UsageError>([&] { (void)torch::randn({3}, second); }), words);
+  EXPECT_THAT(message_of<UsageError>([&] { (void)torch::arange(3, second); }), words);
+  EXPECT_THAT(message_of<UsageError>([&] { (void)torch::ones({3}).to(second); }), words);
+  EXPECT_THAT(message_of<UsageError>([&] { (void)torch::ones({3, 3}).t().to(second); }), words);
+  EXPECT_THAT(message_of<UsageError>([&] { (void)x.to(second); }), words);
+  EXPECT_THAT(message_of<UsageError>([&] { (void)at::empty_like(x, at::TensorOptions(second)); }), words);
+  EXPECT_THAT(message_of<UsageError>([&] { const c10::DeviceGuard guard(second); }), words);
+  EXPECT_THAT(message_of<UsageError>([&] { (void)at::globalContext().defaultGenerator(second); }), words);
+  EXPECT_EQ(torch::ones({3}, at::Device(kXla)).sum().item<float>(), 3);
+}
+
 TEST(Faults, AResultThatDoesNotFitInPlaceIsRefused) {
   auto x = torch::ones({3, 2}, on_device());
   const auto mask = torch::ones({2, 2}, on_device()).to(at::kBool);

@@ -26,7 +26,7 @@ class Lowered final : public c10::OperatorKernel {
   Lowered(Lowering lower, const c10::FunctionSchema& schema) : lower_(std::move(lower)), signature_(schema) {}
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
     const auto lock = lock_device();
-    runner().metrics().operators++;
+    runner().note_operator();
     const at::AutoDispatchBelowADInplaceOrView below;
     Call call(signature_, *stack);
     try {

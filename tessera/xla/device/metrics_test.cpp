@@ -5,9 +5,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "tessera/base/log.h"
 #include "tessera/testing/child_task.h"
 #include "tessera/testing/run_program.h"
+#include "tessera/testing/warnings.h"
 #include "tessera/testing/xla_device.h"
 #include "tessera/xla/device/values.h"
 
@@ -18,20 +18,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-/// The warnings while it lives.
-class Warnings {
- public:
-  Warnings() : before_(set_log_sink([this](const LogRecord& record) { texts.emplace_back(record.text); })) {}
-  ~Warnings() { set_log_sink(before_); }
-  Warnings(const Warnings&) = delete;
-  Warnings& operator=(const Warnings&) = delete;
-
-  std::vector<std::string> texts;
-
- private:
-  LogSink before_;
-};
+using tessera::testing::Warnings;
 
 int64_t times_read(const std::string& reader) {
   const auto reads = metrics().host_reads;
@@ -118,6 +105,60 @@ TEST(HostReads, AtTheEndOfAStepAreNotCounted) {
   step_boundary();
   EXPECT_EQ(metrics().host_reads, before);
   EXPECT_THAT(warnings.texts, IsEmpty());
+}
+
+TEST(HostReads, OfAModelsMetricsCutNothing) {
+  torch::manual_seed(1);
+  torch::nn::Sequential model(torch::nn::Linear(13, 12), torch::nn::BatchNorm1d(12), torch::nn::Linear(12, 2));
+  to_device(*model);
+  torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  const auto before = metrics().host_reads;
+  const Warnings warnings;
+  auto right = torch::zeros({}, device_for_tests());
+  const auto evaluate = [&] {
+    const torch::NoGradGuard no_grad;
+    at::Tensor scores;  // those of a batch live until there are others
+    for (int batch = 0; batch < 4; batch++) {
+      scores = model->forward(torch::ones({3, 13}).to(device_for_tests()));
+      right += scores.argmax(1).eq(batch % 2).sum();
+      (void)scores.pow(2).mean().item<float>();
+    }
+  };
+  for (int step = 0; step < 4; step++) {
+    optimizer.zero_grad();
+    const auto loss = model->forward(torch::ones({3, 13}).to(device_for_tests())).pow(2).mean();
+    loss.backward();
+    optimizer.step();
+    (void)loss.item<float>();  // in place of step_boundary()
+    if (step == 2) evaluate();
+  }
+  EXPECT_EQ(metrics().host_reads, before);
+  EXPECT_THAT(warnings.texts, IsEmpty());
+}
+
+TEST(HostReads, OfALossBeforeItsBackwardPassCutEachStep) {
+  auto weight = torch::ones({11}, device_for_tests()).requires_grad_();
+  torch::optim::SGD optimizer({weight}, torch::optim::SGDOptions(0.1));
+  const auto before = times_read("item()");
+  for (int step = 0; step < 3; step++) {
+    optimizer.zero_grad();
+    const auto loss = (weight * 3).exp().sum();
+    (void)loss.item<float>();
+    loss.backward();
+    (void)weight.grad().norm().item<float>();
+    optimizer.step();
+    step_boundary();
+  }
+  EXPECT_EQ(times_read("item()"), before + 6);
+}
+
+TEST(Growth, OfWhatIsNeverComputedIsToldOfOnce) {
+  const Warnings warnings;
+  auto x = torch::ones({4}, device_for_tests());
+  for (int i = 0; i < 3000; i++) x = torch::celu(x);
+  EXPECT_THAT(warnings.texts, IsEmpty());
+  for (int i = 0; i < 210000; i++) x = x.abs();
+  EXPECT_THAT(warnings.texts, ElementsAre(HasSubstr("200000 operations wait to become one program: call step_boundary()")));
 }
 
 TEST(Recompilation, OfAStepIsToldOfWithWhatDiffers) {

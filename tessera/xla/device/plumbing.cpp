@@ -13,12 +13,14 @@ namespace tessera::xla {
 namespace {
 
 at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> /*layout*/,
-                 std::optional<at::Device> /*device*/, std::optional<bool> /*pin*/, std::optional<at::MemoryFormat> format) {
+                 std::optional<at::Device> device, std::optional<bool> /*pin*/, std::optional<at::MemoryFormat> format) {
+  expect_the_device(device);
   return at::detail::empty_generic(sizes, &LazyMemory::instance(), kXlaKeys, c10::dtype_or_default(dtype), format);
 }
 
 at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, std::optional<at::ScalarType> dtype,
-                         std::optional<at::Layout> /*layout*/, std::optional<at::Device> /*device*/, std::optional<bool> /*pin*/) {
+                         std::optional<at::Layout> /*layout*/, std::optional<at::Device> device, std::optional<bool> /*pin*/) {
+  expect_the_device(device);
   return at::detail::empty_strided_generic(sizes, strides, &LazyMemory::instance(), kXlaKeys, c10::dtype_or_default(dtype));
 }
 
@@ -108,7 +110,8 @@ bool equal(const at::Tensor& a, const at::Tensor& b) {
 
 /// libtorch marks such zeros by a key of their own, so that nobody computes with them; here the compiler sees what they are.
 at::Tensor zeros(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> /*layout*/,
-                 std::optional<at::Device> /*device*/, std::optional<bool> /*pin*/) {
+                 std::optional<at::Device> device, std::optional<bool> /*pin*/) {
+  expect_the_device(device);
   return new_tensor(hlo::broadcast(hlo::constant(int64_t{0}, c10::dtype_or_default(dtype)), sizes, {}));
 }
 

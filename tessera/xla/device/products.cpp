@@ -13,7 +13,8 @@ Value product(const Value& a, const Value& b) { return hlo::dot(a, b, {{}, {}, {
 
 Value batched(const Value& a, const Value& b) { return hlo::dot(a, b, {{0}, {0}, {2}, {1}}); }
 
-Value scaled(const Call& call, size_t factor, const Value& value) {
+/// What libtorch's alpha or beta makes of a value.
+Value by_factor(const Call& call, size_t factor, const Value& value) {
   return call.is_one(factor) ? value : hlo::times(value, hlo::like(value, call.number(factor)));
 }
 
@@ -22,8 +23,8 @@ void give_sum(Call& call, const Value& product) {
   const auto type = call.result_type();
   TORCH_CHECK(at::is_expandable_to(call.tensor(0).sizes(), product.sizes()), "expected what is added to a product of sizes ", product.sizes(),
               " to have these sizes or to expand to them, got ", call.tensor(0).sizes());
-  auto result = scaled(call, 4, product);
-  if (call.number(3) != 0) result = plus(scaled(call, 3, hlo::expand(call.value(0, product.element()), result.sizes())), result);
+  auto result = by_factor(call, 4, product);
+  if (call.number(3) != 0) result = plus(by_factor(call, 3, hlo::expand(call.value(0, product.element()), result.sizes())), result);
   call.give(hlo::convert(result, type));
 }
 

@@ -14,6 +14,10 @@
 namespace tessera::xla {
 namespace {
 
+/// More than a step of a model with a hundred layers has, and traced within a second. A program that ended just there would end at another
+/// place of the loop each time, and be another program.
+constexpr int64_t kManyOperations = 200000;
+
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
 
@@ -44,14 +48,35 @@ ProgramRunner::ProgramRunner(std::optional<pjrt::Client> client, int replicas)
       disk_(client_ ? pjrt::ProgramCache::of_this_user() : std::nullopt),
       folder_(ProgramFolder::of_this_run(platform_, replicas)) {}
 
-/// A read cuts a step if its program keeps more than what is read, and more work comes before the end of the step.
-void ProgramRunner::note_reads(const std::optional<std::string>& reader, size_t results) {
-  if (!read_in_step_.empty() && results > 0 && metrics_.host_reads[read_in_step_]++ == 0) {
-    log(LogLevel::Warning, fmt::format("XLA: {} reads a value in the middle of a step, which becomes two programs with all that lies between them as "
-                                       "results of the first: keep such values as tensors until step_boundary() has been called",
-                                       read_in_step_));
-  }
-  read_in_step_ = results > 1 ? reader.value_or("") : "";
+/// A read cuts a step if a later program of that step needs what the read's program made. What one of the two writes in place is no sign of that:
+/// weights and running sums go from program to program, wherever these end.
+void ProgramRunner::note_cuts(const StepProgram& step) {
+  const auto needed = step.arguments_of(Memory::Kept);
+  std::erase_if(reads_in_step_, [&](const Read& read) {
+    const auto is_needed = [&](const auto& result) { return std::ranges::find(needed, result.lock()) != needed.end(); };
+    if (std::ranges::none_of(read.results, is_needed)) return false;
+    if (metrics_.host_reads[read.reader]++ == 0) {
+      log(LogLevel::Warning, fmt::format("XLA: {} reads a value in the middle of a step, which becomes two programs with all that lies between them as "
+                                         "results of the first: keep such values as tensors until step_boundary() has been called",
+                                         read.reader));
+    }
+    return true;
+  });
+}
+
+void ProgramRunner::note_read(const std::optional<std::string>& reader, const std::vector<std::shared_ptr<const Data>>& results) {
+  if (!reader) return reads_in_step_.clear();
+  std::erase_if(reads_in_step_, [](const Read& read) { return std::ranges::all_of(read.results, &std::weak_ptr<const Data>::expired); });
+  if (!reader->empty()) reads_in_step_.push_back({*reader, {results.begin(), results.end()}});
+}
+
+void ProgramRunner::note_operator() {
+  metrics_.operators++;
+  if (has_warned_of_growth_ || Node::operations() < kManyOperations) return;
+  has_warned_of_growth_ = true;
+  log(LogLevel::Warning, fmt::format("XLA: {} operations wait to become one program: call step_boundary() at the end of each step, or a loop is traced "
+                                     "and never computed until memory is full",
+                                     kManyOperations));
 }
 
 void ProgramRunner::warn_of_another_program() {
@@ -78,8 +103,7 @@ void ProgramRunner::cut(const std::optional<std::string>& reader) {
     }
     owners[place->second].push_back(&cell);
   });
-  note_reads(reader, wanted.size());
-  if (wanted.empty()) return;
+  if (wanted.empty()) return note_read(reader, {});
   for (size_t i = 0; i < wanted.size(); i++) {
     for (const auto* const cell : owners[i]) {
       if (cell->before && !held.contains(cell->before.get())) wanted[i].donor = cell->before;
@@ -90,19 +114,24 @@ void ProgramRunner::cut(const std::optional<std::string>& reader) {
   const auto programs = programs_.size();
   std::vector<std::shared_ptr<const Data>> results;
   try {
-    results = run(StepProgram(std::move(wanted)));
+    const StepProgram step(std::move(wanted));
+    note_cuts(step);
+    results = run(step);
   } catch (const std::exception&) {
     give_back(owners, types);
     throw;
   }
   if (!reader && programs_.size() > programs) warn_of_another_program();
+  std::vector<std::shared_ptr<const Data>> first_values;
   for (size_t i = 0; i < results.size(); i++) {
     const auto value = leaf(results[i], types[i]);
+    if (std::ranges::none_of(owners[i], [](const Cell* cell) { return cell->before != nullptr; })) first_values.push_back(results[i]);
     for (auto* const cell : owners[i]) {
       cell->value = value;
       cell->before = results[i];
     }
   }
+  note_read(reader, first_values);
 }
 
 std::shared_ptr<const Data> ProgramRunner::compute(const Value& value) {
@@ -149,7 +178,7 @@ std::vector<std::vector<pjrt::Buffer>> ProgramRunner::results_of(const StepProgr
   auto results = executable.run(arguments);
   metrics_.seconds_starting += seconds_since(began);
   // CPU plugins let go of a donated buffer only when its program has ended. Until the next has started, nobody needs to wait for that.
-  donated_ = step.donated();
+  donated_ = step.arguments_of(Memory::Taken);
   return results;
 }
 

@@ -38,6 +38,8 @@ class ProgramRunner {
 
   /// At the end of the process: leaves what TESSERA_XLA_PROGRAMS asks for.
   void finish();
+  /// One more operator is traced. Warns once if what waits to be computed has grown beyond what a step may be.
+  void note_operator();
 
   Metrics& metrics() { return metrics_; }
   /// Of the last program: StableHLO.
@@ -54,7 +56,8 @@ class ProgramRunner {
   std::vector<std::vector<pjrt::Buffer>> results_of(const StepProgram& step, const pjrt::Executable& executable);
   const Compiled& compiled(const StepProgram& step);
   std::shared_ptr<const Data> absent(const Type& type) const;
-  void note_reads(const std::optional<std::string>& reader, size_t results);
+  void note_cuts(const StepProgram& step);
+  void note_read(const std::optional<std::string>& reader, const std::vector<std::shared_ptr<const Data>>& results);
   void warn_of_another_program();
 
   std::optional<pjrt::Client> client_;
@@ -64,9 +67,14 @@ class ProgramRunner {
   std::optional<ProgramFolder> folder_;
   std::unordered_map<std::string, Compiled> programs_;
   std::vector<std::shared_ptr<const Data>> donated_;  // to the program that was started last
+  bool has_warned_of_growth_ = false;
   StepHistory history_;
   std::string last_text_;
-  std::string read_in_step_;  // what has cut the step that is being traced, if anything has
+  struct Read {
+    std::string reader;
+    std::vector<std::weak_ptr<const Data>> results;  // of its program
+  };
+  std::vector<Read> reads_in_step_;
   Metrics metrics_;
 };
 

@@ -17,20 +17,16 @@ using hlo::times;
 
 using Reduce = Value (*)(const Value&, const Sizes&);
 
-constexpr size_t kNowhere = 99;  // an argument that the operator does not have
-
-bool flag_or_false(const Call& call, size_t i) {
-  return i < call.arguments() && call[i].isBool() && call.flag(i);
-}
+bool flag_or_false(const Call& call, Place place) { return place && call.flag(*place); }
 
 Value maybe_kept(const Value& reduced, const Value& x, const Sizes& dimensions, bool keep) {
   return keep ? hlo::reshape(reduced, kept_sizes(x.sizes(), dimensions)) : reduced;
 }
 
 /// What the operator says by argument `dtype`, or else `otherwise`.
-at::ScalarType type_or(const Call& call, size_t dtype, at::ScalarType otherwise) {
+at::ScalarType type_or(const Call& call, Place dtype, at::ScalarType otherwise) {
   if (call.out()) return call.result_type();
-  return dtype < call.arguments() && call.has(dtype) ? call[dtype].toScalarType() : otherwise;
+  return dtype && call.has(*dtype) ? call[*dtype].toScalarType() : otherwise;
 }
 
 /// Sums of whole numbers are long, whatever was summed.
@@ -39,17 +35,17 @@ at::ScalarType sum_type(const Call& call) {
   return c10::isIntegralType(type, true) ? at::kLong : type;
 }
 
-void give_reduced(Call& call, at::ScalarType type, size_t dims, size_t keep, const Reduce& reduce) {
+void give_reduced(Call& call, at::ScalarType type, Place dims, Place keep, const Reduce& reduce) {
   const auto x = call.value(0, hlo::wide(type));
   const auto d = dimensions(call, dims, x.rank());
   call.give(hlo::convert(maybe_kept(reduce(x, d), x, d, flag_or_false(call, keep)), type));
 }
 
 /// `dims`, `keep` and `dtype` are the places of the arguments that say so.
-Kernel reduction(const char* name, size_t dims, size_t keep, Reduce reduce) {
+Kernel reduction(const char* name, Place dims, Place keep, Reduce reduce) {
   return {name, [=](Call& call) { give_reduced(call, call.result_type(), dims, keep, reduce); }};
 }
-Kernel sum_like(const char* name, size_t dims, size_t keep, size_t dtype, Reduce reduce) {
+Kernel sum_like(const char* name, Place dims, Place keep, Place dtype, Reduce reduce) {
   return {name, [=](Call& call) { give_reduced(call, type_or(call, dtype, sum_type(call)), dims, keep, reduce); }};
 }
 
@@ -66,12 +62,12 @@ Value sum_of_numbers(const Value& x, const Sizes& d) {
   return hlo::sum(select(hlo::is_nan(x), fixed(x, 0), x), d);
 }
 
-Kernel truth(const char* name, size_t dims, Combine combine) {
+Kernel truth(const char* name, Place dims, Place keep, Combine combine) {
   return {name, [=](Call& call) {
             const auto x = call.value(0, at::kBool);
             const auto d = dimensions(call, dims, x.rank());
             const auto reduced = hlo::reduce(x, combine, hlo::constant(int64_t{combine == Combine::And}, at::kBool), d);
-            call.give(maybe_kept(reduced, x, d, flag_or_false(call, dims + 1)));
+            call.give(maybe_kept(reduced, x, d, flag_or_false(call, keep)));
           }};
 }
 
@@ -82,7 +78,7 @@ void count_nonzero(Call& call) {
 
 void trace(Call& call) {
   TORCH_CHECK(call.tensor(0).dim() == 2, "trace: expected a matrix, got ", call.tensor(0).dim(), " dimensions");
-  const auto x = hlo::convert(read(call.tensor(0).diagonal()), type_or(call, kNowhere, sum_type(call)));
+  const auto x = hlo::convert(read(call.tensor(0).diagonal()), type_or(call, {}, sum_type(call)));
   call.give(hlo::sum(x, {0}));
 }
 
@@ -178,14 +174,14 @@ Sizes dimension_of(const Call& call, size_t i, const Value& x) {
 }
 
 struct Softmax {
-  Value shifted, exponentials, sum;
+  Value below_maximum, exponentials, sum;
 };
 Softmax softmax_parts(const Call& call) {
   Softmax s;
   const auto x = call.wide_value(0);
   const auto d = dimension_of(call, 1, x);
-  s.shifted = minus(x, spread(hlo::maximum(x, d), x, d));
-  s.exponentials = hlo::exponential(s.shifted);
+  s.below_maximum = minus(x, spread(hlo::maximum(x, d), x, d));
+  s.exponentials = hlo::exponential(s.below_maximum);
   s.sum = spread(hlo::sum(s.exponentials, d), x, d);
   return s;
 }
@@ -195,7 +191,7 @@ void softmax(Call& call) {
 }
 void log_softmax(Call& call) {
   const auto s = softmax_parts(call);
-  call.give(hlo::convert(minus(s.shifted, hlo::logarithm(s.sum)), call.result_type()));
+  call.give(hlo::convert(minus(s.below_maximum, hlo::logarithm(s.sum)), call.result_type()));
 }
 void softmax_gradient(Call& call) {
   const auto g = call.wide_value(0), y = call.wide_value(1), weighted = times(g, y);
@@ -218,15 +214,15 @@ void register_reductions() {
       reduction("amin", 1, 2, smallest_of),
       extreme_of_all("max", maximum_of),
       extreme_of_all("min", smallest_of),
-      sum_like("prod", kNowhere, kNowhere, 1, product_of),
+      sum_like("prod", {}, {}, 1, product_of),
       sum_like("prod.dim_int", 1, 2, 3, product_of),
       sum_like("nansum", 1, 2, 3, sum_of_numbers),
-      truth("any", kNowhere, Combine::Or),
-      truth("any.dim", 1, Combine::Or),
-      truth("any.dims", 1, Combine::Or),
-      truth("all", kNowhere, Combine::And),
-      truth("all.dim", 1, Combine::And),
-      truth("all.dims", 1, Combine::And),
+      truth("any", {}, {}, Combine::Or),
+      truth("any.dim", 1, 2, Combine::Or),
+      truth("any.dims", 1, 2, Combine::Or),
+      truth("all", {}, {}, Combine::And),
+      truth("all.dim", 1, 2, Combine::And),
+      truth("all.dims", 1, 2, Combine::And),
       {"count_nonzero.dim_IntList", count_nonzero},
       {"trace", trace},
       place_of_extreme("argmax", maximum_of),

@@ -106,6 +106,13 @@ int64_t elements_of_storage(const at::Tensor& tensor) {
 
 bool is_xla(const at::Tensor& tensor) { return tensor.defined() && tensor.device().type() == kXla; }
 
+void expect_the_device(const std::optional<at::Device>& device) {
+  if (!device || device->type() != kXla || device->index() <= 0) return;
+  throw UsageError(fmt::format("there is no device {}: the one device is xla:0, and each of its tensors has a value for every replica; world.replicas(tensor) "
+                               "gives them, and world.from_replicas(tensors) makes a tensor of them",
+                               device->str()));
+}
+
 at::Tensor new_tensor(c10::IntArrayRef sizes, at::ScalarType element) {
   return at::detail::empty_generic(sizes, &LazyMemory::instance(), kXlaKeys, element, std::nullopt);
 }

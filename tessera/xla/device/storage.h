@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -64,6 +65,8 @@ Cell& cell_of(const at::Tensor& tensor);
 int64_t elements_of_storage(const at::Tensor& tensor);
 
 bool is_xla(const at::Tensor& tensor);
+/// Throws UsageError for another device than the one, which needs no index.
+void expect_the_device(const std::optional<at::Device>& device);
 at::Tensor new_tensor(c10::IntArrayRef sizes, at::ScalarType element);
 at::Tensor new_tensor(const Value& value);
 

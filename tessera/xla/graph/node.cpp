@@ -8,6 +8,7 @@ namespace tessera::xla {
 namespace {
 
 std::atomic<uint64_t> made = 0;
+std::atomic<int64_t> living_operations = 0;
 
 }  // namespace
 
@@ -18,14 +19,19 @@ Node::Node(const char* name, std::string attributes, c10::SmallVector<Value, 3> 
       name(name),
       attributes(std::move(attributes)),
       operands(std::move(operands)),
-      results(std::move(results)) {}
+      results(std::move(results)) {
+  living_operations++;
+}
 
 Node::Node(std::shared_ptr<const Data> data, Type type)
     : kind(Kind::Data), id(++made), name("data"), results{std::move(type)}, data(std::move(data)) {}
 
 Node::Node(double number, at::ScalarType element) : kind(Kind::Scalar), id(++made), name("scalar"), results{Type{element, {}}}, number(number) {}
 
+int64_t Node::operations() { return living_operations; }
+
 Node::~Node() {
+  if (kind == Kind::Operation) living_operations--;
   // Chains may be as long as a program, and ending them one inside the other would take as much stack.
   std::vector<Value> ending(std::make_move_iterator(operands.begin()), std::make_move_iterator(operands.end()));
   while (!ending.empty()) {

@@ -59,6 +59,9 @@ class Node : public c10::intrusive_ptr_target {
   Node& operator=(const Node&) = delete;
   ~Node() override;
 
+  /// How many there are in this process that no program has computed, or that somebody needs beside it.
+  static int64_t operations();
+
   const Kind kind;
   const Combine combine = Combine::None;
   const uint64_t id;  // grows with time, so an order by it has each node after its operands

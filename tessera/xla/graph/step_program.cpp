@@ -195,10 +195,10 @@ void StepProgram::choose_donors() {
   }
 }
 
-std::vector<std::shared_ptr<const Data>> StepProgram::donated() const {
+std::vector<std::shared_ptr<const Data>> StepProgram::arguments_of(Memory memory) const {
   std::vector<std::shared_ptr<const Data>> all;
   for (size_t i = 0; i < data_.size(); i++) {
-    if (result_in_[i] >= 0) all.push_back(data_[i]->data);
+    if ((result_in_[i] >= 0) == (memory == Memory::Taken)) all.push_back(data_[i]->data);
   }
   return all;
 }

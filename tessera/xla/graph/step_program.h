@@ -15,6 +15,9 @@ struct Wanted {
   std::shared_ptr<const Data> donor = nullptr;
 };
 
+/// What becomes of an argument's memory.
+enum class Memory { Kept, Taken };
+
 /// What has to be known before a program is run. Two steps with the same key have the same program, and each their own arguments.
 class StepProgram {
  public:
@@ -25,8 +28,8 @@ class StepProgram {
   pjrt::Program program() const;
   /// For one replica.
   std::vector<pjrt::Buffer> arguments(const pjrt::Client& client, int replica) const;
-  /// Those whose memory results take.
-  std::vector<std::shared_ptr<const Data>> donated() const;
+  /// Those whose memory results take, or the others.
+  std::vector<std::shared_ptr<const Data>> arguments_of(Memory memory) const;
   std::vector<Type> results() const;
   size_t operations() const { return operations_.size(); }
 

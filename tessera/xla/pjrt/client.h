@@ -60,8 +60,11 @@ class Executable {
   std::shared_ptr<const Impl> impl_;
 };
 
+/// Each device of a plugin for CPUs has threads of its own: no host runs more than some hundred, and a mistyped number would make them for ever.
+inline constexpr int kMostDevices = 1024;
+
 struct ClientOptions {
-  /// How many devices a CPU plugin shall show. Other plugins have as many as there are.
+  /// How many devices a CPU plugin shall show, at most kMostDevices. Other plugins have as many as there are.
   int devices = 1;
   Options plugin_options = {};
 };

@@ -13,6 +13,7 @@ namespace {
 ClientHandle make_client(const Plugin& plugin, const ClientOptions& options) {
   constexpr auto kDevices = "cpu_device_count";
   if (options.devices < 1) throw UsageError(fmt::format("{} devices make no client: ask for one or more", options.devices));
+  if (options.devices > kMostDevices) throw UsageError(fmt::format("{} devices are asked for, and no client has more than {}", options.devices, kMostDevices));
   Padded<PJRT_Client_Create_Args> arguments;
   const auto failed_with = [&](const Options& named) {
     const NamedValues values(named);

@@ -1,7 +1,9 @@
 // The client over PJRT, on each CPU plugin that is installed.
 #include "tessera/base/error.h"
-#include "tessera/testing/transports.h"
+#include "tessera/base/atomic_write.h"
 #include "tessera/testing/folder.h"
+#include "tessera/testing/transports.h"
+#include "tessera/testing/warnings.h"
 #include "tessera/xla/pjrt/client.h"
 #include "tessera/xla/pjrt/program_cache.h"
 #include "tessera/xla/pjrt/topology.h"
@@ -19,6 +21,7 @@ namespace {
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using testing::message_of;
 
 std::vector<std::string> cpu_plugins() {
@@ -150,6 +153,20 @@ TEST_P(OnPlugin, ProgramsAreKeptOnDisk) {
   EXPECT_FALSE(cache.compile(xla, update(), {}).was_there);
 }
 
+TEST_P(OnPlugin, SeveralProcessesMayKeepOneProgramAtOnce) {
+  const testing::Folder folder;
+  const ProgramCache cache(folder / "programs");
+  const auto xla = client();
+  cache.compile(xla, update(), {});
+  const auto file = std::filesystem::directory_iterator(folder / "programs")->path();
+  std::filesystem::remove(file);
+  const testing::Warnings warnings;
+  const NewFile of_another(file);
+  EXPECT_FALSE(cache.compile(xla, update(), {}).was_there);
+  EXPECT_TRUE(cache.compile(xla, update(), {}).was_there);
+  EXPECT_THAT(warnings.texts, IsEmpty());
+}
+
 TEST(Plugins, SayWhatIsWrong) {
   EXPECT_THAT(message_of<ConfigError>([] { Plugin::load("no/such.so"); }), HasSubstr("there is no PJRT plugin no/such.so"));
   EXPECT_THAT(message_of<ConfigError>([] { Plugin::load("abacus"); }), HasSubstr("no PJRT plugin is named 'abacus': name cpu, tpu or cuda"));
@@ -168,6 +185,7 @@ TEST_P(OnPlugin, MoreDevicesThanThereAreAreRefused) {
   const auto two = [&] { return Client(Plugin::load(GetParam()), {.devices = 4, .plugin_options = {{"cpu_device_count", int64_t{2}}}}); };
   EXPECT_THAT(message_of<ConfigError>(two), HasSubstr("4 devices are asked for"));
   EXPECT_THAT(message_of<UsageError>([&] { client(0); }), HasSubstr("0 devices"));
+  EXPECT_THAT(message_of<UsageError>([&] { client(100'000'000); }), HasSubstr("100000000 devices are asked for, and no client has more than 1024"));
 }
 
 TEST_P(OnPlugin, AnUnknownOptionIsNamed) {

@@ -6,6 +6,7 @@
 
 #include <fstream>
 #include <mutex>
+#include <random>
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/env.h"
@@ -70,7 +71,7 @@ std::optional<std::string> program_in(const std::filesystem::path& file, const s
 
 void warn_once(const Error& error) {
   static std::once_flag once;
-  std::call_once(once, [&] { log(LogLevel::Warning, fmt::format("compiled programs are not kept on disk: {}", error.what())); });
+  std::call_once(once, [&] { log(LogLevel::Warning, fmt::format("compiled programs are not kept on disk: {}; TESSERA_XLA_CACHE names another folder, or none", error.what())); });
 }
 
 }  // namespace
@@ -98,10 +99,14 @@ ProgramCache::Found ProgramCache::compile(const Client& client, const Program& p
     std::filesystem::create_directories(folder_, failed);  // what fails shows when the file is made
     const auto bytes = executable.compiled().serialized();
     const auto header = header_of(key, bytes);
-    NewFile written(file);
+    // Other processes may be writing the same program: each has a name of its own for it, and the last one stays.
+    const auto own = folder_ / fmt::format("{}.{:08x}", key, std::random_device()());
+    NewFile written(own);
     written.write(std::as_bytes(std::span(header)));
     written.write(std::as_bytes(std::span(bytes)));
     written.commit();
+    std::filesystem::rename(own, file, failed);
+    if (failed) throw IoError(fmt::format("can't give its final name to {}: {}", own.string(), failed.message()));
   } catch (const Error& error) {
     warn_once(error);
   }

@@ -1,0 +1,25 @@
+// For tests: what is logged while they look.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/base/log.h"
+
+namespace tessera::testing {
+
+/// The texts while it lives, which are printed nowhere else.
+class Warnings {
+ public:
+  Warnings() : before_(set_log_sink([this](const LogRecord& record) { texts.emplace_back(record.text); })) {}
+  ~Warnings() { set_log_sink(before_); }
+  Warnings(const Warnings&) = delete;
+  Warnings& operator=(const Warnings&) = delete;
+
+  std::vector<std::string> texts;
+
+ private:
+  LogSink before_;
+};
+
+}  // namespace tessera::testing
