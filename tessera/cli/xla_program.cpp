@@ -136,6 +136,7 @@ Json runs_in(const std::filesystem::path& folder) {
 }
 
 void print_figures(const Json& figures) {
+  if (!figures.contains("memory")) return;  // it was traced, and not compiled
   const auto& memory = figures.at("memory");
   const auto bytes = [&](const char* name) { return train::short_bytes(memory.at(name).get<double>()); };
   fmt::print("memory     {} arguments, {} outputs, {} of them in the place of arguments, {} temporary, {} code\n", bytes("arguments"), bytes("outputs"),

@@ -1,11 +1,19 @@
 // `tessera xla` as programs and people read it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/torch.h>
 
 #include <nlohmann/json.hpp>
 
+#include "tessera/comm/init.h"
+#include "tessera/optim/adam.h"
+#include "tessera/shard/fully_shard.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/shard/wrap.h"
+#include "tessera/testing/child_task.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/launched.h"
+#include "tessera/xla/init.h"
 
 namespace tessera::testing::cli_xla_test {
 namespace {
@@ -46,12 +54,53 @@ TEST(XlaCommand, SaysWhatAProgramNeeds) {
   const auto found = nlohmann::json::parse(ended.out);
   EXPECT_EQ(found.at("memory").at("arguments"), 8);
   EXPECT_EQ(found.at("operations").at("all-reduce"), 1);
-  EXPECT_THAT(xla({"compile", program, "--topology", "cpu:4"}).out, ContainsRegex("replicas +4\n.*all-reduce +1\n"));
+  EXPECT_THAT(xla({"compile", program, "--topology", "cpu:4"}).out, ContainsRegex("replicas +4\n.*all-reduce +1, 8.0 B\n"));
   const auto small = xla({"compile", program, "--topology", "cpu:2", "--replicas", "4"});
   EXPECT_EQ(small.status, 1);
   EXPECT_THAT(small.err, HasSubstr("4 replicas do not fit on the 2 devices of cpu:2"));
   write_file(program, "module { nonsense }");
   EXPECT_THAT(xla({"compile", program, "--topology", "cpu:4"}).err, HasSubstr("tessera: PJRT plugin"));
+}
+
+/// Trains for some steps, as many as the text says, on the world that it is given.
+const ChildTask training("train for a compiler", [](const std::string& steps) {
+  const auto world = init();
+  torch::nn::Sequential model(torch::nn::Linear(64, 64), torch::nn::Linear(64, 64));
+  xla::to_device(*model);
+  fully_shard(*model, {.mesh = world}, wrap_always());
+  optim::AdamW optimizer(parameters(*model), {});
+  for (int step = 0; step < std::stoi(steps); step++) {
+    std::vector<at::Tensor> batches(world.local_ranks().size(), torch::ones({8, 64}));
+    const auto loss = model->forward(world.from_replicas(batches)).pow(2).mean();
+    loss.backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    if (std::isnan(loss.item<float>())) return 1;
+  }
+  std::puts("trained");
+  return 0;
+});
+
+TEST(XlaCommand, CompilesTheStepOfAProgram) {
+  const auto compiled = [](const std::string& topology, const char* steps) {
+    return xla({"compile", "--json", "--topology", topology, "--", this_program()}, training.environment(steps));
+  };
+  std::map<int, int64_t> arguments;  // by the number of devices
+  for (const int devices : {2, 4}) {
+    const auto ended = compiled("cpu:" + std::to_string(devices), "5");
+    ASSERT_EQ(ended.status, 0) << ended.err;
+    const auto found = nlohmann::json::parse(ended.out);
+    EXPECT_EQ(found.at("replicas"), devices);
+    EXPECT_EQ(found.at("collectives").at("all-gather").at("count"), 4) << found.at("collectives");
+    EXPECT_EQ(found.at("collectives").at("reduce-scatter").at("count"), 4);
+    arguments[devices] = found.at("memory").at("arguments");
+  }
+  EXPECT_NEAR(double(arguments[4]), arguments[2] / 2.0, 2000) << "parameters and moments are sharded, the batch is not";
+  const auto short_run = compiled("cpu:2", "1");
+  EXPECT_EQ(short_run.status, 1);
+  EXPECT_THAT(short_run.err, AllOf(HasSubstr("has ended with status 0, and no step with a backward pass was traced twice"), HasSubstr("trained")));
+  EXPECT_THAT(xla({"compile", "--topology", "cpu:2", "--", "/no/such/program"}).err, HasSubstr("/no/such/program"));
+  EXPECT_THAT(xla({"compile", "--topology", "cpu:2"}).err, HasSubstr("PROGRAM"));
 }
 
 TEST(XlaCommand, NamesWhatIsWrong) {

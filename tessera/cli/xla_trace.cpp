@@ -23,14 +23,15 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kRunsOfAStep = 3;  // where a read cuts a step, its last part has then run twice
 
-/// The largest of the programs that were traced again, once one of them has been often enough, or at once if the run is over: the first step
-/// of a run makes moments and starting values, and is another program.
+/// The largest of the programs with a backward pass that were traced again, once one of them has been often enough, or at once if the run is
+/// over: the first step of a run makes moments and starting values, and is another program.
 std::optional<std::string> step_in(const std::filesystem::path& folder, bool is_over) {
   const Json* largest = nullptr;
   int64_t most = 0;
   const auto runs = runs_in(folder);
   for (const auto& run : runs) {
     for (const auto& program : run.at("programs")) {
+      if (!program.value("has_backward", false)) continue;
       const auto executions = program.value("executions", int64_t{0});
       most = std::max(most, executions);
       const auto operators = [](const Json& each) { return each.value("operators", int64_t{0}); };
@@ -61,7 +62,7 @@ std::string traced_step(const std::vector<std::string>& command, int replicas) {
     const auto status = process.wait(std::chrono::milliseconds(100));
     if (auto step = step_in(place.path(), status.has_value())) return *std::move(step);
     if (!status) continue;
-    throw Error(fmt::format("{} has ended with status {}, and no step of it was traced twice: it has to train for three steps on the world that "
+    throw Error(fmt::format("{} has ended with status {}, and no step with a backward pass was traced twice: it has to train for three steps on the world that "
                             "tessera::init gives, or on xla::init. It said:\n{}",
                             command.front(), *status, printable(InputFile(said).read_all(), "\n")));
   }

@@ -60,7 +60,8 @@ void Adam::apply(const Settings& settings, int64_t step, const Item& item) {
     return update_in_parallel(rule_of(settings.lr, settings.weight_decay, options_, step, direct, item.factor),
                               update_range(item.parameter, item.gradient, item.state, item.cast_copy));
   }
-  if (item.parameter.scalar_type() == at::kDouble && item.parameter.is_cpu()) return apply_in_double(settings, step, item);
+  const bool has_kernel = item.parameter.is_cuda() || (item.parameter.is_cpu() && item.parameter.scalar_type() != at::kDouble);
+  if (!has_kernel) return apply_by_operators(settings, step, item);
   if (item.parameter.numel() == 0) return;
   // The kernels of GPUs scale a gradient on the way, and leave it scaled.
   const bool scales = item.parameter.is_cuda() && item.factor.defined() && item.parameter.scalar_type() != at::kDouble;
@@ -82,7 +83,7 @@ void Adam::apply(const Settings& settings, int64_t step, const Item& item) {
   }
 }
 
-void Adam::apply_in_double(const Settings& settings, int64_t step, const Item& item) const {
+void Adam::apply_by_operators(const Settings& settings, int64_t step, const Item& item) const {
   const auto n = static_cast<double>(step);
   const auto &parameter = item.parameter, &first = item.state[0], &second = item.state[1];
   auto gradient = scaled(item.gradient, item.factor);

@@ -32,9 +32,9 @@ class Adam : public Optimizer {
   void apply(const Settings& settings, int64_t step, const Item& item) final;
   void end_step() final { step_ = at::Tensor(); }
   bool writes_cast_copies() const final { return true; }
-  /// libtorch's fused kernel rounds the last values of a tensor otherwise than the others, so in float64 it would depend on how a parameter
-  /// is divided what comes out.
-  void apply_in_double(const Settings& settings, int64_t step, const Item& item) const;
+  /// Where there is no fused kernel, and in float64 on CPUs: there it rounds the last values of a tensor otherwise than the others, so it would
+  /// depend on how a parameter is divided what comes out.
+  void apply_by_operators(const Settings& settings, int64_t step, const Item& item) const;
   const at::Tensor& number_of_step(int64_t step, at::Device device);
 
   AdamOptions options_;

@@ -31,6 +31,8 @@ Squares prepare_in_parallel(const LambRule& rule, const UpdateRange& all) {
   return sum;
 }
 
+at::Tensor sum_of_squares(const at::Tensor& tensor) { return tensor.to(at::promoteTypes(tensor.scalar_type(), at::kFloat)).pow(2).sum(); }
+
 }  // namespace
 
 Lamb::Lamb(std::vector<at::Tensor> parameters, LambOptions options)
@@ -48,13 +50,13 @@ Lamb::Lamb(std::vector<ParameterGroup> groups, LambOptions options)
 void Lamb::apply(const Settings& settings, int64_t step, const Item& item) {
   // With gaps, `item` is of a copy, which is gone at the end of the step.
   const bool has_gaps = item.members.size() == 1 && !item.members.front().parameter.is_non_overlapping_and_dense();
-  if (has_gaps || !has_loops(item.parameter, item.gradient, item.state)) {
-    throw UsageError("Lamb works on dense float32 parameters in host memory");
-  }
+  if (has_gaps) throw UsageError("Lamb works on dense parameters");
   const auto place = place_of(item.members.front().parameter);
   if (place && place.listing() == Listing::Flat) {
     throw UsageError("Lamb takes steps as long as each parameter is, so it has to know them; shard with tessera::Listing::ByName");
   }
+  const auto group = place ? std::optional(find_or_add(groups_, place.mesh().shard())) : std::nullopt;
+  if (!has_loops(item.parameter, item.gradient, item.state)) return apply_by_operators(settings, step, item, group);
   const auto n = static_cast<double>(step);
   const LambRule rule{.adam = {.common = {.factor = value_of(item.factor)},
                                .first = Decay(options_.beta1),
@@ -70,11 +72,58 @@ void Lamb::apply(const Settings& settings, int64_t step, const Item& item) {
                         .lr = settings.lr,
                         .range = range,
                         .squares = prepare_in_parallel(rule, range),
-                        .group = place ? std::optional(find_or_add(groups_, place.mesh().shard())) : std::nullopt});
+                        .group = group});
+  }
+}
+
+void Lamb::apply_by_operators(const Settings& settings, int64_t step, const Item& item, std::optional<size_t> group) {
+  const auto n = static_cast<double>(step);
+  const auto &parameter = item.parameter, &first = item.state[0], &second = item.state[1];
+  const auto gradient = scaled(item.gradient, item.factor);
+  first.lerp_(gradient, 1 - options_.beta1);
+  second.mul_(options_.beta2).addcmul_(gradient, gradient, 1 - options_.beta2);
+  const auto root = second.sqrt().div_(std::sqrt(1 - std::pow(options_.beta2, n))).add_(options_.eps);
+  const auto update = first.div(1 - std::pow(options_.beta1, n)).div_(root).add_(parameter, settings.weight_decay);
+  for (const auto& member : item.members) {
+    const bool is_all = item.members.size() == 1;
+    const auto part = [&](const at::Tensor& all) { return is_all ? all : all.narrow(0, member.offset, member.parameter.numel()); };
+    const auto own = part(parameter), own_update = part(update);
+    pending_tensors_.push_back({.lr = settings.lr,
+                                   .parameter = own,
+                                   .update = own_update,
+                                   .squares = at::stack({sum_of_squares(own), sum_of_squares(own_update)}),
+                                   .group = group});
+  }
+}
+
+void Lamb::begin_step() {
+  pending_.clear();
+  pending_tensors_.clear();
+}
+
+void Lamb::end_step_by_operators() {
+  for (size_t group = 0; group < groups_.size(); group++) {
+    std::vector<at::Tensor> squares;
+    for (const auto& each : pending_tensors_) {
+      if (each.group == group) squares.push_back(each.squares);
+    }
+    if (squares.empty()) continue;
+    const auto sums = at::stack(squares);
+    groups_[group].all_reduce(sums, {}, {.unit = "LAMB"}).wait();
+    int64_t row = 0;
+    for (auto& each : pending_tensors_) {
+      if (each.group == group) each.squares = sums[row++];
+    }
+  }
+  for (const auto& each : pending_tensors_) {
+    const auto length = each.squares[0].sqrt(), update = each.squares[1].sqrt();
+    const auto ratio = at::where(length.gt(0).logical_and(update.gt(0)), length / update, at::ones_like(length));
+    each.parameter.sub_(each.update * ratio, each.lr);
   }
 }
 
 void Lamb::end_step() {
+  end_step_by_operators();
   // The parts of a parameter are on the ranks of its shard group. Nearly always there is only one such group.
   for (size_t group = 0; group < groups_.size(); group++) {
     std::vector<Pending*> all;

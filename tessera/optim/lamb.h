@@ -14,15 +14,15 @@ struct LambOptions {
   double weight_decay = 1e-2;
 };
 
-/// Dense float32 parameters in host memory only; step() throws UsageError for others. A step all-reduces two numbers for each sharded
-/// parameter: the squared norms of the full parameter and of its update.
+/// Dense parameters only; step() throws UsageError for others. A step all-reduces two numbers for each sharded parameter: the squared
+/// norms of the full parameter and of its update.
 class Lamb final : public Optimizer {
  public:
   Lamb(std::vector<at::Tensor> parameters, LambOptions options);
   Lamb(std::vector<ParameterGroup> groups, LambOptions options);
 
  private:
-  /// This rank's part of a parameter, between the two passes of a step.
+  /// This rank's part of a float32 parameter in host memory, between the two passes of a step.
   struct Pending {
     LambRule rule;
     double lr;
@@ -30,14 +30,24 @@ class Lamb final : public Optimizer {
     Squares squares;
     std::optional<size_t> group;  // index in groups_; none for parameters that are not sharded
   };
+  /// Of another, which operators update.
+  struct PendingTensors {
+    double lr;
+    at::Tensor parameter, update;
+    at::Tensor squares;  // of both
+    std::optional<size_t> group;
+  };
   void apply(const Settings& settings, int64_t step, const Item& item) override;
   bool writes_cast_copies() const override { return true; }
-  void begin_step() override { pending_.clear(); }
+  void apply_by_operators(const Settings& settings, int64_t step, const Item& item, std::optional<size_t> group);
+  void begin_step() override;
   void end_step() override;
+  void end_step_by_operators();
   bool can_step_in_backward() const override { return false; }
 
   LambOptions options_;
   std::vector<Pending> pending_;
+  std::vector<PendingTensors> pending_tensors_;
   std::vector<Communicator> groups_;  // the shard groups of the parameters
 };
 

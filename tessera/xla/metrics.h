@@ -16,6 +16,7 @@ struct ProgramMetrics {
   double seconds = 0;  // to compile it, or to load it
   bool from_disk = false;
   int64_t executions = 0;
+  bool has_backward = false;  // whether a backward pass is in it
   /// In bytes for each replica.
   pjrt::MemoryFigures memory;
   /// Of a program of several replicas, as its compiler has left them.

@@ -4,7 +4,10 @@
 #include <torch/torch.h>
 
 #include "tessera/base/env.h"
+#include "tessera/optim/adagrad.h"
 #include "tessera/optim/adam.h"
+#include "tessera/optim/lamb.h"
+#include "tessera/optim/lion.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/checkpoint_modules.h"
 #include "tessera/shard/full_params.h"
@@ -64,39 +67,60 @@ struct Run {
 };
 
 using Make = std::function<Subject()>;
-enum class OptimizerKind { Sgd, AdamW };
 
 /// One program for all replicas, or for one of several ranks: the same source.
-std::vector<at::Tensor> train(const Communicator& world, const Subject& subject, const Mode& mode, OptimizerKind kind) {
+template <class Optimizer>
+std::vector<at::Tensor> train_by(const Communicator& world, const Subject& subject, const Mode& mode, const std::vector<at::Tensor>& shards, Optimizer& optimizer,
+                                 const std::function<void(double)>& set_lr) {
   const auto of_all = [&](const auto& draw, int step) {
     std::vector<at::Tensor> own;
     for (const int rank : world.local_ranks()) own.push_back(draw(step * 8 + rank));
     return world.from_replicas(own);
   };
-  const auto shards = parameters(*subject.module);
-  std::unique_ptr<torch::optim::Optimizer> optimizer;
-  if (kind == OptimizerKind::Sgd) {
-    optimizer = std::make_unique<torch::optim::SGD>(shards, torch::optim::SGDOptions(0.05).momentum(0.9));
-  } else {
-    optimizer = std::make_unique<torch::optim::AdamW>(shards, torch::optim::AdamWOptions(0.003));
-  }
   std::vector<at::Tensor> losses;
   for (int step = 0; step < kSteps; step++) {
-    optimizer->zero_grad();
+    optimizer.zero_grad();
     const auto input = of_all(subject.input, step);
     const auto scores = mode.recomputes ? activation::checkpoint(subject.scores, input) : subject.scores(input);
     const auto loss = torch::nn::functional::cross_entropy(scores.to(torch::kFloat), of_all(subject.targets, step));
     loss.backward();
     clip_grad_norm(shards, 1.0);
-    for (auto& group : optimizer->param_groups()) group.options().set_lr(0.01 / (1 + 0.1 * step));
-    optimizer->step();
+    set_lr(0.01 / (1 + 0.1 * step));
+    optimizer.step();
     losses.push_back(loss.detach());
     world.step_done();
   }
   return losses;
 }
 
-Run on_ranks(const Make& make, const Mode& mode, OptimizerKind kind) {
+/// A name, and what trains a model by that optimizer and returns the loss of each step.
+struct Rule {
+  std::string name;
+  std::function<std::vector<at::Tensor>(const Communicator&, const Subject&, const Mode&)> train;
+  bool is_sensitive = false;  // it makes steps of full size out of gradients that are zero but for rounding
+};
+
+template <class Optimizer, class Options>
+Rule of_torch(std::string name, Options options, bool is_sensitive) {
+  return {std::move(name), [options](const Communicator& world, const Subject& subject, const Mode& mode) {
+            const auto shards = parameters(*subject.module);
+            Optimizer optimizer(shards, options);
+            return train_by(world, subject, mode, shards, optimizer, [&](double lr) { optimizer.param_groups()[0].options().set_lr(lr); });
+          }, is_sensitive};
+}
+template <class Optimizer, class Options>
+Rule of_tessera(std::string name, Options options, bool is_sensitive = false) {
+  return {std::move(name), [options](const Communicator& world, const Subject& subject, const Mode& mode) {
+            const auto shards = parameters(*subject.module);
+            Optimizer optimizer(shards, options);
+            return train_by(world, subject, mode, shards, optimizer, [&](double lr) { optimizer.set_lr(lr); });
+          }, is_sensitive};
+}
+
+const Rule kSgd = of_torch<torch::optim::SGD>("Sgd", torch::optim::SGDOptions(0.05).momentum(0.9), false);
+const Rule kAdamW = of_torch<torch::optim::AdamW>("AdamW", torch::optim::AdamWOptions(0.003), true);
+
+Run on_ranks(const Make& make, const Mode& mode, const Rule& rule) {
   const auto ranks = static_cast<size_t>(replicas_wanted());
   Run run;
   run.losses.assign(kSteps, std::vector<float>(ranks));
@@ -108,7 +132,7 @@ Run on_ranks(const Make& make, const Mode& mode, OptimizerKind kind) {
       return make();
     }();
     mode.shard(subject.module, world);
-    const auto losses = train(world, subject, mode, kind);
+    const auto losses = rule.train(world, subject, mode);
     const auto rank = static_cast<size_t>(world.rank());
     for (size_t step = 0; step < losses.size(); step++) run.losses[step][rank] = losses[step].template item<float>();
     auto state = full_state(*subject.module);
@@ -117,14 +141,14 @@ Run on_ranks(const Make& make, const Mode& mode, OptimizerKind kind) {
   return run;
 }
 
-Run on_replicas(const Make& make, const Mode& mode, OptimizerKind kind) {
+Run on_replicas(const Make& make, const Mode& mode, const Rule& rule) {
   const auto& world = replicas_here();
   torch::manual_seed(3);
   const auto subject = make();
   to_device(*subject.module);
   mode.shard(subject.module, world);
   const auto before = metrics();
-  const auto losses = train(world, subject, mode, kind);
+  const auto losses = rule.train(world, subject, mode);
   EXPECT_LE(metrics().programs.size() - before.programs.size(), 2) << metrics_report();  // another mode may have had the first
   EXPECT_EQ(metrics().fallbacks, before.fallbacks);
   Run run;
@@ -146,19 +170,19 @@ std::vector<float> flat(const Run& run) {
   return all;
 }
 
-void expect_same_training(const Make& make, const Mode& mode, OptimizerKind kind) {
-  const auto expected = on_ranks(make, mode, kind), actual = on_replicas(make, mode, kind);
+void expect_same_training(const Make& make, const Mode& mode, const Rule& rule) {
+  const auto expected = on_ranks(make, mode, rule), actual = on_replicas(make, mode, rule);
   const auto numbers = flat(actual), wanted = flat(expected);
   ASSERT_EQ(numbers.size(), wanted.size());
   if (mode.computes_in == at::kFloat) {
     for (size_t i = 0; i < numbers.size(); i++) ASSERT_NEAR(numbers[i], wanted[i], 1e-4) << "step " << i / static_cast<size_t>(replicas_wanted());
-    if (kind == OptimizerKind::AdamW) return;  // it makes steps of full size out of gradients that are zero but for rounding
+    if (rule.is_sensitive) return;
     for (const auto& [name, values] : expected.state) {
       EXPECT_LT((actual.state.at(name) - values).abs().max().template item<double>(), 5e-4) << name;
     }
     return;
   }
-  const auto full = flat(on_ranks(make, modes()[2], kind));
+  const auto full = flat(on_ranks(make, modes()[2], rule));
   EXPECT_LE(mean_distance(numbers, full), 2 * mean_distance(wanted, full) + 0.002) << mean_distance(wanted, full);
 }
 
@@ -168,7 +192,22 @@ class Sharded : public ::testing::TestWithParam<Mode> {
 };
 INSTANTIATE_TEST_SUITE_P(Modes, Sharded, ::testing::ValuesIn(modes()), [](const auto& info) { return info.param.name; });
 
-TEST_P(Sharded, MlpTrainsAsOnRanks) { expect_same_training([] { return mlp(); }, GetParam(), OptimizerKind::Sgd); }
+class ShardedOptimizers : public ::testing::TestWithParam<Rule> {
+ protected:
+  static void SetUpTestSuite() { replicas_here(); }
+};
+INSTANTIATE_TEST_SUITE_P(Rules, ShardedOptimizers,
+                         ::testing::Values(of_tessera<optim::SGD>("Sgd", optim::SgdOptions{.lr = 0.05, .momentum = 0.9, .nesterov = true}),
+                                           of_tessera<optim::Adam>("Adam", optim::AdamOptions{.weight_decay = 0.1}, true),
+                                           of_tessera<optim::AdamW>("AdamW", optim::AdamWOptions{}, true),
+                                           of_tessera<optim::Adagrad>("Adagrad", optim::AdagradOptions{}),
+                                           of_tessera<optim::Lion>("Lion", optim::LionOptions{}, true),
+                                           of_tessera<optim::Lamb>("Lamb", optim::LambOptions{}, true)),
+                         [](const auto& info) { return info.param.name; });
+
+TEST_P(ShardedOptimizers, TrainAsOnRanks) { expect_same_training([] { return mlp(); }, modes()[2], GetParam()); }
+
+TEST_P(Sharded, MlpTrainsAsOnRanks) { expect_same_training([] { return mlp(); }, GetParam(), kSgd); }
 
 class ShardedModels : public Sharded {};
 /// Each model once; all in all modes are compared where TESSERA_TEST_ALL_MODES says so.
@@ -179,11 +218,11 @@ std::vector<Mode> chosen_modes() {
 }
 INSTANTIATE_TEST_SUITE_P(Modes, ShardedModels, ::testing::ValuesIn(chosen_modes()), [](const auto& info) { return info.param.name; });
 
-TEST_P(ShardedModels, MlpTrainsAsOnRanks) { expect_same_training([] { return mlp(); }, GetParam(), OptimizerKind::AdamW); }
-TEST_P(ShardedModels, GptTrainsAsOnRanks) { expect_same_training(gpt, GetParam(), OptimizerKind::AdamW); }
-TEST_P(ShardedModels, BertTrainsAsOnRanks) { expect_same_training(bert, GetParam(), OptimizerKind::AdamW); }
-TEST_P(ShardedModels, MnistNetTrainsAsOnRanks) { expect_same_training(mnist, GetParam(), OptimizerKind::Sgd); }
-TEST_P(ShardedModels, BlockOfAResNetTrainsAsOnRanks) { expect_same_training(block_of_a_resnet, GetParam(), OptimizerKind::Sgd); }
+TEST_P(ShardedModels, MlpTrainsAsOnRanks) { expect_same_training([] { return mlp(); }, GetParam(), kAdamW); }
+TEST_P(ShardedModels, GptTrainsAsOnRanks) { expect_same_training(gpt, GetParam(), kAdamW); }
+TEST_P(ShardedModels, BertTrainsAsOnRanks) { expect_same_training(bert, GetParam(), kAdamW); }
+TEST_P(ShardedModels, MnistNetTrainsAsOnRanks) { expect_same_training(mnist, GetParam(), kSgd); }
+TEST_P(ShardedModels, BlockOfAResNetTrainsAsOnRanks) { expect_same_training(block_of_a_resnet, GetParam(), kSgd); }
 
 }  // namespace
 }  // namespace tessera::xla::sharded_test

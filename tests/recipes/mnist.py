@@ -251,5 +251,38 @@ class Trouble(Recipe, unittest.TestCase):
         self.expect_same_losses_after_going_on()
 
 
+class Devices(Recipe, unittest.TestCase):
+    """XLA devices. A process stands for all of them."""
+
+    def command(self, *flags, ranks=2, fake=True):
+        if "--num-cores" not in flags:
+            return super().command(*flags, ranks=ranks, fake=fake)
+        return [MNIST, "--device", "xla", *(["--fake-data"] if fake else []), *map(str, flags)]
+
+    def test_replicas_train_as_ranks_and_go_on_from_their_checkpoint(self):
+        flags = ["--batch-size", 100, "--use-nested-fsdp"]
+        expected = self.metrics("--num-epochs", 2, *flags, ranks=4, name="ranks")
+        prefix = ["--ckpt-prefix", self.folder / "net"]
+        on_ranks = self.metrics("--num-epochs", 1, *flags, *prefix, ranks=4, name="first")
+        on_replicas = self.metrics("--num-epochs", 2, "--resume", "--num-cores", 4, *flags, *prefix, name="then")
+        ours = [row for row in on_ranks + on_replicas if "loss" in row]
+        expected_losses = [row["loss"] for row in expected if "loss" in row]
+        for own, loss in zip((row["loss"] for row in ours), expected_losses, strict=True):
+            self.assertAlmostEqual(own, loss, delta=1e-3)
+        self.assertEqual(on_replicas[-1]["accuracy"], on_replicas[-1]["consolidated_accuracy"])
+        self.assertAlmostEqual(on_replicas[-1]["accuracy"], expected[-1]["accuracy"], delta=0.2)
+
+    def test_a_run_has_few_programs(self):
+        said = self.run_recipe("--num-cores", 2, "--num-epochs", 2, "--batch-size", 400, "--metrics-debug")
+        # Of the first step, of the others, of an uneven last one, and of an evaluation.
+        self.assertRegex(said, r"XLA devices: 2 of cpu\n  programs +[1-8] compiled, [0-9]+ loaded")
+        self.assertNotIn("runs on the CPU", said)
+
+    def test_a_step_is_compiled_for_devices_that_are_not_here(self):
+        for way in ([], ["--use-nested-fsdp", "--compute-dtype", "bfloat16"], ["--use-nested-fsdp", "--flatten-parameters"]):
+            said = self.run_recipe("--compile-for", "cpu:2", "--num-cores", 1, *way)
+            self.assertRegex(said, r"replicas +2\nmemory .*\n(.*\n)*all-gather +[0-9]+, ")
+
+
 if __name__ == "__main__":
     unittest.main(argv=[sys.argv[0], *sys.argv[3:]])

@@ -1,10 +1,10 @@
 """libtorch's own database of operators: each operator's samples on the device `xla` against the CPU, values and gradients.
 
-operators.py BRIDGE [--whole] [--table PAGE] [NAME...]
+operators.py BRIDGE [--whole] [--topology NAME] [--table PAGE] [NAME...]
 
-BRIDGE is the library that makes the device. NAME chooses operators; otherwise some are run, or all with --whole. PAGE has the table of what is
-lowered: with --whole it must say what was found, and is written if TESSERA_TEST_WRITE_PAGES is in the environment; otherwise nothing that was
-found may be worse than what it says.
+BRIDGE is the library that makes the device. NAME chooses operators; otherwise some are run, or all with --whole. With a topology the programs of
+lowered operators are compiled for TPUs, too. PAGE has the table of what is lowered: with --whole it must say what was found, and is written if
+TESSERA_TEST_WRITE_PAGES is in the environment; otherwise nothing that was found may be worse than what it says.
 """
 import argparse
 import copy
@@ -13,6 +13,7 @@ import os
 import pathlib
 import re
 import sys
+import tempfile
 import types
 import warnings
 
@@ -39,6 +40,10 @@ QUICK = """
 """
 # Lists of places that must be on the CPU; sparse results; storages that a copy to the device has not.
 LEFT_OUT = re.compile(r"_refs\.|sparse\.|jiterator_|tensor_split$|to_sparse$|as_strided \(partial_views\)$")
+# So that libtpu looks for no TPU, and does not speak.
+TPU_ENVIRONMENT = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_ACCELERATOR_TYPE": "v5p-8", "TPU_WORKER_HOSTNAMES": "localhost",
+                   "TPU_WORKER_ID": "0", "TPU_MIN_LOG_LEVEL": "3", "TPU_STDERR_LOG_LEVEL": "3"}
+TPU_SECONDS = 300  # for one program
 UNWRITTEN = re.compile("(new_)?empty(_like|_strided|_permuted)?$")  # results have no values
 
 
@@ -149,6 +154,8 @@ class Found:
         self.fallbacks = set()
         self.reads = False  # whether the host asked for values on the way
         self.failures = []
+        self.programs = {}  # files, by what was tested
+        self.on_tpu = ""  # as the table says it
 
     def place(self):
         """As the table says it."""
@@ -157,7 +164,7 @@ class Found:
         return "yes, but the host reads values" if self.reads else "yes"
 
     def row(self):
-        return f"| `{self.name}` | {self.place()} | {' '.join(self.dtypes)} |"
+        return f"| `{self.name}` | {self.place()} | {' '.join(self.dtypes)} | {self.on_tpu} |"
 
 
 def samples_of(operator, dtype, with_gradient, count):
@@ -245,15 +252,23 @@ def examine(device, operator, name, whole):
     found = Found(name)
     before = device.fallbacks()
     count = SAMPLES["whole" if whole else "quick"]
+
+    def compare_programs(label, *arguments):
+        runs = device.ops.runs_of_programs()
+        compared = compare(device, operator, *arguments, count, found)
+        files = [f"{os.getpid()}_{i + 1}.mlir" for i, times in enumerate(device.ops.runs_of_programs()) if times > (runs[i] if i < len(runs) else 0)]
+        found.programs[label] = files
+        return compared
+
     for short, dtype in DTYPES.items():
         supported = operator.supported_dtypes("cpu")
         if dtype not in supported or (not whole and short != "f32" and torch.float32 in supported):
             continue
         backward = operator.supports_autograd and dtype in operator.supported_backward_dtypes("cpu")
-        if compare(device, operator, "", dtype, backward, count, found):
+        if compare_programs(short, "", dtype, backward):
             found.dtypes.append(short)
         if whole and short == "f32" and operator.inplace_variant:
-            compare(device, operator, "in place", dtype, False, count, found)
+            compare_programs("in place", "in place", dtype, False)
     found.fallbacks = {fallen for fallen, calls in device.fallbacks().items() if calls > before.get(fallen, 0)}
     return found
 
@@ -313,6 +328,73 @@ def run_all(bridge, names, whole):
     return results
 
 
+def compile_for_tpu(bridge, topology, files, connection):
+    """In a process of its own: says why each is refused, or nothing."""
+    os.environ.update(TPU_ENVIRONMENT)
+    torch.ops.load_library(bridge)
+    refusal = torch.ops.tessera_xla.tpu_refusal
+    connection.send(refusal(topology, ""))
+    for file in files:
+        connection.send(refusal(topology, str(file)))
+
+
+def refusals_of_tpu(bridge, topology, files):
+    """Why the compiler for TPUs refuses each of the programs; empty if it does not. In processes that it may end."""
+    fork = multiprocessing.get_context("fork")
+    found = {}
+    while waiting := [file for file in files if file not in found]:
+        here, there = fork.Pipe()
+        process = fork.Process(target=compile_for_tpu, args=(bridge, topology, waiting, there))
+        process.start()
+        there.close()
+        try:
+            here.recv()
+        except EOFError:
+            raise SystemExit(f"the compiler for {topology} can't be started") from None
+        for file in waiting:
+            if not here.poll(TPU_SECONDS):
+                process.kill()
+                found[file] = f"not compiled after {TPU_SECONDS} s"
+                break
+            try:
+                found[file] = here.recv()
+            except EOFError:
+                process.join()
+                found[file] = f"the compiler ends its process with {process.exitcode}"
+                break
+        process.join()
+    return found
+
+
+def in_short(refusal):
+    """A line of the table."""
+    lines = [line for line in refusal.splitlines() if line.strip()]
+    text = re.sub(r"^.*?can't compile a program for a topology: ", "", lines[0]).replace("|", "\\|")
+    return text if len(text) <= 160 else text[:157] + "..."
+
+
+def compile_programs(bridge, topology, folder, results):
+    """Says of each operator whether a TPU's compiler takes its programs."""
+    texts = {}  # of equal programs one is compiled
+    for result in results:
+        for files in result.programs.values():
+            files[:] = [texts.setdefault((folder / file).read_text(), folder / file) for file in files]
+    refusals = refusals_of_tpu(bridge, topology, list(texts.values()))
+    for result in results:
+        reasons = {}
+        for label, files in result.programs.items():
+            for reason in dict.fromkeys(refusals[file] for file in files if refusals[file]):
+                reasons.setdefault(in_short(reason), []).append(label)
+        if result.fallbacks:
+            result.on_tpu = "not lowered"
+        elif not any(result.programs.values()):
+            result.on_tpu = "needs no program"
+        else:
+            result.on_tpu = "; ".join(f"not {' '.join(labels)}: {reason}" for reason, labels in reasons.items()) or "yes"
+        print(f"{result.name} for TPUs: {result.on_tpu}", flush=True)
+    print(f"{len(texts)} programs compiled for {topology}, {sum(bool(text) for text in refusals.values())} refused", flush=True)
+
+
 def report(found):
     for failure in found.failures:
         print("FAILED", failure, flush=True)
@@ -325,9 +407,15 @@ libtorch's own database of operators, run on the device `xla` and on the CPU: va
 there are some. Operators with complex numbers, sparse tensors or nothing to compare are left out. What is "on the CPU" ends the program before it
 (see [XLA devices](xla.md)). This page is made from the tests: `TESSERA_TEST_WRITE_PAGES=1 ./check --long xla/operators_whole`.
 
-| operator | lowered | tested types |
-| --- | --- | --- |
+| operator | lowered | tested types | compiled for TPU |
+| --- | --- | --- | --- |
 """
+
+
+def tpu_column(page):
+    """What the page says of each operator's programs on TPUs."""
+    rows = (line.strip("| ").split(" | ") for line in page.read_text().splitlines() if line.startswith("| `"))
+    return {row[0].strip("`"): row[3] for row in rows if len(row) == 4}
 
 
 def check_page(page, results, whole):
@@ -348,6 +436,7 @@ def main():
     parser.add_argument("bridge")
     parser.add_argument("names", nargs="*")
     parser.add_argument("--whole", action="store_true")
+    parser.add_argument("--topology", help="such as v5p:1x1x1")
     parser.add_argument("--table", type=pathlib.Path)
     arguments = parser.parse_intermixed_args()
     torch.set_num_threads(1)
@@ -357,7 +446,16 @@ def main():
     unknown = [name for name in names if name not in known]
     if unknown:
         raise SystemExit(f"not in the database: {', '.join(unknown)}")
-    results = run_all(arguments.bridge, names, arguments.whole)
+    if arguments.topology:
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["TESSERA_XLA_PROGRAMS"] = folder
+            results = run_all(arguments.bridge, names, arguments.whole)
+            compile_programs(arguments.bridge, arguments.topology, pathlib.Path(folder), results)
+    else:
+        results = run_all(arguments.bridge, names, arguments.whole)
+        known_on_tpu = tpu_column(arguments.table) if arguments.table else {}
+        for result in results:
+            result.on_tpu = known_on_tpu.get(result.name, "")
     failed = [result.name for result in results if result.failures]
     wrong = check_page(arguments.table, results, arguments.whole) if arguments.table else []
     for line in wrong:

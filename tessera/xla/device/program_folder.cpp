@@ -59,6 +59,7 @@ void ProgramFolder::finish(const Metrics& metrics) {
     program["seconds"] = counted.seconds;
     program["from_disk"] = counted.from_disk;
     program["executions"] = counted.executions;
+    program["has_backward"] = counted.has_backward;
   }
   write(fmt::format("{}.json", ::getpid()), run.dump(2) + "\n");
   written_ = std::chrono::steady_clock::now();

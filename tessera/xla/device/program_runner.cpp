@@ -1,6 +1,7 @@
 #include "tessera/xla/device/program_runner.h"
 
 #include <fmt/format.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <chrono>
@@ -72,6 +73,7 @@ void ProgramRunner::note_read(const std::optional<std::string>& reader, const st
 
 void ProgramRunner::note_operator() {
   metrics_.operators++;
+  if (torch::autograd::get_current_graph_task_id() >= 0) traces_backward_ = true;
   if (has_warned_of_growth_ || Node::operations() < kManyOperations) return;
   has_warned_of_growth_ = true;
   log(LogLevel::Warning, fmt::format("XLA: {} operations wait to become one program: call step_boundary() at the end of each step, or a loop is traced "
@@ -117,6 +119,7 @@ void ProgramRunner::cut(const std::optional<std::string>& reader) {
     const StepProgram step(std::move(wanted));
     note_cuts(step);
     results = run(step);
+    if (std::exchange(traces_backward_, false)) metrics_.programs[last_number_].has_backward = true;
   } catch (const std::exception&) {
     give_back(owners, types);
     throw;
@@ -186,6 +189,7 @@ std::vector<std::shared_ptr<const Data>> ProgramRunner::run(const StepProgram& s
   const auto& program = compiled(step);
   metrics_.executions++;
   metrics_.programs[program.number].executions++;
+  last_number_ = program.number;
   if (folder_) folder_->note(metrics_);
   std::vector<std::shared_ptr<const Data>> all;
   if (!program.executable) {

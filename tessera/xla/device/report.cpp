@@ -27,7 +27,7 @@ std::string metrics_report() {
   for (const auto& [name, calls] : all.fallbacks) line("  on the CPU  {}, {} times", name, calls);
   for (const auto& [reader, times] : all.host_reads) line("  cut by      {}, {} times", reader, times);
   for (size_t i = 0; i < all.programs.size(); i++) {
-    const auto& [operations, seconds, from_disk, executions, memory, collectives] = all.programs[i];
+    const auto& [operations, seconds, from_disk, executions, has_backward, memory, collectives] = all.programs[i];
     line("  program {:<4}{} operations, {} in {:.2f} s, {} executions; MB: {:.1f} arguments, {:.1f} results, {:.1f} of them in place, {:.1f} temporary",
          i + 1, operations, from_disk ? "loaded" : "compiled", seconds, executions, megabytes(memory.arguments), megabytes(memory.outputs),
          megabytes(memory.aliased), megabytes(memory.temporary));
