@@ -200,10 +200,12 @@ class GlueRun {
                                        .order = data::Order::AsStored,
                                        .tail = data::Tail::Fill}),
                         fetch_from(dev_, tokenizer_, flags_.max_length), {.workers = flags_.workers});
-    torch::Tensor counts = torch::zeros({2, 2}, torch::kDouble);  // of labels and answers
+    loader.place([&](const torch::Tensor& rows) { return trainer_.world().to_local_ranks(rows); });
+    torch::Tensor counts = torch::zeros({2, 2}, torch::TensorOptions(trainer_.world().traits().device).dtype(torch::kDouble));  // of labels and answers
     for (const auto& batch : loader) {
       const auto [labels, answers] = trainer_.gather_for_metrics({batch.targets, scores_of(model_, batch).argmax(1)}, batch);
-      counts.index_put_({labels, answers}, torch::ones({}, torch::kDouble), /*accumulate=*/true);
+      counts.index_put_({labels, answers}, torch::ones({}, counts.options()), /*accumulate=*/true);
+      trainer_.world().step_done();
     }
     model_->train();
     const auto right = counts.trace().item<double>(), found = counts[1][1].item<double>();

@@ -52,11 +52,6 @@ data::Fetch fetch_from(data::Samples all) {
   };
 }
 
-/// Gives each rank that this process stands for its rows of a batch.
-torch::Tensor on_ranks(const torch::Tensor& rows, const Communicator& world) {
-  return world.from_replicas(rows.chunk(static_cast<int64_t>(world.local_ranks().size())));
-}
-
 double evaluate(MnistNet& model, const data::Samples& test, const Communicator& world) {
   const torch::NoGradGuard no_grad;
   model->eval();
@@ -72,8 +67,8 @@ double evaluate(MnistNet& model, const data::Samples& test, const Communicator& 
   auto right = torch::zeros({1}, torch::TensorOptions(world.traits().device).dtype(torch::kDouble));
   for (const auto& batch : loader) {
     const auto counted = torch::arange(batch.size()).lt(batch.size() - batch.repeats);
-    const auto hits = model(on_ranks(batch.inputs, world)).argmax(1).eq(on_ranks(batch.targets, world));
-    right += hits.logical_and(on_ranks(counted, world)).sum();
+    const auto hits = model(world.to_local_ranks(batch.inputs)).argmax(1).eq(world.to_local_ranks(batch.targets));
+    right += hits.logical_and(world.to_local_ranks(counted)).sum();
     world.step_done();
     progress.update(loader.position().batch);
   }
@@ -141,8 +136,8 @@ class MnistRun {
     int64_t batches = position_.batch;
     for (const auto& batch : loader) {
       const auto accumulation = trainer_.accumulate();
-      const auto targets = on_ranks(batch.targets, world_);
-      const auto scores = call(model_, on_ranks(batch.inputs, world_)).to(torch::kFloat);
+      const auto targets = batch.targets;
+      const auto scores = call(model_, batch.inputs).to(torch::kFloat);
       const auto loss = torch::nll_loss(scores, targets);
       trainer_.backward(loss);
       batches++;

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <functional>
@@ -150,6 +151,15 @@ std::vector<at::Tensor> Communicator::replicas(const at::Tensor& tensor) const {
 
 at::Tensor Communicator::from_replicas(std::span<const at::Tensor> tensors) const {
   return group_->transport().from_replicas(tensors);
+}
+
+at::Tensor Communicator::to_local_ranks(const at::Tensor& rows) const {
+  const auto ranks = std::ssize(local_ranks());
+  if (!rows.defined() || rows.dim() == 0 || rows.size(0) % ranks != 0) {
+    const auto what = rows.defined() ? fmt::format("a tensor with sizes [{}]", fmt::join(rows.sizes(), ", ")) : std::string("an undefined tensor");
+    throw UsageError(fmt::format("{} has no equal parts for the {} ranks that this process stands for", what, ranks));
+  }
+  return from_replicas(rows.chunk(ranks)).to(traits().device);
 }
 
 void Communicator::enter(std::string_view phase, std::string_view unit) const {

@@ -89,6 +89,8 @@ class Communicator {
   /// The value that each of local_ranks() sees; from_replicas is the inverse.
   std::vector<at::Tensor> replicas(const at::Tensor& tensor) const;
   at::Tensor from_replicas(std::span<const at::Tensor> tensors) const;
+  /// Rows of a batch on the device where the ranks train: each of local_ranks() gets its part of them, all of one size.
+  at::Tensor to_local_ranks(const at::Tensor& rows) const;
 
   /// Notes where the program is ("backward" of a unit), for reports about jobs that hang.
   void enter(std::string_view phase, std::string_view unit = {}) const;

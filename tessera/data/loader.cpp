@@ -54,6 +54,14 @@ void Loader::seek(const Position& position) {
   news_.notify_all();
 }
 
+void Loader::place(Place place) {
+  {
+    const std::lock_guard lock(mutex_);
+    place_ = std::move(place);
+  }
+  seek(position_);  // what was fetched for the other place is fetched anew
+}
+
 Loader::~Loader() {
   {
     std::lock_guard lock(mutex_);
@@ -68,7 +76,7 @@ std::optional<Samples> Loader::next() {
     position_ = {.epoch = position_.epoch + 1};
     return std::nullopt;
   }
-  auto result = options_.workers == 0 ? make(position_, sampler_.part(position_)) : take_result();
+  auto result = options_.workers == 0 ? make(position_, sampler_.part(position_), place_) : take_result();
   if (result.error) std::rethrow_exception(result.error);
   position_.batch++;
   static std::atomic<uint64_t> taken = 0;
@@ -88,11 +96,14 @@ Loader::Result Loader::take_result() {
   return taken;
 }
 
-Loader::Result Loader::make(const Position& position, const Part& part) const {
+Loader::Result Loader::make(const Position& position, const Part& part, const Place& place) const {
   const c10::NoGradGuard no_grad;
   try {
     auto batch = fetch_(part.numbers, part.seeds);
     batch.repeats = part.repeats;
+    for (auto* const rows : {&batch.inputs, &batch.targets}) {
+      if (place && rows->defined()) *rows = place(*rows);
+    }
     return {.batch = std::move(batch), .error = nullptr};
   } catch (...) {
     return {.batch = {}, .error = with_context(fmt::format("batch {} of epoch {}: ", position.batch, position.epoch))};
@@ -110,8 +121,9 @@ void Loader::work() {
     const auto number = begun_++;
     to_fetch_.batch++;
     const auto part = sampler_.part(position);
+    const auto place = place_;
     lock.unlock();
-    auto result = make(position, part);
+    auto result = make(position, part, place);
     lock.lock();
     if (number >= delivered_) ready_.emplace(number, std::move(result));
     news_.notify_all();

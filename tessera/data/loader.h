@@ -23,6 +23,9 @@ using Fetch = std::function<Samples(std::span<const int64_t> numbers)>;
 /// epoch. Then a run has the same batches with any number of ranks and workers, and after a resume.
 using SeededFetch = std::function<Samples(std::span<const int64_t> numbers, std::span<const uint64_t> seeds)>;
 
+/// What becomes of a tensor of a batch, such as its way to a device.
+using Place = std::function<at::Tensor(const at::Tensor& rows)>;
+
 struct LoaderOptions {
   int workers = 2;      // threads; with 0, next() fetches each batch itself
   int ahead = 4;        // how many batches are fetched in advance
@@ -42,6 +45,8 @@ class Loader {
 
   /// Goes to another position, before the first batch or in the middle of an epoch. Throws UsageError for one that an epoch does not have.
   void seek(const Position& position);
+  /// From the next batch on, what is fetched is put there by the worker that has fetched it. To be called between two calls of next().
+  void place(Place place);
   /// The position of the batch that next() will return.
   Position position() const { return position_; }
   /// A number that grows with each batch that is taken from any loader: the last one of this loader, 0 before its first batch.
@@ -77,7 +82,7 @@ class Loader {
 
   void expect_place(const Position& position) const;
   void work();
-  Result make(const Position& position, const Part& part) const;
+  Result make(const Position& position, const Part& part, const Place& place) const;
   Result take_result();
 
   Sampler sampler_;
@@ -89,6 +94,7 @@ class Loader {
   std::mutex mutex_;  // protects all members below, and the sampler if there are workers
   std::condition_variable news_;
   Position to_fetch_;
+  Place place_;
   int64_t begun_ = 0, delivered_ = 0;  // numbers of batches, counted over all epochs
   std::map<int64_t, Result> ready_;
   bool stopping_ = false;

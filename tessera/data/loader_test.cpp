@@ -54,6 +54,21 @@ std::vector<Numbers> by_sampler(int64_t epoch) {
 
 class WithWorkers : public ::testing::TestWithParam<int> {};
 
+TEST_P(WithWorkers, PutsBatchesWhereTheyAreWanted) {
+  Loader loader{Sampler(kSamples), as_tensor, {.workers = GetParam()}};
+  const auto batches = by_sampler(0);
+  EXPECT_EQ(numbers_in(*loader.next()), batches[0]);
+  loader.place([](const at::Tensor& rows) { return rows + 1000; });  // others have been fetched meanwhile
+  for (size_t i = 1; i < batches.size(); i++) {
+    const auto batch = *loader.next();
+    EXPECT_EQ(numbers_in({.inputs = batch.inputs - 1000, .targets = {}}), batches[i]);
+    EXPECT_TRUE(at::equal(batch.inputs, batch.targets));
+  }
+  loader.place([](const at::Tensor&) -> at::Tensor { throw IoError("no room"); });
+  EXPECT_FALSE(loader.next());
+  EXPECT_THAT(message_of<IoError>([&] { loader.next(); }), HasSubstr("batch 0 of epoch 1: no room"));
+}
+
 TEST_P(WithWorkers, DeliversInTheSamplersOrder) {
   Loader loader{Sampler(kSamples), unevenly, {.workers = GetParam()}};
   EXPECT_EQ(loader.batches(), 10);

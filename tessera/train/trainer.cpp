@@ -136,6 +136,11 @@ void Trainer::prepare_one(const std::shared_ptr<torch::nn::Module>& model) {
   models_.push_back({.module = model});
 }
 
+void Trainer::prepare_one(data::Loader& loader) {
+  if (!world_.traits().device.is_cpu()) loader.place([world = world_](const at::Tensor& rows) { return world.to_local_ranks(rows); });
+  loaders_.push_back(&loader);
+}
+
 void Trainer::expect_new(const void* optimizer) const {
   if (models_.empty()) throw UsageError("Trainer::prepare was given an optimizer before a model; an optimizer comes after its model");
   const auto is_it = [&](const Prepared& each) { return each.own == optimizer || each.torch == optimizer; };

@@ -77,7 +77,7 @@ class Trainer {
 
   const Communicator& world() const { return world_; }
   const config::Settings& settings() const { return settings_; }
-  int process_index() const { return world_.rank(); }
+  int process_index() const { return world_.local_ranks().front(); }
   int num_processes() const { return world_.size(); }
   /// The number of this rank among those of its host.
   int local_process_index() const;
@@ -117,8 +117,8 @@ class Trainer {
   bool needs_values() const;
 
   /// Prepares in the order given: models are sharded; torch's optimizers that were made before are moved over to the shards; a learning
-  /// rate, or a scheduler of torch, belongs to the optimizer before it; loaders are saved with the run, and end an accumulation. With
-  /// several models, an optimizer comes after its model. Collective.
+  /// rate, or a scheduler of torch, belongs to the optimizer before it; loaders put their batches where the ranks train, are saved with the
+  /// run, and end an accumulation. With several models, an optimizer comes after its model. Collective.
   template <class... Things>
   void prepare(Things&&... things) {
     (prepare_one(things), ...);
@@ -273,7 +273,7 @@ class Trainer {
   void prepare_one(torch::optim::Optimizer& optimizer);
   void prepare_one(const optim::LearningRate& rate);
   void prepare_one(torch::optim::LRScheduler& scheduler);
-  void prepare_one(data::Loader& loader) { loaders_.push_back(&loader); }
+  void prepare_one(data::Loader& loader);
   template <class M>
     requires requires(const M& holder) { std::shared_ptr<torch::nn::Module>(holder.ptr()); }
   void prepare_one(const M& holder) {

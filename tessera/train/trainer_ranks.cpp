@@ -25,10 +25,16 @@ std::string with_sizes(std::string_view operation, at::IntArrayRef sizes) {
 /// The numbers of all ranks, a row for each.
 at::Tensor numbers_of_ranks(const Communicator& world, at::IntArrayRef own, std::string_view operation) {
   const auto device = world.traits().device;
+  if (world.traits().traces) return at::tensor(own, at::kLong).repeat({world.size(), 1});  // all ranks run this program
   const auto mine = at::tensor(own, at::TensorOptions(device).dtype(at::kLong));
   const auto all = at::empty({world.size() * mine.numel()}, mine.options());
   world.all_gather(std::array{Piece{.whole = all, .own = mine}}, {.unit = operation}).wait();
   return all.cpu().view({world.size(), -1});
+}
+
+/// How many rows of each rank only fill the batch, of so many at its end.
+at::Tensor repeats_of_ranks(int64_t rows, int64_t repeats, int ranks) {
+  return (at::arange(ranks, at::kLong) + 1).mul_(rows).sub_(rows * ranks - repeats).clamp_(0, rows);
 }
 
 /// Throws UsageError unless there is a tensor of at least one dimension.
@@ -102,6 +108,7 @@ std::vector<at::Tensor> Trainer::gather_rows(std::span<const at::Tensor> rows, c
   const auto own = are_rows ? rows.front().size(0) : kUnknown;
   const auto samples = batch.inputs.defined() ? batch.size() : kUnknown;
   const auto numbers = numbers_of_ranks(world_, {own, samples, batch.repeats}, "gather_for_metrics");
+  if (world_.traits().traces && own != kUnknown) numbers.select(1, 2).copy_(repeats_of_ranks(own, batch.repeats, world_.size()));
   std::vector<int64_t> counted;
   const auto table = numbers.accessor<int64_t, 2>();
   for (int rank = 0; rank < world_.size(); rank++) {
@@ -164,8 +171,10 @@ at::Tensor Trainer::reduce(const at::Tensor& tensor, Reduce reduction) const {
 }
 
 std::pair<int64_t, int64_t> Trainer::own_part(int64_t length) const {
-  const int64_t rank = world_.rank(), share = length / world_.size(), longer = length % world_.size();
-  return {rank * share + std::min(rank, longer), share + (rank < longer ? 1 : 0)};
+  const int64_t share = length / world_.size(), longer = length % world_.size();
+  const auto begin_of = [&](int64_t rank) { return rank * share + std::min(rank, longer); };
+  const int64_t first = world_.local_ranks().front(), last = world_.local_ranks().back();
+  return {begin_of(first), begin_of(last + 1) - begin_of(first)};
 }
 
 at::Tensor Trainer::split_between_processes(const at::Tensor& rows) const {

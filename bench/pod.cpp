@@ -1,0 +1,92 @@
+// A step of a model that no host here could hold, for the compiler of a pod: tessera xla compile --topology NAME -- bench_pod vit-10b. bench/pods runs it.
+#include <fmt/format.h>
+#include <tessera/models/gpt.h>
+#include <tessera/models/vit.h>
+#include <tessera/tessera.h>
+#include <torch/torch.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <functional>
+
+namespace {
+
+using namespace tessera;
+
+constexpr int kSteps = 3;  // the first makes moments, and the compiler takes what comes twice
+
+struct Flags {
+  std::string model = "vit-10b", dtype = "fp32";
+  int zero = 3;
+  int64_t batch = 8;
+  bool checkpointing = false;
+};
+
+/// A model without values, and its loss for the batch of one rank.
+struct Subject {
+  std::shared_ptr<torch::nn::Module> module;
+  at::Tensor inputs, targets;
+  std::function<at::Tensor(const at::Tensor& inputs, const at::Tensor& targets)> loss;
+};
+
+Subject vit(const models::VitOptions& options, int64_t batch) {
+  auto model = deferred_init([&] { return models::Vit(options); });
+  return {model.ptr(), torch::zeros({batch, options.channels, options.image, options.image}), torch::zeros({batch}, torch::kLong),
+          [=](const at::Tensor& images, const at::Tensor& classes) mutable { return torch::cross_entropy_loss(model(images).to(torch::kFloat), classes); }};
+}
+
+Subject gpt(const models::GptOptions& options, int64_t batch) {
+  auto model = deferred_init([&] { return models::Gpt(options); });
+  const auto tokens = torch::zeros({batch, options.longest}, torch::kLong);
+  return {model.ptr(), tokens, tokens, [=](const at::Tensor& inputs, const at::Tensor& targets) mutable {
+            return torch::cross_entropy_loss(model(inputs).to(torch::kFloat).flatten(0, 1), targets.flatten());
+          }};
+}
+
+Subject make_subject(const Flags& flags) {
+  if (flags.model == "vit-10b") return vit(models::VitOptions::of_10b(), flags.batch);
+  if (flags.model == "vit-60b") return vit(models::VitOptions::of_60b(), flags.batch);
+  if (flags.model == "gpt-8b") return gpt({.vocabulary = 128'256, .width = 4096, .layers = 32, .heads = 32, .longest = 2048}, flags.batch);
+  return gpt({.vocabulary = 512, .width = 64, .layers = 4, .heads = 4, .longest = 32}, flags.batch);
+}
+
+int run(const Flags& flags) {
+  const auto world = init();
+  const auto subject = make_subject(flags);
+  const auto blocks = wrap_classes({"VitBlock", "GptBlock"});
+  if (flags.checkpointing) activation::checkpoint_modules(*subject.module, blocks);
+  ShardOptions options{.mesh = world};
+  if (flags.zero == 2) options.reshard_after_forward = false;
+  if (flags.dtype == "bf16") options.mixed_precision = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kBFloat16};
+  fully_shard(subject.module, options, blocks);
+  optim::AdamW optimizer(parameters(*subject.module), {.lr = 1e-4});
+  const auto on_all = [&](const at::Tensor& of_one) {
+    return world.from_replicas(std::vector<at::Tensor>(world.local_ranks().size(), of_one));
+  };
+  for (int step = 0; step < kSteps; step++) {
+    subject.loss(on_all(subject.inputs), on_all(subject.targets)).backward();
+    optimizer.clip_grad_norm(1.0);
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("A step of a large model, for the compiler of XLA devices");
+  Flags flags;
+  app.add_option("MODEL", flags.model)->check(CLI::IsMember({"vit-10b", "vit-60b", "gpt-8b", "gpt-tiny"}));
+  app.add_option("--dtype", flags.dtype, "In which parameters are gathered")->check(CLI::IsMember({"fp32", "bf16"}));
+  app.add_option("--zero", flags.zero, "2 keeps gathered parameters from forward to backward")->check(CLI::Range(2, 3));
+  app.add_option("--batch", flags.batch, "Samples of a device")->check(CLI::PositiveNumber);
+  app.add_flag("--checkpointing", flags.checkpointing, "Compute the activations of a block again in backward");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    return run(flags);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "bench_pod: {}\n", error.what());
+    return 1;
+  }
+}
