@@ -4,9 +4,11 @@
 #include "tessera/base/compat.h"
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/base/move_module.h"
 #include "tessera/base/words.h"
 
 #include <ATen/ATen.h>
+#include <torch/nn/modules/batchnorm.h>
 
 namespace tessera::base_test {
 namespace {
@@ -118,6 +120,17 @@ TEST(Compat, MakesNodesThatTheEngineCanHold) {
   const compat::NodePtr node = compat::make_node<DoublingNode>();
   const torch::autograd::Edge edge(node, 0);
   EXPECT_TRUE(edge.is_valid());
+}
+
+TEST(MoveModule, KeepsTheTensorsAndMovesTheirValues) {
+  torch::nn::BatchNorm1d norm(3);
+  const auto held = norm->parameters();
+  move_module(*norm, at::kMeta);
+  for (const auto& tensor : held) EXPECT_TRUE(tensor.is_meta() && tensor.requires_grad());
+  EXPECT_TRUE(norm->weight.is_same(held[0]));
+  for (const auto& buffer : norm->buffers()) EXPECT_TRUE(buffer.is_meta());
+  move_module(*norm, at::kCPU);  // what has no values has none to move
+  EXPECT_TRUE(norm->weight.is_meta());
 }
 
 }  // namespace

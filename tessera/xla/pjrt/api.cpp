@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
+#include <cstdlib>
 #include <map>
 #include <mutex>
 
@@ -12,6 +13,7 @@ namespace tessera::pjrt {
 namespace {
 
 const PJRT_Api* table_of(const std::filesystem::path& file) {
+  ::setenv("TF_CPP_MIN_LOG_LEVEL", "1", /*overwrite=*/0);  // XLA would print on standard error how it was started
   // It is never unloaded: its threads and what it has registered live as long as the process.
   void* const library = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) throw ConfigError(fmt::format("the PJRT plugin {} can't be loaded: {}", file.string(), ::dlerror()));

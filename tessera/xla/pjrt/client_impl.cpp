@@ -25,7 +25,7 @@ ClientHandle make_client(const Plugin& plugin, const ClientOptions& options) {
   // The plugin for GPUs would take three quarters of their memory at once, and libtorch or another process may be there, too.
   if (plugin.file().filename() == "xla_cuda_plugin.so") given.try_emplace("preallocate", false);
   auto named = given;
-  if (options.devices != 1) named.try_emplace(kDevices, int64_t{options.devices});
+  named.try_emplace(kDevices, int64_t{options.devices});
   auto failed = failed_with(named);
   // Other plugins than those for CPUs have as many devices as there are, and refuse to be told.
   if (failed && failed->text.find(kDevices) != std::string::npos) failed = failed_with(given);
