@@ -1,11 +1,12 @@
-// Trains a model of the benchmarks on an XLA device, or by eager libtorch, and says what a step takes: one line of JSON. bench/xla runs it.
+// Trains a model of the benchmarks on XLA devices, sharded if there are several, or by eager libtorch, in one process or as one of several ranks that
+// shard it, and says what a step takes: one line of JSON. bench/xla runs it.
 #include <fmt/format.h>
+#include <tessera/base/env.h>
 #include <tessera/models/gpt.h>
 #include <tessera/models/mlp.h>
 #include <tessera/tessera.h>
-#include <tessera/xla/device/device.h>
+#include <tessera/xla/init.h>
 #include <tessera/xla/metrics.h>
-#include <tessera/xla/device/values.h>
 #include <torch/torch.h>
 
 #include <CLI/CLI.hpp>
@@ -21,7 +22,7 @@ using namespace tessera;
 
 struct Flags {
   std::string system = "xla", model = "mlp", dtype = "fp32";
-  int steps = 8, warmup = 3;
+  int steps = 8, warmup = 3, devices = 1;
   int64_t batch = 0, width = 0, layers = 0;
 };
 
@@ -76,33 +77,28 @@ double least(const std::vector<Times>& times, const Of& of) {
 nlohmann::json run(const Flags& flags) {
   const auto dtype = flags.dtype == "bf16" ? torch::kBFloat16 : torch::kFloat;
   const bool traced = flags.system == "xla";
-  const auto device = traced ? xla::make_device() : at::Device(at::kCPU);
+  const auto world = traced ? xla::init({.devices = flags.devices}) : flags.system == "ranks" ? init() : self_world();
+  const auto device = world.traits().device;
   auto subject = make_subject(flags, dtype);
   subject.module->to(dtype);
   if (traced) xla::to_device(*subject.module);
-  // Eager libtorch has the faster of the two optimizers: ours updates each parameter in one pass.
-  std::unique_ptr<torch::optim::AdamW> plain;
-  std::unique_ptr<optim::AdamW> fused;
-  if (traced) {
-    plain = std::make_unique<torch::optim::AdamW>(subject.module->parameters(), torch::optim::AdamWOptions(1e-4));
-  } else {
-    fused = std::make_unique<optim::AdamW>(parameters(*subject.module), optim::AdamWOptions{.lr = 1e-4});
-  }
+  if (world.size() > 1) fully_shard(*subject.module, {.mesh = world}, wrap_classes({"GptBlock", "Linear"}));
+  optim::AdamW optimizer(parameters(*subject.module), {.lr = 1e-4});
   torch::manual_seed(1);
   std::vector<Times> times;
   double loss = 0;
   for (int step = 0; step < flags.warmup + flags.steps; step++) {
-    const auto [inputs, targets] = subject.draw();
-    const auto begin = now(), begin_processor = processor();
-    const auto value = subject.loss(inputs.to(device), targets.to(device));
-    value.backward();
-    if (traced) {
-      plain->step();
-      plain->zero_grad();
-    } else {
-      fused->step();
-      fused->zero_grad();
+    std::vector<at::Tensor> inputs_of_ranks, targets_of_ranks;
+    for (size_t rank = 0; rank < world.local_ranks().size(); rank++) {
+      auto [inputs, targets] = subject.draw();
+      inputs_of_ranks.push_back(std::move(inputs));
+      targets_of_ranks.push_back(std::move(targets));
     }
+    const auto begin = now(), begin_processor = processor();
+    const auto value = subject.loss(world.from_replicas(inputs_of_ranks).to(device), world.from_replicas(targets_of_ranks).to(device));
+    value.backward();
+    optimizer.step();
+    for (const auto& parameter : optimizer.parameters()) parameter.mutable_grad() = at::Tensor();  // zero_grad() would end the step
     const auto noted = now(), starting = traced ? 1e3 * xla::metrics().seconds_starting : 0;
     if (traced) xla::step_boundary();
     const auto started = now(), in_plugin = traced ? 1e3 * xla::metrics().seconds_starting - starting : 0;
@@ -114,7 +110,7 @@ nlohmann::json run(const Flags& flags) {
                         {"model", flags.model},
                         {"dtype", flags.dtype},
                         {"min_ms", least(times, std::mem_fn(&Times::all))},
-                        {"processor_ms", least(times, std::mem_fn(&Times::processor))},
+                        {"processor_ms", least(times, std::mem_fn(&Times::processor)) * (traced ? 1 : world.size())},  // other ranks take as much
                         {"loss", loss}};
   if (traced) {
     const auto& metrics = xla::metrics();
@@ -135,17 +131,19 @@ nlohmann::json run(const Flags& flags) {
 int main(int argc, char** argv) {
   CLI::App app("Times training steps of a model in one process, on an XLA device or by eager libtorch.", "bench_xla_train");
   Flags flags;
-  app.add_option("--system", flags.system)->check(CLI::IsMember({"xla", "eager"}))->capture_default_str();
+  app.add_option("--system", flags.system)->check(CLI::IsMember({"xla", "eager", "ranks"}))->capture_default_str();
   app.add_option("--model", flags.model)->check(CLI::IsMember({"gpt", "mlp"}))->capture_default_str();
   app.add_option("--dtype", flags.dtype, "Of parameters and activations")->check(CLI::IsMember({"fp32", "bf16"}))->capture_default_str();
   app.add_option("--steps", flags.steps)->check(CLI::Range(1, 100'000))->capture_default_str();
   app.add_option("--warmup", flags.warmup)->check(CLI::Range(0, 100'000))->capture_default_str();
-  app.add_option("--batch", flags.batch, "512 of the mlp, 4 of the gpt unless given")->check(CLI::Range(1, 1'000'000));
+  app.add_option("--devices", flags.devices, "XLA devices, which shard the model; ranks of the CPU are as many as launch starts")->check(CLI::Range(1, 1024));
+  app.add_option("--batch", flags.batch, "Of each device or rank; 512 of the mlp, 4 of the gpt unless given")->check(CLI::Range(1, 1'000'000));
   app.add_option("--width", flags.width, "1024 of the mlp, 512 of the gpt unless given")->check(CLI::Range(1, 1'000'000));
   app.add_option("--layers", flags.layers, "12 of the mlp, 8 of the gpt unless given")->check(CLI::Range(1, 10'000));
   CLI11_PARSE(app, argc, argv);
   try {
-    fmt::print("{}\n", run(flags).dump());
+    const auto row = run(flags);
+    if (env("RANK").value_or("0") == "0") fmt::print("{}\n", row.dump());
     return 0;
   } catch (const std::exception& error) {
     fmt::print(stderr, "bench_xla_train: {}\n", error.what());
