@@ -59,7 +59,7 @@ TEST(Vit, HasTheSizesOfItsNames) {
   };
   EXPECT_NEAR(parameters_of(models::VitOptions::of_10b()), 10e9, 0.1e9);
   EXPECT_NEAR(parameters_of(models::VitOptions::of_60b()), 60e9, 0.6e9);
-  EXPECT_THAT(message_of<UsageError>([] { models::Vit({.patch = 15}); }), ::testing::HasSubstr("224 by 224 can't be cut into patches of 15 by 15"));
+  EXPECT_THAT(message_of<UsageError>([] { models::Vit(models::VitOptions{.patch = 15}); }), ::testing::HasSubstr("224 by 224 can't be cut into patches of 15 by 15"));
 }
 
 }  // namespace

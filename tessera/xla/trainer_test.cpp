@@ -25,12 +25,12 @@ data::Samples fetch(std::span<const int64_t> numbers) {
   return {.inputs = rows.to(at::kFloat).unsqueeze(1).mul(at::arange(1, 7)).sin(), .targets = rows % 3};
 }
 
-struct Run {
+struct Trained {
   std::vector<double> losses;
   at::Tensor answers, labels;
 };
 
-Run train(const Communicator& world, std::mutex& generator) {
+Trained train(const Communicator& world, std::mutex& generator) {
   Trainer trainer({.world = world});
   auto model = [&] {
     const std::scoped_lock lock(generator);
@@ -43,7 +43,7 @@ Run train(const Communicator& world, std::mutex& generator) {
       .size = kSamples, .global_batch = 2 * kRanks, .local_ranks = world.local_ranks(), .ranks = world.size(), .tail = data::Tail::Fill, .seed = 1};
   data::Loader loader(data::Sampler(samples), fetch, {.workers = 2});
   trainer.prepare(optimizer, loader);
-  Run run;
+  Trained run;
   for (int epoch = 0; epoch < 3; epoch++) {
     for (const auto& batch : loader) {
       EXPECT_EQ(batch.inputs.device(), world.traits().device);
@@ -80,7 +80,7 @@ Run train(const Communicator& world, std::mutex& generator) {
 TEST(TrainerOnReplicas, TrainsAsOnRanks) {
   const auto replicas = init({.devices = kRanks});  // before the first backward pass
   std::mutex generator;
-  Run expected;
+  Trained expected;
   testing::run_world({.transport = "threads", .ranks = kRanks}, [&](const Communicator& world) {
     auto run = train(world, generator);
     if (world.rank() == 0) expected = std::move(run);
