@@ -13,6 +13,7 @@ namespace {
 
 using namespace tessera;
 
+const DeferredInitOptions kWithoutDraws = {.seed = 1};  // the generator draws nothing ahead
 constexpr int kSteps = 3;  // the first makes moments, and the compiler takes what comes twice
 
 struct Flags {
@@ -30,13 +31,13 @@ struct Subject {
 };
 
 Subject vit(const models::VitOptions& options, int64_t batch) {
-  auto model = deferred_init([&] { return models::Vit(options); });
+  auto model = deferred_init([&] { return models::Vit(options); }, kWithoutDraws);
   return {model.ptr(), torch::zeros({batch, options.channels, options.image, options.image}), torch::zeros({batch}, torch::kLong),
           [=](const at::Tensor& images, const at::Tensor& classes) mutable { return torch::cross_entropy_loss(model(images).to(torch::kFloat), classes); }};
 }
 
 Subject gpt(const models::GptOptions& options, int64_t batch) {
-  auto model = deferred_init([&] { return models::Gpt(options); });
+  auto model = deferred_init([&] { return models::Gpt(options); }, kWithoutDraws);
   const auto tokens = torch::zeros({batch, options.longest}, torch::kLong);
   return {model.ptr(), tokens, tokens, [=](const at::Tensor& inputs, const at::Tensor& targets) mutable {
             return torch::cross_entropy_loss(model(inputs).to(torch::kFloat).flatten(0, 1), targets.flatten());
@@ -53,7 +54,7 @@ Subject make_subject(const Flags& flags) {
 int run(const Flags& flags) {
   const auto world = init();
   const auto subject = make_subject(flags);
-  const auto blocks = wrap_classes({"VitBlock", "GptBlock"});
+  const auto blocks = wrap_classes({flags.model.starts_with("vit") ? "VitBlock" : "GptBlock"});
   if (flags.checkpointing) activation::checkpoint_modules(*subject.module, blocks);
   ShardOptions options{.mesh = world};
   if (flags.zero == 2) options.reshard_after_forward = false;

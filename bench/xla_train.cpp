@@ -82,7 +82,7 @@ nlohmann::json run(const Flags& flags) {
   auto subject = make_subject(flags, dtype);
   subject.module->to(dtype);
   if (traced) xla::to_device(*subject.module);
-  if (world.size() > 1) fully_shard(*subject.module, {.mesh = world}, wrap_classes({"GptBlock", "Linear"}));
+  if (world.size() > 1) fully_shard(*subject.module, {.mesh = world}, wrap_classes({flags.model == "mlp" ? "Linear" : "GptBlock"}));
   optim::AdamW optimizer(parameters(*subject.module), {.lr = 1e-4});
   torch::manual_seed(1);
   std::vector<Times> times;
