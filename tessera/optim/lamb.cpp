@@ -89,10 +89,10 @@ void Lamb::apply_by_operators(const Settings& settings, int64_t step, const Item
     const auto part = [&](const at::Tensor& all) { return is_all ? all : all.narrow(0, member.offset, member.parameter.numel()); };
     const auto own = part(parameter), own_update = part(update);
     pending_tensors_.push_back({.lr = settings.lr,
-                                   .parameter = own,
-                                   .update = own_update,
-                                   .squares = at::stack({sum_of_squares(own), sum_of_squares(own_update)}),
-                                   .group = group});
+                                .parameter = own,
+                                .update = own_update,
+                                .squares = at::stack({sum_of_squares(own), sum_of_squares(own_update)}),
+                                .group = group});
   }
 }
 
