@@ -3,40 +3,60 @@
 
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
+#include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <memory>
+#include <optional>
 
 namespace tessera {
 
-/// A value, cheap to copy. An event that was never recorded counts as passed.
+/// A value, cheap to copy. An event that was never recorded counts as passed. Whoever waits on the event's own stream waits for nothing.
 class Event {
  public:
   Event() = default;
 
   /// The end of what the calling thread has queued so far on its current stream of the device. On the CPU nothing is ever queued.
   static Event record(c10::Device device) {
-    Event event;
-    if (device.is_cpu()) return event;
-    event.event_ = std::make_shared<c10::Event>(device.type());
-    event.event_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+    auto event = later(device);
+    if (event.stream_) event.event_ = recorded(*event.stream_);
     return event;
   }
 
-  bool passed() const { return !event_ || event_->query(); }
+  /// The same for a point that hardly anyone but its own stream waits for. The device hears of it when another stream does, which then waits
+  /// for all that is queued by that time.
+  static Event later(c10::Device device) {
+    Event event;
+    if (!device.is_cpu()) event.stream_ = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+    return event;
+  }
+
+  /// Whether it is known that nothing has to wait for it.
+  bool passed() const { return !stream_ || (event_ && event_->query()); }
 
   /// What the calling thread queues on its current stream of the event's device from now on runs after the event.
   void block() const {
-    if (event_) event_->block(c10::impl::VirtualGuardImpl(event_->device_type()).getStream(event_->device()));
+    if (!stream_) return;
+    const auto current = c10::impl::VirtualGuardImpl(stream_->device_type()).getStream(stream_->device());
+    if (current != *stream_) now()->block(current);
   }
 
   /// Blocks the calling thread until the event has passed.
   void synchronize() const {
-    if (event_) event_->synchronize();
+    if (stream_) now()->synchronize();
   }
 
  private:
-  std::shared_ptr<c10::Event> event_;
+  static std::shared_ptr<c10::Event> recorded(const c10::Stream& stream) {
+    auto event = std::make_shared<c10::Event>(stream.device_type());
+    event->record(stream);
+    return event;
+  }
+
+  std::shared_ptr<c10::Event> now() const { return event_ ? event_ : recorded(*stream_); }
+
+  std::optional<c10::Stream> stream_ = {};
+  std::shared_ptr<c10::Event> event_;  // null until the device hears of it
 };
 
 }  // namespace tessera

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,8 @@ struct Metrics {
   /// In the plugin's call that starts a program. A CPU plugin may run the program in it.
   double seconds_starting = 0;
   int64_t bytes_uploaded = 0, bytes_downloaded = 0;
+  /// The most bytes of a device that were in use at once, where the plugin counts them: it knows what programs took, and not just need.
+  std::optional<int64_t> peak_memory = {};
   /// How often a value that the host reads has cut a step in two, by what reads it: "item()".
   std::map<std::string, int64_t> host_reads;
   /// How often each operator that has no lowering ran on the CPU: "aten::histc".

@@ -97,6 +97,28 @@ TEST_F(Gpu, IsNotWaitedForInAStep) {
   EXPECT_THAT(waits.calls(), Not(IsEmpty())) << "this test does not see what it looks for";
 }
 
+/// What forward and backward ask of the GPU.
+int64_t requests_of_a_pass(Training& training) {
+  for (int i = 0; i < 3; i++) training.step();
+  training.step().item<float>();
+  const auto before = requests();
+  at::cross_entropy_loss(training.gpt(training.batch).flatten(0, 1), training.batch.roll(-1, 1).flatten()).backward();
+  const auto after = requests();
+  training.optimizer.zero_grad();
+  return after - before;
+}
+
+TEST_F(Gpu, PacksTheGradientsOfAUnitAndIsAskedForNothingElse) {
+  const auto sharded = seeded_gpt(kGpu);
+  shard(sharded, world());
+  Training own(sharded, kGpu), plain(seeded_gpt(kGpu), kGpu);
+  const auto asked = requests_of_a_pass(own), asked_by_plain = requests_of_a_pass(plain);
+  RecordProperty("sharded", static_cast<int>(asked));
+  RecordProperty("plain", static_cast<int>(asked_by_plain));
+  EXPECT_GT(asked_by_plain, 100) << "this test does not see what it counts";
+  EXPECT_LE(asked - asked_by_plain, kSizes.layers + 1) << asked << " calls, and " << asked_by_plain << " without sharding";
+}
+
 TEST_F(Gpu, TrainsShardedAsWholeAndAsTheHost) {
   const auto sharded = seeded_gpt(kGpu);
   shard(sharded, world());
@@ -175,6 +197,7 @@ TEST_F(Gpu, TakesTheStepsOfTheHost) {
   expect_as_on_the_host<optim::AdamW>(optim::AdamWOptions{.lr = 1e-2});
   expect_as_on_the_host<optim::Adam>(optim::AdamOptions{.lr = 1e-2, .weight_decay = 0.1});
   expect_as_on_the_host<optim::SGD>(optim::SgdOptions{.lr = 1e-2, .momentum = 0.9, .weight_decay = 0.1});
+  expect_as_on_the_host<optim::Lamb>(optim::LambOptions{.lr = 1e-2});
   expect_as_on_the_host<optim::Lion>(optim::LionOptions{.lr = 1e-2, .weight_decay = 0.1});
 }
 

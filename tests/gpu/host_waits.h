@@ -1,7 +1,8 @@
-// Counts the calls by which the host waits for a GPU. The program defines CUDA's own functions, and symbols of a program come before those
-// of the libraries that it loads.
+// Counts the calls by which the host waits for a GPU, and those by which it gives it something to do. The program defines CUDA's own
+// functions, and symbols of a program come before those of the libraries that it loads.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -17,5 +18,8 @@ class HostWaits {
 
   std::vector<std::string> calls() const;
 };
+
+/// How many kernels, copies and events this process has asked for until now. (Kernels of libraries that call the driver itself are not seen.)
+int64_t requests();
 
 }  // namespace tessera::testing

@@ -246,15 +246,14 @@ void Group::note_caller() {
 }
 
 Work Group::start(Operation operation, const Call& call, c10::function_ref<void(Envelope&)> fill, Run run, std::optional<uint64_t> known) {
-  auto inputs = Event::record(traits().device);
   if (!link_) {
     expect_fitting(operation, call, fill);
-    auto moved = run({.unit = call.subject.unit, .inputs = std::move(inputs)});
+    auto moved = run({.unit = call.subject.unit, .inputs = Event::later(traits().device)});
     count(operation, moved.bytes);
     return moved.ready.passed() ? Work() : Work(std::make_shared<Queued>(std::move(moved.ready)));
   }
   note_caller();
-  return queue_.run([this, envelope = envelope_for(operation, call, fill), inputs = std::move(inputs), limit = call.limit,
+  return queue_.run([this, envelope = envelope_for(operation, call, fill), inputs = Event::record(traits().device), limit = call.limit,
                      run = std::move(run), known] { return this->run(envelope, inputs, limit, run, known); });
 }
 

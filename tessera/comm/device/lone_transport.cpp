@@ -18,7 +18,7 @@ Moved LoneTransport::all_gather(std::span<const Piece> pieces, std::span<at::Ten
   for (const auto& piece : pieces) {
     if (!same_place(piece)) piece.whole.view_as(piece.own).copy_(piece.own);
   }
-  return {.ready = Event::record(traits().device)};
+  return {.ready = Event::later(traits().device)};
 }
 
 Moved LoneTransport::reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Launch& start) {
@@ -27,14 +27,14 @@ Moved LoneTransport::reduce_scatter(std::span<const Piece> pieces, const Reducti
     if (piece.squares) *piece.squares = std::numeric_limits<double>::quiet_NaN();
     if (!same_place(piece)) piece.own.view_as(piece.whole).copy_(piece.whole.to(*reduction.wire_dtype));
   }
-  return {.ready = Event::record(traits().device)};
+  return {.ready = Event::later(traits().device)};
 }
 
 Moved LoneTransport::all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Launch& start) {
   if (tensor.scalar_type() == *reduction.wire_dtype) return {};
   start.inputs.block();
   tensor.copy_(tensor.to(*reduction.wire_dtype));
-  return {.ready = Event::record(traits().device)};
+  return {.ready = Event::later(traits().device)};
 }
 
 Moved LoneTransport::broadcast(const at::Tensor& /*tensor*/, int /*root*/, const Launch& /*start*/) {

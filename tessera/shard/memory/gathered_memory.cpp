@@ -193,10 +193,17 @@ class ScatteredGradients final : public GradientPacking {
   }
 
   void pack(std::span<const at::Tensor> places, std::span<const at::Tensor> gradients) const override {
-    if (!places.empty() && places.front().is_cuda()) {  // in one kernel
-      return at::_foreach_copy_(at::TensorList(places.data(), places.size()), at::TensorList(gradients.data(), gradients.size()));
+    // Of a GPU, all are copied by one kernel whose strides are those of their places. Any other would make it one kernel for each.
+    c10::SmallVector<at::Tensor, 32> alike, values;
+    for (size_t i = 0; i < places.size(); i++) {
+      if (places[i].is_cuda() && places[i].strides() == gradients[i].strides()) {
+        alike.push_back(places[i]);
+        values.push_back(gradients[i]);
+      } else {
+        at::Tensor(places[i]).copy_(gradients[i]);
+      }
     }
-    for (size_t i = 0; i < places.size(); i++) at::Tensor(places[i]).copy_(gradients[i]);
+    if (!alike.empty()) at::_foreach_copy_(alike, values);
   }
 
   Works reduce(std::span<const Piece> pieces, const Subject& subject, Reduce op, TakeMean take) override {

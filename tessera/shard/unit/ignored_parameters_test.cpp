@@ -17,7 +17,6 @@
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 #include "tessera/shard/wrap.h"
-#include "tessera/testing/default_device.h"
 #include "tessera/testing/net.h"
 #include "tessera/testing/numbers.h"
 #include "tessera/testing/parity.h"
@@ -274,7 +273,7 @@ TEST(OnAPartOfTheRanks, UnitsCountForOneNormOfTheWholeModel) {
                                  HowShared{.residence = residence, .whole_root = false}}) {
       expect_experts_train(how, sgd, ours);
       expect_experts_train(how, sgd, largest);
-      if (on_cpu()) expect_experts_train(how, [](auto list) { return optim::Lamb(std::move(list), {.lr = 0.01}); }, ours);
+      expect_experts_train(how, [](auto list) { return optim::Lamb(std::move(list), {.lr = 0.01}); }, ours);
       expect_experts_train(how, [](auto list) { return torch::optim::AdamW(std::move(list), torch::optim::AdamWOptions(0.01)); }, free);
     }
   }

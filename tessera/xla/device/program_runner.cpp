@@ -210,6 +210,13 @@ std::shared_ptr<const Data> ProgramRunner::absent(const Type& type) const {
   return std::make_shared<const Data>(static_cast<size_t>(replicas_), pjrt::Buffer::absent(type));
 }
 
+std::optional<int64_t> ProgramRunner::peak_memory() const {
+  std::optional<int64_t> most;
+  if (!client_) return most;
+  for (const auto& device : client_->devices()) most = std::max(most, device.peak_memory);
+  return most;
+}
+
 void ProgramRunner::finish() {
   const auto lock = lock_device();
   if (folder_) folder_->finish(metrics_);

@@ -42,6 +42,8 @@ class ProgramRunner {
   void note_operator();
 
   Metrics& metrics() { return metrics_; }
+  /// Of the device that has taken most.
+  std::optional<int64_t> peak_memory() const;
   /// Of the last program: StableHLO.
   const std::string& last_text() const { return last_text_; }
 

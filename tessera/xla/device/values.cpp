@@ -34,7 +34,9 @@ void step_boundary() { runner().cut(); }
 
 Metrics metrics() {
   const auto lock = lock_device();
-  return runner().metrics();
+  auto all = runner().metrics();
+  all.peak_memory = runner().peak_memory();
+  return all;
 }
 
 std::vector<at::Tensor> replicas(const at::Tensor& tensor, const std::string& reader) {

@@ -112,10 +112,9 @@ std::vector<DeviceDescription> Client::devices() const {
     auto& described = all.emplace_back(describe(impl_->handle.api(), arguments.device_description));
     Padded<PJRT_Device_MemoryStats_Args> memory;
     memory.device = device;
-    if (!impl_->handle.api()->attempt<PJRT_Device_MemoryStats_Args>(&PJRT_Api::PJRT_Device_MemoryStats, memory) &&
-        memory.bytes_limit_is_set) {
-      described.memory = memory.bytes_limit;
-    }
+    if (impl_->handle.api()->attempt<PJRT_Device_MemoryStats_Args>(&PJRT_Api::PJRT_Device_MemoryStats, memory)) continue;  // it does not tell
+    if (memory.bytes_limit_is_set) described.memory = memory.bytes_limit;
+    if (memory.peak_bytes_in_use_is_set) described.peak_memory = memory.peak_bytes_in_use;
   }
   return all;
 }

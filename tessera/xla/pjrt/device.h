@@ -15,6 +15,8 @@ struct DeviceDescription {
   std::string kind;
   /// In bytes, where the plugin tells.
   std::optional<int64_t> memory;
+  /// The most of it that this process has had at once.
+  std::optional<int64_t> peak_memory;
   Options attributes;
 };
 
