@@ -8,9 +8,12 @@
 #include <torch/library.h>
 #include <torch/torch.h>
 
+#include <atomic>
+
 #include "tessera/base/error.h"
 #include "tessera/shard/checkpoint_modules.h"
 #include "tessera/testing/allocations.h"
+#include "tessera/testing/default_device.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/numbers.h"
 #include "tessera/testing/same_tensors.h"
@@ -40,11 +43,10 @@ class Calls {
 
  private:
   at::CallbackHandle handle_;
-  static thread_local const char* name;
-  static thread_local int count;
+  // Of all threads: a device's backward pass runs in one of its own.
+  inline static const char* name = nullptr;
+  inline static std::atomic<int> count = 0;
 };
-thread_local const char* Calls::name = nullptr;
-thread_local int Calls::count = 0;
 
 /// A model, and a part of it as a function of one tensor.
 struct Part {
@@ -135,6 +137,7 @@ std::vector<at::Tensor> train(const Part& part, bool needs, const Around& around
 class Segments : public ::testing::TestWithParam<Part> {};
 
 TEST_P(Segments, GiveWhatAPlainCallGives) {
+  if (!on_cpu() && GetParam().name == "InstanceNorm") GTEST_SKIP() << "its repeat() makes a list of numbers by default, and reads it on the host";
   for (const bool needs : {false, true}) {
     const auto plain = train(GetParam(), needs, [](const auto& run, const at::Tensor& x) { return run(x); });
     expect_same(train(GetParam(), needs, [](const auto& run, const at::Tensor& x) { return checkpoint(run, x); }), plain);
@@ -316,7 +319,7 @@ TEST(Checkpoint, ReleasesEverything) {
 
 /// An operator of a program, with a gradient of its own; it counts its runs. And one that is made of it.
 struct Squared : torch::autograd::Function<Squared> {
-  static thread_local int runs;
+  inline static std::atomic<int> runs = 0;
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
     runs++;
     context->save_for_backward({x});
@@ -326,7 +329,6 @@ struct Squared : torch::autograd::Function<Squared> {
     return {2 * context->get_saved_variables()[0] * gradients[0]};
   }
 };
-thread_local int Squared::runs = 0;
 
 at::Tensor squared(const at::Tensor& x) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tessera_test::squared", "").typed<at::Tensor(const at::Tensor&)>();
@@ -348,7 +350,7 @@ TEST(Keep, LeavesOutTheOperatorsThatAreKept) {
     const auto x = numbers({4, 8}).set_requires_grad(true);
     Squared::runs = 0;
     checkpoint(options, [](const at::Tensor& t) { return squared_twice(t.exp()).sin().exp(); }, x).sum().backward();
-    return std::pair(x.grad(), Squared::runs);
+    return std::pair(x.grad(), Squared::runs.load());
   };
   const auto [gradient, runs] = gradient_and_runs({});
   EXPECT_EQ(runs, 4);
@@ -407,6 +409,7 @@ TEST(Misuse, IsRefusedByName) {
     EXPECT_THAT(error_of([&] { checkpoint(moody, x * w).sum().backward(); }),
                 HasSubstr("did something else when it ran again in backward"));
   }
+  if (!on_cpu()) return;
   EXPECT_THAT(error_of([&] { checkpoint({.offload = OffloadTo::Host}, f, x); }), HasSubstr("OffloadTo::Disk moves them to disk"));
 }
 

@@ -107,6 +107,10 @@ struct Drawn : TrainedModel {
         break;
       case Move::ByPointer: {
         if (chosen.is_same(parameters[0])) break;  // the plain scale has gaps
+        if (!on_cpu()) {
+          chosen.mul_(0.5);
+          break;
+        }
         auto* const values = chosen.data_ptr<float>();
         for (int64_t i = 0; i < chosen.numel(); i++) values[i] *= 0.5F;
         break;

@@ -1,4 +1,5 @@
 // tessera::recover after an exception on some ranks, and models that train in several threads.
+#include <c10/core/AutogradState.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -325,7 +326,12 @@ TEST(Threads, TrainModelsEachOverAGroupOfItsOwn) {
     const Communicator groups[] = {world.duplicate(), world.duplicate()};
     double actual[2];
     {
-      const std::jthread one([&] { actual[0] = trained(groups[0], 0); }), other([&] { actual[1] = trained(groups[1], 1); });
+      const auto train_in_a_thread = [&](int number) {
+        // In the only thread that libtorch has for a device, one would wait for the other.
+        c10::AutogradState::get_tls_state().set_multithreading_enabled(on_cpu());
+        actual[number] = trained(groups[number], number);
+      };
+      const std::jthread one(train_in_a_thread, 0), other(train_in_a_thread, 1);
     }
     EXPECT_EQ(actual[0], expected[0]);
     EXPECT_EQ(actual[1], expected[1]);

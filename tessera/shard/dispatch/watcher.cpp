@@ -1,13 +1,25 @@
 #include "tessera/shard/dispatch/watcher.h"
 
-#include <utility>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <memory>
+#include <thread>
 
 #include "tessera/base/paging_key.h"
 
 namespace tessera {
 namespace {
 
-thread_local Watcher* watcher_now = nullptr;
+// The engine hands this kind of information, and no variables of ours, to the threads that run a backward pass for a device. libtorch's own
+// kinds are its first few numbers.
+constexpr auto kKind = static_cast<c10::DebugInfoKind>(0x54);
+
+struct Watched final : c10::DebugInfoBase {
+  explicit Watched(Watcher* by) : watcher(by) {}
+
+  Watcher* const watcher;
+  const std::thread::id thread = std::this_thread::get_id();
+};
 
 /// The keys of this thread, with the paging key for all operators or only for those whose operands have it.
 c10::impl::LocalDispatchKeySet keys_for(const Watcher* watcher) {
@@ -20,13 +32,13 @@ c10::impl::LocalDispatchKeySet keys_for(const Watcher* watcher) {
 }  // namespace
 
 Watcher* Watcher::current() {
-  return watcher_now;
+  const auto* const watched = static_cast<Watched*>(c10::ThreadLocalDebugInfo::get(kKind));
+  if (watched == nullptr) return nullptr;
+  // Tasks of programs get it as well, but run while the thread goes on.
+  const bool waits = watched->thread == std::this_thread::get_id() || torch::autograd::get_current_graph_task_id() != -1;
+  return waits ? watched->watcher : nullptr;
 }
 
-Watching::Watching(Watcher* watcher) : outer_(std::exchange(watcher_now, watcher)), keys_(keys_for(watcher)) {}
-
-Watching::~Watching() {
-  watcher_now = outer_;
-}
+Watching::Watching(Watcher* watcher) : watched_(kKind, std::make_shared<Watched>(watcher)), keys_(keys_for(watcher)) {}
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <optional>
 
@@ -27,7 +28,7 @@ class Watcher : NoCopy {
   /// Called with an operand that was cast: keeps it as long as autograd would have, since later operators are given the same tensor.
   virtual void hold(const at::Tensor& cast) = 0;
 
-  /// Of this thread, or null.
+  /// Of this thread, or null. What a thread of the autograd engine runs for a backward pass that was started under watch is watched, too.
   static Watcher* current();
 
  protected:
@@ -58,10 +59,9 @@ class CastingOperand : NoCopy {
 class Watching : NoCopy {
  public:
   explicit Watching(Watcher* watcher);
-  ~Watching();
 
  private:
-  Watcher* const outer_;
+  const c10::DebugInfoGuard watched_;
   const c10::impl::ForceDispatchKeyGuard keys_;
 };
 

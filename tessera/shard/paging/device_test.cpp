@@ -431,6 +431,29 @@ TEST_F(Device, RunsCheckpointedSegmentsAgainWithoutReadingThem) {
   for (size_t i = 0; i < plain.size(); i++) EXPECT_TRUE(at::equal(plain[i], again[i]));
 }
 
+TEST_F(Device, WatchesTheThreadThatRunsABackwardPassInsideOfASegment) {
+  const auto gradients = [&](bool checkpoints) {
+    auto net = net_on_device(world_);
+    // A force: the gradient of an energy, of which in turn a gradient is wanted.
+    const auto force = [&net](const at::Tensor& x) {
+      const auto at = x * 2;
+      return torch::autograd::grad({net(at).sin().sum()}, {at}, {}, true, true)[0].exp();
+    };
+    const auto x = batch_.detach().clone().set_requires_grad(true);
+    (checkpoints ? activation::checkpoint(force, x) : force(x)).sum().backward();
+    std::vector<at::Tensor> result = download(x.grad());
+    for (const auto& shard : parameters(*net)) {
+      if (!shard.grad().defined()) continue;
+      for (const auto& gradient : download(shard.grad())) result.push_back(gradient);
+    }
+    return result;
+  };
+  const auto plain = gradients(false), again = gradients(true);
+  ASSERT_EQ(plain.size(), again.size());
+  ASSERT_GT(plain.size(), 1 + kReplicas);
+  for (size_t i = 0; i < plain.size(); i++) EXPECT_TRUE(at::equal(plain[i], again[i])) << i;
+}
+
 int fused_calls = 0;
 
 TEST_F(Device, FusedKernelOfTheDeviceOnAShardIsRefusedUnlessItGoesValueByValue) {
