@@ -3,12 +3,14 @@
 
 #include <ATen/core/TensorBase.h>
 #include <c10/core/StorageImpl.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/headeronly/version.h>
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
@@ -28,6 +30,17 @@ auto make_node(Args&&... args) {
     return std::shared_ptr<T>(new T(std::forward<Args>(args)...), [](auto* node) { deleteNode(node); });
   } else {
     return c10::make_intrusive<T>(std::forward<Args>(args)...);
+  }
+}
+
+/// A kind of thread-local information of our own. `name` lasts as long as the process. Kinds are numbers in older versions, of which libtorch
+/// uses the first few, and the addresses of such names in newer ones.
+template <class Kind = c10::DebugInfoKind>
+constexpr Kind debug_info_kind(const std::string_view& name) {
+  if constexpr (std::is_enum_v<Kind>) {
+    return static_cast<Kind>(0x54);
+  } else {
+    return Kind(&name);
   }
 }
 

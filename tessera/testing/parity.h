@@ -55,9 +55,9 @@ struct Trained {
 Trained train(const Communicator& world, const MakeModel& make, const MakeOptimizer& optimizer, int steps, const Shard& shard = {},
               const Passes& passes = {});
 
-/// Fails the test unless losses and parameters of both kinds of training have the same bits on every rank.
+/// Fails the test unless losses and parameters of both kinds of training have the same bits on every rank, or differ by no more than this.
 void expect_parity(int ranks, const MakeModel& make, const MakeOptimizer& optimizer, int steps, const Shard& shard,
-                   const Passes& passes = {});
+                   const Passes& passes = {}, double tolerance = 0);
 
 /// Makes a model from the same seed on every rank. It takes a lock, because all ranks of a test are threads that share libtorch's default
 /// generator.

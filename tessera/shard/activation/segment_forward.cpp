@@ -18,6 +18,15 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
   return bytes.set_(tensor.storage(), 0, {static_cast<int64_t>(tensor.storage().nbytes())}, {1}).clone();
 }
 
+/// Whether the operator draws random numbers from a state that cuDNN has for itself, and would draw others if it ran again.
+bool draws_from_cudnn(const OperatorFacts& op, const Stack& stack) {
+  if (!op.recurrent) return false;
+  const auto argument = [&](const char* name) -> const c10::IValue& {
+    return stack[stack.size() - op.arguments + static_cast<size_t>(*op.schema->argumentIndexWithName(name))];
+  };
+  return stack[stack.size() - op.arguments].toTensor().is_cuda() && argument("train").toBool() && argument("dropout").toDouble() > 0;
+}
+
 /// Unwatched, because generators of some devices call operators to tell their state, and the pass is not complete yet.
 std::shared_ptr<Segment> segment_of(const SegmentCall& call, std::shared_ptr<ForwardRecord> record) {
   const Unwatched unwatched;
@@ -129,7 +138,7 @@ void SegmentForward::run(const c10::OperatorHandle& handle, const OperatorFacts&
     note_operand(tensor, written.back(), op);
   });
   if (is_of_program(op)) note_step(op, stack, operands, written);
-  if (!keeps(op)) {
+  if (!keeps(op) && !(is_of_program(op) && draws_from_cudnn(op, stack))) {
     handle.redispatchBoxed(below, &stack);
     return note_results(stack, base, operands);
   }

@@ -3,16 +3,18 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <memory>
+#include <string_view>
 #include <thread>
 
+#include "tessera/base/compat.h"
 #include "tessera/base/paging_key.h"
 
 namespace tessera {
 namespace {
 
-// The engine hands this kind of information, and no variables of ours, to the threads that run a backward pass for a device. libtorch's own
-// kinds are its first few numbers.
-constexpr auto kKind = static_cast<c10::DebugInfoKind>(0x54);
+// The engine hands such information, and no variables of ours, to the threads that run a backward pass for a device.
+constexpr std::string_view kName = "tessera::Watcher";
+constexpr auto kKind = compat::debug_info_kind(kName);
 
 struct Watched final : c10::DebugInfoBase {
   explicit Watched(Watcher* by) : watcher(by) {}

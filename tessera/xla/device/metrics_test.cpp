@@ -53,7 +53,7 @@ TEST(Metrics, AReportHasThemAll) {
   (void)torch::ones({2}, device_for_tests()).cpu();
   (void)torch::histc(torch::ones({2}, device_for_tests()), 4, 0, 1).cpu();
   const auto report = metrics_report();
-  for (const auto* text : {"XLA devices: 1 of cpu", "compiled", "loaded from disk", "MB uploaded", "aten::histc, 1 times", "program 1 ", "temporary"}) {
+  for (const auto* text : {"XLA devices: 1 of ", "compiled", "loaded from disk", "MB uploaded", "aten::histc, 1 times", "program 1 ", "temporary"}) {
     EXPECT_THAT(report, HasSubstr(text));
   }
 }
