@@ -18,7 +18,8 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
   return bytes.set_(tensor.storage(), 0, {static_cast<int64_t>(tensor.storage().nbytes())}, {1}).clone();
 }
 
-/// Whether the operator draws random numbers from a state that cuDNN has for itself, and would draw others if it ran again.
+/// Whether the operator draws random numbers from a state that cuDNN has for itself, and would draw others if it ran again: restoring
+/// libtorch's generator starts that state anew.
 bool draws_from_cudnn(const OperatorFacts& op, const Stack& stack) {
   if (!op.recurrent) return false;
   const auto argument = [&](const char* name) -> const c10::IValue& {
