@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include "tessera/optim/sgd.h"
+#include "tessera/shard/checkpoint_modules.h"
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/wrap.h"
@@ -21,20 +22,14 @@ const Communicator& four() {
   return world;
 }
 
-/// The program of a step of so many layers, each a unit, once the order of uses is known.
-ProgramMetrics step_of(int layers, const ShardOptions& options) {
-  torch::manual_seed(1);
-  torch::nn::Sequential model;
-  for (int i = 0; i < layers; i++) {
-    model->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false)));
-    model->push_back(torch::nn::ReLU());
-  }
-  to_device(*model);
-  fully_shard(*model, options, wrap_always());
-  optim::SGD optimizer(parameters(*model), {.lr = 0.01});
+using Forward = std::function<at::Tensor(at::Tensor x)>;
+
+/// The program of a model's step, once the order of uses is known.
+ProgramMetrics step_of(const torch::nn::Module& model, const Forward& forward) {
+  optim::SGD optimizer(parameters(model), {.lr = 0.01});
   const auto before = metrics().programs;
   for (int step = 0; step < 4; step++) {
-    model->forward(torch::ones({kRows, kWidth}, torch::TensorOptions(four().traits().device))).pow(2).mean().backward();
+    forward(torch::ones({kRows, kWidth}, torch::TensorOptions(four().traits().device))).pow(2).mean().backward();
     optimizer.step();
     optimizer.zero_grad();
   }
@@ -47,6 +42,19 @@ ProgramMetrics step_of(int layers, const ShardOptions& options) {
     if (more > times) std::tie(most, times) = std::pair(i, more);
   }
   return after[most];
+}
+
+/// Of a model of so many layers, each a unit.
+ProgramMetrics step_of(int layers, const ShardOptions& options) {
+  torch::manual_seed(1);
+  torch::nn::Sequential model;
+  for (int i = 0; i < layers; i++) {
+    model->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false)));
+    model->push_back(torch::nn::ReLU());
+  }
+  to_device(*model);
+  fully_shard(*model, options, wrap_always());
+  return step_of(*model, [&](const at::Tensor& x) { return model->forward(x); });
 }
 
 int count_of(const ProgramMetrics& program, const std::string& collective) {
@@ -96,6 +104,45 @@ TEST(ShardedStep, ThatGathersAheadTakesMoreMemory) {
 TEST(ShardedStep, GathersBf16AsSixteenBits) {
   const auto step = step_of(4, {.mesh = four(), .mixed_precision = {.param_dtype = at::kBFloat16}});
   EXPECT_EQ(bytes_of(step, "all-gather"), (2 * 4 - 2) * kBytes / 2);
+}
+
+// --- Activation checkpointing ---
+
+struct WideImpl : torch::nn::Module {
+  torch::nn::Linear up{register_module("up", torch::nn::Linear(torch::nn::LinearOptions(kWidth, 4 * kWidth).bias(false)))};
+  torch::nn::Linear down{register_module("down", torch::nn::Linear(torch::nn::LinearOptions(4 * kWidth, kWidth).bias(false)))};
+  at::Tensor forward(const at::Tensor& x) { return x + down(up(x).sin().exp().tanh()); }
+};
+TORCH_MODULE(Wide);
+
+/// Of so many blocks, each a unit.
+ProgramMetrics step_of_blocks(int blocks, bool checkpoints) {
+  torch::manual_seed(1);
+  torch::nn::ModuleList model;
+  for (int i = 0; i < blocks; i++) model->push_back(Wide());
+  to_device(*model);
+  fully_shard(*model, {.mesh = four()}, wrap_classes({"Wide"}));
+  return step_of(*model, [&](at::Tensor x) {
+    for (const auto& each : *model) {
+      const Wide block(std::dynamic_pointer_cast<WideImpl>(each));
+      x = checkpoints ? activation::checkpoint(block, x) : block->forward(x);
+    }
+    return x;
+  });
+}
+
+TEST(CheckpointedStep, ComputesAgainWhatItHasNotKept) {
+  const auto of_a_block = [](bool checkpoints) {
+    const auto more = step_of_blocks(8, checkpoints), few = step_of_blocks(4, checkpoints);
+    return std::pair((bytes_of(more, "all-gather") - bytes_of(few, "all-gather")) / 4, (more.memory.temporary - few.memory.temporary) / 4);
+  };
+  const auto [gathered, kept] = of_a_block(true);
+  const auto [gathered_without, kept_without] = of_a_block(false);
+  EXPECT_EQ(gathered, gathered_without);
+  EXPECT_EQ(gathered, 2 * 8 * kBytes) << "in forward and in backward";
+  const int64_t input = kRows * kWidth * 4;
+  EXPECT_GE(kept_without, 4 * 4 * input) << "what is saved for sin, exp, tanh and the second layer";
+  EXPECT_LE(kept - kept_without, -3 * 4 * input);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/tied.h"
 #include "tessera/shard/activation/segment_recompute.h"
 #include "tessera/shard/unit/units.h"
 
@@ -93,7 +94,9 @@ void Segment::recompute() {
   {
     const RestoredState restored(devices_, rng_, autocast_);
     std::vector<at::Tensor> inputs;
-    for (const auto& [saved, requires_grad] : inputs_) inputs.push_back(stand_in(saved.get(), requires_grad));
+    for (const auto& input : inputs_) inputs.push_back(input.saved.get());
+    inputs = tied(std::move(inputs), std::exchange(gradients_, {}));
+    for (size_t i = 0; i < inputs.size(); i++) inputs[i] = stand_in(inputs[i], inputs_[i].requires_grad);
     const SegmentRecompute pass(record_, this, nullptr);
     try {
       again_(inputs);

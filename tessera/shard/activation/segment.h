@@ -21,6 +21,8 @@ class Segment final : public Slots {
   /// Notes that the segment reads a tensor that is not its own, which must not have changed when it recomputes.
   void note_read(const at::Tensor& tensor);
   void forward_ends();
+  /// Of a result, in backward, before the segment recomputes. Only told where what is computed is tied to it.
+  void note_gradient(const at::Tensor& gradient) { gradients_.push_back(gradient); }
 
  private:
   struct Input {
@@ -43,6 +45,7 @@ class Segment final : public Slots {
   const std::vector<c10::Device> devices_;
   std::vector<Input> inputs_;
   std::vector<Read> reads_;
+  std::vector<at::Tensor> gradients_;
   std::optional<RngState> rng_;
   const AutocastState autocast_;
 };

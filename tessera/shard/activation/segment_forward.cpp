@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/tied.h"
 #include "tessera/shard/activation/segment_recompute.h"
 #include "tessera/shard/storage/paged_tensor.h"
 
@@ -55,6 +56,13 @@ SegmentForward::~SegmentForward() {
 
 std::unique_ptr<SegmentPass> SegmentForward::inner(SegmentCall call) {
   return std::make_unique<SegmentForward>(std::move(call), this);
+}
+
+void SegmentForward::result(at::Tensor& tensor) const {
+  if (!tensor.requires_grad() || !can_tie(tensor.device().type())) return;
+  tensor.register_hook([segment = std::weak_ptr(segment_)](const at::Tensor& gradient) {
+    if (const auto used = segment.lock()) used->note_gradient(gradient);
+  });
 }
 
 void SegmentForward::note_operand(const at::Tensor& tensor, bool writes, const OperatorFacts& op) {

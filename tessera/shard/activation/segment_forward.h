@@ -18,6 +18,7 @@ class SegmentForward final : public SegmentPass {
   void run(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, Stack& stack) override;
   SavedTensor save(const at::Tensor& tensor) override;
   std::unique_ptr<SegmentPass> inner(SegmentCall call) override;
+  void result(at::Tensor& tensor) const override;
 
  private:
   void note_operand(const at::Tensor& tensor, bool writes, const OperatorFacts& op);

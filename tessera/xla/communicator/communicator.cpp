@@ -9,6 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/engine.h"
 #include "tessera/xla/device/storage.h"
+#include "tessera/xla/device/ties.h"
 #include "tessera/xla/device/values.h"
 #include "tessera/xla/device/views.h"
 #include "tessera/xla/graph/arithmetic.h"
@@ -65,7 +66,7 @@ class XlaTransport final : public Transport {
     const auto lock = lock_device();
     std::vector<Value> own;
     for (const auto& piece : pieces) own.push_back(read(piece.own));
-    tie(own, operands);
+    tie(own, operands);  // else a compiler would gather all units at once, or keep a unit that is to be gathered again
     uint64_t sent = 0;
     for (size_t i = 0; i < pieces.size(); i++) {
       if (pieces[i].own.numel() == 0) continue;
@@ -148,21 +149,6 @@ class XlaTransport final : public Transport {
 
  private:
   uint64_t to_others(size_t bytes) const { return bytes * static_cast<uint64_t>(traits().size - 1); }
-
-  /// None is computed before all are there: else a compiler would gather all units at once, or keep a unit that is to be gathered again.
-  static void tie(std::vector<Value>& own, std::span<at::Tensor> operands) {
-    if (std::ranges::none_of(operands, is_xla)) return;
-    auto together = own;
-    for (const auto& operand : operands) {
-      if (is_xla(operand)) together.push_back(read(operand));
-    }
-    const auto tied = hlo::barrier(together);
-    std::copy_n(tied.begin(), own.size(), own.begin());
-    auto next = tied.begin() + static_cast<std::ptrdiff_t>(own.size());
-    for (auto& operand : operands) {
-      if (is_xla(operand)) operand = new_tensor(*next++);
-    }
-  }
 
   Value mean_of(const Value& sum, const Reduction& reduction) const {
     return reduction.op == Reduce::Mean ? hlo::over(sum, hlo::fixed(sum, traits().size)) : sum;

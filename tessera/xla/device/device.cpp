@@ -14,9 +14,11 @@
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/base/move_module.h"
+#include "tessera/base/tied.h"
 #include "tessera/xla/device/kernels.h"
 #include "tessera/xla/device/random.h"
 #include "tessera/xla/device/storage.h"
+#include "tessera/xla/device/ties.h"
 #include "tessera/xla/metrics.h"
 
 namespace tessera::xla {
@@ -106,6 +108,7 @@ at::Device make_device(const XlaOptions& options) {
   c10::SetAllocator(kXla, &LazyMemory::instance());
   at::RegisterPrivateUse1HooksInterface(new Hooks);  // libtorch never frees it
   register_kernels();
+  set_tie(kXla, tied_on_device);
   return kDevice;
 }
 
