@@ -124,7 +124,7 @@ ProgramMetrics step_of_blocks(int blocks, bool checkpoints) {
   fully_shard(*model, {.mesh = four()}, wrap_classes({"Wide"}));
   return step_of(*model, [&](at::Tensor x) {
     for (const auto& each : *model) {
-      const Wide block(std::dynamic_pointer_cast<WideImpl>(each));
+      Wide block(std::dynamic_pointer_cast<WideImpl>(each));
       x = checkpoints ? activation::checkpoint(block, x) : block->forward(x);
     }
     return x;
@@ -141,8 +141,8 @@ TEST(CheckpointedStep, ComputesAgainWhatItHasNotKept) {
   EXPECT_EQ(gathered, gathered_without);
   EXPECT_EQ(gathered, 2 * 8 * kBytes) << "in forward and in backward";
   const int64_t input = kRows * kWidth * 4;
-  EXPECT_GE(kept_without, 4 * 4 * input) << "what is saved for sin, exp, tanh and the second layer";
-  EXPECT_LE(kept - kept_without, -3 * 4 * input);
+  EXPECT_GE(kept_without, 3 * 4 * input) << "what is saved for sin and exp, tanh and the second layer";
+  EXPECT_LT(kept, input);
 }
 
 }  // namespace

@@ -66,7 +66,7 @@ class XlaTransport final : public Transport {
     const auto lock = lock_device();
     std::vector<Value> own;
     for (const auto& piece : pieces) own.push_back(read(piece.own));
-    tie(own, operands);  // else a compiler would gather all units at once, or keep a unit that is to be gathered again
+    put_behind_barrier(own, operands);  // else a compiler would gather all units at once, or keep a unit that is to be gathered again
     uint64_t sent = 0;
     for (size_t i = 0; i < pieces.size(); i++) {
       if (pieces[i].own.numel() == 0) continue;

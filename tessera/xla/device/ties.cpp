@@ -7,7 +7,7 @@
 
 namespace tessera::xla {
 
-void tie(std::vector<Value>& values, std::span<at::Tensor> tensors) {
+void put_behind_barrier(std::vector<Value>& values, std::span<at::Tensor> tensors) {
   if (std::ranges::none_of(tensors, is_xla)) return;
   auto together = values;
   for (const auto& tensor : tensors) {
@@ -27,7 +27,7 @@ std::vector<at::Tensor> tied_on_device(std::vector<at::Tensor> values, std::span
   for (const auto& tensor : after) {
     if (is_xla(tensor)) others.push_back(read(tensor));
   }
-  tie(others, values);
+  put_behind_barrier(others, values);
   return values;
 }
 
