@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <atomic>
 #include <memory>
 #include <string_view>
 #include <thread>
@@ -16,13 +17,6 @@ namespace {
 constexpr std::string_view kName = "tessera::Watcher";
 constexpr auto kKind = compat::debug_info_kind(kName);
 
-struct Watched final : c10::DebugInfoBase {
-  explicit Watched(Watcher* by) : watcher(by) {}
-
-  Watcher* const watcher;
-  const std::thread::id thread = std::this_thread::get_id();
-};
-
 /// The keys of this thread, with the paging key for all operators or only for those whose operands have it.
 c10::impl::LocalDispatchKeySet keys_for(const Watcher* watcher) {
   auto keys = c10::impl::tls_local_dispatch_key_set();
@@ -33,14 +27,26 @@ c10::impl::LocalDispatchKeySet keys_for(const Watcher* watcher) {
 
 }  // namespace
 
+struct Watching::Watched final : c10::DebugInfoBase {
+  explicit Watched(Watcher* by) : watcher(by) {}
+
+  std::atomic<Watcher*> watcher;  // null once the watch is over: a task may have this longer
+  const std::thread::id thread = std::this_thread::get_id();
+};
+
 Watcher* Watcher::current() {
-  const auto* const watched = static_cast<Watched*>(c10::ThreadLocalDebugInfo::get(kKind));
+  const auto* const watched = static_cast<Watching::Watched*>(c10::ThreadLocalDebugInfo::get(kKind));
   if (watched == nullptr) return nullptr;
   // Tasks of programs get it as well, but run while the thread goes on.
   const bool waits = watched->thread == std::this_thread::get_id() || torch::autograd::get_current_graph_task_id() != -1;
-  return waits ? watched->watcher : nullptr;
+  return waits ? watched->watcher.load() : nullptr;
 }
 
-Watching::Watching(Watcher* watcher) : watched_(kKind, std::make_shared<Watched>(watcher)), keys_(keys_for(watcher)) {}
+Watching::Watching(Watcher* watcher)
+    : watched_(std::make_shared<Watched>(watcher)), carried_(kKind, watched_), keys_(keys_for(watcher)) {}
+
+Watching::~Watching() {
+  watched_->watcher = nullptr;
+}
 
 }  // namespace tessera

@@ -7,6 +7,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
+#include <memory>
 #include <optional>
 
 #include "tessera/base/no_copy.h"
@@ -59,9 +60,14 @@ class CastingOperand : NoCopy {
 class Watching : NoCopy {
  public:
   explicit Watching(Watcher* watcher);
+  ~Watching();
 
  private:
-  const c10::DebugInfoGuard watched_;
+  struct Watched;
+  friend class Watcher;
+
+  const std::shared_ptr<Watched> watched_;
+  const c10::DebugInfoGuard carried_;
   const c10::impl::ForceDispatchKeyGuard keys_;
 };
 
