@@ -182,6 +182,11 @@ std::vector<std::vector<pjrt::Buffer>> ProgramRunner::results_of(const StepProgr
   metrics_.seconds_starting += seconds_since(began);
   // CPU plugins let go of a donated buffer only when its program has ended. Until the next has started, nobody needs to wait for that.
   donated_ = step.arguments_of(Memory::Taken);
+  under_way_.clear();
+  for (const auto& of_replica : results) {
+    if (of_replica.empty()) continue;
+    under_way_.push_back(*std::ranges::min_element(of_replica, {}, [](const auto& each) { return each.type().bytes(); }));
+  }
   return results;
 }
 
@@ -219,6 +224,13 @@ std::optional<int64_t> ProgramRunner::peak_memory() const {
 
 void ProgramRunner::finish() {
   const auto lock = lock_device();
+  // A plugin's threads may not outlive its variables.
+  for (const auto& result : std::exchange(under_way_, {})) {
+    try {
+      result.wait();
+    } catch (const std::exception&) {  // the program has failed, and so has ended
+    }
+  }
   if (folder_) folder_->finish(metrics_);
 }
 
