@@ -95,6 +95,9 @@ class GradientReduction {
   /// Whether the reduction in flight gives the shards their gradients.
   bool gives_gradients() const { return !pass_.after.is_part; }
 
+  /// Where the reduction in flight writes.
+  std::vector<at::Tensor> results() const;
+
   UnsyncedGradients unsynced;
   /// Throws UsageError if there are gradients that no reduction has included, or none that the program has wanted.
   void expect_synced();

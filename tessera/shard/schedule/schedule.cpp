@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/tied.h"
 #include "tessera/shard/dispatch/watcher.h"
 #include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/unit/parameter_meta.h"
@@ -77,6 +78,7 @@ void Schedule::end_backward(uint64_t number, bool complete) {
   enter(Pass::None);
   live_.end_backward(held);
   finish_reductions();
+  reduced_.clear();
   if (complete && settings_.tracing.cuts_after_backward) settings_.world.step_done();
 }
 
@@ -118,10 +120,19 @@ void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
   for (auto* unit : units) visit(held, *unit);
   live_.make_room(held, units, order(pass_));
   const auto& tracing = settings_.tracing;
-  const auto tied = (pass_ == Pass::Backward ? tracing.barrier_in_backward : tracing.barrier_in_forward) ? fault : Fault{};
-  for (auto* unit : units) live_.add(held, *unit, tied);
-  for (auto* unit : units) live_.prefetch(held, *unit, tied, order(pass_));
+  if (pass_ == Pass::Backward && tracing.barrier_in_backward) tie_to_reduced(fault);
+  const auto behind = (pass_ == Pass::Backward ? tracing.barrier_in_backward : tracing.barrier_in_forward) ? fault : Fault{};
+  for (auto* unit : units) live_.add(held, *unit, behind);
+  for (auto* unit : units) live_.prefetch(held, *unit, behind, order(pass_));
   wait_and_pin(held, units);
+}
+
+/// A compiler would leave all reductions to the end, and keep the whole gradients of all units until then. One is left to go on beside the
+/// operators of the next unit.
+void Schedule::tie_to_reduced(const Fault& fault) {
+  if (reduced_.empty() || fault.operands.empty()) return;
+  const auto operands = tied({fault.operands.begin(), fault.operands.end()}, std::exchange(reduced_, {}));
+  std::ranges::copy(operands, fault.operands.begin());
 }
 
 void Schedule::wait_and_pin(const ScheduleLock& held, std::span<Unit* const> units) {
@@ -203,7 +214,9 @@ void Schedule::finish_sum() {
   const auto held = lock();
   auto* const unit = std::exchange(reducing_, nullptr);
   if (unit == nullptr) return;
-  unit->state(held).reduction.finish_sum();
+  auto& reduction = unit->state(held).reduction;
+  if (settings_.world.traits().traces) reduced_ = reduction.results();
+  reduction.finish_sum();
   if (unit->flags().is_reducing) arriving_.push_back(unit);
 }
 
@@ -264,6 +277,7 @@ void Schedule::abandon_pass() {
   visited_ = nullptr;
   if (auto* unit = std::exchange(reducing_, nullptr)) unit->state(held).reduction.abandon();
   for (auto* unit : std::exchange(arriving_, {})) unit->state(held).reduction.abandon();
+  reduced_.clear();
   live_.remove_all(held);
 }
 

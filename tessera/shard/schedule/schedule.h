@@ -110,6 +110,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void visit(const ScheduleLock& held, Unit& unit);
   void reduce_next(const ScheduleLock& held, bool all);
   void wait_and_pin(const ScheduleLock& held, std::span<Unit* const> units);
+  void tie_to_reduced(const Fault& fault);
 
   const ScheduleSettings settings_;
   std::recursive_mutex mutex_;
@@ -120,6 +121,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   uint64_t backward_ = 0;        // the number of the last backward pass
   Unit* visited_ = nullptr;      // the last unit used
   Unit* reducing_ = nullptr;     // the unit whose reduction was started last and has not finished
+  std::vector<at::Tensor> reduced_;  // in a trace: what the reduction that finished last has given, until an operator is tied to it
   std::vector<Unit*> arriving_;  // units whose gradients are on their way to host memory
   std::vector<Unit*> written_;   // units with a new version that is not published yet
   uint64_t misses_ = 0;
