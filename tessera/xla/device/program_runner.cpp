@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <torch/csrc/autograd/engine.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -18,6 +19,22 @@ namespace {
 /// More than a step of a model with a hundred layers has, and traced within a second. A program that ended just there would end at another
 /// place of the loop each time, and be another program.
 constexpr int64_t kManyOperations = 200000;
+
+/// A plugin's threads may not outlive its variables, of which some end before what a program has registered for its end. Variables of the
+/// thread that ends the process end before all of them.
+class WaitAtEnd {
+ public:
+  explicit WaitAtEnd(ProgramRunner& runner) : runner_(runner) {}
+  WaitAtEnd(const WaitAtEnd&) = delete;
+  WaitAtEnd& operator=(const WaitAtEnd&) = delete;
+  ~WaitAtEnd() {
+    if (::getpid() == process_) runner_.wait();  // a child of a fork has no device
+  }
+
+ private:
+  ProgramRunner& runner_;
+  const ::pid_t process_ = ::getpid();
+};
 
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
@@ -183,6 +200,7 @@ std::vector<std::vector<pjrt::Buffer>> ProgramRunner::results_of(const StepProgr
   // CPU plugins let go of a donated buffer only when its program has ended. Until the next has started, nobody needs to wait for that.
   donated_ = step.arguments_of(Memory::Taken);
   under_way_.clear();
+  thread_local const WaitAtEnd wait_at_end(*this);
   for (const auto& of_replica : results) {
     if (of_replica.empty()) continue;
     under_way_.push_back(*std::ranges::min_element(of_replica, {}, [](const auto& each) { return each.type().bytes(); }));
@@ -222,15 +240,18 @@ std::optional<int64_t> ProgramRunner::peak_memory() const {
   return most;
 }
 
-void ProgramRunner::finish() {
+void ProgramRunner::wait() {
   const auto lock = lock_device();
-  // A plugin's threads may not outlive its variables.
   for (const auto& result : std::exchange(under_way_, {})) {
     try {
       result.wait();
     } catch (const std::exception&) {  // the program has failed, and so has ended
     }
   }
+}
+
+void ProgramRunner::finish() {
+  wait();
   if (folder_) folder_->finish(metrics_);
 }
 

@@ -36,6 +36,8 @@ class ProgramRunner {
   std::shared_ptr<const Data> upload(const std::vector<at::Tensor>& tensors);
   at::Tensor download(const pjrt::Buffer& buffer);
 
+  /// Until no program runs any more.
+  void wait();
   /// At the end of the process: leaves what TESSERA_XLA_PROGRAMS asks for.
   void finish();
   /// One more operator is traced. Warns once if what waits to be computed has grown beyond what a step may be.
