@@ -53,10 +53,8 @@ at::ScalarType bits_of(at::ScalarType element) {
   }
 }
 
-/// In one collective all values have one type: they are rounded to that in which they are sent, and then sent as they are added.
-Value before_reduction(const at::Tensor& tensor, const Reduction& reduction) {
-  return hlo::convert(hlo::convert(read(tensor), *reduction.wire_dtype), *reduction.sum_dtype);
-}
+/// In one collective all values have one type: they are added in that in which they are sent.
+Value before_reduction(const at::Tensor& tensor, const Reduction& reduction) { return hlo::convert(read(tensor), *reduction.wire_dtype); }
 
 class XlaTransport final : public Transport {
  public:
@@ -86,7 +84,7 @@ class XlaTransport final : public Transport {
       if (piece.own.numel() == 0) continue;
       const auto reduced = hlo::reduce_scatter(hlo::flat(before_reduction(piece.whole, reduction)), combine_of(reduction.op), groups_);
       write(piece.own, hlo::reshape(mean_of(reduced, reduction), piece.own.sizes()));
-      sent += to_others(static_cast<size_t>(piece.own.numel()) * c10::elementSize(*reduction.sum_dtype));
+      sent += to_others(static_cast<size_t>(piece.own.numel()) * c10::elementSize(*reduction.wire_dtype));
     }
     return {.bytes = sent};
   }
@@ -95,7 +93,7 @@ class XlaTransport final : public Transport {
     if (tensor.numel() == 0) return {};
     const auto lock = lock_device();
     write(tensor, mean_of(hlo::all_reduce(before_reduction(tensor, reduction), combine_of(reduction.op), groups_), reduction));
-    return {.bytes = to_others(static_cast<size_t>(tensor.numel()) * c10::elementSize(*reduction.sum_dtype))};
+    return {.bytes = to_others(static_cast<size_t>(tensor.numel()) * c10::elementSize(*reduction.wire_dtype))};
   }
 
   Moved broadcast(const at::Tensor& tensor, int root, const Launch& /*start*/) override {

@@ -126,7 +126,9 @@ std::map<std::string, double> CompiledProgram::cost() const {
   std::map<std::string, double> cost;
   if (impl_->handle.api()->attempt<PJRT_Executable_GetCostAnalysis_Args>(&PJRT_Api::PJRT_Executable_GetCostAnalysis, arguments)) return cost;
   for (const auto& [name, value] : from_named_values(arguments.properties, arguments.num_properties)) {
-    if (const auto* real = std::get_if<float>(&value)) cost[name] = *real;
+    const auto* const real = std::get_if<float>(&value);
+    const bool is_of_one_operand = name.find('{') != std::string::npos;  // some plugins have thousands of these
+    if (real != nullptr && *real >= 0 && !is_of_one_operand) cost[name] = *real;
   }
   return cost;
 }
