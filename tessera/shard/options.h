@@ -99,7 +99,8 @@ enum class Layout {
 /// For engines that trace a step and compile it as one program, such as XLA; others have nothing to choose here.
 struct TracingOptions {
   /// Whether an optimization barrier ties an all-gather to the operands of the operator that needs it. Without it a compiler may gather all
-  /// units at once, and take what forward gathered for backward as well: less is computed, and memory grows with the number of units.
+  /// units at once, and take what forward gathered for backward as well: less is computed, and memory grows with the number of units. In
+  /// backward it also ties operators to the reduced gradients of the unit before the last: no more than two units have whole gradients.
   bool barrier_in_forward = true, barrier_in_backward = true;
   /// Whether the program ends with the backward pass, so that the optimizer's step is another program.
   bool cuts_after_backward = false;

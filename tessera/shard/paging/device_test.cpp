@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include "tessera/base/error.h"
+#include "tessera/base/tied.h"
 #include "tessera/optim/adam.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/activation.h"
@@ -28,6 +29,7 @@ namespace tessera::testing::device_test {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 /// A batch for each rank.
@@ -282,6 +284,36 @@ TEST_F(Device, GathersAreTiedOnlyWhereBarriersAreWanted) {
             (Gathers{{"a", {}}, {"b", {}}, {"c", {}}, {"b", {{3, 10}}}}));
   EXPECT_EQ(gathers_of_a_step(trace_, net_on_device({.mesh = world_, .tracing = {.barrier_in_backward = false}}), batch_),
             (Gathers{{"a", {{3, 6}}}, {"b", {{3, 10}}}, {"c", {{3, 10}}}, {"b", {}}}));
+}
+
+struct Tied {
+  std::vector<int64_t> value;
+  size_t after;
+};
+std::vector<Tied>& ties_of_a_step() {
+  static std::vector<Tied> all;
+  return all;
+}
+
+TEST_F(Device, BackwardIsTiedToTheGradientsOfTheUnitBeforeTheLast) {
+  const auto ties_of = [&](const TracingOptions& tracing) {
+    auto net = net_on_device({.mesh = world_, .tracing = tracing});
+    const auto input = batch_.clone().set_requires_grad(true);
+    net(input).sum().backward();
+    set_tie(input.device().type(), [](std::vector<at::Tensor> values, std::span<const at::Tensor> after) {
+      for (const auto& value : values) ties_of_a_step().push_back({value.sizes().vec(), after.size()});
+      return values;
+    });
+    net(input).sum().backward();
+    set_tie(input.device().type(), nullptr);
+    return std::exchange(ties_of_a_step(), {});
+  };
+  // Of 'c', 'b' and 'a' in backward: the gradient that the weight of 'a' multiplies waits for those of 'c', weight and bias.
+  const auto ties = ties_of({});
+  ASSERT_EQ(ties.size(), 1);
+  EXPECT_EQ(ties[0].value, (std::vector<int64_t>{3, 10}));
+  EXPECT_EQ(ties[0].after, 2);
+  EXPECT_THAT(ties_of({.barrier_in_backward = false}), IsEmpty());
 }
 
 TEST_F(Device, AnEqualOperandInItsPlaceKeepsItsGradient) {
