@@ -20,7 +20,7 @@ struct Flags {
   std::string model = "vit-10b", dtype = "fp32";
   int zero = 3;
   int64_t batch = 8;
-  bool checkpointing = false;
+  bool checkpointing = false, barriers = true;
 };
 
 /// A model without values, and its loss for the batch of one rank.
@@ -48,7 +48,7 @@ Subject make_subject(const Flags& flags) {
   if (flags.model == "vit-10b") return vit(models::VitOptions::of_10b(), flags.batch);
   if (flags.model == "vit-60b") return vit(models::VitOptions::of_60b(), flags.batch);
   if (flags.model == "gpt-8b") return gpt({.vocabulary = 128'256, .width = 4096, .layers = 32, .heads = 32, .longest = 2048}, flags.batch);
-  return gpt({.vocabulary = 512, .width = 64, .layers = 4, .heads = 4, .longest = 32}, flags.batch);
+  return gpt({.vocabulary = 512, .width = 1024, .layers = 12, .heads = 16, .longest = 128}, flags.batch);
 }
 
 int run(const Flags& flags) {
@@ -58,6 +58,7 @@ int run(const Flags& flags) {
   if (flags.checkpointing) activation::checkpoint_modules(*subject.module, blocks);
   ShardOptions options{.mesh = world};
   if (flags.zero == 2) options.reshard_after_forward = false;
+  if (!flags.barriers) options.tracing = {.barrier_in_forward = false, .barrier_in_backward = false};
   if (flags.dtype == "bf16") options.mixed_precision = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kBFloat16};
   fully_shard(subject.module, options, blocks);
   optim::AdamW optimizer(parameters(*subject.module), {.lr = 1e-4});
@@ -78,11 +79,12 @@ int run(const Flags& flags) {
 int main(int argc, char** argv) {
   CLI::App app("A step of a large model, for the compiler of XLA devices");
   Flags flags;
-  app.add_option("MODEL", flags.model)->check(CLI::IsMember({"vit-10b", "vit-60b", "gpt-8b", "gpt-tiny"}));
+  app.add_option("MODEL", flags.model)->check(CLI::IsMember({"vit-10b", "vit-60b", "gpt-8b", "gpt-small"}));
   app.add_option("--dtype", flags.dtype, "In which parameters are gathered")->check(CLI::IsMember({"fp32", "bf16"}));
   app.add_option("--zero", flags.zero, "2 keeps gathered parameters from forward to backward")->check(CLI::Range(2, 3));
   app.add_option("--batch", flags.batch, "Samples of a device")->check(CLI::PositiveNumber);
   app.add_flag("--checkpointing", flags.checkpointing, "Compute the activations of a block again in backward");
+  app.add_flag("--barriers,!--no-barriers", flags.barriers, "Tie gathers and sums of gradients to what is computed; else the compiler places them as it likes");
   CLI11_PARSE(app, argc, argv);
   try {
     return run(flags);

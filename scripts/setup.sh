@@ -227,14 +227,16 @@ install_cuda() {
   fi
 }
 
-# The compiler for TPUs, half a GB, with which the long tests compile for those that are not here.
-install_tpu_compiler() {
-  build/python/bin/python -c "from importlib.metadata import version as v; assert v('libtpu') == '0.0.52'" 2>/dev/null && return 0
-  begin "installing libtpu into build/python"
-  if pip_install --no-deps libtpu==0.0.52; then
-    end "installed libtpu into build/python"
+# The compilers for TPUs and GPUs, 0.8 GB, with which the long tests compile for those that are not here.
+install_pod_compilers() {
+  local wheels="libtpu==0.0.52 jax-cuda13-pjrt==0.12.0.1 nvidia-cuda-nvcc==13.5.37 nvidia-nvvm==13.5.37 nvidia-cuda-runtime==13.5.37"
+  build/python/bin/python -c "from importlib.metadata import version as v
+for wheel in '$wheels'.split(): name, wanted = wheel.split('=='); assert v(name) == wanted" 2>/dev/null && return 0
+  begin "installing the compilers for TPUs and GPUs into build/python"
+  if pip_install --no-deps $wheels; then
+    end "installed the compilers for TPUs and GPUs into build/python"
   else
-    say "going on without libtpu: the test that compiles for TPUs is left out"
+    say "going on without the compilers for TPUs and GPUs: the tests that compile for those are left out"
     return 1
   fi
 }
@@ -269,7 +271,7 @@ setup() {
   if [ "$purpose" = tests ] && [ "$long" != OFF ]; then
     # Next time, what can't be installed now is tried again.
     install_weights || long=incomplete
-    install_tpu_compiler || long=incomplete
+    install_pod_compilers || long=incomplete
     [ "$preset" != release ] || install_cuda || long=incomplete
   fi
   arguments+=("-DTESSERA_TORCH=${TESSERA_TORCH:-}" "-DTorch_DIR=${Torch_DIR:-}")

@@ -45,20 +45,15 @@ struct XlaFlags {
 #ifdef TESSERA_XLA
 
 std::string gigabytes(int64_t bytes) { return train::short_bytes(static_cast<double>(bytes)); }
-/// "v5p:" and "tpu7x:" are of TPUs.
-bool is_of_tpus(std::string_view topology) {
-  if (topology.find(':') == std::string_view::npos) return false;
-  return topology.starts_with("tpu") || (topology.size() > 1 && topology[0] == 'v' && topology[1] >= '0' && topology[1] <= '9');
-}
-
 pjrt::Plugin plugin_of(const XlaFlags& flags) {
   if (!flags.plugin.empty()) return pjrt::Plugin::load(flags.plugin);
-  if (flags.topology.empty() || flags.topology.starts_with("cpu:")) return pjrt::Plugin::load();
-  if (is_of_tpus(flags.topology)) return pjrt::Plugin::load("tpu");
+  const auto known = pjrt::Topology::plugin_for(flags.topology);
+  if (flags.topology.empty() || known == "cpu") return pjrt::Plugin::load();
+  if (!known.empty()) return pjrt::Plugin::load(known);
   std::vector<std::string> here;
   for (const auto& installed : pjrt::installed_plugins()) here.push_back(fmt::format("{} ({})", installed.name, installed.wheel));
-  throw ConfigError(fmt::format("no plugin is known for the topology '{}': a name is a kind of device and its chips, v5p:2x2x1 for TPUs or cpu:8 for plugins "
-                                "for CPUs, and --plugin says which plugin knows another; here are {}",
+  throw ConfigError(fmt::format("no plugin is known for the topology '{}': a name is a kind of device and its chips, v5p:2x2x1 for TPUs, h100:1x2x8 for GPUs "
+                                "or cpu:8 for plugins for CPUs, and --plugin says which plugin knows another; here are {}",
                                 flags.topology, here.empty() ? "none" : fmt::format("{}", fmt::join(here, ", "))));
 }
 

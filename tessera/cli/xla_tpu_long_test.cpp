@@ -1,12 +1,14 @@
-// The compiler for TPUs, where none is.
+// The compilers for TPUs and GPUs, where none is.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "tessera/testing/folder.h"
 #include "tessera/testing/launched.h"
 #include "tessera/xla/pjrt/plugin.h"
+#include "tessera/xla/pjrt/topology.h"
 
 namespace tessera::testing::cli_xla_tpu_test {
 namespace {
@@ -14,23 +16,28 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
+std::string built(const std::string& program) { return std::filesystem::path(this_program()).parent_path().parent_path() / "bin" / program; }
+
+Launched::Ended xla(Command flags, const Environment& environment = {}) {
+  flags.insert(flags.begin(), {built("tessera"), "xla"});
+  return Launched(flags, environment).end();
+}
+
+nlohmann::json found(Command flags) {
+  flags.insert(flags.begin() + 1, "--json");
+  const auto ended = xla(flags);
+  EXPECT_EQ(ended.err, "");
+  return nlohmann::json::parse(ended.out);
+}
+
+bool is_installed(const std::string& plugin) {
+  return std::ranges::any_of(pjrt::installed_plugins(), [&](const auto& installed) { return installed.name == plugin; });
+}
+
 class Tpu : public ::testing::Test {
  protected:
   void SetUp() override {
-    for (const auto& plugin : pjrt::installed_plugins()) {
-      if (plugin.name == "tpu") return;
-    }
-    GTEST_SKIP() << "libtpu is not installed";
-  }
-  static Launched::Ended xla(Command flags, const Environment& environment = {}) {
-    flags.insert(flags.begin(), {std::filesystem::path(this_program()).parent_path().parent_path() / "bin/tessera", "xla"});
-    return Launched(flags, environment).end();
-  }
-  static nlohmann::json found(Command flags) {
-    flags.emplace_back("--json");
-    const auto ended = xla(flags);
-    EXPECT_EQ(ended.err, "");
-    return nlohmann::json::parse(ended.out);
+    if (!is_installed("tpu")) GTEST_SKIP() << "libtpu is not installed";
   }
 };
 
@@ -86,6 +93,45 @@ TEST_F(Tpu, ABadFlagEndsOnlyTheChild) {
   write_file(program, kGatherAndMultiply);
   EXPECT_THAT(xla({"compile", program, "--topology", "v5p:2x2x2"}, {{"XLA_FLAGS", "--xla_no_such"}}).err,
               AllOf(HasSubstr("the plugin has ended its process"), HasSubstr("xla_no_such")));
+}
+
+// --- A GPT of 12 layers, fully sharded over eight devices ---
+
+class Pod : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (!is_installed(pjrt::Topology::plugin_for(GetParam()))) GTEST_SKIP() << "no compiler for " << GetParam() << " is installed";
+  }
+  static nlohmann::json step(Command flags) {
+    flags.insert(flags.begin(), {"compile", "--topology", GetParam(), "--effort", "9", "--", built("bench_pod"), "gpt-small"});
+    return found(flags);
+  }
+  static double gathered(const nlohmann::json& step) { return step.at("collectives").at("all-gather").at("bytes").get<double>(); }
+  static double temporary(const nlohmann::json& step) { return step.at("memory").at("temporary").get<double>(); }
+};
+INSTANTIATE_TEST_SUITE_P(Topologies, Pod, ::testing::Values("v5p:2x2x2,wrap=1,1,1", "h100:1x1x8"),
+                         [](const auto& info) { return info.param.substr(0, info.param.find(':')); });
+
+TEST_P(Pod, BarriersLetBackwardGatherAgain) {
+  const auto tied = step({}), free = step({"--no-barriers"});
+  EXPECT_GT(gathered(tied), 1.9 * gathered(free));
+  EXPECT_LT(temporary(tied), 0.7 * temporary(free));
+}
+
+TEST_P(Pod, CheckpointedBlocksKeepTheirInputsAlone) {
+  const auto whole = step({}), checkpointed = step({"--checkpointing"});
+  EXPECT_DOUBLE_EQ(gathered(checkpointed), gathered(whole));
+  EXPECT_LT(temporary(checkpointed), 0.5 * temporary(whole));
+  EXPECT_GT(temporary(step({"--checkpointing", "--no-barriers"})), 3 * temporary(checkpointed));
+}
+
+TEST_P(Pod, HalfOfTheBytesTravelInBf16) {
+  const auto traffic = [](const nlohmann::json& step) {
+    double bytes = 0;
+    for (const auto& [kind, collective] : step.at("collectives").items()) bytes += collective.at("bytes").get<double>();
+    return bytes;
+  };
+  EXPECT_NEAR(traffic(step({"--checkpointing", "--dtype", "bf16"})) / traffic(step({"--checkpointing"})), 0.5, 0.02);
 }
 
 }  // namespace

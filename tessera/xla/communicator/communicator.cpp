@@ -78,14 +78,20 @@ class XlaTransport final : public Transport {
 
   Moved reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Launch& /*start*/) override {
     const auto lock = lock_device();
+    std::vector<Value> reduced;
+    std::vector<at::Tensor> own;
     uint64_t sent = 0;
     for (const auto& piece : pieces) {
       if (piece.squares) *piece.squares = std::nan("");  // nobody knows it while the program is traced
       if (piece.own.numel() == 0) continue;
-      const auto reduced = hlo::reduce_scatter(hlo::flat(before_reduction(piece.whole, reduction)), combine_of(reduction.op), groups_);
-      write(piece.own, hlo::reshape(mean_of(reduced, reduction), piece.own.sizes()));
+      const auto sum = hlo::reduce_scatter(hlo::flat(before_reduction(piece.whole, reduction)), combine_of(reduction.op), groups_);
+      reduced.push_back(hlo::reshape(mean_of(sum, reduction), piece.own.sizes()));
+      own.push_back(piece.own);
       sent += to_others(static_cast<size_t>(piece.own.numel()) * c10::elementSize(*reduction.wire_dtype));
     }
+    // A compiler that sums whole gradients and cuts them afterwards would cut them where they are used, and keep them whole until then.
+    if (!reduced.empty()) reduced = hlo::barrier(reduced);
+    for (size_t i = 0; i < own.size(); i++) write(own[i], reduced[i]);
     return {.bytes = sent};
   }
 

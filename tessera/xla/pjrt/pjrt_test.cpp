@@ -5,6 +5,7 @@
 #include "tessera/testing/transports.h"
 #include "tessera/testing/warnings.h"
 #include "tessera/xla/pjrt/client.h"
+#include "tessera/xla/pjrt/gpus.h"
 #include "tessera/xla/pjrt/program_cache.h"
 #include "tessera/xla/pjrt/topology.h"
 #include "tessera/xla/pjrt/wire.h"
@@ -233,6 +234,25 @@ TEST(Wire, ACutMessageJustEnds) {
   for (size_t size = 0; size < whole.size(); size++) {
     WireReader reader(std::string_view(whole).substr(0, size));
     while (reader.next()) EXPECT_LE(reader.bytes().size(), 4U);
+  }
+}
+
+// --- Devices that are not here ---
+
+TEST(Topology, TellsByItsNameWhichPluginKnowsIt) {
+  for (const auto& [name, plugin] : {std::pair("v5p:4x4x8,wrap=1,1,1", "tpu"), {"tpu7x:4x4x8", "tpu"}, {"h100:1x16x8", "cuda"}, {"b200:1x1x8,a=b", "cuda"},
+                                     {"cpu:8", "cpu"}, {"v5p", ""}, {"vest:1", ""}, {"h100", ""}, {"", ""}}) {
+    EXPECT_EQ(Topology::plugin_for(name), plugin) << name;
+  }
+}
+
+TEST(Topology, OfGpusHasSlicesHostsAndDevices) {
+  const auto gpus = gpu_topology("h100:1x16x8");
+  ASSERT_TRUE(gpus);
+  EXPECT_EQ(std::get<std::string>(gpus->options.at("topology")), "1x16x8");
+  EXPECT_THAT(std::get<std::string>(gpus->options.at("target_config")), HasSubstr("cuda_compute_capability { major: 9 }"));
+  for (const auto* wrong : {"h100:", "h100:16", "h100:16x8", "h100:1x16x", "h100:x16x8", "h100:1xx8", "h100:1x2x3x4", "h100:axbxc"}) {
+    EXPECT_THAT(message_of<ConfigError>([&] { gpu_topology(wrong); }), HasSubstr("write h100:1x2x8")) << wrong;
   }
 }
 

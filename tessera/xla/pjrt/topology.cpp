@@ -7,6 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/xla/pjrt/client.h"
+#include "tessera/xla/pjrt/gpus.h"
 #include "tessera/xla/pjrt/program_impl.h"
 
 namespace tessera::pjrt {
@@ -41,15 +42,29 @@ TopologyHandle made_by(const Plugin& plugin, std::string_view name, const Option
 class Topology::Impl {
  public:
   explicit Impl(Client client) : of(std::move(client)) {}
-  explicit Impl(TopologyHandle handle) : of(std::move(handle)) {}
+  explicit Impl(TopologyHandle handle, std::optional<int64_t> memory = {}) : of(std::move(handle)), memory(memory) {}
   std::variant<Client, TopologyHandle> of;
+  std::optional<int64_t> memory;  // of a GPU, which its plugin does not tell
 };
 
 Topology::Topology(Plugin plugin, const std::string& name_and_options) {
   const std::string_view text = name_and_options, name = text.substr(0, text.find(','));
   auto options = parse_options(text.substr(std::min(name.size() + 1, text.size())));
-  impl_ = name.starts_with(kOfCpu) ? std::make_shared<Impl>(cpus(std::move(plugin), name.substr(kOfCpu.size()), std::move(options)))
-                                   : std::make_shared<Impl>(made_by(plugin, name, options));
+  if (name.starts_with(kOfCpu)) {
+    impl_ = std::make_shared<Impl>(cpus(std::move(plugin), name.substr(kOfCpu.size()), std::move(options)));
+  } else if (auto gpus = gpu_topology(name)) {
+    gpus->options.insert(options.begin(), options.end());
+    impl_ = std::make_shared<Impl>(made_by(plugin, "", gpus->options), gpus->memory);
+  } else {
+    impl_ = std::make_shared<Impl>(made_by(plugin, name, options));
+  }
+}
+
+std::string Topology::plugin_for(std::string_view name) {
+  if (name.starts_with(kOfCpu)) return "cpu";
+  if (gpu_topology(name.substr(0, name.find(',')))) return "cuda";
+  const bool is_version = name.size() > 1 && name[0] == 'v' && name[1] >= '0' && name[1] <= '9';  // "v5p:"
+  return name.find(':') != std::string_view::npos && (is_version || name.starts_with("tpu")) ? "tpu" : "";
 }
 
 std::vector<DeviceDescription> Topology::devices() const {
@@ -60,7 +75,10 @@ std::vector<DeviceDescription> Topology::devices() const {
   handle.call<PJRT_TopologyDescription_GetDeviceDescriptions_Args>("list a topology's devices",
                                                                    &PJRT_Api::PJRT_TopologyDescription_GetDeviceDescriptions, arguments);
   std::vector<DeviceDescription> devices;
-  for (size_t i = 0; i < arguments.num_descriptions; i++) devices.push_back(describe(handle.api(), arguments.descriptions[i]));
+  for (size_t i = 0; i < arguments.num_descriptions; i++) {
+    devices.push_back(describe(handle.api(), arguments.descriptions[i]));
+    if (!devices.back().memory) devices.back().memory = impl_->memory;
+  }
   return devices;
 }
 
