@@ -171,7 +171,9 @@ class Attempts {
     if (plan_.quiet) return;
     const auto threads = threads_of(share);
     const auto here = share.nodes == 1 ? std::string() : fmt::format(" of {}", share.world_size);
-    say(fmt::format("{}{} on {}, {} thread{} each ({}){}, port {}", counted(share.ranks, "rank"), here, counted(cores(), "core"), threads,
+    const auto devices = plan_.environment.find("TESSERA_XLA_DEVICES");
+    const auto who = devices == plan_.environment.end() ? counted(share.ranks, "rank") : fmt::format("1 process with {} XLA devices", devices->second);
+    say(fmt::format("{}{} on {}, {} thread{} each ({}){}, port {}", who, here, counted(cores(), "core"), threads,
                     threads == "1" ? "" : "s",
                     plan_.threads == 0 && env("OMP_NUM_THREADS") ? "OMP_NUM_THREADS as it was" : "OMP_NUM_THREADS",
                     plan_.bind ? ", bound to cores" : "", share.port));

@@ -73,6 +73,7 @@ ConfigFlags::ConfigFlags(CLI::App& command) {
   };
   add_short("--use-fsdp", "distributed_type", "FSDP");
   add_short("--multi-gpu", "distributed_type", "MULTI_GPU");
+  add_short("--tpu", "distributed_type", "XLA");
   add_short("--cpu", "use_cpu", "true");
 }
 

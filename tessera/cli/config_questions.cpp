@@ -16,7 +16,7 @@ namespace {
 using config::Origin;
 using config::Settings;
 
-const std::vector<Choice> kMachines = {{"NO", "No distributed training"}, {"MULTI_CPU", "multi-CPU"}, {"MULTI_GPU", "multi-GPU"}};
+const std::vector<Choice> kMachines = {{"NO", "No distributed training"}, {"MULTI_CPU", "multi-CPU"}, {"MULTI_GPU", "multi-GPU"}, {"XLA", "XLA devices, such as TPUs"}};
 
 const std::vector<Choice> kStateDictsOfVersion2 = {{"SHARDED_STATE_DICT", "SHARDED_STATE_DICT"}, {"FULL_STATE_DICT", "FULL_STATE_DICT"}};
 
@@ -104,7 +104,7 @@ class Interview {
   }
 
   bool wants_fsdp() {
-    if (is_alone()) return false;
+    if (is_alone() || settings_.text("distributed_type") == "XLA") return false;
     if (settings_.text("distributed_type") == "FSDP") return true;
     const bool wants = is_yes({.name = "use_fsdp", .text = "Do you want to use FullyShardedDataParallel?", .otherwise = "yes"});
     if (wants) set("distributed_type", "FSDP");

@@ -51,6 +51,17 @@ TEST(Launch, DescribesTheWorldToEachRank) {
   EXPECT_THAT(lines(ended.out), UnorderedElementsAre("[rank 0] 0 0 2 2 127.0.0.1 port", "[rank 1] 1 1 2 2 127.0.0.1 port"));
 }
 
+TEST(Launch, GivesAllXlaDevicesToOneProcess) {
+  const auto script = shell("echo $RANK $WORLD_SIZE $TESSERA_TRANSPORT $TESSERA_XLA_DEVICES");
+  EXPECT_EQ(run("3", script, {}, {"--distributed-type", "XLA"}).out, "[rank 0] 0 1 xla 3\n");
+  const auto sharded = run("2", script, {{"TESSERA_DEVICE", "xla"}}, {"--use-fsdp"});
+  EXPECT_EQ(sharded.out, "[rank 0] 0 1 xla 2\n");
+  EXPECT_THAT(sharded.err, HasSubstr("launch: 1 process with 2 XLA devices"));
+  const auto several = run("2", script, {{"TESSERA_TRANSPORT", "xla"}}, {"--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", "127.0.0.1"});
+  EXPECT_EQ(several.status, 2);
+  EXPECT_THAT(several.err, HasSubstr("XLA devices of several nodes are no world yet"));
+}
+
 TEST(Launch, SaysHowManyThreadsARankHas) {
   const auto script = shell("echo $OMP_NUM_THREADS");
   auto unset = launch("64", script);

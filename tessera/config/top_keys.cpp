@@ -10,7 +10,7 @@ using enum Section;
 using enum Kind;
 
 constexpr std::array<std::string_view, 1> kEnvironments = {"LOCAL_MACHINE"};
-constexpr std::array<std::string_view, 4> kDistributedTypes = {"NO", "MULTI_CPU", "MULTI_GPU", "FSDP"};
+constexpr std::array<std::string_view, 5> kDistributedTypes = {"NO", "MULTI_CPU", "MULTI_GPU", "XLA", "FSDP"};
 constexpr std::array<std::string_view, 2> kRendezvous = {"static", "c10d"};
 constexpr std::array<std::string_view, 3> kPrecisions = {"no", "fp16", "bf16"};
 constexpr std::array<std::string_view, 1> kDowncasts = {"no"};
@@ -30,7 +30,7 @@ constexpr std::array kTopKeys = {
         .choices = kDistributedTypes,
         .otherwise = "FSDP",
         .variable = "ACCELERATE_USE_FSDP",
-        .meaning = "FSDP shards the model; with MULTI_CPU, MULTI_GPU and NO each rank keeps all of it, today on the CPU",
+        .meaning = "FSDP shards the model; with MULTI_CPU, MULTI_GPU, XLA and NO each rank keeps all of it, with XLA on the devices of a PJRT plugin",
         .refusal = "Tessera has FSDP and data parallelism; of DeepSpeed it reads configurations, and shards by FSDP"},
     Key{.name = "use_cpu",
         .kind = Bool,

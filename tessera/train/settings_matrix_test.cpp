@@ -171,6 +171,7 @@ const std::vector<Row> kRows = {
     {"distributed_type", "NO"},
     {"distributed_type", "MULTI_CPU"},
     {"distributed_type", "MULTI_GPU"},
+    {"distributed_type", "XLA"},
     {"mixed_precision", "bf16"},
     {"mixed_precision", "fp16"},
     {"gradient_accumulation_steps", "2"},

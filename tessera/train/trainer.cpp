@@ -84,9 +84,11 @@ Trainer::Trainer(TrainerOptions options)
   for (const auto& path : options_.log_with) train::report_format(path);  // throws for what can't be written
   if (!is_main_process()) return;
   for (const auto& remark : settings_.remarks()) tessera::log(LogLevel::Warning, remark);
-  if (settings_.text("distributed_type") == "MULTI_GPU" && world_.traits().device.is_cpu())
-    tessera::log(LogLevel::Warning,
-        fmt::format("{}: distributed_type MULTI_GPU, but ranks train on the CPU", settings_.setting("distributed_type").where));
+  const auto& type = settings_.text("distributed_type");
+  if ((type == "MULTI_GPU" || type == "XLA") && world_.traits().device.is_cpu()) {
+    tessera::log(LogLevel::Warning, fmt::format("{}: distributed_type {}, but ranks train on the CPU{}", settings_.setting("distributed_type").where, type,
+                                                type == "XLA" ? "; tessera launch starts the program with its XLA devices" : ""));
+  }
 }
 
 Trainer::~Trainer() = default;

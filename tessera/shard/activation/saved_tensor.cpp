@@ -80,6 +80,7 @@ at::Tensor Slots::value_of(size_t index) {
         if (!self) return;
         const std::lock_guard lock(self->mutex_);
         for (auto& slot : self->slots_) slot.value.reset();
+        self->end_pass();
       });
     }
   }

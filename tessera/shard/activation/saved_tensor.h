@@ -39,6 +39,8 @@ class Slots : public std::enable_shared_from_this<Slots>, NoCopy {
  protected:
   /// Fills all slots, but for those that are released.
   virtual void recompute() = 0;
+  /// The backward pass in which it has recomputed is over.
+  virtual void end_pass() {}
 
  private:
   struct Slot {

@@ -36,6 +36,7 @@ class Segment final : public Slots {
   };
 
   void recompute() override;
+  void end_pass() override { gradients_.clear(); }
   void expect_unchanged() const;
 
   const Options options_;

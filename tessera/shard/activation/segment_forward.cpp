@@ -59,7 +59,7 @@ std::unique_ptr<SegmentPass> SegmentForward::inner(SegmentCall call) {
 }
 
 void SegmentForward::result(at::Tensor& tensor) const {
-  if (!tensor.requires_grad() || !can_tie(tensor.device().type())) return;
+  if (!tensor.requires_grad() || tensor.is_leaf() || !can_tie(tensor.device().type())) return;
   tensor.register_hook([segment = std::weak_ptr(segment_)](const at::Tensor& gradient) {
     if (const auto used = segment.lock()) used->note_gradient(gradient);
   });

@@ -19,13 +19,14 @@ namespace ag = torch::autograd;
 /// What stands in the graph for one tensor that was saved.
 class SavedHooks final : public ag::SavedVariableHooks {
  public:
-  explicit SavedHooks(SegmentPass& pass) : pass_(&pass) {}
-
-  void call_pack_hook(const at::Tensor& tensor) override { saved_ = pass_->save(tensor); }
+  void call_pack_hook(const at::Tensor& tensor) override {
+    const Watcher::Turn watcher;
+    auto* const pass = dynamic_cast<SegmentPass*>(watcher.get());
+    saved_ = pass != nullptr ? pass->save(tensor) : SavedTensor::in_memory(tensor);  // null if the segment has failed meanwhile
+  }
   at::Tensor call_unpack_hook() override { return saved_.get(); }
 
  private:
-  SegmentPass* pass_;  // used at once only
   SavedTensor saved_;
 };
 
@@ -46,7 +47,7 @@ class SavingEngine final : public ag::Engine {
   std::unique_ptr<ag::AnomalyMetadata> make_anomaly_metadata() override { return before_.make_anomaly_metadata(); }
 
   std::unique_ptr<ag::SavedVariableHooks> get_default_saved_variable_hooks() override {
-    if (auto* const pass = SegmentPass::current()) return std::make_unique<SavedHooks>(*pass);
+    if (SegmentPass::current() != nullptr) return std::make_unique<SavedHooks>();
     return before_.get_default_saved_variable_hooks();
   }
 

@@ -30,22 +30,35 @@ c10::impl::LocalDispatchKeySet keys_for(const Watcher* watcher) {
 struct Watching::Watched final : c10::DebugInfoBase {
   explicit Watched(Watcher* by) : watcher(by) {}
 
+  /// What this thread may see of it. A task of the program gets it as well, but runs while the thread goes on.
+  static Watched* current() {
+    auto* const watched = static_cast<Watched*>(c10::ThreadLocalDebugInfo::get(kKind));
+    if (watched == nullptr) return nullptr;
+    return watched->thread == std::this_thread::get_id() || torch::autograd::get_current_graph_task_id() != -1 ? watched : nullptr;
+  }
+
+  std::recursive_mutex turns;
   std::atomic<Watcher*> watcher;  // null once the watch is over: a task may have this longer
   const std::thread::id thread = std::this_thread::get_id();
 };
 
 Watcher* Watcher::current() {
-  const auto* const watched = static_cast<Watching::Watched*>(c10::ThreadLocalDebugInfo::get(kKind));
-  if (watched == nullptr) return nullptr;
-  // Tasks of programs get it as well, but run while the thread goes on.
-  const bool waits = watched->thread == std::this_thread::get_id() || torch::autograd::get_current_graph_task_id() != -1;
-  return waits ? watched->watcher.load() : nullptr;
+  const auto* const watched = Watching::Watched::current();
+  return watched == nullptr ? nullptr : watched->watcher.load();
 }
 
-Watching::Watching(Watcher* watcher)
-    : watched_(std::make_shared<Watched>(watcher)), carried_(kKind, watched_), keys_(keys_for(watcher)) {}
+Watcher::Turn::Turn() {
+  auto* const watched = Watching::Watched::current();
+  if (watched == nullptr || watched->watcher == nullptr) return;
+  lock_ = std::unique_lock(watched->turns);
+  watcher_ = watched->watcher;
+}
 
+Watching::Watching(Watcher* watcher) : watched_(std::make_shared<Watched>(watcher)), carried_(kKind, watched_), keys_(keys_for(watcher)) {}
+
+/// A pass that has failed in one thread may still run in another.
 Watching::~Watching() {
+  const std::lock_guard lock(watched_->turns);
   watched_->watcher = nullptr;
 }
 

@@ -8,6 +8,7 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <memory>
+#include <mutex>
 #include <optional>
 
 #include "tessera/base/no_copy.h"
@@ -29,8 +30,12 @@ class Watcher : NoCopy {
   /// Called with an operand that was cast: keeps it as long as autograd would have, since later operators are given the same tensor.
   virtual void hold(const at::Tensor& cast) = 0;
 
-  /// Of this thread, or null. What a thread of the autograd engine runs for a backward pass that was started under watch is watched, too.
+  /// Of this thread, or null. What a thread of the autograd engine runs for a backward pass that was started under watch is watched, too,
+  /// and needs a Turn.
   static Watcher* current();
+
+  /// The watcher of this thread, or null. As long as the object exists, the watch does not end, and no other thread has a turn.
+  class Turn;
 
  protected:
   /// Whether the operator that comes casts an operand of another one.
@@ -41,19 +46,32 @@ class Watcher : NoCopy {
   bool is_casting_ = false;
 };
 
+class Watcher::Turn : NoCopy {
+ public:
+  Turn();
+
+  explicit operator bool() const { return watcher_ != nullptr; }
+  Watcher* operator->() const { return watcher_; }
+  Watcher* get() const { return watcher_; }
+
+ private:
+  std::unique_lock<std::recursive_mutex> lock_;
+  Watcher* watcher_ = nullptr;
+};
+
 /// While the library casts an operand. The program has called no operator for that, and casts are remembered, so the next time none may
 /// come.
 class CastingOperand : NoCopy {
  public:
-  CastingOperand() : watcher_(Watcher::current()) {
-    if (watcher_ != nullptr) watcher_->is_casting_ = true;
+  CastingOperand() {
+    if (turn_) turn_->is_casting_ = true;
   }
   ~CastingOperand() {
-    if (watcher_ != nullptr) watcher_->is_casting_ = false;
+    if (turn_) turn_->is_casting_ = false;
   }
 
  private:
-  Watcher* const watcher_;
+  const Watcher::Turn turn_;
 };
 
 /// Makes a watcher this thread's as long as the object exists; null ends the watch for a while.

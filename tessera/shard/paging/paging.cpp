@@ -211,7 +211,7 @@ void cast_operands(const OperatorFacts& op, Stack& stack, Unit& unit) {
     const LockedState state(unit);
     const CastingOperand casting;
     auto result = state->casts.cast(tensor, *dtype);
-    if (auto* const watcher = Watcher::current()) watcher->hold(result);
+    if (const Watcher::Turn watcher; watcher) watcher->hold(result);
     return result;
   };
   for (size_t i = 0; i < op.arguments; i++) {
@@ -401,13 +401,18 @@ bool has_paged_operand(const OperatorFacts& op, const Stack& stack) {
 
 /// Runs the operator itself. Operators of which it is made, and those of its kernel, are not paged again.
 void run(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, Stack* stack) {
-  auto* const watcher = Watcher::current();
+  const Watcher::Turn watcher;
   const c10::impl::ExcludeDispatchKeyGuard excluded(kPagingKey);
-  if (watcher != nullptr) {
+  if (watcher) {
     watcher->run(handle, op, below, *stack);
   } else {
     handle.redispatchBoxed(below, stack);
   }
+}
+
+bool opens(const OperatorFacts& op, c10::DispatchKeySet below) {
+  const Watcher::Turn watcher;
+  return watcher && watcher->opens(op, below);
 }
 
 void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
@@ -415,9 +420,8 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kPagingKey);
   if (may_be_deferred() && record(handle, op, below, stack)) return;
   if (c10::impl::tls_is_dispatch_key_included(kPagingKey)) {
-    // A thread that a watched one has started inherits its keys, but no watcher.
-    const auto* const watcher = Watcher::current();
-    if (watcher != nullptr && watcher->opens(op, below)) return handle.redispatchBoxed(below, stack);
+    // A task that a watched thread has started inherits its keys, but is not watched.
+    if (opens(op, below)) return handle.redispatchBoxed(below, stack);
     if (!has_paged_operand(op, *stack)) return run(handle, op, below, stack);
   }
   if (op.sets_storage && loads_shard(*stack)) return;

@@ -56,6 +56,7 @@ Pass Schedule::pass_now() const {
 void Schedule::enter(Pass pass) {
   if (pass == pass_) return;
   pass_number_++;
+  reduced_.clear();
   order(pass_).end();
   order(pass).begin();
   pass_ = pass;
@@ -78,7 +79,6 @@ void Schedule::end_backward(uint64_t number, bool complete) {
   enter(Pass::None);
   live_.end_backward(held);
   finish_reductions();
-  reduced_.clear();
   if (complete && settings_.tracing.cuts_after_backward) settings_.world.step_done();
 }
 
@@ -120,7 +120,7 @@ void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
   for (auto* unit : units) visit(held, *unit);
   live_.make_room(held, units, order(pass_));
   const auto& tracing = settings_.tracing;
-  if (pass_ == Pass::Backward && tracing.barrier_in_backward) tie_to_reduced(fault);
+  if (!reduced_.empty()) tie_to_reduced(held, fault);
   const auto behind = (pass_ == Pass::Backward ? tracing.barrier_in_backward : tracing.barrier_in_forward) ? fault : Fault{};
   for (auto* unit : units) live_.add(held, *unit, behind);
   for (auto* unit : units) live_.prefetch(held, *unit, behind, order(pass_));
@@ -129,8 +129,8 @@ void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
 
 /// A compiler would leave all reductions to the end, and keep the whole gradients of all units until then. One is left to go on beside the
 /// operators of the next unit.
-void Schedule::tie_to_reduced(const Fault& fault) {
-  if (reduced_.empty() || fault.operands.empty()) return;
+void Schedule::tie_to_reduced(const ScheduleLock& /*held*/, const Fault& fault) {
+  if (fault.operands.empty()) return;
   const auto operands = tied({fault.operands.begin(), fault.operands.end()}, std::exchange(reduced_, {}));
   std::ranges::copy(operands, fault.operands.begin());
 }
@@ -215,7 +215,7 @@ void Schedule::finish_sum() {
   auto* const unit = std::exchange(reducing_, nullptr);
   if (unit == nullptr) return;
   auto& reduction = unit->state(held).reduction;
-  if (settings_.world.traits().traces) reduced_ = reduction.results();
+  if (pass_ == Pass::Backward && settings_.tracing.barrier_in_backward && settings_.world.traits().traces) reduced_ = reduction.results();
   reduction.finish_sum();
   if (unit->flags().is_reducing) arriving_.push_back(unit);
 }

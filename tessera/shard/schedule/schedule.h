@@ -110,7 +110,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void visit(const ScheduleLock& held, Unit& unit);
   void reduce_next(const ScheduleLock& held, bool all);
   void wait_and_pin(const ScheduleLock& held, std::span<Unit* const> units);
-  void tie_to_reduced(const Fault& fault);
+  void tie_to_reduced(const ScheduleLock& held, const Fault& fault);
 
   const ScheduleSettings settings_;
   std::recursive_mutex mutex_;

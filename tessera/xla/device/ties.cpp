@@ -6,18 +6,33 @@
 #include "tessera/xla/device/views.h"
 
 namespace tessera::xla {
+namespace {
+
+/// Of a tensor that has no order of its own: that of its storage, which its copy behind the barrier has as well.
+bool is_plain(const at::Tensor& tensor) {
+  if (tensor.is_contiguous()) return true;
+  const auto& whole = cell_of(tensor).value;
+  return !whole || whole.element() != tensor.scalar_type();
+}
+
+at::Tensor as_before(const Value& value, const at::Tensor& before) {
+  const auto tensor = new_tensor(value);
+  return is_plain(before) ? tensor : tensor.as_strided(before.sizes(), before.strides(), before.storage_offset());
+}
+
+}  // namespace
 
 void put_behind_barrier(std::vector<Value>& values, std::span<at::Tensor> tensors) {
   if (std::ranges::none_of(tensors, is_xla)) return;
   auto together = values;
   for (const auto& tensor : tensors) {
-    if (is_xla(tensor)) together.push_back(read(tensor));
+    if (is_xla(tensor)) together.push_back(is_plain(tensor) ? read(tensor) : hlo::flat(cell_of(tensor).value));
   }
-  const auto tied = hlo::barrier(together);
-  std::copy_n(tied.begin(), values.size(), values.begin());
-  auto next = tied.begin() + static_cast<std::ptrdiff_t>(values.size());
+  const auto after = hlo::barrier(together);
+  std::copy_n(after.begin(), values.size(), values.begin());
+  auto next = after.begin() + static_cast<std::ptrdiff_t>(values.size());
   for (auto& tensor : tensors) {
-    if (is_xla(tensor)) tensor = new_tensor(*next++);
+    if (is_xla(tensor)) tensor = as_before(*next++, tensor);
   }
 }
 

@@ -1,0 +1,37 @@
+// Checkpointed segments on an XLA device have the gradients of the CPU, also where operators look at strides.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/shard/activation.h"
+#include "tessera/testing/xla_device.h"
+
+namespace tessera::xla::checkpointing_test {
+namespace {
+
+using Segment = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& w)>;
+
+/// The gradients of x, which is transposed, and of w.
+std::vector<at::Tensor> gradients(const Segment& segment, c10::Device device, const activation::Options& options) {
+  torch::manual_seed(3);
+  const auto x = torch::randn({2, 5, 3}).to(device).set_requires_grad(true), w = torch::randn({2, 5, 4}).to(device).set_requires_grad(true);
+  activation::checkpoint(options, segment, x.transpose(1, 2), w).sin().sum().backward();
+  return {x.grad().cpu(), w.grad().cpu()};
+}
+
+void expect_as_on_cpu(const Segment& segment, const activation::Options& options = {}) {
+  const auto found = gradients(segment, device_for_tests(), options), expected = gradients(segment, at::kCPU, options);
+  for (size_t i = 0; i < expected.size(); i++) EXPECT_TRUE(at::allclose(found[i], expected[i], 1e-4, 1e-5)) << i;
+}
+
+TEST(CheckpointedSegment, KeepsTheStridesOfInputsOfKeptOperators) {
+  const Segment product = [](const at::Tensor& x, const at::Tensor& w) { return x.bmm(w).tanh(); };
+  expect_as_on_cpu(product);
+  expect_as_on_cpu(product, {.keep = activation::operators({"aten::bmm"})});
+}
+
+TEST(CheckpointedSegment, KeepsTheStridesOfInputsThatItTakesApart) {
+  expect_as_on_cpu([](const at::Tensor& x, const at::Tensor& w) { return x.as_strided({2, 3, 5}, {15, 1, 3}).exp().bmm(w); });
+}
+
+}  // namespace
+}  // namespace tessera::xla::checkpointing_test
