@@ -270,7 +270,7 @@ endif()
 
 # What a GPU alone can show. Its functions of CUDA's names come before those of CUDA, so it exports them.
 if(TESSERA_LINK_CUDA)
-  add_executable(test_gpu tests/gpu/gpu_test.cpp tests/gpu/host_waits.cpp)
+  add_executable(test_gpu tests/gpu/gpu_test.cpp tests/gpu/cuda_calls.cpp)
   set_target_properties(test_gpu PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests" ENABLE_EXPORTS ON)
   target_link_libraries(test_gpu PRIVATE tessera_testing libtorch_with_cuda ${CMAKE_DL_LIBS})
   add_test(NAME gpu COMMAND test_gpu --gtest_brief=1)
@@ -280,9 +280,15 @@ endif()
 
 # The corpus of idioms, a chapter a test, and the page that is made of it.
 file(GLOB _idioms CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/idioms/*.cpp")
-test_program(test_idioms ${_idioms})
-target_compile_definitions(test_idioms PRIVATE TESSERA_IDIOMS_PAGE="${PROJECT_SOURCE_DIR}/docs/idioms.md")
 set(_chapters Page)
+if(PJRT_INCLUDE_DIR AND TESSERA_LONG_TESTS)
+  list(APPEND _chapters XlaPage)
+else()
+  list(FILTER _idioms EXCLUDE REGEX "/xla_test\\.cpp$")
+endif()
+test_program(test_idioms ${_idioms})
+target_compile_definitions(test_idioms PRIVATE
+  TESSERA_IDIOMS_PAGE="${PROJECT_SOURCE_DIR}/docs/idioms.md" TESSERA_XLA_IDIOMS_PAGE="${PROJECT_SOURCE_DIR}/docs/xla-idioms.md")
 foreach(_source IN LISTS _idioms)
   file(STRINGS "${_source}" _title REGEX "\\.title = \"")
   if(_title)

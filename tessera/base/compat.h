@@ -34,11 +34,12 @@ auto make_node(Args&&... args) {
 }
 
 /// A kind of thread-local information of our own. `name` lasts as long as the process. Kinds are numbers in older versions, of which libtorch
-/// uses the first few, and the addresses of such names in newer ones.
+/// uses the first few and the last, and the addresses of such names in newer ones.
 template <class Kind = c10::DebugInfoKind>
 constexpr Kind debug_info_kind(const std::string_view& name) {
   if constexpr (std::is_enum_v<Kind>) {
-    return static_cast<Kind>(0x54);
+    constexpr int kOfNobodyElse = 0x54;
+    return static_cast<Kind>(kOfNobodyElse);
   } else {
     return Kind(&name);
   }

@@ -24,7 +24,7 @@ class Event {
   }
 
   /// The same for a point that hardly anyone but its own stream waits for. The device hears of it when another stream does, which then waits
-  /// for all that is queued by that time.
+  /// for all that is queued by that time. Until then the stream has to exist.
   static Event later(c10::Device device) {
     Event event;
     if (!device.is_cpu()) event.stream_ = c10::impl::VirtualGuardImpl(device.type()).getStream(device);

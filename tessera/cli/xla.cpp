@@ -165,14 +165,14 @@ int compile(const XlaFlags& flags) {
                  {"needed", need.needed}, {"fits", need.there ? Json(need.fits()) : Json()}};
     root.update(figures);
     fmt::print("{}\n", root.dump(2));
-    return need.fits() ? 0 : kDoesNotFit;
+  } else {
+    print_devices(devices);
+    print_advice(flags);
+    fmt::print("replicas   {}\n", replicas);
+    print_figures(figures);
   }
-  print_devices(devices);
-  print_advice(flags);
-  fmt::print("replicas   {}\n", replicas);
-  print_figures(figures);
   if (!need.fits()) return too_large(fmt::format("it needs {} of a device, which has {}", gigabytes(need.needed), gigabytes(*need.there)));
-  if (need.there) fmt::print("fits       {} of {}\n", gigabytes(need.needed), gigabytes(*need.there));
+  if (need.there && !flags.as_json) fmt::print("fits       {} of {}\n", gigabytes(need.needed), gigabytes(*need.there));
   return 0;
 }
 

@@ -42,7 +42,7 @@ struct Piece {
 };
 
 /// How the values of all ranks become one. Unset dtypes: values are sent in their own dtype, and added in that dtype, but at least in
-/// float32.
+/// float32. Where sums have no defined order (GroupTraits::sums), values are added in the dtype in which they are sent.
 struct Reduction {
   Reduce op = Reduce::Sum;
   std::optional<at::ScalarType> wire_dtype = {};

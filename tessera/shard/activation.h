@@ -80,9 +80,9 @@ template <class T>
 concept IsModule = requires(const std::remove_cvref_t<T>& module) { module->named_parameters(); };
 
 /// run(inputs...), which takes no memory for activations until backward: then it runs again, from its inputs. It and inputs that are no
-/// tensors are copied. Results and gradients are the same to the bit as those of a plain call. Tensors are found as for_each_tensor_in
-/// finds them. Segments may nest, contain parts of sharded units or several, and be differentiated twice. Without gradients it is a plain
-/// call.
+/// tensors are copied. Results and gradients are the same to the bit as those of a plain call, but for what cuDNN draws in recurrent modules. Tensors
+/// are found as for_each_tensor_in finds them. Segments may nest, contain parts of sharded units or several, and be differentiated twice.
+/// Without gradients it is a plain call.
 template <class Run, class... Inputs>
   requires(!IsModule<Run>)
 auto checkpoint(const Options& options, Run&& run, Inputs&&... inputs) {

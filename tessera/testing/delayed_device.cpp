@@ -64,6 +64,7 @@ Queue& queue(c10::StreamId stream) {
 thread_local c10::StreamId current = 0;
 
 std::atomic<size_t> waits = 0;
+std::atomic<size_t> recorded = 0;
 thread_local size_t waits_of_thread = 0;
 
 c10::Stream stream(c10::StreamId id) {
@@ -100,6 +101,7 @@ struct DelayedGuard final : OneDeviceGuard {
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex /*device*/, c10::EventFlag /*flag*/) const override {
     const Locked locked(device_mutex());
     if (*event == nullptr) *event = new Mark;
+    recorded++;
     const auto& own = queue(stream.id());
     mark(*event) = {.stream = stream.id(), .position = own.finished + own.steps.size()};
   }
@@ -330,6 +332,10 @@ size_t host_waits() {
 
 size_t own_waits() {
   return waits_of_thread;
+}
+
+size_t events_recorded() {
+  return recorded;
 }
 
 void set_keeps_memory(bool keeps) {

@@ -33,6 +33,9 @@ void set_lags(bool lags);
 size_t host_waits();
 size_t own_waits();
 
+/// How many events the device was asked to record.
+size_t events_recorded();
+
 /// Whether freed memory is kept for streams that were said to use it (recordDataPtrOnStream), as it should.
 void set_keeps_memory(bool keeps);
 

@@ -126,6 +126,7 @@ void expect_parity(int ranks, const MakeModel& make, const MakeOptimizer& optimi
     }
     ASSERT_EQ(actual.parameters.size(), expected.parameters.size());
     for (size_t i = 0; i < actual.parameters.size(); i++) {
+      ASSERT_EQ(actual.parameters[i].sizes(), expected.parameters[i].sizes());
       EXPECT_TRUE(at::allclose(actual.parameters[i], expected.parameters[i], 0, tolerance))
           << "parameter " << i << ", rank " << world.rank() << " of " << ranks;
     }

@@ -1,8 +1,11 @@
 // Checkpointed segments on an XLA device have the gradients of the CPU, also where operators look at strides.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "tessera/shard/activation.h"
+#include "tessera/base/error.h"
+#include "tessera/shard/checkpoint_modules.h"
+#include "tessera/testing/transports.h"
 #include "tessera/testing/xla_device.h"
 
 namespace tessera::xla::checkpointing_test {
@@ -31,6 +34,22 @@ TEST(CheckpointedSegment, KeepsTheStridesOfInputsOfKeptOperators) {
 
 TEST(CheckpointedSegment, KeepsTheStridesOfInputsThatItTakesApart) {
   expect_as_on_cpu([](const at::Tensor& x, const at::Tensor& w) { return x.as_strided({2, 3, 5}, {15, 1, 3}).exp().bmm(w); });
+}
+
+TEST(CheckpointedSegment, RefusesBuffersThatGetOtherMemory) {
+  struct Model : torch::nn::Module {
+    at::Tensor mean = register_buffer("mean", torch::zeros({3}));
+    at::Tensor weight = register_parameter("weight", torch::ones({3}));
+    at::Tensor forward(const at::Tensor& x) {
+      mean.set_data(0.9 * mean + 0.1 * x.detach().mean(0));
+      return (x - mean) * weight;
+    }
+  };
+  const auto model = std::make_shared<Model>();
+  to_device(*model);
+  const auto x = torch::ones({2, 3}).to(device_for_tests()).set_requires_grad(true);
+  const auto loss = activation::checkpoint(model, x).sin().sum();
+  EXPECT_THAT(testing::message_of<UsageError>([&] { loss.backward(); }), ::testing::HasSubstr("has changed the buffer 'mean' of"));
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 
 #include <mutex>
 
-#include "host_waits.h"
+#include "cuda_calls.h"
 #include "tessera/base/error.h"
 #include "tessera/models/gpt.h"
 #include "tessera/tessera.h"
@@ -89,7 +89,7 @@ TEST_F(Gpu, IsNotWaitedForInAStep) {
   shard(gpt, world());
   Training training(gpt, kGpu);
   for (int i = 0; i < 3; i++) training.step();
-  const HostWaits waits;
+  const CudaCalls waits;
   training.step();
   training.step();
   EXPECT_THAT(waits.calls(), IsEmpty());

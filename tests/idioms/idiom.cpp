@@ -1,5 +1,6 @@
 #include "idiom.h"
 
+#include "tessera/base/move_module.h"
 #include "tessera/optim/adam.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/full_params.h"
@@ -40,6 +41,7 @@ void Run::shard(torch::nn::Module& model, ShardOptions options) {
     models_.push_back(&model);
     return;
   }
+  if (!world_.traits().device.is_cpu()) move_module(model, world_.traits().device);
   options.mesh = world_;
   options.residence = *setting_.sharded;
   fully_shard(model, options);
@@ -95,9 +97,9 @@ Steps Run::adamw(const torch::nn::Module& model, double lr, double weight_decay)
 
 Steps Run::adamw(const std::vector<at::Tensor>& parameters, double lr, double weight_decay) const {
   if (setting_.optimizer == By::Tessera) {
-    return Steps(std::make_unique<optim::AdamW>(parameters, optim::AdamWOptions{.lr = lr, .weight_decay = weight_decay}));
+    return Steps(std::make_unique<optim::AdamW>(parameters, optim::AdamWOptions{.lr = lr, .eps = setting_.epsilon, .weight_decay = weight_decay}));
   }
-  return Steps(std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(lr).weight_decay(weight_decay)));
+  return Steps(std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(lr).eps(setting_.epsilon).weight_decay(weight_decay)));
 }
 
 std::vector<at::Tensor> Run::parameters(const torch::nn::Module& model) const {
@@ -125,7 +127,9 @@ void Run::record_gradients(const std::vector<at::Tensor>& parameters) {
 }
 
 at::Tensor Run::batch(at::IntArrayRef sizes, int number) const {
-  return values(sizes, 0.3 * rank() + 1.7 * number);
+  std::vector<at::Tensor> of_ranks;
+  for (const int each : world_.local_ranks()) of_ranks.push_back(values(sizes, 0.3 * each + 1.7 * number));
+  return world_.traits().device.is_cpu() ? of_ranks.front() : world_.from_replicas(of_ranks);
 }
 
 void Run::train(const torch::nn::Module& model, const std::function<at::Tensor(int step)>& loss, const Steps& optimizer, int steps) {

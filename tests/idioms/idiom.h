@@ -23,6 +23,7 @@ struct Setting {
   int ranks = 2;
   By optimizer = By::Tessera;
   std::optional<Residence> sharded = {};  // nothing for the plain run
+  double epsilon = 1e-8;                  // of AdamW
 };
 
 /// An optimizer, either Tessera's or torch's.
@@ -41,7 +42,8 @@ class Steps {
   std::shared_ptr<torch::optim::Optimizer> theirs_;
 };
 
-/// One rank of one run, with what an idiom needs. The plain run is replicated training: gradients are averaged over the ranks.
+/// One rank of one run, or all ranks of one on XLA devices, with what an idiom needs. The plain run is replicated training: gradients are
+/// averaged over the ranks.
 class Run {
  public:
   Run(Communicator world, const Setting& setting) : world_(std::move(world)), setting_(setting) {}

@@ -22,29 +22,40 @@ class BufferCheck {
   explicit BufferCheck(const torch::nn::Module* module) : module_(module) {
     if (module == nullptr) return;
     for (const auto& item : module->named_buffers()) {
-      if (item.value().defined()) buffers_.push_back({.name = item.key(), .tensor = item.value(), .values = digest_of(item.value())});
+      const auto& tensor = item.value();
+      if (tensor.defined()) {
+        buffers_.push_back({.name = item.key(), .tensor = tensor, .memory = detached(tensor), .version = version_of(tensor), .values = digest_of(tensor)});
+      }
     }
   }
   /// Throws UsageError, by name, if one was changed since then: assigned, or written through a pointer.
   void expect_unchanged() const {
     if (buffers_.empty()) return;
     const auto now = module_->named_buffers();
-    for (const auto& [name, tensor, values] : buffers_) {
-      const auto* const found = now.find(name);
-      if (found != nullptr && found->defined() && digest_of(*found) == values) continue;
+    for (const auto& buffer : buffers_) {
+      const auto* const found = now.find(buffer.name);
+      if (found != nullptr && found->defined() && buffer.is_still(*found)) continue;
       throw UsageError(fmt::format(
           "a checkpointed segment has changed the buffer '{}' of {} again when it ran again in backward, by an assignment or through a "
           "pointer. Change it in place by an operator, as in buffer.copy_(x), which a segment does once; or outside of the segment; or only "
           "if activation::is_recompute() says no",
-          name, class_name(*module_)));
+          buffer.name, class_name(*module_)));
     }
   }
 
  private:
   struct Buffer {
     std::string name;
-    at::Tensor tensor;  // keeps the memory, so that no other buffer gets it
-    std::optional<uint64_t> values;
+    at::Tensor tensor;
+    at::Tensor memory;  // keeps it, so that no other buffer gets it
+    uint32_t version;
+    std::optional<uint64_t> values;  // of host memory
+
+    /// Equal values count as unchanged. Those of a device are not read: there it has to be the same tensor.
+    bool is_still(const at::Tensor& now) const {
+      if (values) return digest_of(now) == values;
+      return now.is_same(tensor) && storage_of(now) == storage_of(memory) && version_of(now) == version;
+    }
   };
 
   const torch::nn::Module* const module_;

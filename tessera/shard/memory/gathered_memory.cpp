@@ -193,7 +193,7 @@ class ScatteredGradients final : public GradientPacking {
   }
 
   void pack(std::span<const at::Tensor> places, std::span<const at::Tensor> gradients) const override {
-    // Of a GPU, all are copied by one kernel whose strides are those of their places. Any other would make it one kernel for each.
+    // A GPU copies those that have the strides of their places by one kernel. One that has others would make it one kernel for each.
     c10::SmallVector<at::Tensor, 32> alike, values;
     for (size_t i = 0; i < places.size(); i++) {
       if (places[i].is_cuda() && places[i].strides() == gradients[i].strides()) {

@@ -92,6 +92,27 @@ TEST_F(DelayedWork, OnAnotherStreamComesAfterAnEventThatBlocksIt) {
   EXPECT_EQ(order_, "bacd");
 }
 
+TEST_F(DelayedWork, OnAnotherStreamComesAfterAnEventThatIsRecordedOnlyForIt) {
+  const auto recorded = events_recorded();
+  enqueue([this] { order_ += 'a'; });
+  const auto event = Event::later(device_);
+  event.block();
+  EXPECT_FALSE(event.passed());
+  EXPECT_EQ(events_recorded(), recorded) << "its own stream waits for nothing";
+  {
+    const c10::StreamGuard on_other(other_);
+    event.block();
+    enqueue([this] { order_ += 'b'; });
+  }
+  EXPECT_EQ(events_recorded(), recorded + 1);
+  run(other_);
+  EXPECT_EQ(order_, "");
+  event.synchronize();
+  EXPECT_EQ(order_, "a");
+  run(other_);
+  EXPECT_EQ(order_, "ab");
+}
+
 TEST_F(DelayedWork, ReadsTheValuesOfMemoryThatHasBeenReleased) {
   const auto first = unit_storage(), second = unit_storage();
   first->allocate("unit");

@@ -77,6 +77,17 @@ TEST(Communicator, GathersAgainBehindABarrier) {
   EXPECT_THAT(runner().last_text(), HasSubstr("optimization_barrier"));
 }
 
+TEST(Communicator, AddsInTheDtypeInWhichItSends) {
+  const auto whole = torch::ones({kReplicas}, torch::TensorOptions(four().traits().device)), own = torch::zeros({1}, whole.options());
+  for (const auto wire : {at::kFloat, at::kBFloat16}) {
+    const auto before = four().traffic(Operation::ReduceScatter).bytes;
+    four().reduce_scatter(std::array{Piece{whole, own}}, {.wire_dtype = wire}).wait();
+    EXPECT_EQ(four().traffic(Operation::ReduceScatter).bytes - before, (kReplicas - 1) * c10::elementSize(wire));
+    EXPECT_EQ(firsts(four().replicas(own)), std::vector<float>(kReplicas, kReplicas));
+  }
+  EXPECT_THAT(runner().last_text(), HasSubstr("tensor<4xbf16>) -> tensor<1xbf16>"));
+}
+
 TEST(Communicator, RunsWhatHasNoLoweringOnEachReplica) {
   const auto x = numbers_of_replicas() + 1;
   const auto y = torch::igamma(x, torch::ones_like(x));

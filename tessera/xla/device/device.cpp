@@ -19,6 +19,7 @@
 #include "tessera/xla/device/random.h"
 #include "tessera/xla/device/storage.h"
 #include "tessera/xla/device/ties.h"
+#include "tessera/xla/device/wait_at_end.h"
 #include "tessera/xla/metrics.h"
 
 namespace tessera::xla {
@@ -65,6 +66,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   /// Copies to the host wait, so their memory is as all other.
   at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
   bool isPinnedPtr(const void* /*data*/) const override { return false; }
+  c10::Device getDeviceFromPtr(void* /*data*/) const override { return kDevice; }
   at::Generator getNewGenerator(c10::DeviceIndex /*device*/) const override { return device_generator().clone(); }
 };
 
@@ -98,6 +100,7 @@ at::Device make_device(const XlaOptions& options) {
     start_runner(ProgramRunner(client, options.devices > 0 ? options.devices : static_cast<int>(client.devices().size())));
   }
   made = true;
+  wait_at_end_of_thread();
   static const auto process = ::getpid();
   std::atexit([] {
     if (::getpid() != process) return;  // a child of a fork has no device

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <thread>
+
 #include "tessera/xla/init.h"
 
 namespace tessera::xla::end_test {
@@ -16,6 +18,7 @@ TEST(Process, EndsWhileAProgramRuns) {
   };
   more();
   EXPECT_EQ(x[0][0].item<float>(), 1.0F / 1024);
+  std::thread(more).join();
   for (int program = 0; program < 4; program++) more();
 }
 

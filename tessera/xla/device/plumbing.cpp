@@ -67,16 +67,7 @@ const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef sizes, std::opt
 /// What the host reads ends the program that is being traced.
 at::Tensor to_host(const at::Tensor& tensor, const char* reader) {
   const at::NoGradGuard no_grad;
-  auto values = first_replica(tensor, reader);
-  if (tensor.is_conj()) values = values.conj();
-  if (tensor.is_neg()) values = values.neg();
-  return values;
-}
-
-/// Between tensors of which each may say that its values are to be conjugated or negated.
-Value as_in(const Value& value, const at::Tensor& source, const at::Tensor& target) {
-  const auto conjugated = source.is_conj() != target.is_conj() ? hlo::conjugate(value) : value;
-  return source.is_neg() != target.is_neg() ? hlo::unary("negate", conjugated) : conjugated;
+  return first_replica(tensor, reader);
 }
 
 at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool /*non_blocking*/) {
@@ -87,12 +78,12 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool /*
   }
   const at::AutoDispatchBelowADInplaceOrView below;
   if (is_xla(source)) {
-    write(target, hlo::expand(as_in(read(source), source, target), target.sizes()));
+    write(target, hlo::expand(read(source), target.sizes()));
     return target;
   }
   const auto values = source.resolve_conj().resolve_neg().to(target.scalar_type()).expand(target.sizes()).contiguous();
   const auto data = runner().upload({values});
-  write(target, as_in(leaf(data, {values.scalar_type(), values.sizes().vec()}), values, target));
+  write(target, leaf(data, {values.scalar_type(), values.sizes().vec()}));
   if (target.is_contiguous() && target.numel() == elements_of_storage(target)) cell_of(target).before = data;
   return target;
 }

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <torch/csrc/autograd/engine.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -12,6 +11,7 @@
 
 #include "tessera/base/log.h"
 #include "tessera/xla/device/storage.h"
+#include "tessera/xla/device/wait_at_end.h"
 
 namespace tessera::xla {
 namespace {
@@ -19,22 +19,6 @@ namespace {
 /// More than a step of a model with a hundred layers has, and traced within a second. A program that ended just there would end at another
 /// place of the loop each time, and be another program.
 constexpr int64_t kManyOperations = 200000;
-
-/// A plugin's threads may not outlive its variables, of which some end before what a program has registered for its end. Variables of the
-/// thread that ends the process end before all of them.
-class WaitAtEnd {
- public:
-  explicit WaitAtEnd(ProgramRunner& runner) : runner_(runner) {}
-  WaitAtEnd(const WaitAtEnd&) = delete;
-  WaitAtEnd& operator=(const WaitAtEnd&) = delete;
-  ~WaitAtEnd() {
-    if (::getpid() == process_) runner_.wait();  // a child of a fork has no device
-  }
-
- private:
-  ProgramRunner& runner_;
-  const ::pid_t process_ = ::getpid();
-};
 
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
@@ -200,7 +184,7 @@ std::vector<std::vector<pjrt::Buffer>> ProgramRunner::results_of(const StepProgr
   // CPU plugins let go of a donated buffer only when its program has ended. Until the next has started, nobody needs to wait for that.
   donated_ = step.arguments_of(Memory::Taken);
   under_way_.clear();
-  thread_local const WaitAtEnd wait_at_end(*this);
+  wait_at_end_of_thread();
   for (const auto& of_replica : results) {
     if (of_replica.empty()) continue;
     under_way_.push_back(*std::ranges::min_element(of_replica, {}, [](const auto& each) { return each.type().bytes(); }));

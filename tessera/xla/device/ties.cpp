@@ -10,7 +10,7 @@ namespace {
 
 /// Of a tensor that has no order of its own: that of its storage, which its copy behind the barrier has as well.
 bool is_plain(const at::Tensor& tensor) {
-  if (tensor.is_contiguous()) return true;
+  if (tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg()) return true;
   const auto& whole = cell_of(tensor).value;
   return !whole || whole.element() != tensor.scalar_type();
 }

@@ -118,14 +118,7 @@ Value number_of(const at::Tensor& tensor) {
   return hlo::reshape(number, tensor.sizes());
 }
 
-}  // namespace
-
-Value in_type(const Value& value, at::ScalarType element) {
-  return value.element() == element ? value : hlo::bitcast(hlo::flat(value), element);
-}
-
-Value read(const at::Tensor& tensor) {
-  if (!is_xla(tensor)) return number_of(tensor);
+Value in_memory(const at::Tensor& tensor) {
   const auto lock = lock_device();
   const auto& cell = cell_of(tensor);
   if (tensor.numel() == 0 || !cell.value) {  // memory that nobody has written may hold anything: zeros
@@ -147,10 +140,24 @@ Value read(const at::Tensor& tensor) {
   return hlo::broadcast(value, tensor.sizes(), dimensions);
 }
 
+/// Tensors may say of what lies in memory that it is to be conjugated or negated.
+Value as_marked(const Value& value, const at::Tensor& tensor) {
+  const auto conjugated = tensor.is_conj() ? hlo::conjugate(value) : value;
+  return tensor.is_neg() ? hlo::unary("negate", conjugated) : conjugated;
+}
+
+}  // namespace
+
+Value in_type(const Value& value, at::ScalarType element) {
+  return value.element() == element ? value : hlo::bitcast(hlo::flat(value), element);
+}
+
+Value read(const at::Tensor& tensor) { return is_xla(tensor) ? as_marked(in_memory(tensor), tensor) : number_of(tensor); }
+
 void write(const at::Tensor& tensor, Value value) {
   const auto lock = lock_device();
   auto& cell = cell_of(tensor);
-  value = hlo::convert(value, tensor.scalar_type());
+  value = as_marked(hlo::convert(value, tensor.scalar_type()), tensor);
   if (tensor.numel() == 0) return;
   if (is_all_of_storage(tensor)) {
     cell.value = std::move(value);

@@ -1,4 +1,4 @@
-#include "host_waits.h"
+#include "cuda_calls.h"
 
 #include <c10/util/Backtrace.h>
 #include <cuda_runtime_api.h>
@@ -42,17 +42,17 @@ int64_t requests() {
   return asked;
 }
 
-HostWaits::HostWaits() {
+CudaCalls::CudaCalls() {
   const std::lock_guard lock(mutex);
   noted().clear();
   watches = true;
 }
 
-HostWaits::~HostWaits() {
+CudaCalls::~CudaCalls() {
   watches = false;
 }
 
-std::vector<std::string> HostWaits::calls() const {
+std::vector<std::string> CudaCalls::calls() const {
   const std::lock_guard lock(mutex);
   return noted();
 }

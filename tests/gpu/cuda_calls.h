@@ -9,12 +9,12 @@
 namespace tessera::testing {
 
 /// The calls of this process while an object lives, each with the stack that led to it.
-class HostWaits {
+class CudaCalls {
  public:
-  HostWaits();
-  ~HostWaits();
-  HostWaits(const HostWaits&) = delete;
-  HostWaits& operator=(const HostWaits&) = delete;
+  CudaCalls();
+  ~CudaCalls();
+  CudaCalls(const CudaCalls&) = delete;
+  CudaCalls& operator=(const CudaCalls&) = delete;
 
   std::vector<std::string> calls() const;
 };
