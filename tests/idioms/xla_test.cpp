@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -64,8 +65,8 @@ std::string difference(const Records& found, const Records& expected, double wit
   return {};
 }
 
-/// Compilers choose themselves where 16 bits are rounded.
-double tolerance(const std::string& chapter) { return chapter == "Precision" ? 1e-2 : 1e-3; }
+/// Norms of norms magnify how float32 is rounded, and compilers choose themselves where 16 bits are.
+double tolerance(const std::string& chapter) { return chapter == "Precision" ? 1e-2 : 3e-3; }
 
 /// "equal", or what the error says, or "WRONG: ...".
 std::string outcome(const std::string& chapter, const Idiom& idiom) {
@@ -122,7 +123,7 @@ TEST(XlaPage, IsMadeFromTheCorpus) {
     Process child({this_program()}, kRunFrom.environment(fmt::format("{} {}", lines_of(file).size(), file.string())));
     const auto status = child.wait(std::chrono::minutes(10));
     if (status == 0) break;
-    ASSERT_TRUE(status) << all[lines_of(file).size()].idiom.what << ": has not ended";
+    ASSERT_EQ(status, 128 + SIGSEGV) << all[lines_of(file).size()].idiom.what;
     std::ofstream(file, std::ios::app) << "the process ends: an address in a device's memory can't be read" << std::endl;
     if (lines_of(file).size() == all.size()) break;
   }
@@ -140,7 +141,7 @@ TEST(XlaPage, IsMadeFromTheCorpus) {
       "The [idioms](idioms.md) on two XLA devices of one process, beside ranks that average gradients on the CPU: {} end in the same numbers,\n"
       "{} are refused for the same reason. The others are below, with what the error says: nearly all ask for the rank of the process, which\n"
       "stands for all of them, give an operator tensors of the host beside those of the device, or read memory by its address. Differences\n"
-      "of up to a thousandth count as equal, of up to a hundredth in 16 bits. This page is made by the tests:\n"
+      "of up to three thousandths count as equal, of up to a hundredth in 16 bits. This page is made by the tests:\n"
       "`TESSERA_TEST_WRITE_PAGES=1 ./check --long idioms/XlaPage`.\n\n"
       "| chapter | idiom | |\n| --- | --- | --- |\n{}",
       counts["equal"], counts["refused"], rows);

@@ -29,6 +29,10 @@ c10::impl::LocalDispatchKeySet keys_for(const Watcher* watcher) {
 
 struct Watching::Watched final : c10::DebugInfoBase {
   explicit Watched(Watcher* by) : watcher(by) {}
+  static std::shared_ptr<Watched> by(Watcher* watcher) {
+    static const auto nobody = std::make_shared<Watched>(nullptr);  // operators begin and end that often
+    return watcher == nullptr ? nobody : std::make_shared<Watched>(watcher);
+  }
 
   /// What this thread may see of it. A task of the program gets it as well, but runs while the thread goes on.
   static Watched* current() {
@@ -54,7 +58,7 @@ Watcher::Turn::Turn() {
   watcher_ = watched->watcher;
 }
 
-Watching::Watching(Watcher* watcher) : watched_(std::make_shared<Watched>(watcher)), carried_(kKind, watched_), keys_(keys_for(watcher)) {}
+Watching::Watching(Watcher* watcher) : watched_(Watched::by(watcher)), carried_(kKind, watched_), keys_(keys_for(watcher)) {}
 
 /// A pass that has failed in one thread may still run in another.
 Watching::~Watching() {
