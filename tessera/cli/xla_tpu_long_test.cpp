@@ -52,7 +52,7 @@ TEST_F(Tpu, TopologiesHaveDevicesAndTheirMemory) {
 }
 
 TEST_F(Tpu, WrongTopologiesAreErrors) {
-  EXPECT_THAT(xla({"devices", "--topology", "nonsense:2x2x1"}).err, HasSubstr("can't make the topology 'nonsense:2x2x1'"));
+  EXPECT_THAT(xla({"devices", "--plugin", "tpu", "--topology", "nonsense:2x2x1"}).err, HasSubstr("can't make the topology 'nonsense:2x2x1'"));
   EXPECT_THAT(xla({"devices", "--topology", "v5p:2x2x1,nonsense=1"}).err, HasSubstr("nonsense"));
 }
 
@@ -120,7 +120,7 @@ TEST_P(Pod, BarriersLetBackwardGatherAgain) {
 
 TEST_P(Pod, CheckpointedBlocksKeepTheirInputsAlone) {
   const auto whole = step({}), checkpointed = step({"--checkpointing"});
-  EXPECT_DOUBLE_EQ(gathered(checkpointed), gathered(whole));
+  EXPECT_NEAR(gathered(checkpointed) / gathered(whole), 1, 0.01);
   EXPECT_LT(temporary(checkpointed), 0.5 * temporary(whole));
   EXPECT_GT(temporary(step({"--checkpointing", "--no-barriers"})), 3 * temporary(checkpointed));
 }

@@ -52,5 +52,13 @@ TEST(CheckpointedSegment, RefusesBuffersThatGetOtherMemory) {
   EXPECT_THAT(testing::message_of<UsageError>([&] { loss.backward(); }), ::testing::HasSubstr("has changed the buffer 'mean' of"));
 }
 
+TEST(CheckpointedSegment, LeavesActivationsOnTheDevice) {
+  const auto x = torch::ones({2, 3}).to(device_for_tests()).set_requires_grad(true);
+  for (const auto to : {OffloadTo::Host, OffloadTo::Disk}) {
+    const auto run = [&] { activation::checkpoint(activation::Options{.offload = to}, [](const at::Tensor& t) { return t.sin(); }, x * 1); };
+    EXPECT_THAT(testing::message_of<UsageError>(run), ::testing::HasSubstr("leave activation::Options::offload out"));
+  }
+}
+
 }  // namespace
 }  // namespace tessera::xla::checkpointing_test

@@ -152,6 +152,7 @@ struct Idiom {
   double within = 0;          // the absolute and relative tolerance; 0 means the same bits
   std::string because = {};   // why the bits may differ
   std::string remark = {};    // a remark for the page
+  std::string on_xla = {};    // why it ends in other numbers on XLA devices
 };
 
 struct Chapter {

@@ -318,7 +318,8 @@ Chapter chapter() {
                      torch::load(read, file);
                      weight.copy_(read);
                      run.record_parameters(*model);
-                   }},
+                   },
+               .on_xla = "files and `cpu()` have the values of the first device alone; `checkpoint::save` writes those of all"},
               {.what = "weights loaded before sharding",
                .act =
                    [](Run& run) {
@@ -446,7 +447,7 @@ Chapter chapter() {
                    [](Run& run) {
                      const auto model = std::make_shared<Net>();
                      run.shard_nested(model);
-                     const torch::optim::AdamWOptions options(0.05);
+                     const auto options = torch::optim::AdamWOptions(0.05).eps(run.setting().epsilon);
                      Steps optimizer(std::make_unique<torch::optim::AdamW>(run.parameters(*model), options));
                      train(run, *model, optimizer);
                      std::stringstream file;
@@ -458,7 +459,7 @@ Chapter chapter() {
                    [](Run& run) {
                      const auto model = std::make_shared<Net>();
                      run.shard_nested(model);
-                     const optim::AdamWOptions options{.lr = 0.05};
+                     const optim::AdamWOptions options{.lr = 0.05, .eps = run.setting().epsilon};
                      const Steps optimizer(std::make_unique<optim::AdamW>(run.parameters(*model), options));
                      train(run, *model, optimizer);
                      const Steps next(std::make_unique<optim::AdamW>(run.parameters(*model), options));
@@ -508,7 +509,7 @@ Chapter chapter() {
                    [](Run& run) {
                      const auto model = std::make_shared<Net>();
                      run.shard(model);
-                     const Steps optimizer(std::make_unique<torch::optim::Adam>(run.parameters(*model), torch::optim::AdamOptions(0.05)));
+                     const Steps optimizer(std::make_unique<torch::optim::Adam>(run.parameters(*model), torch::optim::AdamOptions(0.05).eps(run.setting().epsilon)));
                      train(run, *model, optimizer);
                      const torch::NoGradGuard no_grad;
                      for (auto& [key, state] : optimizer.theirs()->state()) {

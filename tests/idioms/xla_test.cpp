@@ -80,8 +80,9 @@ std::string outcome(const std::string& chapter, const Idiom& idiom) {
     if (is_expected(idiom.refused) || is_expected(idiom.gathered)) return "refused";
     return fmt::format("\"{}\"", said.substr(0, said.find('\n')));
   }
+  if (!idiom.refused.empty()) return "not refused";
   const auto wrong = difference(found, on_ranks(idiom), tolerance(chapter));
-  if (!wrong.empty() && !idiom.refused.empty()) return "not noticed: other numbers";
+  if (!idiom.on_xla.empty()) return wrong.empty() ? "WRONG: equal" : "other numbers: " + idiom.on_xla;
   return wrong.empty() ? "equal" : "WRONG: " + wrong;
 }
 
