@@ -472,7 +472,7 @@ Chapter chapter() {
                      const auto model = std::make_shared<Net>(), next = std::make_shared<Net>();
                      run.shard_nested(model);
                      run.shard(next);
-                     const torch::optim::AdamWOptions options(0.05);
+                     const auto options = torch::optim::AdamWOptions(0.05).eps(run.setting().epsilon);
                      const Steps optimizer(std::make_unique<torch::optim::AdamW>(run.parameters(*model), options));
                      const Steps other(std::make_unique<torch::optim::AdamW>(run.parameters(*next), options));
                      train(run, *model, optimizer);

@@ -30,17 +30,19 @@ c10::impl::LocalDispatchKeySet keys_for(const Watcher* watcher) {
 struct Watching::Watched final : c10::DebugInfoBase {
   explicit Watched(Watcher* by) : watcher(by) {}
   static std::shared_ptr<Watched> by(Watcher* watcher) {
-    static const auto nobody = std::make_shared<Watched>(nullptr);  // operators begin and end that often
+    static const auto nobody = std::make_shared<Watched>(nullptr);  // of each operator in a segment
     return watcher == nullptr ? nobody : std::make_shared<Watched>(watcher);
   }
 
   /// What this thread may see of it. A task of the program gets it as well, but runs while the thread goes on.
   static Watched* current() {
+    if (in_process.load(std::memory_order_relaxed) == 0) return nullptr;  // as nearly always, and this is asked for each operator
     auto* const watched = static_cast<Watched*>(c10::ThreadLocalDebugInfo::get(kKind));
     if (watched == nullptr) return nullptr;
     return watched->thread == std::this_thread::get_id() || torch::autograd::get_current_graph_task_id() != -1 ? watched : nullptr;
   }
 
+  static inline std::atomic<int> in_process = 0;  // of all threads
   std::recursive_mutex turns;
   std::atomic<Watcher*> watcher;  // null once the watch is over: a task may have this longer
   const std::thread::id thread = std::this_thread::get_id();
@@ -58,12 +60,15 @@ Watcher::Turn::Turn() {
   watcher_ = watched->watcher;
 }
 
-Watching::Watching(Watcher* watcher) : watched_(Watched::by(watcher)), carried_(kKind, watched_), keys_(keys_for(watcher)) {}
+Watching::Watching(Watcher* watcher) : watched_(Watched::by(watcher)), carried_(kKind, watched_), keys_(keys_for(watcher)) {
+  Watched::in_process++;
+}
 
 /// A pass that has failed in one thread may still run in another.
 Watching::~Watching() {
   const std::lock_guard lock(watched_->turns);
   watched_->watcher = nullptr;
+  Watched::in_process--;
 }
 
 }  // namespace tessera

@@ -331,7 +331,7 @@ void expect_no_unshard_in_write(const OperatorFacts& op, const Operands& operand
 class TracedOperands {
  public:
   TracedOperands(const OperatorFacts& op, Stack& stack, std::span<Unit* const> units) : stack_(stack) {
-    const auto traces = [](const Unit* unit) { return unit->mesh().shard().traits().traces; };
+    const auto traces = [](const Unit* unit) { return !unit->device().is_cpu() && unit->mesh().shard().traits().traces; };
     if (std::ranges::none_of(units, traces)) return;
     for (size_t i = 0; i < op.arguments; i++) {
       const auto place = stack.size() - op.arguments + i;
