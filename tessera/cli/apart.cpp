@@ -1,9 +1,12 @@
 #include "tessera/cli/apart.h"
 
 #include <fmt/format.h>
+#include <poll.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <vector>
@@ -19,10 +22,27 @@ namespace {
 constexpr const char* kStartedApart = "TESSERA_STARTED_APART";
 constexpr int kNeverEnded = 124;  // as timeout(1) says it
 
+using Clock = std::chrono::steady_clock;
+
+/// Shows on a terminal how much time has passed, for as long as nothing comes.
+void wait_for(const Fd& stream, Clock::time_point start) {
+  if (::isatty(STDERR_FILENO) == 0) return;
+  bool is_shown = false;
+  for (pollfd waiting{.fd = stream.get(), .events = POLLIN, .revents = 0}; ::poll(&waiting, 1, 1000) == 0;) {
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - start).count();
+    if (seconds < 3) continue;
+    fmt::print(stderr, "\rthe plugin is at work, {} s", seconds);
+    is_shown = true;
+  }
+  if (is_shown) fmt::print(stderr, "\r\033[K");
+}
+
 std::string all_of(const Fd& stream) {
+  const auto start = Clock::now();
   std::string text;
   char buffer[4096];
   for (;;) {
+    wait_for(stream, start);
     const auto count = ::read(stream.get(), buffer, sizeof buffer);
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) return text;
@@ -54,10 +74,17 @@ int run_apart(std::map<std::string, std::string> environment, const std::functio
   if (env(kStartedApart)) return body();
   environment[kStartedApart] = "1";
   Pipe err;
-  Process child(own_command(), environment, Process::Output::Inherit, [&] { ::dup2(err.write.get(), STDERR_FILENO); });
+  const Fd out(::memfd_create("output", MFD_CLOEXEC));  // shown when it is whole, so that it does not mix with the line of the time
+  if (!out) throw IoError("there is no memory for the output of a child");
+  Process child(own_command(), environment, Process::Output::Inherit, [&] {
+    ::dup2(out.get(), STDOUT_FILENO);
+    ::dup2(err.write.get(), STDERR_FILENO);
+  });
   err.write = Fd();
   const auto said = all_of(err.read);
   const int status = child.wait(std::chrono::hours(1)).value_or(kNeverEnded);
+  ::lseek(out.get(), 0, SEEK_SET);
+  fmt::print("{}", all_of(out));
   if (status == 0) return 0;
   const auto own = said.rfind("tessera: ");
   if (status > 3 || own == std::string::npos) {

@@ -147,7 +147,7 @@ TEST(Launch, SaysWhyItRefusesFlagsOfOtherLaunchers) {
       {"--zero_stage=3", "DeepSpeed is a Python library"},
       {"--fp8_backend=te", "libtorch has no fp8 training in C++"},
       {"--megatron_lm_tp_degree=2", "use FSDP"},
-      {"--tpu", "starts no TPU pods"},
+      {"--tpu_cluster", "starts no TPU pods"},
       {"--redirects=3", "--log-dir FOLDER keeps"},
       {"--numa-binding=node", "--enable-cpu-affinity true"},
       {"--mpirun_hostfile=f", "does not start mpirun"},

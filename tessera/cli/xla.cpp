@@ -172,7 +172,7 @@ int compile(const XlaFlags& flags) {
     print_figures(figures);
   }
   if (!need.fits()) return too_large(fmt::format("it needs {} of a device, which has {}", gigabytes(need.needed), gigabytes(*need.there)));
-  if (need.there && !flags.as_json) fmt::print("fits       {} of {}\n", gigabytes(need.needed), gigabytes(*need.there));
+  if (need.there && !flags.as_json) fmt::print("fits       {} of {}, were all of it alive at once\n", gigabytes(need.needed), gigabytes(*need.there));
   return 0;
 }
 

@@ -62,9 +62,10 @@ std::string traced_step(const std::vector<std::string>& command, int replicas) {
     const auto status = process.wait(std::chrono::milliseconds(100));
     if (auto step = step_in(place.path(), status.has_value())) return *std::move(step);
     if (!status) continue;
+    const auto words = InputFile(said).read_all();
     throw Error(fmt::format("{} has ended with status {}, and no step with a backward pass was traced twice: it has to train for three steps on the world that "
-                            "tessera::init gives, or on xla::init. It said:\n{}",
-                            command.front(), *status, printable(InputFile(said).read_all(), "\n")));
+                            "tessera::init gives, or on xla::init. It said{}",
+                            command.front(), *status, words.empty() ? " nothing" : ":\n" + printable(words, "\n")));
   }
 }
 

@@ -146,18 +146,13 @@ void start_log(int rank) {
 }
 
 /// The world of a process that is all ranks, if the program or its user names such an engine or its device.
-std::optional<Communicator> world_of_this_process(const std::optional<Identity>& identity, const InitOptions& options) {
+std::optional<Communicator> world_of_this_process(const InitOptions& options) {
   const auto transport = chosen_transport(options);
   const auto device = options.device.value_or(default_device()).type();
   const auto engine = std::ranges::find_if(engines(), [&](const Engine& each) {
     return each.alone != nullptr && (transport == each.name || (transport == kAuto && device == each.device));
   });
   if (engine == engines().end()) return std::nullopt;
-  if (identity && identity->world_size > 1) {
-    throw ConfigError(fmt::format("transport {}: one process is all ranks, but this is rank {} of {} processes; start one, as `tessera launch "
-                                  "--nproc-per-node 1` does, and set TESSERA_XLA_DEVICES to the number of devices",
-                                  engine->name, identity->rank, identity->world_size));
-  }
   start_log(0);
   return engine->alone().with_limit(options.operation_limit);
 }
@@ -256,7 +251,7 @@ Communicator init(const InitOptions& options) {
     say_last_words();
     record_start(identity->rank);
   }
-  if (auto world = world_of_this_process(identity, options)) {
+  if (auto world = world_of_this_process(options)) {
     if (identity) record_joined(identity->rank);
     return *world;
   }

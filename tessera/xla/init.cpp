@@ -1,8 +1,12 @@
 #include "tessera/xla/init.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "tessera/base/env.h"
+#include "tessera/base/error.h"
+#include "tessera/base/launcher.h"
 #include "tessera/comm/engines.h"
 #include "tessera/xla/communicator/communicator.h"
 #include "tessera/xla/device/device.h"
@@ -34,6 +38,11 @@ const AddedEngine kXlaEngine({.name = "xla", .ranks = "devices of this process, 
 }  // namespace
 
 Communicator init(const XlaOptions& options) {
+  if (const auto identity = identity_from_environment(); identity && identity->world_size > 1) {
+    throw ConfigError(fmt::format("one process has all XLA devices and is all their ranks, but this is rank {} of {} processes; start one by `tessera launch "
+                                  "--distributed-type XLA`, or by --nproc-per-node 1 with TESSERA_XLA_DEVICES as the number of devices",
+                                  identity->rank, identity->world_size));
+  }
   make_device(options);
   return replica_world();
 }

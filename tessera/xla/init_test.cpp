@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cstdlib>
+
 #include "tessera/base/error.h"
 #include "tessera/testing/transports.h"
 
@@ -19,6 +21,14 @@ TEST(BeforeInit, NothingMovesToTheDevice) {
   EXPECT_THAT(message_of<UsageError>([&] { to_device(*layer); }), HasSubstr("call tessera::xla::init first"));
   EXPECT_THAT(message_of<UsageError>([] { step_boundary(); }), HasSubstr("call tessera::xla::init first"));
   EXPECT_THAT(message_of<UsageError>([] { (void)metrics(); }), HasSubstr("call tessera::xla::init first"));
+}
+
+TEST(BeforeInit, OneProcessOfSeveralIsNoWorld) {
+  ::setenv("RANK", "1", 1);
+  ::setenv("WORLD_SIZE", "2", 1);
+  EXPECT_THAT(message_of<ConfigError>([] { (void)init(); }), HasSubstr("this is rank 1 of 2 processes; start one by `tessera launch --distributed-type XLA`"));
+  ::unsetenv("RANK");
+  ::unsetenv("WORLD_SIZE");
 }
 
 TEST(BeforeInit, WrongOptionsAreNoReasonNotToTryAgain) {

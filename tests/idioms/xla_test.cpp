@@ -21,6 +21,7 @@ namespace {
 
 constexpr int kRanks = 2;
 constexpr double kEpsilon = 1e-3;  // a gradient of zero is rounding, which AdamW would make a step
+constexpr size_t kLongest = 240;  // libtorch's errors may list all that it has
 using Records = std::vector<std::vector<at::Tensor>>;  // of each rank
 
 const Communicator& devices() {
@@ -78,7 +79,8 @@ std::string outcome(const std::string& chapter, const Idiom& idiom) {
     const std::string said = error.what();
     const auto is_expected = [&](const std::string& part) { return !part.empty() && said.find(part) != std::string::npos; };
     if (is_expected(idiom.refused) || is_expected(idiom.gathered)) return "refused";
-    return fmt::format("\"{}\"", said.substr(0, said.find('\n')));
+    const auto line = said.substr(0, said.find('\n'));
+    return line.size() <= kLongest ? fmt::format("\"{}\"", line) : fmt::format("\"{}...\"", line.substr(0, kLongest));
   }
   if (!idiom.refused.empty()) return "not refused";
   const auto wrong = difference(found, on_ranks(idiom), tolerance(chapter));

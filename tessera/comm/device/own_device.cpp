@@ -39,7 +39,7 @@ c10::Device default_device() {
   try {
     return c10::Device(*name);
   } catch (const c10::Error&) {
-    throw ConfigError(fmt::format("TESSERA_DEVICE='{}' names no device; cpu, cuda or cuda:1 would", *name));
+    throw ConfigError(fmt::format("TESSERA_DEVICE='{}' names no device; cpu, cuda, cuda:1 or xla would, and TESSERA_PJRT_PLUGIN=tpu makes TPUs of the last", *name));
   }
 }
 

@@ -100,7 +100,7 @@ at::Device make_device(const XlaOptions& options) {
     start_runner(ProgramRunner(client, options.devices > 0 ? options.devices : static_cast<int>(client.devices().size())));
   }
   made = true;
-  wait_at_end_of_thread();
+  wait_at_end_of_thread([] { runner().wait(); });
   static const auto process = ::getpid();
   std::atexit([] {
     if (::getpid() != process) return;  // a child of a fork has no device

@@ -184,7 +184,7 @@ std::vector<std::vector<pjrt::Buffer>> ProgramRunner::results_of(const StepProgr
   // CPU plugins let go of a donated buffer only when its program has ended. Until the next has started, nobody needs to wait for that.
   donated_ = step.arguments_of(Memory::Taken);
   under_way_.clear();
-  wait_at_end_of_thread();
+  wait_at_end_of_thread([this] { wait(); });
   for (const auto& of_replica : results) {
     if (of_replica.empty()) continue;
     under_way_.push_back(*std::ranges::min_element(of_replica, {}, [](const auto& each) { return each.type().bytes(); }));

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <regex>
 
 #include "tessera/base/error.h"
 
@@ -37,20 +38,18 @@ platform_name: "CUDA" dnn_version_info {{ major: 9 }} device_description_str: "{
 }
 
 /// "1x16x8"
-bool is_shape(std::string_view shape) {
-  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
-  const bool has_ends = !shape.empty() && is_digit(shape.front()) && is_digit(shape.back());
-  return has_ends && shape.find("xx") == std::string_view::npos && std::ranges::count(shape, 'x') == 2 &&
-         std::ranges::all_of(shape, [&](char c) { return c == 'x' || is_digit(c); });
+bool is_shape(const std::string& shape) {
+  static const std::regex form("[1-9][0-9]*(x[1-9][0-9]*){2}");
+  return std::regex_match(shape, form);
 }
 
 }  // namespace
 
 std::optional<GpuTopology> gpu_topology(std::string_view name) {
-  const auto colon = name.find(':');
-  const auto* const gpu = std::ranges::find(kGpus, name.substr(0, colon), &Gpu::name);
-  if (gpu == kGpus.end() || colon == std::string_view::npos) return {};
-  const std::string shape(name.substr(colon + 1));
+  const auto kind = name.substr(0, name.find(':'));
+  const auto* const gpu = std::ranges::find(kGpus, kind, &Gpu::name);
+  if (gpu == kGpus.end()) return {};
+  const std::string shape(name.substr(std::min(kind.size() + 1, name.size())));
   if (!is_shape(shape)) {
     throw ConfigError(fmt::format("the topology '{}' does not say how many slices, hosts and devices of a host there are: write {}:1x2x8", name, gpu->name));
   }

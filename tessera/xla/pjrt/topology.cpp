@@ -16,13 +16,17 @@ namespace {
 constexpr std::string_view kOfCpu = "cpu:";
 
 /// Plugins for CPUs make no topologies, but as many devices as are asked for.
-Client cpus(Plugin plugin, std::string_view number, Options options) {
+Client cpus(Plugin plugin, std::string_view number) {
   int devices = 0;
   const auto [end, failed] = std::from_chars(number.data(), number.data() + number.size(), devices);
   if (failed != std::errc{} || end != number.data() + number.size() || devices < 1) {
     throw ConfigError(fmt::format("the topology '{}{}' has no number of devices: write cpu:8", kOfCpu, number));
   }
-  return Client(std::move(plugin), {.devices = devices, .plugin_options = std::move(options)});
+  return Client(std::move(plugin), {.devices = devices});
+}
+
+void expect_no_options(const Options& options, std::string_view name) {
+  if (!options.empty()) throw ConfigError(fmt::format("the topology '{}' has no options, so '{}' is too much", name, options.begin()->first));
 }
 
 TopologyHandle made_by(const Plugin& plugin, std::string_view name, const Options& options) {
@@ -49,11 +53,12 @@ class Topology::Impl {
 
 Topology::Topology(Plugin plugin, const std::string& name_and_options) {
   const std::string_view text = name_and_options, name = text.substr(0, text.find(','));
-  auto options = parse_options(text.substr(std::min(name.size() + 1, text.size())));
+  const auto options = parse_options(text.substr(std::min(name.size() + 1, text.size())));
   if (name.starts_with(kOfCpu)) {
-    impl_ = std::make_shared<Impl>(cpus(std::move(plugin), name.substr(kOfCpu.size()), std::move(options)));
-  } else if (auto gpus = gpu_topology(name)) {
-    gpus->options.insert(options.begin(), options.end());
+    expect_no_options(options, name);
+    impl_ = std::make_shared<Impl>(cpus(std::move(plugin), name.substr(kOfCpu.size())));
+  } else if (const auto gpus = gpu_topology(name)) {
+    expect_no_options(options, name);
     impl_ = std::make_shared<Impl>(made_by(plugin, "", gpus->options), gpus->memory);
   } else {
     impl_ = std::make_shared<Impl>(made_by(plugin, name, options));
