@@ -18,6 +18,7 @@
 #include "tessera/train/progress_line.h"
 #include "tessera/xla/pjrt/client.h"
 #include "tessera/xla/pjrt/figures.h"
+#include "tessera/xla/pjrt/program_cache.h"
 #include "tessera/xla/pjrt/topology.h"
 
 namespace tessera::cli {
@@ -150,13 +151,18 @@ int compile(const XlaFlags& flags) {
   const int replicas = flags.replicas ? flags.replicas : static_cast<int>(devices.size());
   if (replicas > std::ssize(devices)) throw UsageError(fmt::format("{} replicas do not fit on the {} devices of {}", replicas, devices.size(), flags.topology));
   const auto text = module_of(flags.program, replicas);
+  const pjrt::Program program{.text = text, .parameters = {}};
+  const pjrt::CompileOptions options{.replicas = replicas, .effort = flags.effort};
   std::optional<pjrt::CompiledProgram> compiled;
   try {
-    compiled = topology.compile({.text = text, .parameters = {}}, {.replicas = replicas, .effort = flags.effort});
+    compiled = topology.compile(program, options);
   } catch (const Error& error) {
     if (std::string_view(error.what()).find("Ran out of memory") == std::string_view::npos) throw;
     return too_large(first_line(error));
   }
+  // A run would tune its kernels for GPUs, and compile with the whole effort.
+  const auto cache = flags.effort == 0 && pjrt::Topology::plugin_for(flags.topology) != "cuda" ? pjrt::ProgramCache::of_this_user() : std::nullopt;
+  if (cache) cache->keep(plugin, devices, program, options, *compiled);
   const auto memory = compiled->memory();
   const auto figures = pjrt::figures_of(*compiled);
   const Need need{.needed = memory.arguments + memory.outputs - memory.aliased + memory.temporary, .there = devices.front().memory};
@@ -172,6 +178,7 @@ int compile(const XlaFlags& flags) {
     print_figures(figures);
   }
   if (!need.fits()) return too_large(fmt::format("it needs {} of a device, which has {}", gigabytes(need.needed), gigabytes(*need.there)));
+  if (cache && !flags.as_json) fmt::print("kept       for runs on such devices, in {}\n", cache->folder().string());
   if (need.there && !flags.as_json) fmt::print("fits       {} of {}, were all of it alive at once\n", gigabytes(need.needed), gigabytes(*need.there));
   return 0;
 }

@@ -103,6 +103,26 @@ TEST(XlaCommand, CompilesTheStepOfAProgram) {
   EXPECT_THAT(xla({"compile", "--topology", "cpu:2"}).err, HasSubstr("PROGRAM"));
 }
 
+TEST(XlaCommand, KeepsAStepForARunOnSuchDevices) {
+  const Folder folder;
+  const auto cache = (folder / "cache").string();
+  auto environment = training.environment("5");
+  environment["TESSERA_XLA_CACHE"] = cache;
+  EXPECT_THAT(xla({"compile", "--topology", "cpu:2", "--", this_program()}, environment).out, HasSubstr("for runs on such devices, in " + cache));
+  environment["TESSERA_TRANSPORT"] = "xla";
+  environment["TESSERA_XLA_DEVICES"] = "2";
+  const auto ended = xla({"program", "--json", this_program()}, environment);
+  ASSERT_EQ(ended.status, 0) << ended.err;
+  const auto found = nlohmann::json::parse(ended.out);
+  int loaded = 0;
+  for (const auto& program : found.at("processes").at(0).at("programs")) {
+    if (!program.at("has_backward")) continue;
+    EXPECT_EQ(program.at("from_disk"), program.at("executions") > 1) << program;
+    loaded += program.at("from_disk") ? 1 : 0;
+  }
+  EXPECT_EQ(loaded, 1);
+}
+
 TEST(XlaCommand, NamesWhatIsWrong) {
   const auto says = [](const Command& flags, const Environment& environment = {}) {
     const auto ended = xla(flags, environment);

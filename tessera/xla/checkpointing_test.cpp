@@ -36,20 +36,23 @@ TEST(CheckpointedSegment, KeepsTheStridesOfInputsThatItTakesApart) {
   expect_as_on_cpu([](const at::Tensor& x, const at::Tensor& w) { return x.as_strided({2, 3, 5}, {15, 1, 3}).exp().bmm(w); });
 }
 
-TEST(CheckpointedSegment, RefusesBuffersThatGetOtherMemory) {
-  struct Model : torch::nn::Module {
-    at::Tensor mean = register_buffer("mean", torch::zeros({3}));
-    at::Tensor weight = register_parameter("weight", torch::ones({3}));
-    at::Tensor forward(const at::Tensor& x) {
-      mean.set_data(0.9 * mean + 0.1 * x.detach().mean(0));
-      return (x - mean) * weight;
-    }
-  };
-  const auto model = std::make_shared<Model>();
-  to_device(*model);
+/// Of a segment that runs again.
+std::string refusal_of(const Segment& segment) {
   const auto x = torch::ones({2, 3}).to(device_for_tests()).set_requires_grad(true);
-  const auto loss = activation::checkpoint(model, x).sin().sum();
-  EXPECT_THAT(testing::message_of<UsageError>([&] { loss.backward(); }), ::testing::HasSubstr("has changed the buffer 'mean' of"));
+  const auto loss = activation::checkpoint(activation::Options{}, segment, x, x).sum();
+  return testing::message_of<UsageError>([&] { loss.backward(); });
+}
+
+TEST(CheckpointedSegment, RefusesTensorsThatItAssigns) {
+  for (const bool by_set_data : {false, true}) {
+    auto mean = torch::zeros({3}).to(device_for_tests());
+    const Segment centred = [&](const at::Tensor& x, const at::Tensor&) {
+      const auto next = 0.9 * mean + 0.1 * x.detach().mean(0);
+      by_set_data ? mean.set_data(next) : void(mean = next);
+      return (x - mean).sin();
+    };
+    EXPECT_THAT(refusal_of(centred), ::testing::HasSubstr("the program has assigned it")) << by_set_data;
+  }
 }
 
 TEST(CheckpointedSegment, LeavesActivationsOnTheDevice) {

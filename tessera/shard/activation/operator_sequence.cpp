@@ -4,6 +4,8 @@
 
 #include <functional>
 
+#include "tessera/shard/storage/paged_tensor.h"
+
 namespace tessera::activation {
 namespace {
 
@@ -79,9 +81,14 @@ std::vector<at::Tensor> tensors_on(const Stack& stack, size_t base) {
   return tensors;
 }
 
+bool OperatorSequence::Foreign::allows(const at::Tensor& operand) const {
+  if (is_on_device) return storage_of(operand) == storage._unsafe_get_target();
+  return !values || digest_of(operand) == values;
+}
+
 size_t OperatorSequence::number_of(const at::Tensor& foreign) {
   const auto [found, is_new] = numbers_.try_emplace({storage_of(foreign), foreign.storage_offset(), foreign.numel()}, foreign_.size());
-  if (is_new) foreign_.push_back({.storage = weak_storage_of(foreign), .values = digest_of(foreign)});
+  if (is_new) foreign_.push_back({.storage = weak_storage_of(foreign), .values = digest_of(foreign), .is_on_device = !foreign.is_cpu() && !is_paged(foreign)});
   return found->second;
 }
 
@@ -103,7 +110,7 @@ const at::Tensor* SequenceCheck::other_operand(const OperatorSequence::Step& ste
     if (read.foreign < seen_.size() && seen_[read.foreign] == std::pair(storage, operand.storage_offset())) continue;
     const bool is_variable = operand.is_leaf() && operand.requires_grad();
     if (is_variable && foreign.storage._unsafe_get_target() == storage) continue;  // its version was compared
-    if (foreign.values && digest_of(operand) != foreign.values) return &operand;
+    if (!foreign.allows(operand)) return &operand;
   }
   return nullptr;
 }

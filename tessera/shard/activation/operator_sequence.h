@@ -34,8 +34,12 @@ class OperatorSequence {
   friend class SequenceCheck;
 
   struct Foreign {
+    /// Whether an operand may stand in its place in a recomputation. Values of a device are not read: there it has to be the same tensor.
+    bool allows(const at::Tensor& operand) const;
+
     WeakStorage storage;
     std::optional<uint64_t> values;  // when it was read for the first time
+    bool is_on_device;
   };
   struct Read {
     size_t operand, foreign;

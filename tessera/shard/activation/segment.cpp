@@ -15,17 +15,15 @@
 namespace tessera::activation {
 namespace {
 
-/// The buffers of a module, which a recomputation must leave as they are.
+/// The buffers of a module in host memory, which a recomputation must leave as they are. Where values can't be read, only operators tell.
 class BufferCheck {
  public:
   /// The module may be null.
   explicit BufferCheck(const torch::nn::Module* module) : module_(module) {
     if (module == nullptr) return;
     for (const auto& item : module->named_buffers()) {
-      const auto& tensor = item.value();
-      if (tensor.defined()) {
-        buffers_.push_back({.name = item.key(), .tensor = tensor, .memory = detached(tensor), .version = version_of(tensor), .values = digest_of(tensor)});
-      }
+      if (!item.value().defined()) continue;
+      if (const auto values = digest_of(item.value())) buffers_.push_back({.name = item.key(), .values = *values});
     }
   }
   /// Throws UsageError, by name, if one was changed since then: assigned, or written through a pointer.
@@ -34,7 +32,7 @@ class BufferCheck {
     const auto now = module_->named_buffers();
     for (const auto& buffer : buffers_) {
       const auto* const found = now.find(buffer.name);
-      if (found != nullptr && found->defined() && buffer.is_still(*found)) continue;
+      if (found != nullptr && found->defined() && digest_of(*found) == buffer.values) continue;
       throw UsageError(fmt::format(
           "a checkpointed segment has changed the buffer '{}' of {} again when it ran again in backward, by an assignment or through a "
           "pointer. Change it in place by an operator, as in buffer.copy_(x), which a segment does once; or outside of the segment; or only "
@@ -46,16 +44,7 @@ class BufferCheck {
  private:
   struct Buffer {
     std::string name;
-    at::Tensor tensor;
-    at::Tensor memory;  // keeps it, so that no other buffer gets it
-    uint32_t version;
-    std::optional<uint64_t> values;  // of host memory
-
-    /// Equal values count as unchanged. Those of a device are not read: there it has to be the same tensor.
-    bool is_still(const at::Tensor& now) const {
-      if (values) return digest_of(now) == values;
-      return now.is_same(tensor) && storage_of(now) == storage_of(memory) && version_of(now) == version;
-    }
+    uint64_t values;
   };
 
   const torch::nn::Module* const module_;

@@ -241,7 +241,7 @@ TEST(Wire, ACutMessageJustEnds) {
 
 TEST(Topology, TellsByItsNameWhichPluginKnowsIt) {
   for (const auto& [name, plugin] : {std::pair("v5p:4x4x8,wrap=1,1,1", "tpu"), {"tpu7x:4x4x8", "tpu"}, {"h100:1x16x8", "cuda"}, {"b200:1x1x8,a=b", "cuda"},
-                                     {"cpu:8", "cpu"}, {"v5p", ""}, {"vest:1", ""}, {"h100", ""}, {"", ""}}) {
+                                     {"cpu:8", "cpu"}, {"v5p", ""}, {"vest:1", ""}, {"", ""}}) {
     EXPECT_EQ(Topology::plugin_for(name), plugin) << name;
   }
 }
@@ -251,7 +251,7 @@ TEST(Topology, OfGpusHasSlicesHostsAndDevices) {
   ASSERT_TRUE(gpus);
   EXPECT_EQ(std::get<std::string>(gpus->options.at("topology")), "1x16x8");
   EXPECT_THAT(std::get<std::string>(gpus->options.at("target_config")), HasSubstr("cuda_compute_capability { major: 9 }"));
-  for (const auto* wrong : {"h100:", "h100:16", "h100:16x8", "h100:1x16x", "h100:x16x8", "h100:1xx8", "h100:1x2x3x4", "h100:axbxc"}) {
+  for (const auto* wrong : {"h100", "h100:", "h100:0x2x8", "h100:16", "h100:16x8", "h100:1x16x", "h100:x16x8", "h100:1xx8", "h100:1x2x3x4", "h100:axbxc"}) {
     EXPECT_THAT(message_of<ConfigError>([&] { gpu_topology(wrong); }), HasSubstr("write h100:1x2x8")) << wrong;
   }
 }

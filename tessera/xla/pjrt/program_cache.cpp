@@ -35,7 +35,7 @@ uint64_t hash_of_plugin(const std::filesystem::path& file) {
   return known->second;
 }
 
-/// A compiler uses what the processor can do.
+/// A compiler for CPUs uses what the processor can do.
 std::string processor() {
   std::ifstream lines("/proc/cpuinfo");
   std::string all;
@@ -45,10 +45,11 @@ std::string processor() {
   return all;
 }
 
-std::string key_of(const Client& client, const Program& program, const CompileOptions& options) {
+std::string key_of(const Plugin& plugin, const std::vector<DeviceDescription>& devices, const Program& program, const CompileOptions& options) {
   static const auto this_processor = processor();
-  const auto known = fmt::format("{}\n{}\n{}\n{}\n", hash_of_plugin(client.plugin().file()), this_processor, env("XLA_FLAGS").value_or(""),
-                                 serialized(options)) +
+  const auto kind = devices.empty() ? std::string() : devices.front().kind;
+  const auto known = fmt::format("{}\n{} of {}\n{}\n{}\n{}\n", hash_of_plugin(plugin.file()), devices.size(), kind, kind == "cpu" ? this_processor : "",
+                                 env("XLA_FLAGS").value_or(""), serialized(options)) +
                      program.text;
   const auto hash = XXH3_128bits(known.data(), known.size());
   return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
@@ -84,7 +85,7 @@ std::optional<ProgramCache> ProgramCache::of_this_user() {
 }
 
 ProgramCache::Found ProgramCache::compile(const Client& client, const Program& program, const CompileOptions& options) const {
-  const auto key = key_of(client, program, options);
+  const auto key = key_of(client.plugin(), client.devices(), program, options);
   const auto file = folder_ / key;
   try {
     if (const auto bytes = is_there(file) ? program_in(file, key) : std::nullopt) {
@@ -94,10 +95,21 @@ ProgramCache::Found ProgramCache::compile(const Client& client, const Program& p
     warn_once(error);
   }
   auto executable = client.compile(program, options);
+  keep(key, executable.compiled());
+  return {std::move(executable), false};
+}
+
+void ProgramCache::keep(const Plugin& plugin, const std::vector<DeviceDescription>& devices, const Program& program, const CompileOptions& options,
+                        const CompiledProgram& compiled) const {
+  keep(key_of(plugin, devices, program, options), compiled);
+}
+
+void ProgramCache::keep(const std::string& key, const CompiledProgram& compiled) const {
+  const auto file = folder_ / key;
   try {
     std::error_code failed;
     std::filesystem::create_directories(folder_, failed);  // what fails shows when the file is made
-    const auto bytes = executable.compiled().serialized();
+    const auto bytes = compiled.serialized();
     const auto header = header_of(key, bytes);
     // Other processes may be writing the same program: each has a name of its own for it, and the last one stays.
     const auto own = folder_ / fmt::format("{}.{:08x}", key, std::random_device()());
@@ -110,7 +122,6 @@ ProgramCache::Found ProgramCache::compile(const Client& client, const Program& p
   } catch (const Error& error) {
     warn_once(error);
   }
-  return {std::move(executable), false};
 }
 
 }  // namespace tessera::pjrt

@@ -8,8 +8,8 @@
 
 namespace tessera::pjrt {
 
-/// A folder of compiled programs, each known by all that decides what a compiler makes: the plugin's bytes, the processor, the options, the
-/// text. Processes may share it. What can't be read or written is compiled anew, with a warning once.
+/// A folder of compiled programs, each known by all that decides what a compiler makes: the plugin's bytes, the devices, the processor if it is
+/// theirs, the options, the text. Processes may share it. What can't be read or written is compiled anew, with a warning once.
 class ProgramCache {
  public:
   explicit ProgramCache(std::filesystem::path folder) : folder_(std::move(folder)) {}
@@ -21,8 +21,15 @@ class ProgramCache {
     bool was_there = false;
   };
   Found compile(const Client& client, const Program& program, const CompileOptions& options) const;
+  /// What was compiled for devices that are not here, for a client that has such ones.
+  void keep(const Plugin& plugin, const std::vector<DeviceDescription>& devices, const Program& program, const CompileOptions& options,
+            const CompiledProgram& compiled) const;
+
+  const std::filesystem::path& folder() const { return folder_; }
 
  private:
+  void keep(const std::string& key, const CompiledProgram& compiled) const;
+
   std::filesystem::path folder_;
 };
 
