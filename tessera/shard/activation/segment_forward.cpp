@@ -136,6 +136,17 @@ void SegmentForward::note_results(const Stack& stack, size_t base, const std::ve
   });
 }
 
+/// A recomputation makes it anew.
+void SegmentForward::replaced(const at::Tensor& operand, const at::Tensor& by) {
+  SegmentPass::replaced(operand, by);
+  const auto* const storage = storage_of(by);
+  for (auto* pass = this; pass != nullptr; pass = pass->outer_) {
+    pass->own_.insert(storage);
+    pass->foreign_.erase(storage);
+    if (pass->from_inputs_.contains(storage_of(operand))) pass->from_inputs_.insert(storage);
+  }
+}
+
 void SegmentForward::run(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, Stack& stack) {
   const auto base = stack.size() - op.arguments;
   const bool updates = op.updates_statistics && stack[base + OperatorFacts::kTraining].toBool();

@@ -16,6 +16,7 @@ class SegmentForward final : public SegmentPass {
   ~SegmentForward() override;
 
   void run(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, Stack& stack) override;
+  void replaced(const at::Tensor& operand, const at::Tensor& by) override;
   SavedTensor save(const at::Tensor& tensor) override;
   std::unique_ptr<SegmentPass> inner(SegmentCall call) override;
   void result(at::Tensor& tensor) const override;

@@ -69,7 +69,7 @@ class SegmentPass : public Watcher {
   static SegmentPass* current() { return dynamic_cast<SegmentPass*>(Watcher::current()); }
 
   bool opens(const OperatorFacts& op, c10::DispatchKeySet keys) const final;
-  void hold(const at::Tensor& cast) final { casts_.push_back(cast); }
+  void replaced(const at::Tensor& /*operand*/, const at::Tensor& by) override { replacements_.push_back(by); }
   /// A tensor that autograd, or a segment inside, needs in backward.
   virtual SavedTensor save(const at::Tensor& tensor) = 0;
 
@@ -89,7 +89,7 @@ class SegmentPass : public Watcher {
   const std::shared_ptr<ForwardRecord> record_;
 
  private:
-  std::vector<at::Tensor> casts_;
+  std::vector<at::Tensor> replacements_;
   const int graph_task_;
   const Watching watching_;
 };

@@ -24,7 +24,7 @@ class NotingWatcher final : public Watcher {
     notes.push_back((is_casting() ? "cast by " : "") + op.name());
     handle.redispatchBoxed(below, &stack);
   }
-  void hold(const at::Tensor& /*cast*/) override {}
+  void replaced(const at::Tensor& /*operand*/, const at::Tensor& /*by*/) override {}
 
   std::string opened;
   std::vector<std::string> notes;

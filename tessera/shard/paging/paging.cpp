@@ -211,7 +211,7 @@ void cast_operands(const OperatorFacts& op, Stack& stack, Unit& unit) {
     const LockedState state(unit);
     const CastingOperand casting;
     auto result = state->casts.cast(tensor, *dtype);
-    if (const Watcher::Turn watcher; watcher) watcher->hold(result);
+    if (const Watcher::Turn watcher; watcher) watcher->replaced(tensor, result);
     return result;
   };
   for (size_t i = 0; i < op.arguments; i++) {
@@ -355,6 +355,7 @@ class TracedOperands {
       if (c10::GradMode::is_enabled() && before.requires_grad()) {
         torch::autograd::impl::set_gradient_edge(tensors_[i], torch::autograd::impl::gradient_edge(before));
       }
+      if (const Watcher::Turn watcher; watcher) watcher->replaced(before, tensors_[i]);
       stack_[places_[i]] = tensors_[i];
     }
   }
