@@ -72,8 +72,8 @@ TEST_F(Config, AsksInTheOrderOfAccelerate) {
 
 TEST_F(Config, AsksAgainAndSaysWhy) {
   const auto ended = run({"config", "--set", "fsdp_auto_wrap_policy=NO_WRAP"},
-                         "4\n2\n0\n2\n2\n0\n\n0\nhost\n0\n29600\nperhaps\nno\n\n\n\n\n\n\n\n\n3\n4\n\n");
-  EXPECT_THAT(ended.output, HasSubstr("  distributed_type '4' is not one of NO, MULTI_CPU"));
+                         "5\n2\n0\n2\n2\n0\n\n0\nhost\n0\n29600\nperhaps\nno\n\n\n\n\n\n\n\n\n3\n4\n\n");
+  EXPECT_THAT(ended.output, HasSubstr("  distributed_type '5' is not one of NO, MULTI_CPU"));
   EXPECT_THAT(ended.output, HasSubstr("  num_machines '0' is not a whole number from 1 to 65536\n"));
   EXPECT_THAT(ended.output, HasSubstr("machine_rank 2 is not below num_machines 2"));
   EXPECT_THAT(ended.output, HasSubstr("  this question needs an answer\n"));
@@ -204,7 +204,7 @@ TEST_F(ConfigOnTerminal, HasMenus) {
   terminal.wait_for({"Which type of machine", "> 2. multi-CPU"});
   type(terminal, kDown);
   terminal.wait_for({"> 3. multi-GPU"});
-  type(terminal, std::string(kDown) + kDown);  // around
+  type(terminal, std::string(kDown) + kDown + kDown);  // around
   terminal.wait_for({"> 2. multi-CPU"});
   type(terminal, "\r");
   terminal.wait_for({"Which type of machine are you using? multi-CPU", "How many different machines"});
