@@ -5,8 +5,11 @@
 
 #include "tessera/base/error.h"
 #include "tessera/shard/checkpoint_modules.h"
+#include "tessera/shard/fully_shard.h"
 #include "tessera/testing/transports.h"
 #include "tessera/testing/xla_device.h"
+#include "tessera/xla/communicator/communicator.h"
+#include "tessera/xla/metrics.h"
 
 namespace tessera::xla::checkpointing_test {
 namespace {
@@ -53,6 +56,68 @@ TEST(CheckpointedSegment, RefusesTensorsThatItAssigns) {
     };
     EXPECT_THAT(refusal_of(centred), ::testing::HasSubstr("the program has assigned it")) << by_set_data;
   }
+}
+
+TEST(CheckpointedSegment, DrawsTheSameAgainWithoutEndingTheStep) {
+  const auto device = device_for_tests();
+  const auto trained = [&](bool again) {
+    torch::manual_seed(5);
+    const auto x = torch::ones({64, 3}).to(device).set_requires_grad(true);
+    const Segment dropped = [](const at::Tensor& input, const at::Tensor&) { return torch::dropout(input.exp(), 0.5, true).sin(); };
+    auto y = x * 2;
+    for (int i = 0; i < 3; i++) y = again ? activation::checkpoint(activation::Options{}, dropped, y, y) : dropped(y, y);
+    (torch::rand({64, 3}, torch::TensorOptions(device)) * y).sum().backward();
+    return x.grad();
+  };
+  const auto expected = trained(false).cpu();
+  const auto before = metrics();
+  const auto gradient = trained(true);
+  EXPECT_EQ(metrics().executions, before.executions);
+  EXPECT_TRUE(at::allclose(gradient.cpu(), expected, 1e-5, 1e-6));
+}
+
+/// The operator that unshards a unit gets its operands behind a barrier.
+class SegmentOfAUnit : public ::testing::Test {
+ protected:
+  struct Scaled : torch::nn::Module {
+    at::Tensor weight = register_parameter("weight", torch::full({3}, 2.0F));
+    at::Tensor beside = torch::full({3}, 3.0F);
+    std::function<void(at::Tensor& beside)> change;
+    at::Tensor forward(const at::Tensor& x) {
+      const auto product = weight * beside;
+      if (change) change(beside);
+      return (x * product).sin();
+    }
+  };
+
+  /// The gradient of x.
+  at::Tensor gradient(const std::function<void(at::Tensor& beside)>& change, bool again, const std::function<void(Scaled&)>& between = {}) {
+    const auto device = device_for_tests();
+    const auto model = std::make_shared<Scaled>();
+    to_device(*model);
+    model->beside = model->beside.to(device);
+    model->change = change;
+    fully_shard(*model, {.mesh = replica_world()});
+    const auto x = torch::ones({2, 3}).to(device).set_requires_grad(true);
+    const auto loss = again ? activation::checkpoint(model, x).sum() : model->forward(x).sum();
+    if (between) between(*model);
+    loss.backward();
+    return x.grad().cpu();
+  }
+};
+
+TEST_F(SegmentOfAUnit, ReadsWhatForwardHasRead) {
+  const auto grow = [](at::Tensor& beside) { beside.mul_(2); };
+  EXPECT_TRUE(at::allclose(gradient(grow, true), gradient(grow, false)));
+}
+
+TEST_F(SegmentOfAUnit, NoticesWhatIsAssignedOrChanged) {
+  const auto refusal = [&](const auto& change, const auto& between) {
+    return testing::message_of<UsageError>([&] { gradient(change, true, between); });
+  };
+  const std::function<void(Scaled&)> nothing;
+  EXPECT_THAT(refusal([](at::Tensor& beside) { beside = beside * 2; }, nothing), ::testing::HasSubstr("the program has assigned it"));
+  EXPECT_THAT(refusal(nullptr, [](Scaled& model) { model.beside.mul_(2); }), ::testing::HasSubstr("was changed in place between forward and backward"));
 }
 
 TEST(CheckpointedSegment, LeavesActivationsOnTheDevice) {

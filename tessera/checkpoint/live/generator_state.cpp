@@ -81,7 +81,13 @@ std::string generator_name(c10::Device device) {
 }
 
 c10::Device device_with_generator(const Communicator& world) {
-  return world.traits().traces ? c10::Device(at::kCPU) : world.traits().device;
+  const auto device = world.traits().device;
+  try {
+    at::globalContext().defaultGenerator(device);
+    return device;
+  } catch (const c10::Error&) {
+    return at::kCPU;
+  }
 }
 
 at::Tensor state_of_generator(c10::Device device) {

@@ -13,7 +13,7 @@ std::string complaint(const at::Tensor& tensor, std::string_view what, const Gro
   if (!tensor.defined()) return fmt::format("{} is undefined", what);
   if (const auto device = group.device; tensor.device() != device) {
     return fmt::format("{} is on {}; transport {} moves {}", what, tensor.device().str(), group.name,
-                       device.is_cpu() ? "host memory, pass a CPU tensor" : "memory of " + device.str());
+                       device.is_cpu() ? "host memory, pass a CPU tensor" : fmt::format("memory of {}, move it there, and a model before fully_shard", device.str()));
   }
   if (tensor.layout() != at::kStrided || !tensor.is_contiguous()) return fmt::format("{} is not contiguous; pass .contiguous()", what);
   bytes_of(tensor);  // throws if the memory can't be accessed

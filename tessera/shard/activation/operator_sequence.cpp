@@ -4,8 +4,6 @@
 
 #include <functional>
 
-#include "tessera/shard/storage/paged_tensor.h"
-
 namespace tessera::activation {
 namespace {
 
@@ -88,7 +86,7 @@ bool OperatorSequence::Foreign::allows(const at::Tensor& operand) const {
 
 size_t OperatorSequence::number_of(const at::Tensor& foreign) {
   const auto [found, is_new] = numbers_.try_emplace({storage_of(foreign), foreign.storage_offset(), foreign.numel()}, foreign_.size());
-  if (is_new) foreign_.push_back({.storage = weak_storage_of(foreign), .values = digest_of(foreign), .is_on_device = !foreign.is_cpu() && !is_paged(foreign)});
+  if (is_new) foreign_.push_back({.storage = weak_storage_of(foreign), .values = digest_of(foreign), .is_on_device = !foreign.is_cpu()});
   return found->second;
 }
 
@@ -124,9 +122,8 @@ void SequenceCheck::accept(size_t step, const std::vector<at::Tensor>& operands)
   next_ = step + 1;
 }
 
-size_t SequenceCheck::next(const OperatorFacts& op, const Stack& stack) {
+size_t SequenceCheck::next(const OperatorFacts& op, const Stack& stack, const std::vector<at::Tensor>& operands) {
   const auto form = form_of(op, stack);
-  const auto operands = tensors_on(stack, stack.size() - op.arguments);
   const at::Tensor* other = nullptr;
   for (size_t at = next_; at < sequence_.steps_.size(); at++) {
     const auto& step = sequence_.steps_[at];

@@ -64,8 +64,8 @@ class SequenceCheck {
  public:
   explicit SequenceCheck(const OperatorSequence& sequence) : sequence_(sequence) {}
 
-  /// Called before an operator runs. Returns which step of the sequence it is; throws UsageError if forward did something else.
-  size_t next(const OperatorFacts& op, const Stack& stack);
+  /// Called before an operator runs on `operands`. Returns which step of the sequence it is; throws UsageError if forward did something else.
+  size_t next(const OperatorFacts& op, const Stack& stack, const std::vector<at::Tensor>& operands);
   /// The program has asked whether it recomputes.
   void asked() { asked_ = true; }
 

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <mutex>
 
+#include "tessera/base/tied.h"
+
 namespace tessera::activation {
 
 RngState::RngState(const std::vector<c10::Device>& devices) {
@@ -17,20 +19,23 @@ RngState::RngState(const std::vector<c10::Device>& devices) {
       continue;  // a device that draws no random numbers
     }
     const std::lock_guard lock(generator.mutex());
-    auto state = generator.get_state();
-    states_.push_back({.generator = std::move(generator), .state = std::move(state)});
+    if (can_tie(device.type())) {
+      states_.push_back({.generator = generator, .state = {}, .traced = generator.graphsafe_get_state()});
+    } else {
+      states_.push_back({.generator = generator, .state = generator.get_state(), .traced = {}});
+    }
   }
 }
 
 void RngState::set() const {
-  for (auto [generator, state] : states_) {
+  for (auto [generator, state, traced] : states_) {
     const std::lock_guard lock(generator.mutex());
-    generator.set_state(state);
+    traced.defined() ? generator.graphsafe_set_state(traced) : generator.set_state(state);
   }
 }
 
 bool RngState::operator==(const RngState& other) const {
-  return std::ranges::equal(states_, other.states_, [](const OfDevice& a, const OfDevice& b) { return a.state.equal(b.state); });
+  return std::ranges::equal(states_, other.states_, [](const OfDevice& a, const OfDevice& b) { return !a.traced.defined() && a.state.equal(b.state); });
 }
 
 AutocastState::AutocastState(const std::vector<c10::Device>& devices) : caches_(at::autocast::is_autocast_cache_enabled()) {

@@ -20,12 +20,14 @@ class RngState {
  public:
   explicit RngState(const std::vector<c10::Device>& devices);
   void set() const;
+  /// States of a trace differ, as far as anyone can tell.
   bool operator==(const RngState& other) const;
 
  private:
   struct OfDevice {
     at::Generator generator;
     at::Tensor state;
+    at::Generator traced;  // in place of the state, where to read it would end a trace
   };
   std::vector<OfDevice> states_;
 };

@@ -150,14 +150,15 @@ void SegmentForward::replaced(const at::Tensor& operand, const at::Tensor& by) {
 void SegmentForward::run(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, Stack& stack) {
   const auto base = stack.size() - op.arguments;
   const bool updates = op.updates_statistics && stack[base + OperatorFacts::kTraining].toBool();
-  std::vector<at::Tensor> operands;
+  std::vector<at::Tensor> operands, given;
   std::vector<bool> written;
   for_each_operand(stack, base, [&](size_t i, size_t, const at::Tensor& tensor) {
     operands.push_back(tensor);
+    given.push_back(given_by_program(tensor));
     written.push_back(op.writes[i] || (updates && (i == OperatorFacts::kRunningMean || i == OperatorFacts::kRunningMean + 1)));
-    note_operand(tensor, written.back(), op);
+    note_operand(given.back(), written.back(), op);
   });
-  if (is_of_program(op)) note_step(op, stack, operands, written);
+  if (is_of_program(op)) note_step(op, stack, given, written);
   if (!keeps(op) && !(is_of_program(op) && draws_from_cudnn(op, stack))) {
     handle.redispatchBoxed(below, &stack);
     return note_results(stack, base, operands);

@@ -74,6 +74,17 @@ SegmentPass::SegmentPass(std::shared_ptr<ForwardRecord> record)
   install_engine();
 }
 
+void SegmentPass::replaced(const at::Tensor& operand, const at::Tensor& by) {
+  replacements_.insert_or_assign(storage_of(by), Replacement{.by = by, .operand = WeakTensor(operand)});
+}
+
+at::Tensor SegmentPass::given_by_program(const at::Tensor& tensor) const {
+  const auto found = replacements_.find(storage_of(tensor));
+  if (found == replacements_.end()) return tensor;
+  auto operand = found->second.operand.lock();
+  return operand.defined() ? operand : tensor;
+}
+
 bool SegmentPass::is_of_program(const OperatorFacts& op) const {
   return !op.writes_no_values && !is_casting() && ag::get_current_graph_task_id() == graph_task_;
 }

@@ -6,6 +6,7 @@
 
 #include <unordered_map>
 
+#include "tessera/base/weak_tensor.h"
 #include "tessera/shard/activation/operator_sequence.h"
 #include "tessera/shard/activation/rng_autocast.h"
 #include "tessera/shard/activation/saved_tensor.h"
@@ -69,7 +70,8 @@ class SegmentPass : public Watcher {
   static SegmentPass* current() { return dynamic_cast<SegmentPass*>(Watcher::current()); }
 
   bool opens(const OperatorFacts& op, c10::DispatchKeySet keys) const final;
-  void replaced(const at::Tensor& /*operand*/, const at::Tensor& by) override { replacements_.push_back(by); }
+  at::Tensor instead_of(const at::Tensor& operand) const override { return operand; }
+  void replaced(const at::Tensor& operand, const at::Tensor& by) override;
   /// A tensor that autograd, or a segment inside, needs in backward.
   virtual SavedTensor save(const at::Tensor& tensor) = 0;
 
@@ -85,11 +87,17 @@ class SegmentPass : public Watcher {
   bool keeps(const OperatorFacts& op) const;
   /// Whether the program has called the operator. A backward pass inside of a segment adds gradients up as it finds them, in place or not.
   bool is_of_program(const OperatorFacts& op) const;
+  /// The operand of the program, if the library has put this tensor in its place and it is still there.
+  at::Tensor given_by_program(const at::Tensor& tensor) const;
 
   const std::shared_ptr<ForwardRecord> record_;
 
  private:
-  std::vector<at::Tensor> replacements_;
+  struct Replacement {
+    at::Tensor by;
+    WeakTensor operand;
+  };
+  std::unordered_map<const c10::StorageImpl*, Replacement> replacements_;  // by their storages
   const int graph_task_;
   const Watching watching_;
 };

@@ -72,25 +72,35 @@ const SegmentRecompute::Copy* SegmentRecompute::copy_of(const at::Tensor& tensor
   return found == copies_.end() ? nullptr : &*found;
 }
 
-at::Tensor SegmentRecompute::replaced(const at::Tensor& tensor) const {
-  const auto* const copy = tensor.defined() && tensor.has_storage() ? copy_of(tensor) : nullptr;
-  if (copy == nullptr) return tensor;
+at::Tensor SegmentRecompute::instead_of(const at::Tensor& operand) const {
+  const auto* const copy = operand.defined() && operand.has_storage() ? copy_of(operand) : nullptr;
+  if (copy == nullptr) return operand;
   const BelowPaging below;
-  return stand_in(view_of(copy->bytes, tensor), tensor.requires_grad());
+  return stand_in(view_of(copy->bytes, operand), operand.requires_grad());
+}
+
+/// The operands, to compare them with those of forward: in host memory by their values, elsewhere by what they are.
+std::vector<at::Tensor> SegmentRecompute::compared(const Stack& stack, size_t base) const {
+  auto operands = tensors_on(stack, base);
+  for (auto& operand : operands) {
+    operand = given_by_program(operand);
+    if (operand.is_cpu()) operand = instead_of(operand);
+  }
+  return operands;
 }
 
 void SegmentRecompute::run(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, Stack& stack) {
   if (op.writes_no_values) return handle.redispatchBoxed(below, &stack);
+  const auto* const kept = is_of_program(op) ? kept_at(check_.next(op, stack, compared(stack, stack.size() - op.arguments))) : nullptr;
   for (size_t i = stack.size() - op.arguments; i < stack.size() && has_copies(); i++) {
     if (stack[i].isTensor()) {
-      stack[i] = replaced(stack[i].toTensor());
+      stack[i] = instead_of(stack[i].toTensor());
     } else if (stack[i].isTensorList()) {
       auto tensors = stack[i].toTensorVector();
-      for (auto& tensor : tensors) tensor = replaced(tensor);
+      for (auto& tensor : tensors) tensor = instead_of(tensor);
       stack[i] = std::move(tensors);
     }
   }
-  const auto* const kept = is_of_program(op) ? kept_at(check_.next(op, stack)) : nullptr;
   expect_own_writes(op, stack);
   if (kept != nullptr) return repeat_kept(*kept, handle, op, below, stack);
   handle.redispatchBoxed(below, &stack);

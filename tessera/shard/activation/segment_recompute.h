@@ -15,6 +15,7 @@ class SegmentRecompute final : public SegmentPass {
   std::unique_ptr<SegmentPass> inner(SegmentCall call) override;
   void result(at::Tensor& tensor) const override;
   bool asked_is_recompute() override;
+  at::Tensor instead_of(const at::Tensor& operand) const override;
 
  private:
   /// A storage that forward has changed, and the copy that is changed now.
@@ -25,7 +26,7 @@ class SegmentRecompute final : public SegmentPass {
 
   bool has_copies() const { return !copies_.empty() || (outer_ != nullptr && outer_->has_copies()); }
   const Copy* copy_of(const at::Tensor& tensor) const;
-  at::Tensor replaced(const at::Tensor& tensor) const;
+  std::vector<at::Tensor> compared(const Stack& stack, size_t base) const;
   void expect_own_writes(const OperatorFacts& op, const Stack& stack) const;
   /// What was kept of an operator in forward; null if nothing was.
   const ForwardRecord::Kept* kept_at(size_t step);

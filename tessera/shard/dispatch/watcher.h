@@ -27,8 +27,10 @@ class Watcher : NoCopy {
   /// results onto the stack in another way.
   virtual void run(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, torch::jit::Stack& stack) = 0;
 
-  /// Called when the library puts another tensor in the place of an operand, a cast or what a trace has tied to others. Keeps it as long as
-  /// autograd would have, since later operators may be given the same tensor.
+  /// What has the values that an operator is to read: the operand itself, or a copy in its place.
+  virtual at::Tensor instead_of(const at::Tensor& operand) const = 0;
+  /// Called when the library has made another tensor of that for the operator, a cast or what a trace has tied to others. Keeps it as long
+  /// as autograd would have, since later operators may be given the same tensor.
   virtual void replaced(const at::Tensor& operand, const at::Tensor& by) = 0;
 
   /// Of this thread, or null. What a thread of the autograd engine runs for a backward pass that was started under watch is watched, too,

@@ -24,6 +24,7 @@ class NotingWatcher final : public Watcher {
     notes.push_back((is_casting() ? "cast by " : "") + op.name());
     handle.redispatchBoxed(below, &stack);
   }
+  at::Tensor instead_of(const at::Tensor& operand) const override { return operand; }
   void replaced(const at::Tensor& /*operand*/, const at::Tensor& /*by*/) override {}
 
   std::string opened;

@@ -56,7 +56,7 @@ bool may_write_unsharded(Unit& unit) {
 
 /// Throws UsageError if forward uses a unit whose options need to see the call of a module, and can't.
 void expect_calls(Unit& unit, const at::Tensor& used, const OperatorFacts& op) {
-  if (torch::autograd::get_current_graph_task_id() != -1 || unit.flags().is_pinned()) return;
+  if (unit.needed_calls().empty() || torch::autograd::get_current_graph_task_id() != -1 || unit.flags().is_pinned()) return;
   for (const auto& call : unit.needed_calls()) {
     if (call.with_graph_only && !c10::GradMode::is_enabled()) continue;
     if (!call.parameters.empty() && std::ranges::find(call.parameters, unit.around(used)) == call.parameters.end()) continue;
@@ -232,7 +232,6 @@ void cast_operands(const OperatorFacts& op, Stack& stack, Unit& unit) {
 class WideStatistics {
  public:
   WideStatistics(const OperatorFacts& op, Stack& stack) {
-    if (!op.updates_statistics) return;
     const auto base = stack.size() - op.arguments;
     const bool updates = stack[base + OperatorFacts::kTraining].toBool();
     for (const auto place : {OperatorFacts::kRunningMean, OperatorFacts::kRunningMean + 1}) {
@@ -330,9 +329,12 @@ void expect_no_unshard_in_write(const OperatorFacts& op, const Operands& operand
 /// values.
 class TracedOperands {
  public:
+  static bool are_needed(std::span<Unit* const> units) {
+    return std::ranges::any_of(units, [](const Unit* unit) { return !unit->device().is_cpu() && unit->mesh().shard().traits().traces; });
+  }
+
   TracedOperands(const OperatorFacts& op, Stack& stack, std::span<Unit* const> units) : stack_(stack) {
-    const auto traces = [](const Unit* unit) { return !unit->device().is_cpu() && unit->mesh().shard().traits().traces; };
-    if (std::ranges::none_of(units, traces)) return;
+    const Watcher::Turn watcher;
     for (size_t i = 0; i < op.arguments; i++) {
       const auto place = stack.size() - op.arguments + i;
       const bool is_statistics = op.updates_statistics && (i == OperatorFacts::kRunningMean || i == OperatorFacts::kRunningMean + 1);
@@ -340,8 +342,9 @@ class TracedOperands {
       const auto& tensor = stack[place].toTensor();
       if (!tensor.defined() || is_paged(tensor) || tensor.device() != units.front()->mesh().shard().traits().device) continue;
       places_.push_back(place);
-      tensors_.push_back(tensor);
+      tensors_.push_back(watcher ? watcher->instead_of(tensor) : tensor);
     }
+    untied_ = tensors_;
   }
 
   Fault fault() { return {.operands = tensors_}; }
@@ -349,13 +352,13 @@ class TracedOperands {
   /// Puts tensors that the transport has replaced onto the stack.
   void put_back() {
     for (size_t i = 0; i < tensors_.size(); i++) {
-      const auto& before = stack_[places_[i]].toTensor();
+      const auto& before = untied_[i];
       if (tensors_[i].is_same(before)) continue;
       // The new tensor also takes the place of the original in the autograd graph.
       if (c10::GradMode::is_enabled() && before.requires_grad()) {
         torch::autograd::impl::set_gradient_edge(tensors_[i], torch::autograd::impl::gradient_edge(before));
       }
-      if (const Watcher::Turn watcher; watcher) watcher->replaced(before, tensors_[i]);
+      if (const Watcher::Turn watcher; watcher) watcher->replaced(stack_[places_[i]].toTensor(), tensors_[i]);
       stack_[places_[i]] = tensors_[i];
     }
   }
@@ -363,7 +366,7 @@ class TracedOperands {
  private:
   Stack& stack_;
   std::vector<size_t> places_;
-  std::vector<at::Tensor> tensors_;
+  std::vector<at::Tensor> tensors_, untied_;
 };
 
 /// Runs an operator that returns views. It unshards nothing, because views read no values.
@@ -452,18 +455,20 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
     for (const auto* shard : operands.written) guard->outdate(*shard);
     if (!operands.units.empty()) guard.reset();  // unsharding waits for other ranks, and no lock may span that
   }
-  TracedOperands traced(op, *stack, operands.units);
-  const Pins pins(operands.units, traced.fault());
-  traced.put_back();
+  std::optional<TracedOperands> traced;
+  if (TracedOperands::are_needed(operands.units)) traced.emplace(op, *stack, operands.units);
+  const Pins pins(operands.units, traced ? traced->fault() : Fault{});
+  if (traced) traced->put_back();
   if (!operands.units.empty()) {
     expect_one_dtype(op, operands.units);
     cast_operands(op, *stack, *operands.units.front());
   }
-  const WideStatistics statistics(op, *stack);
+  std::optional<WideStatistics> statistics;
+  if (op.updates_statistics) statistics.emplace(op, *stack);
   c10::SmallVector<TaggedStorage*, 2> written;
   for (const auto* shard : operands.written) written.push_back(tagged_storage(*shard));
   run(handle, op, below, stack);
-  statistics.write_back();
+  if (statistics) statistics->write_back();
   for (auto* storage : written) storage->watch_raw_writes();
   if (operands.source && !op.inspects) mark_results(*stack, base, operands.source);
 }

@@ -9,6 +9,7 @@
 
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <numbers>
 
 #include "tessera/base/error.h"
@@ -49,52 +50,53 @@ class XlaGenerator final : public c10::GeneratorImpl {
     set_current_seed(c10::detail::getNonDeterministicRandom());
     return seed_;
   }
-  /// Bytes on the CPU, as those of libtorch's own generators: the numbers of all replicas.
+  /// Bytes on the CPU, as those of libtorch's own generators: the numbers of the first replica. All draw equally many.
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
-    auto bytes = at::empty({static_cast<int64_t>(kStateBytes) * runner().replicas()}, at::kByte);
-    auto* to = bytes.mutable_data_ptr<uint8_t>();
-    for (const auto& numbers : replicas(const_cast<XlaGenerator&>(*this).state())) {
-      std::memcpy(to, numbers.const_data_ptr(), kStateBytes);
-      to += kStateBytes;
-    }
+    auto bytes = at::empty({static_cast<int64_t>(kStateBytes)}, at::kByte);
+    std::memcpy(bytes.mutable_data_ptr(), replicas(const_cast<XlaGenerator&>(*this).state())[0].const_data_ptr(), kStateBytes);
     return bytes.getIntrusivePtr();
   }
   void set_state(const c10::TensorImpl& state) override {
-    const size_t expected = kStateBytes * static_cast<size_t>(runner().replicas());
-    if (state.dtype() != caffe2::TypeMeta::Make<uint8_t>() || static_cast<size_t>(state.numel()) != expected || !state.is_cpu()) {
-      throw UsageError(
-          fmt::format("the state of an XLA device's generator with {} replicas is {} bytes on the CPU", runner().replicas(), expected));
+    if (state.dtype() != caffe2::TypeMeta::Make<uint8_t>() || static_cast<size_t>(state.numel()) != kStateBytes || !state.is_cpu()) {
+      throw UsageError(fmt::format("the state of an XLA device's generator is {} bytes on the CPU", kStateBytes));
     }
-    std::vector<at::Tensor> all;
-    for (int replica = 0; replica < runner().replicas(); replica++) {
-      all.push_back(at::empty({2}, at::kUInt64));
-      std::memcpy(all.back().mutable_data_ptr(), static_cast<const uint8_t*>(state.data()) + kStateBytes * static_cast<size_t>(replica),
-                  kStateBytes);
-    }
-    seed_ = all[0].const_data_ptr<uint64_t>()[0];
-    state_ = from_replicas(all);
+    uint64_t numbers[2];
+    std::memcpy(numbers, state.data(), kStateBytes);
+    seed_ = numbers[0];
+    state_ = from(numbers[1]);
+  }
+  /// The state as a generator: it stays on the device, and nothing is read.
+  c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override { return clone(); }
+  void graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>& state) override {
+    auto& other = dynamic_cast<XlaGenerator&>(*state);
+    const auto lock = lock_device();
+    seed_ = other.seed_;
+    write(this->state(), read(other.state()));
   }
   static c10::DeviceType device_type() { return kXla; }
 
   at::Tensor& state() {
-    if (!state_.defined()) {
-      std::vector<at::Tensor> all;
-      for (uint64_t replica = 0; replica < static_cast<uint64_t>(runner().replicas()); replica++) {
-        all.push_back(at::empty({2}, at::kUInt64));
-        all.back().mutable_data_ptr<uint64_t>()[0] = seed_;
-        all.back().mutable_data_ptr<uint64_t>()[1] = replica << kReplicaShift;
-      }
-      state_ = from_replicas(all);
-    }
+    if (!state_.defined()) state_ = from(0);
     return state_;
   }
 
  private:
   XlaGenerator* clone_impl() const override {
-    auto* const copy = new XlaGenerator;
+    const auto lock = lock_device();
+    auto copy = std::make_unique<XlaGenerator>();
     copy->seed_ = seed_;
-    if (state_.defined()) copy->set_state(*get_state());
-    return copy;
+    copy->state_ = new_tensor(read(const_cast<XlaGenerator&>(*this).state()));
+    return copy.release();
+  }
+  /// The state of all replicas after the first has drawn so much.
+  at::Tensor from(uint64_t place) const {
+    std::vector<at::Tensor> all;
+    for (uint64_t replica = 0; replica < static_cast<uint64_t>(runner().replicas()); replica++) {
+      all.push_back(at::empty({2}, at::kUInt64));
+      all.back().mutable_data_ptr<uint64_t>()[0] = seed_;
+      all.back().mutable_data_ptr<uint64_t>()[1] = place + (replica << kReplicaShift);
+    }
+    return from_replicas(all);
   }
 
   uint64_t seed_ = c10::default_rng_seed_val;

@@ -47,7 +47,7 @@ TEST(Random, AStateIsSavedAndRestored) {
   auto other = generator.clone();
   const auto next = drawn_on_device();
   EXPECT_TRUE(at::equal(replicas(torch::rand({8}, other, torch::TensorOptions(two_replicas())))[1], next[1]));
-  EXPECT_ANY_THROW(generator.set_state(torch::zeros({16}, torch::kByte)));
+  EXPECT_ANY_THROW(generator.set_state(torch::zeros({8}, torch::kByte)));
 }
 
 // --- distributions ---
