@@ -111,7 +111,6 @@ int node_of(const config::Settings& settings, int nodes) {
 
 /// One process has all XLA devices of a host, and is as many ranks.
 void give_devices_to_one_process(LaunchPlan& plan) {
-  if (plan.nodes > 1) throw ConfigError("XLA devices of several nodes are no world yet: leave --nnodes out, or train on the CPU or on GPUs");
   plan.environment["TESSERA_TRANSPORT"] = "xla";
   plan.environment["TESSERA_XLA_DEVICES"] = std::to_string(plan.ranks);
   plan.ranks = 1;
@@ -141,6 +140,7 @@ LaunchPlan plan_of(const CLI::App& command, const LaunchFlags& flags, config::Se
   if (plan.command.empty()) throw ConfigError("launch needs a program to start: tessera launch --nproc-per-node N PROGRAM ARGS...");
   if (const auto gpus = settings.text("gpu_ids"); gpus != "all") plan.gpus = gpus;
   const bool on_xla = settings.text("distributed_type") == "XLA" || env("TESSERA_TRANSPORT") == "xla" || env("TESSERA_DEVICE") == "xla";
+  if (on_xla && plan.nodes > 1) throw ConfigError("XLA devices of several nodes are no world yet: leave --nnodes out, or train on the CPU or on GPUs");
   if (plan.nodes == 1) {
     refuse_to_be_a_rank();
     if (plan.min_ranks > plan.ranks)
@@ -157,7 +157,6 @@ LaunchPlan plan_of(const CLI::App& command, const LaunchFlags& flags, config::Se
         fmt::format("--num-processes {} is for all nodes together, and --nproc-per-node {} leaves none for the others; leave one of "
                     "them out",
                     all.value, plan.ranks));
-  if (on_xla) give_devices_to_one_process(plan);
   plan.node = node_of(settings, plan.nodes);
   if (plan.point.host.empty()) {
     throw ConfigError(fmt::format("--nnodes {} needs --rdzv-endpoint HOST:PORT, where node 0 can be reached", plan.nodes));

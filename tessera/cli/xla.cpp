@@ -120,14 +120,14 @@ int show_devices(const XlaFlags& flags) {
 }
 
 /// The module in a file, or a step of a program that can be run.
-std::string module_of(const std::vector<std::string>& program, int replicas) {
+TracedStep module_of(const std::vector<std::string>& program, int replicas) {
   const InputFile file(program.front());
   char begins[4] = {};
   file.read(begins, std::min<uint64_t>(sizeof begins, file.size()), 0);
   const bool runs = std::string_view(begins, 4) == "\x7f" "ELF" || std::string_view(begins, 2) == "#!";
   if (runs) return traced_step(program, replicas);
   if (program.size() > 1) throw ConfigError(fmt::format("{} is no program that can be run, so '{}' is too much", program[0], program[1]));
-  return file.read_all();
+  return {.text = file.read_all(), .cuts = Json::object()};
 }
 
 /// What a device needs for a compiled program, and what it has.
@@ -150,14 +150,15 @@ int compile(const XlaFlags& flags) {
   const auto devices = topology.devices();
   const int replicas = flags.replicas ? flags.replicas : static_cast<int>(devices.size());
   if (replicas > std::ssize(devices)) throw UsageError(fmt::format("{} replicas do not fit on the {} devices of {}", replicas, devices.size(), flags.topology));
-  const auto text = module_of(flags.program, replicas);
-  const pjrt::Program program{.text = text, .parameters = {}};
+  const auto step = module_of(flags.program, replicas);
+  const pjrt::Program program{.text = step.text, .parameters = {}};
   const pjrt::CompileOptions options{.replicas = replicas, .effort = flags.effort};
   std::optional<pjrt::CompiledProgram> compiled;
   try {
     compiled = topology.compile(program, options);
   } catch (const Error& error) {
     if (std::string_view(error.what()).find("Ran out of memory") == std::string_view::npos) throw;
+    if (flags.as_json) fmt::print("{}\n", Json{{"topology", flags.topology}, {"devices", devices.size()}, {"replicas", replicas}, {"fits", false}}.dump(2));
     return too_large(first_line(error));
   }
   // A run would tune its kernels for GPUs, and compile with the whole effort.
@@ -169,12 +170,15 @@ int compile(const XlaFlags& flags) {
   if (flags.as_json) {
     Json root = {{"topology", flags.topology}, {"devices", devices.size()}, {"replicas", replicas}, {"device_memory", need.there ? Json(*need.there) : Json()},
                  {"needed", need.needed}, {"fits", need.there ? Json(need.fits()) : Json()}};
+    root.update(step.cuts);
     root.update(figures);
     fmt::print("{}\n", root.dump(2));
   } else {
     print_devices(devices);
     print_advice(flags);
     fmt::print("replicas   {}\n", replicas);
+    print_cuts(step.cuts);
+    if (step.cuts.value("host_reads", Json::object()).size() > 0) fmt::print("note       a step is cut: these are the figures of its largest part\n");
     print_figures(figures);
   }
   if (!need.fits()) return too_large(fmt::format("it needs {} of a device, which has {}", gigabytes(need.needed), gigabytes(*need.there)));

@@ -72,10 +72,7 @@ void print_programs(const Json& runs, bool with_files) {
   for (const auto& run : runs) {
     fmt::print("{}process    {}{}\n", number > 0 ? "\n" : "", run.at("process").get<int64_t>(),
                run.contains("platform") ? fmt::format(", {} of {}", counted(run.at("replicas").get<int64_t>(), "replica"), run.at("platform").get<std::string>()) : "");
-    for (const auto& [what, key] : {std::pair("on the CPU", "fallbacks"), std::pair("cut by", "host_reads")}) {
-      const auto counts = run.value(key, Json::object());
-      for (const auto& [name, times] : counts.items()) fmt::print("{:<10} {}, {}\n", what, name, counted(times.get<int64_t>(), "time"));
-    }
+    print_cuts(run);
     for (const auto& program : run.at("programs")) {
       const bool is_known = program.contains("executions");
       fmt::print("\nprogram    {}: {}\n", ++number,
@@ -133,6 +130,13 @@ Json runs_in(const std::filesystem::path& folder) {
     programs[static_cast<size_t>(number - 1)]["file"] = (folder / name).string();
   }
   return runs;
+}
+
+void print_cuts(const Json& run) {
+  for (const auto& [what, key] : {std::pair("on the CPU", "fallbacks"), std::pair("cut by", "host_reads")}) {
+    const auto counts = run.value(key, Json::object());
+    for (const auto& [name, times] : counts.items()) fmt::print("{:<10} {}, {}\n", what, name, counted(times.get<int64_t>(), "time"));
+  }
 }
 
 void print_figures(const Json& figures) {

@@ -72,6 +72,7 @@ const ChildTask training("train for a compiler", [](const std::string& steps) {
   for (int step = 0; step < std::stoi(steps); step++) {
     std::vector<at::Tensor> batches(world.local_ranks().size(), torch::ones({8, 64}));
     const auto loss = model->forward(world.from_replicas(batches)).pow(2).mean();
+    if (steps.ends_with("cut")) std::printf("%g\n", loss.item<float>());
     loss.backward();
     optimizer.step();
     optimizer.zero_grad();
@@ -96,6 +97,10 @@ TEST(XlaCommand, CompilesTheStepOfAProgram) {
     arguments[devices] = found.at("memory").at("arguments");
   }
   EXPECT_NEAR(double(arguments[4]), arguments[2] / 2.0, 2000) << "parameters and moments are sharded, the batch is not";
+  const auto cut = nlohmann::json::parse(compiled("cpu:2", "5 cut").out);
+  EXPECT_TRUE(cut.at("host_reads").contains("item()")) << cut;
+  EXPECT_THAT(xla({"compile", "--topology", "cpu:2", "--", this_program()}, training.environment("5 cut")).out,
+              ContainsRegex("cut by +item\\(\\), .* times\nnote +a step is cut: these are the figures of its largest part\n"));
   const auto short_run = compiled("cpu:2", "1");
   EXPECT_EQ(short_run.status, 1);
   EXPECT_THAT(short_run.err, AllOf(HasSubstr("has ended with status 0, and no step with a backward pass was traced twice"), HasSubstr("trained")));

@@ -5,6 +5,8 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <c10/util/ScopeExit.h>
+
 #include <algorithm>
 #include <optional>
 
@@ -25,8 +27,8 @@ constexpr int64_t kRunsOfAStep = 3;  // where a read cuts a step, its last part 
 
 /// The largest of the programs with a backward pass that were traced again, once one of them has been often enough, or at once if the run is
 /// over: the first step of a run makes moments and starting values, and is another program.
-std::optional<std::string> step_in(const std::filesystem::path& folder, bool is_over) {
-  const Json* largest = nullptr;
+std::optional<TracedStep> step_in(const std::filesystem::path& folder, bool is_over) {
+  const Json *largest = nullptr, *of = nullptr;
   int64_t most = 0;
   const auto runs = runs_in(folder);
   for (const auto& run : runs) {
@@ -35,16 +37,17 @@ std::optional<std::string> step_in(const std::filesystem::path& folder, bool is_
       const auto executions = program.value("executions", int64_t{0});
       most = std::max(most, executions);
       const auto operators = [](const Json& each) { return each.value("operators", int64_t{0}); };
-      if (executions > 1 && (!largest || operators(program) > operators(*largest))) largest = &program;
+      if (executions > 1 && (!largest || operators(program) > operators(*largest))) largest = &program, of = &run;
     }
   }
   if (!largest || (most < kRunsOfAStep && !is_over)) return std::nullopt;
-  return InputFile(largest->at("file").get<std::string>()).read_all();
+  return TracedStep{.text = InputFile(largest->at("file").get<std::string>()).read_all(),
+                    .cuts = {{"fallbacks", of->value("fallbacks", Json::object())}, {"host_reads", of->value("host_reads", Json::object())}}};
 }
 
 }  // namespace
 
-std::string traced_step(const std::vector<std::string>& command, int replicas) {
+TracedStep traced_step(const std::vector<std::string>& command, int replicas) {
   const TemporaryFolder place("tessera-programs");
   const auto said = place.path() / "said";
   const Fd output(::open(said.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
@@ -55,9 +58,11 @@ std::string traced_step(const std::vector<std::string>& command, int replicas) {
                    {"TESSERA_STARTED_APART", ""},
                    {"TESSERA_XLA_PROGRAMS", place.path().string()}},
                   Process::Output::Inherit, [&] {
+                    ::setpgid(0, 0);  // a script may have started what trains
                     ::dup2(output.get(), STDOUT_FILENO);
                     ::dup2(output.get(), STDERR_FILENO);
                   });
+  const auto end = c10::make_scope_exit([&] { ::kill(-process.pid(), SIGKILL); });
   for (;;) {
     const auto status = process.wait(std::chrono::milliseconds(100));
     if (auto step = step_in(place.path(), status.has_value())) return *std::move(step);

@@ -1,13 +1,19 @@
 // The step of a program as XLA devices that are not here would run it.
 #pragma once
 
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 namespace tessera::cli {
 
-/// Runs a program as so many replicas on no device until it has traced the same step again, ends it, and returns the step as StableHLO.
-/// Throws Error with what the program has said if it ends before that.
-std::string traced_step(const std::vector<std::string>& command, int replicas);
+struct TracedStep {
+  std::string text;            // StableHLO: of a step that is cut, the largest part
+  nlohmann::ordered_json cuts;  // {"fallbacks": {"aten::histc": 1}, "host_reads": {"item()": 3}}
+};
+
+/// Runs a program as so many replicas on no device until it has traced the same step again, and ends it. Throws Error with what the program
+/// has said if it ends before that.
+TracedStep traced_step(const std::vector<std::string>& command, int replicas);
 
 }  // namespace tessera::cli

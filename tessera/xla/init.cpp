@@ -25,7 +25,7 @@ std::string why_no_xla() {
 /// Of the device that this process has already, or of all that it may have.
 Communicator world_of_devices() {
   if (has_device()) return replica_world();
-  return init({.devices = static_cast<int>(env_int("TESSERA_XLA_DEVICES", 1, 1'000'000).value_or(0))});
+  return init();
 }
 
 void run_replicas(int replicas, const Engine::Program& program, std::chrono::milliseconds limit) {
@@ -43,7 +43,9 @@ Communicator init(const XlaOptions& options) {
                                   "--distributed-type XLA`, or by --nproc-per-node 1 with TESSERA_XLA_DEVICES as the number of devices",
                                   identity->rank, identity->world_size));
   }
-  make_device(options);
+  auto chosen = options;
+  if (chosen.devices == 0) chosen.devices = static_cast<int>(env_int("TESSERA_XLA_DEVICES", 1, 1'000'000).value_or(0));
+  make_device(chosen);
   return replica_world();
 }
 

@@ -14,9 +14,9 @@ enum class Programs {
 };
 
 struct XlaOptions {
-  /// Replicas of every tensor, each with its own values, on a device of its own: the ranks of the communicator. With 0 all devices of the
-  /// plugin; one for CPUs makes 1.
-  int devices = 1;
+  /// Replicas of every tensor, each with its own values, on a device of its own: the ranks of the communicator. With 0 as many as
+  /// TESSERA_XLA_DEVICES says, or all devices of the plugin; one for CPUs makes 1.
+  int devices = 0;
   /// A plugin's name or path; TESSERA_PJRT_PLUGIN or "cpu" if empty.
   std::string plugin = {};
   Programs programs = Programs::Run;

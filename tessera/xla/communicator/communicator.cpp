@@ -36,9 +36,6 @@ GroupTraits traits_of(const ReplicaGroups& groups) {
 
 Combine combine_of(Reduce op) { return op == Reduce::Min ? Combine::Min : op == Reduce::Max ? Combine::Max : Combine::Add; }
 
-/// 16 bits that stay 16 bits on the way: compilers for CPUs send half types as float.
-at::ScalarType sent_as(at::ScalarType element) { return c10::elementSize(element) == 2 ? at::kUInt16 : element; }
-
 /// Integers whose sum with zeros is the same value, to the bit.
 at::ScalarType bits_of(at::ScalarType element) {
   switch (c10::elementSize(element)) {
@@ -52,6 +49,9 @@ at::ScalarType bits_of(at::ScalarType element) {
       return at::kUInt64;
   }
 }
+
+/// 16 bits that stay 16 bits on the way: compilers for CPUs send half types as float.
+at::ScalarType sent_as(at::ScalarType element) { return c10::elementSize(element) == 2 ? bits_of(element) : element; }
 
 /// In one collective all values have one type: they are added in that in which they are sent.
 Value before_reduction(const at::Tensor& tensor, const Reduction& reduction) { return hlo::convert(read(tensor), *reduction.wire_dtype); }

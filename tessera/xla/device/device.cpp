@@ -91,10 +91,11 @@ at::Device make_device(const XlaOptions& options) {
     throw UsageError("a backward pass ran before the XLA device was there, and libtorch makes the threads for backward passes on devices in the first of a "
                      "process: call tessera::xla::init before it");
   }
+  if (options.devices < 0) throw UsageError(fmt::format("{} XLA devices are asked for; with 0 there are all", options.devices));
   static const bool wants_report = env_int("TESSERA_XLA_METRICS", 0, 1).value_or(0) == 1;
   const auto traced = env_int("TESSERA_XLA_TRACE_ONLY", 1, kMostReplicas);
   if (traced || options.programs == Programs::Traced) {
-    start_runner(ProgramRunner(std::nullopt, traced ? static_cast<int>(*traced) : options.devices));
+    start_runner(ProgramRunner(std::nullopt, traced ? static_cast<int>(*traced) : std::max(options.devices, 1)));
   } else {
     const pjrt::Client client(options.plugin.empty() ? pjrt::Plugin::load() : pjrt::Plugin::load(options.plugin), {.devices = std::max(options.devices, 1)});
     start_runner(ProgramRunner(client, options.devices > 0 ? options.devices : static_cast<int>(client.devices().size())));

@@ -38,9 +38,9 @@ void ProgramFolder::write(const std::string& name, const std::string& text) cons
   }
 }
 
-void ProgramFolder::add(const std::string& text) { write(fmt::format("{}_{}.mlir", ::getpid(), (*run_)["programs"].size() + 1), text); }
+void ProgramFolder::begin(const std::string& text) { write(fmt::format("{}_{}.mlir", ::getpid(), (*run_)["programs"].size() + 1), text); }
 
-void ProgramFolder::add(const std::optional<pjrt::CompiledProgram>& program) {
+void ProgramFolder::end(const std::optional<pjrt::CompiledProgram>& program) {
   (*run_)["programs"].push_back(program ? pjrt::figures_of(*program) : nlohmann::ordered_json::object());
 }
 

@@ -21,9 +21,9 @@ class ProgramFolder {
   static std::optional<ProgramFolder> of_this_run(const std::string& platform, int replicas);
 
   /// Before the program is compiled: if that ends the process, its text is what one needs.
-  void add(const std::string& text);
+  void begin(const std::string& text);
   /// What the last text has become: nothing if it is not compiled here.
-  void add(const std::optional<pjrt::CompiledProgram>& program);
+  void end(const std::optional<pjrt::CompiledProgram>& program);
   void note(const Metrics& metrics);
   void finish(const Metrics& metrics);
 

@@ -153,7 +153,7 @@ const ProgramRunner::Compiled& ProgramRunner::compiled(const StepProgram& step) 
   const auto began = Clock::now();
   const auto program = step.program();
   last_text_ = program.text;
-  if (folder_) folder_->add(program.text);
+  if (folder_) folder_->begin(program.text);
   std::optional<pjrt::Executable> executable;
   bool was_there = false;
   if (client_) {
@@ -171,19 +171,18 @@ const ProgramRunner::Compiled& ProgramRunner::compiled(const StepProgram& step) 
   noted.from_disk = was_there;
   if (executable) noted.memory = executable->compiled().memory();
   if (executable && replicas_ > 1) noted.collectives = executable->compiled().collectives();
-  if (folder_) folder_->add(executable ? std::optional(executable->compiled()) : std::nullopt);
+  if (folder_) folder_->end(executable ? std::optional(executable->compiled()) : std::nullopt);
   return programs_.emplace(step.key(), Compiled{executable, metrics_.programs.size() - 1}).first->second;
 }
 
 std::vector<std::vector<pjrt::Buffer>> ProgramRunner::results_of(const StepProgram& step, const pjrt::Executable& executable) {
-  std::vector<std::vector<pjrt::Buffer>> arguments;
-  for (int replica = 0; replica < replicas_; replica++) arguments.push_back(step.arguments(*client_, replica));
+  const auto arguments = step.arguments(*client_, replicas_);
   const auto began = Clock::now();
   auto results = executable.run(arguments);
   metrics_.seconds_starting += seconds_since(began);
   // CPU plugins let go of a donated buffer only when its program has ended. Until the next has started, nobody needs to wait for that.
   donated_ = step.arguments_of(Memory::Taken);
-  under_way_.clear();
+  std::erase_if(under_way_, &pjrt::Buffer::is_ready);
   wait_at_end_of_thread([this] { wait(); });
   for (const auto& of_replica : results) {
     if (of_replica.empty()) continue;

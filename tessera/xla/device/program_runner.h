@@ -71,7 +71,7 @@ class ProgramRunner {
   std::optional<ProgramFolder> folder_;
   std::unordered_map<std::string, Compiled> programs_;
   std::vector<std::shared_ptr<const Data>> donated_;  // to the program that was started last
-  std::vector<pjrt::Buffer> under_way_;               // the smallest result of each replica from the program that was started last
+  std::vector<pjrt::Buffer> under_way_;               // of programs that may still run: the smallest result of each replica
   size_t last_number_ = 0;        // in the metrics, of the program that was started last
   bool traces_backward_ = false;  // whether a backward pass is in what waits to be computed
   bool has_warned_of_growth_ = false;

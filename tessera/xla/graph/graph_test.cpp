@@ -22,7 +22,7 @@ class Graph : public ::testing::TestWithParam<std::string> {
     std::vector<Wanted> wanted;
     for (const auto& value : values) wanted.push_back({value});
     const StepProgram step(std::move(wanted));
-    const auto results = client_.compile(step.program()).run({{step.arguments(client_, 0)}});
+    const auto results = client_.compile(step.program()).run(step.arguments(client_, 1));
     std::vector<at::Tensor> tensors;
     for (const auto& buffer : results[0]) tensors.push_back(buffer.download());
     return tensors;

@@ -185,10 +185,14 @@ void StepProgram::write_key() {
 
 void StepProgram::choose_donors() {
   result_in_.assign(data_.size(), -1);
+  std::unordered_map<const Data*, std::vector<size_t>> arguments;
+  for (size_t i = 0; i < data_.size(); i++) arguments[data_[i]->data.get()].push_back(i);
   for (size_t result = 0; result < wanted_.size(); result++) {
-    if (!wanted_[result].donor) continue;
-    for (size_t i = 0; i < data_.size(); i++) {
-      if (data_[i]->data != wanted_[result].donor || result_in_[i] >= 0 || data_[i]->results[0] != wanted_[result].value.type()) continue;
+    const auto& [value, donor] = wanted_[result];
+    const auto found = donor ? arguments.find(donor.get()) : arguments.end();
+    if (found == arguments.end()) continue;
+    for (const auto i : found->second) {
+      if (result_in_[i] >= 0 || data_[i]->results[0] != value.type()) continue;
       result_in_[i] = static_cast<int>(result);
       break;
     }
@@ -239,9 +243,12 @@ pjrt::Program StepProgram::program() const {
   return program;
 }
 
-std::vector<pjrt::Buffer> StepProgram::arguments(const pjrt::Client& client, int replica) const {
-  std::vector<pjrt::Buffer> arguments;
-  for (const auto* const node : data_) arguments.push_back((*expect_values(node->data))[static_cast<size_t>(replica)]);
+std::vector<std::vector<pjrt::Buffer>> StepProgram::arguments(const pjrt::Client& client, int replicas) const {
+  std::vector<std::vector<pjrt::Buffer>> arguments(static_cast<size_t>(replicas));
+  for (const auto* const node : data_) {
+    const auto& of_replicas = *expect_values(node->data);
+    for (size_t replica = 0; replica < arguments.size(); replica++) arguments[replica].push_back(of_replicas[replica]);
+  }
   for (const auto& [element, nodes] : scalars_) {
     if (nodes.empty()) continue;
     auto numbers = at::empty({static_cast<int64_t>(nodes.size())}, element);
@@ -252,7 +259,7 @@ std::vector<pjrt::Buffer> StepProgram::arguments(const pjrt::Client& client, int
         numbers.mutable_data_ptr<float>()[i] = static_cast<float>(nodes[i]->number);
       }
     }
-    arguments.push_back(client.upload(numbers, replica));
+    for (int replica = 0; replica < replicas; replica++) arguments[static_cast<size_t>(replica)].push_back(client.upload(numbers, replica));
   }
   return arguments;
 }

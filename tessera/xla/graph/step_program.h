@@ -26,8 +26,8 @@ class StepProgram {
   /// All that decides the program's text, exactly.
   const std::string& key() const { return key_; }
   pjrt::Program program() const;
-  /// For one replica.
-  std::vector<pjrt::Buffer> arguments(const pjrt::Client& client, int replica) const;
+  /// For each replica.
+  std::vector<std::vector<pjrt::Buffer>> arguments(const pjrt::Client& client, int replicas) const;
   /// Those whose memory results take, or the others.
   std::vector<std::shared_ptr<const Data>> arguments_of(Memory memory) const;
   std::vector<Type> results() const;

@@ -19,12 +19,29 @@ bool Buffer::is_donated() const {
   return arguments.is_deleted;
 }
 
-void Buffer::wait() const {
-  if (!impl_->handle.get()) return;
+namespace {
+
+PJRT_Event* ready_event(const BufferHandle& buffer) {
   Padded<PJRT_Buffer_ReadyEvent_Args> arguments;
-  arguments.buffer = impl_->handle.get();
-  impl_->handle.call<PJRT_Buffer_ReadyEvent_Args>("wait for a result", &PJRT_Api::PJRT_Buffer_ReadyEvent, arguments);
-  pjrt::wait(impl_->handle.api(), arguments.event, "compute a result");
+  arguments.buffer = buffer.get();
+  buffer.call<PJRT_Buffer_ReadyEvent_Args>("wait for a result", &PJRT_Api::PJRT_Buffer_ReadyEvent, arguments);
+  return arguments.event;
+}
+
+}  // namespace
+
+bool Buffer::is_ready() const {
+  if (!impl_->handle.get()) return true;
+  const EventHandle event(impl_->handle.api(), ready_event(impl_->handle));
+  if (!event.get()) return true;
+  Padded<PJRT_Event_IsReady_Args> arguments;
+  arguments.event = event.get();
+  event.call<PJRT_Event_IsReady_Args>("look whether a result is there", &PJRT_Api::PJRT_Event_IsReady, arguments);
+  return arguments.is_ready;
+}
+
+void Buffer::wait() const {
+  if (impl_->handle.get()) pjrt::wait(impl_->handle.api(), ready_event(impl_->handle), "compute a result");
 }
 
 at::Tensor Buffer::download() const {

@@ -34,6 +34,8 @@ class Buffer {
   int device() const;
   /// Whether a program has put one of its results into its memory.
   bool is_donated() const;
+  /// Whether whoever waits for it need not wait.
+  bool is_ready() const;
   /// Waits until it has its values. Throws Error if the program that should have made them failed.
   void wait() const;
   /// Its values in a new tensor on the CPU.
