@@ -300,6 +300,9 @@ foreach(_chapter IN LISTS _chapters)
   add_test(NAME idioms/${_chapter} COMMAND test_idioms --gtest_brief=1 "--gtest_filter=*/${_chapter}*:${_chapter}.*")
   set_tests_properties(idioms/${_chapter} PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_limit})
 endforeach()
+if(TEST idioms/XlaPage)
+  set_tests_properties(idioms/XlaPage PROPERTIES TIMEOUT 1800)  # each idiom has programs of its own to compile
+endif()
 
 # The same training by PyTorch's own FSDP2, and the page that says what agrees.
 if(Libtorch_PYTHON)
@@ -369,7 +372,7 @@ foreach(_part IN ITEMS Training Trouble ${_devices})
     $<TARGET_FILE:tessera_cli> $<TARGET_FILE:mnist> ${_part})
   set_tests_properties(recipes/mnist_${_part} PROPERTIES TIMEOUT 300 COST 100)
 endforeach()
-foreach(_part IN ITEMS Training Settings)
+foreach(_part IN ITEMS Training Settings ${_devices})
   other_test(recipes/glue_${_part} COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/recipes/glue.py"
     $<TARGET_FILE:tessera_cli> $<TARGET_FILE:glue> "${Libtorch_PYTHON}" ${_part})
   set_tests_properties(recipes/glue_${_part} PROPERTIES TIMEOUT 300 COST 100)

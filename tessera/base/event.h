@@ -31,6 +31,8 @@ class Event {
     return event;
   }
 
+  bool is_on_stream_of(const Event& other) const { return stream_ == other.stream_; }
+
   /// Whether it is known that nothing has to wait for it.
   bool passed() const { return !stream_ || (event_ && event_->query()); }
 

@@ -120,12 +120,13 @@ int show_devices(const XlaFlags& flags) {
 }
 
 /// The module in a file, or a step of a program that can be run.
-TracedStep module_of(const std::vector<std::string>& program, int replicas) {
+TracedStep module_of(const XlaFlags& flags, int replicas) {
+  const auto& program = flags.program;
   const InputFile file(program.front());
   char begins[4] = {};
   file.read(begins, std::min<uint64_t>(sizeof begins, file.size()), 0);
   const bool runs = std::string_view(begins, 4) == "\x7f" "ELF" || std::string_view(begins, 2) == "#!";
-  if (runs) return traced_step(program, replicas);
+  if (runs) return traced_step(program, replicas, flags.plugin.empty() ? pjrt::Topology::plugin_for(flags.topology) : flags.plugin);
   if (program.size() > 1) throw ConfigError(fmt::format("{} is no program that can be run, so '{}' is too much", program[0], program[1]));
   return {.text = file.read_all(), .cuts = Json::object()};
 }
@@ -150,7 +151,7 @@ int compile(const XlaFlags& flags) {
   const auto devices = topology.devices();
   const int replicas = flags.replicas ? flags.replicas : static_cast<int>(devices.size());
   if (replicas > std::ssize(devices)) throw UsageError(fmt::format("{} replicas do not fit on the {} devices of {}", replicas, devices.size(), flags.topology));
-  const auto step = module_of(flags.program, replicas);
+  const auto step = module_of(flags, replicas);
   const pjrt::Program program{.text = step.text, .parameters = {}};
   const pjrt::CompileOptions options{.replicas = replicas, .effort = flags.effort};
   std::optional<pjrt::CompiledProgram> compiled;

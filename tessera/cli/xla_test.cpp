@@ -108,6 +108,26 @@ TEST(XlaCommand, CompilesTheStepOfAProgram) {
   EXPECT_THAT(xla({"compile", "--topology", "cpu:2"}).err, HasSubstr("PROGRAM"));
 }
 
+const ChildTask drawing("draw for a compiler", [](const std::string&) {
+  const auto world = init();
+  const auto drawn = torch::rand({4}, torch::TensorOptions(world.traits().device));
+  world.step_done();
+  return 0;
+});
+
+TEST(TracedProgram, DrawsAsItsPluginDoes) {
+  for (const auto& [plugin, algorithm] : {std::pair("tpu", "DEFAULT"), {"cpu", "PHILOX"}}) {
+    const Folder folder;
+    const Environment traced = {{"TESSERA_XLA_TRACE_ONLY", "2"}, {"TESSERA_TRANSPORT", "xla"}, {"TESSERA_PJRT_PLUGIN", plugin},
+                                {"TESSERA_XLA_PROGRAMS", folder.path().string()}};
+    const auto ended = Launched({this_program()}, drawing.environment({}, traced)).end();
+    ASSERT_EQ(ended.status, 0) << ended.err;
+    std::string texts;
+    for (const auto& file : std::filesystem::directory_iterator(folder.path())) texts += read_file(file.path());
+    EXPECT_THAT(texts, HasSubstr(std::string("rng_algorithm ") + algorithm)) << plugin;
+  }
+}
+
 TEST(XlaCommand, KeepsAStepForARunOnSuchDevices) {
   const Folder folder;
   const auto cache = (folder / "cache").string();

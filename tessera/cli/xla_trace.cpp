@@ -47,7 +47,7 @@ std::optional<TracedStep> step_in(const std::filesystem::path& folder, bool is_o
 
 }  // namespace
 
-TracedStep traced_step(const std::vector<std::string>& command, int replicas) {
+TracedStep traced_step(const std::vector<std::string>& command, int replicas, const std::string& plugin) {
   const TemporaryFolder place("tessera-programs");
   const auto said = place.path() / "said";
   const Fd output(::open(said.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
@@ -55,6 +55,7 @@ TracedStep traced_step(const std::vector<std::string>& command, int replicas) {
   Process process(command,
                   {{"TESSERA_XLA_TRACE_ONLY", std::to_string(replicas)},
                    {"TESSERA_TRANSPORT", "xla"},
+                   {"TESSERA_PJRT_PLUGIN", plugin},
                    {"TESSERA_STARTED_APART", ""},
                    {"TESSERA_XLA_PROGRAMS", place.path().string()}},
                   Process::Output::Inherit, [&] {

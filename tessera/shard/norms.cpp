@@ -150,7 +150,8 @@ at::Tensor grad_norm(std::span<const at::Tensor> listed, const NormOptions& opti
     const auto unit = unit_of_shard(parameter);
     const auto& model = *unit->schedule();
     const auto place = find_or_add(groups, model.is_divided() ? model.world() : unit->mesh().shard());
-    if (place == sums.size()) sums.push_back({.options = parameter.options().dtype(model.is_divided() ? at::kDouble : at::kFloat)});
+    const bool wide = model.is_divided() || parameter.scalar_type() == at::kDouble;
+    if (place == sums.size()) sums.push_back({.options = parameter.options().dtype(wide ? at::kDouble : at::kFloat)});
     return model.is_divided() && !unit->mesh().replicate().is_first() ? replica : sums[place];
   };
   for (size_t i = 0; i < parameters.size(); i++) {

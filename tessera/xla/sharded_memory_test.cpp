@@ -7,6 +7,7 @@
 #include "tessera/shard/checkpoint_modules.h"
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/parameters.h"
+#include "tessera/shard/strategy.h"
 #include "tessera/shard/wrap.h"
 #include "tessera/xla/init.h"
 
@@ -83,6 +84,19 @@ TEST(ShardedStep, TakesMemoryForFewUnitsAtATime) {
   EXPECT_LT(of_a_layer, kBytes / 2) << "activations and gradients of shards";
   EXPECT_GT(grows_by({.mesh = four(), .reshard_after_forward = false}), kBytes);
   EXPECT_LT(step_of(12, {.mesh = four()}).memory.temporary, 0.4 * static_cast<double>(step_of(12, {.mesh = four(), .reshard_after_forward = false}).memory.temporary));
+}
+
+TEST(ShardedStep, TakesLessThanAModelThatIsWhole) {
+  const auto whole = step_of(12, sharding_strategy(four(), ShardingStrategy::NoShard)).memory, sharded = step_of(12, {.mesh = four()}).memory;
+  EXPECT_LT(sharded.temporary, 0.4 * static_cast<double>(whole.temporary)) << "which has the gradients of all layers";
+}
+
+TEST(ShardedStep, HasItsPartOfTheParameters) {
+  for (const int parts : {1, 2, 4}) {
+    const auto memory = step_of(12, {.mesh = Mesh(four(), MeshShape{.replicate = kReplicas / parts, .shard = parts})}).memory;
+    const auto expected = 12 * kBytes / parts + kRows * kWidth * 4;
+    EXPECT_NEAR(static_cast<double>(memory.arguments), static_cast<double>(expected), 0.1 * static_cast<double>(expected)) << parts;
+  }
 }
 
 TEST(ShardedStep, WithoutBarriersKeepsWhatForwardHasGathered) {

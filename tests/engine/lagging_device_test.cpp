@@ -1,5 +1,6 @@
 // Whole sharded steps over the collectives of a backend, on a device whose streams lag. Nobody waits on the host, so what does not wait for
 // another stream computes with what is not there yet: a wrong number.
+#include <c10/core/StreamGuard.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -60,6 +61,39 @@ TEST_F(LaggingDevice, TrainsToTheSameBits) {
   EXPECT_FALSE(at::equal(trained(Forgets::Results), expected)) << "parameters are read before they are there";
   EXPECT_FALSE(at::equal(trained(Forgets::Inputs, Current::Last), expected)) << "gradients are added before they are there";
   EXPECT_FALSE(at::equal(trained(Forgets::Memory), expected)) << "memory is written again before it has been read";
+}
+
+/// What two streams of a program compute with one unit, and one of them with the next ones.
+at::Tensor read_by_two_streams(Current other_runs) {
+  torch::manual_seed(1);
+  torch::nn::ModuleList layers;
+  for (int i = 0; i < 4; i++) layers->push_back(torch::nn::Linear(8, 8));
+  move_to_device(*layers);
+  const auto world = world_on_delayed_device(Forgets::Nothing);
+  for (const auto& layer : *layers) fully_shard(layer, {.mesh = world});
+  const auto batch = at::arange(32, at::kFloat).view({4, 8}).sin().to(kDevice);
+  const torch::NoGradGuard no_grad;
+  const auto used = [&](size_t layer) { return batch.mm(layers[layer]->as<torch::nn::Linear>()->weight); };
+  const auto other = new_stream();
+  std::vector<at::Tensor> results = {used(0)};
+  {
+    const c10::StreamGuard on_other(other);
+    results.push_back(used(0));
+  }
+  for (size_t layer = 1; layer < 4; layer++) results.push_back(used(layer));
+  {
+    const c10::StreamGuard on_other(other);
+    run_all(other_runs);
+  }
+  run_all();
+  return at::cat(results).cpu();
+}
+
+TEST_F(LaggingDevice, WaitsForAUnitOnEachStreamThatReadsIt) {
+  set_lags(false);
+  const auto expected = read_by_two_streams(Current::First);
+  set_lags(true);
+  for (const auto other : {Current::First, Current::Last}) EXPECT_TRUE(at::equal(read_by_two_streams(other), expected));
 }
 
 TEST_F(LaggingDevice, SaysForWhichUnitThereIsNoRoom) {

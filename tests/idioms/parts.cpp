@@ -115,7 +115,7 @@ Chapter chapter() {
          return true;
        });
      }, .within = 1e-5, .because = kOrder},
-    {.what = "such experts, and steps left out `if (!std::isfinite(norm))`, where one expert has inf", .act = [](Run& run) {
+    {.what = "such experts, and steps left out where the norm is not finite, because one expert has inf", .act = [](Run& run) {
        const auto model = mixture(run);
        train(run, *model, [&](int step) {
          if (step == 1) overflow_on_the_last_rank(run, *model);

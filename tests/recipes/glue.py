@@ -182,5 +182,19 @@ class Settings(Runs):
         self.assertIn("--max-length 128: the model in", said)
 
 
+class Devices(Runs):
+    """XLA devices. A process stands for all of them."""
+
+    def test_replicas_train_as_ranks_do_and_go_on_from_their_state(self):
+        state, flags = self.folder / "state", ["--batch-size", 50, "--save-state", self.folder / "state"]
+        _, on_ranks = self.metrics("ranks", "--num-epochs", 1, *flags, launch=["--nproc-per-node", 2])
+        self.assertTrue(state.exists())
+        said, on_replicas = self.metrics("replicas", "--num-epochs", 2, "--resume", "--device", "xla", "--num-cores", 2, *flags, launch=["--nproc-per-node", 1])
+        self.assertIn("after 80 steps", said)
+        first, then = ([row["loss"] for row in rows if "loss" in row] for rows in (on_ranks, on_replicas))
+        self.assertLess(sum(then) / len(then), sum(first[-10:]) / 10)
+        self.assertNotIn("runs on the CPU", said)
+
+
 if __name__ == "__main__":
     unittest.main(argv=[sys.argv[0], *sys.argv[4:]])

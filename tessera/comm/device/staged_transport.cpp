@@ -81,9 +81,7 @@ Moved StagedTransport::broadcast(const at::Tensor& tensor, int root, const Launc
 }
 
 std::unique_ptr<Transport> StagedTransport::split(std::span<const int> colors, std::shared_ptr<Link> part, const Launch& start) {
-  auto made = host_->split(colors, std::move(part), start);
-  if (made->traits().size == 1) return std::make_unique<LoneTransport>(on_device(made->traits(), traits().device));
-  return std::make_unique<StagedTransport>(traits().device, std::move(made));
+  return std::make_unique<StagedTransport>(traits().device, host_->split(colors, std::move(part), start));
 }
 
 }  // namespace tessera

@@ -5,6 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <thread>
+
 #include "tessera/base/error.h"
 #include "tessera/comm/conformance.h"
 #include "tessera/comm/mesh.h"
@@ -75,6 +78,24 @@ TEST(Staged, LeavesARankAloneOnTheDevice) {
               EXPECT_TRUE(at::equal(whole.cpu(), at::ones({4})));
             },
             {.limit = kTestLimit, .device = delayed_device()});
+}
+
+TEST(Staged, PartsOfOneRankGoOnAfterTheirTime) {
+  constexpr std::chrono::milliseconds kShort(300);
+  set_lags(false);
+  run_ranks(3,
+            [&](const Communicator& world) {
+              const auto part = Mesh::of_groups(world, {{0}, {1, 2}}).shard().with_limit(kShort);
+              const auto own = at::ones({4}, world.traits().device), whole = at::zeros({4 * part.size()}, world.traits().device);
+              const Piece piece{.whole = whole, .own = own};
+              for (int i = 0; i < 2; i++) {
+                part.all_gather(std::span(&piece, 1)).wait();
+                std::this_thread::sleep_for(2 * kShort);
+              }
+              EXPECT_TRUE(at::equal(whole.cpu(), at::ones({4 * part.size()})));
+            },
+            {.limit = kTestLimit, .device = delayed_device()});
+  set_lags(true);
 }
 
 TEST(Staged, NeedsADeviceThatIsThere) {

@@ -96,13 +96,17 @@ void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
   enter(pass_now());
   // By far the most frequent case: the unit is unsharded and was the last one used.
   if (units.size() == 1 && units.front() == visited_ && visited_->state(held).is_unsharded() && order(pass_).used_last(visited_)) {
+    visited_->state(held).note_stream();
     visited_->flags().pins++;
     return;
   }
   // Units that are kept unsharded (by full_params) need no schedule. Their uses are not recorded, because they may come from several
   // threads in any order.
   if (std::ranges::all_of(units, [](const Unit* unit) { return unit->flags().is_pinned(); })) {
-    for (auto* unit : units) unit->flags().pins++;
+    for (auto* unit : units) {
+      unit->state(held).note_stream();
+      unit->flags().pins++;
+    }
     return;
   }
   const Unwatched unwatched;
@@ -205,8 +209,11 @@ void Schedule::finish_reductions() {
   const auto held = lock();
   finish_sum();
   // What was sent last arrives last, so the host waits once.
-  const auto arriving = std::exchange(arriving_, {});
-  for (auto* unit : arriving | std::views::reverse) unit->state(held).reduction.finish();
+  while (!arriving_.empty()) {
+    auto* const unit = arriving_.back();
+    arriving_.pop_back();
+    unit->state(held).reduction.finish();
+  }
 }
 
 void Schedule::finish_sum() {

@@ -46,11 +46,23 @@ void UnitState::wait_for_unshard() {
   unsharding_.clear();
   std::exchange(published_, {}).wait();
   if (kept_) kept_->drop();
+  if (state_ != State::Unsharded) whole_ = Event::later(unit_.device());
   state_ = State::Unsharded;
+  note_stream();
+}
+
+void UnitState::note_stream() {
+  if (unit_.device().is_cpu()) return;
+  const auto now = Event::later(unit_.device());
+  if (whole_.is_on_stream_of(now)) return;
+  whole_.block();
+  if (std::ranges::none_of(streams_, [&](const Event& known) { return known.is_on_stream_of(now); })) streams_.push_back(now);
 }
 
 void UnitState::release_memory() {
   casts.clear();
+  whole_.block();
+  for (const auto& used : std::exchange(streams_, {})) used.block();
   unit_.memory().release(unit_.buffers(), std::exchange(unsharding_, {}));
   published_ = {};
 }

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 
 #include <atomic>
 #include <optional>
 #include <vector>
 
+#include "tessera/base/event.h"
 #include "tessera/shard/gradients/gradient_reduction.h"
 #include "tessera/shard/memory/kept_part.h"
 #include "tessera/shard/unit/casts.h"
@@ -37,6 +39,8 @@ class UnitState {
   void wait_for_unshard();
   void reshard();
   /// Reshards as the unit's rule says, because this forward pass has used it for the last time.
+  /// The unit is unsharded. What the caller queues next on its current stream runs when it is whole, and before its memory has another use.
+  void note_stream();
   void reshard_after_forward();
   bool is_partly_resharded() const { return state_ == State::PartlyResharded; }
   /// The memory that the unit takes now beyond its shards.
@@ -103,6 +107,8 @@ class UnitState {
   enum class State { Sharded, Unsharding, Unsharded, PartlyResharded } state_ = State::Sharded;
   Early early_ = Early::No;
   Works unsharding_;
+  Event whole_;                         // on the stream that was current when the unit became whole
+  c10::SmallVector<Event, 1> streams_;  // others on which it was used since
   Work published_;  // by all ranks, of the version that this one unshards
   std::optional<KeptPart> kept_;
   uint64_t held_bytes_ = 0;  // known even when the modules are gone

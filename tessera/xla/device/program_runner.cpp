@@ -9,6 +9,7 @@
 #include <string_view>
 #include <unordered_set>
 
+#include "tessera/base/env.h"
 #include "tessera/base/log.h"
 #include "tessera/xla/device/storage.h"
 #include "tessera/xla/device/wait_at_end.h"
@@ -45,7 +46,7 @@ void give_back(const std::vector<std::vector<Cell*>>& owners, const std::vector<
 
 ProgramRunner::ProgramRunner(std::optional<pjrt::Client> client, int replicas)
     : client_(std::move(client)),
-      platform_(client_ ? client_->platform() : "no device"),
+      platform_(client_ ? client_->platform() : env("TESSERA_PJRT_PLUGIN").value_or("no device")),
       replicas_(replicas),
       disk_(client_ ? pjrt::ProgramCache::of_this_user() : std::nullopt),
       folder_(ProgramFolder::of_this_run(platform_, replicas)) {}

@@ -21,7 +21,7 @@ class ProgramRunner {
   /// Without a client programs are traced, and not run.
   ProgramRunner(std::optional<pjrt::Client> client, int replicas);
 
-  /// Such as "cpu", or "no device".
+  /// Such as "cpu". Where programs are only traced, what TESSERA_PJRT_PLUGIN says they are for, or "no device".
   const std::string& platform() const { return platform_; }
   bool runs() const { return client_.has_value(); }
   int replicas() const { return replicas_; }

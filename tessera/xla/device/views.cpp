@@ -8,6 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/xla/device/storage.h"
 #include "tessera/xla/graph/arithmetic.h"
+#include "tessera/xla/graph/overwriting.h"
 
 namespace tessera::xla {
 namespace {
@@ -177,6 +178,7 @@ void write(const at::Tensor& tensor, Value value) {
     cell.value = hlo::put(list_of(base(), elements), places_of(tensor), hlo::reshape(value, {tensor.numel()}), Combine::Second);
     return;
   }
+  if (!box.whole && cell.value && Overwriting(cell.value, in_memory(tensor)).reads_other_places(value)) value = hlo::barrier(std::span(&value, 1))[0];
   auto dimensions = box.dimensions;
   std::ranges::sort(dimensions);
   value = hlo::transpose(hlo::reshape(value, sizes_of(tensor, dimensions)), hlo::inverse(to_view_order(box.dimensions)));
