@@ -146,7 +146,9 @@ void print_figures(const Json& figures) {
   fmt::print("memory     {} arguments, {} outputs, {} of them in the place of arguments, {} temporary, {} code\n", bytes("arguments"), bytes("outputs"),
              bytes("aliased"), bytes("temporary"), bytes("code"));
   if (memory.at("peak") != 0) fmt::print("peak       {}\n", bytes("peak"));
-  if (figures.at("cost").contains("flops")) fmt::print("flops      {:.4g}\n", figures.at("cost").at("flops").get<double>());
+  const auto& cost = figures.at("cost");
+  if (cost.contains("flops")) fmt::print("flops      {:.4g}\n", cost.at("flops").get<double>());
+  if (cost.contains("bytes accessed")) fmt::print("accesses   {} of memory\n", train::short_bytes(cost.at("bytes accessed").get<double>()));
   const auto collectives = figures.value("collectives", Json::object());
   for (const auto& [name, all] : collectives.items()) {
     fmt::print("{:<10} {}, {}\n", name, all.at("count").get<int>(), train::short_bytes(all.at("bytes").get<double>()));
