@@ -25,14 +25,16 @@ bool is_elementwise(const Node& node) {
   return !is_one_of(node.name, kMoves) && std::ranges::all_of(node.operands, fits);
 }
 
-bool is_same(const Value& a, const Value& b) {
-  if (a == b) return true;
-  const auto &one = a.node(), &other = b.node();
-  return one.kind == Node::Kind::Operation && other.kind == one.kind && a.result() == b.result() && one.name == std::string_view(other.name) &&
-         one.attributes == other.attributes && one.results == other.results && std::ranges::equal(one.operands, other.operands, is_same);
-}
-
 }  // namespace
+
+/// Whether it reads the array as `own` does, which is made of few nodes above the array.
+bool Overwriting::is_same(const Value& value, const Value& own) const {
+  if (value == own) return true;
+  const auto &one = value.node(), &other = own.node();
+  return own != array_ && one.kind == Node::Kind::Operation && other.kind == one.kind && value.result() == own.result() &&
+         one.name == std::string_view(other.name) && one.attributes == other.attributes && one.results == other.results &&
+         std::ranges::equal(one.operands, other.operands, [&](const Value& a, const Value& b) { return is_same(a, b); });
+}
 
 bool Overwriting::reads(const Value& value, bool moved) {
   if (value == array_) return true;

@@ -20,6 +20,7 @@ class Overwriting {
 
  private:
   bool reads(const Value& value, bool moved);
+  bool is_same(const Value& value, const Value& own) const;
 
   const Value array_, own_;
   std::set<std::pair<const Node*, bool>> seen_;
