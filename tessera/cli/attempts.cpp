@@ -172,7 +172,9 @@ class Attempts {
     const auto threads = threads_of(share);
     const auto here = share.nodes == 1 ? std::string() : fmt::format(" of {}", share.world_size);
     const auto devices = plan_.environment.find("TESSERA_XLA_DEVICES");
-    const auto who = devices == plan_.environment.end() ? counted(share.ranks, "rank") : fmt::format("1 process with {} of the plugin {}", counted(std::stoi(devices->second), "XLA device"), env("TESSERA_PJRT_PLUGIN").value_or("cpu"));
+    const auto who = devices == plan_.environment.end() ? counted(share.ranks, "rank")
+                                                        : fmt::format("1 process with {} of the plugin {}", counted(std::stoi(devices->second), "XLA device"),
+                                                                      env("TESSERA_PJRT_PLUGIN").value_or("cpu"));
     say(fmt::format("{}{} on {}, {} thread{} each ({}){}, port {}", who, here, counted(cores(), "core"), threads,
                     threads == "1" ? "" : "s",
                     plan_.threads == 0 && env("OMP_NUM_THREADS") ? "OMP_NUM_THREADS as it was" : "OMP_NUM_THREADS",

@@ -154,12 +154,14 @@ int compile(const XlaFlags& flags) {
   const auto step = module_of(flags, replicas);
   const pjrt::Program program{.text = step.text, .parameters = {}};
   const pjrt::CompileOptions options{.replicas = replicas, .effort = flags.effort};
+  Json root = {{"topology", flags.topology}, {"devices", devices.size()}, {"replicas", replicas}};
   std::optional<pjrt::CompiledProgram> compiled;
   try {
     compiled = topology.compile(program, options);
   } catch (const Error& error) {
     if (std::string_view(error.what()).find("Ran out of memory") == std::string_view::npos) throw;
-    if (flags.as_json) fmt::print("{}\n", Json{{"topology", flags.topology}, {"devices", devices.size()}, {"replicas", replicas}, {"fits", false}}.dump(2));
+    root["fits"] = false;
+    if (flags.as_json) fmt::print("{}\n", root.dump(2));
     return too_large(first_line(error));
   }
   // A run would tune its kernels for GPUs, and compile with the whole effort.
@@ -169,8 +171,7 @@ int compile(const XlaFlags& flags) {
   const auto figures = pjrt::figures_of(*compiled);
   const Need need{.needed = memory.arguments + memory.outputs - memory.aliased + memory.temporary, .there = devices.front().memory};
   if (flags.as_json) {
-    Json root = {{"topology", flags.topology}, {"devices", devices.size()}, {"replicas", replicas}, {"device_memory", need.there ? Json(*need.there) : Json()},
-                 {"needed", need.needed}, {"fits", need.there ? Json(need.fits()) : Json()}};
+    root.update({{"device_memory", need.there ? Json(*need.there) : Json()}, {"needed", need.needed}, {"fits", need.there ? Json(need.fits()) : Json()}});
     root.update(step.cuts);
     root.update(figures);
     fmt::print("{}\n", root.dump(2));

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 #include "tessera/base/pinned_memory.h"
-#include "tessera/comm/device/lone_transport.h"
 
 namespace tessera {
 namespace {
