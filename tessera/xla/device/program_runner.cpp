@@ -183,7 +183,8 @@ std::vector<std::vector<pjrt::Buffer>> ProgramRunner::results_of(const StepProgr
   metrics_.seconds_starting += seconds_since(began);
   // CPU plugins let go of a donated buffer only when its program has ended. Until the next has started, nobody needs to wait for that.
   donated_ = step.arguments_of(Memory::Taken);
-  std::erase_if(under_way_, &pjrt::Buffer::is_ready);
+  // What was donated went to a program whose own results are waited for.
+  std::erase_if(under_way_, [](const pjrt::Buffer& result) { return result.is_donated() || result.is_ready(); });
   wait_at_end_of_thread([this] { wait(); });
   for (const auto& of_replica : results) {
     if (of_replica.empty()) continue;
