@@ -121,7 +121,7 @@ nlohmann::json run(const Flags& flags) {
     row["loaded"] = metrics.loaded_from_disk;
     row["seconds_compiling"] = metrics.seconds_compiling;
     if (metrics.peak_memory) row["peak_mb"] = static_cast<double>(*metrics.peak_memory) / 1e6;
-    const auto& memory = std::ranges::max(metrics.programs, {}, &xla::ProgramMetrics::executions).memory;
+    const auto& memory = std::ranges::max(metrics.programs, {}, [](const auto& program) { return program.memory.temporary; }).memory;
     row["temporary_mb"] = static_cast<double>(memory.temporary) / 1e6;
     row["needed_mb"] = static_cast<double>(memory.arguments + memory.outputs - memory.aliased + memory.temporary) / 1e6;
     fmt::print(stderr, "{}", xla::metrics_report());
