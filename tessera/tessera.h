@@ -19,7 +19,6 @@
 #include "tessera/checkpoint/notes.h"
 #include "tessera/checkpoint/prefix_lock.h"
 #include "tessera/checkpoint/prune.h"
-#include "tessera/checkpoint/save_accelerate.h"
 #include "tessera/checkpoint/save_options.h"
 #include "tessera/checkpoint/save_torch_xla.h"
 #include "tessera/checkpoint/state_dict.h"

@@ -29,6 +29,16 @@ void sync_folder(const fs::path& folder) {
   if (::fsync(fd.get()) != 0 && errno != EINVAL && errno != ENOTSUP) fail("write the folder", path);
 }
 
+void write_at(int file, const fs::path& path, uint64_t offset, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const auto count = ::pwrite(file, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail("write", path);
+    bytes = bytes.subspan(static_cast<size_t>(count));
+    offset += static_cast<uint64_t>(count);
+  }
+}
+
 void give_name(const fs::path& from, const fs::path& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) fail("give its final name to", from);
 }
@@ -76,14 +86,13 @@ void NewFile::write(std::span<const std::byte> bytes) {
   }
 }
 
+void NewFile::leave_room(uint64_t bytes) {
+  const auto end = ::lseek(fd_.get(), static_cast<off_t>(bytes), SEEK_CUR);
+  if (end < 0 || ::ftruncate(fd_.get(), end) != 0) fail("write", part_);
+}
+
 void NewFile::overwrite(uint64_t offset, std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const auto count = ::pwrite(fd_.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) fail("write", part_);
-    bytes = bytes.subspan(static_cast<size_t>(count));
-    offset += static_cast<uint64_t>(count);
-  }
+  write_at(fd_.get(), part_, offset, bytes);
 }
 
 void NewFile::commit() {
@@ -92,6 +101,20 @@ void NewFile::commit() {
   give_name(part_, path_);
   fd_ = Fd();
   sync_folder(path_.parent_path());
+}
+
+UnfinishedFile::UnfinishedFile(const fs::path& path)
+    : part_(unfinished_path(target_of(path))), fd_(::open(part_.c_str(), O_WRONLY | O_CLOEXEC)) {
+  if (!fd_) fail("write", part_);
+}
+
+void UnfinishedFile::write(uint64_t offset, std::span<const std::byte> bytes) {
+  write_at(fd_.get(), part_, offset, bytes);
+}
+
+void UnfinishedFile::close() {
+  if (::fsync(fd_.get()) != 0) fail("write", part_);
+  fd_ = Fd();
 }
 
 NewFolder::NewFolder(fs::path path, fs::path part) : path_(std::move(path)), part_(std::move(part)) {

@@ -23,6 +23,8 @@ class NewFile {
   ~NewFile();
 
   void write(std::span<const std::byte> bytes);
+  /// Leaves room for so many bytes, which are written through an UnfinishedFile.
+  void leave_room(uint64_t bytes);
   /// Replaces bytes that have been written.
   void overwrite(uint64_t offset, std::span<const std::byte> bytes);
   /// Syncs to disk: once it has returned, the file survives a loss of power.
@@ -30,6 +32,21 @@ class NewFile {
 
  private:
   std::filesystem::path path_, part_;
+  Fd fd_;
+};
+
+/// A NewFile of another process or object, into which this one writes, too.
+class UnfinishedFile {
+ public:
+  /// `path` is the name that the file will have.
+  explicit UnfinishedFile(const std::filesystem::path& path);
+
+  void write(uint64_t offset, std::span<const std::byte> bytes);
+  /// Syncs to disk.
+  void close();
+
+ private:
+  std::filesystem::path part_;
   Fd fd_;
 };
 

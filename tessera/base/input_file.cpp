@@ -22,6 +22,7 @@ InputFile::InputFile(std::filesystem::path path) : path_(std::move(path)) {
 }
 
 void InputFile::read(void* to, uint64_t count, uint64_t offset) const {
+  if (read_) return read_(to, count, offset);
   auto* next = static_cast<char*>(to);
   while (count > 0) {
     const auto got = ::pread(fd_.get(), next, count, static_cast<off_t>(offset));

@@ -1,8 +1,9 @@
-// A file of which any part can be read.
+// A file of which any part can be read, or memory that stands for one.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 
 #include "tessera/base/fd.h"
@@ -14,6 +15,9 @@ class InputFile {
  public:
   /// Pipes, folders and the like are errors.
   explicit InputFile(std::filesystem::path path);
+  /// What is in no file: `read` copies `count` bytes from `offset` on. `name` is what errors call it.
+  using Read = std::function<void(void* to, uint64_t count, uint64_t offset)>;
+  InputFile(std::filesystem::path name, uint64_t size, Read read) : path_(std::move(name)), size_(size), read_(std::move(read)) {}
 
   const std::filesystem::path& path() const { return path_; }
   /// In bytes, when it was opened.
@@ -27,6 +31,7 @@ class InputFile {
   std::filesystem::path path_;
   Fd fd_;
   uint64_t size_ = 0;
+  Read read_;
 };
 
 }  // namespace tessera

@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <cctype>
 #include <functional>
+#include <optional>
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/log.h"
 #include "tessera/base/words.h"
+#include "tessera/checkpoint/convert/rooms.h"
 #include "tessera/checkpoint/convert/run_source.h"
 #include "tessera/checkpoint/formats/accelerate.h"
 #include "tessera/checkpoint/formats/hub.h"
@@ -46,16 +48,14 @@ void expect_used(const ConvertOptions& options) {
     if (options.notes_of_first_rank) refuse("notes_of_first_rank");
     if (options.memory != plain.memory) refuse("memory");
   }
-  if (options.full_state_dict && to != Format::Accelerate) refuse("full_state_dict");
-  if (options.replicated && to != Format::Accelerate) refuse("replicated");
+  if (options.accelerate_layout != plain.accelerate_layout && to != Format::Accelerate) refuse("accelerate_layout");
   if (options.max_shard_size != plain.max_shard_size && to != Format::Hub) refuse("max_shard_size");
   if (!options.model_key.empty() && (to != Format::Torch || !options.weights_only)) refuse("model_key");
 }
 
 void expect_sound(const fs::path& checkpoint, const fs::path& out, const ConvertOptions& options) {
   expect_outside(out, checkpoint);
-  expect_no_run(out);
-  expect_ending_of(out, options.to);
+  expect_writable_as(out, options.to);
   if (options.dtype && !at::isFloatingType(*options.dtype)) {
     throw UsageError(fmt::format("weights can't become {}: give a dtype of numbers with fractions", c10::toString(*options.dtype)));
   }
@@ -78,14 +78,6 @@ std::string folder_of_model(const fs::path& checkpoint) {
   return is_there(model) ? fmt::format("; did you mean {}?", model.string()) : "";
 }
 
-void expect_no_blocks(const Manifest& run) {
-  if (run.blocks.empty()) return;
-  throw UsageError(fmt::format(
-      "'{}' of the {} has one value for each block of a rank's values, which is of use only on the ranks that saved it; convert "
-      "the weights only (.weights_only = true)",
-      run.blocks.begin()->first, run.optimizer));
-}
-
 std::vector<SourceTensor> by_width(const RunSource& source) {
   auto tensors = source.model();
   sort_by_width(tensors, [](const SourceTensor& tensor) { return tensor.dtype; });
@@ -105,6 +97,19 @@ std::map<std::string, std::string> metadata_of(const RunSource& source) {
 }
 
 }  // namespace
+
+void expect_writable_as(const fs::path& out, Format format) {
+  expect_no_run(out);
+  expect_ending_of(out, format);
+}
+
+void expect_no_blocks(const Manifest& run) {
+  if (run.blocks.empty()) return;
+  throw UsageError(fmt::format(
+      "'{}' of the {} has one value for each block of a rank's values, which is of use only on the ranks that saved it; convert "
+      "the weights only (.weights_only = true)",
+      run.blocks.begin()->first, run.optimizer));
+}
 
 void warn_of_tensors_beside(const fs::path& checkpoint, const Converted& done) {
   std::vector<std::string> names;
@@ -141,18 +146,44 @@ void expect_outside(const fs::path& out, const fs::path& checkpoint) {
 
 std::vector<fs::path> write_safetensors(const RunSource& source, const fs::path& out) {
   const auto tensors = by_width(source);
-  SafetensorsWriter writer(out, entries_of(tensors), metadata_of(source));
-  for (const auto& tensor : tensors) source.copy(tensor, [&](const at::Tensor& values) { writer.append(values); });
-  writer.close();
+  std::optional<SafetensorsWriter> writer;
+  std::vector<Room> rooms;
+  source.on_first([&] {
+    writer.emplace(out, entries_of(tensors), metadata_of(source));
+    rooms = writer->leave_rooms();
+  });
+  const auto checksums = fill_rooms(source, tensors, rooms, DigestKind::Xxh3);
+  source.on_first([&] { writer->close(checksums); });
   return {out};
 }
 
 std::vector<fs::path> write_hub(const RunSource& source, const fs::path& out) {
   const auto tensors = by_width(source);
-  HubWriter writer(out, entries_of(tensors), metadata_of(source), source.options().max_shard_size);
-  for (const auto& tensor : tensors) source.copy(tensor, [&](const at::Tensor& values) { writer.append(values); });
-  writer.close();
-  return writer.files();
+  std::optional<HubWriter> writer;
+  source.on_first([&] { writer.emplace(out, entries_of(tensors), metadata_of(source), source.options().max_shard_size); });
+  const auto checksums = fill_rooms(source, tensors, writer ? writer->rooms() : std::vector<Room>(), DigestKind::Xxh3);
+  source.on_first([&] { writer->close(checksums); });
+  return writer ? writer->files() : std::vector<fs::path>();
+}
+
+std::vector<fs::path> write_run(const RunSource& source, const fs::path& out, std::map<std::string, std::string>& left_out) {
+  switch (source.options().to) {
+    case Format::Tessera:
+      return write_ranks(source, out);
+    case Format::Dcp:
+      return write_dcp(source, out);
+    case Format::Hub:
+      return write_hub(source, out);
+    case Format::Safetensors:
+      return write_safetensors(source, out);
+    case Format::Torch:
+      return write_torch(source, out);
+    case Format::Accelerate:
+      return write_accelerate(source, out, left_out);
+    case Format::TorchXla:
+      break;
+  }
+  throw UsageError("rank files of torch_xla are written by convert_to_torch_xla and save_torch_xla");
 }
 
 Converted convert(const fs::path& checkpoint, const fs::path& out, const ConvertOptions& options) {
@@ -179,29 +210,11 @@ Converted convert(const fs::path& checkpoint, const fs::path& out, const Convert
   for (const auto& tensor : source.model()) {
     if (!source.run().catalog.buffers.contains(tensor.name)) result.parameters += c10::multiply_integers(tensor.shape);
   }
-  switch (options.to) {
-    case Format::Tessera:
-      result.files = write_ranks(source, out);
-      break;
-    case Format::Dcp:
-      result.files = write_dcp(source, out);
-      break;
-    case Format::Hub:
-      result.files = write_hub(source, out);
-      break;
-    case Format::Safetensors:
-      result.files = write_safetensors(source, out);
-      break;
-    case Format::Torch:
-      result.files = write_torch(source, out);
-      break;
-    case Format::Accelerate:
-      result.files = write_accelerate(source, out, result.left_out);
-      break;
-    case Format::TorchXla:
-      result.files = convert_to_torch_xla(checkpoint, out, options.world);
-      for (const auto& tensor : source.beside()) result.left_out.emplace(tensor.key, kStandsBeside);
-      break;
+  if (options.to == Format::TorchXla) {
+    result.files = convert_to_torch_xla(checkpoint, out, options.world);
+    for (const auto& tensor : source.beside()) result.left_out.emplace(tensor.key, kStandsBeside);
+  } else {
+    result.files = write_run(source, out, result.left_out);
   }
   return result;
 }

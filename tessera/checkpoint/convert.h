@@ -31,8 +31,7 @@ struct ConvertOptions {
   std::string model_key = {};                // under which a file of torch.save has the model if it has nothing else; {"model": ...}
   std::optional<at::ScalarType> dtype = {};  // of the model's numbers with fractions; that of the checkpoint unless given
   int64_t max_shard_size = 5'000'000'000;    // bytes of a file in a Hub folder
-  bool full_state_dict = false;              // of Accelerate: files of torch.save as for FULL_STATE_DICT
-  bool replicated = false;                   // of Accelerate: model.safetensors and optimizer.bin, as it has them without FSDP
+  AccelerateLayout accelerate_layout = AccelerateLayout::Sharded;
   /// Settings of the optimizer for Python, which takes all of them from the files, such as {"lr", 0.001}; what is no number is JSON, such
   /// as {"betas", "[0.9, 0.99]"}. The others are those of the checkpoint, if it has them, or PyTorch's defaults.
   Notes settings = {};

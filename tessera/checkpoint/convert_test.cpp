@@ -116,7 +116,7 @@ TEST(Convert, KeepsTheRunInEveryFormat) {
       {"dcp", {.to = Format::Dcp, .world = 2, .settings = kRate}},
       {"run.pt", {.to = Format::Torch, .settings = kRate}},
       {"sharded", {.to = Format::Accelerate, .world = 2, .settings = kRate}},
-      {"full", {.to = Format::Accelerate, .full_state_dict = true, .settings = kRate}},
+      {"full", {.to = Format::Accelerate, .accelerate_layout = checkpoint::AccelerateLayout::Full, .settings = kRate}},
   };
   for (const auto& [name, given] : targets) {
     SCOPED_TRACE(name);

@@ -6,7 +6,6 @@
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/async_saver.h"
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/checkpoint/save_accelerate.h"
 #include "tessera/checkpoint/state_dict.h"
 #include "tessera/checkpoint/weights.h"
 #include "tessera/optim/adam.h"
@@ -173,7 +172,8 @@ TEST(ExpertsCheckpoint, RefusesToKeepRank0sOfValuesThatHaveDriftedApart) {
       EXPECT_FALSE(std::filesystem::exists(folder / "a"));
     }
     EXPECT_THAT(message_of<DisagreementError>([&] { checkpoint::full_state_dict(sharded); }), HasSubstr("'first.bias'"));
-    EXPECT_THAT(message_of<DisagreementError>([&] { checkpoint::save_accelerate(folder / "b", {.model = &sharded}, world); }),
+    EXPECT_THAT(message_of<DisagreementError>(
+                    [&] { checkpoint::save(folder / "b", {.model = &sharded}, world, {.format = checkpoint::Format::Accelerate}); }),
                 HasSubstr("'first.bias'"));
   });
 }

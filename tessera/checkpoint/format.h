@@ -12,6 +12,13 @@ namespace tessera::checkpoint {
 enum class Format { Tessera, Dcp, Hub, Safetensors, Torch, Accelerate, TorchXla };
 std::string_view name_of(Format format);
 
+/// What Accelerate's folders have inside.
+enum class AccelerateLayout {
+  Sharded,     // folders of torch.distributed.checkpoint, as with SHARDED_STATE_DICT
+  Full,        // files of torch.save, as with FULL_STATE_DICT
+  Replicated,  // model.safetensors and optimizer.bin, as without FSDP (MULTI_CPU)
+};
+
 /// Looks at what is there. Throws IoError if it is none of these, with what lies beside it that is one, and UsageError if it is one file of
 /// a folder.
 Format format_of(const std::filesystem::path& path);

@@ -120,6 +120,7 @@ TEST(Runs, GoOnInPythonAndHere) {
                       {"scheduler._last_lr", "[0.05]"},
                       {"scheduler.base_lrs", "[0.05]"}};
     checkpoint::save(folder / "native", contents, world);
+    checkpoint::save(folder / "ours/dcp", contents, world, {.format = Format::Dcp});
     run.train(2, 3);
     if (auto state = full_state(*run.net); world.is_first()) after = std::move(state);
   });
@@ -134,12 +135,12 @@ TEST(Runs, GoOnInPythonAndHere) {
     });
   }
   const checkpoint::Notes settings = {{"lr", 0.05}, {"weight_decay", 0.02}};
-  checkpoint::convert(folder / "native", folder / "ours/dcp", {.to = Format::Dcp, .world = 2, .settings = settings});
   const auto sharded =
       checkpoint::convert(folder / "native", folder / "ours/sharded", {.to = Format::Accelerate, .world = 2, .settings = settings});
   EXPECT_THAT(sharded.left_out.at("epoch"), HasSubstr("no place"));
-  checkpoint::convert(folder / "native", folder / "ours/full",
-                      {.to = Format::Accelerate, .world = 2, .full_state_dict = true, .settings = settings});
+  checkpoint::convert(
+      folder / "native", folder / "ours/full",
+      {.to = Format::Accelerate, .world = 2, .accelerate_layout = checkpoint::AccelerateLayout::Full, .settings = settings});
 
   const auto [status, output] = run_program({TESSERA_TEST_TORCH_PYTHON, TESSERA_TEST_RUN_SCRIPT, folder.path()});
   ASSERT_EQ(status, 0) << output;
@@ -234,7 +235,8 @@ TEST(Runs, GoOnInPythonAndHere) {
   const auto drawn = at::rand({3}, *checkpoint::read_generator(stored, run, 1));
   EXPECT_TRUE(at::allclose(drawn.to(at::kDouble), at::tensor(json_in("theirs/draws.json").get<std::vector<double>>(), at::kDouble)));
   // Ranks draw the same whatever the layout, also those that are new.
-  checkpoint::convert(folder / "converted-sharded", folder / "replicated", {.to = Format::Accelerate, .world = 2, .replicated = true});
+  checkpoint::convert(folder / "converted-sharded", folder / "replicated",
+                      {.to = Format::Accelerate, .world = 2, .accelerate_layout = checkpoint::AccelerateLayout::Replicated});
   std::vector<at::Tensor> draws;
   for (const auto* name : {"theirs/sharded", "theirs/full", "converted-sharded", "replicated"}) {
     const auto each = checkpoint::read_run(folder / name);
@@ -251,7 +253,8 @@ TEST(Runs, GoOnInPythonAndHere) {
   EXPECT_TRUE(plain_run.different.empty() && plain_run.only_other.empty());
   EXPECT_EQ(plain_run.only_one, std::vector<std::string>{".generator.cpu"});
   // The way there and back.
-  checkpoint::convert(folder / "theirs/sharded", folder / "again", {.to = Format::Accelerate, .world = 2, .full_state_dict = true});
+  checkpoint::convert(folder / "theirs/sharded", folder / "again",
+                      {.to = Format::Accelerate, .world = 2, .accelerate_layout = checkpoint::AccelerateLayout::Full});
   EXPECT_TRUE(checkpoint::diff(folder / "theirs/sharded", folder / "again").is_none());
   EXPECT_EQ(checkpoint::read_run(folder / "again").notes, run.notes);
   checkpoint::convert(folder / "converted-sharded", folder / "kept", {.to = Format::Dcp});

@@ -1,17 +1,25 @@
 // How a checkpoint is saved.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 
+#include "tessera/checkpoint/format.h"
 #include "tessera/checkpoint/prune.h"
 
 namespace tessera::checkpoint {
 
 struct SaveOptions {
-  /// After the commit, old checkpoints of the run are removed. The folder must be one of step_folder().
+  /// Every rank writes its part, whatever the format. Accelerate's folders hold no tensors beside the model, and replace an earlier folder
+  /// of Accelerate's when they are complete. Hub folders and safetensors files hold the model alone, and replace an earlier one. Rank files
+  /// of torch_xla are saved by save_torch_xla. AsyncSaver knows only Tessera's format.
+  Format format = Format::Tessera;
+  AccelerateLayout accelerate_layout = AccelerateLayout::Sharded;  // of Accelerate's folders
+  int64_t max_shard_size = 5'000'000'000;                          // bytes of a file in a Hub folder
+  /// After the commit, old checkpoints of the run are removed. The folder must be one of step_folder(). Of Tessera's format.
   std::optional<Keep> keep = {};
   /// For file systems that can rename files but not folders, as some in front of object stores: ranks write into the folder itself, and it
-  /// is a checkpoint as soon as it has the files of all ranks. manifest.json is written last.
+  /// is a checkpoint as soon as it has the files of all ranks. manifest.json is written last. Of Tessera's format.
   bool in_place = false;
 };
 

@@ -1,20 +1,95 @@
 #include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
 
 #include "tessera/base/error.h"
+#include "tessera/base/folder.h"
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/convert/run_source.h"
+#include "tessera/checkpoint/formats/accelerate.h"
+#include "tessera/checkpoint/live/live_run.h"
 #include "tessera/checkpoint/live/save.h"
+#include "tessera/checkpoint/stored/runs.h"
 #include "tessera/comm/groups/all_or_none.h"
 
 namespace tessera::checkpoint {
+namespace {
 
-void save(const std::filesystem::path& folder, const Contents& contents, const Communicator& world, const SaveOptions& options) {
+namespace fs = std::filesystem;
+
+constexpr int64_t kPiece = 1 << 22;  // bytes of a tensor that are copied at once, and stay in the cache until they are written
+
+/// Throws UsageError for what the format has no place for.
+void expect_place(const Contents& contents, const SaveOptions& options) {
+  const auto format = name_of(options.format);
+  if (options.format == Format::TorchXla) throw UsageError("rank files of torch_xla are saved by save_torch_xla");
+  if (options.keep || options.in_place)
+    throw UsageError(fmt::format("SaveOptions::{} is for Tessera's format, not for {}", options.keep ? "keep" : "in_place", format));
+  const bool has_tensors = !contents.tensors.empty() || !contents.tensors_by_rank.empty();
+  if (options.format == Format::Hub || options.format == Format::Safetensors) {
+    if (contents.optimizer || has_tensors || contents.notes.begin() != contents.notes.end())
+      throw UsageError(fmt::format("{} holds the model alone; leave the optimizer, notes and tensors beside the model out", format));
+  } else if (options.format == Format::Accelerate && has_tensors) {
+    const auto& tensors = contents.tensors.empty() ? contents.tensors_by_rank : contents.tensors;
+    throw UsageError(fmt::format("Accelerate's folders have no place for the tensor '{}' beside the model; save it in another format",
+                                 tensors.begin()->first));
+  }
+}
+
+void expect_replaceable(const fs::path& folder) {
+  if (!is_there(folder) || is_accelerate_folder(folder)) return;
+  if (const auto names = names_in(folder); names && names->empty()) return;
+  throw UsageError(fmt::format("{} is there already, and no folder of Accelerate's; save under another name", folder.string()));
+}
+
+/// In another format than ours.
+void save_as(const fs::path& given, const Contents& contents, const Communicator& world, const SaveOptions& options) {
+  const auto path = link_target(lasting_name(given));  // a link stays, and what it leads to is replaced
+  auto out = path;
+  const ConvertOptions how{.to = options.format,
+                           .world = world.size(),
+                           .weights_only = options.format == Format::Hub || options.format == Format::Safetensors,
+                           .max_shard_size = options.max_shard_size,
+                           .accelerate_layout = options.accelerate_layout,
+                           .notes_of_first_rank = true,
+                           .memory = kPiece};
+  const auto failure = fmt::format("could not save {}; what was there is unchanged", path.string());
+  const auto together = [&](c10::function_ref<void()> act) { all_or_none(world, {.unit = "checkpoint"}, failure, act); };
+  const bool is_accelerates = options.format == Format::Accelerate;
+  together([&] {
+    expect_place(contents, options);
+    expect_writable_as(path, options.format);
+    if (is_accelerates && world.is_first()) recover_folder(path);
+  });
+  together([&] {
+    if (!is_accelerates || !is_there(path)) return;
+    expect_replaceable(path);
+    out = beside(path, ".new");
+  });
+  const auto number = expect_savable(path, contents, world, options, failure);
+  std::vector<RankContents> own;
+  together([&] {
+    auto all = contents;
+    if (contents.optimizer) all.notes[kSettingsNote] = contents.optimizer.settings(*contents.model);
+    own = contents_of_ranks(number, all, world);
+    if (out != path && world.is_first()) fs::remove_all(out);  // of a program that was killed
+  });
+  auto live = live_run(own, world);
+  together([&] { expect_no_blocks(live.run); });
+  const RunSource source(std::move(live), how, world, failure);
+  std::map<std::string, std::string> left_out;
+  write_run(source, out, left_out);
+  source.on_first([&] {
+    if (out != path) replace_folder(path, out);
+  });
+}
+
+}  // namespace
+
+void save(const fs::path& folder, const Contents& contents, const Communicator& world, const SaveOptions& options) {
   const c10::AutoGradMode no_grad(false);
+  if (options.format != Format::Tessera) return save_as(folder, contents, world, options);
   Save save(folder, contents, world, options);
-  const auto together = [&](c10::function_ref<void()> act) {
-    AllOrNone step;
-    step.attempt(act);
-    step.expect_all(world, {.unit = "checkpoint"}, save.failure());
-  };
+  const auto together = [&](c10::function_ref<void()> act) { all_or_none(world, {.unit = "checkpoint"}, save.failure(), act); };
   try {
     together([&] { save.write(contents_of_ranks(save.number(), contents, world)); });
     together([&] { save.commit(); });

@@ -13,7 +13,6 @@
 #include "tessera/checkpoint/diff.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/merge.h"
-#include "tessera/checkpoint/save_accelerate.h"
 #include "tessera/checkpoint/stored/rank_file.h"
 #include "tessera/checkpoint/verify.h"
 #include "tessera/checkpoint/weights.h"
@@ -205,7 +204,9 @@ TEST(TensorsBeside, AreRefusedByNameWhereTheyCantBeSaved) {
     for (const auto* name : {"", "model", "model.w", "optimizer.state", "generator.cpu"})
       EXPECT_THAT(message({{name, one}}, {}), HasSubstr(fmt::format("can't be called '{}'", name)));
     EXPECT_FALSE(std::filesystem::exists(folder / "a"));
-    EXPECT_THAT(message_of<UsageError>([&] { checkpoint::save_accelerate(folder / "b", all_of(run, {{"mean", one}}, {}), world); }),
+    EXPECT_THAT(message_of<UsageError>([&] {
+                  checkpoint::save(folder / "b", all_of(run, {{"mean", one}}, {}), world, {.format = checkpoint::Format::Accelerate});
+                }),
                 HasSubstr("no place for the tensor 'mean'"));
     // A model may have such names itself.
     checkpoint::save(folder / "a", all_of(run, {{"conv.weight", one}}, {}), world);

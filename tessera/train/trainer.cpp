@@ -13,7 +13,7 @@
 #include "tessera/base/log.h"
 #include "tessera/base/move_module.h"
 #include "tessera/base/words.h"
-#include "tessera/checkpoint/formats/hub.h"
+#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/groups/same_on_all.h"
 #include "tessera/comm/init.h"
@@ -86,8 +86,9 @@ Trainer::Trainer(TrainerOptions options)
   for (const auto& remark : settings_.remarks()) tessera::log(LogLevel::Warning, remark);
   const auto& type = settings_.text("distributed_type");
   if ((type == "MULTI_GPU" || type == "XLA") && world_.traits().device.is_cpu()) {
-    tessera::log(LogLevel::Warning, fmt::format("{}: distributed_type {}, but ranks train on the CPU{}", settings_.setting("distributed_type").where, type,
-                                                type == "XLA" ? "; tessera launch starts the program with its XLA devices" : ""));
+    tessera::log(LogLevel::Warning,
+                 fmt::format("{}: distributed_type {}, but ranks train on the CPU{}", settings_.setting("distributed_type").where, type,
+                             type == "XLA" ? "; tessera launch starts the program with its XLA devices" : ""));
   }
 }
 
@@ -362,11 +363,8 @@ checkpoint::StateDict Trainer::get_state_dict(const torch::nn::Module& model) co
   return checkpoint::full_state_dict(model, {.offload_to_cpu = true, .rank0_only = true});
 }
 
-void Trainer::save_model(const torch::nn::Module& model, const std::filesystem::path& folder, const SaveModelOptions& options) const {
-  const auto state = get_state_dict(model);
-  all_or_none(world_, {.unit = "save_model"}, fmt::format("could not write {}", folder.string()), [&] {
-    if (is_main_process()) checkpoint::write_hub_folder(folder, state, options.max_shard_size);
-  });
+void Trainer::save_model(torch::nn::Module& model, const std::filesystem::path& folder, const SaveModelOptions& options) const {
+  checkpoint::save(folder, {.model = &model}, world_, {.format = checkpoint::Format::Hub, .max_shard_size = options.max_shard_size});
 }
 
 void Trainer::skip_first_batches(data::Loader& loader, int64_t batches) {

@@ -91,8 +91,8 @@ class Trainer {
   void set_seed(uint64_t seed, const SeedOptions& options = {}) const;
 
   /// Calls `act` on rank 0, then on the others, and returns what it returns: for what is done once and found by the others, such as a
-  /// download. If rank 0 fails, all ranks get the error, and the others do not call it. The others wait for as long as rank 0 lives, up to a
-  /// day. It must not be collective itself. Collective.
+  /// download. If rank 0 fails, all ranks get the error, and the others do not call it. The others wait for as long as rank 0 lives, up to
+  /// a day. It must not be collective itself. Collective.
   template <class Act>
   auto main_process_first(Act&& act) const {
     return call_in_turn(is_main_process(), act);
@@ -165,7 +165,8 @@ class Trainer {
   bool has_state(const std::filesystem::path& folder) const;
   /// Saves all that was prepared and registered, and the generators: in the layout that fsdp_state_dict_type names, which is Accelerate's,
   /// or for LOCAL_STATE_DICT a checkpoint of Tessera. Several models lie in folders model_0, model_1 and so on. Replaces an earlier save
-  /// once it is complete, also through a symbolic link. Throws UsageError in the middle of an accumulation, whose gradients would be lost. Collective.
+  /// once it is complete, also through a symbolic link. Throws UsageError in the middle of an accumulation, whose gradients would be lost.
+  /// Collective.
   void save_state(const std::filesystem::path& folder);
   /// Loads what save_state has saved, or Accelerate, on any number of ranks. If the global batch size changed, the step count is rescaled,
   /// so that learning rates end with the data; lr() is then that of the last step. Warns about Accelerate state that is not restored. If
@@ -185,22 +186,20 @@ class Trainer {
   checkpoint::StateDict get_state_dict(const Holder& model) const {
     return get_state_dict(static_cast<const torch::nn::Module&>(*model));
   }
-  /// Writes the model to FOLDER/model.safetensors, or to several files with an index, as Hugging Face's programs read it. Rank 0 holds it
-  /// whole for a moment. Collective.
-  void save_model(const torch::nn::Module& model, const std::filesystem::path& folder, const SaveModelOptions& options = {}) const;
+  /// Writes the model to FOLDER/model.safetensors, or to several files with an index, as Hugging Face's programs read it. Each rank
+  /// writes its part. Collective.
+  void save_model(torch::nn::Module& model, const std::filesystem::path& folder, const SaveModelOptions& options = {}) const;
   template <class Holder>
     requires requires(const Holder& holder) { holder->parameters(); }
-  void save_model(const Holder& model, const std::filesystem::path& folder, const SaveModelOptions& options = {}) const {
-    save_model(static_cast<const torch::nn::Module&>(*model), folder, options);
+  void save_model(Holder& model, const std::filesystem::path& folder, const SaveModelOptions& options = {}) const {
+    save_model(static_cast<torch::nn::Module&>(*model), folder, options);
   }
 
   /// The tensors of all ranks along dimension 0, in rank order; numbers become a vector. Shapes must be equal. Collective.
   at::Tensor gather(const at::Tensor& tensor) const;
   /// The rows of all ranks, in rank order, without those that only fill the batch. A batch has a row for each of its samples; without
   /// samples (`{}`), ranks may have any number of rows. Collective.
-  at::Tensor gather_for_metrics(const at::Tensor& rows, const data::Samples& batch) const {
-    return gather_rows({&rows, 1}, batch).front();
-  }
+  at::Tensor gather_for_metrics(const at::Tensor& rows, const data::Samples& batch) const { return gather_rows({&rows, 1}, batch).front(); }
   /// The same for several: const auto [answers, labels] = trainer.gather_for_metrics({scores.argmax(1), batch.targets}, batch);
   template <size_t N>
   std::array<at::Tensor, N> gather_for_metrics(const at::Tensor (&rows)[N], const data::Samples& batch) const {
@@ -256,10 +255,10 @@ class Trainer {
     torch::optim::Optimizer* torch = nullptr;
     std::optional<optim::LearningRate> rate = {};
     torch::optim::LRScheduler* scheduler = nullptr;
-    std::vector<double> first_rates = {};    // of torch's parameter groups
-    int64_t steps = 0, scheduled = 0;        // of the scheduler, by this process
+    std::vector<double> first_rates = {};                      // of torch's parameter groups
+    int64_t steps = 0, scheduled = 0;                          // of the scheduler, by this process
     bool averaged = false, clipped = false, unscaled = false;  // the gradients that it has
-    bool stepped = false;                    // since the scale of gradients in float16 may have changed
+    bool stepped = false;                                      // since the scale of gradients in float16 may have changed
 
     checkpoint::OptimizerRef ref() const { return own != nullptr ? checkpoint::OptimizerRef(own) : checkpoint::OptimizerRef(torch); }
   };
@@ -336,7 +335,7 @@ class Trainer {
   std::optional<train::Reporters> log_;  // once something was logged
   int64_t log_from_ = 1;                 // the first step that it does not have yet
   bool resumed_ = false;                 // since then nothing was logged
-  int64_t batches_ = 0;  // since the last step
+  int64_t batches_ = 0;                  // since the last step
   bool syncs_ = true, in_batch_ = false, triggered_ = false, warned_of_limit_ = false;
 };
 

@@ -10,7 +10,6 @@
 #include "tessera/base/log.h"
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/checkpoint/save_accelerate.h"
 #include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/checkpoint/stored/rank_file.h"
 #include "tessera/comm/groups/all_or_none.h"
@@ -180,7 +179,8 @@ Trainer::Resumed Trainer::read_notes(size_t model, const checkpoint::Notes& note
     } else if (total >= 0) {
       const auto steps = steps_of(total, processes, folder);
       resumed.steps.push_back(steps);
-      remark(fmt::format("{}.bin counts {} for {} processes, which are {} steps", name, total, steps == 0 ? processes : total / steps, steps));
+      remark(
+          fmt::format("{}.bin counts {} for {} processes, which are {} steps", name, total, steps == 0 ? processes : total / steps, steps));
     } else {
       resumed.steps.push_back(0);
       remark(fmt::format("there is no {}.bin, so steps and the learning rate begin anew", name));
@@ -245,8 +245,11 @@ void Trainer::save_model(size_t model, const fs::path& folder, checkpoint::Notes
   if (type == "LOCAL_STATE_DICT") {
     checkpoint::save(folder, contents, world_);
   } else {
-    const bool replicated = settings_.text("distributed_type") != "FSDP";
-    checkpoint::save_accelerate(folder, contents, world_, {.full_state_dict = type == "FULL_STATE_DICT", .replicated = replicated, .replaces_any = true});
+    using Layout = checkpoint::AccelerateLayout;
+    const auto layout = settings_.text("distributed_type") != "FSDP" ? Layout::Replicated
+                        : type == "FULL_STATE_DICT"                  ? Layout::Full
+                                                                     : Layout::Sharded;
+    checkpoint::save(folder, contents, world_, {.format = checkpoint::Format::Accelerate, .accelerate_layout = layout});
   }
 }
 
@@ -259,19 +262,16 @@ void Trainer::save_state(const fs::path& given) {
         "true, after step()");
   }
   const auto folder = link_target(given);  // a link stays, and what it leads to is replaced
-  // With one model, save_accelerate replaces an earlier save by itself.
-  const bool replaces = models_.size() > 1 || settings_.text("fsdp_state_dict_type") == "LOCAL_STATE_DICT";
-  const auto made = replaces ? beside(folder, ".new") : folder;
+  const auto made = beside(folder, ".new");
   std::vector<checkpoint::Notes> notes;
   all_or_none(world_, {.unit = "save_state"}, fmt::format("could not save {}; what was there is unchanged", folder.string()), [&] {
     for (size_t i = 0; i < models_.size(); i++) notes.push_back(notes_of(i));
     if (!is_main_process()) return;
     recover_folder(folder);
     expect_replaceable(folder);
-    fs::remove_all(beside(folder, ".new"));  // of a program that was killed
+    fs::remove_all(made);  // of a program that was killed
   });
   for (size_t i = 0; i < models_.size(); i++) save_model(i, folder_of_model(made, i, models_.size()), std::move(notes[i]));
-  if (!replaces) return;
   all_or_none(world_, {.unit = "save_state"}, fmt::format("could not save {}; the new one is {}", folder.string(), made.string()), [&] {
     if (is_main_process()) replace_folder(folder, made);
   });
@@ -292,7 +292,8 @@ void Trainer::load_state(const fs::path& folder) {
   all_or_none(world_, {.unit = "load_state"}, fmt::format("can't load {}", folder.string()), [&] {
     if (!is_main_process()) return;
     recover_folder(link_target(folder));
-    if (is_there(folder) && !has_something(folder)) throw UsageError(fmt::format("the folder {} is empty; save_state fills it", folder.string()));
+    if (is_there(folder) && !has_something(folder))
+      throw UsageError(fmt::format("the folder {} is empty; save_state fills it", folder.string()));
     const auto first = folder_of_model(folder, 0, models_.size());
     if (!is_there(first))
       throw UsageError(fmt::format("there is no {} to load; save_state of {} makes it", first.string(),

@@ -9,7 +9,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/checkpoint/save_accelerate.h"
 #include "tessera/optim/adam.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/full_params.h"
@@ -158,7 +157,7 @@ TEST(Trainer, TakesWhatItCanOfAccelerate) {
     // Under the names of Accelerate, whose scheduler counts a step for each process.
     checkpoint::Contents contents{
         .model = net.get(), .optimizer = &optimizer, .notes = {{"step", 0}, {"scheduler.last_epoch", 12}, {"dl_state_dict.other", 1}}};
-    checkpoint::save_accelerate(folder / "run", contents, world);
+    checkpoint::save(folder / "run", contents, world, {.format = checkpoint::Format::Accelerate});
     auto loader = numbers_loader(world, 12);
     trainer.prepare(loader);
     trainer.load_state(folder / "run");

@@ -5,21 +5,55 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <chrono>
+#include <numeric>
 
 #include "tessera/base/error.h"
+#include "tessera/base/folder.h"
 #include "tessera/checkpoint/convert/pieces.h"
+#include "tessera/checkpoint/formats/checksum.h"
 #include "tessera/checkpoint/stored/optimizer_keys.h"
 #include "tessera/checkpoint/stored/rank_file.h"
 #include "tessera/checkpoint/stored/runs.h"
+#include "tessera/comm/groups/all_or_none.h"
+#include "tessera/comm/self/self.h"
 
 namespace tessera::checkpoint {
+namespace {
+
+constexpr Subject kSubject{.unit = "checkpoint"};
+
+/// Rows as FSDP divides them.
+std::vector<TensorSlice> rows_of(const std::vector<int64_t>& shape, int rank, int ranks) {
+  auto box = whole_slice(shape);
+  if (shape.empty()) return rank == 0 ? std::vector{box} : std::vector<TensorSlice>();
+  const auto rows = shape.front(), each = std::max<int64_t>((rows + ranks - 1) / ranks, 1);
+  box.offsets.front() = rank * each;
+  box.sizes.front() = std::min(each, rows - rank * each);
+  return rank == 0 || box.sizes.front() > 0 ? std::vector{box} : std::vector<TensorSlice>();
+}
+
+}  // namespace
+
 using nlohmann::json;
 
 int64_t SourceTensor::bytes() const {
   return c10::multiply_integers(shape) * static_cast<int64_t>(c10::elementSize(dtype));
 }
 
-RunSource::RunSource(Manifest run, const ConvertOptions& options) : run_(std::move(run)), options_(options), stored_(run_.catalog) {
+RunSource::RunSource(Manifest run, const ConvertOptions& options)
+    : RunSource(run, CatalogReader(run.catalog), options, self_world(0, at::kCPU), "could not write") {
+  for (const auto& bytes : run_.catalog.checksums) stored_.verify(bytes);
+}
+
+RunSource::RunSource(LiveRun live, const ConvertOptions& options, const Communicator& world, std::string failure)
+    : RunSource(live.run, CatalogReader(live.run.catalog, std::move(live.memories)), options, world.with_limit(std::chrono::hours(24)),
+                std::move(failure)) {
+  is_live_ = true;
+}
+
+RunSource::RunSource(Manifest run, CatalogReader stored, const ConvertOptions& options, Communicator world, std::string failure)
+    : run_(std::move(run)), options_(options), stored_(std::move(stored)), world_(std::move(world)), failure_(std::move(failure)) {
   for (const auto& [name, tensor] : run_.catalog.tensors) {
     stored_.expect_complete(name);
     if (name == run_.generator || name == run_.device_generator) continue;
@@ -38,7 +72,52 @@ RunSource::RunSource(Manifest run, const ConvertOptions& options) : run_(std::mo
     }
     all_ += entry.bytes();
   }
-  for (const auto& bytes : run_.catalog.checksums) stored_.verify(bytes);
+}
+
+bool RunSource::is_for_me(size_t number) const {
+  return std::ranges::find(world_.local_ranks(), static_cast<int>(number % static_cast<size_t>(world_.size()))) !=
+         world_.local_ranks().end();
+}
+
+void RunSource::expect_seen(const std::filesystem::path& path) const {
+  if (is_there(path)) return;
+  throw IoError(fmt::format("{}, which rank 0 has made, is not there for rank {}; save where all ranks see the same files", path.string(),
+                            ranks().front()));
+}
+
+void RunSource::on_each(c10::function_ref<void()> act) const {
+  all_or_none(world_, kSubject, failure_, act);
+}
+
+void RunSource::on_first(c10::function_ref<void()> act) const {
+  on_each([&] {
+    if (is_first()) act();
+  });
+}
+
+std::vector<std::string> RunSource::texts(const std::string& own) const {
+  return world_.texts(own, kSubject);
+}
+
+std::vector<int> RunSource::ranks() const {
+  if (is_live_) return world_.local_ranks();
+  std::vector<int> all(static_cast<size_t>(options_.world));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+std::vector<TensorSlice> RunSource::boxes(const SourceTensor& tensor, int rank) const {
+  if (!is_live_) return rows_of(tensor.shape, rank, options_.world);
+  std::map<std::pair<std::vector<int64_t>, std::vector<int64_t>>, std::vector<const StoredBox*>> owners;
+  for (const auto& stored : stored_.info(tensor.name).boxes) owners[{stored.box.offsets, stored.box.sizes}].push_back(&stored);
+  std::vector<TensorSlice> result;
+  for (const auto& [place, stored] : owners) {
+    const bool is_buffer = run_.catalog.buffers.contains(tensor.name);
+    const auto* const chosen = stored[is_buffer ? 0 : checksum_value(tensor.name) % stored.size()];  // so that all write as much
+    if (static_cast<int>(chosen->file) == rank) result.push_back(chosen->box);
+  }
+  if (c10::multiply_integers(tensor.shape) > 0) return result;
+  return rank == 0 ? std::vector{whole_slice(tensor.shape)} : std::vector<TensorSlice>();
 }
 
 void RunSource::copy(const SourceTensor& tensor, const TensorSlice& box,

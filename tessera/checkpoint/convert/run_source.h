@@ -1,4 +1,5 @@
-// RunSource: the tensors of a run that is written to another checkpoint, in pieces that fit into memory.
+// RunSource: the tensors of a run that is written as a checkpoint, in pieces that fit into memory. What writes a format knows nothing else:
+// the run is stored, or it is live, and then all its ranks write.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -9,7 +10,9 @@
 #include <vector>
 
 #include "tessera/checkpoint/convert.h"
+#include "tessera/checkpoint/live/live_run.h"
 #include "tessera/checkpoint/stored/manifest.h"
+#include "tessera/comm/communicator.h"
 
 namespace tessera::checkpoint {
 
@@ -26,8 +29,28 @@ struct SourceTensor {
 
 class RunSource {
  public:
-  /// Throws IoError if values are missing or damaged.
+  /// One that is stored. This process writes what all ranks would. Throws IoError if values are missing or damaged.
   RunSource(Manifest run, const ConvertOptions& options);
+  /// One that is in memory, of which each process writes its part. `failure` is what errors of other ranks say.
+  RunSource(LiveRun live, const ConvertOptions& options, const Communicator& world, std::string failure);
+
+  /// The processes that write together: one, or those of the ranks. An error of one is thrown by all.
+  bool is_first() const { return world_.is_first(); }
+  /// Whether this one does the work of this number, if they deal it out.
+  bool is_for_me(size_t number) const;
+  /// Throws IoError for a file or folder of the first one that this one does not see.
+  void expect_seen(const std::filesystem::path& path) const;
+  void on_each(c10::function_ref<void()> act) const;
+  void on_first(c10::function_ref<void()> act) const;
+  /// What each of them says, in their order. Collective.
+  std::vector<std::string> texts(const std::string& own) const;
+
+  /// The ranks whose part this process writes.
+  std::vector<int> ranks() const;
+  /// What a rank writes of a tensor: of what several ranks have, one of them. Buffers are those of rank 0.
+  std::vector<TensorSlice> boxes(const SourceTensor& tensor, int rank) const;
+  /// For copy(): from which file a rank takes what several have.
+  size_t file_of(int rank) const { return is_live_ ? static_cast<size_t>(rank) : 0; }
 
   const Manifest& run() const { return run_; }
   const CatalogReader& stored() const { return stored_; }
@@ -53,9 +76,14 @@ class RunSource {
  private:
   void expect_known_settings(const nlohmann::json& group) const;
 
+  RunSource(Manifest run, CatalogReader stored, const ConvertOptions& options, Communicator world, std::string failure);
+
   Manifest run_;
   const ConvertOptions& options_;
   CatalogReader stored_;
+  const Communicator world_;
+  const std::string failure_;
+  bool is_live_ = false;
   std::vector<SourceTensor> model_, state_, beside_;
   int64_t all_ = 0;
   mutable int64_t done_ = 0;
@@ -68,6 +96,16 @@ void warn_of_tensors_beside(const std::filesystem::path& checkpoint, const Conve
 nlohmann::json setting_of(const std::string& text);
 /// A note as a value of Python: a number, a list and so on if the text is exactly one, else the text.
 nlohmann::json value_of_note(const std::string& text);
+
+/// Throws UsageError for a name that is not one of the format, or that is in the way of a run.
+void expect_writable_as(const std::filesystem::path& out, Format format);
+/// Throws UsageError for state that no other ranks could use.
+void expect_no_blocks(const Manifest& run);
+
+/// Writes the run in the format of its options, and returns the files or the folder. Adds what has no place there to `left_out`. Not for
+/// rank files of torch_xla. Collective, as all below.
+std::vector<std::filesystem::path> write_run(const RunSource& source, const std::filesystem::path& out,
+                                             std::map<std::string, std::string>& left_out);
 
 // Each writes the run to `out`, and returns its files or the folder.
 std::vector<std::filesystem::path> write_ranks(const RunSource& source, const std::filesystem::path& out);

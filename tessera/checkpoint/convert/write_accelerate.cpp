@@ -3,6 +3,8 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>
 
+#include <optional>
+
 #include "tessera/base/atomic_write.h"
 #include "tessera/checkpoint/convert/python_run.h"
 #include "tessera/checkpoint/convert/write_dcp.h"
@@ -65,45 +67,54 @@ void write_objects(const RunSource& source, const fs::path& folder, std::map<std
   for (auto& [name, dict] : files) TorchFileWriter(folder / name, {std::move(dict)}).close();
 }
 
+void write_folder(const RunSource& source, const fs::path& folder) {
+  const std::string model = accelerate::kModel, optimizer = accelerate::kOptimizer;
+  const bool has_optimizer = !source.run().optimizer.empty();
+  if (source.options().accelerate_layout == AccelerateLayout::Sharded) {
+    DcpFolder weights(source, folder / (model + "_0"));
+    source.on_each([&] { weights.add_model(); });
+    weights.close();
+    if (!has_optimizer) return;
+    DcpFolder state(source, folder / (optimizer + "_0"));
+    source.on_each([&] { state.add_optimizer(); });
+    state.close();
+    return;
+  }
+  const bool is_replicated = source.options().accelerate_layout == AccelerateLayout::Replicated;
+  if (is_replicated) {
+    write_safetensors(source, folder / kHubSafetensors.single);
+  } else {
+    TreeFile weights(source);
+    weights.write(folder / (model + ".bin"), weights.model());
+  }
+  if (!has_optimizer) return;
+  TreeFile state(source);
+  TorchTree tree;
+  source.on_each([&] { tree = is_replicated ? state.numbered_optimizer() : state.optimizer(); });
+  state.write(folder / (optimizer + ".bin"), tree);
+}
+
 }  // namespace
 
 std::vector<fs::path> write_accelerate(const RunSource& source, const fs::path& out, std::map<std::string, std::string>& left_out) {
-  NewFolder made(out);
+  std::optional<NewFolder> made;
+  source.on_first([&] { made.emplace(out); });
   const auto folder = unfinished_path(out);
-  const std::string model = accelerate::kModel, optimizer = accelerate::kOptimizer;
-  const bool has_optimizer = !source.run().optimizer.empty();
-  if (source.options().replicated) {
-    write_safetensors(source, folder / kHubSafetensors.single);
-    TreeFile state(source);
-    if (has_optimizer) state.write(folder / (optimizer + ".bin"), state.numbered_optimizer());
-  } else if (source.options().full_state_dict) {
-    TreeFile weights(source);
-    weights.write(folder / (model + ".bin"), weights.model());
-    TreeFile state(source);
-    if (has_optimizer) state.write(folder / (optimizer + ".bin"), state.optimizer());
-  } else {
-    DcpFolder weights(source, folder / (model + "_0"));
-    weights.add_model();
-    weights.close();
-    if (has_optimizer) {
-      DcpFolder state(source, folder / (optimizer + "_0"));
-      state.add_optimizer();
-      state.close();
-    }
-  }
-  if (!source.options().weights_only) {
+  write_folder(source, folder);
+  source.on_each([&] {
+    if (source.options().weights_only) return;
     const auto notes = source.notes();
     const auto step = notes.find("step");
-    for (int rank = 0; rank < source.options().world; rank++) {
+    for (const int rank : source.ranks()) {
       const auto state = generator_of(source, rank);
       if (!state.defined()) break;
       write_generators(folder / fmt::format("{}{}.pkl", accelerate::kGenerators, rank), state,
                        step == notes.end() ? json(0) : value_of_note(step->second));
     }
-    write_objects(source, folder, left_out);
+    if (source.is_first()) write_objects(source, folder, left_out);
     for (const auto& tensor : source.beside()) left_out.emplace(tensor.key, kStandsBeside);
-  }
-  made.commit();
+  });
+  source.on_first([&] { made->commit(); });
   return {out};
 }
 

@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <iterator>
+#include <optional>
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/folder.h"
@@ -14,28 +16,29 @@ namespace tessera::checkpoint {
 namespace fs = std::filesystem;
 
 DcpFolder::DcpFolder(const RunSource& source, const fs::path& folder) : source_(source), folder_(folder) {
-  make_folder(folder);
-  for (int rank = 0; rank < source.options().world; rank++) writers_.push_back(std::make_unique<DcpRankWriter>(folder, rank));
+  source.on_first([&] { make_folder(folder); });
+  source.on_each([&] {
+    source.expect_seen(folder);
+    for (const int rank : source.ranks()) writers_.try_emplace(rank, folder, rank);
+  });
 }
 
-/// Rows as FSDP divides them.
 void DcpFolder::add(const DcpPath& path, const SourceTensor& tensor) {
-  const auto ranks = std::ssize(writers_);
-  const auto rows = tensor.shape.empty() ? 1 : tensor.shape.front();
-  const auto each = std::max<int64_t>((rows + ranks - 1) / ranks, 1);
-  for (int64_t rank = 0; rank < ranks && (rank == 0 || rank * each < rows); rank++) {
-    auto box = whole_slice(tensor.shape);
-    if (!tensor.shape.empty()) {
-      box.offsets.front() = rank * each;
-      box.sizes.front() = std::min(each, rows - rank * each);
+  for (auto& [rank, writer] : writers_) {
+    for (const auto& box : source_.boxes(tensor, rank)) {
+      writer.write(path, box, tensor.dtype, [&, file = source_.file_of(rank)](TorchArchiveWriter& archive) {
+        source_.copy(tensor, box, [&](const TensorSlice&, const at::Tensor& values) { archive.append(values); }, file);
+      });
     }
-    auto& writer = *writers_[static_cast<size_t>(rank)];
-    source_.copy(tensor, box, [&](const TensorSlice& piece, const at::Tensor& values) { writer.write(path, piece, values); });
   }
 }
 
+void DcpFolder::add(const DcpPath& path, const nlohmann::json& value) {
+  if (const auto first = writers_.find(0); first != writers_.end()) first->second.write(path, value);
+}
+
 void DcpFolder::add(const DcpPath& path, const at::Tensor& tensor) {
-  writers_.front()->write(path, whole_slice(tensor.sizes()), tensor);
+  if (const auto first = writers_.find(0); first != writers_.end()) first->second.write(path, whole_slice(tensor.sizes()), tensor);
 }
 
 void DcpFolder::add_model() {
@@ -56,23 +59,30 @@ void DcpFolder::add_beside() {
 }
 
 void DcpFolder::close() {
+  std::vector<DcpItem> own;
+  source_.on_each([&] {
+    for (auto& [rank, writer] : writers_) std::ranges::move(writer.close(), std::back_inserter(own));
+  });
   std::vector<DcpItem> items;
-  for (const auto& writer : writers_) std::ranges::move(writer->close(), std::back_inserter(items));
-  write_dcp_metadata(folder_, items);
+  for (const auto& text : source_.texts(nlohmann::json(own).dump()))
+    std::ranges::move(nlohmann::json::parse(text).get<std::vector<DcpItem>>(), std::back_inserter(items));
+  source_.on_first([&] { write_dcp_metadata(folder_, items); });
 }
 
 std::vector<fs::path> write_dcp(const RunSource& source, const fs::path& out) {
-  NewFolder made(out);
+  std::optional<NewFolder> made;
+  source.on_first([&] { made.emplace(out); });
   DcpFolder folder(source, unfinished_path(out));
-  folder.add_model();
-  if (!source.run().optimizer.empty()) folder.add_optimizer();
-  if (!source.options().weights_only) {
+  source.on_each([&] {
+    folder.add_model();
+    if (!source.run().optimizer.empty()) folder.add_optimizer();
+    if (source.options().weights_only) return;
     folder.add_beside();
     for (const auto& [name, value] : values_of_notes(source)) folder.add({name}, value);
-    if (const auto state = generator_of(source, 0); state.defined()) folder.add({kGeneratorName}, state);
-  }
+    if (const auto state = generator_of(source, source.ranks().front()); state.defined()) folder.add({kGeneratorName}, state);
+  });
   folder.close();
-  made.commit();
+  source.on_first([&] { made->commit(); });
   return {out};
 }
 

@@ -1,17 +1,17 @@
 // DcpFolder: a run, or a part of it, as a folder of torch.distributed.checkpoint.
 #pragma once
 
+#include <deque>
 #include <filesystem>
-#include <memory>
+#include <map>
 #include <nlohmann/json.hpp>
-#include <vector>
 
 #include "tessera/checkpoint/convert/run_source.h"
 #include "tessera/checkpoint/formats/dcp.h"
 
 namespace tessera::checkpoint {
 
-/// One folder that is written by as many ranks as the options say, in this process.
+/// What the ranks of this process write into the folder. All processes do so, and then close it together.
 class DcpFolder {
  public:
   DcpFolder(const RunSource& source, const std::filesystem::path& folder);
@@ -19,8 +19,10 @@ class DcpFolder {
   void add_model();
   void add_optimizer();
   void add_beside();
-  void add(const DcpPath& path, const nlohmann::json& value) { writers_.front()->write(path, value); }
+  /// Of rank 0.
+  void add(const DcpPath& path, const nlohmann::json& value);
   void add(const DcpPath& path, const at::Tensor& tensor);
+  /// Collective.
   void close();
 
  private:
@@ -28,7 +30,7 @@ class DcpFolder {
 
   const RunSource& source_;
   const std::filesystem::path folder_;
-  std::vector<std::unique_ptr<DcpRankWriter>> writers_;
+  std::map<int, DcpRankWriter> writers_;
 };
 
 }  // namespace tessera::checkpoint

@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 
 #include <map>
+#include <optional>
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/convert/python_run.h"
+#include "tessera/checkpoint/convert/rooms.h"
 #include "tessera/checkpoint/stored/runs.h"
 
 namespace tessera::checkpoint {
@@ -37,8 +39,9 @@ TorchTree TreeFile::optimizer() {
 TorchTree TreeFile::numbered_optimizer() {
   if (!source_.notes().contains(kSettingsNote))
     throw UsageError(
-        "without FSDP, Accelerate knows the optimizer's parameters by numbers, and this checkpoint does not say in which order the optimizer "
-        "has them; save with save_accelerate, or convert the weights only (.weights_only = true)");
+        "without FSDP, Accelerate knows the optimizer's parameters by numbers, and this checkpoint does not say in which order the "
+        "optimizer "
+        "has them; save with checkpoint::save in this format, or convert the weights only (.weights_only = true)");
   auto groups = source_.settings();
   std::map<std::string, int64_t> numbers;
   for (auto& group : groups) {
@@ -65,9 +68,14 @@ TorchTree TreeFile::numbered_optimizer() {
 }
 
 void TreeFile::write(const fs::path& path, const TorchTree& tree) {
-  TorchFileWriter writer(path, tree);
-  for (const auto& tensor : tensors_) source_.copy(tensor, [&](const at::Tensor& values) { writer.append(values); });
-  writer.close();
+  std::optional<TorchFileWriter> writer;
+  std::vector<Room> rooms;
+  source_.on_first([&] {
+    writer.emplace(path, tree);
+    rooms = writer->leave_rooms();
+  });
+  const auto checksums = fill_rooms(source_, tensors_, rooms, DigestKind::Crc32);
+  source_.on_first([&] { writer->close(checksums); });
 }
 
 TorchTree::Tensor TreeFile::add(const SourceTensor& tensor) {

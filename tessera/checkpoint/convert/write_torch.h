@@ -19,6 +19,7 @@ class TreeFile {
   /// By numbers, as optimizer.state_dict() has it, and with the names. Throws UsageError where the order of the parameters is not known.
   TorchTree numbered_optimizer();
   TorchTree tensor(const SourceTensor& tensor) { return {add(tensor)}; }
+  /// Collective.
   void write(const std::filesystem::path& path, const TorchTree& tree);
 
  private:

@@ -2,6 +2,8 @@
 // part of a tensor and each other value is an archive of torch.save.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -43,8 +45,9 @@ class DcpRankWriter {
  public:
   DcpRankWriter(const std::filesystem::path& folder, int rank);
 
-  /// The values of a box of a tensor.
+  /// The values of a box of a tensor, or what `fill` appends to the archive.
   void write(const DcpPath& path, const TensorSlice& box, const at::Tensor& values);
+  void write(const DcpPath& path, const TensorSlice& box, at::ScalarType dtype, c10::function_ref<void(TorchArchiveWriter& archive)> fill);
   void write(const DcpPath& path, const nlohmann::json& value);
   /// The file appears. Returns what it has, for write_dcp_metadata.
   std::vector<DcpItem> close();

@@ -111,15 +111,20 @@ Value metadata_of(const std::string& name, const Named& named) {
 DcpRankWriter::DcpRankWriter(const fs::path& folder, int rank) : name_(fmt::format("__{}_0.distcp", rank)), file_(folder / name_) {}
 
 void DcpRankWriter::write(const DcpPath& path, const TensorSlice& box, const at::Tensor& values) {
-  if (!box.fits()) throw UsageError(fmt::format("'{}' has a part {} outside of its shape", name_of(path), to_string(box)));
   if (values.sizes() != at::IntArrayRef(box.sizes)) {
     throw UsageError(fmt::format("the part {} of '{}' was given values of the shape [{}]", to_string(box), name_of(path),
                                  fmt::join(values.sizes(), ", ")));
   }
-  const auto tensor = std::make_shared<TorchTensor>(TorchTensor{.dtype = values.scalar_type(), .shape = box.sizes});
+  write(path, box, values.scalar_type(), [&](TorchArchiveWriter& archive) { archive.write(values); });
+}
+
+void DcpRankWriter::write(const DcpPath& path, const TensorSlice& box, at::ScalarType dtype,
+                          c10::function_ref<void(TorchArchiveWriter&)> fill) {
+  if (!box.fits()) throw UsageError(fmt::format("'{}' has a part {} outside of its shape", name_of(path), to_string(box)));
+  const auto tensor = std::make_shared<TorchTensor>(TorchTensor{.dtype = dtype, .shape = box.sizes});
   TorchArchiveWriter archive(file_, end_, {TorchTree::Tensor(tensor)});
-  archive.write(values);
-  add({.path = path, .part = DcpItem::Part{.dtype = values.scalar_type(), .box = box}}, archive.close());
+  fill(archive);
+  add({.path = path, .part = DcpItem::Part{.dtype = dtype, .box = box}}, archive.close());
 }
 
 void DcpRankWriter::write(const DcpPath& path, const nlohmann::json& value) {

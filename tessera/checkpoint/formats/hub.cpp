@@ -76,8 +76,8 @@ Catalog read_hub_folder(const fs::path& folder) {
     for (const auto& [name, tensor] : part.tensors) {
       const auto listed = index.find(name);
       if (listed != index.end() && listed->second == shard) continue;
-      throw IoError(fmt::format("{} has '{}', which the index says is {}; the files are of different models", (folder / shard).string(), name,
-                                listed == index.end() ? "nowhere" : "in " + listed->second));
+      throw IoError(fmt::format("{} has '{}', which the index says is {}; the files are of different models", (folder / shard).string(),
+                                name, listed == index.end() ? "nowhere" : "in " + listed->second));
     }
     append(catalog, std::move(part));
   }
@@ -89,9 +89,9 @@ Catalog read_hub_folder(const fs::path& folder) {
   return catalog;
 }
 
-HubWriter::HubWriter(fs::path folder, const std::vector<SafetensorsEntry>& entries, std::map<std::string, std::string> metadata,
+HubWriter::HubWriter(fs::path folder, const std::vector<SafetensorsEntry>& entries, const std::map<std::string, std::string>& metadata,
                      int64_t max_shard_size)
-    : folder_(std::move(folder)), metadata_(std::move(metadata)) {
+    : folder_(std::move(folder)) {
   if (max_shard_size < 1) throw UsageError(fmt::format("files of at most {} bytes can't hold a model", max_shard_size));
   int64_t bytes = 0;
   for (const auto& entry : entries) {
@@ -103,62 +103,24 @@ HubWriter::HubWriter(fs::path folder, const std::vector<SafetensorsEntry>& entri
     bytes += entry.bytes();
   }
   if (shards_.empty()) shards_.emplace_back();
+  make_folder(folder_);
   for (size_t i = 0; i < shards_.size(); i++) {
     files_.push_back(folder_ / (shards_.size() == 1 ? kSingle : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards_.size())));
+    writers_.emplace_back(files_[i], shards_[i], metadata);
+    std::ranges::move(writers_.back().leave_rooms(), std::back_inserter(rooms_));
   }
-  make_folder(folder_);
+}
+
+void HubWriter::close(std::span<const std::string> checksums) {
   // While the files of another model are replaced one by one, nobody should take them for one model.
   std::error_code error;
   fs::remove(folder_ / kHubIndex, error);
   if (error) throw IoError(fmt::format("can't remove {}: {}", (folder_ / kHubIndex).string(), error.message()));
-  next_file();
-}
-
-void HubWriter::next_file() {
-  writer_ = std::make_unique<SafetensorsWriter>(files_[shard_], shards_[shard_], metadata_);
-  place_ = 0;
-}
-
-/// Goes on to the next file when one has all its tensors.
-void HubWriter::expect_place() {
-  if (place_ < shards_[shard_].size() || shard_ + 1 == shards_.size()) return;
-  writer_->close();
-  shard_++;
-  next_file();
-}
-
-void HubWriter::write(const at::Tensor& tensor) {
-  expect_place();
-  writer_->write(tensor);
-  place_++;
-}
-
-void HubWriter::append(const at::Tensor& values) {
-  expect_place();
-  writer_->append(values);
-  written_ += values.numel();
-  if (place_ == shards_[shard_].size() || written_ < c10::multiply_integers(shards_[shard_][place_].sizes)) return;
-  written_ = 0;
-  place_++;
-}
-
-void HubWriter::close() {
-  writer_->close();
-  if (shards_.size() > 1) {
-    nlohmann::ordered_json index = {{"metadata", {{"total_size", 0}}}, {"weight_map", nlohmann::ordered_json::object()}};
-    int64_t bytes = 0;
-    for (size_t i = 0; i < shards_.size(); i++) {
-      for (const auto& entry : shards_[i]) {
-        bytes += entry.bytes();
-        index["weight_map"][entry.name] = files_[i].filename().string();
-      }
-    }
-    index["metadata"]["total_size"] = bytes;
-    NewFile file(folder_ / kHubIndex);
-    const auto text = index.dump(2) + "\n";
-    file.write(std::as_bytes(std::span(text)));
-    file.commit();
+  for (size_t i = 0; i < shards_.size(); i++) {
+    writers_[i].close(checksums.first(shards_[i].size()));
+    checksums = checksums.subspan(shards_[i].size());
   }
+  if (shards_.size() > 1) write_index();
   // What is left of another model would be loaded along with this one.
   for (const auto& name : names_in(folder_).value_or(std::vector<std::string>())) {
     const bool is_ours = std::ranges::find(files_, folder_ / name) != files_.end() || (name == kHubIndex && shards_.size() > 1);
@@ -166,25 +128,20 @@ void HubWriter::close() {
   }
 }
 
-void write_hub_folder(const fs::path& folder, const std::map<std::string, at::Tensor>& tensors, int64_t max_shard_size) {
-  std::vector<std::pair<std::string, at::Tensor>> firsts;
-  std::map<std::string, std::string> metadata;
-  std::map<const c10::TensorImpl*, std::string> names;
-  for (const auto& [name, tensor] : tensors) {
-    const auto [first, is_new] = names.emplace(tensor.unsafeGetTensorImpl(), name);
-    if (is_new) {
-      firsts.emplace_back(name, tensor);
-    } else {
-      metadata[name] = first->second;
+void HubWriter::write_index() const {
+  nlohmann::ordered_json index = {{"metadata", {{"total_size", 0}}}, {"weight_map", nlohmann::ordered_json::object()}};
+  int64_t bytes = 0;
+  for (size_t i = 0; i < shards_.size(); i++) {
+    for (const auto& entry : shards_[i]) {
+      bytes += entry.bytes();
+      index["weight_map"][entry.name] = files_[i].filename().string();
     }
   }
-  metadata["format"] = "pt";
-  sort_by_width(firsts, [](const auto& named) { return named.second.scalar_type(); });
-  std::vector<SafetensorsEntry> entries;
-  for (const auto& [name, tensor] : firsts) entries.push_back({.name = name, .dtype = tensor.scalar_type(), .sizes = tensor.sizes().vec()});
-  HubWriter files(folder, entries, std::move(metadata), max_shard_size);
-  for (const auto& [name, tensor] : firsts) files.write(tensor);
-  files.close();
+  index["metadata"]["total_size"] = bytes;
+  NewFile file(folder_ / kHubIndex);
+  const auto text = index.dump(2) + "\n";
+  file.write(std::as_bytes(std::span(text)));
+  file.commit();
 }
 
 }  // namespace tessera::checkpoint

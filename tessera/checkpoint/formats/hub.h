@@ -3,9 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <filesystem>
 #include <map>
-#include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,34 +33,27 @@ bool is_hub_file(const std::string& name);
 /// Safetensors, where there are both. Throws IoError unless the files have exactly the tensors that the index lists.
 Catalog read_hub_folder(const std::filesystem::path& folder);
 
-/// Writes the tensors into files of at most `max_shard_size` bytes, or of one tensor that is larger. One file is model.safetensors, without
-/// an index. Files of an earlier model in the folder are removed when all is written.
+/// Files of at most `max_shard_size` bytes for the tensors, or of one tensor that is larger. One file is model.safetensors, without an
+/// index. Files of an earlier model in the folder are removed when all is written.
 class HubWriter {
  public:
-  HubWriter(std::filesystem::path folder, const std::vector<SafetensorsEntry>& entries, std::map<std::string, std::string> metadata,
+  HubWriter(std::filesystem::path folder, const std::vector<SafetensorsEntry>& entries, const std::map<std::string, std::string>& metadata,
             int64_t max_shard_size);
 
-  /// Writes the next tensor, in the order of the entries.
-  void write(const at::Tensor& tensor);
-  /// The same for a tensor that comes in pieces: its next values, in row-major order.
-  void append(const at::Tensor& values);
-  void close();
+  /// For each tensor, in the order of the entries.
+  const std::vector<Room>& rooms() const { return rooms_; }
+  /// When the rooms are filled: with the checksums of what is in them.
+  void close(std::span<const std::string> checksums);
   const std::vector<std::filesystem::path>& files() const { return files_; }
 
  private:
-  void next_file();
-  void expect_place();
+  void write_index() const;
 
   const std::filesystem::path folder_;
-  const std::map<std::string, std::string> metadata_;
   std::vector<std::vector<SafetensorsEntry>> shards_;
   std::vector<std::filesystem::path> files_;
-  size_t shard_ = 0, place_ = 0;
-  int64_t written_ = 0;  // values of the next one
-  std::unique_ptr<SafetensorsWriter> writer_;
+  std::deque<SafetensorsWriter> writers_;
+  std::vector<Room> rooms_;
 };
-
-/// Writes whole tensors. Those that are one tensor are in the files once, under the first name.
-void write_hub_folder(const std::filesystem::path& folder, const std::map<std::string, at::Tensor>& tensors, int64_t max_shard_size);
 
 }  // namespace tessera::checkpoint

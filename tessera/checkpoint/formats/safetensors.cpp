@@ -21,7 +21,7 @@ constexpr uint64_t kBlock = 1 << 20;              // stays in the cache between 
 
 }  // namespace
 
-SafetensorsFile::SafetensorsFile(std::filesystem::path path) : file_(std::move(path)) {
+SafetensorsFile::SafetensorsFile(InputFile file) : file_(std::move(file)) {
   read_header();
 }
 
@@ -150,6 +150,22 @@ void SafetensorsWriter::append(const at::Tensor& values) {
   checksum_.reset();
   next_++;
   written_ = 0;
+}
+
+std::vector<Room> SafetensorsWriter::leave_rooms() {
+  std::vector<Room> rooms;
+  uint64_t end = kLengthBytes + header_.text.size();
+  for (; next_ < entries_.size(); next_++) {
+    rooms.push_back({.file = path_, .offset = end});
+    end += static_cast<uint64_t>(entries_[next_].bytes());
+  }
+  file_.leave_room(end - kLengthBytes - header_.text.size());
+  return rooms;
+}
+
+void SafetensorsWriter::close(std::span<const std::string> checksums) {
+  for (const auto& each : checksums) checksums_ += each;
+  close();
 }
 
 void SafetensorsWriter::close() {

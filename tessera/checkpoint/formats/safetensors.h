@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/input_file.h"
 #include "tessera/checkpoint/formats/checksum.h"
+#include "tessera/checkpoint/formats/room.h"
 #include "tessera/checkpoint/formats/safetensors_header.h"
 
 namespace tessera::checkpoint {
@@ -27,9 +29,11 @@ struct Catalog;
 /// has another format.
 class SafetensorsFile {
  public:
-  explicit SafetensorsFile(std::filesystem::path path);
+  explicit SafetensorsFile(InputFile file);
+  explicit SafetensorsFile(std::filesystem::path path) : SafetensorsFile(InputFile(std::move(path))) {}
 
   const std::filesystem::path& path() const { return file_.path(); }
+  const InputFile& file() const { return file_; }
   /// The names in the order in which the tensors lie in the file.
   std::vector<std::string> names() const;
   bool contains(const std::string& name) const { return index_.contains(name); }
@@ -79,7 +83,11 @@ class SafetensorsWriter {
   void write(const at::Tensor& tensor);
   /// The same for a tensor that comes in pieces: its next values, in row-major order.
   void append(const at::Tensor& values);
+  /// Instead of all of these: room for each tensor, which others fill.
+  std::vector<Room> leave_rooms();
   void close();
+  /// When the rooms are filled: with the checksums of what is in them.
+  void close(std::span<const std::string> checksums);
 
  private:
   std::filesystem::path path_;

@@ -152,4 +152,17 @@ Catalog read_torch_file(const std::filesystem::path& path) {
   return TorchFileReader(path, archive).take();
 }
 
+std::vector<Room> TorchFileWriter::leave_rooms() {
+  std::vector<Room> rooms;
+  for (const auto offset : archive_.leave_rooms()) rooms.push_back({.file = path_, .offset = offset});
+  return rooms;
+}
+
+void TorchFileWriter::close(std::span<const std::string> checksums) {
+  std::vector<uint32_t> numbers;
+  for (const auto& text : checksums) numbers.push_back(static_cast<uint32_t>(std::stoul(text, nullptr, 16)));
+  archive_.close(numbers);
+  file_.commit();
+}
+
 }  // namespace tessera::checkpoint

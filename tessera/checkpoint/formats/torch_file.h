@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "tessera/checkpoint/formats/room.h"
 #include "tessera/checkpoint/formats/torch_writer.h"
 #include "tessera/checkpoint/stored/catalog.h"
 
@@ -14,24 +15,24 @@ inline bool has_torch_extension(const std::filesystem::path& path) {
   return path.extension() == ".pt" || path.extension() == ".pth" || path.extension() == ".bin";
 }
 
-/// The tensors of a file of Python, of libtorch (torch::save of a module, torch::pickle_save) or of TorchScript, by the keys of the dicts in
-/// which they are and the places in lists, joined by dots; and the other values, of which a list is one value unless it has tensors or dicts
-/// in it. Names that share all values become aliases. Throws IoError.
+/// The tensors of a file of Python, of libtorch (torch::save of a module, torch::pickle_save) or of TorchScript, by the keys of the dicts
+/// in which they are and the places in lists, joined by dots; and the other values, of which a list is one value unless it has tensors or
+/// dicts in it. Names that share all values become aliases. Throws IoError.
 Catalog read_torch_file(const std::filesystem::path& path);
 
 /// Writes a file that torch.load(weights_only=True) reads, also with mmap=True. It appears under its name only when close() is called.
 class TorchFileWriter {
  public:
-  TorchFileWriter(const std::filesystem::path& path, const TorchTree& tree) : file_(path), archive_(file_, 0, tree) {}
+  TorchFileWriter(const std::filesystem::path& path, const TorchTree& tree) : path_(path), file_(path), archive_(file_, 0, tree) {}
 
   void write(const at::Tensor& tensor) { archive_.write(tensor); }
   void append(const at::Tensor& values) { archive_.append(values); }
-  void close() {
-    archive_.close();
-    file_.commit();
-  }
+  /// As those of SafetensorsWriter.
+  std::vector<Room> leave_rooms();
+  void close(std::span<const std::string> checksums = {});
 
  private:
+  const std::filesystem::path path_;
   NewFile file_;
   TorchArchiveWriter archive_;
 };

@@ -17,6 +17,10 @@ using pickle::Value;
 
 constexpr const char* kFolder = "archive/";
 
+std::string entry_name(size_t tensor) {
+  return fmt::format("{}data/{}", kFolder, tensor);
+}
+
 std::string joined(const std::string& name, const std::string& key) {
   return name.empty() ? key : name + "." + key;
 }
@@ -100,13 +104,29 @@ void TorchArchiveWriter::append(const at::Tensor& values) {
                                  c10::toString(expected->dtype), values.numel(), c10::toString(values.scalar_type())));
   }
   const auto plain = values.detach().cpu().resolve_conj().resolve_neg().contiguous();
-  if (written_ == 0) zip_.begin(fmt::format("{}data/{}", kFolder, next_), static_cast<uint64_t>(numel) * plain.element_size());
+  if (written_ == 0) zip_.begin(entry_name(next_), static_cast<uint64_t>(numel) * plain.element_size());
   zip_.append(std::span(static_cast<const std::byte*>(plain.const_data_ptr()), plain.nbytes()));
   written_ += values.numel();
   if (written_ < numel) return;
   zip_.end();
   next_++;
   written_ = 0;
+}
+
+std::vector<uint64_t> TorchArchiveWriter::leave_rooms() {
+  std::vector<uint64_t> rooms;
+  first_room_ = zip_.entries();
+  for (; next_ < places_.size(); next_++) {
+    const auto& tensor = *places_[next_].tensor;
+    const auto bytes = static_cast<uint64_t>(c10::multiply_integers(tensor.shape)) * c10::elementSize(tensor.dtype);
+    rooms.push_back(zip_.leave_room(entry_name(next_), bytes));
+  }
+  return rooms;
+}
+
+uint64_t TorchArchiveWriter::close(std::span<const uint32_t> checksums) {
+  for (size_t i = 0; i < checksums.size(); i++) zip_.set_checksum(first_room_ + i, checksums[i]);
+  return close();
 }
 
 uint64_t TorchArchiveWriter::close() {

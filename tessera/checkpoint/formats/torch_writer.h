@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -50,8 +51,12 @@ class TorchArchiveWriter {
   void write(const at::Tensor& tensor);
   /// The same for a tensor that comes in pieces: its next values, in row-major order.
   void append(const at::Tensor& values);
+  /// Instead of all of these: where in the file each tensor is to be written by others.
+  std::vector<uint64_t> leave_rooms();
   /// Returns the length of the archive in bytes. Throws UsageError if tensors are missing.
   uint64_t close();
+  /// When the rooms are filled: with the CRC-32 of what is in them.
+  uint64_t close(std::span<const uint32_t> checksums);
 
  private:
   struct Place {
@@ -62,6 +67,7 @@ class TorchArchiveWriter {
   pickle::Value pickled(const TorchTree::Tensor& tensor, const std::string& name);
 
   ZipWriter zip_;
+  size_t first_room_ = 0;      // the number of the entry
   std::vector<Place> places_;  // by the number of the storage
   std::unordered_map<const TorchTensor*, size_t> storages_;
   size_t next_ = 0;

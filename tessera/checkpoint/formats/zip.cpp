@@ -195,26 +195,32 @@ std::string read_entry(const InputFile& file, const ZipEntry& entry, const std::
 }
 
 void ZipWriter::add(const std::string& name, std::span<const std::byte> bytes) {
-  Entry entry{.name = name, .bytes = bytes.size(), .crc32 = bytes.empty() ? 0 : crc32_of(bytes)};
-  write_header(entry);
+  write_header({.name = name, .bytes = bytes.size(), .crc32 = bytes.empty() ? 0 : crc32_of(bytes)});
   write(bytes);
-  add_record(entry);
 }
 
 void ZipWriter::begin(std::string name, uint64_t bytes) {
-  entry_ = {.name = std::move(name), .bytes = bytes};
-  write_header(entry_);
+  write_header({.name = std::move(name), .bytes = bytes});
 }
 
 void ZipWriter::append(std::span<const std::byte> piece) {
-  if (!piece.empty()) entry_.crc32 = crc32_of(piece, entry_.crc32);
+  auto& crc = entries_.back().crc32;
+  if (!piece.empty()) crc = crc32_of(piece, crc);
   write(piece);
 }
 
-void ZipWriter::end() {
-  const auto crc = number(entry_.crc32, 4);
-  file_.overwrite(begin_ + entry_.place + kCrcInEntry, std::as_bytes(std::span(crc)));
-  add_record(entry_);
+uint64_t ZipWriter::leave_room(std::string name, uint64_t bytes) {
+  write_header({.name = std::move(name), .bytes = bytes});
+  const auto begin = end_;
+  file_.leave_room(bytes);
+  end_ += bytes;
+  return begin;
+}
+
+void ZipWriter::set_checksum(size_t entry, uint32_t crc32) {
+  entries_[entry].crc32 = crc32;
+  const auto crc = number(crc32, 4);
+  file_.overwrite(begin_ + entries_[entry].place + kCrcInEntry, std::as_bytes(std::span(crc)));
 }
 
 // All numbers are written with 64 bits, whatever their size: there is one way, which every test goes.
@@ -227,7 +233,7 @@ std::string ZipWriter::sizes_of(const Entry& entry) {
   return number(entry.bytes, 8) + number(entry.bytes, 8);
 }
 
-void ZipWriter::write_header(Entry& entry) {
+void ZipWriter::write_header(Entry entry) {
   entry.place = end_ - begin_;
   const auto sizes = sizes_of(entry);
   auto extra = number(kWide, 2) + number(sizes.size(), 2) + sizes;
@@ -236,24 +242,26 @@ void ZipWriter::write_header(Entry& entry) {
   extra += number(kPadding, 2) + number(padding, 2) + std::string(padding, 'Z');
   const auto header = number(kEntry, 4) + common_of(entry) + number(extra.size(), 2) + entry.name + extra;
   write(std::as_bytes(std::span(header)));
+  entries_.push_back(std::move(entry));
 }
 
-void ZipWriter::add_record(const Entry& entry) {
+std::string ZipWriter::record_of(const Entry& entry) {
   const auto sizes = sizes_of(entry);
   const auto wide = number(kWide, 2) + number(sizes.size() + 8, 2) + sizes + number(entry.place, 8);
-  directory_ += number(kRecord, 4) + number(kZipVersion, 2) + common_of(entry) + number(wide.size(), 2) + number(0, 2) + number(0, 2) +
-                number(0, 2) + number(0, 4) + number(kElsewhere, 4) + entry.name + wide;
-  entries_++;
+  return number(kRecord, 4) + number(kZipVersion, 2) + common_of(entry) + number(wide.size(), 2) + number(0, 2) + number(0, 2) +
+         number(0, 2) + number(0, 4) + number(kElsewhere, 4) + entry.name + wide;
 }
 
 uint64_t ZipWriter::close() {
-  const uint64_t first = end_ - begin_, wide_end = first + directory_.size();
-  directory_ += number(kWideEnd, 4) + number(kWideEndBytes - 12, 8) + number(kZipVersion, 2) + number(kZipVersion, 2) + number(0, 4) +
-                number(0, 4) + number(entries_, 8) + number(entries_, 8) + number(wide_end - first, 8) + number(first, 8);
-  directory_ += number(kWideLocator, 4) + number(0, 4) + number(wide_end, 8) + number(1, 4);
-  directory_ +=
+  std::string directory;
+  for (const auto& entry : entries_) directory += record_of(entry);
+  const uint64_t count = entries_.size(), first = end_ - begin_, wide_end = first + directory.size();
+  directory += number(kWideEnd, 4) + number(kWideEndBytes - 12, 8) + number(kZipVersion, 2) + number(kZipVersion, 2) + number(0, 4) +
+               number(0, 4) + number(count, 8) + number(count, 8) + number(wide_end - first, 8) + number(first, 8);
+  directory += number(kWideLocator, 4) + number(0, 4) + number(wide_end, 8) + number(1, 4);
+  directory +=
       number(kEnd, 4) + number(0, 4) + number(0xffff, 2) + number(0xffff, 2) + number(kElsewhere, 4) + number(kElsewhere, 4) + number(0, 2);
-  write(std::as_bytes(std::span(directory_)));
+  write(std::as_bytes(std::span(directory)));
   return end_ - begin_;
 }
 

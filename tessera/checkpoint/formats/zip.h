@@ -40,7 +40,12 @@ class ZipWriter {
   /// The same for an entry of so many bytes that come in pieces.
   void begin(std::string name, uint64_t bytes);
   void append(std::span<const std::byte> piece);
-  void end();
+  void end() { set_checksum(entries_.size() - 1, entries_.back().crc32); }
+  /// The same for an entry that is written by others (see NewFile::leave_room). Returns where in the file it begins.
+  uint64_t leave_room(std::string name, uint64_t bytes);
+  /// Of an entry, by its number.
+  void set_checksum(size_t entry, uint32_t crc32);
+  size_t entries() const { return entries_.size(); }
   /// Writes the directory. Returns the length of the archive.
   uint64_t close();
 
@@ -52,16 +57,14 @@ class ZipWriter {
   };
   static std::string common_of(const Entry& entry);
   static std::string sizes_of(const Entry& entry);
-  void write_header(Entry& entry);
-  void add_record(const Entry& entry);
+  void write_header(Entry entry);
+  static std::string record_of(const Entry& entry);
   void write(std::span<const std::byte> bytes);
 
   NewFile& file_;
   const uint64_t begin_;
   uint64_t end_;
-  std::string directory_;
-  uint64_t entries_ = 0;
-  Entry entry_;  // the one that comes in pieces
+  std::vector<Entry> entries_;
 };
 
 }  // namespace tessera::checkpoint

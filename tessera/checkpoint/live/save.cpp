@@ -34,12 +34,6 @@ fs::path free_name(const fs::path& folder) {
   return name;
 }
 
-/// Which stays the same when the program goes to another folder meanwhile. "run/net/" is "run/net".
-fs::path lasting_name(const fs::path& folder) {
-  const auto named = folder.has_filename() ? folder : folder.parent_path();
-  return named.empty() ? named : fs::absolute(named);
-}
-
 /// Whether a save has made the folder: it has nothing but the files of one.
 bool is_of_a_save(const fs::path& folder) {
   return std::ranges::all_of(names_in(folder).value_or(std::vector<std::string>()), [](std::string_view name) {
@@ -139,22 +133,35 @@ void expect_sound(const fs::path& folder, const Contents& contents, const SaveOp
 
 }  // namespace
 
+/// "run/net/" is "run/net".
+fs::path lasting_name(const fs::path& folder) {
+  const auto named = folder.has_filename() ? folder : folder.parent_path();
+  return named.empty() ? named : fs::absolute(named);
+}
+
+uint64_t expect_savable(const fs::path& folder, const Contents& contents, const Communicator& world, const SaveOptions& options,
+                        const std::string& failure) {
+  expect_idle("checkpoint::save");
+  const auto number = draw_number(world);
+  LocalValues model;
+  all_or_none(world, {.unit = "checkpoint"}, failure, [&] {
+    expect_sound(folder, contents, options);
+    model = local_values(*contents.model);
+  });
+  expect_one_value_each(model, world, "a save");
+  expect_same_beside(contents, world);
+  return number;
+}
+
 Save::Save(const fs::path& folder, const Contents& contents, const Communicator& world, const SaveOptions& options)
     : folder_(lasting_name(folder)),
       working_(options.in_place ? folder_ : unfinished_path(folder_)),
       ranks_(world.size()),
       options_(options) {
-  expect_idle("checkpoint::save");
-  number_ = draw_number(world);
-  const auto together = [&](c10::function_ref<void()> act) { all_or_none(world, {.unit = "checkpoint"}, failure(), act); };
-  LocalValues model;
-  together([&] {
-    expect_sound(folder_, contents, options);
-    model = local_values(*contents.model);
-  });
-  expect_one_value_each(model, world, "a save");
-  expect_same_beside(contents, world);
-  together([&] {
+  number_ = expect_savable(folder_, contents, world, options, failure());
+  all_or_none(world, {.unit = "checkpoint"}, failure(), [&] {
+    if (options.format != Format::Tessera)
+      throw UsageError(fmt::format("AsyncSaver writes Tessera's format, not {}; save with checkpoint::save", name_of(options.format)));
     if (!world.is_first()) return;
     make_way(folder_, options.in_place);
     made_.emplace(folder_, working_);

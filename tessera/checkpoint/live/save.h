@@ -13,6 +13,12 @@
 
 namespace tessera::checkpoint {
 
+/// Throws for what can't be saved, on all ranks. Returns the number of this save (RankRecord::save). Collective.
+uint64_t expect_savable(const std::filesystem::path& folder, const Contents& contents, const Communicator& world,
+                        const SaveOptions& options, const std::string& failure);
+/// The name, which stays the same when the program goes to another folder meanwhile.
+std::filesystem::path lasting_name(const std::filesystem::path& folder);
+
 class Save {
  public:
   /// Rank 0 makes the folder in which all ranks write. Collective.

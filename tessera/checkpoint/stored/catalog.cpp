@@ -7,14 +7,11 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/formats/checksum.h"
-#include "tessera/checkpoint/formats/zip.h"
 
 namespace tessera::checkpoint {
 namespace {
 
-constexpr uint64_t kBlock = 1 << 20;  // bytes that are read at once
-constexpr size_t kCrcDigits = 8;
+constexpr uint64_t kBlock = 1 << 20;          // bytes that are read at once
 constexpr int64_t kSparse = 8;                // a span of so many times the values in it is read in parts,
 constexpr uint64_t kSmallestRead = 4096;      // unless these have fewer bytes
 constexpr uint64_t kMostRepeats = 1024;       // of a value in a view, as expand() makes it,
@@ -126,6 +123,12 @@ void for_each_part(const std::string& name, const StoredTensor& tensor, const Te
                             fmt::join(std::ranges::min(missing, {}, &TensorSlice::offsets).offsets, ", ")));
 }
 
+std::vector<InputFile> open(const std::vector<std::filesystem::path>& paths) {
+  std::vector<InputFile> files;
+  for (const auto& path : paths) files.emplace_back(path);
+  return files;
+}
+
 }  // namespace
 
 void append(Catalog& all, Catalog part, const std::string& before) {
@@ -146,8 +149,9 @@ void append(Catalog& all, Catalog part, const std::string& before) {
   for (const auto& [name, why] : part.left_out) all.left_out.emplace(before + name, why);
 }
 
-CatalogReader::CatalogReader(Catalog catalog) : catalog_(std::move(catalog)) {
-  for (const auto& path : catalog_.files) files_.emplace_back(path);
+CatalogReader::CatalogReader(Catalog catalog) : CatalogReader(catalog, open(catalog.files)) {}
+
+CatalogReader::CatalogReader(Catalog catalog, std::vector<InputFile> files) : catalog_(std::move(catalog)), files_(std::move(files)) {
   for (const auto& [name, tensor] : catalog_.tensors) expect_sound(name, tensor);
   for (const auto& bytes : catalog_.checksums) {
     const auto& file = files_.at(bytes.file);
@@ -217,22 +221,20 @@ void CatalogReader::expect_complete(const std::string& name) const {
 
 void CatalogReader::verify(const StoredChecksum& bytes) const {
   const auto& file = files_.at(bytes.file);
-  const bool short_one = bytes.checksum.size() == kCrcDigits;
-  Checksum checksum;
-  uint32_t crc = 0;
-  std::vector<std::byte> block(std::min(kBlock, bytes.bytes));
-  for (uint64_t begin = 0; begin < bytes.bytes; begin += kBlock) {
-    const auto part = std::span(block).first(std::min(kBlock, bytes.bytes - begin));
-    file.read(part.data(), part.size(), bytes.begin + begin);
-    if (short_one) {
-      crc = crc32_of(part, crc);
-    } else {
-      checksum.add(part);
-    }
-  }
-  if (bytes.checksum == (short_one ? fmt::format("{:08x}", crc) : Checksum::text(checksum.value()))) return;
+  if (bytes.checksum == digest_of(file, bytes.begin, bytes.bytes, StoredDigest::kind_of(bytes.checksum))) return;
   throw IoError(fmt::format("{} is damaged: the bytes of '{}' are not those that were written, because they have another checksum",
                             file.path().string(), bytes.name));
+}
+
+std::string digest_of(const InputFile& file, uint64_t begin, uint64_t bytes, DigestKind kind) {
+  StoredDigest digest(kind);
+  std::vector<std::byte> block(std::min(kBlock, bytes));
+  for (uint64_t done = 0; done < bytes; done += kBlock) {
+    const auto part = std::span(block).first(std::min(kBlock, bytes - done));
+    file.read(part.data(), part.size(), begin + done);
+    digest.add(part);
+  }
+  return digest.text();
 }
 
 }  // namespace tessera::checkpoint

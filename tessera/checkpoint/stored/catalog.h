@@ -15,6 +15,7 @@
 
 #include "tessera/base/input_file.h"
 #include "tessera/base/tensor_slice.h"
+#include "tessera/checkpoint/formats/stored_digest.h"
 
 namespace tessera::checkpoint {
 
@@ -61,6 +62,8 @@ void append(Catalog& all, Catalog part, const std::string& before = "");
 class CatalogReader {
  public:
   explicit CatalogReader(Catalog catalog);
+  /// These are its files, which are open.
+  CatalogReader(Catalog catalog, std::vector<InputFile> files);
 
   const Catalog& catalog() const { return catalog_; }
   /// Throws IoError if there is no tensor of this name.
@@ -84,5 +87,8 @@ class CatalogReader {
   Catalog catalog_;
   std::vector<InputFile> files_;
 };
+
+/// The checksum of bytes that are in a file.
+std::string digest_of(const InputFile& file, uint64_t begin, uint64_t bytes, DigestKind kind);
 
 }  // namespace tessera::checkpoint

@@ -76,7 +76,7 @@ class Composition {
       if (!name->empty()) add_whole(*name);
     }
     // With the header's, a file that belongs to another save is noticed.
-    const auto header = InputFile(file.tensors.path()).read_first(file.tensors.header_bytes());
+    const auto header = file.tensors.file().read_first(file.tensors.header_bytes());
     manifest_.catalog.checksums.push_back(
         {.file = number_, .begin = 0, .bytes = header.size(), .checksum = checksum_of(header), .name = kHeaderName});
     for (const auto& name : file.tensors.names()) {
@@ -309,17 +309,21 @@ void expect_files(const fs::path& folder, const std::vector<fs::path>& files, co
 
 }  // namespace
 
-Manifest manifest_of_files(const fs::path& folder) {
-  const int ranks = saved_ranks(folder);
-  const auto first = open_rank_file(folder, 0, ranks);
+Manifest manifest_of(int ranks, c10::function_ref<RankFile(int rank)> open) {
+  const auto first = open(0);
   Composition all(first);
   all.add(first);
   for (int rank = 1; rank < ranks; rank++) {
-    const auto file = open_rank_file(folder, rank, ranks);
+    const auto file = open(rank);
     expect_same_save(first, file);
     all.add(file);
   }
   return std::move(all).finish();
+}
+
+Manifest manifest_of_files(const fs::path& folder) {
+  const int ranks = saved_ranks(folder);
+  return manifest_of(ranks, [&](int rank) { return open_rank_file(folder, rank, ranks); });
 }
 
 Manifest read_manifest(const fs::path& folder) {

@@ -1,6 +1,8 @@
 // Manifest: what a checkpoint of a training run holds, of all its ranks together.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -12,6 +14,8 @@
 #include "tessera/shard/parameters.h"
 
 namespace tessera::checkpoint {
+
+struct RankFile;
 
 /// A tensor of an optimizer's state that has one value for each block of a parameter's values on a rank. In the catalog, the values of all
 /// ranks lie one after the other.
@@ -46,7 +50,9 @@ inline constexpr auto kHeaderName = "header";  // of the checksum of a rank file
 /// Reads the manifest of a checkpoint, or makes one of the headers of its files if it is older than manifests. Throws IoError if the folder
 /// is no checkpoint or incomplete.
 Manifest read_manifest(const std::filesystem::path& folder);
-/// Makes the manifest of the headers of all files. Throws IoError unless all of them are there, complete, and of one save.
+/// Makes the manifest of the headers of the files of all ranks, which `open` gives one by one. Throws IoError unless they are of one save.
+Manifest manifest_of(int ranks, c10::function_ref<RankFile(int rank)> open);
+/// The same of the files in a folder. Throws IoError unless all of them are there and complete.
 Manifest manifest_of_files(const std::filesystem::path& folder);
 /// Writes it into the folder. With it the checkpoint is complete.
 void write_manifest(const std::filesystem::path& folder, const Manifest& manifest);

@@ -171,7 +171,10 @@ bool has_rank_file_name(std::string_view name) {
 }
 
 RankFile open_rank_file(const std::filesystem::path& folder, int rank, int ranks) {
-  SafetensorsFile file(rank_file(folder, rank, ranks));
+  return open_rank_file(SafetensorsFile(rank_file(folder, rank, ranks)), rank, ranks);
+}
+
+RankFile open_rank_file(SafetensorsFile file, int rank, int ranks) {
   const auto text = file.metadata().find(kKey);
   if (text == file.metadata().end()) throw IoError(fmt::format("{} is no part of a checkpoint of Tessera", file.path().string()));
   try {

@@ -73,6 +73,7 @@ std::filesystem::path rank_file(const std::filesystem::path& folder, int rank, i
 bool has_rank_file_name(std::string_view name);
 /// Throws IoError if the file is missing or damaged, or if another rank has written it.
 RankFile open_rank_file(const std::filesystem::path& folder, int rank, int ranks);
+RankFile open_rank_file(SafetensorsFile file, int rank, int ranks);
 
 /// Whether a safetensors file is one rank's.
 bool is_rank_file(const SafetensorsFile& file);

@@ -1,0 +1,127 @@
+#include "tessera/checkpoint/convert/rooms.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "tessera/base/atomic_write.h"
+#include "tessera/base/input_file.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using nlohmann::json;
+
+/// Calls `use` with the parts of the values of a box that lie behind each other in the tensor, and with where they begin there.
+void for_each_run(const TensorSlice& box, const at::Tensor& values, c10::function_ref<void(int64_t begin, const at::Tensor& run)> use) {
+  const auto strides = c10::contiguous_strides(box.shape);
+  size_t inner = box.shape.size();  // from here on the box has all of the tensor
+  while (inner > 0 && box.sizes[inner - 1] == box.shape[inner - 1]) inner--;
+  if (inner > 0) inner--;  // of this dimension, some behind each other
+  int64_t begin = 0, numel = 1;
+  for (size_t d = 0; d < box.shape.size(); d++) begin += box.offsets[d] * strides[d];
+  for (size_t d = inner; d < box.shape.size(); d++) numel *= box.sizes[d];
+  const auto flat = values.contiguous().as_strided({values.numel()}, {1});
+  for (int64_t done = 0; done < flat.numel(); done += numel) {
+    int64_t place = begin, rest = done / numel;
+    for (size_t d = inner; d-- > 0; rest /= box.sizes[d]) place += rest % box.sizes[d] * strides[d];
+    use(place, flat.narrow(0, done, numel));
+  }
+}
+
+std::span<const std::byte> bytes_of(const at::Tensor& values) {
+  return {static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()};
+}
+
+/// What one process does.
+class Filling {
+ public:
+  Filling(const RunSource& source, const std::vector<SourceTensor>& tensors, const json& rooms, DigestKind kind)
+      : source_(source), tensors_(tensors), rooms_(rooms), kind_(kind) {}
+
+  /// Writes its boxes. Returns the checksums that it knows by then, those of tensors that it has alone, by their numbers.
+  std::map<size_t, std::string> write() {
+    std::map<size_t, std::string> known;
+    for (size_t i = 0; i < tensors_.size(); i++) {
+      StoredDigest digest(kind_);
+      int64_t written = 0;
+      for (const int rank : source_.ranks()) {
+        for (const auto& box : source_.boxes(tensors_[i], rank)) {
+          source_.copy(
+              tensors_[i], box, [&](const TensorSlice& piece, const at::Tensor& values) { write(i, piece, values, digest); },
+              source_.file_of(rank));
+          written += box.numel();
+        }
+      }
+      if (is_in_order_ && written == c10::multiply_integers(tensors_[i].shape)) known[i] = digest.text();
+      is_in_order_ = true;
+      next_ = 0;
+    }
+    for (auto& [path, file] : files_) file.close();
+    return known;
+  }
+
+  /// Of a tensor that several have written.
+  std::string digest(size_t i) const {
+    const InputFile file(unfinished_path(path(i)));
+    return digest_of(file, offset(i), static_cast<uint64_t>(tensors_[i].bytes()), kind_);
+  }
+
+ private:
+  std::string path(size_t i) const { return rooms_[i][0].get<std::string>(); }
+  uint64_t offset(size_t i) const { return rooms_[i][1].get<uint64_t>(); }
+
+  void write(size_t i, const TensorSlice& piece, const at::Tensor& values, StoredDigest& digest) {
+    auto& file = files_.try_emplace(path(i), path(i)).first->second;
+    for_each_run(piece, values, [&](int64_t begin, const at::Tensor& run) {
+      file.write(offset(i) + static_cast<uint64_t>(begin) * run.element_size(), bytes_of(run));
+      is_in_order_ &= begin == next_;
+      next_ = begin + run.numel();
+      if (is_in_order_) digest.add(bytes_of(run));
+    });
+  }
+
+  const RunSource& source_;
+  const std::vector<SourceTensor>& tensors_;
+  const json& rooms_;
+  const DigestKind kind_;
+  std::map<std::string, UnfinishedFile> files_;
+  bool is_in_order_ = true;  // the values of this tensor have come from its first to its last
+  int64_t next_ = 0;
+};
+
+}  // namespace
+
+std::vector<std::string> fill_rooms(const RunSource& source, const std::vector<SourceTensor>& tensors, const std::vector<Room>& rooms,
+                                    DigestKind kind) {
+  auto own = json::array();
+  for (const auto& room : rooms) own.push_back({room.file.string(), room.offset});
+  const auto plan = json::parse(source.texts(own.dump()).front());
+  Filling filling(source, tensors, plan, kind);
+  std::map<size_t, std::string> known;
+  source.on_each([&] {
+    for (const auto& room : plan) source.expect_seen(unfinished_path(room[0].get<std::string>()));
+    known = filling.write();
+  });
+  const auto share = [&](const std::map<size_t, std::string>& digests) {
+    for (const auto& text : source.texts(json(digests).dump())) known.merge(json::parse(text).get<std::map<size_t, std::string>>());
+  };
+  share(known);
+  // What several have written, each reads a part of.
+  std::map<size_t, std::string> read;
+  source.on_each([&] {
+    for (size_t i = 0, number = 0; i < tensors.size(); i++) {
+      if (!known.contains(i) && source.is_for_me(number++)) read[i] = filling.digest(i);
+    }
+  });
+  share(read);
+  std::vector<std::string> digests;
+  for (auto& [number, text] : known) digests.push_back(std::move(text));
+  return digests;
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,106 @@
+#include "tessera/checkpoint/live/live_run.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/formats/checksum.h"
+#include "tessera/checkpoint/stored/rank_file.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+constexpr uint64_t kLengthBytes = 8;  // before the header
+
+/// The bytes of a safetensors file, of which the values are in tensors.
+class Memory {
+ public:
+  explicit Memory(std::string header) : head_(kLengthBytes, '\0') {
+    const uint64_t length = header.size();
+    std::memcpy(head_.data(), &length, sizeof length);
+    head_ += header;
+  }
+
+  /// Those of the rank, in the order of the header; none of another process.
+  void add(const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
+    uint64_t begin = head_.size();
+    for (const auto& [name, tensor] : tensors) {
+      const auto values = tensor.detach().resolve_conj().resolve_neg().contiguous().as_strided({tensor.numel()}, {1}).view(at::kByte);
+      if (values.numel() > 0) tensors_.emplace(begin, values);
+      begin += values.nbytes();
+    }
+  }
+
+  void read(void* to, uint64_t count, uint64_t offset) const {
+    auto* next = static_cast<char*>(to);
+    while (count > 0) {
+      const auto copied = offset < head_.size() ? copy_head(next, count, offset) : copy_values(next, count, offset);
+      next += copied;
+      offset += copied;
+      count -= copied;
+    }
+  }
+
+ private:
+  uint64_t copy_head(char* to, uint64_t count, uint64_t offset) const {
+    count = std::min<uint64_t>(count, head_.size() - offset);
+    std::memcpy(to, head_.data() + offset, count);
+    return count;
+  }
+
+  uint64_t copy_values(char* to, uint64_t count, uint64_t offset) const {
+    const auto behind = tensors_.upper_bound(offset);
+    if (behind == tensors_.begin()) throw Error("a rank's values were asked for in another process");
+    const auto& [begin, values] = *std::prev(behind);
+    const auto place = static_cast<int64_t>(offset - begin);
+    const auto bytes = std::min(static_cast<int64_t>(count), values.numel() - place);
+    at::from_blob(to, {bytes}, at::TensorOptions(at::kByte)).copy_(values.narrow(0, place, bytes));
+    return static_cast<uint64_t>(bytes);
+  }
+
+  std::string head_;
+  std::map<uint64_t, at::Tensor> tensors_;  // by where they begin
+};
+
+/// The header that the file would have, but without checksums of the values, and how long the file would be.
+std::pair<std::string, int64_t> header_of(const RankContents& rank) {
+  std::vector<SafetensorsEntry> entries;
+  for (const auto& [name, tensor] : rank.tensors)
+    entries.push_back({.name = name, .dtype = tensor.scalar_type(), .sizes = tensor.sizes().vec()});
+  auto [text, place] = SafetensorsHeaderText(entries, to_metadata(rank.record));
+  text.replace(place, Checksum::kDigits, checksum_of(text));
+  auto bytes = static_cast<int64_t>(kLengthBytes + text.size());
+  for (const auto& entry : entries) bytes += entry.bytes();
+  return {text, bytes};
+}
+
+}  // namespace
+
+LiveRun live_run(const std::vector<RankContents>& own, const Communicator& world) {
+  std::map<int, std::pair<std::string, int64_t>> headers;
+  for (const auto& rank : own) headers[rank.record.rank] = header_of(rank);
+  for (const auto& text : world.texts(nlohmann::json(headers).dump(), {.unit = "checkpoint"}))
+    headers.merge(nlohmann::json::parse(text).get<decltype(headers)>());
+  LiveRun result;
+  const auto memory_of = [&](int rank) {
+    const auto& [header, bytes] = headers.at(rank);
+    const auto memory = std::make_shared<Memory>(header);
+    const auto here = std::ranges::find(own, rank, [](const RankContents& each) { return each.record.rank; });
+    if (here != own.end()) memory->add(here->tensors);
+    return InputFile(fmt::format("the memory of rank {}", rank), static_cast<uint64_t>(bytes),
+                     [memory](void* to, uint64_t count, uint64_t offset) { memory->read(to, count, offset); });
+  };
+  for (int rank = 0; rank < world.size(); rank++) result.memories.push_back(memory_of(rank));
+  result.run = manifest_of(world.size(), [&](int rank) { return open_rank_file(SafetensorsFile(memory_of(rank)), rank, world.size()); });
+  result.run.catalog.checksums.clear();
+  return result;
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,146 @@
+// Saves in other formats than ours, in which every rank writes its part: the same as a checkpoint of ours that is converted.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/async_saver.h"
+#include "tessera/checkpoint/convert.h"
+#include "tessera/checkpoint/diff.h"
+#include "tessera/comm/self/self.h"
+#include "tessera/shard/full_params.h"
+#include "tessera/testing/default_device.h"
+#include "tessera/testing/folder.h"
+#include "tessera/testing/saved_picture.h"
+
+namespace tessera::testing::save_formats_test {
+namespace {
+
+using checkpoint::AccelerateLayout;
+using checkpoint::ConvertOptions;
+using checkpoint::Format;
+using checkpoint::SaveOptions;
+using ::testing::HasSubstr;
+
+struct Way {
+  const char* name;
+  SaveOptions options;
+  bool weights_only = false;
+  bool same_files = true;  // as a conversion writes them, to the byte
+};
+
+/// The picture's convolution has its channels last, so that a rank's values do not lie behind each other in the files.
+const std::vector<Way> kWays = {
+    {.name = "dcp", .options = {.format = Format::Dcp}, .same_files = false},
+    {.name = "sharded", .options = {.format = Format::Accelerate}, .same_files = false},
+    {.name = "full", .options = {.format = Format::Accelerate, .accelerate_layout = AccelerateLayout::Full}},
+    {.name = "replicated", .options = {.format = Format::Accelerate, .accelerate_layout = AccelerateLayout::Replicated}},
+    {.name = "whole.pt", .options = {.format = Format::Torch}},
+    {.name = "hub", .options = {.format = Format::Hub, .max_shard_size = 300}, .weights_only = true},
+    {.name = "model.safetensors", .options = {.format = Format::Safetensors}, .weights_only = true},
+};
+
+checkpoint::Contents contents_of(const PictureRun& run, const Way& way) {
+  if (way.weights_only) return {.model = run.model.get()};
+  return contents(run, {{"step", 3}});
+}
+
+void expect_same_files(const std::filesystem::path& one, const std::filesystem::path& other) {
+  if (!std::filesystem::is_directory(one)) {
+    EXPECT_EQ(read_file(one), read_file(other));
+    return;
+  }
+  for (const auto& entry : std::filesystem::directory_iterator(one)) {
+    const auto name = entry.path().filename();
+    EXPECT_EQ(read_file(entry.path()), read_file(other / name)) << name;
+  }
+}
+
+/// Saves in every way, beside a checkpoint of ours from which each is made by a conversion.
+void expect_saved(int ranks, const ShardPicture& shard) {
+  const Folder folder;
+  with_ranks(ranks, [&](const Communicator& world) {
+    const PictureRun run(world, shard);
+    run.train(0, 3);
+    auto all = contents(run, {{"step", 3}});
+    checkpoint::save(folder / "weights", {.model = run.model.get()}, world);
+    all.notes["optimizer.param_groups"] = all.optimizer.settings(*run.model);
+    checkpoint::save(folder / "run", all, world);
+    for (const auto& way : kWays) checkpoint::save(folder / way.name, contents_of(run, way), world, way.options);
+  });
+  for (const auto& way : kWays) {
+    SCOPED_TRACE(fmt::format("{} of {} ranks", way.name, ranks));
+    const auto found = checkpoint::diff(folder / (way.weights_only ? "weights" : "run"), folder / way.name);
+    EXPECT_TRUE(found.different.empty()) << checkpoint::to_table(found);
+    EXPECT_THAT(found.only_other, ::testing::IsEmpty());
+    EXPECT_THAT(found.only_one, ::testing::Each(HasSubstr("generator")));
+    if (!way.same_files) continue;
+    const auto converted = folder / fmt::format("converted-{}", way.name);
+    checkpoint::convert(folder / (way.weights_only ? "weights" : "run"), converted,
+                        {.to = way.options.format,
+                         .world = ranks,
+                         .max_shard_size = way.options.max_shard_size,
+                         .accelerate_layout = way.options.accelerate_layout});
+    expect_same_files(converted, folder / way.name);
+  }
+}
+
+TEST(SavesInOtherFormats, AreAsConversions) {
+  expect_saved(1, shard_nested);
+  expect_saved(2, shard_nested);
+  expect_saved(3, [](const auto& model, const Communicator& world) { fully_shard(model, {.mesh = world, .layout = Layout::Rows}); });
+  expect_saved(2, [](const auto& /*model*/, const auto& /*world*/) {});  // every rank has all
+  expect_saved(4, [](const auto& model, const Communicator& world) {
+    fully_shard(model, {.mesh = Mesh(world, {.replicate = 2, .shard = 2}), .replicated = {model->conv->bias}});
+  });
+}
+
+TEST(SavesInOtherFormats, AreDividedOverReplicas) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun run(world, [](const auto& model, const Communicator& all) {
+      fully_shard(model, {.mesh = Mesh(all, {.replicate = 2, .shard = 1})});
+    });
+    checkpoint::save(folder / "dcp", {.model = run.model.get()}, world, {.format = Format::Dcp});
+  });
+  for (const auto* file : {"__0_0.distcp", "__1_0.distcp"}) EXPECT_GT(std::filesystem::file_size(folder / "dcp" / file), 0U) << file;
+}
+
+TEST(SavesInOtherFormats, RefuseWhatHasNoPlaceThere) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun run(world);
+    const auto refusal = [&](const checkpoint::Contents& contents, const SaveOptions& options, const char* name = "out") {
+      return message_of<UsageError>([&] { checkpoint::save(folder / name, contents, world, options); });
+    };
+    const checkpoint::Contents model{.model = run.model.get()};
+    EXPECT_THAT(refusal(contents(run), {.format = Format::Hub}), HasSubstr("holds the model alone"));
+    EXPECT_THAT(refusal(contents(run, {{"step", 1}}), {.format = Format::Safetensors}), HasSubstr("holds the model alone"));
+    EXPECT_THAT(refusal(model, {.format = Format::TorchXla}), HasSubstr("save_torch_xla"));
+    EXPECT_THAT(refusal(model, {.format = Format::Dcp, .keep = checkpoint::Keep{.last = 1}}), HasSubstr("SaveOptions::keep"));
+    EXPECT_THAT(refusal(model, {.format = Format::Dcp, .in_place = true}), HasSubstr("SaveOptions::in_place"));
+    EXPECT_THAT(refusal(model, {.format = Format::Torch}, "model.safetensors"), HasSubstr("asks for another format"));
+    EXPECT_THAT(refusal(model, {.format = Format::Dcp}, "model.pt"), HasSubstr("is the name of a file"));
+    checkpoint::AsyncSaver saver(world);
+    EXPECT_THAT(message_of<UsageError>([&] { saver.save(folder / "async", model, {.format = Format::Dcp}); }), HasSubstr("AsyncSaver"));
+  });
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+TEST(SavesInOtherFormats, NeverReplaceAnythingElse) {
+  const Folder folder;
+  std::filesystem::create_directories(folder / "taken");
+  write_file(folder / "taken/notes.txt", "mine");
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun run(world);
+    for (const auto format : {Format::Dcp, Format::Accelerate}) {
+      EXPECT_THAT(message_of<Error>([&] { checkpoint::save(folder / "taken", {.model = run.model.get()}, world, {.format = format}); }),
+                  ::testing::AnyOf(HasSubstr("there is a"), HasSubstr("is there already")));
+    }
+  });
+  EXPECT_EQ(read_file(folder / "taken/notes.txt"), "mine");
+}
+
+}  // namespace
+}  // namespace tessera::testing::save_formats_test
