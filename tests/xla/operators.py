@@ -25,6 +25,8 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "i64": torch.int64, "boo
 # Of a number, and absolutely. bf16 has 8 bits, and its sums are rounded at other places.
 TOLERANCES = {torch.float64: (1e-5, 1e-5), torch.float32: (2e-4, 2e-5), torch.bfloat16: (4e-2, 4e-2), torch.float16: (1e-2, 1e-2)}
 TIES = re.compile("kthvalue|topk|n?a?n?median|mode")  # which of equal values is named is open
+UNSTABLE = re.compile("sort|argsort|msort$")  # so is the order of equal values, which libtorch keeps if they are few
+FEW = 1000
 SAMPLES = {"quick": 2, "whole": 6}
 # For every run: of each kind of lowering some.
 QUICK = """
@@ -186,6 +188,9 @@ def expected_of(operator, variant, sample, with_gradient):
     except Exception:  # what the CPU refuses is no matter here
         return None, False
     values = call.values()
+    if UNSTABLE.match(operator.name) and sample.input.numel() > FEW and not sample.kwargs.get("stable") and \
+            sample.input.unique().numel() < sample.input.numel():
+        return None, False
     if not is_plain([*values, *tensors_of((sample.input, sample.args, sample.kwargs))]):
         return None, False
     drawn = bool(UNWRITTEN.match(operator.name)) or difference(values, again.values()) is not None

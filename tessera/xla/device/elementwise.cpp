@@ -67,6 +67,12 @@ Value clamped(const Elements& x) {
   return value;
 }
 
+/// Of truth values, too.
+Value power_of_any(const Elements& x) {
+  if (x.element() != at::kBool) return hlo::binary("power", x[0], x[1]);
+  return hlo::convert(hlo::binary("power", x.as(0, at::kLong), x.as(1, at::kLong)), at::kBool);
+}
+
 /// A power that stands in the text where it is a product or a root: those are faster, and as libtorch computes them.
 Value power(const Elements& e) {
   const auto x = e[0];
@@ -76,7 +82,7 @@ Value power(const Elements& e) {
   if (exponent == 0.5) return hlo::root(x);
   if (exponent == -0.5) return hlo::unary("rsqrt", x);
   if (exponent == -1 && is_float(x)) return over(fixed(x, 1), x);
-  return hlo::binary("power", x, e[1]);
+  return power_of_any(e);
 }
 
 Value round_to_decimals(const Elements& x) {
@@ -160,6 +166,19 @@ Value log_odds(const Elements& e, size_t epsilon) {
   return logarithm(over(x, minus(fixed(x, 1), x)));
 }
 
+/// Of whole numbers with a fraction, which no result says beforehand.
+void logit(Call& call) {
+  const auto operands = type_of_operands(call);
+  const auto type = c10::isFloatingType(operands) ? operands : c10::typeMetaToScalarType(c10::get_default_dtype());
+  call.give(hlo::convert(log_odds(Elements(call, hlo::wide(type)), 1), type));
+}
+
+/// Of 0 infinite, with the other sign.
+Value digamma(const Value& x) {
+  const auto infinite = select(has_sign(x), fixed(x, kInfinity), fixed(x, -kInfinity));
+  return select(compare("EQ", x, fixed(x, 0)), infinite, hlo::unary("chlo.digamma", x));
+}
+
 Value log_odds_gradient(const Elements& e) {
   const auto g = e[0], x = e[1], one = fixed(x, 1);
   const auto gradient = over(g, times(x, minus(one, x)));
@@ -215,7 +234,7 @@ void register_elementwise() {
       unary("erfc", "chlo.erfc"),
       unary("erfinv", "chlo.erf_inv"),
       unary("lgamma", "chlo.lgamma"),
-      unary("digamma", "chlo.digamma"),
+      elementwise("digamma", [](const Elements& x) { return digamma(x[0]); }),
       unary("asin", "chlo.asin"),
       unary("acos", "chlo.acos"),
       unary("atan", "chlo.atan"),
@@ -240,7 +259,7 @@ void register_elementwise() {
       elementwise("log10", [](const Elements& x) { return over(logarithm(x[0]), fixed(x[0], std::numbers::ln10)); }),
       elementwise("sinc", [](const Elements& x) { return sine_over_x(x[0]); }),
       elementwise("nan_to_num", without_nan),
-      elementwise("logit", [](const Elements& x) { return log_odds(x, 1); }),
+      {"logit", logit},
       elementwise("logit_backward", log_odds_gradient),
       elementwise("angle", half_turn_below_zero),
       elementwise("special_entr", [](const Elements& x) { return entropy(x[0]); }),
@@ -258,8 +277,8 @@ void register_elementwise() {
       binary("fmod.Tensor", "remainder"),
       binary("maximum", "maximum"),
       binary("minimum", "minimum"),
-      binary("pow.Tensor_Tensor", "power"),
-      binary("pow.Scalar", "power"),
+      elementwise("pow.Tensor_Tensor", power_of_any),
+      elementwise("pow.Scalar", power_of_any),
       binary("atan2", "atan2"),
       binary("bitwise_and.Tensor", "and"),
       binary("bitwise_or.Tensor", "or"),

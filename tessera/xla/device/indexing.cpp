@@ -63,11 +63,14 @@ void gather(Call& call) {
 
 void take(Call& call) {
   const auto x = flat(call.value(0)), indices = call.value(1, at::kLong);
+  if (x.sizes()[0] == 0) return call.give(hlo::broadcast(hlo::constant(int64_t{0}, x.element()), indices.sizes(), {}));  // of no place
   call.give(hlo::take(x, from_start(indices, x.sizes()[0]), 0));
 }
 
 void put(Call& call) {
-  const auto x = call.value(0), list = flat(x), places = flat(from_start(call.value(1, at::kLong), list.sizes()[0]));
+  const auto x = call.value(0), list = flat(x);
+  if (list.sizes()[0] == 0) return call.give(x);  // there are no places, either
+  const auto places = flat(from_start(call.value(1, at::kLong), list.sizes()[0]));
   const auto combine = call.flag(3) ? Combine::Add : Combine::Second;
   call.give(hlo::reshape(hlo::put(list, places, flat(call.value(2, x.element())), combine), x.sizes()));
 }

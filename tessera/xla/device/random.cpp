@@ -296,7 +296,8 @@ void dropout(Call& call) {
 }
 
 void dropout_gradient(Call& call) {
-  const auto g = call.value(0);
+  auto g = call.value(0);
+  if (!c10::isFloatingType(g.element())) g = hlo::convert(g, c10::typeMetaToScalarType(c10::get_default_dtype()));
   call.give(hlo::select(call.value(1, at::kBool), times(g, hlo::full(call.number(2), g.type())), fixed(g, 0)));
 }
 
