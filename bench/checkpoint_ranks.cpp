@@ -64,8 +64,34 @@ int run(const std::filesystem::path& folder, int64_t width, int64_t layers) {
 
   const auto own = at::ones({bytes / world.size()}, at::kByte), copy = at::zeros_like(own);
   report("memcpy", seconds(world, [&] { std::memcpy(copy.data_ptr(), own.data_ptr(), own.nbytes()); }));
-  report("write", seconds(world, [&] { write_plainly(folder / fmt::format("plain-{}", world.rank()), own); }));
+  const auto write = [&](const at::Tensor& part) { write_plainly(folder / fmt::format("plain-{}", world.rank()), part); };
+  report("write", seconds(world, [&] { write(own); }));
   report("save", seconds(world, [&] { checkpoint::save(folder / "blocking", contents, world); }));
+  using checkpoint::Format;
+  struct Saved {
+    const char* name;
+    checkpoint::SaveOptions options;
+    bool weights_only = false;
+  };
+  const Saved others[] = {
+      {"dcp", {.format = Format::Dcp}},
+      {"accelerate", {.format = Format::Accelerate}},
+      {"full", {.format = Format::Accelerate, .accelerate_layout = checkpoint::AccelerateLayout::Full}},
+      {"whole.pt", {.format = Format::Torch}},
+      {"hub", {.format = Format::Hub, .max_shard_size = 100'000'000}, true},
+      {"model.safetensors", {.format = Format::Safetensors}, true},
+  };
+  for (const auto& [name, options, weights_only] : others) {  // each after a plain write of as much
+    const auto part = weights_only ? own.narrow(0, 0, own.numel() / 3) : own;
+    const auto plain = seconds(world, [&] { write(part); });
+    const auto took = seconds(world, [&] {
+      checkpoint::save(folder / name, weights_only ? checkpoint::Contents{.model = model.ptr().get()} : contents, world, options);
+    });
+    report(fmt::format("{} / write", name), took / plain);
+    report(fmt::format("save {}", name), took);
+    world.barrier();
+    if (world.rank() == 0) std::filesystem::remove_all(folder / name);
+  }
   report("load", seconds(world, [&] { checkpoint::load(folder / "blocking", contents, world); }));
   checkpoint::AsyncSaver saver(world);
   saver.save(folder / "first", contents);  // takes its buffers

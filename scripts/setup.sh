@@ -42,6 +42,7 @@ missing_packages() {
   has_header fmt/format.h || echo libfmt-dev
   has_header CLI/CLI.hpp || echo libcli11-dev
   has_header zlib.h || echo zlib1g-dev
+  has_header libdeflate.h || echo libdeflate-dev
   has_header nlohmann/json.hpp || echo nlohmann-json3-dev
   has_header yaml-cpp/yaml.h || echo libyaml-cpp-dev
   has_header xxhash.h || echo libxxhash-dev

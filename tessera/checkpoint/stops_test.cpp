@@ -176,6 +176,75 @@ INSTANTIATE_TEST_SUITE_P(, Stops, ::testing::Values("blocking", "async", "in pla
   return way.param == "in place" ? "InPlace" : way.param == "async" ? "Async" : "Blocking";
 });
 
+const std::map<std::string, checkpoint::SaveOptions> kFormats = {
+    {"dcp", {.format = checkpoint::Format::Dcp}},
+    {"sharded", {.format = checkpoint::Format::Accelerate}},
+    {"full", {.format = checkpoint::Format::Accelerate, .accelerate_layout = checkpoint::AccelerateLayout::Full}},
+    {"whole.pt", {.format = checkpoint::Format::Torch}},
+};
+
+/// Saves twice under one name, or where that is not possible under two, and stops itself at a system call of the second save. If it is not
+/// to stop, it also saves in our format.
+int save_as(const std::filesystem::path& folder, int64_t calls, const std::string& format) {
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun run(world);
+    const checkpoint::Contents contents{.model = run.model.get(), .optimizer = run.optimizer.get()};
+    const auto save_once = [&](int step, const std::string& name) {
+      if (calls == 0) checkpoint::save(folder / fmt::format("native-{}", step), contents, world);
+      checkpoint::save(folder / name, contents, world, kFormats.at(format));
+    };
+    run.train(0, kFirst);
+    save_once(kFirst, format);
+    run.train(kFirst, kSecond);
+    world.barrier();
+    if (world.is_first()) calls_left = calls;
+    world.barrier();
+    save_once(kSecond, format == "dcp" ? "dcp-2" : format);
+    calls_left = -1;
+  });
+  return 0;
+}
+
+const ChildTask stopped_save("save and stop", [](const std::string& folder) {
+  return save_as(folder, std::stoll(env("TESSERA_TEST_CALLS").value()), env("TESSERA_TEST_WAY").value());
+});
+
+std::optional<int> run_save(const std::filesystem::path& folder, int64_t calls, const std::string& format) {
+  Process child({this_program()},
+                stopped_save.environment(folder, {{"TESSERA_TEST_CALLS", std::to_string(calls)}, {"TESSERA_TEST_WAY", format}}));
+  return child.wait(std::chrono::seconds(60));
+}
+
+TEST(StopsOfOtherFormats, LeaveTheOldOrTheNew) {
+  if (!on_cpu()) GTEST_SKIP() << "it is about files, and starts a process for each system call";
+  const Folder whole;
+  ASSERT_EQ(run_save(whole.path(), 0, "dcp"), 0);
+  const auto is_of = [&](int step, const std::filesystem::path& path) {
+    const auto found = checkpoint::diff(whole / fmt::format("native-{}", step), path).different;
+    // The generator is one of both ranks here, so it differs from run to run.
+    return std::ranges::all_of(found, [](const auto& each) { return each.name == ".generator.cpu"; });
+  };
+  for (const auto& [format, options] : kFormats) {
+    int stopped = 0;
+    for (int64_t calls = 1;; calls += 1 + calls / 2) {  // most of them are writes of values
+      const Folder folder;
+      const auto status = run_save(folder.path(), calls, format);
+      if (status == 0) break;
+      ASSERT_EQ(status, 128 + SIGKILL);
+      stopped++;
+      const auto old = folder / format, next = format == "dcp" ? folder / "dcp-2" : old;
+      const bool has_new = std::filesystem::exists(next) && is_of(kSecond, next);
+      EXPECT_TRUE(has_new || is_of(kFirst, old)) << format << " after a stop at system call " << calls;
+      if (has_new) continue;
+      with_ranks(2, [&](const Communicator& world) {  // over what the stopped save has left
+        const PictureRun run(world);
+        checkpoint::save(next, {.model = run.model.get(), .optimizer = run.optimizer.get()}, world, options);
+      });
+    }
+    EXPECT_GT(stopped, 5) << format;
+  }
+}
+
 TEST(FoldersThatCanNotBeRenamed, AreSavedInPlace) {
   const Folder folder;
   with_ranks(2, [&](const Communicator& world) {

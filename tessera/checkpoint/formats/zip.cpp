@@ -1,6 +1,7 @@
 #include "tessera/checkpoint/formats/zip.h"
 
 #include <fmt/format.h>
+#include <libdeflate.h>
 #include <zlib.h>
 
 #include <algorithm>
@@ -173,7 +174,7 @@ std::string number(uint64_t value, int bytes) {
 }  // namespace
 
 uint32_t crc32_of(std::span<const std::byte> bytes, uint32_t before) {
-  return static_cast<uint32_t>(::crc32_z(before, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
+  return ::libdeflate_crc32(before, bytes.data(), bytes.size());
 }
 
 std::map<std::string, ZipEntry> read_zip(const InputFile& file, uint64_t begin, uint64_t bytes, const std::string& where) {
