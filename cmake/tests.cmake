@@ -9,7 +9,7 @@ if(TESSERA_SANITIZE STREQUAL "thread")
   # libtorch and gloo lock with code that the sanitizer can't see and unlock with inlined code that it sees, which looks like misuse of a mutex.
   list(APPEND _environment "TSAN_OPTIONS=suppressions='${PROJECT_SOURCE_DIR}/cmake/tsan.supp' halt_on_error=1 report_mutex_bugs=0")
 elseif(TESSERA_SANITIZE STREQUAL "address")
-  list(APPEND _environment "ASAN_OPTIONS=detect_stack_use_after_return=1"
+  list(APPEND _environment "ASAN_OPTIONS=detect_stack_use_after_return=1 allocator_may_return_null=1"
     "LSAN_OPTIONS=suppressions='${PROJECT_SOURCE_DIR}/cmake/lsan.supp' print_suppressions=0")
 endif()
 set(_limit 120)  # six times what a test may take on an idle machine; others may use it, too

@@ -166,8 +166,11 @@ void add_convert(CLI::App& command, std::function<int()>& chosen) {
       ->type_name("SIZE")
       ->default_str("5GB");
   flags->add_flag("--weights-only", options.weights_only, "Leave the optimizer and all else out");
-  flags->add_flag("--full", options.full_state_dict, "Of Accelerate's folders those of FULL_STATE_DICT");
-  flags->add_flag("--replicated", options.replicated, "Of Accelerate's folders those without FSDP");
+  using checkpoint::AccelerateLayout;
+  const auto layout = [&options](AccelerateLayout chosen) { return [&options, chosen] { options.accelerate_layout = chosen; }; };
+  auto* const full = flags->add_flag_callback("--full", layout(AccelerateLayout::Full), "Of Accelerate's folders those of FULL_STATE_DICT");
+  flags->add_flag_callback("--replicated", layout(AccelerateLayout::Replicated), "Of Accelerate's folders those without FSDP")
+      ->excludes(full);
   flags
       ->add_option_function<std::vector<std::string>>(
           "--set",

@@ -93,8 +93,9 @@ TEST_F(ShardedPasses, MayBeReadInTheMiddle) {
   const auto before = metrics().programs.size();
   const auto run = train({.passes = [](Model&, const at::Tensor& loss) { EXPECT_GT(loss.item<float>(), 0); }});
   expect_same(run, expected);
-  for (auto i = before; i < metrics().programs.size(); i++) {
-    const auto& [operations, seconds, from_disk, executions, has_backward, memory, collectives] = metrics().programs[i];
+  const auto programs = metrics().programs;
+  for (auto i = before; i < programs.size(); i++) {
+    const auto& [operations, seconds, from_disk, executions, has_backward, memory, collectives] = programs[i];
     if (executions == 1) continue;
     EXPECT_LT(memory.outputs - memory.aliased, 3 * kUnit / 2) << "activations, and the unit that stays from forward to backward";
   }
