@@ -103,8 +103,7 @@ void NewFile::commit() {
   sync_folder(path_.parent_path());
 }
 
-UnfinishedFile::UnfinishedFile(const fs::path& path)
-    : part_(unfinished_path(target_of(path))), fd_(::open(part_.c_str(), O_WRONLY | O_CLOEXEC)) {
+UnfinishedFile::UnfinishedFile(fs::path part) : part_(std::move(part)), fd_(::open(part_.c_str(), O_WRONLY | O_CLOEXEC)) {
   if (!fd_) fail("write", part_);
 }
 

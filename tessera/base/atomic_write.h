@@ -22,6 +22,8 @@ class NewFile {
   NewFile& operator=(const NewFile&) = delete;
   ~NewFile();
 
+  /// The name that it has until then.
+  const std::filesystem::path& part() const { return part_; }
   void write(std::span<const std::byte> bytes);
   /// Leaves room for so many bytes, which are written through an UnfinishedFile.
   void leave_room(uint64_t bytes);
@@ -38,8 +40,8 @@ class NewFile {
 /// A NewFile of another process or object, into which this one writes, too.
 class UnfinishedFile {
  public:
-  /// `path` is the name that the file will have.
-  explicit UnfinishedFile(const std::filesystem::path& path);
+  /// NewFile::part().
+  explicit UnfinishedFile(std::filesystem::path part);
 
   void write(uint64_t offset, std::span<const std::byte> bytes);
   /// Syncs to disk.

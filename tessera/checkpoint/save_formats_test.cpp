@@ -99,9 +99,8 @@ TEST(SavesInOtherFormats, AreAsConversions) {
 TEST(SavesInOtherFormats, AreDividedOverReplicas) {
   const Folder folder;
   with_ranks(2, [&](const Communicator& world) {
-    const PictureRun run(world, [](const auto& model, const Communicator& all) {
-      fully_shard(model, {.mesh = Mesh(all, {.replicate = 2, .shard = 1})});
-    });
+    const PictureRun run(
+        world, [](const auto& model, const Communicator& all) { fully_shard(model, {.mesh = Mesh(all, {.replicate = 2, .shard = 1})}); });
     checkpoint::save(folder / "dcp", {.model = run.model.get()}, world, {.format = Format::Dcp});
   });
   for (const auto* file : {"__0_0.distcp", "__1_0.distcp"}) EXPECT_GT(std::filesystem::file_size(folder / "dcp" / file), 0U) << file;
@@ -126,6 +125,34 @@ TEST(SavesInOtherFormats, RefuseWhatHasNoPlaceThere) {
     EXPECT_THAT(message_of<UsageError>([&] { saver.save(folder / "async", model, {.format = Format::Dcp}); }), HasSubstr("AsyncSaver"));
   });
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+TEST(SavesInOtherFormats, FailOnAllRanksForWhatOnlyOneWrites) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun run(world);
+    auto all = contents(run);
+    all.tensors = {{"waves", at::zeros({2}, at::kComplexDouble)}};  // rank 0 writes it
+    EXPECT_THAT(message_of<UsageError>([&] { checkpoint::save(folder / "out", all, world, {.format = Format::Dcp}); }), HasSubstr("waves"));
+    EXPECT_THAT(message_of<UsageError>([&] { checkpoint::save("", {.model = run.model.get()}, world, {.format = Format::Dcp}); }),
+                HasSubstr("this name is empty"));
+  });
+}
+
+TEST(SavesInOtherFormats, ReplaceWhatALinkLeadsToUnderAnyName) {
+  const Folder folder;
+  const auto place = folder / "place\xff";  // no UTF-8
+  std::filesystem::create_directories(place);
+  std::filesystem::create_directories(folder / "blobs");
+  write_file(folder / "blobs/one", "old");
+  std::filesystem::create_symlink(folder / "blobs/one", place / "model.safetensors");
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun run(world);
+    checkpoint::save(place, {.model = run.model.get()}, world, {.format = Format::Hub});
+    checkpoint::save(folder / "native", {.model = run.model.get()}, world);
+  });
+  EXPECT_TRUE(std::filesystem::is_symlink(place / "model.safetensors"));
+  EXPECT_TRUE(checkpoint::diff(folder / "native", place).different.empty());
 }
 
 TEST(SavesInOtherFormats, NeverReplaceAnythingElse) {

@@ -3,6 +3,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
+#include "tessera/base/log.h"
+#include "tessera/base/words.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/convert/run_source.h"
 #include "tessera/checkpoint/formats/accelerate.h"
@@ -19,8 +21,9 @@ namespace fs = std::filesystem;
 constexpr int64_t kPiece = 1 << 22;  // bytes of a tensor that are copied at once, and stay in the cache until they are written
 
 /// Throws UsageError for what the format has no place for.
-void expect_place(const Contents& contents, const SaveOptions& options) {
+void expect_place(const fs::path& path, const Contents& contents, const SaveOptions& options) {
   const auto format = name_of(options.format);
+  if (path.empty()) throw UsageError("a checkpoint needs a folder; this name is empty");
   if (options.format == Format::TorchXla) throw UsageError("rank files of torch_xla are saved by save_torch_xla");
   if (options.keep || options.in_place)
     throw UsageError(fmt::format("SaveOptions::{} is for Tessera's format, not for {}", options.keep ? "keep" : "in_place", format));
@@ -56,7 +59,7 @@ void save_as(const fs::path& given, const Contents& contents, const Communicator
   const auto together = [&](c10::function_ref<void()> act) { all_or_none(world, {.unit = "checkpoint"}, failure, act); };
   const bool is_accelerates = options.format == Format::Accelerate;
   together([&] {
-    expect_place(contents, options);
+    expect_place(path, contents, options);
     expect_writable_as(path, options.format);
     if (is_accelerates && world.is_first()) recover_folder(path);
   });
@@ -73,13 +76,15 @@ void save_as(const fs::path& given, const Contents& contents, const Communicator
     own = contents_of_ranks(number, all, world);
     if (out != path && world.is_first()) fs::remove_all(out);  // of a program that was killed
   });
-  auto live = live_run(own, world);
+  auto live = live_run(own, world, failure);
   together([&] { expect_no_blocks(live.run); });
   const RunSource source(std::move(live), how, world, failure);
   std::map<std::string, std::string> left_out;
   write_run(source, out, left_out);
   source.on_first([&] {
     if (out != path) replace_folder(path, out);
+    for (const auto& [name, why] : left_out)
+      log(LogLevel::Warning, fmt::format("{} is saved without the note '{}': {}", path.string(), printable(name), why));
   });
 }
 

@@ -187,7 +187,7 @@ class Trainer {
     return get_state_dict(static_cast<const torch::nn::Module&>(*model));
   }
   /// Writes the model to FOLDER/model.safetensors, or to several files with an index, as Hugging Face's programs read it. Each rank
-  /// writes its part. Collective.
+  /// writes its part, so all must see the same files. Collective.
   void save_model(torch::nn::Module& model, const std::filesystem::path& folder, const SaveModelOptions& options = {}) const;
   template <class Holder>
     requires requires(const Holder& holder) { holder->parameters(); }

@@ -1,12 +1,13 @@
 #include "tessera/checkpoint/convert/rooms.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/input_file.h"
@@ -33,6 +34,22 @@ void for_each_run(const TensorSlice& box, const at::Tensor& values, c10::functio
   }
 }
 
+/// Paths may hold any bytes but zero.
+std::string to_text(const std::vector<Room>& rooms) {
+  std::string text;
+  for (const auto& room : rooms) text += fmt::format("{} {}", room.offset, room.file.string()) + '\0';
+  return text;
+}
+
+std::vector<Room> from_text(const std::string& text) {
+  std::vector<Room> rooms;
+  for (size_t begin = 0, end; (end = text.find('\0', begin)) != std::string::npos; begin = end + 1) {
+    const auto space = text.find(' ', begin);
+    rooms.push_back({.file = text.substr(space + 1, end - space - 1), .offset = std::stoull(text.substr(begin, space - begin))});
+  }
+  return rooms;
+}
+
 std::span<const std::byte> bytes_of(const at::Tensor& values) {
   return {static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()};
 }
@@ -40,7 +57,7 @@ std::span<const std::byte> bytes_of(const at::Tensor& values) {
 /// What one process does.
 class Filling {
  public:
-  Filling(const RunSource& source, const std::vector<SourceTensor>& tensors, const json& rooms, DigestKind kind)
+  Filling(const RunSource& source, const std::vector<SourceTensor>& tensors, const std::vector<Room>& rooms, DigestKind kind)
       : source_(source), tensors_(tensors), rooms_(rooms), kind_(kind) {}
 
   /// Writes its boxes. Returns the checksums that it knows by then, those of tensors that it has alone, by their numbers.
@@ -61,24 +78,28 @@ class Filling {
       is_in_order_ = true;
       next_ = 0;
     }
-    for (auto& [path, file] : files_) file.close();
+    if (file_) file_->close();
     return known;
   }
 
   /// Of a tensor that several have written.
   std::string digest(size_t i) const {
-    const InputFile file(unfinished_path(path(i)));
-    return digest_of(file, offset(i), static_cast<uint64_t>(tensors_[i].bytes()), kind_);
+    return digest_of(InputFile(rooms_[i].file), rooms_[i].offset, static_cast<uint64_t>(tensors_[i].bytes()), kind_);
   }
 
  private:
-  std::string path(size_t i) const { return rooms_[i][0].get<std::string>(); }
-  uint64_t offset(size_t i) const { return rooms_[i][1].get<uint64_t>(); }
+  /// Tensors of one file come one after the other.
+  UnfinishedFile& file_of(size_t i) {
+    if (file_ && opened_ == rooms_[i].file) return *file_;
+    if (file_) file_->close();
+    file_.emplace(opened_ = rooms_[i].file);
+    return *file_;
+  }
 
   void write(size_t i, const TensorSlice& piece, const at::Tensor& values, StoredDigest& digest) {
-    auto& file = files_.try_emplace(path(i), path(i)).first->second;
+    auto& file = file_of(i);
     for_each_run(piece, values, [&](int64_t begin, const at::Tensor& run) {
-      file.write(offset(i) + static_cast<uint64_t>(begin) * run.element_size(), bytes_of(run));
+      file.write(rooms_[i].offset + static_cast<uint64_t>(begin) * run.element_size(), bytes_of(run));
       is_in_order_ &= begin == next_;
       next_ = begin + run.numel();
       if (is_in_order_) digest.add(bytes_of(run));
@@ -87,9 +108,10 @@ class Filling {
 
   const RunSource& source_;
   const std::vector<SourceTensor>& tensors_;
-  const json& rooms_;
+  const std::vector<Room>& rooms_;
   const DigestKind kind_;
-  std::map<std::string, UnfinishedFile> files_;
+  std::filesystem::path opened_;
+  std::optional<UnfinishedFile> file_;
   bool is_in_order_ = true;  // the values of this tensor have come from its first to its last
   int64_t next_ = 0;
 };
@@ -98,13 +120,13 @@ class Filling {
 
 std::vector<std::string> fill_rooms(const RunSource& source, const std::vector<SourceTensor>& tensors, const std::vector<Room>& rooms,
                                     DigestKind kind) {
-  auto own = json::array();
-  for (const auto& room : rooms) own.push_back({room.file.string(), room.offset});
-  const auto plan = json::parse(source.texts(own.dump()).front());
+  const auto plan = from_text(source.texts(to_text(rooms)).front());
   Filling filling(source, tensors, plan, kind);
   std::map<size_t, std::string> known;
   source.on_each([&] {
-    for (const auto& room : plan) source.expect_seen(unfinished_path(room[0].get<std::string>()));
+    std::set<std::filesystem::path> files;
+    for (const auto& room : plan) files.insert(room.file);
+    for (const auto& file : files) source.expect_seen(file);
     known = filling.write();
   });
   const auto share = [&](const std::map<size_t, std::string>& digests) {

@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <chrono>
 #include <numeric>
+#include <optional>
 
+#include "tessera/base/atomic_write.h"
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/checkpoint/convert/pieces.h"
@@ -93,6 +95,18 @@ void RunSource::on_first(c10::function_ref<void()> act) const {
   on_each([&] {
     if (is_first()) act();
   });
+}
+
+void RunSource::in_new_folder(const std::filesystem::path& path, c10::function_ref<void(const std::filesystem::path& folder)> fill) const {
+  std::optional<NewFolder> made;
+  on_first([&] { made.emplace(path); });
+  try {
+    fill(unfinished_path(path));
+    on_first([&] { made->commit(); });
+  } catch (const CommError&) {
+    if (made) made->abandon();
+    throw;
+  }
 }
 
 std::vector<std::string> RunSource::texts(const std::string& own) const {

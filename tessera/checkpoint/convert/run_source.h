@@ -42,6 +42,9 @@ class RunSource {
   void expect_seen(const std::filesystem::path& path) const;
   void on_each(c10::function_ref<void()> act) const;
   void on_first(c10::function_ref<void()> act) const;
+  /// Runs `fill`, which is collective, with the new folder under its unfinished name, and then gives it its name. It is left where it is if
+  /// ranks are lost, which may still write into it.
+  void in_new_folder(const std::filesystem::path& path, c10::function_ref<void(const std::filesystem::path& folder)> fill) const;
   /// What each of them says, in their order. Collective.
   std::vector<std::string> texts(const std::string& own) const;
 

@@ -3,8 +3,6 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>
 
-#include <optional>
-
 #include "tessera/base/atomic_write.h"
 #include "tessera/checkpoint/convert/python_run.h"
 #include "tessera/checkpoint/convert/write_dcp.h"
@@ -97,24 +95,22 @@ void write_folder(const RunSource& source, const fs::path& folder) {
 }  // namespace
 
 std::vector<fs::path> write_accelerate(const RunSource& source, const fs::path& out, std::map<std::string, std::string>& left_out) {
-  std::optional<NewFolder> made;
-  source.on_first([&] { made.emplace(out); });
-  const auto folder = unfinished_path(out);
-  write_folder(source, folder);
-  source.on_each([&] {
-    if (source.options().weights_only) return;
-    const auto notes = source.notes();
-    const auto step = notes.find("step");
-    for (const int rank : source.ranks()) {
-      const auto state = generator_of(source, rank);
-      if (!state.defined()) break;
-      write_generators(folder / fmt::format("{}{}.pkl", accelerate::kGenerators, rank), state,
-                       step == notes.end() ? json(0) : value_of_note(step->second));
-    }
-    if (source.is_first()) write_objects(source, folder, left_out);
-    for (const auto& tensor : source.beside()) left_out.emplace(tensor.key, kStandsBeside);
+  source.in_new_folder(out, [&](const fs::path& folder) {
+    write_folder(source, folder);
+    source.on_each([&] {
+      if (source.options().weights_only) return;
+      const auto notes = source.notes();
+      const auto step = notes.find("step");
+      for (const int rank : source.ranks()) {
+        const auto state = generator_of(source, rank);
+        if (!state.defined()) break;
+        write_generators(folder / fmt::format("{}{}.pkl", accelerate::kGenerators, rank), state,
+                         step == notes.end() ? json(0) : value_of_note(step->second));
+      }
+      if (source.is_first()) write_objects(source, folder, left_out);
+      for (const auto& tensor : source.beside()) left_out.emplace(tensor.key, kStandsBeside);
+    });
   });
-  source.on_first([&] { made->commit(); });
   return {out};
 }
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <optional>
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/folder.h"
@@ -63,26 +62,29 @@ void DcpFolder::close() {
   source_.on_each([&] {
     for (auto& [rank, writer] : writers_) std::ranges::move(writer.close(), std::back_inserter(own));
   });
-  std::vector<DcpItem> items;
-  for (const auto& text : source_.texts(nlohmann::json(own).dump()))
-    std::ranges::move(nlohmann::json::parse(text).get<std::vector<DcpItem>>(), std::back_inserter(items));
-  source_.on_first([&] { write_dcp_metadata(folder_, items); });
+  std::string words;
+  source_.on_each([&] { words = nlohmann::json(own).dump(); });
+  const auto texts = source_.texts(words);
+  source_.on_first([&] {
+    std::vector<DcpItem> items;
+    for (const auto& text : texts) std::ranges::move(nlohmann::json::parse(text).get<std::vector<DcpItem>>(), std::back_inserter(items));
+    write_dcp_metadata(folder_, items);
+  });
 }
 
 std::vector<fs::path> write_dcp(const RunSource& source, const fs::path& out) {
-  std::optional<NewFolder> made;
-  source.on_first([&] { made.emplace(out); });
-  DcpFolder folder(source, unfinished_path(out));
-  source.on_each([&] {
-    folder.add_model();
-    if (!source.run().optimizer.empty()) folder.add_optimizer();
-    if (source.options().weights_only) return;
-    folder.add_beside();
-    for (const auto& [name, value] : values_of_notes(source)) folder.add({name}, value);
-    if (const auto state = generator_of(source, source.ranks().front()); state.defined()) folder.add({kGeneratorName}, state);
+  source.in_new_folder(out, [&](const fs::path& unfinished) {
+    DcpFolder folder(source, unfinished);
+    source.on_each([&] {
+      folder.add_model();
+      if (!source.run().optimizer.empty()) folder.add_optimizer();
+      if (source.options().weights_only) return;
+      folder.add_beside();
+      for (const auto& [name, value] : values_of_notes(source)) folder.add({name}, value);
+      if (const auto state = generator_of(source, source.ranks().front()); state.defined()) folder.add({kGeneratorName}, state);
+    });
+    folder.close();
   });
-  folder.close();
-  source.on_first([&] { made->commit(); });
   return {out};
 }
 

@@ -1,7 +1,6 @@
 // DcpFolder: a run, or a part of it, as a folder of torch.distributed.checkpoint.
 #pragma once
 
-#include <deque>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>

@@ -124,7 +124,9 @@ void HubWriter::close(std::span<const std::string> checksums) {
   // What is left of another model would be loaded along with this one.
   for (const auto& name : names_in(folder_).value_or(std::vector<std::string>())) {
     const bool is_ours = std::ranges::find(files_, folder_ / name) != files_.end() || (name == kHubIndex && shards_.size() > 1);
-    if (is_of(kHubSafetensors, name) && !is_ours) fs::remove(folder_ / name);
+    if (!is_of(kHubSafetensors, name) || is_ours) continue;
+    fs::remove(folder_ / name, error);
+    if (error) throw IoError(fmt::format("all is written, but can't remove {}: {}", (folder_ / name).string(), error.message()));
   }
 }
 

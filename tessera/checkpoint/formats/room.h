@@ -8,7 +8,7 @@ namespace tessera::checkpoint {
 
 /// The values will lie behind each other in row-major order.
 struct Room {
-  std::filesystem::path file;  // the name that it will have; see UnfinishedFile
+  std::filesystem::path file;  // NewFile::part()
   uint64_t offset = 0;         // in bytes
 };
 

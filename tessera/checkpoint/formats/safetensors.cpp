@@ -156,7 +156,7 @@ std::vector<Room> SafetensorsWriter::leave_rooms() {
   std::vector<Room> rooms;
   uint64_t end = kLengthBytes + header_.text.size();
   for (; next_ < entries_.size(); next_++) {
-    rooms.push_back({.file = path_, .offset = end});
+    rooms.push_back({.file = file_.part(), .offset = end});
     end += static_cast<uint64_t>(entries_[next_].bytes());
   }
   file_.leave_room(end - kLengthBytes - header_.text.size());

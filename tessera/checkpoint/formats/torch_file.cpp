@@ -154,7 +154,7 @@ Catalog read_torch_file(const std::filesystem::path& path) {
 
 std::vector<Room> TorchFileWriter::leave_rooms() {
   std::vector<Room> rooms;
-  for (const auto offset : archive_.leave_rooms()) rooms.push_back({.file = path_, .offset = offset});
+  for (const auto offset : archive_.leave_rooms()) rooms.push_back({.file = file_.part(), .offset = offset});
   return rooms;
 }
 

@@ -23,7 +23,7 @@ Catalog read_torch_file(const std::filesystem::path& path);
 /// Writes a file that torch.load(weights_only=True) reads, also with mmap=True. It appears under its name only when close() is called.
 class TorchFileWriter {
  public:
-  TorchFileWriter(const std::filesystem::path& path, const TorchTree& tree) : path_(path), file_(path), archive_(file_, 0, tree) {}
+  TorchFileWriter(const std::filesystem::path& path, const TorchTree& tree) : file_(path), archive_(file_, 0, tree) {}
 
   void write(const at::Tensor& tensor) { archive_.write(tensor); }
   void append(const at::Tensor& values) { archive_.append(values); }
@@ -32,7 +32,6 @@ class TorchFileWriter {
   void close(std::span<const std::string> checksums = {});
 
  private:
-  const std::filesystem::path path_;
   NewFile file_;
   TorchArchiveWriter archive_;
 };

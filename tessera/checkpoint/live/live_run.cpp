@@ -13,6 +13,7 @@
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/formats/checksum.h"
 #include "tessera/checkpoint/stored/rank_file.h"
+#include "tessera/comm/groups/all_or_none.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -57,7 +58,7 @@ class Memory {
 
   uint64_t copy_values(char* to, uint64_t count, uint64_t offset) const {
     const auto behind = tensors_.upper_bound(offset);
-    if (behind == tensors_.begin()) throw Error("a rank's values were asked for in another process");
+    if (behind == tensors_.begin()) throw Error("a rank's values were asked for where there are none");
     const auto& [begin, values] = *std::prev(behind);
     const auto place = static_cast<int64_t>(offset - begin);
     const auto bytes = std::min(static_cast<int64_t>(count), values.numel() - place);
@@ -83,23 +84,38 @@ std::pair<std::string, int64_t> header_of(const RankContents& rank) {
 
 }  // namespace
 
-LiveRun live_run(const std::vector<RankContents>& own, const Communicator& world) {
+LiveRun live_run(const std::vector<RankContents>& own, const Communicator& world, std::string_view failure) {
+  const auto together = [&](c10::function_ref<void()> act) { all_or_none(world, {.unit = "checkpoint"}, failure, act); };
   std::map<int, std::pair<std::string, int64_t>> headers;
-  for (const auto& rank : own) headers[rank.record.rank] = header_of(rank);
+  std::map<int, std::shared_ptr<Memory>> memories;
+  together([&] {
+    for (const auto& rank : own) {
+      const auto number = rank.record.rank;
+      headers[number] = header_of(rank);
+      memories[number] = std::make_shared<Memory>(headers[number].first);
+      memories[number]->add(rank.tensors);
+    }
+  });
   for (const auto& text : world.texts(nlohmann::json(headers).dump(), {.unit = "checkpoint"}))
     headers.merge(nlohmann::json::parse(text).get<decltype(headers)>());
-  LiveRun result;
-  const auto memory_of = [&](int rank) {
-    const auto& [header, bytes] = headers.at(rank);
-    const auto memory = std::make_shared<Memory>(header);
-    const auto here = std::ranges::find(own, rank, [](const RankContents& each) { return each.record.rank; });
-    if (here != own.end()) memory->add(here->tensors);
-    return InputFile(fmt::format("the memory of rank {}", rank), static_cast<uint64_t>(bytes),
-                     [memory](void* to, uint64_t count, uint64_t offset) { memory->read(to, count, offset); });
+  const auto file_of = [&](int rank, std::shared_ptr<const Memory> memory) {
+    return InputFile(fmt::format("the memory of rank {}", rank), static_cast<uint64_t>(headers.at(rank).second),
+                     [memory = std::move(memory)](void* to, uint64_t count, uint64_t offset) {
+                       if (memory == nullptr) throw Error("a rank's values were asked for in another process");
+                       memory->read(to, count, offset);
+                     });
   };
-  for (int rank = 0; rank < world.size(); rank++) result.memories.push_back(memory_of(rank));
-  result.run = manifest_of(world.size(), [&](int rank) { return open_rank_file(SafetensorsFile(memory_of(rank)), rank, world.size()); });
-  result.run.catalog.checksums.clear();
+  LiveRun result;
+  together([&] {
+    result.run = manifest_of(world.size(), [&](int rank) {
+      return open_rank_file(SafetensorsFile(file_of(rank, std::make_shared<Memory>(headers.at(rank).first))), rank, world.size());
+    });
+    result.run.catalog.checksums.clear();
+    for (int rank = 0; rank < world.size(); rank++) {
+      const auto memory = memories.find(rank);
+      result.memories.push_back(file_of(rank, memory == memories.end() ? nullptr : memory->second));
+    }
+  });
   return result;
 }
 

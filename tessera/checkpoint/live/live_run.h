@@ -1,6 +1,7 @@
 // LiveRun: a run that is in memory, described as one that is stored, so that it is written in other formats as stored ones are.
 #pragma once
 
+#include <string_view>
 #include <vector>
 
 #include "tessera/base/input_file.h"
@@ -17,7 +18,7 @@ struct LiveRun {
   std::vector<InputFile> memories = {};
 };
 
-/// Of the ranks of this process. Collective.
-LiveRun live_run(const std::vector<RankContents>& own, const Communicator& world);
+/// Of the ranks of this process. `failure` is what errors of other ranks say. Collective.
+LiveRun live_run(const std::vector<RankContents>& own, const Communicator& world, std::string_view failure);
 
 }  // namespace tessera::checkpoint
