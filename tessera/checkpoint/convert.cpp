@@ -6,16 +6,13 @@
 #include <algorithm>
 #include <cctype>
 #include <functional>
-#include <optional>
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/log.h"
 #include "tessera/base/words.h"
-#include "tessera/checkpoint/convert/rooms.h"
 #include "tessera/checkpoint/convert/run_source.h"
 #include "tessera/checkpoint/formats/accelerate.h"
-#include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/formats/torch_file.h"
 #include "tessera/checkpoint/save_torch_xla.h"
 #include "tessera/checkpoint/step_folders.h"
@@ -78,24 +75,6 @@ std::string folder_of_model(const fs::path& checkpoint) {
   return is_there(model) ? fmt::format("; did you mean {}?", model.string()) : "";
 }
 
-std::vector<SourceTensor> by_width(const RunSource& source) {
-  auto tensors = source.model();
-  sort_by_width(tensors, [](const SourceTensor& tensor) { return tensor.dtype; });
-  return tensors;
-}
-
-std::vector<SafetensorsEntry> entries_of(const std::vector<SourceTensor>& tensors) {
-  std::vector<SafetensorsEntry> entries;
-  for (const auto& tensor : tensors) entries.push_back({.name = tensor.name, .dtype = tensor.dtype, .sizes = tensor.shape});
-  return entries;
-}
-
-std::map<std::string, std::string> metadata_of(const RunSource& source) {
-  auto metadata = source.run().catalog.aliases;
-  metadata["format"] = "pt";
-  return metadata;
-}
-
 }  // namespace
 
 void expect_writable_as(const fs::path& out, Format format) {
@@ -142,28 +121,6 @@ void expect_outside(const fs::path& out, const fs::path& checkpoint) {
   if (!is_inside(out, checkpoint)) return;
   throw UsageError(
       fmt::format("{} lies in the checkpoint {}, whose files it could replace; write elsewhere", out.string(), checkpoint.string()));
-}
-
-std::vector<fs::path> write_safetensors(const RunSource& source, const fs::path& out) {
-  const auto tensors = by_width(source);
-  std::optional<SafetensorsWriter> writer;
-  std::vector<Room> rooms;
-  source.on_first([&] {
-    writer.emplace(out, entries_of(tensors), metadata_of(source));
-    rooms = writer->leave_rooms();
-  });
-  const auto checksums = fill_rooms(source, tensors, rooms, DigestKind::Xxh3);
-  source.on_first([&] { writer->close(checksums); });
-  return {out};
-}
-
-std::vector<fs::path> write_hub(const RunSource& source, const fs::path& out) {
-  const auto tensors = by_width(source);
-  std::optional<HubWriter> writer;
-  source.on_first([&] { writer.emplace(out, entries_of(tensors), metadata_of(source), source.options().max_shard_size); });
-  const auto checksums = fill_rooms(source, tensors, writer ? writer->rooms() : std::vector<Room>(), DigestKind::Xxh3);
-  source.on_first([&] { writer->close(checksums); });
-  return writer ? writer->files() : std::vector<fs::path>();
 }
 
 std::vector<fs::path> write_run(const RunSource& source, const fs::path& out, std::map<std::string, std::string>& left_out) {

@@ -64,19 +64,15 @@ class Filling {
   std::map<size_t, std::string> write() {
     std::map<size_t, std::string> known;
     for (size_t i = 0; i < tensors_.size(); i++) {
-      StoredDigest digest(kind_);
-      int64_t written = 0;
+      Beginning beginning{.digest = StoredDigest(kind_)};
       for (const int rank : source_.ranks()) {
         for (const auto& box : source_.boxes(tensors_[i], rank)) {
           source_.copy(
-              tensors_[i], box, [&](const TensorSlice& piece, const at::Tensor& values) { write(i, piece, values, digest); },
+              tensors_[i], box, [&](const TensorSlice& piece, const at::Tensor& values) { write(i, piece, values, beginning); },
               source_.file_of(rank));
-          written += box.numel();
         }
       }
-      if (is_in_order_ && written == c10::multiply_integers(tensors_[i].shape)) known[i] = digest.text();
-      is_in_order_ = true;
-      next_ = 0;
+      if (beginning.numel == c10::multiply_integers(tensors_[i].shape)) known[i] = beginning.digest.text();
     }
     if (file_) file_->close();
     return known;
@@ -88,6 +84,12 @@ class Filling {
   }
 
  private:
+  /// The first values of a tensor, as far as they have been written one after the other.
+  struct Beginning {
+    StoredDigest digest;
+    int64_t numel = 0;
+  };
+
   /// Tensors of one file come one after the other.
   UnfinishedFile& file_of(size_t i) {
     if (file_ && opened_ == rooms_[i].file) return *file_;
@@ -96,13 +98,13 @@ class Filling {
     return *file_;
   }
 
-  void write(size_t i, const TensorSlice& piece, const at::Tensor& values, StoredDigest& digest) {
+  void write(size_t i, const TensorSlice& piece, const at::Tensor& values, Beginning& beginning) {
     auto& file = file_of(i);
     for_each_run(piece, values, [&](int64_t begin, const at::Tensor& run) {
       file.write(rooms_[i].offset + static_cast<uint64_t>(begin) * run.element_size(), bytes_of(run));
-      is_in_order_ &= begin == next_;
-      next_ = begin + run.numel();
-      if (is_in_order_) digest.add(bytes_of(run));
+      if (begin != beginning.numel) return;
+      beginning.digest.add(bytes_of(run));
+      beginning.numel += run.numel();
     });
   }
 
@@ -112,8 +114,6 @@ class Filling {
   const DigestKind kind_;
   std::filesystem::path opened_;
   std::optional<UnfinishedFile> file_;
-  bool is_in_order_ = true;  // the values of this tensor have come from its first to its last
-  int64_t next_ = 0;
 };
 
 }  // namespace

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/checkpoint/convert.h"
+#include "tessera/checkpoint/convert_options.h"
 #include "tessera/checkpoint/live/live_run.h"
 #include "tessera/checkpoint/stored/manifest.h"
 #include "tessera/comm/communicator.h"

@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 
 #include <map>
-#include <optional>
+#include <memory>
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/convert/python_run.h"
@@ -68,14 +68,7 @@ TorchTree TreeFile::numbered_optimizer() {
 }
 
 void TreeFile::write(const fs::path& path, const TorchTree& tree) {
-  std::optional<TorchFileWriter> writer;
-  std::vector<Room> rooms;
-  source_.on_first([&] {
-    writer.emplace(path, tree);
-    rooms = writer->leave_rooms();
-  });
-  const auto checksums = fill_rooms(source_, tensors_, rooms, DigestKind::Crc32);
-  source_.on_first([&] { writer->close(checksums); });
+  write_rooms(source_, tensors_, DigestKind::Crc32, [&] { return std::make_unique<TorchFileWriter>(path, tree); });
 }
 
 TorchTree::Tensor TreeFile::add(const SourceTensor& tensor) {

@@ -107,8 +107,13 @@ HubWriter::HubWriter(fs::path folder, const std::vector<SafetensorsEntry>& entri
   for (size_t i = 0; i < shards_.size(); i++) {
     files_.push_back(folder_ / (shards_.size() == 1 ? kSingle : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards_.size())));
     writers_.emplace_back(files_[i], shards_[i], metadata);
-    std::ranges::move(writers_.back().leave_rooms(), std::back_inserter(rooms_));
   }
+}
+
+std::vector<Room> HubWriter::leave_rooms() {
+  std::vector<Room> rooms;
+  for (auto& writer : writers_) std::ranges::move(writer.leave_rooms(), std::back_inserter(rooms));
+  return rooms;
 }
 
 void HubWriter::close(std::span<const std::string> checksums) {

@@ -41,7 +41,7 @@ class HubWriter {
             int64_t max_shard_size);
 
   /// For each tensor, in the order of the entries.
-  const std::vector<Room>& rooms() const { return rooms_; }
+  std::vector<Room> leave_rooms();
   /// When the rooms are filled: with the checksums of what is in them.
   void close(std::span<const std::string> checksums);
   const std::vector<std::filesystem::path>& files() const { return files_; }
@@ -53,7 +53,6 @@ class HubWriter {
   std::vector<std::vector<SafetensorsEntry>> shards_;
   std::vector<std::filesystem::path> files_;
   std::deque<SafetensorsWriter> writers_;
-  std::vector<Room> rooms_;
 };
 
 }  // namespace tessera::checkpoint

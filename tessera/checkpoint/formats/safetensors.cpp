@@ -15,7 +15,6 @@ namespace {
 
 // A file consists of the header's length as a little-endian number, the header as JSON, and the data of the tensors without gaps.
 static_assert(std::endian::native == std::endian::little, "the file is little-endian, and so are we");
-constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kLongestHeader = 100'000'000;  // the limit of Python's package
 constexpr uint64_t kBlock = 1 << 20;              // stays in the cache between copying and the checksum
 

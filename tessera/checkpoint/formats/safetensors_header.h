@@ -12,6 +12,9 @@
 
 namespace tessera::checkpoint {
 
+/// Before the header: its length.
+inline constexpr uint64_t kLengthBytes = 8;
+
 /// A tensor in a file. Its dtype is one of those in dtype_names.cpp.
 struct SafetensorsEntry {
   std::string name;

@@ -18,8 +18,6 @@
 namespace tessera::checkpoint {
 namespace {
 
-constexpr uint64_t kLengthBytes = 8;  // before the header
-
 /// The bytes of a safetensors file, of which the values are in tensors.
 class Memory {
  public:
@@ -72,9 +70,7 @@ class Memory {
 
 /// The header that the file would have, but without checksums of the values, and how long the file would be.
 std::pair<std::string, int64_t> header_of(const RankContents& rank) {
-  std::vector<SafetensorsEntry> entries;
-  for (const auto& [name, tensor] : rank.tensors)
-    entries.push_back({.name = name, .dtype = tensor.scalar_type(), .sizes = tensor.sizes().vec()});
+  const auto entries = entries_of(rank);
   auto [text, place] = SafetensorsHeaderText(entries, to_metadata(rank.record));
   text.replace(place, Checksum::kDigits, checksum_of(text));
   auto bytes = static_cast<int64_t>(kLengthBytes + text.size());

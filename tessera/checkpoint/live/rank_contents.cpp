@@ -102,6 +102,13 @@ std::vector<RankContents> contents_of_ranks(uint64_t save, const Contents& conte
   return ranks;
 }
 
+std::vector<SafetensorsEntry> entries_of(const RankContents& rank) {
+  std::vector<SafetensorsEntry> entries;
+  for (const auto& [name, tensor] : rank.tensors)
+    entries.push_back({.name = name, .dtype = tensor.scalar_type(), .sizes = tensor.sizes().vec()});
+  return entries;
+}
+
 void warn_of_lost_ties(const LocalValues& model, const Communicator& world) {
   if (!world.is_first()) return;
   static std::mutex mutex;

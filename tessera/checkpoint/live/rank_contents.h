@@ -24,6 +24,9 @@ struct RankContents {
   std::vector<std::pair<std::string, at::Tensor>> tensors = {};
 };
 
+/// Its tensors as the file of the rank has them.
+std::vector<SafetensorsEntry> entries_of(const RankContents& rank);
+
 /// The contents for every rank that this process represents. Tensors are those of the model and the optimizer themselves, not copies.
 /// Throws UsageError for what can't be saved. `save` is RankRecord::save.
 std::vector<RankContents> contents_of_ranks(uint64_t save, const Contents& contents, const Communicator& world);

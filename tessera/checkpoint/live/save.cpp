@@ -105,10 +105,7 @@ void write_rank_file(const fs::path& folder, const RankContents& rank) {
     throw IoError(fmt::format("the folder {} that rank 0 has made is not there for rank {}; save where all ranks see the same files",
                               folder.string(), record.rank));
   }
-  std::vector<SafetensorsEntry> entries;
-  for (const auto& [name, tensor] : rank.tensors)
-    entries.push_back({.name = name, .dtype = tensor.scalar_type(), .sizes = tensor.sizes().vec()});
-  SafetensorsWriter writer(rank_file(folder, record.rank, record.ranks), std::move(entries), to_metadata(record));
+  SafetensorsWriter writer(rank_file(folder, record.rank, record.ranks), entries_of(rank), to_metadata(record));
   Staging staging(rank.tensors);
   for (size_t i = 0; i < rank.tensors.size(); i++) writer.write(staging.take(i));
   writer.close();

@@ -33,6 +33,11 @@ at::ScalarType common_type(const Call& call);
 /// The type of the result; nobody has said it where no tensor takes it, and then numbers behind the first argument have no say.
 at::ScalarType type_of_operands(const Call& call);
 
+/// The type, or the default one where it has no fractions.
+inline at::ScalarType fractional(at::ScalarType type) {
+  return c10::isFloatingType(type) ? type : c10::typeMetaToScalarType(c10::get_default_dtype());
+}
+
 /// A kernel that computes in the type of its result.
 template <class Compute>
 Kernel elementwise(const char* name, Compute compute) {

@@ -168,8 +168,7 @@ Value log_odds(const Elements& e, size_t epsilon) {
 
 /// Of whole numbers with a fraction, which no result says beforehand.
 void logit(Call& call) {
-  const auto operands = type_of_operands(call);
-  const auto type = c10::isFloatingType(operands) ? operands : c10::typeMetaToScalarType(c10::get_default_dtype());
+  const auto type = fractional(type_of_operands(call));
   call.give(hlo::convert(log_odds(Elements(call, hlo::wide(type)), 1), type));
 }
 

@@ -14,6 +14,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/xla/device/dimensions.h"
+#include "tessera/xla/device/elements.h"
 #include "tessera/xla/device/kernels.h"
 #include "tessera/xla/device/storage.h"
 #include "tessera/xla/device/values.h"
@@ -296,8 +297,7 @@ void dropout(Call& call) {
 }
 
 void dropout_gradient(Call& call) {
-  auto g = call.value(0);
-  if (!c10::isFloatingType(g.element())) g = hlo::convert(g, c10::typeMetaToScalarType(c10::get_default_dtype()));
+  const auto given = call.value(0), g = hlo::convert(given, fractional(given.element()));
   call.give(hlo::select(call.value(1, at::kBool), times(g, hlo::full(call.number(2), g.type())), fixed(g, 0)));
 }
 

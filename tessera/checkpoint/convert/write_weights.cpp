@@ -1,0 +1,48 @@
+// The model of a run alone, in files of safetensors.
+#include <memory>
+
+#include "tessera/checkpoint/convert/rooms.h"
+#include "tessera/checkpoint/convert/run_source.h"
+#include "tessera/checkpoint/formats/hub.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<SourceTensor> by_width(const RunSource& source) {
+  auto tensors = source.model();
+  sort_by_width(tensors, [](const SourceTensor& tensor) { return tensor.dtype; });
+  return tensors;
+}
+
+std::vector<SafetensorsEntry> entries_of(const std::vector<SourceTensor>& tensors) {
+  std::vector<SafetensorsEntry> entries;
+  for (const auto& tensor : tensors) entries.push_back({.name = tensor.name, .dtype = tensor.dtype, .sizes = tensor.shape});
+  return entries;
+}
+
+std::map<std::string, std::string> metadata_of(const RunSource& source) {
+  auto metadata = source.run().catalog.aliases;
+  metadata["format"] = "pt";
+  return metadata;
+}
+
+}  // namespace
+
+std::vector<fs::path> write_safetensors(const RunSource& source, const fs::path& out) {
+  const auto tensors = by_width(source);
+  write_rooms(source, tensors, DigestKind::Xxh3,
+              [&] { return std::make_unique<SafetensorsWriter>(out, entries_of(tensors), metadata_of(source)); });
+  return {out};
+}
+
+std::vector<fs::path> write_hub(const RunSource& source, const fs::path& out) {
+  const auto tensors = by_width(source);
+  const auto writer = write_rooms(source, tensors, DigestKind::Xxh3, [&] {
+    return std::make_unique<HubWriter>(out, entries_of(tensors), metadata_of(source), source.options().max_shard_size);
+  });
+  return writer ? writer->files() : std::vector<fs::path>();
+}
+
+}  // namespace tessera::checkpoint
