@@ -5,6 +5,9 @@ find_package(GTest REQUIRED)
 set(_optimisation "$<$<CONFIG:Release>:$<IF:$<BOOL:${TESSERA_SANITIZE}>,-O1,-O0>>")
 
 set(_environment OMP_NUM_THREADS=1 TESSERA_POISON=1 TESSERA_XLA_CACHE=none)
+if(NOT DEFINED ENV{VIRTUAL_ENV} AND EXISTS "${PROJECT_SOURCE_DIR}/build/python/bin/python")  # where the set-up has put XLA's plugins
+  list(APPEND _environment "VIRTUAL_ENV=${PROJECT_SOURCE_DIR}/build/python")
+endif()
 if(TESSERA_SANITIZE STREQUAL "thread")
   # libtorch and gloo lock with code that the sanitizer can't see and unlock with inlined code that it sees, which looks like misuse of a mutex.
   list(APPEND _environment "TSAN_OPTIONS=suppressions='${PROJECT_SOURCE_DIR}/cmake/tsan.supp' halt_on_error=1 report_mutex_bugs=0")
@@ -157,7 +160,7 @@ if(PJRT_INCLUDE_DIR)
       set_tests_properties(xla/sharded_long_${_devices} PROPERTIES TIMEOUT 1200)
     endforeach()
   endif()
-  file(GLOB _other_plugin "${Libtorch_ROOT}/../lammps_jax_pjrt_cpu/*.so")
+  file(GLOB _other_plugin "${PJRT_INCLUDE_DIR}/../../../lammps_jax_pjrt_cpu/*.so")
   if(_other_plugin)
     foreach(_name IN ITEMS attention end faults metrics training training_long)
       if(TEST xla/device/${_name})

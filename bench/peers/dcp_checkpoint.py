@@ -2,6 +2,7 @@
 import argparse
 import json
 import os
+import shutil
 import time
 
 import torch
@@ -38,6 +39,16 @@ def seconds(act):
     return own.item()
 
 
+def fastest(folder, act):
+    took = []
+    for _ in range(3):
+        if rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+        os.sync()
+        took.append(seconds(act))
+    return min(took)
+
+
 def report(operation, took):
     count = 12 * options.layers * (options.width**2 + options.width)
     if rank == 0:
@@ -55,7 +66,8 @@ def load():
     set_state_dict(model, optimizer, model_state_dict=held["model"], optim_state_dict=held["optimizer"])
 
 
-report("save", seconds(lambda: dcp.save(state(), storage_writer=dcp.FileSystemWriter(os.path.join(options.folder, "dcp"), sync_files=True))))
+target = os.path.join(options.folder, "dcp")
+report("save", fastest(target, lambda: dcp.save(state(), storage_writer=dcp.FileSystemWriter(target, sync_files=True))))
 report("load", seconds(load))
 pending = []
 wait = lambda: pending.pop().result()

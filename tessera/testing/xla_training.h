@@ -72,6 +72,14 @@ inline Subject block_of_a_resnet() {
           .targets = [](int seed) { return words(seed, {4}, 32); }};
 }
 
+inline Subject resnet50() {
+  models::ResNet50 model(10);
+  return {.module = model.ptr(),
+          .input = [](int seed) { return drawn(seed, {8, 3, 64, 64}); },
+          .scores = [=](const at::Tensor& x) mutable { return model->forward(x); },
+          .targets = [](int seed) { return words(seed, {8}, 10); }};
+}
+
 /// Where a batch goes: numbers in the dtype of the model, words as they are.
 inline at::Tensor to_model(const at::Tensor& input, at::TensorOptions where) {
   return input.is_floating_point() ? input.to(where) : input.to(where.device());
@@ -107,14 +115,14 @@ inline std::vector<float> numbers(const std::vector<at::Tensor>& losses) {
 
 inline constexpr int kSteps = 50;
 
-inline std::vector<float> losses_of(MakeSubject make, MakeOptimizer make_optimizer, at::TensorOptions where) {
+inline std::vector<float> losses_of(MakeSubject make, MakeOptimizer make_optimizer, at::TensorOptions where, int steps = kSteps) {
   torch::manual_seed(3);
   const auto subject = make();
   subject.module->to(where.dtype().toScalarType());
   if (where.device().type() != at::kCPU) to_device(*subject.module);
   const auto optimizer = make_optimizer(subject.module->parameters());
   std::vector<at::Tensor> losses;
-  for (int step = 0; step < kSteps; step++) step_once(subject, *optimizer, step, where, losses);
+  for (int step = 0; step < steps; step++) step_once(subject, *optimizer, step, where, losses);
   return numbers(losses);
 }
 
@@ -129,6 +137,7 @@ struct Case {
   MakeSubject make;
   MakeOptimizer optimizer;
   at::ScalarType dtype;
+  int steps = kSteps;
 };
 
 inline std::vector<Case> all_cases() {
@@ -153,18 +162,19 @@ inline std::vector<Case> all_cases() {
       {"BertAdamWInBf16", bert, adamw, at::kBFloat16},
       {"BlockOfAResNetSgdInBf16", block_of_a_resnet, sgd, at::kBFloat16},
       {"BlockOfAResNetAdamWInBf16", block_of_a_resnet, adamw, at::kBFloat16},
+      {"ResNet50Sgd", resnet50, sgd, at::kFloat, 10},
       {"MlpSgdInFp16", [] { return mlp(); }, sgd, at::kHalf},
   };
 }
 
 /// As many programs as a first and all later steps have, without an operator on the CPU.
 inline void expect_losses_of_the_cpu(const Case& which) {
-  const auto& [name, make, optimizer, dtype] = which;
+  const auto& [name, make, optimizer, dtype, steps] = which;
   const auto device = device_for_tests();
-  const auto expected = losses_of(make, optimizer, at::TensorOptions(at::kCPU).dtype(dtype));
+  const auto expected = losses_of(make, optimizer, at::TensorOptions(at::kCPU).dtype(dtype), steps);
   const auto programs = metrics().programs.size();
   const auto fell_back = metrics().fallbacks.size();
-  const auto actual = losses_of(make, optimizer, at::TensorOptions(device).dtype(dtype));
+  const auto actual = losses_of(make, optimizer, at::TensorOptions(device).dtype(dtype), steps);
   EXPECT_EQ(metrics().programs.size(), programs + 2);
   EXPECT_EQ(metrics().fallbacks.size(), fell_back) << metrics_report();
   if (dtype == at::kFloat) {
@@ -173,7 +183,7 @@ inline void expect_losses_of_the_cpu(const Case& which) {
   }
   // Half types leave the losses of full precision early, and compilers round in other places: the device may be as far from them as the CPU
   // is, and as much again.
-  const auto full = losses_of(make, optimizer, at::TensorOptions(at::kCPU).dtype(at::kFloat));
+  const auto full = losses_of(make, optimizer, at::TensorOptions(at::kCPU).dtype(at::kFloat), steps);
   EXPECT_LE(mean_distance(actual, full), 2 * mean_distance(expected, full) + 0.002) << mean_distance(expected, full);
 }
 
