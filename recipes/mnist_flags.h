@@ -2,8 +2,7 @@
 #pragma once
 
 #include <tessera/base/error.h>
-#include <tessera/cli/flags.h>
-#include <tessera/train/reporters.h>
+#include <tessera/cli/run_flags.h>
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
@@ -12,13 +11,14 @@
 
 struct Flags {
   std::filesystem::path datadir = "/usr/share/datasets/fashion-mnist";
-  bool fake_data = false, drop_last = false, nested = false, replicated = false, flatten = false, no_consolidation = false, resume = false;
+  bool fake_data = false, drop_last = false, nested = false, replicated = false, flatten = false, no_consolidation = false;
   bool gradient_checkpointing = false;
-  int64_t batch_size = 16, epochs = 2, log_steps = 20;
+  tessera::train::RunOptions run = {.epochs = 2, .save_epochs = false};  // saved when buffers are the same on all ranks
+  int64_t batch_size = 16;
   int workers = 1;
   double lr = 0.02, momentum = 0.5, target = 0;
   uint64_t seed = 42;
-  std::string ckpt_prefix, compute_dtype = "float32";
+  std::string compute_dtype = "float32";
   std::vector<std::string> metrics;
 };
 
@@ -30,9 +30,6 @@ inline void declare(CLI::App& app, Flags& flags) {
   app.add_option("--batch-size", flags.batch_size, "Samples per rank and step")
       ->capture_default_str()
       ->check(tessera::cli::from_to(1, 1'000'000));
-  app.add_option("--num-epochs", flags.epochs, "How often to go through the training set")
-      ->capture_default_str()
-      ->check(tessera::cli::from_to(0, 1'000'000));
   app.add_option("--lr", flags.lr, "Learning rate")->capture_default_str()->check(tessera::cli::from_to(0.0, 1000.0));
   app.add_option("--momentum", flags.momentum, "Of SGD")->capture_default_str()->check(tessera::cli::from_to(0.0, 1.0));
   app.add_option("--seed", flags.seed, "Of the weights and of the order of samples")->capture_default_str();
@@ -48,19 +45,10 @@ inline void declare(CLI::App& app, Flags& flags) {
   app.add_option("--compute-dtype", flags.compute_dtype, "What parameters are computed with")
       ->capture_default_str()
       ->check(tessera::cli::one_of({"float32", "bfloat16", "float16"}));
-  app.add_option("--ckpt-prefix", flags.ckpt_prefix, "Save after every epoch, as P-step-N")->type_name("P");
   app.add_flag("--no-ckpt-consolidation", flags.no_consolidation, "Do not put the last checkpoint together and evaluate it at the end");
-  app.add_flag("--resume", flags.resume, "Go on from the newest checkpoint under the prefix, if there is one")->needs("--ckpt-prefix");
   app.add_option("--target-accuracy", flags.target, "In percent; below it the exit status is 21")->check(tessera::cli::from_to(0.0, 100.0));
-  app.add_option("--log-steps", flags.log_steps, "Steps between two reports")
-      ->capture_default_str()
-      ->check(tessera::cli::from_to(1, 1'000'000));
-  app.add_option("--metrics", flags.metrics,
-                 "Where to write the numbers of each report: FILE.jsonl, FILE.csv, or a folder for TensorBoard; may be repeated")
-      ->type_name("FILE")
-      ->allow_extra_args(false);
+  tessera::cli::add_run_flags(app, flags.run, flags.metrics);
   app.callback([&flags] {
-    for (const auto& path : flags.metrics) tessera::train::report_format(path);
     if (flags.replicated && (flags.nested || flags.flatten || flags.compute_dtype != "float32")) {
       throw tessera::ConfigError(
           "--run-without-fsdp shards nothing, so --use-nested-fsdp, --flatten-parameters and --compute-dtype mean nothing to it");

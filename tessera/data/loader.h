@@ -55,6 +55,8 @@ class Loader {
   int64_t batches() const { return sampler_.batches(); }
   /// Samples of one batch on all ranks together.
   int64_t global_batch() const { return sampler_.global_batch(); }
+  /// What the order of samples depends on, in words.
+  std::string order() const { return sampler_.order(); }
 
   /// Iterates over the rest of the epoch: for (auto& batch : loader)
   class Iterator {

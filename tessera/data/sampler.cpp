@@ -74,6 +74,12 @@ Sampler::Sampler(const SamplerOptions& options) : options_(options) {
   order_.resize(static_cast<size_t>(options.size));
 }
 
+std::string Sampler::order() const {
+  return fmt::format("{} samples{}{}", options_.size,
+                     options_.order == Order::Shuffled ? fmt::format(", shuffled with seed {}", options_.seed) : "",
+                     options_.tail == Tail::Drop ? ", the last dropped" : "");
+}
+
 Part Sampler::part(const Position& position) {
   if (position.epoch < 0 || position.batch < 0 || position.batch >= batches_) {
     throw UsageError(fmt::format("sampler: there is no batch {} in epoch {}; an epoch has {}", position.batch, position.epoch, batches_));

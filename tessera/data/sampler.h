@@ -61,6 +61,8 @@ class Sampler {
 
   /// Samples of one step on all ranks together.
   int64_t global_batch() const { return options_.global_batch; }
+  /// What the order of samples depends on, beside the position: "6000 samples, shuffled with seed 42, the last dropped".
+  std::string order() const;
 
  private:
   void arrange(int64_t epoch);

@@ -139,9 +139,19 @@ void Trainer::prepare_one(const std::shared_ptr<torch::nn::Module>& model) {
   models_.push_back({.module = model});
 }
 
-void Trainer::prepare_one(data::Loader& loader) {
+data::Loader& Trainer::placed(data::Loader& loader) const {
   if (!world_.traits().device.is_cpu()) loader.place([world = world_](const at::Tensor& rows) { return world.to_local_ranks(rows); });
-  loaders_.push_back(&loader);
+  return loader;
+}
+
+void Trainer::prepare_one(data::Loader& loader) {
+  loaders_.push_back(&placed(loader));
+}
+
+data::Sampler Trainer::make_sampler(data::SamplerOptions options) const {
+  options.local_ranks = world_.local_ranks();
+  options.ranks = world_.size();
+  return data::Sampler(options);
 }
 
 void Trainer::expect_new(const void* optimizer) const {
@@ -357,6 +367,12 @@ void Trainer::follow_steps(Prepared& optimizer) {
 
 int64_t Trainer::steps() const {
   return optimizers_.empty() ? 0 : optimizers_.front().steps;
+}
+
+double Trainer::lr() const {
+  if (optimizers_.empty()) throw UsageError("Trainer::lr was called, but prepare() was given no optimizer");
+  const auto& first = optimizers_.front();
+  return first.own != nullptr ? first.own->lr() : first.torch->param_groups().front().options().get_lr();
 }
 
 checkpoint::StateDict Trainer::get_state_dict(const torch::nn::Module& model) const {

@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/notes.h"
 #include "tessera/checkpoint/state_dict.h"
 #include "tessera/comm/communicator.h"
@@ -32,6 +33,7 @@
 #include "tessera/shard/deferred_init.h"
 #include "tessera/shard/options.h"
 #include "tessera/shard/reduction.h"
+#include "tessera/train/evaluation.h"
 #include "tessera/train/profile.h"
 #include "tessera/train/reporter.h"
 #include "tessera/train/reporters.h"
@@ -159,6 +161,8 @@ class Trainer {
   bool step(torch::optim::Optimizer& optimizer) { return step_some(&optimizer); }
   /// Steps of the first optimizer so far, also over resumes.
   int64_t steps() const;
+  /// The learning rate of its first group, as of the last step.
+  double lr() const;
 
   /// Whether load_state finds anything there, which it does not in an empty folder. First repairs a save that a killed process left half
   /// done. Throws UsageError for a file. Collective.
@@ -168,6 +172,8 @@ class Trainer {
   /// once it is complete, also through a symbolic link. Throws UsageError in the middle of an accumulation, whose gradients would be lost.
   /// Collective.
   void save_state(const std::filesystem::path& folder);
+  /// What save_state saves, for checkpoint::save or an AsyncSaver: load_state takes that, too. Of one model. Throws as save_state.
+  checkpoint::Contents contents() const;
   /// Loads what save_state has saved, or Accelerate, on any number of ranks. If the global batch size changed, the step count is rescaled,
   /// so that learning rates end with the data; lr() is then that of the last step. Warns about Accelerate state that is not restored. If
   /// anything does not fit, it throws and changes nothing; of several models, those before are loaded. Collective.
@@ -233,6 +239,15 @@ class Trainer {
   void free_memory();
   /// Closes what log() writes, and waits for all ranks. Collective.
   void end_training();
+  /// A sampler for these ranks.
+  data::Sampler make_sampler(data::SamplerOptions options) const;
+  /// All batches of a loader, in eval mode and without gradients, put where the ranks train: for (auto& batch : trainer.evaluation(model,
+  /// loader)). The model may be any module. Shows how far it is. Collective.
+  template <class Holder>
+    requires requires(const Holder& holder) { holder->parameters(); }
+  train::Evaluation evaluation(Holder& model, data::Loader& loader) const {
+    return {*model, placed(loader), world_};
+  }
   /// Goes so many batches further in a loader, without fetching them.
   static void skip_first_batches(data::Loader& loader, int64_t batches);
   /// The module that the program made. prepare() never wraps one, so only FullyShardedDataParallel has something to take off.
@@ -279,6 +294,7 @@ class Trainer {
     prepare_one(std::shared_ptr<torch::nn::Module>(holder.ptr()));
   }
 
+  data::Loader& placed(data::Loader& loader) const;
   /// For `first` before the others. Collective.
   void call_first(bool first, const std::function<void()>& act) const;
   template <class Act>
@@ -311,6 +327,8 @@ class Trainer {
   static void follow_steps(Prepared& optimizer);
   bool take_step(Prepared& optimizer);
   bool step_some(const void* optimizer);
+  void expect_between_steps(std::string_view function) const;
+  checkpoint::Contents contents_of(size_t model) const;
   checkpoint::Notes notes_of(size_t model) const;
   /// What notes say, read before anything changes.
   struct Resumed {

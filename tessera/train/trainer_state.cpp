@@ -99,6 +99,11 @@ std::optional<data::Position> position_in(const checkpoint::Notes& notes, size_t
   const auto name = numbered("dl_state_dict", number);
   if (!notes.contains(name + ".position")) return std::nullopt;
   auto position = notes.at(name + ".position").as<data::Position>();
+  const auto order = notes.contains(name + ".order") ? notes.at(name + ".order").as<std::string>() : loader.order();
+  if (order != loader.order()) {
+    throw UsageError(fmt::format("the run was saved with a loader of {}, and this one is of {}: samples would come in another order; make them the same",
+                                 order, loader.order()));
+  }
   if (notes.contains(name + ".batches") && notes.at(name + ".batches").as<int64_t>() == position.batch) {
     position.batch = loader.batches();  // the epoch was over, whatever filled its last batch
     return position;
@@ -141,6 +146,7 @@ checkpoint::Notes Trainer::notes_of(size_t model) const {
     notes[numbered("dl_state_dict", i) + ".position"] = loaders_[i]->position();
     notes[numbered("dl_state_dict", i) + ".global_batch"] = loaders_[i]->global_batch();
     notes[numbered("dl_state_dict", i) + ".batches"] = loaders_[i]->batches();
+    notes[numbered("dl_state_dict", i) + ".order"] = loaders_[i]->order();
   }
   for (size_t i = 0; i < registered_.size(); i++) notes[registered_name(i)] = registered_[i].save();
   if (scaler_.options().enabled) {
@@ -238,10 +244,34 @@ void Trainer::resume(size_t model, Resumed resumed) {
   if (resumed.scaler) scaler_ = std::move(*resumed.scaler);
 }
 
+checkpoint::Contents Trainer::contents_of(size_t model) const {
+  checkpoint::Contents contents{.model = models_[model].module.get()};
+  for (const auto number : models_[model].optimizers) contents.optimizer = {contents.optimizer, optimizers_[number].ref()};
+  return contents;
+}
+
+checkpoint::Contents Trainer::contents() const {
+  if (models_.size() != 1)
+    throw UsageError(fmt::format("Trainer::contents is of one model, but {} are prepared; save_state saves several", models_.size()));
+  expect_between_steps("contents");
+  auto contents = contents_of(0);
+  contents.notes = notes_of(0);
+  return contents;
+}
+
+void Trainer::expect_between_steps(std::string_view function) const {
+  if (models_.empty()) throw UsageError(fmt::format("Trainer::{} was called before prepare() was given a model", function));
+  if (syncs_) return;
+  throw UsageError(fmt::format(
+      "Trainer::{} was called in the middle of an accumulation, whose gradients would be lost; save where sync_gradients() is true, after "
+      "step()",
+      function));
+}
+
 void Trainer::save_model(size_t model, const fs::path& folder, checkpoint::Notes notes) {
   const auto& type = settings_.text("fsdp_state_dict_type");
-  checkpoint::Contents contents{.model = models_[model].module.get(), .notes = std::move(notes)};
-  for (const auto number : models_[model].optimizers) contents.optimizer = {contents.optimizer, optimizers_[number].ref()};
+  auto contents = contents_of(model);
+  contents.notes = std::move(notes);
   if (type == "LOCAL_STATE_DICT") {
     checkpoint::save(folder, contents, world_);
   } else {
@@ -254,13 +284,8 @@ void Trainer::save_model(size_t model, const fs::path& folder, checkpoint::Notes
 }
 
 void Trainer::save_state(const fs::path& given) {
-  if (models_.empty()) throw UsageError("Trainer::save_state was called before prepare() was given a model");
+  expect_between_steps("save_state");
   if (given.empty()) throw UsageError("Trainer::save_state was given an empty path");
-  if (!syncs_) {
-    throw UsageError(
-        "Trainer::save_state was called in the middle of an accumulation, whose gradients would be lost; save where sync_gradients() is "
-        "true, after step()");
-  }
   const auto folder = link_target(given);  // a link stays, and what it leads to is replaced
   const auto made = beside(folder, ".new");
   std::vector<checkpoint::Notes> notes;
@@ -301,8 +326,7 @@ void Trainer::load_state(const fs::path& folder) {
   });
   for (size_t i = 0; i < models_.size(); i++) {
     const auto place = folder_of_model(folder, i, models_.size());
-    checkpoint::Contents contents{.model = models_[i].module.get()};
-    for (const auto number : models_[i].optimizers) contents.optimizer = {contents.optimizer, optimizers_[number].ref()};
+    auto contents = contents_of(i);
     Resumed resumed;
     const auto look = [&](const checkpoint::Notes& notes) {
       for (size_t k = 0; k < models_[i].optimizers.size(); k++) expect_read(place, numbered("scheduler", k) + ".bin", notes);

@@ -1,0 +1,28 @@
+// The flags that all programs over train::Run have.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/cli/flags.h"
+#include "tessera/train/reporters.h"
+#include "tessera/train/run.h"
+
+namespace tessera::cli {
+
+/// The defaults are what the options have. `metrics` is TrainerOptions::log_with.
+inline void add_run_flags(CLI::App& app, train::RunOptions& run, std::vector<std::string>& metrics) {
+  app.add_option("--num-epochs", run.epochs, "How often to go through the training set")
+      ->default_str(std::to_string(run.epochs.value_or(1)))
+      ->check(from_to(0, 1'000'000));
+  app.add_option("--ckpt-prefix", run.prefix, "Save after every epoch, as P-step-N")->type_name("P");
+  app.add_flag("--resume", run.resume, "Go on from the newest checkpoint under the prefix, if there is one")->needs("--ckpt-prefix");
+  app.add_option("--log-steps", run.report_every, "Steps between two reports")->capture_default_str()->check(from_to(1, 1'000'000));
+  app.add_option("--metrics", metrics,
+                 "Where to write the numbers of each report: FILE.jsonl, FILE.csv, or a folder for TensorBoard; may be repeated")
+      ->type_name("FILE")
+      ->allow_extra_args(false)
+      ->each([](const std::string& path) { train::report_format(path); });
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,53 @@
+// Evaluation: a pass over a loader, in eval mode and without gradients.
+#pragma once
+
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+
+#include <iterator>
+#include <optional>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/data/loader.h"
+#include "tessera/train/progress.h"
+
+namespace tessera::train {
+
+/// for (auto& batch : trainer.evaluation(model, loader)). Shows how far it is as long as it takes.
+class Evaluation {
+ public:
+  Evaluation(torch::nn::Module& model, data::Loader& loader, const Communicator& world);
+  Evaluation(const Evaluation&) = delete;
+  Evaluation& operator=(const Evaluation&) = delete;
+  ~Evaluation();  // the model trains again if it did before
+
+  class Iterator {
+   public:
+    explicit Iterator(Evaluation& all) : all_(&all), batch_(all.loader_.next()) {}
+    data::Samples& operator*() { return *batch_; }
+    Iterator& operator++() {
+      all_->batch_done();
+      batch_ = all_->loader_.next();
+      return *this;
+    }
+    bool operator==(std::default_sentinel_t) const { return !batch_; }
+
+   private:
+    Evaluation* all_;
+    std::optional<data::Samples> batch_;
+  };
+  Iterator begin() { return Iterator(*this); }
+  std::default_sentinel_t end() { return {}; }
+
+ private:
+  void batch_done();
+
+  const at::NoGradGuard no_grad_;
+  torch::nn::Module& model_;
+  data::Loader& loader_;
+  const Communicator world_;
+  const bool was_training_;
+  Progress progress_;
+};
+
+}  // namespace tessera::train

@@ -1,0 +1,173 @@
+#include "tessera/train/run.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <map>
+
+#include "tessera/base/error.h"
+#include "tessera/base/launcher.h"
+#include "tessera/checkpoint/async_saver.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/prefix_lock.h"
+#include "tessera/checkpoint/step_folders.h"
+#include "tessera/train/memory.h"
+#include "tessera/train/meters.h"
+#include "tessera/train/progress.h"
+#include "tessera/train/stop_signal.h"
+
+namespace tessera::train {
+
+namespace {
+
+constexpr int64_t kReportsShown = 10;  // whose mean is shown, and between two lines where there is no terminal
+
+void expect_sensible(const RunOptions& options) {
+  if (!options.epochs && !options.steps) throw UsageError("RunOptions has neither epochs nor steps, so the run would have no end");
+  if (options.epochs.value_or(0) < 0 || options.steps.value_or(0) < 0 || options.save_every < 0 || options.report_every < 1) {
+    throw UsageError(fmt::format("RunOptions has {} epochs, {} steps, a save every {} and a report every {} steps; choose numbers from 0, for reports from 1",
+                                 options.epochs.value_or(0), options.steps.value_or(0), options.save_every, options.report_every));
+  }
+  const bool saves = options.resume || options.save_every > 0 || options.keep;
+  if (options.prefix.empty() && saves) throw UsageError("RunOptions asks for checkpoints, but has no prefix under which they would be");
+}
+
+}  // namespace
+
+struct Run::Parts {
+  std::optional<checkpoint::PrefixLock> lock;
+  std::optional<checkpoint::AsyncSaver> saver;
+  std::optional<StopSignal> stop;
+  std::optional<Progress> progress;
+  std::map<std::string, RunningMean> means;
+  Values shown, reported;
+};
+
+Run::Run(Trainer& trainer, data::Loader& loader, RunOptions options)
+    : trainer_(trainer), loader_(loader), options_(std::move(options)), parts_(std::make_unique<Parts>()) {
+  expect_sensible(options_);
+  if (options_.prefix.empty()) return;
+  parts_->lock.emplace(options_.prefix, trainer_.world());
+  parts_->stop.emplace(trainer_.world(), StopOptions{.signals = options_.signals});
+  if (options_.save_beside) parts_->saver.emplace(trainer_.world());
+  go_on();
+}
+
+Run::~Run() = default;
+
+void Run::go_on() {
+  const auto newest = checkpoint::latest(options_.prefix, trainer_.world());
+  const bool resumes = options_.resume || restart_count() > 0;
+  if (!newest) {
+    if (resumes) say(fmt::format("no checkpoint {}-step-N yet, starting anew", options_.prefix.string()));
+    return;
+  }
+  if (!resumes) {
+    throw ConfigError(fmt::format("there is a {} already; go on from it (RunOptions::resume, --resume), or save under another prefix (--ckpt-prefix)",
+                                  newest->string()));
+  }
+  trainer_.load_state(*newest);
+  last_ = newest;
+  saved_step_ = trainer_.steps();
+  say(fmt::format("going on from {}", newest->string()));
+}
+
+bool Run::is_over() const {
+  return stopped_ || (options_.steps && trainer_.steps() >= *options_.steps);
+}
+
+bool Run::next_epoch() {
+  parts_->progress.reset();
+  if (epoch_ > 0 && !stopped_) look_for_signals();
+  const auto position = loader_.position();
+  if (is_over() || (options_.epochs && position.epoch >= *options_.epochs)) {
+    if (parts_->saver) parts_->saver->wait();
+    return false;
+  }
+  epoch_ = position.epoch + 1;
+  parts_->progress.emplace(ProgressOptions{.title = options_.epochs ? fmt::format("epoch {}/{}", epoch_, *options_.epochs) : fmt::format("epoch {}", epoch_),
+                                           .steps = loader_.batches(),
+                                           .start = position.batch,
+                                           .items_per_step = loader_.global_batch(),
+                                           .line_every = kReportsShown * options_.report_every,
+                                           .rank = trainer_.process_index()});
+  return true;
+}
+
+std::optional<data::Samples> Run::next_batch() {
+  if (epoch_ == 0) throw UsageError("Run::batches was called before the first next_epoch()");
+  if (is_over()) {
+    save();
+    return std::nullopt;
+  }
+  steps_before_ = trainer_.steps();
+  is_due_ = (steps_before_ + 1) % options_.report_every == 0;
+  auto batch = loader_.next();
+  if (!batch && options_.save_epochs) save();
+  return batch;
+}
+
+void Run::batch_done() {
+  parts_->progress->update(loader_.position().batch, parts_->shown);
+  if (!trainer_.sync_gradients()) return;
+  if (parts_->saver) parts_->saver->poll();
+  if (loader_.position().batch == loader_.batches()) return;  // next_epoch() looks for signals, when the program has seen the epoch's end
+  look_for_signals();
+  if (!stopped_ && options_.save_every > 0 && trainer_.steps() % options_.save_every == 0) save();
+}
+
+void Run::look_for_signals() {
+  if (!parts_->stop || !parts_->stop->requested()) return;
+  stopped_ = true;
+  save();
+  say("stopped by a signal; go on with --resume");
+}
+
+void Run::report(const std::vector<Measured>& numbers) {
+  if (!is_due()) return;
+  if (trainer_.steps() == steps_before_) {
+    if (trainer_.settings().text("mixed_precision") == "fp16") return;  // gradients have overflowed, and the next batch is due
+    throw UsageError("Run::report was called before Trainer::step()");
+  }
+  std::vector<at::Tensor> values;
+  parts_->reported.clear();
+  for (const auto& [name, value] : numbers) {
+    if (!value.defined()) continue;
+    values.push_back(value.detach().to(trainer_.world().traits().device, at::kDouble));
+    parts_->reported.push_back({.name = name});
+  }
+  if (!values.empty()) {
+    const auto means = trainer_.reduce(at::stack(values), Reduce::Mean).cpu();
+    for (size_t i = 0; i < values.size(); i++) parts_->reported[i].value = means[static_cast<int64_t>(i)].item<double>();
+  }
+  parts_->shown.clear();
+  for (const auto& [name, value, unit] : parts_->reported)
+    parts_->shown.push_back({.name = name, .value = parts_->means.try_emplace(name, kReportsShown).first->second.add(value)});
+  const Value lr = {.name = "lr", .value = trainer_.lr()};
+  parts_->shown.push_back(lr);
+  parts_->shown.push_back(memory());
+  auto logged = parts_->reported;
+  logged.push_back(lr);
+  trainer_.log(logged);
+}
+
+void Run::save(const Values& metrics) {
+  if (options_.prefix.empty() || trainer_.steps() == saved_step_) return;
+  auto contents = trainer_.contents();
+  for (const auto& values : {metrics, parts_->reported}) {
+    for (const auto& [name, value, unit] : values) {
+      if (!contents.notes.contains(name)) contents.notes[name] = value;
+    }
+  }
+  const auto folder = checkpoint::step_folder(options_.prefix, trainer_.steps());
+  if (parts_->saver) {
+    parts_->saver->save(folder, contents, {.keep = options_.keep});
+  } else {
+    checkpoint::save(folder, contents, trainer_.world(), {.keep = options_.keep});
+  }
+  saved_step_ = trainer_.steps();
+  last_ = folder;
+  say(fmt::format("{} {}", parts_->saver ? "saving" : "saved", folder.string()));
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,130 @@
+// Run: what every training program does around its loop. It goes on from the last checkpoint, saves, stops when told to, reports, and shows
+// how far it is. The loop stays the program's.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <csignal>
+#include <cstdint>
+#include <filesystem>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/checkpoint/prune.h"
+#include "tessera/data/loader.h"
+#include "tessera/train/trainer.h"
+#include "tessera/train/value.h"
+
+namespace tessera::train {
+
+struct RunOptions {
+  /// Of the whole run, with what was done before it was resumed. One of them must be given; with both, what comes first ends the run.
+  std::optional<int64_t> epochs = {}, steps = {};
+  /// Checkpoints are PREFIX-step-N, in Tessera's format. Meanwhile no other job can save under the same prefix. Without one, nothing is
+  /// saved.
+  std::filesystem::path prefix = {};
+  bool resume = false;       // from the newest checkpoint, if there is one; a job that launch has restarted does so in any case
+  bool save_epochs = true;   // at the end of each
+  int64_t save_every = 0;    // steps between two more checkpoints; 0 for none
+  bool save_beside = false;  // by AsyncSaver, while training goes on
+  std::optional<checkpoint::Keep> keep = {};  // which older ones stay; all of them unless given
+  int64_t report_every = 20;                  // steps
+  /// What ends the run after the present step, with a checkpoint: Ctrl-C, and what batch systems send before the time is up. Without a
+  /// prefix these do what they do in any program.
+  std::vector<int> signals = {SIGINT, SIGTERM, SIGUSR1};
+};
+
+/// A number of one rank's batch, such as the mean loss of its samples. An undefined one is left out.
+struct Measured {
+  std::string name;
+  at::Tensor value;
+};
+
+/// All ranks call the same functions in the same order. One model, with the optimizers and the loader that were prepared before.
+class Run {
+ public:
+  /// Throws ConfigError if there are checkpoints that this run shall not go on from, or if another job saves under the prefix. Collective.
+  Run(Trainer& trainer, data::Loader& loader, RunOptions options);
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+  ~Run();
+
+  /// Begins an epoch, or goes on in the one in which the run was saved. Returns false when there is none left, or if the run was stopped:
+  /// then all checkpoints are on the disk. Collective.
+  bool next_epoch();
+  /// The number of the present one, from 1 on.
+  int64_t epoch() const { return epoch_; }
+
+  /// The rest of the epoch: for (auto& batch : run.batches()). Saves between two batches, and at the end. Collective.
+  class Batches;
+  Batches batches();
+
+  /// Whether the present batch ends a step that is reported: then report() takes numbers.
+  bool is_due() const { return is_due_ && trainer_.sync_gradients(); }
+  /// After Trainer::step(): averages the numbers over all ranks, logs them with the learning rate, and shows their means over ten reports.
+  /// For batches for which it is not due it does nothing. Collective.
+  void report(const std::vector<Measured>& numbers);
+  /// Prints a line on rank 0.
+  void say(std::string_view line) const { trainer_.print(line); }
+
+  /// Saves, beside what the options ask for, unless no step was taken since the last checkpoint. Metrics are notes, by which Keep::best
+  /// goes; so are the numbers that were reported last. Collective.
+  void save(const Values& metrics = {});
+  /// The checkpoint that was saved or loaded last.
+  const std::optional<std::filesystem::path>& last_checkpoint() const { return last_; }
+  /// Whether a signal has ended the run. What is left of the epoch comes when it is resumed.
+  bool stopped() const { return stopped_; }
+
+ private:
+  struct Parts;
+
+  void go_on();
+  bool is_over() const;
+  std::optional<data::Samples> next_batch();
+  void batch_done();
+  void look_for_signals();
+
+  Trainer& trainer_;
+  data::Loader& loader_;
+  const RunOptions options_;
+  std::unique_ptr<Parts> parts_;
+  std::optional<std::filesystem::path> last_;
+  int64_t epoch_ = 0, saved_step_ = -1, steps_before_ = 0;
+  bool is_due_ = false, stopped_ = false;
+};
+
+class Run::Batches {
+ public:
+  class Iterator {
+   public:
+    explicit Iterator(Run& run) : run_(&run), batch_(run.next_batch()) {}
+    data::Samples& operator*() { return *batch_; }
+    Iterator& operator++() {
+      run_->batch_done();
+      batch_ = run_->next_batch();
+      return *this;
+    }
+    bool operator==(std::default_sentinel_t) const { return !batch_; }
+
+   private:
+    Run* run_;
+    std::optional<data::Samples> batch_;
+  };
+  Iterator begin() { return Iterator(run_); }
+  std::default_sentinel_t end() { return {}; }
+
+ private:
+  friend class Run;
+  explicit Batches(Run& run) : run_(run) {}
+  Run& run_;
+};
+
+inline Run::Batches Run::batches() {
+  return Batches(*this);
+}
+
+}  // namespace tessera::train
