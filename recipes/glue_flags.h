@@ -2,8 +2,7 @@
 #pragma once
 
 #include <tessera/base/error.h>
-#include <tessera/cli/flags.h>
-#include <tessera/train/reporters.h>
+#include <tessera/cli/run_flags.h>
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
@@ -12,9 +11,10 @@
 #include <vector>
 
 struct Flags {
-  std::filesystem::path model, data, state, output;
-  bool fake_data = false, resume = false;
-  int64_t epochs = 3, batch_size = 16, max_length = 128, log_steps = 20;
+  std::filesystem::path model, data, output;
+  bool fake_data = false;
+  tessera::train::RunOptions run = {.epochs = 3};
+  int64_t batch_size = 16, max_length = 128;
   int workers = 1;
   std::optional<double> lr;
   double target = 0;
@@ -31,9 +31,6 @@ inline void declare(CLI::App& app, Flags& flags) {
   app.add_option("--batch-size", flags.batch_size, "Pairs per rank and step")
       ->capture_default_str()
       ->check(tessera::cli::from_to(1, 1'000'000));
-  app.add_option("--num-epochs", flags.epochs, "How often to go through the training set")
-      ->capture_default_str()
-      ->check(tessera::cli::from_to(0, 1'000'000));
   app.add_option("--lr", flags.lr, "Highest learning rate; unless given 2e-5, or 2e-3 without --model")
       ->check(tessera::cli::from_to(0.0, 1000.0));
   app.add_option("--max-length", flags.max_length, "Tokens of a pair; longer ones lose their ends")
@@ -43,19 +40,10 @@ inline void declare(CLI::App& app, Flags& flags) {
   app.add_option("--num-workers", flags.workers, "Threads that prepare batches; 0 for none")
       ->capture_default_str()
       ->check(tessera::cli::from_to(0, 1000));
-  app.add_option("--save-state", flags.state, "Where to save the run after every epoch, as Accelerate does")->type_name("FOLDER");
-  app.add_flag("--resume", flags.resume, "Go on from what is saved there, if anything is")->needs("--save-state");
   app.add_option("--output", flags.output, "Where to write the trained model, as a Hugging Face folder")->type_name("FOLDER");
   app.add_option("--target-accuracy", flags.target, "In percent; below it the exit status is 21")->check(tessera::cli::from_to(0.0, 100.0));
-  app.add_option("--log-steps", flags.log_steps, "Steps between two reports")
-      ->capture_default_str()
-      ->check(tessera::cli::from_to(1, 1'000'000));
-  app.add_option("--metrics", flags.metrics,
-                 "Where to write the numbers of each report: FILE.jsonl, FILE.csv, or a folder for TensorBoard; may be repeated")
-      ->type_name("FILE")
-      ->allow_extra_args(false);
+  tessera::cli::add_run_flags(app, flags.run, flags.metrics);
   app.callback([&flags] {
-    for (const auto& path : flags.metrics) tessera::train::report_format(path);
     if (flags.fake_data == !flags.data.empty())
       throw tessera::ConfigError("give either --data FOLDER, with train.tsv and dev.tsv, or --fake-data");
   });
