@@ -2,6 +2,7 @@
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -105,25 +106,27 @@ class Training(Runs):
         self.assertIn("after 0 steps", said)
 
     def test_goes_on_where_it_was(self):
-        state, flags = self.folder / "state", ["--num-epochs", 2, "--batch-size", 50]
+        prefix, flags = ["--ckpt-prefix", self.folder / "state"], ["--num-epochs", 2, "--batch-size", 50]
         _, through = self.metrics("through", *flags, "--output", self.folder / "output")
-        with subprocess.Popen(list(map(str, self.command(*flags, "--save-state", state))), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as killed:
-            while not state.exists() and killed.poll() is None:
+        first = self.folder / "state-step-000040"
+        with subprocess.Popen(list(map(str, self.command(*flags, *prefix))), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as killed:
+            while not first.exists() and killed.poll() is None:
                 time.sleep(0.01)
             killed.kill()
-        self.assertIn("pytorch_model_fsdp_0", os.listdir(state))
-        self.assertIn("go on from it with --resume", self.run_recipe("--save-state", state, *flags, status=1))
-        self.assertIn("is of a run with", self.run_recipe("--save-state", state, "--resume", "--num-epochs", 2, "--batch-size", 25, status=1))
-        said, after = self.metrics("after", "--save-state", state, "--resume", *flags)
-        self.assertIn("after 40 steps", said)
+        self.assertIn("go on from it", self.run_recipe(*prefix, *flags, status=1))
+        self.assertIn("samples would come in another order", self.run_recipe(*prefix, "--resume", "--num-epochs", 2, "--seed", 25, status=1))
+        said, after = self.metrics("after", *prefix, "--resume", *flags)
+        self.assertIn("after 80 steps", said)
         self.assertEqual(after, through[40:])
+        shutil.rmtree(self.folder / "state-step-000080")
         one_rank = ["--config-file", self.folder / "config.yaml", "-n", 1]
-        said = self.run_recipe("--save-state", state, "--resume", *flags, launch=one_rank)
-        self.assertIn("80 steps with batches of 100 on all ranks together count as 160 with batches of 50", said)
+        said = self.run_recipe(*prefix, "--resume", *flags, launch=one_rank)
+        self.assertIn("40 steps with batches of 100 on all ranks together count as 80 with batches of 50", said)
         self.assertIn("after 160 steps", said)
 
-        merged = subprocess.run([LAUNCHER, "ckpt", "merge", state / "pytorch_model_fsdp_0", self.folder / "output"], capture_output=True, text=True)
-        self.assertEqual(merged.returncode, 0, merged.stderr)
+        converted = subprocess.run([LAUNCHER, "ckpt", "convert", first, self.folder / "model.safetensors", "--to", "safetensors", "--weights-only"], capture_output=True, text=True)
+        self.assertEqual(converted.returncode, 0, converted.stderr)
+        shutil.move(self.folder / "model.safetensors", self.folder / "output/model.safetensors")
         if PYTHON and subprocess.run([PYTHON, "-c", "import transformers"], capture_output=True).returncode == 0:
             self.transformers(READ, self.folder / "output")
 
@@ -174,7 +177,7 @@ class Settings(Runs):
     def test_wrong_flags_are_told(self):
         one = ["--nproc-per-node", "1"]
         self.assertIn("--fake-data", self.run_recipe(status=2, data=[], launch=one))
-        self.assertIn("--save-state", self.run_recipe("--resume", status=2, launch=one))
+        self.assertIn("--ckpt-prefix", self.run_recipe("--resume", status=2, launch=one))
         self.assertIn("below the target", self.run_recipe("--num-epochs", 0, "--target-accuracy", 99, status=21, launch=one))
         self.assertIn("vocab.txt", self.run_recipe("--model", self.folder / "nowhere", status=1, launch=one))
         self.run_recipe("--num-epochs", 0, "--output", self.folder / "small", "--max-length", 32, launch=one)
@@ -186,9 +189,9 @@ class Devices(Runs):
     """XLA devices. A process stands for all of them."""
 
     def test_replicas_train_as_ranks_do_and_go_on_from_their_state(self):
-        state, flags = self.folder / "state", ["--batch-size", 50, "--save-state", self.folder / "state"]
+        flags = ["--batch-size", 50, "--ckpt-prefix", self.folder / "state"]
         _, on_ranks = self.metrics("ranks", "--num-epochs", 1, *flags, launch=["--nproc-per-node", 2])
-        self.assertTrue(state.exists())
+        self.assertTrue((self.folder / "state-step-000040").exists())
         said, on_replicas = self.metrics("replicas", "--num-epochs", 2, "--resume", "--device", "xla", "--num-cores", 2, *flags, launch=["--nproc-per-node", 1])
         self.assertIn("after 80 steps", said)
         first, then = ([row["loss"] for row in rows if "loss" in row] for rows in (on_ranks, on_replicas))
