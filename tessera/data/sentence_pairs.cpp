@@ -1,5 +1,6 @@
 #include "tessera/data/sentence_pairs.h"
 
+#include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -108,6 +109,18 @@ void write_sentence_pairs(const std::filesystem::path& file, const SentencePairs
   NewFile written(file);
   written.write(std::as_bytes(std::span(text)));
   written.commit();
+}
+
+Fetch fetch_pairs(const SentencePairs& pairs, const WordPiece& tokenizer, int64_t max_length) {
+  return [&pairs, &tokenizer, max_length](std::span<const int64_t> numbers) {
+    SentencePairs chosen;
+    for (const auto number : numbers) {
+      chosen.sentences.push_back(pairs.sentences.at(static_cast<size_t>(number)));
+      chosen.labels.push_back(pairs.labels.at(static_cast<size_t>(number)));
+    }
+    const auto encoded = tokenizer.encode(chosen.sentences, {.max_length = max_length});
+    return Samples{.inputs = at::stack({encoded.tokens, encoded.mask, encoded.types}, 1), .targets = at::tensor(chosen.labels)};
+  };
 }
 
 SentencePairs fake_sentence_pairs(const FakeSentencePairs& options) {

@@ -7,7 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/data/loader.h"
 #include "tessera/data/samples.h"
+#include "tessera/data/wordpiece.h"
 
 namespace tessera::data {
 
@@ -28,6 +30,9 @@ SentencePairs read_sentence_pairs(const std::filesystem::path& folder, Split spl
 
 /// Writes such a file, with the columns of MRPC. Throws UsageError for sentences with tabs or line breaks, which it can't hold.
 void write_sentence_pairs(const std::filesystem::path& file, const SentencePairs& pairs);
+
+/// Makes batches of pairs: tokens, mask and types as {pairs, 3, length}, with the labels as targets. Both must outlive it.
+Fetch fetch_pairs(const SentencePairs& pairs, const WordPiece& tokenizer, int64_t max_length);
 
 struct FakeSentencePairs {
   int64_t count = 2000;

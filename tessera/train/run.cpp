@@ -25,8 +25,9 @@ constexpr int64_t kReportsShown = 10;  // whose mean is shown, and between two l
 void expect_sensible(const RunOptions& options) {
   if (!options.epochs && !options.steps) throw UsageError("RunOptions has neither epochs nor steps, so the run would have no end");
   if (options.epochs.value_or(0) < 0 || options.steps.value_or(0) < 0 || options.save_every < 0 || options.report_every < 1) {
-    throw UsageError(fmt::format("RunOptions has {} epochs, {} steps, a save every {} and a report every {} steps; choose numbers from 0, for reports from 1",
-                                 options.epochs.value_or(0), options.steps.value_or(0), options.save_every, options.report_every));
+    throw UsageError(fmt::format(
+        "RunOptions has {} epochs, {} steps, a save every {} and a report every {} steps; choose numbers from 0, for reports from 1",
+        options.epochs.value_or(0), options.steps.value_or(0), options.save_every, options.report_every));
   }
   const bool saves = options.resume || options.save_every > 0 || options.keep;
   if (options.prefix.empty() && saves) throw UsageError("RunOptions asks for checkpoints, but has no prefix under which they would be");
@@ -63,8 +64,9 @@ void Run::go_on() {
     return;
   }
   if (!resumes) {
-    throw ConfigError(fmt::format("there is a {} already; go on from it (RunOptions::resume, --resume), or save under another prefix (--ckpt-prefix)",
-                                  newest->string()));
+    throw ConfigError(
+        fmt::format("there is a {} already; go on from it (RunOptions::resume, --resume), or save under another prefix (--ckpt-prefix)",
+                    newest->string()));
   }
   trainer_.load_state(*newest);
   last_ = newest;
@@ -85,26 +87,34 @@ bool Run::next_epoch() {
     return false;
   }
   epoch_ = position.epoch + 1;
-  parts_->progress.emplace(ProgressOptions{.title = options_.epochs ? fmt::format("epoch {}/{}", epoch_, *options_.epochs) : fmt::format("epoch {}", epoch_),
-                                           .steps = loader_.batches(),
-                                           .start = position.batch,
-                                           .items_per_step = loader_.global_batch(),
-                                           .line_every = kReportsShown * options_.report_every,
-                                           .rank = trainer_.process_index()});
+  parts_->progress.emplace(
+      ProgressOptions{.title = options_.epochs ? fmt::format("epoch {}/{}", epoch_, *options_.epochs) : fmt::format("epoch {}", epoch_),
+                      .steps = loader_.batches(),
+                      .start = position.batch,
+                      .items_per_step = loader_.global_batch(),
+                      .line_every = kReportsShown * options_.report_every,
+                      .rank = trainer_.process_index()});
   return true;
+}
+
+void Run::say(std::string_view line) {
+  parts_->progress ? parts_->progress->say(line) : trainer_.print(line);
 }
 
 std::optional<data::Samples> Run::next_batch() {
   if (epoch_ == 0) throw UsageError("Run::batches was called before the first next_epoch()");
   if (is_over()) {
+    parts_->progress.reset();
     save();
     return std::nullopt;
   }
   steps_before_ = trainer_.steps();
   is_due_ = (steps_before_ + 1) % options_.report_every == 0;
   auto batch = loader_.next();
-  if (!batch && options_.save_epochs) save();
-  return batch;
+  if (batch) return batch;
+  parts_->progress.reset();
+  if (options_.save_epochs) save();
+  return std::nullopt;
 }
 
 void Run::batch_done() {
@@ -119,6 +129,7 @@ void Run::batch_done() {
 void Run::look_for_signals() {
   if (!parts_->stop || !parts_->stop->requested()) return;
   stopped_ = true;
+  parts_->progress.reset();
   save();
   say("stopped by a signal; go on with --resume");
 }

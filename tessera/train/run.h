@@ -68,8 +68,8 @@ class Run {
   /// After Trainer::step(): averages the numbers over all ranks, logs them with the learning rate, and shows their means over ten reports.
   /// For batches for which it is not due it does nothing. Collective.
   void report(const std::vector<Measured>& numbers);
-  /// Prints a line on rank 0.
-  void say(std::string_view line) const { trainer_.print(line); }
+  /// Prints a line on rank 0, above the bar if there is one.
+  void say(std::string_view line);
 
   /// Saves, beside what the options ask for, unless no step was taken since the last checkpoint. Metrics are notes, by which Keep::best
   /// goes; so are the numbers that were reported last. Collective.

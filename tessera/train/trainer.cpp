@@ -148,6 +148,11 @@ void Trainer::prepare_one(data::Loader& loader) {
   loaders_.push_back(&placed(loader));
 }
 
+int64_t Trainer::steps_of_epoch(const data::Loader& loader) const {
+  const auto batches = settings_.integer("gradient_accumulation_steps");
+  return (loader.batches() + batches - 1) / batches;
+}
+
 data::Sampler Trainer::make_sampler(data::SamplerOptions options) const {
   options.local_ranks = world_.local_ranks();
   options.ranks = world_.size();

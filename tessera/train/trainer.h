@@ -239,6 +239,8 @@ class Trainer {
   void free_memory();
   /// Closes what log() writes, and waits for all ranks. Collective.
   void end_training();
+  /// How many steps an epoch of the loader has, with gradient_accumulation_steps.
+  int64_t steps_of_epoch(const data::Loader& loader) const;
   /// A sampler for these ranks.
   data::Sampler make_sampler(data::SamplerOptions options) const;
   /// All batches of a loader, in eval mode and without gradients, put where the ranks train: for (auto& batch : trainer.evaluation(model,

@@ -101,8 +101,9 @@ std::optional<data::Position> position_in(const checkpoint::Notes& notes, size_t
   auto position = notes.at(name + ".position").as<data::Position>();
   const auto order = notes.contains(name + ".order") ? notes.at(name + ".order").as<std::string>() : loader.order();
   if (order != loader.order()) {
-    throw UsageError(fmt::format("the run was saved with a loader of {}, and this one is of {}: samples would come in another order; make them the same",
-                                 order, loader.order()));
+    throw UsageError(
+        fmt::format("the run was saved with a loader of {}, and this one is of {}: samples would come in another order; make them the same",
+                    order, loader.order()));
   }
   if (notes.contains(name + ".batches") && notes.at(name + ".batches").as<int64_t>() == position.batch) {
     position.batch = loader.batches();  // the epoch was over, whatever filled its last batch

@@ -1,0 +1,201 @@
+// What a Run adds to a loop: an end, checkpoints, going on, reports.
+#include "tessera/train/run.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/inspect.h"
+#include "tessera/checkpoint/step_folders.h"
+#include "tessera/optim/sgd.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/testing/folder.h"
+#include "tessera/testing/net.h"
+#include "tessera/testing/trained.h"
+
+namespace tessera::train::run_test {
+namespace {
+
+using namespace tessera::testing;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr int64_t kBatches = 6;  // of an epoch
+
+struct Ended {
+  std::vector<double> losses = {};  // of the steps that were taken
+  int64_t epochs = 0;               // that were begun
+  bool stopped = false;
+};
+
+using AfterStep = std::function<void(Run& run, int64_t step)>;
+
+Ended trained(const Communicator& world, const RunOptions& options, const AfterStep& after_step = {}, TrainerOptions trainer_options = {},
+              uint64_t seed = 0) {
+  trainer_options.world = world;
+  Trainer trainer(trainer_options);
+  auto net = seeded_net();
+  data::Loader loader(trainer.make_sampler({.size = kBatches * 2, .global_batch = 2, .seed = seed}), [](std::span<const int64_t> numbers) {
+    return data::Samples{.inputs = at::tensor(numbers, at::kLong), .targets = {}};
+  });
+  trainer.prepare(net, loader);
+  optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+  trainer.prepare(optimizer);
+  Run run(trainer, loader, options);
+  Ended ended;
+  while (run.next_epoch()) {
+    EXPECT_EQ(run.epoch(), loader.position().epoch + 1);
+    ended.epochs++;
+    for (const auto& batch : run.batches()) {
+      const auto loss = squared_output(net, batch.inputs[0].item<int64_t>());
+      trainer.backward(loss);
+      trainer.step();
+      ended.losses.push_back(loss.item<double>());
+      run.report({{"loss", loss}, {"nothing", {}}});
+      if (after_step) after_step(run, trainer.steps());
+    }
+  }
+  ended.stopped = run.stopped();
+  return ended;
+}
+
+std::vector<int64_t> steps_in(const std::filesystem::path& prefix) {
+  std::vector<int64_t> steps;
+  for (const auto& each : checkpoint::step_folders(prefix)) {
+    if (checkpoint::is_complete(each.folder)) steps.push_back(each.step);
+  }
+  return steps;
+}
+
+std::string refusal(const Communicator& world, const RunOptions& options, uint64_t seed = 0) {
+  try {
+    trained(world, options, {}, {}, seed);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "nothing was refused";
+}
+
+TEST(Run, EndsByEpochsOrSteps) {
+  with_ranks(2, [](const Communicator& world) {
+    EXPECT_EQ(trained(world, {.epochs = 0}).losses.size(), 0);
+    EXPECT_EQ(trained(world, {.epochs = 2}).losses.size(), 2 * kBatches);
+    const auto some = trained(world, {.steps = kBatches + 2});
+    EXPECT_EQ(some.losses.size(), kBatches + 2);
+    EXPECT_EQ(some.epochs, 2);
+    EXPECT_EQ(trained(world, {.epochs = 1, .steps = 2}).losses.size(), 2);
+  });
+}
+
+TEST(Run, SavesWhereItIsToldAndKeepsSome) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    const auto saved = [&](RunOptions options, const AfterStep& after_step = {}) {
+      options.prefix = folder / fmt::format("{}-{}-{}", options.save_epochs, options.save_every, options.save_beside);
+      if (options.keep) options.prefix += "-some";
+      trained(world, options, after_step);
+      world.barrier();
+      return steps_in(options.prefix);
+    };
+    EXPECT_THAT(saved({.epochs = 2}), ElementsAre(6, 12));
+    EXPECT_THAT(saved({.epochs = 2, .save_every = 4}), ElementsAre(4, 6, 8, 12));
+    EXPECT_THAT(saved({.epochs = 2, .save_beside = true}), ElementsAre(6, 12));
+    EXPECT_THAT(saved({.steps = 8, .save_epochs = false}), ElementsAre(8));  // what ends in the middle would be lost
+    EXPECT_THAT(saved({.epochs = 3, .keep = checkpoint::Keep{.last = 2}}), ElementsAre(12, 18));
+    const auto by_itself = [](train::Run& run, int64_t step) {
+      if (step == 3) run.save({{"accuracy", 0.5}});
+    };
+    EXPECT_THAT(saved({.epochs = 1, .save_epochs = false, .save_every = 5}, by_itself), ElementsAre(3, 5));
+    EXPECT_THAT(checkpoint::inspect(checkpoint::step_folder(folder / "false-5-false", 3)), HasSubstr("accuracy"));
+  });
+}
+
+TEST(Run, GoesOnWithTheLossesOfOneThatWentThrough) {
+  const Folder folder;
+  Ended through;
+  with_ranks(2, [&](const Communicator& world) {
+    const auto all = trained(world, {.epochs = 3});
+    if (world.rank() == 0) through = all;
+    auto first = trained(world, {.steps = 8, .prefix = folder / "net"}).losses;
+    const auto then = trained(world, {.epochs = 3, .prefix = folder / "net", .resume = true});
+    EXPECT_EQ(then.epochs, 2);
+    first.insert(first.end(), then.losses.begin(), then.losses.end());
+    EXPECT_EQ(first, all.losses);
+    EXPECT_TRUE(trained(world, {.epochs = 3, .prefix = folder / "net", .resume = true}).losses.empty());
+  });
+  with_ranks(1, [&](const Communicator& world) {  // half of the ranks have the same batches, each of two samples
+    EXPECT_EQ(trained(world, {.epochs = 4, .prefix = folder / "net", .resume = true}).losses.size(), kBatches);
+  });
+}
+
+TEST(Run, EndsAfterTheStepInWhichASignalComes) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    const RunOptions options{.epochs = 2, .prefix = folder / "net", .resume = true, .signals = {SIGUSR1}};
+    const auto first = trained(world, options, [&](train::Run&, int64_t step) {
+      if (step == 2 && world.rank() == 1) std::raise(SIGUSR1);
+    });
+    EXPECT_TRUE(first.stopped);
+    EXPECT_EQ(first.losses.size(), 2);
+    const auto at_the_end = trained(world, options, [&](train::Run&, int64_t step) {
+      if (step == kBatches && world.rank() == 0) std::raise(SIGUSR1);
+    });
+    EXPECT_EQ(at_the_end.losses.size(), kBatches - 2);
+    EXPECT_TRUE(at_the_end.stopped);
+    const auto rest = trained(world, options);
+    EXPECT_FALSE(rest.stopped);
+    EXPECT_EQ(rest.losses.size(), kBatches);
+  });
+  EXPECT_THAT(steps_in(folder / "net"), ElementsAre(2, 6, 12));
+}
+
+TEST(Run, ReportsMeansOverRanksWhenTheyAreDue) {
+  const Folder folder;
+  std::vector<std::vector<double>> losses(2);
+  with_ranks(2, [&](const Communicator& world) {
+    losses[static_cast<size_t>(world.rank())] =
+        trained(world, {.epochs = 1, .report_every = 4}, {}, {.log_with = {(folder / "log.jsonl").string()}}).losses;
+  });
+  std::ifstream file(folder / "log.jsonl");
+  std::string line, more;
+  ASSERT_TRUE(std::getline(file, line));
+  EXPECT_FALSE(std::getline(file, more));
+  const auto row = nlohmann::json::parse(line);
+  EXPECT_EQ(row.at("step"), 4);
+  EXPECT_FLOAT_EQ(row.at("loss").get<float>(), static_cast<float>((losses[0][3] + losses[1][3]) / 2));
+  EXPECT_EQ(row.at("lr"), 0.1);
+  EXPECT_FALSE(row.contains("nothing"));
+}
+
+TEST(Run, RefusesWhatCanNotBeMeant) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    EXPECT_THAT(refusal(world, {}), HasSubstr("neither epochs nor steps"));
+    EXPECT_THAT(refusal(world, {.epochs = -1}), HasSubstr("-1 epochs"));
+    EXPECT_THAT(refusal(world, {.epochs = 1, .report_every = 0}), HasSubstr("a report every 0 steps"));
+    EXPECT_THAT(refusal(world, {.epochs = 1, .resume = true}), HasSubstr("no prefix"));
+    trained(world, {.epochs = 1, .prefix = folder / "net"});
+    EXPECT_THAT(refusal(world, {.epochs = 1, .prefix = folder / "net"}), HasSubstr("net-step-000006 already; go on from it"));
+    EXPECT_THAT(refusal(world, {.epochs = 2, .prefix = folder / "net", .resume = true}, /*seed=*/1),
+                AllOf(HasSubstr("with seed 0"), HasSubstr("with seed 1"), HasSubstr("another order")));
+    Trainer trainer(options_for(world));
+    auto net = seeded_net();
+    auto loader = numbers_loader(world, 4);
+    trainer.prepare(net, loader);
+    optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+    trainer.prepare(optimizer);
+    train::Run run(trainer, loader, {.epochs = 1, .report_every = 1});
+    EXPECT_THROW(run.batches().begin(), UsageError);
+    EXPECT_TRUE(run.next_epoch());
+    const auto batches = run.batches().begin();
+    EXPECT_THROW(run.report({}), UsageError);  // before the step
+  });
+}
+
+}  // namespace
+}  // namespace tessera::train::run_test
