@@ -15,12 +15,8 @@ int main(int argc, char** argv) {
   const auto targets = inputs.slice(1, 0, 4).argmax(1);
   const auto make_loader = [&](int64_t first, int64_t count, data::Order order) {
     const data::Samples part{.inputs = inputs.narrow(0, first, count), .targets = targets.narrow(0, first, count)};
-    return data::Loader(data::Sampler({.size = count,
-                                       .global_batch = 16 * trainer.num_processes(),
-                                       .local_ranks = trainer.world().local_ranks(),
-                                       .ranks = trainer.num_processes(),
-                                       .order = order,
-                                       .tail = data::Tail::Fill}),
+    const int64_t batch = 16 * trainer.num_processes();
+    return data::Loader(trainer.make_sampler({.size = count, .global_batch = batch, .order = order, .tail = data::Tail::Fill}),
                         [part](std::span<const int64_t> numbers) { return data::pick(part, numbers); });
   };
   auto loader = make_loader(0, 480, data::Order::Shuffled), test = make_loader(480, 60, data::Order::AsStored);
@@ -30,21 +26,20 @@ int main(int argc, char** argv) {
   optim::AdamW optimizer(parameters(*model), {.lr = 1e-2});
   trainer.prepare(optimizer, optim::LearningRate{.base = 1e-2, .warmup = 10});
 
-  if (trainer.has_state("ckpt")) trainer.load_state("ckpt");
-  while (loader.position().epoch < epochs) {
-    for (const auto& batch : loader) {
+  train::Run run(trainer, loader, {.epochs = epochs, .prefix = "run/rows", .resume = true, .report_every = 10});
+  while (run.next_epoch()) {
+    for (const auto& batch : run.batches()) {
       const auto accumulation = trainer.accumulate();
       const auto loss = torch::cross_entropy_loss(model(batch.inputs), batch.targets);
       trainer.backward(loss);
       trainer.clip_grad_norm(1.0);
-      if (trainer.step()) trainer.log({{"loss", trainer.reduce(loss, Reduce::Mean).item<double>()}, {"lr", optimizer.lr()}});
+      trainer.step();
+      run.report({{"loss", loss}});
     }
-    trainer.save_state("ckpt");
   }
 
-  const torch::NoGradGuard no_grad;
   int64_t right = 0, seen = 0;
-  for (const auto& batch : test) {
+  for (const auto& batch : trainer.evaluation(model, test)) {
     const auto [answers, labels] = trainer.gather_for_metrics({model(batch.inputs).argmax(1), batch.targets}, batch);
     right += answers.eq(labels).sum().item<int64_t>();
     seen += answers.size(0);
