@@ -121,10 +121,11 @@ int train_and_test(const Flags& flags) {
       trainer.step();
       run.report({{"loss", loss}, {"grad_norm", norm}});
     }
-    if (run.stopped()) return 0;
+    if (run.stopped()) break;
     const auto scores = evaluate();
     run.say(fmt::format("epoch {}/{}: accuracy {:.2f} %, F1 {:.2f} %", run.epoch(), *flags.run.epochs, scores.accuracy, scores.f1));
   }
+  if (run.stopped()) return 0;
 
   const auto scores = evaluate();
   trainer.log({{"accuracy", scores.accuracy}, {"f1", scores.f1}});

@@ -82,11 +82,12 @@ int train_and_test(const Flags& flags) {
       trainer.step();
       run.report({{"loss", loss}, {"train_accuracy", train::accuracy(scores, batch.targets)}, {"grad_norm", norm}});
     }
-    if (run.stopped()) return 0;
+    if (run.stopped()) break;
     sync_buffers(*model, trainer.world());
     run.save();
     run.say(fmt::format("epoch {}/{}: accuracy {:.2f} %", run.epoch(), *flags.run.epochs, accuracy_of(model, test, trainer)));
   }
+  if (run.stopped()) return 0;
 
   const double accuracy = accuracy_of(model, test, trainer);
   auto text = fmt::format("accuracy {:.2f} % {}", accuracy, flags.replicated ? "replicated" : "sharded");

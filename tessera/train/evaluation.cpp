@@ -3,17 +3,20 @@
 namespace tessera::train {
 
 Evaluation::Evaluation(torch::nn::Module& model, data::Loader& loader, const Communicator& world)
-    : model_(model),
-      loader_(loader),
+    : loader_(loader),
       world_(world),
-      was_training_(model.is_training()),
+      position_(loader.position()),
       progress_({.title = "evaluating", .steps = loader.batches(), .at_end = AtEnd::Vanishes, .rank = world.local_ranks().front()}) {
-  model_.eval();
+  for (const auto& module : model.modules()) {
+    if (module->is_training()) training_.push_back(module);
+  }
+  model.eval();
   loader_.seek({.epoch = loader_.position().epoch});
 }
 
 Evaluation::~Evaluation() {
-  model_.train(was_training_);
+  for (const auto& module : training_) module->train();
+  loader_.seek(position_);
 }
 
 void Evaluation::batch_done() {
