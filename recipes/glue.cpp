@@ -73,12 +73,12 @@ struct Scores {
   double accuracy = 0, f1 = 0;  // in percent
 };
 
-Scores scores_over(Model& model, int64_t pairs, const data::Fetch& fetch, const Trainer& trainer) {
+Scores scores_over(Model& model, int64_t pairs, const data::Fetch& fetch, int workers, const Trainer& trainer) {
   data::Loader loader(trainer.make_sampler({.size = pairs,
                                             .global_batch = kEvaluationBatch * trainer.num_processes(),
                                             .order = data::Order::AsStored,
                                             .tail = data::Tail::Fill}),
-                      fetch);
+                      fetch, {.workers = workers});
   const auto counts =
       torch::zeros({2, 2}, torch::TensorOptions(trainer.world().traits().device).dtype(torch::kDouble));  // of labels and answers
   for (const auto& batch : trainer.evaluation(model, loader)) {
@@ -110,7 +110,9 @@ int train_and_test(const Flags& flags) {
   if (steps > 0) trainer.prepare(rate);
 
   const double limit = trainer.settings().is_set("gradient_clipping") ? trainer.settings().number("gradient_clipping") : 1.0;
-  const auto evaluate = [&] { return scores_over(model, dev.size(), data::fetch_pairs(dev, tokenizer, flags.max_length), trainer); };
+  const auto evaluate = [&] {
+    return scores_over(model, dev.size(), data::fetch_pairs(dev, tokenizer, flags.max_length), flags.workers, trainer);
+  };
   train::Run run(trainer, loader, flags.run);
   while (run.next_epoch()) {
     for (const auto& batch : run.batches()) {

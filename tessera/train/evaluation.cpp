@@ -7,15 +7,14 @@ Evaluation::Evaluation(torch::nn::Module& model, data::Loader& loader, const Com
       world_(world),
       position_(loader.position()),
       progress_({.title = "evaluating", .steps = loader.batches(), .at_end = AtEnd::Vanishes, .rank = world.local_ranks().front()}) {
-  for (const auto& module : model.modules()) {
-    if (module->is_training()) training_.push_back(module);
-  }
+  modes_.emplace_back(&model, model.is_training());
+  for (const auto& module : model.modules(/*include_self=*/false)) modes_.emplace_back(module.get(), module->is_training());
   model.eval();
   loader_.seek({.epoch = loader_.position().epoch});
 }
 
 Evaluation::~Evaluation() {
-  for (const auto& module : training_) module->train();
+  for (const auto& [module, trains] : modes_) module->train(trains);  // outer ones first, which change those in them
   loader_.seek(position_);
 }
 

@@ -6,6 +6,8 @@
 
 #include <iterator>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "tessera/comm/communicator.h"
 #include "tessera/data/loader.h"
@@ -19,7 +21,7 @@ class Evaluation {
   Evaluation(torch::nn::Module& model, data::Loader& loader, const Communicator& world);
   Evaluation(const Evaluation&) = delete;
   Evaluation& operator=(const Evaluation&) = delete;
-  ~Evaluation();  // the model trains again if it did before
+  ~Evaluation();  // each module trains again if it did before, and the loader stands where it stood
 
   class Iterator {
    public:
@@ -43,10 +45,10 @@ class Evaluation {
   void batch_done();
 
   const at::NoGradGuard no_grad_;
-  torch::nn::Module& model_;
   data::Loader& loader_;
   const Communicator world_;
-  const bool was_training_;
+  const data::Position position_;
+  std::vector<std::pair<torch::nn::Module*, bool>> modes_;
   Progress progress_;
 };
 

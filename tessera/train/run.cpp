@@ -80,10 +80,12 @@ bool Run::is_over() const {
 
 bool Run::next_epoch() {
   parts_->progress.reset();
-  if (epoch_ > 0 && !stopped_) look_for_signals();
   const auto position = loader_.position();
-  if (is_over() || (options_.epochs && position.epoch >= *options_.epochs)) {
+  const auto has_ended = [&] { return is_over() || (options_.epochs && position.epoch >= *options_.epochs); };
+  if (epoch_ > 0 && !has_ended()) look_for_signals();
+  if (has_ended()) {
     if (parts_->saver) parts_->saver->wait();
+    parts_->stop.reset();  // from now on signals do what they do in any program
     return false;
   }
   epoch_ = position.epoch + 1;
@@ -101,19 +103,23 @@ void Run::say(std::string_view line) {
   parts_->progress ? parts_->progress->say(line) : trainer_.print(line);
 }
 
+bool Run::saves_at(bool end_of_epoch) const {
+  const bool took_step = trainer_.steps() != steps_before_;  // not if gradients in float16 overflowed
+  return (end_of_epoch && options_.save_epochs) || (took_step && options_.save_every > 0 && trainer_.steps() % options_.save_every == 0);
+}
+
 std::optional<data::Samples> Run::next_batch() {
-  if (epoch_ == 0) throw UsageError("Run::batches was called before the first next_epoch()");
-  if (is_over()) {
-    parts_->progress.reset();
-    save();
-    return std::nullopt;
+  if (!parts_->progress && !stopped_) throw UsageError("Run::batches is for once an epoch, after next_epoch()");
+  const bool at_end = loader_.position().batch == loader_.batches();
+  if (!at_end && !is_over()) {
+    steps_before_ = trainer_.steps();
+    is_due_ = (steps_before_ + 1) % options_.report_every == 0;
+    return loader_.next();
   }
-  steps_before_ = trainer_.steps();
-  is_due_ = (steps_before_ + 1) % options_.report_every == 0;
-  auto batch = loader_.next();
-  if (batch) return batch;
   parts_->progress.reset();
-  if (options_.save_epochs) save();
+  if (at_end) loader_.next();  // to the next epoch
+  if (is_over() || saves_at(/*end_of_epoch=*/true)) save();
+  if (is_over() && parts_->saver) parts_->saver->wait();
   return std::nullopt;
 }
 
@@ -121,9 +127,9 @@ void Run::batch_done() {
   parts_->progress->update(loader_.position().batch, parts_->shown);
   if (!trainer_.sync_gradients()) return;
   if (parts_->saver) parts_->saver->poll();
-  if (loader_.position().batch == loader_.batches()) return;  // next_epoch() looks for signals, when the program has seen the epoch's end
+  if (loader_.position().batch == loader_.batches() || is_over()) return;  // next_batch() saves
   look_for_signals();
-  if (!stopped_ && options_.save_every > 0 && trainer_.steps() % options_.save_every == 0) save();
+  if (!stopped_ && saves_at(/*end_of_epoch=*/false)) save();
 }
 
 void Run::look_for_signals() {
@@ -131,6 +137,7 @@ void Run::look_for_signals() {
   stopped_ = true;
   parts_->progress.reset();
   save();
+  if (parts_->saver) parts_->saver->wait();
   say("stopped by a signal; go on with --resume");
 }
 

@@ -84,6 +84,7 @@ class Run {
 
   void go_on();
   bool is_over() const;
+  bool saves_at(bool end_of_epoch) const;
   std::optional<data::Samples> next_batch();
   void batch_done();
   void look_for_signals();
