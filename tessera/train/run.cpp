@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 
 #include "tessera/base/error.h"
@@ -71,6 +72,10 @@ void Run::go_on() {
   trainer_.load_state(*newest);
   last_ = newest;
   saved_step_ = trainer_.steps();
+  // With larger batches than before, steps count as fewer; later folders must have higher numbers all the same.
+  for (const auto& [step, folder] : checkpoint::step_folders(options_.prefix)) {
+    if (folder == *newest) steps_more_ = std::max<int64_t>(step - trainer_.steps(), 0);
+  }
   say(fmt::format("going on from {}", newest->string()));
 }
 
@@ -177,7 +182,7 @@ void Run::save(const Values& metrics) {
       if (!contents.notes.contains(name)) contents.notes[name] = value;
     }
   }
-  const auto folder = checkpoint::step_folder(options_.prefix, trainer_.steps());
+  const auto folder = checkpoint::step_folder(options_.prefix, trainer_.steps() + steps_more_);
   if (parts_->saver) {
     parts_->saver->save(folder, contents, {.keep = options_.keep});
   } else {

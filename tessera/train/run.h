@@ -95,6 +95,7 @@ class Run {
   std::unique_ptr<Parts> parts_;
   std::optional<std::filesystem::path> last_;
   int64_t epoch_ = 0, saved_step_ = -1, steps_before_ = 0;
+  int64_t steps_more_ = 0;  // than steps(), in the names of folders
   bool is_due_ = false, stopped_ = false;
 };
 

@@ -36,11 +36,11 @@ struct Ended {
 using AfterStep = std::function<void(Run& run, int64_t step)>;
 
 Ended trained(const Communicator& world, const RunOptions& options, const AfterStep& after_step = {}, TrainerOptions trainer_options = {},
-              uint64_t seed = 0) {
+              uint64_t seed = 0, int64_t global_batch = 2) {
   trainer_options.world = world;
   Trainer trainer(trainer_options);
   auto net = seeded_net();
-  data::Loader loader(trainer.make_sampler({.size = kBatches * 2, .global_batch = 2, .seed = seed}), [](std::span<const int64_t> numbers) {
+  data::Loader loader(trainer.make_sampler({.size = kBatches * 2, .global_batch = global_batch, .seed = seed}), [](std::span<const int64_t> numbers) {
     return data::Samples{.inputs = at::tensor(numbers, at::kLong), .targets = {}};
   });
   trainer.prepare(net, loader);
@@ -131,6 +131,16 @@ TEST(Run, GoesOnWithTheLossesOfOneThatWentThrough) {
   with_ranks(1, [&](const Communicator& world) {  // half of the ranks have the same batches, each of two samples
     EXPECT_EQ(trained(world, {.epochs = 4, .prefix = folder / "net", .resume = true}).losses.size(), kBatches);
   });
+}
+
+TEST(Run, SavesUnderHigherNumbersWhenLargerBatchesCountAsFewerSteps) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    trained(world, {.epochs = 2, .prefix = folder / "net"});
+    EXPECT_EQ(trained(world, {.epochs = 3, .prefix = folder / "net", .resume = true}, {}, {}, 0, 4).losses.size(), kBatches / 2);
+    EXPECT_EQ(trained(world, {.epochs = 4, .prefix = folder / "net", .resume = true}, {}, {}, 0, 4).losses.size(), kBatches / 2);
+  });
+  EXPECT_THAT(steps_in(folder / "net"), ElementsAre(6, 12, 15, 18));
 }
 
 TEST(Run, EndsAfterTheStepInWhichASignalComes) {
